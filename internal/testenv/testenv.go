@@ -98,8 +98,9 @@ func Retry(t testing.TB, attempts int, try func() error) {
 	}
 }
 
-// Stalled reports whether a trial has failed, by its error, because a connection stalled, as it does on a busy
-// machine. A run repeats such a trial.
+// Stalled reports whether a trial has failed, by its error, because a connection stalled, or all of them did for the
+// whole window, as they do on a busy machine. A run repeats such a trial.
 func Stalled(err string) bool {
-	return strings.Contains(err, "a connection was stalled at the end of the window")
+	return strings.Contains(err, "a connection was stalled at the end of the window") ||
+		strings.Contains(err, "no answer arrived within the window")
 }
