@@ -68,7 +68,7 @@ func startAgent(t testing.TB, ns string) (*exec.Cmd, func(metric string) float64
 				return err
 			}
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 			_, _ = io.WriteString(c, "GET /metrics HTTP/1.0\r\n\r\n")
 			page, err := io.ReadAll(c)
 			if m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(metric) + ` (.*)$`).FindSubmatch(page); m != nil {
@@ -157,7 +157,7 @@ func TestForeignLabs(t *testing.T) {
 			trips := func(n int) {
 				t.Helper()
 				for range n {
-					_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+					_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 					if _, err := c.Write(sent); err != nil {
 						t.Fatal(err)
 					}
@@ -176,17 +176,24 @@ func TestForeignLabs(t *testing.T) {
 				}
 				return all
 			}
-			testenv.Await(t, 20*time.Second, "the connection is on the fast path", func() bool {
-				trips(100)
+			testenv.Await(t, time.Minute, "the connection is on the fast path", func() bool {
+				for began := time.Now(); time.Since(began) < 400*time.Millisecond; {
+					trips(10) // while the agent looks for busy connections
+				}
 				return carried("out") > 0 && carried("in") > 0
 			})
 			const n = 2000
-			out, in := carried("out"), carried("in")
-			trips(n)
-			// A round trip is a packet each way, and acknowledgements ride on them. An agent answers scrapes
-			// that follow each other closely with the same figures.
-			testenv.Await(t, time.Minute, "nearly all packets take the fast path", func() bool {
-				return carried("out")-out >= 1.8*n && carried("in")-in >= 1.8*n
+			testenv.Retry(t, 3, func() error { // an agent may lose its lease once
+				out, in := carried("out"), carried("in")
+				trips(n)
+				// A round trip is a packet each way, and acknowledgements ride on them. An agent answers scrapes
+				// that follow each other closely with the same figures.
+				for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
+					if carried("out")-out >= 1.8*n && carried("in")-in >= 1.8*n {
+						return nil
+					}
+				}
+				return fmt.Errorf("of %d round trips %.0f packets left and %.0f arrived by the fast path", n, carried("out")-out, carried("in")-in)
 			})
 
 			for _, agent := range agents {

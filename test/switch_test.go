@@ -95,8 +95,9 @@ func TestSwitch(t *testing.T) {
 		}
 		v := r.Versus
 		t.Logf("ratio %.4f (%.4f–%.4f)", v.Ratio, v.CI95[0], v.CI95[1])
-		// Within 1 %, as the buckets are of one size and not of one time.
-		if v.N != 4 || v.Verdict != stats.Slower || v.CI95[0] > 0.505 || v.CI95[1] < 0.495 || v.Ratio < 0.48 || v.Ratio > 0.52 {
+		// The interval within 1 %, as the buckets are of one size and not of one time. One trial of 16 that was attributed to the
+		// other state would give 0.56, and one that a busy machine held up for a tenth of a second less than 0.48.
+		if v.N != 4 || v.Verdict != stats.Slower || v.CI95[0] > 0.505 || v.CI95[1] < 0.495 || v.Ratio < 0.45 || v.Ratio > 0.55 {
 			t.Errorf("%+v, want half", v)
 		}
 	}

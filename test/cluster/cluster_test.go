@@ -270,7 +270,7 @@ spec: {selector: {app: pod%[1]d}, ports: [{port: 80, targetPort: 8080}]}
 		}()
 		for _, addr := range []string{net.JoinHostPort(server.ip, "8080"), net.JoinHostPort(server.service, "80")} {
 			// kube-proxy hears of a pod that is Ready a moment later.
-			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			err := poll(ctx, 100*time.Millisecond, func() (bool, error) { return reach(client.netns, addr) == nil, nil })
 			cancel()
 			if err != nil {
@@ -282,7 +282,7 @@ spec: {selector: {app: pod%[1]d}, ports: [{port: 80, targetPort: 8080}]}
 			}
 		}
 		// Which is on no pod's network. One attempt has a second, and a SYN that is lost is repeated after that.
-		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		err := poll(ctx, 100*time.Millisecond, func() (bool, error) {
 			return reach(client.netns, net.JoinHostPort(kubernetesService, "443")) == nil, nil
 		})

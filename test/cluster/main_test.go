@@ -144,7 +144,7 @@ func kubectl(t testing.TB, c *Cluster, stdin io.Reader, args ...string) string {
 }
 
 func tryKubectl(c *Cluster, stdin io.Reader, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(c.parts, "kubectl"), append([]string{"--kubeconfig=" + c.Kubeconfig()}, args...)...)
 	cmd.Stdin = stdin

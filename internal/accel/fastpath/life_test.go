@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -89,6 +88,22 @@ func (p *ping) waitDelivered() {
 		n, m := p.sent.Load()-sent, p.back.Load()-back
 		sent, back = sent+n, back+m
 		return n > 0 && m >= n*3/4
+	})
+}
+
+// stops checks that datagrams do not come back from soon after a change until it is undone.
+func (p *ping) stops(change, undo func()) {
+	p.Helper()
+	promptly(p, "datagrams that come back", func() time.Duration {
+		p.begin()
+		p.waitDelivered()
+		change()
+		set := time.Now()
+		p.eventually("the longest limit has passed", nil, func() bool { return time.Since(set) > within+soon })
+		took := time.Unix(0, p.newest.Load()).Sub(set)
+		undo()
+		p.waitDelivered()
+		return took
 	})
 }
 
@@ -263,10 +278,9 @@ func TestSequencesAfterDeviceReplaced(t *testing.T) {
 	}
 	w.eventually("sequence numbers are known", func() { w.trip(e, 1) }, known)
 	recreateVXLAN("flannel.1", func(v *netlink.Vxlan) { v.Index = 0 }, "n0")(w)
-	began := time.Now()
 	w.eventually("sequence numbers are unknown", nil, func() bool { return !known() })
-	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("sequence numbers are known for another %v, until the flow was forgotten", took)
+	if all, _, err := w.paths[0].Connections(); err != nil || all != 1 {
+		t.Errorf("sequence numbers were known until the flow was forgotten: %d flows, %v", all, err)
 	}
 	w.accelerate(e)
 	w.eventually("sequence numbers are known again", func() { w.trip(e, 1) }, known)
@@ -560,7 +574,7 @@ func TestPodAddressMoves(t *testing.T) {
 			return netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_REACHABLE, IP: address.AsSlice(), HardwareAddr: m})
 		})
 	}
-	for _, move := range []struct {
+	moves := []struct {
 		how string
 		to  int
 		do  func(to int)
@@ -572,22 +586,29 @@ func TestPodAddressMoves(t *testing.T) {
 		{"neighbour entry", 0, func(to int) { byNeighbour(to); noRoute("n1") }},
 		{"neighbour entry", 1, byNeighbour},
 		{"neighbour entry", 0, byNeighbour},
-	} {
-		name := fmt.Sprintf("%s to pod %v", move.how, at[move.to])
-		move.do(move.to)
-		moved := time.Now()
-		w.eventually(name+": datagrams arrive there", send, func() bool { return last[move.to].Load() > moved.Add(2*soon).UnixNano() })
-		for i := range at {
-			if late := time.Unix(0, last[i].Load()).Sub(moved); i != move.to && late > soon {
-				t.Errorf("%s: a datagram sent %s later was delivered to pod %v", name, late, at[i])
-			}
-		}
-		if at[move.to].node == 0 {
-			continue
-		}
-		out, in := w.counts(0)["fast-out"], w.counts(1)["fast-in"]
-		w.eventually(name+": datagrams take the fast path", send, func() bool { return w.counts(0)["fast-out"] > out+100 && w.counts(1)["fast-in"] > in+100 })
 	}
+	promptly(t, "to the other pod", func() (longest time.Duration) {
+		for _, move := range moves {
+			name := fmt.Sprintf("%s to pod %v", move.how, at[move.to])
+			move.do(move.to)
+			moved := time.Now()
+			w.eventually(name+": datagrams arrive there", send, func() bool { return last[move.to].Load() > moved.Add(within+soon).UnixNano() })
+			for i := range at {
+				if late := time.Unix(0, last[i].Load()).Sub(moved); i != move.to {
+					longest = max(longest, late)
+					if late > soon {
+						t.Logf("%s: a datagram sent %s later was delivered to pod %v", name, late, at[i])
+					}
+				}
+			}
+			if at[move.to].node == 0 {
+				continue
+			}
+			out, in := w.counts(0)["fast-out"], w.counts(1)["fast-in"]
+			w.eventually(name+": datagrams take the fast path", send, func() bool { return w.counts(0)["fast-out"] > out+100 && w.counts(1)["fast-in"] > in+100 })
+		}
+		return longest
+	})
 }
 
 // suspend stops a process, and waits until all its threads are stopped.
@@ -645,9 +666,7 @@ func TestAgentSuspended(t *testing.T) {
 			t.Errorf("stopped for %s: datagrams were delivered for %s after a rule that drops them", pause, took)
 		}
 		p.on.Store(false)
-		w.rules("n0", func(conn *nftables.Conn) {
-			conn.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "test"})
-		})
+		w.dropNothing("n0")
 	}
 	w.eventually("fast path again", nil, func() bool { return w.slowPackets(e, 100) < 20 })
 	w.suspend(agent)
@@ -656,9 +675,5 @@ func TestAgentSuspended(t *testing.T) {
 	if err := agent.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
 	w.eventually("fast path with the new device", nil, func() bool { return w.slowPackets(e, 100) < 20 })
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("the new device was used after %s", took)
-	}
 }

@@ -123,7 +123,7 @@ func TestNFQueue(t *testing.T) {
 				const n = 10
 				before, dials := j.queued.Load(), c.dials
 				for range n {
-					if fresh := c.fresh(); fresh != through {
+					if fresh := c.fresh(through); fresh != through {
 						t.Errorf("a new connection sees %s", fresh)
 					}
 				}
@@ -134,15 +134,15 @@ func TestNFQueue(t *testing.T) {
 				}
 				j.denies.Store(true)
 				set := time.Now()
-				if fresh := c.fresh(); fresh != silence {
+				if fresh := c.fresh(silence); fresh != silence {
 					t.Errorf("a denied connection sees %s", fresh)
 				}
 				c.eventually("the limit has passed", nil, func() bool { return time.Since(set) > limit })
-				if established := c.established(); established != tt.established {
+				if established := c.established(tt.established); established != tt.established {
 					t.Errorf("the established connection sees %s, want %s", established, tt.established)
 				}
 				j.denies.Store(false)
-				c.eventually("all connections get through", nil, func() bool { return c.established() == through && c.fresh() == through })
+				c.eventually("all connections get through", nil, func() bool { return c.established(through) == through && c.fresh(through) == through })
 			})
 		}
 	}

@@ -22,6 +22,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/testenv"
 )
 
 var changes = flag.Int("changes", 80, "how many rules TestPolicy inserts and removes")
@@ -293,6 +295,23 @@ const (
 	within = time.Second + 50*time.Millisecond
 )
 
+// promptly makes a change that is notified up to three times: it fails if packets were delivered for longer than soon after
+// each, or for longer than within after one. An agent may wait for a CPU, but not each time.
+func promptly(t testing.TB, what string, try func() (delivered time.Duration)) (longest time.Duration) {
+	t.Helper()
+	testenv.Retry(t, 3, func() error {
+		took := try()
+		longest = max(longest, took)
+		if took > within {
+			t.Errorf("%s: packets were delivered for %s, want at most %s", what, took, within)
+		} else if took > soon {
+			return fmt.Errorf("%s: packets were delivered for %s, want at most %s", what, took, soon)
+		}
+		return nil
+	})
+	return longest
+}
+
 func randomMatch(r *rand.Rand) (m match) {
 	what, node := 1+r.IntN(7), r.IntN(2)
 	if what&1 != 0 {
@@ -413,22 +432,35 @@ func TestPolicy(t *testing.T) {
 
 // turn drops packets for a while on some node, and returns for how long after the change any were
 // still delivered.
-func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) (longest time.Duration) {
+func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) time.Duration {
+	tr.Helper()
+	m, node, other := k.about(r), r.IntN(2), r.IntN(2) == 0
+	what := fmt.Sprintf("%s on n%d, %s", k.name, node, m)
+	try := func() time.Duration { return tr.once(k, policies[node], m, fmt.Sprint("n", node), other) }
+	if k.notified {
+		return promptly(tr, what, try)
+	}
+	took := try()
+	if took > within {
+		tr.Errorf("%s: packets were delivered for %s, want at most %s", what, took, within)
+	}
+	return took
+}
+
+// once is one try of turn.
+func (tr *traffic) once(k kind, p *policy, m match, place string, other bool) (longest time.Duration) {
 	tr.Helper()
 	tr.waitAccelerated()
-	m, node := k.about(r), r.IntN(2)
-	place := fmt.Sprintf("n%d", node)
 	hits := k.hits
 	if hits == nil {
 		hits = match.is
 	}
 	var set time.Time
-	tr.in(place, func() error { err := k.turn(policies[node], m, true); set = time.Now(); return err })
+	tr.in(place, func() error { err := k.turn(p, m, true); set = time.Now(); return err })
 	limit := within
 	if k.notified {
 		limit = soon
 	}
-	other := r.IntN(2) == 0 // also make an unrelated change
 	tr.eventually("the limit has passed", func() { time.Sleep(5 * time.Millisecond) }, func() bool {
 		if other && k.notified && time.Since(set) > limit/2 {
 			other = false
@@ -452,14 +484,13 @@ func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) (longest time
 	for i := range tr.flows {
 		f := &tr.flows[i]
 		took := time.Unix(0, f.last.Load()).Sub(set)
-		what := fmt.Sprintf("%s on %s, %s: %s to %s", k.name, place, m, f.from, f.to)
 		if affected(i) {
 			longest = max(longest, took)
 			if took > limit {
-				tr.Errorf("%s was delivered for %s, want at most %s", what, took, limit)
+				tr.Logf("%s on %s, %s: %s to %s was delivered for %s", k.name, place, m, f.from, f.to, took)
 			}
 		}
 	}
-	tr.in(place, func() error { return k.turn(policies[node], m, false) })
+	tr.in(place, func() error { return k.turn(p, m, false) })
 	return longest
 }

@@ -20,6 +20,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/testenv"
 )
 
 // flowOf returns the flow of a socket.
@@ -108,18 +109,21 @@ func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 			return err == nil && fast == len(conns)
 		})
 	}
-	for began := time.Now(); time.Since(began) < 2400*time.Millisecond; {
-		if conns[short] == nil && time.Since(began) > 700*time.Millisecond {
-			conns[short] = w.datagrams()
-		}
+	used := func() {
 		for name := range conns {
 			use(name)
 		}
 	}
-	if accelerated {
-		if _, fast, err := w.paths[0].Connections(); err != nil || fast != len(conns) {
-			w.Errorf("%d of %d connections are accelerated: %v", fast, len(conns), err)
+	for began := time.Now(); time.Since(began) < 2400*time.Millisecond; used() {
+		if conns[short] == nil && time.Since(began) > 700*time.Millisecond {
+			conns[short] = w.datagrams()
 		}
+	}
+	if accelerated {
+		w.eventually("all connections are accelerated", used, func() bool {
+			_, fast, err := w.paths[0].Connections()
+			return err == nil && fast == len(conns)
+		})
 	}
 	known = make(map[string][2]time.Duration)
 	seen := make(map[string]time.Duration)
@@ -353,17 +357,25 @@ func TestFullConntrackTable(t *testing.T) {
 		{"assured", true, silence},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			// Entries of VXLAN packets are never assured. Without them, nothing can be delivered, with the fast path or without.
+			w.restore("n0", "iptables-nft", "*raw\n-A PREROUTING -p udp --dport 8472 -j CT --notrack\n-A OUTPUT -p udp --dport 8472 -j CT --notrack\nCOMMIT\n")
+			w.start()
+			e := w.connect().back()
+			w.accelerate(e)
 			c := w.dialogue()
 			c.waitAccelerated(e)
 			// Conntrack would evict the datagrams' entry too, until it has seen them for two seconds.
 			w.eventually("the datagrams' entry is assured", nil, func() bool {
 				return w.conntrack("n0", echo{Conn: c.datagrams}).Timeout > unrepliedTimeout
 			})
-			w.fillConntrack(tt.assured)
-			if fresh := c.fresh(); fresh != tt.fresh {
-				t.Errorf("a new connection sees %s, want %s", fresh, tt.fresh)
-			}
+			testenv.Retry(t, 3, func() error { // from time to time conntrack evicts another entry that is not assured, of IGMP
+				w.fillConntrack(tt.assured)
+				if fresh := c.fresh(tt.fresh); fresh != tt.fresh {
+					return fmt.Errorf("a new connection sees %s, want %s", fresh, tt.fresh)
+				}
+				return nil
+			})
 			for began := time.Now(); time.Since(began) < within; { // until flows would have expired
 				w.trip(e, 100)
 			}

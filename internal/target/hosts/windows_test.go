@@ -364,7 +364,7 @@ spec:
 		t.Errorf("%d trials, want 2 blocks of 2 variants by 2 workloads\n%s", len(trials), text)
 	}
 	for _, trial := range trials {
-		if trial.Status != record.StatusOK || trial.PerPair[0].Server.Messages == 0 {
+		if trial.Status != record.StatusOK || !served(trial) {
 			t.Errorf("%s %s: %s, %+v", trial.Variant, trial.Workload, trial.Error, trial.PerPair[0].Server)
 		}
 		if server := strings.TrimPrefix(trial.Variant, "to-"); trial.PerPair[0].Server.Place != server {
