@@ -23,7 +23,7 @@ func balancers(t *testing.T) string {
 		"  - {name: rfs+, accelerate: [{rfs: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}\n",
 		"  - {name: four, path: {balancer: {backends: 4, "+nics+"}}}\n  - {name: built-in, path: {balancer: {backends: 2, proxy: builtin, "+nics+"}}}\n",
 		"stream: {warmup: 50ms, duration: 200ms}}", "stream: {connections: 4, size: 8KiB, warmup: 1s, duration: 500ms}}",
-		"{name: pingpong, pingpong: {warmup: 50ms, duration: 200ms}, pairs: [1]}", "{name: http, http: {size: 20k, connections: 8, warmup: 500ms, duration: 500ms}, pairs: [2]}",
+		"{name: pingpong, pingpong: {warmup: 50ms, duration: 200ms}, pairs: [1]}", "{name: http, http: {size: 20k, connections: 8, warmup: 500ms, duration: 2s}, pairs: [2]}",
 		"  pairs: [1, 2]\n  runs: 2\n", "  pairs: [1]\n  series: [{name: haproxy, axis: backends, of: [one, four]}]\n  runs: 1\n",
 	)
 }
@@ -53,7 +53,7 @@ func TestBalancer(t *testing.T) {
 		}
 		for i, l := range tr.Loads {
 			rate := map[string]float64{v1alpha1.RoleClient: 1e9, v1alpha1.RoleProxy: 100e6, v1alpha1.RoleBackend: 60e6}[l.Role]
-			// A window of half a second sees a burst, and the edges of a trial.
+			// A window sees a burst, and the edges of a trial.
 			if l.Rate != rate || l.Role == v1alpha1.RoleClient != (i == 0) || l.Receive+l.Send == 0 || max(l.Receive, l.Send) > 1.15*rate {
 				t.Errorf("%s %s: load %+v", tr.Variant, tr.Workload, l)
 			}

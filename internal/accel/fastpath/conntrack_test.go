@@ -98,18 +98,15 @@ func TestConntrackMatchesReference(t *testing.T) {
 					w.in(node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 				}
 			}
-			acknowledged := func() {
-				t.Helper()
-				w.eventually("no data is unacknowledged", nil, func() bool {
-					return !slices.ContainsFunc(nodes, func(node string) bool {
-						is := w.conntrack(node, e)
-						return (is.Flags[0]|is.Flags[1])&flagUnacknowledged != 0
-					})
+			acknowledged := func() bool {
+				return !slices.ContainsFunc(nodes, func(node string) bool {
+					is := w.conntrack(node, e)
+					return (is.Flags[0]|is.Flags[1])&flagUnacknowledged != 0
 				})
 			}
 			w.trip(e, 100)
 			time.Sleep(settled)
-			acknowledged()
+			w.eventually("no data is unacknowledged", nil, acknowledged)
 			was := map[string]fastpath.Tracked{}
 			for _, node := range nodes {
 				was[node] = w.conntrack(node, e)
@@ -146,10 +143,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 			}
 			time.Sleep(settled)
 			// A busy agent takes longer to clear the flag; it releases an idle connection after 2.5 s.
-			for time.Since(last) < 2*time.Second && slices.ContainsFunc(nodes, func(node string) bool {
-				is := w.conntrack(node, e)
-				return (is.Flags[0]|is.Flags[1])&flagUnacknowledged != 0
-			}) {
+			for time.Since(last) < 2*time.Second && !acknowledged() {
 				time.Sleep(10 * time.Millisecond)
 			}
 			checkTimeout("accelerated", last)
@@ -169,7 +163,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 			checkTimeout("stopped", last)
 			w.trip(e, 100)
 			time.Sleep(settled)
-			acknowledged()
+			w.eventually("no data is unacknowledged", nil, acknowledged)
 			same("slow path again")
 		})
 	}
