@@ -252,16 +252,18 @@ func TestThrottledCgroup(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatalf("the limit is not in force: %v", err)
 	}
-	f, err := Look(t.Context(), 500*time.Millisecond, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, found := range throttled(f) {
-		for _, e := range found.Evidence {
-			if strings.Contains(e.From, "/slipstream-doctor-test") {
-				return
+	testenv.Retry(t, 3, func() error { // the group need not get its share on a busy machine
+		f, err := Look(t.Context(), 500*time.Millisecond, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range throttled(f) {
+			for _, e := range found.Evidence {
+				if strings.Contains(e.From, "/slipstream-doctor-test") {
+					return nil
+				}
 			}
 		}
-	}
-	t.Errorf("found %+v of %+v", throttled(f), f.Throttled)
+		return fmt.Errorf("found %+v of %+v", throttled(f), f.Throttled)
+	})
 }
