@@ -494,8 +494,9 @@ func TestEbtablesRules(t *testing.T) {
 			if is := c.established(silence); is != silence {
 				t.Errorf("%v: the established connection sees %s", rule, is)
 			}
+			took := time.Unix(0, c.sent.Load()).Sub(set)
 			ebtables("-D")
-			return time.Unix(0, c.sent.Load()).Sub(set)
+			return took
 		})
 	}
 	c.waitAccelerated(e)
