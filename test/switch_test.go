@@ -81,6 +81,28 @@ func TestSwitch(t *testing.T) {
 		t.Errorf("the report does not say %s\n%s", want, stdout)
 	}
 
+	// A stall of the machine makes a trial slower, never faster.
+	d, err := record.Open(left[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := trials(t, d)
+	fastest, late := 0.0, 0
+	for _, tr := range all {
+		fastest = max(fastest, tr.Metrics[record.Throughput])
+	}
+	for _, tr := range all {
+		switch isFast := tr.Metrics[record.Throughput] > 0.6*fastest; {
+		case isFast && tr.Variant == "slow":
+			t.Errorf("a trial of the slow state has %g of %g bits/s", tr.Metrics[record.Throughput], fastest)
+		case !isFast && tr.Variant == "fast" && tr.Status == record.StatusOK:
+			late++
+		}
+	}
+	if late > 1 {
+		t.Errorf("%d trials of the fast state are slow", late)
+	}
+
 	data, err := os.ReadFile(filepath.Join(left[0], "summary.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -95,8 +117,8 @@ func TestSwitch(t *testing.T) {
 		}
 		v := r.Versus
 		t.Logf("ratio %.4f (%.4f–%.4f)", v.Ratio, v.CI95[0], v.CI95[1])
-		// The interval within 1 %, as the buckets are of one size and not of one time. One trial of 16 that was attributed to the
-		// other state would give 0.56, and one that a busy machine held up for a tenth of a second less than 0.48.
+		// The interval within 1 %, as the buckets are of one size and not of one time. The ratio is further off where the machine
+		// held up a trial.
 		if v.N != 4 || v.Verdict != stats.Slower || v.CI95[0] > 0.505 || v.CI95[1] < 0.495 || v.Ratio < 0.45 || v.Ratio > 0.55 {
 			t.Errorf("%+v, want half", v)
 		}

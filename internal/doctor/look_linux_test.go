@@ -252,7 +252,7 @@ func TestThrottledCgroup(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatalf("the limit is not in force: %v", err)
 	}
-	testenv.Retry(t, 3, func() error { // the group need not get its share on a busy machine
+	testenv.Retry(t, 3, func() error { // the group may not get its share of a busy machine
 		f, err := Look(t.Context(), 500*time.Millisecond, false)
 		if err != nil {
 			t.Fatal(err)

@@ -133,7 +133,7 @@ spec:
 const (
 	brief = "warmup: 100ms, duration: 200ms"
 	// Beside the clusters of other tests, settled has all traffic flow before the window, and awake has the fast path
-	// find its connections. No end waits for a CPU through the whole window.
+	// find its connections. The window is too long for an end to wait for a CPU all through it.
 	settled = "warmup: 1s, duration: 600ms"
 	awake   = "warmup: 4s, duration: 600ms"
 	long    = "warmup: 100ms, duration: 60s"

@@ -299,7 +299,14 @@ func TestPolicyEngines(t *testing.T) {
 						if with == "with" {
 							w.start()
 						}
-						return engine.test(w.dialogue(), program)
+						c := w.dialogue()
+						late := engine.test(c, program)
+						if late != nil { // the next attempt has the machine to itself
+							c.datagrams.Close()
+							w.stop(0)
+							w.stop(1)
+						}
+						return late
 					})
 				})
 			}
@@ -307,8 +314,8 @@ func TestPolicyEngines(t *testing.T) {
 	}
 }
 
-// test makes the changes of an engine, and compares what becomes of connections. The error is that a change which is
-// notified was late.
+// test makes the changes of an engine, and compares what becomes of connections. It returns an error if a change took
+// effect, or packets were answered, too late.
 func (g engine) test(c *dialogue, program string) (late error) {
 	c.Helper()
 	e := c.connect().back()
@@ -332,11 +339,19 @@ func (g engine) test(c *dialogue, program string) (late error) {
 		if is == through || change.notified(program) || c.paths[1] == nil {
 			limit = soon
 		}
+		dials := c.dials
 		if fresh := c.fresh(change.fresh); fresh != change.fresh {
 			c.Errorf("%s: a new connection sees %s, want %s", change.name, fresh, change.fresh)
 		}
+		if tried := c.dials - dials; tried > 4 {
+			late = fmt.Errorf("%s: a new connection sees %s after %d attempts", change.name, change.fresh, tried)
+		}
 		c.eventually("the limit has passed", nil, func() bool { return time.Since(set) > limit })
+		asked := time.Now()
 		established := c.established(change.established)
+		if took := time.Since(asked); change.established != silence && took > soon {
+			late = fmt.Errorf("%s: the established connection sees %s after %s", change.name, established, took)
+		}
 		if established != change.established {
 			c.eventually("the longest limit has passed", nil, func() bool { return time.Since(set) > within })
 			established = c.established(change.established)
@@ -438,7 +453,7 @@ func TestChainedCilium(t *testing.T) {
 				if by == "tcx" {
 					limit = noticed // the kernel does not announce it
 				}
-				for is := ""; is != silence; is = c.established(silence) {
+				for is := c.established(silence); is != silence; is = c.established(silence) {
 					if took := time.Since(came); took > limit {
 						t.Fatalf("the established connection sees %s %s after the program came, want silence", is, took)
 					}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"sync"
 	"testing"
 	"time"
 
@@ -250,8 +249,8 @@ func TestConnectionsEndDuringRecovery(t *testing.T) {
 func TestPodDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-	all := w.leftLiberal(direct, direct)
-	c, reset := all[0], all[1]
+	all := w.leftLiberal(direct, direct, direct)
+	c, others := all[0], all[1:]
 	was := w.conntrack("n0", c.echo)
 	w.rules("n0p0", func(conn *nftables.Conn) {
 		drop := nftables.ChainPolicyDrop
@@ -270,10 +269,10 @@ func TestPodDoesNotAnswer(t *testing.T) {
 			t.Errorf("conntrack has %+v, had %+v", is, was)
 		}
 	}
-	forgets := sync.OnceFunc(func() { w.reset(reset.echo) })
-	testenv.Retry(t, 3, func() error { // to detach programs, the agent may wait for a lock of the whole machine
-		ask(2)
-		forgets()
+	testenv.Retry(t, len(others), func() error { // to detach programs, the agent may wait for a lock of the whole machine
+		ask(1 + len(others))
+		w.reset(others[0].echo)
+		others = others[1:]
 		began := time.Now()
 		w.stop(0)
 		isAsBefore()
@@ -282,6 +281,9 @@ func TestPodDoesNotAnswer(t *testing.T) {
 		}
 		return nil
 	})
+	for _, other := range others {
+		w.reset(other.echo)
+	}
 	ask(6)
 	w.eventually("no flow is left", nil, func() bool {
 		known, _, err := w.paths[0].Connections()

@@ -358,7 +358,8 @@ func TestFullConntrackTable(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			// Entries of VXLAN packets are never assured. Without them, nothing can be delivered, with the fast path or without.
+			// Entries of VXLAN packets are never assured. If a full table loses one, these packets are dropped, with the fast path
+			// or without; so they are not tracked here.
 			w.restore("n0", "iptables-nft", "*raw\n-A PREROUTING -p udp --dport 8472 -j CT --notrack\n-A OUTPUT -p udp --dport 8472 -j CT --notrack\nCOMMIT\n")
 			w.start()
 			e := w.connect().back()
@@ -369,7 +370,8 @@ func TestFullConntrackTable(t *testing.T) {
 			w.eventually("the datagrams' entry is assured", nil, func() bool {
 				return w.conntrack("n0", echo{Conn: c.datagrams}).Timeout > unrepliedTimeout
 			})
-			testenv.Retry(t, 3, func() error { // from time to time conntrack evicts another entry that is not assured, of IGMP
+			// From time to time conntrack evicts an entry of IGMP, which is not assured either, and has room for a new connection.
+			testenv.Retry(t, 3, func() error {
 				w.fillConntrack(tt.assured)
 				if fresh := c.fresh(tt.fresh); fresh != tt.fresh {
 					return fmt.Errorf("a new connection sees %s, want %s", fresh, tt.fresh)

@@ -288,6 +288,7 @@ func TestBridgeVLANFiltering(t *testing.T) {
 	}, func() {
 		w.set("n1", link, func(l netlink.Link) error { return netlink.BridgeVlanAdd(l, 1, true, true, false, false) })
 	})
+	p.waitDelivered()
 	p.on.Store(false)
 	w.accelerate(e)
 	p.waitAccelerated()

@@ -470,7 +470,7 @@ func (w *world) measured(t *testing.T) []record.Trial {
 	return slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return testenv.Stalled(t.Error) })
 }
 
-// served reports whether a server saw traffic. It need not have where the client was late for the whole window.
+// served reports whether a server saw traffic. It need not have, where a warning says that the client sent late.
 func served(trial record.Trial) bool {
 	server := trial.PerPair[0].Server
 	return server.Messages > 0 || server.Bytes > 0 || slices.ContainsFunc(trial.Warnings, func(w record.Warning) bool {
