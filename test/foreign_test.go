@@ -69,7 +69,7 @@ func startAgent(t testing.TB, ns string) (*exec.Cmd, func(metric string) float64
 				return err
 			}
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 			_, _ = io.WriteString(c, "GET /metrics HTTP/1.0\r\n\r\n")
 			page, err := io.ReadAll(c)
 			if m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(metric) + ` (.*)$`).FindSubmatch(page); m != nil {
@@ -178,8 +178,9 @@ func TestForeignLabs(t *testing.T) {
 				return all
 			}
 			testenv.Await(t, time.Minute, "the connection is on the fast path", func() bool {
+				// Longer than the time between two looks of the agent for busy connections.
 				for began := time.Now(); time.Since(began) < 400*time.Millisecond; {
-					trips(10) // while the agent looks for busy connections
+					trips(10)
 				}
 				return carried("out") > 0 && carried("in") > 0
 			})

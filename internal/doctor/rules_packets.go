@@ -231,8 +231,8 @@ func conntrackFull(f Facts) []Finding {
 			evidence("/proc/sys/net/netfilter/nf_conntrack_max", "%d", f.ConntrackMax),
 		},
 		// gc_worker in net/netfilter/nf_conntrack_core.c; TestFullConntrackTable of the fast path.
-		Cost: "If it is full, the kernel drops new connections, and logs \"nf_conntrack: table full, dropping packet\". It also deletes entries " +
-			"that are not assured. Those of VXLAN packets never are, so connections between pods of different nodes may stop as well.",
+		Cost: "If it is full, the kernel drops new connections, and logs \"nf_conntrack: table full, dropping packet\". It then also deletes " +
+			"entries that are not marked ASSURED. Those of VXLAN packets never are, so connections between pods on different nodes may stop, too.",
 		Do: fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d   # kube-proxy sets it by --conntrack-max-per-core", f.ConntrackMax*2),
 	}}
 }

@@ -98,8 +98,8 @@ func Retry(t testing.TB, attempts int, try func() error) {
 	}
 }
 
-// Stalled reports whether a trial has failed, by its error, because a connection stalled, or all of them did for the
-// whole window, as they do on a busy machine. A run repeats such a trial.
+// Stalled reports by a trial's error whether connections stalled: one at the end of the window, or all of them throughout it. That
+// happens on a busy machine, and a run repeats the trial.
 func Stalled(err string) bool {
 	return strings.Contains(err, "a connection was stalled at the end of the window") ||
 		strings.Contains(err, "no answer arrived within the window")

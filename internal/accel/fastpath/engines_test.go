@@ -314,8 +314,8 @@ func TestPolicyEngines(t *testing.T) {
 	}
 }
 
-// test makes the changes of an engine, and compares what becomes of connections. It returns an error if a change took
-// effect, or packets were answered, too late.
+// test makes the changes of an engine, and checks what becomes of connections. It returns an error if a result was right, but
+// took too long.
 func (g engine) test(c *dialogue, program string) (late error) {
 	c.Helper()
 	e := c.connect().back()
@@ -335,38 +335,46 @@ func (g engine) test(c *dialogue, program string) (late error) {
 		if change.forget {
 			c.in("n1", func() error { return flushConntrack(pod(1, 0)) })
 		}
-		set, limit := time.Now(), within
+		limit := within
 		if is == through || change.notified(program) || c.paths[1] == nil {
 			limit = soon
 		}
-		dials := c.dials
-		if fresh := c.fresh(change.fresh); fresh != change.fresh {
-			c.Errorf("%s: a new connection sees %s, want %s", change.name, fresh, change.fresh)
-		}
-		if tried := c.dials - dials; tried > 4 {
-			late = fmt.Errorf("%s: a new connection sees %s after %d attempts", change.name, change.fresh, tried)
-		}
-		c.eventually("the limit has passed", nil, func() bool { return time.Since(set) > limit })
-		asked := time.Now()
-		established := c.established(change.established)
-		if took := time.Since(asked); change.established != silence && took > soon {
-			late = fmt.Errorf("%s: the established connection sees %s after %s", change.name, established, took)
-		}
-		if established != change.established {
-			c.eventually("the longest limit has passed", nil, func() bool { return time.Since(set) > within })
-			established = c.established(change.established)
-		}
-		if established != change.established {
-			c.Errorf("%s: the established connection sees %s, want %s", change.name, established, change.established)
-		}
-		if took := time.Unix(0, c.sent.Load()).Sub(set); change.established != through && took > within {
-			c.Errorf("%s: datagrams were answered for %s, want at most %s", change.name, took, within)
-		} else if change.established != through && took > limit {
-			late = fmt.Errorf("%s: datagrams were answered for %s, want at most %s", change.name, took, limit)
-		}
+		late = errors.Join(late, c.check(change, limit))
 		if is == through {
 			c.trip(e, 10)
 		}
+	}
+	return late
+}
+
+// check checks what becomes of connections after a change that has just been made. It returns an error if a result was right, but
+// took longer than limit.
+func (c *dialogue) check(change engineChange, limit time.Duration) (late error) {
+	c.Helper()
+	set, dials := time.Now(), c.dials
+	if fresh := c.fresh(change.fresh); fresh != change.fresh {
+		c.Errorf("%s: a new connection sees %s, want %s", change.name, fresh, change.fresh)
+	}
+	if tried := c.dials - dials; tried > 4 {
+		late = fmt.Errorf("%s: a new connection sees %s after %d attempts", change.name, change.fresh, tried)
+	}
+	c.eventually("the limit has passed", nil, func() bool { return time.Since(set) > limit })
+	asked := time.Now()
+	established := c.established(change.established)
+	if took := time.Since(asked); change.established != silence && took > soon {
+		late = fmt.Errorf("%s: the established connection sees %s after %s", change.name, established, took)
+	}
+	if established != change.established {
+		c.eventually("the longest limit has passed", nil, func() bool { return time.Since(set) > within })
+		established = c.established(change.established)
+	}
+	if established != change.established {
+		c.Errorf("%s: the established connection sees %s, want %s", change.name, established, change.established)
+	}
+	if took := time.Unix(0, c.sent.Load()).Sub(set); change.established != through && took > within {
+		c.Errorf("%s: datagrams were answered for %s, want at most %s", change.name, took, within)
+	} else if change.established != through && took > limit {
+		late = fmt.Errorf("%s: datagrams were answered for %s, want at most %s", change.name, took, limit)
 	}
 	return late
 }

@@ -1102,43 +1102,14 @@ func TestDrop(t *testing.T) {
 		} {
 			t.Run(tt.name+" "+node, func(t *testing.T) {
 				t.Parallel()
-				// delivered drops packets, and returns for how long they were delivered, and the longest time without any.
-				delivered := func() (took, pause time.Duration) {
-					w := newWorldOf(t, tt.shape, v1alpha1.OffloadNone, tt.six)
-					w.start()
-					near := w.datagrams()
-					var last atomic.Int64
-					go func() {
-						for got := make([]byte, 64); ; {
-							if _, err := near.Read(got); err != nil {
-								return
-							}
-							last.Store(int64(binary.NativeEndian.Uint64(got))) // when it was sent
-						}
-					}()
-					sent := time.Now()
-					send := func() {
-						time.Sleep(time.Millisecond) // limits the rate
-						now := time.Now()
-						pause, sent = max(pause, now.Sub(sent)), now
-						_, _ = near.Write(binary.NativeEndian.AppendUint64(nil, uint64(sent.UnixNano())))
-					}
-					w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 20 && w.counts(1)["fast-out"] > 20 })
-					pause = 0
-					tt.drop(w)
-					set := time.Now()
-					w.eventually("packets are dropped", send, func() bool {
-						return time.Since(set) > 2*time.Second && time.Since(time.Unix(0, last.Load())) > time.Second
-					})
-					w.stop(0) // another try has the machine to itself
-					w.stop(1)
-					return time.Unix(0, last.Load()).Sub(set), pause
-				}
 				if tt.notified {
-					promptly(t, tt.name, func() time.Duration { took, _ := delivered(); return took })
+					promptly(t, tt.name, func() time.Duration {
+						took, _ := deliveredAfter(t, tt.shape, tt.six, tt.drop)
+						return took
+					})
 					return
 				}
-				took, pause := delivered()
+				took, pause := deliveredAfter(t, tt.shape, tt.six, tt.drop)
 				if took > within {
 					t.Errorf("packets were delivered for %s, want at most %s", took, within)
 				}
@@ -1149,6 +1120,41 @@ func TestDrop(t *testing.T) {
 			})
 		}
 	}
+}
+
+// deliveredAfter has drop make the nodes drop datagrams. took is for how long they were delivered after that, pause the longest time
+// between two that were sent.
+func deliveredAfter(t *testing.T, shape string, six bool, drop func(*world)) (took, pause time.Duration) {
+	t.Helper()
+	w := newWorldOf(t, shape, v1alpha1.OffloadNone, six)
+	w.start()
+	near := w.datagrams()
+	var last atomic.Int64
+	go func() {
+		for got := make([]byte, 64); ; {
+			if _, err := near.Read(got); err != nil {
+				return
+			}
+			last.Store(int64(binary.NativeEndian.Uint64(got))) // when it was sent
+		}
+	}()
+	sent := time.Now()
+	send := func() {
+		time.Sleep(time.Millisecond) // limits the rate
+		now := time.Now()
+		pause, sent = max(pause, now.Sub(sent)), now
+		_, _ = near.Write(binary.NativeEndian.AppendUint64(nil, uint64(sent.UnixNano())))
+	}
+	w.eventually("fast path", send, func() bool { return w.counts(0)["fast-out"] > 20 && w.counts(1)["fast-out"] > 20 })
+	pause = 0
+	drop(w)
+	set := time.Now()
+	w.eventually("packets are dropped", send, func() bool {
+		return time.Since(set) > 2*time.Second && time.Since(time.Unix(0, last.Load())) > time.Second
+	})
+	w.stop(0) // another try has the machine to itself
+	w.stop(1)
+	return time.Unix(0, last.Load()).Sub(set), pause
 }
 
 // TestOneWayDatagrams checks that one-way datagrams take the fast path once one has been answered,

@@ -174,7 +174,7 @@ func TestIPv6AddressHashCollision(t *testing.T) {
 	w.eventually("one connection is accelerated", func() { trip(0) }, func() bool { return w.counts(0)["fast-out"] > 100 && w.counts(1)["fast-in"] > 100 })
 	var fast, mismatches uint64
 	for range 20 {
-		trip(0) // a connection that is idle would leave its entry to the other
+		trip(0) // if it were idle, it would be forgotten, and the other take its place
 		before := w.counts(0)
 		for range 100 {
 			trip(1)

@@ -109,18 +109,18 @@ func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 			return err == nil && fast == len(conns)
 		})
 	}
-	used := func() {
+	useAll := func() {
 		for name := range conns {
 			use(name)
 		}
 	}
-	for began := time.Now(); time.Since(began) < 2400*time.Millisecond; used() {
+	for began := time.Now(); time.Since(began) < 2400*time.Millisecond; useAll() {
 		if conns[short] == nil && time.Since(began) > 700*time.Millisecond {
 			conns[short] = w.datagrams()
 		}
 	}
 	if accelerated {
-		w.eventually("all connections are accelerated", used, func() bool {
+		w.eventually("all connections are accelerated", useAll, func() bool {
 			_, fast, err := w.paths[0].Connections()
 			return err == nil && fast == len(conns)
 		})
@@ -358,8 +358,8 @@ func TestFullConntrackTable(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
-			// Entries of VXLAN packets are never assured. If a full table loses one, these packets are dropped, with the fast path
-			// or without; so they are not tracked here.
+			// Entries of VXLAN packets are never assured. If the kernel evicts one from a full table, it drops these packets, with
+			// the fast path or without. So the test does not track them.
 			w.restore("n0", "iptables-nft", "*raw\n-A PREROUTING -p udp --dport 8472 -j CT --notrack\n-A OUTPUT -p udp --dport 8472 -j CT --notrack\nCOMMIT\n")
 			w.start()
 			e := w.connect().back()
@@ -370,7 +370,7 @@ func TestFullConntrackTable(t *testing.T) {
 			w.eventually("the datagrams' entry is assured", nil, func() bool {
 				return w.conntrack("n0", echo{Conn: c.datagrams}).Timeout > unrepliedTimeout
 			})
-			// From time to time conntrack evicts an entry of IGMP, which is not assured either, and has room for a new connection.
+			// Conntrack may evict an entry of IGMP, which is not assured either. Then it has room for a new connection.
 			testenv.Retry(t, 3, func() error {
 				w.fillConntrack(tt.assured)
 				if fresh := c.fresh(tt.fresh); fresh != tt.fresh {
