@@ -65,6 +65,11 @@ type ctEntry struct {
 	status       uint32 // IPS_* of nf_conntrack_common.h
 }
 
+// liberal reports whether conntrack checks neither side's window. That is the mark of an accelerated connection: an event
+// may come late, when a new connection between the same ports has the entry, and then conntrack has cleared the flag.
+// (It is also set in entries that conntrack has picked up in mid-stream.)
+func (t *ctEntry) liberal() bool { return t.flags[0]&t.flags[1]&tcpLiberal != 0 }
+
 // lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
 // nil if there is none.
 func lookUp(f datapath.Flow) (*ctEntry, error) {
@@ -98,14 +103,20 @@ func change(f datapath.Flow, to ...*nl.RtAttr) error {
 func liberal(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
 
 // acked clears the flag of unacknowledged data: the acknowledgements took the fast path.
-func acked(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...)) }
+func acked(f datapath.Flow) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil || !is.liberal() {
+		return err
+	}
+	return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...))
+}
 
 // reopen moves a connection that has not ended back to ESTABLISHED. A forged FIN or RST can move it
 // out of that state, because a liberal conntrack does not check sequence numbers, and then the
 // entry would soon time out.
 func reopen(f datapath.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
-	if err != nil || is == nil || is.state == tcpEstablished || is.flags[0]&is.flags[1]&tcpLiberal == 0 {
+	if err != nil || is == nil || is.state == tcpEstablished || !is.liberal() {
 		return err
 	}
 	// The timeout has a message of its own: the kernel would apply it before the state, and an RST between
@@ -166,13 +177,43 @@ func unacknowledged(f datapath.Flow, idle time.Duration) error {
 	return change(f, timeoutAttr(timeout))
 }
 
-// reset moves a connection to CLOSE, with the timeout of that state: its RST took the fast path.
+// reset moves a connection to CLOSE, with the timeout of that state: conntrack, which is behind, does not see that its RST is
+// exactly the next.
 func reset(f datapath.Flow) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil {
+		return err
+	}
+	if !is.liberal() {
+		return restrict(f, is)
+	}
+	if is.state != tcpEstablished {
+		return nil
+	}
 	timeout, err := timeoutOf("close", 0)
 	if err != nil {
 		return err
 	}
-	return change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutAttr(timeout))
+	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutAttr(timeout)); err != nil {
+		return err
+	}
+	if is, err = lookUp(f); err != nil || is == nil || is.liberal() || is.state != tcpClose {
+		return err
+	}
+	// A new connection between the same ports got the entry between the two.
+	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))); err != nil {
+		return err
+	}
+	return errors.Join(restrict(f, is), renew(f, 0))
+}
+
+// restrict makes conntrack check the windows of a new connection that has the entry of an accelerated one: its handshake has
+// cleared the flag of the client's side alone.
+func restrict(f datapath.Flow, is *ctEntry) error {
+	if (is.flags[0]|is.flags[1])&tcpLiberal == 0 {
+		return nil
+	}
+	return change(f, tcpInfo(flagAttrs(0, tcpLiberal)...))
 }
 
 // abandon leaves the entry of a connection liberal for good, because conntrack will never know its

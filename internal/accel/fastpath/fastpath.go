@@ -662,10 +662,7 @@ func (f *Fastpath) handle(event datapath.Event) error {
 	flow := event.Flow
 	switch event.Kind {
 	case datapath.EventLiberal:
-		if known, err := f.programs.Known(flow); err != nil || !known {
-			return err // forgetIdle has released the connection
-		}
-		return liberal(flow)
+		return f.makeLiberal(flow)
 	case datapath.EventReopen:
 		return f.update(flow, reopen)
 	case datapath.EventAcked:
@@ -682,6 +679,25 @@ func (f *Fastpath) handle(event datapath.Event) error {
 		return err
 	}
 	return nil
+}
+
+// makeLiberal makes the entry of a known connection liberal.
+func (f *Fastpath) makeLiberal(flow datapath.Flow) error {
+	if known, err := f.programs.Known(flow); err != nil || !known {
+		return err // it has ended, or forgetIdle has released it
+	}
+	is, err := lookUp(flow)
+	if err != nil || is == nil || is.liberal() {
+		return err
+	}
+	if err := liberal(flow); err != nil {
+		return err
+	}
+	if known, err := f.programs.Known(flow); err != nil || known {
+		return err
+	}
+	// It has ended meanwhile, and the entry may be that of a new connection between the same ports.
+	return change(flow, tcpInfo(flagAttrs(0, tcpLiberal)...))
 }
 
 // detect attaches and detaches the programs of the VXLAN devices while the fast path is idle, as

@@ -1,0 +1,93 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// TestNewConnectionBetweenSamePorts checks that what the agent does about an accelerated connection which a RST has ended does not reach
+// a new connection between the same ports, however late the agent gets to it.
+func TestNewConnectionBetweenSamePorts(t *testing.T) {
+	t.Parallel()
+	for name, front := range map[string]front{"direct": direct, "to a Service": byService} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w.dropInvalid("n0")
+			agent := w.startAgent("n0")
+			dial := w.fixedPorts(front)
+			for range 3 {
+				old := dial()
+				w.eventually("the connection is accelerated", nil, func() bool { return w.slowPackets(old, 100) < 20 })
+				if err := agent.Process.Signal(unix.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+				if err := old.Conn.(*net.TCPConn).SetLinger(0); err != nil {
+					t.Fatal(err)
+				}
+				old.Close() // sends a RST
+				e := dial()
+				w.trip(e, 1)
+				if err := agent.Process.Signal(unix.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+				w.eventually("conntrack checks windows of the new connection, which is open", nil, func() bool {
+					is := w.conntrack("n0", e)
+					return is.State == stateEstablished && (is.Flags[0]|is.Flags[1])&flagLiberal == 0
+				})
+				// The agent handles events in order: once it has handled those of this connection, it has handled the RST's.
+				w.eventually("the new connection is accelerated", nil, func() bool { return w.slowPackets(e, 100) < 20 })
+				if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout <= closeTimeout {
+					t.Errorf("conntrack has the new connection as %+v", is)
+				}
+				_ = e.SetDeadline(time.Now().Add(patience))
+				if _, err := e.far.Write([]byte("hello")); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := io.ReadFull(e, make([]byte, 5)); err != nil {
+					t.Fatal(err)
+				}
+				_ = e.Conn.(*net.TCPConn).SetLinger(0)
+				e.Close()
+			}
+		})
+	}
+}
+
+// fixedPorts returns a function that opens connections between the same ports, one after another, whose far ends echo.
+func (w *world) fixedPorts(front front) func() echo {
+	w.Helper()
+	const port = 45678
+	var listener net.Listener
+	w.in("n1p0", func() (err error) {
+		listener, err = net.Listen("tcp", ":0")
+		return err
+	})
+	w.Cleanup(func() { listener.Close() })
+	to := front(w, unix.IPPROTO_TCP, netip.AddrPortFrom(w.pod(1, 0), uint16(listener.Addr().(*net.TCPAddr).Port)))
+	return func() (e echo) {
+		w.Helper()
+		w.in("n0p0", func() error {
+			d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{Port: port}, KeepAlive: -1}
+			near, err := d.Dial("tcp", to.String())
+			if err != nil {
+				return err
+			}
+			far, err := listener.Accept()
+			e = echo{Conn: near, far: far}
+			return err
+		})
+		w.Cleanup(func() { _ = errors.Join(e.Close(), e.far.Close()) })
+		return e.back()
+	}
+}
