@@ -12,6 +12,7 @@
  *   observe_pod     tcx egress of a pod's veth        observes what the slow path delivers
  *   drop_forged     netfilter, before conntrack       drops forged FINs and RSTs
  *   recover_flow    run by the agent                  adds the flow of a connection that a killed agent left
+ *   read_conntrack  run by the agent                  reads the sequence numbers of a conntrack entry
  *
  * The fast path consults no routing or neighbour table. It writes the headers that the kernel itself
  * wrote for the same connection within the last second: observe_nic and observe_pod compare these,
@@ -36,7 +37,7 @@
  *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
  *   conntrack.h, probe.h     conntrack look-ups; flows are learned from the slow path
  *   bloom.h, sampling.h      which packets the programs look at
- *   ending.h                 SYN, FIN and RST
+ *   segment.h, ending.h      TCP segments with any headers; how flows follow those that take the slow path
  *   cpu.h, index.h           counters and probes of each CPU; templates and links by index
  *   agent.h, event.h         variables that the agent writes; requests to the agent
  *   reason.h                 why packets take the slow path
@@ -58,7 +59,7 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 	const struct encap_template *outer;
 	struct headers h;
 	struct flow *f;
-	__u32 g, index;
+	__u32 g, index, end;
 	struct key k;
 	__u16 check = 0;
 	__u64 hash, now, wire_peer = 0;
@@ -67,17 +68,8 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 
 	reason = classify(skb, c, &k, &hash, &h, &check, 1, is_ipv6);
 	if (reason) {
-		if (reason == REASON_TCP_FLAGS) {
-			admission_reset(hash);
-			f = bpf_map_lookup_elem(&flows, &k);
-			ours = f && from_pod(skb, f, &k, &h, is_ipv6);
-			if (f && unlikely(f->recovering) && ours && refuses_keepalive(f, &h)) {
-				forget_flow(&k, f); /* the pod has no such connection */
-				return DROP;
-			}
-			if (f)
-				handle_flags(&k, f, 1, ours, &h, 0, is_ipv6);
-		}
+		if (is_refused(reason) && follow_refused(skb, 1) == DROP)
+			return DROP;
 		goto slow;
 	}
 	now = bpf_ktime_get_coarse_ns();
@@ -86,11 +78,10 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 		wire_peer = *(const volatile __u64 *)&f->wire_peer;
 		barrier(); /* read the peer before from_pod checks whose it is */
 		ours = from_pod(skb, f, &k, &h, is_ipv6);
-		if (unlikely(f->recovering) && ours && recover_seq(f, &h, is_ipv6))
+		end = seq_end(&h, is_ipv6);
+		if (unlikely(f->recovering) && ours && recover_seq(f, &h, end))
 			return DROP;
-		in_sequence = k.protocol != IPPROTO_TCP || (f->seq_state >= SEQ_FROM_POD && in_window(f, 1, &h, is_ipv6));
-		if (ours && in_sequence && k.protocol == IPPROTO_TCP)
-			update_seq(f, 1, &h, now, is_ipv6);
+		in_sequence = k.protocol != IPPROTO_TCP || follow(f, 1, ours, &h, end, now);
 	}
 	g = generation;
 	reason = REASON_LEASE_EXPIRED;
@@ -116,8 +107,11 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 		goto probe;
 	}
 	reason = REASON_TCP_WINDOW;
-	if (!in_sequence)
-		goto slow;
+	if (!in_sequence) {
+		if (f->seq_state)
+			goto slow;
+		goto probe; /* which makes the numbers known again */
+	}
 	reason = REASON_REVALIDATE;
 	if (revalidate_due(&f->out, now))
 		goto probe;
@@ -305,7 +299,7 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 	struct flow *f;
 	struct key k, own;
 	__u16 check = 0;
-	__u32 g, index;
+	__u32 g, index, end;
 	__u64 now;
 
 	if (peek_flow(skb, data, at, &k, 0, is_ipv6) || !bloom_test(hash_key(&k)))
@@ -341,7 +335,8 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 	o.head.udp_check = 0;
 	index = f->decapped_template;
 	known = bpf_map_lookup_elem(&encap_templates, &index);
-	if (k.protocol == IPPROTO_TCP && (!f->seq_state || !in_window(f, 0, &h, is_ipv6)))
+	end = seq_end(&h, is_ipv6);
+	if (k.protocol == IPPROTO_TCP && (!f->seq_state || !in_window(f, 0, &h, end)))
 		return NEXT;
 	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_outers(known, &o) || revalidate_due(&f->in, now))
 		goto probe;
@@ -354,7 +349,7 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 	if (decapsulate(skb, is_ipv6))
 		return NEXT;
 	if (k.protocol == IPPROTO_TCP)
-		update_seq(f, 0, &h, now, is_ipv6);
+		update_seq(f, 0, &h, end, now);
 	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
 probe:
 	if (c->decap_stage && now - c->decap_probe.at < PROBE_TTL)
@@ -396,21 +391,15 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 
 	reason = classify(skb, c, &k, &hash, &h, &check, 0, is_ipv6);
 	if (reason) {
-		if (reason == REASON_TCP_FLAGS) {
-			admission_reset(hash);
-			f = find_flow(&k, &own, is_ipv6);
-			if (f)
-				handle_flags(&own, f, 0, to_pod(f, &k, &own, &h, is_ipv6), &h, bpf_ktime_get_coarse_ns(), is_ipv6);
-		}
+		if (is_refused(reason))
+			follow_refused(skb, 0);
 		goto slow;
 	}
 	now = bpf_ktime_get_coarse_ns();
 	f = find_flow(&k, &own, is_ipv6);
 	if (f) {
 		ours = (f->in.device == skb->ifindex || !f->in.device) && to_pod(f, &k, &own, &h, is_ipv6);
-		in_sequence = k.protocol != IPPROTO_TCP || (f->seq_state && in_window(f, 0, &h, is_ipv6));
-		if (ours && in_sequence && k.protocol == IPPROTO_TCP)
-			update_seq(f, 0, &h, now, is_ipv6);
+		in_sequence = k.protocol != IPPROTO_TCP || follow(f, 0, ours, &h, seq_end(&h, is_ipv6), now);
 	}
 	g = generation;
 	reason = REASON_LEASE_EXPIRED;
@@ -576,36 +565,36 @@ int observe_pod(struct __sk_buff *skb)
 	return c->in.key.is_ipv6 ? observe_pod_ip(skb, c, 1) : observe_pod_ip(skb, c, 0);
 }
 
-static __always_inline int drop_forged_ip(struct sk_buff *skb, __u32 *start, int is_ipv6)
+static __always_inline int drop_forged_ip(struct sk_buff *skb, const __u32 *start, int is_ipv6)
 {
 	__be32 source, destination;
 	struct key wire, own;
-	struct headers h;
+	struct segment s;
+	const struct headers *h = &s.headers;
 	struct flow *f = 0;
 	int out = 1, what;
 	struct cpu_state *c;
-	__u32 end;
 
-	what = find_ending(skb, start, &h, &end, is_ipv6);
-	if (likely(what == NOT_ENDING))
+	what = find_ending(skb, start, &s, is_ipv6);
+	if (likely(what == NOT_SEGMENT))
 		return NF_ACCEPT;
 	if (what == TOO_MANY_HEADERS)
 		goto drop;
-	source = is_ipv6 ? hash_address(address_of(&h, 1)) : h.ip[3];
-	destination = is_ipv6 ? hash_address(address_of(&h, 0)) : h.ip[4];
-	make_key(&own, source, destination, h.l4[0], IPPROTO_TCP, 1, is_ipv6);
+	source = is_ipv6 ? hash_address(address_of(h, 1)) : h->ip[3];
+	destination = is_ipv6 ? hash_address(address_of(h, 0)) : h->ip[4];
+	make_key(&own, source, destination, h->l4[0], IPPROTO_TCP, 1, is_ipv6);
 	/* encap and vxlan_ingress do not update flows whose Bloom filter bit is clear. */
 	if (bloom_test(hash_key(&own)))
 		f = bpf_map_lookup_elem(&flows, &own);
 	if (!f) {
 		out = 0;
-		make_key(&wire, source, destination, h.l4[0], IPPROTO_TCP, 0, is_ipv6);
+		make_key(&wire, source, destination, h->l4[0], IPPROTO_TCP, 0, is_ipv6);
 		if (bloom_test(hash_key(&wire)))
 			f = find_flow(&wire, &own, is_ipv6);
 	}
-	if (!f || !same_key(&f->key, &own) || (is_ipv6 && !addresses_match(f, &h, out)))
+	if (!f || !same_key(&f->key, &own) || (is_ipv6 && !addresses_match(f, h, out)))
 		return NF_ACCEPT;
-	if (f->seq_state != SEQ_CONFIRMED || !seq_complete(f) || ends_connection(f, out, &h, end)) {
+	if (f->seq_state != SEQ_CONFIRMED || !seq_complete(f) || ends_connection(f, out, h, s.end)) {
 		/* Conntrack may give the entry a timeout of seconds. If the connection stays open, its next packet must take
 		 * the slow path to renew it: it may be the last one for a while. */
 		f->out.generation = f->in.generation = generation - 1;
@@ -629,11 +618,41 @@ int drop_forged(struct bpf_nf_ctx *ctx)
 	struct sk_buff *skb = ctx->skb;
 
 	/* A shorter packet has no TCP header. */
-	if (read_packet(skb, 0, start, four))
+	if (read_skb(skb, 0, start, four))
 		return NF_ACCEPT;
 	if (likely(*(__u8 *)start >> 4 != 6))
 		return drop_forged_ip(skb, start, 0);
-	return read_packet(skb, four, (void *)start + four, six - four) ? NF_ACCEPT : drop_forged_ip(skb, start, 1);
+	return read_skb(skb, four, (void *)start + four, six - four) ? NF_ACCEPT : drop_forged_ip(skb, start, 1);
+}
+
+/* How far conntrack has seen each side of a connection send (td_end). */
+struct tracked {
+	struct key key;
+	word pod6[2], peer6[2];
+	__u32 pod, peer;
+};
+
+/* So that BTF has the type. */
+const struct tracked *tracked_type __attribute__((unused));
+
+/* read_conntrack fills in struct tracked, which follows an Ethernet header. It returns 0, or -1 if conntrack has no such
+ * connection. */
+SEC("tc")
+int read_conntrack(struct __sk_buff *skb)
+{
+	struct bpf_ct_opts opts = {};
+	struct tracked t;
+	struct nf_conn *ct;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &t, sizeof(t)))
+		return -1;
+	ct = look_up_conntrack(skb, &t.key, t.pod6, t.peer6, &opts, t.key.is_ipv6);
+	if (!ct)
+		return -1;
+	t.pod = opts.dir ? ct->proto.tcp.seen[1].td_end : ct->proto.tcp.seen[0].td_end;
+	t.peer = opts.dir ? ct->proto.tcp.seen[0].td_end : ct->proto.tcp.seen[1].td_end;
+	bpf_ct_release(ct);
+	return bpf_skb_store_bytes(skb, ETH_HLEN, &t, sizeof(t), 0);
 }
 
 /* A connection whose conntrack entry a killed agent left liberal. */

@@ -19,6 +19,29 @@ static __always_inline int is_open(struct flow *f)
 	return !f->maybe_closed;
 }
 
+/* look_up_conntrack returns the entry of a connection, by the tuple of packets from the pod. opts->dir tells whether that is
+ * the tuple of replies. The caller releases the entry. */
+static __always_inline struct nf_conn *look_up_conntrack(struct __sk_buff *skb, const struct key *k, const word *pod6, const word *peer6,
+							 struct bpf_ct_opts *opts, int is_ipv6)
+{
+	struct bpf_sock_tuple tuple = {};
+
+	opts->netns_id = BPF_F_CURRENT_NETNS;
+	opts->l4proto = k->protocol;
+	if (is_ipv6) {
+		copy(tuple.ipv6.saddr, pod6, sizeof(tuple.ipv6.saddr));
+		copy(tuple.ipv6.daddr, peer6, sizeof(tuple.ipv6.daddr));
+		tuple.ipv6.sport = k->pod_port;
+		tuple.ipv6.dport = k->peer_port;
+	} else {
+		tuple.ipv4.saddr = k->pod;
+		tuple.ipv4.daddr = k->peer;
+		tuple.ipv4.sport = k->pod_port;
+		tuple.ipv4.dport = k->peer_port;
+	}
+	return bpf_skb_ct_lookup(skb, &tuple, is_ipv6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), opts, sizeof(*opts));
+}
+
 /* check_conntrack returns 0 if conntrack has the connection of a packet as established, with the
  * addresses that the packet had at each hook, or the reason why not.
  *
@@ -32,29 +55,17 @@ static __always_inline int is_open(struct flow *f)
  * path (see conntrack.go). */
 static __always_inline int check_conntrack(struct __sk_buff *skb, const struct probe *p, struct flow *f, int out, __u32 *interval, int is_ipv6)
 {
+	const word *pod6 = address_of(&p->headers, out), *peer6 = address_of(&p->headers, !out);
 	const struct key *k = &p->key;
-	struct bpf_ct_opts opts = {.netns_id = -1, .l4proto = k->protocol};
-	struct bpf_sock_tuple tuple = {};
+	struct bpf_ct_opts opts = {};
 	__be32 source, destination;
 	__be16 from, to;
 	unsigned long status;
 	struct nf_conn *ct;
 	int reason = 0, straight = 1, i;
 
-	/* The tuple of packets from the pod, whatever the direction of this packet. */
-	if (is_ipv6) {
-		copy(tuple.ipv6.saddr, address_of(&p->headers, out), sizeof(tuple.ipv6.saddr));
-		copy(tuple.ipv6.daddr, address_of(&p->headers, !out), sizeof(tuple.ipv6.daddr));
-		tuple.ipv6.sport = k->pod_port;
-		tuple.ipv6.dport = k->peer_port;
-	} else {
-		tuple.ipv4.saddr = k->pod;
-		tuple.ipv4.daddr = k->peer;
-		tuple.ipv4.sport = k->pod_port;
-		tuple.ipv4.dport = k->peer_port;
-	}
 	*interval = REVALIDATE_INTERVAL;
-	ct = bpf_skb_ct_lookup(skb, &tuple, is_ipv6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), &opts, sizeof(opts));
+	ct = look_up_conntrack(skb, k, pod6, peer6, &opts, is_ipv6);
 	if (!ct)
 		return REASON_UNTRACKED;
 	status = ct->status;
@@ -63,7 +74,7 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 		const struct nf_conntrack_tuple *back = opts.dir ? &ct->tuplehash[0].tuple : &ct->tuplehash[1].tuple;
 
 		for (i = 0; i < 4; i++)
-			straight &= back->src.u3.ip6[i] == tuple.ipv6.daddr[i] && back->dst.u3.ip6[i] == tuple.ipv6.saddr[i];
+			straight &= back->src.u3.ip6[i] == ((const __u32 *)peer6)[i] && back->dst.u3.ip6[i] == ((const __u32 *)pod6)[i];
 		from = back->src.u.all;
 		to = back->dst.u.all;
 		source = k->peer;
@@ -104,6 +115,9 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 		if (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED)
 			*interval = REVALIDATE_SOON;
 		if (f) {
+			/* Packets took a way that the programs do not see. */
+			if (seq_after(pod->td_end, f->pod.snd_nxt) || seq_after(peer->td_end, f->peer.snd_nxt))
+				f->seq_state = 0;
 			/* Conntrack does not know the window scale of a connection that it
 			 * picked up mid-stream. */
 			f->out.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? pod->td_scale : TCP_MAX_WSCALE;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "reason.h"
+#include "segment.h"
 #include "vxlan.h"
 
 /* A probe: a packet that takes the slow path, and that this CPU will see again at later hooks. The
@@ -46,8 +47,9 @@ struct cpu_state {
 	struct decap_probe decap_probe;
 	/* When the agent was last asked to attach programs to a pod's link. */
 	__u64 attach_requested;
-	/* A new flow: too large for the stack. */
+	/* Too large for the stack: a new flow, and a packet that follow_refused reads. */
 	struct flow fresh;
+	struct segment refused;
 };
 
 struct {

@@ -77,9 +77,10 @@ struct flow {
 	 * acknowledges. */
 	__u32 resynced[2];
 	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; whether the connection may
-	 * have been closed before its flow became known (see check_conntrack); and whether the agent
-	 * asks the pod for the sequence numbers (see recover_flow). */
-	__u8 seq_state, maybe_closed, recovering, zero;
+	 * have been closed before its flow became known (see check_conntrack); whether the agent
+	 * asks the pod for the sequence numbers (see recover_flow); how often the pod has sent data again, up to
+	 * RETRANSMISSIONS, since it sent new data. */
+	__u8 seq_state, maybe_closed, recovering, retransmitted;
 	/* When the last packet was seen, ms. */
 	__u32 last_ms;
 };

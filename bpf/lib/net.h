@@ -35,8 +35,10 @@
 
 /* Bits of the field with the fragment offset (include/net/ip.h, include/net/ipv6.h). */
 #define IP_DF 0x4000
+#define IP_MF 0x2000
 #define IP_OFFSET 0x1fff
 #define IP6_OFFSET 0xfff8
+#define IP6_MF 0x0001
 
 /* TCP's flags, in byte 13 of the header (include/net/tcp.h). */
 #define TCPHDR_FIN 0x01

@@ -28,14 +28,16 @@ static __always_inline void start_probe(struct probe *p, const struct headers *h
  * known numbers; a packet from the pod's own device does. */
 static __always_inline void record_seq(struct flow *f, int out, const struct probe *p, int is_ipv6)
 {
+	__u32 end = seq_end(&p->headers, is_ipv6);
+
 	if (p->seq_unknown) {
 		if (!out && seq_complete(f))
 			return;
 		/* A later packet may have made the numbers known while this probe was on its way. */
-		if (!out || f->seq_state < SEQ_FROM_POD || !in_window(f, 1, &p->headers, is_ipv6))
-			init_seq(f, out, &p->headers, is_ipv6);
+		if (!out || f->seq_state < SEQ_FROM_POD || !in_window(f, 1, &p->headers, end))
+			init_seq(f, out, &p->headers, end);
 	}
-	update_seq(f, out, &p->headers, p->at, is_ipv6);
+	update_seq(f, out, &p->headers, end, p->at);
 }
 
 /* find_or_create_flow returns the flow of a probe that the slow path forwarded, and creates it if there is

@@ -33,5 +33,12 @@ enum reason {
 	REASONS,
 };
 
+/* is_refused tells whether a packet takes the slow path because of its headers, and may be of a known TCP connection. */
+static inline int is_refused(int reason)
+{
+	return reason == REASON_TCP_FLAGS || reason == REASON_IP_OPTIONS || reason == REASON_FRAGMENT || reason == REASON_TTL ||
+	       reason == REASON_MALFORMED;
+}
+
 /* So that BTF has the type: it has those of maps, variables and programs only. */
 const enum reason *reason_type __attribute__((unused));

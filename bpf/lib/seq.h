@@ -12,6 +12,10 @@
  * numbers are compared modulo 2^32, so conntrack must never be 2^31 behind. */
 #define RESYNC_BYTES (1U << 30)
 
+/* After so many retransmissions without new data the pod's last data counts as unacknowledged. (The timer sends it that often
+ * within two seconds. A tail loss probe, RFC 8985, sends it once, even if the acknowledgement is on its way.) */
+#define RETRANSMISSIONS 3
+
 /* Where a flow's sequence numbers come from: from a packet of the peer, which anybody can forge; from
  * a packet of the pod; or from the pod, and a later packet of the peer has confirmed the size of the
  * peer's window. */
@@ -50,9 +54,9 @@ static __always_inline int ack_in_window(const struct flow *f, int out, __u32 ac
 
 /* in_window tells whether conntrack would call a TCP packet valid if it had seen all packets before
  * it. */
-static __always_inline int in_window(const struct flow *f, int out, const struct headers *h, int is_ipv6)
+static __always_inline int in_window(const struct flow *f, int out, const struct headers *h, __u32 end)
 {
-	return data_in_window(f, out, SEQ(h), seq_end(h, is_ipv6)) && ack_in_window(f, out, ACK(h));
+	return data_in_window(f, out, SEQ(h), end) && ack_in_window(f, out, ACK(h));
 }
 
 /* ends_connection tells whether conntrack would accept a FIN or RST if it had seen all packets: a FIN
@@ -83,19 +87,22 @@ static __always_inline void advance(__u32 *to, __u32 number)
 	}
 }
 
-/* update_seq records the sequence numbers of a packet in the window. */
-static __always_inline void update_seq(struct flow *f, int out, const struct headers *h, __u64 now, int is_ipv6)
+/* update_seq records the sequence numbers of a packet in the window; end is the one after its last byte. */
+static __always_inline void update_seq(struct flow *f, int out, const struct headers *h, __u32 end, __u64 now)
 {
 	struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
 	__u32 is = epoch, ms = now / MS, scale = out ? f->out.scale : f->in.scale;
-	__u32 end = seq_end(h, is_ipv6), ack = ACK(h), edge;
+	__u32 ack = ACK(h), edge;
 
 	/* encap sees all that the pod sends before the peer can acknowledge it. */
 	if (!out && f->seq_state >= SEQ_FROM_POD && unlikely(seq_after(ack, to->snd_nxt)))
 		ack = to->snd_nxt;
 	edge = ack + (WINDOW(h) << (scale & 15));
-	if (!out && unlikely(f->seq_state == SEQ_FROM_POD))
+	if (!out && unlikely(f->seq_state == SEQ_FROM_POD)) {
+		/* init_seq had to assume the largest window. */
+		to->window_end = seq_after(edge, to->snd_nxt) ? edge : to->snd_nxt;
 		f->seq_state = SEQ_CONFIRMED;
+	}
 	if (seq_after(end, from->snd_nxt)) {
 		advance(&from->snd_nxt, end);
 		advance(&from->window_end, end);
@@ -103,6 +110,10 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
 			f->resynced[!out] = end;
 			emit(&f->key, f, EVENT_RESYNC);
 		}
+		if (unlikely(f->retransmitted) && out)
+			f->retransmitted = 0;
+	} else if (out && end != SEQ(h) && f->retransmitted < RETRANSMISSIONS) {
+		f->retransmitted++;
 	}
 	advance(&from->rcv_nxt, ack);
 	advance(&to->snd_nxt, ack); /* sent before the flow was known */
@@ -113,18 +124,34 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
 		f->last_ms = ms;
 }
 
-/* init_seq sets the sequence numbers from the first packet. The window of the other side is unknown
- * until its next packet; until then, assume 64 KiB. */
-static __always_inline void init_seq(struct flow *f, int out, const struct headers *h, int is_ipv6)
+/* follow records the sequence numbers of a packet if they are in the window, and tells whether they are. Nobody else can
+ * send from the pod's own device: if a packet from there is outside the window, the known numbers are wrong. */
+static __always_inline int follow(struct flow *f, int out, int ours, const struct headers *h, __u32 end, __u64 now)
+{
+	if (f->seq_state < (out ? SEQ_FROM_POD : SEQ_FROM_PEER))
+		return 0;
+	if (unlikely(!in_window(f, out, h, end))) {
+		if (out && ours)
+			f->seq_state = 0;
+		return 0;
+	}
+	if (ours)
+		update_seq(f, out, h, end, now);
+	return 1;
+}
+
+/* init_seq sets the sequence numbers from the first packet. How much the other side lets this one send is unknown
+ * until its next packet; until then, assume the largest window. */
+static __always_inline void init_seq(struct flow *f, int out, const struct headers *h, __u32 end)
 {
 	struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
 	__u32 scale = out ? f->out.scale : f->in.scale;
 
-	from->snd_nxt = seq_end(h, is_ipv6);
+	from->snd_nxt = end;
 	from->rcv_nxt = to->snd_nxt = ACK(h);
 	to->rcv_nxt = SEQ(h);
 	to->window_end = ACK(h) + (WINDOW(h) << (scale & 15));
-	from->window_end = from->snd_nxt + 0xffff;
+	from->window_end = from->snd_nxt + (0xffff << ((out ? f->in.scale : f->out.scale) & 15));
 	f->resynced[0] = f->pod.snd_nxt;
 	f->resynced[1] = f->peer.snd_nxt;
 	from->epoch = to->epoch = epoch;
@@ -134,16 +161,14 @@ static __always_inline void init_seq(struct flow *f, int out, const struct heade
 /* recover_seq takes the sequence numbers from the pod's answer to the agent's keepalive, and tells
  * whether nobody else may see that packet. Data is no answer, and after a packet of the peer the answer
  * may acknowledge that, too. */
-static __always_inline int recover_seq(struct flow *f, const struct headers *h, int is_ipv6)
+static __always_inline int recover_seq(struct flow *f, const struct headers *h, __u32 end)
 {
 	int state = f->seq_state;
 
 	f->recovering = 0;
-	if (state >= SEQ_FROM_POD || seq_end(h, is_ipv6) != SEQ(h))
+	if (state >= SEQ_FROM_POD || end != SEQ(h))
 		return 0;
-	init_seq(f, 1, h, is_ipv6);
-	/* The most that the peer can have announced. */
-	f->pod.window_end = f->pod.snd_nxt + (0xffff << (f->in.scale & 15));
+	init_seq(f, 1, h, end);
 	return !state;
 }
 

@@ -163,20 +163,6 @@ func without(seconds uint32, idle time.Duration) uint32 {
 	return seconds - min(seconds, uint32(max(0, idle.Round(time.Second)/time.Second)))
 }
 
-// unacknowledged shortens the timeout of an idle connection to that of one with unacknowledged data,
-// which the resynchronised entry does not show.
-func unacknowledged(f datapath.Flow, idle time.Duration) error {
-	is, err := lookUp(f)
-	if err != nil || is == nil {
-		return err
-	}
-	timeout, err := timeoutOf("unacknowledged", idle)
-	if err != nil || is.timeout <= timeout {
-		return err
-	}
-	return change(f, timeoutAttr(timeout))
-}
-
 // reset moves a connection to CLOSE, with the timeout of that state: conntrack, which is behind, does not see that its RST is
 // exactly the next.
 func reset(f datapath.Flow) error {

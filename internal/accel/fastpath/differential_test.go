@@ -253,6 +253,7 @@ func (a *isolatedNode) settle(index [2]int, nic net.HardwareAddr) error {
 	set("ipv4/ipfrag_high_thresh", fmt.Sprint(1<<30))
 	if a.six {
 		set("ipv6/icmp/ratelimit", "0")
+		set("ipv6/icmp/ratemask", "0") // no type has this number
 		set("ipv6/ip6frag_time", "3600")
 		set("ipv6/ip6frag_high_thresh", fmt.Sprint(1<<30))
 		set("netfilter/nf_conntrack_frag6_timeout", "3600")
@@ -617,7 +618,7 @@ func TestDifferential(t *testing.T) {
 			}
 			t.Logf("%d packets, %d not accepted, %d on the fast path, %d GSO packets came out, %d differences; %v",
 				shown, rejected/2, accelerated, large, differ, fast.counts(0))
-			if accelerated < uint64(shown)/10 {
+			if accelerated < uint64(shown)/20 {
 				t.Error("too few packets took the fast path")
 			}
 		})

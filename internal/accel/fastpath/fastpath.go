@@ -236,6 +236,9 @@ func (f *Fastpath) releaseAll() error {
 			for flow := range flows {
 				f.entries.Lock()
 				done, err := f.release(flow, false)
+				if errors.Is(err, errMissed) {
+					err = nil // a packet may yet tell
+				}
 				if err == nil && !done && !time.Now().Before(until) {
 					done, err = true, abandon(flow)
 				}
@@ -253,13 +256,18 @@ func (f *Fastpath) releaseAll() error {
 	})
 }
 
+// unseenAfter is after how long without a retransmission the acknowledgement of a pod's data must have taken a way that the programs
+// do not see: TCP's timer would have sent the data again.
+const unseenAfter = 5 * time.Second
+
 // releaseTimeout bounds how long Close waits for busy connections to pause.
 const releaseTimeout = 2 * time.Second
 
 // release makes conntrack check the window of a connection again, and returns whether it is done
 // with the connection. It needs a pause in which all data is acknowledged and all sequence numbers
 // are known; otherwise conntrack stays liberal. An idle connection counts as paused even with
-// unacknowledged data: its peer may be gone. The caller holds entries.
+// unacknowledged data: its peer may be gone. It returns errMissed if the sequence numbers are
+// old. The caller holds entries.
 func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
@@ -268,32 +276,26 @@ func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error)
 	if err != nil {
 		return false, err
 	}
-	known := n
-	if idle && n != (datapath.Sequence{}) {
-		// Resynchronise to the acknowledged numbers, so that conntrack takes a retransmission for new data.
-		known.Pod.Next, known.Peer.Next = n.Peer.Expects, n.Pod.Expects
-	} else if !n.Acknowledged() {
+	if !n.Acknowledged() && (!idle || n == (datapath.Sequence{})) {
 		if is, err := lookUp(flow); err == nil && (is == nil || (is.flags[0]|is.flags[1])&tcpLiberal == 0) {
 			return true, nil // it was never accelerated
 		}
 		return false, nil
 	}
-	if err := f.resyncConntrack(flow, known, false); errors.Is(err, errMissed) {
+	if n.PeerUnseen() && now-n.Last < unseenAfter {
 		return false, nil
+	}
+	if err := f.resyncConntrack(flow, n, false); errors.Is(err, errMissed) {
+		return false, err
 	} else if err != nil {
 		return false, errors.Join(err, abandon(flow))
 	}
 	after, _, err := f.sequence(flow)
-	switch {
-	case err != nil:
-		return true, err
-	case after != n:
+	if err == nil && after != n {
 		// Packets took the fast path meanwhile, and conntrack missed them.
 		return false, liberal(flow)
-	case known != n:
-		return true, unacknowledged(flow, now-n.Last)
 	}
-	return true, nil
+	return true, err
 }
 
 // sequence returns the TCP sequence numbers of a connection, or zero if not all are known, and the
@@ -311,6 +313,11 @@ func (f *Fastpath) resyncConntrack(flow datapath.Flow, n datapath.Sequence, acce
 	now, err := monotonic()
 	if err != nil {
 		return err
+	}
+	if ahead, err := f.programs.ConntrackAhead(flow, n); err != nil {
+		return err
+	} else if ahead {
+		return errMissed
 	}
 	err = f.resyncs.do(func(r *resyncer) error { return r.resync(flow, n, now-n.Last, accelerated) })
 	if errors.Is(err, errCannotResync) {
@@ -590,19 +597,27 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 
 // forgetIdle resynchronises conntrack with an idle connection, and deletes its flow. If that is not
 // possible now, the flow stays unless the table is crowded: conntrack is still liberal with it, so
-// drop_forged needs its sequence numbers.
+// drop_forged needs its sequence numbers. If these are unknown, its pod is asked for them.
 func (f *Fastpath) forgetIdle(flow datapath.Flow, crowded bool) (forgotten bool, err error) {
 	f.entries.Lock()
 	defer f.entries.Unlock()
 	done, err := f.release(flow, true)
-	if err != nil {
+	unknown := errors.Is(err, errMissed)
+	if err != nil && !unknown {
 		f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
-	} else if n, _, err := f.sequence(flow); err != nil {
-		return false, err
-	} else if !done && n != (datapath.Sequence{}) && !crowded {
-		return false, nil
+	} else if !done && !unknown {
+		n, _, err := f.sequence(flow)
+		if err != nil {
+			return false, err
+		}
+		if unknown = n == (datapath.Sequence{}); !unknown && !crowded {
+			return false, nil
+		}
 	}
-	return true, f.programs.Forget(flow)
+	if err := f.programs.Forget(flow); err != nil || !unknown || crowded {
+		return true, err
+	}
+	return true, f.recoverLater(flow)
 }
 
 // ensureDropForged attaches drop_forged, if the kernel supports it.

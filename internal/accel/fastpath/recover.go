@@ -138,6 +138,19 @@ func (f *Fastpath) findLiberal() error {
 	return nil
 }
 
+// recoverLater has a connection recovered whose entry is still liberal although its flow is forgotten: its sequence numbers
+// were not known.
+func (f *Fastpath) recoverLater(flow datapath.Flow) error {
+	is, err := lookUp(flow)
+	if err != nil || is == nil || !is.leftLiberal() {
+		return err
+	}
+	if r, ok := is.recovery(f.node.behind); ok && r.Flow == flow {
+		f.recovering[flow] = &recovery{Recovery: r}
+	}
+	return nil
+}
+
 // recoverLiberal recovers connections for one round.
 func (f *Fastpath) recoverLiberal() error {
 	if len(f.recovering) == 0 {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel/fastpath/datapath"
@@ -103,7 +104,70 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 	if err != nil {
 		return err
 	}
-	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 { return after.timeoutAfter(idle, established) })
+	// The handshake acknowledges all data.
+	settled := n
+	settled.Pod.Expects, settled.Peer.Expects = n.Peer.Next, n.Pod.Next
+	if n.PeerUnseen() {
+		settled.Pod.Edge = settled.Pod.Next + largestWindow
+	}
+	if err := r.checkWindow(f, before, settled, func(after *ctEntry) uint32 { return after.timeoutAfter(idle, established) }); err != nil {
+		return err
+	}
+	return r.unacknowledged(f, before, n, idle)
+}
+
+// largestWindow is the largest window that TCP can announce (RFC 7323).
+const largestWindow = 0xffff << 14
+
+// unacknowledged takes back what the handshake has acknowledged in the entry of an idle connection although the other side has
+// not: the data, its flag, and the timeout that it gives.
+func (r *resyncer) unacknowledged(f datapath.Flow, t *ctEntry, n datapath.Sequence, idle time.Duration) error {
+	data := [2]bool{n.Pod.Next != n.Peer.Expects && !n.PeerUnseen(), n.Peer.Next != n.Pod.Expects} // of the pod, of the peer
+	if !data[0] && !data[1] {
+		return nil
+	}
+	pod, peer := t.original, t.reply
+	flagsOf := [2]int{ctaTCPFlagsOriginal, ctaTCPFlagsReply}
+	if t.original.from != f.Pod {
+		pod, peer = peer, pod
+		flagsOf[0], flagsOf[1] = flagsOf[1], flagsOf[0]
+	}
+	var masks [2]byte
+	for side := range data {
+		if data[side] {
+			masks[side] |= tcpUnacknowledged
+			masks[1-side] |= tcpMaxAck // so that conntrack takes the next acknowledgement for the highest
+		}
+	}
+	if err := change(f, tcpInfo(
+		nl.NewRtAttr(flagsOf[0], []byte{tcpUnacknowledged, masks[0]}), nl.NewRtAttr(flagsOf[1], []byte{tcpUnacknowledged, masks[1]}),
+	)); err != nil {
+		return err
+	}
+	for side, acks := range []segment{
+		{peer.from, peer.to, n.Peer.Next, n.Peer.Expects, ackFlag, t.window(peer.from, n.Pod.Edge-n.Peer.Expects), nil},
+		{pod.from, pod.to, n.Pod.Next, n.Pod.Expects, ackFlag, t.window(pod.from, n.Peer.Edge-n.Pod.Expects), nil},
+	} {
+		if data[side] {
+			if err := r.send(acks); err != nil {
+				return err
+			}
+		}
+	}
+	after, err := lookUp(f)
+	if err != nil || after == nil {
+		return err
+	}
+	return change(f, timeoutAttr(without(after.timeout, idle)))
+}
+
+// window returns a window in the field of a segment from one of the ends.
+func (t *ctEntry) window(from netip.AddrPort, bytes uint32) uint16 {
+	scale := t.scale[0]
+	if from != t.original.from {
+		scale = t.scale[1]
+	}
+	return uint16(min(bytes>>min(scale, 14), 0xffff))
 }
 
 // recover makes conntrack check the window of a connection that an agent has left with the entry before. It is
@@ -248,10 +312,7 @@ func (r *resyncer) handshake(f datapath.Flow, t *ctEntry, n datapath.Sequence) e
 	if t.original.from != f.Pod {
 		original, reply = reply, original
 	}
-	window := func(own, other datapath.Side, scale uint8) uint16 {
-		return uint16(min((other.Edge-own.Expects)>>min(scale, 14), 0xffff))
-	}
-	from, back := window(original, reply, t.scale[0]), window(reply, original, t.scale[1])
+	from, back := t.window(t.original.from, reply.Edge-original.Expects), t.window(t.reply.from, original.Edge-reply.Expects)
 	for _, p := range []segment{
 		{t.original.from, t.original.to, original.Next - 1, 0, synFlag, 0xffff, options(t.flags[0], t.scale[0])},
 		{t.reply.from, t.reply.to, reply.Next - 1, original.Next, synFlag | ackFlag, 0xffff, options(t.flags[1], t.scale[1])},

@@ -21,7 +21,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow -type event -type event_kind -type recovery fastpath ../../../../bpf/fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow -type event -type event_kind -type recovery -type tracked fastpath ../../../../bpf/fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -I../../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel resync ../../../../bpf/resync.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel -type address neighbours ../../../../bpf/neighbours.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 

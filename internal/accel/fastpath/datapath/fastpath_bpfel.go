@@ -82,6 +82,16 @@ type fastpathCpuState struct {
 	}
 	AttachRequested uint64
 	Fresh           fastpathFlow
+	Refused         struct {
+		_       structs.HostLayout
+		Headers struct {
+			_  structs.HostLayout
+			L4 [4]uint32
+			Ip [10]uint32
+		}
+		End        uint32
+		IsFragment uint32
+	}
 }
 
 type fastpathEncapTemplate struct {
@@ -187,12 +197,12 @@ type fastpathFlow struct {
 		WindowEnd uint32
 		Epoch     uint32
 	}
-	Resynced    [2]uint32
-	SeqState    uint8
-	MaybeClosed uint8
-	Recovering  uint8
-	Zero        uint8
-	LastMs      uint32
+	Resynced      [2]uint32
+	SeqState      uint8
+	MaybeClosed   uint8
+	Recovering    uint8
+	Retransmitted uint8
+	LastMs        uint32
 }
 
 type fastpathKey struct {
@@ -240,6 +250,15 @@ type fastpathRecovery struct {
 	_            [4]byte
 }
 
+type fastpathTracked struct {
+	_     structs.HostLayout
+	Key   fastpathKey
+	Pod6  [2]uint64
+	Peer6 [2]uint64
+	Pod   uint32
+	Peer  uint32
+}
+
 type fastpathVxlanDevice struct {
 	_      structs.HostLayout
 	Nic    uint32
@@ -276,6 +295,7 @@ const (
 	fastpathProgObserveNic    = "observe_nic"
 	fastpathProgObservePod    = "observe_pod"
 	fastpathProgObserveVxlan  = "observe_vxlan"
+	fastpathProgReadConntrack = "read_conntrack"
 	fastpathProgRecoverFlow   = "recover_flow"
 	fastpathProgVxlanIngress  = "vxlan_ingress"
 	fastpathVarAdmission      = "admission"
@@ -295,6 +315,7 @@ const (
 	fastpathVarRecoveryType   = "recovery_type"
 	fastpathVarSkipCsumChecks = "skip_csum_checks"
 	fastpathVarTemplatesUsed  = "templates_used"
+	fastpathVarTrackedType    = "tracked_type"
 )
 
 // loadFastpath returns the embedded CollectionSpec for fastpath.
@@ -339,14 +360,15 @@ type fastpathSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathProgramSpecs struct {
-	DropForged   *ebpf.ProgramSpec `ebpf:"drop_forged"`
-	Encap        *ebpf.ProgramSpec `ebpf:"encap"`
-	NicDecap     *ebpf.ProgramSpec `ebpf:"nic_decap"`
-	ObserveNic   *ebpf.ProgramSpec `ebpf:"observe_nic"`
-	ObservePod   *ebpf.ProgramSpec `ebpf:"observe_pod"`
-	ObserveVxlan *ebpf.ProgramSpec `ebpf:"observe_vxlan"`
-	RecoverFlow  *ebpf.ProgramSpec `ebpf:"recover_flow"`
-	VxlanIngress *ebpf.ProgramSpec `ebpf:"vxlan_ingress"`
+	DropForged    *ebpf.ProgramSpec `ebpf:"drop_forged"`
+	Encap         *ebpf.ProgramSpec `ebpf:"encap"`
+	NicDecap      *ebpf.ProgramSpec `ebpf:"nic_decap"`
+	ObserveNic    *ebpf.ProgramSpec `ebpf:"observe_nic"`
+	ObservePod    *ebpf.ProgramSpec `ebpf:"observe_pod"`
+	ObserveVxlan  *ebpf.ProgramSpec `ebpf:"observe_vxlan"`
+	ReadConntrack *ebpf.ProgramSpec `ebpf:"read_conntrack"`
+	RecoverFlow   *ebpf.ProgramSpec `ebpf:"recover_flow"`
+	VxlanIngress  *ebpf.ProgramSpec `ebpf:"vxlan_ingress"`
 }
 
 // fastpathMapSpecs contains maps before they are loaded into the kernel.
@@ -387,6 +409,7 @@ type fastpathVariableSpecs struct {
 	RecoveryType   *ebpf.VariableSpec `ebpf:"recovery_type"`
 	SkipCsumChecks *ebpf.VariableSpec `ebpf:"skip_csum_checks"`
 	TemplatesUsed  *ebpf.VariableSpec `ebpf:"templates_used"`
+	TrackedType    *ebpf.VariableSpec `ebpf:"tracked_type"`
 }
 
 // fastpathObjects contains all objects after they have been loaded into the kernel.
@@ -459,20 +482,22 @@ type fastpathVariables struct {
 	RecoveryType   *ebpf.Variable `ebpf:"recovery_type"`
 	SkipCsumChecks *ebpf.Variable `ebpf:"skip_csum_checks"`
 	TemplatesUsed  *ebpf.Variable `ebpf:"templates_used"`
+	TrackedType    *ebpf.Variable `ebpf:"tracked_type"`
 }
 
 // fastpathPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathPrograms struct {
-	DropForged   *ebpf.Program `ebpf:"drop_forged"`
-	Encap        *ebpf.Program `ebpf:"encap"`
-	NicDecap     *ebpf.Program `ebpf:"nic_decap"`
-	ObserveNic   *ebpf.Program `ebpf:"observe_nic"`
-	ObservePod   *ebpf.Program `ebpf:"observe_pod"`
-	ObserveVxlan *ebpf.Program `ebpf:"observe_vxlan"`
-	RecoverFlow  *ebpf.Program `ebpf:"recover_flow"`
-	VxlanIngress *ebpf.Program `ebpf:"vxlan_ingress"`
+	DropForged    *ebpf.Program `ebpf:"drop_forged"`
+	Encap         *ebpf.Program `ebpf:"encap"`
+	NicDecap      *ebpf.Program `ebpf:"nic_decap"`
+	ObserveNic    *ebpf.Program `ebpf:"observe_nic"`
+	ObservePod    *ebpf.Program `ebpf:"observe_pod"`
+	ObserveVxlan  *ebpf.Program `ebpf:"observe_vxlan"`
+	ReadConntrack *ebpf.Program `ebpf:"read_conntrack"`
+	RecoverFlow   *ebpf.Program `ebpf:"recover_flow"`
+	VxlanIngress  *ebpf.Program `ebpf:"vxlan_ingress"`
 }
 
 func (p *fastpathPrograms) Close() error {
@@ -483,6 +508,7 @@ func (p *fastpathPrograms) Close() error {
 		p.ObserveNic,
 		p.ObservePod,
 		p.ObserveVxlan,
+		p.ReadConntrack,
 		p.RecoverFlow,
 		p.VxlanIngress,
 	)

@@ -303,7 +303,9 @@ func (p *Programs) deleteReverseNAT(wire, flow fastpathKey) error {
 // seen, to the millisecond (CLOCK_MONOTONIC). It is zero if not all of that is known.
 type Sequence struct {
 	Pod, Peer Side
-	Last      time.Duration
+	// Retransmitted: the pod has sent its last data again, several times.
+	Retransmitted bool
+	Last          time.Duration
 }
 
 // Side has the sequence numbers of one side of a TCP connection (RFC 9293): SND.NXT, RCV.NXT, and the
@@ -315,10 +317,17 @@ func (n Sequence) Acknowledged() bool {
 	return n != Sequence{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
 }
 
+// PeerUnseen reports whether the programs have not seen the peer acknowledge the pod's last data, although the pod does not send it
+// again and again. If the connection is idle, acknowledgements took a way that the programs do not see.
+func (n Sequence) PeerUnseen() bool { return n.Pod.Next != n.Peer.Expects && !n.Retransmitted }
+
 // seqFromPod is SEQ_FROM_POD of bpf/lib/seq.h: encap has seen a packet of the pod. Before that it may not
 // have been attached to the pod's link, and have missed an acknowledgement. A packet of the peer need not
 // have followed: that of the pod may have been the last.
 const seqFromPod = 2
+
+// retransmissions is RETRANSMISSIONS of bpf/lib/seq.h.
+const retransmissions = 3
 
 // Sequence returns the sequence numbers of a connection at a time of CLOCK_MONOTONIC, which is now.
 func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
@@ -336,8 +345,35 @@ func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	ago := uint32(now/time.Millisecond) - v.LastMs
 	return Sequence{
 		Pod: Side{v.Pod.SndNxt, v.Pod.RcvNxt, v.Pod.WindowEnd}, Peer: Side{v.Peer.SndNxt, v.Peer.RcvNxt, v.Peer.WindowEnd},
-		Last: (now/time.Millisecond - time.Duration(int32(ago))) * time.Millisecond,
+		Retransmitted: v.Retransmitted >= retransmissions,
+		Last:          (now/time.Millisecond - time.Duration(int32(ago))) * time.Millisecond,
 	}, nil
+}
+
+// ConntrackAhead reports whether conntrack, in the calling thread's network namespace, has seen one side of a connection send
+// more than its sequence numbers n tell: packets took a way that the programs do not see.
+func (p *Programs) ConntrackAhead(flow Flow, n Sequence) (bool, error) {
+	t := fastpathTracked{Key: flow.key()}
+	if flow.Pod.Addr().Is6() {
+		t.Pod6, t.Peer6 = words(flow.Pod.Addr()), words(flow.Peer.Addr())
+	}
+	const ethernet = 14
+	frame, err := binary.Append(make([]byte, ethernet), binary.NativeEndian, &t)
+	if err != nil {
+		return false, fmt.Errorf("encode a connection of the fast path: %w", err)
+	}
+	answer := make([]byte, len(frame))
+	code, err := p.objects.ReadConntrack.Run(&ebpf.RunOptions{Data: frame, DataOut: answer})
+	if err != nil {
+		return false, fmt.Errorf("read conntrack's sequence numbers: %w", err)
+	}
+	if code != 0 {
+		return false, nil
+	}
+	if _, err := binary.Decode(answer[ethernet:], binary.NativeEndian, &t); err != nil {
+		return false, fmt.Errorf("decode conntrack's sequence numbers: %w", err)
+	}
+	return int32(t.Pod-n.Pod.Next) > 0 || int32(t.Peer-n.Peer.Next) > 0, nil
 }
 
 // InvalidateSequences invalidates all sequence numbers, until the programs have seen another packet
