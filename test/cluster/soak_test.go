@@ -17,6 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel/fastpath"
@@ -660,6 +663,10 @@ var disturbances = []struct {
 	{"the attacker forges a FIN", func(s *soakRun) { s.forgePackets(tcpFIN | tcpACK) }},
 	{"the attacker forges data", func(s *soakRun) { s.forgePackets(tcpACK) }},
 	{"a connection sends megabytes", (*soakRun).sendMegabytes},
+	{"a connection sends packets with IP options", func(s *soakRun) { s.sendUnusual("IP options", withOptions) }},
+	{"a connection sends packets that expire", func(s *soakRun) { s.sendUnusual("a TTL of 1", withShortTTL) }},
+	{"a connection sends urgent data", func(s *soakRun) { s.sendUnusual("urgent data", withUrgentData) }},
+	{"a connection sends padded packets", func(s *soakRun) { s.sendUnusual("padding", withPadding) }},
 	{"a connection ends and another one opens", (*soakRun).replaceConnection},
 	{"a connection goes idle", (*soakRun).idleConnection},
 }
@@ -874,6 +881,108 @@ func (s *soakRun) sendMegabytes() {
 	if !s.exchange(p, (s.IntN(32)+1)<<20) {
 		s.FailNow()
 	}
+}
+
+// sendUnusual makes one end of a connection send packets that the fast path does not forward, and then the connection idle.
+func (s *soakRun) sendUnusual(what string, begin func(s *soakRun, from webPod, end *net.TCPConn) (stop func() error)) {
+	p := s.randomPair()
+	s.accelerate(p)
+	node := s.IntN(2)
+	p.note(fmt.Sprintf("%s of node %d", what, node))
+	var stops []func() error
+	for i, d := range s.sides {
+		end := p.end(i, node)
+		stops = append(stops, begin(s, d.podOf(node, end), end))
+	}
+	s.exchangeMessages(p, 20)
+	for range 4 {
+		if !s.exchange(p, (s.IntN(8)+1)<<20) {
+			s.FailNow()
+		}
+	}
+	for _, stop := range stops {
+		if err := stop(); err != nil {
+			s.Fatal(err)
+		}
+	}
+	s.whileNotBusy(func() { s.awaitWindowChecks(p) })
+	s.exchangeMessages(p, 20)
+}
+
+// podOf returns the pod that has an end of a connection.
+func (d *side) podOf(node int, end *net.TCPConn) webPod {
+	ip := end.LocalAddr().(*net.TCPAddr).IP.String()
+	i := slices.IndexFunc(d.pods[node][:], func(p webPod) bool { return p.ip == ip })
+	return d.pods[node][i]
+}
+
+func withOptions(s *soakRun, _ webPod, end *net.TCPConn) (stop func() error) {
+	set := func(options string) error {
+		return control(end, func(fd int) error { return unix.SetsockoptString(fd, unix.IPPROTO_IP, unix.IP_OPTIONS, options) })
+	}
+	if err := set("\x01\x01\x01\x01"); err != nil {
+		s.Fatal(err)
+	}
+	return func() error { return set("") }
+}
+
+func withShortTTL(s *soakRun, _ webPod, end *net.TCPConn) (stop func() error) {
+	set := func(ttl int) error {
+		return control(end, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, ttl) })
+	}
+	if err := set(1); err != nil {
+		s.Fatal(err)
+	}
+	done := make(chan error, 1)
+	time.AfterFunc(50*time.Millisecond, func() { done <- set(64) })
+	return func() error { return <-done }
+}
+
+// withUrgentData also sends it: the byte is not part of the stream that the other end reads.
+func withUrgentData(s *soakRun, _ webPod, end *net.TCPConn) (stop func() error) {
+	send := func() error { return control(end, func(fd int) error { return unix.Sendto(fd, []byte{1}, unix.MSG_OOB, nil) }) }
+	if err := send(); err != nil {
+		s.Fatal(err)
+	}
+	return send
+}
+
+// withPadding pads short frames of a pod, as some NICs of virtual machines do.
+func withPadding(s *soakRun, from webPod, _ *net.TCPConn) (stop func() error) {
+	const least = 200
+	pad, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // struct __sk_buff, len
+		asm.JGE.Imm(asm.R2, least, "out"),
+		asm.Mov.Imm(asm.R2, least),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnSkbChangeTail.Call(),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"), // TCX_NEXT
+		asm.Return(),
+	}})
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer pad.Close()
+	var l link.Link
+	if err := onNetns(from.netns, func() error {
+		eth0, err := net.InterfaceByName("eth0")
+		if err == nil {
+			l, err = link.AttachTCX(link.TCXOptions{Interface: eth0.Index, Program: pad, Attach: ebpf.AttachTCXEgress})
+		}
+		return err
+	}); err != nil {
+		s.Fatal(err)
+	}
+	return l.Close
+}
+
+func control(c *net.TCPConn, do func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return errors.Join(raw.Control(func(fd uintptr) { err = do(int(fd)) }), err)
 }
 
 func (s *soakRun) replaceConnection() {
