@@ -74,7 +74,7 @@ type AccelerationPolicySpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.vf)).size() < 2",message="vf must not be listed twice"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rps) || (a.rps.devices.size() > 0 && a.rps.devices.size() < 5))",message="rps.devices are one to four of nic, overlay, host-veth and pod"
 	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || (a.rfs.devices.size() > 0 && a.rfs.devices.size() < 5))",message="rfs.devices are one to four of nic, overlay, host-veth and pod"
-	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || !has(a.rfs.entries) || (a.rfs.entries > 0 && a.rfs.entries <= 536870912))",message="rfs.entries is a power of two up to 536870912"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || !has(a.rfs.entries) || (a.rfs.entries > 0 && a.rfs.entries <= 1048576))",message="rfs.entries is a power of two up to 1048576"
 	Accelerate []PolicyAccelerator `json:"accelerate"`
 	// Pods selects, by labels and in every namespace, the pods to whose own interfaces the
 	// accelerators of the device class pod apply. The default is every pod.

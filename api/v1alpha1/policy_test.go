@@ -50,7 +50,7 @@ func TestParsePolicy(t *testing.T) {
 		"name":           {"rfs-plus", "RFS_plus", `policy.yaml:3:18: metadata.name: must be a DNS name: a-z, 0-9, - and . within, at most 253, is "RFS_plus"`},
 		"class":          {"[nic]", "[eth0]", `policy.yaml:6:21: spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "eth0"`},
 		"cpus":           {`"0-3,8"`, "some", `policy.yaml:6:33: spec.accelerate[0].rps.cpus: must be all, all-but-irq or a list such as 0-3,8, is "some"`},
-		"entries":        {"[host-veth, pod]", "[pod], entries: 1000", "policy.yaml:8:36: spec.accelerate[2].rfs.entries: must be a power of two up to 536870912, is 1000"},
+		"entries":        {"[host-veth, pod]", "[pod], entries: 1000", "policy.yaml:8:36: spec.accelerate[2].rfs.entries: must be a power of two up to 1048576, is 1000"},
 		"two of them":    {"- rfs:", "- rps: {devices: [pod], cpus: all}\n    rfs:", "policy.yaml:8:5: spec.accelerate[2]: must have only one of rps, rfs, fastpath or vf, has rps and rfs"},
 		"fast path":      {"rfs: {devices: [host-veth, pod]}", "fastpath: {}\n  - fastpath: {}", "policy.yaml:9:15: spec.accelerate[3].fastpath: is listed twice"},
 		"unseen by some": {"rfs: {devices: [host-veth, pod]}", "fastpath: {unseenBy: [queue, cilium]}", `policy.yaml:8:34: spec.accelerate[2].fastpath.unseenBy[1]: must be tcx, tc, queue, nftables-netdev or conntrack-accounting, is "cilium"`},

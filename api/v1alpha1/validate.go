@@ -1238,12 +1238,15 @@ func (r *reader) devices(path string, on Path, devices []string, seen map[string
 	}
 }
 
-// entries of the flow table: the kernel takes up to 1<<29 and rounds up to a
-// power of two (rps_sock_flow_sysctl in net/core/sysctl_net_core.c), which
-// would read back as something else than was asked for.
+// entriesMax bounds the entries of RFS, for which the kernel takes up to 1<<29. A busy server has a million
+// connections at most, and each device takes 12 bytes an entry.
+const entriesMax = 1 << 20
+
+// entries of the flow table: the kernel rounds up to a power of two (rps_sock_flow_sysctl in
+// net/core/sysctl_net_core.c), which would read back as something else than was asked for.
 func (r *reader) entries(path string, n int) {
-	if r.set(path) && (n < 1 || n > 1<<29 || n&(n-1) != 0) {
-		r.fail(path, "must be a power of two up to %d, is %d", 1<<29, n)
+	if r.set(path) && (n < 1 || n > entriesMax || n&(n-1) != 0) {
+		r.fail(path, "must be a power of two up to %d, is %d", entriesMax, n)
 	}
 }
 

@@ -62,6 +62,9 @@ func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 	if err != nil {
 		return nil, err
 	}
+	if err := a.checkPlan(machine, queues); err != nil {
+		return nil, err
+	}
 	var settings []record.Setting
 	for _, c := range slices.Concat(machine, queues) {
 		settings = append(settings, record.Setting{Place: a.options.Place.Name, Path: c.Path, Want: c.Want, Got: c.Was, Was: c.Was})
@@ -76,6 +79,19 @@ func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 		}
 	}
 	return settings, nil
+}
+
+// checkPlan returns an error if the memory does not suffice for changes of the machine and of the place.
+func (a *Applier) checkPlan(machine, queues []journal.Change) error {
+	ofMachine, err := a.journal.Machine()
+	if err != nil {
+		return err
+	}
+	ofPlace, err := a.journal.Namespace(a.id, a.options.Place.Name, a.sys, a.links)
+	if err != nil {
+		return err
+	}
+	return a.checkMemory(journal.Changes{Book: ofMachine, Changes: machine}, journal.Changes{Book: ofPlace, Changes: queues})
 }
 
 // Apply sets the accelerators on every device of their classes, returns what
@@ -196,6 +212,9 @@ func (a *Applier) release(ctx context.Context) (restored int, err error) {
 
 // set makes changes, the machine's before those of the queues that index its table.
 func (a *Applier) set(steps ...journal.Changes) ([]record.Setting, error) {
+	if err := a.checkMemory(steps...); err != nil {
+		return nil, err
+	}
 	settings, err := journal.Set(a.holder, steps...)
 	for i := range settings {
 		settings[i].Place = a.options.Place.Name

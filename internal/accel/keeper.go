@@ -52,7 +52,7 @@ type SettingOf struct {
 type Count struct{ Held, Verified int }
 
 // Refusal is something that could not be had: a setting that somebody else holds
-// otherwise (ErrHeld) or that the kernel did not take; without a link, one that was not
+// otherwise (ErrHeld), for which the memory does not suffice, or that the kernel did not take; without a link, one that was not
 // restored, as somebody had changed it (ErrChanged).
 type Refusal struct {
 	SettingOf
@@ -208,8 +208,16 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 func settingOf(c journal.Change) SettingOf { return SettingOf{c.Link, path.Base(c.Path)} }
 
 func (k *Keeper) keepChanges(b *journal.Book, changes []journal.Change, kept *Kept) error {
+	tooLarge, err := k.tooLarge(b, changes)
+	if err != nil {
+		return err
+	}
 	var mine []journal.Change
 	for _, c := range changes {
+		if err := tooLarge[c.Link]; err != nil && flowBytes(c.Path, c.Want) > 0 {
+			kept.Refused = append(kept.Refused, Refusal{settingOf(c), err})
+			continue
+		}
 		e := b.Find(c.Path)
 		added, err := b.Hold(k.holder, []journal.Change{c})
 		switch {

@@ -388,7 +388,7 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 				crashed = true
 			}
 		}()
-		s := &Keeper{place: &place{holder: journal.Holder{Owner: "agent"}}}
+		s := &Keeper{place: &place{options: Options{Proc: "/proc"}, journal: j, holder: journal.Holder{Owner: "agent"}}}
 		for _, name := range course {
 			machine, place := books(&left)
 			s.wanted = plans[name]

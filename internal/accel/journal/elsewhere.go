@@ -117,6 +117,27 @@ func (j *Journal) Namespaces() ([]netns.Cookie, error) {
 	return all, nil
 }
 
+// Held calls fn on the settings that are held on this machine, in all network namespaces.
+func (j *Journal) Held(fn func(Entry)) error {
+	ids, err := j.Namespaces()
+	if err != nil {
+		return err
+	}
+	for _, id := range append(ids, 0) { // the machine's
+		l, err := j.read(ledgerFile(netns.ID{Cookie: id}))
+		if err != nil {
+			return err
+		}
+		if l.Boot != j.boot {
+			continue
+		}
+		for _, e := range l.Entries {
+			fn(e)
+		}
+	}
+	return nil
+}
+
 // ReleaseIn releases a holder in another network namespace: inside, if one of the files, which are
 // by inode, stands for it, else only in the ledger.
 func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) (restored int, err error) {

@@ -1,0 +1,136 @@
+package accel
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+
+	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/accel/kernel"
+)
+
+// The tables of RFS are kernel memory: 4 bytes for each entry of the machine's table (struct rps_sock_flow_table, allocated by
+// rps_sock_flow_sysctl in net/core/sysctl_net_core.c), and 12 for each of a receive queue's table (struct rps_dev_flow, by
+// store_rps_dev_flow_table_cnt in net/core/net-sysfs.c; 8 before Linux 6.17). The kernel bounds neither by its memory, and a node
+// has hundreds of devices.
+const (
+	machineEntry = 4
+	queueEntry   = 12
+	// flowShare: all tables together may take one part in so many of the machine's memory. On a machine with 4 GiB,
+	// that is the default number of entries at both ends of 110 pods' veths.
+	flowShare = 50
+)
+
+// flowBytes returns the memory of a table of RFS; 0 for any other setting.
+func flowBytes(setting, value string) int64 {
+	n, err := strconv.ParseInt(value, 10, 64)
+	switch {
+	case err != nil:
+		return 0
+	case setting == kernel.FlowTable:
+		return n * machineEntry
+	case path.Base(setting) == "rps_flow_cnt":
+		return n * queueEntry
+	}
+	return 0
+}
+
+// flowMemory is the memory of the tables of RFS on a machine, and its bound.
+type flowMemory struct{ used, limit int64 }
+
+// flowMemory sums the tables that the journal has.
+func (p *place) flowMemory() (m flowMemory, err error) {
+	total, err := memTotal(p.options.Proc)
+	if err != nil {
+		return m, err
+	}
+	m.limit = total / flowShare
+	err = p.journal.Held(func(e journal.Entry) { m.used += flowBytes(e.Path, e.Want) })
+	return m, err
+}
+
+// memTotal returns the size of a machine's memory in bytes.
+func memTotal(proc string) (int64, error) {
+	f, err := os.Open(filepath.Join(proc, "meminfo"))
+	if err != nil {
+		return 0, fmt.Errorf("read the size of the memory: %w", err)
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		var kib int64
+		if _, err := fmt.Sscanf(s.Text(), "MemTotal: %d kB", &kib); err == nil {
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("read the size of the memory: %s has no MemTotal", f.Name())
+}
+
+// newTables returns the memory of the tables that changes add to those that are held, by link.
+func newTables(c journal.Changes) map[int]int64 {
+	need := make(map[int]int64)
+	for _, change := range c.Changes {
+		if n := flowBytes(change.Path, change.Want); n > 0 && c.Find(change.Path) == nil {
+			need[change.Link] += n
+		}
+	}
+	return need
+}
+
+// checkMemory returns an error if the tables of all changes do not fit.
+func (p *place) checkMemory(steps ...journal.Changes) error {
+	var sum int64
+	for _, s := range steps {
+		for _, n := range newTables(s) {
+			sum += n
+		}
+	}
+	if sum == 0 {
+		return nil
+	}
+	m, err := p.flowMemory()
+	if err == nil && m.used+sum > m.limit {
+		err = m.exceeded("RFS", sum)
+	}
+	return err
+}
+
+// tooLarge returns an error for each device whose tables do not fit beside those of the devices before it.
+func (p *place) tooLarge(b *journal.Book, changes []journal.Change) (map[int]error, error) {
+	need := newTables(journal.Changes{Book: b, Changes: changes})
+	if len(need) == 0 {
+		return nil, nil
+	}
+	m, err := p.flowMemory()
+	if err != nil {
+		return nil, err
+	}
+	over := make(map[int]error)
+	for _, c := range changes {
+		n := need[c.Link]
+		delete(need, c.Link)
+		if m.used+n <= m.limit {
+			m.used += n
+		} else if n > 0 {
+			over[c.Link] = m.exceeded("RFS of "+what(c.Path), n)
+		}
+	}
+	return over, nil
+}
+
+// what names the device that a setting is of, or the machine.
+func what(setting string) string {
+	if device, _, ok := kernel.SplitQueue(setting); ok {
+		return device
+	}
+	return "the machine"
+}
+
+// exceeded is the error that the tables of what do not fit.
+func (m flowMemory) exceeded(what string, need int64) error {
+	const mib = 1 << 20
+	return fmt.Errorf("%s needs %.1f MiB of kernel memory; with it, the tables of RFS on this machine take %.1f MiB, and may take %.1f MiB (%d %% of its memory): "+
+		"lower rfs.entries, or choose fewer classes of devices", what, float64(need)/mib, float64(m.used+need)/mib, float64(m.limit)/mib, 100/flowShare)
+}
