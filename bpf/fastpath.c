@@ -296,6 +296,7 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 	const struct pod_link *pod;
 	struct encap_template o = {};
 	struct headers h;
+	struct remote from;
 	struct flow *f;
 	struct key k, own;
 	__u16 check = 0;
@@ -334,11 +335,11 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 	/* The outer checksum is verified, or there is none. */
 	o.head.udp_check = 0;
 	index = f->decapped_template;
-	known = bpf_map_lookup_elem(&encap_templates, &index);
+	known = bpf_map_lookup_elem(&decap_templates, &index);
 	end = seq_end(&h, is_ipv6);
 	if (k.protocol == IPPROTO_TCP && (!f->seq_state || !in_window(f, 0, &h, end)))
 		return NEXT;
-	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_outers(known, &o) || revalidate_due(&f->in, now))
+	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_words(known, &o, sizeof(o)) || revalidate_due(&f->in, now))
 		goto probe;
 	index = template_of(&f->in);
 	pod = bpf_map_lookup_elem(&pod_links, &index);
@@ -352,6 +353,9 @@ static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state 
 		update_seq(f, 0, &h, end, now);
 	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
 probe:
+	from = sender(&o, f->in.device);
+	if (!is_remote(&from))
+		return NEXT;
 	if (c->decap_stage && now - c->decap_probe.at < PROBE_TTL)
 		return NEXT;
 	c->decap_probe.at = now;
@@ -549,7 +553,6 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 		f->out.device = 0;
 	}
 	record_probe(&f->in, p, index, interval, is_ipv6);
-	/* Templates are limited: store one only for a packet that the slow path delivers. */
 	if (c->decap_stage == 2 && p->decapped == decap_id(c))
 		learn_decapped(c, f, p);
 	return NEXT;

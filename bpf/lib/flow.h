@@ -59,7 +59,7 @@ struct flow {
 	/* The peer as the wire has it (PEER), in one word so that it is read atomically. */
 	__u64 wire_peer;
 	/* When the kernel last decapsulated a packet of this flow that nic_decap had seen, in which
-	 * generation, and the index of its outer headers in encap_templates. */
+	 * generation, and the index of its outer headers in decap_templates. */
 	__u64 decapped;
 	__u32 decapped_generation;
 	__u32 decapped_template;

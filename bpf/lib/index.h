@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Tables of encapsulation templates and of pods' links. An entry never changes, and its index is never
- * reused. So a flow stores only the index, and a program never reads a half-written entry. */
+/* Tables of outer headers and of pods' links. A flow stores only the index of an entry. Programs take free
+ * entries, and only the agent frees them: once no flow refers to the entry, and no program that ran then is
+ * still running (see tables.go). So an entry does not change while a program may read it for a flow. */
 #pragma once
 
 #include "cpu.h"
 
-/* Table sizes: encapsulation templates (one per remote node and NIC), and pods' links. */
-#define ENCAP_TEMPLATES 2048
+/* Table sizes. A value has a set of places, by its hash, as in a CPU's cache. The index 0 means that there
+ * is no entry. */
+#define ENCAP_TEMPLATES 8192 /* one per remote node and NIC */
 #define POD_LINKS 4096
+#define WAYS 16
+/* Outer headers of received packets: a remote node has one set of places, so that whoever sends in its
+ * name fills no other. Its packets have one outer header for each router that forwards them. */
+#define DECAP_TEMPLATES 8192
+#define DECAP_WAYS 4
 
 /* A pod's link: the node's veth, and the MAC addresses of the frames that it delivers. */
 struct pod_link {
 	__u32 veth;
 	__u8 mac[ETH_ALEN], from[ETH_ALEN];
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, ENCAP_TEMPLATES);
-	__type(key, struct encap_template);
-	__type(value, __u32);
-} encap_index SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -30,11 +30,11 @@ struct {
 } encap_templates SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, POD_LINKS);
-	__type(key, struct pod_link);
-	__type(value, __u32);
-} pod_link_index SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DECAP_TEMPLATES);
+	__type(key, __u32);
+	__type(value, struct encap_template);
+} decap_templates SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -43,35 +43,122 @@ struct {
 	__type(value, struct pod_link);
 } pod_links SEC(".maps");
 
-/* Entries in use. Index 0 stays empty. */
-__u32 templates_used = 0, pod_links_used = 0;
+/* States of the entries. Programs change a state up to ENTRY_IN_USE, the agent from there on. Programs do not
+ * find a retired entry any more. */
+enum entry_state { ENTRY_FREE, ENTRY_TAKEN, ENTRY_IN_USE, ENTRY_RETIRED };
 
-/* index_of returns the index of a value, which it stores if it is new, or 0 if the table is full. */
-static __always_inline __u32 index_of(struct cpu_state *c, void *by_value, void *by_index, __u32 *used, __u32 max, const void *value)
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, ENCAP_TEMPLATES);
+	__type(key, __u32);
+	__type(value, __u64);
+} encap_states SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, DECAP_TEMPLATES);
+	__type(key, __u32);
+	__type(value, __u64);
+} decap_states SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, POD_LINKS);
+	__type(key, __u32);
+	__type(value, __u64);
+} pod_link_states SEC(".maps");
+
+/* So that BTF has the type. */
+const enum entry_state *entry_state_type __attribute__((unused));
+
+/* Random: a pod that chooses its MAC addresses cannot choose their places, and so fill those of another. */
+const volatile __u64 hash_seed = 0;
+
+/* Values are structures of smaller fields, and are hashed, compared and copied in words. */
+typedef __u32 __attribute__((may_alias)) half_word;
+
+static __always_inline __u64 hash_words(const void *value, __u32 size)
 {
-	__u32 *known = bpf_map_lookup_elem(by_value, value), index;
+	const half_word *words = value;
+	__u64 h = hash_seed;
+	__u32 i;
 
-	if (known)
-		return *known;
-	/* Bound the counter, or it would wrap around to used indexes. */
-	if (*used >= max) {
-		count(c, REASON_TABLE_FULL);
-		return 0;
+	for (i = 0; i < size / 4; i++) {
+		h = (h ^ words[i]) * 0x9e3779b97f4a7c15;
+		h ^= h >> 32;
 	}
-	index = __sync_fetch_and_add(used, 1) + 1;
-	if (bpf_map_update_elem(by_index, &index, value, BPF_ANY) || bpf_map_update_elem(by_value, value, &index, BPF_ANY)) {
-		count(c, REASON_TABLE_FULL);
-		return 0;
+	return h;
+}
+
+static __always_inline int equal_words(const void *a, const void *b, __u32 size)
+{
+	const half_word *x = a, *y = b;
+	__u32 differ = 0, i;
+
+	for (i = 0; i < size / 4; i++)
+		differ |= x[i] ^ y[i];
+	return !differ;
+}
+
+static __always_inline void copy_words(void *to, const void *from, __u32 size)
+{
+	const half_word *y = from;
+	half_word *x = to;
+	__u32 i;
+
+	for (i = 0; i < size / 4; i++)
+		x[i] = y[i];
+}
+
+/* index_of returns the index of a value, which it stores if it is new, or 0 if all its places are in use. */
+static __always_inline __u32 index_of(struct cpu_state *c, void *entries, void *states, __u32 first, __u32 ways, const void *value, __u32 size)
+{
+	__u32 index, i;
+	__u64 *state;
+	void *entry;
+
+	for (i = 0; i < ways; i++) {
+		index = first + i;
+		state = bpf_map_lookup_elem(states, &index);
+		entry = bpf_map_lookup_elem(entries, &index);
+		/* An atomic operation: read the entry only after its state. */
+		if (index && state && entry && __sync_fetch_and_or(state, 0) == ENTRY_IN_USE && equal_words(entry, value, size))
+			return index;
 	}
-	return index;
+	for (i = 0; i < ways; i++) {
+		index = first + i;
+		state = bpf_map_lookup_elem(states, &index);
+		entry = bpf_map_lookup_elem(entries, &index);
+		if (!index || !state || !entry || __sync_val_compare_and_swap(state, ENTRY_FREE, ENTRY_TAKEN) != ENTRY_FREE)
+			continue;
+		copy_words(entry, value, size);
+		__sync_lock_test_and_set(state, ENTRY_IN_USE);
+		return index;
+	}
+	count(c, REASON_TABLE_FULL);
+	return 0;
 }
 
 static __always_inline __u32 template_for(struct cpu_state *c, const struct encap_template *o)
 {
-	return index_of(c, &encap_index, &encap_templates, &templates_used, ENCAP_TEMPLATES, o);
+	__u32 first = hash_words(o, sizeof(*o)) % (ENCAP_TEMPLATES / WAYS) * WAYS;
+
+	return index_of(c, &encap_templates, &encap_states, first, WAYS, o, sizeof(*o));
+}
+
+static __always_inline __u32 decap_template_for(struct cpu_state *c, const struct encap_template *o, const struct remote *from)
+{
+	__u32 first = hash_words(from, sizeof(*from)) % (DECAP_TEMPLATES / DECAP_WAYS) * DECAP_WAYS;
+
+	return index_of(c, &decap_templates, &decap_states, first, DECAP_WAYS, o, sizeof(*o));
 }
 
 static __always_inline __u32 pod_link_of(struct cpu_state *c, const struct pod_link *p)
 {
-	return index_of(c, &pod_link_index, &pod_links, &pod_links_used, POD_LINKS, p);
+	__u32 first = hash_words(p, sizeof(*p)) % (POD_LINKS / WAYS) * WAYS;
+
+	return index_of(c, &pod_links, &pod_link_states, first, WAYS, p, sizeof(*p));
 }

@@ -118,13 +118,17 @@ static __always_inline void back_off(struct cpu_state *c, struct direction *w, i
 /* learn_decapped records the outer headers of a probe that nic_decap saw, and the kernel decapsulated. */
 static __always_inline void learn_decapped(struct cpu_state *c, struct flow *f, const struct probe *p)
 {
-	__u32 index;
+	struct remote from = sender(&c->decap_probe.outer, p->device);
+	__u32 index = 0;
 
 	c->decap_stage = 0;
-	index = template_for(c, &c->decap_probe.outer);
-	if (index) {
-		f->decapped_template = index;
-		f->decapped_generation = p->generation;
-		f->decapped = p->at;
+	if (is_remote(&from))
+		index = decap_template_for(c, &c->decap_probe.outer, &from);
+	if (!index) {
+		f->gso_possible = p->at; /* leaves the next packets to the kernel, too */
+		return;
 	}
+	f->decapped_template = index;
+	f->decapped_generation = p->generation;
+	f->decapped = p->at;
 }

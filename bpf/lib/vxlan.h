@@ -8,7 +8,7 @@
 /* What VXLAN adds: Ethernet, VXLAN, UDP and IPv4 (RFC 7348, section 5). */
 #define ENCAP_OVERHEAD 50
 
-/* The outer headers of packets to another node. Per-packet fields are 0, but the UDP checksum is
+/* The outer headers of packets to or from another node. Per-packet fields are 0, but the UDP checksum is
  * 0xffff if it is used. The headers are aligned to 16 bits only, so the compiler would read the
  * kernel's structures, which have 32-bit fields, byte by byte. */
 struct encap_template {
@@ -47,6 +47,36 @@ struct {
 	__type(key, __u32);
 	__type(value, struct vxlan_device);
 } vxlan_devices SEC(".maps");
+
+/* Remote nodes, by VXLAN device: the FDB entries of the device. Outer headers are learned only from packets
+ * with the addresses of one. Written by the agent. */
+struct remote {
+	__u32 device;
+	__be16 address[2]; /* the outer address */
+	__be16 mac[3]; /* the MAC address of its VXLAN device, the source of the inner frame */
+	__u16 zero;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct remote);
+	__type(value, __u8);
+} remotes SEC(".maps");
+
+/* sender returns the remote node that sent a packet with these outer headers to a VXLAN device. */
+static __always_inline struct remote sender(const struct encap_template *o, __u32 device)
+{
+	const __be16 *mac = &o->head.inner[3];
+
+	return (struct remote){.device = device, .address = {o->head.source[0], o->head.source[1]}, .mac = {mac[0], mac[1], mac[2]}};
+}
+
+static __always_inline int is_remote(const struct remote *from)
+{
+	return bpf_map_lookup_elem(&remotes, from) != 0;
+}
 
 /* Whether the upper bound of the port range is included (see is_source_port). */
 volatile __u32 ports_inclusive = 0;
@@ -124,17 +154,6 @@ static __always_inline void clear_per_packet(struct encap_template *o)
 	o->head.tos = 0;
 	o->head.length = o->head.id = o->head.ip_check = o->head.port = o->head.udp_length = 0;
 	o->head.udp_check = o->head.udp_check ? 0xffff : 0;
-}
-
-static __always_inline int equal_outers(const struct encap_template *a, const struct encap_template *b)
-{
-	const __u32 *x = (const void *)a, *y = (const void *)b;
-	int i;
-
-	for (i = 0; i < (int)sizeof(*a) / 4; i++)
-		if (x[i] != y[i])
-			return 0;
-	return 1;
 }
 
 /* route_mtu is the longest inner packet that the route to the other node takes without

@@ -153,14 +153,8 @@ func (f *fast) keep(ctx context.Context, want *v1alpha1.Fastpath, kept *Kept) er
 		repaired := f.path.Repaired()
 		kept.Repaired += repaired - f.repaired
 		f.repaired = repaired
-		if !f.path.TablesWorn() {
-			f.path.Verify()
-			return nil
-		}
-		o.Log.Info("the fast path restarts because its tables are nearly full: connections take the slow path for a moment", "place", o.Place.Name)
-		if err := f.stopLocked(); err != nil {
-			return err
-		}
+		f.path.Verify()
+		return nil
 	}
 	f.wanted = true
 	if f.err != nil && time.Since(f.tried) < retryPause(f.err) {

@@ -280,18 +280,6 @@ func TestFastpath(t *testing.T) {
 	hooks("attached again", active)
 	a.accelerated("repaired", c, 100)
 
-	// Its tables are nearly full.
-	wear(t)
-	eventually(t, "begun anew", func() string {
-		f, err := a.host.Fastpath()
-		if err != nil || f.Packets["fast-out"] >= 100 {
-			return fmt.Sprint(f.Packets, err)
-		}
-		return ""
-	})
-	a.accelerated("begun anew", c, 100)
-	hooks("begun anew", active)
-
 	// Another wants it here: an experiment's worker.
 	other, err := accel.OpenApplier(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
 	must(t, err)
@@ -361,41 +349,6 @@ func TestFastpath(t *testing.T) {
 	if files, err := filepath.Glob(filepath.Join(p.journal, "fastpath-*")); err != nil || len(files) > 0 {
 		t.Errorf("left behind: %v, %v", files, err)
 	}
-}
-
-// wear has the programs of this network namespace believe that most places for pods
-// have been used.
-func wear(t testing.TB) {
-	t.Helper()
-	spec, err := ebpf.LoadCollectionSpec(filepath.Join("..", "accel", "fastpath", "datapath", "fastpath_bpfel.o"))
-	must(t, err)
-	used := spec.Variables["pod_links_used"]
-	l, err := netlink.LinkByName("flannel.1")
-	must(t, err)
-	q, err := tcx.QueryPrograms(tcx.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
-	must(t, err)
-	program, err := ebpf.NewProgramFromID(q.Programs[0].ID)
-	must(t, err)
-	defer program.Close()
-	info, err := program.Info()
-	must(t, err)
-	ids, _ := info.MapIDs()
-	for _, id := range ids {
-		m, err := ebpf.NewMapFromID(id)
-		must(t, err)
-		defer m.Close()
-		about, err := m.Info()
-		must(t, err)
-		if !strings.HasSuffix(about.Name, used.SectionName) {
-			continue
-		}
-		values, err := m.LookupBytes(uint32(0))
-		must(t, err)
-		binary.NativeEndian.PutUint32(values[used.Offset:], 4000)
-		must(t, m.Put(uint32(0), values))
-		return
-	}
-	t.Fatal("the program has no such variable")
 }
 
 // shape limits the rate of a device by a queue.

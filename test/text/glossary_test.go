@@ -15,7 +15,7 @@ import (
 // replaced are words of our own that the field has other words for.
 var replaced = []struct{ was, is string }{
 	{`\b(leave|land|arrive|deliver|tunnel|wire)_of\b`, "encap_ip, nic_decap_ip, vxlan_ingress_ip, observe_*_ip"},
-	{`\b(outer|pod)_places\b`, "encap_index, pod_link_index"},
+	{`\b(outer|pod)_places\b`, "encap_templates, pod_links"},
 	{`\bASK_[A-Z]+\b`, "EVENT_*"},
 	{`"(odd-flags|unsummed|last-hop|no-room|unanswered)"`, "the reasons in docs/explanation/fastpath.md"},
 	{`LeftAlone|left_alone`, "Skipped, skipped"},

@@ -31,6 +31,8 @@ type node struct {
 	overlays    map[int]datapath.VXLANDevice
 	nics, veths []int
 	names       map[int]string
+	// remotes are the remote nodes of the overlays.
+	remotes []datapath.Remote
 	// owners are the MAC addresses behind the veths; behind is the veth of each IP address.
 	owners []datapath.LinkMAC
 	behind map[netip.Addr]int
@@ -130,6 +132,9 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	if n.unsupported = why; why != "" {
 		n.overlays, n.nics, n.veths, n.behind = nil, nil, nil, nil
 		n.skipped = append(n.skipped, "all devices: "+why)
+	}
+	if n.remotes, err = remotesOf(n.overlays); err != nil {
+		return node{}, err
 	}
 	return n, nil
 }

@@ -341,16 +341,6 @@ func (f *Fastpath) Connections() (known, fast int, err error) {
 	return f.programs.Accelerated(now)
 }
 
-// TablesWorn reports whether the fast path should be restarted: entries of some tables are never
-// reused, and once a table is full, new connections take the slow path.
-func (f *Fastpath) TablesWorn() bool {
-	worn, err := f.programs.TablesWorn()
-	if err != nil {
-		f.log.Warn("check the tables of the fast path", "error", err)
-	}
-	return worn
-}
-
 // Verify requests a scan of the devices that also checks every attachment. It attaches programs
 // again that somebody detached, and moves programs back to the end of their hook.
 func (f *Fastpath) Verify() {
@@ -497,6 +487,9 @@ func (f *Fastpath) run(started chan<- error) error {
 			if err := f.forget(unvalidated); err != nil {
 				f.log.Warn("forget connections of the fast path", "error", err)
 				continue
+			}
+			if err := f.programs.Recycle(); err != nil {
+				f.log.Warn("make room in the tables of the fast path", "error", err)
 			}
 			if f.pods.anyIdle() || f.changes.throttled() {
 				poke(f.rescan)
@@ -761,6 +754,7 @@ func (f *Fastpath) sync() error {
 	if err := errors.Join(
 		err,
 		f.programs.SetVXLANDevices(node.overlays),
+		f.programs.SetRemotes(node.remotes),
 		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
 	); err != nil {
 		return err

@@ -409,6 +409,55 @@ func fdbEntries(h *netlink.Handle, links []netlink.Link, known []netlink.Neigh) 
 	return f.answers, nil
 }
 
+// remotesOf lists the remote nodes of VXLAN devices: their FDB entries, in the calling thread's network
+// namespace. These devices do not learn, so no packet can add an entry.
+func remotesOf(overlays map[int]datapath.VXLANDevice) ([]datapath.Remote, error) {
+	socket, err := nl.GetNetlinkSocketAt(-1, -1, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer socket.Close()
+	// Otherwise the kernel dumps the entries of all devices, and a pod can add any number of those of a
+	// bridge (valid_fdb_dump_legacy in net/core/rtnetlink.c).
+	if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		return nil, fmt.Errorf("have netlink check requests strictly: %w", err)
+	}
+	var all []datapath.Remote
+	for device := range overlays {
+		some, err := netns.Dump("FDB entries", func() ([]datapath.Remote, error) { return remotesOfDevice(socket, device) })
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+func remotesOfDevice(socket *nl.NetlinkSocket, device int) (all []datapath.Remote, err error) {
+	r := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+	// struct ndmsg, in which all but family and index must be 0; netlink.Ndmsg has arbitrary bytes between its fields.
+	about := make([]byte, unix.SizeofNdMsg)
+	about[0] = unix.AF_BRIDGE
+	binary.NativeEndian.PutUint32(about[4:], uint32(device))
+	r.AddRawData(about)
+	replies, err := r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	if err != nil {
+		return nil, err
+	}
+	for _, data := range replies {
+		m, err := neighbourOf(data)
+		if err != nil {
+			return nil, err
+		}
+		address, isMAC := macOf(m.address)
+		if to, ok := netip.AddrFromSlice(m.destination); ok && to.Is4() && isMAC && m.device == device {
+			all = append(all, datapath.Remote{Device: device, MAC: address, Address: to})
+		}
+	}
+	return all, nil
+}
+
 // fdbLookup queries FDB entries of bridges and of VXLAN devices.
 type fdbLookup struct {
 	socket  map[int]*nl.SocketHandle

@@ -12,6 +12,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow -type event -type event_kind -type recovery -type tracked fastpath ../../../../bpf/fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow -type event -type event_kind -type recovery -type tracked -type entry_state fastpath ../../../../bpf/fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -I../../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel resync ../../../../bpf/resync.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel -type address neighbours ../../../../bpf/neighbours.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 
@@ -37,14 +38,16 @@ type Programs struct {
 	ObserveNIC, NICDecap *ebpf.Program
 
 	objects fastpathObjects
+	tables  tables
 	// reasons are the names of enum reason, by value.
 	reasons []string
 	events  *ringbuf.Reader
 	// noDropForged is why the kernel did not load drop_forged, if so.
 	noDropForged error
-	// linkMACs and watched mirror the keys of the maps link_macs and watched_pods.
+	// linkMACs, watched and remotes mirror the keys of the maps link_macs, watched_pods and remotes.
 	linkMACs map[fastpathLinkMac]bool
 	watched  map[fastpathWatch]bool
+	remotes  map[fastpathRemote]bool
 }
 
 // Load loads the programs. They forward nothing until RenewLease. An error says what the kernel
@@ -61,10 +64,13 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	// Kernels before 5.11 charge maps to RLIMIT_MEMLOCK; if the process may not raise the limit, it
 	// may still be large enough.
 	limitErr := rlimit.RemoveMemlock()
-	p := &Programs{linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool)}
+	p := &Programs{linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool), remotes: make(map[fastpathRemote]bool)}
 	var err error
 	if p.reasons, err = reasonsOf(spec.Types); err != nil {
 		return nil, fmt.Errorf("read programs of the fast path: %w", err)
+	}
+	if err := spec.Variables[fastpathVarHashSeed].Set(rand.Uint64()); err != nil {
+		return nil, fmt.Errorf("seed the hash of the fast path: %w", err)
 	}
 	if p.noDropForged = spec.LoadAndAssign(&p.objects, nil); p.noDropForged != nil {
 		if err := withoutDropForged(spec).LoadAndAssign(&p.objects, nil); err != nil {
@@ -74,8 +80,11 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	o := &p.objects
 	p.Encap, p.ObservePod, p.ObserveVXLAN, p.VXLANIngress = o.Encap, o.ObservePod, o.ObserveVxlan, o.VxlanIngress
 	p.ObserveNIC, p.NICDecap = o.ObserveNic, o.NicDecap
+	if err := p.tables.open(o); err != nil {
+		return nil, errors.Join(err, p.tables.close(), o.Close())
+	}
 	if p.events, err = ringbuf.NewReader(o.Events); err != nil {
-		return nil, errors.Join(fmt.Errorf("open the ring buffer of the fast path: %w", err), o.Close())
+		return nil, errors.Join(fmt.Errorf("open the ring buffer of the fast path: %w", err), p.tables.close(), o.Close())
 	}
 	return p, nil
 }
@@ -96,7 +105,9 @@ func reasonsOf(types *btf.Spec) (names []string, err error) {
 }
 
 // Close closes programs and maps, and makes ReadEvent return.
-func (p *Programs) Close() error { return errors.Join(p.events.Close(), p.objects.Close()) }
+func (p *Programs) Close() error {
+	return errors.Join(p.events.Close(), p.tables.close(), p.objects.Close())
+}
 
 // RenewLease lets the programs forward packets until a time of CLOCK_MONOTONIC.
 func (p *Programs) RenewLease(until time.Duration) error {
@@ -125,25 +136,6 @@ func (p *Programs) SetNode(mtu int, from, to uint16) error {
 		return fmt.Errorf("configure the fast path of the node: %w", err)
 	}
 	return nil
-}
-
-// TablesWorn reports whether three quarters of the encapsulation templates or of the pod links are used.
-// The programs never reuse an index, so the caller must load them again in time.
-func (p *Programs) TablesWorn() (bool, error) {
-	o := &p.objects
-	for _, of := range []struct {
-		used *ebpf.Variable
-		all  *ebpf.Map
-	}{{o.TemplatesUsed, o.EncapTemplates}, {o.PodLinksUsed, o.PodLinks}} {
-		var used uint32
-		if err := of.used.Get(&used); err != nil {
-			return false, fmt.Errorf("read the use of the fast path's tables: %w", err)
-		}
-		if used >= of.all.MaxEntries()/4*3 {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // Counts returns the number of packets by reason: "fast-out" and "fast-in" took the fast path, all

@@ -114,7 +114,7 @@ func (v *fastpathFlow) setSequence(s Side) {
 func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	t.Helper()
 	now := monotonic(t)
-	if err := errors.Join(p.RenewLease(now+time.Minute), p.SetGeneration(7), p.SetNode(1450, 32768, 60999)); err != nil {
+	if err := errors.Join(p.RenewLease(now+time.Minute), p.SetGeneration(7), p.SetNode(1450, 32768, 60999), p.SetRemotes([]Remote{knownRemote})); err != nil {
 		t.Fatal(err)
 	}
 	pod, peer := version(flow.Pod.Addr().Is6()).ends()
@@ -161,6 +161,9 @@ func (p *Programs) deleteFlows() error {
 	}
 	return err
 }
+
+// knownRemote is the node that sends the packets of knownConnection.
+var knownRemote = Remote{Device: lo, MAC: [6]byte(gateway), Address: netip.AddrFrom4([4]byte{198, 18, 0, 1})}
 
 // knownConnection is the connection as the device of prog.Run sees it: its MAC address is 0.
 func knownConnection(v version, sum bool) grammar.Connection {
@@ -430,7 +433,7 @@ func TestNICDecap(t *testing.T) {
 		for i := range 4 {
 			v, protocol := version(i&1 != 0), []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP}[i/2]
 			f.addFlow(t, v, protocol, tt.flow)
-			if err := f.objects.EncapTemplates.Put(uint32(2), decapTemplateForTest(v)); err != nil {
+			if err := f.objects.DecapTemplates.Put(uint32(2), decapTemplateForTest(v)); err != nil {
 				t.Fatal(err)
 			}
 			inner := inPacket(v, protocol)
@@ -466,15 +469,7 @@ func TestNICDecapChecksInnerProtocol(t *testing.T) {
 			if other {
 				copy(b[grammar.Head-2:], head(!v, false)[grammar.Head-2:])
 			}
-			each := make([]fastpathCpuState, ebpf.MustPossibleCPU())
-			if err := f.objects.CpuStates.Put(uint32(0), each); err != nil {
-				t.Fatal(err)
-			}
-			f.run(t, f.NICDecap, b, 0)
-			if err := f.objects.CpuStates.Lookup(uint32(0), &each); err != nil {
-				t.Fatal(err)
-			}
-			decapped := slices.ContainsFunc(each, func(c fastpathCpuState) bool { return c.DecapStage != 0 })
+			decapped := f.remembers(t, b)
 			if decapped == other {
 				t.Errorf("%s, inner type of the other version %t: remembered %t", v, other, decapped)
 			}
@@ -505,52 +500,6 @@ func TestGSOSegmentsExceedMTU(t *testing.T) {
 				t.Errorf("%s, %d bytes over the MTU: counted %s, want %s", v, over, got, want)
 			}
 		}
-	}
-}
-
-// TestTablesWorn checks that the fast path reports worn tables once three quarters of a table's
-// entries are used.
-func TestTablesWorn(t *testing.T) {
-	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
-	o := &f.objects
-	for _, of := range []struct {
-		used *ebpf.Variable
-		all  uint32
-	}{{o.TemplatesUsed, o.EncapTemplates.MaxEntries()}, {o.PodLinksUsed, o.PodLinks.MaxEntries()}} {
-		for used, want := range map[uint32]bool{0: false, of.all/4*3 - 1: false, of.all / 4 * 3: true, of.all: true} {
-			if err := of.used.Set(used); err != nil {
-				t.Fatal(err)
-			}
-			if worn, err := f.TablesWorn(); err != nil || worn != want {
-				t.Errorf("with %d of %d entries used: worn %t, error %v, want %t", used, of.all, worn, err, want)
-			}
-		}
-		if err := of.used.Set(uint32(0)); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// TestInjectedPacketsUseNoTemplates checks that VXLAN packets which the kernel has not delivered to
-// a pod do not use up encapsulation templates.
-func TestInjectedPacketsUseNoTemplates(t *testing.T) {
-	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
-	f.addFlow(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Decapped = 0 })
-	p := inPacket(four, unix.IPPROTO_UDP).Bytes()
-	for n := range byte(10) {
-		c := knownConnection(four, false)
-		c.Outer[grammar.Overhead+11] = n // the last byte of the outer source address
-		f.run(t, f.NICDecap, c.Wrap(p), 0)
-		if got := f.run(t, f.VXLANIngress, p, 0); got != "[revalidate]" {
-			t.Errorf("counted %s, want [revalidate]", got)
-		}
-		if err := f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU())); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var used uint32
-	if err := f.objects.TemplatesUsed.Get(&used); err != nil || used != 0 {
-		t.Errorf("%d templates are used, error %v, want none", used, err)
 	}
 }
 

@@ -121,6 +121,15 @@ type fastpathEncapTemplate struct {
 	}
 }
 
+type fastpathEntryState uint32
+
+const (
+	fastpathEntryStateENTRY_FREE    fastpathEntryState = 0
+	fastpathEntryStateENTRY_TAKEN   fastpathEntryState = 1
+	fastpathEntryStateENTRY_IN_USE  fastpathEntryState = 2
+	fastpathEntryStateENTRY_RETIRED fastpathEntryState = 3
+)
+
 type fastpathEvent struct {
 	_     structs.HostLayout
 	Key   fastpathKey
@@ -250,6 +259,14 @@ type fastpathRecovery struct {
 	_            [4]byte
 }
 
+type fastpathRemote struct {
+	_       structs.HostLayout
+	Device  uint32
+	Address [2]uint16
+	Mac     [3]uint16
+	Zero    uint16
+}
+
 type fastpathTracked struct {
 	_     structs.HostLayout
 	Key   fastpathKey
@@ -279,13 +296,16 @@ type fastpathWatch struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	fastpathMapCpuStates      = "cpu_states"
-	fastpathMapEncapIndex     = "encap_index"
+	fastpathMapDecapStates    = "decap_states"
+	fastpathMapDecapTemplates = "decap_templates"
+	fastpathMapEncapStates    = "encap_states"
 	fastpathMapEncapTemplates = "encap_templates"
 	fastpathMapEvents         = "events"
 	fastpathMapFlows          = "flows"
 	fastpathMapLinkMacs       = "link_macs"
-	fastpathMapPodLinkIndex   = "pod_link_index"
+	fastpathMapPodLinkStates  = "pod_link_states"
 	fastpathMapPodLinks       = "pod_links"
+	fastpathMapRemotes        = "remotes"
 	fastpathMapReverseNat     = "reverse_nat"
 	fastpathMapVxlanDevices   = "vxlan_devices"
 	fastpathMapWatchedPods    = "watched_pods"
@@ -302,19 +322,19 @@ const (
 	fastpathVarBloomA         = "bloom_a"
 	fastpathVarBloomB         = "bloom_b"
 	fastpathVarBloomChosen    = "bloom_chosen"
+	fastpathVarEntryStateType = "entry_state_type"
 	fastpathVarEpoch          = "epoch"
 	fastpathVarEventType      = "event_type"
 	fastpathVarGeneration     = "generation"
+	fastpathVarHashSeed       = "hash_seed"
 	fastpathVarLeaseExpires   = "lease_expires"
 	fastpathVarMtu            = "mtu"
-	fastpathVarPodLinksUsed   = "pod_links_used"
 	fastpathVarPortFrom       = "port_from"
 	fastpathVarPortTo         = "port_to"
 	fastpathVarPortsInclusive = "ports_inclusive"
 	fastpathVarReasonType     = "reason_type"
 	fastpathVarRecoveryType   = "recovery_type"
 	fastpathVarSkipCsumChecks = "skip_csum_checks"
-	fastpathVarTemplatesUsed  = "templates_used"
 	fastpathVarTrackedType    = "tracked_type"
 )
 
@@ -376,13 +396,16 @@ type fastpathProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathMapSpecs struct {
 	CpuStates      *ebpf.MapSpec `ebpf:"cpu_states"`
-	EncapIndex     *ebpf.MapSpec `ebpf:"encap_index"`
+	DecapStates    *ebpf.MapSpec `ebpf:"decap_states"`
+	DecapTemplates *ebpf.MapSpec `ebpf:"decap_templates"`
+	EncapStates    *ebpf.MapSpec `ebpf:"encap_states"`
 	EncapTemplates *ebpf.MapSpec `ebpf:"encap_templates"`
 	Events         *ebpf.MapSpec `ebpf:"events"`
 	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	LinkMacs       *ebpf.MapSpec `ebpf:"link_macs"`
-	PodLinkIndex   *ebpf.MapSpec `ebpf:"pod_link_index"`
+	PodLinkStates  *ebpf.MapSpec `ebpf:"pod_link_states"`
 	PodLinks       *ebpf.MapSpec `ebpf:"pod_links"`
+	Remotes        *ebpf.MapSpec `ebpf:"remotes"`
 	ReverseNat     *ebpf.MapSpec `ebpf:"reverse_nat"`
 	VxlanDevices   *ebpf.MapSpec `ebpf:"vxlan_devices"`
 	WatchedPods    *ebpf.MapSpec `ebpf:"watched_pods"`
@@ -396,19 +419,19 @@ type fastpathVariableSpecs struct {
 	BloomA         *ebpf.VariableSpec `ebpf:"bloom_a"`
 	BloomB         *ebpf.VariableSpec `ebpf:"bloom_b"`
 	BloomChosen    *ebpf.VariableSpec `ebpf:"bloom_chosen"`
+	EntryStateType *ebpf.VariableSpec `ebpf:"entry_state_type"`
 	Epoch          *ebpf.VariableSpec `ebpf:"epoch"`
 	EventType      *ebpf.VariableSpec `ebpf:"event_type"`
 	Generation     *ebpf.VariableSpec `ebpf:"generation"`
+	HashSeed       *ebpf.VariableSpec `ebpf:"hash_seed"`
 	LeaseExpires   *ebpf.VariableSpec `ebpf:"lease_expires"`
 	Mtu            *ebpf.VariableSpec `ebpf:"mtu"`
-	PodLinksUsed   *ebpf.VariableSpec `ebpf:"pod_links_used"`
 	PortFrom       *ebpf.VariableSpec `ebpf:"port_from"`
 	PortTo         *ebpf.VariableSpec `ebpf:"port_to"`
 	PortsInclusive *ebpf.VariableSpec `ebpf:"ports_inclusive"`
 	ReasonType     *ebpf.VariableSpec `ebpf:"reason_type"`
 	RecoveryType   *ebpf.VariableSpec `ebpf:"recovery_type"`
 	SkipCsumChecks *ebpf.VariableSpec `ebpf:"skip_csum_checks"`
-	TemplatesUsed  *ebpf.VariableSpec `ebpf:"templates_used"`
 	TrackedType    *ebpf.VariableSpec `ebpf:"tracked_type"`
 }
 
@@ -433,13 +456,16 @@ func (o *fastpathObjects) Close() error {
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathMaps struct {
 	CpuStates      *ebpf.Map `ebpf:"cpu_states"`
-	EncapIndex     *ebpf.Map `ebpf:"encap_index"`
+	DecapStates    *ebpf.Map `ebpf:"decap_states"`
+	DecapTemplates *ebpf.Map `ebpf:"decap_templates"`
+	EncapStates    *ebpf.Map `ebpf:"encap_states"`
 	EncapTemplates *ebpf.Map `ebpf:"encap_templates"`
 	Events         *ebpf.Map `ebpf:"events"`
 	Flows          *ebpf.Map `ebpf:"flows"`
 	LinkMacs       *ebpf.Map `ebpf:"link_macs"`
-	PodLinkIndex   *ebpf.Map `ebpf:"pod_link_index"`
+	PodLinkStates  *ebpf.Map `ebpf:"pod_link_states"`
 	PodLinks       *ebpf.Map `ebpf:"pod_links"`
+	Remotes        *ebpf.Map `ebpf:"remotes"`
 	ReverseNat     *ebpf.Map `ebpf:"reverse_nat"`
 	VxlanDevices   *ebpf.Map `ebpf:"vxlan_devices"`
 	WatchedPods    *ebpf.Map `ebpf:"watched_pods"`
@@ -448,13 +474,16 @@ type fastpathMaps struct {
 func (m *fastpathMaps) Close() error {
 	return _FastpathClose(
 		m.CpuStates,
-		m.EncapIndex,
+		m.DecapStates,
+		m.DecapTemplates,
+		m.EncapStates,
 		m.EncapTemplates,
 		m.Events,
 		m.Flows,
 		m.LinkMacs,
-		m.PodLinkIndex,
+		m.PodLinkStates,
 		m.PodLinks,
+		m.Remotes,
 		m.ReverseNat,
 		m.VxlanDevices,
 		m.WatchedPods,
@@ -469,19 +498,19 @@ type fastpathVariables struct {
 	BloomA         *ebpf.Variable `ebpf:"bloom_a"`
 	BloomB         *ebpf.Variable `ebpf:"bloom_b"`
 	BloomChosen    *ebpf.Variable `ebpf:"bloom_chosen"`
+	EntryStateType *ebpf.Variable `ebpf:"entry_state_type"`
 	Epoch          *ebpf.Variable `ebpf:"epoch"`
 	EventType      *ebpf.Variable `ebpf:"event_type"`
 	Generation     *ebpf.Variable `ebpf:"generation"`
+	HashSeed       *ebpf.Variable `ebpf:"hash_seed"`
 	LeaseExpires   *ebpf.Variable `ebpf:"lease_expires"`
 	Mtu            *ebpf.Variable `ebpf:"mtu"`
-	PodLinksUsed   *ebpf.Variable `ebpf:"pod_links_used"`
 	PortFrom       *ebpf.Variable `ebpf:"port_from"`
 	PortTo         *ebpf.Variable `ebpf:"port_to"`
 	PortsInclusive *ebpf.Variable `ebpf:"ports_inclusive"`
 	ReasonType     *ebpf.Variable `ebpf:"reason_type"`
 	RecoveryType   *ebpf.Variable `ebpf:"recovery_type"`
 	SkipCsumChecks *ebpf.Variable `ebpf:"skip_csum_checks"`
-	TemplatesUsed  *ebpf.Variable `ebpf:"templates_used"`
 	TrackedType    *ebpf.Variable `ebpf:"tracked_type"`
 }
 

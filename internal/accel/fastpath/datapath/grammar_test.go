@@ -281,7 +281,7 @@ func TestGrammar(t *testing.T) {
 			}
 			f.addFlowOf(t, Flow{g.Pod, g.Front, unix.IPPROTO_TCP}, nil)
 			f.addFlowOf(t, Flow{g.Pod, g.Front, unix.IPPROTO_UDP}, nil)
-			if err := errors.Join(f.objects.EncapTemplates.Put(uint32(1), encapTemplateForTest(v, sum)), f.objects.EncapTemplates.Put(uint32(2), decapTemplateForTest(v))); err != nil {
+			if err := errors.Join(f.objects.EncapTemplates.Put(uint32(1), encapTemplateForTest(v, sum)), f.objects.DecapTemplates.Put(uint32(2), decapTemplateForTest(v))); err != nil {
 				t.Fatal(err)
 			}
 		}

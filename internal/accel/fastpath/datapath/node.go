@@ -25,18 +25,20 @@ type VXLANDevice struct {
 	MAC net.HardwareAddr
 }
 
+// halfWords copies bytes in network byte order.
+func halfWords(to []uint16, from []byte) {
+	for i := range to {
+		to[i] = binary.NativeEndian.Uint16(from[2*i:])
+	}
+}
+
 // value returns the device as the programs have it: in network byte order.
 func (o VXLANDevice) value() fastpathVxlanDevice {
-	words := func(to []uint16, from []byte) {
-		for i := range to {
-			to[i] = binary.NativeEndian.Uint16(from[2*i:])
-		}
-	}
 	v := fastpathVxlanDevice{Nic: uint32(o.NIC)}
 	source := o.Source.As4()
-	words(v.Source[:], source[:])
-	words(v.Mac[:], o.MAC)
-	words(v.Vni[:], binary.BigEndian.AppendUint32(nil, o.VNI<<8))
+	halfWords(v.Source[:], source[:])
+	halfWords(v.Mac[:], o.MAC)
+	halfWords(v.Vni[:], binary.BigEndian.AppendUint32(nil, o.VNI<<8))
 	var port [2]byte
 	binary.BigEndian.PutUint16(port[:], o.Port)
 	v.Port = binary.NativeEndian.Uint16(port[:])
@@ -65,6 +67,28 @@ func (p *Programs) SetVXLANDevices(all map[int]VXLANDevice) error {
 		}
 	}
 	return nil
+}
+
+// Remote is a remote node of a VXLAN device, by an FDB entry: the device sends frames for a MAC address to
+// a node's IPv4 address.
+type Remote struct {
+	Device  int
+	MAC     [6]byte
+	Address netip.Addr
+}
+
+// SetRemotes replaces the remote nodes: nic_decap takes packets only from these. It is not safe for
+// concurrent use.
+func (p *Programs) SetRemotes(all []Remote) error {
+	want := make(map[fastpathRemote]bool, len(all))
+	for _, r := range all {
+		k, address := fastpathRemote{Device: uint32(r.Device)}, r.Address.As4()
+		halfWords(k.Address[:], address[:])
+		halfWords(k.Mac[:], r.MAC[:])
+		want[k] = true
+	}
+	// If the map is full, the kernel decapsulates the packets of the other nodes.
+	return updateSet(p.objects.Remotes, p.remotes, want)
 }
 
 // LinkMAC is a MAC address behind a pod's link, which is given by its index on the node.

@@ -1,0 +1,112 @@
+//go:build linux
+
+package datapath
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/testenv/grammar"
+)
+
+// remembers reports whether nic_decap leaves a packet to the kernel in order to learn its outer headers.
+func (p *Programs) remembers(t *testing.T, b []byte) bool {
+	t.Helper()
+	cpus := make([]fastpathCpuState, ebpf.MustPossibleCPU())
+	if err := p.objects.CpuStates.Put(uint32(0), cpus); err != nil {
+		t.Fatal(err)
+	}
+	p.run(t, p.NICDecap, b, 0)
+	if err := p.objects.CpuStates.Lookup(uint32(0), &cpus); err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(cpus, func(c fastpathCpuState) bool { return c.DecapStage != 0 })
+}
+
+// TestLearnsFromRemotesOnly checks that nic_decap learns the outer headers of a packet only if the FDB has
+// a remote node with its outer source and the MAC address from which the inner frame comes.
+func TestLearnsFromRemotesOnly(t *testing.T) {
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
+	f.addFlow(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Decapped = 0 })
+	const outerSource = 14 + 12 // the offset of the outer source address
+	for name, change := range map[string]func(*grammar.Connection, *grammar.Packet, *Remote){
+		"a remote node":                   func(*grammar.Connection, *grammar.Packet, *Remote) {},
+		"another outer source":            func(c *grammar.Connection, _ *grammar.Packet, _ *Remote) { c.Outer[outerSource+3]++ },
+		"another inner source":            func(_ *grammar.Connection, p *grammar.Packet, _ *Remote) { p.From = knownMAC },
+		"a remote node of another device": func(_ *grammar.Connection, _ *grammar.Packet, r *Remote) { r.Device++ },
+	} {
+		c, inner, remote := knownConnection(four, false), inPacket(four, unix.IPPROTO_UDP), knownRemote
+		change(&c, &inner, &remote)
+		if err := f.SetRemotes([]Remote{remote}); err != nil {
+			t.Fatal(err)
+		}
+		if learns := f.remembers(t, c.Wrap(inner.Bytes())); learns != (name == "a remote node") {
+			t.Errorf("%s: learns %t", name, learns)
+		}
+	}
+}
+
+// states returns the states of an entry in all tables.
+func (p *Programs) states(t *testing.T, entry uint32) (all []fastpathEntryState) {
+	t.Helper()
+	for _, m := range []*ebpf.Map{p.objects.EncapStates, p.objects.DecapStates, p.objects.PodLinkStates} {
+		var state uint64
+		if err := m.Lookup(entry, &state); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, fastpathEntryState(state))
+	}
+	return all
+}
+
+// TestRecycle checks that an entry is freed by the second call after the last flow that refers to it is gone, and
+// not if a flow refers to it again by then.
+func TestRecycle(t *testing.T) {
+	const free, taken, inUse, retired = fastpathEntryStateENTRY_FREE, fastpathEntryStateENTRY_TAKEN, fastpathEntryStateENTRY_IN_USE, fastpathEntryStateENTRY_RETIRED
+	f := loadForTest(t, nil)
+	check := func(when string, entry uint32, want fastpathEntryState) {
+		t.Helper()
+		if err := f.Recycle(); err != nil {
+			t.Fatal(err)
+		}
+		for i, is := range f.states(t, entry) {
+			if is != want {
+				t.Errorf("%s: entry %d of table %d has state %d, want %d", when, entry, i, is, want)
+			}
+		}
+	}
+	refer := func(entry uint32) {
+		f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Out.Template, v.In.Template, v.DecappedTemplate = entry, entry, entry })
+	}
+	for _, m := range []*ebpf.Map{f.objects.EncapStates, f.objects.DecapStates, f.objects.PodLinkStates} {
+		for entry, state := range map[uint32]fastpathEntryState{5: inUse, 6: inUse, 7: taken, m.MaxEntries() - 1: inUse} {
+			if err := m.Put(entry, uint64(state)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	refer(5)
+	check("in use", 5, inUse)
+	check("in use", 5, inUse)
+	check("never referred to", 6, free)
+	check("a program is writing it", 7, taken)
+	check("another is in use", 4, free)
+	refer(6)
+	check("no longer referred to", 5, retired)
+	refer(5) // by a program that found it before
+	check("referred to again", 5, retired)
+	check("referred to again", 5, retired)
+	if err := f.deleteFlows(); err != nil {
+		t.Fatal(err)
+	}
+	check("no flows", 5, free)
+	if last := f.objects.PodLinkStates.MaxEntries() - 1; f.states(t, last)[2] != free {
+		t.Error("the last entry is not free")
+	}
+	if len(f.tables.all[0].retired) != 0 {
+		t.Errorf("%d entries count as retired", len(f.tables.all[0].retired))
+	}
+}
