@@ -33,6 +33,7 @@
  *
  *   net.h, kernel.h          protocols; the kernel's types, and its functions for programs
  *   packet.h, csum.h, skb.h  headers and checksums; fields of the kernel's sk_buff
+ *   metadata.h               what queues, filters and sockets read besides the packet
  *   key.h, flow.h, seq.h     keys and state of connections; TCP sequence numbers
  *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
  *   conntrack.h, probe.h     conntrack look-ups; flows are learned from the slow path
@@ -135,12 +136,13 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 		return DROP;
 	if (reason)
 		goto slow;
-	if (!is_ipv6)
-		skb->priority = priority(TOS(&h, 0));
+	set_metadata_at_nic(skb, &h, is_ipv6);
 	count(c, REASON_FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
 probe:
 	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
+	c->out.delivery_time = delivery_time(skb);
+	c->out.priority = priority_of(skb, &h, is_ipv6);
 	c->out.check = check;
 	c->out.seq_unknown = !in_sequence;
 	c->out.socket_ended = ends_at_socket(skb, &h, &k, is_ipv6);
@@ -243,7 +245,8 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 	sum = o.head.udp_check;
 	if (sum && !p->gso)
 		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check, &h, is_ipv6);
-	if (!v || !is_expected_outer(&o, v, is_ipv6) || skb->mark || o.head.length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD) ||
+	if (!v || !is_expected_outer(&o, v, is_ipv6) || skb->mark || !same_metadata(skb, &p->metadata) || !is_metadata_at_nic(skb, p->priority, p->delivery_time) ||
+	    o.head.length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD) ||
 	    o.head.udp_length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, is_ipv6)) ||
 	    !is_source_port(skb, o.head.port) || sum != o.head.udp_check)
 		goto ineligible;
@@ -362,6 +365,7 @@ probe:
 	c->decap_probe.generation = g;
 	copy_headers(&c->decap_probe.headers, &h, is_ipv6);
 	c->decap_probe.outer = o;
+	read_metadata(skb, &c->decap_probe.metadata);
 	c->decap_stage = 1;
 	return NEXT;
 }
@@ -427,7 +431,7 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 	if (skb->gso_size && now - f->gso >= REORDER_WINDOW)
 		f->gso_possible = now;
 	reason = REASON_REVALIDATE;
-	if (c->decap_stage == 1 && headers_equal(&c->decap_probe.headers, &h, is_ipv6)) {
+	if (c->decap_stage == 1 && headers_equal(&c->decap_probe.headers, &h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
 		c->decap_stage = 0;
 		if (c->decap_probe.generation == g)
 			decapped = decap_id(c);
@@ -536,7 +540,7 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 		return NEXT;
 	/* Redirected packets bypass XDP programs of the pod's device; an unknown device may have some. */
 	dev = pod_device(skb);
-	reason = !dev || has_xdp(dev) ? REASON_REWRITTEN : check_conntrack(skb, p, f, 0, &interval, is_ipv6);
+	reason = !dev || has_xdp(dev) || !same_metadata(skb, &p->metadata) ? REASON_REWRITTEN : check_conntrack(skb, p, f, 0, &interval, is_ipv6);
 	if (p->key.protocol == IPPROTO_TCP && (!reason || reason == REASON_TCP_WINDOW))
 		record_seq(f, 0, p, is_ipv6);
 	if (reason) {

@@ -2,6 +2,7 @@
 /* Per-CPU state: counters, and the probes that are under way. */
 #pragma once
 
+#include "metadata.h"
 #include "reason.h"
 #include "segment.h"
 #include "vxlan.h"
@@ -13,6 +14,10 @@ struct probe {
 	struct key key;
 	__u64 wire_peer;
 	__u64 at;
+	struct metadata metadata;
+	/* Out only. */
+	__u64 delivery_time;
+	__u32 priority;
 	__u32 generation;
 	__u32 device;
 	__u32 overlay;
@@ -30,6 +35,7 @@ struct probe {
 /* A packet that nic_decap left to the kernel, and that vxlan_ingress is to recognise. */
 struct decap_probe {
 	__u64 at;
+	struct metadata metadata;
 	__u32 generation;
 	struct headers headers;
 	struct encap_template outer;

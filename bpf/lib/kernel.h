@@ -30,6 +30,7 @@ struct sk_buff {
 	__u8 ip_summed : 2;
 	__u8 csum_level : 2;
 	__u32 mark;
+	__u32 secmark;
 };
 
 struct bpf_nf_ctx {

@@ -226,11 +226,3 @@ static __always_inline __u32 segment_length(const struct __sk_buff *skb, const s
 		return LENGTH(h, is_ipv6);
 	return skb->gso_size + HLEN(is_ipv6) + DATA_OFFSET(h);
 }
-
-/* priority is the skb->priority that ip_forward derives from TOS (rt_tos2prio in
- * include/net/route.h); ip6_forward does not. */
-static __always_inline __u32 priority(__u8 tos)
-{
-	/* Best effort, bulk, interactive, interactive bulk: four bits each, from the lowest. */
-	return 0x4620 >> 4 * (tos >> 3 & 3) & 7;
-}

@@ -80,6 +80,7 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, struct cpu_sta
 	if (bpf_skb_store_bytes(skb, 0, &head, ETH_HLEN + CHANGES(is_ipv6), 0) ||
 	    (translated && nat_packet(skb, sizeof(head), 0, h, peer_of(own), &check)))
 		return DROP;
+	set_metadata_at_pod(skb);
 	count(c, REASON_FAST_IN);
 	return bpf_redirect_peer(veth, 0);
 }

@@ -28,21 +28,27 @@ type fastpathCpuState struct {
 			L4 [4]uint32
 			Ip [10]uint32
 		}
-		Key         fastpathKey
-		WirePeer    uint64
-		At          uint64
-		Generation  uint32
-		Device      uint32
-		Overlay     uint32
-		_           [4]byte
-		Ct          uint64
-		Mac         [12]uint8
-		Decapped    uint32
-		Check       uint16
-		Gso         uint8
-		SocketEnded uint8
-		SeqUnknown  uint8
-		_           [3]byte
+		Key      fastpathKey
+		WirePeer uint64
+		At       uint64
+		Metadata struct {
+			_       structs.HostLayout
+			Secmark uint32
+			TcIndex uint32
+		}
+		DeliveryTime uint64
+		Priority     uint32
+		Generation   uint32
+		Device       uint32
+		Overlay      uint32
+		Ct           uint64
+		Mac          [12]uint8
+		Decapped     uint32
+		Check        uint16
+		Gso          uint8
+		SocketEnded  uint8
+		SeqUnknown   uint8
+		_            [3]byte
 	}
 	In struct {
 		_       structs.HostLayout
@@ -51,25 +57,36 @@ type fastpathCpuState struct {
 			L4 [4]uint32
 			Ip [10]uint32
 		}
-		Key         fastpathKey
-		WirePeer    uint64
-		At          uint64
-		Generation  uint32
-		Device      uint32
-		Overlay     uint32
-		_           [4]byte
-		Ct          uint64
-		Mac         [12]uint8
-		Decapped    uint32
-		Check       uint16
-		Gso         uint8
-		SocketEnded uint8
-		SeqUnknown  uint8
-		_           [3]byte
+		Key      fastpathKey
+		WirePeer uint64
+		At       uint64
+		Metadata struct {
+			_       structs.HostLayout
+			Secmark uint32
+			TcIndex uint32
+		}
+		DeliveryTime uint64
+		Priority     uint32
+		Generation   uint32
+		Device       uint32
+		Overlay      uint32
+		Ct           uint64
+		Mac          [12]uint8
+		Decapped     uint32
+		Check        uint16
+		Gso          uint8
+		SocketEnded  uint8
+		SeqUnknown   uint8
+		_            [3]byte
 	}
 	DecapProbe struct {
-		_          structs.HostLayout
-		At         uint64
+		_        structs.HostLayout
+		At       uint64
+		Metadata struct {
+			_       structs.HostLayout
+			Secmark uint32
+			TcIndex uint32
+		}
 		Generation uint32
 		_          [4]byte
 		Headers    struct {

@@ -1,0 +1,398 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Offsets in struct __sk_buff (include/uapi/linux/bpf.h).
+const (
+	skbPacketType, skbMark, skbQueue, skbVLAN, skbPriority, skbTCIndex, skbTime, skbTimeType = 4, 8, 12, 20, 32, 44, 152, 180
+)
+
+// metadata is what later hooks read of a packet besides its bytes.
+type metadata struct {
+	Priority, Mark, Queue, TCIndex, PacketType, VLAN, Realm, TimeType uint32
+	// Time is the delivery time in units of 2⁵⁶ ns: 0, or what a test has set.
+	Time uint64
+}
+
+// recordMetadata records the metadata of the packets to a TCP port that pass a device, which begin with so many bytes of
+// headers before TCP. It returns what it has recorded since it was last asked.
+func (w *world) recordMetadata(place string, at ebpf.AttachType, head int32, port uint16) (take func() map[metadata]uint64) {
+	w.Helper()
+	size := int16(binary.Size(metadata{}))
+	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: uint32(size), ValueSize: 8, MaxEntries: 256})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { seen.Close() })
+	does := asm.Instructions{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.LoadAbs(head+2, asm.Half),
+		asm.JNE.Imm(asm.R0, int32(port), "out"),
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.FnGetRouteRealm.Call(),
+		asm.StoreMem(asm.R10, -size+24, asm.R0, asm.Word),
+	}
+	for i, field := range []int16{skbPriority, skbMark, skbQueue, skbTCIndex, skbPacketType, skbVLAN} {
+		does = append(does, asm.LoadMem(asm.R0, asm.R6, field, asm.Word), asm.StoreMem(asm.R10, -size+4*int16(i), asm.R0, asm.Word))
+	}
+	does = append(does,
+		asm.LoadMem(asm.R0, asm.R6, skbTimeType, asm.Byte),
+		asm.StoreMem(asm.R10, -size+28, asm.R0, asm.Word),
+		asm.LoadMem(asm.R0, asm.R6, skbTime, asm.DWord),
+		asm.RSh.Imm(asm.R0, 56),
+		asm.StoreMem(asm.R10, -size+32, asm.R0, asm.DWord),
+		asm.Mov.Imm(asm.R0, 0),
+		asm.StoreMem(asm.R10, -size-8, asm.R0, asm.DWord),
+	)
+	pointers := []asm.Instruction{
+		asm.Mov.Reg(asm.R2, asm.R10), asm.Add.Imm(asm.R2, int32(-size)),
+		asm.LoadMapPtr(asm.R1, seen.FD()),
+	}
+	does = slices.Concat(does, pointers, asm.Instructions{
+		asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, int32(-size-8)),
+		asm.Mov.Imm(asm.R4, 1), // BPF_NOEXIST
+		asm.FnMapUpdateElem.Call(),
+	}, pointers, asm.Instructions{
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
+	})
+	w.atEth0(place, at, program(w.T, ebpf.SchedCLS, does...))
+	return func() map[metadata]uint64 {
+		all := make(map[metadata]uint64)
+		var key metadata
+		var n uint64
+		for each := seen.Iterate(); each.Next(&key, &n); {
+			all[key] = n
+		}
+		for key := range all {
+			if err := seen.Delete(key); err != nil {
+				w.Fatal(err)
+			}
+		}
+		return all
+	}
+}
+
+// atEth0 attaches a program to the device eth0 of a place.
+func (w *world) atEth0(place string, at ebpf.AttachType, p *ebpf.Program) {
+	w.Helper()
+	w.in(place, func() error {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: eth0(), Program: p, Attach: at})
+		if err == nil {
+			w.Cleanup(func() { l.Close() })
+		}
+		return err
+	})
+}
+
+// setField returns a program that sets a field of struct __sk_buff.
+func (w *world) setField(field int16, value int32) *ebpf.Program {
+	return program(w.T, ebpf.SchedCLS, asm.Mov.Imm(asm.R0, value), asm.StoreMem(asm.R1, field, asm.R0, asm.Word), asm.Mov.Imm(asm.R0, -1))
+}
+
+// setTime returns a program that sets the delivery time to a number of metadata.Time.
+func (w *world) setTime(time uint64) *ebpf.Program {
+	return program(w.T, ebpf.SchedCLS, asm.LoadImm(asm.R2, int64(time<<56), asm.DWord), asm.Mov.Imm(asm.R3, 1), asm.FnSkbSetTstamp.Call(), asm.Mov.Imm(asm.R0, -1))
+}
+
+// classOfTest is the class 1:10 of a queue, as skb->priority has it.
+const classOfTest = 1<<16 | 0x10
+
+// setPriority makes a chain of nftables set the class of all packets, or of those that a device has received, until the
+// returned function is called.
+func (w *world) setPriority(node string, hook *nftables.ChainHook, from string) (end func()) {
+	w.Helper()
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "class"}
+	chain := &nftables.Chain{Table: table, Name: "class", Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityMangle}
+	w.rules(node, func(c *nftables.Conn) {
+		c.AddTable(table)
+		c.AddChain(chain)
+		var does []expr.Any
+		if from != "" {
+			does = append(does, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: append([]byte(from), 0)})
+		}
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(does,
+			&expr.Immediate{Register: 1, Data: binary.NativeEndian.AppendUint32(nil, classOfTest)},
+			&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: 1},
+		)})
+	})
+	return func() { w.rules(node, func(c *nftables.Conn) { c.DelTable(table) }) }
+}
+
+// classify makes a variant of iptables set the class of the packets in a chain. It returns nil if the kernel does not
+// support that variant.
+func (w *world) classify(program, chain string) (end func()) {
+	w.Helper()
+	if !w.has(program) {
+		return nil
+	}
+	run := func(verb string) {
+		w.in("n0", func() error {
+			out, err := exec.Command(program, "-w", "-t", "mangle", verb, chain, "-j", "CLASSIFY", "--set-class", "1:10").CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	run("-A")
+	return func() { run("-D") }
+}
+
+// realm gives the route to the other node a realm.
+func (w *world) realm() (end func()) {
+	w.Helper()
+	set := func(realm int) {
+		w.in("n0", func() error {
+			l, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_SCOPE)
+			for _, r := range routes {
+				r.Realm = realm
+				err = errors.Join(err, netlink.RouteReplace(&r))
+			}
+			return err
+		})
+	}
+	set(5)
+	return func() { set(0) }
+}
+
+// metadataTest is something that sets metadata on a node, beside a connection from node 0 to node 1.
+type metadataTest struct {
+	name string
+	// set sets metadata, until the returned function is called. It returns nil if this kernel cannot do that.
+	set func(*world) (end func())
+	// tos is what the client's socket sets.
+	tos int
+	// slow is the node on which the connection must take the slow path meanwhile, if there is one.
+	slow string
+	// unseenBy is set if programs on the slow path set metadata.
+	unseenBy []string
+	six      bool
+	shape    string
+}
+
+func metadataTests() []metadataTest {
+	at := func(node, device string, side ebpf.AttachType, p func(*world) *ebpf.Program) func(*world) func() {
+		return func(w *world) func() { return w.attachTCX(node, w.device(node, device), side, p(w)) }
+	}
+	field := func(field int16, value int32) func(*world) *ebpf.Program {
+		return func(w *world) *ebpf.Program { return w.setField(field, value) }
+	}
+	sysctl := func(w *world) func() {
+		w.sysctl("n0", "net/ipv4/ip_forward_update_priority", "0")
+		return func() { w.sysctl("n0", "net/ipv4/ip_forward_update_priority", "1") }
+	}
+	forward := func(node, from string) func(*world) func() {
+		return func(w *world) func() { return w.setPriority(node, nftables.ChainHookForward, from) }
+	}
+	const in, out = ebpf.AttachTCXIngress, ebpf.AttachTCXEgress
+	tcx := []string{v1alpha1.UnseenByTCX}
+	return []metadataTest{
+		{name: "nothing"},
+		{name: "nothing", six: true},
+		{name: "nothing", shape: v1alpha1.ShapeCalico},
+		{name: "TOS", tos: 0x10},
+		{name: "TOS", tos: 0x10, six: true},
+		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0"},
+		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", shape: v1alpha1.ShapeCalico},
+		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", six: true},
+		{name: "sending: nftables sets the class of the outer packet", slow: "n0", set: func(w *world) func() {
+			return w.setPriority("n0", nftables.ChainHookPostrouting, "")
+		}},
+		{name: "sending: iptables sets the class", slow: "n0", set: func(w *world) func() { return w.classify("iptables-legacy", "FORWARD") }},
+		{name: "sending: iptables sets the class of the outer packet", slow: "n0", set: func(w *world) func() { return w.classify("iptables-legacy", "OUTPUT") }},
+		{name: "sending: iptables sets the class", slow: "n0", six: true, set: func(w *world) func() { return w.classify("ip6tables-legacy", "FORWARD") }},
+		{name: "sending: forwarding keeps the priority", set: sysctl},
+		{name: "sending: forwarding keeps the priority", set: sysctl, tos: 0x10, slow: "n0"},
+		{name: "sending: the route has a realm", set: (*world).realm, slow: "n0"},
+		{name: "sending: a program at the bridge sets the priority", unseenBy: tcx, set: at("n0", "cni0", in, field(skbPriority, 9))}, // ip_forward sets it again
+		{name: "sending: a program at the VXLAN device sets the priority", unseenBy: tcx, slow: "n0", set: at("n0", "flannel.1", out, field(skbPriority, 9))},
+		{name: "sending: a program at the bridge sets tc_index", unseenBy: tcx, slow: "n0", set: at("n0", "cni0", in, field(skbTCIndex, 9))},
+		{name: "sending: a program at the bridge sets the queue", unseenBy: tcx, set: at("n0", "cni0", in, field(skbQueue, 3))}, // the VXLAN device chooses again
+		{name: "sending: a program at the VXLAN device sets the delivery time", unseenBy: tcx, slow: "n0", set: at("n0", "flannel.1", out, func(w *world) *ebpf.Program { return w.setTime(3) })},
+		{name: "sending: a program at the pod's link sets the priority", set: at("n0", "pod", in, field(skbPriority, 9))},
+		{name: "sending: a program at the pod's link sets the priority", set: at("n0", "pod", in, field(skbPriority, 9)), six: true},
+		{name: "sending: a program at the pod's link sets tc_index", set: at("n0", "pod", in, field(skbTCIndex, 9))},
+		{name: "sending: a program at the pod's link sets the queue", set: at("n0", "pod", in, field(skbQueue, 3))},
+		{name: "sending: a program at the pod's link sets the delivery time", set: at("n0", "pod", in, func(w *world) *ebpf.Program { return w.setTime(3) })},
+		{name: "sending: a program at the NIC sets the priority", slow: "n0", set: at("n0", "eth0", out, field(skbPriority, 9))},
+		{name: "receiving: nftables sets the class", set: forward("n1", "flannel.1")},
+		{name: "receiving: a program at the NIC sets the priority", set: at("n1", "eth0", in, field(skbPriority, 9))},
+		{name: "receiving: a program at the NIC sets the priority", set: at("n1", "eth0", in, field(skbPriority, 9)), six: true},
+		{name: "receiving: a program at the NIC sets tc_index", set: at("n1", "eth0", in, field(skbTCIndex, 9))},
+		{name: "receiving: a program at the NIC sets the queue", set: at("n1", "eth0", in, field(skbQueue, 3))},
+		{name: "receiving: a program at the VXLAN device sets tc_index", unseenBy: tcx, set: at("n1", "flannel.1", in, field(skbTCIndex, 9))},
+		{name: "receiving: a program at the bridge sets tc_index", unseenBy: tcx, slow: "n1", set: at("n1", "cni0", out, field(skbTCIndex, 9))},
+	}
+}
+
+// TestMetadata compares the metadata of packets, at the NIC that sends them and in the pod that receives them, with and
+// without the fast path. If the slow path sets metadata that the fast path would not, the connection must stay on it.
+func TestMetadata(t *testing.T) {
+	t.Parallel()
+	for _, tt := range metadataTests() {
+		if tt.shape == "" {
+			tt.shape = v1alpha1.ShapeFlannel
+		}
+		version := map[bool]string{false: "IPv4", true: "IPv6"}[tt.six]
+		t.Run(fmt.Sprintf("%s %s %s TOS %d", tt.name, tt.shape, version, tt.tos), func(t *testing.T) {
+			t.Parallel()
+			tt.run(newWorldOf(t, tt.shape, v1alpha1.OffloadFull, tt.six))
+		})
+	}
+}
+
+func (tt metadataTest) run(w *world) {
+	e := w.connect().back()
+	w.setTOS(e, tt.tos)
+	end := func() {}
+	if tt.set != nil {
+		if end = tt.set(w); end == nil {
+			return
+		}
+	}
+	port := uint16(e.RemoteAddr().(*net.TCPAddr).Port)
+	ip := int32(20)
+	if tt.six {
+		ip = 40
+	}
+	recorders := map[string]func() map[metadata]uint64{
+		"at the NIC": w.recordMetadata("n0", ebpf.AttachTCXEgress, 14+50+ip, port),
+		"in the pod": w.recordMetadata("n1p0", ebpf.AttachTCXIngress, 14+ip, port),
+	}
+	w.trip(e, 100)
+	slow := make(map[string]map[metadata]uint64)
+	for where, take := range recorders {
+		if slow[where] = take(); len(slow[where]) == 0 {
+			w.Fatalf("no packets %s", where)
+		}
+	}
+	w.start(tt.unseenBy...)
+	if tt.slow == "" {
+		w.accelerate(e)
+	} else {
+		node := int(tt.slow[1] - '0')
+		before := w.counts(node)
+		w.eventually("packets take the slow path because it rewrites them", func() { w.trip(e, 10) }, func() bool {
+			return w.counts(node)["rewritten"] >= before["rewritten"]+5
+		})
+	}
+	for range 50 { // longer than a flow stays valid
+		w.trip(e, 10)
+		time.Sleep(20 * time.Millisecond)
+	}
+	for where, take := range recorders {
+		for is, n := range take() {
+			if slow[where][is] == 0 {
+				w.Errorf("%s, %d packets have %+v; without the fast path they have %+v", where, n, is, slices.Collect(maps.Keys(slow[where])))
+			}
+		}
+	}
+	if tt.slow != "" {
+		end()
+		w.accelerate(e)
+	}
+}
+
+// setTOS sets the TOS of what both ends of a connection send.
+func (w *world) setTOS(e echo, tos int) {
+	w.Helper()
+	for _, c := range []net.Conn{e.Conn, e.far} {
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			w.Fatal(err)
+		}
+		set := func(fd uintptr) {
+			if w.six {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_TCLASS, tos)
+			} else {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, tos)
+			}
+		}
+		if err := errors.Join(raw.Control(set), err); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+// TestClassOfQueue checks that a class of the NIC's queue holds for all packets that a rule of netfilter puts into it, also
+// if the rule comes while the connection is accelerated.
+func TestClassOfQueue(t *testing.T) {
+	t.Parallel()
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	const others = 1<<16 | 0x20
+	w.in("n0", func() error {
+		attrs := netlink.QdiscAttrs{LinkIndex: eth0(), Handle: classOfTest &^ 0xffff, Parent: netlink.HANDLE_ROOT}
+		queue := netlink.NewHtb(attrs)
+		queue.Defcls = others & 0xffff
+		all, err := netlink.QdiscList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: eth0()}})
+		for _, q := range all {
+			if q.Attrs().Parent == netlink.HANDLE_ROOT {
+				err = errors.Join(err, netlink.QdiscDel(q))
+			}
+		}
+		err = errors.Join(err, netlink.QdiscAdd(queue))
+		for _, class := range []uint32{classOfTest, others} {
+			err = errors.Join(err, netlink.ClassAdd(netlink.NewHtbClass(
+				netlink.ClassAttrs{LinkIndex: eth0(), Parent: attrs.Handle, Handle: class}, netlink.HtbClassAttrs{Rate: 1e9})))
+		}
+		return err
+	})
+	packets := func() (n uint32) {
+		w.in("n0", func() error {
+			l, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			all, err := netlink.ClassList(l, netlink.HANDLE_NONE)
+			for _, c := range all {
+				if c.Attrs().Handle == classOfTest {
+					n = c.Attrs().Statistics.Basic.Packets
+				}
+			}
+			return err
+		})
+		return n
+	}
+	w.accelerate(e)
+	w.setPriority("n0", nftables.ChainHookForward, "")
+	before := packets()
+	const trips = 2000
+	for range trips / 10 {
+		w.trip(e, 10)
+		time.Sleep(5 * time.Millisecond)
+	}
+	// The rule takes effect with its notification.
+	if n := packets() - before; n < trips*99/100 {
+		t.Errorf("of %d packets %d were in their class", trips, n)
+	}
+}
