@@ -65,10 +65,17 @@ type ctEntry struct {
 	status       uint32 // IPS_* of nf_conntrack_common.h
 }
 
-// liberal reports whether conntrack checks neither side's window. That is the mark of an accelerated connection: an event
-// may come late, when a new connection between the same ports has the entry, and then conntrack has cleared the flag.
-// (It is also set in entries that conntrack has picked up in mid-stream.)
-func (t *ctEntry) liberal() bool { return t.flags[0]&t.flags[1]&tcpLiberal != 0 }
+// offloaded reports whether a flowtable of the kernel forwards the connection. That also makes an entry liberal, and nobody but
+// the flowtable may change it.
+func (t *ctEntry) offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
+
+// ours reports whether an entry is liberal in any direction for the fast path.
+func (t *ctEntry) ours() bool { return !t.offloaded() && (t.flags[0]|t.flags[1])&tcpLiberal != 0 }
+
+// accelerated reports whether an entry is liberal in both directions for the fast path. That is the mark of an accelerated
+// connection: an event may come late, when a new connection between the same ports has the entry, and then conntrack has cleared
+// the flag. (It is also set in entries that conntrack has picked up in mid-stream.)
+func (t *ctEntry) accelerated() bool { return !t.offloaded() && t.flags[0]&t.flags[1]&tcpLiberal != 0 }
 
 // lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
 // nil if there is none.
@@ -105,7 +112,7 @@ func liberal(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLibe
 // acked clears the flag of unacknowledged data: the acknowledgements took the fast path.
 func acked(f datapath.Flow) error {
 	is, err := lookUp(f)
-	if err != nil || is == nil || !is.liberal() {
+	if err != nil || is == nil || !is.accelerated() {
 		return err
 	}
 	return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...))
@@ -116,7 +123,7 @@ func acked(f datapath.Flow) error {
 // entry would soon time out.
 func reopen(f datapath.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
-	if err != nil || is == nil || is.state == tcpEstablished || !is.liberal() {
+	if err != nil || is == nil || is.state == tcpEstablished || !is.accelerated() {
 		return err
 	}
 	// The timeout has a message of its own: the kernel would apply it before the state, and an RST between
@@ -170,7 +177,7 @@ func reset(f datapath.Flow) error {
 	if err != nil || is == nil {
 		return err
 	}
-	if !is.liberal() {
+	if !is.accelerated() {
 		return restrict(f, is)
 	}
 	if is.state != tcpEstablished {
@@ -183,7 +190,7 @@ func reset(f datapath.Flow) error {
 	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutAttr(timeout)); err != nil {
 		return err
 	}
-	if is, err = lookUp(f); err != nil || is == nil || is.liberal() || is.state != tcpClose {
+	if is, err = lookUp(f); err != nil || is == nil || is.accelerated() || is.state != tcpClose {
 		return err
 	}
 	// A new connection between the same ports got the entry between the two.
@@ -196,7 +203,7 @@ func reset(f datapath.Flow) error {
 // restrict makes conntrack check the windows of a new connection that has the entry of an accelerated one: its handshake has
 // cleared the flag of the client's side alone.
 func restrict(f datapath.Flow, is *ctEntry) error {
-	if (is.flags[0]|is.flags[1])&tcpLiberal == 0 {
+	if !is.ours() {
 		return nil
 	}
 	return change(f, tcpInfo(flagAttrs(0, tcpLiberal)...))

@@ -277,7 +277,7 @@ func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error)
 		return false, err
 	}
 	if !n.Acknowledged() && (!idle || n == (datapath.Sequence{})) {
-		if is, err := lookUp(flow); err == nil && (is == nil || (is.flags[0]|is.flags[1])&tcpLiberal == 0) {
+		if is, err := lookUp(flow); err == nil && (is == nil || !is.ours()) {
 			return true, nil // it was never accelerated
 		}
 		return false, nil
@@ -695,7 +695,7 @@ func (f *Fastpath) makeLiberal(flow datapath.Flow) error {
 		return err // it has ended, or forgetIdle has released it
 	}
 	is, err := lookUp(flow)
-	if err != nil || is == nil || is.liberal() {
+	if err != nil || is == nil || is.offloaded() || is.accelerated() {
 		return err
 	}
 	if err := liberal(flow); err != nil {

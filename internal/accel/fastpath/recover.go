@@ -99,8 +99,8 @@ func (t *ctEntry) idle(timeouts ctTimeouts) time.Duration {
 // Conntrack itself makes those liberal that it has picked up in mid-stream, without window scales, and those in a flow
 // table of the kernel.
 func (t *ctEntry) leftLiberal() bool {
-	const flags, offloaded = tcpScaled | tcpLiberal, 1<<14 | 1<<15 // IPS_OFFLOAD, IPS_HW_OFFLOAD
-	return t.flags[0]&t.flags[1]&flags == flags && (t.flags[0]|t.flags[1])&tcpCloseInit == 0 && t.status&offloaded == 0 &&
+	const flags = tcpScaled | tcpLiberal
+	return t.ours() && t.flags[0]&t.flags[1]&flags == flags && (t.flags[0]|t.flags[1])&tcpCloseInit == 0 &&
 		(t.state == tcpEstablished || t.state == tcpClose)
 }
 

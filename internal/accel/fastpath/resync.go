@@ -78,8 +78,8 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 	if err != nil || before == nil {
 		return err
 	}
-	if (before.flags[0]|before.flags[1])&tcpLiberal == 0 {
-		return nil // conntrack has seen all packets
+	if !before.ours() {
+		return nil // conntrack has seen all packets, or the entry is a flowtable's
 	}
 	if missed, err := before.missed(idle); err != nil {
 		return err
