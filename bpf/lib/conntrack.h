@@ -90,7 +90,9 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 		destination = ct->tuplehash[1].tuple.dst.u3.ip;
 		to = ct->tuplehash[1].tuple.dst.u.all;
 	}
-	if (!straight || (status & IPS_SEQ_ADJUST) || PEER(source, from) != p->wire_peer || destination != k->pod || to != k->pod_port) {
+	if (status & (IPS_OFFLOAD | IPS_HW_OFFLOAD)) {
+		reason = REASON_FLOWTABLE; /* its packets have no entry attached, and nobody else may change the entry */
+	} else if (!straight || (status & IPS_SEQ_ADJUST) || PEER(source, from) != p->wire_peer || destination != k->pod || to != k->pod_port) {
 		reason = REASON_NAT;
 	} else if ((unsigned long)ct != p->ct) {
 		reason = REASON_UNTRACKED; /* such as one in another zone */

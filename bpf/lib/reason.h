@@ -25,6 +25,7 @@ enum reason {
 	REASON_UNTRACKED,       /* conntrack has no entry, or one in another zone */
 	REASON_UNREPLIED,       /* the conntrack entry is not established */
 	REASON_NAT,             /* NAT of anything but the peer of the pod that opened the connection; any NAT of IPv6 */
+	REASON_FLOWTABLE,       /* a flowtable of the kernel forwards the connection */
 	REASON_CT_HELPER,       /* a conntrack helper handles the connection */
 	REASON_TCP_WINDOW,      /* conntrack still checks the TCP window, or the packet is outside it */
 	REASON_REWRITTEN,       /* the slow path writes other headers than the fast path would */

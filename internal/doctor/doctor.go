@@ -56,6 +56,7 @@ var rules = []struct {
 	{"not-permitted", notPermitted},
 	{"no-btf", noBTF},
 	{"fast-path", fastPath},
+	{"flowtable", flowtable},
 	{"mtu-too-large", mtuTooLarge},
 	{"mtu-small", mtuSmall},
 	{"backlog-full", backlogFull},

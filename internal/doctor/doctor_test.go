@@ -55,6 +55,8 @@ func summary(found []Finding) (lines []string) {
 
 // TestHealthyMachines: nothing is found where nothing is wrong.
 func TestHealthyMachines(t *testing.T) {
+	beside := server()
+	beside.Flowtables = []Flowtable{{"inet ft f", []string{"eth0"}}}
 	jumbo := server()
 	jumbo.Devices[1].MTU, jumbo.Devices[2].MTU = 9000, 8950
 	steered := vm()
@@ -87,7 +89,7 @@ func TestHealthyMachines(t *testing.T) {
 	fast.Devices[1].Speed, fast.Devices[1].Window.TxBytes, fast.Devices[1].Window.RxBytes = 1e9, 110_000_000, 90_000_000
 	fast.Devices[1].Ring, fast.Devices[1].RingMax = 512, 4096
 	for name, f := range map[string]Facts{
-		"a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
+		"a flowtable at NICs": beside, "a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
 		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},
 	} {
 		if found := Examine(f); len(found) > 0 || found == nil {
@@ -110,6 +112,8 @@ func TestRules(t *testing.T) {
 	}{
 		{"rights", func(f *Facts) { f.Lacks = []string{"CAP_NET_ADMIN"} }, "note not-permitted: This process lacks capabilities: it cannot apply"},
 		{"BTF", func(f *Facts) { f.BTF = false }, "warning no-btf: The kernel has no BTF"},
+		{"flowtable", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0", "flannel.1"}}} },
+			"note flowtable: The flowtable inet ft f of nftables forwards packets at devices that the fast path therefore skips: flannel.1."},
 		{"probe", func(f *Facts) { f.FastPath = "lacks tcx" }, "warning fast-path: The fast path cannot run"},
 		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 50 for eth0"},
 		{"MTU by 1", func(f *Facts) { f.Devices[2].MTU = 1451 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 1"},

@@ -27,6 +27,8 @@ type Facts struct {
 	Tools, NoTools []string
 	// FastPath says why the fast path cannot run; empty if it can, or was not tried.
 	FastPath string
+	// Flowtables of nftables.
+	Flowtables []Flowtable
 	// Conntrack entries, and how many there may be; 0 without conntrack.
 	Conntrack, ConntrackMax uint64
 	// RPFiltered are the packets that rp_filter dropped in the window.
@@ -42,6 +44,14 @@ type Throttled struct {
 	Times  uint64
 	// Time that its threads waited, in total.
 	Time time.Duration
+}
+
+// Flowtable is a flowtable of nftables.
+type Flowtable struct {
+	// Name is family, table and flowtable, as nft lists them.
+	Name string
+	// Devices are the names of those at which it forwards packets.
+	Devices []string
 }
 
 // Device is a network device.

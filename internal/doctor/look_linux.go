@@ -18,6 +18,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/netns"
@@ -118,9 +119,30 @@ func (l looker) machine(ctx context.Context) (f Facts, err error) {
 	f.Conntrack = l.number("sys/net/netfilter/nf_conntrack_count")
 	f.ConntrackMax = l.number("sys/net/netfilter/nf_conntrack_max")
 	f.Tools, f.NoTools = installed(os.Getenv("PATH"))
+	if f.Flowtables, err = flowtables(f.Node.Links); err != nil {
+		return f, err
+	}
 	names, _ := fs.Glob(l.proc, "[0-9]*/comm")
 	f.IRQBalance = slices.ContainsFunc(names, func(name string) bool { return l.line(name) == "irqbalance" })
 	return f, nil
+}
+
+// flowtables lists those of nftables with the devices that they have; none if this process may not list them.
+func flowtables(links []record.Link) (all []Flowtable, err error) {
+	tables, err := fastpath.Flowtables()
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, nil
+	}
+	for _, t := range tables {
+		f := Flowtable{Name: t.Name}
+		for _, l := range links {
+			if t.At(l.Name) {
+				f.Devices = append(f.Devices, l.Name)
+			}
+		}
+		all = append(all, f)
+	}
+	return all, err
 }
 
 // installed tells which of the tools that an experiment may name are in the folders of a path, and which

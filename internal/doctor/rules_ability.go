@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"slipstream.dev/api/v1alpha1"
 )
 
 // notPermitted: accelerators, and some of the facts, need capabilities.
@@ -59,6 +61,30 @@ func fastPath(f Facts) []Finding {
 		Cost:     "Runs leave out variants with fastpath. What it would gain: docs/results/fastpath.md.",
 		Do:       "See docs/explanation/fastpath.md, \"What it needs\".",
 	}}
+}
+
+// flowtable looks at the devices that a flowtable takes from the fast path: packets of pods pass them.
+func flowtable(f Facts) (found []Finding) {
+	for _, t := range f.Flowtables {
+		var taken []string
+		for _, name := range t.Devices {
+			d, _ := f.device(name)
+			if d.Class != v1alpha1.DeviceNIC && slices.Contains([]string{"vxlan", "bridge", "veth"}, d.Kind) {
+				taken = append(taken, name)
+			}
+		}
+		if len(taken) == 0 {
+			continue
+		}
+		found = append(found, Finding{
+			Severity: Note,
+			What:     fmt.Sprintf("The flowtable %s of nftables forwards packets at devices that the fast path therefore skips: %s.", t.Name, some(taken)),
+			Evidence: []Evidence{evidence("nft list flowtable "+t.Name, "devices %s", strings.Join(t.Devices, ", "))},
+			Cost:     "Connections through these devices are not accelerated by the fast path. A flowtable bypasses less (docs/explanation/fastpath.md, \"Compared with other ways\").",
+			Do:       fmt.Sprintf("Keep one of the two. To compare them: slipstream run kubernetes with and without the rules that name the flowtable, then slipstream compare BEFORE AFTER; nft delete flowtable %s removes it once no rule names it", t.Name),
+		})
+	}
+	return found
 }
 
 // throttled: a limit that holds threads up for less than a hundredth of the time shows in no figure.

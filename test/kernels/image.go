@@ -18,10 +18,11 @@ import (
 var modules = []string{
 	"veth", "bridge", "vxlan", "tun", "dummy", "8021q", "bonding", "macvlan",
 	"nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_chain_nat", "nft_compat", "nft_limit", "nft_counter",
+	"nf_flow_table", "nf_flow_table_inet", "nft_flow_offload",
 	"ip_tables", "iptable_filter", "iptable_raw", "iptable_mangle", "ip6_tables", "xt_tcpudp", "xt_conntrack",
 	"ip_set", "ip_set_hash_ip", "xt_set", "xt_mark", "xt_comment", "xt_multiport", "xt_addrtype", "xt_physdev", "xt_limit", "ipt_rpfilter", "ipt_REJECT",
 	"nfnetlink_log", "nft_log", "xt_NFLOG", "nfnetlink_queue", "xt_NFQUEUE", "br_netfilter",
-	"sch_ingress", "sch_fq", "sch_fq_codel", "sch_tbf", "cls_bpf", "act_bpf", "cls_matchall", "cls_u32",
+	"sch_ingress", "sch_fq", "sch_fq_codel", "sch_tbf", "sch_htb", "cls_bpf", "act_bpf", "cls_matchall", "cls_u32",
 }
 
 // libraries are a kernel's modules, by the name that others depend on them by.

@@ -148,6 +148,24 @@ func FuzzChainOf(f *testing.F) {
 	})
 }
 
+// TestFlowtableOf parses flowtables as the kernel lists them, and other messages.
+func TestFlowtableOf(t *testing.T) {
+	hook := attr(nftaFlowtableHook, attr(1, []byte{0, 0, 0, 0}), attr(nftaFlowtableHookDevs, device(1, "eth0"), device(nftaDevicePrefix, "cali")))
+	message := func(family byte) []byte {
+		return slices.Concat([]byte{family, 0, 0, 0}, device(nftaFlowtableTable, "t"), device(nftaFlowtableName, "f"), hook)
+	}
+	for family, want := range map[byte]string{unix.NFPROTO_INET: "inet t f", unix.NFPROTO_IPV4: "ip t f", unix.NFPROTO_IPV6: "ip6 t f", unix.NFPROTO_BRIDGE: ""} {
+		got, ok := flowtableOf(message(family))
+		if ok != (want != "") || ok && !cmp.Equal(got, Flowtable{want, []string{"eth0", "cali*"}}) {
+			t.Errorf("family %d: %+v, %t, want %q", family, got, ok, want)
+		}
+	}
+	whole := message(unix.NFPROTO_INET)
+	for n := range len(whole) {
+		flowtableOf(whole[:n]) // must not read beyond the end
+	}
+}
+
 // attr returns a netlink attribute made of parts.
 func attr(kind uint16, parts ...[]byte) []byte {
 	body := slices.Concat(parts...)

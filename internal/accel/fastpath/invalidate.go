@@ -195,7 +195,7 @@ func (c *invalidator) apply(protocol int, m syscall.NetlinkMessage, now time.Tim
 }
 
 // concernsObserver reports whether a notification of nftables or IPsec may concern an observer: a
-// chain of nftables at a device, or an IPsec policy.
+// chain or flowtable of nftables at a device, or an IPsec policy.
 func concernsObserver(protocol int, m syscall.NetlinkMessage) bool {
 	if protocol != unix.NETLINK_NETFILTER {
 		return true
@@ -204,6 +204,8 @@ func concernsObserver(protocol int, m syscall.NetlinkMessage) bool {
 	case unix.NFT_MSG_NEWCHAIN:
 		_, ok := chainOf(m.Data)
 		return ok
+	case unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
+		return true
 	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELTABLE: // these do not name the hook
 		return len(m.Data) > 0 && (m.Data[0] == unix.NFPROTO_NETDEV || m.Data[0] == unix.NFPROTO_INET)
 	}

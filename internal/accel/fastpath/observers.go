@@ -106,9 +106,18 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 	if err != nil {
 		return o, err
 	}
+	flowtables, err := Flowtables()
+	if err != nil {
+		return o, err
+	}
 	for _, l := range links {
 		a := l.Attrs()
 		o.xdp[a.Index] = hasXDP(l)
+		for _, f := range flowtables {
+			if f.At(a.Name) {
+				add(side{a.Index, false}, "", "a flowtable (%s)", f.Name)
+			}
+		}
 		for _, c := range chains {
 			if s := (side{a.Index, c.egress}); c.at(a.Name) {
 				add(s, v1alpha1.UnseenByNetdev, "an nftables chain at its %s (%s)", s, c.name)
@@ -209,8 +218,11 @@ type chain struct {
 }
 
 // at reports whether the chain is attached to a device.
-func (c chain) at(device string) bool {
-	return slices.ContainsFunc(c.devices, func(d string) bool {
+func (c chain) at(device string) bool { return isAmong(device, c.devices) }
+
+// isAmong reports whether a device has one of some names, or begins with one that ends with a *.
+func isAmong(device string, names []string) bool {
+	return slices.ContainsFunc(names, func(d string) bool {
 		start, wild := strings.CutSuffix(d, "*")
 		return d == device || wild && strings.HasPrefix(device, start)
 	})
@@ -292,16 +304,22 @@ func hookOf(b []byte) (number int, devices []string) {
 		case unix.NFTA_HOOK_DEV: // a single device, which newer kernels also list in NFTA_HOOK_DEVS
 			devices = append(devices, unix.ByteSliceToString(is))
 		case nftaHookDevs:
-			_ = attributes(is, func(kind uint16, is []byte) {
-				name := unix.ByteSliceToString(is)
-				if kind == nftaDevicePrefix {
-					name += "*"
-				}
-				devices = append(devices, name)
-			})
+			devices = append(devices, devicesOf(is)...)
 		}
 	})
 	return number, devices
+}
+
+// devicesOf parses a list of devices: names, or prefixes of names, to which it appends a *.
+func devicesOf(b []byte) (names []string) {
+	_ = attributes(b, func(kind uint16, is []byte) {
+		name := unix.ByteSliceToString(is)
+		if kind == nftaDevicePrefix {
+			name += "*"
+		}
+		names = append(names, name)
+	})
+	return names
 }
 
 // unsupportedNode returns why no packet in the thread's network namespace may take the fast path, or

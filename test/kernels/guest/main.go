@@ -32,6 +32,8 @@ var tests = []struct {
 	{"grammar", []string{"/tests/datapath", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
 	{"differential", []string{"/tests/fastpath", "-test.run=^TestDifferential$", "-packets=1600"}},
 	{"lower", []string{"/tests/fastpath", "-test.run=^(TestLowerDevices|TestBridgeVLANFiltering)$"}},
+	{"flowtable", []string{"/tests/fastpath", "-test.run=^(TestFlowtableAtDevices|TestConnectionInFlowtable)$"}},
+	{"metadata", []string{"/tests/fastpath", "-test.run=^(TestMetadata|TestClassOfQueue)$/^nothing"}},
 	{"policy", []string{"/tests/fastpath", "-test.run=^(TestPolicy|TestPolicyEngines|TestNFQueue)$", "-changes=56"}},
 }
 

@@ -1,0 +1,82 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/netns"
+)
+
+// A flowtable of nftables forwards the packets of its connections at the ingress of its devices, past conntrack and the
+// rules. The programs cannot validate such a connection, and its conntrack entry belongs to the flowtable.
+
+// Flowtable is a flowtable of nftables.
+type Flowtable struct {
+	// Name is family, table and flowtable, as nft lists them.
+	Name string
+	// Devices are names, or prefixes of names with a * appended.
+	Devices []string
+}
+
+// At reports whether a flowtable has a device.
+func (f Flowtable) At(device string) bool { return isAmong(device, f.Devices) }
+
+// Constants of nftables (include/uapi/linux/netfilter/nf_tables.h) that package unix lacks.
+const nftaFlowtableTable, nftaFlowtableName, nftaFlowtableHook, nftaFlowtableHookDevs = 1, 2, 3, 3
+
+// flowtableFamilies are the families that have flowtables, as nft names them.
+var flowtableFamilies = map[uint8]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6"}
+
+// Flowtables lists the flowtables in the thread's network namespace.
+func Flowtables() (all []Flowtable, err error) {
+	messages, err := netns.Dump("flowtables", func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP)
+		request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_UNSPEC, Version: nl.NFNETLINK_V0})
+		return request.Execute(unix.NETLINK_NETFILTER, 0)
+	})
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
+		return nil, nil // the kernel has no nftables
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		if f, ok := flowtableOf(m); ok {
+			all = append(all, f)
+		}
+	}
+	return all, nil
+}
+
+// flowtableOf parses a message about a flowtable; ok is false if it is no such message.
+func flowtableOf(message []byte) (f Flowtable, ok bool) {
+	if len(message) < nl.SizeofNfgenmsg {
+		return f, false
+	}
+	var table, name string
+	if attributes(message[nl.SizeofNfgenmsg:], func(kind uint16, is []byte) {
+		switch kind {
+		case nftaFlowtableTable:
+			table = unix.ByteSliceToString(is)
+		case nftaFlowtableName:
+			name = unix.ByteSliceToString(is)
+		case nftaFlowtableHook:
+			// A truncated attribute is parsed as far as it goes.
+			_ = attributes(is, func(kind uint16, is []byte) {
+				if kind == nftaFlowtableHookDevs {
+					f.Devices = devicesOf(is)
+				}
+			})
+		}
+	}) != nil {
+		return f, false
+	}
+	family, known := flowtableFamilies[message[0]]
+	f.Name = fmt.Sprintf("%s %s %s", family, table, name)
+	return f, known
+}
