@@ -78,6 +78,9 @@ type world struct {
 	paths [2]*fastpath.Fastpath
 	// six makes its connections use IPv6.
 	six bool
+	// dialer and listener make its connections.
+	dialer   net.Dialer
+	listener net.ListenConfig
 }
 
 func newWorld(t *testing.T, shape, offload string) *world {
@@ -352,13 +355,15 @@ func (w *world) connectFrom(near, n int, front front) echo {
 	var e echo
 	var listener net.Listener
 	w.in(fmt.Sprintf("n1p%d", n), func() (err error) {
-		listener, err = net.Listen("tcp", ":0")
+		listener, err = w.listener.Listen(w.Context(), "tcp", ":0")
 		return err
 	})
 	defer listener.Close()
 	to := front(w, unix.IPPROTO_TCP, netip.AddrPortFrom(w.pod(1, n), uint16(listener.Addr().(*net.TCPAddr).Port)))
 	w.in(fmt.Sprintf("n0p%d", near), func() (err error) {
-		e.Conn, err = net.DialTimeout("tcp", to.String(), patience)
+		ctx, stop := context.WithTimeout(w.Context(), patience)
+		defer stop()
+		e.Conn, err = w.dialer.DialContext(ctx, "tcp", to.String())
 		return err
 	})
 	var err error

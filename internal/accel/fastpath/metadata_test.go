@@ -338,8 +338,8 @@ func (w *world) setTOS(e echo, tos int) {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, tos)
 			}
 		}
-		if err := errors.Join(raw.Control(set), err); err != nil {
-			w.Fatal(err)
+		if failed := raw.Control(set); failed != nil || err != nil {
+			w.Fatal(failed, err)
 		}
 	}
 }
