@@ -3,12 +3,16 @@
 package fastpath_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
@@ -332,4 +336,40 @@ func TestManyConnectionsRecovered(t *testing.T) {
 		t.Errorf("the lease expired for %d packets of %d round trips", c["lease-expired"], trips)
 	}
 	w.accelerate(e)
+}
+
+// TestNoMapOutlivesAgent checks that the maps of a killed agent are gone: the next agent may be of another version, for
+// which they have another layout.
+func TestNoMapOutlivesAgent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	agent := w.startAgent("n0")
+	e := w.connect().back()
+	w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
+	var ids []ebpf.MapID
+	for _, name := range []string{"flows", "encap_templates", "vxlan_devices", "cpu_states"} {
+		m := w.table("n0", name)
+		info, err := m.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _ := info.ID()
+		ids = append(ids, id)
+		m.Close()
+	}
+	if err := agent.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = agent.Wait()
+	w.eventually("the maps are gone", nil, func() bool {
+		return !slices.ContainsFunc(ids, func(id ebpf.MapID) bool {
+			m, err := ebpf.NewMapFromID(id)
+			if err == nil {
+				m.Close()
+			}
+			return !errors.Is(err, os.ErrNotExist)
+		})
+	})
+	w.startAgent("n0")
+	w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
 }
