@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel/fastpath/datapath"
@@ -87,9 +88,12 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 		case !wanted[a]:
 			unseen = unseen || !slices.Contains(f.node.veths, a.device)
 		case verify && !isAttached(l, a.device):
-			f.log.Warn("another process detached a program of the fast path; it is attached again", "device", name, "program", a.program)
-			unseen = true
-			f.repaired++
+			// The kernel has detached it if the device has gone since the scan.
+			if f.exists(a.device) {
+				f.log.Warn("another process detached a program of the fast path; it is attached again", "device", name, "program", a.program)
+				unseen = true
+				f.repaired++
+			}
 		case verify && !f.isLast(side{a.device, hooks[a.program].egress}):
 			f.log.Info("another program was attached after one of the fast path, which would bypass it; the fast path's program moves to the end", "device", name, "program", a.program)
 			unseen = true
@@ -179,6 +183,12 @@ func (f *Fastpath) setWatched(watched []int) error {
 		}
 	}
 	return f.programs.SetWatched(all)
+}
+
+// exists reports whether a device exists, and true if the kernel does not answer.
+func (f *Fastpath) exists(device int) bool {
+	_, err := f.links.LinkByIndex(device)
+	return !errors.As(err, new(netlink.LinkNotFoundError))
 }
 
 // isLast reports whether the last program at a side is one of the fast path: the fast path would

@@ -416,3 +416,18 @@ func TestChurn(t *testing.T) {
 		})
 	}
 }
+
+// TestDeletedPodIsNoRepair checks that the programs of a pod that has just been deleted do not count as detached by
+// somebody.
+func TestDeletedPodIsNoRepair(t *testing.T) {
+	t.Parallel()
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	name := w.link(0, 0)
+	if err := w.paths[0].VerifyAfter(func() { w.set("n0", name, netlink.LinkDel) }); err != nil {
+		t.Error(err)
+	}
+	if n := w.paths[0].Repaired(); n != 0 {
+		t.Errorf("%d programs count as repaired", n)
+	}
+	e.Close()
+}

@@ -43,6 +43,14 @@ func (f *Fastpath) DropsForged() bool {
 	return f.dropForged.attached != nil
 }
 
+// VerifyAfter makes a change that the fast path has not yet noticed when it verifies the attachments.
+func (f *Fastpath) VerifyAfter(change func()) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+	return netns.Do(f.ns, func() error { return f.attachPrograms(true) })
+}
+
 // GoIdle makes the fast path go idle now, whatever connections it accelerates.
 func (f *Fastpath) GoIdle() {
 	f.pods.mu.Lock()
