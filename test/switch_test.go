@@ -62,15 +62,15 @@ func TestSwitch(t *testing.T) {
 	}
 	_ = p.Process.Kill()
 	<-p.ended
-	left := record.LeftSwitched(out)
-	if len(left) != 1 {
-		t.Fatalf("left switched: %v\n%s", left, p.stderr())
+	left, err := record.LeftSwitched(out)
+	if err != nil || len(left) != 1 {
+		t.Fatalf("left switched: %v, %v\n%s", left, err, p.stderr())
 	}
 
 	if code, _, stderr := finish(t, "run", file, "--out", out); code != 1 || !strings.Contains(stderr, "undo the switch with slipstream cleanup "+left[0]) {
 		t.Errorf("another run: exit code %d\n%s", code, stderr)
 	}
-	if code, stdout, stderr := finish(t, "cleanup", left[0]); code != 0 || !strings.HasPrefix(stdout, "undone: ") {
+	if code, stdout, stderr := finish(t, "cleanup", left[0]); code != 0 || !strings.Contains(stdout, "\nundone: ") {
 		t.Errorf("cleanup: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	code, stdout, stderr := finish(t, "run", "--resume", left[0])

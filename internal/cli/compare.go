@@ -61,10 +61,11 @@ it is also 4 if a comparison is inconclusive, or missing from one of the results
 }
 
 func (o compareOptions) run(p Process, folders []string, margin bool) error {
-	_, results, err := openTwo(folders)
+	dirs, results, err := openTwo(folders)
 	if err != nil {
 		return err
 	}
+	defer closeBoth(dirs)
 	only, err := o.filter(results)
 	if err != nil {
 		return usage(err)
@@ -99,23 +100,37 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	return nil
 }
 
-// openTwo reads what two runs left. Their folders' names tell them apart, or else the paths.
+// openTwo reads what two runs left. Their folders' names tell them apart, or else the paths. The caller closes both.
 func openTwo(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err error) {
+	defer func() {
+		if err != nil {
+			closeBoth(dirs)
+		}
+	}()
 	for i, path := range paths {
 		dir, err := record.Open(path)
 		if err != nil {
 			return dirs, results, usage(err)
 		}
+		dirs[i] = dir
 		exp, trials, err := readExperiment(dir)
 		if err != nil {
 			return dirs, results, err
 		}
-		dirs[i], results[i] = dir, stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}
+		results[i] = stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}
 	}
 	if results[0].Name == results[1].Name {
 		results[0].Name, results[1].Name = paths[0], paths[1]
 	}
 	return dirs, results, nil
+}
+
+func closeBoth(dirs [2]*record.Dir) {
+	for _, dir := range dirs {
+		if dir != nil {
+			dir.Close()
+		}
+	}
 }
 
 // folderName is the name of a results folder, wherever it was named from.

@@ -69,6 +69,7 @@ func importResults(p Process, paths []string, o importer.Options, out string) er
 	if err != nil {
 		return err
 	}
+	defer dir.Close()
 	fmt.Fprintf(p.Err, "imported %d trials from %d files to %s\n", len(r.Trials), len(r.Imported.Files), dir.Path)
 	_, err = render(dir, p)
 	return err
@@ -90,7 +91,7 @@ func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, er
 	defer func() { err = errors.Join(err, os.RemoveAll(half)) }()
 	now := time.Now()
 	dir, err := record.Create(half, r.Experiment.Metadata.Name, now, experiment, record.Environment{
-		Version: p.Version, Started: r.Trials[0].Started, Command: commandLine(p.Args), Placement: r.Note,
+		Version: p.Version, Started: r.Trials[0].Started, Command: v1alpha1.CommandText(p.Args), Placement: r.Note,
 		Nodes: []record.Node{}, Imported: &r.Imported,
 	})
 	if err != nil {

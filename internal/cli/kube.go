@@ -269,7 +269,7 @@ func notOfCluster(f *pflag.FlagSet) error {
 
 func cleanupCommand(p Process) *cobra.Command {
 	var access kube.Access
-	var all, dryRun bool
+	var all, dryRun, yes bool
 	c := &cobra.Command{
 		Use:   "cleanup [RESULT...]",
 		Short: "Clean up after killed runs: in a cluster, or undo their switches",
@@ -280,7 +280,10 @@ last minute, by this machine's clock. It also skips, and lists, objects that hav
 slipstream's labels but that no run can have created.
 
 With results folders, cleanup undoes the switch of the run in each of them, with
-the switch.back command of its experiment, and does nothing in a cluster.`,
+the switch.back command of its experiment, and does nothing in a cluster. It shows
+the commands before it runs them, and runs them only if the folder, its files and
+the folders above belong to you or root and nobody else can write to them, or with
+--yes.`,
 		Example: `  slipstream cleanup
   slipstream cleanup --dry-run        list what would be removed
   slipstream cleanup --all            remove runs in progress too
@@ -290,7 +293,10 @@ the switch.back command of its experiment, and does nothing in a cluster.`,
 				if err := notOfCluster(c.Flags()); err != nil {
 					return usage(err)
 				}
-				return cleanupSwitched(c.Context(), p, dirs, dryRun)
+				return cleanupSwitched(c.Context(), p, dirs, dryRun, yes)
+			}
+			if yes {
+				return usage(errors.New("--yes is for the commands of results folders: name a folder, or leave it out"))
 			}
 			cluster, err := kube.Open(access)
 			if err != nil {
@@ -327,6 +333,7 @@ the switch.back command of its experiment, and does nothing in a cluster.`,
 	}
 	addAccessFlags(c.Flags(), &access, "clean up only this namespace (default: all namespaces)")
 	c.Flags().BoolVar(&all, "all", false, "remove runs in progress too")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed, and remove nothing")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed or undone, and change nothing")
+	c.Flags().BoolVar(&yes, "yes", false, "run the commands of a results folder that may be somebody else's")
 	return c
 }

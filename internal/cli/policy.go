@@ -59,6 +59,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	if err != nil {
 		return usage(err)
 	}
+	defer dir.Close()
 	exp, trials, err := readExperiment(dir)
 	if err != nil {
 		return err
@@ -225,7 +226,8 @@ func completeVariants(_ *cobra.Command, args []string, _ string) ([]string, cobr
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	exp, _, err := readExperiment(dir)
+	defer dir.Close()
+	exp, err := experimentOf(dir)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

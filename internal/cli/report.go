@@ -7,7 +7,6 @@ import (
 	"io"
 	"path/filepath"
 	"regexp"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -42,6 +41,7 @@ both results side by side and what changed between them, into the second folder.
 			if err != nil {
 				return usage(err)
 			}
+			defer dir.Close()
 			if format == "" && figures == "" {
 				m, err := render(dir, p)
 				if err != nil {
@@ -87,6 +87,7 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 	if err != nil {
 		return err
 	}
+	defer closeBoth(dirs)
 	var models [2]*report.Model
 	for i, dir := range dirs {
 		if models[i], err = modelOf(dir, results[i].Experiment, results[i].Trials); err != nil {
@@ -111,13 +112,18 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 	return nil
 }
 
-// readExperiment reads back what a folder's run was to do, and what it has done.
-func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, error) {
+// experimentOf reads back what a folder's run was to do.
+func experimentOf(dir *record.Dir) (*v1alpha1.Experiment, error) {
 	data, err := dir.Experiment()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	exp, err := v1alpha1.Parse(filepath.Join(dir.Path, "experiment.yaml"), data, nil)
+	return v1alpha1.Parse(filepath.Join(dir.Path, "experiment.yaml"), data, nil)
+}
+
+// readExperiment reads back what a folder's run was to do, and what it has done.
+func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, error) {
+	exp, err := experimentOf(dir)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -212,34 +218,25 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 	case m.Imported():
 		return ""
 	case m.Unfinished != "":
-		return program + " run --resume " + quote(dir.Path)
+		return program + " run --resume " + v1alpha1.Quote(dir.Path)
 	case keep != "" && m.InCluster():
-		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, quote(dir.Path), keep)
+		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, v1alpha1.Quote(dir.Path), v1alpha1.Quote(keep))
 	case keep != "":
-		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, quote(dir.Path), keep)
-	case m.Inconclusive() && strings.Contains(m.Environment.Command, " run "):
-		return fmt.Sprintf("%s --runs %d", runsFlag.ReplaceAllString(m.Environment.Command, ""), max(20, 2*m.Blocks))
+		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, v1alpha1.Quote(dir.Path), v1alpha1.Quote(keep))
+	case m.Inconclusive():
+		return again(program, m.Environment.Command, max(20, 2*m.Blocks))
 	}
 	return ""
 }
 
-var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
-
-// quote is a word as a shell reads it.
-func quote(word string) string {
-	if safeWord.MatchString(word) {
-		return word
+// again is the command of a run with more blocks, "" if it was none. A folder from somebody else may hold any
+// text, and people paste what they are told to: so it can only be a command of this program, with quoted words.
+func again(program, command string, blocks int) string {
+	words, err := v1alpha1.CommandWords(command)
+	if err != nil || len(words) < 2 || words[1] != "run" {
+		return ""
 	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-}
-
-// commandLine is what repeats a command.
-func commandLine(args []string) string {
-	words := make([]string, len(args))
-	for i, a := range args {
-		words[i] = quote(a)
-	}
-	return strings.Join(words, " ")
+	return fmt.Sprintf("%s%s --runs %d", program, runsFlag.ReplaceAllString(" "+v1alpha1.CommandText(words[1:]), ""), blocks)
 }
 
 func writeFigures(dir *record.Dir, m *report.Model, format string) error {

@@ -82,3 +82,21 @@ func TestReportBeforeSeries(t *testing.T) {
 		}
 	}
 }
+
+// TestAgain: whatever a folder says of its command, what is proposed is a command of this program.
+func TestAgain(t *testing.T) {
+	for command, want := range map[string]string{
+		"slipstream run demo --runs 4 --set a=b":      "bin/slipstream run demo --set a=b --runs 20",
+		"/opt/slipstream run 'my file.yaml'":          "bin/slipstream run 'my file.yaml' --runs 20",
+		"rm -rf / run":                                "",
+		"rm run":                                      "bin/slipstream run --runs 20",
+		"slipstream run x; id $(id) `id` | sh > /a\n": "bin/slipstream run 'x;' id '$(id)' '`id`' '|' sh '>' '/a\n' --runs 20",
+		"slipstream run 'x":                           "",
+		"slipstream import x":                         "",
+		"":                                            "",
+	} {
+		if got := again("bin/slipstream", command, 20); got != want {
+			t.Errorf("%q: got %q, want %q", command, got, want)
+		}
+	}
+}

@@ -28,7 +28,7 @@ type runOptions struct {
 	out, duration, resume string
 	runs                  string
 	set                   []string
-	dryRun, list          bool
+	dryRun, list, yes     bool
 	on                    string
 	kube                  kubeOptions
 	hosts                 hostOptions
@@ -66,6 +66,7 @@ reports what it has measured.`,
 	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and how long it takes, check what a cluster or hosts lack, and change nothing")
 	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
+	f.BoolVar(&o.yes, "yes", false, "with --resume: run the commands and the image of a results folder that may be somebody else's")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
 	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes or hosts:CLIENT,SERVER (each host is [USER@]NAME, and gets the labels and price of the experiment's host in the same place)")
 	o.kube.addFlags(f)
@@ -215,6 +216,9 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		}
 		return resume(ctx, p, o)
 	}
+	if o.yes {
+		return usage(errors.New("--yes is for --resume: leave it out"))
+	}
 	exp, err := o.load(args)
 	if err != nil {
 		return usage(err)
@@ -228,8 +232,8 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.dryRun {
 		return dryRun(ctx, p, o, exp, experiment.New(exp, topology.Of(exp)))
 	}
-	if left := record.LeftSwitched(o.out); len(left) > 0 {
-		return fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", left[0])
+	if err := nothingSwitched(o.out); err != nil {
+		return err
 	}
 	progress := newProgress(p)
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -246,7 +250,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return err
 	}
 	create := func(env record.Environment) (*record.Dir, error) {
-		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), commandLine(p.Args), leftOut
+		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), v1alpha1.CommandText(p.Args), leftOut
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
 	return measure(ctx, p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, create)
@@ -303,29 +307,58 @@ func dryRun(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experime
 	return nil
 }
 
+// nothingSwitched is an error if a run in a folder below out has not undone its switch.
+func nothingSwitched(out string) error {
+	left, err := record.LeftSwitched(out)
+	if err != nil || len(left) == 0 {
+		return err
+	}
+	err = fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", v1alpha1.Quote(left[0]))
+	dir, openErr := record.Open(left[0])
+	if openErr != nil {
+		return fmt.Errorf("%w, or move the folder away if it is not yours: %w", err, openErr)
+	}
+	defer dir.Close()
+	if foreign := dir.Foreign(); foreign != nil {
+		return fmt.Errorf("%w. The folder may be somebody else's: %w. If it is not from a run on this machine, move it away", err, foreign)
+	}
+	return err
+}
+
 func resume(ctx context.Context, p Process, o runOptions) error {
-	dir, err := record.Resume(o.resume)
+	open := record.Resume
+	if o.dryRun {
+		open = record.Hold
+	}
+	dir, err := open(o.resume)
 	if err != nil {
 		return usage(err)
 	}
+	defer dir.Close()
+	foreign := dir.Foreign() // before anything of it is read
 	exp, trials, err := readExperiment(dir)
 	if err != nil {
-		return errors.Join(err, dir.Close())
+		return err
 	}
 	if err := runnable(exp); err != nil {
-		return usage(errors.Join(err, dir.Close()))
+		return usage(err)
 	}
 	plan := experiment.New(exp, topology.Of(exp))
 	if o.dryRun {
-		return errors.Join(dryRun(ctx, p, o, exp, plan), dir.Close())
+		return dryRun(ctx, p, o, exp, plan)
+	}
+	if !o.yes {
+		if err := mayExecute(exp, foreign); err != nil {
+			return err
+		}
 	}
 	progress := newProgress(p)
 	if err := putBack(ctx, dir, exp, progress.note); err != nil {
-		return errors.Join(err, dir.Close())
+		return err
 	}
 	at, err := openSite(ctx, p, o, exp, progress.note)
 	if err != nil {
-		return errors.Join(err, dir.Close())
+		return err
 	}
 	defer at.release()
 	same := func(record.Environment) (*record.Dir, error) { return dir, nil }

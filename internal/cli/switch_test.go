@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,21 +22,23 @@ func leftSwitched(t *testing.T, back string) (folder, state string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer dir.Close()
 	if err := dir.Switched("native"); err != nil {
 		t.Fatal(err)
 	}
 	return folder, state
 }
 
-// TestCleanupSwitched: cleanup undoes the switch of a folder's run, once.
+// TestCleanupSwitched: cleanup shows what undoes the switch of a folder's run, and undoes it once.
 func TestCleanupSwitched(t *testing.T) {
 	folder, state := leftSwitched(t, "echo found >> $1")
+	shown := folder + ": the commands that undo the switch of native:\n  back: sh -c 'echo found >> $1' back " + state + "\n"
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"cleanup", "--dry-run", folder}, "would undo: " + folder + ": the switch of native\n"},
-		{[]string{"cleanup", folder}, "undone: " + folder + ": the switch of native\n"},
+		{[]string{"cleanup", "--dry-run", folder}, shown + "would undo: " + folder + ": the switch of native\n"},
+		{[]string{"cleanup", folder}, shown + "undone: " + folder + ": the switch of native\n"},
 		{[]string{"cleanup", folder}, folder + ": nothing is switched\n"},
 	} {
 		if code, out, errs := slipstream(t, c.args...); code != exitGood || out != c.want {
@@ -44,6 +47,68 @@ func TestCleanupSwitched(t *testing.T) {
 	}
 	if data, err := os.ReadFile(state); string(data) != "found\n" {
 		t.Errorf("the command left %q, %v", data, err)
+	}
+}
+
+// TestDryRunWritesNothing: a dry run leaves a folder as it is, with a torn trial and without the right to write.
+func TestDryRunWritesNothing(t *testing.T) {
+	folder, _ := leftSwitched(t, "echo found >> $1")
+	trials := filepath.Join(folder, "trials.jsonl")
+	const torn = `{"block":1,"order":1`
+	if err := os.WriteFile(trials, []byte(torn), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"cleanup", "--dry-run", folder}, {"run", "--resume", folder, "--dry-run"}} {
+		if code, out, errs := slipstream(t, args...); code != exitGood || !strings.Contains(out, "back: sh -c 'echo found >> $1' back") {
+			t.Errorf("%v: exit code %d, %q, %q", args, code, out, errs)
+		}
+		if text, err := os.ReadFile(trials); string(text) != torn {
+			t.Errorf("%v: trials.jsonl has %q, %v", args, text, err)
+		}
+	}
+	other := filepath.Join(t.TempDir(), "another's")
+	if err := errors.Join(os.Rename(trials, other), os.Symlink(other, trials)); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"cleanup", folder}, {"run", "--resume", folder}, {"cleanup", "--dry-run", folder}, {"run", "--resume", folder, "--dry-run"}, {"report", folder}} {
+		if code, _, errs := slipstream(t, args...); code == exitGood || !strings.Contains(errs, trials+" is a symbolic link to "+other) {
+			t.Errorf("%v: exit code %d, %q", args, code, errs)
+		}
+		if text, err := os.ReadFile(other); string(text) != torn {
+			t.Errorf("%v: the file that the link leads to has %q, %v", args, text, err)
+		}
+	}
+}
+
+// TestForeignCommands: what a folder of somebody else names runs only with --yes, and is shown before.
+func TestForeignCommands(t *testing.T) {
+	folder, state := leftSwitched(t, "echo found >> $1; exit 1")
+	if err := os.Chmod(folder, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	const command = "back: sh -c 'echo found >> $1; exit 1' back "
+	for _, args := range [][]string{{"cleanup", "--dry-run", folder}, {"cleanup", folder}, {"run", "--resume", folder}} {
+		code, out, errs := slipstream(t, args...)
+		if code == exitGood || !strings.Contains(out+errs, command+state) || !strings.Contains(errs, "can write to "+folder) || !strings.Contains(errs, "add --yes") {
+			t.Errorf("%v: exit code %d, %q, %q", args, code, out, errs)
+		}
+		if _, err := os.Stat(state); err == nil {
+			t.Fatalf("%v ran the command", args)
+		}
+	}
+	if code, _, errs := slipstream(t, "run", "demo", "--out", filepath.Dir(folder)); code == exitGood || !strings.Contains(errs, "can write to "+folder) {
+		t.Errorf("run beside it: exit code %d, %q", code, errs)
+	}
+	for i, args := range [][]string{{"cleanup", "--yes", folder}, {"run", "--yes", "--resume", folder}} {
+		slipstream(t, args...) // the command fails, so nothing else is run
+		if text, err := os.ReadFile(state); string(text) != strings.Repeat("found\n", i+1) {
+			t.Errorf("%v: the commands left %q, %v", args, text, err)
+		}
+	}
+	for _, args := range [][]string{{"cleanup", "--yes"}, {"run", "demo", "--yes"}} {
+		if code, _, errs := slipstream(t, args...); code != exitUsage || !strings.Contains(errs, "--yes is for") {
+			t.Errorf("%v: exit code %d, %q", args, code, errs)
+		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
@@ -131,9 +130,9 @@ func (p *Plan) printSwitches(w io.Writer) {
 		if v.Switch == nil {
 			continue
 		}
-		fmt.Fprintf(w, "%s\tto: %s\n\tback: %s\n", v.Name, strings.Join(v.Switch.To, " "), strings.Join(v.Switch.Back, " "))
+		fmt.Fprintf(w, "%s\tto: %s\n\tback: %s\n", v.Name, v1alpha1.CommandText(v.Switch.To), v1alpha1.CommandText(v.Switch.Back))
 		if v.Switch.Verify != nil {
-			fmt.Fprintf(w, "\tverify: %s\n", strings.Join(v.Switch.Verify, " "))
+			fmt.Fprintf(w, "\tverify: %s\n", v1alpha1.CommandText(v.Switch.Verify))
 		}
 		if v.Switch.Settle > 0 {
 			fmt.Fprintf(w, "\tthen wait %s\n", time.Duration(v.Switch.Settle))
@@ -194,7 +193,7 @@ func (s *switcher) untouched(ctx context.Context) error {
 		}
 		if inForce {
 			return fmt.Errorf("variant %s: verify (%s) says that the change is in force, before anything was switched: undo it (%s), or correct the command",
-				v.Name, strings.Join(v.Switch.Verify, " "), strings.Join(v.Switch.Back, " "))
+				v.Name, v1alpha1.CommandText(v.Switch.Verify), v1alpha1.CommandText(v.Switch.Back))
 		}
 	}
 	return nil
@@ -208,7 +207,7 @@ func (s *switcher) make(ctx context.Context, st step) error {
 		}
 		s.now = &st.variant
 	}
-	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), strings.Join(st.argv(), " ")))
+	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), v1alpha1.CommandText(st.argv())))
 	if err := s.command(ctx, st.variant.Switch, st.argv()); err != nil {
 		return fmt.Errorf("variant %s: switch.%s: %w", st.variant.Name, st.field(), err)
 	}
@@ -257,7 +256,7 @@ func (s *switcher) verified(ctx context.Context, last step) error {
 				is = "still is"
 			}
 			return fmt.Errorf("variant %s: switch.%s (%s) has succeeded, but verify (%s) says that the change %s in force",
-				v.Name, last.field(), strings.Join(last.argv(), " "), strings.Join(v.Switch.Verify, " "), is)
+				v.Name, last.field(), v1alpha1.CommandText(last.argv()), v1alpha1.CommandText(v.Switch.Verify), is)
 		}
 	}
 	if !last.back {

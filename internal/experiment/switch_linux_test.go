@@ -145,9 +145,9 @@ func nobodyReads(t *testing.T, pipe string) {
 
 // finish undoes the switch that a folder records, and runs the experiment to its end.
 func finish(t *testing.T, exp *v1alpha1.Experiment, folder string) {
-	left := record.LeftSwitched(folder)
-	if len(left) != 1 {
-		t.Fatalf("what is switched is noted in %v", left)
+	left, err := record.LeftSwitched(folder)
+	if err != nil || len(left) != 1 {
+		t.Fatalf("what is switched is noted in %v, %v", left, err)
 	}
 	dir, err := record.Resume(left[0])
 	if err != nil {

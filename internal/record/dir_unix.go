@@ -1,17 +1,27 @@
-//go:build linux || darwin
+//go:build unix
 
 package record
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
 
 	"slipstream.dev/internal/flock"
 )
 
-// lock holds the folder until release, or until the process ends however it does.
-func lock(dir string) (release func() error, err error) {
-	f, err := os.Open(dir)
+// nonblock is the flag with which the open of a pipe does not wait for its other end.
+const nonblock = syscall.O_NONBLOCK
+
+// lock holds the folder until release, or until the process ends however it does. It writes nothing.
+func lock(dir *os.Root) (release func() error, err error) {
+	f, err := dir.Open(".")
 	if err != nil {
 		return nil, err
 	}
@@ -20,17 +30,93 @@ func lock(dir string) (release func() error, err error) {
 		if err == flock.ErrLocked {
 			return nil, ErrLocked
 		}
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
+		return nil, fmt.Errorf("lock %s: %w", dir.Name(), err)
 	}
 	return func() error { return flock.Release(f) }, nil
 }
 
-// syncDir makes a new name in a folder last.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
+// syncDir makes a new name in a folder below dir last.
+func syncDir(dir *os.Root, name string) error {
+	f, err := dir.Open(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	return f.Sync()
+}
+
+// alone is an error if a file that is to be written has another name, which may be in somebody else's folder.
+func alone(info fs.FileInfo) error {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
+		return fmt.Errorf("%s has %d names (hard links), and writing would change them all: replace it by a copy", info.Name(), st.Nlink)
+	}
+	return nil
+}
+
+// deciding are the files of a folder that decide what a program runs for it, and the folder itself.
+var deciding = []string{".", environmentFile, experimentFile, trialsFile, switchedFile}
+
+// Foreign is an error that says why what the folder names may not be what this user wants to run. It is if the
+// folder, the files that decide, and the folders above belong to this user or root, and nobody else can write to
+// them: so does sshd decide about authorized_keys (StrictModes; safe_path in OpenSSH's misc.c). Under sudo, this
+// user is also the one who called it. In a sticky folder such as /tmp, others cannot replace what is this user's.
+func (d *Dir) Foreign() error {
+	for _, name := range deciding {
+		info, err := d.root.Lstat(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = ownAlone(d.file(name), info)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	folder, err := filepath.Abs(d.Path)
+	if err == nil {
+		folder, err = filepath.EvalSymlinks(folder)
+	}
+	for err == nil && folder != filepath.Dir(folder) {
+		folder = filepath.Dir(folder)
+		var info fs.FileInfo
+		if info, err = os.Lstat(folder); err == nil {
+			err = ownAlone(folder, info)
+		}
+	}
+	return err
+}
+
+// ownAlone is an error if somebody other than this user and root can change a file or folder.
+func ownAlone(path string, info fs.FileInfo) error {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Errorf("it is not known to whom %s belongs", path)
+	}
+	sticky := info.IsDir() && info.Mode()&fs.ModeSticky != 0
+	switch {
+	case !slices.Contains(trusted(), st.Uid):
+		return fmt.Errorf("%s belongs to %s, not to %s", path, userName(st.Uid), userName(uint32(os.Geteuid())))
+	case info.Mode()&0o022 != 0 && !sticky:
+		return fmt.Errorf("others than %s can write to %s (chmod go-w %s)", userName(st.Uid), path, path)
+	}
+	return nil
+}
+
+// trusted are root, this user, and, under sudo, the one who called it.
+func trusted() []uint32 {
+	all := []uint32{0, uint32(os.Geteuid())}
+	if caller, err := strconv.ParseUint(os.Getenv("SUDO_UID"), 10, 32); err == nil && os.Geteuid() == 0 {
+		all = append(all, uint32(caller))
+	}
+	return all
+}
+
+// userName is a user as people know them.
+func userName(uid uint32) string {
+	id := strconv.FormatUint(uint64(uid), 10)
+	if u, err := user.LookupId(id); err == nil {
+		return u.Username
+	}
+	return "user " + id
 }

@@ -48,7 +48,7 @@ func variantParts(exp *v1alpha1.Experiment, v v1alpha1.Variant) []string {
 		parts = append(parts, "baseline "+v.Versus)
 	}
 	if v.Switch != nil {
-		parts = append(parts, "switched by "+strings.Join(v.Switch.To, " "))
+		parts = append(parts, "switched by "+v1alpha1.CommandText(v.Switch.To))
 	}
 	return parts
 }

@@ -135,6 +135,7 @@ func read(out string) ([]record.Trial, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer dir.Close()
 	trials, err := dir.Trials()
 	if err != nil {
 		return nil, err

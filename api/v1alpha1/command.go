@@ -1,0 +1,57 @@
+package v1alpha1
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+)
+
+var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// Quote is a word as a shell reads it.
+func Quote(word string) string {
+	if safeWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// CommandText is a command as one types it into a shell, so that it shows where each argument ends.
+func CommandText(argv []string) string {
+	words := make([]string, len(argv))
+	for i, a := range argv {
+		words[i] = Quote(a)
+	}
+	return strings.Join(words, " ")
+}
+
+// CommandWords are the words of a text by CommandText. In any other text, nothing but spaces and single quotes has a
+// meaning. A quote that does not end is an error.
+func CommandWords(text string) (words []string, err error) {
+	word, within, any := "", false, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '\'':
+			within, any = !within, true
+		case within:
+			word += text[i : i+1]
+		case c == ' ':
+			if any {
+				words = append(words, word)
+			}
+			word, any = "", false
+		case c == '\\' && i+1 < len(text):
+			i++
+			word, any = word+text[i:i+1], true
+		default:
+			word, any = word+text[i:i+1], true
+		}
+	}
+	if within {
+		return nil, errors.New("a quote does not end")
+	}
+	if any {
+		words = append(words, word)
+	}
+	return words, nil
+}

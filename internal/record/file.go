@@ -1,0 +1,163 @@
+package record
+
+import (
+	"bufio"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+)
+
+// A results folder may come from somebody else: from another machine, or from another user of this one. So its
+// files are opened below the folder that was opened first, whatever its path leads to later, and only if they are
+// regular: a symbolic link leads to another's file, and a pipe does not end.
+
+// openRoot opens a results folder, which is itself no symbolic link.
+func openRoot(folder string) (*os.Root, error) {
+	folder = filepath.Clean(folder) // after a slash at the end Lstat follows the link
+	named, err := os.Lstat(folder)
+	if err != nil {
+		return nil, err
+	}
+	if named.Mode()&fs.ModeSymlink != 0 {
+		return nil, linkError(folder)
+	}
+	root, err := os.OpenRoot(folder)
+	if err != nil {
+		return nil, err
+	}
+	if opened, err := root.Stat("."); err != nil || !os.SameFile(named, opened) {
+		root.Close()
+		return nil, fmt.Errorf("%s was replaced while it was opened", folder)
+	}
+	return root, nil
+}
+
+// linkError names a symbolic link, and what to name in its place.
+func linkError(link string) error {
+	to, err := os.Readlink(link)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%s is a symbolic link to %s: in a results folder that is not followed; name the folder itself, or replace the link by the file", link, to)
+}
+
+// file is the path of a file of the folder, for errors.
+func (d *Dir) file(name string) string { return filepath.Join(d.Path, filepath.FromSlash(name)) }
+
+// in names a file of the folder in an error about it, which has its name below the folder alone.
+func (d *Dir) in(err error) error {
+	if about, ok := errors.AsType[*fs.PathError](err); ok {
+		about.Path = d.file(about.Path)
+	}
+	return err
+}
+
+// check is an error if a file of the folder, or a folder on the way to it, is not what Create and WriteFile make.
+func (d *Dir) check(name string) error {
+	if dir := path.Dir(name); dir != "." {
+		info, err := d.root.Lstat(dir)
+		switch {
+		case err != nil:
+			return d.in(err)
+		case info.Mode()&fs.ModeSymlink != 0:
+			return linkError(d.file(dir))
+		case !info.IsDir():
+			return fmt.Errorf("%s is not a folder", d.file(dir))
+		}
+	}
+	info, err := d.root.Lstat(name)
+	switch {
+	case err != nil:
+		return d.in(err)
+	case info.Mode()&fs.ModeSymlink != 0:
+		return linkError(d.file(name))
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file (%s)", d.file(name), info.Mode().Type())
+	}
+	return nil
+}
+
+// open opens a regular file of the folder. If a link takes its place after the check, Root does not follow it out
+// of the folder.
+func (d *Dir) open(name string, flag int) (*os.File, error) {
+	if err := d.check(name); err != nil {
+		return nil, err
+	}
+	f, err := d.root.OpenFile(name, flag|nonblock, 0)
+	if err != nil {
+		return nil, d.in(err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file (%s)", d.file(name), info.Mode().Type())
+	}
+	if err == nil && flag != os.O_RDONLY {
+		err = alone(info)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// read reads a whole file of the folder.
+func (d *Dir) read(name string) ([]byte, error) {
+	f, err := d.open(name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
+
+// WriteFile writes a file of the folder ("report.html", "figures/cpu.svg"),
+// whole or not at all: a reader sees the old one until the new one is on disk.
+func (d *Dir) WriteFile(name string, write func(io.Writer) error) (err error) {
+	name = filepath.ToSlash(name)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write %s: %w", d.file(name), err)
+		}
+	}()
+	if err := d.check(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if dir := path.Dir(name); dir != "." {
+		if err := d.root.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	temp := path.Join(path.Dir(name), "."+path.Base(name)+"."+rand.Text())
+	f, err := d.root.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer d.root.Remove(temp) // it has another name by then, unless something failed
+	defer f.Close()
+	w := bufio.NewWriter(f)
+	if err := write(w); err != nil {
+		return err
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if err := f.Chmod(0o644); err != nil { // whatever the umask
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := d.root.Rename(temp, name); err != nil {
+		return err
+	}
+	return syncDir(d.root, path.Dir(name))
+}
