@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -445,13 +446,14 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 	var m *report.Model
 	if len(trials) > 0 {
 		var failed error
-		if m, failed = render(dir, p); failed != nil {
-			return errors.Join(err, failed)
-		}
+		m, failed = render(dir, p)
+		err = errors.Join(err, failed)
 	}
 	switch {
+	case diskFull(err):
+		progress.note("once there is space: slipstream run --resume " + v1alpha1.Quote(dir.Path))
 	case ctx.Err() != nil || errors.Is(err, target.ErrLost):
-		progress.note("to resume: slipstream run --resume " + dir.Path)
+		progress.note("to resume: slipstream run --resume " + v1alpha1.Quote(dir.Path))
 	case m != nil:
 		tellNext(dir, m, p)
 		if err == nil {
@@ -459,4 +461,9 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		}
 	}
 	return err
+}
+
+// diskFull tells whether a disk has no space, here or where a worker is.
+func diskFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, target.ErrNoSpace)
 }

@@ -297,6 +297,9 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 	if lost := new(target.LostError); errors.As(err, &lost) {
 		return false, lost // which every worker has met in its own words
 	}
+	if errors.Is(err, target.ErrNoSpace) {
+		return false, err // a trial that has failed twice is not run again on resume
+	}
 	trial.Took = time.Since(begin).Seconds()
 	if err != nil {
 		trial.Status, trial.Error = record.StatusFailed, err.Error()

@@ -552,6 +552,39 @@ func TestRecordCannotBeKept(t *testing.T) {
 	}
 }
 
+// TestDiskFull: a disk that is full in a place ends the run before it records a trial that could not be measured.
+// The resumed run measures it.
+func TestDiskFull(t *testing.T) {
+	whole := new(memory)
+	if _, err := measure(t, t.Context(), newFake(2), parse(t), whole, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, where := range []string{"apply", "serve", "revert"} {
+		f, out, calls := newFake(2), new(memory), 0
+		f.fail = func(call, _ string) error {
+			if call != where {
+				return nil
+			}
+			if calls++; calls > 2 {
+				return fmt.Errorf("write journal: %w", target.ErrNoSpace)
+			}
+			return nil
+		}
+		if _, err := measure(t, t.Context(), f, parse(t), out, nil); !errors.Is(err, target.ErrNoSpace) || len(out.trials) >= len(whole.trials) {
+			t.Fatalf("%s: %d trials, %v", where, len(out.trials), err)
+		}
+		if left := f.inForce(); left != nil {
+			t.Errorf("%s: accelerated still: %v", where, left)
+		}
+		if _, err := measure(t, t.Context(), newFake(2), parse(t), out, nil); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(keys(whole.trials), keys(out.trials)); diff != "" {
+			t.Errorf("%s: resumed:\n%s", where, diff)
+		}
+	}
+}
+
 // TestResume interrupts a run at each of its trials and resumes it: what is on
 // record in the end is what an undisturbed run records.
 func TestResume(t *testing.T) {

@@ -156,6 +156,10 @@ const (
 // more.
 var ErrLost = errors.New("the target is lost")
 
+// ErrNoSpace means that a file system on which a place writes is full, so that nothing was changed there and no trial
+// can succeed until there is space.
+var ErrNoSpace = errors.New("a disk is full")
+
 // LostError is an ErrLost with its reason.
 type LostError struct{ Why error }
 

@@ -5,7 +5,9 @@
 package testenv
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -53,6 +55,52 @@ func PrivateMounts(t testing.TB) {
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		t.Fatalf("make the mounts private: %v", err)
+	}
+}
+
+// Disk mounts a file system of a size, such as "64k", in a mount namespace of the test's own thread: should the test
+// die, the mount goes with it. Other threads do not see it.
+func Disk(t testing.TB, size string) (dir string) {
+	t.Helper()
+	PrivateMounts(t)
+	dir = t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // runs on this thread too
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// Fill takes all space of a file system but a number of bytes, until free is called.
+func Fill(t testing.TB, dir string, but int64) (free func()) {
+	t.Helper()
+	name := filepath.Join(dir, "filler")
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	block, size := make([]byte, 4096), int64(0)
+	for err == nil {
+		var n int
+		n, err = f.Write(block)
+		size += int64(n)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if err := f.Truncate(max(0, size-but)); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

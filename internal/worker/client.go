@@ -378,6 +378,9 @@ func (c *Client) plain(err error) error {
 	return err
 }
 
+// noSpace is the code of a call that failed because a disk is full. gRPC itself does not return it.
+const noSpace = codes.OutOfRange
+
 // plain removes gRPC's wrapping from an error, which means nothing to a user.
 func plain(err error) error {
 	s, ok := status.FromError(err)
@@ -391,6 +394,8 @@ func plain(err error) error {
 		return context.Canceled
 	case codes.DeadlineExceeded:
 		return errLate
+	case noSpace:
+		return fmt.Errorf("%w: %s", target.ErrNoSpace, s.Message())
 	default:
 		return errors.New(s.Message())
 	}

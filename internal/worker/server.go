@@ -14,10 +14,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/process"
@@ -49,7 +51,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	p := newPipe(r, w)
 	s := &server{options: o, system: newSystem(ctx)}
 	// Stop waits for calls in progress, so that an Apply is complete before it is reverted.
-	options := []grpc.ServerOption{grpc.WaitForHandlers(true), grpc.StreamInterceptor(shrinkFirst), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+	options := []grpc.ServerOption{grpc.WaitForHandlers(true), grpc.ChainStreamInterceptor(shrinkFirst, markStream), grpc.UnaryInterceptor(markCall), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 		MinTime: keepaliveTime / 2, PermitWithoutStream: true,
 	})}
 	if o.Remote { // its pings come twice as often, so that none is sent from here as long as it lives
@@ -75,6 +77,23 @@ func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, hand
 		return err
 	}
 	return handle(s, stream)
+}
+
+// markCall and markStream tell the controller that a call has failed because a disk is full.
+func markCall(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	answer, err := handle(ctx, request)
+	return answer, markNoSpace(err)
+}
+
+func markStream(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	return markNoSpace(handle(s, stream))
+}
+
+func markNoSpace(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return status.Error(noSpace, err.Error())
+	}
+	return err
 }
 
 type server struct {

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ func connect(t testing.TB) (*Client, <-chan error) {
 
 func connectTo(t testing.TB, o Options) (*Client, <-chan error) {
 	t.Helper()
-	o.JournalDir = t.TempDir()
+	o.JournalDir = cmp.Or(o.JournalDir, t.TempDir())
 	in, toWorker := io.Pipe()
 	fromWorker, out := io.Pipe()
 	served := make(chan error, 1)

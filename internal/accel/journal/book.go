@@ -35,11 +35,11 @@ func (b *Book) Save() error {
 	if !b.dirty {
 		return nil
 	}
-	b.dirty = false
 	if len(b.Entries) == 0 {
 		if err := os.Remove(b.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("clear journal: %w", err)
 		}
+		b.dirty = false
 		return nil
 	}
 	text, err := json.MarshalIndent(b.ledger, "", "  ")
@@ -47,12 +47,15 @@ func (b *Book) Save() error {
 		return fmt.Errorf("encode journal %s: %w", b.file, err)
 	}
 	temp := filepath.Join(filepath.Dir(b.file), unfinished)
-	if err := os.WriteFile(temp, append(text, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write journal: %w", err)
+	err = os.WriteFile(temp, append(text, '\n'), 0o600)
+	if err == nil {
+		err = os.Rename(temp, b.file)
 	}
-	if err := os.Rename(temp, b.file); err != nil {
-		return fmt.Errorf("write journal: %w", err)
+	if err != nil {
+		_ = os.Remove(temp) // on a full disk, what others write needs its space
+		return fmt.Errorf("write journal %s: %w", b.file, err)
 	}
+	b.dirty = false
 	return nil
 }
 

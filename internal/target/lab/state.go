@@ -59,10 +59,12 @@ func (s *state) write(dir string) error {
 		return err
 	}
 	path := statePath(dir, s.Config.Name)
-	if err := os.WriteFile(path+".new", append(data, '\n'), 0o644); err != nil {
-		return fmt.Errorf("write state of lab: %w", err)
+	err = os.WriteFile(path+".new", append(data, '\n'), 0o644)
+	if err == nil {
+		err = os.Rename(path+".new", path)
 	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err != nil {
+		_ = os.Remove(path + ".new") // half of it, on a full disk
 		return fmt.Errorf("write state of lab: %w", err)
 	}
 	return nil
