@@ -2,6 +2,8 @@ package v1alpha1
 
 import (
 	"fmt"
+	"io"
+	"os"
 	"strings"
 )
 
@@ -62,6 +64,20 @@ func (e Errors) Unwrap() []error {
 // maxFile bounds a file, well above any experiment: the YAML parser's time grows
 // with the square of some inputs.
 const maxFile = 64 << 10
+
+// ReadFile reads a file that Parse or ParsePolicy is to read, and no more of it than they read.
+func ReadFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		return nil, fmt.Errorf("%s: must be at most %d KiB", name, maxFile>>10)
+	}
+	return data, err
+}
 
 // Parse reads an experiment: YAML with no unknown fields, then the overrides
 // ("spec.runs=5", "spec.workloads.stream.stream.duration=3s"), then every

@@ -10,6 +10,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 )
@@ -66,7 +67,12 @@ func (r *reader) parse(data []byte, override string) *node {
 		r.problem(at, "", "must be UTF-8 text")
 		return nil
 	}
-	file, err := parser.ParseBytes(data, 0)
+	tokens := lexer.Tokenize(string(data))
+	if t := tooDeep(tokens); t != nil {
+		r.problem(positionOfToken(t, override), "", "is nested too deeply: at most %d lists and mappings are read within each other", maxDepth)
+		return nil
+	}
+	file, err := parser.Parse(tokens, 0)
 	if err != nil {
 		msg := err.Error()
 		var e yaml.Error
@@ -138,8 +144,38 @@ func (r *reader) tree(from ast.Node, override string) *node {
 	return n
 }
 
-func positionOf(n ast.Node, override string) position {
-	if t := n.GetToken(); override == "" && t != nil && t.Position != nil {
+// maxDepth is far above any experiment. The parser's time and stack grow with the depth: 64 KiB of brackets
+// take it minutes.
+const maxDepth = 100
+
+// tooDeep returns the first token that begins a list or mapping deeper than maxDepth, nil if there is none. It
+// counts those in brackets, and the lists and mappings that begin on one line ("- - a: b"). Those of further
+// lines need so much indentation that the size of a file bounds them.
+func tooDeep(tokens token.Tokens) *token.Token {
+	depth, line, begun := 0, 0, 0
+	for _, t := range tokens {
+		if t.Position.Line != line {
+			line, begun = t.Position.Line, 0
+		}
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.SequenceEntryType, token.MappingKeyType:
+			begun++
+		}
+		if depth+begun > maxDepth {
+			return t
+		}
+	}
+	return nil
+}
+
+func positionOf(n ast.Node, override string) position { return positionOfToken(n.GetToken(), override) }
+
+func positionOfToken(t *token.Token, override string) position {
+	if override == "" && t != nil && t.Position != nil {
 		return position{line: t.Position.Line, column: t.Position.Column}
 	}
 	return position{override: override}

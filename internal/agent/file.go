@@ -39,7 +39,7 @@ func (a *Agent) OpenPolicy(file string) (*PolicyFile, error) {
 	if _, err := unix.InotifyAddWatch(fd, filepath.Dir(file), changes); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch the folder of %s: %w", file, err), p.inotify.Close())
 	}
-	if p.text, err = os.ReadFile(file); err != nil {
+	if p.text, err = v1alpha1.ReadFile(file); err != nil {
 		err = fmt.Errorf("read policy: %w (to restore what agents have set, use --revert)", err)
 	} else {
 		err = p.set()
@@ -106,7 +106,7 @@ func (p *PolicyFile) Follow(ctx context.Context, reload <-chan os.Signal) {
 }
 
 func (p *PolicyFile) read() {
-	text, err := os.ReadFile(p.file)
+	text, err := v1alpha1.ReadFile(p.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		if p.text != nil {
 			p.agent.options.Log.Warn("the policy file is gone: its settings are restored", "file", p.file)

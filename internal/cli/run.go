@@ -144,7 +144,7 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 	data, ok := examples.Preset(name)
 	if !ok {
 		var err error
-		if data, err = os.ReadFile(name); err != nil {
+		if data, err = v1alpha1.ReadFile(name); err != nil {
 			if strings.ContainsAny(name, "/.") {
 				return nil, err
 			}

@@ -3,9 +3,10 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
+
+	"slipstream.dev/api/v1alpha1"
 )
 
 func validateCommand(p Process) *cobra.Command {
@@ -36,7 +37,7 @@ Every problem is printed with its line, its column and the field. The exit code 
 }
 
 func validate(file string) error {
-	data, err := os.ReadFile(file)
+	data, err := v1alpha1.ReadFile(file)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -166,12 +167,21 @@ func read(path string, n name, window time.Duration) (*file, error) {
 		return nil, errors.Unwrap(err)
 	case !info.Mode().IsRegular():
 		return nil, errors.New("it is not a regular file")
-	case info.Size() > maxFile:
-		return nil, fmt.Errorf("it has more than %d MiB", maxFile>>20)
 	}
-	data, err := os.ReadFile(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, errors.Unwrap(err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1)) // it may grow
+	switch {
+	case err != nil:
+		return nil, errors.Unwrap(err)
+	case len(data) > maxFile:
+		return nil, fmt.Errorf("it has more than %d MiB", maxFile>>20)
+	}
+	if err := record.CheckJSON(data); err != nil {
+		return nil, err
 	}
 	reading, err := tools.Read(data, window)
 	switch {

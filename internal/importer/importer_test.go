@@ -267,3 +267,17 @@ func FuzzPattern(f *testing.F) {
 		}
 	})
 }
+
+// TestHuge: a file that is too large, or that would decode into far more memory than it has bytes, is named with the limit.
+func TestHuge(t *testing.T) {
+	dir := folder(t, map[string]string{"a-1.json": `{"start": {"version": "iperf 3"}, "intervals": [` + strings.Repeat("{},", 2<<20) + "{}]}", "a-2.json": ""})
+	if err := os.Truncate(filepath.Join(dir, "a-2.json"), 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Import([]string{dir}, Options{Pattern: "{variant}-{block}.json"})
+	for _, want := range []string{"a-1.json: it has 2097155 JSON objects, and at most 1048576 are read", "a-2.json: it has more than 64 MiB"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package record
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -178,6 +179,9 @@ func (d *Dir) Append(t Trial) error {
 		return fmt.Errorf("append trial %d to %s: %w", t.Order, d.Path, err)
 	}
 	line = append(line, '\n')
+	if err := CheckJSON(line); err != nil || len(line) > maxLine { // nobody could read the folder
+		return fmt.Errorf("append trial %d to %s: %w", t.Order, d.Path, cmp.Or(err, fmt.Errorf("it has more than %d MiB", maxLine>>20)))
+	}
 	if err = d.cut(); err == nil {
 		_, err = d.trials.Write(line)
 	}
@@ -217,7 +221,7 @@ func (d *Dir) Trials() ([]Trial, error) {
 func readTrials(from io.Reader) (trials []Trial, whole int64, err error) {
 	r := bufio.NewReader(from)
 	for n := 1; ; n++ {
-		line, err := r.ReadBytes('\n')
+		line, err := readLine(r)
 		if err == io.EOF {
 			return trials, whole, nil
 		}
@@ -225,6 +229,9 @@ func readTrials(from io.Reader) (trials []Trial, whole int64, err error) {
 			return nil, 0, fmt.Errorf("%d: %w", n, err)
 		}
 		var t Trial
+		if err := CheckJSON(line); err != nil {
+			return nil, 0, fmt.Errorf("%d: %w", n, err)
+		}
 		if err := json.Unmarshal(line, &t); err != nil {
 			return nil, 0, fmt.Errorf("%d: %w", n, err)
 		}
@@ -232,7 +239,9 @@ func readTrials(from io.Reader) (trials []Trial, whole int64, err error) {
 			return nil, 0, fmt.Errorf("%d: not a trial: block, variant or workload is missing", n)
 		}
 		trials = append(trials, t)
-		whole += int64(len(line))
+		if whole += int64(len(line)); whole > maxTrials {
+			return nil, 0, fmt.Errorf("%d: the trials have more than %d MiB", n, maxTrials>>20)
+		}
 	}
 }
 
@@ -252,7 +261,11 @@ func (d *Dir) Environment() (Environment, error) {
 	if err != nil {
 		return env, fmt.Errorf("read environment: %w", err)
 	}
-	if err := json.Unmarshal(data, &env); err != nil {
+	err = CheckJSON(data)
+	if err == nil {
+		err = json.Unmarshal(data, &env)
+	}
+	if err != nil {
 		return env, fmt.Errorf("read environment: %s: %w", d.file(environmentFile), err)
 	}
 	return env, nil

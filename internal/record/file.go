@@ -113,7 +113,11 @@ func (d *Dir) read(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(f)
+	data, err := readAtMost(f, maxFile)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.file(name), err)
+	}
+	return data, nil
 }
 
 // WriteFile writes a file of the folder ("report.html", "figures/cpu.svg"),

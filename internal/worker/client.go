@@ -355,7 +355,11 @@ func pbPlace(p target.Place) *pb.Place {
 }
 
 func decode(b []byte, into any) error {
-	if err := json.Unmarshal(b, into); err != nil {
+	err := record.CheckJSON(b)
+	if err == nil {
+		err = json.Unmarshal(b, into)
+	}
+	if err != nil {
 		return fmt.Errorf("decode the worker's answer: %w", err)
 	}
 	return nil

@@ -1,0 +1,49 @@
+package record
+
+import (
+	"io"
+	"strings"
+	"testing"
+)
+
+// endless gives a byte again and again, and counts how often it was asked.
+type endless struct {
+	of   string
+	read int64
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = e.of[(int(e.read)+i)%len(e.of)]
+	}
+	e.read += int64(len(p))
+	return len(p), nil
+}
+
+// TestLimits: a text that is too long is read up to its limit, and one that would decode into much more memory is not
+// decoded.
+func TestLimits(t *testing.T) {
+	line := &endless{of: "{"}
+	if _, _, err := readTrials(line); err == nil || err.Error() != "1: the line has more than 32 MiB" || line.read > maxLine+1<<20 {
+		t.Errorf("a line without an end: %v after %d bytes", err, line.read)
+	}
+	file := &endless{of: "x"}
+	if _, err := readAtMost(file, maxFile); err == nil || err.Error() != "it has more than 64 MiB" || file.read > maxFile+1<<20 {
+		t.Errorf("a file without an end: %v after %d bytes", err, file.read)
+	}
+	for _, many := range []string{"{},", "null,"} {
+		hosts := strings.Repeat(many, maxObjects+1)
+		text := `{"block":1,"variant":"a","workload":"b","hosts":[` + strings.TrimSuffix(hosts, ",") + "]}\n"
+		if _, _, err := readTrials(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), "1: it has ") || !strings.Contains(err.Error(), " at most 1048576 are read") {
+			t.Errorf("a trial of %d hosts %s: %v", maxObjects+1, many, err)
+		}
+	}
+	huge := trial(2)
+	huge.Latency = strings.Repeat("x", maxLine)
+	if err := create(t, t.TempDir()).Append(huge); err == nil || !strings.Contains(err.Error(), "append trial 2 to ") || !strings.HasSuffix(err.Error(), ": it has more than 32 MiB") {
+		t.Errorf("a trial that cannot be read again: %v", err)
+	}
+	if data, err := readAtMost(io.LimitReader(&endless{of: "x"}, 5), 5); err != nil || len(data) != 5 {
+		t.Errorf("as much as the limit: %d bytes, %v", len(data), err)
+	}
+}
