@@ -31,3 +31,11 @@ func (t *Tail) Last() string {
 	}
 	return ": " + text
 }
+
+// Clip bounds a text of a place, such as an error, to what a person reads of it.
+func Clip(text string) string {
+	if len(text) <= 2*tailBytes {
+		return text
+	}
+	return strings.ToValidUTF8(text[:2*tailBytes], "") + "…"
+}

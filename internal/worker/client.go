@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
+	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -193,7 +196,9 @@ func (c *Client) Describe(ctx context.Context, place target.Place) (record.Node,
 	if err != nil {
 		return node, c.plain(err)
 	}
-	return node, decode(answer.GetNode(), &node)
+	err = decode(answer.GetNode(), &node)
+	node.Name = place.Name
+	return node, err
 }
 
 // Serve receives a workload's traffic. What is known of another tool's server, which runs until ctx
@@ -207,17 +212,34 @@ func (c *Client) Drive(ctx context.Context, t target.Traffic, ready target.Ready
 	return c.traffic(ctx, c.rpc.Drive, t, ready, progress)
 }
 
-// once refuses a worker that says more than once that it is ready: nobody listens any more.
-func once(ready target.Ready) target.Ready {
-	said := false
-	return func(port uint16) (time.Time, error) {
-		if said {
-			return time.Time{}, errors.New("the worker says twice that it is ready")
-		}
-		said = true
-		return ready(port)
-	}
+// course is how far a worker is with its part of a trial.
+type course struct {
+	ready target.Ready
+	said  bool // that it is ready
 }
+
+// begin takes the port at which a worker is ready. One that says so twice is refused: nobody listens any more.
+func (c *course) begin(port uint32) (time.Time, error) {
+	switch {
+	case c.said:
+		return time.Time{}, errors.New("the worker says twice that it is ready")
+	case port > math.MaxUint16:
+		return time.Time{}, fmt.Errorf("the worker says that it is ready at port %d", port)
+	}
+	c.said = true
+	return c.ready(uint16(port))
+}
+
+// end refuses the result of a worker that never said that it was ready: the others wait for that.
+func (c *course) end() error {
+	if !c.said {
+		return errors.New("the worker has a result before it is ready")
+	}
+	return nil
+}
+
+// progressEvery bounds how often progress is passed on. Workers report it once a second.
+const progressEvery = 100 * time.Millisecond
 
 type trafficCall = func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[pb.TrafficCommand, pb.TrafficEvent], error)
 
@@ -225,7 +247,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	var end record.Endpoint
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ready = once(ready)
+	course := course{ready: ready}
 	if err := c.keepClock(ctx); err != nil {
 		return end, err
 	}
@@ -243,14 +265,14 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	}}}); err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv has the reason
 		return end, c.plain(err)
 	}
-	for {
+	for last := (time.Time{}); ; {
 		event, err := stream.Recv()
 		if err != nil {
 			return end, c.plain(err)
 		}
 		switch {
 		case event.GetReady() != nil:
-			start, err := ready(uint16(event.GetReady().GetPort()))
+			start, err := course.begin(event.GetReady().GetPort())
 			if err != nil {
 				return end, err
 			}
@@ -260,15 +282,18 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 				return end, c.plain(err)
 			}
 		case event.GetProgress().GetCongestionControl() != "":
-			end.Place, end.CongestionControl = t.Place, event.GetProgress().GetCongestionControl()
+			end.Place, end.CongestionControl = t.Place, target.Clip(event.GetProgress().GetCongestionControl())
 		case event.GetProgress().GetCommand() != "":
-			end.Place, end.Command = t.Place, event.GetProgress().GetCommand()
+			end.Place, end.Command = t.Place, target.Clip(event.GetProgress().GetCommand())
 		case event.GetProgress() != nil:
-			if progress != nil {
+			if progress != nil && time.Since(last) >= progressEvery {
+				last = time.Now()
 				progress(event.GetProgress().GetBytes(), event.GetProgress().GetMessages())
 			}
 		case event.GetResult() != nil:
-			return end, decode(event.GetResult().GetEndpoint(), &end)
+			err := errors.Join(course.end(), decode(event.GetResult().GetEndpoint(), &end))
+			end.Place = t.Place
+			return end, err
 		}
 	}
 }
@@ -278,7 +303,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ready = once(ready)
+	course := course{ready: ready}
 	if err := c.keepClock(ctx); err != nil {
 		return s, err
 	}
@@ -295,18 +320,12 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 			return s, c.plain(err)
 		}
 		if counters := event.GetCounters(); counters != nil {
-			s.Series = counters.GetSeries()
-			if cpus {
-				s.Host = new(record.Host)
-				err = decode(counters.GetHost(), s.Host)
+			if err := course.end(); err != nil {
+				return s, err
 			}
-			if fast := counters.GetFastpath(); fast != nil {
-				s.Fastpath = new(record.Fastpath)
-				err = errors.Join(err, decode(fast, s.Fastpath))
-			}
-			return s, errors.Join(err, decode(counters.GetDevices(), &s.Devices), decode(counters.GetVfs(), &s.VFs))
+			return sample(counters, place, cpus)
 		}
-		start, err := ready(0)
+		start, err := course.begin(0)
 		if err != nil {
 			return s, err
 		}
@@ -325,6 +344,28 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 	}
 }
 
+// sample decodes what a place has sampled. What is recorded of a place has its name, whatever its worker says.
+func sample(counters *pb.Counters, place string, cpus bool) (s record.Sample, err error) {
+	s.Series = counters.GetSeries()
+	if cpus {
+		s.Host = new(record.Host)
+		err = decode(counters.GetHost(), s.Host)
+	}
+	if fast := counters.GetFastpath(); fast != nil {
+		s.Fastpath = new(record.Fastpath)
+		err = errors.Join(err, decode(fast, s.Fastpath))
+		s.Fastpath.Place = place
+	}
+	err = errors.Join(err, decode(counters.GetDevices(), &s.Devices), decode(counters.GetVfs(), &s.VFs))
+	for i := range s.Devices {
+		s.Devices[i].Place = place
+	}
+	for i := range s.VFs {
+		s.VFs[i].Place = place
+	}
+	return s, err
+}
+
 // Apply applies accelerators in the worker's place, and returns the settings as read back.
 func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting, error) {
 	accelerators, err := json.Marshal(s.Accelerators)
@@ -336,7 +377,11 @@ func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting
 		return nil, c.plain(err)
 	}
 	var settings []record.Setting
-	return settings, decode(answer.GetSettings(), &settings)
+	err = decode(answer.GetSettings(), &settings)
+	for i := range settings {
+		settings[i].Place = s.Place.Name
+	}
+	return settings, err
 }
 
 // Revert reverts Apply. It returns all settings that were in force, also those of devices that appeared
@@ -354,13 +399,66 @@ func pbPlace(p target.Place) *pb.Place {
 	return &pb.Place{Name: p.Name, Pod: p.Kind == target.Pod, Cpus: p.CPUs, IrqCpus: p.IRQCPUs}
 }
 
+// decode decodes what is recorded. Values that nothing can have are an error.
 func decode(b []byte, into any) error {
+	if err := unmarshal(b, into); err != nil {
+		return err
+	}
+	if err := plausible(reflect.ValueOf(into), ""); err != nil {
+		return fmt.Errorf("the worker's answer cannot be true: %w", err)
+	}
+	return nil
+}
+
+func unmarshal(b []byte, into any) error {
 	err := record.CheckJSON(b)
 	if err == nil {
 		err = json.Unmarshal(b, into)
 	}
 	if err != nil {
 		return fmt.Errorf("decode the worker's answer: %w", err)
+	}
+	return nil
+}
+
+// most is above any count or rate: 10^18 bytes/s are 1000 times the traffic of the internet. Differences of clocks may be
+// negative by less than a second.
+const most = 1e18
+
+// plausible is an error that names the first number of a value which is out of range. JSON has neither NaN nor infinity.
+func plausible(v reflect.Value, path string) error {
+	number := math.NaN()
+	switch v.Kind() {
+	case reflect.Float64:
+		number = v.Float()
+	case reflect.Uint64:
+		number = float64(v.Uint())
+	case reflect.Pointer:
+		if !v.IsNil() {
+			return plausible(v.Elem(), path)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			if err := plausible(v.Index(i), fmt.Sprintf("%s[%d]", path, i)); err != nil {
+				return err
+			}
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			if err := plausible(v.MapIndex(key), fmt.Sprintf("%s[%v]", path, key)); err != nil {
+				return err
+			}
+		}
+	case reflect.Struct:
+		for field, value := range v.Fields() {
+			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+			if err := plausible(value, strings.TrimPrefix(path+"."+name, ".")); err != nil {
+				return err
+			}
+		}
+	}
+	if number < -1 || number > most {
+		return fmt.Errorf("%s is %g", path, number)
 	}
 	return nil
 }
@@ -399,9 +497,9 @@ func plain(err error) error {
 	case codes.DeadlineExceeded:
 		return errLate
 	case noSpace:
-		return fmt.Errorf("%w: %s", target.ErrNoSpace, s.Message())
+		return fmt.Errorf("%w: %s", target.ErrNoSpace, target.Clip(s.Message()))
 	default:
-		return errors.New(s.Message())
+		return errors.New(target.Clip(s.Message()))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"time"
 
@@ -22,7 +23,7 @@ func (c *Client) Look(ctx context.Context, window time.Duration, probe bool) (f 
 	if err != nil {
 		return f, c.plain(err)
 	}
-	return f, decode(answer.GetFacts(), &f)
+	return f, unmarshal(answer.GetFacts(), &f)
 }
 
 func pbDatagrams(at netip.AddrPort, key []byte) *pb.Datagrams {
@@ -45,7 +46,7 @@ func (c *Client) Throw(ctx context.Context, to netip.AddrPort, key []byte, round
 	if err != nil {
 		return t, c.plain(err)
 	}
-	return t, decode(answer.GetThrown(), &t)
+	return t, unmarshal(answer.GetThrown(), &t)
 }
 
 // Catch receives datagrams at an address of the place, as doctor.Catch describes.
@@ -72,6 +73,9 @@ func (c *catcher) open(ctx context.Context, listen *pb.CatchCommand) (err error)
 		return c.client.plain(err)
 	}
 	event, err := c.ask(listen)
+	if port := event.GetListening().GetPort(); port > math.MaxUint16 {
+		return fmt.Errorf("the worker says that it listens at port %d", port)
+	}
 	c.port = uint16(event.GetListening().GetPort())
 	return err
 }
@@ -126,5 +130,5 @@ func (c *Client) Carry(ctx context.Context, t doctor.Tunnel, o doctor.Offload) (
 	if err != nil {
 		return carried, c.plain(err)
 	}
-	return carried, decode(answer.GetCarried(), &carried)
+	return carried, unmarshal(answer.GetCarried(), &carried)
 }

@@ -35,21 +35,3 @@ func TestPipeDeadline(t *testing.T) {
 		}
 	})
 }
-
-// TestReadyOnce checks that a worker is refused that says twice that it is ready.
-func TestReadyOnce(t *testing.T) {
-	calls := 0
-	ready := once(func(uint16) (time.Time, error) {
-		calls++
-		return time.Time{}, nil
-	})
-	if _, err := ready(1); err != nil {
-		t.Error(err)
-	}
-	if _, err := ready(1); err == nil {
-		t.Error("the second call has no error")
-	}
-	if calls != 1 {
-		t.Errorf("%d calls came through", calls)
-	}
-}

@@ -89,7 +89,7 @@ func (p *Pods) exec(pod *corev1.Pod, arguments ...string) *Stream {
 	ctx, cancel := context.WithCancel(context.Background())
 	in, w := io.Pipe()
 	s := &Stream{pods: p, pod: pod, in: w, cancel: cancel, done: make(chan struct{})}
-	s.out.init()
+	s.out.init(cancel)
 	go func() {
 		defer close(s.done)
 		defer cancel()
@@ -191,6 +191,9 @@ func (s *Stream) final() bool {
 
 // Why says why the stream ended too early: because the worker exited, or because the connection broke.
 func (s *Stream) Why() error {
+	if s.out.isFlooded() {
+		return fmt.Errorf("pod %s/%s: %w", s.pod.Namespace, s.pod.Name, errFlood)
+	}
 	select {
 	case <-s.done:
 	case <-time.After(time.Second): // neither an answer nor an end
@@ -206,18 +209,35 @@ func (s *Stream) Why() error {
 }
 
 // inbox buffers a worker's output until it is read. It never blocks, so that a worker whose reader is
-// gone can exit; the protocol bounds its size.
+// gone can exit. gRPC's windows bound how much a worker sends that is not read; a program that sends more is none.
 type inbox struct {
 	mu            sync.Mutex
 	more          *sync.Cond
 	buf           bytes.Buffer
-	ended, closed bool // by the writer, by the reader
+	ended, closed bool   // by the writer, by the reader
+	flooded       bool   // more than maxInbox was not read
+	flood         func() // is called then
 }
+
+// maxInbox is twice gRPC's largest window.
+const maxInbox = 32 << 20
+
+// errFlood is a program in a pod that does not keep to the protocol.
+var errFlood = fmt.Errorf("it sends more than %d MiB that nobody asked for: it is not a worker", maxInbox>>20)
 
 func (b *inbox) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.closed {
+	switch {
+	case b.flooded:
+		return 0, errFlood
+	case b.closed:
+	case b.buf.Len()+len(p) > maxInbox:
+		b.flooded, b.ended, b.buf = true, true, bytes.Buffer{}
+		b.more.Broadcast()
+		b.flood()
+		return 0, errFlood
+	default:
 		b.buf.Write(p)
 		b.more.Broadcast()
 	}
@@ -236,7 +256,14 @@ func (b *inbox) Read(p []byte) (int, error) {
 	return b.buf.Read(p) // io.EOF at the end
 }
 
-func (b *inbox) init()  { b.more = sync.NewCond(&b.mu) }
+func (b *inbox) init(flood func()) { b.more, b.flood = sync.NewCond(&b.mu), flood }
+
+func (b *inbox) isFlooded() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.flooded
+}
+
 func (b *inbox) end()   { b.set(&b.ended) }
 func (b *inbox) close() { b.set(&b.closed) }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -1065,7 +1066,7 @@ func TestDeletionNamesTheObject(t *testing.T) {
 // has left goes on.
 func TestInbox(t *testing.T) {
 	s := new(Stream)
-	s.out.init()
+	s.out.init(func() {})
 	go func() {
 		_, _ = s.out.Write([]byte("one"))
 		_, _ = s.out.Write([]byte("two"))
@@ -1089,6 +1090,28 @@ func TestInbox(t *testing.T) {
 	}
 	if _, err := s.out.Read(buf); err == nil {
 		t.Error("read after close")
+	}
+}
+
+// TestInboxFlood: what a program in a pod sends and nobody reads takes a bounded amount of memory, and its exec ends.
+func TestInboxFlood(t *testing.T) {
+	s, ended := &Stream{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "evil"}}}, 0
+	s.out.init(func() { ended++ })
+	part, sent := make([]byte, 1<<20), 0
+	var err error
+	for err == nil && sent < 2*maxInbox {
+		if _, err = s.out.Write(part); err == nil {
+			sent += len(part)
+		}
+	}
+	if !errors.Is(err, errFlood) || sent > maxInbox || ended != 1 || s.out.buf.Cap() > 0 {
+		t.Errorf("%d bytes were taken, %d are kept, the exec was ended %d times, %v", sent, s.out.buf.Cap(), ended, err)
+	}
+	if _, err := s.out.Read(part); err != io.EOF {
+		t.Errorf("the reader gets %v", err)
+	}
+	if why := s.Why(); !errors.Is(why, errFlood) || !strings.Contains(why.Error(), "pod ns/evil") {
+		t.Errorf("why it ended: %v", why)
 	}
 }
 
