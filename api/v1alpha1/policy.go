@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 //go:generate controller-gen crd object paths=. output:crd:dir=../../charts/slipstream/crds
@@ -226,6 +227,12 @@ type RolloutStatus struct {
 	// Complete is true if all nodes have it, and passed the health checks for a pause.
 	// +optional
 	Complete bool `json:"complete"`
+	// Passed are nodes of the step before, whose NodeAccelerations say that they passed. The nodes of this
+	// step verify that before they apply the policy.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	Passed []string `json:"passed"`
 }
 
 // AccelerationPolicyList is a list of policies.
@@ -365,6 +372,20 @@ type ObservedPolicy struct {
 	Settings int `json:"settings"`
 	// Verified is how many of the settings have the value that the agent wrote.
 	Verified int `json:"verified"`
+	// UID is that of the policy, which tells it from an earlier one with the same name.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+	// Step is the percentage that the rollout had to reach for this node to get the generation. It is 0 for
+	// the first node.
+	// +optional
+	Step int `json:"step,omitempty"`
+	// Passed: the node has had the generation for a pause, and failed no health check. Nodes of later steps
+	// apply the policy only if nodes of the step before say this.
+	// +optional
+	Passed bool `json:"passed,omitempty"`
+	// RolledBack is the generation that failed a health check on this node. The node does not apply it again.
+	// +optional
+	RolledBack int64 `json:"rolledBack,omitempty"`
 }
 
 // NodeAccelerationList is a list of NodeAccelerations.

@@ -75,6 +75,10 @@ type Cluster struct {
 	dirty  chan struct{}
 	// turns are the policies that select the node, by UID.
 	turns map[types.UID]*turn
+	// inherited is what the NodeAcceleration said of the node's policies as this agent started, until it has looked at its policies once.
+	inherited []v1alpha1.ObservedPolicy
+	// started: inherited is known, and turns may begin.
+	started bool
 	// complete are the policies that select the node with every default.
 	complete map[policyVersion]completePolicy
 	// lastWrites are this agent's last writes to each policy, by UID.
@@ -150,8 +154,8 @@ func (c *Cluster) informer(client rest.Interface, resource string, which fields.
 		// their package, which tests with a time of their own (testing/synctest) cannot have.
 		ResyncPeriod: time.Hour,
 		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { poke(c.changed) },
-			UpdateFunc: func(_, _ any) { poke(c.changed) },
+			AddFunc:    func(o any) { c.note(o); poke(c.changed) },
+			UpdateFunc: func(_, o any) { c.note(o); poke(c.changed) },
 			DeleteFunc: func(any) { poke(c.changed) },
 		},
 	})
@@ -197,7 +201,7 @@ func slimPolicy(o any) (any, error) {
 // Asking once costs less than a watch: the status of a DaemonSet changes with each of its agents, and every
 // agent would receive each change.
 func (c *Cluster) Uninstalled(ctx context.Context) bool {
-	namespace, name, ok := strings.Cut(c.options.DaemonSet, "/")
+	namespace, name, ok := c.daemonSet()
 	if !ok {
 		return false
 	}
@@ -207,6 +211,10 @@ func (c *Cluster) Uninstalled(ctx context.Context) bool {
 		return d.DeletionTimestamp != nil
 	}
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+}
+
+func (c *Cluster) daemonSet() (namespace, name string, ok bool) {
+	return strings.Cut(c.options.DaemonSet, "/")
 }
 
 // Forget deletes the node's NodeAcceleration, the last thing that an uninstalled agent does.
@@ -247,7 +255,11 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 	if !cache.WaitForCacheSync(ctx.Done(), c.synced...) {
 		return
 	}
-	all.Go(func() { c.writeStatus(ctx) })
+	written, err := c.readInherited(ctx)
+	if err != nil {
+		return // ctx is done
+	}
+	all.Go(func() { c.writeStatus(ctx, written) })
 	all.Go(func() { c.writeEvents(ctx) })
 	all.Go(func() { c.markPolicies(ctx) })
 	all.Go(func() { c.rollOut(ctx) })
@@ -260,6 +272,9 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 	}()
 	for {
 		d, wantsPods := c.desired()
+		c.mu.Lock()
+		c.inherited = nil
+		c.mu.Unlock()
 		switch {
 		case wantsPods && pods == nil:
 			pods = c.watchPods(ctx, last == nil)

@@ -32,9 +32,9 @@ type clients struct {
 	watchCore, watchOurs rest.Interface
 	// status writes the NodeAcceleration, shared the policies' statuses, which all agents write.
 	status, shared rest.Interface
-	// nodes lists nodes for a step of a rollout.
-	nodes, events, apps rest.Interface
-	authn, authz        rest.Interface
+	// nodes lists nodes for a step of a rollout, and reports reads what other agents report.
+	nodes, reports, events, apps rest.Interface
+	authn, authz                 rest.Interface
 }
 
 // userAgent is how audit logs and metrics of the API server name an agent.
@@ -80,6 +80,7 @@ func (c *Cluster) connect(config *rest.Config) error {
 		{&c.clients.status, plain, v1alpha1.GroupVersion, 1, 5},
 		{&c.clients.shared, plain, v1alpha1.GroupVersion, -1, 0}, // sharedLimit is its limit
 		{&c.clients.nodes, plain, corev1.SchemeGroupVersion, 5, 20},
+		{&c.clients.reports, plain, v1alpha1.GroupVersion, 5, 20},
 		{&c.clients.events, plain, corev1.SchemeGroupVersion, 1, 10},
 		{&c.clients.apps, plain, appsv1.SchemeGroupVersion, 1, 5},
 		{&c.clients.authn, plain, authentication.SchemeGroupVersion, config.QPS, config.Burst},

@@ -28,8 +28,9 @@ import (
 )
 
 // A policy is rolled out to one node first and then to more, step by step (docs/adr/0012), without a
-// controller. The policy's status says how far the rollout is. Each agent reads there whether its node
-// gets the policy, and an agent that has had it for a while without problems makes the next step.
+// controller. The policy's status says how far the rollout is. Each agent reads there whether it is its node's
+// turn, and an agent that has had the policy for a while without problems makes the next step. Whether the status is
+// right is for evidence.go to say.
 
 // pace sets the intervals and delays of an agent's actions.
 type pace struct {
@@ -73,17 +74,37 @@ var usualPace = pace{
 // turn is what an agent knows about the rollout of one policy.
 type turn struct {
 	generation int64
+	// stepPercent and rest are the policy's.
+	stepPercent int
+	rest        time.Duration
 	// version is this generation, base the version that this node had before; nil for none.
 	version agent.Policy
 	base    *agent.Policy
 	// seen is when this agent first saw the generation, moved when it last saw the
-	// rollout move, and taken when the node got it.
+	// rollout move, and taken when the node got it. From then on no status takes it away.
 	seen, moved, taken time.Time
 	status             v1alpha1.RolloutStatus
+	// step is the percentage that the rollout had to reach for this node, 0 if it was the first.
+	step int
+	// began: this agent made its node the first. proven: enough nodes of the step before passed. ask is when to ask for that
+	// next, and askAgain how long after that.
+	began, proven bool
+	ask           time.Time
+	askAgain      time.Duration
+	// known: the status has the rollout. others is when this agent last saw another node become the first, or the rollout erased.
+	// progressing: it saw the rollout incomplete.
+	known, progressing bool
+	others             time.Time
+	// halted: it saw the rollout halted, at the percentage limit. A rollout that halted never goes on.
+	halted bool
+	limit  int
 	// before is read when the generation is seen, start when it is taken.
 	before, start losses
-	// watched: it has been applied for a pause without problems.
-	watched bool
+	// watched: it has been applied for a pause without problems. tried is when the node last failed to find evidence for the
+	// next step, and tryAgain how long it waits after that.
+	watched  bool
+	tried    time.Time
+	tryAgain time.Duration
 	// failing is since when the agent has published a failure.
 	failing time.Time
 	// acted is when this agent last wrote for the rollout: it may not have seen that yet.
@@ -118,9 +139,26 @@ func (c *Cluster) share(policy types.UID) time.Duration {
 
 func percentOf(policy types.UID, node string) int { return int(100 * position(policy, node)) }
 
-// begun reports whether a rollout has reached a node.
+// begun reports whether a rollout has reached a node, according to the policy's status.
 func begun(r *v1alpha1.RolloutStatus, policy types.UID, node string) bool {
 	return r.First == node || percentOf(policy, node) < r.Percent
+}
+
+// reached reports whether the status says that it is the turn of this agent's node. Only the agent itself makes its node the first.
+func (t *turn) reached(r *v1alpha1.RolloutStatus, policy types.UID, node string) bool {
+	return r != nil && (t.began && r.First == node || percentOf(policy, node) < min(r.Percent, t.limit))
+}
+
+// mayTake reports whether the node may get the policy. If the policy has no steps, it is for all nodes at once, and what others do does
+// not matter.
+func (t *turn) mayTake(r *v1alpha1.RolloutStatus, policy types.UID, node string) bool {
+	return t.reached(r, policy, node) && (t.proven || t.stepPercent == 100 || t.began && r.First == node)
+}
+
+// mayBegin reports whether this agent may make its node the first. Whoever erases the status of a rollout that others have begun does
+// not get further nodes to begin it, except one in the time after which a rollout counts as failed.
+func (t *turn) mayBegin(p pace) bool {
+	return t.trouble == "" && !t.halted && (!t.taken.IsZero() || time.Since(t.others) > 3*t.rest+p.silence)
 }
 
 // rolloutOf returns the rollout of the policy's generation, nil if it has not begun.
@@ -133,24 +171,116 @@ func rolloutOf(p *v1alpha1.AccelerationPolicy) *v1alpha1.RolloutStatus {
 
 // turnOf returns the turn of a policy. The caller holds mu.
 func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
+	r := rolloutOf(p)
 	t := c.turns[p.UID]
-	if t == nil || t.generation != p.Generation {
+	if t == nil || t.generation < p.Generation {
 		now := time.Now()
-		next := &turn{generation: p.Generation, seen: now, moved: now, before: c.losses()}
+		next := &turn{generation: p.Generation, seen: now, moved: now, before: c.losses(), limit: 100, tryAgain: c.pace.retry}
+		next.stepPercent, next.rest = p.Spec.Steps()
+		if r != nil {
+			next.status = *r
+			if !r.Complete {
+				next.others = now
+			}
+		}
 		if t != nil {
 			next.base = t.base
 			if !t.taken.IsZero() && t.trouble == "" {
 				version := t.version // a copy, not to keep the whole turn and those before it
 				next.base = &version
 			}
+		} else {
+			c.inherit(p, next)
 		}
 		t = next
 		c.turns[p.UID] = t
 	}
-	if r := rolloutOf(p); r != nil && (r.Percent != t.status.Percent || r.First != t.status.First) {
-		t.status, t.moved = *r, time.Now()
+	if t.generation == p.Generation { // else there is a newer one by now
+		t.follow(r, c.options.Node)
 	}
 	return t
+}
+
+// note takes in each version of a policy as it comes. Otherwise this agent, which looks once a second, could miss that a rollout began and
+// that somebody erased it.
+func (c *Cluster) note(o any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p, ok := o.(*v1alpha1.AccelerationPolicy); ok && c.started {
+		c.turnOf(p)
+	}
+}
+
+// follow notes what the status says about the rollout, nil if nothing.
+func (t *turn) follow(r *v1alpha1.RolloutStatus, node string) {
+	if r == nil {
+		if t.known {
+			t.known, t.others = false, time.Now() // somebody has erased it
+		}
+		return
+	}
+	t.known = true
+	if r.First != t.status.First && r.First != node {
+		t.others = time.Now()
+	}
+	if r.Percent != t.status.Percent || r.First != t.status.First {
+		t.status, t.moved = *r, time.Now()
+	}
+	if len(r.FailedNodes) > 0 && !r.Complete && !t.halted {
+		t.halted, t.limit = true, r.Percent
+	}
+	t.progressing = t.progressing || !r.Complete
+}
+
+// inherit gives a turn what an earlier agent of this node reported: the node still has the version, or rolled it back.
+func (c *Cluster) inherit(p *v1alpha1.AccelerationPolicy, t *turn) {
+	i := slices.IndexFunc(c.inherited, func(o v1alpha1.ObservedPolicy) bool {
+		return o.Policy == p.Name && (o.UID == p.UID || o.UID == "") // an earlier version of the agent reported none
+	})
+	if i < 0 {
+		return
+	}
+	o, r := c.inherited[i], rolloutOf(p)
+	complete := r != nil && r.Complete
+	failed := r != nil && slices.Contains(r.FailedNodes, c.options.Node)
+	switch {
+	case o.RolledBack == p.Generation:
+		t.trouble = "failed a health check before its agent restarted"
+	case failed && !o.Passed:
+		// Perhaps the policy is why the machine has restarted. That is no evidence, but the safe side.
+	case o.Generation == p.Generation && has(o):
+		t.taken, t.start, t.step = t.seen, t.before, o.Step
+		if o.UID == "" && !(r != nil && r.First == c.options.Node) {
+			_, t.step = stepOf(percentOf(p.UID, c.options.Node), t.stepPercent)
+		}
+		t.watched = o.Passed || complete && (o.UID == "" || t.stepPercent == 100)
+	}
+}
+
+// change changes the turn of a policy, unless its generation has changed meanwhile.
+func (c *Cluster) change(p *v1alpha1.AccelerationPolicy, by func(*turn)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t := c.turns[p.UID]; t != nil && t.generation == p.Generation {
+		by(t)
+	}
+}
+
+// testify adds to what is observed of a policy what the agents of other nodes, and later ones of this node, read there. The caller
+// holds mu.
+func (c *Cluster) testify(o *v1alpha1.ObservedPolicy) {
+	for uid, t := range c.turns {
+		if t.version.Name != o.Policy {
+			continue
+		}
+		o.UID = uid
+		switch {
+		case t.trouble != "":
+			o.RolledBack = t.generation
+		case t.generation == o.Generation && !t.taken.IsZero() && t.stepPercent < 100: // without steps nobody reads it
+			o.Step, o.Passed = t.step, t.watched
+		}
+	}
 }
 
 // atItsTurn returns the version of a policy that this node has now.
@@ -169,18 +299,29 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 	r := rolloutOf(p)
 	switch {
 	case t.trouble != "":
-		return withhold(v1alpha1.ReasonRolledBack, t.trouble)
+		return withhold(v1alpha1.ReasonRolledBack, "the node "+t.trouble+"; a change of the policy starts a new rollout")
+	case !t.taken.IsZero():
+		return version
 	case r != nil && slices.Contains(r.FailedNodes, c.options.Node):
-		return withhold(v1alpha1.ReasonRolledBack, "this version of the policy failed on the node and was rolled back; a change of the policy starts a new rollout")
-	case r == nil || !begun(r, p.UID, c.options.Node):
-		return withhold(v1alpha1.ReasonWaiting, "the rollout has not reached this node yet")
-	case t.taken.IsZero() && !r.Complete && !ready(c.node()):
+		return withhold(v1alpha1.ReasonRolledBack, "the policy's status names this node among those that failed with this version; a change of the policy starts a new rollout")
+	case !t.mayTake(r, p.UID, c.options.Node):
+		return withhold(v1alpha1.ReasonWaiting, t.waitsFor(r, p.UID, c.options.Node))
+	case !ready(c.node()):
 		return withhold(v1alpha1.ReasonWaiting, "the node is not Ready; the rollout waits until it is")
 	}
-	if t.taken.IsZero() {
-		t.taken, t.start = time.Now(), c.losses()
+	t.taken, t.start = time.Now(), c.losses()
+	if r.First != c.options.Node || !t.began {
+		_, t.step = stepOf(percentOf(p.UID, c.options.Node), t.stepPercent)
 	}
 	return version
+}
+
+// waitsFor returns why the node does not have the policy yet.
+func (t *turn) waitsFor(r *v1alpha1.RolloutStatus, policy types.UID, node string) string {
+	if t.reached(r, policy, node) {
+		return "the policy's status says that it is this node's turn; its agent has not found nodes of the step before that passed"
+	}
+	return "the rollout has not reached this node yet"
 }
 
 // forget drops the turns of policies that no longer select the node, versions of policies that are not current, and the last
@@ -260,39 +401,36 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	if _, err := c.completed(p); err != nil {
 		return nil //nolint:nilerr // an invalid policy is applied nowhere, and each node's status says so
 	}
-	step, rest := p.Spec.Steps()
 	share := c.share(p.UID)
 	c.mu.Lock()
 	t := *c.turnOf(p)
 	c.mu.Unlock()
-	r := rolloutOf(p)
+	r, step, rest := rolloutOf(p), t.stepPercent, t.rest
+	c.checkSelf(ctx, p, &t, look)
 	if !look.due(c.pace.look - time.Since(t.acted)) {
 		return nil
 	}
 	switch {
 	case r == nil && isPruned(p) && t.pruned != p.ResourceVersion:
 		return c.putOff(p)
-	case r == nil && look.due(time.Until(t.begins)) && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.caughtUp():
+	case r == nil && t.mayBegin(c.pace) && look.due(time.Until(t.begins)) && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.caughtUp():
 		c.act(p)
 		return c.begin(ctx, p, step)
-	case r == nil || r.Complete:
+	case r == nil:
 		return nil
 	}
-	if !t.taken.IsZero() && !t.watched && t.trouble == "" {
-		if t.trouble = c.trouble(ctx, p, &t, rest, look); t.trouble != "" {
-			t.gaveUp = time.Now()
-			c.giveUp(p, &t)
-		}
+	if err := c.seekEvidence(ctx, p, &t, look); err != nil {
+		return err
 	}
 	quiet := time.Since(t.moved)
 	switch {
-	case t.trouble != "" && c.mayReport(p, r, &t):
+	case t.trouble != "" && (!r.Complete || t.progressing) && c.mayReport(p, r, &t):
 		return c.halt(ctx, p, []string{c.options.Node}, fmt.Sprintf("node %s %s", c.options.Node, t.trouble))
-	case len(r.FailedNodes) > 0:
+	case t.halted || r.Complete:
 		return nil
-	case t.watched && look.due(rest+share-quiet) && c.gate.caughtUp():
+	case t.watched && look.due(rest+c.toReport(step)+share-quiet) && look.due(t.tryAgain-time.Since(t.tried)) && c.gate.caughtUp():
 		c.act(p)
-		return c.next(ctx, p, step)
+		return c.next(ctx, p, &t)
 	case r.First != "" && quiet > 3*rest+c.pace.silence+share && c.gate.caughtUp() && time.Since(c.gate.allBack()) > c.pace.silence:
 		// The first node may have been the last to come back after an outage.
 		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
@@ -300,13 +438,30 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	return nil
 }
 
+// toReport is how much later than the status moves the nodes of a step have the policy and report that: they look for evidence at random
+// moments.
+func (c *Cluster) toReport(step int) time.Duration {
+	if step == 100 {
+		return 0
+	}
+	return c.pace.spread + 2*c.pace.between
+}
+
+// checkSelf checks this node for a pause after it got a policy, whatever the policy's status says, and gives the policy up if something is
+// wrong.
+func (c *Cluster) checkSelf(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) {
+	if t.taken.IsZero() || t.watched || t.trouble != "" {
+		return
+	}
+	if t.trouble = c.trouble(ctx, p, t, look); t.trouble != "" {
+		t.gaveUp = time.Now()
+		c.giveUp(p, t)
+	}
+}
+
 // act notes that this agent writes for a rollout.
 func (c *Cluster) act(p *v1alpha1.AccelerationPolicy) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if t := c.turns[p.UID]; t != nil {
-		t.acted = time.Now()
-	}
+	c.change(p, func(t *turn) { t.acted = time.Now() })
 }
 
 // isPruned reports whether an agent has begun the rollout in vain: the CRD does not know rollouts, so the API server dropped what it wrote
@@ -319,11 +474,7 @@ func isPruned(p *v1alpha1.AccelerationPolicy) bool {
 // putOff makes this agent wait before it tries to begin a rollout that the CRD does not know, and returns that as an error.
 func (c *Cluster) putOff(p *v1alpha1.AccelerationPolicy) error {
 	wait := c.pace.unknown + rand.N(c.pace.unknown)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if t := c.turns[p.UID]; t != nil && t.generation == p.Generation {
-		t.begins, t.pruned = time.Now().Add(wait), p.ResourceVersion
-	}
+	c.change(p, func(t *turn) { t.begins, t.pruned = time.Now().Add(wait), p.ResourceVersion })
 	return fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds; next try within %s", v1alpha1.KindAccelerationPolicy, wait.Round(time.Second))
 }
 
@@ -341,7 +492,11 @@ func (c *Cluster) mayReport(p *v1alpha1.AccelerationPolicy, r *v1alpha1.RolloutS
 
 // trouble checks the node after it got a policy, and says what is wrong. After a pause without problems it
 // marks the policy as watched.
-func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, rest time.Duration, look *timer) string {
+func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) string {
+	rest, share := t.rest, c.share(p.UID)
+	if t.stepPercent < 100 {
+		share = 0 // the nodes of a step got it at random moments
+	}
 	if !ready(c.node()) {
 		return "has not been Ready since it got the policy"
 	}
@@ -355,8 +510,17 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 			return fmt.Sprintf("drops more packets since it got the policy: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
 		}
 	}
-	if !look.due(rest + c.share(p.UID) - time.Since(t.taken)) {
+	if !look.due(rest + share - time.Since(t.taken)) {
 		return ""
+	}
+	passed := func() string {
+		t.watched = true
+		c.change(p, func(now *turn) { now.watched = true })
+		poke(c.dirty) // others read it
+		return ""
+	}
+	if r := rolloutOf(p); t.stepPercent == 100 && r != nil && r.Complete {
+		return passed()
 	}
 	// A node that has lost its network cannot report that, so the agent checks for it here.
 	err := c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).Do(ctx).Error()
@@ -366,12 +530,7 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 		}
 		return ""
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now := c.turns[p.UID]; now != nil && now.generation == t.generation {
-		now.watched, t.watched = true, true
-	}
-	return ""
+	return passed()
 }
 
 // failure returns the failure that the agent has published for a policy for a while. A policy that was
@@ -401,11 +560,7 @@ func (c *Cluster) failure(p *v1alpha1.AccelerationPolicy, t *turn) string {
 
 // giveUp rolls a policy back on this node, before it is reported.
 func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, gone *turn) {
-	c.mu.Lock()
-	if t := c.turns[p.UID]; t != nil && t.generation == p.Generation {
-		t.trouble, t.gaveUp = gone.trouble, gone.gaveUp
-	}
-	c.mu.Unlock()
+	c.change(p, func(t *turn) { t.trouble, t.gaveUp = gone.trouble, gone.gaveUp })
 	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", gone.trouble)
 	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonRolledBack, Message: fmt.Sprintf("policy %s: the node %s; its settings are restored", p.Name, gone.trouble)})
 	poke(c.changed)
@@ -418,12 +573,18 @@ func (c *Cluster) begin(ctx context.Context, p *v1alpha1.AccelerationPolicy, ste
 	if step == 100 {
 		r.First, r.Percent, message = "", 100, "all nodes get it at once, because stepPercent is 100"
 	}
-	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, message)
+	err := c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, message)
+	if err == nil || !outdone(err) { // it may have been written although there was no answer
+		c.change(p, func(t *turn) { t.began = true })
+		poke(c.changed)
+	}
+	return err
 }
 
 // halt stops a rollout because of nodes that had problems.
 func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, nodes []string, why string) error {
 	r := *p.DeepCopy().Status.Rollout
+	r.Complete = false
 	first := len(r.FailedNodes) == 0
 	for _, n := range nodes {
 		if !slices.Contains(r.FailedNodes, n) && len(r.FailedNodes) < v1alpha1.MaxFailedNodes {
@@ -438,24 +599,25 @@ func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, node
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonHalted, why)
 }
 
-// next makes the next step that includes a further node, if the nodes of earlier steps are Ready.
-func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
+// next makes the next step that includes a further node, if the nodes of earlier steps are Ready and enough of the last step passed.
+func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn) error {
 	if err := c.mayWrite(p); err != nil {
 		return err // before it lists all nodes
 	}
-	r := *p.DeepCopy().Status.Rollout
-	nearest := 100
-	var notReady []string
-	err := c.eachNode(ctx, p, func(name string, ready bool) {
-		switch {
-		case !begun(&r, p.UID, name):
-			nearest = min(nearest, percentOf(p.UID, name))
-		case !ready:
-			notReady = append(notReady, name)
-		}
-	})
+	r, step := *p.DeepCopy().Status.Rollout, t.stepPercent
+	nodes, err := c.peers(ctx, p)
 	if err != nil {
 		return err
+	}
+	nearest := 100
+	var notReady []string
+	for _, n := range nodes {
+		switch {
+		case !begun(&r, p.UID, n.name):
+			nearest = min(nearest, n.percent)
+		case !n.ready:
+			notReady = append(notReady, n.name)
+		}
 	}
 	down, err := c.downSince(ctx, notReady, r.Started.Time)
 	switch {
@@ -464,16 +626,36 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, step
 	case len(down) > 0:
 		slices.Sort(down)
 		return c.halt(ctx, p, down, fmt.Sprintf("node %s has not been Ready since it got the policy", down[0]))
-	case nearest == 100:
+	}
+	if step < 100 {
+		before, q := 100, c.inquire(p)
+		if nearest < 100 {
+			before, _ = stepOf(nearest, step)
+		}
+		if enough, err := q.askBefore(ctx, nodes, r.First, step, before); !enough || err != nil {
+			c.change(p, func(t *turn) { t.tried, t.tryAgain = time.Now(), 2*t.tryAgain })
+			return err
+		}
+		r.Passed = q.passed
+	}
+	if nearest == 100 {
 		r.Percent, r.Complete = 100, true
 		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "all nodes have it, and none reported a problem")
 	}
-	r.Percent = min(100, (nearest/step+1)*step)
+	_, r.Percent = stepOf(nearest, step)
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d %% of the nodes have it", r.Percent))
 }
 
+// peers returns the nodes that a policy selects.
+func (c *Cluster) peers(ctx context.Context, p *v1alpha1.AccelerationPolicy) (all []peer, err error) {
+	err = c.eachNode(ctx, p, func(name string, ready bool) {
+		all = append(all, peer{name, percentOf(p.UID, name), ready})
+	})
+	return all, err
+}
+
 // eachNode calls fn for every node that a policy selects, with whether it is Ready. One agent calls it per
-// step. It asks for the table that kubectl prints, some 300 bytes a node and from the API server's memory:
+// step, and one of a small cluster before its node gets the policy. It asks for the table that kubectl prints, some 300 bytes a node and from the API server's memory:
 // a thousand Node objects would take megabytes, or so many pages that other agents begin the same step.
 func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, fn func(name string, ready bool)) error {
 	selector, err := p.Spec.Nodes()

@@ -378,6 +378,12 @@ func TestRolloutWaitsForReady(t *testing.T) {
 	down := nodeNamed(all[0].name, false)
 	down["status"].(object)["conditions"].([]any)[0].(object)["lastTransitionTime"] = "2020-01-01T00:00:00Z"
 	s.put("/api/v1/nodes/"+all[0].name, down)
+	eventually(t, "its agent to know", func() string {
+		if ready(all[0].node()) {
+			return "it does not"
+		}
+		return ""
+	})
 	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
 	s.wantRollout(t, all, "False Progressing", 0, 1)
 	never(t, func() bool { return all[0].on() != 0 })

@@ -28,7 +28,7 @@ const (
 	smallNews
 	// goodNews: a policy is applied, or no longer wanted. All nodes may get it at the same moment.
 	goodNews
-	// badNews: something failed.
+	// badNews: something failed, or other nodes wait for it.
 	badNews
 )
 
@@ -46,9 +46,36 @@ type statusWriter struct {
 	at         time.Time
 }
 
+// readInherited reads what an earlier agent of this node wrote, nil if there is nothing. It tries until it succeeds or ctx is done: what
+// the node has or has rolled back must be known before anything is decided.
+func (c *Cluster) readInherited(ctx context.Context) (*v1alpha1.NodeAccelerationStatus, error) {
+	for {
+		err := c.gate.wait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		var n v1alpha1.NodeAcceleration
+		err = c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Into(&n)
+		if err == nil || apierrors.IsNotFound(err) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.inherited, c.started = n.Status.Observed, true
+			if err != nil {
+				return nil, nil //nolint:nilerr // there is none
+			}
+			return &n.Status, nil
+		}
+		again := c.pace.retry + rand.N(c.pace.retry)
+		c.options.Log.Warn("read what an earlier agent of this node reported; the node keeps its current settings until then", "error", err, "again", again.Round(time.Second))
+		if !pause(ctx, again) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // writeStatus writes what Publish passes, each change as soon as its news demands, until ctx is done.
-func (c *Cluster) writeStatus(ctx context.Context) {
-	w := &statusWriter{Cluster: c}
+func (c *Cluster) writeStatus(ctx context.Context, written *v1alpha1.NodeAccelerationStatus) {
+	w := &statusWriter{Cluster: c, written: written}
 	var due, earliest time.Time // due is zero if there is nothing to write
 	timer := time.NewTimer(0)
 	for {
@@ -115,14 +142,15 @@ func (w *statusWriter) due(now time.Time) time.Time {
 // wanted returns the status to write. ok is false if the agent has not published any.
 func (w *statusWriter) wanted() (s v1alpha1.NodeAccelerationStatus, ok bool) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	published := w.status
-	w.mu.Unlock()
 	if published == nil {
 		return s, false
 	}
 	s = v1alpha1.NodeAccelerationStatus{Observed: slices.Clone(published.Policies), Settings: published.Settings, Verified: published.Verified}
 	for i := range s.Observed {
 		s.Observed[i].Message = short(s.Observed[i].Message)
+		w.testify(&s.Observed[i])
 	}
 	if w.written != nil {
 		s.Conditions = slices.Clone(w.written.Conditions)
@@ -152,6 +180,8 @@ func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
 	for _, o := range s.Observed {
 		i := slices.IndexFunc(w.written.Observed, func(was v1alpha1.ObservedPolicy) bool { return was.Policy == o.Policy })
 		switch {
+		case o.Passed && (i < 0 || !w.written.Observed[i].Passed), o.RolledBack != 0 && (i < 0 || w.written.Observed[i].RolledBack != o.RolledBack):
+			return badNews
 		case i >= 0 && w.written.Observed[i].State == o.State && w.written.Observed[i].Reason == o.Reason && w.written.Observed[i].Generation == o.Generation:
 		case o.State == v1alpha1.StateFailed:
 			return badNews
@@ -196,12 +226,17 @@ func (w *statusWriter) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = w.clients.status.Patch(types.MergePatchType).Resource("nodeaccelerations").Name(w.options.Node).SubResource("status").Body(patch).Do(ctx).Error()
+	var now v1alpha1.NodeAcceleration
+	err = w.clients.status.Patch(types.MergePatchType).Resource("nodeaccelerations").Name(w.options.Node).SubResource("status").Body(patch).Do(ctx).Into(&now)
 	if err != nil {
 		w.written = nil // it may have been deleted, or written although there was no answer
 		return err
 	}
 	w.written = &s
+	if slices.ContainsFunc(s.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) &&
+		!slices.ContainsFunc(now.Status.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) {
+		w.options.Log.Warn("the cluster's CRD of kind " + v1alpha1.KindNodeAcceleration + " is too old for rollouts: apply the files in charts/slipstream/crds")
+	}
 	if w.wait > 0 {
 		w.at, w.last, w.wait = time.Now(), w.wait, 0
 	}

@@ -1,0 +1,256 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// Every agent may write a policy's status, so whoever takes a token from one node can write anything there. To the
+// others the status is a hint: it says when to look. What they change on their nodes follows from what they did and saw
+// themselves, and from NodeAccelerations, each of which only the agent of its node may write
+// (charts/slipstream/templates/admission.yaml). See docs/adr/0012.
+
+const (
+	// enoughPassed is how many nodes have to say that they passed. With two, one node that lies does not suffice.
+	enoughPassed = 2
+	// reportsAtMost bounds how many NodeAccelerations are read at a time.
+	reportsAtMost = 8
+)
+
+// peer is a node that a policy selects.
+type peer struct {
+	name    string
+	percent int
+	ready   bool
+}
+
+// report is what the NodeAcceleration of a node says about one version of a policy.
+type report struct {
+	// exists: there is one. has: the node has the version. passed: it had it for a pause without a failed check.
+	exists, has, passed bool
+	step                int
+}
+
+// has reports whether a node has the version of a policy that its status is about.
+func has(o v1alpha1.ObservedPolicy) bool {
+	return o.Reason != v1alpha1.ReasonWaiting && o.Reason != v1alpha1.ReasonRolledBack && o.RolledBack != o.Generation
+}
+
+// inquiry is what NodeAccelerations say about one version of a policy.
+type inquiry struct {
+	*Cluster
+	policy *v1alpha1.AccelerationPolicy
+	asked  map[string]bool
+	// passed are nodes that say that they passed, has whether any has the version.
+	passed []string
+	has    bool
+}
+
+func (c *Cluster) inquire(p *v1alpha1.AccelerationPolicy) *inquiry {
+	return &inquiry{Cluster: c, policy: p, asked: make(map[string]bool)}
+}
+
+// ask reads the NodeAcceleration of a node.
+func (q *inquiry) ask(ctx context.Context, node string) (r report, err error) {
+	q.asked[node] = true
+	if len(validation.IsDNS1123Subdomain(node)) > 0 {
+		return r, nil // no node has such a name
+	}
+	var n v1alpha1.NodeAcceleration
+	err = q.clients.reports.Get().Resource("nodeaccelerations").Name(node).Param("resourceVersion", "0").Do(ctx).Into(&n)
+	if apierrors.IsNotFound(err) {
+		return r, nil
+	}
+	if err != nil {
+		return r, fmt.Errorf("read the NodeAcceleration of %s: %w", node, err)
+	}
+	r.exists = true
+	i := slices.IndexFunc(n.Status.Observed, func(o v1alpha1.ObservedPolicy) bool {
+		return o.Policy == q.policy.Name && o.UID == q.policy.UID && o.Generation == q.policy.Generation
+	})
+	if i >= 0 && has(n.Status.Observed[i]) {
+		r.has, r.passed, r.step = true, n.Status.Observed[i].Passed, n.Status.Observed[i].Step
+	}
+	q.has = q.has || r.has
+	return r, nil
+}
+
+// askNamed asks nodes whose names the status has, and reports whether enough of those that had the version for the step before a percentage
+// passed. For the first step that is the first node.
+func (q *inquiry) askNamed(ctx context.Context, names []string, before int) (enough bool, err error) {
+	for _, name := range names[:min(len(names), reportsAtMost)] {
+		if q.asked[name] || name == q.options.Node {
+			continue
+		}
+		r, err := q.ask(ctx, name)
+		if err != nil {
+			return false, err
+		}
+		if r.passed && r.step >= before {
+			q.passed = append(q.passed, name)
+		}
+	}
+	return len(q.passed) >= enoughPassed, nil
+}
+
+// askBefore asks the nodes of the steps before a percentage, the nearest step first and in each the nodes at random, and reports whether
+// enough of them passed. A node that has an agent and has not passed decides that they did not.
+func (q *inquiry) askBefore(ctx context.Context, nodes []peer, first string, step, before int) (enough bool, err error) {
+	q.passed, q.asked = nil, make(map[string]bool)
+	ahead := slices.DeleteFunc(slices.Clone(nodes), func(n peer) bool { return n.percent >= before && n.name != first })
+	rank := func(n peer) int {
+		if n.percent >= before {
+			return -1 // the first node, which has it before all steps
+		}
+		return n.percent / step
+	}
+	rand.Shuffle(len(ahead), func(i, j int) { ahead[i], ahead[j] = ahead[j], ahead[i] })
+	slices.SortStableFunc(ahead, func(a, b peer) int { return cmp.Compare(rank(b), rank(a)) })
+	for _, n := range ahead {
+		if len(q.asked) == reportsAtMost {
+			return false, nil
+		}
+		r, err := q.ask(ctx, n.name)
+		if err != nil {
+			return false, err
+		}
+		if r.passed {
+			if q.passed = append(q.passed, n.name); len(q.passed) == enoughPassed {
+				return true, nil
+			}
+			continue
+		}
+		if !r.exists || !n.ready {
+			continue // it does not take part
+		}
+		if runs, err := q.agentRuns(ctx, n.name); runs || err != nil {
+			return false, err
+		}
+	}
+	return len(q.passed) > 0, nil
+}
+
+// askOthers asks nodes of this step and later ones, of which a node learns most when those before it have left the cluster.
+func (q *inquiry) askOthers(ctx context.Context, nodes []peer, before int) (enough bool, err error) {
+	nodes = slices.Clone(nodes)
+	rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+	var names []string
+	for _, n := range nodes {
+		if !q.asked[n.name] && len(names)+len(q.asked) < reportsAtMost {
+			names = append(names, n.name)
+		}
+	}
+	return q.askNamed(ctx, names, before)
+}
+
+// agentRuns reports whether the pod of the agent is ready on a node.
+func (c *Cluster) agentRuns(ctx context.Context, node string) (bool, error) {
+	namespace, daemonSet, ok := c.daemonSet()
+	if !ok {
+		return true, nil
+	}
+	var pods corev1.PodList
+	err := c.clients.nodes.Get().Namespace(namespace).Resource("pods").Param("fieldSelector", "spec.nodeName="+node).Param("resourceVersion", "0").Do(ctx).Into(&pods)
+	if err != nil {
+		return false, fmt.Errorf("look for the agent of %s: %w", node, err)
+	}
+	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return isAgent(p, daemonSet) }), nil
+}
+
+// isAgent reports whether a pod is of a DaemonSet, and ready.
+func isAgent(p corev1.Pod, daemonSet string) bool {
+	for _, o := range p.OwnerReferences {
+		if o.Kind != "DaemonSet" || o.Name != daemonSet {
+			continue
+		}
+		for _, at := range p.Status.Conditions {
+			if at.Type == corev1.PodReady && at.Status == corev1.ConditionTrue {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// stepOf returns the percentages between which the step of a node is.
+func stepOf(percent, step int) (from, to int) {
+	from = percent / step * step
+	return from, min(100, from+step)
+}
+
+// seekEvidence looks whether a node whose turn it is by the policy's status may get the policy. It does so once, at a random moment, as many
+// nodes may be in the same step, and then less and less often.
+func (c *Cluster) seekEvidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) error {
+	r, step := rolloutOf(p), t.stepPercent
+	if !t.taken.IsZero() || t.trouble != "" || t.proven || step == 100 || !t.reached(r, p.UID, c.options.Node) {
+		return nil
+	}
+	if t.ask.IsZero() {
+		c.change(p, func(now *turn) { now.ask, now.askAgain = time.Now().Add(rand.N(c.pace.spread)), c.pace.retry })
+		return nil
+	}
+	if !look.due(time.Until(t.ask)) {
+		return nil
+	}
+	c.change(p, func(now *turn) {
+		now.ask = time.Now().Add(now.askAgain + rand.N(now.askAgain))
+		now.askAgain = min(2*now.askAgain, max(t.rest, c.pace.silence))
+	})
+	from, _ := stepOf(percentOf(p.UID, c.options.Node), step)
+	enough, none, err := c.evidence(ctx, p, t, from)
+	switch {
+	case err != nil:
+		return err
+	case enough:
+		c.change(p, func(now *turn) { now.proven = true })
+		poke(c.changed)
+	case none && t.mayBegin(c.pace) && ready(c.node()) && c.gate.caughtUp():
+		// The nodes that had it have left the cluster, or their NodeAccelerations were deleted.
+		c.act(p)
+		return c.begin(ctx, p, step)
+	}
+	return nil
+}
+
+// evidence reports whether enough nodes of the steps before a percentage passed; or that none has the version, as far as this agent finds.
+func (c *Cluster) evidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, before int) (enough, none bool, err error) {
+	r, q := rolloutOf(p), c.inquire(p)
+	if enough, err := q.askNamed(ctx, r.Passed, before); enough || err != nil {
+		return enough, false, err
+	}
+	rested := time.Since(t.seen) >= t.rest
+	if before == 0 && len(q.passed) > 0 {
+		return rested, false, nil // there is none before but the first node
+	}
+	// The status has too few names: some steps have no node, or some nodes have left, or somebody has forged it.
+	nodes, err := c.peers(ctx, p)
+	if err != nil {
+		return false, false, err
+	}
+	nodes = slices.DeleteFunc(nodes, func(n peer) bool { return n.name == c.options.Node })
+	enough, err = q.askBefore(ctx, nodes, r.First, t.stepPercent, before)
+	if enough || err != nil {
+		return enough && (rested || len(q.passed) >= enoughPassed), false, err
+	}
+	if len(q.passed) == 0 {
+		if enough, err = q.askOthers(ctx, nodes, before); enough || err != nil {
+			return enough, false, err
+		}
+		if !q.asked[r.First] && r.First != "" {
+			if _, err := q.ask(ctx, r.First); err != nil {
+				return false, false, err
+			}
+		}
+	}
+	return false, !q.has, nil
+}
