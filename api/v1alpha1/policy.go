@@ -256,6 +256,7 @@ type AccelerationPolicyList struct {
 // +kubebuilder:printcolumn:name="States",type=string,JSONPath=`.status.observed[*].state`
 // +kubebuilder:printcolumn:name="Settings",type=integer,JSONPath=`.status.settings`
 // +kubebuilder:printcolumn:name="Verified",type=integer,JSONPath=`.status.verified`
+// +kubebuilder:printcolumn:name="Agent",type=string,JSONPath=`.status.agent`,priority=1
 type NodeAcceleration struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -268,6 +269,10 @@ type NodeAcceleration struct {
 //
 // +kubebuilder:object:generate=true
 type NodeAccelerationStatus struct {
+	// Agent is the DaemonSet of the agent, NAMESPACE/NAME. If no pod of it is Ready on the node, the report is the last
+	// one of an agent that no longer runs.
+	// +optional
+	Agent string `json:"agent,omitempty"`
 	// Observed are the policies that select the node, the earliest first.
 	// +optional
 	// +listType=map

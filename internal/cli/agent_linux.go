@@ -138,12 +138,14 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 	if cluster == nil {
 		return nil
 	}
-	// Stopped, to be started again as at an upgrade, or for good. The pod's grace period is 30 s.
-	last, done := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
-	defer done()
-	if !cluster.Uninstalled(last) {
+	// Stopped, to be started again as at an upgrade, or for good. The pod's grace period is 60 s, or 30 s by default.
+	asking, asked := context.WithTimeout(context.WithoutCancel(ctx), 12*time.Second)
+	defer asked()
+	if !cluster.Uninstalled(asking) {
 		return nil
 	}
+	last, done := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+	defer done()
 	n, err := a.Revert(last)
 	log.Warn("the agent is uninstalled, and has restored the node's settings", "restored", n)
 	return errors.Join(err, cluster.Forget(last))

@@ -15,6 +15,8 @@ type Cluster struct {
 	Nodes         []ClusterNode
 	// Agents are the conditions of agents that are not met.
 	Agents []AgentCondition
+	// Gone are nodes with a report of an agent that has no pod there any more.
+	Gone []AgentGone
 }
 
 // ClusterNode is a node as its kubelet describes it.
@@ -27,6 +29,13 @@ type ClusterNode struct {
 // AgentCondition is one of a NodeAcceleration.
 type AgentCondition struct{ Node, Type, Reason, Message string }
 
+// AgentGone is a node whose NodeAcceleration is the last report of an agent: a pod of the DaemonSet Agent, NAMESPACE/NAME.
+type AgentGone struct {
+	Node, Agent string
+	// Uninstalled: the DaemonSet has no pod on any node.
+	Uninstalled bool
+}
+
 // clusterRules by name.
 var clusterRules = []struct {
 	name string
@@ -36,6 +45,7 @@ var clusterRules = []struct {
 	{"run-lacks", runLacks},
 	{"nodes-differ", nodesDiffer},
 	{"agent", agent},
+	{"agent-gone", agentGone},
 }
 
 // ExamineCluster applies all rules for clusters.
@@ -127,6 +137,32 @@ func agent(c Cluster) (found []Finding) {
 			Cost:     "The node lacks accelerators that its policies want.",
 			Do:       "kubectl describe nodeacceleration " + a.Node,
 		})
+	}
+	return found
+}
+
+// agentGone: by DaemonSet, as all its agents may be gone.
+func agentGone(c Cluster) (found []Finding) {
+	nodes, uninstalled := make(map[string][]string), make(map[string]bool)
+	for _, a := range c.Gone {
+		nodes[a.Agent] = append(nodes[a.Agent], a.Node)
+		uninstalled[a.Agent] = a.Uninstalled
+	}
+	for _, agent := range slices.Sorted(maps.Keys(nodes)) {
+		namespace, _, _ := strings.Cut(agent, "/")
+		f := Finding{
+			Severity: Warning,
+			Where:    some(nodes[agent]),
+			What:     "No agent runs on these nodes any more; their NodeAccelerations are its last reports.",
+			Evidence: []Evidence{evidence("pods", "none of DaemonSet %s on %s", agent, some(nodes[agent]))},
+			Cost:     "Settings that the agent applied stay, nothing verifies them, and policies have no effect there.",
+			Do:       fmt.Sprintf("kubectl get daemonset,pods -n %s -o wide   # or, for nodes that shall have no agent: slipstream agent --revert on each, and kubectl delete nodeacceleration NODE", namespace),
+		}
+		if uninstalled[agent] {
+			f.What = "The agents are gone from all nodes; these NodeAccelerations are their last reports."
+			f.Do = "Install the agents again, or remove what is left: slipstream agent --revert on each of the nodes, kubectl delete nodeaccelerations --all, and the roles and the admission policy (docs/how-to/agent.md)"
+		}
+		found = append(found, f)
 	}
 	return found
 }

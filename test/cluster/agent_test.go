@@ -66,7 +66,9 @@ subjects: [{kind: ServiceAccount, name: agent, namespace: agents}]
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: agent, namespace: agents}
-rules: [{apiGroups: [apps], resources: [daemonsets], resourceNames: [agent], verbs: [get]}]
+rules:
+- {apiGroups: [apps], resources: [daemonsets], resourceNames: [agent], verbs: [get]}
+- {apiGroups: [""], resources: [namespaces], resourceNames: [agents], verbs: [get]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
@@ -320,6 +322,55 @@ func testAgent(t *testing.T, c *Cluster) {
 		testenv.Eventually(t, time.Minute, n+" as before", func() string {
 			return cmp.Diff(was, steering(t, c.Node(n))) + cmp.Diff(programs[n], programsOn(t, c.Node(n)))
 		})
+	}
+}
+
+// testAgentNamespace: agents whose namespace is deleted restore their nodes, although each is stopped while its DaemonSet is still there.
+// Doctor names the nodes whose agent is gone and left its settings, as before another one.
+func testAgentNamespace(t *testing.T, c *Cluster) {
+	nodes := []string{"node0", "node1"}
+	before := map[string]string{}
+	for _, n := range nodes {
+		before[n] = steering(t, c.Node(n))
+	}
+	startAgent(t, c)
+	kubectl(t, c, strings.NewReader(accelerationPolicy("nic", "{"+everywhere+"accelerate: [{rps: {devices: [nic, overlay], cpus: all}}]}")), "apply", "-f", "-")
+	applied := func() {
+		t.Helper()
+		for _, n := range nodes {
+			testenv.Eventually(t, agentPatience, "state of "+n, func() string {
+				s := stateOf(t, c, n).Status
+				if len(s.Observed) != 1 || s.Observed[0].State != "applied" || s.Settings == 0 || before[n] == steering(t, c.Node(n)) {
+					return fmt.Sprintf("%+v", s)
+				}
+				return ""
+			})
+		}
+	}
+	applied()
+	gone := func(line string) bool { return strings.HasPrefix(line, "warning agent-gone node0, node1: ") }
+	if _, found := doctorSays(t, c); slices.ContainsFunc(found, gone) {
+		t.Errorf("while the agents run, doctor finds %q", found)
+	}
+
+	where := func(selector string) {
+		kubectl(t, c, nil, "patch", "daemonset", "agent", "-n", "agents", "-p", `{"spec":{"template":{"spec":{"nodeSelector":`+selector+`}}}}`)
+	}
+	where(`{"no":"where"}`)
+	kubectl(t, c, nil, "wait", "-n", "agents", "--for=delete", "pod", "-l", "app=agent", "--timeout=120s")
+	if _, found := doctorSays(t, c); !slices.ContainsFunc(found, gone) {
+		t.Errorf("without agents, doctor finds %q", found)
+	}
+	applied()
+	where("null")
+	kubectl(t, c, nil, "rollout", "status", "-n", "agents", "daemonset/agent", "--timeout=120s")
+
+	kubectl(t, c, nil, "delete", "namespace", "agents", "--timeout=120s")
+	for n, was := range before {
+		testenv.Eventually(t, time.Minute, n+" as before", func() string { return cmp.Diff(was, steering(t, c.Node(n))) })
+	}
+	if left := kubectl(t, c, nil, "get", "nodeaccelerations", "-o", "name"); left != "" {
+		t.Errorf("agents that are gone left %s", left)
 	}
 }
 

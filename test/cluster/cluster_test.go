@@ -154,7 +154,7 @@ func TestSecondCluster(t *testing.T) {
 // TestThirdCluster does the same with a third.
 func TestThirdCluster(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"Agent", testAgent})
+	runAll(t, own(t, Config{}), clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"Agent", testAgent}, clusterTest{"AgentNamespace", testAgentNamespace})
 }
 
 // TestControlPlaneThatDies does the same with one of which the last test kills the API server.

@@ -61,6 +61,7 @@ rules:
 - {apiGroups: [slipstream.dev], resources: [nodeaccelerations], verbs: [get, create, delete]}
 - {apiGroups: [""], resources: [events], verbs: [create]}
 - {apiGroups: [apps], resources: [daemonsets], verbs: [get]}
+- {apiGroups: [""], resources: [namespaces], verbs: [get]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

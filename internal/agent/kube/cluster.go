@@ -196,21 +196,56 @@ func slimPolicy(o any) (any, error) {
 	return o, nil
 }
 
-// Uninstalled reports, when the agent stops, whether its DaemonSet is deleted or being deleted. Deleting
-// the chart removes the agent's permissions too, so missing permissions mean the same; no answer does not.
-// Asking once costs less than a watch: the status of a DaemonSet changes with each of its agents, and every
+// Uninstalled reports, when the agent stops, whether its DaemonSet or its namespace is deleted or being deleted. Deleting
+// the chart removes the agent's permissions too, so missing permissions mean the same; no answer does not, and is asked for
+// again until ctx is done. Asking once costs less than a watch: the status of a DaemonSet changes with each of its agents, and every
 // agent would receive each change.
 func (c *Cluster) Uninstalled(ctx context.Context) bool {
 	namespace, name, ok := c.daemonSet()
 	if !ok {
 		return false
 	}
-	var d appsv1.DaemonSet
-	err := c.clients.apps.Get().Namespace(namespace).Resource("daemonsets").Name(name).Do(ctx).Into(&d)
-	if err == nil {
-		return d.DeletionTimestamp != nil
+	for {
+		gone, err := c.daemonSetGone(ctx, namespace, name)
+		if err == nil {
+			return gone
+		}
+		c.options.Log.Warn("ask whether the agent is uninstalled", "error", err)
+		if !pause(ctx, c.pace.between) {
+			return false
+		}
 	}
-	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+}
+
+// daemonSetGone reports whether a DaemonSet or its namespace is deleted or being deleted.
+func (c *Cluster) daemonSetGone(ctx context.Context, namespace, name string) (bool, error) {
+	daemonSet := func() (bool, error) {
+		var d appsv1.DaemonSet
+		return gone(&d, c.clients.apps.Get().Namespace(namespace).Resource("daemonsets").Name(name).Do(ctx).Into(&d))
+	}
+	if is, err := daemonSet(); is || err != nil {
+		return is, err
+	}
+	// If the namespace is being deleted, its pods are stopped first, and the DaemonSet is deleted when they have ended
+	// (KEP-5080), or in any order.
+	var n corev1.Namespace
+	err := c.clients.nodes.Get().Resource("namespaces").Name(namespace).Do(ctx).Into(&n)
+	if apierrors.IsForbidden(err) {
+		// Either the role has been deleted since, or it is of a chart that did not allow this.
+		return daemonSet()
+	}
+	return gone(&n, err)
+}
+
+// gone reports whether an object, or the answer to a request for it, means that it is deleted or being deleted.
+func gone(o metav1.Object, err error) (bool, error) {
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return true, nil
+	case err != nil:
+		return false, err
+	}
+	return o.GetDeletionTimestamp() != nil, nil
 }
 
 func (c *Cluster) daemonSet() (namespace, name string, ok bool) {

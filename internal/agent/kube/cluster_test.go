@@ -56,6 +56,8 @@ type api struct {
 	sent  int
 	// dead: it answers nothing.
 	dead bool
+	// daemonSet is that of the agents that join.
+	daemonSet string
 	// late is how much later events come, for agents of a fleet.
 	late time.Duration
 }
@@ -290,10 +292,14 @@ func resourceOf(path string) string {
 	return path
 }
 
-// table is what kubectl asks of a list of nodes.
+// table is what kubectl asks of a list of nodes, or of pods.
 func table(nodes []any) object {
 	rows := []any{}
 	for _, o := range nodes {
+		if o := o.(object); o["kind"] == "Pod" {
+			rows = append(rows, object{"cells": []any{o["metadata"].(object)["name"], "Running", o["spec"].(object)["nodeName"]}})
+			continue
+		}
 		var n corev1.Node
 		b, _ := json.Marshal(o)
 		_ = json.Unmarshal(b, &n)
@@ -305,7 +311,7 @@ func table(nodes []any) object {
 		}
 		rows = append(rows, object{"cells": []any{n.Name, status, "<none>", "3d"}})
 	}
-	columns := []any{object{"name": "Name"}, object{"name": "Status"}, object{"name": "Roles"}, object{"name": "Age"}}
+	columns := []any{object{"name": "Name"}, object{"name": "Status"}, object{"name": "Node"}, object{"name": "Age"}}
 	return object{"kind": "Table", "apiVersion": "meta.k8s.io/v1", "columnDefinitions": columns, "rows": rows}
 }
 
@@ -413,6 +419,8 @@ const (
 	statePath  = "/apis/slipstream.dev/v1alpha1/nodeaccelerations/node0"
 	policyPath = "/apis/slipstream.dev/v1alpha1/accelerationpolicies/"
 	daemonPath = "/apis/apps/v1/namespaces/system/daemonsets/agent"
+
+	namespacePath = "/api/v1/namespaces/system"
 )
 
 func nodeObject(labels object) object {
@@ -421,6 +429,10 @@ func nodeObject(labels object) object {
 
 func daemonSet() object {
 	return object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "agent", "namespace": "system"}}
+}
+
+func namespace() object {
+	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": "system"}}
 }
 
 func policyObject(name string, second, generation int, spec object) object {
@@ -673,6 +685,12 @@ func TestUninstalled(t *testing.T) {
 			d["metadata"].(object)["deletionTimestamp"] = "2026-01-01T00:00:00Z"
 			s.put(daemonPath, d)
 		}, 0, true},
+		{"its namespace is being deleted", func(s *api) {
+			n := namespace()
+			n["metadata"].(object)["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+			s.put(namespacePath, n)
+		}, 0, true},
+		{"its namespace is gone", func(s *api) { s.remove(namespacePath) }, 0, true},
 		{"without the right to ask", func(*api) {}, 403, true},
 		{"no sensible answer", func(*api) {}, 500, false},
 		{"no answer", func(s *api) { s.CloseClientConnections(); s.Config.Close() }, 0, false},
@@ -681,6 +699,7 @@ func TestUninstalled(t *testing.T) {
 			s := newAPI(t)
 			s.put(nodePath, nodeObject(nil))
 			s.put(daemonPath, daemonSet())
+			s.put(namespacePath, namespace())
 			c, desired := s.connect(t)
 			next(t, desired)
 			tt.do(s)
@@ -692,6 +711,36 @@ func TestUninstalled(t *testing.T) {
 			}
 		})
 	}
+
+	t.Run("after some time without an answer", func(t *testing.T) {
+		s := newAPI(t)
+		s.put(nodePath, nodeObject(nil))
+		c, desired := s.connect(t)
+		next(t, desired)
+		asked := 0
+		s.setRefuse(func(_, path string) int {
+			if path == daemonPath {
+				if asked++; asked < 3 {
+					return 500
+				}
+			}
+			return 0
+		})
+		if !c.Uninstalled(t.Context()) {
+			t.Error("not uninstalled, but its DaemonSet is gone")
+		}
+	})
+	t.Run("without the right to ask for its namespace", func(t *testing.T) {
+		s := newAPI(t)
+		s.put(nodePath, nodeObject(nil))
+		s.put(daemonPath, daemonSet())
+		c, desired := s.connect(t)
+		next(t, desired)
+		s.setRefuse(func(_, path string) int { return map[bool]int{true: 403}[path == namespacePath] })
+		if c.Uninstalled(t.Context()) {
+			t.Error("uninstalled, but its DaemonSet is there")
+		}
+	})
 
 	// It takes the state object along.
 	s := newAPI(t)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"slipstream.dev/api/v1alpha1"
 )
@@ -639,8 +640,12 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *t
 		r.Passed = q.passed
 	}
 	if nearest == 100 {
+		without, err := c.withoutAgent(ctx, nodes)
+		if err != nil {
+			return err
+		}
 		r.Percent, r.Complete = 100, true
-		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "all nodes have it, and none reported a problem")
+		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "all nodes have it, and none reported a problem"+without)
 	}
 	_, r.Percent = stepOf(nearest, step)
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d %% of the nodes have it", r.Percent))
@@ -662,26 +667,71 @@ func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, 
 	if err != nil {
 		return err
 	}
+	request := c.clients.nodes.Get().Resource("nodes").Param("labelSelector", selector.String())
+	return eachRow(ctx, request, []string{"Name", "Status"}, func(cells []string) {
+		fn(cells[0], !strings.HasPrefix(cells[1], "NotReady"))
+	})
+}
+
+// eachRow requests the table that kubectl prints, and calls fn with some columns of each row.
+func eachRow(ctx context.Context, request *rest.Request, columns []string, fn func(cells []string)) error {
 	var table metav1.Table
-	text, err := c.clients.nodes.Get().Resource("nodes").Param("labelSelector", selector.String()).Param("resourceVersion", "0").Param("includeObject", "None").
-		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").Do(ctx).Raw()
+	text, err := request.Param("resourceVersion", "0").Param("includeObject", "None").SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").Do(ctx).Raw()
 	if err == nil {
 		err = json.Unmarshal(text, &table)
 	}
 	if err != nil {
-		return fmt.Errorf("list nodes: %w", err)
+		return fmt.Errorf("list %s: %w", request.URL().Path, err)
 	}
-	column := func(name string) int {
-		return slices.IndexFunc(table.ColumnDefinitions, func(d metav1.TableColumnDefinition) bool { return d.Name == name })
+	var at []int
+	for _, name := range columns {
+		at = append(at, slices.IndexFunc(table.ColumnDefinitions, func(d metav1.TableColumnDefinition) bool { return d.Name == name }))
 	}
-	name, status := column("Name"), column("Status")
+	cells := make([]string, len(columns))
 	for _, row := range table.Rows {
-		if name < 0 || status < 0 || len(row.Cells) <= max(name, status) {
-			return fmt.Errorf("list nodes: the API server's table lacks the name or status of each node: it has %d columns", len(table.ColumnDefinitions))
+		for i, column := range at {
+			if column < 0 || column >= len(row.Cells) {
+				return fmt.Errorf("list %s: the API server's table has no column %s", request.URL().Path, columns[i])
+			}
+			cells[i] = fmt.Sprint(row.Cells[column])
 		}
-		fn(fmt.Sprint(row.Cells[name]), !strings.HasPrefix(fmt.Sprint(row.Cells[status]), "NotReady"))
+		fn(cells)
 	}
 	return nil
+}
+
+// withoutAgent returns what to say of those of some nodes on which no agent runs, empty if there are none. One agent asks that when it
+// completes a rollout.
+func (c *Cluster) withoutAgent(ctx context.Context, nodes []peer) (string, error) {
+	namespace, daemonSet, ok := c.daemonSet()
+	if !ok {
+		return "", nil
+	}
+	runs := make(map[string]bool)
+	request := c.clients.nodes.Get().Namespace(namespace).Resource("pods")
+	if err := eachRow(ctx, request, []string{"Name", "Status", "Node"}, func(cells []string) {
+		if cells[1] == "Running" && strings.HasPrefix(cells[0], daemonSet+"-") {
+			runs[cells[2]] = true
+		}
+	}); err != nil {
+		return "", err
+	}
+	var without []string
+	for _, n := range nodes {
+		if !runs[n.name] {
+			without = append(without, n.name)
+		}
+	}
+	if len(without) == 0 {
+		return "", nil
+	}
+	const most = 10
+	slices.Sort(without)
+	more := ""
+	if len(without) > most {
+		without, more = without[:most], fmt.Sprintf(" and %d more", len(without)-most)
+	}
+	return fmt.Sprintf("; no agent runs on %s%s: what their NodeAccelerations say is out of date", strings.Join(without, ", "), more), nil
 }
 
 // downSince returns which of some nodes, as many as a status can name, were Ready at a time and are not now.

@@ -69,7 +69,7 @@ func (s *api) update(path string, o object) {
 // join has an agent of a node take part.
 func (s *api) join(t *testing.T, name string) *member {
 	t.Helper()
-	c, err := New(&rest.Config{Host: s.URL}, Options{Node: name, Log: slog.New(slog.DiscardHandler)})
+	c, err := New(&rest.Config{Host: s.URL}, Options{Node: name, DaemonSet: s.daemonSet, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	m := &member{Cluster: c, name: name, from: time.Now(), times: make(map[string]time.Time)}
 	c.pace = hurry
@@ -324,6 +324,17 @@ func TestRolloutOfNodesThatFallSilent(t *testing.T) {
 	silent.stop() // as if its messages went nowhere
 	s.put("/api/v1/nodes/"+silent.name, nodeNamed(silent.name, false))
 	s.wantRollout(t, nil, "False Halted node "+silent.name+" has not been Ready since it got the policy")
+}
+
+// A complete rollout names the nodes on which no agent runs: what they report is out of date.
+func TestRolloutNamesNodesWithoutAgent(t *testing.T) {
+	s := newAPI(t)
+	s.daemonSet = "system/agent"
+	all := s.group(t, 2)
+	s.put("/api/v1/namespaces/system/pods/agent-x", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "agent-x", "namespace": "system"}, "spec": object{"nodeName": all[0].name}})
+	s.put("/api/v1/nodes/zombie", nodeNamed("zombie", true))
+	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
+	s.wantRollout(t, all, "; no agent runs on "+all[1].name+", zombie: what their", 1, 1)
 }
 
 // A first node whose agent is heard of no more halts the rollout.

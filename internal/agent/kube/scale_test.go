@@ -375,6 +375,45 @@ func TestPolicyForAll(t *testing.T) {
 	})
 }
 
+// A rollout in steps takes two writes of each agent, two reads of what others report, and some writes and lists of one agent for each step.
+func TestPolicyInSteps(t *testing.T) {
+	const n, steps = 100, 10
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, n)
+		defer f.stop()
+		policy := everywhere("rolled", object{})
+		policy["spec"].(object)["rollout"] = object{"stepPercent": 100 / steps, "pauseSeconds": 60}
+		began := time.Now()
+		asked, sent := f.during(func() {
+			f.put(policyPath+"rolled", policy)
+			time.Sleep(20 * time.Minute)
+		})
+		f.wantComplete(t)
+		delete(asked, "watch nodes")
+		delete(asked, "watch accelerationpolicies")
+		atMost(t, asked, map[string]int{
+			// The first one of each is Waiting.
+			"patch nodeaccelerations/status": 3 * n * 105 / 100, "patch accelerationpolicies/status": 20, "conflict": 10,
+			// Each asks two nodes, and whether the API server is reached; who takes a step asks up to eight.
+			"get nodeaccelerations": 3*n + 8*2*(steps+1), "list nodes": 3 * (steps + 1), "list pods": 3,
+		})
+		if most := 2 * (steps + 4) * n; sent > most {
+			t.Errorf("%d events, want at most %d", sent, most)
+		}
+		last := began
+		for i, h := range f.agents {
+			at := h.appliedAt()
+			if at.IsZero() {
+				t.Errorf("node%d does not have it", i)
+			}
+			if at.After(last) {
+				last = at
+			}
+		}
+		t.Logf("the last node had it after %s; %d events", last.Sub(began).Round(time.Second), sent)
+	})
+}
+
 // While events come late, an agent does not know that it or others have written. It writes from the same version of a policy at most
 // once, as a second write would be refused.
 func TestLateEvents(t *testing.T) {

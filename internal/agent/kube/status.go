@@ -147,7 +147,7 @@ func (w *statusWriter) wanted() (s v1alpha1.NodeAccelerationStatus, ok bool) {
 	if published == nil {
 		return s, false
 	}
-	s = v1alpha1.NodeAccelerationStatus{Observed: slices.Clone(published.Policies), Settings: published.Settings, Verified: published.Verified}
+	s = v1alpha1.NodeAccelerationStatus{Agent: w.options.DaemonSet, Observed: slices.Clone(published.Policies), Settings: published.Settings, Verified: published.Verified}
 	for i := range s.Observed {
 		s.Observed[i].Message = short(s.Observed[i].Message)
 		w.testify(&s.Observed[i])
@@ -221,7 +221,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 	}
 	// null, not omitted: a patch must say that the list is empty now.
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{
-		"observed": s.Observed, "settings": s.Settings, "verified": s.Verified, "conditions": s.Conditions,
+		"agent": s.Agent, "observed": s.Observed, "settings": s.Settings, "verified": s.Verified, "conditions": s.Conditions,
 	}})
 	if err != nil {
 		return err
@@ -267,7 +267,7 @@ func (w *statusWriter) read(ctx context.Context) error {
 
 // equalStatus reports whether two statuses are equal. An absent list is equal to an empty one.
 func equalStatus(a, b v1alpha1.NodeAccelerationStatus) bool {
-	return a.Settings == b.Settings && a.Verified == b.Verified && slices.Equal(a.Observed, b.Observed) &&
+	return a.Agent == b.Agent && a.Settings == b.Settings && a.Verified == b.Verified && slices.Equal(a.Observed, b.Observed) &&
 		slices.EqualFunc(a.Conditions, b.Conditions, func(c, d metav1.Condition) bool {
 			return c.Type == d.Type && c.Status == d.Status && c.Reason == d.Reason && c.Message == d.Message
 		})

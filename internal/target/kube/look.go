@@ -24,10 +24,11 @@ func (c *Cluster) Look(ctx context.Context) (found doctor.Cluster, err error) {
 	if err != nil {
 		return found, fmt.Errorf("list nodes: %w", explain(err))
 	}
-	plugins, err := c.networkPlugins(ctx)
+	pods, mayList, err := c.hostPods(ctx)
 	if err != nil {
 		return found, err
 	}
+	plugins := networkPlugins(pods)
 	for _, n := range nodes.Items {
 		if os := n.Labels[corev1.LabelOSStable]; os != "" && os != "linux" {
 			continue
@@ -41,8 +42,18 @@ func (c *Cluster) Look(ctx context.Context) (found doctor.Cluster, err error) {
 		}
 		found.Nodes = append(found.Nodes, doctor.ClusterNode{Name: n.Name, Has: has})
 	}
-	found.Agents, err = c.agents(ctx)
-	return found, err
+	accelerations, err := c.api.Accelerations(ctx)
+	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) { // the cluster has no agents
+		return found, nil
+	}
+	if err != nil {
+		return found, fmt.Errorf("list the states of agents: %w", explain(err))
+	}
+	found.Agents = agentConditions(accelerations.Items)
+	if mayList {
+		found.Gone = agentsGone(accelerations.Items, pods)
+	}
+	return found, nil
 }
 
 // pluginNames are words that the DaemonSets of network plugins have in their names.
@@ -51,24 +62,27 @@ var pluginNames = []string{"antrea", "aws-node", "azure-cni", "calico-node", "ca
 // podsPage is how many pods are asked for at a time: a large cluster has tens of thousands.
 const podsPage = 500
 
-// networkPlugins returns the images of the network plugin's pod by node. It knows only those of a DaemonSet
-// with one of the well-known names.
-func (c *Cluster) networkPlugins(ctx context.Context) (map[string][]string, error) {
-	images := make(map[string][]string)
-	var pods []corev1.Pod
+// hostPods returns the pods in the network namespaces of their nodes. ok is false if the user may not list pods.
+func (c *Cluster) hostPods(ctx context.Context) (pods []corev1.Pod, ok bool, err error) {
 	for page := (metav1.ListOptions{Limit: podsPage}); ; {
 		list, err := c.api.Pods("").List(ctx, page)
 		if apierrors.IsForbidden(err) {
-			return images, nil
+			return nil, false, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list pods: %w", explain(err))
+			return nil, false, fmt.Errorf("list pods: %w", explain(err))
 		}
 		pods = append(pods, slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !p.Spec.HostNetwork })...)
 		if page.Continue = list.Continue; page.Continue == "" {
-			break
+			return pods, true, nil
 		}
 	}
+}
+
+// networkPlugins returns the images of the network plugin's pod by node. It knows only those of a DaemonSet
+// with one of the well-known names.
+func networkPlugins(pods []corev1.Pod) map[string][]string {
+	images := make(map[string][]string)
 	for _, p := range pods {
 		daemon := slices.ContainsFunc(p.OwnerReferences, func(o metav1.OwnerReference) bool {
 			return o.Kind == "DaemonSet" && slices.ContainsFunc(pluginNames, func(name string) bool { return strings.Contains(o.Name, name) })
@@ -83,19 +97,12 @@ func (c *Cluster) networkPlugins(ctx context.Context) (map[string][]string, erro
 	for _, all := range images {
 		slices.Sort(all)
 	}
-	return images, nil
+	return images
 }
 
-// agents returns the conditions of agents that are not met.
-func (c *Cluster) agents(ctx context.Context) (found []doctor.AgentCondition, err error) {
-	list, err := c.api.Accelerations(ctx)
-	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) { // the cluster has no agents
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list the states of agents: %w", explain(err))
-	}
-	for _, n := range list.Items {
+// agentConditions returns the conditions of agents that are not met.
+func agentConditions(all []v1alpha1.NodeAcceleration) (found []doctor.AgentCondition) {
+	for _, n := range all {
 		for _, at := range n.Status.Conditions {
 			// A virtual function that no window has told of yet, or that the node cannot have, is no fault.
 			if at.Status != metav1.ConditionFalse || at.Reason == v1alpha1.ReasonVFPresent || at.Reason == v1alpha1.ReasonNoDevice {
@@ -104,5 +111,24 @@ func (c *Cluster) agents(ctx context.Context) (found []doctor.AgentCondition, er
 			found = append(found, doctor.AgentCondition{Node: n.Name, Type: at.Type, Reason: at.Reason, Message: at.Message})
 		}
 	}
-	return found, nil
+	return found
+}
+
+// agentsGone returns the nodes whose agent has no pod. One that is not ready restarts, and may come back.
+func agentsGone(all []v1alpha1.NodeAcceleration, pods []corev1.Pod) (found []doctor.AgentGone) {
+	type where struct{ agent, node string }
+	runs, anywhere := make(map[where]bool), make(map[string]bool)
+	for _, p := range pods {
+		for _, o := range p.OwnerReferences {
+			if agent := p.Namespace + "/" + o.Name; o.Kind == "DaemonSet" && p.DeletionTimestamp == nil {
+				runs[where{agent, p.Spec.NodeName}], anywhere[agent] = true, true
+			}
+		}
+	}
+	for _, n := range all {
+		if agent := n.Status.Agent; agent != "" && !runs[where{agent, n.Name}] { // earlier versions do not report it
+			found = append(found, doctor.AgentGone{Node: n.Name, Agent: agent, Uninstalled: !anywhere[agent]})
+		}
+	}
+	return found
 }

@@ -28,14 +28,19 @@ func TestLook(t *testing.T) {
 	}
 	api := fake.NewClientset(&a, &b, &windows, plugin("a", "flannel:v1"),
 		plugin("b", "other:v1", func(p *corev1.Pod) { p.OwnerReferences[0].Name = "kube-proxy" }),
+		plugin("a", "slipstream", func(p *corev1.Pod) { p.Namespace, p.OwnerReferences[0].Name = "system", "slipstream" }),
 		plugin("b", "flannel:v2", func(p *corev1.Pod) { p.Spec.HostNetwork = false }))
 	c := &Cluster{api: fakeAPI{Clientset: api, accelerations: []v1alpha1.NodeAcceleration{{
 		ObjectMeta: metav1.ObjectMeta{Name: "a"},
-		Status: v1alpha1.NodeAccelerationStatus{Conditions: []metav1.Condition{
+		Status: v1alpha1.NodeAccelerationStatus{Agent: "system/slipstream", Conditions: []metav1.Condition{
 			{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonConflict, Message: "policy x"},
 			{Type: v1alpha1.ConditionFastpath, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAttached},
 			{Type: v1alpha1.ConditionVF, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonVFPresent},
 		}},
+	}, {
+		ObjectMeta: metav1.ObjectMeta{Name: "b"}, Status: v1alpha1.NodeAccelerationStatus{Agent: "system/slipstream"},
+	}, {
+		ObjectMeta: metav1.ObjectMeta{Name: "w"}, Status: v1alpha1.NodeAccelerationStatus{Agent: "other/slipstream"},
 	}}}}
 	got, err := c.Look(t.Context())
 	if err != nil {
@@ -47,6 +52,7 @@ func TestLook(t *testing.T) {
 	want := doctor.Cluster{
 		Nodes:  []doctor.ClusterNode{{Name: "a", Has: has("", "flannel:v1")}, {Name: "b", Has: has("6.12", "none of those that other nodes have")}},
 		Agents: []doctor.AgentCondition{{Node: "a", Type: v1alpha1.ConditionReady, Reason: v1alpha1.ReasonConflict, Message: "policy x"}},
+		Gone:   []doctor.AgentGone{{Node: "b", Agent: "system/slipstream"}, {Node: "w", Agent: "other/slipstream", Uninstalled: true}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
