@@ -205,9 +205,13 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 // note takes in each version of a policy as it comes. Otherwise this agent, which looks once a second, could miss that a rollout began and
 // that somebody erased it.
 func (c *Cluster) note(o any) {
+	p, ok := o.(*v1alpha1.AccelerationPolicy)
+	if !ok || !selects(p, c.node()) {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if p, ok := o.(*v1alpha1.AccelerationPolicy); ok && c.started {
+	if c.started {
 		c.turnOf(p)
 	}
 }
@@ -289,7 +293,6 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.turnOf(p)
-	t.version = version
 	withhold := func(reason, message string) agent.Policy {
 		if t.base != nil {
 			return *t.base
@@ -297,6 +300,10 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 		version.Withheld = agent.Withheld{Reason: reason, Message: message}
 		return version
 	}
+	if t.generation != p.Generation {
+		return withhold(v1alpha1.ReasonWaiting, "the policy is being changed") // until the caller knows, in a moment
+	}
+	t.version = version
 	r := rolloutOf(p)
 	switch {
 	case t.trouble != "":

@@ -355,7 +355,7 @@ func (f *fleet) applyToAll(t *testing.T, unauthorized int) {
 	atMost(t, asked, map[string]int{
 		"patch nodeaccelerations/status": len(f.agents) * 102 / 100, "patch accelerationpolicies/status": 3 + 10, "conflict": 10, "unauthorized": unauthorized,
 		// Who completes the rollout has asked whether the API server is reached, and looked at the nodes.
-		"get nodeaccelerations": 10, "list nodes": 10,
+		"get nodeaccelerations": 10, "list nodes": 10, "list pods": 10,
 	})
 	for i, h := range f.agents {
 		at := h.appliedAt()
