@@ -233,3 +233,60 @@ func TestForgedStepsAreNoFaster(t *testing.T) {
 		}
 	}
 }
+
+// If no node is left that has the policy, as in a pool that was empty for a while, its rollout begins again.
+func TestRolloutBeginsAgain(t *testing.T) {
+	s := newAPI(t)
+	policy := rolled(1, "0", object{})
+	policy["status"] = object{"rollout": object{
+		"generation": 1, "started": "2026-01-01T00:00:00Z", "first": "gone", "percent": 100, "complete": true, "failedNodes": nil, "passed": []any{"gone", "left"},
+	}}
+	s.put(policyPath+"rolled", policy)
+	all := s.group(t, 4)
+	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
+	r, _ := s.rollout()
+	first := slices.IndexFunc(all, func(m *member) bool { return m.name == r["first"] })
+	if first < 0 {
+		t.Fatalf("the first node is %v", r["first"])
+	}
+	for i, m := range all {
+		if since := m.tookAt("rolled@1").Sub(all[first].tookAt("rolled@1")); i != first && since < time.Second {
+			t.Errorf("%s got it %s after the first, want a pause of 1 s", m.name, since)
+		}
+	}
+}
+
+// A node that joins gets the policy although the nodes that the status names have left, and so has the first.
+func TestJoinAfterWitnessesLeft(t *testing.T) {
+	s := newAPI(t)
+	all := s.group(t, 5)
+	s.put(policyPath+"rolled", rolled(1, "0", object{}))
+	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1)
+	// Nodes report that they passed within a pause, also those of the last step.
+	for _, m := range all {
+		eventually(t, m.name+" to report that it passed", func() string {
+			status, _ := s.get("/apis/slipstream.dev/v1alpha1/nodeaccelerations/" + m.name)["status"].(object)
+			for _, o := range status["observed"].([]any) {
+				if o.(object)["passed"] == true {
+					return ""
+				}
+			}
+			return fmt.Sprint(status)
+		})
+	}
+	r, _ := s.rollout()
+	gone := append([]any{r["first"]}, r["passed"].([]any)...)
+	for _, m := range all {
+		if slices.Contains(gone, any(m.name)) {
+			m.stop()
+			s.remove("/api/v1/nodes/" + m.name)
+			s.remove("/apis/slipstream.dev/v1alpha1/nodeaccelerations/" + m.name)
+		}
+	}
+	s.put("/api/v1/nodes/late", nodeNamed("late", true))
+	late := s.join(t, "late")
+	s.wantRollout(t, []*member{late}, "True Complete", 1)
+	if now, _ := s.rollout(); now["first"] != r["first"] {
+		t.Errorf("%v began the rollout again, although other nodes have the policy", now["first"])
+	}
+}
