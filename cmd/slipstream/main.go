@@ -38,6 +38,6 @@ func main() {
 	}()
 	os.Exit(cli.Main(ctx, cli.Process{
 		Args: os.Args, Version: version, Hurry: hurry,
-		In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 	}))
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -36,19 +37,30 @@ type Process struct {
 	Args    []string
 	Version string
 	// Hurry is closed when the user asks a second time to stop.
-	Hurry        <-chan struct{}
-	In, Out, Err *os.File
+	Hurry <-chan struct{}
+	// Stdin, Stdout and Stderr are as the process has them: for a worker's stream, for programs that
+	// it starts, and for control of a terminal.
+	Stdin, Stdout, Stderr *os.File
+	// Out and Err are for text. Main sets them.
+	Out, Err io.Writer
+}
+
+// plain has everything that is printed written as plain text.
+func (p Process) plain() Process {
+	p.Out, p.Err = report.PlainWriter(p.Stdout), report.PlainWriter(p.Stderr)
+	return p
 }
 
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, p Process) int {
 	if err := begin(); err != nil {
-		return tell(p, err)
+		return tell(p.plain(), err)
 	}
 	return execute(ctx, p)
 }
 
 func execute(ctx context.Context, p Process) int {
+	p = p.plain()
 	root := rootCommand(p)
 	root.SetArgs(p.Args[1:])
 	return tell(p, root.ExecuteContext(ctx))
@@ -64,7 +76,7 @@ func tell(p Process, err error) int {
 		exit = exitError{code: exitFailed, err: err}
 	}
 	if exit.err != nil {
-		fmt.Fprintln(p.Err, "slipstream:", strings.ReplaceAll(report.Plain(exit.err.Error()), "\n", "\nslipstream: "))
+		fmt.Fprintln(p.Err, "slipstream:", strings.ReplaceAll(exit.err.Error(), "\n", "\nslipstream: "))
 	}
 	return exit.code
 }
@@ -137,7 +149,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	if name := plugin(p.Args[0]); name != "" {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: name}
 	}
-	root.SetIn(p.In)
+	root.SetIn(p.Stdin)
 	root.SetOut(p.Out)
 	root.SetErr(p.Err)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {

@@ -28,7 +28,7 @@ func slipstream(t *testing.T, args ...string) (code int, stdout, stderr string) 
 		defer f.Close()
 		files[i] = f
 	}
-	root := Process{Args: append([]string{"slipstream"}, args...), Version: "test", Hurry: make(chan struct{}), In: os.Stdin, Out: files[0], Err: files[1]}
+	root := Process{Args: append([]string{"slipstream"}, args...), Version: "test", Hurry: make(chan struct{}), Stdin: os.Stdin, Stdout: files[0], Stderr: files[1]}
 	code = execute(t.Context(), root)
 	var said [2]string
 	for i, f := range files {

@@ -334,7 +334,7 @@ func labExecCommand(p Process) *cobra.Command {
 			if err != nil {
 				return withLabs(err)
 			}
-			code, err := l.Run(c.Context(), args[1], args[2:], p.In, p.Out, p.Err)
+			code, err := l.Run(c.Context(), args[1], args[2:], p.Stdin, p.Stdout, p.Stderr)
 			if err != nil {
 				return err
 			}

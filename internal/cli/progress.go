@@ -24,7 +24,7 @@ type progress struct {
 }
 
 func newProgress(p Process) *progress {
-	return &progress{w: p.Err, terminal: term.IsTerminal(int(p.Err.Fd()))}
+	return &progress{w: p.Stderr, terminal: term.IsTerminal(int(p.Stderr.Fd()))}
 }
 
 func (p *progress) show(e experiment.Event) {

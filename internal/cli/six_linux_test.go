@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 }
 
 func thisProcess() Process {
-	return Process{Args: os.Args, Version: "test", Hurry: make(chan struct{}), In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
+	return Process{Args: os.Args, Version: "test", Hurry: make(chan struct{}), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}.plain()
 }
 
 // sixTarget is a lab whose nodes send their pods' IPv6 by the tunnel that IPv4 takes. flannel's

@@ -57,11 +57,11 @@ func workerCommand(p Process) *cobra.Command {
 				return err
 			}
 			process.CollectAtRest()
-			in := p.In
+			in := p.Stdin
 			if remote {
 				// A worker may have to end while its input is still open. Close interrupts a pending read
 				// only if the file is in non-blocking mode.
-				fd := p.In.Fd()
+				fd := p.Stdin.Fd()
 				if err := unix.SetNonblock(int(fd), true); err != nil {
 					return fmt.Errorf("prepare the input: %w", err)
 				}
@@ -82,7 +82,7 @@ func workerCommand(p Process) *cobra.Command {
 			signal.Ignore(syscall.SIGPIPE)
 			// Ctrl-C in a terminal reaches the controller's whole process group. A worker
 			// ends when its stream does, after it has reverted what it applied.
-			return worker.Serve(ctx, in, p.Out, worker.Options{JournalDir: journalDir, Log: newLog(p), Remote: remote})
+			return worker.Serve(ctx, in, p.Stdout, worker.Options{JournalDir: journalDir, Log: newLog(p), Remote: remote})
 		},
 	}
 	f := c.Flags()

@@ -38,7 +38,7 @@ func workerCommands(p Process) []*cobra.Command {
 					return err
 				}
 			}
-			return worker.Serve(context.WithoutCancel(c.Context()), p.In, p.Out, worker.Options{Log: newLog(p), Remote: remote})
+			return worker.Serve(context.WithoutCancel(c.Context()), p.Stdin, p.Stdout, worker.Options{Log: newLog(p), Remote: remote})
 		},
 	}
 	c.Flags().BoolVar(&hold, "hold", false, "keep the container running until it is stopped")

@@ -2,7 +2,10 @@ package report
 
 import (
 	"fmt"
+	"io"
+	"slices"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -43,6 +46,36 @@ func spell(s, keep string) string {
 // text.
 func control(r rune) bool {
 	return unicode.IsControl(r) || r == '\u2028' || r == '\u2029' || unicode.Is(unicode.Bidi_Control, r)
+}
+
+// PlainWriter writes to w as Plain has it, so that no text reaches a terminal otherwise, whoever printed it. A character
+// may come in several writes; what is left of one at the end is not written.
+func PlainWriter(w io.Writer) io.Writer { return &plainWriter{to: w} }
+
+type plainWriter struct {
+	mu   sync.Mutex
+	to   io.Writer
+	part []byte // of a character whose rest has not come
+}
+
+func (w *plainWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text := append(w.part, p...)
+	whole := len(text)
+	for n := 1; n < utf8.UTFMax && n <= len(text); n++ { // the last character begins at most so far from the end
+		if start := text[len(text)-n:]; utf8.RuneStart(start[0]) {
+			if !utf8.FullRune(start) {
+				whole -= n
+			}
+			break
+		}
+	}
+	w.part = slices.Clone(text[whole:])
+	if _, err := io.WriteString(w.to, Plain(string(text[:whole]))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // plainCell is text for a spreadsheet, which would take some for a formula.

@@ -120,3 +120,21 @@ func hostileModel(t *testing.T) *Model {
 	m.Name, m.Headline = hostile, hostile
 	return m
 }
+
+// TestPlainWriter: wherever a text is cut into writes, what arrives is plain.
+func TestPlainWriter(t *testing.T) {
+	text := "µ 東京 \U0001f600" + hostile + "\x9b\xff\xe6\x9d end"
+	for size := 1; size <= len(text); size++ {
+		var b bytes.Buffer
+		w := PlainWriter(&b)
+		for rest := []byte(text); len(rest) > 0; rest = rest[min(size, len(rest)):] {
+			part := rest[:min(size, len(rest))]
+			if n, err := w.Write(part); n != len(part) || err != nil {
+				t.Fatalf("%d bytes at a time: %d, %v", size, n, err)
+			}
+		}
+		if got, want := b.String(), Plain(text); got != want {
+			t.Fatalf("%d bytes at a time: %q, want %q", size, got, want)
+		}
+	}
+}

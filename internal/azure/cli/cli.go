@@ -14,6 +14,7 @@ import (
 
 	"slipstream.dev/internal/azure"
 	"slipstream.dev/internal/azure/cluster"
+	"slipstream.dev/internal/report"
 )
 
 // Exit codes, which are those of slipstream.
@@ -38,6 +39,7 @@ type Process struct {
 
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, p Process) int {
+	p.Out, p.Err = report.PlainWriter(p.Out), report.PlainWriter(p.Err)
 	root := rootCommand(p)
 	root.SetArgs(p.Args[1:])
 	err := root.ExecuteContext(ctx)

@@ -39,7 +39,7 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "worker" || os.Args[1] == "accel" || os.Args[1] == "run" || os.Args[1] == "doctor") {
 		os.Exit(cli.Main(context.Background(), cli.Process{
-			Args: os.Args, Version: "test", Hurry: make(chan struct{}), In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
+			Args: os.Args, Version: "test", Hurry: make(chan struct{}), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		}))
 	}
 	_ = os.Unsetenv("SSH_AUTH_SOCK") // keys of whoever runs the tests log in nowhere
