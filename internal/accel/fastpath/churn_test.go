@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
@@ -28,10 +29,13 @@ import (
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-var replaced = flag.Int("replaced", 120, "how many pods TestChurn replaces by others")
+var (
+	replaced = flag.Int("replaced", 120, "how many pods TestChurn replaces by others")
+	burst    = flag.Int("burst", 50, "how many pods TestPodBurst creates on a node, up to 250")
+)
 
 const (
-	addresses = 16 // which the pods share
+	addresses = 16 // which the pods of TestChurn share
 	present   = 12 // pods at a time
 	batch     = 4  // replaced at once
 	knock     = 7000
@@ -48,7 +52,7 @@ type churn struct {
 		bridge netlink.Link // flannel only
 	}
 	// who has an address now: 0 while nobody has, and during changes.
-	who     [addresses]atomic.Uint64
+	who     []atomic.Uint64
 	pods    []*churnPod
 	made    uint64
 	answers atomic.Uint64
@@ -68,15 +72,15 @@ type churnPod struct {
 }
 
 // address returns the ith address, of the pods of node0 or of node1.
-func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(i % 2), byte(100 + i)}) }
+func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(i % 2), byte(4 + i/2)}) }
 
 func prefix(a netip.Addr, bits int) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, 32)}
 }
 
-func (w *world) churn(shape string) *churn {
+func (w *world) churn(shape string, addresses int) *churn {
 	w.Helper()
-	c := &churn{world: w, shape: shape}
+	c := &churn{world: w, shape: shape, who: make([]atomic.Uint64, addresses)}
 	for i := range c.nodes {
 		n := &c.nodes[i]
 		n.ns = w.ns(fmt.Sprintf("n%d", i))
@@ -266,8 +270,7 @@ func (c *churn) remove(pods ...*churnPod) {
 	}
 }
 
-// send makes a pod of each node send to every address twice in a few milliseconds, until the test
-// ends.
+// send makes a pod of each node send to every address, 8,000 datagrams a second, until the test ends.
 func (c *churn) send() {
 	c.Helper()
 	var sockets []*net.UDPConn
@@ -289,7 +292,7 @@ func (c *churn) send() {
 				if err != nil {
 					continue // an ICMP error from the node
 				}
-				if a := binary.NativeEndian.Uint64(buf); n != 16 || a >= addresses || address(int(a)) != from.Addr() {
+				if a := binary.NativeEndian.Uint64(buf); n != 16 || a >= uint64(len(c.who)) || address(int(a)) != from.Addr() {
 					c.Errorf("%s answered %x", from, buf[:n])
 				}
 				c.answers.Add(1)
@@ -297,7 +300,7 @@ func (c *churn) send() {
 		})
 	}
 	all.Go(func() {
-		tick := time.NewTicker(2 * time.Millisecond)
+		tick := time.NewTicker(time.Duration(len(c.who)) * time.Second / 8000)
 		defer tick.Stop()
 		for {
 			for a := range c.who {
@@ -347,7 +350,7 @@ func TestChurn(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, shape, offloads[i])
 			w.start()
-			c := w.churn(shape)
+			c := w.churn(shape, addresses)
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
 			r := rand.New(rand.NewPCG(seed, 0))
@@ -430,4 +433,53 @@ func TestDeletedPodIsNoRepair(t *testing.T) {
 		t.Errorf("%d programs count as repaired", n)
 	}
 	e.Close()
+}
+
+// TestPodBurst creates many pods on a node at once and deletes them again, twice, while another pod has a connection. No pod
+// may receive packets for another. The agent's memory must not grow, nor may entries of its tables stay in use. -burst 250
+// takes about a minute.
+func TestPodBurst(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	agent := w.startAgent("n0")
+	e := w.connect().back()
+	w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
+	flows, links := w.table("n0", "flows"), w.entries("n0", "pod_link_states")
+	c := w.churn(v1alpha1.ShapeFlannel, 2**burst)
+	c.send()
+	var memory [2]int
+	for round := range memory {
+		began, answers := time.Now(), c.answers.Load()
+		for i := range *burst {
+			c.add(2*i, 0)
+			w.trip(e, 1)
+		}
+		w.eventually("pods answer", func() { w.trip(e, 1) }, func() bool { return c.answers.Load() > answers+uint64(*burst) })
+		for len(c.pods) > 0 {
+			c.remove(slices.Clone(c.pods[:min(25, len(c.pods))])...)
+			w.trip(e, 1)
+		}
+		t.Logf("%d pods came and went in %v; %d pod links are in use", *burst, time.Since(began), links())
+		w.eventually("the flows are forgotten", func() { w.trip(e, 1) }, func() bool { return w.size(flows) <= 1 })
+		w.eventually("the pod links are free", func() { w.trip(e, 1) }, func() bool { return links() <= 1 })
+		_, memory[round] = usage(t, agent.Process.Pid)
+	}
+	if grown := memory[1] - memory[0]; grown > 4<<20 {
+		t.Errorf("the agent grew by %d KiB", grown>>10)
+	}
+	w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
+}
+
+// size counts the entries of a map.
+func (w *world) size(m *ebpf.Map) (n int) {
+	w.Helper()
+	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	i := m.Iterate()
+	for i.Next(&key, &value) {
+		n++
+	}
+	if err := i.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		w.Fatal(err)
+	}
+	return n
 }
