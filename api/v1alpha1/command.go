@@ -28,29 +28,29 @@ func CommandText(argv []string) string {
 // CommandWords are the words of a text by CommandText. In any other text, nothing but spaces and single quotes has a
 // meaning. A quote that does not end is an error.
 func CommandWords(text string) (words []string, err error) {
-	word, within, any := "", false, false
+	word, within, some := "", false, false
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case c == '\'':
-			within, any = !within, true
+			within, some = !within, true
 		case within:
 			word += text[i : i+1]
 		case c == ' ':
-			if any {
+			if some {
 				words = append(words, word)
 			}
-			word, any = "", false
+			word, some = "", false
 		case c == '\\' && i+1 < len(text):
 			i++
-			word, any = word+text[i:i+1], true
+			word, some = word+text[i:i+1], true
 		default:
-			word, any = word+text[i:i+1], true
+			word, some = word+text[i:i+1], true
 		}
 	}
 	if within {
 		return nil, errors.New("a quote does not end")
 	}
-	if any {
+	if some {
 		words = append(words, word)
 	}
 	return words, nil

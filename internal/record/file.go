@@ -142,7 +142,7 @@ func (d *Dir) WriteFile(name string, write func(io.Writer) error) (err error) {
 	if err != nil {
 		return err
 	}
-	defer d.root.Remove(temp) // it has another name by then, unless something failed
+	defer func() { _ = d.root.Remove(temp) }() // it has another name by then, unless something failed
 	defer f.Close()
 	w := bufio.NewWriter(f)
 	if err := write(w); err != nil {

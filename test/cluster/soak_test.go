@@ -940,7 +940,9 @@ func withShortTTL(s *soakRun, _ webPod, end *net.TCPConn) (stop func() error) {
 
 // withUrgentData also sends it: the byte is not part of the stream that the other end reads.
 func withUrgentData(s *soakRun, _ webPod, end *net.TCPConn) (stop func() error) {
-	send := func() error { return control(end, func(fd int) error { return unix.Sendto(fd, []byte{1}, unix.MSG_OOB, nil) }) }
+	send := func() error {
+		return control(end, func(fd int) error { return unix.Sendto(fd, []byte{1}, unix.MSG_OOB, nil) })
+	}
 	if err := send(); err != nil {
 		s.Fatal(err)
 	}
