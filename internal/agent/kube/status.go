@@ -40,6 +40,8 @@ type statusWriter struct {
 	*Cluster
 	// written is nil until the object has been read.
 	written *v1alpha1.NodeAccelerationStatus
+	// compared: this agent has written, or found that there was nothing to write. Until then written is of an earlier agent.
+	compared bool
 	// wait is how long the small news that are not yet written wait, 0 if there are none. The small news before were
 	// written at the time at, after they had waited for last.
 	wait, last time.Duration
@@ -162,7 +164,7 @@ func (w *statusWriter) wanted() (s v1alpha1.NodeAccelerationStatus, ok bool) {
 // newsOf compares a status with what is written. The first one is good news: the agents of a whole cluster
 // may start at the same moment.
 func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
-	if w.written == nil {
+	if w.written == nil || !w.compared {
 		return goodNews
 	}
 	is := noNews
@@ -213,7 +215,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 	}
 	s, ok := w.wanted()
 	if !ok || equalStatus(*w.written, s) {
-		w.wait = 0
+		w.wait, w.compared = 0, w.compared || ok
 		return nil
 	}
 	if s.Observed == nil {
@@ -232,7 +234,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 		w.written = nil // it may have been deleted, or written although there was no answer
 		return err
 	}
-	w.written = &s
+	w.written, w.compared = &s, true
 	if slices.ContainsFunc(s.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) &&
 		!slices.ContainsFunc(now.Status.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) {
 		w.options.Log.Warn("the cluster's CRD of kind " + v1alpha1.KindNodeAcceleration + " is too old for rollouts: apply the files in charts/slipstream/crds")
