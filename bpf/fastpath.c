@@ -681,7 +681,7 @@ SEC("syscall")
 int recover_flow(struct recovery *r)
 {
 	__u64 hash = hash_key(&r->key);
-	struct flow f = {.key = r->key, .wire_peer = r->wire_peer, .bloom_bit = hash % BLOOM_BITS, .recovering = 1, .last_ms = r->last_ms};
+	struct flow f = {.key = r->key, .wire_peer = r->wire_peer, .bloom_bit = hash % BLOOM_BITS, .recovering = RECOVERING, .last_ms = r->last_ms};
 	long err;
 
 	__builtin_memcpy(f.pod6, r->pod6, sizeof(f.pod6));

@@ -7,7 +7,7 @@
 #include "seq.h"
 
 /* is_open tells whether a TCP connection that conntrack has as closed is still open. A liberal entry
- * accepts any FIN, but a genuine FIN deletes a known flow (handle_flags). If a killed agent left the
+ * accepts any FIN, but a genuine FIN deletes a known flow (handle_ending). If a killed agent left the
  * entry liberal and the flow became known only later, the connection is open if both sides have since
  * sent more data: no data follows a FIN. */
 static __always_inline int is_open(struct flow *f)

@@ -78,7 +78,7 @@ struct flow {
 	__u32 resynced[2];
 	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; whether the connection may
 	 * have been closed before its flow became known (see check_conntrack); whether the agent
-	 * asks the pod for the sequence numbers (see recover_flow); how often the pod has sent data again, up to
+	 * asks the pod for the sequence numbers (RECOVERING...); how often the pod has sent data again, up to
 	 * RETRANSMISSIONS, since it sent new data. */
 	__u8 seq_state, maybe_closed, recovering, retransmitted;
 	/* When the last packet was seen, ms. */

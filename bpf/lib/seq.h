@@ -21,6 +21,9 @@
  * peer's window. */
 enum { SEQ_FROM_PEER = 1, SEQ_FROM_POD, SEQ_CONFIRMED };
 
+/* While the agent asks the pod for the sequence numbers, and if the peer has sent a packet meanwhile. */
+enum { RECOVERING = 1, RECOVERING_IN_USE };
+
 /* seq_after compares TCP sequence numbers (RFC 9293, section 3.4). */
 static __always_inline int seq_after(__u32 a, __u32 b)
 {
@@ -128,6 +131,8 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
  * send from the pod's own device: if a packet from there is outside the window, the known numbers are wrong. */
 static __always_inline int follow(struct flow *f, int out, int ours, const struct headers *h, __u32 end, __u64 now)
 {
+	if (!out && ours && unlikely(f->recovering))
+		f->recovering = RECOVERING_IN_USE;
 	if (f->seq_state < (out ? SEQ_FROM_POD : SEQ_FROM_PEER))
 		return 0;
 	if (unlikely(!in_window(f, out, h, end))) {
@@ -163,13 +168,13 @@ static __always_inline void init_seq(struct flow *f, int out, const struct heade
  * may acknowledge that, too. */
 static __always_inline int recover_seq(struct flow *f, const struct headers *h, __u32 end)
 {
-	int state = f->seq_state;
+	int state = f->seq_state, alone = f->recovering == RECOVERING;
 
 	f->recovering = 0;
 	if (state >= SEQ_FROM_POD || end != SEQ(h))
 		return 0;
 	init_seq(f, 1, h, end);
-	return !state;
+	return alone && !state;
 }
 
 /* refuses_keepalive tells whether a RST of the pod answers the agent's keepalive: its sequence number is then

@@ -46,6 +46,8 @@ const (
 type recovery struct {
 	datapath.Recovery
 	tries int
+	// resting: the connection was idle when its flow was forgotten. If it no longer is, its packets tell the numbers.
+	resting bool
 }
 
 // liberalEntries returns the connections of pods on this node whose entries an agent has left liberal, at most
@@ -146,7 +148,7 @@ func (f *Fastpath) recoverLater(flow datapath.Flow) error {
 		return err
 	}
 	if r, ok := is.recovery(f.node.behind); ok && r.Flow == flow {
-		f.recovering[flow] = &recovery{Recovery: r}
+		f.recovering[flow] = &recovery{Recovery: r, resting: true}
 	}
 	return nil
 }
@@ -217,7 +219,9 @@ func (f *Fastpath) recoverOne(k *keepalives, r *recovery) (done bool, err error)
 		return false, err
 	}
 	idle := is.idle(k.timeouts)
-	if idle < restTime && r.tries < recoverTries/2 {
+	if idle < restTime && r.resting {
+		return true, nil
+	} else if idle < restTime && r.tries < recoverTries/2 {
 		return false, nil // in use, or with a timeout that tells nothing
 	}
 	r.Last, r.Acknowledged = now-idle, rand.Uint32()
