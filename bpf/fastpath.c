@@ -574,7 +574,6 @@ int observe_pod(struct __sk_buff *skb)
 
 static __always_inline int drop_forged_ip(struct sk_buff *skb, const __u32 *start, int is_ipv6)
 {
-	__be32 source, destination;
 	struct key wire, own;
 	struct segment s;
 	const struct headers *h = &s.headers;
@@ -587,15 +586,13 @@ static __always_inline int drop_forged_ip(struct sk_buff *skb, const __u32 *star
 		return NF_ACCEPT;
 	if (what == TOO_MANY_HEADERS)
 		goto drop;
-	source = is_ipv6 ? hash_address(address_of(h, 1)) : h->ip[3];
-	destination = is_ipv6 ? hash_address(address_of(h, 0)) : h->ip[4];
-	make_key(&own, source, destination, h->l4[0], IPPROTO_TCP, 1, is_ipv6);
+	segment_key(&own, h, 1, is_ipv6);
 	/* encap and vxlan_ingress do not update flows whose Bloom filter bit is clear. */
 	if (bloom_test(hash_key(&own)))
 		f = bpf_map_lookup_elem(&flows, &own);
 	if (!f) {
 		out = 0;
-		make_key(&wire, source, destination, h->l4[0], IPPROTO_TCP, 0, is_ipv6);
+		segment_key(&wire, h, 0, is_ipv6);
 		if (bloom_test(hash_key(&wire)))
 			f = find_flow(&wire, &own, is_ipv6);
 	}

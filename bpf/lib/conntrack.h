@@ -117,9 +117,9 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 		if (either & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED)
 			*interval = REVALIDATE_SOON;
 		if (f) {
-			/* Packets took a way that the programs do not see. */
+			/* Packets took a path that the programs do not see. */
 			if (seq_after(pod->td_end, f->pod.snd_nxt) || seq_after(peer->td_end, f->peer.snd_nxt))
-				f->seq_state = 0;
+				f->seq_state = SEQ_UNKNOWN;
 			/* Conntrack does not know the window scale of a connection that it
 			 * picked up mid-stream. */
 			f->out.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? pod->td_scale : TCP_MAX_WSCALE;

@@ -25,7 +25,7 @@ static __always_inline void handle_ending(const struct key *k, struct flow *f, i
 			forget_flow(k, f);
 	} else if (!ends_connection(f, out, h, end)) {
 		if (out && !(flags & TCPHDR_RST))
-			f->seq_state = 0; /* see follow */
+			f->seq_state = SEQ_UNKNOWN; /* see follow */
 	} else if (!seq_after(to->rcv_nxt, end + 1)) {
 		if ((flags & TCPHDR_RST) && !out && !next)
 			return; /* the pod answers with a challenge ACK (RFC 5961, section 3.2) */
@@ -40,7 +40,7 @@ static __always_inline void handle_ending(const struct key *k, struct flow *f, i
 static __always_inline void follow_fragment(struct flow *f, int out, const struct headers *h)
 {
 	if (out || data_in_window(f, 0, SEQ(h), SEQ(h)))
-		f->seq_state = 0;
+		f->seq_state = SEQ_UNKNOWN;
 }
 
 /* follow_ip returns DROP if nobody else may see the packet, else NEXT. */
@@ -48,16 +48,13 @@ static __always_inline int follow_ip(struct __sk_buff *skb, struct cpu_state *c,
 {
 	struct segment *s = &c->refused;
 	const struct headers *h = &s->headers;
-	__be32 source, destination;
 	struct key wire, own;
 	struct flow *f;
 	__u64 hash;
 
 	if (read_segment(skb, 1, s, is_ipv6) != SEGMENT)
 		return NEXT;
-	source = is_ipv6 ? hash_address(address_of(h, 1)) : h->ip[3];
-	destination = is_ipv6 ? hash_address(address_of(h, 0)) : h->ip[4];
-	make_key(&wire, source, destination, h->l4[0], IPPROTO_TCP, out, is_ipv6);
+	segment_key(&wire, h, out, is_ipv6);
 	hash = hash_key(&wire);
 	if (FLAGS(h) & (TCPHDR_SYN | TCPHDR_FIN | TCPHDR_RST))
 		admission_reset(hash);

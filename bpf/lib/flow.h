@@ -76,7 +76,7 @@ struct flow {
 	 * asked to resynchronise conntrack. While it recovers the flow, the first is what its keepalive
 	 * acknowledges. */
 	__u32 resynced[2];
-	/* TCP only: where the sequence numbers come from (SEQ_...), or 0; whether the connection may
+	/* TCP only: where the sequence numbers come from (SEQ_...); whether the connection may
 	 * have been closed before its flow became known (see check_conntrack); whether the agent
 	 * asks the pod for the sequence numbers (RECOVERING...); how often the pod has sent data again, up to
 	 * RETRANSMISSIONS, since it sent new data. */

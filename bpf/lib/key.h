@@ -69,6 +69,15 @@ static __always_inline __u32 hash_address(const word *address)
 	return h * 0xd6e8feb86659fd93 >> 32;
 }
 
+/* segment_key makes the key of a TCP segment from its pod (out), or to it. */
+static __always_inline void segment_key(struct key *k, const struct headers *h, int out, int is_ipv6)
+{
+	__be32 source = is_ipv6 ? hash_address(address_of(h, 1)) : h->ip[3];
+	__be32 destination = is_ipv6 ? hash_address(address_of(h, 0)) : h->ip[4];
+
+	make_key(k, source, destination, h->l4[0], IPPROTO_TCP, out, is_ipv6);
+}
+
 /* peek_flow reads the flow key of the packet at an offset. The caller has made sure that an IPv4
  * header and the ports are there. It returns 0, or the reason why the packet has none. */
 static __always_inline int peek_flow(struct __sk_buff *skb, const __u8 *data, __u32 at, struct key *k, int out, int is_ipv6)

@@ -16,10 +16,10 @@
  * within two seconds. A tail loss probe, RFC 8985, sends it once, even if the acknowledgement is on its way.) */
 #define RETRANSMISSIONS 3
 
-/* Where a flow's sequence numbers come from: from a packet of the peer, which anybody can forge; from
+/* Where a flow's sequence numbers come from: nowhere yet; from a packet of the peer, which anybody can forge; from
  * a packet of the pod; or from the pod, and a later packet of the peer has confirmed the size of the
  * peer's window. */
-enum { SEQ_FROM_PEER = 1, SEQ_FROM_POD, SEQ_CONFIRMED };
+enum { SEQ_UNKNOWN, SEQ_FROM_PEER, SEQ_FROM_POD, SEQ_CONFIRMED };
 
 /* While the agent asks the pod for the sequence numbers, and if the peer has sent a packet meanwhile. */
 enum { RECOVERING = 1, RECOVERING_IN_USE };
@@ -137,7 +137,7 @@ static __always_inline int follow(struct flow *f, int out, int ours, const struc
 		return 0;
 	if (unlikely(!in_window(f, out, h, end))) {
 		if (out && ours)
-			f->seq_state = 0;
+			f->seq_state = SEQ_UNKNOWN;
 		return 0;
 	}
 	if (ours)

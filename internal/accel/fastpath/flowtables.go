@@ -3,13 +3,10 @@
 package fastpath
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"slipstream.dev/internal/netns"
 )
 
 // A flowtable of nftables forwards the packets of its connections at the ingress of its devices, past conntrack and the
@@ -34,14 +31,7 @@ var flowtableFamilies = map[uint8]string{unix.NFPROTO_INET: "inet", unix.NFPROTO
 
 // Flowtables lists the flowtables in the thread's network namespace.
 func Flowtables() (all []Flowtable, err error) {
-	messages, err := netns.Dump("flowtables", func() ([][]byte, error) {
-		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP)
-		request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_UNSPEC, Version: nl.NFNETLINK_V0})
-		return request.Execute(unix.NETLINK_NETFILTER, 0)
-	})
-	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
-		return nil, nil // the kernel has no nftables
-	}
+	messages, err := dumpNFTables("flowtables", unix.NFT_MSG_GETFLOWTABLE, unix.NFPROTO_UNSPEC)
 	if err != nil {
 		return nil, err
 	}

@@ -241,14 +241,7 @@ const (
 // have thousands of chains.
 func netdevChains() (all []chain, err error) {
 	for _, family := range []uint8{unix.NFPROTO_NETDEV, unix.NFPROTO_INET} {
-		messages, err := netns.Dump("chains of nftables", func() ([][]byte, error) {
-			request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
-			request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-			return request.Execute(unix.NETLINK_NETFILTER, 0)
-		})
-		if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
-			return nil, nil // the kernel has no nftables
-		}
+		messages, err := dumpNFTables("chains of nftables", unix.NFT_MSG_GETCHAIN, family)
 		if err != nil {
 			return nil, err
 		}
@@ -259,6 +252,20 @@ func netdevChains() (all []chain, err error) {
 		}
 	}
 	return all, nil
+}
+
+// dumpNFTables returns the kernel's messages about all objects of a kind and family in the thread's network namespace, none if the
+// kernel has no nftables.
+func dumpNFTables(what string, kind int, family uint8) ([][]byte, error) {
+	messages, err := netns.Dump(what, func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_DUMP)
+		request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+		return request.Execute(unix.NETLINK_NETFILTER, 0)
+	})
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
+		return nil, nil
+	}
+	return messages, err
 }
 
 // chainOf parses a message about a chain; ok is false if the chain is not at a device.
