@@ -236,8 +236,8 @@ func (f *Fastpath) releaseAll() error {
 			for flow := range flows {
 				f.entries.Lock()
 				done, err := f.release(flow, false)
-				if errors.Is(err, errMissed) {
-					err = nil // a packet may yet tell
+				if errors.Is(err, errUnknown) {
+					err = nil // the connection's next packet may make them known
 				}
 				if err == nil && !done && !time.Now().Before(until) {
 					done, err = true, abandon(flow)
@@ -256,8 +256,8 @@ func (f *Fastpath) releaseAll() error {
 	})
 }
 
-// unseenAfter is after how long without a retransmission the acknowledgement of a pod's data must have taken a way that the programs
-// do not see: TCP's timer would have sent the data again.
+// unseenAfter is how long TCP's timer waits at most before it has sent unacknowledged data again several times. If it has not, the
+// acknowledgement took a path that the programs do not see.
 const unseenAfter = 5 * time.Second
 
 // releaseTimeout bounds how long Close waits for busy connections to pause.
@@ -266,8 +266,8 @@ const releaseTimeout = 2 * time.Second
 // release makes conntrack check the window of a connection again, and returns whether it is done
 // with the connection. It needs a pause in which all data is acknowledged and all sequence numbers
 // are known; otherwise conntrack stays liberal. An idle connection counts as paused even with
-// unacknowledged data: its peer may be gone. It returns errMissed if the sequence numbers are
-// old. The caller holds entries.
+// unacknowledged data: its peer may be gone. It returns errUnknown if the sequence numbers are not
+// known. The caller holds entries.
 func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
@@ -280,12 +280,15 @@ func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error)
 		if is, err := lookUp(flow); err == nil && (is == nil || !is.ours()) {
 			return true, nil // it was never accelerated
 		}
+		if n == (datapath.Sequence{}) {
+			return false, errUnknown
+		}
 		return false, nil
 	}
 	if n.PeerUnseen() && now-n.Last < unseenAfter {
 		return false, nil
 	}
-	if err := f.resyncConntrack(flow, n, false); errors.Is(err, errMissed) {
+	if err := f.resyncConntrack(flow, n, false); errors.Is(err, errUnknown) {
 		return false, err
 	} else if err != nil {
 		return false, errors.Join(err, abandon(flow))
@@ -317,7 +320,7 @@ func (f *Fastpath) resyncConntrack(flow datapath.Flow, n datapath.Sequence, acce
 	if ahead, err := f.programs.ConntrackAhead(flow, n); err != nil {
 		return err
 	} else if ahead {
-		return errMissed
+		return errUnknown
 	}
 	err = f.resyncs.do(func(r *resyncer) error { return r.resync(flow, n, now-n.Last, accelerated) })
 	if errors.Is(err, errCannotResync) {
@@ -595,17 +598,12 @@ func (f *Fastpath) forgetIdle(flow datapath.Flow, crowded bool) (forgotten bool,
 	f.entries.Lock()
 	defer f.entries.Unlock()
 	done, err := f.release(flow, true)
-	unknown := errors.Is(err, errMissed)
-	if err != nil && !unknown {
+	unknown := errors.Is(err, errUnknown)
+	switch {
+	case err != nil && !unknown:
 		f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
-	} else if !done && !unknown {
-		n, _, err := f.sequence(flow)
-		if err != nil {
-			return false, err
-		}
-		if unknown = n == (datapath.Sequence{}); !unknown && !crowded {
-			return false, nil
-		}
+	case !done && !unknown && !crowded:
+		return false, nil
 	}
 	if err := f.programs.Forget(flow); err != nil || !unknown || crowded {
 		return true, err
@@ -683,7 +681,7 @@ func (f *Fastpath) handle(event datapath.Event) error {
 	if err != nil || n == (datapath.Sequence{}) {
 		return err
 	}
-	if err := f.resyncConntrack(flow, n, true); !errors.Is(err, errMissed) {
+	if err := f.resyncConntrack(flow, n, true); !errors.Is(err, errUnknown) {
 		return err
 	}
 	return nil

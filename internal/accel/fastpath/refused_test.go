@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-// A disturbance makes one end of an accelerated connection send packets that the programs refuse, or by a way that they do
+// A disturbance makes one end of an accelerated connection send packets that the programs refuse, or send by a path that they do
 // not see.
 type disturbance struct {
 	name string
@@ -61,7 +61,7 @@ var disturbances = []disturbance{
 			return errors.Join(netlink.LinkSetGSOMaxSize(l, most), netlink.LinkSetGSOIPv4MaxSize(l, most))
 		})
 	}},
-	{name: "another way", disturb: func(w *world, pod string, end net.Conn) { w.sendNatively(pod, end) }},
+	{name: "another path", disturb: func(w *world, pod string, end net.Conn) { w.sendNatively(pod, end) }},
 }
 
 // pad makes a pod pad short frames, as some NICs of virtual machines do.

@@ -71,7 +71,7 @@ func (r *resyncer) close() error {
 
 // resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry
 // stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
-// connection's last packet. It is no error if the connection has ended; if it returns errMissed, it
+// connection's last packet. It is no error if the connection has ended; if it returns errUnknown, it
 // has not changed the entry.
 func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Duration, accelerated bool) error {
 	before, err := lookUp(f)
@@ -84,7 +84,7 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 	if missed, err := before.missed(idle); err != nil {
 		return err
 	} else if missed {
-		return errMissed
+		return errUnknown
 	}
 	if before.state != tcpEstablished {
 		// The connection has not ended: its end would have deleted the flow.
@@ -286,7 +286,8 @@ func (a *resyncs) close() error {
 	return r.close()
 }
 
-var errMissed = errors.New("conntrack has seen packets that the fast path missed")
+// errUnknown is returned if a connection's sequence numbers are not known, or old: conntrack has seen later packets.
+var errUnknown = errors.New("the sequence numbers of the connection are not known")
 
 // missed reports whether conntrack has seen a later packet of an established connection than the
 // programs have: then their sequence numbers are old.

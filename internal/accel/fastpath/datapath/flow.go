@@ -318,7 +318,7 @@ func (n Sequence) Acknowledged() bool {
 }
 
 // PeerUnseen reports whether the programs have not seen the peer acknowledge the pod's last data, although the pod does not send it
-// again and again. If the connection is idle, acknowledgements took a way that the programs do not see.
+// again and again. If the connection is idle, acknowledgements took a path that the programs do not see.
 func (n Sequence) PeerUnseen() bool { return n.Pod.Next != n.Peer.Expects && !n.Retransmitted }
 
 // seqFromPod is SEQ_FROM_POD of bpf/lib/seq.h: encap has seen a packet of the pod. Before that it may not
@@ -351,7 +351,7 @@ func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 }
 
 // ConntrackAhead reports whether conntrack, in the calling thread's network namespace, has seen one side of a connection send
-// more than its sequence numbers n tell: packets took a way that the programs do not see.
+// more than its sequence numbers n tell: packets took a path that the programs do not see.
 func (p *Programs) ConntrackAhead(flow Flow, n Sequence) (bool, error) {
 	t := fastpathTracked{Key: flow.key()}
 	if flow.Pod.Addr().Is6() {

@@ -22,7 +22,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// session is a TCP connection whose ends the test plays.
+// session is a TCP connection whose ends the test simulates.
 type session struct {
 	grammar.Connection
 	// next are the next sequence numbers of the pod and of the peer.
@@ -219,20 +219,20 @@ func (s *session) end(r *rand.Rand) (all []injected) {
 	return all
 }
 
-// TestTwin plays TCP connections whose ends send valid segments of every form in mid-connection: with IP options, padding or
-// urgent data, in fragments, larger than the MTU, with wrong checksums, on their last hop. It sends the same to a node with
-// the fast path and to one without, both of which drop what conntrack calls invalid. What comes out must be the same, and
-// so must the conntrack entries be once connections are idle, or have ended. -packets 1000000 takes ten minutes.
-func TestTwin(t *testing.T) {
+// TestUnusualSegments sends valid segments of every form in mid-connection: with IP options, padding or urgent data, in fragments,
+// larger than the MTU, with wrong checksums, on their last hop. It sends the same to a node with the fast path and to a reference
+// node without it, both of which drop what conntrack calls invalid. What comes out must be the same, and so must the conntrack
+// entries be once connections are idle, or have ended. -packets 1000000 takes eight minutes.
+func TestUnusualSegments(t *testing.T) {
 	testenv.NeedRoot(t)
 	for i, shape := range shapes {
 		for version, six := range versions {
-			t.Run(shape+" "+version, func(t *testing.T) { playTwin(t, shape, offloads[i], six, *packets/4) })
+			t.Run(shape+" "+version, func(t *testing.T) { sendUnusualSegments(t, shape, offloads[i], six, *packets/4) })
 		}
 	}
 }
 
-func playTwin(t *testing.T, shape, offload string, six bool, want int) {
+func sendUnusualSegments(t *testing.T, shape, offload string, six bool, want int) {
 	sides := [2]*isolatedNode{newIsolatedNode(t, shape, offload, six), newIsolatedNode(t, shape, offload, six)}
 	for _, a := range sides {
 		a.dnat(service, a.four.Peer, tcp)
@@ -247,7 +247,7 @@ func playTwin(t *testing.T, shape, offload string, six bool, want int) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	p := &player{T: t, Rand: r, sides: sides, large: offload == offloads[0]}
+	p := &simulation{T: t, Rand: r, sides: sides, large: offload == offloads[0]}
 	sum := func() uint64 { c := fast.counts(0); return c["fast-out"] + c["fast-in"] }
 	began, lost := sum(), 0
 	for p.shown < want {
@@ -267,8 +267,8 @@ func playTwin(t *testing.T, shape, offload string, six bool, want int) {
 	t.Logf("%d packets, %d on the fast path, %d rounds repeated; %v", p.shown, sum()-began, lost, fast.counts(0))
 }
 
-// player plays sessions to two nodes, of which the first has the fast path.
-type player struct {
+// simulation sends the packets of sessions to two nodes, of which the first has the fast path.
+type simulation struct {
 	*testing.T
 	*rand.Rand
 	sides [2]*isolatedNode
@@ -277,15 +277,15 @@ type player struct {
 	made, shown int
 }
 
-// round plays sessions with so many packets, and reports whether both nodes sent the same.
-func (p *player) round(packets int) bool {
+// round sends so many packets of new sessions, and reports whether both nodes forwarded the same.
+func (p *simulation) round(packets int) bool {
 	p.Helper()
 	var all []*session
 	for range connections {
 		all = append(all, &session{Connection: p.sides[0].other(p.made), next: [2]uint32{p.Uint32(), p.Uint32()}})
 		p.made++
 	}
-	if !p.accelerate(all) || !p.play(all, packets) {
+	if !p.accelerate(all) || !p.talk(all, packets) {
 		return false
 	}
 	same := true
@@ -311,8 +311,8 @@ func (p *player) round(packets int) bool {
 	return p.sameOutput(together(ends)) && p.sameEntries(all)
 }
 
-// play plays so many unusual packets of the sessions, some of which end on the way.
-func (p *player) play(all []*session, packets int) bool {
+// talk sends so many unusual packets of the sessions, some of which end on the way.
+func (p *simulation) talk(all []*session, packets int) bool {
 	p.Helper()
 	for n := 0; n < packets; {
 		var batch []injected
@@ -354,7 +354,7 @@ func droppedByBacklog(t *testing.T) (sum uint64) {
 }
 
 // accelerate opens sessions on both nodes, and waits until those of the first are accelerated.
-func (p *player) accelerate(all []*session) bool {
+func (p *simulation) accelerate(all []*session) bool {
 	p.Helper()
 	var handshakes [][]injected
 	for i, s := range all {
@@ -384,7 +384,7 @@ var keepalives = []byte{2, 0, 0, 0, 0, 1}
 
 // sameOutput injects packets into both nodes, and reports whether the same comes out. Conntrack must see a packet before one of the other
 // end that acknowledges it, so it waits wherever the end changes.
-func (p *player) sameOutput(batch []injected) bool {
+func (p *simulation) sameOutput(batch []injected) bool {
 	p.Helper()
 	for len(batch) > 0 {
 		n := slices.IndexFunc(batch, func(s injected) bool { return s.end != batch[0].end })
@@ -400,7 +400,7 @@ func (p *player) sameOutput(batch []injected) bool {
 }
 
 // sameOutputOf is sameOutput for packets of one end.
-func (p *player) sameOutputOf(batch []injected) bool {
+func (p *simulation) sameOutputOf(batch []injected) bool {
 	p.Helper()
 	came := make(map[string]int)
 	for i, a := range p.sides {
@@ -441,7 +441,7 @@ func together(sessions [][]injected) (all []injected) {
 }
 
 // sameEntries waits until both nodes have the same conntrack entries of all sessions.
-func (p *player) sameEntries(all []*session) bool {
+func (p *simulation) sameEntries(all []*session) bool {
 	p.Helper()
 	for began := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 		why := differences(p.sides, all)
@@ -457,15 +457,15 @@ func (p *player) sameEntries(all []*session) bool {
 
 func differences(sides [2]*isolatedNode, all []*session) (why string) {
 	for _, s := range all {
-		fast, twin := sides[0].entry(s), sides[1].entry(s)
+		fast, reference := sides[0].entry(s), sides[1].entry(s)
 		if s.ended != "" { // conntrack may stay liberal with a connection that has ended
 			for i := range fast.Flags {
 				fast.Flags[i] &^= flagLiberal
 			}
 		}
-		late := int(fast.Timeout) - int(twin.Timeout)
-		if fast.State != twin.State || s.ended == "" && fast.Flags != twin.Flags || late < -3 || late > 3 {
-			why += fmt.Sprintf("\n%s to %s (%s): %+v, without the fast path %+v", s.Pod, s.Front, s.ended, fast, twin)
+		late := int(fast.Timeout) - int(reference.Timeout)
+		if fast.State != reference.State || s.ended == "" && fast.Flags != reference.Flags || late < -3 || late > 3 {
+			why += fmt.Sprintf("\n%s to %s (%s): %+v, without the fast path %+v", s.Pod, s.Front, s.ended, fast, reference)
 		}
 	}
 	return why
