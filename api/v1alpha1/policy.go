@@ -227,8 +227,8 @@ type RolloutStatus struct {
 	// Complete is true if all nodes have it, and passed the health checks for a pause.
 	// +optional
 	Complete bool `json:"complete"`
-	// Passed are nodes of the step before, whose NodeAccelerations say that they passed. The nodes of this
-	// step verify that before they apply the policy.
+	// Passed are nodes of earlier steps that have had the version for a pause without a failed check. An agent
+	// reads their NodeAccelerations before it applies the policy.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
@@ -269,8 +269,8 @@ type NodeAcceleration struct {
 //
 // +kubebuilder:object:generate=true
 type NodeAccelerationStatus struct {
-	// Agent is the DaemonSet of the agent, NAMESPACE/NAME. If no pod of it is Ready on the node, the report is the last
-	// one of an agent that no longer runs.
+	// Agent is the DaemonSet of the agent, NAMESPACE/NAME. If the DaemonSet has no pod on the node,
+	// this is the last report of an agent that no longer runs.
 	// +optional
 	Agent string `json:"agent,omitempty"`
 	// Observed are the policies that select the node, the earliest first.
@@ -385,7 +385,7 @@ type ObservedPolicy struct {
 	// +optional
 	Step int `json:"step,omitempty"`
 	// Passed: the node has had the generation for a pause, and failed no health check. Nodes of later steps
-	// apply the policy only if nodes of the step before say this.
+	// apply the policy only if nodes of earlier steps say this.
 	// +optional
 	Passed bool `json:"passed,omitempty"`
 	// RolledBack is the generation that failed a health check on this node. The node does not apply it again.
