@@ -196,9 +196,9 @@ func slimPolicy(o any) (any, error) {
 	return o, nil
 }
 
-// Uninstalled reports, when the agent stops, whether its DaemonSet or its namespace is deleted or being deleted. Deleting
-// the chart removes the agent's permissions too, so missing permissions mean the same; no answer does not, and is asked for
-// again until ctx is done. Asking once costs less than a watch: the status of a DaemonSet changes with each of its agents, and every
+// Uninstalled reports, when the agent stops, whether its DaemonSet or its namespace is deleted or being deleted. A refusal (401, 403)
+// means the same, because deleting the chart removes the agent's permissions too. If the API server does not answer, Uninstalled
+// asks again until ctx is done, and then returns false. Asking once costs less than a watch: the status of a DaemonSet changes with each of its agents, and every
 // agent would receive each change.
 func (c *Cluster) Uninstalled(ctx context.Context) bool {
 	namespace, name, ok := c.daemonSet()
@@ -219,20 +219,20 @@ func (c *Cluster) Uninstalled(ctx context.Context) bool {
 
 // daemonSetGone reports whether a DaemonSet or its namespace is deleted or being deleted.
 func (c *Cluster) daemonSetGone(ctx context.Context, namespace, name string) (bool, error) {
-	daemonSet := func() (bool, error) {
+	askDaemonSet := func() (bool, error) {
 		var d appsv1.DaemonSet
 		return gone(&d, c.clients.apps.Get().Namespace(namespace).Resource("daemonsets").Name(name).Do(ctx).Into(&d))
 	}
-	if is, err := daemonSet(); is || err != nil {
-		return is, err
+	if deleted, err := askDaemonSet(); deleted || err != nil {
+		return deleted, err
 	}
 	// If the namespace is being deleted, its pods are stopped first, and the DaemonSet is deleted when they have ended
 	// (KEP-5080), or in any order.
 	var n corev1.Namespace
 	err := c.clients.nodes.Get().Resource("namespaces").Name(namespace).Do(ctx).Into(&n)
 	if apierrors.IsForbidden(err) {
-		// Either the role has been deleted since, or it is of a chart that did not allow this.
-		return daemonSet()
+		// The role is already deleted, or the chart is older and did not grant this: the DaemonSet decides.
+		return askDaemonSet()
 	}
 	return gone(&n, err)
 }

@@ -32,7 +32,7 @@ type clients struct {
 	watchCore, watchOurs rest.Interface
 	// status writes the NodeAcceleration, shared the policies' statuses, which all agents write.
 	status, shared rest.Interface
-	// nodes lists nodes for a step of a rollout, and reports reads what other agents report.
+	// nodes reads nodes, the agents' pods and their namespace; reports reads NodeAccelerations of other nodes.
 	nodes, reports, events, apps rest.Interface
 	authn, authz                 rest.Interface
 }

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"slipstream.dev/api/v1alpha1"
@@ -41,8 +42,8 @@ type report struct {
 	step                int
 }
 
-// has reports whether a node has the version of a policy that its status is about.
-func has(o v1alpha1.ObservedPolicy) bool {
+// hasVersion reports whether the node of a NodeAcceleration has the version of a policy that an entry describes.
+func hasVersion(o v1alpha1.ObservedPolicy) bool {
 	return o.Reason != v1alpha1.ReasonWaiting && o.Reason != v1alpha1.ReasonRolledBack && o.RolledBack != o.Generation
 }
 
@@ -51,9 +52,9 @@ type inquiry struct {
 	*Cluster
 	policy *v1alpha1.AccelerationPolicy
 	asked  map[string]bool
-	// passed are nodes that say that they passed, has whether any has the version.
+	// passed are the nodes that report that they passed. anyHas: at least one node has the version.
 	passed []string
-	has    bool
+	anyHas bool
 }
 
 func (c *Cluster) inquire(p *v1alpha1.AccelerationPolicy) *inquiry {
@@ -78,17 +79,20 @@ func (q *inquiry) ask(ctx context.Context, node string) (r report, err error) {
 	i := slices.IndexFunc(n.Status.Observed, func(o v1alpha1.ObservedPolicy) bool {
 		return o.Policy == q.policy.Name && o.UID == q.policy.UID && o.Generation == q.policy.Generation
 	})
-	if i >= 0 && has(n.Status.Observed[i]) {
+	if i >= 0 && hasVersion(n.Status.Observed[i]) {
 		r.has, r.passed, r.step = true, n.Status.Observed[i].Passed, n.Status.Observed[i].Step
 	}
-	q.has = q.has || r.has
+	q.anyHas = q.anyHas || r.has
 	return r, nil
 }
 
-// askNamed asks nodes whose names the status has, and reports whether enough of those that had the version for the step before a percentage
-// passed. For the first step that is the first node.
+// askNamed asks nodes by name, and reports whether enough of them passed that got the version at a percentage or later; the first
+// node counts only if that is 0.
 func (q *inquiry) askNamed(ctx context.Context, names []string, before int) (enough bool, err error) {
-	for _, name := range names[:min(len(names), reportsAtMost)] {
+	for _, name := range names {
+		if len(q.asked) == reportsAtMost {
+			break
+		}
 		if q.asked[name] || name == q.options.Node {
 			continue
 		}
@@ -104,7 +108,7 @@ func (q *inquiry) askNamed(ctx context.Context, names []string, before int) (eno
 }
 
 // askBefore asks the nodes of the steps before a percentage, the nearest step first and in each the nodes at random, and reports whether
-// enough of them passed. A node that has an agent and has not passed decides that they did not.
+// enough of them passed. The answer is no if one of these nodes is Ready, runs an agent and has not passed.
 func (q *inquiry) askBefore(ctx context.Context, nodes []peer, first string, step, before int) (enough bool, err error) {
 	q.passed, q.asked = nil, make(map[string]bool)
 	ahead := slices.DeleteFunc(slices.Clone(nodes), func(n peer) bool { return n.percent >= before && n.name != first })
@@ -140,15 +144,12 @@ func (q *inquiry) askBefore(ctx context.Context, nodes []peer, first string, ste
 	return len(q.passed) > 0, nil
 }
 
-// askOthers asks nodes of this step and later ones, of which a node learns most when those before it have left the cluster.
+// askOthers asks random nodes, of any step, that are not asked yet. It finds nodes that have the version even if all those of earlier
+// steps have left the cluster.
 func (q *inquiry) askOthers(ctx context.Context, nodes []peer, before int) (enough bool, err error) {
-	nodes = slices.Clone(nodes)
-	rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-	var names []string
-	for _, n := range nodes {
-		if !q.asked[n.name] && len(names)+len(q.asked) < reportsAtMost {
-			names = append(names, n.name)
-		}
+	names := make([]string, len(nodes))
+	for i, at := range rand.Perm(len(nodes)) {
+		names[i] = nodes[at].name
 	}
 	return q.askNamed(ctx, names, before)
 }
@@ -164,22 +165,15 @@ func (c *Cluster) agentRuns(ctx context.Context, node string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look for the agent of %s: %w", node, err)
 	}
-	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return isAgent(p, daemonSet) }), nil
+	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return isReadyAgent(p, daemonSet) }), nil
 }
 
-// isAgent reports whether a pod is of a DaemonSet, and ready.
-func isAgent(p corev1.Pod, daemonSet string) bool {
-	for _, o := range p.OwnerReferences {
-		if o.Kind != "DaemonSet" || o.Name != daemonSet {
-			continue
-		}
-		for _, at := range p.Status.Conditions {
-			if at.Type == corev1.PodReady && at.Status == corev1.ConditionTrue {
-				return true
-			}
-		}
-	}
-	return false
+// isReadyAgent reports whether a pod is of a DaemonSet, and ready.
+func isReadyAgent(p corev1.Pod, daemonSet string) bool {
+	return slices.ContainsFunc(p.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" && o.Name == daemonSet }) &&
+		slices.ContainsFunc(p.Status.Conditions, func(at corev1.PodCondition) bool {
+			return at.Type == corev1.PodReady && at.Status == corev1.ConditionTrue
+		})
 }
 
 // stepOf returns the percentages between which the step of a node is.
@@ -188,8 +182,8 @@ func stepOf(percent, step int) (from, to int) {
 	return from, min(100, from+step)
 }
 
-// seekEvidence looks whether a node whose turn it is by the policy's status may get the policy. It does so once, at a random moment, as many
-// nodes may be in the same step, and then less and less often.
+// seekEvidence looks for evidence that this node may get a policy, if the status says that it is its turn. The first look is at a random
+// moment, because many nodes are in the same step; the time between further looks doubles.
 func (c *Cluster) seekEvidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) error {
 	r, step := rolloutOf(p), t.stepPercent
 	if !t.taken.IsZero() || t.trouble != "" || t.proven || step == 100 || !t.reached(r, p.UID, c.options.Node) {
@@ -214,20 +208,20 @@ func (c *Cluster) seekEvidence(ctx context.Context, p *v1alpha1.AccelerationPoli
 	case enough:
 		c.change(p, func(now *turn) { now.proven = true })
 		poke(c.changed)
-	case none && t.mayBegin(c.pace) && ready(c.node()) && c.gate.caughtUp():
+	case none && c.mayBegin(t):
 		// The nodes that had it have left the cluster, or their NodeAccelerations were deleted.
-		c.act(p)
 		return c.begin(ctx, p, step)
 	}
 	return nil
 }
 
-// evidence reports whether enough nodes of the steps before a percentage passed; or that none has the version, as far as this agent finds.
+// evidence reports whether enough nodes of the steps before a percentage passed. none: no node that it asked has the version.
 func (c *Cluster) evidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, before int) (enough, none bool, err error) {
 	r, q := rolloutOf(p), c.inquire(p)
 	if enough, err := q.askNamed(ctx, r.Passed, before); enough || err != nil {
 		return enough, false, err
 	}
+	// One report is enough only after a pause: a first node that lies must not shorten the first step.
 	rested := time.Since(t.seen) >= t.rest
 	if before == 0 && len(q.passed) > 0 {
 		return rested, false, nil // there is none before but the first node
@@ -252,5 +246,5 @@ func (c *Cluster) evidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, 
 			}
 		}
 	}
-	return false, !q.has, nil
+	return false, !q.anyHas, nil
 }

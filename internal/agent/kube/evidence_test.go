@@ -176,7 +176,7 @@ func TestOneLiarIsNotEnough(t *testing.T) {
 	honest := all[1:]
 	s.put(policyPath+"rolled", slow())
 	s.begun(t, honest)
-	s.put("/apis/slipstream.dev/v1alpha1/nodeaccelerations/"+liar.name, object{
+	s.put(reportPath(liar.name), object{
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindNodeAcceleration, "metadata": object{"name": liar.name},
 		"status": object{"settings": 0, "verified": 0, "observed": []any{object{
 			"policy": "rolled", "uid": rolledUID, "generation": 1, "state": "applied", "reason": "Applied", "settings": 0, "verified": 0, "step": 100, "passed": true,
@@ -197,16 +197,7 @@ func TestFailedNodeIsTakenOutOfTheStatus(t *testing.T) {
 	first := s.begun(t, all)
 	first.Publish(agent.Status{Policies: []v1alpha1.ObservedPolicy{{Policy: "rolled", Generation: 1, State: v1alpha1.StateFailed, Reason: v1alpha1.ReasonError, Message: "no such device"}}})
 	s.wantRollout(t, []*member{first}, "False Halted", -1)
-	rolledBack := func() string {
-		status, _ := s.get("/apis/slipstream.dev/v1alpha1/nodeaccelerations/" + first.name)["status"].(object)
-		for _, o := range status["observed"].([]any) {
-			if fmt.Sprint(o.(object)["rolledBack"]) == "1" {
-				return ""
-			}
-		}
-		return fmt.Sprint(status)
-	}
-	eventually(t, "the node to report that it rolled it back", rolledBack)
+	s.wantObserved(t, first.name, "rolledBack", "1")
 	for i := range 3 {
 		s.forgeInVain(t, all, func(r object) { r["failedNodes"], r["percent"], r["complete"] = nil, 100, i == 2 })
 	}
@@ -264,15 +255,7 @@ func TestJoinAfterWitnessesLeft(t *testing.T) {
 	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1)
 	// Nodes report that they passed within a pause, also those of the last step.
 	for _, m := range all {
-		eventually(t, m.name+" to report that it passed", func() string {
-			status, _ := s.get("/apis/slipstream.dev/v1alpha1/nodeaccelerations/" + m.name)["status"].(object)
-			for _, o := range status["observed"].([]any) {
-				if o.(object)["passed"] == true {
-					return ""
-				}
-			}
-			return fmt.Sprint(status)
-		})
+		s.wantObserved(t, m.name, "passed", "true")
 	}
 	r, _ := s.rollout()
 	gone := append([]any{r["first"]}, r["passed"].([]any)...)
@@ -280,7 +263,7 @@ func TestJoinAfterWitnessesLeft(t *testing.T) {
 		if slices.Contains(gone, any(m.name)) {
 			m.stop()
 			s.remove("/api/v1/nodes/" + m.name)
-			s.remove("/apis/slipstream.dev/v1alpha1/nodeaccelerations/" + m.name)
+			s.remove(reportPath(m.name))
 		}
 	}
 	s.put("/api/v1/nodes/late", nodeNamed("late", true))
@@ -289,4 +272,21 @@ func TestJoinAfterWitnessesLeft(t *testing.T) {
 	if now, _ := s.rollout(); now["first"] != r["first"] {
 		t.Errorf("%v began the rollout again, although other nodes have the policy", now["first"])
 	}
+}
+
+// reportPath is the path of a node's NodeAcceleration.
+func reportPath(node string) string { return "/apis/slipstream.dev/v1alpha1/nodeaccelerations/" + node }
+
+// wantObserved waits until an entry of a node's NodeAcceleration has a value.
+func (s *api) wantObserved(t *testing.T, node, field, want string) {
+	t.Helper()
+	eventually(t, node+" to report "+field, func() string {
+		status, _ := s.get(reportPath(node))["status"].(object)
+		for _, o := range status["observed"].([]any) {
+			if fmt.Sprint(o.(object)[field]) == want {
+				return ""
+			}
+		}
+		return fmt.Sprint(status)
+	})
 }

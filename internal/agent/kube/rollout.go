@@ -101,9 +101,9 @@ type turn struct {
 	limit  int
 	// before is read when the generation is seen, start when it is taken.
 	before, start losses
-	// watched: it has been applied for a pause without problems. tried is when the node last failed to find evidence for the
+	// passed: the node has had it for a pause without a failed check. tried is when the node last failed to find evidence for the
 	// next step, and tryAgain how long it waits after that.
-	watched  bool
+	passed   bool
 	tried    time.Time
 	tryAgain time.Duration
 	// failing is since when the agent has published a failure.
@@ -158,8 +158,9 @@ func (t *turn) mayTake(r *v1alpha1.RolloutStatus, policy types.UID, node string)
 
 // mayBegin reports whether this agent may make its node the first. Whoever erases the status of a rollout that others have begun does
 // not get further nodes to begin it, except one in the time after which a rollout counts as failed.
-func (t *turn) mayBegin(p pace) bool {
-	return t.trouble == "" && !t.halted && (!t.taken.IsZero() || time.Since(t.others) > 3*t.rest+p.silence)
+func (c *Cluster) mayBegin(t *turn) bool {
+	return t.trouble == "" && !t.halted && (!t.taken.IsZero() || time.Since(t.others) > 3*t.rest+c.pace.silence) &&
+		ready(c.node()) && c.gate.caughtUp()
 }
 
 // rolloutOf returns the rollout of the policy's generation, nil if it has not begun.
@@ -202,7 +203,7 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 	return t
 }
 
-// note takes in each version of a policy as it comes. Otherwise this agent, which looks once a second, could miss that a rollout began and
+// note records each version of a policy when its event comes. rollOut looks only once a second, and could miss that a rollout began and
 // that somebody erased it.
 func (c *Cluster) note(o any) {
 	p, ok := o.(*v1alpha1.AccelerationPolicy)
@@ -252,13 +253,13 @@ func (c *Cluster) inherit(p *v1alpha1.AccelerationPolicy, t *turn) {
 	case o.RolledBack == p.Generation:
 		t.trouble = "failed a health check before its agent restarted"
 	case failed && !o.Passed:
-		// Perhaps the policy is why the machine has restarted. That is no evidence, but the safe side.
-	case o.Generation == p.Generation && has(o):
+		// The policy may be why the machine restarted. There is no proof, so the node stays without it.
+	case o.Generation == p.Generation && hasVersion(o):
 		t.taken, t.start, t.step = t.seen, t.before, o.Step
 		if o.UID == "" && !(r != nil && r.First == c.options.Node) {
 			_, t.step = stepOf(percentOf(p.UID, c.options.Node), t.stepPercent)
 		}
-		t.watched = o.Passed || complete && (o.UID == "" || t.stepPercent == 100)
+		t.passed = o.Passed || complete && (o.UID == "" || t.stepPercent == 100)
 	}
 }
 
@@ -271,9 +272,9 @@ func (c *Cluster) change(p *v1alpha1.AccelerationPolicy, by func(*turn)) {
 	}
 }
 
-// testify adds to what is observed of a policy what the agents of other nodes, and later ones of this node, read there. The caller
-// holds mu.
-func (c *Cluster) testify(o *v1alpha1.ObservedPolicy) {
+// addEvidence adds to the entry of a policy what other nodes' agents, and this node's agent after a restart, read: UID, step, passed
+// and rolledBack. The caller holds mu.
+func (c *Cluster) addEvidence(o *v1alpha1.ObservedPolicy) {
 	for uid, t := range c.turns {
 		if t.version.Name != o.Policy {
 			continue
@@ -283,7 +284,7 @@ func (c *Cluster) testify(o *v1alpha1.ObservedPolicy) {
 		case t.trouble != "":
 			o.RolledBack = t.generation
 		case t.generation == o.Generation && !t.taken.IsZero() && t.stepPercent < 100: // without steps nobody reads it
-			o.Step, o.Passed = t.step, t.watched
+			o.Step, o.Passed = t.step, t.passed
 		}
 	}
 }
@@ -413,7 +414,7 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	c.mu.Lock()
 	t := *c.turnOf(p)
 	c.mu.Unlock()
-	r, step, rest := rolloutOf(p), t.stepPercent, t.rest
+	r := rolloutOf(p)
 	c.checkSelf(ctx, p, &t, look)
 	if !look.due(c.pace.look - time.Since(t.acted)) {
 		return nil
@@ -421,9 +422,8 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	switch {
 	case r == nil && isPruned(p) && t.pruned != p.ResourceVersion:
 		return c.putOff(p)
-	case r == nil && t.mayBegin(c.pace) && look.due(time.Until(t.begins)) && look.due(c.pace.baseline+share-time.Since(t.seen)) && ready(c.node()) && c.gate.caughtUp():
-		c.act(p)
-		return c.begin(ctx, p, step)
+	case r == nil && look.due(time.Until(t.begins)) && look.due(c.pace.baseline+share-time.Since(t.seen)) && c.mayBegin(&t):
+		return c.begin(ctx, p, t.stepPercent)
 	case r == nil:
 		return nil
 	}
@@ -436,10 +436,9 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 		return c.halt(ctx, p, []string{c.options.Node}, fmt.Sprintf("node %s %s", c.options.Node, t.trouble))
 	case t.halted || r.Complete:
 		return nil
-	case t.watched && look.due(rest+c.toReport(step)+share-quiet) && look.due(t.tryAgain-time.Since(t.tried)) && c.gate.caughtUp():
-		c.act(p)
+	case t.passed && look.due(t.rest+c.toReport(t.stepPercent)+share-quiet) && look.due(t.tryAgain-time.Since(t.tried)) && c.gate.caughtUp():
 		return c.next(ctx, p, &t)
-	case r.First != "" && quiet > 3*rest+c.pace.silence+share && c.gate.caughtUp() && time.Since(c.gate.allBack()) > c.pace.silence:
+	case r.First != "" && quiet > 3*t.rest+c.pace.silence+share && c.gate.caughtUp() && time.Since(c.gate.allBack()) > c.pace.silence:
 		// The first node may have been the last to come back after an outage.
 		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
 	}
@@ -458,7 +457,7 @@ func (c *Cluster) toReport(step int) time.Duration {
 // checkSelf checks this node for a pause after it got a policy, whatever the policy's status says, and gives the policy up if something is
 // wrong.
 func (c *Cluster) checkSelf(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) {
-	if t.taken.IsZero() || t.watched || t.trouble != "" {
+	if t.taken.IsZero() || t.passed || t.trouble != "" {
 		return
 	}
 	if t.trouble = c.trouble(ctx, p, t, look); t.trouble != "" {
@@ -483,7 +482,7 @@ func isPruned(p *v1alpha1.AccelerationPolicy) bool {
 func (c *Cluster) putOff(p *v1alpha1.AccelerationPolicy) error {
 	wait := c.pace.unknown + rand.N(c.pace.unknown)
 	c.change(p, func(t *turn) { t.begins, t.pruned = time.Now().Add(wait), p.ResourceVersion })
-	return fmt.Errorf("the cluster's CRD of kind %s is too old for rollouts: apply the files in charts/slipstream/crds; next try within %s", v1alpha1.KindAccelerationPolicy, wait.Round(time.Second))
+	return fmt.Errorf("%s; next try within %s", crdTooOld(v1alpha1.KindAccelerationPolicy), wait.Round(time.Second))
 }
 
 // mayReport reports whether this node may add itself to the failed nodes now. One failed node halts the
@@ -499,9 +498,9 @@ func (c *Cluster) mayReport(p *v1alpha1.AccelerationPolicy, r *v1alpha1.RolloutS
 }
 
 // trouble checks the node after it got a policy, and says what is wrong. After a pause without problems it
-// marks the policy as watched.
+// marks the policy as passed.
 func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) string {
-	rest, share := t.rest, c.share(p.UID)
+	share := c.share(p.UID)
 	if t.stepPercent < 100 {
 		share = 0 // the nodes of a step got it at random moments
 	}
@@ -518,27 +517,24 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 			return fmt.Sprintf("drops more packets since it got the policy: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
 		}
 	}
-	if !look.due(rest + share - time.Since(t.taken)) {
+	if !look.due(t.rest + share - time.Since(t.taken)) {
 		return ""
 	}
-	passed := func() string {
-		t.watched = true
-		c.change(p, func(now *turn) { now.watched = true })
-		poke(c.dirty) // others read it
-		return ""
-	}
-	if r := rolloutOf(p); t.stepPercent == 100 && r != nil && r.Complete {
-		return passed()
-	}
-	// A node that has lost its network cannot report that, so the agent checks for it here.
-	err := c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).Do(ctx).Error()
-	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-		if time.Since(t.taken) > rest+3*c.pace.lasting {
+	if r := rolloutOf(p); t.stepPercent < 100 || r == nil || !r.Complete {
+		// A node that has lost its network cannot report that, so the agent checks for it here.
+		err := c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Timeout(c.pace.lasting).Do(ctx).Error()
+		switch {
+		case err == nil, apierrors.IsNotFound(err), ctx.Err() != nil:
+		case time.Since(t.taken) > t.rest+3*c.pace.lasting:
 			return fmt.Sprintf("cannot reach the API server since it got the policy: %s", err)
+		default:
+			return ""
 		}
-		return ""
 	}
-	return passed()
+	t.passed = true
+	c.change(p, func(now *turn) { now.passed = true })
+	poke(c.dirty) // others read it
+	return ""
 }
 
 // failure returns the failure that the agent has published for a policy for a while. A policy that was
@@ -576,6 +572,7 @@ func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, gone *turn) {
 
 // begin makes this node the first, or includes all nodes if the policy says so.
 func (c *Cluster) begin(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
+	c.act(p)
 	r := v1alpha1.RolloutStatus{Generation: p.Generation, Started: metav1.NewTime(c.clock.now()), First: c.options.Node}
 	message := fmt.Sprintf("node %s is the first to get it", c.options.Node)
 	if step == 100 {
@@ -609,6 +606,7 @@ func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, node
 
 // next makes the next step that includes a further node, if the nodes of earlier steps are Ready and enough of the last step passed.
 func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn) error {
+	c.act(p)
 	if err := c.mayWrite(p); err != nil {
 		return err // before it lists all nodes
 	}
@@ -635,12 +633,14 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *t
 		slices.Sort(down)
 		return c.halt(ctx, p, down, fmt.Sprintf("node %s has not been Ready since it got the policy", down[0]))
 	}
+	from, to := 100, 100
+	if nearest < 100 {
+		from, to = stepOf(nearest, step)
+	}
+	r.Percent = to
 	if step < 100 {
-		before, q := 100, c.inquire(p)
-		if nearest < 100 {
-			before, _ = stepOf(nearest, step)
-		}
-		if enough, err := q.askBefore(ctx, nodes, r.First, step, before); !enough || err != nil {
+		q := c.inquire(p)
+		if enough, err := q.askBefore(ctx, nodes, r.First, step, from); !enough || err != nil {
 			c.change(p, func(t *turn) { t.tried, t.tryAgain = time.Now(), 2*t.tryAgain })
 			return err
 		}
@@ -651,33 +651,24 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *t
 		if err != nil {
 			return err
 		}
-		r.Percent, r.Complete = 100, true
+		r.Complete = true
 		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "all nodes have it, and none reported a problem"+without)
 	}
-	_, r.Percent = stepOf(nearest, step)
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d %% of the nodes have it", r.Percent))
 }
 
-// peers returns the nodes that a policy selects.
+// peers lists the nodes that a policy selects. It asks for the table that kubectl prints: some 300 bytes a node, from the API server's
+// memory. A thousand Node objects would take megabytes, or so many pages that other agents begin the same step.
 func (c *Cluster) peers(ctx context.Context, p *v1alpha1.AccelerationPolicy) (all []peer, err error) {
-	err = c.eachNode(ctx, p, func(name string, ready bool) {
-		all = append(all, peer{name, percentOf(p.UID, name), ready})
-	})
-	return all, err
-}
-
-// eachNode calls fn for every node that a policy selects, with whether it is Ready. One agent calls it per
-// step, and one of a small cluster before its node gets the policy. It asks for the table that kubectl prints, some 300 bytes a node and from the API server's memory:
-// a thousand Node objects would take megabytes, or so many pages that other agents begin the same step.
-func (c *Cluster) eachNode(ctx context.Context, p *v1alpha1.AccelerationPolicy, fn func(name string, ready bool)) error {
 	selector, err := p.Spec.Nodes()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	request := c.clients.nodes.Get().Resource("nodes").Param("labelSelector", selector.String())
-	return eachRow(ctx, request, []string{"Name", "Status"}, func(cells []string) {
-		fn(cells[0], !strings.HasPrefix(cells[1], "NotReady"))
+	err = eachRow(ctx, request, []string{"Name", "Status"}, func(cells []string) {
+		all = append(all, peer{cells[0], percentOf(p.UID, cells[0]), !strings.HasPrefix(cells[1], "NotReady")})
 	})
+	return all, err
 }
 
 // eachRow requests the table that kubectl prints, and calls fn with some columns of each row.

@@ -28,8 +28,8 @@ const (
 	smallNews
 	// goodNews: a policy is applied, or no longer wanted. All nodes may get it at the same moment.
 	goodNews
-	// badNews: something failed, or other nodes wait for it.
-	badNews
+	// urgentNews: something failed, or other nodes need it to continue a rollout.
+	urgentNews
 )
 
 // countsAtMost bounds how long small news wait, as a multiple of pace.counts.
@@ -52,20 +52,18 @@ type statusWriter struct {
 // the node has or has rolled back must be known before anything is decided.
 func (c *Cluster) readInherited(ctx context.Context) (*v1alpha1.NodeAccelerationStatus, error) {
 	for {
-		err := c.gate.wait(ctx)
-		if err != nil {
+		if err := c.gate.wait(ctx); err != nil {
 			return nil, err
 		}
-		var n v1alpha1.NodeAcceleration
-		err = c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Into(&n)
-		if err == nil || apierrors.IsNotFound(err) {
+		was, err := c.readOwn(ctx)
+		if err == nil {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.inherited, c.started = n.Status.Observed, true
-			if err != nil {
-				return nil, nil //nolint:nilerr // there is none
+			if was != nil {
+				c.inherited = was.Observed
 			}
-			return &n.Status, nil
+			c.started = true
+			return was, nil
 		}
 		again := c.pace.retry + rand.N(c.pace.retry)
 		c.options.Log.Warn("read what an earlier agent of this node reported; the node keeps its current settings until then", "error", err, "again", again.Round(time.Second))
@@ -73,6 +71,19 @@ func (c *Cluster) readInherited(ctx context.Context) (*v1alpha1.NodeAcceleration
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// readOwn reads the node's NodeAcceleration, nil if there is none.
+func (c *Cluster) readOwn(ctx context.Context) (*v1alpha1.NodeAccelerationStatus, error) {
+	var n v1alpha1.NodeAcceleration
+	err := c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Into(&n)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &n.Status, nil
 }
 
 // writeStatus writes what Publish passes, each change as soon as its news demands, until ctx is done.
@@ -135,7 +146,7 @@ func (w *statusWriter) due(now time.Time) time.Time {
 		return now.Add(w.wait*4/5 + rand.N(w.wait*2/5))
 	case goodNews:
 		return now.Add(rand.N(w.pace.spread))
-	case badNews:
+	case urgentNews:
 		return now.Add(rand.N(w.pace.between))
 	}
 	return time.Time{}
@@ -152,7 +163,7 @@ func (w *statusWriter) wanted() (s v1alpha1.NodeAccelerationStatus, ok bool) {
 	s = v1alpha1.NodeAccelerationStatus{Agent: w.options.DaemonSet, Observed: slices.Clone(published.Policies), Settings: published.Settings, Verified: published.Verified}
 	for i := range s.Observed {
 		s.Observed[i].Message = short(s.Observed[i].Message)
-		w.testify(&s.Observed[i])
+		w.addEvidence(&s.Observed[i])
 	}
 	if w.written != nil {
 		s.Conditions = slices.Clone(w.written.Conditions)
@@ -174,19 +185,22 @@ func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
 		case was != nil && was.Status == c.Status && (was.Reason == c.Reason || c.Type == v1alpha1.ConditionReady):
 			// The reasons of Ready are those of the policies.
 		case c.Status == metav1.ConditionFalse:
-			return badNews
+			return urgentNews
 		default:
 			is = max(is, goodNews)
 		}
 	}
 	for _, o := range s.Observed {
-		i := slices.IndexFunc(w.written.Observed, func(was v1alpha1.ObservedPolicy) bool { return was.Policy == o.Policy })
+		var was v1alpha1.ObservedPolicy
+		if i := slices.IndexFunc(w.written.Observed, func(was v1alpha1.ObservedPolicy) bool { return was.Policy == o.Policy }); i >= 0 {
+			was = w.written.Observed[i]
+		}
 		switch {
-		case o.Passed && (i < 0 || !w.written.Observed[i].Passed), o.RolledBack != 0 && (i < 0 || w.written.Observed[i].RolledBack != o.RolledBack):
-			return badNews
-		case i >= 0 && w.written.Observed[i].State == o.State && w.written.Observed[i].Reason == o.Reason && w.written.Observed[i].Generation == o.Generation:
+		case o.Passed && !was.Passed, o.RolledBack != 0 && o.RolledBack != was.RolledBack:
+			return urgentNews
+		case was.State == o.State && was.Reason == o.Reason && was.Generation == o.Generation:
 		case o.State == v1alpha1.StateFailed:
-			return badNews
+			return urgentNews
 		case o.State == v1alpha1.StateApplied:
 			is = max(is, goodNews)
 		}
@@ -237,7 +251,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 	w.written, w.compared = &s, true
 	if slices.ContainsFunc(s.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) &&
 		!slices.ContainsFunc(now.Status.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) {
-		w.options.Log.Warn("the cluster's CRD of kind " + v1alpha1.KindNodeAcceleration + " is too old for rollouts: apply the files in charts/slipstream/crds")
+		w.options.Log.Warn(crdTooOld(v1alpha1.KindNodeAcceleration))
 	}
 	if w.wait > 0 {
 		w.at, w.last, w.wait = time.Now(), w.wait, 0
@@ -245,22 +259,27 @@ func (w *statusWriter) write(ctx context.Context) error {
 	return nil
 }
 
+// crdTooOld says what is wrong if the API server dropped what an agent wrote.
+func crdTooOld(kind string) string {
+	return "the cluster's CRD of kind " + kind + " is too old for rollouts: apply the files in charts/slipstream/crds"
+}
+
 // read reads what an earlier agent wrote, so that a restart writes nothing if nothing has changed, or creates
 // the object.
 func (w *statusWriter) read(ctx context.Context) error {
-	var n v1alpha1.NodeAcceleration
-	err := w.clients.status.Get().Resource("nodeaccelerations").Name(w.options.Node).Do(ctx).Into(&n)
-	if apierrors.IsNotFound(err) {
-		n = v1alpha1.NodeAcceleration{
-			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
-			ObjectMeta: metav1.ObjectMeta{Name: w.options.Node},
-		}
-		if node := w.node(); node != nil { // it is deleted with its node
-			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
-		}
-		err = w.clients.status.Post().Resource("nodeaccelerations").Body(&n).Do(ctx).Into(&n)
+	was, err := w.readOwn(ctx)
+	if was != nil || err != nil {
+		w.written = was
+		return err
 	}
-	if err != nil {
+	n := v1alpha1.NodeAcceleration{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
+		ObjectMeta: metav1.ObjectMeta{Name: w.options.Node},
+	}
+	if node := w.node(); node != nil { // it is deleted with its node
+		n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+	}
+	if err := w.clients.status.Post().Resource("nodeaccelerations").Body(&n).Do(ctx).Into(&n); err != nil {
 		return err
 	}
 	w.written = &n.Status
