@@ -25,32 +25,32 @@ func CommandText(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// CommandWords are the words of a text by CommandText. In any other text, nothing but spaces and single quotes has a
-// meaning. A quote that does not end is an error.
+// CommandWords splits what CommandText has written into its words. Of a shell's syntax it knows only spaces, single quotes, and
+// backslashes outside quotes. A quote that does not end is an error.
 func CommandWords(text string) (words []string, err error) {
-	word, within, some := "", false, false
+	word, quoted, begun := "", false, false
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case c == '\'':
-			within, some = !within, true
-		case within:
+			quoted, begun = !quoted, true
+		case quoted:
 			word += text[i : i+1]
 		case c == ' ':
-			if some {
+			if begun {
 				words = append(words, word)
 			}
-			word, some = "", false
+			word, begun = "", false
 		case c == '\\' && i+1 < len(text):
 			i++
-			word, some = word+text[i:i+1], true
+			word, begun = word+text[i:i+1], true
 		default:
-			word, some = word+text[i:i+1], true
+			word, begun = word+text[i:i+1], true
 		}
 	}
-	if within {
+	if quoted {
 		return nil, errors.New("a quote does not end")
 	}
-	if some {
+	if begun {
 		words = append(words, word)
 	}
 	return words, nil

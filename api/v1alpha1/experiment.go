@@ -564,8 +564,8 @@ type RFS struct {
 	// CPUs of an additional RPS mask, for flows that RFS does not know yet. By default there is
 	// no mask, and such flows stay on the CPU of the interrupt.
 	CPUs string `json:"cpus,omitempty"`
-	// Entries of the machine's socket flow table, a power of two up to 1048576. The receive queues of each device
-	// share as many. The tables are kernel memory: 4 bytes an entry for the machine and 12 for each device, at most
+	// Entries of the machine's socket flow table, a power of two up to 1048576. Each device has as many again, divided
+	// among its receive queues. The tables are kernel memory: 4 bytes an entry for the machine and 12 for each device, at most
 	// 2 % of the machine's memory for all of them.
 	Entries int `json:"entries,omitempty"`
 }

@@ -377,7 +377,7 @@ type ObservedPolicy struct {
 	Settings int `json:"settings"`
 	// Verified is how many of the settings have the value that the agent wrote.
 	Verified int `json:"verified"`
-	// UID is that of the policy, which tells it from an earlier one with the same name.
+	// UID of the policy. A policy that was deleted and created again under the same name has another one.
 	// +optional
 	UID types.UID `json:"uid,omitempty"`
 	// Step is the percentage that the rollout had to reach for this node to get the generation. It is 0 for

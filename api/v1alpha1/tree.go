@@ -69,7 +69,7 @@ func (r *reader) parse(data []byte, override string) *node {
 	}
 	tokens := lexer.Tokenize(string(data))
 	if t := tooDeep(tokens); t != nil {
-		r.problem(positionOfToken(t, override), "", "is nested too deeply: at most %d lists and mappings are read within each other", maxDepth)
+		r.problem(positionOfToken(t, override), "", "is nested too deeply: lists and mappings may be nested %d deep", maxDepth)
 		return nil
 	}
 	file, err := parser.Parse(tokens, 0)

@@ -214,7 +214,7 @@ func (k *Keeper) keepChanges(b *journal.Book, changes []journal.Change, kept *Ke
 	}
 	var mine []journal.Change
 	for _, c := range changes {
-		if err := tooLarge[c.Link]; err != nil && flowBytes(c.Path, c.Want) > 0 {
+		if err := tooLarge[c.Path]; err != nil {
 			kept.Refused = append(kept.Refused, Refusal{settingOf(c), err})
 			continue
 		}

@@ -41,8 +41,8 @@ func flowBytes(setting, value string) int64 {
 // flowMemory is the memory of the tables of RFS on a machine, and its bound.
 type flowMemory struct{ used, limit int64 }
 
-// flowMemory sums the tables that the journal has.
-func (p *place) flowMemory() (m flowMemory, err error) {
+// flowsHeld sums the tables that the journal has.
+func (p *place) flowsHeld() (m flowMemory, err error) {
 	total, err := memTotal(p.options.Proc)
 	if err != nil {
 		return m, err
@@ -90,31 +90,37 @@ func (p *place) checkMemory(steps ...journal.Changes) error {
 	if sum == 0 {
 		return nil
 	}
-	m, err := p.flowMemory()
+	m, err := p.flowsHeld()
 	if err == nil && m.used+sum > m.limit {
 		err = m.exceeded("RFS", sum)
 	}
 	return err
 }
 
-// tooLarge returns an error for each device whose tables do not fit beside those of the devices before it.
-func (p *place) tooLarge(b *journal.Book, changes []journal.Change) (map[int]error, error) {
+// tooLarge returns an error for each table, by its path, of a device whose tables do not fit beside those of the devices before it.
+func (p *place) tooLarge(b *journal.Book, changes []journal.Change) (map[string]error, error) {
 	need := newTables(journal.Changes{Book: b, Changes: changes})
 	if len(need) == 0 {
 		return nil, nil
 	}
-	m, err := p.flowMemory()
+	m, err := p.flowsHeld()
 	if err != nil {
 		return nil, err
 	}
-	over := make(map[int]error)
+	refused, over := make(map[int]error), make(map[string]error)
 	for _, c := range changes {
+		if flowBytes(c.Path, c.Want) == 0 {
+			continue
+		}
 		n := need[c.Link]
 		delete(need, c.Link)
 		if m.used+n <= m.limit {
 			m.used += n
 		} else if n > 0 {
-			over[c.Link] = m.exceeded("RFS of "+what(c.Path), n)
+			refused[c.Link] = m.exceeded("RFS of "+what(c.Path), n)
+		}
+		if err := refused[c.Link]; err != nil {
+			over[c.Path] = err
 		}
 	}
 	return over, nil

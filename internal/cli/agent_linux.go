@@ -138,7 +138,8 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 	if cluster == nil {
 		return nil
 	}
-	// Stopped, to be started again as at an upgrade, or for good. The pod's grace period is 60 s, or 30 s by default.
+	// The agent was told to stop: for an upgrade, or for good. The chart gives the pod 60 s; the default of Kubernetes is 30 s, into which
+	// both timeouts fit.
 	asking, asked := context.WithTimeout(context.WithoutCancel(ctx), 12*time.Second)
 	defer asked()
 	if !cluster.Uninstalled(asking) {

@@ -45,7 +45,7 @@ type Process struct {
 	Out, Err io.Writer
 }
 
-// plain has everything that is printed written as plain text.
+// plain makes Out and Err write to Stdout and Stderr as plain text.
 func (p Process) plain() Process {
 	p.Out, p.Err = report.PlainWriter(p.Stdout), report.PlainWriter(p.Stderr)
 	return p

@@ -296,7 +296,7 @@ the folders above belong to you or root and nobody else can write to them, or wi
 				return cleanupSwitched(c.Context(), p, dirs, dryRun, yes)
 			}
 			if yes {
-				return usage(errors.New("--yes is for the commands of results folders: name a folder, or leave it out"))
+				return usage(errors.New("--yes is for results folders only: name one, or leave out --yes"))
 			}
 			cluster, err := kube.Open(access)
 			if err != nil {

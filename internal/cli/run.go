@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -218,7 +217,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return resume(ctx, p, o)
 	}
 	if o.yes {
-		return usage(errors.New("--yes is for --resume: leave it out"))
+		return usage(errors.New("--yes is for --resume only: add --resume, or leave out --yes"))
 	}
 	exp, err := o.load(args)
 	if err != nil {
@@ -314,16 +313,16 @@ func nothingSwitched(out string) error {
 	if err != nil || len(left) == 0 {
 		return err
 	}
-	err = fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", v1alpha1.Quote(left[0]))
-	dir, openErr := record.Open(left[0])
-	if openErr != nil {
-		return fmt.Errorf("%w, or move the folder away if it is not yours: %w", err, openErr)
+	unfinished := fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", v1alpha1.Quote(left[0]))
+	dir, err := record.Open(left[0])
+	if err != nil {
+		return fmt.Errorf("%w, or move the folder away if it is not yours: %w", unfinished, err)
 	}
 	defer dir.Close()
-	if foreign := dir.Foreign(); foreign != nil {
-		return fmt.Errorf("%w. The folder may be somebody else's: %w. If it is not from a run on this machine, move it away", err, foreign)
+	if err := dir.Foreign(); err != nil {
+		return fmt.Errorf("%w. The folder may be somebody else's: %w. If it is not from a run on this machine, move it away", unfinished, err)
 	}
-	return err
+	return unfinished
 }
 
 func resume(ctx context.Context, p Process, o runOptions) error {
@@ -450,7 +449,7 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		err = errors.Join(err, failed)
 	}
 	switch {
-	case diskFull(err):
+	case target.NoSpace(err):
 		progress.note("once there is space: slipstream run --resume " + v1alpha1.Quote(dir.Path))
 	case ctx.Err() != nil || errors.Is(err, target.ErrLost):
 		progress.note("to resume: slipstream run --resume " + v1alpha1.Quote(dir.Path))
@@ -461,9 +460,4 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		}
 	}
 	return err
-}
-
-// diskFull tells whether a disk has no space, here or where a worker is.
-func diskFull(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, target.ErrNoSpace)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 )
@@ -28,7 +29,7 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 		return err
 	}
 	defer dir.Close()
-	foreign := dir.Foreign() // before anything of it is read
+	foreign := dir.Foreign() // first: if it is nil, nobody else can change what is read below
 	exp, err := experimentOf(dir)
 	if err != nil {
 		return err
@@ -41,12 +42,12 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 		fmt.Fprintf(p.Out, "%s: nothing is switched\n", path)
 		return nil
 	}
-	v, err := exp.VariantOf(variant)
-	if err != nil || v.Switch == nil {
-		return fmt.Errorf("undo the switch of %s: the experiment has no such variant with a switch", variant)
+	v, err := experiment.Switched(exp, variant)
+	if err != nil {
+		return err
 	}
 	fmt.Fprintf(p.Out, "%s: the commands that undo the switch of %s:\n", path, variant)
-	for _, c := range undoing(v.Switch) {
+	for _, c := range experiment.CommandLines(v.Switch)[1:] {
 		fmt.Fprintf(p.Out, "  %s\n", report.PlainLine(c))
 	}
 	switch {
@@ -63,27 +64,18 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 	return nil
 }
 
-// undoing are the commands that undo a switch.
-func undoing(s *v1alpha1.Switch) []string {
-	all := []string{"back: " + v1alpha1.CommandText(s.Back)}
-	if s.Verify != nil {
-		all = append(all, "verify: "+v1alpha1.CommandText(s.Verify))
-	}
-	return all
-}
-
 // executed are the programs of its own that an experiment runs: the commands of switches, and an image.
 func executed(exp *v1alpha1.Experiment) (all []string) {
 	for _, v := range exp.Spec.Variants {
 		if v.Switch == nil {
 			continue
 		}
-		for _, c := range append([]string{"to: " + v1alpha1.CommandText(v.Switch.To)}, undoing(v.Switch)...) {
-			all = append(all, fmt.Sprintf("switch %s, %s", v.Name, c))
+		for _, c := range experiment.CommandLines(v.Switch) {
+			all = append(all, report.PlainLine(fmt.Sprintf("switch %s, %s", v.Name, c)))
 		}
 	}
 	if k := exp.Spec.Target.Kubernetes; k != nil && k.Image != "" {
-		all = append(all, "pods of the image "+k.Image)
+		all = append(all, report.PlainLine("image "+k.Image+", in pods"))
 	}
 	return all
 }
@@ -94,13 +86,10 @@ func mayExecute(exp *v1alpha1.Experiment, foreign error) error {
 	if len(programs) == 0 || foreign == nil {
 		return nil
 	}
-	for i, c := range programs {
-		programs[i] = report.PlainLine(c)
-	}
 	return fmt.Errorf("the run would execute\n  %s\n%w", strings.Join(programs, "\n  "), notRun(foreign))
 }
 
 // notRun says what to do about commands of a folder that may be somebody else's.
 func notRun(foreign error) error {
-	return fmt.Errorf("nothing was run, because the folder may be somebody else's: %w. If you want to run these commands, add --yes", foreign)
+	return fmt.Errorf("nothing was run, because the folder may be somebody else's: %w. If you trust all that is listed, add --yes", foreign)
 }

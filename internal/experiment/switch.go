@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
@@ -130,14 +131,20 @@ func (p *Plan) printSwitches(w io.Writer) {
 		if v.Switch == nil {
 			continue
 		}
-		fmt.Fprintf(w, "%s\tto: %s\n\tback: %s\n", v.Name, v1alpha1.CommandText(v.Switch.To), v1alpha1.CommandText(v.Switch.Back))
-		if v.Switch.Verify != nil {
-			fmt.Fprintf(w, "\tverify: %s\n", v1alpha1.CommandText(v.Switch.Verify))
-		}
+		fmt.Fprintf(w, "%s\t%s\n", v.Name, strings.Join(CommandLines(v.Switch), "\n\t"))
 		if v.Switch.Settle > 0 {
 			fmt.Fprintf(w, "\tthen wait %s\n", time.Duration(v.Switch.Settle))
 		}
 	}
+}
+
+// CommandLines are the commands of a switch, each after the name of its field.
+func CommandLines(s *v1alpha1.Switch) []string {
+	lines := []string{"to: " + v1alpha1.CommandText(s.To), "back: " + v1alpha1.CommandText(s.Back)}
+	if s.Verify != nil {
+		lines = append(lines, "verify: "+v1alpha1.CommandText(s.Verify))
+	}
+	return lines
 }
 
 // switcher makes the switches of a run.
@@ -298,11 +305,19 @@ func (s *switcher) restore(ctx context.Context) error {
 // PutBack undoes the switch of a killed run for a variant. It is not known how far that run got, so
 // the variant's command back runs in any case.
 func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run Commands, notes interface{ Switched(variant string) error }, tell func(string)) error {
-	for _, v := range exp.Spec.Variants {
-		if v.Name == variant && v.Switch != nil {
-			s := &switcher{run: run, notes: notes, tell: tell, now: &v}
-			return s.restore(ctx)
-		}
+	v, err := Switched(exp, variant)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("undo the switch of %s: the experiment has no such variant with a switch", variant)
+	s := &switcher{run: run, notes: notes, tell: tell, now: v}
+	return s.restore(ctx)
+}
+
+// Switched is the variant that a results folder names as switched.
+func Switched(exp *v1alpha1.Experiment, variant string) (*v1alpha1.Variant, error) {
+	v, err := exp.VariantOf(variant)
+	if err != nil || v.Switch == nil {
+		return nil, fmt.Errorf("undo the switch of %s: the experiment has no such variant with a switch", variant)
+	}
+	return v, nil
 }

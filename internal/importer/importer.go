@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -173,12 +172,9 @@ func read(path string, n name, window time.Duration) (*file, error) {
 		return nil, errors.Unwrap(err)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1)) // it may grow
-	switch {
-	case err != nil:
-		return nil, errors.Unwrap(err)
-	case len(data) > maxFile:
-		return nil, fmt.Errorf("it has more than %d MiB", maxFile>>20)
+	data, err := record.ReadAtMost(f, maxFile) // it may grow
+	if err != nil {
+		return nil, cmp.Or(errors.Unwrap(err), err)
 	}
 	if err := record.CheckJSON(data); err != nil {
 		return nil, err

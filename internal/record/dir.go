@@ -114,15 +114,15 @@ func (d *Dir) complete() error {
 	return nil
 }
 
-// Hold opens a folder to read while no other process appends to it, and changes nothing in it. It fails with
-// ErrLocked where another process appends.
+// Hold is Open, and keeps other processes from appending until Close. It changes nothing in the folder. If another
+// process appends, the error is ErrLocked.
 func Hold(path string) (*Dir, error) {
 	d, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
 	if d.unlock, err = lock(d.root); err != nil {
-		return nil, errors.Join(fmt.Errorf("hold results folder %s: %w", path, err), d.Close())
+		return nil, errors.Join(fmt.Errorf("open results folder %s: %w", path, err), d.Close())
 	}
 	return d, nil
 }
@@ -191,7 +191,7 @@ func (d *Dir) Append(t Trial) error {
 	if err != nil {
 		err = fmt.Errorf("append trial %d to %s: %w (the trials before it are safe)", t.Order, d.Path, err)
 		if cut := d.cut(); cut != nil {
-			// A later line would join the torn one; the next Resume cuts it.
+			// A later Append would cut it; if cutting fails, this folder takes no more trials.
 			return errors.Join(err, cut, d.release())
 		}
 		return err
@@ -229,10 +229,7 @@ func readTrials(from io.Reader) (trials []Trial, whole int64, err error) {
 			return nil, 0, fmt.Errorf("%d: %w", n, err)
 		}
 		var t Trial
-		if err := CheckJSON(line); err != nil {
-			return nil, 0, fmt.Errorf("%d: %w", n, err)
-		}
-		if err := json.Unmarshal(line, &t); err != nil {
+		if err := Decode(line, &t); err != nil {
 			return nil, 0, fmt.Errorf("%d: %w", n, err)
 		}
 		if t.Block < 1 || t.Variant == "" || t.Workload == "" {
@@ -261,11 +258,7 @@ func (d *Dir) Environment() (Environment, error) {
 	if err != nil {
 		return env, fmt.Errorf("read environment: %w", err)
 	}
-	err = CheckJSON(data)
-	if err == nil {
-		err = json.Unmarshal(data, &env)
-	}
-	if err != nil {
+	if err := Decode(data, &env); err != nil {
 		return env, fmt.Errorf("read environment: %s: %w", d.file(environmentFile), err)
 	}
 	return env, nil

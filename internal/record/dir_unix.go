@@ -45,8 +45,8 @@ func syncDir(dir *os.Root, name string) error {
 	return f.Sync()
 }
 
-// alone is an error if a file that is to be written has another name, which may be in somebody else's folder.
-func alone(info fs.FileInfo) error {
+// oneName is an error if a file that is to be written has another name, which may be in somebody else's folder.
+func oneName(info fs.FileInfo) error {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
 		return fmt.Errorf("%s has %d names (hard links), and writing would change them all: replace it by a copy", info.Name(), st.Nlink)
 	}
@@ -56,10 +56,11 @@ func alone(info fs.FileInfo) error {
 // deciding are the files of a folder that decide what a program runs for it, and the folder itself.
 var deciding = []string{".", environmentFile, experimentFile, trialsFile, switchedFile}
 
-// Foreign is an error that says why what the folder names may not be what this user wants to run. It is if the
-// folder, the files that decide, and the folders above belong to this user or root, and nobody else can write to
-// them: so does sshd decide about authorized_keys (StrictModes; safe_path in OpenSSH's misc.c). Under sudo, this
-// user is also the one who called it. In a sticky folder such as /tmp, others cannot replace what is this user's.
+// Foreign returns an error if somebody other than this user and root may have written what the folder names. It
+// returns nil only if the folder, its files that decide what is run, and the folders above belong to this user or
+// root, and nobody else can write to them. sshd decides the same way about authorized_keys (StrictModes; safe_path in
+// OpenSSH's misc.c). Under sudo, the user who called it counts too. In a sticky folder such as /tmp, others cannot
+// replace what is this user's.
 func (d *Dir) Foreign() error {
 	for _, name := range deciding {
 		info, err := d.root.Lstat(name)
@@ -67,7 +68,7 @@ func (d *Dir) Foreign() error {
 			continue
 		}
 		if err == nil {
-			err = ownAlone(d.file(name), info)
+			err = checkOwner(d.file(name), info)
 		}
 		if err != nil {
 			return err
@@ -81,17 +82,17 @@ func (d *Dir) Foreign() error {
 		folder = filepath.Dir(folder)
 		var info fs.FileInfo
 		if info, err = os.Lstat(folder); err == nil {
-			err = ownAlone(folder, info)
+			err = checkOwner(folder, info)
 		}
 	}
 	return err
 }
 
-// ownAlone is an error if somebody other than this user and root can change a file or folder.
-func ownAlone(path string, info fs.FileInfo) error {
+// checkOwner is an error if somebody other than this user and root can change a file or folder.
+func checkOwner(path string, info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return fmt.Errorf("it is not known to whom %s belongs", path)
+		return fmt.Errorf("slipstream cannot tell who owns %s", path)
 	}
 	sticky := info.IsDir() && info.Mode()&fs.ModeSticky != 0
 	switch {

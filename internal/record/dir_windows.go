@@ -1,7 +1,7 @@
 package record
 
 import (
-	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 )
@@ -15,9 +15,9 @@ func lock(*os.Root) (func() error, error) { return func() error { return nil }, 
 
 func syncDir(*os.Root, string) error { return nil }
 
-func alone(fs.FileInfo) error { return nil }
+func oneName(fs.FileInfo) error { return nil }
 
 // Foreign is an error that says why the folder's commands may not be those of a run of this user.
 func (d *Dir) Foreign() error {
-	return errors.New("on Windows it is not checked to whom " + d.Path + " belongs")
+	return fmt.Errorf("on Windows slipstream cannot tell who owns %s", d.Path)
 }

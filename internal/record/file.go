@@ -23,8 +23,8 @@ func openRoot(folder string) (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	if named.Mode()&fs.ModeSymlink != 0 {
-		return nil, linkError(folder)
+	if err := checkType(folder, named, fs.ModeDir, "a folder"); err != nil {
+		return nil, err
 	}
 	root, err := os.OpenRoot(folder)
 	if err != nil {
@@ -43,7 +43,7 @@ func linkError(link string) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%s is a symbolic link to %s: in a results folder that is not followed; name the folder itself, or replace the link by the file", link, to)
+	return fmt.Errorf("%s is a symbolic link to %s, and slipstream follows no link to or in a results folder: name the folder itself, or replace the link by the file", link, to)
 }
 
 // file is the path of a file of the folder, for errors.
@@ -60,24 +60,29 @@ func (d *Dir) in(err error) error {
 // check is an error if a file of the folder, or a folder on the way to it, is not what Create and WriteFile make.
 func (d *Dir) check(name string) error {
 	if dir := path.Dir(name); dir != "." {
-		info, err := d.root.Lstat(dir)
-		switch {
-		case err != nil:
-			return d.in(err)
-		case info.Mode()&fs.ModeSymlink != 0:
-			return linkError(d.file(dir))
-		case !info.IsDir():
-			return fmt.Errorf("%s is not a folder", d.file(dir))
+		if err := d.checkEntry(dir, fs.ModeDir, "a folder"); err != nil {
+			return err
 		}
 	}
+	return d.checkEntry(name, 0, "a regular file")
+}
+
+// checkEntry is checkType for what has a name below the folder.
+func (d *Dir) checkEntry(name string, want fs.FileMode, what string) error {
 	info, err := d.root.Lstat(name)
-	switch {
-	case err != nil:
+	if err != nil {
 		return d.in(err)
+	}
+	return checkType(d.file(name), info, want, what)
+}
+
+// checkType is an error if a path is a symbolic link, or not of the wanted type, which is 0 for a regular file.
+func checkType(path string, info fs.FileInfo, want fs.FileMode, what string) error {
+	switch {
 	case info.Mode()&fs.ModeSymlink != 0:
-		return linkError(d.file(name))
-	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is not a regular file (%s)", d.file(name), info.Mode().Type())
+		return linkError(path)
+	case info.Mode().Type() != want:
+		return fmt.Errorf("%s is not %s", path, what)
 	}
 	return nil
 }
@@ -93,11 +98,11 @@ func (d *Dir) open(name string, flag int) (*os.File, error) {
 		return nil, d.in(err)
 	}
 	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file (%s)", d.file(name), info.Mode().Type())
+	if err == nil {
+		err = checkType(d.file(name), info, 0, "a regular file")
 	}
 	if err == nil && flag != os.O_RDONLY {
-		err = alone(info)
+		err = oneName(info)
 	}
 	if err != nil {
 		f.Close()
@@ -113,7 +118,7 @@ func (d *Dir) read(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := readAtMost(f, maxFile)
+	data, err := ReadAtMost(f, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.file(name), err)
 	}

@@ -3,6 +3,7 @@ package record
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,8 +21,8 @@ const (
 	maxObjects = 1 << 20
 )
 
-// CheckJSON is an error if a text from elsewhere has more objects than any result: to decode them would take more
-// memory than the text says.
+// CheckJSON is an error if a text from elsewhere has more objects and nulls than any result: one of three bytes can
+// decode into hundreds.
 func CheckJSON(text []byte) error {
 	if n := bytes.Count(text, []byte("{")) + bytes.Count(text, []byte("null")); n > maxObjects {
 		return fmt.Errorf("it has %d JSON objects, and at most %d are read", n, maxObjects)
@@ -29,8 +30,16 @@ func CheckJSON(text []byte) error {
 	return nil
 }
 
-// readAtMost reads a file that has at most limit bytes.
-func readAtMost(r io.Reader, limit int64) ([]byte, error) {
+// Decode is json.Unmarshal with CheckJSON before it.
+func Decode(text []byte, into any) error {
+	if err := CheckJSON(text); err != nil {
+		return err
+	}
+	return json.Unmarshal(text, into)
+}
+
+// ReadAtMost reads a file that has at most limit bytes.
+func ReadAtMost(r io.Reader, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err == nil && int64(len(data)) > limit {
 		return nil, fmt.Errorf("it has more than %d MiB", limit>>20)

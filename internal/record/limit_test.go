@@ -28,7 +28,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("a line without an end: %v after %d bytes", err, line.read)
 	}
 	file := &endless{of: "x"}
-	if _, err := readAtMost(file, maxFile); err == nil || err.Error() != "it has more than 64 MiB" || file.read > maxFile+1<<20 {
+	if _, err := ReadAtMost(file, maxFile); err == nil || err.Error() != "it has more than 64 MiB" || file.read > maxFile+1<<20 {
 		t.Errorf("a file without an end: %v after %d bytes", err, file.read)
 	}
 	for _, many := range []string{"{},", "null,"} {
@@ -43,7 +43,7 @@ func TestLimits(t *testing.T) {
 	if err := create(t, t.TempDir()).Append(huge); err == nil || !strings.Contains(err.Error(), "append trial 2 to ") || !strings.HasSuffix(err.Error(), ": it has more than 32 MiB") {
 		t.Errorf("a trial that cannot be read again: %v", err)
 	}
-	if data, err := readAtMost(io.LimitReader(&endless{of: "x"}, 5), 5); err != nil || len(data) != 5 {
+	if data, err := ReadAtMost(io.LimitReader(&endless{of: "x"}, 5), 5); err != nil || len(data) != 5 {
 		t.Errorf("as much as the limit: %d bytes, %v", len(data), err)
 	}
 }

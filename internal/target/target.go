@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"syscall"
 	"time"
 )
 
@@ -159,6 +160,11 @@ var ErrLost = errors.New("the target is lost")
 // ErrNoSpace means that a file system on which a place writes is full, so that nothing was changed there and no trial
 // can succeed until there is space.
 var ErrNoSpace = errors.New("a disk is full")
+
+// NoSpace tells whether an error means that a disk is full, here or in a place.
+func NoSpace(err error) bool {
+	return errors.Is(err, ErrNoSpace) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
 
 // LostError is an ErrLost with its reason.
 type LostError struct{ Why error }

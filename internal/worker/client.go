@@ -35,6 +35,8 @@ type Client struct {
 	why func() error
 	// far: the worker may be on another machine, whose clock drifts.
 	far bool
+	// place is where Apply has applied accelerators last.
+	place string
 
 	mu sync.Mutex
 	// base and mono are one instant, on this process's clock and on the worker's CLOCK_MONOTONIC.
@@ -212,27 +214,27 @@ func (c *Client) Drive(ctx context.Context, t target.Traffic, ready target.Ready
 	return c.traffic(ctx, c.rpc.Drive, t, ready, progress)
 }
 
-// course is how far a worker is with its part of a trial.
-type course struct {
-	ready target.Ready
-	said  bool // that it is ready
+// readiness passes on that a worker is ready, once.
+type readiness struct {
+	ready  target.Ready
+	passed bool
 }
 
-// begin takes the port at which a worker is ready. One that says so twice is refused: nobody listens any more.
-func (c *course) begin(port uint32) (time.Time, error) {
+// pass passes on the port at which a worker is ready. It refuses a worker that says so twice: nobody listens any more.
+func (c *readiness) pass(port uint32) (time.Time, error) {
 	switch {
-	case c.said:
+	case c.passed:
 		return time.Time{}, errors.New("the worker says twice that it is ready")
 	case port > math.MaxUint16:
 		return time.Time{}, fmt.Errorf("the worker says that it is ready at port %d", port)
 	}
-	c.said = true
+	c.passed = true
 	return c.ready(uint16(port))
 }
 
-// end refuses the result of a worker that never said that it was ready: the others wait for that.
-func (c *course) end() error {
-	if !c.said {
+// checkResult refuses the result of a worker that never said that it was ready: the others wait for that.
+func (c *readiness) checkResult() error {
+	if !c.passed {
 		return errors.New("the worker has a result before it is ready")
 	}
 	return nil
@@ -247,7 +249,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	var end record.Endpoint
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	course := course{ready: ready}
+	worker := readiness{ready: ready}
 	if err := c.keepClock(ctx); err != nil {
 		return end, err
 	}
@@ -265,14 +267,15 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	}}}); err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv has the reason
 		return end, c.plain(err)
 	}
-	for last := (time.Time{}); ; {
+	var last time.Time // when progress was last passed on
+	for {
 		event, err := stream.Recv()
 		if err != nil {
 			return end, c.plain(err)
 		}
 		switch {
 		case event.GetReady() != nil:
-			start, err := course.begin(event.GetReady().GetPort())
+			start, err := worker.pass(event.GetReady().GetPort())
 			if err != nil {
 				return end, err
 			}
@@ -291,7 +294,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 				progress(event.GetProgress().GetBytes(), event.GetProgress().GetMessages())
 			}
 		case event.GetResult() != nil:
-			err := errors.Join(course.end(), decode(event.GetResult().GetEndpoint(), &end))
+			err := errors.Join(worker.checkResult(), decode(event.GetResult().GetEndpoint(), &end))
 			end.Place = t.Place
 			return end, err
 		}
@@ -303,7 +306,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	course := course{ready: ready}
+	worker := readiness{ready: ready}
 	if err := c.keepClock(ctx); err != nil {
 		return s, err
 	}
@@ -320,12 +323,12 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 			return s, c.plain(err)
 		}
 		if counters := event.GetCounters(); counters != nil {
-			if err := course.end(); err != nil {
+			if err := worker.checkResult(); err != nil {
 				return s, err
 			}
 			return sample(counters, place, cpus)
 		}
-		start, err := course.begin(0)
+		start, err := worker.pass(0)
 		if err != nil {
 			return s, err
 		}
@@ -376,12 +379,17 @@ func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting
 	if err != nil {
 		return nil, c.plain(err)
 	}
-	var settings []record.Setting
-	err = decode(answer.GetSettings(), &settings)
-	for i := range settings {
-		settings[i].Place = s.Place.Name
+	c.place = s.Place.Name
+	return c.settings(answer.GetSettings())
+}
+
+// settings decodes settings of the place in which accelerators are applied. They have its name, whatever its worker says.
+func (c *Client) settings(b []byte) (all []record.Setting, err error) {
+	err = decode(b, &all)
+	for i := range all {
+		all[i].Place = c.place
 	}
-	return settings, err
+	return all, err
 }
 
 // Revert reverts Apply. It returns all settings that were in force, also those of devices that appeared
@@ -391,8 +399,7 @@ func (c *Client) Revert(ctx context.Context) ([]record.Setting, error) {
 	if err != nil {
 		return nil, c.plain(err)
 	}
-	var settings []record.Setting
-	return settings, decode(answer.GetSettings(), &settings)
+	return c.settings(answer.GetSettings())
 }
 
 func pbPlace(p target.Place) *pb.Place {
@@ -411,11 +418,7 @@ func decode(b []byte, into any) error {
 }
 
 func unmarshal(b []byte, into any) error {
-	err := record.CheckJSON(b)
-	if err == nil {
-		err = json.Unmarshal(b, into)
-	}
-	if err != nil {
+	if err := record.Decode(b, into); err != nil {
 		return fmt.Errorf("decode the worker's answer: %w", err)
 	}
 	return nil

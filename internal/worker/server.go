@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -24,6 +23,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/traffic"
 	"slipstream.dev/internal/worker/pb"
 )
@@ -90,7 +90,7 @@ func markStream(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handl
 }
 
 func markNoSpace(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if target.NoSpace(err) {
 		return status.Error(noSpace, err.Error())
 	}
 	return err

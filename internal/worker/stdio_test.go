@@ -35,3 +35,21 @@ func TestPipeDeadline(t *testing.T) {
 		}
 	})
 }
+
+// TestReadyOnce checks that a worker is refused that says twice that it is ready.
+func TestReadyOnce(t *testing.T) {
+	calls := 0
+	worker := readiness{ready: func(uint16) (time.Time, error) {
+		calls++
+		return time.Time{}, nil
+	}}
+	if _, err := worker.pass(1); err != nil {
+		t.Error(err)
+	}
+	if _, err := worker.pass(1); err == nil {
+		t.Error("the second call has no error")
+	}
+	if calls != 1 {
+		t.Errorf("%d calls came through", calls)
+	}
+}

@@ -191,8 +191,8 @@ func (s *Stream) final() bool {
 
 // Why says why the stream ended too early: because the worker exited, or because the connection broke.
 func (s *Stream) Why() error {
-	if s.out.isFlooded() {
-		return fmt.Errorf("pod %s/%s: %w", s.pod.Namespace, s.pod.Name, errFlood)
+	if s.out.isOverrun() {
+		return fmt.Errorf("pod %s/%s: %w", s.pod.Namespace, s.pod.Name, errNotWorker)
 	}
 	select {
 	case <-s.done:
@@ -209,34 +209,34 @@ func (s *Stream) Why() error {
 }
 
 // inbox buffers a worker's output until it is read. It never blocks, so that a worker whose reader is
-// gone can exit. gRPC's windows bound how much a worker sends that is not read; a program that sends more is none.
+// gone can exit. gRPC's windows bound how much a worker sends before it is read. A program that sends more is not a worker.
 type inbox struct {
 	mu            sync.Mutex
 	more          *sync.Cond
 	buf           bytes.Buffer
 	ended, closed bool   // by the writer, by the reader
-	flooded       bool   // more than maxInbox was not read
-	flood         func() // is called then
+	overrun       bool   // more than maxInbox was unread
+	abort         func() // is called then
 }
 
 // maxInbox is twice gRPC's largest window.
 const maxInbox = 32 << 20
 
-// errFlood is a program in a pod that does not keep to the protocol.
-var errFlood = fmt.Errorf("it sends more than %d MiB that nobody asked for: it is not a worker", maxInbox>>20)
+// errNotWorker is returned for a program in a pod that does not keep to the protocol.
+var errNotWorker = fmt.Errorf("it has sent more than %d MiB that nobody read: it is not a worker", maxInbox>>20)
 
 func (b *inbox) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.flooded:
-		return 0, errFlood
+	case b.overrun:
+		return 0, errNotWorker
 	case b.closed:
 	case b.buf.Len()+len(p) > maxInbox:
-		b.flooded, b.ended, b.buf = true, true, bytes.Buffer{}
+		b.overrun, b.ended, b.buf = true, true, bytes.Buffer{}
 		b.more.Broadcast()
-		b.flood()
-		return 0, errFlood
+		b.abort()
+		return 0, errNotWorker
 	default:
 		b.buf.Write(p)
 		b.more.Broadcast()
@@ -256,12 +256,12 @@ func (b *inbox) Read(p []byte) (int, error) {
 	return b.buf.Read(p) // io.EOF at the end
 }
 
-func (b *inbox) init(flood func()) { b.more, b.flood = sync.NewCond(&b.mu), flood }
+func (b *inbox) init(abort func()) { b.more, b.abort = sync.NewCond(&b.mu), abort }
 
-func (b *inbox) isFlooded() bool {
+func (b *inbox) isOverrun() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.flooded
+	return b.overrun
 }
 
 func (b *inbox) end()   { b.set(&b.ended) }

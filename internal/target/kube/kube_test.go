@@ -1104,13 +1104,13 @@ func TestInboxFlood(t *testing.T) {
 			sent += len(part)
 		}
 	}
-	if !errors.Is(err, errFlood) || sent > maxInbox || ended != 1 || s.out.buf.Cap() > 0 {
+	if !errors.Is(err, errNotWorker) || sent > maxInbox || ended != 1 || s.out.buf.Cap() > 0 {
 		t.Errorf("%d bytes were taken, %d are kept, the exec was ended %d times, %v", sent, s.out.buf.Cap(), ended, err)
 	}
 	if _, err := s.out.Read(part); err != io.EOF {
 		t.Errorf("the reader gets %v", err)
 	}
-	if why := s.Why(); !errors.Is(why, errFlood) || !strings.Contains(why.Error(), "pod ns/evil") {
+	if why := s.Why(); !errors.Is(why, errNotWorker) || !strings.Contains(why.Error(), "pod ns/evil") {
 		t.Errorf("why it ended: %v", why)
 	}
 }
