@@ -14,6 +14,7 @@ export CGO_ENABLED := 0
 TOOLS := bin/tools/.built
 LINT  := bin/tools/golangci-lint
 HELM  := bin/tools/helm
+GOTESTSUM := bin/tools/gotestsum
 # sudo's secure_path has no Go: it is looked for where its own instructions put it, too.
 export PATH := $(CURDIR)/bin/tools:$(PATH):/usr/local/go/bin
 
@@ -102,18 +103,19 @@ QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
 WHOLE := ./test ./internal/target/hosts ./internal/worker ./internal/doctor
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/scale ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
 # make lint vets. Test programs without symbols link faster, and tests copy some to other hosts.
-GOTEST  := gotest -count=1 -vet=off -ldflags='-s -w' -timeout=15m $(if $(RUN),-run '$(RUN)')
+GOTEST  := .ci/gotest -count=1 -vet=off -ldflags='-s -w' -timeout=15m $(if $(RUN),-run '$(RUN)')
 
 PACKAGES ?= ./...
 asked = { go list $(1) | grep -xFf <(go list $(PACKAGES)) || true; }
 .PHONY: test
-test: test-deps bin/tools/gotest $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
-	go test -C tools -count=1 ./gotest ./image
-	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) $(WHOLE) $(WAITING) | sort) | GOGC=400 xargs -r $(GOTEST) -p=4
-	@$(call asked,$(MEASURING)) | xargs -r $(GOTEST) -p=1
-	@$(if $(RUN),,$(call asked,./test) | xargs -r $(GOTEST) -run '$(QUIET)')
-	@$(call asked,$(WHOLE)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6 $(if $(RUN),,-skip '$(QUIET)')
-	@$(call asked,$(WAITING)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6
+test: test-deps $(GOTESTSUM) $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
+	@rm -f bin/flaky.txt
+	go test -C tools -count=1 ./image
+	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) $(WHOLE) $(WAITING) | sort) | GOGC=400 xargs -r $(GOTEST) -p=4 --
+	@$(call asked,$(MEASURING)) | xargs -r $(GOTEST) -p=1 --
+	@$(if $(RUN),,$(call asked,./test) | xargs -r $(GOTEST) -run '$(QUIET)' --)
+	@$(call asked,$(WHOLE)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6 $(if $(RUN),,-skip '$(QUIET)') --
+	@$(call asked,$(WAITING)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6 --
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
@@ -146,12 +148,12 @@ bench: ## Run the benchmarks (root for those of the network)
 .PHONY: lint
 lint: $(LINT) $(TOOLS) ## Check style, likely bugs and import rules
 	golangci-lint run ./...
-	cd tools && golangci-lint run --config ../.golangci.yml ./gotest ./image
+	cd tools && golangci-lint run --config ../.golangci.yml ./image
 	buf lint
 
 .PHONY: fmt
 fmt: $(LINT) $(TOOLS) ## Format Go and protobuf
-	golangci-lint fmt ./... tools/gotest tools/image
+	golangci-lint fmt ./... tools/image
 	buf format -w
 
 .PHONY: generate
@@ -189,8 +191,8 @@ $(LINT): tools/lint/go.mod tools/lint/go.sum
 $(HELM): tools/helm/go.mod tools/helm/go.sum
 	go build -C tools/helm -trimpath -ldflags '-s -w' -o $(CURDIR)/bin/tools/ tool
 
-bin/tools/gotest: $(wildcard tools/gotest/*.go)
-	go build -C tools -o $(CURDIR)/$@ ./gotest
+$(GOTESTSUM): tools/gotestsum/go.mod tools/gotestsum/go.sum
+	go build -C tools/gotestsum -o $(CURDIR)/bin/tools/ tool
 
 bin/tools/image: $(wildcard tools/image/*.go) tools/go.mod tools/go.sum
 	go build -C tools -o $(CURDIR)/$@ ./image

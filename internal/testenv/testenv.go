@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NeedRoot skips a test that cannot do without root. Where CI is set, tools/gotest makes that a
+// NeedRoot skips a test that cannot do without root. Where CI is set, .ci/gotest makes that a
 // failure.
 func NeedRoot(t testing.TB) {
 	t.Helper()
