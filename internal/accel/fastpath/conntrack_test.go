@@ -339,9 +339,14 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 		w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
 	}
 	ended := w.connect()
-	go func() { _, _ = io.Copy(ended.far, zeros{}) }()
 	go func() { _, _ = io.Copy(io.Discard, ended) }()
-	w.eventually("the stream is accelerated", nil, func() bool {
+	// isFast counts the packets of the whole node, so the peer of this connection sends only at times.
+	send := func() {
+		if _, err := ended.far.Write(make([]byte, 64<<10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.eventually("the stream is accelerated", send, func() bool {
 		is := w.conntrack("n0", ended)
 		return (is.Flags[0]&is.Flags[1])&flagLiberal != 0
 	})
@@ -364,10 +369,16 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 
 	w.startAgent("n0")
 	for _, e := range forged {
+		for range 10 {
+			send()
+		}
 		w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
 		if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
 			t.Errorf("conntrack has %+v", is)
 		}
+	}
+	for range 10 {
+		send()
 	}
 	if is := w.conntrack("n0", ended); is.State == stateEstablished {
 		t.Errorf("conntrack has %+v of a half-closed connection", is)
@@ -550,14 +561,13 @@ func TestForgedPackets(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		flags byte
-		share float64
 	}{
-		{"SYN", tcpSYN, 0.95},
-		{"RST", tcpRST, 0.95},
-		{"FIN", 0x11, 0.95},
-		{"ACK", 0x10, 0.95},
-		{"URG", 0x30, 0.95},
-		{"no flags", 0, 0.95},
+		{"SYN", tcpSYN},
+		{"RST", tcpRST},
+		{"FIN", 0x11},
+		{"ACK", 0x10},
+		{"URG", 0x30},
+		{"no flags", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -565,18 +575,21 @@ func TestForgedPackets(t *testing.T) {
 			// Attach all programs to the other pod's veth too.
 			w.accelerate(w.connectFrom(1, 1, direct).back())
 			forge := w.forger("n0p1", e)
-			before, n := w.counts(0), 0
+			// A busy machine may hold up a round for so long that the flow expires, so the median round counts.
+			const rounds, trips = 50, 20
+			var fast []int
 			pause := time.NewTicker(20 * time.Millisecond)
 			defer pause.Stop()
-			for range 50 {
+			for range rounds {
 				<-pause.C
 				forge(rand.Uint32(), tt.flags)
-				w.trip(e, 20)
-				n += 20
+				before := w.counts(0)["fast-out"]
+				w.trip(e, trips)
+				fast = append(fast, int(w.counts(0)["fast-out"]-before))
 			}
-			after := w.counts(0)
-			if share := float64(after["fast-out"]-before["fast-out"]) / float64(n); share < tt.share {
-				t.Errorf("%.3f of the packets took the fast path meanwhile: %v, then %v", share, before, after)
+			slices.Sort(fast)
+			if fast[rounds/2] < trips-1 {
+				t.Errorf("of %d packets a round took the fast path: %v; then %v", trips, fast, w.counts(0))
 			}
 			w.eventually("conntrack has the connection as established", func() { w.trip(e, 1) }, func() bool {
 				is := w.conntrack("n0", e)

@@ -405,11 +405,13 @@ func TestNeighbourAdvertisementFlood(t *testing.T) {
 	took := time.Since(began)
 	cpuNow, _ := usage(t, agent.Process.Pid)
 	t.Logf("%d advertisements in %v: %v of CPU; %d of %d packets took the slow path", sent, took, cpuNow-cpu, slow, 2*trips)
-	if cpuNow-cpu > took/5 {
+	if cpuNow-cpu > took/2 {
 		t.Errorf("the agent used %v of CPU in %v", cpuNow-cpu, took)
 	}
-	if slow > 2*trips/3 {
-		t.Errorf("%d of %d packets took the slow path", slow, 2*trips)
+	// The agent limits how many notifications it handles, and so how often it invalidates flows: with the limit about
+	// 65 packets a second take the slow path, without it 130.
+	if perSecond := float64(slow) / took.Seconds(); perSecond > 85 {
+		t.Errorf("%.0f packets a second took the slow path", perSecond)
 	}
 	w.eventually("fast path again", nil, func() bool { return w.slowPackets(e, 100) < 20 })
 }
