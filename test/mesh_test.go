@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/target/lab"
@@ -116,7 +117,7 @@ func mesh(t *testing.T, nodes, blocks int, fault func(ns string)) (named []strin
 			t.Errorf("%d links of %d nodes", len(m.Links), nodes)
 		}
 		t.Logf("%s: %+v", m.Metric, m.Outliers)
-		metric := map[string]string{record.Throughput: "throughput", stats.ServerCPUPerGB: "CPU", stats.RetransmitShare: "retransmits"}[m.Metric]
+		metric := map[string]string{metrics.Throughput: "throughput", metrics.ServerCPUPerGB: "CPU", metrics.RetransmitShare: "retransmits"}[m.Metric]
 		for _, o := range m.Outliers {
 			named = append(named, map[string]string{
 				stats.OutlierClient: o.Client + " sends: ",

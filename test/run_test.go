@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv"
@@ -54,7 +55,7 @@ func TestRun(t *testing.T) {
 		if row.N != 2 || row.CI95[0] > row.Mean || row.CI95[1] < row.Mean {
 			t.Errorf("row %+v", row)
 		}
-		if (row.Versus == nil) != (row.Variant == "vxlan") && row.Metric == record.Throughput {
+		if (row.Versus == nil) != (row.Variant == "vxlan") && row.Metric == metrics.Throughput {
 			t.Errorf("versus of %s: %+v", row.Variant, row.Versus)
 		}
 	}
@@ -313,7 +314,7 @@ func TestTools(t *testing.T) {
 					t.Errorf("%s: %s ran with congestion control %q, want cubic", tr.Workload, end.Place, end.CongestionControl)
 				}
 			}
-			if tr.Workload == "pingpong" && (tr.Metrics[record.LatencyP50] <= 0 || tr.Metrics[record.LatencyP50] > tr.Metrics[record.LatencyP99]) {
+			if tr.Workload == "pingpong" && (tr.Metrics[metrics.LatencyP50] <= 0 || tr.Metrics[metrics.LatencyP50] > tr.Metrics[metrics.LatencyP99]) {
 				t.Errorf("latencies %v", tr.Metrics)
 			}
 		}
@@ -401,21 +402,21 @@ func TestProtocols(t *testing.T) {
 			t.Errorf("%s failed: %s", name, tr.Error)
 			continue
 		}
-		loss, told := tr.Metrics[record.Loss]
+		loss, told := tr.Metrics[metrics.Loss]
 		if udp := tr.Workload == "stream" || tr.Workload == "udp-pingpong"; told != udp || loss < 0 || loss > 1 {
 			t.Errorf("%s: loss %v, told %t", name, loss, told)
 		}
-		jitter, told := tr.Metrics[record.Jitter]
-		reorder := tr.Metrics[record.Reorder]
+		jitter, told := tr.Metrics[metrics.Jitter]
+		reorder := tr.Metrics[metrics.Reorder]
 		if udp := tr.Workload == "stream"; told != udp || udp && !(jitter > 0 && jitter < 0.01) || reorder < 0 || reorder > 1 {
 			t.Errorf("%s: jitter %v s, told %t; reorder %v", name, jitter, told, reorder)
 		}
 		// What has piled up while a receiver waited for a CPU at the window's beginning counts as of the window.
-		if got := tr.Metrics[record.Throughput]; tr.Variant == "calico" && got > 3e9 {
+		if got := tr.Metrics[metrics.Throughput]; tr.Variant == "calico" && got > 3e9 {
 			t.Errorf("%s: %.2g bit/s through a NIC of 2 Gbit/s", name, got)
 		}
-		if tr.Workload == "tcp6" && tr.Metrics[record.Throughput] < 1e8 {
-			t.Errorf("%s: %.2g bit/s", name, tr.Metrics[record.Throughput])
+		if tr.Workload == "tcp6" && tr.Metrics[metrics.Throughput] < 1e8 {
+			t.Errorf("%s: %.2g bit/s", name, tr.Metrics[metrics.Throughput])
 		}
 	}
 }

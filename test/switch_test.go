@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv"
@@ -85,12 +86,12 @@ func TestSwitch(t *testing.T) {
 	all := trials(t, results(t, out))
 	fastest, held := 0.0, 0
 	for _, tr := range all {
-		fastest = max(fastest, tr.Metrics[record.Throughput])
+		fastest = max(fastest, tr.Metrics[metrics.Throughput])
 	}
 	for _, tr := range all {
-		switch isFast := tr.Metrics[record.Throughput] > 0.6*fastest; {
+		switch isFast := tr.Metrics[metrics.Throughput] > 0.6*fastest; {
 		case isFast && tr.Variant == "slow":
-			t.Errorf("a trial of the slow state has %g of %g bits/s", tr.Metrics[record.Throughput], fastest)
+			t.Errorf("a trial of the slow state has %g of %g bits/s", tr.Metrics[metrics.Throughput], fastest)
 		case !isFast && tr.Variant == "fast" && tr.Status == record.StatusOK:
 			held++
 		}
@@ -108,7 +109,7 @@ func TestSwitch(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range s.Rows {
-		if r.Metric != record.Throughput || r.Versus == nil {
+		if r.Metric != metrics.Throughput || r.Versus == nil {
 			continue
 		}
 		v := r.Versus

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/agent"
 	azurecli "slipstream.dev/internal/azure/cli"
 	"slipstream.dev/internal/cli"
@@ -117,17 +118,13 @@ have seven bits in each byte, the lowest first, and the eighth bit set in all by
 3. the number of CPUs, and for each its number, and its idle time and its softirq time in each interval, in units of
    10 ms. If several nodes share a machine, only the first has CPUs.
 `)
-	return constants(b, "internal/record/record.go")
+	return constants(b, "internal/record/record.go", "api/metrics/metrics.go")
 }
 
 // constants writes what the names in records mean, from the comments of the constants.
-func constants(b *bytes.Buffer, file string) error {
-	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
-	if err != nil {
-		return err
-	}
+func constants(b *bytes.Buffer, files ...string) error {
 	tables := []struct{ title, prefix, rows string }{{"Warnings", "Warn", ""}, {"Errors of HTTP", "Err", ""}, {"Metrics", "", ""}}
-	ast.Inspect(parsed, func(n ast.Node) bool {
+	inspect := func(n ast.Node) bool {
 		spec, ok := n.(*ast.ValueSpec)
 		if !ok || len(spec.Values) != 1 {
 			return true
@@ -139,7 +136,7 @@ func constants(b *bytes.Buffer, file string) error {
 		name, _ := strconv.Unquote(literal.Value) // a string of Go that was parsed
 		meaning := escape(strings.TrimSpace(spec.Comment.Text()))
 		for i, t := range tables {
-			switch _, metric := record.Units[name]; {
+			switch _, metric := metrics.Units[name]; {
 			case t.prefix != "" && strings.HasPrefix(spec.Names[0].Name, t.prefix) && !metric:
 				tables[i].rows += fmt.Sprintf("| `%s` | %s |\n", name, meaning)
 			case t.prefix == "" && metric:
@@ -147,7 +144,14 @@ func constants(b *bytes.Buffer, file string) error {
 			}
 		}
 		return true
-	})
+	}
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(parsed, inspect)
+	}
 	for _, t := range tables {
 		fmt.Fprintf(b, "\n## %s\n\n| name | meaning |\n|---|---|\n%s", t.title, t.rows)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -99,12 +100,12 @@ func result(t *testing.T, yaml string, blocks int, seed uint64) string {
 				order++
 				noise := func() float64 { return 1 + 0.01*rng.NormFloat64() }
 				e := effects[v.Name]
-				metrics := map[string]float64{record.Throughput: 1e9 * e[0] * noise()}
+				measured := map[string]float64{metrics.Throughput: 1e9 * e[0] * noise()}
 				if w.PingPong != nil {
-					metrics = map[string]float64{record.Rate: 1e4 / e[1], record.LatencyP50: 1e-4 * e[1] * noise(), record.LatencyP99: 3e-4 * e[2] * noise()}
+					measured = map[string]float64{metrics.Rate: 1e4 / e[1], metrics.LatencyP50: 1e-4 * e[1] * noise(), metrics.LatencyP99: 3e-4 * e[2] * noise()}
 				}
 				if err := dir.Append(record.Trial{
-					Block: b + 1, Order: order, Variant: v.Name, Workload: w.Name, Pairs: 1, Attempt: 1, Status: record.StatusOK, Metrics: metrics,
+					Block: b + 1, Order: order, Variant: v.Name, Workload: w.Name, Pairs: 1, Attempt: 1, Status: record.StatusOK, Metrics: measured,
 				}); err != nil {
 					t.Fatal(err)
 				}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/netns"
@@ -190,12 +191,12 @@ spec:
 	}
 	for _, row := range summary.Rows {
 		v := row.Versus
-		if v == nil || !slices.Contains([]string{record.Throughput, record.LatencyP50, record.LatencyP99}, row.Metric) {
+		if v == nil || !slices.Contains([]string{metrics.Throughput, metrics.LatencyP50, metrics.LatencyP99}, row.Metric) {
 			continue
 		}
 		t.Logf("| %s | %s | %s %s | %.3f (%.3f–%.3f) | %d | %s |", f.name, offload, row.Workload, row.Metric, v.Ratio, v.CI95[0], v.CI95[1], v.N, v.Verdict)
 		slower := v.Verdict == stats.Slower || f.free || offload == v1alpha1.OffloadFull
-		if row.Metric == record.Throughput && (v.Verdict == stats.Faster && !f.free || !slower) {
+		if row.Metric == metrics.Throughput && (v.Verdict == stats.Faster && !f.free || !slower) {
 			t.Errorf("streams are not slower")
 		}
 	}

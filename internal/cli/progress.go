@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/term"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
@@ -47,9 +48,9 @@ func (p *progress) show(e experiment.Event) {
 		p.previous = 0
 		p.status(what + left)
 	case experiment.Moves:
-		moved, metric := e.Bytes*8, record.Throughput
+		moved, metric := e.Bytes*8, metrics.Throughput
 		if e.Bytes < e.Messages*1000 { // small messages: what counts is how many
-			moved, metric = e.Messages, record.Rate
+			moved, metric = e.Messages, metrics.Rate
 		}
 		p.status(what + "  " + report.Quantity(float64(moved-p.previous), metric) + left)
 		p.previous = moved
@@ -70,13 +71,13 @@ func (p *progress) show(e experiment.Event) {
 
 // shown is the metric of a trial that its line has. The mean is all that qperf tells of latencies. Where ab
 // had requests that failed, there is a rate alone.
-func shown(metrics map[string]float64) string {
-	for _, metric := range []string{record.Throughput, record.LatencyP50, record.LatencyMean} {
-		if _, ok := metrics[metric]; ok {
+func shown(measured map[string]float64) string {
+	for _, metric := range []string{metrics.Throughput, metrics.LatencyP50, metrics.LatencyMean} {
+		if _, ok := measured[metric]; ok {
 			return metric
 		}
 	}
-	return record.Rate
+	return metrics.Rate
 }
 
 // note prints a line that stays.

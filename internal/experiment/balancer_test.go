@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
@@ -178,7 +179,7 @@ func TestBalancerTrial(t *testing.T) {
 		if tr.Workload != "bulk" {
 			continue
 		}
-		if got, want := tr.Metrics[record.Throughput], 8e9*2*float64(backends); got != want {
+		if got, want := tr.Metrics[metrics.Throughput], 8e9*2*float64(backends); got != want {
 			t.Errorf("%s: throughput %g, want %g", tr.Variant, got, want)
 		}
 		for _, p := range tr.PerPair {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
@@ -179,7 +180,7 @@ func TestMeshWithABadNode(t *testing.T) {
 					if hangs && tr.Took > 12 { // the others begin once the 10 s are over
 						t.Errorf("trial %d took %.1f s", tr.Order, tr.Took)
 					}
-					if tr.Status != record.StatusOK || tr.Metrics[record.Throughput] != 8e9 {
+					if tr.Status != record.StatusOK || tr.Metrics[metrics.Throughput] != 8e9 {
 						t.Errorf("trial %d is %s, has %v: want the one pair that is left", tr.Order, tr.Status, tr.Metrics)
 					}
 					if !slices.ContainsFunc(tr.Warnings, func(w record.Warning) bool {

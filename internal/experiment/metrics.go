@@ -10,6 +10,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -24,7 +25,7 @@ func fill(c Cell, t *record.Trial) error {
 	switch c.Workload.Kind() {
 	case "stream":
 		streams(spec, t, m)
-		bytes = m[record.Throughput] / 8 * t.Window
+		bytes = m[metrics.Throughput] / 8 * t.Window
 		sleeps(t, m)
 	case "http":
 		if err := requests(c, t, m); err != nil {
@@ -42,7 +43,7 @@ func fill(c Cell, t *record.Trial) error {
 		}
 	}
 	// A tool that tells no percentiles tells a rate.
-	primary := m[record.Throughput] + m[record.LatencyP50] + m[record.Rate]
+	primary := m[metrics.Throughput] + m[metrics.LatencyP50] + m[metrics.Rate]
 	if primary == 0 {
 		return fmt.Errorf("nothing arrived within the window")
 	}
@@ -62,9 +63,9 @@ func streams(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64) {
 				e.Lost = p.Client.Messages - e.Arrived
 			}
 		}
-		m[record.Throughput] += e.BitsPerSecond
+		m[metrics.Throughput] += e.BitsPerSecond
 		if udp {
-			m[record.Rate] += perSecond(*e)
+			m[metrics.Rate] += perSecond(*e)
 			arrived := e.Messages // in a tool's only window
 			if e == &p.Server {
 				arrived = e.Arrived
@@ -87,8 +88,8 @@ func sleeps(t *record.Trial, m map[string]float64) {
 		bytes += float64(p.Server.Bytes)
 	}
 	if bytes > 0 && sender+receiver > 0 {
-		m[record.SenderSleepsPerGB] = sender / (bytes / 1e9)
-		m[record.ReceiverSleepsPerGB] = receiver / (bytes / 1e9)
+		m[metrics.SenderSleepsPerGB] = sender / (bytes / 1e9)
+		m[metrics.ReceiverSleepsPerGB] = receiver / (bytes / 1e9)
 	}
 }
 
@@ -99,12 +100,12 @@ func answers(c Cell, t *record.Trial, m map[string]float64) error {
 	}
 	var lost, sent float64
 	for _, p := range t.PerPair {
-		m[record.Rate] += perSecond(p.Client)
+		m[metrics.Rate] += perSecond(p.Client)
 		lost += float64(p.Client.Lost)
 		sent += float64(p.Client.Lost + p.Client.Messages)
 	}
 	if c.Workload.Traffic().Protocol == "udp" {
-		m[record.Loss] = ratio(lost, sent)
+		m[metrics.Loss] = ratio(lost, sent)
 	}
 	if c.Workload.Connect != nil && lost > 0 {
 		t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
@@ -132,20 +133,20 @@ func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, b
 	case len(t.Hosts) == 0: // that nothing is known is not that nothing was used
 		clientMachine(t, m)
 	case bytes > 0:
-		m[record.CPUPerGB] = busy / (bytes / 1e9)
-		m[record.SoftirqPerGB] = softirq / (bytes / 1e9)
+		m[metrics.CPUPerGB] = busy / (bytes / 1e9)
+		m[metrics.SoftirqPerGB] = softirq / (bytes / 1e9)
 		if interrupts > 0 { // a container may not see them
-			m[record.InterruptsPerGB] = interrupts / (bytes / 1e9)
+			m[metrics.InterruptsPerGB] = interrupts / (bytes / 1e9)
 		}
-	case m[record.Rate] > 0:
-		messages := m[record.Rate] * t.Window
-		m[record.CPUPerMessage] = busy / messages
+	case m[metrics.Rate] > 0:
+		messages := m[metrics.Rate] * t.Window
+		m[metrics.CPUPerMessage] = busy / messages
 		// A container may not see them.
 		if interrupts > 0 {
-			m[record.InterruptsPerMessage] = interrupts / messages
+			m[metrics.InterruptsPerMessage] = interrupts / messages
 		}
 		if switches > 0 {
-			m[record.SwitchesPerMessage] = switches / messages
+			m[metrics.SwitchesPerMessage] = switches / messages
 		}
 	}
 }
@@ -158,9 +159,9 @@ func clientMachine(t *record.Trial, m map[string]float64) {
 	}
 	e := t.PerPair[0].Client
 	for name, v := range map[string]float64{
-		record.CPUPerMessage:        e.Machine.Busy * float64(e.Machine.CPUs) * e.Seconds / float64(e.Messages),
-		record.InterruptsPerMessage: e.Machine.Interrupts,
-		record.SwitchesPerMessage:   e.Machine.Switches,
+		metrics.CPUPerMessage:        e.Machine.Busy * float64(e.Machine.CPUs) * e.Seconds / float64(e.Messages),
+		metrics.InterruptsPerMessage: e.Machine.Interrupts,
+		metrics.SwitchesPerMessage:   e.Machine.Switches,
 	} {
 		if v > 0 {
 			m[name] = v
@@ -185,9 +186,9 @@ func (d *datagrams) add(e record.Endpoint, arrived uint64) {
 }
 
 func (d *datagrams) fill(m map[string]float64) {
-	m[record.Loss] = ratio(d.lost, d.lost+d.arrived)
-	m[record.Reorder] = ratio(d.reordered, d.came)
-	m[record.Jitter] = ratio(d.jitter, d.came)
+	m[metrics.Loss] = ratio(d.lost, d.lost+d.arrived)
+	m[metrics.Reorder] = ratio(d.reordered, d.came)
+	m[metrics.Jitter] = ratio(d.jitter, d.came)
 }
 
 // requests fills in the metrics of http.
@@ -195,20 +196,20 @@ func requests(c Cell, t *record.Trial, m map[string]float64) error {
 	var failed, done float64
 	kinds := make(map[string]uint64)
 	for _, p := range t.PerPair {
-		m[record.Rate] += perSecond(p.Client)
+		m[metrics.Rate] += perSecond(p.Client)
 		done += float64(p.Client.Messages)
 		for kind, n := range p.Client.Errors {
 			failed += float64(n)
 			kinds[kind] += n
 		}
 		if c.Workload.HTTP.Requests > 0 { // the last pair is the one that counts
-			m[record.Completion] = max(m[record.Completion], p.Client.Completion)
+			m[metrics.Completion] = max(m[metrics.Completion], p.Client.Completion)
 		}
 	}
-	if n := m[record.Completion]; n > 0 {
+	if n := m[metrics.Completion]; n > 0 {
 		t.Window = n
 	}
-	m[record.Errors] = ratio(failed, failed+done)
+	m[metrics.Errors] = ratio(failed, failed+done)
 	if failed > 0 {
 		t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
 			"%.0f of %.0f requests failed (%s): the latencies are those of the others", failed, failed+done, list(kinds)))
@@ -246,7 +247,7 @@ func latencies(t *record.Trial, m map[string]float64) error {
 		e := &t.PerPair[i].Client
 		if e.Latency == "" {
 			for name, v := range e.Percentiles {
-				if name == record.LatencyMax {
+				if name == metrics.LatencyMax {
 					m[name] = max(m[name], v)
 					continue
 				}
@@ -272,8 +273,8 @@ func latencies(t *record.Trial, m map[string]float64) error {
 	if all.TotalCount() == 0 {
 		return fmt.Errorf("no answer arrived within the window")
 	}
-	m[record.LatencyMean], m[record.LatencyMax] = all.Mean()/1e9, float64(all.Max())/1e9
-	for name, q := range map[string]float64{record.LatencyP50: 50, record.LatencyP99: 99, record.LatencyP999: 99.9} {
+	m[metrics.LatencyMean], m[metrics.LatencyMax] = all.Mean()/1e9, float64(all.Max())/1e9
+	for name, q := range map[string]float64{metrics.LatencyP50: 50, metrics.LatencyP99: 99, metrics.LatencyP999: 99.9} {
 		m[name] = float64(all.ValueAtQuantile(q)) / 1e9
 	}
 	var err error

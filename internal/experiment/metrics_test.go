@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -26,16 +27,16 @@ func TestDatagrams(t *testing.T) {
 		"two pairs": {udp(v1alpha1.ToolNative), []record.Pair{
 			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 890, Arrived: 900, Reordered: 89, Jitter: 1e-3, BitsPerSecond: 1e6}},
 			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 1110, Arrived: 1000, Jitter: 3e-3, BitsPerSecond: 1e6}},
-		}, map[string]float64{record.Throughput: 2e6, record.Rate: 1000, record.Loss: 0.05, record.Reorder: 0.0445, record.Jitter: 2.11e-3}, 100},
+		}, map[string]float64{metrics.Throughput: 2e6, metrics.Rate: 1000, metrics.Loss: 0.05, metrics.Reorder: 0.0445, metrics.Jitter: 2.11e-3}, 100},
 		"nothing lost, and the receiver's window the longer": {udp(v1alpha1.ToolNative), []record.Pair{
 			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 1020, Arrived: 1000, BitsPerSecond: 1e6}},
-		}, map[string]float64{record.Throughput: 1e6, record.Rate: 510, record.Loss: 0, record.Reorder: 0, record.Jitter: 0}, 0},
+		}, map[string]float64{metrics.Throughput: 1e6, metrics.Rate: 510, metrics.Loss: 0, metrics.Reorder: 0, metrics.Jitter: 0}, 0},
 		"none of the window's arrived": {udp(v1alpha1.ToolNative), []record.Pair{
 			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 10, BitsPerSecond: 1e6}},
-		}, map[string]float64{record.Throughput: 1e6, record.Rate: 5, record.Loss: 1, record.Reorder: 0, record.Jitter: 0}, 1000},
+		}, map[string]float64{metrics.Throughput: 1e6, metrics.Rate: 5, metrics.Loss: 1, metrics.Reorder: 0, metrics.Jitter: 0}, 1000},
 		"another tool's client tells all": {udp(v1alpha1.ToolIperf3), []record.Pair{
 			{Client: record.Endpoint{Seconds: 2, Messages: 900, Lost: 100, Reordered: 9, Jitter: 1e-3, BitsPerSecond: 1e6}},
-		}, map[string]float64{record.Throughput: 1e6, record.Rate: 450, record.Loss: 0.1, record.Reorder: 0.01, record.Jitter: 1e-3}, 0},
+		}, map[string]float64{metrics.Throughput: 1e6, metrics.Rate: 450, metrics.Loss: 0.1, metrics.Reorder: 0.01, metrics.Jitter: 1e-3}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			trial := record.Trial{PerPair: tt.pairs}
@@ -60,9 +61,9 @@ func TestPerRoundTrip(t *testing.T) {
 		interrupts, switches uint64
 		want                 map[string]float64
 	}{
-		{3000, 2000, map[string]float64{record.CPUPerMessage: 1e-3, record.InterruptsPerMessage: 6, record.SwitchesPerMessage: 5}},
-		{0, 2000, map[string]float64{record.CPUPerMessage: 1e-3, record.SwitchesPerMessage: 5}},
-		{0, 0, map[string]float64{record.CPUPerMessage: 1e-3}},
+		{3000, 2000, map[string]float64{metrics.CPUPerMessage: 1e-3, metrics.InterruptsPerMessage: 6, metrics.SwitchesPerMessage: 5}},
+		{0, 2000, map[string]float64{metrics.CPUPerMessage: 1e-3, metrics.SwitchesPerMessage: 5}},
+		{0, 0, map[string]float64{metrics.CPUPerMessage: 1e-3}},
 	} {
 		one := record.Host{Seconds: 2, Switches: 2 * tt.switches, CPUs: []record.CPU{{Busy: 0.5, Interrupts: tt.interrupts}, {Interrupts: tt.interrupts}}}
 		two := record.Host{Seconds: 4, Switches: tt.switches, CPUs: []record.CPU{{Busy: 1}}}
@@ -70,7 +71,7 @@ func TestPerRoundTrip(t *testing.T) {
 		if err := fill(c, &trial); err != nil {
 			t.Fatal(err)
 		}
-		delete(trial.Metrics, record.Rate)
+		delete(trial.Metrics, metrics.Rate)
 		if diff := cmp.Diff(tt.want, trial.Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
 			t.Errorf("%d interrupts, %d switches (-want +got):\n%s", tt.interrupts, tt.switches, diff)
 		}
@@ -85,8 +86,8 @@ func TestSleepsOfStreams(t *testing.T) {
 		sender, receiver, interrupts uint64
 		want                         map[string]float64
 	}{
-		{1000, 3000, 500, map[string]float64{record.SenderSleepsPerGB: 1000, record.ReceiverSleepsPerGB: 3000, record.InterruptsPerGB: 250}},
-		{0, 3000, 0, map[string]float64{record.SenderSleepsPerGB: 0, record.ReceiverSleepsPerGB: 3000}},
+		{1000, 3000, 500, map[string]float64{metrics.SenderSleepsPerGB: 1000, metrics.ReceiverSleepsPerGB: 3000, metrics.InterruptsPerGB: 250}},
+		{0, 3000, 0, map[string]float64{metrics.SenderSleepsPerGB: 0, metrics.ReceiverSleepsPerGB: 3000}},
 		{0, 0, 0, map[string]float64{}},
 	} {
 		pair := record.Pair{Client: record.Endpoint{Seconds: 2, Bytes: 2e9, Sleeps: tt.sender}, Server: record.Endpoint{Seconds: 2, Bytes: 1e9, BitsPerSecond: 4e9, Sleeps: tt.receiver}}
@@ -94,7 +95,7 @@ func TestSleepsOfStreams(t *testing.T) {
 		if err := fill(c, &trial); err != nil {
 			t.Fatal(err)
 		}
-		for _, other := range []string{record.Throughput, record.CPUPerGB, record.SoftirqPerGB} {
+		for _, other := range []string{metrics.Throughput, metrics.CPUPerGB, metrics.SoftirqPerGB} {
 			delete(trial.Metrics, other)
 		}
 		if diff := cmp.Diff(tt.want, trial.Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
@@ -119,16 +120,16 @@ func TestLatencies(t *testing.T) {
 		return record.Endpoint{Latency: text}
 	}
 	told := func(mean, longest float64) record.Endpoint {
-		return record.Endpoint{Percentiles: map[string]float64{record.LatencyMean: mean, record.LatencyMax: longest}}
+		return record.Endpoint{Percentiles: map[string]float64{metrics.LatencyMean: mean, metrics.LatencyMax: longest}}
 	}
 	for name, tt := range map[string]struct {
 		clients []record.Endpoint
 		want    map[string]float64
 	}{
 		"two histograms": {[]record.Endpoint{histogram(1, 1, 1), histogram(3, 20)}, map[string]float64{
-			record.LatencyMean: 5.2e-3, record.LatencyP50: 1e-3, record.LatencyP99: 20e-3, record.LatencyP999: 20e-3, record.LatencyMax: 20e-3,
+			metrics.LatencyMean: 5.2e-3, metrics.LatencyP50: 1e-3, metrics.LatencyP99: 20e-3, metrics.LatencyP999: 20e-3, metrics.LatencyMax: 20e-3,
 		}},
-		"a tool's": {[]record.Endpoint{told(2e-3, 30e-3), told(4e-3, 10e-3)}, map[string]float64{record.LatencyMean: 3e-3, record.LatencyMax: 30e-3}},
+		"a tool's": {[]record.Endpoint{told(2e-3, 30e-3), told(4e-3, 10e-3)}, map[string]float64{metrics.LatencyMean: 3e-3, metrics.LatencyMax: 30e-3}},
 	} {
 		var trial record.Trial
 		for _, c := range tt.clients {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
@@ -347,8 +348,8 @@ func TestMeasure(t *testing.T) {
 			t.Errorf("trial %d: %+v", i, tr)
 		}
 		want := map[string]float64{
-			record.Throughput: 8e9 * float64(tr.Pairs),
-			record.CPUPerGB:   0.5 / float64(tr.Pairs), record.SoftirqPerGB: 0.25 / float64(tr.Pairs),
+			metrics.Throughput: 8e9 * float64(tr.Pairs),
+			metrics.CPUPerGB:   0.5 / float64(tr.Pairs), metrics.SoftirqPerGB: 0.25 / float64(tr.Pairs),
 		}
 		if diff := cmp.Diff(want, tr.Metrics); diff != "" {
 			t.Errorf("trial %d:\n%s", i, diff)
@@ -693,7 +694,7 @@ func TestCluster(t *testing.T) {
 			if tr.Status != record.StatusOK {
 				t.Errorf("%s: %s", tr.Variant, tr.Error)
 			}
-			_, cpu := tr.Metrics[record.CPUPerGB]
+			_, cpu := tr.Metrics[metrics.CPUPerGB]
 			warned := slices.ContainsFunc(tr.Warnings, func(w record.Warning) bool { return w.Code == record.WarnNoCPUs })
 			if cpu != sampled || warned == sampled || len(tr.Hosts) > 0 != sampled {
 				t.Errorf("sampled %t: hosts %v, metrics %v, warnings %v", sampled, tr.Hosts, tr.Metrics, tr.Warnings)

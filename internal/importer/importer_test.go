@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/record"
 )
 
 // output is what a tool printed, of the parsers' tests.
@@ -110,7 +110,7 @@ func TestBlocks(t *testing.T) {
 	}
 	var got []string
 	for _, tr := range r.Trials {
-		got = append(got, fmt.Sprintf("%d: block %d, %s %s %d, %.0f, %d hosts, %d files", tr.Order, tr.Block, tr.Variant, tr.Workload, tr.Pairs, tr.Metrics[record.Throughput]/1e6, len(tr.Hosts), len(tr.Files)))
+		got = append(got, fmt.Sprintf("%d: block %d, %s %s %d, %.0f, %d hosts, %d files", tr.Order, tr.Block, tr.Variant, tr.Workload, tr.Pairs, tr.Metrics[metrics.Throughput]/1e6, len(tr.Hosts), len(tr.Files)))
 	}
 	want := []string{ // by their times
 		"1: block 1, base stream 1, 1000, 0 hosts, 1 files", "2: block 1, tuned stream 1, 1100, 0 hosts, 1 files",
@@ -120,7 +120,7 @@ func TestBlocks(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	// Both cores, 0.7653 and 0.6165 busy, for 1.2 Gbit/s.
-	if got, want := r.Trials[2].Metrics[record.CPUPerGB], (0.7653+0.6165)/(1.2/8); !cmp.Equal(got, want, cmpopts.EquateApprox(1e-9, 0)) {
+	if got, want := r.Trials[2].Metrics[metrics.CPUPerGB], (0.7653+0.6165)/(1.2/8); !cmp.Equal(got, want, cmpopts.EquateApprox(1e-9, 0)) {
 		t.Errorf("CPU %g s/GB, want %g", got, want)
 	}
 	if len(r.Imported.Files) != 5 || r.Imported.Files[0].Version != "3.12" || len(r.Imported.Files[0].SHA256) != 64 {
@@ -146,7 +146,7 @@ func TestPairs(t *testing.T) {
 	}
 	r := run(t, folder(t, files), "{variant}/run{run}/{pair}.json")
 	tr := r.Trials[0]
-	if tr.Pairs != 3 || len(tr.PerPair) != 3 || tr.Metrics[record.Throughput] != 600e6 || tr.PerPair[2].Client.BitsPerSecond != 300e6 || tr.Block != 1 {
+	if tr.Pairs != 3 || len(tr.PerPair) != 3 || tr.Metrics[metrics.Throughput] != 600e6 || tr.PerPair[2].Client.BitsPerSecond != 300e6 || tr.Block != 1 {
 		t.Errorf("trial %+v", tr)
 	}
 	if r.Experiment.Spec.Target.Imported.Interleaved {
@@ -174,7 +174,7 @@ func TestRequests(t *testing.T) {
 	other := strings.Replace(same, "Complete requests:      30802", "Complete requests:      30902", 1)
 	for want, second := range map[int]string{30802: same, 0: other} {
 		r := run(t, folder(t, map[string]string{"base-1": same, "base-2": second}), "{variant}-{run}")
-		_, completion := r.Trials[0].Metrics[record.Completion]
+		_, completion := r.Trials[0].Metrics[metrics.Completion]
 		if got := r.Experiment.Spec.Workloads[0].HTTP.Requests; got != want || completion != (want > 0) {
 			t.Errorf("%d requests, want %d; completion %v", got, want, completion)
 		}
@@ -241,10 +241,10 @@ func TestPublishedCPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	tr := r.Trials[0]
-	if len(r.Trials) != 2 || tr.Pairs != 2 || tr.Metrics[record.Throughput] != 3310e6 || len(tr.Hosts[0].CPUs) != 4 {
+	if len(r.Trials) != 2 || tr.Pairs != 2 || tr.Metrics[metrics.Throughput] != 3310e6 || len(tr.Hosts[0].CPUs) != 4 {
 		t.Fatalf("%d trials, %+v", len(r.Trials), tr)
 	}
-	if got, want := tr.Metrics[record.SoftirqPerGB], (0.0758+0.0764+0.0327+0.2424)/(3.31/8); !cmp.Equal(got, want, cmpopts.EquateApprox(1e-9, 0)) {
+	if got, want := tr.Metrics[metrics.SoftirqPerGB], (0.0758+0.0764+0.0327+0.2424)/(3.31/8); !cmp.Equal(got, want, cmpopts.EquateApprox(1e-9, 0)) {
 		t.Errorf("softirq %g s/GB, want %g", got, want)
 	}
 	if keys := slices.Sorted(maps.Keys(tr.Metrics)); !slices.Equal(keys, []string{"cpu_per_gb", "softirq_per_gb", "throughput"}) {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/api/metrics"
 )
 
 var started = time.Date(2026, 3, 1, 12, 30, 5, 0, time.UTC)
@@ -29,7 +31,7 @@ func create(t *testing.T, parent string) *Dir {
 func trial(order int) Trial {
 	return Trial{
 		Block: 1, Order: order, Variant: "rps+", Workload: "stream", Pairs: 4, Attempt: 1, Started: started,
-		Status: StatusOK, Metrics: map[string]float64{Throughput: 9.5e9},
+		Status: StatusOK, Metrics: map[string]float64{metrics.Throughput: 9.5e9},
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"slipstream.dev/internal/record"
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/stats"
 )
 
@@ -58,7 +58,7 @@ func (s spread) beside(theirs []float64) spread {
 
 // gains is the spread of how many times better it is, whichever way the metric runs.
 func (s spread) gains(metric string) spread {
-	if record.HigherIsBetter(metric) {
+	if metrics.HigherIsBetter(metric) {
 		return s
 	}
 	inverse := func(x float64) float64 { return 1 / x }

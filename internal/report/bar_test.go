@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/internal/record"
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/stats"
 )
 
@@ -73,7 +73,7 @@ func TestBar(t *testing.T) {
 
 func TestTip(t *testing.T) {
 	r := &stats.Row{
-		Variant: "rfs", Workload: "stream", Pairs: 4, Metric: record.Throughput, N: 2, Mean: 11e9, CI95: [2]float64{9e9, 13e9},
+		Variant: "rfs", Workload: "stream", Pairs: 4, Metric: metrics.Throughput, N: 2, Mean: 11e9, CI95: [2]float64{9e9, 13e9},
 		Versus: &stats.Versus{Baseline: "vxlan", N: 2, Ratio: 1.1, CI95: [2]float64{0.9, 1.3}, Verdict: stats.Inconclusive},
 		Blocks: []stats.Block{{Block: 1, Value: 10e9, Ratio: 1.05}, {Block: 3, Value: 12e9}},
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/internal/record"
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/stats"
 )
 
@@ -15,7 +15,7 @@ func TestBesideSharesScales(t *testing.T) {
 	before, after := demo(t), demo(t)
 	for i := range after.trials {
 		if tr := &after.trials[i]; tr.Variant == "rfs+" && tr.Workload == "stream" {
-			tr.Metrics[record.Throughput] *= 3
+			tr.Metrics[metrics.Throughput] *= 3
 		}
 	}
 	x, y := before.model(), after.model()

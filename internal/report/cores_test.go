@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/record"
 )
 
@@ -25,7 +26,7 @@ func TestCoreIntervals(t *testing.T) {
 		}
 		f.trials = append(f.trials, record.Trial{
 			Block: block, Repeat: repeat, Order: len(f.trials) + 1, Variant: variant, Workload: w.Name, Pairs: 1, Attempt: 1, Window: 2,
-			Status: record.StatusOK, Metrics: map[string]float64{record.Throughput: 1e9}, Hosts: []record.Host{h},
+			Status: record.StatusOK, Metrics: map[string]float64{metrics.Throughput: 1e9}, Hosts: []record.Host{h},
 		})
 	}
 	for block, share := range []float64{0.2, 0.3, 0.4} {

@@ -9,6 +9,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/record"
 )
 
@@ -68,7 +69,7 @@ func TestCourseFigure(t *testing.T) {
 		tr.VFs = []record.VFUse{{Place: "node0", NIC: "eth0", VF: "eth1"}}
 		tr.Loads = []record.Load{{Node: "node0", Rate: 1e9}, {Node: "node1", Rate: 5e9}}
 		tr.Series = map[string]string{"node0": record.EncodeSeries(client), "node1": record.EncodeSeries(server)}
-		tr.Metrics[record.Throughput] = []float64{0, 5, 1, 6, 3, 2, 4}[tr.Block] // block 4 is the median's
+		tr.Metrics[metrics.Throughput] = []float64{0, 5, 1, 6, 3, 2, 4}[tr.Block] // block 4 is the median's
 	}
 	m := f.model()
 	figures := m.Section(SectionCourse)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -137,9 +138,9 @@ func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, 
 		Window: 2, Status: record.StatusOK, Metrics: map[string]float64{},
 	}
 	if w.Stream != nil {
-		t.Metrics[record.Throughput] = 11.8e9 * math.Pow(float64(p), 0.12) * factor * noise
-		t.Metrics[record.CPUPerGB] = 1.21 / factor / noise
-		t.Metrics[record.SoftirqPerGB] = 0.43 / factor / noise
+		t.Metrics[metrics.Throughput] = 11.8e9 * math.Pow(float64(p), 0.12) * factor * noise
+		t.Metrics[metrics.CPUPerGB] = 1.21 / factor / noise
+		t.Metrics[metrics.SoftirqPerGB] = 0.43 / factor / noise
 	} else {
 		h := record.NewHistogram()
 		for range f.samples {
@@ -156,8 +157,8 @@ func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, 
 			tb.Fatal(err)
 		}
 		t.Latency = text
-		t.Metrics[record.Rate] = float64(p) / (h.Mean() / 1e9)
-		for metric, percentile := range map[string]float64{record.LatencyP50: 50, record.LatencyP99: 99, record.LatencyP999: 99.9} {
+		t.Metrics[metrics.Rate] = float64(p) / (h.Mean() / 1e9)
+		for metric, percentile := range map[string]float64{metrics.LatencyP50: 50, metrics.LatencyP99: 99, metrics.LatencyP999: 99.9} {
 			t.Metrics[metric] = float64(h.ValueAtPercentile(percentile)) / 1e9
 		}
 	}
@@ -172,7 +173,7 @@ func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, 
 		host.CPUs = append(host.CPUs, c)
 	}
 	t.Hosts = []record.Host{host}
-	t.Series = series(host, t.Order, max(t.Metrics[record.Throughput], 1e8))
+	t.Series = series(host, t.Order, max(t.Metrics[metrics.Throughput], 1e8))
 	return t
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 )
@@ -17,7 +18,7 @@ func TestForest(t *testing.T) {
 			Versus: &stats.Versus{Baseline: "vxlan", N: 10, Ratio: ratio, CI95: [2]float64{ratio * 0.99, ratio * 1.01}, Verdict: v}}
 	}
 	stream := func(variant string, pairs int, ratio float64, v stats.Verdict) stats.Row {
-		return row(variant, "stream", record.Throughput, pairs, ratio, v)
+		return row(variant, "stream", metrics.Throughput, pairs, ratio, v)
 	}
 	for name, c := range map[string]struct {
 		rows []stats.Row
@@ -41,13 +42,13 @@ func TestForest(t *testing.T) {
 		},
 		"less latency is better, and the host network stands first": {
 			[]stats.Row{
-				row("native", "pingpong", record.LatencyP50, 1, 0.4, stats.Faster), row("native", "pingpong", record.LatencyP50, 4, 0.5, stats.Faster),
-				row("rps", "pingpong", record.LatencyP50, 4, 0.8, stats.Faster), row("rfs", "pingpong", record.LatencyP50, 1, 1.3, stats.Slower),
+				row("native", "pingpong", metrics.LatencyP50, 1, 0.4, stats.Faster), row("native", "pingpong", metrics.LatencyP50, 4, 0.5, stats.Faster),
+				row("rps", "pingpong", metrics.LatencyP50, 4, 0.8, stats.Faster), row("rfs", "pingpong", metrics.LatencyP50, 1, 1.3, stats.Slower),
 			},
 			"pingpong median latency: host network native 4, best rps 4, worst rfs 1",
 		},
 		"the host network alone": {[]stats.Row{stream("native", 1, 2, stats.Faster)}, "stream throughput: best native 1"},
-		"nothing":                {[]stats.Row{{Variant: "vxlan", Workload: "stream", Pairs: 1, Metric: record.Throughput, N: 10, Mean: 1}}, ""},
+		"nothing":                {[]stats.Row{{Variant: "vxlan", Workload: "stream", Pairs: 1, Metric: metrics.Throughput, N: 10, Mean: 1}}, ""},
 	} {
 		m := New(demo(t).exp, &stats.Summary{Baseline: "vxlan", Rows: c.rows}, nil, record.Environment{})
 		var got []string

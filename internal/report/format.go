@@ -6,68 +6,67 @@ import (
 	"strconv"
 	"strings"
 
-	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/stats"
+	"slipstream.dev/api/metrics"
 )
 
 // quantity is how a metric is shown to people.
 type quantity struct {
 	name  string  // stands in headings: "throughput"
 	unit  string  // "Gb/s"
-	scale float64 // from the unit of record.Units to unit
+	scale float64 // from the unit of metrics.Units to unit
 }
 
 func quantityOf(metric string) quantity {
 	switch metric {
-	case record.Throughput:
+	case metrics.Throughput:
 		return quantity{"throughput", "Gb/s", 1e-9}
-	case record.Rate:
+	case metrics.Rate:
 		return quantity{"message rate", "k/s", 1e-3}
-	case record.LatencyMean:
+	case metrics.LatencyMean:
 		return quantity{"mean latency", "µs", 1e6}
-	case record.LatencyP50:
+	case metrics.LatencyP50:
 		return quantity{"median latency", "µs", 1e6}
-	case record.LatencyP99:
+	case metrics.LatencyP99:
 		return quantity{"p99 latency", "µs", 1e6}
-	case record.LatencyP999:
+	case metrics.LatencyP999:
 		return quantity{"p99.9 latency", "µs", 1e6}
-	case record.LatencyMax:
+	case metrics.LatencyMax:
 		return quantity{"longest latency", "µs", 1e6}
-	case record.Completion:
+	case metrics.Completion:
 		return quantity{"time of all requests", "s", 1}
-	case record.Errors:
+	case metrics.Errors:
 		return quantity{"failed requests", "%", 100}
-	case record.Loss:
+	case metrics.Loss:
 		return quantity{"loss", "%", 100}
-	case record.Reorder:
+	case metrics.Reorder:
 		return quantity{"reordering", "%", 100}
-	case record.Jitter:
+	case metrics.Jitter:
 		return quantity{"jitter", "µs", 1e6}
-	case record.CPUPerGB:
+	case metrics.CPUPerGB:
 		return quantity{"CPU per GB", "s/GB", 1}
-	case stats.ServerCPUPerGB:
+	case metrics.ServerCPUPerGB:
 		return quantity{"server CPU per GB", "s/GB", 1}
-	case stats.RetransmitShare:
+	case metrics.RetransmitShare:
 		return quantity{"retransmitted segments", "%", 100}
-	case record.SoftirqPerGB:
+	case metrics.SoftirqPerGB:
 		return quantity{"softirq per GB", "s/GB", 1}
-	case record.InterruptsPerGB:
+	case metrics.InterruptsPerGB:
 		return quantity{"interrupts", "per MB", 1e-3}
-	case record.SenderSleepsPerGB:
+	case metrics.SenderSleepsPerGB:
 		return quantity{"sleeps of the sender", "per MB", 1e-3}
-	case record.ReceiverSleepsPerGB:
+	case metrics.ReceiverSleepsPerGB:
 		return quantity{"sleeps of the receiver", "per MB", 1e-3}
-	case record.CPUPerMessage:
+	case metrics.CPUPerMessage:
 		return quantity{"CPU per round trip", "µs", 1e6}
-	case record.InterruptsPerMessage:
+	case metrics.InterruptsPerMessage:
 		return quantity{"interrupts", "per round trip", 1}
-	case record.SwitchesPerMessage:
+	case metrics.SwitchesPerMessage:
 		return quantity{"context switches", "per round trip", 1}
 	}
-	return quantity{metric, record.Units[metric], 1}
+	return quantity{metric, metrics.Units[metric], 1}
 }
 
-// Quantity is a value of a metric, in the unit of record.Units, for people.
+// Quantity is a value of a metric, in the unit of metrics.Units, for people.
 func Quantity(v float64, metric string) string {
 	q := quantityOf(metric)
 	return significant(v*q.scale) + " " + q.unit

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -43,7 +44,7 @@ func balancer(t *testing.T) *Model {
 			through := c.through * (1 + 0.002*float64(block*block%5-2))
 			t := record.Trial{
 				Block: block + 1, Order: len(trials) + 1, Variant: name, Workload: "stream", Pairs: 1, Attempt: 1, Window: 2, Status: record.StatusOK,
-				Metrics: map[string]float64{record.Throughput: through},
+				Metrics: map[string]float64{metrics.Throughput: through},
 				Loads: []record.Load{
 					{Node: "node0", Role: v1alpha1.RoleClient, Send: 1.04 * through, Rate: 10e9, Core: 0, Busy: 0.6, Shared: true},
 					{Node: "node1", Role: v1alpha1.RoleProxy, Receive: 1.04 * through, Send: 1.03 * through, Rate: 1e9, Core: 1, Busy: c.core, Shared: true},

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -48,7 +49,7 @@ func (m *Model) meshes() []Mesh {
 			ID: slug("mesh", s.Variant, s.Workload, s.Metric), Title: fmt.Sprintf("%s of %s, %s", q.name, s.Workload, s.Variant),
 			Secondary: s.Secondary(), Unit: q.unit, Better: "lower", Nodes: s.Nodes, Said: m.meshSentences(s),
 		}
-		if record.HigherIsBetter(s.Metric) {
+		if metrics.HigherIsBetter(s.Metric) {
 			t.Better = "higher"
 		}
 		middle := medianLink(s.Links)
@@ -104,9 +105,9 @@ func meshCell(s stats.Mesh, q quantity, client, server string, middle float64) M
 	}
 	worse := middle / l.Mean
 	switch {
-	case s.Metric == stats.RetransmitShare:
+	case s.Metric == metrics.RetransmitShare:
 		worse = (l.Mean + stats.RetransmitFloor) / (middle + stats.RetransmitFloor)
-	case !record.HigherIsBetter(s.Metric):
+	case !metrics.HigherIsBetter(s.Metric):
 		worse = 1 / worse
 	}
 	// A step is a tenth, so that the fourth is 1.5 times worse.
@@ -127,7 +128,7 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 	told := make(map[string]bool)
 	for i, o := range s.Outliers {
 		node := o.Client + o.Server
-		if s.Metric == stats.RetransmitShare {
+		if s.Metric == metrics.RetransmitShare {
 			if !m.namedBefore(s, o) {
 				out = append(out, retransmitSentence(o)+in+".")
 			}
@@ -232,13 +233,13 @@ func nodeSays(s stats.Mesh, o stats.Outlier) string {
 	ratio := estimate(o.Ratio, of(o.CI95, o.N), 2).String()
 	client := o.Kind == stats.OutlierClient
 	switch {
-	case s.Metric == record.Throughput && client:
+	case s.Metric == metrics.Throughput && client:
 		return "sends at " + ratio
-	case s.Metric == record.Throughput:
+	case s.Metric == metrics.Throughput:
 		return "receives at " + ratio
-	case s.Metric == stats.ServerCPUPerGB && !client:
+	case s.Metric == metrics.ServerCPUPerGB && !client:
 		return "receives with " + ratio + " times the CPU time per GB"
-	case s.Metric == stats.ServerCPUPerGB:
+	case s.Metric == metrics.ServerCPUPerGB:
 		return "makes its servers take " + ratio + " times the CPU time per GB"
 	case client:
 		return fmt.Sprintf("as a client has %s times the %s", ratio, quantityOf(s.Metric).name)
@@ -251,7 +252,7 @@ func (m *Model) linkSentence(s stats.Mesh, o stats.Outlier) string {
 		return fmt.Sprintf("%s → %s failed in %s: %s", o.Client, o.Server, ofBlocks(o.Failed, o.N), m.whyFailed(o.Client, o.Server))
 	}
 	times := "of"
-	if !record.HigherIsBetter(s.Metric) {
+	if !metrics.HigherIsBetter(s.Metric) {
 		times = "times"
 	}
 	text := fmt.Sprintf("%s → %s has %s %s the %s that the two have with others", o.Client, o.Server,

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -37,7 +38,7 @@ func meshResult(t *testing.T) *Model {
 	var trials []record.Trial
 	for block := range 5 {
 		for round := range 2 * (nodes - 1) { // two with each distance from client to server
-			tr := record.Trial{Block: block + 1, Round: round + 1, Order: len(trials) + 1, Attempt: 1, Variant: "nodes", Workload: "stream", Pairs: nodes / 2, Window: 1, Status: record.StatusOK, Metrics: map[string]float64{record.Throughput: 1e9}}
+			tr := record.Trial{Block: block + 1, Round: round + 1, Order: len(trials) + 1, Attempt: 1, Variant: "nodes", Workload: "stream", Pairs: nodes / 2, Window: 1, Status: record.StatusOK, Metrics: map[string]float64{metrics.Throughput: 1e9}}
 			for i := range nodes / 2 {
 				from := round%2*nodes/2 + i
 				to := (from + round/2 + 1) % nodes

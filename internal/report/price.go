@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strconv"
 
-	"slipstream.dev/internal/record"
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/stats"
 )
 
@@ -45,7 +45,7 @@ func (m *Model) prices() *PriceTable {
 			}
 			q := quantityOf(v.Metric)
 			c := PriceColumn{Title: fmt.Sprintf("%s %s, %s", v.Workload, q.name, pairs(v.Pairs)), Unit: q.unit + " × " + p.Currency + "/h", Better: "lower", of: at}
-			if record.HigherIsBetter(v.Metric) {
+			if metrics.HigherIsBetter(v.Metric) {
 				c.Unit, c.Better = q.unit+" per "+p.Currency+"/h", "higher"
 			}
 			t.Columns = append(t.Columns, c)

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/internal/record"
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/stats"
 )
 
@@ -71,7 +71,7 @@ func publishedRow(p stats.Published) PublishedRow {
 	if p.Ours != nil {
 		row.Ours = figureIn(*p.Ours, q)
 	}
-	if p.Versus == "" && p.Unit != record.Units[p.Metric] {
+	if p.Versus == "" && p.Unit != metrics.Units[p.Metric] {
 		q = quantity{unit: p.Unit, scale: 1} // shown as it was published
 	}
 	row.Theirs = figureIn(p.Theirs, q)

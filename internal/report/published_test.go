@@ -6,14 +6,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 )
 
 // publications are figures of two sources about the demo.
 func publications() []v1alpha1.Published {
-	stream := v1alpha1.Published{Source: "A paper <of 2020>", Workload: "stream", Metric: record.Throughput, Versus: "vxlan"}
+	stream := v1alpha1.Published{Source: "A paper <of 2020>", Workload: "stream", Metric: metrics.Throughput, Versus: "vxlan"}
 	rps, rfs, native, never, vxlan, other := stream, stream, stream, stream, stream, stream
 	rps.Figure, rps.Variant, rps.Pairs, rps.Ratio, rps.Interval, rps.Note = "Table 1", "rps", 4, 1.08, []float64{1.02, 1.15}, "the interval is by run"
 	rfs.Figure, rfs.Variant, rfs.Pairs, rfs.Ratio = "Table 1", "rfs", 4, 1.4
@@ -23,8 +23,8 @@ func publications() []v1alpha1.Published {
 	vxlan.Figure, vxlan.Variant, vxlan.Pairs, vxlan.Value, vxlan.Versus = "Table 2", "vxlan", 4, "4118 Mb/s", ""
 	vxlan.Interval = []float64{3968, 4268}
 	other.Figure, other.Variant, other.Pairs, other.Ratio, other.Versus = "Table 3", "rps+", 4, 0.5, "native"
-	softirq := v1alpha1.Published{Source: "Another one", Figure: "Figure 4", Variant: "vxlan", Workload: "stream", Pairs: 4, Metric: record.SoftirqPerGB, Value: "87.1 %"}
-	latency := v1alpha1.Published{Source: "Another one", Figure: "Figure 5", Variant: "native", Workload: "pingpong", Pairs: 1, Metric: record.LatencyP50, Ratio: 0.42, Versus: "vxlan"}
+	softirq := v1alpha1.Published{Source: "Another one", Figure: "Figure 4", Variant: "vxlan", Workload: "stream", Pairs: 4, Metric: metrics.SoftirqPerGB, Value: "87.1 %"}
+	latency := v1alpha1.Published{Source: "Another one", Figure: "Figure 5", Variant: "native", Workload: "pingpong", Pairs: 1, Metric: metrics.LatencyP50, Ratio: 0.42, Versus: "vxlan"}
 	return []v1alpha1.Published{rps, rfs, native, never, vxlan, other, softirq, latency}
 }
 
@@ -126,7 +126,7 @@ func TestPublishedScale(t *testing.T) {
 	if s.lo > 0.2 || s.hi < 3 {
 		t.Errorf("the scale is %v, want 0.2 to 3 on it", s)
 	}
-	gains := spread{at: 0.5, ci: interval{0.4, 0.6}}.beside([]float64{0.25}).gains(record.LatencyP50)
+	gains := spread{at: 0.5, ci: interval{0.4, 0.6}}.beside([]float64{0.25}).gains(metrics.LatencyP50)
 	if len(gains.theirs) != 1 || gains.theirs[0] != 4 {
 		t.Errorf("a quarter of the latency is %v times better, want 4", gains.theirs)
 	}

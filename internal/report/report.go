@@ -11,6 +11,7 @@ import (
 	"math"
 	"slices"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -280,7 +281,7 @@ func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]
 		Title: w.Name + " " + q.name, Unit: q.unit, Better: "lower",
 		Pairs: m.pairsOf(w),
 	}
-	if record.HigherIsBetter(metric) {
+	if metrics.HigherIsBetter(metric) {
 		t.Better = "higher"
 	}
 	for _, v := range m.exp.Spec.Variants {

@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -472,10 +473,10 @@ func TestConclusion(t *testing.T) {
 			Versus: &stats.Versus{Baseline: "vxlan", N: 10, Ratio: ratio, CI95: [2]float64{lo, hi}, Verdict: v}}
 	}
 	stream := func(variant string, ratio, lo, hi float64, v stats.Verdict) stats.Row {
-		return row(variant, "stream", record.Throughput, ratio, lo, hi, v)
+		return row(variant, "stream", metrics.Throughput, ratio, lo, hi, v)
 	}
 	latency := func(variant string, ratio, lo, hi float64, v stats.Verdict) stats.Row {
-		return row(variant, "pingpong", record.LatencyP50, ratio, lo, hi, v)
+		return row(variant, "pingpong", metrics.LatencyP50, ratio, lo, hi, v)
 	}
 	for _, tt := range []struct {
 		name string
@@ -543,7 +544,7 @@ func TestConclusion(t *testing.T) {
 // wherever they stand.
 func TestExpectationNamesWhatDecided(t *testing.T) {
 	row := func(workload string, ratio float64) stats.Row {
-		return stats.Row{Workload: workload, Pairs: 1, Metric: record.Throughput,
+		return stats.Row{Workload: workload, Pairs: 1, Metric: metrics.Throughput,
 			Versus: &stats.Versus{N: 6, Ratio: ratio, CI95: [2]float64{ratio - 0.01, ratio + 0.01}}}
 	}
 	rows := []stats.Row{row("a", 1.1), row("b", 1.2), row("c", 1.3), row("d", 0.5), row("e", 1.4)}

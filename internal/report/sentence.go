@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"slipstream.dev/internal/record"
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/stats"
 )
 
@@ -72,7 +72,7 @@ func (m *Model) question(r *stats.Row) question {
 func (m *Model) costs() []Cost {
 	var out []Cost
 	for _, t := range m.Tables {
-		if !t.Judged && t.Metric != record.CPUPerGB && t.Metric != record.CPUPerMessage {
+		if !t.Judged && t.Metric != metrics.CPUPerGB && t.Metric != metrics.CPUPerMessage {
 			continue
 		}
 		for _, row := range t.Rows {

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 )
 
@@ -115,7 +115,7 @@ func (m *Model) valuesFigure(t traffic) (Figure, bool) {
 }
 
 func betterOf(metric string) string {
-	if record.HigherIsBetter(metric) {
+	if metrics.HigherIsBetter(metric) {
 		return "Higher"
 	}
 	return "Lower"

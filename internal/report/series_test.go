@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -25,12 +26,12 @@ func services(t *testing.T) *Model {
 			Series: []v1alpha1.Series{
 				{Name: "iptables", Axis: v1alpha1.AxisBackends}, {Name: "ebpf", Axis: v1alpha1.AxisBackends, Versus: "iptables"},
 			},
-			Published: []v1alpha1.Published{{Source: "a paper", Figure: "in the text", Variant: "ebpf/16000", Workload: "ab", Pairs: 1, Metric: record.Completion, Ratio: 0.7, Versus: "iptables/16000"}},
+			Published: []v1alpha1.Published{{Source: "a paper", Figure: "in the text", Variant: "ebpf/16000", Workload: "ab", Pairs: 1, Metric: metrics.Completion, Ratio: 0.7, Versus: "iptables/16000"}},
 		},
 	}
 	seconds := map[string][]float64{"iptables": {5.6, 5.8, 8.5, 18, 43}, "ebpf": {5.9, 5.9, 6, 6.1, 6.2}}
 	metrics := func(x float64) map[string]float64 {
-		return map[string]float64{record.Completion: x, record.LatencyP50: 1.5e-4 * x}
+		return map[string]float64{metrics.Completion: x, metrics.LatencyP50: 1.5e-4 * x}
 	}
 	var trials []record.Trial
 	for i, backends := range []int{1, 100, 1000, 5000, 16000} {

@@ -3,8 +3,8 @@ package stats
 import (
 	"fmt"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/record"
 )
 
 // Agreement of a published figure with the measured one.
@@ -72,7 +72,7 @@ func (t *table) published(s *Summary) []Published {
 		}
 		var n int
 		b.Ours, n, b.Why = t.ours(s, p)
-		switch want := record.Units[p.Metric]; {
+		switch want := metrics.Units[p.Metric]; {
 		case b.Why != "":
 		case !p.IsRatio() && b.Unit != want:
 			b.Why = fmt.Sprintf("theirs is in %s, ours in %s", b.Unit, want)

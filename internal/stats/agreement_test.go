@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -48,13 +49,13 @@ func TestPublishedFigures(t *testing.T) {
 	values := func(f float64) []float64 { return []float64{f * 100, f * 101, f * 99, f * 100, f * 102, f * 98} }
 	var all []record.Trial
 	for name, f := range map[string]float64{"base": 1, "fast": 1.5, "faster": 3} {
-		all = slices.Concat(all, trials(name, "stream", 1, record.Throughput, values(f*1e6)...))
+		all = slices.Concat(all, trials(name, "stream", 1, metrics.Throughput, values(f*1e6)...))
 	}
-	all = slices.Concat(all, trials("fast", "stream", 2, record.Throughput, values(1.5e6)...))
-	all = slices.Concat(all, trials("faster", "stream", 2, record.Throughput, 3e8))
+	all = slices.Concat(all, trials("fast", "stream", 2, metrics.Throughput, values(1.5e6)...))
+	all = slices.Concat(all, trials("faster", "stream", 2, metrics.Throughput, 3e8))
 	figure := func(variant string, pairs int, p v1alpha1.Published) v1alpha1.Published {
 		p.Source, p.Figure, p.Note = "a paper", "Table 1", "by hand"
-		p.Variant, p.Workload, p.Pairs, p.Metric = variant, "stream", pairs, record.Throughput
+		p.Variant, p.Workload, p.Pairs, p.Metric = variant, "stream", pairs, metrics.Throughput
 		return p
 	}
 	for name, c := range map[string]struct {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -23,14 +24,14 @@ func flat(blocks int) []float64 { return alternating(blocks, 0) }
 
 func TestBlocksWanted(t *testing.T) {
 	quiet := slices.Concat(
-		trials("base", "stream", 1, record.Throughput, flat(8)...), trials("rps", "stream", 1, record.Throughput, alternating(8, 0.005)...))
+		trials("base", "stream", 1, metrics.Throughput, flat(8)...), trials("rps", "stream", 1, metrics.Throughput, alternating(8, 0.005)...))
 	loud := slices.Concat(
-		trials("base", "pingpong", 1, record.LatencyP50, flat(8)...), trials("rps", "pingpong", 1, record.LatencyP50, alternating(8, 0.04)...))
+		trials("base", "pingpong", 1, metrics.LatencyP50, flat(8)...), trials("rps", "pingpong", 1, metrics.LatencyP50, alternating(8, 0.04)...))
 	wild := slices.Concat(
-		trials("base", "stream", 16, record.Throughput, flat(8)...), trials("rps", "stream", 16, record.Throughput, alternating(8, 0.3)...))
+		trials("base", "stream", 16, metrics.Throughput, flat(8)...), trials("rps", "stream", 16, metrics.Throughput, alternating(8, 0.3)...))
 	tail := slices.Concat(
-		trials("base", "pingpong", 1, record.LatencyP99, flat(8)...), trials("rps", "pingpong", 1, record.LatencyP99, alternating(8, 0.3)...))
-	later := trials("rps", "stream", 1, record.Throughput, alternating(20, 0.3)...)[8:]
+		trials("base", "pingpong", 1, metrics.LatencyP99, flat(8)...), trials("rps", "pingpong", 1, metrics.LatencyP99, alternating(8, 0.3)...))
+	later := trials("rps", "stream", 1, metrics.Throughput, alternating(20, 0.3)...)[8:]
 	auto := v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}
 	const least = "an unbiased interval, which takes four blocks more than the pilot"
 	for _, c := range []struct {
@@ -85,8 +86,8 @@ func TestAnalyzeAuto(t *testing.T) {
 	} {
 		exp := experiment("base", "rps")
 		exp.Spec.Runs = c.runs
-		rows := analyze(t, exp, trials("base", "stream", 1, record.Throughput, flat(c.blocks)...),
-			trials("rps", "stream", 1, record.Throughput, xs[:c.blocks]...))
+		rows := analyze(t, exp, trials("base", "stream", 1, metrics.Throughput, flat(c.blocks)...),
+			trials("rps", "stream", 1, metrics.Throughput, xs[:c.blocks]...))
 		near(t, c.name+": ratio", math.Log(rows[1].Versus.CI95[1]), mean(logs[:c.blocks], c.pilot).interval()[1], 1e-9)
 		near(t, c.name+": mean", rows[1].CI95, mean(xs[:c.blocks], c.pilot).interval(), 1e-9)
 		near(t, c.name, codes(rows[1]), c.codes, 0)

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/record"
 )
 
@@ -25,9 +26,9 @@ func TestCompare(t *testing.T) {
 		}
 		return r
 	}
-	stream := func(xs ...float64) []record.Trial { return trials("base", "stream", 1, record.Throughput, xs...) }
-	latency := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, record.LatencyP50, xs...) }
-	tail := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, record.LatencyP99, xs...) }
+	stream := func(xs ...float64) []record.Trial { return trials("base", "stream", 1, metrics.Throughput, xs...) }
+	latency := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, metrics.LatencyP50, xs...) }
+	tail := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, metrics.LatencyP99, xs...) }
 
 	for _, c := range []struct {
 		name    string
@@ -80,11 +81,11 @@ func TestCompareOnly(t *testing.T) {
 		r := Result{Name: name, Experiment: experiment("base", "rps")}
 		for _, v := range []string{"base", "rps"} {
 			f := map[string]float64{"base": 1, "rps": stream}[v]
-			r.Trials = append(r.Trials, trials(v, "stream", 1, record.Throughput, f*100, f*101, f*99, f*100, f*100, f*101)...)
+			r.Trials = append(r.Trials, trials(v, "stream", 1, metrics.Throughput, f*100, f*101, f*99, f*100, f*100, f*101)...)
 			for i, x := range []float64{100, 101, 99, 100, 100, 101} {
 				r.Trials = append(r.Trials, record.Trial{
 					Block: i + 1, Order: i + 1, Attempt: 1, Status: record.StatusOK, Variant: v, Workload: "pingpong", Pairs: 1,
-					Metrics: map[string]float64{record.LatencyP50: x * p50, record.LatencyP99: x * p99},
+					Metrics: map[string]float64{metrics.LatencyP50: x * p50, metrics.LatencyP99: x * p99},
 				})
 			}
 		}
@@ -99,8 +100,8 @@ func TestCompareOnly(t *testing.T) {
 		"the variant that fell":  {Only{Variants: []string{"rps"}}, GateSlower},
 		"the other":              {Only{Variants: []string{"base"}}, GateGood},
 		"the other workload":     {Only{Workloads: []string{"pingpong"}}, GateGood},
-		"its tail":               {Only{Workloads: []string{"pingpong"}, Metrics: []string{record.LatencyP99}}, GateSlower},
-		"a metric that none has": {Only{Metrics: []string{record.Completion}}, GateInconclusive},
+		"its tail":               {Only{Workloads: []string{"pingpong"}, Metrics: []string{metrics.LatencyP99}}, GateSlower},
+		"a metric that none has": {Only{Metrics: []string{metrics.Completion}}, GateInconclusive},
 	} {
 		got, err := Compare(before, after, c.only)
 		if err != nil || got.Gate != c.gate {

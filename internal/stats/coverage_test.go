@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -39,7 +40,7 @@ func (w world) trial(r *rand.Rand, variant, block, at int) record.Trial {
 	return record.Trial{
 		Block: block, Order: at + 1, Attempt: 1, Status: record.StatusOK,
 		Variant: strconv.Itoa(variant), Workload: "stream", Pairs: 1,
-		Metrics: map[string]float64{record.Throughput: x},
+		Metrics: map[string]float64{metrics.Throughput: x},
 	}
 }
 
@@ -233,7 +234,7 @@ func TestCoverageSequential(t *testing.T) {
 			for range *simulated {
 				var logs [2][]float64
 				for at := range 40 {
-					x := c.world.trial(r, at/20, at%20+1, at).Metrics[record.Throughput]
+					x := c.world.trial(r, at/20, at%20+1, at).Metrics[metrics.Throughput]
 					logs[at/20] = append(logs[at/20], math.Log(x))
 				}
 				ci := mean(logs[1], 0).minus(mean(logs[0], 0)).interval()
@@ -310,7 +311,7 @@ func TestCoverageAuto(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				_, ratios, err := logRatios(tb.cells[1], tb.cells[0], record.Throughput)
+				_, ratios, err := logRatios(tb.cells[1], tb.cells[0], metrics.Throughput)
 				if err != nil {
 					t.Fatal(err)
 				}

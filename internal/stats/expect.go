@@ -5,8 +5,8 @@ import (
 	"math"
 	"slices"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/record"
 )
 
 // Outcome of an expectation, or of one comparison that it asks for.
@@ -115,7 +115,7 @@ func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
 		// Not worse by more than the margin at either end of the interval: more need not
 		// be known.
 		worst := 1 / v.CI95[1]
-		if record.HigherIsBetter(r.Metric) {
+		if metrics.HigherIsBetter(r.Metric) {
 			worst = v.CI95[0]
 		}
 		if v.N > 1 && worst >= 1/(1+margin) {

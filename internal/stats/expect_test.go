@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -16,9 +17,9 @@ func TestExpected(t *testing.T) {
 	values := func(f float64) []float64 { return []float64{f * 100, f * 101, f * 99, f * 100, f * 102, f * 98} }
 	var all []record.Trial
 	for name, f := range map[string]float64{"base": 1, "fast": 1.5, "slow": 0.5, "alike": 1.0001} {
-		all = slices.Concat(all, trials(name, "stream", 1, record.Throughput, values(f)...))
+		all = slices.Concat(all, trials(name, "stream", 1, metrics.Throughput, values(f)...))
 	}
-	all = slices.Concat(all, trials("noisy", "stream", 1, record.Throughput, 50, 150, 70, 130, 200, 20))
+	all = slices.Concat(all, trials("noisy", "stream", 1, metrics.Throughput, 50, 150, 70, 130, 200, 20))
 	for _, c := range []struct {
 		x    v1alpha1.Expectation
 		want Outcome
@@ -37,7 +38,7 @@ func TestExpected(t *testing.T) {
 		// The experiment compares these with base alone.
 		{v1alpha1.Expectation{Variant: "fast", Faster: "slow"}, OutcomeMet},
 		{v1alpha1.Expectation{Variant: "base", Faster: "fast"}, OutcomeFailed},
-		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: record.LatencyP50}, OutcomeInconclusive}, // which no workload gives
+		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: metrics.LatencyP50}, OutcomeInconclusive}, // which no workload gives
 	} {
 		exp.Spec.Expect = []v1alpha1.Expectation{c.x}
 		s, err := Analyze(exp, all)
@@ -49,7 +50,7 @@ func TestExpected(t *testing.T) {
 		}
 	}
 	exp.Spec.Expect = []v1alpha1.Expectation{{Variant: "fast", Faster: "base"}}
-	s, err := Analyze(exp, trials("base", "stream", 1, record.Throughput, 1, 2, 3))
+	s, err := Analyze(exp, trials("base", "stream", 1, metrics.Throughput, 1, 2, 3))
 	if err != nil || s.Expected[0].Outcome != OutcomeInconclusive {
 		t.Errorf("nothing measured of the variant: %v, %v, want inconclusive", s.Expected, err)
 	}
@@ -62,10 +63,10 @@ func TestExpectedOfLatency(t *testing.T) {
 		ci     [2]float64
 		want   Outcome
 	}{
-		"latency that may fall":   {record.LatencyP50, [2]float64{0.5, 1.01}, OutcomeMet},
-		"latency that may rise":   {record.LatencyP50, [2]float64{0.99, 1.5}, OutcomeInconclusive},
-		"throughput that may":     {record.Throughput, [2]float64{0.99, 1.5}, OutcomeMet},
-		"throughput that may not": {record.Throughput, [2]float64{0.5, 1.01}, OutcomeInconclusive},
+		"latency that may fall":   {metrics.LatencyP50, [2]float64{0.5, 1.01}, OutcomeMet},
+		"latency that may rise":   {metrics.LatencyP50, [2]float64{0.99, 1.5}, OutcomeInconclusive},
+		"throughput that may":     {metrics.Throughput, [2]float64{0.99, 1.5}, OutcomeMet},
+		"throughput that may not": {metrics.Throughput, [2]float64{0.5, 1.01}, OutcomeInconclusive},
 	} {
 		r := Row{Metric: c.metric, Versus: &Versus{N: 6, CI95: c.ci, Verdict: Inconclusive}}
 		if got := r.meets(v1alpha1.Expectation{NotSlower: "base"}, 0.02); got != c.want {
@@ -97,9 +98,9 @@ func TestExpectedNamesWhatDecided(t *testing.T) {
 	} {
 		var all []record.Trial
 		for i, pairs := range exp.Spec.Pairs {
-			all = slices.Concat(all, trials("base", "stream", pairs, record.Throughput, steady(1)...))
+			all = slices.Concat(all, trials("base", "stream", pairs, metrics.Throughput, steady(1)...))
 			if i < len(c.other) {
-				all = slices.Concat(all, trials("other", "stream", pairs, record.Throughput, c.other[i]...))
+				all = slices.Concat(all, trials("other", "stream", pairs, metrics.Throughput, c.other[i]...))
 			}
 		}
 		exp.Spec.Expect = []v1alpha1.Expectation{c.x}

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -78,14 +79,14 @@ func TestLimits(t *testing.T) {
 			[]Resource{{Kind: ResourceNIC, Nodes: []string{"node1"}, Roles: []string{"proxy"}, Share: 0.6, Rate: 1e9}},
 		},
 	} {
-		got := limitsOf(t, exp, loaded(trials("base", "stream", 1, record.Throughput, 1, 1, 1), c.loads...))
+		got := limitsOf(t, exp, loaded(trials("base", "stream", 1, metrics.Throughput, 1, 1, 1), c.loads...))
 		want := []Limit{{Variant: "base", Workload: "stream", Pairs: 1, N: 3, Reached: c.reached, Resources: c.want}}
 		if diff := cmp.Diff(want, got, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 	// Where nothing is capped and no node has a role, nothing is said of cores either.
-	if got := limitsOf(t, exp, loaded(trials("base", "stream", 1, record.Throughput, 1), record.Load{Node: "node0", Busy: 1})); got != nil {
+	if got := limitsOf(t, exp, loaded(trials("base", "stream", 1, metrics.Throughput, 1), record.Load{Node: "node0", Busy: 1})); got != nil {
 		t.Errorf("limits without a cap: %+v", got)
 	}
 }

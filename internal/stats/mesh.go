@@ -9,6 +9,7 @@ import (
 	"gonum.org/v1/gonum/stat"
 	"gonum.org/v1/gonum/stat/distuv"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -88,24 +89,16 @@ type Sign struct {
 // three links tolerates one bad link.
 const fewNodes = 4
 
-// ServerCPUPerGB is the CPU time of a stream's server process, in seconds per 1e9 bytes received. It reveals
-// a receiver that needs more CPU time than others for the same throughput, for example because its NIC does
-// not merge packets.
-const ServerCPUPerGB = "server_cpu_per_gb"
-
-// RetransmitShare is the share of a TCP stream's segments that were retransmitted, estimated from its bytes. It reveals a
-// link that loses packets, which congestion control may hide from the throughput. Its effects are those of the share plus
-// RetransmitFloor, so that a share of 0 has a logarithm and tiny shares do not differ.
-const RetransmitShare = "retransmit_share"
-
 // RetransmitFloor is the share of retransmitted segments below which no link is named.
 const RetransmitFloor = signShare
 
 // Secondary tells whether the mesh is one beside that of the workload's primary metric.
-func (m *Mesh) Secondary() bool { return m.Metric == ServerCPUPerGB || m.Metric == RetransmitShare }
+func (m *Mesh) Secondary() bool {
+	return m.Metric == metrics.ServerCPUPerGB || m.Metric == metrics.RetransmitShare
+}
 
 // meshes are one a variant and workload, in the experiment's order, and of streams further ones of
-// ServerCPUPerGB and, over TCP, RetransmitShare.
+// metrics.ServerCPUPerGB and, over TCP, metrics.RetransmitShare.
 func (t *table) meshes() []Mesh {
 	if t.exp.Spec.Mesh == nil {
 		return nil
@@ -118,14 +111,14 @@ func (t *table) meshes() []Mesh {
 			m.Unit = unit
 			all = append(all, m)
 		}
-		add(c.primary, record.Units[c.primary], margin)
+		add(c.primary, metrics.Units[c.primary], margin)
 		stream := c.workload.Stream
 		if stream == nil || stream.Tool != v1alpha1.ToolNative {
 			continue
 		}
-		add(ServerCPUPerGB, "s/GB", margin)
+		add(metrics.ServerCPUPerGB, "s/GB", margin)
 		if stream.Protocol == "tcp" {
-			add(RetransmitShare, "1", math.Log(signTimes))
+			add(metrics.RetransmitShare, "1", math.Log(signTimes))
 		}
 	}
 	return all
@@ -179,7 +172,7 @@ func newGrid(c *cell, metric string) *grid {
 // logs are of the values of a block.
 func (g *grid) logs(block [][]float64) (logs [][]float64) {
 	floor := 0.0
-	if g.metric == RetransmitShare {
+	if g.metric == metrics.RetransmitShare {
 		floor = RetransmitFloor
 	}
 	for _, row := range block {
@@ -197,11 +190,11 @@ func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x floa
 	switch {
 	case p.Error != "":
 		return 0, false
-	case metric == ServerCPUPerGB:
+	case metric == metrics.ServerCPUPerGB:
 		x = p.Server.CPUSeconds / float64(max(1, p.Server.Bytes)) * 1e9
-	case metric == RetransmitShare:
+	case metric == metrics.RetransmitShare:
 		return record.RetransmitShare(p.Client.Retransmits+p.Server.Retransmits, p.Client.Bytes), true
-	case c.primary == record.Throughput:
+	case c.primary == metrics.Throughput:
 		x = p.Teller(c.workload.Traffic().Tool == v1alpha1.ToolNative).BitsPerSecond
 	case len(tr.PerPair) == 1: // then the trial has what the pair has
 		x = tr.Metrics[c.primary]
@@ -259,7 +252,7 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 	case len(g.values) < 2:
 		m.Untested = "a test needs at least two blocks"
 	default:
-		m.Outliers = append(m.Outliers, g.outliers(record.HigherIsBetter(g.metric), margin)...)
+		m.Outliers = append(m.Outliers, g.outliers(metrics.HigherIsBetter(g.metric), margin)...)
 	}
 	for i := range m.Outliers {
 		m.Outliers[i].Signs = c.signs(m.Outliers[i])

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -58,7 +59,7 @@ func (s simulatedMesh) meshes(t *testing.T, r *rand.Rand) []Mesh {
 		for from := range s.nodes {
 			tr := record.Trial{
 				Block: b, Round: from + 1, Order: len(trials) + 1, Attempt: 1, Status: record.StatusOK,
-				Variant: "mesh", Workload: "stream", Pairs: s.nodes / 2, Metrics: map[string]float64{record.Throughput: 1e9},
+				Variant: "mesh", Workload: "stream", Pairs: s.nodes / 2, Metrics: map[string]float64{metrics.Throughput: 1e9},
 			}
 			for to := range s.nodes {
 				if from == to {

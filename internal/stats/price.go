@@ -4,8 +4,8 @@ import (
 	"math"
 	"slices"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/record"
 )
 
 // Price is what a variant costs, and what it achieves for that.
@@ -37,19 +37,19 @@ type PerPrice struct {
 func Judged(exp *v1alpha1.Experiment, w v1alpha1.Workload) []string {
 	switch {
 	case meanAlone(exp, w):
-		return []string{record.LatencyMean}
+		return []string{metrics.LatencyMean}
 	case w.PingPong != nil, w.Connect != nil:
-		return []string{record.LatencyP50, record.LatencyP99}
+		return []string{metrics.LatencyP50, metrics.LatencyP99}
 	case w.UnderLoad != nil:
-		return []string{record.LatencyP99, record.LatencyP50}
+		return []string{metrics.LatencyP99, metrics.LatencyP50}
 	case w.HTTP != nil && w.HTTP.Page:
-		return []string{record.LatencyP50, record.LatencyP99}
+		return []string{metrics.LatencyP50, metrics.LatencyP99}
 	case w.HTTP != nil && w.HTTP.Requests > 0:
-		return []string{record.Completion, record.LatencyP50, record.LatencyP99}
+		return []string{metrics.Completion, metrics.LatencyP50, metrics.LatencyP99}
 	case w.HTTP != nil, w.Application != nil:
-		return []string{record.Rate, record.LatencyP50, record.LatencyP99}
+		return []string{metrics.Rate, metrics.LatencyP50, metrics.LatencyP99}
 	}
-	return []string{record.Throughput}
+	return []string{metrics.Throughput}
 }
 
 // prices of the variants that have one, in the experiment's order.
@@ -87,7 +87,7 @@ func (t *table) prices(rows []Row) []Price {
 func perPrice(r Row, price float64, currency string) PerPrice {
 	p := PerPrice{Workload: r.Workload, Pairs: r.Pairs, Metric: r.Metric, Unit: r.Unit + " × " + currency + "/h"}
 	factor := price
-	if record.HigherIsBetter(r.Metric) {
+	if metrics.HigherIsBetter(r.Metric) {
 		factor, p.Unit = 1/price, r.Unit+" per "+currency+"/h"
 	}
 	p.Value, p.CI95 = r.Mean*factor, [2]float64{r.CI95[0] * factor, r.CI95[1] * factor}
@@ -126,7 +126,7 @@ func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
 			if err != nil || e.n < 2 {
 				return notDominated
 			}
-			if !record.HigherIsBetter(metric) {
+			if !metrics.HigherIsBetter(metric) {
 				e.mean = -e.mean
 			}
 			compared = true

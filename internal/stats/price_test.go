@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -48,11 +49,11 @@ func pricesOf(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Pr
 func TestPerPrice(t *testing.T) {
 	exp := types(map[string]v1alpha1.Price{"a": "0.25 USD", "b": ""})
 	got := pricesOf(t, exp,
-		trials("a", "stream", 1, record.Throughput, 90, 110), trials("b", "stream", 1, record.Throughput, 1, 1),
-		trials("a", "pingpong", 1, record.LatencyP50, 4e-5, 6e-5))
+		trials("a", "stream", 1, metrics.Throughput, 90, 110), trials("b", "stream", 1, metrics.Throughput, 1, 1),
+		trials("a", "pingpong", 1, metrics.LatencyP50, 4e-5, 6e-5))
 	want := []Price{{Variant: "a", Price: 0.5, Currency: "USD", Values: []PerPrice{
-		{Workload: "stream", Pairs: 1, Metric: record.Throughput, Unit: "bit/s per USD/h", Value: 200, CI95: [2]float64{-54.1241, 454.1241}},
-		{Workload: "pingpong", Pairs: 1, Metric: record.LatencyP50, Unit: "s × USD/h", Value: 2.5e-5, CI95: [2]float64{-3.85310e-5, 8.85310e-5}},
+		{Workload: "stream", Pairs: 1, Metric: metrics.Throughput, Unit: "bit/s per USD/h", Value: 200, CI95: [2]float64{-54.1241, 454.1241}},
+		{Workload: "pingpong", Pairs: 1, Metric: metrics.LatencyP50, Unit: "s × USD/h", Value: 2.5e-5, CI95: [2]float64{-3.85310e-5, 8.85310e-5}},
 	}}}
 	if diff := cmp.Diff(want, got, cmpopts.EquateApprox(0, 1e-4)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -78,7 +79,7 @@ func TestDominated(t *testing.T) {
 		"the other has no such result": {[2]v1alpha1.Price{"1 USD", "2 USD"}, nil, around(50, 0.1), nil, nil, nil},
 	} {
 		exp := types(map[string]v1alpha1.Price{cheap: c.prices[0], dear: c.prices[1]})
-		got := pricesOf(t, exp, trials(cheap, "stream", 1, record.Throughput, c.cheap...), trials(dear, "stream", 1, record.Throughput, c.dear...))
+		got := pricesOf(t, exp, trials(cheap, "stream", 1, metrics.Throughput, c.cheap...), trials(dear, "stream", 1, metrics.Throughput, c.dear...))
 		back, forth := got[0], got[1]
 		if !slices.Equal(forth.DominatedBy, c.by) || !slices.Equal(forth.MaybeBy, c.maybe) || !slices.Equal(back.DominatedBy, c.back) {
 			t.Errorf("%s: dear by %v, maybe by %v, cheap by %v", name, forth.DominatedBy, forth.MaybeBy, back.DominatedBy)
@@ -94,12 +95,12 @@ func TestPrimary(t *testing.T) {
 		primary, judged string
 		tool            string // of a variant beside one with the workload's own
 	}{
-		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, record.Throughput, record.Throughput, ""},
-		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, record.LatencyMean, record.LatencyMean, ""},
-		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, record.LatencyP50, record.LatencyP50, ""},
-		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, record.LatencyMean, record.LatencyMean, v1alpha1.ToolQperf},
-		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolIperf3}}, record.Throughput, record.Throughput, v1alpha1.ToolQperf},
-		{v1alpha1.Workload{UnderLoad: &v1alpha1.Traffic{}}, record.LatencyP50, record.LatencyP99, ""},
+		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, metrics.Throughput, metrics.Throughput, ""},
+		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, metrics.LatencyMean, metrics.LatencyMean, ""},
+		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, metrics.LatencyP50, metrics.LatencyP50, ""},
+		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, metrics.LatencyMean, metrics.LatencyMean, v1alpha1.ToolQperf},
+		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolIperf3}}, metrics.Throughput, metrics.Throughput, v1alpha1.ToolQperf},
+		{v1alpha1.Workload{UnderLoad: &v1alpha1.Traffic{}}, metrics.LatencyP50, metrics.LatencyP99, ""},
 	} {
 		c.workload.Name = "traffic"
 		exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{Variants: []v1alpha1.Variant{{Name: "own"}}}}
@@ -119,11 +120,11 @@ func TestPrimary(t *testing.T) {
 func TestNotDominated(t *testing.T) {
 	exp := types(map[string]v1alpha1.Price{"cheap": "1 USD", "dear": "2 USD"})
 	common := [][]record.Trial{
-		trials("cheap", "stream", 1, record.Throughput, around(100, 0.001)...), trials("dear", "stream", 1, record.Throughput, around(50, 0.001)...),
-		trials("cheap", "pingpong", 1, record.LatencyP50, around(100, 0.001)...),
+		trials("cheap", "stream", 1, metrics.Throughput, around(100, 0.001)...), trials("dear", "stream", 1, metrics.Throughput, around(50, 0.001)...),
+		trials("cheap", "pingpong", 1, metrics.LatencyP50, around(100, 0.001)...),
 	}
 	for latency, want := range map[float64][]string{80: nil, 100: {"cheap"}, 120: {"cheap"}} {
-		got := pricesOf(t, exp, append(common, trials("dear", "pingpong", 1, record.LatencyP50, around(latency, 0.001)...))...)
+		got := pricesOf(t, exp, append(common, trials("dear", "pingpong", 1, metrics.LatencyP50, around(latency, 0.001)...))...)
 		if diff := cmp.Diff(want, got[1].DominatedBy); diff != "" {
 			t.Errorf("with a latency of %g of 100 (-want +got):\n%s", latency, diff)
 		}

@@ -3,8 +3,8 @@ package stats
 import (
 	"slices"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/record"
 )
 
 // Proof is what an experiment shows of one variant, by the primary metric of each
@@ -83,7 +83,7 @@ func (s *Summary) row(variant, workload string, pairs int, metric string) *Row {
 // Gain is how many times better a row is than its baseline's, whichever way the metric
 // runs.
 func (r *Row) Gain() float64 {
-	if record.HigherIsBetter(r.Metric) {
+	if metrics.HigherIsBetter(r.Metric) {
 		return r.Versus.Ratio
 	}
 	return 1 / r.Versus.Ratio

@@ -14,6 +14,7 @@ import (
 
 	"gonum.org/v1/gonum/stat"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic/tools"
@@ -42,7 +43,7 @@ func TestPublished(t *testing.T) {
 			for _, run := range runs {
 				totals = append(totals, sum(run))
 			}
-			own := trials(v[1], "stream", pairs, record.Throughput, totals...)
+			own := trials(v[1], "stream", pairs, metrics.Throughput, totals...)
 			var r Row
 			if i == 0 {
 				baseTrials = own

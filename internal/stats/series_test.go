@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -58,12 +59,12 @@ func TestSeries(t *testing.T) {
 	}
 	var ts []record.Trial
 	for name, x := range map[string]float64{"1": 100, "2": 200, "4": 200.2, "slow/1": 100, "slow/4": 100, "slow/8": 90} {
-		ts = slices.Concat(ts, trials(name, "stream", 1, record.Throughput, five(x)...))
+		ts = slices.Concat(ts, trials(name, "stream", 1, metrics.Throughput, five(x)...))
 		if name != "slow/8" {
-			ts = slices.Concat(ts, trials(name, "pingpong", 1, record.LatencyP50, five(1/x)...))
+			ts = slices.Concat(ts, trials(name, "pingpong", 1, metrics.LatencyP50, five(1/x)...))
 		}
 	}
-	ts = slices.Concat(ts, trials("1", "stream", 16, record.Throughput, five(7)...))
+	ts = slices.Concat(ts, trials("1", "stream", 16, metrics.Throughput, five(7)...))
 	var got []string
 	for _, s := range seriesOf(t, exp, ts) {
 		got = append(got, brief(s))
@@ -89,7 +90,7 @@ func TestSeriesOverSize(t *testing.T) {
 		size           v1alpha1.Bytes
 	}{{"tcp-64", "tcp", 64}, {"udp-1472", "udp", 1472}, {"udp-64", "udp", 64}, {"tcp-1k", "tcp", 1000}, {"again", "tcp", 64}} {
 		exp.Spec.Workloads = append(exp.Spec.Workloads, v1alpha1.Workload{Name: w.name, Stream: &v1alpha1.Traffic{Protocol: w.protocol, Size: w.size}})
-		ts = slices.Concat(ts, trials("native", w.name, 1, record.Throughput, five(float64(w.size))...), trials("vxlan", w.name, 1, record.Throughput, five(float64(w.size)/2)...))
+		ts = slices.Concat(ts, trials("native", w.name, 1, metrics.Throughput, five(float64(w.size))...), trials("vxlan", w.name, 1, metrics.Throughput, five(float64(w.size)/2)...))
 	}
 	exp.Spec.Series = []v1alpha1.Series{
 		{Name: "native", Axis: v1alpha1.AxisSize, Of: []string{"native"}},
@@ -133,7 +134,7 @@ func TestSeriesTraffic(t *testing.T) {
 			exp.Spec.Workloads = append(exp.Spec.Workloads, v1alpha1.Workload{Name: name, Stream: &v1alpha1.Traffic{
 				Size: []v1alpha1.Bytes{64, 1472}[i%2], Connections: 8 + i/2,
 			}})
-			ts = slices.Concat(ts, trials("native", name, 1, record.Throughput, 1, 2))
+			ts = slices.Concat(ts, trials("native", name, 1, metrics.Throughput, 1, 2))
 		}
 		var got []string
 		for _, s := range seriesOf(t, exp, ts) {
@@ -154,20 +155,20 @@ func TestCrossovers(t *testing.T) {
 		noise  map[int][]float64 // of points, in place of a tenth of a per cent
 		want   []Crossover
 	}{
-		"faster everywhere":          {record.Throughput, straight(1.1, 1.3), nil, nil},
-		"proven nowhere":             {record.Throughput, straight(1.01, 1.03), map[int][]float64{0: wide, 1: wide, 2: wide, 3: wide, 4: wide}, nil},
-		"slower, then faster":        {record.Throughput, []float64{0.5, 0.8, 1.25, 2, 2}, nil, []Crossover{{From: Slower, To: Faster, Value: math.Exp2(1.5)}}},
-		"of a latency":               {record.LatencyP50, []float64{2, 1.25, 0.8, 0.5, 0.5}, nil, []Crossover{{From: Slower, To: Faster, Value: math.Exp2(1.5)}}},
-		"same, then slower":          {record.Throughput, []float64{1, 1, 1, 0.5, 0.5}, nil, []Crossover{{From: Same, To: Slower, Value: 4 * math.Exp2(math.Log(m)/math.Ln2)}}},
-		"faster, then same":          {record.Throughput, []float64{2, 2, 1, 1, 1}, nil, []Crossover{{From: Faster, To: Same, Value: 4 / math.Exp2(math.Log(m)/math.Ln2)}}},
-		"faster, slower, and faster": {record.Throughput, []float64{2, 0.5, 0.5, 0.5, 2}, nil, []Crossover{{From: Faster, To: Slower, Value: math.Exp2(0.5)}, {From: Slower, To: Faster, Value: math.Exp2(3.5)}}},
-		"not proven in between":      {record.Throughput, []float64{0.5, 1.1, 1.1, 1.1, 2}, map[int][]float64{1: wide, 2: wide, 3: wide}, []Crossover{{From: Slower, To: Faster}}},
-		"faster, not by the margin":  {record.Throughput, []float64{1, 1, 1, 1.03, 2}, map[int][]float64{3: {0.985, 1.015, 1, 0.99, 1.01}}, []Crossover{{From: Same, To: Faster}}},
-		"never by the margin":        {record.Throughput, []float64{1, 1, 1, 1, 1.03}, map[int][]float64{4: {0.985, 1.015, 1, 0.99, 1.01}}, nil},
+		"faster everywhere":          {metrics.Throughput, straight(1.1, 1.3), nil, nil},
+		"proven nowhere":             {metrics.Throughput, straight(1.01, 1.03), map[int][]float64{0: wide, 1: wide, 2: wide, 3: wide, 4: wide}, nil},
+		"slower, then faster":        {metrics.Throughput, []float64{0.5, 0.8, 1.25, 2, 2}, nil, []Crossover{{From: Slower, To: Faster, Value: math.Exp2(1.5)}}},
+		"of a latency":               {metrics.LatencyP50, []float64{2, 1.25, 0.8, 0.5, 0.5}, nil, []Crossover{{From: Slower, To: Faster, Value: math.Exp2(1.5)}}},
+		"same, then slower":          {metrics.Throughput, []float64{1, 1, 1, 0.5, 0.5}, nil, []Crossover{{From: Same, To: Slower, Value: 4 * math.Exp2(math.Log(m)/math.Ln2)}}},
+		"faster, then same":          {metrics.Throughput, []float64{2, 2, 1, 1, 1}, nil, []Crossover{{From: Faster, To: Same, Value: 4 / math.Exp2(math.Log(m)/math.Ln2)}}},
+		"faster, slower, and faster": {metrics.Throughput, []float64{2, 0.5, 0.5, 0.5, 2}, nil, []Crossover{{From: Faster, To: Slower, Value: math.Exp2(0.5)}, {From: Slower, To: Faster, Value: math.Exp2(3.5)}}},
+		"not proven in between":      {metrics.Throughput, []float64{0.5, 1.1, 1.1, 1.1, 2}, map[int][]float64{1: wide, 2: wide, 3: wide}, []Crossover{{From: Slower, To: Faster}}},
+		"faster, not by the margin":  {metrics.Throughput, []float64{1, 1, 1, 1.03, 2}, map[int][]float64{3: {0.985, 1.015, 1, 0.99, 1.01}}, []Crossover{{From: Same, To: Faster}}},
+		"never by the margin":        {metrics.Throughput, []float64{1, 1, 1, 1, 1.03}, map[int][]float64{4: {0.985, 1.015, 1, 0.99, 1.01}}, nil},
 	} {
 		exp := lines()
 		exp.Spec.Workloads[0] = v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}
-		if c.metric == record.LatencyP50 {
+		if c.metric == metrics.LatencyP50 {
 			exp.Spec.Workloads[0] = v1alpha1.Workload{Name: "stream", PingPong: &v1alpha1.Traffic{}}
 		}
 		var ts []record.Trial
@@ -205,7 +206,7 @@ func TestCrossoverBlocks(t *testing.T) {
 			for b := range values {
 				own[b] = ratios[i] * values[b]
 			}
-			ts = slices.Concat(ts, trials("0", "stream", pairs, record.Throughput, 1, 1, 1, 1, 1), trials("1", "stream", pairs, record.Throughput, own...))
+			ts = slices.Concat(ts, trials("0", "stream", pairs, metrics.Throughput, 1, 1, 1, 1, 1), trials("1", "stream", pairs, metrics.Throughput, own...))
 		}
 		return ts
 	}

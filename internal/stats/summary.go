@@ -13,6 +13,7 @@ import (
 	"math"
 	"slices"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -144,7 +145,7 @@ func (t *table) row(c *cell, metric string) Row {
 	blocks, values := c.series(metric)
 	r := Row{
 		Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs,
-		Metric: metric, Unit: record.Units[metric], N: len(values), Warnings: c.warnings(),
+		Metric: metric, Unit: metrics.Units[metric], N: len(values), Warnings: c.warnings(),
 	}
 	if r.N == 0 {
 		return r
@@ -232,7 +233,7 @@ func judge(family []*Row, margin float64) {
 			v.Verdict = Same
 		case v.P > alpha:
 			v.Verdict = Inconclusive
-		case v.Ratio > 1 == record.HigherIsBetter(family[i].Metric):
+		case v.Ratio > 1 == metrics.HigherIsBetter(family[i].Metric):
 			v.Verdict = Faster
 		default:
 			v.Verdict = Slower

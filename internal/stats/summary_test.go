@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -59,8 +60,8 @@ func analyze(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Row
 // the block it cancels.
 func TestAnalyze(t *testing.T) {
 	rows := analyze(t, experiment("base", "rps"),
-		trials("rps", "stream", 1, record.Throughput, 110, 121, 55, 110, 121),
-		trials("base", "stream", 1, record.Throughput, 100, 110, 50, 100, 110))
+		trials("rps", "stream", 1, metrics.Throughput, 110, 121, 55, 110, 121),
+		trials("base", "stream", 1, metrics.Throughput, 100, 110, 50, 100, 110))
 	want := []Row{{
 		Variant: "base", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
 		N: 5, Mean: 94, CI95: [2]float64{62.8345, 125.1655}, Warnings: []record.Warning{},
@@ -91,17 +92,17 @@ func TestVerdicts(t *testing.T) {
 		values []float64
 		want   Verdict
 	}{
-		{"more throughput", record.Throughput, times(1.1, 0.01), Faster},
-		{"less throughput", record.Throughput, times(0.9, 0.01), Slower},
-		{"more latency", record.LatencyP50, times(1.1, 0.01), Slower},
-		{"less latency", record.LatencyP50, times(0.9, 0.01), Faster},
-		{"less CPU", record.CPUPerGB, times(0.9, 0.01), Faster},
-		{"equal", record.Throughput, times(1, 0.005), Same},
-		{"beyond doubt, within the margin", record.Throughput, times(1.01, 0.001), Same},
-		{"across the margin", record.Throughput, times(1.015, 0.02), Inconclusive},
-		{"scatter", record.Throughput, times(1.1, 0.2), Inconclusive},
-		{"one block", record.Throughput, times(2, 0)[:1], Inconclusive},
-		{"one block, equal", record.Throughput, times(1, 0)[:1], Inconclusive},
+		{"more throughput", metrics.Throughput, times(1.1, 0.01), Faster},
+		{"less throughput", metrics.Throughput, times(0.9, 0.01), Slower},
+		{"more latency", metrics.LatencyP50, times(1.1, 0.01), Slower},
+		{"less latency", metrics.LatencyP50, times(0.9, 0.01), Faster},
+		{"less CPU", metrics.CPUPerGB, times(0.9, 0.01), Faster},
+		{"equal", metrics.Throughput, times(1, 0.005), Same},
+		{"beyond doubt, within the margin", metrics.Throughput, times(1.01, 0.001), Same},
+		{"across the margin", metrics.Throughput, times(1.015, 0.02), Inconclusive},
+		{"scatter", metrics.Throughput, times(1.1, 0.2), Inconclusive},
+		{"one block", metrics.Throughput, times(2, 0)[:1], Inconclusive},
+		{"one block, equal", metrics.Throughput, times(1, 0)[:1], Inconclusive},
 	} {
 		rows := analyze(t, experiment("base", "rps"),
 			trials("base", "stream", 1, c.metric, base...), trials("rps", "stream", 1, c.metric, c.values...))
@@ -125,7 +126,7 @@ func TestHolmFamilies(t *testing.T) {
 			if v.Name != "base" && v.Name != "other" {
 				xs = noisy
 			}
-			ts = append(ts, trials(v.Name, "stream", pairs, record.Throughput, xs...)...)
+			ts = append(ts, trials(v.Name, "stream", pairs, metrics.Throughput, xs...)...)
 		}
 	}
 	p := math.NaN()
@@ -154,12 +155,12 @@ func TestHolmFamilies(t *testing.T) {
 
 // The last attempt that succeeded counts, pairs need both, and what failed shows.
 func TestAttempts(t *testing.T) {
-	base := trials("base", "stream", 1, record.Throughput, 100, 100, 100, 100, 100, 100)
-	rps := trials("rps", "stream", 1, record.Throughput, 1, 200, 200, 200, 200, 1)
+	base := trials("base", "stream", 1, metrics.Throughput, 100, 100, 100, 100, 100, 100)
+	rps := trials("rps", "stream", 1, metrics.Throughput, 1, 200, 200, 200, 200, 1)
 	rps[0].Status, rps[5].Status = record.StatusFailed, record.StatusFailed
-	again := trials("rps", "stream", 1, record.Throughput, 200, 200)
+	again := trials("rps", "stream", 1, metrics.Throughput, 200, 200)
 	again[0].Attempt, again[1].Attempt = 2, 2
-	rps[1].Metrics[record.Throughput] = 7 // succeeded, and was measured again
+	rps[1].Metrics[metrics.Throughput] = 7 // succeeded, and was measured again
 	base[3].Status = record.StatusFailed
 	rows := analyze(t, experiment("base", "rps"), again, base, rps)
 	near(t, "baseline's blocks", rows[0].N, 5, 0)
@@ -173,11 +174,11 @@ func TestAttempts(t *testing.T) {
 
 // A cell with nothing but failures is told of, not left out.
 func TestAllFailed(t *testing.T) {
-	ts := trials("rps", "pingpong", 1, record.LatencyP50, 1, 1)
+	ts := trials("rps", "pingpong", 1, metrics.LatencyP50, 1, 1)
 	for i := range ts {
 		ts[i].Status = record.StatusFailed
 	}
-	rows := analyze(t, experiment("base", "rps"), trials("base", "pingpong", 1, record.LatencyP50, 1, 1), ts)
+	rows := analyze(t, experiment("base", "rps"), trials("base", "pingpong", 1, metrics.LatencyP50, 1, 1), ts)
 	near(t, "row", rows[1], Row{Variant: "rps", Workload: "pingpong", Pairs: 1, Metric: "latency_p50", Unit: "s",
 		Warnings: []record.Warning{{Code: record.WarnFailedTrials,
 			Message: "2 of 2 attempts failed; 0 blocks have a trial that succeeded"}}}, 0)
@@ -189,10 +190,10 @@ func TestNoRatio(t *testing.T) {
 		values []float64
 		codes  []string
 	}{
-		{record.Loss, []float64{0, 0, 0.1, 0, 0}, nil},
-		{record.Loss, []float64{0.1, 0.1, 0.1, 0.1, 0.1}, nil},
-		{record.SoftirqPerGB, []float64{0, 1, 1, 1, 1}, []string{record.WarnNoRatio}},
-		{record.Throughput, nil, []string{record.WarnNoRatio}},
+		{metrics.Loss, []float64{0, 0, 0.1, 0, 0}, nil},
+		{metrics.Loss, []float64{0.1, 0.1, 0.1, 0.1, 0.1}, nil},
+		{metrics.SoftirqPerGB, []float64{0, 1, 1, 1, 1}, []string{record.WarnNoRatio}},
+		{metrics.Throughput, nil, []string{record.WarnNoRatio}},
 	} {
 		base := c.values
 		if base == nil {
@@ -214,9 +215,9 @@ func TestNoRatio(t *testing.T) {
 }
 
 func TestWarnings(t *testing.T) {
-	base := trials("base", "stream", 1, record.Throughput, 100, 103, 106, 109, 112, 115, 118, 121)
-	rps := trials("rps", "stream", 1, record.Throughput, 100, 103, 106, 109, 112, 115, 118, 121)
-	few := trials("rps", "stream", 16, record.Throughput, 1, 1, 1, 1)
+	base := trials("base", "stream", 1, metrics.Throughput, 100, 103, 106, 109, 112, 115, 118, 121)
+	rps := trials("rps", "stream", 1, metrics.Throughput, 100, 103, 106, 109, 112, 115, 118, 121)
+	few := trials("rps", "stream", 16, metrics.Throughput, 1, 1, 1, 1)
 	retransmits := record.Warning{Code: record.WarnRetransmits, Message: "0.3 % sent again"}
 	rps[1].Warnings = []record.Warning{retransmits, {Code: record.WarnRetransmits, Message: "another pair"}}
 	rps[4].Warnings = []record.Warning{{Code: record.WarnRetransmits, Message: "later"}}
@@ -239,33 +240,33 @@ func codes(r Row) []string {
 }
 
 func TestOrder(t *testing.T) {
-	near(t, "metrics", len(order), len(record.Units), 0)
+	near(t, "metrics", len(order), len(metrics.Units), 0)
 	for _, metric := range order {
-		if record.Units[metric] == "" {
+		if metrics.Units[metric] == "" {
 			t.Errorf("%s has no unit", metric)
 		}
 	}
 	var got []string
 	for _, r := range analyze(t, experiment("base", "rps"),
-		trials("rps", "pingpong", 1, record.LatencyP50, 1, 1), trials("rps", "stream", 16, record.Throughput, 1, 1),
-		trials("rps", "stream", 1, record.CPUPerGB, 1, 1), trials("base", "pingpong", 1, record.Rate, 1, 1)) {
+		trials("rps", "pingpong", 1, metrics.LatencyP50, 1, 1), trials("rps", "stream", 16, metrics.Throughput, 1, 1),
+		trials("rps", "stream", 1, metrics.CPUPerGB, 1, 1), trials("base", "pingpong", 1, metrics.Rate, 1, 1)) {
 		got = append(got, strings.Join([]string{r.Variant, r.Workload, r.Metric}, " "))
 	}
 	near(t, "rows", got, []string{"base pingpong rate", "rps stream cpu_per_gb", "rps stream throughput", "rps pingpong latency_p50"}, 0)
 }
 
 func TestAnalyzeErrors(t *testing.T) {
-	unknown := trials("rps", "stream", 1, record.Throughput, 1)
+	unknown := trials("rps", "stream", 1, metrics.Throughput, 1)
 	unknown[0].Metrics = map[string]float64{"thruput": 1}
-	early := trials("rps", "stream", 1, record.Throughput, 1)
+	early := trials("rps", "stream", 1, metrics.Throughput, 1)
 	early[0].Block = 0
 	for _, c := range []struct {
 		trials []record.Trial
 		want   string
 	}{
-		{trials("rfs", "stream", 1, record.Throughput, 1), `analyze test: trials of variant "rfs", workload "stream", 1 pairs: the experiment has no such combination`},
-		{trials("rps", "pingpong", 16, record.LatencyP50, 1), `analyze test: trials of variant "rps", workload "pingpong", 16 pairs: the experiment has no such combination`},
-		{trials("rps", "stream", 1, record.Throughput, math.Inf(1)), "analyze test: trial 1: throughput is +Inf"},
+		{trials("rfs", "stream", 1, metrics.Throughput, 1), `analyze test: trials of variant "rfs", workload "stream", 1 pairs: the experiment has no such combination`},
+		{trials("rps", "pingpong", 16, metrics.LatencyP50, 1), `analyze test: trials of variant "rps", workload "pingpong", 16 pairs: the experiment has no such combination`},
+		{trials("rps", "stream", 1, metrics.Throughput, math.Inf(1)), "analyze test: trial 1: throughput is +Inf"},
 		{unknown, `analyze test: trial 1: metric "thruput" is unknown`},
 		{early, "analyze test: trial 1: block 0: blocks count from 1"},
 	} {

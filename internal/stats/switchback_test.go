@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -42,7 +43,7 @@ func TestAnalyzePeriods(t *testing.T) {
 	entry := 1
 	add := func(block, period, repeat, attempt int, variant string, x float64) {
 		ts = append(ts, record.Trial{Block: block, Period: period, Entry: entry, Repeat: repeat, Attempt: attempt, Order: len(ts) + 1,
-			Variant: variant, Workload: "stream", Pairs: 1, Status: record.StatusOK, Metrics: map[string]float64{record.Throughput: x}})
+			Variant: variant, Workload: "stream", Pairs: 1, Status: record.StatusOK, Metrics: map[string]float64{metrics.Throughput: x}})
 	}
 	// base and an lie a period apart, which is 1 %; an/rps has the periods of an.
 	for i, period := range []int{1, 4, 5, 8} { // of base
@@ -154,7 +155,7 @@ func (w switchWorld) run(r *rand.Rand, on []bool, each int, levels []float64) []
 			ts = append(ts, record.Trial{
 				Block: p/2 + 1, Period: p + 1, Repeat: i + 1, Order: len(ts) + 1, Attempt: 1, Status: record.StatusOK,
 				Variant: map[bool]string{false: "0", true: "1"}[is], Workload: "stream", Pairs: 1,
-				Metrics: map[string]float64{record.Throughput: w.trial(r, levels[p], at, is)},
+				Metrics: map[string]float64{metrics.Throughput: w.trial(r, levels[p], at, is)},
 			})
 		}
 	}
@@ -225,7 +226,7 @@ func TestCoverageSwitchback(t *testing.T) {
 						if x.Variant > y.Variant {
 							x, y = y, x
 						}
-						pairs = append(pairs, math.Log(y.Metrics[record.Throughput]/x.Metrics[record.Throughput]))
+						pairs = append(pairs, math.Log(y.Metrics[metrics.Throughput]/x.Metrics[metrics.Throughput]))
 					}
 				}
 				e := mean(pairs, 0)

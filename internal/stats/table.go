@@ -6,23 +6,24 @@ import (
 	"math"
 	"slices"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
 
 // order of the metrics in a summary.
 var order = []string{
-	record.Throughput, record.Rate,
-	record.LatencyMean, record.LatencyP50, record.LatencyP99, record.LatencyP999, record.LatencyMax, record.Completion, record.Errors,
-	record.Loss, record.Reorder, record.Jitter,
-	record.CPUPerGB, record.SoftirqPerGB, record.InterruptsPerGB, record.SenderSleepsPerGB, record.ReceiverSleepsPerGB, record.CPUPerMessage, record.InterruptsPerMessage, record.SwitchesPerMessage,
+	metrics.Throughput, metrics.Rate,
+	metrics.LatencyMean, metrics.LatencyP50, metrics.LatencyP99, metrics.LatencyP999, metrics.LatencyMax, metrics.Completion, metrics.Errors,
+	metrics.Loss, metrics.Reorder, metrics.Jitter,
+	metrics.CPUPerGB, metrics.SoftirqPerGB, metrics.InterruptsPerGB, metrics.SenderSleepsPerGB, metrics.ReceiverSleepsPerGB, metrics.CPUPerMessage, metrics.InterruptsPerMessage, metrics.SwitchesPerMessage,
 }
 
 // alone tells which metrics are compared with nothing: normally no message is
 // lost or overtaken and no request fails, an end may never sleep, and there is no ratio to 0.
 func alone(metric string) bool {
 	switch metric {
-	case record.Loss, record.Reorder, record.Errors, record.SenderSleepsPerGB, record.ReceiverSleepsPerGB:
+	case metrics.Loss, metrics.Reorder, metrics.Errors, metrics.SenderSleepsPerGB, metrics.ReceiverSleepsPerGB:
 		return true
 	}
 	return false
@@ -36,11 +37,11 @@ func alone(metric string) bool {
 func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
 	switch {
 	case w.Stream != nil:
-		return record.Throughput
+		return metrics.Throughput
 	case meanAlone(exp, w):
-		return record.LatencyMean
+		return metrics.LatencyMean
 	}
-	return record.LatencyP50
+	return metrics.LatencyP50
 }
 
 // meanAlone tells whether the variants have only the mean in common, because the tool of one reports no
@@ -140,7 +141,7 @@ func check(tr *record.Trial) error {
 		return fmt.Errorf("block %d: blocks count from 1", tr.Block)
 	}
 	for metric, x := range tr.Metrics {
-		if _, ok := record.Units[metric]; !ok {
+		if _, ok := metrics.Units[metric]; !ok {
 			return fmt.Errorf("metric %q is unknown", metric)
 		}
 		if math.IsNaN(x) || math.IsInf(x, 0) {

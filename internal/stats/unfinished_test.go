@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -14,7 +15,7 @@ func TestUnfinished(t *testing.T) {
 	all := func(values ...float64) []record.Trial {
 		var ts []record.Trial
 		for _, v := range []string{"base", "rps"} {
-			ts = slices.Concat(ts, trials(v, "stream", 1, record.Throughput, values...), trials(v, "stream", 16, record.Throughput, values...), trials(v, "pingpong", 1, record.LatencyP50, values...))
+			ts = slices.Concat(ts, trials(v, "stream", 1, metrics.Throughput, values...), trials(v, "stream", 16, metrics.Throughput, values...), trials(v, "pingpong", 1, metrics.LatencyP50, values...))
 		}
 		return ts
 	}

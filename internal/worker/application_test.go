@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
@@ -122,7 +123,7 @@ func latencies(t *testing.T, e record.Endpoint) (usual, long float64) {
 	t.Helper()
 	if e.Latency == "" {
 		p := e.Percentiles
-		return cmp.Or(p[record.LatencyP50], p[record.LatencyMean]), cmp.Or(p[record.LatencyP99], p[record.LatencyMax])
+		return cmp.Or(p[metrics.LatencyP50], p[metrics.LatencyMean]), cmp.Or(p[metrics.LatencyP99], p[metrics.LatencyMax])
 	}
 	h, err := record.DecodeHistogram(e.Latency)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -62,17 +63,17 @@ func seriesCost(b *testing.B, w v1alpha1.Workload) {
 			if err := cmp.Or(errors.Join(errs[:]...), <-sampled); err != nil {
 				b.Fatal(err)
 			}
-			metrics := map[string]float64{record.Throughput: ends[0].BitsPerSecond}
+			measured := map[string]float64{metrics.Throughput: ends[0].BitsPerSecond}
 			if w.PingPong != nil {
 				h, err := record.DecodeHistogram(ends[1].Latency)
 				if err != nil {
 					b.Fatal(err)
 				}
-				metrics = map[string]float64{record.LatencyP50: float64(h.ValueAtQuantile(50)) / 1e9}
+				measured = map[string]float64{metrics.LatencyP50: float64(h.ValueAtQuantile(50)) / 1e9}
 			}
 			trials = append(trials, record.Trial{
 				Block: block + 1, Order: len(trials) + 1, Variant: v, Workload: w.Name, Pairs: 1, Attempt: 1,
-				Window: 1, Status: record.StatusOK, Metrics: metrics,
+				Window: 1, Status: record.StatusOK, Metrics: measured,
 			})
 		}
 	}

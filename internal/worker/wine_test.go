@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target"
@@ -190,7 +191,7 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 			if errs[1] != nil || e.Place == "" {
 				return fmt.Errorf("%v", errs)
 			}
-			if e.Messages < 100 || e.Bytes != 64*e.Messages || e.Seconds < 0.9 || e.Seconds > 10 || e.Percentiles[record.LatencyMean] <= 0 {
+			if e.Messages < 100 || e.Bytes != 64*e.Messages || e.Seconds < 0.9 || e.Seconds > 10 || e.Percentiles[metrics.LatencyMean] <= 0 {
 				return fmt.Errorf("%+v", e)
 			}
 			return nil

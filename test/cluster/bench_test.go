@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
@@ -193,7 +194,7 @@ func BenchmarkLab(b *testing.B) {
 		b.Fatal(err)
 	}
 	rows := slices.DeleteFunc(summary.Rows, func(r stats.Row) bool {
-		return r.Versus == nil || !strings.HasPrefix(r.Variant, "cluster") && !strings.HasPrefix(r.Variant, "lab in groups") || r.Metric == record.LatencyP999
+		return r.Versus == nil || !strings.HasPrefix(r.Variant, "cluster") && !strings.HasPrefix(r.Variant, "lab in groups") || r.Metric == metrics.LatencyP999
 	})
 	slices.SortStableFunc(rows, func(x, y stats.Row) int {
 		return cmp.Or(cmp.Compare(x.Metric, y.Metric), cmp.Compare(x.Pairs, y.Pairs))

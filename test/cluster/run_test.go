@@ -23,6 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/testenv"
 )
@@ -223,7 +224,7 @@ func testRun(t *testing.T, c *Cluster) {
 func checkTrial(t *testing.T, tr record.Trial) {
 	t.Helper()
 	name := fmt.Sprintf("%s × %d", tr.Variant, tr.Pairs)
-	if tr.Status != record.StatusOK || tr.Metrics[record.LatencyP50] <= 0 {
+	if tr.Status != record.StatusOK || tr.Metrics[metrics.LatencyP50] <= 0 {
 		t.Errorf("%s: %s %s", name, tr.Status, tr.Error)
 		return
 	}
@@ -542,7 +543,7 @@ func testCannotRun(t *testing.T, c *Cluster) {
 		}
 		_, trials := resultsOf(t, out)
 		for _, tr := range measured(trials) {
-			_, cpu := tr.Metrics[record.CPUPerGB]
+			_, cpu := tr.Metrics[metrics.CPUPerGB]
 			if tr.Status != record.StatusOK || cpu || !warned(tr, record.WarnNoCPUs) {
 				t.Errorf("trial %+v", tr)
 			}

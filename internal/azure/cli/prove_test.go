@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/azure"
 	"slipstream.dev/internal/record"
 )
@@ -42,8 +43,8 @@ func standIn(t *testing.T, factor float64, pairs map[string]int, fail int) func(
 		}
 		defer dir.Close()
 		for i, trial := range []record.Trial{
-			{Workload: "stream", Metrics: map[string]float64{record.Throughput: rate}},
-			{Workload: "pingpong", Metrics: map[string]float64{record.LatencyP50: 1e5 / rate}},
+			{Workload: "stream", Metrics: map[string]float64{metrics.Throughput: rate}},
+			{Workload: "pingpong", Metrics: map[string]float64{metrics.LatencyP50: 1e5 / rate}},
 		} {
 			trial.Variant, trial.Pairs, trial.Block, trial.Order, trial.Status, trial.Attempt = "pool", 1, 1, i+1, record.StatusOK, 1
 			if err := dir.Append(trial); err != nil {

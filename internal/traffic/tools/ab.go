@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -81,7 +82,7 @@ var (
 	// abServed is "  50%     12", in whole milliseconds, the last one " 100%    345 (longest request)".
 	abServed = regexp.MustCompile(`^ +(50|99|100)% +(\d+)(?: \(longest request\))?\n$`)
 	// abPercentiles are the names of those in a record.
-	abPercentiles = map[string]string{"50": record.LatencyP50, "99": record.LatencyP99, "100": record.LatencyMax}
+	abPercentiles = map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99, "100": metrics.LatencyMax}
 	// abTraffic are "Concurrency Level:      8", "Keep-Alive requests:    30492" and
 	// "Document Length:        1024 bytes".
 	abTraffic = regexp.MustCompile(`(?m)^(Concurrency Level|Keep-Alive requests|Document Length|Complete requests): +(\d+)(?: bytes)?$`)
@@ -149,7 +150,7 @@ func (o *abOutput) line(line []byte) (err error) {
 		}
 	} else if m := abPercentile.FindSubmatch(line); m != nil {
 		err := abPercentileOf(o.precise, m)
-		delete(o.precise, record.LatencyMax) // the longest request is that of served
+		delete(o.precise, metrics.LatencyMax) // the longest request is that of served
 		return err
 	} else if m := abServed.FindSubmatch(line); m != nil {
 		return abPercentileOf(o.served, m)
@@ -192,8 +193,8 @@ func (o *abOutput) complete() error {
 // abLatency adds to the percentiles of the CSV, which there are only with -e, what ab prints in any case: the
 // mean in seconds, and what it served in whole milliseconds, of which the longest request is one.
 func abLatency(percentiles, served map[string]float64, mean float64) error {
-	longest, found := served[record.LatencyMax]
-	delete(served, record.LatencyMax)
+	longest, found := served[metrics.LatencyMax]
+	delete(served, metrics.LatencyMax)
 	if len(percentiles) == 0 {
 		maps.Copy(percentiles, served)
 	}
@@ -201,11 +202,11 @@ func abLatency(percentiles, served map[string]float64, mean float64) error {
 		return errors.New("its output has no percentiles")
 	}
 	// Rounded, it may be less than the 99th percentile is, to the microsecond, and then says nothing.
-	if found && longest > 0 && longest >= percentiles[record.LatencyP99] {
-		percentiles[record.LatencyMax] = longest
+	if found && longest > 0 && longest >= percentiles[metrics.LatencyP99] {
+		percentiles[metrics.LatencyMax] = longest
 	}
 	if mean > 0 {
-		percentiles[record.LatencyMean] = mean
+		percentiles[metrics.LatencyMean] = mean
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -25,24 +26,24 @@ func TestParseApplications(t *testing.T) {
 	}{
 		{"redis", "application", "redis-7.0.15-set.txt", record.Endpoint{
 			Messages: 10000, Seconds: 10000 / 38910.51, Bytes: 640000, Percentiles: map[string]float64{
-				record.LatencyMean: 23e-6, record.LatencyP50: 23e-6, record.LatencyP99: 55e-6, record.LatencyMax: 1487e-6,
+				metrics.LatencyMean: 23e-6, metrics.LatencyP50: 23e-6, metrics.LatencyP99: 55e-6, metrics.LatencyMax: 1487e-6,
 			},
 		}},
 		{"nginx", "http", "nginx-wrk-4.1.0-kept.txt", record.Endpoint{
 			Messages: 29112, Seconds: 29112 / 26468.68, Bytes: 29112 * 64,
-			Percentiles: map[string]float64{record.LatencyP50: 233e-6, record.LatencyP99: 32.9e-3},
+			Percentiles: map[string]float64{metrics.LatencyP50: 233e-6, metrics.LatencyP99: 32.9e-3},
 		}},
 		{"nginx", "http", "nginx-wrk-4.1.0-close.txt", record.Endpoint{
 			Messages: 9149, Seconds: 9149 / 8297.44, Bytes: 9149 * 64,
-			Percentiles: map[string]float64{record.LatencyP50: 413e-6, record.LatencyP99: 6.95e-3},
+			Percentiles: map[string]float64{metrics.LatencyP50: 413e-6, metrics.LatencyP99: 6.95e-3},
 		}},
 		{"memcached", "application", "memcached-1.6.18-get.txt", record.Endpoint{
 			Messages: 109130, Seconds: 113230.0 / 113222, Bytes: 109130 * 64,
-			Percentiles: map[string]float64{record.LatencyMean: 36e-6, record.LatencyMax: 3900e-6},
+			Percentiles: map[string]float64{metrics.LatencyMean: 36e-6, metrics.LatencyMax: 3900e-6},
 		}},
 		{"memcached", "application", "memcached-1.6.18-set.txt", record.Endpoint{
 			Messages: 135072, Seconds: 135076.0 / 132855, Bytes: 135072 * 64,
-			Percentiles: map[string]float64{record.LatencyMean: 29e-6, record.LatencyMax: 146369e-6},
+			Percentiles: map[string]float64{metrics.LatencyMean: 29e-6, metrics.LatencyMax: 146369e-6},
 		}},
 	} {
 		got, err := lookup(t, tt.tool).Parse(workload(tt.kind, nil), golden(t, tt.file))

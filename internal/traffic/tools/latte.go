@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -122,7 +123,7 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 		return e, fmt.Errorf("messages of %g bytes", o.figures["MsgSize(byte)"])
 	}
 	e.Seconds = float64(e.Messages) * o.figures["Latency(usec)"] / 1e6
-	e.Percentiles[record.LatencyMean] = o.figures["Latency(usec)"] / 1e6
+	e.Percentiles[metrics.LatencyMean] = o.figures["Latency(usec)"] / 1e6
 	if err := latteMachine(&e, o.figures); err != nil {
 		return e, err
 	}
@@ -188,7 +189,7 @@ func lattePercentiles(e *record.Endpoint, histogram []latteCount) error {
 	if missing := all - total; missing > 0.5*all {
 		return fmt.Errorf("a histogram of %g round trips of %d: the others took longer than it reaches", total, e.Messages)
 	}
-	for name, share := range map[string]float64{record.LatencyP50: 0.5, record.LatencyP99: 0.99, record.LatencyP999: 0.999} {
+	for name, share := range map[string]float64{metrics.LatencyP50: 0.5, metrics.LatencyP99: 0.99, metrics.LatencyP999: 0.999} {
 		seen := 0.0
 		for _, b := range histogram {
 			if seen += b.count; seen >= share*all {
@@ -200,7 +201,7 @@ func lattePercentiles(e *record.Endpoint, histogram []latteCount) error {
 	if total == all { // none took longer than the histogram reaches
 		for _, b := range histogram {
 			if b.count > 0 {
-				e.Percentiles[record.LatencyMax] = b.from / 1e6
+				e.Percentiles[metrics.LatencyMax] = b.from / 1e6
 			}
 		}
 	}

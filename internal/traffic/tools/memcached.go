@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -114,6 +115,6 @@ func parseMemcaslap(w v1alpha1.Workload, output []byte) (e record.Endpoint, err 
 	// The time is that of all operations, and is printed in tenths of seconds: it follows from the rate.
 	e.Messages, e.Seconds = uint64(events), ops/rate
 	e.Bytes = payload(e.Messages, int(w.Application.Size))
-	e.Percentiles = map[string]float64{record.LatencyMean: mean / 1e6, record.LatencyMax: longest / 1e6}
+	e.Percentiles = map[string]float64{metrics.LatencyMean: mean / 1e6, metrics.LatencyMax: longest / 1e6}
 	return e, plausible(e)
 }

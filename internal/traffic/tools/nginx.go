@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -142,7 +143,7 @@ func parseWrk(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 		if err != nil {
 			return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
 		}
-		e.Percentiles[map[string]string{"50": record.LatencyP50, "99": record.LatencyP99}[string(m[1])]] = v * wrkUnits[string(m[3])]
+		e.Percentiles[map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99}[string(m[1])]] = v * wrkUnits[string(m[3])]
 	}
 	if len(e.Percentiles) != 2 {
 		return e, errors.New("its output has no percentiles")

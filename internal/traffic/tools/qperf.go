@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -101,7 +102,7 @@ func (q qperf) parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error
 		// of one end, which is what the rate is made of; both have to agree.
 		oneWay := f.number("latency", "ns") / 1e9
 		trip := e.Seconds / float64(e.Messages)
-		e.Percentiles = map[string]float64{record.LatencyMean: trip}
+		e.Percentiles = map[string]float64{metrics.LatencyMean: trip}
 		if f.err == nil && math.Abs(2*oneWay-trip) > 0.01*trip+10*trip/float64(e.Messages) {
 			return e, fmt.Errorf("its latency is %g s one way, and a round trip takes %g s", oneWay, trip)
 		}
@@ -234,7 +235,7 @@ func qperfPlain(w v1alpha1.Workload, short map[string]float64, window time.Durat
 	}
 	if w.PingPong != nil {
 		e.Messages, e.Bytes = uint64(math.Round(n)), uint64(math.Round(n)*short["msg_size"])
-		e.Percentiles = map[string]float64{record.LatencyMean: 2 * oneWay}
+		e.Percentiles = map[string]float64{metrics.LatencyMean: 2 * oneWay}
 		return e, nil
 	}
 	e.BitsPerSecond, e.Bytes = bits, uint64(n)

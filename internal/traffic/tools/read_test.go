@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -33,7 +34,7 @@ func said(r Reading) string {
 	e := r.Runs[0].Pairs[0]
 	text += fmt.Sprintf(" of %d pairs: %.4g s, %.6g bit/s, %d messages, %d lost, %d late, jitter %.3g", len(r.Runs[0].Pairs),
 		e.Seconds, e.BitsPerSecond, e.Messages, e.Lost, e.Reordered, e.Jitter)
-	for _, name := range []string{record.LatencyMean, record.LatencyP50, record.LatencyP99, record.LatencyMax} {
+	for _, name := range []string{metrics.LatencyMean, metrics.LatencyP50, metrics.LatencyP99, metrics.LatencyMax} {
 		if v, ok := e.Percentiles[name]; ok {
 			text += fmt.Sprintf(", %s %.4g", name, v)
 		}
@@ -137,8 +138,8 @@ func TestReadAB(t *testing.T) {
 	}
 	// The longest is rounded as the others are, and known to be too short if it is less than the 99th.
 	for longest, want := range map[string]map[string]float64{
-		" 100%    678 (longest request)\n": {record.LatencyP50: 0.012, record.LatencyP99: 0.345, record.LatencyMean: 0.00026, record.LatencyMax: 0.678},
-		" 100%    344 (longest request)\n": {record.LatencyP50: 0.012, record.LatencyP99: 0.345, record.LatencyMean: 0.00026},
+		" 100%    678 (longest request)\n": {metrics.LatencyP50: 0.012, metrics.LatencyP99: 0.345, metrics.LatencyMean: 0.00026, metrics.LatencyMax: 0.678},
+		" 100%    344 (longest request)\n": {metrics.LatencyP50: 0.012, metrics.LatencyP99: 0.345, metrics.LatencyMean: 0.00026},
 	} {
 		r, err := Read(append(slices.Clone(plain), "  50%     12\n  99%    345\n"+longest...), 0)
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -124,7 +125,7 @@ func parseRedis(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 	if err != nil || rate <= 0 {
 		return e, fmt.Errorf("%q requests per second", throughput[1])
 	}
-	for i, name := range []string{record.LatencyMean, record.LatencyP50, record.LatencyP99, record.LatencyMax} {
+	for i, name := range []string{metrics.LatencyMean, metrics.LatencyP50, metrics.LatencyP99, metrics.LatencyMax} {
 		ms, err := strconv.ParseFloat(string(latency[i+1]), 64)
 		if err != nil {
 			return e, fmt.Errorf("a latency of %q", latency[i+1])

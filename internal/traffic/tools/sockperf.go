@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -180,19 +181,19 @@ func (p *sockperfOutput) line(line string, e *record.Endpoint) {
 	case scan("# dropped messages = %d", &e.Lost):
 		p.dropped = true
 	case scan("Summary: Round trip is %g usec", &usec):
-		e.Percentiles[record.LatencyMean] = usec / 1e6
+		e.Percentiles[metrics.LatencyMean] = usec / 1e6
 	case scan("Summary: Latency is %g usec", &usec):
-		e.Percentiles[record.LatencyMean], p.halves = usec/1e6, true
+		e.Percentiles[metrics.LatencyMean], p.halves = usec/1e6, true
 	case scan("---> <MAX> observation = %g", &usec):
-		e.Percentiles[record.LatencyMax] = usec / 1e6
+		e.Percentiles[metrics.LatencyMax] = usec / 1e6
 	case scan("---> percentile %g = %g", &percentile, &usec):
 		switch percentile {
 		case 50:
-			e.Percentiles[record.LatencyP50] = usec / 1e6
+			e.Percentiles[metrics.LatencyP50] = usec / 1e6
 		case 99:
-			e.Percentiles[record.LatencyP99] = usec / 1e6
+			e.Percentiles[metrics.LatencyP99] = usec / 1e6
 		case 99.9:
-			e.Percentiles[record.LatencyP999] = usec / 1e6
+			e.Percentiles[metrics.LatencyP999] = usec / 1e6
 		}
 	case p.unexpected == "" && !sockperfSays(rest):
 		p.unexpected = line

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -280,11 +281,11 @@ func TestIperf3Reordered(t *testing.T) {
 // because nothing holds a UDP sender back.
 func TestParse(t *testing.T) {
 	latency := func(p50, p99, p999 float64) map[string]float64 {
-		return map[string]float64{record.LatencyP50: p50, record.LatencyP99: p99, record.LatencyP999: p999}
+		return map[string]float64{metrics.LatencyP50: p50, metrics.LatencyP99: p99, metrics.LatencyP999: p999}
 	}
 	latencies := func(mean, p50, p99, p999, longest float64) map[string]float64 {
 		all := latency(p50, p99, p999)
-		all[record.LatencyMean], all[record.LatencyMax] = mean, longest
+		all[metrics.LatencyMean], all[metrics.LatencyMax] = mean, longest
 		return all
 	}
 	two := func(seconds float64) v1alpha1.Workload { // connections, after a second of warm-up
@@ -349,10 +350,10 @@ func TestParse(t *testing.T) {
 		{file: "sockperf-3.7-ipv6.txt", workload: workload("pingpong", nil), err: "'-i' Invalid address: ::1"},
 		// 4737.33828 ns one way is 105544 round trips in a second.
 		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("pingpong", nil), want: record.Endpoint{
-			Seconds: 1, Bytes: 6754816, Messages: 105544, Percentiles: map[string]float64{record.LatencyMean: 1. / 105544},
+			Seconds: 1, Bytes: 6754816, Messages: 105544, Percentiles: map[string]float64{metrics.LatencyMean: 1. / 105544},
 		}},
 		{file: "qperf-0.4.11-udp_lat.txt", workload: workload("pingpong", udp), want: record.Endpoint{
-			Seconds: 1, Bytes: 7674880, Messages: 119920, Percentiles: map[string]float64{record.LatencyMean: 1. / 119920},
+			Seconds: 1, Bytes: 7674880, Messages: 119920, Percentiles: map[string]float64{metrics.LatencyMean: 1. / 119920},
 		}},
 		{file: "qperf-0.4.11-tcp_bw.txt", workload: workload("stream", nil), want: record.Endpoint{
 			Seconds: 1, Bytes: 2012872704, BitsPerSecond: 2012872704 * 8,
@@ -365,7 +366,7 @@ func TestParse(t *testing.T) {
 		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("stream", nil), err: "there is no tcp_bw in its output"},
 
 		{file: "ab-2.3-kept.txt", workload: workload("http", nil), want: record.Endpoint{
-			Seconds: 1, Bytes: 31541248, Messages: 30802, Percentiles: map[string]float64{record.LatencyMean: 260e-6, record.LatencyP50: 127e-6, record.LatencyP99: 1931e-6, record.LatencyMax: 0.087},
+			Seconds: 1, Bytes: 31541248, Messages: 30802, Percentiles: map[string]float64{metrics.LatencyMean: 260e-6, metrics.LatencyP50: 127e-6, metrics.LatencyP99: 1931e-6, metrics.LatencyMax: 0.087},
 		}},
 		{file: "ab-2.3-refused.txt", workload: workload("http", nil), err: "every request failed: connect 0, receive 20"},
 		{file: "ab-2.3-status.txt", workload: workload("http", nil), err: "status 20"},
@@ -637,7 +638,7 @@ func TestLive(t *testing.T) {
 				}
 				return
 			}
-			p50, p99 := e.Percentiles[record.LatencyP50], e.Percentiles[record.LatencyP99]
+			p50, p99 := e.Percentiles[metrics.LatencyP50], e.Percentiles[metrics.LatencyP99]
 			if p50 < 1e-6 || p50 > p99 || p99 > stall {
 				t.Errorf("percentiles %v", e.Percentiles)
 			}
