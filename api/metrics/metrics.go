@@ -1,46 +1,152 @@
-// Package metrics names what is measured. Experiment files and results have these names. It
+// Package metrics is the table of what is measured: the names of metrics in experiment files and results, with
+// their units, what is better, and how people call them. To add a metric, add a row, and measure it where the
+// others of its kind are measured (internal/experiment for trials, internal/stats for links of a mesh). The package
 // neither measures nor judges.
 package metrics
 
-// Metrics of a trial and of the summary, with their units.
+import "slices"
+
+// Names of the metrics of a trial, and of its summary.
 const (
-	Throughput    = "throughput"      // bit/s of payload, as received
-	Rate          = "rate"            // messages or round trips, 1/s
-	LatencyMean   = "latency_mean"    // s, round trip
-	LatencyP50    = "latency_p50"     // s, round trip
-	LatencyP99    = "latency_p99"     // s, round trip
-	LatencyP999   = "latency_p999"    // s, round trip
-	LatencyMax    = "latency_max"     // s, the longest round trip
-	Completion    = "completion"      // s, from the first of a number of HTTP requests to the last response
-	Errors        = "errors"          // share of HTTP requests that failed, 1
-	Loss          = "loss"            // share of the sent messages that did not arrive, 1
-	Reorder       = "reorder"         // share of datagrams that arrived after a later one (RFC 4737), 1
-	Jitter        = "jitter"          // s, mean change of the transit time between datagrams (RFC 3550, section 6.4.1)
-	CPUPerGB      = "cpu_per_gb"      // s of busy CPU on all nodes per 1e9 bytes of payload
-	SoftirqPerGB  = "softirq_per_gb"  // s of softirq per 1e9 bytes; part of cpu_per_gb
-	CPUPerMessage = "cpu_per_message" // s of busy CPU on all nodes per round trip
-
-	InterruptsPerGB     = "interrupts_per_gb"      // interrupts of all CPUs per 1e9 bytes of payload
-	SenderSleepsPerGB   = "sender_sleeps_per_gb"   // how often a stream's sender slept per 1e9 bytes
-	ReceiverSleepsPerGB = "receiver_sleeps_per_gb" // how often a stream's receiver slept per 1e9 bytes
-
-	InterruptsPerMessage = "interrupts_per_message"       // interrupts of all CPUs per round trip
-	SwitchesPerMessage   = "context_switches_per_message" // context switches of all CPUs per round trip
+	Throughput           = "throughput"
+	Rate                 = "rate"
+	LatencyMean          = "latency_mean"
+	LatencyP50           = "latency_p50"
+	LatencyP99           = "latency_p99"
+	LatencyP999          = "latency_p999"
+	LatencyMax           = "latency_max"
+	Completion           = "completion"
+	Errors               = "errors"
+	Loss                 = "loss"
+	Reorder              = "reorder"
+	Jitter               = "jitter"
+	CPUPerGB             = "cpu_per_gb"
+	SoftirqPerGB         = "softirq_per_gb"
+	CPUPerMessage        = "cpu_per_message"
+	InterruptsPerGB      = "interrupts_per_gb"
+	SenderSleepsPerGB    = "sender_sleeps_per_gb"
+	ReceiverSleepsPerGB  = "receiver_sleeps_per_gb"
+	InterruptsPerMessage = "interrupts_per_message"
+	SwitchesPerMessage   = "context_switches_per_message"
 )
 
-// Units of the metrics, as in summary.json.
-var Units = map[string]string{
-	Throughput: "bit/s", Rate: "1/s",
-	LatencyMean: "s", LatencyP50: "s", LatencyP99: "s", LatencyP999: "s", LatencyMax: "s", Completion: "s", Errors: "1",
-	Loss: "1", Reorder: "1", Jitter: "s", CPUPerGB: "s/GB", SoftirqPerGB: "s/GB", CPUPerMessage: "s",
-	InterruptsPerGB: "1/GB", SenderSleepsPerGB: "1/GB", ReceiverSleepsPerGB: "1/GB", InterruptsPerMessage: "1", SwitchesPerMessage: "1",
+// Names of the metrics of a mesh's links, which a trial does not have.
+const (
+	ServerCPUPerGB  = "server_cpu_per_gb"
+	RetransmitShare = "retransmit_share"
+)
+
+// Metric is a row of the table.
+type Metric struct {
+	Name    string
+	Unit    string // of values in results
+	Meaning string // with the unit; the reference has it
+	Better  Direction
+	// Of is the traffic that gives the metric; 0 for a metric of links.
+	Of Traffic
+	// Alone metrics are compared with nothing. Normally no message is lost or overtaken and no request fails, an
+	// end may never sleep, and there is no ratio to 0.
+	Alone bool
+	// Title is what people call it, in headings and sentences. They see a value times Scale, in the unit Shown.
+	Title string
+	Shown string
+	Scale float64
 }
 
-// Metrics of the links of a mesh.
+// Direction in which a metric is better.
+type Direction string
+
+// The words are those of reports.
 const (
-	ServerCPUPerGB  = "server_cpu_per_gb" // s of CPU of a stream's server process per 1e9 bytes received
-	RetransmitShare = "retransmit_share"  // share of a TCP stream's segments that were retransmitted, 1
+	Higher Direction = "higher"
+	Lower  Direction = "lower"
 )
 
-// HigherIsBetter reports whether a larger value of a metric is better.
-func HigherIsBetter(metric string) bool { return metric == Throughput || metric == Rate }
+// Traffic is a set of kinds of traffic.
+type Traffic uint8
+
+// Traffic of one workload can be of several kinds: HTTP is answered, too.
+const (
+	Streams           Traffic = 1 << iota // one way
+	DatagramStreams                       // one way over UDP
+	Answered                              // messages, connections and requests, each with an answer
+	AnsweredDatagrams                     // the same over UDP
+	HTTP
+	CountedRequests // HTTP until a number of requests is done
+)
+
+// table has the metrics in the order of summaries, those of links last.
+var table = []Metric{
+	{Name: Throughput, Unit: "bit/s", Better: Higher, Of: Streams, Title: "throughput", Shown: "Gb/s", Scale: 1e-9,
+		Meaning: "bit/s of payload, as received"},
+	{Name: Rate, Unit: "1/s", Better: Higher, Of: Answered | DatagramStreams, Title: "message rate", Shown: "k/s", Scale: 1e-3,
+		Meaning: "messages or round trips, 1/s"},
+	{Name: LatencyMean, Unit: "s", Better: Lower, Of: Answered, Title: "mean latency", Shown: "µs", Scale: 1e6,
+		Meaning: "s, round trip"},
+	{Name: LatencyP50, Unit: "s", Better: Lower, Of: Answered, Title: "median latency", Shown: "µs", Scale: 1e6,
+		Meaning: "s, round trip"},
+	{Name: LatencyP99, Unit: "s", Better: Lower, Of: Answered, Title: "p99 latency", Shown: "µs", Scale: 1e6,
+		Meaning: "s, round trip"},
+	{Name: LatencyP999, Unit: "s", Better: Lower, Of: Answered, Title: "p99.9 latency", Shown: "µs", Scale: 1e6,
+		Meaning: "s, round trip"},
+	{Name: LatencyMax, Unit: "s", Better: Lower, Of: Answered, Title: "longest latency", Shown: "µs", Scale: 1e6,
+		Meaning: "s, the longest round trip"},
+	{Name: Completion, Unit: "s", Better: Lower, Of: CountedRequests, Title: "time of all requests", Shown: "s", Scale: 1,
+		Meaning: "s, from the first of a number of HTTP requests to the last response"},
+	{Name: Errors, Unit: "1", Better: Lower, Of: HTTP, Alone: true, Title: "failed requests", Shown: "%", Scale: 100,
+		Meaning: "share of HTTP requests that failed, 1"},
+	{Name: Loss, Unit: "1", Better: Lower, Of: DatagramStreams | AnsweredDatagrams, Alone: true, Title: "loss", Shown: "%", Scale: 100,
+		Meaning: "share of the sent messages that did not arrive, 1"},
+	{Name: Reorder, Unit: "1", Better: Lower, Of: DatagramStreams, Alone: true, Title: "reordering", Shown: "%", Scale: 100,
+		Meaning: "share of datagrams that arrived after a later one (RFC 4737), 1"},
+	{Name: Jitter, Unit: "s", Better: Lower, Of: DatagramStreams, Title: "jitter", Shown: "µs", Scale: 1e6,
+		Meaning: "s, mean change of the transit time between datagrams (RFC 3550, section 6.4.1)"},
+	{Name: CPUPerGB, Unit: "s/GB", Better: Lower, Of: Streams, Title: "CPU per GB", Shown: "s/GB", Scale: 1,
+		Meaning: "s of busy CPU on all nodes per 1e9 bytes of payload"},
+	{Name: SoftirqPerGB, Unit: "s/GB", Better: Lower, Of: Streams, Title: "softirq per GB", Shown: "s/GB", Scale: 1,
+		Meaning: "s of softirq per 1e9 bytes; part of cpu_per_gb"},
+	{Name: CPUPerMessage, Unit: "s", Better: Lower, Of: Answered, Title: "CPU per round trip", Shown: "µs", Scale: 1e6,
+		Meaning: "s of busy CPU on all nodes per round trip"},
+	{Name: InterruptsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Title: "interrupts", Shown: "per MB", Scale: 1e-3,
+		Meaning: "interrupts of all CPUs per 1e9 bytes of payload"},
+	{Name: SenderSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: true, Title: "sleeps of the sender", Shown: "per MB", Scale: 1e-3,
+		Meaning: "how often a stream's sender slept per 1e9 bytes"},
+	{Name: ReceiverSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: true, Title: "sleeps of the receiver", Shown: "per MB", Scale: 1e-3,
+		Meaning: "how often a stream's receiver slept per 1e9 bytes"},
+	{Name: InterruptsPerMessage, Unit: "1", Better: Lower, Of: Answered, Title: "interrupts", Shown: "per round trip", Scale: 1,
+		Meaning: "interrupts of all CPUs per round trip"},
+	{Name: SwitchesPerMessage, Unit: "1", Better: Lower, Of: Answered, Title: "context switches", Shown: "per round trip", Scale: 1,
+		Meaning: "context switches of all CPUs per round trip"},
+
+	// A receiver that needs more CPU time than others for the same throughput may have a NIC that does not merge packets.
+	{Name: ServerCPUPerGB, Unit: "s/GB", Better: Lower, Title: "server CPU per GB", Shown: "s/GB", Scale: 1,
+		Meaning: "s of CPU of a stream's server process per 1e9 bytes received"},
+	// It reveals a link that loses packets, which congestion control may hide from the throughput.
+	{Name: RetransmitShare, Unit: "1", Better: Lower, Title: "retransmitted segments", Shown: "%", Scale: 100,
+		Meaning: "share of a TCP stream's segments that were retransmitted, estimated from its bytes, 1"},
+}
+
+// OfTrials are the metrics of trials, in the order of summaries.
+func OfTrials() []Metric { return slices.DeleteFunc(slices.Clone(table), Metric.OfLinks) }
+
+// Lookup finds a metric by its name. One that is unknown has no unit, and is shown as it is, lower being better.
+func Lookup(name string) (m Metric, known bool) {
+	for _, m := range table {
+		if m.Name == name {
+			return m, true
+		}
+	}
+	return Metric{Name: name, Better: Lower, Title: name, Scale: 1}, false
+}
+
+// Get is Lookup of a metric that may be unknown.
+func Get(name string) Metric {
+	m, _ := Lookup(name)
+	return m
+}
+
+// HigherIsBetter reports whether a larger value is better.
+func (m Metric) HigherIsBetter() bool { return m.Better == Higher }
+
+// OfLinks reports whether the metric is one of a mesh's links.
+func (m Metric) OfLinks() bool { return m.Of == 0 }

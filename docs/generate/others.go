@@ -118,13 +118,25 @@ have seven bits in each byte, the lowest first, and the eighth bit set in all by
 3. the number of CPUs, and for each its number, and its idle time and its softirq time in each interval, in units of
    10 ms. If several nodes share a machine, only the first has CPUs.
 `)
-	return constants(b, "internal/record/record.go", "api/metrics/metrics.go")
+	if err := constants(b, "internal/record/record.go"); err != nil {
+		return err
+	}
+	rows := ""
+	for _, m := range metrics.OfTrials() {
+		rows += nameRow(m.Name, m.Meaning)
+	}
+	namesTable(b, "Metrics", rows)
+	return nil
 }
 
 // constants writes what the names in records mean, from the comments of the constants.
-func constants(b *bytes.Buffer, files ...string) error {
-	tables := []struct{ title, prefix, rows string }{{"Warnings", "Warn", ""}, {"Errors of HTTP", "Err", ""}, {"Metrics", "", ""}}
-	inspect := func(n ast.Node) bool {
+func constants(b *bytes.Buffer, file string) error {
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+	if err != nil {
+		return err
+	}
+	tables := []struct{ title, prefix, rows string }{{"Warnings", "Warn", ""}, {"Errors of HTTP", "Err", ""}}
+	ast.Inspect(parsed, func(n ast.Node) bool {
 		spec, ok := n.(*ast.ValueSpec)
 		if !ok || len(spec.Values) != 1 {
 			return true
@@ -134,29 +146,24 @@ func constants(b *bytes.Buffer, files ...string) error {
 			return true
 		}
 		name, _ := strconv.Unquote(literal.Value) // a string of Go that was parsed
-		meaning := escape(strings.TrimSpace(spec.Comment.Text()))
 		for i, t := range tables {
-			switch _, metric := metrics.Units[name]; {
-			case t.prefix != "" && strings.HasPrefix(spec.Names[0].Name, t.prefix) && !metric:
-				tables[i].rows += fmt.Sprintf("| `%s` | %s |\n", name, meaning)
-			case t.prefix == "" && metric:
-				tables[i].rows += fmt.Sprintf("| `%s` | %s |\n", name, meaning)
+			if strings.HasPrefix(spec.Names[0].Name, t.prefix) {
+				tables[i].rows += nameRow(name, strings.TrimSpace(spec.Comment.Text()))
 			}
 		}
 		return true
-	}
-	for _, file := range files {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
-		if err != nil {
-			return err
-		}
-		ast.Inspect(parsed, inspect)
-	}
+	})
 	for _, t := range tables {
-		fmt.Fprintf(b, "\n## %s\n\n| name | meaning |\n|---|---|\n%s", t.title, t.rows)
+		namesTable(b, t.title, t.rows)
 	}
 	return nil
 }
+
+func namesTable(b *bytes.Buffer, title, rows string) {
+	fmt.Fprintf(b, "\n## %s\n\n| name | meaning |\n|---|---|\n%s", title, rows)
+}
+
+func nameRow(name, text string) string { return fmt.Sprintf("| `%s` | %s |\n", name, escape(text)) }
 
 func commandsPage(b *bytes.Buffer) error {
 	head(b, "Commands", "internal/cli and internal/azure/cli", "Every command and flag, as `--help` prints them.")

@@ -58,7 +58,7 @@ func (s spread) beside(theirs []float64) spread {
 
 // gains is the spread of how many times better it is, whichever way the metric runs.
 func (s spread) gains(metric string) spread {
-	if metrics.HigherIsBetter(metric) {
+	if metrics.Get(metric).HigherIsBetter() {
 		return s
 	}
 	inverse := func(x float64) float64 { return 1 / x }

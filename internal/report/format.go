@@ -13,60 +13,15 @@ import (
 type quantity struct {
 	name  string  // stands in headings: "throughput"
 	unit  string  // "Gb/s"
-	scale float64 // from the unit of metrics.Units to unit
+	scale float64 // from the metric's unit to unit
 }
 
 func quantityOf(metric string) quantity {
-	switch metric {
-	case metrics.Throughput:
-		return quantity{"throughput", "Gb/s", 1e-9}
-	case metrics.Rate:
-		return quantity{"message rate", "k/s", 1e-3}
-	case metrics.LatencyMean:
-		return quantity{"mean latency", "µs", 1e6}
-	case metrics.LatencyP50:
-		return quantity{"median latency", "µs", 1e6}
-	case metrics.LatencyP99:
-		return quantity{"p99 latency", "µs", 1e6}
-	case metrics.LatencyP999:
-		return quantity{"p99.9 latency", "µs", 1e6}
-	case metrics.LatencyMax:
-		return quantity{"longest latency", "µs", 1e6}
-	case metrics.Completion:
-		return quantity{"time of all requests", "s", 1}
-	case metrics.Errors:
-		return quantity{"failed requests", "%", 100}
-	case metrics.Loss:
-		return quantity{"loss", "%", 100}
-	case metrics.Reorder:
-		return quantity{"reordering", "%", 100}
-	case metrics.Jitter:
-		return quantity{"jitter", "µs", 1e6}
-	case metrics.CPUPerGB:
-		return quantity{"CPU per GB", "s/GB", 1}
-	case metrics.ServerCPUPerGB:
-		return quantity{"server CPU per GB", "s/GB", 1}
-	case metrics.RetransmitShare:
-		return quantity{"retransmitted segments", "%", 100}
-	case metrics.SoftirqPerGB:
-		return quantity{"softirq per GB", "s/GB", 1}
-	case metrics.InterruptsPerGB:
-		return quantity{"interrupts", "per MB", 1e-3}
-	case metrics.SenderSleepsPerGB:
-		return quantity{"sleeps of the sender", "per MB", 1e-3}
-	case metrics.ReceiverSleepsPerGB:
-		return quantity{"sleeps of the receiver", "per MB", 1e-3}
-	case metrics.CPUPerMessage:
-		return quantity{"CPU per round trip", "µs", 1e6}
-	case metrics.InterruptsPerMessage:
-		return quantity{"interrupts", "per round trip", 1}
-	case metrics.SwitchesPerMessage:
-		return quantity{"context switches", "per round trip", 1}
-	}
-	return quantity{metric, metrics.Units[metric], 1}
+	m := metrics.Get(metric)
+	return quantity{m.Title, m.Shown, m.Scale}
 }
 
-// Quantity is a value of a metric, in the unit of metrics.Units, for people.
+// Quantity is a value of a metric, in its unit, for people.
 func Quantity(v float64, metric string) string {
 	q := quantityOf(metric)
 	return significant(v*q.scale) + " " + q.unit

@@ -47,10 +47,7 @@ func (m *Model) meshes() []Mesh {
 		q := quantityOf(s.Metric)
 		t := Mesh{
 			ID: slug("mesh", s.Variant, s.Workload, s.Metric), Title: fmt.Sprintf("%s of %s, %s", q.name, s.Workload, s.Variant),
-			Secondary: s.Secondary(), Unit: q.unit, Better: "lower", Nodes: s.Nodes, Said: m.meshSentences(s),
-		}
-		if metrics.HigherIsBetter(s.Metric) {
-			t.Better = "higher"
+			Secondary: s.Secondary(), Unit: q.unit, Better: string(metrics.Get(s.Metric).Better), Nodes: s.Nodes, Said: m.meshSentences(s),
 		}
 		middle := medianLink(s.Links)
 		for _, client := range s.Nodes {
@@ -107,7 +104,7 @@ func meshCell(s stats.Mesh, q quantity, client, server string, middle float64) M
 	switch {
 	case s.Metric == metrics.RetransmitShare:
 		worse = (l.Mean + stats.RetransmitFloor) / (middle + stats.RetransmitFloor)
-	case !metrics.HigherIsBetter(s.Metric):
+	case !metrics.Get(s.Metric).HigherIsBetter():
 		worse = 1 / worse
 	}
 	// A step is a tenth, so that the fourth is 1.5 times worse.
@@ -252,7 +249,7 @@ func (m *Model) linkSentence(s stats.Mesh, o stats.Outlier) string {
 		return fmt.Sprintf("%s → %s failed in %s: %s", o.Client, o.Server, ofBlocks(o.Failed, o.N), m.whyFailed(o.Client, o.Server))
 	}
 	times := "of"
-	if !metrics.HigherIsBetter(s.Metric) {
+	if !metrics.Get(s.Metric).HigherIsBetter() {
 		times = "times"
 	}
 	text := fmt.Sprintf("%s → %s has %s %s the %s that the two have with others", o.Client, o.Server,

@@ -44,9 +44,9 @@ func (m *Model) prices() *PriceTable {
 				continue
 			}
 			q := quantityOf(v.Metric)
-			c := PriceColumn{Title: fmt.Sprintf("%s %s, %s", v.Workload, q.name, pairs(v.Pairs)), Unit: q.unit + " × " + p.Currency + "/h", Better: "lower", of: at}
-			if metrics.HigherIsBetter(v.Metric) {
-				c.Unit, c.Better = q.unit+" per "+p.Currency+"/h", "higher"
+			c := PriceColumn{Title: fmt.Sprintf("%s %s, %s", v.Workload, q.name, pairs(v.Pairs)), Unit: q.unit + " × " + p.Currency + "/h", Better: string(metrics.Get(v.Metric).Better), of: at}
+			if metrics.Get(v.Metric).HigherIsBetter() {
+				c.Unit = q.unit + " per " + p.Currency + "/h"
 			}
 			t.Columns = append(t.Columns, c)
 		}

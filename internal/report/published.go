@@ -71,7 +71,7 @@ func publishedRow(p stats.Published) PublishedRow {
 	if p.Ours != nil {
 		row.Ours = figureIn(*p.Ours, q)
 	}
-	if p.Versus == "" && p.Unit != metrics.Units[p.Metric] {
+	if p.Versus == "" && p.Unit != metrics.Get(p.Metric).Unit {
 		q = quantity{unit: p.Unit, scale: 1} // shown as it was published
 	}
 	row.Theirs = figureIn(p.Theirs, q)

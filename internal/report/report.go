@@ -278,11 +278,8 @@ func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]
 	q := quantityOf(metric)
 	t := Table{
 		ID: slug(w.Name, metric), Workload: w.Name, Metric: metric,
-		Title: w.Name + " " + q.name, Unit: q.unit, Better: "lower",
+		Title: w.Name + " " + q.name, Unit: q.unit, Better: string(metrics.Get(metric).Better),
 		Pairs: m.pairsOf(w),
-	}
-	if metrics.HigherIsBetter(metric) {
-		t.Better = "higher"
 	}
 	for _, v := range m.exp.Spec.Variants {
 		row := Row{Variant: v.Name}

@@ -110,15 +110,8 @@ func (m *Model) valuesFigure(t traffic) (Figure, bool) {
 		Section: SectionSeries,
 		Name:    t.slug(),
 		Title:   fmt.Sprintf("%s over %s%s", upper(t.what()), t.axis, t.at()),
-		Caption: betterOf(t.metric) + " is better.",
+		Caption: upper(string(metrics.Get(t.metric).Better)) + " is better.",
 	}, q.unit), len(c.curves) > 0
-}
-
-func betterOf(metric string) string {
-	if metrics.HigherIsBetter(metric) {
-		return "Higher"
-	}
-	return "Lower"
 }
 
 // ratiosFigure has the ratios of series to one of them.
@@ -144,7 +137,7 @@ func (m *Model) ratiosFigure(t traffic, versus string) (Figure, bool) {
 		Section: SectionSeries,
 		Name:    t.slug("versus", versus),
 		Title:   fmt.Sprintf("%s relative to %s over %s%s", upper(t.what()), versus, t.axis, t.at()),
-		Caption: fmt.Sprintf("Ratio to %s at the same value, in the same block; %s is better.", versus, strings.ToLower(betterOf(t.metric))),
+		Caption: fmt.Sprintf("Ratio to %s at the same value, in the same block; %s is better.", versus, metrics.Get(t.metric).Better),
 	}, versus), true
 }
 

@@ -72,7 +72,7 @@ func (t *table) published(s *Summary) []Published {
 		}
 		var n int
 		b.Ours, n, b.Why = t.ours(s, p)
-		switch want := metrics.Units[p.Metric]; {
+		switch want := metrics.Get(p.Metric).Unit; {
 		case b.Why != "":
 		case !p.IsRatio() && b.Unit != want:
 			b.Why = fmt.Sprintf("theirs is in %s, ours in %s", b.Unit, want)

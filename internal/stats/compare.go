@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 )
@@ -123,7 +124,7 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 }
 
 func compareCell(before, after *table, was, now *cell, metric string) (Change, bool) {
-	if was == nil || alone(metric) {
+	if was == nil || metrics.Get(metric).Alone {
 		return Change{}, false
 	}
 	x, okx := before.logs(was, metric)

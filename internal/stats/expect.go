@@ -115,7 +115,7 @@ func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
 		// Not worse by more than the margin at either end of the interval: more need not
 		// be known.
 		worst := 1 / v.CI95[1]
-		if metrics.HigherIsBetter(r.Metric) {
+		if metrics.Get(r.Metric).HigherIsBetter() {
 			worst = v.CI95[0]
 		}
 		if v.N > 1 && worst >= 1/(1+margin) {

@@ -93,9 +93,7 @@ const fewNodes = 4
 const RetransmitFloor = signShare
 
 // Secondary tells whether the mesh is one beside that of the workload's primary metric.
-func (m *Mesh) Secondary() bool {
-	return m.Metric == metrics.ServerCPUPerGB || m.Metric == metrics.RetransmitShare
-}
+func (m *Mesh) Secondary() bool { return metrics.Get(m.Metric).OfLinks() }
 
 // meshes are one a variant and workload, in the experiment's order, and of streams further ones of
 // metrics.ServerCPUPerGB and, over TCP, metrics.RetransmitShare.
@@ -106,19 +104,17 @@ func (t *table) meshes() []Mesh {
 	var all []Mesh
 	for _, c := range t.cells {
 		margin := math.Log1p(t.exp.Spec.Mesh.Margin)
-		add := func(metric, unit string, margin float64) {
-			m := newGrid(c, metric).mesh(c, margin)
-			m.Unit = unit
-			all = append(all, m)
+		add := func(metric string, margin float64) {
+			all = append(all, newGrid(c, metric).mesh(c, margin))
 		}
-		add(c.primary, metrics.Units[c.primary], margin)
+		add(c.primary, margin)
 		stream := c.workload.Stream
 		if stream == nil || stream.Tool != v1alpha1.ToolNative {
 			continue
 		}
-		add(metrics.ServerCPUPerGB, "s/GB", margin)
+		add(metrics.ServerCPUPerGB, margin)
 		if stream.Protocol == "tcp" {
-			add(metrics.RetransmitShare, "1", math.Log(signTimes))
+			add(metrics.RetransmitShare, math.Log(signTimes))
 		}
 	}
 	return all
@@ -223,7 +219,7 @@ func natural(a, b string) int {
 
 func (g *grid) mesh(c *cell, margin float64) Mesh {
 	m := Mesh{
-		Variant: c.variant.Name, Workload: c.workload.Name, Metric: g.metric,
+		Variant: c.variant.Name, Workload: c.workload.Name, Metric: g.metric, Unit: metrics.Get(g.metric).Unit,
 		Nodes: g.nodes, Links: []MeshLink{}, Outliers: []Outlier{},
 	}
 	for i, client := range g.nodes {
@@ -252,7 +248,7 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 	case len(g.values) < 2:
 		m.Untested = "a test needs at least two blocks"
 	default:
-		m.Outliers = append(m.Outliers, g.outliers(metrics.HigherIsBetter(g.metric), margin)...)
+		m.Outliers = append(m.Outliers, g.outliers(metrics.Get(g.metric).HigherIsBetter(), margin)...)
 	}
 	for i := range m.Outliers {
 		m.Outliers[i].Signs = c.signs(m.Outliers[i])

@@ -87,7 +87,7 @@ func (t *table) prices(rows []Row) []Price {
 func perPrice(r Row, price float64, currency string) PerPrice {
 	p := PerPrice{Workload: r.Workload, Pairs: r.Pairs, Metric: r.Metric, Unit: r.Unit + " × " + currency + "/h"}
 	factor := price
-	if metrics.HigherIsBetter(r.Metric) {
+	if metrics.Get(r.Metric).HigherIsBetter() {
 		factor, p.Unit = 1/price, r.Unit+" per "+currency+"/h"
 	}
 	p.Value, p.CI95 = r.Mean*factor, [2]float64{r.CI95[0] * factor, r.CI95[1] * factor}
@@ -126,7 +126,7 @@ func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
 			if err != nil || e.n < 2 {
 				return notDominated
 			}
-			if !metrics.HigherIsBetter(metric) {
+			if !metrics.Get(metric).HigherIsBetter() {
 				e.mean = -e.mean
 			}
 			compared = true

@@ -83,7 +83,7 @@ func (s *Summary) row(variant, workload string, pairs int, metric string) *Row {
 // Gain is how many times better a row is than its baseline's, whichever way the metric
 // runs.
 func (r *Row) Gain() float64 {
-	if metrics.HigherIsBetter(r.Metric) {
+	if metrics.Get(r.Metric).HigherIsBetter() {
 		return r.Versus.Ratio
 	}
 	return 1 / r.Versus.Ratio

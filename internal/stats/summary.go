@@ -145,7 +145,7 @@ func (t *table) row(c *cell, metric string) Row {
 	blocks, values := c.series(metric)
 	r := Row{
 		Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs,
-		Metric: metric, Unit: metrics.Units[metric], N: len(values), Warnings: c.warnings(),
+		Metric: metric, Unit: metrics.Get(metric).Unit, N: len(values), Warnings: c.warnings(),
 	}
 	if r.N == 0 {
 		return r
@@ -183,7 +183,7 @@ func (t *table) compare(r *Row, c *cell) {
 		}
 		return
 	}
-	if r.N == 0 || alone(r.Metric) {
+	if r.N == 0 || metrics.Get(r.Metric).Alone {
 		return
 	}
 	e, blocks, ratios, err := t.ratio(c, base, r.Metric)
@@ -233,7 +233,7 @@ func judge(family []*Row, margin float64) {
 			v.Verdict = Same
 		case v.P > alpha:
 			v.Verdict = Inconclusive
-		case v.Ratio > 1 == metrics.HigherIsBetter(family[i].Metric):
+		case v.Ratio > 1 == metrics.Get(family[i].Metric).HigherIsBetter():
 			v.Verdict = Faster
 		default:
 			v.Verdict = Slower

@@ -240,12 +240,6 @@ func codes(r Row) []string {
 }
 
 func TestOrder(t *testing.T) {
-	near(t, "metrics", len(order), len(metrics.Units), 0)
-	for _, metric := range order {
-		if metrics.Units[metric] == "" {
-			t.Errorf("%s has no unit", metric)
-		}
-	}
 	var got []string
 	for _, r := range analyze(t, experiment("base", "rps"),
 		trials("rps", "pingpong", 1, metrics.LatencyP50, 1, 1), trials("rps", "stream", 16, metrics.Throughput, 1, 1),

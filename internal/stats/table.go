@@ -11,24 +11,6 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// order of the metrics in a summary.
-var order = []string{
-	metrics.Throughput, metrics.Rate,
-	metrics.LatencyMean, metrics.LatencyP50, metrics.LatencyP99, metrics.LatencyP999, metrics.LatencyMax, metrics.Completion, metrics.Errors,
-	metrics.Loss, metrics.Reorder, metrics.Jitter,
-	metrics.CPUPerGB, metrics.SoftirqPerGB, metrics.InterruptsPerGB, metrics.SenderSleepsPerGB, metrics.ReceiverSleepsPerGB, metrics.CPUPerMessage, metrics.InterruptsPerMessage, metrics.SwitchesPerMessage,
-}
-
-// alone tells which metrics are compared with nothing: normally no message is
-// lost or overtaken and no request fails, an end may never sleep, and there is no ratio to 0.
-func alone(metric string) bool {
-	switch metric {
-	case metrics.Loss, metrics.Reorder, metrics.Errors, metrics.SenderSleepsPerGB, metrics.ReceiverSleepsPerGB:
-		return true
-	}
-	return false
-}
-
 // Primary is the metric that a workload of an experiment is run for: it
 // determines the number of blocks of runs: auto, and gates decide by it. For a
 // latency it is the median, or the mean if the tool of some variant reports no
@@ -141,7 +123,7 @@ func check(tr *record.Trial) error {
 		return fmt.Errorf("block %d: blocks count from 1", tr.Block)
 	}
 	for metric, x := range tr.Metrics {
-		if _, ok := metrics.Units[metric]; !ok {
+		if m, ok := metrics.Lookup(metric); !ok || m.OfLinks() {
 			return fmt.Errorf("metric %q is unknown", metric)
 		}
 		if math.IsNaN(x) || math.IsInf(x, 0) {
@@ -178,9 +160,9 @@ func (t *table) mean(blocks []int, values []float64) estimate {
 // metrics of the cell, in order; its primary one where no trial succeeded.
 func (c *cell) metrics() []string {
 	var found []string
-	for _, metric := range order {
-		if blocks, _ := c.series(metric); blocks != nil {
-			found = append(found, metric)
+	for _, m := range metrics.OfTrials() {
+		if blocks, _ := c.series(m.Name); blocks != nil {
+			found = append(found, m.Name)
 		}
 	}
 	if found == nil {
