@@ -44,9 +44,8 @@ type Metric struct {
 	Better  Direction
 	// Of is the traffic that gives the metric; 0 for a metric of links.
 	Of Traffic
-	// Alone metrics are compared with nothing. Normally no message is lost or overtaken and no request fails, an
-	// end may never sleep, and there is no ratio to 0.
-	Alone bool
+	// Alone is why the metric is compared with nothing; empty if it is compared.
+	Alone string
 	// Title is what people call it, in headings and sentences. They see a value times Scale, in the unit Shown.
 	Title string
 	Shown string
@@ -93,11 +92,14 @@ var table = []Metric{
 		Meaning: "s, the longest round trip"},
 	{Name: Completion, Unit: "s", Better: Lower, Of: CountedRequests, Title: "time of all requests", Shown: "s", Scale: 1,
 		Meaning: "s, from the first of a number of HTTP requests to the last response"},
-	{Name: Errors, Unit: "1", Better: Lower, Of: HTTP, Alone: true, Title: "failed requests", Shown: "%", Scale: 100,
+	{Name: Errors, Unit: "1", Better: Lower, Of: HTTP, Alone: "normally no request fails, and there is no ratio to 0",
+		Title: "failed requests", Shown: "%", Scale: 100,
 		Meaning: "share of HTTP requests that failed, 1"},
-	{Name: Loss, Unit: "1", Better: Lower, Of: DatagramStreams | AnsweredDatagrams, Alone: true, Title: "loss", Shown: "%", Scale: 100,
+	{Name: Loss, Unit: "1", Better: Lower, Of: DatagramStreams | AnsweredDatagrams, Alone: "normally nothing is lost, and there is no ratio to 0",
+		Title: "loss", Shown: "%", Scale: 100,
 		Meaning: "share of the sent messages that did not arrive, 1"},
-	{Name: Reorder, Unit: "1", Better: Lower, Of: DatagramStreams, Alone: true, Title: "reordering", Shown: "%", Scale: 100,
+	{Name: Reorder, Unit: "1", Better: Lower, Of: DatagramStreams, Alone: "normally nothing is overtaken, and there is no ratio to 0",
+		Title: "reordering", Shown: "%", Scale: 100,
 		Meaning: "share of datagrams that arrived after a later one (RFC 4737), 1"},
 	{Name: Jitter, Unit: "s", Better: Lower, Of: DatagramStreams, Title: "jitter", Shown: "µs", Scale: 1e6,
 		Meaning: "s, mean change of the transit time between datagrams (RFC 3550, section 6.4.1)"},
@@ -109,9 +111,11 @@ var table = []Metric{
 		Meaning: "s of busy CPU on all nodes per round trip"},
 	{Name: InterruptsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Title: "interrupts", Shown: "per MB", Scale: 1e-3,
 		Meaning: "interrupts of all CPUs per 1e9 bytes of payload"},
-	{Name: SenderSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: true, Title: "sleeps of the sender", Shown: "per MB", Scale: 1e-3,
+	{Name: SenderSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: "an end may never sleep, and there is no ratio to 0",
+		Title: "sleeps of the sender", Shown: "per MB", Scale: 1e-3,
 		Meaning: "how often a stream's sender slept per 1e9 bytes"},
-	{Name: ReceiverSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: true, Title: "sleeps of the receiver", Shown: "per MB", Scale: 1e-3,
+	{Name: ReceiverSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: "an end may never sleep, and there is no ratio to 0",
+		Title: "sleeps of the receiver", Shown: "per MB", Scale: 1e-3,
 		Meaning: "how often a stream's receiver slept per 1e9 bytes"},
 	{Name: InterruptsPerMessage, Unit: "1", Better: Lower, Of: Answered, Title: "interrupts", Shown: "per round trip", Scale: 1,
 		Meaning: "interrupts of all CPUs per round trip"},
@@ -128,6 +132,17 @@ var table = []Metric{
 
 // OfTrials are the metrics of trials, in the order of summaries.
 func OfTrials() []Metric { return slices.DeleteFunc(slices.Clone(table), Metric.OfLinks) }
+
+// Comparable are the names of the metrics that results can be compared by.
+func Comparable() []string {
+	var names []string
+	for _, m := range OfTrials() {
+		if m.Alone == "" {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}
 
 // Lookup finds a metric by its name. One that is unknown has no unit, and is shown as it is, lower being better.
 func Lookup(name string) (m Metric, known bool) {

@@ -29,11 +29,14 @@ func TestExpect(t *testing.T) {
 		"{variant: fastpath, faster: vxlan, metric: throughput, workload: pingpong}": "spec.expect[0].metric: pingpong gives no throughput",
 		"{variant: fastpath, faster: vxlan, metric: completion}":                     "spec.expect[0].metric: no workload gives completion",
 		"{variant: fastpath, faster: vxlan, workload: ping}":                         `spec.expect[0].workload: no workload has the name "ping"; did you mean pingpong?`,
-		"{variant: fastpath}":                                                        "spec.expect[0]: must have one of faster, notSlower or same, has none",
-		"{variant: fastpath, faster: vxlan, same: vxlan}":                            "spec.expect[0]: must have only one of",
-		"{variant: fastpath, faster: fastpath}":                                      "spec.expect[0].faster: must be another variant than fastpath",
-		"{faster: vxlan}":                                                            "spec.expect[0].variant: is missing",
-		"{variant: fastpath, quicker: vxlan}":                                        "spec.expect[0].quicker: unknown field",
+		"{variant: fastpath, same: vxlan, metric: interrupts_per_gb}":                "fastpath is the same as vxlan in interrupts_per_gb",
+		"{variant: fastpath, same: vxlan, metric: receiver_sleeps_per_gb}":           "spec.expect[0].metric: receiver_sleeps_per_gb is compared with nothing: an end may never sleep, and there is no ratio to 0",
+		"{variant: fastpath, same: vxlan, metric: retransmit_share}":                 `spec.expect[0].metric: there is no metric "retransmit_share"`,
+		"{variant: fastpath}":                             "spec.expect[0]: must have one of faster, notSlower or same, has none",
+		"{variant: fastpath, faster: vxlan, same: vxlan}": "spec.expect[0]: must have only one of",
+		"{variant: fastpath, faster: fastpath}":           "spec.expect[0].faster: must be another variant than fastpath",
+		"{faster: vxlan}":                                 "spec.expect[0].variant: is missing",
+		"{variant: fastpath, quicker: vxlan}":             "spec.expect[0].quicker: unknown field",
 	} {
 		e, err := Parse("test.yaml", []byte(expectExperiment+text+"\n"), nil)
 		if err != nil {

@@ -1,28 +1,25 @@
 package v1alpha1
 
-// Metrics are the names of all that results can be compared by, as summary.json has them.
-func Metrics() []string {
-	return []string{
-		"throughput", "rate", "latency_mean", "latency_p50", "latency_p99", "latency_p999", "latency_max", "completion", "jitter",
-		"cpu_per_gb", "softirq_per_gb", "cpu_per_message", "interrupts_per_message", "context_switches_per_message",
-	}
-}
+import "slipstream.dev/api/metrics"
 
-// MetricsOf are those that a workload can give.
-func MetricsOf(w Workload) []string {
+// Gives reports whether a trial of the workload can have a metric.
+func (w Workload) Gives(metric string) bool { return metrics.Get(metric).Of&w.kinds() != 0 }
+
+// kinds are the kinds of the workload's traffic.
+func (w Workload) kinds() metrics.Traffic {
 	t := w.Traffic()
+	udp := t.Protocol == "udp"
 	switch {
-	case w.Stream != nil && t.Protocol == "udp":
-		return []string{"throughput", "rate", "jitter", "cpu_per_gb", "softirq_per_gb"}
+	case w.Stream != nil && udp:
+		return metrics.Streams | metrics.DatagramStreams
 	case w.Stream != nil:
-		return []string{"throughput", "cpu_per_gb", "softirq_per_gb"}
+		return metrics.Streams
+	case w.HTTP != nil && t.Requests > 0:
+		return metrics.Answered | metrics.HTTP | metrics.CountedRequests
+	case w.HTTP != nil:
+		return metrics.Answered | metrics.HTTP
+	case udp:
+		return metrics.Answered | metrics.AnsweredDatagrams
 	}
-	answered := []string{
-		"rate", "latency_mean", "latency_p50", "latency_p99", "latency_p999", "latency_max",
-		"cpu_per_message", "interrupts_per_message", "context_switches_per_message",
-	}
-	if w.HTTP != nil && t.Requests > 0 {
-		answered = append(answered, "completion")
-	}
-	return answered
+	return metrics.Answered
 }

@@ -14,6 +14,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"slipstream.dev/api/metrics"
 )
 
 // This file fills in defaults and checks what a file means, from the top down.
@@ -297,15 +299,19 @@ func (r *reader) expectation(path string, s *Spec, x Expectation) {
 // metric checks that there is the metric, if one is named, and that the workload gives it, or if none
 // is named that any does.
 func (r *reader) metric(path, metric, workload string, workloads []Workload) {
-	if r.set(path+".metric") && !slices.Contains(Metrics(), metric) {
-		r.fail(path+".metric", "there is no metric %q; %s", metric, Suggest(metric, Metrics()))
+	if known := metrics.Comparable(); r.set(path+".metric") && !slices.Contains(known, metric) {
+		if why := metrics.Get(metric).Alone; why != "" {
+			r.fail(path+".metric", "%s is compared with nothing: %s", metric, why)
+		} else {
+			r.fail(path+".metric", "there is no metric %q; %s", metric, Suggest(metric, known))
+		}
 		metric = ""
 	}
 	var names, giving []string
 	for _, w := range workloads {
 		names = append(names, w.Name)
 		// One without traffic is an error of its own.
-		if w.Traffic() == nil || metric == "" || slices.Contains(MetricsOf(w), metric) {
+		if w.Traffic() == nil || metric == "" || w.Gives(metric) {
 			giving = append(giving, w.Name)
 		}
 	}
@@ -331,7 +337,7 @@ func (r *reader) replaced(s *Spec, p Published) bool {
 		return true
 	}
 	return r.overridden("spec.workloads") && !slices.ContainsFunc(s.Workloads, func(w Workload) bool {
-		return w.Name == p.Workload && w.Traffic() != nil && slices.Contains(MetricsOf(w), p.Metric)
+		return w.Name == p.Workload && w.Traffic() != nil && w.Gives(p.Metric)
 	})
 }
 

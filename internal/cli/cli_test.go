@@ -100,7 +100,7 @@ func result(t *testing.T, yaml string, blocks int, seed uint64) string {
 				order++
 				noise := func() float64 { return 1 + 0.01*rng.NormFloat64() }
 				e := effects[v.Name]
-				measured := map[string]float64{metrics.Throughput: 1e9 * e[0] * noise()}
+				measured := map[string]float64{metrics.Throughput: 1e9 * e[0] * noise(), metrics.InterruptsPerGB: 1e5 + float64(b)}
 				if w.PingPong != nil {
 					measured = map[string]float64{metrics.Rate: 1e4 / e[1], metrics.LatencyP50: 1e-4 * e[1] * noise(), metrics.LatencyP99: 3e-4 * e[2] * noise()}
 				}

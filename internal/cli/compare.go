@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
@@ -156,7 +157,7 @@ func (o compareOptions) filter(results [2]stats.Result) (only stats.Only, err er
 	fields := map[string]struct {
 		to      *[]string
 		allowed []string
-	}{"variant": {&only.Variants, variants}, "workload": {&only.Workloads, workloads}, "metric": {&only.Metrics, v1alpha1.Metrics()}}
+	}{"variant": {&only.Variants, variants}, "workload": {&only.Workloads, workloads}, "metric": {&only.Metrics, metrics.Comparable()}}
 	for _, text := range o.only {
 		name, values, ok := strings.Cut(text, "=")
 		field, known := fields[name]
@@ -165,6 +166,9 @@ func (o compareOptions) filter(results [2]stats.Result) (only stats.Only, err er
 		}
 		slices.Sort(field.allowed)
 		for _, value := range strings.Split(values, ",") {
+			if why := metrics.Get(value).Alone; name == "metric" && why != "" {
+				return only, fmt.Errorf("--only %s: %s is compared with nothing: %s", text, value, why)
+			}
 			if !slices.Contains(field.allowed, value) {
 				return only, fmt.Errorf("--only %s: there is no %s %q; %s", text, name, value, v1alpha1.Suggest(value, slices.Compact(field.allowed)))
 			}

@@ -33,6 +33,7 @@ func TestCompareGate(t *testing.T) {
 		"slower, not asked for": {[]string{before, slower, "--only", "variant=vxlan,native", "--margin=0.05"}, 0, 0, 0, "", "4 the same"},
 		"inconclusive":          {[]string{before, few}, 0, 0, 4, "too much noise", "10 inconclusive"},
 		"missing":               {[]string{before, missing, "--margin", "0.05"}, 0, 0, 4, "missing from one of the results", "missing: rfs stream at 1 pair: not in"},
+		"interrupts":            {[]string{before, after, "--only", "metric=interrupts_per_gb"}, 0, 0, 0, "", "5 the same"},
 		"nothing to compare":    {[]string{before, after, "--only", "metric=completion"}, 0, 4, 4, "in common", "nothing was compared"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -60,6 +61,7 @@ func TestCompareUsage(t *testing.T) {
 		`--only path=x: must be variant=NAME`:                                 {"--only", "path=x"},
 		`--only variant=fastpth: there is no variant "fastpth"; did you mean`: {"--only", "variant=fastpth"},
 		`--only metric=latency: there is no metric "latency"`:                 {"--only", "metric=latency"},
+		`--only metric=loss: loss is compared with nothing`:                   {"--only", "metric=loss"},
 		`--format pdf: there is no such format`:                               {"--format", "pdf"},
 		`--gate=hard: there is no such gate`:                                  {"--gate=hard"},
 		`--margin 2: must be above 0`:                                         {"--margin", "2"},

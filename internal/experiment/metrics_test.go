@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"maps"
 	"slices"
 	"testing"
 
@@ -50,6 +51,43 @@ func TestDatagrams(t *testing.T) {
 				t.Errorf("%d on record as lost, want %d", got, tt.lost)
 			}
 		})
+	}
+}
+
+// TestWorkloadsGiveWhatIsMeasured: the table says which workload gives which metric, and expectations are checked
+// against it. A trial in which everything was counted has just those metrics.
+func TestWorkloadsGiveWhatIsMeasured(t *testing.T) {
+	h := record.NewHistogram()
+	if err := h.RecordValue(1000); err != nil {
+		t.Fatal(err)
+	}
+	latency, err := record.EncodeHistogram(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := record.Endpoint{Seconds: 1, Bytes: 1e9, BitsPerSecond: 8e9, Messages: 10, Arrived: 10, Sleeps: 1, Completion: 1, Latency: latency}
+	host := record.Host{Seconds: 1, Switches: 1, CPUs: []record.CPU{{Busy: 1, Softirq: 1, Interrupts: 1}}}
+	tcp := &v1alpha1.Traffic{Protocol: "tcp", Tool: v1alpha1.ToolNative, Duration: 1e9}
+	udp := &v1alpha1.Traffic{Protocol: "udp", Tool: v1alpha1.ToolNative, Duration: 1e9}
+	counted := &v1alpha1.Traffic{Protocol: "tcp", Tool: v1alpha1.ToolNative, Requests: 10}
+	for name, w := range map[string]v1alpha1.Workload{
+		"stream": {Stream: tcp}, "stream udp": {Stream: udp}, "pingpong": {PingPong: tcp}, "pingpong udp": {PingPong: udp}, "underload": {UnderLoad: tcp},
+		"connect": {Connect: tcp}, "http": {HTTP: tcp}, "http requests": {HTTP: counted}, "application": {Application: tcp},
+	} {
+		trial := record.Trial{PerPair: []record.Pair{{Client: end, Server: end}}, Hosts: []record.Host{host}}
+		if err := fill(Cell{Workload: w}, &trial); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var want []string
+		for _, m := range metrics.OfTrials() {
+			if w.Gives(m.Name) {
+				want = append(want, m.Name)
+			}
+		}
+		slices.Sort(want)
+		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(trial.Metrics))); diff != "" {
+			t.Errorf("%s gives and measures (-table +trial):\n%s", name, diff)
+		}
 	}
 }
 

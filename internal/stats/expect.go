@@ -46,7 +46,7 @@ func (t *table) expected(s *Summary) []Expected {
 			metric := x.Metric
 			if metric == "" {
 				metric = Primary(t.exp, w)
-			} else if !slices.Contains(v1alpha1.MetricsOf(w), metric) {
+			} else if !w.Gives(metric) {
 				continue
 			}
 			for _, pairs := range t.exp.PairsOf(w) {

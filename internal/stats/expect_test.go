@@ -49,8 +49,13 @@ func TestExpected(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.x, got, c.want)
 		}
 	}
+	exp.Spec.Expect = []v1alpha1.Expectation{{Variant: "fast", Faster: "base", Metric: metrics.InterruptsPerGB}}
+	s, err := Analyze(exp, slices.Concat(trials("base", "stream", 1, metrics.InterruptsPerGB, values(1)...), trials("fast", "stream", 1, metrics.InterruptsPerGB, values(0.5)...)))
+	if err != nil || s.Expected[0].Outcome != OutcomeMet {
+		t.Errorf("half the interrupts: %v, %v, want met", s.Expected, err)
+	}
 	exp.Spec.Expect = []v1alpha1.Expectation{{Variant: "fast", Faster: "base"}}
-	s, err := Analyze(exp, trials("base", "stream", 1, metrics.Throughput, 1, 2, 3))
+	s, err = Analyze(exp, trials("base", "stream", 1, metrics.Throughput, 1, 2, 3))
 	if err != nil || s.Expected[0].Outcome != OutcomeInconclusive {
 		t.Errorf("nothing measured of the variant: %v, %v, want inconclusive", s.Expected, err)
 	}
