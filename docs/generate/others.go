@@ -118,10 +118,17 @@ have seven bits in each byte, the lowest first, and the eighth bit set in all by
 3. the number of CPUs, and for each its number, and its idle time and its softirq time in each interval, in units of
    10 ms. If several nodes share a machine, only the first has CPUs.
 `)
-	if err := constants(b, "internal/record/record.go"); err != nil {
+	rows := ""
+	for _, k := range record.WarningKinds() {
+		rows += nameRow(k.Code, k.Meaning)
+	}
+	namesTable(b, "Warnings", rows)
+	rows, err := errorsOfHTTP("internal/record/record.go")
+	if err != nil {
 		return err
 	}
-	rows := ""
+	namesTable(b, "Errors of HTTP", rows)
+	rows = ""
 	for _, m := range metrics.OfTrials() {
 		rows += nameRow(m.Name, m.Meaning)
 	}
@@ -129,34 +136,24 @@ have seven bits in each byte, the lowest first, and the eighth bit set in all by
 	return nil
 }
 
-// constants writes what the names in records mean, from the comments of the constants.
-func constants(b *bytes.Buffer, file string) error {
+// errorsOfHTTP says what the errors mean, from the comments of their constants.
+func errorsOfHTTP(file string) (rows string, err error) {
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 	if err != nil {
-		return err
+		return "", err
 	}
-	tables := []struct{ title, prefix, rows string }{{"Warnings", "Warn", ""}, {"Errors of HTTP", "Err", ""}}
 	ast.Inspect(parsed, func(n ast.Node) bool {
 		spec, ok := n.(*ast.ValueSpec)
-		if !ok || len(spec.Values) != 1 {
+		if !ok || !strings.HasPrefix(spec.Names[0].Name, "Err") || len(spec.Values) != 1 {
 			return true
 		}
-		literal, ok := spec.Values[0].(*ast.BasicLit)
-		if !ok || literal.Kind != token.STRING {
-			return true
-		}
-		name, _ := strconv.Unquote(literal.Value) // a string of Go that was parsed
-		for i, t := range tables {
-			if strings.HasPrefix(spec.Names[0].Name, t.prefix) {
-				tables[i].rows += nameRow(name, strings.TrimSpace(spec.Comment.Text()))
-			}
+		if literal, ok := spec.Values[0].(*ast.BasicLit); ok {
+			name, _ := strconv.Unquote(literal.Value) // a string of Go that was parsed
+			rows += nameRow(name, strings.TrimSpace(spec.Comment.Text()))
 		}
 		return true
 	})
-	for _, t := range tables {
-		namesTable(b, t.title, t.rows)
-	}
-	return nil
+	return rows, nil
 }
 
 func namesTable(b *bytes.Buffer, title, rows string) {

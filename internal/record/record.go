@@ -5,7 +5,6 @@
 package record
 
 import (
-	"fmt"
 	"slices"
 	"time"
 )
@@ -285,50 +284,6 @@ type Setting struct {
 	Got  string `json:"got"` // the value that was read back
 	Was  string `json:"was"` // the value before
 }
-
-// Warning says what may make a result wrong or uncertain.
-type Warning struct {
-	// Code names the kind of warning.
-	Code string `json:"code"`
-	// Message is a sentence for a person, with the figures.
-	Message string `json:"message"`
-}
-
-// Warnf formats the message of a warning.
-func Warnf(code, format string, args ...any) Warning {
-	return Warning{Code: code, Message: fmt.Sprintf(format, args...)}
-}
-
-// Codes of warnings.
-const (
-	WarnGeneratorBound = "generator-bound"     // the sender, not the network, is the limit
-	WarnSaturated      = "path-saturated"      // the path took less than the set rate
-	WarnThrottled      = "cpu-throttled"       // a cgroup's CPU limit throttled a node or pod
-	WarnRetransmits    = "retransmits"         // TCP retransmitted a notable share of its segments
-	WarnDrops          = "drops"               // a device or backlog dropped packets
-	WarnErrors         = "request-errors"      // HTTP requests, or connections of connect, failed
-	WarnDrift          = "drift"               // the baseline changed over the run
-	WarnApart          = "not-interleaved"     // variants were measured one after the other
-	WarnFewBlocks      = "few-blocks"          // too few blocks for the requested interval
-	WarnNoRatio        = "no-ratio"            // there is no comparison: a value is 0, or no block has both variants
-	WarnReadback       = "setting-readback"    // a setting has another value than was written
-	WarnSteal          = "steal"               // the hypervisor took CPU time away
-	WarnMoved          = "moved"               // a virtual machine runs on another physical host than before
-	WarnSkew           = "window-skew"         // the windows of client and server do not match
-	WarnSharedCPUs     = "shared-cpus"         // nodes of the lab share CPUs
-	WarnFailedTrials   = "failed-trials"       // trials failed and were repeated, or are missing
-	WarnFailedPairs    = "failed-pairs"        // pairs of a mesh, or the sampling of a node of it, failed
-	WarnNoEBPF         = "softirq-ticks"       // softirq time is that of clock ticks
-	WarnNoCPUs         = "cpus-not-sampled"    // the CPUs of the nodes were not sampled
-	WarnInterrupts     = "slow-interrupts"     // an interrupt to another CPU costs more than steering could gain
-	WarnHeld           = "already-accelerated" // another process keeps the nodes accelerated, also for the baseline
-	WarnUnexpected     = "unexpected-traffic"  // a server got traffic that is not from its client
-	WarnSlowPath       = "slow-path"           // the fast path forwarded less than half of the packets
-	WarnVFWithdrawn    = "vf-withdrawn"        // the virtual function of a NIC was withdrawn, interrupted or added
-	WarnCongestion     = "congestion-control"  // a tool ran with another congestion control than the experiment's
-	WarnChanges        = "few-changes"         // fewer endpoints were replaced than the variant asks for
-	WarnVFIdle         = "vf-idle"             // packets did not use the virtual function, which was up
-)
 
 // HeldFastpath begins the phrase of Node.Held about the fast path; its holder follows.
 const HeldFastpath = "the fast path by "

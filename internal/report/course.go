@@ -137,7 +137,7 @@ func (m *Model) course(c cell, w v1alpha1.Workload) (course, bool) {
 	for node, text := range t.Series {
 		s, err := record.DecodeSeries(text)
 		if err != nil {
-			m.warn(warnCourseUnreadable, Entry{fmt.Sprintf("block %d, %s: %v", t.Block, node, err), m.words([]cell{c})})
+			m.warn(record.WarnSeriesUnreadable, Entry{fmt.Sprintf("block %d, %s: %v", t.Block, node, err), m.words([]cell{c})})
 			continue
 		}
 		nodes[node] = s

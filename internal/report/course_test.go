@@ -114,7 +114,7 @@ func TestCourseUnreadable(t *testing.T) {
 		f.trials[i].Series["node0"] = "?"
 	}
 	m := f.model()
-	i := slices.IndexFunc(m.Warnings, func(w Warning) bool { return w.Code == warnCourseUnreadable })
+	i := slices.IndexFunc(m.Warnings, func(w Warning) bool { return w.Code == record.WarnSeriesUnreadable })
 	if i < 0 || !strings.Contains(m.Warnings[i].Entries[0].Message, "node0: decode series") {
 		t.Fatalf("warnings %+v", m.Warnings)
 	}

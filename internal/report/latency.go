@@ -135,7 +135,7 @@ func (m *Model) merged(c cell) *hdrhistogram.Histogram {
 		}
 		h, err := record.DecodeHistogram(t.Latency)
 		if err != nil {
-			m.warn(warnUnreadable, Entry{fmt.Sprintf("block %d: %v", t.Block, err), m.words([]cell{c})})
+			m.warn(record.WarnLatencyUnreadable, Entry{fmt.Sprintf("block %d: %v", t.Block, err), m.words([]cell{c})})
 			continue
 		}
 		if all == nil {

@@ -8,116 +8,32 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Severity of a warning.
-type Severity int
-
-// A serious warning says that a result may have measured something other than the network path, a
-// caution that it is less certain, a note what to know when reading it.
-const (
-	Serious Severity = iota
-	Caution
-	Note
-)
-
-func (s Severity) String() string { return [...]string{"serious", "caution", "note"}[s] }
-
 // Warning is one code with each of its messages and where it holds.
 type Warning struct {
-	Code string
+	record.WarningKind
 	// ID is its anchor in a page.
-	ID       string
-	Severity Severity
-	// Effect is what it does to the result.
-	Effect  string
+	ID      string
 	Entries []Entry
-	// CPU tells that it concerns the CPU figures alone; Everywhere, that every cell has it.
-	CPU, Everywhere bool
+	// Everywhere tells that every cell has it.
+	Everywhere bool
 }
 
 // Entry is a message and the cells that it holds for, in words.
 type Entry struct{ Message, Where string }
 
-// Warnings that are the report's own.
-const (
-	warnUnreadable       = "latency-unreadable"
-	warnCourseUnreadable = "series-unreadable"
-)
-
-// newWarning knows what each code means for a result.
 func newWarning(code string) Warning {
-	w := Warning{Code: code, ID: "warning-" + code, Severity: Caution}
-	switch code {
-	case record.WarnGeneratorBound:
-		w.Severity, w.Effect = Serious, "The sender was the limit, so the result hides what the network could do."
-	case record.WarnThrottled:
-		w.Severity, w.Effect = Serious, "A CPU limit was in force, so the result may show the limit, not the network."
-	case record.WarnReadback:
-		w.Severity, w.Effect = Serious, "The variant may not have run with its settings."
-	case record.WarnHeld:
-		w.Severity, w.Effect = Serious, "The baseline was accelerated too, so gains are understated."
-	case record.WarnSlowPath:
-		w.Severity, w.Effect = Serious, "The variant was hardly accelerated, so the result says little of its acceleration."
-	case record.WarnVFWithdrawn:
-		w.Severity, w.Effect = Serious, "Some packets took the virtual function and others did not, so the result mixes both ways."
-	case record.WarnVFIdle:
-		w.Severity, w.Effect = Serious, "The result shows the NIC without its virtual function."
-	case record.WarnCongestion:
-		w.Severity, w.Effect = Serious, "The tool's figures are those of another congestion control, and do not compare with the engine's."
-	case record.WarnChanges:
-		w.Severity, w.Effect = Serious, "The services changed less often than the variant says, so the cost of changes is understated."
-	case record.WarnErrors:
-		w.Severity, w.Effect = Serious, "Failed requests are not included in the latencies, so these may look too good."
-	case record.WarnUnexpected:
-		w.Severity, w.Effect = Serious, "Other traffic ran during the trial, so the result may include it."
-	case record.WarnApart:
-		w.Severity, w.Effect = Serious, "A difference may come from the time at which a variant was measured, not from the variant."
-	case record.WarnSaturated:
-		w.Effect = "Latencies include the wait in a full queue."
-	case record.WarnRetransmits:
-		w.Effect = "Lost segments slow TCP down, so values vary more."
-	case record.WarnDrops:
-		w.Effect = "Dropped packets lower throughput or raise latency."
-	case record.WarnDrift:
-		w.Effect = "The machine changed during the run, so means mix its states. Ratios hold, since they are taken within blocks."
-	case record.WarnFewBlocks:
-		w.Effect = "The interval rests on too few blocks, so it is wide."
-	case record.WarnNoRatio:
-		w.Effect = "There is no ratio, so there is no verdict."
-	case record.WarnSteal:
-		w.Effect = "Other virtual machines took CPU time, so means are worse and vary more."
-	case record.WarnMoved:
-		w.Effect = "The new host may be faster or slower, so values may differ from those before."
-	case record.WarnSkew:
-		w.Effect = "Client and server measured windows of different lengths, so values may be off by the same percentage."
-	case record.WarnFailedPairs:
-		w.Severity, w.Effect = Serious, "The sums of all pairs are without those that failed; the matrix and its outliers are not affected."
-	case record.WarnFailedTrials:
-		w.Effect = "Blocks without the trial are left out of its comparison."
-	case record.WarnInterrupts:
-		w.Effect = "Receive steering costs more here than it does on real hardware."
-	case record.WarnSharedCPUs:
-		w.Severity, w.Effect = Note, "Nodes compete for CPU time, so throughput is lower than on separate machines, and ratios may differ there."
-	case record.WarnNoEBPF:
-		w.Severity, w.CPU, w.Effect = Note, true, "Softirq time is approximate. Verdicts on speed do not depend on it."
-	case record.WarnNoCPUs:
-		w.Severity, w.CPU, w.Effect = Note, true, "CPU time is missing. Verdicts on speed do not depend on it."
-	case warnCourseUnreadable:
-		w.Effect = "The figure of the time inside a trial is drawn without these nodes. Verdicts do not depend on it."
-	case warnUnreadable:
-		w.Effect = "The latency distribution is drawn without these trials. Verdicts do not depend on it."
-	}
-	return w
+	return Warning{WarningKind: record.WarningKindOf(code), ID: "warning-" + code}
 }
 
 // SeriousWarnings stand beside the answer, GeneralWarnings at the head of the comparison,
 // and CPUWarnings beside the CPU figures; the others are marked in their rows.
 func (m *Model) SeriousWarnings() []Warning {
-	return m.warningsThat(func(w Warning) bool { return w.Severity == Serious })
+	return m.warningsThat(func(w Warning) bool { return w.Severity == record.Serious })
 }
 
 // GeneralWarnings hold for every row.
 func (m *Model) GeneralWarnings() []Warning {
-	return m.warningsThat(func(w Warning) bool { return w.Severity != Serious && w.Everywhere && !w.CPU })
+	return m.warningsThat(func(w Warning) bool { return w.Severity != record.Serious && w.Everywhere && !w.CPU })
 }
 
 // CPUWarnings concern the CPU figures alone.

@@ -47,7 +47,7 @@ func putPage(w io.Writer, name string, data any) error {
 		"plural":    plural,
 		"rest":      func(all []Entry) int { return len(all) - 1 },
 		"script":    func() htmltemplate.JS { return htmltemplate.JS(scriptSource) },
-		"severity":  func(code string) Severity { return newWarning(code).Severity },
+		"severity":  func(code string) string { return newWarning(code).Severity.String() },
 		"style":     func() htmltemplate.CSS { return htmltemplate.CSS(themes() + styleSource) },
 		"unbroken":  unbroken,
 	}).ParseFS(pages, "*.html")
