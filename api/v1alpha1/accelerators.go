@@ -2,53 +2,270 @@ package v1alpha1
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 )
 
-// String is the accelerator in words.
-func (a Accelerator) String() string {
-	switch {
-	case a.RPS != nil:
-		return fmt.Sprintf("RPS on %s over CPUs %s", strings.Join(a.RPS.Devices, ", "), a.RPS.CPUs)
-	case a.RFS != nil && a.RFS.CPUs != "":
-		return fmt.Sprintf("RFS on %s, with an RPS mask over CPUs %s", strings.Join(a.RFS.Devices, ", "), a.RFS.CPUs)
-	case a.RFS != nil:
-		return "RFS on " + strings.Join(a.RFS.Devices, ", ")
+// accelerator is what the API knows of one kind of accelerator: each field of Accelerator, and of PolicyAccelerator, is
+// one. What a kind does on a machine is internal/accel's.
+type accelerator interface {
+	// label names it in a sentence.
+	label() string
+	// words describe it with its parameters.
+	words() string
+	// classes of devices that it acts on; none if it changes nothing. on is it on others.
+	classes() []string
+	on(classes []string) accelerator
+	// ofMachine reports whether it also sets something of the whole machine, whatever its classes.
+	ofMachine() bool
+	// complete fills in defaults.
+	complete(r *reader, path string)
+	// check checks it on a path, beside those of the same list before it.
+	check(r *reader, path string, on Path, taken *settings)
+}
+
+// member is a field of an accelerator.
+type member struct {
+	name  string
+	index []int
+	accelerator
+}
+
+// fieldsOf returns the fields that an accelerator has, in their order, and those that are set: it should be one.
+func fieldsOf(a any) (all []choice, set []member) {
+	v := reflect.ValueOf(a)
+	for _, f := range reflect.VisibleFields(v.Type()) {
+		if f.Anonymous { // its fields are among them
+			continue
+		}
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		is, _ := v.FieldByIndex(f.Index).Interface().(accelerator)
+		given := !v.FieldByIndex(f.Index).IsNil()
+		all = append(all, choice{name, given})
+		if given {
+			set = append(set, member{name, f.Index, is})
+		}
 	}
-	if a.Fastpath != nil && len(a.Fastpath.UnseenBy) > 0 {
-		return "the eBPF fast path of VXLAN, unseen by " + strings.Join(a.Fastpath.UnseenBy, ", ")
+	return all, set
+}
+
+// only returns the only field of an accelerator that is set; zero if there is none, or several.
+func only(a any) member {
+	if _, set := fieldsOf(a); len(set) == 1 {
+		return set[0]
 	}
-	if a.Fastpath != nil {
-		return "the eBPF fast path of VXLAN"
+	return member{}
+}
+
+// Kind is the name of the only field that is set, such as "rps"; empty if there is none, or several.
+func (a PolicyAccelerator) Kind() string { return only(a).name }
+
+// Kind is that of PolicyAccelerator.
+func (a Accelerator) Kind() string { return only(a).name }
+
+// Devices are the classes that it acts on; none if it changes nothing. The fast path also attaches programs to
+// devices of other classes, but only if there is an overlay.
+func (a PolicyAccelerator) Devices() []string {
+	if is := only(a).accelerator; is != nil {
+		return is.classes()
+	}
+	return nil
+}
+
+// Label is its kind in a sentence, such as "the fast path".
+func (a Accelerator) Label() string {
+	if is := only(a).accelerator; is != nil {
+		return is.label()
 	}
 	return "no accelerator"
+}
+
+// String is the accelerator in words.
+func (a Accelerator) String() string {
+	if is := only(a).accelerator; is != nil {
+		return is.words()
+	}
+	return "no accelerator"
+}
+
+// ForPolicy returns accelerators of a variant as a policy has them.
+func ForPolicy(all ...Accelerator) []PolicyAccelerator {
+	out := make([]PolicyAccelerator, len(all))
+	for i, a := range all {
+		out[i].Accelerator = a
+	}
+	return out
 }
 
 // AcceleratorsFor is the part of accelerators that acts in a pod, or that on a
 // node: the class of their devices decides, and what is left with none is left
 // out.
-func AcceleratorsFor(all []Accelerator, pod bool) []Accelerator {
-	here := func(devices []string) []string {
-		return slices.DeleteFunc(slices.Clone(devices), func(class string) bool { return (class == DevicePod) != pod })
-	}
-	var out []Accelerator
+func AcceleratorsFor(all []Accelerator, pod bool) []Accelerator { return partOf(all, pod) }
+
+// PartOf is AcceleratorsFor for a policy. What accelerators of pods set for the whole machine, they set on the
+// node: it is last there.
+func PartOf(all []PolicyAccelerator, pod bool) []PolicyAccelerator {
+	out := partOf(all, pod)
 	for _, a := range all {
-		if a.RPS != nil {
-			rps := *a.RPS
-			if rps.Devices = here(rps.Devices); len(rps.Devices) > 0 {
-				out = append(out, Accelerator{RPS: &rps})
-			}
-		}
-		if a.RFS != nil {
-			rfs := *a.RFS
-			if rfs.Devices = here(rfs.Devices); len(rfs.Devices) > 0 {
-				out = append(out, Accelerator{RFS: &rfs})
-			}
-		}
-		if a.Fastpath != nil && !pod {
-			out = append(out, a)
+		if f := only(a); !pod && f.accelerator != nil && f.ofMachine() && slices.Contains(f.classes(), DevicePod) {
+			out = append(out, of[PolicyAccelerator](f, f.on(nil)))
 		}
 	}
 	return out
+}
+
+func partOf[A Accelerator | PolicyAccelerator](all []A, pod bool) (out []A) {
+	for _, a := range all {
+		_, set := fieldsOf(a)
+		for _, f := range set {
+			here := slices.DeleteFunc(slices.Clone(f.classes()), func(class string) bool { return (class == DevicePod) != pod })
+			if len(here) > 0 {
+				out = append(out, of[A](f, f.on(here)))
+			}
+		}
+	}
+	return out
+}
+
+// of returns an accelerator whose field is set to a kind.
+func of[A Accelerator | PolicyAccelerator](f member, is accelerator) (a A) {
+	reflect.ValueOf(&a).Elem().FieldByIndex(f.index).Set(reflect.ValueOf(is))
+	return a
+}
+
+// accelerator checks that one of a list is of one kind, and fills in its defaults.
+func (r *reader) accelerator(path string, a any) {
+	all, set := fieldsOf(a)
+	r.exactlyOne(path, all...)
+	for _, f := range set {
+		f.complete(r, path+"."+f.name)
+	}
+}
+
+// settings are what the accelerators of a list have written so far: the masks and flow counts of
+// classes of devices, with the field that writes them, and the size of the flow table. once are kinds that may be
+// listed once, and are listed.
+type settings struct {
+	masks, flows map[string]string
+	entries      int
+	once         map[string]bool
+}
+
+// accelerators checks those of one variant, alone and together: two of them
+// must not write one setting.
+func accelerators[A Accelerator | PolicyAccelerator](r *reader, path string, on Path, list []A) {
+	taken := settings{masks: map[string]string{}, flows: map[string]string{}, once: map[string]bool{}}
+	for i, a := range list {
+		_, set := fieldsOf(a)
+		for _, f := range set {
+			f.check(r, fmt.Sprintf("%s.accelerate[%d].%s", path, i, f.name), on, &taken)
+		}
+	}
+}
+
+// listedOnce checks that a kind is listed once.
+func (r *reader) listedOnce(path, label string, taken *settings) {
+	if taken.once[label] {
+		r.fail(path, "is listed twice")
+	}
+	taken.once[label] = true
+}
+
+func (a *RPS) label() string     { return "RPS" }
+func (a *RPS) classes() []string { return a.Devices }
+func (a *RPS) ofMachine() bool   { return false }
+
+func (a *RPS) words() string {
+	return fmt.Sprintf("RPS on %s over CPUs %s", strings.Join(a.Devices, ", "), a.CPUs)
+}
+
+func (a *RPS) on(classes []string) accelerator {
+	out := *a
+	out.Devices = classes
+	return &out
+}
+
+func (a *RPS) complete(*reader, string) {}
+
+func (a *RPS) check(r *reader, path string, on Path, taken *settings) {
+	r.devices(path+".devices", on, a.Devices, taken.masks)
+	if r.given(path + ".cpus") {
+		r.cpus(path+".cpus", a.CPUs)
+	}
+}
+
+func (a *RFS) label() string     { return "RFS" }
+func (a *RFS) classes() []string { return a.Devices }
+func (a *RFS) ofMachine() bool   { return true }
+
+func (a *RFS) words() string {
+	if a.CPUs != "" {
+		return fmt.Sprintf("RFS on %s, with an RPS mask over CPUs %s", strings.Join(a.Devices, ", "), a.CPUs)
+	}
+	return "RFS on " + strings.Join(a.Devices, ", ")
+}
+
+func (a *RFS) on(classes []string) accelerator {
+	out := *a
+	out.Devices = classes
+	return &out
+}
+
+func (a *RFS) complete(r *reader, path string) { fill(r, path+".entries", &a.Entries, 32768) }
+
+func (a *RFS) check(r *reader, path string, on Path, taken *settings) {
+	r.devices(path+".devices", on, a.Devices, taken.flows)
+	if r.set(path + ".cpus") {
+		r.cpus(path+".cpus", a.CPUs)
+		for i, d := range a.Devices {
+			if first, ok := taken.masks[d]; ok {
+				r.fail(fmt.Sprintf("%s.devices[%d]", path, i), "%s already has a mask from %s", d, first)
+			}
+			taken.masks[d] = path
+		}
+	}
+	r.entries(path+".entries", a.Entries)
+	if taken.entries != 0 && a.Entries != taken.entries {
+		r.fail(path+".entries", "must be %d, as set before in this variant: the machine has only one table", taken.entries)
+	}
+	taken.entries = a.Entries
+}
+
+func (a *Fastpath) label() string            { return "the fast path" }
+func (a *Fastpath) classes() []string        { return []string{DeviceOverlay} }
+func (a *Fastpath) on([]string) accelerator  { return a }
+func (a *Fastpath) ofMachine() bool          { return false }
+func (a *Fastpath) complete(*reader, string) {}
+
+func (a *Fastpath) words() string {
+	if len(a.UnseenBy) > 0 {
+		return "the eBPF fast path of VXLAN, unseen by " + strings.Join(a.UnseenBy, ", ")
+	}
+	return "the eBPF fast path of VXLAN"
+}
+
+// check checks that there is an overlay to shorten, once, and who may miss its packets.
+func (a *Fastpath) check(r *reader, path string, on Path, taken *settings) {
+	if on != (Path{}) && on.VXLAN == nil && on.Pod == nil && on.Service == nil {
+		r.fail(path, "is for pods over VXLAN (the paths vxlan, pod and service), the path is %s", on)
+	}
+	r.listedOnce(path, a.label(), taken)
+	seen := make(map[string]string)
+	for i, kind := range a.UnseenBy {
+		at := fmt.Sprintf("%s.unseenBy[%d]", path, i)
+		r.oneOf(at, kind, UnseenByTCX, UnseenByTC, UnseenByQueue, UnseenByNetdev, UnseenByAccounting)
+		r.unique(at, kind, seen)
+	}
+}
+
+func (a *VF) label() string            { return "virtual functions" }
+func (a *VF) words() string            { return "verification of virtual functions" }
+func (a *VF) classes() []string        { return nil }
+func (a *VF) on([]string) accelerator  { return a }
+func (a *VF) ofMachine() bool          { return false }
+func (a *VF) complete(*reader, string) {}
+
+func (a *VF) check(r *reader, path string, _ Path, taken *settings) {
+	r.listedOnce(path, a.label(), taken)
 }

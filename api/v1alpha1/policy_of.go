@@ -34,9 +34,7 @@ func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
 		TypeMeta:   metav1.TypeMeta{APIVersion: APIVersion, Kind: KindAccelerationPolicy},
 		ObjectMeta: metav1.ObjectMeta{Name: policyName(name)},
 	}
-	for _, a := range v.Accelerate {
-		p.Spec.Accelerate = append(p.Spec.Accelerate, PolicyAccelerator{Accelerator: a})
-	}
+	p.Spec.Accelerate = ForPolicy(v.Accelerate...)
 	if _, err := p.Complete(); err != nil {
 		return nil, fmt.Errorf("an agent rejects the accelerators of %s: %w", name, err)
 	}

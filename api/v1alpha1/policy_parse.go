@@ -114,19 +114,8 @@ func (r *reader) policy(f *policyFile) {
 	if r.given("spec.accelerate") {
 		r.some("spec.accelerate", len(f.Spec.Accelerate), "accelerator")
 	}
-	list := make([]Accelerator, len(f.Spec.Accelerate))
-	vf := false
 	for i, a := range f.Spec.Accelerate {
-		at := fmt.Sprintf("spec.accelerate[%d]", i)
-		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil}, choice{"fastpath", a.Fastpath != nil}, choice{"vf", a.VF != nil})
-		if a.RFS != nil {
-			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
-		}
-		if a.VF != nil && vf {
-			r.fail(at+".vf", "is listed twice")
-		}
-		vf = vf || a.VF != nil
-		list[i] = a.Accelerator
+		r.accelerator(fmt.Sprintf("spec.accelerate[%d]", i), a)
 	}
 	if r.set("spec.rollout.stepPercent") {
 		r.between("spec.rollout.stepPercent", f.Spec.Rollout.StepPercent, 1, 100)
@@ -134,5 +123,5 @@ func (r *reader) policy(f *policyFile) {
 	if r.set("spec.rollout.pauseSeconds") {
 		r.between("spec.rollout.pauseSeconds", f.Spec.Rollout.PauseSeconds, 1, 24*60*60)
 	}
-	r.accelerators("spec", Path{}, list)
+	accelerators(r, "spec", Path{}, f.Spec.Accelerate)
 }

@@ -1068,12 +1068,7 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 		r.fail(path+".accelerate", "needs a privileged pod on each node, which unprivileged excludes")
 	}
 	for i := range v.Accelerate {
-		a := &v.Accelerate[i]
-		at := fmt.Sprintf("%s.accelerate[%d]", path, i)
-		r.exactlyOne(at, choice{"rps", a.RPS != nil}, choice{"rfs", a.RFS != nil}, choice{"fastpath", a.Fastpath != nil})
-		if a.RFS != nil {
-			fill(r, at+".rfs.entries", &a.RFS.Entries, 32768)
-		}
+		r.accelerator(fmt.Sprintf("%s.accelerate[%d]", path, i), v.Accelerate[i])
 	}
 	if r.set(path + ".on") {
 		r.oneOf(path+".on", v.On, SideClient, SideServer)
@@ -1081,7 +1076,7 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 			r.fail(path+".on", "is for accelerators, and the variant has none")
 		}
 	}
-	r.accelerators(path, e.PathOf(*v), v.Accelerate)
+	accelerators(r, path, e.PathOf(*v), v.Accelerate)
 	r.tools(path+".tools", e, e.PathOf(*v), v.Tools)
 	for _, w := range e.Spec.Workloads {
 		if t := w.Traffic(); t != nil && v.Tools[w.Name] == "" {
@@ -1153,72 +1148,6 @@ func (r *reader) versus(path string, e *Experiment, v *Variant) {
 		r.fail(path, "must be another variant, is the same")
 	case target.Versus != "" && target.Versus != e.Spec.Baseline:
 		r.fail(path, "must be a variant that is compared with nothing or the baseline, %q is compared with %q", target.Name, target.Versus)
-	}
-}
-
-// accelerators checks those of one variant, alone and together: two of them
-// must not write one setting.
-func (r *reader) accelerators(path string, on Path, list []Accelerator) {
-	taken := settings{masks: map[string]string{}, flows: map[string]string{}}
-	for i, a := range list {
-		at := fmt.Sprintf("%s.accelerate[%d]", path, i)
-		if a.RPS != nil {
-			r.rps(at+".rps", on, a.RPS, &taken)
-		}
-		if a.RFS != nil {
-			r.rfs(at+".rfs", on, a.RFS, &taken)
-		}
-		if a.Fastpath != nil {
-			r.fastpath(at+".fastpath", a.Fastpath, on, list[:i])
-		}
-	}
-}
-
-// settings are what the accelerators of a variant have written so far: the masks and flow counts of
-// classes of devices, with the field that writes them, and the size of the flow table.
-type settings struct {
-	masks, flows map[string]string
-	entries      int
-}
-
-func (r *reader) rps(path string, on Path, a *RPS, taken *settings) {
-	r.devices(path+".devices", on, a.Devices, taken.masks)
-	if r.given(path + ".cpus") {
-		r.cpus(path+".cpus", a.CPUs)
-	}
-}
-
-func (r *reader) rfs(path string, on Path, a *RFS, taken *settings) {
-	r.devices(path+".devices", on, a.Devices, taken.flows)
-	if r.set(path + ".cpus") {
-		r.cpus(path+".cpus", a.CPUs)
-		for i, d := range a.Devices {
-			if first, ok := taken.masks[d]; ok {
-				r.fail(fmt.Sprintf("%s.devices[%d]", path, i), "%s already has a mask from %s", d, first)
-			}
-			taken.masks[d] = path
-		}
-	}
-	r.entries(path+".entries", a.Entries)
-	if taken.entries != 0 && a.Entries != taken.entries {
-		r.fail(path+".entries", "must be %d, as set before in this variant: the machine has only one table", taken.entries)
-	}
-	taken.entries = a.Entries
-}
-
-// fastpath checks that there is an overlay to shorten, once, and who may miss its packets.
-func (r *reader) fastpath(path string, f *Fastpath, on Path, before []Accelerator) {
-	if on != (Path{}) && on.VXLAN == nil && on.Pod == nil && on.Service == nil {
-		r.fail(path, "is for pods over VXLAN (the paths vxlan, pod and service), the path is %s", on)
-	}
-	if slices.ContainsFunc(before, func(a Accelerator) bool { return a.Fastpath != nil }) {
-		r.fail(path, "is listed twice")
-	}
-	seen := make(map[string]string)
-	for i, kind := range f.UnseenBy {
-		at := fmt.Sprintf("%s.unseenBy[%d]", path, i)
-		r.oneOf(at, kind, UnseenByTCX, UnseenByTC, UnseenByQueue, UnseenByNetdev, UnseenByAccounting)
-		r.unique(at, kind, seen)
 	}
 }
 
