@@ -5,6 +5,7 @@ package v1alpha1
 import (
 	"cmp"
 	"errors"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,16 +99,12 @@ type PolicyAccelerator struct {
 // +kubebuilder:object:generate=true
 type VF struct{}
 
-// Accelerators are those that set something, and whether virtual functions are verified.
-func (s *AccelerationPolicySpec) Accelerators() (set []Accelerator, vf bool) {
-	for _, a := range s.Accelerate {
-		if a.VF != nil {
-			vf = true
-			continue
-		}
-		set = append(set, a.Accelerator)
-	}
-	return set, vf
+// Accelerators are those of the policy, and last those that change nothing: messages number the others.
+func (s *AccelerationPolicySpec) Accelerators() []PolicyAccelerator {
+	changes := func(a PolicyAccelerator) bool { return len(a.Devices()) > 0 }
+	return slices.Concat(
+		slices.DeleteFunc(slices.Clone(s.Accelerate), func(a PolicyAccelerator) bool { return !changes(a) }),
+		slices.DeleteFunc(slices.Clone(s.Accelerate), changes))
 }
 
 // Nodes returns a selector of the policy's nodes. It is an error if the policy does not say which

@@ -16,7 +16,9 @@ package accel
 
 import (
 	"log/slog"
+	"time"
 
+	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/target"
 )
 
@@ -35,6 +37,13 @@ type Options struct {
 	// Persistent settings are held by the owner until one of the same owner
 	// reverts them; others end, for Recover, with the process.
 	Persistent bool
+	// Kinds are the accelerators that there are, by their fields in the API; Kinds() if nil.
+	Kinds map[string]Kind
+	// NICs reads the NICs of a node whose virtual functions are verified, at most twice in Verify. Notify gets what
+	// happens to them. Only a Keeper needs these.
+	NICs   func() nic.Snapshot
+	Verify time.Duration
+	Notify func(Event)
 	// Log gets what happens to devices that appear later; nothing if nil.
 	Log *slog.Logger
 }
@@ -42,6 +51,9 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	if o.Proc == "" {
 		o.Proc = "/proc"
+	}
+	if o.Kinds == nil {
+		o.Kinds = Kinds()
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

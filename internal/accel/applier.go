@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/accel/journal"
 	"slipstream.dev/internal/accel/kernel"
 	"slipstream.dev/internal/record"
@@ -19,11 +18,10 @@ import (
 // called in turn, the rest at any time.
 type Applier struct {
 	*place
-	fast fast
 
 	// mu guards what the follower shares.
 	mu       sync.Mutex
-	applied  *plan
+	applied  *Plan
 	settings []record.Setting
 	// followed are the devices that the plan is applied to, by index.
 	followed map[int]string
@@ -37,14 +35,14 @@ func OpenApplier(o Options) (*Applier, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Applier{place: p, fast: fast{place: p}}, nil
+	return &Applier{place: p}, nil
 }
 
 // Close stops following devices and lets go of what OpenApplier opened. It reverts nothing:
 // that is Revert's, or Recover's once the process has ended.
 func (a *Applier) Close() error {
 	a.stopFollowing()
-	return errors.Join(a.fast.stop(), a.place.close())
+	return a.place.close()
 }
 
 // Plan returns what Apply would set now, and touches nothing: Was and Got are
@@ -54,7 +52,7 @@ func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 	if err != nil {
 		return nil, err
 	}
-	p, err := a.plan(accelerators, devices)
+	p, err := a.plan(v1alpha1.ForPolicy(accelerators...), devices)
 	if err != nil {
 		return nil, err
 	}
@@ -69,13 +67,13 @@ func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 	for _, c := range slices.Concat(machine, queues) {
 		settings = append(settings, record.Setting{Place: a.options.Place.Name, Path: c.Path, Want: c.Want, Got: c.Was, Was: c.Was})
 	}
-	if p.fastpath != nil {
-		hooks, err := fastpath.Plan(a.ns, p.fastpath.UnseenBy...)
-		if err != nil {
-			return nil, err
-		}
-		for _, h := range hooks {
-			settings = append(settings, a.fast.setting(h, ""))
+	for _, r := range a.runners {
+		if want := p.wantOf(r.kind); want != nil {
+			planned, err := r.Plan(*want)
+			if err != nil {
+				return nil, err
+			}
+			settings = append(settings, planned...)
 		}
 	}
 	return settings, nil
@@ -127,7 +125,7 @@ func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 	if err != nil {
 		return nil, err
 	}
-	var p *plan
+	var p *Plan
 	var devices []Device
 	var settings []record.Setting
 	err = a.transact(ctx, true, func(machine, place *journal.Book) error {
@@ -135,7 +133,7 @@ func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 		if devices, err = a.devices(); err != nil {
 			return err
 		}
-		if p, err = a.plan(accelerators, devices); err != nil {
+		if p, err = a.plan(v1alpha1.ForPolicy(accelerators...), devices); err != nil {
 			return err
 		}
 		table, queues, err := p.changes(machine.Store, place.Store, devices)
@@ -149,17 +147,27 @@ func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 		updates.close()
 		return nil, err
 	}
-	if p.fastpath != nil {
-		if err := a.fast.start(p.fastpath); err != nil {
-			updates.close()
-			_, undone := a.release(context.WithoutCancel(ctx))
-			return nil, errors.Join(err, undone)
-		}
+	if err := a.start(p); err != nil {
+		updates.close()
+		_, undone := a.release(context.WithoutCancel(ctx))
+		return nil, errors.Join(err, undone)
 	}
 	a.applied, a.settings, a.followed = p, settings, p.names(devices)
 	maps.DeleteFunc(a.followed, func(_ int, name string) bool { return !hasDevice(settings, name) })
 	a.follower = a.follow(updates)
 	return a.all(), nil
+}
+
+// start starts what the plan wants to run, all or nothing.
+func (a *Applier) start(p *Plan) error {
+	for _, r := range a.runners {
+		if want := p.wantOf(r.kind); want != nil {
+			if err := r.Start(*want); err != nil {
+				return errors.Join(err, a.stopRunners())
+			}
+		}
+	}
+	return nil
 }
 
 // Settings returns what is applied now, on devices that came later too.
@@ -171,8 +179,7 @@ func (a *Applier) Settings() []record.Setting {
 
 // all that is applied now.
 func (a *Applier) all() []record.Setting {
-	settings := slices.Clone(a.settings)
-	return append(settings, a.fast.settings()...)
+	return append(slices.Clone(a.settings), a.attached()...)
 }
 
 // Revert lets go of everything that this session's holder has here, by this
@@ -187,7 +194,7 @@ func (a *Applier) Revert(ctx context.Context) (restored int, err error) {
 	a.stopFollowing()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	stopped := a.fast.stop()
+	stopped := a.stopRunners()
 	restored, err = a.release(ctx)
 	a.applied, a.settings, a.followed = nil, nil, nil
 	if err := errors.Join(stopped, err); err != nil {

@@ -29,9 +29,30 @@ import (
 // fast path of a namespace; and whoever connects gets the status. The lock ends with the
 // process: nobody listens on a file that is left behind.
 
+// fastKind is the fast path.
+type fastKind struct{}
+
+// Plan is Kind's. What may miss its packets is one policy's to say: together two would give up more than either
+// asked for, or less.
+func (fastKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
+	unseenBy := slices.Sorted(slices.Values(a.Fastpath.UnseenBy))
+	a.Fastpath = &v1alpha1.Fastpath{UnseenBy: unseenBy}
+	if other := p.Run(a); other != nil && !slices.Equal(other.Fastpath.UnseenBy, unseenBy) {
+		return Conflict(fmt.Sprintf("wants the fast path unseenBy %q, another accelerator %q", unseenBy, other.Fastpath.UnseenBy))
+	}
+	return nil
+}
+
+// Probe is Kind's.
+func (fastKind) Probe(ctx context.Context) error { return fastpath.Probe(ctx) }
+
+// Open is Kind's.
+func (fastKind) Open(h Host) Runner { return &fast{place: h.place, changed: h.Changed} }
+
 // fast is the fast path of a place.
 type fast struct {
-	place *place
+	place   *place
+	changed func()
 
 	mu sync.Mutex
 	// probed is set once fastpath.Probe has succeeded on this kernel.
@@ -44,6 +65,8 @@ type fastRun struct {
 	// path is nil while the fast path is off.
 	path   *fastpath.Fastpath
 	socket *fastSocket
+	// stopped is closed when path is.
+	stopped chan struct{}
 	// as is the configuration that the fast path was started with.
 	as *v1alpha1.Fastpath
 	// wanted is whether Keep wants the fast path; err is why it is off nevertheless, and tried is when
@@ -69,33 +92,23 @@ func (f *fast) setting(h fastpath.Hook, got string) record.Setting {
 	return record.Setting{Place: f.place.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
 }
 
-// settings are the hooks that are attached now.
-func (f *fast) settings() (all []record.Setting) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.path != nil {
-		for _, h := range f.path.Hooks() {
-			all = append(all, f.setting(h, attached))
-		}
+// Plan is Runner's.
+func (f *fast) Plan(want v1alpha1.PolicyAccelerator) (all []record.Setting, err error) {
+	hooks, err := fastpath.Plan(f.place.ns, want.Fastpath.UnseenBy...)
+	if err != nil {
+		return nil, err
 	}
-	return all
+	for _, h := range hooks {
+		all = append(all, f.setting(h, ""))
+	}
+	return all, nil
 }
 
-// checkLifetime returns an error if the accelerators include the fast path and this process is about
-// to end.
-func (p *place) checkLifetime(accelerators []v1alpha1.Accelerator) error {
-	if p.options.Persistent && slices.ContainsFunc(accelerators, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
-		return errors.New("the fast path lasts as long as the process that runs it, and this one is about to end: " +
-			"write it into a policy for the agent (slipstream agent --policy FILE), or measure it (slipstream run)")
-	}
-	return nil
-}
-
-// start takes the socket and starts the fast path.
-func (f *fast) start(as *v1alpha1.Fastpath) error {
+// Start takes the socket and starts the fast path.
+func (f *fast) Start(want v1alpha1.PolicyAccelerator) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.startLocked(as)
+	return f.startLocked(want.Fastpath)
 }
 
 func (f *fast) startLocked(as *v1alpha1.Fastpath) (err error) {
@@ -105,13 +118,26 @@ func (f *fast) startLocked(as *v1alpha1.Fastpath) (err error) {
 	if f.path, err = fastpath.Start(f.place.ns, f.place.options.Log, as.UnseenBy...); err != nil {
 		return errors.Join(err, f.stopLocked())
 	}
-	f.as = as
+	f.as, f.wanted, f.stopped = as, true, make(chan struct{})
 	f.socket.serve(f.status)
+	go tell(f.changed, f.path.Changes(), f.stopped)
 	return nil
 }
 
-// stop ends the fast path, if it is on.
-func (f *fast) stop() error {
+// tell calls changed for every value that is received, until stopped is closed.
+func tell(changed func(), changes, stopped <-chan struct{}) {
+	for {
+		select {
+		case <-stopped:
+			return
+		case <-changes:
+			changed()
+		}
+	}
+}
+
+// Stop ends the fast path, if it is on.
+func (f *fast) Stop() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.stopLocked()
@@ -121,6 +147,9 @@ func (f *fast) stopLocked() error {
 	old := f.fastRun
 	f.fastRun = fastRun{}
 	var err error
+	if old.stopped != nil {
+		close(old.stopped)
+	}
 	if old.path != nil {
 		if counts, err := old.path.Counts(); err == nil {
 			f.place.options.Log.Info("the fast path stops", "place", f.place.options.Place.Name, "counts", counts, "skipped", old.path.Skipped())
@@ -133,15 +162,15 @@ func (f *fast) stopLocked() error {
 	return err
 }
 
-// keep starts or stops the fast path as it is wanted; nil is off. It is no error if the fast path
+// Keep starts or stops the fast path as it is wanted; nil is off. It is no error if the fast path
 // cannot start: the other accelerators do not depend on it.
-func (f *fast) keep(ctx context.Context, want *v1alpha1.Fastpath, kept *Kept) error {
+func (f *fast) Keep(ctx context.Context, wanted *v1alpha1.PolicyAccelerator, kept *Kept) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if want == nil {
+	if wanted == nil {
 		return f.stopLocked()
 	}
-	o := f.place.options
+	o, want := f.place.options, wanted.Fastpath
 	if f.path != nil && !slices.Equal(f.as.UnseenBy, want.UnseenBy) {
 		o.Log.Info("the fast path restarts with another unseenBy: connections take the slow path for a moment",
 			"place", o.Place.Name, "unseenBy", want.UnseenBy)
@@ -190,44 +219,127 @@ func retryPause(err error) time.Duration {
 	return retryAfter
 }
 
-// FastpathState is the state of the fast path after Keep.
-type FastpathState struct {
-	// Wanted is whether the plan has the fast path; if not, all else is empty.
-	Wanted bool
-	// VXLANDevices are the devices that the fast path supports.
-	VXLANDevices []string
-	// Hooks are the attached programs: none while the fast path is idle.
-	Hooks []fastpath.Hook
-	// Skipped names each skipped device and why.
-	Skipped []string
-	// Err is why all packets take the slow path, if they do.
-	Err error
+// Verify is Runner's: the fast path follows changes by itself.
+func (f *fast) Verify(time.Time) {}
+
+// fastState is the state of the fast path.
+type fastState struct {
+	// supported are the VXLAN devices that the fast path supports; hooks the attached programs: none while it is idle.
+	supported []string
+	hooks     []fastpath.Hook
+	// skipped names each skipped device and why.
+	skipped []string
+	// err is why all packets take the slow path, if they do.
+	err error
 }
 
-// FastpathState returns the state of the fast path of this place.
-func (k *Keeper) FastpathState() FastpathState {
-	k.fast.mu.Lock()
-	defer k.fast.mu.Unlock()
-	return k.fast.state()
-}
-
-func (f *fast) state() FastpathState {
-	state := FastpathState{Wanted: f.wanted, Err: f.err}
+func (f *fast) state() fastState {
 	if p := f.path; p != nil {
-		state.VXLANDevices, state.Hooks, state.Skipped, state.Err = p.VXLANDevices(), p.Hooks(), p.Skipped(), p.Problem()
+		return fastState{p.VXLANDevices(), p.Hooks(), p.Skipped(), p.Problem()}
 	}
-	return state
+	return fastState{err: f.err}
 }
 
-// FastpathChanges returns a channel that receives a value when FastpathState changes without Keep;
-// nil while the fast path is off.
-func (k *Keeper) FastpathChanges() <-chan struct{} {
-	k.fast.mu.Lock()
-	defer k.fast.mu.Unlock()
-	if k.fast.path == nil {
+// State is Runner's.
+func (f *fast) State() *State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.wanted {
 		return nil
 	}
-	return k.fast.path.Changes()
+	is := f.state()
+	s := is.condition()
+	for _, h := range is.hooks {
+		s.Attached = append(s.Attached, f.setting(h, attached))
+	}
+	for _, why := range is.skipped {
+		s.Notices = append(s.Notices, Event{Reason: v1alpha1.ReasonSkipped, Message: "the fast path skips " + why})
+	}
+	return s
+}
+
+// condition judges the state.
+func (s fastState) condition() *State {
+	c := &State{Kind: "fastpath", Condition: v1alpha1.ConditionFastpath, Status: StatusTrue, Reason: v1alpha1.ReasonAttached}
+	c.Message = fmt.Sprintf("%d programs are attached", len(s.hooks))
+	if len(s.hooks) == 0 {
+		c.Message = "idle: no pod has an eligible connection"
+	}
+	skipped := strings.Join(s.skipped, "; ")
+	fails := func(reason, message string) {
+		c.Status, c.Failed, c.Reason, c.Message = StatusFalse, true, reason, message
+	}
+	switch {
+	case errors.Is(s.err, journal.ErrHeld):
+		fails(v1alpha1.ReasonHeld, s.err.Error())
+	case s.err != nil && len(s.supported) == 0:
+		fails(v1alpha1.ReasonImpossible, s.err.Error())
+	case s.err != nil:
+		fails(v1alpha1.ReasonError, s.err.Error())
+	case len(s.supported) == 0:
+		fails(v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device of this node: "+skipped)
+	case skipped != "":
+		c.Reason = v1alpha1.ReasonSkipped
+		c.Message += "; skipped: " + skipped
+	}
+	if c.Failed || skipped != "" || len(s.hooks) == 0 {
+		c.Detail = "fast path: " + c.Message
+	}
+	return c
+}
+
+// Metrics of the fast path.
+var (
+	fastUp      = &Metric{Name: "slipstream_fastpath_up", Help: "1 if the fast path is on, 0 if a policy wants it and it is not."}
+	fastHooks   = &Metric{Name: "slipstream_fastpath_programs", Help: "Programs of the fast path that are attached: none while no connection is eligible."}
+	fastSkipped = &Metric{Name: "slipstream_fastpath_devices_skipped", Help: "Devices that the fast path skips."}
+	fastFlows   = &Metric{"slipstream_fastpath_flows", "Known connections of pods over the overlay, by their current path: fast or slow.", []string{"path"}}
+	fastPackets = &Metric{"slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", []string{"reason"}}
+)
+
+// Metrics is Kind's.
+func (fastKind) Metrics() []*Metric {
+	return []*Metric{fastUp, fastHooks, fastSkipped, fastFlows, fastPackets}
+}
+
+// Samples is Runner's.
+func (f *fast) Samples(s *State, emit func(Sample)) {
+	if s == nil {
+		return
+	}
+	emit(Sample{Metric: fastUp, Value: number(s.Status == StatusTrue)})
+	emit(Sample{Metric: fastHooks, Value: float64(len(s.Attached))})
+	emit(Sample{Metric: fastSkipped, Value: float64(len(s.Notices))})
+	now, err := f.status()
+	if err != nil {
+		emit(Sample{Metric: fastPackets, Err: err})
+		return
+	}
+	if now.Packets == nil {
+		return
+	}
+	emit(Sample{Metric: fastFlows, Value: float64(now.Fast), Values: []string{"fast"}})
+	emit(Sample{Metric: fastFlows, Value: float64(now.Connections - now.Fast), Values: []string{"slow"}})
+	for reason, n := range now.Packets {
+		emit(Sample{Metric: fastPackets, Value: float64(n), Values: []string{reason}})
+	}
+}
+
+func number(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// Counts is Runner's: how many packets took the fast path, and for each reason the slow one; nil while it is off.
+func (f *fast) Counts() (map[string]uint64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.path == nil {
+		return nil, nil
+	}
+	return f.path.Counts()
 }
 
 // Fastpath is the status of the fast path of one network namespace, from the process that runs it.
@@ -249,18 +361,16 @@ type Fastpath struct {
 	Packets map[string]uint64 `json:"packets"`
 }
 
-// Fastpath returns the status of the fast path of this place. Packets is nil while it is off.
-func (k *Keeper) Fastpath() (Fastpath, error) { return k.fast.status() }
-
+// status is that of the fast path of this place. Packets is nil while it is off.
 func (f *fast) status() (status Fastpath, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	state := f.state()
-	status = Fastpath{Place: f.place.options.Place.Name, Skipped: state.Skipped}
-	if state.Err != nil {
-		status.Problem = state.Err.Error()
+	status = Fastpath{Place: f.place.options.Place.Name, Skipped: state.skipped}
+	if state.err != nil {
+		status.Problem = state.err.Error()
 	}
-	for _, h := range state.Hooks {
+	for _, h := range state.hooks {
 		status.Hooks = append(status.Hooks, h.Device+"/"+h.Program)
 	}
 	if f.path == nil {
@@ -272,17 +382,6 @@ func (f *fast) status() (status Fastpath, err error) {
 	}
 	status.Connections, status.Fast, err = f.path.Connections()
 	return status, err
-}
-
-// FastpathPackets returns how many packets took the fast path, and for each reason the slow one;
-// nil while the fast path is off. A trial reads them at both ends of its window.
-func (a *Applier) FastpathPackets() (map[string]uint64, error) {
-	a.fast.mu.Lock()
-	defer a.fast.mu.Unlock()
-	if a.fast.path == nil {
-		return nil, nil
-	}
-	return a.fast.path.Counts()
 }
 
 // Fastpaths returns the status of all fast paths of this machine, sorted by the names of their

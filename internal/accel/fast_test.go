@@ -146,21 +146,18 @@ func TestFastpathChanges(t *testing.T) {
 	s, err := OpenKeeper(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
 	must(t, err)
 	defer s.Close()
-	if s.FastpathChanges() != nil {
-		t.Error("a fast path that is off has a channel of changes")
-	}
 	v, err := s.Look()
 	must(t, err)
-	_, err = s.Keep(t.Context(), v, fastAccelerator)
+	_, err = s.Keep(t.Context(), v, v1alpha1.ForPolicy(fastAccelerator...))
 	must(t, err)
 	must(t, netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "other"}, FlowBased: true, Port: 4789}))
 	for limit := time.After(10 * time.Second); ; {
 		select {
-		case <-s.FastpathChanges():
+		case <-s.Changes():
 		case <-limit:
-			t.Fatalf("no change is reported: %+v", s.FastpathState())
+			t.Fatalf("no change is reported: %+v", s.States())
 		}
-		if alone := strings.Join(s.FastpathState().Skipped, "; "); strings.Contains(alone, "other: ") {
+		if alone := s.States()[0].Message; strings.Contains(alone, "other: ") {
 			return
 		}
 	}
@@ -185,9 +182,9 @@ func TestFastpathUnseenBy(t *testing.T) {
 	for _, unseenBy := range [][]string{nil, {v1alpha1.UnseenByTC, v1alpha1.UnseenByQueue}, {v1alpha1.UnseenByTC}} {
 		wanted := []v1alpha1.Accelerator{{Fastpath: &v1alpha1.Fastpath{UnseenBy: unseenBy}}}
 		given := slices.Contains(unseenBy, v1alpha1.UnseenByQueue)
-		_, err = s.Keep(t.Context(), v, wanted)
+		_, err = s.Keep(t.Context(), v, v1alpha1.ForPolicy(wanted...))
 		must(t, err)
-		alone := strings.Join(s.FastpathState().Skipped, "; ")
+		alone := s.States()[0].Message
 		if strings.Contains(alone, "tunnel: it has a queue (tbf)") == given {
 			t.Errorf("unseen by %q: skipped: %s", unseenBy, alone)
 		}

@@ -158,7 +158,7 @@ func (a *Applier) applyTo(ctx context.Context, d Device, machine, place *journal
 }
 
 // names maps the devices that p sets anything on, by index.
-func (p *plan) names(devices []Device) map[int]string {
+func (p *Plan) names(devices []Device) map[int]string {
 	names := make(map[int]string)
 	for _, d := range devices {
 		if p.matches(d) {

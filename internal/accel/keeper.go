@@ -2,7 +2,6 @@ package accel
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -20,11 +19,10 @@ import (
 // somebody. What it cannot set does not hinder the rest.
 type Keeper struct {
 	*place
-	fast fast
 
 	mu sync.Mutex
 	// wanted is what the last Keep was told, nil before it.
-	wanted *plan
+	wanted *Plan
 	irq    cpuset.Set
 }
 
@@ -35,11 +33,11 @@ func OpenKeeper(o Options) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Keeper{place: p, fast: fast{place: p}}, nil
+	return &Keeper{place: p}, nil
 }
 
-// Close ends the fast path and lets go of what OpenKeeper opened. Settings stay.
-func (k *Keeper) Close() error { return errors.Join(k.fast.stop(), k.place.close()) }
+// Close stops what runs and lets go of what OpenKeeper opened. Settings stay.
+func (k *Keeper) Close() error { return k.place.close() }
 
 // SettingOf names the settings of one file of a device's queues. The machine's
 // flow table is of link 0.
@@ -72,17 +70,21 @@ type Kept struct {
 // View is a place as Look found it.
 type View struct {
 	Devices []Device
-	// Check tells whether accelerators can be had there, and beside each other:
-	// two that want one setting at different values are an ErrConflict.
-	Check   func([]v1alpha1.Accelerator) error
+	kinds   map[string]Kind
 	resolve func(spec string) (cpuset.Set, error)
+}
+
+// Plan tells what accelerators come to there, or why they cannot be had, alone or beside
+// each other: two that want one setting at different values are an ErrConflict.
+func (v View) Plan(accelerators []v1alpha1.PolicyAccelerator) (*Plan, error) {
+	return makePlan(v.kinds, accelerators, v.resolve)
 }
 
 // Look lists the devices and CPUs of this place, and touches nothing.
 func (k *Keeper) Look() (View, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var v View
+	v := View{kinds: k.options.Kinds}
 	var err error
 	if v.Devices, err = k.devices(); err != nil {
 		return v, err
@@ -90,29 +92,27 @@ func (k *Keeper) Look() (View, error) {
 	if v.resolve, k.irq, err = k.resolver(v.Devices); err != nil {
 		return v, err
 	}
-	v.Check = func(accelerators []v1alpha1.Accelerator) error {
-		_, err := makePlan(accelerators, v.resolve)
-		return err
-	}
 	return v, nil
 }
 
 // Keep makes the devices of a view read what the accelerators want. Settings that
 // this keeper's holder has here and that they do not want, or want otherwise,
 // are restored first; those that drifted are set again. It follows nothing: look
-// and keep again, or KeepDevices, when something may have changed. The fast path alone
-// follows by itself, and what keeps it off is no error but FastpathState's.
-func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.Accelerator) (kept Kept, err error) {
+// and keep again, or KeepDevices, when something may have changed. What runs, such as the
+// fast path, follows by itself, and what keeps it off is no error: States have it.
+func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.PolicyAccelerator) (kept Kept, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.wanted, err = makePlan(accelerators, v.resolve); err == nil {
+	if k.wanted, err = v.Plan(accelerators); err == nil {
 		err = k.transact(ctx, !k.pod(), func(machine, place *journal.Book) error {
 			kept, err = k.keep(machine, place, v.Devices, true)
 			return err
 		})
 	}
-	if err == nil {
-		err = k.fast.keep(ctx, k.wanted.fastpath, &kept)
+	for _, r := range k.runners {
+		if err == nil {
+			err = r.Keep(ctx, k.wanted.wantOf(r.kind), &kept)
+		}
 	}
 	if err != nil {
 		return kept, fmt.Errorf("keep accelerators of %s: %w", k.options.Place.Name, err)
@@ -159,7 +159,7 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 	read := func() (table, queues []journal.Change, err error) {
 		p := *k.wanted
 		if machine == nil || !all {
-			p.entries = 0
+			p.machine = nil
 			return p.changes(nil, place.Store, devices)
 		}
 		return p.changes(machine.Store, place.Store, devices)

@@ -32,7 +32,7 @@ func flowBytes(setting, value string) int64 {
 		return 0
 	case setting == kernel.FlowTable:
 		return n * machineEntry
-	case path.Base(setting) == "rps_flow_cnt":
+	case path.Base(setting) == flowCount:
 		return n * queueEntry
 	}
 	return 0

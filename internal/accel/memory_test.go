@@ -39,7 +39,7 @@ func TestFlowMemory(t *testing.T) {
 	defer s.Close()
 	view, err := s.Look()
 	must(t, err)
-	kept, err := s.Keep(t.Context(), view, []v1alpha1.Accelerator{rfs(65536, "", "nic", "host-veth")})
+	kept, err := s.Keep(t.Context(), view, v1alpha1.ForPolicy(rfs(65536, "", "nic", "host-veth")))
 	must(t, err)
 	want := "RFS of veth1 needs 0.8 MiB of kernel memory; with it, the tables of RFS on this machine take 2.5 MiB, and may take 1.9 MiB (2 % of its memory): lower rfs.entries"
 	if kept.Set != 1+4+1 || len(kept.Refused) != 2 || kept.Refused[0].File != "rps_flow_cnt" || !strings.Contains(kept.Refused[0].Err.Error(), want) {

@@ -27,6 +27,9 @@ type place struct {
 	netlink *netlink.Handle
 	links   kernel.Links
 	sys     kernel.Sysfs
+	// runners are those of all kinds; changes receives a value when the state of one has changed.
+	runners []running
+	changes chan struct{}
 }
 
 // openPlace prepares the calling thread's network namespace and changes nothing.
@@ -63,13 +66,15 @@ func openPlace(o Options) (p *place, err error) {
 	if p.links, err = kernel.OpenLinks(); err != nil {
 		return p, err
 	}
-	p.sys, err = kernel.OpenSysfs(o.Sys)
+	if p.sys, err = kernel.OpenSysfs(o.Sys); err == nil {
+		p.openRunners()
+	}
 	return p, err
 }
 
 // close lets go of what openPlace opened.
 func (p *place) close() error {
-	var errs []error
+	errs := []error{p.stopRunners()}
 	if p.netlink != nil {
 		p.netlink.Close()
 	}
@@ -120,12 +125,12 @@ func (p *place) resolver(devices []Device) (resolve func(spec string) (cpuset.Se
 }
 
 // plan resolves accelerators for the devices of this place.
-func (p *place) plan(accelerators []v1alpha1.Accelerator, devices []Device) (*plan, error) {
+func (p *place) plan(accelerators []v1alpha1.PolicyAccelerator, devices []Device) (*Plan, error) {
 	resolve, _, err := p.resolver(devices)
 	if err != nil {
 		return nil, err
 	}
-	return makePlan(accelerators, resolve)
+	return makePlan(p.options.Kinds, accelerators, resolve)
 }
 
 // transact runs fn on the books of the machine and of this place, alone on the machine, after

@@ -1,11 +1,11 @@
 package accel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"math/bits"
+	"path"
 	"slices"
-	"strconv"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/cpuset"
@@ -16,48 +16,40 @@ import (
 // ErrConflict is two accelerators that want one setting at different values.
 var ErrConflict = errors.New("one setting is wanted at two values")
 
-// conflict says which.
-type conflict string
+// Conflict is an ErrConflict that says which.
+type Conflict string
 
-func (c conflict) Error() string   { return string(c) }
-func (c conflict) Is(e error) bool { return e == ErrConflict }
+func (c Conflict) Error() string { return string(c) }
 
-// plan is what accelerators come to in one place.
-type plan struct {
-	// entries of the machine's flow table; 0 leaves it alone.
-	entries int
-	// queues says what the queues of a class's devices get.
-	queues map[string]queueSettings
-	// fastpath is nil where it is not wanted beside them.
-	fastpath *v1alpha1.Fastpath
+// Is makes it an ErrConflict.
+func (c Conflict) Is(e error) bool { return e == ErrConflict }
+
+// Plan is what accelerators come to in one place.
+type Plan struct {
+	resolve func(spec string) (cpuset.Set, error)
+	// machine are the settings of the machine, by path.
+	machine []wanted
+	// queues are the settings of each queue of a class's devices, by their files. A class with none has devices all the same.
+	queues map[string][]wanted
+	// run is what has to run, by kind.
+	run map[string]v1alpha1.PolicyAccelerator
 }
 
-type queueSettings struct {
-	// cpus is the RPS mask; the empty set leaves it alone.
-	cpus cpuset.Set
-	// flows are the RFS entries that the queues of one device share; 0 leaves
-	// them alone.
-	flows int
+// wanted is a setting and its value.
+type wanted struct {
+	file, want string
+	// value that a queue of a device gets, from what it reads now; nil for want.
+	value func(d Device, was string) (string, error)
 }
 
 // makePlan merges accelerators; two that want different values of one setting
 // are an error.
-func makePlan(accelerators []v1alpha1.Accelerator, resolve func(spec string) (cpuset.Set, error)) (*plan, error) {
-	p := &plan{queues: make(map[string]queueSettings)}
+func makePlan(kinds map[string]Kind, accelerators []v1alpha1.PolicyAccelerator, resolve func(spec string) (cpuset.Set, error)) (*Plan, error) {
+	p := &Plan{resolve: resolve, queues: make(map[string][]wanted), run: make(map[string]v1alpha1.PolicyAccelerator)}
 	for i, a := range accelerators {
-		var err error
-		switch {
-		case a.RPS != nil && a.RFS == nil:
-			err = p.addRPS(a.RPS.Devices, a.RPS.CPUs, resolve)
-		case a.RFS != nil && a.RPS == nil:
-			err = p.addRFS(a.RFS)
-			if err == nil && a.RFS.CPUs != "" {
-				err = p.addRPS(a.RFS.Devices, a.RFS.CPUs, resolve)
-			}
-		case a.Fastpath != nil && a.RPS == nil && a.RFS == nil:
-			err = p.addFastpath(a.Fastpath)
-		default:
-			err = errors.New("want exactly one of rps, rfs and fastpath")
+		k, err := kindOf(kinds, a)
+		if err == nil {
+			err = k.Plan(p, a)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("accelerator %d: %w", i+1, err)
@@ -66,71 +58,84 @@ func makePlan(accelerators []v1alpha1.Accelerator, resolve func(spec string) (cp
 	return p, nil
 }
 
-func (p *plan) addRPS(classes []string, spec string, resolve func(string) (cpuset.Set, error)) error {
-	cpus, err := resolve(spec)
-	if err != nil {
-		return err
+// CPUs resolves a set of CPUs that an accelerator names.
+func (p *Plan) CPUs(spec string) (cpuset.Set, error) { return p.resolve(spec) }
+
+// Machine has a setting of the machine read a value. If another accelerator wants another, it returns that.
+func (p *Plan) Machine(path, want string) (other string) {
+	return add(&p.machine, wanted{file: path, want: want})
+}
+
+// Queues has a setting of every queue of a class's devices read what value makes of what it reads now. If another
+// accelerator wants what want tells apart from this, it returns that.
+func (p *Plan) Queues(class, file, want string, value func(d Device, was string) (string, error)) (other string) {
+	all := p.queues[class]
+	other = add(&all, wanted{file, want, value})
+	p.queues[class] = all
+	return other
+}
+
+func add(all *[]wanted, w wanted) (other string) {
+	i, found := slices.BinarySearchFunc(*all, w.file, func(a wanted, file string) int { return cmp.Compare(a.file, file) })
+	switch {
+	case !found:
+		*all = slices.Insert(*all, i, w)
+	case (*all)[i].want != w.want:
+		return (*all)[i].want
 	}
-	for _, class := range classes {
-		q := p.queues[class]
-		if !q.cpus.Empty() && !q.cpus.Equal(cpus) {
-			return conflict(fmt.Sprintf("wants the RPS mask of class %s on CPUs %s, another accelerator on %s", class, cpus, q.cpus))
-		}
-		q.cpus = cpus
-		p.queues[class] = q
+	return ""
+}
+
+// Run has the Runner of an accelerator's kind run. If another accelerator wants it too, it returns that one.
+func (p *Plan) Run(a v1alpha1.PolicyAccelerator) (other *v1alpha1.PolicyAccelerator) {
+	if had, ok := p.run[a.Kind()]; ok {
+		return &had
+	}
+	p.run[a.Kind()] = a
+	return nil
+}
+
+// wantOf is what a Runner has to run; nil for nothing.
+func (p *Plan) wantOf(kind string) *v1alpha1.PolicyAccelerator {
+	if a, ok := p.run[kind]; ok {
+		return &a
 	}
 	return nil
 }
 
-func (p *plan) addRFS(rfs *v1alpha1.RFS) error {
-	if rfs.Entries <= 0 || rfs.Entries&(rfs.Entries-1) != 0 {
-		// The kernel would round up, and read back something else.
-		return fmt.Errorf("rfs entries %d: want a power of two", rfs.Entries)
+// Sets reports whether the plan sets a setting, of a device of a class or of the machine.
+func (p *Plan) Sets(class string, s SettingOf) bool {
+	if p == nil {
+		return false
 	}
-	if p.entries != 0 && p.entries != rfs.Entries {
-		return conflict(fmt.Sprintf("wants %d entries of the machine's flow table, another accelerator %d", rfs.Entries, p.entries))
+	all := p.queues[class]
+	if s.Link == 0 {
+		all = p.machine
 	}
-	p.entries = rfs.Entries
-	for _, class := range rfs.Devices {
-		q := p.queues[class]
-		q.flows = rfs.Entries
-		p.queues[class] = q
-	}
-	return nil
-}
-
-// addFastpath has the fast path be wanted. What may miss its packets is one policy's to say:
-// together two would give up more than either asked for, or less.
-func (p *plan) addFastpath(f *v1alpha1.Fastpath) error {
-	unseenBy := slices.Sorted(slices.Values(f.UnseenBy))
-	if p.fastpath != nil && !slices.Equal(p.fastpath.UnseenBy, unseenBy) {
-		return conflict(fmt.Sprintf("wants the fast path unseenBy %q, another accelerator %q", unseenBy, p.fastpath.UnseenBy))
-	}
-	p.fastpath = &v1alpha1.Fastpath{UnseenBy: unseenBy}
-	return nil
+	return slices.ContainsFunc(all, func(w wanted) bool { return path.Base(w.file) == s.File })
 }
 
 // matches tells whether p sets anything on d.
-func (p *plan) matches(d Device) bool {
+func (p *Plan) matches(d Device) bool {
 	_, ok := p.queues[d.Class]
 	return ok
 }
 
-// changes reads what stands where p wants something: of the machine's table,
-// and of the queues of devices. A device that goes away meanwhile is left out.
-func (p *plan) changes(machine, place kernel.Store, devices []Device) (table, queues []journal.Change, err error) {
-	if p.entries != 0 {
-		was, err := machine.Read(kernel.FlowTable)
+// changes reads what stands where p wants something: of the machine, and of
+// the queues of devices. A device that goes away meanwhile is left out.
+func (p *Plan) changes(machine, place kernel.Store, devices []Device) (table, queues []journal.Change, err error) {
+	for _, w := range p.machine {
+		was, err := machine.Read(w.file)
 		if err != nil {
-			return nil, nil, fmt.Errorf("read %s: %w", kernel.FlowTable, err)
+			return nil, nil, fmt.Errorf("read %s: %w", w.file, err)
 		}
-		table = append(table, journal.Change{Path: kernel.FlowTable, Was: was, Want: strconv.Itoa(p.entries)})
+		table = append(table, journal.Change{Path: w.file, Was: was, Want: w.want})
 	}
 	for _, d := range devices {
 		if !p.matches(d) {
 			continue
 		}
-		c, err := p.queues[d.Class].changes(place, d)
+		c, err := d.changes(place, p.queues[d.Class])
 		if kernel.Gone(err) {
 			if _, still := place.Read("class/net/" + d.Name + "/ifindex"); still == nil {
 				return nil, nil, fmt.Errorf("%w: the kernel lacks CONFIG_RPS", err)
@@ -145,31 +150,19 @@ func (p *plan) changes(machine, place kernel.Store, devices []Device) (table, qu
 	return table, queues, nil
 }
 
-func (q queueSettings) changes(place kernel.Store, d Device) ([]journal.Change, error) {
-	if q.flows != 0 && q.flows < d.RxQueues {
-		return nil, fmt.Errorf("rfs entries %d are fewer than the %d receive queues of %s", q.flows, d.RxQueues, d.Name)
-	}
-	var changes []journal.Change
+func (d Device) changes(place kernel.Store, all []wanted) (changes []journal.Change, err error) {
 	for i := range d.RxQueues {
-		if !q.cpus.Empty() {
-			path := kernel.Queue(d.Name, i, "rps_cpus")
+		for _, w := range all {
+			path := kernel.Queue(d.Name, i, w.file)
 			was, err := place.Read(path)
 			if err != nil {
 				return nil, fmt.Errorf("read %s: %w", path, err)
 			}
-			changes = append(changes, journal.Change{Path: path, Link: d.Index, Was: was, Want: q.cpus.MaskLike(was)})
-		}
-		if q.flows != 0 {
-			path := kernel.Queue(d.Name, i, "rps_flow_cnt")
-			was, err := place.Read(path)
+			want, err := w.value(d, was)
 			if err != nil {
-				return nil, fmt.Errorf("read %s: %w", path, err)
+				return nil, err
 			}
-			// A power of two, as the kernel rounds up to one
-			// (store_rps_dev_flow_table_cnt in net/core/net-sysfs.c); rounded
-			// down, so that the queues together stay within the table.
-			share := 1 << (bits.Len(uint(q.flows/d.RxQueues)) - 1)
-			changes = append(changes, journal.Change{Path: path, Link: d.Index, Was: was, Want: strconv.Itoa(share)})
+			changes = append(changes, journal.Change{Path: path, Link: d.Index, Was: was, Want: want})
 		}
 	}
 	return changes, nil

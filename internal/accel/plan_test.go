@@ -133,7 +133,7 @@ func planned(in []v1alpha1.Accelerator, sys kernel.Sysfs, machine kernel.Store, 
 	if err != nil {
 		return nil, err
 	}
-	p, err := makePlan(in, func(spec string) (cpuset.Set, error) { return cpuset.Resolve(spec, cpus, cpuset.Set{}, cpuset.Set{}) })
+	p, err := makePlan(Kinds(), v1alpha1.ForPolicy(in...), func(spec string) (cpuset.Set, error) { return cpuset.Resolve(spec, cpus, cpuset.Set{}, cpuset.Set{}) })
 	if err != nil {
 		return nil, err
 	}

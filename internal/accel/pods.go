@@ -292,7 +292,7 @@ type End struct{ Index, Host int }
 // there and nothing else: what else a pod may have made is not looked at, so that
 // it costs nobody anything. Nor is the machine's table touched, which is the
 // node's. Of o the place's kind is overruled.
-func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accelerators []v1alpha1.Accelerator) (id netns.Cookie, kept Kept, err error) {
+func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accelerators []v1alpha1.PolicyAccelerator) (id netns.Cookie, kept Kept, err error) {
 	o.Place.Kind = "pod"
 	err = n.Do(func() error {
 		k, err := OpenKeeper(o)
@@ -310,7 +310,7 @@ func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accel
 	return id, kept, nil
 }
 
-func (k *Keeper) keepEnds(ctx context.Context, ends []End, accelerators []v1alpha1.Accelerator) (kept Kept, err error) {
+func (k *Keeper) keepEnds(ctx context.Context, ends []End, accelerators []v1alpha1.PolicyAccelerator) (kept Kept, err error) {
 	indexes := make([]int, len(ends))
 	for i, end := range ends {
 		indexes[i] = end.Index

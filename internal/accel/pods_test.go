@@ -169,7 +169,7 @@ func TestKeepInside(t *testing.T) {
 			t.Fatal("the pod was not found")
 		}
 		defer n.Close()
-		id, kept, err := n.KeepInside(t.Context(), keeper(dir), ends, accelerators)
+		id, kept, err := n.KeepInside(t.Context(), keeper(dir), ends, v1alpha1.ForPolicy(accelerators...))
 		must(t, err)
 		return id, kept
 	}
@@ -238,10 +238,10 @@ func TestNamespaceGoes(t *testing.T) {
 			if n == nil {
 				t.Fatal("not found")
 			}
-			_, _, err = n.KeepInside(t.Context(), keeper(dir), []End{end}, []v1alpha1.Accelerator{rps("0", "pod")})
+			_, _, err = n.KeepInside(t.Context(), keeper(dir), []End{end}, v1alpha1.ForPolicy(rps("0", "pod")))
 			must(t, err)
 			must(t, leave(veth, pinned))
-			_, kept, err := n.KeepInside(t.Context(), keeper(dir), []End{end}, []v1alpha1.Accelerator{rps("0", "pod")})
+			_, kept, err := n.KeepInside(t.Context(), keeper(dir), []End{end}, v1alpha1.ForPolicy(rps("0", "pod")))
 			if err != nil || len(kept.Refused) != 0 {
 				t.Errorf("inside a pod that goes: %+v, %v", kept, err)
 			}
@@ -284,7 +284,7 @@ func TestKeep(t *testing.T) {
 		t.Helper()
 		view, err := s.Look()
 		must(t, err)
-		kept, err := s.Keep(t.Context(), view, accelerators)
+		kept, err := s.Keep(t.Context(), view, v1alpha1.ForPolicy(accelerators...))
 		must(t, err)
 		return kept
 	}
@@ -374,10 +374,13 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 		return machine, place
 	}
 	devices := []Device{{Name: "eth0", Index: 2, Class: "nic", RxQueues: 2}}
-	plans := map[string]*plan{
-		"first":  {entries: 1024, queues: map[string]queueSettings{"nic": {cpus: cpuset.New(0), flows: 1024}}},
-		"second": {queues: map[string]queueSettings{"nic": {cpus: cpuset.New(0, 1)}}},
-		"none":   {},
+	plan := func(accelerators ...v1alpha1.Accelerator) *Plan {
+		p, err := makePlan(Kinds(), v1alpha1.ForPolicy(accelerators...), cpuset.ParseList)
+		must(t, err)
+		return p
+	}
+	plans := map[string]*Plan{
+		"first": plan(rfs(1024, "0", "nic")), "second": plan(rps("0-1", "nic")), "none": plan(),
 	}
 	life := func(left int, course ...string) (crashed bool) {
 		defer func() {

@@ -3,43 +3,52 @@ package accel
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"sync"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/accel/fastpath"
-	"slipstream.dev/internal/accel/kernel"
 )
 
 // Probe returns a function that says why this machine cannot apply an accelerator; nil if it can. It
 // changes no setting; to probe the fast path takes temporary network namespaces.
 func Probe(ctx context.Context) func(v1alpha1.Accelerator) error {
-	fast := sync.OnceValue(func() error { return brief(Forbidden(fastpath.Probe(ctx))) })
-	return func(a v1alpha1.Accelerator) error {
-		if a.Fastpath != nil {
-			return fast()
+	probe := probeOnce(ctx, Kinds())
+	return func(a v1alpha1.Accelerator) error { return brief(Forbidden(probe(a))) }
+}
+
+// ProbeRunners returns a function that says why this machine cannot run what accelerators run in addition to
+// their settings.
+func ProbeRunners(ctx context.Context) func([]v1alpha1.Accelerator) error {
+	kinds := Kinds()
+	maps.DeleteFunc(kinds, func(_ string, k Kind) bool { return k.Open(Host{}) == nil })
+	probe := probeOnce(ctx, kinds)
+	return func(all []v1alpha1.Accelerator) error {
+		for _, a := range all {
+			if kinds[a.Kind()] == nil {
+				continue
+			}
+			if err := probe(a); err != nil {
+				return err
+			}
 		}
-		sysfs, err := kernel.OpenSysfs("")
-		if err != nil {
-			return Forbidden(err)
-		}
-		defer sysfs.Close()
-		return probeRPS(sysfs, kernel.Sysctls{Proc: "/proc"}, a)
+		return nil
 	}
 }
 
-// probeRPS looks for the settings of RPS and RFS; of devices, every machine has the loopback device.
-func probeRPS(queues, machine kernel.Store, a v1alpha1.Accelerator) error {
-	if _, err := queues.Read(kernel.Queue("lo", 0, "rps_cpus")); kernel.Gone(err) {
-		return errors.New("this kernel lacks RPS (CONFIG_RPS)")
+// probeOnce probes each kind at most once.
+func probeOnce(ctx context.Context, kinds map[string]Kind) func(v1alpha1.Accelerator) error {
+	probes := make(map[string]func() error)
+	for name, k := range kinds {
+		probes[name] = sync.OnceValue(func() error { return k.Probe(ctx) })
 	}
-	if a.RFS == nil {
-		return nil
+	return func(a v1alpha1.Accelerator) error {
+		if probe := probes[a.Kind()]; probe != nil {
+			return probe()
+		}
+		_, err := kindOf(kinds, v1alpha1.ForPolicy(a)[0])
+		return err
 	}
-	if _, err := machine.Read(kernel.FlowTable); err != nil {
-		return Forbidden(err)
-	}
-	return nil
 }
 
 // brief reduces an error of the probe to what the kernel lacks, if that is what went wrong.

@@ -6,29 +6,28 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/kernel"
 	"slipstream.dev/internal/accel/kernel/kerneltest"
 )
 
 func TestProbeRPS(t *testing.T) {
-	rps, rfs := v1alpha1.Accelerator{RPS: &v1alpha1.RPS{}}, v1alpha1.Accelerator{RFS: &v1alpha1.RFS{}}
 	nothing := &kerneltest.Memory{}
 	queues := &kerneltest.Memory{Values: map[string]string{kernel.Queue("lo", 0, "rps_cpus"): "0"}}
 	table := &kerneltest.Memory{Values: map[string]string{kernel.FlowTable: "0"}}
+	rps := func(queues, _ kernel.Store) error { return probeRPS(queues) }
 	for _, c := range []struct {
 		what            string
 		queues, machine *kerneltest.Memory
-		a               v1alpha1.Accelerator
+		probe           func(queues, machine kernel.Store) error
 		want            string
 	}{
 		{"RPS", queues, nothing, rps, ""},
-		{"RFS", queues, table, rfs, ""},
+		{"RFS", queues, table, probeRFS, ""},
 		{"RPS, no CONFIG_RPS", nothing, table, rps, "this kernel lacks RPS (CONFIG_RPS)"},
-		{"RFS, no CONFIG_RPS", nothing, table, rfs, "this kernel lacks RPS (CONFIG_RPS)"},
-		{"RFS, no flow table", queues, nothing, rfs, kernel.FlowTable},
+		{"RFS, no CONFIG_RPS", nothing, table, probeRFS, "this kernel lacks RPS (CONFIG_RPS)"},
+		{"RFS, no flow table", queues, nothing, probeRFS, kernel.FlowTable},
 	} {
-		err := probeRPS(c.queues, c.machine, c.a)
+		err := c.probe(c.queues, c.machine)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want %q", c.what, err, c.want)
 		}

@@ -48,6 +48,8 @@ type Options struct {
 	// Proc is the host's /proc if empty, NetnsDirs accel.NetnsDir.
 	Proc      string
 	NetnsDirs []string
+	// Kinds are the accelerators that there are; nil for accel.Kinds().
+	Kinds map[string]accel.Kind
 	// NICs reads the NICs of the node; nil for those of the network namespace that New is called in.
 	NICs func() nic.Snapshot
 	// Verify is the least interval between verifications; 30 s if 0.
@@ -67,6 +69,9 @@ func (o Options) withDefaults() Options {
 	if o.NetnsDirs == nil {
 		o.NetnsDirs = []string{accel.NetnsDir}
 	}
+	if o.Kinds == nil {
+		o.Kinds = accel.Kinds()
+	}
 	if o.Verify == 0 {
 		o.Verify = 30 * time.Second
 	}
@@ -84,7 +89,7 @@ func (o Options) withDefaults() Options {
 
 // accel returns the options of a session in a place of this node.
 func (o Options) accel(place target.Place) accel.Options {
-	return accel.Options{Place: place, Proc: o.Proc, JournalDir: o.JournalDir, Owner: owner, Persistent: true, Log: o.Log}
+	return accel.Options{Place: place, Proc: o.Proc, JournalDir: o.JournalDir, Owner: owner, Persistent: true, Kinds: o.Kinds, Log: o.Log}
 }
 
 // Desired is the state that an agent establishes.
@@ -100,9 +105,7 @@ type Desired struct {
 type Policy struct {
 	Name       string
 	Generation int64
-	Accelerate []v1alpha1.Accelerator
-	// VF: the virtual functions of the node's NICs are verified.
-	VF bool
+	Accelerate []v1alpha1.PolicyAccelerator
 	// Pods reports which pods the class pod includes; nil for all. Two policies with the same Selector
 	// select the same pods.
 	Pods     func(labels map[string]string) bool
@@ -127,11 +130,7 @@ type Pod struct {
 }
 
 // Event is something that a user should know.
-type Event struct {
-	Warning bool
-	// Reason is one of v1alpha1's, or "Repaired".
-	Reason, Message string
-}
+type Event = accel.Event
 
 // Agent keeps accelerators applied on the node in whose network namespace it was created.
 type Agent struct {
@@ -161,7 +160,7 @@ type Agent struct {
 // node's, and changes nothing. Close it after use.
 func New(o Options) (a *Agent, err error) {
 	o = o.withDefaults()
-	a = &Agent{options: o, changed: make(chan struct{}, 1), beat: time.Now(), pause: o.Verify, metrics: newMetrics()}
+	a = &Agent{options: o, changed: make(chan struct{}, 1), beat: time.Now(), pause: o.Verify, metrics: newMetrics(o.Kinds)}
 	defer func() {
 		if err != nil {
 			a.Close()
@@ -171,7 +170,9 @@ func New(o Options) (a *Agent, err error) {
 	if a.lock, err = lockMachine(o.JournalDir); err != nil {
 		return a, err
 	}
-	if a.host, err = accel.OpenKeeper(o.accel(target.Place{Name: o.Node, Kind: target.Node})); err != nil {
+	node := o.accel(target.Place{Name: o.Node, Kind: target.Node})
+	node.NICs, node.Verify, node.Notify = func() nic.Snapshot { return a.options.NICs() }, o.Verify, a.notify
+	if a.host, err = accel.OpenKeeper(node); err != nil {
 		return a, err
 	}
 	if a.finder, err = accel.NewFinder(o.Proc, o.NetnsDirs...); err != nil {
@@ -277,7 +278,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			verifying = true
 		case <-a.changed:
 			full = a.take()
-		case <-a.host.FastpathChanges():
+		case <-a.host.Changes():
 			a.publish()
 			continue
 		case <-verify.C:

@@ -274,7 +274,7 @@ func one(p ...Policy) Desired { return Desired{Policies: p} }
 
 var targetNode = target.Place{Name: "node0", Kind: target.Node}
 
-var plus = Policy{Name: "plus", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "nic", "overlay", "host-veth", "pod")}}
+var plus = Policy{Name: "plus", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "nic", "overlay", "host-veth", "pod"))}
 
 func TestPodsComeAndLeave(t *testing.T) {
 	t.Parallel()
@@ -368,7 +368,7 @@ func TestVerificationGivesWay(t *testing.T) {
 		}
 		return full
 	}
-	a.Set(one(Policy{Name: "all", Accelerate: []v1alpha1.Accelerator{rps("all", "pod")}}))
+	a.Set(one(Policy{Name: "all", Accelerate: v1alpha1.ForPolicy(rps("all", "pod"))}))
 	must(t, a.pass(t.Context(), a.take()))
 	must(t, a.pass(t.Context(), true))
 	settle()
@@ -444,7 +444,7 @@ func TestAdopt(t *testing.T) {
 
 	// The policy is another one by the next start.
 	a = p.start(p.options())
-	a.Set(one(Policy{Name: "plus", Generation: 2, Accelerate: []v1alpha1.Accelerator{rps("0", "nic")}}))
+	a.Set(one(Policy{Name: "plus", Generation: 2, Accelerate: v1alpha1.ForPolicy(rps("0", "nic"))}))
 	p.wantMasks("less is wanted", map[string]string{"/eth0": "1"})
 	a.stop()
 
@@ -479,13 +479,13 @@ func TestConflictAndNonsense(t *testing.T) {
 	a := p.start(p.options())
 	none := fmt.Sprint(runtime.NumCPU() + 1)
 	a.Set(one(
-		Policy{Name: "first", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "nic")}},
-		Policy{Name: "later", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0-1", "nic"), rps("0", "pod")}},
-		Policy{Name: "agrees", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "nic", "host-veth")}},
-		Policy{Name: "impossible", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps(none, "pod")}},
+		Policy{Name: "first", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "nic"))},
+		Policy{Name: "later", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0-1", "nic"), rps("0", "pod"))},
+		Policy{Name: "agrees", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "nic", "host-veth"))},
+		Policy{Name: "impossible", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps(none, "pod"))},
 		Policy{Name: "invalid", Generation: 1, Invalid: errors.New("spec.accelerate: is missing")},
-		Policy{Name: "contradicts", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "pod"), rps("0-1", "pod")}},
-		Policy{Name: "nothing", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "overlay"), {RFS: &v1alpha1.RFS{Devices: []string{"overlay"}, Entries: 1024}}}},
+		Policy{Name: "contradicts", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "pod"), rps("0-1", "pod"))},
+		Policy{Name: "nothing", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "overlay"), v1alpha1.Accelerator{RFS: &v1alpha1.RFS{Devices: []string{"overlay"}, Entries: 1024}})},
 	))
 	p.wantMasks("the first wins", map[string]string{"/eth0": "1", "/veth-a": "1"})
 	a.wantState("first", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
@@ -504,7 +504,7 @@ func TestConflictAndNonsense(t *testing.T) {
 	}
 
 	// The first goes: the later one is had.
-	a.Set(one(Policy{Name: "later", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0-1", "nic"), rps("0", "pod")}}))
+	a.Set(one(Policy{Name: "later", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0-1", "nic"), rps("0", "pod"))}))
 	p.wantMasks("the first is gone", map[string]string{"/eth0": "3", "a/eth0": "1"})
 	a.wantState("later", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 }
@@ -534,8 +534,8 @@ func TestSelector(t *testing.T) {
 		return pod
 	}
 	policies := []Policy{
-		{Name: "web", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "pod")}, Selector: "web", Pods: labelled("web")},
-		{Name: "db", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("1", "pod")}, Selector: "db", Pods: labelled("db")},
+		{Name: "web", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "pod")), Selector: "web", Pods: labelled("web")},
+		{Name: "db", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("1", "pod")), Selector: "db", Pods: labelled("db")},
 	}
 	a := p.start(p.options())
 	a.Set(Desired{Policies: policies})
@@ -578,8 +578,8 @@ func TestListOfPods(t *testing.T) {
 		})
 	}
 	policies := []Policy{
-		{Name: "all", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "pod")}},
-		{Name: "web", Generation: 1, Accelerate: []v1alpha1.Accelerator{rps("0", "pod")}, Selector: "web", Pods: func(labels map[string]string) bool { return labels["web"] != "" }},
+		{Name: "all", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "pod"))},
+		{Name: "web", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "pod")), Selector: "web", Pods: func(labels map[string]string) bool { return labels["web"] != "" }},
 	}
 	o := p.options()
 	o.Verify = time.Hour // after the first verification
@@ -657,7 +657,7 @@ func TestDriftAndHeld(t *testing.T) {
 // not that it is gone.
 func TestNoteOfBridge(t *testing.T) {
 	t.Parallel()
-	a := &Agent{metrics: newMetrics()}
+	a := &Agent{metrics: newMetrics(accel.Kinds())}
 	known := link{name: "veth0", kind: "veth", class: v1alpha1.DeviceHostVeth, number: 1, peer: 2, told: true}
 	a.links = map[int]link{5: known}
 	for _, kind := range []uint16{unix.RTM_DELLINK, unix.RTM_NEWLINK} {

@@ -113,7 +113,7 @@ func (c *child) says(t testing.TB, want string) {
 func TestContainerCapabilities(t *testing.T) {
 	t.Parallel()
 	all := chartCapabilities(t)
-	policy := []v1alpha1.Accelerator{rps("0", "nic", "host-veth", "pod")}
+	policy := v1alpha1.ForPolicy(rps("0", "nic", "host-veth", "pod"))
 	const todo = ": run it as root and give it that"
 	for name, tt := range map[string]struct{ without, want string }{
 		"all": {"", `^7 7 Applied missing=0 `},
@@ -160,7 +160,7 @@ func TestContainerFlowTable(t *testing.T) {
 	p := newPlace(t)
 	p.nic()
 	run := func(want string, accelerate ...v1alpha1.Accelerator) {
-		c := p.childWith(childOptions{Verify: time.Hour, Accelerate: accelerate}, contained(t, chartCapabilities(t)...)...)
+		c := p.childWith(childOptions{Verify: time.Hour, Accelerate: v1alpha1.ForPolicy(accelerate...)}, contained(t, chartCapabilities(t)...)...)
 		c.says(t, want)
 		must(t, c.in.Close())
 		for c.out.Scan() { // until it ends

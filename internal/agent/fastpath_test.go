@@ -34,7 +34,10 @@ import (
 	"slipstream.dev/internal/target/lab"
 )
 
-var fastPolicy = Policy{Name: "fast", Generation: 1, Accelerate: []v1alpha1.Accelerator{{Fastpath: new(v1alpha1.Fastpath)}}}
+var (
+	fastAccelerator = v1alpha1.Accelerator{Fastpath: new(v1alpha1.Fastpath)}
+	fastPolicy      = Policy{Name: "fast", Generation: 1, Accelerate: v1alpha1.ForPolicy(fastAccelerator)}
+)
 
 // newOverlay is a place that is a node of a lab: the test's goroutine stays in it. The
 // other node has no agent.
@@ -134,19 +137,22 @@ func trip(t testing.TB, c net.Conn) {
 // both ways.
 func (r *running) accelerated(what string, c net.Conn, packets uint64) {
 	r.t.Helper()
-	before, err := r.host.Fastpath()
-	must(r.t, err)
+	out, in := r.packets("fast-out"), r.packets("fast-in")
 	eventually(r.t, what, func() string {
 		for range 20 { // one in 32 packets is sampled
 			trip(r.t, c)
 		}
-		now, err := r.host.Fastpath()
-		must(r.t, err)
-		if now.Packets["fast-out"] < before.Packets["fast-out"]+packets || now.Packets["fast-in"] < before.Packets["fast-in"]+packets {
-			return fmt.Sprint(now)
+		if nowOut, nowIn := r.packets("fast-out"), r.packets("fast-in"); nowOut < out+packets || nowIn < in+packets {
+			return fmt.Sprintf("%d packets out, %d in", nowOut-out, nowIn-in)
 		}
 		return ""
 	})
+}
+
+// packets of the fast path, by reason.
+func (r *running) packets(reason string) uint64 {
+	r.t.Helper()
+	return uint64(max(0, r.metric(fmt.Sprintf("slipstream_fastpath_packets_total{reason=%q}", reason))))
 }
 
 // programs are the devices of this thread's network namespace that have any.
@@ -236,15 +242,15 @@ func TestFastpath(t *testing.T) {
 	c := p.echo()
 	a.Set(one(fastPolicy))
 	applied := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
-	if s := a.Status(); applied.Settings != 0 || s.Fastpath == nil || !s.Fastpath.On || !strings.Contains(applied.Message, "idle: ") {
-		t.Errorf("%+v %+v, want it to sleep", applied, s.Fastpath)
+	if s := a.Status(); applied.Settings != 0 || s.state("fastpath").Status != accel.StatusTrue || !strings.Contains(applied.Message, "idle: ") {
+		t.Errorf("%+v %+v, want it to sleep", applied, s.state("fastpath"))
 	}
 	hooks := func(what string, want int) {
 		t.Helper()
 		eventually(t, what, func() string {
 			s := a.Status()
-			if s.Fastpath == nil || s.Fastpath.Hooks != want || s.Settings != want || s.Policies[0].Settings != want {
-				return fmt.Sprintf("%+v %+v, want %d hooks", s, s.Fastpath, want)
+			if s.state("fastpath").Kind == "" || len(s.state("fastpath").Attached) != want || s.Settings != want || s.Policies[0].Settings != want {
+				return fmt.Sprintf("%+v, want %d hooks", s, want)
 			}
 			return ""
 		})
@@ -252,8 +258,8 @@ func TestFastpath(t *testing.T) {
 	a.accelerated("policy on", c, 100)
 	const active = 6 // observe_nic and nic_decap, observe_vxlan and vxlan_ingress, and for the active pod observe_pod and encap
 	hooks("active", active)
-	if s := a.Status(); !s.Ready || s.Fastpath == nil || !s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonAttached {
-		t.Errorf("%+v %+v", s, s.Fastpath)
+	if s := a.Status(); !s.Ready || s.state("fastpath").Status != accel.StatusTrue || s.state("fastpath").Reason != v1alpha1.ReasonAttached {
+		t.Errorf("%+v %+v", s, s.state("fastpath"))
 	}
 	if on, fast, packets := a.metric("slipstream_fastpath_up"), a.metric(`slipstream_fastpath_flows{path="fast"}`), a.metric(`slipstream_fastpath_packets_total{reason="fast-out"}`); on != 1 || fast != 1 || packets < 100 {
 		t.Errorf("up %v, flows %v, packets %v", on, fast, packets)
@@ -268,8 +274,8 @@ func TestFastpath(t *testing.T) {
 	a.wantEvent(v1alpha1.ReasonSkipped, "veth-shaped")
 	hooks("it is shaped", active)
 	s := a.Status()
-	if s.Fastpath.Reason != v1alpha1.ReasonSkipped || !s.Fastpath.On || !strings.Contains(s.Fastpath.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
-		t.Errorf("%+v %+v", s.Fastpath, s.Policies)
+	if is := s.state("fastpath"); is.Reason != v1alpha1.ReasonSkipped || is.Status != accel.StatusTrue || !strings.Contains(is.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
+		t.Errorf("%+v %+v", s.state("fastpath"), s.Policies)
 	}
 	p.remove("shaped")
 	hooks("it leaves", active)
@@ -284,7 +290,7 @@ func TestFastpath(t *testing.T) {
 	other, err := accel.OpenApplier(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
 	must(t, err)
 	defer other.Close()
-	if _, err := other.Apply(t.Context(), fastPolicy.Accelerate); !errors.Is(err, journal.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("held already by agent (process %d)", os.Getpid())) {
+	if _, err := other.Apply(t.Context(), []v1alpha1.Accelerator{fastAccelerator}); !errors.Is(err, journal.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("held already by agent (process %d)", os.Getpid())) {
 		t.Errorf("held twice: %v", err)
 	}
 
@@ -313,7 +319,7 @@ func TestFastpath(t *testing.T) {
 		t.Errorf("after the agent ended: %s", d)
 	}
 	trip(t, c)
-	if _, err := other.Apply(t.Context(), fastPolicy.Accelerate); err != nil {
+	if _, err := other.Apply(t.Context(), []v1alpha1.Accelerator{fastAccelerator}); err != nil {
 		t.Error(err)
 	}
 	a = p.start(o)
@@ -338,7 +344,7 @@ func TestFastpath(t *testing.T) {
 		return ""
 	})
 	eventually(t, "status", func() string {
-		if s := a.Status(); s.Fastpath != nil || s.Settings != 0 {
+		if s := a.Status(); s.state("fastpath").Kind != "" || s.Settings != 0 {
 			return fmt.Sprintf("%+v", s)
 		}
 		return ""
@@ -411,8 +417,8 @@ func TestFastpathCannot(t *testing.T) {
 	must(t, err)
 	must(t, netlink.LinkDel(l))
 	a.wantState("fast", v1alpha1.StatePending, v1alpha1.ReasonNoDevice)
-	if s := a.Status(); s.Fastpath != nil {
-		t.Errorf("%+v", s.Fastpath)
+	if s := a.Status(); s.state("fastpath").Kind != "" {
+		t.Errorf("%+v", s.state("fastpath"))
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Flags = "other", net.FlagUp
@@ -421,8 +427,8 @@ func TestFastpathCannot(t *testing.T) {
 	if !strings.Contains(o.Message, "other: each packet has its own tunnel key") {
 		t.Errorf("%+v", o)
 	}
-	if s := a.Status(); s.Fastpath == nil || s.Fastpath.On || s.Fastpath.Reason != v1alpha1.ReasonImpossible {
-		t.Errorf("%+v", s.Fastpath)
+	if s := a.Status(); s.state("fastpath").Status != accel.StatusFalse || s.state("fastpath").Reason != v1alpha1.ReasonImpossible {
+		t.Errorf("%+v", s.state("fastpath"))
 	}
 }
 

@@ -56,8 +56,7 @@ func (p *PolicyFile) set() error {
 		return err
 	}
 	p.generation++
-	set, vf := policy.Spec.Accelerators()
-	p.agent.Set(Desired{Policies: []Policy{{Name: policy.Name, Generation: p.generation, Accelerate: set, VF: vf}}})
+	p.agent.Set(Desired{Policies: []Policy{{Name: policy.Name, Generation: p.generation, Accelerate: policy.Spec.Accelerators()}}})
 	return nil
 }
 
@@ -123,6 +122,6 @@ func (p *PolicyFile) read() {
 		err = p.set()
 	}
 	if err != nil {
-		p.agent.notify(Event{true, v1alpha1.ReasonInvalid, fmt.Sprintf("the changed policy file is invalid, so the previous policy stays in force: %s", err)})
+		p.agent.notify(Event{Warning: true, Reason: v1alpha1.ReasonInvalid, Message: fmt.Sprintf("the changed policy file is invalid, so the previous policy stays in force: %s", err)})
 	}
 }

@@ -13,31 +13,37 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel"
 )
 
 // metrics follow the naming of node_exporter: a base unit at the end, and _total for counters.
 type metrics struct {
 	set, repaired, reverted, errors prometheus.Counter
 	messages, overruns, missed      prometheus.Counter
-	withdrawn                       prometheus.Counter
 	verified                        prometheus.Gauge
 	latency                         prometheus.Histogram
 	passes                          *prometheus.HistogramVec
+	// accelerators describes what accelerators count.
+	accelerators map[*accel.Metric]*prometheus.Desc
 }
 
-func newMetrics() *metrics {
+func newMetrics(kinds map[string]accel.Kind) *metrics {
+	accelerators := make(map[*accel.Metric]*prometheus.Desc)
+	for _, m := range accel.Metrics(kinds) {
+		accelerators[m] = prometheus.NewDesc(m.Name, m.Help, m.Labels, nil)
+	}
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "slipstream_" + name + "_total", Help: help})
 	}
 	return &metrics{
-		set:       counter("settings_set", "Settings that were written because a policy wants them."),
-		repaired:  counter("settings_repaired", "Settings that something else had changed, and that the agent wrote again."),
-		reverted:  counter("settings_reverted", "Settings that the agent restored to their original values."),
-		errors:    counter("errors", "Failed passes over the node, and failed changes in pods."),
-		messages:  counter("link_messages", "Netlink messages about the node's links."),
-		overruns:  counter("link_overruns", "Times that netlink messages were lost, and the agent listed all links again."),
-		missed:    counter("links_missed", "Links that the agent found by listing all links and that no netlink message had announced."),
-		withdrawn: counter("vf_withdrawals", "Times that a NIC lost a virtual function that was up, also if it came back. Counted while a policy has vf."),
+		accelerators: accelerators,
+		set:          counter("settings_set", "Settings that were written because a policy wants them."),
+		repaired:     counter("settings_repaired", "Settings that something else had changed, and that the agent wrote again."),
+		reverted:     counter("settings_reverted", "Settings that the agent restored to their original values."),
+		errors:       counter("errors", "Failed passes over the node, and failed changes in pods."),
+		messages:     counter("link_messages", "Netlink messages about the node's links."),
+		overruns:     counter("link_overruns", "Times that netlink messages were lost, and the agent listed all links again."),
+		missed:       counter("links_missed", "Links that the agent found by listing all links and that no netlink message had announced."),
 		verified: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "slipstream_last_verified_timestamp_seconds", Help: "When the settings of the node's own devices were last verified."}),
 		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -50,7 +56,7 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.withdrawn, m.verified, m.latency, m.passes}
+	return []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.verified, m.latency, m.passes}
 }
 
 // described are the metrics of which only the description is kept: their values come from the agent's status.
@@ -68,12 +74,6 @@ var (
 	policyState    = newDesc("slipstream_policy_state", "1 for the current state of a policy on this node, 0 for the others.", "policy", "state")
 	nodeDevices    = newDesc("slipstream_devices", "Devices of the node by class.", "class")
 	nodePods       = newDesc("slipstream_pods", "Pods whose network namespaces the agent knows.")
-	fastUp         = newDesc("slipstream_fastpath_up", "1 if the fast path is on, 0 if a policy wants it and it is not.")
-	fastHooks      = newDesc("slipstream_fastpath_programs", "Programs of the fast path that are attached: none while no connection is eligible.")
-	fastSkipped    = newDesc("slipstream_fastpath_devices_skipped", "Devices that the fast path skips.")
-	fastFlows      = newDesc("slipstream_fastpath_flows", "Known connections of pods over the overlay, by their current path: fast or slow.", "path")
-	fastPackets    = newDesc("slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", "reason")
-	vfState        = newDesc("slipstream_vf_state", "1 for the current state of a NIC's virtual function, 0 for the others: used, present, idle, absent or withdrawn. Present while a policy has vf.", "nic", "state")
 	podsMissing    = newDesc("slipstream_pods_missing", "Pods whose network namespaces the agent could not find.")
 )
 
@@ -95,14 +95,16 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(nodePods, float64(s.Pods))
 	gauge(podsMissing, float64(s.Missing))
-	a.collectFastpath(ch, s.Fastpath, gauge)
-	if s.VF != nil {
-		for name, reason := range s.VF.NICs {
-			for _, r := range vfReasons {
-				gauge(vfState, number(r == reason), name, strings.ToLower(strings.TrimPrefix(r, "VF")))
-			}
+	a.host.Samples(s.Accelerators, func(x accel.Sample) {
+		switch d := m.accelerators[x.Metric]; {
+		case x.Err != nil:
+			ch <- prometheus.NewInvalidMetric(d, x.Err)
+		case strings.HasSuffix(x.Name, "_total"):
+			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, x.Value, x.Values...)
+		default:
+			gauge(d, x.Value, x.Values...)
 		}
-	}
+	})
 	for _, p := range s.Policies {
 		gauge(policySettings, float64(p.Settings), p.Policy)
 		gauge(policyVerified, float64(p.Verified), p.Policy)
@@ -117,28 +119,6 @@ func number(is bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-func (a *Agent) collectFastpath(ch chan<- prometheus.Metric, s *FastpathStatus, gauge func(*prometheus.Desc, float64, ...string)) {
-	if s == nil {
-		return
-	}
-	gauge(fastUp, number(s.On))
-	gauge(fastHooks, float64(s.Hooks))
-	gauge(fastSkipped, float64(len(s.Skipped)))
-	f, err := a.host.Fastpath()
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(fastPackets, err)
-		return
-	}
-	if f.Packets == nil {
-		return
-	}
-	gauge(fastFlows, float64(f.Fast), "fast")
-	gauge(fastFlows, float64(f.Connections-f.Fast), "slow")
-	for reason, n := range f.Packets {
-		ch <- prometheus.MustNewConstMetric(fastPackets, prometheus.CounterValue, float64(n), reason)
-	}
 }
 
 // scrapes is how many scrapes are served at once. gatheredLong is how long gathered metrics are reused, so

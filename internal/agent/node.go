@@ -22,7 +22,7 @@ import (
 
 // node is what Run knows about its node.
 type node struct {
-	policies []policy
+	policies []*policy
 	pods     map[netip.Addr]*Pod
 	// links by index, including those without a class.
 	links map[int]link
@@ -35,8 +35,6 @@ type node struct {
 	refused []accel.Refusal
 	// acting are the keys of policies that have something to act on.
 	acting []string
-	// vfs is nil if no policy verifies virtual functions.
-	vfs *vfs
 	// relist: the next list replaces notifications that were lost.
 	relist bool
 	// adopted: the first pass is done, so a setting with another value is drift.
@@ -93,11 +91,11 @@ func (a *Agent) take() (changed bool) {
 			a.node.pods[ip] = &d.Pods[i]
 		}
 	}
-	same := func(p policy, q Policy) bool { return p.key() == (policy{Policy: q}).key() && p.Withheld == q.Withheld }
+	same := func(p *policy, q Policy) bool { return p.key() == q.key() && p.Withheld == q.Withheld }
 	if changed = a.policies == nil || !slices.EqualFunc(a.policies, d.Policies, same); changed {
-		a.policies = make([]policy, len(d.Policies))
+		a.policies = make([]*policy, len(d.Policies))
 		for i, p := range d.Policies {
-			a.policies[i] = policy{Policy: p}
+			a.policies[i] = newPolicy(p)
 		}
 	}
 	unplaced := a.unplaced()
@@ -250,8 +248,7 @@ func (a *Agent) keepNode(ctx context.Context) error {
 		return err
 	}
 	a.compare(view.Devices)
-	judge(a.policies, view.Check)
-	a.verifyVFs(time.Now())
+	judge(a.policies, view.Plan)
 	for _, g := range a.groups {
 		a.choose(g)
 	}
@@ -344,12 +341,12 @@ func (a *Agent) tally(place string, kept accel.Kept) {
 	a.metrics.reverted.Add(float64(kept.Reverted))
 	if kept.Repaired > 0 && a.adopted {
 		a.metrics.repaired.Add(float64(kept.Repaired))
-		a.notify(Event{true, "Repaired", fmt.Sprintf("%d settings of %s had been changed by something else, and are restored to what the policies want", kept.Repaired, place)})
+		a.notify(Event{Warning: true, Reason: "Repaired", Message: fmt.Sprintf("%d settings of %s had been changed by something else, and are restored to what the policies want", kept.Repaired, place)})
 	}
 	for _, r := range kept.Refused {
 		a.options.Log.Warn("keep accelerators", "place", place, "error", r.Err)
 		if errors.Is(r.Err, journal.ErrChanged) {
-			a.notify(Event{true, "Changed", r.Err.Error()})
+			a.notify(Event{Warning: true, Reason: "Changed", Message: r.Err.Error()})
 		}
 	}
 }
@@ -390,10 +387,10 @@ func (a *Agent) keepPods(ctx context.Context, full bool) {
 	}
 }
 
-// verifyPart looks at the NICs, and verifies pods until it has used its budget of CPU time or there are notifications,
+// verifyPart verifies what runs on the node, and pods until it has used its budget of CPU time or there are notifications,
 // so that a new pod need not wait for it.
 func (a *Agent) verifyPart(ctx context.Context, budget time.Duration) {
-	a.verifyVFs(time.Now())
+	a.host.Verify(time.Now())
 	for end := cpuTime() + budget; len(a.unverified) > 0 && ctx.Err() == nil; {
 		n := min(len(a.unverified), verifyTogether)
 		a.keepThese(ctx, a.unverified[:n])
@@ -428,7 +425,7 @@ func (a *Agent) keepThese(ctx context.Context, numbers []int) {
 
 // selective reports whether any policy selects pods.
 func (a *Agent) selective() bool {
-	return slices.ContainsFunc(a.policies, func(p policy) bool { return p.ofPods() && p.Pods != nil })
+	return slices.ContainsFunc(a.policies, func(p *policy) bool { return p.ofPods() && p.Pods != nil })
 }
 
 // undecided reports whether the policies depend on the pod's identity while that is unknown.

@@ -12,6 +12,11 @@ import (
 // policy is a Policy and its state on this node.
 type policy struct {
 	Policy
+	// kinds are those of its accelerators, and whether each changes something; classes those of the devices that they act on.
+	kinds   map[string]bool
+	classes map[string]bool
+	// plan is what its accelerators come to on this node, nil if they cannot be had.
+	plan *accel.Plan
 	// reason and problem are why the policy is not applied at all; empty if it is.
 	reason, problem string
 	// against are earlier policies, by key, with conflicting settings of the class pod, for pods that both
@@ -20,63 +25,37 @@ type policy struct {
 }
 
 // key identifies one version of a policy.
-func (p policy) key() string { return fmt.Sprintf("%s@%d", p.Name, p.Generation) }
+func (p Policy) key() string { return fmt.Sprintf("%s@%d", p.Name, p.Generation) }
 
-// devices returns the classes that an accelerator acts on. The fast path also attaches programs to others,
-// but only if there is an overlay.
-func devices(a v1alpha1.Accelerator) []string {
-	if a.RPS != nil {
-		return a.RPS.Devices
-	}
-	if a.RFS != nil {
-		return a.RFS.Devices
-	}
-	if a.Fastpath != nil {
-		return []string{v1alpha1.DeviceOverlay}
-	}
-	return nil
-}
-
-// names reports whether a policy acts on devices of a class.
-func (p policy) names(class string) bool {
-	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool { return slices.Contains(devices(a), class) })
-}
-
-func (p policy) ofFastpath() bool {
-	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil })
-}
-
-func (p policy) ofPods() bool { return p.names(v1alpha1.DevicePod) }
-
-// nodePart returns the part of accelerators that applies to the node: without the class pod, but with the
-// machine's flow table, which the queues of pods index.
-func nodePart(all []v1alpha1.Accelerator) []v1alpha1.Accelerator {
-	out := v1alpha1.AcceleratorsFor(all, false)
-	for _, a := range all {
-		if a.RFS != nil && slices.Contains(a.RFS.Devices, v1alpha1.DevicePod) {
-			out = append(out, v1alpha1.Accelerator{RFS: &v1alpha1.RFS{Entries: a.RFS.Entries}})
+func newPolicy(p Policy) *policy {
+	out := &policy{Policy: p, kinds: make(map[string]bool), classes: make(map[string]bool)}
+	for _, a := range p.Accelerate {
+		classes := a.Devices()
+		out.kinds[a.Kind()] = len(classes) > 0
+		for _, class := range classes {
+			out.classes[class] = true
 		}
 	}
 	return out
 }
 
-func podPart(all []v1alpha1.Accelerator) []v1alpha1.Accelerator {
-	return v1alpha1.AcceleratorsFor(all, true)
-}
+// changes reports whether a policy changes anything, and does not only verify.
+func (p *policy) changes() bool { return len(p.classes) > 0 }
+
+func (p *policy) ofPods() bool { return p.classes[v1alpha1.DevicePod] }
 
 // judge decides which policies are applied. A policy is applied as a whole or not at all, except to pods
 // that a conflicting policy selects too: on those, the earlier one takes precedence.
-func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
+func judge(policies []*policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) {
 	var accepted []*policy
-	for i := range policies {
-		p := &policies[i]
+	for _, p := range policies {
 		p.against = make(map[string]bool)
-		p.reason, p.problem = p.ownProblem(check)
+		p.reason, p.problem = p.ownProblem(plan)
 		for _, q := range accepted {
 			if p.reason != "" {
 				break
 			}
-			if err := p.conflict(q, check); err != nil {
+			if err := p.conflict(q, plan); err != nil {
 				p.reason = v1alpha1.ReasonConflict
 				p.problem = fmt.Sprintf("policy %s takes precedence, and conflicts with this one: %s; this policy is not applied", q.Name, err)
 			}
@@ -87,9 +66,11 @@ func judge(policies []policy, check func([]v1alpha1.Accelerator) error) {
 	}
 }
 
-// ownProblem returns why a policy cannot be applied, whatever others there are.
-func (p *policy) ownProblem(check func([]v1alpha1.Accelerator) error) (reason, problem string) {
-	switch err := check(p.Accelerate); {
+// ownProblem plans a policy, and returns why it cannot be applied, whatever others there are.
+func (p *policy) ownProblem(plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) (reason, problem string) {
+	var err error
+	p.plan, err = plan(p.Accelerate)
+	switch {
 	case p.Withheld != Withheld{}:
 		return p.Withheld.Reason, p.Withheld.Message
 	case p.Invalid != nil:
@@ -104,11 +85,15 @@ func (p *policy) ownProblem(check func([]v1alpha1.Accelerator) error) (reason, p
 
 // conflict returns why a policy cannot be applied beside an accepted one. If they conflict on some pods only,
 // it records that: these pods decide.
-func (p *policy) conflict(accepted *policy, check func([]v1alpha1.Accelerator) error) error {
-	if err := check(slices.Concat(nodePart(accepted.Accelerate), nodePart(p.Accelerate))); err != nil {
+func (p *policy) conflict(accepted *policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) error {
+	beside := func(pod bool) error {
+		_, err := plan(slices.Concat(v1alpha1.PartOf(accepted.Accelerate, pod), v1alpha1.PartOf(p.Accelerate, pod)))
 		return err
 	}
-	err := check(slices.Concat(podPart(accepted.Accelerate), podPart(p.Accelerate)))
+	if err := beside(false); err != nil {
+		return err
+	}
+	err := beside(true)
 	if err == nil {
 		return nil
 	}
@@ -154,7 +139,7 @@ func (a *Agent) toAct() []string {
 	var keys []string
 	for _, p := range a.policies {
 		acts := ofPods[p.key()] || slices.ContainsFunc([]string{v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth},
-			func(class string) bool { return classes[class] && p.names(class) })
+			func(class string) bool { return classes[class] && p.classes[class] })
 		if p.reason == "" && acts {
 			keys = append(keys, p.key())
 		}
@@ -162,23 +147,26 @@ func (a *Agent) toAct() []string {
 	return keys
 }
 
-// ofNode returns what the policies want on the node.
-func (a *Agent) ofNode() []v1alpha1.Accelerator {
-	var out []v1alpha1.Accelerator
+// ofNode returns what the policies want on the node. What only verifies needs no device to act on.
+func (a *Agent) ofNode() (out []v1alpha1.PolicyAccelerator) {
 	for _, p := range a.policies {
 		if slices.Contains(a.acting, p.key()) {
-			out = append(out, nodePart(p.Accelerate)...)
+			out = append(out, v1alpha1.PartOf(p.Accelerate, false)...)
+		}
+		for _, x := range p.Accelerate {
+			if p.reason == "" && len(x.Devices()) == 0 {
+				out = append(out, x)
+			}
 		}
 	}
 	return out
 }
 
 // ofPod returns what the policies with these keys want in a pod.
-func (a *Agent) ofPod(keys []string) []v1alpha1.Accelerator {
-	var out []v1alpha1.Accelerator
+func (a *Agent) ofPod(keys []string) (out []v1alpha1.PolicyAccelerator) {
 	for _, p := range a.policies {
 		if slices.Contains(keys, p.key()) {
-			out = append(out, podPart(p.Accelerate)...)
+			out = append(out, v1alpha1.PartOf(p.Accelerate, true)...)
 		}
 	}
 	return out

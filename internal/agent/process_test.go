@@ -36,7 +36,7 @@ const childEnv = "SLIPSTREAM_TEST_AGENT"
 type childOptions struct {
 	JournalDir, NetnsDir string
 	Verify               time.Duration
-	Accelerate           []v1alpha1.Accelerator
+	Accelerate           []v1alpha1.PolicyAccelerator
 	Metrics, Health      string   // addresses to serve at
 	Deny                 []uint32 // system calls that are not permitted, as by a seccomp profile
 }
@@ -98,7 +98,7 @@ type child struct {
 	out *bufio.Scanner
 }
 
-func (p *place) child(verify time.Duration, accelerate []v1alpha1.Accelerator, by ...string) *child {
+func (p *place) child(verify time.Duration, accelerate []v1alpha1.PolicyAccelerator, by ...string) *child {
 	p.t.Helper()
 	return p.childWith(childOptions{Verify: verify, Accelerate: accelerate}, by...)
 }
@@ -168,7 +168,7 @@ func TestKill(t *testing.T) {
 	for kill := range kills {
 		changes := changesOf(t, p.journal)
 		// Every other life has the policy another way round, or none.
-		accelerate := [][]v1alpha1.Accelerator{plus.Accelerate, {rps("0-1", "nic", "pod")}, plus.Accelerate, nil}[kill%4]
+		accelerate := [][]v1alpha1.PolicyAccelerator{plus.Accelerate, v1alpha1.ForPolicy(rps("0-1", "nic", "pod")), plus.Accelerate, nil}[kill%4]
 		allowed := []string{"1", "3"}
 		c := p.child(time.Hour, accelerate)
 		come := fmt.Sprintf("comes%d", kill)

@@ -3,12 +3,15 @@ package agent
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"slipstream.dev/internal/accel"
 )
 
 // MetricReference describes a metric of the agent.
@@ -39,7 +42,8 @@ func MetricsReference() []MetricReference {
 		}
 		all = append(all, m)
 	}
-	for _, c := range newMetrics().collectors() {
+	m := newMetrics(accel.Kinds())
+	for _, c := range m.collectors() {
 		kind := "gauge"
 		switch c.(type) {
 		case prometheus.Histogram, *prometheus.HistogramVec:
@@ -49,7 +53,7 @@ func MetricsReference() []MetricReference {
 		c.Describe(ch)
 		add(<-ch, kind)
 	}
-	for _, d := range described {
+	for _, d := range slices.AppendSeq(slices.Clone(described), maps.Values(m.accelerators)) {
 		add(d, "gauge")
 	}
 	slices.SortFunc(all, func(a, b MetricReference) int { return cmp.Compare(a.Name, b.Name) })

@@ -25,20 +25,8 @@ type Status struct {
 	// could not be found.
 	Devices       map[string]int
 	Pods, Missing int
-	// Fastpath is nil if no policy wants the fast path.
-	Fastpath *FastpathStatus
-	// VF is nil if no policy verifies virtual functions.
-	VF *VFStatus
-}
-
-// FastpathStatus is the status of the node's fast path.
-type FastpathStatus struct {
-	// On: the fast path is active, or idle until a connection is eligible. Reason is one of v1alpha1's.
-	On              bool
-	Reason, Message string
-	// Hooks counts the attached programs: 0 while the fast path is idle. Skipped names each skipped device and why.
-	Hooks   int
-	Skipped []string
+	// Accelerators are the states of what runs because a policy wants it.
+	Accelerators []accel.State
 }
 
 // Status returns the last status.
@@ -61,45 +49,18 @@ func (a *Agent) publish() {
 	for _, p := range now.Policies {
 		before := slices.IndexFunc(was.Policies, func(q v1alpha1.ObservedPolicy) bool { return q.Policy == p.Policy })
 		if p.State == v1alpha1.StateFailed && (before < 0 || was.Policies[before].Reason != p.Reason || was.Policies[before].Generation != p.Generation) {
-			a.notify(Event{true, p.Reason, fmt.Sprintf("policy %s: %s", p.Policy, p.Message)})
+			a.notify(Event{Warning: true, Reason: p.Reason, Message: fmt.Sprintf("policy %s: %s", p.Policy, p.Message)})
 		}
 	}
-	if f, before := now.Fastpath, was.Fastpath; f != nil {
-		for _, why := range f.Skipped {
-			if before == nil || !slices.Contains(before.Skipped, why) {
-				a.notify(Event{false, v1alpha1.ReasonSkipped, "the fast path skips " + why})
+	for _, is := range now.Accelerators {
+		before := slices.IndexFunc(was.Accelerators, func(s accel.State) bool { return s.Kind == is.Kind })
+		for _, e := range is.Notices {
+			if before < 0 || !slices.Contains(was.Accelerators[before].Notices, e) {
+				a.notify(e)
 			}
 		}
 	}
 	a.options.Publish(now)
-}
-
-// observeFastpath returns the status of the fast path, or nil if no policy wants it.
-func (a *Agent) observeFastpath() *FastpathStatus {
-	state := a.host.FastpathState()
-	if !state.Wanted {
-		return nil
-	}
-	f := &FastpathStatus{On: true, Reason: v1alpha1.ReasonAttached, Hooks: len(state.Hooks), Skipped: state.Skipped}
-	f.Message = fmt.Sprintf("%d programs are attached", f.Hooks)
-	if f.Hooks == 0 {
-		f.Message = "idle: no pod has an eligible connection"
-	}
-	skipped := strings.Join(f.Skipped, "; ")
-	switch {
-	case errors.Is(state.Err, journal.ErrHeld):
-		f.On, f.Reason, f.Message = false, v1alpha1.ReasonHeld, state.Err.Error()
-	case state.Err != nil && len(state.VXLANDevices) == 0:
-		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, state.Err.Error()
-	case state.Err != nil:
-		f.On, f.Reason, f.Message = false, v1alpha1.ReasonError, state.Err.Error()
-	case len(state.VXLANDevices) == 0:
-		f.On, f.Reason, f.Message = false, v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device of this node: "+skipped
-	case skipped != "":
-		f.Reason = v1alpha1.ReasonSkipped
-		f.Message += "; skipped: " + skipped
-	}
-	return f
 }
 
 func (a *Agent) observe() Status {
@@ -116,12 +77,10 @@ func (a *Agent) observe() Status {
 		add(&s.Settings, &s.Verified, g.kept.Counts, func(accel.SettingOf) bool { return true })
 	}
 	add(&s.Settings, &s.Verified, a.counts, func(accel.SettingOf) bool { return true })
-	if s.Fastpath = a.observeFastpath(); s.Fastpath != nil {
-		s.Settings += s.Fastpath.Hooks
-		s.Verified += s.Fastpath.Hooks
-	}
-	if a.vfs != nil {
-		s.VF = a.vfs.status()
+	s.Accelerators = a.host.States()
+	for _, is := range s.Accelerators {
+		s.Settings += len(is.Attached)
+		s.Verified += len(is.Attached)
 	}
 	for i, p := range a.policies {
 		o := a.observePolicy(p, s)
@@ -148,39 +107,33 @@ func add(settings, verified *int, counts map[accel.SettingOf]accel.Count, of fun
 	}
 }
 
-// files that an accelerator sets, of a device's queues.
-func files(a v1alpha1.Accelerator) []string {
-	switch {
-	case a.RPS != nil:
-		return []string{"rps_cpus"}
-	case a.RFS != nil && a.RFS.CPUs != "":
-		return []string{"rps_flow_cnt", "rps_cpus"}
-	case a.RFS != nil:
-		return []string{"rps_flow_cnt"}
-	}
-	return nil
-}
-
-// accountsFor reports whether a policy wants a setting of a class.
-func (p policy) accountsFor(class, file string) bool {
-	return slices.ContainsFunc(p.Accelerate, func(a v1alpha1.Accelerator) bool {
-		return slices.Contains(devices(a), class) && slices.Contains(files(a), file)
-	})
-}
-
 // accounts returns which settings of the node, and which of pods, a policy accounts for.
-func (a *Agent) accounts(p policy) (ofNode, ofPod func(accel.SettingOf) bool) {
-	ofTable := slices.ContainsFunc(p.Accelerate, func(x v1alpha1.Accelerator) bool { return x.RFS != nil })
-	ofNode = func(s accel.SettingOf) bool {
-		if s.Link == 0 {
-			return ofTable
-		}
-		return p.accountsFor(a.links[s.Link].class, s.File)
-	}
-	return ofNode, func(s accel.SettingOf) bool { return p.accountsFor(v1alpha1.DevicePod, s.File) }
+func (a *Agent) accounts(p *policy) (ofNode, ofPod func(accel.SettingOf) bool) {
+	ofNode = func(s accel.SettingOf) bool { return p.plan.Sets(a.links[s.Link].class, s) }
+	return ofNode, func(s accel.SettingOf) bool { return p.plan.Sets(v1alpha1.DevicePod, s) }
 }
 
-func (a *Agent) observePolicy(p policy, s Status) v1alpha1.ObservedPolicy {
+// of returns the states of a policy's accelerators: of those that change something, or of those that only verify.
+func (s Status) of(p *policy, changes bool) (all []accel.State) {
+	for _, is := range s.Accelerators {
+		if c, wanted := p.kinds[is.Kind]; wanted && c == changes {
+			all = append(all, is)
+		}
+	}
+	return all
+}
+
+// failed returns the reason of the first that has failed.
+func failed(all []accel.State) (reason, message string) {
+	for _, is := range all {
+		if is.Failed {
+			return is.Reason, is.Detail
+		}
+	}
+	return "", ""
+}
+
+func (a *Agent) observePolicy(p *policy, s Status) v1alpha1.ObservedPolicy {
 	o := v1alpha1.ObservedPolicy{Policy: p.Name, Generation: p.Generation}
 	acts := slices.Contains(a.acting, p.key())
 	if acts {
@@ -196,24 +149,25 @@ func (a *Agent) observePolicy(p policy, s Status) v1alpha1.ObservedPolicy {
 	if o.Reason == "" && acts {
 		o.Reason, o.Message = a.problem(p, s, o)
 	}
-	if o.Reason == "" && p.VF && s.VF != nil {
-		o.Reason, o.Message = s.VF.problem()
+	if o.Reason == "" {
+		o.Reason, o.Message = failed(s.of(p, false))
 	}
+	absent := slices.IndexFunc(s.of(p, false), func(is accel.State) bool { return is.Reason == v1alpha1.ReasonNoDevice })
 	switch {
 	case o.Reason != "":
-	case !acts && len(p.Accelerate) > 0:
+	case !acts && p.changes():
 		o.State, o.Reason = v1alpha1.StatePending, v1alpha1.ReasonNoDevice
 		o.Message = "the node has no device of the policy's classes, or no pod that the policy selects; the policy is applied as soon as one appears"
-	case !acts && s.VF != nil && s.VF.Reason == v1alpha1.ReasonNoDevice:
-		o.State, o.Reason, o.Message = v1alpha1.StatePending, v1alpha1.ReasonNoDevice, s.VF.Message
+	case !acts && absent >= 0:
+		o.State, o.Reason, o.Message = v1alpha1.StatePending, v1alpha1.ReasonNoDevice, s.of(p, false)[absent].Message
 	default:
 		o.State, o.Reason, o.Message = v1alpha1.StateApplied, v1alpha1.ReasonApplied, p.success(o, s)
 	}
 	return o
 }
 
-// success returns the details of an applied policy: settings read back, the fast path, and virtual functions.
-func (p policy) success(o v1alpha1.ObservedPolicy, s Status) string {
+// success returns the details of an applied policy: settings read back, and what runs.
+func (p *policy) success(o v1alpha1.ObservedPolicy, s Status) string {
 	var is []string
 	switch {
 	case o.Verified == 1:
@@ -221,22 +175,21 @@ func (p policy) success(o v1alpha1.ObservedPolicy, s Status) string {
 	case o.Verified > 1:
 		is = append(is, fmt.Sprintf("%d settings read back", o.Verified))
 	}
-	if f := s.Fastpath; p.ofFastpath() && f != nil && (len(f.Skipped) > 0 || f.Hooks == 0) {
-		is = append(is, "fast path: "+f.Message)
-	}
-	if p.VF && s.VF != nil {
-		is = append(is, s.VF.Message)
+	for _, state := range slices.Concat(s.of(p, true), s.of(p, false)) {
+		if state.Detail != "" {
+			is = append(is, state.Detail)
+		}
 	}
 	return strings.Join(is, "; ")
 }
 
 // count fills in the settings of a policy.
-func (a *Agent) count(p policy, s Status, o *v1alpha1.ObservedPolicy) {
+func (a *Agent) count(p *policy, s Status, o *v1alpha1.ObservedPolicy) {
 	ofNode, ofPod := a.accounts(p)
 	add(&o.Settings, &o.Verified, a.counts, ofNode)
-	if f := s.Fastpath; p.ofFastpath() && f != nil {
-		o.Settings += f.Hooks
-		o.Verified += f.Hooks
+	for _, is := range s.of(p, true) {
+		o.Settings += len(is.Attached)
+		o.Verified += len(is.Attached)
 	}
 	for _, g := range a.groups {
 		if slices.Contains(g.policies, p.key()) {
@@ -246,13 +199,13 @@ func (a *Agent) count(p policy, s Status, o *v1alpha1.ObservedPolicy) {
 }
 
 // problem returns the worst problem of a policy that acts on something; the log has the others.
-func (a *Agent) problem(p policy, s Status, o v1alpha1.ObservedPolicy) (reason, message string) {
+func (a *Agent) problem(p *policy, s Status, o v1alpha1.ObservedPolicy) (reason, message string) {
 	ofNode, ofPod := a.accounts(p)
 	if reason, message = refusal(a.refused, ofNode); reason != "" {
 		return reason, message
 	}
-	if f := s.Fastpath; p.ofFastpath() && f != nil && !f.On {
-		return f.Reason, "fast path: " + f.Message
+	if reason, message = failed(s.of(p, true)); reason != "" {
+		return reason, message
 	}
 	missing, clashing := 0, 0
 	for _, g := range a.groups {

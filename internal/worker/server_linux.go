@@ -8,13 +8,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
-	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/netns"
@@ -35,14 +33,14 @@ type system struct {
 	nics []string
 	// limits of this process, opened by the first trial.
 	limits func() (collect.Limits, error)
-	// fastpath returns why the fast path does not work on this kernel. The first call probes.
-	fastpath func() error
+	// probe returns why what accelerators run does not work on this kernel.
+	probe func([]v1alpha1.Accelerator) error
 }
 
 func newSystem(ctx context.Context) system {
 	return system{
-		limits:   sync.OnceValues(func() (collect.Limits, error) { return collect.OpenLimits(collect.Options{}) }),
-		fastpath: sync.OnceValue(func() error { return fastpath.Probe(ctx) }),
+		limits: sync.OnceValues(func() (collect.Limits, error) { return collect.OpenLimits(collect.Options{}) }),
+		probe:  accel.ProbeRunners(ctx),
 	}
 }
 
@@ -192,8 +190,8 @@ var errEarly = errors.New("the window ends early")
 // edge is what is counted at an edge of a window.
 type edge struct {
 	collect.Snapshot
-	// packets of the fast path; nil if it is not applied.
-	packets map[string]uint64
+	// accelerators have counted this, by kind.
+	accelerators map[string]map[string]uint64
 }
 
 // watch reads the counters at both edges of a window, and a series of some in between. All of it is done
@@ -223,7 +221,7 @@ func (s *server) edgeAt(ctx context.Context, at int64) (e edge, err error) {
 		return e, err
 	}
 	if s.applied != nil {
-		e.packets, err = s.applied.FastpathPackets()
+		e.accelerators, err = s.applied.Counts()
 	}
 	return e, err
 }
@@ -251,8 +249,8 @@ func (s *server) sendCounters(stream pb.Worker_SampleServer, request *pb.SampleR
 			return fmt.Errorf("encode CPU counters: %w", err)
 		}
 	}
-	if packets := edges[1].packets; packets != nil {
-		for why, n := range edges[0].packets {
+	if packets := edges[1].accelerators["fastpath"]; packets != nil {
+		for why, n := range edges[0].accelerators["fastpath"] {
 			if packets[why] -= n; packets[why] == 0 {
 				delete(packets, why)
 			}
@@ -273,10 +271,8 @@ func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyRespon
 	if err := json.Unmarshal(q.GetAccelerators(), &accelerators); err != nil {
 		return nil, fmt.Errorf("decode accelerators: %w", err)
 	}
-	if slices.ContainsFunc(accelerators, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
-		if err := s.fastpath(); err != nil {
-			return nil, err
-		}
+	if err := s.probe(accelerators); err != nil {
+		return nil, err
 	}
 	place := placeOf(q.GetPlace())
 	applier, err := accel.OpenApplier(accel.Options{

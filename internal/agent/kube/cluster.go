@@ -343,7 +343,7 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 func same(a, b agent.Desired) bool {
 	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
 		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
-			reflect.DeepEqual(p.Accelerate, q.Accelerate) && p.VF == q.VF && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
+			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
 	})
 }
 
@@ -420,7 +420,7 @@ func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 			d.Policies = append(d.Policies, policy)
 			continue
 		}
-		policy.Accelerate, policy.VF = complete.Spec.Accelerators()
+		policy.Accelerate = complete.Spec.Accelerators()
 		if selector := complete.Spec.Pods; selector != nil {
 			s, err := metav1.LabelSelectorAsSelector(selector) // Complete has checked it
 			if err == nil {

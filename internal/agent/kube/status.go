@@ -294,26 +294,22 @@ func equalStatus(a, b v1alpha1.NodeAccelerationStatus) bool {
 		})
 }
 
-// setConditions sets the conditions of a node, and removes Fastpath and VF where no policy wants them.
+// setConditions sets the conditions of a node, and removes those of accelerators that no policy wants.
 func setConditions(all *[]metav1.Condition, s agent.Status) {
+	wanted := map[string]bool{v1alpha1.ConditionReady: true}
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		wanted[kind] = true
 		meta.SetStatusCondition(all, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: short(message)})
 	}
-	is := map[bool]metav1.ConditionStatus{true: metav1.ConditionTrue, false: metav1.ConditionFalse}
-	set(v1alpha1.ConditionReady, is[s.Ready], s.Reason, s.Message)
-	if f := s.Fastpath; f == nil {
-		meta.RemoveStatusCondition(all, v1alpha1.ConditionFastpath)
-	} else {
-		set(v1alpha1.ConditionFastpath, is[f.On], f.Reason, f.Message)
+	ready := metav1.ConditionFalse
+	if s.Ready {
+		ready = metav1.ConditionTrue
 	}
-	switch v := s.VF; {
-	case v == nil:
-		meta.RemoveStatusCondition(all, v1alpha1.ConditionVF)
-	case v.Reason == v1alpha1.ReasonNoDevice, v.Reason == v1alpha1.ReasonVFPresent:
-		set(v1alpha1.ConditionVF, metav1.ConditionUnknown, v.Reason, v.Message)
-	default:
-		set(v1alpha1.ConditionVF, is[v.Reason == v1alpha1.ReasonVFUsed], v.Reason, v.Message)
+	set(v1alpha1.ConditionReady, ready, s.Reason, s.Message)
+	for _, is := range s.Accelerators {
+		set(is.Condition, metav1.ConditionStatus(is.Status), is.Reason, is.Message)
 	}
+	*all = slices.DeleteFunc(*all, func(c metav1.Condition) bool { return !wanted[c.Type] })
 }
 
 // short truncates a message to what the field of an object may hold.

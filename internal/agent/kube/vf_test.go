@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/agent"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/nic/nictest"
@@ -19,18 +20,21 @@ import (
 
 // TestSetConditions: Unknown is what nothing tells, and what no policy wants is no condition.
 func TestSetConditions(t *testing.T) {
+	state := func(condition, status, reason string) []accel.State {
+		return []accel.State{{Condition: condition, Status: status, Reason: reason}}
+	}
 	var all []metav1.Condition
 	for _, c := range []struct {
 		status agent.Status
 		want   []string
 	}{
-		{agent.Status{Ready: true, Reason: "Applied", VF: &agent.VFStatus{Reason: "VFPresent"}}, []string{"Ready True Applied", "VF Unknown VFPresent"}},
-		{agent.Status{Ready: true, Reason: "Applied", VF: &agent.VFStatus{Reason: "VFUsed"}}, []string{"Ready True Applied", "VF True VFUsed"}},
-		{agent.Status{Reason: "VFIdle", VF: &agent.VFStatus{Reason: "VFIdle"}}, []string{"Ready False VFIdle", "VF False VFIdle"}},
-		{agent.Status{Reason: "VFAbsent", VF: &agent.VFStatus{Reason: "VFAbsent"}}, []string{"Ready False VFAbsent", "VF False VFAbsent"}},
-		{agent.Status{Reason: "VFWithdrawn", VF: &agent.VFStatus{Reason: "VFWithdrawn"}}, []string{"Ready False VFWithdrawn", "VF False VFWithdrawn"}},
-		{agent.Status{Ready: true, Reason: "NoDevice", VF: &agent.VFStatus{Reason: "NoDevice"}}, []string{"Ready True NoDevice", "VF Unknown NoDevice"}},
-		{agent.Status{Ready: true, Reason: "Applied", Fastpath: &agent.FastpathStatus{On: true, Reason: "Attached"}}, []string{"Ready True Applied", "Fastpath True Attached"}},
+		{agent.Status{Ready: true, Reason: "Applied", Accelerators: state("VF", "Unknown", "VFPresent")}, []string{"Ready True Applied", "VF Unknown VFPresent"}},
+		{agent.Status{Ready: true, Reason: "Applied", Accelerators: state("VF", "True", "VFUsed")}, []string{"Ready True Applied", "VF True VFUsed"}},
+		{agent.Status{Reason: "VFIdle", Accelerators: state("VF", "False", "VFIdle")}, []string{"Ready False VFIdle", "VF False VFIdle"}},
+		{agent.Status{Reason: "VFAbsent", Accelerators: state("VF", "False", "VFAbsent")}, []string{"Ready False VFAbsent", "VF False VFAbsent"}},
+		{agent.Status{Reason: "VFWithdrawn", Accelerators: state("VF", "False", "VFWithdrawn")}, []string{"Ready False VFWithdrawn", "VF False VFWithdrawn"}},
+		{agent.Status{Ready: true, Reason: "NoDevice", Accelerators: state("VF", "Unknown", "NoDevice")}, []string{"Ready True NoDevice", "VF Unknown NoDevice"}},
+		{agent.Status{Ready: true, Reason: "Applied", Accelerators: state("Fastpath", "True", "Attached")}, []string{"Ready True Applied", "Fastpath True Attached"}},
 		{agent.Status{Ready: true, Reason: "NoPolicy"}, []string{"Ready True NoPolicy"}},
 	} {
 		setConditions(&all, c.status)

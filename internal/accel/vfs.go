@@ -1,4 +1,4 @@
-package agent
+package accel
 
 import (
 	"fmt"
@@ -18,14 +18,6 @@ const vfBusy = 100
 
 // vfReasons are the reasons that a NIC can have, from best to worst.
 var vfReasons = []string{v1alpha1.ReasonVFUsed, v1alpha1.ReasonVFPresent, v1alpha1.ReasonVFIdle, v1alpha1.ReasonVFAbsent, v1alpha1.ReasonVFWithdrawn}
-
-// VFStatus is the status of the VFs of the node's NICs.
-type VFStatus struct {
-	// Reason is one of v1alpha1's: that of the NIC that is worst off, or NoDevice if no NIC may have a VF.
-	Reason, Message string
-	// NICs has the reason of each NIC that may have a VF.
-	NICs map[string]string
-}
 
 // vfs is the known state of the VFs of the node's NICs. The window of a snapshot begins at the previous one.
 type vfs struct {
@@ -96,12 +88,12 @@ func (v vf) used(name string, is record.VF, use record.VFUse, window time.Durati
 	return v
 }
 
-func (w vfs) status() *VFStatus {
-	s := &VFStatus{Reason: v1alpha1.ReasonNoDevice, NICs: make(map[string]string)}
+// state is that of the NIC that is worst off, or NoDevice if no NIC may have a VF.
+func (w vfs) state() *State {
+	s := &State{Kind: "vf", Condition: v1alpha1.ConditionVF, Status: StatusUnknown, Reason: v1alpha1.ReasonNoDevice}
 	messages := []string{"no NIC of the node can have a virtual function"}
 	for _, name := range slices.Sorted(maps.Keys(w.of)) {
 		v := w.of[name]
-		s.NICs[name] = v.reason
 		worse := slices.Index(vfReasons, v.reason) - slices.Index(vfReasons, s.Reason)
 		if worse > 0 {
 			s.Reason, messages = v.reason, nil
@@ -111,37 +103,12 @@ func (w vfs) status() *VFStatus {
 		}
 	}
 	s.Message = strings.Join(messages, "; ")
-	return s
-}
-
-// problem returns the reason why VFs fail a policy, if they do.
-func (s *VFStatus) problem() (reason, message string) {
+	s.Detail = s.Message
 	switch s.Reason {
+	case v1alpha1.ReasonVFUsed:
+		s.Status = StatusTrue
 	case v1alpha1.ReasonVFIdle, v1alpha1.ReasonVFAbsent, v1alpha1.ReasonVFWithdrawn:
-		return s.Reason, s.Message
+		s.Status, s.Failed = StatusFalse, true
 	}
-	return "", ""
-}
-
-// verifyVFs looks at the NICs if a policy wants that. Passes between two verifications do not cut a window short.
-func (a *Agent) verifyVFs(at time.Time) {
-	if !slices.ContainsFunc(a.policies, func(p policy) bool { return p.VF && p.reason == "" }) {
-		a.vfs = nil
-		return
-	}
-	if a.vfs == nil {
-		a.vfs = new(vfs)
-	} else if at.Sub(a.vfs.at) < a.options.Verify/2 {
-		return
-	}
-	now, uses := a.vfs.look(a.options.NICs(), at)
-	a.vfs = &now
-	for _, u := range uses {
-		if u.Change == record.VFWithdrawn || u.Change == record.VFInterrupted {
-			a.metrics.withdrawn.Inc()
-		}
-		if u.Change == record.VFInterrupted { // it is back, so that no state tells
-			a.notify(Event{true, v1alpha1.ReasonVFWithdrawn, fmt.Sprintf("%s lost its virtual function %s, and has it again", u.NIC, u.VF)})
-		}
-	}
+	return s
 }

@@ -1,0 +1,220 @@
+package accel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
+)
+
+// Kind is one kind of accelerator: what is not in the API about it is behind this interface. Applier and Keeper, and with
+// them the agent, its status and its metrics, ask it and know no kind by name.
+type Kind interface {
+	// Plan adds to a plan what an accelerator of this kind wants. The settings of a plan are written, read back,
+	// counted and journalled alike, whatever the kind.
+	Plan(p *Plan, a v1alpha1.PolicyAccelerator) error
+	// Probe returns why this machine cannot apply it. It changes nothing.
+	Probe(ctx context.Context) error
+	// Open returns what the kind runs in a place; nil if settings are all there is to it.
+	Open(h Host) Runner
+	// Metrics describes the samples of its Runner.
+	Metrics() []*Metric
+}
+
+// Runner is a part of an accelerator that lives in this process, and ends with it, in one place. Samples may be called at
+// any time, the rest in turn.
+type Runner interface {
+	// Plan returns what Start would attach, as settings.
+	Plan(want v1alpha1.PolicyAccelerator) ([]record.Setting, error)
+	// Start starts it, or returns why it cannot: for an Applier.
+	Start(want v1alpha1.PolicyAccelerator) error
+	// Keep has it run as it is wanted, or not at all if that is nil: for a Keeper. What keeps it from that is State's to
+	// tell, and no error.
+	Keep(ctx context.Context, want *v1alpha1.PolicyAccelerator, kept *Kept) error
+	// Verify is called from time to time between two calls of Keep.
+	Verify(at time.Time)
+	Stop() error
+	// State is nil while it is not wanted.
+	State() *State
+	// Samples are the metrics of a state, which may be nil.
+	Samples(s *State, emit func(Sample))
+	// Counts are what it has counted since its start, by name; nil if it counts nothing. A trial reads them at both
+	// edges of its window.
+	Counts() (map[string]uint64, error)
+}
+
+// Host is where a Runner runs.
+type Host struct {
+	Options Options
+	// Changed tells that State has changed without Keep.
+	Changed func()
+	place   *place
+}
+
+// State is the state of a Runner that is wanted.
+type State struct {
+	// Kind is the name of the kind.
+	Kind string
+	// Condition is the type of the condition that shows the state, Status True, False or Unknown, and Reason one of v1alpha1's.
+	Condition, Status, Reason, Message string
+	// Failed: those who want it have failed for that reason.
+	Failed bool
+	// Detail is what they should know in addition to the number of settings; empty for nothing.
+	Detail string
+	// Attached is what it has attached.
+	Attached []record.Setting
+	// Notices are events when they appear in a state.
+	Notices []Event
+}
+
+// Event is something that a user should know.
+type Event struct {
+	Warning bool
+	// Reason is one of v1alpha1's, or "Repaired".
+	Reason, Message string
+}
+
+// Statuses of a condition, as those of Kubernetes.
+const (
+	StatusTrue    = "True"
+	StatusFalse   = "False"
+	StatusUnknown = "Unknown"
+)
+
+// Metric describes a metric. The name of a counter ends in _total; the others are gauges.
+type Metric struct {
+	Name, Help string
+	Labels     []string
+}
+
+// Sample is a value of a metric, or why there is none.
+type Sample struct {
+	*Metric
+	Value  float64
+	Values []string // of the labels
+	Err    error
+}
+
+// Kinds are the accelerators that there are, by their fields in the API.
+func Kinds() map[string]Kind {
+	return map[string]Kind{"rps": rpsKind{}, "rfs": rfsKind{}, "fastpath": fastKind{}, "vf": vfKind{}}
+}
+
+// kindOf returns the kind of an accelerator.
+func kindOf(kinds map[string]Kind, a v1alpha1.PolicyAccelerator) (Kind, error) {
+	k := kinds[a.Kind()]
+	if k == nil {
+		return nil, errors.New("want exactly one of rps, rfs and fastpath")
+	}
+	return k, nil
+}
+
+// Metrics describes the metrics of all kinds.
+func Metrics(kinds map[string]Kind) (all []*Metric) {
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		all = append(all, kinds[name].Metrics()...)
+	}
+	return all
+}
+
+// running is the Runner of a kind in a place.
+type running struct {
+	kind string
+	Runner
+}
+
+// open opens the runners of all kinds, by their names.
+func (p *place) openRunners() {
+	p.changes = make(chan struct{}, 1)
+	changed := func() {
+		select {
+		case p.changes <- struct{}{}:
+		default:
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.options.Kinds)) {
+		if r := p.options.Kinds[name].Open(Host{p.options, changed, p}); r != nil {
+			p.runners = append(p.runners, running{name, r})
+		}
+	}
+}
+
+func (p *place) stopRunners() error {
+	var errs []error
+	for _, r := range p.runners {
+		errs = append(errs, r.Stop())
+	}
+	return errors.Join(errs...)
+}
+
+// attached is what the runners have attached.
+func (p *place) attached() (all []record.Setting) {
+	for _, r := range p.runners {
+		if s := r.State(); s != nil {
+			all = append(all, s.Attached...)
+		}
+	}
+	return all
+}
+
+// checkLifetime returns an error if this process is about to end, and one of the accelerators would end with it.
+func (p *place) checkLifetime(accelerators []v1alpha1.Accelerator) error {
+	for _, a := range accelerators {
+		if p.options.Persistent && slices.ContainsFunc(p.runners, func(r running) bool { return r.kind == a.Kind() }) {
+			return fmt.Errorf("%s lasts as long as the process that runs it, and this one is about to end: "+
+				"write it into a policy for the agent (slipstream agent --policy FILE), or measure it (slipstream run)", a.Label())
+		}
+	}
+	return nil
+}
+
+// States are those of what the last Keep was told to run, by the names of their kinds.
+func (k *Keeper) States() (all []State) {
+	for _, r := range k.runners {
+		if s := r.State(); s != nil {
+			all = append(all, *s)
+		}
+	}
+	return all
+}
+
+// Changes receives a value when States change without Keep.
+func (k *Keeper) Changes() <-chan struct{} { return k.changes }
+
+// Verify has what runs look after itself between two calls of Keep.
+func (k *Keeper) Verify(at time.Time) {
+	for _, r := range k.runners {
+		r.Verify(at)
+	}
+}
+
+// Samples calls emit for every sample of what runs here. States are those that were published.
+func (k *Keeper) Samples(states []State, emit func(Sample)) {
+	for _, r := range k.runners {
+		var state *State
+		if i := slices.IndexFunc(states, func(s State) bool { return s.Kind == r.kind }); i >= 0 {
+			state = &states[i]
+		}
+		r.Samples(state, emit)
+	}
+}
+
+// Counts are what the runners have counted, by kind: without those that count nothing.
+func (a *Applier) Counts() (map[string]map[string]uint64, error) {
+	all := make(map[string]map[string]uint64)
+	for _, r := range a.runners {
+		n, err := r.Counts()
+		if err != nil {
+			return nil, err
+		}
+		if n != nil {
+			all[r.kind] = n
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,59 @@
+package accel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/accel/kernel"
+)
+
+// rpsKind is Receive Packet Steering: a mask of CPUs for each receive queue.
+type rpsKind struct{}
+
+// Plan is Kind's.
+func (rpsKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
+	return masks(p, a.RPS.Devices, a.RPS.CPUs)
+}
+
+// masks plans the masks of classes of devices.
+func masks(p *Plan, classes []string, spec string) error {
+	cpus, err := p.CPUs(spec)
+	if err != nil {
+		return err
+	}
+	for _, class := range classes {
+		other := p.Queues(class, "rps_cpus", cpus.String(), func(_ Device, was string) (string, error) { return cpus.MaskLike(was), nil })
+		if other != "" {
+			return Conflict(fmt.Sprintf("wants the RPS mask of class %s on CPUs %s, another accelerator on %s", class, cpus, other))
+		}
+	}
+	return nil
+}
+
+// Probe is Kind's.
+func (rpsKind) Probe(context.Context) error { return inSysfs(probeRPS) }
+
+// Open is Kind's.
+func (rpsKind) Open(Host) Runner { return nil }
+
+// Metrics is Kind's.
+func (rpsKind) Metrics() []*Metric { return nil }
+
+// probeRPS looks for the setting; of devices, every machine has the loopback device.
+func probeRPS(queues kernel.Store) error {
+	if _, err := queues.Read(kernel.Queue("lo", 0, "rps_cpus")); kernel.Gone(err) {
+		return errors.New("this kernel lacks RPS (CONFIG_RPS)")
+	}
+	return nil
+}
+
+func inSysfs(probe func(queues kernel.Store) error) error {
+	sysfs, err := kernel.OpenSysfs("")
+	if err != nil {
+		return err
+	}
+	defer sysfs.Close()
+	return probe(sysfs)
+}
