@@ -19,6 +19,8 @@ type accelerator interface {
 	on(classes []string) accelerator
 	// ofMachine reports whether it also sets something of the whole machine, whatever its classes.
 	ofMachine() bool
+	// steers reports whether it moves packets to other CPUs.
+	steers() bool
 	// complete fills in defaults.
 	complete(r *reader, path string)
 	// check checks it on a path, beside those of the same list before it.
@@ -79,6 +81,12 @@ func (a Accelerator) Label() string {
 		return is.label()
 	}
 	return "no accelerator"
+}
+
+// Steers reports whether it moves packets to other CPUs, which costs an interrupt for each batch.
+func (a Accelerator) Steers() bool {
+	is := only(a).accelerator
+	return is != nil && is.steers()
 }
 
 // String is the accelerator in words.
@@ -175,6 +183,7 @@ func (r *reader) listedOnce(path, label string, taken *settings) {
 func (a *RPS) label() string     { return "RPS" }
 func (a *RPS) classes() []string { return a.Devices }
 func (a *RPS) ofMachine() bool   { return false }
+func (a *RPS) steers() bool      { return true }
 
 func (a *RPS) words() string {
 	return fmt.Sprintf("RPS on %s over CPUs %s", strings.Join(a.Devices, ", "), a.CPUs)
@@ -198,6 +207,7 @@ func (a *RPS) check(r *reader, path string, on Path, taken *settings) {
 func (a *RFS) label() string     { return "RFS" }
 func (a *RFS) classes() []string { return a.Devices }
 func (a *RFS) ofMachine() bool   { return true }
+func (a *RFS) steers() bool      { return true }
 
 func (a *RFS) words() string {
 	if a.CPUs != "" {
@@ -236,6 +246,7 @@ func (a *Fastpath) label() string            { return "the fast path" }
 func (a *Fastpath) classes() []string        { return []string{DeviceOverlay} }
 func (a *Fastpath) on([]string) accelerator  { return a }
 func (a *Fastpath) ofMachine() bool          { return false }
+func (a *Fastpath) steers() bool             { return false }
 func (a *Fastpath) complete(*reader, string) {}
 
 func (a *Fastpath) words() string {
@@ -264,6 +275,7 @@ func (a *VF) words() string            { return "verification of virtual functio
 func (a *VF) classes() []string        { return nil }
 func (a *VF) on([]string) accelerator  { return a }
 func (a *VF) ofMachine() bool          { return false }
+func (a *VF) steers() bool             { return false }
 func (a *VF) complete(*reader, string) {}
 
 func (a *VF) check(r *reader, path string, _ Path, taken *settings) {

@@ -204,9 +204,12 @@ func TestInForce(t *testing.T) {
 	o.Owner, o.Persistent = "somebody", true
 	ask := func(what string, want ...string) {
 		t.Helper()
-		got, err := InForce(Options{JournalDir: o.JournalDir})
+		got, busy, err := InForce(Options{JournalDir: o.JournalDir})
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("%s: %v (-want +got):\n%s", what, err, diff)
+		}
+		if fast := len(want) == 2; len(busy) > 0 != fast || fast && busy["fastpath"] != want[1] {
+			t.Errorf("%s: busy: %v", what, busy)
 		}
 	}
 	ask("no journal")

@@ -69,9 +69,9 @@ func Status(ctx context.Context, o Options) (held []Held, err error) {
 }
 
 // InForce says what is accelerated in the calling thread's network namespace now, and by
-// whom, a phrase for each holder: whatever is measured there is measured with it. Of o it
-// needs JournalDir and Proc.
-func InForce(o Options) (all []string, err error) {
+// whom, a phrase for each holder: whatever is measured there is measured with it. Busy are
+// those that nobody else can have meanwhile, by kind. Of o it needs JournalDir and Proc.
+func InForce(o Options) (all []string, busy map[string]string, err error) {
 	o = o.withDefaults()
 	defer func() {
 		if err != nil {
@@ -86,7 +86,7 @@ func InForce(o Options) (all []string, err error) {
 		}
 		return err
 	}); err != nil || id == (netns.ID{}) { // without a journal, nothing has been accelerated
-		return nil, err
+		return nil, nil, err
 	}
 	for h, n := range living {
 		all = append(all, fmt.Sprintf("%d settings by %s", n, h))
@@ -94,7 +94,8 @@ func InForce(o Options) (all []string, err error) {
 	slices.Sort(all)
 	fast, held, err := askFast(fastSocketFile(o.JournalDir, id))
 	if held {
-		all = append(all, record.HeldFastpath+fast.Holder.String())
+		phrase := "the fast path by " + fast.Holder.String()
+		all, busy = append(all, phrase), map[string]string{"fastpath": phrase}
 	}
-	return all, err
+	return all, busy, err
 }

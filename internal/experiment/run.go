@@ -425,7 +425,7 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 		err = n.equipped(p, fabric)
 	}
 	if err == nil {
-		err = n.fastpathFree(p, fabric)
+		err = n.acceleratorsFree(p, fabric)
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.close())
@@ -528,11 +528,14 @@ func (n *network) equipped(p *Plan, fabric int) error {
 	return nil
 }
 
-// fastpathFree checks that no other process holds the fast path of a place where a variant applies it: every
-// trial of that variant would fail.
-func (n *network) fastpathFree(p *Plan, fabric int) error {
+// acceleratorsFree checks that no other process has an accelerator that only one can have, where a variant applies
+// it: every trial of that variant would fail.
+func (n *network) acceleratorsFree(p *Plan, fabric int) error {
+	if !slices.ContainsFunc(n.facts, func(f record.Node) bool { return len(f.Busy) > 0 }) {
+		return nil
+	}
 	for _, c := range p.Cells {
-		if c.Fabric != fabric || !slices.ContainsFunc(c.Variant.Accelerate, func(a v1alpha1.Accelerator) bool { return a.Fastpath != nil }) {
+		if c.Fabric != fabric || len(c.Variant.Accelerate) == 0 {
 			continue
 		}
 		pairs, err := n.pairs(1, c)
@@ -540,11 +543,14 @@ func (n *network) fastpathFree(p *Plan, fabric int) error {
 			return err
 		}
 		for _, s := range n.steered(c, pairs) {
-			for _, f := range n.facts {
-				i := slices.IndexFunc(f.Held, func(what string) bool { return strings.HasPrefix(what, record.HeldFastpath) })
-				if f.Name == s.place.Name && i >= 0 {
-					return fmt.Errorf("variant %s needs the fast path of %s, which is in use (%s): delete the policy that asks for it there, or leave the variant out",
-						c.Variant.Name, f.Name, f.Held[i])
+			i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == s.place.Name })
+			if i < 0 {
+				continue
+			}
+			for _, a := range c.Variant.Accelerate {
+				if held := n.facts[i].Busy[a.Kind()]; held != "" {
+					return fmt.Errorf("variant %s needs %s of %s, which is in use (%s): delete the policy that asks for it there, or leave the variant out",
+						c.Variant.Name, a.Label(), s.place.Name, held)
 				}
 			}
 		}

@@ -46,7 +46,7 @@ type fakeTarget struct {
 	// started for.
 	unprivileged map[target.Kind]bool
 	tools        map[string]string // of every node
-	held         []string          // by others, on every node
+	busy         map[string]string // by others, on every node
 	uses         map[target.Use]int
 	// run runs the commands of switches.
 	run Commands
@@ -160,7 +160,7 @@ func (w *fakeWorker) call(name string) error {
 }
 
 func (w *fakeWorker) Describe(context.Context, target.Place) (record.Node, error) {
-	return record.Node{Name: w.place, Boot: "one", Tools: w.tools, Held: w.held}, w.call("describe")
+	return record.Node{Name: w.place, Boot: "one", Tools: w.tools, Busy: w.busy}, w.call("describe")
 }
 
 func (w *fakeWorker) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
@@ -749,27 +749,29 @@ func TestOneSide(t *testing.T) {
 	}
 }
 
-// A variant whose fast path another process holds is refused before anything is measured; other variants are not.
-func TestFastpathInUse(t *testing.T) {
+// A variant with an accelerator that another process has, and only one can have, is refused before anything is measured;
+// other variants are not.
+func TestAcceleratorInUse(t *testing.T) {
+	held := map[string]string{"fastpath": "the fast path by agent (process 7)"}
 	for _, c := range []struct {
-		held   string
+		busy   map[string]string
 		accel  v1alpha1.Accelerator
 		refuse bool
 	}{
-		{record.HeldFastpath + "agent (process 7)", v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, true},
-		{record.HeldFastpath + "agent (process 7)", v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{"nic"}, CPUs: "all"}}, false},
-		{"4 settings by agent (process 7)", v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, false},
+		{held, v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, true},
+		{held, v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{"nic"}, CPUs: "all"}}, false},
+		{nil, v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, false},
 	} {
 		exp := parse(t)
 		exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: "tried", Accelerate: []v1alpha1.Accelerator{c.accel}})
 		f := newFake(2)
-		f.held = []string{c.held}
+		f.busy = c.busy
 		r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {})
 		if err == nil {
 			err = r.Close()
 		}
 		if refused := err != nil && strings.Contains(err.Error(), "variant tried needs the fast path of node0, which is in use (the fast path by agent (process 7))"); refused != c.refuse || err != nil && !refused {
-			t.Errorf("%s, %+v: %v", c.held, c.accel, err)
+			t.Errorf("%v, %+v: %v", c.busy, c.accel, err)
 		}
 		if f.open != 0 || f.workers != 0 {
 			t.Errorf("%d networks and %d workers are left", f.open, f.workers)

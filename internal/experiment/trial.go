@@ -47,7 +47,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 	out.Warnings = append(out.Warnings, warnings(c, out)...)
 	out.Warnings = append(out.Warnings, congestionWarnings(n.setup.CongestionControl, out.PerPair)...)
 	out.Warnings = append(out.Warnings, n.heldWarnings()...)
-	if slices.ContainsFunc(out.Settings, func(s record.Setting) bool { return strings.Contains(s.Path, "/queues/") }) {
+	if len(out.Settings) > 0 && slices.ContainsFunc(c.Variant.Accelerate, v1alpha1.Accelerator.Steers) {
 		out.Warnings = append(out.Warnings, n.interruptWarnings()...)
 	}
 	return nil

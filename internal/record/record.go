@@ -285,9 +285,6 @@ type Setting struct {
 	Was  string `json:"was"` // the value before
 }
 
-// HeldFastpath begins the phrase of Node.Held about the fast path; its holder follows.
-const HeldFastpath = "the fast path by "
-
 // SchemaVersion is the version of the results folder's format. It grows when a field is removed or changes
 // its meaning, not when one is added. Folders older than version 1 have none.
 const SchemaVersion = 1
@@ -357,8 +354,10 @@ type Node struct {
 	// there and back; 0 if it was not measured. Nodes on one machine have the same.
 	InterruptSeconds float64 `json:"interrupt_seconds,omitempty" unit:"s"`
 	// Held are the settings that other processes kept accelerated when the run began, and which process,
-	// a phrase each, which of the fast path begins with HeldFastpath. They apply to every variant.
+	// a phrase each. They apply to every variant.
 	Held []string `json:"held,omitempty"`
+	// Busy are those of Held that only one process can have, by the name of the accelerator, such as fastpath.
+	Busy map[string]string `json:"busy,omitempty"`
 	// Sysctls are the sysctls that affect the result.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
 	// Tools are the versions of tools by name.

@@ -67,7 +67,7 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 		return nil, err
 	}
 	if place.Kind == target.Node {
-		node.Held, err = accel.InForce(accel.Options{JournalDir: s.options.JournalDir})
+		node.Held, node.Busy, err = accel.InForce(accel.Options{JournalDir: s.options.JournalDir})
 		if err != nil && !errors.Is(err, fs.ErrPermission) { // only root can read the journal, and only root can have changed anything
 			return nil, err
 		}
