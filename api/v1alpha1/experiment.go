@@ -57,6 +57,9 @@ type Spec struct {
 	TrialsPerPeriod int `json:"trialsPerPeriod,omitempty"`
 	// Margin is the equivalence margin of the ratio: with 0.02, ratios from 1/1.02 to 1.02 are the same.
 	Margin float64 `json:"margin,omitempty"`
+	// Precision is how wide a measured interval may be and still agree with a published figure: its upper end is at
+	// most this many times the lower one. Only with published figures.
+	Precision float64 `json:"precision,omitempty"`
 	// Seed is the seed of the random order of trials. With 0 the run draws one, and records it.
 	Seed uint64 `json:"seed,omitempty"`
 	// Expect are claims that the result must meet, or the run fails.
@@ -156,9 +159,12 @@ type Published struct {
 	Pairs int `json:"pairs"`
 	// Metric is a metric of the workload.
 	Metric string `json:"metric"`
-	// Value is the value with its unit, as in the source. If no metric has the unit, the report shows the value
-	// without comparing it.
+	// Value is the value with its unit, as in the source: that of the metric, or a multiple of it. Bytes per
+	// second are converted to bit/s.
 	Value Measure `json:"value,omitempty"`
+	// OneWay marks a latency that the source gives for one way, as qperf and sockperf print it. It is half of a round
+	// trip, and the report compares twice the value. Only with a value.
+	OneWay bool `json:"oneWay,omitempty"`
 	// Ratio is the ratio of the variant to versus.
 	Ratio float64 `json:"ratio,omitempty"`
 	// Versus is the variant that the ratio is relative to. Not with a value.

@@ -24,9 +24,11 @@ spec:
 // TestPublished: every error names the field and what stands there.
 func TestPublished(t *testing.T) {
 	const cell = "source: a paper, figure: Table 1, variant: rps, workload: stream, pairs: 16, metric: throughput"
+	latency := strings.NewReplacer("stream", "pingpong", "throughput", "latency_mean").Replace(cell)
 	for text, want := range map[string]string{
 		"{" + cell + ", value: 4118 Mb/s, interval: [4000, 4200], note: by run}": "",
-		"{" + cell + ", value: 12 widgets per hour}":                             "",
+		"{" + cell + ", value: 12.5 MB/s}":                                       "",
+		"{" + latency + ", value: 72.9 µs, interval: [70, 80], oneWay: true}":    "",
 		"{" + cell + ", ratio: 1.08, versus: vxlan}":                             "",
 		"{" + cell + ", ratio: 1.08, versus: vxlan, interval: [1.08, 1.08]}":     "",
 		"{" + cell + ", versus: vxlan, interval: [0.81, 0.92]}":                  "",
@@ -34,6 +36,11 @@ func TestPublished(t *testing.T) {
 		"{" + cell + "}": "spec.published[0]: must have a value, a ratio or, for a range of ratios, an interval, has none",
 		"{" + cell + ", value: 4118 Mb/s, ratio: 1.08}":                                        "spec.published[0].ratio: must not be set with a value: a figure is one or the other",
 		"{" + strings.Replace(cell, "Table 1", "' '", 1) + ", ratio: 1, versus: vxlan}":        "spec.published[0].figure: must not be empty",
+		"{" + cell + ", value: 12 widgets per hour}":                                           "spec.published[0].value: no metric is in widgets per hour; units are 1/s, B/s, GB/s,",
+		"{" + cell + ", value: 0.0604 €/h}":                                                    "spec.published[0].value: no metric is in €/h; units are",
+		"{" + cell + ", value: 450 ms}":                                                        `spec.published[0].value: must be in bit/s, as throughput is, or a multiple of it, is "450 ms"`,
+		"{" + cell + ", value: 12.5 MB/s, oneWay: true}":                                       "spec.published[0].oneWay: is for the value of a latency",
+		"{" + latency + ", ratio: 2, versus: vxlan, oneWay: true}":                             "spec.published[0].oneWay: is for the value of a latency",
 		"{" + cell + ", value: 4118}":                                                          `spec.published[0].value: must be a number and its unit such as 4118 Mb/s or 72.9 µs, is "4118"`,
 		"{" + cell + ", ratio: 1.08}":                                                          "spec.published[0].versus: is missing",
 		"{" + cell + ", value: 0 Mb/s}":                                                        "spec.published[0].value: must be above 0",
@@ -106,16 +113,32 @@ func TestMeasure(t *testing.T) {
 		unit   string
 	}{
 		"4118 Mb/s": {4118e6, "bit/s"}, "2.01 Gbit/s": {2.01e9, "bit/s"}, "156.5 µs": {156.5e-6, "s"}, "72.9 us": {72.9e-6, "s"}, "450 ms": {0.45, "s"},
-		"12.5 k/s": {12500, "1/s"}, "87.1 %": {87.1, "%"}, "3 requests per second": {3, "requests per second"},
+		"12.5 k/s": {12500, "1/s"}, "590 KB/s": {4.72e6, "bit/s"}, "590 kB/s": {4.72e6, "bit/s"}, "24.8 MB/s": {198.4e6, "bit/s"},
 	} {
 		amount, unit, _, err := text.Amount()
 		if err != nil || math.Abs(amount/want.amount-1) > 1e-12 || unit != want.unit {
 			t.Errorf("%s: %g %s, %v, want %g %s", text, amount, unit, err, want.amount, want.unit)
 		}
 	}
-	for _, text := range []Measure{"", "Mb/s", "4118", "4118Mb/s", "4,118 Mb/s", "-1 s", "1e3 s", "1 ", "0 s", "1 s "} {
+	for _, text := range []Measure{"", "Mb/s", "4118", "4118Mb/s", "4,118 Mb/s", "-1 s", "1e3 s", "1 ", "0 s", "1 s ", "87.1 %", "1 KiB/s", "0.007 $/h"} {
 		if amount, unit, _, err := text.Amount(); err == nil {
 			t.Errorf("%q is %g %s, want an error", text, amount, unit)
 		}
+	}
+}
+
+// TestPrecision: experiments with published figures have one.
+func TestPrecision(t *testing.T) {
+	const figure = "{source: a, figure: b, variant: rps, workload: stream, pairs: 1, metric: throughput, ratio: 2, versus: vxlan}\n"
+	without, _, _ := strings.Cut(publishedExperiment, "  published:")
+	for text, want := range map[string]float64{without: 0, publishedExperiment + figure: 1.5, publishedExperiment + figure + "  precision: 3\n": 3} {
+		e, err := Parse("test.yaml", []byte(text), nil)
+		if err != nil || e.Spec.Precision != want {
+			t.Errorf("precision %v, %v, want %g", e, err, want)
+		}
+	}
+	const want = "spec.precision: must be a number above 1, is 1"
+	if _, err := Parse("test.yaml", []byte(publishedExperiment+figure+"  precision: 1\n"), nil); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
 	}
 }

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -147,7 +149,7 @@ func (p Price) Amount() (amount float64, currency string, err error) {
 }
 
 // Measure is a number above 0 and its unit, as a publication has them: "4118 Mb/s",
-// "72.9 µs". The unit may be one that no metric has.
+// "12.5 MB/s", "72.9 µs".
 type Measure string
 
 var measure = regexp.MustCompile(`^([0-9]{1,12}(?:\.[0-9]{1,6})?) (\S(?:.{0,30}\S)?)$`)
@@ -160,12 +162,13 @@ var baseUnits = map[string]struct {
 }{
 	"bit/s": {"bit/s", 1}, "kbit/s": {"bit/s", 1e3}, "Mbit/s": {"bit/s", 1e6}, "Gbit/s": {"bit/s", 1e9},
 	"b/s": {"bit/s", 1}, "kb/s": {"bit/s", 1e3}, "Mb/s": {"bit/s", 1e6}, "Gb/s": {"bit/s", 1e9},
+	"B/s": {"bit/s", 8}, "kB/s": {"bit/s", 8e3}, "KB/s": {"bit/s", 8e3}, "MB/s": {"bit/s", 8e6}, "GB/s": {"bit/s", 8e9},
 	"s": {"s", 1}, "ms": {"s", 1e-3}, "µs": {"s", 1e-6}, "us": {"s", 1e-6}, "ns": {"s", 1e-9},
 	"1/s": {"1/s", 1}, "k/s": {"1/s", 1e3}, "s/GB": {"s/GB", 1},
 }
 
 // Amount is the number in a unit of results, such as bit/s, and how many of that the
-// measure's own unit is. A unit that has none there stays as it is.
+// measure's own unit is.
 func (m Measure) Amount() (amount float64, unit string, times float64, err error) {
 	parts := measure.FindStringSubmatch(string(m))
 	if parts == nil {
@@ -179,7 +182,7 @@ func (m Measure) Amount() (amount float64, unit string, times float64, err error
 	}
 	base, ok := baseUnits[parts[2]]
 	if !ok {
-		return amount, parts[2], 1, nil
+		return 0, "", 0, fmt.Errorf("no metric is in %s; units are %s", parts[2], strings.Join(slices.Sorted(maps.Keys(baseUnits)), ", "))
 	}
 	return amount * base.times, base.unit, base.times, nil
 }

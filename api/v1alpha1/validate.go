@@ -23,7 +23,7 @@ import (
 // seen, and refused, as what it is.
 
 var (
-	cellName   = regexp.MustCompile(`^[a-z0-9][a-z0-9+/._-]*$`)
+	cellName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+/._-]*$`)
 	imageName  = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._:/@-]*[A-Za-z0-9]$`)
 	cpuAmount  = regexp.MustCompile(`^([1-9][0-9]{0,5}m?|[0-9]{1,4}\.[0-9]{0,2}[1-9])$`)
 	memAmount  = regexp.MustCompile(`^[1-9][0-9]{0,14}([KMGT]i|[kMGT])?$`)
@@ -173,6 +173,9 @@ func (r *reader) experiment(e *Experiment) {
 	if r.set("spec.margin") {
 		r.share("spec.margin", s.Margin)
 	}
+	if r.set("spec.precision") && (!positive(s.Precision) || s.Precision <= 1) {
+		r.fail("spec.precision", "must be a number above 1, is %g", s.Precision)
+	}
 	r.workloads(e)
 	r.variants(e)
 	r.balanced(e)
@@ -232,6 +235,9 @@ func (r *reader) defaults(e *Experiment) {
 		fill(r, "spec.runs", &s.Runs, Runs{Auto: true, Max: autoMax, Width: autoWidth})
 	}
 	fill(r, "spec.margin", &s.Margin, 0.02)
+	if r.has("spec.published") {
+		fill(r, "spec.precision", &s.Precision, 1.5)
+	}
 }
 
 // target checks the target, and the path on it.
@@ -371,16 +377,28 @@ func (r *reader) published(path string, s *Spec, p Published) {
 		r.fail(path, "must have a value, a ratio or, for a range of ratios, an interval, has none")
 	}
 	r.rule(path + ".value").Pattern = measure.String()
-	if r.set(path + ".value") {
-		if _, _, _, err := p.Value.Amount(); err != nil {
-			r.fail(path+".value", "%s", err)
-		}
-	}
+	r.publishedValue(path, p)
 	if r.set(path+".ratio") && !positive(p.Ratio) {
 		r.fail(path+".ratio", "must be a number above 0, is %g", p.Ratio)
 	}
 	r.publishedVersus(path+".versus", s.Variants, p)
 	r.publishedInterval(path+".interval", p)
+}
+
+// publishedValue checks that a value has a unit of its metric.
+func (r *reader) publishedValue(path string, p Published) {
+	if r.set(path + ".value") {
+		_, unit, _, err := p.Value.Amount()
+		switch {
+		case err != nil:
+			r.fail(path+".value", "%s", err)
+		case slices.Contains(metrics.Comparable(), p.Metric) && unit != metrics.Get(p.Metric).Unit:
+			r.fail(path+".value", "must be in %s, as %s is, or a multiple of it, is %q", metrics.Get(p.Metric).Unit, p.Metric, string(p.Value))
+		}
+	}
+	if p.OneWay && (p.IsRatio() || !strings.HasPrefix(p.Metric, "latency_")) {
+		r.fail(path+".oneWay", "is for the value of a latency")
+	}
 }
 
 func (r *reader) publishedVersus(path string, variants []Variant, p Published) {
@@ -421,7 +439,7 @@ func positive(x float64) bool { return x > 0 && !math.IsInf(x, 1) }
 
 func (r *reader) name(path, name string, seen map[string]string) {
 	if r.given(path) {
-		r.matches(path, name, cellName, "of a-z, 0-9 and + / . _ -, the first a letter or digit")
+		r.matches(path, name, cellName, "of A-Z, a-z, 0-9 and + / . _ -, the first a letter or digit")
 		r.unique(path, name, seen)
 	}
 }
@@ -575,7 +593,7 @@ func (r *reader) hosts(path string, hosts []Host) {
 		}
 		r.price(at+".price", h.Price)
 		for name, address := range h.Addresses {
-			r.matches(join(at+".addresses", name), name, cellName, "of a-z, 0-9 and + / . _ -, the first a letter or digit")
+			r.matches(join(at+".addresses", name), name, cellName, "of A-Z, a-z, 0-9 and + / . _ -, the first a letter or digit")
 			if ip, err := netip.ParseAddr(address); err != nil || ip.Zone() != "" || ip.IsUnspecified() {
 				r.fail(join(at+".addresses", name), "must be an IP address of the host, is %q", address)
 			}

@@ -115,8 +115,9 @@ func TestSchemaRefuses(t *testing.T) {
 		{"pairs: [1, 4]", "pairs: []"},
 		{"max: 20", "max: 7"},
 		{"faster: vxlan", "faster: vxlan, same: vxlan"},
-		{"name: stream,", "name: Stream,"},
+		{"name: stream,", "name: -stream,"},
 		{"margin: 0.02", "margin: 0.5"},
+		{"precision: 1.5", "precision: none"},
 	} {
 		changed := bytes.Replace(file, []byte(c.was), []byte(c.is), 1)
 		if bytes.Equal(file, changed) {

@@ -198,7 +198,7 @@ var notLabel = regexp.MustCompile(`[^a-z0-9]+`)
 // experiment is what the trials are of. Its checks are those of any experiment file.
 func (r *Result) experiment(p *pattern, trials []*trial, workloads []v1alpha1.Workload, o Options) error {
 	variants := distinct(trials, func(t *trial) string { return t.variant })
-	baseline := strings.ToLower(o.Baseline)
+	baseline := o.Baseline
 	switch {
 	case baseline == "" && len(variants) == 1:
 		baseline = variants[0]

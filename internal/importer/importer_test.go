@@ -70,7 +70,7 @@ func TestPattern(t *testing.T) {
 		{pattern: "{variant}-{block}.json", path: "rps-plus-12.jsonx", no: true},
 		{pattern: "{variant}-{block}.json", path: "rps-x.json", no: true},
 		{pattern: "{variant}-{block}.json", path: "rps-12xjson", no: true},
-		{pattern: "{variant}/{workload}_{pairs}.{pair}.r{run}*", path: "deep/RPS+/Bulk_4.2.r07.iperf3.json", want: name{variant: "rps+", workload: "bulk", number: 7, pairs: 4, pair: 2}},
+		{pattern: "{variant}/{workload}_{pairs}.{pair}.r{run}*", path: "deep/RPS+/Bulk_4.2.r07.iperf3.json", want: name{variant: "RPS+", workload: "Bulk", number: 7, pairs: 4, pair: 2}},
 		{pattern: "{variant}/{run}", path: "7", no: true},
 		{pattern: "{variant}.*.{node}", path: "base.mpstat.node-A", want: name{variant: "base", node: "node-A", number: -1, pairs: -1, pair: -1}},
 		{pattern: "{variant}", path: "x/base", want: func() name { n := none; n.variant = "base"; return n }()},
@@ -262,7 +262,7 @@ func FuzzPattern(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if n, ok := p.match(path); ok && (n.variant == "" || !bytes.Contains([]byte(strings.ToLower(filepath.ToSlash(path))), []byte(n.variant))) {
+		if n, ok := p.match(path); ok && (n.variant == "" || !bytes.Contains([]byte(filepath.ToSlash(path)), []byte(n.variant))) {
 			t.Errorf("%q of %q: %+v", text, path, n)
 		}
 	})

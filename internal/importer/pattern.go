@@ -106,9 +106,9 @@ func (p *pattern) match(path string) (n name, ok bool) {
 	for i, text := range found[1:] {
 		switch p.fields[i] {
 		case variantField:
-			n.variant = strings.ToLower(text)
+			n.variant = text
 		case workloadField:
-			n.workload = strings.ToLower(text)
+			n.workload = text
 		case nodeField:
 			n.node = text
 		case pairsField:
@@ -126,7 +126,7 @@ func (p *pattern) match(path string) (n name, ok bool) {
 func (n name) check() error {
 	for what, text := range map[string]string{variantField: n.variant, workloadField: n.workload} {
 		if text != "" && !v1alpha1.ValidName(text) {
-			return fmt.Errorf("{%s} is %q; a name has only a-z, 0-9 and + / . _ -, and begins with a letter or digit", what, text)
+			return fmt.Errorf("{%s} is %q; a name has only A-Z, a-z, 0-9 and + / . _ -, and begins with a letter or digit", what, text)
 		}
 	}
 	if n.pairs == 0 || n.pairs > v1alpha1.MaxPairs {

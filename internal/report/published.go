@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/stats"
 )
 
@@ -23,7 +22,7 @@ type PublishedRow struct {
 	// Theirs and Ours have their unit; Ours is empty where there is none.
 	Theirs, Ours string
 	Verdict      stats.Agreement
-	// Why says by how much they differ, or why they are not comparable; Note is about theirs.
+	// Why says by how much they differ, or why there is no such verdict; Note is about theirs.
 	Why, Note string
 }
 
@@ -47,7 +46,8 @@ func publishedFigures(all []stats.Published) (sources []PublishedSource, count s
 		stats.Agreement
 		one, more string
 	}{
-		{stats.Agrees, "agrees", "agree"}, {stats.Differs, "differs", "differ"}, {stats.NotComparable, "is not comparable", "are not comparable"},
+		{stats.Agrees, "agrees", "agree"}, {stats.Differs, "differs", "differ"},
+		{stats.TooImprecise, "of ours is too imprecise", "of ours are too imprecise"}, {stats.NotComparable, "is not comparable", "are not comparable"},
 	} {
 		switch n := verdicts[v.Agreement]; {
 		case n == 1:
@@ -71,10 +71,12 @@ func publishedRow(p stats.Published) PublishedRow {
 	if p.Ours != nil {
 		row.Ours = figureIn(*p.Ours, q)
 	}
-	if p.Versus == "" && p.Unit != metrics.Get(p.Metric).Unit {
-		q = quantity{unit: p.Unit, scale: 1} // shown as it was published
-	}
 	row.Theirs = figureIn(p.Theirs, q)
+	if p.OneWay {
+		row.Note = strings.Join(slices.DeleteFunc([]string{
+			"published for one way as " + figureIn(stats.Figure{Value: p.Theirs.Value / 2}, q) + ": theirs is twice that, a round trip", p.Note,
+		}, func(s string) bool { return s == "" }), "; ")
+	}
 	if p.Verdict == stats.Differs {
 		row.Why = fmt.Sprintf("ours is %s times theirs", significant(p.Times))
 	}
@@ -137,6 +139,8 @@ func agreementMark(v stats.Agreement) string {
 		return "="
 	case stats.Differs:
 		return "≠"
+	case stats.TooImprecise:
+		return "?"
 	}
 	return "–"
 }

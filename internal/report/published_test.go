@@ -23,9 +23,10 @@ func publications() []v1alpha1.Published {
 	vxlan.Figure, vxlan.Variant, vxlan.Pairs, vxlan.Value, vxlan.Versus = "Table 2", "vxlan", 4, "4118 Mb/s", ""
 	vxlan.Interval = []float64{3968, 4268}
 	other.Figure, other.Variant, other.Pairs, other.Ratio, other.Versus = "Table 3", "rps+", 4, 0.5, "native"
-	softirq := v1alpha1.Published{Source: "Another one", Figure: "Figure 4", Variant: "vxlan", Workload: "stream", Pairs: 4, Metric: metrics.SoftirqPerGB, Value: "87.1 %"}
+	trip := v1alpha1.Published{Source: "Another one", Figure: "Figure 4", Variant: "vxlan", Workload: "pingpong", Pairs: 1, Metric: metrics.LatencyP50, Value: "36.4 µs", OneWay: true, Note: "by qperf"}
 	latency := v1alpha1.Published{Source: "Another one", Figure: "Figure 5", Variant: "native", Workload: "pingpong", Pairs: 1, Metric: metrics.LatencyP50, Ratio: 0.42, Versus: "vxlan"}
-	return []v1alpha1.Published{rps, rfs, native, never, vxlan, other, softirq, latency}
+	tail := v1alpha1.Published{Source: "Another one", Figure: "Figure 6", Variant: "rps", Workload: "pingpong", Pairs: 4, Metric: metrics.LatencyP99, Ratio: 0.9, Versus: "vxlan"}
+	return []v1alpha1.Published{rps, rfs, native, never, vxlan, other, trip, latency, tail}
 }
 
 func TestPublished(t *testing.T) {
@@ -41,25 +42,27 @@ func TestPublished(t *testing.T) {
 			{"Table 3", "rps+, stream throughput, 4 pairs", "native", "0.50", "0.50 (0.50–0.51)", stats.Agrees, "", ""},
 		}},
 		{"Another one", []PublishedRow{
-			{"Figure 4", "vxlan, stream softirq per GB, 4 pairs", "", "87.1 %", "0.436 s/GB (0.433–0.438)", stats.NotComparable, "theirs is in %, ours in s/GB", ""},
+			{"Figure 4", "vxlan, pingpong median latency, 1 pair", "", "72.8 µs", "24.0 µs (23.8–24.2)", stats.Differs, "ours is 0.329 times theirs", "published for one way as 36.4 µs: theirs is twice that, a round trip; by qperf"},
 			{"Figure 5", "native, pingpong median latency, 1 pair", "vxlan", "0.42", "0.42 (0.41–0.43)", stats.Agrees, "", ""},
+			{"Figure 6", "rps, pingpong p99 latency, 4 pairs", "vxlan", "0.90", "0.97 (0.88–1.06)", stats.TooImprecise, "our interval includes both theirs and no effect", ""},
 		}},
 	}
 	if diff := cmp.Diff(want, m.Published); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if want := "8 published figures beside ours: 3 agree, 3 differ and 2 are not comparable."; m.PublishedCount != want {
+	if want := "9 published figures beside ours: 3 agree, 4 differ, 1 of ours is too imprecise and 1 is not comparable."; m.PublishedCount != want {
 		t.Errorf("%q, want %q", m.PublishedCount, want)
 	}
 }
 
 // TestPublishedCount: the verdicts are counted in words, and those that no figure has are left out.
 func TestPublishedCount(t *testing.T) {
-	agrees, differs, not := stats.Published{Verdict: stats.Agrees}, stats.Published{Verdict: stats.Differs}, stats.Published{Verdict: stats.NotComparable}
+	agrees, differs, imprecise, not := stats.Published{Verdict: stats.Agrees}, stats.Published{Verdict: stats.Differs}, stats.Published{Verdict: stats.TooImprecise}, stats.Published{Verdict: stats.NotComparable}
 	for want, all := range map[string][]stats.Published{
 		"": nil,
 		"1 published figure beside ours: 1 agrees.":                                     {agrees},
 		"3 published figures beside ours: 1 agrees, 1 differs and 1 is not comparable.": {not, differs, agrees},
+		"3 published figures beside ours: 1 agrees and 2 of ours are too imprecise.":    {imprecise, agrees, imprecise},
 		"4 published figures beside ours: 2 differ and 2 are not comparable.":           {not, differs, not, differs},
 	} {
 		if _, got := publishedFigures(all); got != want {
@@ -85,7 +88,7 @@ func TestPublishedAreDrawn(t *testing.T) {
 	}
 	// The experiment compares rps+ with vxlan, and its figure is relative to native. The host
 	// network is off the scale of its table, and has an arrow.
-	want := map[string]bool{"rps stream throughput 4 pairs": true, "rfs stream throughput 4 pairs": true}
+	want := map[string]bool{"rps stream throughput 4 pairs": true, "rfs stream throughput 4 pairs": true, "rps pingpong p99 latency 4 pairs": true}
 	if diff := cmp.Diff(want, drawn); diff != "" {
 		t.Errorf("bars with a ring (-want +got):\n%s", diff)
 	}

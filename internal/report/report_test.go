@@ -49,7 +49,7 @@ func render(t *testing.T, write writer, m *Model) string {
 // published figures with every verdict.
 func eventful(t *testing.T) (*fixture, *stats.Summary) {
 	f := demo(t)
-	f.exp.Spec.Published = publications()
+	f.exp.Spec.Published, f.exp.Spec.Precision = publications(), 1.5
 	retried := f.trials[3]
 	retried.Status, retried.Error, retried.Metrics = record.StatusFailed, "client node0/pod0: connect: connection refused", nil
 	f.trials = slices.Insert(f.trials, 3, retried)

@@ -2,20 +2,23 @@ package stats
 
 import (
 	"fmt"
+	"math"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
 )
 
 // Agreement of a published figure with the measured one.
 type Agreement string
 
-// A published figure agrees with the measured one if it, or its interval, overlaps the measured interval,
-// widened by the margin. Otherwise it differs. The two are not comparable if the experiment did
-// not measure the same thing, or has no interval for it.
+// A published figure differs from the measured one if it, or its interval, lies outside the measured interval, widened
+// by the margin. Otherwise it agrees, unless the measured interval is too imprecise to tell it from other figures: its
+// ends are farther apart than the experiment's precision, or it also holds a ratio of 1, although the published
+// figure is an effect. The two are not comparable if the experiment did not measure the same thing, or has no
+// interval for it.
 const (
 	Agrees        Agreement = "agrees"
 	Differs       Agreement = "differs"
+	TooImprecise  Agreement = "too imprecise"
 	NotComparable Agreement = "not comparable"
 )
 
@@ -29,16 +32,18 @@ type Published struct {
 	Metric   string `json:"metric"`   // name of the metric
 	// Versus is the variant that both ratios are relative to, absent if they are values.
 	Versus string `json:"versus,omitempty"`
-	// Unit of both; 1 for a ratio. If the published figure has another unit than the metric, it is that unit.
-	Unit   string `json:"unit"`
-	Theirs Figure `json:"theirs"` // the published figure
-	// Ours is the measured figure, absent if there is none.
+	Unit   string `json:"unit"`   // unit of both; 1 for a ratio
+	Theirs Figure `json:"theirs"` // the published figure, converted to that unit
+	// OneWay is true if a latency was published for one way; theirs is twice that.
+	OneWay bool `json:"one_way,omitempty"`
+	// Ours is the measured figure, absent if there is none. A value is the geometric mean of the blocks, with an interval
+	// on logs, so neither end is below 0.
 	Ours *Figure `json:"ours,omitempty"`
 	// Times is the measured figure divided by the published one, or by the nearer end of a range;
 	// absent if they are not comparable.
 	Times   float64   `json:"times,omitempty"`
-	Verdict Agreement `json:"verdict"` // agrees, differs or not comparable
-	// Why is the reason if they are not comparable.
+	Verdict Agreement `json:"verdict"` // agrees, differs, too imprecise or not comparable
+	// Why is the reason if they are not comparable, or ours is too imprecise.
 	Why  string `json:"why,omitempty"`
 	Note string `json:"note,omitempty"` // remark on the published figure
 }
@@ -65,33 +70,31 @@ func (t *table) published(s *Summary) []Published {
 	for _, p := range t.exp.Spec.Published {
 		b := Published{
 			Source: p.Source, Figure: p.Figure, Variant: p.Variant, Workload: p.Workload, Pairs: p.Pairs, Metric: p.Metric,
-			Versus: p.Versus, Unit: "1", Theirs: Figure{p.Ratio, p.Interval}, Note: p.Note,
+			Versus: p.Versus, Unit: "1", Theirs: Figure{p.Ratio, p.Interval}, OneWay: p.OneWay, Note: p.Note,
 		}
 		if !p.IsRatio() {
 			b.Theirs, b.Unit = theirValue(p)
 		}
 		var n int
-		b.Ours, n, b.Why = t.ours(s, p)
-		switch want := metrics.Get(p.Metric).Unit; {
-		case b.Why != "":
-		case !p.IsRatio() && b.Unit != want:
-			b.Why = fmt.Sprintf("theirs is in %s, ours in %s", b.Unit, want)
-		case n < 2:
+		if b.Ours, n, b.Why = t.ours(s, p); b.Why == "" && n < 2 {
 			b.Why = "ours was measured once, and has no interval"
 		}
 		if b.Why != "" {
 			b.Verdict = NotComparable
 		} else {
-			b.Verdict, b.Times = agreement(b.Theirs, *b.Ours, t.exp.Spec.Margin)
+			b.judge(t.exp.Spec)
 		}
 		out = append(out, b)
 	}
 	return out
 }
 
-// theirValue is a published value in the unit of results, if there is such.
+// theirValue is a published value in the unit of results; a latency is that of a round trip.
 func theirValue(p v1alpha1.Published) (Figure, string) {
 	amount, unit, times, _ := p.Value.Amount() // checked by Parse
+	if p.OneWay {
+		amount, times = 2*amount, 2*times
+	}
 	f := Figure{Value: amount}
 	for _, end := range p.Interval {
 		f.Interval = append(f.Interval, end*times)
@@ -104,11 +107,16 @@ func theirValue(p v1alpha1.Published) (Figure, string) {
 func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 	at := At(p.Workload, p.Pairs)
 	own := s.row(p.Variant, p.Workload, p.Pairs, p.Metric)
-	switch {
-	case own == nil || own.N == 0:
+	if own == nil || own.N == 0 {
 		return nil, 0, fmt.Sprintf("%s was not measured with %s", p.Variant, at)
-	case !p.IsRatio():
-		return &Figure{own.Mean, own.CI95[:]}, own.N, ""
+	}
+	if !p.IsRatio() {
+		e, ok := t.logs(t.byKey[key{p.Variant, p.Workload, p.Pairs}], p.Metric)
+		if !ok {
+			return nil, 0, fmt.Sprintf("some block of %s with %s has the value 0", p.Variant, at)
+		}
+		v := versus("", e)
+		return &Figure{v.Ratio, v.CI95[:]}, v.N, ""
 	}
 	if base := s.row(p.Versus, p.Workload, p.Pairs, p.Metric); base == nil || base.N == 0 {
 		return nil, 0, fmt.Sprintf("theirs is relative to %s, which was not measured with %s", p.Versus, at)
@@ -120,17 +128,26 @@ func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 	return &Figure{r.Versus.Ratio, r.Versus.CI95[:]}, r.Versus.N, ""
 }
 
-// agreement is the verdict on two figures in one unit, and the ratio of ours to theirs.
-func agreement(theirs, ours Figure, margin float64) (Agreement, float64) {
-	low, high := ours.ends()
-	from, to := theirs.ends()
-	at := theirs.Value
+// judge compares theirs with ours, both in one unit.
+func (b *Published) judge(spec v1alpha1.Spec) {
+	low, high := b.Ours.ends()
+	from, to := b.Theirs.ends()
+	at := b.Theirs.Value
 	if at == 0 { // the point of the range that is nearest to ours
-		at = min(max(ours.Value, from), to)
+		at = min(max(b.Ours.Value, from), to)
 	}
-	verdict := Differs
-	if from <= high*(1+margin) && to >= low/(1+margin) {
-		verdict = Agrees
+	b.Times = b.Ours.Value / at
+	none := 1 + spec.Margin
+	effect := b.Versus != "" && math.Max(at, 1/at) > none
+	switch {
+	// An interval that theirs is outside of proves a difference, however wide it is.
+	case from > high*none || to < low/none:
+		b.Verdict = Differs
+	case high > spec.Precision*low:
+		b.Verdict, b.Why = TooImprecise, fmt.Sprintf("the ends of our interval differ by a factor of more than %g", spec.Precision)
+	case effect && low <= 1 && high >= 1:
+		b.Verdict, b.Why = TooImprecise, "our interval includes both theirs and no effect"
+	default:
+		b.Verdict = Agrees
 	}
-	return verdict, ours.Value / at
 }

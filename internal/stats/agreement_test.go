@@ -10,40 +10,84 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// TestAgreement: theirs agrees where it meets our interval, widened by the margin.
+// TestAgreement: theirs agrees where it meets our interval, widened by the margin, and our interval is precise enough.
 func TestAgreement(t *testing.T) {
-	ours := Figure{1.1, []float64{1.0, 1.2}}
+	gain, loss, wide, nothing := Figure{1.1, []float64{1.05, 1.2}}, Figure{0.9, []float64{0.8, 0.95}}, Figure{0.91, []float64{0.47, 1.74}}, Figure{1, []float64{0.9, 1.1}}
 	for name, c := range map[string]struct {
-		theirs Figure
-		margin float64
-		want   Agreement
-		times  float64
+		theirs, ours Figure
+		margin       float64
+		want         Agreement
+		times        float64
 	}{
-		"a point within":                      {Figure{Value: 1.15}, 0, Agrees, 1.1 / 1.15},
-		"a point at the end":                  {Figure{Value: 1.2}, 0, Agrees, 1.1 / 1.2},
-		"a point above":                       {Figure{Value: 1.21}, 0, Differs, 1.1 / 1.21},
-		"a point below":                       {Figure{Value: 0.99}, 0, Differs, 1.1 / 0.99},
-		"above, by less than the margin":      {Figure{Value: 1.21}, 0.02, Agrees, 1.1 / 1.21},
-		"above, by more than the margin":      {Figure{Value: 1.23}, 0.02, Differs, 1.1 / 1.23},
-		"below, by less than the margin":      {Figure{Value: 0.99}, 0.02, Agrees, 1.1 / 0.99},
-		"below, by more than the margin":      {Figure{Value: 0.97}, 0.02, Differs, 1.1 / 0.97},
-		"intervals overlap, points are apart": {Figure{1.3, []float64{1.15, 1.5}}, 0, Agrees, 1.1 / 1.3},
-		"intervals are apart":                 {Figure{1.4, []float64{1.3, 1.5}}, 0.02, Differs, 1.1 / 1.4},
-		"an interval around ours":             {Figure{1.4, []float64{0.5, 3}}, 0, Agrees, 1.1 / 1.4},
-		"a range around ours":                 {Figure{Interval: []float64{0.5, 3}}, 0, Agrees, 1},
-		"a range above: its nearer end":       {Figure{Interval: []float64{2.2, 3}}, 0.02, Differs, 0.5},
-		"a range below: its nearer end":       {Figure{Interval: []float64{0.2, 0.55}}, 0.02, Differs, 2},
+		"a point within":                       {Figure{Value: 1.15}, gain, 0, Agrees, 1.1 / 1.15},
+		"a point at the end":                   {Figure{Value: 1.2}, gain, 0, Agrees, 1.1 / 1.2},
+		"a point above":                        {Figure{Value: 1.21}, gain, 0, Differs, 1.1 / 1.21},
+		"a point below":                        {Figure{Value: 1.04}, gain, 0, Differs, 1.1 / 1.04},
+		"above, by less than the margin":       {Figure{Value: 1.21}, gain, 0.02, Agrees, 1.1 / 1.21},
+		"above, by more than the margin":       {Figure{Value: 1.23}, gain, 0.02, Differs, 1.1 / 1.23},
+		"below, by less than the margin":       {Figure{Value: 1.04}, gain, 0.02, Agrees, 1.1 / 1.04},
+		"below, by more than the margin":       {Figure{Value: 1.02}, gain, 0.02, Differs, 1.1 / 1.02},
+		"intervals overlap, points are apart":  {Figure{1.3, []float64{1.15, 1.5}}, gain, 0, Agrees, 1.1 / 1.3},
+		"intervals are apart":                  {Figure{1.4, []float64{1.3, 1.5}}, gain, 0.02, Differs, 1.1 / 1.4},
+		"an interval around ours":              {Figure{1.4, []float64{0.5, 3}}, gain, 0, Agrees, 1.1 / 1.4},
+		"a range around ours":                  {Figure{Interval: []float64{0.5, 3}}, gain, 0, Agrees, 1},
+		"a range above: its nearer end":        {Figure{Interval: []float64{2.2, 3}}, gain, 0.02, Differs, 0.5},
+		"a range below: its nearer end":        {Figure{Interval: []float64{0.2, 0.55}}, gain, 0.02, Differs, 2},
+		"a loss":                               {Figure{Value: 0.85}, loss, 0.02, Agrees, 0.9 / 0.85},
+		"too wide to agree":                    {Figure{Value: 1.4}, wide, 0.02, TooImprecise, 0.91 / 1.4},
+		"wide, and yet it excludes theirs":     {Figure{Value: 2}, wide, 0.02, Differs, 0.91 / 2},
+		"ours holds theirs and no effect":      {Figure{Value: 1.08}, nothing, 0.02, TooImprecise, 1 / 1.08},
+		"ours holds a loss and no effect":      {Figure{Value: 0.92}, nothing, 0.02, TooImprecise, 1 / 0.92},
+		"ours holds a range and no effect":     {Figure{Interval: []float64{1.05, 1.3}}, nothing, 0.02, TooImprecise, 1 / 1.05},
+		"no effect, neither theirs nor ours":   {Figure{Value: 1.01}, nothing, 0.02, Agrees, 1 / 1.01},
+		"no effect of theirs, and ours is one": {Figure{Value: 1}, gain, 0.02, Differs, 1.1},
 	} {
-		if got, times := agreement(c.theirs, ours, c.margin); got != c.want || math.Abs(times-c.times) > 1e-12 {
-			t.Errorf("%s: %s, ours is %g times theirs; want %s, %g", name, got, times, c.want, c.times)
+		b := Published{Versus: "base", Theirs: c.theirs, Ours: &c.ours}
+		b.judge(v1alpha1.Spec{Margin: c.margin, Precision: 1.5})
+		if b.Verdict != c.want || math.Abs(b.Times-c.times) > 1e-12 || (b.Why != "") != (c.want == TooImprecise) {
+			t.Errorf("%s: %s, %q, ours is %g times theirs; want %s, %g", name, b.Verdict, b.Why, b.Times, c.want, c.times)
 		}
 	}
+	// A value has no effect that it could lack: 1 is a number like any other.
+	b := Published{Theirs: Figure{Value: 1.08}, Ours: &nothing}
+	if b.judge(v1alpha1.Spec{Margin: 0.02, Precision: 1.5}); b.Verdict != Agrees {
+		t.Errorf("a value: %s, %s", b.Verdict, b.Why)
+	}
+}
+
+// TestValuesOnLogs: values that scatter by a factor have no interval that reaches below 0.
+func TestValuesOnLogs(t *testing.T) {
+	exp := experiment("base")
+	exp.Spec.Runs.N, exp.Spec.Precision, exp.Spec.Workloads, exp.Spec.Pairs = 2, 1.5, exp.Spec.Workloads[:1], []int{1}
+	exp.Spec.Published = []v1alpha1.Published{{Variant: "base", Workload: "stream", Pairs: 1, Metric: metrics.Throughput, Value: "0.784 Gb/s"}}
+	s := analyzed(t, exp, trials("base", "stream", 1, metrics.Throughput, 14e9, 16e9))
+	p := s.Published[0]
+	if p.Ours.Interval[0] < 6e9 || math.Abs(p.Ours.Value/math.Sqrt(14e9*16e9)-1) > 1e-9 || p.Verdict != Differs {
+		t.Errorf("%+v, ours %+v", p, p.Ours)
+	}
+	s = analyzed(t, exp, trials("base", "stream", 1, metrics.Throughput, 0.5e9, 16e9))
+	if p := s.Published[0]; p.Ours.Interval[0] <= 0 || p.Verdict != TooImprecise {
+		t.Errorf("%+v, ours %+v", p, p.Ours)
+	}
+	s = analyzed(t, exp, trials("base", "stream", 1, metrics.Throughput, 0, 16e9))
+	if p := s.Published[0]; p.Ours != nil || p.Verdict != NotComparable || p.Why != "some block of base with stream at 1 pair has the value 0" {
+		t.Errorf("%+v", p)
+	}
+}
+
+func analyzed(t *testing.T, exp *v1alpha1.Experiment, all []record.Trial) *Summary {
+	t.Helper()
+	s, err := Analyze(exp, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // TestPublishedFigures: what of ours a figure is set beside, and why there is nothing.
 func TestPublishedFigures(t *testing.T) {
 	exp := experiment("base", "fast", "faster", "never")
-	exp.Spec.Runs.N, exp.Spec.Margin = 6, 0.02
+	exp.Spec.Runs.N, exp.Spec.Margin, exp.Spec.Precision = 6, 0.02, 1.5
 	exp.Spec.Workloads = exp.Spec.Workloads[:1]
 	exp.Spec.Pairs = []int{1, 2}
 	values := func(f float64) []float64 { return []float64{f * 100, f * 101, f * 99, f * 100, f * 102, f * 98} }
@@ -73,17 +117,14 @@ func TestPublishedFigures(t *testing.T) {
 		"a ratio of the baseline":             {figure("base", 1, v1alpha1.Published{Ratio: 0.5, Versus: "fast"}), Differs, 2. / 3, "1", "", 0.5, nil},
 		"a value, in its unit":                {figure("fast", 1, v1alpha1.Published{Value: "150 Mb/s", Interval: []float64{140, 160}}), Agrees, 150e6, "bit/s", "", 150e6, []float64{140e6, 160e6}},
 		"another value":                       {figure("fast", 1, v1alpha1.Published{Value: "2 Gb/s"}), Differs, 150e6, "bit/s", "", 2e9, nil},
-		"another unit":                        {figure("fast", 1, v1alpha1.Published{Value: "87.1 %"}), NotComparable, 150e6, "%", "theirs is in %, ours in bit/s", 87.1, nil},
+		"a value in bytes":                    {figure("fast", 1, v1alpha1.Published{Value: "18.75 MB/s"}), Agrees, 150e6, "bit/s", "", 150e6, nil},
 		"the cell was not measured":           {figure("never", 1, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "never was not measured with stream at 1 pair", 1.5, nil},
 		"a number of pairs that nobody chose": {figure("fast", 16, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "fast was not measured with stream at 16 pairs", 1.5, nil},
 		"what theirs is relative to was not":  {figure("fast", 2, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "theirs is relative to base, which was not measured with stream at 2 pairs", 1.5, nil},
 		"one block alone":                     {figure("faster", 2, v1alpha1.Published{Value: "300 Mb/s"}), NotComparable, 3e8, "bit/s", "ours was measured once, and has no interval", 3e8, nil},
 	} {
 		exp.Spec.Published = []v1alpha1.Published{c.p}
-		s, err := Analyze(exp, all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := analyzed(t, exp, all)
 		b, ours := s.Published[0], 0.0
 		if b.Ours != nil {
 			ours = b.Ours.Value

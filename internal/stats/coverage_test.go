@@ -407,3 +407,59 @@ func TestCoverageSame(t *testing.T) {
 		})
 	}
 }
+
+// Published effects beside comparisons of ours that find none, and beside others that find the same effect: a
+// comparison that could not have told one from the other must not count as an agreement.
+func TestCoverageAgreement(t *testing.T) {
+	t.Parallel()
+	const comparisons = 200
+	for i, c := range []struct {
+		name   string
+		noise  float64
+		blocks int
+		same   int // at least so many agree if ours is their effect
+	}{
+		{"noise of SD 5 %, 20 blocks", 0.05, 20, 190},
+		{"noise of SD 5 %, 5 blocks", 0.05, 5, 170},
+		{"noise of SD 20 %, 5 blocks", 0.2, 5, 10},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(10, uint64(i)))
+			// verdicts of 200 comparisons, whose effects are spread evenly on logs from 1.05 to 2
+			verdicts := func(truth func(effect float64) float64) (count map[Agreement]int, met int) {
+				count = map[Agreement]int{}
+				for k := range comparisons {
+					effect := 1.05 * math.Pow(2/1.05, float64(k)/(comparisons-1))
+					w := world{[]float64{1, truth(effect)}, nil, normal(c.noise)}
+					exp := w.experiment()
+					exp.Spec.Margin, exp.Spec.Precision = 0.02, 1.5
+					exp.Spec.Published = []v1alpha1.Published{{Variant: "1", Versus: "0", Workload: "stream", Pairs: 1, Metric: metrics.Throughput, Ratio: effect}}
+					var ts []record.Trial
+					for b := 1; b <= c.blocks; b++ {
+						ts = append(ts, w.block(r, b)...)
+					}
+					p := analyzed(t, exp, ts).Published[0]
+					count[p.Verdict]++
+					if p.Verdict != Differs {
+						met++
+					}
+				}
+				return count, met
+			}
+			placebo, met := verdicts(func(float64) float64 { return 1 })
+			same, _ := verdicts(func(effect float64) float64 { return effect })
+			text, err := os.ReadFile("../../docs/results/method.md")
+			if err != nil {
+				t.Fatal(err)
+			}
+			line := fmt.Sprintf("| %s | %d | %d | %d | %d | %d | %d | %d |\n", c.name, met, placebo[Agrees], placebo[TooImprecise], placebo[Differs], same[Agrees], same[TooImprecise], same[Differs])
+			if t.Log(line); !strings.Contains(string(text), "\n"+line) {
+				t.Errorf("docs/results/method.md does not have the line: %s", line)
+			}
+			if placebo[Agrees] > 2 || same[Agrees] < c.same {
+				t.Errorf("%d agree without an effect, and %d with it", placebo[Agrees], same[Agrees])
+			}
+		})
+	}
+}

@@ -20,7 +20,7 @@ import (
 	"slipstream.dev/internal/traffic/tools"
 )
 
-// The logs of the origin experiment hold twenty runs of five of its variants at four
+// The logs of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE, 2024) hold twenty runs of five of its variants at four
 // numbers of pairs: file name, heading in its tables. testdata/published has their bit rates
 // without the times of CPUs, which are nine tenths of each log.
 var publishedVariants = [][2]string{{"baseline", "Baseline"}, {"rps", "RPS"}, {"rfs", "RFS"}, {"rps-plus", "RPS+"}, {"rfs-plus", "RFS+"}}

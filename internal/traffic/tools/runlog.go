@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// A run log is what the published RPS and RFS experiment left
+// A run log is what "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE, 2024) left
 // (docs/explanation/published.md): for each run a heading and a bit rate in Mb/s for each
 // pair, and behind all of them, if it has any, the averages of mpstat, one for each run.
 // What follows is computed from these, and is not read.
