@@ -30,7 +30,7 @@ func load(t *testing.T, name string) *v1alpha1.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "endpoint-changes", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "mtu", "overlay-cost", "overlays-by-rate", "overlays", "page", "policies", "rps-rfs", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "endpoint-changes", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "mtu", "overlay-cost", "overlays-by-rate", "overlays", "page", "policies", "rps-rfs", "script", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -63,10 +63,10 @@ func TestPresets(t *testing.T) {
 func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 40 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
-		"overlays": 75 * time.Minute, "overlays-by-rate": 28 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
+		"overlays": 75 * time.Minute, "overlays-by-rate": 31 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
-		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "zones": 8 * time.Minute,
+		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "script": 4 * time.Minute, "zones": 8 * time.Minute,
 		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 71 * time.Minute, "mtu": 41 * time.Minute, "policies": 22 * time.Minute, "endpoint-changes": 23 * time.Minute,
 	} {
 		e := load(t, name)
@@ -120,6 +120,7 @@ func TestComparisons(t *testing.T) {
 		"an-linux":     {"as-found": ""}, "an-vms": {"off": "", "on": "off"},
 		"zones": {"within": "", "between": "within"}, "instances-hosts": {"small": "", "large": "small"},
 		"page":      {"direct": "", "balancer": "direct"},
+		"script":    {"A0": "A2", "A2": "", "DigitalOcean": "A2"},
 		"instances": {"small": "medium", "medium": "", "medium-old": "medium", "medium-soft": "medium", "large": "medium"},
 		"fastpath": {
 			"vxlan/full": "", "native/full": "vxlan/full", "rfs+/full": "vxlan/full", "fastpath/full": "vxlan/full", "fastpath-rfs/full": "vxlan/full",
