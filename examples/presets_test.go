@@ -402,3 +402,46 @@ func TestPublishedFigures(t *testing.T) {
 		}
 	}
 }
+
+// TestPublishedInDocuments: every published figure of a preset names its document, and stands in that document's
+// section of docs/results/documents.md, as a number of a table.
+func TestPublishedInDocuments(t *testing.T) {
+	page, err := os.ReadFile("../docs/results/documents.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string]string{}
+	for _, section := range strings.Split(string(page), "\n## ")[1:] {
+		title, text, _ := strings.Cut(section, "\n")
+		for _, line := range strings.Split(text, "\n") {
+			if strings.HasPrefix(line, "|") {
+				sections[title] += line + "\n"
+			}
+		}
+	}
+	used := map[string]bool{}
+	for _, name := range Names() {
+		for _, p := range load(t, name).Spec.Published {
+			title, _, cited := strings.Cut(p.Source, " (")
+			text, ok := sections[title]
+			if !cited || !ok {
+				t.Errorf("%s: no section %q of source %q", name, title, p.Source)
+				continue
+			}
+			used[title] = true
+			number, _, _ := strings.Cut(string(p.Value), " ")
+			numbers := []string{number}
+			if p.IsRatio() {
+				numbers = []string{strconv.FormatFloat(p.Ratio, 'f', 3, 64), strconv.FormatFloat(p.Ratio, 'g', -1, 64)}
+			}
+			if !slices.ContainsFunc(numbers, func(n string) bool {
+				return regexp.MustCompile(`(^|[ :])` + regexp.QuoteMeta(n) + `([ ,]|$)`).MatchString(text)
+			}) {
+				t.Errorf("%s: the section of %q does not have %v of %q", name, title, numbers, p.Figure)
+			}
+		}
+	}
+	if len(used) != 4 { // the fifth has its figures in screenshots
+		t.Errorf("presets have figures of %d documents: %v", len(used), used)
+	}
+}
