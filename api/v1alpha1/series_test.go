@@ -33,6 +33,7 @@ func TestSeries(t *testing.T) {
 		"[{axis: pairs, of: [vxlan]}]":                                                           "spec.series[0].name: is missing",
 		"[{name: A b, axis: pairs, of: [vxlan]}]":                                                `spec.series[0].name: must be of A-Z, a-z, 0-9 and + / . _ -, the first a letter or digit, is "A b"`,
 		"[{name: a, axis: pairs, of: [vxlan]}, {name: a, axis: pairs, of: [lb]}]":                `spec.series[1].name: must be unique, "a" is spec.series[0].name too`,
+		"[{name: a, axis: pairs, of: [vxlan]}, {name: A, axis: pairs, of: [lb]}]":                `spec.series[1].name: must be unique, "A" is spec.series[0].name too`,
 		"[{name: a, of: [vxlan]}]":                                                               "spec.series[0].axis: is missing",
 		"[{name: a, axis: pods, of: [vxlan]}]":                                                   `spec.series[0].axis: must be backends, policies, rate, price, size, connections or pairs, is "pods"`,
 		"[{name: a, axis: backends}]":                                                            "spec.series[0].of: is missing",

@@ -153,13 +153,15 @@ func (r *reader) exactlyOne(path string, choices ...choice) {
 	}
 }
 
-// unique notes a name that is in seen already, and adds it.
+// unique notes a name that is in seen already, and adds it. Upper or lower case makes no difference: names of files and
+// hosts do not tell the two apart everywhere.
 func (r *reader) unique(path, name string, seen map[string]string) {
-	if first, ok := seen[name]; ok {
+	key := strings.ToLower(name)
+	if first, ok := seen[key]; ok {
 		r.fail(path, "must be unique, %q is %s too", name, first)
 		return
 	}
-	seen[name] = path
+	seen[key] = path
 }
 
 func (r *reader) experiment(e *Experiment) {
