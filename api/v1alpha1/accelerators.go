@@ -34,27 +34,38 @@ type member struct {
 	accelerator
 }
 
-// fieldsOf returns the fields that an accelerator has, in their order, and those that are set: it should be one.
-func fieldsOf(a any) (all []choice, set []member) {
-	v := reflect.ValueOf(a)
-	for _, f := range reflect.VisibleFields(v.Type()) {
+// members are the fields of the two types of accelerators: an agent asks often, and listing them is slow.
+var members = map[reflect.Type][]member{
+	reflect.TypeFor[Accelerator]():       membersOf(reflect.TypeFor[Accelerator]()),
+	reflect.TypeFor[PolicyAccelerator](): membersOf(reflect.TypeFor[PolicyAccelerator]()),
+}
+
+func membersOf(t reflect.Type) (all []member) {
+	for _, f := range reflect.VisibleFields(t) {
 		if f.Anonymous { // its fields are among them
 			continue
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		is, _ := v.FieldByIndex(f.Index).Interface().(accelerator)
-		given := !v.FieldByIndex(f.Index).IsNil()
-		all = append(all, choice{name, given})
-		if given {
-			set = append(set, member{name, f.Index, is})
+		all = append(all, member{name: name, index: f.Index})
+	}
+	return all
+}
+
+// fieldsOf returns the fields that are set. It should be one.
+func fieldsOf[A Accelerator | PolicyAccelerator](a A) (set []member) {
+	v := reflect.ValueOf(a)
+	for _, f := range members[v.Type()] {
+		if field := v.FieldByIndex(f.index); !field.IsNil() {
+			f.accelerator = field.Interface().(accelerator)
+			set = append(set, f)
 		}
 	}
-	return all, set
+	return set
 }
 
 // only returns the only field of an accelerator that is set; zero if there is none, or several.
-func only(a any) member {
-	if _, set := fieldsOf(a); len(set) == 1 {
+func only[A Accelerator | PolicyAccelerator](a A) member {
+	if set := fieldsOf(a); len(set) == 1 {
 		return set[0]
 	}
 	return member{}
@@ -65,6 +76,14 @@ func (a PolicyAccelerator) Kind() string { return only(a).name }
 
 // Kind is that of PolicyAccelerator.
 func (a Accelerator) Kind() string { return only(a).name }
+
+// AcceleratorKinds are the kinds that a variant can have.
+func AcceleratorKinds() (names []string) {
+	for _, f := range members[reflect.TypeFor[Accelerator]()] {
+		names = append(names, f.name)
+	}
+	return names
+}
 
 // Devices are the classes that it acts on; none if it changes nothing. The fast path also attaches programs to
 // devices of other classes, but only if there is an overlay.
@@ -125,8 +144,7 @@ func PartOf(all []PolicyAccelerator, pod bool) []PolicyAccelerator {
 
 func partOf[A Accelerator | PolicyAccelerator](all []A, pod bool) (out []A) {
 	for _, a := range all {
-		_, set := fieldsOf(a)
-		for _, f := range set {
+		for _, f := range fieldsOf(a) {
 			here := slices.DeleteFunc(slices.Clone(f.classes()), func(class string) bool { return (class == DevicePod) != pod })
 			if len(here) > 0 {
 				out = append(out, of[A](f, f.on(here)))
@@ -142,9 +160,14 @@ func of[A Accelerator | PolicyAccelerator](f member, is accelerator) (a A) {
 	return a
 }
 
-// accelerator checks that one of a list is of one kind, and fills in its defaults.
-func (r *reader) accelerator(path string, a any) {
-	all, set := fieldsOf(a)
+// oneKind checks that an accelerator of a list is of one kind, and fills in its defaults.
+func oneKind[A Accelerator | PolicyAccelerator](r *reader, path string, a A) {
+	set := fieldsOf(a)
+	var all []choice
+	for _, f := range members[reflect.TypeFor[A]()] {
+		given := slices.ContainsFunc(set, func(s member) bool { return s.name == f.name })
+		all = append(all, choice{f.name, given})
+	}
 	r.exactlyOne(path, all...)
 	for _, f := range set {
 		f.complete(r, path+"."+f.name)
@@ -165,8 +188,7 @@ type settings struct {
 func accelerators[A Accelerator | PolicyAccelerator](r *reader, path string, on Path, list []A) {
 	taken := settings{masks: map[string]string{}, flows: map[string]string{}, once: map[string]bool{}}
 	for i, a := range list {
-		_, set := fieldsOf(a)
-		for _, f := range set {
+		for _, f := range fieldsOf(a) {
 			f.check(r, fmt.Sprintf("%s.accelerate[%d].%s", path, i, f.name), on, &taken)
 		}
 	}

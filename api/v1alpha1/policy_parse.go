@@ -115,7 +115,7 @@ func (r *reader) policy(f *policyFile) {
 		r.some("spec.accelerate", len(f.Spec.Accelerate), "accelerator")
 	}
 	for i, a := range f.Spec.Accelerate {
-		r.accelerator(fmt.Sprintf("spec.accelerate[%d]", i), a)
+		oneKind(r, fmt.Sprintf("spec.accelerate[%d]", i), a)
 	}
 	if r.set("spec.rollout.stepPercent") {
 		r.between("spec.rollout.stepPercent", f.Spec.Rollout.StepPercent, 1, 100)

@@ -1088,7 +1088,7 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 		r.fail(path+".accelerate", "needs a privileged pod on each node, which unprivileged excludes")
 	}
 	for i := range v.Accelerate {
-		r.accelerator(fmt.Sprintf("%s.accelerate[%d]", path, i), v.Accelerate[i])
+		oneKind(r, fmt.Sprintf("%s.accelerate[%d]", path, i), v.Accelerate[i])
 	}
 	if r.set(path + ".on") {
 		r.oneOf(path+".on", v.On, SideClient, SideServer)

@@ -1,8 +1,11 @@
 // Package accel applies accelerators to the place it runs in, and takes them
-// back: rps, rfs and fastpath. It finds the devices, works out what each receive
-// queue should read, has internal/accel/journal write that down and then to the
-// kernel, and reads it back. However the process ends, Recover restores the
+// back: rps, rfs and fastpath, and for an agent vf. It finds the devices, works out
+// what each receive queue should read, has internal/accel/journal write that down and
+// then to the kernel, and reads it back. However the process ends, Recover restores the
 // original settings.
+//
+// An accelerator is a Kind, in a file of its own (rps.go, rfs.go, fast.go, vf.go). All
+// else, here and in the users of this package, handles them alike.
 //
 // An Applier applies for a time, all or nothing, and reverts: for an experiment, and
 // for a person. A Keeper is told again and again what is wanted, and makes it so: for

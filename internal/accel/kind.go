@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
@@ -109,7 +110,9 @@ func Kinds() map[string]Kind {
 func kindOf(kinds map[string]Kind, a v1alpha1.PolicyAccelerator) (Kind, error) {
 	k := kinds[a.Kind()]
 	if k == nil {
-		return nil, errors.New("want exactly one of rps, rfs and fastpath")
+		names := v1alpha1.AcceleratorKinds()
+		last := len(names) - 1
+		return nil, fmt.Errorf("want exactly one of %s and %s", strings.Join(names[:last], ", "), names[last])
 	}
 	return k, nil
 }

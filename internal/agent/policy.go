@@ -15,6 +15,8 @@ type policy struct {
 	// kinds are those of its accelerators, and whether each changes something; classes those of the devices that they act on.
 	kinds   map[string]bool
 	classes map[string]bool
+	// onNode and inPods are the parts of its accelerators that act there.
+	onNode, inPods []v1alpha1.PolicyAccelerator
 	// plan is what its accelerators come to on this node, nil if they cannot be had.
 	plan *accel.Plan
 	// reason and problem are why the policy is not applied at all; empty if it is.
@@ -28,7 +30,10 @@ type policy struct {
 func (p Policy) key() string { return fmt.Sprintf("%s@%d", p.Name, p.Generation) }
 
 func newPolicy(p Policy) *policy {
-	out := &policy{Policy: p, kinds: make(map[string]bool), classes: make(map[string]bool)}
+	out := &policy{
+		Policy: p, kinds: make(map[string]bool), classes: make(map[string]bool),
+		onNode: v1alpha1.PartOf(p.Accelerate, false), inPods: v1alpha1.PartOf(p.Accelerate, true),
+	}
 	for _, a := range p.Accelerate {
 		classes := a.Devices()
 		out.kinds[a.Kind()] = len(classes) > 0
@@ -86,14 +91,10 @@ func (p *policy) ownProblem(plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan
 // conflict returns why a policy cannot be applied beside an accepted one. If they conflict on some pods only,
 // it records that: these pods decide.
 func (p *policy) conflict(accepted *policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) error {
-	beside := func(pod bool) error {
-		_, err := plan(slices.Concat(v1alpha1.PartOf(accepted.Accelerate, pod), v1alpha1.PartOf(p.Accelerate, pod)))
+	if _, err := plan(slices.Concat(accepted.onNode, p.onNode)); err != nil {
 		return err
 	}
-	if err := beside(false); err != nil {
-		return err
-	}
-	err := beside(true)
+	_, err := plan(slices.Concat(accepted.inPods, p.inPods))
 	if err == nil {
 		return nil
 	}
@@ -151,7 +152,7 @@ func (a *Agent) toAct() []string {
 func (a *Agent) ofNode() (out []v1alpha1.PolicyAccelerator) {
 	for _, p := range a.policies {
 		if slices.Contains(a.acting, p.key()) {
-			out = append(out, v1alpha1.PartOf(p.Accelerate, false)...)
+			out = append(out, p.onNode...)
 		}
 		for _, x := range p.Accelerate {
 			if p.reason == "" && len(x.Devices()) == 0 {
@@ -166,7 +167,7 @@ func (a *Agent) ofNode() (out []v1alpha1.PolicyAccelerator) {
 func (a *Agent) ofPod(keys []string) (out []v1alpha1.PolicyAccelerator) {
 	for _, p := range a.policies {
 		if slices.Contains(keys, p.key()) {
-			out = append(out, v1alpha1.PartOf(p.Accelerate, true)...)
+			out = append(out, p.inPods...)
 		}
 	}
 	return out
