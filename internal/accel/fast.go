@@ -260,7 +260,7 @@ func (f *fast) State() *State {
 
 // condition judges the state.
 func (s fastState) condition() *State {
-	c := &State{Kind: "fastpath", Condition: v1alpha1.ConditionFastpath, Status: StatusTrue, Reason: v1alpha1.ReasonAttached}
+	c := &State{Condition: v1alpha1.ConditionFastpath, Status: StatusTrue, Reason: v1alpha1.ReasonAttached}
 	c.Message = fmt.Sprintf("%d programs are attached", len(s.hooks))
 	if len(s.hooks) == 0 {
 		c.Message = "idle: no pod has an eligible connection"

@@ -59,7 +59,7 @@ type Host struct {
 
 // State is the state of a Runner that is wanted.
 type State struct {
-	// Kind is the name of the kind.
+	// Kind is the name of the kind; the Keeper fills it in.
 	Kind string
 	// Condition is the type of the condition that shows the state, Status True, False or Unknown, and Reason one of v1alpha1's.
 	Condition, Status, Reason, Message string
@@ -131,7 +131,7 @@ type running struct {
 	Runner
 }
 
-// open opens the runners of all kinds, by their names.
+// openRunners opens the runners of all kinds, in the order of their names.
 func (p *place) openRunners() {
 	p.changes = make(chan struct{}, 1)
 	changed := func() {
@@ -180,6 +180,7 @@ func (p *place) checkLifetime(accelerators []v1alpha1.Accelerator) error {
 func (k *Keeper) States() (all []State) {
 	for _, r := range k.runners {
 		if s := r.State(); s != nil {
+			s.Kind = r.kind
 			all = append(all, *s)
 		}
 	}

@@ -90,7 +90,7 @@ func (v vf) used(name string, is record.VF, use record.VFUse, window time.Durati
 
 // state is that of the NIC that is worst off, or NoDevice if no NIC may have a VF.
 func (w vfs) state() *State {
-	s := &State{Kind: "vf", Condition: v1alpha1.ConditionVF, Status: StatusUnknown, Reason: v1alpha1.ReasonNoDevice}
+	s := &State{Condition: v1alpha1.ConditionVF, Status: StatusUnknown, Reason: v1alpha1.ReasonNoDevice}
 	messages := []string{"no NIC of the node can have a virtual function"}
 	for _, name := range slices.Sorted(maps.Keys(w.of)) {
 		v := w.of[name]

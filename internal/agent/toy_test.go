@@ -79,9 +79,9 @@ func (t *toyRunner) State() *accel.State {
 	case !t.running:
 		return nil
 	case t.broken:
-		return &accel.State{Kind: "rps", Condition: "Toy", Status: accel.StatusFalse, Failed: true, Reason: "Broken", Message: "it broke", Detail: "toy: it broke"}
+		return &accel.State{Condition: "Toy", Status: accel.StatusFalse, Failed: true, Reason: "Broken", Message: "it broke", Detail: "toy: it broke"}
 	}
-	return &accel.State{Kind: "rps", Condition: "Toy", Status: accel.StatusTrue, Reason: "Playing", Message: "it plays", Detail: "toy: it plays",
+	return &accel.State{Condition: "Toy", Status: accel.StatusTrue, Reason: "Playing", Message: "it plays", Detail: "toy: it plays",
 		Attached: t.settings(), Notices: []accel.Event{{Reason: "Playing", Message: "the toy plays"}}}
 }
 

@@ -35,6 +35,7 @@ func TestSetConditions(t *testing.T) {
 		{agent.Status{Reason: "VFWithdrawn", Accelerators: state("VF", "False", "VFWithdrawn")}, []string{"Ready False VFWithdrawn", "VF False VFWithdrawn"}},
 		{agent.Status{Ready: true, Reason: "NoDevice", Accelerators: state("VF", "Unknown", "NoDevice")}, []string{"Ready True NoDevice", "VF Unknown NoDevice"}},
 		{agent.Status{Ready: true, Reason: "Applied", Accelerators: state("Fastpath", "True", "Attached")}, []string{"Ready True Applied", "Fastpath True Attached"}},
+		{agent.Status{Ready: true, Reason: "Applied", Accelerators: state("Toy", "True", "Playing")}, []string{"Ready True Applied", "Toy True Playing"}},
 		{agent.Status{Ready: true, Reason: "NoPolicy"}, []string{"Ready True NoPolicy"}},
 	} {
 		setConditions(&all, c.status)
