@@ -12,7 +12,7 @@
 
 /* start_probe records a packet that takes the slow path, so that later hooks can recognise it. */
 static __always_inline void start_probe(struct probe *p, const struct headers *h, const struct key *k,
-				   struct __sk_buff *skb, __u64 now, __u32 g, int is_ipv6)
+					struct __sk_buff *skb, __u64 now, __u32 g, int is_ipv6)
 {
 	copy_headers(&p->headers, h, is_ipv6);
 	p->key = *k;
