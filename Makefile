@@ -166,7 +166,7 @@ generated: generate-deps $(TOOLS) ## Fail if what is generated is not what is in
 	.ci/generated
 
 # The pages link as they do in the repository, so the site has the same folders.
-SITE := README.md CONTRIBUTING.md CHANGELOG.md LICENSE bpf/LICENSE 'docs/*.md' 'docs/*.css' 'docs/*.json' 'docs/*.png' 'examples/*.yaml'
+SITE := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE bpf/LICENSE 'docs/*.md' 'docs/*.css' 'docs/*.json' 'docs/*.png' 'examples/*.yaml'
 .PHONY: site
 site: ## Build the documents as web pages that need no server: bin/site/html/index.html
 	@.ci/deps mkdocs /usr/share/mkdocs/themes/material=mkdocs-material
