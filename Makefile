@@ -146,10 +146,11 @@ bench: ## Run the benchmarks (root for those of the network)
 	go test -run '^$$' -bench . -benchmem -count=1 -p=1 -timeout=60m ./...
 
 .PHONY: lint
-lint: $(LINT) $(TOOLS) ## Check style, likely bugs and import rules
+lint: $(LINT) $(TOOLS) ## Check style, likely bugs and import rules, and for known vulnerabilities
 	golangci-lint run ./...
 	cd tools && golangci-lint run --config ../.golangci.yml ./image
 	buf lint
+	.ci/vulnerabilities
 
 .PHONY: fmt
 fmt: $(LINT) $(TOOLS) ## Format Go and protobuf
