@@ -141,11 +141,11 @@ func (c *Cluster) informer(client rest.Interface, resource string, which fields.
 	options := func(o *metav1.ListOptions) {
 		o.FieldSelector = which.String()
 		// Bookmarks come every minute, so that a watch can be resumed without a list. These last so long that a list
-		// costs less. Only a watch that begins with what there is needs one.
-		o.AllowWatchBookmarks = o.SendInitialEvents != nil
+		// costs less.
+		o.AllowWatchBookmarks = false
 	}
 	return cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.NewFilteredListWatchFromClient(client, resource, "", options),
+		ListerWatcher: listsFirst{cache.NewFilteredListWatchFromClient(client, resource, "", options)},
 		ObjectType:    of,
 		Transform:     slim,
 		// The default is five minutes: with a thousand agents seven requests a second.
@@ -160,6 +160,13 @@ func (c *Cluster) informer(client rest.Interface, resource string, which fields.
 		},
 	})
 }
+
+// listsFirst makes a reflector list before it watches. Otherwise it first asks for both by one request, which Kubernetes before
+// 1.34 refuses by default: then each agent that comes back after an outage would send three requests a resource, not two.
+type listsFirst struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported implements an interface of client-go's package watchlist.
+func (listsFirst) IsWatchListSemanticsUnSupported() bool { return true }
 
 func poke(ch chan struct{}) {
 	select {

@@ -167,7 +167,10 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	watching := r.URL.Query().Get("watch") != ""
 	verb := map[string]string{"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[r.Method]
 	resource := resourceOf(r.URL.Path)
+	both := watching && r.URL.Query().Get("sendInitialEvents") != ""
 	switch {
+	case both:
+		verb = "list and watch"
 	case watching:
 		verb = "watch"
 	case verb == "get" && lists[r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]] != nil:
@@ -210,7 +213,7 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(o)
 	}
 	switch {
-	case watching && r.URL.Query().Get("sendInitialEvents") != "":
+	case both:
 		s.fail(w, http.StatusUnprocessableEntity, "Invalid")
 	case watching:
 		s.watch(w, r, selected)
@@ -533,6 +536,9 @@ func TestCluster(t *testing.T) {
 	for resource, want := range map[string]string{"pods": "spec.nodeName=node0,status.podIP!=", "nodes": "metadata.name=node0", "accelerationpolicies": ""} {
 		if q := s.watched[resource]; q == nil || q.Get("fieldSelector") != want || q.Get("allowWatchBookmarks") != "" {
 			t.Errorf("%s are watched with %v, want the selector %q and no bookmarks", resource, q, want)
+		}
+		if n := s.asked["list and watch "+resource]; n > 0 {
+			t.Errorf("%s: %d requests to list and watch at once", resource, n)
 		}
 	}
 	s.mu.Unlock()

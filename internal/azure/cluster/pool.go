@@ -23,6 +23,7 @@ import (
 	resourcehelpers "k8s.io/component-helpers/resource"
 	corehelpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
 	"k8s.io/kubectl/pkg/drain"
 
 	"slipstream.dev/internal/azure"
@@ -273,13 +274,13 @@ func (p Pool) holds(pod *corev1.Pod, fresh []corev1.Node, budgets []policyv1.Pod
 	if len(fresh) == 0 {
 		return why // what the new nodes will be is not known yet
 	}
-	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
+	affinity, silent := nodeaffinity.GetRequiredNodeAffinity(pod), klog.Logger{}
 	reason := "no new node matches its node selector or affinity"
 	for _, n := range fresh {
 		if ok, err := affinity.Match(&n); !ok || err != nil {
 			continue
 		}
-		if taint, found := corehelpers.FindMatchingUntoleratedTaint(n.Spec.Taints, pod.Spec.Tolerations, hard); found {
+		if taint, found := corehelpers.FindMatchingUntoleratedTaint(silent, n.Spec.Taints, pod.Spec.Tolerations, hard, true); found {
 			reason = "it does not tolerate the taint " + taint.Key + " of the new nodes"
 			continue
 		}
