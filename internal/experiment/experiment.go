@@ -80,7 +80,7 @@ type Commands func(ctx context.Context, argv []string) error
 // Event is progress: a trial that begins, moves or ends.
 type Event struct {
 	Kind EventKind
-	// Trial as far as it is known.
+	// Trial as it begins; for Ends, as it is recorded.
 	Trial record.Trial
 	// Done trials and how many there are to be, and the time left.
 	Done, Total int

@@ -285,10 +285,11 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 		Block: b, Period: c.Period, Entry: entry, Repeat: c.Repeat, Round: c.Round, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
 		Pairs: c.Pairs, Attempt: c.attempt, Started: time.Now().UTC(), Status: record.StatusOK,
 	}
-	r.event(Event{Kind: Begins, Trial: trial})
+	begun := trial // workers fill in trial while it moves
+	r.event(Event{Kind: Begins, Trial: begun})
 	begin := time.Now()
 	err := r.networks[c.Fabric].trial(ctx, r.owner, c.Cell, &trial, func(bytes, messages uint64) {
-		r.event(Event{Kind: Moves, Trial: trial, Bytes: bytes, Messages: messages})
+		r.event(Event{Kind: Moves, Trial: begun, Bytes: bytes, Messages: messages})
 	})
 	// In flight: not on record, so run anew on resume.
 	if ctx.Err() != nil {

@@ -159,9 +159,9 @@ func testRequests(t *testing.T, loop bool) {
 	}
 }
 
-// script serves raw connections, each by what of it takes its turn; the first one is
-// the client's look whether somebody is there.
-func script(t *testing.T, serve func(n int, c *net.TCPConn)) (*net.TCPListener, netip.AddrPort) {
+// script serves raw connections, each by what of it takes its turn, until that closes the listener; the
+// first one is the client's look whether somebody is there.
+func script(t *testing.T, serve func(l *net.TCPListener, n int, c *net.TCPConn)) netip.AddrPort {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -178,12 +178,12 @@ func script(t *testing.T, serve func(n int, c *net.TCPConn)) (*net.TCPListener, 
 				if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
 					t.Errorf("request %d: %v", n, err)
 				}
-				serve(n, c)
+				serve(l, n, c)
 			}
 			c.Close()
 		}
 	}()
-	return l, l.Addr().(*net.TCPAddr).AddrPort()
+	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
 const good = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
@@ -204,7 +204,7 @@ func testErrors(t *testing.T, loop bool) {
 		func(c *net.TCPConn) { _, _ = io.WriteString(c, "SSH-2.0-hello\r\n\r\n") }, // no HTTP
 		func(c *net.TCPConn) { _, _ = io.WriteString(c, good+"!") },                // more than it said
 	}
-	_, addr := script(t, func(n int, c *net.TCPConn) { kinds[n%len(kinds)](c) })
+	addr := script(t, func(_ *net.TCPListener, n int, c *net.TCPConn) { kinds[n%len(kinds)](c) })
 	e, err := drive(t, t.Context(), Spec{Kind: HTTP, Size: 5, Connections: 1, Requests: each * len(kinds), EventLoop: loop}, addr, 20*time.Second)
 	if err != nil {
 		t.Fatal(err)
@@ -221,10 +221,8 @@ func testErrors(t *testing.T, loop bool) {
 // TestServerDies: a server that is gone in mid-run refuses what comes after it.
 func TestServerDies(t *testing.T) {
 	for _, page := range []bool{false, true} {
-		var l *net.TCPListener
-		var addr netip.AddrPort
 		site := Spec{Page: page, EventLoop: page, Size: 1000}.site()
-		l, addr = script(t, func(n int, c *net.TCPConn) {
+		addr := script(t, func(l *net.TCPListener, n int, c *net.TCPConn) {
 			if !page {
 				_, _ = io.WriteString(c, good)
 			} else {
@@ -338,7 +336,7 @@ func TestCoordinatedOmission(t *testing.T) {
 func TestHTTPStops(t *testing.T) {
 	for _, page := range []bool{false, true} {
 		release := make(chan struct{})
-		_, addr := script(t, func(int, *net.TCPConn) { <-release })
+		addr := script(t, func(*net.TCPListener, int, *net.TCPConn) { <-release })
 		defer close(release)
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
