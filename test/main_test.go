@@ -24,7 +24,6 @@ import (
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/target/lab"
-	"slipstream.dev/internal/testenv"
 )
 
 // program is the binary under test, built as `make build` builds it.
@@ -282,7 +281,7 @@ func trials(t testing.TB, d *record.Dir) []record.Trial {
 // measured returns the trials without those that the run repeated because a connection stalled.
 func measured(t testing.TB, d *record.Dir) []record.Trial {
 	t.Helper()
-	return slices.DeleteFunc(trials(t, d), func(tr record.Trial) bool { return testenv.Stalled(tr.Error) })
+	return slices.DeleteFunc(trials(t, d), func(tr record.Trial) bool { return record.Stalled(tr.Error) })
 }
 
 // cells counts the good trials of each cell and block.

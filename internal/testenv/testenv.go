@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -144,11 +143,4 @@ func Retry(t testing.TB, attempts int, try func() error) {
 		}
 		t.Logf("attempt %d: %v", n, err)
 	}
-}
-
-// Stalled reports by a trial's error whether connections stalled: one at the end of the window, or all of them throughout it. That
-// happens on a busy machine, and a run repeats the trial.
-func Stalled(err string) bool {
-	return strings.Contains(err, "a connection was stalled at the end of the window") ||
-		strings.Contains(err, "no answer arrived within the window")
 }

@@ -161,7 +161,7 @@ func resultsOf(t testing.TB, out string) (*record.Dir, []record.Trial) {
 
 // measured returns the trials without those that the run repeated because a connection stalled.
 func measured(trials []record.Trial) []record.Trial {
-	return slices.DeleteFunc(trials, func(tr record.Trial) bool { return testenv.Stalled(tr.Error) })
+	return slices.DeleteFunc(trials, func(tr record.Trial) bool { return record.Stalled(tr.Error) })
 }
 
 func within(t *testing.T, limit time.Duration) context.Context {
@@ -424,7 +424,7 @@ func testWorkerKilled(t *testing.T, c *Cluster) {
 		switch {
 		case tr.Status != record.StatusFailed:
 			good++
-		case !testenv.Stalled(tr.Error):
+		case !record.Stalled(tr.Error):
 			failed = append(failed, tr.Error)
 		}
 	}
@@ -582,7 +582,7 @@ func testThrottled(t *testing.T, c *Cluster) {
 		v := invoke(t, c.Kubeconfig(), "run", file, "--out", out, "--set", "spec.pairs=[1]",
 			"--set", "spec.workloads=[{name: stream, stream: {warmup: 100ms, duration: 1s}}]")
 		code := v.exit(t, 3*time.Minute)
-		if code != 0 && testenv.Stalled(v.said()) {
+		if code != 0 && record.Stalled(v.said()) {
 			return fmt.Errorf("exit %d:\n%s", code, v.said())
 		}
 		if code != 0 {
