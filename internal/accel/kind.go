@@ -13,29 +13,29 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Kind is one kind of accelerator: what is not in the API about it is behind this interface. Applier and Keeper, and with
-// them the agent, its status and its metrics, ask it and know no kind by name.
+// Kind is one kind of accelerator, such as RPS. Applier and Keeper, and with them the agent, its status and its metrics, know
+// no kind by name: they ask this interface.
 type Kind interface {
-	// Plan adds to a plan what an accelerator of this kind wants. The settings of a plan are written, read back,
-	// counted and journalled alike, whatever the kind.
+	// Plan adds what an accelerator of this kind wants to a plan. All settings of a plan are written, read back, counted
+	// and journalled the same way.
 	Plan(p *Plan, a v1alpha1.PolicyAccelerator) error
 	// Probe returns why this machine cannot apply it. It changes nothing.
 	Probe(ctx context.Context) error
-	// Open returns what the kind runs in a place; nil if settings are all there is to it.
+	// Open returns the part that runs in this process, or nil if the kind only sets settings.
 	Open(h Host) Runner
 	// Metrics describes the samples of its Runner.
 	Metrics() []*Metric
 }
 
-// Runner is a part of an accelerator that lives in this process, and ends with it, in one place. Samples may be called at
-// any time, the rest in turn.
+// Runner is the part of an accelerator that runs in this process, in one place, and ends with it. Samples may be called
+// concurrently with the other methods, which are called one at a time.
 type Runner interface {
 	// Plan returns what Start would attach, as settings.
 	Plan(want v1alpha1.PolicyAccelerator) ([]record.Setting, error)
 	// Start starts it, or returns why it cannot: for an Applier.
 	Start(want v1alpha1.PolicyAccelerator) error
-	// Keep has it run as it is wanted, or not at all if that is nil: for a Keeper. What keeps it from that is State's to
-	// tell, and no error.
+	// Keep starts or changes it as a Keeper wants, or stops it if want is nil. If it cannot run, State says why, and Keep
+	// returns no error.
 	Keep(ctx context.Context, want *v1alpha1.PolicyAccelerator, kept *Kept) error
 	// Verify is called from time to time between two calls of Keep.
 	Verify(at time.Time)
@@ -44,15 +44,15 @@ type Runner interface {
 	State() *State
 	// Samples are the metrics of a state, which may be nil.
 	Samples(s *State, emit func(Sample))
-	// Counts are what it has counted since its start, by name; nil if it counts nothing. A trial reads them at both
-	// edges of its window.
+	// Counts returns what it has counted since its start, by name, or nil if it counts nothing. A trial reads the counts
+	// at both edges of its window.
 	Counts() (map[string]uint64, error)
 }
 
 // Host is where a Runner runs.
 type Host struct {
 	Options Options
-	// Changed tells that State has changed without Keep.
+	// Changed must be called when State changes other than by Keep.
 	Changed func()
 	place   *place
 }
@@ -190,7 +190,7 @@ func (k *Keeper) States() (all []State) {
 // Changes receives a value when States change without Keep.
 func (k *Keeper) Changes() <-chan struct{} { return k.changes }
 
-// Verify has what runs look after itself between two calls of Keep.
+// Verify calls Verify of every Runner.
 func (k *Keeper) Verify(at time.Time) {
 	for _, r := range k.runners {
 		r.Verify(at)

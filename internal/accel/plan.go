@@ -24,14 +24,14 @@ func (c Conflict) Error() string { return string(c) }
 // Is makes it an ErrConflict.
 func (c Conflict) Is(e error) bool { return e == ErrConflict }
 
-// Plan is what accelerators come to in one place.
+// Plan holds the settings and runners that accelerators need in one place.
 type Plan struct {
 	resolve func(spec string) (cpuset.Set, error)
-	// machine are the settings of the machine, by path.
+	// machine has the machine-wide settings, sorted by path.
 	machine []wanted
-	// queues are the settings of each queue of a class's devices, by their files. A class with none has devices all the same.
+	// queues has the settings of each receive queue, by class of devices and sorted by file. A class may have no settings.
 	queues map[string][]wanted
-	// run is what has to run, by kind.
+	// run has the accelerators to run, by kind.
 	run map[string]v1alpha1.PolicyAccelerator
 }
 
@@ -61,13 +61,14 @@ func makePlan(kinds map[string]Kind, accelerators []v1alpha1.PolicyAccelerator, 
 // CPUs resolves a set of CPUs that an accelerator names.
 func (p *Plan) CPUs(spec string) (cpuset.Set, error) { return p.resolve(spec) }
 
-// Machine has a setting of the machine read a value. If another accelerator wants another, it returns that.
+// Machine plans the value of a machine-wide setting. If another accelerator wants a different value, Machine returns that
+// value.
 func (p *Plan) Machine(path, want string) (other string) {
 	return add(&p.machine, wanted{file: path, want: want})
 }
 
-// Queues has a setting of every queue of a class's devices read what value makes of what it reads now. If another
-// accelerator wants what want tells apart from this, it returns that.
+// Queues plans a setting of every receive queue of a class's devices. value computes what to write from what the queue
+// reads now. want identifies that value: if another accelerator wants a different one, Queues returns its want.
 func (p *Plan) Queues(class, file, want string, value func(d Device, was string) (string, error)) (other string) {
 	all := p.queues[class]
 	other = add(&all, wanted{file, want, value})
@@ -86,7 +87,7 @@ func add(all *[]wanted, w wanted) (other string) {
 	return ""
 }
 
-// Run has the Runner of an accelerator's kind run. If another accelerator wants it too, it returns that one.
+// Run plans to run an accelerator. If another one of its kind is planned already, Run returns that one.
 func (p *Plan) Run(a v1alpha1.PolicyAccelerator) (other *v1alpha1.PolicyAccelerator) {
 	if had, ok := p.run[a.Kind()]; ok {
 		return &had
