@@ -461,6 +461,39 @@ func TestForgedFINAndRST(t *testing.T) {
 	}
 }
 
+// TestResyncBesideForgedPackets checks that the entry of a connection becomes strict again when the fast path ends, although
+// another pod forges its packets all the time: one that comes between the packets of a handshake makes conntrack ignore
+// the rest of it.
+func TestResyncBesideForgedPackets(t *testing.T) {
+	t.Parallel()
+	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	forge := w.forger("n0p1", e)
+	for range 5 {
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					forge(rand.Uint32(), 0x10)
+				}
+			}
+		}()
+		w.stop(0)
+		close(stop)
+		<-stopped
+		if is := w.conntrack("n0", e); is.State != stateEstablished || (is.Flags[0]|is.Flags[1])&flagLiberal != 0 {
+			t.Fatalf("conntrack has %+v", is)
+		}
+		w.trip(e, 10)
+		w.stop(1)
+		w.start()
+		w.accelerate(e)
+	}
+}
+
 // TestRSTInWindow checks that a RST in the window, which conntrack accepts, leaves no connection with the timeout of a closed
 // one: after it the next packet takes the slow path, as it may be the last for longer than that.
 func TestRSTInWindow(t *testing.T) {

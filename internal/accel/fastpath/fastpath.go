@@ -288,9 +288,12 @@ func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error)
 	if n.PeerUnseen() && now-n.Last < unseenAfter {
 		return false, nil
 	}
-	if err := f.resyncConntrack(flow, n, false); errors.Is(err, errUnknown) {
+	switch err := f.resyncConntrack(flow, n, false); {
+	case errors.Is(err, errUnknown):
 		return false, err
-	} else if err != nil {
+	case errors.Is(err, errNotAccepted):
+		return false, nil // the caller tries again
+	case err != nil:
 		return false, errors.Join(err, abandon(flow))
 	}
 	after, _, err := f.sequence(flow)

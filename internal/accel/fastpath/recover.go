@@ -272,7 +272,11 @@ func (f *Fastpath) recovered(k *keepalives, flow datapath.Flow) error {
 		return errors.Join(err, failed) // it has ended
 	}
 	if after, _, failed := f.sequence(flow); err != nil || failed != nil || after != n {
-		// Part of the handshake is missing, or packets took the fast path meanwhile and conntrack missed them.
+		// Part of the handshake is missing, or packets took the fast path meanwhile and conntrack missed them. The flow is
+		// known now: once it is idle, forgetIdle tries again.
+		if errors.Is(err, errNotAccepted) {
+			err = nil
+		}
 		return errors.Join(err, failed, liberal(flow), reopen(flow, 0))
 	}
 	return f.programs.Forget(flow)

@@ -71,8 +71,8 @@ func (r *resyncer) close() error {
 
 // resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry
 // stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
-// connection's last packet. It is no error if the connection has ended; if it returns errUnknown, it
-// has not changed the entry.
+// connection's last packet. It is no error if the connection has ended. If it returns errUnknown, it has not changed the
+// entry; if errNotAccepted, the entry is still liberal.
 func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Duration, accelerated bool) error {
 	before, err := lookUp(f)
 	if err != nil || before == nil {
@@ -205,7 +205,7 @@ func (r *resyncer) checkWindow(f datapath.Flow, before *ctEntry, n datapath.Sequ
 	}
 	// The SYN of the handshake cleared the flag in the original direction, if conntrack accepted it.
 	if after.flags[0]&tcpLiberal != 0 {
-		return fmt.Errorf("resynchronise conntrack with %s to %s: it did not accept the handshake", f.Pod, f.Peer)
+		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, errNotAccepted)
 	}
 	var flags byte
 	if before.flags[0]&before.flags[1]&tcpScaled == 0 {
@@ -285,6 +285,10 @@ func (a *resyncs) close() error {
 	}
 	return r.close()
 }
+
+// errNotAccepted means that another packet of the connection, perhaps a forged one, came between those of the handshake. Conntrack
+// is still liberal, and the next handshake may succeed.
+var errNotAccepted = errors.New("conntrack did not accept the handshake")
 
 // errUnknown is returned if a connection's sequence numbers are not known, or old: conntrack has seen later packets.
 var errUnknown = errors.New("the sequence numbers of the connection are not known")
