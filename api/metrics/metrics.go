@@ -1,7 +1,6 @@
-// Package metrics is the table of what is measured: the names of metrics in experiment files and results, with
-// their units, what is better, and how people call them. To add a metric, add a row, and measure it where the
-// others of its kind are measured (internal/experiment for trials, internal/stats for links of a mesh). The package
-// neither measures nor judges.
+// Package metrics has the table of metrics: their names in experiment files and results, their units, which direction is
+// better, and their titles for people. To add a metric, add a row, and measure it where the others of its kind are measured
+// (internal/experiment for trials, internal/stats for links of a mesh). The package neither measures nor judges.
 package metrics
 
 import "slices"
@@ -40,13 +39,13 @@ const (
 type Metric struct {
 	Name    string
 	Unit    string // of values in results
-	Meaning string // with the unit; the reference has it
+	Meaning string // with the unit; for the reference
 	Better  Direction
 	// Of is the traffic that gives the metric; 0 for a metric of links.
 	Of Traffic
-	// Alone is why the metric is compared with nothing; empty if it is compared.
+	// Alone says why results are not compared by this metric. It is empty if they are.
 	Alone string
-	// Title is what people call it, in headings and sentences. They see a value times Scale, in the unit Shown.
+	// Title is the metric's name in headings and sentences. Reports show a value times Scale, in the unit Shown.
 	Title string
 	Shown string
 	Scale float64
@@ -55,7 +54,7 @@ type Metric struct {
 // Direction in which a metric is better.
 type Direction string
 
-// The words are those of reports.
+// Reports use these words.
 const (
 	Higher Direction = "higher"
 	Lower  Direction = "lower"
@@ -64,7 +63,7 @@ const (
 // Traffic is a set of kinds of traffic.
 type Traffic uint8
 
-// Traffic of one workload can be of several kinds: HTTP is answered, too.
+// One workload can have traffic of several kinds: HTTP is also Answered.
 const (
 	Streams           Traffic = 1 << iota // one way
 	DatagramStreams                       // one way over UDP
@@ -125,15 +124,15 @@ var table = []Metric{
 	// A receiver that needs more CPU time than others for the same throughput may have a NIC that does not merge packets.
 	{Name: ServerCPUPerGB, Unit: "s/GB", Better: Lower, Title: "server CPU per GB", Shown: "s/GB", Scale: 1,
 		Meaning: "s of CPU of a stream's server process per 1e9 bytes received"},
-	// It reveals a link that loses packets, which congestion control may hide from the throughput.
+	// It reveals a link that loses packets. Congestion control may hide the loss from the throughput.
 	{Name: RetransmitShare, Unit: "1", Better: Lower, Title: "retransmitted segments", Shown: "%", Scale: 100,
 		Meaning: "share of a TCP stream's segments that were retransmitted, estimated from its bytes, 1"},
 }
 
-// OfTrials are the metrics of trials, in the order of summaries.
+// OfTrials returns the metrics of trials, in the order of summaries.
 func OfTrials() []Metric { return slices.DeleteFunc(slices.Clone(table), Metric.OfLinks) }
 
-// Comparable are the names of the metrics that results can be compared by.
+// Comparable returns the names of the metrics by which results can be compared.
 func Comparable() []string {
 	var names []string
 	for _, m := range OfTrials() {
@@ -144,7 +143,7 @@ func Comparable() []string {
 	return names
 }
 
-// Lookup finds a metric by its name. One that is unknown has no unit, and is shown as it is, lower being better.
+// Lookup finds a metric by its name. An unknown metric has no unit; its values are shown unscaled, and lower is better.
 func Lookup(name string) (m Metric, known bool) {
 	for _, m := range table {
 		if m.Name == name {
@@ -154,7 +153,7 @@ func Lookup(name string) (m Metric, known bool) {
 	return Metric{Name: name, Better: Lower, Title: name, Scale: 1}, false
 }
 
-// Get is Lookup of a metric that may be unknown.
+// Get returns the metric that Lookup finds, known or not.
 func Get(name string) Metric {
 	m, _ := Lookup(name)
 	return m

@@ -7,23 +7,24 @@ import (
 	"strings"
 )
 
-// accelerator is what the API knows of one kind of accelerator: each field of Accelerator, and of PolicyAccelerator, is
-// one. What a kind does on a machine is internal/accel's.
+// accelerator describes one kind of accelerator to the API. Every field of Accelerator and of PolicyAccelerator
+// implements it. internal/accel implements what a kind does on a machine.
 type accelerator interface {
 	// label names it in a sentence.
 	label() string
-	// words describe it with its parameters.
+	// words describes it with its parameters.
 	words() string
-	// classes of devices that it acts on; none if it changes nothing. on is it on others.
+	// classes returns the classes of devices that it acts on; none if it changes nothing. on returns a copy that
+	// acts on other classes.
 	classes() []string
 	on(classes []string) accelerator
-	// ofMachine reports whether it also sets something of the whole machine, whatever its classes.
+	// ofMachine reports whether it also changes a setting of the whole machine, whatever its classes.
 	ofMachine() bool
 	// steers reports whether it moves packets to other CPUs.
 	steers() bool
 	// complete fills in defaults.
 	complete(r *reader, path string)
-	// check checks it on a path, beside those of the same list before it.
+	// check checks it for a path. taken has the settings of the accelerators before it in the same list.
 	check(r *reader, path string, on Path, taken *settings)
 }
 
@@ -34,7 +35,7 @@ type member struct {
 	accelerator
 }
 
-// members are the fields of the two types of accelerators: an agent asks often, and listing them is slow.
+// members caches the fields of both accelerator types. Listing them is slow, and an agent looks them up often.
 var members = map[reflect.Type][]member{
 	reflect.TypeFor[Accelerator]():       membersOf(reflect.TypeFor[Accelerator]()),
 	reflect.TypeFor[PolicyAccelerator](): membersOf(reflect.TypeFor[PolicyAccelerator]()),
@@ -51,7 +52,7 @@ func membersOf(t reflect.Type) (all []member) {
 	return all
 }
 
-// fieldsOf returns the fields that are set. It should be one.
+// fieldsOf returns the fields that are set. A valid accelerator has exactly one.
 func fieldsOf[A Accelerator | PolicyAccelerator](a A) (set []member) {
 	v := reflect.ValueOf(a)
 	for _, f := range members[v.Type()] {
@@ -63,7 +64,7 @@ func fieldsOf[A Accelerator | PolicyAccelerator](a A) (set []member) {
 	return set
 }
 
-// only returns the only field of an accelerator that is set; zero if there is none, or several.
+// only returns the field of an accelerator that is set, or zero if none or several are set.
 func only[A Accelerator | PolicyAccelerator](a A) member {
 	if set := fieldsOf(a); len(set) == 1 {
 		return set[0]
@@ -71,13 +72,13 @@ func only[A Accelerator | PolicyAccelerator](a A) member {
 	return member{}
 }
 
-// Kind is the name of the only field that is set, such as "rps"; empty if there is none, or several.
+// Kind returns the name of the only field that is set, such as "rps". It is empty if none or several are set.
 func (a PolicyAccelerator) Kind() string { return only(a).name }
 
-// Kind is that of PolicyAccelerator.
+// Kind does the same as PolicyAccelerator.Kind.
 func (a Accelerator) Kind() string { return only(a).name }
 
-// AcceleratorKinds are the kinds that a variant can have.
+// AcceleratorKinds returns the names of the kinds that a variant can have.
 func AcceleratorKinds() (names []string) {
 	for _, f := range members[reflect.TypeFor[Accelerator]()] {
 		names = append(names, f.name)
@@ -85,8 +86,8 @@ func AcceleratorKinds() (names []string) {
 	return names
 }
 
-// Devices are the classes that it acts on; none if it changes nothing. The fast path also attaches programs to
-// devices of other classes, but only if there is an overlay.
+// Devices returns the classes of devices that it acts on; none if it changes nothing. The fast path also attaches
+// programs to devices of other classes, but only if there is an overlay.
 func (a PolicyAccelerator) Devices() []string {
 	if is := only(a).accelerator; is != nil {
 		return is.classes()
@@ -94,7 +95,7 @@ func (a PolicyAccelerator) Devices() []string {
 	return nil
 }
 
-// Label is its kind in a sentence, such as "the fast path".
+// Label returns its kind for use in a sentence, such as "the fast path".
 func (a Accelerator) Label() string {
 	if is := only(a).accelerator; is != nil {
 		return is.label()
@@ -108,7 +109,7 @@ func (a Accelerator) Steers() bool {
 	return is != nil && is.steers()
 }
 
-// String is the accelerator in words.
+// String describes the accelerator in words.
 func (a Accelerator) String() string {
 	if is := only(a).accelerator; is != nil {
 		return is.words()
@@ -116,7 +117,7 @@ func (a Accelerator) String() string {
 	return "no accelerator"
 }
 
-// ForPolicy returns accelerators of a variant as a policy has them.
+// ForPolicy converts accelerators of a variant to accelerators of a policy.
 func ForPolicy(all ...Accelerator) []PolicyAccelerator {
 	out := make([]PolicyAccelerator, len(all))
 	for i, a := range all {
@@ -125,13 +126,12 @@ func ForPolicy(all ...Accelerator) []PolicyAccelerator {
 	return out
 }
 
-// AcceleratorsFor is the part of accelerators that acts in a pod, or that on a
-// node: the class of their devices decides, and what is left with none is left
-// out.
+// AcceleratorsFor returns the accelerators that act in a pod, or else those that act on a node. Each keeps only its
+// classes of devices in that place. An accelerator without any is left out.
 func AcceleratorsFor(all []Accelerator, pod bool) []Accelerator { return partOf(all, pod) }
 
-// PartOf is AcceleratorsFor for a policy. What accelerators of pods set for the whole machine, they set on the
-// node: it is last there.
+// PartOf does the same for a policy. If an accelerator of pods also changes a setting of the whole machine, the list of
+// the node has it too, at the end.
 func PartOf(all []PolicyAccelerator, pod bool) []PolicyAccelerator {
 	out := partOf(all, pod)
 	for _, a := range all {
@@ -174,17 +174,16 @@ func oneKind[A Accelerator | PolicyAccelerator](r *reader, path string, a A) {
 	}
 }
 
-// settings are what the accelerators of a list have written so far: the masks and flow counts of
-// classes of devices, with the field that writes them, and the size of the flow table. once are kinds that may be
-// listed once, and are listed.
+// settings records what the accelerators of a list have written so far: the masks and flow counts of classes of
+// devices, with the field that writes them, and the size of the flow table. once has the kinds that may be listed only
+// once, and are listed.
 type settings struct {
 	masks, flows map[string]string
 	entries      int
 	once         map[string]bool
 }
 
-// accelerators checks those of one variant, alone and together: two of them
-// must not write one setting.
+// accelerators checks the accelerators of one variant, alone and together: no two of them may write the same setting.
 func accelerators[A Accelerator | PolicyAccelerator](r *reader, path string, on Path, list []A) {
 	taken := settings{masks: map[string]string{}, flows: map[string]string{}, once: map[string]bool{}}
 	for i, a := range list {
@@ -278,7 +277,7 @@ func (a *Fastpath) words() string {
 	return "the eBPF fast path of VXLAN"
 }
 
-// check checks that there is an overlay to shorten, once, and who may miss its packets.
+// check checks that the path has an overlay, that the fast path is listed once, and that unseenBy has known kinds.
 func (a *Fastpath) check(r *reader, path string, on Path, taken *settings) {
 	if on != (Path{}) && on.VXLAN == nil && on.Pod == nil && on.Service == nil {
 		r.fail(path, "is for pods over VXLAN (the paths vxlan, pod and service), the path is %s", on)

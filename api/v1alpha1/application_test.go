@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// An application is asked for what it can do, and not for what its client cannot.
+// TestApplications: an application accepts the settings that its client supports, and
+// no others.
 func TestApplications(t *testing.T) {
 	const file = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// balancers is an experiment with two.
+// balancers is an experiment with two balancers.
 const balancers = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: balancers}
@@ -67,6 +67,6 @@ func TestBalancerErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %q", c.new, err, c.want)
 		}
 	}
-	// Of connections that come and go no number is odd.
+	// Connections that come and go need not divide evenly among the backends.
 	parse(t, strings.Replace(balancers, "connect: {", "connect: {connections: 3, ", 1))
 }

@@ -8,7 +8,7 @@ import (
 
 var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// Quote is a word as a shell reads it.
+// Quote quotes a word for a shell, if it needs quotes.
 func Quote(word string) string {
 	if safeWord.MatchString(word) {
 		return word
@@ -16,7 +16,7 @@ func Quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// CommandText is a command as one types it into a shell, so that it shows where each argument ends.
+// CommandText returns a command as one types it into a shell, so that it shows where each argument ends.
 func CommandText(argv []string) string {
 	words := make([]string, len(argv))
 	for i, a := range argv {
@@ -25,8 +25,8 @@ func CommandText(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// CommandWords splits what CommandText has written into its words. Of a shell's syntax it knows only spaces, single quotes, and
-// backslashes outside quotes. A quote that does not end is an error.
+// CommandWords splits the output of CommandText into words. Of a shell's syntax it knows only spaces, single quotes, and
+// backslashes outside quotes. An unterminated quote is an error.
 func CommandWords(text string) (words []string, err error) {
 	word, quoted, begun := "", false, false
 	for i := 0; i < len(text); i++ {

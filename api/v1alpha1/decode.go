@@ -16,15 +16,17 @@ import (
 // was left out.
 type reader struct {
 	file string
-	// nodes by field path, as far as the file has them and they were reached.
+	// nodes has the nodes that decoding has reached, by field path.
 	nodes  map[string]*node
 	errors Errors
-	// malformed counts the first of errors, those that decoding found: checks
-	// of meaning near them would only repeat them.
+	// malformed is the number of errors that decoding found. They are the first of
+	// errors. Later checks skip the fields near them, which would only repeat the
+	// problem.
 	malformed int
-	// currency of the first price, and where that stands.
+	// currency is that of the first price, and currencyOf the price's field.
 	currency, currencyOf string
-	// learned is what Rules wants to know of the file; nil for everybody else.
+	// learned collects what the checks demand, for Rules. It is nil for every other
+	// caller.
 	learned *lesson
 }
 
@@ -49,8 +51,8 @@ func (r *reader) problem(at position, path, format string, args ...any) {
 	})
 }
 
-// fail notes a problem with a field, at its value or, where it is not there, at
-// what it should stand in.
+// fail records a problem with a field, at the position of its value. If the file lacks
+// the field, that is the position of the value that should contain it.
 func (r *reader) fail(path, format string, args ...any) {
 	r.problem(r.locate(path), path, format, args...)
 }
@@ -68,7 +70,7 @@ func (r *reader) locate(path string) position {
 
 func parent(path string) string { return path[:max(0, strings.LastIndexAny(path, ".["))] }
 
-// has tells whether the file sets a field, be it to zero.
+// has reports whether the file sets a field, even if to zero.
 func (r *reader) has(path string) bool { return r.nodes[path] != nil }
 
 func (r *reader) missing(path string) { r.fail(path, "is missing") }
@@ -149,7 +151,8 @@ func (r *reader) decode(n *node, v reflect.Value, path string) {
 	}
 }
 
-// misplaced says of fields, by type and name, why they are elsewhere only.
+// misplaced says why a type does not have a field that another type has, by type and
+// field.
 var misplaced = map[string]string{
 	"Accelerator.vf": "is for a policy: it verifies and changes nothing, so this variant would be the same as without it. " +
 		"Leave it out; every trial records which share of the packets took the virtual function",
@@ -191,8 +194,8 @@ func (r *reader) number(n *node, err error, path, text string) {
 	}
 }
 
-// Suggest names what is allowed: the names nearest to the one given, if any is
-// near, else all.
+// Suggest suggests allowed names: those near the given name, or all of them if none is
+// near.
 func Suggest(name string, allowed []string) string {
 	if near := Near(name, allowed); len(near) > 0 {
 		return "did you mean " + either(near) + "?"
@@ -203,7 +206,8 @@ func Suggest(name string, allowed []string) string {
 	return "allowed are " + strings.Join(allowed, ", ")
 }
 
-// Near are the names that one was probably meant for, by a slip or half typed.
+// Near returns the names that the user probably meant: those with few typing errors, or
+// one that begins with the given text.
 func Near(name string, allowed []string) []string {
 	var near []string
 	limit := max(1, len(name)/2)
@@ -221,7 +225,7 @@ func Near(name string, allowed []string) []string {
 	return near
 }
 
-// either is "a, b or c".
+// either joins names for a sentence: "a, b or c".
 func either(names []string) string {
 	last := len(names) - 1
 	if last < 1 {

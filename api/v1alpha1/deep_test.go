@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestDeepNesting: a file that is nested as deep as its size allows is an error, with memory in proportion to it.
+// TestDeepNesting: the deepest nesting that the size limit allows is an error, and takes memory in proportion to
+// the size.
 func TestDeepNesting(t *testing.T) {
 	steps := func(n int) string {
 		var b strings.Builder
@@ -31,7 +32,7 @@ func TestDeepNesting(t *testing.T) {
 		switch name {
 		case "aliases":
 			want = "anchors, aliases and tags are not read"
-		case "indented": // the size of a file bounds it
+		case "indented": // the size limit of a file bounds it
 			want = "unknown field"
 		}
 		if _, err := Parse(name, []byte(text), nil); err == nil || !strings.Contains(err.Error(), want) {
@@ -40,7 +41,7 @@ func TestDeepNesting(t *testing.T) {
 	}
 }
 
-// TestReadFile: no more of a file is read than Parse takes, and the error names it.
+// TestReadFile: ReadFile reads no more of a file than Parse accepts, and its error names the file.
 func TestReadFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "huge.yaml")
 	if err := os.WriteFile(name, []byte("a: b"), 0o644); err != nil {

@@ -70,7 +70,7 @@ type Spec struct {
 	Series []Series `json:"series,omitempty"`
 }
 
-// Mesh is every node against every other one.
+// Mesh measures every node against every other one.
 type Mesh struct {
 	// Margin is how much worse than the others a node or link must be for the report to name it: 0.1 is 10 %.
 	Margin float64 `json:"margin,omitempty"`
@@ -109,9 +109,9 @@ type Series struct {
 type Expectation struct {
 	// Variant is the variant that the claim is about.
 	Variant string `json:"variant"`
-	// Faster is the variant than which it must be proven faster.
+	// Faster is the variant that this one must be proven faster than.
 	Faster string `json:"faster,omitempty"`
-	// NotSlower is the variant than which it must be proven not slower by more than the margin.
+	// NotSlower is the variant that this one must not be slower than by more than the margin. The result must prove it.
 	NotSlower string `json:"notSlower,omitempty"`
 	// Same is the variant from which it must differ by less than the margin.
 	Same string `json:"same,omitempty"`
@@ -121,10 +121,10 @@ type Expectation struct {
 	Workload string `json:"workload,omitempty"`
 }
 
-// Than is the variant that an expectation compares with.
+// Than returns the name of the variant that an expectation compares with.
 func (x Expectation) Than() string { return cmp.Or(x.Faster, x.NotSlower, x.Same) }
 
-// String is the expectation in words: "fastpath is faster than vxlan in throughput".
+// String returns the expectation in words: "fastpath is faster than vxlan in throughput".
 func (x Expectation) String() string {
 	text := x.Variant
 	switch {
@@ -175,7 +175,7 @@ type Published struct {
 	Note string `json:"note,omitempty"`
 }
 
-// IsRatio tells a ratio, or a range of them, from a value.
+// IsRatio reports whether the figure is a ratio or a range of ratios, rather than a value.
 func (p Published) IsRatio() bool { return p.Value == "" }
 
 // Target is where the experiment runs: exactly one field is set.
@@ -322,8 +322,8 @@ type Path struct {
 	Routed *Plain `json:"routed,omitempty"`
 	// EBPF is routed, but eBPF redirects packets past the node's stack.
 	EBPF *Plain `json:"ebpf,omitempty"`
-	// Bridge has both pods of a pair on one node, connected by its bridge: what pods cost
-	// without a wire between them.
+	// Bridge puts both pods of a pair on one node, connected by its bridge. It shows what pods cost without a wire between
+	// them.
 	Bridge *Plain `json:"bridge,omitempty"`
 	// Pod is the pod network of a cluster: clients connect to the server pod's IP.
 	Pod *Plain `json:"pod,omitempty"`
@@ -339,18 +339,18 @@ type Path struct {
 	Policies *Policies `json:"policies,omitempty"`
 }
 
-// Modes of network policies: what has the rules, and what the addresses that each policy allows.
+// Modes of network policies. They differ in how they store the rules and the addresses that each policy allows.
 const (
-	// PolicyIPTables has a chain for each pod and policy, as Calico's iptables data plane, and in it a
-	// rule for each address.
+	// PolicyIPTables uses a chain for each pod and policy, like Calico's iptables data plane, and in it a rule for each
+	// address.
 	PolicyIPTables = "iptables"
-	// PolicyIPSet has a set of addresses for each policy in place of these rules, as Calico and kube-router.
+	// PolicyIPSet replaces these rules with a set of addresses for each policy, like Calico and kube-router.
 	PolicyIPSet = "ipset"
-	// PolicyNFTables has the same chains and sets of nftables, and a map from addresses to the chains of
-	// pods, as Calico's nftables data plane.
+	// PolicyNFTables uses the same chains and sets in nftables, and a map from addresses to the chains of pods, like Calico's
+	// nftables data plane.
 	PolicyNFTables = "nftables"
-	// PolicyEBPF has eBPF programs that look up the identity of an address and then its entry in one map of
-	// all policies, as Cilium.
+	// PolicyEBPF uses eBPF programs. They look up the identity of an address, and then its entry in one map of all policies,
+	// like Cilium.
 	PolicyEBPF = "ebpf"
 )
 
@@ -367,13 +367,12 @@ type Policies struct {
 
 // Modes of a lab's services: what chooses the backend of a connection.
 const (
-	// ServiceIPTables is the rules of kube-proxy's mode of that name: netfilter tries them
-	// one by one until one of them matches at random.
+	// ServiceIPTables uses the rules of kube-proxy's mode iptables: netfilter tries them one by one until one of them matches
+	// at random.
 	ServiceIPTables = "iptables"
-	// ServiceNFTables is those of its mode nftables: one lookup in a map.
+	// ServiceNFTables uses the rules of kube-proxy's mode nftables: one lookup in a map.
 	ServiceNFTables = "nftables"
-	// ServiceEBPF is eBPF programs at connect, as in Cilium: packets have the backend's address
-	// from the first on.
+	// ServiceEBPF uses eBPF programs at connect, like Cilium: packets have the backend's address from the first on.
 	ServiceEBPF = "ebpf"
 )
 
@@ -405,8 +404,7 @@ const (
 	ProxyBuiltin = "builtin"
 )
 
-// MaxBackends of a balancer: a lab has 16 nodes, of which the client and the proxy
-// have one each.
+// MaxBackends is the maximum number of backends of a balancer: a lab has 16 nodes, and the client and the proxy need one each.
 const MaxBackends = 14
 
 // Balancer is a client, a proxy and backends, each on a node of its own. The proxy distributes
@@ -543,8 +541,8 @@ const (
 const (
 	// CPUsAll is every CPU of the node that is online and not isolated.
 	CPUsAll = "all"
-	// CPUsAllButIRQ leaves out those that handle the NIC's interrupts: the
-	// RPS-7 of the paper, which had four CPUs.
+	// CPUsAllButIRQ leaves out the CPUs that handle the NIC's interrupts. It is RPS-7 of the paper, whose machines had four
+	// CPUs.
 	CPUsAllButIRQ = "all-but-irq"
 )
 
@@ -628,12 +626,11 @@ const (
 	ToolIperf2 = "iperf2"
 )
 
-// How programs read and write.
+// Ways in which programs read and write.
 const (
-	// IOBlocking has a thread for each connection, which blocks until there is something to read,
-	// or room to write.
+	// IOBlocking uses a thread for each connection. It blocks until there is something to read, or room to write.
 	IOBlocking = "blocking"
-	// IOEpoll has an event loop at each end: one thread waits for all connections.
+	// IOEpoll uses an event loop at each end: one thread waits for all connections.
 	IOEpoll = "epoll"
 )
 
@@ -670,7 +667,7 @@ type Workload struct {
 	Pairs []int `json:"pairs,omitempty"`
 }
 
-// Traffic are the settings of a workload, the same for every kind.
+// Traffic has the settings of a workload, which are the same for every kind.
 type Traffic struct {
 	// Protocol of the traffic. connect, http and application support tcp only.
 	Protocol string `json:"protocol,omitempty"`

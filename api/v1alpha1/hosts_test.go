@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// onHosts is an experiment on hosts, with all that it can say of them.
+// onHosts is an experiment on hosts that sets every field about them.
 const onHosts = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: hosts}
@@ -56,7 +56,8 @@ func TestHosts(t *testing.T) {
 		t.Errorf("variants (-want +got):\n%s", diff)
 	}
 	writtenAndRead(t, e.Metadata.Name, e)
-	// A client that has to be the one host which the server could be as well.
+	// Only one host has the client's labels, and that host has the server's labels
+	// too.
 	narrow := parse(t, onHosts, "spec.variants.within.hosts={client: {zone: east}, server: {type: large}}", "spec.variants.back.hosts={client: {}, server: {zone: west}}")
 	if client, server := narrow.HostsOf(narrow.Spec.Variants[2]); client != 0 || server != 2 {
 		t.Errorf("narrow: %d to %d", client, server)

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// cluster is an experiment in a cluster, with everything that it can say of one.
+// cluster is an experiment in a cluster that sets every field about it.
 const cluster = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: cluster}
@@ -52,7 +52,7 @@ func TestKubernetes(t *testing.T) {
 		t.Errorf("paths (-want +got):\n%s", diff)
 	}
 	writtenAndRead(t, e.Metadata.Name, e)
-	// The least that can be said of a cluster, and what --set makes of it.
+	// The shortest description of a cluster, changed as by --set.
 	least := parse(t, small, "spec.target={kubernetes: {}}", "spec.target.kubernetes.unprivileged=true")
 	if diff := cmp.Diff(&Kubernetes{Unprivileged: true}, least.Spec.Target.Kubernetes); diff != "" {
 		t.Errorf("least (-want +got):\n%s", diff)

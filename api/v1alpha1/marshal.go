@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Marshal writes an experiment as YAML that Parse reads back the same, with
-// every default that Parse filled in. What fits on a line stands on one, as in
-// a file that a person wrote.
+// Marshal writes an experiment as YAML, with every default that Parse filled in. Parse
+// reads it back the same. What fits on one line is written on one line, as in a file
+// that a person wrote.
 func Marshal(e *Experiment) ([]byte, error) { return marshal(e) }
 
 func marshal(v any) ([]byte, error) {
@@ -32,7 +32,7 @@ func marshal(v any) ([]byte, error) {
 
 const lineWidth = 110
 
-// write a field as a block, or on one line where it fits and is no section of
+// write writes a field as a block, or on one line if it fits and is not a section of
 // the file.
 func (f field) write(b *strings.Builder, indent string) {
 	line := indent + f.name + ": " + f.value.inline()
@@ -50,8 +50,8 @@ func (f field) write(b *strings.Builder, indent string) {
 	}
 }
 
-// plain is text that every YAML reader takes for a string without quotes,
-// unless it is a number or one of the words that YAML 1.1 has for other things.
+// plain matches text that every YAML reader takes for a string without quotes, unless
+// it is a number or one of the words, which mean something else in YAML 1.1.
 var (
 	plain = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+/._-]*$`)
 	words = regexp.MustCompile(`^(?i:null|true|false|yes|no|on|off|y|n)$`)

@@ -37,7 +37,7 @@ func TestMesh(t *testing.T) {
 			t.Errorf("%s: %v, want %s", set, err, want)
 		}
 	}
-	// A mesh of hosts is of all of them, so all must have the address of the path.
+	// A mesh includes all hosts, so each must have the address of the path.
 	hosts := []string{"spec.target={hosts: [{name: a, addresses: {x: 192.0.2.1}}, {name: b, addresses: {x: 192.0.2.2}}, {name: c}]}", "spec.path={address: x}"}
 	if _, err := Parse("mesh.yaml", []byte(meshFile), hosts); err == nil || !strings.Contains(err.Error(), `host c must have "x" among its addresses`) {
 		t.Errorf("a host without the address: %v", err)

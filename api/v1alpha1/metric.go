@@ -5,7 +5,7 @@ import "slipstream.dev/api/metrics"
 // Gives reports whether a trial of the workload can have a metric.
 func (w Workload) Gives(metric string) bool { return metrics.Get(metric).Of&w.kinds() != 0 }
 
-// kinds are the kinds of the workload's traffic.
+// kinds returns the kinds of the workload's traffic.
 func (w Workload) kinds() metrics.Traffic {
 	t := w.Traffic()
 	udp := t.Protocol == "udp"

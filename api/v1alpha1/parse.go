@@ -12,10 +12,10 @@ type Error struct {
 	// File as given to Parse; Line and Column count from 1.
 	File         string
 	Line, Column int
-	// Override is the "key=value" that brought the problem; there is no Line then.
+	// Override is the "key=value" that caused the problem; there is no Line then.
 	Override string
-	// Flag is what a person wrote in place of the override, where it was made of a flag
-	// ("--runs 0"); who passes it to Parse sets it.
+	// Flag is the flag that the user wrote, if the override comes from one ("--runs 0").
+	// The caller of Parse sets it.
 	Flag string
 	// Field is the path of the field, "spec.pairs[2]"; empty where the
 	// problem is with the whole file.
@@ -24,8 +24,8 @@ type Error struct {
 	Problem string
 }
 
-// Error is "experiment.yaml:12:7: spec.pairs[2]: must be at least 1, is 0", or
-// begins with the override.
+// Error returns "experiment.yaml:12:7: spec.pairs[2]: must be at least 1, is 0", for example.
+// If there is a flag or an override, the text begins with that.
 func (e *Error) Error() string {
 	if e.Flag != "" {
 		return e.Flag + ": " + e.Problem
@@ -43,7 +43,7 @@ func (e *Error) Error() string {
 // Errors are all problems of a file, by line and column, those of overrides last.
 type Errors []*Error
 
-// Error has a line for each problem.
+// Error returns a line for each problem.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i, err := range e {
@@ -65,7 +65,7 @@ func (e Errors) Unwrap() []error {
 // with the square of some inputs.
 const maxFile = 64 << 10
 
-// ReadFile reads a file that Parse or ParsePolicy is to read, and no more of it than they read.
+// ReadFile reads a file for Parse or ParsePolicy, and no more of it than they accept.
 func ReadFile(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {

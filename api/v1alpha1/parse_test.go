@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// small is the least that an experiment can say.
+// small is the shortest valid experiment.
 const small = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: small}

@@ -17,16 +17,16 @@ import (
 
 //go:generate controller-gen crd object paths=. output:crd:dir=../../charts/slipstream/crds
 
-// Kinds of what an agent reads and writes.
+// Kinds of the objects that an agent reads and writes.
 const (
 	KindAccelerationPolicy = "AccelerationPolicy"
 	KindNodeAcceleration   = "NodeAcceleration"
 )
 
-// GroupVersion is that of APIVersion, as the machinery wants it.
+// GroupVersion is APIVersion in the form that the API machinery wants.
 var GroupVersion = schema.GroupVersion{Group: "slipstream.dev", Version: "v1alpha1"}
 
-// AddToScheme makes the kinds of a cluster known to a scheme.
+// AddToScheme registers the kinds of a cluster with a scheme.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion, &AccelerationPolicy{}, &AccelerationPolicyList{}, &NodeAcceleration{}, &NodeAccelerationList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
@@ -99,7 +99,7 @@ type PolicyAccelerator struct {
 // +kubebuilder:object:generate=true
 type VF struct{}
 
-// Accelerators are those of the policy, and last those that change nothing: messages number the others.
+// Accelerators returns the policy's accelerators. Those that change nothing come last, because messages number the others.
 func (s *AccelerationPolicySpec) Accelerators() []PolicyAccelerator {
 	changes := func(a PolicyAccelerator) bool { return len(a.Devices()) > 0 }
 	return slices.Concat(
@@ -107,8 +107,8 @@ func (s *AccelerationPolicySpec) Accelerators() []PolicyAccelerator {
 		slices.DeleteFunc(slices.Clone(s.Accelerate), changes))
 }
 
-// Nodes returns a selector of the policy's nodes. It is an error if the policy does not say which
-// nodes, as one that an older schema admitted; such a policy selects none.
+// Nodes returns a selector of the policy's nodes. It is an error if the policy does not say which nodes. An older schema admitted
+// such policies; they select no node.
 func (s *AccelerationPolicySpec) Nodes() (labels.Selector, error) {
 	switch {
 	case s.All && len(s.NodeSelector) > 0:
@@ -133,8 +133,8 @@ func (s *AccelerationPolicySpec) SelectsNode(labels map[string]string) bool {
 	return true
 }
 
-// Rollout is how the agents roll out a policy: to one node first, then, after each pause in which no
-// node fails a health check, to as many more as a step has.
+// Rollout sets the pace at which the agents roll out a policy: first to one node, then, after each pause without a failed health
+// check, to the nodes of the next step.
 //
 // +kubebuilder:object:generate=true
 type Rollout struct {
@@ -152,7 +152,7 @@ type Rollout struct {
 	PauseSeconds int `json:"pauseSeconds,omitempty"`
 }
 
-// Steps are the policy's rollout with every default.
+// Steps returns the policy's rollout with every default: the nodes that each step adds, in percent, and the pause.
 func (s *AccelerationPolicySpec) Steps() (percent int, pause time.Duration) {
 	var r Rollout
 	if s.Rollout != nil {

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// PolicyOf is the policy that keeps the accelerators of a variant on; it does not say
-// where yet. An error says why the variant has nothing that a policy could keep.
+// PolicyOf returns the policy that keeps the accelerators of a variant on. It does not select nodes
+// yet. An error says why the variant has nothing that a policy could keep.
 func (e *Experiment) PolicyOf(name string) (*AccelerationPolicy, error) {
 	v, err := e.VariantOf(name)
 	if err != nil {
@@ -46,7 +46,7 @@ func (e *Experiment) MeasuredAlike(a, b Variant) bool {
 	return reflect.DeepEqual(e.NICOf(a), e.NICOf(b)) && reflect.DeepEqual(a.Hosts, b.Hosts) && reflect.DeepEqual(a.Tools, b.Tools)
 }
 
-// VariantOf is the variant of a name. An error names those that there are.
+// VariantOf returns the variant with a name. If there is none, the error lists the names that exist.
 func (e *Experiment) VariantOf(name string) (*Variant, error) {
 	var names []string
 	for i := range e.Spec.Variants {
@@ -60,18 +60,18 @@ func (e *Experiment) VariantOf(name string) (*Variant, error) {
 
 var noLabel = regexp.MustCompile(`[^a-z0-9]+`)
 
-// policyName makes a name of Kubernetes of a variant's: rps-plus of rps+.
+// policyName turns a variant's name into a name for Kubernetes: rps+ into rps-plus.
 func policyName(variant string) string {
 	return strings.Trim(noLabel.ReplaceAllString(strings.ReplaceAll(variant, "+", "-plus"), "-"), "-")
 }
 
-// MarshalPolicy writes a policy as YAML that both kubectl and ParsePolicy read; the
-// latter where it does not say which nodes.
+// MarshalPolicy writes a policy as YAML. kubectl reads it, and so does ParsePolicy if the policy
+// does not say which nodes.
 func MarshalPolicy(p *AccelerationPolicy) ([]byte, error) {
 	return marshal(policyFile{APIVersion, KindAccelerationPolicy, policyMetadata{p.Name, p.Labels, p.Annotations}, p.Spec})
 }
 
-// ParseLabels reads labels as a flag has them: KEY=VALUE[,KEY=VALUE…].
+// ParseLabels reads labels in the form of a flag: KEY=VALUE[,KEY=VALUE…].
 func ParseLabels(text string) (map[string]string, error) {
 	all := map[string]string{}
 	for _, label := range strings.Split(text, ",") {

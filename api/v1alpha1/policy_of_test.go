@@ -26,8 +26,8 @@ spec:
   - {name: stream, stream: {duration: 1s}}
 `
 
-// TestPolicyOf: what PolicyOf makes is read by kubectl, whose reader knows no field that
-// is not in the type, and by an agent of a host.
+// TestPolicyOf: kubectl, which refuses unknown fields, and the agent of a host read the
+// policies that PolicyOf returns.
 func TestPolicyOf(t *testing.T) {
 	e, err := Parse("test.yaml", []byte(policyExperiment), nil)
 	if err != nil {
@@ -79,7 +79,7 @@ func TestPolicyOfWhatIsNone(t *testing.T) {
 		}
 	}
 
-	// What else a variant may differ in from its baseline.
+	// Other ways in which a variant may differ from its baseline.
 	full := &e.Spec.Variants[4]
 	for name, change := range map[string]func(){
 		"hosts":  func() { full.Hosts = &Ends{Client: map[string]string{"zone": "a"}} },

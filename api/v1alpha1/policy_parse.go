@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// policyFile is an AccelerationPolicy as a file has it: of what Kubernetes
-// keeps with an object, the name alone means anything outside a cluster.
+// policyFile is an AccelerationPolicy as written in a file. Of an object's metadata,
+// only the name means anything outside a cluster.
 type policyFile struct {
 	APIVersion string                 `json:"apiVersion"`
 	Kind       string                 `json:"kind"`
@@ -48,9 +48,9 @@ func ParsePolicy(file string, data []byte) (*AccelerationPolicy, error) {
 	return p, nil
 }
 
-// Complete checks the policy of a cluster as ParsePolicy does a file, and
-// returns it with every default. The checks of the cluster's schema come
-// first and say less.
+// Complete checks the policy of a cluster as ParsePolicy checks a file, and returns it
+// with every default. The cluster has already checked it against its schema, which
+// covers less.
 func (p *AccelerationPolicy) Complete() (*AccelerationPolicy, error) {
 	data, err := json.Marshal(policyFile{APIVersion, KindAccelerationPolicy, policyMetadata{Name: p.Name}, p.Spec})
 	if err != nil {
@@ -59,7 +59,7 @@ func (p *AccelerationPolicy) Complete() (*AccelerationPolicy, error) {
 	read, r := parsePolicy("", data)
 	var problems []error
 	for _, e := range r.errors {
-		problems = append(problems, fmt.Errorf("%s: %s", e.Field, e.Problem)) // a line of JSON helps nobody
+		problems = append(problems, fmt.Errorf("%s: %s", e.Field, e.Problem)) // a line number in the JSON helps nobody
 	}
 	if p.Spec.Pods != nil {
 		if _, err := metav1.LabelSelectorAsSelector(p.Spec.Pods); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// priced is an experiment with prices of a profile, of a variant and by role.
+// priced is an experiment with prices in the lab's profile, in that of a variant, and by role.
 const priced = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: priced}
@@ -31,7 +31,8 @@ func TestPriceOf(t *testing.T) {
 			t.Errorf("%s is priced in %q", v.Name, currency)
 		}
 	}
-	// Three nodes, three nodes; and a client by the profile's price, a proxy, four backends.
+	// plain and dear have three nodes each; balanced has a client at the profile's price, a
+	// proxy and four backends.
 	if diff := cmp.Diff(map[string]float64{"plain": 1.5, "dear": 6.75, "balanced": 2}, got); diff != "" {
 		t.Errorf("prices (-want +got):\n%s", diff)
 	}
@@ -42,7 +43,8 @@ func TestPriceOf(t *testing.T) {
 	}
 }
 
-// TestEqualPrices: sums of different prices that are equal on paper are equal.
+// TestEqualPrices: sums that are equal on paper compare as equal, although the prices that they
+// add differ.
 func TestEqualPrices(t *testing.T) {
 	const text = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment

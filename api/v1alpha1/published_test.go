@@ -80,8 +80,8 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestPublishedOfWhatWasReplaced: an override that replaces variants or workloads takes the
-// figures of those that are gone along. A file has no such excuse.
+// TestPublishedOfWhatWasReplaced: an override that replaces variants or workloads also
+// drops the figures of those that are gone. In a file, such a figure is an error.
 func TestPublishedOfWhatWasReplaced(t *testing.T) {
 	const figures = `{source: a, figure: one, variant: rps, workload: stream, pairs: 1, metric: throughput, ratio: 2, versus: vxlan}
   - {source: a, figure: two, variant: vxlan, workload: pingpong, pairs: 1, metric: latency_p50, value: 30 µs}
@@ -127,7 +127,8 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestPrecision: experiments with published figures have one.
+// TestPrecision: an experiment with published figures has a precision, by default or as
+// set.
 func TestPrecision(t *testing.T) {
 	const figure = "{source: a, figure: b, variant: rps, workload: stream, pairs: 1, metric: throughput, ratio: 2, versus: vxlan}\n"
 	without, _, _ := strings.Cut(publishedExperiment, "  published:")

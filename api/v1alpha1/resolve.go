@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// What a variant or workload leaves out, the experiment says: these methods
-// put both together, for an experiment that Parse returned.
+// These methods complete a variant or workload with what the experiment sets for all of them. They are for
+// experiments that Parse returned.
 
-// PathOf is the path of a variant.
+// PathOf returns the path of a variant.
 func (e *Experiment) PathOf(v Variant) Path {
 	if v.Path != nil {
 		return *v.Path
@@ -22,7 +22,7 @@ func (e *Experiment) PathOf(v Variant) Path {
 	return e.Spec.Path
 }
 
-// Nodes is how many nodes the experiment runs on.
+// Nodes returns the number of nodes that the experiment runs on.
 func (e *Experiment) Nodes() int {
 	switch t := e.Spec.Target; {
 	case t.Lab != nil:
@@ -35,8 +35,8 @@ func (e *Experiment) Nodes() int {
 	return 2
 }
 
-// Rounds is how many trials a mesh takes to have every node as client and every other one as its server
-// once; 1 without a mesh.
+// Rounds returns the number of trials in which a mesh measures every node, as client, once with every other
+// one as its server. It is 1 without a mesh.
 func (e *Experiment) Rounds() int {
 	if e.Spec.Mesh == nil {
 		return 1
@@ -45,7 +45,7 @@ func (e *Experiment) Rounds() int {
 	return 2 * (n - 1 + n%2)
 }
 
-// Settings are what a variant sets beside its path and baseline, in words: its NIC profile, its
+// Settings returns what a variant sets beside its path and baseline, in words: its NIC profile, its
 // accelerators, and the tools of workloads.
 func (v Variant) Settings() []string {
 	var all []string
@@ -65,7 +65,7 @@ func (v Variant) Settings() []string {
 	return all
 }
 
-// String is the profile in words, as far as it is set.
+// String describes the profile in words, as far as it is set.
 func (n NIC) String() string {
 	var parts []string
 	if n.Offload != "" {
@@ -83,7 +83,7 @@ func (n NIC) String() string {
 	return "NIC " + strings.Join(parts, ", ")
 }
 
-// NICOf is the NIC profile that a variant runs on in a lab.
+// NICOf returns the NIC profile of a variant in a lab.
 func (e *Experiment) NICOf(v Variant) NIC {
 	var nic NIC
 	if lab := e.Spec.Target.Lab; lab != nil {
@@ -107,18 +107,18 @@ func (e *Experiment) NICOf(v Variant) NIC {
 	return nic
 }
 
-// PriceOf is what all nodes of a variant cost for an hour, 0 where none has a price. In
-// a lab with a balancer those count that have a role; of hosts, both ends.
+// PriceOf returns what all nodes of a variant cost for an hour, or 0 if none has a price. In a lab with a
+// balancer, only nodes with a role count. Of hosts, both ends count.
 func (e *Experiment) PriceOf(v Variant) (price float64, currency string) {
 	for _, p := range e.pricesOf(v) {
 		amount, of, _ := p.Amount() // checked by Parse
 		price, currency = price+amount, cmp.Or(of, currency)
 	}
-	// Amounts have six decimals at most: 0.1 + 0.2 is as much as 0.3.
+	// Amounts have at most six decimals. Without rounding, 0.1 + 0.2 would differ from 0.3.
 	return math.Round(price*1e6) / 1e6, currency
 }
 
-// pricesOf are those of the nodes of a variant, empty for a node without one.
+// pricesOf returns the prices of a variant's nodes, empty for a node without one.
 func (e *Experiment) pricesOf(v Variant) []Price {
 	if hosts := e.Spec.Target.Hosts; len(hosts) > 0 {
 		client, server := e.HostsOf(v)
@@ -139,8 +139,8 @@ func (e *Experiment) pricesOf(v Variant) []Price {
 	return all
 }
 
-// HostsOf are the hosts of a variant's clients and servers, by their index: those with the labels that
-// it asks for.
+// HostsOf returns the indices of the hosts of a variant's clients and servers: those with the labels that it
+// asks for.
 func (e *Experiment) HostsOf(v Variant) (client, server int) {
 	client, server, _ = v.ends().among(e.Spec.Target.Hosts)
 	return client, server
@@ -153,7 +153,8 @@ func (v Variant) ends() Ends {
 	return *v.Hosts
 }
 
-// among are the indices of both ends among hosts; without an end that has its labels, missing are those.
+// among returns the indices of both ends among hosts. If no host has the labels of an end, missing has those
+// labels.
 func (n Ends) among(hosts []Host) (client, server int, missing map[string]string) {
 	first := func(labels map[string]string, but int) int {
 		for i, h := range hosts {
@@ -163,7 +164,7 @@ func (n Ends) among(hosts []Host) (client, server int, missing map[string]string
 		}
 		return -1
 	}
-	// A host that the server needs is not given to the client, if another one has the client's labels too.
+	// The client does not take a host that the server needs, if another one has the client's labels too.
 	for client := range hosts {
 		if !hosts[client].has(n.Client) {
 			continue
@@ -187,9 +188,9 @@ func (h Host) has(labels map[string]string) bool {
 	return true
 }
 
-// BaselineOf is the name of the variant that a variant is compared with, empty
-// for one that is compared with nothing: the experiment's baseline, and any
-// other that a variant is set versus, unless it names one itself.
+// BaselineOf returns the name of the variant that a variant is compared with. It is empty for variants that
+// are compared with nothing: the experiment's baseline, and any variant that another one names as its versus,
+// unless it has a versus itself.
 func (e *Experiment) BaselineOf(v Variant) string {
 	if v.Versus != "" {
 		return v.Versus
@@ -205,8 +206,8 @@ func (e *Experiment) BaselineOf(v Variant) string {
 	return e.Spec.Baseline
 }
 
-// States are the variants by what they run on, in the order of the file: one list, unless
-// some have a switch.
+// States groups the variants by the state of the machines that they run in, in the order of the file. There is
+// one group unless variants have a switch.
 func (e *Experiment) States() [][]Variant {
 	var states [][]Variant
 	for _, v := range e.Spec.Variants {
@@ -219,12 +220,13 @@ func (e *Experiment) States() [][]Variant {
 	return states
 }
 
-// Switches tells whether a variant has a switch, so that the experiment runs in periods.
+// Switches reports whether a variant has a switch, so that the experiment runs in periods.
 func (e *Experiment) Switches() bool {
 	return slices.ContainsFunc(e.Spec.Variants, func(v Variant) bool { return v.Switch != nil })
 }
 
-// Repeats is how often a trial runs in a block: once, or as often as a period says.
+// Repeats returns how often a trial runs in a block: once, or trialsPerPeriod times in an experiment with
+// periods.
 func (e *Experiment) Repeats() int {
 	if e.Switches() {
 		return max(1, e.Spec.TrialsPerPeriod)
@@ -232,7 +234,7 @@ func (e *Experiment) Repeats() int {
 	return 1
 }
 
-// PairsOf are the numbers of pairs that a workload runs with; in a mesh that of a round.
+// PairsOf returns the numbers of pairs that a workload runs with; in a mesh, the number of pairs of a round.
 func (e *Experiment) PairsOf(w Workload) []int {
 	if e.Spec.Mesh != nil {
 		return []int{e.Nodes() / 2}
@@ -243,8 +245,8 @@ func (e *Experiment) PairsOf(w Workload) []int {
 	return e.Spec.Pairs
 }
 
-// WorkloadFor is a workload as a variant runs it, which is with the variant's
-// tool and the times that the tool can keep. It shares nothing with w that a caller could change by mistake.
+// WorkloadFor returns a workload as a variant runs it: with the variant's tool, and with times that the tool
+// can keep. It copies the settings, so that a caller cannot change those of w by mistake.
 func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
 	for _, t := range []**Traffic{&w.Stream, &w.PingPong, &w.UnderLoad, &w.Connect, &w.HTTP, &w.Application} {
 		if *t == nil {
@@ -260,19 +262,19 @@ func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
 	return w
 }
 
-// settle makes the times what the tool can keep, so that every end and every
-// sampler measures the window that the tool measures.
+// settle adjusts the times to what the tool can keep, so that every end and every sampler measures the window
+// that the tool measures.
 func (t *Traffic) settle() {
 	switch t.Tool {
 	case ToolQperf, ToolAB, ToolLatte: // take whole seconds, and have no warm-up
 		t.Duration = wholeSeconds(t.Duration)
 	case ToolNginx, ToolPostgres, ToolMemcached: // their clients take whole seconds; another run of them warms up
 		t.Duration = wholeSeconds(t.Duration)
-	case ToolRedis: // says every 250 ms how fast it is, which the number of requests follows from
+	case ToolRedis: // reports its rate every 250 ms, from which the number of requests follows
 		t.Warmup = max(t.Warmup, Duration(time.Second))
 	case ToolIperf3, ToolIperf2: // take whole seconds
 		t.Warmup, t.Duration = wholeSeconds(t.Warmup), wholeSeconds(t.Duration)
-	case ToolSockperf: // sleeps 2 s and leaves 400 ms out, whatever it is told
+	case ToolSockperf: // sleeps 2 s and leaves out 400 ms, whatever its options
 		t.Warmup = max(t.Warmup, Duration(2400*time.Millisecond))
 	}
 }
@@ -282,7 +284,8 @@ func wholeSeconds(d Duration) Duration {
 	return (d + second - 1) / second * second
 }
 
-// InstalledApplication tells whether a tool is an application whose server and client are installed programs.
+// InstalledApplication reports whether a tool is an application whose server and client are installed
+// programs.
 func InstalledApplication(tool string) bool {
 	switch tool {
 	case ToolRedis, ToolNginx, ToolPostgres, ToolMemcached:
@@ -291,10 +294,10 @@ func InstalledApplication(tool string) bool {
 	return false
 }
 
-// Counted tells whether the window ends when a number of requests is done, and not by the clock.
+// Counted reports whether the window ends when a number of requests is done, and not by the clock.
 func (t *Traffic) Counted() bool { return t.Requests > 0 || t.Tool == ToolRedis }
 
-// Kind is "stream", "pingpong", "underload", "connect", "http" or "application".
+// Kind returns "stream", "pingpong", "underload", "connect", "http" or "application".
 func (w Workload) Kind() string {
 	switch {
 	case w.Stream != nil:
@@ -313,7 +316,7 @@ func (w Workload) Kind() string {
 	return ""
 }
 
-// Traffic are the settings of whichever kind the workload is, nil for none.
+// Traffic returns the settings of the workload, whatever its kind, or nil if it has none.
 func (w Workload) Traffic() *Traffic {
 	switch {
 	case w.Stream != nil:
@@ -330,8 +333,8 @@ func (w Workload) Traffic() *Traffic {
 	return w.Connect
 }
 
-// Shape is what a lab's nodes are joined by for a path, empty for those that are
-// not a lab's or have no pods.
+// Shape returns the kind of network that joins a lab's nodes for a path. It is empty for paths that are not a
+// lab's or have no pods.
 func (p Path) Shape() string {
 	switch {
 	case p.VXLAN != nil:
@@ -344,7 +347,7 @@ func (p Path) Shape() string {
 	return ""
 }
 
-// String is the path's name, with the shape of an overlay: "native", "vxlan/flannel".
+// String returns the path's name, with the shape of an overlay: "native", "vxlan/flannel".
 func (p Path) String() string {
 	switch {
 	case p.Native != nil:
@@ -373,7 +376,7 @@ func (p Path) String() string {
 	return ""
 }
 
-// Settings are what a path has beside its name, in words: "2000 policies by ipset", "10 endpoint
+// Settings returns what a path sets beside its name, in words: "2000 policies by ipset", "10 endpoint
 // changes/s".
 func (p Path) Settings() (all []string) {
 	if p.Policies != nil {
@@ -385,7 +388,7 @@ func (p Path) Settings() (all []string) {
 	return all
 }
 
-// String is "balancer/4" of 4 backends, "balancer/haproxy/4" where the proxy is named.
+// String returns "balancer/4" for 4 backends, or "balancer/haproxy/4" if the proxy is named.
 func (b Balancer) String() string {
 	if b.Proxy == "" {
 		return fmt.Sprintf("balancer/%d", b.Backends)
@@ -393,8 +396,8 @@ func (b Balancer) String() string {
 	return fmt.Sprintf("balancer/%s/%d", b.Proxy, b.Backends)
 }
 
-// Role of node i of a lab with this balancer: the client is the first, the proxy the
-// second, then come the backends. It is empty for nodes beyond those.
+// Role returns the role of node i of a lab with this balancer: the client is the first, the proxy the second,
+// then come the backends. It is empty for nodes beyond those.
 func (b Balancer) Role(i int) string {
 	switch {
 	case i == 0:
@@ -407,7 +410,7 @@ func (b Balancer) Role(i int) string {
 	return ""
 }
 
-// Of is what the NICs of a role have of their own.
+// Of returns the overrides for a role.
 func (n RoleNICs) Of(role string) RoleNIC {
 	switch role {
 	case RoleClient:
@@ -420,8 +423,8 @@ func (n RoleNICs) Of(role string) RoleNIC {
 	return RoleNIC{}
 }
 
-// String is "service" in a cluster, and "service/iptables/1000" in a lab, which is 1000
-// backends; "service/iptables/1000 of 50" where there are more services than one.
+// String returns "service" in a cluster. In a lab it returns "service/iptables/1000" for 1000 backends, and
+// "service/iptables/1000 of 50" if there are 50 services.
 func (s Service) String() string {
 	switch {
 	case s.Mode == "":
@@ -432,7 +435,7 @@ func (s Service) String() string {
 	return fmt.Sprintf("service/%s/%d", s.Mode, s.Backends)
 }
 
-// String is "2000 policies by ipset".
+// String returns "2000 policies by ipset", for example.
 func (p Policies) String() string {
 	if p.Count == 1 {
 		return "1 policy by " + p.Mode

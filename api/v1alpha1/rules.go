@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Rule is what the checks of Parse demand of a field, whatever else the file says. It is
-// for those who describe the file: the JSON Schema and the reference of its fields.
+// Rule describes what the checks of Parse demand of a field, whatever else the file says. The
+// JSON Schema and the reference of the fields are made from it.
 type Rule struct {
 	// Required: the file must have the field.
 	Required bool
-	// Defaults are what the field is if it is left out, as it is written in a file. There
-	// are several if that depends on other fields.
+	// Defaults are the values that a field has if it is left out, as written in a file.
+	// There are several if the default depends on other fields.
 	Defaults []string
 	// Enum are the allowed values, Low and High the allowed range unless both are 0.
 	Enum      []string
@@ -25,18 +25,18 @@ type Rule struct {
 	Pattern, Text string
 	// Some: the list must have an element.
 	Some bool
-	// OneOf are fields of which exactly one must be there.
+	// OneOf lists fields; exactly one of them must be there.
 	OneOf []string
 }
 
-// lesson is what reading one file teaches: the rules that were applied, and the fields and
-// types that Go has for it, all by field path.
+// lesson collects what reading one file teaches: the rules that were applied, and the Go fields
+// and types, all by field path.
 type lesson struct {
 	rules         map[string]*Rule
 	fields, types map[string]string
 }
 
-// rule is where a check notes what it demands of a field.
+// rule returns the rule of a field, in which a check notes what it demands.
 func (r *reader) rule(path string) *Rule {
 	if r.learned == nil {
 		return new(Rule) // nobody asks
@@ -47,7 +47,7 @@ func (r *reader) rule(path string) *Rule {
 	return r.learned.rules[path]
 }
 
-// structure notes that a path is a structure, be its fields there or not.
+// structure notes that a path is a structure, even if none of its fields are there.
 func (l *lesson) structure(path, typeName string, fields []string) {
 	if l == nil || typeName == "" {
 		return
@@ -58,16 +58,16 @@ func (l *lesson) structure(path, typeName string, fields []string) {
 	}
 }
 
-// place is where a field could stand in a file, and what the checks demanded there.
+// place is one place in a file where a field could stand, with what the checks demanded there.
 type place struct {
 	Rule
 	present bool
 }
 
-// Rules applies the checks to valid experiment files and returns what they demand, by Go
-// type and field: "NIC.mtu", "Spec.pairs[]" for an element, "Path" for the type as a whole.
-// What is demanded of a field in one place and not in another is left out. The files must
-// have every field somewhere, so that every check is met.
+// Rules applies the checks to valid experiment files and returns what they demand, by Go type
+// and field: "NIC.mtu", "Spec.pairs[]" for an element, "Path" for the type as a whole. It leaves
+// out what the checks demand of a field in some places only. Together the files must have every
+// field, so that every check runs.
 func Rules(files map[string][]byte) (map[string]Rule, error) {
 	places := make(map[string][]place)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -79,7 +79,7 @@ func Rules(files map[string][]byte) (map[string]Rule, error) {
 		for _, path := range slices.Sorted(maps.Keys(r.learned.fields)) {
 			field := r.learned.fields[path]
 			p := place{*r.rule(path), r.has(path)}
-			p.OneOf = nil // that is of its type
+			p.OneOf = nil // a rule of the type, not of this field
 			places[field] = append(places[field], p)
 		}
 		for _, path := range slices.Sorted(maps.Keys(r.nodes)) {
@@ -102,8 +102,9 @@ func Rules(files map[string][]byte) (map[string]Rule, error) {
 	return all, nil
 }
 
-// common is what is demanded in all places of a field. Ranges, values and defaults are
-// those of any place.
+// common returns what the checks demand in all places of a field. Defaults are the union over
+// the places, and so are ranges and allowed values, if every place where the field is present
+// has them.
 func common(places []place) Rule {
 	c := Rule{Required: true, Some: true, OneOf: places[0].OneOf}
 	everywhere := map[string]bool{"enum": true, "range": true, "text": true}
@@ -143,7 +144,7 @@ func common(places []place) Rule {
 	return c
 }
 
-// written is a default as a file has it.
+// written returns a default as a file has it.
 func written(v any) string {
 	data, err := json.Marshal(v)
 	if err != nil {

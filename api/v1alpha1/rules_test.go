@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// everyField are experiment files that have each field at least once.
+// everyField returns experiment files that together have every field.
 func everyField(t *testing.T) map[string][]byte {
 	t.Helper()
 	files := make(map[string][]byte)
@@ -22,7 +22,7 @@ func everyField(t *testing.T) map[string][]byte {
 	return files
 }
 
-// TestRules are what the checks demand: always, in some places only, and of a list.
+// TestRules checks what the checks demand: always, in some places only, and of a list.
 func TestRules(t *testing.T) {
 	rules, err := Rules(everyField(t))
 	if err != nil {
@@ -50,7 +50,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestRulesNeedEveryField: a check that no file meets would silently be left out.
+// TestRulesNeedEveryField: without an error, the rules would silently lack every check
+// that no file reaches.
 func TestRulesNeedEveryField(t *testing.T) {
 	_, err := Rules(map[string][]byte{"small.yaml": []byte(small)})
 	const want = "learn the rules of experiment files: no file has the field Metadata.description"

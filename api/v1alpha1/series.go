@@ -7,18 +7,18 @@ import (
 	"strconv"
 )
 
-// axes are those that a series can run over.
+// axes returns the axes that a series can run over.
 func axes() []string {
 	return []string{AxisBackends, AxisPolicies, AxisRate, AxisPrice, AxisSize, AxisConnections, AxisPairs}
 }
 
-// OfVariants tells an axis whose values differ from variant to variant.
+// OfVariants reports whether the values of an axis differ between variants.
 func OfVariants(axis string) bool {
 	return axis == AxisBackends || axis == AxisPolicies || axis == AxisRate || axis == AxisPrice
 }
 
-// ValueOn is where a variant's trials of a workload and a number of pairs stand on an axis, 0 if
-// the experiment has no such value of them.
+// ValueOn returns the position on an axis of a variant's trials of a workload with a number of pairs. It
+// is 0 if they have none.
 func (e *Experiment) ValueOn(axis string, v Variant, w Workload, pairs int) float64 {
 	switch axis {
 	case AxisBackends:
@@ -50,7 +50,7 @@ func (e *Experiment) ValueOn(axis string, v Variant, w Workload, pairs int) floa
 	return 0
 }
 
-// Alike tells whether two workloads are the same but for their place on an axis.
+// Alike reports whether two workloads are the same except for their place on an axis.
 func Alike(axis string, a, b Workload) bool {
 	s, t := a.Traffic(), b.Traffic()
 	if s == nil || t == nil || a.Kind() != b.Kind() {
@@ -68,12 +68,12 @@ func Alike(axis string, a, b Workload) bool {
 	return x == y
 }
 
-// series checks all of them. Where an override has replaced the variants, a series keeps those
-// that are left: it says nothing of the others, and is no mistake.
+// series checks all series. If an override has replaced the variants, a series keeps those that are left;
+// that others are missing is no mistake.
 func (r *reader) series(e *Experiment) {
 	s := &e.Spec
-	// Values follow from the rest of the experiment. Where that has mistakes there may be none: nobody
-	// knows the price of a variant whose labels no host has.
+	// Values follow from the rest of the experiment. If that has mistakes, a value may be missing: a
+	// variant whose labels no host has, has no price.
 	valued := len(r.errors) == 0
 	replaced := r.overridden("spec.variants") && !r.overridden("spec.series")
 	seen := map[string]string{}
@@ -99,7 +99,7 @@ func (r *reader) series(e *Experiment) {
 	}
 }
 
-// RemainingSeries are the series that have variants left, without those that are gone.
+// RemainingSeries returns the series that have variants left, without the variants that are gone.
 func (s *Spec) RemainingSeries() []Series {
 	var out []Series
 	for _, line := range s.Series {
@@ -116,7 +116,7 @@ func (s *Spec) RemainingSeries() []Series {
 	return out
 }
 
-// named is the variant of a name, nil where there is none.
+// named returns the variant with a name, or nil if there is none.
 func named(name string, variants []Variant) *Variant {
 	if i := slices.IndexFunc(variants, func(v Variant) bool { return v.Name == name }); i >= 0 {
 		return &variants[i]
@@ -124,10 +124,11 @@ func named(name string, variants []Variant) *Variant {
 	return nil
 }
 
-// members checks which variants a series has. Of those that an override has replaced some may be gone.
+// members checks the variants of a series. If an override has replaced the variants, some of them may be
+// gone.
 func (r *reader) members(path string, e *Experiment, line Series, replaced bool) {
 	if !slices.Contains(axes(), line.Axis) || r.malformedNear(path) {
-		return // noted
+		return // reported already
 	}
 	if len(line.Of) > 1 && !OfVariants(line.Axis) {
 		r.fail(path, "must be one variant, as the %s do not differ from variant to variant, is %d: make a series of each",
@@ -154,7 +155,7 @@ func (r *reader) values(path string, e *Experiment, line Series) {
 	for i, name := range line.Of {
 		v := named(name, e.Spec.Variants)
 		if v == nil || slices.Contains(line.Of[:i], name) {
-			continue // noted, or replaced
+			continue // reported already, or replaced
 		}
 		field := fmt.Sprintf("%s[%d]", path, i)
 		x := e.ValueOn(line.Axis, *v, Workload{}, 0)

@@ -67,7 +67,7 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// TestSeriesOfWhatWasReplaced: an override that replaces variants takes those that are gone out of the
+// TestSeriesOfWhatWasReplaced: an override that replaces variants removes those that are gone from the
 // series, and with the last of them the series.
 func TestSeriesOfWhatWasReplaced(t *testing.T) {
 	const series = "[{name: i, axis: backends, of: [i/1, i/9]}, {name: e, axis: backends, of: [e/1, e/9], versus: i}, {name: v, axis: pairs, of: [vxlan]}]"
@@ -92,8 +92,8 @@ func TestSeriesOfWhatWasReplaced(t *testing.T) {
 	}
 }
 
-// TestSeriesOfMistakes: a mistake elsewhere in the file that leaves a variant without a value is the
-// one that is noted.
+// TestSeriesOfMistakes: if a mistake elsewhere in the file leaves a variant without a value, only that
+// mistake is reported.
 func TestSeriesOfMistakes(t *testing.T) {
 	const onHosts = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
@@ -123,7 +123,7 @@ spec:
 	}
 }
 
-// TestValueOn: where trials stand on each axis.
+// TestValueOn checks the positions of trials on each axis.
 func TestValueOn(t *testing.T) {
 	e := parse(t, seriesExperiment+"[]\n")
 	w := e.Spec.Workloads[0]

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// services is an experiment with those of a lab.
+// services is an experiment with the services of a lab.
 const services = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: services}
@@ -71,7 +71,7 @@ func TestServiceErrors(t *testing.T) {
 	}
 }
 
-// TestPolicies: network policies are for paths whose packets meet them.
+// TestPolicies: only paths whose packets pass through network policies can have them.
 func TestPolicies(t *testing.T) {
 	with := func(path string) error {
 		_, err := Parse("experiment.yaml", []byte(strings.Replace(services, "{service: {mode: iptables}}", path, 1)), nil)

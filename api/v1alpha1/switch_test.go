@@ -8,7 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// switched is an experiment in periods: of three states, one of which two variants share.
+// switched is an experiment in periods. It has three states, and two variants share one
+// of them.
 const switched = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: switched}

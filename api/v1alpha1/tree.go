@@ -30,8 +30,8 @@ const (
 	sequence
 )
 
-// node is a YAML value with its position. A scalar keeps its text, as it is the
-// field that says whether 10 is a number or a name.
+// node is a YAML value with its position. A scalar keeps its text, because the field's type decides whether 10
+// is a number or a name.
 type node struct {
 	kind   kind
 	pos    position
@@ -59,8 +59,8 @@ func (n *node) String() string {
 	return "empty"
 }
 
-// parse makes the tree of a document, or notes what is wrong with it and
-// returns nil. An override is the text of the one that data is the value of.
+// parse returns the tree of a document, or records what is wrong with it and returns nil. override is the text
+// of the override whose value is data, or empty for a file.
 func (r *reader) parse(data []byte, override string) *node {
 	at := position{line: 1, column: 1, override: override}
 	if !utf8.Valid(data) {
@@ -149,8 +149,8 @@ func (r *reader) tree(from ast.Node, override string) *node {
 const maxDepth = 100
 
 // tooDeep returns the first token that begins a list or mapping deeper than maxDepth, nil if there is none. It
-// counts those in brackets, and the lists and mappings that begin on one line ("- - a: b"). Those of further
-// lines need so much indentation that the size of a file bounds them.
+// counts brackets, and the lists and mappings that begin on one line ("- - a: b"). Deep nesting over several
+// lines needs so much indentation that the size limit of a file bounds it.
 func tooDeep(tokens token.Tokens) *token.Token {
 	depth, line, begun := 0, 0, 0
 	for _, t := range tokens {
@@ -181,7 +181,7 @@ func positionOfToken(t *token.Token, override string) position {
 	return position{override: override}
 }
 
-// field is the value of a field of a mapping, nil where there is none.
+// field returns the value of a field of a mapping, nil if there is none.
 func (n *node) field(name string) *node {
 	for _, f := range n.fields {
 		if f.name == name {
@@ -194,9 +194,9 @@ func (n *node) field(name string) *node {
 // brackets lets an override name an element as an error does: spec.pairs[2].
 var brackets = strings.NewReplacer("[", ".", "]", "")
 
-// override applies "key=value" to the tree: the key is a path of fields joined
-// by dots, where an element of a list goes by its name or its index. Mappings
-// that are not there yet are made; an empty value takes a field out.
+// override applies "key=value" to the tree. The key is a path of fields joined by dots; it names an element of
+// a list by its name or its index. override creates mappings that are not there yet. An empty value removes a
+// field.
 func (r *reader) override(root *node, set string) {
 	key, value, ok := strings.Cut(set, "=")
 	if !ok || key == "" {
@@ -253,8 +253,8 @@ func (n *node) set(path, key string, value *node) error {
 	return fmt.Errorf("%s is %s, which has no field %q", path, n, key)
 }
 
-// step takes the first name off a key. Names may hold dots, so one that is
-// there goes before a cut at the first dot.
+// step cuts the first name off a key. Names may contain dots, so an existing name takes precedence over a cut
+// at the first dot.
 func step(key string, names []string) (name, rest string) {
 	for _, n := range names {
 		if (key == n || strings.HasPrefix(key, n+".")) && len(n) > len(name) {

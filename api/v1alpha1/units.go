@@ -80,7 +80,7 @@ func (b *Bytes) UnmarshalJSON(data []byte) error {
 	return b.UnmarshalText([]byte(text))
 }
 
-// MarshalJSON writes a number, or a string where a unit divides the size.
+// MarshalJSON writes a number, or a string if a unit divides the size.
 func (b Bytes) MarshalJSON() ([]byte, error) {
 	if s := b.String(); s != strconv.Itoa(int(b)) {
 		return json.Marshal(s)
@@ -88,7 +88,7 @@ func (b Bytes) MarshalJSON() ([]byte, error) {
 	return json.Marshal(int(b))
 }
 
-// String prefers the decimal unit, as 128000 is more likely 128k than 125KiB.
+// String prefers the decimal unit, because 128000 is more likely 128k than 125KiB.
 func (b Bytes) String() string {
 	for _, i := range []int{2, 3, 0, 1} {
 		if u := byteUnits[i]; b != 0 && int(b)%u.bytes == 0 {
@@ -98,13 +98,13 @@ func (b Bytes) String() string {
 	return strconv.Itoa(int(b))
 }
 
-// BitRate is a rate in decimal units: "10Gbit", "2.5Gbit", "500Mbit". Empty is
-// no limit.
+// BitRate is a rate in decimal units: "10Gbit", "2.5Gbit", "500Mbit". Empty means no
+// limit.
 type BitRate string
 
 var bitRate = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([kMG]?)bit$`)
 
-// BitsPerSecond is the rate as a number, 0 for no limit.
+// BitsPerSecond returns the rate in bit/s, 0 for no limit.
 func (r BitRate) BitsPerSecond() (uint64, error) {
 	if r == "" {
 		return 0, nil
@@ -124,13 +124,13 @@ func (r BitRate) BitsPerSecond() (uint64, error) {
 	return bits, nil
 }
 
-// Price is an amount of money: "0.085 USD", with the currency's code of ISO 4217. Empty
-// is none.
+// Price is an amount of money, with the currency's ISO 4217 code: "0.085 USD". Empty
+// means no price.
 type Price string
 
 var price = regexp.MustCompile(`^([0-9]{1,9}(?:\.[0-9]{1,6})?) ([A-Z]{3})$`)
 
-// Amount is the price as a number, 0 for none, and its currency.
+// Amount returns the price as a number, 0 for none, and its currency.
 func (p Price) Amount() (amount float64, currency string, err error) {
 	if p == "" {
 		return 0, "", nil
@@ -148,14 +148,14 @@ func (p Price) Amount() (amount float64, currency string, err error) {
 	return amount, m[2], nil
 }
 
-// Measure is a number above 0 and its unit, as a publication has them: "4118 Mb/s",
-// "12.5 MB/s", "72.9 µs".
+// Measure is a number above 0 with its unit, in the form that publications use: "4118
+// Mb/s", "12.5 MB/s", "72.9 µs".
 type Measure string
 
 var measure = regexp.MustCompile(`^([0-9]{1,12}(?:\.[0-9]{1,6})?) (\S(?:.{0,30}\S)?)$`)
 
-// baseUnits have, for each unit that a Measure is converted from, the unit of a metric in
-// results, and how many of those it is.
+// baseUnits maps the units of a Measure to the units of metrics in results, each with the
+// factor between the two.
 var baseUnits = map[string]struct {
 	unit  string
 	times float64
@@ -167,8 +167,8 @@ var baseUnits = map[string]struct {
 	"1/s": {"1/s", 1}, "k/s": {"1/s", 1e3}, "s/GB": {"s/GB", 1},
 }
 
-// Amount is the number in a unit of results, such as bit/s, and how many of that the
-// measure's own unit is.
+// Amount returns the number in a unit of results, such as bit/s, and the factor from the
+// measure's own unit to that unit.
 func (m Measure) Amount() (amount float64, unit string, times float64, err error) {
 	parts := measure.FindStringSubmatch(string(m))
 	if parts == nil {
@@ -189,20 +189,21 @@ func (m Measure) Amount() (amount float64, unit string, times float64, err error
 
 // Limits of Runs with Auto.
 const (
-	// AutoFirstBlocks run before the first look at the intervals.
+	// AutoFirstBlocks is the number of blocks that run before the first look at the
+	// intervals.
 	AutoFirstBlocks = 8
 	autoMax         = 40
 	autoWidth       = 0.02
 )
 
-// Runs is the number of blocks: a number, or "auto", or {auto: {max: 40,
-// width: 0.02}} with either of both left out.
+// Runs is the number of blocks: a number, or "auto", or {auto: {max: 40, width: 0.02}},
+// in which both fields are optional.
 type Runs struct {
 	// Auto adds blocks until the intervals are narrow enough; N is 0 then.
 	Auto bool
-	// N blocks, where Auto is not set.
+	// N is the number of blocks, unless Auto is set.
 	N int
-	// Max is the most blocks that Auto may run, at least AutoFirstBlocks.
+	// Max is the maximum number of blocks with Auto, at least AutoFirstBlocks.
 	Max int
 	// Width is the half-width of a ratio's 95 % interval that Auto aims at: 0.02
 	// is ±2 %.

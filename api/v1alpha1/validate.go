@@ -18,9 +18,8 @@ import (
 	"slipstream.dev/api/metrics"
 )
 
-// This file fills in defaults and checks what a file means, from the top down.
-// A default goes where the file sets nothing, so that an explicit zero is still
-// seen, and refused, as what it is.
+// This file fills in defaults and checks what a file means, from the top down. It fills in a default only if the file
+// does not set the field, so that it still sees an explicit zero, and refuses it.
 
 var (
 	cellName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+/._-]*$`)
@@ -32,10 +31,10 @@ var (
 	sysctlName = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`) // TCP_CA_NAME_MAX, less the final 0
 )
 
-// MaxPairs of a trial.
+// MaxPairs is the maximum number of pairs of a trial.
 const MaxPairs = 64
 
-// ValidName tells whether a variant or a workload can have a name.
+// ValidName reports whether a variant or a workload can have a name.
 func ValidName(name string) bool { return cellName.MatchString(name) }
 
 func fill[T any](r *reader, path string, to *T, value T) {
@@ -47,7 +46,7 @@ func fill[T any](r *reader, path string, to *T, value T) {
 	}
 }
 
-// malformedNear tells whether decoding found a problem in, at or around a field.
+// malformedNear reports whether decoding found a problem in, at or around a field.
 func (r *reader) malformedNear(path string) bool {
 	within := func(inner, outer string) bool {
 		rest, ok := strings.CutPrefix(inner, outer)
@@ -58,7 +57,8 @@ func (r *reader) malformedNear(path string) bool {
 	})
 }
 
-// given tells whether a field that must be there is, and could be decoded.
+// given reports whether the file has a required field that could be decoded. It records a problem if the field is
+// missing.
 func (r *reader) given(path string) bool {
 	r.rule(path).Required = true
 	if !r.has(path) && !r.malformedNear(parent(path)) {
@@ -67,7 +67,7 @@ func (r *reader) given(path string) bool {
 	return r.has(path) && !r.malformedNear(path)
 }
 
-// set tells whether the file sets a field to something that could be decoded.
+// set reports whether the file sets a field to something that could be decoded.
 func (r *reader) set(path string) bool { return r.has(path) && !r.malformedNear(path) }
 
 func (r *reader) between(path string, got, low, high int) {
@@ -94,7 +94,7 @@ func (r *reader) matches(path, got string, want *regexp.Regexp, text string) {
 	}
 }
 
-// valid is matches by one of Kubernetes' own checks.
+// valid works like matches, but with one of Kubernetes' own checks.
 func (r *reader) valid(path, got string, faults func(string) []string, text string) {
 	r.rule(path).Text = text
 	if len(faults(got)) > 0 {
@@ -128,7 +128,7 @@ func (t Target) choices() []choice {
 	return []choice{{"lab", t.Lab != nil}, {"kubernetes", t.Kubernetes != nil}, {"hosts", t.Hosts != nil}, {"imported", t.Imported != nil}}
 }
 
-// chosen are the names of the fields that are set.
+// chosen returns the names of the fields that are set.
 func chosen(choices []choice) (names []string) {
 	for _, c := range choices {
 		if c.set {
@@ -153,8 +153,8 @@ func (r *reader) exactlyOne(path string, choices ...choice) {
 	}
 }
 
-// unique notes a name that is in seen already, and adds it. Upper or lower case makes no difference: names of files and
-// hosts do not tell the two apart everywhere.
+// unique adds a name to seen, or records a problem if it is there already. It ignores case, because names of files and
+// hosts are not case-sensitive everywhere.
 func (r *reader) unique(path, name string, seen map[string]string) {
 	key := strings.ToLower(name)
 	if first, ok := seen[key]; ok {
@@ -219,7 +219,7 @@ func (r *reader) defaults(e *Experiment) {
 	s := &e.Spec
 	fill(r, "spec.target", &s.Target, Target{Lab: &Lab{}})
 	switch {
-	case s.Target.Imported != nil: // nobody knows
+	case s.Target.Imported != nil: // results of other programs: their defaults are unknown
 	case s.Target.Kubernetes != nil:
 		fill(r, "spec.path", &s.Path, Path{Pod: &Plain{}})
 	case s.Target.Hosts != nil:
@@ -304,8 +304,8 @@ func (r *reader) expectation(path string, s *Spec, x Expectation) {
 	r.metric(path, x.Metric, x.Workload, s.Workloads)
 }
 
-// metric checks that there is the metric, if one is named, and that the workload gives it, or if none
-// is named that any does.
+// metric checks that a named metric exists and that the workload gives it. If no workload is named, one of all
+// workloads must give it.
 func (r *reader) metric(path, metric, workload string, workloads []Workload) {
 	if known := metrics.Comparable(); r.set(path+".metric") && !slices.Contains(known, metric) {
 		if why := metrics.Get(metric).Alone; why != "" {
@@ -334,8 +334,8 @@ func (r *reader) metric(path, metric, workload string, workloads []Workload) {
 	}
 }
 
-// replaced tells whether a figure is of a variant or workload that an override has replaced by
-// others: that is no mistake, and the figure is left out.
+// replaced reports whether a figure is of a variant or workload that an override has replaced by others. That is no
+// mistake, and the figure is left out.
 func (r *reader) replaced(s *Spec, p Published) bool {
 	lacks := func(name string) bool { return name != "" && named(name, s.Variants) == nil }
 	if r.overridden("spec.published") {
@@ -349,7 +349,7 @@ func (r *reader) replaced(s *Spec, p Published) bool {
 	})
 }
 
-// overridden tells whether an override, and not the file, has set a field.
+// overridden reports whether an override, and not the file, has set a field.
 func (r *reader) overridden(path string) bool {
 	return r.nodes[path] != nil && r.nodes[path].pos.override != ""
 }
@@ -436,7 +436,7 @@ func (r *reader) publishedInterval(path string, p Published) {
 	}
 }
 
-// positive tells a number that a measurement can have given.
+// positive reports whether a measurement can have given a number: it must be above 0 and finite.
 func positive(x float64) bool { return x > 0 && !math.IsInf(x, 1) }
 
 func (r *reader) name(path, name string, seen map[string]string) {
@@ -446,7 +446,7 @@ func (r *reader) name(path, name string, seen map[string]string) {
 	}
 }
 
-// reference is the variant of a name, nil where there is none.
+// reference returns the variant with a name. If there is none, it records a problem and returns nil.
 func (r *reader) reference(path, name string, variants []Variant) *Variant {
 	if v := named(name, variants); v != nil {
 		return v
@@ -490,7 +490,7 @@ func (r *reader) rate(path string, rate BitRate) {
 	}
 }
 
-// price checks that it is one, and in the currency of those before it.
+// price checks that a text is a price, and in the currency of the prices before it.
 func (r *reader) price(path string, p Price) {
 	r.rule(path).Pattern = price.String()
 	_, currency, err := p.Amount()
@@ -529,7 +529,7 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	}
 }
 
-// spread checks how many nodes there are, and which.
+// spread checks the number of nodes, and their names.
 func (r *reader) spread(path string, k *Kubernetes) {
 	named := k.ClientNode != "" || k.ServerNode != ""
 	if at := path + ".nodes"; r.set(at) {
@@ -559,7 +559,7 @@ func (r *reader) spread(path string, k *Kubernetes) {
 	}
 }
 
-// selector checks labels of nodes.
+// selector checks labels that select nodes.
 func (r *reader) selector(path string, labels map[string]string) {
 	for key, value := range labels {
 		if at := join(path, key); len(validation.IsQualifiedName(key)) > 0 {
@@ -642,7 +642,7 @@ func (r *reader) path(path string, on Target, p *Path) {
 		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil}, choice{"bridge", p.Bridge != nil},
 		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil}, choice{"balancer", p.Balancer != nil}, choice{"address", p.Address != ""})
 	switch {
-	case len(chosen(on.choices())) > 1: // that is the problem, and noted
+	case len(chosen(on.choices())) > 1: // reported already
 	case p.Address != "" && on.Hosts == nil:
 		r.fail(path+".address", "is for the target hosts: it names one of each host's addresses")
 	case p.Native == nil && p.Address == "" && on.Hosts != nil:
@@ -670,7 +670,7 @@ func (r *reader) path(path string, on Target, p *Path) {
 	}
 }
 
-// policies checks those of a path, and that its packets meet them.
+// policies checks the policies of a path, and that its packets pass through them.
 func (r *reader) policies(path string, on Target, of Path) {
 	if r.given(path + ".count") {
 		r.between(path+".count", of.Policies.Count, 1, 10000)
@@ -699,18 +699,18 @@ func (r *reader) balancer(path string, b *Balancer) {
 	}
 }
 
-// balanced checks that every workload can be led to the backends of every balancer.
+// balanced checks that every balancer can distribute every workload over its backends.
 func (r *reader) balanced(e *Experiment) {
 	for i, w := range e.Spec.Workloads {
 		at := fmt.Sprintf("spec.workloads[%d].%s", i, w.Kind())
 		for _, v := range e.Spec.Variants {
 			b := e.PathOf(v).Balancer
 			if b == nil || w.Traffic() == nil {
-				continue // where there is no traffic it is noted at the workload
+				continue // a workload without traffic is a problem of its own
 			}
 			t := e.WorkloadFor(v, w).Traffic()
-			// What holds its connections has as many with each backend, which waits for
-			// them.
+			// A workload that keeps its connections has as many with each backend, and the backend waits
+			// for all of them.
 			lasting := w.Connect == nil && w.HTTP == nil
 			switch {
 			case t.Protocol == "udp":
@@ -769,7 +769,7 @@ func (r *reader) pairs(path string, pairs []int) {
 	}
 }
 
-// mesh checks that an experiment with a mesh has what goes by nodes alone.
+// mesh checks that an experiment with a mesh has nothing that a mesh does not support, such as pairs of its own.
 func (r *reader) mesh(path string, e *Experiment) {
 	m := e.Spec.Mesh
 	if m == nil {
@@ -821,7 +821,7 @@ func (r *reader) runs(path string, n Runs) {
 	}
 }
 
-// toolsOf are the tools that can make the traffic of a kind, the default first.
+// toolsOf returns the tools that can make the traffic of a kind, the default first.
 func toolsOf(kind string) []string {
 	switch kind {
 	case "stream":
@@ -838,7 +838,7 @@ func toolsOf(kind string) []string {
 	return []string{ToolNative}
 }
 
-// sizesOf are the sizes of a message, in bytes, that a tool can send.
+// sizesOf returns the smallest and largest message, in bytes, that a tool can send.
 func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 	low, high = 1, 1<<20 // iperf3's MAX_BLOCKSIZE
 	if t.Protocol == "udp" {
@@ -939,7 +939,7 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	}
 }
 
-// io checks how the engine reads and writes, and fills it in where it has a choice.
+// io checks how the engine reads and writes, and fills in the default if the engine has a choice.
 func (r *reader) io(path, kind string, t *Traffic) {
 	why := ""
 	switch {
@@ -964,7 +964,7 @@ func (r *reader) io(path, kind string, t *Traffic) {
 	r.oneOf(path+".io", t.IO, IOBlocking, IOEpoll)
 }
 
-// importedTraffic checks what others have measured, as far as they tell.
+// importedTraffic checks traffic that other programs measured, as far as their output describes it.
 func (r *reader) importedTraffic(path, kind string, t *Traffic) {
 	tools := toolsOf(kind)[1:]
 	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
@@ -980,7 +980,7 @@ func (r *reader) importedTraffic(path, kind string, t *Traffic) {
 	}
 }
 
-// application checks what only applications have.
+// application checks the fields that only applications have.
 func (r *reader) application(path, kind string, t *Traffic) {
 	if kind != "application" {
 		for field, set := range map[string]bool{"operation": t.Operation != "", "pipeline": t.Pipeline != 0} {
@@ -1012,10 +1012,11 @@ func (r *reader) application(path, kind string, t *Traffic) {
 	}
 }
 
-// memcachedMost is the product of size and connections that keeps what is set first within 64 MiB.
+// memcachedMost bounds the product of size and connections: then memcached keeps the values set first, within its 64
+// MiB.
 const memcachedMost = 64 << 10
 
-// operationsOf are what an application can be asked for, nil for another tool.
+// operationsOf returns the operations that an application supports, nil for another tool.
 func operationsOf(tool string) []string {
 	switch tool {
 	case ToolRedis, ToolMemcached:
@@ -1028,7 +1029,7 @@ func operationsOf(tool string) []string {
 	return nil
 }
 
-// http checks what only http has.
+// http checks the fields that only http has.
 func (r *reader) http(path, kind string, t *Traffic) {
 	if kind != "http" {
 		for field, set := range map[string]bool{"keepAlive": t.KeepAlive, "requests": t.Requests != 0, "page": t.Page, "image": t.Image != 0} {
@@ -1129,8 +1130,8 @@ func (r *reader) change(path string, s *Switch) {
 	}
 }
 
-// periods of each variant, unless runs says otherwise: they have the degrees of freedom, n − 2, that five
-// blocks have, and so Student's quantile of those.
+// periods is the number of periods of each variant unless runs sets it. Six periods have as many degrees of freedom, n
+// − 2, as five blocks, and so the same quantile of Student's distribution.
 const periods = 6
 
 // switched checks what depends on whether variants have a switch.
@@ -1158,8 +1159,8 @@ func (r *reader) switched(e *Experiment) {
 	}
 }
 
-// versus may name a variant that is compared with nothing, or with the
-// experiment's baseline: a ratio to a ratio would have no reader.
+// versus checks the variant that another one is compared with. It must be compared with nothing, or with the
+// experiment's baseline: nobody could interpret a ratio to a ratio.
 func (r *reader) versus(path string, e *Experiment, v *Variant) {
 	target := r.reference(path, v.Versus, e.Spec.Variants)
 	switch {
@@ -1197,8 +1198,8 @@ func (r *reader) devices(path string, on Path, devices []string, seen map[string
 // connections at most, and each device takes 12 bytes an entry.
 const entriesMax = 1 << 20
 
-// entries of the flow table: the kernel rounds up to a power of two (rps_sock_flow_sysctl in
-// net/core/sysctl_net_core.c), which would read back as something else than was asked for.
+// entries checks the size of the flow table. The kernel rounds it up to a power of two (rps_sock_flow_sysctl in
+// net/core/sysctl_net_core.c), so another number would read back as a different one.
 func (r *reader) entries(path string, n int) {
 	if r.set(path) && (n < 1 || n > entriesMax || n&(n-1) != 0) {
 		r.fail(path, "must be a power of two up to %d, is %d", entriesMax, n)
@@ -1223,7 +1224,7 @@ func (r *reader) cpus(path, cpus string) {
 	}
 }
 
-// toolFits checks that a tool can work on a target, and with a page.
+// toolFits checks that a tool works on a target, and with the traffic that the workload asks for.
 func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	switch {
 	case tool == ToolLatte && e.Spec.Target.Lab != nil:
@@ -1237,7 +1238,7 @@ func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	}
 }
 
-// toolServed checks that a tool can work by way of a service, where a variant does.
+// toolServed checks that a tool works through a service, if the variant uses one.
 func (r *reader) toolServed(path, tool string, e *Experiment, on Path, t *Traffic) {
 	switch {
 	case on.Service == nil:
@@ -1266,7 +1267,7 @@ func (r *reader) tools(path string, e *Experiment, on Path, tools map[string]str
 		w := workloads[i]
 		t := w.Traffic()
 		if t == nil {
-			continue // noted at the workload
+			continue // reported at the workload
 		}
 		r.oneOf(at, tool, toolsOf(w.Kind())...)
 		r.toolFits(at, tool, e, t)
