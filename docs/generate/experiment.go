@@ -16,8 +16,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// fields are experiment files that have every field; the checks tell by them what they
-// demand of each.
+// fields matches experiment files that together have every field. With them the checks
+// report what they demand of each field.
 const fields = "api/v1alpha1/testdata/fields-*.yaml"
 
 func experimentSchema(b *bytes.Buffer) error {
@@ -26,7 +26,7 @@ func experimentSchema(b *bytes.Buffer) error {
 		return err
 	}
 	for _, def := range structures(s) {
-		def.Extras = nil // all of these are for the page
+		def.Extras = nil // extras are for the page only
 		for f := def.Properties.Oldest(); f != nil; f = f.Next() {
 			f.Value.Extras = nil
 			if f.Value.Items != nil {
@@ -53,7 +53,7 @@ relative to the file:
 	return newPage(b, defaults).tables("", s)
 }
 
-// experiment is the schema: Go's types and comments, with what the checks demand.
+// experiment returns the schema: Go's types and comments, with what the checks demand.
 func experiment() (*jsonschema.Schema, error) {
 	r := jsonschema.Reflector{
 		Anonymous: true, ExpandedStruct: true, RequiredFromJSONSchemaTags: true, Mapper: experimentTypes,
@@ -85,7 +85,7 @@ func experiment() (*jsonschema.Schema, error) {
 	return s, nil
 }
 
-// structures are those of the schema by the names of their Go types.
+// structures returns the structures of the schema by the names of their Go types.
 func structures(s *jsonschema.Schema) map[string]*jsonschema.Schema {
 	all := map[string]*jsonschema.Schema{"Experiment": s}
 	for name, def := range s.Definitions {
@@ -96,7 +96,7 @@ func structures(s *jsonschema.Schema) map[string]*jsonschema.Schema {
 	return all
 }
 
-// experimentTypes are types that are written in forms of their own.
+// experimentTypes returns the schemas of types that files write in a form of their own.
 func experimentTypes(t reflect.Type) *jsonschema.Schema {
 	switch t {
 	case reflect.TypeFor[v1alpha1.Duration]():
@@ -182,7 +182,7 @@ func limit(s *jsonschema.Schema, rule v1alpha1.Rule) {
 	if rule.High != 0 && s.Type == "integer" {
 		s.Minimum, s.Maximum = number(rule.Low), number(rule.High)
 	}
-	if rule.High != 0 && s.Type != "integer" { // of a size, which may have a unit
+	if rule.High != 0 && s.Type != "integer" { // a size, which may have a unit
 		s.AnyOf[0].Minimum, s.AnyOf[0].Maximum = number(rule.Low), number(rule.High)
 		s.Extras = with(s.Extras, "limits", strconv.Itoa(rule.Low)+" to "+strconv.Itoa(rule.High))
 	}

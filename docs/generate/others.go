@@ -27,8 +27,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// resourcePage is written from a custom resource definition, which controller-gen makes of
-// the Go types.
+// resourcePage returns a function that writes the page of a custom resource, from the
+// definition that controller-gen makes from the Go types.
 func resourcePage(file, about string) func(*bytes.Buffer) error {
 	return func(b *bytes.Buffer) error {
 		file = "charts/slipstream/crds/slipstream.dev_" + file
@@ -57,7 +57,7 @@ func resourcePage(file, about string) func(*bytes.Buffer) error {
 			return err
 		}
 		for _, name := range []string{"apiVersion", "kind", "metadata"} {
-			s.Properties.Delete(name) // every object of Kubernetes has those
+			s.Properties.Delete(name) // every Kubernetes object has these
 		}
 		running(s, "")
 		head(b, crd.Spec.Names.Kind, file, about)
@@ -65,7 +65,7 @@ func resourcePage(file, about string) func(*bytes.Buffer) error {
 	}
 }
 
-// running makes all descriptions of a schema running text.
+// running turns all descriptions in a schema into running text.
 func running(s *jsonschema.Schema, name string) {
 	s.Description = prose(s.Description, name)
 	if s.Items != nil {
@@ -136,7 +136,8 @@ have seven bits in each byte, the lowest first, and the eighth bit set in all by
 	return nil
 }
 
-// errorsOfHTTP says what the errors mean, from the comments of their constants.
+// errorsOfHTTP returns a table row for each error; its text is the comment of the
+// constant.
 func errorsOfHTTP(file string) (rows string, err error) {
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 	if err != nil {
@@ -148,7 +149,7 @@ func errorsOfHTTP(file string) (rows string, err error) {
 			return true
 		}
 		if literal, ok := spec.Values[0].(*ast.BasicLit); ok {
-			name, _ := strconv.Unquote(literal.Value) // a string of Go that was parsed
+			name, _ := strconv.Unquote(literal.Value) // the parser has checked the literal
 			rows += nameRow(name, strings.TrimSpace(spec.Comment.Text()))
 		}
 		return true
@@ -166,7 +167,7 @@ func commandsPage(b *bytes.Buffer) error {
 	head(b, "Commands", "internal/cli and internal/azure/cli", "Every command and flag, as `--help` prints them.")
 	root := cli.Command()
 	for _, c := range root.Commands() {
-		if c.Name() == "azure" { // another program, whose commands are found here as others are
+		if c.Name() == "azure" { // a program of its own; its commands replace this one below
 			root.RemoveCommand(c)
 		}
 	}
@@ -188,7 +189,8 @@ func commandTree(b *bytes.Buffer, c *cobra.Command) error {
 	if err := doc.GenMarkdownCustom(c, &text, link); err != nil {
 		return err
 	}
-	// The parts of a command are no sections: all commands have the same.
+	// The parts of a command do not become sections, because all commands have the
+	// same parts.
 	parts := strings.ReplaceAll(text.String(), "SEE ALSO", "See also")
 	fmt.Fprintf(b, "\n%s\n", strings.TrimSpace(part.ReplaceAllString(parts, "**$1**")))
 	for _, sub := range c.Commands() {

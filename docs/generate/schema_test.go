@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// compile makes a validator of the schema, as it would be written.
+// compile makes a validator from the schema, as generate would write it.
 func compile(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	t.Chdir("../..")
@@ -50,8 +50,8 @@ func accepts(t *testing.T, s *jsonschema.Schema, file []byte) error {
 	return s.Validate(doc)
 }
 
-// TestSchemaAcceptsValidFiles as they are written, and with every default as they are
-// recorded.
+// TestSchemaAcceptsValidFiles: the schema accepts valid files as they are written, and
+// as a run records them, with every default.
 func TestSchemaAcceptsValidFiles(t *testing.T) {
 	s := compile(t)
 	var files []string
@@ -84,7 +84,8 @@ func TestSchemaAcceptsValidFiles(t *testing.T) {
 	}
 }
 
-// TestSchemaRefuses what Parse refuses for one field alone.
+// TestSchemaRefuses: the schema refuses a value that Parse refuses whatever the other
+// fields are.
 func TestSchemaRefuses(t *testing.T) {
 	s := compile(t)
 	file, err := os.ReadFile("api/v1alpha1/testdata/fields-lab.yaml")

@@ -33,8 +33,8 @@ func reflectTypes(r *jsonschema.Reflector, v any, folders ...string) (*jsonschem
 	return s, nil
 }
 
-// annotate gives the fields of a Go type their units, and has descriptions begin with the
-// name that is written in place of Go's.
+// annotate adds units to the fields of a Go type. It replaces the Go name at the start of a
+// description by the name that a file uses.
 func annotate(s *jsonschema.Schema, defs jsonschema.Definitions, t reflect.Type) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -59,11 +59,11 @@ func annotate(s *jsonschema.Schema, defs jsonschema.Definitions, t reflect.Type)
 	}
 }
 
-// marker is a line of a comment that is for a tool.
+// marker matches a line of a comment that is for a tool.
 var marker = regexp.MustCompile(`(?m)^\+.*\n?`)
 
-// prose is a Go comment as running text, for a field of that name. Go's comments begin with the name
-// of what they describe, which the table has in another column: "Name is" is left out.
+// prose returns a Go comment as running text, for the field with a name. Go comments begin with the
+// name of what they describe. The table has it in another column, so prose removes "Name is".
 func prose(comment, name string) string {
 	text := strings.Join(strings.Fields(marker.ReplaceAllString(comment, "")), " ")
 	first := word.FindString(text)
@@ -98,13 +98,13 @@ func with(extras map[string]any, key string, value any) map[string]any {
 
 func number(n int) json.Number { return json.Number(strconv.Itoa(n)) }
 
-// column is the third of a table: what is in it besides names, types and descriptions.
+// column is the third column of a table, besides names with their types, and descriptions.
 type column struct {
 	head string
 	of   func(s *jsonschema.Schema, required bool) string
 }
 
-// defaults says what a field is that is left out.
+// defaults shows the value of a field that is left out.
 var defaults = column{"default", func(s *jsonschema.Schema, required bool) string {
 	switch all, _ := s.Extras["defaults"].([]string); {
 	case required:
@@ -117,7 +117,7 @@ var defaults = column{"default", func(s *jsonschema.Schema, required bool) strin
 	return ""
 }}
 
-// always says which fields may be missing.
+// always shows which fields may be missing.
 var always = column{"present", func(_ *jsonschema.Schema, required bool) string {
 	if required {
 		return "always"
@@ -128,17 +128,17 @@ var always = column{"present", func(_ *jsonschema.Schema, required bool) string 
 func inline(v any) string {
 	data, err := yaml.MarshalWithOptions(v, yaml.Flow(true))
 	if err != nil {
-		panic(err) // of a schema's default, which came from YAML or JSON
+		panic(err) // a schema's default came from YAML or JSON
 	}
 	return strings.TrimSpace(string(data))
 }
 
-// page is a document of tables, one for each structure, of which none is there twice.
+// page is a document with one table for each structure.
 type page struct {
 	*bytes.Buffer
 	third column
-	// defs are the definitions of the schema at hand, todo its structures that a table
-	// links to, and titles those of all schemas so far, each with its description.
+	// defs has the definitions of the current schema, todo its structures that a table links to,
+	// and titles the titles of the tables of all schemas so far, each with its description.
 	defs   jsonschema.Definitions
 	todo   []section
 	titles map[string]string
@@ -153,8 +153,8 @@ func newPage(b *bytes.Buffer, third column) *page {
 	return &page{Buffer: b, third: third, titles: make(map[string]string)}
 }
 
-// tables writes a table of the fields of a schema, and one for each structure that they
-// lead to. The title is that of the first; without one it has no heading. It fails if a
+// tables writes a table of the fields of a schema, and one for each structure that they lead to. The
+// title is the heading of the first table, which has no heading if it is empty. tables fails if a
 // field has no description.
 func (p *page) tables(title string, s *jsonschema.Schema) error {
 	p.defs, p.todo = s.Definitions, []section{{title, s}}
@@ -196,7 +196,7 @@ func (p *page) section(s section) error {
 	return nil
 }
 
-// typeOf is the type of a field in words, with a link to the table of a structure.
+// typeOf returns the type of a field in words, with a link to the table of a structure.
 func (p *page) typeOf(path string, s *jsonschema.Schema) string {
 	title := path
 	if s.Ref != "" {
@@ -234,7 +234,7 @@ var notAnchor = regexp.MustCompile(`[^a-z0-9_-]`)
 
 func anchor(title string) string { return notAnchor.ReplaceAllString(strings.ToLower(title), "") }
 
-// meaning is the description of a field and its limits.
+// meaning returns the description of a field and its limits.
 func meaning(s *jsonschema.Schema) string {
 	parts := []string{sentence(s.Description)}
 	if s.MinItems != nil && s.MaxItems == nil {
@@ -260,12 +260,12 @@ func meaning(s *jsonschema.Schema) string {
 	return strings.TrimSpace(strings.Join(parts, " "))
 }
 
-// sentence begins with a capital, and ends with a full stop.
+// sentence makes text begin with a capital and end with a full stop.
 func sentence(text string) string {
 	return strings.ToUpper(text[:1]) + strings.TrimSuffix(text[1:], ".") + "."
 }
 
-// escape makes text one cell of a table; what stands in backticks is text already.
+// escape makes text fit into one cell of a table. It leaves text in backticks as it is.
 func escape(text string) string {
 	parts := strings.Split(strings.ReplaceAll(text, "|", `\|`), "`")
 	for i := 0; i < len(parts); i += 2 {
