@@ -1,5 +1,5 @@
-// Command slipstream-azure asks Azure where Accelerated Networking is wanted, and
-// switches it. It is run as slipstream azure.
+// Command slipstream-azure shows where Azure has Accelerated Networking and where it is
+// wanted, and turns it on or off. It is run as slipstream azure.
 package main
 
 import (

@@ -20,7 +20,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// accelOwner is the owner, in the journal, of settings that a user applied: they outlive the process.
+// accelOwner is the owner of settings that a user applied, in the journal. They outlive the process.
 const accelOwner = "slipstream accel"
 
 func accelCommand(p Process) *cobra.Command {
@@ -115,7 +115,7 @@ func accelStatus(ctx context.Context, w io.Writer, o accel.Options) error {
 func accelRevert(ctx context.Context, p Process, o accel.Options, killed bool) error {
 	recovered, err := accel.Recover(ctx, o)
 	if killed && journal.OnlyChanged(err) {
-		fmt.Fprintln(p.Err, err) // they are no longer slipstream's
+		fmt.Fprintln(p.Err, err) // slipstream no longer owns these settings
 		err = nil
 	}
 	if err != nil {

@@ -138,8 +138,8 @@ func (o agentOptions) run(ctx context.Context, p Process) error {
 	if cluster == nil {
 		return nil
 	}
-	// The agent was told to stop: for an upgrade, or for good. The chart gives the pod 60 s; the default of Kubernetes is 30 s, into which
-	// both timeouts fit.
+	// The agent was told to stop, for an upgrade or for good. Both timeouts fit into the pod's grace period: the chart sets 60
+	// s, and the default of Kubernetes is 30 s.
 	asking, asked := context.WithTimeout(context.WithoutCancel(ctx), 12*time.Second)
 	defer asked()
 	if !cluster.Uninstalled(asking) {

@@ -8,8 +8,8 @@ import (
 	"slipstream.dev/internal/target/command"
 )
 
-// azureProgram has the commands of slipstream azure. Azure's SDK is in a program of its own, so that agents
-// and workers do without it.
+// azureProgram implements the commands of slipstream azure. Azure's SDK is in a program of its own, so that
+// agents and workers do without it.
 const azureProgram = "slipstream-azure"
 
 func azureCommand() *cobra.Command {

@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/internal/nic/nictest"
 )
 
-// TestCapture: what capture prints of this machine reads back as what it says of it.
+// TestCapture: the output of capture reads back as the facts of this machine.
 func TestCapture(t *testing.T) {
 	code, out, errs := slipstream(t, "capture")
 	if code != exitGood {

@@ -1,5 +1,5 @@
-// Package cli is the command line, one file per command. It wires targets, workers, accelerators,
-// statistics and reports together, which do not know each other. Decisions belong in those packages.
+// Package cli is the command line, one file per command. It connects targets, workers, accelerators,
+// statistics and reports, which do not know each other. Decisions belong in those packages.
 package cli
 
 import (
@@ -26,22 +26,22 @@ const (
 	exitGood   = 0
 	exitFailed = 1
 	exitUsage  = 2
-	// exitSlower and exitInconclusive are those of a gate. doctor too exits with exitSlower, if it has
+	// A gate exits with exitSlower or exitInconclusive. doctor too exits with exitSlower, if it has
 	// found something serious.
 	exitSlower       = 3
 	exitInconclusive = 4
 )
 
-// Process is what the command line has of its process.
+// Process is the part of the operating system's process that the command line uses.
 type Process struct {
 	Args    []string
 	Version string
 	// Hurry is closed when the user asks a second time to stop.
 	Hurry <-chan struct{}
-	// Stdin, Stdout and Stderr are as the process has them: for a worker's stream, for programs that
-	// it starts, and for control of a terminal.
+	// Stdin, Stdout and Stderr are the standard files of the process. A worker's stream, started
+	// programs and the control of a terminal use them.
 	Stdin, Stdout, Stderr *os.File
-	// Out and Err are for text. Main sets them.
+	// Out and Err take text. Main sets them.
 	Out, Err io.Writer
 }
 
@@ -66,7 +66,7 @@ func execute(ctx context.Context, p Process) int {
 	return tell(p, root.ExecuteContext(ctx))
 }
 
-// tell prints an error, and returns the exit code.
+// tell prints an error and returns the exit code.
 func tell(p Process, err error) int {
 	if err == nil {
 		return exitGood
@@ -96,7 +96,7 @@ func (e exitError) Error() string {
 
 func (e exitError) Unwrap() error { return e.err }
 
-// usage marks an error as one of usage, before anything was changed.
+// usage marks an error as a mistake in usage, found before anything was changed.
 func usage(err error) error {
 	if err == nil {
 		return nil
@@ -104,12 +104,12 @@ func usage(err error) error {
 	return exitError{code: exitUsage, err: err}
 }
 
-// Groups of the help, in order.
+// groups are the sections of the help, in order.
 var groups = []*cobra.Group{
 	{ID: "measure", Title: "Measure:"}, {ID: "keep", Title: "Keep what is proven:"}, {ID: "play", Title: "Try things out:"}, {ID: "other", Title: "Other:"},
 }
 
-// groupOf has the group of every command that is not hidden.
+// groupOf maps every command that is not hidden to its group.
 var groupOf = map[string]string{
 	"run": "measure", "report": "measure", "compare": "measure", "import": "measure", "validate": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
@@ -117,7 +117,7 @@ var groupOf = map[string]string{
 	"doctor": "other", "capture": "other", "azure": "other", "version": "other", "completion": "other", "help": "other",
 }
 
-// plugin is the command by which kubectl runs the program as its plugin, or "" if it does not.
+// plugin returns how users type the program if kubectl runs it as a plugin, else "".
 func plugin(program string) string {
 	if strings.HasPrefix(filepath.Base(program), "kubectl-") {
 		return "kubectl slipstream"
@@ -125,7 +125,7 @@ func plugin(program string) string {
 	return ""
 }
 
-// Command is the tree of all commands, for their reference.
+// Command returns the tree of all commands, for the reference.
 func Command() *cobra.Command {
 	root := rootCommand(Process{Args: []string{"slipstream"}})
 	root.InitDefaultHelpCmd()
@@ -166,7 +166,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
 	root.AddCommand(doctorCommand(p), azureCommand(), versionCommand(p))
-	cobra.EnableCommandSorting = false // the order of groups is that of use
+	cobra.EnableCommandSorting = false // groups are listed in the order of use
 	root.AddGroup(groups...)
 	root.SetHelpCommandGroupID("other")
 	root.SetCompletionCommandGroupID("other")
@@ -178,8 +178,8 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	return root
 }
 
-// verbs makes a command that only has subcommands fail if it is given another name: cobra would print
-// help and succeed.
+// verbs makes a command that only has subcommands fail for any other name. cobra would print help and
+// succeed.
 func verbs(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		verbs(sub)
@@ -222,7 +222,7 @@ func versionCommand(p Process) *cobra.Command {
 	}
 }
 
-// usageOfArgs makes a wrong number of arguments an error of usage.
+// usageOfArgs marks a wrong number of arguments as an error of usage.
 func usageOfArgs(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
@@ -240,7 +240,7 @@ func usageOfArgs(c *cobra.Command) {
 	}
 }
 
-// newLog logs warnings and errors to standard error.
+// newLog returns a logger that writes warnings and errors to standard error.
 func newLog(p Process) *slog.Logger {
 	return slog.New(slog.NewTextHandler(p.Err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }

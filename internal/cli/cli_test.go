@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// slipstream runs the program with arguments, and returns its exit code and what it said.
+// slipstream runs the program with arguments, and returns its exit code and output.
 func slipstream(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var files [2]*os.File
@@ -45,7 +45,7 @@ func slipstream(t *testing.T, args ...string) (code int, stdout, stderr string) 
 	return code, said[0], said[1]
 }
 
-// resultYAML is an experiment with a variant for each thing that can be said of one.
+// resultYAML is an experiment whose variants get different verdicts.
 const resultYAML = `
 apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
@@ -67,13 +67,13 @@ spec:
   runs: 6
 `
 
-// effects are what each variant does: its throughput, median and p99 latency in those of
-// the baseline.
+// effects has the effect of each variant: its throughput, median and p99 latency, as
+// multiples of the baseline's.
 var effects = map[string][3]float64{
 	"native": {2, 0.5, 0.5}, "vxlan": {1, 1, 1}, "fastpath": {1.5, 0.7, 1.4}, "rps+": {1.2, 1.42, 1}, "rfs": {1, 1, 1},
 }
 
-// result makes a results folder, of so many blocks of the six that the experiment has.
+// result makes a results folder with the first blocks of the experiment's six.
 func result(t *testing.T, yaml string, blocks int, seed uint64) string {
 	t.Helper()
 	exp, err := v1alpha1.Parse("made.yaml", []byte(yaml), nil)
@@ -136,7 +136,7 @@ func TestPolicyKeepsWhatIsProved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := v1alpha1.ParsePolicy(file, text) // as an agent reads it
+	p, err := v1alpha1.ParsePolicy(file, text) // the way an agent reads it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// TestLastLines: a result ends with what was found, and with the command that follows.
+// TestLastLines: a result ends with what was found, and with the command to run next.
 func TestLastLines(t *testing.T) {
 	withoutGain := strings.Replace(resultYAML, "  - {name: fastpath, accelerate: [{fastpath: {}}]}\n", "", 1)
 	cluster := strings.NewReplacer("{lab: {nodes: 2}}", "{kubernetes: {}}", "path: {vxlan: {shape: flannel}}", "path: {pod: {}}").Replace(resultYAML)
@@ -259,7 +259,8 @@ func TestLastLines(t *testing.T) {
 	}
 }
 
-// TestExpectations: a run with expectations ends as they do, and every format says so.
+// TestExpectations: the outcome of the expectations decides the exit code of a run, and
+// every format shows it.
 func TestExpectations(t *testing.T) {
 	for expect, code := range map[string]int{
 		"[{variant: fastpath, faster: vxlan}]":                                                    exitGood,

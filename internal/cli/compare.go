@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Gates of compare.
+// Values of --gate.
 const (
 	gateSlower = "slower"
 	gateStrict = "strict"
@@ -101,7 +101,8 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	return nil
 }
 
-// openTwo reads what two runs left. Their folders' names tell them apart, or else the paths. The caller closes both.
+// openTwo reads the results of two runs. It names them by their folders, or by their paths if the folders have the
+// same name. The caller closes both.
 func openTwo(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err error) {
 	defer func() {
 		if err != nil {
@@ -134,7 +135,7 @@ func closeBoth(dirs [2]*record.Dir) {
 	}
 }
 
-// folderName is the name of a results folder, wherever it was named from.
+// folderName returns the name of a results folder, whatever path led to it.
 func folderName(dir *record.Dir) string {
 	path, err := filepath.Abs(dir.Path)
 	if err != nil {
@@ -143,7 +144,7 @@ func folderName(dir *record.Dir) string {
 	return filepath.Base(path)
 }
 
-// filter is what --only says, in names that one of the results has.
+// filter parses --only. Each name must occur in at least one of the results.
 func (o compareOptions) filter(results [2]stats.Result) (only stats.Only, err error) {
 	var variants, workloads []string
 	for _, r := range results {

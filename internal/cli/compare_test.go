@@ -75,8 +75,8 @@ func TestCompareUsage(t *testing.T) {
 	}
 }
 
-// TestReportOfTwo: one page has both results, what changed and what differs, and stands in
-// the second folder.
+// TestReportOfTwo: one page has both results, and shows what changed and how the runs
+// differ. It is written to the second folder.
 func TestReportOfTwo(t *testing.T) {
 	before := result(t, resultYAML, 6, 1)
 	effects["rfs"] = [3]float64{0.8, 1, 1}
@@ -108,8 +108,8 @@ func TestReportOfTwo(t *testing.T) {
 	}
 }
 
-// TestCompareFormats: each says what was compared, what is slower, and that a result is
-// unfinished.
+// TestCompareFormats: each format says what was compared, what is slower, and that a
+// result is unfinished.
 func TestCompareFormats(t *testing.T) {
 	before := result(t, resultYAML, 6, 1)
 	effects["rfs"] = [3]float64{0.8, 1, 1}

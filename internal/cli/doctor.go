@@ -23,20 +23,21 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// diagnosis is what doctor prints.
+// diagnosis is the output of doctor.
 type diagnosis struct {
 	WindowSeconds float64          `json:"window_seconds"`
 	Facts         []fact           `json:"facts"`
 	Findings      []doctor.Finding `json:"findings"`
 }
 
-// fact is one that no rule judges. Where is the machine; empty for the one that doctor runs on.
+// fact is a fact that no rule judges. Where is the machine; empty for the one that doctor runs
+// on.
 type fact struct {
 	Where string `json:"where,omitempty"`
 	doctor.Evidence
 }
 
-// add adds what is known and found of a machine.
+// add adds the facts and findings of a machine.
 func (d *diagnosis) add(where string, f doctor.Facts) {
 	d.WindowSeconds = max(d.WindowSeconds, f.Window.Seconds())
 	for _, e := range f.Known() {
@@ -48,7 +49,7 @@ func (d *diagnosis) add(where string, f doctor.Facts) {
 	}
 }
 
-// minWindow is ten of the ticks by which CPU time is counted.
+// minWindow is ten of the clock ticks in which the kernel counts CPU time.
 const minWindow = 100 * time.Millisecond
 
 type doctorOptions struct {
@@ -137,7 +138,7 @@ exit code is 3 if there is a serious finding, and 0 otherwise.`,
 
 // diagnose checks the target that the argument names.
 func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (diagnosis, error) {
-	d := diagnosis{Facts: []fact{}, Findings: []doctor.Finding{}} // not null in JSON
+	d := diagnosis{Facts: []fact{}, Findings: []doctor.Finding{}} // empty lists, because JSON would show nil as null
 	if err := o.misplaced(args); err != nil {
 		return d, usage(err)
 	}
@@ -161,7 +162,7 @@ func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (
 	return d, usage(fmt.Errorf("doctor %s: must be lab, kubernetes, hosts:HOST,... or nothing, for this machine", args[0]))
 }
 
-// misplaced returns an error for a flag that is for another target.
+// misplaced returns an error for a flag that belongs to another target.
 func (o doctorOptions) misplaced(args []string) error {
 	at := strings.Join(args, " ")
 	changes, err := o.kube.overrides()
@@ -178,13 +179,13 @@ func (o doctorOptions) misplaced(args []string) error {
 	return nil
 }
 
-// machine is one that a worker looks at.
+// machine is a machine that a worker examines.
 type machine struct {
 	name    string
 	address netip.Addr
 	worker  *worker.Client
 	facts   doctor.Facts
-	// pod: it is one, and has no overlay of its own.
+	// pod is true if the machine is a pod, which has no overlay of its own.
 	pod bool
 }
 
@@ -196,7 +197,7 @@ func newMachine(p target.Place, c *worker.Client) *machine {
 	return m
 }
 
-// look looks at machines, all at the same time.
+// look examines all machines at the same time.
 func (o doctorOptions) look(ctx context.Context, all []*machine) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, m := range all {
@@ -210,7 +211,8 @@ func (o doctorOptions) look(ctx context.Context, all []*machine) error {
 	return g.Wait()
 }
 
-// reach has a message go from one machine to another.
+// reach sends a message from one machine to another, and returns an error if it does not
+// arrive.
 type reach func(ctx context.Context, client, server *machine, by target.Transport) error
 
 // explore explores the path from one machine to another.
@@ -222,7 +224,7 @@ func explore(ctx context.Context, client, server *machine, reach reach) (doctor.
 	}
 	protocols := []string{"tcp", "udp"}
 	closed := make([]error, len(protocols))
-	var both sync.WaitGroup // what is blocked takes its time
+	var both sync.WaitGroup // a blocked protocol waits for its timeout
 	for i, protocol := range protocols {
 		both.Go(func() { closed[i] = reach(ctx, client, server, target.Transport{IP: ip, Protocol: protocol}) })
 	}
@@ -242,7 +244,7 @@ func explore(ctx context.Context, client, server *machine, reach reach) (doctor.
 	return p, p.Explore(ctx, client.worker, server.worker.Catch, server.facts, ports)
 }
 
-// examineMachines checks machines, and the path from each to each other.
+// examineMachines checks machines, and the paths between each two of them in both directions.
 func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []*machine, reach reach) error {
 	if err := o.look(ctx, all); err != nil {
 		return err

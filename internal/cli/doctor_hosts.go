@@ -52,7 +52,7 @@ func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis
 	return o.examineUp(ctx, d, up)
 }
 
-// examineUp looks at hosts that workers can be started on.
+// examineUp examines hosts on which workers can be started.
 func (o doctorOptions) examineUp(ctx context.Context, d *diagnosis, up *hosts.Hosts) error {
 	var all []*machine
 	for _, place := range up.Places() {

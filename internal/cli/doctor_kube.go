@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// examineCluster asks the API server, and with --probe looks from pods.
+// examineCluster asks the API server, and with --probe examines pods and nodes.
 func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnosis) error {
 	exp, err := runOptions{kube: o.kube}.load([]string{"kubernetes"})
 	if err != nil {
@@ -26,7 +26,7 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 		return err
 	}
 	config := kubeConfig(p, exp)
-	config.Accelerate = true // without pods that have privileges, nobody sees the nodes
+	config.Accelerate = true // only privileged pods can examine the nodes
 	s, err := cluster.Survey(ctx, config)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	return errors.Join(o.probePods(ctx, d, up), up.Close(context.WithoutCancel(ctx)))
 }
 
-// addCluster adds what the API server tells.
+// addCluster adds the facts that the API server reports.
 func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 	add := func(from, format string, args ...any) {
 		d.Facts = append(d.Facts, fact{"", doctor.Evidence{From: from, Value: fmt.Sprintf(format, args...)}})
@@ -69,7 +69,7 @@ func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 }
 
 // probePods checks both nodes, and the paths between the nodes, between the pods, and from a node to the
-// pod of the other. It tries services if all paths are open: a path that is not closes them too.
+// pod of the other. It tries services only if all paths are open: a closed path closes them too.
 func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pods) error {
 	var nodes, pods []*machine
 	for _, place := range up.Places() {

@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// lookHere looks at this machine.
+// lookHere examines this machine.
 func lookHere(ctx context.Context, window time.Duration, probe bool) (doctor.Facts, error) {
 	f, err := doctor.Look(ctx, window, probe)
 	if err != nil {
@@ -27,7 +27,8 @@ func lookHere(ctx context.Context, window time.Duration, probe bool) (doctor.Fac
 	return f, nil
 }
 
-// labParts are what an experiment may ask of a lab, beside the lab itself.
+// labParts returns the features that an experiment may ask of a lab, each as a
+// configuration to try.
 func labParts() map[string]lab.Config {
 	parts := make(map[string]lab.Config)
 	for _, shape := range []string{overlay.ShapeVXLANFlow, overlay.ShapeEBPF, overlay.ShapeUDP} {
@@ -42,7 +43,7 @@ func labParts() map[string]lab.Config {
 	return parts
 }
 
-// examineLab tries what a lab needs, and with --probe looks into one.
+// examineLab tries what a lab needs, and with --probe examines one.
 func (o doctorOptions) examineLab(ctx context.Context, p Process, d *diagnosis) error {
 	if err := labWorks(lab.Config{Shape: v1alpha1.ShapeFlannel}); err != nil {
 		d.Findings = append(d.Findings, doctor.LabLacks("a lab", false, err))
@@ -75,7 +76,7 @@ func (o doctorOptions) examineLab(ctx context.Context, p Process, d *diagnosis) 
 	return errors.Join(o.probeLab(ctx, d, l), l.Down(context.WithoutCancel(ctx)))
 }
 
-// labWorks returns why a lab does not work here.
+// labWorks returns an error that says why a lab does not work here.
 func labWorks(c lab.Config) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a lab needs root to create network namespaces: use sudo")

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestDoctor: a serious finding is in both formats, and makes the exit code 3.
+// TestDoctor: both formats show a serious finding, and the exit code is 3.
 func TestDoctor(t *testing.T) {
 	testenv.EnterNamespace(t)
 	under := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "dr0", MTU: 1500}, PeerName: "dr1"}

@@ -54,11 +54,11 @@ func upLab(t *testing.T, name, offload string) *lab.Lab {
 	return l
 }
 
-// ofMachine are the rules about the whole machine, which other programs share.
+// ofMachine has the rules about the whole machine, which other programs affect too.
 var ofMachine = []string{"backlog-full", "flow-limit", "squeezed", "throttled"}
 
-// rulesFound looks at a lab, and returns the names of the rules that found something, each once. What is of the
-// whole machine it only logs, unless it is wanted.
+// rulesFound examines a lab, and returns the names of the rules that found something, each once. It only logs rules
+// about the whole machine, except the wanted one.
 func rulesFound(ctx context.Context, t *testing.T, l *lab.Lab, o doctorOptions, wanted string) (rules []string, err error) {
 	var d diagnosis
 	if err := o.probeLab(ctx, &d, l); err != nil {
@@ -74,8 +74,8 @@ func rulesFound(ctx context.Context, t *testing.T, l *lab.Lab, o doctorOptions, 
 	return slices.Compact(rules), nil
 }
 
-// TestSoakHealthyLooks looks at a lab that nothing is wrong with, and at the paths between its nodes, and finds
-// nothing. With a time-out it looks as often as it can.
+// TestSoakHealthyLooks examines a healthy lab and the paths between its nodes many times, and finds nothing. It ends
+// in time for the timeout of the test.
 func TestSoakHealthyLooks(t *testing.T) {
 	l := upLab(t, "looks", v1alpha1.OffloadFull)
 	n, found := 0, 0
@@ -119,7 +119,7 @@ func in(ctx context.Context, l *lab.Lab, place, script string) error {
 type costly struct {
 	name, rule, inject, heal string
 	mtu                      int // of the NICs
-	// free: it was not shown to cost anything in a lab, and doctor has it as a note.
+	// free: in a lab the fault has no proven cost, and doctor reports it as a note.
 	free bool
 }
 
@@ -131,8 +131,9 @@ var costlyFaults = []costly{
 	{"throttled", "throttled", "", "", 1500, false}, // by a cgroup of the pods' workers
 }
 
-// TestSoakCosts switches each fault on and off in a lab, in periods of an experiment. doctor has to find it each
-// time, alone, and streams have to be slower with it, if packets are segmented before the wire and it is no note.
+// TestSoakCosts switches each fault on and off in a lab, in periods of an experiment. doctor must find it each time,
+// and nothing else. Streams must be slower with it, if packets are segmented before the wire and the finding is not
+// a note.
 func TestSoakCosts(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, offload := range []string{v1alpha1.OffloadNone, v1alpha1.OffloadFull} {
@@ -205,7 +206,8 @@ spec:
 	}
 }
 
-// checkThrottled: trials of what a limit throttles carry the warning that the finding names, and no others do.
+// checkThrottled checks that trials of throttled processes have the warning that the finding names, and no others
+// do.
 func checkThrottled(t *testing.T, trials []record.Trial) {
 	for _, trial := range trials {
 		warned := slices.ContainsFunc(trial.Warnings, func(w record.Warning) bool { return w.Code == record.WarnThrottled })
@@ -222,7 +224,7 @@ type faultySite struct {
 	fault costly
 	group string
 	lab   *lab.Lab
-	// limited: pods' workers start with a CPU limit.
+	// limited: the workers of pods start with a CPU limit.
 	limited bool
 }
 
@@ -235,7 +237,7 @@ func (s *faultySite) Network(ctx context.Context, fabric int) (experiment.Networ
 	return &faultyNetwork{n.(*labNetwork), s}, nil
 }
 
-// run is what a switch calls: "inject" or "heal".
+// run executes the command of a switch: "inject" or "heal".
 func (s *faultySite) run(ctx context.Context, argv []string) error {
 	script := map[string]string{"inject": s.fault.inject, "heal": s.fault.heal}[argv[0]]
 	for _, node := range []string{"node0", "node1"} {
@@ -261,7 +263,7 @@ func (s *faultySite) run(ctx context.Context, argv []string) error {
 	return err
 }
 
-// beBusy keeps a CPU busy under the limit.
+// beBusy keeps a CPU busy within the limited cgroup.
 func (s *faultySite) beBusy(ctx context.Context) (stop func(), err error) {
 	busy := exec.CommandContext(ctx, "sh", "-ec", "echo $$ > "+s.group+"/cgroup.procs; echo; while :; do :; done")
 	out, err := busy.StdoutPipe()
@@ -278,7 +280,7 @@ func (s *faultySite) beBusy(ctx context.Context) (stop func(), err error) {
 	}, err
 }
 
-// faultyNetwork puts pods' workers under the limit. The next switch ends them.
+// faultyNetwork starts the workers of pods in the limited cgroup. The next switch ends them.
 type faultyNetwork struct {
 	*labNetwork
 	site *faultySite
@@ -302,10 +304,10 @@ func (n *faultyNetwork) Worker(ctx context.Context, p target.Place, use target.U
 	return w, err
 }
 
-// namespaceOf is the file of a network namespace of a lab.
+// namespaceOf returns the file of a network namespace of a lab.
 func namespaceOf(name, place string) string { return "/run/netns/slip-" + name + "-" + place }
 
-// limitedGroup makes a cgroup that has 0.1 CPUs.
+// limitedGroup makes a cgroup that is limited to 0.1 CPUs.
 func limitedGroup(t *testing.T) string {
 	group, file, limit := "/sys/fs/cgroup/cpu/slipstream-doctor-soak", "cpu.cfs_quota_us", "10000"
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
@@ -331,8 +333,8 @@ func limitedGroup(t *testing.T) string {
 	return group
 }
 
-// TestSoakLosses injects, one by one, faults by which traffic does not arrive. doctor has to find each, alone, and a
-// message of 64 bytes and a transfer of 1 MB arrive by TCP as the finding says, and always without the fault.
+// TestSoakLosses injects faults that stop traffic, one by one. doctor must find each, and nothing else. A message of
+// 64 bytes and a transfer of 1 MB must arrive by TCP as the finding says, and always without the fault.
 func TestSoakLosses(t *testing.T) {
 	const pods = "p0"
 	for _, c := range []struct {
@@ -408,8 +410,8 @@ func placeOf(l *lab.Lab, name string) netip.Addr {
 	return netip.Addr{}
 }
 
-// sendDatagrams sends one each millisecond from a network namespace, until it is stopped: some faults show in
-// traffic alone.
+// sendDatagrams sends one datagram each millisecond from a network namespace until it is stopped: some faults show
+// only in traffic.
 func sendDatagrams(t *testing.T, from string, to netip.Addr) (stop func()) {
 	t.Helper()
 	var conn net.Conn
@@ -426,7 +428,7 @@ func sendDatagrams(t *testing.T, from string, to netip.Addr) (stop func()) {
 		for {
 			select {
 			case <-each.C:
-				_, _ = conn.Write([]byte("x")) // an error is the answer that nobody listens
+				_, _ = conn.Write([]byte("x")) // an error means that nobody listens
 			case <-ended:
 				return
 			}
@@ -440,8 +442,8 @@ func sendDatagrams(t *testing.T, from string, to netip.Addr) (stop func()) {
 	}
 }
 
-// arrives sends bytes by TCP from a network namespace to an address of another one, and returns 1 if all arrive
-// within 2 s, and else 0.
+// arrives sends bytes by TCP from one network namespace to an address in another. It returns 1 if all of them arrive
+// within 2 s, otherwise 0.
 func arrives(t *testing.T, client, server string, to netip.Addr, size int) int {
 	t.Helper()
 	deadline := time.Now().Add(2 * time.Second)

@@ -25,7 +25,7 @@ func TestDocuments(t *testing.T) {
 		for _, word := range words.FindAllString(m[1], -1) {
 			args = append(args, strings.Trim(word, "'"))
 		}
-		if args[0] == "azure" { // another program: TestDocuments of internal/azure/cli
+		if args[0] == "azure" { // another program, which TestDocuments of internal/azure/cli checks
 			continue
 		}
 		c, rest, err := Command().Find(args)

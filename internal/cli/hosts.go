@@ -28,7 +28,7 @@ func (o *hostOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.binaries, "host-binary", nil, "build of slipstream for Linux or Windows, copied to hosts whose system or architecture differs from this program's")
 }
 
-// parseHosts are the hosts of "a,me@b".
+// parseHosts returns the hosts of a list such as "a,me@b".
 func parseHosts(names string) (all []v1alpha1.Host) {
 	for name := range strings.SplitSeq(names, ",") {
 		host := v1alpha1.Host{Name: name}
@@ -40,14 +40,14 @@ func parseHosts(names string) (all []v1alpha1.Host) {
 	return all
 }
 
-// hostList are the hosts of "a,me@b" as an experiment has them. Each has the labels and the price of the
-// host in its place in others.
+// hostList returns the hosts of "a,me@b" as an experiment has them. Each takes the labels and the price of the
+// host at its position in others.
 func hostList(names string, others []v1alpha1.Host) string {
 	all := parseHosts(names)
 	for i := range min(len(all), len(others)) {
 		all[i].Labels, all[i].Price = others[i].Labels, others[i].Price
 	}
-	text, _ := json.Marshal(all) // nothing in it fails
+	text, _ := json.Marshal(all) // the types cannot fail
 	return string(text)
 }
 
@@ -89,7 +89,7 @@ func hostConfig(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (hos
 	return config, nil
 }
 
-// hostPairs are the client and the server of a variant, or all that a mesh has.
+// hostPairs returns the client and the server of a variant, or all pairs of a mesh.
 func hostPairs(exp *v1alpha1.Experiment, v v1alpha1.Variant) (pairs [][2]string) {
 	all := exp.Spec.Target.Hosts
 	if exp.Spec.Mesh == nil {
@@ -106,8 +106,8 @@ func hostPairs(exp *v1alpha1.Experiment, v v1alpha1.Variant) (pairs [][2]string)
 	return pairs
 }
 
-// needRoot names, for each host with accelerators, the first of them. They are on all hosts, those that a
-// variant has on one side on its host of that side alone.
+// needRoot maps each host with accelerators to the first of them. Accelerators act on all hosts, or, if the
+// variant limits them to one side, on its host of that side.
 func needRoot(exp *v1alpha1.Experiment, all []v1alpha1.Host) map[string]string {
 	root := make(map[string]string)
 	for _, v := range exp.Spec.Variants {
@@ -125,7 +125,7 @@ func needRoot(exp *v1alpha1.Experiment, all []v1alpha1.Host) map[string]string {
 	return root
 }
 
-// needSystem names, for each host, the first workload whose end there needs Linux or Windows.
+// needSystem maps each host to the first workload whose end there needs Linux, or Windows.
 func needSystem(exp *v1alpha1.Experiment) (linux, windows map[string]string) {
 	linux, windows = make(map[string]string), make(map[string]string)
 	for _, v := range exp.Spec.Variants {
@@ -147,7 +147,8 @@ func needSystem(exp *v1alpha1.Experiment) (linux, windows map[string]string) {
 	return linux, windows
 }
 
-// systems say what of a workload needs Linux at its client and its server, and what needs Windows; "" if nothing.
+// systems names the parts of a workload that need Linux at its client or its server, and the part that needs
+// Windows; "" if there is none.
 type systems struct{ linuxClient, linuxServer, windows string }
 
 func systemsFor(w v1alpha1.Workload) (need systems) {
@@ -156,7 +157,7 @@ func systemsFor(w v1alpha1.Workload) (need systems) {
 	switch {
 	case t.Tool == v1alpha1.ToolLatte:
 		need.windows = "latte of workload " + w.Name
-	case t.Tool == v1alpha1.ToolGRPC: // is in this program, as the engine is
+	case t.Tool == v1alpha1.ToolGRPC: // part of this program, like the engine
 	case t.Tool != v1alpha1.ToolNative:
 		both = t.Tool + " of workload " + w.Name
 	case w.HTTP != nil:
@@ -201,7 +202,7 @@ func (n *hostNetwork) Worker(ctx context.Context, p target.Place, use target.Use
 	return c, nil
 }
 
-// surveyHosts shows what a run would find on its hosts, and fails if something is missing.
+// surveyHosts shows what a run would find on its hosts. It fails if something is missing.
 func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *v1alpha1.Experiment) error {
 	config, err := hostConfig(o, exp, func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) })
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"slipstream.dev/internal/target/topology"
 )
 
-// TestNeedRoot: hosts without accelerators need no root, those of the side that has none among them.
+// TestNeedRoot: hosts without accelerators need no root, nor do hosts on a side without
+// accelerators.
 func TestNeedRoot(t *testing.T) {
 	const all = "RPS on nic over CPUs all of variant rps"
 	for variants, want := range map[string]map[string]string{
@@ -43,7 +44,7 @@ spec:
 	}
 }
 
-// TestNeedSystem: the engine's threads, gRPC and latte are what a host that runs Windows has.
+// TestNeedSystem: a host that runs Windows supports the engine's threads, gRPC and latte.
 func TestNeedSystem(t *testing.T) {
 	type systems struct{ Linux, Windows map[string]string }
 	both := func(what string) map[string]string { return map[string]string{"a": what, "b": what} }

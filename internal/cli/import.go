@@ -58,7 +58,7 @@ func importResults(p Process, paths []string, o importer.Options, out string) er
 	if err != nil {
 		return usage(err)
 	}
-	// What cannot be judged is not written.
+	// Results that cannot be judged are not written.
 	if _, err := stats.Analyze(r.Experiment, r.Trials); err != nil {
 		return err
 	}
@@ -75,7 +75,8 @@ func importResults(p Process, paths []string, o importer.Options, out string) er
 	return err
 }
 
-// writeImported makes the folder under another name first, so that half of it is no result.
+// writeImported makes the folder under a temporary name, so that an unfinished one is never
+// taken for a result.
 func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, err error) {
 	experiment, err := v1alpha1.Marshal(r.Experiment)
 	if err != nil {

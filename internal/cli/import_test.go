@@ -12,7 +12,7 @@ import (
 // published are the bit rates of the published logs.
 const published = "../stats/testdata/published"
 
-// importPublished returns the results folder of the published logs, and what was said.
+// importPublished imports the published logs and returns the results folder and the output.
 func importPublished(t *testing.T, flags ...string) (dir, stdout, stderr string) {
 	t.Helper()
 	out := t.TempDir()
@@ -28,8 +28,8 @@ func importPublished(t *testing.T, flags ...string) (dir, stdout, stderr string)
 	return filepath.Join(out, found[0].Name()), stdout, stderr
 }
 
-// TestImportPublished: the logs of the published experiment give the means, intervals and
-// ratios of docs/results/published.md, and a report that says what these cannot know.
+// TestImportPublished: the logs of the published experiment give the means, intervals and ratios
+// of docs/results/published.md, and a report that says what the logs do not contain.
 func TestImportPublished(t *testing.T) {
 	dir, stdout, stderr := importPublished(t)
 	has(t, "standard error", stderr, "finalized_bitrate.csv: its name does not match the pattern", "imported 400 trials from 20 files to "+dir)
@@ -85,7 +85,7 @@ func TestImportPublished(t *testing.T) {
 		"slipstream import --pattern", "A difference may come from the time at which a variant was measured")
 }
 
-// TestImportedResult is one like any other, but that there is nothing to run.
+// TestImportedResult: an imported result is like any other, but cannot be run.
 func TestImportedResult(t *testing.T) {
 	dir, _, _ := importPublished(t)
 	again, _, _ := importPublished(t)
@@ -117,7 +117,8 @@ func TestImportedResult(t *testing.T) {
 	}
 }
 
-// TestImportMissing: a variant with fewer runs is compared by those that it has, and that is said.
+// TestImportMissing: a variant with fewer runs is compared by the runs that it has, and the report
+// says so.
 func TestImportMissing(t *testing.T) {
 	dir := t.TempDir()
 	for name, runs := range map[string]int{"base": 6, "tuned": 5} {
@@ -144,7 +145,7 @@ func TestImportMissing(t *testing.T) {
 	}
 }
 
-// TestImportsInOneSecond makes several results of one name, each in a folder of its own.
+// TestImportsInOneSecond: results with the same name each get a folder of their own.
 func TestImportsInOneSecond(t *testing.T) {
 	out := t.TempDir()
 	const imports = 4 // they take less than a second each
@@ -159,7 +160,8 @@ func TestImportsInOneSecond(t *testing.T) {
 	}
 }
 
-// TestImportNothing: where a file cannot be read nothing is written, and each is named.
+// TestImportNothing: if a file cannot be read, nothing is written, and the error names each such
+// file.
 func TestImportNothing(t *testing.T) {
 	dir, out := t.TempDir(), filepath.Join(t.TempDir(), "results")
 	for name, text := range map[string]string{"base-1.txt": "Running experiment 1...\n700\n", "base-2.txt": "torn", "tuned-1.txt": ""} {

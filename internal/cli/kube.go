@@ -98,7 +98,7 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.
 	return &kubeTarget{cluster: cluster, config: config, topology: topology.Of(exp), process: p}, nil
 }
 
-// kubeConfig returns what an experiment needs of a cluster.
+// kubeConfig returns the configuration of a cluster that an experiment needs.
 func kubeConfig(p Process, exp *v1alpha1.Experiment) kube.Config {
 	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil}
 	for _, v := range exp.Spec.Variants {
@@ -116,7 +116,7 @@ func kubeConfig(p Process, exp *v1alpha1.Experiment) kube.Config {
 	return config
 }
 
-// survey shows what a run would find in the cluster, and fails if something is missing.
+// survey shows what a run would find in the cluster. It fails if something is missing.
 func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experiment) error {
 	cluster, err := kube.Open(o.access)
 	if err != nil {
@@ -161,7 +161,7 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experim
 	return fmt.Errorf("a run would fail. Missing:\n  %s", strings.Join(missing, "\n  "))
 }
 
-// onNodes says what runs on which nodes.
+// onNodes describes what runs on which nodes.
 func onNodes(nodes []string) string {
 	if len(nodes) == 2 {
 		return fmt.Sprintf("clients on %s, servers on %s", nodes[0], nodes[1])
@@ -169,7 +169,7 @@ func onNodes(nodes []string) string {
 	return fmt.Sprintf("%d, %s", len(nodes), strings.Join(nodes, ", "))
 }
 
-// byResource writes a line for each resource: "pods: get, list, create (denied)".
+// byResource returns a line for each resource: "pods: get, list, create (denied)".
 func byResource(permissions []kube.Permission) (lines []string) {
 	last := ""
 	for _, p := range permissions {
@@ -211,8 +211,8 @@ type kubeNetwork struct {
 
 func (n *kubeNetwork) Places() []target.Place { return n.Seating.Places() }
 
-// kubeLead is how long a start time takes at most: it goes through the API server, the kubelet and the container
-// runtime.
+// kubeLead bounds the delay of a start time on its way to the workers, through the API server, the kubelet and
+// the container runtime.
 const kubeLead = 100 * time.Millisecond
 
 func (n *kubeNetwork) Setup() target.Setup {
@@ -245,7 +245,7 @@ func podWorker(ctx context.Context, pods *kube.Pods, p target.Place, use target.
 	}
 }
 
-// kubeWorker adds to the description of a node what its pods cannot see.
+// kubeWorker completes the description of a node with what its pods cannot see.
 type kubeWorker struct {
 	*worker.Client
 	pods *kube.Pods
@@ -257,7 +257,7 @@ func (w *kubeWorker) Describe(ctx context.Context, p target.Place) (record.Node,
 	return node, err
 }
 
-// notOfCluster refuses the flags of cleanup that say what to remove in a cluster.
+// notOfCluster refuses the flags of cleanup that select what to remove in a cluster.
 func notOfCluster(f *pflag.FlagSet) error {
 	for _, name := range []string{"all", "namespace", "context", "kubeconfig"} {
 		if f.Changed(name) {

@@ -30,8 +30,8 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// forwarderArgv is the command that forwards packets in the shape udp, balancerArgv the built-in proxy: both
-// are this program.
+// forwarderArgv starts the forwarder of packets in the shape udp, balancerArgv the built-in proxy. Both are
+// commands of this program.
 var (
 	forwarderArgv = []string{"/proc/self/exe", "forward"}
 	balancerArgv  = []string{"/proc/self/exe", "balance"}
@@ -68,8 +68,8 @@ func newLabTarget(exp *v1alpha1.Experiment, p Process) *labTarget {
 	return &labTarget{exp: exp, process: p}
 }
 
-// topology lays the experiment out as it is now: variants may have been left out since the site was opened,
-// and the plan's networks are those of the rest.
+// topology describes the experiment as it is now: variants may have been left out since the site was opened,
+// and the plan's networks are those of the remaining ones.
 func (t *labTarget) topology() *topology.Topology { return topology.Of(t.exp) }
 
 // openLab returns the site of labs on this machine.
@@ -87,8 +87,8 @@ func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, e
 	}, nil
 }
 
-// probePolicies returns a function that says why this machine cannot have the network policies of a path. It
-// tries each mode once.
+// probePolicies returns a function that returns an error if this machine cannot have the network policies of
+// a path. It tries each mode once.
 func probePolicies() func(v1alpha1.Path) error {
 	known := make(map[string]error)
 	return func(p v1alpha1.Path) error {
@@ -138,10 +138,10 @@ type labNetwork struct {
 	exp     *v1alpha1.Experiment
 }
 
-// labLead is how long a lab's workers take at most to hear when traffic is to start.
+// labLead bounds the delay after which a lab's workers know when traffic starts.
 const labLead = 15 * time.Millisecond
 
-// Places are those of the lab that take part.
+// Places returns the places of the lab that an experiment uses.
 func (n *labNetwork) Places() []target.Place { return n.Seating.Places() }
 
 func (n *labNetwork) Setup() target.Setup {
@@ -156,7 +156,7 @@ func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (
 	return &labWorker{Client: c, network: n}, nil
 }
 
-// labWorker adds to the description of a node what its lab knows.
+// labWorker completes the description of a node with what its lab knows.
 type labWorker struct {
 	*worker.Client
 	network *labNetwork
@@ -198,7 +198,7 @@ func (w *labWorker) Describe(ctx context.Context, p target.Place) (record.Node, 
 	return node, nil
 }
 
-// Change replaces endpoints of services while trials of a variant run that asks for it.
+// Change replaces endpoints of services during trials, if the variant asks for that.
 func (n *labNetwork) Change(ctx context.Context, v v1alpha1.Variant) (perSecond int, stop func() (made int, err error), err error) {
 	s := n.exp.PathOf(v).Service
 	if s == nil || s.EndpointChanges == 0 {
@@ -210,7 +210,7 @@ func (n *labNetwork) Change(ctx context.Context, v v1alpha1.Variant) (perSecond 
 
 func (n *labNetwork) Close(ctx context.Context) error { return n.Down(ctx) }
 
-// claimMachine makes this process the only one that measures on this machine: two at once would measure
+// claimMachine ensures that this process is the only one that measures on this machine: two would disturb
 // each other. It then removes the labs and reverts the settings that dead processes have left.
 func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 	if os.Geteuid() != 0 {
@@ -346,7 +346,7 @@ func labExecCommand(p Process) *cobra.Command {
 	}
 }
 
-// withLabs adds how to list the labs if there is none of that name.
+// withLabs adds a hint to lab.ErrNotFound: the command that lists the labs.
 func withLabs(err error) error {
 	if errors.Is(err, lab.ErrNotFound) {
 		return fmt.Errorf("%w (slipstream lab ls)", err)

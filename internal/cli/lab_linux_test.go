@@ -11,7 +11,7 @@ import (
 	"slipstream.dev/internal/target/topology"
 )
 
-// TestLabNetworksAfterLeaveOut: a lab makes the networks of the variants that are left, which the plan counts
+// TestLabNetworksAfterLeaveOut: a lab makes the networks of the remaining variants, which the plan counts
 // from 0.
 func TestLabNetworksAfterLeaveOut(t *testing.T) {
 	o := runOptions{set: []string{

@@ -11,7 +11,7 @@ import (
 // begin prepares the process, before anything else.
 func begin() error { return process.Begin() }
 
-// linuxCommands are those that need namespaces, sysfs or netlink.
+// linuxCommands returns the commands that need namespaces, sysfs or netlink.
 func linuxCommands(p Process) []*cobra.Command {
 	return []*cobra.Command{labCommand(p), accelCommand(p), workerCommand(p), agentCommand(p), captureCommand(p), forwardCommand(), balanceCommand()}
 }

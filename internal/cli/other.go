@@ -15,7 +15,8 @@ import (
 	"slipstream.dev/internal/doctor"
 )
 
-// linuxCommands need namespaces, sysfs or netlink. On other systems they only say so.
+// linuxCommands returns stand-ins for the commands that need namespaces, sysfs or
+// netlink. They only say what is missing on this system.
 func linuxCommands(p Process) []*cobra.Command {
 	all := workerCommands(p)
 	for _, c := range []struct{ use, short, needs string }{

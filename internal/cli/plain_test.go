@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// TestNothingPrintedIsControl: names of files, which somebody else may have chosen, do not control the terminal.
+// TestNothingPrintedIsControl: file names, which somebody else may have chosen, cannot control the terminal.
 func TestNothingPrintedIsControl(t *testing.T) {
 	const evil = "x\x1b]0;title\x07\x1b[2J\u202ey\u2066\u009b\r"
 	dir := t.TempDir()

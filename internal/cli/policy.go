@@ -136,8 +136,8 @@ func (o policyOptions) where(p *v1alpha1.AccelerationPolicy) (err error) {
 	return nil
 }
 
-// doubts is why a variant should not be kept on, and the exit code that says so; empty
-// where nothing speaks against it.
+// doubts returns the reason not to keep a variant on, with its exit code. The reason is
+// empty if nothing speaks against the variant.
 func doubts(p stats.Proof) (code int, why string) {
 	switch {
 	case len(p.Slower) > 0:
@@ -162,10 +162,11 @@ func says(rows []*stats.Row) string {
 	return strings.Join(all, ", ")
 }
 
-// annotation is what the names of a policy's proof begin with.
+// annotation is the prefix of the annotations with a policy's proof.
 const annotation = "slipstream.dev/"
 
-// annotations tell whoever meets the policy later what it rests on.
+// annotations returns the measurements that a policy is based on, for people who find it
+// later.
 func annotations(dir *record.Dir, exp *v1alpha1.Experiment, env record.Environment, p stats.Proof) map[string]string {
 	var kernels, cells []string
 	for _, n := range env.Nodes {
@@ -202,7 +203,7 @@ func annotations(dir *record.Dir, exp *v1alpha1.Experiment, env record.Environme
 	return out
 }
 
-// notes are what a person should know who keeps the variant on.
+// notes returns remarks for somebody who keeps the variant on.
 func (o policyOptions) notes(exp *v1alpha1.Experiment, p stats.Proof) []string {
 	var all []string
 	if len(p.Costs) > 0 {

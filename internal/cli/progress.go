@@ -20,8 +20,8 @@ type progress struct {
 	mu       sync.Mutex
 	w        io.Writer
 	terminal bool
-	line     string // what is on the terminal's last line
-	previous uint64 // bytes or messages a second ago
+	line     string // the last line on the terminal
+	previous uint64 // total of bytes or messages a second ago
 }
 
 func newProgress(p Process) *progress {
@@ -49,7 +49,7 @@ func (p *progress) show(e experiment.Event) {
 		p.status(what + left)
 	case experiment.Moves:
 		moved, metric := e.Bytes*8, metrics.Throughput
-		if e.Bytes < e.Messages*1000 { // small messages: what counts is how many
+		if e.Bytes < e.Messages*1000 { // for small messages, their number counts
 			moved, metric = e.Messages, metrics.Rate
 		}
 		p.status(what + "  " + report.Quantity(float64(moved-p.previous), metric) + left)
@@ -69,8 +69,8 @@ func (p *progress) show(e experiment.Event) {
 	}
 }
 
-// shown is the metric of a trial that its line has. The mean is all that qperf tells of latencies. Where ab
-// had requests that failed, there is a rate alone.
+// shown chooses the metric of a trial for its line. qperf reports only the mean of latencies. If requests
+// of ab failed, there is only a rate.
 func shown(measured map[string]float64) string {
 	for _, metric := range []string{metrics.Throughput, metrics.LatencyP50, metrics.LatencyMean} {
 		if _, ok := measured[metric]; ok {

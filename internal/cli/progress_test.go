@@ -6,7 +6,7 @@ import (
 	"slipstream.dev/api/metrics"
 )
 
-// TestShown: the line of a trial has the metric that its workload is run for, as far as the tool tells it.
+// TestShown: the line of a trial shows the main metric of its workload, if the tool reports it.
 func TestShown(t *testing.T) {
 	for want, metrics := range map[string]map[string]float64{
 		metrics.Throughput:  {metrics.Throughput: 1, metrics.Rate: 1},

@@ -75,7 +75,7 @@ both results side by side and what changed between them, into the second folder.
 	return c
 }
 
-// reportBeside writes the page of two results.
+// reportBeside writes the page that compares two results.
 func reportBeside(p Process, folders []string, format, figures string) error {
 	switch {
 	case figures != "":
@@ -112,7 +112,7 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 	return nil
 }
 
-// experimentOf reads back what a folder's run was to do.
+// experimentOf reads the experiment of a results folder.
 func experimentOf(dir *record.Dir) (*v1alpha1.Experiment, error) {
 	data, err := dir.Experiment()
 	if err != nil {
@@ -121,7 +121,7 @@ func experimentOf(dir *record.Dir) (*v1alpha1.Experiment, error) {
 	return v1alpha1.Parse(filepath.Join(dir.Path, "experiment.yaml"), data, nil)
 }
 
-// readExperiment reads back what a folder's run was to do, and what it has done.
+// readExperiment reads the experiment of a results folder, and its trials.
 func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, error) {
 	exp, err := experimentOf(dir)
 	if err != nil {
@@ -131,7 +131,7 @@ func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, erro
 	return exp, trials, err
 }
 
-// model works a folder's report out.
+// model computes the report of a folder.
 func model(dir *record.Dir) (*report.Model, error) {
 	exp, trials, err := readExperiment(dir)
 	if err != nil {
@@ -140,7 +140,7 @@ func model(dir *record.Dir) (*report.Model, error) {
 	return modelOf(dir, exp, trials)
 }
 
-// modelOf is model, of what readExperiment has read of the folder.
+// modelOf computes the report of a folder that readExperiment has read.
 func modelOf(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (*report.Model, error) {
 	summary, err := analyze(dir, exp, trials)
 	if err != nil {
@@ -153,7 +153,7 @@ func modelOf(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (
 	return report.New(exp, summary, trials, env), nil
 }
 
-// analyze judges what readExperiment has read of a folder.
+// analyze judges the trials of a folder that readExperiment has read.
 func analyze(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (*stats.Summary, error) {
 	if len(trials) == 0 {
 		return nil, fmt.Errorf("%s has no results yet: no trial has ended", dir.Path)
@@ -161,8 +161,7 @@ func analyze(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (
 	return stats.Analyze(exp, trials)
 }
 
-// render writes every file of a results folder that follows from its trials, and shows the
-// verdicts.
+// render writes every file of a results folder that is computed from its trials, and shows the verdicts.
 func render(dir *record.Dir, p Process) (*report.Model, error) {
 	m, err := model(dir)
 	if err != nil {
@@ -183,8 +182,8 @@ func render(dir *record.Dir, p Process) (*report.Model, error) {
 	return m, nil
 }
 
-// expected is an error where an expectation of the experiment failed or is inconclusive; the
-// report has the comparisons.
+// expected returns an error if an expectation of the experiment failed or is inconclusive. The report has the
+// comparisons.
 func expected(m *report.Model) error {
 	count := map[stats.Outcome]int{}
 	for _, e := range m.Expected {
@@ -200,7 +199,7 @@ func expected(m *report.Model) error {
 	return nil
 }
 
-// tellNext says what to do after a result.
+// tellNext prints the next command after a result.
 func tellNext(dir *record.Dir, m *report.Model, p Process) {
 	if command := next(dir, m, p.Args[0]); command != "" {
 		fmt.Fprintf(p.Out, "Next:   %s\n", report.PlainLine(command))
@@ -209,8 +208,7 @@ func tellNext(dir *record.Dir, m *report.Model, p Process) {
 
 var runsFlag = regexp.MustCompile(` --runs[= ]\S+`)
 
-// next is the command that a person wants after a result: to keep on what it has proved,
-// or to learn what it has not.
+// next returns the command that a user wants after a result: to keep what is proven, or to measure more.
 func next(dir *record.Dir, m *report.Model, program string) string {
 	program = cmp.Or(plugin(program), program)
 	keep := m.Keep()
@@ -229,8 +227,9 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 	return ""
 }
 
-// again is the command of a run with more blocks, "" if it was none. A folder from somebody else may hold any
-// text, and people paste what they are told to: so it can only be a command of this program, with quoted words.
+// again returns the command that runs the experiment with more blocks, or "" if the command was not a run. A
+// folder from somebody else may hold any text, and people paste suggested commands, so the result is always a
+// command of this program with quoted words.
 func again(program, command string, blocks int) string {
 	words, err := v1alpha1.CommandWords(command)
 	if err != nil || len(words) < 2 || words[1] != "run" {

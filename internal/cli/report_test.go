@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// TestSeriesHowTo: the experiment of docs/how-to/series.md is one, and its series are as the page says.
+// TestSeriesHowTo: the experiment of docs/how-to/series.md is valid, and its series are as the page says.
 func TestSeriesHowTo(t *testing.T) {
 	page, err := os.ReadFile("../../docs/how-to/series.md")
 	if err != nil {
@@ -29,8 +29,9 @@ func TestSeriesHowTo(t *testing.T) {
 	}
 }
 
-// TestReportBeforeSeries: a folder that was recorded before trials had time series (testdata/before-series, of
-// the program as it was then), and one from before folders had a schemaVersion, render in every format.
+// TestReportBeforeSeries: two old folders render in every format: one that was recorded before trials had time
+// series (testdata/before-series, written by the program of that time), and one from before folders had a
+// schemaVersion.
 func TestReportBeforeSeries(t *testing.T) {
 	const version = `"schemaVersion": 1,`
 	copied := func(old bool) string {
@@ -83,7 +84,7 @@ func TestReportBeforeSeries(t *testing.T) {
 	}
 }
 
-// TestAgain: whatever a folder says of its command, what is proposed is a command of this program.
+// TestAgain: whatever command a folder contains, the suggested command is one of this program.
 func TestAgain(t *testing.T) {
 	for command, want := range map[string]string{
 		"slipstream run demo --runs 4 --set a=b":      "bin/slipstream run demo --set a=b --runs 20",

@@ -104,7 +104,7 @@ func completePresets(_ *cobra.Command, args []string, _ string) ([]string, cobra
 // name anyway.
 type override struct{ flag, value, field string }
 
-// setOverrides are those of --set.
+// setOverrides returns the overrides of --set.
 func setOverrides(set []string) []override {
 	var all []override
 	for _, field := range set {
@@ -113,8 +113,8 @@ func setOverrides(set []string) []override {
 	return all
 }
 
-// onOverride is the target that --on names, for the experiment of a file; none if it is empty. Hosts
-// have the labels and prices of those in the file, in order, as variants choose hosts by labels.
+// onOverride returns the override of the target for --on, or none if --on is empty. Variants choose hosts by
+// labels, so the hosts take the labels and prices of the hosts in the file, in order.
 func onOverride(on, name string, data []byte) ([]override, error) {
 	field := "spec.target="
 	switch names, isHosts := strings.CutPrefix(on, "hosts:"); {
@@ -124,7 +124,7 @@ func onOverride(on, name string, data []byte) ([]override, error) {
 		field += "{" + on + ": {}}"
 	case isHosts:
 		var hosts []v1alpha1.Host
-		if exp, err := v1alpha1.Parse(name, data, nil); err == nil { // if not, load says so, unless flags mend it
+		if exp, err := v1alpha1.Parse(name, data, nil); err == nil { // if not, load reports it, unless flags repair it
 			hosts = exp.Spec.Target.Hosts
 		}
 		field += "{hosts: " + hostList(names, hosts) + "}"
@@ -256,7 +256,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	return measure(ctx, p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, create)
 }
 
-// runnable says why an experiment cannot be run.
+// runnable returns an error if an experiment cannot be run.
 func runnable(exp *v1alpha1.Experiment) error {
 	if exp.Spec.Target.Imported != nil {
 		return fmt.Errorf("%s was imported: other programs have measured it, and there is nothing to run; slipstream report shows the result", exp.Metadata.Name)
@@ -264,7 +264,7 @@ func runnable(exp *v1alpha1.Experiment) error {
 	return nil
 }
 
-// leaveOut removes from an experiment the variants that the site cannot apply, and says so.
+// leaveOut removes the variants that the site cannot apply from an experiment, and notes each.
 func leaveOut(ctx context.Context, at *site, exp *v1alpha1.Experiment, set []string, note func(string)) ([]record.LeftOut, error) {
 	if at.probe == nil {
 		return nil, nil
@@ -279,7 +279,7 @@ func leaveOut(ctx context.Context, at *site, exp *v1alpha1.Experiment, set []str
 	return leftOut, err
 }
 
-// namedBy returns the variants that --set names, and the flag.
+// namedBy maps the variants that --set names to the flag.
 func namedBy(set []string, exp *v1alpha1.Experiment) map[string]string {
 	named := map[string]string{}
 	for _, text := range set {
@@ -307,7 +307,7 @@ func dryRun(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experime
 	return nil
 }
 
-// nothingSwitched is an error if a run in a folder below out has not undone its switch.
+// nothingSwitched returns an error if a run in a folder below out has not undone its switch.
 func nothingSwitched(out string) error {
 	left, err := record.LeftSwitched(out)
 	if err != nil || len(left) == 0 {
@@ -335,7 +335,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 		return usage(err)
 	}
 	defer dir.Close()
-	foreign := dir.Foreign() // before anything of it is read
+	foreign := dir.Foreign() // before anything in the folder is read
 	exp, trials, err := readExperiment(dir)
 	if err != nil {
 		return err
@@ -377,17 +377,18 @@ func putBack(ctx context.Context, dir *record.Dir, exp *v1alpha1.Experiment, not
 // site is where an experiment runs.
 type site struct {
 	target experiment.Target
-	// probe returns a function that says why the site cannot apply an accelerator; nil for a cluster and
-	// hosts, where a trial tells.
+	// probe returns a function that returns an error if the site cannot apply an accelerator. It is nil
+	// for a cluster and hosts, where the first trial shows it.
 	probe func(context.Context) func(v1alpha1.Accelerator) error
-	// probePath says why the site cannot make a path; nil if it can make all, or a trial tells.
+	// probePath returns an error if the site cannot make a path. It is nil if the site can make all
+	// paths, or if the first trial shows it.
 	probePath func(v1alpha1.Path) error
-	// restore reverts what dead workers have left.
+	// restore reverts the settings that dead workers have left.
 	restore func(context.Context) error
 	release func()
 }
 
-// openSite takes the site for this process alone, and fills in the experiment what depends on it.
+// openSite reserves the site for this process, and completes the experiment with what depends on the site.
 func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, note func(string)) (*site, error) {
 	if exp.Spec.Target.Kubernetes != nil {
 		t, err := newKubeTarget(ctx, p, o.kube, exp, note)
@@ -430,7 +431,7 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 			err = errors.Join(err, fmt.Errorf("the switch of %s could not be undone; to try again: slipstream cleanup %s", variant, dir.Path))
 		}
 	}
-	// The journal has what a dead worker had set for the whole machine.
+	// The journal has the machine-wide settings of a dead worker.
 	if restoreErr := errors.Join(r.Close(), at.restore(context.WithoutCancel(ctx))); restoreErr != nil {
 		err = errors.Join(err, fmt.Errorf("restore settings: %w", restoreErr))
 	}

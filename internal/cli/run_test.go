@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// TestRunLeavesOut: a run on a machine that lacks the fast path says so and measures the rest, unless a
-// flag names what lacks.
+// TestRunLeavesOut: on a machine without the fast path, a run says so and measures the rest, unless a
+// flag names the missing variant.
 func TestRunLeavesOut(t *testing.T) {
 	at := &site{probe: func(context.Context) func(v1alpha1.Accelerator) error {
 		return func(a v1alpha1.Accelerator) error {
@@ -62,8 +62,8 @@ func TestRunLeavesOut(t *testing.T) {
 	}
 }
 
-// TestOn: an experiment runs elsewhere than it says, where its paths exist, on hosts with the labels and
-// prices of its own.
+// TestOn: an experiment can run on another target than its file names, if the target has its paths.
+// Hosts take the labels and prices of the file's hosts.
 func TestOn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "native.yaml")
 	text := "apiVersion: slipstream.dev/v1alpha1\nkind: Experiment\nmetadata: {name: native}\nspec:\n  path: {native: {}}\n  baseline: plain\n" +
@@ -74,7 +74,7 @@ func TestOn(t *testing.T) {
 	for _, c := range []struct {
 		name, on string
 		set      []string
-		want     string // of the error
+		want     string // text of the error
 		hosts    []v1alpha1.Host
 	}{
 		{name: file, on: "hosts:a,me@b", hosts: []v1alpha1.Host{{Name: "a"}, {Name: "b", User: "me"}}},

@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestMain has this binary be the program too: that is what a lab starts in its places.
+// TestMain makes this binary act as the program too, because a lab starts it in its places.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 1 || strings.HasPrefix(os.Args[1], "-") {
 		os.Exit(m.Run())
@@ -28,11 +28,11 @@ func thisProcess() Process {
 	return Process{Args: os.Args, Version: "test", Hurry: make(chan struct{}), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}.plain()
 }
 
-// sixTarget is a lab whose nodes send their pods' IPv6 by the tunnel that IPv4 takes. flannel's
-// and Calico's have another one for it, over IPv6, which the fast path leaves alone.
+// sixTarget is a lab whose nodes send the IPv6 packets of pods through the tunnel for IPv4.
+// flannel and Calico use a second tunnel for them, over IPv6, which the fast path ignores.
 type sixTarget struct{ *labTarget }
 
-// oneTunnel does so on one node of two.
+// oneTunnel configures that on one of two nodes.
 const oneTunnel = `set -e
 pods=$(ip -6 route show dev flannel-v6.1 | sed -n 's/ via .*//p')
 mac=$(ip neigh show dev flannel.1 | sed 's/.* lladdr \([^ ]*\).*/\1/')
@@ -77,8 +77,8 @@ spec:
   runs: 10
 `
 
-// BenchmarkFastpathSix tells what the fast path gives IPv6 in a tunnel over IPv4, in the words of
-// a run: -benchtime 1x.
+// BenchmarkFastpathSix reports what the fast path gains for IPv6 in a tunnel over IPv4, with the
+// output of a run: -benchtime 1x.
 func BenchmarkFastpathSix(b *testing.B) {
 	testenv.NeedRoot(b)
 	p := thisProcess()

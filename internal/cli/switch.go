@@ -24,7 +24,7 @@ func cleanupSwitched(ctx context.Context, p Process, dirs []string, dryRun, yes 
 }
 
 func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) error {
-	dir, err := record.Hold(path) // no run is in progress then
+	dir, err := record.Hold(path) // fails while a run is in progress
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,8 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 	return nil
 }
 
-// executed are the programs of its own that an experiment runs: the commands of switches, and an image.
+// executed returns the programs that an experiment makes slipstream run: the commands of switches, and an
+// image.
 func executed(exp *v1alpha1.Experiment) (all []string) {
 	for _, v := range exp.Spec.Variants {
 		if v.Switch == nil {
@@ -80,7 +81,8 @@ func executed(exp *v1alpha1.Experiment) (all []string) {
 	return all
 }
 
-// mayExecute is an error that lists what an experiment of a folder runs, if the folder may be somebody else's.
+// mayExecute returns an error if an experiment runs programs of its own and its folder may be somebody else's. The
+// error lists the programs.
 func mayExecute(exp *v1alpha1.Experiment, foreign error) error {
 	programs := executed(exp)
 	if len(programs) == 0 || foreign == nil {
@@ -89,7 +91,7 @@ func mayExecute(exp *v1alpha1.Experiment, foreign error) error {
 	return fmt.Errorf("the run would execute\n  %s\n%w", strings.Join(programs, "\n  "), notRun(foreign))
 }
 
-// notRun says what to do about commands of a folder that may be somebody else's.
+// notRun explains why the commands of a folder were not run, and what to do.
 func notRun(foreign error) error {
 	return fmt.Errorf("nothing was run, because the folder may be somebody else's: %w. If you trust all that is listed, add --yes", foreign)
 }

@@ -10,8 +10,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// leftSwitched makes the results folder of a run that was killed while something was switched.
-// The command back writes to a file.
+// leftSwitched makes the results folder of a run that was killed while a switch was in force. Its command back
+// writes to a file.
 func leftSwitched(t *testing.T, back string) (folder, state string) {
 	t.Helper()
 	state = filepath.Join(t.TempDir(), "state")
@@ -29,7 +29,7 @@ func leftSwitched(t *testing.T, back string) (folder, state string) {
 	return folder, state
 }
 
-// TestCleanupSwitched: cleanup shows what undoes the switch of a folder's run, and undoes it once.
+// TestCleanupSwitched: cleanup shows the command that undoes the switch of a folder's run, and runs it once.
 func TestCleanupSwitched(t *testing.T) {
 	folder, state := leftSwitched(t, "echo found >> $1")
 	shown := folder + ": the commands that undo the switch of native:\n  back: sh -c 'echo found >> $1' back " + state + "\n"
@@ -50,7 +50,8 @@ func TestCleanupSwitched(t *testing.T) {
 	}
 }
 
-// TestDryRunWritesNothing: a dry run leaves a folder as it is, with a torn trial and without the right to write.
+// TestDryRunWritesNothing: a dry run does not change a folder, even one with a torn trial, and works without the
+// right to write.
 func TestDryRunWritesNothing(t *testing.T) {
 	folder, _ := leftSwitched(t, "echo found >> $1")
 	trials := filepath.Join(folder, "trials.jsonl")
@@ -80,7 +81,7 @@ func TestDryRunWritesNothing(t *testing.T) {
 	}
 }
 
-// TestForeignCommands: what a folder of somebody else names runs only with --yes, and is shown before.
+// TestForeignCommands: the commands in somebody else's folder run only with --yes, and are shown before.
 func TestForeignCommands(t *testing.T) {
 	folder, state := leftSwitched(t, "echo found >> $1; exit 1")
 	if err := os.Chmod(folder, 0o777); err != nil {
@@ -112,8 +113,7 @@ func TestForeignCommands(t *testing.T) {
 	}
 }
 
-// TestCleanupFolderInCluster: with a folder, cleanup refuses what it would do in a cluster alone, and puts
-// nothing back.
+// TestCleanupFolderInCluster: with a folder, cleanup refuses the flags for a cluster, and undoes no switch.
 func TestCleanupFolderInCluster(t *testing.T) {
 	folder, state := leftSwitched(t, "echo found >> $1")
 	for flag, name := range map[string]string{
@@ -129,7 +129,7 @@ func TestCleanupFolderInCluster(t *testing.T) {
 	}
 }
 
-// TestCleanupSwitchedFails: a switch that cannot be undone stays recorded.
+// TestCleanupSwitchedFails: if a switch cannot be undone, the folder still records it.
 func TestCleanupSwitchedFails(t *testing.T) {
 	folder, _ := leftSwitched(t, "echo no quota >&2; exit 7")
 	for range 2 {
@@ -140,7 +140,7 @@ func TestCleanupSwitchedFails(t *testing.T) {
 	}
 }
 
-// TestRunBesideSwitched: no run begins on a machine that another one has left switched.
+// TestRunBesideSwitched: no run begins on a machine whose switch another run has not undone.
 func TestRunBesideSwitched(t *testing.T) {
 	folder, state := leftSwitched(t, "echo found >> $1")
 	code, _, errs := slipstream(t, "run", "demo", "--out", filepath.Dir(folder))

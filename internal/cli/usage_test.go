@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/target/topology"
 )
 
-// TestErrorsNameWhatWasWritten: an error of usage names the flag, command or preset that
-// the person wrote, and what was probably meant.
+// TestErrorsNameWhatWasWritten: an error of usage names the flag, command or preset that the user wrote, and
+// suggests the likely intended one.
 func TestErrorsNameWhatWasWritten(t *testing.T) {
 	for args, want := range map[string]string{
 		"dem":                             `no command "dem": did you mean slipstream run demo?`,
@@ -55,8 +55,8 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 	}
 }
 
-// planOf is the plan that a dry run of a preset prints. Where the preset is not for a lab, the command would go on
-// to connect to the cluster of this machine, or to hosts of the preset's names.
+// planOf returns the plan of a preset, as a dry run prints it. It runs the command only for presets with a lab.
+// For others, the command would also connect to the cluster of this machine, or to hosts with the preset's names.
 func planOf(t *testing.T, name string) string {
 	t.Helper()
 	exp, err := runOptions{}.load([]string{name})
@@ -74,7 +74,7 @@ func planOf(t *testing.T, name string) string {
 	return plan.String()
 }
 
-// TestListAndDryRunAgree on how long each preset takes.
+// TestListAndDryRunAgree: the list of presets and a dry run give the same time for each preset.
 func TestListAndDryRunAgree(t *testing.T) {
 	code, list, stderr := slipstream(t, "run", "--list")
 	if code != 0 {
@@ -90,7 +90,7 @@ func TestListAndDryRunAgree(t *testing.T) {
 			t.Errorf("%s takes %s by its plan, and the list says:\n%s", name, found[1], list)
 		}
 	}
-	has(t, "the list", list, "at most 6 h 31 min") // requests that end before their time is up
+	has(t, "the list", list, "at most 6 h 31 min") // the number of requests may end them earlier
 }
 
 func TestCompletion(t *testing.T) {
@@ -101,7 +101,7 @@ func TestCompletion(t *testing.T) {
 	}{
 		{[]string{"run", "serv"}, "service-routing\t", ""},
 		{[]string{"policy", dir, ""}, "fastpath\n", "native\n"},
-		{[]string{"validate", ""}, "yaml\nyml\n:8\n", "demo"}, // 8: files that end so
+		{[]string{"validate", ""}, "yaml\nyml\n:8\n", "demo"}, // 8: complete files with these extensions
 	} {
 		_, stdout, _ := slipstream(t, append([]string{"__complete"}, c.args...)...)
 		has(t, strings.Join(c.args, " "), stdout, c.has)
@@ -111,8 +111,7 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// TestHelp: it begins with run, has every verb in a group, and no verb that is not for
-// people.
+// TestHelp: the help begins with run, has every verb in a group, and lists no verb that is not for people.
 func TestHelp(t *testing.T) {
 	_, help, _ := slipstream(t, "--help")
 	_, list, _ := strings.Cut(help, "Measure:\n")
@@ -129,6 +128,6 @@ func TestHelp(t *testing.T) {
 		t.Errorf("exit %d, version %q", code, version)
 	}
 	if _, flag, _ := slipstream(t, "--version"); flag != "slipstream version test\n" {
-		t.Errorf("--version says %q", flag) // docs/tutorial/kubernetes.md takes its third word
+		t.Errorf("--version says %q", flag) // docs/tutorial/kubernetes.md uses the third word
 	}
 }

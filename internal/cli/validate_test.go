@@ -13,7 +13,8 @@ import (
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 // TestValidate checks a file with problems, one without, one that does not exist and one
-// that is no YAML: each problem has its place, and the good file is named all the same.
+// that is not YAML. The output has the position of each problem, and names the good file
+// too.
 func TestValidate(t *testing.T) {
 	t.Chdir("testdata/validate")
 	code, stdout, stderr := slipstream(t, "validate", "broken.yaml", "good.yaml", "nowhere.yaml", "torn.yaml", "policy.yaml")
@@ -37,7 +38,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestValidateChecksWhatRunDoes: the problems of a file are those that run refuses it for.
+// TestValidateChecksWhatRunDoes: validate reports the problems for which run refuses a
+// file.
 func TestValidateChecksWhatRunDoes(t *testing.T) {
 	t.Chdir("testdata/validate")
 	_, _, validated := slipstream(t, "validate", "broken.yaml")

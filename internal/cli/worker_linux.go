@@ -21,11 +21,11 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// journalDir keeps what accelerators changed. It is on a file system that a
-// restart of the machine clears, as it clears the settings.
+// journalDir holds the original values of what accelerators changed. A restart of the machine clears its file system, as
+// it clears the settings.
 const journalDir = "/run/slipstream/journal"
 
-// reachTime is how long a new service may take to work.
+// reachTime bounds the time until a new service works.
 const reachTime = 30 * time.Second
 
 func workerCommand(p Process) *cobra.Command {
@@ -97,7 +97,7 @@ func workerCommand(p Process) *cobra.Command {
 	return c
 }
 
-// enterPod starts this program again in a pod's network namespace. It returns nil if it is there.
+// enterPod restarts this program in a pod's network namespace. It returns nil if the program is there already.
 func enterPod(address string) error {
 	ip, err := netip.ParseAddr(address)
 	if err != nil {
@@ -118,8 +118,8 @@ func enterPod(address string) error {
 		return err
 	}
 	defer namespace.Close()
-	// The network namespace of a process with threads changes only with a new program, and
-	// process.Quiet starts one.
+	// A process with threads can change its network namespace only by executing a program again, and process.Quiet
+	// does that.
 	if err := namespace.Do(process.Quiet); err != nil {
 		return err
 	}

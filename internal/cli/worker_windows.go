@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// workerCommands is the worker, which makes traffic here and no more.
+// workerCommands returns the command worker. On Windows it only makes traffic.
 func workerCommands(p Process) []*cobra.Command {
 	var hold, remote bool
 	var claim string
@@ -30,8 +30,8 @@ func workerCommands(p Process) []*cobra.Command {
 			if claim != "" {
 				run, who, _ := strings.Cut(claim, "/")
 				if err := worker.Claim(run, who, func() {
-					// It has nothing to revert, and tools' processes end with it. To close the input waits for
-					// whoever reads it.
+					// The worker has nothing to revert, and the tools' processes end with it. It does not
+					// close the input, because that would wait for the pending read.
 					fmt.Fprintln(p.Err, "slipstream: the run goes on with another worker")
 					os.Exit(exitFailed)
 				}); err != nil {
