@@ -13,19 +13,18 @@ import (
 	"time"
 )
 
-// Files of a results folder. Those that Create writes are all there or the
-// folder is incomplete: experimentFile comes last.
+// Files of a results folder. Create writes experimentFile last, so a folder that has it is complete.
 const (
 	environmentFile = "environment.json"
 	trialsFile      = "trials.jsonl"
 	experimentFile  = "experiment.yaml"
 )
 
-// ErrLocked is the error of Hold and Resume where another process appends to the folder.
+// ErrLocked means that another process appends to the folder. Hold and Resume return it.
 var ErrLocked = errors.New("another run is writing to it")
 
-// Dir is a results folder. Open gives one to read, Create and Resume one to
-// append to, which no other process can do at the same time. Its caller closes it.
+// Dir is a results folder. Open opens one for reading. Create and Resume open one for appending, which only one
+// process can do at a time. The caller closes it.
 type Dir struct {
 	// Path of the folder.
 	Path string
@@ -36,8 +35,8 @@ type Dir struct {
 	whole  int64 // bytes of trials.jsonl that are whole lines
 }
 
-// Create makes the folder NAME-TIMESTAMP (UTC) below parent, which it makes too.
-// experiment is the file as resolved. The caller closes the folder.
+// Create makes the folder NAME-TIMESTAMP (UTC) below parent, and parent if it is missing. experiment is the file
+// with all defaults. The caller closes the folder.
 func Create(parent, name string, now time.Time, experiment []byte, env Environment) (*Dir, error) {
 	d := &Dir{Path: filepath.Join(parent, name+"-"+now.UTC().Format("20060102T150405Z"))}
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -51,7 +50,7 @@ func Create(parent, name string, now time.Time, experiment []byte, env Environme
 		return nil, fmt.Errorf("create results folder: %w", err)
 	}
 	if err := d.create(experiment, env); err != nil {
-		// Nothing is measured yet, so half a folder would only be in the way.
+		// Nothing has been measured yet, so an incomplete folder would only be in the way.
 		return nil, errors.Join(fmt.Errorf("create results folder %s: %w", d.Path, err), d.Close(), os.RemoveAll(d.Path))
 	}
 	return d, nil
@@ -79,8 +78,8 @@ func (d *Dir) create(experiment []byte, env Environment) error {
 	})
 }
 
-// Open opens a folder to read. A folder that Create did not finish is an error
-// that names what is missing, and one of a later format names the program to read it with.
+// Open opens a folder for reading. If Create did not finish the folder, the error names what is missing. If the
+// folder has a later format, the error names the program that can read it.
 func Open(path string) (*Dir, error) {
 	d := &Dir{Path: path}
 	var err error
@@ -93,7 +92,7 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// complete is an error if a file is missing, is not regular, or has a later format.
+// complete returns an error if a file is missing, is not regular, or has a later format.
 func (d *Dir) complete() error {
 	for _, name := range []string{environmentFile, trialsFile, experimentFile} {
 		err := d.check(name)
@@ -114,8 +113,8 @@ func (d *Dir) complete() error {
 	return nil
 }
 
-// Hold is Open, and keeps other processes from appending until Close. It changes nothing in the folder. If another
-// process appends, the error is ErrLocked.
+// Hold opens a folder for reading, and keeps other processes from appending until Close. It changes nothing in the
+// folder. If another process appends, the error is ErrLocked.
 func Hold(path string) (*Dir, error) {
 	d, err := Open(path)
 	if err != nil {
@@ -127,7 +126,7 @@ func Hold(path string) (*Dir, error) {
 	return d, nil
 }
 
-// Resume is Hold for a folder to append to. The first Append cuts off a last line that was torn.
+// Resume opens a folder for appending. The first Append cuts off a torn last line.
 func Resume(path string) (*Dir, error) {
 	d, err := Hold(path)
 	if err != nil {
@@ -142,7 +141,7 @@ func Resume(path string) (*Dir, error) {
 	return d, nil
 }
 
-// cut leaves whole lines only, with the next write after them.
+// cut removes everything after the whole lines, and sets the position of the next write.
 func (d *Dir) cut() error {
 	if err := d.trials.Truncate(d.whole); err != nil {
 		return err
@@ -168,8 +167,8 @@ func (d *Dir) release() error {
 	return errors.Join(errs...)
 }
 
-// Append adds a trial, which is on disk when it returns. On an error, a full
-// disk above all, the trials before it stand as they did.
+// Append adds a trial, which is on disk when Append returns. On an error, such as a full disk, the earlier trials
+// are intact.
 func (d *Dir) Append(t Trial) error {
 	if d.trials == nil {
 		return fmt.Errorf("append to %s: the folder is open for reading only", d.Path)
@@ -186,12 +185,12 @@ func (d *Dir) Append(t Trial) error {
 		_, err = d.trials.Write(line)
 	}
 	if err == nil {
-		err = datasync(d.trials) // may be the first to hear of a full disk
+		err = datasync(d.trials) // may be the first to report a full disk
 	}
 	if err != nil {
 		err = fmt.Errorf("append trial %d to %s: %w (the trials before it are safe)", t.Order, d.Path, err)
 		if cut := d.cut(); cut != nil {
-			// A later Append would cut it; if cutting fails, this folder takes no more trials.
+			// The next Append would cut it off. If cutting fails, this folder takes no more trials.
 			return errors.Join(err, cut, d.release())
 		}
 		return err
@@ -200,9 +199,8 @@ func (d *Dir) Append(t Trial) error {
 	return nil
 }
 
-// Trials reads all trials, in the order in which they were run. A torn last
-// line, of a trial that Append did not finish, is left out; any other line that
-// is no trial is an error.
+// Trials reads all trials, in the order in which they were run. It leaves out a torn last line, of a trial that
+// Append did not finish. Any other line that is not a trial is an error.
 func (d *Dir) Trials() ([]Trial, error) {
 	f, err := d.open(trialsFile, os.O_RDONLY)
 	if err != nil {
@@ -216,8 +214,8 @@ func (d *Dir) Trials() ([]Trial, error) {
 	return trials, nil
 }
 
-// readTrials also tells how many bytes are whole lines. Only a line that ends
-// is whole: Append writes its end last. Errors begin with the line number.
+// readTrials also returns how many bytes are whole lines. Only a line with its newline is whole: Append writes
+// that last. Errors begin with the line number.
 func readTrials(from io.Reader) (trials []Trial, whole int64, err error) {
 	r := bufio.NewReader(from)
 	for n := 1; ; n++ {
@@ -242,7 +240,7 @@ func readTrials(from io.Reader) (trials []Trial, whole int64, err error) {
 	}
 }
 
-// Experiment is the experiment file as resolved.
+// Experiment returns the experiment file with all defaults.
 func (d *Dir) Experiment() ([]byte, error) {
 	data, err := d.read(experimentFile)
 	if err != nil {
@@ -251,7 +249,7 @@ func (d *Dir) Experiment() ([]byte, error) {
 	return data, nil
 }
 
-// Environment is what the run started on.
+// Environment returns the environment at the start of the run.
 func (d *Dir) Environment() (Environment, error) {
 	var env Environment
 	data, err := d.read(environmentFile)

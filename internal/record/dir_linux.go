@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// datasync leaves out the times, which nobody reads, and keeps the size.
+// datasync syncs the data and the size of a file, but not its times, which nobody
+// reads.
 func datasync(f *os.File) error {
 	for {
 		if err := unix.Fdatasync(int(f.Fd())); err != unix.EINTR {

@@ -30,7 +30,7 @@ func TestAppendDiskFull(t *testing.T) {
 	wantTrials(t, d, 1, 2, 3)
 }
 
-// TestCreateDiskFull: wherever the disk is full, there is a whole folder or none.
+// TestCreateDiskFull: at whatever point the disk fills up, there is a whole folder or none.
 func TestCreateDiskFull(t *testing.T) {
 	disk := testenv.Disk(t, "64k")
 	failed := map[string]bool{}
@@ -59,7 +59,8 @@ func TestCreateDiskFull(t *testing.T) {
 	}
 }
 
-// TestWriteFileDiskFull: on a full disk a file stays as it was, nothing else is left, and what can be undone is.
+// TestWriteFileDiskFull: on a full disk a file stays as it was, nothing else is left behind, and the folder can
+// still record that a switch is undone.
 func TestWriteFileDiskFull(t *testing.T) {
 	disk := testenv.Disk(t, "256k")
 	d := create(t, disk)

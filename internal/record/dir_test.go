@@ -228,8 +228,8 @@ func FuzzReadTrials(f *testing.F) {
 	})
 }
 
-// TestSchemaVersion: a new folder has the version of its format. A folder of a later one is
-// not read, and one from before there were versions is.
+// TestSchemaVersion: a new folder has the version of its format. A folder with a later
+// version is not read; a folder without one, from before there were versions, is.
 func TestSchemaVersion(t *testing.T) {
 	dir, err := Create(t.TempDir(), "made", time.Unix(0, 0), []byte("{}"), Environment{Version: "v9"})
 	if err != nil {
@@ -256,8 +256,8 @@ func TestSchemaVersion(t *testing.T) {
 	}
 }
 
-// TestSwitched: what is switched is noted until it is back, for readers of the folder and of
-// the one above.
+// TestSwitched: the folder records a switch until it is undone, and both its readers and
+// those of its parent folder see it.
 func TestSwitched(t *testing.T) {
 	parent := t.TempDir()
 	dir, err := Create(parent, "made", time.Unix(0, 0), []byte("{}"), Environment{})

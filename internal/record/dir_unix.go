@@ -16,10 +16,10 @@ import (
 	"slipstream.dev/internal/flock"
 )
 
-// nonblock is the flag with which the open of a pipe does not wait for its other end.
+// nonblock makes the open of a pipe return without waiting for its other end.
 const nonblock = syscall.O_NONBLOCK
 
-// lock holds the folder until release, or until the process ends however it does. It writes nothing.
+// lock holds the folder until release, or until the process ends in any way. It writes nothing.
 func lock(dir *os.Root) (release func() error, err error) {
 	f, err := dir.Open(".")
 	if err != nil {
@@ -35,7 +35,7 @@ func lock(dir *os.Root) (release func() error, err error) {
 	return func() error { return flock.Release(f) }, nil
 }
 
-// syncDir makes a new name in a folder below dir last.
+// syncDir makes a new name in a folder below dir durable.
 func syncDir(dir *os.Root, name string) error {
 	f, err := dir.Open(name)
 	if err != nil {
@@ -45,7 +45,8 @@ func syncDir(dir *os.Root, name string) error {
 	return f.Sync()
 }
 
-// oneName is an error if a file that is to be written has another name, which may be in somebody else's folder.
+// oneName returns an error if a file that is to be written has another hard link, which may be in somebody else's
+// folder.
 func oneName(info fs.FileInfo) error {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
 		return fmt.Errorf("%s has %d names (hard links), and writing would change them all: replace it by a copy", info.Name(), st.Nlink)
@@ -53,14 +54,14 @@ func oneName(info fs.FileInfo) error {
 	return nil
 }
 
-// deciding are the files of a folder that decide what a program runs for it, and the folder itself.
+// deciding lists the folder itself and the files in it that decide what a program runs for it.
 var deciding = []string{".", environmentFile, experimentFile, trialsFile, switchedFile}
 
 // Foreign returns an error if somebody other than this user and root may have written what the folder names. It
-// returns nil only if the folder, its files that decide what is run, and the folders above belong to this user or
-// root, and nobody else can write to them. sshd decides the same way about authorized_keys (StrictModes; safe_path in
-// OpenSSH's misc.c). Under sudo, the user who called it counts too. In a sticky folder such as /tmp, others cannot
-// replace what is this user's.
+// returns nil only if the folder, its deciding files, and the folders above belong to this user or root, and nobody
+// else can write to them. sshd decides the same way about authorized_keys (StrictModes; safe_path in OpenSSH's
+// misc.c). Under sudo, the user who called it is trusted too. In a sticky folder such as /tmp, others cannot replace
+// the files of this user.
 func (d *Dir) Foreign() error {
 	for _, name := range deciding {
 		info, err := d.root.Lstat(name)
@@ -88,7 +89,7 @@ func (d *Dir) Foreign() error {
 	return err
 }
 
-// checkOwner is an error if somebody other than this user and root can change a file or folder.
+// checkOwner returns an error if somebody other than this user and root can change a file or folder.
 func checkOwner(path string, info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -104,7 +105,7 @@ func checkOwner(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// trusted are root, this user, and, under sudo, the one who called it.
+// trusted returns root, this user, and, under sudo, the user who called it.
 func trusted() []uint32 {
 	all := []uint32{0, uint32(os.Geteuid())}
 	if caller, err := strconv.ParseUint(os.Getenv("SUDO_UID"), 10, 32); err == nil && os.Geteuid() == 0 {
@@ -113,7 +114,7 @@ func trusted() []uint32 {
 	return all
 }
 
-// userName is a user as people know them.
+// userName returns a user's name, or the number if it has none.
 func userName(uid uint32) string {
 	id := strconv.FormatUint(uint64(uid), 10)
 	if u, err := user.LookupId(id); err == nil {

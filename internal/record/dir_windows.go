@@ -6,8 +6,8 @@ import (
 	"os"
 )
 
-// A folder cannot be locked or synced on Windows. So nothing keeps two processes from resuming one run there, and
-// a crash of the machine may take the newest names (docs/how-to/hosts.md).
+// A folder cannot be locked or synced on Windows. So two processes can resume the same run there, and a crash of
+// the machine may lose the newest files (docs/how-to/hosts.md).
 
 const nonblock = 0
 
@@ -17,7 +17,7 @@ func syncDir(*os.Root, string) error { return nil }
 
 func oneName(fs.FileInfo) error { return nil }
 
-// Foreign is an error that says why the folder's commands may not be those of a run of this user.
+// Foreign always returns an error, because it cannot check whether this user wrote the folder.
 func (d *Dir) Foreign() error {
 	return fmt.Errorf("on Windows slipstream cannot tell who owns %s", d.Path)
 }

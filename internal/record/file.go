@@ -13,12 +13,12 @@ import (
 )
 
 // A results folder may come from somebody else: from another machine, or from another user of this one. So its
-// files are opened below the folder that was opened first, whatever its path leads to later, and only if they are
-// regular: a symbolic link leads to another's file, and a pipe does not end.
+// files are opened below the folder that was opened first, even if its path leads elsewhere later. They must be
+// regular files: a symbolic link may lead to another user's file, and reading a pipe may never end.
 
-// openRoot opens a results folder, which is itself no symbolic link.
+// openRoot opens a results folder, which must not be a symbolic link.
 func openRoot(folder string) (*os.Root, error) {
-	folder = filepath.Clean(folder) // after a slash at the end Lstat follows the link
+	folder = filepath.Clean(folder) // with a slash at the end, Lstat would follow the link
 	named, err := os.Lstat(folder)
 	if err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func openRoot(folder string) (*os.Root, error) {
 	return root, nil
 }
 
-// linkError names a symbolic link, and what to name in its place.
+// linkError returns an error that names a symbolic link, and says what to use in its place.
 func linkError(link string) error {
 	to, err := os.Readlink(link)
 	if err != nil {
@@ -46,10 +46,10 @@ func linkError(link string) error {
 	return fmt.Errorf("%s is a symbolic link to %s, and slipstream follows no link to or in a results folder: name the folder itself, or replace the link by the file", link, to)
 }
 
-// file is the path of a file of the folder, for errors.
+// file returns the path of a file of the folder, for errors.
 func (d *Dir) file(name string) string { return filepath.Join(d.Path, filepath.FromSlash(name)) }
 
-// in names a file of the folder in an error about it, which has its name below the folder alone.
+// in replaces the relative name of a file in an error by its path.
 func (d *Dir) in(err error) error {
 	if about, ok := errors.AsType[*fs.PathError](err); ok {
 		about.Path = d.file(about.Path)
@@ -57,7 +57,8 @@ func (d *Dir) in(err error) error {
 	return err
 }
 
-// check is an error if a file of the folder, or a folder on the way to it, is not what Create and WriteFile make.
+// check returns an error if a file of the folder, or a folder on the way to it, has another type than Create and
+// WriteFile make.
 func (d *Dir) check(name string) error {
 	if dir := path.Dir(name); dir != "." {
 		if err := d.checkEntry(dir, fs.ModeDir, "a folder"); err != nil {
@@ -67,7 +68,7 @@ func (d *Dir) check(name string) error {
 	return d.checkEntry(name, 0, "a regular file")
 }
 
-// checkEntry is checkType for what has a name below the folder.
+// checkEntry is checkType for a name below the folder.
 func (d *Dir) checkEntry(name string, want fs.FileMode, what string) error {
 	info, err := d.root.Lstat(name)
 	if err != nil {
@@ -76,7 +77,7 @@ func (d *Dir) checkEntry(name string, want fs.FileMode, what string) error {
 	return checkType(d.file(name), info, want, what)
 }
 
-// checkType is an error if a path is a symbolic link, or not of the wanted type, which is 0 for a regular file.
+// checkType returns an error if a path is a symbolic link, or not of the wanted type. A regular file has type 0.
 func checkType(path string, info fs.FileInfo, want fs.FileMode, what string) error {
 	switch {
 	case info.Mode()&fs.ModeSymlink != 0:
@@ -87,8 +88,8 @@ func checkType(path string, info fs.FileInfo, want fs.FileMode, what string) err
 	return nil
 }
 
-// open opens a regular file of the folder. If a link takes its place after the check, Root does not follow it out
-// of the folder.
+// open opens a regular file of the folder. If a link replaces the file after the check, Root does not follow it
+// out of the folder.
 func (d *Dir) open(name string, flag int) (*os.File, error) {
 	if err := d.check(name); err != nil {
 		return nil, err
@@ -125,8 +126,8 @@ func (d *Dir) read(name string) ([]byte, error) {
 	return data, nil
 }
 
-// WriteFile writes a file of the folder ("report.html", "figures/cpu.svg"),
-// whole or not at all: a reader sees the old one until the new one is on disk.
+// WriteFile writes a file of the folder ("report.html", "figures/cpu.svg") atomically: readers see the old one
+// until the new one is on disk.
 func (d *Dir) WriteFile(name string, write func(io.Writer) error) (err error) {
 	name = filepath.ToSlash(name)
 	defer func() {
@@ -147,7 +148,7 @@ func (d *Dir) WriteFile(name string, write func(io.Writer) error) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = d.root.Remove(temp) }() // it has another name by then, unless something failed
+	defer func() { _ = d.root.Remove(temp) }() // renamed by then, unless something failed
 	defer f.Close()
 	w := bufio.NewWriter(f)
 	if err := write(w); err != nil {

@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// torn makes a folder whose last trial was cut short, and returns it with the text of its trials.
+// torn makes a folder whose last trial is incomplete, and returns it with the text of its trials.
 func torn(t *testing.T, parent string) (folder, text string) {
 	t.Helper()
 	d := create(t, parent)
@@ -46,7 +46,7 @@ func wantText(t *testing.T, file, want string) {
 	}
 }
 
-// TestReadersWriteNothing checks that a folder changes when a trial is appended, and not before.
+// TestReadersWriteNothing checks that a folder changes only when a trial is appended.
 func TestReadersWriteNothing(t *testing.T) {
 	folder, text := torn(t, t.TempDir())
 	for name, open := range map[string]func(string) (*Dir, error){"Open": Open, "Hold": Hold, "Resume": Resume} {
@@ -67,7 +67,7 @@ func TestReadersWriteNothing(t *testing.T) {
 	}
 }
 
-// TestNoLinkIsFollowed checks that a name in a folder leads to no other file, whatever it is.
+// TestNoLinkIsFollowed checks that no name in a folder leads to another file, whatever its type.
 func TestNoLinkIsFollowed(t *testing.T) {
 	for _, name := range []string{environmentFile, trialsFile, experimentFile, switchedFile} {
 		for _, kind := range []string{"link out", "link within", "pipe", "folder"} {
@@ -106,7 +106,7 @@ func TestNoLinkIsFollowed(t *testing.T) {
 	}
 }
 
-// TestNoLinkIsWritten checks that what is written stays in the folder.
+// TestNoLinkIsWritten checks that nothing is written outside the folder.
 func TestNoLinkIsWritten(t *testing.T) {
 	d, outside := create(t, t.TempDir()), t.TempDir()
 	other := filepath.Join(outside, "cpu.svg")
@@ -128,7 +128,8 @@ func TestNoLinkIsWritten(t *testing.T) {
 	}
 }
 
-// TestLinkedFolder checks that a folder is named itself, and with it the file that is to be written.
+// TestLinkedFolder checks that a link to a folder is refused, and so is a hard link to a file that is to
+// be written.
 func TestLinkedFolder(t *testing.T) {
 	parent := t.TempDir()
 	folder, text := torn(t, parent)
@@ -162,7 +163,7 @@ func TestLinkedFolder(t *testing.T) {
 	wantText(t, filepath.Join(elsewhere, "another's"), text)
 }
 
-// TestFolderIsPinned checks that a folder that takes the place of another is not the one that was opened.
+// TestFolderIsPinned checks that an open folder stays the same, even if another folder takes its path.
 func TestFolderIsPinned(t *testing.T) {
 	folder, _ := torn(t, t.TempDir())
 	d, err := Resume(folder)
@@ -187,7 +188,7 @@ func TestFolderIsPinned(t *testing.T) {
 	wantText(t, filepath.Join(moved, switchedFile), "{\"variant\":\"rps+\"}\n")
 }
 
-// TestForeign checks whose folder it must be, with all that decides.
+// TestForeign checks whose folder it must be, with all files that decide.
 func TestForeign(t *testing.T) {
 	testenv.NeedRoot(t)
 	const stranger = 54321
@@ -198,7 +199,7 @@ func TestForeign(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(above, folder string) func() error
 		sudo   string
-		want   string // of the error, with PATH for the folder
+		want   string // text of the error, with PATH for the folder
 	}{
 		"mine":                  {func(_, _ string) func() error { return func() error { return nil } }, "", ""},
 		"a stranger's folder":   {func(_, f string) func() error { return chown(f) }, "", "PATH belongs to user 54321, not to root"},

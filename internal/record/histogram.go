@@ -8,13 +8,13 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// NewHistogram is an empty histogram of latencies in nanoseconds: up to 30 s,
-// with three significant digits.
+// NewHistogram returns an empty histogram of latencies in nanoseconds: up to 30 s, with
+// three significant digits.
 func NewHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, int64(30*time.Second), 3)
 }
 
-// EncodeHistogram is the text that Trial.Latency and Endpoint.Latency carry.
+// EncodeHistogram returns the text for Trial.Latency and Endpoint.Latency.
 func EncodeHistogram(h *hdrhistogram.Histogram) (string, error) {
 	b, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
 	if err != nil {

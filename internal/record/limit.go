@@ -9,20 +9,20 @@ import (
 	"io"
 )
 
-// Limits of what is read from a file that may be somebody else's, far above any result.
+// Limits for files that may be somebody else's, far above any result.
 const (
-	// maxFile bounds a file that is read whole.
+	// maxFile bounds a file that is read whole, in bytes.
 	maxFile = 64 << 20
-	// maxLine bounds a trial: one of a mesh of 100 nodes has about 8 MiB.
+	// maxLine bounds a trial, in bytes. A trial of a mesh of 100 nodes has about 8 MiB.
 	maxLine = 32 << 20
-	// maxTrials bounds all trials, which are held in memory.
+	// maxTrials bounds all trials, in bytes, because they are held in memory.
 	maxTrials = 1 << 30
-	// maxObjects bounds the objects of one JSON text. An object of three bytes decodes into hundreds.
+	// maxObjects bounds the objects of one JSON text. An object of three bytes can decode into hundreds.
 	maxObjects = 1 << 20
 )
 
-// CheckJSON is an error if a text from elsewhere has more objects and nulls than any result: one of three bytes can
-// decode into hundreds.
+// CheckJSON returns an error if a text has more objects and nulls than any result. The text may come from somebody
+// else, and an object of three bytes can decode into hundreds.
 func CheckJSON(text []byte) error {
 	if n := bytes.Count(text, []byte("{")) + bytes.Count(text, []byte("null")); n > maxObjects {
 		return fmt.Errorf("it has %d JSON objects, and at most %d are read", n, maxObjects)
@@ -30,7 +30,7 @@ func CheckJSON(text []byte) error {
 	return nil
 }
 
-// Decode is json.Unmarshal with CheckJSON before it.
+// Decode checks a text with CheckJSON, then decodes it like json.Unmarshal.
 func Decode(text []byte, into any) error {
 	if err := CheckJSON(text); err != nil {
 		return err
@@ -38,7 +38,7 @@ func Decode(text []byte, into any) error {
 	return json.Unmarshal(text, into)
 }
 
-// ReadAtMost reads a file that has at most limit bytes.
+// ReadAtMost reads a file. It returns an error if the file has more than limit bytes.
 func ReadAtMost(r io.Reader, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err == nil && int64(len(data)) > limit {
@@ -47,7 +47,7 @@ func ReadAtMost(r io.Reader, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// readLine reads the next line, with its end.
+// readLine reads the next line, with its newline.
 func readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// endless gives a byte again and again, and counts how often it was asked.
+// endless returns the same byte for ever, and counts how many were read.
 type endless struct {
 	of   string
 	read int64
@@ -20,8 +20,8 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLimits: a text that is too long is read up to its limit, and one that would decode into much more memory is not
-// decoded.
+// TestLimits: a text that is too long is read up to its limit, and a text that would decode into much more memory is
+// not decoded.
 func TestLimits(t *testing.T) {
 	line := &endless{of: "{"}
 	if _, _, err := readTrials(line); err == nil || err.Error() != "1: the line has more than 32 MiB" || line.read > maxLine+1<<20 {

@@ -2,8 +2,8 @@ package record
 
 import "fmt"
 
-// NIC is what a guest can see of one of its network cards: its type, its driver and, if it can have
-// one, its virtual function.
+// NIC describes a network card as a guest sees it: its type, its driver and, if it can have one, its
+// virtual function.
 type NIC struct {
 	// Type of the card: synthetic (of Hyper-V), failover (virtio with a virtual function), paravirtual,
 	// vf or device.

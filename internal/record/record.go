@@ -81,7 +81,7 @@ func LastEntries(trials []Trial) []Trial {
 	return slices.DeleteFunc(slices.Clone(trials), func(t Trial) bool { return t.Entry < last[t.Period] })
 }
 
-// Pair is what one client and its server measured.
+// Pair has the measurements of one client and its server.
 type Pair struct {
 	Client Endpoint `json:"client"` // end that requests, or sends
 	// Server is the server's end; behind a load balancer, all backends together.
@@ -91,8 +91,7 @@ type Pair struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Teller is the end that says what arrived: with the native tool the server, with any other one the client,
-// which tells all.
+// Teller returns the end that knows what arrived: with the native tool the server, with any other tool the client.
 func (p *Pair) Teller(native bool) *Endpoint {
 	if native {
 		return &p.Server
@@ -127,12 +126,12 @@ type Endpoint struct {
 	// Sleeps is how often the threads of this end slept in the kernel within the window: their voluntary
 	// context switches. Only the traffic engine on Linux counts them.
 	Sleeps uint64 `json:"sleeps,omitempty"`
-	// Machine is what a tool's client reports of the machine that it ran on: latte does.
+	// Machine is the load of the machine that a tool's client ran on, if the client reports it, as latte does.
 	Machine *Machine `json:"machine,omitempty"`
 	// CongestionControl is that of another tool's TCP sockets, as the kernel reports it; several
 	// are separated by spaces. Absent if no connection was seen.
 	CongestionControl string `json:"congestion_control,omitempty"`
-	// Command is what another tool was started with at this end: the program and its arguments.
+	// Command is the command that started another tool at this end: the program and its arguments.
 	Command string `json:"command,omitempty"`
 	// Latency is this end's histogram, encoded as that of the trial.
 	Latency string `json:"latency,omitempty"`
@@ -145,8 +144,8 @@ type Endpoint struct {
 // SegmentBytes is the size of a full TCP segment over IPv4 on a device with an MTU of 1,500 bytes.
 const SegmentBytes = 1448
 
-// RetransmitShare estimates which share of the TCP segments sent, 0 to 1, were retransmissions.
-// bytes is what arrived, without them.
+// RetransmitShare estimates which share of the sent TCP segments, 0 to 1, were retransmissions. bytes is the
+// payload that arrived, without retransmissions.
 func RetransmitShare(retransmits, bytes uint64) float64 {
 	return float64(retransmits) / max(1, float64(retransmits)+float64(bytes)/SegmentBytes)
 }
@@ -356,7 +355,8 @@ type Node struct {
 	// Held are the settings that other processes kept accelerated when the run began, and which process,
 	// a phrase each. They apply to every variant.
 	Held []string `json:"held,omitempty"`
-	// Busy are those of Held that only one process can have, by the name of the accelerator, such as fastpath.
+	// Busy are the entries of Held that only one process can have, by the name of the accelerator, such as
+	// fastpath.
 	Busy map[string]string `json:"busy,omitempty"`
 	// Sysctls are the sysctls that affect the result.
 	Sysctls map[string]string `json:"sysctls,omitempty"`

@@ -11,11 +11,11 @@ import (
 	"math"
 )
 
-// Series is what a node counted in the course of the measured window: its counters were read about every
+// Series has what a node counted in the course of the measured window. Its counters were read about every
 // 100 ms. Its columns have a value for each interval between two readings.
 type Series struct {
-	// At are the times of the readings in µs since the window was to begin, the first and the last
-	// at its edges. A reading that came late has the time at which it came.
+	// At has the times of the readings in µs since the planned start of the window. The first and the
+	// last are at its edges. A late reading has the time at which it was made.
 	At   []int64
 	NICs []NICSeries
 	CPUs []CPUSeries // by number; none if the machine's CPUs were sampled with another node
@@ -33,21 +33,20 @@ type CPUSeries struct {
 	Idle, Softirq []uint64
 }
 
-// SeriesTick is the unit of the times of CPUs, in s: that of /proc/stat.
+// SeriesTick is the unit of CPU times, in seconds: the clock tick of /proc/stat.
 const SeriesTick = 0.01
 
-// A series has at most mostSeries bytes before they are compressed, and at most mostColumns NICs, and CPUs:
-// more than any machine needs. A value takes a byte or more, so decoding a text of any content needs less
-// than 100 MB.
+// A series has at most mostSeries bytes before compression, and at most mostColumns NICs, and CPUs: more
+// than any machine needs. A value takes at least a byte, so decoding any text needs less than 100 MB.
 const (
 	mostSeries  = 8 << 20
 	mostColumns = 1 << 14
 )
 
-// EncodeSeries returns the text that Trial.Series has: unsigned varints (encoding/binary), compressed by
-// DEFLATE, in base64. They are the number of readings and the µs of each since the one before; the number
-// of NICs and, for each, the length of its name, the name, and its columns rx and tx; the number of CPUs
-// and, for each, its number and its columns idle and softirq.
+// EncodeSeries returns the text for Trial.Series: unsigned varints (encoding/binary), compressed by
+// DEFLATE, in base64. The varints are the number of readings, and for each the µs since the one before; the
+// number of NICs, and for each the length of its name, the name, and its columns rx and tx; the number of
+// CPUs, and for each its number and its columns idle and softirq.
 func EncodeSeries(s Series) string {
 	var b []byte
 	put := func(v uint64) { b = binary.AppendUvarint(b, v) }
@@ -133,7 +132,7 @@ func parseSeries(b []byte) (s Series, err error) {
 	return s, d.err
 }
 
-// seriesDecoder takes values from the start of the rest. After the first error all are 0.
+// seriesDecoder takes values from the start of rest. After the first error, all values are 0.
 type seriesDecoder struct {
 	rest []byte
 	err  error
@@ -151,7 +150,8 @@ func (d *seriesDecoder) number(most uint64) uint64 {
 	return v
 }
 
-// count returns a number of things that follow, at most as many as given, of a byte or more each.
+// count returns a number of things that follow. It is at most the given number, and at most the number of
+// remaining bytes.
 func (d *seriesDecoder) count(most uint64) int {
 	n := d.number(most)
 	if d.err == nil && n > uint64(len(d.rest)) {

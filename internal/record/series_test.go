@@ -17,7 +17,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// busySeries is of a node that receives about 10 Gb/s on each NIC, with CPUs busy to different degrees.
+// busySeries returns the series of a node that receives about 10 Gb/s on each NIC, with CPUs busy to
+// different degrees.
 func busySeries(readings, nics, cpus int) Series {
 	r := rand.New(rand.NewPCG(1, 2))
 	var s Series
@@ -59,8 +60,8 @@ func TestSeriesRoundTrip(t *testing.T) {
 	}
 }
 
-// TestSeriesIsCompact: a trial of a second has a few hundred bytes more for each node, and one of
-// 20 s on a large machine some ten kilobytes.
+// TestSeriesIsCompact: for each node, a trial of a second takes a few hundred bytes, and a trial of 20 s on
+// a large machine some ten kilobytes.
 func TestSeriesIsCompact(t *testing.T) {
 	for _, tt := range []struct{ readings, nics, cpus, most int }{
 		{11, 1, 0, 200}, {11, 1, 2, 300}, {11, 1, 64, 1200}, {301, 1, 64, 30_000}, {201, 20, 128, 70_000},
@@ -71,7 +72,7 @@ func TestSeriesIsCompact(t *testing.T) {
 	}
 }
 
-// packed compresses what is to be no series.
+// packed compresses bytes that need not be a valid series.
 func packed(b []byte) string {
 	var out bytes.Buffer
 	w, _ := flate.NewWriter(&out, flate.BestCompression)
@@ -102,8 +103,8 @@ func TestDecodeSeriesRefuses(t *testing.T) {
 	}
 }
 
-// TestDecodeSeriesNeedsLittle: a short text that unpacks to as much as there may be takes little memory, and
-// its first fault is the only one that is told of.
+// TestDecodeSeriesNeedsLittle: a short text that unpacks to the maximum size takes little memory, and the
+// error is about its first fault only.
 func TestDecodeSeriesNeedsLittle(t *testing.T) {
 	const half = mostSeries / 2
 	number := func(start []byte, n uint64) []byte { return binary.AppendUvarint(start, n) }
@@ -130,7 +131,8 @@ func TestDecodeSeriesNeedsLittle(t *testing.T) {
 	}
 }
 
-// FuzzDecodeSeries: what is read has a value for each interval, in order, and reads again as it was.
+// FuzzDecodeSeries: a decoded series has a value for each interval, in order, and encodes and decodes to the
+// same again.
 func FuzzDecodeSeries(f *testing.F) {
 	for _, s := range []Series{{}, busySeries(3, 1, 2)} {
 		text := EncodeSeries(s)

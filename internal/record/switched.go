@@ -10,15 +10,15 @@ import (
 	"path/filepath"
 )
 
-// switchedFile is there while something is switched, and names the variant.
+// switchedFile exists while a switch is in force, and names the variant.
 const switchedFile = "switched.json"
 
 type switched struct {
 	Variant string `json:"variant"`
 }
 
-// Switched keeps the name of the variant whose switch is made, and with "" that what was
-// found is back. It is on disk when it returns.
+// Switched records the variant whose switch is in force, or with "" that the original state is back. The
+// record is on disk when Switched returns.
 func (d *Dir) Switched(variant string) error {
 	if variant == "" {
 		err := d.root.Remove(switchedFile)
@@ -32,7 +32,7 @@ func (d *Dir) Switched(variant string) error {
 	})
 }
 
-// SwitchedFor is the name of the variant whose switch is made, "" if none is.
+// SwitchedFor returns the name of the variant whose switch is in force, or "" if none is.
 func (d *Dir) SwitchedFor() (string, error) {
 	data, err := d.read(switchedFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -51,10 +51,10 @@ func (d *Dir) SwitchedFor() (string, error) {
 	return s.Variant, nil
 }
 
-// LeftSwitched are the results folders below parent in which something is still switched. Below
-// a symbolic link there may be the folder of somebody else, so one that leads to such a folder is an error.
+// LeftSwitched returns the results folders below parent in which a switch is still in force. A symbolic
+// link to such a folder is an error, because the folder may be somebody else's.
 func LeftSwitched(parent string) (left []string, err error) {
-	folders, _ := os.ReadDir(parent) // without a parent there are none
+	folders, _ := os.ReadDir(parent) // a missing parent has none
 	for _, f := range folders {
 		path := filepath.Join(parent, f.Name())
 		if _, err := os.Lstat(filepath.Join(path, switchedFile)); err != nil {

@@ -54,8 +54,8 @@ const (
 // Severity of a warning.
 type Severity int
 
-// A serious warning says that a result may have measured something other than the network path, a
-// caution that it is less certain, a note what to know when reading it.
+// A serious warning says that a result may have measured something other than the network path. A caution says that
+// the result is less certain. A note says what to know when reading it.
 const (
 	Serious Severity = iota + 1
 	Caution
@@ -66,20 +66,20 @@ func (s Severity) String() string {
 	return [...]string{Serious: "serious", Caution: "caution", Note: "note"}[s]
 }
 
-// WarningKind is what all warnings of one code have in common: a row of the table of warnings. To add a warning, add a
-// row, and raise it with Warnf.
+// WarningKind is a row of the table of warnings: everything that the warnings of one code have in common. To add a
+// warning, add a row, and raise it with Warnf.
 type WarningKind struct {
 	Code     string
 	Severity Severity
 	Meaning  string // a phrase, for the reference
 	Effect   string // what it does to a result, in sentences
-	// CPU tells that it concerns the CPU figures alone.
+	// CPU means that the warning concerns the CPU figures alone.
 	CPU bool
-	// Unrecorded warnings are raised by those who read results, and are not in them.
+	// Unrecorded warnings are not in results. Their readers raise them.
 	Unrecorded bool
 }
 
-// warningKinds are in the order of the reference.
+// warningKinds has the kinds in the order of the reference.
 var warningKinds = []WarningKind{
 	{Code: WarnGeneratorBound, Severity: Serious,
 		Meaning: "the sender, not the network, is the limit",
@@ -170,12 +170,12 @@ var warningKinds = []WarningKind{
 		Effect:  "The figure of the time inside a trial is drawn without these nodes. Verdicts do not depend on it."},
 }
 
-// WarningKinds are those that results can have.
+// WarningKinds returns the kinds that results can contain.
 func WarningKinds() []WarningKind {
 	return slices.DeleteFunc(slices.Clone(warningKinds), func(k WarningKind) bool { return k.Unrecorded })
 }
 
-// WarningKindOf finds the kind of a code. One that is unknown, from another version, is a caution without an effect.
+// WarningKindOf returns the kind of a code. An unknown code, from another version, is a caution without an effect.
 func WarningKindOf(code string) WarningKind {
 	i := slices.IndexFunc(warningKinds, func(k WarningKind) bool { return k.Code == code })
 	if i < 0 {

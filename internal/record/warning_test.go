@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestEveryWarningHasARow: a code without a row would stand in a report without saying what it does to the result.
+// TestEveryWarningHasARow: without a row, a report would show a code without saying what it does to the result.
 func TestEveryWarningHasARow(t *testing.T) {
 	parsed, err := parser.ParseFile(token.NewFileSet(), "warning.go", nil, 0)
 	if err != nil {
