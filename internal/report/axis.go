@@ -7,11 +7,11 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// axis is how the values of an axis are shown to people.
+// axis describes how people see the values of an axis.
 type axis struct {
-	// title stands below a chart; it is empty where the marks say it.
+	// title stands below a chart. It is empty if the marks have the noun themselves.
 	title string
-	// one is a value's noun, counted, and many its plural where that is not one with an s, or unit its unit.
+	// A value has a unit, or one as its noun; many is the plural if it is not one plus an s.
 	one, many, unit string
 	scale           float64
 }
@@ -40,13 +40,13 @@ func (m *Model) axis(name string) axis {
 	return axis{title: "price of all nodes, " + currency + "/h", unit: currency + "/h", scale: 1}
 }
 
-// number is a value without its unit, as it was set.
+// number formats a value without its unit, as precisely as it was set.
 func (a axis) number(x float64) string {
 	x *= a.scale
 	return fixed(x, decimalsOf(x))
 }
 
-// decimalsOf a number that somebody wrote.
+// decimalsOf returns the number of decimals that somebody wrote.
 func decimalsOf(x float64) int {
 	for n := range 6 {
 		if scaled := x * math.Pow10(n); math.Abs(scaled-math.Round(scaled)) < 1e-6*scaled {
@@ -56,7 +56,7 @@ func decimalsOf(x float64) int {
 	return 6
 }
 
-// mark is a value below a chart.
+// mark formats a value below a chart.
 func (a axis) mark(x float64) string {
 	if a.title == "" {
 		return a.at(x)
@@ -64,7 +64,7 @@ func (a axis) mark(x float64) string {
 	return a.number(x)
 }
 
-// at is a value in a sentence: "16000 backends", "4.7 Mb/s".
+// at formats a value in a sentence: "16000 backends", "4.7 Mb/s".
 func (a axis) at(x float64) string { return a.with(a.number(x)) }
 
 func (a axis) with(number string) string {
@@ -77,7 +77,7 @@ func (a axis) with(number string) string {
 	return number + " " + cmp.Or(a.many, a.one+"s")
 }
 
-// list is several values: "1, 4 and 16 pairs".
+// list formats several values: "1, 4 and 16 pairs".
 func (a axis) list(xs []float64) string {
 	var words []string
 	for _, x := range xs {
@@ -86,7 +86,7 @@ func (a axis) list(xs []float64) string {
 	return a.with(list(words))
 }
 
-// between is a value that was interpolated: "23 (12–40) backends".
+// between formats a value that was interpolated: "23 (12–40) backends".
 func (a axis) between(x float64, ci interval) string {
 	x *= a.scale
 	decimals := max(0, 1-int(math.Floor(math.Log10(x))))

@@ -12,28 +12,28 @@ import (
 )
 
 // Bar draws a ratio with its interval and the blocks behind it, on a scale that it shares
-// with the other bars of its table. Its paths are those of an SVG of barWidth × barHeight
-// that stretches to its cell; CSS gives them their width and colour.
+// with the other bars of its table. Its paths are for an SVG of barWidth × barHeight that
+// stretches to its cell; CSS sets their line width and colour.
 type Bar struct {
 	Verdict             stats.Verdict
 	One, Interval, Mean string
 	Blocks              string
-	// Theirs are published ratios.
+	// Theirs draws the published ratios.
 	Theirs string
-	// Off is an arrow where the ratio is off the scale, and instead of the rest.
+	// Off is an arrow that replaces the rest if the ratio is off the scale.
 	Off string
 	// Tip says the same in words, with every block.
 	Tip string
 }
 
-// What a bar is drawn in; the interval above the blocks.
+// The size of a bar, and the heights of the interval and the blocks in it.
 const (
 	barWidth, barHeight = 1000, 20
 	intervalAt, dotsAt  = 7, 16
 )
 
-// spread is what a bar shows of a comparison: its ratio, interval and blocks, and the
-// ratios that others have published.
+// spread has what a bar shows of a comparison: its ratio, interval and blocks, and published
+// ratios.
 type spread struct {
 	at             float64
 	ci             interval
@@ -50,13 +50,14 @@ func spreadOf(r *stats.Row) spread {
 	return s
 }
 
-// beside is the spread with published ratios.
+// beside adds published ratios to a spread.
 func (s spread) beside(theirs []float64) spread {
 	s.theirs = theirs
 	return s
 }
 
-// gains is the spread of how many times better it is, whichever way the metric runs.
+// gains converts a spread to how many times better the variant is, whichever way the metric
+// runs.
 func (s spread) gains(metric string) spread {
 	if metrics.Get(metric).HigherIsBetter() {
 		return s
@@ -74,13 +75,13 @@ func (s spread) gains(metric string) spread {
 
 func (s spread) drawable() bool { return s.at > 0 && !math.IsInf(s.at, 0) }
 
-// scale of ratios is logarithmic, so that twice and half are equally far from 1, which is
-// always on it.
+// scale is a logarithmic scale of ratios, so that twice and half are equally far from 1. 1
+// is always on it.
 type scale struct{ lo, hi float64 }
 
-// scaleOf chooses a scale that shows every ratio and block. An interval of few blocks may be
-// far wider than these; on each side it is cut off where it would add more than their range
-// again.
+// scaleOf chooses a scale that shows every ratio and block. The interval of a few blocks may
+// be far wider than they are. On each side, an interval may add at most that range again;
+// the scale cuts it off beyond that.
 func scaleOf(all []spread) scale {
 	s := scale{1, 1}
 	for _, a := range all {
@@ -98,7 +99,7 @@ func scaleOf(all []spread) scale {
 	return s
 }
 
-// at is a ratio's place, in barWidth.
+// at returns the position of a ratio, from 0 to barWidth.
 func (s scale) at(ratio float64) float64 {
 	if s.lo == s.hi {
 		return barWidth / 2
@@ -108,7 +109,7 @@ func (s scale) at(ratio float64) float64 {
 	return math.Round(min(max(x, 0), barWidth))
 }
 
-// bar draws on the scale.
+// bar draws a spread on the scale.
 func (s scale) bar(a spread, v stats.Verdict, tip string) *Bar {
 	b := &Bar{Verdict: v, Tip: tip, One: fmt.Sprintf("M%g -8V%d", s.at(1), barHeight+8)}
 	switch {
@@ -119,7 +120,7 @@ func (s scale) bar(a spread, v stats.Verdict, tip string) *Bar {
 		b.Off = fmt.Sprintf("M40 %dL5 %dL40 %d", intervalAt-4, intervalAt, intervalAt+4)
 		return b
 	}
-	// A line of no length is a dot, by its round ends.
+	// A line of length 0 is a dot, because its ends are round.
 	b.Mean = fmt.Sprintf("M%g %dh0", s.at(a.at), intervalAt)
 	if a.ci.known() && a.ci.lo > 0 {
 		b.Interval = fmt.Sprintf("M%g %dH%g", s.at(a.ci.lo), intervalAt, s.at(a.ci.hi))
@@ -135,13 +136,13 @@ func (s scale) bar(a spread, v stats.Verdict, tip string) *Bar {
 	return b
 }
 
-// Tick is a number on an axis; At is in % of its width.
+// Tick is a number on an axis. At is its position in % of the width.
 type Tick struct {
 	At   float64
 	Text string
 }
 
-// ticks are round numbers, 1 among them, and few enough to be read.
+// ticks returns round numbers, 1 among them, and few enough to be readable.
 func (s scale) ticks() []Tick {
 	const apart = 0.16 * barWidth
 	var ratios []float64
@@ -167,7 +168,7 @@ func (s scale) ticks() []Tick {
 	return out
 }
 
-// tip says what a bar shows: the value, the comparison, and the trial of each block.
+// tip describes what a bar shows: the value, the comparison, and the trial of each block.
 func tip(r *stats.Row) string {
 	q := quantityOf(r.Metric)
 	mean := r.Mean * q.scale

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Beside is two results in one page: the findings of each, the changes between them, and the
-// differences of their setups.
+// Beside has two results in one page: the findings of each, the changes between them, and
+// the differences of their setups.
 type Beside struct {
 	Changes
 	Sides [2]*Model
 }
 
-// BesideHTML writes the page of two results; changes compares the first with the second.
+// BesideHTML writes the page of two results. changes compares the first with the second.
 func BesideHTML(w io.Writer, before, after *Model, changes Changes) error {
 	return putPage(w, "beside", beside(before, after, changes))
 }
@@ -51,8 +51,8 @@ func (b Beside) share() {
 	}
 }
 
-// inside is the model in a page with another one: its tables say whose they are,
-// its anchors have a prefix of their own, and its bars can be drawn anew.
+// inside returns a copy of the model for a page with another one: its tables say which
+// result they belong to, its anchors have a prefix, and its bars can be drawn again.
 func (m *Model) inside(name, prefix string) *Model {
 	own := *m
 	own.Tables, own.Warnings, own.Forest = slices.Clone(m.Tables), slices.Clone(m.Warnings), m.forest()
@@ -70,13 +70,13 @@ func (m *Model) inside(name, prefix string) *Model {
 	return &own
 }
 
-// TablePair is what both results measured, or one of them: the other is nil then.
+// TablePair is the same table in both results. If only one of them has it, the other is nil.
 type TablePair struct {
 	Title string
 	Sides [2]*Table
 }
 
-// Pairs are the judged tables of both, those of the first in its order.
+// Pairs returns the judged tables of both results, in the order of the first.
 func (b Beside) Pairs() []TablePair {
 	var out []TablePair
 	for side, m := range b.Sides {
@@ -96,13 +96,13 @@ func (b Beside) Pairs() []TablePair {
 	return out
 }
 
-// Difference is a fact of the setup that is not the same in both.
+// Difference is a fact of the setup that differs between the two results.
 type Difference struct {
 	Name  string
 	Sides [2]string
 }
 
-// Differences are how the two runs differ, besides in what they found.
+// Differences returns how the setups of the two runs differ.
 func (b Beside) Differences() []Difference {
 	var out []Difference
 	for side, m := range b.Sides {
@@ -118,7 +118,7 @@ func (b Beside) Differences() []Difference {
 	return slices.DeleteFunc(out, func(d Difference) bool { return d.Sides[0] == d.Sides[1] })
 }
 
-// facts are all that a report says of its setup.
+// facts returns everything that a report says about its setup.
 func (m *Model) facts() []Definition {
 	out := []Definition{
 		{"slipstream", m.Environment.Version}, {"Started", date(m.Environment.Started)},

@@ -12,10 +12,11 @@ import (
 // chart is a figure of lines over an axis. The axis is logarithmic.
 type chart struct {
 	axis   axis
-	xs     []float64 // its values, rising
+	xs     []float64 // values of the axis, rising
 	curves []curve
-	each   string // what a line is, for the table of the numbers
-	// heading says what stands on the other axis, and versus what its 1 is, if that is a ratio.
+	each   string // what a line stands for, for the table of the numbers
+	// heading is the title of the other axis. If that shows ratios, versus names what they are
+	// relative to.
 	heading, versus string
 	y               ruler
 }
@@ -27,7 +28,7 @@ type curve struct {
 	points []sample
 }
 
-// sample is a value with its interval, and what others have published in its place; x is on the axis.
+// sample is a value with its interval, and published values for the same place. x is on the axis.
 type sample struct {
 	x, y   float64
 	ci     interval
@@ -36,7 +37,7 @@ type sample struct {
 	text   string // the same in words
 }
 
-// ratioSample is a comparison at a value of the axis.
+// ratioSample returns a comparison as a sample at a value of the axis.
 func ratioSample(x float64, v *stats.Versus, theirs []float64) sample {
 	s := sample{x: x, y: v.Ratio, ci: of(v.CI95, v.N), filled: v.Verdict == stats.Faster || v.Verdict == stats.Slower, theirs: theirs}
 	s.text = strings.TrimSpace(estimate(s.y, s.ci, 2).String() + " " + string(v.Verdict))
@@ -46,7 +47,7 @@ func ratioSample(x float64, v *stats.Versus, theirs []float64) sample {
 	return s
 }
 
-// add adds a line that has points.
+// add adds a line, unless it has no points.
 func (c *chart) add(line curve) {
 	if len(line.points) == 0 {
 		return
@@ -60,7 +61,7 @@ func (c *chart) add(line curve) {
 	slices.Sort(c.xs)
 }
 
-// ratios is the figure of a chart of ratios.
+// ratios returns the figure of a chart of ratios.
 func (c chart) ratios(f Figure, versus string) Figure {
 	top, bound, published := 1.0, 1.0, 0.0
 	for _, line := range c.curves {
@@ -74,7 +75,7 @@ func (c chart) ratios(f Figure, versus string) Figure {
 			}
 		}
 	}
-	// Few blocks give intervals that would flatten everything; they are cut.
+	// A few blocks give intervals that would flatten everything, so long intervals are cut off.
 	c.y = linear(max(min(bound, 1.6*top), published) * 1.01)
 	c.heading, c.versus = "ratio to "+versus, versus
 	f.Caption += " Bars are 95 % intervals. A filled mark is faster or slower, a hollow one is the same or inconclusive."
@@ -84,8 +85,8 @@ func (c chart) ratios(f Figure, versus string) Figure {
 	return c.figure(f)
 }
 
-// values is the figure of a chart of values in a unit. Where they are of several orders of magnitude
-// their axis is logarithmic, too.
+// values returns the figure of a chart of values in a unit. If they span several orders of magnitude,
+// their axis is logarithmic too.
 func (c chart) values(f Figure, unit string) Figure {
 	low, high, bound := math.Inf(1), 0.0, 0.0
 	for _, line := range c.curves {
@@ -105,7 +106,7 @@ func (c chart) values(f Figure, unit string) Figure {
 	return c.figure(f)
 }
 
-// figure fills in what is the same in all charts.
+// figure fills in what all charts have in common.
 func (c chart) figure(f Figure) Figure {
 	f.Data = Data{Columns: []string{c.each}}
 	for _, x := range c.xs {
@@ -133,7 +134,7 @@ func (c chart) figure(f Figure) Figure {
 	return f
 }
 
-// ruler is the axis of the values, from low to high.
+// ruler is the axis of values, from low to high.
 type ruler struct {
 	low, high float64
 	log       bool
@@ -164,7 +165,7 @@ func logarithmic(low, high float64) ruler {
 	return r
 }
 
-// share of the axis that lies below a value.
+// share returns the share of the axis below a value.
 func (r ruler) share(v float64) float64 {
 	v = min(max(v, r.low), r.high)
 	if r.log {
@@ -173,7 +174,7 @@ func (r ruler) share(v float64) float64 {
 	return (v - r.low) / (r.high - r.low)
 }
 
-// chart draws its lines, each with its name at its end.
+// chart draws the lines of a chart, each with its name at its end.
 func (p *pen) chart(c chart, width, height float64) {
 	labels := p.width(c.versus, normal)
 	for _, line := range c.curves {
@@ -207,7 +208,8 @@ func (p *pen) chart(c chart, width, height float64) {
 	p.tags(tags, area, labels)
 }
 
-// places of values on the axis, and the least distance of two.
+// places returns a function that places values on the axis, and the smallest distance between two of
+// them.
 func (c chart) places(area frame) (x func(float64) float64, gap float64) {
 	slot := (area.right - area.left) / float64(len(c.xs))
 	first, last := c.xs[0], c.xs[len(c.xs)-1]
@@ -224,7 +226,7 @@ func (c chart) places(area frame) (x func(float64) float64, gap float64) {
 	return x, gap
 }
 
-// xAxis writes the values for which there is room, the largest first, and below them what they are.
+// xAxis writes as many values as fit, the largest first, and below them the title of the axis.
 func (p *pen) xAxis(c chart, area frame, x func(float64) float64) {
 	free := math.Inf(1)
 	for _, v := range slices.Backward(c.xs) {
@@ -239,7 +241,7 @@ func (p *pen) xAxis(c chart, area frame, x func(float64) float64) {
 	p.text(point{(area.left + area.right) / 2, area.bottom + 28}, c.axis.title, small, inkMuted, alignCentre)
 }
 
-// curve draws one line through places, its intervals and its marks.
+// curve draws one line through the given places, with its intervals and its marks.
 func (p *pen) curve(line curve, at []point, y func(float64) float64) {
 	ink := line.look.ink
 	p.line(1.4, ink, line.look.dash, at...)

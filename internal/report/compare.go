@@ -12,29 +12,29 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Changes show a comparison of two runs: the rows that its gate looks at. Strict calls
-// what is inconclusive a failure.
+// Changes shows a comparison of two runs: the rows that its gate considers. If Strict
+// is true, an inconclusive row is a failure.
 type Changes struct {
 	*stats.Comparison
 	Strict bool
 }
 
-// changed is one row in words.
+// changed is one row, as text.
 type changed struct {
 	Variant, Workload, Metric, Unit string
 	Pairs                           int
 	Before, After, Ratio            string
 	Verdict                         stats.Verdict
-	// Bar is of how many times better the second run is.
+	// Bar shows how many times better the second run is.
 	Bar *Bar
 
 	says string
 }
 
-// Name of the first or the second run.
+// Name returns the name of the first or the second run.
 func (c Changes) Name(i int) string { return [...]string{c.Before.Name, c.After.Name}[i] }
 
-// scale is that of all bars.
+// scale returns the scale of all bars.
 func (c Changes) scale() scale {
 	var all []spread
 	for i := range c.Comparison.Changes {
@@ -45,10 +45,10 @@ func (c Changes) scale() scale {
 	return scaleOf(all)
 }
 
-// Ticks are the axis under the bars.
+// Ticks returns the axis under the bars.
 func (c Changes) Ticks() []Tick { return c.scale().ticks() }
 
-// Rows are those that the gate looks at.
+// Rows returns the rows that the gate considers.
 func (c Changes) Rows() []changed {
 	var out []changed
 	axis := c.scale()
@@ -70,7 +70,7 @@ func (c Changes) Rows() []changed {
 	return out
 }
 
-// Notices are what a reader must know before reading anything else.
+// Notices returns what a reader must know before reading anything else.
 func (c Changes) Notices() []string {
 	var out []string
 	for _, side := range []stats.Side{c.Before, c.After} {
@@ -81,7 +81,7 @@ func (c Changes) Notices() []string {
 	return out
 }
 
-// Summary is the comparison in a sentence or two.
+// Summary describes the comparison in a sentence or two.
 func (c Changes) Summary() string {
 	count := map[stats.Verdict]int{}
 	var slower []string
@@ -107,7 +107,7 @@ func (c Changes) Summary() string {
 	return text
 }
 
-// CompareFormats write a comparison, by name.
+// CompareFormats has the writers of a comparison, by format.
 var CompareFormats = map[string]func(io.Writer, Changes) error{
 	"text": compareText, "md": compareMarkdown, "json": compareJSON, "junit": compareJUnit, "html": compareHTML,
 }
@@ -160,7 +160,7 @@ func compareJSON(w io.Writer, c Changes) error {
 	return put(w, b.String(), "json")
 }
 
-// JUnit's format, as far as it says what a pipeline shows.
+// The parts of JUnit's format that pipelines show.
 type (
 	junitSuite struct {
 		XMLName    xml.Name    `xml:"testsuite"`
@@ -239,7 +239,7 @@ func compareJUnit(w io.Writer, c Changes) error {
 
 func compareHTML(w io.Writer, c Changes) error { return putPage(w, "compare", c) }
 
-// Decided tells whether there was anything for a gate to look at.
+// Decided reports whether there was any row for a gate to consider.
 func (c Changes) Decided() bool {
 	return slices.ContainsFunc(c.Comparison.Changes, func(r stats.Change) bool { return r.Primary })
 }

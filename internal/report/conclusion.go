@@ -50,11 +50,11 @@ func (m *Model) conclude() (costs, rest []string) {
 	return nil, []string{"The workload " + t.Workload + " gave no result."}
 }
 
-// few is how many of anything a sentence names.
+// few is the maximum number of things that a sentence lists.
 const few = 3
 
-// costSentences say what share of the host network each overlay reaches, at the fewest pairs:
-// one sentence for a single overlay, or else one for each workload.
+// costSentences say what share of the host network's performance each overlay reaches, at the
+// fewest pairs. There is one sentence for a single overlay, otherwise one for each workload.
 func (m *Model) costSentences() []string {
 	type part struct{ variant, title, share string }
 	var parts []part
@@ -113,7 +113,7 @@ func (m *Model) overlayName(variant string) string {
 	return variant
 }
 
-// compared are the proofs of all variants with a kind of comparison, by their baselines.
+// compared returns the proofs of all variants with a kind of comparison, by baseline.
 func (m *Model) compared(q question) map[string][]stats.Proof {
 	out := map[string][]stats.Proof{}
 	for _, v := range m.exp.Spec.Variants {
@@ -125,8 +125,8 @@ func (m *Model) compared(q question) map[string][]stats.Proof {
 	return out
 }
 
-// gainSentences are about all variants that are compared with one baseline. Back tells that
-// the baseline is an overlay whose cost is in the previous sentence.
+// gainSentences describe all variants that are compared with one baseline. back means that the
+// baseline is an overlay, and that the previous sentence has its cost.
 func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []string {
 	var out []string
 	best, found := largest(all)
@@ -170,8 +170,8 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 	return out
 }
 
-// largest is the proof with the largest gain over all workloads, preferably of a variant that
-// is slower nowhere.
+// largest returns the proof with the largest gain over all workloads, preferably of a variant
+// that is not slower anywhere.
 func largest(all []stats.Proof) (best stats.Proof, found bool) {
 	for _, good := range []bool{true, false} {
 		for _, p := range all {
@@ -194,7 +194,8 @@ func meanGain(p stats.Proof) float64 {
 	return sum / float64(len(p.All))
 }
 
-// surpasses returns the largest gain of p where p gains more than best does, or nil.
+// surpasses returns the largest gain of p among those that exceed best's gain in the same cell,
+// or nil.
 func surpasses(p, best stats.Proof) *stats.Row {
 	var most *stats.Row
 	for _, r := range p.Faster {
@@ -207,8 +208,9 @@ func surpasses(p, best stats.Proof) *stats.Row {
 	return most
 }
 
-// harms names the slower variants, each with its largest loss, and with what it gains beyond the
-// best variant. It leaves out the best variant, whose own sentence has its losses.
+// harms names the slower variants, each with its largest loss, and with the gains in which it
+// surpasses the best variant. It leaves out the best variant, because that one's own sentence
+// has its losses.
 func harms(all []stats.Proof, best stats.Proof) string {
 	var worst []*stats.Row
 	despite := make(map[string]string)
@@ -236,7 +238,7 @@ func harms(all []stats.Proof, best stats.Proof) string {
 
 func byGain(a, b *stats.Row) int { return cmp.Compare(a.Gain(), b.Gain()) }
 
-// bestOfEach workload, in order; worstOfEach is the reverse of it.
+// bestOfEach returns the best row of each workload, in order; worstOfEach returns the worst.
 func bestOfEach(rows []*stats.Row) []*stats.Row {
 	return ofEach(rows, func(a, b *stats.Row) int { return byGain(b, a) })
 }
@@ -267,7 +269,7 @@ func saysAll(rows []*stats.Row) string {
 	return strings.Join(all, ", ")
 }
 
-// some of the names, and how many there are beside.
+// some lists the first names, and counts the rest.
 func some(names []string) string {
 	if more := len(names) - few; more > 1 {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), more)
@@ -275,9 +277,9 @@ func some(names []string) string {
 	return list(names)
 }
 
-// Keep is the variant that a policy should apply: the one with the largest gain that is slower
-// nowhere and differs from its baseline in its accelerators alone. It is empty if there is
-// none.
+// Keep returns the variant that a policy should apply: the one with the largest gain that is not
+// slower anywhere and differs from its baseline only in its accelerators. It is empty if there
+// is none.
 func (m *Model) Keep() string {
 	var all []stats.Proof
 	for _, proofs := range m.compared(choice) {
@@ -292,8 +294,8 @@ func (m *Model) Keep() string {
 	return best.Variant
 }
 
-// Inconclusive tells whether more blocks could settle a comparison: some variant has an
-// inconclusive one.
+// Inconclusive reports whether more blocks could settle a comparison, because some variant has
+// an inconclusive one.
 func (m *Model) Inconclusive() bool {
 	for _, proofs := range m.compared(choice) {
 		if slices.ContainsFunc(proofs, func(p stats.Proof) bool {
@@ -305,13 +307,14 @@ func (m *Model) Inconclusive() bool {
 	return false
 }
 
-// InCluster tells whether the result is from a cluster.
+// InCluster reports whether the result is from a cluster.
 func (m *Model) InCluster() bool { return m.exp.Spec.Target.Kubernetes != nil }
 
-// Imported tells that other programs have measured it, and no run can be resumed.
+// Imported reports whether other programs measured the result, so that there is no run to
+// resume.
 func (m *Model) Imported() bool { return m.exp.Spec.Target.Imported != nil }
 
-// Expected is one expectation and what became of it, with the comparisons that decided.
+// Expected is one expectation with its outcome and the comparisons that decided it.
 type Expected struct {
 	Claim   string
 	Outcome stats.Outcome
@@ -326,7 +329,7 @@ func expectations(all []stats.Expected) []Expected {
 	return out
 }
 
-// whyExpected says what gave an expectation its outcome.
+// whyExpected explains the outcome of an expectation.
 func whyExpected(x stats.Expected) string {
 	switch more := len(x.Decided) - few; {
 	case len(x.Rows) == 0:
@@ -339,7 +342,7 @@ func whyExpected(x stats.Expected) string {
 	return saysAll(x.Decided)
 }
 
-// Text is the outcome in a line: "expected: … (met): …".
+// Text returns the outcome as a sentence: "Expected that …: met; …."
 func (e Expected) Text() string {
 	return fmt.Sprintf("Expected that %s: %s; %s.", e.Claim, e.Outcome, e.Why)
 }

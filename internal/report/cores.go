@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Marks of so many variants and cores can be told apart on a page.
+// More variants or cores than these could not be told apart on a page.
 const (
 	mostCoreVariants = 8
 	mostCores        = 16
@@ -25,11 +25,11 @@ type shareSpread struct {
 	ci   interval
 }
 
-// coreParts are what the figure has of each core, in the order of its panels.
+// coreParts returns the parts that the figure shows of each core, in the order of its panels.
 func coreParts() []int { return []int{partSoftirq, partIdle} }
 
-// cores estimates the shares of every core of a cell. The unit is the block, or the period: trials of
-// one count as their mean.
+// cores estimates the shares of every core of a cell. The unit is the block, or the period: the trials of one
+// count as their mean.
 func (m *Model) cores(c cell, hosts *[]record.Host) map[coreID][parts]shareSpread {
 	type sums struct {
 		share [parts]float64
@@ -77,7 +77,7 @@ func (m *Model) cores(c cell, hosts *[]record.Host) map[coreID][parts]shareSprea
 	return all
 }
 
-// spread95 is the mean of shares with its interval, within what a share can be.
+// spread95 returns the mean of shares with its interval, limited to the range of a share.
 func spread95(shares []float64) shareSpread {
 	mean, ci := stats.Mean(shares)
 	bounds := of(ci, len(shares))
@@ -87,7 +87,7 @@ func spread95(shares []float64) shareSpread {
 	return shareSpread{mean, bounds}
 }
 
-// numbered is the number of a host among those that were seen before; it is added if it is new.
+// numbered returns the index of a host in hosts. It adds a host that is new.
 func numbered(h record.Host, hosts *[]record.Host) int {
 	i := slices.IndexFunc(*hosts, func(o record.Host) bool { return o.Boot == h.Boot })
 	if i < 0 {
@@ -97,7 +97,7 @@ func numbered(h record.Host, hosts *[]record.Host) int {
 	return i
 }
 
-// coreGroups are the cells of a figure.
+// coreGroups has the data of a figure.
 type coreGroups struct {
 	variants []string
 	of       []map[coreID][parts]shareSpread // by variant
@@ -105,8 +105,8 @@ type coreGroups struct {
 	hosts    []record.Host
 }
 
-// coresFigure has the softirq and the idle time of each core, grouped by core: the variants stand side by
-// side, with their intervals.
+// coresFigure shows the softirq time and the idle time of each core, grouped by core: the variants stand side
+// by side, with their intervals.
 func (m *Model) coresFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	var g coreGroups
 	for _, v := range m.exp.Spec.Variants {
@@ -147,9 +147,9 @@ func (m *Model) coresFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	return f, true
 }
 
-// choose sets the cores that are shown, and returns how many there are.
+// choose selects the cores to show, and returns how many there are.
 func (g *coreGroups) choose() (total int) {
-	most := make(map[coreID]float64) // softirq of any variant
+	most := make(map[coreID]float64) // largest softirq share of any variant
 	for _, cores := range g.of {
 		for id, s := range cores {
 			most[id] = max(most[id], s[partSoftirq].mean)
@@ -166,7 +166,7 @@ func (g *coreGroups) choose() (total int) {
 	return total
 }
 
-// name of a core, with its host's nodes if there are several hosts.
+// name returns the name of a core, with its host's nodes if there are several hosts.
 func (g *coreGroups) name(id coreID) string {
 	if len(g.hosts) < 2 {
 		return fmt.Sprint(id.cpu)
@@ -228,7 +228,7 @@ func (p *pen) cores(g coreGroups, part int, area frame, look func(string) look) 
 		p.text(point{left(i) + group*0.42, area.bottom + 11}, p.fit(g.name(id), small, group), small, inkMuted, alignCentre)
 	}
 	for v, name := range g.variants {
-		var marks [][4]float64 // at once, as a page has thousands
+		var marks [][4]float64 // in one path, because a page has thousands
 		for i, id := range g.ids {
 			s, ok := g.of[v][id]
 			if !ok {

@@ -10,8 +10,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// TestCoreIntervals: the interval of a core's share rests on the blocks, in each of which trials count as
-// their mean; a share is between 0 and 100 %.
+// TestCoreIntervals: the interval of a core's share is based on blocks, and the trials of a block count as
+// their mean. A share is between 0 and 100 %.
 func TestCoreIntervals(t *testing.T) {
 	f := demo(t)
 	f.exp.Spec.Variants = f.exp.Spec.Variants[:2]
@@ -32,13 +32,13 @@ func TestCoreIntervals(t *testing.T) {
 	for block, share := range []float64{0.2, 0.3, 0.4} {
 		add(block+1, 0, "native", share, 0.5)
 		add(block+1, 0, "vxlan", share+0.1, 0)
-		add(block+1, 1, "vxlan", share-0.1, 0) // of the same period
+		add(block+1, 1, "vxlan", share-0.1, 0) // in the same period
 	}
 	figure, ok := f.model().coresFigure(w, 1)
 	if !ok {
 		t.Fatal("no figure")
 	}
-	// By Student's t of two degrees of freedom: 4.303 × 0.1 / √3.
+	// Student's t with two degrees of freedom: 4.303 × 0.1 / √3.
 	want := [][]string{
 		{"0", "native", "30.0 (5.2–54.8)", "70.0 (45.2–94.8)"}, {"0", "vxlan", "30.0 (5.2–54.8)", "70.0 (45.2–94.8)"},
 		{"1", "native", "50.0 (50.0–50.0)", "50.0 (50.0–50.0)"}, {"1", "vxlan", "0.0 (0.0–0.0)", "100.0 (100.0–100.0)"},
@@ -51,8 +51,8 @@ func TestCoreIntervals(t *testing.T) {
 	}
 }
 
-// TestCoresOfLargeMachines: of more cores than a page carries, those with the most softirq time are shown, and
-// the caption says so.
+// TestCoresOfLargeMachines: if a page has no room for all cores, the figure shows those with the most softirq
+// time, and its caption says so.
 func TestCoresOfLargeMachines(t *testing.T) {
 	f := demo(t)
 	w := f.exp.Spec.Workloads[0]

@@ -15,8 +15,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// course is how one trial went: the rate of its busiest NIC, in the direction that was the busier, and the
-// times of its busiest core.
+// course describes how one trial went: the rate of its busiest NIC, in the busier direction, and the times
+// of its busiest core.
 type course struct {
 	variant       string
 	block         int
@@ -28,12 +28,12 @@ type course struct {
 	busy, softirq steps   // shares
 }
 
-// step is a value between two readings, at times in s.
+// step is a value between two readings, at times in seconds.
 type step struct{ from, to, v float64 }
 
 type steps []step
 
-// share is the part of the time for which something holds.
+// share returns the share of the time for which a condition holds.
 func (s steps) share(holds func(step) bool) float64 {
 	var all, part float64
 	for _, one := range s {
@@ -57,7 +57,7 @@ func (s steps) mean() float64 {
 	return sum / max(time, 1e-9)
 }
 
-// spread is the lowest value, the median and the highest.
+// spread returns the lowest value, the median and the highest.
 func (s steps) spread() (lowest, median, highest float64) {
 	if len(s) == 0 {
 		return 0, 0, 0
@@ -66,9 +66,10 @@ func (s steps) spread() (lowest, median, highest float64) {
 	return sorted[0].v, sorted[(len(s)-1)/2].v, sorted[len(s)-1].v
 }
 
-// Shares from which a resource counts as full, and of the time for which that is the trial's rule; and
-// how far from its median a rate is that counts as flat. The rule allows for readings that come late, which
-// make the rate of a NIC at its cap look lower in one interval, and higher in the next.
+// courseFull is the share from which a resource counts as full. It must be full for the share courseRule of
+// the time to count for the trial. A rate counts as flat within courseFlat of its median. courseRule allows
+// for late readings, which make the rate of a NIC at its cap look lower in one interval and higher in the
+// next.
 const (
 	courseFull = 0.9
 	courseRule = 0.75
@@ -79,12 +80,12 @@ func (c course) atLimit() float64 {
 	return c.rate.share(func(s step) bool { return c.limit > 0 && s.v >= courseFull*c.limit })
 }
 
-// full allows for half a tick, as idle time comes in whole ones.
+// full allows for half a tick, because idle time comes in whole ticks.
 func (c course) full() float64 {
 	return c.busy.share(func(s step) bool { return s.v >= courseFull-record.SeriesTick/2/(s.to-s.from) })
 }
 
-// vfGone is when the last bytes took the virtual function, if others came for a while after it.
+// vfGone returns when the last bytes took the virtual function, if other bytes came for a while after that.
 func (c course) vfGone() (at float64, gone bool) {
 	last := -1
 	for i, s := range c.vf {
@@ -99,7 +100,7 @@ func (c course) vfGone() (at float64, gone bool) {
 	return c.vf[last].to, after
 }
 
-// findings say what the course shows, each in a few words.
+// findings returns what the course shows, each finding in a few words.
 func (c course) findings() (all []string) {
 	if at, gone := c.vfGone(); gone {
 		all = append(all, fmt.Sprintf("VF unused from %s s", fixed(at, 1)))
@@ -118,8 +119,8 @@ func (c course) findings() (all []string) {
 	return all
 }
 
-// course is that of a cell's median trial, by the metric that the workload is run for; false if the cell
-// has none with series.
+// course returns the course of a cell's median trial, by the primary metric of the workload. It is false if
+// the cell has no trial with series.
 func (m *Model) course(c cell, w v1alpha1.Workload) (course, bool) {
 	var trials []record.Trial
 	for _, t := range m.trials {
@@ -154,7 +155,7 @@ func (c *course) busiestNIC(t record.Trial, nodes map[string]record.Series) {
 		for _, n := range s.NICs {
 			below := func(u record.VFUse) bool { return u.Place == node && u.VF == n.Name && u.NIC != n.Name }
 			if slices.ContainsFunc(t.VFs, below) {
-				continue // the NIC above has its bytes too
+				continue // the NIC above counts these bytes too
 			}
 			for _, sends := range []bool{true, false} {
 				c.takeNIC(t, node, s, n, sends)
@@ -164,7 +165,7 @@ func (c *course) busiestNIC(t record.Trial, nodes map[string]record.Series) {
 	c.seconds = max(c.seconds, end(c.rate))
 }
 
-// takeNIC takes over what a NIC sent or received, if that is more than what is there.
+// takeNIC takes over the rate of a NIC that sent or received more than the busiest one so far.
 func (c *course) takeNIC(t record.Trial, node string, s record.Series, n record.NICSeries, sends bool) {
 	rate := rates(s, n, sends)
 	if rate.mean() <= c.rate.mean() {
@@ -177,7 +178,7 @@ func (c *course) takeNIC(t record.Trial, node string, s record.Series, n record.
 	}
 }
 
-// vfRates are those of the virtual function below a NIC.
+// vfRates returns the rates of the virtual function below a NIC.
 func vfRates(t record.Trial, s record.Series, node, nic string, sends bool) steps {
 	for _, u := range t.VFs {
 		for _, n := range s.NICs {
@@ -227,7 +228,7 @@ func rates(s record.Series, n record.NICSeries, sends bool) steps {
 	return each(s, func(i int, seconds float64) float64 { return 8 * float64(bytes[i]) / seconds })
 }
 
-// each is a value for each interval of a series, but those too short to divide by.
+// each computes a value for each interval of a series, except those too short to divide by.
 func each(s record.Series, value func(i int, seconds float64) float64) steps {
 	var out steps
 	for i := range max(0, len(s.At)-1) {
@@ -246,7 +247,7 @@ func end(s steps) float64 {
 	return s[len(s)-1].to
 }
 
-// courseFigure is a small multiple: a panel a variant, with a NIC's rate above a core's time.
+// courseFigure has a panel for each variant, with a NIC's rate above a core's time.
 func (m *Model) courseFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	var courses []course
 	for _, v := range m.exp.Spec.Variants {
@@ -281,7 +282,7 @@ func (m *Model) courseFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	return f, true
 }
 
-// row is a course in numbers.
+// row returns the numbers of a course.
 func (c course) row() []string {
 	percentOf := func(share float64) string { return fixed(100*share, 0) + " %" }
 	row := []string{c.variant, fmt.Sprint(c.block), "–", "–", "–", "–", "–", "–", "–"}
@@ -307,7 +308,7 @@ const (
 	coursePanel                                               = courseHead + courseRate + courseGap + courseCore + courseFoot
 )
 
-// drawCourses lays the panels out.
+// drawCourses lays out the panels.
 func (f *Figure) drawCourses(courses []course) {
 	const axis, gap, legend, narrowest = 34.0, 16.0, 20.0, 140.0
 	columns := max(1, int((f.width-axis+gap)/(narrowest+gap)))
@@ -320,7 +321,7 @@ func (f *Figure) drawCourses(courses []course) {
 		_, _, top := c.rate.spread()
 		highest, vf = max(highest, top/1e9), vf || c.vf != nil
 	}
-	// A cap far above all rates would press them to the bottom: it is not drawn.
+	// A cap far above all rates is not drawn, because it would press them to the bottom.
 	top := max(1.25*highest, 1e-3)
 	limit := false
 	for _, c := range courses {
@@ -359,14 +360,14 @@ func (p *pen) courseLegend(x float64, vf, limit bool) {
 	}
 }
 
-// course draws one panel, whose NIC reaches up to highest Gb/s.
+// course draws one panel. The rates of NICs reach up to highest Gb/s.
 func (p *pen) course(c course, at frame, highest float64, axis bool) {
 	width := 0.88 * (at.right - at.left) // a page may have a wider font
 	p.text(point{at.left, at.top + 9}, p.fit(c.variant, normal, width), normal, inkText, alignLeft)
 	p.text(point{at.left, at.top + 20}, p.fit(strings.Join(c.findings(), ", "), small, width), small, inkMuted, alignLeft)
 	nic := frame{left: at.left, right: at.right, top: at.top + courseHead, bottom: at.top + courseHead + courseRate}
 	core := frame{left: at.left, right: at.right, top: nic.bottom + courseGap, bottom: at.bottom - courseFoot}
-	// plot places a time and a share of the frame's height.
+	// plot converts a time and a share of the frame's height into a point.
 	plot := func(f frame, t, share float64) point {
 		return point{f.left + (f.right-f.left)*t/max(c.seconds, 1e-9), f.bottom - (f.bottom-f.top)*min(max(share, 0), 1)}
 	}
@@ -400,10 +401,10 @@ func (p *pen) course(c course, at frame, highest float64, axis bool) {
 	p.text(point{(at.left + at.right) / 2, at.bottom - 11}, p.fit(c.core, small, 0.6*(at.right-at.left)), small, inkMuted, alignCentre)
 }
 
-// mostSteps is how many levels a panel has room for.
+// mostSteps is the number of levels that a panel has room for.
 const mostSteps = 60
 
-// joined are at most mostSteps groups of neighbouring steps.
+// joined groups neighbouring steps into at most mostSteps groups.
 func (s steps) joined() (groups []steps) {
 	size := (len(s) + mostSteps - 1) / mostSteps
 	for from := 0; from < len(s); from += size {
@@ -412,8 +413,8 @@ func (s steps) joined() (groups []steps) {
 	return groups
 }
 
-// line has a level for each interval: points of time and value. Where they are too fine to be drawn, it has
-// the lowest and the highest of each group, so that it keeps their spikes.
+// line returns points of time and value, with a level for each interval. If the intervals are too short to
+// draw, it has the lowest and the highest level of each group, which keeps their spikes.
 func (s steps) line() (line []point) {
 	for _, group := range s.joined() {
 		lowest, _, highest := group.spread()
@@ -435,7 +436,7 @@ func (p *pen) steps(s steps, ink int, at func(t, v float64) point) {
 	}
 }
 
-// area fills what is below the means of the intervals.
+// area fills the area below the means of the intervals.
 func (p *pen) area(s steps, ink int, at func(t, v float64) point) {
 	if len(s) == 0 {
 		return

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// tenths are steps of 100 ms.
+// tenths returns steps of 100 ms.
 func tenths(values ...float64) (all steps) {
 	for i, v := range values {
 		all = append(all, step{float64(i) / 10, float64(i+1) / 10, v})
@@ -48,7 +48,7 @@ func TestCourseFindings(t *testing.T) {
 	}
 }
 
-// TestCourseFigure: a panel has the median trial's busiest NIC, whose VF is a part of it, and the busiest
+// TestCourseFigure: a panel shows the median trial's busiest NIC, whose VF is a part of it, and the busiest
 // core of all machines.
 func TestCourseFigure(t *testing.T) {
 	f := demo(t)
@@ -69,7 +69,7 @@ func TestCourseFigure(t *testing.T) {
 		tr.VFs = []record.VFUse{{Place: "node0", NIC: "eth0", VF: "eth1"}}
 		tr.Loads = []record.Load{{Node: "node0", Rate: 1e9}, {Node: "node1", Rate: 5e9}}
 		tr.Series = map[string]string{"node0": record.EncodeSeries(client), "node1": record.EncodeSeries(server)}
-		tr.Metrics[metrics.Throughput] = []float64{0, 5, 1, 6, 3, 2, 4}[tr.Block] // block 4 is the median's
+		tr.Metrics[metrics.Throughput] = []float64{0, 5, 1, 6, 3, 2, 4}[tr.Block] // block 4 has the median
 	}
 	m := f.model()
 	figures := m.Section(SectionCourse)
@@ -92,7 +92,7 @@ func TestCourseFigure(t *testing.T) {
 	}
 }
 
-// TestCourseCapFarAbove: a cap far above the rates is not drawn, as they would all be at the bottom.
+// TestCourseCapFarAbove: a cap far above the rates is not drawn, because they would all be at the bottom.
 func TestCourseCapFarAbove(t *testing.T) {
 	for _, tt := range []struct {
 		limit float64
@@ -107,7 +107,7 @@ func TestCourseCapFarAbove(t *testing.T) {
 	}
 }
 
-// TestCourseUnreadable: a node's series that cannot be read is told of, and the others are drawn.
+// TestCourseUnreadable: an unreadable series of a node is reported, and the others are drawn.
 func TestCourseUnreadable(t *testing.T) {
 	f := demo(t)
 	for i := range f.trials {
@@ -124,7 +124,7 @@ func TestCourseUnreadable(t *testing.T) {
 	}
 }
 
-// TestCourseOfVF: a NIC has all bytes of its virtual function, and is what the panel is of.
+// TestCourseOfVF: a NIC counts all bytes of its virtual function, so the panel shows the NIC.
 func TestCourseOfVF(t *testing.T) {
 	s := record.Series{At: []int64{0, 100_000}, NICs: []record.NICSeries{
 		{Name: "eth0", Rx: []uint64{9}, Tx: []uint64{0}}, {Name: "eth1", Rx: []uint64{9}, Tx: []uint64{0}},
@@ -136,7 +136,8 @@ func TestCourseOfVF(t *testing.T) {
 	}
 }
 
-// TestCourseKeepsSpikes: what is highest and lowest is drawn where many intervals share a part of the line.
+// TestCourseKeepsSpikes: the highest and lowest values are drawn even if many intervals share a part of the
+// line.
 func TestCourseKeepsSpikes(t *testing.T) {
 	values := slices.Repeat([]float64{3}, 12*mostSteps)
 	values[500], values[600] = 5, 1

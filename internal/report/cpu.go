@@ -27,8 +27,8 @@ func partInks() [parts]int {
 	return [parts]int{inkProcess, inkSoftirq, inkIrq, inkSteal, inkIdle}
 }
 
-// core is the mean share of each part over a cell's trials; as a bar it can
-// stand for several neighbours.
+// core has the mean share of each part over a cell's trials. As a bar it can stand for several neighbouring
+// cores.
 type core struct {
 	name       string
 	host       int
@@ -36,13 +36,13 @@ type core struct {
 	interrupts float64 // 1/s
 }
 
-// load is one cell's cores.
+// load has the cores of one cell.
 type load struct {
 	variant string
 	cores   []core
 }
 
-// sum is over the cores: the number of cores that a part fills.
+// sum adds up the shares of a part over the cores. It is the number of cores that the part fills.
 func (l load) sum(part int) float64 {
 	s := 0.0
 	for _, c := range l.cores {
@@ -53,8 +53,7 @@ func (l load) sum(part int) float64 {
 
 func (l load) busy() float64 { return float64(len(l.cores)) - l.sum(partIdle) }
 
-// load averages over the trials of a cell. The hosts are numbered as in hosts,
-// which grows.
+// load averages over the trials of a cell. It numbers the hosts as in hosts, and adds new ones.
 func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load {
 	type key struct{ host, cpu int }
 	sums := map[key]*core{}
@@ -99,9 +98,8 @@ func (m *Model) load(c cell, hosts *[]record.Host, sources map[string]bool) load
 	return l
 }
 
-// shares are those of the window. Busy is everything but idle, so the time that
-// is neither softirq, irq nor stolen is that of processes, including their time
-// in the kernel.
+// shares returns the shares of the parts in the window. Busy is everything but idle, so the time that is
+// neither softirq, irq nor stolen belongs to processes, including their time in the kernel.
 func shares(c record.CPU, seconds float64) [parts]float64 {
 	s := [parts]float64{
 		partSoftirq: c.Softirq / seconds,
@@ -111,7 +109,7 @@ func shares(c record.CPU, seconds float64) [parts]float64 {
 	taken := s[partSoftirq] + s[partIRQ] + s[partSteal]
 	s[partProcess] = max(0, c.Busy/seconds-taken)
 	taken += s[partProcess]
-	// Two clocks can disagree by a tick; a core is never more than full.
+	// Two clocks can differ by a tick, but a core is never more than full.
 	if taken > 1 {
 		for i := range s {
 			s[i] /= taken
@@ -121,7 +119,7 @@ func shares(c record.CPU, seconds float64) [parts]float64 {
 	return s
 }
 
-// bars joins neighbouring cores of one host so that no more than most remain.
+// bars joins neighbouring cores of one host, so that at most most remain.
 func (l load) bars(most int) []core {
 	each := (len(l.cores) + most - 1) / most
 	if each < 2 {
@@ -151,7 +149,7 @@ func (l load) bars(most int) []core {
 	return out
 }
 
-// cpuFigure is a small multiple: a panel a variant, a bar a core, at one number of pairs.
+// cpuFigure has a panel for each variant and a bar for each core, at one number of pairs.
 func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	var hosts []record.Host
 	sources := map[string]bool{}
@@ -166,7 +164,7 @@ func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	if len(loads) == 0 {
 		return Figure{}, false
 	}
-	// As many bars as a page can carry, whatever the machine.
+	// A page has room for this many bars, whatever the machine.
 	const bars = 700
 	most := min(64, max(16, bars/len(loads)))
 	shown := min(widest, most)
@@ -188,7 +186,7 @@ func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
 	)
 	columns := max(1, int((f.width-axis+gap)/(max(88, 4*float64(shown))+gap)))
 	rows := (len(loads) + columns - 1) / columns
-	columns = (len(loads) + rows - 1) / rows // no row with a single orphan
+	columns = (len(loads) + rows - 1) / rows // no row with a single panel
 	panel := (f.width - axis - 4 - gap*float64(columns-1)) / float64(columns)
 	f.height = legend + float64(rows)*(title+plot+under)
 	f.draw = func(p *pen) {
@@ -278,7 +276,7 @@ func (p *pen) panel(l load, bars []core, at frame, hosts []record.Host, axis boo
 	var stacks [parts][][4]float64
 	x, from := at.left, at.left
 	every := max(1, int(math.Ceil((p.width("000", small)+4)/slot)))
-	nth := 0 // of its host
+	nth := 0 // number of the bar on its host
 	for i, b := range bars {
 		if i > 0 && b.host != bars[i-1].host {
 			x += between
@@ -317,8 +315,7 @@ func (p *pen) panel(l load, bars []core, at frame, hosts []record.Host, axis boo
 	}
 }
 
-// cpuData has a row a bar, or a row a panel where those would be too many to
-// listen to.
+// cpuData has a row for each bar, or for each panel if there are too many bars to listen to.
 func cpuData(loads []load, bars, most int) Data {
 	const many = 80
 	percentOf := func(share float64) string { return fixed(100*share, 0) + " %" }
@@ -352,7 +349,7 @@ func cpuData(loads []load, bars, most int) Data {
 	return d
 }
 
-// perSecond is a rate of interrupts; results from before they were counted have none.
+// perSecond formats a rate of interrupts. Older results do not have it.
 func perSecond(rate float64) string {
 	if rate == 0 {
 		return "–"

@@ -24,21 +24,21 @@ import (
 type Figure struct {
 	// Section of the report that it belongs to.
 	Section Section
-	// Name is that of its file, without the ending.
+	// Name is the name of its file, without the extension.
 	Name  string
 	Title string
-	// Caption says how to read it.
+	// Caption says how to read the figure.
 	Caption string
-	// Alt is the text alternative: what it shows, in a sentence.
+	// Alt is the text alternative: a sentence that says what the figure shows.
 	Alt string
-	// Data are the numbers that it is drawn from.
+	// Data has the numbers that the figure is drawn from.
 	Data Data
 
 	width, height float64 // in points
 	draw          func(*pen)
 }
 
-// Section is what a figure is about.
+// Section is the topic of a figure.
 type Section string
 
 // Sections of figures.
@@ -56,10 +56,10 @@ type Data struct {
 	Rows    [][]string
 }
 
-// Figures are those of a report, in its order.
+// Figures returns the figures of a report, in its order.
 func Figures(m *Model) []Figure { return m.figures }
 
-// Section are the figures of one section.
+// Section returns the figures of one section.
 func (m *Model) Section(s Section) []Figure {
 	var out []Figure
 	for _, f := range m.figures {
@@ -70,7 +70,7 @@ func (m *Model) Section(s Section) []Figure {
 	return out
 }
 
-// FigureFormats are what Render can write.
+// FigureFormats returns the formats that Render can write.
 func FigureFormats() []string { return []string{"svg", "png", "pdf"} }
 
 // Render draws a figure in a format of FigureFormats. The same figure gives the
@@ -104,11 +104,12 @@ func Render(w io.Writer, f Figure, format string) error {
 	return nil
 }
 
-// fonts are the one that figures are laid out with; plot's own collection has twelve.
+// fonts has the one font that figures are laid out with; plot's own collection has
+// twelve.
 var fonts = sync.OnceValue(func() font.Collection {
 	face, err := opentype.Parse(liberationsansregular.TTF)
 	if err != nil {
-		panic(err) // it comes with the program
+		panic(err) // the font is part of the program
 	}
 	return font.Collection{{Font: font.Font{Typeface: "Liberation", Variant: "Sans"}, Face: face}}
 })
@@ -127,13 +128,13 @@ func (f Figure) raw() string {
 	return anchored(b.String())
 }
 
-// svg names fonts that have the same metrics as the one it was laid out with.
+// svg names fonts with the same metrics as the one that the figure was laid out with.
 func (f Figure) svg() string {
 	return strings.ReplaceAll(f.raw(), "font-family:Liberation Sans;", "font-family:Liberation Sans,Arimo,Arial,Helvetica,sans-serif;")
 }
 
-// inline is the figure as an element of the page: its colours are the page's
-// variables, so that they follow its theme, and its fonts the page's too.
+// inline returns the figure as an element of the page: its colours are variables of the
+// page, so that they follow its theme, and its fonts are the page's too.
 func (f Figure) inline() string {
 	s := f.raw()
 	s = s[strings.Index(s, "<svg"):]
@@ -148,8 +149,8 @@ func (f Figure) inline() string {
 	return strings.NewReplacer(swaps...).Replace(s)
 }
 
-// anchored lets the reader of an SVG align texts, whose font may not be the one
-// that they were measured in: the pen marks them with a private rune.
+// anchored makes the viewer of an SVG align texts, because its font may not be the one
+// that they were measured in. The pen marks such texts with a private-use character.
 func anchored(svg string) string {
 	for mark, anchor := range map[string]string{"\ue001": "middle", "\ue002": "end"} {
 		svg = regexp.MustCompile(`(<text [^>]*)>`+mark).ReplaceAllString(svg, `$1 text-anchor="`+anchor+`">`)
@@ -157,12 +158,12 @@ func anchored(svg string) string {
 	return svg
 }
 
-// undated takes the time of writing out of a PDF.
+// undated removes the time of writing from a PDF.
 func undated(pdf []byte) []byte {
 	return regexp.MustCompile(`(/(?:CreationDate|ModDate) \(D:)\d{14}`).ReplaceAll(pdf, []byte("${1}20000101000000"))
 }
 
-// pdfCanvas writes text in the one code page that vgpdf's fonts are encoded in.
+// pdfCanvas writes text in the only code page that vgpdf's fonts support.
 type pdfCanvas struct{ *vgpdf.Canvas }
 
 func (c pdfCanvas) FillString(f font.Face, pt vg.Point, s string) {
@@ -186,13 +187,13 @@ func windows1252(s string) string {
 	return string(b)
 }
 
-// ink is a colour by its role: what a file of its own shows, and what the page
-// shows in the dark. The light colours differ from each other, since the page
-// finds them again by value, and none is black, which vgsvg leaves out.
+// ink is a colour by its role: the one in a separate file, and the one in the page's
+// dark theme. The light colours all differ, because the page finds them by value, and
+// none is black, which vgsvg leaves out.
 type ink struct{ name, light, dark string }
 
-// The inks. Series differ in lightness as well as hue and were chosen to stay
-// apart for the common kinds of colour blindness; shapes tell them apart too.
+// The inks. The colours of series differ in lightness as well as hue, so that people
+// with the common kinds of colour blindness can tell them apart. Shapes differ too.
 const (
 	inkPaper = iota
 	inkText
@@ -229,7 +230,7 @@ func inks() []ink {
 	}
 }
 
-// pen draws on any canvas in points, from the top left corner.
+// pen draws on any canvas, in points from the top left corner.
 type pen struct {
 	c      vg.Canvas
 	height float64
@@ -247,7 +248,7 @@ func (p *pen) at(q point) vg.Point {
 func (p *pen) colour(i int) {
 	var c color.RGBA
 	c.A = 0xff
-	// The inks are constants of this file, well formed.
+	// The inks are well-formed constants of this file.
 	_, _ = fmt.Sscanf(inks()[i].light, "#%02X%02X%02X", &c.R, &c.G, &c.B)
 	p.c.SetColor(c)
 }
@@ -269,7 +270,8 @@ func (p *pen) outline(points []point, closed bool) vg.Path {
 
 func (p *pen) rect(x, y, w, h float64, ink int) { p.rects([][4]float64{{x, y, w, h}}, ink) }
 
-// rects fills many of one colour as one path: hundreds of bars stay small.
+// rects fills many rectangles of one colour as one path, which keeps the file of
+// hundreds of bars small.
 func (p *pen) rects(all [][4]float64, ink int) {
 	var path vg.Path
 	for _, r := range all {
@@ -310,7 +312,7 @@ func (p *pen) width(s string, size float64) float64 {
 	return f.Width(s).Points()
 }
 
-// text stands on the baseline through q.
+// text writes text with its baseline through q.
 func (p *pen) text(q point, s string, size float64, ink int, align float64) {
 	if s == "" {
 		return
@@ -375,7 +377,7 @@ func (p *pen) marker(shape int, q point, size float64, ink int, filled bool) {
 	p.c.Stroke(path)
 }
 
-// ring goes around what is there already.
+// ring draws a ring around an existing mark.
 func (p *pen) ring(q point, size float64, ink int) {
 	var path vg.Path
 	path.Move(p.at(point{q.x + size, q.y}))

@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// fixture makes the results of an experiment: what the writers are tested on.
-// It draws from a fixed seed.
+// fixture makes the results of an experiment, for the tests of the writers. It draws random
+// numbers from a fixed seed.
 type fixture struct {
 	tb      testing.TB
 	exp     *v1alpha1.Experiment
@@ -22,7 +22,7 @@ type fixture struct {
 	trials  []record.Trial
 	blocks  int
 	cpus    int
-	samples int // messages a trial
+	samples int // messages per trial
 }
 
 func accelerated(name string, devices ...string) v1alpha1.Variant {
@@ -37,7 +37,7 @@ func accelerated(name string, devices ...string) v1alpha1.Variant {
 
 func demo(tb testing.TB) *fixture { return demoExperiment().run(tb) }
 
-// demoExperiment has no trials yet.
+// demoExperiment returns an experiment without trials.
 func demoExperiment() *fixture {
 	host := []string{v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth}
 	plus := append(slices.Clone(host), v1alpha1.DevicePod)
@@ -84,8 +84,8 @@ func demoExperiment() *fixture {
 	return f
 }
 
-// published is as large as the experiment of the paper: 7 variants × 5 pair
-// counts × 20 blocks, here with a latency histogram in every trial.
+// published is as large as the experiment of the paper: 7 variants × 5 numbers of pairs × 20
+// blocks, with a latency histogram in every trial.
 func published(tb testing.TB, cpus int) *fixture {
 	f := demoExperiment()
 	f.exp.Metadata.Name = "rps-rfs"
@@ -98,7 +98,7 @@ func published(tb testing.TB, cpus int) *fixture {
 	return f.run(tb)
 }
 
-// effect is the true factor of a variant on throughput.
+// effect returns the true factor of a variant on throughput.
 func effect(i, pairs int) float64 {
 	gains := []float64{1, 1.09, 1.22, 0.93, 1.31, 1.005, 1.15}
 	return 1 + (gains[i%len(gains)]-1)*math.Sqrt(float64(pairs)/4)
@@ -177,7 +177,8 @@ func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, 
 	return t
 }
 
-// series are of two nodes that share a machine, whose NICs carry a rate with a dip in the middle.
+// series returns the series of two nodes that share a machine. Their NICs carry a rate with a dip
+// in the middle.
 func series(host record.Host, seed int, rate float64) map[string]string {
 	r := rand.New(rand.NewPCG(uint64(seed), 3))
 	sender := record.Series{At: []int64{0}, NICs: []record.NICSeries{{Name: "eth0"}}}
@@ -207,7 +208,8 @@ func series(host record.Host, seed int, rate float64) map[string]string {
 
 func (f *fixture) model() *Model { return New(f.exp, f.summary(), f.trials, f.env) }
 
-// summary is what the trials say. It judges at most once: who changes it changes the result.
+// summary analyzes the trials. It returns one shared summary, so a change is visible to every
+// caller.
 func (f *fixture) summary() *stats.Summary {
 	f.exp.Spec.Runs.N = f.blocks
 	s, err := stats.Analyze(f.exp, f.trials)

@@ -7,9 +7,9 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Forest is the answer in one picture: of each workload the best and the worst variant
-// against their baseline, and the host network where it was measured, on one scale of how
-// many times better they are.
+// Forest shows the answer in one picture: for each workload the best and the worst variant
+// against their baseline, and the host network if it was measured. All share a scale that
+// shows how many times better they are.
 type Forest struct {
 	Groups []ForestGroup
 	Ticks  []Tick
@@ -21,7 +21,7 @@ type ForestGroup struct {
 	Rows          []ForestRow
 }
 
-// ForestRow is one comparison; Part says why it was chosen.
+// ForestRow is one comparison. Part says why it was chosen.
 type ForestRow struct {
 	Part, Variant string
 	Pairs         int
@@ -35,8 +35,9 @@ type ForestRow struct {
 
 func (r ForestRow) spread() spread { return spreadOf(r.row).beside(r.theirs).gains(r.row.Metric) }
 
-// forest shows what the headline speaks of: accelerations where there are some, else tools
-// or NICs, else overlays and the host network. It is nil where nothing was compared.
+// forest shows the subject of the headline: accelerators if there are some, otherwise
+// tools or NICs, otherwise overlays and the host network. It is nil if nothing was
+// compared.
 func (m *Model) forest() *Forest {
 	f := &Forest{}
 	for _, q := range []question{choice, other, cost} {
@@ -66,7 +67,7 @@ func (f *Forest) spreads() []spread {
 	return all
 }
 
-// Ringed tells that a published figure is drawn.
+// Ringed reports whether a published figure is drawn.
 func (f *Forest) Ringed() bool {
 	return slices.ContainsFunc(f.Groups, func(g ForestGroup) bool {
 		return slices.ContainsFunc(g.Rows, func(r ForestRow) bool { return len(r.theirs) > 0 })
@@ -125,7 +126,7 @@ func (m *Model) bestAndWorst(w v1alpha1.Workload, versus string, q question) []F
 	return out
 }
 
-// proven are the rows of a verdict, or all where none has it.
+// proven returns the rows with a verdict, or all rows if none has it.
 func proven(rows []*stats.Row, v stats.Verdict) []*stats.Row {
 	if some := slices.DeleteFunc(slices.Clone(rows), func(r *stats.Row) bool { return r.Versus.Verdict != v }); len(some) > 0 {
 		return some

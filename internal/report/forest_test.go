@@ -10,8 +10,9 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// TestForest: of each workload the best and the worst variant, proven ones first, and the
-// host network at the best one's pairs; better is to the right, whichever way a metric runs.
+// TestForest: the picture has, for each workload, the best and the worst variant, proven
+// ones first, and the host network at the same number of pairs as the best one. Better is to
+// the right, whichever way a metric runs.
 func TestForest(t *testing.T) {
 	row := func(variant, workload, metric string, pairs int, ratio float64, v stats.Verdict) stats.Row {
 		return stats.Row{Variant: variant, Workload: workload, Pairs: pairs, Metric: metric, N: 10, Mean: 1,

@@ -9,9 +9,9 @@ import (
 	"slipstream.dev/api/metrics"
 )
 
-// quantity is how a metric is shown to people.
+// quantity describes how people see a metric.
 type quantity struct {
-	name  string  // stands in headings: "throughput"
+	name  string  // for headings: "throughput"
 	unit  string  // "Gb/s"
 	scale float64 // from the metric's unit to unit
 }
@@ -21,20 +21,20 @@ func quantityOf(metric string) quantity {
 	return quantity{m.Title, m.Shown, m.Scale}
 }
 
-// Quantity is a value of a metric, in its unit, for people.
+// Quantity formats a value of a metric for people, with its unit.
 func Quantity(v float64, metric string) string {
 	q := quantityOf(metric)
 	return significant(v*q.scale) + " " + q.unit
 }
 
-// Estimate is a number for people and its interval, without the unit. The
-// interval is empty where there is none, as with a single block.
+// Estimate is a number for people and its interval, without the unit. The interval is
+// empty if there is none, as with a single block.
 type Estimate struct{ Value, Interval string }
 
-// String is "0.86 (0.84–0.88)".
+// String returns "0.86 (0.84–0.88)", for example.
 func (e Estimate) String() string { return e.with("") }
 
-// with puts a unit where one reads it: "41 % (39–43)".
+// with puts a unit after the value: "41 % (39–43)".
 func (e Estimate) with(unit string) string {
 	s := e.Value
 	if unit != "" {
@@ -46,15 +46,15 @@ func (e Estimate) with(unit string) string {
 	return s
 }
 
-// interval is a 95 % interval; it is unknown where a bound is not finite.
+// interval is a 95 % interval. It is unknown if a bound is not finite.
 type interval struct{ lo, hi float64 }
 
 func (c interval) known() bool {
 	return !math.IsNaN(c.lo-c.hi) && !math.IsInf(c.lo, 0) && !math.IsInf(c.hi, 0) && c.lo <= c.hi
 }
 
-// mapped is the interval under a monotonic f, falling or rising. One that is
-// not known stays so: 1/∞ would make it certain.
+// mapped returns the interval under a monotonic f, falling or rising. An unknown
+// interval stays unknown: 1/∞ would make it certain.
 func (c interval) mapped(f func(float64) float64) interval {
 	if !c.known() {
 		return c
@@ -67,7 +67,7 @@ func estimate(v float64, ci interval, decimals int) Estimate {
 	e := Estimate{Value: fixed(v, decimals)}
 	if ci.known() {
 		to := "–"
-		switch { // a dash beside a minus is hard to read
+		switch { // a dash next to a minus is hard to read
 		case ci.lo < 0 && ci.hi > 0:
 			to = " to +"
 		case ci.lo < 0:
@@ -78,7 +78,7 @@ func estimate(v float64, ci interval, decimals int) Estimate {
 	return e
 }
 
-// percent is an estimate in %, to a tenth where the interval is that narrow.
+// percent returns an estimate in %, with one decimal if the interval is narrow enough.
 func percent(share float64, ci interval) Estimate {
 	ci = ci.mapped(func(x float64) float64 { return 100 * x })
 	decimals := 0
@@ -99,7 +99,7 @@ func fixed(v float64, decimals int) string {
 	return strings.Replace(s, "-", "−", 1)
 }
 
-// decimalsFor shows three significant digits of v.
+// decimalsFor returns the number of decimals for three significant digits of v.
 func decimalsFor(v float64) int {
 	if v = math.Abs(v); v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 		return 0
@@ -128,7 +128,7 @@ func plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// list joins words as a sentence does: "a, b and c".
+// list joins words for a sentence: "a, b and c".
 func list(words []string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")
@@ -137,8 +137,8 @@ func list(words []string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// slug makes a name fit for a file and an HTML id; names that differ in a sign
-// alone, as rps and rps+, stay different.
+// slug makes a name fit for a file and an HTML id. Names that differ only in a sign,
+// such as rps and rps+, stay different.
 func slug(parts ...string) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(strings.Join(parts, "-")) {

@@ -65,11 +65,11 @@ func microseconds(h *hdrhistogram.Histogram, percentile float64) float64 {
 	return float64(h.ValueAtPercentile(percentile)) / 1e3
 }
 
-// percentiles are the points of a curve, filled at each tenth of the messages, and how many
-// tenths there are.
+// percentiles returns the points of a curve, and the number of its decades. Points at whole
+// decades (90 %, 99 % …) are filled.
 func percentiles(h *hdrhistogram.Histogram) (points []sample, last float64) {
 	const perDecade = 20
-	// Beyond ten slower messages a percentile is one message's luck.
+	// With fewer than ten slower messages, a percentile depends on chance.
 	last = min(math.Log10(max(float64(h.TotalCount())/10, 1)), 5)
 	for i := 0; float64(i)/perDecade <= last; i++ {
 		x := float64(i) / perDecade
@@ -125,8 +125,8 @@ func (p *pen) latencies(curves []curve, f Figure, lo, hi, end float64) {
 	p.tags(tags, area, labels)
 }
 
-// merged is the histogram of all trials of a cell; nil where none has one. One
-// that cannot be read is warned of and left out.
+// merged returns the histogram of all trials of a cell, or nil if no trial has one. It
+// leaves out a histogram that cannot be read, with a warning.
 func (m *Model) merged(c cell) *hdrhistogram.Histogram {
 	var all *hdrhistogram.Histogram
 	for _, t := range m.trials {

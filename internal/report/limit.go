@@ -33,7 +33,8 @@ func (m *Model) limits() []LimitLine {
 	return out
 }
 
-// use says how much of a resource was used: "the proxy's NIC sends 96 % of 1.00 Gb/s".
+// use describes how much of a resource was used: "the proxy's NIC sends 96 % of 1.00
+// Gb/s".
 func use(r stats.Resource) string {
 	share := fixed(100*r.Share, 0) + " %"
 	if r.Kind == stats.ResourceNIC {
@@ -84,7 +85,7 @@ func coreOf(r stats.Resource) string {
 	return "a core of " + owner
 }
 
-// bounds say for each series of balancers whether more backends help.
+// bounds say, for each series of balancers, whether more backends help.
 func (m *Model) bounds() []string {
 	var out []string
 	for _, s := range m.summary.Series {
@@ -98,7 +99,7 @@ func (m *Model) bounds() []string {
 	return out
 }
 
-// limitOf is what limited a point of a series, nil if that is unknown.
+// limitOf returns the limit of a point of a series, or nil if it is unknown.
 func (m *Model) limitOf(p stats.Point) *stats.Limit {
 	for i, l := range m.summary.Limits {
 		if l.Variant == p.Variant && l.Workload == p.Workload && l.Pairs == p.Pairs {
@@ -108,7 +109,7 @@ func (m *Model) limitOf(p stats.Point) *stats.Limit {
 	return nil
 }
 
-// proxyOf is the resource of the proxy that limited a point, nil if none did.
+// proxyOf returns the resource of the proxy that limited a point, or nil if none did.
 func (m *Model) proxyOf(p stats.Point) *stats.Resource {
 	l := m.limitOf(p)
 	if l == nil || !l.Reached {
@@ -121,7 +122,8 @@ func (m *Model) proxyOf(p stats.Point) *stats.Resource {
 	return &l.Resources[i]
 }
 
-// bound says from how many backends on the limit is the proxy, and whether more help.
+// bound says from which number of backends the proxy is the limit, and whether more
+// backends help.
 func (m *Model) bound(s stats.Series) string {
 	backends := m.axis(v1alpha1.AxisBackends)
 	from := len(s.Points)
@@ -145,14 +147,14 @@ func (m *Model) bound(s stats.Series) string {
 	return text + "; " + m.helped(s, from)
 }
 
-// helped says whether more backends than those of a point helped.
+// helped says whether more backends helped, beyond those of a point.
 func (m *Model) helped(s stats.Series, from int) string {
 	backends := m.axis(v1alpha1.AxisBackends)
 	helps, open := false, false
 	var ratios []string
 	for i := from + 1; i < len(s.Points); i++ {
 		v := s.Points[i].Step
-		if v == nil { // no block has both
+		if v == nil { // no block has both points
 			open = true
 			continue
 		}

@@ -15,8 +15,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// balancer is a result of four balancers: with 1 and 2 backends their NICs are the
-// limit, from 4 on the proxy's is.
+// balancer is a result of four balancers. With 1 and 2 backends their NICs are the
+// limit, from 4 on the NIC of the proxy.
 func balancer(t *testing.T) *Model {
 	t.Helper()
 	exp := &v1alpha1.Experiment{
@@ -70,8 +70,9 @@ func balancer(t *testing.T) *Model {
 	return New(exp, summary, trials, env)
 }
 
-// The report says what the limit is and from where on more backends do not help, what
-// one gets for the price, and which variants are dominated.
+// TestGoldenBalancer: the report says what the limit is, from which number of backends
+// on more of them do not help, what each variant gives for its price, and which
+// variants are dominated.
 func TestGoldenBalancer(t *testing.T) {
 	m := balancer(t)
 	for ending, write := range writers() {
@@ -81,7 +82,7 @@ func TestGoldenBalancer(t *testing.T) {
 	}
 }
 
-// The new sections can be read without eyes, too.
+// TestBalancerPage: the page has the same content for readers who cannot see.
 func TestBalancerPage(t *testing.T) {
 	page := render(t, HTML, balancer(t))
 	count := func(pattern string) int { return len(regexp.MustCompile(pattern).FindAllString(page, -1)) }
@@ -100,8 +101,8 @@ func TestBalancerPage(t *testing.T) {
 	}
 }
 
-// What is said of a series of balancers, as it depends on what was the limit and what
-// more backends brought.
+// TestBounds checks what the report says about a series of balancers, for different
+// limits and effects of more backends.
 func TestBounds(t *testing.T) {
 	m := balancer(t)
 	limits, series := m.summary.Limits, &m.summary.Series[0]

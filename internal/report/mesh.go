@@ -12,14 +12,14 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Mesh is the links of one variant and workload as a matrix: a row for each client, a column for each server.
+// Mesh shows the links of one variant and workload as a matrix: a row for each client, a column for each server.
 type Mesh struct {
 	ID, Title, Unit, Better string
 	Nodes                   []string
 	Rows                    []MeshRow
-	// Said are its outliers in sentences, or that there are none.
+	// Said are sentences about the outliers, or one that there are none.
 	Said []string
-	// Secondary: it is of another metric of the workload than the primary one.
+	// Secondary: the matrix shows another metric than the workload's primary one.
 	Secondary bool
 }
 
@@ -31,7 +31,7 @@ type MeshRow struct {
 
 // MeshCell is one link.
 type MeshCell struct {
-	// Value is empty for a node with itself, Percent is the share of the median link's value.
+	// Value is empty for a node with itself. Percent is the link's share of the median link's value.
 	Value, Percent string
 	// Tip has the interval and the number of blocks.
 	Tip string
@@ -93,7 +93,7 @@ func meshCell(s stats.Mesh, q quantity, client, server string, middle float64) M
 	c.Value = significant(mean)
 	c.Tip = fmt.Sprintf("%s → %s: %s, n %d", client, server,
 		estimate(mean, of(l.CI95, l.N).mapped(func(x float64) float64 { return x * q.scale }), decimalsFor(mean)).with(q.unit), l.N)
-	if middle > 0 { // not where nothing is retransmitted
+	if middle > 0 { // not if nothing is retransmitted
 		c.Percent = fixed(100*l.Mean/middle, 0)
 		c.Tip += ", " + c.Percent + " % of the median link"
 	}
@@ -107,15 +107,15 @@ func meshCell(s stats.Mesh, q quantity, client, server string, middle float64) M
 	case !metrics.Get(s.Metric).HigherIsBetter():
 		worse = 1 / worse
 	}
-	// A step is a tenth, so that the fourth is 1.5 times worse.
+	// A step is a factor of 1.1, so the fourth begins at about 1.5 times worse.
 	c.Shade = min(max(int(math.Log(worse)/math.Log(1.1)), 0), shades)
 	return c
 }
 
-// shades of cells that are worse than the median one.
+// shades is the number of shades for cells that are worse than the median one.
 const shades = 4
 
-// meshSentences name what is worse than the others, a node in one sentence.
+// meshSentences name the nodes and links that are worse than the others, with one sentence for each.
 func (m *Model) meshSentences(s stats.Mesh) []string {
 	in := ""
 	if len(m.exp.Spec.Variants)*len(m.exp.Spec.Workloads) > 1 {
@@ -160,7 +160,7 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 		out = append(out, some+in+".")
 	}
 	switch {
-	case len(out) > 0 || s.Secondary(): // of which nobody asked
+	case len(out) > 0 || s.Secondary(): // nobody asked about it
 	case s.Untested != "":
 		out = []string{fmt.Sprintf("The mesh of %s was not tested for outliers%s: %s.", plural(len(s.Nodes), "node"), in, s.Untested)}
 	default:
@@ -170,7 +170,8 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 	return out
 }
 
-// namedBefore tells whether the mesh of the primary metric names an outlier too, with its retransmissions as a sign.
+// namedBefore reports whether the mesh of the primary metric already names an outlier, with its retransmissions as a
+// sign.
 func (m *Model) namedBefore(s stats.Mesh, o stats.Outlier) bool {
 	return slices.ContainsFunc(m.summary.Meshes, func(primary stats.Mesh) bool {
 		return primary.Variant == s.Variant && primary.Workload == s.Workload && !primary.Secondary() &&
@@ -180,7 +181,7 @@ func (m *Model) namedBefore(s stats.Mesh, o stats.Outlier) bool {
 	})
 }
 
-// retransmitSentence is "TCP retransmits 9.5 % of the segments from node1 to node2, elsewhere 0.2 %".
+// retransmitSentence returns "TCP retransmits 9.5 % of the segments from node1 to node2, elsewhere 0.2 %".
 func retransmitSentence(o stats.Outlier) string {
 	where := ""
 	if o.Client != "" {
@@ -200,7 +201,7 @@ func retransmitSentence(o stats.Outlier) string {
 	return text
 }
 
-// ofBlocks is "5 of 6 blocks", or "every block" if none was good.
+// ofBlocks returns "5 of 6 blocks", or "every block" if none was good.
 func ofBlocks(failed, good int) string {
 	if good == 0 {
 		return "every block"
@@ -208,7 +209,8 @@ func ofBlocks(failed, good int) string {
 	return fmt.Sprintf("%d of %d blocks", failed, failed+good)
 }
 
-// someFailed counts the links that failed in some blocks, but not in most, which would name them.
+// someFailed describes the links that failed in some blocks. Links that failed in most blocks are outliers, with
+// sentences of their own.
 func someFailed(s stats.Mesh) string {
 	var links []string
 	for _, l := range s.Links {
@@ -217,7 +219,7 @@ func someFailed(s stats.Mesh) string {
 		}
 	}
 	switch {
-	case len(links) == 0 || s.Secondary(): // the primary metric has told
+	case len(links) == 0 || s.Secondary(): // the mesh of the primary metric says it
 		return ""
 	case len(links) == 1:
 		return links[0]
@@ -225,7 +227,7 @@ func someFailed(s stats.Mesh) string {
 	return fmt.Sprintf("%s failed in some blocks; %s", plural(len(links), "link"), links[0])
 }
 
-// nodeSays is what a node does: "receives at 0.62 (0.55–0.70)".
+// nodeSays describes a node: "receives at 0.62 (0.55–0.70)".
 func nodeSays(s stats.Mesh, o stats.Outlier) string {
 	ratio := estimate(o.Ratio, of(o.CI95, o.N), 2).String()
 	client := o.Kind == stats.OutlierClient
@@ -260,7 +262,7 @@ func (m *Model) linkSentence(s stats.Mesh, o stats.Outlier) string {
 	return text
 }
 
-// whyFailed is the first error of a node's pairs, or of its link to a server.
+// whyFailed returns the first error of a node's pairs, or of its link to a server.
 func (m *Model) whyFailed(node, server string) string {
 	at := func(place, name string) bool { return place == name || strings.HasPrefix(place, name+"/") }
 	for _, t := range m.trials {
@@ -295,7 +297,7 @@ func signTexts(signs []stats.Sign) []string {
 	return out
 }
 
-// oddNICs say in what the NICs of a node differ from those that most others have.
+// oddNICs says how the NICs of a node differ from those of most other nodes.
 func (m *Model) oddNICs(name string) []string {
 	var own *record.Node
 	offloads, mtus, nodes := make(map[string]int), make(map[int]int), 0
@@ -343,7 +345,7 @@ func (m *Model) oddNICs(name string) []string {
 	return out
 }
 
-// terminalMesh is a matrix in percent of the median link, with its columns numbered, as names are long.
+// terminalMesh writes a matrix in percent of the median link. Its columns have numbers, because names are long.
 func terminalMesh(b *strings.Builder, t Mesh) {
 	names, width := 0, 4
 	for i, node := range t.Nodes {

@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// meshResult is a mesh of six nodes: node2 receives slowly, its virtual function is idle and its NIC lacks an
-// offload, node3 → node4 loses packets and is slow, node4 → node1 loses some, and node5 is dead.
+// meshResult is a mesh of six nodes. node2 receives slowly, its virtual function is idle, and its NIC lacks
+// an offload. The link node3 → node4 loses packets and is slow, node4 → node1 loses some, and node5 is dead.
 func meshResult(t *testing.T) *Model {
 	t.Helper()
 	const nodes = 6
@@ -37,7 +37,7 @@ func meshResult(t *testing.T) *Model {
 	r := rand.New(rand.NewPCG(3, 4))
 	var trials []record.Trial
 	for block := range 5 {
-		for round := range 2 * (nodes - 1) { // two with each distance from client to server
+		for round := range 2 * (nodes - 1) { // two for each distance from client to server
 			tr := record.Trial{Block: block + 1, Round: round + 1, Order: len(trials) + 1, Attempt: 1, Variant: "nodes", Workload: "stream", Pairs: nodes / 2, Window: 1, Status: record.StatusOK, Metrics: map[string]float64{metrics.Throughput: 1e9}}
 			for i := range nodes / 2 {
 				from := round%2*nodes/2 + i

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// hostile is what somebody else's results folder may say.
+// hostile is text that somebody else's results folder may contain.
 const hostile = "a\x1b]0;title\x07\x1b[2J\x7f\u009b31m\u202e\u2066b\u2028c\rd|e\nf"
 
 func TestPlain(t *testing.T) {
@@ -62,7 +62,7 @@ func FuzzPlain(f *testing.F) {
 	})
 }
 
-// TestNothingOfAFolderReachesTheTerminal writes a report of which every text is hostile.
+// TestNothingOfAFolderReachesTheTerminal writes a report in which every text is hostile.
 func TestNothingOfAFolderReachesTheTerminal(t *testing.T) {
 	m := hostileModel(t)
 	for name, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "md": Markdown, "json": JSON, "csv": CSV, "text": Terminal} {
@@ -82,7 +82,7 @@ func TestNothingOfAFolderReachesTheTerminal(t *testing.T) {
 	}
 }
 
-// TestCSVHasNoFormulas: text does not begin like one, figures stay as they are.
+// TestCSVHasNoFormulas: no text begins like a formula, and numbers stay as they are.
 func TestCSVHasNoFormulas(t *testing.T) {
 	m := hostileModel(t)
 	for i, with := range []string{"=1+1", "+1", "-1", "@SUM(A1)", "\t=1"} {
@@ -103,7 +103,7 @@ func TestCSVHasNoFormulas(t *testing.T) {
 	}
 }
 
-// hostileModel is a report of which the texts are hostile.
+// hostileModel returns a report whose texts are hostile.
 func hostileModel(t *testing.T) *Model {
 	f := demo(t).run(t)
 	f.exp.Metadata.Description = hostile
@@ -121,7 +121,7 @@ func hostileModel(t *testing.T) *Model {
 	return m
 }
 
-// TestPlainWriter: wherever a text is cut into writes, what arrives is plain.
+// TestPlainWriter: the output is plain, however the text is split into writes.
 func TestPlainWriter(t *testing.T) {
 	text := "µ 東京 \U0001f600" + hostile + "\x9b\xff\xe6\x9d end"
 	for size := 1; size <= len(text); size++ {

@@ -19,14 +19,14 @@ const (
 	normal      = 10.0  // labels
 )
 
-// look is how a variant is drawn, the same in every figure.
+// look describes how a variant is drawn, in the same way in every figure.
 type look struct {
 	ink, shape int
 	dash       []vg.Length
 }
 
-// look gives the baseline the colour of text and the host network a dashed grey,
-// since both are what the others are read against.
+// look gives the baseline the colour of text and the host network a dashed grey, because readers
+// compare the others with both.
 func (m *Model) look(name string) look {
 	v := m.variant(name)
 	switch {
@@ -83,8 +83,8 @@ func (m *Model) drawFigures() []Figure {
 	return out
 }
 
-// scalingFigure sets the ratios of variants to one of them against the number of pairs, unless they
-// are in the figures of a series.
+// scalingFigure draws the ratios of variants to one of them against the number of pairs, unless
+// they are in the figures of a series.
 func (m *Model) scalingFigure(t Table, versus string) (Figure, bool) {
 	c := chart{axis: m.axis(v1alpha1.AxisPairs), each: "Variant"}
 	for _, p := range t.Pairs {
@@ -110,10 +110,10 @@ func (m *Model) scalingFigure(t Table, versus string) (Figure, bool) {
 	}, versus), len(c.curves) > 0
 }
 
-// frame is the area between a plot's axes.
+// frame is the area between the axes of a plot.
 type frame struct{ left, top, right, bottom float64 }
 
-// tag names a curve at its end, which spares the reader a legend.
+// tag names a curve at its end, so that the reader needs no legend.
 type tag struct {
 	from   point
 	text   string
@@ -121,7 +121,7 @@ type tag struct {
 	leader bool
 }
 
-// tags stand right of the frame, moved apart where they would overlap.
+// tags writes tags at the right of the frame, and moves them apart where they would overlap.
 func (p *pen) tags(tags []tag, f frame, width float64) {
 	const apart = normal + 2
 	slices.SortStableFunc(tags, func(a, b tag) int { return cmp.Compare(a.from.y, b.from.y) })
@@ -147,7 +147,7 @@ func (p *pen) tags(tags []tag, f frame, width float64) {
 	}
 }
 
-// niceStep is the next 1, 2 or 5 × a power of ten.
+// niceStep returns the next 1, 2 or 5 × a power of ten.
 func niceStep(least float64) float64 {
 	unit := math.Pow(10, math.Floor(math.Log10(least)))
 	for _, n := range []float64{1, 2, 5} {
@@ -167,7 +167,7 @@ func upper(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-// ladder is the nearest 1, 2 or 5 × a power of ten at or above, or at or below.
+// ladder returns the nearest 1, 2 or 5 × a power of ten that is not below v, or not above it.
 func ladder(v float64, above bool) float64 {
 	up := niceStep(v)
 	if above || up <= v*(1+1e-9) {

@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// PriceTable relates what each variant achieves to its price.
+// PriceTable shows what each variant achieves for its price.
 type PriceTable struct {
 	Currency string
 	Columns  []PriceColumn
@@ -23,11 +23,11 @@ type PriceColumn struct {
 	of cell // of any variant
 }
 
-// PriceRow is one variant; Cells are empty where nothing was measured.
+// PriceRow is one variant. Cells are empty if nothing was measured.
 type PriceRow struct {
 	Variant, Price string
 	Cells          []Estimate
-	// Text says by which variants it is dominated.
+	// Text names the variants that dominate it.
 	Dominated bool
 	Text      string
 }
@@ -71,7 +71,8 @@ func (m *Model) priceRow(p stats.Price, columns []PriceColumn) PriceRow {
 	return row
 }
 
-// priceCell is what a variant gives for its price, empty where that was not measured.
+// priceCell returns what a variant achieves for its price. It is empty if that was not
+// measured.
 func (m *Model) priceCell(p stats.Price, column cell) Estimate {
 	for _, v := range p.Values {
 		r := m.rows[cell{p.Variant, v.Workload, v.Pairs, v.Metric}]

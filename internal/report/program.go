@@ -10,8 +10,9 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// program is what makes a workload's traffic: a tool, or the traffic engine by how it reads and
-// writes. It is empty where that is not known, or the engine has one way only.
+// program names the program that makes a workload's traffic: a tool, or the way in which the
+// traffic engine reads and writes. It is empty if that is unknown, or if the engine has only one
+// way.
 func program(t *v1alpha1.Traffic) string {
 	switch {
 	case t.Tool != "" && t.Tool != v1alpha1.ToolNative:
@@ -24,8 +25,8 @@ func program(t *v1alpha1.Traffic) string {
 	return ""
 }
 
-// byTraffic are the workloads whose programs have a name, those together that differ in the
-// program alone.
+// byTraffic groups the workloads whose program has a name. Workloads that differ only in the
+// program are in one group.
 func (m *Model) byTraffic() [][]v1alpha1.Workload {
 	type traffic struct {
 		kind string
@@ -49,8 +50,8 @@ func (m *Model) byTraffic() [][]v1alpha1.Workload {
 	return out
 }
 
-// programSentences say where a comparison depends on the program that made the traffic, and name
-// the engine's way where it had only one.
+// programSentences say if a comparison depends on the program that made the traffic, and name the
+// engine's way if no other program was measured.
 func (m *Model) programSentences() []string {
 	var out []string
 	ways := map[string][]string{}
@@ -76,7 +77,7 @@ func (m *Model) programSentences() []string {
 	return out
 }
 
-// ratioOf is a path over another one as a program has it.
+// ratioOf is the ratio of two paths, measured with one program.
 type ratioOf struct {
 	program string
 	ratio   float64
@@ -87,8 +88,8 @@ func (r ratioOf) String() string {
 	return fmt.Sprintf("%s for %s", estimate(r.ratio, r.ci, 2), r.program)
 }
 
-// dependences are the comparisons in which programs disagree: the interval of one ends below that
-// of the other. The farthest apart come first.
+// dependences describes the comparisons in which programs disagree: the interval of one ends
+// below that of the other. Those with the largest gap come first.
 func (m *Model) dependences(alike []v1alpha1.Workload) []string {
 	type dependence struct {
 		text string
@@ -130,8 +131,8 @@ func (m *Model) dependences(alike []v1alpha1.Workload) []string {
 	return out
 }
 
-// ratiosOf is one comparison as each of the programs has it, and what is compared: "fastpath /
-// native", the overlay above the host network.
+// ratiosOf returns one comparison as each program measured it, and what is compared: "fastpath /
+// native". An overlay is always above the host network.
 func (m *Model) ratiosOf(alike []v1alpha1.Workload, variant string, pairs int, metric string) (what string, out []ratioOf) {
 	for _, w := range alike {
 		r := m.rows[cell{variant, w.Name, pairs, metric}]

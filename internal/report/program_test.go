@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// TestProgramSentences: ratios whose intervals do not meet are told, the overlay above the host
-// network; those that meet are not.
+// TestProgramSentences: the report names ratios whose intervals do not overlap, with the
+// overlay above the host network, and no others.
 func TestProgramSentences(t *testing.T) {
 	of := func(name, io, tool string) v1alpha1.Workload {
 		return v1alpha1.Workload{Name: name, Stream: &v1alpha1.Traffic{Protocol: "tcp", IO: io, Tool: tool}}
@@ -51,7 +51,7 @@ func TestProgramSentences(t *testing.T) {
 		t.Errorf("three programs (-want +got):\n%s", diff)
 	}
 
-	// One program only: its name.
+	// With a single program, the sentence names it.
 	exp.Spec.Workloads = []v1alpha1.Workload{
 		of("a", "blocking", "native"),
 		{Name: "h", HTTP: &v1alpha1.Traffic{Protocol: "tcp", IO: "epoll", Tool: "native"}},

@@ -8,7 +8,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// PublishedSource is what one source has published, beside ours.
+// PublishedSource has the figures of one source beside ours.
 type PublishedSource struct {
 	Name string
 	Rows []PublishedRow
@@ -16,17 +16,18 @@ type PublishedSource struct {
 
 // PublishedRow is one published figure and ours.
 type PublishedRow struct {
-	// Figure is where in the source it stands, Cell what was measured, and Versus what a
-	// ratio is to.
+	// Figure says where in the source the figure is, Cell what was measured, and Versus what a
+	// ratio is relative to.
 	Figure, Cell, Versus string
-	// Theirs and Ours have their unit; Ours is empty where there is none.
+	// Theirs and Ours include their units. Ours is empty if we have no figure.
 	Theirs, Ours string
 	Verdict      stats.Agreement
-	// Why says by how much they differ, or why there is no such verdict; Note is about theirs.
+	// Why says by how much they differ, or why there is no such verdict. Note is a remark on
+	// theirs.
 	Why, Note string
 }
 
-// publishedFigures sorts the published figures by their sources, and counts the verdicts.
+// publishedFigures groups the published figures by source, and counts the verdicts.
 func publishedFigures(all []stats.Published) (sources []PublishedSource, count string) {
 	verdicts := map[stats.Agreement]int{}
 	for _, p := range all {
@@ -83,7 +84,7 @@ func publishedRow(p stats.Published) PublishedRow {
 	return row
 }
 
-// figureIn is a figure for people: "0.86 (0.84–0.88)", and "0.81–0.92" of a range.
+// figureIn formats a figure for people: "0.86 (0.84–0.88)", or "0.81–0.92" for a range.
 func figureIn(f stats.Figure, q quantity) string {
 	decimals, ci := 2, interval{1, 0}
 	if len(f.Interval) == 2 {
@@ -99,7 +100,7 @@ func figureIn(f stats.Figure, q quantity) string {
 	return e.with(q.unit)
 }
 
-// theirs are the published ratios that a row stands beside, with both ends of a range.
+// theirs returns the published ratios for a row, with both ends of a range.
 func theirs(all []stats.Published, r *stats.Row) []float64 {
 	var out []float64
 	for _, p := range all {
@@ -115,7 +116,7 @@ func theirs(all []stats.Published, r *stats.Row) []float64 {
 	return out
 }
 
-// ratios are in words: "1.08 and 1.10".
+// ratios formats ratios: "1.08 and 1.10".
 func ratios(all []float64) string {
 	var words []string
 	for _, x := range all {
@@ -124,7 +125,7 @@ func ratios(all []float64) string {
 	return list(words)
 }
 
-// tipOf is what a bar's tip says of published ratios, if there are some.
+// tipOf returns the line about published ratios for a bar's tip, or "" if there are none.
 func tipOf(theirs []float64) string {
 	if len(theirs) == 0 {
 		return ""
@@ -132,7 +133,7 @@ func tipOf(theirs []float64) string {
 	return "\npublished: " + ratios(theirs)
 }
 
-// agreementMark is a verdict as a sign, for those who see no colour.
+// agreementMark returns a verdict as a sign, for readers who do not see colours.
 func agreementMark(v stats.Agreement) string {
 	switch v {
 	case stats.Agrees:
@@ -145,5 +146,5 @@ func agreementMark(v stats.Agreement) string {
 	return "–"
 }
 
-// Class is the verdict as a word of the style sheet.
+// Class returns the verdict as a class of the style sheet.
 func (r PublishedRow) Class() string { return strings.ReplaceAll(string(r.Verdict), " ", "-") }

@@ -55,7 +55,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestPublishedCount: the verdicts are counted in words, and those that no figure has are left out.
+// TestPublishedCount: the sentence counts the verdicts, and leaves out those that no figure has.
 func TestPublishedCount(t *testing.T) {
 	agrees, differs, imprecise, not := stats.Published{Verdict: stats.Agrees}, stats.Published{Verdict: stats.Differs}, stats.Published{Verdict: stats.TooImprecise}, stats.Published{Verdict: stats.NotComparable}
 	for want, all := range map[string][]stats.Published{
@@ -71,8 +71,8 @@ func TestPublishedCount(t *testing.T) {
 	}
 }
 
-// TestPublishedAreDrawn: a ring stands at each published ratio of a cell that is drawn, on the
-// scale of its figure, and nowhere else.
+// TestPublishedAreDrawn: a ring marks each published ratio of a cell that is drawn, on the scale of
+// its figure, and nothing else.
 func TestPublishedAreDrawn(t *testing.T) {
 	f, s := eventful(t)
 	m := New(f.exp, s, f.trials, f.env)
@@ -86,8 +86,8 @@ func TestPublishedAreDrawn(t *testing.T) {
 			}
 		}
 	}
-	// The experiment compares rps+ with vxlan, and its figure is relative to native. The host
-	// network is off the scale of its table, and has an arrow.
+	// The experiment compares rps+ with vxlan, but its published figure is relative to native.
+	// The host network is off the scale of its table, and has an arrow.
 	want := map[string]bool{"rps stream throughput 4 pairs": true, "rfs stream throughput 4 pairs": true, "rps pingpong p99 latency 4 pairs": true}
 	if diff := cmp.Diff(want, drawn); diff != "" {
 		t.Errorf("bars with a ring (-want +got):\n%s", diff)
@@ -123,7 +123,7 @@ func TestPublishedAreDrawn(t *testing.T) {
 	}
 }
 
-// TestPublishedScale: what was published is on the scale, however far from ours.
+// TestPublishedScale: published ratios are on the scale, however far from ours they are.
 func TestPublishedScale(t *testing.T) {
 	s := scaleOf([]spread{spread{at: 1.1, ci: interval{1, 1.2}}.beside([]float64{0.2, 3})})
 	if s.lo > 0.2 || s.hi < 3 {

@@ -17,39 +17,40 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Model is everything that a report shows, worded and formatted. New makes it;
-// the writers lay it out.
+// Model has everything that a report shows, worded and formatted. New makes it; the writers lay
+// it out.
 type Model struct {
 	Name        string
 	Description string
-	// Unfinished says what the run still lacks, empty where that is nothing.
+	// Unfinished says what the run still lacks. It is empty for a complete run.
 	Unfinished string
 	// LeftOut says which variants could not be applied, and why.
 	LeftOut []string
-	// Design says how the trials were arranged, empty where it was in blocks.
+	// Design says how the trials were arranged, unless it was in blocks.
 	Design string
-	// Headline is the answer in a sentence, More what else there is to say, and Forest the
-	// answer in a picture.
+	// Headline answers in a sentence, More adds the other sentences, and Forest answers in
+	// a picture.
 	Headline string
 	More     []string
 	Forest   *Forest
-	// Blocks is the largest number of blocks that any figure rests on.
+	// Blocks is the largest number of blocks behind any figure.
 	Blocks int
 	Costs  []Cost
 	Advice []Advice
-	// Crossovers say of series from where on one of them is faster than another.
+	// Crossovers say, for each series that is compared with another one, which of them is
+	// faster, and where.
 	Crossovers []string
-	// Limits say what held each cell back, and Bounds what more backends of a balancer
-	// bring. Prices is nil where nothing has one.
+	// Limits say what limited each cell, and Bounds what more backends of a balancer bring.
+	// Prices is nil if nothing has a price.
 	Limits []LimitLine
 	Bounds []string
 	Prices *PriceTable
 	// Meshes are matrices of every node with every other one.
 	Meshes []Mesh
-	// Expected is what became of the experiment's expectations.
+	// Expected has the outcomes of the experiment's expectations.
 	Expected []Expected
-	// Published are the published figures beside ours, by their sources, and PublishedCount
-	// is how many of them agree.
+	// Published has the published figures beside ours, by source. PublishedCount says how
+	// many of them agree.
 	Published      []PublishedSource
 	PublishedCount string
 	// Variants and Workloads say what was compared and under which traffic.
@@ -67,24 +68,24 @@ type Model struct {
 	trials  []record.Trial
 	rows    map[cell]*stats.Row
 	figures []Figure
-	// conclusion is Headline and More in the order in which they are said.
+	// conclusion has Headline and More in the order of the conclusions.
 	conclusion []string
 }
 
-// Definition is a name and what it stands for.
+// Definition is a name and its meaning.
 type Definition struct{ Name, Text string }
 
 // Table compares the variants of one workload by one metric.
 type Table struct {
 	ID, Workload, Metric string
-	// In a page of two results, Of is the one that it is from, and Prefix that of the
-	// anchors that it links to.
+	// In a page of two results, Of names the result of the table, and Prefix is the prefix
+	// of the anchors that the table links to.
 	Of, Prefix string
 	// Title is the workload and the metric, Unit that of every value.
 	Title, Unit string
-	// Better says which direction is: "higher" or "lower".
+	// Better is the better direction: "higher" or "lower".
 	Better string
-	// Judged tables speak of what the workload is run for; the others explain.
+	// Judged tables show what the workload is run for; the others explain.
 	Judged bool
 	Pairs  []int
 	Rows   []Row
@@ -92,8 +93,8 @@ type Table struct {
 	Baselines []string
 	// Ticks are the axis under the bars.
 	Ticks []Tick
-	// Noted tells that a row has Notes, of this table or of another one: all have the same
-	// columns.
+	// Noted means that a row has Notes, in this table or in another one: all tables have
+	// the same columns.
 	Noted bool
 }
 
@@ -109,7 +110,8 @@ type Line struct {
 	Estimate Estimate
 	// Missing says why there is no estimate.
 	Missing string
-	// Baseline is a variant that others are compared with and itself is not.
+	// Baseline is true for a variant that others are compared with, and that is compared
+	// with none itself.
 	Baseline bool
 	// Compared is false for a baseline; what follows is then empty.
 	Compared bool
@@ -117,9 +119,9 @@ type Line struct {
 	Ratio    Estimate
 	Verdict  stats.Verdict
 	P        string
-	// Bar is nil where there is no ratio to draw.
+	// Bar is nil if there is no ratio to draw.
 	Bar *Bar
-	// Notes are the codes of warnings that hold for this cell, not for all.
+	// Notes are the codes of warnings about this cell, except those about all cells.
 	Notes []string
 
 	row *stats.Row
@@ -133,15 +135,14 @@ type Failure struct {
 	Where []string
 }
 
-// cell is one figure's place in the experiment; metric is empty where a trial
-// as a whole is meant.
+// cell is the place of a figure in the experiment. metric is empty for a trial as a whole.
 type cell struct {
 	variant, workload string
 	pairs             int
 	metric            string
 }
 
-// holds tells whether a trial is a good one of this cell.
+// holds reports whether a trial is a successful one of this cell.
 func (c cell) holds(t record.Trial) bool {
 	return t.Status == record.StatusOK && t.Variant == c.variant && t.Workload == c.workload && t.Pairs == c.pairs
 }
@@ -190,14 +191,14 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	for _, mesh := range m.Meshes {
 		worse = append(worse, mesh.Said...)
 	}
-	if len(worse) > 0 && len(m.exp.Spec.Variants) == 1 { // the mesh is what was asked for
+	if len(worse) > 0 && len(m.exp.Spec.Variants) == 1 { // the mesh is the answer
 		costs, rest = worse, nil
 	} else {
 		rest = append(rest, worse...)
 	}
 	m.conclusion = slices.Concat(costs, rest)
 	m.Headline, m.More = m.conclusion[0], m.conclusion[1:]
-	if len(rest) > 0 { // what to do is asked for first
+	if len(rest) > 0 { // recommendations come first
 		m.Headline, m.More = rest[0], slices.Concat(costs, rest[1:])
 	}
 	m.Forest = m.forest()
@@ -206,7 +207,7 @@ func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial
 	return m
 }
 
-// unfinished is a sentence for people of what a summary says.
+// unfinished turns the text of a summary into a sentence for people.
 func unfinished(text string, imported bool) string {
 	switch {
 	case text == "":
@@ -236,8 +237,8 @@ func (m *Model) path(v v1alpha1.Variant) v1alpha1.Path {
 
 func (m *Model) native(v v1alpha1.Variant) bool { return m.path(v).Native != nil }
 
-// tables are one a workload and metric: those that the workload is judged by,
-// whether they gave numbers or not, then the rest in alphabetical order.
+// tables returns a table for each workload and metric: first the metrics that the workload is
+// judged by, even if they have no numbers, then the rest in alphabetical order.
 func (m *Model) tables(everywhere map[string]bool) []Table {
 	var out []Table
 	for _, w := range m.exp.Spec.Workloads {
@@ -267,7 +268,7 @@ func (m *Model) tables(everywhere map[string]bool) []Table {
 	return out
 }
 
-// noted tells that some row of a table has notes.
+// noted reports whether some row of a table has notes.
 func (t Table) noted() bool {
 	return slices.ContainsFunc(t.Rows, func(r Row) bool {
 		return slices.ContainsFunc(r.Cells, func(l Line) bool { return len(l.Notes) > 0 })
@@ -301,8 +302,8 @@ func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]
 	return t
 }
 
-// spreads are the values that the scale of a table must cover. The host network is often so
-// far away that the others would shrink to one dot, so it may lie outside if others remain.
+// spreads returns the values that the scale of a table must cover. The host network is often so
+// far away that the others would shrink to one dot. So it may lie outside if there are others.
 func (t *Table) spreads(m *Model) []spread {
 	var choices, all []spread
 	for _, row := range t.Rows {
@@ -364,7 +365,7 @@ func (m *Model) line(c cell, q quantity, everywhere map[string]bool) Line {
 	return l
 }
 
-// of is the interval of n blocks; one block has none, whatever was written.
+// of returns the interval of n blocks. One block has none, whatever ci is.
 func of(ci [2]float64, n int) interval {
 	if n < 2 {
 		return interval{math.Inf(-1), math.Inf(1)}

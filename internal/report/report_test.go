@@ -45,8 +45,8 @@ func render(t *testing.T, write writer, m *Model) string {
 	return b.String()
 }
 
-// eventful is the demo as runs go: a retry, a cell that never worked, warnings. It has
-// published figures with every verdict.
+// eventful is the demo as real runs are: with a retry, a cell that never worked, and warnings. It has published
+// figures with every verdict.
 func eventful(t *testing.T) (*fixture, *stats.Summary) {
 	f := demo(t)
 	f.exp.Spec.Published, f.exp.Spec.Precision = publications(), 1.5
@@ -70,7 +70,7 @@ func eventful(t *testing.T) (*fixture, *stats.Summary) {
 	return f, s
 }
 
-// golden compares with a file of testdata, or writes it.
+// golden compares text with a file in testdata, or writes the file.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -115,7 +115,7 @@ func TestHTMLOfPublishedExperimentIsSmall(t *testing.T) {
 	}
 }
 
-// TestHTMLIsAccessible checks what a screen reader and a keyboard need.
+// TestHTMLIsAccessible checks what screen readers and keyboard users need.
 func TestHTMLIsAccessible(t *testing.T) {
 	f, s := eventful(t)
 	m := New(f.exp, s, f.trials, f.env)
@@ -144,7 +144,7 @@ func TestHTMLIsAccessible(t *testing.T) {
 	anchorsFit(t, page)
 }
 
-// anchorsFit: every link of a page leads somewhere, and to one place.
+// anchorsFit checks that every link of a page leads to exactly one place.
 func anchorsFit(t *testing.T, page string) {
 	t.Helper()
 	for _, id := range regexp.MustCompile(`href="#([^"]+)"`).FindAllStringSubmatch(page, -1) {
@@ -263,7 +263,7 @@ func TestHostileNames(t *testing.T) {
 		t.Error("a name became markup in the page")
 	}
 	text := render(t, Markdown, m)
-	code := "    " + f.env.Command // verbatim, as code is
+	code := "    " + f.env.Command // verbatim, because it is code
 	if strings.Contains(strings.Replace(text, code, "", 1), "<script") {
 		t.Error("a name became markup in Markdown")
 	}
@@ -465,8 +465,8 @@ func TestUnusualResults(t *testing.T) {
 	}
 }
 
-// TestConclusion: the sentences at the end name every workload's metric, the largest gain
-// with what it costs, and what harms.
+// TestConclusion: the sentences at the end name every workload's metric, the largest gain with its costs, and
+// the harmful variants.
 func TestConclusion(t *testing.T) {
 	row := func(variant, workload, metric string, ratio, lo, hi float64, v stats.Verdict) stats.Row {
 		return stats.Row{Variant: variant, Workload: workload, Pairs: 1, Metric: metric, N: 10, Mean: 1e10, CI95: [2]float64{9e9, 11e9},
@@ -540,8 +540,8 @@ func TestConclusion(t *testing.T) {
 	}
 }
 
-// TestExpectationNamesWhatDecided: of a claim on many workloads those that failed are named,
-// wherever they stand.
+// TestExpectationNamesWhatDecided: for a claim on many workloads, the report names those that failed, wherever
+// they are.
 func TestExpectationNamesWhatDecided(t *testing.T) {
 	row := func(workload string, ratio float64) stats.Row {
 		return stats.Row{Workload: workload, Pairs: 1, Metric: metrics.Throughput,
@@ -561,7 +561,7 @@ func TestExpectationNamesWhatDecided(t *testing.T) {
 	}
 }
 
-// TestUnfinishedIsSaidFirst: every format says at its top that a run is not done.
+// TestUnfinishedIsSaidFirst: every format says at the top that a run is not complete.
 func TestUnfinishedIsSaidFirst(t *testing.T) {
 	const want = "7 of 48 trials are done"
 	f := demo(t)
@@ -575,7 +575,7 @@ func TestUnfinishedIsSaidFirst(t *testing.T) {
 			text = text[strings.Index(text, "<body>"):]
 			at, first = strings.Index(text, want), strings.Index(text, "throughput")
 		}
-		if at < 0 || at > first && format != "csv" { // of a table each row says it, in its last column
+		if at < 0 || at > first && format != "csv" { // in a table each row says it, in its last column
 			t.Errorf("%s says it at %d, and throughput at %d", format, at, first)
 		}
 	}
@@ -600,8 +600,8 @@ func TestLeftOutIsSaid(t *testing.T) {
 	}
 }
 
-// TestDesignIsSaid: a report for people names the design of an experiment with a switch, how many
-// periods there were, and what switches; it warns of few.
+// TestDesignIsSaid: a report for people names the design of an experiment with a switch, the number of periods,
+// and what switches. It warns if there are few periods.
 func TestDesignIsSaid(t *testing.T) {
 	f := demo(t)
 	f.exp.Spec.Variants = f.exp.Spec.Variants[:2]
@@ -721,7 +721,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// TestChange: a change whose interval holds none may be a rise or a fall, and says so.
+// TestChange: if the interval of a change includes no change, the change may be a rise or a fall, and the text
+// says so.
 func TestChange(t *testing.T) {
 	for _, c := range []struct {
 		ratio, lo, hi float64
@@ -762,8 +763,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestMachines: nodes that are alike in their facts are told of once, and their devices once
-// for each that differ.
+// TestMachines: nodes with the same facts are described once, and so are their devices if they are the same.
 func TestMachines(t *testing.T) {
 	links := func(mtu int) []record.Link {
 		return []record.Link{{Name: "eth0", MTU: mtu, NIC: &record.NIC{Driver: "ena"}}}
@@ -782,8 +782,8 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// TestVariantsSayWhichWayPacketsTook: it is the packets of its trials that label a variant, not
-// what it was meant to be.
+// TestVariantsSayWhichWayPacketsTook: the label of a variant follows from the packets of its trials, not from
+// its definition.
 func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 	f := demo(t)
 	shares := map[string][]uint64{"native": {999, 990}, "vxlan": {0, 3}, "rps": {999, 400}, "rps+": {999, 0}, "rfs": {500}}
@@ -819,8 +819,8 @@ func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 	}
 }
 
-// TestVariantsSayWhichHostsAndAddresses: between hosts, a variant is told by its ends and by the addresses
-// that its packets go by.
+// TestVariantsSayWhichHostsAndAddresses: between hosts, the label of a variant has its hosts and the addresses
+// that its packets use.
 func TestVariantsSayWhichHostsAndAddresses(t *testing.T) {
 	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
 		Target: v1alpha1.Target{Hosts: []v1alpha1.Host{

@@ -9,11 +9,10 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Cost is what one overlay path makes of one metric, as a share of the host
-// network's.
+// Cost shows one metric of one overlay path, as a share of the host network's.
 type Cost struct {
 	Variant, Native string
-	// What is the workload and the metric; Better its direction.
+	// What names the workload and the metric. Better is the better direction.
 	What, Better string
 	Shares       []Share
 }
@@ -24,14 +23,14 @@ type Share struct {
 	Estimate
 }
 
-// Advice is what to do for one workload at one number of pairs. Each entry
-// names a variant and what it does.
+// Advice says what to use for one workload at one number of pairs. Each entry names a variant and its
+// effect.
 type Advice struct {
 	Workload string
 	Pairs    int
 	Versus   string
-	// Use is the variant with the largest proven gain, empty where none is
-	// proven; Also are the others that gain.
+	// Use is the variant with the largest proven gain, empty if none is proven. Also lists the
+	// others that gain.
 	Use          string
 	Also         []string
 	Harms        []string
@@ -39,19 +38,19 @@ type Advice struct {
 	Inconclusive []string
 }
 
-// question tells comparisons apart by what they answer.
+// question is the kind of question that a comparison answers.
 type question int
 
 const (
-	// cost sets an overlay against the host network.
+	// cost compares an overlay with the host network.
 	cost question = iota
-	// choice sets two ways to run the same pods against each other.
+	// choice compares two ways to run the same pods.
 	choice
-	// other sets tools, NICs or hosts against each other: nothing to switch on.
+	// other compares tools, NICs or hosts: nothing that one could switch on.
 	other
 )
 
-// asks is true where a row has a comparison, with a number, of this kind.
+// asks reports whether a row has a comparison of this kind, with a finite ratio.
 func (m *Model) asks(r *stats.Row, q question) bool {
 	return r != nil && r.Versus != nil && r.Versus.Ratio > 0 && !math.IsInf(r.Versus.Ratio, 0) && m.question(r) == q
 }
@@ -67,8 +66,7 @@ func (m *Model) question(r *stats.Row) question {
 	return choice
 }
 
-// costs has a row for each overlay that was compared with the host network, in
-// either direction.
+// costs returns a row for each overlay that was compared with the host network, in either direction.
 func (m *Model) costs() []Cost {
 	var out []Cost
 	for _, t := range m.Tables {
@@ -97,7 +95,7 @@ func (m *Model) costs() []Cost {
 	return out
 }
 
-// share turns a comparison so that the overlay stands over the host network.
+// share converts a comparison to the ratio of the overlay to the host network.
 func (m *Model) share(r *stats.Row) (overlayAndNative [2]string, share Estimate) {
 	ci := of(r.Versus.CI95, r.Versus.N)
 	if !m.native(m.variant(r.Variant)) {
@@ -107,7 +105,7 @@ func (m *Model) share(r *stats.Row) (overlayAndNative [2]string, share Estimate)
 		percent(1/r.Versus.Ratio, ci.mapped(func(x float64) float64 { return 1 / x }))
 }
 
-// CostPairs are the columns of the table of costs.
+// CostPairs returns the columns of the table of costs.
 func (m *Model) CostPairs() []int {
 	var all []int
 	for _, c := range m.Costs {
@@ -119,7 +117,7 @@ func (m *Model) CostPairs() []int {
 	return slices.Compact(all)
 }
 
-// At is the share at a number of pairs; empty where there is none.
+// At returns the share at a number of pairs, or an empty one if there is none.
 func (c Cost) At(pairs int) Estimate {
 	for _, s := range c.Shares {
 		if s.Pairs == pairs {
@@ -147,8 +145,8 @@ func (m *Model) advice() []Advice {
 	return out
 }
 
-// advise says what to use, and whether there was anything to choose from. It goes by the first metric of
-// the workload. A variant that is slower in any other one harms.
+// advise says what to use, and whether there was anything to choose from. It is based on the first
+// metric of the workload. A variant that is slower in any other metric counts as harmful.
 func (m *Model) advise(a *Advice, tables []Table) (found bool) {
 	var best *stats.Row
 	for _, v := range m.exp.Spec.Variants {
@@ -185,7 +183,7 @@ func (m *Model) judgedTables(workload string) []Table {
 	})
 }
 
-// baselines are all that some variant is compared with, in the file's order.
+// baselines returns all variants that others are compared with, in the file's order.
 func (m *Model) baselines() []string {
 	var out []string
 	for _, v := range m.exp.Spec.Variants {
@@ -198,8 +196,8 @@ func (m *Model) baselines() []string {
 	return out
 }
 
-// change is "+12 % (10–14)", of the metric itself: a latency that falls has a
-// minus. From twice on it is a factor, "×2.4 (2.3–2.5)".
+// change formats the change of the metric itself: "+12 % (10–14)". A latency that falls has a minus. A
+// ratio of 2 or more is a factor: "×2.4 (2.3–2.5)".
 func change(r *stats.Row) string {
 	ratio, ci := r.Versus.Ratio, of(r.Versus.CI95, r.Versus.N)
 	switch {
@@ -213,13 +211,12 @@ func change(r *stats.Row) string {
 	return "+" + percent(ratio-1, ci.mapped(func(x float64) float64 { return x - 1 })).with("%")
 }
 
-// Says is what a comparison found, with the metric: "stream throughput +12 % (10–14) at
-// 4 pairs".
+// Says describes a comparison with its metric: "stream throughput +12 % (10–14) at 4 pairs".
 func Says(r *stats.Row) string {
 	return fmt.Sprintf("%s %s %s at %s", r.Workload, quantityOf(r.Metric).name, change(r), pairs(r.Pairs))
 }
 
-// smallestAndLargest are the ends of a list of pairs, once where they are one.
+// smallestAndLargest returns both ends of a list of pairs, or one number if they are equal.
 func smallestAndLargest(pairs []int) []int {
 	if len(pairs) == 0 {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// traffic is what the series of a figure were measured under.
+// traffic is the traffic and the axis that the series of a figure have in common.
 type traffic struct {
 	axis, workload string
 	pairs          int
@@ -19,7 +19,7 @@ type traffic struct {
 
 func trafficOf(s stats.Series) traffic { return traffic{s.Axis, s.Workload, s.Pairs, s.Metric} }
 
-// what is "ab time of all requests", and at ", 1 pair".
+// what returns "ab time of all requests", for example, and at ", 1 pair".
 func (t traffic) what() string { return t.workload + " " + quantityOf(t.metric).name }
 
 func (t traffic) at() string {
@@ -29,7 +29,7 @@ func (t traffic) at() string {
 	return ", " + pairs(t.pairs)
 }
 
-// slug is the name of a figure.
+// slug returns the name of a figure.
 func (t traffic) slug(more ...string) string {
 	parts := []string{t.workload, t.metric, "over", t.axis}
 	if t.pairs > 0 {
@@ -38,8 +38,9 @@ func (t traffic) slug(more ...string) string {
 	return slug(append(parts, more...)...)
 }
 
-// inSeries tells whether the figures of series have the ratios of a table's variant to another one: over
-// pairs they are the same ratios, and variants that differ along an axis are lines over that.
+// inSeries reports whether the figures of series already show the ratios of a table's variant to another
+// one. Over pairs the ratios are the same, and variants that differ along an axis are lines over that
+// axis.
 func (m *Model) inSeries(t Table, variant, versus string) bool {
 	return slices.ContainsFunc(m.summary.Series, func(s stats.Series) bool {
 		return s.Workload == t.Workload && s.Metric == t.Metric && slices.ContainsFunc(s.Points, func(p stats.Point) bool {
@@ -49,8 +50,8 @@ func (m *Model) inSeries(t Table, variant, versus string) bool {
 	})
 }
 
-// seriesFigures are, for every traffic, one of the values of all series, and one of the ratios to each
-// that others are compared with.
+// seriesFigures returns the figures for each traffic: one with the values of all series, and one for
+// each series that others are compared with, with the ratios to it.
 func (m *Model) seriesFigures() []Figure {
 	var out []Figure
 	var order []traffic
@@ -72,7 +73,8 @@ func (m *Model) seriesFigures() []Figure {
 	return out
 }
 
-// seriesLook is how a series is drawn: those that others are compared with in the colour of text.
+// seriesLook describes how a series is drawn. Those that others are compared with have the colour of
+// text.
 func (m *Model) seriesLook(name string) look {
 	n := 0
 	for _, s := range m.exp.Spec.Series {
@@ -89,7 +91,7 @@ func (m *Model) seriesLook(name string) look {
 	return look{ink: inkText}
 }
 
-// valuesFigure has what was measured, in its unit.
+// valuesFigure shows the measured values, in their unit.
 func (m *Model) valuesFigure(t traffic) (Figure, bool) {
 	c := chart{axis: m.axis(t.axis), each: "Series"}
 	q := quantityOf(t.metric)
@@ -114,7 +116,7 @@ func (m *Model) valuesFigure(t traffic) (Figure, bool) {
 	}, q.unit), len(c.curves) > 0
 }
 
-// ratiosFigure has the ratios of series to one of them.
+// ratiosFigure shows the ratios of series to one of them.
 func (m *Model) ratiosFigure(t traffic, versus string) (Figure, bool) {
 	c := chart{axis: m.axis(t.axis), each: "Series"}
 	for _, s := range m.summary.Series {
@@ -141,7 +143,7 @@ func (m *Model) ratiosFigure(t traffic, versus string) (Figure, bool) {
 	}, versus), true
 }
 
-// crossovers say of each series that is compared with another one which of them is faster, and where.
+// crossovers say, for each series that is compared with another one, which of them is faster, and where.
 func (m *Model) crossovers() []string {
 	var out []string
 	for _, s := range m.summary.Series {
@@ -153,7 +155,7 @@ func (m *Model) crossovers() []string {
 	return out
 }
 
-// crossover words the verdicts of a series at the values that the other one has, too.
+// crossover words the verdicts of a series at the values that the other series has too.
 func (m *Model) crossover(s stats.Series, points []stats.Point) string {
 	a := m.axis(s.Axis)
 	stretches := stretchesOf(points)
@@ -174,7 +176,7 @@ func (m *Model) crossover(s stats.Series, points []stats.Point) string {
 	return text + fmt.Sprintf(", and %s below", alone(s.Crossovers[0].From)) + open(a, points, false)
 }
 
-// atEach says where each verdict was found, if nothing better can be said.
+// atEach lists the values of each verdict. It is used if no crossovers describe them.
 func (m *Model) atEach(s stats.Series, points []stats.Point, stretches []stretch) string {
 	a := m.axis(s.Axis)
 	var all []string
@@ -188,8 +190,8 @@ func (m *Model) atEach(s stats.Series, points []stats.Point, stretches []stretch
 	return fmt.Sprintf("%s is %s", s.Name, strings.Join(all, ", ")) + open(a, points, true)
 }
 
-// open names the values without a verdict; those in a gap between two different ones, where a
-// crossover is, only if asked for.
+// open names the values without a verdict. It includes those between two different verdicts, where a
+// crossover is, only if gaps is true.
 func open(a axis, points []stats.Point, gaps bool) string {
 	var xs []float64
 	for i, p := range points {
@@ -205,7 +207,7 @@ func open(a axis, points []stats.Point, gaps bool) string {
 	return "; no difference is proven at " + a.list(xs)
 }
 
-// than is a verdict with what it is relative to, and alone the same without it.
+// than words a verdict with what it is relative to, alone without it.
 func than(v stats.Verdict, versus string) string {
 	if v == stats.Same {
 		return "the same as " + versus
@@ -220,7 +222,7 @@ func alone(v stats.Verdict) string {
 	return string(v)
 }
 
-// stretch is values in a row at which the verdict is the same, but for those where there is none.
+// stretch is a sequence of values with the same verdict. Values without a verdict do not end it.
 type stretch struct {
 	verdict stats.Verdict
 	at      []float64

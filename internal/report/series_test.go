@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// services is a result of services of 1 to 16,000 backends, in two modes.
+// services is a result of services with 1 to 16,000 backends, in two modes.
 func services(t *testing.T) *Model {
 	t.Helper()
 	exp := &v1alpha1.Experiment{
@@ -54,7 +54,8 @@ func services(t *testing.T) *Model {
 	return New(exp, summary, trials, record.Environment{Version: "0.1.0", Command: "slipstream run services"})
 }
 
-// The report has a figure of two lines and one of their ratio, and says where they cross.
+// TestGoldenSeries: the report has a figure of two lines and one of their ratio, and says where they
+// cross.
 func TestGoldenSeries(t *testing.T) {
 	m := services(t)
 	for ending, write := range writers() {
@@ -67,8 +68,8 @@ func TestGoldenSeries(t *testing.T) {
 	}
 }
 
-// A figure of values and one of ratios stand in place of one at a single number of pairs, with what others
-// have published.
+// TestSeriesFigures: a figure of values and one of ratios replace the figure at a single number of pairs,
+// and show published figures.
 func TestSeriesFigures(t *testing.T) {
 	m := services(t)
 	var names []string
@@ -96,8 +97,8 @@ func TestSeriesFigures(t *testing.T) {
 	}
 }
 
-// The ratios of a series over pairs are drawn once. A variant of a series that has no figure, as
-// nothing differs along it, is where it would be without.
+// TestScalingWithoutSeries: the ratios of a series over pairs are drawn only once. If a series has no
+// figure, because nothing differs along it, its variants stay in the usual figure.
 func TestScalingWithoutSeries(t *testing.T) {
 	f := demo(t)
 	f.exp.Spec.Series = []v1alpha1.Series{
@@ -127,7 +128,7 @@ func TestScalingWithoutSeries(t *testing.T) {
 	}
 }
 
-// What is said of two series, as it depends on their verdicts and crossovers.
+// TestCrossoverSentences checks the sentences about two series, for different verdicts and crossovers.
 func TestCrossoverSentences(t *testing.T) {
 	const faster, slower, same, open = stats.Faster, stats.Slower, stats.Same, stats.Inconclusive
 	at := func(from, to stats.Verdict, value float64) stats.Crossover {
@@ -161,7 +162,7 @@ func TestCrossoverSentences(t *testing.T) {
 	}
 }
 
-// Values of each axis, as they are written below a figure and in a sentence.
+// TestAxis checks the values of each axis, below a figure and in a sentence.
 func TestAxis(t *testing.T) {
 	m := &Model{exp: &v1alpha1.Experiment{Spec: v1alpha1.Spec{
 		Target:   v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}},
@@ -188,7 +189,7 @@ func TestAxis(t *testing.T) {
 	}
 }
 
-// An axis over several orders of magnitude is logarithmic, and has a tick at its ends.
+// TestRulers: an axis over several orders of magnitude is logarithmic, and has a tick at both ends.
 func TestRulers(t *testing.T) {
 	var got []string
 	for _, r := range []ruler{linear(1.3), logarithmic(3, 90), logarithmic(4.1, 970000)} {

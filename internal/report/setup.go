@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Machine is the nodes that are alike in all facts that the environment records.
+// Machine has the nodes that are alike in all facts that the environment records.
 type Machine struct {
 	Nodes   string
 	Facts   []Definition
@@ -19,7 +19,8 @@ type Machine struct {
 	nodes []string
 }
 
-// Devices are the network devices of a machine's nodes that have the same.
+// Devices has the network devices of those nodes of a machine that have the same
+// devices.
 type Devices struct {
 	Nodes string
 	Links []record.Link
@@ -95,7 +96,7 @@ func workloadParts(w v1alpha1.Workload) []string {
 	return parts
 }
 
-// kindOf is what a workload is called, and its traffic, which is nil if it has none.
+// kindOf returns the name of a workload's kind, and its traffic, or nil if it has none.
 func kindOf(w v1alpha1.Workload) (string, *v1alpha1.Traffic) {
 	switch {
 	case w.PingPong != nil:
@@ -114,7 +115,7 @@ func kindOf(w v1alpha1.Workload) (string, *v1alpha1.Traffic) {
 	return "stream", w.Stream
 }
 
-// sizeParts are the sizes of what is sent.
+// sizeParts describes the sizes of messages and objects.
 func sizeParts(w v1alpha1.Workload, t *v1alpha1.Traffic) []string {
 	switch {
 	case t.Size == 0:
@@ -131,7 +132,7 @@ func sizeParts(w v1alpha1.Workload, t *v1alpha1.Traffic) []string {
 	return []string{fmt.Sprintf("messages of %s", size(t.Size))}
 }
 
-// took says which way the packets of a variant's trials took, where they had the choice.
+// took says which way the packets of a variant's trials took, if there were two ways.
 func took(trials []record.Trial, variant string) string {
 	var ways []string
 	least, most := 1.0, 0.0
@@ -159,7 +160,7 @@ func took(trials []record.Trial, variant string) string {
 	return fmt.Sprintf("packets took %s (%s %% through the VF)", ways[0], share)
 }
 
-// design says in which periods the trials were run, where something was switched.
+// design describes the periods of the trials, if something was switched.
 func design(exp *v1alpha1.Experiment, trials []record.Trial) string {
 	if !exp.Switches() {
 		return ""

@@ -8,35 +8,35 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Warning is one code with each of its messages and where it holds.
+// Warning is one code with each of its messages and the cells that have it.
 type Warning struct {
 	record.WarningKind
 	// ID is its anchor in a page.
 	ID      string
 	Entries []Entry
-	// Everywhere tells that every cell has it.
+	// Everywhere means that every cell has it.
 	Everywhere bool
 }
 
-// Entry is a message and the cells that it holds for, in words.
+// Entry is a message and a description of the cells that it is about.
 type Entry struct{ Message, Where string }
 
 func newWarning(code string) Warning {
 	return Warning{WarningKind: record.WarningKindOf(code), ID: "warning-" + code}
 }
 
-// SeriousWarnings stand beside the answer, GeneralWarnings at the head of the comparison,
-// and CPUWarnings beside the CPU figures; the others are marked in their rows.
+// SeriousWarnings stand beside the answer, GeneralWarnings at the head of the comparison, and
+// CPUWarnings beside the CPU figures. All others are marked in their rows.
 func (m *Model) SeriousWarnings() []Warning {
 	return m.warningsThat(func(w Warning) bool { return w.Severity == record.Serious })
 }
 
-// GeneralWarnings hold for every row.
+// GeneralWarnings are about every row.
 func (m *Model) GeneralWarnings() []Warning {
 	return m.warningsThat(func(w Warning) bool { return w.Severity != record.Serious && w.Everywhere && !w.CPU })
 }
 
-// CPUWarnings concern the CPU figures alone.
+// CPUWarnings are about the CPU figures only.
 func (m *Model) CPUWarnings() []Warning {
 	return m.warningsThat(func(w Warning) bool { return w.CPU })
 }
@@ -45,12 +45,13 @@ func (m *Model) warningsThat(is func(Warning) bool) []Warning {
 	return slices.DeleteFunc(slices.Clone(m.Warnings), func(w Warning) bool { return !is(w) })
 }
 
-// summarizeWarnings fills in the model's warnings. Those of everywhere stand once, not at each row.
+// summarizeWarnings fills in the model's warnings. A warning in everywhere appears once, not at
+// each row.
 func (m *Model) summarizeWarnings(everywhere map[string]bool) {
 	type message struct{ code, text string }
 	var order []message
 	held := map[message][]cell{}
-	have := map[cell]map[string]bool{} // codes, by whole cell
+	have := map[cell]map[string]bool{} // codes, by cell without metric
 	add := func(c cell, w record.Warning) {
 		key := message{w.Code, w.Message}
 		if held[key] == nil {
@@ -69,7 +70,8 @@ func (m *Model) summarizeWarnings(everywhere map[string]bool) {
 			add(cell{r.Variant, r.Workload, r.Pairs, ""}, w)
 		}
 	}
-	// A summary sums up what its trials warned of; what it left out counts too.
+	// The summary has summed up the warnings of its trials. Those that it left out are added
+	// here.
 	summed := map[cell]map[string]bool{}
 	for c, codes := range have {
 		summed[c] = maps.Clone(codes)
@@ -90,8 +92,8 @@ func (m *Model) summarizeWarnings(everywhere map[string]bool) {
 	}
 }
 
-// warn adds an entry to the warning of a code: there is one of each code, as its anchor in a page
-// must be one. The most severe come first.
+// warn adds an entry to the warning of a code. There is only one warning for each code, because its
+// anchor in a page must be unique. The most severe come first.
 func (m *Model) warn(code string, e Entry) {
 	i := slices.IndexFunc(m.Warnings, func(w Warning) bool { return w.Code == code })
 	if i < 0 {
@@ -104,8 +106,8 @@ func (m *Model) warn(code string, e Entry) {
 	m.Warnings[i].Entries = append(m.Warnings[i].Entries, e)
 }
 
-// everywhere are the codes that every cell with numbers carries; to repeat
-// them on each line would hide the others.
+// everywhere returns the codes that every cell with numbers has. On every line, they would hide the
+// others.
 func (m *Model) everywhere() map[string]bool {
 	count := map[string]int{}
 	measured := 0
@@ -130,8 +132,7 @@ func (m *Model) everywhere() map[string]bool {
 	return all
 }
 
-// words names cells, or counts them where they are many. Everywhere is where
-// there are numbers.
+// words names cells, or counts them if there are many. "Everywhere" means all cells with numbers.
 func (m *Model) words(cells []cell) string {
 	measured := map[cell]bool{}
 	for c := range m.rows {

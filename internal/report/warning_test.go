@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// TestWarnings checks that nothing a trial warned of gets lost, and that what
-// its summary says already is not said again.
+// TestWarnings checks that no warning of a trial gets lost, and that none is repeated that the
+// summary has already.
 func TestWarnings(t *testing.T) {
 	f, s := eventful(t)
 	f.trials[0].Warnings = []record.Warning{
@@ -39,8 +39,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestUnreadableLatencies: trials whose latencies cannot be read make one warning, which names each
-// of them, before those that are less severe.
+// TestUnreadableLatencies: trials whose latencies cannot be read make one warning. It names each of
+// them, and comes before less severe warnings.
 func TestUnreadableLatencies(t *testing.T) {
 	f, s := eventful(t)
 	for i, tr := range f.trials {
@@ -73,8 +73,8 @@ func TestUnreadableLatencies(t *testing.T) {
 	}
 }
 
-// TestWarningsStandWhereTheyMatter: serious ones before the first table, those of every row
-// at the head of the comparison, those of CPU time at its figures.
+// TestWarningsStandWhereTheyMatter: serious warnings come before the first table, those about every
+// row at the head of the comparison, and those about CPU time at its figures.
 func TestWarningsStandWhereTheyMatter(t *testing.T) {
 	f := demo(t)
 	s := f.summary()

@@ -34,7 +34,7 @@ var markdownSource string
 // HTML writes the page: one file that needs no other, and works without its script.
 func HTML(w io.Writer, m *Model) error { return putPage(w, "page", m) }
 
-// putPage writes one of the templates that are a page.
+// putPage executes one of the templates that are a page.
 func putPage(w io.Writer, name string, data any) error {
 	t, err := htmltemplate.New("").Funcs(htmltemplate.FuncMap{
 		"agreement": agreementMark,
@@ -61,7 +61,7 @@ func putPage(w io.Writer, name string, data any) error {
 	return put(w, b.String(), "html")
 }
 
-// put writes a report, the only one to do so.
+// put writes a report. All writers use it, because it makes the text plain.
 func put(w io.Writer, text, format string) error {
 	if _, err := io.WriteString(w, Plain(text)); err != nil {
 		return fmt.Errorf("report as %s: %w", format, err)
@@ -74,14 +74,14 @@ func unbroken(s string) string {
 	return strings.NewReplacer(" %", "\u00a0%", " (", "\u00a0(", "–", "–\u2060").Replace(s)
 }
 
-// themes are the inks as variables of the page.
+// themes returns the inks as variables of the page.
 func themes() string {
 	var light, dark strings.Builder
 	for _, i := range inks() {
 		fmt.Fprintf(&light, "--%s:%s;", i.name, i.light)
 		fmt.Fprintf(&dark, "--%s:%s;", i.name, i.dark)
 	}
-	// Paper is light even where the screen is not.
+	// Paper is light even if the screen is dark.
 	return ":root{" + light.String() + "}\n@media screen and (prefers-color-scheme:dark){:root{" + dark.String() + "}}\n"
 }
 
@@ -106,7 +106,7 @@ func Markdown(w io.Writer, m *Model) error {
 	return put(w, b.String(), "markdown")
 }
 
-// escapeMarkdown keeps a string from being read as markup or ending a table's
+// escapeMarkdown escapes a string, so that it is not read as markup and does not end a table's
 // cell.
 func escapeMarkdown(s string) string {
 	return strings.NewReplacer(
@@ -126,10 +126,10 @@ func JSON(w io.Writer, m *Model) error {
 	return put(w, b.String(), "json")
 }
 
-// CSV writes the rows of the summary flat, in its units and full precision.
-// Columns of a comparison are empty on a baseline's rows; warnings are codes,
-// separated by spaces; unfinished is empty for a run that is done. In a mesh each link has a row
-// too, and the last two columns are its nodes.
+// CSV writes the rows of the summary flat, in its units and full precision. Columns of a
+// comparison are empty in a baseline's rows; warnings are codes, separated by spaces; unfinished
+// is empty for a complete run. In a mesh each link has a row too, and the last two columns are
+// its nodes.
 func CSV(w io.Writer, m *Model) error {
 	var b strings.Builder
 	c := csv.NewWriter(&b)
@@ -187,9 +187,9 @@ func withLinks(records [][]string, s *stats.Summary) [][]string {
 	return records
 }
 
-// Terminal writes the verdicts as plain text, 80 columns wide if names allow: a table for each
-// workload, the warnings, and at the end, where a reader of a terminal looks first, the
-// sentences that sum it up.
+// Terminal writes the verdicts as plain text, 80 columns wide if names allow it: a table for
+// each workload, the warnings, and at the end, where readers of a terminal look first, the
+// conclusions.
 func Terminal(w io.Writer, m *Model) error {
 	var b strings.Builder
 	if m.Unfinished != "" {
@@ -236,8 +236,8 @@ func Terminal(w io.Writer, m *Model) error {
 	return put(w, strings.TrimPrefix(b.String(), "\n"), "text")
 }
 
-// JUnit writes a test case for each expectation, for a pipeline to show. One that is
-// inconclusive fails there, as it fails the run.
+// JUnit writes a test case for each expectation, for a pipeline to show. An inconclusive
+// expectation fails, because it fails the run too.
 func JUnit(w io.Writer, m *Model) error {
 	s := junitSuite{Name: PlainLine("slipstream " + m.Name)}
 	if m.Unfinished != "" {
@@ -254,8 +254,8 @@ func JUnit(w io.Writer, m *Model) error {
 }
 
 func terminalTable(b *strings.Builder, t Table) {
-	// A column a pair count, each as wide as its widest cell, in as many
-	// blocks as 80 columns ask for.
+	// There is a column for each number of pairs, as wide as its widest cell. The table is
+	// split into as many parts as 80 columns require.
 	cells := make([][]string, 1+len(t.Rows))
 	cells[0] = []string{""}
 	for _, p := range t.Pairs {
@@ -334,7 +334,7 @@ func wrap(s string, width int, indent string) string {
 	return b.String()
 }
 
-// mark is a verdict as a sign, for those who see no colour.
+// mark returns a verdict as a sign, for readers who do not see colours.
 func mark(v stats.Verdict) string {
 	switch v {
 	case stats.Faster:
