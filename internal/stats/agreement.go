@@ -56,7 +56,7 @@ type Figure struct {
 	Interval []float64 `json:"interval,omitempty"`
 }
 
-// ends are those of the interval, or the value twice.
+// ends returns the ends of the interval, or the value twice if there is none.
 func (f Figure) ends() (low, high float64) {
 	if len(f.Interval) == 2 {
 		return f.Interval[0], f.Interval[1]
@@ -64,7 +64,7 @@ func (f Figure) ends() (low, high float64) {
 	return f.Value, f.Value
 }
 
-// published sets every published figure beside ours.
+// published compares every published figure with ours.
 func (t *table) published(s *Summary) []Published {
 	var out []Published
 	for _, p := range t.exp.Spec.Published {
@@ -89,7 +89,7 @@ func (t *table) published(s *Summary) []Published {
 	return out
 }
 
-// theirValue is a published value in the unit of results; a latency is that of a round trip.
+// theirValue returns a published value in the unit of results. A latency is that of a round trip.
 func theirValue(p v1alpha1.Published) (Figure, string) {
 	amount, unit, times, _ := p.Value.Amount() // checked by Parse
 	if p.OneWay {
@@ -102,8 +102,8 @@ func theirValue(p v1alpha1.Published) (Figure, string) {
 	return f, unit
 }
 
-// ours is what the experiment measured for a published figure, and in how many blocks, or why there is
-// nothing. A ratio has the published baseline, even if the experiment compares with another one.
+// ours returns the measured figure for a published one, and the number of its blocks, or the reason why there is none. A
+// ratio is relative to the published baseline, even if the experiment compares with another one.
 func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 	at := At(p.Workload, p.Pairs)
 	own := s.row(p.Variant, p.Workload, p.Pairs, p.Metric)
@@ -128,7 +128,7 @@ func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 	return &Figure{r.Versus.Ratio, r.Versus.CI95[:]}, r.Versus.N, ""
 }
 
-// judge compares theirs with ours, both in one unit.
+// judge compares their figure with ours. Both are in the same unit.
 func (b *Published) judge(spec v1alpha1.Spec) {
 	low, high := b.Ours.ends()
 	from, to := b.Theirs.ends()
@@ -140,7 +140,7 @@ func (b *Published) judge(spec v1alpha1.Spec) {
 	none := 1 + spec.Margin
 	effect := b.Versus != "" && math.Max(at, 1/at) > none
 	switch {
-	// An interval that theirs is outside of proves a difference, however wide it is.
+	// If theirs is outside of our interval, they differ, however wide the interval is.
 	case from > high*none || to < low/none:
 		b.Verdict = Differs
 	case high > spec.Precision*low:

@@ -10,7 +10,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// TestAgreement: theirs agrees where it meets our interval, widened by the margin, and our interval is precise enough.
+// TestAgreement: their figure agrees if it overlaps with our interval, widened by the margin, and our interval is
+// precise enough.
 func TestAgreement(t *testing.T) {
 	gain, loss, wide, nothing := Figure{1.1, []float64{1.05, 1.2}}, Figure{0.9, []float64{0.8, 0.95}}, Figure{0.91, []float64{0.47, 1.74}}, Figure{1, []float64{0.9, 1.1}}
 	for name, c := range map[string]struct {
@@ -48,14 +49,14 @@ func TestAgreement(t *testing.T) {
 			t.Errorf("%s: %s, %q, ours is %g times theirs; want %s, %g", name, b.Verdict, b.Why, b.Times, c.want, c.times)
 		}
 	}
-	// A value has no effect that it could lack: 1 is a number like any other.
+	// A value has no effect that could be missing: 1 is a number like any other.
 	b := Published{Theirs: Figure{Value: 1.08}, Ours: &nothing}
 	if b.judge(v1alpha1.Spec{Margin: 0.02, Precision: 1.5}); b.Verdict != Agrees {
 		t.Errorf("a value: %s, %s", b.Verdict, b.Why)
 	}
 }
 
-// TestValuesOnLogs: values that scatter by a factor have no interval that reaches below 0.
+// TestValuesOnLogs: the interval of values that scatter by a factor does not reach below 0.
 func TestValuesOnLogs(t *testing.T) {
 	exp := experiment("base")
 	exp.Spec.Runs.N, exp.Spec.Precision, exp.Spec.Workloads, exp.Spec.Pairs = 2, 1.5, exp.Spec.Workloads[:1], []int{1}
@@ -84,7 +85,7 @@ func analyzed(t *testing.T, exp *v1alpha1.Experiment, all []record.Trial) *Summa
 	return s
 }
 
-// TestPublishedFigures: what of ours a figure is set beside, and why there is nothing.
+// TestPublishedFigures: which of our figures is compared with a published one, or why there is none.
 func TestPublishedFigures(t *testing.T) {
 	exp := experiment("base", "fast", "faster", "never")
 	exp.Spec.Runs.N, exp.Spec.Margin, exp.Spec.Precision = 6, 0.02, 1.5

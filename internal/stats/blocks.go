@@ -16,11 +16,10 @@ const PilotBlocks = v1alpha1.AutoFirstBlocks
 // (2.8) is no larger than for five blocks alone.
 const leastBlocks = PilotBlocks + 4
 
-// BlocksWanted is the total number of blocks that exp needs, and the reason in
-// a few words. With runs: auto, only the scatter within the pilot decides: the
-// number is that at which the widest interval of a primary metric has the
-// requested width, at least four more than the pilot, and at most runs.max.
-// Before the end of the pilot it is the minimum.
+// BlocksWanted returns the total number of blocks that exp needs, and the reason in a few words.
+// With runs: auto, only the scatter within the pilot decides: the widest interval of a primary
+// metric must reach the requested width. The number is at least four more than the pilot, and at
+// most runs.max. Before the end of the pilot it is the minimum.
 func BlocksWanted(exp *v1alpha1.Experiment, trials []record.Trial) (blocks int, why string, err error) {
 	runs := exp.Spec.Runs
 	if !runs.Auto {
@@ -50,13 +49,14 @@ func BlocksWanted(exp *v1alpha1.Experiment, trials []record.Trial) (blocks int, 
 		}
 		at, ratios, err := logRatios(c, base, c.primary)
 		if err != nil || len(ratios) < 2 {
-			continue // Analyze warns of it
+			continue // Analyze warns about it
 		}
 		e := t.mean(at, ratios)
 		n := leastBlocks + sort.Search(runs.Max-leastBlocks, func(more int) bool {
 			n := float64(leastBlocks + more)
 			se := e.se * math.Sqrt(float64(e.n)/n)
-			// Narrow enough: a ratio as far off as the width would be a finding.
+			// Narrow enough: a ratio that differs from 1 by the width would be
+			// significant.
 			return beyond(math.Log1p(runs.Width)/se, n-PilotBlocks) <= alpha
 		})
 		if n > blocks {

@@ -10,8 +10,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// alternating is a series that is off by a factor, up and down in turn, so that
-// its logs have a known scatter.
+// alternating is a series of values that differ from 1 by a factor, up and down in turn,
+// so that the scatter of their logs is known.
 func alternating(blocks int, by float64) []float64 {
 	xs := make([]float64, blocks)
 	for i := range xs {
@@ -63,8 +63,9 @@ func TestBlocksWanted(t *testing.T) {
 	}
 }
 
-// The blocks that decided how many there are have no say in the scatter: here
-// they are quiet and the rest is not. Without a choice all have one.
+// TestAnalyzeAuto: the blocks that decided the number of blocks do not count for the
+// scatter. Here they are quiet and the others are not. If the number was set, all blocks
+// count.
 func TestAnalyzeAuto(t *testing.T) {
 	xs := slices.Concat(flat(8), alternating(12, 0.1))
 	logs := make([]float64, len(xs))

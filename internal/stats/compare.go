@@ -11,22 +11,23 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Result is what one run of an experiment left.
+// Result has the trials of one run of an experiment.
 type Result struct {
-	// Name tells it from another run of the same experiment.
+	// Name distinguishes the run from others of the same experiment.
 	Name       string
 	Experiment *v1alpha1.Experiment
 	Trials     []record.Trial
 }
 
-// Only narrows a comparison down, by names; an empty list is no limit.
+// Only limits a comparison to names. An empty list is no limit.
 type Only struct{ Variants, Workloads, Metrics []string }
 
 func (o Only) has(c *cell) bool {
 	return among(o.Variants, c.variant.Name) && among(o.Workloads, c.workload.Name)
 }
 
-// decides tells whether a gate considers a metric of a cell: a requested one, or by default the primary one.
+// decides reports whether a gate considers a metric of a cell: a requested one, or by default the primary
+// one.
 func (o Only) decides(c *cell, metric string) bool {
 	if len(o.Metrics) > 0 {
 		return slices.Contains(o.Metrics, metric)
@@ -39,7 +40,7 @@ func among(names []string, name string) bool { return len(names) == 0 || slices.
 // Side is one of the two runs.
 type Side struct {
 	Name string `json:"name"`
-	// Unfinished says what the run still lacks, empty for one that is done.
+	// Unfinished says what the run still lacks. It is empty for a complete run.
 	Unfinished string `json:"unfinished,omitempty"`
 }
 
@@ -47,11 +48,11 @@ type Side struct {
 type Comparison struct {
 	Before Side `json:"before"`
 	After  Side `json:"after"`
-	// Margin within which a ratio is the same.
+	// Margin within which a ratio counts as the same.
 	Margin float64 `json:"margin"`
 	// Changes are the rows that both runs have, in the order of the second.
 	Changes []Change `json:"changes"`
-	// Missing are cells that only one run has numbers of, in words.
+	// Missing are the cells that only one run has, in words.
 	Missing []string `json:"missing"`
 	Gate    Gate     `json:"gate"`
 }
@@ -65,22 +66,21 @@ type Change struct {
 	Primary bool `json:"primary"`
 }
 
-// Gate is what a pipeline does with a comparison.
+// Gate is the verdict of a comparison, for a pipeline to act on.
 type Gate string
 
-// Every primary row is the same or faster; or at least one is slower; or none is,
-// but one is inconclusive or missing.
+// good: every primary row is the same or faster. slower: at least one is slower. inconclusive: none is
+// slower, but one is inconclusive or missing.
 const (
 	GateGood         Gate = "good"
 	GateSlower       Gate = "slower"
 	GateInconclusive Gate = "inconclusive"
 )
 
-// Compare tells how b differs from a. Cells are matched by name. Blocks of two
-// runs have nothing in common, so they are not paired: the interval is Welch's
-// on logs. It knows the scatter within each run, not what changed between them
-// besides what is compared. P is adjusted by Holm over all primary rows, and
-// over all others. The margin is b's. A run is the same as itself, however noisy.
+// Compare judges how b differs from a. Cells are matched by name. Blocks of two runs have nothing in common,
+// so they are not paired: the interval is Welch's on logs. It covers the scatter within each run, but not
+// what changed between the runs besides the compared change. P is adjusted by Holm over all primary rows,
+// and over all others. The margin is b's. A run is the same as itself, however noisy.
 func Compare(a, b Result, only Only) (*Comparison, error) {
 	c := &Comparison{Before: Side{Name: a.Name}, After: Side{Name: b.Name}, Margin: b.Experiment.Spec.Margin, Changes: []Change{}, Missing: []string{}, Gate: GateGood}
 	var tables [2]*table
@@ -138,7 +138,7 @@ func compareCell(before, after *table, was, now *cell, metric string) (Change, b
 	return change, true
 }
 
-// logs estimates the mean of a metric's logs, where it has some.
+// logs estimates the mean of a metric's logs. It is false if a value has no log, or if there are no values.
 func (t *table) logs(c *cell, metric string) (estimate, bool) {
 	blocks, values := c.series(metric)
 	for i, x := range values {

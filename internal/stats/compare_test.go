@@ -75,7 +75,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestCompareOnly: what is not asked for has no say, and a metric that is has one.
+// TestCompareOnly: metrics that were not requested do not decide, and a requested one
+// does.
 func TestCompareOnly(t *testing.T) {
 	made := func(name string, stream, p50, p99 float64) Result {
 		r := Result{Name: name, Experiment: experiment("base", "rps")}

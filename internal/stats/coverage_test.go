@@ -15,8 +15,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// world is how simulated trials come out: the truth of the variant, times what
-// the machine does at that time, times noise.
+// world simulates trials. A result is the truth of the variant, times the drift of the machine at that time,
+// times noise.
 type world struct {
 	// truth of each variant; the first is the baseline's and is 1.
 	truth []float64
@@ -26,7 +26,7 @@ type world struct {
 	noise func(r *rand.Rand, variant, block int) float64
 }
 
-// As many variants as were published, and two.
+// The number of published variants, and two.
 var (
 	seven = []float64{1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3}
 	two   = seven[:2]
@@ -44,12 +44,12 @@ func (w world) trial(r *rand.Rand, variant, block, at int) record.Trial {
 	}
 }
 
-// block is every variant once, in random order, at the times that follow.
+// block returns a trial of every variant, in random order, at the time of the block.
 func (w world) block(r *rand.Rand, block int) []record.Trial {
 	return w.blockAt(r, block, (block-1)*len(w.truth))
 }
 
-// blockAt is a block after so many trials.
+// blockAt returns a block that starts after the given number of trials.
 func (w world) blockAt(r *rand.Rand, block, at int) []record.Trial {
 	ts := make([]record.Trial, 0, len(w.truth))
 	for i, v := range r.Perm(len(w.truth)) {
@@ -68,7 +68,7 @@ func (w world) experiment() *v1alpha1.Experiment {
 	return exp
 }
 
-// covers tells whether a row's interval holds the true ratio.
+// covers reports whether a row's interval holds the true ratio.
 func (w world) covers(r Row) bool {
 	truth := w.truth[r.Variant[0]-'0']
 	return r.Versus.CI95[0] <= truth && truth <= r.Versus.CI95[1]
@@ -87,8 +87,8 @@ func normal(sd float64) func(*rand.Rand, int, int) float64 {
 	return func(r *rand.Rand, _, _ int) float64 { return sd * r.NormFloat64() }
 }
 
-// heavy has Student's t with three degrees of freedom, rare and wide outliers,
-// scaled to the standard deviation.
+// heavy has noise by Student's t with three degrees of freedom, which has rare and wide outliers, scaled to
+// the standard deviation.
 func heavy(sd float64) func(*rand.Rand, int, int) float64 {
 	return func(r *rand.Rand, _, _ int) float64 {
 		a, b, c := r.NormFloat64(), r.NormFloat64(), r.NormFloat64()
@@ -96,9 +96,9 @@ func heavy(sd float64) func(*rand.Rand, int, int) float64 {
 	}
 }
 
-// disturbed loses 10 to 50 % of one trial in twenty, from a variant on.
+// disturbed has trials that lose 10 to 50 %: one in twenty, of the variants from the given one on.
 func disturbed(sd float64, from int) func(*rand.Rand, int, int) float64 {
-	// The mean of ln x for x uniform in 0.5–0.9 is that of x·ln x − x over 0.4.
+	// The mean of ln x for x uniform in 0.5–0.9 is the increase of x·ln x − x, divided by 0.4.
 	integral := func(x float64) float64 { return x*math.Log(x) - x }
 	shift := 0.05 * (integral(0.9) - integral(0.5)) / 0.4
 	return func(r *rand.Rand, v, _ int) float64 {
@@ -113,8 +113,8 @@ func disturbed(sd float64, from int) func(*rand.Rand, int, int) float64 {
 	}
 }
 
-// skewed trials are held up, by exponential factors, variants other than the
-// baseline by a multiple of that.
+// skewed has trials that are delayed by exponential factors. For variants other than the baseline the delay
+// is a multiple of the baseline's.
 func skewed(sd, multiple float64) func(*rand.Rand, int, int) float64 {
 	return func(r *rand.Rand, v, _ int) float64 {
 		if v > 0 {
@@ -124,21 +124,22 @@ func skewed(sd, multiple float64) func(*rand.Rand, int, int) float64 {
 	}
 }
 
-// rising by 18 % within so many trials, which the published baseline did within
-// its own twenty (TestPublished).
+// rising drifts up by 18 % within a number of trials. The published baseline did that within its own twenty
+// (TestPublished).
 func rising(trials float64) func(float64) float64 {
 	return func(at float64) float64 { return 1 + 0.18*at/trials }
 }
 
-// published is how many experiments of each kind the figures in docs/results/method.md come from.
+// published is the number of experiments of each kind behind the figures in docs/results/method.md.
 const published = 10_000
 
-// simulated is how many there are now. All of them take minutes of both CPUs, so they are left to make
-// soak: a twentieth finds an interval that is too narrow by two or three points of coverage.
+// simulated is the number of experiments of each kind in this run. The published number takes minutes of both
+// CPUs, so only make soak runs it: a twentieth finds an interval that is too narrow by two or three points of
+// coverage.
 var simulated = flag.Int("simulated", published/20, fmt.Sprintf("experiments of each kind in a simulation, %d for those of docs/results/method.md", published))
 
-// shown checks that a page of docs has the line as it came out; of fewer experiments than those on the page,
-// that it has a line of what was simulated.
+// shown checks that a page of the docs has exactly this line. With fewer experiments than published, it only
+// checks that the page has a line about this simulation.
 func shown(t *testing.T, doc, line string) {
 	t.Helper()
 	t.Log(line)
@@ -157,9 +158,9 @@ func shown(t *testing.T, doc, line string) {
 	}
 }
 
-// within tells whether a simulated share lies in the bounds. The share of as many
-// experiments as were published is known to ±0.22 points at one standard error; three
-// are allowed where the truth lies on a bound. Of fewer it is known less well.
+// within checks that a simulated share lies in the bounds. With the published number of experiments, the
+// standard error of a share is 0.22 points. Three standard errors are allowed if the truth lies on a bound.
+// With fewer experiments the error is larger.
 func within(t *testing.T, share, low, high float64) {
 	t.Helper()
 	slack := 3 * (standardError(float64(*simulated)) - standardError(published))
@@ -169,7 +170,7 @@ func within(t *testing.T, share, low, high float64) {
 	}
 }
 
-// standardError is that of a share which is 5 or 95 % in truth, of n experiments.
+// standardError returns the standard error of a share whose true value is 5 or 95 %, over n experiments.
 func standardError(n float64) float64 { return math.Sqrt(0.05 * 0.95 / n) }
 
 func TestCoverage(t *testing.T) {
@@ -214,8 +215,8 @@ func TestCoverage(t *testing.T) {
 	}
 }
 
-// Twenty runs of one variant, then twenty of the next, on the machines of
-// TestCoverage: what the origin experiment did, with the interval for it.
+// TestCoverageSequential simulates twenty runs of one variant, then twenty of the next, on the machines of
+// TestCoverage. The original experiment did that, and the test uses the interval for it.
 func TestCoverageSequential(t *testing.T) {
 	t.Parallel()
 	for i, c := range []struct {
@@ -249,10 +250,10 @@ func TestCoverageSequential(t *testing.T) {
 	}
 }
 
-// runs: auto, from the pilot to the interval. One comparison alone is the
-// hardest case: its own pilot decides how long it runs. Beside it what other
-// intervals would have covered after the same blocks: Stein's, which rests on
-// the pilot's scatter alone, and that which pays no heed to the choice.
+// TestCoverageAuto simulates runs: auto, from the pilot to the interval. A single comparison is the hardest
+// case, because its own pilot decides how long it runs. The test also shows the coverage of two other
+// intervals after the same blocks: Stein's, which uses only the pilot's scatter, and one that ignores how the
+// number of blocks was chosen.
 func TestCoverageAuto(t *testing.T) {
 	t.Parallel()
 	loud := func(r *rand.Rand, _, block int) float64 {
@@ -264,8 +265,8 @@ func TestCoverageAuto(t *testing.T) {
 	for i, c := range []struct {
 		name  string
 		world world
-		// The truth is 95 % exactly for normal noise, so the bound leaves three
-		// standard errors of a simulated share.
+		// For normal noise the true coverage is exactly 95 %, so the bound leaves three standard
+		// errors of a simulated share.
 		low float64
 	}{
 		{"log-normal noise, SD 1 %", world{two, nil, normal(0.01)}, 0.95},
@@ -306,7 +307,7 @@ func TestCoverageAuto(t *testing.T) {
 						hits++
 					}
 				}
-				// The others for the first variant.
+				// The other intervals, for the first variant.
 				tb, err := sortTrials(exp, ts)
 				if err != nil {
 					t.Fatal(err)
@@ -336,8 +337,8 @@ func TestCoverageAuto(t *testing.T) {
 	}
 }
 
-// Holm: with all variants like the baseline, or half of them, one experiment in
-// twenty at most calls any of those faster or slower.
+// TestCoverageFamily: Holm. If all variants, or half of them, are like the baseline, at most one experiment
+// in twenty calls any of those faster or slower.
 func TestCoverageFamily(t *testing.T) {
 	t.Parallel()
 	for i, c := range []struct {
@@ -352,7 +353,7 @@ func TestCoverageFamily(t *testing.T) {
 			r := rand.New(rand.NewPCG(4, uint64(i)))
 			w := world{c.truth, rising(140), normal(0.05)}
 			exp := w.experiment()
-			exp.Spec.Margin = 0 // nothing is the same, so that every finding shows
+			exp.Spec.Margin = 0 // nothing counts as the same, so that every finding shows
 			wrong := 0
 			for range *simulated {
 				var ts []record.Trial
@@ -373,8 +374,8 @@ func TestCoverageFamily(t *testing.T) {
 	}
 }
 
-// A variant that is off by just the margin may be called the same in one
-// experiment of twenty at most.
+// TestCoverageSame: if a variant differs by exactly the margin, at most one experiment in twenty calls it the
+// same.
 func TestCoverageSame(t *testing.T) {
 	t.Parallel()
 	for i, c := range []struct {
@@ -408,8 +409,8 @@ func TestCoverageSame(t *testing.T) {
 	}
 }
 
-// Published effects beside comparisons of ours that find none, and beside others that find the same effect: a
-// comparison that could not have told one from the other must not count as an agreement.
+// TestCoverageAgreement compares published effects with simulated results, some without an effect and some
+// with the same one. A result that could not tell one from the other must not count as an agreement.
 func TestCoverageAgreement(t *testing.T) {
 	t.Parallel()
 	const comparisons = 200
@@ -417,7 +418,7 @@ func TestCoverageAgreement(t *testing.T) {
 		name   string
 		noise  float64
 		blocks int
-		same   int // at least so many agree if ours is their effect
+		same   int // minimum number that agree if ours has their effect
 	}{
 		{"noise of SD 5 %, 20 blocks", 0.05, 20, 190},
 		{"noise of SD 5 %, 5 blocks", 0.05, 5, 170},
@@ -426,7 +427,8 @@ func TestCoverageAgreement(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(10, uint64(i)))
-			// verdicts of 200 comparisons, whose effects are spread evenly on logs from 1.05 to 2
+			// verdicts counts the verdicts of 200 comparisons, whose effects are spread evenly on
+			// logs from 1.05 to 2
 			verdicts := func(truth func(effect float64) float64) (count map[Agreement]int, met int) {
 				count = map[Agreement]int{}
 				for k := range comparisons {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Crossover is the value on the axis at which the verdict of one series against another changes. It is
+// Crossover is the value on the axis at which the verdict on one series against another changes. It is
 // interpolated between two measured values.
 type Crossover struct {
 	From Verdict `json:"from"` // verdict below it: faster, slower or same
@@ -15,8 +15,8 @@ type Crossover struct {
 	CI95  [2]float64 `json:"ci95"` // 95 % interval of the value
 }
 
-// crossovers of a series: one between two points with different verdicts, if all between them are
-// inconclusive. There are none if the runs of two variants are not paired.
+// crossovers returns the crossovers of a series: one between two points with different verdicts, if all
+// points between them are inconclusive. There are none if the runs of two variants are not paired.
 func (t *table) crossovers(s *Series) []Crossover {
 	if !t.paired() {
 		return nil
@@ -31,7 +31,7 @@ func (t *table) crossovers(s *Series) []Crossover {
 			below := s.Points[from].Versus
 			level, ok := t.level(below, p.Versus)
 			if !ok {
-				continue // a point farther on may be clear
+				continue // a later point may be clear
 			}
 			if below.Verdict != p.Versus.Verdict {
 				if c, ok := t.relation(s.Points[from:i+1], s.Metric).crossing(level); ok {
@@ -45,9 +45,9 @@ func (t *table) crossovers(s *Series) []Crossover {
 	return out
 }
 
-// level is the log ratio that is crossed between two points: that of 1 between faster and slower, and
-// that of the margin between same and either. It is false for a point that does not tell on which
-// side of the level it is, since its interval includes the margin.
+// level returns the log ratio that is crossed between two points: log 1 between faster and slower, and the
+// log of the margin between same and either. It is false if the interval of a point includes the margin, so
+// that the side of the level is unknown.
 func (t *table) level(a, b *Versus) (level float64, ok bool) {
 	margin := 1 + t.exp.Spec.Margin
 	decided := func(v *Versus) bool { return v.Verdict == Same || v.CI95[0] > margin || v.CI95[1] < 1/margin }
@@ -61,8 +61,8 @@ func (t *table) level(a, b *Versus) (level float64, ok bool) {
 	return level, decided(a) && decided(b)
 }
 
-// relation is the log ratio of two series along the axis: a straight line from each point to the next
-// over the logarithm of the axis, block by block.
+// relation is the log ratio of two series along the axis. In every block, straight lines connect the points
+// over the logarithm of the axis.
 type relation struct {
 	logs          []float64 // of the values of the points
 	blocks        []int     // that have all points
@@ -93,15 +93,15 @@ func (t *table) relation(points []Point, metric string) relation {
 	return r
 }
 
-// in tells whether a block has the point's ratio.
+// in reports whether a block has the point's ratio.
 func (p Point) in(block int, metric string) bool {
 	_, own := p.cell.value(block, metric)
 	_, other := p.versus.value(block, metric)
 	return own && other
 }
 
-// at estimates the log ratio at a place between points: 1.5 is in the middle between the second and
-// the third.
+// at estimates the log ratio at a place between points: 1.5 is in the middle between the second and the third
+// point.
 func (r relation) at(place float64) estimate {
 	i := min(int(place), len(r.ratios)-2)
 	between := func(of [][]float64) []float64 {
@@ -114,18 +114,18 @@ func (r relation) at(place float64) estimate {
 	return r.within(r.blocks, between(r.ratios), between(r.apart))
 }
 
-// value on the axis of a place between points.
+// value returns the value on the axis for a place between points.
 func (r relation) value(place float64) float64 {
 	i := min(int(place), len(r.logs)-2)
 	return math.Exp(r.logs[i] + (place-float64(i))*(r.logs[i+1]-r.logs[i]))
 }
 
-// crossing is where the log ratio crosses a level; the first point and the last lie on different sides of it.
-// At each place, a t-test of the blocks' log ratios tests whether the log ratio equals the level there. The
-// interval consists of the places where the test does not reject that (Fieller, "Some problems in interval
-// estimation", Journal of the Royal Statistical Society B 16, 1954), so it covers as often as the interval of
-// a ratio does. If there are several crossings, crossing is the last one, and the interval contains all of
-// them.
+// crossing returns the place at which the log ratio crosses a level. The first point and the last lie on
+// different sides of it. At each place, a t-test of the blocks' log ratios tests whether the log ratio equals
+// the level there. The interval consists of the places where the test does not reject that (Fieller, "Some
+// problems in interval estimation", Journal of the Royal Statistical Society B 16, 1954), so it has the same
+// coverage as the interval of a ratio. If there are several crossings, crossing returns the last one, and the
+// interval contains all of them.
 func (r relation) crossing(level float64) (c Crossover, ok bool) {
 	if len(r.blocks) < 2 {
 		return c, false
@@ -151,7 +151,7 @@ func (r relation) crossing(level float64) (c Crossover, ok bool) {
 	return c, true
 }
 
-// change is the first place between two where a condition changes.
+// change returns the first place between from and to at which a condition changes.
 func change(from, to float64, condition func(float64) bool) (float64, bool) {
 	const steps, halvings = 64, 24
 	first, before := condition(from), from

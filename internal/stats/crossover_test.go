@@ -11,7 +11,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// lines is an experiment of two series over 1 to 16 pairs, 1 versus 0.
+// lines returns an experiment with two series over 1 to 16 pairs. The second is compared with the
+// first.
 func lines() *v1alpha1.Experiment {
 	exp := experiment("0", "1")
 	exp.Spec.Pairs, exp.Spec.Workloads = []int{1, 2, 4, 8, 16}, exp.Spec.Workloads[:1]
@@ -22,7 +23,7 @@ func lines() *v1alpha1.Experiment {
 	return exp
 }
 
-// alongPairs is what so many blocks say of the second series, whose true ratios to the first these are.
+// alongPairs returns the second series after a number of blocks, given its true ratios to the first.
 func alongPairs(t *testing.T, r *rand.Rand, w world, ratios []float64, blocks int) Series {
 	t.Helper()
 	exp := lines()
@@ -43,7 +44,7 @@ func alongPairs(t *testing.T, r *rand.Rand, w world, ratios []float64, blocks in
 	return table.series()[1]
 }
 
-// straight are ratios from one at the first number of pairs to one at the last, evenly.
+// straight returns ratios from one at the first number of pairs to one at the last, evenly spaced.
 func straight(from, to float64) []float64 {
 	out := make([]float64, 5)
 	for i := range out {
@@ -52,7 +53,7 @@ func straight(from, to float64) []float64 {
 	return out
 }
 
-// where the line through ratios crosses a level.
+// where returns the value at which the line through ratios crosses a level.
 func where(ratios []float64, level float64) float64 {
 	for i := range ratios[1:] {
 		a, b := math.Log(ratios[i]/level), math.Log(ratios[i+1]/level)
@@ -63,7 +64,8 @@ func where(ratios []float64, level float64) float64 {
 	return math.NaN()
 }
 
-// Of all experiments that report a crossover, how many have the true one in an interval.
+// TestCoverageCrossover shows how many of the experiments that report a crossover have the true one in
+// its interval.
 func TestCoverageCrossover(t *testing.T) {
 	t.Parallel()
 	for i, c := range []struct {
@@ -82,7 +84,7 @@ func TestCoverageCrossover(t *testing.T) {
 		{"0.6 to 1.1", straight(0.6, 1.1), 1, world{noise: normal(0.05)}, 20, 0.94, 0.96},
 		{"0.9 to 1.1", straight(0.9, 1.1), 1, world{noise: normal(0.05)}, 20, 0.94, 0.96},
 		{"0.95 to 1.05", straight(0.95, 1.05), 1, world{noise: normal(0.05)}, 20, 0.94, 1},
-		{"0.8 to 1.02", straight(0.8, 1.02), 1, world{noise: normal(0.05)}, 20, 0.85, 1}, // what is found is found too soon
+		{"0.8 to 1.02", straight(0.8, 1.02), 1, world{noise: normal(0.05)}, 20, 0.85, 1}, // crossovers are found too soon
 		{"1 up to 4 pairs, 0.9 at 8, 0.7 at 16, noise of SD 1 %", []float64{1, 1, 1, 0.9, 0.7}, 1 / 1.02, world{noise: normal(0.01)}, 20, 0.94, 0.96},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -106,8 +108,8 @@ func TestCoverageCrossover(t *testing.T) {
 	}
 }
 
-// Where the truth has no crossover, how many experiments report one, and how many find a difference at
-// any value where there is none.
+// TestCoverageNoCrossover shows how many experiments report a crossover that does not exist, and how
+// many find a difference at a value without one.
 func TestCoverageNoCrossover(t *testing.T) {
 	t.Parallel()
 	for i, c := range []struct {

@@ -9,8 +9,8 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// alpha is the accepted error rate: of intervals that miss the truth, and of
-// any false difference among the variants of one family.
+// alpha is the accepted error rate: the share of intervals that miss the truth, and of families of variants
+// with any false difference.
 const alpha = 0.05
 
 // estimate is a mean with its standard error, on the scale of its values.
@@ -58,13 +58,13 @@ func Mean(values []float64) (m float64, ci95 [2]float64) {
 	return e.mean, e.interval()
 }
 
-// sumOfSquares about the mean.
+// sumOfSquares returns the sum of squares about the mean.
 func sumOfSquares(xs []float64) float64 {
 	return stat.Variance(xs, nil) * float64(len(xs)-1)
 }
 
-// minus is the difference of two means that share no blocks: Welch's, whose two
-// variances need not be equal.
+// minus estimates the difference of two means that share no blocks. The method is Welch's, which allows two
+// different variances.
 func (e estimate) minus(o estimate) estimate {
 	d := estimate{n: min(e.n, o.n), mean: e.mean - o.mean, se: math.Hypot(e.se, o.se)}
 	if d.n < 2 {
@@ -79,7 +79,7 @@ func (e estimate) minus(o estimate) estimate {
 	return d
 }
 
-// halfWidth of the 95 % interval; 0 for n 1, which has none.
+// halfWidth returns half the width of the 95 % interval. It is 0 for n 1, which has no interval.
 func (e estimate) halfWidth() float64 {
 	if e.se == 0 {
 		return 0
@@ -92,8 +92,7 @@ func (e estimate) interval() [2]float64 {
 	return [2]float64{e.mean - h, e.mean + h}
 }
 
-// p is the two-sided p-value of a true mean of 0. For n 1 there is none, and p
-// is 1.
+// p returns the two-sided p-value of a true mean of 0. It is 1 for n 1, which has no p-value.
 func (e estimate) p() float64 {
 	switch {
 	case e.n < 2 || e.mean == 0:
@@ -104,14 +103,14 @@ func (e estimate) p() float64 {
 	return beyond(e.mean/e.se, e.df)
 }
 
-// beyond is the probability that Student's t is as far from 0 as x is.
+// beyond returns the probability that Student's t is at least as far from 0 as x.
 func beyond(x, df float64) float64 { return 2 * student(df).CDF(-math.Abs(x)) }
 
 func student(df float64) distuv.StudentsT { return distuv.StudentsT{Sigma: 1, Nu: df} }
 
-// holm adjusts p-values: at most one family in twenty has a false difference
-// among those of at most 0.05 (Holm, "A simple sequentially rejective multiple
-// test procedure", Scandinavian Journal of Statistics 6, 1979).
+// holm adjusts p-values so that at most one family in twenty has a false difference among its p-values of at
+// most 0.05 (Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+// Statistics 6, 1979).
 func holm(ps []float64) []float64 {
 	rank := make([]int, len(ps))
 	for i := range rank {
@@ -127,8 +126,8 @@ func holm(ps []float64) []float64 {
 	return adjusted
 }
 
-// trend of a series over its blocks: how far its last quarter lies above its
-// first, 0.18 being 18 %, and whether the slope of its logs is significant.
+// trend returns how far the last quarter of a series lies above its first (0.18 means 18 %), and whether the
+// slope of its logs is significant.
 func trend(blocks []int, values []float64) (rise float64, significant bool) {
 	n := len(values)
 	if n < 4 {
@@ -144,6 +143,6 @@ func trend(blocks []int, values []float64) (rise float64, significant bool) {
 	quarter := n / 4
 	rise = math.Expm1(stat.Mean(logs[n-quarter:], nil) - stat.Mean(logs[:quarter], nil))
 	r, df := stat.Correlation(at, logs, nil), float64(n-2)
-	// No scatter at all is no trend: the correlation is not a number then.
+	// Without any scatter there is no trend: the correlation is NaN then.
 	return rise, beyond(r*math.Sqrt(df/(1-r*r)), df) <= alpha
 }

@@ -37,9 +37,9 @@ func TestWelch(t *testing.T) {
 	near(t, "p", e.p(), 0.07939, 1e-5)
 }
 
-// After a pilot of four the scatter is that of the other six, and that between
-// the four and the six, each worked out on its own here; but if the pilot's is
-// larger than theirs, it is that of all.
+// TestMeanAfterPilot: after a pilot of four, the scatter is that within the other six,
+// and that between the four and the six. Each is computed separately here. If the
+// pilot's scatter is larger, the scatter of all values counts.
 func TestMeanAfterPilot(t *testing.T) {
 	xs := differences()
 	before, after := mean(xs[:4], 0), mean(xs[4:], 0)
@@ -49,8 +49,8 @@ func TestMeanAfterPilot(t *testing.T) {
 	near(t, "loud pilot", mean(xs, 4), estimate{n: 10, mean: -1.58, se: mean(xs, 0).se, df: 6}, 1e-12)
 }
 
-// What has no scatter, or no second value, must not become NaN, which JSON
-// cannot hold, nor an interval that looks like knowledge.
+// TestDegenerate: values without scatter, or a single value, must not give NaN, which
+// JSON cannot represent, nor an interval that suggests precision.
 func TestDegenerate(t *testing.T) {
 	one, flat := mean([]float64{2}, 0), mean([]float64{2, 2, 2}, 0)
 	for _, c := range []struct {
@@ -71,7 +71,8 @@ func TestDegenerate(t *testing.T) {
 	}
 }
 
-// R: p.adjust(c(0.03, 0.01, 0.05, 0.02, 0.04), "holm"), and with a p above 0.5.
+// TestHolm compares with R: p.adjust(c(0.03, 0.01, 0.05, 0.02, 0.04), "holm"), and has
+// a p above 0.5.
 func TestHolm(t *testing.T) {
 	near(t, "five", holm([]float64{0.03, 0.01, 0.05, 0.02, 0.04}), []float64{0.09, 0.05, 0.09, 0.08, 0.09}, 1e-12)
 	near(t, "capped", holm([]float64{0.7, 0.6}), []float64{1, 1}, 0)

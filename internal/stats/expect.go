@@ -9,11 +9,11 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Outcome of an expectation, or of one comparison that it asks for.
+// Outcome of an expectation, or of one of its comparisons.
 type Outcome string
 
-// An expectation is met where all its comparisons are, failed where one is, and else
-// inconclusive.
+// An expectation is met if all its comparisons are, failed if any is, and inconclusive
+// otherwise.
 const (
 	OutcomeMet          Outcome = "met"
 	OutcomeFailed       Outcome = "failed"
@@ -27,14 +27,14 @@ type Expected struct {
 	Outcome Outcome `json:"outcome"` // met, failed or inconclusive
 	// Rows are the comparisons of the two variants that the claim is about.
 	Rows []Row `json:"rows"`
-	// Decided are those of Rows that decided the outcome, the farthest from the claim first;
-	// Missing are comparisons for which there are no data, in words.
+	// Decided has the rows that decided the outcome, the farthest from the claim first.
+	// Missing has the comparisons without data, in words.
 	Decided []*Row   `json:"-"`
 	Missing []string `json:"-"`
 }
 
-// expected judges every expectation. A comparison that the summary has is taken from there,
-// so that both say the same; any other is judged by itself.
+// expected judges every expectation. It takes a comparison from the summary if that has it, so
+// that both agree, and judges any other comparison separately.
 func (t *table) expected(s *Summary) []Expected {
 	var out []Expected
 	for _, x := range t.exp.Spec.Expect {
@@ -69,7 +69,7 @@ func (t *table) expected(s *Summary) []Expected {
 	return out
 }
 
-// decide picks the rows that gave the outcome: those that failed, say, of many that did not.
+// decide picks the rows that decided the outcome, for example the ones that failed.
 func (e *Expected) decide(x v1alpha1.Expectation, margin float64) {
 	for i := range e.Rows {
 		if r := &e.Rows[i]; r.meets(x, margin) == e.Outcome {
@@ -86,7 +86,7 @@ func (e *Expected) decide(x v1alpha1.Expectation, margin float64) {
 	slices.SortStableFunc(e.Decided, func(a, b *Row) int { return cmp.Compare(off(b), off(a)) })
 }
 
-// between compares any two variants in one cell, be it a comparison of the experiment or not.
+// between compares any two variants in one cell, whether the experiment compares them or not.
 func (t *table) between(s *Summary, variant, than, workload string, pairs int, metric string) (Row, bool) {
 	if r := s.row(variant, workload, pairs, metric); r != nil && r.Versus != nil && r.Versus.Baseline == than {
 		return *r, true
@@ -105,15 +105,15 @@ func (t *table) between(s *Summary, variant, than, workload string, pairs int, m
 	return r, true
 }
 
-// meets tells whether a comparison is as expected.
+// meets returns the outcome of one comparison.
 func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
 	v := r.Versus
 	switch {
 	case v.Verdict == Slower:
 		return OutcomeFailed
 	case x.NotSlower != "":
-		// Not worse by more than the margin at either end of the interval: more need not
-		// be known.
+		// The worse end of the interval is within the margin. The expectation requires
+		// no more.
 		worst := 1 / v.CI95[1]
 		if metrics.Get(r.Metric).HigherIsBetter() {
 			worst = v.CI95[0]

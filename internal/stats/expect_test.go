@@ -35,7 +35,7 @@ func TestExpected(t *testing.T) {
 		{v1alpha1.Expectation{Variant: "alike", Same: "base"}, OutcomeMet},
 		{v1alpha1.Expectation{Variant: "fast", Same: "base"}, OutcomeFailed},
 		{v1alpha1.Expectation{Variant: "noisy", Same: "base"}, OutcomeInconclusive},
-		// The experiment compares these with base alone.
+		// The experiment compares these only with base.
 		{v1alpha1.Expectation{Variant: "fast", Faster: "slow"}, OutcomeMet},
 		{v1alpha1.Expectation{Variant: "base", Faster: "fast"}, OutcomeFailed},
 		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: metrics.LatencyP50}, OutcomeInconclusive}, // which no workload gives
@@ -61,7 +61,7 @@ func TestExpected(t *testing.T) {
 	}
 }
 
-// TestExpectedOfLatency: which end of the interval is the worst depends on the metric.
+// TestExpectedOfLatency: the metric decides which end of the interval is worse.
 func TestExpectedOfLatency(t *testing.T) {
 	for name, c := range map[string]struct {
 		metric string
@@ -80,8 +80,8 @@ func TestExpectedOfLatency(t *testing.T) {
 	}
 }
 
-// TestExpectedNamesWhatDecided: of a claim on several cells the rows that failed, or are
-// inconclusive, are told from those that are as expected, the worst first.
+// TestExpectedNamesWhatDecided: for a claim on several cells, Decided has only the rows
+// that failed, or are inconclusive, the worst first.
 func TestExpectedNamesWhatDecided(t *testing.T) {
 	exp := experiment("base", "other")
 	exp.Spec.Runs.N = 6

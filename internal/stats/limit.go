@@ -42,11 +42,11 @@ type Resource struct {
 	Shared bool  `json:"shared,omitempty"` // whether processes of other nodes run on the core too
 }
 
-// full is the share from which a resource is a limit. What a NIC counts is a little less
-// than what its rate allows: a packet that is to be segmented has its headers once.
+// full is the share from which a resource is a limit. A NIC counts a little less than its rate allows,
+// because a GSO packet has its headers only once.
 const full = 0.9
 
-// limits are those of all cells that have any.
+// limits returns the limits of all cells that have any.
 func (t *table) limits() []Limit {
 	var all []Limit
 	for _, c := range t.cells {
@@ -57,7 +57,7 @@ func (t *table) limits() []Limit {
 	return all
 }
 
-// limit is what limited a cell. It is false if no NIC is capped and no node has a role.
+// limit returns the limit of a cell. It is false if no NIC has a rate limit and no node has a role.
 func (c *cell) limit() (Limit, bool) {
 	l := Limit{Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs}
 	used, wanted := usage{}, false
@@ -84,11 +84,11 @@ func (c *cell) limit() (Limit, bool) {
 	return l, true
 }
 
-// usage sums up what the trials of a cell used.
+// usage adds up the resources that the trials of a cell used.
 type usage map[resourceKey]*Resource
 
-// resourceKey tells resources apart. A NIC is where its node is, and has two directions; a core is
-// where its node is, or by its number where nodes share it.
+// resourceKey identifies a resource. A NIC is identified by its node, and has two directions. A core is
+// identified by its node, or by its number if nodes share it.
 type resourceKey struct {
 	kind, where string
 	sends       bool
@@ -140,8 +140,8 @@ func (u usage) add(k resourceKey, share float64, load record.Load) {
 	}
 }
 
-// resources are what n trials used in the mean, in the order of the nodes. Of a NIC's two directions
-// the fuller one counts.
+// resources returns the mean use over n trials, in the order of the nodes. For a NIC, only the busier
+// direction counts.
 func (u usage) resources(n int) []Resource {
 	for _, r := range u {
 		r.Share /= float64(n)
@@ -160,7 +160,7 @@ func (u usage) resources(n int) []Resource {
 	return all
 }
 
-// reached are the resources that were a limit. Equal resources of equal nodes are merged into one.
+// reached returns the resources that were a limit. It merges equal resources of equal nodes.
 func reached(all []Resource) []Resource {
 	var limits []Resource
 	for _, r := range all {
@@ -185,7 +185,7 @@ func reached(all []Resource) []Resource {
 	return limits
 }
 
-// with is a set with one more.
+// with adds an element to a set.
 func with[T comparable](all []T, one T) []T {
 	if slices.Contains(all, one) {
 		return all

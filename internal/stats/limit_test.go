@@ -11,7 +11,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// loaded are trials with these loads.
+// loaded adds loads to trials.
 func loaded(ts []record.Trial, loads ...record.Load) []record.Trial {
 	for i := range ts {
 		ts[i].Loads = loads
@@ -19,7 +19,7 @@ func loaded(ts []record.Trial, loads ...record.Load) []record.Trial {
 	return ts
 }
 
-// nic is the load of a node that sends and receives such shares of 1 Gbit/s.
+// nic returns the load of a node that receives and sends at the given shares of 1 Gbit/s.
 func nic(node, role string, receive, send float64) record.Load {
 	return record.Load{Node: node, Role: role, Receive: receive * 1e9, Send: send * 1e9, Rate: 1e9}
 }
@@ -85,7 +85,8 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	// Where nothing is capped and no node has a role, nothing is said of cores either.
+	// If no NIC has a rate limit and no node has a role, cores are not reported
+	// either.
 	if got := limitsOf(t, exp, loaded(trials("base", "stream", 1, metrics.Throughput, 1), record.Load{Node: "node0", Busy: 1})); got != nil {
 		t.Errorf("limits without a cap: %+v", got)
 	}

@@ -14,8 +14,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Mesh is what the links of a mesh gave with one variant and workload, and which nodes and links are worse
-// than the others.
+// Mesh has the results of the links of a mesh with one variant and workload, and the nodes and links that are worse than the
+// others.
 type Mesh struct {
 	Variant  string `json:"variant"`  // name of the variant
 	Workload string `json:"workload"` // name of the workload
@@ -24,7 +24,7 @@ type Mesh struct {
 	Unit   string `json:"unit"` // its unit
 	// Nodes in order, by name.
 	Nodes []string `json:"nodes"`
-	// Links are those that were measured and those that failed, in the order of their clients, then servers.
+	// Links are the measured and the failed links, in the order of their clients, then servers.
 	Links []MeshLink `json:"links"`
 	// Outliers are the nodes and links that are proven worse than the others by more than the mesh's margin:
 	// nodes, then links, the worst first.
@@ -64,7 +64,7 @@ type Outlier struct {
 	CI95  [2]float64 `json:"ci95"` // 95 % interval of the ratio, over the blocks
 	// P is the p-value of "no worse than the margin", adjusted by Holm's procedure over all nodes and links of the mesh.
 	P float64 `json:"p"`
-	// Signs are what else sets it apart from the others.
+	// Signs are further observations that set it apart from the others.
 	Signs []Sign `json:"signs,omitempty"`
 }
 
@@ -92,10 +92,10 @@ const fewNodes = 4
 // RetransmitFloor is the share of retransmitted segments below which no link is named.
 const RetransmitFloor = signShare
 
-// Secondary tells whether the mesh is one beside that of the workload's primary metric.
+// Secondary reports whether the mesh is about another metric than the workload's primary one.
 func (m *Mesh) Secondary() bool { return metrics.Get(m.Metric).OfLinks() }
 
-// meshes are one a variant and workload, in the experiment's order, and of streams further ones of
+// meshes returns a mesh for each variant and workload, in the experiment's order. Streams have further ones, for
 // metrics.ServerCPUPerGB and, over TCP, metrics.RetransmitShare.
 func (t *table) meshes() []Mesh {
 	if t.exp.Spec.Mesh == nil {
@@ -120,7 +120,7 @@ func (t *table) meshes() []Mesh {
 	return all
 }
 
-// grid is a cell's links by block. A value is NaN where there is none.
+// grid has a cell's links by block. A missing value is NaN.
 type grid struct {
 	metric string
 	nodes  []string
@@ -128,7 +128,7 @@ type grid struct {
 	failed []map[[2]int]bool // block: the links that failed in it
 }
 
-// nodeOf is the node of a place: "node1" of "node1/pod0".
+// nodeOf returns the node of a place: "node1" of "node1/pod0".
 func nodeOf(place string) string {
 	name, _, _ := strings.Cut(place, "/")
 	return name
@@ -165,7 +165,7 @@ func newGrid(c *cell, metric string) *grid {
 	return g
 }
 
-// logs are of the values of a block.
+// logs returns the logs of the values of a block.
 func (g *grid) logs(block [][]float64) (logs [][]float64) {
 	floor := 0.0
 	if g.metric == metrics.RetransmitShare {
@@ -181,7 +181,7 @@ func (g *grid) logs(block [][]float64) (logs [][]float64) {
 	return logs
 }
 
-// pairValue is a mesh's metric of one pair.
+// pairValue returns the value of one pair for a mesh's metric.
 func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x float64, ok bool) {
 	switch {
 	case p.Error != "":
@@ -192,7 +192,7 @@ func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x floa
 		return record.RetransmitShare(p.Client.Retransmits+p.Server.Retransmits, p.Client.Bytes), true
 	case c.primary == metrics.Throughput:
 		x = p.Teller(c.workload.Traffic().Tool == v1alpha1.ToolNative).BitsPerSecond
-	case len(tr.PerPair) == 1: // then the trial has what the pair has
+	case len(tr.PerPair) == 1: // the trial has the value of its only pair
 		x = tr.Metrics[c.primary]
 	case p.Client.Latency == "":
 		x = p.Client.Percentiles[c.primary]
@@ -206,7 +206,7 @@ func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x floa
 	return x, x > 0
 }
 
-// natural has node2 before node10.
+// natural compares names so that node2 comes before node10.
 func natural(a, b string) int {
 	digits := func(s string) (head, number string) {
 		head = strings.TrimRight(s, "0123456789")
@@ -256,7 +256,8 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 	return m
 }
 
-// outcomes returns in how many blocks any of some links was measured, and in how many all that were tried failed.
+// outcomes returns the number of blocks in which any of some links was measured, and the number in which all links that were
+// tried failed.
 func (g *grid) outcomes(of func(client, server int) bool) (measured, failed int) {
 	for b, block := range g.values {
 		good, bad := false, false
@@ -277,7 +278,7 @@ func (g *grid) outcomes(of func(client, server int) bool) (measured, failed int)
 	return measured, failed
 }
 
-// failing are the nodes, and links between other nodes, that failed in most blocks. A node fails in a block if all its
+// failing returns the nodes that failed in most blocks, and such links between other nodes. A node fails in a block if all its
 // links do.
 func (g *grid) failing() []Outlier {
 	out := []Outlier{}
@@ -299,18 +300,18 @@ func (g *grid) failing() []Outlier {
 	return out
 }
 
-// effect is what a node or link adds to the log of the metric, by blocks.
+// effect is the effect of a node or link on the log of the metric, by block.
 type effect struct {
 	Outlier
 	values []float64
 	estimate
 }
 
-// outliers tests the effects of nodes as clients, as servers, and of links, which are what the nodes leave
-// unexplained. Each block gives one value of each effect, by a median polish of its links (Tukey, Exploratory
-// Data Analysis, 1977, chapter 11), so a few bad links do not move the effects of nodes.
+// outliers tests the effects of nodes as clients, of nodes as servers, and of links. The effect of a link is the part that its
+// nodes do not explain. Each block gives one value of each effect, by a median polish of its links (Tukey, Exploratory Data
+// Analysis, 1977, chapter 11), so a few bad links do not move the effects of nodes.
 func (g *grid) outliers(higher bool, margin float64) []Outlier {
-	sign := 1.0 // of what is worse
+	sign := 1.0 // sign of an effect that makes things worse
 	if higher {
 		sign = -1
 	}
@@ -364,11 +365,11 @@ func (g *grid) outliers(higher bool, margin float64) []Outlier {
 	return out
 }
 
-// testFamily returns the p-values of effects, which are positive where they are worse. An effect must exceed
-// the margin. The test shrinks its variance towards that of all effects, which has many degrees of freedom even if there
-// are few blocks. Two more conditions protect against values that are not normal; p is 1 unless both hold. First, the
-// effect is above 0 by its own scatter alone, so that one bad block among several does not count. Second, it
-// stands out from the others, so that no node is named where nodes differ by nature.
+// testFamily returns the p-values of effects. Positive effects are bad, and an effect must exceed the margin. The test shrinks
+// the variance of an effect towards that of all effects, which has many degrees of freedom even if there are few blocks. Two
+// more conditions protect against values that are not normal; p is 1 unless both hold. First, the effect is above 0 judged by
+// its own scatter, so that one bad block among several does not count. Second, it stands out from the others, so that no node
+// is named if nodes naturally differ.
 func testFamily(family []*effect, margin float64) []float64 {
 	if len(family) == 0 {
 		return nil
@@ -384,8 +385,8 @@ func testFamily(family []*effect, margin float64) []float64 {
 	for _, x := range means {
 		apart = append(apart, math.Abs(x-middle))
 	}
-	// The median of distances is 0.6745 standard deviations of a normal distribution, and about as precise as
-	// the standard deviation of half as many values.
+	// The median distance of a normal distribution is 0.6745 standard deviations. It is about as precise as the standard
+	// deviation of half as many values.
 	n := float64(len(family))
 	reach := student((n-1)/2).Quantile(1-alpha/2/n) * median(apart) / distuv.UnitNormal.Quantile(0.75)
 	ps := make([]float64, len(family))
@@ -402,8 +403,8 @@ func testFamily(family []*effect, margin float64) []float64 {
 	return ps
 }
 
-// polish takes the links of a block apart: value = typical + client + server + rest. Medians of the clients'
-// and of the servers' effects are 0. What has no value is NaN.
+// polish splits the links of a block: value = typical + client + server + rest. The medians of the clients' and of the servers'
+// effects are 0. Missing values are NaN.
 func polish(block [][]float64) (clients, servers []float64, rest [][]float64) {
 	n := len(block)
 	clients, servers = make([]float64, n), make([]float64, n)
@@ -419,7 +420,7 @@ func polish(block [][]float64) (clients, servers []float64, rest [][]float64) {
 			for j := range n {
 				rest[i][j] -= by
 			}
-			if math.Abs(by) > moved { // not of NaN, where there is no link
+			if math.Abs(by) > moved { // false for NaN, if there is no link
 				moved = math.Abs(by)
 			}
 		}
@@ -450,7 +451,7 @@ func polish(block [][]float64) (clients, servers []float64, rest [][]float64) {
 	return clients, servers, rest
 }
 
-// median of what is a number, NaN if nothing is.
+// median returns the median of the numbers in xs, or NaN if there are none.
 func median(xs []float64) float64 {
 	xs = slices.DeleteFunc(slices.Clone(xs), math.IsNaN)
 	if len(xs) == 0 {
@@ -460,14 +461,14 @@ func median(xs []float64) float64 {
 	return stat.Mean(xs[(len(xs)-1)/2:len(xs)/2+1], nil)
 }
 
-// Limits beyond which something is a sign.
+// A sign must exceed these limits.
 const (
-	signTimes = 3     // as much as the others have
+	signTimes = 3     // times the value of the others
 	signShare = 0.001 // of the segments
 	signDrops = 10    // packets a trial
 )
 
-// signs are further observations about an outlier, from the trials of a cell.
+// signs returns further observations about an outlier, from the trials of a cell.
 func (c *cell) signs(o Outlier) []Sign {
 	var signs []Sign
 	if s, ok := c.retransmits(o); ok {
@@ -499,7 +500,7 @@ func (c *cell) retransmits(o Outlier) (Sign, bool) {
 	return s, s.Value > signShare && s.Value > signTimes*s.Others
 }
 
-// took is which device the packets of a node's NICs used, over all trials.
+// took returns which device the packets of a node's NICs used, over all trials.
 func (c *cell) took(node string) string {
 	var nics []record.VFUse
 	for _, tr := range c.all() {
@@ -513,14 +514,14 @@ func (c *cell) took(node string) string {
 	return way
 }
 
-// vfUp tells whether a node has a virtual function that was up.
+// vfUp reports whether a node has a virtual function that was up.
 func (c *cell) vfUp(node string) bool {
 	return slices.ContainsFunc(c.all(), func(tr *record.Trial) bool {
 		return slices.ContainsFunc(tr.VFs, func(u record.VFUse) bool { return u.Place == node && u.Up })
 	})
 }
 
-// drops are the devices of a node that dropped more than those of its name on other nodes.
+// drops returns the devices of a node that dropped far more packets than devices of the same name on other nodes.
 func (c *cell) drops(node string) (signs []Sign) {
 	counts := make(map[string]map[string]float64) // by device, then place
 	for _, tr := range c.all() {

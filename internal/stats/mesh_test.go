@@ -13,26 +13,26 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// simulatedMesh is n nodes whose links have a throughput of 1 Gbit/s, times what faults leave of it, times
-// what nodes and links are by nature, times noise.
+// simulatedMesh simulates n nodes. A link has a throughput of 1 Gbit/s, times the effects of faults, times the nature of
+// its nodes, times noise.
 type simulatedMesh struct {
 	nodes, blocks int
-	// fault is what is left of a link; nil for all of it.
+	// fault is the remaining share of a link's throughput. If nil, it is 1.
 	fault func(client, server int) float64
-	// once is what is left of a link in block 1 alone; nil for all of it.
+	// once is the remaining share of a link's throughput in block 1 only. If nil, it is 1.
 	once func(client, server int) float64
-	// later is what is left of a link after block 1; nil for all of it.
+	// later is the remaining share of a link's throughput after block 1. If nil, it is 1.
 	later func(client, server int) float64
-	// noisy is how many links have noise ten times as large in every block.
+	// noisy is the number of links with ten times the noise in every block.
 	noisy int
 	// nature is the standard deviation of the logs of nodes.
 	nature float64
 	noise  func(r *rand.Rand) float64
-	// loss is the share of segments that a link loses; nil for none.
+	// loss is the share of segments that a link loses. If nil, no link loses any.
 	loss func(client, server int) float64
 }
 
-// run returns what the throughput shows, if nothing else has outliers.
+// run returns the mesh of the throughput. It fails the test if another mesh has outliers.
 func (s simulatedMesh) run(t *testing.T, r *rand.Rand) Mesh {
 	t.Helper()
 	all := s.meshes(t, r)
@@ -107,7 +107,7 @@ func (s simulatedMesh) meshes(t *testing.T, r *rand.Rand) []Mesh {
 	return s2.Meshes
 }
 
-// names of the outliers: "sends 3", "receives 3", "3→4".
+// names returns the outliers: "sends 3", "receives 3", "3→4".
 func names(m Mesh) (all []string) {
 	for _, o := range m.Outliers {
 		switch o.Kind {
@@ -126,7 +126,7 @@ func gaussian(sd float64) func(*rand.Rand) float64 {
 	return func(r *rand.Rand) float64 { return normal(sd)(r, 0, 0) }
 }
 
-// slow is the share of a link that is left to a bad client or server.
+// slow returns the remaining share of a link with a bad client or server.
 func slow(client, server bool, share float64) float64 {
 	if client || server {
 		return share
@@ -189,7 +189,8 @@ func TestMeshNamesWhatIsBad(t *testing.T) {
 	}
 }
 
-// A node or link that worked in the first block alone is named; one that failed in the first block alone is not.
+// TestMeshNamesWhatFailedInMostBlocks: a node or link that worked only in the first block is named. One that failed only in
+// the first block is not.
 func TestMeshNamesWhatFailedInMostBlocks(t *testing.T) {
 	node := func(a, b int) float64 { return slow(a == 1, b == 1, 0) }
 	link := func(a, b int) float64 { return slow(a == 2 && b == 3, false, 0) }
@@ -209,7 +210,7 @@ func TestMeshNamesWhatFailedInMostBlocks(t *testing.T) {
 	}
 }
 
-// A link that had one bad block of several is not named.
+// TestMeshForgivesOneBlock: a link with one bad block of several is not named.
 func TestMeshForgivesOneBlock(t *testing.T) {
 	m := simulatedMesh{nodes: 8, blocks: 5, noise: gaussian(0.01), once: func(a, b int) float64 {
 		if a == 1 && b == 2 {
@@ -222,8 +223,8 @@ func TestMeshForgivesOneBlock(t *testing.T) {
 	}
 }
 
-// A link that loses packets is named for its retransmissions, whatever its throughput; losses that all links share, and few
-// of them, are not.
+// TestMeshNamesWhatLosesPackets: a link that loses packets is named for its retransmissions, whatever its throughput.
+// Losses that all links share are not named, nor are few losses.
 func TestMeshNamesWhatLosesPackets(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -252,7 +253,7 @@ func TestMeshNamesWhatLosesPackets(t *testing.T) {
 	}
 }
 
-// In a healthy mesh, of links as noisy as they may be, one in twenty has anything named, at most.
+// TestCoverageMesh: of healthy meshes, with links of any noise, at most one in twenty has anything named.
 func TestCoverageMesh(t *testing.T) {
 	t.Parallel()
 	tails := func(r *rand.Rand) float64 { return heavy(0.05)(r, 0, 0) }
@@ -274,7 +275,7 @@ func TestCoverageMesh(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(6, uint64(i)))
-			wrong, n := 0, *simulated/10 // one has hundreds of trials
+			wrong, n := 0, *simulated/10 // an experiment has hundreds of trials
 			for range n {
 				if got := names(c.mesh.run(t, r)); got != nil {
 					wrong++

@@ -7,10 +7,11 @@ import (
 	"gonum.org/v1/gonum/stat"
 )
 
-// moderated shrinks the variances of many estimates towards a common one, so that few values suffice for each. If the
-// variances differ by chance alone, each becomes the common one; the more the true variances differ, the less they are
-// shrunk. variances have df degrees of freedom, results have total. It assumes that the true variances follow a scaled inverse χ² distribution (Smyth, "Linear models and empirical Bayes methods for assessing differential expression
-// in microarray experiments", Statistical Applications in Genetics and Molecular Biology 3, 2004, section 6).
+// moderated shrinks the variances of many estimates towards a common one, so that few values suffice for each. If the variances
+// differ only by chance, each becomes the common one. The more the true variances differ, the less it shrinks them. The variances
+// have df degrees of freedom, the results have total. It assumes that the true variances follow a scaled inverse χ² distribution
+// (Smyth, "Linear models and empirical Bayes methods for assessing differential expression in microarray experiments", Statistical
+// Applications in Genetics and Molecular Biology 3, 2004, section 6).
 func moderated(variances, df []float64) (results, total []float64) {
 	typical, prior := priorOf(variances, df)
 	var all float64
@@ -31,7 +32,7 @@ func moderated(variances, df []float64) (results, total []float64) {
 // priorOf estimates the common variance, and its degrees of freedom: infinitely many if the variances differ no more than
 // by chance.
 func priorOf(variances, df []float64) (typical, prior float64) {
-	// Values that were rounded, or medians, may have no scatter at all; of 0 there is no log.
+	// Values that were rounded, and medians, may have no scatter at all, and 0 has no log.
 	least := 1e-5 * median(variances)
 	var logs []float64
 	var chance, squares, all float64

@@ -8,8 +8,9 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// TestModerated checks that variances which are the same by nature become that of all, and those which differ keep most
-// of their own; and that the prior's parameters are found in variances drawn by them.
+// TestModerated checks that variances with the same true value become the common one, and that those with different
+// true values keep most of their own. It also checks that the prior's parameters are found again in variances drawn
+// from it.
 func TestModerated(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const n, df = 4000, 4

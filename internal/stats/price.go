@@ -8,7 +8,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Price is what a variant costs, and what it achieves for that.
+// Price is the price of a variant, and what the variant achieves for it.
 type Price struct {
 	Variant string `json:"variant"` // name of the variant
 	// Price of all its nodes per hour.
@@ -16,8 +16,8 @@ type Price struct {
 	Currency string  `json:"currency"` // ISO 4217 code
 	// Values are the leading metrics of the workloads per price.
 	Values []PerPrice `json:"values"`
-	// DominatedBy are variants that cost no more, and than which this one is proven better in no metric
-	// (by more than the margin).
+	// DominatedBy are variants that cost no more, and compared with which this one is proven better in
+	// no metric (by more than the margin).
 	DominatedBy []string `json:"dominated_by,omitempty"`
 	MaybeBy     []string `json:"maybe_dominated_by,omitempty"` // variants that seem to dominate this one, which more blocks might prove
 }
@@ -33,7 +33,8 @@ type PerPrice struct {
 	CI95     [2]float64 `json:"ci95"`     // 95 % interval of the value
 }
 
-// Judged are the metrics that a workload of an experiment is run for, the first one above all.
+// Judged returns the metrics that a workload of an experiment is judged by. The first one comes before all
+// others.
 func Judged(exp *v1alpha1.Experiment, w v1alpha1.Workload) []string {
 	switch {
 	case meanAlone(exp, w):
@@ -52,7 +53,7 @@ func Judged(exp *v1alpha1.Experiment, w v1alpha1.Workload) []string {
 	return []string{metrics.Throughput}
 }
 
-// prices of the variants that have one, in the experiment's order.
+// prices returns the prices of the variants that have one, in the experiment's order.
 func (t *table) prices(rows []Row) []Price {
 	var all []Price
 	for _, v := range t.exp.Spec.Variants {
@@ -102,11 +103,11 @@ const (
 	isDominated
 )
 
-// dominates tells whether other dominates v: v is better by more than the margin in no metric,
-// and other is cheaper, or v is worse in some metric. The caller makes sure that v does not
-// cost less. All claims must hold together, each with its own interval, so none is adjusted: a
-// false one cannot hide behind the others (Berger, "Multiparameter hypothesis testing and
-// acceptance sampling", Technometrics 24, 1982).
+// dominates reports whether other dominates v: v is not better than other by more than the margin in any
+// metric, and other is cheaper, or v is worse in some metric. The caller makes sure that v does not cost
+// less. All claims must hold together, each with its own interval, so none is adjusted: a false one cannot
+// hide behind the others (Berger, "Multiparameter hypothesis testing and acceptance sampling",
+// Technometrics 24, 1982).
 func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
 	verdict, worse, compared := isDominated, cheaper, false
 	margin := math.Log1p(t.exp.Spec.Margin)
@@ -117,7 +118,7 @@ func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
 		base := t.byKey[key{other.Name, c.workload.Name, c.pairs}]
 		for _, metric := range Judged(t.exp, c.workload) {
 			if _, values := c.series(metric); len(values) == 0 {
-				continue // a tool that does not tell it, say
+				continue // for example, the tool does not report it
 			}
 			if base == nil {
 				return notDominated
@@ -132,7 +133,7 @@ func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
 			compared = true
 			ci := e.interval()
 			switch {
-			case ci[0] > 0 && ci[1] > margin: // it is better, and perhaps by enough to matter
+			case ci[0] > 0 && ci[1] > margin: // it is better, and perhaps by more than the margin
 				return notDominated
 			case ci[1] > margin:
 				verdict = seemsDominated

@@ -12,8 +12,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// types is an experiment of one workload, stream, whose variants are instance types at
-// such a price for each of two nodes.
+// types returns an experiment with one workload, stream. Its variants are instance types with a
+// price for each of two nodes.
 func types(prices map[string]v1alpha1.Price) *v1alpha1.Experiment {
 	var names []string
 	for name := range prices {
@@ -28,7 +28,7 @@ func types(prices map[string]v1alpha1.Price) *v1alpha1.Experiment {
 	return exp
 }
 
-// around is a value with scatter, which is its own and not the block's.
+// around returns values with a scatter of their own, which blocks do not share.
 func around(x, scatter float64) []float64 {
 	var xs []float64
 	for _, d := range []float64{0.3, -1, 0.8, -0.2, 1, -0.6, -0.4, 0.1} {
@@ -87,13 +87,13 @@ func TestDominated(t *testing.T) {
 	}
 }
 
-// TestPrimary: what a workload is run for is something that its tool tells, and leads what a price
-// is paid for but under load.
+// TestPrimary: the tool reports the primary metric of a workload. That metric is also judged
+// first, except under load.
 func TestPrimary(t *testing.T) {
 	for _, c := range []struct {
 		workload        v1alpha1.Workload
 		primary, judged string
-		tool            string // of a variant beside one with the workload's own
+		tool            string // tool of a second variant
 	}{
 		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, metrics.Throughput, metrics.Throughput, ""},
 		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, metrics.LatencyMean, metrics.LatencyMean, ""},
@@ -116,7 +116,7 @@ func TestPrimary(t *testing.T) {
 	}
 }
 
-// One metric of one workload in which it is better is enough to speak for a variant.
+// TestNotDominated: a variant is not dominated if it is better in one metric of one workload.
 func TestNotDominated(t *testing.T) {
 	exp := types(map[string]v1alpha1.Price{"cheap": "1 USD", "dear": "2 USD"})
 	common := [][]record.Trial{

@@ -7,21 +7,22 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Proof is what an experiment shows of one variant, by the primary metric of each
+// Proof has what an experiment shows about one variant, by the primary metric of each
 // workload and number of pairs.
 type Proof struct {
 	Variant, Baseline string
-	// All rows that were compared, in the experiment's order; the others are those of
-	// each verdict.
+	// All has all rows that were compared, in the experiment's order, Faster and Slower
+	// those with that verdict.
 	All, Faster, Slower []*Row
-	// Costs are rows of other metrics that a workload is judged by, such as its p99, in
-	// which the variant is slower.
+	// Costs has the rows in which the variant is slower in other metrics that a workload
+	// is judged by, such as its p99.
 	Costs []*Row
 	// Missing are cells without a comparison, in words.
 	Missing []string
 }
 
-// Proof is what the experiment shows of a variant. The variant need not be good at anything.
+// Proof returns what the experiment shows about a variant. The variant need not be faster in
+// anything.
 func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
 	p := Proof{Variant: v.Name, Baseline: exp.BaselineOf(v)}
 	for _, w := range exp.Spec.Workloads {
@@ -49,14 +50,15 @@ func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
 	return p
 }
 
-// Losses are the rows of the primary and of other metrics in which the variant is slower.
+// Losses returns the rows in which the variant is slower, in the primary metric or in
+// another one.
 func (p Proof) Losses() []*Row { return slices.Concat(p.Slower, p.Costs) }
 
-// Good tells that the variant is faster somewhere, and slower nowhere.
+// Good reports whether the variant is faster somewhere, and slower nowhere.
 func (p Proof) Good() bool { return len(p.Faster) > 0 && len(p.Slower) == 0 }
 
-// Best is the largest gain that is proven, or else the largest one; nil where nothing was
-// compared.
+// Best returns the largest proven gain, or the largest gain if none is proven. It is nil if
+// nothing was compared.
 func (p Proof) Best() *Row {
 	rows := p.Faster
 	if len(rows) == 0 {
@@ -80,7 +82,7 @@ func (s *Summary) row(variant, workload string, pairs int, metric string) *Row {
 	return nil
 }
 
-// Gain is how many times better a row is than its baseline's, whichever way the metric
+// Gain returns how many times better a row is than its baseline's, whichever way the metric
 // runs.
 func (r *Row) Gain() float64 {
 	if metrics.Get(r.Metric).HigherIsBetter() {

@@ -20,13 +20,13 @@ import (
 	"slipstream.dev/internal/traffic/tools"
 )
 
-// The logs of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE, 2024) hold twenty runs of five of its variants at four
-// numbers of pairs: file name, heading in its tables. testdata/published has their bit rates
-// without the times of CPUs, which are nine tenths of each log.
+// publishedVariants are five variants of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE, 2024): the file name,
+// and the heading in its tables. The logs have twenty runs of each at four numbers of pairs. testdata/published has their bit rates
+// without the CPU times, which are nine tenths of each log.
 var publishedVariants = [][2]string{{"baseline", "Baseline"}, {"rps", "RPS"}, {"rfs", "RFS"}, {"rps-plus", "RPS+"}, {"rfs-plus", "RFS+"}}
 
-// TestPublished puts those logs through our statistics, finds out how the
-// published intervals came about, and holds docs/results/published.md to the figures.
+// TestPublished analyses those logs with our statistics, reconstructs how the published intervals were computed, and compares
+// docs/results/published.md with the figures.
 func TestPublished(t *testing.T) {
 	const dir = "testdata/published"
 	ratios := publishedTable(t, filepath.Join(dir, "finalized_bitrate.csv"))
@@ -81,9 +81,8 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// mixed are the totals that were published: all lines of a file as an array of
-// as many rows as there are pairs, by twenty columns, and the sum of each
-// column. A column takes each of its lines from another run.
+// mixed returns the totals as they were published: all lines of a file as an array with one row for each pair and twenty columns,
+// and the sum of each column. A column takes each of its lines from another run.
 func mixed(runs [][]float64) []float64 {
 	lines := slices.Concat(runs...)
 	totals := make([]float64, len(runs))
@@ -95,7 +94,7 @@ func mixed(runs [][]float64) []float64 {
 
 func sum(xs []float64) float64 { return stat.Mean(xs, nil) * float64(len(xs)) }
 
-// runsOf are the bit rates of a log's runs, in Mb/s, a pair each.
+// runsOf returns the bit rates of a log's runs, in Mb/s, one for each pair.
 func runsOf(t *testing.T, path string, pairs int) [][]float64 {
 	t.Helper()
 	log, err := os.ReadFile(path)

@@ -11,7 +11,7 @@ import (
 // Series is one series of the experiment, for one workload and number of pairs.
 type Series struct {
 	Name string `json:"name"` // name of the series
-	// Axis of the series: backends, rate, price, size, connections or pairs.
+	// Axis of the series: backends, policies, rate, price, size, connections or pairs.
 	Axis string `json:"axis"`
 	// Workload is the name of the workload; if workloads differ along the axis, the common part of their
 	// names.
@@ -43,8 +43,8 @@ type Point struct {
 	versus *cell // the other series' at the same value
 }
 
-// series are those of the experiment in its order, each under every traffic, where they have two
-// points or more.
+// series returns the series of the experiment in its order, each for every traffic with which it has at least
+// two points.
 func (t *table) series() []Series {
 	var out []Series
 	for _, s := range t.exp.Spec.Series {
@@ -59,7 +59,7 @@ func (t *table) series() []Series {
 	return out
 }
 
-// along sorts the cells of a series by their traffic, and by their values.
+// along groups the cells of a series by their traffic, and sorts them by value.
 func (t *table) along(s v1alpha1.Series) []Series {
 	var out []Series
 	for _, c := range t.cells {
@@ -81,21 +81,21 @@ func (t *table) along(s v1alpha1.Series) []Series {
 		slices.SortStableFunc(out[i].Points, func(a, b Point) int { return cmp.Compare(a.Value, b.Value) })
 		name := out[i].traffic()
 		if slices.ContainsFunc(out[:i], func(o Series) bool { return o.Workload == name && o.Pairs == out[i].Pairs }) {
-			name = out[i].Points[0].Workload // which no other traffic has
+			name = out[i].Points[0].Workload // no other traffic has this name
 		}
 		out[i].Workload = name
 	}
 	return out
 }
 
-// holds tells whether a cell, of such a value, is measured under the traffic of the series.
+// holds reports whether a cell with a new value has the traffic of the series.
 func (s *Series) holds(c *cell, x float64) bool {
 	return (s.Pairs == 0 || s.Pairs == c.pairs) && v1alpha1.Alike(s.Axis, s.Points[0].cell.workload, c.workload) &&
 		!slices.ContainsFunc(s.Points, func(p Point) bool { return p.Value == x })
 }
 
-// traffic is what the names of the workloads have in common: stream of stream-64 and stream-1472, and
-// c-1k of c1-1k and c8-1k.
+// traffic returns the common part of the workloads' names: stream for stream-64 and stream-1472, and c-1k for
+// c1-1k and c8-1k.
 func (s *Series) traffic() string {
 	const digits, signs = "0123456789", "+/._-"
 	first := s.Points[0].Workload
@@ -114,7 +114,7 @@ func (s *Series) traffic() string {
 	if !slices.ContainsFunc(s.Points, func(p Point) bool { return p.Workload != first }) {
 		return first
 	}
-	// Digits at the end of the one, and what is before a sign in the other, belong to the values.
+	// Digits at the end of head, and the part of tail before a sign, belong to the values.
 	name := strings.TrimRight(strings.TrimRight(head, digits), signs)
 	if i := strings.IndexAny(tail, signs); i >= 0 {
 		name += tail[i:]
@@ -122,7 +122,7 @@ func (s *Series) traffic() string {
 	return cmp.Or(strings.Trim(name, signs), s.Points[0].cell.workload.Kind())
 }
 
-// compareSeries compares the points of a series with those of the other one, and each with the one
+// compareSeries compares the points of a series with those of the other one, and each point with the one
 // before.
 func (t *table) compareSeries(s *Series) {
 	i := slices.IndexFunc(t.exp.Spec.Series, func(o v1alpha1.Series) bool { return o.Name == s.Versus })
@@ -145,7 +145,7 @@ func (t *table) compareSeries(s *Series) {
 	s.Crossovers = t.crossovers(s)
 }
 
-// beside is the cell of another series at the value and under the traffic of a point.
+// beside returns the cell of another series with the value and the traffic of a point.
 func beside(other []Series, p *Point) *cell {
 	for _, o := range other {
 		for _, q := range o.Points {
@@ -157,7 +157,7 @@ func beside(other []Series, p *Point) *cell {
 	return nil
 }
 
-// judgedLater compares two cells, nil where they have no ratio, and adds the comparison to its family.
+// judgedLater compares two cells, and adds the comparison to its family. It returns nil if they have no ratio.
 func (t *table) judgedLater(c, base *cell, metric string, family *[]*Row) *Versus {
 	e, _, _, err := t.ratio(c, base, metric)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// seriesOf is what an experiment's series say of trials.
+// seriesOf returns the series of an experiment with the given trials.
 func seriesOf(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Series {
 	t.Helper()
 	s, err := Analyze(exp, slices.Concat(ts...))
@@ -23,10 +23,10 @@ func seriesOf(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Se
 	return s.Series
 }
 
-// five is a value with little scatter, in five blocks.
+// five returns values with little scatter, for five blocks.
 func five(x float64) []float64 { return []float64{x, 1.001 * x, 0.999 * x, 1.0005 * x, 0.9995 * x} }
 
-// brief is a series in a few words: its points, with the variants of its steps.
+// brief describes a series in a few words: its points, with the variants of its steps.
 func brief(s Series) string {
 	text := fmt.Sprintf("%s, %s", s.Name, s.Workload)
 	if s.Pairs > 0 {
@@ -45,8 +45,8 @@ func brief(s Series) string {
 	return text
 }
 
-// A series stands in the order of its values under every traffic. A point is compared with the one before,
-// and with the other series where that has the same value. What was not measured is not there.
+// TestSeries: a series is in the order of its values, for every traffic. A point is compared with the one
+// before, and with the other series if that has the same value. Values that were not measured are missing.
 func TestSeries(t *testing.T) {
 	exp := experiment("4", "2", "1", "slow/1", "slow/4", "slow/8")
 	exp.Spec.Target.Lab = &v1alpha1.Lab{Nodes: 2}
@@ -79,7 +79,8 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// Workloads that differ in their size alone are one series; those that differ in more are another.
+// TestSeriesOverSize: workloads that differ only in their size are one series. If they differ in more,
+// they are separate series.
 func TestSeriesOverSize(t *testing.T) {
 	exp := experiment("native", "vxlan")
 	exp.Spec.Pairs = []int{1}
@@ -115,7 +116,7 @@ func TestSeriesOverSize(t *testing.T) {
 	}
 }
 
-// A series has a name for each traffic, which says as much as the names of the workloads do.
+// TestSeriesTraffic: a series has a name for each traffic, from the names of its workloads.
 func TestSeriesTraffic(t *testing.T) {
 	for names, want := range map[[4]string][]string{
 		{"stream-64", "stream-1472", "udp-64", "udp-1472"}: {"stream", "udp"},
@@ -146,13 +147,13 @@ func TestSeriesTraffic(t *testing.T) {
 	}
 }
 
-// Where a crossover is found, of ratios at 1 to 16 pairs, and where there is none.
+// TestCrossovers: where a crossover is found, with ratios at 1 to 16 pairs, and where there is none.
 func TestCrossovers(t *testing.T) {
 	const m = 1.02
 	for name, c := range map[string]struct {
 		metric string
 		ratios []float64
-		noise  map[int][]float64 // of points, in place of a tenth of a per cent
+		noise  map[int][]float64 // of points, instead of 0.1 %
 		want   []Crossover
 	}{
 		"faster everywhere":          {metrics.Throughput, straight(1.1, 1.3), nil, nil},
@@ -195,8 +196,8 @@ func TestCrossovers(t *testing.T) {
 
 var wide = []float64{0.5, 2, 1, 0.7, 1.4}
 
-// A crossover rests on the blocks that have all of its points; without noise its interval is a point;
-// and where nothing pairs the runs there is none.
+// TestCrossoverBlocks: a crossover is based on the blocks that have all of its points. Without noise its
+// interval is a point. If runs are not paired, there is no crossover.
 func TestCrossoverBlocks(t *testing.T) {
 	exp := lines()
 	measured := func(ratios []float64, values ...float64) []record.Trial {

@@ -1,11 +1,10 @@
-// Package stats turns the trials of an experiment into estimates, intervals and
-// verdicts, and says how many blocks an experiment with runs: auto needs. The
-// unit is the trial, or the period where something is switched between periods; what
-// it holds within (packets, seconds, pairs, a period's trials) is never pooled as if it
-// were independent. docs/explanation/method.md explains the method.
+// Package stats turns the trials of an experiment into estimates, intervals and verdicts, and computes how
+// many blocks an experiment with runs: auto needs. The unit is the trial, or the period if something is
+// switched between periods. The parts of a unit (packets, seconds, pairs, a period's trials) are never pooled
+// as if they were independent. docs/explanation/method.md explains the method.
 //
-// It reads what internal/record keeps and writes what internal/report shows; it
-// measures nothing, and an old result is judged on any machine.
+// The package reads the records of internal/record, and internal/report shows its results. It measures
+// nothing, and can judge an old result on any machine.
 package stats
 
 import (
@@ -59,12 +58,12 @@ type Row struct {
 	// there is no ratio (warning no-ratio).
 	Versus   *Versus          `json:"versus,omitempty"`
 	Warnings []record.Warning `json:"warnings"` // what may make its figures wrong or uncertain
-	// Blocks are what Mean and Ratio rest on, in order; trials.jsonl has them.
+	// Blocks has the values behind Mean and Ratio, in order. trials.jsonl has them too.
 	Blocks []Block `json:"-"`
 }
 
-// Block is the part of one block in a row: the value that its trial measured, and the ratio to
-// the baseline's trial, 0 if there is none.
+// Block is one block of a row: the value that its trial measured, and the ratio to the baseline's trial, 0 if
+// there is none.
 type Block struct {
 	Block        int
 	Value, Ratio float64
@@ -99,10 +98,9 @@ const (
 	Inconclusive Verdict = "inconclusive"
 )
 
-// Analyze judges the trials of one experiment, whole or cut short. Of the
-// attempts at a trial the last that succeeded counts; trials that failed are
-// left out and warned of. A trial that does not belong to exp, and a metric that
-// is unknown or not a finite number, is an error.
+// Analyze judges the trials of one experiment, which may be incomplete. If a trial has several attempts, the
+// last successful one counts. Failed trials are left out, with a warning. A trial that does not belong to exp
+// is an error, and so is a metric that is unknown or not a finite number.
 func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) {
 	t, err := sortTrials(exp, trials)
 	if err != nil {
@@ -165,8 +163,8 @@ func (t *table) row(c *cell, metric string) Row {
 	return r
 }
 
-// compare adds to a row the comparison of the cell with its baseline, except
-// for what depends on the family: the adjustment of P, and the verdict.
+// compare adds to a row the comparison of the cell with its baseline. The adjustment of P and the verdict
+// depend on the family, and are added later.
 func (t *table) compare(r *Row, c *cell) {
 	primary := r.Metric == c.primary
 	base := t.baseline(c)
@@ -206,7 +204,7 @@ func (t *table) compare(r *Row, c *cell) {
 	}
 }
 
-// versus takes an estimate from the scale of logs to that of ratios.
+// versus converts an estimate from the scale of logs to that of ratios.
 func versus(baseline string, e estimate) *Versus {
 	ci := e.interval()
 	return &Versus{
@@ -227,8 +225,8 @@ func judge(family []*Row, margin float64) {
 		switch {
 		case v.N < 2:
 			v.Verdict = Inconclusive
-		// The bounds are each other's inverse, so that it does not matter which
-		// of two variants is called the baseline.
+		// The bounds are each other's inverse, so that swapping the variant and its baseline makes no
+		// difference.
 		case v.CI95[0] >= 1/(1+margin) && v.CI95[1] <= 1+margin:
 			v.Verdict = Same
 		case v.P > alpha:
@@ -246,11 +244,11 @@ func (r *Row) warn(code, format string, args ...any) {
 }
 
 const (
-	// fewBlocks is where Student's quantile leaves reason behind: 2.8 with five
-	// blocks, 3.2 with four, 12.7 with two.
+	// fewBlocks is the number of blocks below which Student's quantile becomes unreasonably large: 2.8
+	// with five blocks, 3.2 with four, 12.7 with two.
 	fewBlocks = 5
-	// fewPeriods is the same in periods of each variant: 4.3 with four, 12.7 with three.
+	// fewPeriods is the same for the periods of each variant: 4.3 with four, 12.7 with three.
 	fewPeriods = 4
-	// driftTold is the movement that a reader of the means is told of.
+	// driftTold is the drift, as a share, from which a reader of the means gets a warning.
 	driftTold = 0.05
 )

@@ -15,8 +15,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// experiment has a workload of each kind of primary metric; the first of the
-// variants is the baseline.
+// experiment has a workload for each kind of primary metric. The first of the variants
+// is the baseline.
 func experiment(variants ...string) *v1alpha1.Experiment {
 	exp := &v1alpha1.Experiment{Metadata: v1alpha1.Metadata{Name: "test"}}
 	exp.Spec = v1alpha1.Spec{
@@ -32,7 +32,7 @@ func experiment(variants ...string) *v1alpha1.Experiment {
 	return exp
 }
 
-// trials of one metric of one cell, a block each.
+// trials returns trials of one metric of one cell, one for each block.
 func trials(variant, workload string, pairs int, metric string, values ...float64) []record.Trial {
 	var ts []record.Trial
 	for i, x := range values {
@@ -56,8 +56,8 @@ func analyze(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Row
 	return s.Rows
 }
 
-// A fault of the machine takes half of everything in the middle block; within
-// the block it cancels.
+// TestAnalyze: in the middle block a fault of the machine halves everything. Within the
+// block it cancels out.
 func TestAnalyze(t *testing.T) {
 	rows := analyze(t, experiment("base", "rps"),
 		trials("rps", "stream", 1, metrics.Throughput, 110, 121, 55, 110, 121),
@@ -112,9 +112,9 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// A p of 0.03 is a finding when one variant is compared with the baseline, and
-// none when three are. What belongs to another baseline, workload or number of
-// pairs does not count.
+// TestHolmFamilies: a p of 0.03 is a finding if one variant is compared with the
+// baseline, but not if three are. Comparisons with another baseline, workload or number
+// of pairs do not count.
 func TestHolmFamilies(t *testing.T) {
 	exp := experiment("base", "a", "b", "c", "other", "d")
 	exp.Spec.Variants[5].Versus = "other"
@@ -153,14 +153,15 @@ func TestHolmFamilies(t *testing.T) {
 	}
 }
 
-// The last attempt that succeeded counts, pairs need both, and what failed shows.
+// TestAttempts: the last successful attempt counts, a ratio needs both trials, and
+// failures are reported.
 func TestAttempts(t *testing.T) {
 	base := trials("base", "stream", 1, metrics.Throughput, 100, 100, 100, 100, 100, 100)
 	rps := trials("rps", "stream", 1, metrics.Throughput, 1, 200, 200, 200, 200, 1)
 	rps[0].Status, rps[5].Status = record.StatusFailed, record.StatusFailed
 	again := trials("rps", "stream", 1, metrics.Throughput, 200, 200)
 	again[0].Attempt, again[1].Attempt = 2, 2
-	rps[1].Metrics[metrics.Throughput] = 7 // succeeded, and was measured again
+	rps[1].Metrics[metrics.Throughput] = 7 // was measured again after a success
 	base[3].Status = record.StatusFailed
 	rows := analyze(t, experiment("base", "rps"), again, base, rps)
 	near(t, "baseline's blocks", rows[0].N, 5, 0)
@@ -172,7 +173,7 @@ func TestAttempts(t *testing.T) {
 		Message: "2 of 7 attempts failed; 5 blocks have a trial that succeeded"}}, 0)
 }
 
-// A cell with nothing but failures is told of, not left out.
+// TestAllFailed: a cell in which everything failed is reported, not left out.
 func TestAllFailed(t *testing.T) {
 	ts := trials("rps", "pingpong", 1, metrics.LatencyP50, 1, 1)
 	for i := range ts {

@@ -7,8 +7,8 @@ import (
 	"gonum.org/v1/gonum/stat"
 )
 
-// within estimates the mean of a variant's log ratios to its baseline within blocks, whose
-// periods are so far apart.
+// within estimates the mean of a variant's log ratios to its baseline within blocks. apart
+// has the distances between their periods.
 func (t *table) within(blocks []int, ratios, apart []float64) estimate {
 	if slices.ContainsFunc(apart, func(x float64) bool { return x != 0 }) {
 		return switchback(ratios, apart)
@@ -16,7 +16,8 @@ func (t *table) within(blocks []int, ratios, apart []float64) estimate {
 	return t.mean(blocks, ratios)
 }
 
-// periodsApart is how far a cell's period lies behind that of its baseline in each block.
+// periodsApart returns, for each block, by how many periods a cell comes after its
+// baseline.
 func periodsApart(c, base *cell, blocks []int) []float64 {
 	apart := make([]float64, len(blocks))
 	for i, b := range blocks {
@@ -25,18 +26,18 @@ func periodsApart(c, base *cell, blocks []int) []float64 {
 	return apart
 }
 
-// switchback estimates the log ratio of two variants between which something is switched:
-// ratios are of periods that are so far apart, a block each, the variant's after the
-// baseline's or, below 0, before it. Of two neighbours in the order A B B A the ratios are
-// B2 − A1 and B3 − A4, 1 and −1 apart.
+// switchback estimates the log ratio of two variants between which something is switched.
+// Each block has one ratio. apart is by how many periods the variant comes after its
+// baseline; it is negative if the variant comes first. For two neighbouring blocks in the
+// order A B B A, the ratios are B2 − A1 with apart 1, and B3 − A4 with apart −1.
 //
-// A ratio is the truth, plus the drift times apart, plus what the switches and the trials
-// of its two periods brought along. No two ratios share a period, nor a switch, so the last
-// are independent: whether each switch draws a new level (a virtual machine that starts on
-// any host) or moves the last one. The regression on apart takes the drift out, and its
-// value at 0 is the estimate. In whole rounds apart adds up to 0, and the estimate is the
-// mean of the ratios. The slope costs a degree of freedom: there are two less than ratios.
-// With normal noise the interval is exact, for any number of them from three on.
+// A ratio is the truth, plus the drift times apart, plus the effects of the switches and
+// the trials of its two periods. No two ratios share a period or a switch, so these effects
+// are independent, whether each switch draws a new level (a virtual machine that starts on
+// any host) or changes the last one. The regression on apart removes the drift, and its
+// value at 0 is the estimate. In complete rounds apart adds up to 0, and the estimate is
+// the mean of the ratios. The slope costs a degree of freedom: there are two fewer than
+// ratios. With normal noise the interval is exact, for three or more ratios.
 func switchback(ratios, apart []float64) estimate {
 	n := float64(len(ratios))
 	mean, middle := stat.Mean(ratios, nil), stat.Mean(apart, nil)

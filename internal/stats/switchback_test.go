@@ -12,15 +12,16 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// The ratios are 0.08 + 0.02·apart, and ±0.01 off: by hand, the slope is 0.02, the squares are
-// 4 · 0.01², the standard error is √(0.0004 / 2 / 4), and t(2) = 4.3027.
+// The ratios are 0.08 + 0.02·apart, and differ from that by ±0.01. By hand, the slope is 0.02,
+// the sum of squares is 4 · 0.01², the standard error is √(0.0004 / 2 / 4), and t(2) = 4.3027.
 func TestSwitchback(t *testing.T) {
 	e := switchback([]float64{0.11, 0.05, 0.09, 0.07}, []float64{1, -1, 1, -1})
 	near(t, "estimate", e.mean, 0.08, 1e-12)
 	near(t, "interval", e.interval(), [2]float64{0.08 - 4.3027*0.0070711, 0.08 + 4.3027*0.0070711}, 1e-6)
 
-	// Two of three blocks have one order. The mean distance is 1/3, the spread 8/3, the slope
-	// 0.025, the squares 2 · 0.01², the standard error √(0.0002 · (1/3 + 1/24)).
+	// Two of three blocks have the same order. The mean of apart is 1/3, its spread 8/3, the
+	// slope 0.025, the sum of squares 2 · 0.01², and the standard error √(0.0002 · (1/3 +
+	// 1/24)).
 	e = switchback([]float64{0.11, 0.05, 0.09}, []float64{1, -1, 1})
 	near(t, "three", e.mean, 0.075, 1e-12)
 	near(t, "three: standard error", e.se, math.Sqrt(0.000075), 1e-12)
@@ -32,8 +33,8 @@ func TestSwitchback(t *testing.T) {
 	}
 }
 
-// A period's value is the mean of its trials, whatever other attempts there were; what drifts
-// by the period cancels.
+// TestAnalyzePeriods: a period's value is the mean of its trials, whatever other attempts there
+// were. A drift from period to period cancels out.
 func TestAnalyzePeriods(t *testing.T) {
 	exp := experiment("base", "an", "an/rps")
 	on := &v1alpha1.Switch{To: []string{"on"}, Back: []string{"off"}}
@@ -45,14 +46,14 @@ func TestAnalyzePeriods(t *testing.T) {
 		ts = append(ts, record.Trial{Block: block, Period: period, Entry: entry, Repeat: repeat, Attempt: attempt, Order: len(ts) + 1,
 			Variant: variant, Workload: "stream", Pairs: 1, Status: record.StatusOK, Metrics: map[string]float64{metrics.Throughput: x}})
 	}
-	// base and an lie a period apart, which is 1 %; an/rps has the periods of an.
-	for i, period := range []int{1, 4, 5, 8} { // of base
+	// base and an are a period apart, which makes 1 %; an/rps has the periods of an.
+	for i, period := range []int{1, 4, 5, 8} { // periods of base
 		block, other := i+1, period+1-2*(i%2)
 		at := func(period int) float64 { return 100 * math.Pow(1.01, float64(period)) }
 		fails := func() { ts[len(ts)-1].Status, ts[len(ts)-1].Metrics = record.StatusFailed, nil }
 		entry = 1
-		add(block, period, 1, 1, "base", 5) // of a period that was interrupted
-		add(block, period, 3, 1, "base", 7) // and this one failed after that
+		add(block, period, 1, 1, "base", 5) // in a period that was interrupted
+		add(block, period, 3, 1, "base", 7) // failed after the interrupted one
 		entry = 2
 		add(block, period, 3, 1, "base", 0)
 		fails()
@@ -100,16 +101,17 @@ func TestUnfinishedPeriods(t *testing.T) {
 // switchWorld is a world in which every switch leaves the machine at another level.
 type switchWorld struct {
 	drift bool // upward, of 18 % over the run
-	// jump draws the log of a level; levels add up if they wander.
+	// jump draws the log of a level. Levels add up if wanders is true.
 	jump    func(r *rand.Rand) float64
 	wanders bool
 	noise   float64 // SD of a trial
 }
 
-// switchTruth is what the switch brings.
+// switchTruth is the true effect of the switch.
 const switchTruth = 1.1
 
-// levels of n periods, each after a switch unless it stays as the one before.
+// levels returns the levels of n periods. Each comes after a switch, unless it stays at the level
+// of the one before.
 func (w switchWorld) levels(r *rand.Rand, n int, stays func(period int) bool) []float64 {
 	levels := make([]float64, n)
 	level := 0.0
@@ -137,7 +139,7 @@ func (w switchWorld) trial(r *rand.Rand, level, at float64, on bool) float64 {
 	return x
 }
 
-// abba is the order of the periods: true where the switch is on. Rounds are A B B A or B A A B.
+// abba returns the order of the periods: true if the switch is on. Rounds are A B B A or B A A B.
 func abba(r *rand.Rand, rounds int) (on []bool) {
 	for range rounds {
 		first := r.IntN(2) == 0
@@ -146,7 +148,7 @@ func abba(r *rand.Rand, rounds int) (on []bool) {
 	return on
 }
 
-// run has the trials of a run in periods.
+// run returns the trials of a run in periods.
 func (w switchWorld) run(r *rand.Rand, on []bool, each int, levels []float64) []record.Trial {
 	var ts []record.Trial
 	for p, is := range on {
@@ -162,16 +164,17 @@ func (w switchWorld) run(r *rand.Rand, on []bool, each int, levels []float64) []
 	return ts
 }
 
-// holds tells whether an interval on logs has the truth.
+// holds reports whether an interval on logs contains the truth.
 func holds(ci [2]float64) bool {
 	return ci[0] <= math.Log(switchTruth) && math.Log(switchTruth) <= ci[1]
 }
 
-// TestCoverageSwitchback simulates experiments with a switch of 12 periods, three trials
-// each unless a row says otherwise. Beside slipstream's interval it has those of three
-// others: of the same trials as if each were independent, paired in the order in which they
-// ran; of the same design without a switch between neighbours of one variant; and of as many
-// trials of one variant, one switch, and as many of the other (Welch).
+// TestCoverageSwitchback simulates experiments with a switch of 12 periods, three trials each
+// unless a row says otherwise. It compares slipstream's interval with three others. The first
+// treats the same trials as independent, paired in the order in which they ran. The second is for
+// the same design, but without a switch between neighbouring periods of one variant. The third is
+// for the same number of trials of one variant, one switch, and as many trials of the other
+// (Welch).
 func TestCoverageSwitchback(t *testing.T) {
 	t.Parallel()
 	five := func(r *rand.Rand) float64 { return 0.05 * r.NormFloat64() }

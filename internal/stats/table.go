@@ -11,11 +11,9 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Primary is the metric that a workload of an experiment is run for: it
-// determines the number of blocks of runs: auto, and gates decide by it. For a
-// latency it is the median, or the mean if the tool of some variant reports no
-// percentiles. Tails are judged too, but are too noisy to determine how long a
-// run must take.
+// Primary returns the main metric of a workload: it determines the number of blocks of runs: auto, and gates
+// decide by it. For a latency it is the median, or the mean if the tool of some variant reports no
+// percentiles. Tails are judged too, but are too noisy to determine how long a run must take.
 func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
 	switch {
 	case w.Stream != nil:
@@ -26,8 +24,8 @@ func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
 	return metrics.LatencyP50
 }
 
-// meanAlone tells whether the variants have only the mean in common, because the tool of one reports no
-// percentiles.
+// meanAlone reports whether the mean is the only latency that all variants have, because the tool of one
+// reports no percentiles.
 func meanAlone(exp *v1alpha1.Experiment, w v1alpha1.Workload) bool {
 	return (w.PingPong != nil || w.Application != nil) && slices.ContainsFunc(exp.Spec.Variants, func(v v1alpha1.Variant) bool {
 		tool := exp.WorkloadFor(v, w).Traffic().Tool
@@ -35,11 +33,11 @@ func meanAlone(exp *v1alpha1.Experiment, w v1alpha1.Workload) bool {
 	})
 }
 
-// table is the trials of an experiment by cell and block.
+// table has the trials of an experiment by cell and block.
 type table struct {
 	exp    *v1alpha1.Experiment
-	blocks int     // the last block that has a trial
-	cells  []*cell // that have trials, in the experiment's order
+	blocks int     // last block that has a trial
+	cells  []*cell // cells with trials, in the experiment's order
 	byKey  map[key]*cell
 }
 
@@ -48,7 +46,7 @@ type key struct {
 	pairs             int
 }
 
-// At is a workload and a number of pairs in words: "stream at 4 pairs".
+// At describes a workload and a number of pairs: "stream at 4 pairs".
 func At(workload string, pairs int) string {
 	if pairs == 1 {
 		return workload + " at 1 pair"
@@ -62,10 +60,10 @@ type cell struct {
 	workload v1alpha1.Workload
 	pairs    int
 	primary  string // metric that the workload is run for
-	// trials that count, by block - 1: one, or those of a period or the rounds of a mesh; none where none
-	// succeeded.
+	// trials has the trials that count, by block - 1: one, or those of a period or of the rounds of a
+	// mesh. A block without a successful trial has none.
 	trials [][]*record.Trial
-	failed int // attempts
+	failed int // failed attempts
 }
 
 func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error) {
@@ -133,14 +131,14 @@ func check(tr *record.Trial) error {
 	return nil
 }
 
-// baseline is the cell that c is compared with, nil where c is a baseline
-// itself or is compared with a cell that has no trials yet.
+// baseline returns the cell that c is compared with. It is nil if c is a baseline itself, or if the other
+// cell has no trials yet.
 func (t *table) baseline(c *cell) *cell {
 	return t.byKey[key{t.exp.BaselineOf(c.variant), c.workload.Name, c.pairs}]
 }
 
-// pilot is the number of blocks that determined the total number: 0 if the
-// number was set, or the run ended before the pilot did.
+// pilot returns the number of blocks that determined the total number. It is 0 if the number was set, or if
+// the run ended too early.
 func (t *table) pilot() int {
 	if runs := t.exp.Spec.Runs; runs.Auto && runs.Max > leastBlocks && t.blocks >= leastBlocks {
 		return PilotBlocks
@@ -157,7 +155,7 @@ func (t *table) mean(blocks []int, values []float64) estimate {
 	return mean(values, pilot)
 }
 
-// metrics of the cell, in order; its primary one where no trial succeeded.
+// metrics returns the metrics of the cell, in order, or its primary one if no trial succeeded.
 func (c *cell) metrics() []string {
 	var found []string
 	for _, m := range metrics.OfTrials() {
@@ -171,7 +169,7 @@ func (c *cell) metrics() []string {
 	return found
 }
 
-// series is a metric over the blocks that have it.
+// series returns the values of a metric, and the blocks that have it.
 func (c *cell) series(metric string) (blocks []int, values []float64) {
 	for b := 1; b <= len(c.trials); b++ {
 		if x, ok := c.value(b, metric); ok {
@@ -181,7 +179,8 @@ func (c *cell) series(metric string) (blocks []int, values []float64) {
 	return blocks, values
 }
 
-// value is what a block says of a metric: its trial, or the mean of its period's trials or of its rounds.
+// value returns a block's value of a metric: that of its trial, or the mean over its period's trials or its
+// rounds.
 func (c *cell) value(block int, metric string) (x float64, ok bool) {
 	n := 0.0
 	for _, tr := range c.trials[block-1] {
@@ -193,7 +192,7 @@ func (c *cell) value(block int, metric string) (x float64, ok bool) {
 	return x, n > 0
 }
 
-// all trials that count.
+// all returns all trials that count.
 func (c *cell) all() []*record.Trial { return slices.Concat(c.trials...) }
 
 var (
@@ -201,8 +200,8 @@ var (
 	errNoRatio = errors.New("a ratio needs a reference value above 0")
 )
 
-// ratio estimates log(c) − log(base): by the blocks that have both, whose ratios it
-// returns, or where nothing pairs the runs of two variants by the runs of each.
+// ratio estimates log(c) − log(base). It uses the blocks that have both, and returns their ratios. If the
+// runs of two variants are not paired, it compares the runs of each.
 func (t *table) ratio(c, base *cell, metric string) (e estimate, blocks []int, ratios []float64, err error) {
 	if !t.paired() {
 		own, ok := t.logs(c, metric)
@@ -218,15 +217,14 @@ func (t *table) ratio(c, base *cell, metric string) (e estimate, blocks []int, r
 	return t.within(blocks, ratios, periodsApart(c, base, blocks)), blocks, ratios, nil
 }
 
-// paired tells that the trials of a block belong together.
+// paired reports whether the trials of a block belong together.
 func (t *table) paired() bool {
 	imported := t.exp.Spec.Target.Imported
 	return imported == nil || imported.Interleaved
 }
 
-// logRatios are log(c) − log(base) over the blocks that have both. If a value
-// is not above 0, there is no result: leaving out only its block would favour
-// one of the two.
+// logRatios returns log(c) − log(base) for the blocks that have both. If a value is not above 0, there is no
+// result: leaving out only its block would favour one of the two.
 func logRatios(c, base *cell, metric string) (blocks []int, ratios []float64, err error) {
 	for b := 1; b <= len(c.trials); b++ {
 		x, ok := c.value(b, metric)
@@ -245,8 +243,8 @@ func logRatios(c, base *cell, metric string) (blocks []int, ratios []float64, er
 	return blocks, ratios, nil
 }
 
-// warnings of the cell's trials, one a code, each with the first message of its
-// kind and how many trials had it; then of what failed.
+// warnings returns the warnings of the cell's trials, one for each code, with its first message and the
+// number of trials that had it. A warning about failures comes last.
 func (c *cell) warnings() []record.Warning {
 	warnings := []record.Warning{}
 	count := make(map[string]int)

@@ -7,8 +7,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Unfinished says in words what a run still lacks, as one that was interrupted or is under
-// way; empty for one that is done. A trial that failed twice is done: it is not tried again.
+// Unfinished says what a run still lacks if it was interrupted or is in progress. It is
+// empty for a complete run. A trial that failed twice is done: it is not tried again.
 func Unfinished(exp *v1alpha1.Experiment, trials []record.Trial) (string, error) {
 	blocks, _, err := BlocksWanted(exp, trials)
 	if err != nil {
