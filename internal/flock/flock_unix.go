@@ -9,10 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLocked is the error of TryLock where another process, or another descriptor of this one, has the lock.
+// ErrLocked means that another process, or another descriptor of this one, has the lock. TryLock returns
+// it.
 const ErrLocked = unix.EWOULDBLOCK
 
-// Lock waits for the exclusive lock of f. It ends with Release, or with the process, however that ends.
+// Lock waits for the exclusive lock of f. The lock lasts until Release, or until the process ends in any
+// way.
 func Lock(f *os.File) error {
 	for {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != unix.EINTR {
@@ -21,12 +23,12 @@ func Lock(f *os.File) error {
 	}
 }
 
-// TryLock is Lock that returns ErrLocked instead of waiting.
+// TryLock does the same as Lock, but returns ErrLocked instead of waiting.
 func TryLock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
 
-// Release gives the lock back and closes f. To close f alone would not give it back at once: a lock lasts
-// as long as any copy of its descriptor, and a child that another goroutine is just starting has one
-// until it executes its program.
+// Release gives the lock back and closes f. Closing f alone might keep the lock for a while: it lasts as
+// long as any copy of the descriptor. If another goroutine is just starting a child process, the child has
+// a copy until it executes its program.
 func Release(f *os.File) error {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_UN)
 	if closed := f.Close(); err == nil {

@@ -6,16 +6,18 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// ErrLocked is the error of TryLock where another process, or another descriptor of this one, has the lock.
+// ErrLocked means that another process, or another descriptor of this one, has the lock. TryLock returns
+// it.
 const ErrLocked = windows.ERROR_LOCK_VIOLATION
 
-// all is the length of a lock that has the whole file, whatever its size.
+// all is the length of a lock on the whole file, whatever its size.
 const all = ^uint32(0)
 
-// Lock waits for the exclusive lock of f. It ends with Release, or with the process, however that ends.
+// Lock waits for the exclusive lock of f. The lock lasts until Release, or until the process ends in any
+// way.
 func Lock(f *os.File) error { return lock(f, 0) }
 
-// TryLock is Lock that returns ErrLocked instead of waiting.
+// TryLock does the same as Lock, but returns ErrLocked instead of waiting.
 func TryLock(f *os.File) error { return lock(f, windows.LOCKFILE_FAIL_IMMEDIATELY) }
 
 func lock(f *os.File, flags uint32) error {

@@ -14,27 +14,27 @@ import (
 	"slipstream.dev/internal/traffic/tools"
 )
 
-// part is a run of a file.
+// part is one run from a file.
 type part struct {
 	*file
 	run tools.Run
 }
 
-// trial is one that its parts make together.
+// trial consists of the parts that were measured together.
 type trial struct {
 	key
 	traffic []part // clients, by pair
 	cpus    []part // nodes
 }
 
-// key is what the clients of a trial have in common; pairs is -1 until they are counted, where no name
-// says it.
+// key is common to all clients of a trial. pairs is -1 until they are counted, unless the names say
+// it.
 type key struct {
 	variant, workload string
 	pairs, number     int
 }
 
-// assemble makes trials of files, and the experiment that they are of.
+// assemble makes the trials from files, and their experiment.
 func (r *Result) assemble(p *pattern, files []*file, o Options) error {
 	var bad problems
 	trials := clients(files, p, &bad)
@@ -58,7 +58,7 @@ func (r *Result) assemble(p *pattern, files []*file, o Options) error {
 	return r.fill(trials, workloads)
 }
 
-// clients are the trials that files of traffic make.
+// clients returns the trials of the files with traffic.
 func clients(files []*file, p *pattern, bad *problems) []*trial {
 	byKey := make(map[key]*trial)
 	var trials []*trial
@@ -110,8 +110,8 @@ func (t *trial) countPairs(p *pattern, bad *problems) {
 	}
 }
 
-// alike finds trials that lack the file of a pair, where only the files tell how many
-// pairs there are.
+// alike finds trials that lack the file of a pair. It is needed if only the files show how many pairs
+// there are.
 func alike(trials []*trial, p *pattern, bad *problems) {
 	if !p.has(pairField) || p.has(pairsField) {
 		return
@@ -127,7 +127,7 @@ func alike(trials []*trial, p *pattern, bad *problems) {
 	}
 }
 
-// cpus gives the trials what files say of their CPUs.
+// cpus adds the CPU figures of files to the trials.
 func cpus(files []*file, trials []*trial, bad *problems) {
 	for _, t := range trials {
 		for _, part := range t.traffic {
@@ -168,8 +168,8 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 	}
 }
 
-// workloadsOf are the workloads of all trials. Every file of one has to be of the same
-// traffic, but for how long a number of messages took.
+// workloadsOf returns the workloads of all trials. All files of a workload must have the same traffic,
+// except for the duration of a number of messages.
 func workloadsOf(trials []*trial, bad *problems) []v1alpha1.Workload {
 	var names []string
 	first := make(map[string]*file)
@@ -204,7 +204,7 @@ func merge(w *v1alpha1.Workload, f, first *file, bad *problems) {
 	if f.Counted {
 		all.Duration = max(all.Duration, own.Duration)
 		own.Duration = all.Duration
-		if own.Requests != all.Requests { // it ran for a time
+		if own.Requests != all.Requests { // one of the two ended by time
 			own.Requests, all.Requests = 0, 0
 		}
 	}
@@ -222,8 +222,8 @@ func merge(w *v1alpha1.Workload, f, first *file, bad *problems) {
 	bad.add(f.path, "its traffic differs from that of %s: %s; tell workloads apart by {workload}, or import them separately", first.path, strings.Join(differences, ", "))
 }
 
-// interleaved finds variants whose runs were all before or all after those of another one, by
-// the times that the tools wrote: equal numbers do not make runs close in time.
+// interleaved finds variants whose runs were all before or all after those of another variant, by the
+// times that the tools wrote. Equal numbers alone do not prove that runs were close in time.
 func interleaved(trials []*trial, bad *problems) {
 	type span struct {
 		from, to time.Time
@@ -264,7 +264,7 @@ func interleaved(trials []*trial, bad *problems) {
 	}
 }
 
-// started is when the first of its pairs began, zero if one does not tell.
+// started returns when the first pair began, or zero if the file of a pair does not say it.
 func (t *trial) started() time.Time {
 	var at time.Time
 	for _, part := range t.traffic {
@@ -278,7 +278,8 @@ func (t *trial) started() time.Time {
 	return at
 }
 
-// fill makes the trials' records, in the order of their times or else of their blocks.
+// fill makes the records of the trials, in the order of their times, or of their blocks if the times
+// are unknown.
 func (r *Result) fill(trials []*trial, workloads []v1alpha1.Workload) error {
 	slices.SortStableFunc(trials, func(a, b *trial) int {
 		return cmp.Or(a.started().Compare(b.started()), cmp.Compare(a.number, b.number))
@@ -312,7 +313,7 @@ func (r *Result) fill(trials []*trial, workloads []v1alpha1.Workload) error {
 	return bad.err()
 }
 
-// host is a node over a window of so many seconds.
+// host returns the CPU times of a node over a window of the given length.
 func host(p part, seconds float64) record.Host {
 	node := cmp.Or(p.node, "node")
 	h := record.Host{Boot: node, Nodes: []string{node}, Seconds: seconds, Source: record.SoftirqTicks}

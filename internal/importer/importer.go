@@ -1,7 +1,7 @@
-// Package importer makes a result of what other programs have measured. The name of a file
-// tells its variant and block, its content which program wrote it; the files of one trial go
-// together. The package reads files and writes none; internal/traffic/tools has the parsers,
-// internal/experiment the metrics.
+// Package importer makes a result from the output of other programs. The name of a file tells its
+// variant and block, its content which program wrote it. A trial may consist of several files. The
+// package reads files and writes none; internal/traffic/tools has the parsers, internal/experiment
+// the metrics.
 package importer
 
 import (
@@ -24,18 +24,18 @@ import (
 	"slipstream.dev/internal/traffic/tools"
 )
 
-// Options say what the files do not.
+// Options add what the files do not say.
 type Options struct {
 	// Pattern of the files' names.
 	Pattern string
-	// Name of the experiment, "imported" if empty. Baseline is the variant that the others are
-	// compared with; it may be empty if there is only one variant.
+	// Name is the experiment's name, "imported" if empty. Baseline is the variant that the
+	// others are compared with. It may be empty if there is only one variant.
 	Name, Baseline string
-	// Window is how long each run took, for files that do not say it.
+	// Window is the length of each run, for files that do not say it.
 	Window time.Duration
 }
 
-// Result is what files hold.
+// Result is the content of the imported files.
 type Result struct {
 	Experiment *v1alpha1.Experiment
 	Trials     []record.Trial
@@ -46,7 +46,7 @@ type Result struct {
 	Note string
 }
 
-// Problem is what is wrong with a file.
+// Problem says what is wrong with a file.
 type Problem struct {
 	Path string
 	Err  error
@@ -54,7 +54,7 @@ type Problem struct {
 
 func (p Problem) Error() string { return p.Path + ": " + p.Err.Error() }
 
-// problems are all that is wrong, by file.
+// problems has all problems, by file.
 type problems []Problem
 
 func (p *problems) add(path string, format string, args ...any) {
@@ -69,7 +69,7 @@ func (p problems) err() error {
 	return errors.Join(errs...)
 }
 
-// file is one that has been read.
+// file is a file that has been read.
 type file struct {
 	path string
 	name
@@ -153,7 +153,7 @@ func find(paths []string) ([]string, error) {
 	return slices.Compact(found), nil
 }
 
-// maxFile is more than any tool writes for a trial.
+// maxFile bounds the size of a file, in bytes. No tool writes as much for a trial.
 const maxFile = 64 << 20
 
 func read(path string, n name, window time.Duration) (*file, error) {
@@ -192,10 +192,10 @@ func read(path string, n name, window time.Duration) (*file, error) {
 	return &file{path, n, reading, hex.EncodeToString(hash[:])}, nil
 }
 
-// notLabel is what cannot be in the name of an experiment.
+// notLabel matches the characters that an experiment's name cannot have.
 var notLabel = regexp.MustCompile(`[^a-z0-9]+`)
 
-// experiment is what the trials are of. Its checks are those of any experiment file.
+// experiment makes the experiment of the trials. Its checks are those of any experiment file.
 func (r *Result) experiment(p *pattern, trials []*trial, workloads []v1alpha1.Workload, o Options) error {
 	variants := distinct(trials, func(t *trial) string { return t.variant })
 	baseline := o.Baseline
@@ -236,7 +236,7 @@ func (r *Result) experiment(p *pattern, trials []*trial, workloads []v1alpha1.Wo
 	return err
 }
 
-// distinct values of trials, in their order.
+// distinct returns the different values of the trials, sorted.
 func distinct[T cmp.Ordered](trials []*trial, of func(*trial) T) []T {
 	seen := make(map[T]bool)
 	for _, t := range trials {

@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// output is what a tool printed, of the parsers' tests.
+// output returns the output of a tool, from the test data of the parsers.
 func output(t *testing.T, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("../traffic/tools/testdata", name))
@@ -28,7 +28,7 @@ func output(t *testing.T, name string) string {
 	return string(data)
 }
 
-// folder writes files by their names.
+// folder writes files into a new folder.
 func folder(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,7 +44,7 @@ func folder(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// stream is a report of iperf3: so many Mbit/s, at a time.
+// stream returns a report of iperf3 with a rate in Mbit/s and a start time.
 func stream(mbits, at int) string {
 	return fmt.Sprintf(`{"start":{"version":"iperf 3.12","timestamp":{"timesecs":%d},"test_start":{"protocol":"TCP","num_streams":1,"blksize":131072,"omit":1,"duration":10}},
 "intervals":[],"end":{"sum_sent":{"seconds":10},"sum_received":{"seconds":10,"bytes":%d}}}`, at, mbits*1e6/8*10)
@@ -74,7 +74,7 @@ func TestPattern(t *testing.T) {
 		{pattern: "{variant}/{run}", path: "7", no: true},
 		{pattern: "{variant}.*.{node}", path: "base.mpstat.node-A", want: name{variant: "base", node: "node-A", number: -1, pairs: -1, pair: -1}},
 		{pattern: "{variant}", path: "x/base", want: func() name { n := none; n.variant = "base"; return n }()},
-		{pattern: "{variant}-{run}", path: "base-1234567", no: true}, // no number that anybody gives to a run
+		{pattern: "{variant}-{run}", path: "base-1234567", no: true}, // too many digits for the number of a run
 	} {
 		p, err := parsePattern(tt.pattern)
 		if err != nil {
@@ -98,7 +98,7 @@ func TestPattern(t *testing.T) {
 	}
 }
 
-// TestBlocks: variants that took turns, with their CPUs, and a file that is no result.
+// TestBlocks imports variants that took turns, with their CPUs, and a file that is not a result.
 func TestBlocks(t *testing.T) {
 	dir := folder(t, map[string]string{
 		"base-1.json": stream(1000, 100), "tuned-1.json": stream(1100, 120), "tuned-2.json": stream(1200, 140), "base-2.json": stream(1050, 160),
@@ -112,7 +112,7 @@ func TestBlocks(t *testing.T) {
 	for _, tr := range r.Trials {
 		got = append(got, fmt.Sprintf("%d: block %d, %s %s %d, %.0f, %d hosts, %d files", tr.Order, tr.Block, tr.Variant, tr.Workload, tr.Pairs, tr.Metrics[metrics.Throughput]/1e6, len(tr.Hosts), len(tr.Files)))
 	}
-	want := []string{ // by their times
+	want := []string{ // by start time
 		"1: block 1, base stream 1, 1000, 0 hosts, 1 files", "2: block 1, tuned stream 1, 1100, 0 hosts, 1 files",
 		"3: block 2, tuned stream 1, 1200, 1 hosts, 2 files", "4: block 2, base stream 1, 1050, 0 hosts, 1 files",
 	}
@@ -130,13 +130,13 @@ func TestBlocks(t *testing.T) {
 	if !e.Spec.Target.Imported.Interleaved || e.Spec.Runs.N != 2 || e.Spec.Baseline != "base" || e.Spec.Variants[0].Name != "base" {
 		t.Errorf("experiment %+v", e.Spec)
 	}
-	// What iperf3 said, and no defaults.
+	// Only what iperf3 reported, without defaults.
 	if diff := cmp.Diff(v1alpha1.Traffic{Protocol: "tcp", Size: 128 << 10, Connections: 1, Warmup: 1e9, Duration: 10e9, Tool: "iperf3"}, *w); diff != "" || e.Spec.Path != (v1alpha1.Path{}) {
 		t.Errorf("traffic (-want +got):\n%s\npath %s", diff, e.Spec.Path)
 	}
 }
 
-// TestPairs: a file for each pair, whose rates add up.
+// TestPairs imports a file for each pair. Their rates add up.
 func TestPairs(t *testing.T) {
 	files := map[string]string{}
 	for _, v := range []string{"base", "tuned"} {
@@ -154,7 +154,7 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestManyRuns of one file, and workloads of other kinds beside them, by their kinds' names.
+// TestManyRuns imports several runs from one file. Workloads of other kinds beside them are named after their kinds.
 func TestManyRuns(t *testing.T) {
 	r := run(t, folder(t, map[string]string{
 		"base.json": stream(1000, 0) + stream(1010, 0) + stream(1020, 0), "base.txt": output(t, "sockperf-3.7-half-rtt.txt"), "base.ab": output(t, "ab-2.3-kept.txt"),
@@ -168,7 +168,7 @@ func TestManyRuns(t *testing.T) {
 	}
 }
 
-// TestRequests: as many requests in every file were asked for, others ended with a time.
+// TestRequests: if every file has the same number of requests, a number was asked for. Otherwise the runs ended by time.
 func TestRequests(t *testing.T) {
 	same := output(t, "ab-2.3-kept.txt")
 	other := strings.Replace(same, "Complete requests:      30802", "Complete requests:      30902", 1)
@@ -181,7 +181,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestProblems: every file that is wrong is named, with what to do.
+// TestProblems: the error names every bad file, and what to do about it.
 func TestProblems(t *testing.T) {
 	good := stream(1000, 0)
 	cpu := output(t, "mpstat-12.6.1.txt")
@@ -233,7 +233,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// TestPublishedCPUs: the shares of every core, with the pairs' rates, from one log.
+// TestPublishedCPUs imports the shares of every core and the rates of the pairs from one log.
 func TestPublishedCPUs(t *testing.T) {
 	dir := folder(t, map[string]string{"base-2.txt": output(t, "rps-rfs-log.txt")})
 	r, err := Import([]string{dir}, Options{Pattern: "{variant}-{pairs}.txt", Window: 30 * time.Second})
@@ -252,8 +252,7 @@ func TestPublishedCPUs(t *testing.T) {
 	}
 }
 
-// FuzzPattern: a pattern that is taken matches or does not, and what it matched with is a
-// part of the path.
+// FuzzPattern: if a valid pattern matches a path, each value that it extracts is a part of the path.
 func FuzzPattern(f *testing.F) {
 	f.Add("{variant}-{block}.json", "rps-1.json")
 	f.Add("{variant}/*{run}", `a\b/c/7`)
@@ -268,7 +267,7 @@ func FuzzPattern(f *testing.F) {
 	})
 }
 
-// TestHuge: a file that is too large, or that would decode into far more memory than it has bytes, is named with the limit.
+// TestHuge: the error names a file that is too large, or that would take far more memory than its size, and the limit.
 func TestHuge(t *testing.T) {
 	dir := folder(t, map[string]string{"a-1.json": `{"start": {"version": "iperf 3"}, "intervals": [` + strings.Repeat("{},", 2<<20) + "{}]}", "a-2.json": ""})
 	if err := os.Truncate(filepath.Join(dir, "a-2.json"), 1<<30); err != nil {

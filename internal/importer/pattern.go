@@ -24,16 +24,16 @@ const (
 	nodeField     = "node"
 )
 
-// fields are what a pattern may have, and what each of them matches.
+// fields maps the placeholders of patterns to what each of them matches.
 var fields = map[string]string{
 	variantField: `[^/]+`, workloadField: `[^/]+`, nodeField: `[^/]+`,
 	blockField: `\d{1,6}`, runField: `\d{1,6}`, pairsField: `\d{1,6}`, pairField: `\d{1,6}`,
 }
 
-// pattern says what the name of a file tells.
+// pattern describes how file names tell variants, workloads and numbers.
 type pattern struct {
 	expr   *regexp.Regexp
-	depth  int // parts of a path that it is matched with
+	depth  int // number of path elements to match
 	fields []string
 }
 
@@ -72,7 +72,7 @@ func parsePattern(text string) (*pattern, error) {
 	case p.has(blockField) && p.has(runField):
 		return nil, fmt.Errorf("--pattern %s: it has {block} and {run}: write {block} if each block has every variant, measured close in time, or {run} if each variant was measured on its own", text)
 	}
-	p.expr = regexp.MustCompile(expr + "$") // of quoted text and known parts
+	p.expr = regexp.MustCompile(expr + "$") // consists of quoted text and known parts only
 	return p, nil
 }
 
@@ -89,13 +89,13 @@ func (p *pattern) add(name string) error {
 
 func (p *pattern) has(field string) bool { return slices.Contains(p.fields, field) }
 
-// name is what a file's name says: numbers are -1 where it has none.
+// name has what a file's name says. Numbers that it does not have are -1.
 type name struct {
 	variant, workload, node string
 	number, pairs, pair     int
 }
 
-// match reads the name of a file, of which it looks at as many parts as the pattern has.
+// match reads a file's name, from as many path elements as the pattern has.
 func (p *pattern) match(path string) (n name, ok bool) {
 	parts := strings.Split(filepath.ToSlash(path), "/")
 	found := p.expr.FindStringSubmatch(strings.Join(parts[max(0, len(parts)-p.depth):], "/"))
@@ -112,7 +112,7 @@ func (p *pattern) match(path string) (n name, ok bool) {
 		case nodeField:
 			n.node = text
 		case pairsField:
-			n.pairs, _ = strconv.Atoi(text) // of few digits, as all of these are
+			n.pairs, _ = strconv.Atoi(text) // few digits, so it cannot fail; the same holds for the others
 		case pairField:
 			n.pair, _ = strconv.Atoi(text)
 		default:
@@ -122,7 +122,7 @@ func (p *pattern) match(path string) (n name, ok bool) {
 	return n, true
 }
 
-// check says why a file's name cannot be one of a variant and a workload.
+// check returns an error if a variant or a workload cannot have the name.
 func (n name) check() error {
 	for what, text := range map[string]string{variantField: n.variant, workloadField: n.workload} {
 		if text != "" && !v1alpha1.ValidName(text) {

@@ -7,11 +7,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// dumpTries bounds how often a list is asked for that changes each time.
+// dumpTries bounds how often Dump lists something that changes each time.
 const dumpTries = 10
 
-// Dump lists something by netlink, such as "links", and does so again if it changed meanwhile: the kernel
-// then marks the list as inconsistent (NLM_F_DUMP_INTR).
+// Dump lists something by netlink, such as "links". If that changes meanwhile, Dump asks again: the kernel then marks
+// the list as inconsistent (NLM_F_DUMP_INTR).
 func Dump[T any](what string, list func() ([]T, error)) ([]T, error) {
 	for tries := 1; ; tries++ {
 		all, err := list()

@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TestDump: a list that was interrupted is asked for again, but not for ever, and no other error is tried again.
+// TestDump: Dump repeats an interrupted list, but not for ever, and does not try again after any other error.
 func TestDump(t *testing.T) {
 	interrupted, other := fmt.Errorf("links: %w", netlink.ErrDumpInterrupted), errors.New("no permission")
 	for _, c := range []struct {
@@ -21,7 +21,7 @@ func TestDump(t *testing.T) {
 		calls := 0
 		all, err := Dump("links", func() ([]int, error) {
 			if calls++; calls <= c.failures {
-				return []int{calls}, c.err // a list that is not whole
+				return []int{calls}, c.err // an incomplete list
 			}
 			return []int{7, 8}, nil
 		})

@@ -1,10 +1,10 @@
-// Package netns makes, opens, identifies and finds network namespaces, runs code in them, and
-// mounts the sysfs that shows the devices of one, and lists what one has. What else is done in a
-// namespace is the caller's.
+// Package netns makes, opens, identifies and finds network namespaces, and runs code in them. It
+// mounts the sysfs that shows the devices of a namespace, and lists what a namespace has.
+// Everything else that is done in a namespace is up to the caller.
 //
-// A thread is in a network namespace, and a goroutine changes threads: Do is the only way into
-// another one. Everything else here that speaks of "this" namespace means that of the calling
-// thread, which is certain only within Do or where the goroutine is locked to its thread.
+// A network namespace belongs to a thread, and a goroutine moves between threads: Do is the only
+// way into another namespace. Everywhere else in this package, "this" namespace is that of the
+// calling thread, which is certain only within Do or if the goroutine is locked to its thread.
 package netns
 
 import (
@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Handle is a network namespace that is open: it cannot end, nor its inode number be used again,
-// until Close. It has the type of the netns library, because the netlink library takes that.
+// Handle is an open network namespace. Until Close it cannot end, and its inode number cannot be
+// used again. It has the type of the netns library, because the netlink library takes that.
 type Handle = netns.NsHandle
 
 // None is no namespace.
@@ -36,8 +36,8 @@ func Current() (Handle, error) {
 	return h, nil
 }
 
-// Open opens a file that stands for a network namespace, and never waits: a file that is
-// something else, such as a FIFO, fails where it is used.
+// Open opens a file that stands for a network namespace, and never waits. Another kind of file,
+// such as a FIFO, causes an error where the handle is used.
 func Open(file string) (Handle, error) {
 	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -46,7 +46,7 @@ func Open(file string) (Handle, error) {
 	return Handle(fd), nil
 }
 
-// New makes a network namespace, which lasts as long as something holds it.
+// New makes a network namespace. It lasts as long as something holds it.
 func New() (h Handle, err error) {
 	err = onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -71,7 +71,7 @@ func Do(h Handle, fn func() error) error {
 	})
 }
 
-// DoAt is Do for the namespace that a file stands for.
+// DoAt runs fn in the namespace that a file stands for.
 func DoAt(file string, fn func() error) error {
 	h, err := Open(file)
 	if err != nil {
@@ -81,7 +81,7 @@ func DoAt(file string, fn func() error) error {
 	return Do(h, fn)
 }
 
-// name is what a handle was opened as, for messages.
+// name returns the file that a handle was opened from, for messages.
 func name(h Handle) string {
 	file, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", h))
 	if err != nil {
@@ -90,12 +90,13 @@ func name(h Handle) string {
 	return file
 }
 
-// onThread runs fn on a thread of its own, whose network namespace fn may change. A thread that
-// cannot return is not used again: it ends with its goroutine, as that is still locked to it.
+// onThread runs fn on a thread of its own. fn may change the thread's network namespace. If the
+// thread cannot return to its own, it is not used again: the goroutine stays locked to it, so
+// the thread ends with the goroutine.
 func onThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// A test that fails within fn ends the goroutine there.
+		// If a test fails within fn, the goroutine ends there.
 		err := errors.New("what runs in a network namespace did not return")
 		defer func() { done <- err }()
 		runtime.LockOSThread()
@@ -118,17 +119,17 @@ func onThread(fn func() error) error {
 	return <-done
 }
 
-// Cookie is a network namespace's number, which the kernel never uses twice within a boot; 0 is
-// that of none.
+// Cookie is a network namespace's number, which the kernel never uses twice within a boot; 0
+// stands for no namespace.
 type Cookie uint64
 
-// ID identifies a network namespace by its cookie. The inode is what makes it quick to find.
+// ID identifies a network namespace by its cookie. The inode makes the namespace quick to find.
 type ID struct {
 	Cookie Cookie `json:"cookie,omitempty"`
 	Inode  uint64 `json:"inode,omitempty"`
 }
 
-// CurrentID is that of this namespace.
+// CurrentID returns the ID of this namespace.
 func CurrentID() (ID, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -149,11 +150,11 @@ func CurrentID() (ID, error) {
 }
 
 // Find returns a file by which a namespace can be entered, or "" if no process and no mount that
-// can be seen from here has it.
+// is visible from here has it.
 func Find(proc string, id ID) (string, error) {
 	link := fmt.Sprintf("net:[%d]", id.Inode)
 	var candidates []string
-	// This thread may be where no process shows it. Do looks from another thread.
+	// No process may show the namespace of this thread. Do looks from another thread.
 	if self, err := os.Readlink(filepath.Join(proc, "thread-self")); err == nil {
 		candidates = append(candidates, filepath.Join(proc, self, "ns/net"))
 	}
@@ -166,8 +167,9 @@ func Find(proc string, id ID) (string, error) {
 			candidates = append(candidates, file)
 		}
 	}
-	// `ip netns`, container runtimes and the lab keep a namespace by mounting it
-	// somewhere: its line has the link as root and then the place (proc(5)).
+	// `ip netns`, container runtimes and the lab keep a namespace by mounting it somewhere.
+	// In the line of such a mount the root is the link, and the mount point follows
+	// (proc(5)).
 	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
 	if err != nil {
 		return "", err
@@ -184,7 +186,7 @@ func Find(proc string, id ID) (string, error) {
 			return err
 		})
 		switch {
-		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL): // it went while we looked
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL): // it ended while we looked
 		case err != nil:
 			return "", err
 		case there.Cookie == id.Cookie:

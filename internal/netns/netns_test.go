@@ -35,7 +35,8 @@ func newNS(t *testing.T) (h Handle, id ID) {
 	return h, id
 }
 
-// TestDo enters namespaces, one from within another, and finds this thread where it was.
+// TestDo enters namespaces, one from within another, and checks that this thread returns to its
+// own.
 func TestDo(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -56,7 +57,7 @@ func TestDo(t *testing.T) {
 	if after, err := CurrentID(); after != here || err != nil {
 		t.Errorf("the thread is in %v (%v), and was in %v", after, err, here)
 	}
-	// No thread that goroutines share is left elsewhere.
+	// No thread that goroutines share is left in another namespace.
 	for range 100 {
 		done := make(chan ID)
 		go func() {
@@ -69,8 +70,8 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// TestOpenRefuses opens what is there and no namespace, without waiting for it, and what is not
-// there.
+// TestOpenRefuses opens a file that is not a namespace, without waiting for it, and one that
+// does not exist.
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
@@ -87,8 +88,8 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// TestFind finds a namespace by a mount, by nothing else than the thread that is in it, and not
-// once it has gone.
+// TestFind finds a namespace by a mount, or only by the thread that is in it, and no longer
+// after it has ended.
 func TestFind(t *testing.T) {
 	h, id := newNS(t)
 	if file, err := Find("/proc", id); file != "" || err != nil {

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sysfs opens a sysfs that shows the network devices of this namespace. sysfs shows those of the
-// namespace it was mounted in, and /sys is most often mounted in another one than a pod's. The
-// mount is detached: it stands in no directory, nobody else sees it, and it goes with the root.
+// Sysfs opens a sysfs that shows the network devices of this namespace. A sysfs shows the devices of
+// the namespace in which it was mounted, and /sys was usually mounted in another one than a pod's. The
+// mount is detached: it is in no directory, nobody else sees it, and it ends when the root is closed.
 //
-// A caller without the right to mount, or on a kernel before 5.2, gets /sys if that shows the
-// right devices, else an error.
+// A caller without the right to mount, or on a kernel before 5.2, gets /sys if that shows the right
+// devices, otherwise an error.
 func Sysfs() (*os.Root, error) {
-	// The mount takes the namespace of the thread that asks.
+	// The mount belongs to the namespace of the thread that makes it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	root, err := Mount("sysfs")
@@ -33,7 +33,7 @@ func Sysfs() (*os.Root, error) {
 	return root, nil
 }
 
-// Mount mounts a file system of the kernel's, sysfs or proc, where nobody else sees it.
+// Mount mounts a kernel file system, sysfs or proc, where nobody else sees it.
 func Mount(kind string) (*os.Root, error) {
 	ctx, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -47,7 +47,7 @@ func Mount(kind string) (*os.Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fsmount: %w", err)
 	}
-	// The root holds the mount by itself from here on.
+	// From here on the root holds the mount.
 	defer func() { unmounts() <- mount }()
 	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mount))
 }
@@ -65,7 +65,7 @@ var unmounts = sync.OnceValue(func() chan<- int {
 	return mounts
 })
 
-// openSysfs opens a sysfs mounted at dir after making sure that its links are those of this
+// openSysfs opens the sysfs that is mounted at dir, and checks that its links are those of this
 // namespace.
 func openSysfs(dir string) (*os.Root, error) {
 	root, err := os.OpenRoot(dir)

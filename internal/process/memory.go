@@ -1,7 +1,6 @@
-// Package process is about the process that this program is: what its Go runtime
-// does beside it, and the memory it holds. It knows nothing of what the process is
-// for; the worker and the agent, which share a machine with what they measure or
-// serve, call it when they begin, and the worker around what it measures.
+// Package process manages the process of this program: the activity of its Go runtime, and its memory. It
+// does not know the purpose of the process. The worker and the agent call it when they begin, because they
+// share a machine with what they measure or serve. The worker also calls it around each measurement.
 package process
 
 import (
@@ -14,32 +13,31 @@ import (
 	"sync/atomic"
 )
 
-// collectAt is the growth, in percent, at which garbage is collected: there may
-// be a hundred workers on a machine, each with little to do between trials.
+// collectAt is the heap growth, in percent, that starts a garbage collection. It is low because a machine may
+// have a hundred workers, each with little to do between trials.
 const collectAt = 25
 
-// goPercent is GOGC where nothing sets it.
+// goPercent is GOGC if nothing sets it, in percent.
 const goPercent = 100
 
-// What is worth a collection at rest, and what Go's memory may grow to without one.
+// Bytes of garbage that justify a collection at rest, and the memory limit of Go without such collections.
 const (
 	restGarbage = 1 << 20
 	restLimit   = 64 << 20
 )
 
-// CollectAtRest has this process collect garbage in Rest alone, as long as its memory is below
-// 64 MiB. Who collects waits for threads that run Go code to take notice of it, and yields to
-// others until they have. Workers that do the same collect at the same time, and where traffic
-// fills the CPUs as well they may wait long: Linux 6.18 has then let 32 of them yield to nobody for
-// minutes.
+// CollectAtRest makes this process collect garbage only in Rest, as long as its memory is below 64 MiB. A
+// collection waits until all threads that run Go code notice it, and yields the CPU meanwhile. Workers that
+// do the same work collect at the same time. If traffic fills the CPUs as well, they may wait long: on Linux
+// 6.18, 32 of them yielded without any progress for minutes.
 func CollectAtRest() {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(restLimit)
 	collected.Store(allocated())
 }
 
-// Collecting has garbage be collected as it comes, until the function that it returns is called,
-// which gives back the rest of it: for what makes much of it while nothing is measured.
+// Collecting turns garbage collection on, at the growth collectAt, until the returned function is called, which
+// frees the remaining garbage. It is for work that makes much garbage while nothing is measured.
 func Collecting() (end func()) {
 	stop, before := collection.request(&collection.eager), allocated()
 	return func() {
@@ -51,8 +49,8 @@ func Collecting() (end func()) {
 	}
 }
 
-// CollectingAsUsual sets Go's defaults for garbage collection, until the function that it returns is called.
-// Measured traffic uses it if ordinary Go programs would run with the defaults.
+// CollectingAsUsual sets Go's defaults for garbage collection until the returned function is called. Measured
+// traffic uses it if ordinary Go programs would run with the defaults.
 func CollectingAsUsual() (end func()) { return collection.request(&collection.usual) }
 
 // gcSettings are GOGC, in percent, and GOMEMLIMIT, in bytes.
@@ -61,21 +59,21 @@ type gcSettings struct {
 	limit   int64
 }
 
-// set applies the settings, and returns those before.
+// set applies the settings, and returns the previous ones.
 func (s gcSettings) set() gcSettings {
 	return gcSettings{debug.SetGCPercent(s.percent), debug.SetMemoryLimit(s.limit)}
 }
 
-// gcRequests are the pending requests for other settings than at rest. They may end in any order.
+// gcRequests counts the pending requests for settings other than those at rest. They may end in any order.
 type gcRequests struct {
 	mu           sync.Mutex
-	eager, usual int // how many there are of each
+	eager, usual int // number of pending requests of each kind
 	rest, now    gcSettings
 }
 
 var collection gcRequests
 
-// request adds one of a kind, until the function that it returns is called.
+// request adds a request of a kind, until the returned function is called.
 func (r *gcRequests) request(kind *int) (end func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,8 +91,8 @@ func (r *gcRequests) request(kind *int) (end func()) {
 	}
 }
 
-// apply sets what the requests ask for: the usual settings before eager ones, because a measurement has asked
-// for them. It sets nothing that is set already: that would stop all threads.
+// apply sets what the requests ask for. The usual settings take precedence over eager ones, because a
+// measurement has asked for them. It does not set what is set already, because that would stop all threads.
 func (r *gcRequests) apply() {
 	s := r.rest
 	switch {
@@ -109,7 +107,7 @@ func (r *gcRequests) apply() {
 	}
 }
 
-// collected is what had been allocated when garbage was last collected at rest.
+// collected is the total of allocated bytes when garbage was last collected at rest.
 var collected atomic.Uint64
 
 func allocated() uint64 {
@@ -118,9 +116,9 @@ func allocated() uint64 {
 	return s[0].Value.Uint64()
 }
 
-// Rest gives back, where nothing is measured, what came before: garbage, if there is much,
-// and the pages of the program itself. How much is much differs by 2 MiB from process to process,
-// lest those that do the same collect at once.
+// Rest gives back memory while nothing is measured: garbage, if there is much, and the pages of the program
+// itself. The threshold differs by up to 2 MiB between processes, so that those that do the same work do not
+// collect at once.
 func Rest() error {
 	much := restGarbage + uint64(os.Getpid()%32)<<16
 	if now := allocated(); now-collected.Load() > much {

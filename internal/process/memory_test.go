@@ -37,7 +37,7 @@ func TestShrink(t *testing.T) {
 	if got, err := mappings(strings.NewReader("beef-dead r-xp 0 fe:00 1 /slipstream\nbeef-bad r-xp 0 fe:00 1 /slipstream\n"), "/slipstream"); err == nil {
 		t.Errorf("addresses that make no sense: %v", got)
 	}
-	// What was given back comes back: this very code, and what was written before.
+	// What was given back is still usable: this very code, and data written before.
 	text := strings.Repeat("written", 1000)
 	before := mappedFiles(t)
 	if err := Shrink(); err != nil {
@@ -51,7 +51,8 @@ func TestShrink(t *testing.T) {
 	}
 }
 
-// Garbage is collected at rest, once there is some, or when there is very much of it.
+// TestCollectAtRest: garbage is collected at rest if there is enough of it, and at any time if there is very
+// much.
 func TestCollectAtRest(t *testing.T) {
 	percent, limit := debug.SetGCPercent(100), debug.SetMemoryLimit(-1)
 	defer func() {
@@ -111,8 +112,8 @@ func TestCollectAtRest(t *testing.T) {
 
 var garbage []byte
 
-// Requests may overlap in any order. A measurement has Go's own settings, and after the last request those at
-// rest are back.
+// TestGCRequests: requests may overlap in any order. A measurement has Go's own settings, and after the last
+// request the settings at rest are back.
 func TestGCRequests(t *testing.T) {
 	rest, eager, usual := gcSettings{-1, restLimit}, gcSettings{collectAt, restLimit}, gcSettings{100, math.MaxInt64}
 	before := rest.set()
@@ -140,7 +141,7 @@ func TestGCRequests(t *testing.T) {
 	}
 }
 
-// What is kept is not given back, not even what this process has no page of.
+// TestKeepProgram: kept pages are not given back, not even pages that this process has not mapped yet.
 func TestKeepProgram(t *testing.T) {
 	testenv.NeedRoot(t)
 	ranges, err := program()
@@ -151,7 +152,7 @@ func TestKeepProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := unix.Munlockall(); err != nil { // others give it back
+		if err := unix.Munlockall(); err != nil { // the other tests give pages back
 			t.Error(err)
 		}
 	}()
@@ -160,7 +161,7 @@ func TestKeepProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	// What is not on the disk yet would stay for that.
+	// Pages that are not on the disk yet would stay in the page cache, locked or not.
 	if err := errors.Join(file.Sync(), unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +189,7 @@ func TestKeepProgram(t *testing.T) {
 	}
 }
 
-// mappedFiles is how much of the files that this process maps is in its memory, KiB.
+// mappedFiles returns how much of the files that this process maps is in its memory, in KiB.
 func mappedFiles(t *testing.T) (kib int) {
 	t.Helper()
 	return status(t, "RssFile")

@@ -11,18 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Shrink gives back what a process that has begun does not need: garbage, and the
-// pages of the program itself.
+// Shrink gives back memory that a process needs only at its start: garbage, and the pages of the program
+// itself.
 func Shrink() error {
 	debug.FreeOSMemory()
 	return releaseProgram()
 }
 
-// releaseProgram gives back the pages of the program itself. The start of a program
-// runs through the types of all its packages, those of Kubernetes among them, and
-// around every page that is ever touched the kernel maps 64 KiB: some 20 MiB. They
-// are the file's pages: what is used again comes back from the page cache, in a
-// millisecond or two.
+// releaseProgram gives back the pages of the program itself. The start of a program touches the types of
+// all its packages, those of Kubernetes among them, and around every touched page the kernel maps 64 KiB:
+// some 20 MiB in total. The pages belong to the file, so those that are used again come back from the page
+// cache, in a millisecond or two.
 func releaseProgram() error {
 	ranges, err := program()
 	if err != nil {
@@ -32,22 +31,22 @@ func releaseProgram() error {
 		if r.written {
 			continue
 		}
-		// madvise(2) takes an address; there is no Go object behind it.
+		// madvise(2) takes an address, with no Go object behind it.
 		_, _, errno := unix.Syscall(unix.SYS_MADVISE, r.from, r.to-r.from, unix.MADV_DONTNEED)
-		if errno != 0 && errno != unix.EINVAL { // EINVAL: this process keeps it
+		if errno != 0 && errno != unix.EINVAL { // EINVAL: the pages are locked
 			return fmt.Errorf("release program: madvise: %w", errno)
 		}
 	}
 	return nil
 }
 
-// KeepProgram has the pages of the program itself stay in memory for as long as this process
-// is there, for every process that runs it. A kernel may take back pages that nobody has
-// used for a while, however much memory is free (DAMON_RECLAIM). A worker that comes back to
-// one in the midst of traffic waits for the disk, and its runtime's other threads turn about
-// for it, ahead of what the kernel has to do to end the wait: that took a minute and more.
+// KeepProgram locks the pages of the program in memory as long as this process runs, for every process
+// that runs the program. A kernel may reclaim pages that have not been used for a while, however much
+// memory is free (DAMON_RECLAIM). If a worker then needs such a page in the midst of traffic, it waits for
+// the disk. Meanwhile its runtime's other threads take turns on the CPU, ahead of the kernel's work that
+// would end the wait: that took more than a minute.
 //
-// Who may not lock as much memory as that (setrlimit(2)) has the error, and is as before.
+// A process that may not lock that much memory (setrlimit(2)) gets an error, and nothing changes for it.
 func KeepProgram() error {
 	ranges, err := program()
 	if err != nil {
@@ -60,8 +59,8 @@ func KeepProgram() error {
 	defer file.Close()
 	for _, r := range ranges {
 		if r.written {
-			// To lock these would copy them, and keep the copies. What another process has not
-			// written yet is still to come from the file.
+			// Locking these pages would copy them and keep the copies. Other processes that
+			// have not written to them still need the pages of the file.
 			data, err := unix.Mmap(int(file.Fd()), r.offset, int(r.to-r.from), unix.PROT_READ, unix.MAP_SHARED)
 			if err == nil {
 				err = unix.Mlock(data)
@@ -71,7 +70,7 @@ func KeepProgram() error {
 			}
 			continue
 		}
-		// As madvise.
+		// A raw call, like madvise.
 		if _, _, errno := unix.Syscall(unix.SYS_MLOCK, r.from, r.to-r.from, 0); errno != 0 {
 			return fmt.Errorf("keep program: mlock: %w", errno)
 		}
@@ -79,7 +78,7 @@ func KeepProgram() error {
 	return nil
 }
 
-// program is where the program itself is in memory.
+// program returns where the program itself is mapped in memory.
 func program() ([]mapping, error) {
 	maps, err := os.Open("/proc/self/maps")
 	if err != nil {
@@ -93,15 +92,15 @@ func program() ([]mapping, error) {
 	return mappings(maps, program)
 }
 
-// mapping is a range of addresses that a file is mapped at, privately.
+// mapping is a range of addresses at which a file is mapped privately.
 type mapping struct {
 	from, to uintptr
 	offset   int64
-	// written is one that may hold what the file does not.
+	// written: the range is writable, so its content may differ from the file.
 	written bool
 }
 
-// mappings lists those of a file, of proc_pid_maps(5).
+// mappings returns the mappings of a file, from text in the format of proc_pid_maps(5).
 func mappings(maps io.Reader, file string) ([]mapping, error) {
 	var out []mapping
 	for s := bufio.NewScanner(maps); ; {

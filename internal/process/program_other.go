@@ -2,5 +2,5 @@
 
 package process
 
-// releaseProgram does nothing: other systems than Linux trim the pages of a program themselves.
+// releaseProgram does nothing: systems other than Linux trim the pages of a program themselves.
 func releaseProgram() error { return nil }

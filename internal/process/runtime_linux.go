@@ -15,29 +15,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watcherSlack is by how much the kernel may delay the timers of the Go runtime's
-// watching thread, to serve them along with others. It looks around every 10 ms or
-// sooner for as long as any other thread runs. With its timer that near an idle
-// CPU keeps its tick, and does not stop it and start it again with every message:
-// where the CPU is virtual that took 10 µs off a round trip of 73, which no
-// application without such a thread would have seen (docs/explanation/measuring.md).
+// watcherSlack bounds how much the kernel may delay the timers of the Go runtime's
+// watching thread (sysmon), to serve them along with others. The thread wakes up every
+// 10 ms or sooner for as long as any other thread runs. A timer that is always near
+// keeps the tick of an idle CPU running, so the CPU does not stop and restart the tick
+// with every message. On a virtual CPU that took 10 µs off a round trip of 73 µs, a
+// cost that an application without such a thread does not have
+// (docs/explanation/measuring.md).
 //
-// Every other thread keeps the 50 µs that the kernel gives everybody: a scheduler
-// that sleeps 3 µs between two looks for work must not sleep 100 ms.
+// Every other thread keeps the default slack of 50 µs: a scheduler thread that sleeps 3
+// µs between two looks for work must not sleep 100 ms.
 const watcherSlack = 100 * time.Millisecond
 
 const (
-	// noPreemption is of the environment, where the runtime reads it before the
-	// program begins. Traffic threads block in the kernel for as long as they like;
-	// signals to have them preempted would only interrupt them.
+	// noPreemption is a setting in the environment, because the runtime reads it
+	// before the program begins. Traffic threads block in the kernel for as long as
+	// they like; signals to preempt them would only interrupt them.
 	noPreemption = "GODEBUG=asyncpreemptoff=1"
-	// processors is how many goroutines may run at once. What blocks in the kernel
-	// counts until the watching thread looks around: there are always more.
+	// processors is GOMAXPROCS, the number of goroutines that may run at once. A
+	// goroutine that blocks in the kernel counts until the watching thread notices
+	// it. 24 leaves enough for the others.
 	processors = 24
 )
 
-// Quiet replaces this process by the same program with a Go runtime that disturbs
-// no measurement. In one that is so already it only shrinks, and returns.
+// Quiet replaces this process by the same program with a Go runtime that disturbs no
+// measurement. If the runtime is quiet already, Quiet only shrinks the process, and
+// returns.
 func Quiet() error {
 	if quiet() {
 		return Shrink()
@@ -49,17 +52,17 @@ func Quiet() error {
 
 func quiet() bool { return slices.Contains(os.Environ(), noPreemption) }
 
-// Begin is the first thing that the program does. Where Quiet started it, it does
-// the rest of that: it shrinks before anything is added to what the start left, and
-// slows the runtime's watching thread.
+// Begin must run before anything else in the program. In a process that Quiet started,
+// it completes Quiet's work: it shrinks the process before the program allocates more,
+// and slows the runtime's watching thread.
 //
-// The thread is another than the caller's, so the kernel asks for CAP_SYS_NICE.
-// Without it, as in a pod without privileges, everything else is done.
+// The watching thread is not the calling one, so the kernel requires CAP_SYS_NICE.
+// Without it, as in an unprivileged pod, Begin does everything else.
 func Begin() error {
 	if !quiet() {
 		return nil
 	}
-	if err := Shrink(); err != nil { // before there are 24 Ps with a cache each
+	if err := Shrink(); err != nil { // before there are 24 Ps, each with a cache
 		return err
 	}
 	debug.SetGCPercent(collectAt)
@@ -67,8 +70,9 @@ func Begin() error {
 	return slowWatcher()
 }
 
-// slowWatcher finds the watching thread as the first that the runtime starts
-// (runtime.main in proc.go; the kernel lists threads in the order of their start).
+// slowWatcher sets the timer slack of the watching thread. It is the first thread that
+// the runtime starts (runtime.main in proc.go), and the kernel lists threads in the
+// order of their start.
 func slowWatcher() error {
 	tasks, err := os.Open("/proc/self/task")
 	if err != nil {

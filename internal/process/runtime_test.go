@@ -16,7 +16,8 @@ import (
 	"testing"
 )
 
-// A test that needs a process with a quiet runtime runs this binary with this set.
+// childQuiet in the environment makes this binary act as a process with a quiet
+// runtime.
 const childQuiet = "SLIPSTREAM_TEST_QUIET"
 
 func TestMain(m *testing.M) {
@@ -40,8 +41,8 @@ func TestMain(m *testing.M) {
 	fmt.Println("child", strings.TrimSpace(string(child)), err)
 }
 
-// TestQuiet looks at a process after it: its environment, the slack of
-// its threads, of which one watches the others, and that of a process it starts.
+// TestQuiet checks a process after Quiet: its environment, the timer slack of its
+// threads, one of which watches the others, and that of a process that it starts.
 func TestQuiet(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), childQuiet+"=1", "GODEBUG=madvdontneed=1", "GOGC=400")

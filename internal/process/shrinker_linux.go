@@ -12,7 +12,7 @@ import (
 const (
 	// soonerPercent is GOGC of a process that should stay small.
 	soonerPercent = 50
-	// mayGrow is how many bytes a process may grow by before it gives memory back.
+	// mayGrow is how much a process may grow before it gives memory back, in bytes.
 	mayGrow = 8 << 20
 )
 
@@ -23,15 +23,15 @@ func CollectSooner() {
 	}
 }
 
-// Shrinker gives back the memory of a process that works in bursts, which otherwise keeps what its largest burst took.
-// The zero value is ready to use.
+// Shrinker gives back memory in a process that works in bursts. Without it the process would keep the memory of its
+// largest burst. The zero value is ready to use.
 type Shrinker struct {
 	mu sync.Mutex
-	// least is what was resident after the last Shrink, in bytes.
+	// least is the resident memory after the last Shrink, in bytes.
 	least int64
 }
 
-// Shrink does what the function Shrink does, if this process has grown by 8 MiB since it last did.
+// Shrink calls the function Shrink if this process has grown by 8 MiB since the last time.
 func (s *Shrinker) Shrink() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +49,7 @@ func (s *Shrinker) Shrink() error {
 	return err
 }
 
-// resident is the memory of this process, in bytes, with the pages of its program: proc_pid_statm(5).
+// resident returns the memory of this process, in bytes, with the pages of its program: proc_pid_statm(5).
 func resident() (int64, error) {
 	text, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

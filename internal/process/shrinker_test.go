@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestShrinker: memory that is not needed any more is given back if it is much, and only then.
+// TestShrinker: unused memory is given back if there is much of it, and only then.
 func TestShrinker(t *testing.T) {
 	var s Shrinker
 	size := func() int64 {
@@ -35,7 +35,7 @@ func TestShrinker(t *testing.T) {
 	if n := size(); n > least+mayGrow {
 		t.Errorf("%d bytes are resident, and were %d before there was garbage", n, least)
 	}
-	// Nothing has grown: nothing is done, so least stays.
+	// Nothing has grown, so Shrink does nothing and least stays.
 	s.least = 1 << 40
 	if size(); s.least != 1<<40 {
 		t.Error("memory was given back without need")
