@@ -32,8 +32,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// claimMachine waits for and keeps off whoever else sets the machine's flow
-// table: the lock is that of `slipstream run`.
+// claimMachine locks the machine's flow table for this test, with the lock of
+// `slipstream run`, and waits until nobody else holds it.
 func claimMachine(t testing.TB) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -45,12 +45,12 @@ func claimMachine(t testing.TB) {
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	table, err := kernel.Sysctls{Proc: "/proc"}.Read(kernel.FlowTable)
 	must(t, err)
-	// A test that fails leaves it to the next one otherwise.
+	// A failed test would leave its value to the next one.
 	t.Cleanup(func() { must(t, kernel.Sysctls{Proc: "/proc"}.Write(kernel.FlowTable, table)) })
 }
 
-// enter makes a network namespace that the test's goroutine stays in, and
-// another for what is elsewhere. Neither has a name that others could see.
+// enter moves the test's goroutine into a new network namespace, and makes
+// another one, elsewhere. Neither has a name that others could see.
 func enter(t testing.TB) (elsewhere netns.Handle) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -73,8 +73,8 @@ func enter(t testing.TB) (elsewhere netns.Handle) {
 
 func file(ns netns.Handle) string { return fmt.Sprintf("/proc/self/fd/%d", ns) }
 
-// node gives the namespace what a node has: a NIC of four queues, an overlay, a
-// bridge and pods, whose ends are elsewhere.
+// node gives the namespace the devices of a node: a NIC with four queues, an
+// overlay, a bridge, and one veth for each pod, whose peer is elsewhere.
 func node(t testing.TB, elsewhere netns.Handle, pods int) {
 	t.Helper()
 	eth := addVeth(t, elsewhere, "eth0", 4)
@@ -99,7 +99,7 @@ func addVeth(t testing.TB, elsewhere netns.Handle, name string, queues int) netl
 	}))
 	link, err := netlink.LinkByName(name)
 	must(t, err)
-	t.Cleanup(func() { _ = netlink.LinkDel(link) }) // now: the namespace itself goes later
+	t.Cleanup(func() { _ = netlink.LinkDel(link) }) // now: the kernel removes the namespace only later
 	return link
 }
 
@@ -117,7 +117,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// snapshot reads every setting that an accelerator can change, as it is.
+// snapshot reads the present value of every setting that an accelerator can change.
 func snapshot(t testing.TB) map[string]string {
 	t.Helper()
 	sys, err := netns.Sysfs()
@@ -140,8 +140,8 @@ func snapshot(t testing.TB) map[string]string {
 	return values
 }
 
-// changed maps "DEVICE/QUEUE SETTING" to what it reads now, where that is not
-// what it was; a device that is new had zeros.
+// changed maps "DEVICE/QUEUE SETTING" to the present value, for every setting
+// that has changed; a new device counts as having had zeros.
 func changed(before, after map[string]string) map[string]string {
 	out := make(map[string]string)
 	for path, value := range after {
@@ -264,7 +264,7 @@ func TestPodPlace(t *testing.T) {
 	}
 }
 
-// events is a slog.Handler that hands on messages, so that a test can wait for one.
+// events is a slog.Handler that sends messages to a channel, so that a test can wait for one.
 type events chan string
 
 func (e events) Enabled(context.Context, slog.Level) bool { return true }
@@ -344,7 +344,7 @@ func TestFollow(t *testing.T) {
 	log.want(t, "device is gone veth0")
 	step("veth8", "veth9")
 
-	// The kernel ends a subscription that it lost messages of.
+	// The kernel ends a subscription when it has lost messages for it.
 	s.stopFollowing()
 	addVeth(t, elsewhere, "veth10", 1)
 	lost := &subscription{changes: make(chan netlink.LinkUpdate), done: make(chan struct{})}
@@ -397,7 +397,7 @@ func TestTwoHolders(t *testing.T) {
 		t.Error(d)
 	}
 
-	// What is persistent is held by its owner, whatever process that is.
+	// Persistent settings belong to their owner, whichever process that is.
 	o := options(dir, "cli")
 	o.Persistent = true
 	s, err := OpenApplier(o)
@@ -435,8 +435,8 @@ func TestChangedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestRecoverOtherNamespaces recovers, from one namespace, what died in another,
-// and copes with one that has gone.
+// TestRecoverOtherNamespaces recovers, from one namespace, settings of a dead
+// process in another one, and copes with a namespace that has gone.
 func TestRecoverOtherNamespaces(t *testing.T) {
 	claimMachine(t)
 	dir := t.TempDir()
@@ -449,7 +449,7 @@ func TestRecoverOtherNamespaces(t *testing.T) {
 	})
 	elsewhere := enter(t)
 	node(t, elsewhere, 1)
-	// A mount is what keeps a namespace that no process is in.
+	// A mount keeps a namespace alive without any process in it.
 	mount := filepath.Join(t.TempDir(), "name of a place")
 	writeFile(t, mount, "")
 	must(t, unix.Mount("/proc/thread-self/ns/net", mount, "", unix.MS_BIND, ""))
@@ -524,7 +524,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// applyForEver is the child: it applies and reverts, and tells each.
+// applyForEver runs in the child process: it applies and reverts in a loop, and reports each step.
 func applyForEver(dir string, progress io.Writer) error {
 	o := options(dir, "doomed")
 	s, err := OpenApplier(o)
@@ -553,7 +553,7 @@ func TestKill(t *testing.T) {
 	claimMachine(t)
 	elsewhere := enter(t)
 	node(t, elsewhere, 6)
-	// What stood there need not be nothing.
+	// The values at the start need not be zero.
 	sys, err := kernel.OpenSysfs("")
 	must(t, err)
 	defer sys.Close()
@@ -574,7 +574,8 @@ func TestKill(t *testing.T) {
 		out, err := child.StdoutPipe()
 		must(t, err)
 		must(t, child.Start()) // forked by this thread, so in its namespace
-		// A random number of applies and reverts, then a random moment of the next.
+		// Wait for a random number of applies and reverts, then for a random moment of the next
+		// one.
 		progress := bufio.NewReader(out)
 		for range 1 + random.IntN(4) {
 			if _, err := progress.ReadByte(); err != nil {
@@ -583,7 +584,7 @@ func TestKill(t *testing.T) {
 		}
 		time.Sleep(time.Duration(random.Int64N(int64(6 * time.Millisecond))))
 		must(t, child.Process.Kill())
-		// It is dead once it is a zombie; nobody may reap it for long.
+		// A zombie counts as dead: its parent may not reap it for a long time.
 		must(t, unix.Waitid(unix.P_PID, child.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil))
 		restored, err := Recover(t.Context(), Options{JournalDir: dir})
 		if err != nil {

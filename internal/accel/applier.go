@@ -14,16 +14,16 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Applier applies accelerators in one place until they are reverted. Apply, Revert and Close are
-// called in turn, the rest at any time.
+// Applier applies accelerators in one place until they are reverted. Call Apply, Revert and Close
+// one after another; the other methods may be called at any time.
 type Applier struct {
 	*place
 
-	// mu guards what the follower shares.
+	// mu guards the fields that the follower shares.
 	mu       sync.Mutex
 	applied  *Plan
 	settings []record.Setting
-	// followed are the devices that the plan is applied to, by index.
+	// followed maps the indexes of the devices that the plan is applied to, to their names.
 	followed map[int]string
 	follower *follower
 }
@@ -38,15 +38,15 @@ func OpenApplier(o Options) (*Applier, error) {
 	return &Applier{place: p}, nil
 }
 
-// Close stops following devices and lets go of what OpenApplier opened. It reverts nothing:
-// that is Revert's, or Recover's once the process has ended.
+// Close stops following devices and releases the resources of OpenApplier. It reverts nothing:
+// Revert does, or Recover once the process has ended.
 func (a *Applier) Close() error {
 	a.stopFollowing()
 	return a.place.close()
 }
 
-// Plan returns what Apply would set now, and touches nothing: Was and Got are
-// both what stands there.
+// Plan returns the settings that Apply would set now, and changes nothing: Was
+// and Got are both the present value.
 func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) ([]record.Setting, error) {
 	devices, err := a.devices()
 	if err != nil {
@@ -79,7 +79,8 @@ func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 	return settings, nil
 }
 
-// checkPlan returns an error if the memory does not suffice for changes of the machine and of the place.
+// checkPlan returns an error if the machine has too little memory for the changes of the machine
+// and of the place.
 func (a *Applier) checkPlan(machine, queues []journal.Change) error {
 	ofMachine, err := a.journal.Machine()
 	if err != nil {
@@ -92,13 +93,14 @@ func (a *Applier) checkPlan(machine, queues []journal.Change) error {
 	return a.checkMemory(journal.Changes{Book: ofMachine, Changes: machine}, journal.Changes{Book: ofPlace, Changes: queues})
 }
 
-// Apply sets the accelerators on every device of their classes, returns what
-// read back, and keeps devices that appear later in step until Revert or Close.
-// A setting whose Got is not its Want did not read back: the kernel took the
-// write and made something else of it, which is not an error.
+// Apply sets the accelerators on every device of their classes, returns the
+// values read back, and until Revert or Close also sets them on devices that
+// appear later. If Got differs from Want, the kernel accepted the write but
+// stored another value; that is not an error.
 //
-// Either all is applied or nothing is. A value that somebody else holds
-// otherwise is ErrHeld. What dead processes left here is recovered first.
+// Apply applies all accelerators or none. It returns ErrHeld if somebody else
+// holds a setting at another value. First it recovers the settings that dead
+// processes left here.
 func (a *Applier) Apply(ctx context.Context, accelerators []v1alpha1.Accelerator) ([]record.Setting, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -120,7 +122,7 @@ func (a *Applier) Apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 }
 
 func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator) ([]record.Setting, error) {
-	// Subscribed before the devices are listed, so that none is missed between.
+	// Subscribe before listing the devices, so that no device is missed in between.
 	updates, err := subscribe(a.ns)
 	if err != nil {
 		return nil, err
@@ -129,7 +131,7 @@ func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 	var devices []Device
 	var settings []record.Setting
 	err = a.transact(ctx, true, func(machine, place *journal.Book) error {
-		// Within, as what dead processes had set is restored by now.
+		// List inside the transaction: only now are the settings of dead processes restored.
 		if devices, err = a.devices(); err != nil {
 			return err
 		}
@@ -158,7 +160,7 @@ func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 	return a.all(), nil
 }
 
-// start starts what the plan wants to run, all or nothing.
+// start starts the runners of the plan, all or none.
 func (a *Applier) start(p *Plan) error {
 	for _, r := range a.runners {
 		if want := p.wantOf(r.kind); want != nil {
@@ -170,26 +172,26 @@ func (a *Applier) start(p *Plan) error {
 	return nil
 }
 
-// Settings returns what is applied now, on devices that came later too.
+// Settings returns the settings that are applied now, including those of devices that came later.
 func (a *Applier) Settings() []record.Setting {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.all()
 }
 
-// all that is applied now.
+// all returns the settings and attachments that are applied now.
 func (a *Applier) all() []record.Setting {
 	return append(slices.Clone(a.settings), a.attached()...)
 }
 
-// Revert lets go of everything that this session's holder has here, by this
-// session or an earlier one, and restores, the newest first, what nobody else
-// holds. It returns how many settings it wrote back. Those that somebody else
-// changed meanwhile stay as they are and make the error an ErrChanged; what
-// could not be restored stays in the journal.
+// Revert releases every setting that this session's holder has here, from this
+// session or an earlier one, and restores, newest first, those that nobody else
+// holds. It returns how many settings it wrote back. Settings that somebody
+// else has changed meanwhile stay as they are, and the error is an ErrChanged;
+// those that could not be restored stay in the journal.
 //
-// It runs to its end whether or not ctx is cancelled: a machine that is half
-// reverted is nobody's wish.
+// It runs to its end even if ctx is cancelled: nobody wants a machine that is
+// half reverted.
 func (a *Applier) Revert(ctx context.Context) (restored int, err error) {
 	a.stopFollowing()
 	a.mu.Lock()
@@ -203,7 +205,7 @@ func (a *Applier) Revert(ctx context.Context) (restored int, err error) {
 	return restored, nil
 }
 
-// release lets go of all that the holder has here.
+// release releases every setting that the holder has here.
 func (a *Applier) release(ctx context.Context) (restored int, err error) {
 	err = a.transact(ctx, true, func(machine, place *journal.Book) error {
 		var errs []error
@@ -217,7 +219,7 @@ func (a *Applier) release(ctx context.Context) (restored int, err error) {
 	return restored, err
 }
 
-// set makes changes, the machine's before those of the queues that index its table.
+// set writes the changes, those of the machine before those of the queues that index its table.
 func (a *Applier) set(steps ...journal.Changes) ([]record.Setting, error) {
 	if err := a.checkMemory(steps...); err != nil {
 		return nil, err

@@ -27,16 +27,17 @@ type Device struct {
 	Kind string
 	// Class is one of v1alpha1's classes, or empty.
 	Class string
-	// RxQueues that the device uses now.
+	// RxQueues is the number of receive queues that the device uses now.
 	RxQueues int
-	// Peer is the index of a veth's other end, in the network namespace that this
-	// one has the number PeerNamespace for; -1 is this one itself.
+	// Peer is the index of a veth's other end. PeerNamespace is the number by
+	// which this network namespace knows the peer's; -1 means that the peer is
+	// in this namespace.
 	Peer, PeerNamespace int
 }
 
 // Devices lists the devices of the calling thread's network namespace, by
-// index. What they are for cannot be told from within a pod, so the caller says
-// whether the place is one.
+// index. Inside a pod, nothing shows the purpose of a device, so the caller
+// says whether the place is a pod.
 func Devices(pod bool) ([]Device, error) {
 	sys, err := kernel.OpenSysfs("")
 	if err != nil {
@@ -51,7 +52,7 @@ func Devices(pod bool) ([]Device, error) {
 	return listDevices(h, sys, pod)
 }
 
-// Classify sets the classes of links that were read of the calling thread's network namespace.
+// Classify sets the classes of links that were listed in the calling thread's network namespace.
 func Classify(links []record.Link, pod bool) error {
 	devices, err := Devices(pod)
 	if err != nil {
@@ -70,7 +71,7 @@ func Classify(links []record.Link, pod bool) error {
 func listDevices(h *netlink.Handle, sys kernel.Sysfs, pod bool) ([]Device, error) {
 	for tries := 1; ; tries++ {
 		devices, err := listOnce(h, sys, pod)
-		// A device took another name between the two listings, or went.
+		// Between the two listings, a device was renamed or went away.
 		if !kernel.Gone(err) || tries == 10 {
 			return devices, err
 		}
@@ -116,8 +117,8 @@ func rxQueues(sys kernel.Sysfs, name string) (n int, err error) {
 	return n, nil
 }
 
-// reach returns the links of the default routes and those that have an address
-// of global scope.
+// reach returns the links that default routes use, and the links that have an
+// address of global scope.
 func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
 	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -148,10 +149,10 @@ func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
 	return gateways, addressed, nil
 }
 
-// classify maps links, by index, to their classes. The NIC is what the overlays
-// say they send by; where none says so, what a default route names; where there
-// is none either, the links with an address of their own, which neither a pod's
-// veth nor a port of a bridge has.
+// classify maps links, by index, to their classes. The NIC is the parent device
+// of the overlays; if no overlay names one, the device of a default route; if
+// there is none, every link with an address of its own (a pod's veth and a port
+// of a bridge have none).
 func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int]string {
 	classes := make(map[int]string)
 	var parents []int
@@ -164,7 +165,7 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 				parents = append(parents, l.VtepDevIndex)
 			}
 		case *netlink.Tuntap:
-			// A process carries its packets, as flannel's backend udp does.
+			// A process forwards its packets, as in flannel's udp backend.
 			if l.Mode == netlink.TUNTAP_MODE_TUN {
 				classes[l.Index] = v1alpha1.DeviceOverlay
 			}
@@ -196,17 +197,18 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 	return classes
 }
 
-// IRQCPUs returns the CPUs that take the interrupts of a device, as the kernel
-// routes them now; empty for one that has none of its own, as a veth.
+// IRQCPUs returns the CPUs to which the kernel now routes the interrupts of a
+// device. The set is empty for a device without interrupts of its own, such as
+// a veth.
 func IRQCPUs(sys *os.Root, proc, name string) (cpuset.Set, error) {
-	// class/net/NAME leads to devices/…/net/NAME; two up is the hardware.
+	// class/net/NAME is a link to devices/…/net/NAME; two levels up is the hardware.
 	link, err := sys.Readlink("class/net/" + name)
 	if err != nil {
 		return cpuset.Set{}, fmt.Errorf("find the hardware of %s: %w", name, err)
 	}
 	hardware := path.Dir(path.Dir(path.Join("class/net", link)))
 	if strings.HasPrefix(path.Base(hardware), "virtio") {
-		// The interrupts belong to the PCI device that carries the virtio one.
+		// The interrupts belong to the PCI device that is the parent of the virtio device.
 		hardware = path.Dir(hardware)
 	}
 	irqs, err := fs.ReadDir(sys.FS(), path.Join(hardware, "msi_irqs"))

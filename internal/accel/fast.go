@@ -23,17 +23,17 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Unlike a setting, the fast path lives only as long as the process that runs it, so it
-// needs no journal entry. Instead, each network namespace with a fast path has a socket
-// next to the journal. Listening on it is the lock, so that only one process runs the
-// fast path of a namespace; and whoever connects gets the status. The lock ends with the
-// process: nobody listens on a file that is left behind.
+// Unlike a setting, the fast path lives only as long as the process that runs it, so it needs no
+// journal entry. Instead, each network namespace with a fast path has a socket next to the journal.
+// Listening on that socket is the lock: only one process can run the fast path of a namespace. A
+// client that connects receives the status. The lock ends with the process: nobody listens on a
+// socket file that a dead process leaves behind.
 
 // fastKind is the fast path.
 type fastKind struct{}
 
-// Plan is Kind's. What may miss its packets is one policy's to say: together two would give up more than either
-// asked for, or less.
+// Plan implements Kind. Two accelerators must agree on UnseenBy: merging them would hide packets from more observers than one of
+// them allows, or from fewer than the other one asks for.
 func (fastKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	unseenBy := slices.Sorted(slices.Values(a.Fastpath.UnseenBy))
 	a.Fastpath = &v1alpha1.Fastpath{UnseenBy: unseenBy}
@@ -43,13 +43,13 @@ func (fastKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	return nil
 }
 
-// Probe is Kind's.
+// Probe implements Kind.
 func (fastKind) Probe(ctx context.Context) error { return fastpath.Probe(ctx) }
 
-// Open is Kind's.
+// Open implements Kind.
 func (fastKind) Open(h Host) Runner { return &fast{place: h.place, changed: h.Changed} }
 
-// fast is the fast path of a place.
+// fast runs the fast path of a place.
 type fast struct {
 	place   *place
 	changed func()
@@ -67,24 +67,24 @@ type fastRun struct {
 	socket *fastSocket
 	// stopped is closed when path is.
 	stopped chan struct{}
-	// as is the configuration that the fast path was started with.
+	// as is the configuration with which the fast path was started.
 	as *v1alpha1.Fastpath
-	// wanted is whether Keep wants the fast path; err is why it is off nevertheless, and tried is when
-	// starting it failed.
+	// wanted reports whether Keep wants the fast path. err says why it is off nevertheless, and
+	// tried is when starting it failed.
 	wanted   bool
 	err      error
 	tried    time.Time
 	repaired int
 }
 
-// Keep tries again to start a fast path that failed to start after retryAfter, and after a timeout, as on a machine that
-// boots, after retrySoon.
+// After a failed start, Keep waits for retryAfter before it tries again, or for retrySoon after a timeout, as happens on a
+// machine that is booting.
 const (
 	retryAfter = 10 * time.Minute
 	retrySoon  = 15 * time.Second
 )
 
-// attached is the value of a hook of the fast path, as a setting.
+// attached is the value of a hook that is attached, shown as a setting.
 const attached = "attached"
 
 // setting returns a hook of the fast path as a setting.
@@ -92,7 +92,7 @@ func (f *fast) setting(h fastpath.Hook, got string) record.Setting {
 	return record.Setting{Place: f.place.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
 }
 
-// Plan is Runner's.
+// Plan implements Runner.
 func (f *fast) Plan(want v1alpha1.PolicyAccelerator) (all []record.Setting, err error) {
 	hooks, err := fastpath.Plan(f.place.ns, want.Fastpath.UnseenBy...)
 	if err != nil {
@@ -124,7 +124,7 @@ func (f *fast) startLocked(as *v1alpha1.Fastpath) (err error) {
 	return nil
 }
 
-// tell calls changed for every value that is received, until stopped is closed.
+// tell calls changed for each value that it receives from changes, until stopped is closed.
 func tell(changed func(), changes, stopped <-chan struct{}) {
 	for {
 		select {
@@ -162,8 +162,8 @@ func (f *fast) stopLocked() error {
 	return err
 }
 
-// Keep starts or stops the fast path as it is wanted; nil is off. It is no error if the fast path
-// cannot start: the other accelerators do not depend on it.
+// Keep starts the fast path, or stops it if wanted is nil. A fast path that cannot start is not an
+// error: the other accelerators do not depend on it.
 func (f *fast) Keep(ctx context.Context, wanted *v1alpha1.PolicyAccelerator, kept *Kept) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -207,7 +207,7 @@ func (f *fast) Keep(ctx context.Context, wanted *v1alpha1.PolicyAccelerator, kep
 	return nil
 }
 
-// retryPause returns after how long Keep tries again what has failed with an error.
+// retryPause returns how long Keep waits before it tries again, given the error of the last try.
 func retryPause(err error) time.Duration {
 	var timeout net.Error
 	switch {
@@ -219,17 +219,18 @@ func retryPause(err error) time.Duration {
 	return retryAfter
 }
 
-// Verify is Runner's: the fast path follows changes by itself.
+// Verify implements Runner. It does nothing: the fast path follows changes by itself.
 func (f *fast) Verify(time.Time) {}
 
 // fastState is the state of the fast path.
 type fastState struct {
-	// supported are the VXLAN devices that the fast path supports; hooks the attached programs: none while it is idle.
+	// supported lists the VXLAN devices that the fast path supports, and hooks the attached
+	// programs: none while it is idle.
 	supported []string
 	hooks     []fastpath.Hook
 	// skipped names each skipped device and why.
 	skipped []string
-	// err is why all packets take the slow path, if they do.
+	// err says why all packets take the slow path, or is nil.
 	err error
 }
 
@@ -240,7 +241,7 @@ func (f *fast) state() fastState {
 	return fastState{err: f.err}
 }
 
-// State is Runner's.
+// State implements Runner.
 func (f *fast) State() *State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -297,12 +298,12 @@ var (
 	fastPackets = &Metric{"slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", []string{"reason"}}
 )
 
-// Metrics is Kind's.
+// Metrics implements Kind.
 func (fastKind) Metrics() []*Metric {
 	return []*Metric{fastUp, fastHooks, fastSkipped, fastFlows, fastPackets}
 }
 
-// Samples is Runner's.
+// Samples implements Runner.
 func (f *fast) Samples(s *State, emit func(Sample)) {
 	if s == nil {
 		return
@@ -332,7 +333,8 @@ func number(is bool) float64 {
 	return 0
 }
 
-// Counts is Runner's: how many packets took the fast path, and for each reason the slow one; nil while it is off.
+// Counts implements Runner. It counts the packets that took the fast path, and those that took the
+// slow path by reason; it returns nil while the fast path is off.
 func (f *fast) Counts() (map[string]uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -344,7 +346,7 @@ func (f *fast) Counts() (map[string]uint64, error) {
 
 // Fastpath is the status of the fast path of one network namespace, from the process that runs it.
 type Fastpath struct {
-	// Place is the name that this process gives the namespace; Holder is the process.
+	// Place is the name that the process gives the namespace; Holder is the process.
 	Place  string         `json:"place"`
 	Holder journal.Holder `json:"holder"`
 	// Hooks are "DEVICE/PROGRAM": none while no connection is eligible.
@@ -361,7 +363,7 @@ type Fastpath struct {
 	Packets map[string]uint64 `json:"packets"`
 }
 
-// status is that of the fast path of this place. Packets is nil while it is off.
+// status returns the status of the fast path of this place. Packets is nil while it is off.
 func (f *fast) status() (status Fastpath, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -385,7 +387,7 @@ func (f *fast) status() (status Fastpath, err error) {
 }
 
 // Fastpaths returns the status of all fast paths of this machine, sorted by the names of their
-// places. It uses only JournalDir of o.
+// places. Of the options, it uses only JournalDir.
 func Fastpaths(o Options) ([]Fastpath, error) {
 	sockets, err := fastSockets(o.JournalDir)
 	if err != nil {
@@ -405,7 +407,7 @@ func Fastpaths(o Options) ([]Fastpath, error) {
 	return all, nil
 }
 
-// fastPrefix is the prefix of socket names, which the cookie of the network namespace completes.
+// fastPrefix is the prefix of a socket's name; the cookie of the network namespace follows.
 const fastPrefix = "fastpath-"
 
 func fastSocketFile(dir string, id netns.ID) string {
@@ -489,7 +491,7 @@ type heldFast struct{}
 func (heldFast) Error() string   { return "held already" }
 func (heldFast) Is(e error) bool { return e == journal.ErrHeld }
 
-// fastWait bounds how long to wait for the answer on a socket.
+// fastWait limits the wait for an answer on a socket.
 const fastWait = 2 * time.Second
 
 // serve sends the status as JSON to everyone who connects.
@@ -512,7 +514,8 @@ func (f *fastSocket) serve(status func() (Fastpath, error)) {
 	}()
 }
 
-// close ends listening. It removes the file first: afterwards another process may have created it again.
+// close stops listening. It removes the file first: once the socket is closed, another process may
+// create a file of that name.
 func (f *fastSocket) close() error { return errors.Join(os.Remove(f.file), f.Close()) }
 
 // askFast reads the status from a socket. held is false if no process listens on it.
@@ -546,8 +549,8 @@ func dialFast(file string) (c *net.UnixConn, err error) {
 	return c, err
 }
 
-// withShortName calls fn with a name of a file that fits into a socket's address, no matter how long
-// the directory's name is.
+// withShortName calls fn with a name for the file that fits into a socket address, however long the
+// directory's name is.
 func withShortName(file string, fn func(file string) error) error {
 	dir, err := os.Open(filepath.Dir(file))
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 
 var fastAccelerator = []v1alpha1.Accelerator{{Fastpath: new(v1alpha1.Fastpath)}}
 
-// What is about to end cannot hold the fast path, and changes nothing before it says so.
+// TestFastpathOfWhatEnds checks that a process that is about to end is refused the fast path before it has changed anything.
 func TestFastpathOfWhatEnds(t *testing.T) {
 	node(t, enter(t), 1)
 	before := snapshot(t)
@@ -46,8 +46,8 @@ func TestFastpathOfWhatEnds(t *testing.T) {
 	}
 }
 
-// TestFastpathHolder asks for, and begins to hold, a fast path whose socket is nobody's
-// any more, and one whose holder hangs.
+// TestFastpathHolder asks for the status of a fast path, and tries to hold it, while its socket has
+// no listener, and while its holder hangs.
 func TestFastpathHolder(t *testing.T) {
 	enter(t)
 	o := Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test"}
@@ -72,7 +72,7 @@ func TestFastpathHolder(t *testing.T) {
 		t.Errorf("%v after %s, want journal.ErrHeld", err, time.Since(began))
 	}
 
-	// As a process that is killed leaves it.
+	// A killed process leaves its socket like this.
 	must(t, hold.Close())
 	if _, err := os.Lstat(file); err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestFastpathHolder(t *testing.T) {
 	must(t, hold.Close())
 	recovered("who is dead", fs.ErrNotExist)
 
-	// What is none.
+	// Files that are not sockets, and a socket that sends no status.
 	must(t, os.WriteFile(filepath.Join(o.JournalDir, fastPrefix+"junk"), nil, 0o600))
 	ask("a file", "", 0)
 	l, err := net.Listen("unix", filepath.Join(o.JournalDir, fastPrefix+"1"))
@@ -123,7 +123,8 @@ func TestFastpathHolder(t *testing.T) {
 	ask("who talks nonsense", "does not answer", 1)
 }
 
-// TestRetryPause checks that what a busy machine has failed to do is tried again soon, and what it cannot do is not.
+// TestRetryPause checks that Keep soon retries a start that timed out on a busy machine, and does not soon retry one that cannot
+// succeed.
 func TestRetryPause(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
@@ -163,7 +164,7 @@ func TestFastpathChanges(t *testing.T) {
 	}
 }
 
-// TestFastpathUnseenBy has what may miss packets be what is wanted last, and what is planned.
+// TestFastpathUnseenBy checks that the running fast path, and the planned one, use the UnseenBy that was wanted last.
 func TestFastpathUnseenBy(t *testing.T) {
 	node(t, enter(t), 1)
 	nic, err := netlink.LinkByName("eth0")
@@ -196,7 +197,7 @@ func TestFastpathUnseenBy(t *testing.T) {
 	}
 }
 
-// TestInForce has what somebody keeps in a network namespace told there, and nowhere else.
+// TestInForce checks that InForce reports what is accelerated in this network namespace, and nothing of any other.
 func TestInForce(t *testing.T) {
 	elsewhere := enter(t)
 	node(t, elsewhere, 0)
@@ -230,7 +231,7 @@ func TestInForce(t *testing.T) {
 	must(t, err)
 	ask("reverted")
 
-	// What a dead process has left is not in force for long.
+	// Settings of a dead process do not count: they will be restored soon.
 	b, err := s.journal.Book(s.id, "node0", s.sys)
 	must(t, err)
 	_, err = b.Hold(journal.Holder{Owner: "dead", PID: 1 << 30, Start: 1}, []journal.Change{{Path: "class/net/eth0/queues/rx-0/rps_cpus", Link: 2, Was: "0", Want: "1"}})

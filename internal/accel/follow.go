@@ -16,7 +16,7 @@ import (
 )
 
 // subscription is a stream of changes to the links of a network namespace. The
-// kernel ends it where more came than the socket had room for.
+// kernel ends it when the socket's receive buffer overflows.
 type subscription struct {
 	changes chan netlink.LinkUpdate
 	done    chan struct{}
@@ -33,11 +33,11 @@ func subscribe(ns netns.Handle) (*subscription, error) {
 
 func (u *subscription) close() {
 	close(u.done)
-	for range u.changes { // the sender would wait for ever
+	for range u.changes { // drain it, or the sender would block for ever
 	}
 }
 
-// follower keeps the devices of a place in step.
+// follower applies the plan to devices that appear later.
 type follower struct{ quit, ended chan struct{} }
 
 func (a *Applier) follow(updates *subscription) *follower {
@@ -57,7 +57,7 @@ func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
 			return
 		case _, ok := <-updates.changes:
 			if !ok {
-				// Changes were lost. First subscribe, then list what there is.
+				// Changes were lost. Subscribe again before listing the devices.
 				again, err := subscribe(a.ns)
 				if err != nil {
 					a.options.Log.Error("devices that appear from now on are not accelerated", "place", a.options.Place.Name, "error", err)
@@ -66,8 +66,8 @@ func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
 				updates.close()
 				updates = again
 			}
-			// What a change says does not matter: the list is the truth, and
-			// one listing answers a burst.
+			// The content of a change does not matter: the list of devices is
+			// authoritative, and one listing answers a burst of changes.
 			for len(updates.changes) > 0 {
 				<-updates.changes
 			}
@@ -78,7 +78,7 @@ func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
 	}
 }
 
-// stopFollowing returns when nothing more is going to be applied.
+// stopFollowing stops the follower. When it returns, no more settings will be applied.
 func (a *Applier) stopFollowing() {
 	a.mu.Lock()
 	f := a.follower
@@ -90,8 +90,7 @@ func (a *Applier) stopFollowing() {
 	}
 }
 
-// reconcile applies the plan to devices that have come, and forgets those that
-// have gone.
+// reconcile applies the plan to new devices, and forgets those that have gone.
 func (a *Applier) reconcile() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -119,7 +118,8 @@ func (a *Applier) reconcile() error {
 	})
 }
 
-// rename brings the settings up to date with the names that devices have now, by index.
+// rename updates the paths of the settings after devices have changed their names. names maps
+// indexes to the present names.
 func (a *Applier) rename(ctx context.Context, names map[int]string) {
 	for index, name := range a.followed {
 		switch names[index] {
@@ -137,8 +137,8 @@ func (a *Applier) rename(ctx context.Context, names map[int]string) {
 	}
 }
 
-// applyTo applies the plan to a device that has come, and tells whether it is dealt with: one that
-// went again, or took another name, is not, and a change will tell.
+// applyTo applies the plan to a new device, and reports whether that is done. It is not if the
+// device went away or was renamed meanwhile; another change will announce that.
 func (a *Applier) applyTo(ctx context.Context, d Device, machine, place *journal.Book) bool {
 	_, queues, err := a.applied.changes(machine.Store, place.Store, []Device{d})
 	var settings []record.Setting
@@ -157,7 +157,7 @@ func (a *Applier) applyTo(ctx context.Context, d Device, machine, place *journal
 	return true
 }
 
-// names maps the devices that p sets anything on, by index.
+// names maps the indexes of the devices on which p sets anything to their names.
 func (p *Plan) names(devices []Device) map[int]string {
 	names := make(map[int]string)
 	for _, d := range devices {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rights are the capabilities that accelerating takes, by their numbers
-// (include/uapi/linux/capability.h). CAP_SYS_ADMIN stands for CAP_BPF and CAP_PERFMON too.
+// rights lists the capabilities that accelerators need, by number
+// (include/uapi/linux/capability.h). CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
 var rights = []struct {
 	number int
 	name   string
@@ -24,14 +24,13 @@ var rights = []struct {
 	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE"},
 }
 
-// Forbidden adds to an error of what the kernel did not permit why it did not, as far as
-// that can be told, and what to do. Any other error, and one that says so already, is
-// returned as it is.
+// Forbidden adds an explanation to a permission error: why the kernel refused, as far as that is
+// known, and what to do. It returns other errors, and errors that are explained already, unchanged.
 func Forbidden(err error) error {
 	return explain(err, "/proc/thread-self/status", "/sys/kernel/security/lockdown")
 }
 
-// errForbidden has been explained.
+// errForbidden is a permission error with its explanation.
 type errForbidden struct {
 	error
 	why string
@@ -69,8 +68,8 @@ func explain(err error, status, lockdown string) error {
 	return errForbidden{err, strings.Join(why, "; ")}
 }
 
-// Lacks returns the capabilities that a process lacks to apply accelerators. status is the text of its
-// /proc/PID/status.
+// Lacks returns the capabilities that a process needs to apply accelerators but does not have.
+// status is the text of its /proc/PID/status.
 func Lacks(status string) (names []string) {
 	effective, _ := parseStatus(status)
 	for _, r := range rights {
@@ -81,8 +80,8 @@ func Lacks(status string) (names []string) {
 	return names
 }
 
-// parseStatus has from proc_pid_status(5) the effective capabilities, and whether there is a
-// seccomp filter.
+// parseStatus returns the effective capabilities, and whether a seccomp filter is active, from the
+// text of /proc/PID/status (proc_pid_status(5)).
 func parseStatus(text string) (effective uint64, filtered bool) {
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(line, ":")

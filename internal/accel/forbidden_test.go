@@ -16,7 +16,7 @@ func TestForbidden(t *testing.T) {
 	for name, tt := range map[string]struct {
 		err              error
 		status, lockdown string
-		want             []string // nothing is added if there are none
+		want             []string // in the text; if empty, the error stays as it is
 	}{
 		"something else":   {unix.EINVAL, "CapEff:\t0000000000000000\n", "", nil},
 		"no capabilities":  {unix.EPERM, "CapEff:\t0000000000000000\n", "", []string{"lacks CAP_SYS_ADMIN and CAP_NET_ADMIN and CAP_NET_RAW and CAP_SYS_PTRACE and CAP_DAC_OVERRIDE:", "securityContext.capabilities.add"}},

@@ -14,14 +14,14 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Keeper keeps accelerators on in one place. It is told again and again what is wanted, and makes
-// it so, whether what it finds is new, from a life before, from another policy, or changed by
-// somebody. What it cannot set does not hinder the rest.
+// Keeper keeps accelerators on in one place. It gets the wanted state again and again and
+// establishes it, whether the settings that it finds are new, from an earlier process, from another
+// policy, or changed by somebody. If it cannot set one, it still sets the others.
 type Keeper struct {
 	*place
 
 	mu sync.Mutex
-	// wanted is what the last Keep was told, nil before it.
+	// wanted is the plan of the last Keep, nil before the first.
 	wanted *Plan
 	irq    cpuset.Set
 }
@@ -36,51 +36,51 @@ func OpenKeeper(o Options) (*Keeper, error) {
 	return &Keeper{place: p}, nil
 }
 
-// Close stops what runs and lets go of what OpenKeeper opened. Settings stay.
+// Close stops the runners and releases the resources of OpenKeeper. Settings stay.
 func (k *Keeper) Close() error { return k.place.close() }
 
-// SettingOf names the settings of one file of a device's queues. The machine's
-// flow table is of link 0.
+// SettingOf identifies the settings of one file, such as rps_cpus, of all
+// queues of a device. Link 0 is the machine.
 type SettingOf struct {
 	Link int
 	File string
 }
 
-// Count of settings that are held, and of those that read back as wanted.
+// Count counts the settings that are held, and those of them that read back as wanted.
 type Count struct{ Held, Verified int }
 
-// Refusal is something that could not be had: a setting that somebody else holds
-// otherwise (ErrHeld), for which the memory does not suffice, or that the kernel did not take; without a link, one that was not
-// restored, as somebody had changed it (ErrChanged).
+// Refusal reports a setting that Keep could not set or restore, and why. Somebody else holds it at another value (ErrHeld), the
+// machine has too little memory for it, or the kernel did not accept it. If SettingOf is empty, Keep did not restore settings,
+// for example because somebody had changed them (ErrChanged).
 type Refusal struct {
 	SettingOf
 	Err error
 }
 
-// Kept is what Keep found and made.
+// Kept reports what Keep found and changed.
 type Kept struct {
-	// Counts of what is held of them.
+	// Counts counts the settings that are held.
 	Counts map[SettingOf]Count
-	// Set are settings that were not held before, Repaired those that were and
-	// did not read as they should, Reverted those that were restored.
+	// Set counts settings that were not held before, Repaired those that were
+	// held but had another value, and Reverted those that were restored.
 	Set, Repaired, Reverted int
 	Refused                 []Refusal
 }
 
-// View is a place as Look found it.
+// View is the state of a place when Look read it.
 type View struct {
 	Devices []Device
 	kinds   map[string]Kind
 	resolve func(spec string) (cpuset.Set, error)
 }
 
-// Plan tells what accelerators come to there, or why they cannot be had, alone or beside
-// each other: two that want one setting at different values are an ErrConflict.
+// Plan returns the plan for accelerators in that place, or says why they cannot be applied, alone
+// or together: it returns ErrConflict if two want different values of one setting.
 func (v View) Plan(accelerators []v1alpha1.PolicyAccelerator) (*Plan, error) {
 	return makePlan(v.kinds, accelerators, v.resolve)
 }
 
-// Look lists the devices and CPUs of this place, and touches nothing.
+// Look lists the devices and CPUs of this place, and changes nothing.
 func (k *Keeper) Look() (View, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -95,11 +95,11 @@ func (k *Keeper) Look() (View, error) {
 	return v, nil
 }
 
-// Keep makes the devices of a view read what the accelerators want. Settings that
-// this keeper's holder has here and that they do not want, or want otherwise,
-// are restored first; those that drifted are set again. It follows nothing: look
-// and keep again, or KeepDevices, when something may have changed. What runs, such as the
-// fast path, follows by itself, and what keeps it off is no error: States have it.
+// Keep sets what the accelerators want on the devices of a view. First it restores the settings of
+// this keeper's holder that they do not want, or want at another value; then it sets again those
+// that have drifted. It does not follow later changes: when something may have changed, call Look
+// and Keep again, or KeepDevices. Runners such as the fast path follow changes by themselves; one
+// that cannot run is not an error, States reports it.
 func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.PolicyAccelerator) (kept Kept, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -120,9 +120,9 @@ func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.Polic
 	return kept, nil
 }
 
-// KeepDevices does for some devices what the last Keep did for all: their class
-// is the caller's to say, as a listing of every link, route and address would be
-// the dearer part where one pod of a thousand has come. Devices that are gone
+// KeepDevices does for some devices what the last Keep did for all. The caller
+// gives their classes, because listing every link, route and address would be
+// most of the cost when one pod of a thousand has come. Devices that have gone
 // are left out.
 func (k *Keeper) KeepDevices(ctx context.Context, devices []Device) (kept Kept, err error) {
 	k.mu.Lock()
@@ -148,8 +148,9 @@ func (k *Keeper) KeepDevices(ctx context.Context, devices []Device) (kept Kept, 
 	return kept, nil
 }
 
-// keep holds and sets what the plan wants of devices. If they are all that there
-// are, everything else that the holder has is restored.
+// keep holds and sets what the plan wants of the devices. If all is true,
+// devices are all that exist, and keep restores every other setting of the
+// holder.
 func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) (Kept, error) {
 	kept := Kept{Counts: make(map[SettingOf]Count)}
 	here := make(map[int]bool, len(devices))
@@ -169,7 +170,7 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 		return kept, err
 	}
 
-	// What is not wanted any more goes first, the queues before the table.
+	// Restore unwanted settings first, those of the queues before the table.
 	drop := func(b *journal.Book, wanted []journal.Change) error {
 		want := make(map[string]string, len(wanted))
 		for _, c := range wanted {
@@ -192,7 +193,7 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 		}
 	}
 	if kept.Reverted > 0 {
-		if table, queues, err = read(); err != nil { // what stands there is not what stood there
+		if table, queues, err = read(); err != nil { // the values have changed
 			return kept, err
 		}
 	}
@@ -251,16 +252,16 @@ func (k *Keeper) keepChanges(b *journal.Book, changes []journal.Change, kept *Ke
 	return b.Save()
 }
 
-// IRQCPUs are the CPUs that the last Look found to take the NIC's interrupts, as a
-// list; empty if there are none that can be told. A pod cannot find them out.
+// IRQCPUs returns the CPUs that took the NIC's interrupts when Look last ran, as a list; it is
+// empty if they are unknown. A pod cannot find them out.
 func (k *Keeper) IRQCPUs() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.irq.String()
 }
 
-// Sysfs shows the devices of the keeper's network namespace, until Close.
+// Sysfs returns the sysfs of the keeper's network namespace. It is valid until Close.
 func (k *Keeper) Sysfs() fs.FS { return k.sys.FS() }
 
-// Cookie is that of the keeper's network namespace.
+// Cookie returns the cookie of the keeper's network namespace.
 func (k *Keeper) Cookie() netns.Cookie { return k.id.Cookie }

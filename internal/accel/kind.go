@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Kind is one kind of accelerator, such as RPS. Applier and Keeper, and with them the agent, its status and its metrics, know
-// no kind by name: they ask this interface.
+// Kind is one kind of accelerator, such as RPS. Applier and Keeper know no kind by name, nor do the agent, its status and its
+// metrics: they use this interface.
 type Kind interface {
 	// Plan adds what an accelerator of this kind wants to a plan. All settings of a plan are written, read back, counted
 	// and journalled the same way.
@@ -42,7 +42,7 @@ type Runner interface {
 	Stop() error
 	// State is nil while it is not wanted.
 	State() *State
-	// Samples are the metrics of a state, which may be nil.
+	// Samples emits the metrics of a state, which may be nil.
 	Samples(s *State, emit func(Sample))
 	// Counts returns what it has counted since its start, by name, or nil if it counts nothing. A trial reads the counts
 	// at both edges of its window.
@@ -63,13 +63,13 @@ type State struct {
 	Kind string
 	// Condition is the type of the condition that shows the state, Status True, False or Unknown, and Reason one of v1alpha1's.
 	Condition, Status, Reason, Message string
-	// Failed: those who want it have failed for that reason.
+	// Failed means that the policies that want it have failed, for that reason.
 	Failed bool
-	// Detail is what they should know in addition to the number of settings; empty for nothing.
+	// Detail is shown beside the number of settings; it may be empty.
 	Detail string
-	// Attached is what it has attached.
+	// Attached lists its attachments, as settings.
 	Attached []record.Setting
-	// Notices are events when they appear in a state.
+	// Notices are events to report when a state first contains them.
 	Notices []Event
 }
 
@@ -80,7 +80,7 @@ type Event struct {
 	Reason, Message string
 }
 
-// Statuses of a condition, as those of Kubernetes.
+// Statuses of a condition, the same as in Kubernetes.
 const (
 	StatusTrue    = "True"
 	StatusFalse   = "False"
@@ -93,7 +93,7 @@ type Metric struct {
 	Labels     []string
 }
 
-// Sample is a value of a metric, or why there is none.
+// Sample is a value of a metric, or the error that prevents it.
 type Sample struct {
 	*Metric
 	Value  float64
@@ -101,7 +101,7 @@ type Sample struct {
 	Err    error
 }
 
-// Kinds are the accelerators that there are, by their fields in the API.
+// Kinds maps the fields of the API to the kinds of accelerators.
 func Kinds() map[string]Kind {
 	return map[string]Kind{"rps": rpsKind{}, "rfs": rfsKind{}, "fastpath": fastKind{}, "vf": vfKind{}}
 }
@@ -155,7 +155,7 @@ func (p *place) stopRunners() error {
 	return errors.Join(errs...)
 }
 
-// attached is what the runners have attached.
+// attached lists what the runners have attached.
 func (p *place) attached() (all []record.Setting) {
 	for _, r := range p.runners {
 		if s := r.State(); s != nil {
@@ -165,7 +165,7 @@ func (p *place) attached() (all []record.Setting) {
 	return all
 }
 
-// checkLifetime returns an error if this process is about to end, and one of the accelerators would end with it.
+// checkLifetime returns an error if this process is about to end and one of the accelerators would end with it.
 func (p *place) checkLifetime(accelerators []v1alpha1.Accelerator) error {
 	for _, a := range accelerators {
 		if p.options.Persistent && slices.ContainsFunc(p.runners, func(r running) bool { return r.kind == a.Kind() }) {
@@ -176,7 +176,7 @@ func (p *place) checkLifetime(accelerators []v1alpha1.Accelerator) error {
 	return nil
 }
 
-// States are those of what the last Keep was told to run, by the names of their kinds.
+// States returns the states of the runners that the last Keep wanted.
 func (k *Keeper) States() (all []State) {
 	for _, r := range k.runners {
 		if s := r.State(); s != nil {
@@ -197,7 +197,7 @@ func (k *Keeper) Verify(at time.Time) {
 	}
 }
 
-// Samples calls emit for every sample of what runs here. States are those that were published.
+// Samples calls emit for every sample of the runners. states are those that were published.
 func (k *Keeper) Samples(states []State, emit func(Sample)) {
 	for _, r := range k.runners {
 		var state *State
@@ -208,7 +208,7 @@ func (k *Keeper) Samples(states []State, emit func(Sample)) {
 	}
 }
 
-// Counts are what the runners have counted, by kind: without those that count nothing.
+// Counts returns what the runners have counted, by kind, without those that count nothing.
 func (a *Applier) Counts() (map[string]map[string]uint64, error) {
 	all := make(map[string]map[string]uint64)
 	for _, r := range a.runners {

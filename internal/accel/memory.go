@@ -12,19 +12,19 @@ import (
 	"slipstream.dev/internal/accel/kernel"
 )
 
-// The tables of RFS are kernel memory: 4 bytes for each entry of the machine's table (struct rps_sock_flow_table, allocated by
-// rps_sock_flow_sysctl in net/core/sysctl_net_core.c), and 12 for each of a receive queue's table (struct rps_dev_flow, by
-// store_rps_dev_flow_table_cnt in net/core/net-sysfs.c; 8 before Linux 6.17). The kernel bounds neither by its memory, and a node
-// has hundreds of devices.
+// The tables of RFS are kernel memory. The machine's table takes 4 bytes for each entry (struct rps_sock_flow_table, allocated by
+// rps_sock_flow_sysctl in net/core/sysctl_net_core.c), and the table of a receive queue 12 (struct rps_dev_flow, allocated by
+// store_rps_dev_flow_table_cnt in net/core/net-sysfs.c; 8 before Linux 6.17). The kernel does not limit them by the machine's
+// memory, and a node has hundreds of devices.
 const (
 	machineEntry = 4
 	queueEntry   = 12
-	// flowShare: all tables together may take one part in so many of the machine's memory. On a machine with 4 GiB,
-	// that is the default number of entries at both ends of 110 pods' veths.
+	// All tables together may take one flowShare-th of the machine's memory, 2 %. On a machine with 4 GiB, that suffices for the
+	// default number of entries on both ends of 110 pods' veths.
 	flowShare = 50
 )
 
-// flowBytes returns the memory of a table of RFS; 0 for any other setting.
+// flowBytes returns the size in bytes of the RFS table that a setting allocates; 0 for any other setting.
 func flowBytes(setting, value string) int64 {
 	n, err := strconv.ParseInt(value, 10, 64)
 	switch {
@@ -38,10 +38,10 @@ func flowBytes(setting, value string) int64 {
 	return 0
 }
 
-// flowMemory is the memory of the tables of RFS on a machine, and its bound.
+// flowMemory is the memory that the RFS tables of a machine use, and its limit, in bytes.
 type flowMemory struct{ used, limit int64 }
 
-// flowsHeld sums the tables that the journal has.
+// flowsHeld sums the sizes of the tables in the journal.
 func (p *place) flowsHeld() (m flowMemory, err error) {
 	total, err := memTotal(p.options.Proc)
 	if err != nil {
@@ -68,7 +68,7 @@ func memTotal(proc string) (int64, error) {
 	return 0, fmt.Errorf("read the size of the memory: %s has no MemTotal", f.Name())
 }
 
-// newTables returns the memory of the tables that changes add to those that are held, by link.
+// newTables returns, by link, the bytes of the tables that the changes add to those already held.
 func newTables(c journal.Changes) map[int]int64 {
 	need := make(map[int]int64)
 	for _, change := range c.Changes {
@@ -79,7 +79,7 @@ func newTables(c journal.Changes) map[int]int64 {
 	return need
 }
 
-// checkMemory returns an error if the tables of all changes do not fit.
+// checkMemory returns an error if the tables of all changes together exceed the limit.
 func (p *place) checkMemory(steps ...journal.Changes) error {
 	var sum int64
 	for _, s := range steps {
@@ -97,7 +97,8 @@ func (p *place) checkMemory(steps ...journal.Changes) error {
 	return err
 }
 
-// tooLarge returns an error for each table, by its path, of a device whose tables do not fit beside those of the devices before it.
+// tooLarge considers the devices in order, and refuses those whose tables no longer fit. It returns an error for each refused
+// table, by path.
 func (p *place) tooLarge(b *journal.Book, changes []journal.Change) (map[string]error, error) {
 	need := newTables(journal.Changes{Book: b, Changes: changes})
 	if len(need) == 0 {
@@ -126,7 +127,7 @@ func (p *place) tooLarge(b *journal.Book, changes []journal.Change) (map[string]
 	return over, nil
 }
 
-// what names the device that a setting is of, or the machine.
+// what returns the name of the device that a setting belongs to, or "the machine".
 func what(setting string) string {
 	if device, _, ok := kernel.SplitQueue(setting); ok {
 		return device
@@ -134,7 +135,7 @@ func what(setting string) string {
 	return "the machine"
 }
 
-// exceeded is the error that the tables of what do not fit.
+// exceeded returns the error for tables that do not fit. what owns the tables, and need is their size in bytes.
 func (m flowMemory) exceeded(what string, need int64) error {
 	const mib = 1 << 20
 	return fmt.Errorf("%s needs %.1f MiB of kernel memory; with it, the tables of RFS on this machine take %.1f MiB, and may take %.1f MiB (%d %% of its memory): "+

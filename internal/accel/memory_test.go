@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/accel/kernel"
 )
 
-// withMemory returns a proc of a machine with that much memory, in KiB.
+// withMemory returns the root of a procfs of a machine with this much memory, in KiB.
 func withMemory(t *testing.T, memory string) (proc string) {
 	t.Helper()
 	proc = t.TempDir()
@@ -25,8 +25,8 @@ func withMemory(t *testing.T, memory string) (proc string) {
 	return proc
 }
 
-// TestFlowMemory checks that the tables of RFS take at most 2 % of the memory of a machine: a keeper leaves out devices that
-// do not fit, also those that come later, and an applier refuses the whole.
+// TestFlowMemory checks that the tables of RFS take at most 2 % of the machine's memory: a keeper leaves out devices that do not
+// fit, even those that come later, and an applier refuses the whole plan.
 func TestFlowMemory(t *testing.T) {
 	claimMachine(t)
 	elsewhere := enter(t)
@@ -69,7 +69,7 @@ func TestFlowMemory(t *testing.T) {
 			return err
 		},
 	} {
-		// 1.75 MiB are held, and three of four veths lack theirs.
+		// 1.75 MiB are held, and three of the four veths have no tables yet.
 		if err := try(); err == nil || !strings.Contains(err.Error(), "RFS needs 2.2 MiB of kernel memory; with it, the tables of RFS on this machine take 4.0 MiB") {
 			t.Errorf("%s: %v", name, err)
 		}

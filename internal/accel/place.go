@@ -16,8 +16,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// place is the network namespace that accelerators are applied in: what an Applier and a
-// Keeper share.
+// place is the network namespace in which accelerators are applied. Applier and Keeper share it.
 type place struct {
 	options Options
 	holder  journal.Holder
@@ -27,7 +26,8 @@ type place struct {
 	netlink *netlink.Handle
 	links   kernel.Links
 	sys     kernel.Sysfs
-	// runners are those of all kinds; changes receives a value when the state of one has changed.
+	// runners has one entry for each kind that runs in the process. changes receives a value when
+	// the state of one changes.
 	runners []running
 	changes chan struct{}
 }
@@ -72,7 +72,7 @@ func openPlace(o Options) (p *place, err error) {
 	return p, err
 }
 
-// close lets go of what openPlace opened.
+// close stops the runners and releases the resources of openPlace.
 func (p *place) close() error {
 	errs := []error{p.stopRunners()}
 	if p.netlink != nil {
@@ -92,11 +92,11 @@ func (p *place) close() error {
 
 func (p *place) pod() bool { return p.options.Place.Kind == target.Pod }
 
-// devices lists those that are there.
+// devices lists the present devices of this place.
 func (p *place) devices() ([]Device, error) { return listDevices(p.netlink, p.sys, p.pod()) }
 
-// resolver tells which CPUs of this place an accelerator means, and which of them take the
-// NIC's interrupts.
+// resolver returns a function that resolves an accelerator's CPUs for this place, and the CPUs that
+// take the NIC's interrupts.
 func (p *place) resolver(devices []Device) (resolve func(spec string) (cpuset.Set, error), irq cpuset.Set, err error) {
 	cpus, err := cpuset.Machine(p.sys.Root)
 	if err != nil {
@@ -134,7 +134,7 @@ func (p *place) plan(accelerators []v1alpha1.PolicyAccelerator, devices []Device
 }
 
 // transact runs fn on the books of the machine and of this place, alone on the machine, after
-// releasing what dead processes held. The machine's book is nil if fn is to do without it.
+// releasing what dead processes held. The machine's book is nil unless withMachine is set.
 func (p *place) transact(ctx context.Context, withMachine bool, fn func(machine, place *journal.Book) error) error {
 	unlock, err := p.journal.Lock()
 	if err != nil {

@@ -13,15 +13,15 @@ import (
 	"slipstream.dev/internal/accel/kernel"
 )
 
-// ErrConflict is two accelerators that want one setting at different values.
+// ErrConflict means that two accelerators want different values of one setting.
 var ErrConflict = errors.New("one setting is wanted at two values")
 
-// Conflict is an ErrConflict that says which.
+// Conflict is an ErrConflict whose text names the setting and both values.
 type Conflict string
 
 func (c Conflict) Error() string { return string(c) }
 
-// Is makes it an ErrConflict.
+// Is reports that every Conflict is an ErrConflict.
 func (c Conflict) Is(e error) bool { return e == ErrConflict }
 
 // Plan holds the settings and runners that accelerators need in one place.
@@ -38,12 +38,12 @@ type Plan struct {
 // wanted is a setting and its value.
 type wanted struct {
 	file, want string
-	// value that a queue of a device gets, from what it reads now; nil for want.
+	// value computes the value for a queue of a device from its present value; if nil, the value is want.
 	value func(d Device, was string) (string, error)
 }
 
-// makePlan merges accelerators; two that want different values of one setting
-// are an error.
+// makePlan merges accelerators. It returns a Conflict if two want different
+// values of one setting.
 func makePlan(kinds map[string]Kind, accelerators []v1alpha1.PolicyAccelerator, resolve func(spec string) (cpuset.Set, error)) (*Plan, error) {
 	p := &Plan{resolve: resolve, queues: make(map[string][]wanted), run: make(map[string]v1alpha1.PolicyAccelerator)}
 	for i, a := range accelerators {
@@ -96,7 +96,7 @@ func (p *Plan) Run(a v1alpha1.PolicyAccelerator) (other *v1alpha1.PolicyAccelera
 	return nil
 }
 
-// wantOf is what a Runner has to run; nil for nothing.
+// wantOf returns the accelerator that the Runner of a kind has to run, or nil.
 func (p *Plan) wantOf(kind string) *v1alpha1.PolicyAccelerator {
 	if a, ok := p.run[kind]; ok {
 		return &a
@@ -116,14 +116,15 @@ func (p *Plan) Sets(class string, s SettingOf) bool {
 	return slices.ContainsFunc(all, func(w wanted) bool { return path.Base(w.file) == s.File })
 }
 
-// matches tells whether p sets anything on d.
+// matches reports whether p sets anything on d.
 func (p *Plan) matches(d Device) bool {
 	_, ok := p.queues[d.Class]
 	return ok
 }
 
-// changes reads what stands where p wants something: of the machine, and of
-// the queues of devices. A device that goes away meanwhile is left out.
+// changes reads the present values of the settings that p wants: those of the
+// machine, and those of the devices' queues. It leaves out devices that go away
+// meanwhile.
 func (p *Plan) changes(machine, place kernel.Store, devices []Device) (table, queues []journal.Change, err error) {
 	for _, w := range p.machine {
 		was, err := machine.Read(w.file)

@@ -20,8 +20,9 @@ import (
 	"slipstream.dev/internal/accel/kernel/kerneltest"
 )
 
-// fakeSys is a sysfs tree of a machine with cpus, and the devices by hardware
-// path below devices ("virtual", "pci0000:00/0000:00:03.0/virtio2").
+// fakeSys makes a sysfs tree for a machine with this number of CPUs. hardware
+// maps devices to their paths below devices ("virtual",
+// "pci0000:00/0000:00:03.0/virtio2").
 func fakeSys(t *testing.T, cpus int, devices []Device, hardware map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -127,7 +128,7 @@ func TestPlanChanges(t *testing.T) {
 	}
 }
 
-// planned formats what accelerators come to as "DEVICE/QUEUE SETTING WAS WANT".
+// planned formats the planned changes as "DEVICE/QUEUE SETTING WAS WANT".
 func planned(in []v1alpha1.Accelerator, sys kernel.Sysfs, machine kernel.Store, devices []Device) (lines []string, err error) {
 	cpus, err := cpuset.Machine(sys.Root)
 	if err != nil {

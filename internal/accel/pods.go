@@ -22,51 +22,51 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// NetnsDir is where container runtimes pin the network namespaces of pods, those
-// of CRI (containerd, CRI-O) before they call the CNI plugin: a namespace is
-// there by the time its veth is.
+// NetnsDir is the folder in which container runtimes pin the network namespaces
+// of pods. Runtimes of CRI (containerd, CRI-O) pin a namespace before they call
+// the CNI plugin, so its file exists before its veth does.
 const NetnsDir = "/run/netns"
 
-// Namespace is a network namespace that is open: it cannot end, nor its number
-// be used again, until Close. Hold it for milliseconds; a pod that is to go waits.
+// Namespace is an open network namespace. Until Close, it cannot end, and its number cannot be used
+// again. Keep it open for milliseconds only: it delays the removal of the pod.
 type Namespace struct {
-	// File that it was opened by, for messages.
+	// File is the file by which it was opened, for messages.
 	File   string
 	handle netns.Handle
 }
 
-// Do runs fn inside, on a thread of its own meanwhile. The mounts stay those of
-// the caller: nothing that a pod has mounted is looked at.
+// Do runs fn inside the namespace, on a thread of its own. The mounts are still
+// those of the caller, so nothing that a pod has mounted is read.
 func (n *Namespace) Do(fn func() error) error { return netns.Do(n.handle, fn) }
 
-// Close lets go of it.
+// Close closes the namespace.
 func (n *Namespace) Close() error { return n.handle.Close() }
 
-// Finder finds the network namespaces of pods from the node's side, whatever the
-// container runtime. The candidates are the files of netns folders, and
-// /proc/PID/ns/net, which needs the host's PID namespace. It is not safe for
-// concurrent use.
+// Finder finds the network namespaces of pods from the node, with any container
+// runtime. The candidates are the files in netns folders, and /proc/PID/ns/net,
+// which needs the host's PID namespace. It is not safe for concurrent use.
 //
-// What chooses among them is the kernel alone. A veth's IFLA_LINK_NETNSID is the
-// number that its own namespace has for that of its peer (rtnl_fill_link_netnsid
-// in net/core/rtnetlink.c, with veth_get_link_net in drivers/net/veth.c), and
-// RTM_GETNSID is the number that it has for a candidate (rtnl_net_getid in
-// net/core/net_namespace.c): both are peernet2id of the same table, which a pod
-// can neither write nor see. Names of files, labels, addresses and what a pod
-// says of itself play no part.
+// It chooses among the candidates by what the kernel says alone. A veth's
+// IFLA_LINK_NETNSID is the number by which its own namespace knows the
+// namespace of its peer (rtnl_fill_link_netnsid in net/core/rtnetlink.c, with
+// veth_get_link_net in drivers/net/veth.c). RTM_GETNSID returns the number by
+// which it knows a candidate (rtnl_net_getid in net/core/net_namespace.c). Both
+// come from peernet2id and the same table, which a pod can neither read nor
+// write. Finder ignores file names, labels, addresses and anything that a pod
+// says about itself.
 type Finder struct {
 	proc  string
 	dirs  []string
 	links *netlink.Handle
-	// numbers are those that namespaces had, by inode. They only order the
-	// candidates, as inodes and numbers are used again.
+	// numbers maps the inodes of namespaces to the numbers that they had. It
+	// only orders the candidates, because inodes and numbers are used again.
 	numbers map[uint64]int
-	// last are the files that numbers were found by. They are tried first: without them every look at a pod that is known would
+	// last maps numbers to the files by which they were found. Find tries these first: otherwise every look at a known pod would
 	// list all pinned files, or all processes of the node.
 	last map[int]candidate
 }
 
-// NewFinder is a finder for the calling thread's network namespace.
+// NewFinder returns a finder for the calling thread's network namespace.
 func NewFinder(proc string, dirs ...string) (*Finder, error) {
 	links, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -75,10 +75,10 @@ func NewFinder(proc string, dirs ...string) (*Finder, error) {
 	return &Finder{proc: proc, dirs: dirs, links: links, numbers: make(map[uint64]int), last: make(map[int]candidate)}, nil
 }
 
-// Close lets go of what NewFinder opened.
+// Close releases the resources of NewFinder.
 func (f *Finder) Close() { f.links.Close() }
 
-// candidate is a file that may stand for a network namespace.
+// candidate is a file that may refer to a network namespace.
 type candidate struct {
 	file  string
 	inode uint64
@@ -90,7 +90,7 @@ func (f *Finder) pinned() []candidate {
 	for _, dir := range f.dirs {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			continue // a runtime that pins elsewhere: its processes show its namespaces
+			continue // the runtime pins elsewhere: its namespaces are found through processes
 		}
 		for _, e := range entries {
 			file := filepath.Join(dir, e.Name())
@@ -118,7 +118,7 @@ func (f *Finder) ofProcesses() []candidate {
 		file := filepath.Join(f.proc, e.Name(), "ns/net")
 		target, err := os.Readlink(file)
 		if err != nil {
-			continue // it ended, or is a kernel thread's
+			continue // it ended, or is a kernel thread
 		}
 		number, _ := strings.CutPrefix(strings.TrimSuffix(target, "]"), "net:[")
 		inode, err := strconv.ParseUint(number, 10, 64)
@@ -130,9 +130,9 @@ func (f *Finder) ofProcesses() []candidate {
 	return all
 }
 
-// Find opens the namespaces of some numbers, each a veth's IFLA_LINK_NETNSID. What
-// no file and no process stands for is missing from the result. The caller closes
-// them.
+// Find opens the namespaces with the given numbers, each the IFLA_LINK_NETNSID of a veth. The
+// result lacks the namespaces to which no file and no process refers. The caller closes the
+// namespaces.
 func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 	found := make(map[int]*Namespace)
 	for _, number := range numbers {
@@ -141,7 +141,7 @@ func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 			continue
 		}
 		if f.open(c, numbers, found); found[number] == nil {
-			delete(f.last, number) // another one has the file
+			delete(f.last, number) // the file now refers to another namespace
 		}
 	}
 	if len(found) == len(numbers) {
@@ -154,8 +154,9 @@ func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 		seen = slices.Concat(pinned, all)
 		return all
 	})
-	// Those that have not been seen are likely new, as what is looked for; then
-	// those that had the number; then the rest.
+	// Try candidates in the order of their chance to match: new ones first, as
+	// the namespace is probably new too; then those that had the number; then
+	// the rest.
 	fresh := func(c candidate) bool { _, known := f.numbers[c.inode]; return !known }
 	had := func(c candidate) bool { n, known := f.numbers[c.inode]; return known && slices.Contains(numbers, n) }
 	for _, pass := range []struct {
@@ -186,7 +187,7 @@ func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 	return found
 }
 
-// forget drops what is known of namespaces other than those of the last look.
+// forget drops what is known about namespaces that the last look did not see.
 func (f *Finder) forget(seen []candidate) {
 	numbers := make(map[uint64]int, len(seen))
 	for _, c := range seen {
@@ -198,7 +199,7 @@ func (f *Finder) forget(seen []candidate) {
 	maps.DeleteFunc(f.last, func(_ int, c candidate) bool { _, known := numbers[c.inode]; return !known })
 }
 
-// open adds a candidate to found if its number is one of those looked for.
+// open opens a candidate, and adds it to found if its number is one of numbers.
 func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
 	handle, err := netns.Open(c.file)
 	if err != nil {
@@ -206,11 +207,11 @@ func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
 	}
 	number, err := f.links.GetNetNsIdByFd(int(handle))
 	if err != nil {
-		// No namespace, whatever stands in its place.
+		// The file is no network namespace.
 		_ = handle.Close()
 		return
 	}
-	if number >= 0 { // one without a number may be about to get it
+	if number >= 0 { // a namespace without a number may get one later
 		f.numbers[c.inode] = number
 	}
 	if number < 0 || found[number] != nil || !slices.Contains(numbers, number) {
@@ -221,9 +222,9 @@ func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
 	f.last[number] = c
 }
 
-// FindAddress opens the network namespace in which an interface has the address,
-// be it that of a pod by the IP that its status has. Two that have it are an error:
-// a pod with CAP_NET_ADMIN can take any address inside.
+// FindAddress opens the network namespace that has an interface with this address, for example the
+// IP of a pod's status. It returns an error if two namespaces have it: a pod with CAP_NET_ADMIN can
+// give itself any address.
 func FindAddress(proc string, dirs []string, address netip.Addr) (*Namespace, error) {
 	f := &Finder{proc: proc, dirs: dirs}
 	candidates := append(f.pinned(), f.ofProcesses()...)
@@ -256,8 +257,8 @@ func FindAddress(proc string, dirs []string, address netip.Addr) (*Namespace, er
 	return found, nil
 }
 
-// addresses are those of the calling thread's network namespace, but for the
-// loopback's and the link's own.
+// addresses returns the addresses of the calling thread's network namespace,
+// without loopback and link-local addresses.
 func addresses() ([]netip.Addr, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -274,8 +275,8 @@ func addresses() ([]netip.Addr, error) {
 	return out, err
 }
 
-// Addresses are those that the namespace's interfaces have, but for the
-// loopback's and the links' own.
+// Addresses returns the addresses of the namespace's interfaces, without
+// loopback and link-local addresses.
 func (n *Namespace) Addresses() (out []netip.Addr, err error) {
 	err = n.Do(func() error {
 		out, err = addresses()
@@ -284,14 +285,14 @@ func (n *Namespace) Addresses() (out []netip.Addr, err error) {
 	return out, err
 }
 
-// End is a veth's end in a pod, as its other end on the node tells: the index of
-// each in its own namespace.
+// End identifies the pod's end of a veth by what the node knows: the index of
+// each end in its own namespace.
 type End struct{ Index, Host int }
 
-// KeepInside does Keep in a pod's namespace, for the ends of the node's veths
-// there and nothing else: what else a pod may have made is not looked at, so that
-// it costs nobody anything. Nor is the machine's table touched, which is the
-// node's. Of o the place's kind is overruled.
+// KeepInside calls Keep in a pod's namespace, for the given ends of the node's
+// veths only. It does not look at other devices of the pod, so a pod that makes
+// many costs nobody anything. It does not touch the machine's table either,
+// which belongs to the node. It overrides the kind of o.Place.
 func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accelerators []v1alpha1.PolicyAccelerator) (id netns.Cookie, kept Kept, err error) {
 	o.Place.Kind = "pod"
 	err = n.Do(func() error {
@@ -325,8 +326,8 @@ func (k *Keeper) keepEnds(ctx context.Context, ends []End, accelerators []v1alph
 		if name == "" {
 			continue // it has gone
 		}
-		// Another device may have the index by now: iflink is that of a veth's
-		// other end.
+		// Another device may have this index by now. iflink holds the index of
+		// a veth's other end.
 		other, err := k.sys.Read("class/net/" + name + "/iflink")
 		if kernel.Gone(err) || err == nil && other != strconv.Itoa(end.Host) {
 			continue
@@ -353,10 +354,10 @@ func (k *Keeper) keepEnds(ctx context.Context, ends []End, accelerators []v1alph
 	return kept, err
 }
 
-// Sweep lets go of what the owner of o holds, persistently, in network namespaces
-// other than those to keep, and restores it where the namespace is still there.
-// One that neither a file nor a process stands for is taken to be gone, and what
-// was set there with it.
+// Sweep releases the persistent settings of o's owner in all network namespaces
+// except those to keep, and restores them if the namespace still exists. A
+// namespace to which neither a file nor a process refers counts as gone, along
+// with its settings.
 func (f *Finder) Sweep(ctx context.Context, o Options, keep func(netns.Cookie) bool) (restored int, err error) {
 	o = o.withDefaults()
 	j, err := journal.Open(o.JournalDir, o.Proc)

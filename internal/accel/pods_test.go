@@ -26,7 +26,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// pin mounts a namespace on a file, as a container runtime does.
+// pin mounts a namespace on a file, as container runtimes do.
 func pin(t *testing.T, ns netns.Handle, path string) {
 	t.Helper()
 	writeFile(t, path, "")
@@ -38,14 +38,14 @@ func keeper(dir string) Options {
 	return Options{Place: target.Place{Name: "node0", Kind: target.Node}, JournalDir: dir, Owner: "keeper", Persistent: true}
 }
 
-// podOf makes the veth of a pod, and returns its number and end.
+// podOf makes the veth of a pod, and returns the number of the pod's namespace and the veth's end.
 func podOf(t testing.TB, elsewhere netns.Handle, name string) (number int, end End) {
 	t.Helper()
 	a := addVeth(t, elsewhere, name, 1).Attrs()
 	return a.NetNsID, End{Index: a.ParentIndex, Host: a.Index}
 }
 
-// maskIn reads the mask of a device by its index, inside.
+// maskIn reads the RPS mask of a device, given by its index, inside a namespace.
 func maskIn(t testing.TB, ns netns.Handle, index int) (mask string) {
 	t.Helper()
 	must(t, netns.Do(ns, func() error {
@@ -74,7 +74,7 @@ func TestFinder(t *testing.T) {
 	defer here.Close()
 	dir := t.TempDir()
 	number, _ := podOf(t, elsewhere, "veth0")
-	podOf(t, other, "veth1") // which is another pod
+	podOf(t, other, "veth1") // another pod
 	if number < 0 {
 		t.Fatal("the veth's other end has no number")
 	}
@@ -85,7 +85,7 @@ func TestFinder(t *testing.T) {
 		t.Errorf("found %v, which nobody stands for", found)
 	}
 
-	// What is none, what is another one, what would wait for ever, and what leads away.
+	// Not a namespace, another namespace, a file that would block for ever, and a symbolic link.
 	must(t, unix.Mkfifo(filepath.Join(dir, "0"), 0o600))
 	writeFile(t, filepath.Join(dir, "1"), "net:[1]")
 	pin(t, other, filepath.Join(dir, "2"))
@@ -95,7 +95,7 @@ func TestFinder(t *testing.T) {
 	}
 	want := filepath.Join(dir, "4")
 	pin(t, elsewhere, want)
-	for range 2 { // at first sight, and when it is known
+	for range 2 { // when it is new, and when it is known
 		found := f.Find(number, number+1000)
 		if len(found) != 1 || found[number] == nil || found[number].File != want {
 			t.Fatalf("found %v, want %s", found, want)
@@ -103,7 +103,8 @@ func TestFinder(t *testing.T) {
 		must(t, found[number].Close())
 	}
 
-	// What is known is found without a list of all; a file that another namespace has by now is not it.
+	// A known namespace is found without listing everything; a file that now refers to another
+	// namespace does not count.
 	f.proc, f.dirs = filepath.Join(dir, "none"), nil
 	found := f.Find(number)
 	if len(found) != 1 || found[number].File != want {
@@ -125,7 +126,7 @@ func TestFinder(t *testing.T) {
 	must(t, unix.Unmount(want, unix.MNT_DETACH))
 	want = moved
 
-	// By an address: that of one namespace, not of two.
+	// By address: it must be in one namespace, not in two.
 	giveAddress := func(ns netns.Handle, cidr string) {
 		must(t, netns.Do(ns, func() error {
 			lo, err := netlink.LinkByName("lo")
@@ -190,7 +191,8 @@ func TestKeepInside(t *testing.T) {
 		t.Error("a pod holds the machine's table")
 	}
 
-	// The same again does nothing; another value goes by what was there first.
+	// The same settings again change nothing; another value keeps the original value as the one to
+	// restore.
 	if _, kept := keep([]End{end}, rps("0", "pod")); kept.Set != 0 || kept.Reverted != 1 {
 		t.Errorf("less: %+v", kept)
 	}
@@ -198,7 +200,7 @@ func TestKeepInside(t *testing.T) {
 		t.Errorf("otherwise: %+v", kept)
 	}
 
-	// An index that is another device's by now.
+	// The index belongs to another device by now.
 	if _, kept := keep([]End{{Index: decoy.Index, Host: end.Host}, end}, rps("0", "pod")); len(kept.Counts) != 1 {
 		t.Errorf("a device whose other end is elsewhere was taken: %+v", kept)
 	}
@@ -213,8 +215,8 @@ func TestKeepInside(t *testing.T) {
 	}
 }
 
-// A pod goes while somebody is inside: the namespace, the file and the veth, in every
-// order, end nothing but the pod.
+// TestNamespaceGoes removes a pod's namespace, file and veth, in every order, while somebody is
+// inside the namespace: nothing but the pod ends.
 func TestNamespaceGoes(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, netnsDir := t.TempDir(), t.TempDir()
@@ -269,8 +271,8 @@ func delLink(name string) error {
 	return netlink.LinkDel(l)
 }
 
-// Keep on a node: what drifted is set again, what another holds is left, what is not
-// wanted is restored, and what cannot be does not hinder the rest.
+// TestKeep checks Keep on a node: it sets again what has drifted, leaves what another holder has,
+// restores what is no longer wanted, and one setting that it cannot set does not hinder the rest.
 func TestKeep(t *testing.T) {
 	claimMachine(t)
 	elsewhere := enter(t)
@@ -309,7 +311,7 @@ func TestKeep(t *testing.T) {
 		t.Errorf("held: %+v", kept.Refused)
 	}
 
-	// Devices that come: those alone, and only once something is kept.
+	// KeepDevices sets only the new devices, and only after a Keep.
 	link := addVeth(t, elsewhere, "veth7", 1)
 	kept, err = s.KeepDevices(t.Context(), []Device{
 		{Name: "veth7", Index: link.Attrs().Index, Kind: "veth", Class: v1alpha1.DeviceHostVeth},
@@ -340,9 +342,9 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// TestKeepCrashAtEveryStep ends an agent at each operation on a setting in turn, while
-// it takes one policy up, changes to another and gives that up. What reads otherwise
-// than it did is in the journal, and the next life puts it back.
+// TestKeepCrashAtEveryStep kills an agent at each operation on a setting in turn, while the agent
+// adopts one policy, changes to another and gives that up. Every setting that differs from its
+// original value is in the journal, and the next agent restores it.
 func TestKeepCrashAtEveryStep(t *testing.T) {
 	steps := 0
 	for ; keepCrashAfter(t, steps); steps++ {

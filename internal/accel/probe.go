@@ -10,15 +10,15 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Probe returns a function that says why this machine cannot apply an accelerator; nil if it can. It
-// changes no setting; to probe the fast path takes temporary network namespaces.
+// Probe returns a function that returns why this machine cannot apply an accelerator, or nil if it
+// can. The function changes no setting; for the fast path it makes temporary network namespaces.
 func Probe(ctx context.Context) func(v1alpha1.Accelerator) error {
 	probe := probeOnce(ctx, Kinds())
 	return func(a v1alpha1.Accelerator) error { return brief(Forbidden(probe(a))) }
 }
 
-// ProbeRunners returns a function that says why this machine cannot run what accelerators run in addition to
-// their settings.
+// ProbeRunners returns a function that returns why this machine cannot run the runners that accelerators need in addition to
+// their settings, or nil if it can.
 func ProbeRunners(ctx context.Context) func([]v1alpha1.Accelerator) error {
 	kinds := Kinds()
 	maps.DeleteFunc(kinds, func(_ string, k Kind) bool { return k.Open(Host{}) == nil })
@@ -51,7 +51,7 @@ func probeOnce(ctx context.Context, kinds map[string]Kind) func(v1alpha1.Acceler
 	}
 }
 
-// brief reduces an error of the probe to what the kernel lacks, if that is what went wrong.
+// brief reduces an error of a probe to the missing part of the kernel, if that is the cause.
 func brief(err error) error {
 	if err == nil {
 		return nil

@@ -12,12 +12,12 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Recover releases what dead processes hold, on the machine and in every network
-// namespace that the journal names, and restores what nobody else holds. It
-// returns what it wrote back. Settings that somebody changed meanwhile stay as
-// they are, and make the error an ErrChanged; the rest is recovered all the same.
-// Sockets of fast paths that nobody answers at any more go too.
-// Of o it needs JournalDir and Proc.
+// Recover releases the settings that dead processes hold, on the machine and in
+// every network namespace of the journal, and restores those that nobody else
+// holds. It returns the settings that it wrote back. Settings that somebody
+// changed meanwhile stay as they are, and the error is an ErrChanged; the rest
+// is recovered all the same. Recover also removes the sockets of fast paths
+// whose processes are dead. It uses only JournalDir and Proc of o.
 func Recover(ctx context.Context, o Options) (restored []record.Setting, err error) {
 	o = o.withDefaults()
 	err = journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) error {
@@ -35,13 +35,13 @@ func Recover(ctx context.Context, o Options) (restored []record.Setting, err err
 
 // Held is a setting of the journal.
 type Held struct {
-	// Setting reads now what Got says. Its Place is what the first holder called
-	// the network namespace, or "machine".
+	// Setting has its present value in Got. Its Place is the name that the
+	// first holder gave the network namespace, or "machine".
 	record.Setting
 	Holders []journal.Holder
 }
 
-// Status lists what is held on this machine. Of o it needs JournalDir and Proc.
+// Status lists the settings that are held on this machine. It uses only JournalDir and Proc of o.
 func Status(ctx context.Context, o Options) (held []Held, err error) {
 	o = o.withDefaults()
 	err = journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) error {
@@ -68,9 +68,9 @@ func Status(ctx context.Context, o Options) (held []Held, err error) {
 	return held, nil
 }
 
-// InForce says what is accelerated in the calling thread's network namespace now, and by
-// whom, a phrase for each holder: whatever is measured there is measured with it. Busy are
-// those that nobody else can have meanwhile, by kind. Of o it needs JournalDir and Proc.
+// InForce lists what is accelerated in the calling thread's network namespace now, with one phrase
+// for each holder: it affects everything that is measured there. busy has, by kind, the
+// accelerators that nobody else can use meanwhile. InForce uses only JournalDir and Proc of o.
 func InForce(o Options) (all []string, busy map[string]string, err error) {
 	o = o.withDefaults()
 	defer func() {
@@ -79,7 +79,7 @@ func InForce(o Options) (all []string, busy map[string]string, err error) {
 		}
 	}()
 	var id netns.ID
-	var living map[journal.Holder]int // what others have left, the next to apply restores
+	var living map[journal.Holder]int // without dead holders: the next Apply restores their settings
 	if err := journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) (err error) {
 		if id, err = netns.CurrentID(); err == nil {
 			living, err = j.Living(id)

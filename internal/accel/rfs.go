@@ -10,15 +10,15 @@ import (
 	"slipstream.dev/internal/accel/kernel"
 )
 
-// rfsKind is Receive Flow Steering: a table of flows for the machine, and one for each receive queue. memory.go bounds
-// what they take.
+// rfsKind is Receive Flow Steering: a table of flows for the machine, and one for each receive queue. memory.go limits the memory
+// that they take.
 type rfsKind struct{}
 
-// Plan is Kind's.
+// Plan implements Kind.
 func (rfsKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	entries := a.RFS.Entries
 	if entries <= 0 || entries&(entries-1) != 0 {
-		// The kernel would round up, and read back something else.
+		// The kernel would round up, and another value would read back.
 		return fmt.Errorf("rfs entries %d: want a power of two", entries)
 	}
 	if other := p.Machine(kernel.FlowTable, strconv.Itoa(entries)); other != "" {
@@ -33,7 +33,7 @@ func (rfsKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	return masks(p, a.RFS.Devices, a.RFS.CPUs)
 }
 
-// flowCount is the file of a queue's share of a device's flows.
+// flowCount is the file with a receive queue's share of the entries.
 const flowCount = "rps_flow_cnt"
 
 // flowShareOf divides the entries of a device among its queues.
@@ -41,21 +41,21 @@ func flowShareOf(d Device, entries int) (string, error) {
 	if entries < d.RxQueues {
 		return "", fmt.Errorf("rfs entries %d are fewer than the %d receive queues of %s", entries, d.RxQueues, d.Name)
 	}
-	// A power of two, as the kernel rounds up to one
-	// (store_rps_dev_flow_table_cnt in net/core/net-sysfs.c); rounded
-	// down, so that the queues together stay within the table.
+	// Use a power of two, because the kernel rounds up to one
+	// (store_rps_dev_flow_table_cnt in net/core/net-sysfs.c). Round down, so
+	// that all queues together stay within the table.
 	return strconv.Itoa(1 << (bits.Len(uint(entries/d.RxQueues)) - 1)), nil
 }
 
-// Probe is Kind's.
+// Probe implements Kind.
 func (rfsKind) Probe(context.Context) error {
 	return inSysfs(func(queues kernel.Store) error { return probeRFS(queues, kernel.Sysctls{Proc: "/proc"}) })
 }
 
-// Open is Kind's.
+// Open implements Kind.
 func (rfsKind) Open(Host) Runner { return nil }
 
-// Metrics is Kind's.
+// Metrics implements Kind.
 func (rfsKind) Metrics() []*Metric { return nil }
 
 // probeRFS looks for the settings of the queues, which come with RPS, and for the machine's table.

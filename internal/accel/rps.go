@@ -12,12 +12,12 @@ import (
 // rpsKind is Receive Packet Steering: a mask of CPUs for each receive queue.
 type rpsKind struct{}
 
-// Plan is Kind's.
+// Plan implements Kind.
 func (rpsKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	return masks(p, a.RPS.Devices, a.RPS.CPUs)
 }
 
-// masks plans the masks of classes of devices.
+// masks plans the RPS masks for classes of devices.
 func masks(p *Plan, classes []string, spec string) error {
 	cpus, err := p.CPUs(spec)
 	if err != nil {
@@ -32,16 +32,16 @@ func masks(p *Plan, classes []string, spec string) error {
 	return nil
 }
 
-// Probe is Kind's.
+// Probe implements Kind.
 func (rpsKind) Probe(context.Context) error { return inSysfs(probeRPS) }
 
-// Open is Kind's.
+// Open implements Kind.
 func (rpsKind) Open(Host) Runner { return nil }
 
-// Metrics is Kind's.
+// Metrics implements Kind.
 func (rpsKind) Metrics() []*Metric { return nil }
 
-// probeRPS looks for the setting; of devices, every machine has the loopback device.
+// probeRPS looks for the setting on the loopback device, which every machine has.
 func probeRPS(queues kernel.Store) error {
 	if _, err := queues.Read(kernel.Queue("lo", 0, "rps_cpus")); kernel.Gone(err) {
 		return errors.New("this kernel lacks RPS (CONFIG_RPS)")

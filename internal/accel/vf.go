@@ -13,35 +13,35 @@ import (
 // vfKind verifies that packets take the virtual functions (VFs) of the node's NICs. It changes nothing.
 type vfKind struct{}
 
-// Plan is Kind's.
+// Plan implements Kind.
 func (vfKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	p.Run(a)
 	return nil
 }
 
-// Probe is Kind's: that no NIC may have a VF is for the state to tell.
+// Probe implements Kind. Any machine will do: State reports if no NIC can have a VF.
 func (vfKind) Probe(context.Context) error { return nil }
 
-// Open is Kind's.
+// Open implements Kind.
 func (vfKind) Open(h Host) Runner { return &vfRunner{options: h.Options} }
 
 // vfRunner looks at the NICs from time to time.
 type vfRunner struct {
 	options Options
 
-	// mu guards what metrics read too. known is nil while nobody wants it verified.
+	// mu guards the fields that Samples reads too. known is nil while no policy wants VFs verified.
 	mu    sync.Mutex
 	known *vfs
 	lost  int
 }
 
-// Plan is Runner's.
+// Plan implements Runner.
 func (*vfRunner) Plan(v1alpha1.PolicyAccelerator) ([]record.Setting, error) { return nil, nil }
 
-// Start is Runner's.
+// Start implements Runner.
 func (*vfRunner) Start(v1alpha1.PolicyAccelerator) error { return nil }
 
-// Keep is Runner's.
+// Keep implements Runner.
 func (v *vfRunner) Keep(_ context.Context, want *v1alpha1.PolicyAccelerator, _ *Kept) error {
 	if want == nil {
 		return v.Stop()
@@ -50,14 +50,14 @@ func (v *vfRunner) Keep(_ context.Context, want *v1alpha1.PolicyAccelerator, _ *
 	return nil
 }
 
-// Verify is Runner's.
+// Verify implements Runner.
 func (v *vfRunner) Verify(at time.Time) {
 	if v.now() != nil {
 		v.look(at)
 	}
 }
 
-// Stop is Runner's.
+// Stop implements Runner.
 func (v *vfRunner) Stop() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -71,7 +71,7 @@ func (v *vfRunner) now() *vfs {
 	return v.known
 }
 
-// look looks at the NICs. Calls between two verifications do not cut a window short.
+// look reads the NICs. It ignores calls between two verifications, which would cut a window short.
 func (v *vfRunner) look(at time.Time) {
 	known := v.now()
 	if known == nil {
@@ -91,13 +91,13 @@ func (v *vfRunner) look(at time.Time) {
 	v.lost += lost
 	v.mu.Unlock()
 	for _, u := range uses {
-		if u.Change == record.VFInterrupted { // it is back, so that no state tells
+		if u.Change == record.VFInterrupted { // the VF is back, so the state does not show the loss
 			v.options.Notify(Event{true, v1alpha1.ReasonVFWithdrawn, u.NIC + " lost its virtual function " + u.VF + ", and has it again"})
 		}
 	}
 }
 
-// State is Runner's.
+// State implements Runner.
 func (v *vfRunner) State() *State {
 	if known := v.now(); known != nil {
 		return known.state()
@@ -111,10 +111,10 @@ var (
 	vfState     = &Metric{"slipstream_vf_state", "1 for the current state of a NIC's virtual function, 0 for the others: used, present, idle, absent or withdrawn. Present while a policy has vf.", []string{"nic", "state"}}
 )
 
-// Metrics is Kind's.
+// Metrics implements Kind.
 func (vfKind) Metrics() []*Metric { return []*Metric{vfWithdrawn, vfState} }
 
-// Samples is Runner's.
+// Samples implements Runner.
 func (v *vfRunner) Samples(s *State, emit func(Sample)) {
 	v.mu.Lock()
 	lost, known := v.lost, v.known
@@ -130,5 +130,6 @@ func (v *vfRunner) Samples(s *State, emit func(Sample)) {
 	}
 }
 
-// Counts is Runner's: a trial counts packets of virtual functions, whatever the policy.
+// Counts implements Runner. It counts nothing: a trial counts the packets of virtual functions
+// whatever the policy.
 func (*vfRunner) Counts() (map[string]uint64, error) { return nil, nil }

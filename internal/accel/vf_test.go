@@ -14,7 +14,8 @@ import (
 	"slipstream.dev/internal/nic/nictest"
 )
 
-// TestVFs: what looks at a machine tell of the VF of its NIC. The window of each look but the first has 10 s.
+// TestVFs checks the state of a NIC's VF after each of several looks at a machine. The window of each look but the first lasts 10
+// s.
 func TestVFs(t *testing.T) {
 	type look struct {
 		do     func(m *nictest.Machine) // before it
@@ -92,7 +93,7 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// TestVFsOfTwoNICs: the NIC that is worst off decides.
+// TestVFsOfTwoNICs checks that the NIC that is worst off determines the state.
 func TestVFsOfTwoNICs(t *testing.T) {
 	of := map[string]vf{
 		"eth0": {reason: v1alpha1.ReasonVFUsed, message: "a"}, "eth1": {reason: v1alpha1.ReasonVFIdle, message: "b"},
@@ -115,7 +116,8 @@ func TestVFsOfTwoNICs(t *testing.T) {
 	}
 }
 
-// TestVerifyVFsByWindows: calls between two verifications read no NIC, and nobody reads one that nobody wants verified.
+// TestVerifyVFsByWindows checks that calls between two verifications read no NIC, and that nothing reads the NICs while no policy
+// wants VFs verified.
 func TestVerifyVFsByWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads := 0
@@ -139,7 +141,7 @@ func TestVerifyVFsByWindows(t *testing.T) {
 		keep(time.Second, wanted, 2)
 		keep(time.Second, nil, 2)
 		v.Verify(time.Now())
-		keep(0, wanted, 3) // anew
+		keep(0, wanted, 3) // starts again
 		time.Sleep(30 * time.Second)
 		if v.Verify(time.Now()); reads != 4 {
 			t.Errorf("with a part of a verification the NICs have been read %d times, want 4", reads)

@@ -12,11 +12,11 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// vfBusy is the least rate, in packets per second, at which a window tells whether packets take the virtual
-// function (VF) of a NIC. Broadcasts never take it, and a quiet NIC may receive little else.
+// vfBusy is the lowest rate, in packets per second, at which a window shows whether packets take the virtual function (VF) of a
+// NIC. Broadcasts never take it, and a quiet NIC may receive little else.
 const vfBusy = 100
 
-// vfReasons are the reasons that a NIC can have, from best to worst.
+// vfReasons lists the reasons of a NIC's state, from best to worst.
 var vfReasons = []string{v1alpha1.ReasonVFUsed, v1alpha1.ReasonVFPresent, v1alpha1.ReasonVFIdle, v1alpha1.ReasonVFAbsent, v1alpha1.ReasonVFWithdrawn}
 
 // vfs is the known state of the VFs of the node's NICs. The window of a snapshot begins at the previous one.
@@ -31,12 +31,12 @@ type vf struct {
 	reason, message string
 	// device is the VF that was up last; empty if none ever was.
 	device string
-	// way is the one that packets took in the last window with enough of them, since the VF came up; one of
-	// record's, empty if there was no such window.
+	// way is the way that packets took in the last window with enough of them, since the VF came up: one of the values of package
+	// record, or empty if there was no such window.
 	way string
 }
 
-// look returns the state after a snapshot, and which device packets have used since the previous one.
+// look returns the state after a snapshot, and the devices that packets have used since the previous one.
 func (w vfs) look(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
 	now := vfs{at, s, make(map[string]vf)}
 	uses := nic.Between(w.nics, s)
@@ -67,7 +67,7 @@ func (v vf) next(name string, is record.VF, use record.VFUse, window time.Durati
 	return v
 }
 
-// used is next for a VF that is present.
+// used does the work of next for a VF that is present.
 func (v vf) used(name string, is record.VF, use record.VFUse, window time.Duration) vf {
 	v.device = is.Device
 	packets, _ := use.Packets()
@@ -88,7 +88,7 @@ func (v vf) used(name string, is record.VF, use record.VFUse, window time.Durati
 	return v
 }
 
-// state is that of the NIC that is worst off, or NoDevice if no NIC may have a VF.
+// state returns the state of the NIC that is worst off, or NoDevice if no NIC can have a VF.
 func (w vfs) state() *State {
 	s := &State{Condition: v1alpha1.ConditionVF, Status: StatusUnknown, Reason: v1alpha1.ReasonNoDevice}
 	messages := []string{"no NIC of the node can have a virtual function"}
