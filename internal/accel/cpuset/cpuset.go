@@ -1,5 +1,5 @@
-// Package cpuset has sets of CPUs: as the kernel's lists and masks have them, and as an
-// accelerator names them. What is done with them is the caller's.
+// Package cpuset implements sets of CPUs. It reads and writes the kernel's lists and masks, and
+// resolves the CPUs that an accelerator names.
 package cpuset
 
 import (
@@ -52,10 +52,10 @@ func (s Set) trimmed() Set {
 	return s
 }
 
-// Empty tells whether no CPU is in s.
+// Empty reports whether no CPU is in s.
 func (s Set) Empty() bool { return len(s.words) == 0 }
 
-// Equal tells whether s and t hold the same CPUs.
+// Equal reports whether s and t hold the same CPUs.
 func (s Set) Equal(t Set) bool { return slices.Equal(s.words, t.words) }
 
 // CPUs lists s in rising order.
@@ -90,7 +90,7 @@ func (s Set) Union(t Set) Set {
 	return u
 }
 
-// last returns the set of the highest CPU of s alone.
+// last returns a set with only the highest CPU of s.
 func (s Set) last() Set {
 	if s.Empty() {
 		return Set{}
@@ -138,9 +138,9 @@ func (s Set) Mask() string {
 	return b.String()
 }
 
-// MaskLike formats s with the digits and groups of model. The kernel prints a
-// mask as wide as the machine's possible CPUs; written in that form, what was
-// wanted and what reads back are the same bytes.
+// MaskLike formats s with as many digits and groups as model. The kernel prints
+// a mask as wide as the machine's possible CPUs; a mask written in that form
+// reads back byte for byte.
 func (s Set) MaskLike(model string) string {
 	mask, places := s.Mask(), 0
 	for _, group := range strings.Split(model, ",") {
@@ -162,7 +162,7 @@ func (s Set) MaskLike(model string) string {
 	return b.String()
 }
 
-// ParseList reads a list such as "0-3,8", with a newline behind it or not.
+// ParseList parses a list such as "0-3,8", with or without a trailing newline.
 func ParseList(list string) (Set, error) {
 	var s Set
 	list = strings.TrimSpace(list)
@@ -200,8 +200,8 @@ func parseCPU(text string) (int, error) {
 	return int(cpu), nil
 }
 
-// ParseMask reads a kernel mask such as "3" or "ff,ffffffff", with a newline
-// behind it or not.
+// ParseMask parses a kernel mask such as "3" or "ff,ffffffff", with or without
+// a trailing newline.
 func ParseMask(mask string) (Set, error) {
 	mask = strings.TrimSpace(mask)
 	groups := strings.Split(mask, ",")
@@ -219,11 +219,12 @@ func ParseMask(mask string) (Set, error) {
 	return s.trimmed(), nil
 }
 
-// MachineCPUs are those of a machine.
+// MachineCPUs has the CPUs of a machine.
 type MachineCPUs struct {
 	Online Set
-	// Isolated are those that the kernel keeps out of any RPS mask: isolcpus=
-	// and nohz_full= (rps_cpumask_housekeeping in net/core/net-sysfs.c).
+	// Isolated has the CPUs that the kernel keeps out of any RPS mask:
+	// isolcpus= and nohz_full= (rps_cpumask_housekeeping in
+	// net/core/net-sysfs.c).
 	Isolated Set
 }
 
@@ -234,7 +235,7 @@ func Machine(sys *os.Root) (MachineCPUs, error) {
 		if err != nil {
 			return Set{}, fmt.Errorf("read %s CPUs: %w", name, err)
 		}
-		// nohz_full reads "(null)" on a kernel that has it and was started without.
+		// nohz_full reads "(null)" if the kernel supports it and was started without it.
 		if text := strings.TrimSpace(string(b)); text != "(null)" {
 			return ParseList(text)
 		}
@@ -255,12 +256,12 @@ func Machine(sys *os.Root) (MachineCPUs, error) {
 	return c, nil
 }
 
-// Resolve turns an accelerator's cpus into a set that is not empty. spec is
-// "all", "all-but-irq" or a list. node holds the CPUs that belong to the node,
-// empty for all of the machine; irq those that take its NIC's interrupts, empty
-// for the node's last one. A list is taken at its word: CPUs outside the node
-// are allowed, those offline or isolated are an error, for the kernel would
-// refuse them or leave them out in silence.
+// Resolve turns the CPUs that an accelerator names into a set that is not
+// empty. spec is "all", "all-but-irq" or a list. node has the node's CPUs;
+// empty means all of the machine. irq has the CPUs that take its NIC's
+// interrupts; empty means the node's last one. A list is used as it is: CPUs
+// outside the node are allowed. CPUs that are offline or isolated are an error,
+// because the kernel would reject them or silently leave them out.
 func Resolve(spec string, machine MachineCPUs, node, irq Set) (Set, error) {
 	if node.Empty() {
 		node = machine.Online

@@ -22,7 +22,7 @@ func TestMask(t *testing.T) {
 	for _, tt := range []struct {
 		cpus       Set
 		mask, list string
-		kernel     string // as the kernel prints a mask on such a machine
+		kernel     string // the mask as the kernel prints it on such a machine
 		like       string
 	}{
 		{first(1), "1", "0", "0", "1"},

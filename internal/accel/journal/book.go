@@ -13,24 +13,24 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Book is a ledger, its file, and the settings it is about.
+// Book is a ledger with its file and access to its settings.
 type Book struct {
 	ledger
 	file  string
 	Store kernel.Store
-	// names maps the indexes of entries' links to the names they have now; nil
-	// where entries have none.
+	// names maps the indexes of links to their present names; it is nil if the
+	// entries have no links.
 	names func(indexes []int) (map[int]string, error)
 	proc  string
-	// at finds entries by path; nil once they have moved.
+	// at maps paths to the indexes of entries; it is nil after entries have moved.
 	at map[string]int
-	// dirty tells that the file has to be written.
+	// dirty means that the ledger differs from its file.
 	dirty bool
 }
 
-// Save replaces the file at once where something changed, or removes it if
-// nothing is held. It is not synced: what has to outlive a killed process is in the page cache, and a
-// machine that goes down takes its settings with it.
+// Save replaces the file atomically if something has changed, or removes it if nothing is held. It
+// does not sync the file: the page cache survives a killed process, and a machine that goes down
+// loses its settings anyway.
 func (b *Book) Save() error {
 	if !b.dirty {
 		return nil
@@ -52,15 +52,15 @@ func (b *Book) Save() error {
 		err = os.Rename(temp, b.file)
 	}
 	if err != nil {
-		_ = os.Remove(temp) // on a full disk, what others write needs its space
+		_ = os.Remove(temp) // on a full disk, others need its space
 		return fmt.Errorf("write journal %s: %w", b.file, err)
 	}
 	b.dirty = false
 	return nil
 }
 
-// rename brings the entries up to date with the names that devices have now,
-// and drops those of devices that have gone.
+// rename updates the entries to the present names of their devices, and drops
+// the entries of devices that have gone.
 func (b *Book) rename(links kernel.Links) error {
 	b.names = links.Names
 	if len(b.Entries) == 0 {
@@ -80,15 +80,15 @@ func (b *Book) rename(links kernel.Links) error {
 	return nil
 }
 
-// Change is a setting, what it reads now, and what it is to read. Link is the index of the
-// device; 0 is the machine.
+// Change is a setting with its present and its wanted value. Link is the index of the device; 0 is
+// the machine.
 type Change struct {
 	Path      string
 	Link      int
 	Was, Want string
 }
 
-// Find returns the entry of a setting, nil if there is none.
+// Find returns the entry of a setting, or nil.
 func (b *Book) Find(path string) *Entry {
 	if b.at == nil {
 		b.at = make(map[string]int, len(b.Entries))
@@ -102,7 +102,7 @@ func (b *Book) Find(path string) *Entry {
 	return nil
 }
 
-// links are the indexes of the entries' links.
+// links returns the indexes of the entries' links.
 func (b *Book) links() []int {
 	var indexes []int
 	for _, e := range b.Entries {
@@ -112,8 +112,8 @@ func (b *Book) links() []int {
 	return slices.Compact(indexes)
 }
 
-// Hold enters h for every change, in memory only, and returns the paths that h
-// did not hold before.
+// Hold adds h to the holders of every change, in memory only, and returns the
+// paths that h did not hold before.
 func (b *Book) Hold(h Holder, changes []Change) (added map[string]bool, err error) {
 	for _, c := range changes {
 		if e := b.Find(c.Path); e != nil && e.Want != c.Want {
@@ -137,10 +137,10 @@ func (b *Book) Hold(h Holder, changes []Change) (added map[string]bool, err erro
 	return added, nil
 }
 
-// Put writes the changes and reads them back; hold and save come first. Those
-// of devices that went away meanwhile are left out; their entries stay for the
-// next transaction to judge, as they may have taken another name. A value that did not read
-// back enters the ledger too, to be saved, as it is ours to undo all the same.
+// Put writes the changes and reads them back; call Hold and Save first. It leaves out the changes
+// of devices that went away meanwhile. Their entries stay for the next transaction, because the
+// devices may only have been renamed. A value that did not read back is noted in the ledger for the
+// next Save, so that it can be undone all the same.
 func (b *Book) Put(changes []Change) ([]record.Setting, error) {
 	var settings []record.Setting
 	for _, c := range changes {
@@ -164,9 +164,9 @@ func (b *Book) Put(changes []Change) ([]record.Setting, error) {
 	return settings, nil
 }
 
-// Release takes the holders that match off the entries, the newest first,
-// restores what nobody holds any more, and saves. It returns what it wrote back. An
-// entry that cannot be restored stays with its holders, to be tried again.
+// Release removes the holders that match from the entries, newest entry first, restores the
+// settings that have no holder left, and saves. It returns the settings that it wrote back. An
+// entry that cannot be restored keeps its holders, so that it is tried again.
 func (b *Book) Release(match func(Entry, Holder) bool) (restored []record.Setting, err error) {
 	var errs []error
 	for i := len(b.Entries) - 1; i >= 0; i-- {
@@ -194,9 +194,9 @@ func (b *Book) Release(match func(Entry, Holder) bool) (restored []record.Settin
 	return restored, errors.Join(append(errs, b.Save())...)
 }
 
-// restore writes back what e found, unless the device has gone. A value that is
-// neither the one found nor the one set is somebody's intent, which is not ours
-// to undo.
+// restore writes back the original value of e, unless the device has gone. A
+// value that is neither the original nor the one that was set was chosen by
+// somebody else, and stays.
 func (b *Book) restore(e Entry) (wrote bool, err error) {
 	for {
 		wrote, err = b.restoreAt(e)
@@ -217,7 +217,7 @@ func (b *Book) restore(e Entry) (wrote bool, err error) {
 		if names[e.Link] == "" || path == e.Path {
 			return false, nil
 		}
-		e.Path = path // it took another name just now
+		e.Path = path // the device has just been renamed
 	}
 }
 
@@ -241,7 +241,7 @@ func (b *Book) restoreAt(e Entry) (wrote bool, err error) {
 	return err == nil, err
 }
 
-// ReleaseDead releases what dead processes held.
+// ReleaseDead releases the settings that dead processes hold.
 func (b *Book) ReleaseDead() ([]record.Setting, error) {
 	alive := make(map[Holder]bool)
 	for _, e := range b.Entries {
@@ -258,19 +258,19 @@ func (b *Book) ReleaseDead() ([]record.Setting, error) {
 	return b.Release(func(_ Entry, h Holder) bool { return !alive[h] })
 }
 
-// ReleaseHolder releases what a holder has.
+// ReleaseHolder releases the settings of a holder.
 func (b *Book) ReleaseHolder(h Holder) ([]record.Setting, error) {
 	return b.Release(func(_ Entry, other Holder) bool { return h == other })
 }
 
-// Changes are those of one book.
+// Changes has the changes of one book.
 type Changes struct {
 	*Book
 	Changes []Change
 }
 
-// Set holds changes, journals that, and makes them, in the order of the books. If any fails,
-// those of this call are undone.
+// Set holds the changes, saves the books, and then writes the changes, in the order of the books.
+// If anything fails, it undoes the changes of this call.
 func Set(h Holder, steps ...Changes) (settings []record.Setting, err error) {
 	added := make([]map[string]bool, len(steps))
 	for i, s := range steps {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestOnlyChanged checks that an error about a changed setting hides no other.
+// TestOnlyChanged checks that OnlyChanged is false if an error contains any other error beside
+// ErrChanged.
 func TestOnlyChanged(t *testing.T) {
 	changed := fmt.Errorf("restore x: %w", fmt.Errorf("%w: it reads 1", ErrChanged))
 	for _, tt := range []struct {

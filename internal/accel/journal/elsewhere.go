@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// With calls fn alone on the machine, if there is a journal.
+// With calls fn with the journal, if there is one, while it holds the machine-wide lock.
 func With(dir, proc string, fn func(*Journal) error) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -35,9 +35,10 @@ func With(dir, proc string, fn func(*Journal) error) error {
 	return fn(j)
 }
 
-// Each calls fn on every ledger, the machine's last, in the network
-// namespace it is of; if that cannot be found it is gone, and its settings with
-// it. One failure does not keep fn from the other ledgers.
+// Each calls fn on every ledger, in the ledger's network namespace; the
+// machine's ledger is the last. A namespace that cannot be found is gone, and
+// its settings with it. If fn fails on one ledger, Each continues with the
+// others.
 func (j *Journal) Each(ctx context.Context, fn func(*Book) error) error {
 	files, err := filepath.Glob(filepath.Join(j.dir, "netns-*.json"))
 	if err != nil {
@@ -58,7 +59,7 @@ func (j *Journal) Each(ctx context.Context, fn func(*Book) error) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// nowhere is where the settings of a namespace that is gone are.
+// nowhere is the store of a namespace that is gone: none of its settings exist.
 type nowhere struct{}
 
 func (nowhere) Read(string) (string, error) { return "", fs.ErrNotExist }
@@ -98,7 +99,7 @@ func (j *Journal) withBook(l ledger, fn func(*Book) error) error {
 	return fn(b)
 }
 
-// Namespaces are those that have a ledger.
+// Namespaces returns the network namespaces that have a ledger.
 func (j *Journal) Namespaces() ([]netns.Cookie, error) {
 	entries, err := os.ReadDir(j.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -138,8 +139,9 @@ func (j *Journal) Held(fn func(Entry)) error {
 	return nil
 }
 
-// ReleaseIn releases a holder in another network namespace: inside, if one of the files, which are
-// by inode, stands for it, else only in the ledger.
+// ReleaseIn releases a holder's settings in another network namespace. files maps inodes to files
+// of namespaces. If one of them is this namespace, ReleaseIn restores its settings inside;
+// otherwise it changes only the ledger.
 func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) (restored int, err error) {
 	unlock, err := j.Lock()
 	if err != nil {
@@ -169,7 +171,7 @@ func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) 
 			return j.withBook(l, release)
 		})
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
-			err = nil // it went while we looked
+			err = nil // it went away meanwhile
 		}
 	}
 	if err != nil || there {
@@ -178,8 +180,8 @@ func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) 
 	return 0, release(j.open(l, nowhere{}))
 }
 
-// Living are the holders in a network namespace that have not ended, with how many settings each
-// holds there. The caller has the lock.
+// Living returns the holders in a network namespace that have not ended, with the number of
+// settings that each holds there. The caller has the lock.
 func (j *Journal) Living(id netns.ID) (map[Holder]int, error) {
 	l, err := j.read(ledgerFile(id))
 	if err != nil || l.Boot != j.boot {

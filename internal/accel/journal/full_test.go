@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestDiskFull: what cannot be journalled is not changed, what is journalled can be restored without space, and with
-// space again all goes on.
+// TestDiskFull checks that a full disk prevents changes that cannot be journalled, but not the restoring of those in the journal,
+// and that everything works again once there is space.
 func TestDiskFull(t *testing.T) {
 	disk := testenv.Disk(t, "64k")
 	s := &kerneltest.Memory{Values: map[string]string{queue0: "0", queue1: "1"}}
@@ -43,7 +43,7 @@ func TestDiskFull(t *testing.T) {
 
 	free := testenv.Fill(t, disk, 0)
 	b := reopen(t, j, s)
-	for range 2 { // the second try of one that failed writes nothing either
+	for range 2 { // a second try writes nothing either
 		if err := set(b, queue1, "1"); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), file) {
 			t.Errorf("Set on a full disk: %v, want no space left, and the journal", err)
 		}

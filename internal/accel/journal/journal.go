@@ -1,11 +1,10 @@
-// Package journal changes settings of the kernel so that they can be changed back, whatever ends
-// the process. What is about to be changed is written to a file first: what the setting read, what
-// it is to read, and who wants that. A setting that several holders want at one value is restored
-// when the last of them lets go, or has ended; one that somebody else has changed meanwhile is left
-// as it is.
+// Package journal changes settings of the kernel so that they can be restored, however the process
+// ends. Before it changes a setting, it writes to a file the old value, the new value, and who
+// wants it. A setting that several holders want at one value is restored when the last of them
+// releases it or has ended; a setting that somebody else has changed meanwhile stays as it is.
 //
 // There is one journal for a machine: a folder with a file for each network namespace, and one for
-// the settings that are the machine's. What the settings are for is the business of internal/accel.
+// the machine-wide settings. internal/accel knows the purpose of the settings.
 package journal
 
 import (
@@ -23,14 +22,14 @@ import (
 )
 
 var (
-	// ErrHeld is a setting that somebody else holds at another value.
+	// ErrHeld means that somebody else holds a setting at another value.
 	ErrHeld = errors.New("held at another value")
-	// ErrChanged is a setting that holds neither the value found nor the one
-	// set: somebody changed it meanwhile, and it was left as it is.
+	// ErrChanged means that a setting had neither its original value nor the
+	// one that was set: somebody else has changed it, so it was left as it is.
 	ErrChanged = errors.New("changed by somebody else, left as it is")
 )
 
-// OnlyChanged reports whether an error is nothing but settings that somebody changed.
+// OnlyChanged reports whether an error consists of ErrChanged errors only.
 func OnlyChanged(err error) bool {
 	switch e := err.(type) {
 	case interface{ Unwrap() []error }:
@@ -47,7 +46,7 @@ type Journal struct {
 	boot      string
 }
 
-// Open opens a journal, which need not exist. proc is the root of a proc.
+// Open opens a journal, which need not exist. proc is the root of a procfs.
 func Open(dir, proc string) (*Journal, error) {
 	boot, err := os.ReadFile(filepath.Join(proc, "sys/kernel/random/boot_id"))
 	if err != nil {
@@ -56,8 +55,8 @@ func Open(dir, proc string) (*Journal, error) {
 	return &Journal{dir: dir, proc: proc, boot: strings.TrimSpace(string(boot))}, nil
 }
 
-// Lock excludes every other transaction of the machine, whatever its namespace,
-// until unlock. Transactions take milliseconds; a killed process leaves no lock.
+// Lock excludes every other transaction on the machine, in any namespace, until
+// unlock. Transactions take milliseconds; a killed process leaves no lock.
 func (j *Journal) Lock() (unlock func(), err error) {
 	if err := os.MkdirAll(j.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make journal: %w", err)
@@ -67,7 +66,7 @@ func (j *Journal) Lock() (unlock func(), err error) {
 		return nil, fmt.Errorf("open journal lock: %w", err)
 	}
 	if err = flock.Lock(f); err == nil {
-		// Who was killed while it wrote leaves half a ledger.
+		// A process that was killed while it wrote leaves half a ledger.
 		if err = os.Remove(filepath.Join(j.dir, unfinished)); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
@@ -79,10 +78,10 @@ func (j *Journal) Lock() (unlock func(), err error) {
 	return func() { _ = flock.Release(f) }, nil
 }
 
-// unfinished is the ledger that is being written, by who holds the lock.
+// unfinished is the file of a ledger that the holder of the lock is writing.
 const unfinished = "unfinished.json"
 
-// ledgerFile is the name of the ledger of a namespace, or of the machine.
+// ledgerFile returns the name of the ledger of a namespace, or of the machine.
 func ledgerFile(id netns.ID) string {
 	if id.Cookie == 0 {
 		return "machine.json"
@@ -96,7 +95,7 @@ func (j *Journal) Machine() (*Book, error) {
 }
 
 // Namespace opens the book of a network namespace, whose settings are in s and whose devices have
-// the names of links. The place is what the namespace is called if it has no ledger yet.
+// the names in links. place is its name if it has no ledger yet.
 func (j *Journal) Namespace(id netns.ID, place string, s kernel.Store, links kernel.Links) (*Book, error) {
 	b, err := j.Book(id, place, s)
 	if err != nil {
@@ -105,7 +104,7 @@ func (j *Journal) Namespace(id netns.ID, place string, s kernel.Store, links ker
 	return b, b.rename(links)
 }
 
-// Book opens the book of a network namespace, or begins one, with settings that are in s.
+// Book opens the book of a network namespace, or begins one. Its settings are in s.
 func (j *Journal) Book(id netns.ID, place string, s kernel.Store) (*Book, error) {
 	l, err := j.read(ledgerFile(id))
 	if err != nil {
@@ -127,7 +126,7 @@ func (j *Journal) open(l ledger, s kernel.Store) *Book {
 	return b
 }
 
-// read returns the ledger of a file, the zero ledger if there is none.
+// read returns the ledger in a file, or the zero ledger if there is none.
 func (j *Journal) read(name string) (ledger, error) {
 	file := filepath.Join(j.dir, name)
 	b, err := os.ReadFile(file)

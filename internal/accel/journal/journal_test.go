@@ -155,8 +155,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// A device that takes another name between the ledger's reading and the write is
-// restored by that name; one that is really gone is not.
+// TestRestoreRenamed checks that a device that is renamed after the ledger was
+// read is restored under its new name, and that one that is really gone is not.
 func TestRestoreRenamed(t *testing.T) {
 	const later = "class/net/ens5/queues/rx-0/rps_cpus"
 	s := &kerneltest.Memory{Values: map[string]string{later: "3"}}
@@ -291,8 +291,8 @@ func FuzzLedger(f *testing.F) {
 	})
 }
 
-// TestCrashAtEveryStep ends an apply and revert at each operation on a setting
-// in turn, with and without a second holder of the machine's table that lives.
+// TestCrashAtEveryStep kills an apply and revert at each operation on a setting
+// in turn, with and without a second, living holder of the machine's table.
 func TestCrashAtEveryStep(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		for steps := 0; ; steps++ {
@@ -407,7 +407,7 @@ func TestSetIsUndone(t *testing.T) {
 		t.Errorf("left in the journal: %v", files)
 	}
 
-	// What an earlier call holds is not of this one, and stays.
+	// Settings that an earlier call holds stay.
 	if _, err := Set(h, Changes{place, []Change{{queue0, 2, "0", "3"}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -419,8 +419,8 @@ func TestSetIsUndone(t *testing.T) {
 	}
 }
 
-// TestUnfinished: a ledger that a killed process had begun to write goes with the next
-// look at the journal, also where there is nothing else to do.
+// TestUnfinished checks that a ledger that a killed process began to write is removed when the
+// journal is next opened, even if there is nothing else to do.
 func TestUnfinished(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, unfinished), []byte(`{"version"`), 0o600); err != nil {

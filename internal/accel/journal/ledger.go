@@ -14,16 +14,17 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Holder is who wants a setting kept.
+// Holder identifies a user who wants a setting kept.
 type Holder struct {
 	Owner string `json:"owner"`
-	// PID and Start (clock ticks after boot) name the process whose end
-	// releases the setting. PID 0 holds it until it is reverted.
+	// PID and Start (clock ticks after boot) identify the process whose end
+	// releases the setting. With PID 0, the setting is held until it is
+	// reverted.
 	PID   int    `json:"pid,omitempty"`
 	Start uint64 `json:"start,omitempty"`
 }
 
-// Process is this process as a holder.
+// Process returns this process as a holder.
 func Process(proc, owner string) (Holder, error) {
 	pid := os.Getpid()
 	stat, err := kernel.ReadStat(proc, pid)
@@ -36,7 +37,7 @@ func Process(proc, owner string) (Holder, error) {
 	return Holder{Owner: owner, PID: pid, Start: stat.Start}, nil
 }
 
-// String names the holder for a person.
+// String returns the holder's name for messages.
 func (h Holder) String() string {
 	if h.PID == 0 {
 		return h.Owner
@@ -44,7 +45,7 @@ func (h Holder) String() string {
 	return fmt.Sprintf("%s (process %d)", h.Owner, h.PID)
 }
 
-// alive tells whether h still holds what it did.
+// alive reports whether h still holds its settings.
 func (h Holder) alive(proc string) (bool, error) {
 	if h.PID == 0 {
 		return true, nil
@@ -60,19 +61,19 @@ type Entry struct {
 	Link int    `json:"link,omitempty"`
 	Was  string `json:"was"`
 	Want string `json:"want"`
-	// Got is what read back, where that is not Want.
+	// Got is the value that read back, if that is not Want.
 	Got     string   `json:"got,omitempty"`
 	Holders []Holder `json:"holders"`
 }
 
-// ledger is a journal file: the settings of one network namespace, or those of
-// the machine, oldest first.
+// ledger is the content of a journal file: the settings of one network
+// namespace or of the machine, oldest first.
 type ledger struct {
 	Version int `json:"version"`
-	// Boot id: a setting does not outlive the boot it was made in, but a file
-	// may, where /run is on a disk.
+	// Boot is the boot ID. Settings do not survive a reboot, but the file does
+	// if /run is on a disk.
 	Boot string `json:"boot"`
-	// Place is what the first holder called the namespace.
+	// Place is the name that the first holder gave the namespace.
 	Place string `json:"place"`
 	netns.ID
 	Entries []Entry `json:"entries"`
@@ -80,8 +81,8 @@ type ledger struct {
 
 const ledgerVersion = 1
 
-// decodeLedger accepts only what could have been written here: from a file that
-// is anything else, nothing must be restored.
+// decodeLedger accepts only what this package could have written: nothing must
+// be restored from any other file.
 func decodeLedger(b []byte) (ledger, error) {
 	var l ledger
 	d := json.NewDecoder(bytes.NewReader(b))

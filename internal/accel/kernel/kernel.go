@@ -1,6 +1,6 @@
 // Package kernel reads and writes the kernel's settings of network devices, in sysfs and in
-// /proc/sys: wherever the caller is, and past mounts that are read-only. Which settings are
-// changed, and who changes them back, is for its users: internal/accel and its journal.
+// /proc/sys, from any place and past read-only mounts. Its users, internal/accel and its journal,
+// decide which settings to change and restore them.
 package kernel
 
 import (
@@ -17,23 +17,23 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Store is where settings are. Values go without their newline; otherwise they are the
-// kernel's bytes.
+// Store reads and writes settings. Values have no trailing newline; otherwise they are the kernel's
+// bytes.
 type Store interface {
 	Read(path string) (string, error)
 	Write(path, value string) error
 }
 
-// FlowTable is the size of the table of flows that sockets read last. There is one for the
-// machine, whatever the network namespace: a setting of Sysctls.
+// FlowTable is the size, in entries, of the table that maps flows to the CPUs on which sockets last
+// read them. The machine has one, shared by all network namespaces: a setting of Sysctls.
 const FlowTable = "net/core/rps_sock_flow_entries"
 
-// Queue is the path of a setting of a device's receive queue i: a setting of Sysfs.
+// Queue returns the path of a setting of receive queue i of a device: a setting of Sysfs.
 func Queue(device string, i int, setting string) string {
 	return fmt.Sprintf("class/net/%s/queues/rx-%d/%s", device, i, setting)
 }
 
-// SplitQueue takes the path of a queue's setting apart.
+// SplitQueue splits the path of a queue's setting.
 func SplitQueue(path string) (device, setting string, ok bool) {
 	f := strings.Split(path, "/")
 	if len(f) != 6 || f[0] != "class" || f[1] != "net" || f[3] != "queues" {
@@ -46,30 +46,31 @@ func SplitQueue(path string) (device, setting string, ok bool) {
 	return f[2], f[5], true
 }
 
-// IsOf tells whether a setting is one of a device.
+// IsOf reports whether a setting belongs to a device.
 func IsOf(path, device string) bool { return strings.HasPrefix(path, "class/net/"+device+"/") }
 
-// Renamed is the path of a setting with another device's name.
+// Renamed returns the path of a setting with another device name.
 func Renamed(path, device string) string {
 	f := strings.Split(path, "/")
 	f[2] = device
 	return strings.Join(f, "/")
 }
 
-// Gone tells that the device went away, or took another name: its files are not there any more,
-// or were open when it went.
+// Gone reports whether an error means that the device went away or was renamed: its files no longer
+// exist, or were open when it went.
 func Gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
 }
 
-// Sysfs holds the settings of one network namespace's devices. Its folder is open, so that a
-// path is one call and not the dozen that os.Root makes of a path with a link in it.
+// Sysfs has the settings of the devices of one network namespace. It keeps the folder open, so that
+// opening a path takes one system call, where os.Root takes a dozen for a path with a symbolic
+// link.
 type Sysfs struct {
 	*os.Root
 	dir *os.File
 }
 
-// OpenSysfs opens the sysfs of the calling thread's network namespace, or that at dir if it is
+// OpenSysfs opens the sysfs of the calling thread's network namespace, or the one at dir if dir is
 // not empty.
 func OpenSysfs(dir string) (s Sysfs, err error) {
 	if dir == "" {
@@ -87,18 +88,19 @@ func OpenSysfs(dir string) (s Sysfs, err error) {
 	return s, nil
 }
 
-// Close lets go of it.
+// Close closes the folder.
 func (s Sysfs) Close() error { return errors.Join(s.dir.Close(), s.Root.Close()) }
 
-// open opens a path beneath the folder as os.Root would. The kernel can ask to try
-// again, where something was mounted or renamed anywhere meanwhile; then os.Root does. It returns no *os.File, whose
-// system calls and garbage count where there are a thousand devices.
+// open opens a path beneath the folder, as os.Root would. If something was mounted or renamed anywhere meanwhile, the kernel may
+// return EAGAIN; then open leaves the work to os.Root. It returns a file descriptor and not an *os.File, whose system calls and
+// garbage matter with a thousand devices.
 func (s Sysfs) open(path string, flags int) (fd int, err error) {
 	beneath := func(path string) (int, error) {
 		return unix.Openat2(int(s.dir.Fd()), path, &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH})
 	}
 	if device, ok := strings.CutPrefix(path, "class/net/"); ok {
-		// A device's entry there is a symbolic link. Most devices are virtual, and their own path has half as many folders to resolve.
+		// The entry of a device there is a symbolic link. Most devices are virtual, and their real
+		// path has half as many folders to resolve.
 		if fd, err = beneath("devices/virtual/net/" + device); err == nil {
 			return fd, nil
 		}
@@ -123,16 +125,16 @@ func (s Sysfs) open(path string, flags int) (fd int, err error) {
 
 // Write writes a setting.
 func (s Sysfs) Write(path, value string) error {
-	// Not Root.WriteFile: it would create a file that has gone.
+	// Root.WriteFile would create a file that has gone.
 	f, err := s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	if errors.Is(err, unix.EROFS) {
-		// A network namespace has one sysfs, and whoever mounted it first, as a
-		// container runtime does for /sys, may have made all of it read-only. It is
-		// writable for this one write; the container's own mount stays read-only.
+		// A network namespace has one sysfs. Whoever mounted it first, such as a container runtime
+		// for /sys, may have made all of it read-only. Make it writable for this one write; the
+		// container's own mount stays read-only.
 		if err := s.reconfigure("rw"); err != nil {
 			return err
 		}
-		defer func() { _ = s.reconfigure("ro") }() // busy while another writes, who does the same
+		defer func() { _ = s.reconfigure("ro") }() // fails while another process writes, which will do the same
 		f, err = s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	}
 	if err != nil {
@@ -141,7 +143,7 @@ func (s Sysfs) Write(path, value string) error {
 	return writeAndClose(f, value)
 }
 
-// reconfigure sets a flag of the file system, and not only of this mount of it.
+// reconfigure sets a flag of the whole file system, not only of this mount.
 func (s Sysfs) reconfigure(flag string) error {
 	picked, err := unix.Fspick(int(s.dir.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
 	if err != nil {
@@ -164,7 +166,7 @@ func (s Sysfs) Read(path string) (string, error) {
 		return "", err
 	}
 	defer unix.Close(fd)
-	var page [4096]byte // a value of sysfs is at most that, and comes whole
+	var page [4096]byte // the kernel returns a sysfs value of at most one page in one read
 	n, err := unix.Read(fd, page[:])
 	if err != nil {
 		return "", &fs.PathError{Op: "read", Path: path, Err: err}
@@ -172,7 +174,7 @@ func (s Sysfs) Read(path string) (string, error) {
 	return strings.TrimSuffix(string(page[:n]), "\n"), nil
 }
 
-// List names what is in a folder.
+// List returns the names of the entries of a folder.
 func (s Sysfs) List(path string) ([]string, error) {
 	fd, err := s.open(path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -188,7 +190,7 @@ func writeAndClose(f *os.File, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Sysctls holds the settings that are one for the whole machine, below sys of a proc.
+// Sysctls has the machine-wide settings, below sys in a procfs.
 type Sysctls struct{ Proc string }
 
 // Read reads a setting.
@@ -215,8 +217,8 @@ func (s Sysctls) Write(path, value string) error {
 	})
 }
 
-// openSysctl opens a sysctl of the calling thread's namespaces past a /proc/sys that is
-// read-only, as a container runtime mounts it for who is not privileged.
+// openSysctl opens a sysctl of the calling thread's namespaces even if /proc/sys is mounted
+// read-only, as container runtimes do for unprivileged containers.
 func openSysctl(path string) (*os.File, error) {
 	proc, err := netns.Mount("proc")
 	if err != nil {
@@ -226,13 +228,14 @@ func openSysctl(path string) (*os.File, error) {
 	return proc.OpenFile("sys/"+path, os.O_WRONLY|os.O_TRUNC, 0)
 }
 
-// at calls fn where path can be seen. The kernel shows sysctls such as
-// net.core.rps_sock_flow_entries in its first network namespace alone
-// (sysctl_core_net_init in net/core/sysctl_net_core.c), and /proc/sys is that of
-// whoever looks. From any other namespace, fn runs in that of the nearest
-// ancestor that sees the file: whoever started a worker in a pod is on the host.
-// Process 1 is only the last of them, as it may be closed even to root (to enter
-// takes CAP_SYS_PTRACE, or no fewer capabilities than it has).
+// at calls fn where the file of a sysctl exists. The kernel shows sysctls such
+// as net.core.rps_sock_flow_entries only in the initial network namespace
+// (sysctl_core_net_init in net/core/sysctl_net_core.c), and /proc/sys shows
+// those of the caller's namespace. In any other namespace, at runs fn in that
+// of the nearest ancestor process that sees the file: the process that started
+// a worker in a pod is on the host. Process 1 comes last, because even root may
+// not be allowed to enter its namespaces (that takes CAP_SYS_PTRACE, or at
+// least the capabilities of process 1).
 func (s Sysctls) at(path string, fn func(file string) error) error {
 	file := filepath.Join(s.Proc, "sys", path)
 	_, err := os.Stat(file)

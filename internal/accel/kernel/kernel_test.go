@@ -31,8 +31,8 @@ func elsewhere(t *testing.T, fn func() error) {
 	must(t, netns.Do(ns, fn))
 }
 
-// TestReadOnlySysfs writes where a container runtime has made a namespace's whole sysfs
-// read-only, which it is again afterwards.
+// TestReadOnlySysfs checks that a write succeeds where a container runtime has made a namespace's
+// whole sysfs read-only, and that the sysfs is read-only again afterwards.
 func TestReadOnlySysfs(t *testing.T) {
 	elsewhere(t, func() error {
 		s, err := OpenSysfs("")

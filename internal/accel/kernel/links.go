@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Links is a socket that asks for the names of links in the network namespace that it was
-// opened in. It asks by SIOCGIFNAME and not by netlink, as that does not wait for
-// the lock that every change of any link of the machine holds (netdev_get_name in
-// net/core/dev.c): names are wanted most where many pods start at once.
+// Links is a socket that returns the names of links in the network namespace in which it was
+// opened. It uses the ioctl SIOCGIFNAME and not netlink, because the ioctl does not wait for the
+// lock that every change of any link on the machine takes (netdev_get_name in net/core/dev.c), and
+// names are needed most when many pods start at once.
 type Links int
 
-// OpenLinks opens a socket for them in the calling thread's network namespace.
+// OpenLinks opens the socket in the calling thread's network namespace.
 func OpenLinks() (Links, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -29,7 +29,7 @@ func (s Links) Close() error { return unix.Close(int(s)) }
 func (s Links) Names(indexes []int) (map[int]string, error) {
 	names := make(map[int]string, len(indexes))
 	for _, index := range indexes {
-		// struct ifreq: the name, and a union that has the index.
+		// struct ifreq: the name, and a union that holds the index.
 		var request struct {
 			name  [unix.IFNAMSIZ]byte
 			index int32

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcessStat is what matters here of proc_pid_stat(5); the zero value is that
-// of a process that has ended.
+// ProcessStat has the fields of proc_pid_stat(5) that are needed here. The zero
+// value stands for a process that has ended.
 type ProcessStat struct {
 	Parent int
 	Start  uint64 // clock ticks after boot
 }
 
-// ReadStat reads it.
+// ReadStat reads the stat file of a process.
 func ReadStat(proc string, pid int) (ProcessStat, error) {
 	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {

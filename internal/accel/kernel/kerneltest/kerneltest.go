@@ -1,5 +1,5 @@
-// Package kerneltest has kernels for tests: settings in memory, a process that ends at any step,
-// and a proc with a few processes.
+// Package kerneltest has kernels for tests: settings in memory, a store that crashes at any
+// operation, and a procfs with a few processes.
 package kerneltest
 
 import (
@@ -12,11 +12,11 @@ import (
 	"slipstream.dev/internal/accel/kernel"
 )
 
-// Memory is a store of settings that fails where it is told to.
+// Memory is a store of settings that fails on demand.
 type Memory struct {
 	Values map[string]string
 	Fail   map[string]error
-	// Mangle is what reads back after a write in place of what was written.
+	// Mangle maps paths to the values that read back after a write, in place of those written.
 	Mangle map[string]string
 	Writes []string
 }
@@ -46,11 +46,11 @@ func (m *Memory) Write(path, value string) error {
 	return nil
 }
 
-// Crash ends what runs where it reaches a store's nth operation, as a SIGKILL
-// would: nothing is cleaned up.
+// Crash stops its user at the nth operation on a store, as a SIGKILL would:
+// nothing is cleaned up.
 type Crash struct {
 	kernel.Store
-	// Left are the operations until then.
+	// Left is the number of operations until then.
 	Left *int
 }
 
@@ -66,7 +66,7 @@ func (c Crash) Read(path string) (string, error) {
 	return c.Store.Read(path)
 }
 
-// Write writes a value, and is an operation before and after.
+// Write writes a value. It counts as one operation before the write and one after it.
 func (c Crash) Write(path, value string) error {
 	c.tick()
 	err := c.Store.Write(path, value)
@@ -74,7 +74,7 @@ func (c Crash) Write(path, value string) error {
 	return err
 }
 
-// Proc makes a proc that knows the boot and the processes with their start times.
+// Proc makes a procfs with a boot ID and the given processes and their start times.
 func Proc(t *testing.T, processes map[string]string) string {
 	t.Helper()
 	proc := t.TempDir()
@@ -85,7 +85,7 @@ func Proc(t *testing.T, processes map[string]string) string {
 	return proc
 }
 
-// Stat is a line of /proc/PID/stat.
+// Stat returns a line of /proc/PID/stat.
 func Stat(state, start string) string {
 	return "7 (a) b) " + state + strings.Repeat(" 1", 18) + " " + start + " 1 1\n"
 }
