@@ -1,9 +1,9 @@
 //go:build linux
 
-// Package datapath has the eBPF programs of the fast path, and of what keeps conntrack and the agent
-// in step with it: it loads them, and reads and writes their maps. It attaches only what belongs to
-// the network namespace; which devices the others belong on, and what the maps should contain, is for
-// internal/accel/fastpath. The C is in bpf/.
+// Package datapath loads the eBPF programs of the fast path, and those that keep conntrack and the
+// agent up to date, and reads and writes their maps. It attaches only programs that belong to the
+// network namespace; internal/accel/fastpath decides to which devices the others are attached, and
+// what the maps contain. The C sources are in bpf/.
 //
 // The compiled objects are committed, so that building slipstream needs no C compiler. They are the
 // same for every little-endian machine; CO-RE relocates the kernel's types by its BTF.
@@ -26,8 +26,8 @@ import (
 //go:generate bpf2go -tags linux -target bpfel resync ../../../../bpf/resync.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel -type address neighbours ../../../../bpf/neighbours.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
 
-// Programs has the programs and maps of the fast path of one node: bpf/fastpath.c says where each
-// program is attached and what it does. The caller attaches them, and renews their
+// Programs has the programs and maps of the fast path of one node. bpf/fastpath.c describes where
+// each program is attached and what it does. The caller attaches the programs, and renews their
 // lease by RenewLease.
 type Programs struct {
 	// Encap belongs on the ingress of a pod's veth on the node, ObservePod on its egress.
@@ -39,10 +39,10 @@ type Programs struct {
 
 	objects fastpathObjects
 	tables  tables
-	// reasons are the names of enum reason, by value.
+	// reasons has the names of enum reason, by value.
 	reasons []string
 	events  *ringbuf.Reader
-	// noDropForged is why the kernel did not load drop_forged, if so.
+	// noDropForged is the error with which the kernel refused to load drop_forged, or nil.
 	noDropForged error
 	// linkMACs, watched and remotes mirror the keys of the maps link_macs, watched_pods and remotes.
 	linkMACs map[fastpathLinkMac]bool
@@ -89,8 +89,8 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	return p, nil
 }
 
-// reasonsOf returns the names of enum reason, by value: those that metrics and logs have. The C
-// enumerators are their source.
+// reasonsOf returns the names of enum reason, by value, as metrics and logs show them. They come
+// from the C enumerators.
 func reasonsOf(types *btf.Spec) (names []string, err error) {
 	var reason *btf.Enum
 	if err := types.TypeByName("reason", &reason); err != nil {
@@ -125,8 +125,8 @@ func (p *Programs) SetGeneration(n uint32) error {
 	return nil
 }
 
-// SetNode configures the least MTU of all paths, and the range of source ports of outer packets,
-// without its end.
+// SetNode configures the smallest MTU of all paths, and the range of source ports of outer packets:
+// from is included, to is not.
 func (p *Programs) SetNode(mtu int, from, to uint16) error {
 	if err := errors.Join(
 		p.objects.Mtu.Set(uint32(mtu)),

@@ -47,7 +47,7 @@ func (v version) ends() (pod, peer netip.AddrPort) {
 
 var (
 	knownPod, knownPeer = netip.MustParseAddrPort("10.244.0.2:40000"), netip.MustParseAddrPort("10.244.1.2:5000")
-	// The peer as the pod has it where NAT translates it: the address of a Service.
+	// The peer's address as the pod sees it where NAT translates it: the address of a Service.
 	knownService = netip.MustParseAddrPort("10.96.0.9:80")
 	knownMAC     = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	gateway      = net.HardwareAddr{2, 0, 0, 0, 0, 2}
@@ -110,7 +110,7 @@ func (v *fastpathFlow) setSequence(s Side) {
 	v.Peer.SndNxt, v.Peer.RcvNxt, v.Peer.WindowEnd = s.Next, s.Expects, s.Edge
 }
 
-// addFlowOf is addFlow for a connection whose peer the pod has by another address.
+// addFlowOf is addFlow for a connection whose peer the pod knows by another address.
 func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)) {
 	t.Helper()
 	now := monotonic(t)
@@ -225,8 +225,8 @@ func (p *Programs) since(t *testing.T, before map[string]uint64) string {
 	return fmt.Sprint(why)
 }
 
-// TestReasonNames checks that every counter of the programs has a name of its own, in the form of
-// metrics: what enum reason calls REASON_NO_FLOW is "no-flow".
+// TestReasonNames checks that every counter of the programs has a name of its own, in the form that
+// metrics use: REASON_NO_FLOW of enum reason becomes "no-flow".
 func TestReasonNames(t *testing.T) {
 	spec, err := loadFastpath()
 	if err != nil {
@@ -539,8 +539,8 @@ func TestProbeInPacketList(t *testing.T) {
 }
 
 // TestSYNFINAndRSTDeleteFlow checks that a SYN, FIN or RST of the connection deletes its flow, and
-// that one which anybody can forge does not: by another device, outside the window, or a SYN from
-// the wire. Only an RST with exactly the next sequence number moves conntrack to CLOSE.
+// that one that anybody can forge does not: one by another device, one outside the window, or a SYN
+// from the wire. Only an RST with exactly the next sequence number moves conntrack to CLOSE.
 func TestSYNFINAndRSTDeleteFlow(t *testing.T) {
 	f := loadForTest(t, nil)
 	const acked, end, edge = 900, 1000, 70000
@@ -700,8 +700,8 @@ func TestSequenceNumbersOfAStream(t *testing.T) {
 	}
 }
 
-// TestForgedAcknowledgements checks that a peer which acknowledges what the pod has not sent neither moves
-// its acknowledgement beyond that, nor the window further each time.
+// TestForgedAcknowledgements checks that a peer that acknowledges data which the pod has not sent moves neither its
+// acknowledgement beyond that data, nor the window further each time.
 func TestForgedAcknowledgements(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const edge = 70_000
@@ -723,8 +723,8 @@ func TestForgedAcknowledgements(t *testing.T) {
 	}
 }
 
-// TestDataPastThePrograms checks that the pod's acknowledgements move the end of what the peer has sent if no
-// program sees the peer's data, also after 2^31 bytes: sequence numbers are compared modulo 2^32.
+// TestDataPastThePrograms checks that the pod's acknowledgements advance the end of the peer's data if no program sees that data,
+// even after 2^31 bytes: sequence numbers are compared modulo 2^32.
 func TestDataPastThePrograms(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const scale, window = 7, 0xffff
@@ -843,8 +843,8 @@ func testFlows(t *testing.T, v version) {
 	}
 }
 
-// TestReverseNATEndsWithFlow checks that a flow with NAT and its reverse NAT entry are deleted together,
-// whichever the agent deletes.
+// TestReverseNATEndsWithFlow checks that a flow with NAT and its reverse NAT entry are deleted together, whichever of them the
+// agent deletes.
 func TestReverseNATEndsWithFlow(t *testing.T) {
 	f := loadForTest(t, nil)
 	pod, backend := four.ends()
@@ -873,8 +873,7 @@ func TestReverseNATEndsWithFlow(t *testing.T) {
 	}
 }
 
-// TestFlowsWhileOthersAreDeleted checks that Flows returns all connections that stay, whatever others come
-// and go meanwhile.
+// TestFlowsWhileOthersAreDeleted checks that Flows returns every connection that stays, while others come and go.
 func TestFlowsWhileOthersAreDeleted(t *testing.T) {
 	f := loadForTest(t, nil)
 	f.addFlow(t, four, unix.IPPROTO_TCP, nil)
@@ -944,9 +943,9 @@ func (p *Programs) bloom(t *testing.T) bloomBits {
 	return bits
 }
 
-// TestBloomBitOfNewFlow checks that a flow keeps its bits in the Bloom filter although it was created after
-// the agent had listed the flows, in the place of a deleted one with the same bits; that its sequence numbers
-// stay known; and that bits of no flow are cleared.
+// TestBloomBitOfNewFlow checks that a flow that was created after the agent had listed the flows, in the place of a deleted one
+// with the same bits, keeps its bits in the Bloom filter; that its sequence numbers stay known; and that bits without a flow are
+// cleared.
 func TestBloomBitOfNewFlow(t *testing.T) {
 	f := loadForTest(t, nil)
 	pod, peer := four.ends()
@@ -976,8 +975,8 @@ func TestBloomBitOfNewFlow(t *testing.T) {
 	}
 }
 
-// TestSequenceNumbersOnTwoCPUs checks that the later of two packets which pass at once, on two CPUs, leaves
-// its sequence number and its acknowledgement.
+// TestSequenceNumbersOnTwoCPUs checks that when two packets pass at once, on two CPUs, the sequence number and the
+// acknowledgement of the later one remain.
 func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("needs two CPUs")

@@ -35,7 +35,7 @@ func PodKeyOf(a netip.Addr) PodKey {
 	return PodKey{binary.NativeEndian.Uint32(ip[:]), false}
 }
 
-// Addr returns the address if the key tells: that of IPv4.
+// Addr returns the address if the key contains it, which is so for IPv4.
 func (s PodKey) Addr() (a netip.Addr, known bool) {
 	if s.six {
 		return a, false
@@ -59,14 +59,14 @@ func (f Flow) key() fastpathKey {
 	return k
 }
 
-// words returns an IPv6 address as the programs have it.
+// words returns an IPv6 address in the form that the programs use.
 func words(a netip.Addr) (w [2]uint64) {
 	raw := a.As16()
 	w[0], w[1] = binary.NativeEndian.Uint64(raw[:]), binary.NativeEndian.Uint64(raw[8:])
 	return w
 }
 
-// hashAddr is hash_address of fastpath.c: the form of an IPv6 address in keys.
+// hashAddr computes hash_address of fastpath.c: the form of an IPv6 address in keys.
 func hashAddr(w [2]uint64) uint32 {
 	h := w[0]*0x9e3779b97f4a7c15 + w[1]
 	h ^= h >> 32
@@ -90,10 +90,10 @@ func (k fastpathKey) flow(v fastpathFlow) Flow {
 	return Flow{Pod: end(k.Pod, v.Pod6, k.PodPort), Peer: end(k.Peer, v.Peer6, k.PeerPort), Protocol: k.Protocol}
 }
 
-// wirePeer is PEER of fastpath.c: the peer in one word.
+// wirePeer computes PEER of fastpath.c: the peer's address and port in one word.
 func (k fastpathKey) wirePeer() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
 
-// withPeer is with_peer of fastpath.c: the key of the same connection with another peer.
+// withPeer computes with_peer of fastpath.c: the key of the same connection with another peer.
 func (k fastpathKey) withPeer(wirePeer uint64) fastpathKey {
 	k.Peer, k.PeerPort = uint32(wirePeer), uint16(wirePeer>>32)
 	return k
@@ -167,8 +167,8 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 	return all, p.clearBloom(used)
 }
 
-// clearBloom forgets the bits of deleted flows, if the Bloom filter that the programs test has bits that
-// are not in used. It rebuilds the other filter and has the programs test that.
+// clearBloom clears the bits of deleted flows, if the Bloom filter that the programs test has bits that are not in used. It
+// rebuilds the other filter and makes the programs test that one.
 func (p *Programs) clearBloom(used bloomBits) error {
 	chosen, filters, err := p.bloomFilters()
 	if err != nil {
@@ -179,8 +179,8 @@ func (p *Programs) clearBloom(used bloomBits) error {
 	if err != nil || used.contains(has) {
 		return err
 	}
-	// The programs create a flow before they set its bit. So a bit that they set while this writes the
-	// filter is of a flow that usedBits finds then.
+	// The programs create a flow before they set its bit. So if they set a bit while the filter is
+	// being written, usedBits finds its flow afterwards.
 	for done := false; !done; done = has.contains(used) {
 		if err := writeBloom(other, used); err != nil {
 			return err
@@ -217,7 +217,7 @@ func (p *Programs) usedBits() (bloomBits, error) {
 	return used, nil
 }
 
-// bloomBits are the bits of the Bloom filter, in words as the programs have them.
+// bloomBits has the bits of the Bloom filter, in words as in the programs.
 type bloomBits []uint64
 
 func (b bloomBits) set(bit uint32) { b[bit/64] |= 1 << (bit % 64) }
@@ -255,8 +255,8 @@ func writeBloom(filter *ebpf.Variable, bits bloomBits) error {
 	return nil
 }
 
-// sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others in
-// used. translated has the peer on the wire of each flow with NAT.
+// sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others
+// in used. translated maps each flow with NAT to its peer on the wire.
 func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloomBits) error {
 	gone := make(map[fastpathKey]fastpathKey)
 	err := each(p.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
@@ -299,11 +299,11 @@ func (p *Programs) deleteReverseNAT(wire, flow fastpathKey) error {
 	return remove(p.objects.Flows, flow)
 }
 
-// Sequence has the TCP sequence numbers of both sides of a connection, and when its last packet was
-// seen, to the millisecond (CLOCK_MONOTONIC). It is zero if not all of that is known.
+// Sequence has the TCP sequence numbers of both sides of a connection, and the time of its last
+// packet, to the millisecond (CLOCK_MONOTONIC). It is zero unless all of them are known.
 type Sequence struct {
 	Pod, Peer Side
-	// Retransmitted: the pod has sent its last data again, several times.
+	// Retransmitted means that the pod has sent its last data again, several times.
 	Retransmitted bool
 	Last          time.Duration
 }
@@ -321,15 +321,15 @@ func (n Sequence) Acknowledged() bool {
 // again and again. If the connection is idle, acknowledgements took a path that the programs do not see.
 func (n Sequence) PeerUnseen() bool { return n.Pod.Next != n.Peer.Expects && !n.Retransmitted }
 
-// seqFromPod is SEQ_FROM_POD of bpf/lib/seq.h: encap has seen a packet of the pod. Before that it may not
-// have been attached to the pod's link, and have missed an acknowledgement. A packet of the peer need not
-// have followed: that of the pod may have been the last.
+// seqFromPod is SEQ_FROM_POD of bpf/lib/seq.h: encap has seen a packet of the pod. Before that it may not have been attached to
+// the pod's link, and may have missed an acknowledgement. It need not see a packet of the peer afterwards: the pod's packet may
+// have been the last one.
 const seqFromPod = 2
 
 // retransmissions is RETRANSMISSIONS of bpf/lib/seq.h.
 const retransmissions = 3
 
-// Sequence returns the sequence numbers of a connection at a time of CLOCK_MONOTONIC, which is now.
+// Sequence returns the sequence numbers of a connection. now is the present time of CLOCK_MONOTONIC.
 func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	var epoch uint32
 	v, known, err := p.lookUp(flow.key())
@@ -351,7 +351,7 @@ func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 }
 
 // ConntrackAhead reports whether conntrack, in the calling thread's network namespace, has seen one side of a connection send
-// more than its sequence numbers n tell: packets took a path that the programs do not see.
+// more than the sequence numbers n account for: packets took a path that the programs do not see.
 func (p *Programs) ConntrackAhead(flow Flow, n Sequence) (bool, error) {
 	t := fastpathTracked{Key: flow.key()}
 	if flow.Pod.Addr().Is6() {
@@ -389,7 +389,7 @@ func (p *Programs) InvalidateSequences() error {
 	return nil
 }
 
-// Room returns the size of the flow table.
+// Room returns the size of the flow table, in flows.
 func (p *Programs) Room() int { return int(p.objects.Flows.MaxEntries()) }
 
 // Known reports whether a connection has a flow.
@@ -417,7 +417,8 @@ func (p *Programs) Forget(flow Flow) error {
 		return err
 	}
 	if v.WirePeer != k.wirePeer() {
-		// Before the flow: after it, this could delete the entry of a flow that the programs have created anew.
+		// Delete the entry before the flow. Afterwards, this could delete the entry of a flow that the programs have created
+		// again.
 		err = remove(p.objects.ReverseNat, k.withPeer(v.WirePeer))
 	}
 	return errors.Join(err, remove(p.objects.Flows, k))

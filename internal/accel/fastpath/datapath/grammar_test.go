@@ -61,8 +61,8 @@ func takesFastPath(b []byte, v version, out bool, service netip.AddrPort) bool {
 	return false
 }
 
-// inWindow reports whether a TCP segment starts within its window and acknowledges nothing beyond the other one, and
-// neither is older than the largest window. Windows have no scale.
+// inWindow reports whether a TCP segment starts within its window and acknowledges nothing beyond the other side's, and neither
+// number is older than the largest window. Windows have no scale.
 func (p *Programs) inWindow(t *testing.T, b []byte, v version, out bool, flow Flow) bool {
 	t.Helper()
 	n, err := p.Sequence(flow, monotonic(t))
@@ -112,8 +112,8 @@ func hopped(ip []byte) []byte {
 	return ip
 }
 
-// translated returns an IP packet with one address and port changed by NAT: 12 is the offset of the
-// source, 16 that of the destination.
+// translated returns an IP packet in which NAT has changed one address and port. at is the offset
+// of the address: 12 for the source, 16 for the destination.
 func translated(ip []byte, at int, to netip.AddrPort) []byte {
 	ip = bytes.Clone(ip)
 	address, port := to.Addr().AsSlice(), binary.BigEndian.AppendUint16(nil, to.Port())
@@ -164,8 +164,8 @@ func outerOf(head []byte) (o fastpathEncapTemplate) {
 
 func encapTemplateForTest(v version, sum bool) fastpathEncapTemplate { return outerOf(head(v, sum)) }
 
-// decapTemplateForTest is the template of the outer headers that the kernel removed last, without
-// the checksum.
+// decapTemplateForTest returns the template of the outer headers that the kernel removed last,
+// without the checksum.
 func decapTemplateForTest(v version) fastpathEncapTemplate {
 	known := knownConnection(v, false)
 	return outerOf(known.Outer[:])
@@ -190,13 +190,13 @@ func isDecapped(b []byte, v version, service netip.AddrPort) bool {
 	return bytes.Equal(is, want)
 }
 
-// flow is what the hash of a packet of the connection depends on.
+// flow has the fields that determine the hash of a packet of the connection.
 type flow struct {
 	protocol byte
 	label    uint32
 }
 
-// encapsulated checks that encap has encapsulated a packet as the kernel would.
+// encapsulated checks that encap has encapsulated a packet as the kernel would have.
 func encapsulated(t *testing.T, b, got []byte, v version, sum bool, isTranslated bool, ports map[flow]uint16) {
 	t.Helper()
 	if len(got) != len(b)+50 {
@@ -233,7 +233,7 @@ func encapsulated(t *testing.T, b, got []byte, v version, sum bool, isTranslated
 		}
 		return
 	}
-	// The device sets the inner checksum to the complement of what its field held.
+	// The device sets the inner checksum to the complement of the previous value of its field.
 	l4 := 64 + v.header()
 	at := l4 + 6
 	if v.protocol(b) == unix.IPPROTO_TCP {

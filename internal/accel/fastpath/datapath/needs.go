@@ -21,7 +21,7 @@ import (
 // features, so nothing here compares versions.
 func since(what, version string) string { return what + " (since Linux " + version + ")" }
 
-// helpers are the newest helpers that the fast path uses.
+// helpers lists the newest helpers that the fast path uses.
 var helpers = []struct {
 	helper        asm.BuiltinFunc
 	name, version string
@@ -32,8 +32,8 @@ var helpers = []struct {
 	{asm.FnKtimeGetCoarseNs, "bpf_ktime_get_coarse_ns", "5.11"},
 }
 
-// explain returns which features of the fast path the kernel lacks, which it probes one by one, or the
-// error of loading if it finds none.
+// explain probes the features that the fast path needs one by one, and returns those that the
+// kernel lacks, or the error of loading if it lacks none.
 func explain(failed error) error {
 	if errors.Is(failed, unix.EPERM) {
 		return fmt.Errorf("this needs root, or the capabilities BPF, NET_ADMIN and PERFMON: %w", failed)

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NeighbourFilter filters the neighbour notifications of a netlink socket: those about bridges' FDB
-// entries pass only for the addresses that Subscribe was called with.
+// NeighbourFilter filters the neighbour notifications of a netlink socket. Notifications about FDB
+// entries of bridges pass only for addresses that were passed to Subscribe.
 type NeighbourFilter struct{ objects neighboursObjects }
 
-// LoadNeighbourFilter loads the filter, which drops all notifications about bridges' FDB entries at first.
+// LoadNeighbourFilter loads the filter. At first it drops all notifications about FDB entries of bridges.
 func LoadNeighbourFilter() (*NeighbourFilter, error) {
 	limitErr := rlimit.RemoveMemlock()
 	f := new(NeighbourFilter)
@@ -33,7 +33,7 @@ func (f *NeighbourFilter) Attach(fd int) error {
 	return nil
 }
 
-// Room returns how many addresses the filter has room for.
+// Room returns the number of addresses for which the filter has room.
 func (f *NeighbourFilter) Room() int { return int(f.objects.Subscribed.MaxEntries()) }
 
 // Subscribe lets notifications about a MAC address pass from now on.
@@ -52,5 +52,5 @@ func (f *NeighbourFilter) Unsubscribe(mac [6]byte) error {
 	return nil
 }
 
-// Close closes the program and the map; a socket that has the filter keeps it.
+// Close closes the program and the map. A socket to which the filter is attached keeps it.
 func (f *NeighbourFilter) Close() error { return f.objects.Close() }

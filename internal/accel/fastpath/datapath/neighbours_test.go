@@ -36,7 +36,7 @@ func TestNeighbourFilter(t *testing.T) {
 	vlan := nl.NewRtAttr(unix.NDA_VLAN, nl.Uint16Attr(7))
 	want := func(what string, passes bool, message []byte) {
 		t.Helper()
-		// prog.Run wants an Ethernet header, which such a program does not see.
+		// prog.Run needs an Ethernet header, which a program of this type does not see.
 		code, err := n.objects.FilterNeighbours.Run(&ebpf.RunOptions{Data: append(make([]byte, 14), message...)})
 		if err != nil || int32(code) != map[bool]int32{false: 0, true: -1}[passes] {
 			t.Errorf("%s: returns %d, %v", what, int32(code), err)

@@ -32,7 +32,7 @@ func halfWords(to []uint16, from []byte) {
 	}
 }
 
-// value returns the device as the programs have it: in network byte order.
+// value returns the device in the form that the programs use: in network byte order.
 func (o VXLANDevice) value() fastpathVxlanDevice {
 	v := fastpathVxlanDevice{Nic: uint32(o.NIC)}
 	source := o.Source.As4()
@@ -45,7 +45,7 @@ func (o VXLANDevice) value() fastpathVxlanDevice {
 	return v
 }
 
-// SetVXLANDevices replaces the VXLAN devices, by index, whose packets may take the fast path.
+// SetVXLANDevices replaces the VXLAN devices whose packets may take the fast path, by index.
 func (p *Programs) SetVXLANDevices(all map[int]VXLANDevice) error {
 	m := p.objects.VxlanDevices
 	var known []uint32
@@ -69,8 +69,8 @@ func (p *Programs) SetVXLANDevices(all map[int]VXLANDevice) error {
 	return nil
 }
 
-// Remote is a remote node of a VXLAN device, by an FDB entry: the device sends frames for a MAC address to
-// a node's IPv4 address.
+// Remote is a remote node of a VXLAN device, from an FDB entry: the device sends frames for a MAC address to a node's IPv4
+// address.
 type Remote struct {
 	Device  int
 	MAC     [6]byte
@@ -128,8 +128,8 @@ func (p *Programs) SetWatched(all []Pod) error {
 	return updateSet(p.objects.WatchedPods, p.watched, want)
 }
 
-// updateSet makes the keys of a map those in want, as far as there is room, and keeps there in
-// step with the map.
+// updateSet makes the keys of a map equal to want, as far as there is room, and updates there, the
+// Go copy of the keys.
 func updateSet[K comparable](m *ebpf.Map, there, want map[K]bool) error {
 	for k := range there {
 		if want[k] {

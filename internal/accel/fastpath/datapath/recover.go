@@ -13,7 +13,7 @@ import (
 // Recovery is a TCP connection without a flow whose conntrack entry another agent has left liberal.
 type Recovery struct {
 	Flow
-	// WirePeer is the peer as it is on the wire, if NAT translates it.
+	// WirePeer is the peer's address on the wire, which differs from Peer if NAT translates it.
 	WirePeer netip.AddrPort
 	// Link is the index of the pod's link.
 	Link int
@@ -21,13 +21,13 @@ type Recovery struct {
 	PodScale, PeerScale uint8
 	// Last is when its last packet was seen (CLOCK_MONOTONIC).
 	Last time.Duration
-	// Acknowledged is the acknowledgement number of the keepalive that the caller sends the pod.
+	// Acknowledged is the acknowledgement number of the keepalive that the caller sends to the pod.
 	Acknowledged uint32
 }
 
-// Recover adds a flow for a connection, which takes its sequence numbers from the next packet of the pod
-// if that has no data, and drops it: the caller sends the pod a keepalive, and the peer must not see
-// the answer. It adds nothing, and returns false, if there is a flow or no room for another.
+// Recover adds a flow for a connection. The flow takes its sequence numbers from the pod's next packet, if that has no data, and
+// the programs drop that packet: the caller sends the pod a keepalive, and the peer must not see the answer. Recover adds nothing
+// and returns false if there is a flow already, or no room for one.
 func (p *Programs) Recover(r Recovery) (added bool, err error) {
 	k := r.key()
 	c := fastpathRecovery{
@@ -45,8 +45,8 @@ func (p *Programs) Recover(r Recovery) (added bool, err error) {
 	return code == 0, nil
 }
 
-// Recovered returns whether the flow of a connection has the sequence numbers that Recover asked for. It
-// is no longer known if it has ended, and the programs learn the numbers of one in use from its packets.
+// Recovered returns whether the flow of a connection has the sequence numbers that Recover asked for. known is false if the
+// connection has ended. If it is in use, the programs learn the numbers from its packets.
 func (p *Programs) Recovered(flow Flow) (answered, known bool, err error) {
 	v, known, err := p.lookUp(flow.key())
 	return v.Recovering == 0, known && v.Out.Validated == 0 && v.In.Validated == 0, err

@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// TestRefusedPackets checks that the sequence numbers of a flow follow the packets of its connection that take the slow path
-// because of their headers, as conntrack follows them; and that they become unknown where the programs cannot follow.
+// TestRefusedPackets checks that the sequence numbers of a flow follow packets that take the slow path because of their headers,
+// as conntrack follows them; and that they become unknown where the programs cannot follow.
 func TestRefusedPackets(t *testing.T) {
 	f := loadForTest(t, nil)
 	const acked, end, edge, payload = 900, 1000, 70000, 100
@@ -88,7 +88,8 @@ func TestRefusedPackets(t *testing.T) {
 	}
 }
 
-// outcome tells what a packet with payload at the sequence number end, from the pod (out) or to it, has done to the flow.
+// outcome returns what a packet did to the flow. The packet went from the pod (out) or to it, with payload bytes from the
+// sequence number end.
 func (p *Programs) outcome(t *testing.T, v version, out bool, end, payload uint32) string {
 	t.Helper()
 	pod, peer := v.ends()
@@ -123,7 +124,7 @@ func insert(b []byte, headers [][]byte) []byte {
 	return append(slices.Clone(b[:14]), before(b[14:], headers)...)
 }
 
-// firstFragment makes a packet the first of several fragments, with as little of TCP as there may be.
+// firstFragment turns a packet into the first of several fragments, with the smallest possible part of the TCP header.
 func firstFragment(b []byte, v version, l4 int) []byte {
 	b = b[:l4+8]
 	if v == six {
@@ -137,7 +138,7 @@ func firstFragment(b []byte, v version, l4 int) []byte {
 	return b
 }
 
-// laterFragment makes a packet one of several fragments, whose payload is not TCP's header.
+// laterFragment turns a packet into a later fragment, whose payload is not a TCP header.
 func laterFragment(b []byte, v version, _ int) []byte {
 	if v == six {
 		b = insert(b, chain(unix.IPPROTO_FRAGMENT))

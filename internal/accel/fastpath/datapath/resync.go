@@ -24,8 +24,8 @@ type ResyncFilter struct {
 const conntrackPriority = -200
 
 // DropResync attaches drop_resync in the calling thread's network namespace until Close. It drops
-// packets of this node with a random mark, right behind conntrack. An error says what the kernel
-// lacks.
+// packets of this node that carry a random mark, right behind conntrack. An error says what the
+// kernel lacks.
 func DropResync() (r *ResyncFilter, err error) {
 	spec, err := loadResync()
 	if err != nil {

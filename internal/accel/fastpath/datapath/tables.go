@@ -9,10 +9,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// tables are those of bpf/lib/index.h: outer headers and pods' links.
+// tables has the tables of bpf/lib/index.h: outer headers and pods' links.
 type tables struct {
 	all []*table
-	// grace is a map of maps, inner the map in it: see wait.
+	// grace is a map of maps, and inner the map in it: see wait.
 	grace, inner *ebpf.Map
 }
 
@@ -20,7 +20,7 @@ type table struct {
 	states *ebpf.Memory
 	// of returns the entry that a flow refers to, or 0.
 	of func(*fastpathFlow) uint32
-	// retired are the entries that programs no longer find.
+	// retired has the entries that programs no longer find.
 	retired map[uint32]bool
 }
 
@@ -81,10 +81,9 @@ func (t *table) set(entry uint32, state fastpathEntryState) error {
 	return nil
 }
 
-// Recycle frees entries of the tables of outer headers and of pods' links that no flow refers to. The first
-// call retires such an entry: programs no longer find it. One that was running then may still have stored it in a
-// flow, so only a later call frees it, unless a flow refers to it by then. Recycle is not safe for
-// concurrent use.
+// Recycle frees entries of the tables of outer headers and of pods' links that no flow refers to. The first call retires such an
+// entry: programs no longer find it. A program that was running at that time may still store it in a flow, so only a later call
+// frees it, unless a flow refers to it by then. Recycle is not safe for concurrent use.
 func (p *Programs) Recycle() error {
 	if err := p.recycle(); err != nil {
 		return fmt.Errorf("free unused entries of the fast path's tables: %w", err)

@@ -26,8 +26,8 @@ func (p *Programs) remembers(t *testing.T, b []byte) bool {
 	return slices.ContainsFunc(cpus, func(c fastpathCpuState) bool { return c.DecapStage != 0 })
 }
 
-// TestLearnsFromRemotesOnly checks that nic_decap learns the outer headers of a packet only if the FDB has
-// a remote node with its outer source and the MAC address from which the inner frame comes.
+// TestLearnsFromRemotesOnly checks that nic_decap learns the outer headers of a packet only if the FDB has a remote node with the
+// packet's outer source address and inner source MAC address.
 func TestLearnsFromRemotesOnly(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	f.addFlow(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.Decapped = 0 })
@@ -62,8 +62,8 @@ func (p *Programs) states(t *testing.T, entry uint32) (all []fastpathEntryState)
 	return all
 }
 
-// TestRecycle checks that an entry is freed by the second call after the last flow that refers to it is gone, and
-// not if a flow refers to it again by then.
+// TestRecycle checks that the second call after an entry's last flow has gone frees the entry, unless a flow refers to it again
+// by then.
 func TestRecycle(t *testing.T) {
 	const free, taken, inUse, retired = fastpathEntryStateENTRY_FREE, fastpathEntryStateENTRY_TAKEN, fastpathEntryStateENTRY_IN_USE, fastpathEntryStateENTRY_RETIRED
 	f := loadForTest(t, nil)

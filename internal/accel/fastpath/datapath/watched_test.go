@@ -16,8 +16,8 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// TestSampledConnectionRequestsAttach checks that the programs request to attach to a pod's link
-// when they have sampled one of its connections twice, 50 ms apart or more, and not for short
+// TestSampledConnectionRequestsAttach checks that the programs request programs for a pod's link
+// when they have sampled one of its connections twice, at least 50 ms apart, and not for short
 // connections that reuse the ports. They start probes only once the pod is watched.
 func TestSampledConnectionRequestsAttach(t *testing.T) {
 	for _, v := range []version{four, six} {
@@ -157,8 +157,8 @@ func testSampledConnectionRequestsAttach(t *testing.T, v version) {
 	}
 }
 
-// TestAttachRequestsRateLimited checks that the programs request to attach at most once a
-// millisecond per CPU, however many connections there are.
+// TestAttachRequestsRateLimited checks that the programs send at most one attach request per
+// millisecond and CPU, however many connections there are.
 func TestAttachRequestsRateLimited(t *testing.T) {
 	f := loadForTest(t, nil)
 	if err := f.RenewLease(1 << 62); err != nil {
@@ -189,15 +189,15 @@ func TestAttachRequestsRateLimited(t *testing.T) {
 	t.Logf("%d attach requests in %v", requested, took)
 }
 
-// TestAdmissionSampling checks that a connection which is sampled again is eligible, unless so much
-// time has passed that it counts as idle.
+// TestAdmissionSampling checks that a connection that is sampled again is eligible, unless it
+// counts as idle because too much time has passed.
 func TestAdmissionSampling(t *testing.T) {
 	f := loadForTest(t, nil)
 	if err := f.RenewLease(1 << 62); err != nil {
 		t.Fatal(err)
 	}
 	packet := outPacket(four, unix.IPPROTO_UDP).Bytes()
-	// show runs the program so often that some packets are sampled.
+	// show runs the program often enough that some packets are sampled.
 	show := func() {
 		t.Helper()
 		if code, err := f.ObserveVXLAN.Run(&ebpf.RunOptions{Data: packet, Repeat: 1000}); err != nil || int32(code) != -1 {
