@@ -17,31 +17,31 @@ import (
 // wait while programs are being attached.
 type activePods struct {
 	mu sync.Mutex
-	// behind is the link of each known address.
+	// behind maps each known address to its link.
 	behind map[datapath.PodKey]int
-	// requested are addresses with attach requests whose links were unknown: the next scan looks up
-	// their routes.
+	// requested has the addresses with attach requests whose links were unknown: the next scan
+	// looks up their routes.
 	requested map[netip.Addr]bool
-	// links are those that have programs, or need them.
+	// links has the links that have programs, or need them.
 	links map[int]podLink
 }
 
 // podLink is the link of a pod.
 type podLink struct {
-	// used is when it last had an eligible connection.
+	// used is when the pod last had an eligible connection.
 	used time.Time
-	// idle is when a scan found the pod idle. From then on its packets request the programs again, like those of a pod that
-	// has none.
+	// idle is when a scan found the pod idle. From then on its packets request programs again, like those of a pod without
+	// programs.
 	idle time.Time
 }
 
 // retryAfter is how long the link of an idle pod keeps its programs. The pod may have a connection
-// that looks eligible but never becomes a flow, and that would request the programs again at once.
-// It ends before the next sweep, which looks for idle pods.
+// that looks eligible but never becomes a flow, and that connection would request the programs
+// again at once. The time ends before the next sweep, which looks for idle pods.
 const retryAfter = (sweepEvery - 1) * leaseRenewal
 
-// requestedMax bounds the routes that each scan looks up: a pod can request any number of addresses
-// by spoofing them. Beyond that, a new address replaces another.
+// requestedMax limits the number of routes that each scan looks up: a pod can request any number of
+// addresses by spoofing them. Beyond the limit, a new address replaces another.
 const requestedMax = 256
 
 // isIdle reports whether a pod last had an eligible connection so long ago that it is idle.
@@ -111,8 +111,8 @@ func (p *activePods) anyIdle() bool {
 	return false
 }
 
-// update takes over a new scan. It returns the links that need programs, and those of them whose
-// pods are active, for which the programs create flows.
+// update applies a new scan. It returns the links that need programs, and those among them whose
+// pods are active: for these, the programs create flows.
 func (p *activePods) update(n node) (all, watched []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -69,7 +69,7 @@ func TestPods(t *testing.T) {
 }
 
 // TestAttachRequests checks that an address without a pod is requested once, and again only after
-// it was forgotten. Other requests replace it; those for pods are kept as long as there is room.
+// it was forgotten. Other requests replace it; requests for pods are kept as long as there is room.
 func TestAttachRequests(t *testing.T) {
 	const pod = 3
 	p := activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)}

@@ -18,10 +18,10 @@ import (
 	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
-// programs are the names of the programs that the fast path attaches to devices.
+// programs lists the names of the programs that the fast path attaches to devices.
 var programs = []string{"observe_nic", "nic_decap", "observe_vxlan", "vxlan_ingress", "encap", "observe_pod"}
 
-// hook is a program and the side of a device that it is attached to.
+// hook is a program and the side of a device to which it is attached.
 type hook struct {
 	program *ebpf.Program
 	egress  bool
@@ -55,7 +55,8 @@ func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
 func (f *Fastpath) owns(id ebpf.ProgramID) bool { return f.ours[id] }
 
 // attachPrograms attaches the programs that the devices of the node need, and detaches the others.
-// With verify it also attaches again what is no longer attached, or not last.
+// With verify it also attaches again each program that is no longer attached, or no longer the last
+// one.
 func (f *Fastpath) attachPrograms(verify bool) error {
 	links, watched := f.pods.update(f.node)
 	want := f.node.attachments(links, f.detector.on)
@@ -110,8 +111,8 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 	return changed, errors.Join(errs...)
 }
 
-// attachMissing attaches the wanted programs that are not attached. Pods in watched are watched from
-// the moment on that observe_pod is attached to their links.
+// attachMissing attaches the wanted programs that are not attached. A pod in watched is watched as
+// soon as observe_pod is attached to its link.
 func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool, err error) {
 	hooks := f.programHooks()
 	errs := []error{f.setWatched(watched)}
@@ -146,8 +147,8 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 	return changed, errors.Join(errs...)
 }
 
-// updateSkipped updates the list of skipped devices, those included to which a program could not be
-// attached, and logs new ones. It returns whether the list has changed.
+// updateSkipped updates the list of skipped devices, which includes those to which a program could
+// not be attached, and logs new ones. It returns whether the list has changed.
 func (f *Fastpath) updateSkipped() (changed bool) {
 	var failed []string
 	for a, err := range f.failed {
@@ -169,7 +170,7 @@ func (f *Fastpath) updateSkipped() (changed bool) {
 	return changed
 }
 
-// setWatched configures for which pods the programs create flows: those in watched whose links have
+// setWatched sets the pods for which the programs create flows: those in watched whose links have
 // observe_pod, without which no flow becomes valid.
 func (f *Fastpath) setWatched(watched []int) error {
 	addresses := make(map[int][]netip.Addr)
@@ -185,20 +186,20 @@ func (f *Fastpath) setWatched(watched []int) error {
 	return f.programs.SetWatched(all)
 }
 
-// exists reports whether a device exists, and true if the kernel does not answer.
+// exists reports whether a device exists. It returns true if the kernel does not answer.
 func (f *Fastpath) exists(device int) bool {
 	_, err := f.links.LinkByIndex(device)
 	return !errors.As(err, new(netlink.LinkNotFoundError))
 }
 
-// isLast reports whether the last program at a side is one of the fast path: the fast path would
-// bypass a program behind it. It reports true if the kernel does not answer.
+// isLast reports whether the last program at a side belongs to the fast path, which would bypass a
+// program behind it. It returns true if the kernel does not answer.
 func (f *Fastpath) isLast(s side) bool {
 	all, err := programsAt(s)
 	return err != nil || len(all) == 0 || f.owns(all[len(all)-1])
 }
 
-// isAttached reports whether a program is still attached to its device. It reports true if the
+// isAttached reports whether a program is still attached to its device. It returns true if the
 // kernel does not answer.
 func isAttached(l link.Link, device int) bool {
 	info, err := l.Info()
@@ -209,13 +210,13 @@ func isAttached(l link.Link, device int) bool {
 	return at == nil || int(at.Ifindex) == device
 }
 
-// inspectMax bounds how many sides of devices inspect checks per lease renewal: those of 128 active
-// pods. It checks the next ones after the next renewal.
+// inspectMax limits the number of sides that inspect checks per lease renewal: it suffices for 128
+// active pods. After the next renewal, inspect checks the next ones.
 const inspectMax = 256
 
-// inspect polls for changes of which netlink sends no notification (sysctls, XDP and tcx programs),
-// and requests a scan if it finds one. It checks VXLAN devices, bridges, NICs, and the links of
-// pods that have programs of the fast path, or tcx programs of others.
+// inspect polls for changes that netlink does not announce (sysctls, XDP and tcx programs), and
+// requests a scan if it finds one. It checks VXLAN devices, bridges, NICs, and the links of pods
+// that have programs of the fast path, or tcx programs of others.
 func (f *Fastpath) inspect() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -239,7 +240,7 @@ func (f *Fastpath) inspect() error {
 	}
 	for s, foreign := range f.node.observers.programs {
 		if len(foreign) > 0 && !ours[s] && !slices.Contains(f.node.monitored, s.device) {
-			sides = append(sides, s) // such as of a pod's link that is skipped
+			sides = append(sides, s) // such as those of a skipped link of a pod
 		}
 	}
 	slices.SortFunc(sides, func(a, b side) int {
@@ -247,7 +248,7 @@ func (f *Fastpath) inspect() error {
 	})
 	sides, f.inspected = batch(sides, f.inspected)
 	for _, s := range sides {
-		// Each query takes the RTNL lock, so that all of them may take longer than the lease.
+		// Each query takes the RTNL lock, so all of them together may take longer than the lease.
 		if err := f.renewLease(); err != nil {
 			return err
 		}
@@ -263,7 +264,7 @@ func (f *Fastpath) inspect() error {
 	return nil
 }
 
-// batch returns the sides to inspect from an index on, and the index of the next batch.
+// batch returns the sides to inspect, starting at index from, and the index of the next batch.
 func batch(all []side, from int) (part []side, next int) {
 	if from >= len(all) {
 		from = 0

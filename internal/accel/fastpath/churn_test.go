@@ -41,7 +41,7 @@ const (
 	knock     = 7000
 )
 
-// churn is pods that are created and deleted, and two that send to all of their addresses.
+// churn creates and deletes pods, while two other pods send to all of their addresses.
 type churn struct {
 	*world
 	shape string
@@ -51,7 +51,7 @@ type churn struct {
 		tunnel netlink.Link
 		bridge netlink.Link // flannel only
 	}
-	// who has an address now: 0 while nobody has, and during changes.
+	// who has the ID of the pod that has each address now: 0 while no pod has it, and during changes.
 	who     []atomic.Uint64
 	pods    []*churnPod
 	made    uint64
@@ -66,7 +66,7 @@ type churnPod struct {
 	veth     netlink.Link
 	socket   *net.UDPConn
 	received atomic.Uint64
-	// wrong is the first message that was for another pod.
+	// wrong is the first message that arrived although it was for another pod.
 	wrong atomic.Pointer[string]
 	gone  sync.WaitGroup
 }
@@ -143,8 +143,8 @@ func (c *churn) hostRoute(which, node int) *netlink.Route {
 		Gw: netip.AddrFrom4([4]byte{10, 244, byte(node), 0}).AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
 }
 
-// make does what a runtime and a network plugin do. Its thread stays in the pod's network
-// namespace.
+// make does the work of a container runtime and a network plugin. Its thread stays in the pod's
+// network namespace.
 func (c *churn) make(p *churnPod, node *netlink.Handle, bridge netlink.Link, a netip.Addr) error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err
@@ -209,7 +209,7 @@ func (c *churn) make(p *churnPod, node *netlink.Handle, bridge netlink.Link, a n
 	return err
 }
 
-// message contains the address and the pod that it is for; an answer, the pod that it is from.
+// message contains an address and a pod: in a request the pod that it is for, in an answer the pod that it is from.
 func message(which int, id uint64) []byte {
 	return binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(make([]byte, 0, 16), uint64(which)), id)
 }
@@ -230,7 +230,7 @@ func (p *churnPod) answer(c *churn) {
 	}
 }
 
-// remove does what is done when pods are deleted.
+// remove does the work of deleting pods.
 func (c *churn) remove(pods ...*churnPod) {
 	c.Helper()
 	const group = 7
@@ -420,8 +420,8 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// TestDeletedPodIsNoRepair checks that the programs of a pod that has just been deleted do not count as detached by
-// somebody.
+// TestDeletedPodIsNoRepair checks that the programs of a pod that has just been deleted do not count as detached by another
+// process.
 func TestDeletedPodIsNoRepair(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -435,9 +435,9 @@ func TestDeletedPodIsNoRepair(t *testing.T) {
 	e.Close()
 }
 
-// TestPodBurst creates many pods on a node at once and deletes them again, twice, while another pod has a connection. No pod
-// may receive packets for another. The agent's memory must not grow, nor may entries of its tables stay in use. -burst 250
-// takes about a minute.
+// TestPodBurst creates many pods on a node at once and deletes them again, twice, while another pod has a connection. No pod may
+// receive packets for another. The agent's memory must not grow, and no entries of its tables may stay in use. -burst 250 takes
+// about a minute.
 func TestPodBurst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)

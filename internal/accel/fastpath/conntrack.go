@@ -15,17 +15,16 @@ import (
 	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
-// Conntrack does not see most packets of an accelerated connection. But once the connection is
-// idle or leaves the fast path, its entry must be what it would be without the fast path.
-// Otherwise an idle connection times out after minutes instead of days, and any forged RST
-// closes it.
+// Conntrack does not see most packets of an accelerated connection. But once the connection is idle
+// or leaves the fast path, its entry must be the same as without the fast path. Otherwise an idle
+// connection times out after minutes instead of days, and any forged RST closes it.
 //
 // While a connection is accelerated, its entry is liberal (liberal): conntrack accepts packets
-// outside the window that it knows, and they refresh the timeout. Netlink cannot set the
-// sequence numbers of an entry. But conntrack takes them from a handshake ("we get in sync" in
-// nf_conntrack_tcp_packet), even if the entry is ESTABLISHED. So resync sends a handshake
-// that ends at the present sequence numbers: four packets from the node, which drop_resync drops
-// right behind conntrack. Then conntrack checks the window again.
+// outside the window that it knows, and they refresh the timeout. Netlink cannot set the sequence
+// numbers of an entry. But conntrack takes them from a handshake ("we get in sync" in
+// nf_conntrack_tcp_packet), even if the entry is ESTABLISHED. So resync sends a handshake that ends
+// at the present sequence numbers: four packets from the node, which drop_resync drops right behind
+// conntrack. After that, conntrack checks the window again.
 
 // Constants of ctnetlink (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 const (
@@ -48,10 +47,10 @@ const (
 	tcpScaled, tcpSelective, tcpCloseInit, tcpLiberal, tcpUnacknowledged, tcpMaxAck = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 )
 
-// tcpStates are the states of enum tcp_conntrack, as the sysctls of their timeouts name them.
+// tcpStates has the states of enum tcp_conntrack, as the sysctls of their timeouts name them.
 var tcpStates = [...]string{
 	1: "syn_sent", 2: "syn_recv", tcpEstablished: "established", 4: "fin_wait", 5: "close_wait", 6: "last_ack", 7: "time_wait",
-	tcpClose: "close", 9: "syn_sent", // SYN_SENT2, which has SYN_SENT's
+	tcpClose: "close", 9: "syn_sent", // SYN_SENT2 has the timeout of SYN_SENT
 }
 
 // ctEntry is the conntrack entry of a TCP connection.
@@ -65,16 +64,16 @@ type ctEntry struct {
 	status       uint32 // IPS_* of nf_conntrack_common.h
 }
 
-// offloaded reports whether a flowtable of the kernel forwards the connection. That also makes an entry liberal, and nobody but
-// the flowtable may change it.
+// offloaded reports whether a flowtable of the kernel forwards the connection. The flowtable also makes the entry liberal, and
+// nobody else may change it.
 func (t *ctEntry) offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
 
 // ours reports whether an entry is liberal in any direction for the fast path.
 func (t *ctEntry) ours() bool { return !t.offloaded() && (t.flags[0]|t.flags[1])&tcpLiberal != 0 }
 
-// accelerated reports whether an entry is liberal in both directions for the fast path. That is the mark of an accelerated
-// connection: an event may come late, when a new connection between the same ports has the entry, and then conntrack has cleared
-// the flag. (It is also set in entries that conntrack has picked up in mid-stream.)
+// accelerated reports whether an entry is liberal in both directions for the fast path. That marks an accelerated connection. An
+// event may come late, when a new connection between the same ports already has the entry; then conntrack has cleared the flag.
+// (Conntrack also sets the flag in entries of connections that it picked up in mid-stream.)
 func (t *ctEntry) accelerated() bool { return !t.offloaded() && t.flags[0]&t.flags[1]&tcpLiberal != 0 }
 
 // lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
@@ -97,8 +96,8 @@ func lookUp(f datapath.Flow) (*ctEntry, error) {
 	return t, nil
 }
 
-// change sets attributes of a conntrack entry. It is no error if the entry is gone: the connection
-// has ended meanwhile.
+// change sets attributes of a conntrack entry. An entry that is gone is not an error: the
+// connection has ended meanwhile.
 func change(f datapath.Flow, to ...*nl.RtAttr) error {
 	if _, err := request(ctNew, f, to...); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("change conntrack's entry of %s to %s: %w", f.Pod, f.Peer, err)
@@ -109,7 +108,7 @@ func change(f datapath.Flow, to ...*nl.RtAttr) error {
 // liberal stops conntrack from checking the window of a connection.
 func liberal(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
 
-// acked clears the flag of unacknowledged data: the acknowledgements took the fast path.
+// acked clears the flag of unacknowledged data, because the acknowledgements took the fast path.
 func acked(f datapath.Flow) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil || !is.accelerated() {
@@ -118,16 +117,16 @@ func acked(f datapath.Flow) error {
 	return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...))
 }
 
-// reopen moves a connection that has not ended back to ESTABLISHED. A forged FIN or RST can move it
-// out of that state, because a liberal conntrack does not check sequence numbers, and then the
-// entry would soon time out.
+// reopen moves the entry of a connection that has not ended back to ESTABLISHED. A forged FIN or
+// RST can move it out of that state, because a liberal conntrack does not check sequence numbers,
+// and then the entry would soon time out.
 func reopen(f datapath.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil || is.state == tcpEstablished || !is.accelerated() {
 		return err
 	}
-	// The timeout has a message of its own: the kernel would apply it before the state, and an RST between
-	// the two would leave its own short timeout to the ESTABLISHED entry.
+	// Send the timeout in a message of its own. The kernel would apply it before the state, and an RST between the two would
+	// leave its own short timeout to the ESTABLISHED entry.
 	state := append(flagAttrs(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
 	if err := change(f, tcpInfo(state...)); err != nil {
 		return err
@@ -135,9 +134,8 @@ func reopen(f datapath.Flow, idle time.Duration) error {
 	return renew(f, idle)
 }
 
-// renew gives an ESTABLISHED entry the timeout that is left to it after its connection has been idle for so
-// long. If the connection closes meanwhile, the entry gets the timeout of the state that it is in then:
-// with that of ESTABLISHED it would outlive the connection by days.
+// renew gives an ESTABLISHED entry the rest of its timeout after idle without a packet. If the connection closes meanwhile, the
+// entry gets the timeout of its state at that time: with that of ESTABLISHED it would outlive the connection by days.
 func renew(f datapath.Flow, idle time.Duration) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil || is.state != tcpEstablished {
@@ -157,21 +155,21 @@ func renew(f datapath.Flow, idle time.Duration) error {
 	}
 }
 
-// timeoutOf returns the timeout that is left to a connection in a state, as sysctls name it, that
-// has been idle for so long.
+// timeoutOf returns the rest of the timeout of a connection that has been idle for so long. state
+// is the name of its state in sysctls.
 func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
 	err = readSysctl("net/netfilter/nf_conntrack_tcp_timeout_"+state, &seconds)
 	return without(seconds, idle), err
 }
 
-// without subtracts a time from a timeout, to the nearest second. A packet may have come after the clock was
-// read, and the time be negative.
+// without subtracts a time from a timeout, to the nearest second. The time may be negative, if a packet came after the clock was
+// read.
 func without(seconds uint32, idle time.Duration) uint32 {
 	return seconds - min(seconds, uint32(max(0, idle.Round(time.Second)/time.Second)))
 }
 
-// reset moves a connection to CLOSE, with the timeout of that state: conntrack, which is behind, does not see that its RST is
-// exactly the next.
+// reset moves the entry of a connection to CLOSE, with the timeout of that state. Conntrack is behind, so it cannot see that the
+// RST has exactly the next sequence number.
 func reset(f datapath.Flow) error {
 	is, err := lookUp(f)
 	if err != nil || is == nil {
@@ -193,15 +191,15 @@ func reset(f datapath.Flow) error {
 	if is, err = lookUp(f); err != nil || is == nil || is.accelerated() || is.state != tcpClose {
 		return err
 	}
-	// A new connection between the same ports got the entry between the two.
+	// A new connection between the same ports got the entry between the two requests.
 	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))); err != nil {
 		return err
 	}
 	return errors.Join(restrict(f, is), renew(f, 0))
 }
 
-// restrict makes conntrack check the windows of a new connection that has the entry of an accelerated one: its handshake has
-// cleared the flag of the client's side alone.
+// restrict makes conntrack check the windows of a new connection that has the entry of an accelerated one: the new handshake has
+// cleared the flag on the client's side only.
 func restrict(f datapath.Flow, is *ctEntry) error {
 	if !is.ours() {
 		return nil
@@ -237,8 +235,8 @@ func tcpInfo(is ...*nl.RtAttr) *nl.RtAttr {
 	return info
 }
 
-// request sends a ctnetlink request about a connection, which conntrack finds by the tuple of what
-// the pod sends.
+// request sends a ctnetlink request about a connection. Conntrack finds it by the tuple of the
+// pod's packets.
 func request(kind int, f datapath.Flow, more ...*nl.RtAttr) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, unix.NLM_F_ACK)
 	family := uint8(unix.AF_INET)

@@ -66,15 +66,15 @@ func (w *world) trip(e echo, n int) {
 }
 
 // TestConntrackMatchesReference checks that conntrack entries of accelerated connections are as
-// they were before acceleration: the timeout at any time, state and flags once the connection is
-// idle or the fast path has stopped.
+// they were before acceleration: the timeout at any time, and state and flags once the connection
+// is idle or the fast path has stopped.
 func TestConntrackMatchesReference(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		front front
 		six   bool
-		// pickedUp: conntrack has picked up the connection in the middle.
+		// pickedUp means that conntrack has picked up the connection in mid-stream.
 		pickedUp bool
 		talk     func(*world, echo)
 	}{
@@ -153,7 +153,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 			same("idle")
 			checkTimeout("idle", last)
 
-			// It continues, is accelerated again, and the fast path stops in order.
+			// The connection continues and is accelerated again, and the fast path stops in order.
 			w.accelerate(e)
 			tt.talk(w, e)
 			last = time.Now()
@@ -169,7 +169,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 	}
 }
 
-// TestWithout checks that no timeout is shortened by a time that is negative, or longer than it.
+// TestWithout checks that without does not lengthen a timeout by a negative time, nor return less than 0.
 func TestWithout(t *testing.T) {
 	for idle, want := range map[time.Duration]uint32{-time.Second: 300, 0: 300, 1400 * time.Millisecond: 299, time.Hour: 0} {
 		if is := fastpath.Without(300, idle); is != want {
@@ -200,9 +200,9 @@ func TestResyncWithClosedWindow(t *testing.T) {
 	}
 }
 
-// TestAckedEntryKeepsTimeout checks that the agent undoes both things that a packet leaves behind whose
-// acknowledgement takes the fast path: the flag, and a short timeout, for the connection may pause then. A
-// connection that closes meanwhile keeps the timeout of its state.
+// TestAckedEntryKeepsTimeout checks that the agent undoes both effects of a packet whose acknowledgement takes the fast path: the
+// flag, and the short timeout, because the connection may pause then. A connection that closes meanwhile keeps the timeout of its
+// state.
 func TestAckedEntryKeepsTimeout(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -230,8 +230,8 @@ func TestAckedEntryKeepsTimeout(t *testing.T) {
 	}
 }
 
-// TestEventAfterRelease checks that an event from before a connection left the fast path does not make
-// its conntrack entry liberal again, for good.
+// TestEventAfterRelease checks that an event that was sent before a connection left the fast path
+// does not make its conntrack entry liberal again, for good.
 func TestEventAfterRelease(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -304,8 +304,8 @@ func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 	e := w.connectBy(byService).back()
 	w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
 	w.trip(e, 2000)
-	// Conntrack sees a packet each way that waits for an acknowledgement before it misses the first. The
-	// agent needs a moment, and more on a busy machine, to clear the flag that this leaves.
+	// Before conntrack misses the first packet, it sees one packet each way that waits for an acknowledgement. The agent takes a
+	// moment, longer on a busy machine, to clear the flag that they leave.
 	w.eventually("no data is unacknowledged", func() { w.trip(e, 1) }, func() bool {
 		is := w.conntrack("n0", e)
 		return (is.Flags[0]|is.Flags[1])&flagUnacknowledged == 0
@@ -327,9 +327,9 @@ func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 	}
 }
 
-// TestForgedFINBetweenAgents checks that conntrack is moved back to ESTABLISHED after another pod
-// has forged a FIN between the death of one agent and the start of the next. A connection that its
-// pod has really closed, so that only the peer still sends, stays closed.
+// TestForgedFINBetweenAgents checks that the agent moves conntrack back to ESTABLISHED if another
+// pod has forged a FIN between the death of one agent and the start of the next. A connection that
+// its pod has really closed, so that only the peer still sends, stays closed.
 func TestForgedFINBetweenAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -340,7 +340,7 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 	}
 	ended := w.connect()
 	go func() { _, _ = io.Copy(io.Discard, ended) }()
-	// isFast counts the packets of the whole node, so the peer of this connection sends only at times.
+	// isFast counts the packets of the whole node, so the peer of this connection sends only from time to time.
 	send := func() {
 		if _, err := ended.far.Write(make([]byte, 64<<10)); err != nil {
 			t.Fatal(err)
@@ -385,7 +385,7 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 	}
 }
 
-// isFast reports whether node0 accelerates a connection, whichever process does it.
+// isFast reports whether node0 accelerates a connection, in any process.
 func (w *world) isFast(e echo) bool {
 	w.Helper()
 	before := w.forwarded("n0")
@@ -413,7 +413,7 @@ func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte))
 
 // TestForgedFINAndRST checks that a connection stays ESTABLISHED in conntrack when another pod,
 // which knows its ports but not its sequence numbers, forges FINs or RSTs: however much data has
-// been accelerated, and also in a pause. No programs are attached to the other pod's link.
+// been accelerated, and even in a pause. No programs are attached to the other pod's link.
 func TestForgedFINAndRST(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -494,8 +494,8 @@ func TestResyncBesideForgedPackets(t *testing.T) {
 	}
 }
 
-// TestRSTInWindow checks that a RST in the window, which conntrack accepts, leaves no connection with the timeout of a closed
-// one: after it the next packet takes the slow path, as it may be the last for longer than that.
+// TestRSTInWindow checks that an RST in the window, which conntrack accepts, leaves no connection with the timeout of a closed
+// one. After the RST the next packet takes the slow path, because it may be the last for longer than that timeout.
 func TestRSTInWindow(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -520,8 +520,8 @@ func TestRSTInWindow(t *testing.T) {
 	}
 }
 
-// TestRSTAfterRestart checks the same right after an agent was killed and another has started: conntrack accepts RSTs outside
-// the window too, as the killed agent has left its entries liberal.
+// TestRSTAfterRestart checks the same right after one agent was killed and another has started. The killed agent has left its
+// entries liberal, so conntrack accepts RSTs outside the window too.
 func TestRSTAfterRestart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -546,8 +546,8 @@ func TestRSTAfterRestart(t *testing.T) {
 	}
 }
 
-// TestForgedRSTInPages checks that a forged RST is dropped whose TCP header is in a page of the skb: its linear
-// part ends with the IP header. The pod sends it by a packet socket, as a frame of more than a page.
+// TestForgedRSTInPages checks that a forged RST is dropped if its TCP header is in a page of the skb: the linear part ends with
+// the IP header. The pod sends it by a packet socket, as a frame of more than a page.
 func TestForgedRSTInPages(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -608,7 +608,7 @@ func TestForgedPackets(t *testing.T) {
 			// Attach all programs to the other pod's veth too.
 			w.accelerate(w.connectFrom(1, 1, direct).back())
 			forge := w.forger("n0p1", e)
-			// A busy machine may hold up a round for so long that the flow expires, so the median round counts.
+			// A busy machine may delay a round for so long that the flow expires, so use the median round.
 			const rounds, trips = 50, 20
 			var fast []int
 			pause := time.NewTicker(20 * time.Millisecond)

@@ -10,8 +10,8 @@ import (
 	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
-// TestTimeoutOfIdleConnection checks that the timeout which an idle connection has left is exact to half a
-// second: conntrack rounds down what it tells.
+// TestTimeoutOfIdleConnection checks that the rest of an idle connection's timeout is exact to half a second, although conntrack
+// rounds down the timeout that it reports.
 func TestTimeoutOfIdleConnection(t *testing.T) {
 	for _, tt := range []struct {
 		begun uint32
@@ -27,7 +27,7 @@ func TestTimeoutOfIdleConnection(t *testing.T) {
 	}
 }
 
-// TestEntryLeftLiberal checks which entries the agent recovers, and as which connections.
+// TestEntryLeftLiberal checks which entries the agent recovers, and which connections it finds in them.
 func TestEntryLeftLiberal(t *testing.T) {
 	address := netip.MustParseAddrPort
 	pod, service, backend := address("10.0.0.2:40000"), address("10.96.0.1:80"), address("10.0.1.2:8080")
@@ -68,7 +68,7 @@ func TestEntryLeftLiberal(t *testing.T) {
 	}
 }
 
-// TestIdleOfEntry checks for how long a connection has been idle by its timeout, whichever that is of.
+// TestIdleOfEntry checks the idle time that is computed from an entry's timeout, for the timeout of any state.
 func TestIdleOfEntry(t *testing.T) {
 	for timeout, want := range map[uint32]time.Duration{432_000: 0, 431_000: 1000 * time.Second, 290: 10 * time.Second, 8: 2 * time.Second, 390: 10 * time.Second, 500_000: 0} {
 		if got := (&ctEntry{timeout: timeout}).idle(ctTimeouts{432_000, 400, 300, 10}); got != want {

@@ -13,7 +13,7 @@ import (
 const (
 	// detectEvery is the interval at which the detector reads the packet counters of VXLAN devices.
 	detectEvery = leaseRenewal / 5
-	// busyPackets is how many packets in an interval make the devices busy.
+	// busyPackets is the number of packets in an interval from which the devices are busy.
 	busyPackets = 10
 	// detectFor is how long the detector's programs stay attached.
 	detectFor = 3 * detectEvery
@@ -23,8 +23,8 @@ const (
 )
 
 // detector decides when the programs of the VXLAN devices search for eligible connections while the
-// fast path is idle: only while the devices are busy, and then for a part of the time, because
-// every packet pays for the programs.
+// fast path is idle: only while the devices are busy, and even then only part of the time, because
+// the programs cost every packet.
 type detector struct {
 	on bool
 	// next is when the detector may switch on or off; wait is the length of the last pause.
@@ -34,7 +34,7 @@ type detector struct {
 	packets uint64
 }
 
-// update takes over the counters, and returns whether the detector was switched on or off.
+// update applies new counters, and returns whether the detector was switched on or off.
 func (s *detector) update(now time.Time, packets uint64) (switched bool) {
 	few := s.packets == 0 || packets-s.packets < busyPackets
 	s.packets = packets

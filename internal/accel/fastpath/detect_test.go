@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestDetector checks that sampling is on for a while when there are packets, with growing pauses
-// as long as there are.
+// TestDetector checks that sampling is on for a while when there are packets, and that the pauses
+// in between grow as long as packets continue.
 func TestDetector(t *testing.T) {
 	var s detector
 	now, sum := time.Now(), uint64(1000)

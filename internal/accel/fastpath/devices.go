@@ -22,43 +22,44 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// overhead is what VXLAN over IPv4 adds to a packet (RFC 7348, section 5).
+// overhead is the number of bytes that VXLAN over IPv4 adds to a packet (RFC 7348, section 5).
 const overhead = 50
 
-// node is what a scan of the devices finds.
+// node is the result of a scan of the devices.
 type node struct {
-	// overlays are the supported VXLAN devices by index.
+	// overlays has the supported VXLAN devices, by index.
 	overlays    map[int]datapath.VXLANDevice
 	nics, veths []int
 	names       map[int]string
-	// remotes are the remote nodes of the overlays.
+	// remotes has the remote nodes of the overlays.
 	remotes []datapath.Remote
-	// owners are the MAC addresses behind the veths; behind is the veth of each IP address.
+	// owners has the MAC addresses behind the veths; behind maps each IP address to its veth.
 	owners []datapath.LinkMAC
 	behind map[netip.Addr]int
-	// observers are those of all devices. monitored are the VXLAN devices and the upper devices of
-	// pods' links: the fast path bypasses their hooks, so inspect polls them.
+	// observers has the observers of all devices. monitored has the VXLAN devices and the upper
+	// devices of pods' links: the fast path bypasses their hooks, so inspect polls them.
 	observers observers
 	monitored []int
-	// noDecap are NICs with observers that run after nic_decap, which would bypass them.
+	// noDecap has the NICs with observers that run after nic_decap, which would bypass them.
 	noDecap []int
-	// unsupported is why the fast path skips all devices, if it does.
+	// unsupported says why the fast path skips all devices, or is empty.
 	unsupported string
-	// near are the devices that pods may be behind: all but NICs and VXLAN devices. own are the MAC
-	// addresses of all devices.
+	// near has the devices behind which pods may be: all but NICs and VXLAN devices. own has the
+	// MAC addresses of all devices.
 	near map[int]bool
 	own  map[mac]bool
-	// mtu is the least MTU of all paths.
+	// mtu is the smallest MTU of all paths.
 	mtu int
-	// ports is the range of source ports, without its end.
+	// ports is the range of source ports. The first is included, the second is not.
 	ports [2]uint16
 	// skipped has a sentence for each skipped device that says why.
 	skipped []string
 }
 
-// attachments returns the programs of each device, if links are those of the active pods. Programs
-// that see a packet last come first, so that each finds those that follow it attached. Without
-// active pods the fast path is idle, and only the detector may have programs.
+// attachments returns the programs of each device, if links are those of the active pods. The
+// programs that see a packet last come first: when a program is attached, those that follow it on
+// the packet's way are attached already. Without active pods the fast path is idle, and only the
+// detector may have programs.
 func (n node) attachments(links []int, detecting bool) (all []attachment) {
 	add := func(device int, programs ...string) {
 		for _, p := range programs {
@@ -87,8 +88,8 @@ func (n node) attachments(links []int, detecting bool) (all []attachment) {
 	return all
 }
 
-// scanDevices scans the devices of the calling thread's network namespace, to which h belongs, and
-// maps the known neighbours to them. It ignores observers of the kinds in unseenBy, and the
+// scanDevices scans the devices of the calling thread's network namespace, which h must belong to,
+// and maps the known neighbours to them. It ignores observers of the kinds in unseenBy, and the
 // programs that ours selects.
 func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs) (node, error) {
 	links, err := netns.Dump("links", h.LinkList)
@@ -127,7 +128,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 			n.own[address] = true
 		}
 	}
-	// As in udp_flow_src_port: the sysctl has the last port, and the kernel never uses it.
+	// As in udp_flow_src_port: the sysctl has the last port, but the kernel never uses that one.
 	n.ports = [2]uint16{low, high}
 	if n.unsupported = why; why != "" {
 		n.overlays, n.nics, n.veths, n.behind = nil, nil, nil, nil
@@ -260,7 +261,7 @@ func (n *node) limitMTU(mtu int) {
 	}
 }
 
-// bypassed is why a device with an observer is skipped.
+// bypassed is the reason for which a device with an observer is skipped.
 const bypassed = "it has %s, which the fast path would bypass"
 
 // vxlanDevicesMax is the size of the map vxlan_devices in fastpath.c.
@@ -309,7 +310,7 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 	}
 }
 
-// addPods finds the links of pods. It skips those behind an upper device with an observer, and
+// addPods finds the links of pods. It skips links behind an upper device with an observer, and
 // records that once for all of them.
 func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 	up := uppers(links)
@@ -349,8 +350,8 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 	}
 }
 
-// uppers returns the upper devices by the index of the lower one: those that receive what it
-// receives, such as its bridge and its VLAN devices.
+// uppers maps the index of each lower device to its upper devices: those that receive the packets
+// it receives, such as its bridge and its VLAN devices.
 func uppers(links []netlink.Link) map[int][]int {
 	known := make(map[int]bool)
 	for _, l := range links {
@@ -386,9 +387,9 @@ func allUppers(up map[int][]int, device int) []int {
 }
 
 // unsupportedVXLAN returns why the fast path does not support a VXLAN device, or "". The programs
-// write what the devices of flannel and Calico write. The NIC may be an upper device itself, such
-// as a bond, a VLAN device or a bridge: accelerated packets pass the hooks of its lower devices.
-// They would bypass those of an upper device of the NIC.
+// write the same headers as the VXLAN devices of flannel and Calico. The NIC may be an upper device
+// itself, such as a bond, a VLAN device or a bridge: accelerated packets pass the hooks of its
+// lower devices. They would bypass the hooks of an upper device of the NIC.
 func unsupportedVXLAN(v *netlink.Vxlan, nic netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) string {
 	switch {
 	case v.FlowBased:

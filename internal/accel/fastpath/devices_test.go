@@ -85,7 +85,7 @@ func TestDeviceClassification(t *testing.T) {
 	}
 }
 
-// TestTurn checks that a round inspects each side once, however many there are.
+// TestTurn checks that a round inspects each side once, whatever their number.
 func TestTurn(t *testing.T) {
 	for _, n := range []int{0, 1, inspectMax, inspectMax + 1, 3*inspectMax - 1} {
 		all := make([]side, n)
@@ -176,7 +176,7 @@ func attr(kind uint16, parts ...[]byte) []byte {
 
 func device(kind uint16, name string) []byte { return attr(kind, []byte(name+"\x00")) }
 
-// chainMessage is a message about chain c of table t, with a hook unless it is negative.
+// chainMessage returns a message about chain c of table t, with a hook unless it is negative.
 func chainMessage(family uint8, hook int, devices ...[]byte) []byte {
 	m := slices.Concat([]byte{family, 0, 0, 0}, device(unix.NFTA_CHAIN_TABLE, "t"), device(unix.NFTA_CHAIN_NAME, "c"))
 	if hook < 0 {

@@ -33,11 +33,11 @@ var packets = flag.Int("packets", 8_000, "how many packets TestDifferential make
 
 const (
 	tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
-	// connections of TCP, and as many of UDP, are open at a time. One in a few hundred packets ends
-	// one, so each round opens others.
+	// connections is the number of TCP connections, and of UDP connections, that are open at a
+	// time. One in a few hundred packets ends a connection, so each round opens others.
 	connections = 48
 	round       = 4000
-	// inFlight is how many packets are sent before the test waits for them.
+	// inFlight is the number of packets that are sent before the test waits for them.
 	inFlight = 100
 )
 
@@ -68,14 +68,14 @@ const (
 	pod0, pod1, atNIC = 0, 1, 2
 )
 
-// isolatedNode is a node whose ends are controlled by the test: what it sends to pods or to the NIC
-// is captured there and goes no further.
+// isolatedNode is a node whose ends the test controls: what the node sends to pods or to the NIC is
+// captured there and goes no further.
 type isolatedNode struct {
 	*world
 	sockets [3]int
 	links   [2]net.HardwareAddr
 	like    grammar.Connection
-	// four is an IPv4 connection, whatever version the others are of.
+	// four is an IPv4 connection, even if the others use IPv6.
 	four grammar.Connection
 	buf  []byte
 	mark uint64
@@ -91,7 +91,7 @@ func newIsolatedNode(t *testing.T, shape, offload string, six bool) *isolatedNod
 		t.Fatal(err)
 	}
 	defer drop.Close()
-	// Packets of a pod's stack have the hash of their socket; so have most packets here.
+	// Packets of a pod's stack have the hash of their socket, so most packets here have one too.
 	hash, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // __sk_buff.len
 		asm.And.Imm(asm.R2, 7),
@@ -180,7 +180,7 @@ func newIsolatedNode(t *testing.T, shape, offload string, six bool) *isolatedNod
 	return a
 }
 
-// gateway returns the MAC address that a pod sends to: of the bridge that its link is in, or of the
+// gateway returns the MAC address to which a pod sends: that of the bridge of its link, or of the
 // link.
 func (a *isolatedNode) gateway(index int) (mac net.HardwareAddr) {
 	a.Helper()
@@ -197,8 +197,8 @@ func (a *isolatedNode) gateway(index int) (mac net.HardwareAddr) {
 	return mac
 }
 
-// settle gives the node permanent neighbours and turns off all that it does by timers: no two nodes
-// would do that at the same packet.
+// settle gives the node permanent neighbours and turns off everything that it does by timers: no
+// two nodes would do that at the same packet.
 func (a *isolatedNode) settle(index [2]int, nic net.HardwareAddr) error {
 	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
@@ -225,7 +225,8 @@ func (a *isolatedNode) settle(index [2]int, nic net.HardwareAddr) error {
 		device := index
 		if master := l.Attrs().MasterIndex; master != 0 {
 			device = master
-			// What a bridge learns is notified, and takes effect some packets later.
+			// The kernel notifies of each address that a bridge learns, which takes effect some
+			// packets later.
 			errs = append(errs, netlink.LinkSetLearning(l, false), netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE,
 				Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, HardwareAddr: a.links[i]}))
 			bridge, err := netlink.LinkByIndex(master)
@@ -261,7 +262,7 @@ func (a *isolatedNode) settle(index [2]int, nic net.HardwareAddr) error {
 	} else {
 		set("ipv6/conf/all/disable_ipv6", "1")
 	}
-	// As the fast path sets it for its connections.
+	// The same as the fast path sets for its connections.
 	set("netfilter/nf_conntrack_tcp_be_liberal", "1")
 	set("netfilter/nf_conntrack_tcp_ignore_invalid_rst", "1")
 	return errors.Join(errs...)
@@ -292,8 +293,8 @@ func (a *isolatedNode) inject(s injected) bool {
 	return err == nil
 }
 
-// collect calls see for all packets that came out at the ends. It waits for packets that it injects
-// last.
+// collect calls see for all packets that came out at the ends. To know that all have come, it
+// injects packets of its own and waits for them.
 func (a *isolatedNode) collect(see func(end int, frame []byte)) {
 	a.Helper()
 	c := a.four
@@ -339,16 +340,16 @@ func (a *isolatedNode) collect(see func(end int, frame []byte)) {
 	}
 }
 
-// isUnsolicited reports whether a frame is one that a node sends by itself at any time: IPv6
+// isUnsolicited reports whether a node may send a frame like this by itself at any time: IPv6
 // multicast, or an ICMPv6 redirect (once a second).
 func isUnsolicited(frame []byte) bool {
 	return frame[0] == 0x33 && frame[1] == 0x33 ||
 		len(frame) > 54 && frame[12] == 0x86 && frame[14]>>4 == 6 && frame[20] == unix.IPPROTO_ICMPV6 && frame[54] == 137
 }
 
-// normalise returns a captured frame without what may differ: identifications of the kernel's own
-// packets, ICMP timestamps, the outer checksum of GSO packets, and the split into fragments of
-// memory. Open connections have ports from port on.
+// normalise returns a captured frame without the fields that may differ: identifications of the
+// kernel's own packets, ICMP timestamps, the outer checksum of GSO packets, and the split into
+// fragments of memory. Open connections have ports from port on.
 func normalise(end int, b []byte, port uint16) string {
 	b[2], b[3] = 0, 0
 	header := func(at int) {
@@ -397,7 +398,7 @@ func normalise(end int, b []byte, port uint16) string {
 	return string(b)
 }
 
-// inside returns where TCP or UDP begins in the packet at an offset, the protocol, and the sum of
+// inside returns the offset of TCP or UDP in the packet at offset at, the protocol, and the sum of
 // its pseudo header.
 func inside(b []byte, at int) (l4 int, protocol byte, pseudo uint32, ok bool) {
 	switch {
@@ -440,8 +441,8 @@ func setChecksums(b []byte, at int) {
 	binary.BigEndian.PutUint16(b[field:], s)
 }
 
-// withoutRST clears the RST flag of the packet at an offset. How conntrack judges an RST depends on
-// all packets that it saw of the connection, which are fewer with the fast path (see TestReset).
+// withoutRST clears the RST flag of the packet at an offset. Conntrack judges an RST by all packets
+// of the connection that it has seen, and with the fast path it has seen fewer (see TestReset).
 func withoutRST(b []byte, at int) []byte {
 	flags := 0
 	switch {
@@ -467,7 +468,7 @@ func withoutRST(b []byte, at int) []byte {
 	return b
 }
 
-// randomPacket returns a packet that enters at some end.
+// randomPacket returns a packet that enters at a random end.
 func randomPacket(g grammar.Grammar) injected {
 	if g.IntN(2) == 0 {
 		s := injected{end: pod0, frame: withoutRST(g.Packet(true), 14)}
@@ -477,7 +478,7 @@ func randomPacket(g grammar.Grammar) injected {
 		switch g.IntN(10) {
 		case 0:
 		case 1:
-			s.vnet = partialChecksum(s.frame, grammar.Head) // the inner checksum, as of a tunnel in the pod
+			s.vnet = partialChecksum(s.frame, grammar.Head) // the inner checksum, as with a tunnel in the pod
 		default:
 			s.vnet = partialChecksum(s.frame, 14)
 		}
@@ -536,9 +537,10 @@ func talk(c grammar.Connection) []injected {
 	return append(open(c, false)[2:], open(c, true)[2:3]...)
 }
 
-// TestDifferential sends packets of all kinds from pods and from the wire to two nodes, one with
-// the fast path and accelerated connections, the other a reference without. What comes out at the
-// other ends must be the same, byte for byte except identifications. -packets 1000000 takes 80 s.
+// TestDifferential sends packets of all kinds from pods and from the wire to two nodes: one with
+// the fast path and accelerated connections, and a reference without. The packets that come out at
+// the other ends must be the same, byte for byte except identifications. -packets 1000000 takes 80
+// s.
 func TestDifferential(t *testing.T) {
 	testenv.NeedRoot(t)
 	warned := kernelLog(t)
@@ -626,14 +628,14 @@ func TestDifferential(t *testing.T) {
 	warned()
 }
 
-// other returns the nth connection, which none of the last 200 rounds had: to the peer, or by way
-// of the Service.
+// other returns the nth connection, to the peer or through the Service. None of the last 200 rounds
+// had it.
 func (a *isolatedNode) other(n int) grammar.Connection {
 	c := a.like
 	c.Pod = netip.AddrPortFrom(a.pod(0, 0), uint16(20_000+n%(200*connections)))
 	if n%2 == 0 && !a.six { // IPv6 connections to a Service are not accelerated
 		c.Front = service
-	} else { // unlike any other on the wire, or the kernel would choose a random port
+	} else { // it must be unique on the wire, or the kernel would choose a random port
 		c.Peer = netip.AddrPortFrom(c.Peer.Addr(), 7000)
 		c.Front = c.Peer
 	}
@@ -641,7 +643,7 @@ func (a *isolatedNode) other(n int) grammar.Connection {
 }
 
 // pin binds the thread, which ends with the test, to one CPU: all packets then wait in one queue,
-// and none is overtaken by the last.
+// and the last cannot overtake another.
 func pin(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -659,8 +661,8 @@ func pin(t *testing.T) {
 	}
 }
 
-// begin opens connections on both nodes, and no others, and waits until those of the first node are
-// accelerated.
+// begin opens connections on both nodes, after it has removed all others, and waits until those of
+// the first node are accelerated.
 func begin(t *testing.T, sides [2]*isolatedNode, all []grammar.Connection) {
 	t.Helper()
 	nothing := func(int, []byte) {}

@@ -25,7 +25,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// What a pod sees of a connection.
+// Outcomes of a connection, as a pod sees them.
 const (
 	through = "through"
 	refused = "refused" // an ICMP error, or a reset
@@ -37,8 +37,8 @@ const (
 type dialogue struct {
 	*world
 	datagrams *net.UDPConn
-	denied    atomic.Int64 // when the last datagram was
-	sent      atomic.Int64 // when the last one was sent that was answered
+	denied    atomic.Int64 // when a datagram was last refused
+	sent      atomic.Int64 // when the latest answered datagram was sent
 	server    netip.AddrPort
 	dials     int // connections that were tried
 }
@@ -100,8 +100,8 @@ func (c *dialogue) note(err error) {
 	}
 }
 
-// established returns what becomes of datagrams that are sent from now on. A busy machine may answer late, so silence that
-// is not expected has to last longer.
+// established returns the outcome of datagrams that are sent from now on. A busy machine may answer late, so unexpected silence
+// has to last longer.
 func (c *dialogue) established(want string) string {
 	began := time.Now()
 	for n := 1; ; n++ { // a busy machine takes longer for these steps too
@@ -118,7 +118,8 @@ func (c *dialogue) established(want string) string {
 	}
 }
 
-// fresh returns what becomes of a connection that is opened now. A busy machine may answer late, so silence has to last.
+// fresh returns the outcome of a connection that is opened now. A busy machine may answer late, so
+// silence has to last.
 func (c *dialogue) fresh(want string) (result string) {
 	c.Helper()
 	for n := 1; ; n++ {
@@ -128,7 +129,7 @@ func (c *dialogue) fresh(want string) (result string) {
 	}
 }
 
-// dial returns what becomes of one connection.
+// dial returns the outcome of one connection.
 func (c *dialogue) dial() (result string) {
 	c.Helper()
 	c.dials++
@@ -197,7 +198,7 @@ var (
 // engine is a policy engine that uses iptables and ipset, on the node of the other pod.
 type engine struct {
 	name, shape string
-	// sets are its ipsets, and whether the first pod of node0 is in them. rules are there from the
+	// sets maps its ipsets to whether the first pod of node0 is in them. rules are there from the
 	// start; changes are made in order.
 	sets    map[string]bool
 	rules   string
@@ -207,24 +208,24 @@ type engine struct {
 // engineChange is a change of a pod or a policy.
 type engineChange struct {
 	name string
-	// A change of rules, or of a set.
+	// The change is either in rules, or in the members of a set.
 	rules, set string
 	member     bool
-	// forget: flush the pod's conntrack entries, as some engines do.
+	// forget also flushes the pod's conntrack entries, as some engines do.
 	forget bool
-	// established and fresh are what the pod of node0 sees of an existing connection, and of a new
-	// one.
+	// established and fresh are the outcomes of an existing connection and of a new one, as the pod
+	// of node0 sees them.
 	established, fresh string
 }
 
-// notified reports whether the kernel notifies a change of rules by a program.
+// notified reports whether the kernel announces a change of rules that program makes.
 func (c engineChange) notified(program string) bool {
 	return c.rules != "" && !c.forget && program == "iptables-nft"
 }
 
-// calico is what Felix writes (felix/rules, by Calico 3.30) for two pods, the first with a policy
-// that allows the members of a set. An untracked policy (doNotTrack) drops packets from the members
-// of another set, also of established connections.
+// calico has the rules that Felix writes (felix/rules, by Calico 3.30) for two pods, the first with
+// a policy that allows the members of a set. An untracked policy (doNotTrack) drops packets from
+// the members of another set, even those of established connections.
 var calico = engine{
 	name: "Calico", shape: v1alpha1.ShapeCalico, sets: map[string]bool{"cali40s:allowed": true, "cali40s:denied": false},
 	rules: calicoRules,
@@ -254,8 +255,8 @@ COMMIT
 	},
 }
 
-// kubeRouter is what kube-router writes (pkg/controllers/netpol, by version 2.5) for a pod with a
-// policy that allows the members of a set.
+// kubeRouter has the rules that kube-router writes (pkg/controllers/netpol, by version 2.5) for a
+// pod with a policy that allows the members of a set.
 var kubeRouter = engine{
 	name: "kube-router", shape: v1alpha1.ShapeFlannel, sets: map[string]bool{"KUBE-SRC-ALLOWED": true},
 	rules: kubeRouterRules,
@@ -274,8 +275,8 @@ func kubeRouterPolicy(ingress, egress string) string {
 }
 
 // TestPolicyEngines checks that a pod sees the same as without the fast path, on nodes with the
-// rules of policy engines, while policies change under its accelerated and its new connections.
-// Legacy iptables and ipset send no notifications, so their changes may take up to a second.
+// rules of policy engines, while policies change under its accelerated and its new connections. The
+// kernel does not announce changes by legacy iptables and ipset, so these may take up to a second.
 func TestPolicyEngines(t *testing.T) {
 	t.Parallel()
 	for _, engine := range []engine{calico, kubeRouter} {
@@ -314,7 +315,7 @@ func TestPolicyEngines(t *testing.T) {
 	}
 }
 
-// test makes the changes of an engine, and checks what becomes of connections. It returns an error if a result was right, but
+// test makes the changes of an engine, and checks the outcomes of connections. It returns an error if a result was right, but
 // took too long.
 func (g engine) test(c *dialogue, program string) (late error) {
 	c.Helper()
@@ -347,7 +348,7 @@ func (g engine) test(c *dialogue, program string) (late error) {
 	return late
 }
 
-// check checks what becomes of connections after a change that has just been made. It returns an error if a result was right, but
+// check checks the outcomes of connections after a change that has just been made. It returns an error if a result was right, but
 // took longer than limit.
 func (c *dialogue) check(change engineChange, limit time.Duration) (late error) {
 	c.Helper()
@@ -429,8 +430,8 @@ func gate(t *testing.T) (p *ebpf.Program, open func(bool)) {
 
 // TestChainedCilium attaches programs as Cilium does when it is chained to another CNI plugin
 // (generic-veth): on both sides of a pod's link, to which no packet may then take the fast path.
-// They are attached while the pod's connections are accelerated, and must be able to deny these. The
-// test has the machine to itself, for it times how soon they can.
+// They are attached while the pod's connections are accelerated, and must be able to deny these
+// connections. The test has the machine to itself, because it measures how soon they can.
 func TestChainedCilium(t *testing.T) {
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	w.start()

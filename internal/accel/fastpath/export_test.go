@@ -11,10 +11,11 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// IdleAfter sets after how many lease renewals without a connection a fast path goes idle.
+// IdleAfter sets the number of lease renewals without a connection after which a fast path goes
+// idle.
 func IdleAfter(renewals int) { idleAfter = renewals }
 
-// ForgetAfter sets after how many lease renewals an idle flow is deleted.
+// ForgetAfter sets the number of lease renewals after which an idle flow is deleted.
 func ForgetAfter(renewals int) { forgetAfter = renewals }
 
 // Without subtracts a time from a timeout.
@@ -43,7 +44,7 @@ func (f *Fastpath) DropsForged() bool {
 	return f.dropForged.attached != nil
 }
 
-// VerifyAfter makes a change that the fast path has not yet noticed when it verifies the attachments.
+// VerifyAfter makes a change, and verifies the attachments before the fast path has noticed it.
 func (f *Fastpath) VerifyAfter(change func()) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -75,7 +76,7 @@ func (f *Fastpath) Handle(kind datapath.EventKind, flow datapath.Flow) error {
 	return netns.Do(f.ns, func() error { return f.handle(datapath.Event{Kind: kind, Flow: flow}) })
 }
 
-// SetUnacknowledged makes an entry one of a connection with unacknowledged data, as conntrack does.
+// SetUnacknowledged marks an entry as one with unacknowledged data, as conntrack does.
 func SetUnacknowledged(f datapath.Flow, seconds uint32) error {
 	return change(f, tcpInfo(flagAttrs(tcpUnacknowledged, tcpUnacknowledged)...), timeoutAttr(seconds))
 }
@@ -86,14 +87,14 @@ func SetTimeout(f datapath.Flow, seconds uint32) error { return change(f, timeou
 // Renew gives the entry the timeout of an established connection that has not been idle.
 func Renew(f datapath.Flow) error { return renew(f, 0) }
 
-// Generation returns the generation: how often all flows have been invalidated.
+// Generation returns the generation, which counts how often all flows have been invalidated.
 func (f *Fastpath) Generation() int {
 	f.changes.mu.Lock()
 	defer f.changes.mu.Unlock()
 	return int(f.changes.generation)
 }
 
-// ChangesWithin sets for how long a link whose owners change too often has none, and returns the
+// ChangesWithin sets how long a link whose owners change too often stays throttled, and returns the
 // previous value.
 func ChangesWithin(d time.Duration) (before time.Duration) {
 	before, changesWithin = changesWithin, d
@@ -103,7 +104,7 @@ func ChangesWithin(d time.Duration) (before time.Duration) {
 // Resync makes the fast path read the devices again, as after a change.
 func (f *Fastpath) Resync() { poke(f.rescan) }
 
-// LastResync returns an identity of the last resync, and the least pause after it.
+// LastResync returns an identity of the last resync, and the minimum pause after it.
 func (f *Fastpath) LastResync() (which uintptr, pause time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -5,8 +5,8 @@
 // attaches the programs of bpf/fastpath.c, invalidates flows when the network changes, and
 // renews the lease without which the programs forward nothing.
 //
-// The programs decide which path a packet takes; internal/accel decides what an accelerator
-// is and when one is applied. docs/explanation/fastpath.md describes the path of a packet.
+// The programs decide which path a packet takes; internal/accel decides when the fast path is
+// applied. docs/explanation/fastpath.md describes the path of a packet.
 //
 // Nothing outlives the process: the kernel removes programs, maps and attachments with it.
 // Close resynchronises conntrack with the open connections (conntrack.go). If the process is
@@ -46,16 +46,17 @@ const (
 	forgetWhenFull = 4
 	// sweepEvery is the interval between sweeps of the flow table, in lease renewals.
 	sweepEvery = 8
-	// scanShare times the CPU time of a device scan passes before the next: a burst of notifications
-	// must not occupy a CPU.
+	// After a scan of the devices, the next one waits for scanShare times the CPU time that it
+	// took: a burst of notifications must not occupy a CPU.
 	scanShare = 10
 )
 
-// forgetAfter is after how many lease renewals the sweep forgets an idle connection. Tests shorten it.
+// forgetAfter is the number of lease renewals after which the sweep forgets an idle connection.
+// Tests shorten it.
 var forgetAfter = 20
 
-// idleAfter is after how many lease renewals a pod without an eligible connection is idle. Tests
-// shorten it.
+// idleAfter is the number of lease renewals after which a pod without an eligible connection is
+// idle. Tests shorten it.
 var idleAfter = 64
 
 // Hook is a program attached to a device.
@@ -65,14 +66,14 @@ type Hook struct {
 	Program string
 }
 
-// Fastpath is the fast path of one node, from Start to Close.
+// Fastpath runs the fast path of one node, from Start to Close.
 type Fastpath struct {
 	log      *slog.Logger
 	programs *datapath.Programs
 	ns       netns.Handle
 	links    *netlink.Handle
 	changes  *invalidator
-	// unseenBy are the kinds of observers that the fast path may bypass; ours are the IDs of its
+	// unseenBy has the kinds of observers that the fast path may bypass; ours has the IDs of its
 	// own programs.
 	unseenBy []string
 	ours     map[ebpf.ProgramID]bool
@@ -81,30 +82,32 @@ type Fastpath struct {
 	// leasing waits for run, which renews the lease; running waits for handleEvents, which ends
 	// when the programs are closed.
 	leasing, running sync.WaitGroup
-	// entries is held while a conntrack entry is changed: an event from before a connection was released
-	// must not make its entry liberal again.
+	// entries is held while a conntrack entry is changed: an event that was sent before a connection was released must not make
+	// its entry liberal again.
 	entries        sync.Mutex
 	resyncs        resyncs
 	warnResync     sync.Once
 	dropForged     forgedFilter
 	warnDropForged sync.Once
 	pods           activePods
-	// recovering are the connections that a killed agent has left (see recover.go); only run uses it.
+	// recovering has the connections that a killed agent has left (see recover.go). Only run uses
+	// it.
 	recovering map[datapath.Flow]*recovery
-	// unrecovered are those of them that stayed liberal. No event tells when one is used again. Only run uses it.
+	// unrecovered has those connections that could not be recovered and stayed liberal. No event
+	// announces that one is used again. Only run uses it.
 	unrecovered map[datapath.Flow]bool
-	// pause is the least time between the last scan of the devices and the next.
+	// pause is the minimum time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
 	verify atomic.Bool
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu       sync.Mutex
 	node     node
 	detector detector
 	active   bool
 	attached map[attachment]link.Link
-	// inspected is how many sides of devices inspect has checked in this round.
+	// inspected is the number of sides that inspect has checked in this round.
 	inspected int
 	// failed holds the errors of attachments that failed, while their devices exist.
 	failed   map[attachment]error
@@ -140,7 +143,8 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	if f.ours, err = idsOf(f.programHooks()); err != nil {
 		return f, err
 	}
-	// Loading parses the kernel's BTF, and an idle process would hold those 10 MiB for minutes.
+	// Loading parses the kernel's BTF. Return those 10 MiB now: an idle process would keep them for
+	// minutes.
 	debug.FreeOSMemory()
 	if f.links, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
 		return f, fmt.Errorf("open netlink: %w", err)
@@ -230,7 +234,8 @@ func (f *Fastpath) releaseAll() error {
 		return err
 	}
 	return netns.Do(f.ns, func() error {
-		// A connection that never pauses cannot be resynchronised, so there is a limit for all.
+		// A connection that never pauses cannot be resynchronised, so there is a time limit for all
+		// connections together.
 		until := time.Now().Add(releaseTimeout)
 		for len(flows) > 0 {
 			for flow := range flows {
@@ -256,18 +261,18 @@ func (f *Fastpath) releaseAll() error {
 	})
 }
 
-// unseenAfter is how long TCP's timer waits at most before it has sent unacknowledged data again several times. If it has not, the
-// acknowledgement took a path that the programs do not see.
+// unseenAfter is the longest time that TCP's timer takes to send unacknowledged data again several times. If it has not been sent
+// again by then, the acknowledgement took a path that the programs do not see.
 const unseenAfter = 5 * time.Second
 
-// releaseTimeout bounds how long Close waits for busy connections to pause.
+// releaseTimeout limits the time for which Close waits for busy connections to pause.
 const releaseTimeout = 2 * time.Second
 
 // release makes conntrack check the window of a connection again, and returns whether it is done
-// with the connection. It needs a pause in which all data is acknowledged and all sequence numbers
-// are known; otherwise conntrack stays liberal. An idle connection counts as paused even with
-// unacknowledged data: its peer may be gone. It returns errUnknown if the sequence numbers are not
-// known. The caller holds entries.
+// with the connection. That takes a pause in which all data is acknowledged and all sequence
+// numbers are known; until then conntrack stays liberal. An idle connection counts as paused even
+// with unacknowledged data: its peer may be gone. It returns errUnknown if the sequence numbers are
+// not known. The caller holds entries.
 func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
@@ -347,8 +352,8 @@ func (f *Fastpath) Connections() (known, fast int, err error) {
 	return f.programs.Accelerated(now)
 }
 
-// Verify requests a scan of the devices that also checks every attachment. It attaches programs
-// again that somebody detached, and moves programs back to the end of their hook.
+// Verify requests a scan of the devices that also checks every attachment. The scan attaches
+// programs again that another process detached, and moves programs back to the end of their hook.
 func (f *Fastpath) Verify() {
 	f.verify.Store(true)
 	poke(f.rescan)
@@ -357,15 +362,15 @@ func (f *Fastpath) Verify() {
 // Changes receives a value after Hooks, Skipped, Repaired or Problem have changed.
 func (f *Fastpath) Changes() <-chan struct{} { return f.updates }
 
-// Repaired counts how often a program was found detached, and attached again.
+// Repaired returns how often a program was found detached and was attached again.
 func (f *Fastpath) Repaired() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.repaired
 }
 
-// Problem returns why all packets take the slow path now, if they do: scanning the devices
-// or renewing the lease failed.
+// Problem returns why all packets take the slow path now, or nil: scanning the devices or renewing
+// the lease failed.
 func (f *Fastpath) Problem() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -389,8 +394,8 @@ func poke(ch chan struct{}) {
 	}
 }
 
-// Hooks returns where programs are attached now. While the fast path is idle it returns none, even
-// if the detector has attached programs for a moment.
+// Hooks returns the programs that are attached now, with their devices. While the fast path is idle
+// it returns none, even if the detector has attached programs for a moment.
 func (f *Fastpath) Hooks() []Hook {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -432,9 +437,9 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 }
 
 // run renews the lease, scans the devices and sweeps the flow table until quit is closed. It runs
-// in the network namespace, because attaching resolves device indices there. One goroutine
-// does it all on purpose: if any step hangs, the lease expires and packets take the slow path.
-// It returns an error only before it reports that it has started.
+// in the network namespace, because attaching resolves device indices there. One goroutine does all
+// of it on purpose: if any step hangs, the lease expires and packets take the slow path. It returns
+// an error only before it reports that it has started.
 func (f *Fastpath) run(started chan<- error) error {
 	err := f.sync()
 	if err == nil {
@@ -541,10 +546,10 @@ func (f *Fastpath) attach(link int) {
 	}
 }
 
-// forget deletes idle connections to make room, after it has resynchronised conntrack with them,
-// and keeps the pods of all others active. The next packet of a deleted connection creates its
-// flow again. A flow that was never validated has no time stamp, so unvalidated holds when forget
-// first found it.
+// forget deletes idle connections to make room, after it has resynchronised conntrack with them. It
+// keeps the pods of all other connections active. The next packet of a deleted connection creates
+// its flow again. A flow that was never validated has no time stamp, so unvalidated records when
+// forget first found it.
 func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 	flows, err := f.programs.Flows()
 	if err != nil {
@@ -574,7 +579,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 		}
 		if now-since > idle {
 			delete(unvalidated, flow)
-			// There may be thousands, and the lease must not expire meanwhile.
+			// There may be thousands of connections, and the lease must not expire meanwhile.
 			if err := f.renewLease(); err != nil {
 				return err
 			}
@@ -596,7 +601,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 
 // forgetIdle resynchronises conntrack with an idle connection, and deletes its flow. If that is not
 // possible now, the flow stays unless the table is crowded: conntrack is still liberal with it, so
-// drop_forged needs its sequence numbers. If these are unknown, its pod is asked for them.
+// drop_forged needs its sequence numbers. If these are unknown, recoverLater asks the pod for them.
 func (f *Fastpath) forgetIdle(flow datapath.Flow, crowded bool) (forgotten bool, err error) {
 	f.entries.Lock()
 	defer f.entries.Unlock()
@@ -624,8 +629,8 @@ func (f *Fastpath) ensureDropForged() {
 	}
 }
 
-// update applies an update to the conntrack entry of a connection whose sequence numbers are known, and
-// tells it for how long the connection has been idle.
+// update updates the conntrack entry of a connection with do, which receives how long the
+// connection has been idle. It does nothing unless the connection's sequence numbers are known.
 func (f *Fastpath) update(flow datapath.Flow, do func(datapath.Flow, time.Duration) error) error {
 	n, now, err := f.sequence(flow)
 	if err != nil || n == (datapath.Sequence{}) {
@@ -705,7 +710,8 @@ func (f *Fastpath) makeLiberal(flow datapath.Flow) error {
 	if known, err := f.programs.Known(flow); err != nil || known {
 		return err
 	}
-	// It has ended meanwhile, and the entry may be that of a new connection between the same ports.
+	// The connection has ended meanwhile, and the entry may belong to a new connection between the
+	// same ports.
 	return change(flow, tcpInfo(flagAttrs(0, tcpLiberal)...))
 }
 
@@ -790,7 +796,8 @@ func (f *Fastpath) sync() error {
 	return err
 }
 
-// closing reports whether Close has begun: it would not detach what is attached from then on.
+// closing reports whether Close has begun: it would not detach anything that is attached from then
+// on.
 func (f *Fastpath) closing() bool {
 	select {
 	case <-f.quit:

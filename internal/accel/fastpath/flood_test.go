@@ -95,7 +95,7 @@ func TestFlood(t *testing.T) {
 	if fast < trips*9/10 {
 		t.Errorf("%d of %d round trips left by the fast path", fast, trips)
 	}
-	if longest > 5*time.Second { // a machine that stalls takes one or two by itself
+	if longest > 5*time.Second { // a machine that stalls causes one or two by itself
 		t.Errorf("a round trip took %s", longest)
 	}
 	if most > 100 || now["table-full"] > 0 {
@@ -155,7 +155,7 @@ func tableOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	return nil, nil
 }
 
-// fill fills a map of a node's fast path, and returns how many keys it took.
+// fill fills a map of a node's fast path, and returns the number of keys it added.
 func (w *world) fill(node, table string) (n int) {
 	w.Helper()
 	m := w.table(node, table)
@@ -173,7 +173,7 @@ func (w *world) fill(node, table string) (n int) {
 	}
 }
 
-// take takes all free entries of a table, given by the map of their states, and returns how many it took.
+// take takes all free entries of a table, given the map of their states, and returns how many.
 func (w *world) take(states *ebpf.Map) (n int) {
 	w.Helper()
 	const taken = uint64(1) // ENTRY_TAKEN of bpf/lib/index.h: the agent leaves those alone
@@ -191,7 +191,7 @@ func (w *world) take(states *ebpf.Map) (n int) {
 	return n
 }
 
-// entries counts the entries of a node's table that are not free, given by the map of their states.
+// entries counts the entries of a node's table that are not free, given the map of their states.
 func (w *world) entries(node, states string) func() int {
 	w.Helper()
 	m := w.table(node, states)
@@ -211,8 +211,8 @@ func (w *world) entries(node, states string) func() int {
 }
 
 // TestFullFlowTable checks that a connection without room in the flow table takes the slow path,
-// counted as table-full, while a known one stays accelerated, and that it is accelerated once idle
-// flows have been deleted.
+// counted as table-full, while a known one stays accelerated, and that the first is accelerated
+// once idle flows have been deleted.
 func TestFullFlowTable(t *testing.T) {
 	t.Parallel()
 	w, known := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -250,10 +250,10 @@ func TestFullTables(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		table string
-		// front and pod: how the new connection is made.
+		// front and pod determine the new connection.
 		front front
 		pod   int
-		// why is the reason that its packets are counted under, if any.
+		// why is the reason under which its packets are counted; empty for none.
 		why string
 	}{
 		{"reverse_nat", byService, 0, "table-full"},

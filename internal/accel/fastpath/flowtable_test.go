@@ -15,9 +15,9 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// flowtable adds a flowtable at devices of node 0, which takes over each established connection that the node forwards, and
-// a rule that drops what conntrack calls invalid, as kube-proxy has one. It returns how to delete them, or nil if the kernel has
-// no flowtables.
+// flowtable adds a flowtable at devices of node 0, which takes over each established connection that the node forwards, and a
+// rule that drops packets that conntrack calls invalid, like that of kube-proxy. It returns a function that deletes both, or nil
+// if the kernel has no flowtables.
 func (w *world) flowtable(devices ...string) (end func()) {
 	w.Helper()
 	ns := w.ns("n0")
@@ -100,9 +100,9 @@ func TestFlowtableAtDevices(t *testing.T) {
 	}
 }
 
-// TestConnectionInFlowtable checks that a connection which a flowtable takes over while it is accelerated takes the slow path,
-// and that its conntrack entry is the flowtable's: it is not resynchronised. The flowtable is at none of the
-// connection's devices, so no device is skipped.
+// TestConnectionInFlowtable checks that an accelerated connection that a flowtable takes over takes the slow path, and that its
+// conntrack entry is left to the flowtable: it is not resynchronised. The flowtable is at none of the connection's devices, so no
+// device is skipped.
 func TestConnectionInFlowtable(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)

@@ -9,18 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A flowtable of nftables forwards the packets of its connections at the ingress of its devices, past conntrack and the
-// rules. The programs cannot validate such a connection, and its conntrack entry belongs to the flowtable.
+// A flowtable of nftables forwards the packets of its connections at the ingress of its devices. They bypass conntrack and the
+// rules. So the programs cannot validate such a connection, and its conntrack entry belongs to the flowtable.
 
 // Flowtable is a flowtable of nftables.
 type Flowtable struct {
-	// Name is family, table and flowtable, as nft lists them.
+	// Name consists of family, table and flowtable, as nft lists them.
 	Name string
 	// Devices are names, or prefixes of names with a * appended.
 	Devices []string
 }
 
-// At reports whether a flowtable has a device.
+// At reports whether a flowtable is attached to a device.
 func (f Flowtable) At(device string) bool { return isAmong(device, f.Devices) }
 
 // Constants of nftables (include/uapi/linux/netfilter/nf_tables.h) that package unix lacks.
@@ -43,7 +43,7 @@ func Flowtables() (all []Flowtable, err error) {
 	return all, nil
 }
 
-// flowtableOf parses a message about a flowtable; ok is false if it is no such message.
+// flowtableOf parses a message about a flowtable; ok is false if the message is about anything else.
 func flowtableOf(message []byte) (f Flowtable, ok bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return f, false

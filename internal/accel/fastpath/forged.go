@@ -9,8 +9,8 @@ import (
 	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
-// forgedFilter attaches drop_forged (datapath.Programs.DropForged): a forged FIN or RST would make conntrack
-// delete the entry of a connection that it is liberal with.
+// forgedFilter attaches drop_forged (datapath.Programs.DropForged). Without it, a forged FIN or RST would make conntrack delete a
+// liberal entry.
 type forgedFilter struct {
 	mu           sync.Mutex
 	attached     io.Closer

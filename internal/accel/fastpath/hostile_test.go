@@ -47,14 +47,14 @@ func (w *world) tap(place, device string) tap {
 	return t
 }
 
-// sendFrom sends a frame from a MAC address, of an unassigned EtherType or of protocol.
+// sendFrom sends a frame from a MAC address, with protocol as its EtherType.
 func (t tap) sendFrom(source net.HardwareAddr, protocol uint16, payload ...byte) {
 	if err := unix.Sendto(t.fd, grammar.Frame(source, protocol, payload...), 0, &unix.SockaddrLinklayer{Ifindex: t.index, Halen: 6}); err != nil && !errors.Is(err, unix.ENOBUFS) {
 		t.Errorf("send a frame: %v", err)
 	}
 }
 
-// floodFrom sends frames from that many MAC addresses, about 20,000 a second.
+// floodFrom sends frames from this many MAC addresses, about 20,000 a second.
 func (t tap) floodFrom(addresses int) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -67,7 +67,7 @@ func (t tap) floodFrom(addresses int) {
 }
 
 // during makes round trips until runs returns, at a rate at which each invalidation costs some of
-// them. It returns the share that left by the fast path of node0.
+// them. It returns the share of packets that left by the fast path of node0.
 func (w *world) during(e echo, runs func()) (share float64) {
 	w.Helper()
 	var over atomic.Bool
@@ -126,9 +126,9 @@ func (w *world) slowPackets(e echo, trips int) int {
 	return w.forwarded("n0") - before
 }
 
-// TestSpoofedMACs sends from made-up MAC addresses in a pod. The agent must need neither CPU nor
-// memory for them, and the connection of another pod must stay accelerated. A connection that
-// begins once bridges have learned them all must be accelerated too.
+// TestSpoofedMACs sends from made-up MAC addresses in a pod. They must cost the agent neither CPU
+// nor memory, and the connection of another pod must stay accelerated. A connection that begins
+// once the bridges have learned all of them must be accelerated too.
 func TestSpoofedMACs(t *testing.T) {
 	const addresses = 40_000
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -284,11 +284,11 @@ func TestMACMoves(t *testing.T) {
 		w.eventually("the generation is stable", func() { before = f.Generation(); time.Sleep(200 * time.Millisecond) },
 			func() bool { return before == f.Generation() })
 		w.eventually("each move of the MAC address invalidates the flows", func() {
-			time.Sleep(20 * time.Millisecond) // until the maps have the new owner
+			time.Sleep(20 * time.Millisecond) // the maps need the new owner first
 			[]tap{one, other}[sent%2].sendFrom(taken, 0x88b5)
 			sent++
 		}, func() bool { return f.Generation() >= before+3 })
-		if sent > 40 { // an agent that is late misses some; what is not notified would take three inspections, and 68 moves
+		if sent > 40 { // a late agent misses some; without notifications it takes three inspections, and 68 moves
 			return fmt.Errorf("three invalidations took %d moves", sent)
 		}
 		return nil
@@ -326,8 +326,8 @@ func TestMACMoves(t *testing.T) {
 	}
 }
 
-// TestARPSpoofing announces many IP addresses at made-up MAC addresses from a pod, others each
-// time. The node accepts them, and the connection of another pod must stay accelerated.
+// TestARPSpoofing announces many IP addresses at made-up MAC addresses from a pod, different ones
+// each time. The node accepts them, and the connection of another pod must stay accelerated.
 func TestARPSpoofing(t *testing.T) {
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	hostile := w.tap("n0p1", "eth0")
@@ -408,8 +408,8 @@ func TestNeighbourAdvertisementFlood(t *testing.T) {
 	if cpuNow-cpu > took/2 {
 		t.Errorf("the agent used %v of CPU in %v", cpuNow-cpu, took)
 	}
-	// The agent limits how many notifications it handles, and so how often it invalidates flows: with the limit about
-	// 65 packets a second take the slow path, without it 130.
+	// The agent limits how many notifications it handles, and so how often it invalidates flows. With the limit about 65 packets
+	// a second take the slow path, without it 130.
 	if perSecond := float64(slow) / took.Seconds(); perSecond > 85 {
 		t.Errorf("%.0f packets a second took the slow path", perSecond)
 	}

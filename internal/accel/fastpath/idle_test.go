@@ -60,7 +60,7 @@ func (w *world) programs(node int) string {
 	return fmt.Sprint(slices.Compact(kinds))
 }
 
-// sendShort sends ten datagrams, each of a connection of its own: from ports that follow port.
+// sendShort sends ten datagrams, each in a connection of its own, from the ports that follow port.
 func (w *world) sendShort(port int) {
 	w.Helper()
 	w.in("n0p0", func() error {
@@ -170,7 +170,7 @@ func TestTCXChainFull(t *testing.T) {
 }
 
 // TestLongConnectionAmongShort checks that sampling finds a long connection among many short ones,
-// also when it samples rarely.
+// even when it samples rarely.
 func TestLongConnectionAmongShort(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "flannel", "full")
@@ -205,7 +205,7 @@ func TestLongConnectionAmongShort(t *testing.T) {
 			}
 		})
 	}()
-	for turns, was, looked := 0, idle, time.Now(); turns < 6; time.Sleep(5 * time.Millisecond) { // attached for the third time, and detached
+	for turns, was, looked := 0, idle, time.Now(); turns < 6; time.Sleep(5 * time.Millisecond) { // attached and detached three times
 		if now := w.programs(0); now != was && (now == idle || now == sampling) {
 			turns, was = turns+1, now
 		}
@@ -267,8 +267,8 @@ func (w *world) devicesWith(node int, program string) (devices []string) {
 }
 
 // TestProgramsOnlyAtActivePods checks that only pods with an eligible connection have programs at
-// their links: others get them with their first such connection, and lose them some time after the
-// last.
+// their links: other pods get them with their first eligible connection, and lose them some time
+// after the last.
 func TestProgramsOnlyAtActivePods(t *testing.T) {
 	t.Parallel()
 	for _, shape := range shapes {
@@ -432,8 +432,8 @@ func TestLeaseRenewedDuringAttach(t *testing.T) {
 	}
 }
 
-// attachUnderLoad attaches all programs anew while a connection is used. It returns how long that took, and for how many
-// packets the lease had expired.
+// attachUnderLoad attaches all programs anew while a connection is used. It returns how long that took, and the number of packets
+// for which the lease had expired.
 func (w *world) attachUnderLoad(e echo, all int) (took time.Duration, expired uint64) {
 	w.Helper()
 	hooks := func() int { return len(w.paths[0].Hooks()) } // blocks while programs are being attached

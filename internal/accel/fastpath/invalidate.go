@@ -27,8 +27,8 @@ const eventsMax, eventsWithin = 500, 50 * time.Millisecond
 const xfrmSA, xfrmPolicy = 3, 4
 
 // invalidator subscribes to the netlink notifications of everything that can reroute or drop a
-// packet, and starts a new generation, which invalidates all flows. Of neighbours and links it
-// does so only for relevant changes, of all else for every notification.
+// packet. It starts a new generation, which invalidates all flows, for every notification, except
+// that changes of neighbours and links must be relevant.
 type invalidator struct {
 	filter  *datapath.NeighbourFilter
 	sockets []*nl.NetlinkSocket
@@ -38,16 +38,16 @@ type invalidator struct {
 
 	mu         sync.Mutex
 	generation uint32
-	// links is the last notification of each link, reduced to what matters: the kernel repeats
-	// notifications of which nothing that matters has changed.
+	// links has the last notification of each link, reduced to the attributes that matter: the
+	// kernel repeats notifications in which none of them has changed.
 	links      map[string]string
 	neighbours *neighbours
 	// overruns counts how often notifications were lost.
 	overruns int
 }
 
-// newInvalidator calls notify until close, for each relevant change in a network namespace: with the
-// generation, and whether the devices must be scanned.
+// newInvalidator calls notify for each relevant change in a network namespace, until close. notify
+// receives the generation, and whether the devices must be scanned.
 func newInvalidator(ns netns.Handle, notify func(generation uint32, devices bool)) (c *invalidator, err error) {
 	c = &invalidator{notify: notify, generation: 1, links: make(map[string]string)}
 	defer func() {
@@ -70,7 +70,7 @@ func newInvalidator(ns netns.Handle, notify func(generation uint32, devices bool
 	} {
 		s, err := nl.SubscribeAt(ns, netns.None, protocol, groups...)
 		if errors.Is(err, unix.EPROTONOSUPPORT) && protocol != unix.NETLINK_ROUTE {
-			continue // the kernel lacks the subsystem, so nothing of it can change
+			continue // the kernel lacks the subsystem, so nothing in it can change
 		}
 		if err != nil {
 			return c, fmt.Errorf("netlink protocol %d: %w", protocol, err)
@@ -140,8 +140,8 @@ func (c *invalidator) handle(protocol int, messages []syscall.NetlinkMessage, no
 	c.publish(invalidated, devices)
 }
 
-// overrun handles the loss of notifications. Any of them may have concerned a device: a large batch of other rules of
-// nftables may hide that a chain was added at one.
+// overrun handles the loss of notifications. Any of them may have concerned a device: a large batch of other nftables rules may
+// hide a new chain at one.
 func (c *invalidator) overrun(protocol int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -212,7 +212,7 @@ func concernsObserver(protocol int, m syscall.NetlinkMessage) bool {
 	return false
 }
 
-// known returns the usable neighbours. After an overrun, or at first, it completes them by list.
+// known returns the usable neighbours. At first, and after an overrun, it completes them by list.
 func (c *invalidator) known(list func() ([]netlink.Neigh, error)) ([]netlink.Neigh, error) {
 	c.mu.Lock()
 	complete, overruns := c.neighbours.complete, c.overruns
@@ -235,8 +235,8 @@ func (c *invalidator) known(list func() ([]netlink.Neigh, error)) ([]netlink.Nei
 
 // setLinkMACs writes the admitted owners of a node to the programs' map by set, and returns the
 // throttled links, which have no owners for now. Notifications about old and new owners count
-// throughout: prepare adds the new ones before the write, commit removes the old ones after it,
-// and invalidates flows, since the filter drops later notifications about removed owners.
+// throughout: prepare adds the new owners before the write; commit removes the old ones after it,
+// and invalidates flows, because the filter drops later notifications about removed owners.
 func (c *invalidator) setLinkMACs(n *node, set func([]datapath.LinkMAC) error) (throttled []int, err error) {
 	c.mu.Lock()
 	n.owners, throttled = c.neighbours.admit(n.owners, time.Now())
@@ -258,7 +258,7 @@ func (c *invalidator) throttled() bool {
 	return c.neighbours.changed.anyExceeded() || c.neighbours.moved.anyExceeded()
 }
 
-// linkOf returns from a link notification a key of the link, and all attributes that matter to a
+// linkOf returns, from a link notification, a key for the link and all attributes that matter to a
 // packet. The key is empty if the message is truncated or has the state or VLANs of a bridge port:
 // these always count as a change.
 func linkOf(data []byte) (key, value string) {

@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// A chain is added at a device while the socket's buffer is full of notifications of other rules, so that its own is
-// lost. The devices are scanned nevertheless.
+// TestChainIsLostAmongRules adds a chain at a device while the socket's buffer is full of notifications about other rules, so
+// that the notification about the chain is lost. The devices must be scanned nevertheless.
 func TestChainIsLostAmongRules(t *testing.T) {
 	testenv.NeedRoot(t)
 	ns, err := netns.New()

@@ -31,7 +31,7 @@ type ping struct {
 	on   atomic.Bool
 	// round distinguishes datagrams that were sent before and after begin.
 	round, sent, back atomic.Uint64
-	// newest is when the last one that came back was sent, by UnixNano.
+	// newest is when the latest of the datagrams that came back was sent (UnixNano).
 	newest atomic.Int64
 }
 
@@ -205,8 +205,8 @@ func newComparison(t *testing.T, shape string) *comparison {
 	return tw
 }
 
-// apply makes the same change to both worlds. No more datagrams may be lost afterwards than without
-// the fast path, and connections must continue.
+// apply makes the same change to both worlds. Afterwards the fast path may lose no more datagrams
+// than the reference, and connections must continue.
 func (tw *comparison) apply(t *testing.T, what func(*world)) {
 	const tolerated = 500 // half of what is lost if a change goes unnoticed
 	var lost [2]int
@@ -264,9 +264,8 @@ func recreateVXLAN(name string, change func(*netlink.Vxlan), nodes ...string) fu
 	}
 }
 
-// TestSequencesAfterDeviceReplaced checks that the sequence numbers of a connection count as unknown once
-// its VXLAN device has been replaced by another: packets may have passed before the programs were
-// attached to that.
+// TestSequencesAfterDeviceReplaced checks that the sequence numbers of a connection count as unknown once its VXLAN device has
+// been replaced by another: packets may have passed before the programs were attached to the new device.
 func TestSequencesAfterDeviceReplaced(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -526,7 +525,7 @@ func TestPodAddressMoves(t *testing.T) {
 	}
 	address := netip.AddrFrom4([4]byte{10, 244, 1, 77})
 	at := []struct{ node, pod int }{{1, 0}, {1, 1}, {0, 1}}
-	// last is when the last datagram that a pod received was sent.
+	// last is, for each pod, when the last datagram that it received was sent.
 	var last [3]atomic.Int64
 	for i, p := range at {
 		place := fmt.Sprintf("n%dp%d", p.node, p.pod)

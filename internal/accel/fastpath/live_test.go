@@ -57,7 +57,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	// A failed test asks for the state.
+	// A failed test asks for the state by this signal.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGUSR1)
 	go func() {
@@ -136,7 +136,7 @@ func (w *world) in(place string, f func() error) {
 	}
 }
 
-// start starts the fast paths of the nodes. They end with the test, or by stop.
+// start starts the fast paths of the nodes. They end with the test, or when stop is called.
 func (w *world) start(unseenBy ...string) {
 	w.Helper()
 	for i := range w.paths {
@@ -170,8 +170,8 @@ func (w *world) counts(node int) map[string]uint64 {
 	return counts
 }
 
-// eventually calls step, if there is one, and pauses until a condition holds. Many connections are used this way, at
-// the same time: the pauses leave the CPUs to others.
+// eventually calls step, if there is one, and pauses, until a condition holds. The pauses leave the CPUs to other tests, many of
+// which use connections at the same time.
 func (w *world) eventually(what string, step func(), holds func() bool) {
 	w.Helper()
 	for begin := time.Now(); !holds(); {
@@ -208,7 +208,7 @@ func (w *world) pod(node, n int) netip.Addr {
 var versions = map[string]bool{"IPv4": false, "IPv6": true}
 
 // newWorldOf returns a world whose connections use one IP version. The lab has an IPv6 tunnel for
-// IPv6; here it goes by the IPv4 tunnel.
+// IPv6; here IPv6 uses the IPv4 tunnel.
 func newWorldOf(t *testing.T, shape, offload string, six bool) *world {
 	t.Helper()
 	w := newWorld(t, shape, offload)
@@ -242,15 +242,15 @@ func newWorldOf(t *testing.T, shape, offload string, six bool) *world {
 	return w
 }
 
-// front sets up what clients connect to instead of the server, and returns its address.
+// front sets up something in front of the server to which clients connect, and returns its address.
 type front func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort
 
 func direct(_ *world, _ byte, server netip.AddrPort) netip.AddrPort { return server }
 
 var service = netip.MustParseAddrPort("10.96.0.9:80")
 
-// byService makes node0 translate the address of a Service to that of the server, and of no other
-// from then on, as kube-proxy does.
+// byService makes node0 translate the address of a Service to that of the server, and from then on
+// to no other, as kube-proxy does.
 func byService(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
 	return w.dnat(service, server, protocol)
@@ -337,13 +337,13 @@ func (w *world) connect() echo {
 	return w.connectBy(direct)
 }
 
-// connectBy connects to what stands in front of the server.
+// connectBy connects through front.
 func (w *world) connectBy(front front) echo {
 	w.Helper()
 	return w.connectOf(0, front)
 }
 
-// connectOf is connectBy for the pods number n.
+// connectOf is connectBy between the pods with number n.
 func (w *world) connectOf(n int, front front) echo {
 	w.Helper()
 	return w.connectFrom(n, n, front)
@@ -374,7 +374,7 @@ func (w *world) connectFrom(near, n int, front front) echo {
 	return e
 }
 
-// back makes the far end echo what it receives.
+// back makes the far end send back everything that it receives.
 func (e echo) back() echo {
 	go func() { _, _ = io.Copy(e.far, e.far) }()
 	return e
@@ -505,7 +505,7 @@ func TestService(t *testing.T) {
 			e := w.connectBy(byService)
 			w.stream(e)
 			w.accelerate(e.back())
-			// Unrelated rule changes end no connection.
+			// Unrelated rule changes must end no connection.
 			byService(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 1), 9))
 			w.accelerate(e)
 		})
@@ -604,7 +604,7 @@ func TestService(t *testing.T) {
 			t.Errorf("%d packets left by the fast path", n)
 		}
 	})
-	// Masquerading, and any NAT of IPv6.
+	// Connections with masquerading, or with any NAT of IPv6, are not accelerated.
 	for name, tt := range map[string]struct {
 		six   bool
 		front front
@@ -635,8 +635,8 @@ func TestService(t *testing.T) {
 	}
 }
 
-// untracked makes node0 not track datagrams from a length on: they are not translated, even if
-// others of their connection are.
+// untracked makes node0 not track datagrams of this length or more. They are not translated, even
+// if others of their connection are.
 func (w *world) untracked(length uint16) {
 	w.Helper()
 	family, at := nftables.TableFamilyIPv4, uint32(2)
@@ -655,7 +655,7 @@ func (w *world) untracked(length uint16) {
 	})
 }
 
-// anotherPod is the address of another pod, which node0 translates to the server's.
+// anotherPod returns the address of another pod, which node0 translates to the server's.
 func anotherPod(w *world, protocol byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
 	return w.dnat(netip.AddrPortFrom(w.pod(1, 1), server.Port()), server, protocol)
@@ -733,7 +733,7 @@ func TestNICDecap(t *testing.T) {
 					w := newWorldOf(t, shape, offload, six)
 					w.start()
 					e := w.connect().back()
-					// Of 100 packets that arrive, so many are decapsulated by the kernel.
+					// byKernel returns how many of 100 arriving packets the kernel decapsulates.
 					byKernel := func() uint64 {
 						before := w.decappedByKernel("n1")
 						for range 100 {
@@ -756,9 +756,9 @@ func TestNICDecap(t *testing.T) {
 	}
 }
 
-// TestLargePacketsDecappedAtNIC checks that large packets are decapsulated at the NIC while they
-// can only end at a socket of the pod, and by the kernel while anything in the pod could do
-// something else with them.
+// TestLargePacketsDecappedAtNIC checks that large packets are decapsulated at the NIC while a
+// socket of the pod is their only possible destination, and by the kernel while anything in the pod
+// could do something else with them.
 func TestLargePacketsDecappedAtNIC(t *testing.T) {
 	t.Parallel()
 	for version, six := range versions {
@@ -803,7 +803,7 @@ func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 	if six {
 		ip = nftables.TableFamilyIPv6
 	}
-	// The share of a stream's packets that the kernel decapsulates.
+	// byKernel returns the share of a stream's packets that the kernel decapsulates.
 	byKernel := func() float64 {
 		fast, kernel := w.counts(1)["fast-in"], w.decappedByKernel("n1")
 		w.stream(e)
@@ -853,7 +853,7 @@ func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 		end()
 	}
 
-	// The fast path would bypass XDP of the pod, so it must not deliver there.
+	// The fast path would bypass XDP programs of the pod, so it must not deliver there.
 	w.in("n1p0", func() error {
 		at, err := link.AttachXDP(link.XDPOptions{Interface: eth0(), Program: program(t, ebpf.XDP, asm.Mov.Imm(asm.R0, 2)), Flags: link.XDPDriverMode}) // XDP_PASS
 		if err == nil {
@@ -868,7 +868,7 @@ func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 	})
 }
 
-// TestPodForwards checks that packets to a pod which forwards them take the fast path, but that
+// TestPodForwards checks that packets to a pod that forwards them take the fast path, but that
 // large ones are decapsulated by the kernel: otherwise they would keep their tunnel GSO type.
 func TestPodForwards(t *testing.T) {
 	t.Parallel()
@@ -898,7 +898,7 @@ func TestPodForwards(t *testing.T) {
 	})
 	var listener net.Listener
 	w.in("n1p1", func() (err error) {
-		// It must not answer for its address on another device.
+		// The pod must not answer for its address on another device.
 		if err := os.WriteFile("/proc/sys/net/ipv4/conf/all/arp_ignore", []byte("1"), 0); err != nil {
 			return err
 		}
@@ -1006,8 +1006,8 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 	})
 }
 
-// TestVXLANFlooding checks that a VXLAN device which floods frames to unknown MAC addresses, by a
-// default FDB entry, is skipped: the fast path would send one copy only.
+// TestVXLANFlooding checks that a VXLAN device is skipped if it floods frames to unknown MAC
+// addresses, by a default FDB entry: the fast path would send one copy only.
 func TestVXLANFlooding(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -1030,7 +1030,7 @@ func (w *world) datagrams() *net.UDPConn {
 	return w.datagramsBy(direct)
 }
 
-// datagramsBy is datagrams to what stands in front of the server.
+// datagramsBy is datagrams through front.
 func (w *world) datagramsBy(front front) *net.UDPConn {
 	w.Helper()
 	var near, far *net.UDPConn
@@ -1060,7 +1060,7 @@ func (w *world) datagramsBy(front front) *net.UDPConn {
 	return near
 }
 
-// drop makes a node drop what it forwards for the port of datagrams.
+// drop makes a node drop the packets that it forwards to the port of datagrams.
 func (w *world) drop(node string) {
 	w.Helper()
 	w.rules(node, func(conn *nftables.Conn) {
@@ -1080,8 +1080,8 @@ func (w *world) dropNothing(node string) {
 }
 
 // TestDrop checks that whatever makes the slow path drop a connection also stops the fast path: at
-// once if the kernel notifies, within a second if not. Datagrams are sent at a fixed rate without
-// waiting: those that revalidate the flow are dropped.
+// once if the kernel announces the change, within a second if not. Datagrams are sent at a fixed
+// rate without waiting: those that revalidate the flow are dropped.
 func TestDrop(t *testing.T) {
 	t.Parallel()
 	for _, node := range []string{"n0", "n1"} {
@@ -1127,8 +1127,8 @@ func TestDrop(t *testing.T) {
 	}
 }
 
-// deliveredAfter has drop make the nodes drop datagrams. took is for how long they were delivered after that, pause the longest time
-// between two that were sent.
+// deliveredAfter makes the nodes drop datagrams. took is how long datagrams were still delivered after that; pause is the longest
+// time between two that were sent.
 func deliveredAfter(t *testing.T, shape string, six bool, drop func(*world)) (took, pause time.Duration) {
 	t.Helper()
 	w := newWorldOf(t, shape, v1alpha1.OffloadNone, six)
@@ -1157,7 +1157,7 @@ func deliveredAfter(t *testing.T, shape string, six bool, drop func(*world)) (to
 	w.eventually("packets are dropped", send, func() bool {
 		return time.Since(set) > 2*time.Second && time.Since(time.Unix(0, last.Load())) > time.Second
 	})
-	w.stop(0) // another try has the machine to itself
+	w.stop(0) // free the CPUs for another try
 	w.stop(1)
 	return time.Unix(0, last.Load()).Sub(set), pause
 }
@@ -1208,7 +1208,7 @@ func TestOneWayDatagrams(t *testing.T) {
 					last.Store(int64(binary.NativeEndian.Uint64(buf))) // when it was sent
 				}
 			}()
-			// The other pod sends this answer and nothing else, before any program is attached.
+			// The other pod sends only this answer, before any program is attached.
 			if answered {
 				_ = near.SetDeadline(time.Now().Add(patience))
 				if _, err := near.Write([]byte("datagram")); err != nil {
@@ -1245,7 +1245,7 @@ func TestOneWayDatagrams(t *testing.T) {
 	}
 }
 
-// route makes a node route an address to one of its pods, which has another address.
+// route makes a node route an address to one of its pods, although the pod has another address.
 func (w *world) route(node string, address, pod netip.Addr) {
 	w.Helper()
 	w.in(node, func() error {

@@ -29,15 +29,15 @@ const (
 	skbPacketType, skbMark, skbQueue, skbVLAN, skbPriority, skbTCIndex, skbTime, skbTimeType = 4, 8, 12, 20, 32, 44, 152, 180
 )
 
-// metadata is what later hooks read of a packet besides its bytes.
+// metadata has the properties of a packet, besides its bytes, that later hooks read.
 type metadata struct {
 	Priority, Mark, Queue, TCIndex, PacketType, VLAN, Realm, TimeType uint32
-	// Time is the delivery time in units of 2⁵⁶ ns: 0, or what a test has set.
+	// Time is the delivery time in units of 2⁵⁶ ns: 0, or the value that a test has set.
 	Time uint64
 }
 
-// recordMetadata records the metadata of the packets to a TCP port that pass a device, which begin with so many bytes of
-// headers before TCP. It returns what it has recorded since it was last asked.
+// recordMetadata records the metadata of the packets to a TCP port that pass a device. head is the number of bytes of headers
+// before TCP. Each call of take returns what was recorded since the last one.
 func (w *world) recordMetadata(place string, at ebpf.AttachType, head int32, port uint16) (take func() map[metadata]uint64) {
 	w.Helper()
 	size := int16(binary.Size(metadata{}))
@@ -115,16 +115,15 @@ func (w *world) setField(field int16, value int32) *ebpf.Program {
 	return program(w.T, ebpf.SchedCLS, asm.Mov.Imm(asm.R0, value), asm.StoreMem(asm.R1, field, asm.R0, asm.Word), asm.Mov.Imm(asm.R0, -1))
 }
 
-// setTime returns a program that sets the delivery time to a number of metadata.Time.
+// setTime returns a program that sets the delivery time, in the units of metadata.Time.
 func (w *world) setTime(time uint64) *ebpf.Program {
 	return program(w.T, ebpf.SchedCLS, asm.LoadImm(asm.R2, int64(time<<56), asm.DWord), asm.Mov.Imm(asm.R3, 1), asm.FnSkbSetTstamp.Call(), asm.Mov.Imm(asm.R0, -1))
 }
 
-// classOfTest is the class 1:10 of a queue, as skb->priority has it.
+// classOfTest is the class 1:10 of a qdisc, as in skb->priority.
 const classOfTest = 1<<16 | 0x10
 
-// setPriority makes a chain of nftables set the class of all packets, or of those that a device has received, until the
-// returned function is called.
+// setPriority makes an nftables chain set the class of all packets, or of those that a device has received, until end is called.
 func (w *world) setPriority(node string, hook *nftables.ChainHook, from string) (end func()) {
 	w.Helper()
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "class"}
@@ -185,14 +184,14 @@ func (w *world) realm() (end func()) {
 	return func() { set(0) }
 }
 
-// metadataTest is something that sets metadata on a node, beside a connection from node 0 to node 1.
+// metadataTest sets metadata on a node, beside a connection from node 0 to node 1.
 type metadataTest struct {
 	name string
-	// set sets metadata, until the returned function is called. It returns nil if this kernel cannot do that.
+	// set sets metadata until the returned function is called. It returns nil if this kernel cannot do that.
 	set func(*world) (end func())
-	// tos is what the client's socket sets.
+	// tos is the TOS that the client's socket sets.
 	tos int
-	// slow is the node on which the connection must take the slow path meanwhile, if there is one.
+	// slow is the node on which the connection must take the slow path meanwhile; empty for none.
 	slow string
 	// unseenBy is set if programs on the slow path set metadata.
 	unseenBy []string
@@ -234,7 +233,7 @@ func metadataTests() []metadataTest {
 		{name: "sending: forwarding keeps the priority", set: sysctl},
 		{name: "sending: forwarding keeps the priority", set: sysctl, tos: 0x10, slow: "n0"},
 		{name: "sending: the route has a realm", set: (*world).realm, slow: "n0"},
-		{name: "sending: a program at the bridge sets the priority", unseenBy: tcx, set: at("n0", "cni0", in, field(skbPriority, 9))}, // ip_forward sets it again
+		{name: "sending: a program at the bridge sets the priority", unseenBy: tcx, set: at("n0", "cni0", in, field(skbPriority, 9))}, // ip_forward overwrites it
 		{name: "sending: a program at the VXLAN device sets the priority", unseenBy: tcx, slow: "n0", set: at("n0", "flannel.1", out, field(skbPriority, 9))},
 		{name: "sending: a program at the bridge sets tc_index", unseenBy: tcx, slow: "n0", set: at("n0", "cni0", in, field(skbTCIndex, 9))},
 		{name: "sending: a program at the bridge sets the queue", unseenBy: tcx, set: at("n0", "cni0", in, field(skbQueue, 3))}, // the VXLAN device chooses again
@@ -323,7 +322,7 @@ func (tt metadataTest) run(w *world) {
 	}
 }
 
-// setTOS sets the TOS of what both ends of a connection send.
+// setTOS sets the TOS of the packets that both ends of a connection send.
 func (w *world) setTOS(e echo, tos int) {
 	w.Helper()
 	for _, c := range []net.Conn{e.Conn, e.far} {
@@ -344,8 +343,8 @@ func (w *world) setTOS(e echo, tos int) {
 	}
 }
 
-// TestClassOfQueue checks that a class of the NIC's queue holds for all packets that a rule of netfilter puts into it, also
-// if the rule comes while the connection is accelerated.
+// TestClassOfQueue checks that all packets that a netfilter rule assigns to a class of the NIC's qdisc are in that class, even if
+// the rule comes while the connection is accelerated.
 func TestClassOfQueue(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -391,7 +390,7 @@ func TestClassOfQueue(t *testing.T) {
 	const trips = 2000
 	for range trips / 10 {
 		w.trip(e, 10)
-		time.Sleep(5 * time.Millisecond) // so that it takes longer than a flow stays valid
+		time.Sleep(5 * time.Millisecond) // the whole loop must outlast a flow's validity
 	}
 	if n := packets() - before; n < trips {
 		t.Errorf("of %d packets %d were in their class", trips, n)

@@ -22,8 +22,8 @@ import (
 )
 
 // A pod can send frames from any number of spoofed MAC addresses, answer ARP and NDP for addresses
-// of others, and make the node resolve neighbours that do not exist. The kernel sends notifications
-// of all that, and few of them may invalidate flows:
+// of others, and make the node resolve neighbours that do not exist. The kernel announces all of
+// that, and only few of its notifications may invalidate flows:
 //
 //   - A flow into a pod is validated only for an owner, a MAC address at a link (see observe_pod in
 //     bpf/fastpath.c). So FDB changes of all other addresses are irrelevant. A socket filter drops
@@ -38,17 +38,17 @@ import (
 //
 // A pod can cause relevant changes too, for example by spoofing another pod's MAC address: the
 // kernel then delivers the other's packets to it, and the fast path has to follow. If that happens
-// too often at a link, the link is throttled: it has no owners for a while, so the changes no longer
-// matter. An address that is no owner is throttled too: it is not subscribed to for a while.
+// too often at a link, the link is throttled: it has no owners for a while, so the changes no
+// longer matter. An address that is not an owner is throttled by unsubscribing from it for a while.
 
 const (
-	// neighboursMax bounds the known neighbours. By default the kernel keeps 1,024 for each version
-	// of IP (net.ipv4.neigh.default.gc_thresh3).
+	// neighboursMax limits the number of known neighbours. By default the kernel keeps 1,024 for
+	// each version of IP (net.ipv4.neigh.default.gc_thresh3).
 	neighboursMax = 32768
-	// linkMACsMax bounds the owners of a link, so that no pod can fill the map.
+	// linkMACsMax limits the number of owners of a link, so that no pod can fill the map.
 	linkMACsMax = 32
-	// changesMax is how many changes within changesWithin a link or an address may have. With more it is
-	// throttled for changesWithin.
+	// changesMax is the number of changes within changesWithin that a link or an address may have. With more it is throttled for
+	// changesWithin.
 	changesMax = 8
 )
 
@@ -57,7 +57,7 @@ var changesWithin = 10 * time.Second
 
 type mac [6]byte
 
-// macOf returns b as a MAC address, if it has the length of one.
+// macOf returns b as a MAC address; ok is false if it has another length.
 func macOf(b []byte) (m mac, ok bool) { return m, copy(m[:], b) == len(m) && len(b) == len(m) }
 
 // neighbour is the key of an ARP or NDP neighbour.
@@ -75,17 +75,20 @@ type fdbFilter interface {
 // neighbours tracks the neighbours of a node. It is not safe for concurrent use.
 type neighbours struct {
 	filter fdbFilter
-	// usable are the link-layer addresses of the usable neighbours: of all of them if complete is set.
+	// usable has the link-layer addresses of usable neighbours. complete means that none is
+	// missing.
 	usable   map[neighbour]string
 	complete bool
-	// subscribed are the addresses that the filter passes: those of usable, owners and devices.
+	// subscribed has the addresses that the filter passes: those of usable, of owners and of
+	// devices.
 	subscribed map[mac]bool
-	// owners are the links of each MAC address that the programs' map may have.
+	// owners maps each MAC address that the programs' map may have to its links.
 	owners map[mac][]int
-	// near are the devices that pods may be behind, own the MAC addresses of devices, as of the last scan.
+	// near has the devices behind which pods may be, and own the MAC addresses of devices, from the
+	// last scan.
 	near map[int]bool
 	own  map[mac]bool
-	// changed counts changes of owners by link, moved the FDB changes by subscribed address.
+	// changed counts changes of owners by link, and moved counts FDB changes by subscribed address.
 	changed rates[int]
 	moved   rates[mac]
 }
@@ -114,7 +117,8 @@ func (f rates[K]) exceeded(k K, now time.Time) bool {
 	return at.times > changesMax && now.Sub(at.since) <= changesWithin
 }
 
-// anyExceeded reports whether any key had more than changesMax events, even if that was a while ago.
+// anyExceeded reports whether any key had more than changesMax events, even if that was some time
+// ago.
 func (f rates[K]) anyExceeded() bool {
 	for _, at := range f {
 		if at.times > changesMax {
@@ -184,8 +188,8 @@ func (n *neighbours) apply(gone bool, data []byte, now time.Time) (invalidated, 
 	return !ok || !near || n.invalidates(address, now), devices
 }
 
-// invalidates counts a change of a MAC address, and reports whether it invalidates flows: if the address
-// may be an owner, or belongs to a device of the node.
+// invalidates counts a change of a MAC address, and reports whether it invalidates flows. It does if the address may be an owner,
+// or belongs to a device of the node.
 func (n *neighbours) invalidates(address mac, now time.Time) bool {
 	for _, link := range n.owners[address] {
 		n.changed.count(link, now)
@@ -194,7 +198,7 @@ func (n *neighbours) invalidates(address mac, now time.Time) bool {
 }
 
 // add adds a usable neighbour if there is room. It subscribes to the MAC address at once, before a
-// scan looks it up in the FDB, so that no change falls between the two.
+// scan looks it up in the FDB, so that no change in between is missed.
 func (n *neighbours) add(key neighbour, address string, now time.Time) {
 	if _, known := n.usable[key]; !known && len(n.usable) >= neighboursMax {
 		n.complete = false
@@ -226,9 +230,8 @@ func (n *neighbours) overrun() {
 	n.complete = false
 }
 
-// merge adds the neighbours of a dump that are not known. The dump may be older than the last
-// notifications and contain neighbours that are gone; their next change then invalidates flows
-// without need.
+// merge adds the unknown neighbours of a dump. The dump may be older than the last notifications
+// and contain neighbours that have gone; their next change then invalidates flows needlessly.
 func (n *neighbours) merge(all []netlink.Neigh, now time.Time) {
 	n.complete = true
 	for _, at := range all {
@@ -256,8 +259,8 @@ func (n *neighbours) list(now time.Time) (all []netlink.Neigh) {
 	return all
 }
 
-// admit selects from owners at most linkMACsMax of each link, present owners first. It leaves out
-// addresses that are not subscribed, and all of throttled links, which it returns.
+// admit selects at most linkMACsMax owners for each link, present owners first. It leaves out
+// addresses that are not subscribed, and all owners of throttled links; it returns these links.
 func (n *neighbours) admit(owners []datapath.LinkMAC, now time.Time) (admitted []datapath.LinkMAC, throttled []int) {
 	seen := make(map[datapath.LinkMAC]bool)
 	of := make(map[int]int)
@@ -289,9 +292,8 @@ func (n *neighbours) prepare(owners []datapath.LinkMAC) {
 	n.owners = all
 }
 
-// commit takes over a scan whose owners were written to the programs' map, and adjusts the subscriptions.
-// It returns whether any owners were removed, which invalidates flows, because the filter drops
-// later notifications about them.
+// commit applies a scan whose owners were written to the programs' map, and adjusts the subscriptions. It returns whether any
+// owners were removed, which invalidates flows, because the filter drops later notifications about them.
 func (n *neighbours) commit(of node, now time.Time) (invalidated bool) {
 	before := n.owners
 	n.owners, n.near, n.own = nil, of.near, of.own
@@ -324,7 +326,7 @@ func (n *neighbours) commit(of node, now time.Time) (invalidated bool) {
 	return invalidated
 }
 
-// usable are the states in which the kernel sends to a neighbour without resolving it first
+// usable has the states in which the kernel sends to a neighbour without resolving it first
 // (NUD_VALID in include/net/neighbour.h, without the states that have no address).
 const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE | unix.NUD_DELAY
 
@@ -360,8 +362,8 @@ func neighbourOf(data []byte) (m neighbourUpdate, err error) {
 	return m, err
 }
 
-// attributes calls take for each attribute of a message, until one is truncated. The function of the
-// netlink package fails if the last one lacks padding.
+// attributes calls take for each attribute of a message, until one is truncated. The netlink
+// package's function is not used: it fails if the last attribute lacks padding.
 func attributes(b []byte, take func(kind uint16, value []byte)) error {
 	for len(b) >= unix.SizeofNlAttr {
 		length := int(binary.NativeEndian.Uint16(b))
@@ -465,7 +467,7 @@ type fdbLookup struct {
 	answers []netlink.Neigh
 }
 
-// fdbQuery is for an address at a bridge, maybe in a VLAN of it, or at a device.
+// fdbQuery asks for an address at a bridge, optionally in one of its VLANs, or at a device.
 type fdbQuery struct {
 	master, device int
 	vlan           uint16
@@ -510,15 +512,15 @@ func (f *fdbLookup) query(q fdbQuery) error {
 	return nil
 }
 
-// domain is a bridge, or a VLAN of one with VLAN filtering.
+// domain is a bridge, or one VLAN of a bridge with VLAN filtering.
 type domain struct {
 	index int
 	vlan  uint16
 }
 
-// bridgesOf returns for each device the bridges on the way to its neighbours: the device itself,
-// the bridge under a VLAN device, or, for all other kinds, any. There is none for NICs, VXLAN
-// devices and routed veths of pods.
+// bridgesOf maps each device to the bridges on the way to its neighbours: the device itself, the
+// bridge under a VLAN device, or, for all other kinds, any. NICs, VXLAN devices and routed veths of
+// pods have none.
 func bridgesOf(h *netlink.Handle, links []netlink.Link) (map[int][]domain, error) {
 	bridges := make(map[int]domain)
 	filtering := make(map[int]bool)

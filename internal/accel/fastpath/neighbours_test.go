@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
-// all is a MAC filter that remembers what it passes.
+// all is a MAC filter that records the addresses that it passes.
 type all map[mac]bool
 
 func (a all) Subscribe(m [6]byte) error   { a[m] = true; return nil }
@@ -51,7 +51,7 @@ func about(family byte, device int, state uint16, attrs ...*nl.RtAttr) []byte {
 	return b
 }
 
-// ipNeighbour is a message about the neighbour 10.0.0.last.
+// ipNeighbour returns a message about the neighbour 10.0.0.last.
 func ipNeighbour(device int, last byte, state uint16, m mac) []byte {
 	attrs := []*nl.RtAttr{nl.NewRtAttr(unix.NDA_DST, []byte{10, 0, 0, last})}
 	if state&usable != 0 {
@@ -60,14 +60,14 @@ func ipNeighbour(device int, last byte, state uint16, m mac) []byte {
 	return about(unix.AF_INET, device, state, attrs...)
 }
 
-// entry is a message about an FDB entry of the bridge.
+// entry returns a message about an FDB entry of the bridge.
 func entry(port int, m mac) []byte {
 	return about(unix.AF_BRIDGE, port, unix.NUD_REACHABLE, nl.NewRtAttr(unix.NDA_LLADDR, m[:]), nl.NewRtAttr(unix.NDA_MASTER, nl.Uint32Attr(bridge)))
 }
 
 // TestNeighbourMessages checks which neighbour notifications invalidate the flows, because they may
-// contradict them, and which make the devices be read again, because a MAC address may have a new
-// owner.
+// contradict them, and which make the agent read the devices again, because a MAC address may have
+// a new owner.
 func TestNeighbourMessages(t *testing.T) {
 	a, b, c := mac{5: 1}, mac{5: 2}, mac{5: 3}
 	for _, tt := range []struct {
@@ -127,8 +127,8 @@ func TestNeighbourMessages(t *testing.T) {
 	}
 }
 
-// TestSubscribedMACs checks that FDB notifications are subscribed to for the MAC addresses of
-// neighbours, even before they are owners, of owners as long as they are, and of devices.
+// TestSubscribedMACs checks the subscriptions to FDB notifications: for the MAC addresses of
+// neighbours, even before they are owners; of owners, as long as they are; and of devices.
 func TestSubscribedMACs(t *testing.T) {
 	a, b, c, own := mac{5: 1}, mac{5: 2}, mac{5: 3}, mac{2: 99}
 	n := knownPods(a, b)
@@ -201,8 +201,8 @@ func TestOwnersUpdate(t *testing.T) {
 	}
 }
 
-// TestNeighboursBound checks that the number of stored addresses is bounded, and that one without
-// room is not taken for one that was never there.
+// TestNeighboursBound checks that the number of stored addresses is limited, and that an address
+// without room does not count as one that never existed.
 func TestNeighboursBound(t *testing.T) {
 	n := knownPods(mac{5: 1}, mac{5: 2})
 	for i := range uint32(3 * neighboursMax) {
@@ -240,7 +240,8 @@ func TestNeighboursBound(t *testing.T) {
 	}
 }
 
-// TestNeighbourList checks that a list adds to what was notified since, and does not replace it.
+// TestNeighbourList checks that a list is added to the neighbours that were notified since, and
+// does not replace them.
 func TestNeighbourList(t *testing.T) {
 	a, b, c := mac{5: 1}, mac{5: 2}, mac{5: 3}
 	n := knownPods(a, b)
@@ -336,8 +337,8 @@ func TestOwnersPerLink(t *testing.T) {
 	}
 }
 
-// FuzzNeighbourMessages checks that any message is either ignored or acted on, and that little of
-// it is stored.
+// FuzzNeighbourMessages checks that any message is either ignored or acted on, and that it stores
+// little.
 func FuzzNeighbourMessages(f *testing.F) {
 	f.Add(byte(unix.RTM_NEWNEIGH), entry(pod1, mac{5: 3}))
 	f.Add(byte(unix.RTM_DELNEIGH), ipNeighbour(bridge, 1, unix.NUD_STALE, mac{5: 1}))
@@ -349,7 +350,7 @@ func FuzzNeighbourMessages(f *testing.F) {
 		if len(c.neighbours.usable) > 3 || len(c.neighbours.subscribed) > 4 || len(c.links) > 1 {
 			t.Errorf("stored more than once: %v, %v, %v", c.neighbours.usable, c.neighbours.subscribed, c.links)
 		}
-		// Repeating a message changes nothing, unless it is about owners or not understood.
+		// Repeating a message changes nothing, unless it is about owners or cannot be parsed.
 		m, err := neighbourOf(data)
 		if invalidate, _ := c.apply(unix.NETLINK_ROUTE, message, time.Time{}); invalidate && !first && err == nil && m.family != unix.AF_BRIDGE {
 			t.Errorf("%x invalidates when repeated", data)

@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// forged marks the payload of what TestNestedVXLAN sends.
+// forged is the payload by which TestNestedVXLAN recognises its packets.
 var forged = []byte("this is forged")
 
 // encapsulated returns a datagram in VXLAN, as a node would send it (RFC 7348, section 5).
@@ -71,9 +71,9 @@ func (w *world) forgedAt(place string) (seen func() map[string]int) {
 	}
 }
 
-// TestNestedVXLAN sends VXLAN packets from a pod, to the addresses and ports where nodes
-// decapsulate and to pods, that look like what a node would encapsulate for an accelerated
-// connection. The pods must receive the same of them as without the fast path.
+// TestNestedVXLAN sends VXLAN packets from a pod that look like the ones that a node would send for
+// an accelerated connection, to pods and to the addresses and ports at which nodes decapsulate. The
+// pods must receive the same packets as without the fast path.
 func TestNestedVXLAN(t *testing.T) {
 	t.Parallel()
 	vnis := map[string]int{v1alpha1.ShapeFlannel: 1, v1alpha1.ShapeCalico: 4096}

@@ -68,9 +68,9 @@ func (w *world) handleQueue(node string, queue uint16) *queueHandler {
 				return
 			}
 			for _, m := range messages {
-				// The kernel drops all queued packets of a network namespace when a netfilter hook is
-				// detached (nf_queue_nf_hook_drop), as the end of the fast path does. A verdict on one
-				// of them is refused.
+				// The kernel drops all queued packets of a network namespace when a netfilter hook
+				// is detached (nf_queue_nf_hook_drop), as happens when the fast path ends. It
+				// rejects a verdict on one of them.
 				if m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4 && int32(binary.NativeEndian.Uint32(m.Data)) == -int32(unix.ENOENT) {
 					continue
 				}
@@ -96,8 +96,8 @@ func (w *world) handleQueue(node string, queue uint16) *queueHandler {
 
 // TestNFQueue lets a program decide on packets by NFQUEUE while connections are accelerated. It
 // must see each new connection and be able to deny it. Established connections continue if a rule
-// accepts them, as kube-network-policies has it; otherwise they end when the program denies them,
-// within a second, as there is no notification.
+// accepts them, as with kube-network-policies; otherwise they end within a second after the program
+// denies them, because the kernel sends no notification.
 func TestNFQueue(t *testing.T) {
 	t.Parallel()
 	const accept = "-A POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"

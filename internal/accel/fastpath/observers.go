@@ -20,9 +20,9 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Accelerated packets bypass some hooks of a node's devices. Whatever is attached there and would
-// miss them is an observer, whether it counts, shapes or filters packets. The fast path skips a
-// device with an observer, unless a policy allows it to bypass that kind.
+// Accelerated packets bypass some hooks of a node's devices. Anything that is attached there and
+// would miss them is an observer, whether it counts, shapes or filters packets. The fast path skips
+// a device with an observer, unless a policy allows it to bypass that kind.
 
 // side is the ingress or the egress of a device.
 type side struct {
@@ -46,21 +46,23 @@ func (s side) attach() ebpf.AttachType {
 
 // observer is an observer at a side of a device.
 type observer struct {
-	// kind is one of v1alpha1's (UnseenBy...), or empty if no policy can allow to bypass it.
+	// kind is one of v1alpha1's (UnseenBy...), or empty if no policy can allow the fast path to
+	// bypass it.
 	kind string
 	name string
 }
 
-// observers are those of a node's devices, without the kinds that may be bypassed.
+// observers has the observers of a node's devices, without the kinds that may be bypassed.
 type observers struct {
 	at map[side][]observer
-	// programs are the foreign tcx programs of each side that was queried; xdp is whether a device has
-	// an XDP program. Netlink sends no notification when these change.
+	// programs has the foreign tcx programs of each queried side, and xdp whether a device has an
+	// XDP program. Netlink sends no notification when these change.
 	programs map[side][]ebpf.ProgramID
 	xdp      map[int]bool
 }
 
-// first names an observer at one of the sides, of one of the kinds if any are given, or returns "".
+// first returns the name of an observer at one of the sides, or "". If kinds are given, only
+// observers of these kinds count.
 func (o observers) first(sides []side, kinds ...string) string {
 	for _, s := range sides {
 		for _, other := range o.at[s] {
@@ -210,7 +212,7 @@ func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) 
 
 // chain is an nftables chain at the ingress or egress of devices.
 type chain struct {
-	// name is family, table and chain, as nft lists them.
+	// name consists of family, table and chain, as nft lists them.
 	name   string
 	egress bool
 	// devices are names, or prefixes of names with a * appended.
@@ -220,7 +222,7 @@ type chain struct {
 // at reports whether the chain is attached to a device.
 func (c chain) at(device string) bool { return isAmong(device, c.devices) }
 
-// isAmong reports whether a device has one of some names, or begins with one that ends with a *.
+// isAmong reports whether names has the device's name, or a prefix of it with a * appended.
 func isAmong(device string, names []string) bool {
 	return slices.ContainsFunc(names, func(d string) bool {
 		start, wild := strings.CutSuffix(d, "*")
@@ -268,7 +270,7 @@ func dumpNFTables(what string, kind int, family uint8) ([][]byte, error) {
 	return messages, err
 }
 
-// chainOf parses a message about a chain; ok is false if the chain is not at a device.
+// chainOf parses a message about a chain; ok is false if the chain is not attached to a device.
 func chainOf(message []byte) (c chain, ok bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return c, false
@@ -329,8 +331,8 @@ func devicesOf(b []byte) (names []string) {
 	return names
 }
 
-// unsupportedNode returns why no packet in the thread's network namespace may take the fast path, or
-// "". The kernel sends no notification when a sysctl changes.
+// unsupportedNode returns why no packet in the thread's network namespace may take the fast path,
+// or "". Netlink does not announce the sysctls that it reads.
 func unsupportedNode(unseenBy []string) (string, error) {
 	var pathMTU, accounting int
 	if err := readSysctl("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {

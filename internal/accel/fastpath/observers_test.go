@@ -24,11 +24,11 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// noticed is how soon a tcx program is noticed that is attached to a device of the fast path: the
-// devices are inspected twice a second.
-const noticed = 10 * time.Second // also on a machine that stalls: nothing else than that inspection finds it
+// noticed limits the time after which a tcx program that is attached to a device of the fast path
+// is noticed. The devices are inspected twice a second.
+const noticed = 10 * time.Second // even on a machine that stalls: only the inspection finds the program
 
-// device returns a device of a node: by its name, or the link of its first pod.
+// device returns a device of a node: by its name, or the link of its first pod for "pod".
 func (w *world) device(node, name string) (found netlink.Link) {
 	w.Helper()
 	index := 0
@@ -52,8 +52,8 @@ func (w *world) device(node, name string) (found netlink.Link) {
 	return found
 }
 
-// observe attaches something to a device of a node that counts the packets it sees. It returns the
-// count, if it has one, and a function that detaches it.
+// observe attaches something that counts the packets it sees to a device of a node. It returns the
+// count, if there is one, and a function that detaches it.
 type observe func(w *world, node string, l netlink.Link) (count func() uint64, end func())
 
 func programOfTCX(at ebpf.AttachType) observe {
@@ -172,7 +172,7 @@ var (
 	inetIngress         = nftables.ChainHookRef(5) // NF_INET_INGRESS
 )
 
-// skips reports whether a node skips something for a reason.
+// skips reports whether a node skips something for this reason.
 func (w *world) skips(node int, why string) bool {
 	return slices.ContainsFunc(w.paths[node].Skipped(), func(r string) bool { return strings.Contains(r, why) })
 }
@@ -191,8 +191,8 @@ func (w *world) roundTrips(e echo, node, n int) (fast uint64) {
 	return after["fast-out"] + after["fast-in"] - before["fast-out"] - before["fast-in"]
 }
 
-// TestObservers checks that whatever sees or delays packets on the slow path sees all of them when
-// it is attached to a device while a connection is accelerated. The device is skipped, with a
+// TestObservers attaches something that sees or delays packets on the slow path to a device while a
+// connection is accelerated, and checks that it sees all packets. The device is skipped, with a
 // reason, as long as the observer is there.
 func TestObservers(t *testing.T) {
 	t.Parallel()
@@ -254,7 +254,8 @@ func TestObservers(t *testing.T) {
 				if count != nil && count()-before < 100 {
 					t.Errorf("%s: of 100 packets the observer saw %d", p.name, count()-before)
 				}
-				// By then the connection has been sampled, and the agent asked to attach programs again.
+				// By then the connection has been sampled, and the agent has been asked to attach
+				// programs again.
 				sampled := time.Now().Add(300 * time.Millisecond)
 				w.eventually("the connection is sampled", func() { _ = e.trip(patience) }, func() bool { return time.Now().After(sampled) })
 				end()
@@ -269,7 +270,7 @@ func TestObservers(t *testing.T) {
 	}
 }
 
-// TestNICObservers checks that the kernel decapsulates where the NIC's ingress has an observer that
+// TestNICObservers checks that the kernel decapsulates if the NIC's ingress has an observer that
 // nic_decap would bypass.
 func TestNICObservers(t *testing.T) {
 	t.Parallel()
@@ -374,8 +375,8 @@ func TestUnseenBy(t *testing.T) {
 	w.accelerate(w.connect().back())
 }
 
-// TestTCXProgramAttachedBehind checks that a tcx program which is attached behind one of ours soon
-// sees all packets, where programs ahead of ours would.
+// TestTCXProgramAttachedBehind checks that a tcx program that is attached behind one of ours soon
+// sees all packets. Programs ahead of ours see them anyway.
 func TestTCXProgramAttachedBehind(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -431,8 +432,8 @@ func TestObserversNotBypassed(t *testing.T) {
 	}
 }
 
-// captureCount starts a capture at a device, as tcpdump does, and returns a function that counts
-// the packets in and out.
+// captureCount starts a capture at a device, as tcpdump does, and returns a function that returns
+// the number of packets in and out.
 func (w *world) captureCount(place string, l netlink.Link) func() (in, out int) {
 	w.Helper()
 	fd := -1
@@ -463,7 +464,8 @@ func (w *world) captureCount(place string, l netlink.Link) func() (in, out int) 
 	}
 }
 
-// TestPacketCapture checks that a capture sees what docs/explanation/fastpath.md says.
+// TestPacketCapture checks that a capture sees the packets that docs/explanation/fastpath.md says
+// it sees.
 func TestPacketCapture(t *testing.T) {
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	const n = 500
@@ -495,8 +497,8 @@ func TestPacketCapture(t *testing.T) {
 	}
 }
 
-// onUpperDevice makes the VXLAN devices of both nodes send by an upper device of their NICs. It
-// reports whether the kernel has such devices.
+// onUpperDevice puts an upper device on the NICs of both nodes, and makes the VXLAN devices send
+// through it. It reports whether the kernel supports such devices.
 func (w *world) onUpperDevice(with func(nic netlink.Link) netlink.Link) (has bool) {
 	w.Helper()
 	has = true
@@ -518,7 +520,7 @@ func (w *world) onUpperDevice(with func(nic netlink.Link) netlink.Link) (has boo
 				return err
 			}
 			if _, is := above.(*netlink.Bond); is {
-				err = netlink.LinkSetDown(nic) // a bond takes no device that is up
+				err = netlink.LinkSetDown(nic) // a bond accepts no device that is up
 			}
 			if above.Attrs().ParentIndex == 0 { // it has lower devices, as a bridge or a bond
 				err = errors.Join(err, netlink.LinkSetMaster(nic, above))
@@ -587,9 +589,9 @@ func recreate(name string, change func(*netlink.Vxlan)) error {
 	return nil
 }
 
-// TestLowerDevices checks that a VXLAN device is accelerated that sends by an upper device of the
-// NIC, and that one is skipped that sends by a lower device of another, whose hooks would be
-// bypassed.
+// TestLowerDevices checks that a VXLAN device that sends through an upper device of the NIC is
+// accelerated, and that one that sends through a lower device of another is skipped, because the
+// fast path would bypass the hooks of that other device.
 func TestLowerDevices(t *testing.T) {
 	t.Parallel()
 	attrs := func(nic netlink.Link) netlink.LinkAttrs {
@@ -631,7 +633,7 @@ func TestLowerDevices(t *testing.T) {
 				return
 			}
 			// A bridge computes the checksums of encapsulated packets before its ports, and a wire
-			// without a NIC verifies none: what arrives has unverified checksums.
+			// without a NIC verifies none: packets arrive with unverified checksums.
 			w.eventually("packets leave by the fast path", func() { w.roundTrips(e, 0, 10) }, func() bool {
 				return w.counts(0)["fast-out"] > 100 && w.counts(1)["fast-out"] > 100
 			})

@@ -28,8 +28,8 @@ import (
 
 var changes = flag.Int("changes", 80, "how many rules TestPolicy inserts and removes")
 
-// traffic is datagrams between sockets of both nodes: one per millisecond in each direction of each
-// connection.
+// traffic sends datagrams between sockets of both nodes: one per millisecond in each direction of
+// each connection.
 type traffic struct {
 	*world
 	sockets [2][4]*net.UDPConn // by node
@@ -146,7 +146,7 @@ func (tr *traffic) waitAccelerated() {
 	})
 }
 
-// match is what a rule matches. Fields that are not set match anything.
+// match selects the packets of a rule. Fields that are not set match anything.
 type match struct {
 	source, target netip.Addr
 	port           uint16 // destination port
@@ -156,7 +156,7 @@ func (m match) is(from, to netip.AddrPort) bool {
 	return (!m.source.IsValid() || m.source == from.Addr()) && (!m.target.IsValid() || m.target == to.Addr()) && (m.port == 0 || m.port == to.Port())
 }
 
-// exprs returns an nftables rule that drops what matches.
+// exprs returns an nftables rule that drops matching packets.
 func (m match) exprs() (all []expr.Any) {
 	compare := func(base expr.PayloadBase, offset uint32, value []byte) {
 		all = append(all, &expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: uint32(len(value))},
@@ -199,11 +199,11 @@ func (m match) both(from, to netip.AddrPort) bool {
 	return m.target == from.Addr() || m.target == to.Addr()
 }
 
-// policy is what a network policy controller has on a node: rules that stay, and maps from pods to
-// verdicts that change.
+// policy has the objects of a network policy controller on a node: rules that stay, and maps from
+// pods to verdicts that change.
 type policy struct {
 	*nftables.Conn
-	// any decides on every packet, fresh on those of new connections.
+	// any decides on every packet, and fresh on those of new connections.
 	any, fresh *nftables.Set
 	forward    *nftables.Chain
 }
@@ -251,7 +251,7 @@ func (w *world) policy(node string) *policy {
 	return p
 }
 
-// isolate sets the verdict on a pod in a map to drop, or deletes it.
+// isolate sets the verdict on a pod in a map to drop, or deletes the verdict.
 func (p *policy) isolate(set *nftables.Set, pod netip.Addr, on bool) error {
 	element := []nftables.SetElement{{Key: pod.AsSlice(), VerdictData: &expr.Verdict{Kind: expr.VerdictDrop}}}
 	change := p.SetAddElements
@@ -275,28 +275,28 @@ func flushConntrack(pod netip.Addr) error {
 	return err
 }
 
-// kind is a way to drop packets. turn does so in the network namespace of the thread, or undoes it.
+// kind is a way to drop packets. turn turns it on or off in the network namespace of the thread.
 type kind struct {
 	name  string
 	about func(*rand.Rand) match
 	turn  func(p *policy, m match, on bool) error
-	// hits reports which flows are affected: match.is, if nil.
+	// hits reports which flows are affected; if nil, match.is does.
 	hits func(m match, from, to netip.AddrPort) bool
-	// notified: the kernel notifies the change; otherwise it takes up to a second. spares:
-	// established connections continue on the slow path.
+	// notified means that the kernel announces the change; otherwise it takes up to a second.
+	// spares means that established connections continue on the slow path.
 	notified, spares bool
 }
 
 const (
-	// soon is how long packets may be delivered after a change that is notified. After any other, flows stay valid for
-	// half a second at least.
+	// soon is how long packets may still be delivered after a change that the kernel announces. After any other change, flows
+	// stay valid for half a second at least.
 	soon = 400 * time.Millisecond
-	// within is how long after one that is not, with a margin for clocks.
+	// within is the same for a change that the kernel does not announce, with a margin for clocks.
 	within = time.Second + 50*time.Millisecond
 )
 
-// promptly makes, up to three times, a change that the kernel notifies. It fails if packets were delivered for longer than
-// soon after every one of them, or for longer than within after any. An agent may wait for a CPU, but not each time.
+// promptly makes, up to three times, a change that the kernel announces. It fails if packets were delivered for longer than soon
+// after every try, or for longer than within after any. An agent may have to wait for a CPU, but not each time.
 func promptly(t testing.TB, what string, try func() (delivered time.Duration)) (longest time.Duration) {
 	t.Helper()
 	testenv.Retry(t, 3, func() error {
@@ -412,7 +412,7 @@ func TestPolicy(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 0))
 			times, longest, late := make([]int, len(all)), make([]time.Duration, len(all)), 0
 			for change := range *changes / len(shapes) / 2 {
-				// Each kind once, and the faster ones once more.
+				// Each kind once, and the faster kinds once more.
 				what := change / 2 % len(all)
 				if change%2 == 1 {
 					what = r.IntN(4)
@@ -437,8 +437,8 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// turn drops packets for a while on some node, and returns for how long after the change any were
-// still delivered.
+// turn drops packets for a while on some node, and returns how long packets were still delivered
+// after the change.
 func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) time.Duration {
 	tr.Helper()
 	m, node, other := k.about(r), r.IntN(2), r.IntN(2) == 0

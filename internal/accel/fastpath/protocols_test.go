@@ -20,7 +20,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// anyIPv4 is struct sockaddr_storage of all IPv4 addresses, as sockets of a family have it.
+// anyIPv4 returns a struct sockaddr_storage with the IPv4 address 0.0.0.0, in the form that a socket's family uses.
 func anyIPv4(fd int) (address [128]byte, err error) {
 	family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	binary.NativeEndian.PutUint16(address[:], uint16(family))
@@ -30,7 +30,7 @@ func anyIPv4(fd int) (address [128]byte, err error) {
 	return address, err
 }
 
-// withMD5 has a socket sign each segment (RFC 2385), for peers of any IPv4 address.
+// withMD5 makes a socket sign each segment (RFC 2385), for peers with any IPv4 address.
 func withMD5(fd int) error {
 	address, err := anyIPv4(fd)
 	if err != nil {
@@ -63,12 +63,12 @@ func (w *world) signed() (supported bool) {
 		return errors.Join(failed, err)
 	}
 	w.dialer.Control, w.listener.Control = control, control
-	w.listener.SetMultipathTCP(false) // it has no signatures
+	w.listener.SetMultipathTCP(false) // Multipath TCP supports no signatures
 	return true
 }
 
-// TestTCPOptions checks connections with options that change how TCP works: they are accelerated, arrive whole, are
-// known to the next agent if one is killed, and end as others do.
+// TestTCPOptions checks connections with options that change how TCP works: they are accelerated, their data arrives whole, the
+// next agent recovers them if one is killed, and they end as others do.
 func TestTCPOptions(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -115,7 +115,7 @@ func isMultipath(t *testing.T, c net.Conn) bool {
 	return is
 }
 
-// checkEnds checks that accelerated connections end: by a FIN of each side, and by a RST.
+// checkEnds checks that accelerated connections end: by a FIN of each side, and by an RST.
 func (w *world) checkEnds() {
 	w.Helper()
 	e := w.connect()
@@ -138,8 +138,8 @@ func (w *world) checkEnds() {
 	w.reset(e)
 }
 
-// checkRecovery checks that the next agent recovers an idle connection of a killed one, unless its pod is silent, and that the
-// connection goes on.
+// checkRecovery checks that the agent that follows a killed one recovers an idle connection, unless its pod is silent, and that
+// the connection continues.
 func (w *world) checkRecovery(silent bool) {
 	w.Helper()
 	left := w.leftLiberal(direct)[0]

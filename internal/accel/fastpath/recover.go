@@ -20,25 +20,24 @@ import (
 	"slipstream.dev/internal/accel/fastpath/datapath"
 )
 
-// A killed agent leaves the conntrack entries of accelerated connections liberal, and nobody knows the
-// sequence numbers that would make conntrack check the window again. A connection in use becomes known by its
-// packets. An idle one does not, and a forged RST would end its entry. But its pod knows the numbers:
-// TCP answers a segment outside the window with an acknowledgement (RFC 9293, section 3.10.7.4), as it
-// answers a keepalive. So the next agent sends each such pod a segment, straight to its link; encap
-// takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
+// A killed agent leaves the conntrack entries of accelerated connections liberal, and nobody knows the sequence numbers that
+// would make conntrack check the window again. If a connection is in use, the programs learn them from its packets. An idle
+// connection has none, and a forged RST would end its entry. But its pod knows the numbers: TCP answers a segment outside the
+// window with an acknowledgement (RFC 9293, section 3.10.7.4), as it answers a keepalive. So the next agent sends each such pod a
+// segment, straight to its link; encap takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
 
 const (
-	// recoverTries bounds in how many rounds a connection is tried, one at each renewal of the lease.
+	// recoverTries limits the number of rounds in which a connection is tried. There is one round at each renewal of the lease.
 	recoverTries = 8
-	// recoverRound bounds how long a round takes, as the agent has more to do.
+	// recoverRound limits the duration of a round, because the agent has other work to do.
 	recoverRound = 200 * time.Millisecond
-	// recoverMost bounds how many connections are recovered: twice as many as an agent can have accelerated.
+	// recoverMost limits the number of connections that are recovered, to twice the number that an agent can have accelerated.
 	recoverMost = 32768
-	// answerTime is how long the agent waits for a pod's answer, which normally comes while it sends. A packet that the
-	// pod sends meanwhile would be taken for it.
+	// answerTime is how long the agent waits for a pod's answer, which normally comes while it sends. Another packet of the pod
+	// in that time would be taken for the answer.
 	answerTime = 5 * time.Millisecond
-	// restTime is for how long a connection must have been idle: the answer may acknowledge what the peer has just sent,
-	// too, and the peer does not see it.
+	// restTime is how long a connection must have been idle: the answer may also acknowledge data that the peer has just sent,
+	// and the peer does not see it.
 	restTime = time.Second
 )
 
@@ -46,12 +45,12 @@ const (
 type recovery struct {
 	datapath.Recovery
 	tries int
-	// resting: the connection was idle when its flow was forgotten. If it no longer is, its packets tell the numbers.
+	// resting means that the connection was idle when its flow was forgotten. If it no longer is, its packets show the numbers.
 	resting bool
 }
 
-// liberalEntries returns the connections of pods on this node whose entries an agent has left liberal, at most
-// recoverMost. links are the links of the pods' addresses.
+// liberalEntries returns the connections of pods on this node whose entries an agent has left liberal, at most recoverMost. links
+// maps the pods' addresses to their links.
 func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err error) {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
@@ -69,8 +68,8 @@ func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err erro
 	return all, nil
 }
 
-// ctTimeouts are the timeouts of conntrack that an entry of an open connection can have, in seconds. A RST that
-// conntrack accepts leaves an entry that of CLOSE, and its state unless the sequence number is exactly the next.
+// ctTimeouts has the timeouts, in seconds, that conntrack may give the entry of an open connection. An RST that conntrack accepts
+// gives the entry the timeout of CLOSE, but leaves its state unless the sequence number is exactly the next.
 type ctTimeouts struct{ established, retransmitted, unacknowledged, close uint32 }
 
 func readTimeouts() (t ctTimeouts, err error) {
@@ -84,8 +83,8 @@ func readTimeouts() (t ctTimeouts, err error) {
 	return t, nil
 }
 
-// idle returns for how long conntrack has seen no packet of a connection: its timeout has begun with the
-// shortest that is not less.
+// idle returns how long conntrack has seen no packet of a connection. It assumes that the entry's timeout started at the shortest
+// of the timeouts that is not less than the present value.
 func (t *ctEntry) idle(timeouts ctTimeouts) time.Duration {
 	all := []uint32{timeouts.close, timeouts.unacknowledged, timeouts.retransmitted, timeouts.established}
 	slices.Sort(all)
@@ -97,16 +96,16 @@ func (t *ctEntry) idle(timeouts ctTimeouts) time.Duration {
 	return 0
 }
 
-// leftLiberal reports whether an agent has left an entry liberal, and its connection may be open: no FIN was seen.
-// Conntrack itself makes those liberal that it has picked up in mid-stream, without window scales, and those in a flow
-// table of the kernel.
+// leftLiberal reports whether an agent has left an entry liberal and its connection may be open: no FIN was seen. Conntrack
+// itself makes other entries liberal: those of connections that it picked up in mid-stream, which have no window scales, and
+// those in a flowtable of the kernel.
 func (t *ctEntry) leftLiberal() bool {
 	const flags = tcpScaled | tcpLiberal
 	return t.ours() && t.flags[0]&t.flags[1]&flags == flags && (t.flags[0]|t.flags[1])&tcpCloseInit == 0 &&
 		(t.state == tcpEstablished || t.state == tcpClose)
 }
 
-// recovery returns the connection of an entry if one of its ends is a pod whose address is not translated.
+// recovery returns the connection of an entry, if one of its ends is a pod whose address is not translated.
 func (t *ctEntry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bool) {
 	r.Protocol = unix.IPPROTO_TCP
 	if r.Link = links[t.original.from.Addr()]; r.Link != 0 {
@@ -131,7 +130,7 @@ func (f *Fastpath) findLiberal() error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	f.ensureDropForged() // no event tells of entries that are liberal already
+	f.ensureDropForged() // no event announces entries that are liberal already
 	for _, r := range all {
 		f.recovering[r.Flow] = &recovery{Recovery: r}
 		f.attach(r.Link)
@@ -140,8 +139,8 @@ func (f *Fastpath) findLiberal() error {
 	return nil
 }
 
-// recoverLater has a connection recovered whose entry is still liberal although its flow is forgotten: its sequence numbers
-// were not known.
+// recoverLater schedules the recovery of a connection whose entry is still liberal although its flow is forgotten, because its
+// sequence numbers were not known.
 func (f *Fastpath) recoverLater(flow datapath.Flow) error {
 	is, err := lookUp(flow)
 	if err != nil || is == nil || !is.leftLiberal() {
@@ -191,7 +190,7 @@ func (f *Fastpath) recoverLiberal() error {
 	return first
 }
 
-// anyUnrecovered reports whether a connection that could not be recovered is still liberal, and forgets those that are not.
+// anyUnrecovered reports whether a connection that could not be recovered is still liberal. It forgets those that are not.
 func (f *Fastpath) anyUnrecovered() bool {
 	for flow := range f.unrecovered {
 		if is, err := lookUp(flow); err != nil || is != nil && is.leftLiberal() {
@@ -202,7 +201,7 @@ func (f *Fastpath) anyUnrecovered() bool {
 	return false
 }
 
-// recoverOne tries to recover a connection, and returns whether that is done.
+// recoverOne tries to recover a connection, and returns whether no more tries are needed.
 func (f *Fastpath) recoverOne(k *keepalives, r *recovery) (done bool, err error) {
 	f.mu.Lock()
 	attached := f.attached[attachment{r.Link, "encap"}] != nil
@@ -222,12 +221,12 @@ func (f *Fastpath) recoverOne(k *keepalives, r *recovery) (done bool, err error)
 	if idle < restTime && r.resting {
 		return true, nil
 	} else if idle < restTime && r.tries < recoverTries/2 {
-		return false, nil // in use, or with a timeout that tells nothing
+		return false, nil // in use, or its timeout does not show the idle time
 	}
 	r.Last, r.Acknowledged = now-idle, rand.Uint32()
 	if added, err := f.programs.Recover(r.Recovery); err != nil {
 		return false, err
-	} else if !added { // in use; it is resynchronised when it becomes idle
+	} else if !added { // in use; forget resynchronises it when it becomes idle
 		return f.programs.Known(r.Flow)
 	}
 	answered, known, err := f.ask(k, r)
@@ -254,7 +253,7 @@ func (f *Fastpath) ask(k *keepalives, r *recovery) (answered, known bool, err er
 	}
 }
 
-// recovered makes conntrack check the window of a connection whose pod has told its sequence numbers.
+// recovered makes conntrack check the window of a connection whose pod has answered with its sequence numbers.
 func (f *Fastpath) recovered(k *keepalives, flow datapath.Flow) error {
 	f.entries.Lock()
 	defer f.entries.Unlock()
@@ -284,8 +283,8 @@ func (f *Fastpath) recovered(k *keepalives, flow datapath.Flow) error {
 
 // keepalives sends keepalives to pods, in one round.
 type keepalives struct {
-	// socket is an AF_PACKET socket. There is one for all, because to close one takes milliseconds: the kernel waits
-	// for its readers (packet_release).
+	// socket is an AF_PACKET socket. All keepalives share one, because closing it takes milliseconds: the kernel waits for its
+	// readers (packet_release).
 	socket   int
 	macs     map[netip.Addr]net.HardwareAddr
 	timeouts ctTimeouts
@@ -311,15 +310,15 @@ func (f *Fastpath) newKeepalives() (k *keepalives, err error) {
 
 func (k *keepalives) close() { _ = unix.Close(k.socket) }
 
-// send sends a pod a segment of a connection that its peer did not send. The segment is outside the window, unless the random number hits it; then TCP takes it for an
-// old acknowledgement.
+// send sends a pod a segment of a connection, in the name of its peer. The segment is outside the window, unless the random
+// sequence number hits the window; then TCP takes it for an old acknowledgement.
 func (k *keepalives) send(r *recovery) error {
 	s := segment{r.Peer, r.Pod, rand.Uint32(), r.Acknowledged, ackFlag, 0xffff, nil}
 	frame := append(ethernet(k.macs[r.Pod.Addr()], r.Pod.Addr()), s.bytes()...)
 	return os.NewSyscallError("sendto", unix.Sendto(k.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: r.Link}))
 }
 
-// ethernet returns the Ethernet header of packets to an address. No pod reads the source.
+// ethernet returns the Ethernet header of packets to an address. No pod reads the source address.
 func ethernet(to net.HardwareAddr, address netip.Addr) []byte {
 	protocol := uint16(unix.ETH_P_IP)
 	if address.Is6() {

@@ -31,7 +31,7 @@ type leftConnection struct {
 	last time.Time        // when its last packet was sent
 }
 
-// leftLiberal returns a connection by each front.
+// leftLiberal returns one such connection through each front.
 func (w *world) leftLiberal(fronts ...front) (all []leftConnection) {
 	w.Helper()
 	agent := w.startAgent("n0")
@@ -67,7 +67,8 @@ func (w *world) checksWindow(c leftConnection) {
 	})
 }
 
-// forgeRST has another pod forge RSTs of a connection until conntrack accepts one: then its entry on node0 lasts 10 s.
+// forgeRST makes another pod forge RSTs of a connection until conntrack accepts one, which leaves the entry on node0 a timeout of
+// 10 s.
 func (w *world) forgeRST(c leftConnection) {
 	w.Helper()
 	forge := w.forger("n0p1", c.echo)
@@ -76,18 +77,18 @@ func (w *world) forgeRST(c leftConnection) {
 	})
 }
 
-// wantIdleSince fails if the timeout of a connection's entry is not that of an ESTABLISHED one which has been idle since a time. The
-// timeout may be longer if a RST was forged, as nobody knows what it was before that.
+// wantIdleSince fails unless the timeout of a connection's entry is that of an ESTABLISHED one that has been idle since the given
+// time. The timeout may be longer if an RST was forged, because nobody knows its value before that.
 func (w *world) wantIdleSince(node string, c leftConnection, since time.Time, forged bool) {
 	w.Helper()
-	// Whole seconds, rounded down when the agent reads the entry, when it writes it, and here.
+	// Timeouts are whole seconds. They are rounded down when the agent reads the entry, when it writes it, and here.
 	at := establishedTimeout - int(time.Since(since)/time.Second)
 	if is := int(w.conntrack(node, c.echo).Timeout); is < at-3 || is > at+1 && !forged {
 		w.Errorf("the timeout of %s on %s is %d s, want %d", c.LocalAddr(), node, is, at)
 	}
 }
 
-// reset has the client of a connection reset it, and waits until the server's pod has got the RST.
+// reset makes the client of a connection reset it, and waits until the server's pod has received the RST.
 func (w *world) reset(e echo) {
 	w.Helper()
 	before := w.snmp("n1p0", "Tcp:", "EstabResets")
@@ -98,10 +99,9 @@ func (w *world) reset(e echo) {
 	w.eventually("the peer gets the RST", nil, func() bool { return w.snmp("n1p0", "Tcp:", "EstabResets") > before })
 }
 
-// TestIdleConnectionsRecovered checks that the next agent makes conntrack check the windows of idle
-// connections again that a killed agent has left, with state and timeout as without the fast path, although
-// another pod forges a RST between the two. Neither side sends anything; the other node sees nothing. A
-// connection that its pod has reset meanwhile is not kept.
+// TestIdleConnectionsRecovered checks that the agent that follows a killed one makes conntrack check the windows of idle
+// connections again, with state and timeout as without the fast path, although another pod forges an RST in between. Neither side
+// sends anything; the other node sees nothing. A connection that its pod has reset meanwhile is not kept.
 func TestIdleConnectionsRecovered(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -122,7 +122,7 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 			}
 			all := w.leftLiberal(fronts...)
 			ended, open := all[0], all[1:]
-			time.Sleep(4 * time.Second) // so that a timeout which begins anew is seen
+			time.Sleep(4 * time.Second) // so that a restarted timeout shows
 			// From here on the entries of two connections last 10 s.
 			if tt.forgedRST != nil {
 				w.forgeRST(open[1])
@@ -146,7 +146,7 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 	}
 }
 
-// delayedAck is for how long TCP may delay an acknowledgement (TCP_DELACK_MAX).
+// delayedAck is the longest time for which TCP may delay an acknowledgement (TCP_DELACK_MAX).
 const delayedAck = 200 * time.Millisecond
 
 // TestRecoveredEntryKeepsTimeoutPolicy checks that an entry with a timeout policy (nft's ct timeout) keeps its timeout.
@@ -174,13 +174,13 @@ func TestRecoveredEntryKeepsTimeoutPolicy(t *testing.T) {
 	}
 }
 
-// TestStaleTimeoutOfUnacknowledgedData checks that the next agent gives an idle connection the timeout of an ESTABLISHED one if the killed
-// one had not cleared the flag of unacknowledged data.
+// TestStaleTimeoutOfUnacknowledgedData checks that the next agent gives an idle connection the timeout of an ESTABLISHED one, if
+// the killed agent had not cleared the flag of unacknowledged data.
 func TestStaleTimeoutOfUnacknowledgedData(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
 	all := w.leftLiberal(byService, byService)
-	// The pod delays its last acknowledgement. If conntrack sees it, it clears the flag.
+	// The pod delays its last acknowledgement. Conntrack clears the flag if it sees that.
 	w.eventually("the last acknowledgement was sent", nil, func() bool { return time.Since(all[1].last) > delayedAck })
 	for _, c := range all {
 		w.setUnacknowledged(c)
@@ -194,7 +194,7 @@ func TestStaleTimeoutOfUnacknowledgedData(t *testing.T) {
 	}
 }
 
-// setUnacknowledged makes an entry on node0 one of a connection with unacknowledged data, as conntrack does.
+// setUnacknowledged marks an entry on node0 as one with unacknowledged data, as conntrack does.
 func (w *world) setUnacknowledged(c leftConnection) {
 	w.Helper()
 	w.in("n0", func() error { return fastpath.SetUnacknowledged(flowOf(c), unacknowledgedTimeout) })
@@ -203,8 +203,8 @@ func (w *world) setUnacknowledged(c leftConnection) {
 	}
 }
 
-// TestPeerDisappearsBetweenAgents checks that the entry of a connection whose data really is unacknowledged soon has the timeout of
-// unacknowledged data again.
+// TestPeerDisappearsBetweenAgents checks that the entry of a connection with data that really is unacknowledged soon has the
+// timeout of unacknowledged data again.
 func TestPeerDisappearsBetweenAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -226,7 +226,7 @@ func TestPeerDisappearsBetweenAgents(t *testing.T) {
 }
 
 // TestConnectionsEndDuringRecovery checks that a pod may end a connection right after the next agent has started:
-// the peer gets a RST, and no entry becomes ESTABLISHED again.
+// the peer gets an RST, and no entry becomes ESTABLISHED again.
 func TestConnectionsEndDuringRecovery(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -248,8 +248,8 @@ func TestConnectionsEndDuringRecovery(t *testing.T) {
 	}
 }
 
-// TestPodDoesNotAnswer checks that the entry of a connection whose pod does not answer keepalives stays as it is, also
-// if the agent stops meanwhile, which it does at once. A RST of the pod is no answer, and reaches the peer.
+// TestPodDoesNotAnswer checks that the entry of a connection stays as it is if its pod does not answer keepalives, even if the
+// agent stops meanwhile, which it does at once. An RST of the pod is not an answer, and reaches the peer.
 func TestPodDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -294,7 +294,7 @@ func TestPodDoesNotAnswer(t *testing.T) {
 		return err == nil && known == 0
 	})
 	isAsBefore()
-	// No event would tell that the connection is used again.
+	// No event would announce that the connection is used again.
 	for range 3 {
 		time.Sleep(fastpath.SweepInterval)
 		if !w.paths[0].DropsForged() {
@@ -305,8 +305,8 @@ func TestPodDoesNotAnswer(t *testing.T) {
 	w.eventually("drop_forged is detached", nil, func() bool { return !w.paths[0].DropsForged() })
 }
 
-// TestManyConnectionsRecovered checks that an agent which finds thousands of conntrack entries that a killed one left
-// accelerates connections meanwhile, and forgets those that the pod does not have.
+// TestManyConnectionsRecovered checks that an agent that finds thousands of conntrack entries of a killed agent accelerates
+// connections meanwhile, and forgets the connections that the pod does not have.
 func TestManyConnectionsRecovered(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -331,15 +331,15 @@ func TestManyConnectionsRecovered(t *testing.T) {
 	if known, _, err := w.paths[0].Connections(); err != nil || known > 10 {
 		t.Errorf("%d connections are known: %v", known, err)
 	}
-	// On a busy machine it may expire once.
+	// On a busy machine the lease may expire once.
 	if c := w.counts(0); c["lease-expired"] > uint64(trips/10) {
 		t.Errorf("the lease expired for %d packets of %d round trips", c["lease-expired"], trips)
 	}
 	w.accelerate(e)
 }
 
-// TestNoMapOutlivesAgent checks that the maps of a killed agent are gone: the next agent may be of another version, for
-// which they have another layout.
+// TestNoMapOutlivesAgent checks that the maps of a killed agent are gone: the next agent may have another version, whose maps
+// have another layout.
 func TestNoMapOutlivesAgent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)

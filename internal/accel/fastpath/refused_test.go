@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/accel/fastpath"
 )
 
-// A disturbance makes one end of an accelerated connection send packets that the programs refuse, or send by a path that they do
+// disturbance makes one end of an accelerated connection send packets that the programs refuse, or send by a path that they do
 // not see.
 type disturbance struct {
 	name string
@@ -125,8 +125,8 @@ func (w *world) sendNatively(pod string, end net.Conn) {
 }
 
 // TestDisturbedConnections checks that accelerated connections survive packets that the programs refuse or do not see, on nodes
-// that drop packets which conntrack calls invalid; and that once they are idle, their conntrack entries are as they were
-// before acceleration.
+// that drop packets that conntrack calls invalid; and that their conntrack entries, once they are idle, are as they were before
+// acceleration.
 func TestDisturbedConnections(t *testing.T) {
 	t.Parallel()
 	for _, d := range disturbances {

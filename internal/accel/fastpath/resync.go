@@ -45,7 +45,7 @@ func newResyncer() (r *resyncer, err error) {
 	if r.four, err = open(unix.AF_INET); err != nil {
 		return r, err
 	}
-	// drop_resync drops the packets before they reach a device, and binding to one saves the route
+	// drop_resync drops the packets before they reach a device. Binding to a device saves the route
 	// lookup: there need not be a route to a Service.
 	if err := unix.BindToDevice(r.four, "lo"); err != nil {
 		return r, os.NewSyscallError("setsockopt", err)
@@ -71,8 +71,8 @@ func (r *resyncer) close() error {
 
 // resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry
 // stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
-// connection's last packet. It is no error if the connection has ended. If it returns errUnknown, it has not changed the
-// entry; if errNotAccepted, the entry is still liberal.
+// connection's last packet. A connection that has ended is not an error. If resync returns errUnknown, it has not changed
+// the entry. If it returns errNotAccepted, the entry is still liberal.
 func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Duration, accelerated bool) error {
 	before, err := lookUp(f)
 	if err != nil || before == nil {
@@ -93,7 +93,7 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 		}
 	}
 	if accelerated {
-		// Conntrack gives a closed window a short timeout, and would not see it open again.
+		// Conntrack gives a closed window a short timeout, and would not see the window open again.
 		n.Pod.Edge, n.Peer.Edge = openWindow(n.Pod, n.Peer), openWindow(n.Peer, n.Pod)
 		if err := r.handshake(f, before, n); err != nil {
 			return err
@@ -104,7 +104,7 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 	if err != nil {
 		return err
 	}
-	// The handshake acknowledges all data.
+	// The handshake has to acknowledge all data.
 	settled := n
 	settled.Pod.Expects, settled.Peer.Expects = n.Peer.Next, n.Pod.Next
 	if n.PeerUnseen() {
@@ -119,8 +119,8 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 // largestWindow is the largest window that TCP can announce (RFC 7323).
 const largestWindow = 0xffff << 14
 
-// unacknowledged takes back what the handshake has acknowledged in the entry of an idle connection although the other side has
-// not: the data, its flag, and the timeout that it gives.
+// unacknowledged restores, in the entry of an idle connection, the state of data that the handshake has acknowledged but the
+// other side has not: the highest acknowledgement, the flag of unacknowledged data, and its timeout.
 func (r *resyncer) unacknowledged(f datapath.Flow, t *ctEntry, n datapath.Sequence, idle time.Duration) error {
 	data := [2]bool{n.Pod.Next != n.Peer.Expects && !n.PeerUnseen(), n.Peer.Next != n.Pod.Expects} // of the pod, of the peer
 	if !data[0] && !data[1] {
@@ -136,7 +136,7 @@ func (r *resyncer) unacknowledged(f datapath.Flow, t *ctEntry, n datapath.Sequen
 	for side := range data {
 		if data[side] {
 			masks[side] |= tcpUnacknowledged
-			masks[1-side] |= tcpMaxAck // so that conntrack takes the next acknowledgement for the highest
+			masks[1-side] |= tcpMaxAck // makes conntrack take the next acknowledgement for the highest
 		}
 	}
 	if err := change(f, tcpInfo(
@@ -161,7 +161,7 @@ func (r *resyncer) unacknowledged(f datapath.Flow, t *ctEntry, n datapath.Sequen
 	return change(f, timeoutAttr(without(after.timeout, idle)))
 }
 
-// window returns a window in the field of a segment from one of the ends.
+// window returns the value of the window field, for a window in bytes, in a segment from one of the ends.
 func (t *ctEntry) window(from netip.AddrPort, bytes uint32) uint16 {
 	scale := t.scale[0]
 	if from != t.original.from {
@@ -170,9 +170,9 @@ func (t *ctEntry) window(from netip.AddrPort, bytes uint32) uint16 {
 	return uint16(min(bytes>>min(scale, 14), 0xffff))
 }
 
-// recover makes conntrack check the window of a connection that an agent has left with the entry before. It is
-// as if there had been no agent: the timeout counts from the last packet, and a RST that conntrack has accepted from
-// anybody is undone.
+// recover makes conntrack check the window of a connection that an agent has left with the entry before. The result is the same
+// as without an agent: the timeout counts from the last packet, and recover undoes the effect of an RST that conntrack may have
+// accepted from anybody.
 //
 // A short timeout of unacknowledged data or of retransmissions may be stale: conntrack does not take acknowledgements outside its
 // window into account. So the entry gets the timeout of an established connection. If data is unacknowledged after all,
@@ -193,8 +193,8 @@ func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *ctEntry
 	})
 }
 
-// checkWindow makes conntrack check the window of a connection with the entry before. left tells the timeout of the
-// entry, which has begun anew.
+// checkWindow makes conntrack check the window of a connection with the entry before. left returns the timeout to set, given the
+// entry after the handshake, whose timeout has started again.
 func (r *resyncer) checkWindow(f datapath.Flow, before *ctEntry, n datapath.Sequence, left func(after *ctEntry) uint32) error {
 	if err := r.handshake(f, before, n); err != nil {
 		return err
@@ -216,8 +216,9 @@ func (r *resyncer) checkWindow(f datapath.Flow, before *ctEntry, n datapath.Sequ
 	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(left(after)))
 }
 
-// timeoutAfter returns the timeout that would be left to an entry, whose timeout has just begun, if its
-// connection had been idle for so long. established is the timeout of that state.
+// timeoutAfter returns the rest of the timeout of an entry, as if its connection had been idle for
+// so long. The timeout of t has just started. established is the timeout of ESTABLISHED, in
+// seconds.
 func (t *ctEntry) timeoutAfter(idle time.Duration, established uint32) (seconds uint32) {
 	begun := t.timeout
 	if begun+1 == established { // conntrack rounds down
@@ -226,7 +227,7 @@ func (t *ctEntry) timeoutAfter(idle time.Duration, established uint32) (seconds 
 	return without(begun, idle)
 }
 
-// openWindow returns the right edge of a window of a side that is open, whatever its scale.
+// openWindow returns the right edge of a window of a side, moved if necessary so that the window is open at any scale.
 func openWindow(own, other datapath.Side) uint32 {
 	return other.Expects + max(own.Edge-other.Expects, 1<<14)
 }
@@ -290,11 +291,11 @@ func (a *resyncs) close() error {
 // is still liberal, and the next handshake may succeed.
 var errNotAccepted = errors.New("conntrack did not accept the handshake")
 
-// errUnknown is returned if a connection's sequence numbers are not known, or old: conntrack has seen later packets.
+// errUnknown means that a connection's sequence numbers are not known, or are old: conntrack has seen later packets.
 var errUnknown = errors.New("the sequence numbers of the connection are not known")
 
 // missed reports whether conntrack has seen a later packet of an established connection than the
-// programs have: then their sequence numbers are old.
+// programs have: then the programs' sequence numbers are old.
 func (t *ctEntry) missed(idle time.Duration) (bool, error) {
 	timeout, err := timeoutOf("established", 0)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// TestNewConnectionBetweenSamePorts checks that what the agent does about an accelerated connection which a RST has ended does not reach
-// a new connection between the same ports, however late the agent gets to it.
+// TestNewConnectionBetweenSamePorts checks that the agent's work for an accelerated connection that an RST has ended does not
+// affect a new connection between the same ports, however late the agent does it.
 func TestNewConnectionBetweenSamePorts(t *testing.T) {
 	t.Parallel()
 	for name, front := range map[string]front{"direct": direct, "to a Service": byService} {
@@ -35,7 +35,7 @@ func TestNewConnectionBetweenSamePorts(t *testing.T) {
 				if err := old.Conn.(*net.TCPConn).SetLinger(0); err != nil {
 					t.Fatal(err)
 				}
-				old.Close() // sends a RST
+				old.Close() // sends an RST
 				e := dial()
 				w.trip(e, 1)
 				if err := agent.Process.Signal(unix.SIGCONT); err != nil {
@@ -45,7 +45,8 @@ func TestNewConnectionBetweenSamePorts(t *testing.T) {
 					is := w.conntrack("n0", e)
 					return is.State == stateEstablished && (is.Flags[0]|is.Flags[1])&flagLiberal == 0
 				})
-				// The agent handles events in order: once it has handled those of this connection, it has handled the RST's.
+				// The agent handles events in order: once it has handled those of the new connection, it has handled that of the
+				// RST.
 				w.eventually("the new connection is accelerated", nil, func() bool { return w.slowPackets(e, 100) < 20 })
 				if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout <= closeTimeout {
 					t.Errorf("conntrack has the new connection as %+v", is)

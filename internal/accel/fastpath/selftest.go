@@ -22,8 +22,8 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// probeTime bounds how long the probe waits for its connection to be accelerated. Where the agents of many nodes started on
-// few CPUs, that took more than 5 s.
+// probeTime limits the time for which the probe waits for its connection to be accelerated. When the agents of many nodes started
+// on few CPUs, that took more than 5 s.
 const probeTime = 15 * time.Second
 
 // The addresses of the probe's nodes and pods. They exist only in its own namespaces.
@@ -33,9 +33,9 @@ var (
 	probeMACs  = [2]net.HardwareAddr{{2, 0, 0, 0, 1, 1}, {2, 0, 0, 0, 1, 2}}
 )
 
-// Probe tests in temporary network namespaces whether the fast path works on this kernel. A pod opens
-// a TCP connection over a VXLAN device to a node without the fast path, and compares what it sends
-// with what comes back. The error says what does not work.
+// Probe tests in temporary network namespaces whether the fast path works on this kernel. A pod
+// opens a TCP connection over a VXLAN device to a node without the fast path, and compares the data
+// that it sends with the data that comes back. The error says what does not work.
 func Probe(ctx context.Context) error {
 	var spaces [3]netns.Handle // node, pod, far node
 	for i := range spaces {
@@ -56,7 +56,7 @@ func Probe(ctx context.Context) error {
 	return nil
 }
 
-// probeDevices creates a node with a pod, and another node of which only the VXLAN device matters.
+// probeDevices creates a node with a pod, and another node that needs only a VXLAN device.
 func probeDevices(spaces [3]netns.Handle) error {
 	node, pod, far := spaces[0], spaces[1], spaces[2]
 	if err := netns.Do(node, func() error { return makeProbeNode(pod, far) }); err != nil {
@@ -87,7 +87,8 @@ func probeLink(name string) netlink.LinkAttrs {
 	return a
 }
 
-// makeProbeTunnel makes the VXLAN device of a node, and what leads through it to the other node's pod.
+// makeProbeTunnel creates the VXLAN device of a node, and the entries that lead through it to the
+// other node's pod.
 func makeProbeTunnel(i int) error {
 	nic, err := netlink.LinkByName("nic")
 	if err != nil {
@@ -118,7 +119,8 @@ func makeProbeTunnel(i int) error {
 	return nil
 }
 
-// makeProbeNode makes the node's devices: those to its pod and to the other node, and its VXLAN device.
+// makeProbeNode creates the node's devices: those to its pod and to the other node, and its VXLAN
+// device.
 func makeProbeNode(pod, far netns.Handle) error {
 	wire := netlink.NewVeth(probeLink("nic"))
 	wire.PeerName, wire.PeerNamespace = "nic", netlink.NsFd(far)
@@ -153,7 +155,7 @@ func makeProbePod() error {
 	)
 }
 
-// lacking adds what to do to an error that says that the kernel lacks a kind of device.
+// lacking adds advice to an error that says that the kernel lacks a kind of device.
 func lacking(what, module string, err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("this kernel lacks %s (load the module %s)", what, module)

@@ -51,9 +51,9 @@ func (w *world) tripsUntil(near *net.UDPConn, what string, holds func() bool) {
 	}, holds)
 }
 
-// TestIPv6OptionsAndHopLimit checks that datagrams of an accelerated connection take the slow path,
-// and arrive, if they have a destination options header, and are dropped by the node if their hop
-// limit expires.
+// TestIPv6OptionsAndHopLimit checks datagrams of an accelerated connection: with a destination
+// options header they take the slow path and arrive, and with an expiring hop limit the node drops
+// them.
 func TestIPv6OptionsAndHopLimit(t *testing.T) {
 	t.Parallel()
 	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
@@ -88,7 +88,7 @@ func TestIPv6OptionsAndHopLimit(t *testing.T) {
 	}
 }
 
-// collidingAddress returns another address of a /64 with the same hash in bpf/fastpath.c: it
+// collidingAddress returns another address in the same /64 with the same hash in bpf/fastpath.c. It
 // inverts the steps of the hash for the lower half of the address.
 func collidingAddress(a netip.Addr, n uint64) netip.Addr {
 	const first, second = 0x9e3779b97f4a7c15, 0xd6e8feb86659fd93
@@ -174,7 +174,7 @@ func TestIPv6AddressHashCollision(t *testing.T) {
 	w.eventually("one connection is accelerated", func() { trip(0) }, func() bool { return w.counts(0)["fast-out"] > 100 && w.counts(1)["fast-in"] > 100 })
 	var fast, mismatches uint64
 	for range 20 {
-		trip(0) // if it were idle, it would be forgotten, and the other take its place
+		trip(0) // an idle connection would be forgotten, and the other would take its place
 		before := w.counts(0)
 		for range 100 {
 			trip(1)
@@ -219,8 +219,8 @@ func TestIPv6DeviceMTU(t *testing.T) {
 	w.eventually("packets are counted as exceeds-mtu", send, func() bool { return w.counts(0)["exceeds-mtu"] > 0 })
 }
 
-// TestSKBPriority checks that accelerated packets have the same priority for qdiscs as others: by
-// their TOS, where the kernel derives it from that.
+// TestSKBPriority checks that accelerated packets have the same priority for qdiscs as others: the
+// one that the kernel derives from their TOS, where it does.
 func TestSKBPriority(t *testing.T) {
 	t.Parallel()
 	for version, six := range versions {

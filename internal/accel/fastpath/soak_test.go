@@ -20,7 +20,7 @@ import (
 
 var soak = flag.Duration("soak", 0, "how long TestSoak runs; at least one round")
 
-// soakRun is two worlds with the same connections and the same events: one with fast paths, by
+// soakRun has two worlds with the same connections and the same events: one with fast paths, in
 // processes of their own, and a reference without.
 type soakRun struct {
 	*testing.T
@@ -32,7 +32,7 @@ type soakRun struct {
 	// brokenReferences counts connections that broke without a fast path, or whose conntrack entries did, and that were
 	// replaced.
 	brokenReferences int
-	// memory is the most that an agent used in each round, in MiB.
+	// memory is the largest memory that an agent used in each round, in MiB.
 	memory []int
 }
 
@@ -42,9 +42,9 @@ type pair struct {
 	fast, reference echo
 	// opened is when it was opened.
 	opened time.Time
-	// forged: another pod has forged packets of it since its entries were compared. One in some thousand random sequence
-	// numbers lies in the window. The reference's conntrack then takes the packet for the connection's own, and may wait
-	// for an acknowledgement that never comes.
+	// forged means that another pod has forged packets of the connection since its entries were compared. One in some thousand
+	// random sequence numbers lies in the window. The reference's conntrack then takes the packet for the connection's own, and
+	// may wait for an acknowledgement that never comes.
 	forged bool
 }
 
@@ -59,8 +59,8 @@ func (s *soakRun) connect(near, far int, front front) pair {
 	return p
 }
 
-// exchangeMessages makes round trips of a connection in both worlds. One that breaks without a fast path is
-// replaced: conntrack accepts some forged packets whatever their sequence numbers.
+// exchangeMessages makes round trips of a connection in both worlds. A connection that breaks without a fast path is replaced:
+// conntrack accepts some forged packets whatever their sequence numbers.
 func (s *soakRun) exchangeMessages(i, n int) {
 	s.Helper()
 	p := s.pairs[i]
@@ -90,7 +90,7 @@ func (s *soakRun) replace(i int) {
 // startAgent runs the fast path of a node.
 func (s *soakRun) startAgent(node int) { s.agents[node] = s.fast.startAgent(fmt.Sprintf("n%d", node)) }
 
-// disturb does something at random to both worlds.
+// disturb does the same random thing to both worlds.
 func (s *soakRun) disturb() {
 	i := s.IntN(len(s.pairs))
 	both := func(do func(*world, pair, echo)) {
@@ -201,9 +201,9 @@ func (s *soakRun) compareEntries(p pair) (undisturbed bool) {
 	return undisturbed
 }
 
-// TestSoak checks that connections survive what happens on a node, compared with the same
-// connections in a world without the fast path: none breaks, and the conntrack entries of idle ones
-// are the same.
+// TestSoak checks that connections survive the events of a node, compared with the same connections
+// in a world without the fast path: none breaks, and the conntrack entries of idle ones are the
+// same.
 func TestSoak(t *testing.T) {
 	s := &soakRun{T: t, Rand: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0)),
 		fast: newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull), reference: newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)}

@@ -7,7 +7,7 @@ import "slipstream.dev/internal/accel/fastpath/datapath"
 // Tracked is the conntrack entry of a connection.
 type Tracked struct {
 	State uint8
-	// Flags are those of the original and of the reply direction; Timeout is in seconds.
+	// Flags has the flags of the original and of the reply direction. Timeout is in seconds.
 	Flags   [2]uint8
 	Timeout uint32
 }

@@ -72,8 +72,8 @@ func TestConntrackTimeouts(t *testing.T) {
 	}
 }
 
-// timeouts returns after how long the entries of connections expire that were used for a while: when each was seen
-// last, and when it was missing first.
+// timeouts returns the time after which the entries of connections expire that were used for a while. It is between the two
+// values: when an entry was last seen, and when it was first missing.
 func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 	w.Helper()
 	const stream, long, short = "TCP", "UDP for two seconds", "UDP for less"
@@ -146,9 +146,9 @@ func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 	return known
 }
 
-// TestIdleAfterFewPackets checks that a connection which is idle soon after it became accelerated leaves the
-// conntrack entry as it was, and that its server may be the next to send: if the programs had missed
-// acknowledgements, conntrack would call that packet invalid.
+// TestIdleAfterFewPackets checks that a connection that is idle soon after it became accelerated leaves the conntrack entry as it
+// was, and that its server may be the next to send: if the programs had missed acknowledgements, conntrack would call that packet
+// invalid.
 func TestIdleAfterFewPackets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -184,8 +184,8 @@ func TestIdleAfterFewPackets(t *testing.T) {
 	}
 }
 
-// TestStopAfterFewPackets checks that conntrack checks the windows of a connection after the fast path has
-// stopped, although the connection had become accelerated by one of its last packets.
+// TestStopAfterFewPackets checks that conntrack checks the windows of a connection after the fast path has stopped, although one
+// of its last packets made the connection accelerated.
 func TestStopAfterFewPackets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -206,8 +206,8 @@ func TestStopAfterFewPackets(t *testing.T) {
 }
 
 // TestUnackedEntryExpires checks that the entry of a connection whose peer has disappeared, with
-// data unacknowledged, expires as soon as it would without the fast path: not after the five days
-// of an idle connection.
+// data unacknowledged, expires as early as it would without the fast path, and not after the five
+// days of an idle connection.
 func TestUnackedEntryExpires(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
@@ -225,7 +225,7 @@ func TestUnackedEntryExpires(t *testing.T) {
 	})
 }
 
-// zoneRules make node0 track all packets in a conntrack zone.
+// zoneRules makes node0 track all packets in a conntrack zone.
 const zoneRules = "*raw\n-A PREROUTING -j CT --zone 5\nCOMMIT\n"
 
 // TestConntrackZone checks that connections in a conntrack zone take the slow path.
@@ -267,11 +267,11 @@ func TestConntrackZoneAdded(t *testing.T) {
 // Conntrack's status bits IPS_SEEN_REPLY, IPS_ASSURED and IPS_CONFIRMED (nf_conntrack_common.h).
 const statusReplied, statusAssured, statusConfirmed = 1 << 1, 1 << 2, 1 << 3
 
-// addEntries adds conntrack entries to node0, between one address and many others, until enough tells that
-// there are enough. It asks after every 256.
+// addEntries adds conntrack entries to node0, between one address and many others, until enough returns true. It calls enough
+// after every 256 entries.
 func (w *world) addEntries(protocol byte, address netip.Addr, status uint32, enough func(n int) (bool, error), more ...*nl.RtAttr) {
 	w.Helper()
-	// One request, which is repeated with other addresses in place of other.
+	// The same request is repeated with other addresses in place of other.
 	own, other := address.AsSlice(), []byte{203, 0, 113, 77}
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE) // IPCTNL_MSG_CT_NEW
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
@@ -370,7 +370,7 @@ func TestFullConntrackTable(t *testing.T) {
 			w.eventually("the datagrams' entry is assured", nil, func() bool {
 				return w.conntrack("n0", echo{Conn: c.datagrams}).Timeout > unrepliedTimeout
 			})
-			// Conntrack may evict an entry of IGMP, which is not assured either. Then it has room for a new connection.
+			// Conntrack may evict an entry of IGMP, which is not assured either, and then has room for a new connection.
 			testenv.Retry(t, 3, func() error {
 				w.fillConntrack(tt.assured)
 				if fresh := c.fresh(tt.fresh); fresh != tt.fresh {

@@ -23,7 +23,7 @@ func nodeAddress(node int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 
 // gateway is the address of the switch, once it forwards.
 var gateway = netip.MustParseAddr("198.18.0.253")
 
-// addSecondLink connects the nodes by a second wire, from eth1 to eth1, and makes the switch
+// addSecondLink adds a second wire between the nodes, from eth1 to eth1, and makes the switch
 // forward.
 func (w *world) addSecondLink() {
 	w.Helper()
@@ -59,7 +59,7 @@ func (w *world) addSecondLink() {
 	w.sysctl("sw", "net/ipv4/conf/default/send_redirects", "0")
 }
 
-// setRoute sets a node's route to the other node, by one or several devices.
+// setRoute sets a node's route to the other node, through one or several devices.
 func (w *world) setRoute(node int, r netlink.Route, devices ...string) {
 	w.Helper()
 	w.in(fmt.Sprintf("n%d", node), func() error {
@@ -85,15 +85,15 @@ func (w *world) resetRoute(nodes ...int) {
 	}
 }
 
-// sentBy returns how many packets a node has sent by a device.
+// sentBy returns the number of packets that a node has sent through a device.
 func (w *world) sentBy(node int, device string) (n uint64) {
 	w.Helper()
 	w.set(fmt.Sprintf("n%d", node), device, func(l netlink.Link) error { n = l.Attrs().Statistics.TxPackets; return nil })
 	return n
 }
 
-// moveNodeAddress moves the node's address to the loopback device, as where routes to nodes are
-// learned by a routing protocol, or back to its first NIC.
+// moveNodeAddress moves the node's address to the loopback device, as on nodes whose routes a
+// routing protocol announces, or back to its first NIC.
 func (w *world) moveNodeAddress(node int, away bool) {
 	w.Helper()
 	own, other := netlink.Addr{IPNet: prefix(nodeAddress(node), 24)}, netlink.Addr{IPNet: prefix(netip.AddrFrom4([4]byte{198, 18, 2, byte(node + 1)}), 24)}
@@ -114,8 +114,8 @@ func (w *world) moveNodeAddress(node int, away bool) {
 	})
 }
 
-// TestRouteChanges changes the route to the other node while a connection is accelerated: packets
-// must go where the kernel sends them, and those that leave by another NIC than that of the VXLAN
+// TestRouteChanges changes the route to the other node while a connection is accelerated. Packets
+// must go where the kernel sends them, and packets that leave by a NIC other than that of the VXLAN
 // device must take the slow path.
 func TestRouteChanges(t *testing.T) {
 	t.Parallel()
@@ -129,9 +129,10 @@ func TestRouteChanges(t *testing.T) {
 		name string
 		do   func(*world)
 		back func(*world)
-		// for node0 and node1: which packets leave by eth1, and which take the fast path.
+		// For node0 and node1: other means that packets leave by eth1, accelerated that they take
+		// the fast path.
 		other, accelerated [2]bool
-		// forwarded: the switch routes them, instead of bridging them.
+		// forwarded means that the switch routes the packets instead of bridging them.
 		forwarded bool
 	}{
 		{name: "more specific route",
@@ -257,7 +258,7 @@ func TestStreamPMTU(t *testing.T) {
 }
 
 // TestBridgeVLANFiltering checks that pods on VLAN-filtering bridges are accelerated, and that a
-// pod which is removed from its VLAN receives nothing.
+// pod that is removed from its VLAN receives nothing.
 func TestBridgeVLANFiltering(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)

@@ -25,7 +25,7 @@ import (
 // session is a TCP connection whose ends the test simulates.
 type session struct {
 	grammar.Connection
-	// next are the next sequence numbers of the pod and of the peer.
+	// next has the next sequence numbers of the pod and of the peer.
 	next  [2]uint32
 	ended string
 }
@@ -33,23 +33,24 @@ type session struct {
 // Ends of a session.
 const (
 	ofPod, ofPeer = 0, 1
-	// windowScale is what both ends announce.
+	// windowScale is the scale that both ends announce.
 	windowScale = 7
 )
 
-// segment is what an end sends besides the sequence numbers.
+// segment describes a segment that an end sends.
 type segment struct {
 	flags   byte
 	seq     uint32
 	payload int
-	// options are TCP's, ipOptions the length of IP's, padding that behind the packet.
+	// options has the TCP options, ipOptions the length of the IP options, and padding the length of the padding behind the
+	// packet.
 	options            []byte
 	ipOptions, padding int
 	ttl                byte
-	// inFull: the sender computes the checksum, which is wrong by wrong.
+	// inFull means that the sender computes the checksum. It is off by wrong.
 	inFull bool
 	wrong  uint16
-	// fragments is into how many fragments the packet is split, the last one first if reversed.
+	// fragments is the number of fragments of the packet. If reversed, the last one is sent first.
 	fragments int
 	reversed  bool
 	gso       uint16
@@ -114,7 +115,7 @@ func (s *session) frames(end int, of segment) []injected {
 	return all
 }
 
-// pseudoSum returns the sum of a packet's pseudo header, which a device completes.
+// pseudoSum returns the sum of a packet's pseudo header, from which a device completes the checksum.
 func (s *session) pseudoSum(p grammar.Packet, length int) uint16 {
 	return grammar.Sum(uint32(tcp)+uint32(length), slices.Concat(p.Source.Addr().AsSlice(), p.Target.Addr().AsSlice()))
 }
@@ -137,7 +138,7 @@ func split(b []byte, l4, n int) (all [][]byte) {
 	return all
 }
 
-// open returns the handshake of a session, begun by one of its ends.
+// open returns the handshake of a session that the end by begins.
 func (s *session) open(by int) []injected {
 	options := []byte{1, 1, 4, 2, 1, 3, 3, windowScale} // SACK permitted, window scale
 	syn := s.frames(by, segment{flags: tcpSYN, seq: s.next[by], options: options})
@@ -154,7 +155,7 @@ func (s *session) plain(end, payload int) []injected {
 	return append(all, s.frames(1-end, segment{flags: 0x10, seq: s.next[1-end]})...)
 }
 
-// any returns a valid segment of an end with something unusual, or one that its receiver ignores.
+// any returns a valid but unusual segment of an end, or one that its receiver ignores.
 func (s *session) any(r *rand.Rand, end int, large bool) []injected {
 	of := segment{flags: 0x10, seq: s.next[end], payload: r.IntN(1300)}
 	repeat := false
@@ -219,10 +220,10 @@ func (s *session) end(r *rand.Rand) (all []injected) {
 	return all
 }
 
-// TestUnusualSegments sends valid segments of every form in mid-connection: with IP options, padding or urgent data, in fragments,
-// larger than the MTU, with wrong checksums, on their last hop. It sends the same to a node with the fast path and to a reference
-// node without it, both of which drop what conntrack calls invalid. What comes out must be the same, and so must the conntrack
-// entries be once connections are idle, or have ended. -packets 1000000 takes eight minutes.
+// TestUnusualSegments sends valid segments of every form in mid-connection: with IP options, padding or urgent data, in
+// fragments, larger than the MTU, with wrong checksums, on their last hop. It sends the same to a node with the fast path and to
+// a reference node without it. Both drop packets that conntrack calls invalid. The packets that come out must be the same, and so
+// must the conntrack entries once connections are idle or have ended. -packets 1000000 takes eight minutes.
 func TestUnusualSegments(t *testing.T) {
 	testenv.NeedRoot(t)
 	for i, shape := range shapes {
@@ -258,7 +259,7 @@ func sendUnusualSegments(t *testing.T, shape, offload string, six bool, want int
 		if droppedByBacklog(t) == dropped {
 			t.Fatal("the nodes differ")
 		}
-		// All network namespaces share the CPUs' backlogs, and another one has filled them.
+		// All network namespaces share the CPUs' backlogs, and another test may fill them.
 		p.shown = before
 		if lost++; lost == 10 {
 			t.Fatal("the kernel dropped packets for lack of room in ten rounds")
@@ -267,17 +268,17 @@ func sendUnusualSegments(t *testing.T, shape, offload string, six bool, want int
 	t.Logf("%d packets, %d on the fast path, %d rounds repeated; %v", p.shown, sum()-began, lost, fast.counts(0))
 }
 
-// simulation sends the packets of sessions to two nodes, of which the first has the fast path.
+// simulation sends the packets of sessions to two nodes. Only the first has the fast path.
 type simulation struct {
 	*testing.T
 	*rand.Rand
 	sides [2]*isolatedNode
-	// large: the pod may send GSO packets.
+	// large means that the pod may send GSO packets.
 	large       bool
 	made, shown int
 }
 
-// round sends so many packets of new sessions, and reports whether both nodes forwarded the same.
+// round sends this many packets of new sessions, and reports whether both nodes forwarded the same.
 func (p *simulation) round(packets int) bool {
 	p.Helper()
 	var all []*session
@@ -311,7 +312,7 @@ func (p *simulation) round(packets int) bool {
 	return p.sameOutput(together(ends)) && p.sameEntries(all)
 }
 
-// talk sends so many unusual packets of the sessions, some of which end on the way.
+// talk sends this many unusual packets of the sessions, some of which end on the way.
 func (p *simulation) talk(all []*session, packets int) bool {
 	p.Helper()
 	for n := 0; n < packets; {
@@ -335,7 +336,7 @@ func (p *simulation) talk(all []*session, packets int) bool {
 	return true
 }
 
-// droppedByBacklog returns how many packets the kernel has dropped because the backlog of a CPU was full
+// droppedByBacklog returns the number of packets that the kernel has dropped because the backlog of a CPU was full
 // (net.core.netdev_max_backlog).
 func droppedByBacklog(t *testing.T) (sum uint64) {
 	t.Helper()
@@ -382,8 +383,8 @@ func (p *simulation) accelerate(all []*session) bool {
 // keepalives is the Ethernet address from which the agent asks pods for sequence numbers (recover.go).
 var keepalives = []byte{2, 0, 0, 0, 0, 1}
 
-// sameOutput injects packets into both nodes, and reports whether the same comes out. Conntrack must see a packet before one of the other
-// end that acknowledges it, so it waits wherever the end changes.
+// sameOutput injects packets into both nodes, and reports whether the same comes out. Conntrack must see a packet before the
+// other end's packet that acknowledges it, so sameOutput waits whenever the sending end changes.
 func (p *simulation) sameOutput(batch []injected) bool {
 	p.Helper()
 	for len(batch) > 0 {
@@ -399,7 +400,7 @@ func (p *simulation) sameOutput(batch []injected) bool {
 	return true
 }
 
-// sameOutputOf is sameOutput for packets of one end.
+// sameOutputOf is sameOutput for packets from one end.
 func (p *simulation) sameOutputOf(batch []injected) bool {
 	p.Helper()
 	came := make(map[string]int)
@@ -424,7 +425,7 @@ func (p *simulation) sameOutputOf(batch []injected) bool {
 	return same
 }
 
-// together returns the packets of several sessions: of each its first, then of each its second, and so on.
+// together interleaves the packets of several sessions: the first of each, then the second of each, and so on.
 func together(sessions [][]injected) (all []injected) {
 	for i := 0; ; i++ {
 		for _, end := range []int{pod0, atNIC} {
@@ -471,7 +472,8 @@ func differences(sides [2]*isolatedNode, all []*session) (why string) {
 	return why
 }
 
-// lastWords returns what open sessions send before they are idle. Some ends do not acknowledge it, and the pod sends it again and again.
+// lastWords returns the packets that open sessions send before they are idle. Some ends do not acknowledge them, and the pod
+// sends them again and again.
 func lastWords(all []*session) (words [][]injected) {
 	for i, s := range all {
 		if s.ended != "" {
@@ -491,8 +493,8 @@ func lastWords(all []*session) (words [][]injected) {
 	return words
 }
 
-// allKnown reports whether the sequence numbers of all open sessions are known. No TCP of a pod answers here when the agent
-// asks for them.
+// allKnown reports whether the sequence numbers of all open sessions are known. The pods here have no TCP that answers when the
+// agent asks for them.
 func (a *isolatedNode) allKnown(all []*session) bool {
 	a.Helper()
 	for _, s := range all {

@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// VXLAN of flannel in the lab.
+// Port and VNI of flannel's VXLAN in the lab.
 const vxlanPort, vni = 8472, 1
 
 // injector sends the packets of a connection to its pod on node0, in VXLAN packets of its own.
@@ -45,15 +45,15 @@ func (i injector) send(t *testing.T) {
 	}
 }
 
-// TestInjectedVXLAN sends VXLAN packets with ever other headers into a connection, from a pod and from the address of
-// the other node. They must not use up the tables of the fast path, and a connection between other pods must stay
-// accelerated, also at the NIC.
+// TestInjectedVXLAN sends VXLAN packets with ever-changing headers into a connection, from a pod and from the address of the
+// other node. They must not use up the tables of the fast path, and a connection between other pods must stay accelerated, even
+// at the NIC.
 func TestInjectedVXLAN(t *testing.T) {
 	const packets = 2000
 	for _, tt := range []struct {
 		name, from string
 		change     func(i *injector, n int) error
-		// most is how many outer headers the fast path may know: one is the other node's.
+		// most is the number of outer headers that the fast path may know, including the other node's.
 		most int
 	}{
 		{"a pod, other MAC addresses", "n1p1", func(i *injector, n int) error {

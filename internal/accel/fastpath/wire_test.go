@@ -22,16 +22,16 @@ import (
 
 // frame is a parsed frame from node0 to node1.
 type frame struct {
-	// headers is all that precedes the inner payload, without the fields that differ in each
-	// packet: identifications, lengths and checksums. Those are verified.
+	// headers has everything before the inner payload, without the fields that differ in each
+	// packet: identifications, lengths and checksums. parseFrame verifies those.
 	headers string
 	payload []byte
 	size    int
-	// sum is whether there is an outer checksum.
+	// sum reports whether there is an outer checksum.
 	sum bool
 }
 
-// parseFrame parses a captured packet, if it is of the connection to a port.
+// parseFrame parses a captured packet, if it belongs to the connection to a port.
 func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
 	const outer, inner = 14, 64
 	if len(b) < inner+28 || binary.BigEndian.Uint16(b[12:]) != 0x0800 || b[outer+9] != unix.IPPROTO_UDP {
@@ -83,7 +83,7 @@ func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err err
 	}
 	f.sum = half(outer+26) != 0
 	if f.sum && protocol == unix.IPPROTO_UDP {
-		// The device would fill it in, and the outer checksum relies on that.
+		// The device would fill in this checksum, and the outer checksum relies on that.
 		if half(at) == int(grammar.Sum(inside(), nil)) {
 			b[at], b[at+1] = 0, 0
 			binary.BigEndian.PutUint16(b[at:], ^grammar.Sum(inside(), b[ends:]))
@@ -142,7 +142,7 @@ func (w *world) capture(protocol byte, port uint16) (stop func() []frame) {
 				return
 			}
 			if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-				// Packets may have come since: the socket is read once more.
+				// Packets may have come since, so read the socket once more.
 				select {
 				case <-quit:
 					stopped = true
@@ -178,14 +178,14 @@ func headersOf(frames []frame) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// TestDatagramsOnTheWire compares what node0 sends on the slow path and on the fast path, from the
-// same sockets: equal except identifications.
+// TestDatagramsOnTheWire compares the packets that node0 sends on the slow path and on the fast
+// path, from the same sockets. They must be equal except for identifications.
 func TestDatagramsOnTheWire(t *testing.T) {
 	t.Parallel()
 	for _, shape := range shapes {
 		for _, offload := range offloads {
 			for _, tos := range []int{0, 2, 3, 0x28 | 1} {
-				// One of them by a Service, two over IPv6.
+				// One connection uses a Service, two use IPv6.
 				front, by, six := front(direct), "", false
 				switch {
 				case tos == 3 && shape == v1alpha1.ShapeFlannel:
@@ -275,7 +275,8 @@ func TestStreamOnTheWire(t *testing.T) {
 			t.Parallel()
 			w := newWorldOf(t, shapes[0], offload, six)
 			e := w.connect()
-			// After a timeout, as on a busy machine, the kernel would choose another hash, and so another outer source port.
+			// After a timeout, as happens on a busy machine, the kernel would choose another hash,
+			// and so another outer source port.
 			option(t, e.Conn.(*net.TCPConn), func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TXREHASH, 0) })
 			go func() { _, _ = e.far.(*net.TCPConn).WriteTo(discard{}) }()
 			send := func() {
