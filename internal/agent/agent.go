@@ -1,14 +1,13 @@
-// Package agent applies policies on one node and keeps them applied. It sets accelerators on the node's
-// devices and, for the class pod, on the pods' own interfaces; follows devices and pods as they come and
-// go; verifies settings periodically; and restores those that no policy wants any more.
+// Package agent applies policies on one node and keeps them applied. It sets accelerators on the node's devices and, for the
+// class pod, on the pods' own interfaces; follows devices and pods as they come and go; verifies settings periodically; and
+// restores settings that no policy wants any more.
 //
-// An Agent knows policies, devices and network namespaces, but not where policies come from and who reads
-// its status: file.go reads policies from a file, internal/agent/kube from a cluster. internal/accel
-// journals, writes and reads back settings.
+// An Agent knows policies, devices and network namespaces. It does not know where policies come from or who reads its status:
+// file.go reads policies from a file, internal/agent/kube from a cluster. internal/accel journals, writes and reads back
+// settings.
 //
-// Settings outlive an Agent: the journal has them under the owner "agent", and the next Agent adopts them.
-// The fast path ends with the process, because it is safe only while a process invalidates flows; the next
-// Agent starts it again.
+// Settings outlive an Agent: the journal records them for the owner "agent", and the next Agent adopts them. The fast path ends
+// with the process, because it is safe only while a process invalidates flows; the next Agent starts it again.
 package agent
 
 import (
@@ -39,25 +38,26 @@ import (
 // owner is the owner of settings in the journal, the same for all agent processes.
 const owner = "agent"
 
-// Options of an agent.
+// Options configures an agent.
 type Options struct {
 	// Node is the node's name.
 	Node string
 	// JournalDir is the folder of the journal, one for the whole machine.
 	JournalDir string
-	// Proc is the host's /proc if empty, NetnsDirs accel.NetnsDir.
+	// Proc is the root of the host's procfs, /proc if empty. NetnsDirs are the folders with pinned network namespaces;
+	// accel.NetnsDir if empty.
 	Proc      string
 	NetnsDirs []string
-	// Kinds are the accelerators that there are; nil for accel.Kinds().
+	// Kinds maps the fields of the API to the kinds of accelerators; nil for accel.Kinds().
 	Kinds map[string]accel.Kind
 	// NICs reads the NICs of the node; nil for those of the network namespace that New is called in.
 	NICs func() nic.Snapshot
-	// Verify is the least interval between verifications; 30 s if 0.
+	// Verify is the minimum interval between verifications; 30 s if 0.
 	Verify time.Duration
 	// Log is nil for no log.
 	Log *slog.Logger
-	// Publish is called for every changed status, Notify for every event, both from the agent's goroutine:
-	// they must not block.
+	// Publish is called for every changed status, Notify for every event. The agent's goroutine calls them, so they must not
+	// block.
 	Publish func(Status)
 	Notify  func(Event)
 }
@@ -94,14 +94,14 @@ func (o Options) accel(place target.Place) accel.Options {
 
 // Desired is the state that an agent establishes.
 type Desired struct {
-	// Policies that select this node, in the order of precedence.
+	// Policies are those that select this node, in the order of precedence.
 	Policies []Policy
-	// Pods of this node with their own addresses. They matter only to policies that select pods; the others
-	// act on all pods.
+	// Pods are the pods of this node with addresses of their own. Only policies that select pods need them; the others act on all
+	// pods.
 	Pods []Pod
 }
 
-// Policy is one policy as its node sees it.
+// Policy is a policy that selects this node.
 type Policy struct {
 	Name       string
 	Generation int64
@@ -110,15 +110,15 @@ type Policy struct {
 	// select the same pods.
 	Pods     func(labels map[string]string) bool
 	Selector string
-	// Invalid is why the policy is invalid, nil if it is not.
+	// Invalid says why the policy is invalid; nil if it is valid.
 	Invalid error
 	// Withheld says why the policy is not applied here, although it selects this node. It is zero if the
 	// policy is applied.
 	Withheld Withheld
 }
 
-// Withheld is why a policy is not applied to a node that it selects: its rollout has not reached the node,
-// or was rolled back there. Reason is one of v1alpha1's.
+// Withheld says why a policy is not applied to a node that it selects: its rollout has not reached the node, or was rolled back
+// there. Reason is one of v1alpha1's.
 type Withheld struct{ Reason, Message string }
 
 // Pod is a pod with its own network namespace.
@@ -143,7 +143,7 @@ type Agent struct {
 	ethtool  *ethtool.Tool
 	metrics  *metrics
 
-	// mu guards what other goroutines see.
+	// mu guards the fields that other goroutines use.
 	mu      sync.Mutex
 	desired *Desired
 	status  Status
@@ -152,7 +152,7 @@ type Agent struct {
 	deaf    int           // passes that found devices without a notification, since the last notification
 	changed chan struct{}
 
-	// The rest is Run's alone.
+	// Only Run uses the rest.
 	node
 }
 
@@ -188,7 +188,7 @@ func New(o Options) (a *Agent, err error) {
 	return a, err
 }
 
-// Close closes what New opened. Run must have returned. Settings stay; the fast path ends.
+// Close releases the resources of New. Run must have returned. Settings stay; the fast path ends.
 func (a *Agent) Close() {
 	if a.watch != nil {
 		a.watch.close()
@@ -234,28 +234,28 @@ func (a *Agent) Set(d Desired) {
 	a.mu.Unlock()
 	select {
 	case a.changed <- struct{}{}:
-	default: // it has not looked yet, and will find this one
+	default: // Run has not read the previous state yet, and will read this one
 	}
 }
 
-// sweepDelay is how long pods that are gone are collected before their journals are dropped together.
+// sweepDelay is how long the agent collects pods that have gone, before it releases their settings together.
 const sweepDelay = time.Second
 
-// firstVerify bounds the time to the first verification. An earlier agent may have left other settings.
+// firstVerify limits the time to the first verification: an earlier agent may have left other settings.
 const firstVerify = 10 * time.Second
 
-// shrinkEvery is how often an agent gives back memory that it no longer needs. A burst of pods, or of requests to the
-// API server, takes three times as much as an agent at rest.
+// shrinkEvery is the interval at which an agent returns memory that it no longer needs. After a burst of pods, or of requests to
+// the API server, it has three times as much as an agent at rest.
 const shrinkEvery = 10 * time.Second
 
-// Run establishes the desired state until ctx is done, and leaves settings as they are then. It returns
-// errors that a restart may solve.
+// Run establishes the desired state until ctx is done, and leaves the settings as they are then. It
+// returns only errors that a restart may solve.
 func (a *Agent) Run(ctx context.Context) error {
 	shrink := time.NewTicker(shrinkEvery)
 	defer shrink.Stop()
 	verify := time.NewTimer(min(a.rest(0), firstVerify))
 	defer verify.Stop()
-	var left time.Duration // CPU time that is left to the current part of a verification; 0 between two parts
+	var left time.Duration // CPU time left for the current part of a verification; 0 between two parts
 	sweep := time.NewTimer(sweepDelay)
 	sweep.Stop()
 	defer sweep.Stop()
@@ -272,7 +272,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-shrink.C:
-			go a.shrink() // it takes a while, in which a pod may appear
+			go a.shrink() // in the background: it takes a while, and a pod may appear meanwhile
 			continue
 		case <-next:
 			verifying = true
@@ -330,8 +330,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// takeIn records a notification of the watch, and all that are queued behind it, so that a burst is one
-// batch. It reports whether a full pass is needed; ok is false if notifications were lost.
+// takeIn records a notification of the watch and all that are queued behind it, so that a burst is
+// one batch. ok is false if notifications were lost. It reports whether a full pass is needed.
 func (a *Agent) takeIn(u netlink.LinkUpdate, ok bool) (full bool, err error) {
 	if !ok {
 		a.metrics.overruns.Inc()
@@ -346,7 +346,7 @@ func (a *Agent) takeIn(u netlink.LinkUpdate, ok bool) (full bool, err error) {
 	for {
 		select {
 		case u, ok := <-a.watch.changes:
-			if !ok { // the next call takes that in
+			if !ok { // the next call handles the loss
 				return full, nil
 			}
 			full = a.note(u) || full
@@ -362,17 +362,17 @@ func (a *Agent) shrink() {
 	}
 }
 
-// Verifications may use 1/restFor of a CPU, so that an idle agent costs little even on a node with thousands
-// of devices, and in no minute much more than in another: what takes more than partAtMost of CPU time is done in
-// parts. restAtMost bounds the interval between two.
+// Verifications may use 1/restFor of a CPU, so that an idle agent costs little even on a node with thousands of devices. A
+// verification that takes more than partAtMost of CPU time is done in parts, so that no minute costs much more than another.
+// restAtMost limits the interval between two verifications, as a multiple of Options.Verify.
 const (
 	restFor    = 1000
 	partAtMost = 30 * time.Millisecond
 	restAtMost = 10
 )
 
-// rest sets the time to the next part of a verification after one that took that much CPU time, with jitter so
-// that nodes do not verify at the same moment.
+// rest sets the time to the next part of a verification, given the CPU time that the last one took, with jitter so that nodes do
+// not verify at the same moment.
 func (a *Agent) rest(spent time.Duration) time.Duration {
 	most := restAtMost * a.options.Verify
 	a.mu.Lock()
@@ -394,9 +394,9 @@ func (a *Agent) live() {
 	a.beat = time.Now()
 }
 
-// Healthy returns nil while the agent works. It returns an error if the agent has not checked the node for
-// long, or receives no netlink notifications. A policy that cannot be applied, or an API server that does
-// not answer, is no reason for a restart.
+// Healthy returns nil while the agent works. It returns an error if the agent has not checked the node for a long time, or
+// receives no netlink notifications. A policy that cannot be applied, or an API server that does not answer, is no reason for a
+// restart.
 func (a *Agent) Healthy() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -32,8 +32,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// place is a node of the test's own: a network namespace that the test's goroutine
-// stays in, and a folder where its pods' are pinned as a runtime does.
+// place is a node of one test: a network namespace that the test's goroutine stays in, and a folder
+// in which its pods' namespaces are pinned, as by a container runtime.
 type place struct {
 	t       testing.TB
 	ns      netns.Handle
@@ -57,7 +57,7 @@ func newPlace(t testing.TB) *place {
 	must(t, err)
 	ns, err := vnetns.New()
 	must(t, err)
-	run := t.TempDir() // in memory, as /run is: a journal of a disk's file system makes writers wait
+	run := t.TempDir() // in memory, like /run: on a disk, the file system's own journal delays writers
 	must(t, unix.Mount("tmpfs", run, "tmpfs", 0, ""))
 	p := &place{t: t, ns: ns, netns: t.TempDir(), journal: filepath.Join(run, "journal"), pods: make(map[string]*testPod)}
 	t.Cleanup(func() {
@@ -74,7 +74,7 @@ func newPlace(t testing.TB) *place {
 	return p
 }
 
-// nic gives the node a device of class nic: a veth whose other end is nobody's pod.
+// nic gives the node a device of class nic: a veth whose other end belongs to no pod.
 func (p *place) nic() {
 	p.t.Helper()
 	wire, err := vnetns.New()
@@ -91,7 +91,7 @@ func (p *place) nic() {
 	must(p.t, netlink.AddrAdd(link, addr))
 }
 
-// namespace makes a pod's namespace and pins it, as a runtime does first.
+// namespace makes a pod's namespace and pins it, the first step of a container runtime.
 func (p *place) namespace(name string) *testPod {
 	p.t.Helper()
 	handle, err := vnetns.New()
@@ -105,7 +105,7 @@ func (p *place) namespace(name string) *testPod {
 	return pod
 }
 
-// veth connects the pod, as a CNI plugin does then.
+// veth connects the pod, the next step, which a CNI plugin does.
 func (p *place) veth(pod, host string) {
 	p.t.Helper()
 	must(p.t, netlink.LinkAdd(&netlink.Veth{
@@ -119,14 +119,14 @@ func (p *place) pod(name string) {
 	p.veth(name, "veth-"+name)
 }
 
-// remove takes a pod away: its namespace ends, and its veth with it.
+// remove removes a pod: its namespace ends, and its veth with it.
 func (p *place) remove(name string) {
 	pod := p.pods[name]
 	delete(p.pods, name)
 	if l, err := netlink.LinkByName("veth-" + name); err == nil {
 		_ = netlink.LinkDel(l)
 	}
-	_ = unix.Unmount(pod.file, unix.MNT_DETACH) // a test may have been there before
+	_ = unix.Unmount(pod.file, unix.MNT_DETACH) // the test may have unmounted it already
 	must(p.t, os.Remove(pod.file))
 	must(p.t, pod.handle.Close())
 }
@@ -139,19 +139,19 @@ func (p *place) in(pod string, fn func()) {
 	must(p.t, vnetns.Set(p.ns))
 }
 
-// settings reads all that an accelerator can change in this namespace.
+// settings reads every setting of this namespace that an accelerator can change.
 func settings(t testing.TB) map[string]string {
 	t.Helper()
 	sys, err := netns.Sysfs()
 	must(t, err)
 	defer sys.Close()
 	values := make(map[string]string)
-	// Not from netlink: a listing of its is cut short where a device comes or goes.
+	// Read sysfs, not netlink: the kernel cuts a netlink dump short when a device comes or goes.
 	devices, err := fs.ReadDir(sys.FS(), "class/net")
 	must(t, err)
 	for _, d := range devices {
 		dir := "class/net/" + d.Name() + "/queues"
-		queues, _ := fs.ReadDir(sys.FS(), dir) // it may have gone
+		queues, _ := fs.ReadDir(sys.FS(), dir) // the device may have gone
 		for _, q := range queues {
 			for _, name := range []string{"rps_cpus", "rps_flow_cnt"} {
 				path := dir + "/" + q.Name() + "/" + name
@@ -164,7 +164,7 @@ func settings(t testing.TB) map[string]string {
 	return values
 }
 
-// snapshot reads those of the node and of its pods.
+// snapshot reads the settings of the node and of its pods.
 func (p *place) snapshot() map[string]map[string]string {
 	p.t.Helper()
 	all := map[string]map[string]string{"": settings(p.t)}
@@ -174,7 +174,7 @@ func (p *place) snapshot() map[string]map[string]string {
 	return all
 }
 
-// masks maps "POD/DEVICE" to the RPS mask of its first queue, where that is set.
+// masks maps "POD/DEVICE" to the RPS mask of its first queue, where one is set.
 func (p *place) masks() map[string]string {
 	p.t.Helper()
 	out := make(map[string]string)
@@ -193,7 +193,7 @@ func (p *place) options() Options {
 	return Options{Node: "node0", JournalDir: p.journal, NetnsDirs: []string{p.netns}, Verify: time.Hour}
 }
 
-// running is an agent at work.
+// running is an agent that runs in this process.
 type running struct {
 	*Agent
 	t      testing.TB
@@ -227,7 +227,8 @@ func (p *place) start(o Options) *running {
 	return r
 }
 
-// eventually waits for want to be true; what it last said fails the test.
+// eventually waits until want returns "". If it does not, the last text that it returned fails the
+// test.
 func eventually(t testing.TB, what string, want func() string) {
 	t.Helper()
 	testenv.Eventually(t, 10*time.Second, what, want)
@@ -241,7 +242,7 @@ func (p *place) wantMasks(what string, want map[string]string) {
 func (r *running) wantState(policy string, state v1alpha1.State, reason string) v1alpha1.ObservedPolicy {
 	r.t.Helper()
 	var found v1alpha1.ObservedPolicy
-	testenv.Eventually(r.t, time.Minute, "status of "+policy, func() string { // where six begin at once, each loads its programs twice
+	testenv.Eventually(r.t, time.Minute, "status of "+policy, func() string { // six agents may start at once, and load slowly
 		s := r.Status()
 		for _, o := range s.Policies {
 			if o.Policy == policy && o.State == state && o.Reason == reason {
@@ -284,7 +285,7 @@ func TestPodsComeAndLeave(t *testing.T) {
 	before := p.snapshot()
 	a := p.start(p.options())
 
-	// Nothing is wanted yet, and nothing must happen.
+	// No policy is set yet, so nothing must be set.
 	p.pod("b")
 	if masks := p.masks(); len(masks) != 0 {
 		t.Errorf("set before any policy: %v", masks)
@@ -300,7 +301,7 @@ func TestPodsComeAndLeave(t *testing.T) {
 	want["/veth-c"], want["c/eth0"] = "1", "1"
 	p.wantMasks("a pod comes", want)
 
-	// A second network for the pod, and other names for what is there.
+	// Give one pod a second network, and rename existing devices.
 	must(t, netlink.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: "veth-c2"}, PeerName: "net1", PeerNamespace: netlink.NsFd(p.pods["c"].handle),
 	}))
@@ -353,7 +354,8 @@ func rename(t testing.TB, from, to string) {
 	must(t, netlink.LinkSetName(l, to))
 }
 
-// A pod that comes while others are verified waits for a few of them only.
+// TestVerificationGivesWay checks that a pod that comes during a verification waits for only a few
+// of the other pods.
 func TestVerificationGivesWay(t *testing.T) {
 	p := newPlace(t)
 	for i := range 10 {
@@ -362,7 +364,7 @@ func TestVerificationGivesWay(t *testing.T) {
 	a, err := New(p.options())
 	must(t, err)
 	defer a.Close()
-	settle := func() (full bool) { // enters what was told of
+	settle := func() (full bool) { // records the queued notifications
 		for len(a.watch.changes) > 0 {
 			full = a.note(<-a.watch.changes) || full
 		}
@@ -406,8 +408,8 @@ func TestVerificationGivesWay(t *testing.T) {
 	}
 }
 
-// An agent that ends leaves its settings; the next one adopts those that are still wanted and
-// restores the others.
+// TestAdopt checks that an agent that ends leaves its settings; the next one adopts those that are
+// still wanted and restores the others.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -423,7 +425,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("after the agent ended: %s", d)
 	}
 
-	// Until it has read its policies, it takes nothing for unwanted.
+	// Until it has read its policies, the agent must not restore any setting as unwanted.
 	a = p.start(p.options())
 	p.pod("passes")
 	p.remove("passes")
@@ -442,7 +444,7 @@ func TestAdopt(t *testing.T) {
 	}
 	a.stop()
 
-	// The policy is another one by the next start.
+	// At the next start, the policy has changed.
 	a = p.start(p.options())
 	a.Set(one(Policy{Name: "plus", Generation: 2, Accelerate: v1alpha1.ForPolicy(rps("0", "nic"))}))
 	p.wantMasks("less is wanted", map[string]string{"/eth0": "1"})
@@ -456,7 +458,7 @@ func TestAdopt(t *testing.T) {
 	}
 	p.wantJournal(0)
 
-	// What nobody is there to take back, a person can.
+	// When no agent runs, a person can restore the settings.
 	a.Set(one(plus))
 	p.wantMasks("on again", want)
 	a.stop()
@@ -503,13 +505,14 @@ func TestConflictAndNonsense(t *testing.T) {
 		t.Errorf("%+v, want not ready", s)
 	}
 
-	// The first goes: the later one is had.
+	// The first policy is deleted, so the later one is applied.
 	a.Set(one(Policy{Name: "later", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0-1", "nic"), rps("0", "pod"))}))
 	p.wantMasks("the first is gone", map[string]string{"/eth0": "3", "a/eth0": "1"})
 	a.wantState("later", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 }
 
-// Policies that select pods wait to know which pod a namespace is.
+// TestSelector checks that policies that select pods are not applied to a namespace until it is
+// known which pod it belongs to.
 func TestSelector(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -547,7 +550,7 @@ func TestSelector(t *testing.T) {
 	if o := a.wantState("db", v1alpha1.StateFailed, v1alpha1.ReasonConflict); o.Settings != 1 || !strings.Contains(o.Message, "in 1 pods") {
 		t.Errorf("%+v, want one setting, and one pod that another policy has", o)
 	}
-	// A label goes, another comes.
+	// One label goes, another comes.
 	a.Set(Desired{Policies: policies, Pods: []Pod{pod("web", "10.9.0.1", "db"), pod("db", "10.9.0.2"), pod("both", "10.9.0.3", "db")}})
 	p.wantMasks("labels changed", map[string]string{"web/eth0": "2", "both/eth0": "2"})
 	a.wantState("db", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
@@ -556,7 +559,8 @@ func TestSelector(t *testing.T) {
 	p.wantMasks("a pod is gone", map[string]string{"both/eth0": "2"})
 }
 
-// TestListOfPods: a new list of pods has the agent look for theirs, and not verify the namespaces that stay nobody's.
+// TestListOfPods checks that a new list of pods makes the agent look for their namespaces, but not
+// verify the namespaces that still belong to no pod.
 func TestListOfPods(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -596,8 +600,8 @@ func TestListOfPods(t *testing.T) {
 	}
 }
 
-// What somebody changes is set again, and told of; what an experiment holds is left
-// to it.
+// TestDriftAndHeld checks that the agent sets a changed setting again, and reports it, and that it
+// leaves settings that an experiment holds to that experiment.
 func TestDriftAndHeld(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -653,8 +657,8 @@ func TestDriftAndHeld(t *testing.T) {
 	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 }
 
-// A bridge tells of its ports in the same group of messages: that one left a bridge is
-// not that it is gone.
+// TestNoteOfBridge checks that the agent does not take a bridge's notification that a port has left
+// for the deletion of that device: both come from the same multicast group.
 func TestNoteOfBridge(t *testing.T) {
 	t.Parallel()
 	a := &Agent{metrics: newMetrics(accel.Kinds())}

@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// chartCapabilities are those that the chart gives an agent.
+// chartCapabilities returns the capabilities that the chart gives an agent.
 func chartCapabilities(t testing.TB) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "charts", "slipstream", "templates", "daemonset.yaml"))
@@ -33,9 +33,8 @@ func chartCapabilities(t testing.TB) []string {
 	return strings.Split(string(m[1]), ", ")
 }
 
-// contained is the command that starts another as a container runtime starts a container
-// that is not privileged: with these capabilities, and without the right to write /proc/sys
-// and /sys.
+// contained returns a command that starts another as a container runtime starts an unprivileged
+// container: with these capabilities, and with /proc/sys and /sys read-only.
 func contained(t testing.TB, capabilities ...string) []string {
 	t.Helper()
 	if _, err := exec.LookPath("setpriv"); err != nil {
@@ -52,8 +51,8 @@ func contained(t testing.TB, capabilities ...string) []string {
 		exec setpriv --bounding-set "$0" "$@"`, set}
 }
 
-// processPod is a pod whose network namespace no file stands for, only a process, and that
-// is owned by a user namespace if that is asked for.
+// processPod makes a pod whose network namespace is not pinned to a file: only a process refers to
+// it. With ofUser, a user namespace owns it.
 func (p *place) processPod(name string, ofUser bool) {
 	p.t.Helper()
 	c := exec.Command("sleep", "1000")
@@ -74,7 +73,7 @@ func (p *place) processPod(name string, ofUser bool) {
 	must(p.t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth-" + name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(space)}))
 }
 
-// deny has all threads of this process not permitted some system calls.
+// deny makes the kernel refuse some system calls to all threads of this process.
 func deny(calls []uint32) error {
 	if len(calls) == 0 {
 		return nil
@@ -93,7 +92,8 @@ func deny(calls []uint32) error {
 	return nil
 }
 
-// says reads what an agent prints until it matches, or ends; it stays to be read.
+// says reads the agent's output until a line matches, or the output ends. The rest can still be
+// read.
 func (c *child) says(t testing.TB, want string) {
 	t.Helper()
 	pattern := regexp.MustCompile(want)
@@ -108,8 +108,9 @@ func (c *child) says(t testing.TB, want string) {
 	t.Errorf("the agent never said %s but\n%s", want, strings.Join(said, "\n"))
 }
 
-// The chart's capabilities are enough for an agent that is not privileged, and none of them
-// can be left out: the agent says which is missing, and what to do.
+// TestContainerCapabilities checks that the chart's capabilities are enough for an unprivileged
+// agent, and that none of them can be left out: the agent says which one is missing, and what to
+// do.
 func TestContainerCapabilities(t *testing.T) {
 	t.Parallel()
 	all := chartCapabilities(t)
@@ -117,13 +118,13 @@ func TestContainerCapabilities(t *testing.T) {
 	const todo = ": run it as root and give it that"
 	for name, tt := range map[string]struct{ without, want string }{
 		"all": {"", `^7 7 Applied missing=0 `},
-		// A sysfs is mounted and network namespaces are entered.
+		// The agent mounts a sysfs and enters network namespaces.
 		"mounts and namespaces": {"SYS_ADMIN", `^0 0 Error .*operation not permitted: this process lacks CAP_SYS_ADMIN` + todo},
-		// The kernel asks for it where a queue's CPUs are written, and for a large buffer of messages.
+		// The kernel requires it to write the CPUs of a queue, and for a large receive buffer.
 		"queues": {"NET_ADMIN", `subscribe to link changes: operation not permitted: this process lacks CAP_NET_ADMIN` + todo},
-		// /proc/PID/ns/net is read of a pod that no file stands for.
+		// The agent reads /proc/PID/ns/net of a pod without a pinned namespace.
 		"processes of pods": {"SYS_PTRACE", `^6 6 Error missing=1 .*CAP_SYS_PTRACE`},
-		// What is written belongs to the root of a pod's user namespace.
+		// The files that the agent writes belong to the root of the pod's user namespace.
 		"pods with user namespaces": {"DAC_OVERRIDE", `^6 6 Error .*permission denied: this process lacks CAP_DAC_OVERRIDE` + todo},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,7 +155,8 @@ func TestContainerCapabilities(t *testing.T) {
 	}
 }
 
-// The machine's flow table is written, and put back, past a /proc/sys that is read-only.
+// TestContainerFlowTable checks that the agent writes and restores the machine's flow table past a
+// read-only /proc/sys.
 func TestContainerFlowTable(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -171,7 +173,8 @@ func TestContainerFlowTable(t *testing.T) {
 	p.wantJournal(0)
 }
 
-// So they are for the fast path, which says why where it is not to be had.
+// TestContainerFastpath checks that the capabilities are enough for the fast path too, and that the
+// agent says why it cannot run without one of them.
 func TestContainerFastpath(t *testing.T) {
 	t.Parallel()
 	all := chartCapabilities(t)

@@ -23,8 +23,8 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// load is traffic between the pods that must not break: streams each way, of which
-// every byte is looked at, and round trips, of which the longest is noted.
+// load is traffic between the pods that must not break: streams each way, in which every byte is
+// checked, and round trips, the longest of which is recorded.
 type load struct {
 	received atomic.Uint64 // bytes of all streams
 	longest  atomic.Int64  // round trip, ns
@@ -73,7 +73,7 @@ func (p *place) load() *load {
 	return l
 }
 
-// count64 sends numbers, one after the other, at a rate that leaves the machine alone.
+// count64 sends consecutive numbers, at a rate that leaves the machine enough CPU time.
 func count64(c net.Conn) error {
 	block := make([]byte, 16<<10)
 	tick := time.NewTicker(time.Millisecond)
@@ -120,9 +120,9 @@ func (l *load) trips(c net.Conn) error {
 	}
 }
 
-// killed has agents hold the fast path under load, and each killed while it does: every
-// byte arrives, and what went the fast path goes the slow one within 2 s, and what is
-// attached, with the next agent, is what that one has attached.
+// killed starts agents that run the fast path under load, and kills each of them. Every byte must
+// arrive, packets must take the slow path within 2 s, and only the programs of the next agent may
+// be attached then.
 func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
 	before := programs(t)
 	l := p.load()
@@ -144,7 +144,7 @@ func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
 			}
 			return ""
 		})
-		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond)))) // anywhere between two beats and looks
+		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond)))) // at any moment between two lease renewals
 		l.longest.Store(0)
 		at := l.received.Load()
 		must(t, c.Process.Kill())
@@ -174,7 +174,7 @@ func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
 			slow++
 		}
 	}
-	if slow > 1+kills/100 { // a stream may also wait for a CPU
+	if slow > 1+kills/100 { // a round trip may also wait for a CPU
 		t.Errorf("after %d of %d kills a round trip took more than 2s, the longest %s", slow, kills, longest)
 	}
 	return longest, free
@@ -186,7 +186,7 @@ func TestFastpathKilled(t *testing.T) {
 	t.Logf("longest round trip %s, nothing attached after %s", longest, free)
 }
 
-// BenchmarkFastpathKilled is TestFastpathKilled at length: -benchtime 200x.
+// BenchmarkFastpathKilled runs TestFastpathKilled for longer: -benchtime 200x.
 func BenchmarkFastpathKilled(b *testing.B) {
 	p := newOverlay(b)
 	b.ResetTimer()
@@ -195,8 +195,8 @@ func BenchmarkFastpathKilled(b *testing.B) {
 	b.ReportMetric(free.Seconds()*1e3, "longest-until-off-ms")
 }
 
-// shipped is an agent in this thread's network namespace as users have it: the program
-// that `make build` makes.
+// shipped starts an agent in this thread's network namespace from the program that users get, which
+// `make build` makes.
 func (p *place) shipped(policy string) *child {
 	p.t.Helper()
 	dir := p.t.TempDir()
@@ -219,8 +219,8 @@ func (p *place) shipped(policy string) *child {
 
 const shippedPolicy = `{apiVersion: slipstream.dev/v1alpha1, kind: AccelerationPolicy, metadata: {name: fast}, spec: {accelerate: [{fastpath: {}}]}}`
 
-// BenchmarkFastpathIdle is what an agent costs whose fast path has nothing to carry: its CPU
-// time. -benchtime 1x.
+// BenchmarkFastpathIdle measures the CPU time of an agent whose fast path has no traffic.
+// -benchtime 1x.
 func BenchmarkFastpathIdle(b *testing.B) {
 	const window = time.Minute
 	p := newOverlay(b)
@@ -243,10 +243,9 @@ func BenchmarkFastpathIdle(b *testing.B) {
 	b.ReportMetric(used.Seconds()/(window.Seconds()*float64(b.N))*1000, "millicores")
 }
 
-// BenchmarkFastpathFlows is what an agent costs that has 10,000 connections on the fast
-// path: its memory (all that is resident, at most in the window and at most ever, the
-// pages of its program among it; and what is its own), that of the kernel's maps, and CPU
-// time. -benchtime 1x.
+// BenchmarkFastpathFlows measures an agent with 10,000 connections on the fast path: its resident
+// memory (the maximum in the window and the maximum ever, both with the pages of its program, and
+// its private memory), the memory of the kernel's maps, and its CPU time. -benchtime 1x.
 func BenchmarkFastpathFlows(b *testing.B) {
 	const flows, window = 10_000, 20 * time.Second
 	p := newOverlay(b)
@@ -280,8 +279,8 @@ func BenchmarkFastpathFlows(b *testing.B) {
 	b.ReportMetric(used.Seconds()/(window.Seconds()*float64(b.N))*1000, "millicores")
 }
 
-// flows has so many connections of a pod talk until the test ends, each so often, and waits
-// until that many are on the fast path.
+// flows opens this many connections of a pod, sends on each at this interval until the test ends,
+// and waits until fast of them are on the fast path.
 func (p *place) flows(flows int, every time.Duration, fast int) {
 	p.t.Helper()
 	var server *net.UDPConn
@@ -298,7 +297,8 @@ func (p *place) flows(flows int, every time.Duration, fast int) {
 			_, _ = server.WriteToUDPAddrPort(buf[:n], from)
 		}
 	}()
-	// Not of the net package: its poller would be woken by each answer, of which none is read.
+	// Use plain sockets, not package net: its poller would wake up for each answer, and no answer
+	// is read.
 	to := &unix.SockaddrInet4{Port: server.LocalAddr().(*net.UDPAddr).Port, Addr: [4]byte{10, 244, 1, 2}}
 	var sockets []int
 	p.in("n0p0", func() {
@@ -344,7 +344,8 @@ func (p *place) flows(flows int, every time.Duration, fast int) {
 	}
 }
 
-// memory of a process that was resident at most, and what is its own and no file's, in MiB.
+// memory returns the peak resident memory of a process, and its private memory without files, in
+// MiB.
 func (c *child) memory(t testing.TB) (peak, own float64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.Process.Pid))
@@ -362,7 +363,7 @@ func (c *child) memory(t testing.TB) (peak, own float64) {
 	return peak, own
 }
 
-// maps are the bytes that the kernel accounts for the eBPF maps of a process.
+// maps returns the number of bytes that the kernel accounts for the eBPF maps of a process.
 func (c *child) maps(t testing.TB) (bytes uint64) {
 	t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", c.Process.Pid))

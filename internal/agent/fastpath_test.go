@@ -39,8 +39,8 @@ var (
 	fastPolicy      = Policy{Name: "fast", Generation: 1, Accelerate: v1alpha1.ForPolicy(fastAccelerator)}
 )
 
-// newOverlay is a place that is a node of a lab: the test's goroutine stays in it. The
-// other node has no agent.
+// newOverlay returns a place that is a node of a lab. The test's goroutine stays in it. The other
+// node has no agent.
 func newOverlay(t testing.TB) *place {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -62,7 +62,7 @@ func newOverlay(t testing.TB) *place {
 		t.Cleanup(func() { ns.Close() })
 		return ns
 	}
-	// The name of this journal alone is longer than the address of a socket can be.
+	// The name of this journal alone is longer than a socket address can be.
 	p := &place{t: t, ns: space("n0"), netns: t.TempDir(), journal: filepath.Join(t.TempDir(), strings.Repeat("j", 108)), pods: make(map[string]*testPod)}
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -83,14 +83,14 @@ func newOverlay(t testing.TB) *place {
 	for _, pod := range labPods {
 		p.pods[pod] = &testPod{handle: space(pod)}
 	}
-	// The one for IPv6 is left alone.
+	// Remove the IPv6 device: these tests need only the IPv4 one.
 	l6, err := netlink.LinkByName("flannel-v6.1")
 	must(t, err)
 	must(t, netlink.LinkDel(l6))
 	return p
 }
 
-// labPods are of this node and of the other.
+// labPods has a pod of this node and one of the other.
 var labPods = []string{"n0p0", "n1p0"}
 
 // connect makes a connection from a pod of this node to one of the other.
@@ -108,7 +108,7 @@ func (p *place) connect() (near, far net.Conn) {
 	return near, far
 }
 
-// echo is such a connection whose other end sends back what comes.
+// echo makes such a connection, whose other end sends back everything that it receives.
 func (p *place) echo() net.Conn {
 	p.t.Helper()
 	near, far := p.connect()
@@ -117,7 +117,7 @@ func (p *place) echo() net.Conn {
 	return near
 }
 
-// trip sends a message and waits until it is back.
+// trip sends a message and waits until it comes back.
 func trip(t testing.TB, c net.Conn) {
 	t.Helper()
 	var sent, got [64]byte
@@ -133,8 +133,7 @@ func trip(t testing.TB, c net.Conn) {
 	}
 }
 
-// accelerated exchanges messages until so many more of its packets take the fast path,
-// both ways.
+// accelerated exchanges messages until this many more packets have taken the fast path, both ways.
 func (r *running) accelerated(what string, c net.Conn, packets uint64) {
 	r.t.Helper()
 	out, in := r.packets("fast-out"), r.packets("fast-in")
@@ -149,13 +148,13 @@ func (r *running) accelerated(what string, c net.Conn, packets uint64) {
 	})
 }
 
-// packets of the fast path, by reason.
+// packets returns the fast path's packet count for a reason.
 func (r *running) packets(reason string) uint64 {
 	r.t.Helper()
 	return uint64(max(0, r.metric(fmt.Sprintf("slipstream_fastpath_packets_total{reason=%q}", reason))))
 }
 
-// programs are the devices of this thread's network namespace that have any.
+// programs returns the devices of this thread's network namespace that have programs.
 func programs(t testing.TB) (names []string) {
 	t.Helper()
 	links, err := netlink.LinkList()
@@ -176,7 +175,7 @@ func programs(t testing.TB) (names []string) {
 	return names
 }
 
-// metric asks an agent for a value; it is -1 if there is none.
+// metric reads a metric of an agent; it returns -1 if there is none.
 func (r *running) metric(name string) float64 {
 	r.t.Helper()
 	w := httptest.NewRecorder()
@@ -190,7 +189,7 @@ func (r *running) metric(name string) float64 {
 	return v
 }
 
-// recreate does to the overlay's device what a network plugin does that starts anew.
+// recreate deletes and creates the overlay's device, as a network plugin does when it restarts.
 func recreate(t testing.TB) {
 	t.Helper()
 	l, err := netlink.LinkByName("flannel.1")
@@ -229,9 +228,9 @@ func recreate(t testing.TB) {
 	}
 }
 
-// On a node with an overlay: on, pods that come and go, a network plugin that starts
-// anew, an agent that does, somebody who takes programs off, another who wants it
-// too, off.
+// TestFastpath checks the fast path on a node with an overlay: switched on, while pods come and go,
+// when the network plugin restarts, when the agent restarts, when somebody detaches programs, when
+// another process wants it too, and switched off.
 func TestFastpath(t *testing.T) {
 	t.Parallel()
 	p := newOverlay(t)
@@ -268,7 +267,7 @@ func TestFastpath(t *testing.T) {
 	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != active || held[0].Packets["fast-in"] < 100 {
 		t.Errorf("asked from outside: %+v, %v", held, err)
 	}
-	// A device that packets must not jump.
+	// A device that packets must not bypass.
 	p.pod("shaped")
 	shape(t, "veth-shaped")
 	a.wantEvent(v1alpha1.ReasonSkipped, "veth-shaped")
@@ -280,13 +279,13 @@ func TestFastpath(t *testing.T) {
 	p.remove("shaped")
 	hooks("it leaves", active)
 
-	// Somebody takes a program off.
+	// Somebody detaches a program.
 	a.detachOne()
 	a.wantEvent("Repaired", "1 settings of node0")
 	hooks("attached again", active)
 	a.accelerated("repaired", c, 100)
 
-	// Another wants it here: an experiment's worker.
+	// Another process wants the fast path here: an experiment's worker.
 	other, err := accel.OpenApplier(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
 	must(t, err)
 	defer other.Close()
@@ -294,7 +293,7 @@ func TestFastpath(t *testing.T) {
 		t.Errorf("held twice: %v", err)
 	}
 
-	// A network plugin that starts anew, under traffic.
+	// A network plugin restarts, under traffic.
 	stop, talking := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(talking)
@@ -313,7 +312,7 @@ func TestFastpath(t *testing.T) {
 	<-talking
 	a.accelerated("another device", c, 100)
 
-	// Another agent, and what it does while somebody else holds it.
+	// The next agent, while another process holds the fast path and afterwards.
 	a.stop()
 	if d := cmp.Diff(before, programs(t)); d != "" {
 		t.Errorf("after the agent ended: %s", d)
@@ -357,7 +356,7 @@ func TestFastpath(t *testing.T) {
 	}
 }
 
-// shape limits the rate of a device by a queue.
+// shape limits the rate of a device with a qdisc.
 func shape(t testing.TB, device string) {
 	t.Helper()
 	l, err := netlink.LinkByName(device)
@@ -384,7 +383,7 @@ func (r *running) wantEvent(reason, text string) {
 	}
 }
 
-// detachOne takes a program off as bpftool does: by its link, which nobody holds alone.
+// detachOne detaches a program as bpftool does: by its link, which any process can open.
 func (r *running) detachOne() {
 	r.t.Helper()
 	l, err := netlink.LinkByName("flannel.1")
@@ -401,17 +400,18 @@ func (r *running) detachOne() {
 	must(r.t, there.Detach())
 }
 
-// A node without an overlay, and one whose only overlay is of another kind.
+// TestFastpathCannot checks a node without an overlay, and one whose only overlay is of an
+// unsupported kind.
 func TestFastpathCannot(t *testing.T) {
 	t.Parallel()
 	p := newOverlay(t)
-	a := p.start(p.options()) // which looks at nothing unless it is told of it
+	a := p.start(p.options()) // which reads nothing unless it is notified
 	a.Set(one(fastPolicy))
 	if o := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Settings != 0 || o.Message != "fast path: idle: no pod has an eligible connection" {
 		t.Errorf("%+v", o)
 	}
 	p.pod("new")
-	shape(t, "veth-new") // of which no message about a link tells
+	shape(t, "veth-new") // no notification about a link announces this
 	a.wantEvent(v1alpha1.ReasonSkipped, "veth-new")
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
@@ -432,8 +432,8 @@ func TestFastpathCannot(t *testing.T) {
 	}
 }
 
-// The unit for systemd has the capabilities that the fast path takes, besides those of
-// other settings.
+// TestFastpathOfTheUnit checks that the systemd unit has the capabilities that the fast path needs,
+// in addition to those for other settings.
 func TestFastpathOfTheUnit(t *testing.T) {
 	t.Parallel()
 	p := newOverlay(t)
@@ -454,7 +454,8 @@ func TestFastpathOfTheUnit(t *testing.T) {
 	p.child(time.Hour, fastPolicy.Accelerate, "setpriv", "--bounding-set", set).until(t, 6)
 }
 
-// The unit for systemd permits every family of sockets that the agent opens itself, wherever it does.
+// TestUnitPermitsAddressFamilies checks that the systemd unit permits every address family whose
+// sockets the agent's code opens.
 func TestUnitPermitsAddressFamilies(t *testing.T) {
 	t.Parallel()
 	unit, err := os.ReadFile(filepath.Join("..", "..", "packaging", "slipstream-agent.service"))

@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// PolicyFile is the policy of a host without a cluster.
+// PolicyFile supplies the policy of a host without a cluster.
 type PolicyFile struct {
 	agent      *Agent
 	file       string
@@ -24,8 +24,8 @@ type PolicyFile struct {
 	generation int64
 }
 
-// OpenPolicy reads a policy file and passes it to the agent. A missing or invalid file is an error here, at
-// the start; later it is not, see Follow.
+// OpenPolicy reads a policy file and passes it to the agent. A missing or invalid file is an error only here, at the start: see
+// Follow.
 func (a *Agent) OpenPolicy(file string) (*PolicyFile, error) {
 	p := &PolicyFile{agent: a, file: file}
 	// The watch begins before the file is read, so that no change is missed.
@@ -60,8 +60,7 @@ func (p *PolicyFile) set() error {
 	return nil
 }
 
-// settle is the delay after a change before the file is read: programs often remove a file before they write
-// it anew.
+// settle is the delay between a change and reading the file: programs often remove a file before they write it anew.
 const settle = 200 * time.Millisecond
 
 // Follow reads the file again whenever it changes, or reload receives a signal, until ctx is done. A removed

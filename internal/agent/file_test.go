@@ -23,7 +23,7 @@ metadata: {name: host}
 spec: {accelerate: [{rps: {devices: [nic, host-veth, pod], cpus: "0"}}]}
 `
 
-// follow has an agent follow a file until the test ends.
+// follow makes an agent follow a file until the test ends.
 func (r *running) follow(file string) chan os.Signal {
 	r.t.Helper()
 	p, err := r.OpenPolicy(file)
@@ -62,7 +62,7 @@ func TestPolicyFile(t *testing.T) {
 	want := map[string]string{"/eth0": "1", "/veth-a": "1", "a/eth0": "1"}
 	p.wantMasks("read", want)
 
-	// Written over, as an editor does; replaced, as a deployment does.
+	// Overwrite the file, as an editor does; replace it, as a deployment does.
 	save(strings.Replace(policyText, ", pod", "", 1))
 	delete(want, "a/eth0")
 	p.wantMasks("written over", want)
@@ -71,7 +71,7 @@ func TestPolicyFile(t *testing.T) {
 	want["a/eth0"] = "1"
 	p.wantMasks("replaced", want)
 
-	// One that is wrong changes nothing, and is told of.
+	// An invalid file changes nothing, and is reported.
 	save("kind: [")
 	select {
 	case e := <-a.events:
@@ -82,7 +82,7 @@ func TestPolicyFile(t *testing.T) {
 		t.Fatal("no event of a wrong file")
 	}
 	p.wantMasks("wrong", want)
-	// The same by hand.
+	// Reload by hand.
 	reload <- syscall.SIGHUP
 	p.wantMasks("reloaded", want)
 
@@ -133,12 +133,12 @@ func TestSystemd(t *testing.T) {
 	}
 	cancel()
 	for said := ""; said != "STOPPING=1"; {
-		said = says() // or runs into the deadline
+		said = says() // or until the deadline
 	}
 }
 
-// TestHealth has a loop that is stuck, as behind a journal's lock that is never let go
-// of, and one that no messages reach.
+// TestHealth checks the health of an agent whose loop is stuck, as behind a lock of the journal
+// that is never released, and of one that receives no notifications.
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -178,8 +178,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// What a verification costs decides how soon the next one is, within bounds, and with
-// it how long an agent may be silent.
+// TestRest checks that the CPU time of a verification determines the time to the next one, within
+// limits, and how long an agent may be silent.
 func TestRest(t *testing.T) {
 	const verify = 30 * time.Second
 	a := &Agent{options: Options{Verify: verify}}
@@ -210,7 +210,8 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// A stream of messages that dies without a word is noticed by what it does not tell.
+// TestDeaf checks that the agent notices when notifications stop without an error, from the devices
+// that it finds without one.
 func TestDeaf(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -224,7 +225,7 @@ func TestDeaf(t *testing.T) {
 	pass := func() { must(t, a.pass(t.Context(), true)) }
 	pass()
 	for i, name := range []string{"a", "b"} {
-		p.pod(name) // nobody reads what the kernel says of it
+		p.pod(name) // nobody reads the kernel's notification
 		pass()
 		pass()
 		if err := a.Healthy(); a.deaf != i+1 || (err != nil) != (i > 0) {

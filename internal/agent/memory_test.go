@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memoryGroup is a control group whose processes may have so much memory, the kernel's on
-// their behalf included.
+// memoryGroup is a control group that limits the memory of its processes, including the kernel
+// memory charged to them.
 type memoryGroup struct{ dir, peak string }
 
 func limitMemory(t testing.TB, bytes int) memoryGroup {
@@ -30,7 +30,7 @@ func limitMemory(t testing.TB, bytes int) memoryGroup {
 	dir := filepath.Join(root, fmt.Sprintf("slipstream-test-%d", os.Getpid()))
 	must(t, os.Mkdir(dir, 0o755))
 	t.Cleanup(func() {
-		// Its last process may be on its way out.
+		// Its last process may still be exiting.
 		eventually(t, "remove the control group", func() string {
 			if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err.Error()
@@ -42,12 +42,12 @@ func limitMemory(t testing.TB, bytes int) memoryGroup {
 	return memoryGroup{dir, filepath.Join(dir, peak)}
 }
 
-// command starts another in the group.
+// command returns a command that starts another one in the group.
 func (g memoryGroup) command() []string {
 	return []string{"sh", "-ec", `echo $$ > "$0"/cgroup.procs; exec "$@"`, g.dir}
 }
 
-// killed counts processes that the kernel ended for want of memory.
+// killed counts the processes that the kernel killed for lack of memory.
 func (g memoryGroup) killed(t testing.TB) string {
 	t.Helper()
 	for _, file := range []string{"memory.events", "memory.oom_control"} {
@@ -61,7 +61,7 @@ func (g memoryGroup) killed(t testing.TB) string {
 	return ""
 }
 
-// forge sends frames of as many made-up senders from a pod.
+// forge sends frames from this many made-up MAC addresses from a pod.
 func (p *place) forge(pod string, senders int) {
 	p.t.Helper()
 	p.in(pod, func() {
@@ -72,7 +72,7 @@ func (p *place) forge(pod string, senders int) {
 		defer unix.Close(s)
 		frame := make([]byte, 60)
 		copy(frame, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2})
-		frame[12], frame[13] = 0x88, 0xb5 // for experiments, IEEE 802
+		frame[12], frame[13] = 0x88, 0xb5 // reserved for experiments by IEEE 802
 		for range senders {
 			for i := 7; i < 12; i++ {
 				frame[i] = byte(rand.Uint32())
@@ -85,7 +85,7 @@ func (p *place) forge(pod string, senders int) {
 	})
 }
 
-// TestMemoryLimit has an agent within the memory that the chart gives it, with 10,000
+// TestMemoryLimit checks that an agent stays within the memory limit of the chart, with 10,000
 // connections on the fast path, 8,000 idle ones at /metrics, and a flood from a pod.
 func TestMemoryLimit(t *testing.T) {
 	const limit, flows, idle, senders = 128 << 20, 10_000, 8000, 30_000
@@ -100,7 +100,7 @@ func TestMemoryLimit(t *testing.T) {
 	c := p.childWith(childOptions{Verify: time.Second, Accelerate: fastPolicy.Accelerate, Metrics: metricsAt, Health: healthAt}, g.command()...)
 	c.says(t, `^\d+ \d+ Applied`)
 	go func() {
-		for c.out.Scan() { // so that it goes on
+		for c.out.Scan() { // drain the output, or the agent would block
 		}
 	}()
 	p.flows(flows, 200*time.Millisecond, flows/2)

@@ -16,14 +16,14 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// metrics follow the naming of node_exporter: a base unit at the end, and _total for counters.
+// metrics has the agent's metrics, named like those of node_exporter: a base unit at the end, and _total for counters.
 type metrics struct {
 	set, repaired, reverted, errors prometheus.Counter
 	messages, overruns, missed      prometheus.Counter
 	verified                        prometheus.Gauge
 	latency                         prometheus.Histogram
 	passes                          *prometheus.HistogramVec
-	// accelerators describes what accelerators count.
+	// accelerators maps the metrics of accelerators to their descriptions.
 	accelerators map[*accel.Metric]*prometheus.Desc
 }
 
@@ -59,7 +59,7 @@ func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.verified, m.latency, m.passes}
 }
 
-// described are the metrics of which only the description is kept: their values come from the agent's status.
+// described lists the metrics of which only the description is kept: their values come from the agent's status.
 var described []*prometheus.Desc
 
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -77,10 +77,10 @@ var (
 	podsMissing    = newDesc("slipstream_pods_missing", "Pods whose network namespaces the agent could not find.")
 )
 
-// Describe makes an agent a prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (a *Agent) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(a, ch) }
 
-// Collect makes an agent a prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	m := a.metrics
 	for _, c := range m.collectors() {
@@ -121,8 +121,8 @@ func number(is bool) float64 {
 	return 0
 }
 
-// scrapes is how many scrapes are served at once. gatheredLong is how long gathered metrics are reused, so
-// that a client that scrapes in a loop does not make the agent gather them each time.
+// scrapes is the number of scrapes that are served at once. gatheredLong is how long gathered metrics are reused, so that a
+// client that scrapes in a loop does not make the agent gather them each time.
 const (
 	scrapes      = 2
 	gatheredLong = 100 * time.Millisecond
@@ -137,7 +137,7 @@ func (a *Agent) Metrics() http.Handler {
 	return mux
 }
 
-// Health serves /healthz: whether a restart would help.
+// Health serves /healthz, which says whether a restart would help.
 func (a *Agent) Health() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -160,7 +160,7 @@ type lately struct {
 	err  error
 }
 
-// Gather is prometheus.Gatherer's.
+// Gather implements prometheus.Gatherer.
 func (l *lately) Gather() ([]*dto.MetricFamily, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

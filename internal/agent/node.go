@@ -20,67 +20,67 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// node is what Run knows about its node.
+// node is Run's knowledge of its node.
 type node struct {
 	policies []*policy
 	pods     map[netip.Addr]*Pod
-	// links by index, including those without a class.
+	// links has all links by index, including those without a class.
 	links map[int]link
-	// fresh are links that have appeared since the last pass.
+	// fresh has the links that have appeared since the last pass.
 	fresh map[int]bool
-	// groups are the pods' namespaces by their IDs in this namespace (RTM_GETNSID).
+	// groups has the pods' namespaces, by the IDs that this namespace has for them (RTM_GETNSID).
 	groups map[int]*group
-	// counts and refused are those of the node's own devices and of the machine.
+	// counts and refused are the results for the node's own devices and for the machine.
 	counts  map[accel.SettingOf]accel.Count
 	refused []accel.Refusal
-	// acting are the keys of policies that have something to act on.
+	// acting has the keys of the policies that have something to act on.
 	acting []string
-	// relist: the next list replaces notifications that were lost.
+	// relist means that notifications were lost, so the next list must not count as having found devices without one.
 	relist bool
-	// adopted: the first pass is done, so a setting with another value is drift.
+	// adopted means that the first pass is done, so a setting with another value is drift.
 	adopted bool
-	// departed: namespaces are gone whose journals still exist.
+	// departed means that namespaces have gone whose journals still exist.
 	departed bool
-	// unverified are pods' namespaces that the current verification has not reached yet.
+	// unverified has the pods' namespaces that the current verification has not reached yet.
 	unverified []int
-	// failure of the last pass as a whole.
+	// failure is the error of the last pass as a whole.
 	failure error
 }
 
 // link is a link of the node.
 type link struct {
 	name, kind, class string
-	// peer is the index of a veth's other end in the namespace called number.
+	// peer is the index of a veth's other end, in the namespace with the ID number.
 	peer, number int
-	// told: a notification, or the first list, has announced it.
+	// told means that a notification, or the first list, has announced the link.
 	told bool
 }
 
-// group is a pod's network namespace: the ends of one or more veths.
+// group is a pod's network namespace, with the ends of one or more veths in it.
 type group struct {
 	ends []accel.End
-	// since when a link of it, or a policy for it, has existed.
+	// since is when a link of the namespace, or a policy for it, first existed.
 	since time.Time
-	// id is known once it has been entered.
+	// id is the namespace's cookie, known once the agent has entered it.
 	id  netns.Cookie
 	pod *Pod
-	// addresses are those read when the agent last looked up which pod this is.
+	// addresses has the namespace's addresses from when the agent last looked up which pod this is.
 	addresses []netip.Addr
-	// sought: a list of pods has arrived since, and one of them may be this one.
+	// sought means that a new list of pods has arrived, and one of them may be this one.
 	sought bool
-	// policies that are applied, by key, and the result.
+	// policies has the keys of the applied policies, and kept is the result.
 	policies []string
-	// clashes are policies that conflict, each with the one that takes precedence.
+	// clashes maps each conflicting policy to the one that takes precedence.
 	clashes map[string]string
 	kept    accel.Kept
 	err     error
-	// missing: no file and no process of this namespace was found.
+	// missing means that neither a file nor a process of this namespace was found.
 	missing  bool
 	done     bool
 	verified time.Time
 }
 
-// take takes over the last Set, and reports whether the policies have changed.
+// take reads the state of the last Set, and reports whether the policies have changed.
 func (a *Agent) take() (changed bool) {
 	a.mu.Lock()
 	d := a.desired
@@ -111,8 +111,8 @@ func (a *Agent) take() (changed bool) {
 	return changed
 }
 
-// unplaced reports whether a listed pod has none of the addresses that were read in pods' namespaces. Its own namespace
-// may then be one that had no address yet.
+// unplaced reports whether a listed pod has none of the addresses that were read in pods' namespaces. Its own namespace may then
+// be one that had no address when it was read.
 func (a *Agent) unplaced() bool {
 	placed := make(map[*Pod]bool)
 	for _, g := range a.groups {
@@ -167,7 +167,7 @@ func (a *Agent) note(u netlink.LinkUpdate) (full bool) {
 	return false
 }
 
-// learn records a link, and its peer if that is a pod's.
+// learn records a link, and its peer if the peer is in a pod.
 func (a *Agent) learn(index int, now link) {
 	if was, ok := a.links[index]; ok && (was.class != now.class || was.number != now.number || was.peer != now.peer) {
 		a.forget(index)
@@ -215,7 +215,7 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 		for _, g := range a.groups {
 			a.choose(g)
 		}
-		// A class of devices, or the first pod, that a policy was waiting for.
+		// A policy may have been waiting for a class of devices, or for the first pod.
 		full = !slices.Equal(a.acting, a.toAct())
 	}
 	keep := a.keepFresh
@@ -226,7 +226,7 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 		return err
 	}
 	a.keepPods(ctx, full)
-	if !slices.Equal(a.acting, a.toAct()) { // who a pod is was found out within
+	if !slices.Equal(a.acting, a.toAct()) { // keepPods has found out which pods these are
 		if err := a.keepNode(ctx); err != nil {
 			return err
 		}
@@ -277,7 +277,7 @@ func (a *Agent) compare(devices []accel.Device) {
 		there[d.Index] = true
 		was, known := a.links[d.Index]
 		if known && !was.told && !first {
-			missed++ // it was in the previous list already, and no notification has come since
+			missed++ // the previous list had it already, and no notification has come since
 		}
 		a.learn(d.Index, link{name: d.Name, kind: d.Kind, class: d.Class, peer: d.Peer, number: d.PeerNamespace, told: first || known && was.told})
 	}
@@ -328,14 +328,14 @@ func (a *Agent) keepFresh(ctx context.Context) error {
 	return err
 }
 
-// reckon records the result for the node's own devices.
+// reckon records the results for the node's own devices.
 func (a *Agent) reckon(kept accel.Kept) {
 	maps.Copy(a.counts, kept.Counts)
 	a.refused = append(a.refused, kept.Refused...)
 	a.tally(a.options.Node, kept)
 }
 
-// tally counts what was done, and reports repairs, which should not be necessary.
+// tally counts the changes, and reports repairs, which should not be necessary.
 func (a *Agent) tally(place string, kept accel.Kept) {
 	a.metrics.set.Add(float64(kept.Set))
 	a.metrics.reverted.Add(float64(kept.Reverted))
@@ -358,12 +358,11 @@ func (a *Agent) notify(e Event) {
 
 // Limits of one pass over pods.
 const (
-	// atOnce bounds the number of open namespaces.
+	// atOnce limits the number of open namespaces.
 	atOnce = 64
-	// verifyAtOnce bounds the pods of one verification: if there are more, those that have not been verified
-	// for longest come first.
+	// verifyAtOnce limits the number of pods that are verified at a time: of more, those that have waited longest come first.
 	verifyAtOnce = 128
-	// verifyTogether is for how many of them a new pod may have to wait.
+	// verifyTogether is the number of verified pods for which a new pod may have to wait.
 	verifyTogether = 4
 )
 
@@ -387,8 +386,8 @@ func (a *Agent) keepPods(ctx context.Context, full bool) {
 	}
 }
 
-// verifyPart verifies what runs on the node, and pods until it has used its budget of CPU time or there are notifications,
-// so that a new pod need not wait for it.
+// verifyPart verifies the node's runners, and pods until it has used its budget of CPU time or there are notifications, so that a
+// new pod need not wait.
 func (a *Agent) verifyPart(ctx context.Context, budget time.Duration) {
 	a.host.Verify(time.Now())
 	for end := cpuTime() + budget; len(a.unverified) > 0 && ctx.Err() == nil; {
@@ -450,9 +449,9 @@ func (a *Agent) choose(g *group) {
 	g.policies, g.clashes = keys, clashes
 }
 
-// keepPod applies the policies to a pod. With seek, it only looks up which pod this is, and returns if no listed pod has
-// one of its addresses. Otherwise every pod that comes or goes would have all settings verified in namespaces that belong
-// to no pod of the cluster, and such a namespace may have a thousand interfaces.
+// keepPod applies the policies to a pod. With seek, it first looks up which pod this is, and returns if no listed pod has one of
+// its addresses. Otherwise every pod that comes or goes would make the agent verify all settings in namespaces that belong to no
+// pod of the cluster, and such a namespace may have a thousand interfaces.
 func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek bool) {
 	if a.undecided(g) {
 		addresses, err := n.Addresses()
@@ -472,7 +471,7 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek 
 		g.policies, g.clashes = a.policiesOf(g.pod)
 	}
 	if len(g.policies) == 0 && g.id == 0 {
-		return // nothing to apply or restore: sweep finds what an earlier agent has set
+		return // nothing to apply or restore: sweep restores what an earlier agent has set
 	}
 	place := target.Place{Name: a.options.Node + "/" + g.name(), Node: a.options.Node, IRQCPUs: a.host.IRQCPUs()}
 	first := g.id == 0
@@ -488,7 +487,7 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek 
 	}
 	g.verified = time.Now()
 	if len(g.policies) == 0 && len(g.kept.Refused) == 0 {
-		g.id = 0 // all is restored, and its journal is gone
+		g.id = 0 // everything is restored, and its journal is gone
 	}
 	if first {
 		a.metrics.latency.Observe(time.Since(g.since).Seconds())

@@ -12,17 +12,17 @@ import (
 // policy is a Policy and its state on this node.
 type policy struct {
 	Policy
-	// kinds are those of its accelerators, and whether each changes something; classes those of the devices that they act on.
+	// kinds has the kinds of its accelerators, and whether each changes something. classes has the classes of the devices on
+	// which they act.
 	kinds   map[string]bool
 	classes map[string]bool
-	// onNode and inPods are the parts of its accelerators that act there.
+	// onNode and inPods are the parts of its accelerators that act on the node and in pods.
 	onNode, inPods []v1alpha1.PolicyAccelerator
-	// plan is what its accelerators come to on this node, nil if they cannot be had.
+	// plan has the settings and runners of its accelerators on this node; nil if they cannot be applied.
 	plan *accel.Plan
-	// reason and problem are why the policy is not applied at all; empty if it is.
+	// reason and problem say why the policy is not applied at all; empty if it is.
 	reason, problem string
-	// against are earlier policies, by key, with conflicting settings of the class pod, for pods that both
-	// may select.
+	// against has the keys of earlier policies with conflicting settings of the class pod, for pods that both may select.
 	against map[string]bool
 }
 
@@ -44,7 +44,7 @@ func newPolicy(p Policy) *policy {
 	return out
 }
 
-// changes reports whether a policy changes anything, and does not only verify.
+// changes reports whether a policy changes anything, as opposed to only verifying something.
 func (p *policy) changes() bool { return len(p.classes) > 0 }
 
 func (p *policy) ofPods() bool { return p.classes[v1alpha1.DevicePod] }
@@ -71,7 +71,7 @@ func judge(policies []*policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.P
 	}
 }
 
-// ownProblem plans a policy, and returns why it cannot be applied, whatever others there are.
+// ownProblem plans a policy, and returns why it cannot be applied, regardless of other policies.
 func (p *policy) ownProblem(plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) (reason, problem string) {
 	var err error
 	p.plan, err = plan(p.Accelerate)
@@ -88,8 +88,8 @@ func (p *policy) ownProblem(plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan
 	return "", ""
 }
 
-// conflict returns why a policy cannot be applied beside an accepted one. If they conflict on some pods only,
-// it records that: these pods decide.
+// conflict returns why a policy cannot be applied beside an accepted one. If they conflict on some pods only, it records that
+// instead, and policiesOf decides for each pod.
 func (p *policy) conflict(accepted *policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) error {
 	if _, err := plan(slices.Concat(accepted.onNode, p.onNode)); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (a *Agent) toAct() []string {
 	return keys
 }
 
-// ofNode returns what the policies want on the node. What only verifies needs no device to act on.
+// ofNode returns the accelerators that the policies want on the node. Those that only verify need no device to act on.
 func (a *Agent) ofNode() (out []v1alpha1.PolicyAccelerator) {
 	for _, p := range a.policies {
 		if slices.Contains(a.acting, p.key()) {
@@ -163,7 +163,7 @@ func (a *Agent) ofNode() (out []v1alpha1.PolicyAccelerator) {
 	return out
 }
 
-// ofPod returns what the policies with these keys want in a pod.
+// ofPod returns the accelerators that the policies with these keys want in a pod.
 func (a *Agent) ofPod(keys []string) (out []v1alpha1.PolicyAccelerator) {
 	for _, p := range a.policies {
 		if slices.Contains(keys, p.key()) {

@@ -30,7 +30,7 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// childEnv makes the test's binary an agent, with these options.
+// childEnv makes the test binary run an agent, with the options in its value.
 const childEnv = "SLIPSTREAM_TEST_AGENT"
 
 type childOptions struct {
@@ -38,7 +38,7 @@ type childOptions struct {
 	Verify               time.Duration
 	Accelerate           []v1alpha1.PolicyAccelerator
 	Metrics, Health      string   // addresses to serve at
-	Deny                 []uint32 // system calls that are not permitted, as by a seccomp profile
+	Deny                 []uint32 // system calls to refuse, as a seccomp profile does
 }
 
 func TestMain(m *testing.M) {
@@ -52,8 +52,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runChild is an agent until its standard input ends. It says with a line each
-// when it has another status.
+// runChild runs an agent until standard input ends. It prints a line for each
+// change of the status.
 func runChild(text string) error {
 	var o childOptions
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -90,8 +90,8 @@ func runChild(text string) error {
 	return a.Run(ctx)
 }
 
-// child is an agent of its own, in this thread's network namespace, started by another
-// program if one is given.
+// child is an agent in a process of its own, in this thread's network namespace. Another program
+// may start it.
 type child struct {
 	*exec.Cmd
 	in  io.Closer
@@ -127,10 +127,10 @@ func (p *place) childWith(o childOptions, by ...string) *child {
 	return c
 }
 
-// until reads statuses up to one with so many settings, all of which read back.
+// until reads statuses up to one in which this many settings are set, and all of them read back.
 func (c *child) until(t testing.TB, settings int) {
 	t.Helper()
-	// Its output ends with it.
+	// The output ends with the process.
 	late := time.AfterFunc(time.Minute, func() { _ = c.Process.Kill() })
 	defer late.Stop()
 	last := ""
@@ -145,10 +145,9 @@ func (c *child) until(t testing.TB, settings int) {
 
 const kills = 20
 
-// TestKill kills the agent at random moments around those at which its journal changes,
-// which is when settings do, while pods come and go: at no time is there a setting
-// that neither the policy nor the snapshot explains, and what it was is what it is
-// when the policy has gone.
+// TestKill kills the agent while pods come and go, at random moments around changes of its journal,
+// which is when settings change. At no time may a setting have a value that neither the policy nor
+// the snapshot explains, and once the policy has gone, all settings must be as before.
 func TestKill(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -156,7 +155,7 @@ func TestKill(t *testing.T) {
 	for i := range 4 {
 		p.pod(fmt.Sprintf("stays%d", i))
 	}
-	// What stood there need not be nothing.
+	// The values at the start need not be zero.
 	p.in("stays1", func() { write(t, "class/net/eth0/queues/rx-0/rps_cpus", "2") })
 	write(t, "class/net/veth-stays2/queues/rx-0/rps_cpus", "2")
 	before := p.snapshot()
@@ -167,7 +166,7 @@ func TestKill(t *testing.T) {
 	must(t, os.MkdirAll(p.journal, 0o700))
 	for kill := range kills {
 		changes := changesOf(t, p.journal)
-		// Every other life has the policy another way round, or none.
+		// Successive agents get different policies, or none.
 		accelerate := [][]v1alpha1.PolicyAccelerator{plus.Accelerate, v1alpha1.ForPolicy(rps("0-1", "nic", "pod")), plus.Accelerate, nil}[kill%4]
 		allowed := []string{"1", "3"}
 		c := p.child(time.Hour, accelerate)
@@ -181,7 +180,7 @@ func TestKill(t *testing.T) {
 			for path, value := range values {
 				was := before[place][path]
 				if was == "" {
-					was = values["class/net/lo/queues/rx-0/rps_cpus"] // of a pod that came: nothing
+					was = values["class/net/lo/queues/rx-0/rps_cpus"] // a pod that is not in the snapshot had nothing set
 					if strings.HasSuffix(path, "rps_flow_cnt") {
 						was = "0\n"
 					}
@@ -201,8 +200,8 @@ func TestKill(t *testing.T) {
 	p.wantJournal(0)
 }
 
-// changesOf returns what waits for so many changes of a folder's files since now, but no
-// longer than a limit.
+// changesOf returns a function that waits for n changes of files in a folder, but no longer than
+// limit.
 func changesOf(t testing.TB, dir string) func(n int, limit time.Duration) {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -221,7 +220,7 @@ func changesOf(t testing.TB, dir string) func(n int, limit time.Duration) {
 			}
 			must(t, err)
 			for b := buf[:got]; len(b) > 0; n-- {
-				length := binary.NativeEndian.Uint32(b[12:]) // of the name behind the event, inotify(7)
+				length := binary.NativeEndian.Uint32(b[12:]) // the length of the name behind the event, inotify(7)
 				b = b[unix.SizeofInotifyEvent+length:]
 			}
 		}
@@ -299,7 +298,7 @@ func TestFlood(t *testing.T) {
 		}
 		return strings.Join(leaks, "; ")
 	})
-	// The node's own ledger may stay until the next time that it is looked at.
+	// The node's own ledger may stay until it is next opened.
 	a.Set(one())
 	p.wantJournal(0)
 }
@@ -311,7 +310,7 @@ func count(t testing.TB, dir string) int {
 	return len(entries)
 }
 
-// usage of a process: CPU time, and resident memory in MiB.
+// usage returns the CPU time and the resident memory, in MiB, of a process.
 func (c *child) usage(t testing.TB) (cpu time.Duration, rss float64) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.Process.Pid))
@@ -334,9 +333,8 @@ func (c *child) usage(t testing.TB) (cpu time.Duration, rss float64) {
 	return cpu, float64(pages*os.Getpagesize()) / (1 << 20)
 }
 
-// BenchmarkIdle is what an agent costs that has nothing to do but to verify: with 30
-// pods, and with 1,000 veths of the node. BenchmarkAgent of test/cluster has the watches
-// of an API server too.
+// BenchmarkIdle measures an agent that only verifies: with 30 pods, and with 1,000 veths on the
+// node. BenchmarkAgent of test/cluster includes the watches of an API server.
 func BenchmarkIdle(b *testing.B) {
 	for _, bb := range []struct {
 		name              string
@@ -357,7 +355,7 @@ func BenchmarkIdle(b *testing.B) {
 			}
 			c := p.child(0, plus.Accelerate)
 			c.until(b, bb.held)
-			time.Sleep(firstVerify + 5*time.Second) // the start's garbage is not idling, and the first verification comes early
+			time.Sleep(firstVerify + 5*time.Second) // skip the start's garbage and the first verification
 			const window, windows = 10 * time.Second, 12
 			var used, most time.Duration
 			var rss float64
@@ -378,7 +376,7 @@ func BenchmarkIdle(b *testing.B) {
 	}
 }
 
-// applied is a slog.Handler that notes when the pods of links were accelerated.
+// applied is a slog.Handler that records when the pods of links were accelerated.
 type applied struct {
 	mu sync.Mutex
 	at map[string]time.Time
@@ -401,9 +399,9 @@ func (l *applied) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// BenchmarkNewPod starts 30 pods at once, over and over, on a node that has some
-// veths already: from the moment before a veth is made to its end in the pod
-// reading what it should.
+// BenchmarkNewPod starts 30 pods at once, again and again, on a node that has
+// some veths already. It measures the time from the moment before a veth is
+// made until its end in the pod has the wanted value.
 func BenchmarkNewPod(b *testing.B) {
 	for _, links := range []int{0, 1000} {
 		b.Run(fmt.Sprintf("veths=%d", links), func(b *testing.B) {
@@ -474,25 +472,25 @@ func BenchmarkNewPod(b *testing.B) {
 	}
 }
 
-// TestHostile has what a pod, or whoever can write where runtimes do, might put in
-// the agent's way.
+// TestHostile puts obstacles in the agent's way that a pod could, or anybody who can write where
+// container runtimes do.
 func TestHostile(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	target := filepath.Join(t.TempDir(), "target")
 	must(t, os.WriteFile(target, []byte("mine"), 0o666))
 
-	// In the folder of namespaces: what is none, and what would wait for ever.
+	// In the folder of namespaces: a file that is not one, and one that blocks for ever.
 	must(t, unix.Mkfifo(filepath.Join(p.netns, "0fifo"), 0o666))
 	must(t, os.WriteFile(filepath.Join(p.netns, "0file"), nil, 0o666))
 	must(t, os.Symlink("/proc/1/ns/net", filepath.Join(p.netns, "0link")))
 	must(t, os.Mkdir(filepath.Join(p.netns, "0dir"), 0o777))
 
-	// A process of the pod with a sysfs of its own invention.
+	// A process of the pod with a forged sysfs.
 	p.pod("a")
 	p.in("a", func() {
 		rename(t, "eth0", "a*?[]~$(x)")
-		for i := range 50 { // devices that nobody asked the agent to look at
+		for i := range 50 { // devices that the agent need not look at
 			must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("x%d", i)}, PeerName: fmt.Sprintf("y%d", i)}))
 		}
 		script := `mount -t tmpfs none /sys && mkdir -p '/sys/class/net/a*?[]~$(x)/queues/rx-0' &&
@@ -510,7 +508,7 @@ func TestHostile(t *testing.T) {
 			t.Fatal("the hostile pod did not start")
 		}
 	})
-	// A namespace that no file stands for, only a process.
+	// A namespace that is not pinned: only a process refers to it.
 	must(t, unix.Unmount(p.pods["a"].file, unix.MNT_DETACH))
 	before := p.snapshot()
 	a := p.start(p.options())

@@ -20,7 +20,7 @@ type MetricReference struct {
 	Labels           []string
 }
 
-// description is prometheus.Desc's text, the only form in which it shows what it holds.
+// description matches the text of a prometheus.Desc, which shows its fields in no other way.
 var description = regexp.MustCompile(`^Desc\{fqName: ("[^"]*"), help: ("(?:[^"\\]|\\.)*"), unit: "", constLabels: \{\}, variableLabels: \{(.*)\}\}$`)
 
 // MetricsReference describes every metric of an agent, by name.
@@ -32,7 +32,7 @@ func MetricsReference() []MetricReference {
 			panic(fmt.Sprintf("cannot read the description of a metric: %s", d))
 		}
 		m := MetricReference{Type: kind}
-		m.Name, _ = strconv.Unquote(part[1]) // the expression lets only strings of Go pass
+		m.Name, _ = strconv.Unquote(part[1]) // the expression matches only Go strings
 		m.Help, _ = strconv.Unquote(part[2])
 		if part[3] != "" {
 			m.Labels = strings.Split(part[3], ",")

@@ -21,15 +21,15 @@ import (
 	"time"
 )
 
-// Limits of a server. An idle connection takes some 20 KiB of memory, with TLS some 60.
+// Limits of a server. An idle connection takes some 20 KiB of memory, and some 60 with TLS.
 const (
 	metricsConnections = 32
 	healthConnections  = 8
-	// headerBytes hold a bearer token several times over; net/http adds 4 KiB.
+	// headerBytes has room for several bearer tokens; net/http adds 4 KiB.
 	headerBytes = 8 << 10
 )
 
-// patience of a server with its clients.
+// timeouts limits how long a server waits for its clients.
 type timeouts struct{ header, write, idle time.Duration }
 
 // A client that scrapes once a minute can keep its connection.
@@ -39,7 +39,7 @@ var serveTimeouts = timeouts{header: 5 * time.Second, write: 15 * time.Second, i
 type ServeOptions struct {
 	// Metrics is the address of /metrics, Health that of /healthz; empty for no server.
 	Metrics, Health string
-	// CertFile and KeyFile are a certificate for /metrics. They are read for every
+	// CertFile and KeyFile are the certificate and key for /metrics. They are read for every
 	// connection, so that they can be replaced.
 	CertFile, KeyFile string
 	// Authorize reports whether a bearer token may read /metrics. If it is set and there is no
@@ -48,7 +48,7 @@ type ServeOptions struct {
 	Log       *slog.Logger
 }
 
-// Servers serve until they are closed.
+// Servers are the running servers of an agent.
 type Servers struct {
 	all     []*http.Server
 	running sync.WaitGroup
@@ -112,8 +112,8 @@ func (s *Servers) start(address string, secure *tls.Config, handler http.Handler
 	return nil
 }
 
-// newServer serves the connections that a boundedListener admits. Only HTTP/1, so that a connection has one
-// request at a time.
+// newServer returns a server for the connections that a boundedListener admits. It speaks only HTTP/1, so that a connection has
+// one request at a time.
 func newServer(handler http.Handler, t timeouts) *http.Server {
 	var one http.Protocols
 	one.SetHTTP1(true)
@@ -153,7 +153,7 @@ type boundedListener struct {
 
 	mu   sync.Mutex
 	open int
-	// waiting are connections without a complete request, the longest waiting first.
+	// waiting has the connections without a complete request, the longest waiting first.
 	waiting []*boundedConn
 }
 
@@ -278,7 +278,7 @@ func signed() (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// ErrBusy is Authorize's error if too many tokens are under review.
+// ErrBusy is the error that Authorize returns if too many tokens are under review.
 var ErrBusy = errors.New("too many tokens are under review; try again")
 
 // authorized serves requests with a bearer token that is authorized.

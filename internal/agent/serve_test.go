@@ -27,10 +27,10 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// at is an address of the loopback device of a test's own network namespace.
+// metricsAt and healthAt are addresses on the loopback device of a test's own network namespace.
 const metricsAt, healthAt = "127.0.0.1:9469", "127.0.0.1:9470"
 
-// connectTo opens a connection on this thread, without anything in this process but a file.
+// connectTo opens a connection on this thread. It costs this process only a file descriptor.
 func connectTo(t testing.TB, port int) int {
 	t.Helper()
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -39,7 +39,7 @@ func connectTo(t testing.TB, port int) int {
 	return s
 }
 
-// ask gets a path on this thread, which http's own dialler is not.
+// ask requests a path from this thread, as the dialler of net/http may use another one.
 func ask(t testing.TB, address, path string) (code int, took time.Duration) {
 	t.Helper()
 	began := time.Now()
@@ -58,7 +58,7 @@ func ask(t testing.TB, address, path string) (code int, took time.Duration) {
 	return answer.StatusCode, time.Since(began)
 }
 
-// TestServeIdleConnections opens 8,000 connections that say nothing.
+// TestServeIdleConnections opens 8,000 connections that send nothing.
 func TestServeIdleConnections(t *testing.T) {
 	const connections, most = 8000, 16.0 // MiB more
 	var files unix.Rlimit
@@ -73,7 +73,7 @@ func TestServeIdleConnections(t *testing.T) {
 	if !c.out.Scan() {
 		t.Fatal("the agent ended")
 	}
-	for range 3 { // what a scrape takes is there before
+	for range 3 { // allocate the memory of a scrape beforehand
 		if code, _ := ask(t, metricsAt, "/metrics"); code != http.StatusOK {
 			t.Fatalf("a scrape: %d", code)
 		}
@@ -95,7 +95,8 @@ func TestServeIdleConnections(t *testing.T) {
 	}
 }
 
-// serveTest serves a handler with so much patience, and returns its address.
+// serveTest serves a handler with these timeouts and this limit of connections, and returns its
+// address.
 func serveTest(t *testing.T, h http.Handler, room int, patience time.Duration) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -123,8 +124,9 @@ func dial(t *testing.T, address string) net.Conn {
 
 var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })
 
-// A client that sends its request a byte at a time, one that sends none after its first, and
-// one that does not read what it asked for are all cut.
+// TestServeSlowClients checks that the server closes the connections of a client that sends its
+// request a byte at a time, of one that sends none after its first, and of one that does not read
+// the answer.
 func TestServeSlowClients(t *testing.T) {
 	t.Parallel()
 	endless := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -201,8 +203,9 @@ func TestServeLargeHeader(t *testing.T) {
 	}
 }
 
-// Connections that wait for a request make room, the one that has waited longest first;
-// those that are being answered do not, and one more is refused at once.
+// TestServeRoom checks that connections that wait for a request make room for new ones, the longest
+// waiting first. Those that are being answered do not, and then a further connection is refused at
+// once.
 func TestServeRoom(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	at := serveTest(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -242,7 +245,8 @@ func TestServeRoom(t *testing.T) {
 	}
 }
 
-// Scrapes in a loop do not have everything worked out anew for each.
+// TestServeScrapesInALoop checks that scrapes in a loop do not make the agent gather all metrics
+// each time.
 func TestServeScrapesInALoop(t *testing.T) {
 	p := newPlace(t)
 	a := p.start(p.options())
@@ -253,7 +257,7 @@ func TestServeScrapesInALoop(t *testing.T) {
 		return w.Body.String()
 	}
 	counted := 0
-	testenv.Retry(t, 5, func() error { // two scrapes may not follow each other closely on a busy machine
+	testenv.Retry(t, 5, func() error { // on a busy machine two scrapes may be too far apart
 		first := get()
 		a.metrics.errors.Inc()
 		counted++
@@ -270,8 +274,8 @@ func TestServeScrapesInALoop(t *testing.T) {
 	})
 }
 
-// With a review of tokens, metrics are served over TLS alone, by the certificate that is
-// given, also once it is another, or by one of its own.
+// TestServeTLS checks that with a review of tokens, metrics are served only over TLS: with the
+// given certificate, even after it is replaced, or with a self-signed one.
 func TestServeTLS(t *testing.T) {
 	p := newPlace(t)
 	must(t, netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}))
@@ -329,7 +333,8 @@ func TestServeTLS(t *testing.T) {
 	offered()
 }
 
-// TestAuthorized asks with tokens that may, that may not, and that cannot be asked about.
+// TestAuthorized asks with tokens that are allowed, tokens that are not, and tokens that cannot be
+// reviewed.
 func TestAuthorized(t *testing.T) {
 	h := authorized(hello, func(_ context.Context, token string) (bool, error) {
 		switch token {

@@ -16,16 +16,16 @@ import (
 // Status is the status of an agent.
 type Status struct {
 	Policies []v1alpha1.ObservedPolicy
-	// Settings is the number of settings on the node and in its pods, and of those that read back.
+	// Settings is the number of settings on the node and in its pods, and Verified that of those that read back.
 	Settings, Verified int
-	// Ready: no policy has failed. Reason is one of v1alpha1's.
+	// Ready means that no policy has failed. Reason is one of v1alpha1's.
 	Ready           bool
 	Reason, Message string
-	// Devices is the number of devices by class, Pods that of pods' namespaces, Missing that of those which
+	// Devices has the number of devices by class. Pods is the number of pods' namespaces, and Missing the number of those that
 	// could not be found.
 	Devices       map[string]int
 	Pods, Missing int
-	// Accelerators are the states of what runs because a policy wants it.
+	// Accelerators has the states of the runners that a policy wants.
 	Accelerators []accel.State
 }
 
@@ -107,7 +107,7 @@ func add(settings, verified *int, counts map[accel.SettingOf]accel.Count, of fun
 	}
 }
 
-// accounts returns which settings of the node, and which of pods, a policy accounts for.
+// accounts returns functions that report whether a policy accounts for a setting of the node, and for a setting of a pod.
 func (a *Agent) accounts(p *policy) (ofNode, ofPod func(accel.SettingOf) bool) {
 	ofNode = func(s accel.SettingOf) bool { return p.plan.Sets(a.links[s.Link].class, s) }
 	return ofNode, func(s accel.SettingOf) bool { return p.plan.Sets(v1alpha1.DevicePod, s) }
@@ -123,7 +123,7 @@ func (s Status) of(p *policy, changes bool) (all []accel.State) {
 	return all
 }
 
-// failed returns the reason of the first that has failed.
+// failed returns the reason and message of the first state that has failed.
 func failed(all []accel.State) (reason, message string) {
 	for _, is := range all {
 		if is.Failed {
@@ -166,7 +166,7 @@ func (a *Agent) observePolicy(p *policy, s Status) v1alpha1.ObservedPolicy {
 	return o
 }
 
-// success returns the details of an applied policy: settings read back, and what runs.
+// success returns the details of an applied policy: the settings that read back, and the states of its runners.
 func (p *policy) success(o v1alpha1.ObservedPolicy, s Status) string {
 	var is []string
 	switch {
@@ -236,7 +236,7 @@ func (a *Agent) problem(p *policy, s Status, o v1alpha1.ObservedPolicy) (reason,
 	return "", ""
 }
 
-// refusal returns the reason and the error of the first of some settings that was refused.
+// refusal returns the reason and the error of the first refused setting for which of returns true.
 func refusal(all []accel.Refusal, of func(accel.SettingOf) bool) (reason, message string) {
 	for _, r := range all {
 		switch {

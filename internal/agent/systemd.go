@@ -19,7 +19,7 @@ func (a *Agent) Systemd(ctx context.Context) error {
 	if err != nil || micros <= 0 {
 		return nil
 	}
-	// Half of the limit, as sd_watchdog_enabled(3) advises.
+	// Notify at half of the limit, as sd_watchdog_enabled(3) advises.
 	tick := time.NewTicker(time.Duration(micros) * time.Microsecond / 2)
 	go func() {
 		defer tick.Stop()
@@ -40,7 +40,7 @@ func (a *Agent) Systemd(ctx context.Context) error {
 	return nil
 }
 
-// notifySystemd is sd_notify(3).
+// notifySystemd implements sd_notify(3).
 func notifySystemd(state string) error {
 	socket := os.Getenv("NOTIFY_SOCKET")
 	if socket == "" {

@@ -14,8 +14,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// toy is an accelerator that this file alone knows: a setting of every queue, and something that runs. In the API it
-// has the place of rps.
+// toy is an accelerator that only this file knows: a setting of every queue, and a runner. In the API it takes the place of rps.
 type toy struct {
 	*toyRunner
 }
@@ -93,7 +92,7 @@ func (t *toyRunner) Samples(s *accel.State, emit func(accel.Sample)) {
 
 func (t *toyRunner) Counts() (map[string]uint64, error) { return map[string]uint64{"played": 7}, nil }
 
-// TestToy: an agent, its status, its metrics and its events, and an Applier, handle an accelerator that they do not know.
+// TestToy checks that an agent, its status, metrics and events, and an Applier handle an accelerator that they do not know.
 func TestToy(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)

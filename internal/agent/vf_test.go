@@ -16,7 +16,8 @@ import (
 	"slipstream.dev/internal/nic/nictest"
 )
 
-// vm is a machine whose NIC has 100,000 packets between two snapshots; share of them take the VF.
+// vm is a machine whose NIC has 100,000 packets between two snapshots. The fraction share of them
+// takes the VF.
 type vm struct {
 	t testing.TB
 	*nictest.Machine
@@ -37,12 +38,12 @@ func (v *vm) change(fn func()) {
 	fn()
 }
 
-// withVF is a policy with vf, and with accelerators.
+// withVF returns a policy with vf and further accelerators.
 func withVF(name string, all ...v1alpha1.Accelerator) Policy {
 	return Policy{Name: name, Generation: 1, Accelerate: append(v1alpha1.ForPolicy(all...), v1alpha1.PolicyAccelerator{VF: &v1alpha1.VF{}})}
 }
 
-// state is that of an accelerator; zero if no policy wants it.
+// state returns the state of an accelerator; zero if no policy wants it.
 func (s Status) state(kind string) accel.State {
 	for _, is := range s.Accelerators {
 		if is.Kind == kind {
@@ -52,7 +53,7 @@ func (s Status) state(kind string) accel.State {
 	return accel.State{}
 }
 
-// vfState returns what the metric says of the VF of eth0.
+// vfState returns the states of the VF of eth0 for which the metric is 1.
 func (r *running) vfState() (states []string) {
 	for _, state := range []string{"used", "present", "idle", "absent", "withdrawn"} {
 		if r.metric(fmt.Sprintf(`slipstream_vf_state{nic="eth0",state="%s"}`, state)) == 1 {
@@ -62,7 +63,8 @@ func (r *running) vfState() (states []string) {
 	return states
 }
 
-// TestAgentVerifiesVFs: a policy with vf alone fails where the VF is not used, and changes nothing.
+// TestAgentVerifiesVFs checks that a policy with vf alone fails if the VF is not used, and changes
+// nothing.
 func TestAgentVerifiesVFs(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -97,7 +99,7 @@ func TestAgentVerifiesVFs(t *testing.T) {
 	v.change(func() { v.Fixture, v.share = nictest.Load(t, "netvsc-mlx5").Fixture, 1 })
 	wants(v1alpha1.StateApplied, v1alpha1.ReasonApplied, v1alpha1.ReasonVFUsed, "used")
 
-	// Gone and back between two looks, as another device.
+	// The VF goes and comes back between two looks, as another device.
 	v.change(func() { v.Files["class/net/eth1/ifindex"] = "9" })
 	eventually(t, "the interruption is counted", func() string {
 		if n := a.metric("slipstream_vf_withdrawals_total"); n != 2 {
@@ -119,7 +121,7 @@ func TestAgentVerifiesVFs(t *testing.T) {
 		t.Errorf("events: %s", diff)
 	}
 
-	// Beside another policy, which it neither hinders nor takes part in.
+	// Another policy is applied beside it, and neither affects the other.
 	a.Set(one(withVF("vf"), plus))
 	a.wantState("vf", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
@@ -136,7 +138,8 @@ func TestAgentVerifiesVFs(t *testing.T) {
 	}
 }
 
-// TestAgentWithoutVF: that no NIC of a node may have a VF is no failure.
+// TestAgentWithoutVF checks that a policy with vf does not fail on a node whose NICs cannot have a
+// VF.
 func TestAgentWithoutVF(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)

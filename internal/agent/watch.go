@@ -8,15 +8,15 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// watch receives netlink notifications about the node's links: one socket per node, however many pods. Its
-// channel is closed if the socket's buffer overflowed.
+// watch receives netlink notifications about the node's links: one socket per node, for any number of pods. Its channel is closed
+// when the socket's receive buffer overflows.
 type watch struct {
 	changes chan netlink.LinkUpdate
 	done    chan struct{}
 }
 
-// room is the size of the socket's buffer in bytes: a notification about a veth takes up to 4 KiB, and a
-// burst of 500 pods causes some 10 each.
+// room is the size of the socket's receive buffer in bytes: a notification about a veth takes up to 4 KiB, and a burst of 500
+// pods causes some 10 each.
 const room = 16 << 20
 
 func newWatch() (*watch, error) {
@@ -36,7 +36,7 @@ func (w *watch) close() {
 	}
 }
 
-// again subscribes anew; the caller lists all devices afterwards.
+// again subscribes again. The caller lists all devices afterwards.
 func (w *watch) again() error {
 	w.close()
 	next, err := newWatch()
