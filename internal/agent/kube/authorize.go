@@ -14,11 +14,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// reviewer asks the API server who a token belongs to and what they may do, like kube-rbac-proxy. It
-// caches the answers, and the client's request limit bounds what guessed tokens cost the API server.
+// reviewer asks the API server to whom a token belongs and what its owner may do, like
+// kube-rbac-proxy. It caches the answers, and the client's request limit bounds what guessed tokens
+// cost the API server.
 type reviewer struct {
 	authn, authz rest.Interface
-	// asking bounds the concurrent requests.
+	// asking limits the number of concurrent requests.
 	asking chan struct{}
 
 	mu    sync.Mutex
@@ -30,8 +31,8 @@ type answer struct {
 	until time.Time
 }
 
-// A revoked token can read metrics for up to rememberYes more, and a new permission takes up to rememberNo
-// to be noticed.
+// The owner of a revoked token can read metrics for up to rememberYes more, and a new permission takes effect after up to
+// rememberNo.
 const (
 	rememberYes = time.Minute
 	rememberNo  = 10 * time.Second

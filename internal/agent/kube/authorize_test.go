@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// reviews is an API server that knows some tokens, of users of the same names.
+// reviews is an API server that knows some tokens. The user of each has the same name as the token.
 type reviews struct {
 	*httptest.Server
 	asked   map[string]int // by resource
@@ -78,7 +78,8 @@ func TestMayGetMetrics(t *testing.T) {
 	check("new", false, true)
 }
 
-// What the cluster said is remembered, not for long, and not of any number of tokens.
+// TestReviewsRemembered checks that the answers of the cluster are cached, but not for long, and
+// not for any number of tokens.
 func TestReviewsRemembered(t *testing.T) {
 	s, c := newReviews(t, map[string]bool{"reader": true})
 	now := time.Now()
@@ -102,7 +103,7 @@ func TestReviewsRemembered(t *testing.T) {
 			t.Errorf("%d: the cluster was asked %d times, want %d", i, s.asked["tokenreviews"], tt.asks)
 		}
 	}
-	// Somebody makes up tokens: they do not push out the good one.
+	// Made-up tokens do not evict the valid one.
 	for i := range 10 * answersMost {
 		may(fmt.Sprint("made up ", i), now.Add(rememberYes))
 	}
@@ -113,7 +114,7 @@ func TestReviewsRemembered(t *testing.T) {
 	if may("reader", now.Add(rememberYes+1)); s.asked["tokenreviews"] != before {
 		t.Error("made-up tokens pushed out a good one")
 	}
-	// More good ones than there is room for.
+	// More valid tokens than there is room for.
 	for i := range 2 * answersMost {
 		s.allowed[fmt.Sprint(i)] = true
 		may(fmt.Sprint(i), now.Add(rememberYes))
@@ -122,7 +123,7 @@ func TestReviewsRemembered(t *testing.T) {
 	if n := len(c.reviewer.known); n > answersMost {
 		t.Errorf("%d answers are remembered, want at most %d", n, answersMost)
 	}
-	// As many questions as may be asked are under way.
+	// The maximum number of requests is in progress.
 	for range askingMost {
 		c.reviewer.asking <- struct{}{}
 	}
@@ -138,8 +139,9 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// eventually waits for want to be true; what it last said fails the test.
+// eventually waits until want returns "". If it does not, the last text that it returned fails the
+// test.
 func eventually(t testing.TB, what string, want func() string) {
 	t.Helper()
-	testenv.Eventually(t, 30*time.Second, what, want) // the requests of a start wait for their turn
+	testenv.Eventually(t, 30*time.Second, what, want) // at the start, requests are rate-limited
 }

@@ -1,7 +1,7 @@
 // Package kube connects an agent to a cluster: it watches the policies that select the node and the
 // pods that run there, rolls policies out together with the agents of other nodes, writes statuses
-// and events, and asks who may get metrics. internal/agent applies what is wanted; without a cluster
-// it reads a file, and nothing of this is needed.
+// and events, and asks the API server who may read metrics. internal/agent applies the policies;
+// without a cluster it reads a policy from a file and does not need this package.
 package kube
 
 import (
@@ -37,26 +37,25 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Options of an agent in a cluster.
+// Options configures an agent in a cluster.
 type Options struct {
 	// Node is the node's name in the cluster.
 	Node string
-	// DaemonSet is NAMESPACE/NAME of the agent's DaemonSet. If it is empty, the agent is never
-	// uninstalled.
+	// DaemonSet is the agent's DaemonSet, as NAMESPACE/NAME. If it is empty, the agent never
+	// considers itself uninstalled.
 	DaemonSet string
-	// Proc is the host's /proc if empty.
+	// Proc is the root of the host's procfs, /proc if empty.
 	Proc string
 	Log  *slog.Logger
 }
 
-// Cluster reads an agent's policies from a cluster, and writes their state there: the NodeAcceleration of
-// the node, which only this agent writes; events on the Node; and each policy's condition Selected. The
-// condition does not count nodes, as that would need a controller that watches all of them. One agent whose
-// node is selected sets it, or, after a while, one that finds it unset.
+// Cluster reads an agent's policies from a cluster, and writes their state there: the NodeAcceleration of the node, which only
+// this agent writes; events on the Node; and each policy's condition Selected. The condition does not count nodes, because that
+// would need a controller that watches all of them. An agent whose node is selected sets it, or, after a while, any agent that
+// finds it unset.
 //
-// Every cost is multiplied by the number of nodes (docs/adr/0015). An agent watches its own node and the
-// policies, and its node's pods while a policy selects pods. What all agents would write at the same moment
-// they spread.
+// Every cost is multiplied by the number of nodes (docs/adr/0015). An agent watches its own node and the policies, and its node's
+// pods while a policy selects pods. Writes that all agents would make at the same moment are spread over time.
 //
 // While the API server does not answer, nothing changes on the node.
 type Cluster struct {
@@ -73,28 +72,28 @@ type Cluster struct {
 	mu     sync.Mutex
 	status *agent.Status
 	dirty  chan struct{}
-	// turns are the policies that select the node, by UID.
+	// turns has the rollouts of the policies that select the node, by UID.
 	turns map[types.UID]*turn
-	// inherited is what the NodeAcceleration said of the node's policies as this agent started, until it has looked at its policies once.
+	// inherited has the node's policies from the NodeAcceleration when this agent started. It is kept until the agent has looked
+	// at its policies once.
 	inherited []v1alpha1.ObservedPolicy
-	// started: inherited is known, and turns may begin.
+	// started means that inherited is known, and turns may begin.
 	started bool
-	// complete are the policies that select the node with every default.
+	// complete caches policies that select the node, with all defaults filled in.
 	complete map[policyVersion]completePolicy
-	// lastWrites are this agent's last writes to each policy, by UID.
+	// lastWrites has this agent's last write to each policy, by UID.
 	lastWrites map[types.UID]policyWrite
 	clock      serverClock
 	pace       pace
-	// sharedLimit bounds writes to policies.
+	// sharedLimit limits the rate of writes to policies.
 	sharedLimit *rate.Limiter
-	// restUntil, in nanoseconds since 1970, is when the next write to a policy is tried after one failed.
+	// restUntil is the time, in nanoseconds since 1970, before which no write to a policy is tried, after one failed.
 	restUntil atomic.Int64
 	// losses reads the node's counters.
 	losses func() losses
 }
 
-// Connect calls New with the configuration from a kubeconfig file or, if its name is empty, from the pod that
-// the agent runs in.
+// Connect calls New with the configuration from a kubeconfig file or, if its name is empty, from the pod in which the agent runs.
 func Connect(kubeconfig string, o Options) (*Cluster, error) {
 	var config *rest.Config
 	var err error
@@ -135,23 +134,22 @@ func (c *Cluster) inform(client rest.Interface, resource string, which fields.Se
 	return store
 }
 
-// informer makes a watch of a resource. It keeps only the needed fields, so that a thousand pods take little
-// memory.
+// informer makes a watch of a resource. It keeps only the fields that are needed, so that a thousand pods take little memory.
 func (c *Cluster) informer(client rest.Interface, resource string, which fields.Selector, of runtime.Object, slim cache.TransformFunc) (cache.Store, cache.Controller) {
 	options := func(o *metav1.ListOptions) {
 		o.FieldSelector = which.String()
-		// Bookmarks come every minute, so that a watch can be resumed without a list. These last so long that a list
-		// costs less.
+		// Bookmarks come every minute, so that a watch can be resumed without a list. These watches last so long that a list
+		// costs less than the bookmarks.
 		o.AllowWatchBookmarks = false
 	}
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: listsFirst{cache.NewFilteredListWatchFromClient(client, resource, "", options)},
 		ObjectType:    of,
 		Transform:     slim,
-		// The default is five minutes: with a thousand agents seven requests a second.
+		// The default is five minutes: with a thousand agents, that is seven requests a second.
 		MinWatchTimeout: 30 * time.Minute,
-		// What is desired is computed anew now and then. Without a period, reflectors wait for a channel of
-		// their package, which tests with a time of their own (testing/synctest) cannot have.
+		// Compute the desired state anew from time to time. Without a period, reflectors wait for a channel of their package,
+		// which cannot be used in tests with a clock of their own (testing/synctest).
 		ResyncPeriod: time.Hour,
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(o any) { c.note(o); poke(c.changed) },
@@ -161,8 +159,8 @@ func (c *Cluster) informer(client rest.Interface, resource string, which fields.
 	})
 }
 
-// listsFirst makes a reflector list before it watches. Otherwise it first asks for both by one request, which Kubernetes before
-// 1.34 refuses by default: then each agent that comes back after an outage would send three requests a resource, not two.
+// listsFirst makes a reflector list before it watches. By default it first asks for both in one request, which Kubernetes before
+// 1.34 rejects by default: each agent that comes back after an outage would then send three requests for each resource, not two.
 type listsFirst struct{ *cache.ListWatch }
 
 // IsWatchListSemanticsUnSupported implements an interface of client-go's package watchlist.
@@ -203,10 +201,10 @@ func slimPolicy(o any) (any, error) {
 	return o, nil
 }
 
-// Uninstalled reports, when the agent stops, whether its DaemonSet or its namespace is deleted or being deleted. A refusal (401, 403)
-// means the same, because deleting the chart removes the agent's permissions too. If the API server does not answer, Uninstalled
-// asks again until ctx is done, and then returns false. Asking once costs less than a watch: the status of a DaemonSet changes with each of its agents, and every
-// agent would receive each change.
+// Uninstalled reports, when the agent stops, whether its DaemonSet or its namespace is deleted or being deleted. A refusal (401,
+// 403) means the same, because deleting the chart removes the agent's permissions too. If the API server does not answer,
+// Uninstalled asks again until ctx is done, and then returns false. Asking once costs less than a watch: the status of a
+// DaemonSet changes with each of its agents, and every agent would receive every change.
 func (c *Cluster) Uninstalled(ctx context.Context) bool {
 	namespace, name, ok := c.daemonSet()
 	if !ok {
@@ -233,18 +231,18 @@ func (c *Cluster) daemonSetGone(ctx context.Context, namespace, name string) (bo
 	if deleted, err := askDaemonSet(); deleted || err != nil {
 		return deleted, err
 	}
-	// If the namespace is being deleted, its pods are stopped first, and the DaemonSet is deleted when they have ended
-	// (KEP-5080), or in any order.
+	// If the namespace is being deleted, the DaemonSet may be deleted after its pods have ended (KEP-5080), or in any order, so
+	// look at the namespace too.
 	var n corev1.Namespace
 	err := c.clients.nodes.Get().Resource("namespaces").Name(namespace).Do(ctx).Into(&n)
 	if apierrors.IsForbidden(err) {
-		// The role is already deleted, or the chart is older and did not grant this: the DaemonSet decides.
+		// The role is already deleted, or an older chart did not grant this permission: the DaemonSet decides.
 		return askDaemonSet()
 	}
 	return gone(&n, err)
 }
 
-// gone reports whether an object, or the answer to a request for it, means that it is deleted or being deleted.
+// gone reports whether an object, or the error of a request for it, means that the object is deleted or being deleted.
 func gone(o metav1.Object, err error) (bool, error) {
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
@@ -259,7 +257,7 @@ func (c *Cluster) daemonSet() (namespace, name string, ok bool) {
 	return strings.Cut(c.options.DaemonSet, "/")
 }
 
-// Forget deletes the node's NodeAcceleration, the last thing that an uninstalled agent does.
+// Forget deletes the node's NodeAcceleration. It is the last action of an uninstalled agent.
 func (c *Cluster) Forget(ctx context.Context) error {
 	err := c.clients.status.Delete().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Error()
 	if apierrors.IsNotFound(err) {
@@ -268,7 +266,7 @@ func (c *Cluster) Forget(ctx context.Context) error {
 	return err
 }
 
-// Publish is the agent's Options.Publish: it passes the status to Run.
+// Publish passes the status to Run. It serves as agent.Options.Publish.
 func (c *Cluster) Publish(s agent.Status) {
 	c.mu.Lock()
 	c.status = &s
@@ -276,8 +274,8 @@ func (c *Cluster) Publish(s agent.Status) {
 	poke(c.dirty)
 }
 
-// Notify is the agent's Options.Notify: it passes an event to Run. If there are too many, it drops some;
-// the log has them all.
+// Notify passes an event to Run. It serves as agent.Options.Notify. If there are too many events, it drops some; the log has all
+// of them.
 func (c *Cluster) Notify(e agent.Event) {
 	select {
 	case c.events <- e:
@@ -285,8 +283,8 @@ func (c *Cluster) Notify(e agent.Event) {
 	}
 }
 
-// Run calls set whenever the policies or pods change, and writes what Publish and Notify passed, until ctx
-// is done.
+// Run calls set whenever the policies or pods change, and writes the statuses and events of Publish and Notify, until ctx is
+// done.
 func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -324,7 +322,7 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 			pods.stop()
 			pods = nil
 		}
-		// Without the pods it would take a policy off them.
+		// Before the pods are listed, the agent would restore their settings.
 		if pods == nil || pods.synced() {
 			if pods != nil {
 				d.Pods = pods.list()
@@ -334,7 +332,7 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 				last = &d
 			}
 		}
-		// A burst of changes is one.
+		// Handle a burst of changes as one.
 		if !pause(ctx, c.pace.burst) {
 			return
 		}
@@ -382,7 +380,7 @@ func selects(p *v1alpha1.AccelerationPolicy, n *corev1.Node) bool {
 	return n != nil && p.Spec.SelectsNode(n.Labels)
 }
 
-// policyVersion: the spec of a policy is the same for as long as these are.
+// policyVersion identifies a version of a policy's spec.
 type policyVersion struct {
 	name       string
 	uid        types.UID
@@ -393,14 +391,13 @@ func versionOf(p *v1alpha1.AccelerationPolicy) policyVersion {
 	return policyVersion{p.Name, p.UID, p.Generation}
 }
 
-// completePolicy is a policy with every default, or what is wrong with it.
+// completePolicy is a policy with all defaults filled in, or the error that makes it invalid.
 type completePolicy struct {
 	*v1alpha1.AccelerationPolicy
 	err error
 }
 
-// completed returns p.Complete(), which parses the policy, without parsing the same version again: rollouts look at each
-// policy once a second.
+// completed returns p.Complete(), but parses each version of a policy only once: rollouts look at each policy once a second.
 func (c *Cluster) completed(p *v1alpha1.AccelerationPolicy) (*v1alpha1.AccelerationPolicy, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -412,7 +409,7 @@ func (c *Cluster) completed(p *v1alpha1.AccelerationPolicy) (*v1alpha1.Accelerat
 	return of.AccelerationPolicy, of.err
 }
 
-// desired returns what the policies want here, without the pods, and whether a policy selects pods.
+// desired returns the desired state of this node, without the pods, and whether a policy selects pods.
 func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 	node, all := c.node(), c.policies()
 	c.forget(all, node)
@@ -446,14 +443,14 @@ func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 type podWatch struct {
 	store  cache.Store
 	synced func() bool
-	// stop ends it, and waits for that.
+	// stop ends the watch, and waits until it has ended.
 	stop func()
 }
 
 // watchPods begins to watch the node's pods, at once or after a random delay: a new policy makes all agents
 // do so at the same moment.
 func (c *Cluster) watchPods(ctx context.Context, atOnce bool) *podWatch {
-	// A pod without an address cannot be recognised yet, and changes often.
+	// A pod without an address cannot be recognised yet, and its status changes often.
 	which := fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", c.options.Node), fields.OneTermNotEqualSelector("status.podIP", ""))
 	store, controller := c.informer(c.clients.watchCore, "pods", which, &corev1.Pod{}, slimPod)
 	ctx, cancel := context.WithCancel(ctx)
@@ -465,7 +462,7 @@ func (c *Cluster) watchPods(ctx context.Context, atOnce bool) *podWatch {
 	})
 	running.Go(func() {
 		if cache.WaitForCacheSync(ctx.Done(), controller.HasSynced) {
-			poke(c.changed) // a node may have none
+			poke(c.changed) // a node may have no pods, and then no event comes
 		}
 	})
 	return &podWatch{store: store, synced: controller.HasSynced, stop: func() {

@@ -31,38 +31,40 @@ import (
 
 type object = map[string]any
 
-// api is as much of an API server as an agent talks to. It keeps objects by their
-// paths, and knows nothing of what they mean.
+// api is the part of an API server that an agent uses. It stores objects by
+// their paths, and knows nothing about their meaning.
 type api struct {
 	*httptest.Server
 	mu       sync.Mutex
 	version  int
 	objects  map[string]object
 	watchers map[chan object]func(path string) bool
-	// refuse answers with a status where it is not 0.
+	// refuse returns the status with which to refuse a request; 0 to answer it.
 	refuse func(verb, path string) int
-	// prune is what a schema that does not know fields does, where it is not nil.
+	// prune drops fields of stored objects, as a schema does that does not know them, if it is not
+	// nil.
 	prune func(object)
-	// token is needed where it is not empty.
+	// token is the bearer token that requests need, if it is not empty.
 	token string
-	// asked counts requests by verb and resource, those refused as stale as "conflict", and for their token as
-	// "unauthorized".
+	// asked counts requests by verb and resource. Those refused as stale count as "conflict", and those refused for their token
+	// as "unauthorized".
 	asked map[string]int
 	// watched has the options of the last watch of each resource.
 	watched map[string]url.Values
-	// past are the changes since a version, for watches that begin in the past; sent are those that watches were told.
+	// past has the changes since a version, for watches that begin in the past. sent counts the
+	// events that were sent to watches.
 	past  []change
 	since int
 	sent  int
-	// dead: it answers nothing.
+	// dead means that it answers nothing.
 	dead bool
-	// daemonSet is that of the agents that join.
+	// daemonSet is the DaemonSet of the agents that join.
 	daemonSet string
-	// late is how much later events come, for agents of a fleet.
+	// late is the extra delay of events for agents of a fleet.
 	late time.Duration
 }
 
-// change is what a watch is told, and when.
+// change is an event for watches, and when it happened.
 type change struct {
 	version int
 	path    string
@@ -95,21 +97,21 @@ func (s *api) fail(w http.ResponseWriter, code int, reason string) {
 	_ = json.NewEncoder(w).Encode(object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason})
 }
 
-// setPrune sets what drops fields of each object that is stored, nil for nothing.
+// setPrune sets the function that drops fields of each stored object, nil for none.
 func (s *api) setPrune(prune func(object)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune = prune
 }
 
-// withoutRollout is what a CRD does that does not know rollouts.
+// withoutRollout does the work of a CRD that does not know rollouts.
 func withoutRollout(o object) {
 	if status, ok := o["status"].(object); ok {
 		delete(status, "rollout")
 	}
 }
 
-// put stores an object and tells who watches.
+// put stores an object and sends the change to all watches of it.
 func (s *api) put(path string, o object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +156,7 @@ func (s *api) remove(path string) {
 	}
 }
 
-// get returns a copy of an object, nil if there is none.
+// get returns a copy of an object, or nil.
 func (s *api) get(path string) (o object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,7 +281,7 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// resourceOf is what a path is about: "pods", or "nodeaccelerations/status".
+// resourceOf returns the resource of a path: "pods", or "nodeaccelerations/status".
 func resourceOf(path string) string {
 	path, status := strings.CutSuffix(path, "/status")
 	for _, part := range strings.Split(path, "/") {
@@ -295,7 +297,7 @@ func resourceOf(path string) string {
 	return path
 }
 
-// table is what kubectl asks of a list of nodes, or of pods.
+// table returns a list of nodes, or of pods, in the form in which kubectl prints it.
 func table(nodes []any) object {
 	rows := []any{}
 	for _, o := range nodes {
@@ -318,7 +320,7 @@ func table(nodes []any) object {
 	return object{"kind": "Table", "apiVersion": "meta.k8s.io/v1", "columnDefinitions": columns, "rows": rows}
 }
 
-// lists are the kinds of what is listed, by the last of their paths.
+// lists has the kinds of lists, by the last element of their paths.
 var lists = map[string]object{
 	"nodes":                {"kind": "NodeList", "apiVersion": "v1"},
 	"pods":                 {"kind": "PodList", "apiVersion": "v1"},
@@ -326,7 +328,7 @@ var lists = map[string]object{
 	"accelerationpolicies": {"kind": "AccelerationPolicyList", "apiVersion": v1alpha1.APIVersion},
 }
 
-// merge is RFC 7386.
+// merge implements RFC 7386.
 func merge(to, patch any) any {
 	p, ok := patch.(object)
 	if !ok {
@@ -355,11 +357,11 @@ func (s *api) kill() {
 		close(ch)
 	}
 	clear(s.watchers)
-	s.version++ // something has always changed
+	s.version++ // some object always changes meanwhile
 	s.past, s.since = nil, s.version
 }
 
-// setRefuse sets which requests are refused, none for nil.
+// setRefuse sets which requests are refused; nil for none.
 func (s *api) setRefuse(refuse func(verb, path string) int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -451,7 +453,7 @@ func accelerate(cpus string, devices ...string) []any {
 	return []any{object{"rps": object{"devices": devices, "cpus": cpus}}}
 }
 
-// watched is a cluster that is followed; what is desired comes on a channel.
+// connect follows the cluster, and sends each desired state to the channel.
 func (s *api) connect(t *testing.T) (*Cluster, chan agent.Desired) {
 	t.Helper()
 	c, err := New(&rest.Config{Host: s.URL}, Options{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
@@ -471,7 +473,7 @@ func (s *api) connect(t *testing.T) (*Cluster, chan agent.Desired) {
 	return c, desired
 }
 
-// next waits for a desire that is as wanted: policies by name, and pods.
+// next waits for a desired state with these policies and pods, by name.
 func next(t *testing.T, desired chan agent.Desired, want ...string) agent.Desired {
 	t.Helper()
 	timeout := time.After(10 * time.Second)
@@ -506,9 +508,9 @@ func TestCluster(t *testing.T) {
 		"spec": object{"nodeName": "node0"}, "status": object{"podIPs": []any{object{"ip": "10.1.0.1"}, object{"ip": "fd00::1"}}}})
 	c, desired := s.connect(t)
 
-	next(t, desired, "b", "a") // by age, those that select the node, without pods that nobody selects
+	next(t, desired, "b", "a") // only policies that select the node, by age; no pods, because no policy selects pods
 
-	// A policy that the schema let pass.
+	// An invalid policy that the schema let pass.
 	s.put(policyPath+"bad", policyObject("bad", 3, 1, object{"accelerate": accelerate("0", "loopback")}))
 	d := next(t, desired, "b", "a", "bad")
 	if err := d.Policies[2].Invalid; err == nil || !strings.Contains(err.Error(), `spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "loopback"`) {
@@ -517,7 +519,7 @@ func TestCluster(t *testing.T) {
 	s.remove(policyPath + "bad")
 	next(t, desired, "b", "a")
 
-	// One that selects pods: now they matter.
+	// A policy that selects pods: now they matter.
 	s.put(policyPath+"s", policyObject("s", 4, 1, object{"accelerate": accelerate("0", "pod"), "pods": object{"matchLabels": object{"app": "web"}}}))
 	d = next(t, desired, "b", "a", "s", "default/web")
 	if p := d.Policies[2]; !p.Pods(map[string]string{"app": "web"}) || p.Pods(nil) || p.Selector != "app=web" {
@@ -531,7 +533,7 @@ func TestCluster(t *testing.T) {
 	s.remove("/api/v1/namespaces/default/pods/web")
 	next(t, desired, "b", "a", "s")
 
-	// The API server sends an agent the pods that it can recognise, and no bookmarks.
+	// The agent asks the API server only for pods that it can recognise, and for no bookmarks.
 	s.mu.Lock()
 	for resource, want := range map[string]string{"pods": "spec.nodeName=node0,status.podIP!=", "nodes": "metadata.name=node0", "accelerationpolicies": ""} {
 		if q := s.watched[resource]; q == nil || q.Get("fieldSelector") != want || q.Get("allowWatchBookmarks") != "" {
@@ -543,7 +545,7 @@ func TestCluster(t *testing.T) {
 	}
 	s.mu.Unlock()
 
-	// The node gets other labels.
+	// The node's labels change.
 	s.put(nodePath, nodeObject(object{"zone": "b"}))
 	next(t, desired, "b", "c", "s")
 
@@ -572,7 +574,7 @@ func TestCluster(t *testing.T) {
 		return ""
 	})
 
-	// The same thing twice is one event.
+	// The same event again is not written.
 	for range 3 {
 		c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "somebody has it"})
 	}
@@ -591,7 +593,8 @@ func TestCluster(t *testing.T) {
 	})
 }
 
-// A version of a policy is parsed once, and forgotten when there is another.
+// TestPolicyIsParsedOnce checks that a version of a policy is parsed once, and forgotten when there
+// is another.
 func TestPolicyIsParsedOnce(t *testing.T) {
 	c := &Cluster{complete: make(map[policyVersion]completePolicy)}
 	node := &corev1.Node{}
@@ -646,7 +649,7 @@ func TestSelectedCondition(t *testing.T) {
 		})
 	}
 	want("here", "SelectedTrueNodes3")
-	// Who has seen less than there is does not write over it.
+	// An agent with an outdated version does not overwrite the current one.
 	stale := &v1alpha1.AccelerationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "here", ResourceVersion: "1", Generation: 3}}
 	if err := c.mark(t.Context(), stale, metav1.ConditionFalse, v1alpha1.ReasonNoNode, ""); !outdone(err) {
 		t.Errorf("a stale mark: %v, want that it is outdone", err)
@@ -659,7 +662,8 @@ func TestSelectedCondition(t *testing.T) {
 	want("nowhere", "SelectedFalseNoNode1")
 }
 
-// A node may leave a policy before its agent is told of the condition that it has just written itself.
+// TestLeavesBeforeConditionIsKnown checks an agent whose node leaves a policy before the agent has
+// received the event of the condition that it has just written itself.
 func TestLeavesBeforeConditionIsKnown(t *testing.T) {
 	c := &Cluster{pace: usualPace}
 	p := &v1alpha1.AccelerationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "here", Generation: 1}}
@@ -676,7 +680,8 @@ func TestLeavesBeforeConditionIsKnown(t *testing.T) {
 	}
 }
 
-// An agent that is stopped puts everything back if its DaemonSet goes, and only then.
+// TestUninstalled checks that an agent that is stopped restores everything if its DaemonSet is
+// deleted, and only then.
 func TestUninstalled(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -748,7 +753,7 @@ func TestUninstalled(t *testing.T) {
 		}
 	})
 
-	// It takes the state object along.
+	// It deletes its NodeAcceleration too.
 	s := newAPI(t)
 	s.put(nodePath, nodeObject(nil))
 	s.put(daemonPath, daemonSet())
@@ -762,7 +767,7 @@ func TestUninstalled(t *testing.T) {
 		return ""
 	})
 	must(t, c.Forget(t.Context()))
-	must(t, c.Forget(t.Context())) // or somebody else has
+	must(t, c.Forget(t.Context())) // it may be deleted already
 	if o := s.get(statePath); o != nil {
 		t.Errorf("%v is left", o)
 	}

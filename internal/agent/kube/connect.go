@@ -25,8 +25,9 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// clients share one connection. Each has its own request limit, so that none delays the others: neither
-// events nor the conditions of a thousand policies may delay the node's own status.
+// clients has the agent's REST clients, which share one connection. Each has its own request limit,
+// so that none delays the others: neither events nor the conditions of a thousand policies may
+// delay the node's own status.
 type clients struct {
 	// watchCore and watchOurs list and watch, through the gate.
 	watchCore, watchOurs rest.Interface
@@ -37,10 +38,10 @@ type clients struct {
 	authn, authz                 rest.Interface
 }
 
-// userAgent is how audit logs and metrics of the API server name an agent.
+// userAgent is the name of an agent in audit logs and metrics of the API server.
 const userAgent = "slipstream-agent"
 
-// protobuf is a third of JSON to transfer, and a fraction of it to decode; custom resources have JSON only.
+// protobuf takes a third of the bytes of JSON, and a fraction of the time to decode; custom resources support only JSON.
 const protobuf = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 
 func (c *Cluster) connect(config *rest.Config) error {
@@ -53,7 +54,7 @@ func (c *Cluster) connect(config *rest.Config) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(c.clock.follow)
 	if file := config.BearerTokenFile; file != "" {
-		// client-go's own use of the file goes on with a refused token for up to a minute.
+		// client-go's own use of the file would keep a refused token for up to a minute.
 		config.BearerToken, config.BearerTokenFile = "", ""
 		config.Wrap(transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(file)))
 	}
@@ -101,10 +102,10 @@ func (c *Cluster) connect(config *rest.Config) error {
 	return nil
 }
 
-// renewed repeats a request whose token was refused. By then client-go has dropped the token and reads its file again, unless
-// it has just done so, so no write fails because a token was replaced early. Without this, the first agents that write a policy's
-// status fail, and by the time one succeeds many others have sent the same write. While the file has no valid token either, an agent
-// sends its requests twice.
+// renewed repeats a request whose token was refused. By then client-go has dropped the token and reads its file again, unless it
+// has just done so. So no write fails because a token was replaced early. Without this, the first agents that write a policy's
+// status fail, and by the time one succeeds many others have sent the same write. While the file has no valid token either, an
+// agent sends its requests twice.
 func renewed(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		answer, err := next.RoundTrip(r)
@@ -117,18 +118,18 @@ func renewed(next http.RoundTripper) http.RoundTripper {
 				return answer, nil //nolint:nilerr // the answer says what is wrong
 			}
 		}
-		_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10)) // or the connection could not be used again
+		_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10)) // otherwise the connection could not be reused
 		_ = answer.Body.Close()
 		return next.RoundTrip(again)
 	})
 }
 
 // gate is the transport of lists and watches; the write of the node's own status waits for it too. While the API server refuses
-// connections it holds them back, and tries once in each period, at a moment that differs from agent to agent: the requests of a
-// thousand agents that have lost their watches at the same moment come spread over one period. Without it, reflectors that
-// were refused for a while would wait for up to a minute, and those that were not come all at once. It also limits
-// an agent to two requests a second, and from an outage on to one. An agent that comes back sends six, and without the limit a second in
-// which many agents happen to come back would have twice the mean.
+// connections, the gate holds requests back, and tries once in each period, at a moment that differs from agent to agent: the
+// requests of a thousand agents that have lost their watches at the same moment are spread over one period. Without it,
+// reflectors that were refused for a while would wait for up to a minute, and the others would come all at once. The gate also
+// limits an agent to two requests a second, and to one after an outage. An agent that comes back sends six. Without the limit, a
+// second in which many agents happen to come back would have twice the mean.
 type gate struct {
 	next   http.RoundTripper
 	period time.Duration
@@ -138,20 +139,20 @@ type gate struct {
 	once   sync.Once
 
 	mu sync.Mutex
-	// until when it is shut; zero if it is not.
+	// until is when the gate opens again; zero if it is open.
 	until time.Time
-	// opened is when it was opened last; zero if it was never shut.
+	// opened is when the gate last opened; zero if it was never shut.
 	opened time.Time
 }
 
-// catchUp is how long an agent that comes back has to list what it watches, with six requests at one a second.
+// catchUp is the time in which an agent that comes back lists what it watches: six requests at one a second.
 const catchUp = 8 * time.Second
 
 func newGate(next http.RoundTripper, log *slog.Logger) *gate {
 	return &gate{next: next, period: usualPace.outage, limit: rate.NewLimiter(2, 2), log: log, closed: make(chan struct{})}
 }
 
-// RoundTrip sends a request without a body, again and again until there is an answer.
+// RoundTrip sends a request without a body, and repeats it until there is an answer.
 func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 	for {
 		if resumes(r) && g.isShut() {
@@ -186,8 +187,8 @@ func (g *gate) open() {
 	}
 }
 
-// caughtUp reports whether the agent has had time to list what it watches since the gate was shut. If the gate should have been opened
-// long ago, no request waits for it, and nothing has to be listed.
+// caughtUp reports whether the agent has had time to list what it watches since the gate was shut. If the gate should have been
+// opened long ago, no request is waiting for it, and nothing has to be listed.
 func (g *gate) caughtUp() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -197,7 +198,7 @@ func (g *gate) caughtUp() bool {
 	return time.Since(g.opened) > catchUp
 }
 
-// allBack returns when all agents have caught up after the last outage, even if this one was the first to come back.
+// allBack returns the time by which all agents have caught up after the last outage, even if this one was the first to come back.
 func (g *gate) allBack() time.Time {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -216,10 +217,10 @@ func resumes(r *http.Request) bool {
 	return q.Get("watch") != "" && q.Get("resourceVersion") != ""
 }
 
-// expired is what a restarted API server answers to a watch that resumes, as its watch cache starts empty. The gate gives the
-// same answer while the API server cannot be reached, so the reflector's next request is a list. That saves a third of the requests
-// that a thousand agents send once a restarted one is back. If it did not restart, and only the network was interrupted, a watch could
-// have resumed, and the list is one request more.
+// expired returns the answer of a restarted API server to a watch that resumes: its watch cache starts empty. The gate gives the
+// same answer while the API server cannot be reached, so that the reflector's next request is a list. That saves a third of the
+// requests of a thousand agents when a restarted API server is back. If it did not restart, and only the network was interrupted,
+// a watch could have resumed, and the list is one request more.
 func expired(r *http.Request) *http.Response {
 	const status = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`
 	return &http.Response{
@@ -228,7 +229,7 @@ func expired(r *http.Request) *http.Response {
 	}
 }
 
-// shutFor returns for how long the gate stays shut, at most 0 if it is not.
+// shutFor returns how long the gate stays shut, at most 0 if it is open.
 func (g *gate) shutFor() time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -256,7 +257,7 @@ func (g *gate) shut(err error) {
 	now, wait := time.Now(), g.period
 	switch {
 	case now.Before(g.until):
-		return // of another request
+		return // another request has shut it already
 	case g.until.IsZero():
 		wait = rand.N(g.period)
 	}

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// quiet is for how long an equal event is not repeated.
+	// quiet is how long an equal event is not repeated.
 	quiet = 10 * time.Minute
-	// An agent writes this many events at once, and eventsRate a second in the long run; the log has all.
+	// An agent writes up to eventsBurst events at once, and eventsRate a second in the long run; the log has all of them.
 	eventsBurst = 10
 	eventsRate  = 1.0 / 60
 )
 
-// writeEvents writes what Notify passes. One cause may produce events on every node at the same moment, so
-// each agent waits for a time of its own.
+// writeEvents writes the events that Notify passes. One cause may produce events on every node at the same moment, so each agent
+// first waits for a random time.
 func (c *Cluster) writeEvents(ctx context.Context) {
 	told := make(map[agent.Event]time.Time)
 	limit := rate.NewLimiter(eventsRate, eventsBurst)
@@ -67,7 +67,7 @@ func (c *Cluster) writeEvent(ctx context.Context, e agent.Event) error {
 	event := &corev1.Event{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s.slipstream.%x", c.options.Node, now.UnixNano())},
-		// As the kubelet writes its own, so that `kubectl describe node` has them.
+		// The same reference as in the kubelet's events, so that `kubectl describe node` shows these too.
 		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: c.options.Node, UID: types.UID(c.options.Node)},
 		Reason:         e.Reason, Message: short(e.Message), Type: kind, Count: 1, FirstTimestamp: now, LastTimestamp: now,
 		Source: corev1.EventSource{Component: "slipstream-agent", Host: c.options.Node}, ReportingController: "slipstream.dev/agent", ReportingInstance: c.options.Node,

@@ -16,15 +16,16 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Every agent may write a policy's status, so whoever takes a token from one node can write anything there. To the
-// others the status is a hint: it says when to look. What they change on their nodes follows from what they did and saw
-// themselves, and from NodeAccelerations, each of which only the agent of its node may write
-// (charts/slipstream/templates/admission.yaml). See docs/adr/0012.
+// Every agent may write a policy's status, so anybody who steals a token from one node can write anything there. For other agents
+// the status is only a hint when to look. Their changes on their nodes follow from what they did and saw themselves, and from
+// NodeAccelerations, each of which only the agent of its node may write (charts/slipstream/templates/admission.yaml). See
+// docs/adr/0012.
 
 const (
-	// enoughPassed is how many nodes have to say that they passed. With two, one node that lies does not suffice.
+	// enoughPassed is the number of nodes that have to report that they passed. It is two, so that one node that lies does not
+	// suffice.
 	enoughPassed = 2
-	// reportsAtMost bounds how many NodeAccelerations are read at a time.
+	// reportsAtMost limits the number of NodeAccelerations that are read at a time.
 	reportsAtMost = 8
 )
 
@@ -35,9 +36,10 @@ type peer struct {
 	ready   bool
 }
 
-// report is what the NodeAcceleration of a node says about one version of a policy.
+// report is the content of a node's NodeAcceleration about one version of a policy.
 type report struct {
-	// exists: there is one. has: the node has the version. passed: it had it for a pause without a failed check.
+	// exists means that there is a NodeAcceleration, has that the node has the version, and passed that it had the version for a
+	// pause without a failed check.
 	exists, has, passed bool
 	step                int
 }
@@ -47,12 +49,12 @@ func hasVersion(o v1alpha1.ObservedPolicy) bool {
 	return o.Reason != v1alpha1.ReasonWaiting && o.Reason != v1alpha1.ReasonRolledBack && o.RolledBack != o.Generation
 }
 
-// inquiry is what NodeAccelerations say about one version of a policy.
+// inquiry collects reports about one version of a policy.
 type inquiry struct {
 	*Cluster
 	policy *v1alpha1.AccelerationPolicy
 	asked  map[string]bool
-	// passed are the nodes that report that they passed. anyHas: at least one node has the version.
+	// passed has the nodes that report that they passed. anyHas means that at least one node has the version.
 	passed []string
 	anyHas bool
 }
@@ -86,8 +88,8 @@ func (q *inquiry) ask(ctx context.Context, node string) (r report, err error) {
 	return r, nil
 }
 
-// askNamed asks nodes by name, and reports whether enough of them passed that got the version at a percentage or later; the first
-// node counts only if that is 0.
+// askNamed asks nodes by name, and reports whether enough of them passed. Only nodes count that got the version at the percentage
+// before or later; the first node counts only if before is 0.
 func (q *inquiry) askNamed(ctx context.Context, names []string, before int) (enough bool, err error) {
 	for _, name := range names {
 		if len(q.asked) == reportsAtMost {
@@ -107,14 +109,15 @@ func (q *inquiry) askNamed(ctx context.Context, names []string, before int) (eno
 	return len(q.passed) >= enoughPassed, nil
 }
 
-// askBefore asks the nodes of the steps before a percentage, the nearest step first and in each the nodes at random, and reports whether
-// enough of them passed. The answer is no if one of these nodes is Ready, runs an agent and has not passed.
+// askBefore asks the nodes of the steps before a percentage, and reports whether enough of them passed. It begins with the
+// nearest step, and asks the nodes of a step in random order. The answer is no if one of these nodes is Ready, runs an agent and
+// has not passed.
 func (q *inquiry) askBefore(ctx context.Context, nodes []peer, first string, step, before int) (enough bool, err error) {
 	q.passed, q.asked = nil, make(map[string]bool)
 	ahead := slices.DeleteFunc(slices.Clone(nodes), func(n peer) bool { return n.percent >= before && n.name != first })
 	rank := func(n peer) int {
 		if n.percent >= before {
-			return -1 // the first node, which has it before all steps
+			return -1 // the first node, which gets it before all steps
 		}
 		return n.percent / step
 	}
@@ -135,7 +138,7 @@ func (q *inquiry) askBefore(ctx context.Context, nodes []peer, first string, ste
 			continue
 		}
 		if !r.exists || !n.ready {
-			continue // it does not take part
+			continue // it is not in the rollout
 		}
 		if runs, err := q.agentRuns(ctx, n.name); runs || err != nil {
 			return false, err
@@ -144,8 +147,8 @@ func (q *inquiry) askBefore(ctx context.Context, nodes []peer, first string, ste
 	return len(q.passed) > 0, nil
 }
 
-// askOthers asks random nodes, of any step, that are not asked yet. It finds nodes that have the version even if all those of earlier
-// steps have left the cluster.
+// askOthers asks random nodes of any step that have not been asked yet. It finds nodes that have the version even if all nodes of
+// earlier steps have left the cluster.
 func (q *inquiry) askOthers(ctx context.Context, nodes []peer, before int) (enough bool, err error) {
 	names := make([]string, len(nodes))
 	for i, at := range rand.Perm(len(nodes)) {
@@ -154,7 +157,7 @@ func (q *inquiry) askOthers(ctx context.Context, nodes []peer, before int) (enou
 	return q.askNamed(ctx, names, before)
 }
 
-// agentRuns reports whether the pod of the agent is ready on a node.
+// agentRuns reports whether the agent's pod on a node is ready.
 func (c *Cluster) agentRuns(ctx context.Context, node string) (bool, error) {
 	namespace, daemonSet, ok := c.daemonSet()
 	if !ok {
@@ -168,7 +171,7 @@ func (c *Cluster) agentRuns(ctx context.Context, node string) (bool, error) {
 	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return isReadyAgent(p, daemonSet) }), nil
 }
 
-// isReadyAgent reports whether a pod is of a DaemonSet, and ready.
+// isReadyAgent reports whether a pod belongs to a DaemonSet, and is ready.
 func isReadyAgent(p corev1.Pod, daemonSet string) bool {
 	return slices.ContainsFunc(p.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" && o.Name == daemonSet }) &&
 		slices.ContainsFunc(p.Status.Conditions, func(at corev1.PodCondition) bool {
@@ -176,14 +179,14 @@ func isReadyAgent(p corev1.Pod, daemonSet string) bool {
 		})
 }
 
-// stepOf returns the percentages between which the step of a node is.
+// stepOf returns the percentages at which the step of a node begins and ends.
 func stepOf(percent, step int) (from, to int) {
 	from = percent / step * step
 	return from, min(100, from+step)
 }
 
-// seekEvidence looks for evidence that this node may get a policy, if the status says that it is its turn. The first look is at a random
-// moment, because many nodes are in the same step; the time between further looks doubles.
+// seekEvidence looks for evidence that this node may get a policy, if the status says that it is the node's turn. The first look
+// is at a random moment, because many nodes are in the same step; the time between further looks doubles.
 func (c *Cluster) seekEvidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) error {
 	r, step := rolloutOf(p), t.stepPercent
 	if !t.taken.IsZero() || t.trouble != "" || t.proven || step == 100 || !t.reached(r, p.UID, c.options.Node) {
@@ -215,7 +218,8 @@ func (c *Cluster) seekEvidence(ctx context.Context, p *v1alpha1.AccelerationPoli
 	return nil
 }
 
-// evidence reports whether enough nodes of the steps before a percentage passed. none: no node that it asked has the version.
+// evidence reports whether enough nodes of the steps before a percentage passed. none means that no node that it asked has the
+// version.
 func (c *Cluster) evidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, before int) (enough, none bool, err error) {
 	r, q := rolloutOf(p), c.inquire(p)
 	if enough, err := q.askNamed(ctx, r.Passed, before); enough || err != nil {
@@ -224,9 +228,9 @@ func (c *Cluster) evidence(ctx context.Context, p *v1alpha1.AccelerationPolicy, 
 	// One report is enough only after a pause: a first node that lies must not shorten the first step.
 	rested := time.Since(t.seen) >= t.rest
 	if before == 0 && len(q.passed) > 0 {
-		return rested, false, nil // there is none before but the first node
+		return rested, false, nil // only the first node got it before
 	}
-	// The status has too few names: some steps have no node, or some nodes have left, or somebody has forged it.
+	// The status names too few nodes: some steps have no node, or some nodes have left, or somebody has forged the status.
 	nodes, err := c.peers(ctx, p)
 	if err != nil {
 		return false, false, err

@@ -12,7 +12,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// forge changes the rollout in the policy's status, as whoever has the token of one node's agent can, and waits until all agents know.
+// forge changes the rollout in the policy's status, as anybody with the token of one node's agent can, and waits until all agents
+// know.
 func (s *api) forge(t *testing.T, all []*member, change func(rollout object)) {
 	t.Helper()
 	o := s.get(policyPath + "rolled")
@@ -44,7 +45,8 @@ func (s *api) forge(t *testing.T, all []*member, change func(rollout object)) {
 	})
 }
 
-// forgeInVain forges the status, and fails if the version of any node changes within a time in which agents look for evidence some times.
+// forgeInVain forges the status, and fails if the version of any node changes. It waits long enough for agents to look for
+// evidence several times.
 func (s *api) forgeInVain(t *testing.T, all []*member, change func(rollout object)) {
 	t.Helper()
 	was := versions(all)
@@ -61,7 +63,7 @@ func wantUnmoved(t *testing.T, all []*member, was []int64) {
 	}
 }
 
-// slow is a rollout that takes no step while a test runs.
+// slow returns a rollout that takes no step during a test.
 func slow() object {
 	return rolled(1, "0", object{"rollout": object{"stepPercent": 1, "pauseSeconds": 3600}})
 }
@@ -79,7 +81,7 @@ func (s *api) begun(t *testing.T, all []*member) (first *member) {
 	return first
 }
 
-// names of nodes, as the status has them.
+// names returns the names of nodes, in the form of the status.
 func names(all []*member) (out []any) {
 	for _, m := range all {
 		out = append(out, m.name)
@@ -87,7 +89,8 @@ func names(all []*member) (out []any) {
 	return out
 }
 
-// Whoever writes the status of a policy by the token of one node reverts nothing on any other.
+// TestForgedStatusRevertsNothing checks that anybody who writes the status of a policy with the token of one node reverts nothing
+// on any other node.
 func TestForgedStatusRevertsNothing(t *testing.T) {
 	for name, change := range map[string]func(r object, all []*member){
 		"failed nodes":       func(r object, all []*member) { r["failedNodes"] = names(all) },
@@ -105,7 +108,7 @@ func TestForgedStatusRevertsNothing(t *testing.T) {
 			for range 3 {
 				s.forgeInVain(t, all, func(r object) { change(r, all) })
 			}
-			// Nor does an agent that starts now take it off.
+			// An agent that starts now does not remove it either.
 			all[2].stop()
 			all[2] = s.join(t, all[2].name)
 			s.wantRollout(t, all, "", 1, 1, 1, 1)
@@ -114,7 +117,7 @@ func TestForgedStatusRevertsNothing(t *testing.T) {
 	}
 }
 
-// Nor does any other node get the policy before its turn.
+// TestForgedStatusAppliesNothing checks that a forged status gives no node the policy before its turn.
 func TestForgedStatusAppliesNothing(t *testing.T) {
 	for name, change := range map[string]func(r object, all []*member){
 		"percent":              func(r object, _ []*member) { r["percent"] = 100 },
@@ -167,12 +170,13 @@ func TestForgedStatusAppliesNothing(t *testing.T) {
 	})
 }
 
-// An agent that lies in its own NodeAcceleration convinces no other node that the nodes before it passed.
+// TestOneLiarIsNotEnough checks that an agent that lies in its own NodeAcceleration convinces no other node that the nodes before
+// it passed.
 func TestOneLiarIsNotEnough(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 6)
 	liar := all[0]
-	liar.stop() // its token is used by somebody else
+	liar.stop() // somebody else uses its token now
 	honest := all[1:]
 	s.put(policyPath+"rolled", slow())
 	s.begun(t, honest)
@@ -189,7 +193,8 @@ func TestOneLiarIsNotEnough(t *testing.T) {
 	}
 }
 
-// A node that failed stays without the policy, and the rollout halted, if its name is taken out of the status; even if its agent restarts.
+// TestFailedNodeIsTakenOutOfTheStatus checks that a node that failed stays without the policy, and the rollout stays halted, if
+// its name is removed from the status, even if its agent restarts.
 func TestFailedNodeIsTakenOutOfTheStatus(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 4)
@@ -208,7 +213,8 @@ func TestFailedNodeIsTakenOutOfTheStatus(t *testing.T) {
 	wantUnmoved(t, all, versions(all))
 }
 
-// If the status says that it is the turn of all nodes, they still get the policy step by step, as the nodes before them report that they passed.
+// TestForgedStepsAreNoFaster checks that if the status says that it is the turn of all nodes, they still get the policy step by
+// step, as the nodes before them report that they passed.
 func TestForgedStepsAreNoFaster(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 6)
@@ -225,7 +231,8 @@ func TestForgedStepsAreNoFaster(t *testing.T) {
 	}
 }
 
-// If no node is left that has the policy, as in a pool that was empty for a while, its rollout begins again.
+// TestRolloutBeginsAgain checks that a rollout begins again if no node is left that has the policy, as in a pool that was empty
+// for a while.
 func TestRolloutBeginsAgain(t *testing.T) {
 	s := newAPI(t)
 	policy := rolled(1, "0", object{})
@@ -247,13 +254,14 @@ func TestRolloutBeginsAgain(t *testing.T) {
 	}
 }
 
-// A node that joins gets the policy although the nodes that the status names have left, and so has the first.
+// TestJoinAfterWitnessesLeft checks that a node that joins gets the policy although the first node and the nodes that the status
+// names have left.
 func TestJoinAfterWitnessesLeft(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 5)
 	s.put(policyPath+"rolled", rolled(1, "0", object{}))
 	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1)
-	// Nodes report that they passed within a pause, also those of the last step.
+	// Nodes report that they passed within a pause, including those of the last step.
 	for _, m := range all {
 		s.wantObserved(t, m.name, "passed", "true")
 	}

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// losses are a node's counters of packets, and of those that were dropped or damaged.
+// losses has a node's counters of packets, and of packets that were dropped or damaged.
 type losses struct {
 	links   map[int]counts // by index
 	backlog uint64         // dropped from the CPUs' backlog queues
@@ -59,7 +59,7 @@ func backlogDrops(text []byte) (sum uint64, err error) {
 	return sum, nil
 }
 
-// since returns the counts since an earlier reading, of devices that are in both.
+// since returns the sums since an earlier reading, over the devices that are in both.
 func (l losses) since(before losses) (all counts) {
 	for index, now := range l.links {
 		if was, ok := before.links[index]; ok && now.packets >= was.packets && now.lost >= was.lost {
@@ -75,8 +75,9 @@ func (l losses) since(before losses) (all counts) {
 
 func (c counts) share() float64 { return float64(c.lost) / float64(max(1, c.packets, c.lost)) }
 
-// Losses have risen if their share exceeds twice the earlier one by 0.1 %. Twice, because accelerated
-// packets pass fewer devices, so that fewer packets are counted. A few lost packets mean nothing.
+// Losses have risen if their share exceeds twice the earlier share by 0.1 %. The factor is two
+// because accelerated packets pass fewer devices, so fewer packets are counted. A few lost packets
+// mean nothing.
 const (
 	lossRise  = 0.001
 	lossFewer = 100

@@ -16,14 +16,14 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// marking is what an agent knows about the condition Selected of one policy.
+// marking is an agent's knowledge of the condition Selected of one policy.
 type marking struct {
-	// selected: the policy selected this node at the last look.
+	// selected means that the policy selected this node at the last look.
 	selected bool
-	// left is when this node left the policy, by the API server's clock, until it is known whether another
-	// node is selected.
+	// left is when this node left the policy, by the API server's clock. It is zero again once it is known whether another node
+	// is selected.
 	left time.Time
-	// due is what this agent would write, and since when it would.
+	// due is the condition that this agent would write, and since is when it became due.
 	due   string
 	since time.Time
 }
@@ -53,8 +53,8 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 	}
 }
 
-// markPolicy writes the condition if it is wrong and no other agent has corrected it in the time that is
-// left for those with an earlier share.
+// markPolicy writes the condition if it is wrong and this agent's share of the time has passed without a correction by another
+// agent.
 func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, m *marking, selected bool, look *timer) error {
 	if m.selected && !selected {
 		m.left = c.clock.now()
@@ -67,12 +67,12 @@ func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy
 	if m.due == "" || !look.due(wait+c.share(p.UID)-time.Since(m.since)) || !c.gate.caughtUp() {
 		return nil
 	}
-	m.since = time.Now() // not again at once if that fails
+	m.since = time.Now() // do not try again at once if this fails
 	return c.mark(ctx, p, status, reason, message)
 }
 
-// verdict returns the condition that this agent would write, and how long it leaves that to others; the
-// status is empty if the condition is right as far as this agent knows.
+// verdict returns the condition that this agent would write, and how long it leaves that to others.
+// The status is empty if the condition is right as far as this agent knows.
 func (c *Cluster) verdict(p *v1alpha1.AccelerationPolicy, m *marking) (status metav1.ConditionStatus, reason, message string, wait time.Duration) {
 	at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionSelected)
 	current := at != nil && at.ObservedGeneration == p.Generation
@@ -88,8 +88,8 @@ func (c *Cluster) verdict(p *v1alpha1.AccelerationPolicy, m *marking) (status me
 	case !m.selected && unclear == nil && !current:
 		return metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode, c.pace.patience
 	case !m.left.IsZero():
-		// Agents of other nodes that it selects will set it again. That is two writes, which every agent
-		// receives; so where many nodes are relabelled one after another it happens once per pace.doubt.
+		// Agents of other selected nodes will set it again. That is two writes, and every agent receives both. So if many nodes
+		// are relabelled one after another, it happens only once per pace.doubt.
 		return metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode, max(c.pace.patience, at.LastTransitionTime.Add(c.pace.doubt).Sub(m.left))
 	}
 	return "", "", "", 0
@@ -117,9 +117,9 @@ type policyWrite struct {
 	at      time.Time
 }
 
-// mayWrite returns why a policy's status cannot be written now, nil if it can. Of two writes that name the same version the second would
-// be refused, so an agent that is still told of that version, because events come late, does not send it. After a minute it does: versions
-// may repeat when etcd is restored, and the API server refuses writes for other reasons too.
+// mayWrite returns why a policy's status cannot be written now, or nil. The API server would refuse the second of two writes that
+// name the same version. So an agent that still sees that version, because events come late, does not send a second one. After a
+// minute it does: versions may repeat when etcd is restored, and the API server refuses writes for other reasons too.
 func (c *Cluster) mayWrite(p *v1alpha1.AccelerationPolicy) error {
 	if time.Now().UnixNano() < c.restUntil.Load() {
 		return errResting
@@ -134,7 +134,7 @@ func (c *Cluster) mayWrite(p *v1alpha1.AccelerationPolicy) error {
 	return nil
 }
 
-// noteWrite notes that a write which names this version of a policy is being sent.
+// noteWrite records that a write that names this version of a policy is being sent.
 func (c *Cluster) noteWrite(p *v1alpha1.AccelerationPolicy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,9 +148,9 @@ func (c *Cluster) forgetWrite(p *v1alpha1.AccelerationPolicy) {
 	delete(c.lastWrites, p.UID)
 }
 
-// patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile, and returns
-// the policy as it is then. Where a write fails all agents would try, as none sees that another has done it;
-// so each then waits for a while.
+// patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile, and returns the resulting
+// policy. If a write fails, all agents would try, because none sees that another has done it; so each agent then waits for a
+// while.
 func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) (now v1alpha1.AccelerationPolicy, err error) {
 	if err := c.mayWrite(p); err != nil {
 		return now, err // before it uses up the limit
@@ -179,8 +179,8 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 	return now, err
 }
 
-// outdone reports whether a write was refused or skipped because another agent or a user was faster, or because the
-// agent has to wait.
+// outdone reports whether a write was refused or skipped because another agent or a user was faster, or because the agent has to
+// wait.
 func outdone(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errResting) || errors.Is(err, errOutdone)
 }

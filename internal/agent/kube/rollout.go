@@ -28,41 +28,40 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// A policy is rolled out to one node first and then to more, step by step (docs/adr/0012), without a
-// controller. The policy's status says how far the rollout is. Each agent reads there whether it is its node's
-// turn, and an agent that has had the policy for a while without problems makes the next step. Whether the status is
-// right is for evidence.go to say.
+// A policy is rolled out to one node first and then to more, step by step (docs/adr/0012), without a controller. The policy's
+// status says how far the rollout is. Each agent reads there whether it is its node's turn, and an agent that has had the policy
+// for a while without problems makes the next step. evidence.go checks whether the status is right.
 
 // pace sets the intervals and delays of an agent's actions.
 type pace struct {
 	// look is how often an agent checks for something to do.
 	look time.Duration
-	// baseline is for how long, at least, a node's dropped packets are counted before it gets a policy,
-	// for comparison.
+	// baseline is the minimum time for which a node's dropped packets are counted before it gets a
+	// policy, for comparison.
 	baseline time.Duration
-	// spread is the time over which agents are spread that would do the same: write what one of them has to
-	// write, so that the others see that the first has done it; or report that a policy is applied.
+	// spread is the time over which agents spread the same action: a write that one of them has to make, so that the others see
+	// that the first has made it; or the report that a policy is applied.
 	spread time.Duration
-	// lasting is after how long a failure counts as permanent.
+	// lasting is the time after which a failure counts as permanent.
 	lasting time.Duration
-	// silence, in addition to three pauses, is after how long without a step the rollout counts as failed
-	// on the first node.
+	// silence is added to three pauses: if the rollout makes no step for that long, it counts as failed on the first node.
 	silence time.Duration
-	// burst is the time in which changes of policies, pods and the node are taken for one.
+	// burst is the time in which changes of policies, pods and the node are handled as one.
 	burst time.Duration
-	// between is the least time between two writes of the node's status. Counts is how long figures that have changed
-	// wait to be written (± 20 %), if nothing else has changed. If they change again within that time after the write, they
-	// wait twice as long, and so on. After a write that failed the next is due in retry to twice that.
+	// between is the minimum time between two writes of the node's status. counts is how long changed figures wait to be written
+	// (± 20 %), if nothing else has changed. If they change again within that time after the write, they wait twice as long, and
+	// so on. After a failed write, the next try comes after retry to twice that.
 	between, counts, retry time.Duration
-	// patience is for how long an agent leaves it to others to say that they are selected.
+	// patience is how long an agent waits for others to say that they are selected.
 	patience time.Duration
-	// doubt is the least age of a condition Selected that is put to the test as a node has left the policy.
+	// doubt is the minimum age of a condition Selected before an agent whose node has left the policy puts it to the test.
 	doubt time.Duration
-	// unknown, or up to twice that, is how long agents wait before one of them tries again to begin a rollout that the CRD does not know.
+	// unknown, or up to twice that, is how long an agent waits before it tries again to begin a rollout that the CRD does not
+	// know.
 	unknown time.Duration
-	// events is the time over which agents spread an event that all may have.
+	// events is the time over which agents spread an event that all of them may have.
 	events time.Duration
-	// outage is the time over which agents are spread that come back after the API server was away.
+	// outage is the time over which agents spread their return after the API server was away.
 	outage time.Duration
 }
 
@@ -72,48 +71,49 @@ var usualPace = pace{
 	patience: 10 * time.Second, doubt: 5 * time.Minute, unknown: 5 * time.Minute, events: 10 * time.Second, outage: 55 * time.Second,
 }
 
-// turn is what an agent knows about the rollout of one policy.
+// turn is an agent's knowledge of the rollout of one policy.
 type turn struct {
 	generation int64
-	// stepPercent and rest are the policy's.
+	// stepPercent and rest come from the policy.
 	stepPercent int
 	rest        time.Duration
-	// version is this generation, base the version that this node had before; nil for none.
+	// version is this generation, and base the version that this node had before; nil for none.
 	version agent.Policy
 	base    *agent.Policy
-	// seen is when this agent first saw the generation, moved when it last saw the
-	// rollout move, and taken when the node got it. From then on no status takes it away.
+	// seen is when this agent first saw the generation, moved when it last saw the rollout advance,
+	// and taken when the node got the policy. After taken, no status takes the policy away.
 	seen, moved, taken time.Time
 	status             v1alpha1.RolloutStatus
 	// step is the percentage that the rollout had to reach for this node, 0 if it was the first.
 	step int
-	// began: this agent made its node the first. proven: enough nodes of the step before passed. ask is when to ask for that
-	// next, and askAgain how long after that.
+	// began means that this agent made its node the first, and proven that enough nodes of the step before passed. ask is when to
+	// look for that evidence next, and askAgain the time between two looks after that.
 	began, proven bool
 	ask           time.Time
 	askAgain      time.Duration
-	// known: the status has the rollout. others is when this agent last saw another node become the first, or the rollout erased.
-	// progressing: it saw the rollout incomplete.
+	// known means that the status has the rollout, and progressing that this agent saw it incomplete. others is when this agent
+	// last saw another node become the first, or the rollout erased.
 	known, progressing bool
 	others             time.Time
-	// halted: it saw the rollout halted, at the percentage limit. A rollout that halted never goes on.
+	// halted means that this agent saw the rollout halted, at the percentage limit. A halted rollout never continues.
 	halted bool
 	limit  int
-	// before is read when the generation is seen, start when it is taken.
+	// before is read when the generation is seen, start when the node gets the policy.
 	before, start losses
-	// passed: the node has had it for a pause without a failed check. tried is when the node last failed to find evidence for the
-	// next step, and tryAgain how long it waits after that.
+	// passed means that the node has had the policy for a pause without a failed check. tried is when the node last failed to
+	// find evidence for the next step, and tryAgain how long it waits after that.
 	passed   bool
 	tried    time.Time
 	tryAgain time.Duration
-	// failing is since when the agent has published a failure.
+	// failing is the time since which the agent has published a failure.
 	failing time.Time
-	// acted is when this agent last wrote for the rollout: it may not have seen that yet.
+	// acted is when this agent last wrote for the rollout: it may not have received that change yet.
 	acted time.Time
-	// begins is the earliest time at which this agent begins the rollout, pruned the policy's resourceVersion when it was last put off.
+	// begins is the earliest time at which this agent begins the rollout. pruned is the policy's resourceVersion when the start
+	// was last put off.
 	begins time.Time
 	pruned string
-	// trouble is why this node rolled it back, and gaveUp when it did.
+	// trouble says why this node rolled the policy back, and gaveUp when it did.
 	trouble string
 	gaveUp  time.Time
 }
@@ -125,14 +125,14 @@ func position(policy types.UID, node string) float64 {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11) / (1 << 53)
 }
 
-// density of shares at the end of pace.spread, as the exponent of that at its begin.
+// density determines how many shares are late: at the end of pace.spread they are e^density times as dense as at its beginning.
 const density = 10
 
-// share returns how long this agent waits before a write that any agent of a policy could make and one has to
-// make. It turns evenly distributed positions into times of which few are early. Then the number of agents
-// that write before they see the first write hardly depends on the number of agents (Nonnenmacher and
-// Biersack, Scalable Feedback for Large Groups, 1999). Among a thousand nodes the first writes after a third
-// of the time, and 0.2 others within the tenth of a second until they see its write.
+// share returns how long this agent waits before a write that one agent has to make and any agent of a policy could make. It maps
+// evenly distributed positions to times, only few of which are early. So the number of agents that write before they see the
+// first write hardly depends on the number of agents (Nonnenmacher and Biersack, Scalable Feedback for Large Groups, 1999). Among
+// a thousand nodes the first one writes after a third of the time, and on average 0.2 others within the tenth of a second until
+// they see its write.
 func (c *Cluster) share(policy types.UID) time.Duration {
 	at := math.Log1p(position(policy, c.options.Node)*math.Expm1(density)) / density
 	return time.Duration(at * float64(c.pace.spread))
@@ -150,20 +150,19 @@ func (t *turn) reached(r *v1alpha1.RolloutStatus, policy types.UID, node string)
 	return r != nil && (t.began && r.First == node || percentOf(policy, node) < min(r.Percent, t.limit))
 }
 
-// mayTake reports whether the node may get the policy. If the policy has no steps, it is for all nodes at once, and what others do does
-// not matter.
+// mayTake reports whether the node may get the policy. A policy without steps is for all nodes at once, whatever others do.
 func (t *turn) mayTake(r *v1alpha1.RolloutStatus, policy types.UID, node string) bool {
 	return t.reached(r, policy, node) && (t.proven || t.stepPercent == 100 || t.began && r.First == node)
 }
 
-// mayBegin reports whether this agent may make its node the first. Whoever erases the status of a rollout that others have begun does
-// not get further nodes to begin it, except one in the time after which a rollout counts as failed.
+// mayBegin reports whether this agent may make its node the first. If somebody erases the status of a rollout that others have
+// begun, only one further node may begin it in the time after which a rollout counts as failed.
 func (c *Cluster) mayBegin(t *turn) bool {
 	return t.trouble == "" && !t.halted && (!t.taken.IsZero() || time.Since(t.others) > 3*t.rest+c.pace.silence) &&
 		ready(c.node()) && c.gate.caughtUp()
 }
 
-// rolloutOf returns the rollout of the policy's generation, nil if it has not begun.
+// rolloutOf returns the rollout of the policy's generation, or nil if it has not begun.
 func rolloutOf(p *v1alpha1.AccelerationPolicy) *v1alpha1.RolloutStatus {
 	if r := p.Status.Rollout; r != nil && r.Generation == p.Generation {
 		return r
@@ -188,7 +187,7 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 		if t != nil {
 			next.base = t.base
 			if !t.taken.IsZero() && t.trouble == "" {
-				version := t.version // a copy, not to keep the whole turn and those before it
+				version := t.version // a copy, so that the old turn and those before it can be freed
 				next.base = &version
 			}
 		} else {
@@ -197,14 +196,14 @@ func (c *Cluster) turnOf(p *v1alpha1.AccelerationPolicy) *turn {
 		t = next
 		c.turns[p.UID] = t
 	}
-	if t.generation == p.Generation { // else there is a newer one by now
+	if t.generation == p.Generation { // otherwise there is a newer one by now
 		t.follow(r, c.options.Node)
 	}
 	return t
 }
 
-// note records each version of a policy when its event comes. rollOut looks only once a second, and could miss that a rollout began and
-// that somebody erased it.
+// note records each version of a policy when its event arrives. rollOut looks only once a second, and could miss that a rollout
+// began and that somebody erased it.
 func (c *Cluster) note(o any) {
 	p, ok := o.(*v1alpha1.AccelerationPolicy)
 	if !ok || !selects(p, c.node()) {
@@ -217,7 +216,7 @@ func (c *Cluster) note(o any) {
 	}
 }
 
-// follow notes what the status says about the rollout, nil if nothing.
+// follow records what the status says about the rollout; r is nil if it says nothing.
 func (t *turn) follow(r *v1alpha1.RolloutStatus, node string) {
 	if r == nil {
 		if t.known {
@@ -238,7 +237,8 @@ func (t *turn) follow(r *v1alpha1.RolloutStatus, node string) {
 	t.progressing = t.progressing || !r.Complete
 }
 
-// inherit gives a turn what an earlier agent of this node reported: the node still has the version, or rolled it back.
+// inherit restores a turn from the report of an earlier agent of this node: the node still has the version, or has rolled it
+// back.
 func (c *Cluster) inherit(p *v1alpha1.AccelerationPolicy, t *turn) {
 	i := slices.IndexFunc(c.inherited, func(o v1alpha1.ObservedPolicy) bool {
 		return o.Policy == p.Name && (o.UID == p.UID || o.UID == "") // an earlier version of the agent reported none
@@ -253,7 +253,7 @@ func (c *Cluster) inherit(p *v1alpha1.AccelerationPolicy, t *turn) {
 	case o.RolledBack == p.Generation:
 		t.trouble = "failed a health check before its agent restarted"
 	case failed && !o.Passed:
-		// The policy may be why the machine restarted. There is no proof, so the node stays without it.
+		// The policy may be the reason why the machine restarted. Nothing proves the opposite, so the node stays without it.
 	case o.Generation == p.Generation && hasVersion(o):
 		t.taken, t.start, t.step = t.seen, t.before, o.Step
 		if o.UID == "" && !(r != nil && r.First == c.options.Node) {
@@ -272,8 +272,8 @@ func (c *Cluster) change(p *v1alpha1.AccelerationPolicy, by func(*turn)) {
 	}
 }
 
-// addEvidence adds to the entry of a policy what other nodes' agents, and this node's agent after a restart, read: UID, step, passed
-// and rolledBack. The caller holds mu.
+// addEvidence adds to the entry of a policy the fields that the agents of other nodes, and this node's agent after a restart,
+// read: UID, step, passed and rolledBack. The caller holds mu.
 func (c *Cluster) addEvidence(o *v1alpha1.ObservedPolicy) {
 	for uid, t := range c.turns {
 		if t.version.Name != o.Policy {
@@ -283,7 +283,7 @@ func (c *Cluster) addEvidence(o *v1alpha1.ObservedPolicy) {
 		switch {
 		case t.trouble != "":
 			o.RolledBack = t.generation
-		case t.generation == o.Generation && !t.taken.IsZero() && t.stepPercent < 100: // without steps nobody reads it
+		case t.generation == o.Generation && !t.taken.IsZero() && t.stepPercent < 100: // without steps, nobody reads them
 			o.Step, o.Passed = t.step, t.passed
 		}
 	}
@@ -302,7 +302,7 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 		return version
 	}
 	if t.generation != p.Generation {
-		return withhold(v1alpha1.ReasonWaiting, "the policy is being changed") // until the caller knows, in a moment
+		return withhold(v1alpha1.ReasonWaiting, "the policy is being changed") // the caller will see the change in a moment
 	}
 	t.version = version
 	r := rolloutOf(p)
@@ -375,11 +375,11 @@ func readyCondition(n *corev1.Node) *corev1.NodeCondition {
 	return &n.Status.Conditions[i]
 }
 
-// timer is how long an agent waits until it looks again.
+// timer is the time until an agent looks again.
 type timer time.Duration
 
-// due reports whether something is due. If not, it makes the agent check at the right time: checking once a
-// second would undo the spread of shares.
+// due reports whether the time has come. If not, it makes the agent look again at exactly that time: looking once a second would
+// undo the spread of shares.
 func (t *timer) due(in time.Duration) bool {
 	if in > 0 {
 		*t = min(*t, timer(in))
@@ -387,7 +387,7 @@ func (t *timer) due(in time.Duration) bool {
 	return in <= 0
 }
 
-// rollOut takes part in all rollouts until ctx is done.
+// rollOut advances all rollouts until ctx is done.
 func (c *Cluster) rollOut(ctx context.Context) {
 	for {
 		node, look := c.node(), timer(c.pace.look)
@@ -405,7 +405,7 @@ func (c *Cluster) rollOut(ctx context.Context) {
 	}
 }
 
-// advance does what is due in the rollout of one policy.
+// advance does the work that is due in the rollout of one policy.
 func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, look *timer) error {
 	if _, err := c.completed(p); err != nil {
 		return nil //nolint:nilerr // an invalid policy is applied nowhere, and each node's status says so
@@ -445,8 +445,8 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	return nil
 }
 
-// toReport is how much later than the status moves the nodes of a step have the policy and report that: they look for evidence at random
-// moments.
+// toReport is the time that the nodes of a step take, after the status has advanced, to get the policy and to report that. They
+// look for evidence at random moments.
 func (c *Cluster) toReport(step int) time.Duration {
 	if step == 100 {
 		return 0
@@ -454,8 +454,8 @@ func (c *Cluster) toReport(step int) time.Duration {
 	return c.pace.spread + 2*c.pace.between
 }
 
-// checkSelf checks this node for a pause after it got a policy, whatever the policy's status says, and gives the policy up if something is
-// wrong.
+// checkSelf checks this node for a pause after it got a policy, whatever the policy's status says, and gives the policy up if a
+// check fails.
 func (c *Cluster) checkSelf(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) {
 	if t.taken.IsZero() || t.passed || t.trouble != "" {
 		return
@@ -466,13 +466,13 @@ func (c *Cluster) checkSelf(ctx context.Context, p *v1alpha1.AccelerationPolicy,
 	}
 }
 
-// act notes that this agent writes for a rollout.
+// act records that this agent writes for a rollout.
 func (c *Cluster) act(p *v1alpha1.AccelerationPolicy) {
 	c.change(p, func(t *turn) { t.acted = time.Now() })
 }
 
-// isPruned reports whether an agent has begun the rollout in vain: the CRD does not know rollouts, so the API server dropped what it wrote
-// except for the condition.
+// isPruned reports whether an agent has begun the rollout in vain: the CRD does not know rollouts, so the API server dropped
+// everything that the agent wrote except for the condition.
 func isPruned(p *v1alpha1.AccelerationPolicy) bool {
 	at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionRolledOut)
 	return rolloutOf(p) == nil && at != nil && at.ObservedGeneration == p.Generation
@@ -497,12 +497,12 @@ func (c *Cluster) mayReport(p *v1alpha1.AccelerationPolicy, r *v1alpha1.RolloutS
 	return time.Since(t.gaveUp) > c.share(p.UID)+time.Duration(position(p.UID, c.options.Node)*float64(c.pace.lasting))
 }
 
-// trouble checks the node after it got a policy, and says what is wrong. After a pause without problems it
-// marks the policy as passed.
+// trouble checks the node after it got a policy, and returns the problem that it finds. After a pause without problems it marks
+// the policy as passed.
 func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) string {
 	share := c.share(p.UID)
 	if t.stepPercent < 100 {
-		share = 0 // the nodes of a step got it at random moments
+		share = 0 // the nodes of a step got the policy at random moments anyway
 	}
 	if !ready(c.node()) {
 		return "has not been Ready since it got the policy"
@@ -533,12 +533,12 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 	}
 	t.passed = true
 	c.change(p, func(now *turn) { now.passed = true })
-	poke(c.dirty) // others read it
+	poke(c.dirty) // other agents read it
 	return ""
 }
 
-// failure returns the failure that the agent has published for a policy for a while. A policy that was
-// rejected has changed nothing, and is no failure.
+// failure returns the failure that the agent has been publishing for a policy for pace.lasting. A
+// rejected policy has changed nothing, and does not count as failed.
 func (c *Cluster) failure(p *v1alpha1.AccelerationPolicy, t *turn) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -562,7 +562,7 @@ func (c *Cluster) failure(p *v1alpha1.AccelerationPolicy, t *turn) string {
 	return c.status.Policies[i].Message
 }
 
-// giveUp rolls a policy back on this node, before it is reported.
+// giveUp rolls a policy back on this node. The report to others follows.
 func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, gone *turn) {
 	c.change(p, func(t *turn) { t.trouble, t.gaveUp = gone.trouble, gone.gaveUp })
 	c.options.Log.Error("a policy is rolled back on this node", "policy", p.Name, "generation", p.Generation, "trouble", gone.trouble)
@@ -579,7 +579,7 @@ func (c *Cluster) begin(ctx context.Context, p *v1alpha1.AccelerationPolicy, ste
 		r.First, r.Percent, message = "", 100, "all nodes get it at once, because stepPercent is 100"
 	}
 	err := c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, message)
-	if err == nil || !outdone(err) { // it may have been written although there was no answer
+	if err == nil || !outdone(err) { // the write may have succeeded although no answer came
 		c.change(p, func(t *turn) { t.began = true })
 		poke(c.changed)
 	}
@@ -604,11 +604,12 @@ func (c *Cluster) halt(ctx context.Context, p *v1alpha1.AccelerationPolicy, node
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonHalted, why)
 }
 
-// next makes the next step that includes a further node, if the nodes of earlier steps are Ready and enough of the last step passed.
+// next makes the next step that includes at least one more node, if the nodes of earlier steps are Ready and enough nodes of the
+// last step passed.
 func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn) error {
 	c.act(p)
 	if err := c.mayWrite(p); err != nil {
-		return err // before it lists all nodes
+		return err // return before listing all nodes
 	}
 	r, step := *p.DeepCopy().Status.Rollout, t.stepPercent
 	nodes, err := c.peers(ctx, p)
@@ -657,8 +658,9 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *t
 	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d %% of the nodes have it", r.Percent))
 }
 
-// peers lists the nodes that a policy selects. It asks for the table that kubectl prints: some 300 bytes a node, from the API server's
-// memory. A thousand Node objects would take megabytes, or so many pages that other agents begin the same step.
+// peers lists the nodes that a policy selects. It asks for the table that kubectl prints: some 300 bytes a node, from the API
+// server's memory. A thousand Node objects would take megabytes, or many pages, and meanwhile other agents would begin the same
+// step.
 func (c *Cluster) peers(ctx context.Context, p *v1alpha1.AccelerationPolicy) (all []peer, err error) {
 	selector, err := p.Spec.Nodes()
 	if err != nil {
@@ -671,7 +673,7 @@ func (c *Cluster) peers(ctx context.Context, p *v1alpha1.AccelerationPolicy) (al
 	return all, err
 }
 
-// eachRow requests the table that kubectl prints, and calls fn with some columns of each row.
+// eachRow requests the table that kubectl prints, and calls fn with the given columns of each row.
 func eachRow(ctx context.Context, request *rest.Request, columns []string, fn func(cells []string)) error {
 	var table metav1.Table
 	text, err := request.Param("resourceVersion", "0").Param("includeObject", "None").SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").Do(ctx).Raw()
@@ -698,8 +700,8 @@ func eachRow(ctx context.Context, request *rest.Request, columns []string, fn fu
 	return nil
 }
 
-// withoutAgent returns what to say of those of some nodes on which no agent runs, empty if there are none. One agent asks that when it
-// completes a rollout.
+// withoutAgent returns a sentence about the given nodes on which no agent runs, or "". Only the agent that completes a rollout
+// asks for that.
 func (c *Cluster) withoutAgent(ctx context.Context, nodes []peer) (string, error) {
 	namespace, daemonSet, ok := c.daemonSet()
 	if !ok {
@@ -732,7 +734,8 @@ func (c *Cluster) withoutAgent(ctx context.Context, nodes []peer) (string, error
 	return fmt.Sprintf("; no agent runs on %s%s: what their NodeAccelerations say is out of date", strings.Join(without, ", "), more), nil
 }
 
-// downSince returns which of some nodes, as many as a status can name, were Ready at a time and are not now.
+// downSince returns those of the given nodes that were Ready at a time and are not now. It looks at as many nodes as a status can
+// name.
 func (c *Cluster) downSince(ctx context.Context, names []string, at time.Time) (down []string, err error) {
 	for _, name := range names[:min(len(names), v1alpha1.MaxFailedNodes)] {
 		var one corev1.NodeList

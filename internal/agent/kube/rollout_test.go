@@ -29,7 +29,7 @@ var hurry = pace{
 	patience: 5 * time.Second, doubt: time.Second, unknown: time.Second, events: 10 * time.Millisecond,
 }
 
-// member is one node's agent of a cluster in a rollout.
+// member is the agent of one node in a rollout.
 type member struct {
 	*Cluster
 	name string
@@ -37,9 +37,9 @@ type member struct {
 
 	mu     sync.Mutex
 	has    agent.Desired
-	losing uint64 // packets it loses, of each thousand
+	losing uint64 // packets lost per thousand
 	from   time.Time
-	times  map[string]time.Time // when a version was first on, by policy@generation
+	times  map[string]time.Time // when the node first had a version, by policy@generation
 }
 
 func nodeNamed(name string, ready bool) object {
@@ -66,7 +66,7 @@ func (s *api) update(path string, o object) {
 	s.put(path, o)
 }
 
-// join has an agent of a node take part.
+// join starts the agent of a node.
 func (s *api) join(t *testing.T, name string) *member {
 	t.Helper()
 	c, err := New(&rest.Config{Host: s.URL}, Options{Node: name, DaemonSet: s.daemonSet, Log: slog.New(slog.DiscardHandler)})
@@ -77,7 +77,7 @@ func (s *api) join(t *testing.T, name string) *member {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		n := uint64(time.Since(m.from).Microseconds())
-		lost := n / 10_000 // one of ten thousand, always
+		lost := n / 10_000 // one in ten thousand is always lost
 		if m.losing > 0 {
 			lost += m.losing * n / 1000
 		}
@@ -97,7 +97,7 @@ func (s *api) join(t *testing.T, name string) *member {
 	return m
 }
 
-// set does what an agent does: it publishes what became of what is desired.
+// set does the work of an agent: it publishes the results for the desired state.
 func (m *member) set(d agent.Desired) {
 	status := agent.Status{Ready: true}
 	m.mu.Lock()
@@ -117,7 +117,7 @@ func (m *member) set(d agent.Desired) {
 	m.Publish(status)
 }
 
-// on is the generation of the policy that a node has, 0 for none, -1 where it gave it up.
+// on returns the generation of the policy that a node has: 0 for none, -1 if the node gave it up.
 func (m *member) on() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -138,8 +138,8 @@ func (m *member) tookAt(version string) time.Time {
 	return m.times[version]
 }
 
-// group of nodes whose positions are in both halves of the policy's order, the node
-// first in it first.
+// group starts agents on n nodes whose positions are in both halves of the policy's order. The
+// first node in that order is the first in the result.
 func (s *api) group(t *testing.T, n int) []*member {
 	t.Helper()
 	var names []string
@@ -188,13 +188,14 @@ func (s *api) wantRollout(t *testing.T, all []*member, condition string, want ..
 	})
 }
 
-// One node gets a policy first, the others a step at a time, a pause apart.
+// TestRolloutInSteps checks that one node gets a policy first, and the others step by step, a pause
+// apart.
 func TestRolloutInSteps(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 6)
 	s.put(policyPath+"rolled", rolled(1, "0", object{}))
 	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1, 1)
-	// A step looks at all nodes.
+	// A step reads all nodes.
 	seen, err := all[0].peers(t.Context(), &v1alpha1.AccelerationPolicy{Spec: v1alpha1.AccelerationPolicySpec{All: true}})
 	must(t, err)
 	if len(seen) != len(all) {
@@ -225,12 +226,12 @@ func TestRolloutInSteps(t *testing.T) {
 		t.Fatalf("all nodes are in one half: %v", versions(all))
 	}
 
-	// One that comes later has it at once.
+	// A node that joins later gets it at once.
 	s.put("/api/v1/nodes/late", nodeNamed("late", true))
 	late := s.join(t, "late")
 	s.wantRollout(t, []*member{late}, "True Complete", 1)
 
-	// A change comes in steps again, and until then a node keeps what it has.
+	// A change is rolled out in steps again, and until its turn a node keeps what it has.
 	s.update(policyPath+"rolled", rolled(2, "1", object{}))
 	eventually(t, "a first node of the second generation", func() string {
 		got := versions(all)
@@ -245,7 +246,7 @@ func TestRolloutInSteps(t *testing.T) {
 	s.wantRollout(t, all, "", 0, 0, 0, 0, 0, 0)
 }
 
-// stepPercent: 100 asks for no steps.
+// TestRolloutAtOnce checks that there are no steps with stepPercent 100.
 func TestRolloutAtOnce(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 3)
@@ -254,8 +255,8 @@ func TestRolloutAtOnce(t *testing.T) {
 	s.wantRollout(t, all, "True Complete", 1, 1, 1)
 }
 
-// A node that fails a health check reverts the policy, and no further one gets it, whatever the
-// trouble is.
+// TestRolloutHalts checks that a node that fails a health check reverts the policy, and that no
+// further node gets it, whatever the problem.
 func TestRolloutHalts(t *testing.T) {
 	for name, tt := range map[string]struct {
 		trouble func(*api, *member)
@@ -290,16 +291,16 @@ func TestRolloutHalts(t *testing.T) {
 				return fmt.Sprint(versions(all))
 			})
 			tt.trouble(s, first)
-			// It is back at what it had before; the others have that still.
+			// The node has its previous version again; the others still have that.
 			s.wantRollout(t, all, "False Halted node "+first.name+" "+tt.says, 1, 1, 1)
 			if r, _ := s.rollout(); fmt.Sprint(r["failedNodes"]) != fmt.Sprint([]any{first.name}) {
 				t.Errorf("failed nodes are %v", r["failedNodes"])
 			}
-			// An agent that begins anew does not try again, and knows no version before.
+			// An agent that restarts does not try again, and knows no previous version.
 			first.stop()
 			again := s.join(t, first.name)
 			s.wantRollout(t, []*member{again}, "False Halted", -1)
-			// A change of the policy does.
+			// A change of the policy makes it try again.
 			s.put("/api/v1/nodes/"+first.name, nodeNamed(first.name, true))
 			s.update(policyPath+"rolled", rolled(3, "0", at))
 			all[slices.Index(all, first)] = again
@@ -308,8 +309,9 @@ func TestRolloutHalts(t *testing.T) {
 	}
 }
 
-// What an agent cannot say itself, as its node cannot reach the API server, the node
-// that makes the next step sees; and the agent, which cannot reach it, gives up too.
+// TestRolloutOfNodesThatFallSilent checks a node that cannot reach the API server, so that its
+// agent cannot report a problem: the node that makes the next step notices that it is not Ready,
+// and halts the rollout.
 func TestRolloutOfNodesThatFallSilent(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 3)
@@ -321,12 +323,13 @@ func TestRolloutOfNodesThatFallSilent(t *testing.T) {
 		return ""
 	})
 	silent := all[1]
-	silent.stop() // as if its messages went nowhere
+	silent.stop() // as if its messages were lost
 	s.put("/api/v1/nodes/"+silent.name, nodeNamed(silent.name, false))
 	s.wantRollout(t, nil, "False Halted node "+silent.name+" has not been Ready since it got the policy")
 }
 
-// A complete rollout names the nodes on which no agent runs: what they report is out of date.
+// TestRolloutNamesNodesWithoutAgent checks that a complete rollout names the nodes on which no
+// agent runs, whose reports are out of date.
 func TestRolloutNamesNodesWithoutAgent(t *testing.T) {
 	s := newAPI(t)
 	s.daemonSet = "system/agent"
@@ -337,7 +340,8 @@ func TestRolloutNamesNodesWithoutAgent(t *testing.T) {
 	s.wantRollout(t, all, "; no agent runs on "+all[1].name+", zombie: what their", 1, 1)
 }
 
-// A first node whose agent is heard of no more halts the rollout.
+// TestRolloutWithoutProgress checks that a rollout halts if nothing more is heard from the agent of
+// the first node.
 func TestRolloutWithoutProgress(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 2)
@@ -358,8 +362,8 @@ func TestRolloutWithoutProgress(t *testing.T) {
 	}
 }
 
-// An agent that cannot reach the API server any more, once its node has the policy, gives
-// it up.
+// TestRolloutOutOfReach checks that an agent that can no longer reach the API server once its node
+// has the policy gives the policy up.
 func TestRolloutOutOfReach(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 1)
@@ -381,8 +385,8 @@ func TestRolloutOutOfReach(t *testing.T) {
 	s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it got the policy", -1)
 }
 
-// While a policy is rolled out, a node that is not Ready waits. That it was not before is
-// no sign of anything.
+// TestRolloutWaitsForReady checks that a node that is not Ready waits during a rollout. That it was
+// not Ready before the policy does not count as a failure.
 func TestRolloutWaitsForReady(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 2)
@@ -402,7 +406,7 @@ func TestRolloutWaitsForReady(t *testing.T) {
 	s.wantRollout(t, all, "True Complete", 1, 1)
 }
 
-// never looks for a while.
+// never fails the test if the condition becomes true within a while.
 func never(t *testing.T, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -412,7 +416,8 @@ func never(t *testing.T, is func() bool) {
 	}
 }
 
-// A policy that does not say which nodes is no node's, and says so.
+// TestPolicyWithoutSelector checks that a policy that does not say which nodes it selects selects
+// none, and says so.
 func TestPolicyWithoutSelector(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 1)
@@ -447,7 +452,8 @@ func TestPolicyWithoutSelector(t *testing.T) {
 	})
 }
 
-// A cluster whose kind does not know rollouts would have agents wait for ever.
+// TestRolloutUnknownToTheCluster checks that agents report a CRD that does not know rollouts, with
+// which they would wait for ever.
 func TestRolloutUnknownToTheCluster(t *testing.T) {
 	s := newAPI(t)
 	all := s.group(t, 1)
@@ -466,7 +472,7 @@ func TestRolloutUnknownToTheCluster(t *testing.T) {
 	})
 }
 
-// The order differs from policy to policy, and spreads nodes evenly.
+// TestPosition checks that the order differs from policy to policy, and spreads nodes evenly.
 func TestPosition(t *testing.T) {
 	first := make(map[string]bool)
 	var tenths [10]int
@@ -528,7 +534,7 @@ func FuzzBacklogDrops(f *testing.F) {
 	})
 }
 
-// The machine that runs the tests has counters too.
+// TestReadLosses checks the counters of the machine that runs the tests.
 func TestReadLosses(t *testing.T) {
 	l, err := readLosses("/proc")
 	must(t, err)

@@ -30,8 +30,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Tests of what the agents of a thousand nodes ask of an API server. They run in bubbles of testing/synctest,
-// so an hour passes in seconds.
+// These tests count the requests of the agents of a thousand nodes to an API server. They run in bubbles of testing/synctest, so
+// an hour passes in seconds.
 
 // TestMain keeps client-go from spacing its error messages by the time of the last one in the process: a bubble
 // begins in the year 2000, so after another test it would sleep for decades, and the watch with it.
@@ -40,15 +40,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// latency is how long a request, an answer or an event takes.
+// latency is the delay of a request, an answer or an event.
 const latency = 25 * time.Millisecond
 
 // wire is a transport to an api without sockets.
 type wire struct {
 	api http.Handler
-	// down: nothing is reached.
+	// down reports whether the API server cannot be reached.
 	down func() bool
-	// late is how much later events come.
+	// late returns the extra delay of events.
 	late func() time.Duration
 }
 
@@ -73,7 +73,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: <-e.code, Header: http.Header{"Content-Type": {"application/json"}}, Body: body{reader, cancel}, Request: r}, nil
 }
 
-// events is the response of a watch, whose events take their time.
+// events is the response of a watch, whose events arrive with a delay.
 type events struct {
 	*io.PipeWriter
 	code chan int
@@ -100,7 +100,7 @@ func (b body) Close() error {
 	return nil
 }
 
-// fleet is the agents of a cluster, each of which applies at once what it is told to.
+// fleet has the agents of a cluster. Each applies policies at once.
 type fleet struct {
 	*api
 	agents []*hollow
@@ -113,7 +113,7 @@ type hollow struct {
 	*Cluster
 	mu     sync.Mutex
 	status agent.Status
-	// applied is when the node had all its policies.
+	// applied is when the node first had all its policies.
 	applied time.Time
 }
 
@@ -143,15 +143,15 @@ func (h *hollow) change(by func(*agent.Status)) {
 	h.Publish(h.status)
 }
 
-// appliedAt returns when the node had all its policies, zero if it has not had them.
+// appliedAt returns when the node first had all its policies, or zero.
 func (h *hollow) appliedAt() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.applied
 }
 
-// newFleet starts the agents of n nodes, and waits until they are idle. They are started as a DaemonSet
-// starts them, some at once.
+// newFleet starts the agents of n nodes as a DaemonSet does, some at once, and waits until they are
+// idle.
 func newFleet(t *testing.T, n int) *fleet {
 	t.Helper()
 	s := emptyAPI()
@@ -208,7 +208,7 @@ func (f *fleet) accept(token string) {
 	f.token = token
 }
 
-// during returns what was asked while something was done, and the events that watches were told.
+// during returns the requests during do, and the number of events that were sent to watches.
 func (f *fleet) during(do func()) (asked map[string]int, sent int) {
 	f.mu.Lock()
 	clear(f.asked)
@@ -224,7 +224,7 @@ func (f *fleet) during(do func()) (asked map[string]int, sent int) {
 	return asked, f.sent
 }
 
-// atMost fails for requests of which there are more than allowed, or which are not expected at all.
+// atMost fails for requests of which there are more than allowed, and for unexpected ones.
 func atMost(t *testing.T, asked, most map[string]int) {
 	t.Helper()
 	t.Log(asked)
@@ -235,7 +235,7 @@ func atMost(t *testing.T, asked, most map[string]int) {
 	}
 }
 
-// everywhere is a policy for all nodes at once.
+// everywhere returns a policy for all nodes at once.
 func everywhere(name string, spec object) object {
 	spec["rollout"] = object{"stepPercent": 100, "pauseSeconds": 60}
 	spec["accelerate"] = accelerate("0", "nic", "pod")
@@ -244,7 +244,7 @@ func everywhere(name string, spec object) object {
 	return o
 }
 
-// An idle agent watches two resources, and renews a watch every 30 to 60 minutes.
+// TestIdleAgents checks that an idle agent watches two resources, and renews each watch every 30 to 60 minutes.
 func TestIdleAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 10)
@@ -259,7 +259,7 @@ func TestIdleAgents(t *testing.T) {
 	})
 }
 
-// Pods are watched only while a policy selects some of them.
+// TestPodsAreWatchedOnDemand checks that pods are watched only while a policy selects some of them.
 func TestPodsAreWatchedOnDemand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 5)
@@ -295,7 +295,8 @@ func TestPodsAreWatchedOnDemand(t *testing.T) {
 	})
 }
 
-// Of pods that come all the time, a status is written after 30 s, one minute, two and four; of one pod after 30 s; of trouble at once.
+// TestCountsAreWrittenTogether checks when a status is written: 30 s, one, two and four minutes after changes if pods come all
+// the time; after 30 s for one pod; and at once for a failure.
 func TestCountsAreWrittenTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 10)
@@ -341,8 +342,8 @@ func TestCountsAreWrittenTogether(t *testing.T) {
 	})
 }
 
-// applyToAll creates a policy for all nodes at once. It fails if that takes more than one write of each agent and some for the policy
-// itself, if more requests are refused for their token than given, or if a node has the policy later than after 10 s.
+// applyToAll creates a policy for all nodes at once. It fails if that takes more than one write of each agent and some for the
+// policy itself, if more requests than given are refused for their token, or if a node gets the policy after more than 10 s.
 func (f *fleet) applyToAll(t *testing.T, unauthorized int) {
 	t.Helper()
 	began := time.Now()
@@ -354,7 +355,7 @@ func (f *fleet) applyToAll(t *testing.T, unauthorized int) {
 	delete(asked, "watch accelerationpolicies")
 	atMost(t, asked, map[string]int{
 		"patch nodeaccelerations/status": len(f.agents) * 102 / 100, "patch accelerationpolicies/status": 3 + 10, "conflict": 10, "unauthorized": unauthorized,
-		// Who completes the rollout has asked whether the API server is reached, and looked at the nodes.
+		// The agent that completes the rollout has checked whether it reaches the API server, and listed the nodes.
 		"get nodeaccelerations": 10, "list nodes": 10, "list pods": 10,
 	})
 	for i, h := range f.agents {
@@ -365,7 +366,7 @@ func (f *fleet) applyToAll(t *testing.T, unauthorized int) {
 	}
 }
 
-// A policy for all nodes at once takes a write of each of them, and some for itself.
+// TestPolicyForAll checks that a policy for all nodes at once takes one write of each agent, and some for itself.
 func TestPolicyForAll(t *testing.T) {
 	const n = 100 // of a thousand, make scale
 	synctest.Test(t, func(t *testing.T) {
@@ -375,7 +376,8 @@ func TestPolicyForAll(t *testing.T) {
 	})
 }
 
-// A rollout in steps takes two writes of each agent, two reads of what others report, and some writes and lists of one agent for each step.
+// TestPolicyInSteps checks that a rollout in steps takes two writes of each agent, two reads of other nodes' reports, and some
+// writes and lists of one agent for each step.
 func TestPolicyInSteps(t *testing.T) {
 	const n, steps = 100, 10
 	synctest.Test(t, func(t *testing.T) {
@@ -392,9 +394,9 @@ func TestPolicyInSteps(t *testing.T) {
 		delete(asked, "watch nodes")
 		delete(asked, "watch accelerationpolicies")
 		atMost(t, asked, map[string]int{
-			// The first one of each is Waiting.
+			// The first write of each agent says Waiting.
 			"patch nodeaccelerations/status": 3 * n * 105 / 100, "patch accelerationpolicies/status": 20, "conflict": 10,
-			// Each asks two nodes, and whether the API server is reached; who takes a step asks up to eight.
+			// Each agent asks two nodes, and whether it reaches the API server; the agent that makes a step asks up to eight.
 			"get nodeaccelerations": 3*n + 8*2*(steps+1), "list nodes": 3 * (steps + 1), "list pods": 3,
 		})
 		if most := 2 * (steps + 4) * n; sent > most {
@@ -414,8 +416,8 @@ func TestPolicyInSteps(t *testing.T) {
 	})
 }
 
-// While events come late, an agent does not know that it or others have written. It writes from the same version of a policy at most
-// once, as a second write would be refused.
+// TestLateEvents checks that while events come late, and an agent does not know that it or others have written, it writes at most
+// once from the same version of a policy: a second write would be refused.
 func TestLateEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 20
@@ -428,7 +430,8 @@ func TestLateEvents(t *testing.T) {
 			f.put(policyPath+"rolled", everywhere("rolled", object{}))
 			time.Sleep(5 * time.Minute)
 		})
-		// Three versions are written from: that of the new policy, one with the condition Selected, and one with the rollout begun.
+		// Agents write from three versions: that of the new policy, one with the condition Selected, and one with the rollout
+		// begun.
 		if writes := asked["patch accelerationpolicies/status"]; writes > 3*n {
 			t.Errorf("%d writes of %d agents, want at most three of each", writes, n)
 		}
@@ -439,8 +442,8 @@ func TestLateEvents(t *testing.T) {
 	})
 }
 
-// Not every refused write is of an old version: a webhook may refuse it, or etcd was restored and versions repeat. A rollout goes on
-// after that.
+// TestRefusedForAnotherReason checks that a rollout continues after a write was refused for another reason than an old version: a
+// webhook may refuse it, or etcd was restored and versions repeat.
 func TestRefusedForAnotherReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2)
@@ -459,13 +462,13 @@ func TestRefusedForAnotherReason(t *testing.T) {
 	})
 }
 
-// Where the CRD does not know rollouts, no agent sees one begin. Each tries again now and then, if no other has written meanwhile, and they
-// go on once the CRD is replaced.
+// TestTriesWithOldCRD checks agents with a CRD that does not know rollouts, so that none sees a rollout begin. Each tries again
+// from time to time, if no other has written meanwhile, and the rollout continues once the CRD is replaced.
 func TestTriesWithOldCRD(t *testing.T) {
 	const n = 20
 	for step, most := range map[int]int{
-		50:  20,    // the condition names the node: all agents see that one has tried
-		100: 6 * n, // the condition names no node: further tries change nothing, and no agent sees them
+		50:  20,    // the condition names the node, so all agents see that one has tried
+		100: 6 * n, // the condition names no node, so further tries change nothing and no agent sees them
 	} {
 		t.Run(fmt.Sprintf("%d percent", step), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -498,7 +501,7 @@ func (f *fleet) wantComplete(t *testing.T) {
 	}
 }
 
-// Agents that are upgraded write nothing, and no agent watches how they do.
+// TestRestartsOfAgents checks that agents that are upgraded write nothing, and that no agent watches the upgrade.
 func TestRestartsOfAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 10)
@@ -512,7 +515,7 @@ func TestRestartsOfAgents(t *testing.T) {
 		defer cancel()
 		asked, sent := f.during(func() {
 			for i := range 10 {
-				// The DaemonSet's status moves with each of them.
+				// The DaemonSet's status changes with each of them.
 				f.put(daemonPath, daemonSet())
 				f.start(t, &running, ctx, fmt.Sprintf("node%d", i))
 				time.Sleep(time.Second)
@@ -526,8 +529,8 @@ func TestRestartsOfAgents(t *testing.T) {
 	})
 }
 
-// Nodes that are relabelled one after another put the condition Selected to the test now and then, not each
-// of them.
+// TestSelectedWhileNodesAreRelabelled checks that when nodes are relabelled one after another, the condition Selected is put to
+// the test only from time to time, not for each node.
 func TestSelectedWhileNodesAreRelabelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 30
@@ -546,7 +549,7 @@ func TestSelectedWhileNodesAreRelabelled(t *testing.T) {
 				time.Sleep(20 * time.Second)
 			}
 		})
-		// Two tests of two writes in ten minutes, besides one of each node.
+		// Two tests with two writes each in ten minutes, besides one write of each node.
 		atMost(t, asked, map[string]int{"patch nodeaccelerations/status": n * 105 / 100, "patch accelerationpolicies/status": 10, "conflict": 5, "watch nodes": 3 * n, "watch accelerationpolicies": 3 * n})
 		if sent > 10*n {
 			t.Errorf("%d events for %d nodes, want at most 10 for each", sent, n)
@@ -561,7 +564,7 @@ func TestSelectedWhileNodesAreRelabelled(t *testing.T) {
 	})
 }
 
-// A thousand agents act as one, however many they are.
+// TestShare checks that any number of agents, even thousands, make few writes where one is needed.
 func TestShare(t *testing.T) {
 	for _, n := range []int{1, 10, 1000, 10_000} {
 		sum, worst := 0, 0
@@ -593,7 +596,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// Agents come back within one period of an API server that was away, evenly, however long that was.
+// TestOutage checks that agents come back evenly within one period after the API server was away, however long that was.
 func TestOutage(t *testing.T) {
 	for _, away := range []time.Duration{3 * time.Second, time.Minute, 2 * time.Hour} {
 		t.Run(away.String(), func(t *testing.T) {
@@ -634,8 +637,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// An agent that comes back after an outage lists what it watches, and watches it: it does not ask an API server that has
-// restarted to go on where another one was.
+// TestBackAfterOutage checks that an agent that comes back after an outage lists what it watches, and then watches it: it does
+// not ask a restarted API server to resume an old watch.
 func TestBackAfterOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 20
@@ -658,7 +661,8 @@ func TestBackAfterOutage(t *testing.T) {
 	})
 }
 
-// What all agents have to write after an outage they write as they come back, not all within some seconds.
+// TestStatusesAfterOutage checks that the writes that all agents have to make after an outage come as the agents come back, not
+// all within some seconds.
 func TestStatusesAfterOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 200
@@ -685,8 +689,8 @@ func TestStatusesAfterOutage(t *testing.T) {
 	})
 }
 
-// A step of a rollout that is due after an outage is made by an agent that is back, not by all that do not know yet whether another
-// one has made it.
+// TestRolloutAfterOutage checks that an agent that is back makes the step of a rollout that is due after an outage, and not every
+// agent that does not know yet whether another one has made it.
 func TestRolloutAfterOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 20)
@@ -706,7 +710,8 @@ func TestRolloutAfterOutage(t *testing.T) {
 	})
 }
 
-// The first node of a rollout may be the last that is back after an outage. The others wait for it and do not halt the rollout.
+// TestFirstNodeIsLastBack checks that if the first node of a rollout is the last one back after an outage, the others wait for it
+// and do not halt the rollout.
 func TestFirstNodeIsLastBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 10)
@@ -737,7 +742,8 @@ func TestFirstNodeIsLastBack(t *testing.T) {
 	})
 }
 
-// A node that fails halts the rollout although its agent has lost a connection and does not know what others do.
+// TestHaltBehindGate checks that a node that fails halts the rollout although its agent has lost a connection and does not know
+// what others do.
 func TestHaltBehindGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 10)
@@ -758,7 +764,7 @@ func TestHaltBehindGate(t *testing.T) {
 	})
 }
 
-// The lists and watches of one agent do not come all at once, least of all after an outage.
+// TestGateIsPaced checks that the lists and watches of one agent do not come all at once, in particular after an outage.
 func TestGateIsPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := false
@@ -784,14 +790,15 @@ func TestGateIsPaced(t *testing.T) {
 				t.Errorf("eight requests in %s, want %s", got, apart)
 			}
 		}
-		want(3 * time.Second) // two at once, and two a second
+		want(3 * time.Second) // two at once, then two a second
 		time.Sleep(time.Minute)
 		refuse = true
 		want(7 * time.Second)
 	})
 }
 
-// While the API server refuses connections, a gate tries once in each period, however many requests wait.
+// TestGateTriesOnce checks that while the API server refuses connections, a gate tries once in each period, however many requests
+// wait.
 func TestGateTriesOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tries atomic.Int32
@@ -819,13 +826,14 @@ func TestGateTriesOnce(t *testing.T) {
 	})
 }
 
-// If the agents' token is replaced early, a policy for all nodes takes no more writes and no longer than with one that stays valid.
+// TestTokenIsReplaced checks that if the agents' token is replaced early, a policy for all nodes takes no more writes and no more
+// time than with a token that stays valid.
 func TestTokenIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 100
 		f := newFleet(t, n)
 		defer f.stop()
-		// An agent that has just written will use the same token again.
+		// An agent that has just written would use the same token again.
 		for _, h := range f.agents {
 			h.change(func(s *agent.Status) { s.Settings++ })
 		}
@@ -835,7 +843,7 @@ func TestTokenIsReplaced(t *testing.T) {
 	})
 }
 
-// A gate that is closed, or whose request has no more time, lets go of it.
+// TestGateGivesUp checks that a gate fails a waiting request when the gate is closed, or when the request's context ends.
 func TestGateGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate(&wire{down: func() bool { return true }}, slog.New(slog.DiscardHandler))
@@ -854,7 +862,8 @@ func TestGateGivesUp(t *testing.T) {
 	})
 }
 
-// What is news of every node is not written at one moment, and who has too many events keeps some back.
+// TestEventsAreDamped checks that events that all nodes have are not written at one moment, and that an agent with too many
+// events holds some back.
 func TestEventsAreDamped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 40)
@@ -884,7 +893,8 @@ func TestEventsAreDamped(t *testing.T) {
 	})
 }
 
-// An API server that throttles is not asked more often for it, and gets everything once it does not.
+// TestThrottled checks that agents do not ask an API server that throttles them more often because of that, and that everything
+// is written once it stops.
 func TestThrottled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 20
@@ -898,8 +908,8 @@ func TestThrottled(t *testing.T) {
 			f.put(policyPath+"all", everywhere("all", object{}))
 			time.Sleep(time.Minute)
 		})
-		// A node's own status is tried again after the second that the server asks for, some times; what any
-		// agent may write each tries a few times a minute.
+		// Each agent tries to write its node's own status again after the second that the server asks for, several times. It
+		// tries writes that any agent may make a few times a minute.
 		atMost(t, asked, map[string]int{"get nodeaccelerations": 30 * n, "patch nodeaccelerations/status": 30 * n, "patch accelerationpolicies/status": 8 * n, "watch nodes": n, "watch accelerationpolicies": n})
 		f.setRefuse(nil)
 		time.Sleep(time.Minute)
@@ -912,7 +922,7 @@ func TestThrottled(t *testing.T) {
 	})
 }
 
-// A token that has expired is read again from its file.
+// TestTokenExpires checks that an expired token is read again from its file.
 func TestTokenExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1)
@@ -940,7 +950,7 @@ func TestTokenExpires(t *testing.T) {
 		if got := settings(); got != "2" {
 			t.Errorf("with the new token settings are %s, want 2", got)
 		}
-		// Watches that the old token began end, and others begin.
+		// Watches with the old token end, and others begin.
 		asked, _ = f.during(func() { time.Sleep(70 * time.Minute) })
 		if asked["watch accelerationpolicies"] == 0 {
 			t.Error("no watch has begun again")

@@ -18,38 +18,39 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// news says how soon a change of the status is written.
+// news determines how soon a change of the status is written.
 type news int
 
 const (
 	noNews news = iota
-	// smallNews: figures and messages. With a hundred new pods a second on a thousand nodes, a write for each
-	// would be a hundred writes a second. So they wait, longer each time as they go on changing.
+	// smallNews are changes of figures and messages. With a hundred new pods a second on a thousand nodes, a write for each would
+	// be a hundred writes a second. So they wait, longer each time as long as they keep changing.
 	smallNews
-	// goodNews: a policy is applied, or no longer wanted. All nodes may get it at the same moment.
+	// goodNews means that a policy is applied, or no longer wanted. All nodes may have that at the same moment.
 	goodNews
-	// urgentNews: something failed, or other nodes need it to continue a rollout.
+	// urgentNews means that something failed, or that other nodes need the report to continue a rollout.
 	urgentNews
 )
 
-// countsAtMost bounds how long small news wait, as a multiple of pace.counts.
+// countsAtMost limits how long small news wait, as a multiple of pace.counts.
 const countsAtMost = 10
 
-// statusWriter writes the NodeAcceleration. Only this agent writes it, so what it last wrote is what there is.
+// statusWriter writes the NodeAcceleration. No other agent does, so the object is as this agent last wrote it.
 type statusWriter struct {
 	*Cluster
 	// written is nil until the object has been read.
 	written *v1alpha1.NodeAccelerationStatus
-	// compared: this agent has written, or found that there was nothing to write. Until then written is of an earlier agent.
+	// compared means that this agent has written, or found that there was nothing to write. Until then an earlier agent wrote
+	// written.
 	compared bool
-	// wait is how long the small news that are not yet written wait, 0 if there are none. The small news before were
-	// written at the time at, after they had waited for last.
+	// wait is how long the unwritten small news wait, 0 if there are none. The previous small news were written at the time at,
+	// after they had waited for last.
 	wait, last time.Duration
 	at         time.Time
 }
 
-// readInherited reads what an earlier agent of this node wrote, nil if there is nothing. It tries until it succeeds or ctx is done: what
-// the node has or has rolled back must be known before anything is decided.
+// readInherited reads the status that an earlier agent of this node wrote, or nil. It tries until it succeeds or ctx is done: the
+// agent must know which policies the node has or has rolled back before it decides anything.
 func (c *Cluster) readInherited(ctx context.Context) (*v1alpha1.NodeAccelerationStatus, error) {
 	for {
 		if err := c.gate.wait(ctx); err != nil {
@@ -73,7 +74,7 @@ func (c *Cluster) readInherited(ctx context.Context) (*v1alpha1.NodeAcceleration
 	}
 }
 
-// readOwn reads the node's NodeAcceleration, nil if there is none.
+// readOwn reads the node's NodeAcceleration; it returns nil if there is none.
 func (c *Cluster) readOwn(ctx context.Context) (*v1alpha1.NodeAccelerationStatus, error) {
 	var n v1alpha1.NodeAcceleration
 	err := c.clients.status.Get().Resource("nodeaccelerations").Name(c.options.Node).Do(ctx).Into(&n)
@@ -86,7 +87,7 @@ func (c *Cluster) readOwn(ctx context.Context) (*v1alpha1.NodeAccelerationStatus
 	return &n.Status, nil
 }
 
-// writeStatus writes what Publish passes, each change as soon as its news demands, until ctx is done.
+// writeStatus writes the statuses that Publish passes, each as soon as its news demand, until ctx is done.
 func (c *Cluster) writeStatus(ctx context.Context, written *v1alpha1.NodeAccelerationStatus) {
 	w := &statusWriter{Cluster: c, written: written}
 	var due, earliest time.Time // due is zero if there is nothing to write
@@ -124,7 +125,8 @@ func (c *Cluster) writeStatus(ctx context.Context, written *v1alpha1.NodeAcceler
 	}
 }
 
-// due returns when the status has to be written, zero if it is as written or known to be due.
+// due returns when the status has to be written. It returns zero if nothing has changed, or if an earlier call has already
+// returned the time.
 func (w *statusWriter) due(now time.Time) time.Time {
 	s, ok := w.wanted()
 	if !ok {
@@ -137,7 +139,7 @@ func (w *statusWriter) due(now time.Time) time.Time {
 	switch is {
 	case smallNews:
 		if w.wait > 0 {
-			return time.Time{} // the first of them are due
+			return time.Time{} // an earlier call has returned the time
 		}
 		w.wait = w.pace.counts
 		if now.Sub(w.at) < w.last {
@@ -172,8 +174,8 @@ func (w *statusWriter) wanted() (s v1alpha1.NodeAccelerationStatus, ok bool) {
 	return s, true
 }
 
-// newsOf compares a status with what is written. The first one is good news: the agents of a whole cluster
-// may start at the same moment.
+// newsOf compares a status with the written one. The first one is good news: the agents of a whole cluster may start at the same
+// moment.
 func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
 	if w.written == nil || !w.compared {
 		return goodNews
@@ -183,7 +185,7 @@ func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
 		was := meta.FindStatusCondition(w.written.Conditions, c.Type)
 		switch {
 		case was != nil && was.Status == c.Status && (was.Reason == c.Reason || c.Type == v1alpha1.ConditionReady):
-			// The reasons of Ready are those of the policies.
+			// The reasons of the condition Ready come from the policies.
 		case c.Status == metav1.ConditionFalse:
 			return urgentNews
 		default:
@@ -216,8 +218,8 @@ func (w *statusWriter) newsOf(s v1alpha1.NodeAccelerationStatus) news {
 	return is
 }
 
-// write writes the status: one request, besides those that read or create the object at the start. After an outage it waits for
-// this agent's moment: all agents may have something to write.
+// write writes the status with one request; at the start, others read or create the object. After an outage it waits for this
+// agent's moment: all agents may have something to write.
 func (w *statusWriter) write(ctx context.Context) error {
 	if err := w.gate.wait(ctx); err != nil {
 		return err
@@ -245,7 +247,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 	var now v1alpha1.NodeAcceleration
 	err = w.clients.status.Patch(types.MergePatchType).Resource("nodeaccelerations").Name(w.options.Node).SubResource("status").Body(patch).Do(ctx).Into(&now)
 	if err != nil {
-		w.written = nil // it may have been deleted, or written although there was no answer
+		w.written = nil // the object may have been deleted, or the write may have succeeded although no answer came
 		return err
 	}
 	w.written, w.compared = &s, true
@@ -259,13 +261,13 @@ func (w *statusWriter) write(ctx context.Context) error {
 	return nil
 }
 
-// crdTooOld says what is wrong if the API server dropped what an agent wrote.
+// crdTooOld returns the message for a CRD whose schema made the API server drop what an agent wrote.
 func crdTooOld(kind string) string {
 	return "the cluster's CRD of kind " + kind + " is too old for rollouts: apply the files in charts/slipstream/crds"
 }
 
-// read reads what an earlier agent wrote, so that a restart writes nothing if nothing has changed, or creates
-// the object.
+// read reads the status that an earlier agent wrote, so that a restart writes nothing if nothing has changed. If there is no
+// object, it creates one.
 func (w *statusWriter) read(ctx context.Context) error {
 	was, err := w.readOwn(ctx)
 	if was != nil || err != nil {
@@ -276,7 +278,7 @@ func (w *statusWriter) read(ctx context.Context) error {
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNodeAcceleration},
 		ObjectMeta: metav1.ObjectMeta{Name: w.options.Node},
 	}
-	if node := w.node(); node != nil { // it is deleted with its node
+	if node := w.node(); node != nil { // the owner: deleting the node deletes the object
 		n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
 	}
 	if err := w.clients.status.Post().Resource("nodeaccelerations").Body(&n).Do(ctx).Into(&n); err != nil {
@@ -312,7 +314,7 @@ func setConditions(all *[]metav1.Condition, s agent.Status) {
 	*all = slices.DeleteFunc(*all, func(c metav1.Condition) bool { return !wanted[c.Type] })
 }
 
-// short truncates a message to what the field of an object may hold.
+// short truncates a message to the maximum length of a field.
 func short(message string) string {
 	const limit = 1000
 	if len(message) > limit {

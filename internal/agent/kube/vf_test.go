@@ -18,7 +18,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestSetConditions: Unknown is what nothing tells, and what no policy wants is no condition.
+// TestSetConditions checks that a state that cannot be determined is Unknown, and that an
+// accelerator that no policy wants has no condition.
 func TestSetConditions(t *testing.T) {
 	state := func(condition, status, reason string) []accel.State {
 		return []accel.State{{Condition: condition, Status: status, Reason: reason}}
@@ -49,7 +50,7 @@ func TestSetConditions(t *testing.T) {
 	}
 }
 
-// TestVF: an agent writes what it verifies of the VF of its node's NIC to the NodeAcceleration.
+// TestVF checks that an agent writes the verified state of its node's VF to the NodeAcceleration.
 func TestVF(t *testing.T) {
 	testenv.NeedRoot(t)
 	var mu sync.Mutex
