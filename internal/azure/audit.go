@@ -11,25 +11,25 @@ import (
 	"text/tabwriter"
 )
 
-// Finding is what is wrong with a machine or scale set.
+// Finding names something wrong with a machine or scale set.
 type Finding string
 
 // Findings.
 const (
-	// NotWanted: the size supports Accelerated Networking, and a NIC does not have it enabled.
+	// NotWanted means that the size supports Accelerated Networking, and a NIC does not have it enabled.
 	NotWanted Finding = "not-wanted"
-	// NotPossible: a NIC has it enabled, and the size does not support it.
+	// NotPossible means that a NIC has it enabled, and the size does not support it.
 	NotPossible Finding = "not-possible"
-	// NotUsed: every NIC has it enabled, and packets do not use the virtual function.
+	// NotUsed means that every NIC has it enabled, and packets do not use the virtual function.
 	NotUsed Finding = "not-used"
-	// UsedUnwanted: packets use the virtual function, and no NIC has it enabled: the machine has not been
-	// deallocated since that was changed.
+	// UsedUnwanted means that packets use the virtual function, although no NIC has it enabled: the machine has not
+	// been deallocated since that changed.
 	UsedUnwanted Finding = "used-unwanted"
-	// BehindModel: an instance differs from the model of its scale set.
+	// BehindModel means that an instance differs from the model of its scale set.
 	BehindModel Finding = "behind-model"
 )
 
-// findings are what three facts say together. What is unknown is no finding; Complete tells of it.
+// findings derives the findings from the three facts. An unknown fact is no finding: Complete reports it.
 func findings(possible, wanted, used Fact) (all []Finding) {
 	if possible == Yes && (wanted == No || wanted == Mixed) {
 		all = append(all, NotWanted)
@@ -63,19 +63,19 @@ func judge(a *Audit) {
 	}
 }
 
-// Complete tells whether everything was read, and so whether no finding means that nothing is wrong.
-// Whether packets take the virtual function is not part of it: most machines have no agent.
+// Complete reports whether everything was read, so that an audit without findings means that nothing is wrong. It
+// ignores whether packets take the virtual function, because most machines have no agent.
 func (a *Audit) Complete() bool {
 	return len(a.NotRead) == 0 && !slices.ContainsFunc(a.Machines, func(m Machine) bool { return m.Possible == Unknown || m.Wanted == Unknown })
 }
 
-// Found tells whether anything has a finding.
+// Found reports whether any machine or scale set has a finding.
 func (a *Audit) Found() bool {
 	return slices.ContainsFunc(a.Machines, func(m Machine) bool { return len(m.Findings) > 0 }) ||
 		slices.ContainsFunc(a.ScaleSets, func(s ScaleSet) bool { return len(s.Findings) > 0 })
 }
 
-// ReadAudit reads an audit that was written as JSON.
+// ReadAudit reads an audit from a JSON file.
 func ReadAudit(path string) (*Audit, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -95,13 +95,13 @@ func ReadAudit(path string) (*Audit, error) {
 type Drift struct {
 	ID     string `json:"id"`
 	Name   string `json:"name"`
-	What   string `json:"what"` // possible, wanted, used, size, behind, or machine and scale set that came and went
+	What   string `json:"what"` // possible, wanted, used, size or behind; machine or scale set if it is new or gone
 	Before string `json:"before"`
 	Now    string `json:"now"`
 }
 
-// Since tells what changed since an earlier audit. A machine is gone only if what it was in was read now, and new
-// only if it was read then: what one of the two may not see has not changed.
+// Since lists what changed since an earlier audit. A machine counts as gone only if this audit read its resource
+// group, and as new only if the earlier one did: what one of them could not read has not changed.
 func (a *Audit) Since(before *Audit) (all []Drift) {
 	type thing struct {
 		kind, name, group, subscription string
@@ -129,7 +129,7 @@ func (a *Audit) Since(before *Audit) (all []Drift) {
 			continue
 		}
 		for i, f := range t.facts {
-			// An answer that one of the audits lacks is no change.
+			// A fact that one of the audits does not know has not changed.
 			b, c := Fact(f[1]), Fact(n.facts[i][1])
 			if b != c && !slices.Contains([]Fact{Unknown, NotLooked}, b) && !slices.Contains([]Fact{Unknown, NotLooked}, c) {
 				all = append(all, Drift{ID: id, Name: n.name, What: f[0], Before: f[1], Now: n.facts[i][1]})
@@ -145,7 +145,7 @@ func (a *Audit) Since(before *Audit) (all []Drift) {
 	return all
 }
 
-// covers tells whether an audit read a resource group.
+// covers reports whether the audit read a resource group.
 func (a *Audit) covers(subscription, group string) bool {
 	has := func(all []string, s string) bool {
 		return slices.ContainsFunc(all, func(x string) bool { return strings.EqualFold(x, s) })
@@ -153,7 +153,7 @@ func (a *Audit) covers(subscription, group string) bool {
 	return has(a.Subscriptions, subscription) && (len(a.Groups) == 0 || has(a.Groups, group)) && len(a.NotRead) == 0
 }
 
-// Formats of an audit. The drift is nil unless it was asked for.
+// Formats holds the writers of the output formats, by name. The drift is nil unless the user asked for it.
 var Formats = map[string]func(io.Writer, *Audit, []Drift) error{"text": writeText, "json": writeJSON, "csv": writeCSV}
 
 func writeJSON(w io.Writer, a *Audit, drift []Drift) error {
@@ -165,7 +165,7 @@ func writeJSON(w io.Writer, a *Audit, drift []Drift) error {
 	}{a, drift})
 }
 
-// writeCSV writes a line for each NIC, and one for a machine without any that is known.
+// writeCSV writes a line for each NIC, and one line for each machine whose NICs are not known.
 func writeCSV(w io.Writer, a *Audit, _ []Drift) error {
 	c := csv.NewWriter(w)
 	rows := [][]string{{"subscription", "resource_group", "machine", "scale_set", "cluster", "pool", "location", "size", "nic", "possible", "wanted", "used", "used_reason", "behind", "findings"}}
@@ -190,7 +190,7 @@ func writeCSV(w io.Writer, a *Audit, _ []Drift) error {
 	return c.WriteAll(rows)
 }
 
-// cell keeps a spreadsheet from taking a name for a formula.
+// cell keeps a spreadsheet from interpreting a name as a formula.
 func cell(s string) string {
 	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
 		return "'" + s
@@ -198,7 +198,8 @@ func cell(s string) string {
 	return s
 }
 
-// writeText writes a line for each virtual machine and scale set, and the instances that differ from theirs.
+// writeText writes a line for each virtual machine and scale set, and for each instance that differs from its
+// scale set.
 func writeText(w io.Writer, a *Audit, drift []Drift) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "NAME\tPOOL\tSIZE\tPOSSIBLE\tWANTED\tUSED\tFINDINGS")

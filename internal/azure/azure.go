@@ -1,9 +1,9 @@
-// Package azure asks Azure's control plane what it knows of Accelerated Networking, and changes it:
-// Inventory says where it is possible and wanted, Switch turns it on and off, and Migrate moves a node
-// pool of AKS that cannot be switched. Whether packets take the virtual function is for the guest to say
-// (internal/agent): the control plane does not know.
+// Package azure asks Azure's control plane about Accelerated Networking, and changes it: Inventory reads
+// where it is possible and wanted, Switch turns it on and off, and Migrate moves an AKS node pool that
+// cannot be switched. Only the guest knows whether packets take the virtual function (internal/agent);
+// the control plane does not.
 //
-// Only cmd/slipstream-azure links it. The SDK is no part of the binary that agents and workers run.
+// Only cmd/slipstream-azure links this package, so that agents and workers do not contain the SDK.
 package azure
 
 import (
@@ -26,28 +26,28 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/network/armnetwork/v8"
 )
 
-// Options say how to reach Azure.
+// Options configure the connection to Azure.
 type Options struct {
-	// Subscriptions to ask, by ID. At least one.
+	// Subscriptions are the IDs of the subscriptions to ask, at least one.
 	Subscriptions []string
-	// Credential is the SDK's default chain if nil: the environment, a workload's or managed identity,
-	// the Azure CLI.
+	// Credential authenticates the requests. If it is nil, the SDK's default chain applies: the
+	// environment, a workload identity, a managed identity, the Azure CLI.
 	Credential azcore.TokenCredential
-	// Client replaces the SDK's transport, endpoint or retries, as tests do.
+	// Client replaces the SDK's transport, endpoint or retries. Tests set it.
 	Client *arm.ClientOptions
-	// Poll is the pause between two questions whether an operation has ended; 0 is 10 s. The service's
-	// own Retry-After goes before it.
+	// Poll is the pause before an operation is polled again; 0 means 10 s. The service's Retry-After
+	// overrides it.
 	Poll time.Duration
 }
 
-// Cloud is a connection to Azure. It is safe for use by several goroutines.
+// Cloud is a connection to Azure. It is safe for concurrent use.
 type Cloud struct {
 	order []string // the subscriptions
 	of    map[string]*clients
 	poll  time.Duration
 }
 
-// clients are the clients of the SDK for one subscription.
+// clients are the SDK's clients for one subscription.
 type clients struct {
 	vms      *armcompute.VirtualMachinesClient
 	sets     *armcompute.VirtualMachineScaleSetsClient
@@ -70,8 +70,8 @@ func Open(o Options) (*Cloud, error) {
 		client = *o.Client
 	}
 	if client.Retry.MaxRetries == 0 {
-		// A throttled subscription says with Retry-After when to come back, which the SDK obeys. Its own
-		// three attempts are too few where other programs are throttled too.
+		// A throttled subscription answers with Retry-After, and the SDK waits that long. The SDK's three
+		// attempts are too few while other programs use up the quota too.
 		client.Retry = policy.RetryOptions{MaxRetries: 8, MaxRetryDelay: 2 * time.Minute}
 	}
 	client.Telemetry.ApplicationID = "slipstream"
@@ -129,7 +129,7 @@ func (c *Cloud) in(id *arm.ResourceID) (*clients, error) {
 	return of, nil
 }
 
-// wait waits until a long-running operation has ended.
+// wait waits until a long-running operation ends.
 func wait[T any](ctx context.Context, c *Cloud, p *runtime.Poller[T], err error) error {
 	if err == nil {
 		_, err = p.PollUntilDone(ctx, &runtime.PollUntilDoneOptions{Frequency: c.poll})
@@ -153,11 +153,12 @@ func all[R, T any](ctx context.Context, p *runtime.Pager[R], of func(R) []*T) (i
 	return items, nil
 }
 
-// action is what the service says was not allowed: "Microsoft.Compute/virtualMachines/read".
+// action matches the operation that the service did not allow, such as
+// "Microsoft.Compute/virtualMachines/read".
 var action = regexp.MustCompile(`perform action '([A-Za-z./*]+)'`)
 
-// plain says why a request failed, in one line. It leaves out bodies, headers and queries, which the
-// errors of the SDK print: a body repeats what was sent, and a query can be a signature.
+// plain explains in one line why a request failed. It leaves out bodies, headers and queries, which the
+// SDK's errors print: a body repeats what was sent, and a query can contain a signature.
 func plain(err error) string {
 	var answer *azcore.ResponseError
 	var credential *azidentity.AuthenticationFailedError
@@ -185,10 +186,10 @@ func plain(err error) string {
 	return line
 }
 
-// missing tells whether the service has no such resource.
+// missing reports whether the service answered that the resource does not exist.
 func missing(err error) bool { return status(err) == http.StatusNotFound }
 
-// status is the HTTP status of an answer, or 0 if there was none.
+// status returns the HTTP status of the answer, or 0 if there was none.
 func status(err error) int {
 	var answer *azcore.ResponseError
 	if errors.As(err, &answer) {
@@ -197,8 +198,8 @@ func status(err error) int {
 	return 0
 }
 
-// failed names the operation of a request that failed. The SDK's error is not wrapped: whoever prints it
-// would print what plain leaves out.
+// failed names the operation of a request that failed. It does not wrap the SDK's error: whoever prints
+// that would print what plain leaves out.
 func failed(what string, err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%s: %w", what, err)
@@ -206,7 +207,7 @@ func failed(what string, err error) error {
 	return &requestError{what: what, why: plain(err), status: status(err)}
 }
 
-// requestError is a request that failed. The status is 0 if there was no answer.
+// requestError describes a request that failed. The status is 0 if there was no answer.
 type requestError struct {
 	what, why string
 	status    int
@@ -214,7 +215,7 @@ type requestError struct {
 
 func (e *requestError) Error() string { return e.what + ": " + e.why }
 
-// value is what a pointer of the SDK points to, or nothing.
+// value dereferences a pointer of the SDK. It returns the zero value for nil.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -222,10 +223,10 @@ func value[T any](p *T) (v T) {
 	return v
 }
 
-// last is the last part of a resource's ID.
+// last returns the last segment of a resource ID.
 func last(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
 
-// groupOf is the resource group of an ID, or "".
+// groupOf returns the resource group of an ID, or "".
 func groupOf(id string) string {
 	parts := strings.Split(id, "/")
 	for i := range parts {

@@ -15,32 +15,32 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Fact is the answer to one question.
+// Fact answers one question.
 type Fact string
 
-// Facts. A question that nobody asked has no answer: that is another thing than one that was asked in vain.
+// Facts. NotLooked means that nobody asked the question, Unknown that it was asked in vain.
 const (
 	Yes       Fact = "yes"
 	No        Fact = "no"
-	Mixed     Fact = "mixed" // some of its NICs
+	Mixed     Fact = "mixed" // its NICs differ
 	Unknown   Fact = "unknown"
 	NotLooked Fact = "not looked"
 )
 
-// Audit is what an inventory found.
+// Audit is the result of an inventory.
 type Audit struct {
 	Version       int       `json:"version"` // of this format: 1
 	Time          time.Time `json:"time"`
 	Subscriptions []string  `json:"subscriptions"`
-	// Groups are the resource groups that were looked at; all if empty.
+	// Groups are the resource groups that were read; empty means all.
 	Groups    []string   `json:"groups,omitempty"`
 	Machines  []Machine  `json:"machines"`
 	ScaleSets []ScaleSet `json:"scaleSets"`
-	// NotRead is what could not be read. Nothing is said of what is in there.
+	// NotRead lists what could not be read. The audit says nothing about its contents.
 	NotRead []NotRead `json:"notRead"`
 }
 
-// AuditVersion is that of an Audit's format.
+// AuditVersion is the version of Audit's format.
 const AuditVersion = 1
 
 // Machine is a virtual machine, or an instance of a scale set.
@@ -54,15 +54,15 @@ type Machine struct {
 	Pool          string `json:"pool,omitempty"`     // of the cluster
 	Location      string `json:"location"`
 	Size          string `json:"size"`
-	// Possible: the size has the capability AcceleratedNetworkingEnabled.
+	// Possible is Yes if the size has the capability AcceleratedNetworkingEnabled.
 	Possible Fact `json:"possible"`
-	// Wanted: enableAcceleratedNetworking of its NICs.
+	// Wanted joins enableAcceleratedNetworking of its NICs.
 	Wanted Fact `json:"wanted"`
-	// Used: packets take the virtual function, as the agent on it says.
+	// Used is Yes if packets take the virtual function, as the machine's agent reports.
 	Used Fact `json:"used"`
-	// UsedReason is the agent's word for it, such as VFIdle.
+	// UsedReason is the agent's reason, such as VFIdle.
 	UsedReason string `json:"usedReason,omitempty"`
-	// Behind: it is an instance that differs from its scale set's model.
+	// Behind means that the machine is an instance that differs from the model of its scale set.
 	Behind   bool      `json:"behind,omitempty"`
 	NICs     []NIC     `json:"nics"`
 	Findings []Finding `json:"findings,omitempty"`
@@ -75,7 +75,7 @@ type NIC struct {
 	Wanted Fact   `json:"wanted"`
 }
 
-// ScaleSet is the model of a scale set: what its next instances will be.
+// ScaleSet describes the model of a scale set, from which its next instances are made.
 type ScaleSet struct {
 	ID            string `json:"id"`
 	Name          string `json:"name"`
@@ -87,14 +87,14 @@ type ScaleSet struct {
 	Size          string `json:"size"`
 	Upgrade       string `json:"upgrade,omitempty"` // policy: Manual, Automatic or Rolling
 	Possible      Fact   `json:"possible"`
-	// Wanted by the model. Those of its instances are theirs.
+	// Wanted is the model's. The instances have their own.
 	Wanted    Fact      `json:"wanted"`
 	Instances int       `json:"instances"`
-	Behind    int       `json:"behind"` // of the instances
+	Behind    int       `json:"behind"` // how many of the instances differ from the model
 	Findings  []Finding `json:"findings,omitempty"`
 }
 
-// NotRead is a list that the service did not give.
+// NotRead is a list that the service did not return.
 type NotRead struct {
 	Scope string `json:"scope"` // a subscription, resource group, scale set or pool
 	What  string `json:"what"`
@@ -103,27 +103,27 @@ type NotRead struct {
 
 func (n NotRead) String() string { return n.What + " of " + n.Scope + ": " + n.Why }
 
-// Use is what the agent on a node says of its virtual functions.
+// Use is what the agent on a node reports about its virtual functions.
 type Use struct {
 	Used   Fact
 	Reason string
 }
 
-// Scope says what to look at.
+// Scope selects what an inventory reads.
 type Scope struct {
-	// Groups are resource groups; all of each subscription if empty. With a cluster of AKS in one of them, the
-	// group of its nodes is looked at too.
+	// Groups are resource groups; empty means all groups of each subscription. If one contains an AKS cluster,
+	// the inventory also reads the group of the cluster's nodes.
 	Groups []string
-	// Uses has what agents say, by the lower-case ID of the machine. Nil if nobody was asked.
+	// Uses holds the reports of agents, by the lower-case ID of the machine. It is nil if no agent was asked.
 	Uses map[string]Use
 }
 
-// atOnce is the number of requests that an inventory has under way. The service counts requests by
-// subscription, and other programs need theirs.
+// atOnce is the number of requests that an inventory has in flight. The service limits requests per
+// subscription, and other programs need their share.
 const atOnce = 6
 
-// Inventory reads what the control plane knows. What it may not read is in NotRead, and is no error: an error
-// is returned only if ctx ends.
+// Inventory reads what the control plane knows. It lists in NotRead what it was not allowed to read, and
+// returns an error only if ctx ends.
 func (c *Cloud) Inventory(ctx context.Context, s Scope) (*Audit, error) {
 	a := &Audit{Version: AuditVersion, Time: time.Now().UTC().Truncate(time.Second), Subscriptions: c.order, Groups: slices.Clone(s.Groups),
 		Machines: []Machine{}, ScaleSets: []ScaleSet{}, NotRead: []NotRead{}}
@@ -152,17 +152,17 @@ type reader struct {
 	subscription string
 	scope        Scope
 
-	mu          sync.Mutex // for all below
+	mu          sync.Mutex // guards the fields below
 	found       *Audit
 	allVMs      []*armcompute.VirtualMachine
 	allSets     []*armcompute.VirtualMachineScaleSet
 	allClusters []*armcontainerservice.ManagedCluster
-	instances   map[string][]*armcompute.VirtualMachineScaleSetVM // by the ID of the scale set
-	// By lower-case IDs and names:
-	wanted map[string]Fact   // NIC
-	names  map[string][]NIC  // machine: the NICs that say they are its own
-	poolOf map[string]string // machine: its pool, by the Machines API
-	sizes  map[string]*size  // location/size
+	instances   map[string][]*armcompute.VirtualMachineScaleSetVM // by scale set ID
+	// The keys of these maps are lower-case IDs and names:
+	wanted map[string]Fact   // by NIC
+	names  map[string][]NIC  // by machine: the NICs that name it as their machine
+	poolOf map[string]string // by machine: its pool, as the Machines API reports it
+	sizes  map[string]*size  // by location/size
 }
 
 // step is one list to read.
@@ -171,8 +171,8 @@ type step struct {
 	read        func(context.Context) error
 }
 
-// list reads all pages of a list, and hands over what it got, one caller at a time. What came before an error
-// is true as well.
+// list reads all pages of a list, and passes each item to take, one caller at a time. If a page fails, take
+// still gets the items of those before it.
 func list[R, T any](r *reader, scope, what string, pager *runtime.Pager[R], of func(R) []*T, take func(*T)) step {
 	return step{scope, what, func(ctx context.Context) error {
 		items, err := all(ctx, pager, of)
@@ -185,7 +185,7 @@ func list[R, T any](r *reader, scope, what string, pager *runtime.Pager[R], of f
 	}}
 }
 
-// read reads a subscription: first what tells what else to ask, then the rest.
+// read reads a subscription: first the lists that tell what else to read, then the rest.
 func (r *reader) read(ctx context.Context) error {
 	first := r.everything()
 	if len(r.scope.Groups) > 0 {
@@ -211,7 +211,7 @@ func (r *reader) read(ctx context.Context) error {
 	return nil
 }
 
-// run runs steps, several at once. What fails is noted.
+// run runs steps, several at once, and notes those that fail.
 func (r *reader) run(ctx context.Context, steps []step) error {
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
@@ -264,7 +264,7 @@ func (r *reader) group(g string) []step {
 	}
 }
 
-// nodeGroups reads the resource groups in which clusters have their nodes, where they are not read yet.
+// nodeGroups reads the resource groups that hold the nodes of clusters, unless they have been read.
 func (r *reader) nodeGroups() (steps []step) {
 	for _, m := range r.allClusters {
 		g := value(m.Properties.NodeResourceGroup)
@@ -276,12 +276,11 @@ func (r *reader) nodeGroups() (steps []step) {
 	return steps
 }
 
-// poolVMs is the type of a pool whose nodes are virtual machines of their own. The SDK's list of types does
-// not have it yet.
+// poolVMs is the type of a pool whose nodes are separate virtual machines. The SDK's list of types does not
+// have it yet.
 const poolVMs armcontainerservice.AgentPoolType = "VirtualMachines"
 
-// rest reads what needs an answer to the first lists: instances and NICs of scale sets, machines of pools,
-// and sizes.
+// rest reads what depends on the first lists: instances and NICs of scale sets, machines of pools, and sizes.
 func (r *reader) rest() (steps []step) {
 	locations := make(map[string]bool)
 	for _, vm := range r.allVMs {
@@ -333,12 +332,12 @@ func (of *clients) skuPager(location string) *runtime.Pager[armcompute.ResourceS
 
 func skuPage(p armcompute.ResourceSKUsClientListResponse) []*armcompute.ResourceSKU { return p.Value }
 
-// size is what the list of resource SKUs says of a size of virtual machines.
+// size describes a size of virtual machine, as the list of resource SKUs does.
 type size struct {
 	accelerated Fact
 	family      string
 	vcpus       string
-	restricted  bool // this subscription may not use it here
+	restricted  bool // this subscription may not use it in this location
 }
 
 func addSize(sizes map[string]*size, k *armcompute.ResourceSKU) {
@@ -394,7 +393,7 @@ func (r *reader) addNIC(n *armnetwork.Interface) {
 	}
 }
 
-// boolean is a switch of the service: left out is off.
+// boolean converts a flag of the service, where an absent flag means off.
 func boolean(b *bool) Fact {
 	if value(b) {
 		return Yes
@@ -406,7 +405,7 @@ func flexible(s *armcompute.VirtualMachineScaleSet) bool {
 	return value(s.Properties.OrchestrationMode) == armcompute.OrchestrationModeFlexible
 }
 
-// collect puts together what was read.
+// collect assembles the audit from what was read.
 func (r *reader) collect() {
 	models := make(map[string]Fact)
 	behind, count := make(map[string]int), make(map[string]int)
@@ -474,7 +473,7 @@ func sizeOf(s *armcompute.VirtualMachineScaleSet) string {
 	return value(s.SKU.Name)
 }
 
-// modelWants is what a scale set's model wants of the NICs of new instances.
+// modelWants returns what the model of a scale set sets on the NICs of new instances.
 func modelWants(s *armcompute.VirtualMachineScaleSet) Fact {
 	var all []Fact
 	for _, n := range modelNICs(s) {
@@ -494,7 +493,7 @@ func modelNICs(s *armcompute.VirtualMachineScaleSet) []*armcompute.VirtualMachin
 	return s.Properties.VirtualMachineProfile.NetworkProfile.NetworkInterfaceConfigurations
 }
 
-// join is one fact of several.
+// join combines several facts into one.
 func join(facts []Fact) Fact {
 	if len(facts) == 0 || slices.Contains(facts, Unknown) {
 		return Unknown
@@ -507,7 +506,7 @@ func join(facts []Fact) Fact {
 	return facts[0]
 }
 
-// nicsOf are the NICs of a machine: those that it names, or else those that name it.
+// nicsOf returns the NICs of a machine: those that the machine names, or else those that name the machine.
 func (r *reader) nicsOf(machine string, ids []string) []NIC {
 	nics := []NIC{}
 	for _, id := range ids {
@@ -543,10 +542,10 @@ func (r *reader) possible(location, size string) Fact {
 	return Unknown
 }
 
-// poolTag is AKS's, on the scale sets and virtual machines of its node pools.
+// poolTag is the tag that AKS sets on the scale sets and virtual machines of its node pools.
 const poolTag = "aks-managed-poolName"
 
-// pool tells which node pool a resource belongs to.
+// pool returns the node pool that a resource belongs to.
 func (r *reader) pool(id string, tags map[string]*string) (cluster, pool string) {
 	for _, m := range r.allClusters {
 		if strings.EqualFold(value(m.Properties.NodeResourceGroup), groupOf(id)) {

@@ -57,7 +57,8 @@ func machine(t *testing.T, a *azure.Audit, name string) azure.Machine {
 	return a.Machines[i]
 }
 
-// Every combination of the three facts is kept as it is, and has the findings that the documents list.
+// Every combination of the three facts is kept unchanged, and has the findings that the documents
+// list.
 func TestInventoryKeepsThreeFactsApart(t *testing.T) {
 	want := map[string]string{ // possible wanted used: findings; all others have none
 		"yes no yes": "not-wanted used-unwanted", "yes no no": "not-wanted", "yes no unknown": "not-wanted", "yes no not looked": "not-wanted",
@@ -80,7 +81,7 @@ func TestInventoryKeepsThreeFactsApart(t *testing.T) {
 				all[name] = facts{possible, wanted, used}
 				vm := c.AddVM("rg", name, size, values...)
 				if wanted == azure.Unknown {
-					delete(c.NICs, "rg/"+name+"-nic0") // of a group that may not be read, say
+					delete(c.NICs, "rg/"+name+"-nic0") // as if its group could not be read
 				}
 				if used != azure.NotLooked {
 					uses[strings.ToLower(*vm.ID)] = azure.Use{Used: used, Reason: "Reason"}
@@ -111,7 +112,8 @@ func TestInventoryKeepsThreeFactsApart(t *testing.T) {
 	}
 }
 
-// An instance's NICs and its scale set's model are two things, and so are a flexible scale set's.
+// The NICs of an instance and the model of its scale set are kept apart, also in a flexible scale
+// set.
 func TestInventoryTellsInstancesBehindTheirModel(t *testing.T) {
 	c := azuretest.New()
 	c.AddSet("rg", "web", can, false, armcompute.UpgradeModeManual, 3)
@@ -143,7 +145,7 @@ func cluster(c *azuretest.Cloud, group, name, nodes string, pools ...*armcontain
 		Properties: &armcontainerservice.ManagedClusterProperties{NodeResourceGroup: &nodes, AgentPoolProfiles: pools}}
 }
 
-// Both kinds of node pools are found, also if only the cluster's own resource group is asked for.
+// Both kinds of node pools are found, even if only the cluster's own resource group is in scope.
 func TestInventoryFindsNodePoolsOfBothKinds(t *testing.T) {
 	c := azuretest.New()
 	set := c.AddSet("MC_rg", "aks-net-1", can, true, armcompute.UpgradeModeManual, 2)
@@ -169,7 +171,7 @@ func TestInventoryFindsNodePoolsOfBothKinds(t *testing.T) {
 	}
 }
 
-// What may not be read is named, and the rest is there.
+// The audit names what could not be read, and contains the rest.
 func TestInventoryNamesWhatItMayNotRead(t *testing.T) {
 	c := azuretest.New()
 	c.AddVM("mine", "a", can, false)
@@ -217,8 +219,8 @@ func TestInventoryOfTwoThousandNICs(t *testing.T) {
 		var mu sync.Mutex
 		asked := make(map[string]int)
 		refused := 0
-		// Each third page is refused twice. To refuse each third request could refuse one page at each of
-		// its attempts, as the inventory asks for several at once.
+		// Every third page is refused twice. If every third request were refused instead, one page could
+		// be refused at each of its attempts, because the inventory sends several requests at once.
 		c.Fault = func(_ int, r *http.Request) azuretest.Fault {
 			mu.Lock()
 			defer mu.Unlock()
@@ -247,14 +249,15 @@ func TestInventoryOfTwoThousandNICs(t *testing.T) {
 		if nics != 2000 || !a.Complete() {
 			t.Errorf("%d NICs, not read: %v", nics, a.NotRead)
 		}
-		// 10 pages each of machines and NICs, a page of scale sets, one of clusters and one of sizes, two of each scale set.
+		// 10 pages each of machines and NICs; one page each of scale sets, clusters and sizes; two pages
+		// for each scale set.
 		if want := 43 + refused; requests != want || throttled != (refused == 30) {
 			t.Errorf("%d requests, not %d, and %d refused", requests, want, refused)
 		}
 	}
 }
 
-// An answer says with Retry-After when to ask again.
+// The inventory waits as long as Retry-After says.
 func TestInventoryObeysRetryAfter(t *testing.T) {
 	c := azuretest.New()
 	c.AddVM("rg", "a", can, true)
@@ -320,14 +323,14 @@ func TestSinceTellsChangesOnly(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	// Where something could not be read, nothing is gone.
+	// A machine that could not be read does not count as gone.
 	c.Fault = func(_ int, r *http.Request) azuretest.Fault { return azuretest.Forbidden }
 	if drift := inventory(t, c, azure.Scope{}).Since(earlier); len(drift) > 0 {
 		t.Errorf("nothing was read, and this changed: %v", drift)
 	}
 }
 
-// No format has anything of what the service keeps secret, and CSV has a line for each NIC.
+// No format contains a secret of the service, and CSV has a line for each NIC.
 func TestFormatsHaveNoSecret(t *testing.T) {
 	c := azuretest.New()
 	c.AddVM("rg", "two", can, true, false)
@@ -369,7 +372,7 @@ func TestFormatsHaveNoSecret(t *testing.T) {
 	}
 }
 
-// ctx is that of subtests too, whose faults end it.
+// ctx is also used by subtests, whose faults cancel it.
 var ctx = context.Background()
 
 func sortedLines(lines []string) string {

@@ -13,11 +13,12 @@ import (
 	"slipstream.dev/internal/flock"
 )
 
-// journal is a file that says what was found and how far a change came. It is written before each step, so that
-// whatever ends the process, the same command goes on. It has names and settings of machines, and nothing secret.
+// journal is a file that records the original state and how far a change has come. It is written before each
+// step, so that the same command can continue, whatever ended the process. It contains names and settings of
+// machines, and no secrets.
 type journal struct{ path string }
 
-// JournalDir is where journals are unless a user says otherwise: a user's state, which outlives a reboot.
+// JournalDir returns the default folder of the journals: the user's state directory, which survives a reboot.
 func JournalDir() (string, error) {
 	if dir := os.Getenv("XDG_STATE_HOME"); dir != "" {
 		return filepath.Join(dir, "slipstream", "azure"), nil
@@ -29,13 +30,13 @@ func JournalDir() (string, error) {
 	return filepath.Join(home, ".local", "state", "slipstream", "azure"), nil
 }
 
-// journalOf is the journal of what is done to a resource.
+// journalOf returns the journal for one kind of change to a resource.
 func journalOf(dir, what, id string) journal {
 	sum := sha256.Sum256([]byte(strings.ToLower(id)))
 	return journal{filepath.Join(dir, fmt.Sprintf("%s-%s-%x.json", what, last(id), sum[:4]))}
 }
 
-// read reads the journal into v, and tells whether there is one.
+// read reads the journal into v, and reports whether it exists.
 func (j journal) read(v any) (bool, error) {
 	data, err := os.ReadFile(j.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -50,7 +51,7 @@ func (j journal) read(v any) (bool, error) {
 	return true, nil
 }
 
-// lock holds the journal against other processes, until release or the end of this one.
+// lock locks the journal against other processes, until release is called or this process ends.
 func (j journal) lock() (release func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(j.path), 0o700); err != nil {
 		return nil, fmt.Errorf("lock the journal: %w", err)
@@ -70,7 +71,7 @@ func (j journal) lock() (release func(), err error) {
 	return nil, fmt.Errorf("lock the journal: %w", err)
 }
 
-// write replaces the journal, whole or not at all.
+// write replaces the journal atomically.
 func (j journal) write(v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

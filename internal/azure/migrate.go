@@ -22,57 +22,59 @@ import (
 // Node is a node of a pool.
 type Node struct {
 	Name            string
-	Machine         string // resource ID of its virtual machine or instance; empty if it is none of Azure's
+	Machine         string // resource ID of its virtual machine or scale set instance; empty if it is not in Azure
 	Ready, Cordoned bool
 }
 
-// Nodes is the cluster whose pool migrates.
+// Nodes gives access to the cluster whose pool migrates.
 type Nodes interface {
-	// Of are the nodes of a pool.
+	// Of returns the nodes of a pool.
 	Of(ctx context.Context, pool string) ([]Node, error)
-	// Blockers name each pod of a pool that cannot move, and why. Whether it can run on a node of the new pool is
-	// told if that has one.
+	// Blockers names each pod of a pool that cannot move, and why. It checks whether the pod fits a node of the new
+	// pool only if that pool has nodes.
 	Blockers(ctx context.Context, pool, to string) ([]string, error)
 	Cordon(ctx context.Context, node string, on bool) error
-	// Drain evicts all pods of a node that can be evicted, and returns when they are gone. It notes what it waits for.
+	// Drain evicts all pods of a node that can be evicted, and returns when they are gone. It notes what it is
+	// waiting for.
 	Drain(ctx context.Context, node string, note func(string)) error
-	// Waiting are the pods that have no node yet, by name.
+	// Waiting returns the names of the pods that have no node yet.
 	Waiting(ctx context.Context) ([]string, error)
 	Uses(ctx context.Context) (map[string]Use, error)
 }
 
-// Proof is what a comparison of two pools showed.
+// Proof is the result of comparing two pools.
 type Proof struct {
 	Good bool   `json:"good"`
 	Text string `json:"text"`
 }
 
-// Migration says what is to migrate, and how.
+// Migration describes what to migrate, and how.
 type Migration struct {
 	Group, Cluster, Pool string // of AKS
-	New, Size            string // name and size of the new pool; empty for the old one's with "an", and its size
-	// Anyway drains although the new pool is not proven faster.
+	New, Size            string // name and size of the new pool; the defaults are the old name with "an" appended, and the old size
+	// Anyway drains even if the new pool is not proven faster.
 	Anyway bool
-	// Delete the old pool in the end.
+	// Delete deletes the old pool at the end.
 	Delete bool
-	// Until is the step after which to stop, or "".
+	// Until names the step after which to stop; "" means to run all.
 	Until string
-	// Pace is a pause between two nodes.
+	// Pace is the pause between two nodes.
 	Pace time.Duration
-	// Timeout of the wait for new nodes; 0 is 30 minutes.
+	// Timeout bounds each wait for the service or for nodes; 0 means 30 minutes.
 	Timeout time.Duration
 	Dir     string // of the journals
 	Nodes   Nodes
-	// Prove measures the old pool against the new one. What it has measured for a migration that began at another
-	// time does not count.
+	// Prove measures the old pool against the new one. It ignores measurements of a migration that began at another
+	// time.
 	Prove func(ctx context.Context, began time.Time, old, fresh []Node) (Proof, error)
 	Note  func(string)
 }
 
-// Steps of a migration, in order.
+// Steps are the steps of a migration, in order.
 var Steps = []string{"create", "ready", "verify", "measure", "check", "freeze", "cordon", "drain", "scale", "delete"}
 
-// migration is the journal of one: what was found, and what cannot be seen.
+// migration is the journal of a migration. It records the original state, and what cannot be read from Azure or
+// the cluster.
 type migration struct {
 	Began    time.Time       `json:"began"`
 	Cluster  string          `json:"cluster"`
@@ -80,13 +82,13 @@ type migration struct {
 	New      string          `json:"new"`
 	Size     string          `json:"size"`
 	Count    int32           `json:"count"`
-	Scaled   bool            `json:"scaled"` // the old pool had its autoscaler on
+	Scaled   bool            `json:"scaled"` // the autoscaler of the old pool was on
 	Min      int32           `json:"min,omitempty"`
 	Max      int32           `json:"max,omitempty"`
 	Proof    *Proof          `json:"proof,omitempty"`
 	Cordoned map[string]bool `json:"cordoned,omitempty"` // nodes of the old pool, and whether they were cordoned before
 	Drained  bool            `json:"drained,omitempty"`
-	// Deleting: the old pool may be deleted already, and BackOut is impossible.
+	// Deleting means that the old pool may already be deleted, so BackOut is impossible.
 	Deleting   bool `json:"deleting,omitempty"`
 	BackingOut bool `json:"backingOut,omitempty"`
 }
@@ -94,7 +96,7 @@ type migration struct {
 // Migrator migrates one pool.
 type Migrator struct {
 	Migration
-	// Warnings and Blockers are for a person to read. With a blocker no pod is touched.
+	// Warnings and Blockers are for people to read. If there is a blocker, no pod is touched.
 	Warnings, Blockers []string
 
 	clients  *clients
@@ -102,17 +104,17 @@ type Migrator struct {
 	journal  journal
 	at       *migration
 	old      *armcontainerservice.AgentPool // nil once it is deleted
-	machines string                         // begin of the resource ID of every machine of the cluster, in lower case
-	read     *migration                     // what the journal said when it was read
+	machines string                         // prefix of the resource ID of every machine of the cluster, in lower case
+	read     *migration                     // the journal as this process read it
 }
 
-// ErrNotFaster is in the error of a migration that stops before the first cordon because of what was measured.
+// ErrNotFaster means that the migration stops before the first cordon, because the new pool was not proven faster.
 var ErrNotFaster = errors.New("not proven faster")
 
-// fromTag is on a pool that a migration created: only such a pool is ever deleted by a way back.
+// fromTag marks a pool that a migration created. Backing out deletes only such a pool.
 const fromTag = "slipstream-migrated-from"
 
-// PlanMigration reads what is there, and refuses what must not migrate. It changes nothing.
+// PlanMigration reads the current state, and refuses a pool that must not migrate. It changes nothing.
 func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, error) {
 	if len(c.order) != 1 {
 		return nil, errors.New("a cluster is in one subscription: name one with --subscription")
@@ -140,7 +142,7 @@ func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, erro
 	case m.old == nil && !m.at.Deleting:
 		return nil, fmt.Errorf("cluster %s has no node pool %s", o.Cluster, o.Pool)
 	case m.old != nil && m.at.Deleting && value(m.old.Properties.ProvisioningState) != "Deleting":
-		// The delete was refused, and somebody may have used the pool since.
+		// Azure refused the delete, and somebody may have used the pool since.
 		m.at.Deleting, m.at.Drained = false, false
 	}
 	for what, tags := range map[string]map[string]*string{"cluster": cluster.Tags, "pool": m.tags()} {
@@ -172,7 +174,8 @@ func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, erro
 	return m, err
 }
 
-// sameCluster refuses a kubeconfig of another cluster: its nodes would be drained, and this one's pool deleted.
+// sameCluster refuses a kubeconfig of another cluster: the migration would drain that cluster's nodes, and delete
+// this cluster's pool.
 func (m *Migrator) sameCluster(ctx context.Context) error {
 	const hint = "name the cluster's context with --context"
 	for _, pool := range []string{m.Pool, m.at.New} {
@@ -199,7 +202,7 @@ func (m *Migrator) tags() map[string]*string {
 	return m.old.Properties.Tags
 }
 
-// pool reads a pool; it is nil if there is none.
+// pool reads a pool. It returns nil if the pool does not exist.
 func (m *Migrator) pool(ctx context.Context, name string) (*armcontainerservice.AgentPool, error) {
 	p, err := m.clients.pools.Get(ctx, m.Group, m.Cluster, name, nil)
 	switch {
@@ -215,7 +218,7 @@ func (m *Migrator) pool(ctx context.Context, name string) (*armcontainerservice.
 
 var poolName = regexp.MustCompile(`^[a-z][a-z0-9]{0,11}$`)
 
-// begin decides what the new pool will be, and checks that it may be.
+// begin chooses the name and the settings of the new pool, and checks that the pool may migrate.
 func (m *Migrator) begin(ctx context.Context, location, cluster string) error {
 	p := m.old.Properties
 	if t := value(p.Type); t != armcontainerservice.AgentPoolTypeVirtualMachineScaleSets {
@@ -262,7 +265,7 @@ func (m *Migrator) begin(ctx context.Context, location, cluster string) error {
 	return m.fits(ctx, location)
 }
 
-// fits checks the new size: that it can have Accelerated Networking, and that the quota allows it.
+// fits checks that the new size supports Accelerated Networking, and that the quota allows the new pool.
 func (m *Migrator) fits(ctx context.Context, location string) error {
 	sizes, err := m.clients.sizes(ctx, location)
 	if err != nil {
@@ -298,10 +301,10 @@ func (m *Migrator) fits(ctx context.Context, location string) error {
 	return nil
 }
 
-// NewName is the new pool's.
+// NewName returns the name of the new pool.
 func (m *Migrator) NewName() string { return m.at.New }
 
-// Plan tells what will be done.
+// Plan describes the steps of the migration.
 func (m *Migrator) Plan() []string {
 	lines := []string{
 		fmt.Sprintf("create:  node pool %s, %d nodes of %s, with the settings of %s", m.at.New, m.at.Count, m.at.Size, m.Pool),
@@ -342,7 +345,7 @@ func (m *Migrator) Run(ctx context.Context) error {
 		if m.at.Deleting && step != "delete" {
 			continue // the old pool may be gone
 		}
-		// What was proven and drained stays so; after a drain the rest would measure an empty pool.
+		// The proof and the drain stay valid. After a drain, the skipped steps would measure an empty pool.
 		if m.at.Drained && slices.Contains([]string{"measure", "check"}, step) {
 			continue
 		}
@@ -364,7 +367,7 @@ func (m *Migrator) Run(ctx context.Context) error {
 	return nil
 }
 
-// hold locks the journal, and refuses to go on if another process has changed it since it was read.
+// hold locks the journal. It fails if another process has changed the journal since this one read it.
 func (m *Migrator) hold() (release func(), err error) {
 	release, err = m.journal.lock()
 	if err != nil {
@@ -381,13 +384,13 @@ func (m *Migrator) hold() (release func(), err error) {
 	return release, nil
 }
 
-// settings are those of the new pool: the old one's, without what the service alone sets.
+// settings returns the settings of the new pool: the old pool's, without those that only the service sets.
 func (m *Migrator) settings() armcontainerservice.AgentPool {
 	p := *m.old.Properties
 	p.CurrentOrchestratorVersion, p.ETag, p.NodeImageVersion, p.ProvisioningState, p.PowerState = nil, nil, nil, nil, nil
 	p.OrchestratorVersion = cmp.Or(m.old.Properties.CurrentOrchestratorVersion, p.OrchestratorVersion)
 	p.VMSize, p.Count = &m.at.Size, &m.at.Count
-	// Both autoscalers stand still until all pods have moved.
+	// Both autoscalers stay off until all pods have moved.
 	p.EnableAutoScaling, p.MinCount, p.MaxCount = to.Ptr(false), nil, nil
 	p.Tags = maps.Clone(p.Tags)
 	if p.Tags == nil {
@@ -420,8 +423,8 @@ func (m *Migrator) create(ctx context.Context) error {
 	return nil
 }
 
-// settled waits until an operation on a pool has ended, which may have begun before this process. It returns the
-// pool's state.
+// settled waits until the operation on a pool ends, which another process may have begun. It returns the pool's
+// provisioning state.
 func (m *Migrator) settled(ctx context.Context, name string) (state string, err error) {
 	err = m.until(ctx, "node pool "+name+" to settle", func() (bool, error) {
 		p, err := m.pool(ctx, name)
@@ -434,7 +437,7 @@ func (m *Migrator) settled(ctx context.Context, name string) (state string, err 
 	return state, err
 }
 
-// succeeded waits until a pool has settled, and refuses to go on if the operation failed.
+// succeeded waits until a pool has settled. It fails if the operation on the pool failed.
 func (m *Migrator) succeeded(ctx context.Context, name string) error {
 	state, err := m.settled(ctx, name)
 	if err == nil && state != "Succeeded" {
@@ -443,7 +446,8 @@ func (m *Migrator) succeeded(ctx context.Context, name string) error {
 	return err
 }
 
-// count is how many nodes the new pool is to have: as many as it was created with, unless somebody has scaled it.
+// count returns how many nodes the new pool should have: the number that it was created with, unless somebody has
+// scaled it.
 func (m *Migrator) count(ctx context.Context) (int, error) {
 	p, err := m.pool(ctx, m.at.New)
 	if err != nil || p == nil {
@@ -455,7 +459,7 @@ func (m *Migrator) count(ctx context.Context) (int, error) {
 	return 0, fmt.Errorf("node pool %s was scaled to no node", m.at.New)
 }
 
-// until asks again and again until it is so.
+// until polls until is returns true or an error.
 func (m *Migrator) until(ctx context.Context, what string, is func() (bool, error)) error {
 	timeout := m.Timeout
 	if timeout == 0 {
@@ -494,7 +498,7 @@ func (m *Migrator) ready(ctx context.Context) error {
 	})
 }
 
-// verify looks at the machines of the new pool: what was created, not what was asked for.
+// verify checks the machines of the new pool as they were created, not as they were requested.
 func (m *Migrator) verify(ctx context.Context) error {
 	uses, err := m.Nodes.Uses(ctx)
 	if err != nil {
@@ -524,7 +528,7 @@ func (m *Migrator) verify(ctx context.Context) error {
 	return err
 }
 
-// measure is before the first cordon: until then nothing of the old pool was touched.
+// measure runs before the first cordon: until then the old pool is unchanged.
 func (m *Migrator) measure(ctx context.Context) error {
 	if m.Anyway && (m.at.Proof == nil || !m.at.Proof.Good) {
 		m.Note("not proven faster; continuing because of --anyway")
@@ -563,7 +567,7 @@ func (m *Migrator) check(ctx context.Context) error {
 	return err
 }
 
-// autoscale sets the autoscaler of a pool, as it is now otherwise.
+// autoscale turns the autoscaler of a pool on or off. It changes nothing else of the pool's current settings.
 func (m *Migrator) autoscale(ctx context.Context, name string, on bool) error {
 	p, err := m.pool(ctx, name)
 	if err != nil || p == nil || value(p.Properties.EnableAutoScaling) == on {
@@ -657,8 +661,8 @@ func (m *Migrator) drainPool(ctx context.Context, pool string) error {
 	return nil
 }
 
-// placed waits until all pods have a node, but for those that had none before the drain: the next node must not be
-// drained while there is no room for the pods of the last one.
+// placed waits until every pod has a node, except those that had none before the drain. The next node must not be
+// drained while the pods of the last one have no room.
 func (m *Migrator) placed(ctx context.Context, before []string) error {
 	var waiting []string
 	err := m.until(ctx, "evicted pods to get a node", func() (bool, error) {
@@ -691,8 +695,8 @@ func (m *Migrator) deletePool(ctx context.Context, name string) error {
 	return nil
 }
 
-// BackOut undoes the migration, from any step before the delete: it uncordons the old nodes, drains the new
-// ones and deletes the new pool. After an error it continues where it ended.
+// BackOut undoes the migration, from any step before the delete: it uncordons the old nodes, drains the new ones
+// and deletes the new pool. After an error it continues where it stopped.
 func (m *Migrator) BackOut(ctx context.Context) error {
 	if m.at.Deleting {
 		return fmt.Errorf("node pool %s has been deleted or is being deleted, so the migration cannot be undone", m.Pool)

@@ -16,24 +16,24 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/resourcemanager/compute/armcompute/v7"
 )
 
-// SwitchOptions say what to switch.
+// SwitchOptions describe what to switch, and how.
 type SwitchOptions struct {
-	// Target is a virtual machine or scale set: its resource ID, or GROUP/NAME.
+	// Target is a virtual machine or scale set, as a resource ID or as GROUP/NAME.
 	Target string
-	// Want Accelerated Networking, or do not.
+	// Want turns Accelerated Networking on; false turns it off.
 	Want bool
-	// Undo restores the state before the first switch, instead.
+	// Undo restores the state before the first switch instead.
 	Undo bool
-	// Live changes a NIC while its machine runs. The service may refuse that, or not make it effective.
+	// Live changes a NIC while its machine runs. The service may refuse that, or the change may have no effect.
 	Live bool
-	// Dir has the journals.
+	// Dir is the folder of the journals.
 	Dir string
 }
 
-// Switch is a change of Accelerated Networking of one target. Its steps follow from what is there, so that after an
-// interruption the same switch goes on: only what was found must be remembered.
+// Switch turns Accelerated Networking of one target on or off. It derives its steps from the current state, so the same
+// switch can continue after an interruption: it only has to remember the original state.
 type Switch struct {
-	// Warnings are what a person should know before it runs.
+	// Warnings are what a person should know before the switch runs.
 	Warnings []string
 
 	o       SwitchOptions
@@ -48,10 +48,10 @@ type Switch struct {
 type found struct {
 	Target string    `json:"target"`
 	Time   time.Time `json:"time"`
-	// NICs and models that asked for Accelerated Networking, or not.
+	// NICs maps each NIC and model to whether Accelerated Networking was enabled on it originally.
 	NICs map[string]bool `json:"nics"`
-	// Running are the machines, by ID, and whether each ran before the switch in progress. It is empty once the switch has
-	// ended, because people start and stop machines after that.
+	// Running maps each machine ID to whether the machine ran before the switch in progress. It is empty once the switch
+	// has ended, because people start and stop machines after that.
 	Running map[string]bool `json:"running"`
 }
 
@@ -61,7 +61,7 @@ type act struct {
 	do   func(context.Context) error
 }
 
-// PlanSwitch reads what is there, and refuses what it must not switch. It changes nothing.
+// PlanSwitch reads the current state, and refuses a target that must not be switched. It changes nothing.
 func (c *Cloud) PlanSwitch(ctx context.Context, o SwitchOptions) (*Switch, error) {
 	s := &Switch{o: o, cloud: c}
 	if err := s.find(ctx); err != nil {
@@ -74,7 +74,7 @@ func (c *Cloud) PlanSwitch(ctx context.Context, o SwitchOptions) (*Switch, error
 	case err != nil:
 		return nil, err
 	case known && (o.Undo || len(s.found.Running) > 0):
-		return s, nil // undone, or continued
+		return s, nil // undo or continue
 	case known:
 		s.found.Running = make(map[string]bool)
 		return s, s.check(ctx)
@@ -132,7 +132,7 @@ const (
 
 func (s *Switch) isVM() bool { return strings.EqualFold(s.id.ResourceType.String(), typeVM) }
 
-// check refuses what must not be switched, and warns.
+// check refuses a target that must not be switched, and collects warnings.
 func (s *Switch) check(ctx context.Context) error {
 	var tags map[string]*string
 	var location, hardware string
@@ -186,7 +186,7 @@ func (s *Switch) check(ctx context.Context) error {
 	return nil
 }
 
-// sizes are those of a location.
+// sizes returns the sizes of a location.
 func (of *clients) sizes(ctx context.Context, location string) (map[string]*size, error) {
 	skus, err := all(ctx, of.skuPager(location), skuPage)
 	sizes := make(map[string]*size)
@@ -196,12 +196,12 @@ func (of *clients) sizes(ctx context.Context, location string) (map[string]*size
 	return sizes, err
 }
 
-// owners are words in the tags of resources that tools of infrastructure as code leave there, or that people
-// put there for them.
+// owners maps words in the tags of resources to the infrastructure-as-code tools that leave them there, or that people
+// tag for.
 var owners = map[string]string{"terraform": "Terraform", "opentofu": "OpenTofu", "pulumi": "Pulumi", "bicep": "Bicep", "crossplane": "Crossplane",
 	"cluster-api": "Cluster API", "capz": "Cluster API", "azd-env-name": "the Azure Developer CLI", "ansible": "Ansible"}
 
-// Owners are the tools that own a resource as far as its tags say so. There is no other sign of most of them.
+// Owners returns the tools that own a resource according to its tags. Most tools leave no other sign.
 func Owners(tags map[string]*string) (tools []string) {
 	for k, v := range tags {
 		text := strings.ToLower(k + "=" + value(v))
@@ -215,7 +215,7 @@ func Owners(tags map[string]*string) (tools []string) {
 	return tools
 }
 
-// Found tells when what is undone by Undo was found; the zero time if there is nothing to undo.
+// Found returns when the state that Undo restores was recorded, or the zero time if there is nothing to undo.
 func (s *Switch) Found() time.Time {
 	if s.found == nil {
 		return time.Time{}
@@ -223,10 +223,10 @@ func (s *Switch) Found() time.Time {
 	return s.found.Time
 }
 
-// Name is the target's.
+// Name returns the target as GROUP/NAME.
 func (s *Switch) Name() string { return s.id.ResourceGroupName + "/" + s.id.Name }
 
-// Plan tells the steps that are left. None are left if all is as it should be.
+// Plan describes the remaining steps. There are none if the target is already in the desired state.
 func (s *Switch) Plan(ctx context.Context) (lines []string, err error) {
 	acts, err := s.acts(ctx)
 	for _, a := range acts {
@@ -235,7 +235,7 @@ func (s *Switch) Plan(ctx context.Context) (lines []string, err error) {
 	return lines, err
 }
 
-// Run takes the steps that are left. After an error the same switch goes on where this one ended.
+// Run takes the remaining steps. After an error the same switch continues where this one stopped.
 func (s *Switch) Run(ctx context.Context, note func(string)) error {
 	if s.found == nil {
 		return nil
@@ -275,7 +275,8 @@ func errorIf(b bool, text string) error {
 	return nil
 }
 
-// wants is what a NIC or model should ask for. What is seen for the first time is remembered.
+// wants returns whether a NIC or model should have Accelerated Networking on. It records the current setting when it
+// sees the NIC or model for the first time.
 func (s *Switch) wants(id string, now bool) bool {
 	key := strings.ToLower(id)
 	if _, ok := s.found.NICs[key]; !ok {
@@ -287,8 +288,8 @@ func (s *Switch) wants(id string, now bool) bool {
 	return s.o.Want
 }
 
-// ran tells whether a machine should run in the end. It refuses a machine whose power state Azure does not report, which
-// would be left off.
+// ran returns whether a machine should run at the end. It refuses a machine whose power state Azure does not report,
+// because that machine would stay off.
 func (s *Switch) ran(id, power string) (bool, error) {
 	if power == "" {
 		return false, fmt.Errorf("the power state of %s is unknown: try again later", last(id))
@@ -375,7 +376,8 @@ func (s *Switch) vmActs(ctx context.Context) (acts []act, err error) {
 	return acts, nil
 }
 
-// setNIC changes a NIC as it is now, and only that: the service refuses if it was changed meanwhile.
+// setNIC changes only this setting of a NIC's current state. The service refuses the change if somebody else has changed
+// the NIC meanwhile.
 func (s *Switch) setNIC(ctx context.Context, id *arm.ResourceID, want bool) error {
 	nic, err := s.clients.nics.Get(ctx, id.ResourceGroupName, id.Name, nil)
 	if err != nil {
@@ -403,8 +405,8 @@ func (s *Switch) members(ctx context.Context) ([]*armcompute.VirtualMachineScale
 	}), nil
 }
 
-// setActs changes the model of a scale set, and then one instance after the other. Where the upgrade policy
-// brings instances up to date by itself, all are deallocated before the model is changed.
+// setActs changes the model of a scale set, and then one instance after another. If the upgrade policy updates instances
+// by itself, all of them are deallocated before the model changes.
 func (s *Switch) setActs(ctx context.Context) (acts []act, err error) {
 	group, name := s.id.ResourceGroupName, s.id.Name
 	set, err := s.clients.sets.Get(ctx, group, name, nil)
@@ -454,7 +456,7 @@ func (s *Switch) setActs(ctx context.Context) (acts []act, err error) {
 	return acts, nil
 }
 
-// memberActs are the steps of an instance: those before it gets a new model, and the others.
+// memberActs returns the steps for an instance: those to take before it gets the new model, and those after.
 func (s *Switch) memberActs(m *armcompute.VirtualMachineScaleSetVM, changes bool) (before, then []act, err error) {
 	group, set, id := s.id.ResourceGroupName, s.id.Name, *m.InstanceID
 	now := ""
@@ -487,7 +489,7 @@ func (s *Switch) memberActs(m *armcompute.VirtualMachineScaleSetVM, changes bool
 	return before, then, nil
 }
 
-// setModel changes the model as it is now, and only that.
+// setModel changes only this setting of the model's current state.
 func (s *Switch) setModel(ctx context.Context, change map[string]bool) error {
 	set, err := s.clients.sets.Get(ctx, s.id.ResourceGroupName, s.id.Name, nil)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/azure/azuretest"
 )
 
-// state is what a switch may change: power, NICs and models.
+// state returns everything that a switch may change: power, NICs and models.
 func state(c *azuretest.Cloud) string {
 	c.Lock()
 	defer c.Unlock()
@@ -33,7 +33,7 @@ func state(c *azuretest.Cloud) string {
 	return sortedLines(lines)
 }
 
-// everyNIC is the state after all NICs and models were switched.
+// everyNIC returns the state after all NICs and models have been switched.
 func everyNIC(before string, want bool) string {
 	if want {
 		return strings.ReplaceAll(before, " false", " true")
@@ -66,8 +66,8 @@ func run(c *azuretest.Cloud, o azure.SwitchOptions) error {
 	return s.Run(ctx, func(string) {})
 }
 
-// At whatever request a switch is stopped, in whatever way, the same command goes on to the end, and --undo puts
-// back what was found, interrupted or not.
+// Whichever request a switch is interrupted at, and however, the same command completes it, and --undo restores
+// the original state, interrupted or not.
 func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
 	for kind, add := range targets {
 		for name, fault := range azuretest.Interruptions {
@@ -97,7 +97,7 @@ func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
 						stopped++
 					}
 					c.Fault = nil
-					for range 2 { // again is safe
+					for range 2 { // running it again is safe
 						if err := run(c, o); err != nil {
 							t.Fatalf("stopped at request %d, undo: %v", at, err)
 						}
@@ -117,7 +117,7 @@ func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
 	}
 }
 
-// A machine whose NICs are changed is deallocated first, unless it is asked not to be.
+// A machine is deallocated before its NICs change, unless the switch is live.
 func TestSwitchPlan(t *testing.T) {
 	c := azuretest.New()
 	c.AddVM("rg", "vm", can, false, true)
@@ -171,7 +171,8 @@ func TestSwitchRefuses(t *testing.T) {
 	}
 }
 
-// Two people, or a pipeline: what changed since it was read is not overwritten, and the journal has no secret.
+// A switch does not overwrite what somebody else has changed since it read the state, and neither journal nor
+// errors contain a secret.
 func TestSwitchJournalAndErrorsHaveNoSecret(t *testing.T) {
 	c := azuretest.New()
 	c.AddVM("rg", "it", can, false)
@@ -195,8 +196,8 @@ func TestSwitchJournalAndErrorsHaveNoSecret(t *testing.T) {
 	azuretest.CheckSecrets(t, "the error", fmt.Sprint(err)+fmt.Sprint(errors.Unwrap(err)))
 }
 
-// Between two switches people start and stop machines: the second one leaves them as they are then, and checks the
-// machine anew.
+// People start and stop machines between two switches. The second switch leaves the machines as they are by then,
+// and checks the target anew.
 func TestSwitchLeavesPowerAsItIsNow(t *testing.T) {
 	c := azuretest.New()
 	vm := c.AddVM("rg", "it", can, false)

@@ -1,6 +1,6 @@
-// Package azuretest has a subscription in memory, behind the fake servers of Azure's SDK: what
-// internal/azure asks is answered as the documentation of the service says, and what it changes is changed.
-// Nobody compared it with a real subscription.
+// Package azuretest provides a subscription in memory, behind the fake servers of Azure's SDK. It answers the requests of
+// internal/azure as the service's documentation says, and applies its changes. It has never been compared with a real
+// subscription.
 package azuretest
 
 import (
@@ -35,13 +35,13 @@ import (
 // Subscription is the ID of the subscription.
 const Subscription = "00000000-0000-4000-8000-000000000000"
 
-// Location of everything in it.
+// Location is the location of every resource.
 const Location = "westeurope"
 
-// secrets are planted where the service has such things.
+// secrets are planted where the real service has secrets.
 var secrets = []string{"planted-token", "planted-custom-data", "planted-user-data", "planted-tag", "planted-signature", "planted-body"}
 
-// CheckSecrets fails a test if a log, record or plan contains a planted secret. what names the text in the error.
+// CheckSecrets fails a test if a log, record or plan contains a planted secret. The error names the text by what.
 func CheckSecrets(t testing.TB, what, text string) {
 	t.Helper()
 	for _, secret := range secrets {
@@ -51,29 +51,29 @@ func CheckSecrets(t testing.TB, what, text string) {
 	}
 }
 
-// Cloud is the subscription. Fields may be set before the first request; then use Lock.
+// Cloud is the fake subscription. Set its fields before the first request; after that, hold the lock.
 type Cloud struct {
 	sync.Mutex
-	PageSize int // 0 is 50
+	PageSize int // default 50
 
-	VMs      map[string]*armcompute.VirtualMachine // by lower-case "group/name", as are the others
-	Power    map[string]string                     // "running" or "deallocated", by the ID of a machine
+	VMs      map[string]*armcompute.VirtualMachine // by lower-case "group/name", as in the maps below
+	Power    map[string]string                     // "running" or "deallocated", by machine ID
 	NICs     map[string]*armnetwork.Interface
 	Sets     map[string]*armcompute.VirtualMachineScaleSet
 	Members  map[string][]*armcompute.VirtualMachineScaleSetVM
 	Clusters map[string]*armcontainerservice.ManagedCluster
 	Pools    map[string]*armcontainerservice.AgentPool // "group/cluster/pool"
 	Machines map[string][]*armcontainerservice.Machine
-	Sizes    map[string]bool // has Accelerated Networking
-	VCPUs    int             // of every size; 0 is 4
-	Limit    int64           // quota of vCPUs; 0 is 1000
+	Sizes    map[string]bool // whether a size has Accelerated Networking
+	VCPUs    int             // of each size; default 4
+	Limit    int64           // quota of vCPUs; default 1000
 	InUse    int32
 
-	// OnPool is called with each pool that was created, and with nil for one that was deleted, while the lock is held.
+	// OnPool is called, with the lock held, for each pool that is created. For a deleted pool it gets nil.
 	OnPool func(name string, pool *armcontainerservice.AgentPool)
-	// Strict refuses a change of a NIC below a machine that is not deallocated, as the documents demand.
+	// Strict refuses to change a NIC while its machine is not deallocated, as Azure's documentation demands.
 	Strict bool
-	// Fault is asked before each request, with its number from 1. It may be nil.
+	// Fault chooses the fault of each request, whose number counts from 1. It may be nil.
 	Fault func(n int, r *http.Request) Fault
 
 	requests  int
@@ -88,24 +88,24 @@ type Fault int
 // Faults.
 const (
 	None Fault = iota
-	// Throttled is to be tried again after a millisecond, ThrottledSecond after a second.
+	// Throttled asks for another attempt after a millisecond, ThrottledSecond after a second.
 	Throttled
 	ThrottledSecond
 	Forbidden
 	Conflict
-	// Failing is an operation that is accepted, and fails later.
+	// Failing accepts the operation, which then fails.
 	Failing
-	// Lost is a connection that ends before the request was served.
+	// Lost closes the connection before the request is served.
 	Lost
-	// LostAfter is one that ends when it was served.
+	// LostAfter closes the connection after the request is served.
 	LostAfter
 )
 
 // Interruptions are the faults that stop a command, by name.
 var Interruptions = map[string]Fault{"403": Forbidden, "409": Conflict, "429": Throttled, "failed operation": Failing, "lost": Lost, "lost after": LostAfter}
 
-// Interrupt sets Fault so that each request that hits selects meets a fault. Once a connection is lost, all later requests
-// are lost too. The calls of hits never overlap. happened tells whether any request met the fault.
+// Interrupt makes each request that hits selects meet the fault. Once a connection is lost, all later requests are lost
+// too. Calls of hits never overlap. happened reports whether any request met the fault.
 func (c *Cloud) Interrupt(fault Fault, hits func(*http.Request) bool) (happened func() bool) {
 	var mu sync.Mutex
 	met := false
@@ -128,7 +128,7 @@ func (c *Cloud) Interrupt(fault Fault, hits func(*http.Request) bool) (happened 
 	}
 }
 
-// InterruptAt does so with one request, the at-th from now.
+// InterruptAt makes the at-th request from now meet the fault, as Interrupt does.
 func (c *Cloud) InterruptAt(at int, fault Fault) (happened func() bool) {
 	n := 0
 	return c.Interrupt(fault, func(*http.Request) bool { n++; return n == at })
@@ -148,7 +148,7 @@ func New() *Cloud {
 	return c
 }
 
-// Options connect to the subscription.
+// Options returns options that connect to the fake subscription.
 func (c *Cloud) Options() azure.Options {
 	return azure.Options{
 		Subscriptions: []string{Subscription}, Credential: credential{}, Poll: time.Millisecond,
@@ -163,7 +163,7 @@ func (credential) GetToken(context.Context, policy.TokenRequestOptions) (t azcor
 	return azcore.AccessToken{Token: "planted-token", ExpiresOn: time.Now().Add(time.Hour)}, nil
 }
 
-// Requests is how many there were.
+// Requests returns the number of requests so far.
 func (c *Cloud) Requests() int {
 	c.Lock()
 	defer c.Unlock()
@@ -226,18 +226,18 @@ func answer(r *http.Request, status int, code string) *http.Response {
 
 const failedOperation = "/operations/failed"
 
-// operation answers as a long-running operation, whose address has a signature.
+// operation answers with the address of a long-running operation, which contains a signature.
 func operation(r *http.Request, status int, body string) *http.Response {
 	return &http.Response{StatusCode: status, Status: http.StatusText(status), Request: r, Body: io.NopCloser(strings.NewReader(body)),
 		Header: http.Header{"Azure-Asyncoperation": {"https://" + r.URL.Host + "/subscriptions/" + Subscription + failedOperation + "?s=planted-signature"}}}
 }
 
-// ID of a resource.
+// ID returns a resource ID.
 func ID(group, kind, name string) string {
 	return "/subscriptions/" + Subscription + "/resourceGroups/" + group + "/providers/" + kind + "/" + name
 }
 
-// Types of resources.
+// Resource types.
 const (
 	TypeVM      = "Microsoft.Compute/virtualMachines"
 	TypeSet     = "Microsoft.Compute/virtualMachineScaleSets"
@@ -271,7 +271,7 @@ func (c *Cloud) AddVM(group, name, size string, wanted ...bool) *armcompute.Virt
 	return vm
 }
 
-// AddSet adds a uniform scale set whose instances are as its model.
+// AddSet adds a uniform scale set whose instances match its model.
 func (c *Cloud) AddSet(group, name, size string, wanted bool, mode armcompute.UpgradeMode, instances int) *armcompute.VirtualMachineScaleSet {
 	id := ID(group, TypeSet, name)
 	set := &armcompute.VirtualMachineScaleSet{
@@ -301,7 +301,7 @@ func (c *Cloud) AddSet(group, name, size string, wanted bool, mode armcompute.Up
 	return set
 }
 
-// MachineGroup is the resource group of the machines of every cluster.
+// MachineGroup is the resource group that holds the machines of every cluster.
 const MachineGroup = "MC"
 
 // AddCluster adds a cluster without node pools.
@@ -311,7 +311,7 @@ func (c *Cloud) AddCluster(group, name string) {
 		Properties: &armcontainerservice.ManagedClusterProperties{NodeResourceGroup: to.Ptr(MachineGroup)}}
 }
 
-// AddPool adds a node pool whose autoscaler is off, and its scale set. It does not call OnPool.
+// AddPool adds a node pool with its scale set, and with the autoscaler off. It does not call OnPool.
 func (c *Cloud) AddPool(group, cluster, name, size string, mode armcontainerservice.AgentPoolMode, count int) *armcontainerservice.AgentPool {
 	p := &armcontainerservice.AgentPool{Name: &name, Properties: &armcontainerservice.ManagedClusterAgentPoolProfileProperties{
 		Mode: &mode, VMSize: &size, Count: to.Ptr(int32(count)), Type: to.Ptr(armcontainerservice.AgentPoolTypeVirtualMachineScaleSets), EnableAutoScaling: to.Ptr(false), MaxPods: to.Ptr(int32(60)),
@@ -350,14 +350,14 @@ func sorted[T any](m map[string]T, in func(string) bool) (all []T) {
 
 func every(string) bool { return true }
 
-// below selects the keys of one resource group: a scale set's NICs have none.
+// below returns a filter for the keys of one resource group. The NICs of scale sets have no such key.
 func below(group string) func(string) bool {
 	return func(k string) bool { return strings.HasPrefix(k, strings.ToLower(group)+"/") }
 }
 
 func named(k string) bool { return !strings.HasPrefix(k, "/") }
 
-// pages answers a list.
+// pages answers a list request, page by page.
 func pages[R, T any](c *Cloud, items []T, page func([]T) R) (resp azfake.PagerResponder[R]) {
 	size := c.PageSize
 	if size == 0 {
@@ -373,12 +373,12 @@ func pages[R, T any](c *Cloud, items []T, page func([]T) R) (resp azfake.PagerRe
 
 func notFound(e *azfake.ErrorResponder) { e.SetResponseError(http.StatusNotFound, "ResourceNotFound") }
 
-// ended applies an operation, and answers that it has ended.
+// ended applies an operation at once, and answers that it has ended.
 func ended[R any](answer R, apply func()) (resp azfake.PollerResponder[R]) {
 	apply()
 	resp.SetTerminalResponse(http.StatusOK, answer, nil)
 	return resp
 }
 
-// copied is what a client gets: it must not change what is here.
+// copied returns a copy, so that a client cannot change the original.
 func copied[T any](v *T) T { return *v }

@@ -167,7 +167,7 @@ func (c *Cloud) setServer(s *computefake.VirtualMachineScaleSetsServer) {
 	}
 }
 
-// apply gives an instance its scale set's model.
+// apply brings an instance up to date with the model of its scale set.
 func (c *Cloud) apply(set *armcompute.VirtualMachineScaleSet, m *armcompute.VirtualMachineScaleSetVM) {
 	m.Properties.LatestModelApplied = to.Ptr(true)
 	nic := c.NICs[strings.ToLower(*m.ID+"/networkInterfaces/nic0")]

@@ -55,7 +55,7 @@ it is 3 if there is a finding, and with --gate and --since if something changed.
 	return c
 }
 
-// agentsTime bounds the questions to a cluster: an audit must not hang on one that is gone.
+// agentsTime bounds the requests to a cluster: an audit must not hang because a cluster is gone.
 const agentsTime = 30 * time.Second
 
 func (o auditOptions) run(ctx context.Context, p Process) error {

@@ -1,5 +1,5 @@
-// Package cli is the command line of slipstream-azure, one file per command. It wires internal/azure and
-// internal/azure/cluster together.
+// Package cli is the command line of slipstream-azure, one file per command. It connects internal/azure
+// and internal/azure/cluster.
 package cli
 
 import (
@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/internal/report"
 )
 
-// Exit codes, which are those of slipstream.
+// Exit codes, the same as slipstream's.
 const (
 	exitGood       = 0
 	exitFailed     = 1
@@ -26,14 +26,15 @@ const (
 	exitIncomplete = 4
 )
 
-// Process is what the command line has of its process, and of the world.
+// Process holds what the command line uses of its process, and its connections to the outside.
 type Process struct {
 	Args     []string
 	Version  string
 	Out, Err io.Writer
-	// Azure connects to Azure; nil for the real one.
+	// Azure connects to Azure; nil means azure.Open.
 	Azure func(azure.Options) (*azure.Cloud, error)
-	// Cluster connects to a cluster by a kubeconfig and the name of a context; nil for cluster.Open.
+	// Cluster connects to a cluster, given the path of a kubeconfig and the name of a context; nil means
+	// cluster.Open.
 	Cluster func(path, name string) (*cluster.Cluster, error)
 }
 
@@ -54,7 +55,7 @@ func Main(ctx context.Context, p Process) int {
 	return exit.code
 }
 
-// exitError is an error with an exit code of its own.
+// exitError is an error with its own exit code.
 type exitError struct {
 	code int
 	err  error
@@ -67,10 +68,10 @@ func (e exitError) Error() string {
 	return e.err.Error()
 }
 
-// usage marks an error as one of usage, before anything was changed.
+// usage marks an error as a usage error: nothing has been changed yet.
 func usage(err error) error { return exitError{code: exitUsage, err: err} }
 
-// Command is the tree of all commands, for their reference.
+// Command returns the tree of all commands, for the reference documentation.
 func Command() *cobra.Command { return rootCommand(Process{}) }
 
 func rootCommand(p Process) *cobra.Command {
@@ -86,7 +87,7 @@ the Azure CLI (az login).`,
 		Version:       p.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		// The name under which people run it.
+		// Users run it under this name.
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "slipstream azure"},
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -116,7 +117,7 @@ the Azure CLI (az login).`,
 	return root
 }
 
-// subscriptionFlag has the subscriptions that a command may ask.
+// subscriptionFlag holds the subscriptions that a command may query.
 type subscriptionFlag struct{ ids []string }
 
 func (f *subscriptionFlag) add(c *cobra.Command) {

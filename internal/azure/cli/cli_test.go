@@ -43,7 +43,7 @@ func has(t *testing.T, text, want string) {
 	}
 }
 
-// The exit code of an audit is that of the worst that it found.
+// The exit code of an audit is that of its worst finding.
 func TestAuditExitCodes(t *testing.T) {
 	forbid := func(_ int, r *http.Request) azuretest.Fault {
 		if strings.HasSuffix(r.URL.Path, "/managedClusters") {
@@ -85,7 +85,7 @@ func TestAuditExitCodes(t *testing.T) {
 	}
 }
 
-// A gate with an earlier audit is about what changed, not about what always was.
+// With an earlier audit, the exit code depends on what has changed, not on faults that were there before.
 func TestAuditGateOfDrift(t *testing.T) {
 	c := azuretest.New()
 	c.AddVM("rg", "vm", can, false)
@@ -131,7 +131,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 	has(t, log.String(), "name a subscription: --subscription ID")
 }
 
-// Without --yes a switch prints its plan only; with it, it is done, and undone once.
+// Without --yes a switch only prints its plan. With --yes it runs, and --undo restores the state before it, once.
 func TestEnablePrintsThenDoesThenUndoes(t *testing.T) {
 	c := azuretest.New()
 	c.AddVM("rg", "vm", can, false)

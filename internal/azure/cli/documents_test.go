@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestDocuments: every command of slipstream azure on docs/results/documents.md exists, with its flags.
+// TestDocuments checks that every slipstream azure command on docs/results/documents.md exists, with its flags.
 func TestDocuments(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/results/documents.md")
 	if err != nil {

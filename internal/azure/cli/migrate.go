@@ -123,7 +123,7 @@ func (o migrateOptions) run(ctx context.Context, p Process) (err error) {
 		err = m.Run(ctx)
 	}
 	if errors.Is(err, azure.ErrNotFaster) {
-		return err // which says how to continue
+		return err // the error explains how to continue
 	}
 	if err != nil {
 		return fmt.Errorf("%w\nrun the same command again to continue", err)

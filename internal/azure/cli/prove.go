@@ -20,20 +20,20 @@ import (
 	"slipstream.dev/internal/target/command"
 )
 
-// prover measures two pools against each other: in each block slipstream runs once on a pair of nodes of each pool, in
-// random order, each block on another pair.
+// prover compares two pools: in each block it runs slipstream once on a pair of nodes of each pool, in random order.
+// Each block takes another pair.
 type prover struct {
 	blocks                              int
 	image, dir, kubeconfig, kubecontext string
 	note                                func(string)
-	// exec runs a program; nil for one that interrupts it when the context ends.
+	// exec runs a program; nil means to run it and to interrupt it when the context ends.
 	exec func(context.Context, []string) error
 }
 
 //go:embed pool.yaml
 var poolExperiment []byte
 
-// The variants into which the runs are joined.
+// The runs of each pool are joined into one of these variants.
 const (
 	oldPool = "old"
 	newPool = "new"
@@ -80,10 +80,11 @@ func (p prover) run(ctx context.Context, began time.Time, old, fresh []azure.Nod
 	return judge(trials, p.blocks)
 }
 
-// removeTime is how long a run may take to remove its pods when it is interrupted.
+// removeTime bounds how long an interrupted run may take to remove its pods.
 const removeTime = 2 * time.Minute
 
-// mesh is every pair of nodes, each node with the next first.
+// mesh returns every ordered pair of nodes that are ready and not cordoned. The first pairs are those of each node
+// with the next.
 func mesh(nodes []azure.Node) (pairs [][2]string) {
 	var names []string
 	for _, n := range nodes {
@@ -99,14 +100,14 @@ func mesh(nodes []azure.Node) (pairs [][2]string) {
 	return pairs
 }
 
-// once runs slipstream on a pair of nodes. A run of an earlier call counts, if it was on the same pair.
+// once runs slipstream on a pair of nodes, unless an earlier call has already measured that pair.
 func (p prover) once(ctx context.Context, program, file string, pair [2]string, name string) ([]record.Trial, error) {
 	sum := sha256.Sum256([]byte(pair[0] + "/" + pair[1]))
 	out := filepath.Join(p.dir, fmt.Sprintf("%s-%x", name, sum[:4]))
 	if trials, err := read(out); err == nil {
 		return trials, nil
 	}
-	if err := os.RemoveAll(out); err != nil { // a run that was cut short
+	if err := os.RemoveAll(out); err != nil { // the rest of a run that was cut short
 		return nil, err
 	}
 	argv := []string{program, "run", file, "--out", out, "--client-node", pair[0], "--server-node", pair[1]}
@@ -125,7 +126,7 @@ func (p prover) once(ctx context.Context, program, file string, pair [2]string, 
 	return read(out)
 }
 
-// read reads the trials of the one result below a folder, all of which must have succeeded.
+// read reads the trials of the only result below a folder. It fails unless all of them succeeded.
 func read(out string) ([]record.Trial, error) {
 	folders, err := filepath.Glob(filepath.Join(out, "*", "trials.jsonl"))
 	if err != nil || len(folders) != 1 {
@@ -153,7 +154,7 @@ func read(out string) ([]record.Trial, error) {
 	return ok, err
 }
 
-// judge compares the pools: the new one must be faster in something, and slower in nothing.
+// judge compares the pools: the new one must be faster in at least one metric, and slower in none.
 func judge(trials []record.Trial, blocks int) (azure.Proof, error) {
 	text := bytes.Replace(poolExperiment, []byte("baseline: pool"), []byte("baseline: "+oldPool), 1)
 	text = bytes.Replace(text, []byte("- {name: pool}"), []byte("- {name: "+oldPool+"}\n  - {name: "+newPool+"}"), 1)

@@ -20,8 +20,8 @@ var pools = [2][]azure.Node{
 	{{Name: "new-0", Ready: true}, {Name: "new-1", Ready: true}, {Name: "new-2"}},
 }
 
-// standIn writes what slipstream run would, from a pool whose rate is a factor of the old one's. It fails at the run
-// number fail.
+// standIn writes what slipstream run would write for a pool with factor times the old pool's rate. The run with
+// number fail fails.
 func standIn(t *testing.T, factor float64, pairs map[string]int, fail int) func(context.Context, []string) error {
 	runs := 0
 	return func(_ context.Context, argv []string) error {
@@ -55,7 +55,7 @@ func standIn(t *testing.T, factor float64, pairs map[string]int, fail int) func(
 	}
 }
 
-// Only a pool that is faster is proven: not one of half the rate, and not one that is the same.
+// Only a faster pool is proven: not one with half the rate, and not an equal one.
 func TestProof(t *testing.T) {
 	for factor, good := range map[float64]bool{2: true, 1: false, 0.5: false} {
 		pairs := make(map[string]int)
@@ -67,13 +67,13 @@ func TestProof(t *testing.T) {
 		if proof.Good != good || !strings.Contains(proof.Text, "stream throughput: new/old") || !strings.Contains(proof.Text, "n = 6") {
 			t.Errorf("factor %g: %+v", factor, proof)
 		}
-		if len(pairs) != 6+2 { // all of three nodes; of the new ones two are ready
+		if len(pairs) != 6+2 { // all pairs of three nodes; only two of the new nodes are ready
 			t.Errorf("measured %v", pairs)
 		}
 	}
 }
 
-// What was measured is not measured again.
+// A repeated command does not measure again what has been measured.
 func TestProofGoesOn(t *testing.T) {
 	dir, pairs := t.TempDir(), make(map[string]int)
 	p := prover{blocks: 4, dir: dir, note: func(string) {}, exec: standIn(t, 2, pairs, 5)}

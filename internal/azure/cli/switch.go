@@ -43,7 +43,7 @@ run it again to continue, or with --undo to restore the original state.`,
 	return c
 }
 
-// stateDir is where journals are.
+// stateDir returns the folder of the journals.
 func stateDir(flag string) (string, error) {
 	if flag != "" {
 		return flag, nil

@@ -1,6 +1,6 @@
-// Package cluster is what a migration of a node pool, and an audit, need of a Kubernetes cluster: its nodes, what
-// runs on them and what keeps it there, and what the agents say. It drains as kubectl does, with kubectl's package,
-// and so has client-go's clientset, which no other package may have: only slipstream-azure links it.
+// Package cluster gives migrations and audits access to a Kubernetes cluster: its nodes, their pods, the budgets and
+// volumes that keep pods in place, and the reports of the agents. It drains nodes with kubectl's own package, which
+// needs client-go's clientset. No other package may import that: only slipstream-azure links it.
 package cluster
 
 import (
@@ -25,21 +25,21 @@ import (
 	"slipstream.dev/internal/azure"
 )
 
-// providerScheme is before the resource ID of a node's machine in its provider ID.
+// providerScheme precedes the machine's resource ID in the provider ID of a node.
 const providerScheme = "azure://"
 
-// requestTimeout is how long the API server may take to answer.
+// requestTimeout bounds how long the API server may take to answer.
 const requestTimeout = 30 * time.Second
 
 // Cluster is a connection to a cluster.
 type Cluster struct {
 	client kubernetes.Interface
-	// agents reads what the agents report. It is for kinds that the clientset does not know.
+	// agents reads the reports of the agents, whose kind the clientset does not know.
 	agents func(context.Context) ([]byte, error)
 	poll   time.Duration
 }
 
-// Open reads a kubeconfig, as kubectl finds it if path is empty. It does not connect yet.
+// Open reads a kubeconfig, which it finds as kubectl does if path is empty. It does not connect yet.
 func Open(path, name string) (*Cluster, error) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // errors say what a user needs to know
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
@@ -64,9 +64,9 @@ func Open(path, name string) (*Cluster, error) {
 	}}, nil
 }
 
-// completeEvictions lets an eviction that is under way complete when its caller is interrupted. The API server first
-// counts the pod as gone in its PodDisruptionBudget, and then deletes it. If the client disconnects between the two, the
-// pod stays, and the budget allows no eviction for two minutes (DeletionTimeout of the disruption controller).
+// completeEvictions lets an eviction complete even if its caller is interrupted. The API server first counts the pod as
+// gone in its PodDisruptionBudget, and then deletes it. If the client disconnects between the two, the pod stays, and
+// the budget allows no eviction for two minutes (DeletionTimeout of the disruption controller).
 type completeEvictions struct{ next http.RoundTripper }
 
 func (e completeEvictions) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -78,13 +78,13 @@ func (e completeEvictions) RoundTrip(r *http.Request) (*http.Response, error) {
 	return e.next.RoundTrip(r)
 }
 
-// New is a cluster behind a client of a test's. The agents' report is a list of NodeAccelerations as JSON.
+// New returns a cluster behind a test's client. The agents' report is a list of NodeAccelerations as JSON.
 func New(client kubernetes.Interface, agents func(context.Context) ([]byte, error), poll time.Duration) *Cluster {
 	return &Cluster{client: client, agents: agents, poll: poll}
 }
 
-// Uses tells what the agents say of the virtual functions of their nodes, by the lower-case ID of the Azure machine. A
-// node without an agent, or whose policies do not verify its virtual functions, is not in it.
+// Uses returns how the agents report the virtual functions of their nodes, by the lower-case ID of the Azure machine. It
+// leaves out a node without an agent, and a node whose policies do not verify its virtual functions.
 func (c *Cluster) Uses(ctx context.Context) (map[string]azure.Use, error) {
 	nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {

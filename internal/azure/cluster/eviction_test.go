@@ -15,12 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// An eviction that is under way when its caller is interrupted completes. Any other request ends with its caller.
+// An eviction that is in progress completes even if its caller is interrupted. Any other request ends with its caller.
 func TestInterruptedEvictionIsCompleted(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	cut := make(chan bool, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // or the server does not look whether its client is there
+		_, _ = io.Copy(io.Discard, r.Body) // otherwise the server does not notice that its client has gone
 		interrupt()
 		patience := 5 * time.Second
 		if r.Method == http.MethodPost {

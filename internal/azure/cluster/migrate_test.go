@@ -35,8 +35,8 @@ const (
 	group  = "v1"
 )
 
-// world is a subscription joined to a cluster: a pool that is created brings nodes, and one that is deleted takes them
-// along. A pod that is evicted is created again on the first node that takes it, as a ReplicaSet and a scheduler do.
+// world joins a fake subscription to a fake cluster: creating a pool adds nodes, and deleting it removes them. An
+// evicted pod is created again on the first node that accepts it, as a ReplicaSet and a scheduler would do.
 type world struct {
 	*azuretest.Cloud
 	client *fake.Clientset
@@ -48,9 +48,9 @@ type world struct {
 	violated []string
 	proof    azure.Proof
 	proofs   int
-	touched  string            // what of the old pool was touched before the proof
-	cpu      resource.Quantity // that a pod asks for
-	full     bool              // no pod finds a node
+	touched  string            // what changed in the old pool before the proof
+	cpu      resource.Quantity // that each pod requests
+	full     bool              // no node has room for a pod
 }
 
 const healthy = 5 // of six pods, as their budget demands
@@ -84,7 +84,7 @@ func (w *world) add(o runtime.Object) {
 	}
 }
 
-// onPool starts and stops the nodes of a pool.
+// onPool adds the nodes of a pool that is created, and removes those of a pool that is deleted.
 func (w *world) onPool(name string, p *armcontainerservice.AgentPool) {
 	if p == nil {
 		for i := range 2 {
@@ -119,7 +119,7 @@ func (w *world) allPods() []corev1.Pod {
 	return o.(*corev1.PodList).Items
 }
 
-// listPods selects by field, which client-go's fake does not.
+// listPods selects by field, which client-go's fake does not support.
 func (w *world) listPods(a ktesting.Action) (bool, runtime.Object, error) {
 	list := new(corev1.PodList)
 	by := a.(ktesting.ListAction).GetListRestrictions().Fields
@@ -177,7 +177,7 @@ func (w *world) schedule() string {
 	return ""
 }
 
-// state is what a way back must restore: pools, autoscalers, cordons, and the pools that pods are on.
+// state returns what backing out must restore: pools, autoscalers, cordons, and the pools that pods are on.
 func (w *world) state() string {
 	w.Lock()
 	defer w.Unlock()
@@ -239,7 +239,7 @@ func (w *world) backOut(o azure.Migration) error {
 	return m.BackOut(context.Background())
 }
 
-// migrated checks a world whose old pool is empty and still there.
+// migrated checks that the old pool is empty and still exists.
 func (w *world) migrated(t *testing.T, when string) {
 	t.Helper()
 	if got := w.podsOn(); got != "netan" || w.running() != 6 {
@@ -286,8 +286,8 @@ func TestMigrateCopiesSettings(t *testing.T) {
 	}
 }
 
-// At whatever request a migration is stopped, and in whatever way, the same command ends it; or another one puts back
-// what was found. The budget of the pods holds throughout.
+// Whichever request a migration is interrupted at, and however, the same command completes it, and --back-out restores
+// the original state. The budget of the pods holds throughout.
 func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
 	for name, fault := range azuretest.Interruptions {
 		t.Run(name, func(t *testing.T) {
@@ -325,7 +325,7 @@ func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
 	}
 }
 
-// The same for each change of the cluster.
+// The same holds for each change of the cluster.
 func TestMigrateGoesOnAfterEveryRefusalOfTheCluster(t *testing.T) {
 	for at, hit := 1, true; hit; at++ {
 		hit = false
@@ -433,7 +433,8 @@ func TestMigrateNamesBlockers(t *testing.T) {
 	}
 }
 
-// A kubeconfig of another cluster, whose pool may have the same name, is refused before anything is done, forward or back.
+// A kubeconfig of another cluster, whose pool may have the same name, is refused before anything changes, forward or
+// back.
 func TestMigrateRefusesAnotherCluster(t *testing.T) {
 	for want, change := range map[string]func(*corev1.Node) bool{
 		"its node net-0 is no machine of that cluster": func(n *corev1.Node) bool {
@@ -467,7 +468,7 @@ func TestMigrateRefusesAnotherCluster(t *testing.T) {
 	}
 }
 
-// The new nodes must have room for the pods, before the first is evicted and while they move.
+// The new nodes must have room for the pods, before the first eviction and while the pods move.
 func TestMigrateNeedsRoom(t *testing.T) {
 	w := newWorld(t)
 	for _, p := range w.allPods() {
@@ -492,7 +493,8 @@ func TestMigrateNeedsRoom(t *testing.T) {
 	}
 }
 
-// A delete that is refused can be undone, and what was measured and moved is checked again before the next.
+// A migration can be backed out after Azure refuses the delete. Before the next delete, the measurement and the pods
+// are checked again.
 func TestMigrateBackOutAfterARefusedDelete(t *testing.T) {
 	w := newWorld(t)
 	before := w.state()
@@ -540,7 +542,7 @@ func TestMigrateBackOutAfterARefusedDelete(t *testing.T) {
 	}
 }
 
-// The autoscaler of the new pool may have removed nodes before the old pool is deleted.
+// The new pool's autoscaler may remove nodes before the old pool is deleted.
 func TestMigrateDeletesAfterTheNewPoolWasScaled(t *testing.T) {
 	w := newWorld(t)
 	if err := w.run(w.migration()); err != nil {
@@ -557,7 +559,7 @@ func TestMigrateDeletesAfterTheNewPoolWasScaled(t *testing.T) {
 	}
 }
 
-// Two processes do not migrate at once, and one does not go on with what it read before the other began.
+// Two processes do not migrate at once. A process does not continue with a state that it read before the other began.
 func TestMigrateAlone(t *testing.T) {
 	w := newWorld(t)
 	first, err := w.plan(w.migration())
@@ -587,7 +589,7 @@ func TestMigrateAlone(t *testing.T) {
 	w.migrated(t, "after two processes")
 }
 
-// A pool whose creation is under way is not left before its nodes are there.
+// Backing out waits until a pool that is being created has its nodes.
 func TestMigrateBackOutWaitsForTheNewPool(t *testing.T) {
 	w := newWorld(t)
 	before := w.state()

@@ -29,21 +29,21 @@ import (
 	"slipstream.dev/internal/azure"
 )
 
-// PoolLabel is AKS's, on the nodes of a pool.
+// PoolLabel is the label that AKS sets on the nodes of a pool.
 const PoolLabel = "kubernetes.azure.com/agentpool"
 
-// Things that a drain destroys, which a user may accept.
+// What a drain destroys, and a user may accept to lose.
 const (
 	BarePods     = "bare-pods"     // nothing creates them again
 	LocalStorage = "local-storage" // emptyDir volumes, whose data is lost
 )
 
-// Pool is a cluster whose pools are drained.
+// Pool gives access to the node pools of a cluster, and drains them.
 type Pool struct {
 	*Cluster
-	// Accept has BarePods and LocalStorage, where a user does.
+	// Accept lists BarePods and LocalStorage as far as the user accepts to lose them.
 	Accept []string
-	// Timeout of the drain of a node; 0 is none.
+	// Timeout bounds the drain of one node; 0 means no limit.
 	Timeout time.Duration
 }
 
@@ -56,7 +56,7 @@ func (p Pool) nodes(ctx context.Context, pool string) ([]corev1.Node, error) {
 	return list.Items, nil
 }
 
-// Of are the nodes of a pool, by name.
+// Of returns the nodes of a pool.
 func (p Pool) Of(ctx context.Context, pool string) (all []azure.Node, err error) {
 	nodes, err := p.nodes(ctx, pool)
 	for _, n := range nodes {
@@ -68,7 +68,7 @@ func (p Pool) Of(ctx context.Context, pool string) (all []azure.Node, err error)
 	return all, err
 }
 
-// Cordon keeps new pods from a node, or lets them on it again.
+// Cordon keeps new pods off a node, or allows them again.
 func (p Pool) Cordon(ctx context.Context, node string, on bool) error {
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"unschedulable": on}})
 	if err != nil {
@@ -89,7 +89,7 @@ func (p Pool) helper(ctx context.Context, note func(string)) *drain.Helper {
 		IgnoreAllDaemonSets: true, GracePeriodSeconds: -1, Timeout: p.Timeout, Out: io.Discard, ErrOut: &notes{note: note}}
 }
 
-// notes passes each line on once: kubectl repeats every five seconds what it waits for.
+// notes passes on each line once: kubectl repeats every five seconds what it is waiting for.
 type notes struct {
 	note func(string)
 	mu   sync.Mutex
@@ -111,8 +111,8 @@ func (n *notes) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Drain evicts the pods of a node as kubectl does: PodDisruptionBudgets are waited for. It returns when the node has
-// none left that it can be rid of.
+// Drain evicts the pods of a node as kubectl does, and waits for PodDisruptionBudgets. It returns when no pod that
+// can be evicted is left on the node.
 func (p Pool) Drain(ctx context.Context, node string, note func(string)) error {
 	h := p.helper(ctx, note)
 	list, errs := h.GetPodsForDeletion(node)
@@ -120,7 +120,7 @@ func (p Pool) Drain(ctx context.Context, node string, note func(string)) error {
 		return fmt.Errorf("drain %s: %w", node, errors.Join(errs...))
 	}
 	if err := h.DeleteOrEvictPods(list.Pods()); err != nil {
-		// kubectl says that an interrupted eviction has reached its timeout, after 292 years.
+		// kubectl reports an interrupted eviction as a timeout after 292 years.
 		return fmt.Errorf("drain %s: %w", node, cmp.Or(context.Cause(ctx), err))
 	}
 	if list, errs = h.GetPodsForDeletion(node); len(errs) > 0 || len(list.Pods()) > 0 {
@@ -129,7 +129,7 @@ func (p Pool) Drain(ctx context.Context, node string, note func(string)) error {
 	return nil
 }
 
-// Waiting are the pods that have no node yet.
+// Waiting returns the pods that have no node yet.
 func (p Pool) Waiting(ctx context.Context) (all []string, err error) {
 	pods, err := p.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName="})
 	if err != nil {
@@ -143,7 +143,7 @@ func (p Pool) Waiting(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-// Blockers name each pod that cannot move from one pool to another, and why.
+// Blockers names each pod that cannot move from one pool to another, and why.
 func (p Pool) Blockers(ctx context.Context, pool, to string) (all []string, err error) {
 	nodes, err := p.nodes(ctx, pool)
 	if err != nil {
@@ -191,7 +191,7 @@ func (p Pool) podsOf(ctx context.Context, node string) ([]corev1.Pod, error) {
 	return pods.Items, nil
 }
 
-// requests are the resources that a pod requests of a node, and one of the pods that the node may have.
+// requests returns the resources that a pod requests, and one of the pods that its node may run.
 func requests(pod *corev1.Pod) corev1.ResourceList {
 	r := resourcehelpers.PodRequests(pod, resourcehelpers.PodResourcesOptions{})
 	r[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
@@ -208,10 +208,10 @@ func add(sum, resources corev1.ResourceList, sign int64) {
 	}
 }
 
-// short names the resources of which the nodes together have less left than pods request.
+// short names the resources of which the pods request more than all nodes together have left.
 func (p Pool) short(ctx context.Context, moving corev1.ResourceList, fresh []corev1.Node) (short []string, err error) {
 	if len(fresh) == 0 {
-		return nil, nil // what the new nodes will be is not known yet
+		return nil, nil // the new nodes do not exist yet
 	}
 	left := make(corev1.ResourceList)
 	for _, n := range fresh {
@@ -235,7 +235,8 @@ func (p Pool) short(ctx context.Context, moving corev1.ResourceList, fresh []cor
 	return short, nil
 }
 
-// moves tells whether a pod must run elsewhere: not one of a DaemonSet or of the node itself, nor one that has ended.
+// moves reports whether a pod must move to another node. Pods of a DaemonSet, static pods and pods that have ended
+// do not.
 func moves(pod *corev1.Pod) bool {
 	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "DaemonSet" {
 		return false
@@ -243,7 +244,7 @@ func moves(pod *corev1.Pod) bool {
 	return pod.Annotations[corev1.MirrorPodAnnotationKey] == "" && !ended(pod)
 }
 
-// ended tells whether a pod has ended, and uses nothing of its node any more.
+// ended reports whether a pod has ended and no longer uses resources of its node.
 func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
@@ -272,7 +273,7 @@ func (p Pool) holds(pod *corev1.Pod, fresh []corev1.Node, budgets []policyv1.Pod
 		why = append(why, "Kubernetes evicts no pod with several PodDisruptionBudgets ("+strings.Join(of, ", ")+")")
 	}
 	if len(fresh) == 0 {
-		return why // what the new nodes will be is not known yet
+		return why // the new nodes do not exist yet
 	}
 	affinity, silent := nodeaffinity.GetRequiredNodeAffinity(pod), klog.Logger{}
 	reason := "no new node matches its node selector or affinity"
@@ -291,8 +292,8 @@ func (p Pool) holds(pod *corev1.Pod, fresh []corev1.Node, budgets []policyv1.Pod
 
 func hard(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
 
-// never tells a budget that allows no eviction however long one waits: all its pods must be healthy. One that allows
-// none now, as a pod is not healthy, is waited for.
+// never reports whether a budget can never allow an eviction, because all its pods must be healthy. A budget that
+// allows none right now, because a pod is not healthy, is worth waiting for.
 func never(b policyv1.PodDisruptionBudget) bool {
 	return b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0 && b.Status.DesiredHealthy >= b.Status.ExpectedPods
 }

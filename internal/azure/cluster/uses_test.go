@@ -22,7 +22,7 @@ const agents = `{"items": [
 	{"metadata": {"name": "early"}, "status": {"conditions": [{"type": "VF", "status": "Unknown", "reason": "VFPresent"}]}},
 	{"metadata": {"name": "unasked"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}]}`
 
-// What an agent says is joined to its machine by the node's provider ID, whose case Azure does not keep.
+// A node's provider ID joins the report of its agent to its machine. Azure does not preserve the case of IDs.
 func TestUsesJoinsAgentsToMachines(t *testing.T) {
 	client := fake.NewClientset()
 	for _, name := range []string{"used", "idle", "early", "unasked", "agentless"} {
@@ -41,7 +41,7 @@ func TestUsesJoinsAgentsToMachines(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	// Without the agent's kinds nobody was asked, and nothing is wrong.
+	// If the cluster lacks the agent's kinds, no agent has reported, and that is no error.
 	c = cluster.New(client, func(context.Context) ([]byte, error) {
 		return nil, apierrors.NewNotFound(schema.GroupResource{}, "nodeaccelerations")
 	}, time.Millisecond)
