@@ -7,36 +7,37 @@ import (
 	"strings"
 )
 
-// Cluster is what the API server of a cluster tells.
+// Cluster holds the facts that the API server of a cluster reports.
 type Cluster struct {
-	// Denied are the permissions that a run needs and the user does not have, Lacks what else would make it
-	// fail, and what to do.
+	// Denied lists the permissions that a run needs and the user does not have. Lacks lists whatever else
+	// would make a run fail, with the remedy.
 	Denied, Lacks []string
 	Nodes         []ClusterNode
 	// Agents are the conditions of agents that are not met.
 	Agents []AgentCondition
-	// Gone are nodes with a report of an agent that has no pod there any more.
+	// Gone lists the nodes with a report of an agent that no longer has a pod there.
 	Gone []AgentGone
 }
 
 // ClusterNode is a node as its kubelet describes it.
 type ClusterNode struct {
 	Name string
-	// Has is what nodes may differ in, by what it is: "kernel".
+	// Has maps properties in which nodes may differ, such as "kernel", to the node's value.
 	Has map[string]string
 }
 
-// AgentCondition is one of a NodeAcceleration.
+// AgentCondition is a condition of a NodeAcceleration.
 type AgentCondition struct{ Node, Type, Reason, Message string }
 
-// AgentGone is a node whose NodeAcceleration is the last report of an agent: a pod of the DaemonSet Agent, NAMESPACE/NAME.
+// AgentGone is a node whose NodeAcceleration is the last report of an agent. Agent names the DaemonSet
+// as NAMESPACE/NAME.
 type AgentGone struct {
 	Node, Agent string
-	// Uninstalled: the DaemonSet has no pod on any node.
+	// Uninstalled means that the DaemonSet has no pod on any node.
 	Uninstalled bool
 }
 
-// clusterRules by name.
+// clusterRules are the rules for clusters, by name.
 var clusterRules = []struct {
 	name string
 	find func(Cluster) []Finding
@@ -88,7 +89,7 @@ func runLacks(c Cluster) (found []Finding) {
 	return found
 }
 
-// nodesDiffer: in what, and which nodes.
+// nodesDiffer finds the properties in which nodes differ, and names the nodes.
 func nodesDiffer(c Cluster) (found []Finding) {
 	by := make(map[string]map[string][]string) // what, value, nodes
 	for _, n := range c.Nodes {
@@ -117,7 +118,7 @@ func nodesDiffer(c Cluster) (found []Finding) {
 	return found
 }
 
-// some names nodes: a cluster may have thousands.
+// some names only a few of the nodes, because a cluster may have thousands.
 func some(nodes []string) string {
 	const most = 5
 	slices.Sort(nodes)
@@ -141,7 +142,7 @@ func agent(c Cluster) (found []Finding) {
 	return found
 }
 
-// agentGone: by DaemonSet, as all its agents may be gone.
+// agentGone makes one finding for each DaemonSet, because all its agents may be gone.
 func agentGone(c Cluster) (found []Finding) {
 	nodes, uninstalled := make(map[string][]string), make(map[string]bool)
 	for _, a := range c.Gone {

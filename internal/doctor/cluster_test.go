@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestClusterRules: each fault is found, alone.
+// TestClusterRules checks that each fault is found, alone.
 func TestClusterRules(t *testing.T) {
 	alike := func() Cluster {
 		c := Cluster{}

@@ -17,21 +17,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A datagram looks like one of VXLAN, as a firewall may look into it: the header (RFC 7348, section 5), and
-// an Ethernet frame of a type for experiments (IEEE 802), which goes to nobody. A VXLAN device that gets
-// it drops it.
+// datagramHeader makes a datagram look like VXLAN to a firewall that inspects it: a VXLAN header (RFC 7348,
+// section 5), and an Ethernet frame of an experimental type (IEEE 802) with an unused destination address. A
+// VXLAN device that receives it drops it.
 var datagramHeader = append([]byte{
 	0x08, 0, 0, 0, 0xff, 0xff, 0xfe, 0, // flags; VNI
 	0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2, // to, from: locally administered
 }, 0x88, 0xb5)
 
-// tailSize is that of what follows the key: the round and the packet's size.
+// tailSize is the size in bytes of the fields after the key: the round and the packet's size.
 const tailSize = 8
 
 // lastSize in place of a packet's size marks the last datagram of a round.
 const lastSize = 0
 
-// headers of IP and UDP.
+// headers returns the size in bytes of the IP and UDP headers.
 func headers(to netip.Addr) int {
 	if to.Is4() {
 		return 20 + 8
@@ -39,7 +39,8 @@ func headers(to netip.Addr) int {
 	return 40 + 8
 }
 
-// datagram returns the payload of a packet of a size. It may be larger, if that is too small.
+// datagram returns the payload of a packet of the given size. The payload is larger if that size is too
+// small.
 func datagram(to netip.Addr, key []byte, round, size int) []byte {
 	b := slices.Concat(datagramHeader, key)
 	b = binary.BigEndian.AppendUint32(b, uint32(round))
@@ -47,7 +48,7 @@ func datagram(to netip.Addr, key []byte, round, size int) []byte {
 	return append(b, make([]byte, max(0, size-headers(to)-len(b)))...)
 }
 
-// parseDatagram returns round and size of a payload with the key.
+// parseDatagram returns the round and the size in a payload that has the key.
 func parseDatagram(payload, key []byte) (round, size int, ok bool) {
 	rest, ok := bytes.CutPrefix(payload, slices.Concat(datagramHeader, key))
 	if !ok || len(rest) < tailSize {
@@ -56,8 +57,8 @@ func parseDatagram(payload, key []byte) (round, size int, ok bool) {
 	return int(binary.BigEndian.Uint32(rest)), int(binary.BigEndian.Uint32(rest[4:])), true
 }
 
-// Throw sends datagrams from this network namespace, as Thrower describes: each twice, and the last, small
-// one of the round three times.
+// Throw sends datagrams from this network namespace, as Thrower describes. It sends each one twice, and the
+// last, small one of the round three times.
 func Throw(to netip.AddrPort, key []byte, round int, sizes []int) (t Thrown, err error) {
 	routes, err := netlink.RouteGet(to.Addr().AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -92,7 +93,8 @@ func Throw(to netip.AddrPort, key []byte, round int, sizes []int) (t Thrown, err
 	})
 }
 
-// send sends a datagram. An error may be the answer to one before it, which the next call does not return.
+// send sends a datagram. A write may return the error of an earlier datagram, so send writes again; the next
+// write does not return that error.
 func (t *Thrown) send(conn net.Conn, b []byte) {
 	for range tries {
 		_, err := conn.Write(b)
@@ -106,7 +108,7 @@ func (t *Thrown) send(conn net.Conn, b []byte) {
 	}
 }
 
-// option calls fn with a socket, and with the numbers of its options for IPv4 or IPv6.
+// option calls fn with a socket and the numbers of its options for IPv4 or IPv6.
 func option(conn syscall.Conn, to netip.Addr, fn func(fd, level, discover, mtu int) error) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -131,7 +133,7 @@ type Port struct {
 	conn net.PacketConn
 	port uint16
 	key  []byte
-	// raw: datagrams come with their headers.
+	// raw means that datagrams include their UDP headers.
 	raw bool
 
 	mu    sync.Mutex
@@ -140,8 +142,8 @@ type Port struct {
 	ended bool
 }
 
-// Listen receives at an address of this network namespace; at port 0 it chooses one that is free. A port that
-// a VXLAN device has takes CAP_NET_RAW.
+// Listen receives datagrams at an address of this network namespace. For port 0 it chooses a free port. To
+// listen at the port of a VXLAN device, it needs CAP_NET_RAW.
 func Listen(at netip.AddrPort, key []byte) (*Port, error) {
 	p := &Port{port: at.Port(), key: key, taken: make(map[int]*Taken)}
 	p.more = sync.NewCond(&p.mu)
@@ -161,8 +163,8 @@ func Listen(at netip.AddrPort, key []byte) (*Port, error) {
 	return p, nil
 }
 
-// listenRaw receives a copy of every UDP datagram to an address, whoever has its port, after the firewall of
-// this machine.
+// listenRaw receives a copy of every UDP datagram to an address, whichever socket has its port. It sees the
+// datagrams that the firewall of this machine lets through.
 func listenRaw(at netip.Addr) (net.PacketConn, error) {
 	conn, err := net.ListenIP("ip:udp", &net.IPAddr{IP: at.AsSlice(), Zone: at.Zone()})
 	if errors.Is(err, os.ErrPermission) {
@@ -186,9 +188,9 @@ func (p *Port) receive() {
 	p.more.Broadcast()
 }
 
-// add counts a datagram, or a packet.
+// add records a datagram, or with raw an IP packet.
 func (p *Port) add(b []byte) {
-	if p.raw { // net removes the IP header
+	if p.raw { // net has removed the IP header
 		if len(b) < 8 || binary.BigEndian.Uint16(b[2:]) != p.port {
 			return
 		}
@@ -218,10 +220,10 @@ func (p *Port) round(n int) *Taken {
 	return p.taken[n]
 }
 
-// takeTime is how long a datagram may be on its way.
+// takeTime bounds how long a datagram may be in flight.
 const takeTime = time.Second
 
-// Take returns what has arrived of a round, once its last datagram has, or takeTime has passed.
+// Take returns the datagrams of a round, once its last one has arrived or takeTime has passed.
 func (p *Port) Take(round int) Taken {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -240,8 +242,8 @@ func (p *Port) Take(round int) Taken {
 	return Taken{t.Complete, slices.Clone(t.Sizes)}
 }
 
-// Number of the port.
+// Number returns the port number.
 func (p *Port) Number() uint16 { return p.port }
 
-// Close ends receiving.
+// Close stops receiving.
 func (p *Port) Close() error { return p.conn.Close() }

@@ -1,8 +1,8 @@
-// Package doctor checks machines, and the paths between them, for faults that make a container network
-// slow or lossy, and changes nothing. Look reads the facts of one machine, by internal/collect and
-// internal/accel; Path.Explore those of a path, by datagrams. Examine and ExaminePath judge them, by one pure
-// function for each rule. Only an experiment shows what a fault costs on a machine: the finding names it.
-// internal/worker and internal/target reach other machines.
+// Package doctor checks machines, and the paths between them, for faults that make a container network slow
+// or lossy. It changes nothing. Look reads the facts of one machine with internal/collect and internal/accel;
+// Path.Explore reads those of a path by sending datagrams. Examine and ExaminePath judge the facts with one
+// pure function for each rule. Only an experiment shows what a fault costs on a machine, so the finding names
+// the experiment. internal/worker and internal/target reach other machines.
 package doctor
 
 import (
@@ -16,39 +16,39 @@ type Severity string
 
 // Severities, the worst first.
 const (
-	// Serious: traffic is lost, or soon will be; or a run would fail.
+	// Serious means that traffic is lost or soon will be, or that a run would fail.
 	Serious Severity = "serious"
-	// Warning: something works less well than this machine could.
+	// Warning means that something works less well than it could on this machine.
 	Warning Severity = "warning"
-	// Note: something that is worth an experiment, or that bears on one. It may be right as it is.
+	// Note marks something that is worth an experiment, or that affects one. It may be right as it is.
 	Note Severity = "note"
 )
 
 var severities = []Severity{Serious, Warning, Note}
 
-// Finding is what a rule found.
+// Finding is the result of a rule.
 type Finding struct {
-	// Where is the machine that it is about, or the pair; empty for the one that doctor runs on.
+	// Where names the machine or the pair of machines; it is empty for the machine that doctor runs on.
 	Where string `json:"where,omitempty"`
 	// Rule is the name of the rule, and a heading of docs/how-to/doctor.md.
 	Rule     string   `json:"rule"`
 	Severity Severity `json:"severity"`
 	What     string   `json:"what"`
-	// Evidence is the values that the rule judged.
+	// Evidence holds the values that the rule judged.
 	Evidence []Evidence `json:"evidence"`
-	// Cost says what it costs, and where that was measured.
+	// Cost describes what the fault costs, and where that was measured.
 	Cost string `json:"cost"`
-	// Do is the command that corrects it, or the experiment that tells whether correcting it helps.
+	// Do is the command that corrects the fault, or the experiment that shows whether correcting it helps.
 	Do string `json:"do"`
 }
 
-// Evidence is a value, and where it was read.
+// Evidence is a value, with the place where it was read.
 type Evidence struct {
 	From  string `json:"from"`
 	Value string `json:"value"`
 }
 
-// rules by name.
+// rules are the rules for machines, by name.
 var rules = []struct {
 	name string
 	find func(Facts) []Finding
@@ -76,7 +76,7 @@ var rules = []struct {
 	{"throttled", throttled},
 }
 
-// Names are those of all rules.
+// Names returns the names of all rules.
 func Names() (names []string) {
 	for _, r := range rules {
 		names = append(names, r.name)
@@ -90,7 +90,7 @@ func Names() (names []string) {
 	return append(names, hostUnfit, labLacks)
 }
 
-// Examine applies all rules. The worst findings are first.
+// Examine applies all rules and returns the findings, the worst first.
 func Examine(f Facts) []Finding {
 	all := []Finding{} // not null in JSON
 	for _, r := range rules {
@@ -103,14 +103,14 @@ func Examine(f Facts) []Finding {
 	return all
 }
 
-// SortWorstFirst sorts findings by severity, and otherwise leaves their order.
+// SortWorstFirst sorts findings by severity. Findings of the same severity keep their order.
 func SortWorstFirst(all []Finding) {
 	slices.SortStableFunc(all, func(a, b Finding) int {
 		return cmp.Compare(slices.Index(severities, a.Severity), slices.Index(severities, b.Severity))
 	})
 }
 
-// IsSerious tells whether a finding is.
+// IsSerious reports whether a finding is serious.
 func IsSerious(f Finding) bool { return f.Severity == Serious }
 
 func evidence(from, format string, args ...any) Evidence {

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// server is a healthy machine: 4 CPUs, a NIC with a queue for each, and VXLAN over it.
+// server returns a healthy machine with 4 CPUs, a NIC with a queue for each, and VXLAN over it.
 func server() Facts {
 	nic := Device{
 		Link: record.Link{Name: "eth0", Kind: "device", Class: v1alpha1.DeviceNIC, MTU: 1500, RPS: []string{"0", "0", "0", "0"}, RFS: []string{"0", "0", "0", "0"},
@@ -36,7 +36,7 @@ func server() Facts {
 	return f
 }
 
-// vm is a healthy virtual machine of 2 CPUs whose NIC has one queue.
+// vm returns a healthy virtual machine with 2 CPUs, whose NIC has one queue.
 func vm() Facts {
 	f := server()
 	f.Node.CPUs, f.CPUs = "0-1", f.CPUs[:2]
@@ -45,7 +45,7 @@ func vm() Facts {
 	return f
 }
 
-// summary is the findings, a line each.
+// summary returns one line for each finding.
 func summary(found []Finding) (lines []string) {
 	for _, f := range found {
 		lines = append(lines, fmt.Sprintf("%s %s: %s", f.Severity, f.Rule, f.What))
@@ -53,7 +53,7 @@ func summary(found []Finding) (lines []string) {
 	return lines
 }
 
-// TestHealthyMachines: nothing is found where nothing is wrong.
+// TestHealthyMachines checks that a healthy machine has no findings.
 func TestHealthyMachines(t *testing.T) {
 	beside := server()
 	beside.Flowtables = []Flowtable{{"inet ft f", []string{"eth0"}}}
@@ -61,8 +61,8 @@ func TestHealthyMachines(t *testing.T) {
 	jumbo.Devices[1].MTU, jumbo.Devices[2].MTU = 9000, 8950
 	steered := vm()
 	steered.Node.Sysctls[flowTable] = "32768"
-	steered.Devices[1].RPS, steered.Devices[1].RFS = []string{"1"}, []string{"32768"} // CPU 0; 1 takes the interrupts
-	external := server()                                                              // Cilium's, whose MTU limits nothing
+	steered.Devices[1].RPS, steered.Devices[1].RFS = []string{"1"}, []string{"32768"} // CPU 0; CPU 1 handles the interrupts
+	external := server()                                                              // as Cilium's VXLAN device, whose MTU limits nothing
 	external.Devices[2].MTU, external.Devices[2].Under, external.Devices[2].Overhead = 1500, "", 0
 	elsewhere := server() // the table is used in other network namespaces
 	elsewhere.Node.Sysctls[flowTable] = "32768"
@@ -98,9 +98,9 @@ func TestHealthyMachines(t *testing.T) {
 	}
 }
 
-// TestRules: each fault is found, alone, with its severity.
+// TestRules checks that each fault is found, alone, with its severity.
 func TestRules(t *testing.T) {
-	one := func(f *Facts) *Device { // a NIC with one queue, beside 4 CPUs
+	one := func(f *Facts) *Device { // a NIC with one queue on a machine with 4 CPUs
 		d := &f.Devices[1]
 		d.NIC.RxQueues, d.IRQ, d.RPS, d.RFS = 1, "2", []string{"0"}, []string{"0"}
 		return d
@@ -189,7 +189,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestEveryRuleIsDescribed in the how-to, under its name.
+// TestEveryRuleIsDescribed checks that the how-to has a section with the name of each rule.
 func TestEveryRuleIsDescribed(t *testing.T) {
 	page, err := os.ReadFile("../../docs/how-to/doctor.md")
 	if err != nil {
@@ -202,7 +202,7 @@ func TestEveryRuleIsDescribed(t *testing.T) {
 	}
 }
 
-// TestVirtualFunctions of the machines in fixtures.
+// TestVirtualFunctions checks the rule for virtual functions against recorded machines.
 func TestVirtualFunctions(t *testing.T) {
 	want := map[string]string{
 		"netvsc":            "note: The host provides no virtual function",
@@ -226,7 +226,7 @@ func TestVirtualFunctions(t *testing.T) {
 	}
 }
 
-// TestIdleVirtualFunction: it is up, and what packets did decides.
+// TestIdleVirtualFunction checks that the packets decide whether a virtual function that is up counts as idle.
 func TestIdleVirtualFunction(t *testing.T) {
 	for _, c := range []struct {
 		viaVF, all uint64
@@ -252,7 +252,7 @@ func TestParseCounter(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever a kernel writes, the parser returns a value.
+// FuzzParse checks that the parser returns, whatever the kernel writes.
 func FuzzParse(f *testing.F) {
 	f.Add("TcpExt: A B\nTcpExt: 1\n")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -9,48 +9,49 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Facts are what was read of a machine, and of the network namespace that the reader was in. What the
-// machine lacks is empty.
+// Facts describe a machine, and the network namespace in which they were read. A field is empty if the
+// machine lacks what it describes.
 type Facts struct {
 	Node record.Node
 	// Window is the time between two readings of the counters.
 	Window  time.Duration
 	CPUs    []record.CPU
 	Devices []Device
-	// FlowLimited are the packets that the flow limit dropped in the window.
+	// FlowLimited counts the packets that the flow limit dropped in the window.
 	FlowLimited uint64
 	// Lacks are the capabilities that accelerators need and this process does not have.
 	Lacks []string
-	// BTF tells whether the kernel has its types for eBPF programs.
+	// BTF reports whether the kernel has type information for eBPF programs.
 	BTF bool
-	// Tools are those installed that an experiment may name, and NoTools the others.
+	// Tools are the installed ones of the tools that an experiment may name, and NoTools the missing ones.
 	Tools, NoTools []string
-	// FastPath says why the fast path cannot run; empty if it can, or was not tried.
+	// FastPath explains why the fast path cannot run. It is empty if the fast path can run, or was not tried.
 	FastPath string
-	// Flowtables of nftables.
+	// Flowtables are those of nftables.
 	Flowtables []Flowtable
-	// Conntrack entries, and how many there may be; 0 without conntrack.
+	// Conntrack is the number of conntrack entries, and ConntrackMax the largest number allowed; both are 0
+	// without conntrack.
 	Conntrack, ConntrackMax uint64
-	// RPFiltered are the packets that rp_filter dropped in the window.
+	// RPFiltered counts the packets that rp_filter dropped in the window.
 	RPFiltered uint64
 	IRQBalance bool
-	// Throttled are the cgroups that their CPU limits throttled in the window, the worst first.
+	// Throttled lists the cgroups that their CPU limits throttled in the window, the worst first.
 	Throttled []Throttled
 }
 
-// Throttled is what a CPU limit did to a cgroup.
+// Throttled describes how a CPU limit throttled a cgroup.
 type Throttled struct {
 	Cgroup string
 	Times  uint64
-	// Time that its threads waited, in total.
+	// Time is how long its threads waited, in total.
 	Time time.Duration
 }
 
 // Flowtable is a flowtable of nftables.
 type Flowtable struct {
-	// Name is family, table and flowtable, as nft lists them.
+	// Name consists of family, table and flowtable, as nft lists them.
 	Name string
-	// Devices are the names of those at which it forwards packets.
+	// Devices are the names of the devices whose packets it forwards.
 	Devices []string
 }
 
@@ -58,39 +59,40 @@ type Flowtable struct {
 type Device struct {
 	record.Link
 	Up bool
-	// Under is the device that an encapsulation is sent by, and Overhead the bytes that it adds to an IP
-	// packet; empty and 0 for all other devices.
+	// Under is the device that sends the encapsulated packets, and Overhead the number of bytes that
+	// encapsulation adds to an IP packet. They are empty and 0 for all other devices.
 	Under    string
 	Overhead int
 	// VXLANPort is the UDP port of a VXLAN device.
 	VXLANPort uint16
-	// Off are the offloads that the device has, switched off, by ethtool's names.
+	// Off are the offloads that the device supports and that are switched off, by ethtool's names.
 	Off []string
-	// Speed of a NIC's link in bit/s; 0 if the driver does not tell.
+	// Speed is the rate of a NIC's link in bit/s; 0 if the driver does not report it.
 	Speed float64
-	// Ring is the size of the receive ring, in packets, and RingMax what it could be; 0 if there is none.
+	// Ring is the size of the receive ring in packets, and RingMax its maximum; both are 0 without a ring.
 	Ring, RingMax uint32
-	// Caps are the driver's counters of packets that a cloud's limit held up or dropped in the window, by
-	// ethtool's names.
+	// Caps are the driver's counters of packets that a limit of the cloud delayed or dropped in the window,
+	// by ethtool's names.
 	Caps map[string]uint64
-	// IRQ is the CPUs that take its interrupts, as a list; empty if it has none.
+	// IRQ lists the CPUs that handle the device's interrupts; it is empty if the device has none.
 	IRQ string
-	// RPFilter is what applies: the higher value of conf/all and conf/DEVICE.
+	// RPFilter is the effective setting: the higher value of conf/all and conf/DEVICE.
 	RPFilter int
-	// Window and Boot are packets in the window and since the device was created.
+	// Window counts the packets in the window, and Boot those since the device was created.
 	Window, Boot Packets
-	// VF is which way packets took in the window, where the device may have a virtual function.
+	// VF describes which path the packets took in the window, if the device may have a virtual function.
 	VF *record.VFUse
 }
 
-// stopQueue is hv_netvsc's counter of the times that the host's ring was full.
+// stopQueue is hv_netvsc's counter of how often the host's ring was full.
 const stopQueue = "stop_queue"
 
-// Packets are counters of a device.
+// Packets are the packet counters of a device.
 type Packets struct {
 	Rx, Tx           uint64
 	RxBytes, TxBytes uint64
-	// Missed found the receive ring full; Damaged arrived with errors; TxDropped were not sent.
+	// Missed packets found the receive ring full, Damaged ones arrived with errors, and TxDropped ones were
+	// not sent.
 	Missed, Damaged, TxDropped uint64
 }
 
@@ -98,7 +100,8 @@ func (p Packets) since(b Packets) Packets {
 	return Packets{p.Rx - b.Rx, p.Tx - b.Tx, p.RxBytes - b.RxBytes, p.TxBytes - b.TxBytes, p.Missed - b.Missed, p.Damaged - b.Damaged, p.TxDropped - b.TxDropped}
 }
 
-// softirq returns the share of the window that a CPU spent in softirqs. By ticks, it may come out above 1.
+// softirq returns the share of the window that a CPU spent in softirqs. The kernel counts in ticks, so the
+// share is capped at 1.
 func (f Facts) softirq(c record.CPU) float64 { return min(1, c.Softirq/f.Window.Seconds()) }
 
 func (f Facts) device(name string) (Device, bool) {
@@ -109,14 +112,14 @@ func (f Facts) device(name string) (Device, bool) {
 	return f.Devices[i], true
 }
 
-// rps tells whether a queue of the device has an RPS mask, and rfs whether one has RFS entries.
+// rps reports whether a queue of the device has an RPS mask, and rfs whether a queue has RFS entries.
 func (d Device) rps() bool { return slices.ContainsFunc(d.RPS, isSet) }
 func (d Device) rfs() bool { return slices.ContainsFunc(d.RFS, isSet) }
 
-// isSet tells whether a mask or number is not 0.
+// isSet reports whether a mask or number is not 0.
 func isSet(value string) bool { return strings.Trim(value, "0,") != "" }
 
-// Known are the facts that no rule judges, for the reader, a line each.
+// Known returns facts that no rule judges, one line each, for the reader's information.
 func (f Facts) Known() []Evidence {
 	s := f.Node.Sysctls
 	known := []Evidence{
@@ -143,8 +146,8 @@ func (f Facts) Known() []Evidence {
 	return slices.DeleteFunc(known, func(k Evidence) bool { return k.Value == "" })
 }
 
-// parseCounter reads one counter of /proc/net/netstat: a line of names for each group, then one of values;
-// 0 if it is not there.
+// parseCounter reads one counter of /proc/net/netstat, which has a line of names and a line of values for
+// each group. It returns 0 if the counter is not there.
 func parseCounter(text, group, name string) uint64 {
 	var names []string
 	for line := range strings.Lines(text) {

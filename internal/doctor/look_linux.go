@@ -29,7 +29,7 @@ import (
 // procDir is where procfs is mounted.
 const procDir = "/proc"
 
-// looker reads the facts of the calling thread's network namespace.
+// looker reads facts in the network namespace of the calling thread.
 type looker struct {
 	proc      fs.FS
 	sys       *os.Root
@@ -37,8 +37,8 @@ type looker struct {
 	collector *collect.Collector
 }
 
-// Look takes the facts of this machine and of the calling thread's network namespace. It reads the counters
-// twice, a window apart, and changes nothing. A probe tries the fast path too, in network namespaces of its own.
+// Look reads the facts of this machine and of the calling thread's network namespace. It reads the counters twice,
+// a window apart, and changes nothing. With probe it also tries the fast path, in temporary network namespaces.
 func Look(ctx context.Context, window time.Duration, probe bool) (f Facts, err error) {
 	l := looker{proc: os.DirFS(procDir)}
 	if l.sys, err = netns.Sysfs(); err != nil {
@@ -81,7 +81,7 @@ func Look(ctx context.Context, window time.Duration, probe bool) (f Facts, err e
 }
 
 // probeFastPath returns why the fast path cannot run. On a busy machine the probe's own packets may be late, so
-// that what fails has to fail each time.
+// only a check that fails every time counts.
 func probeFastPath(ctx context.Context) string {
 	var err error
 	for range tries {
@@ -105,7 +105,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// machine reads what has no window.
+// machine reads the facts that do not depend on the window.
 func (l looker) machine(ctx context.Context) (f Facts, err error) {
 	if f.Node, err = collect.Describe(ctx, l.proc, l.sys.FS()); err != nil {
 		return f, err
@@ -127,7 +127,8 @@ func (l looker) machine(ctx context.Context) (f Facts, err error) {
 	return f, nil
 }
 
-// flowtables lists those of nftables with the devices that they have; none if this process may not list them.
+// flowtables lists the flowtables of nftables with their devices. It returns none if this process may not list
+// them.
 func flowtables(links []record.Link) (all []Flowtable, err error) {
 	tables, err := fastpath.Flowtables()
 	if errors.Is(err, fs.ErrPermission) {
@@ -145,7 +146,7 @@ func flowtables(links []record.Link) (all []Flowtable, err error) {
 	return all, err
 }
 
-// installed tells which of the tools that an experiment may name are in the folders of a path, and which
+// installed sorts the tools that an experiment may name into those that are in the folders of path, and those that
 // are not.
 func installed(path string) (there, missing []string) {
 	for name, programs := range tools.Programs() {
@@ -160,13 +161,13 @@ func installed(path string) (there, missing []string) {
 	return there, missing
 }
 
-// counts are the counters at one instant.
+// counts are the counters at one moment.
 type counts struct {
 	collected  collect.Snapshot
 	links      map[string]netlink.Link
 	rpFiltered uint64
 	throttled  map[string]collect.Throttling
-	// caps by device: see Device.Caps.
+	// caps holds Device.Caps for each device.
 	caps map[string]map[string]uint64
 }
 
@@ -174,7 +175,7 @@ func (l looker) count() (c counts, err error) {
 	if c.collected, err = l.collector.Snapshot(); err != nil {
 		return c, err
 	}
-	// /proc/net is that of the process's first thread, which may be in another network namespace.
+	// /proc/net describes the namespace of the process's first thread, which may be another one.
 	c.rpFiltered = parseCounter(l.line("thread-self/net/netstat"), "TcpExt", "IPReversePathFilter")
 	links, err := netns.Dump("links", netlink.LinkList)
 	if err != nil {
@@ -192,8 +193,8 @@ func (l looker) count() (c counts, err error) {
 	return c, nil
 }
 
-// isCap tells whether a driver's counter is of packets that a limit of the cloud held up or dropped: ena's, or the
-// times that hv_netvsc found the host's ring full.
+// isCap reports whether a driver's counter counts packets that a limit of the cloud delayed or dropped: one of
+// ena's, or hv_netvsc's count of how often the host's ring was full.
 func isCap(counter string) bool {
 	return strings.HasSuffix(counter, "_allowance_exceeded") || counter == stopQueue
 }
@@ -201,13 +202,14 @@ func isCap(counter string) bool {
 func (l looker) caps(device string) map[string]uint64 {
 	all, err := l.tool.Counters(device)
 	if err != nil {
-		return nil // went, or has none
+		return nil // gone, or without counters
 	}
 	maps.DeleteFunc(all, func(name string, _ uint64) bool { return !isCap(name) })
 	return all
 }
 
-// cgroups is where those of the machine are mounted: in a pod on its node, the first process has them all.
+// cgroups returns where the machine's cgroups are mounted. In a pod, the mount of the node's first process shows
+// all of them.
 func (l looker) cgroups() string {
 	const mount = "sys/fs/cgroup"
 	if all := filepath.Join(procDir, "1/root", mount); isFolder(all) {
@@ -221,7 +223,7 @@ func isFolder(name string) bool {
 	return err == nil && info.IsDir()
 }
 
-// throttledSince returns what limits did between two readings, the worst first.
+// throttledSince returns how CPU limits throttled cgroups between two readings, the worst first.
 func throttledSince(before, after map[string]collect.Throttling) (all []Throttled) {
 	for cgroup, now := range after {
 		was := before[cgroup]
@@ -235,12 +237,12 @@ func throttledSince(before, after map[string]collect.Throttling) (all []Throttle
 	return all
 }
 
-// devices joins what is known of each device.
+// devices collects the facts about each device.
 func (l looker) devices(links []record.Link, before, after counts) (all []Device, err error) {
 	for _, link := range links {
 		was, is := before.links[link.Name], after.links[link.Name]
 		if was == nil || is == nil || was.Attrs().Index != is.Attrs().Index {
-			continue // came or went
+			continue // came or went during the window
 		}
 		d := Device{Link: link, Up: is.Attrs().Flags&net.FlagUp != 0}
 		d.Under, d.Overhead = encapsulation(is, after.links)
@@ -273,12 +275,12 @@ func (l looker) devices(links []record.Link, before, after counts) (all []Device
 	return all, nil
 }
 
-// wire reads what only a NIC has.
+// wire reads the facts that only a NIC has.
 func (l looker) wire(d *Device, before, after map[string]uint64) {
 	if size, most, err := l.tool.Ring(d.Name); err == nil {
 		d.Ring, d.RingMax = size, most
 	}
-	b, _ := fs.ReadFile(l.sys.FS(), "class/net/"+d.Name+"/speed") // an error if the link is down
+	b, _ := fs.ReadFile(l.sys.FS(), "class/net/"+d.Name+"/speed") // this fails if the link is down
 	if mbit, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && mbit > 0 {
 		d.Speed = float64(mbit) * 1e6
 	}
@@ -292,16 +294,16 @@ func (l looker) wire(d *Device, before, after map[string]uint64) {
 	}
 }
 
-// rpFilter reads the setting of a device or of all.
+// rpFilter reads the setting of a device, or of conf/all.
 func (l looker) rpFilter(device string) int {
 	return int(l.number("sys/net/ipv4/conf/" + device + "/rp_filter"))
 }
 
-// off returns the offloads that a device has and that are switched off.
+// off returns the offloads that a device supports and that are switched off.
 func (l looker) off(device string) (names []string, err error) {
 	features, err := l.tool.Features(device)
 	if err != nil {
-		return nil, nil // went, or has none
+		return nil, nil // gone, or without offloads
 	}
 	for name, f := range features {
 		if f.Available && !f.Active {
@@ -320,9 +322,9 @@ func packets(l netlink.Link) Packets {
 	return Packets{Rx: s.RxPackets, Tx: s.TxPackets, RxBytes: s.RxBytes, TxBytes: s.TxBytes, Missed: s.RxMissedErrors, Damaged: s.RxErrors, TxDropped: s.TxDropped}
 }
 
-// encapsulation returns the device that another one's packets are sent by, and what encapsulation adds to
-// an IP packet. It is "" for a device that is none, or that leaves both to each packet's route, as
-// Cilium's VXLAN device does: its MTU limits nothing.
+// encapsulation returns the device that sends the encapsulated packets, and how many bytes encapsulation adds to
+// an IP packet. It returns "" for a device that does not encapsulate, and for one that leaves both to each
+// packet's route, such as Cilium's VXLAN device: its MTU limits nothing.
 func encapsulation(l netlink.Link, links map[string]netlink.Link) (under string, overhead int) {
 	const ip4, ip6, udp, vxlan, ethernet, gre = 20, 40, 8, 8, 14, 4
 	var lower int
@@ -347,18 +349,18 @@ func encapsulation(l netlink.Link, links map[string]netlink.Link) (under string,
 			return name, overhead
 		}
 	}
-	return "", 0 // not bound to a device: each packet's route tells
+	return "", 0 // not bound to a device: each packet's route chooses one
 }
 
 func isIPv6(ip net.IP) bool { return ip != nil && ip.To4() == nil }
 
-// line returns the content of a file, "" if it cannot be read.
+// line returns the content of a file, or "" if it cannot be read.
 func (l looker) line(name string) string {
 	b, _ := fs.ReadFile(l.proc, name)
 	return strings.TrimSpace(string(b))
 }
 
-// number returns the content of a file that is a number, 0 if there is none.
+// number returns the number in a file, or 0 if there is none.
 func (l looker) number(name string) uint64 {
 	n, _ := strconv.ParseUint(l.line(name), 10, 64)
 	return n

@@ -18,8 +18,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestFaultsInANamespace: in a network namespace with VXLAN over a veth nothing is found; each fault that
-// is injected is found, alone, and what the finding says to do mends it.
+// TestFaultsInANamespace checks that a network namespace with VXLAN over a veth has no findings, that each
+// injected fault is found, alone, and that the remedy in the finding corrects it.
 func TestFaultsInANamespace(t *testing.T) {
 	testenv.EnterNamespace(t)
 	run(t, "ip link add dr0 type veth peer name dr1; ip addr add 10.9.0.1/24 dev dr0; ip link set dr0 up; ip link set dr1 up",
@@ -49,14 +49,14 @@ func TestFaultsInANamespace(t *testing.T) {
 	}
 }
 
-// TestDropsInANamespace: packets that a device drops in the window are found, and those before it are not.
+// TestDropsInANamespace checks that only packets that a device drops within the window are found.
 func TestDropsInANamespace(t *testing.T) {
 	testenv.EnterNamespace(t)
-	// A VXLAN device without an entry for the address drops what is sent by it.
+	// A VXLAN device without a forwarding entry for the destination drops the packet.
 	run(t, "ip link add dr0 type veth peer name dr1; ip addr add 10.9.0.1/24 dev dr0; ip link set dr0 up; ip link set dr1 up",
 		"ip link add dr.vx type vxlan id 7 dev dr0 local 10.9.0.1 dstport 8472 nolearning; ip addr add 10.9.1.1/32 dev dr.vx; ip link set dr.vx up",
 		"ip route add 10.9.2.0/24 dev dr.vx; ip neigh add 10.9.2.2 lladdr 02:00:00:00:00:02 dev dr.vx")
-	conn, err := net.Dial("udp", "10.9.2.2:9") // a socket of the namespace, whichever thread writes
+	conn, err := net.Dial("udp", "10.9.2.2:9") // the socket stays in this namespace, whichever thread writes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestDropsInANamespace(t *testing.T) {
 	})
 }
 
-// TestAWindowEndsWithItsContext: a user who stops a long look is not kept waiting.
+// TestAWindowEndsWithItsContext checks that a user can stop a long look at once.
 func TestAWindowEndsWithItsContext(t *testing.T) {
 	stopped := errors.New("stopped")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -91,7 +91,7 @@ func TestAWindowEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// look looks for what a namespace can show: what the machine itself does meanwhile is another matter.
+// look keeps the findings about a namespace. Those about the machine depend on its other load.
 func look(t *testing.T) (found []Finding) {
 	t.Helper()
 	f, err := Look(t.Context(), 200*time.Millisecond, false)
@@ -112,7 +112,7 @@ func run(t *testing.T, commands ...string) {
 	}
 }
 
-// TestEncapsulation: what each kind of device adds, and which device it is bound to.
+// TestEncapsulation checks how many bytes each kind of device adds, and which device it is bound to.
 func TestEncapsulation(t *testing.T) {
 	nic := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2}}
 	links := map[string]netlink.Link{"eth0": nic}
@@ -150,8 +150,8 @@ func TestInstalledTools(t *testing.T) {
 	}
 }
 
-// TestReversePathFilter: packets from an address that no route leads back to are dropped by a strict filter, and
-// that is found; what the finding says to do is enough.
+// TestReversePathFilter checks that doctor finds packets that a strict filter drops because no route leads back
+// to their address, and that the remedy in the finding is enough.
 func TestReversePathFilter(t *testing.T) {
 	testenv.EnterNamespace(t)
 	other, err := netns.New()
@@ -189,13 +189,13 @@ func TestReversePathFilter(t *testing.T) {
 		}
 		return nil
 	})
-	run(t, found[0].Do, "ip route add 203.0.113.0/24 dev lo") // loose: any route will do
+	run(t, found[0].Do, "ip route add 203.0.113.0/24 dev lo") // a loose filter accepts any route
 	if found := lookWhile(t, func() { _, _ = conn.Write([]byte("x")) }); len(found) > 0 {
 		t.Errorf("after %s: %q", found[0].Do, summary(found))
 	}
 }
 
-// lookWhile looks while something is done every millisecond.
+// lookWhile looks while it calls do every millisecond.
 func lookWhile(t *testing.T, do func()) []Finding {
 	t.Helper()
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -219,7 +219,7 @@ func lookWhile(t *testing.T, do func()) []Finding {
 	return look(t)
 }
 
-// TestThrottledCgroup: a CPU limit of any cgroup of the machine is found when it throttles.
+// TestThrottledCgroup checks that doctor finds any cgroup of the machine whose CPU limit throttles it.
 func TestThrottledCgroup(t *testing.T) {
 	testenv.NeedRoot(t)
 	group, limit := "/sys/fs/cgroup/cpu/slipstream-doctor-test", "echo 5000 > cpu.cfs_quota_us"

@@ -9,83 +9,85 @@ import (
 	"slices"
 )
 
-// Path has the facts about the path from one machine to another.
+// Path holds the facts about the path from one machine to another.
 type Path struct {
 	Client, Server string
 	// To is the server's address.
 	To netip.Addr
-	// Closed are the transports by which no traffic gets from the client to a port that a run would use.
+	// Closed lists the transports whose traffic does not get from the client to a port that a run would use.
 	Closed []Closed
-	// Thrown is what the client's kernel says of the way; Datagrams tells whether any arrived.
+	// Thrown is what the client's kernel reports about the path. Datagrams reports whether any datagram arrived.
 	Thrown    Thrown
 	Datagrams bool
-	// MTU is the largest packet that arrived, in bytes; 0 if none did.
+	// MTU is the size in bytes of the largest packet that arrived; 0 if none did.
 	MTU   int
 	VXLAN []VXLANPort
-	// Tries are transfers by VXLAN, where there were any; Unprobed is why there were none, if they were wanted.
+	// Tries are the transfers through VXLAN. Unprobed explains why there are none although they were requested.
 	Tries    []Try
 	Unprobed string
 }
 
-// Closed is a transport by which traffic does not get through.
+// Closed is a transport whose traffic does not get through.
 type Closed struct {
 	Protocol string
 	Why      error
 }
 
-// Thrown is what a kernel says of datagrams that it was given to send.
+// Thrown is what a kernel reports about the datagrams that it was given to send.
 type Thrown struct {
-	// Device sends them; its MTU limits them.
+	// Device is the device that sends the datagrams, and DeviceMTU its MTU.
 	Device    string
 	DeviceMTU int
-	// ToldMTU is that of the way as the kernel knows it, from ICMP or a route.
+	// ToldMTU is the path MTU that the kernel has learned from ICMP or a route.
 	ToldMTU int
-	// Refused is why the kernel did not send them, if it was not their size: a rule of its own firewall.
+	// Refused explains why the kernel did not send the datagrams, if not because of their size: usually a rule
+	// of its own firewall.
 	Refused string
 }
 
-// Taken is what arrived of a round.
+// Taken holds the datagrams of a round that arrived.
 type Taken struct {
-	// Complete: the last of the round did, which is small.
+	// Complete means that the last datagram of the round, which is small, arrived.
 	Complete bool
-	// Sizes of packets, in bytes from the IP header on.
+	// Sizes are the packet sizes in bytes, from the IP header on.
 	Sizes []int
 }
 
-// VXLANPort is whether VXLAN by a UDP port would get through.
+// VXLANPort tells whether VXLAN on a UDP port would get through.
 type VXLANPort struct {
 	Port uint16
-	// Blocked: other datagrams arrive, and those to the port do not.
+	// Blocked means that datagrams to this port do not arrive, although others do.
 	Blocked bool
-	// Unknown is why nobody can tell; empty if somebody can.
+	// Unknown explains why this could not be determined; it is empty if it could.
 	Unknown string
-	// Used: the server has a VXLAN device of that port.
+	// Used means that the server has a VXLAN device with this port.
 	Used bool
 }
 
 // Thrower sends datagrams from a machine.
 type Thrower interface {
-	// Throw sends packets of these sizes, in bytes from the IP header on, with a key and a round in them,
-	// and a small one after them. None may be fragmented.
+	// Throw sends packets of these sizes, in bytes from the IP header on. Each contains the key and the round. A
+	// small packet follows as the last of the round. None of them may be fragmented.
 	Throw(ctx context.Context, to netip.AddrPort, key []byte, round int, sizes []int) (Thrown, error)
 }
 
-// Catcher receives on a machine the datagrams that Throw sends from another one.
+// Catcher receives on one machine the datagrams that Throw sends from another.
 type Catcher interface {
 	Port() uint16
-	// Take returns what has arrived of a round. It waits for the last of the round, up to a second.
+	// Take returns the datagrams of a round that have arrived. It waits up to a second for the last of the
+	// round.
 	Take(round int) (Taken, error)
 	Close()
 }
 
-// Catch opens a Catcher at an address; at port 0 it chooses one that is free.
+// Catch opens a Catcher at an address. For port 0 it chooses a free port.
 type Catch func(ctx context.Context, at netip.AddrPort, key []byte) (Catcher, error)
 
-// VXLANPorts are that of IANA (RFC 7348), and that which Linux had before, and Flannel and Cilium have.
+// VXLANPorts are IANA's port (RFC 7348), and Linux's earlier default, which Flannel and Cilium use.
 var VXLANPorts = []uint16{4789, 8472}
 
-// Explore finds out by datagrams which packets get from a client to an address of a server, and which of some
-// VXLAN ports. Of the path it fills in what it found.
+// Explore sends datagrams to find out which packet sizes, and which of the given VXLAN ports, get from a
+// client to an address of a server. It fills in the results in the path.
 func (p *Path) Explore(ctx context.Context, client Thrower, catch Catch, server Facts, ports []uint16) error {
 	if err := p.explore(ctx, client, catch, server, ports); err != nil {
 		return fmt.Errorf("datagrams from %s to %s: %w", p.Client, p.Server, err)
@@ -118,7 +120,7 @@ func (p *Path) explore(ctx context.Context, client Thrower, catch Catch, server 
 	return nil
 }
 
-// keySize is that of the key in a datagram.
+// keySize is the size in bytes of the key in a datagram.
 const keySize = 16
 
 func newKey() []byte {
@@ -127,16 +129,16 @@ func newKey() []byte {
 	return key
 }
 
-// newVNI returns a network identifier of VXLAN that hardly anybody has.
+// newVNI returns a random VXLAN network identifier that is unlikely to be in use.
 func newVNI() int {
 	b := newKey()
 	return 0xf00000 | int(b[0])<<8 | int(b[1])
 }
 
-// tries is how often a datagram is sent before it counts as one that does not get through.
+// tries is how often a datagram is sent before it counts as blocked.
 const tries = 3
 
-// crossing is the way of datagrams to an address.
+// crossing sends rounds of datagrams to one address.
 type crossing struct {
 	to     netip.Addr
 	client Thrower
@@ -145,7 +147,7 @@ type crossing struct {
 	thrown Thrown
 }
 
-// send sends a round and returns what arrived.
+// send sends a round and returns the datagrams that arrived.
 func (c *crossing) send(ctx context.Context, at Catcher, sizes ...int) (taken Taken, err error) {
 	c.round++
 	if c.thrown, err = c.client.Throw(ctx, netip.AddrPortFrom(c.to, at.Port()), c.key, c.round, sizes); err != nil {
@@ -154,7 +156,7 @@ func (c *crossing) send(ctx context.Context, at Catcher, sizes ...int) (taken Ta
 	return at.Take(c.round)
 }
 
-// blocked tells whether no datagram gets to a port.
+// blocked reports whether no datagram gets to a port.
 func (c *crossing) blocked(ctx context.Context, at Catcher) (bool, error) {
 	for range tries {
 		taken, err := c.send(ctx, at)
@@ -165,7 +167,7 @@ func (c *crossing) blocked(ctx context.Context, at Catcher) (bool, error) {
 	return true, nil
 }
 
-// measureMTU finds the largest packet that arrives, of those that the client's device sends.
+// measureMTU finds the largest packet that arrives, up to the MTU of the client's device.
 func (p *Path) measureMTU(ctx context.Context, c crossing, catch Catch) error {
 	at, err := catch(ctx, netip.AddrPortFrom(p.To, 0), c.key)
 	if err != nil {
@@ -208,10 +210,10 @@ func (p *Path) measureMTU(ctx context.Context, c crossing, catch Catch) error {
 	return nil
 }
 
-// largest packet that is tried: a UDP datagram cannot be larger.
+// largest is the largest packet that is tried: a UDP datagram cannot be larger.
 const largest = 65535
 
-// minimumMTU is what every way carries: RFC 791 (a host's least), RFC 8200.
+// minimumMTU is the packet size in bytes that every path carries: RFC 791 (the minimum for a host), RFC 8200.
 func minimumMTU(to netip.Addr) int {
 	if to.Is4() {
 		return 576
@@ -219,7 +221,7 @@ func minimumMTU(to netip.Addr) int {
 	return 1280
 }
 
-// between returns up to 8 sizes that divide an interval evenly, without its ends.
+// between returns up to 8 sizes that divide an interval evenly, excluding its ends.
 func between(low, high int) (sizes []int) {
 	const parts = 9
 	for i := 1; i < parts; i++ {
@@ -230,7 +232,7 @@ func between(low, high int) (sizes []int) {
 	return sizes
 }
 
-// pathRules by name.
+// pathRules are the rules for paths, by name.
 var pathRules = []struct {
 	name string
 	find func(Path) []Finding
@@ -241,7 +243,7 @@ var pathRules = []struct {
 	{"offload-fault", offloadFault},
 }
 
-// Pair is the name of the path from one place to another in findings.
+// Pair returns the name of a path in findings.
 func Pair(client, server string) string { return client + " to " + server }
 
 // ExaminePath applies all rules for paths.

@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-// way is a network between two machines.
+// way is a fake network between two machines.
 type way struct {
 	device, carries, told int
 	closed                []uint16 // UDP ports
 	taken                 []uint16
-	loses                 int // so many datagrams of the largest size, then no more
+	loses                 int // how many datagrams of the largest size to lose first
 	arrived               map[uint16][]int
 }
 
@@ -53,7 +53,7 @@ func (c caught) Take(int) (Taken, error) {
 	return Taken{Complete: true, Sizes: c.arrived[c.port]}, nil
 }
 
-// TestExplore: what the way is like decides what is found.
+// TestExplore checks the findings for several kinds of networks.
 func TestExplore(t *testing.T) {
 	overlay := Facts{Devices: []Device{{VXLANPort: 8472}}}
 	for _, c := range []struct {
@@ -95,7 +95,7 @@ func TestExplore(t *testing.T) {
 	}
 }
 
-// FuzzDatagram: no payload is taken for a datagram but those with the key.
+// FuzzDatagram checks that only payloads with the key are taken for datagrams.
 func FuzzDatagram(f *testing.F) {
 	to, key := netip.MustParseAddr("192.0.2.2"), make([]byte, keySize)
 	f.Add(datagram(to, key, 3, 1500), 3, 1500)
@@ -114,10 +114,10 @@ func FuzzDatagram(f *testing.F) {
 	})
 }
 
-// carrier is a way that fails as long as so much is offloaded.
+// carrier is a fake network that fails while at least failsUpTo is offloaded.
 type carrier struct {
 	failsUpTo Offload
-	once      bool // it fails no second time
+	once      bool // a repeated transfer succeeds
 	did       []Offload
 }
 
@@ -130,7 +130,7 @@ func (c *carrier) Carry(_ context.Context, _ Tunnel, o Offload) (Carried, error)
 	return Carried{}, nil
 }
 
-// TestOffloadFault: only what fails again, and arrives otherwise, is found.
+// TestOffloadFault checks that a fault is found only if a transfer fails twice and succeeds with less offloaded.
 func TestOffloadFault(t *testing.T) {
 	for name, c := range map[string]struct {
 		carrier carrier

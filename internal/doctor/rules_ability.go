@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// notPermitted: accelerators, and some of the facts, need capabilities.
+// notPermitted finds missing capabilities, which accelerators and some of the facts need.
 func notPermitted(f Facts) []Finding {
 	if len(f.Lacks) == 0 {
 		return nil
@@ -25,7 +25,7 @@ func notPermitted(f Facts) []Finding {
 
 const hostUnfit = "host-unfit"
 
-// HostUnfit is a host that no run can be on, nor a look.
+// HostUnfit is the finding for a host on which neither a run nor doctor can work.
 func HostUnfit(host string, why error) Finding {
 	return Finding{
 		Rule: hostUnfit, Severity: Serious, Where: host,
@@ -49,7 +49,7 @@ func noBTF(f Facts) []Finding {
 	}}
 }
 
-// fastPath is found by --probe only.
+// fastPath has a finding only with --probe.
 func fastPath(f Facts) []Finding {
 	if f.FastPath == "" {
 		return nil
@@ -63,7 +63,7 @@ func fastPath(f Facts) []Finding {
 	}}
 }
 
-// flowtable looks at the devices that a flowtable takes from the fast path: packets of pods pass them.
+// flowtable finds flowtables that include the devices of pods: their packets bypass the fast path.
 func flowtable(f Facts) (found []Finding) {
 	for _, t := range f.Flowtables {
 		var taken []string
@@ -87,7 +87,8 @@ func flowtable(f Facts) (found []Finding) {
 	return found
 }
 
-// throttled: a limit that holds threads up for less than a hundredth of the time shows in no figure.
+// throttled finds cgroups with throttled threads. If threads wait for less than a hundredth of the window, no
+// measured figure shows it.
 func throttled(f Facts) []Finding {
 	worst := slices.DeleteFunc(slices.Clone(f.Throttled), func(t Throttled) bool { return t.Time*100 < f.Window })
 	if len(worst) == 0 {
@@ -106,8 +107,8 @@ func throttled(f Facts) []Finding {
 	return []Finding{found}
 }
 
-// LabLacks is something that a lab needs and this machine lacks. Without what is optional, only those experiments
-// fail that name it.
+// LabLacks is the finding for something that a lab needs and this machine lacks. If it is optional, only the
+// experiments that name it fail.
 func LabLacks(what string, optional bool, why error) Finding {
 	f := Finding{
 		Rule: labLacks, Severity: Serious,

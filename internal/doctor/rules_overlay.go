@@ -9,7 +9,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// overlays calls fn with each device that encapsulates, and the one that it is sent by, if both are up.
+// overlays calls fn with each device that encapsulates, and the device that sends its packets, if both are
+// up.
 func (f Facts) overlays(fn func(overlay, under Device)) {
 	for _, d := range f.Devices {
 		if under, ok := f.device(d.Under); ok && d.Up && under.Up {
@@ -43,7 +44,8 @@ func mtuTooLarge(f Facts) (found []Finding) {
 	return found
 }
 
-// mtuSmall: it is a choice up to a certain difference, as for hosts with different MTUs.
+// mtuSmall finds overlays whose MTU could be larger. Up to a certain difference the small MTU may be
+// deliberate, for example because hosts have different MTUs.
 func mtuSmall(f Facts) (found []Finding) {
 	const much = 1000
 	f.overlays(func(overlay, under Device) {
@@ -62,12 +64,12 @@ func mtuSmall(f Facts) (found []Finding) {
 	return found
 }
 
-// Offloads that matter to encapsulated traffic.
+// offloads are those that matter to encapsulated traffic.
 var offloads = []struct {
-	name    string // as ethtool -k has it
-	set     string // as ethtool -K takes it
-	overlay bool   // of the overlay's own device, not of the NIC
-	without string // what the kernel does if it is off
+	name    string // ethtool -k's name
+	set     string // ethtool -K's name
+	overlay bool   // set on the overlay's own device, not on the NIC
+	without string // what the kernel does without it
 }{
 	{"rx-gro", "gro", false, "each packet crosses the whole receive path on its own, instead of merged with others (GRO)"},
 	{"rx-gro", "gro", true, "each packet that VXLAN delivers, and the GRO of the NIC has not merged, crosses the rest of the path on its own"},
@@ -78,7 +80,8 @@ var offloads = []struct {
 	{"rx-checksum", "rx", false, "the CPU computes checksums of received packets"},
 }
 
-// offloadOff looks at offloads that a NIC with hardware has, and those of the overlay's own device.
+// offloadOff finds switched-off offloads that a hardware NIC supports, and those of the overlay's own
+// device.
 func offloadOff(f Facts) (found []Finding) {
 	told := make(map[string]bool) // two overlays may share a NIC
 	f.overlays(func(overlay, under Device) {
@@ -87,13 +90,13 @@ func offloadOff(f Facts) (found []Finding) {
 			if o.overlay {
 				d = overlay
 			}
-			// GRO is off on a veth from the start.
+			// GRO is off on a veth by default.
 			if !o.overlay && under.NIC == nil || !slices.Contains(d.Off, o.name) || d.checksums(o.name) || told[d.Name+o.name] {
 				continue
 			}
 			told[d.Name+o.name] = true
 			severity := Warning
-			if o.overlay && o.name == "rx-gro" { // it cost nothing where the NIC's was on: docs/results/doctor.md
+			if o.overlay && o.name == "rx-gro" { // it cost nothing while the NIC's GRO was on: docs/results/doctor.md
 				severity = Note
 			}
 			found = append(found, Finding{
@@ -109,14 +112,14 @@ func offloadOff(f Facts) (found []Finding) {
 	return found
 }
 
-// checksums tells whether the offload is one of two kinds of checksums, of which a device uses at most one
-// (netdev_fix_features in net/core/dev.c), and uses the other.
+// checksums reports whether the offload is one of two kinds of checksum offload, and the device uses the
+// other. A device uses at most one of them (netdev_fix_features in net/core/dev.c).
 func (d Device) checksums(name string) bool {
 	kinds := []string{"tx-checksum-ipv4", "tx-checksum-ip-generic"}
 	return slices.Contains(kinds, name) && slices.ContainsFunc(kinds, func(k string) bool { return slices.Contains(d.Offloads, k) })
 }
 
-// workaround names the reason for which an offload is often switched off.
+// workaround returns a common reason for switching an offload off.
 func workaround(name string, overlay bool) string {
 	if overlay && name == "tx-checksum-ip-generic" {
 		return " It is often off on purpose: with it, faulty kernels and NICs send wrong checksums through NAT. After you turn it on, connect from a pod to a service whose backend is on another node."
@@ -124,7 +127,8 @@ func workaround(name string, overlay bool) string {
 	return ""
 }
 
-// rpFilter: strict reverse path filtering drops what comes in by another device than replies would take.
+// rpFilter finds devices with strict reverse path filtering, which drops a packet that arrives on another
+// device than its reply would leave by.
 func rpFilter(f Facts) []Finding {
 	var strict []string
 	for _, d := range f.Devices {
@@ -152,7 +156,7 @@ func rpFilter(f Facts) []Finding {
 	}}
 }
 
-// vf judges, of NICs that may have a virtual function, whether it is there, driven and used.
+// vf checks NICs that may have a virtual function: whether it exists, has a driver, and is used.
 func vf(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.NIC == nil || d.NIC.VF == nil {

@@ -13,8 +13,8 @@ func (f Facts) window() string { return f.Window.Round(100 * time.Millisecond).S
 
 const lostPackets = "TCP retransmits the packet and slows down; UDP loses it. How much that costs was not measured; trials.jsonl has the retransmits of each trial of an experiment."
 
-// loss judges packets lost in the window, out of all. Any machine loses fewer than 10 now and then, or fewer
-// than 1 in 10,000.
+// loss judges the packets lost in the window against all packets. Any healthy machine may lose fewer than
+// 10, or fewer than 1 in 10,000.
 func loss(lost, all uint64) (Severity, bool) {
 	switch {
 	case lost < 10 || lost*10_000 < all:
@@ -25,7 +25,7 @@ func loss(lost, all uint64) (Severity, bool) {
 	return Serious, true
 }
 
-// softnet sums up what the CPUs did in the window.
+// softnet adds up the softnet counters of all CPUs in the window.
 func (f Facts) softnet() (processed, dropped, squeezed uint64) {
 	for _, c := range f.CPUs {
 		processed += c.Processed
@@ -37,7 +37,7 @@ func (f Facts) softnet() (processed, dropped, squeezed uint64) {
 
 func backlogFull(f Facts) []Finding {
 	all, dropped, _ := f.softnet()
-	// A packet above the flow limit counts in both columns (enqueue_to_backlog in net/core/dev.c).
+	// A packet above the flow limit counts in both (enqueue_to_backlog in net/core/dev.c).
 	dropped -= min(f.FlowLimited, dropped)
 	severity, lost := loss(dropped, all)
 	if !lost {
@@ -71,11 +71,12 @@ func flowLimit(f Facts) []Finding {
 	}}
 }
 
-// squeezed: a poll is cut off after netdev_budget packets, 300 by default, or netdev_budget_usecs.
+// squeezed finds polls that were cut off. The kernel ends a poll after netdev_budget packets, 300 by
+// default, or after netdev_budget_usecs.
 func squeezed(f Facts) []Finding {
 	all, _, squeezed := f.softnet()
 	const full = 300
-	if squeezed < 10 || squeezed*full*10 < all { // less than a tenth of what full polls would be
+	if squeezed < 10 || squeezed*full*10 < all { // less than a tenth of the packets arrived in full polls
 		return nil
 	}
 	s := f.Node.Sysctls
@@ -91,13 +92,13 @@ func squeezed(f Facts) []Finding {
 	}}
 }
 
-// Counters of a device, by sysfs' names.
+// The counters of a device, by their names in sysfs.
 const (
 	missed    = "rx_missed_errors"
 	txDropped = "tx_dropped"
 )
 
-// smallRing tells whether the receive ring could be larger.
+// smallRing reports whether the receive ring could be larger.
 func (d Device) smallRing() bool { return d.Ring > 0 && d.Ring < d.RingMax }
 
 func ringSmall(f Facts) (found []Finding) {
@@ -120,14 +121,14 @@ func ringSmall(f Facts) (found []Finding) {
 	return found
 }
 
-// full is the share of its link's speed from which on a NIC counts as the limit.
+// full is the share of its link's speed at which a NIC counts as the limit.
 const full = 0.95
 
-// frame is what the wire carries beside a frame as the counters have it: preamble, checksum and gap
-// (IEEE 802.3, clause 3 and 4.4.2).
+// frame is the number of bytes on the wire that the counters leave out for each frame: preamble, checksum
+// and gap (IEEE 802.3, clauses 3 and 4.4.2).
 const frame = 24
 
-// nicCap: the link is full, or the cloud limits it.
+// nicCap finds NICs whose link is full, or that the cloud limits.
 func nicCap(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.NIC == nil {
@@ -156,7 +157,7 @@ func nicCap(f Facts) (found []Finding) {
 	return found
 }
 
-// capped judges a driver's counter of what a cloud's limit did.
+// capped judges a driver's counter of packets that met a limit of the cloud.
 func capped(f Facts, d Device, name string) (Finding, bool) {
 	const few = 10
 	n := d.Caps[name]
@@ -176,8 +177,8 @@ func capped(f Facts, d Device, name string) (Finding, bool) {
 	return finding, n >= few
 }
 
-// deviceDrops looks at NICs and overlays. rx_dropped is left out: it also counts packets of protocols that
-// nobody listens to, such as LLDP, and is not 0 on a healthy machine.
+// deviceDrops finds packets that NICs and overlays drop. It ignores rx_dropped, which also counts packets of
+// protocols that nobody listens to, such as LLDP, and is not 0 on a healthy machine.
 func deviceDrops(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.Class != v1alpha1.DeviceNIC && d.Class != v1alpha1.DeviceOverlay {
@@ -196,7 +197,7 @@ func deviceDrops(f Facts) (found []Finding) {
 				"ip -s -d link show " + d.Name + "; tc -s qdisc show dev " + d.Name},
 		} {
 			severity, lost := loss(c.lost, c.lost+c.all)
-			if !lost || c.file == missed && d.smallRing() { // ringSmall has more to say of it
+			if !lost || c.file == missed && d.smallRing() { // ringSmall reports these
 				continue
 			}
 			if c.file == txDropped && d.Under != "" {
@@ -230,14 +231,14 @@ func conntrackFull(f Facts) []Finding {
 			evidence("/proc/sys/net/netfilter/nf_conntrack_count", "%d", f.Conntrack),
 			evidence("/proc/sys/net/netfilter/nf_conntrack_max", "%d", f.ConntrackMax),
 		},
-		// gc_worker in net/netfilter/nf_conntrack_core.c; TestFullConntrackTable of the fast path.
+		// Source: gc_worker in net/netfilter/nf_conntrack_core.c, and TestFullConntrackTable of the fast path.
 		Cost: "If it is full, the kernel drops new connections, and logs \"nf_conntrack: table full, dropping packet\". It then also deletes " +
 			"entries that are not marked ASSURED. Those of VXLAN packets never are, so connections between pods on different nodes may stop, too.",
 		Do: fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d   # kube-proxy sets it by --conntrack-max-per-core", f.ConntrackMax*2),
 	}}
 }
 
-// quadruple returns a sysctl's value times 4.
+// quadruple returns four times a sysctl's value.
 func quadruple(value string) string {
 	var n int
 	if _, err := fmt.Sscan(value, &n); err != nil {

@@ -13,10 +13,10 @@ import (
 
 const proveSteering = "slipstream run kubernetes   # variants rps and rfs, between two nodes like this one"
 
-// busy is the share of a CPU's time in softirqs from which on that CPU counts as the limit.
+// busy is the share of a CPU's time in softirqs at which that CPU counts as the limit.
 const busy = 0.5
 
-// oneCPUReceives: all packets of a NIC are received by one CPU.
+// oneCPUReceives finds NICs whose packets are all received by one CPU.
 func oneCPUReceives(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.NIC == nil || d.Class != v1alpha1.DeviceNIC || !d.Up || d.NIC.RxQueues != 1 || d.rps() || d.rfs() {
@@ -40,17 +40,17 @@ func oneCPUReceives(f Facts) (found []Finding) {
 			finding.Evidence = append(finding.Evidence,
 				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f %% of the time in softirqs, no other more than %.0f %%", full.ID, f.softirq(full)*100, idle*100))
 		case len(f.CPUs) < 3:
-			continue // measured, and no gain to expect
+			continue // the CPU time was measured, and steering would not help
 		}
 		found = append(found, finding)
 	}
 	return found
 }
 
-// idle is the share of a CPU's time in softirqs below which it could take some from another.
+// idle is the share of a CPU's time in softirqs below which it could take over work from another.
 const idle = 0.1
 
-// alone returns the CPU that is busy with softirqs while all others are not.
+// alone returns the CPU that is busy with softirqs while all others are idle.
 func (f Facts) alone() (record.CPU, bool) {
 	var most []record.CPU
 	for _, c := range f.CPUs {
@@ -64,13 +64,14 @@ func (f Facts) alone() (record.CPU, bool) {
 	return most[0], true
 }
 
-// takes tells whether a CPU takes interrupts of the device.
+// takes reports whether a CPU handles interrupts of the device.
 func (d Device) takes(c record.CPU) bool {
 	irq, err := cpuset.ParseList(d.IRQ)
 	return err == nil && slices.Contains(irq.CPUs(), c.ID)
 }
 
-// rpsUseless: RPS steers packets to the CPU that they are on already, or that the NIC would choose.
+// rpsUseless finds RPS masks that steer packets to the CPU that they are on already, or that the NIC
+// would choose.
 func rpsUseless(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.NIC == nil || !d.Up || !d.rps() {
@@ -103,11 +104,12 @@ func rpsUseless(f Facts) (found []Finding) {
 
 const flowTable = "net.core.rps_sock_flow_entries"
 
-// rfsOff: RFS needs the machine's table as well as the entries of a queue. The reverse is no finding: the
-// devices that use the table may be in another network namespace, as those of rfs+ are in pods.
+// rfsOff finds queues with RFS entries on a machine whose own flow table is off: RFS needs both. A table
+// without such queues is no finding, because the devices that use it may be in another network namespace,
+// as those of rfs+ are in pods.
 func rfsOff(f Facts) []Finding {
 	entries, known := f.Node.Sysctls[flowTable]
-	if !known || isSet(entries) { // not known in a network namespace other than the machine's own
+	if !known || isSet(entries) { // it can only be read in the machine's own network namespace
 		return nil
 	}
 	var with []string

@@ -8,27 +8,27 @@ import (
 	"time"
 )
 
-// Tunnel is a VXLAN tunnel between two machines, in a network namespace of its own on each.
+// Tunnel is a VXLAN tunnel between two machines. On each of them it is in a temporary network namespace.
 type Tunnel struct {
 	Local, Remote netip.Addr
 	Port          uint16
 	VNI           int
-	// Server: this end receives.
+	// Server means that this end receives.
 	Server bool
-	// Key tells the data of one probe from those of any other.
+	// Key distinguishes the data of one probe from those of any other.
 	Key []byte
 }
 
-// Offload is how much of the work of sending is left to what is below the tunnel's device.
+// Offload is the amount of sending work that is left to the layers below the tunnel's device.
 type Offload int
 
-// Offloads, each with less of it.
+// Offloads, from the most to the least.
 const (
-	// OffloadAll: checksums and segmentation.
+	// OffloadAll offloads checksums and segmentation.
 	OffloadAll Offload = iota
-	// OffloadChecksum: the kernel segments before it encapsulates.
+	// OffloadChecksum offloads only checksums: the kernel segments before it encapsulates.
 	OffloadChecksum
-	// OffloadNothing: it computes checksums too.
+	// OffloadNothing makes the kernel compute checksums, too.
 	OffloadNothing
 )
 
@@ -36,21 +36,21 @@ func (o Offload) String() string {
 	return [...]string{"checksums and segmentation offloaded", "segmentation in the kernel", "checksums and segmentation in the kernel"}[o]
 }
 
-// Carried is what a transfer through a tunnel came to.
+// Carried is the result of a transfer through a tunnel.
 type Carried struct {
-	// Why it failed; empty if all of it arrived, as it was.
+	// Why explains the failure; it is empty if all the data arrived unchanged.
 	Why string
-	// Took is how long it took.
+	// Took is the duration of the transfer.
 	Took time.Duration
 }
 
-// carriedBytes is the size of a transfer, and carryTime what it may take: 3 Mbit/s.
+// carriedBytes is the size of a transfer, and carryTime the longest that it may take: together 3 Mbit/s.
 const (
 	carriedBytes = 1 << 20
 	carryTime    = 3 * time.Second
 )
 
-// Carrier sends through a tunnel that another machine holds.
+// Carrier sends through a tunnel whose other end another machine holds.
 type Carrier interface {
 	Carry(context.Context, Tunnel, Offload) (Carried, error)
 }
@@ -64,8 +64,9 @@ type Try struct {
 	Carried
 }
 
-// ProbeOffload finds out whether what is sent encapsulated arrives, whoever segments and computes checksums.
-// VXLAN takes the first port that is not blocked. Explore has to come before.
+// ProbeOffload finds out whether encapsulated data arrives, whether the kernel or a device segments it and
+// computes the checksums. The tunnel uses the first VXLAN port that is not blocked, so Explore has to run
+// before.
 func (p *Path) ProbeOffload(ctx context.Context, from netip.Addr, client Carrier, hold Hold) error {
 	for _, v := range p.VXLAN {
 		if v.Blocked {
@@ -87,8 +88,8 @@ func (p *Path) ProbeOffload(ctx context.Context, from netip.Addr, client Carrier
 	return nil
 }
 
-// carry tries with less and less offloaded, until all arrives. What failed has to fail again, so that a loss is
-// no finding.
+// carry offloads less and less, until a transfer succeeds. Then it repeats the last transfer that failed, so
+// that one lost packet is no finding.
 func (p *Path) carry(ctx context.Context, client Carrier, t Tunnel) error {
 	p.Tries, p.Unprobed = nil, ""
 	for _, offload := range []Offload{OffloadAll, OffloadChecksum, OffloadNothing} {
@@ -110,7 +111,7 @@ func (p *Path) carry(ctx context.Context, client Carrier, t Tunnel) error {
 	return nil
 }
 
-// fault is the offload without which transfers arrive; false if there is none that is proved.
+// fault returns the offload with which transfers succeed, and false if no fault is proved.
 func (p Path) fault() (without Offload, ok bool) {
 	n := len(p.Tries)
 	if n < 3 || p.Tries[n-1].Why == "" || p.Tries[n-2].Why != "" {

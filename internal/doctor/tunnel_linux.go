@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Addresses within a tunnel are of a network for measurements (RFC 2544). Its namespaces have nothing else.
+// The tunnel's addresses come from a network for benchmarks (RFC 2544). Its namespaces use no other network.
 var tunnelServer = netip.MustParseAddrPort("198.18.0.2:7465")
 
 const (
@@ -26,8 +26,8 @@ const (
 	tunnelClient = "198.18.0.1/30"
 )
 
-// open makes the network namespace of this end. It ends, with all that is in it, when the handle is closed: the
-// device is created there, so that its name disturbs nobody here.
+// open creates the network namespace of this end. The namespace, with all that is in it, ends when the handle is
+// closed. The device is created inside, so that its name cannot collide with another one outside.
 func (t Tunnel) open(o Offload) (ns netns.Handle, err error) {
 	routes, err := netlink.RouteGet(t.Remote.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -51,8 +51,8 @@ func (t Tunnel) open(o Offload) (ns netns.Handle, err error) {
 	return ns, err
 }
 
-// release removes the device, as the kernel takes its time to end a namespace, and another device of the same
-// VNI and port cannot be made until it has. If that fails, the device ends with the namespace.
+// release removes the device first, because the kernel takes a while to end a namespace, and until then no other
+// device with the same VNI and port can be created. If that fails, the device ends with the namespace.
 func release(ns netns.Handle) {
 	_ = netns.Do(ns, func() error {
 		link, err := netlink.LinkByName(tunnelDevice)
@@ -64,7 +64,7 @@ func release(ns netns.Handle) {
 	ns.Close()
 }
 
-// features of a VXLAN device that are off for what is not offloaded, by ethtool's names.
+// features are the VXLAN device's features to switch off for each Offload, by ethtool's names.
 var features = map[Offload][]string{
 	OffloadAll:      nil,
 	OffloadChecksum: {"tx-tcp-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation"},
@@ -104,8 +104,8 @@ func (t Tunnel) configure(o Offload) error {
 	return netlink.LinkSetUp(link)
 }
 
-// HoldTunnel holds the server's end of a tunnel, and receives what Carry sends, until ctx ends. It calls
-// ready once it does.
+// HoldTunnel holds the server's end of a tunnel until ctx ends, and receives the data that Carry sends. It calls
+// ready when it can receive.
 func HoldTunnel(ctx context.Context, t Tunnel, ready func() error) error {
 	ns, err := t.open(OffloadAll)
 	if err != nil {
@@ -137,7 +137,7 @@ func HoldTunnel(ctx context.Context, t Tunnel, ready func() error) error {
 	}
 }
 
-// answer tells the sender how many bytes are as it sent them.
+// answer tells the sender how many bytes, from the first one on, arrived unchanged.
 func answer(conn net.Conn, key []byte) {
 	want := contents(key)
 	got := make([]byte, len(want))
@@ -149,8 +149,8 @@ func answer(conn net.Conn, key []byte) {
 	_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, uint64(same)))
 }
 
-// contents are what a transfer carries: the key, and bytes that follow from it, as no checksum of them is that of
-// another part.
+// contents returns the data of a transfer: the key, and random bytes derived from it. They are random so that no
+// two parts have the same checksum.
 func contents(key []byte) []byte {
 	var seed [32]byte
 	copy(seed[:], key)
@@ -160,7 +160,7 @@ func contents(key []byte) []byte {
 	return b
 }
 
-// CarryThrough sends through a tunnel that another machine holds.
+// CarryThrough sends through a tunnel whose other end another machine holds.
 func CarryThrough(ctx context.Context, t Tunnel, o Offload) (c Carried, err error) {
 	ns, err := t.open(o)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// ends are two network namespaces with a wire between them.
+// ends are two network namespaces that are wired together.
 type ends struct{ client, server netns.Handle }
 
 func newEnds(t *testing.T) ends {
@@ -87,10 +87,11 @@ func (e ends) hold(ctx context.Context, tunnel Tunnel) (release func(), err erro
 	return release, nil
 }
 
-// drop has the client's device drop the UDP packets that instructions with the context in R6 jump to "drop" for.
+// drop makes the client's device drop each UDP packet for which the instructions jump to "drop". They find the
+// packet's context in R6.
 func (e ends) drop(t *testing.T, instructions asm.Instructions) {
 	t.Helper()
-	const protocol, udp = 14 + 9, 17 // of the IPv4 header
+	const protocol, udp = 14 + 9, 17 // offset of the protocol in the IPv4 header
 	code := slices.Concat(asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
 		asm.LoadAbs(protocol, asm.Byte),
@@ -121,8 +122,8 @@ func (e ends) drop(t *testing.T, instructions asm.Instructions) {
 	}
 }
 
-// TestProbeOffload: a NIC that segments wrongly what is encapsulated, one that leaves its checksums out, and one
-// that changes it, are told from each other and from a healthy one, by what arrives.
+// TestProbeOffload checks that the probe distinguishes a healthy NIC from one that segments encapsulated packets
+// wrongly, and from one that leaves out their checksums. It sees only what arrives.
 func TestProbeOffload(t *testing.T) {
 	// The inner packet begins after Ethernet, IPv4, UDP, VXLAN and Ethernet.
 	const gsoSize, inner = 176, 14 + 20 + 8 + 8 + 14
@@ -131,15 +132,15 @@ func TestProbeOffload(t *testing.T) {
 		name  string
 		fault asm.Instructions
 		want  string
-		why   string // of the first transfer
-		costs string // as that shows
+		why   string // of the failure of the first transfer
+		costs string // as the finding describes it
 	}{
 		{"healthy", nil, "", "", ""},
 		{"segmentation", asm.Instructions{
 			asm.LoadMem(asm.R0, asm.R6, gsoSize, asm.Word),
 			asm.JNE.Imm(asm.R0, 0, "drop"),
 		}, "serious : Segmentation of VXLAN packets that a sends is wrong if it is offloaded to eth0.", "the transfer stalled", "Connections between pods on the two open"},
-		// Where the checksum is left to the device, its field has the sum of the pseudo-header.
+		// If the checksum is left to the device, its field contains the sum of the pseudo-header.
 		{"checksum", asm.Instructions{
 			asm.LoadAbs(inner+2, asm.Half), // the total length
 			asm.Mov.Reg(asm.R7, asm.R0),
