@@ -2,5 +2,5 @@
 
 package testenv
 
-// Race says that the race detector is off.
+// Race reports that the race detector is off.
 const Race = false

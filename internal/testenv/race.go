@@ -2,6 +2,6 @@
 
 package testenv
 
-// Race says that the race detector is on. It multiplies the memory that a program takes, so tests that bound memory then only
-// run what they measure.
+// Race reports that the race detector is on. It multiplies the memory that a program takes, so tests that bound memory skip
+// their checks and only run the measured code.
 const Race = true

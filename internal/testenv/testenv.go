@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package testenv has what tests of several packages need of their environment: rights, network
-// namespaces, and patience. Only tests import it.
+// Package testenv provides what tests of several packages need: privileges, network namespaces, and retries. Only tests
+// import it.
 package testenv
 
 import (
@@ -17,8 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NeedRoot skips a test that cannot do without root. Where CI is set, .ci/gotest makes that a
-// failure.
+// NeedRoot skips a test that needs root. If CI is set, .ci/gotest makes a skipped test a failure.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -26,9 +25,8 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// EnterNamespace moves the test's thread into a new network namespace, whose loopback device is up.
-// The namespace goes when nothing refers to it any more: neither the thread, which ends with the
-// test's goroutine, nor the handle, which is closed when the test ends.
+// EnterNamespace moves the test's thread into a new network namespace, whose loopback device is up. The namespace ends
+// when nothing refers to it: the thread ends with the test's goroutine, and the handle is closed when the test ends.
 func EnterNamespace(t testing.TB) netns.NsHandle {
 	t.Helper()
 	NeedRoot(t)
@@ -44,7 +42,7 @@ func EnterNamespace(t testing.TB) netns.NsHandle {
 	return ns
 }
 
-// PrivateMounts moves the test's thread into a mount namespace of its own, which nothing outside sees.
+// PrivateMounts moves the test's thread into a new mount namespace. Nothing outside sees its mounts.
 func PrivateMounts(t testing.TB) {
 	t.Helper()
 	NeedRoot(t)
@@ -57,8 +55,8 @@ func PrivateMounts(t testing.TB) {
 	}
 }
 
-// Disk mounts a file system of a size, such as "64k", in a mount namespace of the test's own thread: should the test
-// die, the mount goes with it. Other threads do not see it.
+// Disk mounts a file system of a size, such as "64k", in a new mount namespace of the test's thread. If the test dies,
+// the mount goes with it. Other threads do not see it.
 func Disk(t testing.TB, size string) (dir string) {
 	t.Helper()
 	PrivateMounts(t)
@@ -66,7 +64,7 @@ func Disk(t testing.TB, size string) (dir string) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // runs on this thread too
+	t.Cleanup(func() { // this runs on the same thread
 		if err := unix.Unmount(dir, 0); err != nil {
 			t.Error(err)
 		}
@@ -74,7 +72,7 @@ func Disk(t testing.TB, size string) (dir string) {
 	return dir
 }
 
-// Fill takes all space of a file system but a number of bytes, until free is called.
+// Fill uses up all space of a file system except for a number of bytes, until free is called.
 func Fill(t testing.TB, dir string, but int64) (free func()) {
 	t.Helper()
 	name := filepath.Join(dir, "filler")
@@ -103,8 +101,8 @@ func Fill(t testing.TB, dir string, but int64) (free func()) {
 	}
 }
 
-// Eventually waits until lacking returns "". If that takes longer than within, the test fails with
-// what it last returned. Between two calls it pauses for 1/300 of within: 200 ms of a minute.
+// Eventually waits until lacking returns "". If that takes longer than within, the test fails with the text that lacking
+// returned last. It calls lacking every 1/300 of within: every 200 ms for a minute.
 func Eventually(t testing.TB, within time.Duration, what string, lacking func() string) {
 	t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(within / 300) {
@@ -118,7 +116,7 @@ func Eventually(t testing.TB, within time.Duration, what string, lacking func() 
 	}
 }
 
-// Await is Eventually for a condition that has nothing to say.
+// Await is Eventually for a condition without a text.
 func Await(t testing.TB, within time.Duration, what string, holds func() bool) {
 	t.Helper()
 	Eventually(t, within, what, func() string {
@@ -129,8 +127,8 @@ func Await(t testing.TB, within time.Duration, what string, holds func() bool) {
 	})
 }
 
-// Retry makes up to so many attempts, and fails with the error of the last: on a busy machine a thread may wait for a CPU
-// at an edge of a window, or all through it.
+// Retry makes up to the given number of attempts, and fails with the error of the last. On a busy machine a thread may
+// wait for a CPU at an edge of a window, or all through it.
 func Retry(t testing.TB, attempts int, try func() error) {
 	t.Helper()
 	for n := 1; ; n++ {

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// failing stands for a test that fails: it records how, and ends its goroutine as a test would.
+// failing stands in for a test that fails: it records the message, and ends its goroutine as a test would.
 type failing struct {
 	testing.TB
 	said string
@@ -31,7 +31,7 @@ func (f *failing) Fatalf(format string, args ...any) {
 	panic(f)
 }
 
-// TestEventually checks that Eventually returns as soon as nothing is lacking, and fails with what is.
+// TestEventually checks that Eventually returns as soon as nothing is lacking, and otherwise fails with the text.
 func TestEventually(t *testing.T) {
 	calls := 0
 	Eventually(t, time.Minute, "three calls", func() string {
@@ -53,7 +53,7 @@ func TestEventually(t *testing.T) {
 	}
 }
 
-// TestRetry checks that Retry ends with the first attempt that succeeds, and fails with the last of those that it may make.
+// TestRetry checks that Retry ends with the first attempt that succeeds, and fails with the error of the last attempt.
 func TestRetry(t *testing.T) {
 	calls := 0
 	fails := func() error {
@@ -80,7 +80,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestEnterNamespace checks that the test is alone with its loopback device, and its mounts are its own.
+// TestEnterNamespace checks that the namespace contains only a loopback device, and that the test has its own mounts.
 func TestEnterNamespace(t *testing.T) {
 	before, err := os.Readlink("/proc/thread-self/ns/mnt")
 	if err != nil {

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// Wine runs Windows programs on Linux. What it says of their speed is its own.
+// Wine runs Windows programs on Linux. Speeds measured under it say nothing about Windows.
 type Wine struct {
-	// Home is the user's folder of its drive C.
+	// Home is the user's folder on drive C.
 	Home string
 
 	prefix string
 	env    []string
 }
 
-// wine64 is Debian's; it has no place on PATH without the package that adds scripts.
+// wine64 is the path in Debian. Without the package that adds scripts it is not on PATH.
 const wine64 = "/usr/lib/wine/wine64"
 
-// NeedWine makes a Wine prefix for a test, which takes some seconds, or skips it where there is no Wine.
+// NeedWine creates a Wine prefix for a test, which takes some seconds. It skips the test if Wine is not installed.
 func NeedWine(t testing.TB) *Wine {
 	t.Helper()
 	if _, err := os.Stat(wine64); err != nil {
@@ -34,10 +34,10 @@ func NeedWine(t testing.TB) *Wine {
 	}
 	w := &Wine{prefix: prefix, env: append(os.Environ(), "WINEPREFIX="+prefix, "WINEDEBUG=-all", "WINEDLLOVERRIDES=mscoree,mshtml=")}
 	t.Cleanup(func() {
-		// Its server stays for a while after the last program, and holds the files.
+		// The Wine server lingers after the last program, and holds the files.
 		stop := exec.Command("/usr/lib/wine/wineserver64", "-k", "-w")
 		stop.Env = w.env
-		_ = stop.Run() // it fails if there is none any more
+		_ = stop.Run() // it fails if no server is running
 		if err := os.RemoveAll(prefix); err != nil {
 			t.Error(err)
 		}
@@ -56,7 +56,7 @@ func NeedWine(t testing.TB) *Wine {
 	return w
 }
 
-// Command is a Windows program and its arguments. It runs in the user's folder.
+// Command returns a command that runs a Windows program in the user's folder.
 func (w *Wine) Command(argv ...string) *exec.Cmd {
 	cmd := exec.Command(wine64, argv...)
 	cmd.Env, cmd.Dir = w.env, w.Home
@@ -64,13 +64,13 @@ func (w *Wine) Command(argv ...string) *exec.Cmd {
 	return cmd
 }
 
-// Program builds this program for Windows.
+// Program builds slipstream for Windows.
 func (w *Wine) Program(t testing.TB) string {
 	t.Helper()
 	return w.Build(t, "slipstream.exe", "slipstream.dev/cmd/slipstream")
 }
 
-// Build builds a program of Go for Windows. Those that run under Wine find it on their PATH.
+// Build builds a Go program for Windows. Programs that run under Wine find it on their PATH.
 func (w *Wine) Build(t testing.TB, name, pkg string) string {
 	t.Helper()
 	program := filepath.Join(w.prefix, "drive_c/windows", name)

@@ -8,9 +8,9 @@ import (
 	"encoding/binary"
 )
 
-// prngLibrary is a bcryptprimitives.dll, which Go's runtime loads and Wine 8 lacks. It has the one function
-// that the runtime needs, ProcessPrng, and leaves the work to advapi32's SystemFunction036 (RtlGenRandom), which
-// has the same arguments: no code, just an export that is forwarded ("PE Format", the .edata section).
+// prngLibrary returns a bcryptprimitives.dll, which Go's runtime loads and Wine 8 lacks. It contains only the
+// function that the runtime needs, ProcessPrng, and forwards that export to advapi32's SystemFunction036
+// (RtlGenRandom), which has the same arguments. So the library needs no code ("PE Format", the .edata section).
 func prngLibrary() []byte {
 	const (
 		headers, section     = 0x200, 0x1000 // where the section is in the file, and in memory
@@ -47,10 +47,10 @@ func prngLibrary() []byte {
 			Characteristics: pe.IMAGE_SCN_CNT_INITIALIZED_DATA | pe.IMAGE_SCN_MEM_READ,
 		},
 	} {
-		_ = binary.Write(&b, binary.LittleEndian, part) // to memory, of fixed sizes
+		_ = binary.Write(&b, binary.LittleEndian, part) // this cannot fail: it writes fixed sizes to memory
 	}
 	b.Write(make([]byte, headers-b.Len()))
-	// The directory: its own name, the first ordinal, how many functions and names, and where they are.
+	// The directory: its own name, the first ordinal, the number of functions and of names, and their offsets.
 	for _, v := range []uint32{0, 0, 0, uint32(library), 1, 1, 1, functions, names, ordinals, uint32(forwarder), uint32(name)} {
 		_ = binary.Write(&b, binary.LittleEndian, v)
 	}

@@ -1,7 +1,7 @@
-// Package grammar generates packets for tests of the fast path: those that a connection between
-// pods sends and receives, and packets that are almost like them. It neither sends them nor says
-// what should become of them: tests of fastpath/datapath run single programs on them, those of
-// accel/fastpath compare a node with a reference node.
+// Package grammar generates packets for tests of the fast path: packets that a connection
+// between pods sends and receives, and packets that are almost like them. It neither sends them
+// nor predicts what should become of them: tests of fastpath/datapath run single programs on
+// them, and those of accel/fastpath compare a node with a reference node.
 package grammar
 
 import (
@@ -13,8 +13,8 @@ import (
 	"slices"
 )
 
-// What stands in front of a packet in a VXLAN tunnel over IPv4, and with the Ethernet header
-// of the packet itself (RFC 7348, section 5).
+// Sizes in bytes of the headers in front of a packet in a VXLAN tunnel over IPv4 (RFC 7348,
+// section 5): Overhead ends before the inner Ethernet header, Head after it.
 const (
 	Overhead = 50
 	Head     = Overhead + 14
@@ -22,30 +22,32 @@ const (
 
 const tcp, udp = 6, 17
 
-// Packet is one of TCP or UDP over IP, of the version of its addresses, and what is odd about it.
+// Packet describes a TCP or UDP packet over IP, including anything odd about it. Its addresses
+// give the IP version.
 type Packet struct {
 	To, From       net.HardwareAddr
 	Source, Target netip.AddrPort
 	Protocol       uint8
 	TOS, TTL       byte
-	// Flags are TCP's.
+	// Flags are the TCP flags.
 	Flags byte
-	// Fragment is that field of the IPv4 header: flags and offset.
+	// Fragment is the IPv4 header field of that name: flags and offset.
 	Fragment uint16
-	// Options are so many bytes, a multiple of 4.
+	// Options is the size of the options in bytes, a multiple of 4.
 	Options int
 	Payload int
-	// Trailing are bytes behind the packet, or less than 0 where its end is cut off.
+	// Trailing is the number of bytes after the packet. If it is negative, that many bytes are cut
+	// off.
 	Trailing int
-	// UDPLength is how much UDP's length is too much.
+	// UDPLength is how much too large the length in the UDP header is.
 	UDPLength int
 }
 
-// Six tells whether it is one of IPv6.
+// Six reports whether it is an IPv6 packet.
 func (p Packet) Six() bool { return p.Source.Addr().Is6() }
 
-// Bytes are the packet on Ethernet. The sums of TCP and UDP are 0: they are left to a device;
-// but of UDP over IPv6, which must have one, 0xffff.
+// Bytes returns the packet as an Ethernet frame. The TCP and UDP checksums are 0, because they
+// are left to a device. Only UDP over IPv6, which must have a checksum, gets 0xffff.
 func (p Packet) Bytes() []byte {
 	l4 := 8
 	if p.Protocol == tcp {
@@ -72,7 +74,7 @@ func (p Packet) Bytes() []byte {
 	return append(b, make([]byte, p.Payload+p.Trailing)...)
 }
 
-// header4 is that of IPv4 in front of so many bytes.
+// header4 returns the IPv4 header in front of length bytes.
 func (p Packet) header4(length int) []byte {
 	header := make([]byte, 20+p.Options)
 	header[0], header[1] = 0x40|byte(len(header)/4), p.TOS
@@ -86,7 +88,7 @@ func (p Packet) header4(length int) []byte {
 	return header
 }
 
-// header6 is that of IPv6. Options and a fragment's place are in headers of their own (RFC
+// header6 returns the IPv6 header. Options and the fragment field are in extension headers (RFC
 // 8200, section 4).
 func (p Packet) header6(length int) []byte {
 	next := p.Protocol
@@ -108,7 +110,7 @@ func (p Packet) header6(length int) []byte {
 	return slices.Concat(header, p.Source.Addr().AsSlice(), p.Target.Addr().AsSlice(), between)
 }
 
-// TOS is the type of service of an IP packet, of IPv6 its traffic class.
+// TOS returns the type of service of an IPv4 packet, or the traffic class of an IPv6 packet.
 func TOS(ip []byte) byte {
 	if ip[0]>>4 == 6 {
 		return ip[0]<<4 | ip[1]>>4
@@ -116,8 +118,8 @@ func TOS(ip []byte) byte {
 	return ip[1]
 }
 
-// Sum is the Internet checksum before its complement, of bytes and what was added up before
-// (RFC 1071).
+// Sum adds bytes to a partial sum and returns the Internet checksum before its complement (RFC
+// 1071).
 func Sum(sum uint32, b []byte) uint16 {
 	for i := 0; i+1 < len(b); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(b[i:]))
@@ -131,26 +133,27 @@ func Sum(sum uint32, b []byte) uint16 {
 	return uint16(sum)
 }
 
-// Connection is one of a pod to a pod of another node, of TCP and of UDP.
+// Connection is a connection from a pod to a pod of another node, over TCP and over UDP.
 type Connection struct {
 	Pod, Peer netip.AddrPort
-	// Front is the peer as the pod has it: itself, or a service.
+	// Front is the address that the pod connects to: the peer's own, or a service's.
 	Front netip.AddrPort
-	// MAC is the pod's Ethernet address, Gateway that of what it sends to.
+	// MAC is the pod's Ethernet address, and Gateway that of its next hop.
 	MAC, Gateway net.HardwareAddr
-	// Outer is what stands in front of the peer's packets on the wire, the inner Ethernet header
-	// included. What is each packet's own is 0; a UDP checksum is not, if there is one.
+	// Outer holds the headers in front of the peer's packets on the wire, including the inner
+	// Ethernet header. Fields that differ from packet to packet are 0, except a UDP checksum, if
+	// there is one.
 	Outer [Head]byte
-	// MTU of the pod.
+	// MTU is the MTU of the pod in bytes.
 	MTU int
 }
 
-// Out is a packet of the pod.
+// Out returns a packet that the pod sends.
 func (c Connection) Out(protocol uint8) Packet {
 	return Packet{To: c.Gateway, From: c.MAC, Source: c.Pod, Target: c.Front, Protocol: protocol, TTL: 64, Flags: 0x10, Fragment: 0x4000, Payload: 100}
 }
 
-// In is one to the pod, as it comes out of the tunnel.
+// In returns a packet to the pod, as it leaves the tunnel.
 func (c Connection) In(protocol uint8) Packet {
 	p := c.Out(protocol)
 	p.To, p.From = c.Outer[Overhead:][:6], c.Outer[Overhead+6:][:6]
@@ -158,7 +161,7 @@ func (c Connection) In(protocol uint8) Packet {
 	return p
 }
 
-// Wrap puts a packet into the tunnel as the peer's node does.
+// Wrap encapsulates a packet as the peer's node does.
 func (c Connection) Wrap(b []byte) []byte {
 	b = append(c.Outer[:Overhead:Overhead], b...)
 	if len(b) > Head+1 {
@@ -169,17 +172,17 @@ func (c Connection) Wrap(b []byte) []byte {
 	return mend(b)
 }
 
-// Grammar makes the packets of a connection, and such as are nearly that.
+// Grammar generates the packets of a connection, and packets that are almost like them.
 type Grammar struct {
 	*rand.Rand
 	Connection
-	// Large has the pod send some that are to be cut before they are on the wire (GSO).
+	// Large makes the pod also send packets that are segmented before they reach the wire (GSO).
 	Large bool
 }
 
 func (g Grammar) often() bool { return g.IntN(4) > 0 }
 
-// headers are those of UDP's packets.
+// headers returns the size in bytes of the IP and UDP headers.
 func (g Grammar) headers() int {
 	if g.Pod.Addr().Is6() {
 		return 48
@@ -198,7 +201,7 @@ func (g Grammar) base(out bool) Packet {
 	}
 	p.TOS = byte(g.IntN(4))
 	p.Fragment = uint16(g.IntN(2)) << 14
-	most := g.MTU - g.headers() // of UDP
+	most := g.MTU - g.headers() // for UDP
 	p.Payload = []int{0, 1, 64, 99, most - 22, most - 20, most - 12, most - 11, most, most + 1}[g.IntN(10)]
 	if g.Large && out && g.IntN(16) == 0 {
 		p.Payload = 2*most + g.IntN(4*most)
@@ -206,7 +209,7 @@ func (g Grammar) base(out bool) Packet {
 	return p
 }
 
-// bend has something of a packet's description be odd.
+// bend makes one field of a packet unusual.
 func (g Grammar) bend(p *Packet) {
 	port := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), uint16(g.Uint32())) }
 	// Source and destination addresses get different bits flipped: otherwise a packet to an unused
@@ -235,7 +238,7 @@ func (g Grammar) bend(p *Packet) {
 		p.Target = address(p.Target, 1)
 	case 6:
 		p.Source, p.Target = p.Target, p.Source
-		// Or there were two that are one connection after they are translated.
+		// Otherwise two connections could be the same one after translation.
 		switch {
 		case p.Source == g.Front:
 			p.Source = g.Peer
@@ -266,7 +269,7 @@ func (g Grammar) damage(b []byte) []byte {
 		return b[:15+g.IntN(len(b)-14)]
 	case 1:
 		return append(b, make([]byte, g.IntN(64))...)
-	case 2: // a VLAN
+	case 2: // add a VLAN tag
 		return slices.Concat(b[:12], []byte{0x81, 0x00, 0, byte(g.IntN(2))}, b[12:])
 	case 3:
 		return mend(g.flip(b))
@@ -275,7 +278,7 @@ func (g Grammar) damage(b []byte) []byte {
 	}
 }
 
-// flip turns bits of the headers.
+// flip flips bits of the headers.
 func (g Grammar) flip(b []byte) []byte {
 	for range 1 + g.IntN(3) {
 		b[g.IntN(min(len(b), g.headers()+32))] ^= 1 << g.IntN(8)
@@ -283,7 +286,7 @@ func (g Grammar) flip(b []byte) []byte {
 	return b
 }
 
-// mend makes the sum of an IPv4 header right again.
+// mend corrects the checksum of an IPv4 header.
 func mend(b []byte) []byte {
 	if b[14]>>4 == 6 {
 		return b
@@ -295,7 +298,7 @@ func mend(b []byte) []byte {
 	return b
 }
 
-// nest puts a packet into VXLAN: of another network, to another node, or of this one.
+// nest encapsulates a packet in VXLAN: of another network, to another node, or of this one.
 func (g Grammar) nest(b []byte, out bool) []byte {
 	p := g.base(out)
 	p.Protocol, p.Payload = udp, 8+len(b)
@@ -316,7 +319,7 @@ func (g Grammar) nest(b []byte, out bool) []byte {
 	return whole
 }
 
-// Packet is one that the pod sends, or is sent, as it comes out of the tunnel.
+// Packet returns a packet that the pod sends, or one to the pod as it leaves the tunnel.
 func (g Grammar) Packet(out bool) []byte {
 	if g.IntN(50) == 0 {
 		b := make([]byte, 15+g.IntN(200))
@@ -337,7 +340,7 @@ func (g Grammar) Packet(out bool) []byte {
 		}
 	}
 	if p.Protocol == udp && len(b) >= end {
-		binary.BigEndian.PutUint16(b[end-2:], uint16(g.Uint32())) // what stands for the sum is anything
+		binary.BigEndian.PutUint16(b[end-2:], uint16(g.Uint32())) // the checksum field holds anything
 	}
 	if g.IntN(8) == 0 {
 		b = g.nest(b, out)
@@ -348,10 +351,10 @@ func (g Grammar) Packet(out bool) []byte {
 	return b
 }
 
-// Wrapped is one that the pod is sent, in the tunnel, which may be bent too.
+// Wrapped returns an encapsulated packet to the pod. Its outer headers may be unusual, too.
 func (g Grammar) Wrapped() []byte {
 	b := g.Wrap(g.Packet(false))
-	if !g.often() { // marked on the way, or not by a tunnel
+	if !g.often() { // marked on the way, or not set by a tunnel
 		b[15] = byte(g.IntN(4))
 	}
 	binary.BigEndian.PutUint16(b[18:], uint16(g.Uint32()))
@@ -366,7 +369,7 @@ func (g Grammar) Wrapped() []byte {
 	return b
 }
 
-// Segment is a packet of TCP over IPv4 without data, as a raw socket sends it.
+// Segment returns a TCP segment over IPv4 without data, as a raw socket sends it.
 func Segment(from, to netip.AddrPort, seq uint32, flags byte) []byte {
 	b := make([]byte, 40)
 	b[0], b[8], b[9] = 0x45, 64, tcp
@@ -383,8 +386,8 @@ func Segment(from, to netip.AddrPort, seq uint32, flags byte) []byte {
 
 const arp, ipv6 = 0x0806, 0x86dd
 
-// Frame is an Ethernet frame from a source address, to the broadcast or multicast address of its
-// protocol, or to an unused address.
+// Frame returns an Ethernet frame from a source address, to the broadcast or multicast address
+// of its protocol, or to an unused address.
 func Frame(source net.HardwareAddr, protocol uint16, payload ...byte) []byte {
 	frame := append([]byte{2, 9, 9, 9, 9, 9}, source...)
 	switch protocol {
@@ -397,7 +400,7 @@ func Frame(source net.HardwareAddr, protocol uint16, payload ...byte) []byte {
 	return append(frame, make([]byte, max(0, 60-len(frame)))...)
 }
 
-// MadeUp is an Ethernet address that nobody has, another one for each number.
+// MadeUp returns an Ethernet address that nobody has, a different one for each number.
 func MadeUp(n int) net.HardwareAddr {
 	return binary.BigEndian.AppendUint32([]byte{2, 0x77}, uint32(n))
 }
