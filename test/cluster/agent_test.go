@@ -26,8 +26,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// The agent without a chart, with no rights but those that it uses. The chart's
-// own are compared with what it uses by testWalk, which installs it.
+// The agent without the chart, with only the rights that it uses. testWalk installs the chart, whose rights are compared with
+// these.
 const agentManifest = `
 apiVersion: v1
 kind: Namespace
@@ -146,7 +146,7 @@ func stateOf(t testing.TB, c *Cluster, node string) (s nodeState) {
 	return s
 }
 
-// wantPods waits until the mask of every web pod's own interface is set, or not.
+// wantPods waits until the RPS mask of every web pod's own interface is set, or until none is.
 func wantPods(t testing.TB, c *Cluster, what string, pods int, set bool) {
 	t.Helper()
 	testenv.Eventually(t, time.Minute, what, func() string {
@@ -156,7 +156,7 @@ func wantPods(t testing.TB, c *Cluster, what string, pods int, set bool) {
 		for line := range strings.Lines(out) {
 			f := strings.Fields(line)
 			if len(f) != 2 {
-				continue // it is going, or has no address yet
+				continue // it is being deleted, or has no address yet
 			}
 			seen++
 			space, err := findPod(c.Node(f[0]), f[1])
@@ -186,17 +186,17 @@ func wantPods(t testing.TB, c *Cluster, what string, pods int, set bool) {
 	})
 }
 
-// policies for every node at once: how they come in steps is the test's of rollouts.
+// everywhere selects every node at once. The test of rollouts covers several steps.
 const everywhere = "all: true, rollout: {stepPercent: 100, pauseSeconds: 1}, "
 
 const policyForAll = "{" + everywhere + "accelerate: [{rps: {devices: [nic, overlay, host-veth, pod], cpus: all}}]}"
 
-// agentPatience is longer than an agent takes by its own intervals. It writes counts that changed before after half a
-// minute, then after one, two, four and five, each a fifth sooner or later. If the fast path's probe finds its own packets
-// late, as beside five clusters, the agent probes again, up to six minutes later.
+// agentPatience is longer than any interval of an agent. An agent writes counts that changed earlier after half a minute, then
+// after one, two, four and five minutes, each up to a fifth sooner or later. If its probe of the fast path finds its own packets
+// late, as it may beside five clusters, it probes again up to six minutes later.
 const agentPatience = 7 * time.Minute
 
-// startAgent has an agent run on every node until the test ends.
+// startAgent runs an agent on every node until the test ends.
 func startAgent(t testing.TB, c *Cluster) {
 	t.Helper()
 	root, err := checkout(t.Context())
@@ -229,7 +229,7 @@ func testAgent(t *testing.T, c *Cluster) {
 	apply(accelerationPolicy("all", policyForAll))
 	wantPods(t, c, "policy on", 4, true)
 
-	// New pods, thirty in all.
+	// Add pods, up to thirty in all.
 	kubectl(t, c, nil, "scale", "deployment/web", "--replicas=30")
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=180s")
 	wantPods(t, c, "new pods", 30, true)
@@ -251,7 +251,7 @@ func testAgent(t *testing.T, c *Cluster) {
 		}
 	}
 
-	// One that does not say which nodes.
+	// Policies without a clear choice of nodes.
 	for spec, want := range map[string]string{
 		"{accelerate: [{fastpath: {}}]}":                                       "either nodeSelector with labels that they have, or all: true",
 		"{nodeSelector: {}, accelerate: [{fastpath: {}}]}":                     "either nodeSelector with labels that they have, or all: true",
@@ -265,7 +265,7 @@ func testAgent(t *testing.T, c *Cluster) {
 		}
 	}
 
-	// One that an earlier one contradicts, one that no node can do, one for no node.
+	// A policy that contradicts an earlier one, one that no node can apply, and one that selects no node.
 	apply(accelerationPolicy("later", "{"+everywhere+"accelerate: [{rps: {devices: [nic], cpus: \"0\"}}]}"))
 	apply(accelerationPolicy("impossible", "{"+everywhere+"accelerate: [{rps: {devices: [nic], cpus: \"8000\"}}]}"))
 	apply(accelerationPolicy("nowhere", "{nodeSelector: {no: where}, accelerate: [{rps: {devices: [nic], cpus: all}}]}"))
@@ -288,7 +288,7 @@ func testAgent(t *testing.T, c *Cluster) {
 	})
 	kubectl(t, c, nil, "delete", "accelerationpolicies", "later", "impossible", "nowhere")
 
-	// An upgrade: the agents go and come, the settings stay.
+	// An upgrade: the agents restart, and the settings stay.
 	kubectl(t, c, nil, "rollout", "restart", "-n", "agents", "daemonset/agent")
 	kubectl(t, c, nil, "rollout", "status", "-n", "agents", "daemonset/agent", "--timeout=120s")
 	wantPods(t, c, "after an upgrade", 30, true)
@@ -298,7 +298,7 @@ func testAgent(t *testing.T, c *Cluster) {
 	kubectl(t, c, nil, "delete", "accelerationpolicy", "all")
 	wantPods(t, c, "policy off", 4, false)
 
-	// Uninstalled while policies are on, its rights at the same moment.
+	// Uninstall while policies are applied, and delete the agents' rights at the same moment.
 	apply(accelerationPolicy("all", policyForAll))
 	apply(accelerationPolicy("fast", fastForAll))
 	wantPods(t, c, "on again", 4, true)
@@ -325,8 +325,8 @@ func testAgent(t *testing.T, c *Cluster) {
 	}
 }
 
-// testAgentNamespace: agents whose namespace is deleted restore their nodes, although each is stopped while its DaemonSet is still there.
-// Doctor names the nodes whose agent is gone and left its settings, as before another one.
+// testAgentNamespace checks that agents restore their nodes when their namespace is deleted, although each agent stops while its
+// DaemonSet still exists. Before that, the DaemonSet selects no node for a while: the settings stay, and doctor names the nodes.
 func testAgentNamespace(t *testing.T, c *Cluster) {
 	nodes := []string{"node0", "node1"}
 	before := map[string]string{}
@@ -374,7 +374,7 @@ func testAgentNamespace(t *testing.T, c *Cluster) {
 	}
 }
 
-// agentMetrics asks the agent of a node, and returns what gives the value of a metric.
+// agentMetrics scrapes the agent of a node, and returns a function that gives the value of a metric.
 func agentMetrics(t testing.TB, n *Node) func(metric string) float64 {
 	t.Helper()
 	text, err := scrape(n)
@@ -391,10 +391,10 @@ func agentMetrics(t testing.TB, n *Node) func(metric string) float64 {
 	}
 }
 
-// scrape is what the agent of a node says of itself.
+// scrape returns the metrics of a node's agent.
 func scrape(n *Node) (text string, err error) {
 	err = onNetns(n.Netns(), func() error {
-		conn, err := net.DialTimeout("tcp", "127.0.0.1:9469", 5*time.Second) // on this thread, which http's own dialler is not
+		conn, err := net.DialTimeout("tcp", "127.0.0.1:9469", 5*time.Second) // on this thread, unlike http's own dialler
 		if err != nil {
 			return err
 		}
@@ -419,7 +419,7 @@ func scrape(n *Node) (text string, err error) {
 	return text, err
 }
 
-// metricIn is the value of a metric, if it is there.
+// metricIn returns the value of a metric, and whether the text contains it.
 func metricIn(text, name string) (v float64, ok bool) {
 	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(text)
 	if m == nil {
@@ -429,7 +429,7 @@ func metricIn(text, name string) (v float64, ok bool) {
 	return v, err == nil
 }
 
-// agentOn is the process of the agent on a node, 0 if there is none.
+// agentOn returns the process ID of the agent on a node, or 0 if there is none.
 func agentOn(n *Node) (pid int, err error) {
 	where, err := os.Readlink(n.Netns())
 	if err != nil {
@@ -440,7 +440,7 @@ func agentOn(n *Node) (pid int, err error) {
 		return 0, err
 	}
 	for _, file := range files {
-		// Or it has ended.
+		// An error means that the process has ended.
 		cmdline, _ := os.ReadFile(file)
 		netns, _ := os.Readlink(filepath.Join(filepath.Dir(file), "ns/net"))
 		if netns == where && bytes.HasPrefix(cmdline, []byte("/slipstream\x00agent\x00")) {
@@ -450,7 +450,7 @@ func agentOn(n *Node) (pid int, err error) {
 	return 0, nil
 }
 
-// residentMiB is the memory of a process.
+// residentMiB returns the resident memory of a process in MiB.
 func residentMiB(pid int) (float64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

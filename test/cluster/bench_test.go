@@ -27,8 +27,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// thirty is the manifest of 30 pods on node1, and the agent's metrics with a policy
-// for all pods.
+// thirty returns the manifest of 30 pods on node1, and a function that reads the
+// agent's metrics while a policy accelerates all pods.
 func thirty(b *testing.B, c *Cluster) (manifest string, metrics func() func(string) float64) {
 	b.Helper()
 	startAgent(b, c)
@@ -38,8 +38,8 @@ func thirty(b *testing.B, c *Cluster) (manifest string, metrics func() func(stri
 	return strings.Replace(manifest, "replicas: 4", "replicas: 30", 1), func() func(string) float64 { return agentMetrics(b, c.Node("node1")) }
 }
 
-// BenchmarkNewPods puts 30 pods on one node at once, and tells of how many the
-// interfaces were accelerated how soon after the first message about their veth.
+// BenchmarkNewPods starts 30 pods on one node at once. It reports how many interfaces
+// were accelerated within how long after the first message about their veth.
 func BenchmarkNewPods(b *testing.B) {
 	c := shared(b)
 	manifest, metrics := thirty(b, c)
@@ -58,10 +58,9 @@ func BenchmarkNewPods(b *testing.B) {
 	}
 }
 
-// BenchmarkAgent tells what an agent costs that has nothing to do but to look on,
-// watches of the API server included, on a node with 30 pods and with 1,000 veths
-// beside them. The start's garbage is not idling: an agent gives it back after ten
-// seconds.
+// BenchmarkAgent reports the cost of an idle agent, including its watches of the API
+// server, on a node with 30 pods, with and without 1,000 other veths. It leaves out
+// the garbage of the start, which an agent returns after ten seconds.
 func BenchmarkAgent(b *testing.B) {
 	c := shared(b)
 	n := c.Node("node1")
@@ -112,7 +111,7 @@ func BenchmarkAgent(b *testing.B) {
 	}
 }
 
-// comparedVariants are run in the lab and in the cluster.
+// comparedVariants run both in the lab and in the cluster.
 var comparedVariants = []string{
 	"{name: baseline}", "{name: native, path: {native: {}}}",
 	"{name: rps, accelerate: [{rps: {devices: [nic, overlay, host-veth], cpus: all}}]}",
@@ -121,14 +120,14 @@ var comparedVariants = []string{
 	"{name: rfs+, accelerate: [{rfs: {devices: [nic, overlay, host-veth, pod]}}]}",
 }
 
-// BenchmarkLab runs one experiment in a lab in the shape of flannel and in a cluster
-// with flannel, a block here and a block there in turns, and tells of each
-// cell what the cluster's is of the lab's. The pods of the cluster are given CPUs as
-// a lab gives them to its own; Kubernetes leaves them where the scheduler puts them.
+// BenchmarkLab runs one experiment in a lab with flannel's shape and in a cluster
+// with flannel, in alternating blocks. For each cell it reports the ratio of the
+// cluster's figure to the lab's. It pins the cluster's pods to CPUs as a lab does
+// with its own; Kubernetes would leave the choice to the scheduler.
 //
-// Two reasons why they differ are measured beside it: a lab whose workers are each in
-// control groups as a container is, for the first two variants, and the CPU time that
-// the cluster's own processes take.
+// It also measures two reasons for a difference: a lab whose workers are each in
+// control groups like a container's, for the first two variants, and the CPU time of
+// the cluster's own processes.
 func BenchmarkLab(b *testing.B) {
 	c := shared(b)
 	sysctl, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -140,7 +139,7 @@ func BenchmarkLab(b *testing.B) {
 		name, target string
 		variants     []string
 		look         func(*invocation)
-		// own is the CPU time of the cluster's processes.
+		// own is the CPU time of the cluster's processes, and took the duration.
 		own, took time.Duration
 	}{
 		{name: "lab", target: lab, variants: comparedVariants, look: func(*invocation) {}},
@@ -174,7 +173,7 @@ func BenchmarkLab(b *testing.B) {
 		b.ReportMetric(p.own.Seconds()/p.took.Seconds(), strings.ReplaceAll(p.name, " ", "-")+"-own-CPUs")
 	}
 	if block < 2 {
-		return // no interval yet
+		return // too few blocks for an interval
 	}
 	exp, err := v1alpha1.Parse("experiment.yaml", []byte(sideBySideText(lab, comparedVariants)), nil)
 	if err != nil {
@@ -199,13 +198,14 @@ func BenchmarkLab(b *testing.B) {
 	slices.SortStableFunc(rows, func(x, y stats.Row) int {
 		return cmp.Or(cmp.Compare(x.Metric, y.Metric), cmp.Compare(x.Pairs, y.Pairs))
 	})
-	for _, r := range rows { // a benchmark's log is cut after ten lines
+	for _, r := range rows { // the log of a benchmark is cut after ten lines
 		fmt.Printf("%-8s × %d  %-14s  %-22s  %.4g %s, of the lab's %.3f (%.3f–%.3f), n %d\n",
 			r.Workload, r.Pairs, r.Metric, r.Variant, r.Mean, r.Unit, r.Versus.Ratio, r.Versus.CI95[0], r.Versus.CI95[1], r.Versus.N)
 	}
 }
 
-// ownTime is the CPU time that the processes of a cluster have taken, but those in pods.
+// ownTime returns the CPU time that the processes of a cluster have used, without
+// those in pods.
 func ownTime(b *testing.B, c *Cluster) time.Duration {
 	b.Helper()
 	v2, err := unified()
@@ -223,15 +223,15 @@ func ownTime(b *testing.B, c *Cluster) time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-// groupWorkers puts each worker that a run starts in control groups of its own, as
-// deep as those of a container in a pod, until the run has ended.
+// groupWorkers puts each worker of a run into its own control groups, nested as
+// deeply as those of a container in a pod, until the run has ended.
 func groupWorkers(b *testing.B, c *Cluster, v *invocation) {
 	b.Helper()
 	all, err := hierarchies()
 	if err != nil {
 		b.Fatal(err)
 	}
-	all = slices.DeleteFunc(all, func(root string) bool { return filepath.Base(root) == "cpuset" }) // a lab places its workers itself
+	all = slices.DeleteFunc(all, func(root string) bool { return filepath.Base(root) == "cpuset" }) // a lab pins its workers itself
 	top := filepath.Join(cgroupName(filepath.Base(c.dir)), "node0", "lab")
 	b.Cleanup(func() {
 		for _, root := range all {
@@ -254,7 +254,7 @@ func groupWorkers(b *testing.B, c *Cluster, v *invocation) {
 		}
 		var children []string
 		for _, file := range threads {
-			text, _ := os.ReadFile(file) // or the thread has ended
+			text, _ := os.ReadFile(file) // an error means that the thread has ended
 			children = append(children, strings.Fields(string(text))...)
 		}
 		for _, pid := range children {
@@ -287,7 +287,7 @@ func groupWorkers(b *testing.B, c *Cluster, v *invocation) {
 	}
 }
 
-// sideBySide is the experiment, on a target.
+// sideBySide writes the experiment for a target.
 func sideBySide(b *testing.B, target string, variants []string) string {
 	b.Helper()
 	file := filepath.Join(b.TempDir(), "quick.yaml")
@@ -305,8 +305,8 @@ pairs: [1, 4], runs: 1}}
 `, target, strings.Join(variants, ", "))
 }
 
-// placePods gives the pods of a run's pairs the CPUs that a lab of two nodes gives
-// its own where nodes share CPUs, until the run has ended.
+// placePods pins the pods of a run's pairs to the CPUs that a lab of two nodes with
+// shared CPUs would choose, until the run has ended.
 func placePods(b *testing.B, c *Cluster, ended <-chan struct{}) {
 	b.Helper()
 	cpuset := filepath.Join(cgroupDir, "cpuset")
@@ -343,8 +343,9 @@ func placePods(b *testing.B, c *Cluster, ended <-chan struct{}) {
 			if want[uid] < 0 {
 				continue
 			}
-			// A child's CPUs are among its parent's: from the leaves up. What is not
-			// there yet, or is in the way, is so at the next look no more.
+			// The CPUs of a child must be a subset of its parent's, so the loop starts with
+			// the leaves. A group that does not exist yet, or cannot be written, is retried in
+			// the next round.
 			var groups []string
 			_ = filepath.WalkDir(pod, func(path string, d os.DirEntry, err error) error {
 				if err == nil && d.IsDir() {
@@ -352,7 +353,7 @@ func placePods(b *testing.B, c *Cluster, ended <-chan struct{}) {
 				}
 				return nil
 			})
-			// Writing moves every thread of the group, to where it is, too.
+			// Writing moves every thread of the group, even to the CPU that it is on.
 			cpu := strconv.Itoa(want[uid])
 			for _, g := range slices.Backward(groups) {
 				file := filepath.Join(g, "cpuset.cpus")

@@ -31,9 +31,9 @@ import (
 // chartNamespace is where testChart installs the chart.
 const chartNamespace = "chart"
 
-// testChart installs the chart as it is, with metrics for who may: in a container that is
-// not privileged every accelerator is had and put back, an agent's token writes about its own
-// node alone, and a scrape takes a token.
+// testChart installs the chart with metrics that authorized clients can scrape. It checks
+// that every accelerator can be applied and removed from an unprivileged container, that an
+// agent's token can only write about its own node, and that a scrape needs a token.
 func testChart(t *testing.T, c *Cluster) {
 	flowTableLock.Lock()
 	t.Cleanup(flowTableLock.Unlock)
@@ -79,7 +79,8 @@ func testChart(t *testing.T, c *Cluster) {
 	})
 }
 
-// helm runs it in the namespace of the chart, and tells where the chart is.
+// helm returns a function that runs helm in the chart's namespace, and the folder of the
+// chart.
 func helm(t testing.TB, c *Cluster) (run func(args ...string), chart string) {
 	t.Helper()
 	program, err := exec.LookPath("helm")
@@ -101,8 +102,8 @@ func helm(t testing.TB, c *Cluster) (run func(args ...string), chart string) {
 	}, filepath.Join(root, "charts/slipstream")
 }
 
-// withToken is a client that has nothing but a token: of a service account, bound to a pod if
-// one is given.
+// withToken returns a client that has only the token of a service account. The token is bound
+// to a pod if one is given.
 func withToken(t testing.TB, c *Cluster, account, pod string) (kubernetes.Interface, string) {
 	t.Helper()
 	request := &authentication.TokenRequest{}
@@ -126,7 +127,7 @@ func withToken(t testing.TB, c *Cluster, account, pod string) (kubernetes.Interf
 	return client, got.Status.Token
 }
 
-// testTokens writes with the tokens that are in the agents' pods.
+// testTokens writes with the tokens of the agents' pods.
 func testTokens(t *testing.T, c *Cluster) {
 	pods, err := c.client.CoreV1().Pods(chartNamespace).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=node0"})
 	if err != nil || len(pods.Items) != 1 {
@@ -147,11 +148,12 @@ func testTokens(t *testing.T, c *Cluster) {
 	} {
 		t.Run(name, func(t *testing.T) { wantWrite(t, tt.client, tt.verb, objects, tt.node, tt.why) })
 	}
-	// The others need it.
+	// This runs last, because the other cases need the object.
 	t.Run("its own object", func(t *testing.T) { wantWrite(t, of, "delete", objects, "node0", "") })
 }
 
-// wantWrite writes a NodeAcceleration, and wants it refused for a reason, if one is given.
+// wantWrite writes a NodeAcceleration. If why is given, the API server must refuse the write
+// for that reason.
 func wantWrite(t *testing.T, client kubernetes.Interface, verb, objects, node, why string) {
 	t.Helper()
 	r := client.Discovery().RESTClient()
@@ -170,7 +172,8 @@ func wantWrite(t *testing.T, client kubernetes.Interface, verb, objects, node, w
 	}
 }
 
-// testScrape asks for metrics at the node's address with a token, before and after it may.
+// testScrape scrapes metrics at the node's address with a token, before and after the token
+// is authorized.
 func testScrape(t *testing.T, c *Cluster) {
 	kubectl(t, c, nil, "create", "serviceaccount", "scraper", "--namespace", chartNamespace)
 	_, token := withToken(t, c, "scraper", "")
@@ -200,12 +203,12 @@ func testScrape(t *testing.T, c *Cluster) {
 	})
 }
 
-// answerOf asks an agent over TLS from its node's network namespace: the code, and whether
-// there are metrics of its own.
+// answerOf sends a request to an agent over TLS from its node's network namespace. It returns
+// the status code, and whether the answer contains the agent's own metrics.
 func answerOf(t testing.TB, n *Node, address string, r *http.Request) (got string) {
 	t.Helper()
 	if err := onNetns(n.Netns(), func() error {
-		conn, err := net.Dial("tcp", address) // on this thread, which http's own dialler is not
+		conn, err := net.Dial("tcp", address) // on this thread, unlike http's own dialler
 		if err != nil {
 			return err
 		}

@@ -1,15 +1,15 @@
 //go:build linux
 
-// Package cluster brings up a real Kubernetes cluster on this machine, for
-// tests and to play in: kube-apiserver, controller manager, scheduler and etcd
-// in one network namespace, and nodes of a namespace of each kind, in which
-// containerd, kubelet, kube-proxy and flannel run. Nothing of it is in the
-// machine's own namespaces but a port of 127.0.0.1 that leads to the API
-// server, and nothing is fetched: programs are built of Go modules (Parts) or
-// come from Debian, and images from archives.
+// Package cluster runs a real Kubernetes cluster on this machine, for tests and
+// to play with. kube-apiserver, controller manager, scheduler and etcd share
+// one network namespace. Each node has its own namespace of each kind, in which
+// containerd, kubelet, kube-proxy and flannel run. In the machine's own
+// namespaces there is only a port of 127.0.0.1 that leads to the API server.
+// Nothing is downloaded: programs are built from Go modules (Parts) or come
+// from Debian, and images come from archives.
 //
-// It knows nothing of slipstream. What slipstream does in a cluster is tested
-// in the files run_test.go, agent_test.go and chart_test.go beside it.
+// The package does not depend on slipstream. The files run_test.go,
+// agent_test.go and chart_test.go beside it test slipstream in a cluster.
 package cluster
 
 import (
@@ -35,10 +35,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// The networks of every cluster; they are in namespaces of its own.
+// The networks are the same in every cluster, because each has its own
+// namespaces.
 const (
 	controlAddr = "10.99.0.1"
-	// nodeAddr of node n has 10 + n for its last byte.
+	// nodeAddr is the address of node n, whose last byte is 10 + n.
 	nodeAddr          = "10.99.0.%d"
 	nodePrefix        = 24
 	podNetwork        = "10.244.0.0/16"
@@ -47,7 +48,7 @@ const (
 	apiPort           = "6443"
 )
 
-// CNI shapes and modes of kube-proxy.
+// Values of Config.CNI and Config.Proxy.
 const (
 	Flannel  = "flannel"
 	Routed   = "routed"
@@ -55,18 +56,21 @@ const (
 	IPTables = "iptables"
 )
 
-// Config of a cluster. The zero value of each field is its default.
+// Config describes a cluster. A zero field means its default.
 type Config struct {
-	// Nodes, 2 to 5 of them, 2 unless set: node0, node1 and so on.
+	// Nodes is the number of nodes, 2 to 5; the default is 2. They are named
+	// node0, node1 and so on.
 	Nodes int
-	// Proxy is the mode of kube-proxy: NFTables unless set, or IPTables.
+	// Proxy is the mode of kube-proxy, NFTables or IPTables; the default is
+	// NFTables.
 	Proxy string
-	// CNI is how pods are connected: Flannel unless set, or Routed, which is a
-	// VXLAN in the shape of Calico's: no bridge, a route a pod.
+	// CNI selects how pods are connected; the default is Flannel. Routed is a
+	// VXLAN in the shape of Calico's: without a bridge, and with a route for each
+	// pod.
 	CNI string
-	// Images are archives, OCI's or Docker's, to import on every node.
+	// Images are OCI or Docker archives to import on every node.
 	Images []string
-	// Log is told of progress, line by line; nil is silent.
+	// Log gets progress messages, line by line. It may be nil.
 	Log io.Writer
 }
 
@@ -95,15 +99,15 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Cluster is a cluster that is up.
+// Cluster is a running cluster.
 type Cluster struct {
 	config Config
 	parts  string
-	// dir is the cluster's folder, and its last element the cluster's id; owner
-	// is the lock that says it is this process's.
+	// dir is the cluster's folder, whose last element is the cluster's ID. owner
+	// locks it: the process that holds the lock owns the cluster.
 	dir   string
 	owner *os.File
-	// processes is the control group of everything that is started.
+	// processes is the control group of every process that the cluster starts.
 	processes  *os.File
 	running    sync.WaitGroup
 	began      time.Time
@@ -115,12 +119,12 @@ type Cluster struct {
 	nodes      []*Node
 }
 
-// upTime bounds how long a cluster takes to come up once its parts are built.
+// upTime bounds how long a cluster takes to start once its parts are built.
 const upTime = 5 * time.Minute
 
-// Up makes a cluster: all nodes are Ready, and the default service account is
-// there. It first removes what a process left that died (Sweep). When it fails
-// it takes down what it made.
+// Up starts a cluster, and returns when all nodes are Ready and the default
+// service account exists. It first removes what processes that died have left
+// (Sweep). If it fails, it takes down what it has created.
 func Up(ctx context.Context, config Config) (*Cluster, error) {
 	if err := config.complete(); err != nil {
 		return nil, err
@@ -148,7 +152,7 @@ func Up(ctx context.Context, config Config) (*Cluster, error) {
 	return c, nil
 }
 
-// probe tells what is missing here.
+// probe returns an error that names what this machine lacks.
 func probe(config Config) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a cluster is made of namespaces, for which it takes root: run it as root")
@@ -173,7 +177,8 @@ func (c *Cluster) log(format string, args ...any) {
 	fmt.Fprintf(c.config.Log, "%5.1f s  %s\n", time.Since(c.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// make builds the cluster. The first of its processes that ends fails it.
+// make builds the cluster. It fails as soon as one of the cluster's processes
+// ends.
 func (c *Cluster) make(ctx context.Context) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -195,7 +200,7 @@ func (c *Cluster) make(ctx context.Context) error {
 	if err := c.startWire(); err != nil {
 		return err
 	}
-	ready := make(chan struct{}) // is closed when the API server answers
+	ready := make(chan struct{}) // closed when the API server answers
 	g, together := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		if err := c.startControlPlane(together, fail); err != nil {
@@ -219,7 +224,7 @@ func (c *Cluster) make(ctx context.Context) error {
 	}
 	if err := g.Wait(); err != nil {
 		if cause := context.Cause(ctx); cause != nil {
-			return cause // whatever ended first, not who noticed
+			return cause // the process that ended first, not the step that noticed
 		}
 		return err
 	}
@@ -249,7 +254,7 @@ func (c *Cluster) Join(ctx context.Context, name string) (*Node, error) {
 		n.index = max(n.index, other.index+1)
 	}
 	api := make(chan struct{})
-	close(api) // the API server answers
+	close(api) // the API server answers already
 	err := n.start(ctx, fail, api)
 	if err == nil {
 		err = n.awaitReady(ctx)
@@ -281,8 +286,8 @@ func (n *Node) Leave(ctx context.Context) error {
 	return nil
 }
 
-// daemon starts a command in the cluster's control group. What it prints goes
-// to a file of its name; when it ends, fail is told.
+// daemon starts a command in the cluster's control group. Its output goes to a
+// file with its name. When the command ends, daemon calls fail.
 func (c *Cluster) daemon(fail context.CancelCauseFunc, name string, cmd *exec.Cmd) error {
 	path := filepath.Join(c.dir, "logs", name)
 	log, err := os.Create(path)
@@ -303,12 +308,13 @@ func (c *Cluster) daemon(fail context.CancelCauseFunc, name string, cmd *exec.Cm
 	return nil
 }
 
-// frugal is the environment of programs whose own CPU time nobody measures. Most are written in Go and run for minutes, with
-// a small heap, so that by default they spend much of their CPU time on garbage collection.
+// frugal is the environment of programs whose own CPU time nobody measures.
+// Most are Go programs that run for minutes with a small heap, so that by
+// default they spend much of their CPU time on garbage collection.
 func frugal() []string { return append(os.Environ(), "GOGC=400") }
 
-// adopt has a command born into the cluster's control group, and into a process
-// group of its own: what interrupts this process leaves it alone.
+// adopt makes a command start in the cluster's control group, and in a new
+// process group, so that an interrupt of this process does not reach it.
 func (c *Cluster) adopt(cmd *exec.Cmd) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -327,14 +333,15 @@ func lastLines(path string) string {
 	return strings.Join(lines[max(0, len(lines)-5):], "\n")
 }
 
-// first starts the process that namespaces live by.
+// first starts the process that keeps namespaces alive.
 func (c *Cluster) first(name string, attr *syscall.SysProcAttr) (*exec.Cmd, error) {
 	cmd := exec.Command(filepath.Join(c.parts, "pause"))
 	cmd.SysProcAttr = attr
 	return cmd, c.daemon(func(error) {}, name, cmd)
 }
 
-// onControlPlane is a command in the control plane's network namespace.
+// onControlPlane returns a command that runs in the control plane's network
+// namespace.
 func (c *Cluster) onControlPlane(name string, args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{fmt.Sprintf("--net=%s", netnsOf(c.control)), filepath.Join(c.parts, name)}, args...)...)
 }
@@ -373,7 +380,7 @@ func (c *Cluster) startControlPlane(ctx context.Context, fail context.CancelCaus
 	if err != nil {
 		return fmt.Errorf("read kubeconfig: %w", err)
 	}
-	rest.QPS = -1 // no limit: one process waits for one cluster
+	rest.QPS = -1 // no limit: only one process uses this cluster
 	if c.client, err = kubernetes.NewForConfig(rest); err != nil {
 		return fmt.Errorf("make client: %w", err)
 	}
@@ -405,10 +412,11 @@ func (c *Cluster) startControlPlane(ctx context.Context, fail context.CancelCaus
 	return nil
 }
 
-// apiURL is the API server's where the cluster is.
+// apiURL is the URL of the API server inside the cluster.
 const apiURL = "https://" + controlAddr + ":" + apiPort
 
-// awaitServiceAccount waits for what pods need of their namespace.
+// awaitServiceAccount waits for the service account that pods need in their
+// namespace.
 func (c *Cluster) awaitServiceAccount(ctx context.Context) error {
 	if err := poll(ctx, 50*time.Millisecond, func() (bool, error) {
 		_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
@@ -422,11 +430,11 @@ func (c *Cluster) awaitServiceAccount(ctx context.Context) error {
 	return nil
 }
 
-// Kubeconfig is the path of the administrator's kubeconfig. It holds in the
-// machine's own network namespace, while this process lives.
+// Kubeconfig returns the path of the administrator's kubeconfig. It works in
+// the machine's own network namespace, as long as this process lives.
 func (c *Cluster) Kubeconfig() string { return c.kubeconfig }
 
-// Node is the node of that name, or nil.
+// Node returns the node with this name, or nil.
 func (c *Cluster) Node(name string) *Node {
 	for _, n := range c.nodes {
 		if n.name == name {
@@ -436,7 +444,7 @@ func (c *Cluster) Node(name string) *Node {
 	return nil
 }
 
-// Down ends and removes all there is of the cluster.
+// Down ends the cluster and removes everything that belongs to it.
 func (c *Cluster) Down(ctx context.Context) error {
 	if c.owner == nil {
 		return nil

@@ -63,7 +63,7 @@ func TestCommandIsInsideTheNode(t *testing.T) {
 			t.Errorf("a command in the node sees %q, want %q in it", out, want)
 		}
 	}
-	// A command ends with its context, and so do its children.
+	// A command ends with its context, and so do its child processes.
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := n.Command(ctx, "sh", "-c", "echo $$; sleep 1000; true")
 	stdout, err := cmd.StdoutPipe()
@@ -86,8 +86,8 @@ func TestCommandIsInsideTheNode(t *testing.T) {
 	}
 }
 
-// The process itself stays where it is, whichever of its threads go elsewhere.
-// It is another process, of whose threads none waits for a daemon.
+// onThread must not move the process itself, whichever threads it uses. The test runs in another process, which has no
+// threads that wait for daemons.
 func TestThreadsLeaveTheProcess(t *testing.T) {
 	testenv.NeedRoot(t)
 	child := exec.Command("/proc/self/exe")
@@ -97,8 +97,8 @@ func TestThreadsLeaveTheProcess(t *testing.T) {
 	}
 }
 
-// sendThreadsAway has threads go to other namespaces, as many at once as no
-// process has to spare: so every one that is free is asked, the first one too.
+// sendThreadsAway moves more threads to other namespaces at once than the process has to spare. So it uses every free
+// thread, including the first.
 func sendThreadsAway() error {
 	where := func() string { return namespaceOf(os.Getpid(), "net") }
 	before := where()
@@ -124,7 +124,7 @@ func sendThreadsAway() error {
 	return nil
 }
 
-// clusterTest is a test that leaves a cluster as it found it, unless it is the last on it.
+// clusterTest is a test that leaves a cluster as it found it. Only the last test on a cluster may not.
 type clusterTest struct {
 	name string
 	test func(*testing.T, *Cluster)
@@ -137,34 +137,34 @@ func runAll(t *testing.T, c *Cluster, tests ...clusterTest) {
 	}
 }
 
-// TestSharedCluster has tests use the shared cluster one after another, beside those that have their own. The first
-// and the last change the machine's flow table, so that another test that does need not wait long for it.
+// TestSharedCluster runs tests on the shared cluster one after another, in parallel with tests that have their own
+// clusters. The first and the last change the machine's flow table, so that other tests that change it do not wait
+// long.
 func TestSharedCluster(t *testing.T) {
 	t.Parallel()
 	runAll(t, shared(t), clusterTest{"Chart", testChart}, clusterTest{"Pods", testPods}, clusterTest{"SteeredPods", testSteeredPods},
 		clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"Run", testRun})
 }
 
-// TestSecondCluster does the same with another cluster.
+// TestSecondCluster runs tests on a second cluster.
 func TestSecondCluster(t *testing.T) {
 	t.Parallel()
 	runAll(t, own(t, Config{}), clusterTest{"Walk", testWalk}, clusterTest{"Doctor", testDoctor})
 }
 
-// TestThirdCluster does the same with a third.
+// TestThirdCluster runs tests on a third cluster.
 func TestThirdCluster(t *testing.T) {
 	t.Parallel()
 	runAll(t, own(t, Config{}), clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"Agent", testAgent}, clusterTest{"AgentNamespace", testAgentNamespace})
 }
 
-// TestControlPlaneThatDies does the same with one of which the last test kills the API server.
+// TestControlPlaneThatDies runs tests on another cluster. The last test kills its API server.
 func TestControlPlaneThatDies(t *testing.T) {
 	t.Parallel()
 	runAll(t, own(t, Config{}), clusterTest{"CannotRun", testCannotRun}, clusterTest{"Throttled", testThrottled}, clusterTest{"APIServerDies", testAPIServerDies})
 }
 
-// TestNodesThatComeAndGo has two clusters of its own one after another: others take the place of their nodes, and nodes
-// die.
+// TestNodesThatComeAndGo has two clusters one after another, whose nodes are replaced and die.
 func TestNodesThatComeAndGo(t *testing.T) {
 	t.Parallel()
 	t.Run("RoutedIPTables", func(t *testing.T) {
@@ -172,13 +172,13 @@ func TestNodesThatComeAndGo(t *testing.T) {
 	})
 	c := own(t, Config{})
 	t.Run("Migrate", func(t *testing.T) {
-		// Faults of all kinds interrupt it in turn; a soak test does so with each kind alone.
+		// Several kinds of faults interrupt it in turn; a soak test uses each kind alone.
 		migrateAndBack(t, c, slices.Sorted(maps.Values(azuretest.Interruptions))...)
 	})
 	t.Run("Run", func(t *testing.T) { testNodeDies(t, c) })
 }
 
-// testRouted: the other shape, the other mode of kube-proxy, more nodes, and one that dies.
+// testRouted covers the other CNI shape, the other mode of kube-proxy, more nodes, and a node that dies.
 func testRouted(t *testing.T, c *Cluster) {
 	testPods(t, c)
 	if err := onNetns(c.Node("node0").Netns(), func() error {
@@ -210,8 +210,7 @@ func testRouted(t *testing.T, c *Cluster) {
 	kubectl(t, c, nil, "wait", "--for=condition=Ready", "node/node0", "node/node1", "--timeout=60s")
 }
 
-// testPods runs a pod on each of two nodes, and has them reach each other and
-// the API server.
+// testPods runs a pod on each of two nodes, and checks that they reach each other and the API server.
 func testPods(t *testing.T, c *Cluster) {
 	t.Helper()
 	began := time.Now()
@@ -269,7 +268,7 @@ spec: {selector: {app: pod%[1]d}, ports: [{port: 80, targetPort: 8080}]}
 			}
 		}()
 		for _, addr := range []string{net.JoinHostPort(server.ip, "8080"), net.JoinHostPort(server.service, "80")} {
-			// kube-proxy hears of a pod that is Ready a moment later.
+			// kube-proxy hears about a Ready pod a moment later.
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			err := poll(ctx, 100*time.Millisecond, func() (bool, error) { return reach(client.netns, addr) == nil, nil })
 			cancel()
@@ -281,7 +280,8 @@ spec: {selector: {app: pod%[1]d}, ports: [{port: 80, targetPort: 8080}]}
 				t.Errorf("pod%d at %s is seen as %s", 1-i, client.ip, got)
 			}
 		}
-		// Which is on no pod's network. One attempt has a second, and a SYN that is lost is repeated after that.
+		// The API server is outside the pods' network. An attempt takes at most a second, but a lost SYN is repeated only
+		// after that.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		err := poll(ctx, 100*time.Millisecond, func() (bool, error) {
 			return reach(client.netns, net.JoinHostPort(kubernetesService, "443")) == nil, nil
@@ -303,7 +303,7 @@ func reach(netns, addr string) error {
 	})
 }
 
-// podNetns finds the network namespace that has an address, on a node.
+// podNetns returns the network namespace on a node that has an address.
 func podNetns(t testing.TB, n *Node, ip string) string {
 	t.Helper()
 	path, err := findPod(n, ip)
@@ -313,8 +313,8 @@ func podNetns(t testing.TB, n *Node, ip string) string {
 	return path
 }
 
-// findPod is podNetns while pods come and go: one that goes has a file that is no
-// namespace any more, or none.
+// findPod is podNetns without failing the test. It tolerates pods that end meanwhile, whose file is gone or no longer a
+// namespace.
 func findPod(n *Node, ip string) (path string, err error) {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/run/netns/*", n.PID()))
 	if err != nil {
@@ -415,18 +415,18 @@ func TestSweepRemovesWhatWasKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	its.checkGone(t, id)
-	// One that is somebody's stays.
+	// A cluster that another process owns stays.
 	if got := kubectl(t, c, nil, "get", "--raw=/readyz"); got != "ok" {
 		t.Errorf("after the sweep the shared cluster says %q", got)
 	}
 }
 
-// holders tells whether a cluster's folder is free, or somebody's.
+// holders checks whether another process owns a cluster's folder.
 func holders(t *testing.T, id string) string {
 	t.Helper()
 	f, err := os.Open(filepath.Join(stateDir, id, ownerFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return "" // it goes just now
+		return "" // it is being removed right now
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -465,7 +465,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-// cancelAt cancels when it is written a text.
+// cancelAt calls cancel when a text is written to it.
 type cancelAt struct {
 	text   string
 	cancel func()
@@ -503,7 +503,7 @@ func TestPartsAreBuiltOnce(t *testing.T) {
 	if len(small) != 1 {
 		t.Fatalf("small parts are %v", small)
 	}
-	// What a build leaves that is killed.
+	// The rest of a build that was killed.
 	half := filepath.Join(home, "slipstream-cluster/building/half")
 	if err := os.MkdirAll(half, 0o755); err != nil {
 		t.Fatal(err)
@@ -568,10 +568,9 @@ func clusters(t *testing.T) (ids []string) {
 
 // belonging is what a cluster has on the machine while it is up.
 type belonging struct {
-	processes  map[int]string  // start times, by which a number that is used again is told
-	namespaces map[string]bool // as links in /proc have them
-	// others are the processes beside: one that is younger may be in a namespace
-	// that has a number again.
+	processes  map[int]string  // start times by process ID, which may be reused
+	namespaces map[string]bool // as links in /proc name them
+	// others are processes outside the cluster. A younger process may be in a namespace whose number was reused.
 	others map[int]string
 }
 
@@ -605,8 +604,7 @@ func namespaceOf(pid int, kind string) string {
 	return ns
 }
 
-// processes are those that have not ended: one that has may wait for a parent
-// that is not ours to ask it.
+// processes returns the processes that have not ended. A zombie does not count, because its parent may not be ours.
 func processes(t *testing.T) (pids []int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -621,7 +619,7 @@ func processes(t *testing.T) (pids []int) {
 	return pids
 }
 
-// startTime of a process, empty when it has ended.
+// startTime returns the start time of a process, or "" if it has ended.
 func startTime(pid int) string {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, after, _ := strings.Cut(string(stat), ") ")
@@ -631,11 +629,10 @@ func startTime(pid int) string {
 	return ""
 }
 
-// checkGone looks for what a cluster had.
+// checkGone checks that nothing of a cluster is left.
 func (b belonging) checkGone(t *testing.T, id string) {
 	t.Helper()
-	// Processes whose parent was killed are the machine's first one's to reap,
-	// and their namespaces end with that.
+	// If the parent of a process was killed, the machine's init process reaps it, and its namespaces end only then.
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	var left []string
@@ -659,7 +656,7 @@ func (b belonging) checkGone(t *testing.T, id string) {
 	}
 }
 
-// left are the processes of the cluster, and others in its namespaces.
+// left returns the cluster's remaining processes, and other processes in its namespaces.
 func (b belonging) left(t *testing.T) (all []string) {
 	t.Helper()
 	for _, pid := range processes(t) {
@@ -679,8 +676,8 @@ func (b belonging) left(t *testing.T) (all []string) {
 	return all
 }
 
-// lookAround takes what a cluster could change of the machine outside of its
-// own: settings, devices, mounts, and places that parts of it have by default.
+// lookAround records what a cluster could change on the machine outside its own folders and namespaces: settings,
+// devices, mounts, and the default folders of its programs.
 func lookAround(t *testing.T) map[string]string {
 	t.Helper()
 	m := map[string]string{}
@@ -698,7 +695,7 @@ func lookAround(t *testing.T) map[string]string {
 		m["device "+l.Attrs().Name] = l.Type()
 	}
 	for line := range strings.Lines(read(t, "/proc/self/mountinfo")) {
-		if fields := strings.Fields(line); !strings.HasPrefix(fields[4], "/run/netns/") { // other tests'
+		if fields := strings.Fields(line); !strings.HasPrefix(fields[4], "/run/netns/") { // of other tests
 			m["mount "+fields[0]+" "+fields[4]] = strings.Join(fields[5:], " ")
 		}
 	}

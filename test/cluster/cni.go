@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cniDir is where Debian has the standard plugins.
+// cniDir is where Debian installs the standard plugins.
 const cniDir = "/usr/lib/cni"
 
-// linkPlugins makes the folder that a node's containerd has its plugins from.
+// linkPlugins creates the plugin folder of a node's containerd.
 func (c *Cluster) linkPlugins() error {
 	dir := filepath.Join(c.dir, "plugins")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -37,11 +37,11 @@ func (c *Cluster) linkPlugins() error {
 	return nil
 }
 
-// install writes the node's CNI configuration. From then on the node is Ready,
-// so what the plugins need is there before.
+// install writes the node's CNI configuration, which makes the node Ready. So
+// everything that the plugins need must exist before.
 func (n *Node) install(plugin string) error {
 	list := fmt.Sprintf(`{"name": "pods", "cniVersion": "0.3.1", "plugins": [%s, {"type": "portmap", "capabilities": {"portMappings": true}}]}`, plugin)
-	// containerd does not look at a file that comes from another folder.
+	// containerd ignores a file that is moved there from another folder.
 	path, err := n.write("cni/.pods", list)
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (n *Node) startFlannel(ctx context.Context, daemon func(name string, args .
 	if err != nil {
 		return err
 	}
-	// It ends when its node has no range for pods yet.
+	// flannel exits if its node has no range for pods yet.
 	if _, err := n.podCIDR(ctx); err != nil {
 		return err
 	}
@@ -82,8 +82,7 @@ func (n *Node) startFlannel(ctx context.Context, daemon func(name string, args .
 	return n.install(`{"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}}`)
 }
 
-// The overlay of the routed shape has the name, the number and the port that
-// Calico's has.
+// The overlay of the routed shape has the same name, VNI and port as Calico's.
 const (
 	vxlanName = "vxlan.calico"
 	vxlanID   = 4096
@@ -91,15 +90,15 @@ const (
 	vxlanMTU  = 1450
 )
 
-// vtep is the end of the overlay on a node.
+// vtep is a node's end of the overlay.
 type vtep struct {
 	node, addr net.IP
 	pods       *net.IPNet
 	mac        net.HardwareAddr
 }
 
-// route makes the overlay of the routed shape: on each node a VXLAN device, and
-// through it a route, a neighbour and an FDB entry for each other node.
+// route creates the overlay of the routed shape: on each node a VXLAN device,
+// and through it a route, a neighbour and an FDB entry for each other node.
 func (c *Cluster) route(ctx context.Context) error {
 	var all []vtep
 	for i, n := range c.nodes {
@@ -113,7 +112,7 @@ func (c *Cluster) route(ctx context.Context) error {
 		}
 		all = append(all, vtep{
 			node: net.ParseIP(n.Addr()).To4(),
-			addr: pods.IP, // the first of them is no pod's
+			addr: pods.IP, // no pod uses the first address
 			pods: pods,
 			mac:  net.HardwareAddr{0x66, 0, 0, 0, 0, byte(i)},
 		})
@@ -122,8 +121,9 @@ func (c *Cluster) route(ctx context.Context) error {
 		if err := onNetns(n.Netns(), func() error { return makeVXLAN(all, i) }); err != nil {
 			return fmt.Errorf("overlay of %s: %w", n.name, err)
 		}
-		// Pods reach what is no pod as their node. Not so with ptp's ipMasq, which
-		// knows the pods of its node only.
+		// Connections from pods to addresses outside the pod network come from their
+		// node's address. The ipMasq option of the plugin ptp does not do that,
+		// because it only knows the pods of its node.
 		if _, err := output(n.Command(ctx, "iptables", "--wait", "--table", "nat", "--append", "POSTROUTING",
 			"--source", podNetwork, "!", "--destination", podNetwork, "--jump", "MASQUERADE")); err != nil {
 			return fmt.Errorf("masquerade the pods of %s: %w", n.name, err)
@@ -136,7 +136,7 @@ func (c *Cluster) route(ctx context.Context) error {
 	return nil
 }
 
-// makeVXLAN makes the device of one node, in its namespace.
+// makeVXLAN creates the VXLAN device of one node, in its namespace.
 func makeVXLAN(all []vtep, self int) error {
 	nic, err := netlink.LinkByName(nicName)
 	if err != nil {

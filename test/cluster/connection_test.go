@@ -22,11 +22,11 @@ import (
 
 var errMisdelivered = errors.New("something else arrived than was sent")
 
-// sequence is what one end of a connection sends: words that say of which end of which
-// connection they are, and how many were sent before. So what is lost, comes twice, or is
-// another's is found by the first byte that differs.
+// sequence is the stream that one end of a connection sends. Each 8-byte word names the connection, the
+// direction and its own position. So the first wrong byte shows whether data was lost, duplicated, or
+// belongs to another connection.
 type sequence struct {
-	of uint64 // in the upper 25 bits
+	of uint64 // connection and direction, in the upper 25 bits
 	at uint64 // bytes
 }
 
@@ -44,7 +44,7 @@ func (s *sequence) next(n int) []byte {
 	return b[skip : skip+n]
 }
 
-// expect holds what has arrived against what is next.
+// expect compares arrived data with the next part of the sequence.
 func (s *sequence) expect(b []byte) error {
 	at := s.at
 	if want := s.next(len(b)); !bytes.Equal(b, want) {
@@ -58,11 +58,11 @@ func (s *sequence) expect(b []byte) error {
 	return nil
 }
 
-// connection is one from a pod to another, both of whose ends check each byte.
+// connection connects two pods. Both ends check each byte.
 type connection struct {
 	near, far *net.TCPConn
 
-	// mu guards what the near end does.
+	// mu guards the near end's state.
 	mu          sync.Mutex
 	there, back sequence
 	answered    chan error
@@ -75,7 +75,7 @@ func newConnection(near, far net.Conn, id uint64) *connection {
 	return c
 }
 
-// answer has the far end send back as much as comes, until the connection ends.
+// answer makes the far end send back as many bytes as arrive, until the connection ends.
 func (c *connection) answer(id uint64) error {
 	defer c.far.Close()
 	there, back := sequences(id)
@@ -98,7 +98,7 @@ func (c *connection) answer(id uint64) error {
 
 const blockSize = 1 << 16
 
-// exchange sends so many bytes, and waits for as many to come back.
+// exchange sends size bytes, and waits until as many come back.
 func (c *connection) exchange(size int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +122,7 @@ func (c *connection) send(size int) error {
 	return nil
 }
 
-// receive waits for what comes back. What ends the far end is told too.
+// receive waits for the bytes that come back. If the far end has failed, the error includes its reason.
 func (c *connection) receive(size int, wait time.Duration) error {
 	if err := c.near.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return err
@@ -147,12 +147,12 @@ func (c *connection) receive(size int, wait time.Duration) error {
 
 func (c *connection) close() { c.near.Close() }
 
-// ends are the addresses of a connection as the pod of an end has them.
+// ends returns the addresses of a connection as the pod at this end sees them.
 func ends(c *net.TCPConn) (own, other netip.AddrPort) {
 	return c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
 }
 
-// tracked is what conntrack knows of a connection, on the node of one of its ends.
+// tracked returns the conntrack entry of a connection, on the node of one of its ends.
 func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
 	own, other := ends(end)
 	err = onNetns(n.Netns(), func() (err error) {
@@ -162,10 +162,10 @@ func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
 	return t, err
 }
 
-// forge has another pod send packets as if they were the near end's. next is the sequence number that the
-// near end sends next; the packets' are far outside the window, as an attacker's who does not know it.
-// Conntrack would rightly accept one that is inside by chance, on one side of the soak and not on the
-// other. Offsets are from 0 to 1.
+// forge makes another pod send packets in the name of the near end. next is the sequence number that the
+// near end sends next. The numbers of the forged packets are far outside the window, like those of an
+// attacker who does not know it. Conntrack would rightly accept a packet that hits the window by chance,
+// and it might hit on only one side of the soak. Offsets are from 0 to 1.
 func (c *connection) forge(from webPod, flags byte, next uint32, offsets []float64) error {
 	own, other := ends(c.near)
 	return onNetns(from.netns, func() error {
@@ -184,7 +184,7 @@ func (c *connection) forge(from webPod, flags byte, next uint32, offsets []float
 	})
 }
 
-// nextNumber is the sequence number of what a socket sends next (tcp(7), TCP_REPAIR).
+// nextNumber returns the next sequence number that a socket will send (tcp(7), TCP_REPAIR).
 func nextNumber(c *net.TCPConn) (seq uint32, err error) {
 	const sendQueue, off = 2, -1 // TCP_SEND_QUEUE, and TCP_REPAIR_OFF_NO_WP: without a window probe
 	raw, err := c.SyscallConn()
@@ -208,8 +208,8 @@ func nextNumber(c *net.TCPConn) (seq uint32, err error) {
 	return seq, errors.Join(failed, err)
 }
 
-// flood sends frames from a pod, in the name of so many Ethernet addresses that nobody has. Those of
-// ARP say that these have addresses of IP, which nobody has either.
+// flood sends frames from a pod, with as many unused Ethernet source addresses as addresses says. With
+// arp they announce unused IP addresses for them.
 func flood(from webPod, addresses int, arp bool) error {
 	return onNetns(from.netns, func() error {
 		eth0, err := net.InterfaceByName("eth0")
@@ -240,7 +240,7 @@ func flood(from webPod, addresses int, arp bool) error {
 	})
 }
 
-// gratuitous is an answer of ARP that nobody has asked for (RFC 826).
+// gratuitous returns the payload of an unsolicited ARP reply (RFC 826).
 func gratuitous(mac net.HardwareAddr, address netip.Addr) []byte {
 	b := []byte{0, 1, 8, 0, 6, 4, 0, 2}
 	for range 2 {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// doctorSays runs doctor kubernetes, and returns its exit code and its findings, a line each: without those of the
-// whole machine, which the test's cluster shares with other programs.
+// doctorSays runs doctor kubernetes, and returns its exit code and one line for each finding. It leaves out
+// findings about the whole machine, which other programs share.
 func doctorSays(t *testing.T, c *Cluster, args ...string) (code int, found []string) {
 	t.Helper()
 	v := invoke(t, c.Kubeconfig(), append([]string{"doctor", "kubernetes", "--for", "100ms", "--format", "json"}, args...)...)
@@ -30,8 +30,8 @@ func doctorSays(t *testing.T, c *Cluster, args ...string) (code int, found []str
 	return code, found
 }
 
-// testDoctor: nothing is found in a healthy cluster, its nodes and pods, and nothing is left; a run that
-// would fail is, and a blocked overlay.
+// testDoctor checks that doctor finds nothing in a healthy cluster, its nodes and pods, and leaves nothing behind.
+// It finds what would make a run fail, and a blocked overlay.
 func testDoctor(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
 	if code, found := doctorSays(t, c, "--probe"); code != 0 || len(found) > 0 {

@@ -20,7 +20,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// programsOn are the devices of a node that have programs of tcx, one name for each.
+// programsOn returns the names of a node's devices, once for each TCX program.
 func programsOn(t testing.TB, n *Node) (names []string) {
 	t.Helper()
 	if err := onNetns(n.Netns(), func() error {
@@ -32,7 +32,7 @@ func programsOn(t testing.TB, n *Node) (names []string) {
 			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 				q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
 				if errors.Is(err, unix.ENODEV) {
-					continue // it has gone meanwhile, as a pod's does
+					continue // it has gone meanwhile, as the device of a pod does
 				}
 				if err != nil {
 					return err
@@ -50,7 +50,7 @@ func programsOn(t testing.TB, n *Node) (names []string) {
 	return names
 }
 
-// webPod is a pod of the deployment on a node.
+// webPod is a pod of the deployment web.
 type webPod struct{ name, ip, netns string }
 
 func webPodOn(t testing.TB, c *Cluster, node string) webPod {
@@ -62,7 +62,7 @@ func webPodOn(t testing.TB, c *Cluster, node string) webPod {
 	return all[0]
 }
 
-// webPodsOn are all that are not about to go.
+// webPodsOn returns the pods of web on a node that are not being deleted.
 func webPodsOn(t testing.TB, c *Cluster, node string) (all []webPod) {
 	t.Helper()
 	out := kubectl(t, c, nil, "get", "pods", "-n", "default", "-l", "app=web", "--field-selector", "status.phase=Running,spec.nodeName="+node,
@@ -75,7 +75,7 @@ func webPodsOn(t testing.TB, c *Cluster, node string) (all []webPod) {
 	return all
 }
 
-// listen has a pod take connections at a port, until the test ends.
+// listen makes a pod accept connections at a port, until the test ends.
 func listen(t testing.TB, at webPod, port string) (l net.Listener) {
 	t.Helper()
 	if err := onNetns(at.netns, func() (err error) {
@@ -88,15 +88,16 @@ func listen(t testing.TB, at webPod, port string) (l net.Listener) {
 	return l
 }
 
-// talk connects from one pod's namespace to an address at which the other listens, and
-// returns what sends a line and waits for it to come back.
+// talk connects from the namespace of one pod to an address where the other listens.
+// It returns a function that sends a line and waits until it comes back.
 func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 	t.Helper()
 	var near net.Conn
-	// kube-proxy refuses connections to a service until it has heard of its pods.
+	// kube-proxy refuses connections to a service until it knows the service's pods.
 	testenv.Eventually(t, time.Minute, "connection to "+to, func() string {
 		if err := onNetns(from.netns, func() (err error) {
-			// No probes: the rules of testRules drop most of them, and nine in a row end it.
+			// No keepalive probes: the rules of testRules drop most of them, and nine lost in a
+			// row would end the connection.
 			near, err = (&net.Dialer{Timeout: 20 * time.Second, KeepAlive: -1}).Dial("tcp4", to)
 			return err
 		}); err != nil {
@@ -129,9 +130,10 @@ func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 
 const fastForAll = "{" + everywhere + "accelerate: [{fastpath: {}}]}"
 
-// testFastpath has the agents of a cluster hold the fast path: packets between pods of
-// two nodes are accelerated, those by a service's address too, and afterwards there is
-// nothing of it. Agents, and four pods of the deployment web, are there.
+// testFastpath applies the fast path with the agents of a cluster. It checks that
+// packets between pods of two nodes are accelerated, also those to a service, and that
+// nothing is left of the fast path afterwards. It needs running agents, and four pods
+// of the deployment web.
 func testFastpath(t *testing.T, c *Cluster) {
 	nodes := []string{"node0", "node1"}
 	before := map[string][]string{}
@@ -177,11 +179,12 @@ func testFastpath(t *testing.T, c *Cluster) {
 		}
 		return ""
 	})
-	// Those by a service's address too, by the node that kube-proxy has translate them.
+	// Connections to a service are accelerated, too, on the node where kube-proxy
+	// translates them.
 	testenv.Eventually(t, time.Minute, "packets to a service are accelerated", func() string {
 		out, in := packets("node0", "fast-out"), packets("node0", "fast-in")
 		trips := 0.0
-		// For longer than scrapes share what one of them has gathered.
+		// This takes longer than scrapes share one reading of the counters.
 		for began := time.Now(); time.Since(began) < 500*time.Millisecond; trips++ {
 			byService()
 		}
@@ -206,7 +209,8 @@ func testFastpath(t *testing.T, c *Cluster) {
 		testServices(t, c, func(node string) float64 { return packets(node, "fast-out") + packets(node, "fast-in") })
 	})
 
-	// Off: nothing of it is left, and connections go on.
+	// After the policy is deleted nothing is left of the fast path, and connections
+	// continue.
 	kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
 	for _, n := range nodes {
 		testenv.Eventually(t, time.Minute, n+" without programs", func() string {

@@ -16,10 +16,10 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// What all tests have: the program, its image, and a cluster that most share. Those
-// that kill things, want another cluster, or take long make their own and are parallel.
+// All tests share the program, its image, and most of them one cluster. Tests that kill things, need another kind of cluster,
+// or take long, create their own cluster and run in parallel.
 var (
-	program string // as `make build` builds it; its version is test
+	program string // built as make build does, with the version test
 	image   string // the archive of slipstream.dev/slipstream:test
 
 	common struct {
@@ -29,10 +29,9 @@ var (
 	}
 )
 
-// A test that needs another process runs this binary with one of these set.
+// A test that needs another process runs this binary with one of these variables set.
 const (
-	// childUp brings up a cluster, says so, and keeps it until its input ends: a
-	// harness to be killed.
+	// childUp starts a cluster, reports that, and keeps the cluster until its input ends. Tests kill this process.
 	childUp = "SLIPSTREAM_TEST_CLUSTER_UP"
 	// childThreads calls sendThreadsAway.
 	childThreads = "SLIPSTREAM_TEST_CLUSTER_THREADS"
@@ -62,7 +61,7 @@ func run(m *testing.M) int {
 		return 0
 	}
 	if os.Geteuid() != 0 {
-		return m.Run() // every test skips
+		return m.Run() // without root, every test skips
 	}
 	dir, err := os.MkdirTemp("", "slipstream-test")
 	if err != nil {
@@ -84,7 +83,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// build makes the program and its image.
+// build builds the program and its image.
 func build(ctx context.Context, dir string) error {
 	program = filepath.Join(dir, "slipstream")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=test", "-o", program, "slipstream.dev/cmd/slipstream")
@@ -100,8 +99,8 @@ func build(ctx context.Context, dir string) error {
 	return packImage(ctx, root, image, "slipstream.dev/slipstream:test", program)
 }
 
-// shared is the cluster of all tests: two nodes, flannel, kube-proxy in mode
-// nftables. A test leaves it as it found it.
+// shared returns the cluster that most tests share: two nodes, flannel, and kube-proxy in mode nftables. A test leaves it as
+// it found it.
 func shared(t testing.TB) *Cluster {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -114,8 +113,9 @@ func shared(t testing.TB) *Cluster {
 	return common.cluster
 }
 
-// own is a cluster of a test's own. At most four parallel tests have one, beside the shared cluster, and each of them one at a
-// time: all use inotify instances of one user, of which a machine has 128 by default (fs.inotify.max_user_instances). A control plane has 6, and a node 7.
+// own creates a cluster for one test. At most four parallel tests have one, besides the shared cluster, and each of them has
+// one at a time. All clusters use inotify instances of the same user, who has 128 by default (fs.inotify.max_user_instances).
+// A control plane uses 6, and a node 7.
 func own(t testing.TB, config Config) *Cluster {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -132,8 +132,7 @@ func own(t testing.TB, config Config) *Cluster {
 	return c
 }
 
-// kubectl runs it as the administrator, and returns what it prints. It can be
-// used to clean up, too.
+// kubectl runs kubectl as the administrator, and returns its output. It also works in a test's cleanup.
 func kubectl(t testing.TB, c *Cluster, stdin io.Reader, args ...string) string {
 	t.Helper()
 	out, err := tryKubectl(c, stdin, args...)

@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/target/lab/network"
 )
 
-// Each fault interrupts a migration, and the way back, at every request to Azure.
+// Each kind of fault interrupts a migration, and backing out, at every request to Azure.
 func TestSoakMigrateInterrupted(t *testing.T) {
 	c := own(t, Config{})
 	for name, fault := range azuretest.Interruptions {
@@ -24,8 +24,8 @@ func TestSoakMigrateInterrupted(t *testing.T) {
 	}
 }
 
-// The measurement before the first cordon stops a migration to nodes whose NICs have half the rate, and lets one to nodes
-// whose NICs have twice the rate pass.
+// The measurement before the first cordon stops a migration to nodes whose NICs have half the rate. It lets a migration
+// continue to nodes whose NICs have twice the rate.
 func TestSoakMigrateProof(t *testing.T) {
 	t.Setenv("PATH", filepath.Dir(program)+":"+os.Getenv("PATH"))
 	const mega = 1_000_000
@@ -54,7 +54,7 @@ func TestSoakMigrateProof(t *testing.T) {
 			if code != tt.code || !strings.Contains(said, tt.says) {
 				t.Fatalf("exit %d:\n%s", code, said)
 			}
-			if strings.Contains(said, "run the same command again") { // it would stop again
+			if strings.Contains(said, "run the same command again") { // repeating the command would fail again
 				t.Errorf("it says:\n%s", said)
 			}
 			if tt.code != 0 {
@@ -87,7 +87,7 @@ func limit(n *Node, rate uint64) error {
 		if err != nil {
 			return fmt.Errorf("find the NIC of %s: %w", n.name, err)
 		}
-		attrs := netlink.QdiscAttrs{LinkIndex: nic.Attrs().Index, Handle: netlink.MakeHandle(2, 0), Parent: netlink.HANDLE_ROOT} // 1: is the queue that it replaces
+		attrs := netlink.QdiscAttrs{LinkIndex: nic.Attrs().Index, Handle: netlink.MakeHandle(2, 0), Parent: netlink.HANDLE_ROOT} // 1: belongs to the replaced qdisc
 		return netlink.QdiscReplace(network.TBF(attrs, rate/8))
 	})
 }

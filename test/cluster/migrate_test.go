@@ -33,17 +33,17 @@ const (
 	webHealthy    = 2 // as their budget demands
 )
 
-// subscription is a fake Azure subscription joined to a real cluster: a node pool that is created starts kubelets, and one
-// that is deleted stops them.
+// subscription joins a fake Azure subscription to a real cluster: creating a node pool starts kubelets, and deleting it stops
+// them.
 type subscription struct {
 	*azuretest.Cloud
 	t       *testing.T
 	c       *Cluster
 	joining sync.WaitGroup
-	joined  func(*Node) error // is called with each node that joins; may be nil
+	joined  func(*Node) error // called with each node that joins; may be nil
 }
 
-// newSubscription makes nodes of the cluster those of two pools: sys, and net, whose size lacks Accelerated Networking.
+// newSubscription assigns nodes of the cluster to two pools: sys, and net, whose size lacks Accelerated Networking.
 func newSubscription(t *testing.T, c *Cluster, sys, net []string) *subscription {
 	t.Helper()
 	s := &subscription{Cloud: azuretest.New(), t: t, c: c}
@@ -66,7 +66,7 @@ func newSubscription(t *testing.T, c *Cluster, sys, net []string) *subscription 
 	return s
 }
 
-// register gives a node what Azure gives it: an ID and the labels of its pool.
+// register sets what Azure sets on a node: the provider ID and the labels of its pool.
 func (s *subscription) register(pool string, i int, node string) error {
 	team := "net"
 	if pool == "sys" {
@@ -109,7 +109,7 @@ func (s *subscription) onPool(name string, p *armcontainerservice.AgentPool) {
 	})
 }
 
-// migrate runs slipstream azure migrate of pool net, and returns its exit code and what it printed.
+// migrate runs slipstream azure migrate for pool net, and returns its exit code and output.
 func (s *subscription) migrate(ctx context.Context, out io.Writer, dir string, args ...string) (code int, said string) {
 	var printed bytes.Buffer
 	w := io.MultiWriter(&lockedWriter{w: &printed}, out)
@@ -127,9 +127,9 @@ func (s *subscription) migrate(ctx context.Context, out io.Writer, dir string, a
 	return code, printed.String()
 }
 
-// interrupted repeats a command until a run has no fault, and that run must succeed. Each run has faults of one kind, the next
-// of those given: they hit each request to Azure that no fault has hit before in the same step. The first drains are interrupted
-// while they evict pods, too. done checks the state after each run that succeeds.
+// interrupted repeats a command until a run meets no fault. That run must succeed. Each run meets faults of one kind, taken from
+// faults in turn: they hit each request to Azure that has not been hit yet in the same step. The first drains are also
+// interrupted while they evict pods. done checks the state after each run that succeeds.
 func (s *subscription) interrupted(dir string, faults []azuretest.Fault, done func(), args ...string) (times int) {
 	s.t.Helper()
 	drains, met := 0, make(map[request]bool)
@@ -178,13 +178,13 @@ func (s *subscription) interrupted(dir string, faults []azuretest.Fault, done fu
 	return 0
 }
 
-// request is one to Azure: the n-th of its kind in a step.
+// request identifies a request to Azure: the n-th of its kind in a step.
 type request struct {
 	step, method, path string
 	n                  int
 }
 
-// lastNote keeps what the program printed last of its progress: "    12 s  drain".
+// lastNote keeps the last progress message of the program, such as " 12 s drain".
 type lastNote struct{ text atomic.Value }
 
 func (l *lastNote) Write(b []byte) (int, error) {
@@ -199,8 +199,8 @@ func (l *lastNote) get() string {
 	return text
 }
 
-// web runs pods of a Deployment with a budget on the nodes of team net, and another process that watches how many are
-// Ready. stop ends that one and returns the fewest that were.
+// web runs the pods of a Deployment with a PodDisruptionBudget on the nodes of team net. Another process watches how many of
+// them are Ready. stop ends the watch, and returns the smallest number.
 func web(t *testing.T, c *Cluster) (stop func() int) {
 	t.Helper()
 	kubectl(t, c, nil, "create", "namespace", webNamespace)
@@ -240,7 +240,7 @@ spec: {minAvailable: %d, selector: {matchLabels: {app: web}}}
 		for scan := bufio.NewScanner(lines); scan.Scan(); {
 			f := strings.Fields(scan.Text())
 			delete(ready, f[0])
-			if len(f) == 3 && f[2] == "True" && (f[1] == "ADDED" || f[1] == "MODIFIED") { // else it is about to end
+			if len(f) == 3 && f[2] == "True" && (f[1] == "ADDED" || f[1] == "MODIFIED") { // otherwise it is being deleted
 				ready[f[0]] = true
 			}
 			if n := len(ready); !seen && n == webPodCount || seen && n < fewest {
@@ -257,21 +257,21 @@ spec: {minAvailable: %d, selector: {matchLabels: {app: web}}}
 	}
 }
 
-// webNodes are the nodes that the pods of web are on, when all are Ready.
+// webNodes returns the nodes of web's pods, once all of them are Ready.
 func webNodes(t *testing.T, c *Cluster) string {
 	t.Helper()
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--namespace="+webNamespace, "--timeout=60s")
 	return kubectl(t, c, nil, "get", "pods", "--namespace="+webNamespace, "--field-selector=status.phase=Running", "--output=jsonpath={.items[*].spec.nodeName}")
 }
 
-// poolNodes are all nodes, their pools, and whether they are cordoned.
+// poolNodes lists all nodes with their pools, and whether they are cordoned.
 func poolNodes(t *testing.T, c *Cluster) string {
 	t.Helper()
 	return kubectl(t, c, nil, "get", "nodes", `--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.labels.kubernetes\.azure\.com/agentpool} {.spec.unschedulable}{"\n"}{end}`)
 }
 
-// migrateAndBack migrates a node pool, interrupted at every request, and then backs out, interrupted again. The budget of the
-// pods holds throughout.
+// migrateAndBack migrates a node pool, interrupted at every request, and then backs out, interrupted in the same way. The budget
+// of the pods holds throughout.
 func migrateAndBack(t *testing.T, c *Cluster, faults ...azuretest.Fault) {
 	t.Helper()
 	s := newSubscription(t, c, []string{"node1"}, []string{"node0"})
@@ -284,7 +284,7 @@ func migrateAndBack(t *testing.T, c *Cluster, faults ...azuretest.Fault) {
 		if old == nil || fresh == nil || *old.Properties.VMSize != sizeWithoutAN || *fresh.Properties.VMSize != sizeWithAN || !*fresh.Properties.EnableAutoScaling {
 			t.Errorf("pools are %+v and %+v", old, fresh)
 		}
-	}, "--anyway") // pools of one node cannot be measured
+	}, "--anyway") // a pool with one node cannot be measured
 	back := s.interrupted(dir, faults, func() {
 		s.placed("node0", before)
 		if s.Pools["rg/prod/netan"] != nil || !*s.Pools["rg/prod/net"].Properties.EnableAutoScaling {
@@ -297,7 +297,7 @@ func migrateAndBack(t *testing.T, c *Cluster, faults ...azuretest.Fault) {
 	t.Logf("interrupted %d times on the way there, %d on the way back", there, back)
 }
 
-// placed fails the test unless all pods are on one node, and the nodes are as poolNodes prints them.
+// placed fails the test unless all pods are on one node, and poolNodes lists the nodes as given.
 func (s *subscription) placed(node, nodes string) {
 	s.t.Helper()
 	if got, want := webNodes(s.t, s.c), strings.TrimSpace(strings.Repeat(node+" ", webPodCount)); got != want {

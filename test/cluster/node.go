@@ -22,58 +22,59 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Node is a machine of the cluster: a network, mount, process and UTS namespace
-// with a kubelet of its own. It shares the file tree with the machine, but
-// for what a node changes.
+// Node is a machine of the cluster: a network, mount, PID and UTS namespace with
+// its own kubelet. It shares the machine's file tree, except for the folders
+// that a node changes.
 type Node struct {
 	c     *Cluster
 	name  string
 	index int
-	// dir is what the node has on disk.
+	// dir holds the node's files.
 	dir string
-	// init is the first process. It is in the machine's network namespace, as every
-	// real node's is: that one alone has what the kernel keeps for all, such as
-	// net.core.rps_sock_flow_entries. network keeps the node's.
+	// init is the node's first process. It is in the machine's network namespace,
+	// like the init process of any real node: only that namespace has the settings
+	// that the kernel shares between all, such as net.core.rps_sock_flow_entries.
+	// network keeps the node's network namespace alive.
 	init, network *exec.Cmd
 }
 
-// PID is the node's first process. With it ends the node.
+// PID returns the node's first process. The node ends with it.
 func (n *Node) PID() int { return n.init.Process.Pid }
 
-// Netns is the path of the node's network namespace, for setns(2).
+// Netns returns the path of the node's network namespace, for setns(2).
 func (n *Node) Netns() string { return netnsOf(n.network) }
 
-// Addr is the node's address.
+// Addr returns the node's address.
 func (n *Node) Addr() string { return fmt.Sprintf(nodeAddr, 10+n.index) }
 
 func netnsOf(cmd *exec.Cmd) string { return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid) }
 
-// Command is a command inside the node, in all its namespaces. It ends with the
-// context, or with the cluster.
+// Command returns a command that runs in all namespaces of the node. It ends
+// with the context, or with the cluster.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nsenter",
 		append([]string{"--target=" + strconv.Itoa(n.PID()), "--mount", "--uts", "--net=" + n.Netns(), "--pid", "--", name}, args...)...)
 	n.c.adopt(cmd)
-	// The command is a child of nsenter's, as only a child is in the namespace of
-	// processes: the group of both is ended.
+	// The command is a child of nsenter, because only a child can be in another PID
+	// namespace. So Cancel kills the process group of both.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	return cmd
 }
 
-// Kill ends the node as a crash does: every process on it at once.
+// Kill ends the node as a crash does: all its processes at once.
 func (n *Node) Kill() error {
 	for _, p := range []*exec.Cmd{n.init, n.network} {
 		if err := p.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return fmt.Errorf("kill %s: %w", n.name, err)
 		}
 	}
-	// The first process of a namespace is the last that ends.
+	// The first process of a PID namespace ends last.
 	return poll(context.Background(), 10*time.Millisecond, func() (bool, error) {
 		return errors.Is(n.init.Process.Signal(syscall.Signal(0)), os.ErrProcessDone), nil
 	})
 }
 
-// start brings the node up to where it awaits its readiness.
+// start starts the node's programs, and returns before the node is Ready.
 func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-chan struct{}) error {
 	if err := os.Mkdir(n.dir, 0o755); err != nil {
 		return fmt.Errorf("make folder: %w", err)
@@ -87,7 +88,7 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 	}
 	n.init, err = n.c.first(n.name, &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWUTS,
-		// Go makes the mounts private in the child for this one.
+		// With this flag, Go makes the child's mounts private.
 		Unshareflags: unix.CLONE_NEWNS,
 	})
 	if err != nil {
@@ -132,7 +133,7 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 	if kubeconfig, err = n.c.authority.kubeconfig("kube-proxy-"+n.name, apiURL, "system:kube-proxy"); err != nil {
 		return err
 	}
-	// The limits of connection tracking are the machine's: 0 leaves them alone.
+	// 0 keeps the limits of connection tracking, which belong to the whole machine.
 	if err := daemon(filepath.Join(n.c.parts, "kube-proxy"), "--kubeconfig="+kubeconfig, "--hostname-override="+n.name,
 		"--proxy-mode="+n.c.config.Proxy, "--cluster-cidr="+podNetwork,
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"); err != nil {
@@ -145,7 +146,7 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 }
 
 // restrict_oom_score_adj: a machine may lack the capability (CAP_SYS_RESOURCE)
-// to give a pod a score below containerd's, and then no pod starts.
+// to give a pod a lower score than containerd's. Then no pod would start.
 const containerdConfig = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "%s"
@@ -156,10 +157,10 @@ const containerdConfig = `version = 2
     conf_dir = "%s/cni"
 `
 
-// A kubelet that neither makes nor wants anything of the machine: no control
-// groups but below its own, no eviction as the disk is everybody's. It starts a
-// container that ends again within a second or two, however often that happens: tests
-// kill some all the time.
+// This kubelet does not change the machine: it creates control groups only below
+// its own, and does not evict pods, because the disk is shared. It restarts a
+// container within a second or two, however often that has ended: tests kill
+// some all the time.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: %q}}
@@ -181,7 +182,7 @@ featureGates: {KubeletCrashLoopBackOffMax: true}
 crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 `
 
-// write makes a file of the node's.
+// write writes a file of the node.
 func (n *Node) write(name, content string) (string, error) {
 	path := filepath.Join(n.dir, name)
 	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
@@ -190,8 +191,8 @@ func (n *Node) write(name, content string) (string, error) {
 	return path, nil
 }
 
-// machineSettings are sysctls of the whole machine that a kubelet sets. It is
-// shown files that have them already.
+// machineSettings are sysctls of the whole machine that a kubelet sets. The node
+// gets stand-in files that already have these values.
 var machineSettings = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -201,16 +202,16 @@ var machineSettings = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// furnish gives the node its own of what a node changes: /proc, /sys, /run,
-// /var/lib and /var/log, and the settings of its network.
+// furnish gives the node its own /proc, /sys, /run, /var/lib and /var/log, and
+// the settings of its network.
 func (n *Node) furnish(ctx context.Context) error {
 	for _, dir := range []string{"lib", "log", "cni", "sysctl"} {
 		if err := os.Mkdir(filepath.Join(n.dir, dir), 0o755); err != nil {
 			return fmt.Errorf("make folder: %w", err)
 		}
 	}
-	// It shows the namespace of the process that mounts it, which a thread of
-	// this one's cannot be in.
+	// /proc shows the PID namespace of the process that mounts it, and no thread of
+	// this process can be in the node's.
 	if _, err := output(n.Command(ctx, "mount", "-t", "proc", "proc", "/proc")); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
@@ -218,7 +219,7 @@ func (n *Node) furnish(ctx context.Context) error {
 		if err := unix.Sethostname([]byte(n.name)); err != nil {
 			return fmt.Errorf("set name: %w", err)
 		}
-		// These are at places that other mounts are about to cover.
+		// The mounts below would hide these folders.
 		var keep []*mountTree
 		for _, dir := range []string{cgroupDir, n.c.dir, n.c.parts} {
 			t, err := cloneMounts(dir)
@@ -232,7 +233,7 @@ func (n *Node) furnish(ctx context.Context) error {
 			from, to, kind string
 			flags          uintptr
 		}{
-			// It shows the network namespace that it was mounted in.
+			// sysfs shows the network namespace in which it is mounted.
 			{"sysfs", "/sys", "sysfs", 0},
 			{"bpf", "/sys/fs/bpf", "bpf", 0},
 			{filepath.Join(n.dir, "lib"), "/var/lib", "", unix.MS_BIND},
@@ -257,7 +258,7 @@ func (n *Node) furnish(ctx context.Context) error {
 				return fmt.Errorf("mount stand-in for sysctl %s: %w", name, err)
 			}
 		}
-		// Pods may ask to see what is mounted later.
+		// Pods may ask to see later mounts.
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 			return fmt.Errorf("share mounts: %w", err)
 		}
@@ -270,8 +271,8 @@ func (n *Node) furnish(ctx context.Context) error {
 	})
 }
 
-// sysctl sets what is of the thread's network namespace; a ? is before what a
-// kernel may not have.
+// sysctl writes settings of the thread's network namespace. The prefix ? marks
+// one that the kernel may lack.
 func sysctl(settings ...string) error {
 	for _, s := range settings {
 		key, value, _ := strings.Cut(s, "=")
@@ -284,10 +285,11 @@ func sysctl(settings ...string) error {
 	return nil
 }
 
-// inside runs f on a thread that is in the node.
+// inside runs f on a thread in the node's network, mount and UTS namespaces.
 func (n *Node) inside(f func() error) error {
 	return onThread(func() error {
-		// A thread may only change its mounts when its root is its own.
+		// A thread may only change its mount namespace if it does not share its root
+		// folder.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("leave the file system context: %w", err)
 		}
@@ -311,8 +313,7 @@ func (n *Node) inside(f func() error) error {
 	})
 }
 
-// mountTree is what is mounted at a place and below it, to be mounted there
-// again.
+// mountTree is a copy of the mounts at and below a path, to attach there again.
 type mountTree struct {
 	fd   int
 	path string
@@ -338,7 +339,7 @@ func (t *mountTree) attach() error {
 
 func (t *mountTree) close() { unix.Close(t.fd) }
 
-// importImages waits for containerd and gives it the images.
+// importImages waits for containerd, and imports the images.
 func (n *Node) importImages(ctx context.Context) error {
 	socket := fmt.Sprintf("/proc/%d/root/run/containerd/containerd.sock", n.PID())
 	if err := poll(ctx, 20*time.Millisecond, func() (bool, error) {
@@ -355,7 +356,8 @@ func (n *Node) importImages(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("find image: %w", err)
 		}
-		// By its standard input: the node may not see where it is.
+		// It reads the image from standard input, because the node may not see the
+		// file.
 		f, err := os.Open(path)
 		if err != nil {
 			return fmt.Errorf("open image: %w", err)
@@ -371,7 +373,8 @@ func (n *Node) importImages(ctx context.Context) error {
 	return nil
 }
 
-// object is the node as the API server has it; nil before it has one.
+// object returns the node's object from the API server, or nil if there is none
+// yet.
 func (n *Node) object(ctx context.Context) (*corev1.Node, error) {
 	o, err := n.c.client.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -380,7 +383,7 @@ func (n *Node) object(ctx context.Context) (*corev1.Node, error) {
 	return o, err
 }
 
-// podCIDR waits until the node is given a range for its pods.
+// podCIDR waits until the node has a range for its pods.
 func (n *Node) podCIDR(ctx context.Context) (cidr string, err error) {
 	err = poll(ctx, 50*time.Millisecond, func() (bool, error) {
 		o, err := n.object(ctx)
@@ -402,7 +405,7 @@ func (n *Node) awaitReady(ctx context.Context) error {
 		if o == nil {
 			return false, err
 		}
-		// A node that is Ready has its taint of the other time a moment longer.
+		// A Ready node keeps the taint from before a moment longer.
 		ready := slices.ContainsFunc(o.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		})

@@ -21,12 +21,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A part is a program that is built of a Go module.
+// A part is a program built from a Go module.
 type part struct {
-	// module is a folder of this repository, pkg what is built there; its name
-	// is the last element of that unless it is given.
+	// module is a folder of this repository, and pkg the package to build there.
+	// The default of name is the last element of pkg.
 	module, pkg, name string
-	// cgo: the program has C in it.
+	// cgo means that the program contains C code.
 	cgo bool
 }
 
@@ -43,7 +43,7 @@ var parts = []part{
 	{module: partsModule, pkg: kubernetesModule + "/cmd/kube-proxy"},
 	{module: partsModule, pkg: kubernetesModule + "/cmd/kubectl"},
 	{module: partsModule, pkg: "go.etcd.io/etcd/server/v3", name: "etcd"},
-	// flanneld carries packets itself in one of its backends, in C.
+	// One of flanneld's backends forwards packets itself, in C.
 	{module: partsModule, pkg: "github.com/flannel-io/flannel", name: "flanneld", cgo: true},
 	{module: partsModule + "/cni", pkg: "github.com/containernetworking/plugins/plugins/meta/flannel"},
 	{module: partsModule, pkg: "./pause"},
@@ -51,10 +51,9 @@ var parts = []part{
 
 const pauseImage = "slipstream.dev/pause:cluster"
 
-// Parts returns the folder of the programs that a cluster is made of, kubectl
-// among them, and of the archive pause.tar. They are built when they are wanted
-// first, which takes minutes, and again when what they are built of changes.
-// It is to be called from within the module.
+// Parts returns the folder with the programs of a cluster, including kubectl,
+// and with the archive pause.tar. It builds them on first use, which takes
+// minutes, and again when their sources change. Call it from within the module.
 func Parts(ctx context.Context) (dir string, err error) {
 	return buildParts(ctx, parts, io.Discard)
 }
@@ -89,8 +88,8 @@ func buildParts(ctx context.Context, parts []part, log io.Writer) (string, error
 		return dir, nil // another process built them meanwhile
 	}
 	fmt.Fprintln(log, "building the parts of a cluster, once: this takes some minutes")
-	// Who holds the lock is the only one to build, and what is in the folder was
-	// left by one that was cut short.
+	// Only the holder of the lock builds, so anything in this folder comes from a
+	// build that was cut short.
 	building := filepath.Join(cache, "building")
 	if err := os.RemoveAll(building); err != nil {
 		return "", fmt.Errorf("remove a build that was cut short: %w", err)
@@ -123,8 +122,8 @@ func buildParts(ctx context.Context, parts []part, log io.Writer) (string, error
 	return dir, nil
 }
 
-// stamp is what the linker is to write into Kubernetes' programs, which cannot
-// do with the version that they have without: v0.0.0.
+// stamp returns linker flags that set the version of Kubernetes' programs. They
+// do not work with their default, v0.0.0.
 func stamp(version string) string {
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
@@ -132,7 +131,7 @@ func stamp(version string) string {
 	return in + "gitVersion=" + version + in + "gitMajor=" + major + in + "gitMinor=" + minor
 }
 
-// partsSum is a name for all that goes into the parts.
+// partsSum returns a name that depends on all inputs of the parts.
 func partsSum(ctx context.Context, parts []part, root string) (string, error) {
 	h := sha256.New()
 	goVersion, err := output(exec.CommandContext(ctx, "go", "env", "GOVERSION"))
@@ -153,7 +152,7 @@ func partsSum(ctx context.Context, parts []part, root string) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
 }
 
-// checkout is the folder of this repository, as seen from within it.
+// checkout returns the folder of this repository, when called from within it.
 func checkout(ctx context.Context) (string, error) {
 	root, err := output(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "slipstream.dev"))
 	if err != nil {
@@ -162,7 +161,7 @@ func checkout(ctx context.Context) (string, error) {
 	return root, nil
 }
 
-// packImage makes an archive of an image of one program.
+// packImage creates an archive with an image of one program.
 func packImage(ctx context.Context, checkout, archive, ref, program string) error {
 	cmd := exec.CommandContext(ctx, "go", "run", "-C", filepath.Join(checkout, "tools"), "./image",
 		"-o", archive, "-ref", ref, "linux/"+runtime.GOARCH+"="+program)
@@ -172,8 +171,8 @@ func packImage(ctx context.Context, checkout, archive, ref, program string) erro
 	return nil
 }
 
-// output runs a command and returns what it printed; where it failed, what it
-// complained of is in the error.
+// output runs a command and returns its standard output. If the command fails,
+// the error contains what it wrote to standard error.
 func output(cmd *exec.Cmd) (string, error) {
 	out, err := cmd.Output()
 	var exit *exec.ExitError
@@ -183,7 +182,7 @@ func output(cmd *exec.Cmd) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// flock takes a lock that the kernel gives back when this process ends.
+// flock takes a lock that the kernel releases when this process ends.
 func flock(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -203,7 +202,7 @@ func flock(ctx context.Context, path string) (*os.File, error) {
 	return f, nil
 }
 
-// poll asks until the answer is yes.
+// poll calls done until it returns true.
 func poll(ctx context.Context, every time.Duration, done func() (bool, error)) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

@@ -20,18 +20,18 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// authority signs the certificates of one cluster. Who someone is, and of which
-// groups, is what their certificate says: common name and organisations.
+// authority signs the certificates of one cluster. A client's certificate
+// states its user name as the common name, and its groups as the organisations.
 type authority struct {
 	dir  string
 	key  *ecdsa.PrivateKey
 	cert *x509.Certificate
-	// pem is the certificate as files have it.
+	// pem is the certificate in PEM format.
 	pem []byte
 }
 
-// validity of certificates: no cluster of a test lives longer. An hour into the
-// past is for clocks that are set back.
+// validity is longer than any test cluster lives. Certificates start an hour in
+// the past, in case a clock is set back.
 const validity = 30 * 24 * time.Hour
 
 func newAuthority(dir string) (*authority, error) {
@@ -52,7 +52,8 @@ func newAuthority(dir string) (*authority, error) {
 	return a, a.write("ca", certPEM, keyPEM)
 }
 
-// certificate signs the template; the first one that it signs is its own.
+// certificate signs the template. The first certificate that it signs is its
+// own.
 func (a *authority) certificate(template *x509.Certificate) (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -95,7 +96,7 @@ func (a *authority) write(name string, certPEM, keyPEM []byte) error {
 	return nil
 }
 
-// client is the certificate of someone.
+// client returns a client certificate.
 func (a *authority) client(user string, groups ...string) (certPEM, keyPEM []byte, err error) {
 	return a.certificate(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},
@@ -104,9 +105,9 @@ func (a *authority) client(user string, groups ...string) (certPEM, keyPEM []byt
 	})
 }
 
-// files writes what the API server needs beside its own authority's: whom it
-// is, whom it is to the kubelets, and the key that tokens of service accounts
-// are signed with.
+// files writes what the API server needs besides the authority's own
+// certificate: its server certificate, its client certificate for the kubelets,
+// and the key that signs the tokens of service accounts.
 func (a *authority) files() error {
 	certPEM, keyPEM, err := a.certificate(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kube-apiserver"},
@@ -127,14 +128,14 @@ func (a *authority) files() error {
 	if err := a.write("apiserver-kubelet", certPEM, keyPEM); err != nil {
 		return err
 	}
-	// Of this one the certificate serves as the public half.
+	// The API server only uses the public key in this certificate.
 	if certPEM, keyPEM, err = a.client("service-accounts"); err != nil {
 		return err
 	}
 	return a.write("service-accounts", certPEM, keyPEM)
 }
 
-// kubeconfig writes one that stands alone, and returns its path.
+// kubeconfig writes a self-contained kubeconfig, and returns its path.
 func (a *authority) kubeconfig(name, server, user string, groups ...string) (string, error) {
 	certPEM, keyPEM, err := a.client(user, groups...)
 	if err != nil {

@@ -20,27 +20,28 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// planeParts are all that a control plane without nodes takes.
+// planeParts are the programs of a control plane without nodes.
 var planeParts = []part{
 	{module: partsModule, pkg: kubernetesModule + "/cmd/kube-apiserver"},
 	{module: partsModule, pkg: "go.etcd.io/etcd/server/v3", name: "etcd"},
 }
 
-// Plane is an API server with its etcd on ports of the loopback device, for tests of what is asked of it.
-// There are no namespaces, no controllers and no kubelets, and no root is needed. Its processes end with this
-// one, whatever ends it.
+// Plane is an API server with its etcd on ports of the loopback device, for tests of the requests that it
+// gets. It has no namespaces, controllers or kubelets, and needs no root. Its processes end with this one,
+// however this one ends.
 type Plane struct {
 	dir, parts, etcd string
 	address          string
 	authority        *authority
-	// start has a thread start processes that lives as long as this process: they end with it.
+	// start passes functions to a thread that lives as long as this process. The processes started there end
+	// with it.
 	start     chan func()
 	apiserver *exec.Cmd
 	ended     map[*exec.Cmd]chan struct{}
 }
 
-// StartPlane starts one with its files in dir, which must be empty, and its log of requests at audit: a
-// policy of the API server. It builds the programs first if that has not been done.
+// StartPlane starts a Plane with its files in dir, which must be empty. auditPolicy is the API server's
+// policy for its log of requests. StartPlane builds the programs if necessary.
 func StartPlane(ctx context.Context, dir, auditPolicy string, log io.Writer) (*Plane, error) {
 	programs, err := buildParts(ctx, planeParts, log)
 	if err != nil {
@@ -76,10 +77,11 @@ func StartPlane(ctx context.Context, dir, auditPolicy string, log io.Writer) (*P
 	return p, p.StartServer(ctx)
 }
 
-// freePorts are addresses of the loopback device at which nothing listens.
+// freePorts returns addresses of the loopback device at which nothing listens.
 func freePorts(n int) (all []string, err error) {
 	for len(all) < n {
-		// Not of those that the kernel gives away (ip_local_port_range begins at 32768): the servers listen later, and again.
+		// Avoid the ephemeral ports (ip_local_port_range begins at 32768): the servers bind later, and again after
+		// a restart.
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(10000)))
 		if errors.Is(err, syscall.EADDRINUSE) {
 			continue
@@ -111,12 +113,12 @@ func (p *Plane) run(name string, args ...string) (*exec.Cmd, error) {
 	p.ended[cmd] = ended
 	go func() {
 		defer close(ended)
-		_ = cmd.Wait() // what it complained of is in its log
+		_ = cmd.Wait() // its log contains its complaints
 	}()
 	return cmd, nil
 }
 
-// StartServer starts the API server, again after KillServer, and waits until it is ready.
+// StartServer starts the API server, or restarts it after KillServer, and waits until it is ready.
 func (p *Plane) StartServer(ctx context.Context) error {
 	_, port, err := net.SplitHostPort(p.address)
 	if err != nil {
@@ -170,13 +172,13 @@ func (p *Plane) KillServer() error {
 	return nil
 }
 
-// Server is the process of the API server.
+// Server returns the process ID of the API server.
 func (p *Plane) Server() int { return p.apiserver.Process.Pid }
 
-// AuditLog is the file with what was asked.
+// AuditLog returns the path of the log of requests.
 func (p *Plane) AuditLog() string { return filepath.Join(p.dir, "audit.log") }
 
-// Config connects as somebody of some groups, without a limit of requests.
+// Config returns a configuration to connect as a user with groups, without a limit on requests.
 func (p *Plane) Config(user string, groups ...string) (*rest.Config, error) {
 	certPEM, keyPEM, err := p.authority.client(user, groups...)
 	if err != nil {
@@ -185,10 +187,10 @@ func (p *Plane) Config(user string, groups ...string) (*rest.Config, error) {
 	return &rest.Config{Host: "https://" + p.address, QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAData: p.authority.pem, CertData: certPEM, KeyData: keyPEM}}, nil
 }
 
-// Stop ends it. Its files stay.
+// Stop ends the plane's processes. Its files stay.
 func (p *Plane) Stop() {
 	for cmd, ended := range p.ended {
-		_ = cmd.Process.Kill() // or it has ended
+		_ = cmd.Process.Kill() // an error means that it has ended
 		<-ended
 	}
 	close(p.start)

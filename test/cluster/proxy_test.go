@@ -26,9 +26,9 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// told is what kube-proxy is told of the services whose rules a lab is tested to load
-// (internal/target/lab/services/testdata): lists, by where the API has them. The clusters of the
-// other tests have IPv4 alone, so this is no cluster's.
+// told holds lists of API objects, by their path: the services whose rules a lab loads
+// (internal/target/lab/services/testdata). The other tests' clusters only have IPv4, so a fake
+// API serves these.
 var told = map[string]string{
 	"/api/v1/nodes": `
 apiVersion: v1
@@ -93,11 +93,11 @@ items:
 `,
 }
 
-// tell is as much of the API as kube-proxy asks for: lists of what never changes.
+// tell serves the part of the API that kube-proxy requests: lists that never change.
 func tell(w http.ResponseWriter, r *http.Request) {
 	list, ok := told[r.URL.Path]
 	switch query := r.URL.Query(); {
-	case r.Method != http.MethodGet || !ok || query.Has("sendInitialEvents"): // it lists then
+	case r.Method != http.MethodGet || !ok || query.Has("sendInitialEvents"): // kube-proxy lists instead
 		w.WriteHeader(http.StatusNotFound)
 	case query.Has("watch"):
 		w.WriteHeader(http.StatusOK)
@@ -109,12 +109,12 @@ func tell(w http.ResponseWriter, r *http.Request) {
 			panic(err)
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(text) // it asks again
+		_, _ = w.Write(text) // kube-proxy asks again
 	}
 }
 
-// kube-proxy writes the rules of services for both versions of IP and both protocols, and
-// a lab's are the same, as the kernel shows both: each chain that a lab has, rule by rule.
+// kube-proxy writes the rules of services for both IP versions and both protocols. A lab's rules
+// are the same, as the kernel shows them: each chain that a lab has is compared rule by rule.
 func TestProxy(t *testing.T) {
 	testenv.NeedRoot(t)
 	parts, err := Parts(t.Context())
@@ -123,7 +123,7 @@ func TestProxy(t *testing.T) {
 	}
 	for _, mode := range []string{IPTables, NFTables} {
 		t.Run(mode, func(t *testing.T) {
-			runtime.LockOSThread() // for good: the thread goes with its namespace
+			runtime.LockOSThread() // never unlocked: the thread ends with its namespace
 			startProxy(t, filepath.Join(parts, "kube-proxy"), mode)
 			for _, version := range []string{"4", "6"} {
 				loads, shows := "nft -f -", "nft list table ip kube-proxy"
@@ -140,8 +140,7 @@ func TestProxy(t *testing.T) {
 	}
 }
 
-// startProxy starts kube-proxy in a network namespace of its own, in which the thread is
-// from then on.
+// startProxy moves the thread into a new network namespace, and starts kube-proxy there.
 func startProxy(t *testing.T, program, mode string) {
 	t.Helper()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -189,7 +188,8 @@ current-context: it
 	})
 }
 
-// compareRules waits until what is shown here is as it is where a lab's rules are loaded.
+// compareRules waits until the rules here are the same as in a namespace where the lab's rules
+// are loaded.
 func compareRules(t *testing.T, file, loads, shows string) {
 	t.Helper()
 	rules, err := os.Open(file)
@@ -205,7 +205,7 @@ func compareRules(t *testing.T, file, loads, shows string) {
 	}
 	want := chainsOf(lab)
 	testenv.Eventually(t, time.Minute, "kube-proxy's rules as those of "+file, func() string {
-		// What is shown first is of a table that kube-proxy has not made yet.
+		// At first kube-proxy has not created its table, and the output lacks it.
 		shown, err := output(exec.CommandContext(t.Context(), "sh", "-c", shows))
 		if err != nil {
 			return err.Error()
@@ -215,7 +215,8 @@ func compareRules(t *testing.T, file, loads, shows string) {
 		for chain, rules := range want {
 			got := all[chain]
 			if chain == "KUBE-SERVICES" || strings.HasPrefix(chain, "map ") || strings.HasPrefix(chain, "set ") {
-				// Those of services are in any order, and node ports have the node's address.
+				// The rules of services come in any order, and those of node ports contain the node's
+				// address.
 				got = slices.DeleteFunc(slices.Clone(got), func(rule string) bool { return !slices.Contains(rules, rule) })
 				rules = slices.Sorted(slices.Values(rules))
 				slices.Sort(got)
@@ -231,7 +232,7 @@ func compareRules(t *testing.T, file, loads, shows string) {
 	}
 }
 
-// chainsOf are the rules of each chain, map and set as iptables-save or nft show them.
+// chainsOf returns the rules of each chain, map and set in the output of iptables-save or nft.
 func chainsOf(shown string) map[string][]string {
 	chains := make(map[string][]string)
 	block := ""
@@ -249,7 +250,7 @@ func chainsOf(shown string) map[string][]string {
 		case line == "}":
 			block = ""
 		case block != "":
-			// The elements of a map begin in the line that opens it.
+			// The first elements of a map are on the line that opens the list.
 			for element := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(line, "elements = { "), " }"), ",") {
 				if element = strings.TrimSpace(element); element != "" {
 					chains[block] = append(chains[block], element)

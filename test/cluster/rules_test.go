@@ -18,11 +18,12 @@ import (
 
 var rules = flag.Int("rules", 8, "how many rules testAgent has come and go while packets take the fast path")
 
-// datagrams are flows of UDP between two pods, one every two milliseconds each, that come back.
+// datagrams are UDP flows between two pods. Each flow sends a datagram every two milliseconds, and the
+// other pod sends it back.
 type datagrams struct {
 	began time.Time
 	sent  atomic.Uint64
-	// delivered is when the last one of each that came was sent, since began.
+	// delivered holds for each flow the send time of its latest delivered datagram, since began.
 	delivered [16]atomic.Int64
 }
 
@@ -86,7 +87,8 @@ func newDatagrams(t testing.TB, near, far webPod) *datagrams {
 
 func (d *datagrams) now() time.Duration { return time.Since(d.began) }
 
-// last and least are when the latest that was delivered was sent, of any flow and of each.
+// last returns the latest send time of any delivered datagram, and least the smallest of the flows'
+// latest send times.
 func (d *datagrams) last() time.Duration  { return slices.Max(d.times()) }
 func (d *datagrams) least() time.Duration { return slices.Min(d.times()) }
 
@@ -97,8 +99,8 @@ func (d *datagrams) times() (all []time.Duration) {
 	return all
 }
 
-// lateAt inserts a rule until nothing is delivered any more, and tells how much later than that
-// the last was sent that was.
+// lateAt inserts a rule, and waits until nothing is delivered any more. It returns how long after the
+// insertion the last delivered datagram was sent.
 func (d *datagrams) lateAt(t *testing.T, node *Node, insert, remove string) time.Duration {
 	t.Helper()
 	do := func(command string) {
@@ -119,11 +121,11 @@ func (d *datagrams) lateAt(t *testing.T, node *Node, insert, remove string) time
 	return max(0, d.last()-at)
 }
 
-// testRules has rules that drop what goes to a pod come and go on either node, beside those of
-// kube-proxy: none of what is sent after the bound may arrive. accelerated counts the packets that took
-// the fast path.
+// testRules inserts and deletes rules that drop packets to a pod, on either node, beside kube-proxy's
+// rules. Nothing that is sent after the bound may arrive. accelerated counts the packets that took the
+// fast path.
 func testRules(t *testing.T, c *Cluster, near, far webPod, accelerated func() float64) {
-	// What is announced has to be heard, by an agent that waits for a CPU.
+	// heard allows for an agent that waits for a CPU before it hears an announcement.
 	const heard, unannounced = 200 * time.Millisecond, time.Second
 	kinds := []struct {
 		name, insert, remove string
@@ -155,7 +157,7 @@ func testRules(t *testing.T, c *Cluster, near, far webPod, accelerated func() fl
 			return d.lateAt(t, node, forPod.Replace(kind.insert), forPod.Replace(kind.remove))
 		}
 		late := measure()
-		for try := 1; late > kind.bound && try < 3; try++ { // an agent may wait for a CPU for longer, once
+		for try := 1; late > kind.bound && try < 3; try++ { // an agent may wait for a CPU longer, once
 			t.Logf("%s on %s: what was sent %v later was delivered", kind.name, node.name, late)
 			late = measure()
 		}

@@ -28,7 +28,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// invocation is the program while it runs against a cluster.
+// invocation is a run of the program against a cluster.
 type invocation struct {
 	*exec.Cmd
 	stdout bytes.Buffer
@@ -78,7 +78,7 @@ func invoke(t testing.TB, kubeconfig string, args ...string) *invocation {
 	return v
 }
 
-// await waits until stderr has text.
+// await waits until stderr contains text.
 func (v *invocation) await(t *testing.T, text string) {
 	t.Helper()
 	limit := time.After(2 * time.Minute)
@@ -95,7 +95,7 @@ func (v *invocation) await(t *testing.T, text string) {
 	}
 }
 
-// exit waits for the end, and returns the exit code.
+// exit waits until the program ends, and returns its exit code.
 func (v *invocation) exit(t testing.TB, limit time.Duration) int {
 	t.Helper()
 	select {
@@ -106,8 +106,8 @@ func (v *invocation) exit(t testing.TB, limit time.Duration) int {
 	return v.ProcessState.ExitCode()
 }
 
-// experimentFile is an experiment in a cluster: baseline and what is asked for. Its traffic leaves CPU time to the clusters of
-// other tests.
+// experimentFile writes an experiment in a cluster, with the baseline and the given variants. Its traffic leaves CPU
+// time to the clusters of other tests.
 func experimentFile(t *testing.T, kubernetes, variants, traffic string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "quick.yaml")
@@ -133,15 +133,16 @@ spec:
 
 const (
 	brief = "warmup: 100ms, duration: 200ms"
-	// Beside the clusters of other tests, settled has all traffic flow before the window, and awake has the fast path
-	// find its connections. The window is too long for an end to wait for a CPU all through it.
+	// Other tests run clusters at the same time. With settled, all traffic flows before the window begins. With awake,
+	// the fast path has found its connections by then. The window is too long for one end to wait for a CPU all through
+	// it.
 	settled = "warmup: 1s, duration: 600ms"
 	awake   = "warmup: 4s, duration: 600ms"
 	long    = "warmup: 100ms, duration: 60s"
 	onAll   = `[nic, overlay, host-veth, pod]`
 )
 
-// resultsOf opens the one results folder below out.
+// resultsOf opens the only results folder below out.
 func resultsOf(t testing.TB, out string) (*record.Dir, []record.Trial) {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(out, "quick-*"))
@@ -170,7 +171,7 @@ func within(t *testing.T, limit time.Duration) context.Context {
 	return ctx
 }
 
-// podMasks are the masks of eth0 in every pod on a node.
+// podMasks returns the RPS masks of eth0 in every pod on a node.
 func podMasks(t *testing.T, n *Node) []string {
 	t.Helper()
 	out, err := output(n.Command(t.Context(), "sh", "-c", `for ns in /run/netns/*; do
@@ -181,8 +182,8 @@ func podMasks(t *testing.T, n *Node) []string {
 	return strings.Fields(out)
 }
 
-// testRun is the main job: the accelerators at 1 and 2 pairs, by pod IP and by
-// ClusterIP, and the host network.
+// testRun runs the most common experiment: the accelerators with 1 and 2 pairs, by pod IP and by ClusterIP, and the
+// host network.
 func testRun(t *testing.T, c *Cluster) {
 	flowTableLock.Lock()
 	t.Cleanup(flowTableLock.Unlock)
@@ -220,7 +221,7 @@ func testRun(t *testing.T, c *Cluster) {
 	unchanged(t, c, before)
 }
 
-// checkTrial checks what a trial of testRun was measured with: the settings, the fast path and the way of the traffic.
+// checkTrial checks the conditions of a testRun trial: the settings, the fast path, and the path of the traffic.
 func checkTrial(t *testing.T, tr record.Trial) {
 	t.Helper()
 	name := fmt.Sprintf("%s × %d", tr.Variant, tr.Pairs)
@@ -260,8 +261,7 @@ func checkTrial(t *testing.T, tr record.Trial) {
 	if len(pods) != wantPods || len(nodes) != wantNodes {
 		t.Errorf("%s: set on nodes %v and pods %v, want %d and %d", name, nodes, pods, wantNodes, wantPods)
 	}
-	// What went through the overlay was the traffic, or none of it; the fast path takes it past
-	// the overlay's device.
+	// Either all of the traffic went through the overlay, or none. The fast path bypasses the overlay's device.
 	var overlay uint64
 	for _, dev := range tr.Devices {
 		if dev.Name == "flannel.1" {
@@ -273,7 +273,7 @@ func checkTrial(t *testing.T, tr record.Trial) {
 	}
 }
 
-// snapshotOf is what a run must leave as it found it.
+// snapshotOf returns what a run must leave as it found it.
 func snapshotOf(t *testing.T, c *Cluster) []string {
 	t.Helper()
 	all := []string{
@@ -283,8 +283,8 @@ func snapshotOf(t *testing.T, c *Cluster) []string {
 	return append(all, nodeSettings(t, c)...)
 }
 
-// nodeSettings are what every receive queue of the nodes reads, and what their
-// journals hold; without the devices that come with pods.
+// nodeSettings returns the settings of every receive queue of the nodes, and the contents of their journals. It leaves
+// out the devices of pods.
 func nodeSettings(t *testing.T, c *Cluster) (all []string) {
 	t.Helper()
 	for i := range c.config.Nodes {
@@ -307,9 +307,8 @@ func unchanged(t *testing.T, c *Cluster, before []string) {
 	}
 }
 
-// testSteeredPods looks into the pods with the node's tools while a run is under
-// way, and then has the run end by Ctrl-C: all is put back, and what is recorded
-// is kept.
+// testSteeredPods inspects the pods with the node's tools during a run, and then interrupts the run: all settings are
+// restored, and the recorded trials are kept.
 func testSteeredPods(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
 	out := t.TempDir()
@@ -337,9 +336,8 @@ func testSteeredPods(t *testing.T, c *Cluster) {
 	unchanged(t, c, before)
 }
 
-// testControllerKilled: what it had set is put back by the workers, which find
-// their streams ended; cleanup leaves it alone while its lease is fresh, and
-// removes it when told to.
+// testControllerKilled checks that workers restore the settings when their streams end. Cleanup skips the run while
+// its lease is valid, and removes it when told to.
 func testControllerKilled(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
 	variants := "  - {name: rps+, accelerate: [{rps: {devices: " + onAll + ", cpus: all}}]}"
@@ -370,8 +368,8 @@ func testControllerKilled(t *testing.T, c *Cluster) {
 	unchanged(t, c, before)
 }
 
-// workerIn is the process of the worker in the cluster's pod whose name begins so. Other clusters on this machine
-// have pods whose names begin the same.
+// workerIn returns the process ID of the worker in the cluster's pod whose name begins with prefix. Other clusters on
+// this machine have pods whose names begin the same.
 func workerIn(t *testing.T, c *Cluster, prefix string) int {
 	t.Helper()
 	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
@@ -405,7 +403,7 @@ func workerIn(t *testing.T, c *Cluster, prefix string) int {
 	return 0
 }
 
-// testWorkerKilled: the trial is recorded as failed and made up for.
+// testWorkerKilled checks that the trial is recorded as failed, and repeated.
 func testWorkerKilled(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
 	out := t.TempDir()
@@ -436,13 +434,13 @@ func testWorkerKilled(t *testing.T, c *Cluster) {
 	unchanged(t, c, before)
 }
 
-// windowsNode is a node of this name that runs Windows.
+// windowsNode is the manifest of a node that runs Windows.
 const windowsNode = `apiVersion: v1
 kind: Node
 metadata: {name: %s, labels: {kubernetes.io/os: windows}}
 `
 
-// testCannotRun are reasons not to begin: each is said, and nothing is left.
+// testCannotRun checks the reasons not to start a run: each is reported, and nothing is left.
 func testCannotRun(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
 	plain := experimentFile(t, "", "", brief)
@@ -517,7 +515,8 @@ func testCannotRun(t *testing.T, c *Cluster) {
 		fails(t, c.Kubeconfig(), time.Minute, []string{"cannot be scheduled", "Insufficient cpu"}, plain, "--set", "spec.target.kubernetes.resources={cpu: 500}")
 	})
 	t.Run("Windows", func(t *testing.T) {
-		// Nodes without a kubelet. They have no CPU, so that the scheduler leaves the pods that the API server accepts.
+		// These nodes have no kubelet. They have no CPU, so that the scheduler ignores those of their pods that the API
+		// server accepts.
 		for _, name := range []string{"win0", "win1"} {
 			kubectl(t, c, strings.NewReader(fmt.Sprintf(windowsNode, name)), "create", "-f", "-")
 			t.Cleanup(func() { after(t, c, "delete", "node", name) })
@@ -535,7 +534,7 @@ func testCannotRun(t *testing.T, c *Cluster) {
 		t.Cleanup(func() { after(t, c, "delete", "namespace", "strict") })
 		kubectl(t, c, nil, "label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
 		fails(t, c.Kubeconfig(), time.Minute, []string{"the API server rejects pod strict/client-node-", "violates PodSecurity", "leave out -n"}, steer, "-n", "strict")
-		// A run that only samples with these pods goes on without.
+		// A run that only uses these pods to sample continues without them.
 		out := t.TempDir()
 		v := invoke(t, c.Kubeconfig(), "run", plain, "--out", out, "-n", "strict")
 		if code := v.exit(t, 2*time.Minute); code != 0 || !strings.Contains(v.said(), "CPU use is not measured: the API server rejects pod") {
@@ -555,7 +554,7 @@ func testCannotRun(t *testing.T, c *Cluster) {
 	unchanged(t, c, before)
 }
 
-// after runs kubectl when the test's context has ended.
+// after runs kubectl in a cleanup, when the test's context has ended.
 func after(t *testing.T, c *Cluster, args ...string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -570,14 +569,14 @@ func warned(tr record.Trial, code string) bool {
 	return slices.ContainsFunc(tr.Warnings, func(w record.Warning) bool { return w.Code == code })
 }
 
-// testThrottled: a CPU limit that held a pod back is a warning of the trial.
+// testThrottled checks that a trial has a warning if a CPU limit throttled a pod.
 func testThrottled(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
-	// That is 2 ms in a period of 100 ms, less than one time slice. On a busy machine a pod of so small a weight does not
-	// get enough CPU time to reach a much larger limit.
+	// This limit is 2 ms in a period of 100 ms, less than one time slice. On a busy machine a pod with so little weight
+	// does not get enough CPU time to reach a much larger limit.
 	file := experimentFile(t, "unprivileged: true, resources: {cpu: 20m, memory: 128Mi}", "", brief)
 	var trials []record.Trial
-	testenv.Retry(t, 3, func() error { // with one cell, a run ends at its first trial that fails
+	testenv.Retry(t, 3, func() error { // with one cell, a run ends at its first failed trial
 		out := t.TempDir()
 		v := invoke(t, c.Kubeconfig(), "run", file, "--out", out, "--set", "spec.pairs=[1]",
 			"--set", "spec.workloads=[{name: stream, stream: {warmup: 100ms, duration: 1s}}]")
@@ -597,11 +596,12 @@ func testThrottled(t *testing.T, c *Cluster) {
 	unchanged(t, c, before)
 }
 
-// testNodeDies: the run ends and says which node it was; what is on record is kept,
-// and cleanup knows what is left.
+// testNodeDies checks that the run ends and names the node. The recorded trials are kept, and cleanup knows what is
+// left.
 func testNodeDies(t *testing.T, c *Cluster) {
 	out := t.TempDir()
-	// A run also ends if every trial of a block fails. With several after that in which the node dies, one finds the node gone.
+	// A run also ends if every trial of a block fails. With several trials after the one in which the node dies, one of
+	// them finds that the node is gone.
 	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", "", brief), "--out", out, "--set", "spec.runs=1000", "--set", "spec.pairs=[1,2,3,4]")
 	v.await(t, "block 2  ")
 	if err := c.Node("node1").Kill(); err != nil {
@@ -622,7 +622,7 @@ func testNodeDies(t *testing.T, c *Cluster) {
 	}
 }
 
-// TestAPIServerDies: the run ends and says so; what is on record is kept.
+// testAPIServerDies checks that the run ends with an explanation, and keeps the recorded trials.
 func testAPIServerDies(t *testing.T, c *Cluster) {
 	out := t.TempDir()
 	variants := "  - {name: rps+, accelerate: [{rps: {devices: " + onAll + ", cpus: all}}]}"
@@ -641,7 +641,7 @@ func testAPIServerDies(t *testing.T, c *Cluster) {
 	}
 }
 
-// kill ends a daemon of the cluster.
+// kill kills a program of the cluster.
 func kill(t *testing.T, c *Cluster, name string) {
 	t.Helper()
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")

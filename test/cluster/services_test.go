@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// servicesManifest has services of each kind, all at port 80 and of pods that say so by a label, and
-// a pod with a port of its node.
+// servicesManifest has services of each kind, all at port 80, which select pods by a label. It also has
+// a pod with a host port.
 const servicesManifest = `
 apiVersion: v1
 kind: List
@@ -28,7 +28,7 @@ items:
     containers: [{name: web, image: "slipstream.dev/slipstream:test", imagePullPolicy: Never, args: [worker, --hold], ports: [{containerPort: 4002, hostPort: 31003}]}]}}
 `
 
-// serveName has a pod answer each line with its name.
+// serveName makes a pod answer each line with its name.
 func serveName(t *testing.T, p webPod) {
 	t.Helper()
 	l := listen(t, p, "4002")
@@ -80,7 +80,8 @@ func (a asker) ask() (name string, err error) {
 	return strings.TrimSpace(name), err
 }
 
-// asks has a connection ask for half a second, to be answered by a pod each time.
+// asks sends requests for half a second, and checks that the given pod answers each of them. It returns
+// their number.
 func (a asker) asks(t *testing.T, pod string) (times float64) {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < 500*time.Millisecond; times++ {
@@ -91,9 +92,9 @@ func (a asker) asks(t *testing.T, pod string) (times float64) {
 	return times
 }
 
-// testServices has connections to services of each kind reach the pods that kube-proxy sends them
-// to, and go on to: they are accelerated where they go by VXLAN from a pod to a pod of another node, or
-// from another node.
+// testServices checks that connections to services of each kind reach the pods that kube-proxy chooses,
+// and stay with them. They are accelerated if they cross VXLAN from a pod, or from a node, to a pod of
+// another node.
 func testServices(t *testing.T, c *Cluster, accelerated func(node string) float64) {
 	on0, on1 := webPodsOn(t, c, "node0"), webPodsOn(t, c, "node1")
 	if len(on0) < 2 || len(on1) < 2 {
@@ -122,7 +123,8 @@ func testServices(t *testing.T, c *Cluster, accelerated func(node string) float6
 		t.Helper()
 		return net.JoinHostPort(kubectl(t, c, nil, "get", "-n", "default", "service", service, "-o", "jsonpath={.spec.clusterIP}"), "80")
 	}
-	// connect waits until a service has pods of these names, and returns a connection to one.
+	// connect waits until one of these pods answers at a service, and returns the connection and the pod's
+	// name.
 	connect := func(t *testing.T, netns, to string, pods ...string) (a asker, pod string) {
 		t.Helper()
 		testenv.Eventually(t, time.Minute, "connection to "+to, func() string {
@@ -142,7 +144,8 @@ func testServices(t *testing.T, c *Cluster, accelerated func(node string) float6
 		t.Cleanup(func() { a.Close() })
 		return a, pod
 	}
-	// isAccelerated waits until most of what a connection asks is, both ways, on these nodes.
+	// isAccelerated waits until most packets of a connection are accelerated in both directions on these
+	// nodes.
 	isAccelerated := func(t *testing.T, a asker, pod string, nodes ...string) {
 		t.Helper()
 		for _, n := range nodes {
@@ -162,7 +165,7 @@ func testServices(t *testing.T, c *Cluster, accelerated func(node string) float6
 		pod            webPod
 		accelerated    []string
 	}{
-		// Which the first node sends on in the second one's name.
+		// Node1 forwards these connections to the pod on node0, in its own name.
 		{"a node's port", near.netns, port1("31001"), beside, []string{"node0"}},
 		{"a node's port from a node", c.Node("node0").Netns(), port1("31001"), beside, []string{"node0"}},
 		{"a node's port of its own pods", c.Node("node0").Netns(), port1("31002"), far, nil},

@@ -29,18 +29,18 @@ import (
 var soak = flag.Duration("soak", 0, "how long TestSoak goes on; it makes one round at least")
 
 const (
-	// patience is how long a message may take, agents and containers starting meanwhile.
+	// patience bounds how long a message may take while agents and containers start.
 	patience = 30 * time.Second
 	// ackDelay is longer than TCP delays an acknowledgement.
 	ackDelay = 300 * time.Millisecond
-	// ruleDelay is how long it may take until the fast path obeys a rule that the kernel announces,
-	// as in testRules.
+	// ruleDelay bounds how long the fast path may take to obey a rule that the kernel announces, as in
+	// testRules.
 	ruleDelay = 200 * time.Millisecond
 
 	soakPort = "4000"
-	// The last of each node's pods is the attacker; the others hold connections.
+	// The last pod of each node is the attacker. The others hold connections.
 	soakPods, attacker = 3, 2
-	// What conntrack has of a connection (nf_conntrack_tcp.h).
+	// Values of a conntrack entry (nf_conntrack_tcp.h).
 	stateEstablished, flagLiberal = 3, 0x08
 	tcpFIN, tcpSYN, tcpRST        = 0x01, 0x02, 0x04
 	tcpACK                        = 0x10
@@ -50,7 +50,7 @@ const (
 type side struct {
 	nodes [2]*Node
 	pods  [2][soakPods]webPod
-	// services are the addresses in front of the pods of each node.
+	// services are the addresses of the service for the pods of each node.
 	services [2]string
 	accepted chan net.Conn
 }
@@ -58,17 +58,17 @@ type side struct {
 // pair is the same connection on both sides.
 type pair struct {
 	name string
-	// node is which of a side's has the near end.
+	// node is the index of the node that has the near end, on each side.
 	node      int
 	byService bool
 	opened    time.Time
-	// accelerated is when it was last seen on the fast path.
+	// accelerated is when the connection was last seen on the fast path.
 	accelerated time.Time
-	// history is what was done to it. tracked are its conntrack entries on the nodes with the fast
-	// path, when they were last read.
+	// history lists what was done to the connection. tracked are its last known conntrack entries on the
+	// nodes with the fast path.
 	history []string
 	tracked [2]fastpath.Tracked
-	// forged tells whether somebody has forged packets since it sent its last.
+	// forged reports whether packets have been forged since the connection last sent.
 	forged atomic.Bool
 	on     [2]*connection
 }
@@ -81,7 +81,7 @@ func (p *pair) String() string {
 	return fmt.Sprintf("connection %s, opened %s ago", p.name, time.Since(p.opened).Round(time.Second))
 }
 
-// end is the connection's end at a node of a side.
+// end returns the connection's end at a node of a side.
 func (p *pair) end(side, node int) *net.TCPConn {
 	if node == p.node {
 		return p.on[side].near
@@ -89,26 +89,26 @@ func (p *pair) end(side, node int) *net.TCPConn {
 	return p.on[side].far
 }
 
-// soakRun is a cluster whose two sides have the same connections and are treated alike. The nodes of
-// the first have the fast path, by their agents; those of the second, the reference, do not.
+// soakRun is a cluster whose two sides have the same connections and get the same treatment. Agents
+// provide the fast path on the nodes of the first side. Those of the second, the reference, have none.
 type soakRun struct {
 	*testing.T
 	*rand.Rand
 	c     *Cluster
 	sides [2]*side
 	pairs []*pair
-	// notBusy is locked for writing to pause the connections that are busy all the time.
+	// notBusy is locked for writing to pause the connections that are always busy.
 	notBusy sync.RWMutex
-	// connections counts those opened on either side: each has a number of its own.
+	// connections counts the connections opened on both sides, and gives each one its number.
 	connections uint64
-	// killed is when the last agent was killed, kills how many of each node were.
+	// killed is when the last agent was killed, and kills counts the killed agents of each node.
 	killed time.Time
 	kills  [2]int
-	// agentLogs are the ends of the logs of each node's agents that were killed.
+	// agentLogs hold the last lines of the killed agents' logs, by node.
 	agentLogs [2]string
-	// fewEndpoints tells whether the services have fewer endpoints than there are pods.
+	// fewEndpoints reports whether the services have fewer endpoints than there are pods.
 	fewEndpoints bool
-	// memory is the most that an agent had in each round, MiB.
+	// memory is the largest memory of an agent in each round, in MiB.
 	memory []float64
 
 	rounds, policies, pods, opened, compared, differ int
@@ -116,9 +116,9 @@ type soakRun struct {
 	accelerated                                      [2]float64
 }
 
-// TestSoak disturbs a cluster in every way it can while pods have connections, and compares these
-// with the same ones on nodes without the fast path: none breaks, each byte arrives where it should,
-// and an idle one has the same conntrack entry.
+// TestSoak disturbs a cluster in every way it can while pods have connections, and compares them with the
+// same connections on nodes without the fast path: none breaks, each byte arrives where it should, and
+// idle ones have the same conntrack entries.
 func TestSoak(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("the seed is %d", seed)
@@ -152,8 +152,8 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// anyBroken tells whether a connection has broken, which ends the run. Conntrack entries that differ
-// are counted only.
+// anyBroken reports whether a connection has broken, which ends the run. Differing conntrack entries are
+// only counted.
 func (s *soakRun) anyBroken() bool { return s.resets.Load()+s.misdelivered.Load() > 0 }
 
 // printSummary prints the figures of the run, and the state of the nodes if it failed.
@@ -195,7 +195,7 @@ func (s *soakRun) printNodeStatus(node int) {
 	s.Logf("%s, its NodeAcceleration: %v\n%s", n.name, err, object)
 }
 
-// saveAgentLog keeps the end of the log of a node's agent, which is lost when it is killed.
+// saveAgentLog keeps the end of the log of a node's agent, which is lost when the agent is killed.
 func (s *soakRun) saveAgentLog(node int) {
 	n := s.sides[0].nodes[node]
 	out, err := tryKubectl(s.c, nil, "get", "pods", "-n", chartNamespace, "--field-selector", "spec.nodeName="+n.name, "-o", "name")
@@ -209,7 +209,7 @@ func (s *soakRun) saveAgentLog(node int) {
 	s.agentLogs[node] = s.agentLogs[node][max(0, len(s.agentLogs[node])-1<<14):]
 }
 
-// kubectl tries again, as a person would, while the cluster does not answer.
+// kubectl retries while the cluster does not answer, as a person would.
 func (s *soakRun) kubectl(stdin string, args ...string) (out string) {
 	s.Helper()
 	testenv.Eventually(s, time.Minute, fmt.Sprintf("kubectl %v", args), func() string {
@@ -233,7 +233,7 @@ func (s *soakRun) setUp() {
 	for i := range s.sides {
 		s.sides[i] = s.newSide(i)
 		for _, n := range s.sides[i].nodes {
-			// As kube-proxy does in its iptables mode.
+			// kube-proxy in iptables mode has the same rule.
 			s.onNode(n, "nft 'add table ip invalid; add chain ip invalid forward { type filter hook forward priority 0; }; add rule ip invalid forward ct state invalid drop'")
 		}
 	}
@@ -246,8 +246,8 @@ func (s *soakRun) setUp() {
 	}
 }
 
-// The first pairs exchange messages after each disturbance, those from busyFrom on all the time; the
-// ones between are idle until the end of the round.
+// The first pairs exchange messages after each disturbance, and those from busyFrom on all the time. The
+// pairs in between are idle until the end of the round.
 const activePairs, busyFrom = 4, 8
 
 // onNode runs a shell command on a node.
@@ -271,7 +271,7 @@ spec:
 ---
 `
 
-// newSide makes the pods of two nodes, and services in front of them.
+// newSide creates the pods of two nodes, and services for them.
 func (s *soakRun) newSide(i int) *side {
 	s.Helper()
 	d := &side{accepted: make(chan net.Conn, 64)}
@@ -305,7 +305,7 @@ func (s *soakRun) newSide(i int) *side {
 	return d
 }
 
-// accept takes the connections to a pod, until the test ends.
+// accept accepts the connections to a pod, until the test ends.
 func (d *side) accept(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -339,8 +339,8 @@ func (s *soakRun) connect(i, node int, byService bool) *pair {
 	return p
 }
 
-// dial opens a connection from a pod of a side. kube-proxy refuses those to a service until it
-// knows its pods.
+// dial opens a connection from a pod of a side. It retries, because kube-proxy refuses connections to a
+// service until it knows the service's pods.
 func (s *soakRun) dial(d *side, from webPod, to string) (c *connection) {
 	s.Helper()
 	testenv.Eventually(s, time.Minute, "connection to "+to, func() string {
@@ -360,7 +360,7 @@ func (s *soakRun) dial(d *side, from webPod, to string) (c *connection) {
 					s.Cleanup(c.close)
 					return ""
 				}
-				far.Close() // from an attempt that was given up
+				far.Close() // from an abandoned attempt
 			case <-timeout:
 				near.Close()
 				return "nobody accepted it"
@@ -370,7 +370,7 @@ func (s *soakRun) dial(d *side, from webPod, to string) (c *connection) {
 	return c
 }
 
-// exchange sends the same on both sides.
+// exchange sends the same data on both sides.
 func (s *soakRun) exchange(p *pair, size int) bool {
 	s.Helper()
 	for i, c := range p.on {
@@ -395,7 +395,7 @@ func (s *soakRun) exchangeMessages(p *pair, n int) {
 	}
 }
 
-// connectionBroke reports a connection that was reset or delivered something wrong.
+// connectionBroke reports a connection that was reset, or that delivered wrong data.
 func (s *soakRun) connectionBroke(p *pair, side int, err error) {
 	s.Helper()
 	if errors.Is(err, errMisdelivered) {
@@ -408,7 +408,7 @@ func (s *soakRun) connectionBroke(p *pair, side int, err error) {
 		without, err, s.killed.Format(time.TimeOnly), p.accelerated.Format(time.TimeOnly), s.conntrackEntries(p))
 }
 
-// conntrackEntries are the entries of a connection on all nodes, and what was done to it last.
+// conntrackEntries returns the entries of a connection on all nodes, and what was last done to it.
 func (s *soakRun) conntrackEntries(p *pair) (text string) {
 	for i, d := range s.sides {
 		for j, n := range d.nodes {
@@ -450,7 +450,8 @@ func (s *soakRun) whileNotBusy(f func()) {
 	f()
 }
 
-// acceleratedPackets counts the packets that took a node's fast path, out and in, by its metrics.
+// acceleratedPackets returns how many packets took a node's fast path, out and in, from the agent's
+// metrics.
 func acceleratedPackets(n *Node) (out, in float64, err error) {
 	text, err := scrape(n)
 	if err != nil {
@@ -461,7 +462,7 @@ func acceleratedPackets(n *Node) (out, in float64, err error) {
 	return out, in, nil
 }
 
-// accelerate exchanges messages until both nodes accelerate a connection, also where an agent was
+// accelerate exchanges messages until both nodes accelerate a connection. That works even if an agent was
 // killed and another has just started.
 func (s *soakRun) accelerate(p *pair) {
 	s.Helper()
@@ -482,7 +483,7 @@ func (s *soakRun) accelerate(p *pair) {
 				before[i] = [2]float64{out, in}
 			}
 			if missing != "" {
-				// Eventually pauses for 200 ms, longer than scrapes share one reading of the counters.
+				// Eventually pauses for 200 ms, which is longer than scrapes share one reading of the counters.
 				s.exchangeMessages(p, trips)
 				exchanged = true
 				missing += s.conntrackEntries(p)
@@ -494,8 +495,8 @@ func (s *soakRun) accelerate(p *pair) {
 	p.note("is accelerated")
 }
 
-// awaitWindowChecks waits until the fast path no longer holds connections that are idle, so that
-// conntrack checks their windows again.
+// awaitWindowChecks waits until the fast path has released the idle connections, so that conntrack checks
+// their windows again.
 func (s *soakRun) awaitWindowChecks(all ...*pair) {
 	s.Helper()
 	var left string
@@ -571,9 +572,9 @@ func (s *soakRun) compareAfterDetach(node int) {
 	})
 }
 
-// compare compares a connection's conntrack entry on a node with the fast path with that of the same
-// connection on the reference node. Forged packets can change its time-out until it sends again, unless
-// conntrack is resynchronised.
+// compare compares a connection's conntrack entry on a node with the fast path with the entry of the same
+// connection on the reference node. After forged packets it ignores the timeout: they can change that
+// until the connection sends again, unless conntrack is resynchronised.
 func (s *soakRun) compare(p *pair, node int) {
 	s.Helper()
 	is, was := s.tracked(p, 0, node), s.tracked(p, 1, node)
@@ -589,7 +590,7 @@ func (s *soakRun) compare(p *pair, node int) {
 	}
 }
 
-// checkRestarts checks that agents ended only where they were killed.
+// checkRestarts checks that agents only ended where they were killed.
 func (s *soakRun) checkRestarts() {
 	s.Helper()
 	for i, d := range s.sides {
@@ -610,10 +611,10 @@ func (s *soakRun) checkRestarts() {
 	}
 }
 
-// agentMemory is the memory of the larger agent with a fast path, MiB.
+// agentMemory returns the larger memory of the two agents with a fast path, in MiB.
 func (s *soakRun) agentMemory() (most float64) {
 	for _, n := range s.sides[0].nodes {
-		// There is none for a moment after each kill.
+		// There is no agent for a moment after each kill.
 		if pid, err := agentOn(n); err == nil && pid != 0 {
 			if now, err := residentMiB(pid); err == nil {
 				most = max(most, now)
@@ -623,8 +624,8 @@ func (s *soakRun) agentMemory() (most float64) {
 	return most
 }
 
-// checkTracked checks that conntrack still has an entry for each connection, and notes those that have
-// changed.
+// checkTracked checks that conntrack still has an entry for each connection, and notes the entries that
+// have changed.
 func (s *soakRun) checkTracked() {
 	s.Helper()
 	for _, p := range s.pairs {
@@ -642,10 +643,10 @@ func (s *soakRun) checkTracked() {
 	}
 }
 
-// randomPair is one of all pairs.
+// randomPair returns any of the pairs.
 func (s *soakRun) randomPair() *pair { return s.pairs[s.IntN(len(s.pairs))] }
 
-// disturbances each happen once a round, in random order.
+// disturbances are the ways to disturb the cluster. Each happens once a round, in random order.
 var disturbances = []struct {
 	name string
 	make func(*soakRun)
@@ -671,8 +672,8 @@ var disturbances = []struct {
 	{"a connection goes idle", (*soakRun).idleConnection},
 }
 
-// killAgent kills the agent of a node, and waits until the one that the kubelet starts has recovered the
-// conntrack entries, also of a connection for which the attacker forges a reset meanwhile.
+// killAgent kills the agent of a node, and waits until the agent that the kubelet starts has recovered
+// the conntrack entries. That includes a connection for which the attacker forges a reset meanwhile.
 func (s *soakRun) killAgent() {
 	node := s.IntN(2)
 	n := s.sides[0].nodes[node]
@@ -734,7 +735,7 @@ func (s *soakRun) applyPolicy() {
 	s.Helper()
 	s.kubectl(accelerationPolicy("fast", soakPolicy), "apply", "-f", "-")
 	s.awaitPolicy(true, s.sides[0].nodes[:]...)
-	// A flood while a rollout looks for lost packets would halt it.
+	// A flood while a rollout checks for lost packets would halt the rollout.
 	s.kubectl("", "wait", "--for=condition=RolledOut", "accelerationpolicy/fast", "--timeout=30s")
 }
 
@@ -778,8 +779,8 @@ func (s *soakRun) createAndDeletePods() {
 	s.pods += 4
 }
 
-// changeEndpoints takes a pod from each service, or gives it back, and waits until kube-proxy has
-// applied that. The pod stays, and so do its connections.
+// changeEndpoints removes a pod from each service, or adds it again, and waits until kube-proxy has
+// applied the change. The pod keeps running, and so do its connections.
 func (s *soakRun) changeEndpoints() {
 	s.fewEndpoints = !s.fewEndpoints
 	for _, d := range s.sides {
@@ -802,7 +803,7 @@ func (s *soakRun) changeEndpoints() {
 	}
 }
 
-// denyByRule drops what the near end of a connection sends by a rule, as a network policy does: nothing
+// denyByRule drops what the near end of a connection sends with a rule, as a network policy does: nothing
 // arrives until the rule is deleted, and then everything does.
 func (s *soakRun) denyByRule() {
 	p, node := s.randomPair(), s.IntN(2)
@@ -843,11 +844,11 @@ func (s *soakRun) floodBridge(arp bool) {
 	}
 }
 
-// forgePackets has the attacker on a connection's near node send packets as if they were the connection's.
+// forgePackets makes the attacker on a connection's near node send packets in the name of the connection.
 //
-// An agent that is killed leaves its connections liberal in conntrack. The next one recovers them, but an
-// entry that a FIN has moved to FIN_WAIT only once both sides have sent more data. So a FIN is forged only
-// once the connection is accelerated again.
+// An agent that is killed leaves its connections liberal in conntrack. The next agent recovers them. But
+// if a FIN has moved an entry to FIN_WAIT, it recovers only after both sides have sent more data. So a
+// FIN is forged only once the connection is accelerated again.
 func (s *soakRun) forgePackets(flags byte) {
 	p := s.randomPair()
 	if flags&tcpFIN != 0 && !p.accelerated.After(s.killed) {
@@ -883,7 +884,8 @@ func (s *soakRun) sendMegabytes() {
 	}
 }
 
-// sendUnusual makes one end of a connection send packets that the fast path does not forward, and then the connection idle.
+// sendUnusual makes one end of a connection send packets that the fast path does not forward, and then
+// leaves the connection idle.
 func (s *soakRun) sendUnusual(what string, begin func(s *soakRun, from webPod, end *net.TCPConn) (stop func() error)) {
 	p := s.randomPair()
 	s.accelerate(p)
@@ -909,7 +911,7 @@ func (s *soakRun) sendUnusual(what string, begin func(s *soakRun, from webPod, e
 	s.exchangeMessages(p, 20)
 }
 
-// podOf returns the pod that has an end of a connection.
+// podOf returns the pod at an end of a connection.
 func (d *side) podOf(node int, end *net.TCPConn) webPod {
 	ip := end.LocalAddr().(*net.TCPAddr).IP.String()
 	i := slices.IndexFunc(d.pods[node][:], func(p webPod) bool { return p.ip == ip })
@@ -938,7 +940,8 @@ func withShortTTL(s *soakRun, _ webPod, end *net.TCPConn) (stop func() error) {
 	return func() error { return <-done }
 }
 
-// withUrgentData also sends it: the byte is not part of the stream that the other end reads.
+// withUrgentData also sends the urgent data itself: that byte is not part of the stream that the other
+// end reads.
 func withUrgentData(s *soakRun, _ webPod, end *net.TCPConn) (stop func() error) {
 	send := func() error {
 		return control(end, func(fd int) error { return unix.Sendto(fd, []byte{1}, unix.MSG_OOB, nil) })
@@ -988,7 +991,7 @@ func control(c *net.TCPConn, do func(fd int) error) error {
 }
 
 func (s *soakRun) replaceConnection() {
-	i := s.IntN(busyFrom) // those behind are used by startBusyTraffic
+	i := s.IntN(busyFrom) // startBusyTraffic uses the later ones
 	p := s.pairs[i]
 	for _, c := range p.on {
 		c.close()
@@ -996,8 +999,8 @@ func (s *soakRun) replaceConnection() {
 	s.pairs[i] = s.connect(i, s.IntN(2), s.IntN(2) == 1)
 }
 
-// idleConnection accelerates a connection, leaves it idle until the fast path no longer holds it, and
-// uses it again.
+// idleConnection accelerates a connection, leaves it idle until the fast path has released it, and uses
+// it again.
 func (s *soakRun) idleConnection() {
 	p := s.randomPair()
 	s.accelerate(p)

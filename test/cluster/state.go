@@ -15,21 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stateDir has a folder for each cluster of the machine. It is there before
-// anything else of the cluster, and goes last.
+// stateDir has a folder for each cluster of the machine. The folder is created before
+// anything else of the cluster, and removed last.
 const stateDir = "/run/slipstream-cluster"
 
-// A cluster's processes, and all that they start, are born into one control
-// group (clone3's CLONE_INTO_CGROUP). So whoever finds the group can end them
-// all, whatever became of the process that started them.
+// A cluster's processes, and all that they start, are created in one control group
+// (clone3's CLONE_INTO_CGROUP). So whoever finds the group can end them all, even if
+// the process that started them has gone.
 //
-// In it are the group "processes", and one a node for the pods. Beside it the
-// nodes have groups of that name in each hierarchy of version 1 there is.
+// It contains the group "processes", and one group per node for the pods. In each
+// version 1 hierarchy, the nodes have groups with the same names.
 const cgroupDir = "/sys/fs/cgroup"
 
 func cgroupName(id string) string { return "slipstream-cluster-" + id }
 
-// unified is where version 2 of control groups is: alone, or beside version 1.
+// unified returns where version 2 of control groups is mounted, whether alone or
+// beside version 1.
 func unified() (string, error) {
 	for _, dir := range []string{cgroupDir, filepath.Join(cgroupDir, "unified")} {
 		if _, err := os.Stat(filepath.Join(dir, "cgroup.controllers")); err == nil {
@@ -39,7 +40,7 @@ func unified() (string, error) {
 	return "", fmt.Errorf("control groups of version 2 are neither at %s nor at %[1]s/unified: mount them (mount -t cgroup2 cgroup2 %[1]s/unified)", cgroupDir)
 }
 
-// hierarchies are the folders of all hierarchies of control groups.
+// hierarchies returns the folders of all control group hierarchies.
 func hierarchies() ([]string, error) {
 	if _, err := os.Stat(filepath.Join(cgroupDir, "cgroup.procs")); err == nil {
 		return []string{cgroupDir}, nil
@@ -58,7 +59,7 @@ func hierarchies() ([]string, error) {
 	return all, nil
 }
 
-// makeCgroups makes the groups of a cluster, and opens the one for processes.
+// makeCgroups creates the groups of a cluster, and opens the one for processes.
 func makeCgroups(id string) (processes *os.File, err error) {
 	all, err := hierarchies()
 	if err != nil {
@@ -84,7 +85,7 @@ func makeCgroups(id string) (processes *os.File, err error) {
 	return processes, nil
 }
 
-// makeNodeCgroups makes the groups of a node in those of its cluster.
+// makeNodeCgroups creates the groups of a node in those of its cluster.
 func makeNodeCgroups(id, node string) error {
 	all, err := hierarchies()
 	if err != nil {
@@ -108,13 +109,13 @@ func makeGroup(dir string) error {
 	return nil
 }
 
-// delegate gives a group what its parent has: in version 1 a cpuset is born
-// without CPUs, in version 2 every group without controllers.
+// delegate gives a group the resources of its parent: in version 1 a new cpuset has
+// no CPUs, and in version 2 every new group has no controllers.
 func delegate(parent, dir string) error {
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 		data, err := os.ReadFile(filepath.Join(parent, file))
 		if errors.Is(err, fs.ErrNotExist) || err == nil && len(strings.TrimSpace(string(data))) == 0 {
-			continue // another hierarchy, or version 2, where the parent's are had by default
+			continue // another hierarchy, or version 2, which inherits the parent's CPUs
 		}
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, file), data, 0)
@@ -135,10 +136,10 @@ func delegate(parent, dir string) error {
 	return nil
 }
 
-// gone is how long what was ended may take to go.
+// gone bounds how long killed processes and removed groups may take to disappear.
 const gone = 20 * time.Second
 
-// killAll ends every process of a cluster, and waits until they have gone.
+// killAll kills every process of a cluster, and waits until they are gone.
 func killAll(ctx context.Context, id string) error {
 	v2, err := unified()
 	if err != nil {
@@ -163,8 +164,8 @@ func killAll(ctx context.Context, id string) error {
 	return nil
 }
 
-// removeCgroups removes a group from each hierarchy, with those in it: a cluster's, or a
-// node's. The processes in them have been ended.
+// removeCgroups removes the group of a cluster or a node from each hierarchy,
+// including its children. Its processes must have ended.
 func removeCgroups(ctx context.Context, group string) error {
 	all, err := hierarchies()
 	if err != nil {
@@ -173,7 +174,7 @@ func removeCgroups(ctx context.Context, group string) error {
 	ctx, cancel := context.WithTimeout(ctx, gone)
 	defer cancel()
 	for _, root := range all {
-		// A group is busy for a moment longer than its last process lives.
+		// A group stays busy for a moment after its last process has ended.
 		var last error
 		if err := poll(ctx, 10*time.Millisecond, func() (bool, error) {
 			last = removeGroup(filepath.Join(root, group))
@@ -188,7 +189,7 @@ func removeCgroups(ctx context.Context, group string) error {
 	return nil
 }
 
-// removeGroup removes a group with those in it. Its files go with it.
+// removeGroup removes a group and its children. The files in it disappear with it.
 func removeGroup(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -207,16 +208,16 @@ func removeGroup(dir string) error {
 	return nil
 }
 
-// ownerFile in a cluster's folder is locked by the process that the cluster is
-// of, for as long as that lives.
+// ownerFile is a file in a cluster's folder. The process that owns the cluster holds
+// a lock on it as long as it lives.
 const ownerFile = "owner"
 
-// newState makes the folder of a new cluster.
+// newState creates the folder of a new cluster.
 func newState(ctx context.Context) (dir string, owner *os.File, err error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return "", nil, fmt.Errorf("make folder for clusters: %w", err)
 	}
-	// Nobody sweeps while the folder is there and not yet owned.
+	// The lock keeps Sweep away while the folder exists without an owner.
 	lock, err := flock(ctx, filepath.Join(stateDir, "lock"))
 	if err != nil {
 		return "", nil, err
@@ -228,7 +229,7 @@ func newState(ctx context.Context) (dir string, owner *os.File, err error) {
 	if dir, err = os.MkdirTemp(stateDir, ""); err != nil {
 		return "", nil, fmt.Errorf("make folder of the cluster: %w", err)
 	}
-	// Pods' programs of any user find what is mounted for them in there.
+	// Pods may run as any user, and must reach the files that are mounted from there.
 	err = os.Chmod(dir, 0o755)
 	if err == nil {
 		owner, err = flock(ctx, filepath.Join(dir, ownerFile))
@@ -239,7 +240,7 @@ func newState(ctx context.Context) (dir string, owner *os.File, err error) {
 	return dir, owner, nil
 }
 
-// Sweep removes the clusters whose process has gone without doing so.
+// Sweep removes clusters whose process ended without removing them.
 func Sweep(ctx context.Context) error {
 	if _, err := os.Stat(stateDir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -259,14 +260,14 @@ func Sweep(ctx context.Context) error {
 			continue
 		}
 		dir := filepath.Join(stateDir, e.Name())
-		// Without the file it was half removed.
+		// A folder without the file has been half removed.
 		owner, err := os.Open(filepath.Join(dir, ownerFile))
 		if err == nil {
 			err = unix.Flock(int(owner.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		}
 		switch {
 		case errors.Is(err, unix.EWOULDBLOCK):
-			// Somebody's.
+			// Another process owns it.
 		case err == nil || errors.Is(err, fs.ErrNotExist):
 			errs = append(errs, remove(ctx, dir))
 		default:
@@ -277,16 +278,16 @@ func Sweep(ctx context.Context) error {
 	return errors.Join(append(errs, releaseFlowTable())...)
 }
 
-// The table that RFS steers by is the machine's, and every node would take it for its
-// own: what one sets and puts back, the next would find changed. For as long as there
-// are clusters it has the size that RFS asks for.
+// RFS steers by a flow table that belongs to the machine, and every node would take
+// it for its own: if one node set and restored it, the next would find it changed. So
+// the table has the size that RFS asks for as long as there are clusters.
 const (
 	flowTable     = "/proc/sys/net/core/rps_sock_flow_entries"
 	flowTableSize = "32768"
 )
 
-// flowTableWas keeps what it was before. The caller of both functions has the lock
-// of stateDir.
+// flowTableWas keeps the original size. The caller of holdFlowTable and
+// releaseFlowTable holds the lock of stateDir.
 var flowTableWas = filepath.Join(stateDir, "rps_sock_flow_entries")
 
 func holdFlowTable() error {
@@ -313,7 +314,7 @@ func releaseFlowTable() error {
 	}
 	for _, e := range entries {
 		if e.IsDir() {
-			return nil // another cluster
+			return nil // another cluster exists
 		}
 	}
 	was, err := os.ReadFile(flowTableWas)
@@ -332,8 +333,8 @@ func releaseFlowTable() error {
 	return nil
 }
 
-// remove ends and removes all there is of a cluster. Its namespaces, and the
-// mounts and devices in them, go with its processes.
+// remove ends and removes everything that belongs to a cluster. Its namespaces, with
+// their mounts and devices, end with its processes.
 func remove(ctx context.Context, dir string) error {
 	id := filepath.Base(dir)
 	if err := killAll(ctx, id); err != nil {

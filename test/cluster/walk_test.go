@@ -17,9 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// steering is every setting of receive steering of a node: its own devices' and those
-// of each namespace that has a name there. The bridge is left out, as a node has it from
-// its first pod on, and so is the flow table, which is the machine's.
+// steering returns every receive steering setting of a node, in its own namespace and in
+// each named one. It leaves out the bridge, which appears with the node's first pod, and
+// the flow table, which belongs to the machine.
 func steering(t testing.TB, n *Node) string {
 	t.Helper()
 	const list = `grep -H . /sys/class/net/*/queues/rx-*/rps_cpus /sys/class/net/*/queues/rx-*/rps_flow_cnt`
@@ -35,7 +35,8 @@ func steering(t testing.TB, n *Node) string {
 	return regexp.MustCompile(`(?m)^.*/cni0/.*\n`).ReplaceAllString(out+"\n", "")
 }
 
-// flowTableLock is held by the tests that change the machine's flow table, as each compares it before and after.
+// Tests that change the machine's flow table hold flowTableLock, because each of them
+// compares the table before and after.
 var flowTableLock sync.Mutex
 
 // testWalk runs the commands of docs/tutorial/kubernetes.md, in order, as a reader would.
@@ -75,7 +76,7 @@ func testWalk(t *testing.T, c *Cluster) {
 	t.Cleanup(flowTableLock.Unlock)
 	before, table := []string{steering(t, c.Node("node0")), steering(t, c.Node("node1"))}, read(t, flowTable)
 
-	// One shell for all, which says where each block begins.
+	// All commands run in one shell, which prints where each block begins.
 	var script strings.Builder
 	for _, b := range blocks {
 		script.WriteString("echo '==='\n" + b[1])
@@ -92,11 +93,11 @@ func testWalk(t *testing.T, c *Cluster) {
 	}
 	said := out.String()
 	for _, want := range []string{
-		"stream throughput, Gb/s", // the run's verdicts
+		"stream throughput, Gb/s", // the verdicts of the run
 		"## Comparison",           // the report
-		"engine-parity",           // the plugin's list
-		"nodeacceleration.slipstream.dev/node0 condition met", // the policy is on
-		`release "slipstream" uninstalled`,                    // and off
+		"engine-parity",           // the output of the plugin
+		"nodeacceleration.slipstream.dev/node0 condition met", // the policy is applied
+		`release "slipstream" uninstalled`,                    // and removed
 	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("nothing says %q in:\n%s", want, said)

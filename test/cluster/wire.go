@@ -21,16 +21,16 @@ import (
 	"slipstream.dev/internal/target/lab/programs"
 )
 
-// onThread runs f on a thread whose namespaces f may change: it ends with its
-// goroutine, which is locked to it. The process's first thread does not end, and
-// what /proc/self shows is its, so it is not taken.
+// onThread runs f on a thread whose namespaces f may change. The thread ends
+// with its goroutine, which is locked to it. The process's first thread never
+// ends, and /proc/self shows its namespaces, so onThread does not use it.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
-			done <- onThread(f) // on another, as this one is held meanwhile
+			done <- onThread(f) // retry on another thread while this one is locked
 			return
 		}
 		done <- f()
@@ -38,17 +38,18 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// onNetns runs f in the network namespace that a file stands for.
+// onNetns runs f in the network namespace at a path.
 func onNetns(path string, f func() error) error { return netns.DoAt(path, f) }
 
 const switchName = "br0"
 
-// startWire makes the control plane's namespace, and in it the switch that the
-// nodes meet in. The API server is at an address of the switch's.
+// startWire creates the control plane's namespace, and in it the switch that
+// connects the nodes. The API server listens at an address of the switch.
 //
-// The wire is the lab's with offload full (internal/target/lab/wire.go says
-// why), so that an experiment finds the same under both: NICs have a queue that
-// a full ring stops, take in by NAPI, and send packets with a hash of their own.
+// The wire matches the lab's with offload full (internal/target/lab/wire.go says
+// why), so that experiments find the same conditions in both: a NIC has a queue,
+// which a full ring stops; it receives with NAPI, and sends packets with a new
+// hash.
 func (c *Cluster) startWire() error {
 	var err error
 	if c.control, err = c.first("control-plane", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}); err != nil {
@@ -56,8 +57,8 @@ func (c *Cluster) startWire() error {
 	}
 	return onNetns(netnsOf(c.control), func() error {
 		attrs := named(switchName)
-		// A bridge without an address of its own takes a port's, and another
-		// when that goes: a node that dies would cut the others off.
+		// A bridge without its own address takes the address of a port, and changes it
+		// when the port goes. So a node that dies would cut off the others.
 		attrs.HardwareAddr = net.HardwareAddr{0x02, 0, 0, 0, 0, 1}
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 			return fmt.Errorf("make the switch: %w", err)
@@ -72,8 +73,8 @@ func named(name string) netlink.LinkAttrs {
 	return a
 }
 
-// configure gives a device of the thread's namespace an address, unless that is
-// empty, and sets it up.
+// configure sets up a device of the thread's namespace. It adds an address
+// unless that is empty.
 func configure(name, addr string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -94,7 +95,7 @@ func configure(name, addr string) error {
 	return nil
 }
 
-// connect plugs the node into the switch.
+// connect connects the node to the switch.
 func (n *Node) connect() error {
 	if err := onNetns(netnsOf(n.c.control), func() error {
 		bridge, err := netlink.LinkByName(switchName)
@@ -128,10 +129,10 @@ func (n *Node) connect() error {
 	})
 }
 
-// nicName is the node's device on the wire.
+// nicName is the name of the node's device on the wire.
 const nicName = "eth0"
 
-// queue gives a device of the thread's namespace the one that a NIC has.
+// queue gives a device of the thread's namespace a queue, as a NIC has.
 func queue(link int) error {
 	if err := netlink.QdiscAdd(&netlink.GenericQdisc{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
@@ -142,7 +143,7 @@ func queue(link int) error {
 	return nil
 }
 
-// actAsNIC has the node's end of a veth behave as a NIC does.
+// actAsNIC makes the node's end of a veth behave like a NIC.
 func actAsNIC() error {
 	nic, err := netlink.LinkByName(nicName)
 	if err != nil {
@@ -179,8 +180,8 @@ func actAsNIC() error {
 	return nil
 }
 
-// forwarder takes connections in this process's network namespace to an address
-// in another.
+// forwarder accepts connections in this process's network namespace, and
+// forwards them to an address in another namespace.
 type forwarder struct {
 	net.Listener
 	netns, to string
@@ -209,12 +210,12 @@ func (f *forwarder) serve() {
 func (f *forwarder) carry(in net.Conn) {
 	defer in.Close()
 	var out net.Conn
-	// A socket stays in the namespace that it was made in.
+	// A socket stays in the namespace in which it was created.
 	if err := onNetns(f.netns, func() (err error) {
 		out, err = net.DialTimeout("tcp", f.to, 5*time.Second)
 		return err
 	}); err != nil {
-		return // the other side sees the connection end, as if nobody listened
+		return // the client sees its connection end, as if nobody listened
 	}
 	defer out.Close()
 	var both sync.WaitGroup

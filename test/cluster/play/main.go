@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command play brings up a cluster, and takes it down when it is interrupted:
-// make cluster.
+// Command play starts a cluster, and takes it down when it is interrupted: make
+// cluster.
 package main
 
 import (
@@ -53,6 +53,6 @@ The cluster is up. In another shell:
 Ctrl-C takes it down.
 `, c.Kubeconfig(), parts)
 	<-ctx.Done()
-	stop() // a second interrupt ends it at once; the next one to start cleans up
+	stop() // a second interrupt ends this process at once; the next one to start cleans up
 	return c.Down(context.WithoutCancel(ctx))
 }

@@ -1,6 +1,6 @@
 // Command pause does nothing until it is told to end. It is the first process
-// of a node and of the control plane's namespace, and of every pod's sandbox:
-// what dies there is its child in the end, and it leaves no zombies.
+// of a node, of the control plane's namespace, and of every pod's sandbox.
+// Processes whose parent dies become its children, and it leaves no zombies.
 package main
 
 import (
@@ -11,8 +11,8 @@ import (
 )
 
 func main() {
-	// A process that ignores the deaths of its children has the kernel reap
-	// them (sigaction(2), SIGCHLD).
+	// If a process ignores the deaths of its children, the kernel reaps them
+	// (sigaction(2), SIGCHLD).
 	signal.Ignore(unix.SIGCHLD)
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, unix.SIGINT, unix.SIGTERM)
