@@ -13,14 +13,14 @@ import (
 	"strings"
 )
 
-// archive is one suite of Debian's packages for one architecture: apt has settings and a
-// state of its own for it, so that the machine's stay as they are.
+// archive gives access to the packages of one Debian suite for one architecture. apt uses
+// separate settings and state for it, so that the machine's stay unchanged.
 type archive struct{ dir, config string }
 
-// openArchive fetches the list of a suite's packages.
+// openArchive downloads the package list of a suite.
 func openArchive(ctx context.Context, dir, mirror, suite, arch string) (*archive, error) {
 	a := &archive{dir: dir, config: filepath.Join(dir, "apt.conf")}
-	// How to reach it (proxies and the like) is as the machine has it.
+	// Proxies and the like are the same as the machine's.
 	machine, err := command(ctx, "", nil, "apt-config", "dump", "Acquire")
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ APT::Sandbox::User "root";
 	return a, err
 }
 
-// machineMirror is where this machine gets Debian's packages from.
+// machineMirror returns the mirror from which this machine gets Debian's packages.
 func machineMirror(ctx context.Context) (string, error) {
 	out, err := command(ctx, "", nil, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian")
 	if err != nil {
@@ -72,8 +72,8 @@ func machineMirror(ctx context.Context) (string, error) {
 	return first, nil
 }
 
-// fetch downloads packages, with those of their dependencies whose names match, and unpacks
-// all of them into a folder of their own. It is there already if they are the same.
+// fetch downloads packages, and those of their dependencies whose names match, and unpacks
+// them into one folder. It reuses the folder if the versions are the same.
 func (a *archive) fetch(ctx context.Context, follow *regexp.Regexp, names ...string) (tree string, err error) {
 	all, err := a.closure(ctx, follow, names...)
 	if err != nil {
@@ -81,7 +81,7 @@ func (a *archive) fetch(ctx context.Context, follow *regexp.Regexp, names ...str
 	}
 	var files []string
 	for _, name := range all {
-		// It says so only where the file is not there yet.
+		// apt-get prints the URI only if the file does not exist yet.
 		out, err := a.apt(ctx, "", "apt-get", "-q", "download", "--print-uris", name)
 		if err != nil {
 			return "", err
@@ -111,7 +111,7 @@ func (a *archive) fetch(ctx context.Context, follow *regexp.Regexp, names ...str
 	return tree, os.Rename(part, tree)
 }
 
-// closure is packages and those of their dependencies whose names match, these too.
+// closure returns packages with their dependencies, direct and indirect, whose names match.
 func (a *archive) closure(ctx context.Context, follow *regexp.Regexp, names ...string) (all []string, err error) {
 	for todo := names; len(todo) > 0; todo = todo[1:] {
 		if slices.Contains(all, todo[0]) {
@@ -131,8 +131,8 @@ func (a *archive) closure(ctx context.Context, follow *regexp.Regexp, names ...s
 	return all, nil
 }
 
-// dependencies are the packages that a package's record says it depends on, the first of
-// each choice.
+// dependencies returns the packages in a package's Depends field. Of alternatives it takes
+// the first.
 func dependencies(record []byte) (names []string) {
 	for line := range bytes.Lines(record) {
 		list, found := bytes.CutPrefix(line, []byte("Depends:"))
@@ -141,7 +141,7 @@ func dependencies(record []byte) (names []string) {
 		}
 		for each := range bytes.SplitSeq(list, []byte(",")) {
 			if fields := bytes.Fields(each); len(fields) > 0 {
-				name, _, _ := strings.Cut(string(fields[0]), ":") // any architecture
+				name, _, _ := strings.Cut(string(fields[0]), ":") // strip the architecture
 				names = append(names, name)
 			}
 		}
@@ -153,7 +153,7 @@ func (a *archive) apt(ctx context.Context, dir string, argv ...string) ([]byte, 
 	return command(ctx, filepath.Join(a.dir, dir), map[string]string{"APT_CONFIG": a.config}, argv...)
 }
 
-// command runs a program and is what it prints.
+// command runs a program and returns its output.
 func command(ctx context.Context, dir string, env map[string]string, argv ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "LC_ALL=C")

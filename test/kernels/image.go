@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// modules are what the fast path and its tests need of the kernel. Those that a kernel has
-// built in, or does not have, are left out.
+// modules are the kernel modules that the fast path and its tests need. The image leaves
+// out modules that a kernel has built in, or lacks.
 var modules = []string{
 	"veth", "bridge", "vxlan", "tun", "dummy", "8021q", "bonding", "macvlan",
 	"nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_chain_nat", "nft_compat", "nft_limit", "nft_counter",
@@ -25,7 +25,8 @@ var modules = []string{
 	"sch_ingress", "sch_fq", "sch_fq_codel", "sch_tbf", "sch_htb", "cls_bpf", "act_bpf", "cls_matchall", "cls_u32",
 }
 
-// libraries are a kernel's modules, by the name that others depend on them by.
+// libraries maps the names of a kernel's modules, as dependencies use them, to their
+// files.
 type libraries map[string]string
 
 func findModules(tree string) (libraries, error) {
@@ -38,16 +39,17 @@ func findModules(tree string) (libraries, error) {
 	})
 }
 
-// moduleName is a module's name as the kernel has it, where files and dependencies may not.
+// moduleName returns a module's name as the kernel spells it. Files and dependencies may
+// spell it differently.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-// module is a module as the kernel takes it.
+// module is a module in the format that the kernel loads.
 type module struct {
 	name    string
 	content []byte
 }
 
-// load is some modules and what they depend on, in the order that they are to be loaded in.
+// load returns modules with their dependencies, in the order in which to load them.
 func (l libraries) load(ctx context.Context, names []string) (all []module, err error) {
 	done := make(map[string]bool)
 	var visit func(name string) error
@@ -90,7 +92,7 @@ func decompress(ctx context.Context, path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// needed are the modules that a module says it depends on.
+// needed returns the modules that a module names as its dependencies.
 func needed(content []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
@@ -112,9 +114,9 @@ func needed(content []byte) ([]string, error) {
 	return nil, nil
 }
 
-// cpio writes an archive of the form that the kernel takes for its first file system
-// (Documentation/driver-api/early-userspace/buffer-format.rst). Several may follow one
-// another in one file.
+// cpio writes an archive in the format of the kernel's initramfs
+// (Documentation/driver-api/early-userspace/buffer-format.rst). A file may contain several
+// archives, one after another.
 type cpio struct {
 	io.Writer
 	err   error
@@ -125,7 +127,7 @@ type cpio struct {
 
 func newCPIO(w io.Writer) *cpio { return &cpio{Writer: w, there: make(map[string]bool)} }
 
-// add adds a file, and the folders above that are not there yet.
+// add adds a file, and those of its parent folders that are missing.
 func (c *cpio) add(name string, mode fs.FileMode, content []byte) {
 	name = strings.TrimPrefix(filepath.Clean(name), "/")
 	if c.there[name] {
@@ -153,7 +155,7 @@ func (c *cpio) add(name string, mode fs.FileMode, content []byte) {
 	c.pad()
 }
 
-// close ends it.
+// close ends the archive.
 func (c *cpio) close() error {
 	c.add("TRAILER!!!", 0, nil)
 	return c.err
@@ -169,7 +171,7 @@ func (c *cpio) print(format string, args ...any) {
 	c.at, c.err = c.at+n, err
 }
 
-// addTree adds what is in a folder, but what skip names.
+// addTree adds the contents of a folder, except for those that skip names.
 func (c *cpio) addTree(tree string, skip ...string) error {
 	return filepath.WalkDir(tree, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
@@ -200,7 +202,7 @@ func (c *cpio) addTree(tree string, skip ...string) error {
 	})
 }
 
-// addModules adds a kernel's modules, with the file that says in which order they are loaded.
+// addModules adds a kernel's modules, and a file that lists them in load order.
 func (c *cpio) addModules(ctx context.Context, tree string) error {
 	all, err := findModules(tree)
 	if err != nil {

@@ -15,28 +15,28 @@ import (
 	"slipstream.dev/test/kernels/report"
 )
 
-// architecture is how QEMU runs one of Debian's.
+// architecture describes how QEMU runs a Debian architecture.
 type architecture struct {
 	program string
 	machine []string
 	console string
 }
 
-// Their CPUs are emulated, so that it works everywhere and on each architecture alike: models
-// that are not slow to emulate. QEMU 7.2 lets cmpxchg16b spoil the processor's flags, of which
-// Linux then spoils its memory: without cx16 it does without.
+// The CPUs are emulated, so that the machines run everywhere, and alike on each architecture.
+// The CPU models are not slow to emulate. In QEMU 7.2 cmpxchg16b corrupts the processor's
+// flags, and then Linux corrupts its memory: without cx16 Linux does not use it.
 var architectures = map[string]architecture{
 	"amd64": {"qemu-system-x86_64", []string{"-machine", "q35", "-cpu", "Nehalem,-cx16"}, "ttyS0"},
 	"arm64": {"qemu-system-aarch64", []string{"-machine", "virt", "-cpu", "neoverse-n1"}, "ttyAMA0"},
 }
 
-// clock has a machine's time go by what it does, a nanosecond an instruction, and not wait
-// where it does nothing. So what tests time does not hang on what else this machine does. A
-// second CPU would only take turns with the first, and old kernels wait for it without end.
+// clock makes a machine's time advance by one nanosecond per instruction, and without waiting
+// while it is idle. So the timing of tests does not depend on the load of this machine. A
+// second CPU would only alternate with the first, and old kernels wait for it forever.
 var clock = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-rtc", "clock=vm"}
 
-// boot runs a machine until it switches itself off, and is its report. What it says on its
-// console goes to a file.
+// boot runs a machine until it powers off, and returns its report. The console output goes to
+// a file.
 func (a architecture) boot(ctx context.Context, kernel, initramfs, options, console string, limit time.Duration) (r report.Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -71,7 +71,7 @@ func (a architecture) boot(ctx context.Context, kernel, initramfs, options, cons
 	return r, err
 }
 
-// findKernel finds the kernel in what its packages bring.
+// findKernel finds the kernel among the files of its packages.
 func findKernel(tree string) (string, error) {
 	for _, pattern := range []string{"boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz"} {
 		if found, err := filepath.Glob(filepath.Join(tree, pattern)); err != nil || len(found) > 0 {

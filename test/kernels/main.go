@@ -1,10 +1,10 @@
-// Command kernels boots kernels of Debian's packages in QEMU, and prints on which of them the fast
-// path works, and what the others lack. Package guest runs inside.
+// Command kernels boots Debian's kernels in QEMU. It prints on which of them the fast path works,
+// and what the others lack. Package guest runs inside.
 //
 //	kernels [SUITE/ARCHITECTURE[/OPTION]]...
 //
-// An option is one of the kernel's command line. Without arguments it boots all machines of
-// expected.txt. It fails if a result differs from that file's.
+// OPTION is a parameter of the kernel's command line. Without arguments the command boots all
+// machines of expected.txt. It fails if a result differs from that file.
 package main
 
 import (
@@ -25,13 +25,13 @@ import (
 )
 
 var (
-	// Of a kernel's packages those that hold it and its modules, not what installs it.
+	// The packages that hold the kernel and its modules, without those that install it.
 	kernelPackages = regexp.MustCompile(`^linux-(image|binary|modules)-`)
-	// Of those of iptables all but what sets it up.
+	// The packages of iptables, without those that set it up.
 	toolPackages = regexp.MustCompile(`^(iptables|lib.*|gcc-.*-base)$`)
 )
 
-// machine is a kernel, and the option that it is booted with.
+// machine is a kernel, and the option to boot it with.
 type machine struct{ suite, arch, options string }
 
 func (m machine) String() string {
@@ -53,7 +53,7 @@ func parseMachine(s string) (m machine, err error) {
 	return m, nil
 }
 
-// expectation is the expected result of a machine.
+// expectation is the expected result for a machine.
 type expectation struct {
 	machine
 	result string
@@ -78,11 +78,11 @@ func readExpectations(file string) (all []expectation, err error) {
 	return all, nil
 }
 
-// runner makes images and boots them.
+// runner builds images and boots them.
 type runner struct {
 	mirror, dir, suite string
 	limit              time.Duration
-	// tools are the files that all images of an architecture share.
+	// tools maps each architecture to the image with the files that all its machines share.
 	tools map[string]string
 }
 
@@ -148,7 +148,7 @@ func (r *runner) all(ctx context.Context, out io.Writer, expected string, names 
 	return nil
 }
 
-// choose returns the machines of these names, or all known ones.
+// choose returns the machines with these names, or all known ones if there are no names.
 func choose(known []expectation, names []string) (all []expectation, err error) {
 	if len(names) == 0 {
 		return known, nil
@@ -168,7 +168,7 @@ func choose(known []expectation, names []string) (all []expectation, err error) 
 	return all, nil
 }
 
-// result is one line.
+// result formats the result of a machine in one line.
 func result(r report.Report, err error) string {
 	if err != nil {
 		return "failed: " + err.Error()
@@ -191,7 +191,7 @@ func result(r report.Report, err error) string {
 	return "accelerated"
 }
 
-// boot fetches a machine's kernel, makes its image, and boots it.
+// boot fetches a machine's kernel, builds its image, and boots it.
 func (r *runner) boot(ctx context.Context, m machine) (rep report.Report, err error) {
 	tools, err := r.toolsFor(ctx, m.arch)
 	if err != nil {
@@ -218,7 +218,7 @@ func (r *runner) boot(ctx context.Context, m machine) (rep report.Report, err er
 	return architectures[m.arch].boot(ctx, kernel, image, m.options, console, r.limit)
 }
 
-// toolsFor makes what is the same in all images of an architecture: init, tests, iptables.
+// toolsFor builds the part that all images of an architecture share: init, tests, iptables.
 func (r *runner) toolsFor(ctx context.Context, arch string) (string, error) {
 	if r.tools[arch] != "" {
 		return r.tools[arch], nil
@@ -246,7 +246,7 @@ func (r *runner) toolsFor(ctx context.Context, arch string) (string, error) {
 	}
 	image := filepath.Join(dir, "image")
 	err = writeImage(image, "", func(c *cpio) error {
-		// An installed system has these links, which programs find their loader by.
+		// An installed system has these links. Programs need them to find their loader.
 		for _, d := range []string{"bin", "sbin", "lib", "lib64"} {
 			c.add(d, os.ModeSymlink|0o777, []byte("usr/"+d))
 		}
@@ -259,7 +259,7 @@ func (r *runner) toolsFor(ctx context.Context, arch string) (string, error) {
 	return image, err
 }
 
-// writeImage writes an archive of what fill adds, behind another.
+// writeImage writes an archive with what fill adds. The archive in the file front comes first.
 func writeImage(file, front string, fill func(*cpio) error) (err error) {
 	f, err := os.Create(file)
 	if err != nil {

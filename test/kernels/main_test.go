@@ -14,8 +14,8 @@ import (
 	"slipstream.dev/test/kernels/report"
 )
 
-// TestExpectations has the file in the tree be one that can be read, without doubles, with a
-// result for each machine.
+// TestExpectations checks that the file in the tree can be read, has no duplicates, and has
+// a result for each machine.
 func TestExpectations(t *testing.T) {
 	all, err := readExpectations("expected.txt")
 	if err != nil {
@@ -84,7 +84,7 @@ func FuzzDependencies(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, record []byte) { dependencies(record) })
 }
 
-// kernelModule is a file of ELF that has a section .modinfo and no more.
+// kernelModule returns an ELF file whose only content is a section .modinfo.
 func kernelModule(info string) []byte {
 	names := "\x00.modinfo\x00.shstrtab\x00"
 	var b bytes.Buffer
@@ -102,7 +102,7 @@ func kernelModule(info string) []byte {
 	return b.Bytes()
 }
 
-// TestLoad has modules be loaded after those that they depend on, each once.
+// TestLoad checks that modules are loaded once, after their dependencies.
 func TestLoad(t *testing.T) {
 	dir := t.TempDir()
 	for file, info := range map[string]string{

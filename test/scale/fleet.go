@@ -35,7 +35,7 @@ const (
 	user      = "system:serviceaccount:" + namespace + ":" + account
 )
 
-// auditPolicy logs what agents ask.
+// auditPolicy logs the requests of agents.
 const auditPolicy = `
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -45,7 +45,7 @@ rules:
 - {level: None}
 `
 
-// rights are the chart's.
+// rights are those that the chart grants.
 const rights = `
 {apiVersion: v1, kind: Namespace, metadata: {name: slipstream-system}}
 ---
@@ -87,7 +87,7 @@ var paths = map[string]string{
 	"AccelerationPolicy":       "/apis/slipstream.dev/v1alpha1/accelerationpolicies",
 }
 
-// fleet is the cluster and the agents in it.
+// fleet is the cluster with its agents.
 type fleet struct {
 	options
 	plane     *cluster.Plane
@@ -96,11 +96,11 @@ type fleet struct {
 	admin     kubernetes.Interface
 	agents    []*hollow
 	solo      *solo // nil until it starts
-	own       int   // watches that the API server has itself
-	created   int   // how many pods there are
+	own       int   // watches of the API server itself
+	created   int   // number of pods so far
 }
 
-// newFleet creates the nodes and the policies that select none of them. No agent runs yet.
+// newFleet creates the nodes, and policies that select none of them. No agent runs yet.
 func newFleet(ctx context.Context, plane *cluster.Plane, tokenFile string, o options, log *slog.Logger) (*fleet, error) {
 	f := &fleet{options: o, plane: plane, log: log, tokenFile: tokenFile}
 	config, err := plane.Config("admin", "system:masters")
@@ -166,7 +166,7 @@ func (f *fleet) createCRDs(ctx context.Context) error {
 	})
 }
 
-// create creates an object that is written in YAML.
+// create creates an object from YAML.
 func (f *fleet) create(ctx context.Context, text []byte) error {
 	body, err := yaml.YAMLToJSON(text)
 	if err != nil {
@@ -182,7 +182,7 @@ func (f *fleet) create(ctx context.Context, text []byte) error {
 	return nil
 }
 
-// policy creates a policy for all its nodes at once.
+// policy creates a policy that applies to all its nodes at once.
 func (f *fleet) policy(ctx context.Context, name, nodes string) error {
 	return f.create(ctx, fmt.Appendf(nil, `
 apiVersion: slipstream.dev/v1alpha1
@@ -191,7 +191,7 @@ metadata: {name: %s}
 spec: {%s, rollout: {stepPercent: 100, pauseSeconds: 5}, accelerate: [{rps: {devices: [nic, pod], cpus: all}}]}`, name, nodes))
 }
 
-// renewToken gives the agents a token as a kubelet does.
+// renewToken gives the agents a token, as a kubelet does.
 func (f *fleet) renewToken(ctx context.Context) error {
 	token, err := f.admin.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, &authentication.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
@@ -200,7 +200,7 @@ func (f *fleet) renewToken(ctx context.Context) error {
 	return os.WriteFile(f.tokenFile, []byte(token.Status.Token), 0o600)
 }
 
-// agentConfig is that of an agent's pod.
+// agentConfig returns the configuration of an agent's pod.
 func (f *fleet) agentConfig() (*rest.Config, error) {
 	config, err := f.plane.Config("nobody")
 	if err != nil {
@@ -212,7 +212,7 @@ func (f *fleet) agentConfig() (*rest.Config, error) {
 	return config, nil
 }
 
-// hollow is the agent of one node. Everything that is desired is applied at once.
+// hollow is the agent of one node. It reports everything that is desired as applied at once.
 type hollow struct {
 	*fleet
 	name   string
@@ -222,7 +222,7 @@ type hollow struct {
 	mu      sync.Mutex
 	cluster *kube.Cluster
 	status  agent.Status
-	// heard is when the agent was last told what is desired, and of is the number of policies that are applied.
+	// heard is when the agent last learned what is desired, and of is the number of applied policies.
 	heard time.Time
 	of    int
 }
@@ -232,7 +232,7 @@ func (h *hollow) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	config.Dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext // a connection of its own
+	config.Dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext // one connection for each agent
 	c, err := kube.New(config, kube.Options{Node: h.name, DaemonSet: namespace + "/" + account, Log: h.log})
 	if err != nil {
 		return err
@@ -273,7 +273,7 @@ func (h *hollow) set(d agent.Desired) {
 	})
 }
 
-// change publishes another status.
+// change publishes a changed status.
 func (h *hollow) change(by func(*agent.Status)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -285,7 +285,7 @@ func (h *hollow) change(by func(*agent.Status)) {
 	}
 }
 
-// podCame is what an agent does when a veth appears: it has more settings.
+// podCame reacts like an agent to a new veth: it reports more settings.
 func (h *hollow) podCame() {
 	h.change(func(s *agent.Status) {
 		s.Pods++
@@ -306,7 +306,7 @@ func (h *hollow) stateAt() (heard time.Time, applied int) {
 	return h.heard, h.of
 }
 
-// end ends the agents.
+// end stops the agents.
 func (f *fleet) end() {
 	var all sync.WaitGroup
 	for _, h := range f.agents {
@@ -322,7 +322,7 @@ func (f *fleet) stop() {
 	}
 }
 
-// inParallel does something with each of many, a few at a time.
+// inParallel calls do for each element, a few at a time.
 func inParallel[T any](all []T, do func(T) error) error {
 	work := make(chan T)
 	errs := make(chan error, 16)
@@ -350,7 +350,7 @@ func inParallel[T any](all []T, do func(T) error) error {
 	return first
 }
 
-// eventually tries until it succeeds.
+// eventually retries until try succeeds.
 func eventually(ctx context.Context, what string, try func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()

@@ -14,14 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// How often a kubelet renews its node's lease and, if nothing changes, its status: the defaults of Kubernetes.
+// The intervals at which a kubelet renews its node's lease and, if nothing changes, its status: the defaults of Kubernetes.
 const (
 	leaseTime  = 10 * time.Second
 	statusTime = 5 * time.Minute
 )
 
-// startHeartbeats renews the leases and the statuses of all nodes, evenly spread, until stop. What fails while the API server
-// is down is not done again before its time.
+// startHeartbeats renews the leases and the statuses of all nodes, evenly spread, until stop is called. A renewal that fails
+// while the API server is down is not retried early.
 func (f *fleet) startHeartbeats(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
@@ -40,12 +40,12 @@ func (f *fleet) startHeartbeats(ctx context.Context) (stop func()) {
 	return func() { cancel(); all.Wait() }
 }
 
-// renewLease returns the lease that it wrote, or nil.
+// renewLease returns the lease that it has written, or nil.
 func (f *fleet) renewLease(ctx context.Context, node string, last *coordinationv1.Lease) *coordinationv1.Lease {
 	leases := f.admin.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	now := metav1.NowMicro()
 	if last == nil {
-		last, _ = leases.Get(ctx, node, metav1.GetOptions{}) // or it is not there
+		last, _ = leases.Get(ctx, node, metav1.GetOptions{}) // an error means that it does not exist
 	}
 	var err error
 	if last == nil || last.Name == "" {
@@ -62,5 +62,5 @@ func (f *fleet) renewLease(ctx context.Context, node string, last *coordinationv
 
 func (f *fleet) renewStatus(ctx context.Context, node string) {
 	patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":%q}]}}`, time.Now().UTC().Format(time.RFC3339))
-	_, _ = f.admin.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status") // see startHeartbeats
+	_, _ = f.admin.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status") // errors: see startHeartbeats
 }

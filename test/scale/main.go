@@ -1,12 +1,12 @@
 //go:build linux
 
-// Command scale measures what the agents of a large cluster ask of its API server: make scale. It starts a
-// real API server with etcd (test/cluster), creates nodes, policies and pods in it, and runs the agents' own
-// code for clusters (internal/agent/kube) with a connection each; only the node below an agent is synthetic.
-// One more agent is the program that users install, on a node with real devices (solo.go). What was asked comes
-// from the API server's audit log and metrics.
+// Command scale measures the load of a large cluster's agents on its API server: make scale. It starts a real API server
+// with etcd (test/cluster), and creates nodes, policies and pods. It runs the agents' own code for clusters
+// (internal/agent/kube), each with its own connection; only the node below an agent is synthetic. One more agent is the
+// program that users install, on a node with real devices (solo.go). The requests are counted from the API server's audit
+// log and metrics.
 //
-// Unlike a large cluster it has no controllers, and of kubelets only their heartbeats.
+// Unlike a large cluster, it has no controllers, and only the heartbeats of kubelets.
 package main
 
 import (
@@ -62,7 +62,7 @@ func main() {
 	}
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	r, err := run(ctx, o, os.Stderr)
-	// What was measured before a failure is not lost.
+	// Print the phases that were measured before a failure.
 	if len(r.Phases) > 0 {
 		err = errors.Join(err, r.print(os.Stdout))
 	}
@@ -75,7 +75,7 @@ func main() {
 	}
 }
 
-// run measures all scenarios, and logs when each begins.
+// run measures all scenarios, and logs the beginning of each.
 func run(ctx context.Context, o options, log io.Writer) (r result, err error) {
 	r = result{Nodes: o.nodes, Pods: o.pods, Policies: o.policies}
 	dir, err := os.MkdirTemp(o.dir, "slipstream-scale-")
@@ -106,30 +106,30 @@ func run(ctx context.Context, o options, log io.Writer) (r result, err error) {
 	return r, nil
 }
 
-// result is what a run measured.
+// result contains the measurements of a run.
 type result struct {
 	Nodes    int     `json:"nodes"`
 	Pods     int     `json:"pods"`
 	Policies int     `json:"policies"`
 	Phases   []phase `json:"phases"`
-	// Shares are those of the agents in the API server's CPU time.
+	// Shares are the agents' shares of the API server's CPU time.
 	Shares []share `json:"shares"`
 }
 
-// share of the agents.
+// share is the agents' share of the API server's CPU time in a scenario.
 type share struct {
 	Name string `json:"name"`
-	// Estimate is 1 less the ratio of the API server's CPU time without agents to that with them, in the same blocks.
+	// Estimate is 1 minus the ratio of the API server's CPU time without agents to that with them, in the same blocks.
 	Estimate float64    `json:"estimate"`
 	CI95     [2]float64 `json:"ci95"`
-	// Profile is the same as the profile of the API server has it, which tells what it works for.
+	// Profile is the same share, derived from the API server's profile, which attributes CPU time to kinds of work.
 	Profile     float64    `json:"profile"`
 	ProfileCI95 [2]float64 `json:"profileCI95"`
 	Blocks      int        `json:"blocks"`
 	Most        float64    `json:"most"`
 }
 
-// compare sets the shares.
+// compare computes the shares.
 func (r *result) compare() {
 	for _, s := range []share{{Name: idleWith, Most: idleShare}, {Name: podsWith, Most: podShare}} {
 		var ratios, profiles []float64
@@ -137,7 +137,7 @@ func (r *result) compare() {
 		for i := range min(len(with), len(without)) {
 			w, wo := with[i], without[i]
 			ratios = append(ratios, math.Log(wo.ServerCPU*wo.Seconds/(w.ServerCPU*w.Seconds)))
-			agents := traffic{w.requests(""), w.requests("patch "), w.All.Events - wo.All.Events} // the API server itself is sent the others
+			agents := traffic{w.requests(""), w.requests("patch "), w.All.Events - wo.All.Events} // the API server's own watches get the others
 			profiles = append(profiles, w.Work.agentsShare(agents, w.All))
 		}
 		s.Blocks = len(ratios)
@@ -148,8 +148,9 @@ func (r *result) compare() {
 	}
 }
 
-// soloMemory is the real agent's memory, in MiB, while the first half of the pods is created and while the second is: the
-// mean of the phases, with the other agents and without. In less than a minute it depends on when the agent gives memory back.
+// soloMemory returns the real agent's memory in MiB, as means over phases: while the first half of the pods is created,
+// and while the second half is. It includes phases with and without the other agents. A phase shorter than a minute would
+// depend on when the agent returns memory.
 func (r *result) soloMemory() (first, second float64) {
 	var all []float64
 	for _, p := range r.Phases {
@@ -165,7 +166,7 @@ func (r *result) soloMemory() (first, second float64) {
 	return first, second
 }
 
-// phases are those of a name.
+// phases returns the phases with a name.
 func (r *result) phases(name string) (all []phase) {
 	for _, p := range r.Phases {
 		if p.Name == name {
@@ -175,42 +176,42 @@ func (r *result) phases(name string) (all []phase) {
 	return all
 }
 
-// phase is one scenario. Requests and writes are the agents' alone.
+// phase contains the measurements of one scenario. Requests and writes are only those of the agents.
 type phase struct {
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
-	// Requests by verb and resource; Refused those by their code.
+	// Requests are counted by verb and resource, and Refused ones by status code.
 	Requests map[string]int `json:"requests"`
 	Refused  map[int]int    `json:"refused"`
-	// Writes to the NodeAccelerations, to policies, and of events.
+	// Writes of NodeAccelerations, of policies, and of events.
 	StatusWrites int `json:"statusWrites"`
 	PolicyWrites int `json:"policyWrites"`
-	// WorstSecond and MeanPerSecond count requests.
+	// WorstSecond is the largest number of requests in a second, and MeanPerSecond the mean.
 	WorstSecond   int     `json:"worstSecond"`
 	MeanPerSecond float64 `json:"meanPerSecond"`
-	// Events that the API server sent to watches of resources that agents watch.
+	// Events counts the events that the API server sent to watches of resources that agents watch.
 	Events int `json:"events"`
-	// Watches that are open at the end.
+	// Watches is the number of open watches at the end.
 	Watches int `json:"watches"`
-	// All that the API server answered and sent, to whomever.
+	// All counts everything that the API server answered and sent, to any client.
 	All traffic `json:"all"`
-	// Work is what the API server's CPU time was spent on, nil if it was not profiled.
+	// Work is the API server's CPU time by kind of work; nil if it was not profiled.
 	Work *work `json:"work,omitempty"`
-	// ServerCPU in CPU seconds a second, of the API server; ServerMiB is its memory at the end.
+	// ServerCPU is the API server's CPU time in seconds per second, and ServerMiB its memory at the end.
 	ServerCPU float64 `json:"serverCPU"`
 	ServerMiB float64 `json:"serverMiB"`
-	// SoloMillicores, SoloMiB and SoloMostMiB are the CPU time of the real agent, and what is resident of its memory,
-	// as the mean and the most of the phase.
+	// SoloMillicores is the CPU time of the real agent. SoloMiB and SoloMostMiB are the mean and the maximum of its resident
+	// memory in the phase.
 	SoloMillicores float64 `json:"soloMillicores"`
 	SoloMiB        float64 `json:"soloMiB"`
 	SoloMostMiB    float64 `json:"soloMostMiB"`
-	// Done is when each agent had done what the scenario is about, as quantiles in seconds: p50, p99, the last.
+	// Done holds quantiles of how long agents took to finish the scenario, in seconds: p50, p99, the maximum.
 	Done []float64 `json:"done,omitempty"`
-	// problems are limits that are exceeded.
+	// Problems names the limits that were exceeded.
 	Problems []string `json:"problems,omitempty"`
 }
 
-// requests counts those whose verb and resource begin so.
+// requests counts the requests whose verb and resource begin with prefix.
 func (p phase) requests(prefix string) (n int) {
 	for what, of := range p.Requests {
 		if strings.HasPrefix(what, prefix) {
@@ -220,7 +221,7 @@ func (p phase) requests(prefix string) (n int) {
 	return n
 }
 
-// write writes the result to a file, if it has a name.
+// write writes the result to a file, unless its name is empty.
 func (r result) write(file string) error {
 	if file == "" {
 		return nil
@@ -263,7 +264,7 @@ func (r result) print(to io.Writer) error {
 	return nil
 }
 
-// check returns the limits that were exceeded.
+// check returns an error that names the exceeded limits.
 func (r result) check() (err error) {
 	for _, p := range r.Phases {
 		for _, problem := range p.Problems {

@@ -16,16 +16,16 @@ import (
 	"time"
 )
 
-// scenario is something that happens to the cluster.
+// scenario is a change in the cluster to measure.
 type scenario struct {
 	name string
-	// do has it happen, and returns how long each agent took, if that is what it is about.
+	// do makes it happen. It returns how long each agent took, if the scenario measures that.
 	do func(context.Context, *fleet) ([]time.Duration, error)
-	// limits returns what is wrong.
+	// limits returns the limits that were exceeded.
 	limits func(*fleet, phase) []string
 }
 
-// usage of CPU and memory by a process.
+// usage is the CPU time and the memory of a process.
 type usage struct {
 	cpu time.Duration
 	mib float64
@@ -49,7 +49,7 @@ func usageOf(pid int) (u usage, err error) {
 	return usage{time.Duration(values[0]+values[1]) * 10 * time.Millisecond, float64(values[2]) * float64(os.Getpagesize()) / (1 << 20)}, nil
 }
 
-// measure has a scenario happen.
+// measure runs a scenario and measures it.
 func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 	p.Name = s.name
 	log, err := os.Open(f.plane.AuditLog())
@@ -86,7 +86,7 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 		return p, err
 	}
 	if server != f.plane.Server() {
-		server, before, countsBefore = f.plane.Server(), usage{}, counts{} // its counters begin anew
+		server, before, countsBefore = f.plane.Server(), usage{}, counts{} // the new process's counters start at zero
 	}
 	after, err := usageOf(server)
 	if err != nil {
@@ -115,7 +115,7 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 	return p, nil
 }
 
-// audit counts what agents asked since a time.
+// audit counts the agents' requests since a time.
 func (p *phase) audit(log io.Reader, began time.Time) error {
 	p.Requests, p.Refused = make(map[string]int), make(map[int]int)
 	perSecond := make(map[int64]int)
@@ -135,9 +135,10 @@ func (p *phase) audit(log io.Reader, began time.Time) error {
 			ResponseStatus           struct{ Code int }
 		}
 		if err := json.Unmarshal(line, &e); err != nil {
-			continue // a line that a killed server has not finished
+			continue // a line that a killed server did not complete
 		}
-		// A watch is logged when it starts and when it ends; the latter may be of one that began long ago.
+		// A watch is logged when it starts and when it ends. Only the start counts, because a watch that ends may have
+		// started long ago.
 		started := e.Stage == "ResponseStarted"
 		if e.RequestReceivedTimestamp.Before(began) || (e.Verb == "watch") != started && e.ResponseStatus.Code < 300 {
 			continue
@@ -162,9 +163,9 @@ func (p *phase) audit(log io.Reader, began time.Time) error {
 	return nil
 }
 
-// traffic is what an API server answers and sends.
+// traffic counts what an API server answers and sends.
 type traffic struct {
-	// Patches are some of the Requests.
+	// Requests include Patches.
 	Requests int `json:"requests"`
 	Patches  int `json:"patches"`
 	Events   int `json:"events"`
@@ -174,14 +175,14 @@ func (t traffic) since(before traffic) traffic {
 	return traffic{t.Requests - before.Requests, t.Patches - before.Patches, t.Events - before.Events}
 }
 
-// counts are the API server's own, since it started.
+// counts are the API server's own counters, since it started.
 type counts struct {
 	all traffic
-	// events and open watches of the kinds that agents watch, or could.
+	// events and open watches of the kinds of objects that agents watch, or could watch.
 	events, watches int
 }
 
-// watchedByAgents are the labels of those kinds in metrics.
+// watchedByAgents are the metric labels of these kinds.
 var watchedByAgents = []string{`resource="nodes"`, `resource="pods"`, `resource="accelerationpolicies"`, `resource="daemonsets"`,
 	`kind="Node"`, `kind="Pod"`, `kind="AccelerationPolicy"`, `kind="DaemonSet"`}
 
@@ -215,7 +216,7 @@ func (f *fleet) counts(ctx context.Context) (c counts, err error) {
 	return c, nil
 }
 
-// quantiles are p50, p99 and the last, in seconds.
+// quantiles returns the p50, the p99 and the maximum, in seconds.
 func quantiles(all []time.Duration) []float64 {
 	if len(all) == 0 {
 		return nil

@@ -13,20 +13,20 @@ import (
 	"github.com/google/pprof/profile"
 )
 
-// work is the API server's CPU time in a phase, in samples of its profile, by what it was spent on.
+// work is the API server's CPU time in a phase, by kind of work, in samples of its profile.
 type work struct {
-	// Patches are requests of that kind, by which agents write; Others are all other requests.
+	// Patches are PATCH requests, by which agents write; Others are all other requests.
 	Patches int64 `json:"patches"`
 	Others  int64 `json:"others"`
-	// Watches is sending events, Filters what every request passes: authentication, priority, audit.
+	// Watches sends events. Filters are the steps that every request passes: authentication, priority, audit.
 	Watches int64 `json:"watches"`
 	Filters int64 `json:"filters"`
-	// Connections is HTTP/2 and TLS, Rest what belongs to no request: garbage collection, caches, the client of etcd.
+	// Connections is HTTP/2 and TLS. Rest belongs to no request: garbage collection, caches, the client of etcd.
 	Connections int64 `json:"connections"`
 	Rest        int64 `json:"rest"`
 }
 
-// count adds a sample to the most specific work that its stack names.
+// count adds a sample to the most specific kind of work in its stack.
 func (w *work) count(s *profile.Sample) {
 	kinds := []struct {
 		functions []string
@@ -49,7 +49,7 @@ func (w *work) count(s *profile.Sample) {
 	w.Rest += s.Value[0]
 }
 
-// names reports whether a function whose name contains text is in the stack of a sample.
+// names reports whether the stack of a sample contains a function whose name contains text.
 func names(s *profile.Sample, text string) bool {
 	for _, l := range s.Location {
 		for _, line := range l.Line {
@@ -61,10 +61,12 @@ func names(s *profile.Sample, text string) bool {
 	return false
 }
 
-// framesPerRequest in HTTP/2: headers and data, there and back. An event of a watch is one.
+// framesPerRequest is the number of HTTP/2 frames of a request: headers and data in each direction. An event of a watch
+// is one frame.
 const framesPerRequest = 4
 
-// agentsShare is the part of the work that the agents' traffic causes. Rest counts for agents in the same proportion.
+// agentsShare returns the share of the work that the agents' traffic causes. It leaves out Rest, and so attributes it
+// in the same proportion.
 func (w work) agentsShare(agents, all traffic) float64 {
 	frames := ratio(framesPerRequest*agents.Requests+agents.Events, framesPerRequest*all.Requests+all.Events)
 	theirs := ratio(agents.Patches, all.Patches)*float64(w.Patches) + ratio(agents.Requests, all.Requests)*float64(w.Filters) +
@@ -74,7 +76,8 @@ func (w work) agentsShare(agents, all traffic) float64 {
 
 func ratio(part, whole int) float64 { return float64(part) / float64(max(whole, 1)) }
 
-// profile profiles the API server for most of a phase, if the phase is one of those that are compared. result waits for the end.
+// profile profiles the API server for most of a phase, if that is one of the compared phases. result waits until the
+// profile is complete.
 func (f *fleet) profile(ctx context.Context, phase string) (result func() (*work, error)) {
 	if name := strings.TrimSuffix(phase, withoutAgents); name != idleWith && name != podsWith {
 		return func() (*work, error) { return nil, nil }

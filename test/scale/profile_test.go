@@ -17,7 +17,7 @@ func sampleOf(n int64, functions ...string) *profile.Sample {
 	return s
 }
 
-// TestWork counts samples by the most specific function of their stack, wherever it stands.
+// TestWork checks that a sample counts for the most specific function in its stack, wherever that is.
 func TestWork(t *testing.T) {
 	const (
 		request = "golang.org/x/net/http2.(*serverConn).runHandler"
@@ -42,7 +42,8 @@ func TestWork(t *testing.T) {
 	}
 }
 
-// TestAgentsShare divides each kind of work by the traffic that causes it, and leaves out the rest.
+// TestAgentsShare checks that each kind of work is divided by the traffic that causes it, and that the rest is left
+// out.
 func TestAgentsShare(t *testing.T) {
 	w := work{Patches: 10, Others: 90, Watches: 20, Filters: 40, Connections: 60, Rest: 1000}
 	// A tenth of the requests, four fifths of the patches, half of the events: 10*4+50 of 100*4+100 frames.

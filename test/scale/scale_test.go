@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestScale runs all scenarios with a few nodes: what an agent asks of the API server, and the memory of the real
-// one, are within their limits. Times and CPU time are not compared, as other tests run meanwhile.
+// TestScale runs all scenarios with a few nodes, and checks the limits on the agents' requests and on the real
+// agent's memory. It ignores times and CPU time, because other tests run meanwhile.
 func TestScale(t *testing.T) {
 	testenv.NeedRoot(t)
 	appliedIn, backIn = 60, 180

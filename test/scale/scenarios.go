@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Limits of times in seconds: docs/results/scale.md says what all limits are for.
+// Limits on times in seconds; docs/results/scale.md explains all limits.
 var (
 	appliedIn = 10.0 // p99
 	backIn    = 60.0
@@ -25,30 +25,30 @@ var (
 
 // The other limits.
 const (
-	idleRate       = 0.02 // requests a second of an agent
-	writeRate      = 35.0 // a second, of 1,000 agents, while pods are created
-	statusWrites   = 1.05 // of an agent, for a policy
+	idleRate       = 0.02 // requests per second and agent
+	writeRate      = 35.0 // writes per second of 1,000 agents while pods are created
+	statusWrites   = 1.05 // status writes per agent, for a policy
 	conflicts      = 10
-	nodeEvents     = 10   // of an agent
-	peakRate       = 200  // requests a second of all agents
-	idleShare      = 0.03 // of the API server's CPU time
-	podShare       = 0.10 // of the API server's CPU time while pods are created
+	nodeEvents     = 10   // events per agent
+	peakRate       = 200  // requests per second of all agents
+	idleShare      = 0.03 // share of the API server's CPU time
+	podShare       = 0.10 // share of the API server's CPU time while pods are created
 	soloMillicores = 5.0  // of the real agent
-	soloMiB        = 30.0 // its memory, the mean of a phase
-	soloGrowth     = 1.0  // MiB more with the second half of the pods than with the first
+	soloMiB        = 30.0 // mean memory of the real agent in a phase
+	soloGrowth     = 1.0  // how much more MiB with the second half of the pods than with the first
 )
 
-// Names of scenarios that are compared.
+// Names of the scenarios to compare.
 const (
 	idleWith      = "idle, 3 watches"
 	podsWith      = "pods are created"
 	withoutAgents = ", no agents"
 )
 
-// pace is how soon one node follows the other where something happens to all.
+// pace is the interval between nodes when something happens to all of them.
 const pace = 100 * time.Millisecond
 
-// scenarios are those of a run, in order.
+// scenarios returns the scenarios of a run, in order.
 func scenarios(blocks int) []scenario {
 	all := []scenario{
 		{"start", start, nil},
@@ -89,7 +89,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// soloLimits hold while the cluster is idle and while pods are created. A policy for all nodes is a burst.
+// soloLimits checks the real agent while the cluster is idle and while pods are created. It ignores the burst of a policy for all
+// nodes.
 func soloLimits(p phase) (all []string) {
 	if p.Name != idleWith && p.Name != podsWith {
 		return nil
@@ -131,18 +132,19 @@ func startAgents(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	return nil, pause(ctx, 30*time.Second)
 }
 
-// writeCounts waits until agents have written what changed as pods were created: that of a minute is written within two more.
+// writeCounts waits until agents have written the changes from the creation of pods: an agent writes the changes of a minute
+// within two more.
 func writeCounts(ctx context.Context, _ *fleet) ([]time.Duration, error) {
 	return nil, pause(ctx, 2*time.Minute)
 }
 
-// endAgents ends them all but the one in a process of its own.
+// endAgents stops all agents except the one in its own process.
 func endAgents(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	f.end()
 	return nil, pause(ctx, 10*time.Second) // the API server notices that their connections are gone
 }
 
-// each waits until something holds for all agents.
+// each waits until holds returns true for all agents.
 func (f *fleet) each(ctx context.Context, what string, holds func(*hollow) bool) error {
 	return eventually(ctx, what, func() error {
 		missing := 0
@@ -173,7 +175,7 @@ func idleLimits(watches int) func(*fleet, phase) []string {
 	}
 }
 
-// applied waits until each agent has applied a number of policies since a time, and the cluster knows of one.
+// applied waits until each agent has applied a number of policies since a time, and one policy's status shows that.
 func (f *fleet) applied(ctx context.Context, since time.Time, policies int, name string) (took []time.Duration, err error) {
 	if err := f.each(ctx, "the policy to be applied", func(h *hollow) bool {
 		heard, of := h.stateAt()
@@ -203,7 +205,7 @@ func (f *fleet) applied(ctx context.Context, since time.Time, policies int, name
 			}
 		}
 		if n <= f.nodes {
-			_ = pause(ctx, 2*time.Second) // a list of a thousand costs the API server something
+			_ = pause(ctx, 2*time.Second) // listing a thousand objects loads the API server
 			return fmt.Errorf("%d of %d say so", n, f.nodes+1)
 		}
 		return nil
@@ -245,8 +247,8 @@ func policyWithPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	return took, pause(ctx, 15*time.Second)
 }
 
-// createPods creates the pods of half a block on all nodes in turn, as fast as the API server takes them, but over f.step at
-// least: an agent writes its counts first after 30 s.
+// createPods creates the pods of half a block on all nodes in turn, as fast as the API server accepts them, but over at least
+// f.step: an agent first writes its counts after 30 s.
 func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	began := time.Now()
 	indices := make([]int, f.pods/(2*f.blocks))
@@ -284,7 +286,7 @@ func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	return nil, pause(ctx, time.Until(began.Add(f.step)))
 }
 
-// podIP is the address of the i-th pod.
+// podIP returns the address of the i-th pod.
 func podIP(i int) string { return fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255) }
 
 func podLimits(f *fleet, p phase) []string {
@@ -322,7 +324,7 @@ func upgrade(ctx context.Context, f *fleet) ([]time.Duration, error) {
 }
 
 func eventLimits(f *fleet, p phase) []string {
-	// In every phase the API server sends each agent the status that its node's kubelet renews.
+	// In every phase the API server sends each agent the node status that the kubelet renews.
 	usual := int(float64(f.nodes+1) * p.Seconds / statusTime.Seconds())
 	if most := nodeEvents * (f.nodes + 1); p.Events-usual > most {
 		return []string{fmt.Sprintf("%d events, of which %d are heartbeats; want at most %d others", p.Events, usual, most)}
@@ -330,7 +332,7 @@ func eventLimits(f *fleet, p phase) []string {
 	return nil
 }
 
-// relabel gives all nodes another label than a policy selects.
+// relabel changes the label of all nodes to one that a policy does not select.
 func relabel(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	began := time.Now()
 	if err := f.policy(ctx, "zone", "nodeSelector: {zone: a}"); err != nil {
@@ -354,8 +356,7 @@ func relabel(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	})
 }
 
-// outage kills the API server, and starts it again after 10 s. An agent is back when it has heard of a policy
-// that is created then.
+// outage kills the API server, and restarts it after 10 s. An agent is back when it has learned of a policy that is created then.
 func outage(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	if err := f.plane.KillServer(); err != nil {
 		return nil, err
@@ -385,9 +386,9 @@ func outageLimits(f *fleet, p phase) (all []string) {
 	if p.Done[2] > backIn {
 		all = append(all, fmt.Sprintf("all agents were back after %.0f s, want %.0f", p.Done[2], backIn))
 	}
-	// An agent comes back with seven requests in some seconds, at most two of them in one, within 55 s; how many agents come in
-	// the same second is chance. With few agents, four standard deviations are exceeded once in some hundred runs, so two more agents
-	// are allowed.
+	// An agent returns within 55 s, and sends seven requests over some seconds, at most two of them in the same second. How many
+	// agents return in the same second is chance. With few agents, chance exceeds four standard deviations once in some hundred runs,
+	// so the limit allows two more agents.
 	mean := 7.0 / 55 * float64(f.nodes+1)
 	if most := min(peakRate, int(mean+4*math.Sqrt(2*mean))+2*7); p.WorstSecond > most {
 		all = append(all, fmt.Sprintf("%d requests in the worst second, want at most %d", p.WorstSecond, most))
@@ -402,7 +403,7 @@ func conflictLimit(p phase) []string {
 	return nil
 }
 
-// revoke revokes the agents' token, as happens with one that has expired, and writes another one.
+// revoke revokes the agents' token, which has the same effect as its expiry, and writes another one.
 func revoke(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	if err := f.admin.CoreV1().ServiceAccounts(namespace).Delete(ctx, account, metav1.DeleteOptions{}); err != nil {
 		return nil, fmt.Errorf("revoke the token: %w", err)
@@ -410,7 +411,7 @@ func revoke(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	if err := f.create(ctx, []byte(`{apiVersion: v1, kind: ServiceAccount, metadata: {name: slipstream, namespace: slipstream-system}}`)); err != nil {
 		return nil, err
 	}
-	if err := pause(ctx, 12*time.Second); err != nil { // the API server believes a token for 10 s
+	if err := pause(ctx, 12*time.Second); err != nil { // the API server caches the token's validity for 10 s
 		return nil, err
 	}
 	if err := f.renewToken(ctx); err != nil {

@@ -22,24 +22,24 @@ import (
 )
 
 const (
-	// soloNode is the node of the real agent.
+	// soloNode is the name of the real agent's node.
 	soloNode = "node-solo"
-	// soloPods is how many pods a kubelet takes by default, and soloVeths how many other veths the node has.
+	// soloPods is the default limit of pods per kubelet, and soloVeths the number of other veths on the node.
 	soloPods  = 110
 	soloVeths = 1000
 )
 
-// solo is one node with the program that users install: in a network namespace of its own, with a NIC,
-// with pods that have a process and an address each, and with veths that belong to no pod of the cluster.
+// solo is a node that runs the program that users install. It has its own network namespace, with a NIC, with pods that
+// each have a process and an address, and with veths that do not belong to pods of the cluster.
 type solo struct {
 	agent *exec.Cmd
-	// sleepers are processes, one in each namespace. Namespaces and devices end with them.
+	// sleepers are processes, one in each namespace. The namespaces and devices end with them.
 	sleepers []*exec.Cmd
 	relay    net.Listener
 	log      string
 }
 
-// startSolo makes the node and starts its agent.
+// startSolo creates the node and starts its agent.
 func (f *fleet) startSolo() error {
 	s := &solo{log: filepath.Join(filepath.Dir(f.tokenFile), "agent.log")}
 	f.solo = s
@@ -69,7 +69,7 @@ func (f *fleet) startSolo() error {
 	})
 }
 
-// kubeconfig writes one for the agent, which connects as its pod does: with a token that is renewed.
+// kubeconfig writes a kubeconfig for the agent, which connects as in a pod: with a token that is renewed.
 func (f *fleet) kubeconfig(server string, ca []byte) (file string, err error) {
 	file = f.tokenFile + ".kubeconfig"
 	text := fmt.Appendf(nil, `
@@ -96,7 +96,7 @@ func (s *solo) start(program string, args ...string) error {
 	return s.agent.Start()
 }
 
-// namespace starts a process in a network namespace of its own, as that of a pod is.
+// namespace starts a process in a new network namespace, as a pod has.
 func (s *solo) namespace() (pid int, err error) {
 	cmd := exec.Command("sleep", "infinity")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
@@ -109,8 +109,8 @@ func (s *solo) namespace() (pid int, err error) {
 
 func netnsOf(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
 
-// devices makes a NIC, the veths of pods, and the others, in the network namespace of the calling thread. Every
-// each-th pod of the cluster is this node's: their addresses tell the agent which veth is whose.
+// devices creates a NIC, the veths of pods, and the other veths, in the network namespace of the calling thread. Every
+// each-th pod of the cluster belongs to this node: the agent matches veths to pods by address.
 func (s *solo) devices(each int) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -146,7 +146,7 @@ func (s *solo) devices(each int) error {
 	return nil
 }
 
-// veth makes one whose other end is in the namespace of a process, where it has an address or none.
+// veth creates a veth whose peer is in the namespace of a process. The peer gets an address unless ip is empty.
 func veth(name string, process int, ip string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Flags = name, net.FlagUp
@@ -172,8 +172,8 @@ func address(device, ip string) error {
 	return errors.Join(netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
 }
 
-// relay passes on connections from the node to the API server, which listens at the same address of this
-// process's network namespace, until its listener is closed.
+// relay forwards connections from the node to the API server, which listens at the same address in this process's
+// network namespace. It ends when its listener is closed.
 func relay(l net.Listener, to string) {
 	for {
 		c, err := l.Accept()
@@ -196,7 +196,8 @@ func relay(l net.Listener, to string) {
 	}
 }
 
-// usage of the agent's process: none before the agent starts, and an error if it has ended.
+// usage returns the usage of the agent's process. It is zero before the agent starts, and an error if the agent has
+// ended.
 func (s *solo) usage() (usage, error) {
 	if s == nil {
 		return usage{}, nil
@@ -209,8 +210,8 @@ func (s *solo) usage() (usage, error) {
 	return u, nil
 }
 
-// sampleMemory measures the agent's memory twice a second until the function that it returns is called, which tells the
-// mean and the most, in MiB: 0 if no agent runs yet.
+// sampleMemory measures the agent's memory twice a second until the returned function is called, which returns the mean
+// and the maximum in MiB. They are 0 if no agent runs yet.
 func (s *solo) sampleMemory() func() (mean, most float64) {
 	if s == nil {
 		return func() (float64, float64) { return 0, 0 }
@@ -222,7 +223,7 @@ func (s *solo) sampleMemory() func() (mean, most float64) {
 		tick := time.NewTicker(500 * time.Millisecond)
 		defer tick.Stop()
 		for {
-			if u, err := s.usage(); err == nil { // measure tells of an agent that has ended
+			if u, err := s.usage(); err == nil { // measure reports an agent that has ended
 				all = append(all, u.mib)
 			}
 			select {
@@ -252,7 +253,7 @@ func (s *solo) stop() {
 		all = append([]*exec.Cmd{s.agent}, all...)
 	}
 	for _, cmd := range all {
-		_ = cmd.Process.Kill() // or it has ended
+		_ = cmd.Process.Kill() // an error means that it has ended
 		_ = cmd.Wait()
 	}
 }

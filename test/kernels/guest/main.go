@@ -1,8 +1,8 @@
 //go:build linux
 
-// Command guest is the init of a virtual machine that package main of test/kernels boots:
-// it loads the modules of its image, tries the fast path, runs the tests if it works, prints the
-// result on the console, and switches the machine off.
+// Command guest is the init process of a virtual machine that package main of test/kernels
+// boots. It loads the modules of its image, tries the fast path, runs the tests if that works,
+// prints the result on the console, and powers the machine off.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 	"slipstream.dev/test/kernels/report"
 )
 
-// tests are the test programs of the image, by their name in the report.
+// tests are the test programs in the image, by their name in the report.
 var tests = []struct {
 	name string
 	argv []string
@@ -37,8 +37,8 @@ var tests = []struct {
 	{"policy", []string{"/tests/fastpath", "-test.run=^(TestPolicy|TestPolicyEngines|TestNFQueue)$", "-changes=56"}},
 }
 
-// prepared tells this program that it was begun anew once /proc was there: packages of eBPF
-// look at it before main.
+// prepared marks that this program was executed again after /proc was mounted: eBPF packages
+// read /proc before main runs.
 const prepared = "prepared"
 
 func main() {
@@ -94,7 +94,7 @@ func run() (r report.Report, err error) {
 	return r, nil
 }
 
-// mount makes what programs expect of a machine.
+// mount mounts the file systems that programs expect.
 func mount() error {
 	for _, m := range []struct{ what, where string }{
 		{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"},
@@ -110,7 +110,7 @@ func mount() error {
 	return nil
 }
 
-// load loads the image's modules, in the order of their file.
+// load loads the modules of the image, in the order of the file that lists them.
 func load() error {
 	names, err := os.ReadFile("/modules/order")
 	if err != nil {
@@ -124,7 +124,7 @@ func load() error {
 		err = unix.FinitModule(int(f.Fd()), "", 0)
 		f.Close()
 		if err != nil {
-			fmt.Printf("load module %s: %v\n", name, err) // what lacks it will say
+			fmt.Printf("load module %s: %v\n", name, err) // a test that needs the module will report that
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-// Package report is what a virtual machine of test/kernels reports on its console.
+// Package report defines the report that a virtual machine of test/kernels prints on its console.
 package report
 
 import (
@@ -8,18 +8,18 @@ import (
 	"fmt"
 )
 
-// Mark stands in front of a report's line among all else on the console.
+// Mark precedes the report, to find its line among the other console output.
 const Mark = "slipstream-kernels: "
 
 // Report is the result of one boot.
 type Report struct {
-	// Release is the kernel's.
+	// Release is the kernel's release.
 	Release string `json:"release"`
-	// Unsupported says what the fast path lacks there, if it does not work.
+	// Unsupported explains what the fast path lacks, if it does not work.
 	Unsupported string `json:"unsupported,omitempty"`
-	// Tests ran if it works.
+	// Tests are the results of the tests, which run only if the fast path works.
 	Tests []Test `json:"tests,omitempty"`
-	// Error says why there is no result.
+	// Error explains why there is no result.
 	Error string `json:"error,omitempty"`
 }
 
@@ -27,12 +27,12 @@ type Report struct {
 type Test struct {
 	Name    string `json:"name"`
 	Seconds int    `json:"seconds"`
-	// Passed counts tests, subtests included.
+	// Passed is the number of passed tests, including subtests.
 	Passed int    `json:"passed"`
 	Error  string `json:"error,omitempty"`
 }
 
-// Find returns the report on a console.
+// Find returns the report in a console's output.
 func Find(console []byte) (r Report, err error) {
 	_, after, found := bytes.Cut(console, []byte(Mark))
 	if !found {
