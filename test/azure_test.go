@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestAzureIsAnotherProgram: slipstream azure runs slipstream-azure with all that follows, and has its exit code. It
-// finds the one beside itself before one in PATH, and says what is missing if there is none.
+// TestAzureIsAnotherProgram checks that slipstream azure runs slipstream-azure with all the following arguments, and
+// exits with its code. It prefers the program in its own folder to one in PATH, and names what is missing if there
+// is none.
 func TestAzureIsAnotherProgram(t *testing.T) {
 	beside, path := t.TempDir(), t.TempDir()
 	self := filepath.Join(beside, "slipstream")

@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// balancers replaces the quick experiment's variants and workloads.
+// balancers replaces the variants and workloads of the quick experiment.
 func balancers(t *testing.T) string {
 	t.Helper()
 	const nics = "nics: {client: {rate: 1Gbit}, proxy: {rate: 100Mbit, price: 0.1 USD}, backend: {rate: 60Mbit, price: 0.05 USD}}"
@@ -28,8 +28,9 @@ func balancers(t *testing.T) string {
 	)
 }
 
-// A run by way of balancers measures at the client what all backends do together, knows
-// what every node did, and its report names the limit and who is dominated.
+// In a run with load balancers, the client measures the traffic of all backends
+// together, and every node's load is recorded. The report names the limit, and the
+// dominated variants.
 func TestBalancer(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -45,7 +46,7 @@ func TestBalancer(t *testing.T) {
 	}
 	for _, tr := range all {
 		if tr.Status != record.StatusOK {
-			continue // tried again, as the cells tell
+			continue // it was repeated, as the number of cells shows
 		}
 		backends := map[string]int{"one": 1, "four": 4, "built-in": 2}[tr.Variant]
 		if len(tr.Loads) != 2+backends {
@@ -53,7 +54,7 @@ func TestBalancer(t *testing.T) {
 		}
 		for i, l := range tr.Loads {
 			rate := map[string]float64{v1alpha1.RoleClient: 1e9, v1alpha1.RoleProxy: 100e6, v1alpha1.RoleBackend: 60e6}[l.Role]
-			// A window sees a burst, and the edges of a trial.
+			// A window includes a burst, and the edges of a trial.
 			if l.Rate != rate || l.Role == v1alpha1.RoleClient != (i == 0) || l.Receive+l.Send == 0 || max(l.Receive, l.Send) > 1.15*rate {
 				t.Errorf("%s %s: load %+v", tr.Variant, tr.Workload, l)
 			}
@@ -96,7 +97,7 @@ func TestBalancer(t *testing.T) {
 	}
 }
 
-// A run by way of a balancer that is killed leaves a proxy, which the next start ends.
+// A run with a balancer that is killed leaves a proxy, which the next start ends.
 func TestBalancerKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)

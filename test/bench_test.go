@@ -17,12 +17,12 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// BenchmarkTrial runs trials of 1 and of 16 pairs and tells what they cost beside
+// BenchmarkTrial runs trials of 1 and of 16 pairs and reports what they cost besides
 // their traffic: the dead time of a trial (all but warm-up and window), and the
-// peaks of resident memory of the controller and of the largest worker, most of
-// which are pages of the program that all its processes share (PSS is a worker's
-// share, as seen once a trial). A worker has two peaks: from its start to the end of
-// the first trial, and over all later ones.
+// peaks of resident memory of the controller and of the largest worker. Most of that
+// memory are pages of the program, which all its processes share (PSS is a worker's
+// share, measured once per trial). A worker has two peaks: from its start to the end
+// of the first trial, and over all later trials.
 func BenchmarkTrial(b *testing.B) {
 	testenv.NeedRoot(b)
 	for _, pairs := range []int{1, 16} {
@@ -31,7 +31,7 @@ func BenchmarkTrial(b *testing.B) {
 			file := experiment(b, "runs: 2", "runs: 5", "pairs: [1, 2]", fmt.Sprintf("pairs: [%d]", pairs), ", pairs: [1]}", "}")
 			var controller, begun, worker, share float64
 			for b.Loop() {
-				out = b.TempDir() // the figures are the last run's, the peaks of all
+				out = b.TempDir() // the figures come from the last run, the peaks from all
 				p := start(b, nil, "run", file, "--out", out)
 				for n := 1; p.await(b, "left", n); n++ {
 					controller = max(controller, memoryMiB(p.Process.Pid, "status", "VmHWM:"))
@@ -68,7 +68,7 @@ func BenchmarkTrial(b *testing.B) {
 	}
 }
 
-// forgetPeak lets a process's peak of resident memory begin anew (proc_pid_clear_refs(5)).
+// forgetPeak resets a process's peak of resident memory (proc_pid_clear_refs(5)).
 func forgetPeak(b *testing.B, pid int) {
 	err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
@@ -76,7 +76,8 @@ func forgetPeak(b *testing.B, pid int) {
 	}
 }
 
-// memoryMiB is a line of what the kernel tells of a process's memory, 0 if that is gone.
+// memoryMiB returns a line of the kernel's report on a process's memory, or 0 if the
+// process has ended.
 func memoryMiB(pid int, file, line string) float64 {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 	if err != nil {

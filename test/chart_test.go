@@ -15,7 +15,7 @@ const chart = "../charts/slipstream"
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// helm runs helm, which `make test` builds.
+// helm runs helm, which make test builds.
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	path, err := exec.LookPath("helm")
@@ -33,7 +33,7 @@ func render(t *testing.T, args ...string) (string, error) {
 
 const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// TestChart renders the chart as it is, and with everything set.
+// TestChart renders the chart with its defaults, and with everything set.
 func TestChart(t *testing.T) {
 	if out, err := helm(t, "lint", "--strict", "--kube-version", "v1.34.0", chart); err != nil {
 		t.Errorf("%v: %s", err, out)
@@ -70,7 +70,7 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// TestChartRefuses has values that the schema knows to be wrong.
+// TestChartRefuses checks that the schema rejects wrong values.
 func TestChartRefuses(t *testing.T) {
 	for set, want := range map[string]string{
 		"image.pulPolicy=Always":        "pulPolicy",
@@ -82,7 +82,7 @@ func TestChartRefuses(t *testing.T) {
 		"admissionPolicy=no":            "/admissionPolicy",
 		"policies.rps.acelerate=x":      "acelerate",
 		"policies.Rps.accelerate[0].x=": "policies",
-		// A policy says which nodes, in one way.
+		// A policy selects its nodes in exactly one way.
 		"policies.rps.accelerate[0].fastpath.x=1":                                                          "/policies/rps",
 		"policies.rps.accelerate[0].fastpath.x=1,policies.rps.all=false":                                   "/policies/rps",
 		"policies.rps.accelerate[0].fastpath.x=1,policies.rps.all=true,policies.rps.nodeSelector.a=b":      "/policies/rps",
@@ -94,7 +94,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestChartImage has the image that is asked for, and whether it may be pulled.
+// TestChartImage checks the image that the chart asks for, and its pull policy.
 func TestChartImage(t *testing.T) {
 	const mine = "image.repository=example.test/slipstream"
 	for _, tt := range []struct{ set, image, pull string }{
@@ -115,8 +115,9 @@ func TestChartImage(t *testing.T) {
 	}
 }
 
-// TestChartOldCluster has a cluster that cannot bind an agent's token to its node: the chart
-// says so, and does without where it is told to.
+// TestChartOldCluster checks a cluster that cannot bind an agent's token to its node: the
+// chart fails with an explanation, and works without the admission policy if a user turns
+// that off.
 func TestChartOldCluster(t *testing.T) {
 	if out, err := render(t, "--kube-version", "v1.29.0"); err == nil || !strings.Contains(out, "--set admissionPolicy=false") {
 		t.Errorf("%v, nothing says what to do in %s", err, out)

@@ -12,8 +12,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestForbidden applies accelerators without a capability that it takes: what is missing is
-// said, and what to do.
+// TestForbidden applies accelerators without one of the capabilities that they need. The
+// error names what is missing and what to do.
 func TestForbidden(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -29,13 +29,13 @@ func TestForbidden(t *testing.T) {
 	defer func() {
 		space.Close()
 		if err := netns.Set(home); err != nil {
-			t.Error(err) // the thread stays locked
+			t.Error(err) // the thread stays locked, so that it ends
 			return
 		}
 		home.Close()
 		runtime.UnlockOSThread()
 	}()
-	// A NIC is what has an address.
+	// The device with an address counts as the NIC.
 	nic := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "wire"}
 	if err := netlink.LinkAdd(nic); err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestForbidden(t *testing.T) {
 		{"+all,-net_admin", "operation not permitted: this process lacks CAP_NET_ADMIN: run it as root and give it that"},
 		{"+all", "class/net/eth0/queues/rx-0/rps_cpus"},
 	} {
-		// With a journal of its own.
+		// It has its own journal.
 		out, err := exec.Command("unshare", "--mount", "sh", "-ec", `mount -t tmpfs none /run
 			exec setpriv --bounding-set "$0" "$@" accel apply demo rps`, tt.capabilities, program).CombinedOutput()
 		if (err == nil) != (tt.capabilities == "+all") || !strings.Contains(string(out), tt.want) {

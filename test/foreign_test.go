@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// foreignLab makes a lab by test/foreign/lab.sh, and returns the name of its namespaces.
+// foreignLab creates a lab with test/foreign/lab.sh, and returns the prefix of its namespaces' names.
 func foreignLab(t testing.TB, shape string) string {
 	t.Helper()
 	name := "foreign-" + shape
@@ -37,8 +37,8 @@ func foreignLab(t testing.TB, shape string) string {
 	return name
 }
 
-// startAgent starts an agent with the fast path in a namespace, and returns a function that reads one
-// of its metrics.
+// startAgent starts an agent with the fast path in a namespace. It returns a function that reads one of the
+// agent's metrics.
 func startAgent(t testing.TB, ns string) (*exec.Cmd, func(metric string) float64) {
 	t.Helper()
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
@@ -81,7 +81,7 @@ func startAgent(t testing.TB, ns string) (*exec.Cmd, func(metric string) float64
 	}
 }
 
-// inside runs fn in a network namespace that has a name.
+// inside runs fn in a named network namespace.
 func inside(ns string, fn func() error) error { return netns.DoAt("/run/netns/"+ns, fn) }
 
 func congestionControl(t testing.TB, c *net.TCPConn) (name string) {
@@ -98,7 +98,7 @@ func congestionControl(t testing.TB, c *net.TCPConn) (name string) {
 	return strings.TrimRight(name, "\x00")
 }
 
-// echo has a namespace listen at a port and send back what one connection sends.
+// echo listens in a namespace, and sends back whatever the first connection sends.
 func echo(t testing.TB, ns string) (port int) {
 	t.Helper()
 	var l net.Listener
@@ -121,9 +121,9 @@ func echo(t testing.TB, ns string) (port int) {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// TestForeignLabs checks the fast path in labs that iproute2 and nft made, in the shapes of flannel, Calico
-// and kube-proxy: it carries a connection both ways, on both nodes, and the connection outlives the
-// agents.
+// TestForeignLabs checks the fast path in labs made with iproute2 and nft, in the shapes of flannel, Calico
+// and kube-proxy. The fast path carries a connection in both directions on both nodes, and the connection
+// outlives the agents.
 func TestForeignLabs(t *testing.T) {
 	testenv.NeedRoot(t)
 	for shape, address := range map[string]string{"flannel": "10.42.1.2", "calico": "10.42.1.2", "kube-proxy": "10.96.0.10"} {
@@ -137,7 +137,7 @@ func TestForeignLabs(t *testing.T) {
 				agents, metrics = append(agents, agent), append(metrics, metric)
 			}
 			for i, metric := range metrics {
-				// Where the probe's own packets are late, the agent probes again, up to six minutes later.
+				// If the probe's own packets are late, the agent probes again up to six minutes later.
 				testenv.Await(t, 7*time.Minute, fmt.Sprintf("the fast path of n%d", i), func() bool { return metric("slipstream_fastpath_up") == 1 })
 			}
 
@@ -178,7 +178,7 @@ func TestForeignLabs(t *testing.T) {
 				return all
 			}
 			testenv.Await(t, time.Minute, "the connection is on the fast path", func() bool {
-				// Longer than the time between two looks of the agent for busy connections.
+				// This is longer than the time between the agent's checks for busy connections.
 				for began := time.Now(); time.Since(began) < 400*time.Millisecond; {
 					trips(10)
 				}
@@ -191,8 +191,8 @@ func TestForeignLabs(t *testing.T) {
 					return errors.New("an agent has no figures")
 				}
 				trips(n)
-				// A round trip is a packet each way, and acknowledgements ride on them. An agent answers scrapes
-				// that follow each other closely with the same figures.
+				// A round trip is one packet each way, and acknowledgements travel with them. An agent answers scrapes
+				// in quick succession with the same figures.
 				for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
 					if carried("out")-out >= 1.8*n && carried("in")-in >= 1.8*n {
 						return nil

@@ -9,8 +9,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestRunDiskFull has the disk of the results run full in a run: the run ends, restores the machine, and what it has
-// recorded is whole. With space again it goes on.
+// TestRunDiskFull fills the disk of the results during a run. The run ends and restores the machine, and its
+// recorded data is intact. Once there is space again, the run can be resumed.
 func TestRunDiskFull(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)

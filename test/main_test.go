@@ -1,6 +1,6 @@
-// Package test is what needs root, several namespaces and the built program:
-// whole runs, as a user starts them, and what becomes of them when something
-// dies. What can be tested in a package is tested there.
+// Package test contains tests that need root, several namespaces and the built
+// program: whole runs, started as a user does, and their behaviour when
+// something dies. Everything else is tested in its own package.
 package test
 
 import (
@@ -26,7 +26,7 @@ import (
 	"slipstream.dev/internal/target/lab"
 )
 
-// program is the binary under test, built as `make build` builds it.
+// program is the binary under test, built as make build does.
 var program string
 
 func TestMain(m *testing.M) {
@@ -44,7 +44,8 @@ func TestMain(m *testing.M) {
 			fmt.Fprintf(os.Stderr, "build the program: %v\n%s", err, out)
 			return 1
 		}
-		// A run would remove what a killed one left, and its test would take that for the run's doing.
+		// A run would remove what a killed run has left, and its test would blame the
+		// run for that change.
 		if os.Geteuid() == 0 {
 			ctx := context.Background()
 			_, err := lab.Sweep(ctx, lab.DefaultDir)
@@ -58,7 +59,7 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// process is the program while it runs.
+// process is a run of the program.
 type process struct {
 	*exec.Cmd
 	stdout bytes.Buffer
@@ -70,7 +71,7 @@ type process struct {
 	err   error
 }
 
-// start runs the program. Its environment is this one's with extra added.
+// start runs the program. It adds extra to this process's environment.
 func start(t testing.TB, extra []string, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(program, args...), more: make(chan struct{}, 1), ended: make(chan struct{})}
@@ -88,7 +89,8 @@ func start(t testing.TB, extra []string, args ...string) *process {
 		}
 		_ = p.Process.Kill()
 		<-p.ended
-		// The test has failed. What the program leaves would fail those that follow.
+		// The test has failed. What the program has left would make the following
+		// tests fail.
 		_, err := lab.Sweep(context.Background(), lab.DefaultDir)
 		_, recoverErr := accel.Recover(context.Background(), accel.Options{JournalDir: "/run/slipstream/journal"})
 		if err := errors.Join(err, recoverErr); err != nil {
@@ -98,7 +100,7 @@ func start(t testing.TB, extra []string, args ...string) *process {
 	return p
 }
 
-// lineWriter keeps stderr and wakes whoever waits for it.
+// lineWriter keeps the lines of stderr and wakes whoever waits for them.
 type lineWriter struct{ p *process }
 
 func (w lineWriter) Write(b []byte) (int, error) {
@@ -118,7 +120,8 @@ func (p *process) stderr() string {
 	return strings.Join(p.lines, "\n")
 }
 
-// await waits until stderr has n lines with text, or the program ends.
+// await waits until n lines of stderr contain text, or the program ends. It
+// reports whether the lines came.
 func (p *process) await(t testing.TB, text string, n int) bool {
 	t.Helper()
 	limit := time.After(2 * time.Minute)
@@ -149,7 +152,7 @@ func (p *process) exit(t testing.TB) int {
 	return p.ProcessState.ExitCode()
 }
 
-// finish runs the program to its end.
+// finish runs the program until it ends.
 func finish(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	p := start(t, nil, args...)
@@ -157,7 +160,7 @@ func finish(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	return code, p.stdout.String(), p.stderr()
 }
 
-// machine is what a run must leave as it found it.
+// machine returns what a run must leave as it found it.
 func machine(t testing.TB) []string {
 	t.Helper()
 	var b strings.Builder
@@ -205,7 +208,7 @@ func unchanged(t testing.TB) {
 	})
 }
 
-// workers are the processes of this program that act in places.
+// workers returns the processes of this program that act in places.
 func workers() (pids []int) {
 	procs, _ := filepath.Glob("/proc/[0-9]*/exe")
 	for _, exe := range procs {
@@ -255,7 +258,7 @@ spec:
 	return path
 }
 
-// results opens the one results folder below dir.
+// results opens the only results folder below dir.
 func results(t testing.TB, dir string) *record.Dir {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(dir, "quick-*"))
@@ -284,7 +287,7 @@ func measured(t testing.TB, d *record.Dir) []record.Trial {
 	return slices.DeleteFunc(trials(t, d), func(tr record.Trial) bool { return record.Stalled(tr.Error) })
 }
 
-// cells counts the good trials of each cell and block.
+// cells counts the successful trials of each cell and block.
 func cells(all []record.Trial) map[string]int {
 	count := make(map[string]int)
 	for _, t := range all {

@@ -32,12 +32,13 @@ spec:
   runs: %d
 `
 
-// A NIC at half rate is named and, with -healthy above 1 in a mesh of 12 nodes, a link that loses packets and a
-// node without GRO; nothing is in a mesh without faults.
+// The report names a NIC at half rate. With -healthy above 1, in a mesh of 12 nodes, it also names a link that
+// loses packets and a node without GRO. It names nothing in a mesh without faults.
 func TestMesh(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
-	// A test at 5 % names a link of one mesh in twenty by chance, of which most are for the CPU of such short windows.
+	// At a level of 5 %, one healthy mesh in twenty has a finding by chance. Most of these are about the CPU,
+	// because the windows are so short.
 	byChance := func(g string) bool { return *healthy == 1 && strings.HasSuffix(g, ": CPU") }
 	for i := range *healthy {
 		got := slices.DeleteFunc(mesh(t, 4, 3, nil), byChance)
@@ -46,7 +47,7 @@ func TestMesh(t *testing.T) {
 		}
 	}
 	nodes, blocks, want := 6, 3, []string{"node0 receives: throughput", "node0 sends: throughput"}
-	if *healthy > 1 { // of six nodes, three blocks and such short windows the others cannot be told from chance
+	if *healthy > 1 { // with six nodes, three blocks and such short windows, the other faults look like chance
 		nodes, blocks, want = 12, 6, append(want, "node1 → node2: retransmits", "node3 receives: CPU")
 	}
 	got := mesh(t, nodes, blocks, func(ns string) {
@@ -69,21 +70,22 @@ func TestMesh(t *testing.T) {
 		}
 	}
 	for _, g := range got {
-		// The queue of a NIC at half rate drops packets, and packets that come one by one take CPU.
+		// A NIC at half rate drops packets from its queue. Packets that GRO does not merge take more CPU time.
 		if !byChance(g) && !strings.HasPrefix(g, "node0 ") && !strings.HasPrefix(g, "node1 → node2: ") && g != "node3 receives: CPU" {
 			t.Errorf("%q is named", g)
 		}
 	}
 }
 
-// mesh measures one of so many nodes, whose lab gets faults, and returns what is named.
+// mesh measures a mesh of the given number of nodes. fault adds faults to its lab. It returns what the report
+// names.
 func mesh(t *testing.T, nodes, blocks int, fault func(ns string)) (named []string) {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "mesh.yaml")
 	window := 200 // ms
 	if *healthy > 1 {
-		window = 500 // more than the 200 ms for which a lost packet may stop a connection
+		window = 500 // longer than the 200 ms for which a lost packet may stall a connection
 	}
 	if err := os.WriteFile(file, fmt.Appendf(nil, meshExperiment, nodes, window, blocks), 0o644); err != nil {
 		t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestPlugin runs the program by the name that kubectl finds plugins by.
+// TestPlugin runs the program under the name by which kubectl finds plugins.
 func TestPlugin(t *testing.T) {
 	plugin := filepath.Join(t.TempDir(), "kubectl-slipstream")
 	if err := os.Symlink(program, plugin); err != nil {

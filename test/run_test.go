@@ -16,8 +16,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestRun is the main job, small: every file is there, and what it says holds
-// together.
+// TestRun is a small version of the most common run: every file exists, and their
+// contents are consistent.
 func TestRun(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -61,8 +61,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// checkTrial checks that a trial's counters, taken apart in several processes,
-// speak of the same traffic.
+// checkTrial checks that a trial's counters, which come from several processes,
+// describe the same traffic.
 func checkTrial(t *testing.T, tr record.Trial) {
 	t.Helper()
 	name := fmt.Sprintf("trial %d, %s %s × %d", tr.Order, tr.Variant, tr.Workload, tr.Pairs)
@@ -114,7 +114,8 @@ func checkTrial(t *testing.T, tr record.Trial) {
 			table++
 		}
 	}
-	// Two nodes with a NIC, two VXLAN devices and their pods' veths; the pods.
+	// rfs+ sets a mask and a flow count on the same queues, and the machine's flow
+	// table.
 	if tr.Variant == "rfs+" && (mask == 0 || mask != flows || table == 0) {
 		t.Errorf("%s: settings %v", name, tr.Settings)
 	}
@@ -123,8 +124,8 @@ func checkTrial(t *testing.T, tr record.Trial) {
 	}
 }
 
-// TestInterrupt stops a run by Ctrl-C: it restores, renders what there is, and
-// can be resumed.
+// TestInterrupt interrupts a run: the run restores the machine, renders the
+// trials so far, and can be resumed.
 func TestInterrupt(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -149,7 +150,8 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// TestInterruptTwice leaves without a report, and still restores.
+// TestInterruptTwice checks that a second interrupt skips the report, and still
+// restores the machine.
 func TestInterruptTwice(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -160,7 +162,7 @@ func TestInterruptTwice(t *testing.T) {
 		if err := p.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)
 		}
-		p.await(t, "interrupt again", 1) // two signals that pend at once are one
+		p.await(t, "interrupt again", 1) // two pending signals of the same kind are one
 	}
 	if code := p.exit(t); code != 1 {
 		t.Errorf("exit %d\n%s", code, p.stderr())
@@ -170,9 +172,8 @@ func TestInterruptTwice(t *testing.T) {
 	}
 }
 
-// TestKilled kills a run eight times at random points, without a warning, and
-// resumes it each time: no trial is lost, none is doubled, and the machine is as
-// it was.
+// TestKilled kills a run eight times at random moments, and resumes it each time:
+// no trial is lost or doubled, and the machine is as it was.
 func TestKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -185,8 +186,8 @@ func TestKilled(t *testing.T) {
 	recorded := 0
 	for range kills {
 		p := start(t, nil, args...)
-		// Somewhere within the next trials: after a line of progress, a random
-		// part of a trial's time.
+		// Kill it at a random moment within the next trials: after a line of progress,
+		// and a random part of a trial's duration.
 		p.await(t, "Gb/s", 1+rng.IntN(3))
 		select {
 		case <-p.ended:
@@ -222,8 +223,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestWorkerKilled kills workers in mid-trial: those trials fail, are tried
-// again, and the run ends well.
+// TestWorkerKilled kills workers during trials: those trials fail and are
+// repeated, and the run succeeds.
 func TestWorkerKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -252,7 +253,7 @@ func TestWorkerKilled(t *testing.T) {
 	}
 }
 
-// TestTwoRuns has a second run meet a first.
+// TestTwoRuns starts a run while another one is active.
 func TestTwoRuns(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -267,7 +268,7 @@ func TestTwoRuns(t *testing.T) {
 	}
 }
 
-// TestDiskFull lets the disk fill up in mid-run.
+// TestDiskFull fills the disk during a run.
 func TestDiskFull(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -285,7 +286,7 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// TestTools runs the drivers of other tools, and tools that misbehave.
+// TestTools runs the drivers of other tools, including tools that misbehave.
 func TestTools(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -308,7 +309,8 @@ func TestTools(t *testing.T) {
 				t.Errorf("%s failed: %s", tr.Workload, tr.Error)
 				continue
 			}
-			// sockperf and ab cannot set it, and the namespaces may not be allowed to.
+			// sockperf and ab cannot set congestion control, and the namespaces may not be
+			// allowed to use it.
 			for _, end := range []record.Endpoint{tr.PerPair[0].Client, tr.PerPair[0].Server} {
 				if end.CongestionControl != "cubic" && (end.Place != tr.PerPair[0].Server.Place || tr.Workload != "http") {
 					t.Errorf("%s: %s ran with congestion control %q, want cubic", tr.Workload, end.Place, end.CongestionControl)
@@ -342,8 +344,8 @@ func TestTools(t *testing.T) {
 	})
 }
 
-// TestUsage gives bad input: exit code 2, what is wrong and what is allowed, and
-// nothing touched.
+// TestUsage gives invalid input: the exit code is 2, the message explains the
+// error and what is allowed, and nothing changes.
 func TestUsage(t *testing.T) {
 	unchanged(t)
 	for name, c := range map[string]struct {
@@ -379,8 +381,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestProtocols runs TCP and UDP over IPv4 and IPv6, through both shapes and
-// both NIC profiles, each variant compared with its own baseline.
+// TestProtocols runs TCP and UDP over IPv4 and IPv6, with both overlay shapes and
+// both NIC profiles. It compares each variant with its own baseline.
 func TestProtocols(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
@@ -411,7 +413,8 @@ func TestProtocols(t *testing.T) {
 		if udp := tr.Workload == "stream"; told != udp || udp && !(jitter > 0 && jitter < 0.01) || reorder < 0 || reorder > 1 {
 			t.Errorf("%s: jitter %v s, told %t; reorder %v", name, jitter, told, reorder)
 		}
-		// What has piled up while a receiver waited for a CPU at the window's beginning counts as of the window.
+		// Data that piled up before the window, while a receiver waited for a CPU,
+		// counts as received in the window.
 		if got := tr.Metrics[metrics.Throughput]; tr.Variant == "calico" && got > 3e9 {
 			t.Errorf("%s: %.2g bit/s through a NIC of 2 Gbit/s", name, got)
 		}
@@ -421,8 +424,8 @@ func TestProtocols(t *testing.T) {
 	}
 }
 
-// TestBridge: the ends of a pair are in two pods of one node, and the NIC carries
-// nothing of their traffic.
+// TestBridge runs both ends of a pair in two pods of one node. The NIC carries
+// none of their traffic.
 func TestBridge(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)

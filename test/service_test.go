@@ -7,7 +7,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// A run by way of services moves every kind of traffic that they are for, in every mode.
+// A run with services carries every kind of traffic that services support, in every mode.
 func TestServices(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)

@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// switching is an experiment with a switch by commands: it halves the rate of the client's NIC.
+// switching is an experiment with a switch command that halves the rate of the client's NIC.
 func switching(t testing.TB) string {
 	t.Helper()
 	const tbf = "tc, qdisc, replace, dev, eth0, root, handle, \"1:\", tbf, burst, 128k, latency, 20ms, rate"
@@ -46,8 +46,8 @@ spec:
 	return path
 }
 
-// TestSwitch kills a run while something is switched, undoes the switch, and resumes the run: the
-// summary has the true ratio in its interval.
+// TestSwitch kills a run while something is switched, undoes the switch, and resumes the run. The interval in the summary
+// contains the true ratio.
 func TestSwitch(t *testing.T) {
 	testenv.NeedRoot(t)
 	if _, err := exec.LookPath("tc"); err != nil {
@@ -82,7 +82,7 @@ func TestSwitch(t *testing.T) {
 		t.Errorf("the report does not say %s\n%s", want, stdout)
 	}
 
-	// A stall of the machine makes a trial slower, never faster.
+	// A stalled machine makes a trial slower, never faster.
 	all := trials(t, results(t, out))
 	fastest, held := 0.0, 0
 	for _, tr := range all {
@@ -114,8 +114,8 @@ func TestSwitch(t *testing.T) {
 		}
 		v := r.Versus
 		t.Logf("ratio %.4f (%.4f–%.4f)", v.Ratio, v.CI95[0], v.CI95[1])
-		// The interval may be off by 1 %, as the two token buckets have the same size, which is not the same time at both rates. The
-		// ratio may be off by more, as the machine may hold up a trial.
+		// The interval may be off by 1 %: the two token buckets have the same size, which lasts for a different time at each rate.
+		// The ratio may be off by more, because the machine may stall during a trial.
 		if v.N != 4 || v.Verdict != stats.Slower || v.CI95[0] > 0.505 || v.CI95[1] < 0.495 || v.Ratio < 0.45 || v.Ratio > 0.55 {
 			t.Errorf("%+v, want half", v)
 		}

@@ -5,9 +5,9 @@
 #
 #   compare.sh OLD NEW FOLDER [RUNS]     as root; OLD and NEW are the programs, NEW runs the experiments
 set -euo pipefail
-lab=run-1 # as a run calls its lab
+lab=run-1 # the name that a run gives its lab
 
-# stop stops the agents, whose process IDs are in the folder.
+# stop stops the agents. Their process IDs are in files in the folder.
 stop() {
 	local f pid
 	for f in "$1"/*.pid; do
@@ -56,14 +56,14 @@ cat >"$folder/policy.yaml" <<-'POLICY'
 	spec: {accelerate: [{fastpath: {}}]}
 POLICY
 
-# variant prints a variant. Its switch starts agents, and calls this script with the last arguments to stop
-# them.
+# variant prints a variant. Its switch starts agents, and to stop them it calls this script with the last
+# arguments.
 variant() { # NAME BUILD0 BUILD1 COMMAND ARGUMENT...
 	local back="${*:4}"
 	echo "  - {name: $1, switch: {to: [$self, start, $folder, $new, $2, $3], back: [$self, ${back// /, }], settle: 1500ms}}"
 }
 
-# compare runs an experiment whose trials are of these workloads only.
+# compare runs an experiment with only these workloads.
 compare() { # NAME VARIANTS WORKLOAD...
 	cat >"$folder/$1.yaml" <<-EXPERIMENT
 		apiVersion: slipstream.dev/v1alpha1
@@ -91,11 +91,11 @@ both="  - {name: vxlan}
 $(variant old "$old" "$old" stop "$folder")
 $(variant new "$new" "$new" stop "$folder")"
 
-# No program is attached while there are short connections alone, so these are measured by themselves.
+# While there are only short connections, no program is attached, so they are measured in a separate run.
 compare short-connections "$both" connect "$connect"
 compare long-connections "$both" pingpong "$pingpong" stream "$stream"
 
-# Both builds run at the same time, so a machine that slows down does so for both, and few periods suffice.
+# Both builds run at the same time, so a slowdown of the machine affects both, and few periods suffice.
 counted=$(sysctl -n kernel.bpf_stats_enabled)
 trap 'sysctl -q kernel.bpf_stats_enabled="$counted"' EXIT
 sysctl -q kernel.bpf_stats_enabled=1

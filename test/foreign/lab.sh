@@ -1,14 +1,14 @@
 #!/bin/bash
-# A lab of two nodes with a pod each, made with iproute2 and nft alone: the shape of a node as
-# flannel, Calico or kube-proxy (nftables mode, beside flannel) leaves it. Nothing of slipstream is
-# in it, so what the fast path does here does not rest on how slipstream's own lab is made.
+# A lab of two nodes with a pod each, made only with iproute2 and nft. The nodes are configured as
+# flannel, Calico or kube-proxy (nftables mode, beside flannel) would leave them. The lab does not
+# use slipstream, so the fast path is tested independently of how slipstream's own lab is made.
 #
 #   lab.sh up flannel|calico|kube-proxy NAME [none]    namespaces NAME-n0, NAME-n1, NAME-n0p0, NAME-n1p0
-#   lab.sh down NAME                                   removes them, and what runs in them
+#   lab.sh down NAME                                   removes them, and ends the processes in them
 #
-# The NICs have every offload, or with none no segmentation: they merge received packets by GRO.
+# The NICs have every offload. With none they do not segment, and merge received packets with GRO.
 # Nodes are 10.9.0.1 and 10.9.0.2, pods 10.42.0.2 and 10.42.1.2. With kube-proxy the Service
-# 10.96.0.10 has the pod of n1 as its only backend, at any port.
+# 10.96.0.10 sends every port to its only backend, the pod of n1.
 set -euo pipefail
 
 fail() { echo "lab.sh: $*" >&2; exit 2; }
@@ -23,7 +23,7 @@ node() { # NAME-nI
 	set_sysctl "$1" net.ipv4.ip_forward=1
 }
 
-# Both NICs are the ends of one veth.
+# The NICs are the two ends of one veth.
 nics() { # NAME [none]
 	ip link add eth0 netns "$1-n0" type veth peer name eth0 netns "$1-n1"
 	for i in 0 1; do
@@ -33,17 +33,17 @@ nics() { # NAME [none]
 	done
 }
 
-# The kernel segments before the NIC (GSO). With GRO a veth receives in NAPI mode, and with a qdisc its full ring stops the
-# sender rather than drop packets (Linux 6.16).
+# The kernel segments before the NIC (GSO). With GRO a veth receives in NAPI mode. With a qdisc, a full ring of the veth stops the
+# sender instead of dropping packets (Linux 6.16).
 without_offloads() { # NAME-nI
 	local features
 	features=$(in_ns "$1" ethtool -k eth0 | sed -nE '/tx-generic-segmentation/d; s/^\s+(tx-.*-segmentation): on$/\1 off/p')
-	# shellcheck disable=SC2086 # each is two arguments
+	# shellcheck disable=SC2086 # each feature is two arguments
 	in_ns "$1" ethtool -K eth0 $features gro on
 	in_ns "$1" tc qdisc replace dev eth0 root pfifo limit 1000
 }
 
-# As flannel and Calico do: a static neighbour, forwarding entry and route for the other node.
+# Like flannel and Calico, overlay adds a static neighbour, forwarding entry and route for the other node.
 overlay() { # NAME I DEVICE VNI PORT PREFIX-LENGTH
 	local ns=$1-n$2 i=$2 j=$((1 - $2)) device=$3
 	ip -n "$ns" link add "$device" mtu 1450 address "02:42:00:00:00:0$i" type vxlan id "$4" local "10.9.0.$((i + 1))" dev eth0 dstport "$5" nolearning
@@ -100,7 +100,7 @@ routed() { # NAME I
 	ip -n "$pod" route add default via 169.254.1.1
 	ip -n "$pod" neigh add 169.254.1.1 lladdr ee:ee:ee:ee:ee:ee dev eth0
 	overlay "$1" "$2" vxlan.calico 4096 4789 26
-	# Established connections are accepted first; the policy of the pod marks what else it accepts.
+	# Established connections are accepted first. The pod's policy marks the other packets that it accepts.
 	in_ns "$ns" nft -f - <<-'RULES'
 		table ip calico {
 			chain forward {
@@ -124,15 +124,15 @@ routed() { # NAME I
 	RULES
 }
 
-# Every connection by these routes uses CUBIC from its first packet. A program that asks for it later, as iperf3 -C does, keeps the
-# pacing that BBR has switched on if that is the machine's default: a timer per packet.
+# Every connection over these routes uses CUBIC from its first packet. If BBR is the machine's default, it switches on pacing, with
+# a timer per packet. A program that selects CUBIC only later, as iperf3 -C does, keeps that pacing.
 cubic() { # NAMESPACE
 	local route
 	# shellcheck disable=SC2086 # a route is many arguments
 	ip -n "$1" route show | while read -r route; do ip -n "$1" route change $route congctl cubic; done
 }
 
-# As kube-proxy in nftables mode writes a ClusterIP with one endpoint.
+# service adds the rules that kube-proxy in nftables mode writes for a ClusterIP with one endpoint.
 service() { # NAME I
 	in_ns "$1-n$2" nft -f - <<-'RULES'
 		table ip kube-proxy {

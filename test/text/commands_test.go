@@ -15,7 +15,7 @@ var (
 	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Benchmark)\w+)\(`)
 )
 
-// TestCommandsFindTests fails for each command of a document that runs tests or benchmarks of which there are none.
+// TestCommandsFindTests fails for each command in a document that would run tests or benchmarks, but matches none.
 func TestCommandsFindTests(t *testing.T) {
 	found := 0
 	eachDocument(t, func(path, text string) {
@@ -40,7 +40,7 @@ func TestCommandsFindTests(t *testing.T) {
 	}
 }
 
-// functions are the alternatives of a -run or -bench pattern, without the names of subtests.
+// functions returns the alternatives of a -run or -bench pattern, without the names of subtests.
 func functions(pattern string) (all []*regexp.Regexp) {
 	alternatives := []string{pattern}
 	if !strings.Contains(pattern, "(") {
@@ -53,7 +53,7 @@ func functions(pattern string) (all []*regexp.Regexp) {
 	return all
 }
 
-// testsOf are the tests and benchmarks of a package.
+// testsOf returns the tests and benchmarks of a package.
 func testsOf(t *testing.T, folder string) (all []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "..", folder, "*_test.go"))

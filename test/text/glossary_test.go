@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// replaced are words of our own that the field has other words for.
+// replaced lists words of our own, with the field's terms for them.
 var replaced = []struct{ was, is string }{
 	{`\b(leave|land|arrive|deliver|tunnel|wire)_of\b`, "encap_ip, nic_decap_ip, vxlan_ingress_ip, observe_*_ip"},
 	{`\b(outer|pod)_places\b`, "encap_templates, pod_links"},
@@ -38,7 +38,7 @@ var replaced = []struct{ was, is string }{
 	{`\b(NIC|machine)s? (asks?|ask) for it\b`, "it is enabled on the NIC"},
 }
 
-// TestGlossary fails for each line of code or text that has a word which the glossary replaces.
+// TestGlossary fails for each line of code or text that contains a replaced word.
 func TestGlossary(t *testing.T) {
 	root := filepath.Join("..", "..")
 	for _, r := range replaced {

@@ -16,7 +16,7 @@ var (
 	notSlug  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// anchors are those that GitHub gives the headings of a document, and its own.
+// anchors returns the anchors that GitHub generates for a document's headings, and those in the document itself.
 func anchors(text string) map[string]bool {
 	all := make(map[string]bool)
 	for _, m := range heading.FindAllStringSubmatch(text, -1) {
@@ -54,7 +54,7 @@ func eachDocument(t *testing.T, f func(path, text string)) {
 	}
 }
 
-// TestLinks fails for each link of a document to a file or a heading that does not exist.
+// TestLinks fails for each link in a document to a file or a heading that does not exist.
 func TestLinks(t *testing.T) {
 	eachDocument(t, func(path, text string) {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {

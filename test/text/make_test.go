@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestMakeDemo checks that make demo runs the demo as it is, and with as many blocks as RUNS says. A variable of the
-// Makefile that has the name of a user's would change it.
+// TestMakeDemo checks that make demo runs the demo unchanged, and with RUNS it runs that many blocks. A Makefile
+// variable with the name of one in the user's environment would change it.
 func TestMakeDemo(t *testing.T) {
 	for _, c := range []struct{ argument, want string }{
 		{"--silent", "bin/slipstream run demo"},

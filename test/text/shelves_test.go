@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestShelves fails for each document that the index of docs, or the site's, does not have:
-// nobody would find it. Decisions are in an index of their own.
+// TestShelves fails for each document that is missing from the index of docs or of the
+// site, because nobody would find it. Decisions have their own index.
 func TestShelves(t *testing.T) {
 	docs := filepath.Join("..", "..", "docs")
 	read := func(name string) string {

@@ -1,7 +1,7 @@
 //go:build linux
 
 // Command programtime compares how long the eBPF programs of two builds run per packet. The kernel measures
-// that if the sysctl kernel.bpf_stats_enabled is 1; the time includes what the measuring itself takes.
+// that while the sysctl kernel.bpf_stats_enabled is 1. The times include the cost of the measurement.
 //
 //	programtime record FILE BUILD PID    append the run times of the programs of a process
 //	programtime report FILE OLD NEW      compare two builds by the run times in a file
@@ -33,7 +33,7 @@ type build struct {
 
 type program struct {
 	Runs uint64  `json:"runs"`
-	Time float64 `json:"time"` // ns, of all runs
+	Time float64 `json:"time"` // ns, summed over all runs
 }
 
 func main() {
@@ -100,7 +100,7 @@ func record(file, name, pid string) error {
 	return errors.Join(err, f.Close())
 }
 
-// programs returns the IDs of the programs that a process has open.
+// programs returns the IDs of the eBPF programs that a process has open.
 func programs(pid string) (ids []ebpf.ProgramID, err error) {
 	infos, err := filepath.Glob("/proc/" + pid + "/fdinfo/*")
 	if err != nil {
@@ -139,8 +139,9 @@ func read(r io.Reader) (builds []build, err error) {
 	return builds, lines.Err()
 }
 
-// perPacket returns the run time of one program, or of all if name is empty, in ns per packet. The program that
-// ran most often is one that runs once for each packet of the fast path.
+// perPacket returns the run time of one program, or of all if name is empty, in ns per packet. It takes the
+// number of packets from the program that ran most often, because that one runs once for each packet of the
+// fast path.
 func (b build) perPacket(name string) float64 {
 	var packets uint64
 	var time float64
@@ -153,8 +154,8 @@ func (b build) perPacket(name string) float64 {
 	return time / float64(packets)
 }
 
-// report compares the builds. A period has two lines, one for the build on each node. The next period has the
-// builds on the other node each, so that the mean over both does not depend on the node.
+// report compares the builds. A period has two lines, one for the build on each node. In the next period the
+// builds swap nodes, so that the mean over both does not depend on the node.
 func report(out io.Writer, lines []build, was, is string) error {
 	if len(lines) < 8 || len(lines)%4 != 0 {
 		return fmt.Errorf("%d lines, want four for each pair of periods, and two pairs at least", len(lines))

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestReport checks that the difference between the builds is exact although the nodes differ by more.
+// TestReport checks that the difference between the builds is exact even if the nodes differ by more.
 func TestReport(t *testing.T) {
 	var file strings.Builder
 	line := func(build string, each float64) {
