@@ -13,13 +13,14 @@ import (
 //go:embed *.yaml
 var files embed.FS
 
-// Preset is the experiment file of a preset, and whether there is one of that name.
+// Preset returns the experiment file of a preset, and whether a preset has that
+// name.
 func Preset(name string) ([]byte, bool) {
 	data, err := files.ReadFile(name + ".yaml")
 	return data, err == nil
 }
 
-// Names are those of all presets, in alphabetical order.
+// Names returns the names of all presets, in alphabetical order.
 func Names() []string {
 	entries, _ := files.ReadDir(".") // an embedded folder is always there, and sorted
 	names := make([]string, len(entries))
@@ -29,8 +30,8 @@ func Names() []string {
 	return names
 }
 
-// Description is the first line of a preset's own description, empty where
-// there is no such preset.
+// Description returns the first line of a preset's description, or "" if there
+// is no such preset.
 func Description(name string) string {
 	data, ok := Preset(name)
 	if !ok {
@@ -38,7 +39,7 @@ func Description(name string) string {
 	}
 	e, err := v1alpha1.Parse(name+".yaml", data, nil)
 	if err != nil {
-		return "" // a test keeps every preset parsing
+		return "" // a test checks that every preset parses
 	}
 	line, _, _ := strings.Cut(e.Metadata.Description, "\n")
 	return line

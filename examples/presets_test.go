@@ -58,8 +58,7 @@ func TestPresets(t *testing.T) {
 	}
 }
 
-// TestTime holds the presets to the time that they are meant to take, with half a
-// second of dead time for each trial.
+// TestTime checks that the presets take no longer than intended, with half a second of dead time for each trial.
 func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 40 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
@@ -81,7 +80,7 @@ func TestTime(t *testing.T) {
 	}
 }
 
-// TestComparisons lists what each variant is compared with.
+// TestComparisons lists the baseline of each variant.
 func TestComparisons(t *testing.T) {
 	for name, want := range map[string]map[string]string{
 		"demo": {"native": "vxlan", "vxlan": "", "rps": "vxlan", "rfs": "vxlan", "rfs+": "vxlan", "fastpath": "vxlan"},
@@ -153,8 +152,8 @@ func TestComparisons(t *testing.T) {
 	}
 }
 
-// TestAsPublished: RFS had no mask, RPS-7 left out the interrupt's CPU, "+" alone reached
-// into the pods, and in rps-rfs the servers alone were accelerated.
+// TestAsPublished checks that the presets match the publication: RFS has no mask, rps-7 leaves out the CPU of
+// the interrupt, only "+" reaches into the pods, and rps-rfs accelerates only the servers.
 func TestAsPublished(t *testing.T) {
 	for _, name := range []string{"demo", "kubernetes", "rps-rfs"} {
 		for _, v := range load(t, name).Spec.Variants {
@@ -186,7 +185,7 @@ func TestAsPublished(t *testing.T) {
 	}
 }
 
-// TestOverlays: a variant's name says its path and NIC, and nothing else differs.
+// TestOverlays checks that a variant's name gives its path and NIC, and that nothing else differs.
 func TestOverlays(t *testing.T) {
 	e := load(t, "overlays")
 	for _, v := range e.Spec.Variants {
@@ -197,8 +196,8 @@ func TestOverlays(t *testing.T) {
 	}
 }
 
-// TestOverlaysByRate: a variant's name says its path and its rate in Mbit/s, it is compared with native at that
-// rate, and the series of its path has it.
+// TestOverlaysByRate checks that a variant's name gives its path and its rate in Mbit/s, that its baseline is
+// native at that rate, and that the series of its path contains it.
 func TestOverlaysByRate(t *testing.T) {
 	e := load(t, "overlays-by-rate")
 	rates := 0
@@ -224,7 +223,7 @@ func TestOverlaysByRate(t *testing.T) {
 	}
 }
 
-// TestMessageSizes: a workload's name says its kind and the size of its messages.
+// TestMessageSizes checks that a workload's name gives its kind and the size of its messages.
 func TestMessageSizes(t *testing.T) {
 	for _, w := range load(t, "message-sizes").Spec.Workloads {
 		kind := strings.Replace(w.Kind(), "stream", "throughput", 1)
@@ -234,7 +233,7 @@ func TestMessageSizes(t *testing.T) {
 	}
 }
 
-// TestUnderLoadParity: both poll their clock, at the rate that the name says.
+// TestUnderLoadParity checks that both programs poll the clock, at the rate in the name.
 func TestUnderLoadParity(t *testing.T) {
 	e := load(t, "underload-parity")
 	for _, v := range e.Spec.Variants {
@@ -248,7 +247,7 @@ func TestUnderLoadParity(t *testing.T) {
 	}
 }
 
-// TestParityTools: the engine is compared with the tools, not with itself.
+// TestParityTools checks that variants with the suffix /tools run the tools, and all others the engine.
 func TestParityTools(t *testing.T) {
 	for name, tools := range map[string][]string{
 		"engine-parity": {v1alpha1.ToolIperf2, v1alpha1.ToolIperf3, v1alpha1.ToolSockperf},
@@ -271,7 +270,8 @@ func TestParityTools(t *testing.T) {
 	}
 }
 
-// TestServiceRouting: a variant's name says its mode and backends, and each mode has all of its own.
+// TestServiceRouting checks that a variant's name gives its mode and backends, and that the series of its mode
+// contains it.
 func TestServiceRouting(t *testing.T) {
 	for _, name := range []string{"service-routing", "service-routing-short"} {
 		e := load(t, name)
@@ -295,8 +295,8 @@ func TestServiceRouting(t *testing.T) {
 	}
 }
 
-// TestLoadBalancer: a variant's name says its backends and NIC, nothing else differs, and
-// a backend more costs what a backend costs.
+// TestLoadBalancer checks that a variant's name gives its backends and NIC, that nothing else differs, and that
+// each additional backend adds the price of one.
 func TestLoadBalancer(t *testing.T) {
 	e := load(t, "load-balancer")
 	nics := e.Spec.Path.Balancer.NICs
@@ -311,8 +311,8 @@ func TestLoadBalancer(t *testing.T) {
 	}
 }
 
-// TestOnHosts: the presets for hosts name as many as their variants need, and a variant's name says
-// which.
+// TestOnHosts checks that the presets for hosts name as many hosts as their variants need, and that a variant's
+// name gives its hosts.
 func TestOnHosts(t *testing.T) {
 	for name, want := range map[string]map[string][2]string{
 		"an-vms":          {"off": {"client", "server"}, "on": {"client", "server"}},
@@ -331,8 +331,8 @@ func TestOnHosts(t *testing.T) {
 	}
 }
 
-// TestANLinux: a workload's name says its kind and the size of its messages, and all are sockperf's
-// over TCP for a minute.
+// TestANLinux checks that a workload's name gives its kind and the size of its messages, and that each runs
+// sockperf over TCP for a minute.
 func TestANLinux(t *testing.T) {
 	for _, w := range load(t, "an-linux").Spec.Workloads {
 		kind := strings.Replace(w.Kind(), "stream", "throughput", 1)
@@ -343,8 +343,8 @@ func TestANLinux(t *testing.T) {
 	}
 }
 
-// TestInstances: each type has a rate and a price, and there is one that another is as
-// fast as for less.
+// TestInstances checks that each type has a rate and a price, and that an older type costs more than a later one
+// with the same rate.
 func TestInstances(t *testing.T) {
 	e := load(t, "instances")
 	price := make(map[string]float64)
@@ -360,8 +360,8 @@ func TestInstances(t *testing.T) {
 	}
 }
 
-// TestPublishedFigures: rps-rfs has the figures of docs/results/published.md, and a ratio of
-// every variant at every number of pairs.
+// TestPublishedFigures checks that rps-rfs has the figures of docs/results/published.md, and a ratio of every
+// variant for every number of pairs.
 func TestPublishedFigures(t *testing.T) {
 	page, err := os.ReadFile("../docs/results/published.md")
 	if err != nil {
@@ -403,8 +403,8 @@ func TestPublishedFigures(t *testing.T) {
 	}
 }
 
-// TestPublishedInDocuments: every published figure of a preset names its document, and stands in that document's
-// section of docs/results/documents.md, as a number of a table.
+// TestPublishedInDocuments checks that every published figure of a preset names its document, and is a number in
+// a table of that document's section of docs/results/documents.md.
 func TestPublishedInDocuments(t *testing.T) {
 	page, err := os.ReadFile("../docs/results/documents.md")
 	if err != nil {

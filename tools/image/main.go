@@ -1,12 +1,10 @@
-// Command image packs programs, one an architecture, into an OCI archive
-// without a Docker daemon:
+// Command image packs programs, one for each architecture, into an OCI archive without a Docker daemon:
 //
 //	image -o ARCHIVE -ref REFERENCE OS/ARCH=PROGRAM[,FILE...]...
 //
-// The image holds the program, named as the reference's repository, and runs it as
-// a user without rights. Files beside it, such as other programs and the libraries
-// that they load, keep their absolute paths. The same files give the same archive,
-// byte for byte. For windows/ARCH the layer has the form of Windows' own. Without
+// The image holds the program, named like the reference's repository, and runs it as an unprivileged user.
+// Files beside it, such as other programs and the libraries that they load, keep their absolute paths. The
+// same files give the same archive, byte for byte. For windows/ARCH the layer has Windows' own format. Without
 // a base image it can only run as a host-process container.
 package main
 
@@ -32,8 +30,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// user has no rights anywhere: the number that images without a distribution
-// have agreed on.
+// user is the unprivileged user's ID that images without a distribution use by convention.
 const user = "65532:65532"
 
 func main() {
@@ -76,8 +73,8 @@ func run(out, ref string, programs []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	// A tool that loads the archive takes the name from one of these: the first
-	// is containerd's, the second the specification's.
+	// Tools that load the archive take the name from one of these annotations: the first is containerd's, the
+	// second the specification's.
 	named := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{Annotations: map[string]string{
 		"io.containerd.image.name":          tag.Name(),
 		"org.opencontainers.image.ref.name": tag.TagStr(),
@@ -92,7 +89,7 @@ func run(out, ref string, programs []string) error {
 	return os.Rename(archive, out)
 }
 
-// image of one program, and of other files.
+// image builds the image of one program and other files.
 func image(program, as string, others []string, pf v1.Platform) (v1.Image, error) {
 	windows := pf.OS == "windows"
 	if windows && len(others) > 0 {
@@ -135,18 +132,18 @@ func image(program, as string, others []string, pf v1.Platform) (v1.Image, error
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Variant = pf.OS, pf.Architecture, pf.Variant
 	config.Config = v1.Config{Entrypoint: []string{as}, User: user, WorkingDir: "/"}
-	if windows { // whoever starts the container names the program by its path, and the account
+	if windows { // whoever starts the container gives the path of the program and the account
 		config.Config = v1.Config{}
 	}
 	if len(others) > 0 {
-		// iperf3 makes a temporary file of what it sends. In a container whose file system is
-		// read-only, /dev/shm can be written to.
+		// iperf3 creates a temporary file for its data. If the container's file system is read-only, /dev/shm can
+		// still be written to.
 		config.Config.Env = []string{"PATH=/usr/bin", "TMPDIR=/dev/shm"}
 	}
 	return mutate.ConfigFile(img, config)
 }
 
-// pack writes the files of a folder, in the order of their names.
+// pack writes the files of a folder, sorted by name.
 func pack(archive, dir string) error {
 	f, err := os.Create(archive)
 	if err != nil {
@@ -179,14 +176,15 @@ func copyFile(tw *tar.Writer, as, file string) error {
 	return writeFile(tw, as, 0o755, data)
 }
 
-// windowsRights is what Windows' layers have as the rights of a program, a security descriptor in base64:
-// O:BAG:SYD:(A;;FA;;;BA)(A;;FA;;;SY)(A;;0x1200a9;;;BU), full access for administrators and the system, and for
-// users to read and execute.
+// windowsRights is the security descriptor of a program in Windows' layers, in base64:
+// O:BAG:SYD:(A;;FA;;;BA)(A;;FA;;;SY)(A;;0x1200a9;;;BU), which gives full access to administrators and the
+// system, and lets users read and execute.
 const windowsRights = "AQAEgBQAAAAkAAAAAAAAADAAAAABAgAAAAAABSAAAAAgAgAAAQEAAAAAAAUSAAAAAgBMAAMAAAAAABgA/wEfAAECAAAAAAAFIAAAACACAAAAABQA/wEf" +
 	"AAEBAAAAAAAFEgAAAAAAGACpABIAAQIAAAAAAAUgAAAAIQIAAA=="
 
-// copyWindowsFile adds an executable file to a layer for Windows. Such a layer has the file system in the folder
-// Files and the registry in Hives, and attributes as PAX records (the package backuptar of hcsshim reads them).
+// copyWindowsFile adds an executable file to a layer for Windows. Such a layer has the file system in the
+// folder Files, the registry in Hives, and attributes as PAX records (the package backuptar of hcsshim reads
+// them).
 func copyWindowsFile(tw *tar.Writer, as, file string) error {
 	const attributes = "MSWINDOWS.fileattr"
 	for _, dir := range []string{"Hives", "Files"} {
@@ -210,7 +208,7 @@ func copyWindowsFile(tw *tar.Writer, as, file string) error {
 	return err
 }
 
-// writeFile adds a file of root's, as old as time.
+// writeFile adds a file that belongs to root and whose modification time is the Unix epoch.
 func writeFile(tw *tar.Writer, path string, mode int64, data []byte) error {
 	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(path, "/"), Mode: mode, Size: int64(len(data))}); err != nil {
 		return err

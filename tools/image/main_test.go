@@ -27,7 +27,8 @@ func write(t *testing.T, name, content string) string {
 	return path
 }
 
-// TestWindowsLayer checks that an image for Windows has the form of Windows' layers, and no user of Linux.
+// TestWindowsLayer checks that an image for Windows has the format of Windows' layers, and no Linux
+// user.
 func TestWindowsLayer(t *testing.T) {
 	img, err := image(write(t, "x.exe", "for Windows"), "/slipstream", nil, v1.Platform{OS: "windows", Architecture: "amd64"})
 	if err != nil {
@@ -157,8 +158,8 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-// TestOtherFiles: they keep their paths, also where these are links. Programs among them are found, and
-// have a folder that can be written to.
+// TestOtherFiles checks that other files keep their paths, even through links, and that programs among
+// them are found and have a writable folder.
 func TestOtherFiles(t *testing.T) {
 	out, program, tool := filepath.Join(t.TempDir(), "out.tar"), write(t, "x", "program"), write(t, "tool", "a tool")
 	library := filepath.Join(t.TempDir(), "library.so.1")
@@ -213,7 +214,7 @@ func TestOtherFiles(t *testing.T) {
 	}
 }
 
-// unpack makes a folder of an archive.
+// unpack extracts an archive into a folder.
 func unpack(t *testing.T, archive []byte) string {
 	t.Helper()
 	dir := t.TempDir()
