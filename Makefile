@@ -1,5 +1,5 @@
-# Everything that is done to this repository. `make` alone lists the targets:
-# their descriptions are the comments behind ##.
+# The tasks of this repository. `make` alone lists the targets, with the comments
+# after ## as their descriptions.
 
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,15 +7,15 @@ SHELL       := bash
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
-# One binary without libc runs in every place, whatever its image.
+# A binary without libc runs in every container, whatever its image.
 export CGO_ENABLED := 0
 
-# Tools of the repository are built once, and again when their go.mod changes.
+# The tools are built once, and again when their go.mod changes.
 TOOLS := bin/tools/.built
 LINT  := bin/tools/golangci-lint
 HELM  := bin/tools/helm
 GOTESTSUM := bin/tools/gotestsum
-# sudo's secure_path has no Go: it is looked for where its own instructions put it, too.
+# sudo's secure_path lacks Go, so PATH includes the folder of Go's installation instructions.
 export PATH := $(CURDIR)/bin/tools:$(PATH):/usr/local/go/bin
 
 .PHONY: help
@@ -36,7 +36,7 @@ build: ## Build bin/slipstream and bin/slipstream-azure
 windows: ## Build bin/slipstream.exe, for hosts that run Windows
 	GOOS=windows GOARCH=amd64 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream.exe ./cmd/slipstream
 
-# Of the same sources it is the same archive, byte for byte.
+# The same sources give the same archive, byte for byte.
 .PHONY: image
 image: bin/tools/image ## Build bin/slipstream-image.tar: an OCI archive for amd64 and arm64
 	for arch in amd64 arm64; do \
@@ -50,7 +50,7 @@ image-windows: image windows ## Build bin/slipstream-windows-image.tar: the imag
 	bin/tools/image -o bin/slipstream-windows-image.tar -ref slipstream.dev/slipstream:$(VERSION) \
 		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream windows/amd64=bin/slipstream.exe
 
-# Programs and libraries are this machine's, so the image is for its architecture alone.
+# The programs and libraries come from this machine, so the image only works on its architecture.
 IMAGE_TOOLS := /usr/bin/iperf3 /usr/bin/iperf /usr/bin/sockperf /usr/bin/qperf /usr/bin/ab
 .PHONY: image-tools
 image-tools: bin/tools/image ## Build bin/slipstream-tools-image.tar: the image with iperf3, iperf 2, sockperf, qperf and ab of this machine in it
@@ -75,7 +75,7 @@ cluster-deps:
 	@.ci/deps containerd runc /usr/lib/cni/bridge=containernetworking-plugins iptables nft=nftables nsenter=util-linux \
 		gcc /usr/include/stdlib.h=libc6-dev
 
-# Without root they cannot be installed, and what needs them is skipped.
+# Without root the packages cannot be installed, and tests that need them are skipped.
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
@@ -93,16 +93,18 @@ generate-deps:
 .PHONY: deps
 deps: test-deps generate-deps ## Install what tests and generation need and is missing (root, apt)
 
-# Packages whose tests measure run one after another. Those that make network namespaces wait for the kernel and for processes
-# more than they compute, so two run at a time. They are in WHOLE, where ./test checks that a run leaves the machine as it was,
-# and the others change nothing that it sees; its tests that check measured figures are in QUIET, and run alone. The rest are in
-# WAITING, the longest first and the one of clusters last: it keeps the CPUs busy, and begins as the others end. All other
-# packages run before, at once. Only CPU time limits those, of which less goes to garbage collection with GOGC=400.
+# MEASURING: packages whose tests measure. They run one after another.
+# QUIET: the tests of ./test that check measured figures. They run alone.
+# WHOLE and WAITING: packages that create network namespaces. They wait for the kernel and for processes more than they compute,
+# so two run at a time. In WHOLE, ./test checks that a run leaves the machine as it was, and the others change nothing that it
+# checks. WAITING has the other packages, the longest first and ./test/cluster last: it keeps the CPUs busy, and starts when the
+# others end.
+# All other packages run first, at the same time. Only CPU time limits them, and GOGC=400 leaves less of it to garbage collection.
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
 WHOLE := ./test ./internal/target/hosts ./internal/worker ./internal/doctor
 WAITING := ./internal/accel/fastpath ./internal/agent ./test/scale ./internal/target/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
-# make lint vets. Test programs without symbols link faster, and tests copy some to other hosts.
+# -vet=off, because make lint runs vet. Test programs without symbols link faster, and tests copy some of them to other hosts.
 GOTEST  := .ci/gotest -count=1 -vet=off -ldflags='-s -w' -timeout=15m $(if $(RUN),-run '$(RUN)')
 
 PACKAGES ?= ./...
@@ -166,7 +168,7 @@ generate: generate-deps $(TOOLS) ## Generate the worker's protocol, the eBPF obj
 generated: generate-deps $(TOOLS) ## Fail if what is generated is not what is in the tree
 	.ci/generated
 
-# The pages link as they do in the repository, so the site has the same folders.
+# The site has the same folders as the repository, so that links between pages work.
 SITE := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE bpf/LICENSE 'docs/*.md' 'docs/*.css' 'docs/*.json' 'docs/*.png' 'examples/*.yaml'
 .PHONY: site
 site: ## Build the documents as web pages that need no server: bin/site/html/index.html
