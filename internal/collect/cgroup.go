@@ -68,7 +68,7 @@ type limit struct {
 	stat   *source
 }
 
-// throttled is how often, and for how many ns, threads of a cgroup were throttled.
+// throttled counts how often the threads of a cgroup were throttled, and for how many nanoseconds.
 type throttled struct{ times, ns uint64 }
 
 func (t throttled) since(b throttled) throttled { return throttled{t.times - b.times, t.ns - b.ns} }
@@ -118,14 +118,14 @@ func openLimits(proc, mount string) (Limits, error) {
 	return limits, nil
 }
 
-// Throttling is how often a cgroup's CPU limit has throttled it, and its threads for how long in total.
+// Throttling counts how often a cgroup's CPU limit has throttled it, and sums up the time over its threads.
 type Throttling struct {
 	Times uint64
 	Time  time.Duration
 }
 
-// Throttled returns what the CPU limits of all cgroups below a mount of cgroups have done so far, by the path of the
-// cgroup: of v2, or of v1's hierarchy for CPUs. It has those that were throttled at least once.
+// Throttled returns the cgroups below a cgroup mount that a CPU limit has throttled so far, by path. It knows cgroup
+// v2, and the hierarchies of v1 that have the CPU controller.
 func Throttled(mount string) map[string]Throttling {
 	all := make(map[string]Throttling)
 	for _, hierarchy := range []string{"unified", "cpu,cpuacct", "cpu", "."} {
@@ -141,7 +141,7 @@ func Throttled(mount string) map[string]Throttling {
 	return all
 }
 
-// readThrottled leaves out cgroups that end meanwhile, or cannot be read.
+// readThrottled adds the throttled cgroups below a path. It skips cgroups that end meanwhile or cannot be read.
 func readThrottled(at string, all map[string]Throttling) {
 	_ = filepath.WalkDir(at, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.Name() != "cpu.stat" {

@@ -24,7 +24,8 @@ func TestThrottled(t *testing.T) {
 		want          []string
 	}{
 		{
-			// The pod's limit holds its container back, the root has none.
+			// The pod's limit throttles its container; the root has no
+			// limit.
 			name:   "version 2",
 			own:    "0::/pod/app\n",
 			before: map[string]string{"pod/app/cpu.stat": "nr_throttled 0\nthrottled_usec 0\n", "pod/cpu.stat": "nr_throttled 5\nthrottled_usec 7\n", "cpu.stat": unlimited},
@@ -46,7 +47,8 @@ func TestThrottled(t *testing.T) {
 			want:   []string{"the CPU limit of cgroup /u throttled it 2 times, its threads for 0.02 s in total"},
 		},
 		{
-			// What is above a container is not mounted there.
+			// The cgroups above a container's namespace are not mounted
+			// there.
 			name:   "outside of the namespace",
 			own:    "0::/../../x\n",
 			before: map[string]string{"cpu.stat": "nr_throttled 3\nthrottled_usec 0\n"},
@@ -84,7 +86,8 @@ func TestThrottled(t *testing.T) {
 	}
 }
 
-// TestThrottledOfTheMachine: all cgroups that were throttled are found, in v2, and in v1 beside hierarchies that have no CPUs.
+// TestThrottledOfTheMachine checks that all throttled cgroups are found, in v2 and
+// in v1, where other hierarchies count no throttling.
 func TestThrottledOfTheMachine(t *testing.T) {
 	for name, c := range map[string]struct{ at, unit string }{
 		"v2": {"", "throttled_usec 5000"}, "v1": {"cpu,cpuacct", "throttled_time 5000000"}, "v2 beside v1": {"unified", "throttled_usec 5000"},

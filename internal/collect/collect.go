@@ -36,7 +36,7 @@ type Options struct {
 	// CPUs includes the machine's CPUs, in addition to the devices of this network namespace. One place
 	// per machine is enough.
 	CPUs bool
-	// NoEBPF loads no eBPF programs: the time in softirqs is then that of the ticks in /proc/stat.
+	// NoEBPF loads no eBPF programs: the time in softirqs then comes from the ticks of /proc/stat.
 	NoEBPF bool
 }
 
@@ -48,7 +48,8 @@ func (o Options) withDefaults() Options {
 // Collector takes snapshots. It keeps the files open in between.
 type Collector struct {
 	devices *source
-	// nics are read again from the source of at each snapshot; ethtool is nil without.
+	// nics has the NICs that may have a VF. Each snapshot reads them again from at. ethtool is nil without
+	// Options.Sys.
 	nics    nic.Snapshot
 	at      nic.Source
 	ethtool *ethtool.Tool
@@ -57,11 +58,11 @@ type Collector struct {
 	limits                              Limits
 	proc                                fs.FS
 	boot                                string
-	exact                               *softirqTimes // nil with Options.NoEBPF, or if softirqs cannot be traced, because of reason
+	exact                               *softirqTimes // nil with Options.NoEBPF, or if softirqs cannot be traced; reason says why
 	reason                              error
 }
 
-// Snapshot is the values of the counters at one instant.
+// Snapshot holds the values of the counters at one instant.
 type Snapshot struct {
 	at         int64               // CLOCK_MONOTONIC in ns
 	cpus       []cpu               // by number
@@ -261,13 +262,13 @@ next:
 	return out
 }
 
-// VFs returns which way the packets of NICs took between two snapshots, of those that may have a virtual
-// function. The caller fills in the place.
+// VFs counts, for each NIC that may have a virtual function, the packets that took it between two snapshots,
+// and all packets. The caller fills in the place.
 func (c *Collector) VFs(before, after Snapshot) []record.VFUse {
 	return nic.Between(before.nics, after.nics)
 }
 
-// Softirqs by number, as in enum of include/linux/interrupt.h.
+// Numbers of softirqs, as in the enum of include/linux/interrupt.h.
 const (
 	netTxVector = 2
 	netRxVector = 3

@@ -46,7 +46,7 @@ func snapshot(t testing.TB, c *Collector) Snapshot {
 	return s
 }
 
-// edges reads a tree of testdata as a window of two seconds.
+// edges reads both edges of a window of two seconds from a tree of testdata.
 func edges(t *testing.T, tree string) (c *Collector, before, after Snapshot) {
 	t.Helper()
 	read := func(edge string) (*Collector, Snapshot) {
@@ -74,7 +74,7 @@ func TestHost(t *testing.T) {
 				ID: 2, User: 1, System: .5, Busy: 2, Softirq: .5, SoftirqTicks: .5,
 				NetRx: 5, Processed: 50, Dropped: 3, Squeezed: 4, ReceivedRPS: 6, Interrupts: 102,
 			},
-			// Counters of 32 bits that passed their end.
+			// 32-bit counters that wrapped.
 			{ID: 3, User: .1, Idle: 1.85, Busy: .15, NetRx: 16, Processed: 32, Interrupts: 11},
 		},
 		Warnings: []record.Warning{{
@@ -87,8 +87,7 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// The columns of /proc/softirqs are CPUs that are possible, the lines of the
-// others those online.
+// /proc/softirqs has a column for each possible CPU; the other files have only those that are online.
 func TestHostWithCPUOffline(t *testing.T) {
 	c, before, after := edges(t, "offline")
 	var got [][]uint64
@@ -112,7 +111,7 @@ func TestSoftnetGoesByNumber(t *testing.T) {
 	}
 }
 
-// TestFlowLimited: the sum over CPUs that were online at both edges; one counter passed its end.
+// TestFlowLimited sums over the CPUs that were online at both edges. One counter wraps.
 func TestFlowLimited(t *testing.T) {
 	before := Snapshot{cpus: []cpu{{id: 0, flowLimited: 1<<32 - 2}, {id: 1, flowLimited: 5}, {id: 2}}}
 	after := Snapshot{cpus: []cpu{{id: 0, flowLimited: 1}, {id: 2, flowLimited: 4}, {id: 3, flowLimited: 100}}}
@@ -174,7 +173,7 @@ func TestHostExact(t *testing.T) {
 
 func TestDevices(t *testing.T) {
 	c, before, after := edges(t, "4cpu")
-	// One came, one went, one was made anew.
+	// One device appeared, one disappeared, and one was created again.
 	want := []record.Device{
 		{
 			Name: "eth0", RxBytes: 18446744073709550615, RxPackets: 100, RxErrors: 10, RxDropped: 20,
@@ -252,8 +251,8 @@ func TestManyCPUs(t *testing.T) {
 	}
 }
 
-// TestInterruptsOfDevices: the interrupts of a device that goes go with their counts, and one that comes in
-// its place counts from 0.
+// TestInterruptsOfDevices: a device that is removed takes its interrupts and their counts along, and a
+// device that comes in its place counts from 0.
 func TestInterruptsOfDevices(t *testing.T) {
 	read := func(rows string) Snapshot {
 		s := online()

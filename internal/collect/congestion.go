@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of linux/inet_diag.h and net/tcp_states.h.
+// From linux/inet_diag.h and net/tcp_states.h.
 const (
 	inetDiagCong    = 4 // the attribute that names the congestion control
 	inetDiagMsgLen  = 72
@@ -19,10 +19,10 @@ const (
 	inetDiagRequest = 56 // bytes of struct inet_diag_req_v2
 )
 
-// CongestionControl returns the names of the congestion controls of this network namespace's
-// established TCP connections to or from a port, in alphabetical order: to a port of others
-// if remote, else from a port of this side. It reads what the kernel has in the sockets
-// (sock_diag(7)), and needs no privilege.
+// CongestionControl returns the congestion controls of the established TCP connections at a
+// port, sorted by name. It looks at this network namespace: at connections to a port of a peer
+// if remote is set, otherwise at connections from a local port. It asks the kernel about its
+// sockets (sock_diag(7)), and needs no privilege.
 func CongestionControl(port uint16, remote bool) ([]string, error) {
 	var names []string
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Both ends of a connection tell their congestion control, each by its own port, and no other
-// connection's is among them.
+// TestCongestionControl finds the congestion control of each end of a connection by the end's
+// own port, and that of no other connection.
 func TestCongestionControl(t *testing.T) {
 	allowed, err := os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 	if err != nil {

@@ -22,7 +22,7 @@ const (
 	keyMachine   = `SOFTWARE\Microsoft\Cryptography`
 	keyVersion   = `SOFTWARE\Microsoft\Windows NT\CurrentVersion`
 	keyProcessor = `HARDWARE\DESCRIPTION\System\CentralProcessor\0`
-	// keyGuest has what Hyper-V tells its guests, Azure's among them.
+	// keyGuest has what a Hyper-V host, such as one of Azure's, tells its guests.
 	keyGuest = `SOFTWARE\Microsoft\Virtual Machine\Guest\Parameters`
 )
 
@@ -68,8 +68,8 @@ func Describe() (record.Node, error) {
 	return n, nil
 }
 
-// boot is the same in all processes of a machine until it restarts, and another one elsewhere. It is a hash: the
-// parts would identify the machine and its owner. Machines that were cloned have one MachineGuid.
+// boot identifies a machine until it restarts. It is a hash, because its parts would identify the machine and
+// its owner. The MachineGuid alone is not enough: cloned machines share one.
 func boot() (string, error) {
 	id := text(keyMachine, "MachineGuid")
 	if id == "" {
@@ -92,7 +92,8 @@ func boot() (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// distribution is the name of the product, or Wine's, whose figures are not those of Windows.
+// distribution returns the name of the product, or says that this is Wine, whose figures are not those of
+// Windows.
 func distribution() string {
 	product := text(keyVersion, "ProductName")
 	wine := ntdll.NewProc("wine_get_version")
@@ -103,7 +104,7 @@ func distribution() string {
 	return fmt.Sprintf("Wine %s (as %s)", windows.BytePtrToString(*(**byte)(unsafe.Pointer(&version))), product)
 }
 
-// text is a value of the registry, "" if there is none.
+// text returns a value of the registry, "" if there is none.
 func text(path, name string) string {
 	k, err := registry.OpenKey(registry.LOCAL_MACHINE, path, registry.QUERY_VALUE)
 	if err != nil {

@@ -45,10 +45,11 @@ func FuzzStat(f *testing.F) {
 	})
 }
 
-// online are the CPUs that the other parsers fill in.
+// online returns a snapshot with the CPUs that parseStat has found. The other
+// parsers fill them in.
 func online() Snapshot { return Snapshot{cpus: []cpu{{id: 0}, {id: 1}, {id: 3}}} }
 
-// sameCPUs fails if a parser did more than fill in.
+// sameCPUs fails if a parser changed which CPUs there are.
 func sameCPUs(t *testing.T, s Snapshot) {
 	for i, c := range online().cpus {
 		if len(s.cpus) != 3 || s.cpus[i].id != c.id {

@@ -7,8 +7,8 @@ import (
 	"io/fs"
 )
 
-// hostFacts is where the KVP daemon keeps what a Hyper-V host tells the guest about itself: the pool
-// KVP_POOL_AUTO_EXTERNAL, in /var/lib/hyperv (tools/hv/hv_kvp_daemon.c).
+// hostFacts is the file in which the KVP daemon keeps what a Hyper-V host tells the guest about
+// itself: the pool KVP_POOL_AUTO_EXTERNAL, in /var/lib/hyperv (tools/hv/hv_kvp_daemon.c).
 const hostFacts = "self/root/var/lib/hyperv/.kvp_pool_3"
 
 // Sizes of a record: HV_KVP_EXCHANGE_MAX_KEY_SIZE and HV_KVP_EXCHANGE_MAX_VALUE_SIZE

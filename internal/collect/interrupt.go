@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of linux/membarrier.h.
+// From linux/membarrier.h.
 const (
 	membarrierPrivateExpedited         = 1 << 3
 	membarrierRegisterPrivateExpedited = 1 << 4

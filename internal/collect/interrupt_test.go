@@ -28,7 +28,7 @@ func TestInterruptTime(t *testing.T) {
 	}
 }
 
-// TestInterruptTimeAlone asks a thread that has one CPU.
+// TestInterruptTimeAlone measures in a thread that may run on one CPU only.
 func TestInterruptTimeAlone(t *testing.T) {
 	done := make(chan struct{})
 	go func() {

@@ -18,8 +18,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// threadProc is /proc with the network namespace of this thread, where
-// /proc/net is that of the process.
+// threadProc returns a /proc whose net shows this thread's network namespace. The
+// net of the real one shows that of the process.
 func threadProc(t testing.TB) string {
 	t.Helper()
 	root := t.TempDir()
@@ -34,7 +34,8 @@ func threadProc(t testing.TB) string {
 	return root
 }
 
-// mountSys is a sysfs with the devices of this thread's network namespace.
+// mountSys mounts a sysfs that shows the devices of this thread's network
+// namespace.
 func mountSys(t testing.TB) string {
 	t.Helper()
 	sys := t.TempDir()
@@ -49,8 +50,8 @@ func mountSys(t testing.TB) string {
 	return sys
 }
 
-// loop sends itself datagrams over the loopback device, one at a time, and
-// tells how many.
+// loop sends itself datagrams over the loopback device, one at a time, and returns
+// how many.
 func loop(t testing.TB, until time.Time) (n uint64) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -88,7 +89,7 @@ func cpuTime(t *testing.T) float64 {
 	return seconds(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// Real traffic, whose sums are known.
+// TestLive makes real traffic, in known amounts.
 func TestLive(t *testing.T) {
 	testenv.EnterNamespace(t)
 	testenv.PrivateMounts(t)
@@ -126,8 +127,8 @@ func TestLive(t *testing.T) {
 		if cpu.Softirq > cpu.Busy || cpu.SoftirqNetRx+cpu.SoftirqNetTx > cpu.Softirq {
 			t.Errorf("CPU %d: %v s of softirqs in %v s busy, %v s of them NET_RX", cpu.ID, cpu.Softirq, cpu.Busy, cpu.SoftirqNetRx)
 		}
-		// Two parts of the kernel count the same. The readings are some µs
-		// apart, in which others' softirqs run.
+		// Two parts of the kernel count the same softirqs. Their readings
+		// are some µs apart, and softirqs of other traffic run in between.
 		for vector, counted := range map[int]uint64{netRxVector: cpu.NetRx, netTxVector: cpu.NetTx} {
 			traced := after.exact[cpu.ID].Count[vector] - before.exact[cpu.ID].Count[vector]
 			if off := math.Abs(float64(traced) - float64(counted)); off > 20+.002*float64(counted) {
@@ -185,7 +186,8 @@ func TestDescribeLinks(t *testing.T) {
 			t.Errorf("a veth is without %s: %v", name, over.Offloads)
 		}
 	}
-	// A mask is as wide as the machine has CPUs; its last digits count here.
+	// The width of a mask depends on the number of CPUs; only its last digit
+	// matters here.
 	for i, mask := range over.RPS {
 		over.RPS[i] = mask[len(mask)-1:]
 	}
@@ -202,8 +204,8 @@ func TestDescribeLinks(t *testing.T) {
 	}
 }
 
-// At the edges of a window a snapshot should disturb nobody: 64 pods are as
-// many devices of a node.
+// BenchmarkSnapshot measures a snapshot of a node with 64 pods, and so with as many
+// devices. At the edges of a window it should not disturb the traffic.
 func BenchmarkSnapshot(b *testing.B) {
 	testenv.EnterNamespace(b)
 	testenv.PrivateMounts(b)
@@ -224,11 +226,11 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// BenchmarkTicks is how far /proc/stat's softirq time is from what eBPF says of
-// the same second: on a CPU that is busy with a process, and on one that has
-// only the softirqs of packets which RPS gives it. On a machine that is quiet
-// otherwise, ticks miss three quarters of the latter, as the tick has stopped
-// for idleness; with other work there they find too many.
+// BenchmarkTicks compares the softirq time of /proc/stat with what eBPF measures in
+// the same second: on a CPU that is busy with a process, and on one that only
+// handles the softirqs of packets that RPS gives it. On a machine that is otherwise
+// quiet, ticks miss three quarters of the latter, because the tick stops on an idle
+// CPU. With other work there, they count too much.
 func BenchmarkTicks(b *testing.B) {
 	for _, load := range []struct {
 		name string

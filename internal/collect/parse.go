@@ -18,8 +18,8 @@ import (
 // tick is the unit of /proc/stat: USER_HZ is 100 on every architecture that Go supports.
 const tick = 10 * time.Millisecond
 
-// cpu is one CPU's counters. Those of softirqs and packets have 32 bits in the kernel and wrap: within an
-// hour, at a million packets per second.
+// cpu holds one CPU's counters. Those of softirqs and packets have 32 bits in the kernel, and wrap in little
+// more than an hour at a million packets per second.
 type cpu struct {
 	id                                        int
 	user, system, idle, irq, softirq, steal   uint64 // ticks
@@ -48,10 +48,9 @@ func find(cpus []cpu, id int) (int, bool) {
 	return slices.BinarySearchFunc(cpus, id, func(c cpu, id int) int { return cmp.Compare(c.id, id) })
 }
 
-// parseStat reads the CPUs that are online from /proc/stat, a line each:
-// cpuN user nice system idle iowait irq softirq steal (proc_stat(5)), and two
-// columns of guests, which user and nice include; and, further down, how often
-// CPUs have switched between threads.
+// parseStat reads the CPUs that are online from /proc/stat. Each has a line: cpuN user nice system idle
+// iowait irq softirq steal (proc_stat(5)), and two columns of guests, which user and nice include. Further
+// down, the file says how often the CPUs have switched between threads.
 func (s *Snapshot) parseStat(b []byte) error {
 	s.cpus = s.cpus[:0]
 	for line := range bytes.Lines(b) {
@@ -104,10 +103,10 @@ func (s *Snapshot) columns(heading []byte) (columns []int, err error) {
 	return columns, nil
 }
 
-// parseInterrupts reads /proc/interrupts: a heading of the CPUs that are online,
-// and a row for each interrupt: its number or name, a count of each CPU, and what
-// it is (show_interrupts in kernel/irq/proc.c). Rows with fewer counts, as ERR and
-// MIS, count errors. In a container the file may be empty.
+// parseInterrupts reads /proc/interrupts: a heading of the CPUs that are online, and a row for each
+// interrupt: its number or name, a count for each CPU, and a description (show_interrupts in
+// kernel/irq/proc.c). Rows with fewer counts, such as ERR and MIS, count errors. In a container the file may
+// be empty.
 func (s *Snapshot) parseInterrupts(b []byte) error {
 	heading, rows, _ := bytes.Cut(b, []byte("\n"))
 	columns, err := s.columns(heading)
@@ -137,9 +136,10 @@ func (s *Snapshot) parseInterrupts(b []byte) error {
 }
 
 // interrupts returns how many interrupts a CPU took between two snapshots, in which it has the indexes b and
-// a. Each is compared with itself, as those of a device go with it, and their counts too. They have 32 bits
-// in the kernel and wrap: the timer's, in a few months. One that seems to have risen by half of that has
-// fallen: the number is another device's now, which began at 0.
+// a. It compares each interrupt with itself, because a device that is removed takes its interrupts and their
+// counts along. Counts have 32 bits in the kernel and wrap: the timer's after a few months. A count that
+// seems to have risen by half of that range or more has fallen: the number now belongs to another device,
+// which began at 0.
 func interrupts(before, after Snapshot, b, a int) (n uint64) {
 	for name, counts := range after.interrupts {
 		count := counts[a]
@@ -151,8 +151,8 @@ func interrupts(before, after Snapshot, b, a int) (n uint64) {
 	return n
 }
 
-// parseSoftirqs reads /proc/softirqs into the CPUs: a heading of those that are
-// possible, and a row for each softirq.
+// parseSoftirqs reads /proc/softirqs into the CPUs: a heading of the possible CPUs, and a row for each
+// softirq.
 func (s *Snapshot) parseSoftirqs(b []byte) error {
 	heading, rows, _ := bytes.Cut(b, []byte("\n"))
 	columns, err := s.columns(heading)
@@ -193,10 +193,10 @@ func (s *Snapshot) parseSoftirqs(b []byte) error {
 	return nil
 }
 
-// parseSoftnet reads /proc/net/softnet_stat into the CPUs: a line each, of
-// hexadecimal columns (softnet_seq_show in net/core/net-procfs.c): 0 processed,
-// 1 dropped, 2 time_squeeze, 9 received_rps, 10 flow_limit_count and, since Linux
-// 5.10, 12 the CPU's number. Without that column the lines are those of the CPUs online, in order.
+// parseSoftnet reads /proc/net/softnet_stat into the CPUs. Each has a line of hexadecimal columns
+// (softnet_seq_show in net/core/net-procfs.c): 0 processed, 1 dropped, 2 time_squeeze, 9 received_rps, 10
+// flow_limit_count and, since Linux 5.10, 12 the CPU's number. Without that column the lines are those of
+// the CPUs online, in order.
 func (s *Snapshot) parseSoftnet(b []byte) error {
 	n := 0
 	for line := range bytes.Lines(b) {
@@ -222,20 +222,19 @@ func (s *Snapshot) parseSoftnet(b []byte) error {
 	return nil
 }
 
-// parseDevices reads /proc/net/dev: two lines of heading, then a device's name,
-// a colon, and eight columns each of what came and went (dev_seq_printf_stats
-// in net/core/net-procfs.c). Received drops are rx_dropped and
-// rx_missed_errors. Listing links by netlink says the same in seven times the
-// time (535 µs against 79 for 65 devices); RTM_GETSTATS has no names.
+// parseDevices reads /proc/net/dev: two lines of heading, then for each device its name, a colon, and eight
+// columns each for what it received and sent (dev_seq_printf_stats in net/core/net-procfs.c). Received drops
+// are rx_dropped and rx_missed_errors. Listing links by netlink gives the same figures but takes seven times
+// as long (535 µs against 79 for 65 devices); RTM_GETSTATS has no names.
 func (s *Snapshot) parseDevices(b []byte) error {
-	last := s.devices // whose names are used again
+	last := s.devices // its names are reused
 	s.devices = s.devices[:0]
 	n := 0
 	for line := range bytes.Lines(b) {
 		if n++; n <= 2 {
 			continue
 		}
-		// A name may have a colon, what follows has none.
+		// A name may have a colon; what follows it has none.
 		colon := bytes.LastIndexByte(line, ':')
 		if colon < 0 {
 			return fmt.Errorf("no name in %q", line)
@@ -263,7 +262,7 @@ func (s *Snapshot) parseDevices(b []byte) error {
 	return nil
 }
 
-// numbers are the first of a line's fields.
+// numbers parses the first fields of a line.
 func numbers[A [9]uint64 | [11]uint64 | [12]uint64 | [13]uint64](line []byte, base, bits int) (v A, err error) {
 	i := 0
 	for f := range bytes.FieldsSeq(line) {

@@ -12,8 +12,8 @@ import (
 // seriesInterval is the time between the readings of a Series.
 const seriesInterval = 100 * time.Millisecond
 
-// mostReadings is how many readings a Series keeps: those of two minutes. It is odd, so that thinning
-// keeps the last one.
+// mostReadings bounds how many readings a Series keeps: two minutes' worth. It is odd, so that thinning keeps
+// the last one.
 const mostReadings = 1201
 
 // Series reads, at intervals within a window, the bytes of NICs and the times of CPUs. From its first
@@ -25,14 +25,14 @@ type Series struct {
 	nics     []string
 	cpus     []int  // numbers; none without Options.CPUs
 	offline  []bool // whether each of cpus was offline at a reading
-	// at are the times of the readings, and counters their values: a row of columns for each.
+	// at has the times of the readings, and counters a row of columns for each.
 	at       []int64
 	counters []uint64
 	columns  int
-	snapshot Snapshot // space for that of a reading
+	snapshot Snapshot // reused by every reading
 }
 
-// Series begins a series of a window with its first snapshot. It has the NICs of the given names, and the
+// Series begins the series of a window with the window's first snapshot. It reads the named NICs, and the
 // virtual functions below them.
 func (c *Collector) Series(nics []string, from, to int64, first Snapshot) *Series {
 	s := &Series{c: c, from: from, interval: int64(seriesInterval)}
@@ -57,8 +57,8 @@ func (c *Collector) Series(nics []string, from, to int64, first Snapshot) *Serie
 }
 
 // Due returns when the next reading is due: at a multiple of the interval, and half an interval or more after
-// the last reading. One that came late is so not followed by a short interval, in which the time between
-// reading the clock and the counters would distort a rate.
+// the last reading. So a late reading is not followed by a short interval, in which the time between reading
+// the clock and the counters would distort a rate.
 func (s *Series) Due() int64 {
 	last := s.at[len(s.at)-1]
 	return s.from + ((last-s.from+s.interval/2)/s.interval+1)*s.interval
@@ -106,8 +106,8 @@ func (s *Series) add(now Snapshot) {
 	}
 }
 
-// last returns a counter of the reading before the one that is being added: that of a device which is gone
-// stands still.
+// last returns a counter of the reading before the one that is being added. It stands in for the counter of a
+// device that is gone.
 func (s *Series) last(column int) uint64 {
 	if row := len(s.at) - 2; row >= 0 {
 		return s.counters[row*s.columns+column]
@@ -115,7 +115,8 @@ func (s *Series) last(column int) uint64 {
 	return 0
 }
 
-// thin leaves out every second reading, from now on too: a long window has fewer.
+// thin drops every second reading and doubles the interval, so that a long window does not have more readings
+// than a short one.
 func (s *Series) thin() {
 	kept := 0
 	for i := 0; i < len(s.at); i += 2 {
@@ -130,7 +131,7 @@ func (s *Series) thin() {
 // End returns the series up to the window's last snapshot. It omits CPUs that went offline in between, as
 // Host does: without idle time they would seem busy.
 func (s *Series) End(last Snapshot) record.Series {
-	// A reading right before it gives way to it.
+	// The last snapshot replaces a reading that is right before it.
 	if n := len(s.at) - 1; n > 0 && last.at-s.at[n] < s.interval/2 {
 		s.at, s.counters = s.at[:n], s.counters[:n*s.columns]
 	}
@@ -152,7 +153,7 @@ func (s *Series) End(last Snapshot) record.Series {
 	return out
 }
 
-// column returns what a counter counted between readings. One that fell counted nothing: the device is
+// column returns what a counter counted between readings. If it fell, it counted nothing: the device is
 // another one, or iowait turned out to be another CPU's (proc_stat(5)).
 func (s *Series) column(column int) []uint64 {
 	values := make([]uint64, len(s.at)-1)

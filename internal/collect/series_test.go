@@ -38,7 +38,7 @@ func (m machine) now(stat, dev string) {
 	write(m.t, filepath.Join(m.proc, "net/dev"), "\n\n"+dev)
 }
 
-// times has the idle and softirq time of CPUs.
+// times returns a /proc/stat with the idle and softirq times of CPUs.
 func times(idleAndSoftirq ...int) string {
 	var b strings.Builder
 	for i := 0; i < len(idleAndSoftirq); i += 2 {
@@ -99,13 +99,13 @@ func TestSeries(t *testing.T) {
 	if due := s.Due(); due != from+200*ms {
 		t.Errorf("the second reading is due at %d", due-from)
 	}
-	// It comes late, and the one at 300 ms is left out.
+	// This reading comes late, so the one at 300 ms is skipped.
 	m.now(times(108, 12, 201, 49), dev("eth0", 1900, 2001))
 	m.read(s, from+310*ms)
 	if due := s.Due(); due != from+400*ms {
 		t.Errorf("the reading after a late one is due at %d", due-from)
 	}
-	// The NIC goes, a CPU goes offline for a while, and idle time falls.
+	// The NIC disappears, a CPU goes offline for a while, and idle time falls.
 	m.now(times(107, 12), dev("lo", 6, 6))
 	m.read(s, from+400*ms)
 	m.now(times(117, 12, 201, 49), dev("eth0", 30, 10))
@@ -123,7 +123,8 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// TestSeriesHasVF: the virtual function below a NIC has a series of its own, which tells when it went.
+// TestSeriesHasVF: the virtual function below a NIC has a series of its own, which shows when it
+// disappeared.
 func TestSeriesHasVF(t *testing.T) {
 	m := newMachine(t, times(0, 0), dev("eth0", 0, 0)+dev("eth1", 0, 0)+dev("eth2", 0, 0))
 	m.c.at = nictest.Load(t, "netvsc-mlx5").Source()
@@ -137,8 +138,8 @@ func TestSeriesHasVF(t *testing.T) {
 	}
 }
 
-// TestSeriesOfLongWindow: readings beyond the most that are kept take the place of every second one, and
-// nothing that was counted is lost.
+// TestSeriesOfLongWindow: if there are too many readings, every second one is dropped, and no counts are
+// lost.
 func TestSeriesOfLongWindow(t *testing.T) {
 	m := newMachine(t, times(0, 0), dev("eth0", 0, 0))
 	first := snapshot(t, m.c)
@@ -180,7 +181,7 @@ func TestSeriesAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkSeries is what a reading takes of a CPU, on this machine, ten times a second.
+// BenchmarkSeries measures the CPU time of a reading on this machine. A Series takes ten per second.
 func BenchmarkSeries(b *testing.B) {
 	c, err := newCollector(Options{CPUs: true}, withoutEBPF)
 	if err != nil {

@@ -36,8 +36,8 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// TestVethHasNoVF: the NIC of a lab's node is a veth. It is no NIC here, and no trial tells of
-// its virtual function.
+// TestVethHasNoVF: the NIC of a lab's node is a veth. It does not count as a NIC here, and no
+// trial reports on its virtual function.
 func TestVethHasNoVF(t *testing.T) {
 	testenv.EnterNamespace(t)
 	testenv.PrivateMounts(t)
@@ -67,7 +67,8 @@ func TestVethHasNoVF(t *testing.T) {
 	}
 }
 
-// BenchmarkVFs is what a snapshot takes longer where a NIC has a VF, without the driver.
+// BenchmarkVFs measures how much longer a snapshot takes for a NIC with a VF, apart from the
+// driver.
 func BenchmarkVFs(b *testing.B) {
 	source := nictest.Load(b, "netvsc-mlx5").Source()
 	nics := source.Read()

@@ -44,7 +44,7 @@ func (t *Tool) Counters(device string) (all map[string]uint64, err error) {
 	return all, nil
 }
 
-// FeatureState tells what can be done with an offload, and whether it is on.
+// FeatureState says whether an offload is on, and what can be done with it.
 type FeatureState = ethtool.FeatureState
 
 // Features returns the offloads of a device, by the kernel's names for them.
@@ -98,7 +98,7 @@ func onSteadyStack(f func()) {
 // Go keeps a variable on the heap.
 const large = 100 << 10
 
-// grow leaves the stack with room for its own frame.
+// grow makes the stack large enough for its own frame, and leaves that room to what runs after it.
 //
 //go:noinline
 func grow() {

@@ -9,7 +9,8 @@ import (
 	"unsafe"
 )
 
-// TestCallerStackIsFull asks from goroutines whose stacks are full at different places of the library.
+// TestCallerStackIsFull calls the library from goroutines whose stacks become full
+// at different places in it.
 func TestCallerStackIsFull(t *testing.T) {
 	tool, err := Open()
 	if err != nil {
@@ -35,7 +36,7 @@ func TestCallerStackIsFull(t *testing.T) {
 	}
 }
 
-// below calls f from depth calls down.
+// below calls f from depth further calls down the stack.
 //
 //go:noinline
 func below(depth int, f func()) {

@@ -11,19 +11,20 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// Fixture is what was read of a machine's NICs, to be read again elsewhere.
+// Fixture holds what was read about a machine's NICs, so that it can be read again elsewhere.
 type Fixture struct {
-	// Facts is what slipstream makes of the rest, a line for each device.
+	// Facts says what slipstream concludes from the rest, in a line for each device.
 	Facts map[string]string `yaml:"facts"`
 	// Files of sysfs with their content.
 	Files map[string]string `yaml:"files"`
-	// Dirs of sysfs with those names in them that Read uses, separated by spaces.
+	// Dirs maps directories of sysfs to the names in them that Read uses, separated by
+	// spaces.
 	Dirs map[string]string `yaml:"dirs"`
 	// Ethtool has the answers for each device.
 	Ethtool map[string]Answers `yaml:"ethtool"`
 }
 
-// Answers are those of ethtool for one device.
+// Answers has ethtool's answers for one device.
 type Answers struct {
 	Driver   string            `yaml:"driver"`
 	Firmware string            `yaml:"firmware,omitempty"`
@@ -41,7 +42,7 @@ func newFixture() Fixture {
 	return Fixture{map[string]string{}, map[string]string{}, map[string]string{}, map[string]Answers{}}
 }
 
-// YAML is the fixture as a file.
+// YAML returns the fixture as the content of a file.
 func (f Fixture) YAML() ([]byte, error) {
 	text, err := yaml.MarshalWithOptions(f, yaml.UseLiteralStyleIfMultiline(true))
 	if err != nil {

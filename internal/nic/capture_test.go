@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/nic/nictest"
 )
 
-// secrets are what would tell one machine from another: each is in the files that identifying
-// has, or in a name of a file.
+// secrets would identify a machine. Each is in the content or in the name of a file of
+// identifying.
 var secrets = []string{
 	"60:45:bd:01:02:03", "6045bd010203", "60-45-BD", // MAC addresses
 	"10.11.12.13", "fe80::6245",
@@ -21,7 +21,7 @@ var secrets = []string{
 	"enP48734s1", "enx6045bd010203", "customer", "vethcafe", "br-payments",
 }
 
-// identifying is a machine with all secrets in it.
+// identifying returns a machine that has all secrets.
 func identifying() nic.Source {
 	sys := fstest.MapFS{}
 	file := func(path, text string) { sys[path] = &fstest.MapFile{Data: []byte(text + "\n")} }
@@ -71,8 +71,8 @@ func (tool) Counters(string) (map[string]uint64, error) {
 	return map[string]uint64{"vf_rx_packets": 90, "vf_tx_packets": 45, "tx_busy": 0, "cpu0_vf_rx_packets": 90, "rx_queue_0_packets": 10}, nil
 }
 
-// TestCaptureIsAnonymous: a fixture has nothing of what tells one machine from another, and
-// says of it what the machine says of itself.
+// TestCaptureIsAnonymous: a fixture has nothing that identifies the machine, and gives the
+// same facts as the machine itself.
 func TestCaptureIsAnonymous(t *testing.T) {
 	f := nic.Capture(identifying())
 	text, err := f.YAML()
@@ -119,7 +119,7 @@ func TestCaptureIsAnonymous(t *testing.T) {
 	}
 }
 
-// TestCaptureOfFixtures: a fixture that is captured again says the same.
+// TestCaptureOfFixtures: capturing a fixture gives the same fixture again.
 func TestCaptureOfFixtures(t *testing.T) {
 	for _, name := range nictest.Names(t) {
 		m := nictest.Load(t, name)

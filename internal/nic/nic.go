@@ -1,8 +1,8 @@
-// Package nic tells what the NICs of a guest are, whether a virtual function (VF) is bonded to
-// one, and how many of a window's packets took it. It reads sysfs and ethtool through
-// parameters and changes nothing: a machine and a fixture (see Capture and nic/nictest) are
-// read by the same code. internal/collect, internal/doctor and internal/agent call it,
-// internal/record defines what it returns.
+// Package nic describes the NICs of a guest, finds out whether a virtual function (VF) is bonded to
+// one, and counts how many of a window's packets took it. It reads sysfs and ethtool through
+// parameters and changes nothing: a machine and a fixture (see Capture and nic/nictest) are read by
+// the same code. internal/collect, internal/doctor and internal/agent call it, internal/record
+// defines what it returns.
 //
 // The names of attributes and counters are those of Linux 6.12.
 package nic
@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Ethtool answers what sysfs does not tell of a device.
+// Ethtool knows what sysfs does not show of a device.
 type Ethtool interface {
 	// Driver returns the names of a device's driver and firmware.
 	Driver(device string) (driver, firmware string, err error)
@@ -25,14 +25,14 @@ type Ethtool interface {
 	Counters(device string) (map[string]uint64, error)
 }
 
-// Source is what NICs are read from.
+// Source has the interfaces from which NICs are read.
 type Source struct {
 	// Sys is a sysfs that shows the network namespace.
 	Sys  fs.FS
 	Tool Ethtool
 }
 
-// Snapshot is the NICs of a network namespace at one instant.
+// Snapshot holds the NICs of a network namespace at one instant.
 type Snapshot struct {
 	devices   []device // by name
 	functions []function
@@ -50,8 +50,8 @@ type device struct {
 	rxQueues, txQueues int
 	lower              []string
 	rx, tx             uint64
-	// vfRx and vfTx are netvsc's counts of packets that took the VF; counted tells that there
-	// are any.
+	// vfRx and vfTx are netvsc's counts of packets that took the VF; counted means that it has
+	// these counts.
 	vfRx, vfTx uint64
 	counted    bool
 }
@@ -60,7 +60,7 @@ type device struct {
 type function struct {
 	address     string
 	pci, driver string
-	inUse       bool // there is a network device of it
+	inUse       bool // it has a network device
 }
 
 // Where devices and PCI functions are in sysfs.
@@ -76,13 +76,13 @@ const (
 	driverVirtio   = "virtio_net"
 )
 
-// paravirtual drivers are of devices that a hypervisor makes. gve's is a PCI function: what
-// carries its packets on the host, the guest cannot see.
+// paravirtual has the drivers of devices that a hypervisor emulates. gve's device is a PCI function,
+// but the guest cannot see what carries its packets on the host.
 var paravirtual = []string{driverVirtio, "gve"}
 
-// virtualFunctions has the driver of the PCI functions that are VFs, as the drivers' tables
-// have them: mlx4_pci_table and mlx5_core_pci_table (..._PCI_DEV_IS_VF), MANA_VF_DEVICE_ID,
-// PCI_DEV_ID_ENA_VF and _LLQ_VF.
+// virtualFunctions maps the PCI IDs of VFs to their drivers, as the drivers' tables list them:
+// mlx4_pci_table and mlx5_core_pci_table (..._PCI_DEV_IS_VF), MANA_VF_DEVICE_ID, PCI_DEV_ID_ENA_VF
+// and _LLQ_VF.
 var virtualFunctions = map[string]string{
 	"15b3:1002": "mlx4_core", "15b3:1004": "mlx4_core",
 	"15b3:1012": "mlx5_core", "15b3:1014": "mlx5_core", "15b3:1016": "mlx5_core", "15b3:1018": "mlx5_core",
@@ -113,8 +113,8 @@ func (s Source) Read() Snapshot {
 	return all
 }
 
-// Again takes a snapshot of those of a snapshot's NICs that may have a VF, and of what is below
-// them now. It costs nothing where there are none.
+// Again takes a snapshot of the NICs of an earlier snapshot that may have a VF, and of the devices
+// below them now. It costs nothing if there are no such NICs.
 func (s Source) Again(of Snapshot) Snapshot {
 	var again Snapshot
 	for _, was := range of.devices {
@@ -137,8 +137,7 @@ func (s Source) Again(of Snapshot) Snapshot {
 
 func (d device) mayHaveVF() bool { return d.driver == driverNetvsc || d.driver == driverFailover }
 
-// device reads a device. It tells whether there is one, with hardware: a device that went a
-// moment ago reads as none.
+// device reads a device. ok is false if it has no hardware, or was removed a moment ago.
 func (s Source) device(name string) (d device, ok bool) {
 	dir := netDir + "/" + name
 	if _, err := fs.Stat(s.Sys, dir+"/device"); err != nil {
@@ -161,12 +160,13 @@ func (s Source) device(name string) (d device, ok bool) {
 	u := s.uevent(dir + "/device")
 	d.driver, d.pci = u["DRIVER"], strings.ToLower(u["PCI_ID"])
 	if driver, firmware, err := s.Tool.Driver(name); err == nil {
-		// A failover device has the parent of its virtio device. mlx4_en is ethtool's name of
-		// what is mlx4_core to sysfs, and sysfs alone has names of functions without a device.
+		// A failover device has the parent of its virtio device. ethtool calls mlx4_en what
+		// sysfs calls mlx4_core, and only sysfs knows the drivers of functions without a
+		// device.
 		if driver == driverFailover || d.driver == "" {
 			d.driver = driver
 		}
-		if firmware != "N/A" { // netvsc's
+		if firmware != "N/A" { // as netvsc answers
 			d.firmware = firmware
 		}
 	}
@@ -206,7 +206,7 @@ func (s Source) number(name string) uint64 {
 	return n
 }
 
-// uevent returns what the kernel says of a device of a bus, by key.
+// uevent returns what the kernel says about a device of a bus, by key.
 func (s Source) uevent(dir string) map[string]string {
 	b, _ := fs.ReadFile(s.Sys, dir+"/uevent")
 	all := make(map[string]string)
@@ -297,8 +297,8 @@ func (d device) facts(bonded bool) record.VF {
 	return record.VF{Function: d.pci, Driver: d.driver, Needs: virtualFunctions[d.pci], Device: d.name, Bonded: bonded, Up: d.up}
 }
 
-// Between returns which way packets took from one snapshot to a later one, for each NIC that
-// may have a VF. The caller fills in the place.
+// Between counts the packets from one snapshot to a later one for each NIC that may have a VF: all of
+// them, and those that took the VF. The caller fills in the place.
 func Between(before, after Snapshot) []record.VFUse {
 	var all []record.VFUse
 	for _, b := range before.devices {
@@ -335,8 +335,8 @@ func change(before Snapshot, b device, after Snapshot, a device) (name, change s
 	return name, "", was.up
 }
 
-// ways are a NIC's packets, and those that took one of its two ways: the VF of a synthetic
-// device, the virtio device of a failover device.
+// ways counts a NIC's packets, and those that took one of its two ways: the VF of a synthetic device,
+// the virtio device of a failover device.
 type ways struct{ rx, tx, partRx, partTx uint64 }
 
 // ways returns a device's counters, and false if its driver has none.

@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// TestFacts: the facts of each kind of machine are those that its fixture has in words.
+// TestFacts compares the facts of each fixture with those that it lists.
 func TestFacts(t *testing.T) {
 	for _, name := range nictest.Names(t) {
 		t.Run(name, func(t *testing.T) {
@@ -38,8 +38,8 @@ func TestPresent(t *testing.T) {
 	}
 }
 
-// TestFactsOfTwoNICs: of two synthetic devices without a VF and one loose VF, nobody knows
-// whose it is; with a VF for each there is nothing to choose.
+// TestFactsOfTwoNICs: with two synthetic devices and one VF that is not bonded, nobody
+// knows which device the VF belongs to. With a VF for each, there is nothing to choose.
 func TestFactsOfTwoNICs(t *testing.T) {
 	m := nictest.Load(t, "netvsc-mlx5")
 	second(m)
@@ -74,7 +74,7 @@ func second(m *nictest.Machine) {
 	m.Dirs["class/net/eth5"] = "device"
 }
 
-// TestBetween: which way packets took in a window, and what became of the VF.
+// TestBetween checks which way packets took in a window, and what happened to the VF.
 func TestBetween(t *testing.T) {
 	all := record.VFUse{NIC: "eth0", VF: "eth1", RxPackets: 1000, TxPackets: 500, VFRxPackets: 990, VFTxPackets: 500, Up: true}
 	with := func(change func(*record.VFUse)) []record.VFUse {

@@ -1,5 +1,5 @@
-// Package nictest has machines to test with whose NICs are in fixtures, as `slipstream capture`
-// writes them. testdata/README.md says where each is from.
+// Package nictest has test machines, whose NICs are fixtures as `slipstream capture` writes
+// them. testdata/README.md says where each fixture comes from.
 package nictest
 
 import (
@@ -20,7 +20,7 @@ import (
 //go:embed testdata/*.yaml
 var fixtures embed.FS
 
-// Machine is the NICs of a fixture. A test changes the fixture between two snapshots.
+// Machine has the NICs of a fixture. A test changes the fixture between two snapshots.
 type Machine struct{ nic.Fixture }
 
 // Load reads a fixture of testdata by its name.
@@ -71,7 +71,7 @@ func Parse(text []byte) (*Machine, error) {
 	return m, nil
 }
 
-// Source is the machine as it is now.
+// Source returns the NICs of the machine as they are now.
 func (m *Machine) Source() nic.Source {
 	sys := fstest.MapFS{}
 	for dir, names := range m.Dirs {
@@ -96,7 +96,7 @@ func (m *Machine) Add(t testing.TB, file string, n int) {
 	m.Files[file] = strconv.Itoa(was + n)
 }
 
-// Packets has packets go through the synthetic device eth0, part of them through its VF.
+// Packets counts packets of the synthetic device eth0, some of which took its VF.
 func (m *Machine) Packets(t testing.TB, rx, tx, vfRx, vfTx int) {
 	t.Helper()
 	m.Add(t, "class/net/eth0/statistics/rx_packets", rx)
@@ -105,7 +105,7 @@ func (m *Machine) Packets(t testing.TB, rx, tx, vfRx, vfTx int) {
 	m.Ethtool["eth0"].Counters["vf_tx_packets"] += uint64(vfTx)
 }
 
-// Withdraw is what a guest sees when the host takes the VF of eth0.
+// Withdraw removes the VF of eth0, as a guest sees it when the host takes the VF back.
 func (m *Machine) Withdraw(vf string) {
 	m.Dirs["class/net"] = "eth0"
 	m.Dirs["class/net/eth0"] = "device"
@@ -114,7 +114,7 @@ func (m *Machine) Withdraw(vf string) {
 	delete(m.Ethtool, vf)
 }
 
-// Driver is the one of nic.Ethtool.
+// Driver implements nic.Ethtool.
 func (m *Machine) Driver(device string) (driver, firmware string, err error) {
 	a, ok := m.Ethtool[device]
 	if !ok {
@@ -123,7 +123,7 @@ func (m *Machine) Driver(device string) (driver, firmware string, err error) {
 	return a.Driver, a.Firmware, nil
 }
 
-// Counters is the one of nic.Ethtool.
+// Counters implements nic.Ethtool.
 func (m *Machine) Counters(device string) (map[string]uint64, error) {
 	if a := m.Ethtool[device]; a.Counters != nil {
 		return a.Counters, nil

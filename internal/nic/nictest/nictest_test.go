@@ -6,7 +6,7 @@ import (
 	"slipstream.dev/internal/nic"
 )
 
-// FuzzParse: any fixture that can be read gives facts, and shares that are none above 1.
+// FuzzParse: any fixture that can be parsed gives facts, and no share above 1.
 func FuzzParse(f *testing.F) {
 	for _, name := range Names(f) {
 		text, err := fixtures.ReadFile("testdata/" + name + ".yaml")
