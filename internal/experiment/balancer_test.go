@@ -43,8 +43,8 @@ func balancers(t *testing.T) *v1alpha1.Experiment {
 	return exp
 }
 
-// balancerTarget is a fakeTarget whose nodes have the roles of a balancer, and which
-// keeps what the ends were asked for.
+// balancerTarget is a fakeTarget whose nodes have the roles of a balancer. It records
+// the traffic that the ends were asked for.
 type balancerTarget struct {
 	*fakeTarget
 	asked []string
@@ -70,7 +70,7 @@ func (n *balancerNetwork) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, erro
 
 func (n *balancerNetwork) balancer() v1alpha1.Balancer { return n.topology.Fabric(n.fabric).Balancer }
 
-// all are the places of the lab, whether they take part or not.
+// all returns the places of the lab, including those that the experiment does not use.
 func (n *balancerNetwork) all() (all []target.Place) {
 	for i := range n.topology.Fabric(n.fabric).Nodes {
 		ip := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
@@ -128,9 +128,9 @@ func (w *balancerWorker) Sample(_ context.Context, place string, cpus bool, _, _
 	return record.Sample{Host: host, Devices: devices}, err
 }
 
-// Clients go to the proxy, each pair to a port of its own, and the backends of a pair
-// listen there, each for its share of connections that last. They are on record one by
-// one and together, with what every node did.
+// Clients connect to the proxy, each pair at a port of its own. The backends of a pair
+// listen at that port, each for its share of the long-lived connections. The record
+// has every backend, their sum, and the load of every node.
 func TestBalancerTrial(t *testing.T) {
 	b := &balancerTarget{fakeTarget: newFake(0)}
 	out := new(memory)

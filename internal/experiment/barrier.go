@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// barrier holds everyone who takes part in a trial until all are ready, and knows
-// who is awaited. The lead is the time between the last one ready and the start, in
-// which the start time reaches everyone.
+// barrier holds the tasks of a trial until all are ready, and knows which ones are
+// awaited. The lead is the time between the moment when the last task is ready and
+// the start. It must suffice for the start time to reach all tasks.
 type barrier struct {
 	ctx  context.Context
 	lead time.Duration
@@ -20,7 +20,8 @@ type barrier struct {
 
 	mu    sync.Mutex
 	start time.Time
-	// unready and running are those who take part, by name, each with what ends it.
+	// unready and running have the tasks by name, each with the function that
+	// ends it.
 	unready, running map[string]func(error)
 }
 
@@ -28,10 +29,12 @@ func newBarrier(ctx context.Context, lead time.Duration) *barrier {
 	return &barrier{ctx: ctx, lead: lead, open: make(chan struct{}), unready: make(map[string]func(error)), running: make(map[string]func(error))}
 }
 
-// expect adds one who takes part, and what ends it. All are there before the first is ready.
+// expect adds a task, and the function that ends it. All tasks must be added before
+// the first is ready.
 func (b *barrier) expect(who string, end func(error)) { b.unready[who] = end }
 
-// ready says that one more is ready, waits for the rest until ctx ends, and returns the start.
+// ready marks a task as ready, waits until all others are too or ctx ends, and
+// returns the start time.
 func (b *barrier) ready(ctx context.Context, who string) (time.Time, error) {
 	if ctx.Err() != nil {
 		return time.Time{}, context.Cause(ctx)
@@ -48,7 +51,8 @@ func (b *barrier) ready(ctx context.Context, who string) (time.Time, error) {
 	}
 }
 
-// arrived takes one from those who are awaited, and starts the others if it was the last.
+// arrived removes a task from those that are awaited, and starts all if it was the
+// last.
 func (b *barrier) arrived(who string) {
 	if _, awaited := b.unready[who]; !awaited {
 		return
@@ -60,7 +64,8 @@ func (b *barrier) arrived(who string) {
 	}
 }
 
-// done says that one has ended, so nobody waits for it. Those whom the end of the context ends stay.
+// done marks a task as ended, so that nobody waits for it. A task that ends because
+// the barrier's context has ended stays, so that awaited names it.
 func (b *barrier) done(who string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -70,10 +75,10 @@ func (b *barrier) done(who string) {
 	}
 }
 
-// endUnready ends those who are not ready.
+// endUnready ends the tasks that are not ready.
 func (b *barrier) endUnready(why string) { b.end(b.unready, why) }
 
-// endRunning ends those who are ready and have not ended.
+// endRunning ends the tasks that were ready and have not ended.
 func (b *barrier) endRunning(why string) { b.end(b.running, why) }
 
 func (b *barrier) end(late map[string]func(error), why string) {
@@ -84,7 +89,7 @@ func (b *barrier) end(late map[string]func(error), why string) {
 	}
 }
 
-// awaited says who has kept the others waiting.
+// awaited names the tasks that keep the others waiting.
 func (b *barrier) awaited() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,7 +99,7 @@ func (b *barrier) awaited() string {
 	return "still running: " + some(b.running)
 }
 
-// some names the first few, and counts the rest.
+// some lists the first few names, and counts the rest.
 func some[T any](all map[string]T) string {
 	names := slices.Sorted(maps.Keys(all))
 	shown := names[:min(4, len(names))]

@@ -14,9 +14,9 @@ import (
 
 // Topology says on what networks a target runs the variants of an experiment.
 type Topology interface {
-	// Fabrics are those networks, in order of first use.
+	// Fabrics returns those networks, in order of first use.
 	Fabrics() []target.Fabric
-	// FabricOf is the index of the one that a variant runs on.
+	// FabricOf returns the index of the network that a variant runs on.
 	FabricOf(v v1alpha1.Variant) int
 }
 
@@ -25,38 +25,40 @@ type Target interface {
 	Network(ctx context.Context, fabric int) (Network, error)
 }
 
-// Network is nodes and pods. It goes, and leaves nothing, with Close.
+// Network is a set of nodes and pods. Close removes it, and leaves nothing behind.
 type Network interface {
 	Setup() target.Setup
-	// Places are the nodes first, in order, then the pods of each.
+	// Places returns the nodes, in order, and then the pods of each.
 	Places() []target.Place
-	// Pair says where the ends of pair i of a variant's trials are, for traffic of a version of IP.
+	// Pair returns where the ends of pair i of a variant's trials are, for traffic of an IP version.
 	Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error)
 	// Worker starts a worker in a place, for a use of it. A place may have several.
 	Worker(ctx context.Context, p target.Place, use target.Use) (Worker, error)
 	Close(ctx context.Context) error
 }
 
-// Returning is a network with places that may drop off and come back, as machines do that restart.
+// Returning is a Network whose machines may become unreachable and come back, for example because they
+// restart.
 type Returning interface {
-	// Await connects again to places that do not answer, so that one that was away costs the trial that it
-	// dropped off in, and no other. If it is patient, it waits some minutes until they are back, and else tries once.
+	// Await connects again to places that do not answer, so that an outage costs only the trial in which
+	// it began. If patient is set, it waits some minutes for them; otherwise it tries once.
 	Await(ctx context.Context, patient bool) error
 }
 
-// Changing is a network whose services change while trials of some variants run.
+// Changing is a Network that replaces endpoints of its services while trials of some variants run.
 type Changing interface {
-	// Change replaces so many endpoints a second as the variant asks for, until stop, which returns how many were.
+	// Change replaces endpoints at the rate that the variant asks for, and returns that rate, until stop
+	// is called. stop returns how many endpoints were replaced.
 	Change(ctx context.Context, v v1alpha1.Variant) (perSecond int, stop func() (made int, err error), err error)
 }
 
-// Worker acts in one place. Its methods but Close may be called side by side.
+// Worker acts in one place. All methods except Close may be called concurrently.
 type Worker interface {
 	Describe(ctx context.Context, p target.Place) (record.Node, error)
 	Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error)
 	Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error)
-	// Sample takes counters at both edges of a window, which ends with duration or, if
-	// that comes first, when early is closed; it may be nil.
+	// Sample reads counters at both edges of a window. The window ends after duration or, if that comes
+	// first, when early is closed; early may be nil.
 	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (record.Sample, error)
 	Apply(ctx context.Context, s target.Steering) ([]record.Setting, error)
 	Revert(ctx context.Context) ([]record.Setting, error)
@@ -66,8 +68,8 @@ type Worker interface {
 	Close() error
 }
 
-// Results keeps trials, and the name of the variant whose switch is made, "" for none.
-// Both methods return once what they keep is safe.
+// Results keeps trials, and the name of the variant that is switched on, "" for none. Both methods return once
+// what they keep is safe on disk.
 type Results interface {
 	Append(record.Trial) error
 	Switched(variant string) error
@@ -77,12 +79,13 @@ type Results interface {
 // code has a method ExitCode.
 type Commands func(ctx context.Context, argv []string) error
 
-// Event is progress: a trial that begins, moves or ends.
+// Event reports the progress of a run: a trial begins, moves data or ends.
 type Event struct {
 	Kind EventKind
-	// Trial as it begins; for Ends, as it is recorded.
+	// Trial as it begins or, for Ends, as it is recorded.
 	Trial record.Trial
-	// Done trials and how many there are to be, and the time left.
+	// Done counts the trials that have ended, and Total all trials. Left is about the time that the rest
+	// takes.
 	Done, Total int
 	Left        time.Duration
 	// Bytes and Messages moved so far in this trial, over all pairs.
@@ -97,7 +100,7 @@ type EventKind int
 const (
 	// Note is a line for a person: Text.
 	Note EventKind = iota
-	// Begins, Moves and Ends are a trial's.
+	// Begins, Moves and Ends concern a trial.
 	Begins
 	Moves
 	Ends

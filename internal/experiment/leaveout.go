@@ -50,8 +50,8 @@ func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1al
 	return out, nil
 }
 
-// without returns exp without the variants in why, also in series, and their published figures. It adds to why those
-// that have lost what they are compared with, or what is compared with them.
+// without returns exp without the variants in why. It removes them from series too, with their published figures. It
+// adds to why the variants whose baseline is gone, and the baselines with which nothing is compared any more.
 func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experiment {
 	for {
 		rest := *exp

@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// lacking is the probe of a machine that cannot apply these kinds of accelerators.
+// lacking returns the probe of a machine that cannot apply these kinds of accelerators.
 func lacking(kinds ...string) func(v1alpha1.Accelerator) error {
 	return func(a v1alpha1.Accelerator) error {
 		is := map[string]bool{"rps": a.RPS != nil, "rfs": a.RFS != nil, "fastpath": a.Fastpath != nil}
@@ -73,8 +73,8 @@ func TestLeaveOut(t *testing.T) {
 	}
 }
 
-// TestLeaveOutKeepsComparisons: what is left compares what the whole experiment compares, and is an
-// experiment by itself, as a resumed run reads it back.
+// TestLeaveOutKeepsComparisons: the rest of an experiment makes the same comparisons as the whole,
+// and is a valid experiment by itself, because a resumed run reads it back.
 func TestLeaveOutKeepsComparisons(t *testing.T) {
 	for _, name := range examples.Names() {
 		for _, lacks := range []string{"rps", "rfs", "fastpath"} {
@@ -152,8 +152,8 @@ func TestLeaveOutFails(t *testing.T) {
 	}
 }
 
-// TestLeaveOutPublished: the published figures and the series of a variant go with it, and what is
-// left is a valid experiment.
+// TestLeaveOutPublished: a variant that is left out takes its published figures and its place in
+// series along, and the rest is a valid experiment.
 func TestLeaveOutPublished(t *testing.T) {
 	exp := preset(t, "rps-rfs")
 	if _, err := LeaveOut(exp, nil, lacking("rfs"), nil); err != nil {

@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// In a mesh every trial has traffic on every node, so a node that fails would cost all of them. Each pair is
-// a part of the trial that fails by itself, and so is what samples each node.
+// In a mesh every trial has traffic on every node, so one bad node would fail every trial. Therefore such a
+// trial consists of parts that fail separately: one for each pair, and one for the sampler of each node.
 
 // part is a part of a trial that fails as a whole. seats are the seats of its workers.
 type part struct {
@@ -21,7 +21,7 @@ type part struct {
 	seats  []seated
 }
 
-// part is that of the next pair or sampler.
+// part returns the part for the next pair or sampler. Without a mesh, that is the whole trial.
 func (m *measurement) part() *part {
 	if m.cell.Round == 0 {
 		return m.whole
@@ -32,13 +32,13 @@ func (m *measurement) part() *part {
 	return p
 }
 
-// How long a pair of a mesh may take to get ready, and to end after its traffic.
+// Limits for a pair of a mesh: how long it may take to get ready, and to end after its traffic.
 const (
 	readyTime = 10 * time.Second
 	endTime   = 5 * time.Second
 )
 
-// hurry gives up pairs that keep the others waiting, until stop.
+// hurry ends the pairs that keep the others waiting. It does so until stop is called.
 func (m *measurement) hurry() (stop func()) {
 	start := time.AfterFunc(readyTime, func() { m.gate.endUnready(fmt.Sprintf("was not ready after %s", readyTime)) })
 	end := time.AfterFunc(readyTime+endTime+m.cell.time(), func() { m.gate.endRunning(fmt.Sprintf("had not ended %s after its traffic", endTime)) })
@@ -69,7 +69,7 @@ func (m *measurement) noteFailures(pairs []seatedPair) error {
 	if slices.ContainsFunc(m.out.PerPair, func(p record.Pair) bool { return p.Error == "" }) {
 		return nil
 	}
-	if lost < len(pairs) { // then it is not the target that is
+	if lost < len(pairs) { // otherwise the target itself is lost
 		last = errors.New(last.Error())
 	}
 	return fmt.Errorf("every pair failed, the last one: %w", last)

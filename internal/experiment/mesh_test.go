@@ -40,7 +40,8 @@ spec:
 	return exp
 }
 
-// links are the pairs of trials, "node0 → node1", those that gave numbers and those that did not.
+// links counts the pairs of trials, such as "node0 → node1": good has those with
+// figures, bad those without.
 func links(trials []record.Trial) (good, bad map[string]int) {
 	good, bad = make(map[string]int), make(map[string]int)
 	for _, tr := range trials {
@@ -111,20 +112,20 @@ func TestMeshMeasuresEveryLinkOfEveryBlockOnce(t *testing.T) {
 	if want := 5 * 4; f.started != want {
 		t.Errorf("%d workers were started, want %d", f.started, want)
 	}
-	// Two trials of a round, one of each variant, come one after the other.
+	// The two trials of a round, one for each variant, follow one another.
 	for i := 0; i < len(trials); i += 2 {
 		if trials[i].Round != trials[i+1].Round || trials[i].Variant == trials[i+1].Variant {
 			t.Errorf("trials %d and %d: rounds %d and %d of %s and %s", i+1, i+2, trials[i].Round, trials[i+1].Round, trials[i].Variant, trials[i+1].Variant)
 		}
 	}
-	// A run that is resumed has the rounds that are missing.
+	// A resumed run makes the missing rounds.
 	f, resumed := newFake(5), &memory{trials: slices.Clone(trials[:13])}
 	if trials, err = measure(t, t.Context(), f, meshOf(t, 5), resumed, nil); err != nil || len(trials) != 40 {
 		t.Errorf("%d trials after a resumption, want 40: %v", len(trials), err)
 	}
 }
 
-// Pairs that take longer than a pair may take to get ready are not given up, as long as their traffic lasts.
+// readyTime does not limit traffic: pairs may run for longer than that.
 func TestMeshOfLongTrials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, exp := newFake(3), meshOf(t, 3)
@@ -140,7 +141,7 @@ func TestMeshOfLongTrials(t *testing.T) {
 	})
 }
 
-// A node that fails, or hangs, costs its pairs and no others.
+// A node that fails, or hangs, fails its own pairs only.
 func TestMeshWithABadNode(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -194,7 +195,8 @@ func TestMeshWithABadNode(t *testing.T) {
 	}
 }
 
-// A node that is lost cannot be accelerated, nor put back. That costs its pairs too, and no others.
+// A lost node can neither be accelerated nor restored. That, too, fails its own
+// pairs only.
 func TestAcceleratedMeshLosesANode(t *testing.T) {
 	f, exp := newFake(4), meshOf(t, 4)
 	exp.Spec.Variants[1].Accelerate = []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{Devices: []string{v1alpha1.DeviceNIC}, CPUs: "all"}}}
@@ -221,7 +223,7 @@ func TestAcceleratedMeshLosesANode(t *testing.T) {
 	}
 }
 
-// A node of a mesh that cannot say which programs it has does not end the run.
+// The run continues if a node of a mesh cannot say which programs it has.
 func TestMeshOfApplicationsWithABadNode(t *testing.T) {
 	exp := meshOf(t, 4)
 	exp.Spec.Workloads = []v1alpha1.Workload{cache()}

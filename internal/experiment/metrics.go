@@ -43,7 +43,7 @@ func fill(c Cell, t *record.Trial) error {
 			return fmt.Errorf("%s is not a number", name)
 		}
 	}
-	// A tool that tells no percentiles tells a rate.
+	// A tool that reports no percentiles reports a rate.
 	primary := m[metrics.Throughput] + m[metrics.LatencyP50] + m[metrics.Rate]
 	if primary == 0 {
 		return fmt.Errorf("nothing arrived within the window")
@@ -56,7 +56,7 @@ func streams(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64) {
 	udp := spec.Protocol == "udp"
 	var d datagrams
 	for i := range t.PerPair {
-		// The receiver tells what arrived; of other tools the client tells all.
+		// The receiver reports what arrived. For other tools, the client reports everything.
 		p := &t.PerPair[i]
 		e := p.Teller(spec.Tool == v1alpha1.ToolNative)
 		if e == &p.Server {
@@ -115,7 +115,7 @@ func answers(c Cell, t *record.Trial, m map[string]float64) error {
 	return nil
 }
 
-// processing fills in the CPU metrics: the CPU time of a byte or a message.
+// processing fills in the CPU metrics: the CPU time per byte or per message.
 func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, bytes float64) {
 	var busy, softirq, interrupts, switches float64
 	for _, h := range t.Hosts {
@@ -131,7 +131,7 @@ func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, b
 		}
 	}
 	switch {
-	case len(t.Hosts) == 0: // that nothing is known is not that nothing was used
+	case len(t.Hosts) == 0: // unknown use is not zero use
 		clientMachine(t, m)
 	case bytes > 0:
 		m[metrics.CPUPerGB] = busy / (bytes / 1e9)
@@ -170,10 +170,10 @@ func clientMachine(t *record.Trial, m map[string]float64) {
 	}
 }
 
-// datagrams are the counts of all receivers together.
+// datagrams sums up the counts of all receivers.
 type datagrams struct {
 	arrived, lost, reordered float64
-	// jitter is weighted by what came at each receiver.
+	// jitter is weighted by the number of datagrams that came at each receiver.
 	came, jitter float64
 }
 
@@ -221,7 +221,7 @@ func requests(c Cell, t *record.Trial, m map[string]float64) error {
 	return latencies(t, m)
 }
 
-// list is counts by name: "refused 12, reset 3".
+// list formats counts by name: "refused 12, reset 3".
 func list(counts map[string]uint64) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
@@ -292,7 +292,7 @@ const (
 	strays          = 10    // packets that a device may drop: multicast that an overlay has no place for
 )
 
-// warnings are those that a reader of the numbers of the trial needs.
+// warnings returns what somebody who reads the figures of a trial must know.
 func warnings(c Cell, t *record.Trial) []record.Warning {
 	var out []record.Warning
 	warn := func(code, format string, args ...any) {
@@ -304,8 +304,8 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 		for i, e := range []record.Endpoint{p.Client, p.Server} {
 			retransmits += e.Retransmits
 			bytes += e.Bytes
-			// The client alone tells of round trips; its server sees the window's edge when
-			// the next message comes, or none does.
+			// Only the client's window matters for round trips: its server notices the edge of the
+			// window at the next message, or never.
 			if e.Seconds > 0 && (i == 0 || c.Workload.Stream != nil) {
 				skew = max(skew, math.Abs(e.Seconds-t.Window)/t.Window)
 			}
@@ -315,7 +315,7 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	if share := record.RetransmitShare(retransmits, bytes/2); share > retransmitShare && retransmits > 10 {
 		warn(record.WarnRetransmits, "TCP retransmitted %d segments, about %.2g %% of all it sent", retransmits, 100*share)
 	}
-	// A number of requests ends when it ends.
+	// A fixed number of requests has no planned end.
 	if spec := c.Workload.Traffic(); skew > skewShare && spec.Tool == v1alpha1.ToolNative && spec.Requests == 0 {
 		warn(record.WarnSkew, "a client or server measured over a window that is %.1f %% longer or shorter than the planned one", 100*skew)
 	}
@@ -362,8 +362,8 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	return out
 }
 
-// congestionWarnings tell of tools that ran with another congestion control than was wanted, which
-// is empty for the machine's.
+// congestionWarnings warns of tools that ran with another congestion control than want. If want is empty, that
+// is the machine's default.
 func congestionWarnings(want string, pairs []record.Pair) (out []record.Warning) {
 	for _, p := range pairs {
 		for _, e := range []record.Endpoint{p.Client, p.Server} {
@@ -376,7 +376,7 @@ func congestionWarnings(want string, pairs []record.Pair) (out []record.Warning)
 	return out
 }
 
-// vfWarnings tell of virtual functions that did not carry packets throughout.
+// vfWarnings warns of virtual functions that did not carry packets all the time.
 func vfWarnings(nics []record.VFUse) (out []record.Warning) {
 	var all uint64
 	for _, u := range nics {
@@ -389,7 +389,7 @@ func vfWarnings(nics []record.VFUse) (out []record.Warning) {
 		if u.Unknown != "" {
 			took = "how many packets took it is not known, as " + u.Unknown
 		}
-		// Broadcasts never take it, and a NIC without the trial's traffic may get nothing else.
+		// Broadcasts never take the VF, and a NIC without the trial's traffic may get nothing else.
 		n, _ := u.Packets()
 		busy := n > strays && float64(n) > idleShare*float64(all)
 		switch {

@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// TestDatagrams: what the clients sent and the servers have not is lost, whatever
-// either saw within a window of its own.
+// TestDatagrams: datagrams that the clients sent and the servers did not get are lost, whatever each end counted
+// within its own window.
 func TestDatagrams(t *testing.T) {
 	udp := func(tool string) Cell {
 		return Cell{Workload: v1alpha1.Workload{Stream: &v1alpha1.Traffic{Protocol: "udp", Tool: tool, Duration: 2e9}}}
@@ -54,8 +54,8 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
-// TestWorkloadsGiveWhatIsMeasured: the table says which workload gives which metric, and expectations are checked
-// against it. A trial in which everything was counted has just those metrics.
+// TestWorkloadsGiveWhatIsMeasured checks the table that says which workload gives which metric, by which
+// expectations are validated. A trial in which everything was counted has exactly those metrics.
 func TestWorkloadsGiveWhatIsMeasured(t *testing.T) {
 	h := record.NewHistogram()
 	if err := h.RecordValue(1000); err != nil {
@@ -91,8 +91,8 @@ func TestWorkloadsGiveWhatIsMeasured(t *testing.T) {
 	}
 }
 
-// TestPerRoundTrip: what the CPUs of all machines did is divided by the round trips of the window, by
-// each machine's own clock. Where interrupts and switches are not known, they are not 0.
+// TestPerRoundTrip divides what the CPUs of all machines did by the round trips of the window, for each machine
+// by its own clock. Interrupts and switches that are unknown are left out, not 0.
 func TestPerRoundTrip(t *testing.T) {
 	c := Cell{Workload: v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Duration: 2e9}}}
 	for _, tt := range []struct {
@@ -117,7 +117,7 @@ func TestPerRoundTrip(t *testing.T) {
 }
 
 // TestSleepsOfStreams: sleeps and interrupts of a stream are divided by what arrived. An end that never slept has
-// 0, and where nobody counts there is nothing.
+// 0 sleeps. If neither end counts sleeps, the metrics are left out.
 func TestSleepsOfStreams(t *testing.T) {
 	c := Cell{Workload: v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolNative, Duration: 2e9}}}
 	for _, tt := range []struct {
@@ -142,7 +142,7 @@ func TestSleepsOfStreams(t *testing.T) {
 	}
 }
 
-// TestLatencies: mean, percentiles and the longest, of merged histograms and of what tools tell.
+// TestLatencies: mean, percentiles and maximum, of merged histograms and of figures that tools report.
 func TestLatencies(t *testing.T) {
 	histogram := func(ms ...int64) record.Endpoint {
 		h := record.NewHistogram()
@@ -183,7 +183,7 @@ func TestLatencies(t *testing.T) {
 	}
 }
 
-// TestLostConnections are told of, as the latencies do not have them.
+// TestLostConnections: a trial warns of lost connections, because they have no latency.
 func TestLostConnections(t *testing.T) {
 	for lost, want := range map[uint64]bool{0: false, 1: true} {
 		trial := record.Trial{PerPair: []record.Pair{{Client: record.Endpoint{Seconds: 1, Messages: 9, Lost: lost}}}}
@@ -196,8 +196,8 @@ func TestLostConnections(t *testing.T) {
 	}
 }
 
-// TestSkew warns of a window that is off at an end whose figures are reported: both of a
-// stream, the client of round trips, and of another tool neither.
+// TestSkew warns of a window that is off at an end whose figures are reported: at both ends of a stream, at the
+// client of round trips, and at neither end of another tool.
 func TestSkew(t *testing.T) {
 	cell := func(w v1alpha1.Workload, tool string) Cell {
 		w.Traffic().Tool = tool
@@ -225,7 +225,7 @@ func TestSkew(t *testing.T) {
 	}
 }
 
-// A trial in which TCP retransmitted more than one segment in a thousand, and more than ten, says so.
+// A trial in which TCP retransmitted more than one segment in a thousand, and more than ten, has a warning.
 func TestManyRetransmissions(t *testing.T) {
 	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
 	for _, tt := range []struct {
@@ -250,8 +250,7 @@ func TestManyRetransmissions(t *testing.T) {
 	}
 }
 
-// What the fast path did not carry is said, with the reason of the most, where it is
-// more than half.
+// A trial warns if more than half of the packets did not take the fast path, and gives the most frequent reason.
 func TestSlowPath(t *testing.T) {
 	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
 	for want, packets := range map[string]map[string]uint64{

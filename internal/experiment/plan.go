@@ -14,16 +14,17 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// Plan is an experiment worked out: which trials, on which networks, how long.
+// Plan says which trials an experiment runs, on which networks, and how long that takes.
 type Plan struct {
 	exp *v1alpha1.Experiment
-	// Blocks to run, or the most there may be where Auto adds them as needed.
+	// Blocks to run. If Auto is set, blocks are added as needed, and this is the limit.
 	Blocks int
 	Auto   bool
-	// Cells of a block, in the experiment's order, each of which runs Repeats times.
+	// Cells of a block, in the experiment's order. Each runs Repeats times.
 	Cells   []Cell
 	Repeats int
-	// states are the variants by what they run on, which switches change.
+	// states has the variants, grouped by the state of the machines that they need. Switches change the
+	// state.
 	states [][]v1alpha1.Variant
 	// Fabrics that the cells need, in order of first use.
 	Fabrics []target.Fabric
@@ -34,9 +35,8 @@ type Cell struct {
 	Variant  v1alpha1.Variant
 	Workload v1alpha1.Workload // with the variant's tool
 	Pairs    int
-	Fabric   int // of the plan's
-	// Period and Repeat are those of a trial (record.Trial), 0 where nothing is switched. Round is 0 without
-	// a mesh.
+	Fabric   int // index in Plan.Fabrics
+	// Period and Repeat are as in record.Trial, 0 where nothing is switched. Round is 0 without a mesh.
 	Period, Repeat, Round int
 }
 
@@ -48,13 +48,13 @@ func (c Cell) String() string {
 	return text
 }
 
-// deadTime is what a trial takes beside warm-up and window, for the estimate.
+// deadTime is about what a trial takes in addition to warm-up and window.
 const deadTime = 250 * time.Millisecond
 
-// startTime is what a network takes to come up and go, for the estimate.
+// startTime is about what it takes to bring a network up and take it down.
 const startTime = 3 * time.Second
 
-// New works an experiment out, on the networks of a topology. exp is valid and has its defaults.
+// New plans an experiment on the networks of a topology. exp is valid and has its defaults.
 func New(exp *v1alpha1.Experiment, t Topology) *Plan {
 	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto, Fabrics: t.Fabrics(), Repeats: exp.Repeats()}
 	if exp.Switches() {
@@ -78,7 +78,7 @@ func New(exp *v1alpha1.Experiment, t Topology) *Plan {
 	return p
 }
 
-// Periods are those of block b, from 1: one, unless something is switched.
+// Periods returns the periods of block b, counted from 1. There is only one unless something is switched.
 func (p *Plan) Periods(b int) []Period {
 	rng := rand.New(rand.NewPCG(p.exp.Spec.Seed, uint64(b)))
 	if p.states == nil {
@@ -98,8 +98,9 @@ func (p *Plan) Periods(b int) []Period {
 	return periods
 }
 
-// shuffled has the workloads, pair counts and rounds in random order, the variants of each, so
-// many, side by side, also in random order, so that what is compared is close in time.
+// shuffled returns cells in random order. variants is the size of a group: consecutive cells with the same workload,
+// number of pairs and round. The order of the groups is random, and so is the order within each. What is compared
+// stays close in time.
 func shuffled(rng *rand.Rand, cells []Cell, variants int) []Cell {
 	var groups [][]Cell
 	for group := range slices.Chunk(cells, variants) {
@@ -114,7 +115,7 @@ func shuffled(rng *rand.Rand, cells []Cell, variants int) []Cell {
 	return order
 }
 
-// Time is how long the plan takes, about; for Auto it is the longest.
+// Time estimates how long the plan takes; for Auto, at most.
 func (p *Plan) Time() time.Duration {
 	_, settle := p.switching()
 	return time.Duration(len(p.Fabrics))*startTime + time.Duration(p.Blocks)*p.blockTime() + settle
@@ -150,7 +151,7 @@ func (p *Plan) blockTime() time.Duration {
 	return sum
 }
 
-// trials is how many a block has.
+// trials returns the number of trials in a block.
 func (p *Plan) trials() int { return p.Repeats * len(p.Cells) }
 
 func (c Cell) time() time.Duration {
@@ -198,7 +199,7 @@ func (p *Plan) Print(w io.Writer) error {
 	return tw.Flush()
 }
 
-// congestion says what congestion control other tools than the engine have, empty where there are none.
+// congestion says which congestion control tools other than the engine use; "" if no workload uses such a tool.
 func (p *Plan) congestion() string {
 	others := slices.ContainsFunc(p.Cells, func(c Cell) bool {
 		t := c.Workload.Traffic()
@@ -213,7 +214,7 @@ func (p *Plan) congestion() string {
 	return "what the machines have, of the engine and of every tool: it is not set; trials record what a tool had"
 }
 
-// traffic is a workload in words.
+// traffic describes a workload in words.
 func traffic(w v1alpha1.Workload) string {
 	t := w.Traffic()
 	text := fmt.Sprintf("%s %s, IPv%d, ", w.Kind(), t.Protocol, t.IP)

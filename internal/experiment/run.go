@@ -16,8 +16,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// restoreTime is how long putting the machine back may take, however the run
-// ended.
+// restoreTime bounds how long restoring the machine may take, however the run ended.
 const restoreTime = 90 * time.Second
 
 // Run is an experiment under way.
@@ -28,11 +27,11 @@ type Run struct {
 	// owner holds this run's settings in the journals.
 	owner    string
 	networks []*network // by fabric
-	// done are the trials on record, those of an earlier run that is resumed
-	// first. They have no time series, which nothing here reads and of which a large mesh has many.
+	// done has the trials on record. Those of an earlier run that is resumed come first. They have no time
+	// series: nothing here reads those, and a large mesh has many.
 	done  []record.Trial
 	began time.Time
-	// fresh counts the trials of this run, to tell how long one takes.
+	// fresh counts the trials of this run, to estimate how long one takes.
 	fresh int
 	total int
 	// commands runs those of switches.
@@ -40,9 +39,8 @@ type Run struct {
 	switched *switcher
 }
 
-// Start brings up the networks of a plan, with a worker in every place that
-// takes part, and tells what is there. done are the trials of a run that is
-// resumed. The caller closes the run.
+// Start brings up the networks of a plan, starts a worker in every place that the plan uses, and describes the
+// nodes. done has the trials of a run that is resumed. The caller closes the run.
 func Start(ctx context.Context, p *Plan, t Target, run Commands, owner string, done []record.Trial, observe func(Event)) (*Run, error) {
 	r := &Run{plan: p, target: t, commands: run, owner: owner, observe: observe}
 	for _, trial := range done {
@@ -62,7 +60,7 @@ func Start(ctx context.Context, p *Plan, t Target, run Commands, owner string, d
 	return r, nil
 }
 
-// Environment is what the run runs on.
+// Environment describes what the run runs on.
 func (r *Run) Environment() record.Environment {
 	var env record.Environment
 	for i, n := range r.networks {
@@ -77,8 +75,8 @@ func (r *Run) Environment() record.Environment {
 	return env
 }
 
-// Close takes the networks down. All that was applied is reverted by then: each
-// trial reverts its own, and a worker whose stream closes what is left.
+// Close takes the networks down. By then, everything that was applied has been reverted: each trial reverts its
+// own, and a worker reverts what is left when its stream closes.
 func (r *Run) Close() error {
 	var errs []error
 	for _, n := range r.networks {
@@ -88,15 +86,14 @@ func (r *Run) Close() error {
 	return errors.Join(errs...)
 }
 
-// ErrMissing is a run that ended with a trial that failed twice.
+// ErrMissing means that a run has ended, but some trials failed twice.
 var ErrMissing = errors.New("some trials failed twice; the report lists them")
 
-// Measure runs the trials that are not on record yet, block by block, and
-// appends each to out. It returns all trials on record without their time series, also beside an error:
-// a context that ended, a record that could not be kept, nothing that worked in
-// a whole block, or ErrMissing.
+// Measure runs the trials that are not on record yet, block by block, and appends each to out. It returns all
+// trials on record, without their time series. It also does so with an error: if the context ended, a trial could
+// not be recorded, a whole block failed, or some trials failed twice (ErrMissing).
 //
-// What was switched is put back by then; an error says so if it could not be.
+// Before it returns, Measure undoes the current switch; an error says so if that fails.
 func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, err error) {
 	r.began = time.Now()
 	missing := false
@@ -132,7 +129,7 @@ func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, 
 	return r.done, nil
 }
 
-// more is how many blocks there are to be, as the pilot's variances say.
+// more returns how many blocks the run needs, according to the variances of the pilot.
 func (r *Run) more(after int) (int, error) {
 	wanted, why, err := stats.BlocksWanted(r.plan.exp, r.done)
 	if err != nil {
@@ -150,8 +147,8 @@ type try struct {
 	attempt int
 }
 
-// period runs what is missing of a period of block b; those that fail once more at its end.
-// It tells whether every cell has a good trial.
+// period runs the missing trials of a period of block b. At the end it runs those that failed once more. It
+// reports whether every cell has a good trial.
 func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, error) {
 	good, entry := 0, 0
 	done := record.LastEntries(r.done)
@@ -263,7 +260,7 @@ func (n *network) restart(ctx context.Context, p *Plan, fabric int) error {
 
 func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
 
-// recorded tells how often a cell of a block was tried, by the trials that count, and whether with success.
+// recorded returns how often the trials tried a cell of a block, and whether one succeeded.
 func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
 	for _, t := range trials {
 		if t.Block == b && t.Repeat == c.Repeat && t.Round == c.Round && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
@@ -291,12 +288,12 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 	err := r.networks[c.Fabric].trial(ctx, r.owner, c.Cell, &trial, func(bytes, messages uint64) {
 		r.event(Event{Kind: Moves, Trial: begun, Bytes: bytes, Messages: messages})
 	})
-	// In flight: not on record, so run anew on resume.
+	// The trial was interrupted. It is not recorded, so a resumed run makes it again.
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
 	if lost := new(target.LostError); errors.As(err, &lost) {
-		return false, lost // which every worker has met in its own words
+		return false, lost // every worker reports it in its own words
 	}
 	if errors.Is(err, target.ErrNoSpace) {
 		return false, err // a trial that has failed twice is not run again on resume
@@ -321,8 +318,8 @@ func (r *Run) remember(trial record.Trial) {
 	r.done = append(r.done, trial)
 }
 
-// await waits for machines that have dropped off. A mesh goes on with the others, and tries once before each trial
-// whether they are back.
+// await waits for machines that have become unreachable. A mesh continues without them, and tries to connect to
+// them once before each trial.
 func await(ctx context.Context, n Returning, p *Plan) error {
 	if p.exp.Spec.Mesh == nil {
 		return n.Await(ctx, true)
@@ -331,7 +328,7 @@ func await(ctx context.Context, n Returning, p *Plan) error {
 	return ctx.Err()
 }
 
-// movedWarnings tell which machines run on another physical host than in an earlier trial.
+// movedWarnings warns of machines that run on another physical host than in an earlier trial.
 func (r *Run) movedWarnings(hosts []record.Host) (all []record.Warning) {
 	for _, h := range hosts {
 		for _, t := range slices.Backward(r.done) {
@@ -342,7 +339,7 @@ func (r *Run) movedWarnings(hosts []record.Host) (all []record.Warning) {
 			if i < 0 {
 				continue
 			}
-			// The daemon that tells the name starts some time after the machine.
+			// The daemon that reports the name starts some time after the machine.
 			if was := t.Hosts[i].PhysicalHost; h.PhysicalHost != "" && was != h.PhysicalHost {
 				all = append(all, record.Warnf(record.WarnMoved, "%s moved from the physical host %q to %q",
 					strings.Join(h.Nodes, " and "), was, h.PhysicalHost))
@@ -370,29 +367,27 @@ type network struct {
 	setup  target.Setup
 	nodes  []target.Place
 	facts  []record.Node
-	// sampleCPUs are the nodes that sample the CPUs of their machine: one each.
+	// sampleCPUs has the nodes that sample the CPUs of their machine: one node per machine.
 	sampleCPUs map[string]bool
 
 	mu      sync.Mutex
 	workers map[workerKey]Worker
 }
 
-// workerKey is one worker of a place. Nodes have one for control and, for native
-// traffic, one for each pair's end, as pods have one each: so processes are alike
-// whatever the path.
+// workerKey identifies a worker of a place. A node has one for control and, for native traffic, one for each end
+// of a pair. A pod has one of its own too, so that the processes are alike on every path.
 type workerKey struct {
 	place string
 	slot  int
 }
 
-// Slots of workers that are no pair's end on a node.
+// Slots of workers other than those for a pair's ends on a node.
 const (
 	own     = -1 // a pod's
 	control = -2
 )
 
-// controlOf is the worker that samples and steers a place: a pod's own, unless
-// that may not.
+// controlOf returns the worker that samples and steers a place: a pod's own, unless the pod is unprivileged.
 func controlOf(p target.Place) workerKey {
 	if p.Kind == target.Pod && !p.Unprivileged {
 		return workerKey{p.Name, own}
@@ -471,14 +466,14 @@ func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
 	if err := inParallel(tasks); p.exp.Spec.Mesh == nil || ctx.Err() != nil {
 		return err
 	}
-	return nil // a node of a mesh without a worker costs its pairs, which say so
+	return nil // in a mesh, the pairs of a node without a worker fail and say so
 }
 
-// describe has the nodes described, and says which of them sample the CPUs of their machine.
+// describe collects the facts of the nodes, and chooses which of them sample the CPUs of their machine.
 func (n *network) describe(ctx context.Context, p *Plan) error {
 	for _, node := range n.nodes {
 		at, as := seated{node, controlOf(node)}, node
-		if node.Unprivileged { // a pod on it sees most of what there is to tell
+		if node.Unprivileged { // a pod on it sees most of the facts
 			all := n.Places()
 			if i := slices.IndexFunc(all, func(p target.Place) bool { return p.Kind == target.Pod && p.Node == node.Name }); i >= 0 {
 				pod := all[i]
@@ -494,7 +489,7 @@ func (n *network) describe(ctx context.Context, p *Plan) error {
 			return fmt.Errorf("describe %s: %w", node.Name, err)
 		}
 		if j := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Boot == facts.Boot }); j >= 0 {
-			facts.InterruptSeconds = n.facts[j].InterruptSeconds // timed twice it would differ a little
+			facts.InterruptSeconds = n.facts[j].InterruptSeconds // another measurement would differ a little
 		} else {
 			n.sampleCPUs[node.Name] = true
 		}
@@ -503,8 +498,8 @@ func (n *network) describe(ctx context.Context, p *Plan) error {
 	return nil
 }
 
-// equipped checks that the nodes at the ends of a plan's pairs have the applications that its workloads
-// are made with: a run that lacks one would fail at its first trial of it.
+// equipped checks that the nodes at the ends of a plan's pairs have the applications that its workloads need.
+// Otherwise the run would fail only at the first trial that needs a missing one.
 func (n *network) equipped(p *Plan, fabric int) error {
 	for _, c := range p.Cells {
 		tool := c.Workload.Traffic().Tool
@@ -529,8 +524,8 @@ func (n *network) equipped(p *Plan, fabric int) error {
 	return nil
 }
 
-// acceleratorsFree checks that no other process has an accelerator that only one can have, where a variant applies
-// it: every trial of that variant would fail.
+// acceleratorsFree checks that no other process holds an accelerator that a variant applies and that only one
+// process can hold: every trial of that variant would fail.
 func (n *network) acceleratorsFree(p *Plan, fabric int) error {
 	if !slices.ContainsFunc(n.facts, func(f record.Node) bool { return len(f.Busy) > 0 }) {
 		return nil
@@ -580,7 +575,7 @@ type seatedPair struct {
 	servers []seated
 }
 
-// pairs seats those of a cell, which in a mesh depend on the block.
+// pairs returns the pairs of a cell in their places. In a mesh these depend on the block.
 func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
 	all := make([]seatedPair, c.Pairs)
 	for i := range all {
@@ -606,8 +601,8 @@ func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
 	return all, nil
 }
 
-// worker is the worker of a place, started where there is none or it has died.
-// Its first Revert restores what a dead predecessor has left.
+// worker returns the worker of a place. It starts one if there is none, or if it has died. The first Revert of a
+// new worker restores what a dead predecessor has left.
 func (n *network) worker(ctx context.Context, key workerKey, place target.Place) (Worker, error) {
 	if w := n.started(key); w != nil && !w.Gone() {
 		return w, nil
@@ -648,7 +643,7 @@ func (n *network) close() error {
 	return errors.Join(err, n.Network.Close(ctx))
 }
 
-// stop ends all workers, whose places stay.
+// stop ends all workers. The places stay.
 func (n *network) stop() error {
 	var tasks []func() error
 	for _, w := range n.workers {
@@ -665,7 +660,7 @@ func (n *network) stop() error {
 	return err
 }
 
-// inParallel runs tasks side by side and returns all that went wrong.
+// inParallel runs tasks concurrently, and returns the errors of all.
 func inParallel(tasks []func() error) error {
 	errs := make([]error, len(tasks))
 	var wg sync.WaitGroup

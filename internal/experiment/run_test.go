@@ -24,8 +24,7 @@ import (
 	"slipstream.dev/internal/target/topology"
 )
 
-// fakeTarget is nodes and pods in memory. It keeps who has what applied, and
-// fails where it is told to.
+// fakeTarget has nodes and pods in memory. It records where accelerators are applied, and fails where it is told to.
 type fakeTarget struct {
 	nodes    int
 	topology *topology.Topology
@@ -35,11 +34,11 @@ type fakeTarget struct {
 	workers int            // that are open
 	started int
 	open    int // networks
-	// fail is asked before each call of a worker; where hang says so one never ends, serve
-	// before it is ready.
+	// fail is asked before each call of a worker. If hang returns true, the call never ends; Serve then hangs before
+	// it is ready.
 	fail func(call, place string) error
 	hang func(call string) bool
-	// hangAt is hang in one place; nil for none.
+	// hangAt is like hang, for single places; it may be nil.
 	hangAt func(call, place string) bool
 	all    []*fakeWorker
 	// unprivileged kinds of places, as a cluster has them, and what workers were
@@ -50,8 +49,8 @@ type fakeTarget struct {
 	uses         map[target.Use]int
 	// run runs the commands of switches.
 	run Commands
-	// await is called where the network is Returning; nil for one that is not. While the machines are away, no
-	// worker can be started.
+	// await implements Returning. If it is nil, the network is not Returning. While the machines are away, no worker
+	// can be started.
 	await func(ctx context.Context, patient bool) error
 	away  bool
 	// takes is how long traffic takes, once everyone is ready.
@@ -64,7 +63,7 @@ func newFake(nodes int) *fakeTarget {
 	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }, hang: func(string) bool { return false }}
 }
 
-// failing has every call of a name fail.
+// failing makes every call of a name fail.
 func failing(name, why string) func(call, place string) error {
 	return func(call, _ string) error {
 		if call == name {
@@ -253,7 +252,7 @@ func (w *fakeWorker) Close() error {
 	return nil
 }
 
-// inForce are the places where something is applied still.
+// inForce returns the places where something is still applied.
 func (f *fakeTarget) inForce() (all []string) {
 	for place, n := range f.applied {
 		if n != 0 {
@@ -308,7 +307,7 @@ spec:
 	return exp
 }
 
-// measure runs an experiment on a fake, on top of what is done already.
+// measure runs the rest of an experiment on a fake target. out has what was done before.
 func measure(t *testing.T, ctx context.Context, f *fakeTarget, exp *v1alpha1.Experiment, out *memory, observe func(Event)) ([]record.Trial, error) {
 	t.Helper()
 	if observe == nil {
@@ -376,8 +375,8 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestOrder checks that blocks are complete, that the variants of a comparison
-// are side by side, and that the order is the seed's.
+// TestOrder checks that blocks are complete, that the variants of a comparison are side by side, and that the seed
+// determines the order.
 func TestOrder(t *testing.T) {
 	p := newFake(2).plan(parse(t))
 	var orders []string
@@ -458,8 +457,8 @@ func TestFailedTrialIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestHangs has one who takes part be awaited, before the trial's start and after it: the record
-// says who, and who waits for him to become ready.
+// TestHangs: a worker hangs, before the start of a trial or after it. The record names the tasks that are awaited.
+// Before the start these include the clients, which wait for the server.
 func TestHangs(t *testing.T) {
 	for _, tt := range []struct{ call, pairs, want string }{
 		{"serve", "1", "not ready: PLACE (client of pair 0), PLACE (server 0 of pair 0)"},
@@ -625,9 +624,8 @@ func keys(trials []record.Trial) (out []string) {
 	return out
 }
 
-// TestWorkersDie has a worker's stream end in a trial, and all other workers die
-// unnoticed with it: one trial fails, others take their places, and what was
-// applied is gone.
+// TestWorkersDie ends a worker's stream in a trial. At the same time all other workers die unnoticed. One trial fails,
+// new workers replace them, and what was applied is gone.
 func TestWorkersDie(t *testing.T) {
 	f, out := newFake(2), new(memory)
 	gone := errors.New("the worker is gone")
@@ -652,7 +650,7 @@ func TestWorkersDie(t *testing.T) {
 }
 
 // TestServerDies: the client of a server that dies sees its connection refused, before the death is known. The trial
-// tells of the death.
+// reports the death.
 func TestServerDies(t *testing.T) {
 	f, out := newFake(2), new(memory)
 	died := false
@@ -676,8 +674,8 @@ func TestServerDies(t *testing.T) {
 	}
 }
 
-// TestCluster: pods that may not steer themselves are steered by another worker,
-// and nodes that nobody samples leave no figures of CPUs.
+// TestCluster: pods that may not steer themselves are steered by another worker, and nodes that are not sampled have no
+// CPU figures.
 func TestCluster(t *testing.T) {
 	for _, sampled := range []bool{true, false} {
 		f, out := newFake(2), new(memory)
@@ -711,8 +709,8 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// TestOneSide: accelerators act on the nodes and pods of the side that they are limited to, or on all,
-// also on a node without ends, such as that of a proxy.
+// TestOneSide: accelerators act on the nodes and pods of the side that they are limited to. Without a limit they act on
+// all nodes, even on one without ends, such as that of a proxy.
 func TestOneSide(t *testing.T) {
 	for side, want := range map[string][]string{
 		"":                  {"node0", "node0/pod0", "node1", "node1/pod0", "node2"},
@@ -810,8 +808,7 @@ func TestNotEquipped(t *testing.T) {
 	}
 }
 
-// TestNoAddress: what has no address of the version asked for is said before
-// anything is measured.
+// TestNoAddress: if an end has no address of the required IP version, the run says so before it measures anything.
 func TestNoAddress(t *testing.T) {
 	f := newFake(2)
 	exp := parse(t, "spec.workloads.stream.stream.ip=6")

@@ -13,19 +13,19 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Period is a stretch of trials between which nothing is switched: a whole block, unless
-// variants have a switch.
+// Period is a series of trials without a switch in between: a whole block, unless variants have a switch.
 type Period struct {
-	// State is what its variants run on, by number of the plan's.
+	// State is the index in Plan.states of the state that its variants need.
 	State int
 	Cells []Cell
 }
 
-// order of the states in block b. Two blocks are a round, random and then in reverse, A B
-// B A or B A A B: the periods of each state have the same mean time, and linear drift cancels.
+// order returns the order of the states in block b. Two blocks form a round: the first has a random order, the
+// second its reverse, A B B A or B A A B. So the periods of all states have the same mean time, and linear drift
+// cancels.
 func (p *Plan) order(b int) []int {
 	round := uint64(b+1) / 2
-	// The high bit keeps it apart from the numbers that order the trials of a block.
+	// The high bit distinguishes this seed from those that order the trials of a block.
 	order := rand.New(rand.NewPCG(p.exp.Spec.Seed, 1<<63|round)).Perm(len(p.states))
 	if b%2 == 0 {
 		slices.Reverse(order)
@@ -48,7 +48,7 @@ type step struct {
 	back    bool
 }
 
-// field is the name of the field that has the step's command.
+// field returns the name of the field that has the step's command.
 func (s step) field() string {
 	if s.back {
 		return "back"
@@ -66,8 +66,8 @@ func (s step) argv() []string {
 // begun is the state before the first period: the machine as it was found.
 const begun = -1
 
-// steps lead from a period of one state into the next. Every period but the first follows a
-// switch, even between two of the same state, so that each is an independent observation.
+// steps returns the steps from a period of one state into the next. Every period but the first follows a switch,
+// even between two of the same state, so that each is an independent observation.
 func (p *Plan) steps(from, to int) []step {
 	variant := func(state int) v1alpha1.Variant {
 		if state == begun {
@@ -96,7 +96,7 @@ func settles(steps []step, i int) bool {
 	return i == len(steps)-1 || steps[i].back && steps[i].variant.Switch.Verify != nil
 }
 
-// switching is how many commands of switches the plan takes, and how long it waits after them.
+// switching returns how many switch commands the plan runs, and how long it waits after them.
 func (p *Plan) switching() (commands int, settle time.Duration) {
 	if p.states == nil {
 		return 0, 0
@@ -138,7 +138,7 @@ func (p *Plan) printSwitches(w io.Writer) {
 	}
 }
 
-// CommandLines are the commands of a switch, each after the name of its field.
+// CommandLines returns the commands of a switch, each after the name of its field.
 func CommandLines(s *v1alpha1.Switch) []string {
 	lines := []string{"to: " + v1alpha1.CommandText(s.To), "back: " + v1alpha1.CommandText(s.Back)}
 	if s.Verify != nil {
@@ -153,7 +153,7 @@ type switcher struct {
 	run   Commands
 	notes interface{ Switched(variant string) error }
 	tell  func(string)
-	// now is the variant whose switch is made, in part at least; nil for the machine as found.
+	// now is the variant whose switch has been made, at least in part; nil if the machine is as it was found.
 	now *v1alpha1.Variant
 	// at is the state of the period that was entered last; begun before the first.
 	at int
@@ -206,7 +206,7 @@ func (s *switcher) untouched(ctx context.Context) error {
 	return nil
 }
 
-// make runs a step's command. That it is about to be run is on disk before.
+// make runs a step's command. First it records on disk that it is about to.
 func (s *switcher) make(ctx context.Context, st step) error {
 	if !st.back {
 		if err := s.notes.Switched(st.variant.Name); err != nil {
@@ -221,8 +221,8 @@ func (s *switcher) make(ctx context.Context, st step) error {
 	return nil
 }
 
-// command runs one, to its end: a change that is cut short is in no known state, so a run
-// that is interrupted waits for it.
+// command runs a command of a switch to its end. A change that is cut short would leave an unknown state, so an
+// interrupted run waits for the command.
 func (s *switcher) command(ctx context.Context, sw *v1alpha1.Switch, argv []string) error {
 	limit := time.Duration(sw.Timeout)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
@@ -249,7 +249,7 @@ func (s *switcher) wait(ctx context.Context, v v1alpha1.Variant) error {
 	}
 }
 
-// verified checks that a step took effect. Only after that is it noted that a switch was undone.
+// verified checks that a step took effect. Only then does it record that a switch was undone.
 func (s *switcher) verified(ctx context.Context, last step) error {
 	v := last.variant
 	if v.Switch.Verify != nil {
@@ -302,8 +302,8 @@ func (s *switcher) restore(ctx context.Context) error {
 	return nil
 }
 
-// PutBack undoes the switch of a killed run for a variant. It is not known how far that run got, so
-// the variant's command back runs in any case.
+// PutBack undoes the switch of a killed run to a variant. It is not known how far that run got, so the variant's
+// command back runs in any case.
 func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run Commands, notes interface{ Switched(variant string) error }, tell func(string)) error {
 	v, err := Switched(exp, variant)
 	if err != nil {
@@ -313,7 +313,7 @@ func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run 
 	return s.restore(ctx)
 }
 
-// Switched is the variant that a results folder names as switched.
+// Switched returns the variant that a results folder names as switched.
 func Switched(exp *v1alpha1.Experiment, variant string) (*v1alpha1.Variant, error) {
 	v, err := exp.VariantOf(variant)
 	if err != nil || v.Switch == nil {

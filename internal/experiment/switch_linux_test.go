@@ -24,8 +24,8 @@ import (
 // at a step for its parent to kill it.
 const killed = "SLIPSTREAM_TEST_KILLED_AT"
 
-// script is a machine in a file. It stops where it is told to: a process of its own, as a command's program is that a
-// shell starts, opens a pipe that nobody writes to.
+// script emulates a machine by a file. To stop at a step, it starts another process, as a shell does for the program
+// of a command. That process opens a pipe to which nobody writes.
 const script = `
 stop() { if [ "$1" = "$` + killed + `" ]; then echo > stopped; sh -c 'read forever < pipe'; fi; }
 case $1 in
@@ -122,7 +122,7 @@ func controller(t *testing.T, exp *v1alpha1.Experiment, step string) {
 	t.Fatalf("the run came to its end, with %v", err)
 }
 
-// nobodyReads waits until no command is left that reads from a pipe.
+// nobodyReads waits until no command reads from a pipe any more.
 func nobodyReads(t *testing.T, pipe string) {
 	t.Helper()
 	var first *os.File // stays open: without a writer the reader would go on

@@ -51,7 +51,7 @@ type exitCode int
 func (e exitCode) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 func (e exitCode) ExitCode() int { return int(e) }
 
-// machine is what the commands switch.
+// machine is the machine that the commands switch.
 type machine struct {
 	size string
 	log  []string
@@ -76,15 +76,15 @@ func (m *machine) run(ctx context.Context, argv []string) error {
 	return nil
 }
 
-// on is a fake target on the machine.
+// on returns a fake target on the machine.
 func (m *machine) on() *fakeTarget {
 	f := newFake(2)
 	f.run = m.run
 	return f
 }
 
-// TestPeriods: two blocks are a round, whose second half is the reverse of the first; every
-// variant runs every cell as often as it is to in each of its periods.
+// TestPeriods: two blocks form a round, whose second half is the reverse of the first. In each of its periods, every
+// variant runs every cell as often as planned.
 func TestPeriods(t *testing.T) {
 	first := map[int]int{}
 	for seed := range 30 {
@@ -144,9 +144,8 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestSwitch runs to the end: every trial runs on what its variant needs, no worker is there
-// while something is switched, every period but the first has a switch before it, and in the
-// end the original state is restored.
+// TestSwitch runs to the end. Every trial runs on the state that its variant needs, no worker runs during a switch,
+// every period but the first has a switch before it, and the original state is restored at the end.
 func TestSwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, out := &machine{size: "small"}, new(memory)
@@ -240,8 +239,8 @@ func TestMoved(t *testing.T) {
 	})
 }
 
-// TestSwitchFails has commands fail, hang and lie. The run ends with an error that says which
-// and how, and the original state is restored unless the command that does so failed.
+// TestSwitchFails makes commands fail, hang and lie. The run ends with an error that names the command and says what
+// happened. The original state is restored, unless the command for that is the one that failed.
 func TestSwitchFails(t *testing.T) {
 	fail := errors.New("quota exceeded")
 	for _, c := range []struct {
@@ -315,8 +314,7 @@ func TestSwitchFails(t *testing.T) {
 	}
 }
 
-// TestSwitchBackLies has a command back do nothing between two switched states, where the next
-// command would hide that.
+// TestSwitchBackLies: a command back does nothing between two switched states, where the next command would hide that.
 func TestSwitchBackLies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		exp := parseSwitching(t)
@@ -341,8 +339,8 @@ func TestSwitchBackLies(t *testing.T) {
 	})
 }
 
-// TestSwitchRestarts has each command restart the machines. The run waits for them, one that still was on its way
-// down as the run asked for the first time included.
+// TestSwitchRestarts: each command restarts the machines. The run waits for them, even for one that still answered at
+// first, because it had not gone down yet.
 func TestSwitchRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{size: "small"}
@@ -438,12 +436,13 @@ func TestSwitchInterrupted(t *testing.T) {
 }
 
 // TestSwitchInterruptedTwice interrupts a run before a failed trial is tried again, and the resumed run after that
-// trial: then every cell of the period has a good trial, but of two switches. The period runs once more.
+// trial. Then every cell of the period has a good trial, but from before and after another switch. So the period runs
+// once more.
 func TestSwitchInterruptedTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, out := &machine{size: "small"}, new(memory)
-		// The first of the period's four trials fails. The first run ends as it is tried again, the second run
-		// after it.
+		// The first of the period's four trials fails. The first run ends when that trial is tried again, the
+		// second run after it.
 		for run, at := range []int{5, 2} {
 			ctx, cancel := context.WithCancel(t.Context())
 			f, begun := m.on(), 0
@@ -488,14 +487,14 @@ func TestPutBackUnknown(t *testing.T) {
 	}
 }
 
-// TestSwitchPlan: the plan tells what is switched, how often, and how long that waits.
+// TestSwitchPlan: the plan says what is switched, how often, and how long the run waits for it.
 func TestSwitchPlan(t *testing.T) {
 	p := newFake(2).plan(parseSwitching(t, "spec.variants=[{name: small}, {name: large, switch: {to: [resize, large], back: [resize, small], verify: [is, large], settle: 30s}}]", "spec.runs=2"))
 	var b strings.Builder
 	if err := p.Print(&b); err != nil {
 		t.Fatal(err)
 	}
-	// A B B A takes to, back and to, and back; B A A B one to more, and one back at the end.
+	// A B B A runs the commands to, back, to and back. B A A B runs one more to, and one more back at the end.
 	// Each of its switches waits.
 	commands, settle := "4", 90*time.Second
 	if p.order(1)[0] == 1 {

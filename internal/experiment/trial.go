@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// slack is how much longer than its traffic a trial may take.
+// slack bounds how much longer than its traffic a trial may take.
 const slack = 30 * time.Second
 
 // trial applies a variant, measures a cell, and puts everything back.
@@ -33,7 +33,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 	if err == nil {
 		err = n.changing(ctx, c, out, func() error { return n.measure(ctx, c, pairs, failed, out, moved) })
 	}
-	// What was applied goes, however the trial ended.
+	// Revert what was applied, however the trial ended.
 	back, stop := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
 	defer stop()
 	held, revertErr := n.revert(back, c, pairs)
@@ -53,7 +53,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 	return nil
 }
 
-// changing measures while the network makes the changes of a variant, and records how many it made.
+// changing measures while the network makes the changes of a variant, and records how many it made per second.
 func (n *network) changing(ctx context.Context, c Cell, out *record.Trial, measure func() error) error {
 	changes, ok := n.Network.(Changing)
 	if !ok {
@@ -72,8 +72,8 @@ func (n *network) changing(ctx context.Context, c Cell, out *record.Trial, measu
 	return errors.Join(err, changeErr)
 }
 
-// changeWarnings tell that there were far fewer changes of endpoints than the variant asks for. Some always wait for
-// the next batch when the traffic ends: those that came while rules were loaded, and in kube-proxy's second after that.
+// changeWarnings warns if far fewer endpoints were replaced than the variant asks for. Some changes always wait for the
+// next batch when the traffic ends: those that came while rules were loaded, or within kube-proxy's second after that.
 func changeWarnings(perSecond, made int, seconds float64) []record.Warning {
 	if float64(made) >= 0.5*seconds*float64(perSecond)-1 {
 		return nil
@@ -82,7 +82,7 @@ func changeWarnings(perSecond, made int, seconds float64) []record.Warning {
 		"%.1f endpoints a second were replaced, in place of %d: this machine takes longer to load the rules", float64(made)/seconds, perSecond)}
 }
 
-// heldWarnings tell what others keep accelerated.
+// heldWarnings warns of accelerators that others keep applied.
 func (n *network) heldWarnings() (all []record.Warning) {
 	for _, f := range n.facts {
 		for _, what := range f.Held {
@@ -93,11 +93,11 @@ func (n *network) heldWarnings() (all []record.Warning) {
 	return all
 }
 
-// slowInterrupt is when an interrupt to another CPU takes as long as a packet's
-// whole way through a kernel.
+// slowInterrupt is about the time of a packet's whole way through a kernel. An interrupt to another CPU that takes as long
+// counts as slow.
 const slowInterrupt = 5 * time.Microsecond
 
-// interruptWarnings tell what steering costs on machines where it costs much.
+// interruptWarnings warns of the cost of steering on machines where it is high.
 func (n *network) interruptWarnings() []record.Warning {
 	var worst float64
 	for _, f := range n.facts {
@@ -110,9 +110,8 @@ func (n *network) interruptWarnings() []record.Warning {
 		"an interrupt to another CPU takes %.0f µs, round trip, and steering needs one for each batch of packets that it moves (bare metal: 1 to 3 µs)", worst*1e6)}
 }
 
-// steered are the places of a cell that its accelerators act in, with the
-// workers that control them: the nodes, and the pods of its pairs, or those of
-// one side.
+// steered returns the places in which the accelerators of a cell act, with the workers that control them: the nodes and the
+// pods of its pairs, or only those of one side.
 func (n *network) steered(c Cell, pairs []seatedPair) []seated {
 	var ends, in []seated
 	for _, pair := range pairs {
@@ -141,8 +140,8 @@ func (n *network) steered(c Cell, pairs []seatedPair) []seated {
 	return in
 }
 
-// apply sets a cell's accelerators everywhere, side by side. In a mesh it returns the nodes where that failed: they cost
-// their pairs and no others.
+// apply applies a cell's accelerators in all places concurrently. In a mesh it returns the nodes where that failed: only
+// their pairs fail.
 func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seatedPair) (all []record.Setting, failed map[string]error, err error) {
 	var mu sync.Mutex
 	failed = make(map[string]error)
@@ -178,8 +177,7 @@ func (n *network) applyTo(ctx context.Context, s seated, what target.Steering) (
 	return settings, nil
 }
 
-// revert takes a cell's accelerators back, and returns what was in force until
-// then.
+// revert reverts a cell's accelerators, and returns the settings that were in force until then.
 func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]record.Setting, error) {
 	var mu sync.Mutex
 	var all []record.Setting
@@ -188,7 +186,7 @@ func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]rec
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
 			if c.Round > 0 && errors.Is(err, target.ErrLost) {
-				return nil // the others go on
+				return nil // the others continue
 			}
 			if err != nil {
 				return err
@@ -222,7 +220,7 @@ func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]rec
 	return all, err
 }
 
-// measure runs the traffic of a cell and samples the nodes over the same window. Pairs of nodes that have failed fail.
+// measure runs the traffic of a cell and samples the nodes over the same window. Pairs on nodes in failed fail.
 func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, failed map[string]error, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -232,7 +230,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, faile
 		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs),
 	}
 	_, _ = rand.Read(m.secret[:]) // it ends the program rather than fail
-	// A number of requests is done when it is done: then the window ends.
+	// With a fixed number of requests, the window ends once they are done.
 	if m.spec.Counted() {
 		m.early = make(chan struct{})
 	}
@@ -277,8 +275,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, faile
 	return fill(c, out)
 }
 
-// measurement is the traffic of a trial, and what it is sampled by: tasks that all begin
-// when the last of them is ready.
+// measurement is the traffic of a trial and what samples it: tasks that all begin when the last of them is ready.
 type measurement struct {
 	*network
 	// whole is all of the trial. In a mesh it has parts: the pairs, then what samples the nodes.
@@ -289,7 +286,7 @@ type measurement struct {
 	gate     *barrier
 	progress *progress
 	secret   [16]byte
-	// early is closed when the last of driving clients is done; nil if the window has a length.
+	// early is closed when the last of the driving clients is done; nil if the length of the window is fixed.
 	early   chan struct{}
 	driving atomic.Int64
 	tasks   []func() error
@@ -300,8 +297,7 @@ type measurement struct {
 	out *record.Trial
 }
 
-// add adds a task of a worker to a part. The first that fails is the part's failure, and stops the others of
-// it.
+// add adds a task of a worker to a part. The first task that fails makes the part fail, and stops its other tasks.
 func (m *measurement) add(p *part, s seated, role string, do func(w Worker, ready target.Ready) error) {
 	who := s.place.Name + " (" + role + ")"
 	p.seats = append(p.seats, s)
@@ -320,12 +316,12 @@ func (m *measurement) add(p *part, s seated, role string, do func(w Worker, read
 	})
 }
 
-// deathTime bounds how long workers may take to show that they live. In a cluster the API server reports a death, which may
-// take a moment.
+// deathTime bounds how long workers may take to show that they live. In a cluster the API server reports a death, possibly
+// with a delay.
 const deathTime = 5 * time.Second
 
 // death returns which worker of a part has died, and why. The other ends of its connections may report first that these
-// were reset or refused, which does not tell the cause.
+// were reset or refused, which does not show the cause.
 func (m *measurement) death(p *part) error {
 	ctx, cancel := context.WithTimeout(p.ctx, deathTime)
 	defer cancel()
@@ -353,8 +349,8 @@ func (m *measurement) addPair(i int, pair seatedPair) {
 	}
 	ports := make(chan uint16, len(pair.servers))
 	m.servers[i] = make([]record.Endpoint, len(pair.servers))
-	// Another tool's server has nothing to tell, and goes with its client; one of a
-	// number of requests does not know which one is the last.
+	// The server of another tool has nothing to report, and ends with its client. So does a server for a fixed number
+	// of requests, because it does not know which one is the last.
 	part := m.part()
 	serveCtx, clientDone := part.ctx, func() {}
 	if m.spec.Tool != v1alpha1.ToolNative || m.early != nil {
@@ -395,7 +391,7 @@ func (m *measurement) addPair(i int, pair seatedPair) {
 	})
 }
 
-// addSampler adds what samples a node.
+// addSampler adds the task that samples a node.
 func (m *measurement) addSampler(node target.Place) {
 	part := m.part()
 	m.add(part, seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
@@ -428,7 +424,7 @@ func (n *network) nameHosts(hosts []record.Host) {
 	}
 }
 
-// together is what the backends of a pair did.
+// together sums up what the backends of a pair did.
 func together(backends []record.Endpoint) record.Endpoint {
 	all := record.Endpoint{}
 	names := make([]string, len(backends))
@@ -448,8 +444,7 @@ func together(backends []record.Endpoint) record.Endpoint {
 	return all
 }
 
-// loads are what the nodes of a lab did with what they have: devices and CPUs have been
-// sampled by then.
+// loads returns the load of the CPUs and the NIC of each node of a lab, from the samples of CPUs and devices.
 func (n *network) loads(nodes []target.Place, t *record.Trial) []record.Load {
 	var all []record.Load
 	for _, node := range nodes {
@@ -480,8 +475,8 @@ func (n *network) loads(nodes []target.Place, t *record.Trial) []record.Load {
 	return all
 }
 
-// served is a workload as each server of a pair sees it: connections that last are
-// divided among backends, those that come and go are not.
+// served returns the workload of each server of a pair. Long-lived connections are divided among backends; connections that
+// come and go are not.
 func served(w v1alpha1.Workload, p target.Pair) v1alpha1.Workload {
 	if !p.Backends || w.Connect != nil || w.HTTP != nil || w.Application != nil {
 		return w
@@ -512,7 +507,7 @@ func (p *progress) of(i int) func(bytes, messages uint64) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.bytes[i], p.messages[i] = bytes, messages
-		if i == 0 { // once a second, not once a second and pair
+		if i == 0 { // report once a second, not once for each pair
 			p.moved(sum(p.bytes), sum(p.messages))
 		}
 	}

@@ -40,8 +40,9 @@ func TestChangeWarnings(t *testing.T) {
 	}
 }
 
-// TestVFWarnings: a virtual function that went in a trial, or that was up and carried nothing,
-// is told of; one that carries all, is absent, or belongs to a NIC without the traffic is not.
+// TestVFWarnings: a trial warns of a virtual function that disappeared, or that was up and
+// carried nothing. It does not warn of one that carried everything, is absent, or belongs to a
+// NIC without the trial's traffic.
 func TestVFWarnings(t *testing.T) {
 	use := func(change string, up bool, packets, vf uint64) record.VFUse {
 		return record.VFUse{Place: "a", NIC: "eth0", VF: "eth1", RxPackets: packets, VFRxPackets: vf, Change: change, Up: up}
