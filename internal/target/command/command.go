@@ -14,10 +14,10 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// Run runs a program with arguments, without a shell and without input, and kills it and
-// what it started when ctx ends. The error ends with the last of what the command printed, and is an
-// *exec.ExitError if it exited with another code than 0. If this process dies, so do the command and what it
-// started, except on Windows: whoever undoes a change must not meet one that goes on.
+// Run runs a program with arguments, without a shell and without input, and kills it and what it started when ctx
+// ends. The error ends with the last of what the command printed, and is an *exec.ExitError if it exited with
+// another code than 0. If this process dies, so do the command and what it started, except on Windows: a change must
+// not continue while somebody undoes it.
 func Run(ctx context.Context, argv []string) error { return run(ctx, 0, argv) }
 
 // Interrupt is Run for a program that cleans up when it is interrupted. When ctx ends it interrupts the program, and
@@ -33,7 +33,7 @@ func run(ctx context.Context, grace time.Duration, argv []string) error {
 		return fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
 	}
 	defer release()
-	cmd.WaitDelay = time.Second // one that it leaves running may hold the pipe
+	cmd.WaitDelay = time.Second // a process that it leaves running may hold the pipe
 	kill := cmd.Cancel
 	if grace > 0 {
 		cmd.WaitDelay, cmd.Cancel = grace, func() error {

@@ -47,7 +47,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRunEnds: the time is up for all that a command started.
+// TestRunEnds: when the context ends, everything that a command started is killed.
 func TestRunEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -68,7 +68,7 @@ func TestRunEnds(t *testing.T) {
 		t.Errorf("it took %s", took)
 	}
 	_, pid, _ := strings.Cut(err.Error(), "signal: killed: ")
-	// Of a process that is dead and was not waited for it is empty.
+	// It is empty for a zombie.
 	testenv.Await(t, 10*time.Second, "process "+pid+" is dead", func() bool {
 		argv, _ := os.ReadFile("/proc/" + pid + "/cmdline")
 		return len(argv) == 0

@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// isolate makes a command a process group of its own, which Ctrl-C does not reach, and which is killed as one. A
-// guard leads the group. It waits for the end of a pipe that only this process holds, so it kills the group if
-// this process dies. release ends the guard alone: what the command has left running goes on.
+// isolate puts a command into a process group of its own, which Ctrl-C does not reach, and which is killed as a
+// whole. A guard leads the group. It waits for the end of a pipe that only this process holds, so it kills the
+// group if this process dies. release ends only the guard: what the command has left running continues.
 func isolate(cmd *exec.Cmd) (release func(), err error) {
 	r, w, err := os.Pipe()
 	if err != nil {

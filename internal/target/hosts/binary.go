@@ -19,13 +19,14 @@ type binary struct {
 	sum                string // SHA-256, in hexadecimal
 }
 
-// hostSystems are those that a worker runs on.
+// hostSystems are the operating systems that a worker runs on.
 var hostSystems = []string{"linux", "windows"}
 
-// mainPackage is this program in the build information of a binary.
+// mainPackage names this program in the build information of a binary.
 const mainPackage = "slipstream.dev/cmd/slipstream"
 
-// binaries are the files that the user names, and this program itself if hosts can run it.
+// binaries returns the files that the user names, and this program itself if hosts
+// can run it.
 func binaries(named []string) (all []binary, err error) {
 	for _, file := range named {
 		info, err := buildinfo.ReadFile(file)
@@ -74,10 +75,11 @@ func (b *binary) measure() error {
 	return nil
 }
 
-// architectures are Go's names of those that uname -m tells, and Windows.
+// architectures maps the names that uname -m and Windows print to Go's.
 var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64", "AMD64": "amd64"}
 
-// fitting is the binary for a machine as uname -sm describes it, "Linux x86_64", or lookWindows, "Windows AMD64".
+// fitting returns the binary for a machine as uname -sm describes it, "Linux
+// x86_64", or lookWindows, "Windows AMD64".
 func fitting(all []binary, name, uname string) (binary, error) {
 	system, machine, _ := strings.Cut(uname, " ")
 	system = strings.ToLower(system)

@@ -19,14 +19,15 @@ import (
 	"golang.org/x/crypto/ssh/knownhosts"
 )
 
-// connectTime bounds how long a connection to one machine takes to be made.
+// connectTime bounds how long it may take to connect to one machine.
 const connectTime = 15 * time.Second
 
-// agentTime bounds how long the SSH agent takes to tell its keys. To sign with one it may ask a person.
+// agentTime bounds how long the SSH agent may take to list its keys. It does not bound signing, for which the
+// agent may ask a person.
 var agentTime = 5 * time.Second
 
-// refusedError is a machine that will refuse another attempt too: it shows another key, say, or has another
-// architecture than before.
+// refusedError means that another attempt would fail too: for example, because the machine shows another key,
+// or has another architecture than before.
 type refusedError struct{ error }
 
 func (e refusedError) Unwrap() error { return e.error }
@@ -60,8 +61,8 @@ func (l login) connect(ctx context.Context, dial dialer) (*ssh.Client, error) {
 	return before, nil
 }
 
-// throughJump is a connection through another machine. Closing it closes the connection to that machine, too:
-// its own end waits for an answer from there, which may never come.
+// throughJump is a connection through another machine. Closing it also closes the connection to that machine:
+// closing only this one would wait for an answer from there, which may never come.
 type throughJump struct {
 	net.Conn
 	jump *ssh.Client
@@ -114,7 +115,7 @@ func (l login) enter(ctx context.Context, dial dialer) (*ssh.Client, error) {
 	return ssh.NewClient(c, channels, requests), nil
 }
 
-// known returns a check of host keys by the files that exist.
+// known returns a callback that checks host keys against those known_hosts files that exist.
 func (l login) known() (ssh.HostKeyCallback, error) {
 	files := slices.DeleteFunc(slices.Clone(l.knownHosts), func(name string) bool {
 		_, err := os.Stat(name)
@@ -127,15 +128,16 @@ func (l login) known() (ssh.HostKeyCallback, error) {
 	return check, nil
 }
 
-// noKey is a host key that nobody has, to ask which are known.
+// noKey is a key that no host has. Checking it returns the keys that are known.
 type noKey struct{}
 
 func (noKey) Type() string                        { return "none" }
 func (noKey) Marshal() []byte                     { return nil }
 func (noKey) Verify([]byte, *ssh.Signature) error { return errors.New("no key") }
 
-// algorithms are first those of the keys that are known of the host: one that has several keys could show one
-// that nobody has seen. A host that has none of these shows another, which is refused as a changed one.
+// algorithms returns the algorithms of host keys, first those of the host's known keys: otherwise a host with
+// several keys could show one that is unknown. A host that has none of the known keys shows another one,
+// which is refused as a changed key.
 func (l login) algorithms(known ssh.HostKeyCallback) (all []string) {
 	var problem *knownhosts.KeyError
 	if !errors.As(known(l.keyName, &net.TCPAddr{IP: net.IPv4zero}, noKey{}), &problem) {
@@ -160,13 +162,14 @@ func (l login) algorithms(known ssh.HostKeyCallback) (all []string) {
 	return all
 }
 
-// certificates are the algorithms of host certificates.
+// certificates has the algorithms of host certificates.
 var certificates = []string{
 	ssh.CertAlgoED25519v01, ssh.CertAlgoECDSA256v01, ssh.CertAlgoECDSA384v01, ssh.CertAlgoECDSA521v01,
 	ssh.CertAlgoRSASHA512v01, ssh.CertAlgoRSASHA256v01,
 }
 
-// isAuthority tells whether a known key is one that signs those of hosts: only its line says so.
+// isAuthority reports whether a known key belongs to an authority that signs host keys. Only its line in the
+// file says so.
 func isAuthority(k knownhosts.KnownKey) bool {
 	data, err := os.ReadFile(k.Filename)
 	lines := bytes.Split(data, []byte("\n"))
@@ -196,10 +199,10 @@ func (l login) judge(err error, key ssh.PublicKey) error {
 		l.alias, l.address, fingerprint, problem.Want[0].Filename, problem.Want[0].Line, problem.Want[0].Filename, "'"+name+"'", l.alias)
 }
 
-// keyring is the keys that are offered.
+// keyring has the keys that are offered to a machine.
 type keyring struct {
 	signers []ssh.Signer
-	// sources tell where they are from, skipped those that cannot be used.
+	// sources says where the keys come from, skipped which ones cannot be used.
 	sources, skipped []string
 	agent            io.Closer
 }
@@ -221,7 +224,7 @@ func (k *keyring) String() string {
 	return text
 }
 
-// keys are the identities and then, unless only those are wanted, what else the agent has.
+// keys returns the identities and then, unless only those are wanted, the other keys of the agent.
 func (l login) keys() (*keyring, error) {
 	k := new(keyring)
 	held, err := k.open(l.agent)

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// diagnose runs doctor on hosts, and returns its exit code and a line for each finding that is of the hosts'
-// network namespaces or between them: what the machine under them does is another matter.
+// diagnose runs doctor on hosts. It returns the exit code, and a line for each finding in or between the
+// hosts' network namespaces. It leaves out findings about the machine under them.
 func (w *world) diagnose(t *testing.T, args ...string) (code int, found []string) {
 	t.Helper()
 	p := w.start(t, append([]string{"doctor", "--for", "100ms", "--format", "json"}, args...)...)
@@ -35,8 +35,8 @@ func (w *world) diagnose(t *testing.T, args ...string) (code int, found []string
 	return code, found
 }
 
-// TestDoctor: nothing is found on two healthy hosts and between them, and each fault is, alone, by its name.
-// Nothing is left.
+// TestDoctor: doctor finds nothing on two healthy hosts and between them. It finds each fault, by its name
+// and nothing else, and leaves nothing behind.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -80,7 +80,7 @@ func TestDoctor(t *testing.T) {
 		}
 		b.in("sh", "-ec", c.mend)
 	}
-	// A host that cannot be looked at leaves the other to be.
+	// If one host cannot be examined, the other still is.
 	b.stop()
 	code, found := w.diagnose(t, both)
 	if code != 3 || len(found) != 1 || !strings.HasPrefix(found[0], "serious host-unfit 10.9.0.2: ") {

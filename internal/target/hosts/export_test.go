@@ -1,6 +1,6 @@
 package hosts
 
-// Dial has a configuration connect by a test's own means.
+// Dial makes a configuration connect through a test's dialer.
 func (c Config) Dial(by dialer) Config {
 	c.dial = by
 	return c

@@ -71,7 +71,7 @@ func hostile(t *testing.T, serve func(ssh.NewChannel)) Config {
 
 var someMark = regexp.MustCompile(`slipstream-[A-Z2-7]{20,}`)
 
-// answering accepts a command, and writes what answer says of its mark, until that is empty.
+// answering accepts a command, and writes what answer returns for its mark, until that is empty.
 func answering(answer func(mark string, n int) string) func(ssh.NewChannel) {
 	return func(offered ssh.NewChannel) {
 		channel, requests, err := offered.Accept()
@@ -94,7 +94,8 @@ func answering(answer func(mark string, n int) string) func(ssh.NewChannel) {
 	}
 }
 
-// TestHostile: a host that answers anything, or nothing, is an error within a time and a size.
+// TestHostile: whatever a host answers, and if it does not answer, the result is an error, in bounded time
+// and size.
 func TestHostile(t *testing.T) {
 	defer func(was time.Duration) { scriptTime = was }(scriptTime)
 	once := func(text string) func(string, int) string {
@@ -166,8 +167,8 @@ func TestSilentFiles(t *testing.T) {
 	}
 }
 
-// TestSilentAgent: an SSH agent that does not answer, as one that was forwarded by a lost connection, costs
-// its keys only.
+// TestSilentAgent: an SSH agent that does not answer, such as one that was forwarded by a lost connection,
+// costs only its keys.
 func TestSilentAgent(t *testing.T) {
 	defer func(was time.Duration) { agentTime = was }(agentTime)
 	agentTime = 100 * time.Millisecond

@@ -1,8 +1,7 @@
-// Package hosts makes the places of an experiment of machines that are reached by SSH. It logs in as ssh
-// does, copies this program to each host once, starts workers there, and finds out whether traffic gets
-// from one host to the other. Nothing of it stays: the program's file has no name from its first byte on,
-// and a worker ends with its connection. What a worker does is up to internal/worker, and what runs in the
-// places to internal/experiment.
+// Package hosts makes places of machines that it reaches by SSH. It logs in as ssh does, copies this program to each
+// host once, starts workers there, and finds out whether traffic gets from one host to the other. It leaves nothing
+// behind: the program's file has no name from its first byte on, and a worker ends with its connection. What a worker
+// does is up to internal/worker, and what runs in the places to internal/experiment.
 package hosts
 
 import (
@@ -30,16 +29,16 @@ import (
 // Config of a run on hosts.
 type Config struct {
 	Hosts []v1alpha1.Host
-	// Paths are those that traffic is to take.
+	// Paths that traffic takes.
 	Paths []Path
-	// Root says what needs root on a host, by its name, such as "rps of variant rps". Nothing needs it on
-	// the others.
+	// Root maps the names of hosts to what needs root there, such as "rps of variant rps". The other hosts do not
+	// need it.
 	Root map[string]string
-	// Linux says what needs Linux on a host, by its name, such as "workload page": one that runs Windows is refused.
-	// Windows says what needs that.
+	// Linux maps the names of hosts to what needs Linux there, such as "workload page". Such a host is refused if it
+	// runs Windows. Windows maps them to what needs Windows.
 	Linux, Windows map[string]string
-	// Look: the run changes nothing on the hosts. Workers for control are root's where sudo -n gives that, and
-	// do without where it does not.
+	// Look means that the run changes nothing on the hosts. Workers for control run as root where sudo -n allows it,
+	// and otherwise without.
 	Look bool
 	// Binaries are files of this program for other architectures than its own.
 	Binaries []string
@@ -71,7 +70,7 @@ type Hosts struct {
 	dialing chan struct{}
 }
 
-// host is one of them.
+// host is one of the Hosts.
 type host struct {
 	name  string
 	spec  v1alpha1.Host
@@ -79,14 +78,14 @@ type host struct {
 	all   *Hosts
 
 	facts facts
-	// windows: the host runs it, as its SSH server has told look.
+	// windows means that the host runs Windows, according to its SSH server.
 	windows bool
 	program program
-	// ownJournal: the run may change settings, and there was no journal when it began.
+	// ownJournal means that the run may change settings, and that there was no journal when it began.
 	ownJournal bool
-	// first is the worker that claims the host, nil while there is none. The program of the others is its.
+	// first is the worker that claims the host, or nil. The other workers run its program.
 	first *worker.Client
-	// started: there was a first worker once, when the host's own address was found.
+	// started means that there has been a first worker, and that found, the host's own address, is known since.
 	started bool
 	found   netip.Addr
 
@@ -94,7 +93,7 @@ type host struct {
 	sessions []*session
 }
 
-// program is this program on a host, as a process that runs it.
+// program identifies this program on a host, by a process that runs it.
 type program struct{ process, file string }
 
 // Up starts a worker on each host, and returns once traffic gets through between them. If it fails, it
@@ -160,7 +159,7 @@ func (h *Hosts) up(ctx context.Context) error {
 	return h.reach(ctx)
 }
 
-// each does something with every host at the same time; the first error ends it.
+// each calls do for all hosts concurrently. The first error ends it.
 func (h *Hosts) each(ctx context.Context, do func(context.Context, *host) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, at := range h.hosts {
@@ -180,7 +179,7 @@ func (h *host) connect(ctx context.Context) (*ssh.Client, error) {
 	return h.login.connect(ctx, h.all.config.dial)
 }
 
-// start looks at the host, copies the program, has the first worker claim the host, and restores what dead
+// start examines the host, copies the program, starts the first worker, which claims the host, and restores what dead
 // workers have left there.
 func (h *host) start(ctx context.Context) error {
 	facts, err := h.look(ctx)
@@ -225,7 +224,7 @@ func (h *host) startLinux(ctx context.Context, b binary) error {
 	return err
 }
 
-// launch copies the program to a folder of the host, in a session that becomes it.
+// launch copies the program to a folder of the host, in a session that then becomes the program.
 func (h *host) launch(ctx context.Context, folder string, b binary) (*session, error) {
 	s, err := h.open(ctx, func(mark string) string { return command(launch(mark, folder, b, h.claim())) })
 	if err != nil {
@@ -238,7 +237,7 @@ func (h *host) launch(ctx context.Context, folder string, b binary) (*session, e
 	return s, nil
 }
 
-// claim are the arguments of a worker of which the host has one: the first, or the one for control.
+// claim returns the arguments of a worker of which a host has only one: the first, or the one for control.
 func (h *host) claim() string { return "--remote --claim " + h.all.run + "/" + whoami() }
 
 // attach connects to the worker that a session has become.
@@ -253,10 +252,10 @@ func (h *host) attach(ctx context.Context, s *session) (*worker.Client, error) {
 	return c, nil
 }
 
-// brokenError is a copy of the program that is not the program: most often there is no room for it.
+// brokenError means that a copy of the program is not complete. Usually there is no room for it.
 type brokenError struct{ error }
 
-// copy sends the program, and returns as what it runs.
+// copy sends the program, and returns how the host runs it.
 func (s *session) copy(ctx context.Context, folder string, b binary) (program, error) {
 	if err := s.expect(ctx, "send"); err != nil {
 		return program{}, err
@@ -268,7 +267,7 @@ func (s *session) copy(ctx context.Context, folder string, b binary) (program, e
 	defer f.Close()
 	ctx, stop := within(ctx, copyTime, s.host, s.client)
 	defer stop()
-	_, _ = f.WriteTo(s.in) // the script says what came of it
+	_, _ = f.WriteTo(s.in) // the script reports the outcome
 	word, rest, err := s.report(ctx)
 	switch {
 	case err != nil:
@@ -300,7 +299,7 @@ func (h *host) drop() {
 
 var notPlain = regexp.MustCompile(`[^A-Za-z0-9.@_-]+`)
 
-// whoami is who runs this, for others that find the host claimed.
+// whoami says who runs this, for others that find the host claimed.
 func whoami() string {
 	name, err := os.Hostname()
 	if err != nil {
@@ -366,13 +365,13 @@ func (h *Hosts) find(name string) *host {
 // root says what needs root on this host, "" if nothing does.
 func (h *host) root() string { return h.all.config.Root[h.name] }
 
-// sudo tells whether a worker for control takes sudo on this host.
+// sudo reports whether a worker for control uses sudo on this host.
 func (h *host) sudo() bool {
 	return h.facts.user != "0" && (h.root() != "" || h.facts.sudo)
 }
 
-// restore puts back on the host what dead workers have left, where this run may change anything. A journal
-// that is the run's own goes.
+// restore restores what dead workers have left on the host, if this run may change anything there. It removes a journal
+// that is the run's own.
 func (h *host) restore(ctx context.Context, own bool) error {
 	if h.root() == "" {
 		return nil
@@ -399,14 +398,14 @@ func (h *host) restore(ctx context.Context, own bool) error {
 	return nil
 }
 
-// patience is how long a host may be away before the run is given up: about what one takes to restart.
-// endPatience is how long it may be away at the end of a run. After that, what dead workers left there stays.
+// patience bounds how long a host may be unreachable before the run is given up. A restart takes about that long.
+// endPatience is the bound at the end of a run: after it, what dead workers left there stays.
 const patience, endPatience = 5 * time.Minute, time.Minute
 
-// aliveTime bounds how long a host takes to answer.
+// aliveTime bounds how long a host may take to answer.
 const aliveTime = 10 * time.Second
 
-// Await connects again to hosts that do not answer: once or, if it is patient, until patience ends. Then
+// Await connects again to hosts that do not answer. It tries once or, if patient is set, until patience is over; then
 // the run is lost (target.ErrLost).
 func (h *Hosts) Await(ctx context.Context, patient bool) error {
 	limit := time.Duration(0)
@@ -426,7 +425,7 @@ func (h *Hosts) Await(ctx context.Context, patient bool) error {
 	})
 }
 
-// everywhere does something with every host at the same time; an error ends nothing.
+// everywhere calls do for all hosts concurrently. An error does not end it.
 func (h *Hosts) everywhere(do func(*host) error) error {
 	errs := make([]error, len(h.hosts))
 	var doing sync.WaitGroup
@@ -446,7 +445,7 @@ func (h *host) answers(ctx context.Context) error {
 	return h.first.Alive(ctx)
 }
 
-// comeBack starts the host's first worker again, with pauses that grow.
+// comeBack tries to start the host's first worker again, at growing intervals, until limit is over.
 func (h *host) comeBack(ctx context.Context, limit time.Duration) error {
 	h.drop()
 	deadline := time.Now().Add(limit)
@@ -475,7 +474,7 @@ func (h *host) comeBack(ctx context.Context, limit time.Duration) error {
 	}
 }
 
-// Places are the hosts, as nodes.
+// Places returns the hosts, as nodes.
 func (h *Hosts) Places() []target.Place {
 	var all []target.Place
 	for _, at := range h.hosts {
@@ -493,7 +492,8 @@ func (h *Hosts) Places() []target.Place {
 	return all
 }
 
-// address is one of the host's by name; invalid if it has none. Its own is the one by which SSH reaches it.
+// address returns an address of the host by name; invalid if it has none. The host's own is the one by which SSH reaches
+// it.
 func (h *host) address(name string) netip.Addr {
 	if text, ok := h.spec.Addresses[name]; ok {
 		return netip.MustParseAddr(text).Unmap() // Parse has checked it
@@ -504,7 +504,7 @@ func (h *host) address(name string) netip.Addr {
 	return netip.Addr{}
 }
 
-// Lead is how long workers take at most to hear when traffic is to start.
+// Lead returns the longest time that the start time of traffic takes to reach the workers.
 func (h *Hosts) Lead() time.Duration { return h.lead }
 
 // Close ends all workers, and restores what they may have left.
@@ -527,7 +527,7 @@ func (h *host) close(ctx context.Context) error {
 	}
 	err := h.restore(ctx, h.ownJournal)
 	gone := h.first.Gone()
-	if closeErr := h.first.Close(); !gone { // else that is known, and was told
+	if closeErr := h.first.Close(); !gone { // otherwise that is known, and was reported
 		err = errors.Join(err, closeErr)
 	}
 	h.drop()

@@ -36,7 +36,7 @@ import (
 
 var tcp4 = target.Transport{IP: 4, Protocol: "tcp"}
 
-// specs are the hosts of nodes as an experiment has them.
+// specs returns nodes as the hosts of an experiment.
 func specs(user string, nodes []*node) (all []v1alpha1.Host) {
 	for _, n := range nodes {
 		all = append(all, v1alpha1.Host{Name: n.name, Address: n.address, User: user})
@@ -48,7 +48,7 @@ func fromAToB(address string, t target.Transport) []hosts.Path {
 	return []hosts.Path{{Client: "a", Server: "b", Address: address, Transport: t}}
 }
 
-// TestUp: what hosts may lack, and a run gets by without, or says what to do. Nothing is left either way.
+// TestUp: hosts lack something. The run does without it, or says what to do. Either way it leaves nothing behind.
 func TestUp(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -237,7 +237,7 @@ func slowly(t *testing.T, nodes []*node) {
 	}
 }
 
-// certify gives nodes certificates of a new authority, and has the controller know that alone.
+// certify gives nodes certificates of a new authority, which is all that the controller knows.
 func certify(t *testing.T, w *world, nodes []*node, names string) {
 	t.Helper()
 	authority := newKey(t, filepath.Join(w.home, "authority"))
@@ -255,7 +255,7 @@ func certify(t *testing.T, w *world, nodes []*node, names string) {
 	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(line), 0o600))
 }
 
-// TestLogin: by the agent, by an alias of the configuration, and through another machine.
+// TestLogin logs in by the agent, by an alias of the configuration, and through another machine.
 func TestLogin(t *testing.T) {
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	raw, err := os.ReadFile(filepath.Join(w.home, ".ssh", "id_ed25519"))
@@ -350,7 +350,7 @@ func TestCut(t *testing.T) {
 		t.Logf("cut after %d bytes: %v", bytes, err)
 		clean(t, nodes)
 	}
-	// As the program begins.
+	// When the program starts.
 	ended, cut := make(chan error), make(chan struct{})
 	go func() {
 		up, err := hosts.Up(t.Context(), config)
@@ -367,7 +367,7 @@ func TestCut(t *testing.T) {
 	clean(t, nodes)
 	up, err := hosts.Up(t.Context(), config)
 	must(t, err)
-	// Now all at once, in the midst of it.
+	// Now all connections break at once, in the middle of the run.
 	for _, p := range up.Places() {
 		_, err := up.Worker(t.Context(), p, target.ForTraffic)
 		must(t, err)
@@ -378,7 +378,7 @@ func TestCut(t *testing.T) {
 	clean(t, nodes)
 }
 
-// TestClaim: a second run on a host is told who is there.
+// TestClaim: a second run on a host is told who uses it.
 func TestClaim(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -393,8 +393,8 @@ func TestClaim(t *testing.T) {
 	clean(t, nodes)
 }
 
-// The traffic is paced, to leave CPU time to other tests. Its window is twice as long as a datagram that got no
-// answer is awaited: a thread that waits so long for a CPU is then no connection that is stalled at the window's end.
+// The traffic is paced, to leave CPU time to other tests. A datagram without an answer counts as lost after half of the window.
+// So a thread that waits that long for a CPU does not look like a connection that is stalled at the end of the window.
 const experimentText = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: hosts}
@@ -478,7 +478,7 @@ func served(trial record.Trial) bool {
 	})
 }
 
-// TestExperiment: every variant gives figures, by a user who becomes root where a variant needs it.
+// TestExperiment: every variant gives figures. The user becomes root where a variant needs it.
 func TestExperiment(t *testing.T) {
 	t.Parallel()
 	with := nodeOptions{config: "MaxSessions 1\n", sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
@@ -512,7 +512,7 @@ func TestExperiment(t *testing.T) {
 	clean(t, nodes)
 }
 
-// recorded is the number of trials on record.
+// recorded returns the number of trials on record.
 func (w *world) recorded() int {
 	files, _ := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
 	if len(files) == 0 {
@@ -522,8 +522,8 @@ func (w *world) recorded() int {
 	return strings.Count(string(data), "\n")
 }
 
-// TestResume: a run whose controller was killed, in a trial with accelerators too, leaves nothing on the
-// hosts, and goes on: no trial is lost, none is run twice.
+// TestResume: a run whose controller is killed, even in a trial with accelerators, leaves nothing on the hosts. The resumed run
+// loses no trial, and repeats none.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
@@ -793,7 +793,7 @@ func (c mutedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// TestSilentJump: a machine on the way to a host that goes silent holds up nobody who has run out of patience.
+// TestSilentJump: a jump host that goes silent does not hold up a run that has run out of patience.
 func TestSilentJump(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -827,8 +827,8 @@ func TestSilentJump(t *testing.T) {
 
 func sshKey(pem []byte) (any, error) { return ssh.ParseRawPrivateKey(pem) }
 
-// TestTakeover: a worker whose connection has broken without a word, so that its input stays open, gives way
-// to another of its run, and to no other: nor to one of another user, who has seen what the run is called.
+// TestTakeover: if the connection of a worker breaks silently, so that its input stays open, the worker yields to another one of
+// its run. It does not yield to any other, not even to one of another user who has seen the name of the run.
 func TestTakeover(t *testing.T) {
 	t.Parallel()
 	testenv.NeedRoot(t)
@@ -860,7 +860,7 @@ func TestTakeover(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = first.Wait() // how is nobody's business any more
+		_ = first.Wait() // however it ends
 	}()
 	start(0, "mine/somebody")
 	select {

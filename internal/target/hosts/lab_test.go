@@ -23,9 +23,9 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// besideLab has the two nodes of a lab twice: by the lab's own workers, and by workers over SSH.
-// Throughput varies by a sixth from block to block, so that fewer blocks leave an interval beyond the margin. They take
-// a quarter of an hour.
+// besideLab measures between the two nodes of a lab twice: by the lab's own workers, and by workers over SSH.
+// Throughput varies by a sixth from block to block, so fewer blocks would leave an interval wider than the margin.
+// These take a quarter of an hour.
 const besideLab = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: beside-lab}
@@ -58,8 +58,8 @@ func (b *twice) Network(_ context.Context, fabric int) (experiment.Network, erro
 	return &twiceNetwork{twice: b, Seating: b.Seat(fabric, append(b.hosts.Places(), b.nodes()...))}, nil
 }
 
-// nodes are the nodes of the lab. If they share CPUs, each has one of its own, as the pods of a pair have: else
-// the scheduler would decide at random.
+// nodes returns the nodes of the lab. If they share CPUs, each gets one of its own, as the pods of a pair do. Otherwise
+// the scheduler would choose at random.
 func (b *twice) nodes() []target.Place {
 	nodes := b.lab.Places()
 	for i, p := range nodes {
@@ -95,8 +95,8 @@ type kept struct{}
 func (kept) Append(record.Trial) error { return nil }
 func (kept) Switched(string) error     { return nil }
 
-// BenchmarkBesideLab measures between two nodes of a lab over SSH, and beside it as the lab does, block by block:
-// both say the same.
+// BenchmarkBesideLab measures between two nodes of a lab, in every block once over SSH and once as the lab does. The
+// two must agree.
 func BenchmarkBesideLab(b *testing.B) {
 	w := newController(b)
 	exp, err := v1alpha1.Parse("beside-lab.yaml", []byte(besideLab), nil)

@@ -19,7 +19,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// login is how to reach and enter a machine, from the experiment and the SSH configuration.
+// login says how to reach a machine and log in, according to the experiment and the SSH configuration.
 type login struct {
 	// alias is what the user calls it.
 	alias string
@@ -30,7 +30,7 @@ type login struct {
 	// it is an error if one is missing.
 	identities []string
 	named      bool
-	// only: none but the identities is offered, be it by the agent.
+	// only means that no keys but the identities are offered, not even those of the agent.
 	only bool
 	// agent is the socket of the SSH agent; "" if there is none.
 	agent      string
@@ -43,7 +43,7 @@ type login struct {
 type configuration struct {
 	home  string
 	files []*ssh_config.Config
-	// leftOut is why the machine's counts for nothing; nil if it counts.
+	// leftOut is the reason why the machine's file is ignored; nil if it is used.
 	leftOut error
 }
 
@@ -60,7 +60,8 @@ func machineFile() string {
 }
 
 // readConfiguration reads the SSH configuration; home is the user's home directory, machine the machine's
-// file. That of Fedora and its kin has a Match which is not supported, so it is no error there.
+// file. The machine's file of Fedora and similar distributions has a Match that is not supported, so that
+// is no error there.
 func readConfiguration(home, machine string) (configuration, error) {
 	c := configuration{home: home}
 	for _, name := range []string{filepath.Join(home, ".ssh", "config"), machine} {
@@ -218,7 +219,7 @@ func parseJump(text string) (v1alpha1.Host, error) {
 	return h, nil
 }
 
-// expand replaces what ssh_config(5) lets the name of a file have of the user and the host.
+// expand replaces ~ and the tokens of ssh_config(5) for the user and the host in the name of a file.
 func (c configuration) expand(file, user, host, port string) string {
 	if rest, ok := strings.CutPrefix(file, "~/"); ok {
 		file = filepath.Join(c.home, rest)
@@ -226,7 +227,7 @@ func (c configuration) expand(file, user, host, port string) string {
 	return strings.NewReplacer("%%", "%", "%d", c.home, "%u", me(), "%r", user, "%h", host, "%p", port).Replace(file)
 }
 
-// me is the name of the user of this process.
+// me returns the name of the user of this process.
 func me() string {
 	u, err := user.Current()
 	if err != nil {
@@ -235,7 +236,7 @@ func me() string {
 	return u.Username[strings.LastIndex(u.Username, `\`)+1:]
 }
 
-// route is the machines of a login, from the first to go through to the host itself.
+// route returns the machines of a login, from the first one to go through to the host itself.
 func (l login) route() []login {
 	var all []login
 	if len(l.jump) > 0 {
@@ -247,7 +248,7 @@ func (l login) route() []login {
 	return append(slices.Clone(all), own)
 }
 
-// String is what the user calls it, and what that stands for.
+// String returns the user's name for the machine, and what it stands for.
 func (l login) String() string {
 	text := l.user + "@" + l.address
 	for _, j := range l.jump {

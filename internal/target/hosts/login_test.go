@@ -75,7 +75,7 @@ Host *
 	if six := get(v1alpha1.Host{Name: "six"}); six.address != "[2001:db8::1]:22" || six.keyName != "cluster:22" {
 		t.Errorf("six: %s, its key %s", six.address, six.keyName)
 	}
-	// What the experiment says goes before the configuration.
+	// The experiment takes precedence over the configuration.
 	own := get(v1alpha1.Host{Name: "web", Address: "10.0.0.1", User: "me", Port: 22, IdentityFile: "/key"})
 	if diff := cmp.Diff([]string{"/key"}, own.identities); diff != "" || own.address != "10.0.0.1:22" || own.user != "me" || !own.named {
 		t.Errorf("own: %+v\n%s", own, diff)
@@ -96,7 +96,8 @@ func TestLoginErrors(t *testing.T) {
 	}
 }
 
-// TestMachineFile: what the machine's file has counts after the user's. One that cannot be read is left out.
+// TestMachineFile: the user's file takes precedence over the machine's. A machine's
+// file that cannot be read is ignored.
 func TestMachineFile(t *testing.T) {
 	for text, want := range map[string]string{
 		"Host *\n User machine\n Port 2200": "mine@h:2200",
@@ -115,7 +116,8 @@ func TestMachineFile(t *testing.T) {
 			t.Errorf("%q: %s, %v, left out: %v", text, l, err, c.leftOut)
 		}
 	}
-	// The user's own is an error: the host could be another one without it.
+	// It is an error for the user's own file: without it, the name could mean
+	// another host.
 	home := configured(t, "").home
 	if err := os.WriteFile(filepath.Join(home, ".ssh", "config"), []byte("Match user me\n Port 2200\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -172,7 +174,7 @@ func TestFitting(t *testing.T) {
 			t.Errorf("%s: %v\nwant %s", uname, err, want)
 		}
 	}
-	// A file that is no build of this program, and one that is none of Go at all.
+	// A file that is another Go program, and one that is no program.
 	for _, file := range []string{os.Args[0], "login_test.go"} {
 		if _, err := binaries([]string{file}); err == nil || !strings.Contains(err.Error(), "--host-binary "+file) {
 			info, _ := buildinfo.ReadFile(file)

@@ -7,22 +7,24 @@ import (
 	"strings"
 )
 
-// facts are what a host is.
+// facts describe a host.
 type facts struct {
 	name string
-	// system is what uname -sm prints, or the like of it of Windows; user the number of the user.
+	// system is what uname -sm prints, or the equivalent for Windows; user is
+	// the user's number.
 	system, user string
-	// address is the host's own at which SSH reaches it.
+	// address is the host's own address, at which SSH reaches it.
 	address netip.Addr
-	// sudo: it gives root without a password.
+	// sudo means that sudo gives root without a password.
 	sudo bool
-	// journal: others have changed settings there, or had.
+	// journal means that others change settings there, or have changed some.
 	journal bool
-	// folders are those that programs run in; others are those that they do not, and why.
+	// folders can run programs; others cannot, for the reason given.
 	folders, others []string
 }
 
-// look asks a host for its facts. Its server tells what it runs.
+// look asks a host for its facts. The version of its SSH server shows whether it
+// runs Windows.
 func (h *host) look(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
 	client, err := h.connect(ctx)
@@ -55,7 +57,7 @@ func (h *host) look(ctx context.Context) (facts, error) {
 	return f, refusedError{fmt.Errorf("host %s reports more than %d facts", h.name, maxPrinted)}
 }
 
-// reasons why no program runs in a folder, by the word of the script.
+// reasons say why no program runs in a folder, by the word that the script reports.
 var reasons = map[string]string{"absent": "does not exist", "readonly": "cannot be written to", "noexec": "runs no programs (noexec)"}
 
 func (f *facts) add(word, rest string) error {
@@ -80,7 +82,7 @@ func (f *facts) add(word, rest string) error {
 	case "sudo":
 		f.sudo = true
 	case "folder":
-		// The script is given its name within double quotes.
+		// The script has the folder's name in double quotes.
 		if strings.ContainsAny(rest, "\"$`\\'\n") {
 			f.others = append(f.others, rest+" has a name with quotes or the like")
 			break
@@ -117,21 +119,21 @@ func (h *host) suit() (binary, error) {
 	return b, nil
 }
 
-// limits says what a run does without on a host that runs Windows.
+// limits says what a run cannot do on a host that runs Windows.
 func (h *host) limits() string {
 	return fmt.Sprintf("host %s runs Windows: the load of its CPUs, its interrupts and its devices are not sampled, TCP retransmissions not counted, and senders under load do not sleep in the last millisecond before a message is due", h.name)
 }
 
-// Finding is what a run would find on a host.
+// Finding describes what a run would find on a host.
 type Finding struct {
 	Host, Login, System string
-	// Folder is where the program would be copied to.
+	// Folder is the one that the program would be copied to.
 	Folder string
 	// Root: accelerators would be applied there. Sudo: by a worker that is started by sudo -n.
 	Root, Sudo bool
-	// Limits is what the run would do without there; "" if nothing.
+	// Limits says what the run could not do there; "" if there is nothing.
 	Limits string
-	// Missing is why the run would fail; nil if nothing is known to.
+	// Missing is the reason why the run would fail; nil if none is known.
 	Missing error
 }
 

@@ -69,7 +69,7 @@ type node struct {
 	sshd *exec.Cmd
 }
 
-// nodeOptions are how an SSH server differs from the most common.
+// nodeOptions say how an SSH server differs from the most common one.
 type nodeOptions struct {
 	// config is added to sshd_config, key to the line of the key that may log in, before it.
 	config, key string
@@ -83,7 +83,7 @@ type nodeOptions struct {
 	sudoers string
 }
 
-// folders in which a program could be, of which every node has its own.
+// folders that could hold the program. Every node has its own.
 var folders = []string{"/run", "/tmp", "/var/tmp", "/home", "/dev/shm"}
 
 // output keeps what a process logs.
@@ -129,7 +129,8 @@ func writeKey(t testing.TB, key crypto.PrivateKey, file string) {
 	must(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
 }
 
-// newWorld makes a network with nodes a, b and so on, and has the controller know their keys.
+// newWorld makes a network with nodes a, b and so on, whose keys the controller
+// knows.
 func newWorld(t *testing.T, all ...nodeOptions) (*world, []*node) {
 	t.Helper()
 	w := newController(t)
@@ -286,7 +287,7 @@ func (w *world) dial(ctx context.Context, network, address string) (c net.Conn, 
 	return c, err
 }
 
-// init is the process of the machine that all others are children of.
+// init returns the first process of the machine, from which all others descend.
 func (n *node) init() string {
 	n.t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", n.sshd.Process.Pid))
@@ -294,7 +295,7 @@ func (n *node) init() string {
 	return strings.Fields(string(data))[0]
 }
 
-// read returns what a file of the node has.
+// read returns the content of a file of the node.
 func (n *node) read(name string) string {
 	n.t.Helper()
 	data, err := os.ReadFile(filepath.Join("/proc", n.init(), "root", name))
@@ -302,7 +303,8 @@ func (n *node) read(name string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// left is what a run has left on the node: files, and processes beside the SSH server's first.
+// left returns what a run has left on the node: files, and processes other than the
+// SSH server's first.
 func (n *node) left() string {
 	var all []string
 	root := filepath.Join("/proc", n.init(), "root")
@@ -366,7 +368,7 @@ func (n *node) kill(which func(line string) bool) {
 	}
 }
 
-// config has a run connect from the controller's namespace, as its user.
+// config makes a run connect from the controller's namespace, as its user.
 func (w *world) config(t testing.TB, c hosts.Config) hosts.Config {
 	c.Home = w.home
 	c.Note = func(text string) { t.Log(text) }

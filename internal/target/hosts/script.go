@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// What runs on a host before there is a worker is a few lines for its shell. The login shell may be any;
-// it is asked for sh alone, whose script has neither a single quote nor an end of line in it, nor an
-// exclamation mark before anything but a space or =: csh repeats a command there, even within quotes. A script
-// says what it does in lines that begin with a word that is new each time, so that nothing which a
-// shell's start-up files print is taken for them.
+// Before a host has a worker, its shell runs a few lines. The login shell may be any. It only has to start sh
+// with a script that has neither a single quote nor an end of line, and an exclamation mark only before a
+// space or =: elsewhere csh repeats a command, even within quotes. A script reports in lines that begin with a
+// mark, a word that is new each time. So nothing that a shell's start-up files print is taken for a report.
 
-// command is a script as a login shell takes it.
+// command returns the command by which a login shell runs a script.
 func command(script string) string {
 	lines := strings.Split(strings.TrimSpace(script), "\n")
 	for i := range lines {
@@ -21,14 +20,15 @@ func command(script string) string {
 	return "exec sh -c '" + strings.Join(lines, " ") + "'"
 }
 
-// journal is the folder of what accelerators changed; whoever may not change anything has none.
+// journal is the folder in which accelerators record what they change. A user who may not change anything has
+// none.
 const journal = "/run/slipstream"
 
 // sudo gives root without a password or not at all, and keeps no record that it did.
 const sudo = "sudo -n -k"
 
-// look tells what a host is, and in which folders it runs programs; it has no file with a name for
-// longer than it takes to remove that. The folders are on different file systems, most often.
+// look returns the script that reports what a host is, and in which folders programs run. It tests that with a
+// file, whose name it removes at once. The folders are usually on different file systems.
 func look(mark string, root bool) string {
 	ask := ""
 	if root { // sudo keeps a file of those who ask
@@ -52,11 +52,11 @@ func look(mark string, root bool) string {
 	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo).Replace(script)
 }
 
-// copyTime is how long a copy may take. Only a connection that broke without a word lasts longer.
+// copyTime bounds how long a copy may take. Only a connection that broke silently lasts longer.
 const copyTime = 30 * time.Minute
 
-// launch reads a program from the standard input and becomes it. The program's file has no name by the
-// time that its first byte is there, so that nothing is left of it, whatever ends this.
+// launch returns the script that reads a program from the standard input and becomes it. The program's file
+// loses its name before it has its first byte, so that nothing is left of it, however the script ends.
 func launch(mark, folder string, b binary, arguments string) string {
 	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
@@ -68,8 +68,8 @@ func launch(mark, folder string, b binary, arguments string) string {
 		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
 }
 
-// again starts a worker of the program that a process runs. Where the journal is the run's own, it removes
-// that once the worker has ended: nobody else does if the controller is dead.
+// again returns the script that starts a worker of the program that a process runs. If the journal is the
+// run's own, the script removes it once the worker has ended: if the controller is dead, nobody else does.
 func again(mark string, p program, root, own bool, arguments string) string {
 	work := `AS /proc/PROCESS/exe worker ` + arguments
 	if !own {
@@ -78,7 +78,8 @@ func again(mark string, p program, root, own bool, arguments string) string {
 	return p.script(mark, root, work+`; s=$?; TIDY exit $s`)
 }
 
-// revert restores what dead workers have left, and where the journal is the run's own, removes that.
+// revert returns the script that restores what dead workers have left, and removes a journal that is the run's
+// own.
 func revert(mark string, p program, root, own bool) string {
 	tidy := ""
 	if own {
@@ -87,9 +88,9 @@ func revert(mark string, p program, root, own bool) string {
 	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert --killed >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
 }
 
-// script reports whether the process still runs the program, and if it does, runs commands. The program's file
-// has no name any more; that it had tells that another process has not taken the number. TIDY removes a
-// journal with nothing in it.
+// script returns a script that runs commands if the process still runs the program, and reports whether it
+// does. The program's file has been deleted. The name that it had shows that no other process has taken the
+// PID. TIDY removes an empty journal.
 func (p program) script(mark string, root bool, commands string) string {
 	as := ""
 	if root {

@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// TestLaunch: what is not the program that was sent is not run, and is not left.
+// TestLaunch: a file that is not the program that was sent is neither run nor left
+// behind.
 func TestLaunch(t *testing.T) {
 	const text = "#!/bin/sh\necho ran \"$@\"\n"
 	const sum = "5a1b8a0e8c3ff3f0"
@@ -54,7 +55,8 @@ func sha(text string) string {
 
 var special = regexp.MustCompile(`['\n]|![^ =]|\\\\`)
 
-// TestLoginShells: a script has nothing in it that a login shell takes for its own, and runs by each that is here.
+// TestLoginShells: a script contains nothing that a login shell interprets, and
+// every shell that is installed here runs it.
 func TestLoginShells(t *testing.T) {
 	p := program{"1", "/tmp/slipstream.x"}
 	for name, script := range map[string]string{
@@ -81,7 +83,7 @@ func TestLoginShells(t *testing.T) {
 	}
 }
 
-// TestGone: a number that another process has taken is not run.
+// TestGone: nothing is run if another process has taken the PID.
 func TestGone(t *testing.T) {
 	other := exec.Command("sleep", "60")
 	if err := other.Start(); err != nil {

@@ -15,7 +15,8 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// session is a command on a host, in a connection of its own. One that has become a worker is its stream.
+// session is a command on a host, in a connection of its own. If the command has become a worker, the
+// session is the stream to it.
 type session struct {
 	host   string
 	client *ssh.Client
@@ -25,7 +26,7 @@ type session struct {
 	stderr target.Tail
 	done   chan struct{}
 	err    error // once done
-	// printed is the beginning of what is no report.
+	// printed is the beginning of the output that is not a report.
 	printed string
 }
 
@@ -94,7 +95,7 @@ func (s *session) report(ctx context.Context) (word, rest string, err error) {
 	return "", "", s.silent(ctx)
 }
 
-// expect reads the next report, which has to be of a word.
+// expect reads the next report, which must begin with word.
 func (s *session) expect(ctx context.Context, word string) error {
 	got, _, err := s.report(ctx)
 	switch {
@@ -108,7 +109,7 @@ func (s *session) expect(ctx context.Context, word string) error {
 	return nil
 }
 
-// silent is why a script did not report: it was not run, or it failed.
+// silent returns why a script did not report: it was not run, or it failed.
 func (s *session) silent(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -173,7 +174,7 @@ func (s *session) Close() error {
 	return err
 }
 
-// exitTime is how long a worker may take to revert and exit once its input has ended.
+// exitTime bounds how long a worker may take to revert and exit once its input has ended.
 const exitTime = 20 * time.Second
 
 // Wait waits for the worker to exit, after Close, and closes the connection.

@@ -14,38 +14,38 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// A host that runs Windows has its own SSH server, whose login shell is cmd.exe or PowerShell. Both run what
-// is here: cmd with one quoted argument. The program comes by SFTP into the user's folder, in which both SFTP
-// and commands begin, so that no path needs quotes. A program that runs cannot be removed there: the command
-// removes it once the first worker has ended. If the connection breaks, the server ends the command
-// too (its job is killed), and the file stays until the run connects again, or a later one
-// removes it.
+// A host that runs Windows has its own SSH server, whose login shell is cmd.exe or PowerShell. Both can run
+// the commands here: cmd with one quoted argument. The program comes by SFTP into the user's folder, in which
+// both SFTP and commands begin, so that no path needs quotes. Windows does not remove the file of a running
+// program: the command removes it once the first worker has ended. If the connection breaks, the server ends
+// the command too (its job is killed), and the file stays until the run connects again, or a later one removes
+// it.
 
-// isWindows tells whether a server is Windows' own.
+// isWindows reports whether a server is the one of Windows.
 func isWindows(client *ssh.Client) bool {
 	return strings.Contains(string(client.ServerVersion()), "OpenSSH_for_Windows")
 }
 
-// lookWindows tells what a host is.
+// lookWindows returns the command that reports what a host is.
 func lookWindows(mark string) string {
 	return strings.ReplaceAll(`cmd /d /c "echo MARK system Windows %PROCESSOR_ARCHITECTURE%& echo MARK connection %SSH_CONNECTION%& echo MARK home %USERPROFILE%& echo MARK end"`, "MARK", mark)
 }
 
-// launchWindows starts the first worker, and removes the program once it has ended.
+// launchWindows returns the command that starts the first worker, and removes the program once it has ended.
 func launchWindows(mark, file, arguments string) string {
 	return strings.NewReplacer("MARK", mark, "FILE", file, "ARGUMENTS", arguments).
 		Replace(`cmd /d /v:on /c "echo MARK program& .\FILE worker ARGUMENTS& set e=!errorlevel!& del /q FILE& exit !e!"`)
 }
 
-// againWindows starts a worker of a program that runs.
+// againWindows returns the command that starts another worker of a running program.
 func againWindows(mark, file string) string {
 	return strings.NewReplacer("MARK", mark, "FILE", file).Replace(`cmd /d /c "echo MARK program& .\FILE worker --remote"`)
 }
 
-// programs are the names that the program has on a host.
+// programs matches the names that the program has on a host.
 var programs = regexp.MustCompile(`^slipstream-[a-z2-7]{16}\.exe$`)
 
-// files does something with the files of a host that runs Windows, within a time.
+// files gives do access to the files of a host that runs Windows, for a limited time.
 func (h *host) files(ctx context.Context, limit time.Duration, do func(*sftp.Client) error) error {
 	client, err := h.connect(ctx)
 	if err != nil {
@@ -92,11 +92,11 @@ func (h *host) put(ctx context.Context, b binary) (file string, err error) {
 	return file, nil
 }
 
-// staleTime is how old a program is at least that no run is about to start.
+// staleTime is the age from which no run is about to start a program any more.
 const staleTime = 10 * time.Minute
 
-// sweep removes the programs that runs have left whose connection broke: this run's former one, and those that
-// are older than its new one by staleTime, all by the host's clock. One that runs stays.
+// sweep removes the programs of runs whose connection broke: this run's former one, and those that are older
+// than its new one by staleTime, by the host's clock. A program that is running stays.
 func (h *host) sweep(ctx context.Context, former string) error {
 	err := h.files(ctx, scriptTime, func(files *sftp.Client) error {
 		own, err := files.Stat(h.program.file)
@@ -117,7 +117,7 @@ func (h *host) sweep(ctx context.Context, former string) error {
 	return nil
 }
 
-// startWindows copies the program, and has the first worker claim the host.
+// startWindows copies the program, and starts the first worker, which claims the host.
 func (h *host) startWindows(ctx context.Context, b binary) error {
 	file, err := h.put(ctx, b)
 	if err != nil {

@@ -213,7 +213,7 @@ func (c *observedCopy) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// programs are those that are left in the user's folder.
+// programs returns the programs that are left in the user's folder.
 func (s *server) programs() string {
 	left, err := filepath.Glob(filepath.Join(s.home, "slipstream*"))
 	must(s.t, err)
@@ -228,8 +228,8 @@ func TestWindows(t *testing.T) {
 	t.Run("experiment", func(t *testing.T) { testWindowsExperiment(t, home, windows, linux, program) })
 }
 
-// testWindowsUp: traffic gets through in both directions, nothing is left, and what such a host cannot do is
-// said before.
+// testWindowsUp: traffic gets through in both directions, nothing is left, and the run says beforehand what
+// such a host cannot do.
 func testWindowsUp(t *testing.T, home string, windows, linux *server, program string) {
 	var notes []string
 	config := hosts.Config{
@@ -321,7 +321,7 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 	testenv.Eventually(t, 10*time.Second, "the user's folder as it was", windows.programs)
 }
 
-// testWindowsExperiment: the figures of a run in which clients are on Linux once, and once on Windows.
+// testWindowsExperiment checks the figures of a run that has its clients on Linux once, and once on Windows.
 func testWindowsExperiment(t *testing.T, home string, windows, linux *server, exe string) {
 	file := filepath.Join(home, "hosts.yaml")
 	must(t, os.WriteFile(file, fmt.Appendf(nil, `apiVersion: slipstream.dev/v1alpha1
