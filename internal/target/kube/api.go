@@ -27,7 +27,7 @@ type api interface {
 	Pods(namespace string) objects[*corev1.Pod, *corev1.PodList]
 	Services(namespace string) objects[*corev1.Service, *corev1.ServiceList]
 	Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
-	// Accelerations are the states of agents.
+	// Accelerations returns the states of agents.
 	Accelerations(context.Context) (*v1alpha1.NodeAccelerationList, error)
 	// Allowed asks whether the user may do something; Self, who the user is.
 	Allowed(context.Context, *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error)
@@ -36,7 +36,7 @@ type api interface {
 	Exec(*corev1.Pod, *corev1.PodExecOptions) *url.URL
 }
 
-// objects are all of a kind, in one namespace where it has them.
+// objects accesses all objects of a kind, in one namespace if the kind is namespaced.
 type objects[T, L any] interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 	List(context.Context, metav1.ListOptions) (L, error)

@@ -39,7 +39,7 @@ type Cluster struct {
 
 // Open reads the kubeconfig. It does not connect yet.
 func Open(a Access) (*Cluster, error) {
-	// client-go returns as errors what a user needs to know of its log.
+	// What a user must know of client-go's log is also in the errors that it returns.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = a.Kubeconfig
@@ -63,7 +63,7 @@ func Open(a Access) (*Cluster, error) {
 	return &Cluster{api: client, rest: config, namespace: a.Namespace}, nil
 }
 
-// permission is what a run must be allowed to do, in a namespace or, if that is empty, in all.
+// permission names something that a run must be allowed to do, in a namespace or, if that is empty, in all.
 type permission struct {
 	verb, group, resource, subresource, namespace string
 }

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A run renews its lease every renewTime, and counts as dead once it has not for leaseTime.
+// A run renews its lease every renewTime. It counts as dead if it has not done so for leaseTime.
 const (
 	renewTime = 10 * time.Second
 	leaseTime = time.Minute
@@ -82,7 +82,7 @@ func (p *Pods) Close(ctx context.Context) error {
 	return nil
 }
 
-// Run is what a run has in the cluster.
+// Run describes what a run has in the cluster.
 type Run struct {
 	ID string
 	// Own are namespaces of the run; Within are others that it has objects in.
@@ -92,7 +92,7 @@ type Run struct {
 	// Holder is the process that runs it, Nodes those that it measures.
 	Holder string
 	Nodes  []string
-	// Alive tells that its process has renewed its lease within the last minute,
+	// Alive means that its process has renewed its lease within the last minute,
 	// by this machine's clock.
 	Alive bool
 	// Since is when the API server created its lease.
@@ -162,7 +162,7 @@ func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
 	return all, f.foreign, nil
 }
 
-// finding is what Runs has found so far.
+// finding collects what Runs finds.
 type finding struct {
 	byID    map[string]*Run
 	foreign []Foreign
@@ -218,7 +218,7 @@ func (c *Cluster) Remove(ctx context.Context, r Run) error {
 	return c.removeWithin(ctx, r)
 }
 
-// restTime is how long the removal of a run's other objects may take where some of its pods do not end.
+// restTime bounds how long the removal of a run's other objects may take if some of its pods do not end.
 const restTime = 20 * time.Second
 
 // removeNamespaces deletes namespaces of the run, and does not wait until they are gone.
@@ -245,7 +245,7 @@ func (c *Cluster) removeWithin(ctx context.Context, r Run) error {
 	return nil
 }
 
-// ownNamespaces are those of the run's namespaces that are still there.
+// ownNamespaces returns the run's own namespaces that still exist.
 func (c *Cluster) ownNamespaces(ctx context.Context, r Run) (own []*corev1.Namespace, err error) {
 	for _, name := range r.Own {
 		n, err := c.api.Namespaces().Get(ctx, name, metav1.GetOptions{})
@@ -329,7 +329,7 @@ func (c *Cluster) removeRest(ctx context.Context, namespace, id string) error {
 	return nil
 }
 
-// errTerminating is why removePods gave up, if all pods were told to end.
+// errTerminating means that removePods gave up although all pods had been told to end.
 var errTerminating = errors.New("pods are still terminating")
 
 // removePods deletes a run's pods and waits until they are gone. It tries again where the API server does not answer.
@@ -357,7 +357,8 @@ func (c *Cluster) removePods(ctx context.Context, r Run) error {
 	}
 }
 
-// deletePods deletes those of a run's pods that were not told to end yet, and returns all that are there still.
+// deletePods deletes the pods of a run that have not been told to end yet, and returns all that still
+// exist.
 func (c *Cluster) deletePods(ctx context.Context, r Run, told map[string]bool) (left []string, err error) {
 	for _, n := range slices.Concat(r.Own, r.Within) {
 		pods, err := c.api.Pods(n).List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + r.ID})

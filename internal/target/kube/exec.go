@@ -132,7 +132,7 @@ func (s *Stream) Close() error {
 	return s.in.Close()
 }
 
-// exitTime is how long a worker may take to revert and exit once its input has ended.
+// exitTime bounds how long a worker may take to revert and exit once its input has ended.
 const exitTime = 20 * time.Second
 
 // Wait waits for the worker to exit, after Close. It gives up after exitTime: the worker ends with its

@@ -64,13 +64,13 @@ type Pods struct {
 	renewing     sync.WaitGroup
 
 	mu sync.Mutex
-	// lost is why no trial can succeed any more, by node in a mesh; the node is "" for all.
+	// lost has the reasons why no trial can succeed any more, by node in a mesh. The node "" stands for all.
 	lost map[string]error
-	// silent is the time since which no worker could be started in a pod.
+	// silent has the time since which no worker could be started, by pod.
 	silent map[string]time.Time
 }
 
-// upTime is how long pods may take to start: an image may have to be pulled.
+// upTime bounds how long pods may take to start: an image may have to be pulled.
 const upTime = 3 * time.Minute
 
 // Up creates the pods of a run, with services in front of the servers if the run has them, and returns when all pods
@@ -196,7 +196,7 @@ func (p *Pods) up(ctx context.Context) error {
 		if p.config.Accelerate || p.config.Native || ctx.Err() != nil || !rejected(err) {
 			return err
 		}
-		// A run that only samples with these pods goes on without.
+		// A run that only samples with these pods continues without them.
 		p.config.Note(fmt.Sprintf("CPU use is not measured: %v", err))
 		clear(p.control)
 		if err := p.remove(ctx, control); err != nil {
@@ -225,15 +225,15 @@ func placeOf(nodes []string, i, j int) string {
 	return fmt.Sprintf("%s/pod-%d", nodes[i], j)
 }
 
-// turn is that of pod j of node i, as target/topology gives them to pairs: clients have the even ones, and
-// the servers of each the next.
+// turn returns the turn of pod j of node i, as target/topology gives turns to pairs: a client has an even turn, and its
+// server the next one.
 func turn(nodes []string, i, j int) int { return j*len(nodes) + i }
 
 func (p *Pods) makeNamespaces(ctx context.Context) error {
 	if p.inNamedNamespace {
 		return p.cluster.checkNamespace(ctx, p.namespace)
 	}
-	// Two, so that Pod Security Admission enforces the strictest standard on the pods for traffic,
+	// There are two namespaces, so that Pod Security Admission enforces the strictest standard on the pods for traffic,
 	// whatever the others need.
 	namespaces := []*corev1.Namespace{p.namespaceObject(p.namespace, "restricted")}
 	if p.nodePods() {
@@ -335,7 +335,7 @@ func (p *Pods) list(ctx context.Context) (map[string]*corev1.Pod, error) {
 	return all, nil
 }
 
-// retryTime is how long a kubelet may try again what failed. By then it has tried twice.
+// retryTime bounds how long a kubelet may retry what failed. By then it has tried twice.
 const retryTime = 15 * time.Second
 
 // waitRunning waits until pods run, and fills in their status. It gives up on a pod that cannot run any more, and after
@@ -465,7 +465,7 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 				pod = p.host[place.Name]
 			}
 			place.IPv4, place.IPv6 = addresses(pod)
-			if p.isLost(pod) != nil { // it may have no address; no traffic reaches the node's
+			if p.isLost(pod) != nil { // it may have no address, and no traffic goes there
 				place.IPv4, place.IPv6 = p.places[i].IPv4, p.places[i].IPv6
 			}
 			if s, ok := services[pod.Name]; ok {
@@ -517,7 +517,7 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Places are the nodes, the clients' first, and then the pods of each.
+// Places returns the nodes, the clients' first, and then the pods of each.
 func (p *Pods) Places() []target.Place { return p.places }
 
 // System returns the operating system of a node, which its pods cannot see.

@@ -36,7 +36,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// node is one that pods can go to, before it is changed.
+// node returns a node that accepts pods, unless change alters that.
 func node(name string, change ...func(*corev1.Node)) corev1.Node {
 	n := corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelOSStable: "linux"}},
@@ -213,7 +213,7 @@ func TestSettling(t *testing.T) {
 	}
 }
 
-// TestManifests keeps what is asked of a cluster, to the letter.
+// TestManifests compares everything that a run creates in a cluster with a golden file.
 func TestManifests(t *testing.T) {
 	r := &run{
 		id: "test", namespace: "slipstream-test", nodes: "slipstream-test-nodes",
@@ -252,7 +252,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// fakeAPI asks client-go's fake.
+// fakeAPI implements api with client-go's fake.
 type fakeAPI struct {
 	*fake.Clientset
 	accelerations []v1alpha1.NodeAcceleration
@@ -293,8 +293,8 @@ func (f fakeAPI) Self(ctx context.Context) (*authv1.SelfSubjectReview, error) {
 
 func (f fakeAPI) Exec(*corev1.Pod, *corev1.PodExecOptions) *url.URL { return nil }
 
-// fakeCluster runs pods as soon as they are made, and gives every right. react,
-// where it returns an error, refuses a pod.
+// fakeCluster runs pods as soon as they are created, and grants every permission. If react returns an error, the pod is
+// refused.
 func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, *Cluster) {
 	t.Helper()
 	a, b := node("a"), node("b")
@@ -314,7 +314,7 @@ func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, 
 		err := react(pod)
 		return err != nil, nil, err
 	})
-	// What a namespace holds goes with it.
+	// A namespace takes its objects along.
 	api.PrependReactor("delete", "namespaces", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		name := action.(clienttesting.DeleteAction).GetName()
 		leases := coordinationv1.SchemeGroupVersion.WithResource("leases")
@@ -340,7 +340,7 @@ func config(change func(*Config)) Config {
 	return c
 }
 
-// left is what is in the cluster beside its nodes.
+// left returns what is in the cluster apart from its nodes.
 func left(t *testing.T, api *fake.Clientset) (all []string) {
 	t.Helper()
 	for _, resource := range []struct{ gvr, kind string }{{"namespaces", "Namespace"}, {"pods", "Pod"}, {"services", "Service"}, {"leases", "Lease"}} {
@@ -436,8 +436,8 @@ func TestUpOnManyNodes(t *testing.T) {
 	}
 }
 
-// TestUpBesideAnother checks that of two runs which begin at once on the same nodes, and neither of which saw the other at
-// first, the one that has its lease later does not go on.
+// TestUpBesideAnother: two runs begin at once on the same nodes, and neither sees the other at first. The one with the
+// later lease stops.
 func TestUpBesideAnother(t *testing.T) {
 	for name, since := range map[string]time.Time{"the same second": {}, "later": time.Now()} {
 		api, c := fakeCluster(t, nil) // it gives objects no time of creation
@@ -583,7 +583,7 @@ func TestUpOnWindows(t *testing.T) {
 	}
 }
 
-// TestNamespace: in one that the user names, objects go one by one and it stays.
+// TestNamespace: in a namespace that the user names, objects are removed one by one, and the namespace stays.
 func TestNamespace(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	c.namespace = "mine"
@@ -611,7 +611,7 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// TestPermissions names everything that is missing, at once.
+// TestPermissions: the error names all missing permissions at once.
 func TestPermissions(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	api.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -639,7 +639,7 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// TestRefused: what only looks on is not worth the run, what steers is.
+// TestRefused: a run continues without pods that only sample, but not without pods that apply accelerators.
 func TestRefused(t *testing.T) {
 	psa := func(p *corev1.Pod) error {
 		if sc := p.Spec.Containers[0].SecurityContext; sc != nil && sc.Privileged != nil && *sc.Privileged {
@@ -673,7 +673,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// waiting has the container of a pod wait for a reason, after it ended with an error before.
+// waiting makes the container of a pod wait for a reason, after it has ended with an error.
 func waiting(reason, message string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{
@@ -683,8 +683,7 @@ func waiting(reason, message string) func(*corev1.Pod) {
 	}
 }
 
-// TestStates are ends of a start: what is hopeless ends it at once and leaves
-// nothing.
+// TestStates: if a pod can never run, the start ends at once and leaves nothing behind.
 func TestStates(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -739,7 +738,7 @@ func TestStates(t *testing.T) {
 	})
 }
 
-// In a mesh, a node whose pods do not start takes no part, while two others are left.
+// A mesh starts without a node whose pods do not start, as long as two others are left.
 func TestMeshWithoutNode(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -798,8 +797,7 @@ func TestMeshWithoutNode(t *testing.T) {
 	}
 }
 
-// TestDiagnose tells a worker's end from that of its pod, its node and the API
-// server.
+// TestDiagnose distinguishes the end of a worker from that of its pod, its node and the API server.
 func TestDiagnose(t *testing.T) {
 	cut := errors.New("connection reset")
 	for _, tt := range []struct {
@@ -862,8 +860,7 @@ func TestDiagnose(t *testing.T) {
 	}
 }
 
-// TestUnreachable: an API server that is away for a moment is waited for, one that
-// stays away is not.
+// TestUnreachable: a run waits for an API server that is unreachable for a moment, but not for one that stays unreachable.
 func TestUnreachable(t *testing.T) {
 	if unreachable(nil) || unreachable(apierrors.NewNotFound(schema.GroupResource{}, "x")) || !unreachable(&http.MaxBytesError{}) ||
 		!unreachable(apierrors.NewServiceUnavailable("x")) {
@@ -889,7 +886,7 @@ func TestUnreachable(t *testing.T) {
 
 const aliveID, deadID = "alive222", "dead2345"
 
-// leave has a run's objects in the cluster, as the run has made them.
+// leave creates a run's objects in the cluster, as the run would.
 func leave(t *testing.T, c *Cluster, id string, renewed time.Time) *run {
 	t.Helper()
 	r := newRun(id)
@@ -902,7 +899,7 @@ func leave(t *testing.T, c *Cluster, id string, renewed time.Time) *run {
 	return r
 }
 
-// make1 makes an object as a run does, or another program.
+// make1 creates an object as a run does, or as another program does.
 func make1[T, L any](t *testing.T, all objects[T, L], object T, writer ...string) {
 	t.Helper()
 	options := creation
@@ -914,7 +911,7 @@ func make1[T, L any](t *testing.T, all objects[T, L], object T, writer ...string
 	}
 }
 
-// TestCleanup leaves alone who is alive, and what is somebody else's.
+// TestCleanup leaves live runs and the objects of others alone.
 func TestCleanup(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	leave(t, c, aliveID, time.Now())
@@ -944,8 +941,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestCleanupOfWhatOnlyHasTheLabels: somebody labels what is theirs like a dead run's,
-// with all that a label or an annotation can say. Nothing of it goes, and each is named.
+// TestCleanupOfWhatOnlyHasTheLabels: somebody gives their own objects all the labels and annotations of a dead run's. None
+// is removed, and each is named.
 func TestCleanupOfWhatOnlyHasTheLabels(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	dead := leave(t, c, deadID, time.Now().Add(-time.Hour))
@@ -998,7 +995,7 @@ func TestCleanupOfWhatOnlyHasTheLabels(t *testing.T) {
 		t.Errorf("foreign (-want +got):\n%s", diff)
 	}
 	before := left(t, api)
-	// Even if somebody hands the namespaces in.
+	// Not even if a caller passes these namespaces.
 	for _, r := range []Run{
 		{ID: deadID, Own: []string{"shop"}}, {ID: deadID, Own: []string{"slipstream-system"}}, {ID: deadID, Own: []string{"slipstream-dead2345-more"}}, {ID: "bbbbbbbb", Own: []string{"slipstream-bbbbbbbb"}},
 	} {
@@ -1022,8 +1019,7 @@ func TestCleanupOfWhatOnlyHasTheLabels(t *testing.T) {
 	}
 }
 
-// TestCleanupOfANamespaceWithOthersPods: what somebody else has put into a run's
-// namespace would go with it.
+// TestCleanupOfANamespaceWithOthersPods: removing a run's namespace would also remove what somebody else has put there.
 func TestCleanupOfANamespaceWithOthersPods(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	dead := leave(t, c, deadID, time.Now().Add(-time.Hour))
@@ -1040,7 +1036,7 @@ func TestCleanupOfANamespaceWithOthersPods(t *testing.T) {
 	}
 }
 
-// TestDeletionNamesTheObject: one that takes the name of what was looked at is not it.
+// TestDeletionNamesTheObject: an object that has taken the name of the one that was checked is not deleted.
 func TestDeletionNamesTheObject(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	leave(t, c, deadID, time.Now().Add(-time.Hour))
@@ -1062,8 +1058,7 @@ func TestDeletionNamesTheObject(t *testing.T) {
 	}
 }
 
-// TestInbox: a reader gets all there is and then the end; a writer whose reader
-// has left goes on.
+// TestInbox: a reader gets everything and then the end. A writer continues after its reader has left.
 func TestInbox(t *testing.T) {
 	s := new(Stream)
 	s.out.init(func() {})
@@ -1115,7 +1110,7 @@ func TestInboxFlood(t *testing.T) {
 	}
 }
 
-// In a mesh a node that is lost loses its own pods, and what concerns all loses the run.
+// In a mesh, losing a node loses only its pods. What concerns all nodes loses the run.
 func TestLostNodeOfAMesh(t *testing.T) {
 	for _, mesh := range []bool{false, true} {
 		p := &Pods{config: Config{Mesh: mesh}, lost: make(map[string]error), run: *newRun("x")}

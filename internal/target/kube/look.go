@@ -15,7 +15,8 @@ import (
 	"slipstream.dev/internal/doctor"
 )
 
-// Look returns what the API server tells of a cluster's nodes and agents, as far as the user may read it.
+// Look returns what the API server reports about a cluster's nodes and agents, as far as the user may read
+// it.
 func (c *Cluster) Look(ctx context.Context) (found doctor.Cluster, err error) {
 	nodes, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
@@ -59,7 +60,7 @@ func (c *Cluster) Look(ctx context.Context) (found doctor.Cluster, err error) {
 // pluginNames are words that the DaemonSets of network plugins have in their names.
 var pluginNames = []string{"antrea", "aws-node", "azure-cni", "calico-node", "canal", "cilium", "flannel", "kindnet", "kube-router", "ovnkube-node", "weave-net"}
 
-// podsPage is how many pods are asked for at a time: a large cluster has tens of thousands.
+// podsPage is the number of pods that are requested at a time: a large cluster has tens of thousands.
 const podsPage = 500
 
 // hostPods returns the pods in the network namespaces of their nodes. ok is false if the user may not list pods.
@@ -104,7 +105,8 @@ func networkPlugins(pods []corev1.Pod) map[string][]string {
 func agentConditions(all []v1alpha1.NodeAcceleration) (found []doctor.AgentCondition) {
 	for _, n := range all {
 		for _, at := range n.Status.Conditions {
-			// A virtual function that no window has told of yet, or that the node cannot have, is no fault.
+			// It is no fault if no window has shown a virtual function yet, or if the node
+			// cannot have one.
 			if at.Status != metav1.ConditionFalse || at.Reason == v1alpha1.ReasonVFPresent || at.Reason == v1alpha1.ReasonNoDevice {
 				continue
 			}
@@ -114,7 +116,8 @@ func agentConditions(all []v1alpha1.NodeAcceleration) (found []doctor.AgentCondi
 	return found
 }
 
-// agentsGone returns the nodes whose agent has no pod. One that is not ready restarts, and may come back.
+// agentsGone returns the nodes whose agent has no pod. An agent whose pod is not ready is restarting, and
+// may come back.
 func agentsGone(all []v1alpha1.NodeAcceleration, pods []corev1.Pod) (found []doctor.AgentGone) {
 	type where struct{ agent, node string }
 	runs, anywhere := make(map[where]bool), make(map[string]bool)

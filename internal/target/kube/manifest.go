@@ -43,7 +43,7 @@ const (
 // Name of the container of every pod.
 const container = "slipstream"
 
-// run is what a run's objects have in common.
+// run has what all objects of a run share.
 type run struct {
 	id    string
 	spec  v1alpha1.Kubernetes
@@ -95,8 +95,7 @@ func (r *run) lease(holder string, nodes []string, seconds int32, now metav1.Mic
 	return l
 }
 
-// pod is what all pods have in common: a container in which workers are started
-// by exec, on one node.
+// pod returns what all pods have in common: a container in which workers are started by exec, on one node.
 func (r *run) pod(namespace, name, node string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: r.meta(namespace, name), Spec: corev1.PodSpec{
 		// By affinity, as DaemonSets do it, and not by nodeName: the scheduler
@@ -120,7 +119,7 @@ func (r *run) pod(namespace, name, node string) *corev1.Pod {
 	return p
 }
 
-// trafficPod makes traffic as an application would: it has no privileges.
+// trafficPod returns a pod for traffic. Like an application, it has no privileges.
 func (r *run) trafficPod(name, node string) *corev1.Pod {
 	p := r.pod(r.namespace, name, node)
 	p.Spec.SecurityContext = &corev1.PodSecurityContext{
@@ -136,7 +135,7 @@ func (r *run) trafficPod(name, node string) *corev1.Pod {
 	return p
 }
 
-// resources are those of every pod for traffic.
+// resources returns the resources of every pod for traffic.
 func (r *run) resources() (all corev1.ResourceRequirements) {
 	amounts := corev1.ResourceList{}
 	if cpu := r.spec.Resources.CPU; cpu != "" {
@@ -151,7 +150,7 @@ func (r *run) resources() (all corev1.ResourceRequirements) {
 	return all
 }
 
-// serverPod is a traffic pod that can be reached through a service.
+// serverPod returns a traffic pod that can be reached through a service.
 func (r *run) serverPod(name, node string, service bool) *corev1.Pod {
 	p := r.trafficPod(name, node)
 	if service {
@@ -161,7 +160,7 @@ func (r *run) serverPod(name, node string, service bool) *corev1.Pod {
 	return p
 }
 
-// hostPod is a traffic pod in the node's network namespace, for the native path. It does not differ
+// hostPod returns a traffic pod in the node's network namespace, for the native path. It does not differ
 // otherwise.
 func (r *run) hostPod(name, node string) *corev1.Pod {
 	p := r.trafficPod(name, node)

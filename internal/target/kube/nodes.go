@@ -40,8 +40,8 @@ func (c *Cluster) ChooseAll(ctx context.Context, spec v1alpha1.Kubernetes, mesh 
 	return chooseAll(list.Items, spec, most)
 }
 
-// chooseAll chooses nodes, so many at most unless that is 0, half of them for clients. A node that has the
-// labels of both sides is given to the side that has fewer.
+// chooseAll chooses at most the given number of nodes, or all if that is 0, half of them for clients. A node that has the
+// labels of both sides goes to the side that has fewer.
 func chooseAll(nodes []corev1.Node, spec v1alpha1.Kubernetes, most int) ([]string, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
@@ -88,7 +88,7 @@ func chooseAll(nodes []corev1.Node, spec v1alpha1.Kubernetes, most int) ([]strin
 	return nil, errors.New(text)
 }
 
-// nodesOf are the nodes of a run, one for clients and one for servers in turn.
+// nodesOf returns the nodes of a run, one for clients and one for servers in turn.
 func nodesOf(spec v1alpha1.Kubernetes) []string {
 	if len(spec.NodeNames) > 0 {
 		return spec.NodeNames
@@ -127,7 +127,7 @@ func (c *Cluster) Choose(ctx context.Context, spec v1alpha1.Kubernetes) (client,
 	}
 }
 
-// settleTime is how long a node that has become ready may keep its not-ready taint.
+// settleTime bounds how long a node that has become ready may keep its not-ready taint.
 const settleTime = 10 * time.Second
 
 func settling(n corev1.Node) bool {
@@ -228,8 +228,8 @@ func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) 
 	return windows, tolerated, nil
 }
 
-// wantsWindows reports whether labels that nodes must have are those of Windows nodes. Otherwise a run chooses none:
-// they have one path only.
+// wantsWindows reports whether the labels that nodes must have are those of Windows nodes. Otherwise a run chooses no
+// Windows nodes, because they have only one path.
 func wantsWindows(selectors ...map[string]string) bool {
 	return slices.ContainsFunc(selectors, func(s map[string]string) bool { return s[corev1.LabelOSStable] == string(corev1.Windows) })
 }
@@ -261,7 +261,7 @@ func keepsPodsOff(t corev1.Taint) bool {
 	return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 }
 
-// tolerable tells the taints that an administrator sets from those by which Kubernetes marks a node as unhealthy.
+// tolerable distinguishes taints that an administrator sets from those by which Kubernetes marks a node as unhealthy.
 func tolerable(t corev1.Taint) bool { return !strings.HasPrefix(t.Key, "node.kubernetes.io/") }
 
 // tolerations let pods on a node in spite of its taints.

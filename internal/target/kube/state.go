@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// podState is why a pod is not running, as the predicate of a sentence about it; empty if it is.
+// podState says why a pod is not running, as the predicate of a sentence about it; it is empty if the pod runs.
 type podState struct {
 	text string
 	// A final state does not change by itself.
@@ -25,7 +25,7 @@ type podState struct {
 	retried bool
 }
 
-// of is the whole sentence.
+// of returns the whole sentence.
 func (s podState) of(pod *corev1.Pod) error {
 	return fmt.Errorf("pod %s/%s on node %s %s", pod.Namespace, pod.Name, nodeOf(pod), s.text)
 }
@@ -93,8 +93,8 @@ func join(reason, message string) string {
 	return reason + message
 }
 
-// A run is lost if for so long its API server does not answer, or no worker can be started in a pod.
-// It is longer than a control plane takes to elect a leader, or to notice that a node is dead.
+// patience bounds how long the API server may not answer, or no worker can be started in a pod. After that, the run is lost. A
+// control plane takes less time to elect a leader, or to notice that a node is dead.
 const patience = 45 * time.Second
 
 // diagnose finds out what happened to a pod after a stream to it broke. The error is target.ErrLost if

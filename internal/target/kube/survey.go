@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Survey is what a run would find in a cluster.
+// Survey describes what a run would find in a cluster.
 type Survey struct {
 	// User is the authenticated user, if the API server tells.
 	User string
@@ -24,7 +24,8 @@ type Survey struct {
 	Permissions []Permission
 	// Denied are the permissions that are not given, with the namespace.
 	Denied []string
-	// Missing is what else would make the run fail, and what to do about it; empty if nothing is known to.
+	// Missing says what else would make the run fail, and what to do about it; it is empty if
+	// nothing is known to.
 	Missing []string
 }
 

@@ -84,7 +84,7 @@ func TestSurvey(t *testing.T) {
 	}
 }
 
-// TestSurveyOfABusyNode: another run on a node is what a run lacks.
+// TestSurveyOfABusyNode: the survey reports another run on a node as missing.
 func TestSurveyOfABusyNode(t *testing.T) {
 	_, c := fakeCluster(t, nil)
 	p, err := c.Up(t.Context(), config(nil))
