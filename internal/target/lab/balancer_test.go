@@ -28,7 +28,7 @@ import (
 
 var proxies = []string{v1alpha1.ProxyHAProxy, v1alpha1.ProxyBuiltin}
 
-// balanced has a lab be one of a balancer.
+// balanced gives a lab a balancer.
 func balanced(proxy string, backends int) func(*Config) {
 	return func(c *Config) {
 		c.Nodes, c.Pods = 2+backends, 0
@@ -88,8 +88,8 @@ func tryDial(t *testing.T, l *Lab, version int, port uint16) (*net.TCPConn, erro
 	return c.(*net.TCPConn), nil
 }
 
-// Each pair's connections take turns with the backends, whichever the proxy and the
-// version of IP, and a connection that is closed one way still carries the other.
+// The connections of each pair go to the backends in turn, with every proxy and IP
+// version. A connection that is closed in one direction still carries the other.
 func TestBalancer(t *testing.T) {
 	for _, proxy := range proxies {
 		t.Run(proxy, func(t *testing.T) {
@@ -108,7 +108,8 @@ func TestBalancer(t *testing.T) {
 	}
 }
 
-// balances checks that the connections to a port of the proxy take turns with the backends.
+// balances checks that connections to a port of the proxy go to the backends in
+// turn.
 func balances(t *testing.T, l *Lab, version int, port uint16, backends int) {
 	t.Helper()
 	const size, rounds = 300_000, 4
@@ -157,8 +158,8 @@ func balances(t *testing.T, l *Lab, version int, port uint16, backends int) {
 	}
 }
 
-// A backend that nobody listens on, or that breaks a connection, is an error to its
-// client, not the end of what there was to say; and the others go on.
+// If nobody listens at a backend, or it breaks a connection, its client gets an
+// error, not the end of the data. The other backends go on working.
 func TestBalancerBrokenBackend(t *testing.T) {
 	for _, proxy := range proxies {
 		t.Run(proxy, func(t *testing.T) {
@@ -169,7 +170,7 @@ func TestBalancerBrokenBackend(t *testing.T) {
 				_, _ = c.Write([]byte("whole"))
 			})
 			whole := 0
-			for range 2 { // of two in a row, one is led to each
+			for range 2 { // each backend gets one of two connections in a row
 				c, err := tryDial(t, l, 4, port)
 				if errors.Is(err, unix.ECONNRESET) {
 					continue // the reset may come before connect has looked at the answer
@@ -188,7 +189,7 @@ func TestBalancerBrokenBackend(t *testing.T) {
 			if whole == 0 {
 				t.Error("the backend that is there has answered nobody")
 			}
-			// The built-in one says so by a reset.
+			// The built-in proxy resets the connection.
 			backend(t, l, "node2", 4, port, func(c *net.TCPConn) {
 				_, _ = c.Read(make([]byte, 1))
 				_, _ = c.Write([]byte("half"))
@@ -209,8 +210,8 @@ func TestBalancerBrokenBackend(t *testing.T) {
 	}
 }
 
-// Every node's NIC has the rate of its role, in both directions, and one without a
-// rate of its own that of the lab.
+// Every node's NIC has the rate of its role, in both directions. A role without a
+// rate has the lab's.
 func TestBalancerRates(t *testing.T) {
 	l := up(t, func(c *Config) {
 		balanced(v1alpha1.ProxyBuiltin, 1)(c)
@@ -247,7 +248,8 @@ func TestBalancerRates(t *testing.T) {
 	}
 }
 
-// When the proxy dies, whoever has the lab is told, and nothing of it is left.
+// When the proxy dies, the owner of the lab is told, and nothing of the proxy is
+// left.
 func TestProxyDies(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, proxy := range proxies {
@@ -286,7 +288,7 @@ func TestProxyDies(t *testing.T) {
 	}
 }
 
-// A proxy that does not start is told of with what it said, and the lab is not made.
+// If a proxy does not start, the error has its output, and the lab is not created.
 func TestProxyDoesNotStart(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))

@@ -13,9 +13,9 @@ import (
 	"slipstream.dev/internal/target/lab/network"
 )
 
-// setCongestionControl gives a namespace, whose routes are made, a congestion control that every
-// program in it uses. The kernel lets a namespace other than the initial one choose among some
-// only (TCP_CONG_NON_RESTRICTED); a route may name any of them.
+// setCongestionControl sets the congestion control of every program in a namespace. The namespace
+// must have its routes. The kernel restricts the choice in a namespace other than the initial one
+// (TCP_CONG_NON_RESTRICTED), but a route may name any congestion control.
 func setCongestionControl(ns *network.Namespace, name string) error {
 	if name == "" {
 		return nil
@@ -31,7 +31,7 @@ func setCongestionControl(ns *network.Namespace, name string) error {
 }
 
 // routeCongestionControl adds a congestion control (RTAX_CC_ALGO) to each route of a namespace that
-// leads to others. The kernel takes it for the sockets of both sides where they connect
+// leads to others. The kernel gives it to the sockets of both sides when they connect
 // (tcp_ca_dst_init and tcp_ca_openreq_child).
 func routeCongestionControl(ns *network.Namespace, name string) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -44,7 +44,7 @@ func routeCongestionControl(ns *network.Namespace, name string) error {
 				continue
 			}
 			r.Congctl = name
-			r.Flags &= unix.RTNH_F_ONLINK // the rest is the kernel's to say
+			r.Flags &= unix.RTNH_F_ONLINK // the kernel sets the rest
 			if err := ns.Netlink.RouteReplace(&r); err != nil {
 				return fmt.Errorf("set congestion control %s of route %s: %w", name, r, err)
 			}

@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/internal/target/lab/network"
 )
 
-// A program that sets no congestion control has that of the lab at both ends, whether the kernel lets
+// Both ends of a program that sets no congestion control use the lab's, whether the kernel lets
 // namespaces choose it or only routes may name it.
 func TestCongestionControl(t *testing.T) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -77,7 +77,7 @@ func checkCongestionControl(t *testing.T, l *Lab, want string) {
 	}
 }
 
-// congestionControls are those of the two ends of a connection.
+// congestionControls returns those of the two ends of a connection.
 func congestionControls(t *testing.T, l *Lab, ends [2]string, version int) (got [2][]string) {
 	t.Helper()
 	var listener net.Listener
@@ -110,7 +110,7 @@ func congestionControls(t *testing.T, l *Lab, ends [2]string, version int) (got 
 	return got
 }
 
-// routes are those of a namespace in words, without their congestion control.
+// routes describes the routes of a namespace, without their congestion control.
 func routes(t *testing.T, ns *network.Namespace) (all []string) {
 	t.Helper()
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

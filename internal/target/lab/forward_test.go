@@ -27,7 +27,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// running are the processes that run in the namespaces of a lab.
+// running returns the processes in the namespaces of a lab.
 func running(t *testing.T, c Config) (pids []string) {
 	t.Helper()
 	inodes := make(map[string]bool)
@@ -77,7 +77,8 @@ func TestForwarderEndsWithOwner(t *testing.T) {
 	}
 }
 
-// In a lab that is kept they forward on without their owner, and end with the lab.
+// In a lab with Keep, the forwarders run on without the owner, and end with the
+// lab.
 func TestForwarderOfKeptLab(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
@@ -115,7 +116,8 @@ func TestForwarderOfKeptLab(t *testing.T) {
 	}
 }
 
-// A command that does not forward is told with what it said, and the lab is not made.
+// If a forwarder does not start, the error has its output, and the lab is not
+// created.
 func TestForwarderDoesNotStart(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
@@ -142,7 +144,7 @@ func TestForwarderDoesNotStart(t *testing.T) {
 	}
 }
 
-// When a forwarder dies, whoever has the lab is told which node is cut off.
+// When a forwarder dies, the owner of the lab is told which node is cut off.
 func TestForwarderDies(t *testing.T) {
 	testenv.NeedRoot(t)
 	c := config(labName(t))
@@ -169,7 +171,8 @@ func TestForwarderDies(t *testing.T) {
 	if !strings.Contains(log.String(), "node=node") || !strings.Contains(log.String(), "killed") {
 		t.Errorf("told is %s", log.String())
 	}
-	// A connection that cannot come to its end does not hold the lab.
+	// A connection that cannot be closed properly does not hold up the removal
+	// of the lab.
 	if _, err := conn[0].Write(make([]byte, 10_000)); err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +185,7 @@ func TestForwarderDies(t *testing.T) {
 	}
 }
 
-// lines is a buffer for several.
+// lines is a buffer that several goroutines may write to.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -200,8 +203,8 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// What a forwarder is sent that is no packet, or for nobody, changes nothing: what
-// comes next arrives.
+// A forwarder ignores what is not a packet, and packets for unknown addresses: the
+// next packet arrives.
 func TestForwarderHostile(t *testing.T) {
 	l := up(t, func(c *Config) { c.Shape, c.Pods = overlay.ShapeUDP, 1 })
 	to, own := place(t, l, "node0/pod0"), place(t, l, "node1/pod0").IPv4

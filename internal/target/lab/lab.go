@@ -132,13 +132,13 @@ type Lab struct {
 	// lock is held if this process owns the lab.
 	lock      *lock
 	processes processes
-	// services and policies are how those of each node were loaded.
+	// services and policies say how the rules of each node were loaded.
 	services, policies []Load
 	// changer is nil until endpoints change.
 	changer *services.Changer
 }
 
-// Load is how the rules of a node were loaded.
+// Load says how the rules of a node were loaded.
 type Load struct {
 	Took time.Duration
 	// Version of the program that loaded them; empty for eBPF programs.
@@ -342,7 +342,7 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 	}); err != nil {
 		return err
 	}
-	for _, ns := range spaces { // whose routes to pods are there now
+	for _, ns := range spaces { // which have routes to pods by now
 		if err := setCongestionControl(ns, c.CongestionControl); err != nil {
 			return err
 		}
@@ -424,7 +424,7 @@ func parallel(ctx context.Context, n int, f func(i int) error) error {
 	return g.Wait()
 }
 
-// Places are the nodes first, in order, then the pods of each.
+// Places returns the nodes, in order, and then the pods of each.
 func (l *Lab) Places() []target.Place {
 	var nodes, pods []target.Place
 	for i, n := range layout(l.state.Config) {
@@ -541,8 +541,8 @@ func (l *Lab) Loaded(node string) (services, policies Load) {
 	return Load{}, Load{}
 }
 
-// ChangeEndpoints replaces so many backends of the lab's services a second, as kube-proxy does, until stop, which
-// returns how many were.
+// ChangeEndpoints replaces perSecond backends of the lab's services per second, as kube-proxy does, until stop is
+// called. stop returns how many it has replaced.
 func (l *Lab) ChangeEndpoints(ctx context.Context, perSecond int) (stop func() (made int, err error), err error) {
 	c := l.state.Config
 	var spaces []*network.Namespace

@@ -30,8 +30,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// machine is what a lab could leave behind: names of namespaces that have its
-// prefix, and the devices of this namespace.
+// machine returns what a lab could leave behind: names of namespaces that have its prefix, and the devices of this
+// namespace.
 func machine(t *testing.T, prefix string) (all []string) {
 	t.Helper()
 	names, err := filepath.Glob(network.Path(prefix + "*"))
@@ -148,7 +148,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// A command that is run to its end tells its exit code.
+// Run returns the exit code of a command that ends.
 func TestRun(t *testing.T) {
 	l := up(t, func(*Config) {})
 	run := func(place string, argv ...string) (int, error) {
@@ -267,7 +267,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// While one process has a lab, no other makes, removes or sweeps it.
+// While one process uses a lab, no other creates, removes or sweeps it.
 func TestInUse(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
@@ -305,7 +305,7 @@ type child struct {
 	out io.Reader
 }
 
-// startUp has another process make a lab, and keep it until it is killed.
+// startUp starts another process, which creates a lab and keeps it until it is killed.
 func startUp(t *testing.T, dir, name string, env ...string) child {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -329,8 +329,7 @@ func startUp(t *testing.T, dir, name string, env ...string) child {
 	return child{cmd, out}
 }
 
-// A process that was forked and is not yet another program has its parent's lock,
-// and the parent may be gone.
+// Between fork and exec, a process holds its parent's lock, even if the parent is gone.
 func TestSweepForked(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
@@ -356,7 +355,7 @@ func TestSweepForked(t *testing.T) {
 	}
 }
 
-// Whenever a process is killed that makes a lab, a sweep finds all that it made.
+// Whenever a process that creates a lab is killed, a sweep finds everything that it has created.
 func TestKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	var partly atomic.Int64
@@ -382,8 +381,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// killed sweeps so many labs whose process, in an environment of its own, was killed, and tells how
-// many of them were in the making.
+// killed creates labs in other processes, with env in their environment, kills the processes and sweeps the labs, as
+// often as kills says. It returns how many labs were half created when their process was killed.
 func killed(t *testing.T, kills int, env ...string) (partly int) {
 	t.Helper()
 	dir, name := t.TempDir(), labName(t)
@@ -392,7 +391,7 @@ func killed(t *testing.T, kills int, env ...string) (partly int) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	before := machine(t, "slip-"+name)
 
-	// How long it takes to come up says when to kill.
+	// The time that a lab takes to come up is the range in which to kill.
 	begin := time.Now()
 	c := startUp(t, dir, name, env...)
 	if line, err := bufio.NewReader(c.out).ReadString('\n'); err != nil || line != "up\n" {
@@ -425,7 +424,7 @@ func killed(t *testing.T, kills int, env ...string) (partly int) {
 	return partly
 }
 
-// What has a name like a lab's is not the lab's, and stays.
+// What has a name like a lab's but does not belong to it stays.
 func TestForeign(t *testing.T) {
 	testenv.NeedRoot(t)
 	name := labName(t)
@@ -481,7 +480,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// A state that cannot be read is told, and is a reason to remove nothing.
+// A state that cannot be read is reported, and nothing is removed.
 func TestTornState(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
@@ -518,7 +517,7 @@ func TestTornState(t *testing.T) {
 	}
 }
 
-// Ended while it is made, a lab is taken down again.
+// If creating a lab is cancelled, the lab is taken down again.
 func TestUpCancelled(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
@@ -536,7 +535,7 @@ func TestUpCancelled(t *testing.T) {
 	}
 }
 
-// Someone who is not root is told so, and nothing is touched.
+// Without root, the error says so, and nothing is touched.
 func TestNotRoot(t *testing.T) {
 	testenv.NeedRoot(t) // to become someone else
 	dir := filepath.Join(t.TempDir(), "lab")

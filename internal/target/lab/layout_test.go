@@ -16,7 +16,7 @@ import (
 )
 
 // In the largest lab no two things have the same name or address, and every name
-// fits in what the kernel has for it.
+// fits the kernel's limit.
 func TestLayoutIsUnique(t *testing.T) {
 	for _, shape := range overlay.Shapes() {
 		c := config(strings.Repeat("x", 20))

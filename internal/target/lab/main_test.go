@@ -86,7 +86,8 @@ func config(name string) Config {
 	}
 }
 
-// labName is one that no other test has, nor the same test in another process.
+// labName returns a name that no other test uses, nor the same test in another
+// process.
 func labName(t testing.TB) string {
 	return fmt.Sprintf("test-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:13]
 }
@@ -184,8 +185,8 @@ func control(t *testing.T, c *net.TCPConn, f func(fd int) error) {
 	}
 }
 
-// flood sends as much as goes for a while, and tells how many bytes arrived, in
-// how long, and how many segments were sent again.
+// flood sends as much as possible for a while. It returns how many bytes arrived,
+// how long that took, and how many segments were retransmitted.
 func flood(t *testing.T, l *Lab, from, to string, streams int, d time.Duration) (bytes int64, took time.Duration, again int) {
 	t.Helper()
 	conns := connect(t, l, from, to, 4, streams)

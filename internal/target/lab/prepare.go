@@ -34,8 +34,8 @@ func noAddressDetection() error {
 	return network.Sysctl("net/ipv6/conf/default/accept_dad=0", "net/ipv6/conf/default/accept_ra=0")
 }
 
-// bridgeNetfilter says whether bridged packets pass netfilter, as Kubernetes requires of its nodes. They
-// do not on a kernel without br_netfilter.
+// bridgeNetfilter sets whether bridged packets pass netfilter, as Kubernetes requires of its nodes. On a
+// kernel without br_netfilter they do not.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// processes are those that a lab starts on its nodes and that are part of it. They implement
+// processes watches the processes that belong to a lab on its nodes. It implements
 // network.Processes for the overlay and the balancer.
 type processes struct {
 	lab *Lab

@@ -19,7 +19,7 @@ import (
 
 var tcp4 = target.Transport{IP: 4, Protocol: "tcp"}
 
-// What cannot be is refused before anything is touched.
+// Services that are impossible are refused before anything is touched.
 func TestServicesRefused(t *testing.T) {
 	testenv.NeedRoot(t)
 	seats := func(n int) (all []target.Seat) {
@@ -125,7 +125,7 @@ func TestServicesRefused(t *testing.T) {
 	}
 }
 
-// A cgroup of the name that is no lab's is left alone.
+// A cgroup that has the name of a lab's but belongs to none is left alone.
 func TestForeignCgroup(t *testing.T) {
 	testenv.NeedRoot(t)
 	c := config(labName(t))

@@ -48,7 +48,7 @@ func TestNodesAndPods(t *testing.T) {
 	}
 }
 
-// On the wire packets are what the shape makes of them.
+// Packets on the wire have the form that the shape gives them.
 func TestOnWire(t *testing.T) {
 	for _, shape := range joined() {
 		t.Run(shape, func(t *testing.T) {
@@ -93,8 +93,8 @@ func TestOnWire(t *testing.T) {
 	}
 }
 
-// describe tells the outermost addresses and protocol of a frame; nothing of one
-// that is not of IP.
+// describe returns the outermost addresses and protocol of a frame, "" if it is not
+// IP.
 func describe(frame []byte) string {
 	var from, to netip.Addr
 	var protocol byte
@@ -118,7 +118,8 @@ func describe(frame []byte) string {
 	return fmt.Sprintf("%s %s icmp or other", from, to) // neighbour discovery, groups
 }
 
-// capture takes what a device receives until the function that it returns is called.
+// capture captures what a device receives until the function that it returns is
+// called.
 func capture(t *testing.T, l *Lab, place, device string) func() [][]byte {
 	t.Helper()
 	all := uint16(unix.ETH_P_ALL)<<8 | unix.ETH_P_ALL>>8
@@ -148,9 +149,8 @@ func capture(t *testing.T, l *Lab, place, device string) func() [][]byte {
 	}
 }
 
-// Packets take the devices of their shape and pass by the rest: where eBPF carries
-// them, the kernel forwards none, and those for a pod never are on the node's end of
-// its link.
+// Packets use only the devices of their shape. If eBPF carries them, the kernel
+// forwards none, and packets to a pod never pass the node's end of its link.
 func TestWay(t *testing.T) {
 	accounting, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -216,7 +216,8 @@ func TestWay(t *testing.T) {
 					{"on the node's end of the receiving pod's link", want.HostVeth},
 					{"seen by " + want.Out, want.Out != ""}, {"seen by " + want.In, want.In != ""},
 				} {
-					// A few that are not ours: neighbours ask for one another.
+					// A few packets are not the test's:
+					// neighbours ask for one another.
 					if got := after[i] - before[i]; c.want && got < n || !c.want && got > n/10 {
 						t.Errorf("%d of %d packets are %s, want it to be %t", got, n, c.what, c.want)
 					}
@@ -253,7 +254,7 @@ func forwarded(t *testing.T, l *Lab, place string, version int) (n uint64) {
 	return n
 }
 
-// runs counts those of a program on what a device receives.
+// runs counts how often a program has run on what a device receives.
 func runs(t *testing.T, l *Lab, place, device, name string) (n uint64) {
 	t.Helper()
 	in(t, l, place, func() error {
@@ -286,7 +287,8 @@ func runs(t *testing.T, l *Lab, place, device, name string) (n uint64) {
 	return n
 }
 
-// A datagram in many fragments arrives whole, and that nobody listens is told.
+// A datagram in many fragments arrives whole, and the sender is told if nobody
+// listens.
 func TestFragmentsAndErrors(t *testing.T) {
 	for _, shape := range joined() {
 		for _, offload := range offloads {
@@ -318,7 +320,8 @@ func TestFragmentsAndErrors(t *testing.T) {
 	}
 }
 
-// udpEnds are a socket in node0/pod0 and the one in node1/pod0 that it sends to.
+// udpEnds returns a socket in node0/pod0, and the one in node1/pod0 that it sends
+// to.
 func udpEnds(t *testing.T, l *Lab, version int) (client, server *net.UDPConn) {
 	t.Helper()
 	in(t, l, "node1/pod0", func() (err error) {
@@ -337,8 +340,8 @@ func udpEnds(t *testing.T, l *Lab, version int) (client, server *net.UDPConn) {
 	return client, server
 }
 
-// What eBPF carries makes as many hops as what the kernel does, and who sends a
-// packet that makes fewer is told by the node that ends it.
+// Packets that eBPF carries take as many hops as those that the kernel forwards. If
+// the TTL of a packet is too small, the node that drops it tells the sender.
 func TestHops(t *testing.T) {
 	for _, shape := range append(byEBPF, overlay.ShapeRouted) {
 		t.Run(shape, func(t *testing.T) {
@@ -369,20 +372,21 @@ func TestHops(t *testing.T) {
 	}
 }
 
-// A packet that is too big for the way is not carried: the pod is told the MTU.
+// eBPF does not carry a packet that is larger than the MTU of the route: the pod is
+// told the MTU.
 func TestTooBig(t *testing.T) {
 	for _, shape := range byEBPF {
 		t.Run(shape, func(t *testing.T) {
 			l := up(t, func(c *Config) { c.Shape = shape })
 			largest := 1450
 			if shape == overlay.ShapeEBPF {
-				// A way that is narrower than the pods know.
+				// The route has a smaller MTU than the pods know.
 				largest = 1400
 				in(t, l, "node0", func() error {
 					return netlink.LinkSetMTU(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: network.NIC}}, largest)
 				})
 			}
-			// The pod does not know the way's MTU beforehand.
+			// The pod does not know the route's MTU beforehand.
 			in(t, l, "node0/pod0", func() error {
 				for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 					all, err := netlink.RouteList(nil, family)
@@ -417,7 +421,9 @@ func TestTooBig(t *testing.T) {
 				if n, err := server.Read(make([]byte, 1<<16)); n != fits {
 					t.Errorf("IPv%d: %d bytes arrive, %v, want %d", version, n, err, fits)
 				}
-				// Nor is what will be cut into such: to a pod that is not known of yet.
+				// Nor is a large packet that would be segmented into
+				// such packets. The pod does not know the MTU to
+				// this address yet.
 				conn := connect(t, l, "node0/pod0", "node1/pod1", version, 1)[0]
 				echo(t, conn)
 				control(t, conn[0], func(fd int) error {
@@ -433,8 +439,9 @@ func TestTooBig(t *testing.T) {
 	}
 }
 
-// What comes by the tunnel is taken with the right key from the node whose pod it
-// is said to be of, and from no other.
+// A packet from the tunnel is accepted with the right key, from the node that has
+// the pod of its source address. With any other key or from any other node it is
+// not.
 func TestTunnelKey(t *testing.T) {
 	const vni = 2 // of the tunnels
 	l := up(t, func(c *Config) { c.Shape, c.Nodes, c.Pods = overlay.ShapeVXLANFlow, 3, 1 })
@@ -487,7 +494,7 @@ func TestTunnelKey(t *testing.T) {
 	}
 }
 
-// udpPacket is one of IPv4 with no checksum of UDP.
+// udpPacket returns an IPv4 packet without a UDP checksum.
 func udpPacket(from, to netip.Addr, port int, message string) []byte {
 	p := make([]byte, 28, 28+len(message))
 	p[0], p[8], p[9] = 0x45, 64, unix.IPPROTO_UDP

@@ -31,16 +31,16 @@ import (
 
 var offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
 
-// byEBPF are the shapes whose pods' packets eBPF carries past netfilter.
+// byEBPF has the shapes whose pods' packets eBPF carries past netfilter.
 var byEBPF = []string{overlay.ShapeVXLANFlow, overlay.ShapeEBPF}
 
-// joined are the shapes in which pods of different nodes reach one another.
+// joined returns the shapes in which pods of different nodes reach one another.
 func joined() []string {
 	return slices.DeleteFunc(overlay.Shapes(), func(s string) bool { return s == overlay.ShapeBridge })
 }
 
-// Every path carries TCP, with the addresses it was sent with, and connections
-// are tracked on it, but where eBPF carries the packets past that.
+// Every path carries TCP with its original addresses. It tracks connections, unless eBPF carries the
+// packets past conntrack.
 func TestPaths(t *testing.T) {
 	for _, shape := range overlay.Shapes() {
 		for _, offload := range offloads {
@@ -102,7 +102,7 @@ func unreachable(t *testing.T, l *Lab, from, to target.Place, version int) {
 	})
 }
 
-// echo takes a message of several packets there and back.
+// echo sends a message of several packets there and back.
 func echo(t *testing.T, ends [2]*net.TCPConn) {
 	t.Helper()
 	for _, c := range ends {
@@ -119,7 +119,7 @@ func echo(t *testing.T, ends [2]*net.TCPConn) {
 	}
 }
 
-// tracks says whether a node tracks a connection to an address.
+// tracks reports whether a node tracks a connection to an address.
 func tracks(t *testing.T, l *Lab, node string, to netip.Addr, port int) (found bool) {
 	t.Helper()
 	in(t, l, node, func() error {
@@ -141,7 +141,7 @@ func tracks(t *testing.T, l *Lab, node string, to netip.Addr, port int) (found b
 	return found
 }
 
-// A packet of exactly the MTU passes unbroken, and one byte more does not leave.
+// A packet of exactly the MTU passes unfragmented. One that is a byte larger is not sent.
 func TestMTU(t *testing.T) {
 	for _, shape := range joined() {
 		for _, mtu := range []int{1500, 9000} {
@@ -187,7 +187,7 @@ func TestMTU(t *testing.T) {
 	}
 }
 
-// fragments that a namespace made, from its snmp and snmp6.
+// fragments counts the fragments that a namespace made, from its snmp and snmp6.
 func fragments(v4, v6 string) (n int) {
 	var header []string
 	for line := range strings.Lines(v4) {
@@ -211,8 +211,8 @@ func fragments(v4, v6 string) (n int) {
 	return n
 }
 
-// datagrams returns a function that sends one of so many bytes, not to be
-// fragmented, and waits for it to arrive.
+// datagrams returns a function that sends a datagram of a size, which must not be fragmented, and waits
+// for it to arrive.
 func datagrams(t *testing.T, l *Lab, from, to string, version int) func(size int) error {
 	t.Helper()
 	var server, client *net.UDPConn
@@ -242,7 +242,7 @@ func datagrams(t *testing.T, l *Lab, from, to string, version int) func(size int
 	}
 }
 
-// dontFragment has packets that are too big fail, which the socket is told.
+// dontFragment makes the socket return an error for packets that are too big.
 func dontFragment(t *testing.T, c *net.UDPConn, version int) {
 	t.Helper()
 	set := map[int][2]int{unix.IP_MTU_DISCOVER: {unix.IPPROTO_IP, unix.IP_PMTUDISC_DO}, unix.IP_RECVERR: {unix.IPPROTO_IP, 1}}
@@ -252,7 +252,7 @@ func dontFragment(t *testing.T, c *net.UDPConn, version int) {
 	setOptions(t, c, set)
 }
 
-// setOptions of a socket: a level and a value each.
+// setOptions sets options of a socket: a level and a value each.
 func setOptions(t *testing.T, c *net.UDPConn, options map[int][2]int) {
 	t.Helper()
 	raw, err := c.SyscallConn()
@@ -269,7 +269,7 @@ func setOptions(t *testing.T, c *net.UDPConn, options map[int][2]int) {
 	}
 }
 
-// counters of a device.
+// counters returns the counters of a device.
 func counters(t *testing.T, l *Lab, place, device string) (s netlink.LinkStatistics) {
 	t.Helper()
 	in(t, l, place, func() error {
@@ -282,8 +282,8 @@ func counters(t *testing.T, l *Lab, place, device string) (s netlink.LinkStatist
 	return s
 }
 
-// With full offload packets cross the wire larger than its MTU. With none the
-// sender cuts them and the receiver merges them, but the switch does neither.
+// With full offload packets cross the wire larger than its MTU. Without, the sender segments them and the
+// receiver merges them, but the switch does neither.
 func TestOffload(t *testing.T) {
 	devices := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico", overlay.ShapeVXLANFlow: "cilium_vxlan"}
 	for shape, overlay := range devices {
@@ -317,8 +317,8 @@ func TestOffload(t *testing.T) {
 	}
 }
 
-// watch looks at what a device receives, after GRO, until the function that it
-// returns is called: that tells the largest packet.
+// watch captures what a device receives, after GRO. The function that it returns ends that, and returns
+// the size of the largest packet.
 func watch(t *testing.T, l *Lab, place, device string) (largest func() int) {
 	t.Helper()
 	all := uint16(unix.ETH_P_ALL)<<8 | unix.ETH_P_ALL>>8
@@ -389,8 +389,8 @@ func TestNoDrops(t *testing.T) {
 	}
 }
 
-// queues counts those of node0 and of the switch, and how often a full ring
-// pushed back on them.
+// queues counts the qdiscs of node0 and of the switch, and how often a full ring pushed packets back into
+// them.
 func queues(t *testing.T, l *Lab) (n int, requeues uint32) {
 	t.Helper()
 	for _, p := range []string{"node0", "switch"} {
@@ -440,9 +440,9 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// RPS at the receiver goes by what is on the wire: connections between the same
-// ports land on one CPU, those between others also on another. By the sender's
-// hash, which is another for every connection, the first would not.
+// RPS at the receiver uses the headers on the wire: connections between the same ports land on one CPU,
+// and some between other ports land on another. With the sender's hash, which differs between connections,
+// the former would not.
 func TestFlowHash(t *testing.T) {
 	cpus, err := availableCPUs("/sys")
 	if err != nil {
@@ -474,7 +474,7 @@ func TestFlowHash(t *testing.T) {
 	}
 }
 
-// landing is the CPU that receives a connection between two ports.
+// landing returns the CPU that receives a connection between two ports.
 func landing(t *testing.T, l *Lab, from, to int) (cpu int) {
 	t.Helper()
 	var listener *net.TCPListener
@@ -495,7 +495,7 @@ func landing(t *testing.T, l *Lab, from, to int) (cpu int) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	// Nothing of it is to stay, so that the ports are free for the next.
+	// Reset the connection, so that its ports are free for the next one.
 	if err := errors.Join(client.SetLinger(0), server.SetLinger(0)); err != nil {
 		t.Fatal(err)
 	}

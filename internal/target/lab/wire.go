@@ -68,7 +68,7 @@ func newWire(nic v1alpha1.NIC, sw *network.Namespace) (*wire, error) {
 
 func (w *wire) close() { w.hash.Close() }
 
-// connect adds a node's NIC. irq is the CPU that receives the NIC's packets, or -1.
+// connect adds a node's NIC. irq is the CPU that receives the NIC's packets, or -1 for the sender's.
 func (w *wire) connect(ns *network.Namespace, n network.Node, irq int) error {
 	port := netlink.NewVeth(network.LinkAttrs(n.Port))
 	port.MTU = w.nic.MTU

@@ -51,9 +51,9 @@ const Node = 1
 const (
 	// balancerPort is the port of the first pair; those of the others follow.
 	balancerPort = 7465
-	// proxyStart is how long a proxy may take until it listens.
+	// proxyStart bounds how long a proxy may take until it listens.
 	proxyStart = 10 * time.Second
-	// proxyConfig is where HAProxy finds its configuration: it needs a file, and an inherited one without
+	// proxyConfig is the path of HAProxy's configuration: it needs a file, and an inherited one without
 	// a name cannot be left behind.
 	proxyConfig = "/proc/self/fd/3"
 )
@@ -63,7 +63,7 @@ func (b *Config) role(i int) string {
 	return v1alpha1.Balancer{Backends: b.Backends}.Role(i)
 }
 
-// Validate checks that a lab with so many nodes can have the balancer.
+// Validate checks that a lab with that number of nodes can have the balancer.
 func (b *Config) Validate(nodes int) error {
 	switch {
 	case b.Backends < 1 || b.Backends > v1alpha1.MaxBackends:
@@ -145,7 +145,7 @@ type front struct {
 	Backends []netip.AddrPort `json:"backends"`
 }
 
-// fronts of a balancer on nodes of a layout.
+// fronts returns the fronts of a balancer on the nodes of a layout.
 func (b *Config) fronts(nodes []network.Node) []front {
 	var all []front
 	for pair := range b.Pairs {
@@ -327,8 +327,8 @@ func (b *Config) Version(ctx context.Context) (string, error) {
 	return haproxyVersion(said), nil
 }
 
-// haproxyVersion is the version in what haproxy -v prints: "HAProxy version
-// 2.6.12-1+deb12u4 2026/10/17 - https://haproxy.org/".
+// haproxyVersion returns the version from the output of haproxy -v: "HAProxy version 2.6.12-1+deb12u4 2026/10/17
+// - https://haproxy.org/".
 func haproxyVersion(said []byte) string {
 	fields := bytes.Fields(said)
 	if len(fields) < 3 || string(fields[1]) != "version" {

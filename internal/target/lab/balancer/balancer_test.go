@@ -114,7 +114,7 @@ const procNetTCP = `  sl  local_address rem_address   st tx_queue rx_queue tr tm
    1: 020012C6:1D2A 010012C6:D2F0 01 00000000:00000000 02:000004A1 00000000     0        0 9103682 2 0000000000000000 20 4 30 10 -1
 `
 
-// Only sockets that listen count, of either version.
+// Only listening sockets count, of either IP version.
 func FuzzListeningPorts(f *testing.F) {
 	f.Add([]byte(procNetTCP))
 	f.Add([]byte("1: 00000000000000000000000000000000:1D2B 0:0 0A"))

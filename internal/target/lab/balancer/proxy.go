@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// backendTimeout is how long a backend may take to answer, as in HAProxy's configuration.
+// backendTimeout bounds how long a backend may take to answer, as in HAProxy's configuration.
 const backendTimeout = 5 * time.Second
 
 // Run is the built-in proxy, which a lab starts as a process of its own. It balances connections round robin until

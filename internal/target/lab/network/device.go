@@ -160,8 +160,8 @@ func (ns *Namespace) Attach(device int, parent uint32, program *ebpf.Program, na
 	return nil
 }
 
-// Missing returns the error of a probe that found out what the kernel lacks. It names the modules that have
-// it, and the options of a kernel that does.
+// Missing returns the error of a probe that found the kernel lacking something. It names the modules that
+// provide it, and the kernel options that enable it.
 func Missing(what, config, modules string, err error) error {
 	return fmt.Errorf("this kernel lacks %s (%w): load the modules (modprobe -a %s), or use one with %s", what, err, modules, config)
 }

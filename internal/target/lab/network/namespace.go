@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Dir is where `ip netns` looks for namespaces by name.
+// Dir is the folder in which `ip netns` looks for namespaces by name.
 const Dir = "/run/netns"
 
 // Path returns the path of a namespace.
@@ -42,9 +42,9 @@ func (ns *Namespace) FD() netlink.NsFd { return netlink.NsFd(ns.Handle) }
 // Do runs f in the namespace.
 func (ns *Namespace) Do(f func() error) error { return netns.Do(ns.Handle, f) }
 
-// propagate makes a folder a mount whose names propagate to other mount namespaces, unless it is one. `ip netns
-// add` does the same. It has to happen before a name is bound: it would cover the name with a copy of
-// itself, and a name that something covered is mounted on cannot be removed.
+// propagate makes a folder a mount whose names propagate to other mount namespaces, unless it is one already.
+// `ip netns add` does the same. It has to happen before a name is bound in the folder. A later mount would
+// cover the name with a copy, and a name on which something covered is mounted cannot be removed.
 func propagate(dir string) error {
 	err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
 	if !errors.Is(err, unix.EINVAL) {

@@ -12,8 +12,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestPropagate checks that `ip netns add`, after us, finds the folder as it wants it: else it would cover the
-// names that are in it.
+// TestPropagate checks that `ip netns add` need not make the folder a mount again after us: that would cover
+// the names in it.
 func TestPropagate(t *testing.T) {
 	testenv.PrivateMounts(t)
 	dir := t.TempDir()

@@ -56,8 +56,8 @@ type Pod struct {
 type Processes interface {
 	// Start starts a command on a node.
 	Start(node int, cmd *exec.Cmd) error
-	// Watch calls wait in the background, which returns when the process has ended, and then tell with its
-	// error unless the lab is being removed.
+	// Watch calls wait in the background. When wait returns because the process has ended, Watch calls
+	// tell with its error, unless the lab is being removed.
 	Watch(wait func() error, tell func(error))
 }
 
@@ -76,6 +76,6 @@ func Plus(a netip.Addr, n int) netip.Addr {
 		raw[i] = byte(n)
 		n >>= 8
 	}
-	a, _ = netip.AddrFromSlice(raw) // of a length that it just had
+	a, _ = netip.AddrFromSlice(raw) // its length is valid
 	return a
 }

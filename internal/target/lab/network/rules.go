@@ -21,11 +21,11 @@ type Command struct {
 	Text []byte
 }
 
-// NFT returns the command that makes the changes of a text for nft -f.
+// NFT returns the command that loads a text by nft -f.
 func NFT(text []byte) Command { return Command{[]string{"nft", "-f", "-"}, text} }
 
-// Restore returns the command that makes the changes of a text for iptables-restore or
-// ip6tables-restore. Legacy iptables has one lock for the whole machine, and waits for it.
+// Restore returns the command that loads a text by iptables-restore or ip6tables-restore. Legacy iptables has
+// one lock for the whole machine, for which the command waits.
 func Restore(program string, text []byte) Command {
 	return Command{[]string{program, "-w", "5", "--noflush"}, text}
 }
@@ -52,8 +52,8 @@ func (r Rules) Load(ctx context.Context, ns *Namespace) (took time.Duration, err
 	return time.Since(begin), nil
 }
 
-// Probe tries to load rules in a temporary namespace. The error, of what they are for, says what is missing and
-// what to do. packages maps programs to what has them.
+// Probe tries to load rules in a temporary namespace. Its error names what the rules are for, and says what is
+// missing and what to do. packages maps programs to the packages that have them.
 func (r Rules) Probe(ns *Namespace, what string, packages map[string]string) error {
 	for _, c := range r {
 		name := c.Argv[0]

@@ -175,7 +175,7 @@ func (h *Host) connectPrograms(ns *network.Namespace, p network.Pod, veth *netli
 	)
 }
 
-// probePrograms tests what the shapes of eBPF need.
+// probePrograms tests what the shapes with eBPF programs need.
 func probePrograms(ns *network.Namespace, shape string) error {
 	if shape == ShapeVXLANFlow {
 		device := &netlink.Vxlan{LinkAttrs: network.LinkAttrs("probe-flow"), FlowBased: true, Port: ciliumPort}

@@ -36,7 +36,7 @@ const (
 	forwarderSocket = 4
 )
 
-// forwarderStart is how long a forwarder may take to start.
+// forwarderStart bounds how long a forwarder may take to start.
 const forwarderStart = 30 * time.Second
 
 // forwarding is a forwarder's configuration.
@@ -44,7 +44,7 @@ type forwarding struct {
 	Routes []forwarderRoute `json:"routes"`
 	// MTU of the device.
 	MTU int `json:"mtu"`
-	// Keep: go on after standard input has ended.
+	// Keep means that the forwarder continues after the end of its standard input.
 	Keep bool `json:"keep"`
 }
 
@@ -72,8 +72,8 @@ func openTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// makeForwarder creates the TUN device of a node, and starts the process that forwards packets between it and
-// a UDP socket. flannel's forwards only IPv4; this one IPv6 alike.
+// makeForwarder creates the TUN device of a node, and starts the process that forwards packets between it and a
+// UDP socket. flannel's forwards only IPv4; this one also forwards IPv6.
 func (h *Host) makeForwarder() error {
 	f := forwarding{Keep: h.overlay.Keep}
 	f.MTU, _ = h.overlay.mtu()
@@ -215,7 +215,7 @@ func Forward(ctx context.Context) error {
 				return nil
 			}
 		}
-		// After so many packets at most, check whether to end.
+		// Check at least every 1024 packets whether to end.
 		for range 1024 {
 			out, err := r.send()
 			if err != nil {
@@ -232,7 +232,7 @@ func Forward(ctx context.Context) error {
 	}
 }
 
-// relay is the two ends of a forwarder.
+// relay has the two ends of a forwarder.
 type relay struct {
 	tun, socket int
 	routes      []relayRoute

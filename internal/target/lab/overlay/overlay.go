@@ -111,7 +111,7 @@ type Host struct {
 	others []network.Node
 	// programs forward the pods' packets, in shapes of eBPF.
 	programs *programs.HostRouting
-	// tunnelled: they send packets to other nodes through the VXLAN device.
+	// tunnelled means that they send packets to other nodes through the VXLAN device.
 	tunnelled bool
 }
 

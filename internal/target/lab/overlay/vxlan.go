@@ -22,7 +22,7 @@ const (
 	overhead6 = 70
 )
 
-// vxlan is what differs between the products.
+// vxlan has what differs between flannel and Calico.
 type vxlan struct {
 	device4, device6 string
 	vni, port        int

@@ -1,12 +1,12 @@
 //go:build linux
 
-// Package policies has the network policies of a lab's pods: for packets to each pod, in the form in which Calico
-// writes them for iptables, with ipset or without, and for nftables (rules.go), or by eBPF programs like Cilium's
+// Package policies applies network policies to packets to the pods of a lab. It loads rules in the form in which Calico
+// writes them for iptables, with ipset or without, and for nftables (rules.go), or eBPF programs like Cilium's
 // (ebpf.go).
 //
-// Every policy selects every pod. The last one allows all pods of the lab and the addresses of their services'
-// backends; the others allow addresses that nobody has. A packet of a connection that is established is accepted
-// before them, one that they do not allow is dropped after them.
+// Every policy selects every pod. The last one allows all pods of the lab and the addresses of their services' backends;
+// the others allow addresses that nobody has. Packets of an established connection are accepted before the policies.
+// Packets that no policy allows are dropped after them.
 package policies
 
 import (
@@ -33,7 +33,7 @@ type Config struct {
 	Count int `json:"count"`
 }
 
-// peers are how many addresses a policy allows.
+// peers is the number of addresses that a policy allows.
 const peers = 10
 
 // foreignPrefixes are addresses that no lab has, for the policies that allow nobody: those of RFC 6598, and unique local
@@ -48,7 +48,7 @@ func (c *Config) Tool() string {
 	return c.Mode
 }
 
-// Validate checks the configuration for a lab of that shape. bypassed: the shape's packets bypass netfilter.
+// Validate checks the configuration for a lab of that shape. bypassed means that the shape's packets bypass netfilter.
 func (c *Config) Validate(shape string, bypassed bool) error {
 	modes := []string{v1alpha1.PolicyIPTables, v1alpha1.PolicyIPSet, v1alpha1.PolicyNFTables, v1alpha1.PolicyEBPF}
 	switch {
@@ -108,9 +108,9 @@ func podsOf(n network.Node, ip int) (all []pod) {
 	return all
 }
 
-// Load applies the policies to the ith node, whose pods exist. bypassed: the programs of its shape redirect packets
-// past the veths of its pods. It returns how long that took, and the version of the program that loaded the rules,
-// if it was one.
+// Load applies the policies to the ith node, whose pods exist. bypassed means that the programs of its shape redirect
+// packets past the veths of its pods. Load returns how long that took, and the version of the program that loaded the
+// rules, if it was one.
 func (c *Config) Load(ctx context.Context, ns *network.Namespace, nodes []network.Node, i int, bypassed bool) (took time.Duration, version string, err error) {
 	begin := time.Now()
 	if c.Mode == v1alpha1.PolicyEBPF {

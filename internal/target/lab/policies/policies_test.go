@@ -75,7 +75,7 @@ func (l policed) address(t *testing.T, place string, ip int) netip.Addr {
 	return netip.Addr{}
 }
 
-// datagrams has a place receive, and returns the texts that come.
+// datagrams receives datagrams in a place, and returns their texts.
 func (l policed) datagrams(t *testing.T, place string) <-chan string {
 	t.Helper()
 	var conn *net.UDPConn
@@ -125,8 +125,8 @@ func (l policed) send(t *testing.T, place string, from, to netip.Addr, text stri
 	})
 }
 
-// foreign gives node0's pod a further address, of the node's pods, that no policy allows. Calico's nodes have a route
-// to each address of a pod, and none to others.
+// foreign gives node0's pod a further address from the node's pod prefix, which no policy allows. Calico's nodes have
+// a route to each address of a pod, and none to others.
 func (l policed) foreign(t *testing.T, ip int) netip.Addr {
 	t.Helper()
 	a := network.Plus(l.address(t, "node0/pod0", ip), 200)
@@ -158,8 +158,8 @@ var cases = []struct{ shape, mode string }{
 	{overlay.ShapeEBPF, v1alpha1.PolicyEBPF},
 }
 
-// TestPolicies: packets between the pods of a lab get through, those from an address that no policy allows do not,
-// and would without policies.
+// TestPolicies: packets between the pods of a lab get through. Packets from an address that no policy allows do not,
+// but would without policies.
 func TestPolicies(t *testing.T) {
 	for _, c := range cases {
 		for _, mode := range []string{"", c.mode} {
@@ -295,7 +295,7 @@ func ofPolicies(t *testing.T) map[ebpf.ProgramID]bool {
 	return all
 }
 
-// TestLacks: the probe tells what is missing for a mode, and what to do.
+// TestLacks: the probe says what is missing for a mode, and what to do.
 func TestLacks(t *testing.T) {
 	testenv.NeedRoot(t)
 	for mode, lacks := range map[string]string{

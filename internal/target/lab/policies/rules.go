@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/target/lab/network"
 )
 
-// version is what differs between the rules for the IP versions.
+// version has what differs between the rules for IPv4 and IPv6.
 type version struct {
 	// restore is the command that loads rules of iptables, digit the version in names of sets.
 	restore, digit string
@@ -42,7 +42,7 @@ const (
 	markPass   = "0x20000"
 )
 
-// rules returns what loads the policies of a node, apart from sets of ipset.
+// rules returns the rules for the policies of a node. Sets of ipset are created before.
 func (c *Config) rules(nodes []network.Node, i int) (all network.Rules) {
 	for _, ip := range []int{4, 6} {
 		v, policies, pods := versions[ip], c.policies(nodes, ip), podsOf(nodes[i], ip)
@@ -100,7 +100,7 @@ func iptablesRules(v version, sets bool, policies []policy, pods []pod) []byte {
 }
 
 // nftablesRules returns a transaction for nft -f: the chains of iptablesRules as Calico writes them for nftables
-// (felix/nftables), with a map that leads from an address to the chain of the pod.
+// (felix/nftables), and a map from addresses to the chains of pods.
 func nftablesRules(v version, policies []policy, pods []pod) []byte {
 	var b bytes.Buffer
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

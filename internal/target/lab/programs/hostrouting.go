@@ -71,7 +71,7 @@ func (p *HostRouting) AddNode(addresses netip.Prefix, node netip.Addr) error {
 	return nil
 }
 
-// prefix is a range of addresses as the programs have it, IPv4 mapped into IPv6.
+// prefix is a range of addresses as the programs expect it, IPv4 mapped into IPv6.
 type prefix struct {
 	Bits    uint32
 	Address [16]byte

@@ -16,8 +16,8 @@ type Policies struct {
 	objects policyObjects
 }
 
-// LoadPolicies loads the programs, with room for so many ranges of addresses that have an
-// identity, and for so many pairs of a pod and an identity that it allows.
+// LoadPolicies loads the programs. addresses and allowed size their maps: the ranges of
+// addresses that have an identity, and the allowed pairs of a pod and an identity.
 func LoadPolicies(addresses, allowed int) (*Policies, error) {
 	p := new(Policies)
 	if err := loadSized(loadPolicy, map[string]int{policyMapIdentities: addresses, policyMapAllowed: allowed}, &p.objects); err != nil {
@@ -26,8 +26,8 @@ func LoadPolicies(addresses, allowed int) (*Policies, error) {
 	return p, nil
 }
 
-// AddPod gives a pod of the node, by a range of its addresses, the number by which Allow knows
-// it. From then on packets to it are dropped unless they are allowed.
+// AddPod adds a range of addresses of a pod on the node. Allow knows the pod by its number. From
+// then on packets to it are dropped unless they are allowed.
 func (p *Policies) AddPod(pod uint32, addresses netip.Prefix) error {
 	if err := p.objects.Pods.Put(prefixOf(addresses), pod); err != nil {
 		return fmt.Errorf("add pod %s: %w", addresses, err)
@@ -43,7 +43,7 @@ func (p *Policies) Identify(addresses netip.Prefix, identity uint32) error {
 	return nil
 }
 
-// Allow lets packets from all who have an identity reach a pod.
+// Allow lets packets from addresses that have an identity reach a pod.
 func (p *Policies) Allow(pod, identity uint32) error {
 	if err := p.objects.Allowed.Put(policyEntry{Pod: pod, Identity: identity}, uint8(1)); err != nil {
 		return fmt.Errorf("allow identity %d at pod %d: %w", identity, pod, err)

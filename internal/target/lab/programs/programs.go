@@ -30,8 +30,8 @@ func LoadRehash() (*ebpf.Program, error) {
 	return objects.Rehash, nil
 }
 
-// loadSized loads programs into what bpf2go generated for them, with room in their maps, by name, for so
-// many entries.
+// loadSized loads programs into objects, which bpf2go generated for them. entries has the sizes of maps,
+// by name.
 func loadSized(read func() (*ebpf.CollectionSpec, error), entries map[string]int, objects any) error {
 	limitErr := rlimit.RemoveMemlock() // kernels before 5.11 charge maps to it
 	spec, err := read()

@@ -16,7 +16,7 @@ import (
 // backends for the sockets of a cgroup, and their maps: see service.c.
 type Services struct {
 	objects serviceObjects
-	// known is how many Services there are, and the number of the next.
+	// known is the number of Services so far, and so the ID of the next.
 	known uint32
 }
 
@@ -29,8 +29,8 @@ type Backends struct {
 	Backends []netip.AddrPort
 }
 
-// LoadServices loads the programs, with room for so many Services and for so many
-// backends of all of them.
+// LoadServices loads the programs, with room for a number of Services, and for a number
+// of backends in all.
 func LoadServices(services, backends int) (*Services, error) {
 	s := new(Services)
 	if err := loadSized(loadService, map[string]int{serviceMapServices: services, serviceMapBackends: backends}, &s.objects); err != nil {
@@ -146,7 +146,7 @@ func (s *Services) Attach(cgroup int) error {
 // Close closes programs and maps.
 func (s *Services) Close() error { return s.objects.Close() }
 
-// serviceAddressOf returns an address as the programs have it: in network byte order,
+// serviceAddressOf returns an address as the programs expect it: in network byte order,
 // and IPv4 mapped into IPv6.
 func serviceAddressOf(a netip.AddrPort, protocol uint8) serviceAddress {
 	out := serviceAddress{Protocol: uint16(protocol)}

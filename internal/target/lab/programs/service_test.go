@@ -24,7 +24,7 @@ import (
 // binary, with servicesChild in its environment.
 const servicesChild = "SLIPSTREAM_TEST_SERVICES"
 
-// task is what the process in the cgroup has to do. The backends are the first address and the two
+// task says what the process in the cgroup does. The backends are the first address and the two
 // after it.
 type task struct {
 	service, otherPort, noBackend netip.AddrPort
@@ -42,7 +42,7 @@ var (
 	}
 )
 
-// mapped is the same over IPv4 by an IPv6 socket.
+// mapped returns the same task over IPv4, with IPv6 sockets.
 func (a task) mapped() task {
 	for _, p := range []*netip.AddrPort{&a.service, &a.otherPort, &a.noBackend, &a.backend} {
 		*p = netip.AddrPortFrom(netip.AddrFrom16(p.Addr().As16()), p.Port())

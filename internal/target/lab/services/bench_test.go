@@ -91,7 +91,7 @@ func benchmarkLoad(b *testing.B, c lab.Config, all []services.Service) (each tim
 	return time.Since(begin) / times, float64(kernelMemory(b)-before) / times
 }
 
-// kernelMemory is what the kernel has taken for itself, in KiB.
+// kernelMemory returns the memory that the kernel uses for itself, in KiB.
 func kernelMemory(b *testing.B) (kib int) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -42,7 +42,8 @@ func (s *Config) changer(services []service, first int) *Changer {
 	return &Changer{mode: s.Mode, services: services, next: first, stale: make(map[int][]string)}
 }
 
-// Open has the Changer load its rules in the namespaces of a lab's nodes. The caller closes them after the Changer.
+// Open prepares the Changer to load its rules in the namespaces of a lab's nodes. The caller closes them after the
+// Changer.
 func (c *Changer) Open(lab string, spaces []*network.Namespace) error {
 	c.spaces = spaces
 	if c.mode != v1alpha1.ServiceEBPF {
@@ -71,9 +72,9 @@ func (c *Changer) Close() error {
 // beginning of the next (pkg/proxy/runner/bounded_frequency_runner.go).
 const syncPeriod = time.Second
 
-// Run replaces so many backends a second until ctx ends, and returns how many it replaced: one of each service in
-// turn, and then of each the next. Changes that come while rules are loaded, or within syncPeriod after that, go into one
-// batch.
+// Run replaces perSecond backends per second until ctx ends, and returns how many it has replaced. It goes round the
+// services, one backend of each at a time. Changes that come while rules are loaded, or within syncPeriod after that, go
+// into one batch.
 func (c *Changer) Run(ctx context.Context, perSecond int) (made int, err error) {
 	begin, every := time.Now(), time.Second/time.Duration(perSecond)
 	timer := time.NewTimer(every)
@@ -123,7 +124,7 @@ func (c *Changer) replaceNext(n int) (before batch, err error) {
 	return before, nil
 }
 
-// spare returns an address of a service's server that is none of its backends: there is one more than backends.
+// spare returns an address of a service's server that none of its backends has. There is one more address than backends.
 func (s *service) spare() (netip.AddrPort, error) {
 	for j := range len(s.backends) + 1 {
 		if to := netip.AddrPortFrom(network.Plus(s.first, j), servicePort); !slices.Contains(s.backends, to) {
@@ -228,7 +229,7 @@ func (c *Changer) nftables(ip int, changed []int, before batch) (all network.Rul
 	return append(all, network.NFT(text))
 }
 
-// without returns those of the backends before that a service no longer has.
+// without returns the backends in before that a service no longer has.
 func (s service) without(before []netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(slices.Clone(before), func(b netip.AddrPort) bool { return slices.Contains(s.backends, b) })
 }

@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// A batch of nftables flushes and deletes only chains that there are, and leaves those of all backends. Services have
+// A batch of nftables flushes and deletes only chains that exist, and keeps those of all backends. Services have
 // fewer backends than a batch has changes, so a backend may come and go within it.
 func TestBatchesOfNFTables(t *testing.T) {
 	config := Config{Mode: v1alpha1.ServiceNFTables, Backends: 2, Total: 5, OtherBackends: 2, Servers: []target.Seat{{Node: 1}}, Transports: []target.Transport{

@@ -23,14 +23,16 @@ type Service = service
 func (s service) Address() netip.AddrPort    { return s.address }
 func (s service) Backends() []netip.AddrPort { return s.backends }
 
-// All returns the services of a lab that has two nodes, with so many pods on each.
+// All returns the services of a lab that has two nodes with that number of pods
+// each.
 func (s *Config) All(pods int) []Service {
 	nodes := twoNodes(pods)
 	s.Assign(nodes)
 	return s.services(nodes)
 }
 
-// Loader returns what loads services as a lab does: in a namespace or, in mode ebpf, a cgroup of that name.
+// Loader returns a function that loads services as a lab does: in a namespace or,
+// in mode ebpf, a cgroup of that name.
 func Loader(mode string, services []Service) func(ctx context.Context, ns *network.Namespace, cgroup string) error {
 	if mode == v1alpha1.ServiceEBPF {
 		return func(_ context.Context, _ *network.Namespace, cgroup string) error {

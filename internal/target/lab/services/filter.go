@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/target/lab/network"
 )
 
-// family is what differs between the rules of the IP versions.
+// family has what differs between the rules for IPv4 and IPv6.
 type family struct {
 	family nftables.TableFamily
 	// source and destination are the offsets of the addresses in the header.

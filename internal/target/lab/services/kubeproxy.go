@@ -20,7 +20,7 @@ import (
 // serviceNamespace is the namespace of a lab's services. Their ports are named after protocols.
 const serviceNamespace = "slipstream"
 
-// version is what differs between kube-proxy's rules for the IP versions, which it writes separately.
+// version has what differs between kube-proxy's rules for IPv4 and IPv6, which it writes separately.
 type version struct {
 	// cluster is the prefix of all pods, clusterIPs that of all services.
 	cluster, clusterIPs netip.Prefix
@@ -96,7 +96,7 @@ func iptablesRules(services, changed []service) []byte {
 	}, nil)
 }
 
-// iptablesJumps are the jumps from the built-in chains to kube-proxy's.
+// iptablesJumps returns the jumps from the built-in chains to kube-proxy's.
 func iptablesJumps() []byte {
 	const jump = "-A %s%s -m comment --comment \"%s\" -j %s\n"
 	var filter, nat bytes.Buffer

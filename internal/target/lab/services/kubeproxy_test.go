@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// twoNodes are the nodes of a lab with services, and with so many pods on each.
+// twoNodes returns the nodes of a lab with services, each with that number of pods.
 func twoNodes(pods int) []network.Node {
 	nodes := make([]network.Node, 2)
 	for i := range nodes {

@@ -29,7 +29,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// dialer has this binary connect.
+// dialer is the argument with which this binary connects.
 const dialer = "dial"
 
 func TestMain(m *testing.M) {
@@ -55,7 +55,7 @@ var (
 	transports = []target.Transport{tcp4, udp4, tcp6, udp6}
 )
 
-// transportName is what package net calls a transport.
+// transportName returns what package net calls a transport.
 func transportName(t target.Transport) string { return fmt.Sprint(t.Protocol, t.IP) }
 
 // served is a lab whose servers, the first pods of its second node, have services in front of them.
@@ -65,10 +65,10 @@ type served struct {
 	dir string
 }
 
-// config describes a lab with a service in front of each of so many pods of node1.
+// config describes a lab with a service in front of each of node1's pods, which are as many as servers.
 func config(t testing.TB, mode string, servers, backends int, of ...target.Transport) lab.Config {
 	c := lab.Config{
-		// One that no other test has, nor the same test in another process.
+		// A name that no other test uses, nor the same test in another process.
 		Name:  fmt.Sprintf("test-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:13],
 		Nodes: 2, Pods: servers, Shape: v1alpha1.ShapeFlannel,
 		NIC:      v1alpha1.NIC{Offload: v1alpha1.OffloadFull, MTU: 1500},
@@ -97,7 +97,7 @@ func up(t testing.TB, c lab.Config) served {
 	return l
 }
 
-// nodes are the namespaces of the nodes.
+// nodes returns the namespaces of the nodes.
 func (l served) nodes() []string { return []string{"slip-" + l.Name + "-n0", "slip-" + l.Name + "-n1"} }
 
 // in runs f in the namespace of a pod.
@@ -123,8 +123,8 @@ func (l served) place(t testing.TB, name string) target.Place {
 	return target.Place{}
 }
 
-// answer has a pod answer at every address, and tells which one each connection, or
-// datagram, came to.
+// answer makes a pod answer at every address. It returns the address that each connection or datagram
+// came to.
 func answer(t *testing.T, l served, pod string, of target.Transport) <-chan netip.AddrPort {
 	t.Helper()
 	pods := make(map[netip.Addr]bool)
@@ -177,8 +177,8 @@ func answer(t *testing.T, l served, pod string, of target.Transport) <-chan neti
 	return at
 }
 
-// tellDestination makes the kernel tell the address that each datagram was sent to. It is set before the
-// socket receives: of a datagram that arrives earlier, IPv4 tells no address to answer from
+// tellDestination makes the kernel report the address that each datagram was sent to. It is set before
+// the socket receives: for a datagram that arrives earlier, IPv4 reports no address to answer from
 // (ipv4_pktinfo_prepare in net/ipv4/ip_sockglue.c), and the answer would come from the pod's own.
 func tellDestination(network, _ string, raw syscall.RawConn) (err error) {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
@@ -189,7 +189,7 @@ func tellDestination(network, _ string, raw syscall.RawConn) (err error) {
 	return errors.Join(err, controlErr)
 }
 
-// answerDatagrams sends each back from the address that it came to.
+// answerDatagrams sends each datagram back from the address that it came to.
 func answerDatagrams(conn *net.UDPConn, ip int, came func(from, to netip.AddrPort)) error {
 	b, control := make([]byte, 16), make([]byte, 64)
 	for {
@@ -203,15 +203,16 @@ func answerDatagrams(conn *net.UDPConn, ip int, came func(from, to netip.AddrPor
 			to = netip.AddrFrom4([4]byte(info[8:])) // struct in_pktinfo, its third
 		}
 		came(from, netip.AddrPortFrom(to, services.Port))
-		// What was told of the datagram tells, of another, where to send it from.
+		// The control message that reported the destination of a datagram also sets the source
+		// of the answer.
 		if _, _, err := conn.WriteMsgUDPAddrPort(b[:n], control[:controls], from); err != nil {
 			return err
 		}
 	}
 }
 
-// dialService connects so many times, and waits until the other end has closed; or it
-// asks so many times by datagrams, and waits until what it asked has answered.
+// dialService connects times times, and waits until the other end has closed. Over UDP it sends as many
+// datagrams, and waits for the answers.
 func dialService(network, to, times string) error {
 	n, err := strconv.Atoi(times)
 	dial := dialTCP

@@ -3,11 +3,11 @@
 // Package services has the services of a lab, which are in front of servers as in a cluster: each has a ClusterIP
 // and backends.
 //
-// Every address of a backend answers. In place of so many pods, a range of addresses is routed to the server's
-// pod and is local there: Assign chooses them, and the overlay routes them. Every node has the rules that
-// kube-proxy would write (kubeproxy.go). In mode ebpf, the pods' processes are instead in a cgroup with programs
-// that translate service addresses (cgroup.go). How packets travel between pods depends on the shape, as without
-// services.
+// Every address of a backend answers. Instead of one pod per backend, a range of addresses is routed to the
+// server's pod and is local there: Assign chooses the addresses, and the overlay routes them. Every node has the
+// rules that kube-proxy would write (kubeproxy.go). In mode ebpf, the pods' processes are instead in a cgroup
+// with programs that translate service addresses (cgroup.go). How packets travel between pods depends on the
+// shape, as without services.
 //
 // Filter adds the netfilter rules that every node of a lab has, also without services (filter.go).
 package services
@@ -30,7 +30,8 @@ import (
 type Config struct {
 	// Mode is one of the API's.
 	Mode string `json:"mode"`
-	// Servers are the pods that have a service in front of them, each with so many Backends.
+	// Servers are the pods that have a service in front of them. Each service has as many backends as
+	// Backends says.
 	Servers  []target.Seat `json:"servers"`
 	Backends int           `json:"backends"`
 	// Total is the number of all services, those of the servers included. The others have OtherBackends
@@ -58,8 +59,8 @@ const (
 	leastBlock = 256
 )
 
-// Validate checks that there are enough addresses, and that every server is a pod of a lab with that shape
-// and so many nodes, and pods on each.
+// Validate checks that there are enough addresses, and that every server is a pod of a lab with that shape and
+// those numbers of nodes and of pods on each.
 func (s *Config) Validate(shape string, nodes, pods int) error {
 	modes := []string{v1alpha1.ServiceIPTables, v1alpha1.ServiceNFTables, v1alpha1.ServiceEBPF}
 	switch {
@@ -123,8 +124,8 @@ func (s *Config) versions() (all []int) {
 	return all
 }
 
-// block returns how many addresses are reserved for a server: a power of two, as they form a prefix, and one
-// more than it has backends, by which one of them can be replaced.
+// block returns how many addresses are reserved for a server. It is a power of two, because they form a prefix,
+// and more than the number of backends, so that one of them can be replaced.
 func block(backends int) int {
 	return max(leastBlock, 1<<bits.Len(uint(backends)))
 }
@@ -169,7 +170,7 @@ type service struct {
 	transport target.Transport
 	address   netip.AddrPort
 	backends  []netip.AddrPort
-	// first is the address of the first backend, which those of the others follow.
+	// first is the address of the first backend. Those of the others follow.
 	first netip.Addr
 }
 

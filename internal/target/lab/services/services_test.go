@@ -26,7 +26,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// Each mode leads to all backends alike, and every one answers as the service.
+// In each mode connections are spread evenly over all backends, and every backend answers as the service.
 func TestServices(t *testing.T) {
 	const servers, backends, n = 2, 10, 500
 	for _, mode := range modes {
@@ -116,8 +116,8 @@ func TestManyBackends(t *testing.T) {
 	}
 }
 
-// One backend of a service is replaced: new connections come to the other from then
-// on, and to those that stayed as before.
+// One backend of a service is replaced. From then on new connections reach the new one, and the remaining
+// ones as before.
 func TestBackendChanges(t *testing.T) {
 	for _, mode := range modes {
 		for _, of := range []target.Transport{tcp4, udp6} {
@@ -187,7 +187,7 @@ func TestServicesGo(t *testing.T) {
 		for _, argv := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"}} {
 			out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 			for line := range strings.Lines(string(out)) {
-				// What iptables says of a chain has counters behind it, and of itself the time.
+				// iptables prints counters after a chain, and comments with the time.
 				if line, _, _ = strings.Cut(line, " ["); !strings.HasPrefix(line, "#") {
 					text += line
 				}
@@ -201,7 +201,7 @@ func TestServicesGo(t *testing.T) {
 			testenv.NeedRoot(t)
 			c := config(t, mode, 2, 10, transports...)
 			c.Services.Total = 5
-			// As the command line has it: another process takes it down.
+			// As with the command line, another process takes the lab down.
 			l := served{Config: c, dir: t.TempDir()}
 			var err error
 			if l.Lab, err = lab.Up(t.Context(), c, lab.Options{Dir: l.dir, Keep: true}); err != nil {
