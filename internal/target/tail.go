@@ -32,7 +32,7 @@ func (t *Tail) Last() string {
 	return ": " + text
 }
 
-// Clip bounds a text of a place, such as an error, to what a person reads of it.
+// Clip shortens a text from a place, such as an error, to what a person would read.
 func Clip(text string) string {
 	if len(text) <= 2*tailBytes {
 		return text

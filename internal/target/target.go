@@ -38,8 +38,8 @@ type Place struct {
 	Role string
 	// NICRate limits the NIC of a lab's node, in bit/s; 0 for no limit.
 	NICRate uint64
-	// Cores are the CPUs that a lab node's processes run on: CPUs or Affinity as numbers. Shared: those
-	// of other nodes run there too.
+	// Cores are the CPUs that a lab node's processes run on: CPUs or Affinity as numbers. Shared means that
+	// processes of other nodes run there too.
 	Cores  []int
 	Shared bool
 	// Unprivileged: a worker here may neither sample counters nor apply accelerators. For a pod, a worker
@@ -73,7 +73,7 @@ type Service struct {
 	Everywhere bool
 }
 
-// Seat is where one end of a pair is: the number of the node, and of the pod on it.
+// Seat locates one end of a pair: the number of the node, and of the pod on it.
 type Seat struct {
 	Node int `json:"node"`
 	Pod  int `json:"pod"`
@@ -86,28 +86,30 @@ type Transport struct {
 	Protocol string `json:"protocol"`
 }
 
-// Fabric is a network of a target that variants run on, made or not.
+// Fabric is a network of a target that variants run on, whether it exists yet or not.
 type Fabric struct {
-	// Name tells it from the others of an experiment; it is empty for the one of a cluster.
+	// Name distinguishes it from the other networks of an experiment; it is empty for the only network of a
+	// cluster.
 	Name string
-	// Text says to a person what it is made of.
+	// Text describes it for a person.
 	Text string
 }
 
-// Pair is where the ends of a pair are.
+// Pair says where the ends of a pair are.
 type Pair struct {
 	Client Place
-	// Servers are one, or a balancer's Backends, among which connections that last are divided.
+	// Servers has one server or, if Backends is set, the backends of a balancer, among which long-lived
+	// connections are divided.
 	Servers  []Place
 	Backends bool
-	// To is where the client finds its server, or what is in front of it. Port 0 is for the server
-	// to choose.
+	// To is the address that the client connects to: that of its server, or of what is in front of it. If the
+	// port is 0, the server chooses one.
 	To netip.AddrPort
-	// Everywhere tells that what is in front leads to addresses that are the server's beside its own.
+	// Everywhere means that what is in front of the server uses further addresses of the server's place.
 	Everywhere bool
 }
 
-// Listen is where a server of the pair listens, for traffic of a version of IP.
+// Listen returns where a server of the pair listens, for traffic of an IP version.
 func (p Pair) Listen(server Place, ip int) netip.AddrPort {
 	at := server.IP(ip)
 	switch {
@@ -119,13 +121,13 @@ func (p Pair) Listen(server Place, ip int) netip.AddrPort {
 	return netip.AddrPortFrom(at, p.To.Port())
 }
 
-// Setup is what is said of a network as a whole.
+// Setup describes a network as a whole.
 type Setup struct {
 	// Placement says in a sentence where the nodes' work runs.
 	Placement string
 	// CongestionControl that its traffic uses; the machine's if empty.
 	CongestionControl string
-	// Lead is how long workers take at most to hear when traffic is to start.
+	// Lead is the longest time that the start time of traffic takes to reach the workers.
 	Lead time.Duration
 }
 
@@ -143,7 +145,7 @@ func (s Service) AddrPort(version int) netip.AddrPort {
 	return netip.AddrPortFrom(s.IPv4, s.Port)
 }
 
-// Use is what a worker is for.
+// Use is the purpose of a worker.
 type Use string
 
 // A worker for traffic runs as an application would in its place. One for control samples counters and
@@ -161,7 +163,7 @@ var ErrLost = errors.New("the target is lost")
 // can succeed until there is space.
 var ErrNoSpace = errors.New("a disk is full")
 
-// NoSpace tells whether an error means that a disk is full, here or in a place.
+// NoSpace reports whether an error means that a disk is full, here or in a place.
 func NoSpace(err error) bool {
 	return errors.Is(err, ErrNoSpace) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }

@@ -19,7 +19,7 @@ type Traffic struct {
 	Secret [16]byte
 }
 
-// Steering is the accelerators to apply in one place.
+// Steering has the accelerators to apply in one place.
 type Steering struct {
 	Place        Place
 	Accelerators []v1alpha1.Accelerator

@@ -2,9 +2,10 @@ package topology
 
 import "math/rand/v2"
 
-// meshEnds are the nodes of pair i of a mesh, counted over its blocks: each has every ordered pair of nodes once, and its
-// own order of the nodes. So a link runs beside other links in every block. If some of them share an uplink, they slow
-// the link down in some blocks, which shows as scatter, and not in all, which would look like a slow link.
+// meshEnds returns the nodes of pair i of a mesh, counted over all its blocks. Each block has every ordered pair of nodes
+// once, and its own order of the nodes. So a link runs beside other links in every block. If some of them share an
+// uplink, they slow the link down in some blocks, which shows as scatter, and not in all, which would look like a slow
+// link.
 func (t *Topology) meshEnds(i int) (client, server int) {
 	n := t.exp.Nodes()
 	block := n * (n - 1)
@@ -13,11 +14,10 @@ func (t *Topology) meshEnds(i int) (client, server int) {
 	return order[client], order[server]
 }
 
-// meshPair is pair i of a mesh of n nodes, counted over its rounds of n/2 pairs: the nodes of the client and
-// of the server. A round is one of a round-robin tournament by the circle method: one node stays where it
-// is, and the others turn about it by one place a round. With an odd n the place of the one that stays is
-// empty, and the node opposite has a break. The second half of the rounds is the first with clients and
-// servers exchanged.
+// meshPair returns the nodes of the client and the server of pair i of a mesh of n nodes, counted over its rounds of n/2
+// pairs. The rounds are those of a round-robin tournament by the circle method: one node stays in its place, and the
+// others move round it by one place per round. With an odd n the fixed place is empty, and the node opposite has a break.
+// The second half of the rounds is the first with clients and servers exchanged.
 func meshPair(i, n int) (client, server int) {
 	turning := n - 1 + n%2
 	round, k := i/(n/2), i%(n/2)

@@ -39,14 +39,14 @@ func (t *Topology) Seat(fabric int, places []target.Place) *Seating {
 	return s
 }
 
-// Places are those that take part.
+// Places returns the places that the experiment uses.
 func (s *Seating) Places() []target.Place { return s.places }
 
-// Pair seats pair i of a variant, whose traffic is of a version of IP.
+// Pair returns where the ends of pair i of a variant are, for traffic of an IP version.
 func (s *Seating) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
 	path := s.topology.exp.PathOf(v)
 	var p target.Pair
-	var by target.Place // whose address it is that clients are given
+	var by target.Place // the place whose address the clients are given
 	switch {
 	case s.topology.exp.Spec.Target.Hosts != nil:
 		client, server := s.topology.exp.HostsOf(v)
@@ -75,8 +75,8 @@ func (s *Seating) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
 	return p, nil
 }
 
-// at is the place of a seat: the pod, or, for native traffic, the node itself, on the CPUs that
-// the pod in this seat would have. The path is all that differs.
+// at returns the place of a seat: the pod or, for native traffic, the node itself on the CPUs
+// that the pod in this seat would have, so that only the path differs.
 func (s *Seating) at(seat target.Seat, path v1alpha1.Path) target.Place {
 	pod := s.pods[seat]
 	if path.Native == nil {
@@ -87,7 +87,7 @@ func (s *Seating) at(seat target.Seat, path v1alpha1.Path) target.Place {
 	return node
 }
 
-// host is the place of a host by its index in the experiment, with its address on a path.
+// host returns the place of a host by its index in the experiment, with its address on a path.
 func (s *Seating) host(i int, path v1alpha1.Path) target.Place {
 	name := s.topology.exp.Spec.Target.Hosts[i].Name
 	place := s.nodes[slices.IndexFunc(s.nodes, func(at target.Place) bool { return at.Name == name })]
@@ -116,7 +116,8 @@ func name(p v1alpha1.Path) string {
 	return "from pod to pod"
 }
 
-// ends seats pair i of the experiment. Those of a mesh are in the first pod of each node.
+// ends returns the seats of pair i of the experiment. Pairs of a mesh use the first pod of each
+// node.
 func (t *Topology) ends(path v1alpha1.Path, i int) (client, server target.Seat) {
 	if t.exp.Spec.Mesh == nil {
 		return seats(path, i, t.exp.Nodes())
@@ -125,16 +126,15 @@ func (t *Topology) ends(path v1alpha1.Path, i int) (client, server target.Seat) 
 	return client, server
 }
 
-// seats seats pair i: clients on even turns, servers on the node after, round the nodes, so that
-// the two ends are never on one node; on the path bridge they are always on one, in neighbouring
-// pods.
+// seats returns the seats of pair i. Ends take turns on the nodes: the client has an even turn,
+// and its server the next one. So the two ends are never on the same node. On the path bridge
+// they always are, in neighbouring pods.
 func seats(path v1alpha1.Path, i, nodes int) (client, server target.Seat) {
 	if path.Bridge != nil {
 		pod := 2 * (i / nodes)
 		return target.Seat{Node: i % nodes, Pod: pod}, target.Seat{Node: i % nodes, Pod: pod + 1}
 	}
-	// A turn takes two nodes; a node that has had n ends before gives this one
-	// its pod n.
+	// Turns go round the nodes. After n ends, a node gives the next one its pod n.
 	at := func(turn int) target.Seat { return target.Seat{Node: turn % nodes, Pod: turn / nodes} }
 	return at(2 * i), at(2*i + 1)
 }

@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// Topology is how an experiment is laid out.
+// Topology is the layout of an experiment.
 type Topology struct {
 	exp     *v1alpha1.Experiment
 	fabrics []Fabric
@@ -23,23 +23,24 @@ type Topology struct {
 	pods int
 }
 
-// Fabric is what tells one network of a target from another. A cluster has one network, as hosts do, and
-// the zero Fabric is that.
+// Fabric has what distinguishes one network of a target from another. A cluster has only one network,
+// and so do hosts: the zero Fabric.
 type Fabric struct {
 	Shape string
 	NIC   v1alpha1.NIC
 	// Nodes that a lab has.
 	Nodes int
-	// Service is of no mode where there are none.
+	// Service has no mode if there are no services.
 	Service v1alpha1.Service
-	// Policies have no mode where there are none.
+	// Policies have no mode if there are none.
 	Policies v1alpha1.Policies
-	// Balancer has no backends where there is none; so many Pairs use it at a time.
+	// Balancer has no backends if there is none. Pairs is the largest number of pairs that use it at
+	// a time.
 	Balancer v1alpha1.Balancer
 	Pairs    int
 }
 
-// Of lays an experiment out, which is valid and has its defaults.
+// Of lays out an experiment, which is valid and has its defaults.
 func Of(exp *v1alpha1.Experiment) *Topology {
 	t := &Topology{exp: exp}
 	for _, v := range exp.Spec.Variants {
@@ -61,13 +62,13 @@ func Of(exp *v1alpha1.Experiment) *Topology {
 	return t
 }
 
-// FabricOf is the index of the network that a variant runs on.
+// FabricOf returns the index of the network that a variant runs on.
 func (t *Topology) FabricOf(v v1alpha1.Variant) int { return slices.Index(t.fabrics, t.fabricFor(v)) }
 
-// Fabric is a network by its index.
+// Fabric returns a network by its index.
 func (t *Topology) Fabric(i int) Fabric { return t.fabrics[i] }
 
-// Fabrics are the networks that the experiment needs, in order of first use.
+// Fabrics returns the networks that the experiment needs, in order of first use.
 func (t *Topology) Fabrics() []target.Fabric {
 	var all []target.Fabric
 	for i, f := range t.fabrics {
@@ -108,7 +109,7 @@ func (t *Topology) describe(i int) string {
 	return text
 }
 
-// Hosts are those that variants run on, in the order of the experiment.
+// Hosts returns the hosts that variants run on, in the order of the experiment.
 func (t *Topology) Hosts() (all []v1alpha1.Host) {
 	if t.exp.Spec.Mesh != nil {
 		return t.exp.Spec.Target.Hosts
@@ -146,15 +147,15 @@ func (t *Topology) fabricFor(v v1alpha1.Variant) Fabric {
 	return f
 }
 
-// nicFor is the NIC profile of a variant, as far as a network differs by it.
+// nicFor returns the NIC profile of a variant, without the price, which does not affect a network.
 func (t *Topology) nicFor(v v1alpha1.Variant) v1alpha1.NIC {
 	nic := t.exp.NICOf(v)
 	nic.Price = ""
 	return nic
 }
 
-// shapeFor is the overlay on whose nodes a variant runs. A native variant runs on nodes of its NIC
-// profile that another variant has an overlay on, so that the two differ in the path alone.
+// shapeFor returns the overlay on whose nodes a variant runs. A native variant uses the nodes of another
+// variant that has an overlay and the same NIC profile, so that the two differ in the path alone.
 func (t *Topology) shapeFor(v v1alpha1.Variant) string {
 	if shape := t.exp.PathOf(v).Shape(); shape != "" {
 		return shape
@@ -167,8 +168,8 @@ func (t *Topology) shapeFor(v v1alpha1.Variant) string {
 	return v1alpha1.ShapeFlannel
 }
 
-// extent is how many nodes a lab with a balancer has, and how many pairs there are at most. It is
-// the same for all of an experiment's, so that their nodes have as many CPUs each, however many
+// extent returns how many nodes a lab with a balancer has, and how many pairs at most. All such labs of
+// an experiment have the same extent, so that their nodes have the same number of CPUs, however many
 // backends there are.
 func (t *Topology) extent() (nodes, pairs int) {
 	for _, v := range t.exp.Spec.Variants {
@@ -182,7 +183,7 @@ func (t *Topology) extent() (nodes, pairs int) {
 	return nodes, pairs
 }
 
-// Pods is how many pods each node of a network needs.
+// Pods returns how many pods each node of a network needs.
 func (t *Topology) Pods(fabric int) int {
 	if t.fabrics[fabric].Balancer.Backends > 0 {
 		return 0
@@ -190,8 +191,8 @@ func (t *Topology) Pods(fabric int) int {
 	return t.pods
 }
 
-// Served are the seats of a network that are reached by way of a service, in the order of the
-// pairs, and what they are reached by.
+// Served returns the seats of a network that have services in front of them, in the order of the pairs,
+// and the transports of these services.
 func (t *Topology) Served(fabric int) (all target.Served) {
 	i := slices.IndexFunc(t.exp.Spec.Variants, func(v v1alpha1.Variant) bool {
 		return t.exp.PathOf(v).Service != nil && t.FabricOf(v) == fabric
@@ -199,7 +200,7 @@ func (t *Topology) Served(fabric int) (all target.Served) {
 	if i < 0 {
 		return all
 	}
-	// Others of this network have services too, so their seats are the same.
+	// All variants on this network have services, and so the same seats.
 	path := t.exp.PathOf(t.exp.Spec.Variants[i])
 	for _, w := range t.exp.Spec.Workloads {
 		traffic := w.Traffic()
@@ -215,7 +216,7 @@ func (t *Topology) Served(fabric int) (all target.Served) {
 	return all
 }
 
-// name tells a network from the others of a run.
+// name distinguishes a network from the others of a run.
 func (f Fabric) name() string {
 	if f == (Fabric{}) {
 		return ""
@@ -241,7 +242,7 @@ func (f Fabric) name() string {
 	return name
 }
 
-// rates are those of the NICs of a balancer's nodes.
+// rates describes the rates of the NICs of a balancer's nodes.
 func (f Fabric) rates() string {
 	var text string
 	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {

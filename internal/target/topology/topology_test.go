@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// Services of a lab are on networks of their own, in front of the servers of the pairs
-// that go by way of them, and for what those have.
+// Services of a lab are on networks of their own. They are in front of the servers of
+// the pairs that use them, and only for the transports of these pairs.
 func TestServices(t *testing.T) {
 	exp := parse(t, `
   target: {lab: {nodes: 3}}
@@ -42,7 +42,8 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// A server behind a service that leads to other addresses than its own listens at all.
+// A server listens at all addresses if the service in front of it leads to other
+// addresses than the server's own.
 func TestListen(t *testing.T) {
 	service := netip.MustParseAddr("192.0.2.2")
 	exp := parse(t, `
@@ -104,8 +105,8 @@ func testSeats(t *testing.T, path v1alpha1.Path) {
 	}
 }
 
-// Networks with a balancer have no pods, and nodes for the largest of them, so that
-// each node has as many CPUs in all.
+// Networks with a balancer have no pods. Each has as many nodes as the largest of
+// them, so that a node has the same number of CPUs in all.
 func TestBalancer(t *testing.T) {
 	topology := Of(parse(t, `
   target: {lab: {nodes: 3, nic: {rate: 1Gbit}}}
@@ -142,7 +143,7 @@ func parse(t *testing.T, spec string) *v1alpha1.Experiment {
 	return exp
 }
 
-// Native traffic is on the nodes, on the CPUs of the pods in whose stead it is.
+// Native traffic runs on the nodes, on the CPUs of the pods that it stands in for.
 func TestNative(t *testing.T) {
 	exp := parse(t, `
   target: {lab: {nodes: 2}}
@@ -193,7 +194,8 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// The pairs of a variant are on the hosts that it selects, and by the addresses of its path.
+// The pairs of a variant are on the hosts that it selects, and use the addresses of
+// its path.
 func TestHosts(t *testing.T) {
 	exp := parse(t, `
   target:
