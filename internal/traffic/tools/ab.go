@@ -20,12 +20,12 @@ import (
 // ab is ApacheBench, a client: the engine's own server answers it. Checked against
 // 2.3 of Apache 2.4.
 //
-// It has no warm-up, and tells percentiles in whole milliseconds; those of its CSV
+// It has no warm-up, and prints percentiles in whole milliseconds; those of its CSV
 // have three digits more, but end at the 99th.
 type ab struct{}
 
-// abMost is more requests a second than there are, so that the time ends a run: ab
-// keeps 40 bytes a request, of which it touches those that it makes.
+// abMost is more than ab can request in a second, so that the time ends a run. ab reserves 40 bytes for each
+// request, but only touches those of the requests that it makes.
 const abMost = 200_000
 
 func (ab) Check(w v1alpha1.Workload) error {
@@ -45,10 +45,10 @@ func (ab) ServerArgv(v1alpha1.Workload, netip.Addr, uint16) []string { return ni
 
 func (ab) ServerReady([]byte) bool { return true }
 
-// ClientArgv has no use for cc: ab cannot set a congestion control.
+// ClientArgv ignores cc: ab cannot set a congestion control.
 func (ab) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, path string) []string {
 	t := w.HTTP
-	// Errors are counted, and do not end it; an answer has as long as in the engine.
+	// Errors are counted and do not end the run. A response may take as long as in the engine.
 	argv := []string{"ab", "-q", "-r", "-s", "5", "-c", strconv.Itoa(t.Connections)}
 	if t.KeepAlive {
 		argv = append(argv, "-k")
@@ -116,7 +116,7 @@ func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 			o.kinds[0], o.kinds[1], o.kinds[2], o.kinds[3], status)
 	}
 	if failed > 0 {
-		// Those that failed are among them.
+		// The percentiles include failed requests.
 		e.Percentiles = nil
 	} else if err := abLatency(e.Percentiles, o.served, o.figures["Time per request"]/1e3); err != nil {
 		return e, err
@@ -130,7 +130,7 @@ func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// abOutput is what ab printed.
+// abOutput has what ab printed.
 type abOutput struct {
 	figures map[string]float64 // by their names
 	kinds   [4]float64         // of failures: connect, receive, length, exceptions
@@ -150,11 +150,11 @@ func (o *abOutput) line(line []byte) (err error) {
 		}
 	} else if m := abPercentile.FindSubmatch(line); m != nil {
 		err := abPercentileOf(o.precise, m)
-		delete(o.precise, metrics.LatencyMax) // the longest request is that of served
+		delete(o.precise, metrics.LatencyMax) // the longest request comes from served
 		return err
 	} else if m := abServed.FindSubmatch(line); m != nil {
 		return abPercentileOf(o.served, m)
-	} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // what ends it
+	} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // the error that ends it
 		return fmt.Errorf("%.200s", bytes.TrimSpace(line[i:]))
 	} else if text := strings.TrimSpace(string(line)); text != "" && o.unexpected == "" && !abSays(text) {
 		o.unexpected = text
@@ -162,7 +162,7 @@ func (o *abOutput) line(line []byte) (err error) {
 	return nil
 }
 
-// abPercentileOf adds a percentile that a record has, of ms, to others.
+// abPercentileOf adds a percentile in ms to percentiles, if a record has it.
 func abPercentileOf(percentiles map[string]float64, m [][]byte) error {
 	ms, err := strconv.ParseFloat(string(m[2]), 64)
 	if err != nil {
@@ -174,7 +174,7 @@ func abPercentileOf(percentiles map[string]float64, m [][]byte) error {
 	return nil
 }
 
-// complete says what is not in the output, nil if there is all.
+// complete returns an error for the first figure that is missing or impossible.
 func (o *abOutput) complete() error {
 	for _, name := range []string{"Time taken for tests", "Complete requests", "Failed requests", "HTML transferred"} {
 		v, ok := o.figures[name]
@@ -190,8 +190,9 @@ func (o *abOutput) complete() error {
 	return nil
 }
 
-// abLatency adds to the percentiles of the CSV, which there are only with -e, what ab prints in any case: the
-// mean in seconds, and what it served in whole milliseconds, of which the longest request is one.
+// abLatency adds to the percentiles of the CSV, which exist only with -e, what ab always prints: the mean in
+// seconds, and the longest request, in whole milliseconds. Without -e, the other percentiles are in whole
+// milliseconds too.
 func abLatency(percentiles, served map[string]float64, mean float64) error {
 	longest, found := served[metrics.LatencyMax]
 	delete(served, metrics.LatencyMax)
@@ -201,7 +202,8 @@ func abLatency(percentiles, served map[string]float64, mean float64) error {
 	if len(percentiles) != 2 {
 		return errors.New("its output has no percentiles")
 	}
-	// Rounded, it may be less than the 99th percentile is, to the microsecond, and then says nothing.
+	// It is rounded, and may be less than the 99th percentile, which is exact to the microsecond. Then it
+	// is useless.
 	if found && longest > 0 && longest >= percentiles[metrics.LatencyP99] {
 		percentiles[metrics.LatencyMax] = longest
 	}
@@ -229,7 +231,7 @@ func abErrors(kinds [4]float64, status float64) map[string]uint64 {
 	return errs
 }
 
-// abSays knows the lines that tell nothing of use.
+// abSays reports whether a line is known and of no use.
 func abSays(line string) bool {
 	for _, start := range []string{
 		"This is ApacheBench", "Copyright ", "Licensed to ", "Benchmarking ", "Percentage ", "0,", "Server ", "Document ", "Concurrency ",
@@ -245,8 +247,8 @@ func abSays(line string) bool {
 
 func isAB(output []byte) bool { return bytes.Contains(output, []byte("This is ApacheBench")) }
 
-// readAB takes a run to be of the number of requests that were complete: a time, which may
-// have ended it in their place, ab does not print.
+// readAB takes the number of requests that were complete for the number that the run was to make. A time may
+// have ended the run instead, but ab does not print that.
 func readAB(output []byte, _ time.Duration) (Reading, error) {
 	t := v1alpha1.Traffic{Tool: v1alpha1.ToolAB, Protocol: "tcp"}
 	w := v1alpha1.Workload{HTTP: &t}

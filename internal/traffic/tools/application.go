@@ -16,36 +16,40 @@ import (
 // Parse, after what it printed.
 type Application interface {
 	Tool
-	// Files are what either end finds in its folder, by name: the configuration, and what is served.
+	// Files returns what either end finds in its folder, by name: the configuration, and what is
+	// served.
 	Files(w v1alpha1.Workload, addr netip.Addr, port uint16) map[string][]byte
-	// Prepare is what the server needs beside its process.
+	// Prepare returns what the server needs in addition to its process.
 	Prepare(w v1alpha1.Workload, addr netip.Addr, port uint16) Preparation
-	// WarmupArgv makes traffic until it is killed, and leaves the server as the measured run needs it.
+	// WarmupArgv returns the command that makes traffic until it is killed, and leaves the server
+	// as the measured run needs it.
 	WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string
 }
 
-// Counted is an Application whose client takes a number of requests, and no time.
+// Counted is an Application whose client takes a number of requests, not a time.
 type Counted interface {
 	Application
-	// CountedArgv is ClientArgv for as many requests as fit into the window, by what the warm-up printed.
+	// CountedArgv is ClientArgv for as many requests as fit into the window, according to what
+	// the warm-up printed.
 	CountedArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error)
 }
 
-// untilKilled are the seconds of a client that takes a time, and is to run for longer than any warm-up.
+// untilKilled is a number of seconds, longer than any warm-up, for a client that takes a time.
 const untilKilled = 3600
 
-// Preparation is what an application's server needs beside its process.
+// Preparation has what an application's server needs in addition to its process.
 type Preparation struct {
 	// Before are commands that run before the server, After those once it listens.
 	Before, After [][]string
-	// Silent: the server does not print that it listens. It does once it accepts a connection.
+	// Silent means that the server does not print when it listens: it listens once it accepts a
+	// connection.
 	Silent bool
 }
 
 // LogPrefix begins the names of the files that a client keeps a log of its requests in.
 const LogPrefix = "log"
 
-// Programs are what each tool, by name, consists of: the server's, and the client's. ParseVersion
+// Programs returns the programs of each tool, by name: the server's, and the client's. ParseVersion
 // reads what the first prints when asked for its version.
 func Programs() map[string][]string {
 	return map[string][]string{
@@ -61,7 +65,7 @@ func Programs() map[string][]string {
 	}
 }
 
-// Package is Debian's package of a tool's program; others have similar names.
+// Package returns Debian's package of a tool's program; others have similar names.
 func Package(program string) string {
 	switch program {
 	case "ab":
@@ -94,7 +98,7 @@ func Find(path, program string) string {
 	return ""
 }
 
-// postgresFolders is where Debian has PostgreSQL's programs, by version.
+// postgresFolders matches Debian's folders of PostgreSQL's programs, by version.
 const postgresFolders = "/usr/lib/postgresql/*/bin"
 
 func postgresVersion(folder string) int {

@@ -123,8 +123,8 @@ func TestParsePgbench(t *testing.T) {
 	}
 }
 
-// A run logs its transactions where they are looked for, and a long one a part of them, as many as a short one
-// in all.
+// A run logs its transactions where the parser looks for them. A long run logs a part of them, as many as a
+// short run in all.
 func TestPgbenchSample(t *testing.T) {
 	for seconds, want := range map[int]string{2: "", 5: "", 50: "--sampling-rate 0.1"} {
 		w := workload("application", func(t *v1alpha1.Traffic) { t.Duration = v1alpha1.Duration(time.Duration(seconds) * time.Second) })
@@ -138,8 +138,8 @@ func TestPgbenchSample(t *testing.T) {
 	}
 }
 
-// PostgreSQL's superuser is let in by no network, and no other role by the socket; PATH's wrapper of pgbench is
-// passed over, and no other program of PATH.
+// PostgreSQL's superuser cannot log in over the network, and no other role can through the socket. Find skips
+// the wrapper of pgbench in PATH, but no other program in PATH.
 func TestPostgresAccess(t *testing.T) {
 	access := string(postgres{}.Files(workload("application", nil), netip.Addr{}, 0)[postgresAccess])
 	if want := "local all postgres trust\nhost postgres pgbench all trust\n"; access != want {

@@ -62,7 +62,7 @@ func (iperf2) ServerReady(line []byte) bool {
 
 func (iperf2) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
 	t := w.Stream
-	// It has no warm-up: the seconds of that are left out of those that it reports.
+	// iperf 2 has no warm-up: Parse leaves the seconds of the warm-up out.
 	argv := []string{
 		"iperf", "--client", addr.String(), "--port", strconv.Itoa(int(port)), "--reportstyle", "C", "--interval", "1",
 		"--parallel", strconv.Itoa(t.Connections),
@@ -75,7 +75,7 @@ func (iperf2) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, 
 	return iperf2IP(argv, addr)
 }
 
-// iperf2IP has it use IPv6, which it does not tell by an address.
+// iperf2IP adds the option for IPv6, which iperf 2 does not infer from an address.
 func iperf2IP(argv []string, addr netip.Addr) []string {
 	if addr.Is6() {
 		return append(argv, "--ipv6_domain")
@@ -112,7 +112,7 @@ func (iperf2) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error)
 	return e, plausible(e)
 }
 
-// iperf2Sum is a connection, or all of them together, over an interval.
+// iperf2Sum is the report of a connection, or of all of them together, for an interval.
 type iperf2Sum struct {
 	from, to            float64 // s
 	bytes, bits         float64 // transferred, a second
@@ -120,14 +120,14 @@ type iperf2Sum struct {
 	report              bool
 }
 
-// iperf2Output is what has been seen of a client's output.
+// iperf2Output has what was found in a client's output so far.
 type iperf2Output struct {
 	traffic v1alpha1.Traffic
 	// sums by connection, those of all under "SUM", as they came; reports are the servers'.
 	sums    map[string][]iperf2Sum
 	reports []iperf2Sum
 	late    float64
-	failed  string // the first line that tells of an error
+	failed  string // the first line that reports an error
 }
 
 func isIperf2(output []byte) bool {
@@ -225,7 +225,7 @@ func (o *iperf2Output) csv(f []string) error {
 		if err := numbers(map[*float64]string{&s.jitter: f[9], &s.lost: f[10], &s.total: f[11], &late: f[13]}); err != nil {
 			return err
 		}
-		// Without a server's report the client fills these with nothing.
+		// Without a server's report the client prints zeros here.
 		if s.report = s.total > 0; s.report {
 			o.late += late
 		}
@@ -300,8 +300,8 @@ func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// whole is the line of the whole run among those of its intervals. The last of these
-// ends with it, but for a fraction by which their clocks differ.
+// whole returns the line of the whole run among those of its intervals. The last interval ends
+// when the run does, apart from the small difference between their clocks.
 func whole(sums []iperf2Sum) (of iperf2Sum, ok bool) {
 	end := 0.0
 	for _, s := range sums {
@@ -313,7 +313,7 @@ func whole(sums []iperf2Sum) (of iperf2Sum, ok bool) {
 	return of, of.to > 0 && of.to >= end-0.05
 }
 
-// numbers reads texts into where they belong.
+// numbers parses texts into the variables that they are for.
 func numbers(texts map[*float64]string) error {
 	for to, text := range texts {
 		v, err := strconv.ParseFloat(text, 64)
@@ -325,10 +325,10 @@ func numbers(texts map[*float64]string) error {
 	return nil
 }
 
-// iperf2Power is that of a unit: 0 of none, 1 of K.
+// iperf2Power returns the power of a unit: 0 for none, 1 for K.
 func iperf2Power(unit string) float64 { return float64(strings.Index(" KMGT", cmp.Or(unit, " "))) }
 
-// ipVersion of an address, 0 of a name.
+// ipVersion returns the IP version of an address, 0 for a name.
 func ipVersion(addr string) int {
 	a, err := netip.ParseAddr(addr)
 	switch {

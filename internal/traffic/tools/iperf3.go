@@ -45,8 +45,8 @@ func (iperf3) ServerReady(line []byte) bool {
 
 func (iperf3) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
 	t := w.Stream
-	// Interval 0: the sums are all that is read, and reports of 1000
-	// connections a second add up.
+	// Interval 0: only the sums are read, and reports of 1000 connections every
+	// second add up.
 	argv := []string{
 		"iperf3", "--client", addr.String(), "--port", strconv.Itoa(int(port)), "--json", "--interval", "0",
 		"--parallel", strconv.Itoa(t.Connections),
@@ -56,7 +56,7 @@ func (iperf3) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, 
 	}
 	switch {
 	case t.Protocol == "udp":
-		argv = append(argv, "--udp", "--bitrate", "0") // UDP is held to 1 Mbit/s else
+		argv = append(argv, "--udp", "--bitrate", "0") // the default for UDP is 1 Mbit/s
 	case cc != "":
 		argv = append(argv, "--congestion", cc)
 	}
@@ -118,8 +118,8 @@ func (iperf3) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error)
 	return e, nil
 }
 
-// decodeIperf3 reads the first report, and returns what stands behind it. Warnings may
-// stand before it.
+// decodeIperf3 reads the first report, and returns what follows it. Warnings may
+// precede it.
 func decodeIperf3(output []byte) (r iperf3Report, behind []byte, err error) {
 	start := max(0, bytes.IndexByte(output, '{'))
 	report := json.NewDecoder(bytes.NewReader(output[start:]))
@@ -140,7 +140,7 @@ func parseIperf3(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 	return r.endpoint(w, behind)
 }
 
-// endpoint is what a report says. Errors (of 3.9) may stand behind it.
+// endpoint returns what a report says. Errors (of 3.9) may follow it.
 func (r iperf3Report) endpoint(w v1alpha1.Workload, behind []byte) (record.Endpoint, error) {
 	var e record.Endpoint
 	sent, received := r.End.Sent, r.End.Received
@@ -152,7 +152,7 @@ func (r iperf3Report) endpoint(w v1alpha1.Workload, behind []byte) (record.Endpo
 	}
 	e.Seconds = received.Seconds
 	e.BitsPerSecond = received.Bytes * 8 / received.Seconds
-	// The share is of the whole run; the warm-up is taken to cost the same.
+	// The share is of the whole run. This assumes that the warm-up costs the same.
 	e.CPUSeconds = r.End.CPU.Client / 100 * sent.Seconds
 	var err error
 	count := func(what string, v float64) (n uint64) {
@@ -182,11 +182,11 @@ func (r iperf3Report) endpoint(w v1alpha1.Workload, behind []byte) (record.Endpo
 	return e, plausible(e)
 }
 
-// iperf3Lost is how many datagrams were lost in the window, of which arrived are
-// known to have arrived. Up to 3.13 the receiver's sum counts those that the
-// warm-up lost too; then it does not add up, and what was sent less what arrived
-// is nearer: off by what passed between the two ends' starts of the window, a
-// few milliseconds apart, and never more than the sum says.
+// iperf3Lost returns how many datagrams of the window were lost, if arrived have
+// arrived. Up to 3.13 the receiver's sum also counts those that the warm-up lost, so
+// it does not add up. Then the difference between what was sent and what arrived is
+// closer. It is off by what passed between the two ends' starts of the window, which
+// are a few milliseconds apart. The result is never more than the sum says.
 func iperf3Lost(arrived float64, sent, received *iperf3Sum) float64 {
 	if received.Packets-received.Lost == arrived {
 		return received.Lost
@@ -230,7 +230,7 @@ func readIperf3(output []byte, _ time.Duration) (Reading, error) {
 	return all, nil
 }
 
-// traffic is what a report says that it was.
+// traffic returns the traffic that a report describes.
 func (r iperf3Report) traffic() (v1alpha1.Traffic, error) {
 	of := r.Start.Test
 	t := v1alpha1.Traffic{

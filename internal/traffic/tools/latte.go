@@ -23,9 +23,9 @@ import (
 type latte struct{}
 
 const (
-	// latteBuckets of 1 µs are what its histogram has.
+	// latteBuckets is the number of buckets in its histogram, of 1 µs each.
 	latteBuckets = 9998
-	// latteServes is how many seconds longer than its client a server is told to run. It is
+	// latteServes is the number of seconds that a server is told to outlast its client. It is
 	// killed when the client is done, and started anew for the next run.
 	latteServes = 60
 )
@@ -47,12 +47,13 @@ func (l latte) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []s
 // ServerReady waits for the first line that latte prints.
 func (latte) ServerReady(line []byte) bool { return bytes.HasPrefix(line, []byte("Protocol ")) }
 
-// ClientArgv has no use for cc: latte cannot set a congestion control.
+// ClientArgv ignores cc: latte cannot set a congestion control.
 func (l latte) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return append(l.argv(w, addr, port, 0), "-c", "-hist", "-hl", "1", "-hc", strconv.Itoa(latteBuckets))
 }
 
-// argv is what both ends have in common, which runs for so many seconds more than the window.
+// argv returns the arguments that both ends share, for a run that is longer than the window by
+// more seconds.
 func (latte) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, more int64) []string {
 	t := w.PingPong
 	return []string{
@@ -87,7 +88,7 @@ func isLatte(output []byte) bool {
 	return latteProtocol.Match(output) && bytes.Contains(output, []byte("Latency(usec)"))
 }
 
-// readLatte has one connection, as latte does.
+// readLatte assumes one connection: latte has no more.
 func readLatte(output []byte, _ time.Duration) (Reading, error) {
 	t := v1alpha1.Traffic{Tool: v1alpha1.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
 	e, err := parseLatte(output)
@@ -99,8 +100,8 @@ func readLatte(output []byte, _ time.Duration) (Reading, error) {
 	return Reading{Workload: v1alpha1.Workload{PingPong: &t}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// parseLatte takes the window to be as long as the iterations took: the latency is
-// the mean of a round trip.
+// parseLatte assumes that the window is as long as the iterations took: the latency is the mean
+// of a round trip.
 func parseLatte(output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	o, err := latteLines(output)
@@ -133,7 +134,7 @@ func parseLatte(output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// latteOutput is what latte printed: figures by their names, and how many round trips took how many µs.
+// latteOutput has what latte printed: figures by their names, and how many round trips took how many µs.
 type latteOutput struct {
 	figures   map[string]float64
 	histogram []latteCount
@@ -176,7 +177,8 @@ func latteLines(output []byte) (o latteOutput, err error) {
 	return o, nil
 }
 
-// lattePercentiles are those of the histogram. What it does not reach is above its end.
+// lattePercentiles computes the percentiles from the histogram. Round trips that are not in it
+// took longer than it reaches.
 func lattePercentiles(e *record.Endpoint, histogram []latteCount) error {
 	total := 0.0
 	for _, b := range histogram {
@@ -208,7 +210,7 @@ func lattePercentiles(e *record.Endpoint, histogram []latteCount) error {
 	return nil
 }
 
-// latteMachine is what latte says of the machine that it ran on, where it says all of it.
+// latteMachine adds what latte says about the machine that it ran on, if it says everything.
 func latteMachine(e *record.Endpoint, figures map[string]float64) error {
 	m := record.Machine{Busy: figures["CPU(%)"] / 100, Interrupts: figures["Interrupt/sec"], Switches: figures["CtxSwitch/sec"]}
 	switch {

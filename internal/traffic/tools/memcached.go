@@ -16,12 +16,12 @@ import (
 // memcached is asked by memcaslap, which others than Debian call memaslap. Checked against memcached
 // 1.6 and memaslap 1.0.
 //
-// memcaslap takes whole seconds. It tells the mean and the longest latency, and for percentiles only how
+// memcaslap takes whole seconds. It prints the mean and the longest latency, and for percentiles only how
 // many were between powers of two of a µs, which is too coarse to compare: there are none. It sets 1024
 // keys a connection first, at the beginning of the window, and counts that apart.
 type memcached struct{}
 
-// memcachedConfig is memcaslap's, which says what it asks for.
+// memcachedConfig is memcaslap's configuration file, which says what it asks for.
 const memcachedConfig = "memcaslap.conf"
 
 func (memcached) Check(w v1alpha1.Workload) error {
@@ -31,7 +31,7 @@ func (memcached) Check(w v1alpha1.Workload) error {
 	return nil
 }
 
-// Files has keys of 16 bytes. A command of 0 is set, one of 1 is get.
+// Files returns the configuration, with keys of 16 bytes. Command 0 is set, command 1 is get.
 func (memcached) Files(w v1alpha1.Workload, _ netip.Addr, _ uint16) map[string][]byte {
 	t := w.Application
 	set := 0
@@ -45,8 +45,8 @@ func (memcached) Prepare(v1alpha1.Workload, netip.Addr, uint16) Preparation {
 	return Preparation{Silent: true}
 }
 
-// ServerArgv has room for all keys, and for more connections than its default of 1024: those of a warm-up
-// may still be there.
+// ServerArgv leaves room for all keys, and for more connections than the default of 1024: those of a
+// warm-up may still be there.
 func (memcached) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
 	return []string{
 		"memcached", "-l", addr.String(), "-p", strconv.Itoa(int(port)), "-U", "0", "-m", "512", "-c", strconv.Itoa(2*w.Application.Connections + 1024),
@@ -63,8 +63,8 @@ func (m memcached) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16,
 	return m.argv(w, addr, port, wholeSeconds(time.Duration(w.Application.Duration)))
 }
 
-// argv has a number of threads that divides that of connections. Statistics are printed at the end if
-// they are asked for at intervals; these are longer than any run.
+// argv sets a number of threads that divides the number of connections. memcaslap only prints statistics
+// at the end if it is asked for them at intervals. These intervals are longer than any run.
 func (memcached) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, seconds int64) []string {
 	n := w.Application.Connections
 	return []string{
@@ -112,7 +112,8 @@ func parseMemcaslap(w v1alpha1.Workload, output []byte) (e record.Endpoint, err 
 	if events == 0 || rate == 0 {
 		return e, errors.New("no request was answered")
 	}
-	// The time is that of all operations, and is printed in tenths of seconds: it follows from the rate.
+	// The printed time is that of all operations, in tenths of a second: compute it from the rate
+	// instead.
 	e.Messages, e.Seconds = uint64(events), ops/rate
 	e.Bytes = payload(e.Messages, int(w.Application.Size))
 	e.Percentiles = map[string]float64{metrics.LatencyMean: mean / 1e6, metrics.LatencyMax: longest / 1e6}

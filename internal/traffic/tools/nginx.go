@@ -30,11 +30,11 @@ func (nginx) Check(w v1alpha1.Workload) error {
 	return nil
 }
 
-// nginxObject is what is asked for.
+// nginxObject is the name of the object that is requested.
 const nginxObject = "object"
 
-// Files are the configuration and the object. Log and temporary files are in the same folder, and one
-// process a CPU serves, as a distribution has it.
+// Files returns the configuration and the object. Log and temporary files are in the same folder. As
+// in a distribution's configuration, one process per CPU serves.
 func (nginx) Files(w v1alpha1.Workload, addr netip.Addr, port uint16) map[string][]byte {
 	config := fmt.Sprintf(`daemon off;
 worker_processes auto;
@@ -63,7 +63,7 @@ func (nginx) ServerArgv(v1alpha1.Workload, netip.Addr, uint16) []string {
 	return []string{"nginx", "-e", "stderr", "-p", ".", "-c", "nginx.conf"}
 }
 
-// ServerReady has the sockets listen before it starts the first process that serves.
+// ServerReady waits for the first process that serves: before nginx starts it, the sockets listen.
 func (nginx) ServerReady(line []byte) bool {
 	return bytes.Contains(line, []byte("start worker process "))
 }

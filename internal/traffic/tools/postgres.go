@@ -18,15 +18,15 @@ import (
 // postgres is a PostgreSQL server, asked by pgbench. Checked against 15.
 //
 // pgbench takes whole seconds. Its log has the latency of each transaction, from which the
-// percentiles are computed; of long runs a sample is logged. What a transaction carries is not
-// told, so there are no bytes.
+// percentiles are computed; of long runs a sample is logged. It does not say what a transaction
+// carries, so there are no bytes.
 type postgres struct{}
 
 const (
 	// postgresRole is the clients' user, who owns the tables and has no other rights: unlike the
 	// superuser, who may run programs on the server's machine.
 	postgresRole = "pgbench"
-	// postgresLogged is how many seconds' transactions are logged.
+	// postgresLogged limits the log to as many transactions as this number of seconds has.
 	postgresLogged = 5
 	// postgresRoleFile makes the role.
 	postgresRoleFile = "role.sql"
@@ -41,8 +41,8 @@ func (postgres) Check(w v1alpha1.Workload) error {
 	return nil
 }
 
-// Files have the superuser come through a socket in the server's folder, which only the server's own
-// user gets into.
+// Files lets the superuser log in only through a socket in the server's folder, to which only the
+// server's own user has access.
 func (postgres) Files(v1alpha1.Workload, netip.Addr, uint16) map[string][]byte {
 	return map[string][]byte{
 		postgresAccess:   []byte("local all postgres trust\nhost postgres " + postgresRole + " all trust\n"),
@@ -57,7 +57,7 @@ func (p postgres) Prepare(w v1alpha1.Workload, addr netip.Addr, port uint16) Pre
 	if w.Application.Operation == v1alpha1.OperationTPCB {
 		scale = w.Application.Connections
 	}
-	// The client takes no relative path to the socket.
+	// The client accepts no relative path to the socket.
 	local := []string{"pgbench", "-h", "/proc/self/cwd", "-p", strconv.Itoa(int(port)), "-U", "postgres", "-n", "-t", "1", "-f", postgresRoleFile, "postgres"}
 	return Preparation{
 		Before: [][]string{{"initdb", "-D", "data", "-U", "postgres", "--no-sync", "--no-locale", "-E", "UTF8", "-A", "reject"}},
@@ -65,8 +65,8 @@ func (p postgres) Prepare(w v1alpha1.Workload, addr netip.Addr, port uint16) Pre
 	}
 }
 
-// ServerArgv turns off what makes changes durable, and what runs at times of its own: it is the network
-// that is measured. Shared memory is in files of the folder, so that it goes with that.
+// ServerArgv turns off durability and work in the background, because the network is to be measured.
+// Shared memory is in files of the folder, so that it is removed with the folder.
 func (postgres) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
 	argv := []string{"postgres", "-D", "data"}
 	for _, setting := range []string{
@@ -169,7 +169,7 @@ func parsePgbench(output []byte) (e record.Endpoint, err error) {
 	return e, plausible(e)
 }
 
-// pgbenchLatencies are those of the log, in ns.
+// pgbenchLatencies returns the latencies in the log, in ns.
 func pgbenchLatencies(output []byte) (*hdrhistogram.Histogram, error) {
 	hdr := record.NewHistogram()
 	for _, m := range pgbenchLogged.FindAllSubmatch(output, -1) {

@@ -19,9 +19,8 @@ import (
 // qperf makes streams (tcp_bw, udp_bw) and ping-pong (tcp_lat, udp_lat). Checked
 // against 0.4.11.
 //
-// It has no warm-up, and tells a mean latency only, so of ping-pong there are a rate and
-// a mean, and no percentiles. Its port is that of control; the data goes over one that its
-// server chooses.
+// It has no warm-up, and reports only a mean latency. So ping-pong has a rate and a mean, and no
+// percentiles. Its port is for control; the data uses one that the server chooses.
 type qperf struct{}
 
 func (qperf) Check(w v1alpha1.Workload) error {
@@ -34,7 +33,7 @@ func (qperf) Check(w v1alpha1.Workload) error {
 	return nil
 }
 
-// ServerArgv has the server say when it listens, which it does not else.
+// ServerArgv makes the server print when it listens, which it does not do by default.
 func (qperf) ServerArgv(_ v1alpha1.Workload, _ netip.Addr, port uint16) []string {
 	return []string{"qperf", "--debug", "--listen_port", strconv.Itoa(int(port))}
 }
@@ -43,7 +42,7 @@ func (qperf) ServerReady(line []byte) bool {
 	return string(bytes.TrimSpace(line)) == "ready for requests"
 }
 
-// ClientArgv has no use for cc: qperf cannot set a congestion control.
+// ClientArgv ignores cc: qperf cannot set a congestion control.
 func (q qperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	t := w.Traffic()
 	return []string{
@@ -97,9 +96,10 @@ func (q qperf) parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error
 	if w.PingPong != nil {
 		e.Seconds = f.number("loc_real_time", "ns") / 1e9
 		e.Messages, e.Bytes = f.count("loc_recv_msgs", ""), f.count("loc_recv_bytes", "bytes")
-		// Its latency is one way: the time by the messages that either end has received
-		// (calc_results in qperf.c). A round trip is twice that, and is the time by those
-		// of one end, which is what the rate is made of; both have to agree.
+		// Its latency is one-way: the time divided by the messages that both ends have
+		// received (calc_results in qperf.c). A round trip is twice that. It is also the
+		// time divided by the messages of one end, from which the rate is computed. The
+		// two have to agree.
 		oneWay := f.number("latency", "ns") / 1e9
 		trip := e.Seconds / float64(e.Messages)
 		e.Percentiles = map[string]float64{metrics.LatencyMean: trip}
@@ -123,8 +123,7 @@ func (q qperf) parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error
 	return e, plausible(e)
 }
 
-// qperfFigures are the lines of an output, and the first thing that is wrong with
-// them.
+// qperfFigures has the lines of an output, and the first thing that is wrong with them.
 type qperfFigures struct {
 	lines map[string]string
 	err   error
@@ -176,8 +175,8 @@ var (
 
 func isQperf(output []byte) bool { return qperfTest.Match(output) }
 
-// readQperf reads every figure where they are all there, and else the one of a plain run,
-// which says what window it had with -v only.
+// readQperf reads every figure if they are all there. Otherwise it reads the one of a plain run,
+// which prints its window only with -v.
 func readQperf(output []byte, window time.Duration) (Reading, error) {
 	tests := qperfTest.FindAllSubmatch(output, -1)
 	if len(tests) != 1 {
@@ -216,7 +215,7 @@ func readQperf(output []byte, window time.Duration) (Reading, error) {
 	return Reading{Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// qperfPlain has as many messages and bytes as the figure makes of the window.
+// qperfPlain computes messages and bytes from the figure and the window.
 func qperfPlain(w v1alpha1.Workload, short map[string]float64, window time.Duration, why error) (record.Endpoint, error) {
 	oneWay, bits := short["latency"], short["bw"]+short["recv_bw"]
 	switch {

@@ -10,14 +10,14 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Reading is what the output of a tool says by itself, whoever ran it.
+// Reading has what the output of a tool says by itself, whoever ran it.
 type Reading struct {
 	// Format is the tool, or what else wrote it. Version is the tool's, if the output tells.
 	Format, Version string
-	// Workload, without a name, has what the output says of it, and zero where that is
+	// Workload, without a name, has what the output says about it, and zero where it says
 	// nothing. It has no traffic if the output is of CPUs alone.
 	Workload v1alpha1.Workload
-	// Counted tells that a run lasted for a number of messages, not for a time.
+	// Counted means that a run lasted for a number of messages, not for a time.
 	Counted bool
 	Runs    []Run
 }
@@ -30,7 +30,7 @@ type Run struct {
 	CPUs []record.CPU
 }
 
-// formats are all that Read knows, in the order in which it asks.
+// formats has all formats that Read knows, in the order in which it tries them.
 var formats = []struct {
 	name string
 	is   func(output []byte) bool
@@ -48,11 +48,11 @@ var formats = []struct {
 
 var errNoWindow = errors.New("it does not say how long it ran")
 
-// NoWindow tells whether Read failed because it lacked a window.
+// NoWindow reports whether Read failed because it lacked a window.
 func NoWindow(err error) bool { return errors.Is(err, errNoWindow) }
 
-// Read recognises the format of an output by its content, and reads it. It takes an output that
-// does not say how long it ran to be of a run as long as window.
+// Read recognises the format of an output by its content, and reads it. If the output does not
+// say how long the run was, Read assumes that it was as long as window.
 func Read(output []byte, window time.Duration) (Reading, error) {
 	for _, f := range formats {
 		if !f.is(output) {

@@ -19,8 +19,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// said is a reading in a line: what wrote it, the kind of traffic, and of the first run's
-// first pair the figures that are not zero.
+// said describes a reading in a line: what wrote it, the kind of traffic, and the figures
+// of the first run's first pair that are not zero.
 func said(r Reading) string {
 	text := strings.TrimSpace(r.Format + " " + r.Version)
 	if t := r.Workload.Traffic(); t != nil {
@@ -101,7 +101,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadWithoutWindow: what does not say how long it ran needs to be told.
+// TestReadWithoutWindow: an output that does not say how long the run was needs a window.
 func TestReadWithoutWindow(t *testing.T) {
 	for _, file := range []string{"rps-rfs-log.txt", "qperf-0.4.11-terse.txt"} {
 		if _, err := Read(golden(t, file), 0); !NoWindow(err) {
@@ -113,7 +113,8 @@ func TestReadWithoutWindow(t *testing.T) {
 	}
 }
 
-// TestReadReports: several reports of iperf3 in one file are a run each, if they are of the same traffic.
+// TestReadReports: several reports of iperf3 in one file are several runs, if they are of
+// the same traffic.
 func TestReadReports(t *testing.T) {
 	report := golden(t, "iperf3-3.12-tcp.json")
 	r, err := Read(together(report, report, report), 0)
@@ -151,7 +152,8 @@ func TestReadAB(t *testing.T) {
 	}
 }
 
-// TestSockperfSize is told by the rates, where those have the digits for it.
+// TestSockperfSize: the size of messages follows from the rates, if these have enough
+// digits.
 func TestSockperfSize(t *testing.T) {
 	for text, want := range map[string]v1alpha1.Bytes{
 		"Message Rate is 619808 [msg/sec]\nBandWidth is 827.533 MBps":   1400,
@@ -259,8 +261,8 @@ func TestRunLog(t *testing.T) {
 	}
 }
 
-// FuzzRead holds Read to this, whatever wrote the output: it never panics, and what it
-// returns is finite, or it is an error.
+// FuzzRead: whatever the output is, Read does not panic, and returns finite figures or an
+// error.
 func FuzzRead(f *testing.F) {
 	files, err := filepath.Glob(filepath.Join("testdata", "*-*"))
 	if err != nil || len(files) < 30 {

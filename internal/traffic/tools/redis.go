@@ -17,8 +17,8 @@ import (
 
 // redis is redis-server, asked by redis-benchmark. Checked against 7.0.
 //
-// redis-benchmark takes a number of requests: as many as the warm-up says fit into the window,
-// which so may be longer or shorter than asked for. It asks for one key. Its latencies are
+// redis-benchmark takes a number of requests: as many as the warm-up says fit into the window.
+// So the window may be longer or shorter than asked for. It asks for one key. Its latencies are
 // multiples of 8 µs, from a histogram that begins at 10 µs; with pipelining they are those of a
 // request in a batch.
 type redis struct{}
@@ -37,12 +37,12 @@ func (redis) Check(w v1alpha1.Workload) error {
 	return nil
 }
 
-// Files are none: all is said on the command line.
+// Files returns none: everything is on the command line.
 func (redis) Files(v1alpha1.Workload, netip.Addr, uint16) map[string][]byte { return nil }
 
 func (redis) Prepare(v1alpha1.Workload, netip.Addr, uint16) Preparation { return Preparation{} }
 
-// ServerArgv keeps nothing on disk: it is the network that is measured.
+// ServerArgv keeps nothing on disk, because the network is to be measured.
 func (redis) ServerArgv(_ v1alpha1.Workload, addr netip.Addr, port uint16) []string {
 	return []string{
 		"redis-server", "--bind", addr.String(), "--port", strconv.Itoa(int(port)),
@@ -54,7 +54,7 @@ func (redis) ServerReady(line []byte) bool {
 	return bytes.Contains(line, []byte("Ready to accept connections"))
 }
 
-// WarmupArgv always sets: the key that the measured run asks for is there then.
+// WarmupArgv always sets, so that the key of the measured run exists.
 func (r redis) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
 	return r.argv(w, addr, port, v1alpha1.OperationSet, redisMost)
 }
@@ -75,7 +75,7 @@ func (r redis) CountedArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, wa
 	return r.argv(w, addr, port, w.Application.Operation, int(min(max(n, redisFewest), redisMost))), nil
 }
 
-// ClientArgv is not what makes the traffic: CountedArgv is.
+// ClientArgv makes no traffic: CountedArgv does.
 func (r redis) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return r.argv(w, addr, port, w.Application.Operation, redisFewest)
 }
@@ -137,7 +137,7 @@ func parseRedis(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// payload is the bytes of n messages of a size, no more than a figure holds.
+// payload returns the bytes of n messages of a size, at most what a figure can hold.
 func payload(n uint64, size int) uint64 {
 	if size > 0 && n > math.MaxInt64/uint64(size) {
 		return math.MaxInt64

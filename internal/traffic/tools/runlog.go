@@ -12,16 +12,16 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// A run log is what "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE, 2024) left
-// (docs/explanation/published.md): for each run a heading and a bit rate in Mb/s for each
-// pair, and behind all of them, if it has any, the averages of mpstat, one for each run.
-// What follows is computed from these, and is not read.
+// A run log is the data of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE,
+// 2024), see docs/explanation/published.md. For each run it has a heading and a bit rate in Mb/s
+// for each pair. The averages of mpstat, one for each run, follow after all runs, if there are
+// any. The rest is computed from these, and is not read.
 
 var runLogHead = []byte("Running experiment ")
 
 func isRunLog(output []byte) bool { return bytes.HasPrefix(output, runLogHead) }
 
-// readRunLog takes the length of a run from window: a log does not tell.
+// readRunLog takes the length of a run from window, because a log does not have it.
 func readRunLog(output []byte, window time.Duration) (Reading, error) {
 	if window <= 0 {
 		return Reading{}, errNoWindow
@@ -56,7 +56,7 @@ func readRunLog(output []byte, window time.Duration) (Reading, error) {
 	return r, nil
 }
 
-// runLogRates are the bit rates of each run's pairs, and what stands behind them.
+// runLogRates returns the bit rates of each run's pairs, and what follows them.
 func runLogRates(output []byte) (runs [][]float64, rest []byte, err error) {
 	if i := bytes.Index(output, []byte("\nAverage:")); i >= 0 {
 		output, rest = output[:i+1], output[i+1:]

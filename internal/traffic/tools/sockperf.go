@@ -53,7 +53,7 @@ func (sockperf) ServerReady(line []byte) bool {
 	return bytes.Contains(line, []byte("to block on socket(s)"))
 }
 
-// ClientArgv has no use for cc: sockperf cannot set a congestion control.
+// ClientArgv ignores cc: sockperf cannot set a congestion control.
 func (s sockperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	t := w.Traffic()
 	run := time.Duration(t.Duration)
@@ -75,8 +75,8 @@ func (s sockperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, 
 	return append(s.argv("under-load", w, addr, port), append(length, "--full-rtt", "--mps", rate, "--reply-every", "1")...)
 }
 
-// argv is what a client and its server have in common. Both need the size: it
-// is the most that a server takes.
+// argv returns the arguments that a client and its server share. Both need the size:
+// the server accepts no larger messages.
 func (sockperf) argv(mode string, w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
 	t := w.Traffic()
 	argv := []string{
@@ -153,10 +153,11 @@ func parseSockperf(w v1alpha1.Workload, output []byte) (record.Endpoint, error) 
 	return e, plausible(e)
 }
 
-// sockperfReached is what share of the set rate counts as that rate.
+// sockperfReached is the share of the set rate from which that rate counts as
+// reached.
 const sockperfReached = 0.99
 
-// sockperfOutput is what has been seen of a client's output.
+// sockperfOutput has what was found in a client's output so far.
 type sockperfOutput struct {
 	total          bool // "Total of …", which is all that a stream says
 	valid, dropped bool
@@ -200,7 +201,7 @@ func (p *sockperfOutput) line(line string, e *record.Endpoint) {
 	}
 }
 
-// sockperfSays knows the lines that tell nothing of use.
+// sockperfSays reports whether a line is known and of no use.
 func sockperfSays(line string) bool {
 	for _, start := range []string{
 		"== version #", "sockperf[CLIENT] send on:", "[ 0] IP =", "Warmup stage", "Starting test",
@@ -237,8 +238,9 @@ func isSockperf(output []byte) bool {
 	return bytes.Contains(output, []byte("sockperf: ")) || bytes.Contains(output, []byte("sockperf["))
 }
 
-// readSockperf tells the kinds apart by what they print. Ping-pong has every message
-// answered but the last one, and load has not, unless it is light and --reply-every is 1.
+// readSockperf distinguishes the kinds by what they print. In ping-pong every
+// message but the last is answered. Under load that is only so if the load is light
+// and --reply-every is 1.
 func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	plain := sockperfPlain(output)
 	t := v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf, Connections: 1}
@@ -277,7 +279,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	}
 	t.Duration = v1alpha1.Duration(math.Round(seconds) * 1e9)
 	if w.Stream == nil {
-		e.Bytes = 0 // the output does not tell the size of a message
+		e.Bytes = 0 // the output does not have the size of a message
 	}
 	version := ""
 	if m := sockperfVersion.FindSubmatch(plain); m != nil {
@@ -286,7 +288,8 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	return Reading{Version: version, Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// sockperfSize is what the messages of a stream have: as it is noted, or as the rates tell.
+// sockperfSize returns the size of a stream's messages: the one that is printed, or
+// the one that follows from the rates.
 func sockperfSize(plain []byte) v1alpha1.Bytes {
 	if m := sockperfNote.FindSubmatch(plain); m != nil {
 		n, _ := strconv.Atoi(string(m[1]))

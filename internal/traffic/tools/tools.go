@@ -27,17 +27,19 @@ import (
 type Tool interface {
 	// Check says why the tool cannot make this traffic, nil if it can.
 	Check(w v1alpha1.Workload) error
-	// ServerArgv listens at addr and port until it is killed, if not before. A tool
-	// that is a client alone has none, and is answered by the native engine.
+	// ServerArgv returns the command of a server that listens at addr and port
+	// until it is killed, or ends by itself before. A tool that is only a client
+	// has none, and the native engine answers it.
 	ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string
-	// ServerReady tells whether a line of the server's output means that it
+	// ServerReady reports whether a line of the server's output means that it
 	// listens.
 	ServerReady(line []byte) bool
-	// ClientArgv makes the traffic and ends by itself. Tools take whole
-	// seconds only, so the window is as long as was asked for or a little longer.
-	// cc is the congestion control of TCP, empty for the kernel's own choice; a
-	// tool that cannot set it runs with the namespace's. path is what those of the
-	// engine's own server begin with, for a tool that is answered by it.
+	// ClientArgv returns the command of a client that makes the traffic and ends by
+	// itself. Tools take whole seconds only, so the window is as long as was asked
+	// for or a little longer. cc is the congestion control of TCP, empty for the
+	// kernel's own choice; a tool that cannot set it runs with the namespace's.
+	// path is the beginning of all paths of the engine's own server, for a tool
+	// that is answered by it.
 	ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, path string) []string
 	// Lead is the time from the start of the client's process to its measured
 	// window, connection set-up left out: a client that starts so long before a
@@ -45,7 +47,7 @@ type Tool interface {
 	Lead(w v1alpha1.Workload) time.Duration
 	// Parse reads all that the client printed. What the tool knows of the
 	// receiver is in the endpoint too, as the server's own output is not read.
-	// Exit statuses tell nothing: tools exit with 0 after errors.
+	// Exit statuses mean nothing: tools exit with 0 after errors.
 	Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error)
 }
 
@@ -77,8 +79,8 @@ func VersionArg(tool string) string {
 	return "--version"
 }
 
-// ParseVersion finds a tool's version ("3.12") in what its first
-// program printed after VersionArg, and is empty where there is none.
+// ParseVersion finds a tool's version ("3.12") in what its first program printed after
+// VersionArg. It is empty if there is none.
 func ParseVersion(name string, output []byte) string {
 	before, ok := map[string]string{
 		v1alpha1.ToolIperf3:    "iperf ",

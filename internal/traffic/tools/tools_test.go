@@ -22,8 +22,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// workload is one of a kind, with the defaults that the parsers need and what
-// change sets.
+// workload returns a workload of a kind, with the defaults that the parsers need and what change sets.
 func workload(kind string, change func(*v1alpha1.Traffic)) v1alpha1.Workload {
 	t := &v1alpha1.Traffic{Protocol: "tcp", IP: 4, Size: 64, Connections: 1, Duration: v1alpha1.Duration(time.Second)}
 	if change != nil {
@@ -262,7 +261,7 @@ func TestServerReady(t *testing.T) {
 	}
 }
 
-// TestIperf3Reordered: the sums leave out what came late, each connection tells it.
+// TestIperf3Reordered: the sums leave out what came late, but each connection reports it.
 func TestIperf3Reordered(t *testing.T) {
 	for got, want := range map[string]uint64{"7": 14, "0": 0} {
 		text := bytes.ReplaceAll(golden(t, "iperf3-3.19.1-udp.json"), []byte(`"out_of_order":	0`), []byte(`"out_of_order":	`+got))
@@ -400,8 +399,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseAmongOthers has a warning before iperf3's report and a line of a
-// version to come among sockperf's: neither hides the figures.
+// TestParseAmongOthers puts a warning before iperf3's report, and a line of a future version among sockperf's.
+// Neither hides the figures.
 func TestParseAmongOthers(t *testing.T) {
 	warned := append([]byte("warning: UDP block size exceeds TCP MSS\n"), golden(t, "iperf3-3.12-udp.json")...)
 	if _, err := lookup(t, "iperf3").Parse(workload("stream", udp), warned); err != nil {
@@ -442,7 +441,7 @@ func TestParseTruncated(t *testing.T) {
 	}
 }
 
-// TestParseHostile has figures that are well-formed and no figures of a run.
+// TestParseHostile: figures are well-formed, but no run can have them.
 func TestParseHostile(t *testing.T) {
 	sums := func(sent, received string) string {
 		return `{"start":{"test_start":{"blksize":1400}},"end":{"sum_sent":{` + sent + `},"sum_received":{` + received + `}}}`
@@ -516,8 +515,7 @@ func FuzzLatte(f *testing.F)    { fuzz(f, "latte") }
 func FuzzPostgres(f *testing.F)  { fuzz(f, "postgres") }
 func FuzzMemcached(f *testing.F) { fuzz(f, "memcached") }
 
-// fuzz holds a parser to this: it never panics, and what it returns is finite
-// and not empty, or it is an error.
+// fuzz checks that a parser does not panic, and returns figures that are finite and not empty, or an error.
 func fuzz(f *testing.F, name string) {
 	files, err := filepath.Glob(filepath.Join("testdata", name+"-*"))
 	if err != nil || len(files) == 0 {
@@ -632,7 +630,7 @@ func TestLive(t *testing.T) {
 				}
 				return
 			}
-			if tt.tool == "qperf" { // tells no percentiles
+			if tt.tool == "qperf" { // it reports no percentiles
 				if e.Messages < 10 {
 					t.Errorf("%d round trips in a second", e.Messages)
 				}
@@ -665,7 +663,7 @@ func serve(t *testing.T, tool Tool, w v1alpha1.Workload, addr netip.Addr) uint16
 	return 0
 }
 
-// listens starts a server, which ends with the test, and tells whether it listens or has ended.
+// listens starts a server, which ends with the test, and reports whether it listens or has ended.
 func listens(t *testing.T, isReady func([]byte) bool, argv []string) bool {
 	t.Helper()
 	server := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -709,7 +707,7 @@ func freePort(t *testing.T, addr netip.Addr) uint16 {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
 
-// TestSockperfRate: a rate that sockperf did not reach is no silent lower one.
+// TestSockperfRate: the result says so if sockperf did not reach the rate.
 func TestSockperfRate(t *testing.T) {
 	text := golden(t, "sockperf-3.7-underload-tcp.txt")
 	for rate, want := range map[int]int{0: 0, 100: 0, 1_000_000: 1} {
