@@ -20,12 +20,12 @@ import (
 // while they are measured, the first connection sends it, and the server trusts its address
 // from then on; besides, each message begins with it.
 
-// Secret is what both ends of a trial know, and nobody else. Of HTTP the zero Secret
-// asks for none.
+// Secret is known to both ends of a trial and to nobody else. For HTTP, the zero Secret means that
+// none is required.
 type Secret [16]byte
 
-// Path is what the paths of what a server of HTTP has begin with: as much of the
-// secret as cannot be guessed.
+// Path returns the beginning of the paths of all that an HTTP server has: as much of the secret as
+// cannot be guessed.
 func (s Secret) Path() string {
 	if s == (Secret{}) {
 		return ""
@@ -33,14 +33,14 @@ func (s Secret) Path() string {
 	return "/" + hex.EncodeToString(s[:8])
 }
 
-// hello opens a UDP flow: the client sends it until the server answers with the
-// same from a socket that is connected to the client, which from then on gets
-// all of the flow. So every flow has a socket and a thread of its own at both
-// ends, as it has over TCP. The server's is bound to the address that was asked, which
-// may be one of many: the client takes answers from there alone.
+// hello returns the datagram that opens a UDP flow. The client sends it until the server answers
+// with the same datagram. The answer comes from a socket that is connected to the client, and that
+// receives the whole flow from then on. So every flow has its own socket and thread at both ends,
+// as over TCP. The server's socket is bound to the address that the client asked, which may be one
+// of many: the client accepts answers only from there.
 func (s Spec) hello() string { return "slipstream hello" + string(s.Secret[:]) }
 
-// message is one of connect's, as the client sends it.
+// message returns a message of the workload connect, as the client sends it.
 func (s Spec) message() []byte {
 	b := s.payload()
 	copy(b, s.Secret[:])
@@ -51,32 +51,33 @@ const (
 	// maxPending connections may be unauthenticated at a time; one more closes the oldest.
 	// A client sends the secret within a round trip.
 	maxPending = 256
-	// authTimeout is how long a connection may be unauthenticated.
+	// authTimeout bounds how long a connection may be unauthenticated.
 	authTimeout = 5 * time.Second
 )
 
 // authenticator knows what a server's clients must send. The threads of a server share it.
 type authenticator struct {
-	// opening is what a connection of the trial begins with, and first how much of it each must
-	// send; a message of connect may have room for a part only.
+	// opening is the beginning of each connection of the trial, and first the number of its
+	// bytes that each must send: a message of connect may have room for only a part.
 	opening []byte
 	first   int
-	// trustAddress has an address that sent all of it authenticated from then on.
+	// trustAddress means that an address which has sent all of it counts as authenticated from
+	// then on.
 	trustAddress bool
 	trusted      atomic.Pointer[map[netip.Addr]bool]
-	mu           sync.Mutex // of who writes trusted
+	mu           sync.Mutex // held while trusted is written
 	refused      atomic.Uint64
 }
 
-// newAuthenticator is that of a server whose connections begin with as much of the opening as
-// size has room for.
+// newAuthenticator returns the authenticator of a server whose connections begin with as much of
+// the opening as size has room for.
 func newAuthenticator(opening []byte, size int, trustAddress bool) *authenticator {
 	a := &authenticator{opening: opening, first: min(len(opening), size), trustAddress: trustAddress}
 	a.trusted.Store(new(map[netip.Addr]bool))
 	return a
 }
 
-// warnings tell of those who were refused.
+// warnings returns a warning if the server has refused anybody.
 func (a *authenticator) warnings() []record.Warning {
 	n := a.refused.Load()
 	if n == 0 {
@@ -101,7 +102,7 @@ func (a *authenticator) trust(addr netip.Addr) {
 type acceptor struct {
 	*authenticator
 	pending []pendingConn
-	poll    []pollFD // kept, as there is no collection during a run
+	poll    []pollFD // reused, because nothing is collected during a run
 }
 
 type pendingConn struct {
@@ -110,15 +111,16 @@ type pendingConn struct {
 	until time.Time
 }
 
-// accept waits, for stallCheck at most, for a connection that has authenticated. What it has
-// sent is still to be read. After errUnauthenticated another may be there already.
+// accept waits, for stallCheck at most, for a connection that has authenticated. What the
+// connection has sent is still to be read. After errUnauthenticated another connection may be there
+// already.
 func (a *acceptor) accept(listening int) (int, error) {
 	if len(a.pending) == 0 {
 		return a.acceptNew(listening)
 	}
 	a.poll = append(a.poll[:0], toRead(listening))
 	for _, c := range a.pending {
-		a.poll = append(a.poll, toRead(c.fd)) // none where it is closed
+		a.poll = append(a.poll, toRead(c.fd)) // poll ignores the -1 of a closed connection
 	}
 	err := wait(a.poll)
 	if err != nil && !errors.Is(err, errStalled) {
@@ -153,14 +155,14 @@ func (a *acceptor) acceptNew(listening int) (int, error) {
 		return fd, nil
 	}
 	a.add(fd, addr)
-	if fd := a.authenticate(len(a.pending) - 1); fd >= 0 { // the secret is mostly there already
+	if fd := a.authenticate(len(a.pending) - 1); fd >= 0 { // the secret has usually arrived already
 		a.pending = a.pending[:len(a.pending)-1]
 		return fd, nil
 	}
 	return -1, errUnauthenticated
 }
 
-// add keeps a connection until it authenticates. from is not valid if its address stays untrusted.
+// add keeps a connection until it authenticates. If from is not valid, its address stays untrusted.
 func (a *acceptor) add(fd int, from netip.Addr) {
 	if len(a.pending) >= maxPending {
 		a.refuse(0)

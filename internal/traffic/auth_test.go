@@ -26,7 +26,7 @@ func newSecret() (s Secret) {
 // nothing and stay, some send something else, and some are nearly right.
 func disturb(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 	began = make(chan struct{})
-	// Of another address than the client's, as another pod.
+	// From another address than the client's, as another pod would.
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	if spec.UDP {
 		dialer.LocalAddr = nil
@@ -134,8 +134,8 @@ func TestOthersRefused(t *testing.T) {
 	}
 }
 
-// Other clients at the address of the trial's, as behind a NAT: one that sends nothing holds
-// nobody up for long, and one that sends something else gets no answer.
+// Other clients have the address of the trial's client, as behind a NAT: one that sends nothing holds nobody up for
+// long, and one that sends something else gets no answer.
 func TestOthersAtClientsAddress(t *testing.T) {
 	spec := Spec{Kind: Connect, Size: 64, Connections: 1, Secret: newSecret()}
 	server, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))

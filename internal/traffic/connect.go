@@ -8,15 +8,15 @@ import (
 	"net/netip"
 )
 
-// backlog of a server that many connections come to at once.
+// backlog is for a server to which many connections come at once.
 const backlog = 4096
 
 // connect opens a connection, sends a message, reads one back to its end, and
-// closes, over and over; the latency is that of all of it. One that is not
-// answered is lost, and so is one that is reset where others were not: one in
-// some millions is, over the host network too. The server closes first, so that
-// the ports of the client are free again at once: it is the end that closes
-// first that has to keep an address for TIME_WAIT.
+// closes, over and over. The latency covers all of that. A connection without an
+// answer is lost. So is one that is reset after others were answered: one in some
+// millions is, even over the host network. The server closes first, so that the
+// client's ports are free again at once: only the end that closes first keeps an
+// address in TIME_WAIT.
 func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
 	buf := s.message()
 	for {
@@ -47,7 +47,7 @@ func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
 	}
 }
 
-// exchange is one connection's life.
+// exchange opens a connection, exchanges a message, and closes.
 func (s Spec) exchange(to netip.AddrPort, buf []byte, r *run) error {
 	fd, err := newSocket(s, to.Addr())
 	if err != nil {
@@ -79,7 +79,7 @@ func (s Spec) exchange(to netip.AddrPort, buf []byte, r *run) error {
 			break
 		}
 	}
-	// The message is whole; the server's end of the connection is what is left.
+	// The message is complete. Wait until the server closes.
 	for {
 		switch n, err := receive(fd, make([]byte, 1)); {
 		case again(err, giveUp, r):
@@ -93,15 +93,16 @@ func (s Spec) exchange(to netip.AddrPort, buf []byte, r *run) error {
 	}
 }
 
-// again tells whether to try again what ended with err: it moved nothing, and there is time left.
+// again reports whether to repeat a call that ended with err: it moved nothing, and
+// there is time left.
 func again(err error, giveUp int64, r *run) bool {
 	return errors.Is(err, errStalled) && r.now() < giveUp && !r.stopped.Load()
 }
 
-// answer takes connections that come to the listening socket fd, one at a time,
-// sends back what each sent, and closes them. After the window it goes on until
-// nothing has come for stallCheck: the client's last connection may be in the
-// queue behind those of others.
+// answer accepts connections at the listening socket fd, one at a time, sends back
+// what each sent, and closes it. After the window it continues until nothing has
+// come for stallCheck: the client's last connection may be in the queue behind
+// those of others.
 func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 	buf := make([]byte, s.Size)
 	a := &acceptor{authenticator: auth}
@@ -112,7 +113,7 @@ func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 		switch {
 		case errors.Is(err, errStalled), errors.Is(err, errOver):
 		case err != nil:
-			// A client that went away, for which it has its own account.
+			// The client went away; it counts that itself.
 			c.lost++
 		default:
 			c.bytes.Add(uint64(len(buf)))
@@ -146,7 +147,8 @@ func (s Spec) answerOne(listening int, a *acceptor, buf []byte, r *run) error {
 		n, err := receive(fd, buf[have:])
 		switch {
 		case errors.Is(err, errStalled) && have == 0:
-			// Of a trusted address. Other connections must not wait for it.
+			// It comes from a trusted address, and has sent nothing yet.
+			// Other connections must not wait for it.
 			a.add(fd, netip.Addr{})
 			fd = -1
 			return errUnauthenticated

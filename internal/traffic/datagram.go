@@ -19,29 +19,31 @@ func putHeader(b []byte, number uint64, inWindow bool, sent int64) {
 	binary.LittleEndian.PutUint64(b[8:], uint64(sent))
 }
 
-// remembered is how many numbers below the highest are known as come or not come,
-// a power of two: at a million datagrams a second the last 65 ms.
+// remembered is the number of datagrams below the highest number of which a receiver
+// knows whether they have come. It is a power of two: at a million datagrams per
+// second, it covers the last 65 ms.
 const remembered = 1 << 16
 
-// arrivals is what a receiver knows of the datagrams of one connection.
+// arrivals has what a receiver knows about the datagrams of one connection.
 type arrivals struct {
 	counts
-	// arrived are those of the sender's window, whenever they came.
+	// arrived counts those of the sender's window, whenever they came.
 	arrived uint64
 	highest uint64
 	// seen has a bit for each number in (highest-remembered, highest].
 	seen [remembered / 64]uint64
-	// transit is the last datagram's time of arrival less that of sending: off by as
-	// much as the clocks are, but not its changes.
+	// transit is the last datagram's time of arrival minus that of sending, in
+	// nanoseconds. It is off by as much as the clocks are, but its changes are not.
 	transit int64
 }
 
-// counts only ever grow, so that what lies between the edges of a window is their
-// difference.
+// counts only ever grow, so the counts of a window are the differences between its
+// edges.
 type counts struct {
-	// reordered came after a datagram of a higher number (RFC 4737, section 3.3).
+	// reordered counts datagrams that came after one with a higher number (RFC 4737,
+	// section 3.3).
 	reordered uint64
-	// duplicates came before.
+	// duplicates counts datagrams that had come before.
 	duplicates uint64
 	// moved is the sum of all changes of the transit time, in nanoseconds, and moves
 	// how many there were: their mean is what RFC 3550, section 6.4.1, estimates
@@ -49,8 +51,8 @@ type counts struct {
 	moved, moves uint64
 }
 
-// take notes a datagram that arrived at now, and tells whether it is new. A
-// datagram that is overtaken by more than is remembered is taken for new.
+// take records a datagram that arrived at now, and reports whether it is new. A datagram
+// that was overtaken by more than is remembered counts as new.
 func (a *arrivals) take(header []byte, now int64) bool {
 	marked := binary.LittleEndian.Uint64(header)
 	number := marked &^ measured
@@ -87,7 +89,7 @@ func (a *arrivals) has(number uint64) bool {
 	return *word&bit != 0
 }
 
-// forget makes room for the numbers from low to high, none of which came yet.
+// forget makes room for the numbers from low to high, none of which has come yet.
 func (a *arrivals) forget(low, high uint64) {
 	if high-low >= remembered {
 		a.seen = [len(a.seen)]uint64{}

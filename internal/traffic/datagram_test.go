@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// arrive has datagrams come with these numbers, one a microsecond, each sent 100 µs
-// before by a clock that is an hour off.
+// arrive delivers datagrams with these numbers, one per microsecond. Each was sent
+// 100 µs before, by a clock that is an hour off.
 func arrive(a *arrivals, numbers ...uint64) {
 	header := make([]byte, datagramHeader)
 	for i, n := range numbers {
@@ -27,7 +27,7 @@ func span(from, to uint64) (numbers []uint64) {
 }
 
 func TestArrivals(t *testing.T) {
-	const far = 3*remembered + 17 // where the memory has come round
+	const far = 3*remembered + 17 // where the bitmap has wrapped
 	for name, tt := range map[string]struct {
 		numbers []uint64
 		want    counts
@@ -63,7 +63,8 @@ func TestArrivals(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfTheWindow: what the sender does not count does not arrive.
+// TestArrivalsOfTheWindow: datagrams that the sender does not count do not count as
+// arrived.
 func TestArrivalsOfTheWindow(t *testing.T) {
 	var a arrivals
 	header := make([]byte, datagramHeader)
@@ -76,8 +77,8 @@ func TestArrivalsOfTheWindow(t *testing.T) {
 	}
 }
 
-// TestArrivalsAtRandom drops, delays and repeats datagrams, and compares with an
-// account that remembers all.
+// TestArrivalsAtRandom drops, delays and repeats datagrams, and compares with a
+// record of all of them.
 func TestArrivalsAtRandom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
@@ -116,8 +117,8 @@ func TestArrivalsAtRandom(t *testing.T) {
 	}
 }
 
-// TestJitter has a stream whose transit times swing by 40 µs, of which RFC 3550's
-// estimate tends to 40 µs, whatever the clocks are.
+// TestJitter: the transit times of a stream swing by 40 µs, so the estimate of RFC
+// 3550 tends to 40 µs, whatever the clocks are.
 func TestJitter(t *testing.T) {
 	for _, clock := range []time.Duration{-time.Hour, 0, time.Hour} {
 		t.Run(fmt.Sprint(clock), func(t *testing.T) {

@@ -21,17 +21,18 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Traffic of gRPC is what programs on grpc-go make, with its defaults: Go's poller, goroutines and
-// garbage collector are a part of it. It has no End, whose threads avoid all of those. Connections are
-// of plain text.
+// The engine makes gRPC traffic like a program that uses grpc-go with its defaults: Go's poller,
+// goroutines and garbage collector are part of it. It has no End, whose threads avoid all of these.
+// Connections are in plain text.
 
 // grpcEcho is the method that returns its message.
 const grpcEcho = "Echo"
 
-// grpcService has a name that the trial's secret is part of: a server has no other.
+// grpcService returns the name of the service, which contains the trial's secret. A server has no other
+// service.
 func (s Spec) grpcService() string { return "slipstream.Echo" + hex.EncodeToString(s.Secret[:]) }
 
-// congestion sets the congestion control of a socket of Go's.
+// congestion sets the congestion control of one of Go's sockets.
 func (s Spec) congestion(_, _ string, c syscall.RawConn) (err error) {
 	control := c.Control(func(fd uintptr) { err = setCongestionControl(int(fd), s) })
 	return errors.Join(control, err)
@@ -46,7 +47,7 @@ type GRPCServer struct {
 	calls    atomic.Uint64
 }
 
-// ListenGRPC serves at addr, with port 0 one that the kernel chooses, until it is closed.
+// ListenGRPC serves at addr until it is closed. If the port is 0, the kernel chooses one.
 func ListenGRPC(ctx context.Context, spec Spec, addr netip.AddrPort) (*GRPCServer, error) {
 	l, err := (&net.ListenConfig{Control: spec.congestion}).Listen(ctx, "tcp", addr.String())
 	if err != nil {
@@ -75,11 +76,11 @@ func (s *GRPCServer) echo(_ any, _ context.Context, decode func(any) error, _ gr
 	return message, nil
 }
 
-// Port is where it listens.
+// Port returns the port at which it listens.
 func (s *GRPCServer) Port() uint16 { return s.listener.Addr().(*net.TCPAddr).AddrPort().Port() }
 
-// Run counts the calls within the window. It returns once the client's connections are closed after that,
-// or a second later.
+// Run counts the calls within the window. It returns once the client has closed its connections after the
+// window, or a second later.
 func (s *GRPCServer) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
 	defer process.CollectingAsUsual()()
 	defer every(time.Second, func() { progress(Progress{Messages: s.calls.Load()}) })()
@@ -156,7 +157,7 @@ type GRPCClient struct {
 	conns []*grpcCaller
 }
 
-// grpcCaller is a connection and what the calls on it were like.
+// grpcCaller is a connection and the record of the calls on it.
 type grpcCaller struct {
 	*grpc.ClientConn
 	mu    sync.Mutex
@@ -165,7 +166,7 @@ type grpcCaller struct {
 	all   atomic.Uint64
 }
 
-// DialGRPC connects to a server; each connection has carried a call when it returns.
+// DialGRPC connects to a server. When it returns, each connection has carried a call.
 func DialGRPC(ctx context.Context, spec Spec, to netip.AddrPort) (*GRPCClient, error) {
 	g := &GRPCClient{spec: spec}
 	dialer := &net.Dialer{Control: spec.congestion}
@@ -195,10 +196,10 @@ func (c *grpcCaller) call(ctx context.Context, s Spec) error {
 	return err
 }
 
-// Port is that of servers; a client has none.
+// Port returns 0: only servers have one.
 func (g *GRPCClient) Port() uint16 { return 0 }
 
-// Run makes calls until the window's end. A call that fails before that is the error.
+// Run makes calls until the window's end. It returns the error of a call that fails before that.
 func (g *GRPCClient) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
 	defer process.CollectingAsUsual()()
 	defer every(time.Second, func() {
@@ -213,7 +214,7 @@ func (g *GRPCClient) Run(ctx context.Context, w Window, progress func(Progress))
 		return record.Endpoint{}, fmt.Errorf("run grpc: %w", err)
 	}
 	r := &run{Window: w, clock: newClock()}
-	// What is under way at the window's end is answered, if it is not stalled.
+	// Calls in progress at the end of the window are still answered, unless they stall.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(w.To-r.now())+linger)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -273,7 +274,7 @@ func (g *GRPCClient) Close() {
 	}
 }
 
-// every calls do at intervals, from another goroutine, until the function that it returns is called.
+// every calls do at intervals, in another goroutine, until the function that it returns is called.
 func every(interval time.Duration, do func()) (end func()) {
 	tick, done := time.NewTicker(interval), make(chan struct{})
 	var wg sync.WaitGroup

@@ -14,20 +14,20 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// What both ends of HTTP have in common: messages, as far as a generator of load and
-// its server need them (RFC 9112), what is served, and how a request can fail. Why
-// no library does it is in docs/adr/0006-http-on-plain-sockets.md.
+// This file has what both ends of HTTP share: messages, as far as a generator of load and
+// its server need them (RFC 9112), what is served, and how a request can fail.
+// docs/adr/0006-http-on-plain-sockets.md says why no library does it.
 
 // headLimit is the most that a message's head may take.
 const headLimit = 4 << 10
 
-// errors of a message that is not one, or none that is understood here.
+// Errors of a message that is malformed, or not supported here.
 var (
 	errHeadTooLong = errors.New("the head is longer than 4 KiB")
 	errHTTP        = errors.New("not understood as HTTP/1")
 )
 
-// head is what is read of a message's first lines.
+// head is the parsed head of a message.
 type head struct {
 	// size of the head itself, to the end of its empty line.
 	size int
@@ -35,19 +35,19 @@ type head struct {
 	target []byte
 	// status of a response, and the length of its body.
 	status, length int
-	// last tells that the connection ends with this message.
+	// last means that the connection ends with this message.
 	last bool
-	// closes: it says so, whatever else it says.
+	// closes means that the message says so, whatever else it says.
 	closes bool
-	// old is a request of HTTP/1.0, whose sender has to be told that the connection
-	// is kept.
+	// old means that a request is of HTTP/1.0: its sender must be told that the
+	// connection is kept.
 	old bool
-	// gzip: a request's sender takes it, a response is in it.
+	// gzip means that the sender of a request accepts it, or that a response uses it.
 	gzip bool
 }
 
-// parseRequest reads the head of a request without a body from the beginning of b;
-// its size is 0 for as long as there is only part of it.
+// parseRequest reads the head of a request without a body from the beginning of b. Its
+// size is 0 as long as b has only a part of it.
 func parseRequest(b []byte) (head, error) {
 	line, fields, h, err := cutHead(b)
 	if h.size == 0 {
@@ -79,7 +79,7 @@ func parseRequest(b []byte) (head, error) {
 	return h, nil
 }
 
-// parseResponse does the same with a response, which has to say how long it is.
+// parseResponse does the same with a response, which must have a length.
 func parseResponse(b []byte) (head, error) {
 	line, fields, h, err := cutHead(b)
 	if h.size == 0 {
@@ -130,8 +130,8 @@ func cutHead(b []byte) (line, fields []byte, h head, err error) {
 		return nil, nil, h, errHeadTooLong
 	}
 	line, fields, _ = bytes.Cut(b[:end], []byte("\r\n"))
-	// Half an end of a line, a line that goes on on the next and a name of nothing are
-	// what readers of HTTP differ in (RFC 9112, sections 2.2, 5.1 and 5.2).
+	// Implementations disagree about half an end of a line, a line that continues on
+	// the next, and an empty name (RFC 9112, sections 2.2, 5.1 and 5.2).
 	if bytes.ContainsAny(line, "\r\n\x00") {
 		return nil, nil, h, fmt.Errorf("%w: %.80q", errHTTP, line)
 	}
@@ -144,7 +144,7 @@ func cutHead(b []byte) (line, fields []byte, h head, err error) {
 	return line, fields, h, nil
 }
 
-// headFields goes through the fields of a head.
+// headFields iterates over the fields of a head.
 func headFields(b []byte) func(yield func(name, value []byte) bool) {
 	return func(yield func(name, value []byte) bool) {
 		for len(b) > 0 {
@@ -167,8 +167,8 @@ func (h *head) connection(value []byte) {
 	}
 }
 
-// hasToken finds a word in a list of those; one with a parameter is not found, and
-// taken for one that is not wanted ("gzip;q=0").
+// hasToken reports whether a list has a token. A token with a parameter does not count,
+// because it may say that something is not wanted ("gzip;q=0").
 func hasToken(list []byte, token string) bool {
 	for len(list) > 0 {
 		var one []byte
@@ -180,7 +180,7 @@ func hasToken(list []byte, token string) bool {
 	return false
 }
 
-// same compares with a word in lower case.
+// same compares b, in any case, with a word in lower case.
 func same(b []byte, lower string) bool {
 	if len(b) != len(lower) {
 		return false
@@ -196,7 +196,7 @@ func same(b []byte, lower string) bool {
 	return true
 }
 
-// number is a decimal number of up to nine digits, -1 for anything else.
+// number parses a decimal number of up to nine digits, and returns -1 for anything else.
 func number(b []byte) int {
 	if len(b) == 0 || len(b) > 9 {
 		return -1
@@ -211,7 +211,7 @@ func number(b []byte) int {
 	return n
 }
 
-// The names of a page's objects.
+// Names of a page's objects.
 const (
 	pageIndex  = "/"
 	pageScript = "/script.js"
@@ -224,14 +224,14 @@ const (
 	stylesSize = 30_000
 )
 
-// pageObject is one of a page.
+// pageObject is an object of a page.
 type pageObject struct {
 	target, kind string
 	size         int // in bytes, uncompressed
 	text         bool
 }
 
-// pageObjects are those of a page, in the order in which a user asks for them.
+// pageObjects returns the objects of a page, in the order in which a user asks for them.
 func (s Spec) pageObjects() []pageObject {
 	all := []pageObject{
 		{pageIndex, "text/html", indexSize, true},
@@ -244,12 +244,13 @@ func (s Spec) pageObjects() []pageObject {
 	return all
 }
 
-// object is what a server has under a name, as the responses that can be sent.
+// object has the complete responses of a server for one target.
 type object struct {
-	// whole responses by whether they are compressed, and by what is said of the
-	// connection: kept without saying so, kept, or closed.
+	// responses by whether they are compressed, and by what they say about the
+	// connection: nothing, because it is kept by default, that it is kept, or that it
+	// is closed.
 	responses [2][3][]byte
-	// body is how long the uncompressed body is.
+	// body is the length of the uncompressed body in bytes.
 	body int
 }
 
@@ -259,7 +260,7 @@ const (
 	closed
 )
 
-// site is what a server of spec has.
+// site returns the objects of a server, by target.
 func (s Spec) site() map[string]*object {
 	if !s.Page {
 		return map[string]*object{s.Secret.Path() + pageIndex: newObject("text/plain", bytes.Repeat([]byte("x"), s.Size), false)}
@@ -298,7 +299,7 @@ func responses(kind, more string, body []byte) (r [3][]byte) {
 	return r
 }
 
-// prose is n bytes that gzip makes a quarter of, as it does of scripts and styles.
+// prose returns n bytes that gzip reduces to a quarter, like scripts and styles.
 func prose(n int, seed uint64) []byte {
 	words := []string{"function", "return", "const", "this", "value", "index", "length", "render", "state", "event", "=>", "{", "}", "(", ")", ";", "=", "===", "node", "children", "props", "null"}
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -314,7 +315,7 @@ func prose(n int, seed uint64) []byte {
 	return b[:n]
 }
 
-// noise is n bytes that no compression makes fewer, as those of an image.
+// noise returns n bytes that no compression reduces, like those of an image.
 func noise(n int, seed uint64) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed)}).Read(b) // which never fails
@@ -326,8 +327,8 @@ var (
 	responseBad      = []byte("HTTP/1.1 400 Bad Request\r\nServer: slipstream\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 )
 
-// respond is what a request is answered with, whether the connection ends with it,
-// and whether it was one of the trial's.
+// respond returns the response to a request, and whether the connection ends with it.
+// found reports whether the request was one of the trial's.
 func respond(site map[string]*object, h head) (out []byte, last, found bool) {
 	o, ok := site[string(h.target)]
 	if !ok {
@@ -347,16 +348,16 @@ func respond(site map[string]*object, h head) (out []byte, last, found bool) {
 	return o.responses[compressed][connection], h.last, true
 }
 
-// errStatus is a response other than 2xx.
+// errStatus means that a response has a status other than 2xx.
 var errStatus = errors.New("the response status is not a success")
 
-// errNoAnswer is a request that was given up.
+// errNoAnswer means that a request was given up.
 var errNoAnswer = errors.New("no answer in time")
 
 // failures counts failed requests by record's kinds of error.
 type failures map[string]uint64
 
-// kindOfError is under which of them an error counts.
+// kindOfError returns the kind under which an error counts.
 func kindOfError(err error) string {
 	var timeout interface{ Timeout() bool }
 	switch {
@@ -374,7 +375,7 @@ func kindOfError(err error) string {
 	return record.ErrOther
 }
 
-// webResult is what the connections of an end of HTTP saw beside bytes and messages.
+// webResult has what the connections of an HTTP end counted apart from bytes and messages.
 type webResult struct {
 	failed    failures
 	due, late uint64
@@ -397,11 +398,11 @@ func (w *webResult) add(c *conn) {
 	}
 }
 
-// lateBy is how long after it was due a user may begin without being late.
+// lateBy is how long after being due a user may begin and still be on time.
 const lateBy = time.Millisecond
 
-// lateShare is how many users may begin late before it is the generator that is
-// measured.
+// lateShare is the share of users that may begin late. If more do, the trial measures the
+// generator.
 const lateShare = 0.01
 
 func (w *webResult) fill(e *End, out *record.Endpoint) error {

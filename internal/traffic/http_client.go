@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// answerLimit is how long a request may take before it counts as failed.
+	// answerLimit bounds how long a request may take before it counts as failed.
 	answerLimit = 5 * time.Second
-	// failurePause is between a request that failed and the next: a connection that
-	// is refused costs so little that a hundred thousand would fail in a second.
+	// failurePause is the pause between a failed request and the next: a refused
+	// connection costs so little that a hundred thousand would fail in a second.
 	failurePause = 5 * time.Millisecond
 )
 
-// requests are what the threads of a client have left to do together.
+// requests counts what the threads of a client still have to request in total.
 type requests struct {
 	bounded bool
 	left    atomic.Int64
@@ -34,16 +34,16 @@ func newRequests(n int) *requests {
 	return q
 }
 
-// take is one more to do; none is left if it is false.
+// take takes one request. It returns false if none is left.
 func (q *requests) take() bool { return !q.bounded || q.left.Add(-1) >= 0 }
 
-// What a browser is about.
+// States of a browser.
 const (
 	idle = iota
 	connecting
 	sending
 	reading
-	ending // the response is whole, the server's end of the connection is awaited
+	ending // the response is complete; wait until the server closes
 	done   // nothing is left to ask for
 )
 
@@ -51,7 +51,7 @@ const (
 type browser struct {
 	fd    int // -1 without one
 	state int
-	// began is when the request did, or may: a browser pauses after a failure.
+	// began is when the request began, or may begin: a browser pauses after a failure.
 	began int64
 	sent  int // bytes of the request
 	in    []byte
@@ -60,7 +60,7 @@ type browser struct {
 }
 
 // httpClient is one thread of a client with its share of the connections. On an event loop it
-// waits for all of them at once, as the server does; else it has one, and blocks.
+// waits for all of them at once, as the server does. Otherwise it has one, and blocks.
 type httpClient struct {
 	spec     Spec
 	address  unix.Sockaddr
@@ -72,7 +72,7 @@ type httpClient struct {
 	epoll    int
 	browsers []browser
 	byFD     map[int32]*browser
-	body     []byte // of no interest
+	body     []byte // its content is ignored
 	paused   int
 }
 
@@ -94,9 +94,9 @@ func (e *End) dialHTTP(to netip.AddrPort) error {
 	return nil
 }
 
-// requestAll asks for the one object there is until the run is over or all requests are
-// done. The time counts from before the connection is made, where there is one to
-// make, until the last byte has come; of a connection that is not kept, until its end.
+// requestAll requests the only object until the run is over or all requests are done. If a
+// connection has to be opened, the latency includes that. It ends with the last byte of the
+// response or, if the connection is not kept, with the end of the connection.
 func (s Spec) requestAll(to netip.AddrPort, share int, left *requests, c *conn, r *run) error {
 	connection := "close"
 	if s.KeepAlive {
@@ -126,7 +126,7 @@ func (s Spec) requestAll(to netip.AddrPort, share int, left *requests, c *conn, 
 	return h.loop()
 }
 
-// block is loop for one connection, in calls that block.
+// block does what loop does, for one connection, with calls that block.
 func (h *httpClient) block() {
 	for b := &h.browsers[0]; ; {
 		err := h.move(b)
@@ -197,8 +197,8 @@ func (h *httpClient) loop() (err error) {
 	}
 }
 
-// look has those go on whose pause is over and those give up whose time is, and
-// counts those who are done.
+// look starts the next request of browsers whose pause is over, gives up requests that have
+// taken longer than answerLimit, and counts the browsers that are done.
 func (h *httpClient) look(now int64) (finished int) {
 	for i := range h.browsers {
 		switch b := &h.browsers[i]; {
@@ -214,8 +214,8 @@ func (h *httpClient) look(now int64) (finished int) {
 	return finished
 }
 
-// cutOff ends the requests that the window's end finds under way. Those that had their
-// time have failed.
+// cutOff ends the requests that are in progress at the end of the window. Those that have
+// taken longer than linger by then count as failed.
 func (h *httpClient) cutOff(now int64) {
 	for i := range h.browsers {
 		b := &h.browsers[i]
@@ -226,7 +226,7 @@ func (h *httpClient) cutOff(now int64) {
 	h.c.finish(h.r, max(now, h.r.To))
 }
 
-// step moves a browser on as far as it goes without waiting.
+// step advances a browser as far as it goes without waiting.
 func (h *httpClient) step(b *browser) {
 	for {
 		err := h.move(b)
@@ -240,12 +240,12 @@ func (h *httpClient) step(b *browser) {
 	}
 }
 
-// move is one move of a browser; errStalled says that it has to wait.
+// move makes one step of a browser. errStalled means that it has to wait.
 func (h *httpClient) move(b *browser) error {
 	switch b.state {
 	case idle:
 		return h.begin(b)
-	case connecting: // what became of it, the first write tells
+	case connecting: // the first write tells whether it has connected
 		b.state = sending
 	case sending:
 		n, err := send(b.fd, h.request[b.sent:])
@@ -256,7 +256,7 @@ func (h *httpClient) move(b *browser) error {
 			return nil
 		}
 		b.state = reading
-		return errStalled // no response is there at once
+		return errStalled // no response arrives at once
 	case reading:
 		return h.read(b)
 	case ending:
@@ -272,7 +272,7 @@ func (h *httpClient) move(b *browser) error {
 	return nil
 }
 
-// begin starts a request, over a new connection where there is none.
+// begin starts a request, over a new connection if there is none.
 func (h *httpClient) begin(b *browser) error {
 	now := h.r.now()
 	if now >= h.r.To {
@@ -292,12 +292,14 @@ func (h *httpClient) begin(b *browser) error {
 	}
 	b.fd, h.byFD[int32(fd)] = fd, b
 	err = unix.Connect(fd, h.address)
-	// One that blocks waits for as long as for anything else, and goes on with the first write.
+	// A connect that blocks waits at most as long as any other call. The first write then
+	// continues it.
 	if err != nil && !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.EINTR) {
 		return err
 	}
 	if h.spec.EventLoop {
-		// Told of each change once, a connection needs no more words with the poller.
+		// The poller is edge-triggered, so a connection needs no further call to
+		// change its events.
 		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(fd)}
 		if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
 			return fmt.Errorf("wait for a connection: %w", err)
@@ -334,7 +336,7 @@ func (h *httpClient) open() (int, error) {
 	return fd, nil
 }
 
-// read takes what there is of a response.
+// read reads what has arrived of a response.
 func (h *httpClient) read(b *browser) error {
 	into := h.body
 	if b.head.size == 0 {
@@ -384,7 +386,7 @@ func (h *httpClient) succeed(b *browser) {
 
 func (h *httpClient) fail(b *browser, err error) {
 	now := h.r.now()
-	if b.began >= h.r.From && now < h.r.To { // after it, the server is gone
+	if b.began >= h.r.From && now < h.r.To { // after the window the server is gone
 		h.c.fail(err)
 	}
 	h.close(b)

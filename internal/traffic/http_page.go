@@ -15,26 +15,26 @@ import (
 	"time"
 )
 
-// visitors are the users of a page at work. There may be any number of them, most
-// of them waiting, which is what goroutines and Go's poller are for: their page
-// takes a hundred times what waking them does.
+// visitors runs the users of a page. There may be any number of them, and most of
+// them wait. Goroutines and Go's poller are good at that: loading a page takes a
+// hundred times longer than waking a user.
 type visitors struct {
 	spec    Spec
 	objects []pageObject
-	root    string // what paths begin with
+	root    string // the beginning of all paths
 	to      netip.AddrPort
 	dialer  net.Dialer
 	working sync.WaitGroup
 	readers sync.Pool
 
-	mu sync.Mutex // of what the account holds beside its atomic counters
-	// late is how many of the users due in the window began late.
+	mu sync.Mutex // held to change the counts that are not atomic
+	// due counts the users who were due in the window, and late those of them who began late.
 	due, late uint64
 }
 
-// visit has users arrive at the rate, whatever has become of those before them. What
-// a user takes counts from when it was due, so that a stall is seen by all whom it
-// kept waiting (coordinated omission).
+// visit starts users at the rate, whatever has become of those before them. The time
+// of a user counts from when it was due, so that a stall counts for all users that
+// it held up (coordinated omission).
 func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
 	v := &visitors{spec: s, objects: s.pageObjects(), to: to, root: s.Secret.Path(), readers: sync.Pool{New: func() any { return &pageReader{in: bufio.NewReaderSize(nil, 16<<10)} }}}
 	v.dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
@@ -123,8 +123,8 @@ type pageReader struct {
 	z  gzip.Reader
 }
 
-// object reads a response of so many bytes, when uncompressed, and returns how many
-// its body took.
+// object reads a response with a body of size bytes, uncompressed, and returns how
+// many bytes the body took.
 func (p *pageReader) object(size int) (int, error) {
 	in := p.in
 	var h head
@@ -168,7 +168,7 @@ func (p *pageReader) object(size int) (int, error) {
 	return h.length, nil
 }
 
-// noEOF is an end where none should be.
+// noEOF turns an end where none should be into io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

@@ -17,18 +17,18 @@ import (
 type session struct {
 	fd int
 	in []byte
-	// out is what is still to be sent; last, that the connection ends after it.
+	// out has what is still to be sent. last means that the connection ends after it.
 	out  []byte
 	last bool
-	// ours: it has asked for something of the trial's.
+	// ours means that it has asked for an object of the trial.
 	ours bool
-	// watched is what the poller looks for on it, 0 as long as it looks for nothing.
+	// watched has the events that the poller waits for, 0 if it waits for none.
 	watched uint32
 }
 
 // httpServer is one thread of a server. On an event loop it waits for all of its connections at
-// once, so that there may be any number of them; else it has one at a time, and blocks. The
-// threads share the listening socket.
+// once, so that there may be any number of them. Otherwise it has one at a time, and blocks.
+// The threads share the listening socket.
 type httpServer struct {
 	site      map[string]*object
 	auth      *authenticator
@@ -55,7 +55,7 @@ func (s *Server) acceptHTTP() (*End, error) {
 	return end, nil
 }
 
-// httpThreads is how many threads share an end's connections.
+// httpThreads returns how many threads share an end's connections.
 func (s Spec) httpThreads() int {
 	switch {
 	case s.Page:
@@ -80,7 +80,8 @@ func (s Spec) serveHTTP(listening int, site map[string]*object, auth *authentica
 	return h.block(c, r)
 }
 
-// block has one connection at a time, of those that have asked for something of the trial's.
+// block serves one connection at a time. It only accepts those that have asked for an object of
+// the trial.
 func (h *httpServer) block(c *conn, r *run) error {
 	pending := &acceptor{authenticator: h.auth}
 	defer pending.close()
@@ -103,12 +104,12 @@ func (h *httpServer) block(c *conn, r *run) error {
 	}
 }
 
-// serveOut serves a session to its end. One of a trusted address that sends nothing becomes
-// pending, so that others are served.
+// serveOut serves a session to its end. A session from a trusted address that sends nothing
+// becomes pending, so that others are served.
 func (h *httpServer) serveOut(one *session, pending *acceptor, c *conn, r *run) {
 	began := r.now()
 	for h.sessions[int32(one.fd)] == one {
-		_ = h.serve(one, c) // blocking, it fails by the end of the session alone
+		_ = h.serve(one, c) // with blocking calls it fails only if the session ends
 		if h.over(c, r) {
 			return
 		}
@@ -120,7 +121,7 @@ func (h *httpServer) serveOut(one *session, pending *acceptor, c *conn, r *run) 
 	}
 }
 
-// over takes the edges of the window, and tells whether the run is over.
+// over records the edges of the window, and reports whether the run is over.
 func (h *httpServer) over(c *conn, r *run) bool {
 	// Users of a page may come late, if they were held up.
 	end := r.To
@@ -151,7 +152,8 @@ func (h *httpServer) loop(c *conn, r *run) (err error) {
 		for _, e := range events[:n] {
 			one := h.sessions[e.Fd]
 			if int(e.Fd) == h.listening {
-				// Its request is mostly there already, and then its life passes without the poller.
+				// Usually its request has arrived already, and then the poller
+				// never gets to see it.
 				one, err = h.accept()
 			}
 			if one != nil {
@@ -167,7 +169,7 @@ func (h *httpServer) loop(c *conn, r *run) (err error) {
 	}
 }
 
-// epollWait is raw for the reason that send and receive are.
+// epollWait is a raw system call for the same reason as send and receive.
 func epollWait(epoll int, events []unix.EpollEvent, wait time.Duration) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
 		uintptr(len(events)), uintptr(wait.Milliseconds()), 0, 0)
@@ -204,7 +206,7 @@ func (h *httpServer) accept() (*session, error) {
 	return h.session(int(fd)), nil
 }
 
-// session is that of a new connection.
+// session returns the session of a new connection.
 func (h *httpServer) session(fd int) *session {
 	var one *session
 	if n := len(h.free); n > 0 {
@@ -217,8 +219,8 @@ func (h *httpServer) session(fd int) *session {
 	return one
 }
 
-// serve moves a session on as far as it goes without waiting; one that blocks, to the end of a
-// response, or as long as a call may take.
+// serve advances a session as far as it goes without waiting. A session that blocks advances to
+// the end of a response, or for as long as a call may take.
 func (h *httpServer) serve(one *session, c *conn) error {
 	for {
 		if len(one.out) > 0 {
@@ -232,7 +234,7 @@ func (h *httpServer) serve(one *session, c *conn) error {
 				return h.watch(one, unix.EPOLLOUT)
 			case err != nil:
 				h.close(one)
-				return nil // its client has its own account
+				return nil // its client counts that
 			case len(one.out) > 0:
 				continue
 			case !h.spec.EventLoop && !one.last:

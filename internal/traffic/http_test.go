@@ -104,8 +104,8 @@ func drive(t *testing.T, ctx context.Context, spec Spec, to netip.AddrPort, d ti
 	return end.Run(ctx, Window{Start: start, From: start, To: start + int64(d)}, func(Progress) {})
 }
 
-// TestKeepAlive counts the connections that a server of another make sees: one to
-// look whether it is there, and then one in all or one a request.
+// TestKeepAlive counts the connections that Go's server sees: one that checks whether the server is
+// there, and then one in all, or one for each request.
 func TestKeepAlive(t *testing.T) { bothWays(t, testKeepAlive) }
 
 func testKeepAlive(t *testing.T, loop bool) {
@@ -129,8 +129,8 @@ func testKeepAlive(t *testing.T, loop bool) {
 	}
 }
 
-// TestRequests: exactly as many as were asked for, over all connections, and the time
-// is that until the last of them.
+// TestRequests: a client makes exactly as many requests as it is asked for, over all connections, and
+// the time ends with the last of them.
 func TestRequests(t *testing.T) { bothWays(t, testRequests) }
 
 func testRequests(t *testing.T, loop bool) {
@@ -159,8 +159,8 @@ func testRequests(t *testing.T, loop bool) {
 	}
 }
 
-// script serves raw connections, each by what of it takes its turn, until that closes the listener; the
-// first one is the client's look whether somebody is there.
+// script serves raw connections with serve, one after the other, until serve closes the listener. The
+// first connection only checks whether somebody is there.
 func script(t *testing.T, serve func(l *net.TCPListener, n int, c *net.TCPConn)) netip.AddrPort {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -188,8 +188,8 @@ func script(t *testing.T, serve func(l *net.TCPListener, n int, c *net.TCPConn))
 
 const good = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
 
-// TestErrors has a server fail in every way there is: each request that fails is
-// counted under its kind, none gives a latency, and the others go on.
+// TestErrors: a server fails in every way there is. Each request that fails is counted under its kind,
+// none gives a latency, and the others continue.
 func TestErrors(t *testing.T) { bothWays(t, testErrors) }
 
 func testErrors(t *testing.T, loop bool) {
@@ -200,7 +200,7 @@ func testErrors(t *testing.T, loop bool) {
 		func(c *net.TCPConn) { _ = c.SetLinger(0) },                           // reset
 		func(c *net.TCPConn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 503 Away\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-		}, // a backend that is ill
+		}, // a backend that is down
 		func(c *net.TCPConn) { _, _ = io.WriteString(c, "SSH-2.0-hello\r\n\r\n") }, // no HTTP
 		func(c *net.TCPConn) { _, _ = io.WriteString(c, good+"!") },                // more than it said
 	}
@@ -218,7 +218,7 @@ func testErrors(t *testing.T, loop bool) {
 	}
 }
 
-// TestServerDies: a server that is gone in mid-run refuses what comes after it.
+// TestServerDies: a server that dies in mid-run refuses what comes after that.
 func TestServerDies(t *testing.T) {
 	for _, page := range []bool{false, true} {
 		site := Spec{Page: page, EventLoop: page, Size: 1000}.site()
@@ -291,7 +291,7 @@ func TestPageImage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A stalled server sends the last user's after the window.
+		// A stalled server sends the last user's objects after the window.
 		objects := uint64(3 + i)
 		if all := objects * client.Messages; client.Errors != nil || server.Messages > all || server.Messages < all-objects {
 			t.Errorf("%d objects for %d users, want %d each; errors %v", server.Messages, client.Messages, objects, client.Errors)
@@ -399,7 +399,7 @@ func TestOtherClients(t *testing.T) {
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 	in := bufio.NewReader(c)
 	for _, connection := range []string{"Keep-Alive", "close"} {
-		// Half a request is none.
+		// Half a request gets no answer.
 		request := "GET / HTTP/1.0\r\nConnection: " + connection + "\r\n\r\n"
 		for _, part := range []string{request[:20], request[20:]} {
 			if _, err := io.WriteString(c, part); err != nil {
@@ -438,7 +438,7 @@ func TestOtherClients(t *testing.T) {
 	}
 }
 
-// TestNoResponse has what must not pass for a response, and says why.
+// TestNoResponse lists what must not pass for a response, and why.
 func TestNoResponse(t *testing.T) {
 	for text, want := range map[string]string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n": "length",
@@ -455,8 +455,8 @@ func TestNoResponse(t *testing.T) {
 	}
 }
 
-// FuzzResponse holds the parser to Go's: what both take for a response is the same
-// one, and part of a head is never taken for all of it.
+// FuzzResponse compares the parser with Go's: they agree on what both accept, and a part of a head is
+// never taken for all of it.
 func FuzzResponse(f *testing.F) {
 	for _, seed := range []string{
 		good, "HTTP/1.0 204 No\r\ncontent-length:0\r\nconnection: Keep-Alive\r\n\r\n", "HTTP/1.1 200\r\n\r\n",

@@ -24,10 +24,9 @@ import (
 
 const childEnv = "SLIPSTREAM_TEST_TRAFFIC_CHILD"
 
-// inNamespace runs the calling test once more in a process with a network of its
-// own, and there body: a loopback device carries rate bytes a second from a queue of
-// limit bytes, which makes a sender wait. All is on one CPU, as packets that wait on
-// two may overtake each other.
+// inNamespace runs the calling test once more, in a process with a network namespace of its own, and calls body there. The
+// loopback device carries rate bytes per second from a queue of limit bytes, which makes a sender wait. Everything runs on
+// one CPU, because packets that wait on two may overtake each other.
 func inNamespace(t *testing.T, rate uint64, limit uint32, body func(*testing.T)) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -59,7 +58,7 @@ func inNamespace(t *testing.T, rate uint64, limit uint32, body func(*testing.T))
 	body(t)
 }
 
-// onOneCPU has a process start on the first of this one's CPUs.
+// onOneCPU starts a process on the first of this process's CPUs.
 func onOneCPU(start func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -100,13 +99,12 @@ func dropEveryTenth(t *testing.T, size uint16) {
 	}
 }
 
-// lost is what the trial would say.
+// lost returns the loss that the trial would report.
 func lost(client, server record.Endpoint) float64 {
 	return float64(client.Messages-server.Arrived) / float64(client.Messages)
 }
 
-// TestLossExact: the kernel drops every tenth datagram, and the receiver is told of
-// no other.
+// TestLossExact: the kernel drops every tenth datagram, and the ends report exactly that.
 func TestLossExact(t *testing.T) { inNamespace(t, 10e6, 1<<20, lossExact) }
 
 func lossExact(t *testing.T) {
@@ -134,8 +132,7 @@ func lossOf(t *testing.T, spec Spec) {
 	}
 }
 
-// TestLostLocally: what this machine's own queue drops has been sent, and is lost,
-// whether the socket is told of it or not.
+// TestLostLocally: what this machine's own queue drops counts as sent and lost, whether the socket gets an error or not.
 func TestLostLocally(t *testing.T) { inNamespace(t, 10e6, 3000, lostLocally) }
 
 func lostLocally(t *testing.T) {
@@ -185,9 +182,8 @@ func runEnds(t *testing.T, client, server *End, d time.Duration) (sent, got reco
 	return sent, got
 }
 
-// TestReorderExact has what is sent pass a relay that swaps the third and fourth of
-// every ten datagrams, sends the sixth twice, and keeps the ninth back for
-// seven others.
+// TestReorderExact sends through a relay. Of every ten datagrams, it swaps the third and fourth, sends the sixth twice,
+// and holds the ninth back for seven others.
 func TestReorderExact(t *testing.T) { inNamespace(t, 10e6, 1<<20, reorderExact) }
 
 func reorderExact(t *testing.T) {

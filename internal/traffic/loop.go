@@ -31,34 +31,34 @@ type loop struct {
 type flow struct {
 	*conn
 	index int32
-	// watched is what the poller looks for on it.
+	// watched has the events that the poller waits for.
 	watched uint32
 	ended   bool
-	// in is what is read into; it holds got bytes of a message.
+	// in is the buffer for reading; it holds got bytes of a message.
 	in  []byte
 	got int
-	// out is the message to be sent, and rest what is left of the one under way.
+	// out is the message to send, and rest what is left of the current one.
 	out, rest []byte
-	// seq is the number of the message under way, and due when it was to be sent; begun, when
-	// it was, and full since when the connection has had no room for it.
+	// seq is the number of the current message, and due when it was to be sent. begun is when it
+	// was, and full since when the connection has had no room for it.
 	seq              uint64
 	due, begun, full int64
-	// A sender under load is finished when it has sent all; so many were answered.
+	// finished means that a sender under load has sent everything; answered counts the answers.
 	finished bool
 	answered uint64
 }
 
 // looped is one kind of traffic at one end, on a loop.
 type looped interface {
-	// begin has a connection take its first step.
+	// begin makes the first step of a connection.
 	begin(f *flow) error
-	// ready moves a connection on, of which the poller tells these events. io.EOF says that it is
-	// at its end.
+	// ready advances a connection for which the poller reports events. io.EOF means that it has
+	// ended.
 	ready(f *flow, events uint32) error
-	// turn follows each look at the connections, quiet if none was ready. It returns how long
-	// the next look may wait, and whether there is to be none.
+	// turn follows each poll of the connections; quiet means that none was ready. It returns how
+	// long the next poll may wait, and whether the loop is over.
 	turn(now int64, quiet bool) (wait time.Duration, over bool, err error)
-	// end is after the last.
+	// end is called after the last poll.
 	end()
 }
 
@@ -76,7 +76,7 @@ func (l *loop) looped(client bool) looped {
 	return loopEcho{&loopServer{loop: l}}
 }
 
-// share has one thread move all connections of an end, and returns what it does.
+// share returns the function of the one thread that moves all connections of an end.
 func (s Spec) share(conns []*conn, client bool) func(*run) error {
 	for _, c := range conns[1:] {
 		c.passenger = true
@@ -130,7 +130,8 @@ func (l *loop) run(t looped) error {
 	}
 }
 
-// settle is what becomes of a connection whose step returned err.
+// settle deals with the error of a connection's step. It returns an error that fails the run, and
+// drops a connection that has ended.
 func (l *loop) settle(f *flow, err error) error {
 	switch {
 	case err == nil, errors.Is(err, errStalled):
@@ -145,7 +146,7 @@ func (l *loop) settle(f *flow, err error) error {
 	return nil
 }
 
-// mark takes an edge of the window of all connections at once.
+// mark records an edge of the window for all connections at once.
 func (l *loop) mark(now int64) {
 	if now < l.edge {
 		return
@@ -160,7 +161,7 @@ func (l *loop) mark(now int64) {
 	}
 }
 
-// drop has the poller forget a connection that is at its end: it would tell of that for ever.
+// drop removes a connection that has ended from the poller, which would report it forever.
 func (l *loop) drop(f *flow) {
 	if f.ended {
 		return
@@ -173,7 +174,7 @@ func (l *loop) drop(f *flow) {
 	}
 }
 
-// watch has the poller tell of these events, and no others but errors.
+// watch makes the poller report these events and errors, and nothing else.
 func (l *loop) watch(f *flow, events uint32) error {
 	if f.watched == events {
 		return nil
@@ -189,8 +190,8 @@ func (l *loop) watch(f *flow, events uint32) error {
 	return nil
 }
 
-// push sends as much of the rest as there is room for, and then waits: for room, or for
-// what comes.
+// push sends as much of the rest as there is room for. Then it waits for room or, if everything is
+// sent, for what comes.
 func (l *loop) push(f *flow) (whole bool, err error) {
 	n, err := send(f.fd, f.rest)
 	if err != nil && !errors.Is(err, errStalled) {
@@ -215,7 +216,7 @@ func (l loopSource) begin(f *flow) error {
 // sendsPerWake is how often a source sends before it looks at the other connections again: as often as iperf3.
 const sendsPerWake = 10
 
-// ready sends until the connection has no more room. A write that takes only part of a message tells that.
+// ready sends until the connection has no more room, which a partial write shows.
 func (l loopSource) ready(f *flow, _ uint32) error {
 	for range sendsPerWake {
 		if l.spec.UDP {
@@ -247,7 +248,7 @@ func (l loopSource) turn(now int64, _ bool) (time.Duration, bool, error) {
 	return 0, true, nil
 }
 
-// loopServer is what sink, collect and echo on a loop share.
+// loopServer has what sink, collect and echo on a loop share.
 type loopServer struct {
 	*loop
 	last int64 // when something came last
@@ -381,7 +382,7 @@ func (l *loopAsk) turn(now int64, _ bool) (time.Duration, bool, error) {
 	for i := range l.flows {
 		if f := &l.flows[i]; !f.ended && now >= f.begun+int64(lostAfter) {
 			f.lost++
-			_ = l.next(f, now) // what is wrong, the next reply tells
+			_ = l.next(f, now) // the next reply reports the error
 		}
 	}
 	return stallCheck, false, nil

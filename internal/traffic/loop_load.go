@@ -13,13 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockIndex stands for the clock where the poller tells of a connection.
+// clockIndex stands for the timer in the poller's events, in place of the index of a
+// connection.
 const clockIndex = -1
 
 // loopLoad is load on a loop: one thread sends what is due and takes what comes back.
 type loopLoad struct {
 	*loop
-	// timer wakes the poller, whose own time-outs are in milliseconds; set is for when.
+	// timer wakes the poller, whose own timeouts are in milliseconds. set is the time
+	// that it is set to.
 	timer int
 	set   int64
 	// next is when the next message of any connection is due.
@@ -43,7 +45,8 @@ func (l *loopLoad) begin(f *flow) error {
 	return l.watch(f, l.wants(f))
 }
 
-// wants is what a connection waits for: replies, and room if it has something to send.
+// wants returns the events that a connection waits for: replies, and room if it has something
+// to send.
 func (l *loopLoad) wants(f *flow) uint32 {
 	if !f.finished && (len(f.rest) > 0 || l.spec.Rate == 0) {
 		return unix.EPOLLIN | unix.EPOLLOUT
@@ -66,7 +69,7 @@ func (l *loopLoad) ready(f *flow, events uint32) error {
 	return l.send(f)
 }
 
-// take is what replies does with what has come.
+// take deals with what has arrived, as replies does.
 func (l *loopLoad) take(f *flow) error {
 	n, err := receive(f.fd, f.in[f.got:])
 	now := l.r.now()
@@ -110,7 +113,7 @@ func (l *loopLoad) send(f *flow) error {
 	return l.push(f)
 }
 
-// push sends the rest of a message as far as there is room for it.
+// push sends as much of the rest of a message as there is room for.
 func (l *loopLoad) push(f *flow) error {
 	n, err := send(f.fd, f.rest)
 	if err != nil && !errors.Is(err, errStalled) {
@@ -162,7 +165,7 @@ func (l *loopLoad) turn(now int64, _ bool) (time.Duration, bool, error) {
 	return l.sleep(now)
 }
 
-// tend does with a connection what the time asks for.
+// tend does what is due for a connection at a time.
 func (l *loopLoad) tend(f *flow, now int64) error {
 	switch last := now >= l.r.To+int64(lostAfter); {
 	case f.ended:
@@ -185,8 +188,9 @@ func (l *loopLoad) tend(f *flow, now int64) error {
 	return nil
 }
 
-// sleep is how long the poller may wait for the next message: all the time, as the timer ends
-// it, or none shortly before it is due.
+// sleep returns how long the poller may wait for the next message. It need not be woken for
+// that, because the timer does it. Shortly before the message is due, the poller must not
+// wait at all.
 func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
 	at := l.next - int64(spin)
 	if l.next == math.MaxInt64 {
@@ -203,7 +207,7 @@ func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
 	return stallCheck, l.r.stopped.Load(), nil
 }
 
-// end says how many messages were lost.
+// end counts the messages that were lost.
 func (l *loopLoad) end() {
 	for i := range l.flows {
 		f := &l.flows[i]

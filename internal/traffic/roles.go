@@ -8,19 +8,17 @@ import (
 	"time"
 )
 
-// errStalled is a system call that moved nothing within stallCheck, or was
-// interrupted before it could. errDropped is one of a message that this machine
-// had no room for.
+// errStalled means that a system call moved nothing within stallCheck, or was interrupted before it could. errDropped means that
+// this machine had no room for a message.
 var (
 	errStalled = errors.New("nothing moved")
 	errDropped = fmt.Errorf("%w: no room for a message", errStalled)
-	// errUnauthenticated is one in which only a connection moved that has not authenticated.
+	// errUnauthenticated is an errStalled: nothing moved except on a connection that has not authenticated.
 	errUnauthenticated = fmt.Errorf("%w except on an unauthenticated connection", errStalled)
 )
 
-// source sends as much as the connection takes. Over UDP every datagram has a
-// number, also one that this machine drops before it is on its way; one that
-// waited too long for room keeps its number until it is sent.
+// source sends as much as the connection takes. Over UDP every datagram has a number, even one that this machine drops before it
+// is on its way. A datagram that waited too long for room keeps its number until it is sent.
 func (s Spec) source(c *conn, r *run) error {
 	buf := s.payload()
 	number := uint64(1)
@@ -55,8 +53,8 @@ func (s Spec) source(c *conn, r *run) error {
 	}
 }
 
-// served tells whether a server may stop, which last heard from a client at last. It sees the end of a TCP client that
-// keeps its connection; with UDP, and with connect, where it does not, it stops when it has heard nothing for stallCheck.
+// served reports whether a server may stop; last is when it last heard from a client. A server sees the end of a TCP client
+// that keeps its connection. With UDP and with connect it does not, so it stops when it has heard nothing for stallCheck.
 func (s Spec) served(r *run, now, last int64) bool {
 	endUnseen := s.UDP || s.Kind == Connect
 	return r.stopped.Load() || now >= r.To+int64(linger) || endUnseen && now-last >= int64(stallCheck) && r.over(now)
@@ -83,17 +81,16 @@ func (s Spec) sink(c *conn, r *run) error {
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		// A receiver outlives its sender, whose clock may be behind: a socket that
-		// is closed on data resets the connection.
+		// A receiver outlives its sender, whose clock may be behind: closing a socket that has unread data resets the
+		// connection.
 		if s.served(r, now, now) {
 			return nil
 		}
 	}
 }
 
-// collect receives datagrams and counts each once. After the window it goes on
-// until nothing has come for stallCheck: what was sent within the window may be
-// under way.
+// collect receives datagrams and counts each once. After the window it continues until nothing has come for stallCheck: what was
+// sent within the window may be on its way.
 func (s Spec) collect(c *conn, r *run) error {
 	buf, hello := make([]byte, max(s.Size, 64<<10)), s.hello()
 	for last := r.now(); ; {
@@ -155,11 +152,11 @@ func (s Spec) ask(c *conn, r *run) error {
 	}
 }
 
-// lostAfter is how long a UDP message may take before it counts as lost and the
+// lostAfter bounds how long a UDP message may take before it counts as lost and the
 // next is sent.
 const lostAfter = 200 * time.Millisecond
 
-// errLost is a UDP message that did not come back.
+// errLost means that a UDP message did not come back.
 var errLost = errors.New("message lost")
 
 // errOver ends a wait that would outlast the run.
@@ -182,11 +179,10 @@ func sendAll(fd int, b []byte, r *run, after time.Duration) error {
 	return nil
 }
 
-// numbered tells whether messages carry a number, by which a late UDP reply is
-// told from the one that is awaited.
+// numbered reports whether messages carry a number, which distinguishes a late UDP reply from the one that is awaited.
 func (s Spec) numbered() bool { return s.UDP && s.Size >= 8 }
 
-// reply reads one message into in; over UDP that with the number seq, until giveUp.
+// reply reads one message into in, until giveUp. Over UDP it is the one with the number seq.
 func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error {
 	for got := 0; ; {
 		n, err := receive(c.fd, in[got:])
@@ -259,15 +255,13 @@ func (s Spec) echo(c *conn, r *run) error {
 	}
 }
 
-// record takes a latency. Beyond the histogram's range there is nothing but a stall, which its
-// highest value tells as well.
+// record records a latency. Only a stall is beyond the histogram's range, and its highest value shows that as well.
 func (c *conn) record(latency int64) {
 	_ = c.hdr.RecordValue(min(latency, c.hdr.HighestTrackableValue()))
 }
 
-// ended is the error of a connection. After the window it is none: the other end
-// may stop first, a client with a message under way, which resets the connection,
-// and a server where one was lost.
+// ended returns the error of a connection. After the window there is none, because the other end may stop first. A client may
+// stop with a message in progress, which resets the connection, and a server after a message was lost.
 func (c *conn) ended(r *run, err error) error {
 	now := r.now()
 	if now < r.To {

@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// What is the same on every system about opening sockets. The system's own part has the calls
-// that it is made of: none of them waits longer than stallCheck, but for dialTCP.
+// This file has the part of opening sockets that is the same on every system. It uses calls
+// that each system has in a file of its own. None of them waits longer than stallCheck, except
+// dialTCP.
 
 // acceptAll takes the connections of a pair. The listening socket is closed, or has become one
 // of them.
@@ -54,7 +55,7 @@ func acceptTCP(spec Spec, fd int, a *acceptor) (int, error) {
 	return got, nil
 }
 
-// dialTimeout is for a handshake between two ends that are known to be up.
+// dialTimeout bounds a handshake between two ends that are known to be up.
 const dialTimeout = 5 * time.Second
 
 func dialSocket(ctx context.Context, spec Spec, to netip.AddrPort) (int, error) {

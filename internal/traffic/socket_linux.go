@@ -15,7 +15,7 @@ import (
 // fits says why this system cannot make the traffic at an end; Linux can make any.
 func (Spec) fits(bool) error { return nil }
 
-// errReset is that of a connection that the other end reset.
+// errReset is the error of a connection that the other end has reset.
 const errReset = unix.ECONNRESET
 
 // Now is this machine's CLOCK_MONOTONIC in nanoseconds, the time that a Window
@@ -27,8 +27,8 @@ func Now() int64 {
 	return ts.Nano()
 }
 
-// Instant is one instant by both clocks: Go's, and that of Now. A thread that
-// loses its CPU between asking the one and the other asks again.
+// Instant returns one instant by both clocks: Go's, and that of Now. If the thread loses its CPU between the two
+// readings, it reads both again.
 func Instant() (at time.Time, mono int64) {
 	const near = 20 * time.Microsecond
 	for range 100 {
@@ -41,8 +41,8 @@ func Instant() (at time.Time, mono int64) {
 	return at, mono
 }
 
-// clock is Now at the price of a vDSO call: Go reads CLOCK_MONOTONIC without a
-// system call, but shows it as a distance to another instant only.
+// clock gives the time of Now for the price of a vDSO call: Go reads CLOCK_MONOTONIC without a system call, but only
+// shows it as the distance to another instant.
 type clock struct {
 	// base and mono are the same instant.
 	base time.Time
@@ -65,8 +65,7 @@ func threadSpent() spent {
 	return spent{time.Duration(ts.Nano()), uint64(use.Nvcsw)}
 }
 
-// retransmits is how many segments of a TCP connection were sent again; 0 for
-// any other socket.
+// retransmits returns how many segments of a TCP connection were sent again; 0 for any other socket.
 func retransmits(fd int) uint64 {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
@@ -75,10 +74,9 @@ func retransmits(fd int) uint64 {
 	return uint64(info.Total_retrans)
 }
 
-// send and receive are raw system calls: the scheduler's bookkeeping around an
-// ordinary one, and the hand-over of the P when it blocks, cost a message more
-// than many a kernel path does. They block for stallCheck at most, which keeps
-// the thread answerable, and report it as errStalled.
+// send and receive are raw system calls. Around an ordinary call, the scheduler's bookkeeping, and the hand-over of the
+// P when it blocks, cost a message more than many kernel paths do. They block for at most stallCheck, so that the thread
+// notices when the run ends, and then return errStalled.
 
 func send(fd int, b []byte) (int, error) {
 	return transfer(unix.SYS_WRITE, fd, b)
@@ -94,7 +92,7 @@ func receive(fd int, b []byte) (int, error) {
 	return transfer(unix.SYS_READ, fd, b)
 }
 
-// peek shows what has come, and leaves it there.
+// peek reads what has come, and leaves it in the socket.
 func peek(fd int, b []byte) (int, error) {
 	n, _, err := unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
@@ -138,9 +136,8 @@ func moved(n uintptr, errno unix.Errno) (int, error) {
 	switch errno {
 	case 0:
 		return int(n), nil
-	// The time-out and a signal: Go's scheduler sends one every 10 ms to a thread
-	// that it wants back, each of which would start the time-out anew were the call
-	// made again here.
+	// The timeout, or a signal: Go's scheduler sends one every 10 ms to a thread that it wants to preempt. If the
+	// call were repeated here, each signal would start the timeout again.
 	case unix.EAGAIN, unix.EINTR:
 		return 0, errStalled
 	case unix.ENOBUFS: // of UDP
@@ -330,8 +327,7 @@ func acceptUDP(spec Spec, fd int, at netip.AddrPort, auth *authenticator, peers 
 	return got, nil
 }
 
-// wantAsked has the kernel tell of each datagram the address that it was sent to, and
-// askedOf is what it tells.
+// wantAsked makes the kernel report the address that each datagram was sent to. askedOf returns it.
 func wantAsked(fd int, addr netip.Addr) error {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
 	if addr.Is6() {
@@ -359,9 +355,9 @@ func askedOf(control []byte) (netip.Addr, error) {
 	return netip.Addr{}, errors.New("the kernel did not report the address of a datagram")
 }
 
-// dialTCP connects within dialTimeout, to which it sets the socket's time-out for sending. Interrupted
-// by a signal connect(2) is made again, which on Linux waits for the connection under way
-// (__inet_stream_connect in net/ipv4/af_inet.c).
+// dialTCP connects within dialTimeout, to which it sets the socket's timeout for sending. If a signal interrupts
+// connect(2), it calls it again, which on Linux waits for the connection in progress (__inet_stream_connect in
+// net/ipv4/af_inet.c).
 func dialTCP(fd int, to netip.AddrPort) error {
 	// SO_SNDTIMEO bounds a blocking connect as well.
 	if err := setTimeout(fd, unix.SO_SNDTIMEO, dialTimeout); err != nil {

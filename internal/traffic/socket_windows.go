@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// What the engine is made of on Windows. Sockets do not block: one whose blocking call ran into
-// a time-out must not be used any more (SO_RCVTIMEO of setsockopt), and a thread has to look
-// around every stallCheck. What finds nothing to move waits in WSAPoll and tries once more: that
-// is one more call for a message that was waited for than a program makes that blocks.
+// This file has the engine's calls on Windows. Sockets do not block: a socket whose blocking call has timed
+// out must not be used any more (SO_RCVTIMEO of setsockopt), and a thread has to check every stallCheck
+// whether to stop. A call that finds nothing to move waits in WSAPoll and tries once more. If a message has
+// to be waited for, that is one call more than a blocking program makes.
 
 var (
 	winsock  = windows.NewLazySystemDLL("ws2_32.dll")
@@ -41,7 +41,7 @@ var (
 	})
 )
 
-// errReset is that of a connection that the other end reset.
+// errReset is the error of a connection that the other end has reset.
 const errReset = windows.WSAECONNRESET
 
 // fits says why this system cannot make the traffic at an end.
@@ -86,7 +86,7 @@ func threadSpent() spent {
 	return spent{cpu: time.Duration(100 * (ticks(system) + ticks(user)))}
 }
 
-// retransmits are not counted: Windows tells the bytes that were sent again, and no segments.
+// retransmits returns 0: Windows reports how many bytes were sent again, not how many segments.
 func retransmits(int) uint64 { return 0 }
 
 func send(fd int, b []byte) (int, error) {
@@ -117,7 +117,7 @@ func receive(fd int, b []byte) (int, error) {
 	return tryReceive(fd, b, 0)
 }
 
-// peek shows what has come, and leaves it there.
+// peek reads what has come, and leaves it in the socket.
 func peek(fd int, b []byte) (int, error) { return tryReceive(fd, b, windows.MSG_PEEK) }
 
 func tryReceive(fd int, b []byte, flags uintptr) (int, error) {
@@ -125,7 +125,7 @@ func tryReceive(fd int, b []byte, flags uintptr) (int, error) {
 	return moved(n, errno, len(b))
 }
 
-// moved is what a call has moved, of a buffer with room for so much.
+// moved returns how many bytes a call has moved; the buffer has room for room bytes.
 func moved(n uintptr, errno syscall.Errno, room int) (int, error) {
 	if int32(n) >= 0 {
 		return int(n), nil
@@ -209,7 +209,7 @@ func newSocket(spec Spec, addr netip.Addr) (int, error) {
 	return int(s), nil
 }
 
-// fionbio has a socket not block (winsock2.h).
+// fionbio makes a socket non-blocking (winsock2.h).
 const fionbio = 0x8004667e
 
 func setOptions(fd int, spec Spec) error {
@@ -332,14 +332,14 @@ func receiveFrom(fd int, b []byte) (int, netip.AddrPort, error) {
 // soError is SO_ERROR of winsock2.h.
 const soError = 0x1007
 
-// fdSet is the sockets that select looks at.
+// fdSet has the sockets that select looks at.
 type fdSet struct {
 	count   uint32
 	sockets [64]uintptr
 }
 
-// dialTCP connects within dialTimeout. Before Windows 10 2004 WSAPoll does not tell of a connection
-// that failed, and select does.
+// dialTCP connects within dialTimeout. It uses select, because before Windows 10 2004 WSAPoll does not
+// report a connection that failed.
 func dialTCP(fd int, to netip.AddrPort) error {
 	err := windows.Connect(windows.Handle(fd), sockaddr(to))
 	if err != windows.WSAEWOULDBLOCK {
@@ -375,7 +375,7 @@ func shutdownWrite(fd int) {
 
 func closeSocket(fd int) { _ = windows.Closesocket(windows.Handle(fd)) }
 
-// errLinux is of what fits refuses before.
+// errLinux is for calls that are never made here, because fits refuses what needs them.
 var errLinux = errors.New("it needs Linux")
 
 func (s Spec) share([]*conn, bool) func(*run) error {

@@ -14,11 +14,11 @@ import (
 // that is woken on time is late by a wake-up.
 const spin = 60 * time.Microsecond
 
-// sleeper has the thread that made it sleep.
+// sleeper makes the thread that created it sleep.
 type sleeper struct{}
 
-// newSleeper has the kernel wake the calling thread on time: it may wake a sleeper by the
-// thread's timer slack later, which would count as latency.
+// newSleeper makes the kernel wake the calling thread on time. By default it may wake it
+// later by the thread's timer slack, which would count as latency.
 func newSleeper() (s sleeper, err error) {
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		return s, fmt.Errorf("set timer slack: %w", err)
@@ -26,7 +26,7 @@ func newSleeper() (s sleeper, err error) {
 	return s, nil
 }
 
-// sleep returns at a time of Now, or earlier if it is interrupted.
+// sleep returns at the time until, on the clock of Now, or earlier if it is interrupted.
 func (sleeper) sleep(_, until int64) error {
 	at := unix.NsecToTimespec(until)
 	return unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &at, nil)
@@ -34,8 +34,8 @@ func (sleeper) sleep(_, until int64) error {
 
 func (sleeper) close() {}
 
-// SleepUntil returns at a time of Now, or with the cause of a context's end up to
-// 50 ms after it.
+// SleepUntil returns at a time on the clock of Now. If the context ends before, it
+// returns the cause within 50 ms.
 func SleepUntil(ctx context.Context, at int64) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

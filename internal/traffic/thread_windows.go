@@ -24,7 +24,7 @@ const (
 	timerAllAccess      = 0x1f0003
 )
 
-// sleeper has a thread sleep.
+// sleeper makes a thread sleep.
 type sleeper struct{ timer windows.Handle }
 
 func newSleeper() (s sleeper, err error) {
@@ -35,7 +35,7 @@ func newSleeper() (s sleeper, err error) {
 	return sleeper{windows.Handle(timer)}, nil
 }
 
-// sleep returns at about a time of Now, which now is one of too.
+// sleep returns at about the time until. now and until are on the clock of Now.
 func (s sleeper) sleep(now, until int64) error {
 	due := -max(1, (until-now)/100) // in steps of 100 ns, negative: from now on
 	if ok, _, errno := setTimer.Call(uintptr(s.timer), uintptr(unsafe.Pointer(&due)), 0, 0, 0, 0); ok == 0 {
@@ -47,8 +47,8 @@ func (s sleeper) sleep(now, until int64) error {
 
 func (s sleeper) close() { _ = windows.CloseHandle(s.timer) }
 
-// SleepUntil returns at a time of Now, or with the cause of a context's end up to
-// 50 ms after it.
+// SleepUntil returns at a time on the clock of Now. If the context ends before, it returns the
+// cause within 50 ms.
 func SleepUntil(ctx context.Context, at int64) error {
 	s, err := newSleeper()
 	if err != nil {

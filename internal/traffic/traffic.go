@@ -4,11 +4,10 @@
 // nor judges figures (see internal/stats). Drivers for other tools are in
 // traffic/tools.
 //
-// Both ends follow one course: Listen or Dial sets every connection up, Run
-// waits for the start that all pairs share, and the result speaks of the window
-// alone. Each connection has a thread of its own that blocks in the kernel as a C
-// program's would, or all share an event loop (Spec.EventLoop). Neither is Go's poller, which
-// costs two wake-ups a message: as much as the network under test.
+// Both ends take the same steps: Listen or Dial sets every connection up, Run waits for the start that all pairs share,
+// and the result covers only the window. Each connection has a thread of its own that blocks in the kernel as a C
+// program's would, or all share an event loop (Spec.EventLoop). Neither uses Go's poller, which costs two wake-ups per
+// message: as much as the network under test.
 package traffic
 
 import (
@@ -37,44 +36,43 @@ const (
 	HTTP      = "http"
 )
 
-// Spec is what both ends of a pair must agree on.
+// Spec has the settings on which both ends of a pair must agree.
 type Spec struct {
 	// Kind is one of the constants.
 	Kind string
 	// UDP chooses the protocol; TCP otherwise.
 	UDP bool
-	// EventLoop has one thread move all connections of an end, never blocking (loop); of
-	// HTTP one thread for each CPU. Otherwise each connection has a thread, which blocks.
+	// EventLoop makes one thread move all connections of an end, never blocking (loop); for HTTP, one thread for each
+	// CPU. Otherwise each connection has a thread, which blocks.
 	EventLoop bool
 	// Size of a message, or of a stream's write, in bytes.
 	Size int
-	// Connections that the client opens, or of Connect and HTTP has open at a time.
+	// Connections that the client opens; for Connect and HTTP, those that it has open at a time.
 	Connections int
-	// Rate of messages a second and connection under load, where 0 is as fast as the
-	// connection takes them; of a page, of users a second.
+	// Rate is in messages per second for each connection under load, where 0 means as fast as the connection takes
+	// them. For a page it is in users per second.
 	Rate int
-	// Busy has a sender under load never sleep.
+	// Busy makes a sender under load never sleep.
 	Busy bool
-	// Of HTTP: KeepAlive asks again over the same connection; Requests is how many
-	// there are in the window, 0 for no end; Page loads a page in place of one object,
-	// with an image of Image bytes where that is not 0.
+	// For HTTP: KeepAlive uses a connection for more than one request. Requests is their number in the window, 0 for
+	// no limit. Page loads a page in place of one object, with an image of Image bytes unless that is 0.
 	KeepAlive bool
 	Requests  int
 	Page      bool // on an event loop
 	Image     int
-	// Pipeline is how many calls of GRPC are under way on a connection at a time.
+	// Pipeline is the number of GRPC calls in progress on a connection at a time.
 	Pipeline int
-	// Secret of the trial, by which a server knows its clients.
+	// Secret of the trial, by which a server recognises its clients.
 	Secret Secret
 	// CongestionControl of TCP; empty leaves the kernel's default.
 	CongestionControl string
 }
 
-// noDelay tells whether a TCP socket has TCP_NODELAY. Programs that wait for answers set it. Bulk senders do not (iperf 2
-// and iperf3 by default): with it a stream over VXLAN would be faster than theirs.
+// noDelay reports whether a TCP socket has TCP_NODELAY. Programs that wait for answers set it. Bulk senders do not (iperf
+// 2 and iperf3 by default): with it a stream over VXLAN would be faster than theirs.
 func (s Spec) noDelay() bool { return s.Kind != Stream }
 
-// payload is what a client sends: a message or a write. It is noise, because memory that was never written is one
+// payload returns what a client sends: a message or a write. It is noise, because memory that was never written is one
 // page of zeros, which stays in the sender's cache.
 func (s Spec) payload() []byte { return noise(s.Size, 0) }
 
@@ -84,26 +82,25 @@ type Window struct {
 	Start, From, To int64
 }
 
-// tail is how long a sender goes on after the window, so that a receiver whose
-// clock is a little behind measures no silence.
+// tail is how long a sender continues after the window, so that a receiver whose clock is a little behind measures no
+// silence.
 const tail = 10 * time.Millisecond
 
-// linger is how long a TCP receiver waits for its sender to finish.
+// linger bounds how long a TCP receiver waits for its sender to finish.
 const linger = time.Second
 
-// stallCheck bounds how long a thread blocks in one system call: so long it may
-// take to notice that the run is over.
+// stallCheck bounds how long a thread blocks in one system call, and so how long it takes to notice that the run is over.
 const stallCheck = 50 * time.Millisecond
 
 // End is one end of a pair, connected and ready to run.
 type End struct {
 	spec  Spec
 	conns []*conn
-	// threads are what the end's threads do until the run is over.
+	// threads has a function for each of the end's threads, which runs until the run is over.
 	threads []func(*run) error
 	// listening is the socket that a server of Connect keeps, -1 elsewhere.
 	listening int
-	// auth of a server, nil at a client.
+	// auth is the authenticator of a server; nil at a client.
 	auth *authenticator
 }
 
@@ -115,13 +112,13 @@ type conn struct {
 	// is their one writer.
 	bytes, messages atomic.Uint64
 	lost            uint64
-	// passenger: its thread is another connection's, which has the thread's CPU time.
+	// passenger means that it shares the thread of another connection, which has the thread's CPU time.
 	passenger bool
 	// failed requests of HTTP in the window; of a page, how many users were due in it
 	// and how many of those began late.
 	failed    failures
 	due, late uint64
-	// pace is how a sender under load kept its schedule.
+	// pace says how a sender under load kept its schedule.
 	pace pace
 	// arrivals are a UDP stream's, at its receiver.
 	arrivals *arrivals
@@ -129,7 +126,7 @@ type conn struct {
 	_        [64]byte // keeps neighbours' counters off this cache line
 }
 
-// edge is what a connection's thread saw at one end of the window.
+// edge has what a connection's thread saw at one edge of the window.
 type edge struct {
 	at              int64
 	bytes, messages uint64
@@ -156,17 +153,15 @@ type run struct {
 
 func (r *run) now() int64 { return r.clock.now() }
 
-// over tells whether a thread has nothing left to do at time now.
+// over reports whether a thread has nothing left to do at time now.
 func (r *run) over(now int64) bool {
 	return now >= r.To+int64(tail) || r.stopped.Load()
 }
 
-// mark takes the edges of the window as soon as now has passed them. It is
-// called by the thread of c after each message, so both edges fall on the same
-// point of the loop and the bytes between them belong to the time between them.
+// mark records the edges of the window as soon as now has passed them. The thread of c calls it after each message, so
+// both edges are at the same point of the loop, and the bytes between them belong to the time between them.
 func (c *conn) mark(r *run, now int64) {
-	// The calls into the kernel are for the edges alone: between them they would be
-	// a part of every message.
+	// Call into the kernel only at the edges: otherwise these calls would be a part of every message.
 	next, due := &c.from, r.From
 	if c.from.at != 0 {
 		next, due = &c.to, r.To
@@ -186,8 +181,7 @@ func (c *conn) mark(r *run, now int64) {
 	}
 }
 
-// finish takes the edges of the window that are not there yet: nothing more is to
-// come.
+// finish records the edges of the window that are missing, because nothing more will come.
 func (c *conn) finish(r *run, now int64) {
 	last := edge{at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost, spent: threadSpent()}
 	if c.from.at == 0 {
@@ -207,24 +201,22 @@ func (c *conn) fail(err error) {
 	c.failed[kindOfError(err)]++
 }
 
-// engine is what Go's runtime does for all the runs of this process: on the host
-// network a node's worker has one for each pair.
+// engine is the scheduler that all runs of this process share.
 var engine = &scheduler{}
 
-// scheduler is Go's, as runs need it. A thread that blocks in the kernel holds its P,
-// and would hold up a collection for as long as it blocks: there are more Ps than such
-// threads, and no collection while there are any: it would wait for them, and yield to
-// others all the time meanwhile.
+// scheduler sets up Go's runtime for runs. A thread that blocks in the kernel holds its P, and would hold up a garbage
+// collection for as long as it blocks. So there are more Ps than such threads. While there are any, nothing is collected,
+// because a collection would wait for them and yield to others all the time.
 type scheduler struct {
 	mu sync.Mutex
-	// threads and blocking are of the runs under way: all, and runs whose threads block.
+	// threads counts the threads of all runs in progress, blocking the runs whose threads block.
 	threads, blocking int
 	// procs, percent and limit are GOMAXPROCS, GOGC and GOMEMLIMIT as they were before.
 	procs, percent int
 	limit          int64
 }
 
-// begin makes room for a run's threads until the function that it returns is called.
+// begin makes room for a run's threads, until the function that it returns is called.
 func (s *scheduler) begin(threads int, collect bool) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,16 +246,15 @@ func (s *scheduler) begin(threads int, collect bool) (end func()) {
 	}
 }
 
-// Progress is what an end has moved since the start of its run.
+// Progress has what an end has moved since the start of its run.
 type Progress struct {
 	Bytes, Messages uint64
-	// CongestionControl of another tool's server, and its Command; empty of the engine's ends.
+	// CongestionControl and Command of another tool's server; empty for the engine's ends.
 	CongestionControl, Command string
 }
 
-// Run makes the traffic of this end and returns what the window saw. It calls
-// progress once a second from another goroutine. A context that ends stops the
-// traffic within 50 ms and is the error. An End runs once.
+// Run makes the traffic of this end, and returns what it measured in the window. It calls progress once a second from
+// another goroutine. If the context ends, Run stops the traffic within 50 ms and returns the cause. An End runs once.
 func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
 	if len(e.conns) == 0 || e.spec.Kind != HTTP && len(e.conns) != e.spec.Connections {
 		return record.Endpoint{}, fmt.Errorf("run %s: %d of %d connections are open", e.spec.Kind, len(e.conns), e.spec.Connections)
@@ -405,8 +396,7 @@ type acceptance struct {
 	err   error
 }
 
-// Listen binds addr, with port 0 one that the kernel chooses, and starts to take
-// the connections of spec.
+// Listen binds addr, and starts to accept the connections of spec. If the port is 0, the kernel chooses one.
 func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	if err := spec.fits(true); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
@@ -434,11 +424,11 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	return s, nil
 }
 
-// Addr is where the server listens.
+// Addr returns the address at which the server listens.
 func (s *Server) Addr() netip.AddrPort { return s.addr }
 
-// Accept waits until every connection of the pair is there. The server listens
-// no more after it, whatever it returns.
+// Accept waits until every connection of the pair is there. Whatever it returns, the server accepts no other pair after
+// it.
 func (s *Server) Accept(ctx context.Context) (*End, error) {
 	if s.spec.Kind == Connect {
 		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.Connections), auth: s.auth}
@@ -472,14 +462,14 @@ func (s *Server) Accept(ctx context.Context) (*End, error) {
 	return end, nil
 }
 
-// each has every connection of an end be moved by a thread of its own.
+// each adds a thread for each connection of an end.
 func (e *End) each(role func(*conn, *run) error) {
 	for _, c := range e.conns {
 		e.threads = append(e.threads, func(r *run) error { return role(c, r) })
 	}
 }
 
-// connected decides how the connections of an end, all of them open, are moved.
+// connected chooses how to move the connections of an end, all of which are open.
 func (e *End) connected(client bool) {
 	s := e.spec
 	switch {
@@ -500,8 +490,7 @@ func (e *End) connected(client bool) {
 	}
 }
 
-// Dial opens the connections of spec to a server; each has been answered when
-// it returns.
+// Dial opens the connections of spec to a server. When it returns, each has been answered.
 func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	end := &End{spec: spec, listening: -1}
 	if err := spec.fits(false); err != nil {
@@ -510,8 +499,8 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	switch spec.Kind {
 	case Stream, PingPong, UnderLoad:
 	case Connect, HTTP:
-		// One connection tells a server that is not there from one that is slow, and a
-		// server of connect the address of its client.
+		// This connection distinguishes a server that is not there from a slow one, and tells a server of connect
+		// the address of its client.
 		fd, err := dialSocket(ctx, spec, to)
 		if err == nil && spec.Kind == Connect {
 			if _, err = send(fd, spec.Secret[:]); err != nil {
@@ -544,7 +533,7 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 			return nil, fmt.Errorf("connect to %s: %w", to, err)
 		}
 		c := &conn{fd: fd}
-		if !spec.UDP { // it is a new connection's first bytes, for which there is room
+		if !spec.UDP { // a new connection has room for its first bytes
 			if _, err := send(fd, spec.Secret[:]); err != nil {
 				closeSocket(fd)
 				end.Close()
@@ -560,7 +549,7 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	return end, nil
 }
 
-// unconnected are the accounts of threads that open sockets as they go.
+// unconnected returns conns without a socket, for threads that open sockets as they go.
 func unconnected(n int) []*conn {
 	conns := make([]*conn, n)
 	for i := range conns {

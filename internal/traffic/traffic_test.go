@@ -22,7 +22,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// ends are both ends of spec over loopback, connected.
+// ends returns both ends of spec over loopback, connected.
 func ends(t *testing.T, spec Spec) (client, server *End) {
 	t.Helper()
 	s, err := Listen(spec, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 0))
@@ -100,8 +100,8 @@ func runPairBehind(ctx context.Context, ce, se *End, d, behind time.Duration) (c
 	return client, server, errors.Join(err, <-serr)
 }
 
-// A server answers until the client is done, also one that hears of its window later: over TCP one that pauses between
-// messages too, over UDP one that goes on as the server's window ends.
+// A server answers until the client is done, even if the client's window begins later: over TCP also if the client pauses
+// between messages, over UDP also if it is still sending when the server's window ends.
 func TestClientBehind(t *testing.T) {
 	for name, tt := range map[string]struct {
 		udp    bool
@@ -323,8 +323,8 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// TestReset has a client reset its connection: after the window that is how a
-// ping-pong may end, within it a failure.
+// TestReset: a client resets its connection. After the window a ping-pong may end like that; within the window it is a
+// failure.
 func TestReset(t *testing.T) {
 	spec := Spec{Kind: PingPong, Size: 64, Connections: 1}
 	looped := Spec{Kind: PingPong, Size: 64, Connections: 1, EventLoop: true}
@@ -401,7 +401,7 @@ func testSendsNoZeros(t *testing.T, loop bool) {
 				received <- err
 			}()
 			now := Now()
-			_, _ = end.Run(t.Context(), Window{now, now, now + int64(time.Second)}, func(Progress) {}) // whose peer leaves
+			_, _ = end.Run(t.Context(), Window{now, now, now + int64(time.Second)}, func(Progress) {}) // its peer leaves
 			if err := <-received; err != nil {
 				t.Fatal(err)
 			}
@@ -412,8 +412,8 @@ func testSendsNoZeros(t *testing.T, loop bool) {
 	}
 }
 
-// TestClosed has a server close its connection: after the window a client that waits
-// for a message, of which a part was lost, has that for its end.
+// TestClosed: a server closes its connection. After the window that ends a client that waits for a message, because a part
+// of it may have been lost. Within the window it is a failure.
 func TestClosed(t *testing.T) { bothWays(t, testClosed) }
 
 func testClosed(t *testing.T, loop bool) {
@@ -509,7 +509,7 @@ func testClosedEarly(t *testing.T, loop bool) {
 	}
 }
 
-// TestLostMessages has a server answer nine of ten datagrams.
+// TestLostMessages: a server answers nine of ten datagrams.
 func TestLostMessages(t *testing.T) { bothWays(t, testLostMessages) }
 
 func testLostMessages(t *testing.T, loop bool) {
@@ -565,9 +565,8 @@ func testLostMessages(t *testing.T, loop bool) {
 	}
 }
 
-// TestUnderLoadCountsTheWait has a server stand still for a while: each message
-// that was due meanwhile has waited, although a sender that waits for replies, or
-// one whose buffer is full, would have sent few of them.
+// TestUnderLoadCountsTheWait: a server stands still for a while. Each message that was due meanwhile counts as having
+// waited, although a sender that waits for replies, or one whose buffer is full, would have sent few of them.
 func TestUnderLoadCountsTheWait(t *testing.T) { bothWays(t, testUnderLoadCountsTheWait) }
 
 func testUnderLoadCountsTheWait(t *testing.T, loop bool) {
@@ -703,7 +702,7 @@ func testUnderLoadFlatOut(t *testing.T, loop bool) {
 	}
 }
 
-// TestLoopCountsItsThreadOnce: 8 connections of one thread have its CPU time once.
+// TestLoopCountsItsThreadOnce: 8 connections that share a thread count its CPU time once.
 func TestLoopCountsItsThreadOnce(t *testing.T) {
 	const window = 300 * time.Millisecond
 	client, server, err := pair(t, t.Context(), Spec{Kind: Stream, Size: 1 << 14, Connections: 8, EventLoop: true}, "127.0.0.1", window)
@@ -731,7 +730,7 @@ func TestConnectFaults(t *testing.T) {
 	}
 }
 
-// TestConnectReset has a server reset connections: all of them is a fault, some are lost.
+// TestConnectReset: a server resets connections. If it resets all, that is a failure; if it resets some, those are lost.
 func TestConnectReset(t *testing.T) {
 	for name, every := range map[string]int{"all": 1, "some": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -776,8 +775,8 @@ func TestConnectReset(t *testing.T) {
 	}
 }
 
-// TestRunsShareTheRuntime has two runs of one process begin and end one after the other: no
-// garbage is collected from the first one's begin to the last one's end, and each thread has a P.
+// TestRunsShareTheRuntime: two runs of one process overlap. From the beginning of the first to the end of the last no
+// garbage is collected, and each thread has a P.
 func TestRunsShareTheRuntime(t *testing.T) {
 	percent := func() int32 {
 		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
@@ -822,7 +821,7 @@ func TestRunsShareTheRuntime(t *testing.T) {
 	}
 }
 
-// TestMark takes each edge of the window once, and asks the kernel for nothing in between.
+// TestMark: each edge of the window is recorded once, without a call into the kernel in between.
 func TestMark(t *testing.T) {
 	var c conn
 	r := &run{Window: Window{From: 100, To: 200}}

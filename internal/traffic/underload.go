@@ -31,12 +31,13 @@ func (s Spec) load(c *conn, r *run) error {
 	return err
 }
 
-// pace is how a sender kept its schedule.
+// pace says how a sender kept its schedule.
 type pace struct {
-	// sent are the messages due within the window that were sent.
+	// sent counts the messages due within the window that were sent.
 	sent atomic.Uint64
-	// due are all that were due in it, behind those of them that were not sent by its
-	// end, and full is how long the connection took nothing while it lasted.
+	// due counts all messages that were due in the window, and behind those that were
+	// not sent by its end. full is how long the connection took nothing during the
+	// window.
 	due, behind uint64
 	full        time.Duration
 }
@@ -78,12 +79,12 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 	}
 }
 
-// due is when a message is to be sent.
+// due returns when a message is to be sent.
 func (s Spec) due(r *run, seq int64) int64 {
 	return r.Start + seq*int64(time.Second)/int64(s.Rate)
 }
 
-// account counts a message that was sent, begun at a time.
+// account counts a message that was sent. begun is when sending it began.
 func (p *pace) account(r *run, due, begun int64) {
 	if due < r.From {
 		return
@@ -95,21 +96,22 @@ func (p *pace) account(r *run, due, begun int64) {
 	p.sent.Add(1)
 }
 
-// abandon counts what is due from a time on: it is not sent any more.
+// abandon counts the messages that are due from a time on, and that will not be sent any
+// more.
 func (p *pace) abandon(r *run, from int64, rate int) {
 	unsent := uint64(float64(r.To-max(from, r.From)) * float64(rate) / 1e9)
 	p.due += unsent
 	p.behind += unsent
 }
 
-// held counts the time since from in which the connection took nothing.
+// held adds the time since from in which the connection took nothing.
 func (p *pace) held(r *run, from int64) {
 	if wait := min(r.now(), r.To) - max(from, r.From); wait > 0 {
 		p.full += time.Duration(wait)
 	}
 }
 
-// sendNow sends a whole message, and takes the time that it waits for room.
+// sendNow sends a whole message, and counts the time that it waits for room.
 func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
 	n, err := trySend(fd, b)
 	if err == nil && n == len(b) {
@@ -124,7 +126,8 @@ func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
 	return err
 }
 
-// await returns at a time of Now, or when the run is stopped; busy never sleeps.
+// await returns at a time on the clock of Now, or when the run is stopped. If busy is
+// set, it never sleeps.
 func (r *run) await(at int64, s sleeper, busy bool) {
 	for now := r.now(); now < at && !r.stopped.Load(); now = r.now() {
 		if left := at - int64(spin) - now; left > 0 && !busy {
@@ -134,11 +137,11 @@ func (r *run) await(at int64, s sleeper, busy bool) {
 	}
 }
 
-// behindShare is how many of the messages may be sent after the window for the set
-// rate to have been kept.
+// behindShare is the share of messages that may be sent after the window without missing
+// the set rate.
 const behindShare = 0.01
 
-// pacing is how all senders of an end kept their schedules.
+// pacing sums up how all senders of an end kept their schedules.
 type pacing struct {
 	due, behind uint64
 	full        time.Duration
@@ -150,8 +153,9 @@ func (p *pacing) add(of *pace) {
 	p.full += of.full
 }
 
-// warnings tell that a set rate was not reached, and what held it up: the
-// connections, over so many seconds of them in all, or the senders themselves.
+// warnings returns a warning if a set rate was not reached. It says what held the rate
+// up: the connections or the senders themselves. seconds is the length of the window,
+// times the number of connections.
 func (p pacing) warnings(seconds float64) []record.Warning {
 	share := ratio(p.behind, p.due)
 	if share <= behindShare {
@@ -171,8 +175,8 @@ func (p pacing) warnings(seconds float64) []record.Warning {
 
 func ratio(a, b uint64) float64 { return float64(a) / float64(max(1, b)) }
 
-// replies takes what comes back until all has that was due in the window and sent,
-// or lostAfter has passed since, and returns how many of those came.
+// replies receives replies until all messages that were due in the window and sent are
+// answered, or lostAfter has passed since. It returns how many of these were answered.
 func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, err error) {
 	in, hello := make([]byte, s.Size), s.hello()
 	for got := 0; ; {
