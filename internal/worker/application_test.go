@@ -41,7 +41,8 @@ func application(tool string) v1alpha1.Workload {
 	return v1alpha1.Workload{Name: tool, Application: t}
 }
 
-// needApplication skips a test where a program is missing, and has temporary files in a folder of its own.
+// needApplication skips a test if a program is missing, and puts temporary files into a folder of its
+// own.
 func needApplication(t *testing.T, tool string) (tmp string) {
 	t.Helper()
 	for _, program := range tools.Programs()[tool] {
@@ -61,7 +62,8 @@ func needApplication(t *testing.T, tool string) (tmp string) {
 	return tmp
 }
 
-// workingIn are the processes whose folder is below dir: an application's server and what it forks.
+// workingIn returns the processes whose working directory is below dir: an application's server and
+// what it forks.
 func workingIn(t *testing.T, dir string) (pids []string) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cwd")
@@ -118,7 +120,7 @@ func TestApplications(t *testing.T) {
 	}
 }
 
-// latencies are a usual one and a long one of an end, as its tool tells them.
+// latencies returns a usual and a long latency of an end, as its tool reports them.
 func latencies(t *testing.T, e record.Endpoint) (usual, long float64) {
 	t.Helper()
 	if e.Latency == "" {
@@ -132,8 +134,8 @@ func latencies(t *testing.T, e record.Endpoint) (usual, long float64) {
 	return float64(h.ValueAtQuantile(50)), float64(h.ValueAtQuantile(99))
 }
 
-// gRPC's calls are counted within the window, at both ends, and come with their latencies. As many are
-// under way at any time as connections have calls, so their time is that many windows.
+// Calls of gRPC are counted within the window, at both ends, and have latencies. The number of calls
+// in progress is constant, so their latencies add up to that many windows.
 func TestGRPC(t *testing.T) {
 	server, _ := connect(t)
 	driver, _ := connect(t)

@@ -23,12 +23,12 @@ const claimName, controlName = "@slipstream/run", "@slipstream/control"
 // which reverts what it applied first.
 const claimTime, controlTime = 5 * time.Second, 20 * time.Second
 
-// Claim makes a run the only one that measures in this network namespace, as two would measure each
-// other. run identifies it, and who describes it to the user of another run. If the controller of the
-// same run has lost its connection to this process, it starts another one, whose claim calls yield here
-// and takes over. The claim ends with the process, or with release. A run's worker for control has a claim of its
-// own, which ends with the process alone: so the next one does not measure while its predecessor, whose
-// connection is lost, still holds settings. That may be another run's, which has lost its claim to the host.
+// Claim makes a run the only one that measures in this network namespace, as two would measure each other. run
+// identifies it, and who describes it to the user of another run. If the controller of the same run has lost its
+// connection to this process, it starts another one, whose claim calls yield here and takes over. The claim ends
+// with the process, or with release. A run's worker for control has a claim of its own, which ends with the
+// process alone: so the next one does not measure while its predecessor, whose connection is lost, still holds
+// settings. The predecessor may belong to another run, which has lost its claim to the host.
 //
 // Whoever has a shell here can connect to the socket, and read run among the arguments of the process. So
 // a claim yields to this process's own user alone.
@@ -90,7 +90,7 @@ func askClaim(name, run string) (string, error) {
 	return strings.TrimSpace(who), nil
 }
 
-// answerClaim lets only its own user speak: another one is told who holds the host, and keeps nobody waiting.
+// answerClaim lets only its own user speak. It tells others who holds the host, without waiting for them.
 func answerClaim(c net.Conn, run, who string, yield func()) {
 	defer c.Close()
 	if user, err := peerOf(c); err != nil || user != os.Getuid() {
@@ -111,7 +111,7 @@ func answerClaim(c net.Conn, run, who string, yield func()) {
 	}
 }
 
-// peerOf is the user at the other end of a Unix socket.
+// peerOf returns the user at the other end of a Unix socket.
 func peerOf(c net.Conn) (user int, err error) {
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {

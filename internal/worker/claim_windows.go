@@ -19,11 +19,11 @@ const claimName = `\\.\pipe\slipstream-run`
 // claimTime bounds how long a claim takes to be answered, and a process to give way.
 const claimTime = 5 * time.Second
 
-// askTime bounds how long one that asks may take. It is shorter than claimTime, as the pipe has one instance:
-// the next still gets its answer after one that is silent.
+// askTime bounds how long a process that asks may take. It is shorter than claimTime, because the pipe has one
+// instance: after a silent process, the next one still gets its answer.
 const askTime = time.Second
 
-// claimRights are what this user, administrators and the system may do with the pipe, and nobody else.
+// claimRights lets this user, administrators and the system use the pipe, and nobody else.
 const claimRights = "D:P(A;;GA;;;OW)(A;;GA;;;BA)(A;;GA;;;SY)"
 
 // Claim makes a run the only one that measures on this machine, as two would measure each other. run
@@ -93,7 +93,7 @@ func askClaim(run string, deadline time.Time) (string, error) {
 	return strings.TrimSpace(who), nil
 }
 
-// answerClaim answers the next who asks, and tells whether it is the same run.
+// answerClaim answers the next process that asks, and reports whether it belongs to the same run.
 func answerClaim(pipe windows.Handle, run, who string) (same bool) {
 	_, err := overlapped(pipe, windows.INFINITE, func(o *windows.Overlapped) error { return windows.ConnectNamedPipe(pipe, o) })
 	if err != nil && !errors.Is(err, windows.ERROR_PIPE_CONNECTED) {
@@ -107,8 +107,8 @@ func answerClaim(pipe windows.Handle, run, who string) (same bool) {
 	if strings.TrimSpace(asks) == run {
 		same, who = true, ""
 	}
-	// One that has hung up needs no answer. One that has it hangs up, and what it has not read yet would be lost
-	// with the connection.
+	// A process that has hung up needs no answer. One that has its answer hangs up; if this end closed first,
+	// what the other has not read yet would be lost.
 	_, _ = fmt.Fprintln(c, who)
 	_, _ = c.Read(make([]byte, 1))
 	return same

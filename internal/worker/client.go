@@ -33,20 +33,20 @@ type Client struct {
 	reap func() error
 	// why says why a stream ended too early; nil if that cannot be found out.
 	why func() error
-	// far: the worker may be on another machine, whose clock drifts.
+	// far means that the worker may be on another machine, whose clock drifts.
 	far bool
-	// place is where Apply has applied accelerators last.
+	// place is the one in which Apply last applied accelerators.
 	place string
 
 	mu sync.Mutex
 	// base and mono are one instant, on this process's clock and on the worker's CLOCK_MONOTONIC.
 	base time.Time
 	mono int64
-	// within is their uncertainty.
+	// within bounds their difference.
 	within time.Duration
 }
 
-// Stream is a connection to a worker that is no child of this process.
+// Stream is a connection to a worker that is not a child of this process.
 type Stream interface {
 	io.ReadWriteCloser
 	// Wait waits for the worker to exit, after Close.
@@ -103,7 +103,7 @@ func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser,
 	return nil
 }
 
-// clockProbes is how often the worker is asked for its time. The quickest answer is the most exact: its
+// clockProbes is the number of times that the worker is asked for its time. The quickest answer is the most exact: its
 // error is at most half of its round trip. A remote worker is asked until one is as exact as clockWithin.
 const (
 	clockProbes = 5
@@ -134,7 +134,7 @@ func (c *Client) setClock(ctx context.Context) error {
 	return nil
 }
 
-// uncertainty is how far the clocks may have drifted apart: those of two machines drift by up to 50 µs per
+// uncertainty returns how far the clocks may have drifted apart: those of two machines drift by up to 50 µs per
 // second each.
 func (c *Client) uncertainty() time.Duration {
 	if !c.far {
@@ -301,8 +301,8 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 	}
 }
 
-// Sample reads counters at both edges of the window, and a series of some in between. The window ends at
-// once when early is closed. Those of the machine's CPUs are read only if asked for.
+// Sample reads counters at both edges of the window, and a series of some in between. The window ends at once when early
+// is closed. Counters of the machine's CPUs are read only if cpus is set.
 func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -406,7 +406,7 @@ func pbPlace(p target.Place) *pb.Place {
 	return &pb.Place{Name: p.Name, Pod: p.Kind == target.Pod, Cpus: p.CPUs, IrqCpus: p.IRQCPUs}
 }
 
-// decode decodes what is recorded. Values that nothing can have are an error.
+// decode decodes what is recorded. It returns an error for values that are impossible.
 func decode(b []byte, into any) error {
 	if err := unmarshal(b, into); err != nil {
 		return err
@@ -428,7 +428,8 @@ func unmarshal(b []byte, into any) error {
 // negative by less than a second.
 const most = 1e18
 
-// plausible is an error that names the first number of a value which is out of range. JSON has neither NaN nor infinity.
+// plausible returns an error that names the first number of a value which is out of range. JSON has neither NaN nor
+// infinity.
 func plausible(v reflect.Value, path string) error {
 	number := math.NaN()
 	switch v.Kind() {
@@ -466,7 +467,7 @@ func plausible(v reflect.Value, path string) error {
 	return nil
 }
 
-// ErrGone is a worker whose stream has ended.
+// ErrGone means that the stream of a worker has ended.
 var ErrGone = errors.New("the worker is gone")
 
 // errLate is context.DeadlineExceeded in words.

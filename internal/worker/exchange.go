@@ -12,18 +12,18 @@ import (
 	"slipstream.dev/internal/target"
 )
 
-// ErrServe is that the server cannot receive traffic.
+// ErrServe means that the server cannot receive traffic.
 var ErrServe = errors.New("no traffic can be received there")
 
-// The messages of Exchange go for exchangeTime, as the end of a trial is at a time. One has to come back by then:
-// where the way is long, or a machine is busy, that takes up to exchangeLong.
+// Exchange makes traffic for exchangeTime, and a message has to come back by the end of that. If it does not,
+// because the route is long or a machine is busy, Exchange makes traffic once more, for exchangeLong.
 const (
 	exchangeTime = v1alpha1.Duration(20 * time.Millisecond)
 	exchangeLong = v1alpha1.Duration(2 * time.Second)
 )
 
-// Exchange has a message go from one place to an address of another, and back, as in a trial. It returns the
-// server's port; lead is how long workers take at most to hear when traffic is to start.
+// Exchange sends a message from one place to an address of another, and back, as in a trial. It returns the
+// server's port. lead is the longest time that the start time of traffic takes to reach the workers.
 func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration) (uint16, error) {
 	port, connected, err := exchange(ctx, client, server, to, by, lead, exchangeTime)
 	if err != nil && connected && ctx.Err() == nil {
@@ -32,8 +32,8 @@ func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by tar
 	return port, err
 }
 
-// exchange has messages go for a time. It tells whether the client had a connection for them, which it tries to get
-// several times.
+// exchange sends messages there and back for a time. It reports whether the client had a connection for them, for
+// which it tries several times.
 func exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration, long v1alpha1.Duration) (port uint16, connected bool, err error) {
 	t := target.Traffic{Place: "server", Workload: v1alpha1.Workload{Name: "reach", PingPong: &v1alpha1.Traffic{
 		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: v1alpha1.ToolNative,
@@ -81,7 +81,7 @@ func exchange(ctx context.Context, client, server *Client, to netip.Addr, by tar
 		<-served
 		return port, connected, serveErr
 	}
-	// The server's error is the reason where it came first; a client that was not let in is not one of its.
+	// If the server failed first, its error is the reason. A server does not fail because a client is refused.
 	if cause := context.Cause(ctx); cause != nil {
 		return port, connected, cause
 	}

@@ -19,12 +19,13 @@ const nobody = 65534
 
 const (
 	homePrefix = "slipstream-server-"
-	// homeYoung is how old a folder is before it can be a remnant: it has no lock at first.
+	// homeYoung is the age from which a folder can be a remnant. A younger one may have no lock
+	// yet.
 	homeYoung = time.Minute
 )
 
-// home is the temporary folder of an application's server. Its owner holds a lock, so that one whose
-// owner was killed is known, and goes when the next is made.
+// home is the temporary folder of an application's server. Its owner holds a lock. If the lock is
+// free, the owner was killed, and the folder is removed when the next one is made.
 type home struct {
 	root string
 	lock *os.File
@@ -62,7 +63,7 @@ func newHome(dir string, files map[string][]byte) (_ *home, err error) {
 	return h, nil
 }
 
-// path is the folder that the server works in.
+// path returns the folder that the server works in.
 func (h *home) path() string { return filepath.Join(h.root, "home") }
 
 func (h *home) remove() {

@@ -77,8 +77,8 @@ func result(endpoint string) *pb.TrafficEvent {
 	return &pb.TrafficEvent{Event: &pb.TrafficEvent_Result{Result: &pb.Result{Endpoint: []byte(endpoint)}}}
 }
 
-// TestHostileTraffic: whatever a worker answers, its controller ends with a result that can be true, or an error
-// that says what cannot.
+// TestHostileTraffic: whatever a worker answers, its controller ends with a result that can be true, or an error that
+// says what cannot be true.
 func TestHostileTraffic(t *testing.T) {
 	for name, c := range map[string]struct {
 		events []*pb.TrafficEvent
@@ -127,7 +127,8 @@ func TestHostileTraffic(t *testing.T) {
 	}
 }
 
-// TestHostileNames: what is recorded of a place has the name that its controller gave it, and no text without an end.
+// TestHostileNames: what is recorded of a place has the name that its controller gave it, and no text of unlimited
+// length.
 func TestHostileNames(t *testing.T) {
 	h := &hostile{
 		node:     `{"name": "another"}`,
@@ -164,8 +165,8 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestHostileSilence: a worker that never answers, or never ends, is left when the controller's time is up. Of what it
-// reports without end, only a little is passed on.
+// TestHostileSilence: the controller leaves a worker that never answers, or never ends, when its time is up. If a
+// worker reports endlessly, only a little of it is passed on.
 func TestHostileSilence(t *testing.T) {
 	var sent, passed atomic.Int64
 	for name, traffic := range map[string]func(pb.Worker_ServeServer) error{

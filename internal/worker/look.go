@@ -16,8 +16,8 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// Look returns what doctor judges of the place. The counters are read twice, a window apart; probe tries the
-// fast path as well.
+// Look returns the facts about the place that doctor judges. The counters are read twice, a window apart;
+// probe tries the fast path as well.
 func (c *Client) Look(ctx context.Context, window time.Duration, probe bool) (f doctor.Facts, err error) {
 	answer, err := c.rpc.Look(ctx, &pb.LookRequest{WindowNs: int64(window), Probe: probe})
 	if err != nil {

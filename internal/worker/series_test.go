@@ -14,9 +14,9 @@ import (
 	"slipstream.dev/internal/traffic"
 )
 
-// BenchmarkSeriesCost is what the series within a window costs the traffic that is measured: windows of
-// a second over loopback with the series and without it, one after the other in random order. Give it
-// blocks: -bench SeriesCost -benchtime 30x. The reading at the edges is the same.
+// BenchmarkSeriesCost measures what the series within a window costs the traffic: it runs windows of a
+// second over loopback, with and without the series, in random order. Give it blocks: -bench SeriesCost
+// -benchtime 30x. The counters at the edges are read either way.
 func BenchmarkSeriesCost(b *testing.B) {
 	second := v1alpha1.Duration(time.Second)
 	stream := v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{

@@ -1,9 +1,9 @@
 //go:build linux || windows
 
-// Package worker is what runs in a place: it sends and receives traffic, samples counters, and applies
-// and reverts accelerators, for the controller at the other end of its stream. The package has both ends
-// of that protocol: Serve for the place, Client for the controller. It knows neither experiments nor how
-// it was started in the place (see internal/target).
+// Package worker runs in a place: it sends and receives traffic, samples counters, and applies and reverts
+// accelerators, for the controller at the other end of its stream. The package has both ends of that
+// protocol: Serve for the place, Client for the controller. It knows neither experiments nor how it was
+// started in the place (see internal/target).
 package worker
 
 import (
@@ -34,8 +34,8 @@ type Options struct {
 	JournalDir string
 	// Log gets problems that are no errors of a call; nothing if nil.
 	Log *slog.Logger
-	// Remote: the controller is on another machine. A worker that hears nothing of it ends, as it would
-	// with its stream.
+	// Remote means that the controller is on another machine. A worker that hears nothing from it ends,
+	// as it would at the end of its stream.
 	Remote bool
 
 	patience time.Duration // with another tool, toolPatience if 0: a test's own
@@ -54,7 +54,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	options := []grpc.ServerOption{grpc.WaitForHandlers(true), grpc.ChainStreamInterceptor(shrinkFirst, markStream), grpc.UnaryInterceptor(markCall), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 		MinTime: keepaliveTime / 2, PermitWithoutStream: true,
 	})}
-	if o.Remote { // its pings come twice as often, so that none is sent from here as long as it lives
+	if o.Remote { // its pings come twice as often, so none is sent from here while it lives
 		options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * keepaliveTime, Timeout: keepaliveLimit}))
 	}
 	g := grpc.NewServer(options...)
@@ -164,7 +164,7 @@ func (s *server) Drive(stream pb.Worker_DriveServer) error {
 	})
 }
 
-// opened is an end, or none beside an error.
+// opened returns e as an end. With an error it returns no end, not one that holds nil.
 func opened[E end](e E, err error) (end, error) {
 	if err != nil {
 		return nil, err
@@ -193,7 +193,7 @@ func (nativeClient) Port() uint16 { return 0 }
 // nativeServer is the engine's server. It has its connections once the client is ready.
 type nativeServer struct {
 	*traffic.Server
-	// grace is how much longer than its window it serves.
+	// grace is the time that it serves in addition to its window.
 	grace    time.Duration
 	accepted bool // Accept is called once
 	end      *traffic.End
@@ -222,7 +222,7 @@ func (n *nativeServer) Close() {
 	}
 }
 
-// runEnd is what both ends do.
+// runEnd runs either end of a pair.
 func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context, v1alpha1.Workload, *pb.Traffic) (end, error)) error {
 	ctx := stream.Context()
 	command, err := stream.Recv()

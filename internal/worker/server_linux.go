@@ -23,9 +23,9 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// system is what a worker does on Linux beside traffic.
+// system has what a worker does on Linux in addition to traffic.
 type system struct {
-	// applied is the accelerators in force; the controller applies and reverts in turn.
+	// applied has the accelerators in force; the controller applies and reverts in turn.
 	applied *accel.Applier
 	// sampler is opened by the first Sample; its eBPF programs stay attached.
 	sampler *collect.Collector
@@ -33,7 +33,7 @@ type system struct {
 	nics []string
 	// limits of this process, opened by the first trial.
 	limits func() (collect.Limits, error)
-	// probe returns why what accelerators run does not work on this kernel.
+	// probe returns why the programs that accelerators run do not work on this kernel.
 	probe func([]v1alpha1.Accelerator) error
 }
 
@@ -169,7 +169,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 		return err
 	}
 	window := windowOf(command.GetWindow())
-	// A second window is the end of the first.
+	// A second message with a window ends the first window.
 	until, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -184,13 +184,13 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	return s.sendCounters(stream, request, edges, series)
 }
 
-// errEarly is why a window ends before its time.
+// errEarly means that a window ends before its time.
 var errEarly = errors.New("the window ends early")
 
-// edge is what is counted at an edge of a window.
+// edge has what is counted at an edge of a window.
 type edge struct {
 	collect.Snapshot
-	// accelerators have counted this, by kind.
+	// accelerators has the counts of accelerators, by kind.
 	accelerators map[string]map[string]uint64
 }
 

@@ -12,7 +12,8 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// system is what a worker does on Windows beside traffic: it describes its place.
+// system has what a worker does on Windows in addition to traffic: it describes its
+// place.
 type system struct{}
 
 func newSystem(context.Context) system { return system{} }
@@ -31,7 +32,7 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	return &pb.DescribeResponse{Node: b}, nil
 }
 
-// throttling: limits of jobs are not watched.
+// throttling returns no warnings: the limits of jobs are not watched.
 func (*system) throttling(context.Context, traffic.Window) (warnings func() []record.Warning, err error) {
 	return func() []record.Warning { return nil }, nil
 }

@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/traffic"
 )
 
-// exitTime is how long a worker may take to revert and exit once its stream has ended.
+// exitTime bounds how long a worker may take to revert and exit once its stream has ended.
 const exitTime = 20 * time.Second
 
 var keepProgram = sync.OnceFunc(func() { _ = process.KeepProgram() })

@@ -27,7 +27,8 @@ func newPipe(r io.ReadCloser, w io.WriteCloser) *pipe {
 	return &pipe{Reader: r, Writer: w, close: func() error { return errors.Join(w.Close(), r.Close()) }, done: make(chan struct{})}
 }
 
-// SetDeadline closes the pipe at a time; never, if that is zero. By it gRPC bounds how long a connection takes to begin.
+// SetDeadline closes the pipe at a time, or never if that is zero. gRPC uses it to bound how long it
+// takes to set up a connection.
 func (p *pipe) SetDeadline(at time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

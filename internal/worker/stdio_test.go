@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestPipeDeadline checks that a pipe is closed at its deadline, and not at one that was taken back.
+// TestPipeDeadline checks that a pipe is closed at its deadline, and not at one
+// that was withdrawn.
 func TestPipeDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()
@@ -36,7 +37,7 @@ func TestPipeDeadline(t *testing.T) {
 	})
 }
 
-// TestReadyOnce checks that a worker is refused that says twice that it is ready.
+// TestReadyOnce checks that a worker which says twice that it is ready is refused.
 func TestReadyOnce(t *testing.T) {
 	calls := 0
 	worker := readiness{ready: func(uint16) (time.Time, error) {

@@ -28,18 +28,19 @@ import (
 )
 
 const (
-	// toolPatience is how long a tool's server may take to listen, and a client to end after its time.
+	// toolPatience bounds how long a tool's server may take to listen, and a client to end after its time.
 	toolPatience = 10 * time.Second
-	// preparePatience is how long a command that prepares a server may take: a database of 1024
+	// preparePatience bounds how long a command that prepares a server may take: a database of 1024
 	// connections' branches is 15 GB.
 	preparePatience = 5 * time.Minute
-	// acceptEvery is how often a server that does not say when it listens is asked.
+	// acceptEvery is the interval at which a connection is tried to a server that does not say when it
+	// listens.
 	acceptEvery = 10 * time.Millisecond
 	// toolOutput bounds the part of a tool's output that is kept, in bytes.
 	toolOutput = 16 << 20
 )
 
-// toolEnd is one end of a pair that another tool drives.
+// toolEnd is one end of a pair whose traffic another tool makes.
 type toolEnd struct {
 	tool     tools.Tool
 	workload v1alpha1.Workload
@@ -204,7 +205,7 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 	limit := time.Duration(window.To-traffic.Now()) + t.patience
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its time", t.name(), t.patience))
 	defer cancel()
-	// A tool has its own warm-up. It is started early enough for its window to be this one.
+	// A tool has its own warm-up. Start it early enough for its window to be this one.
 	begin := window.From - int64(t.tool.Lead(t.workload))
 	if _, ok := t.tool.(tools.Application); ok { // another run of it warms up
 		begin = window.Start
@@ -248,15 +249,15 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 }
 
 const (
-	// lookEvery is how often a tool's sockets are looked for until there are some. A look walks the
-	// kernel's table of connections, so what is found first is kept.
+	// lookEvery is the interval at which a tool's sockets are looked for until there are some. A look
+	// walks the kernel's table of connections, so what is found first is kept.
 	lookEvery = 50 * time.Millisecond
-	// lookMost is how long they are looked for beyond the warm-up.
+	// lookMost bounds how long they are looked for beyond the warm-up.
 	lookMost = 2 * time.Second
 )
 
-// congestionControl waits for the tool's TCP connections to or from a port, and returns what
-// congestion control they have. It is empty if there are none until ctx ends.
+// congestionControl waits for the tool's TCP connections to or from a port, and returns their congestion
+// control. It is empty if there are none until ctx ends.
 func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote bool) string {
 	spec := t.workload.Traffic()
 	if spec.Protocol == "udp" {
@@ -282,8 +283,8 @@ func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote boo
 	}
 }
 
-// warmUp runs an application's client until the window begins, and learns how many requests one that counts
-// them is to make.
+// warmUp runs an application's client until the window begins. If the client takes a number of requests,
+// warmUp finds out how many to make.
 func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traffic.Window) error {
 	before := &toolEnd{argv: app.WarmupArgv(t.workload, t.at.Addr(), t.at.Port()), output: new(capture), home: t.home}
 	if err := before.start(ctx); err != nil {
@@ -335,12 +336,12 @@ func (t *toolEnd) readLogs() error {
 
 func (t *toolEnd) name() string { return strings.Join(t.argv, " ") }
 
-// start starts the process. It goes with this one, however that ends.
+// start starts the process. If this process ends, however it does, so does the tool's.
 func (t *toolEnd) start(ctx context.Context) error {
 	ctx, t.stop = context.WithCancel(ctx)
 	started, exited := make(chan error), make(chan error, 1)
 	go func() {
-		// The signal at the parent's death is at that of the thread.
+		// The signal at the parent's death comes when the parent's thread dies.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		cmd, err := t.spawn(ctx)

@@ -15,14 +15,14 @@ import (
 // runs says why this system cannot run a tool, nil if it can.
 func runs(string) error { return nil }
 
-// congestionControls of a tool's TCP connections to or from a port.
+// congestionControls returns those of a tool's TCP connections to or from a port.
 func congestionControls(port uint16, remote bool) ([]string, error) {
 	return collect.CongestionControl(port, remote)
 }
 
-// spawn starts the process. That of an application may fork: it gets a PID namespace, all of whose
-// processes end with the first, and one of IPC, which takes what is left of its shared memory along.
-// It runs as nobody, where this process may do so.
+// spawn starts the process. That of an application may fork. So it gets a PID namespace, in which
+// all processes end with the first, and an IPC namespace, with which the rest of its shared memory
+// is removed. It runs as nobody, if this process may do that.
 func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
 	program := tools.Find(os.Getenv("PATH"), t.argv[0])
 	if program == "" {

@@ -22,10 +22,11 @@ func runs(tool string) error {
 	return nil
 }
 
-// congestionControls cannot be seen here.
+// congestionControls returns an error: Windows does not show them.
 func congestionControls(uint16, bool) ([]string, error) { return nil, errors.ErrUnsupported }
 
-// job is what the processes of tools are in: they end with its last handle, and so with this process.
+// job holds the processes of tools: they end when its last handle is closed, and so
+// with this process.
 var job = sync.OnceValues(func() (windows.Handle, error) {
 	h, err := windows.CreateJobObject(nil, nil)
 	if err != nil {
@@ -62,7 +63,7 @@ func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// home is the folder of an application's server, of which there is none here.
+// home is the folder of an application's server. On Windows there is none.
 type home struct{}
 
 func newHome(string, map[string][]byte) (*home, error) { return nil, errors.ErrUnsupported }

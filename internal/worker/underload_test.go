@@ -15,10 +15,11 @@ import (
 )
 
 // TestServerStopped stops the server's process for 200 ms of a window of 5 s. Each
-// message due meanwhile has waited for what was left of it: 4 % of all for up to
-// 200 ms, so 1 % for more than 150, and 2.5 % for more than 75. The messages are so
-// large that the buffers between hold half of those 40 at most: a sender that takes
-// its own time for theirs would see a small part of that.
+// message that was due meanwhile has waited for the rest of that time. So 4 % of
+// all have waited for up to 200 ms, 1 % for more than 150, and 2.5 % for more than
+// 75. The messages are so large that the buffers in between hold at most half of
+// those 40. A sender that took the time of sending for the time when they were due
+// would see only a small part of that.
 func TestServerStopped(t *testing.T) {
 	const pause, rate = 200 * time.Millisecond, 200
 	var processes []*os.Process

@@ -56,7 +56,7 @@ func connectWine(t *testing.T, w *testenv.Wine, argv ...string) (*Client, <-chan
 	return c, ended
 }
 
-// workload of a kind for a window of 300 ms.
+// workloadOf returns a workload of a kind, with a window of 300 ms.
 func workloadOf(kind, protocol string, change func(*v1alpha1.Traffic)) v1alpha1.Workload {
 	t := &v1alpha1.Traffic{
 		Protocol: protocol, IP: 4, Size: 64, Connections: 1, Tool: v1alpha1.ToolNative,
@@ -83,7 +83,7 @@ func workloadOf(kind, protocol string, change func(*v1alpha1.Traffic)) v1alpha1.
 	return w
 }
 
-// TestWindows has the program for Windows, under Wine, exchange traffic with a worker on Linux: each is the
+// TestWindows exchanges traffic between the program for Windows, under Wine, and a worker on Linux: each is the
 // client once.
 func TestWindows(t *testing.T) {
 	wine := testenv.NeedWine(t)
@@ -169,7 +169,8 @@ func endsSoon(t *testing.T, ended <-chan error) error {
 	return nil
 }
 
-// testLatte has two workers for Windows drive a stand-in for latte, twice: its server is a new one each time.
+// testLatte makes two workers for Windows drive a stand-in for latte, twice, because each time the server is a
+// new one.
 func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 	wine.Build(t, "latte.exe", "./testdata/latte")
 	server, _ := connectWine(t, wine, program, "worker")
@@ -277,7 +278,8 @@ func silent(t *testing.T, w *testenv.Wine, end string) (stop func()) {
 	return stop
 }
 
-// refused returns what a worker says whose claim fails, which it does within a minute: after 5 s at most, and Wine's start.
+// refused returns what a worker prints when its claim fails. It fails within a minute: after at most 5 s, and
+// the time that Wine takes to start.
 func refused(t *testing.T, w *testenv.Wine, program string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -25,8 +25,8 @@ import (
 	"slipstream.dev/internal/traffic"
 )
 
-// connect has a worker served in this process, and returns its client and what
-// tells how serving ended.
+// connect serves a worker in this process. It returns its client, and a channel that
+// gets the error with which serving ended.
 func connect(t testing.TB) (*Client, <-chan error) {
 	t.Helper()
 	return connectTo(t, Options{})
@@ -56,8 +56,8 @@ func pingPong(d time.Duration) v1alpha1.Workload {
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 
-// run has one worker serve and another drive a workload over loopback; started
-// is called once the traffic is to start.
+// run makes one worker serve and another drive a workload over loopback. It calls
+// started when the traffic is to start.
 func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func()) (ends [2]record.Endpoint, errs [2]error) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -151,7 +151,7 @@ func TestStreamEnds(t *testing.T) {
 	}
 }
 
-// TestGone has the worker's end of the stream close, as its death does.
+// TestGone closes the worker's end of the stream, as its death does.
 func TestGone(t *testing.T) {
 	in, toWorker := io.Pipe()
 	fromWorker, out := io.Pipe()
@@ -257,7 +257,7 @@ func TestSampleSeries(t *testing.T) {
 	})
 }
 
-// TestSampleEarly has a window of an hour end when it is told to.
+// TestSampleEarly: a window of an hour ends when it is told to.
 func TestSampleEarly(t *testing.T) {
 	c, _ := connect(t)
 	early := make(chan struct{})
@@ -274,8 +274,8 @@ func TestSampleEarly(t *testing.T) {
 	}
 }
 
-// TestToolHangs puts a tool into the path that never listens, or never ends: it is
-// given up and killed, and the worker goes on.
+// TestToolHangs puts a tool that never listens, or never ends, into PATH. It is given
+// up and killed, and the worker continues.
 func TestToolHangs(t *testing.T) {
 	for _, tt := range []struct {
 		name, server, want string
@@ -361,8 +361,8 @@ func TestSpawn(t *testing.T) {
 	wg.Wait()
 }
 
-// TestLimitsEarly has a window of an hour that is over when the traffic is: what a CPU
-// limit did until then is told, and nobody waits for the rest of the hour.
+// TestLimitsEarly: a window of an hour is over when the traffic is. What a CPU limit
+// did until then is reported, and nobody waits for the rest of the hour.
 func TestLimitsEarly(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {

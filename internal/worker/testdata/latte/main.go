@@ -1,5 +1,5 @@
-// Command latte stands in for Microsoft's: it takes its options, has its messages on the wire, and prints what
-// it prints. The figures of the machine are made up.
+// Command latte stands in for Microsoft's: it takes the same options, exchanges the same messages, and prints
+// the same lines. The figures of the machine are made up.
 package main
 
 import (
