@@ -60,9 +60,11 @@ func (w *world) recordMetadata(place string, at ebpf.AttachType, head int32, por
 	does = append(does,
 		asm.LoadMem(asm.R0, asm.R6, skbTimeType, asm.Byte),
 		asm.StoreMem(asm.R10, -size+28, asm.R0, asm.Word),
-		asm.LoadMem(asm.R0, asm.R6, skbTime, asm.DWord),
-		asm.RSh.Imm(asm.R0, 56),
-		asm.StoreMem(asm.R10, -size+32, asm.R0, asm.DWord),
+		asm.Mov.Imm(asm.R1, 0),
+		asm.JEq.Imm(asm.R0, 0, "no delivery time"), // but perhaps that of receipt: any packet socket of the machine enables those
+		asm.LoadMem(asm.R1, asm.R6, skbTime, asm.DWord),
+		asm.RSh.Imm(asm.R1, 56),
+		asm.StoreMem(asm.R10, -size+32, asm.R1, asm.DWord).WithSymbol("no delivery time"),
 		asm.Mov.Imm(asm.R0, 0),
 		asm.StoreMem(asm.R10, -size-8, asm.R0, asm.DWord),
 	)
