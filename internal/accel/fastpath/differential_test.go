@@ -225,7 +225,7 @@ func (a *isolatedNode) settle(index [2]int, nic net.HardwareAddr) error {
 		device := index
 		if master := l.Attrs().MasterIndex; master != 0 {
 			device = master
-			// The kernel notifies of each address that a bridge learns, which takes effect some
+			// The kernel announces each address that a bridge learns, which takes effect some
 			// packets later.
 			errs = append(errs, netlink.LinkSetLearning(l, false), netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE,
 				Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, HardwareAddr: a.links[i]}))
