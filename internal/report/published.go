@@ -74,9 +74,11 @@ func publishedRow(p stats.Published) PublishedRow {
 	}
 	row.Theirs = figureIn(p.Theirs, q)
 	if p.OneWay {
-		row.Note = strings.Join(slices.DeleteFunc([]string{
-			"published for one way as " + figureIn(stats.Figure{Value: p.Theirs.Value / 2}, q) + ": theirs is twice that, a round trip", p.Note,
-		}, func(s string) bool { return s == "" }), "; ")
+		oneWay := stats.Figure{Value: p.Theirs.Value / 2}
+		row.Note = "published for one way as " + figureIn(oneWay, q) + ": theirs is twice that, a round trip"
+		if p.Note != "" {
+			row.Note += "; " + p.Note
+		}
 	}
 	if p.Verdict == stats.Differs {
 		row.Why = fmt.Sprintf("ours is %s times theirs", significant(p.Times))
