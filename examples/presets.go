@@ -7,7 +7,7 @@ import (
 	"embed"
 	"strings"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 //go:embed *.yaml
@@ -37,7 +37,7 @@ func Description(name string) string {
 	if !ok {
 		return ""
 	}
-	e, err := v1alpha1.Parse(name+".yaml", data, nil)
+	e, err := spec.Parse(name+".yaml", data, nil)
 	if err != nil {
 		return "" // a test checks that every preset parses
 	}

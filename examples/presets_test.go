@@ -14,15 +14,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
-func load(t *testing.T, name string) *v1alpha1.Experiment {
+func load(t *testing.T, name string) *spec.Experiment {
 	t.Helper()
 	data, ok := Preset(name)
 	if !ok {
 		t.Fatalf("no preset %q", name)
 	}
-	e, err := v1alpha1.Parse(name+".yaml", data, nil)
+	e, err := spec.Parse(name+".yaml", data, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,11 +42,11 @@ func TestPresets(t *testing.T) {
 		if d := Description(name); d == "" || strings.Contains(d, "\n") {
 			t.Errorf("%s: description %q, want one line", name, d)
 		}
-		text, err := v1alpha1.Marshal(e)
+		text, err := spec.Marshal(e)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := v1alpha1.Parse(name+".yaml", text, nil)
+		again, err := spec.Parse(name+".yaml", text, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +158,7 @@ func TestComparisons(t *testing.T) {
 func TestAsPublished(t *testing.T) {
 	for _, name := range []string{"demo", "kubernetes", "rps-rfs"} {
 		for _, v := range load(t, name).Spec.Variants {
-			if side := map[bool]string{true: v1alpha1.SideServer}[name == "rps-rfs" && v.Accelerate != nil]; v.On != side {
+			if side := map[bool]string{true: spec.SideServer}[name == "rps-rfs" && v.Accelerate != nil]; v.On != side {
 				t.Errorf("%s: %s is on side %q, want %q", name, v.Name, v.On, side)
 			}
 			for _, a := range v.Accelerate {
@@ -202,11 +203,11 @@ func TestOverlaysByRate(t *testing.T) {
 	e := load(t, "overlays-by-rate")
 	rates := 0
 	for _, s := range e.Spec.Series {
-		if want := map[bool]string{false: "native"}[s.Name == "native"]; s.Axis != v1alpha1.AxisRate || s.Versus != want {
+		if want := map[bool]string{false: "native"}[s.Name == "native"]; s.Axis != spec.AxisRate || s.Versus != want {
 			t.Errorf("series %+v", s)
 		}
 		for _, name := range s.Of {
-			i := slices.IndexFunc(e.Spec.Variants, func(v v1alpha1.Variant) bool { return v.Name == name })
+			i := slices.IndexFunc(e.Spec.Variants, func(v spec.Variant) bool { return v.Name == name })
 			v := e.Spec.Variants[i]
 			path, _, _ := strings.Cut(e.PathOf(v).String(), "/")
 			bits, err := e.NICOf(v).Rate.BitsPerSecond()
@@ -227,7 +228,7 @@ func TestOverlaysByRate(t *testing.T) {
 func TestMessageSizes(t *testing.T) {
 	for _, w := range load(t, "message-sizes").Spec.Workloads {
 		kind := strings.Replace(w.Kind(), "stream", "throughput", 1)
-		if name := fmt.Sprintf("%s-%d", kind, w.Traffic().Size); name != w.Name || w.Traffic().Tool != v1alpha1.ToolNative {
+		if name := fmt.Sprintf("%s-%d", kind, w.Traffic().Size); name != w.Name || w.Traffic().Tool != spec.ToolNative {
 			t.Errorf("%s is %s by %s", w.Name, name, w.Traffic().Tool)
 		}
 	}
@@ -239,7 +240,7 @@ func TestUnderLoadParity(t *testing.T) {
 	for _, v := range e.Spec.Variants {
 		for _, w := range e.Spec.Workloads {
 			u := e.WorkloadFor(v, w).UnderLoad
-			want := map[bool]string{true: v1alpha1.ToolSockperf, false: v1alpha1.ToolNative}[strings.HasSuffix(v.Name, "/tools")]
+			want := map[bool]string{true: spec.ToolSockperf, false: spec.ToolNative}[strings.HasSuffix(v.Name, "/tools")]
 			if u.Tool != want || !u.Busy || w.Name != fmt.Sprintf("rate-%d", u.Rate) {
 				t.Errorf("%s %s is %+v", v.Name, w.Name, u)
 			}
@@ -250,14 +251,14 @@ func TestUnderLoadParity(t *testing.T) {
 // TestParityTools checks that variants with the suffix /tools run the tools, and all others the engine.
 func TestParityTools(t *testing.T) {
 	for name, tools := range map[string][]string{
-		"engine-parity": {v1alpha1.ToolIperf2, v1alpha1.ToolIperf3, v1alpha1.ToolSockperf},
-		"tool-parity":   {v1alpha1.ToolQperf, v1alpha1.ToolQperf, v1alpha1.ToolAB, v1alpha1.ToolAB},
+		"engine-parity": {spec.ToolIperf2, spec.ToolIperf3, spec.ToolSockperf},
+		"tool-parity":   {spec.ToolQperf, spec.ToolQperf, spec.ToolAB, spec.ToolAB},
 	} {
 		e := load(t, name)
 		for _, v := range e.Spec.Variants {
 			want := tools
 			if !strings.HasSuffix(v.Name, "/tools") {
-				want = slices.Repeat([]string{v1alpha1.ToolNative}, len(tools))
+				want = slices.Repeat([]string{spec.ToolNative}, len(tools))
 			}
 			var got []string
 			for _, w := range e.Spec.Workloads {
@@ -336,7 +337,7 @@ func TestOnHosts(t *testing.T) {
 func TestANLinux(t *testing.T) {
 	for _, w := range load(t, "an-linux").Spec.Workloads {
 		kind := strings.Replace(w.Kind(), "stream", "throughput", 1)
-		if name := fmt.Sprintf("%s-%d", kind, w.Traffic().Size); name != w.Name || w.Traffic().Tool != v1alpha1.ToolSockperf ||
+		if name := fmt.Sprintf("%s-%d", kind, w.Traffic().Size); name != w.Name || w.Traffic().Tool != spec.ToolSockperf ||
 			w.Traffic().Protocol != "tcp" || w.Traffic().Rate != 0 || time.Duration(w.Traffic().Duration) != time.Minute {
 			t.Errorf("%s is %+v", w.Name, w.Traffic())
 		}
@@ -372,7 +373,7 @@ func TestPublishedFigures(t *testing.T) {
 		variant string
 		pairs   int
 	}
-	figures := map[at]v1alpha1.Published{}
+	figures := map[at]spec.Published{}
 	for _, p := range e.Spec.Published {
 		figures[at{p.Variant, p.Pairs}] = p
 	}
@@ -386,9 +387,9 @@ func TestPublishedFigures(t *testing.T) {
 			n[i], _ = strconv.ParseFloat(cell, 64)
 		}
 		got := figures[at{strings.ToLower(row[2]), int(n[1])}]
-		want := v1alpha1.Published{Ratio: n[5], Interval: []float64{n[6], n[7]}}
+		want := spec.Published{Ratio: n[5], Interval: []float64{n[6], n[7]}}
 		if row[2] == "Baseline" {
-			want = v1alpha1.Published{Value: v1alpha1.Measure(row[3] + " Mb/s"), Interval: []float64{n[3] - n[4], n[3] + n[4]}}
+			want = spec.Published{Value: spec.Measure(row[3] + " Mb/s"), Interval: []float64{n[3] - n[4], n[3] + n[4]}}
 		}
 		if got.Value != want.Value || got.Ratio != want.Ratio || !slices.Equal(got.Interval, want.Interval) {
 			t.Errorf("%s: %+v, want %+v", row[0], got, want)

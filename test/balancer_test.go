@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv"
 )
@@ -53,9 +53,9 @@ func TestBalancer(t *testing.T) {
 			t.Fatalf("%s %s: loads %+v", tr.Variant, tr.Workload, tr.Loads)
 		}
 		for i, l := range tr.Loads {
-			rate := map[string]float64{v1alpha1.RoleClient: 1e9, v1alpha1.RoleProxy: 100e6, v1alpha1.RoleBackend: 60e6}[l.Role]
+			rate := map[string]float64{spec.RoleClient: 1e9, spec.RoleProxy: 100e6, spec.RoleBackend: 60e6}[l.Role]
 			// A window includes a burst, and the edges of a trial.
-			if l.Rate != rate || l.Role == v1alpha1.RoleClient != (i == 0) || l.Receive+l.Send == 0 || max(l.Receive, l.Send) > 1.15*rate {
+			if l.Rate != rate || l.Role == spec.RoleClient != (i == 0) || l.Receive+l.Send == 0 || max(l.Receive, l.Send) > 1.15*rate {
 				t.Errorf("%s %s: load %+v", tr.Variant, tr.Workload, l)
 			}
 		}
@@ -80,7 +80,7 @@ func TestBalancer(t *testing.T) {
 			limit[l.Variant] = r.Roles[0]
 		}
 	}
-	if limit["one"] != v1alpha1.RoleBackend || limit["four"] != v1alpha1.RoleProxy {
+	if limit["one"] != spec.RoleBackend || limit["four"] != spec.RoleProxy {
 		t.Errorf("limits are %v", limit)
 	}
 	if said := strings.Join(strings.Fields(stdout), " "); !strings.Contains(said, "backends on, the limit is the proxy: the proxy's NIC") {

@@ -22,8 +22,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/place/lab"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target/lab"
 )
 
 // program is the binary under test, built as make build does.

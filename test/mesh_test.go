@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/place/lab"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
-	"slipstream.dev/internal/target/lab"
 	"slipstream.dev/internal/testenv"
 )
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv"

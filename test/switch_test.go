@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv"

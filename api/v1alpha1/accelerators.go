@@ -7,8 +7,100 @@ import (
 	"strings"
 )
 
-// accelerator describes one kind of accelerator to the API. Every field of Accelerator and of PolicyAccelerator
-// implements it. internal/accel implements what a kind does on a machine.
+// Accelerator is one change to nodes or pods: exactly one field is set.
+//
+// +kubebuilder:object:generate=true
+type Accelerator struct {
+	// RPS spreads received packets over CPUs.
+	RPS *RPS `json:"rps,omitempty"`
+	// RFS moves received packets to the CPU of the application.
+	RFS *RFS `json:"rfs,omitempty"`
+	// Fastpath is the eBPF fast path for VXLAN. It acts on nodes.
+	Fastpath *Fastpath `json:"fastpath,omitempty"`
+}
+
+// Classes of devices that an accelerator acts on.
+const (
+	// DeviceNIC is the device through which the overlay's packets leave a node.
+	DeviceNIC = "nic"
+	// DeviceOverlay is the VXLAN device.
+	DeviceOverlay = "overlay"
+	// DeviceHostVeth is the node's end of a pod's veth.
+	DeviceHostVeth = "host-veth"
+	// DevicePod is the pod's own end: the "+" of rps+ and rfs+.
+	DevicePod = "pod"
+)
+
+// CPU sets by name; a list as in "0-3,8" is the alternative.
+const (
+	// CPUsAll is every CPU of the node that is online and not isolated.
+	CPUsAll = "all"
+	// CPUsAllButIRQ leaves out the CPUs that handle the NIC's interrupts. It is RPS-7 of the paper, whose machines had four
+	// CPUs.
+	CPUsAllButIRQ = "all-but-irq"
+)
+
+// RPS is Receive Packet Steering: the kernel spreads received packets over
+// CPUs by flow hash (Documentation/networking/scaling.rst).
+//
+// +kubebuilder:object:generate=true
+type RPS struct {
+	// Devices are the classes of devices whose receive queues are steered.
+	Devices []string `json:"devices"`
+	// CPUs that packets are spread over: all, all-but-irq (those that do not handle the NIC's
+	// interrupts) or a list such as 0-3,8.
+	CPUs string `json:"cpus"`
+}
+
+// RFS is Receive Flow Steering: the kernel moves a flow's packets to the CPU
+// that last read from its socket.
+//
+// +kubebuilder:object:generate=true
+type RFS struct {
+	// Devices are the classes of devices whose receive queues are steered.
+	Devices []string `json:"devices"`
+	// CPUs of an additional RPS mask, for flows that RFS does not know yet. By default there is
+	// no mask, and such flows stay on the CPU of the interrupt.
+	CPUs string `json:"cpus,omitempty"`
+	// Entries of the machine's socket flow table, a power of two up to 1048576. Each device has as many again, divided
+	// among its receive queues. The tables are kernel memory: 4 bytes an entry for the machine and 12 for each device, at most
+	// 2 % of the machine's memory for all of them.
+	Entries int `json:"entries,omitempty"`
+}
+
+// Fastpath forwards packets of established connections over VXLAN by eBPF, past the
+// node's bridge, routing and netfilter.
+//
+// +kubebuilder:object:generate=true
+type Fastpath struct {
+	// UnseenBy are kinds of observers, shapers and filters that packets may bypass.
+	// By default the fast path skips devices that have one.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=5
+	// +kubebuilder:validation:items:Enum=tcx;tc;queue;nftables-netdev;conntrack-accounting
+	UnseenBy []string `json:"unseenBy,omitempty"`
+}
+
+// Kinds of observers that packets of the fast path may bypass.
+const (
+	// UnseenByTCX are eBPF programs of tcx, at a VXLAN device, a bridge or the egress of a
+	// node's end of a veth.
+	UnseenByTCX = "tcx"
+	// UnseenByTC are filters of tc (clsact, ingress), eBPF programs among them.
+	UnseenByTC = "tc"
+	// UnseenByQueue are queueing disciplines, such as those that limit a rate.
+	UnseenByQueue = "queue"
+	// UnseenByNetdev are chains of nftables at the ingress or egress of a device.
+	UnseenByNetdev = "nftables-netdev"
+	// UnseenByAccounting are conntrack's counters of each connection
+	// (net.netfilter.nf_conntrack_acct).
+	UnseenByAccounting = "conntrack-accounting"
+)
+
+// accelerator describes one kind of accelerator. Every field of Accelerator and of PolicyAccelerator implements it.
+// internal/spec checks what a file says of it, internal/accel implements what it does on a machine.
 type accelerator interface {
 	// label names it in a sentence.
 	label() string
@@ -22,97 +114,101 @@ type accelerator interface {
 	ofMachine() bool
 	// steers reports whether it moves packets to other CPUs.
 	steers() bool
-	// complete fills in defaults.
-	complete(r *reader, path string)
-	// check checks it for a path. taken has the settings of the accelerators before it in the same list.
-	check(r *reader, path string, on Path, taken *settings)
 }
 
-// member is a field of an accelerator.
-type member struct {
-	name  string
+// Kind is a field of an accelerator that is set.
+type Kind struct {
+	Name  string // of the field, such as "rps"
+	Field any    // a pointer to RPS, RFS, Fastpath or VF
 	index []int
-	accelerator
 }
 
-// members caches the fields of both accelerator types. Listing them is slow, and an agent looks them up often.
-var members = map[reflect.Type][]member{
-	reflect.TypeFor[Accelerator]():       membersOf(reflect.TypeFor[Accelerator]()),
-	reflect.TypeFor[PolicyAccelerator](): membersOf(reflect.TypeFor[PolicyAccelerator]()),
+func (k Kind) is() accelerator { return k.Field.(accelerator) }
+
+// kinds caches the fields of both accelerator types. Listing them is slow, and an agent looks them up often.
+var kinds = map[reflect.Type][]Kind{
+	reflect.TypeFor[Accelerator]():       kindsOf(reflect.TypeFor[Accelerator]()),
+	reflect.TypeFor[PolicyAccelerator](): kindsOf(reflect.TypeFor[PolicyAccelerator]()),
 }
 
-func membersOf(t reflect.Type) (all []member) {
+func kindsOf(t reflect.Type) (all []Kind) {
 	for _, f := range reflect.VisibleFields(t) {
 		if f.Anonymous { // its fields are among them
 			continue
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		all = append(all, member{name: name, index: f.Index})
+		all = append(all, Kind{Name: name, index: f.Index})
 	}
 	return all
 }
 
-// fieldsOf returns the fields that are set. A valid accelerator has exactly one.
-func fieldsOf[A Accelerator | PolicyAccelerator](a A) (set []member) {
+// KindNames returns the names of the kinds that an accelerator can have.
+func KindNames[A Accelerator | PolicyAccelerator]() (names []string) {
+	for _, k := range kinds[reflect.TypeFor[A]()] {
+		names = append(names, k.Name)
+	}
+	return names
+}
+
+// Kinds returns the fields that are set. A valid accelerator has exactly one.
+func Kinds[A Accelerator | PolicyAccelerator](a A) (set []Kind) {
 	v := reflect.ValueOf(a)
-	for _, f := range members[v.Type()] {
-		if field := v.FieldByIndex(f.index); !field.IsNil() {
-			f.accelerator = field.Interface().(accelerator)
-			set = append(set, f)
+	for _, k := range kinds[v.Type()] {
+		if field := v.FieldByIndex(k.index); !field.IsNil() {
+			k.Field = field.Interface()
+			set = append(set, k)
 		}
 	}
 	return set
 }
 
-// only returns the field of an accelerator that is set, or zero if none or several are set.
-func only[A Accelerator | PolicyAccelerator](a A) member {
-	if set := fieldsOf(a); len(set) == 1 {
-		return set[0]
+// only returns the field of an accelerator that is set, and false if none or several are set.
+func only[A Accelerator | PolicyAccelerator](a A) (Kind, bool) {
+	if set := Kinds(a); len(set) == 1 {
+		return set[0], true
 	}
-	return member{}
+	return Kind{}, false
 }
 
 // Kind returns the name of the only field that is set, such as "rps". It is empty if none or several are set.
-func (a PolicyAccelerator) Kind() string { return only(a).name }
+func (a PolicyAccelerator) Kind() string {
+	k, _ := only(a)
+	return k.Name
+}
 
 // Kind does the same as PolicyAccelerator.Kind.
-func (a Accelerator) Kind() string { return only(a).name }
-
-// AcceleratorKinds returns the names of the kinds that a variant can have.
-func AcceleratorKinds() (names []string) {
-	for _, f := range members[reflect.TypeFor[Accelerator]()] {
-		names = append(names, f.name)
-	}
-	return names
+func (a Accelerator) Kind() string {
+	k, _ := only(a)
+	return k.Name
 }
 
 // Devices returns the classes of devices that it acts on; none if it changes nothing. The fast path also attaches
 // programs to devices of other classes, but only if there is an overlay.
 func (a PolicyAccelerator) Devices() []string {
-	if is := only(a).accelerator; is != nil {
-		return is.classes()
+	if k, ok := only(a); ok {
+		return k.is().classes()
 	}
 	return nil
 }
 
 // Label returns its kind for use in a sentence, such as "the fast path".
 func (a Accelerator) Label() string {
-	if is := only(a).accelerator; is != nil {
-		return is.label()
+	if k, ok := only(a); ok {
+		return k.is().label()
 	}
 	return "no accelerator"
 }
 
 // Steers reports whether it moves packets to other CPUs, which costs an interrupt for each batch.
 func (a Accelerator) Steers() bool {
-	is := only(a).accelerator
-	return is != nil && is.steers()
+	k, ok := only(a)
+	return ok && k.is().steers()
 }
 
 // String describes the accelerator in words.
 func (a Accelerator) String() string {
-	if is := only(a).accelerator; is != nil {
-		return is.words()
+	if k, ok := only(a); ok {
+		return k.is().words()
 	}
 	return "no accelerator"
 }
@@ -135,8 +231,8 @@ func AcceleratorsFor(all []Accelerator, pod bool) []Accelerator { return partOf(
 func PartOf(all []PolicyAccelerator, pod bool) []PolicyAccelerator {
 	out := partOf(all, pod)
 	for _, a := range all {
-		if f := only(a); !pod && f.accelerator != nil && f.ofMachine() && slices.Contains(f.classes(), DevicePod) {
-			out = append(out, of[PolicyAccelerator](f, f.on(nil)))
+		if k, ok := only(a); !pod && ok && k.is().ofMachine() && slices.Contains(k.is().classes(), DevicePod) {
+			out = append(out, of[PolicyAccelerator](k, k.is().on(nil)))
 		}
 	}
 	return out
@@ -144,10 +240,10 @@ func PartOf(all []PolicyAccelerator, pod bool) []PolicyAccelerator {
 
 func partOf[A Accelerator | PolicyAccelerator](all []A, pod bool) (out []A) {
 	for _, a := range all {
-		for _, f := range fieldsOf(a) {
-			here := slices.DeleteFunc(slices.Clone(f.classes()), func(class string) bool { return (class == DevicePod) != pod })
+		for _, k := range Kinds(a) {
+			here := slices.DeleteFunc(slices.Clone(k.is().classes()), func(class string) bool { return (class == DevicePod) != pod })
 			if len(here) > 0 {
-				out = append(out, of[A](f, f.on(here)))
+				out = append(out, of[A](k, k.is().on(here)))
 			}
 		}
 	}
@@ -155,50 +251,9 @@ func partOf[A Accelerator | PolicyAccelerator](all []A, pod bool) (out []A) {
 }
 
 // of returns an accelerator whose field is set to a kind.
-func of[A Accelerator | PolicyAccelerator](f member, is accelerator) (a A) {
-	reflect.ValueOf(&a).Elem().FieldByIndex(f.index).Set(reflect.ValueOf(is))
+func of[A Accelerator | PolicyAccelerator](k Kind, is accelerator) (a A) {
+	reflect.ValueOf(&a).Elem().FieldByIndex(k.index).Set(reflect.ValueOf(is))
 	return a
-}
-
-// oneKind checks that an accelerator of a list is of one kind, and fills in its defaults.
-func oneKind[A Accelerator | PolicyAccelerator](r *reader, path string, a A) {
-	set := fieldsOf(a)
-	var all []choice
-	for _, f := range members[reflect.TypeFor[A]()] {
-		given := slices.ContainsFunc(set, func(s member) bool { return s.name == f.name })
-		all = append(all, choice{f.name, given})
-	}
-	r.exactlyOne(path, all...)
-	for _, f := range set {
-		f.complete(r, path+"."+f.name)
-	}
-}
-
-// settings records what the accelerators of a list have written so far: the masks and flow counts of classes of
-// devices, with the field that writes them, and the size of the flow table. once has the kinds that may be listed only
-// once, and are listed.
-type settings struct {
-	masks, flows map[string]string
-	entries      int
-	once         map[string]bool
-}
-
-// accelerators checks the accelerators of one variant, alone and together: no two of them may write the same setting.
-func accelerators[A Accelerator | PolicyAccelerator](r *reader, path string, on Path, list []A) {
-	taken := settings{masks: map[string]string{}, flows: map[string]string{}, once: map[string]bool{}}
-	for i, a := range list {
-		for _, f := range fieldsOf(a) {
-			f.check(r, fmt.Sprintf("%s.accelerate[%d].%s", path, i, f.name), on, &taken)
-		}
-	}
-}
-
-// listedOnce checks that a kind is listed once.
-func (r *reader) listedOnce(path, label string, taken *settings) {
-	if taken.once[label] {
-		r.fail(path, "is listed twice")
-	}
-	taken.once[label] = true
 }
 
 func (a *RPS) label() string     { return "RPS" }
@@ -214,15 +269,6 @@ func (a *RPS) on(classes []string) accelerator {
 	out := *a
 	out.Devices = classes
 	return &out
-}
-
-func (a *RPS) complete(*reader, string) {}
-
-func (a *RPS) check(r *reader, path string, on Path, taken *settings) {
-	r.devices(path+".devices", on, a.Devices, taken.masks)
-	if r.given(path + ".cpus") {
-		r.cpus(path+".cpus", a.CPUs)
-	}
 }
 
 func (a *RFS) label() string     { return "RFS" }
@@ -243,32 +289,11 @@ func (a *RFS) on(classes []string) accelerator {
 	return &out
 }
 
-func (a *RFS) complete(r *reader, path string) { fill(r, path+".entries", &a.Entries, 32768) }
-
-func (a *RFS) check(r *reader, path string, on Path, taken *settings) {
-	r.devices(path+".devices", on, a.Devices, taken.flows)
-	if r.set(path + ".cpus") {
-		r.cpus(path+".cpus", a.CPUs)
-		for i, d := range a.Devices {
-			if first, ok := taken.masks[d]; ok {
-				r.fail(fmt.Sprintf("%s.devices[%d]", path, i), "%s already has a mask from %s", d, first)
-			}
-			taken.masks[d] = path
-		}
-	}
-	r.entries(path+".entries", a.Entries)
-	if taken.entries != 0 && a.Entries != taken.entries {
-		r.fail(path+".entries", "must be %d, as set before in this variant: the machine has only one table", taken.entries)
-	}
-	taken.entries = a.Entries
-}
-
-func (a *Fastpath) label() string            { return "the fast path" }
-func (a *Fastpath) classes() []string        { return []string{DeviceOverlay} }
-func (a *Fastpath) on([]string) accelerator  { return a }
-func (a *Fastpath) ofMachine() bool          { return false }
-func (a *Fastpath) steers() bool             { return false }
-func (a *Fastpath) complete(*reader, string) {}
+func (a *Fastpath) label() string           { return "the fast path" }
+func (a *Fastpath) classes() []string       { return []string{DeviceOverlay} }
+func (a *Fastpath) on([]string) accelerator { return a }
+func (a *Fastpath) ofMachine() bool         { return false }
+func (a *Fastpath) steers() bool            { return false }
 
 func (a *Fastpath) words() string {
 	if len(a.UnseenBy) > 0 {
@@ -277,28 +302,9 @@ func (a *Fastpath) words() string {
 	return "the eBPF fast path of VXLAN"
 }
 
-// check checks that the path has an overlay, that the fast path is listed once, and that unseenBy has known kinds.
-func (a *Fastpath) check(r *reader, path string, on Path, taken *settings) {
-	if on != (Path{}) && on.VXLAN == nil && on.Pod == nil && on.Service == nil {
-		r.fail(path, "is for pods over VXLAN (the paths vxlan, pod and service), the path is %s", on)
-	}
-	r.listedOnce(path, a.label(), taken)
-	seen := make(map[string]string)
-	for i, kind := range a.UnseenBy {
-		at := fmt.Sprintf("%s.unseenBy[%d]", path, i)
-		r.oneOf(at, kind, UnseenByTCX, UnseenByTC, UnseenByQueue, UnseenByNetdev, UnseenByAccounting)
-		r.unique(at, kind, seen)
-	}
-}
-
-func (a *VF) label() string            { return "virtual functions" }
-func (a *VF) words() string            { return "verification of virtual functions" }
-func (a *VF) classes() []string        { return nil }
-func (a *VF) on([]string) accelerator  { return a }
-func (a *VF) ofMachine() bool          { return false }
-func (a *VF) steers() bool             { return false }
-func (a *VF) complete(*reader, string) {}
-
-func (a *VF) check(r *reader, path string, _ Path, taken *settings) {
-	r.listedOnce(path, a.label(), taken)
-}
+func (a *VF) label() string           { return "virtual functions" }
+func (a *VF) words() string           { return "verification of virtual functions" }
+func (a *VF) classes() []string       { return nil }
+func (a *VF) on([]string) accelerator { return a }
+func (a *VF) ofMachine() bool         { return false }
+func (a *VF) steers() bool            { return false }

@@ -25,7 +25,7 @@ func TestKinds(t *testing.T) {
 			t.Errorf("%s, want %s", got, c.want)
 		}
 	}
-	if got := AcceleratorKinds(); !slices.Equal(got, []string{"rps", "rfs", "fastpath"}) {
+	if got := KindNames[Accelerator](); !slices.Equal(got, []string{"rps", "rfs", "fastpath"}) {
 		t.Errorf("kinds of a variant: %q", got)
 	}
 }

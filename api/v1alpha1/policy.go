@@ -1,5 +1,7 @@
+// Package v1alpha1 defines the objects of a cluster that an agent reads and writes: AccelerationPolicy and
+// NodeAcceleration.
+//
 // +groupName=slipstream.dev
-
 package v1alpha1
 
 import (
@@ -16,6 +18,9 @@ import (
 )
 
 //go:generate controller-gen crd object paths=. output:crd:dir=../../charts/slipstream/crds
+
+// APIVersion is the group and version of every object and file.
+const APIVersion = "slipstream.dev/v1alpha1"
 
 // Kinds of the objects that an agent reads and writes.
 const (

@@ -13,12 +13,12 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/invopop/jsonschema"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // fields matches experiment files that together have every field. With them the checks
 // report what they demand of each field.
-const fields = "api/v1alpha1/testdata/fields-*.yaml"
+const fields = "internal/spec/testdata/fields-*.yaml"
 
 func experimentSchema(b *bytes.Buffer) error {
 	s, err := experiment()
@@ -45,7 +45,7 @@ func experimentPage(b *bytes.Buffer) error {
 	if err != nil {
 		return err
 	}
-	head(b, "The experiment file", "api/v1alpha1", "`slipstream run` runs the experiment in such a file, and `slipstream validate` checks it."+` The presets are examples: [demo](../../examples/demo.yaml).
+	head(b, "The experiment file", "internal/spec", "`slipstream run` runs the experiment in such a file, and `slipstream validate` checks it."+` The presets are examples: [demo](../../examples/demo.yaml).
 Editors check and complete the file by its [JSON Schema](experiment.schema.json) if its first line has the path of the schema,
 relative to the file:
 
@@ -58,7 +58,7 @@ func experiment() (*jsonschema.Schema, error) {
 	r := jsonschema.Reflector{
 		Anonymous: true, ExpandedStruct: true, RequiredFromJSONSchemaTags: true, Mapper: experimentTypes,
 	}
-	s, err := reflectTypes(&r, v1alpha1.Experiment{}, "api/v1alpha1")
+	s, err := reflectTypes(&r, spec.Experiment{}, "internal/spec", "api/v1alpha1")
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func experiment() (*jsonschema.Schema, error) {
 			return nil, err
 		}
 	}
-	rules, err := v1alpha1.Rules(files)
+	rules, err := spec.Rules(files)
 	if err != nil {
 		return nil, err
 	}
@@ -99,25 +99,25 @@ func structures(s *jsonschema.Schema) map[string]*jsonschema.Schema {
 // experimentTypes returns the schemas of types that files write in a form of their own.
 func experimentTypes(t reflect.Type) *jsonschema.Schema {
 	switch t {
-	case reflect.TypeFor[v1alpha1.Duration]():
+	case reflect.TypeFor[spec.Duration]():
 		return &jsonschema.Schema{
 			Type: "string", Pattern: `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`, Examples: []any{"500ms", "30s"},
 			Extras: map[string]any{"type": "duration"},
 		}
-	case reflect.TypeFor[v1alpha1.Bytes]():
+	case reflect.TypeFor[spec.Bytes]():
 		return &jsonschema.Schema{
 			AnyOf: []*jsonschema.Schema{{Type: "integer"}, {Type: "string", Pattern: `^[0-9]+(k|M|KiB|MiB)?$`}}, Examples: []any{64, "128k", "64KiB"},
 			Extras: map[string]any{"type": "size", "unit": "bytes"},
 		}
-	case reflect.TypeFor[v1alpha1.BitRate]():
+	case reflect.TypeFor[spec.BitRate]():
 		return &jsonschema.Schema{Type: "string", Examples: []any{"10Gbit", "500Mbit"}, Extras: map[string]any{"type": "rate", "unit": "bit/s"}}
-	case reflect.TypeFor[v1alpha1.Price]():
+	case reflect.TypeFor[spec.Price]():
 		return &jsonschema.Schema{Type: "string", Examples: []any{"0.085 USD"}, Extras: map[string]any{"type": "price", "unit": "per hour"}}
-	case reflect.TypeFor[v1alpha1.Measure]():
+	case reflect.TypeFor[spec.Measure]():
 		return &jsonschema.Schema{Type: "string", Examples: []any{"4118 Mb/s", "72.9 µs"}, Extras: map[string]any{"type": "number and unit"}}
-	case reflect.TypeFor[v1alpha1.Runs]():
+	case reflect.TypeFor[spec.Runs]():
 		limits := jsonschema.NewProperties()
-		limits.Set("max", &jsonschema.Schema{Type: "integer", Minimum: number(v1alpha1.AutoFirstBlocks)})
+		limits.Set("max", &jsonschema.Schema{Type: "integer", Minimum: number(spec.AutoFirstBlocks)})
 		limits.Set("width", &jsonschema.Schema{Type: "number", ExclusiveMinimum: "0", ExclusiveMaximum: "0.5"})
 		auto := jsonschema.NewProperties()
 		auto.Set("auto", &jsonschema.Schema{Type: "object", Properties: limits, AdditionalProperties: jsonschema.FalseSchema})
@@ -134,7 +134,7 @@ func experimentTypes(t reflect.Type) *jsonschema.Schema {
 }
 
 // demand adds to a structure of a Go type what the checks demand of it and its fields.
-func demand(s *jsonschema.Schema, typeName string, rules map[string]v1alpha1.Rule) error {
+func demand(s *jsonschema.Schema, typeName string, rules map[string]spec.Rule) error {
 	for _, name := range rules[typeName].OneOf {
 		s.OneOf = append(s.OneOf, &jsonschema.Schema{Required: []string{name}})
 	}
@@ -164,7 +164,7 @@ func demand(s *jsonschema.Schema, typeName string, rules map[string]v1alpha1.Rul
 }
 
 // limit adds what the checks demand of a value.
-func limit(s *jsonschema.Schema, rule v1alpha1.Rule) {
+func limit(s *jsonschema.Schema, rule spec.Rule) {
 	if rule.Some {
 		one := uint64(1)
 		s.MinItems = &one

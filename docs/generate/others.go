@@ -19,10 +19,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/agent"
 	azurecli "slipstream.dev/internal/azure/cli"
 	"slipstream.dev/internal/cli"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 )

@@ -11,7 +11,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // compile makes a validator from the schema, as generate would write it.
@@ -70,11 +70,11 @@ func TestSchemaAcceptsValidFiles(t *testing.T) {
 		if err := accepts(t, s, data); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
-		exp, err := v1alpha1.Parse(file, data, nil)
+		exp, err := spec.Parse(file, data, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		resolved, err := v1alpha1.Marshal(exp)
+		resolved, err := spec.Marshal(exp)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +88,7 @@ func TestSchemaAcceptsValidFiles(t *testing.T) {
 // fields are.
 func TestSchemaRefuses(t *testing.T) {
 	s := compile(t)
-	file, err := os.ReadFile("api/v1alpha1/testdata/fields-lab.yaml")
+	file, err := os.ReadFile("internal/spec/testdata/fields-lab.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func TestSchemaRefuses(t *testing.T) {
 		if bytes.Equal(file, changed) {
 			t.Fatalf("there is no %q", c.was)
 		}
-		if _, err := v1alpha1.Parse("x.yaml", changed, nil); err == nil {
+		if _, err := spec.Parse("x.yaml", changed, nil); err == nil {
 			t.Errorf("%s: Parse accepts it", c.is)
 		}
 		if err := accepts(t, s, changed); err == nil {

@@ -21,14 +21,14 @@ import (
 	"time"
 
 	"slipstream.dev/internal/nic"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/place"
 )
 
 // Options configures an Applier, a Keeper, Recover and Status.
 type Options struct {
 	// Place describes the place. Its kind decides the classes of the devices;
 	// its CPUs and IRQCPUs, if set, are the node's.
-	Place target.Place
+	Place place.Place
 	// Sys and Proc are the roots of a sysfs and a procfs. Sys is mounted
 	// privately if empty, so that it shows this network namespace; Proc is
 	// /proc if empty.

@@ -28,7 +28,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -153,7 +153,7 @@ func changed(before, after map[string]string) map[string]string {
 }
 
 func options(dir, owner string) Options {
-	return Options{Place: target.Place{Name: owner, Kind: target.Node}, JournalDir: dir, Owner: owner}
+	return Options{Place: place.Place{Name: owner, Kind: place.Node}, JournalDir: dir, Owner: owner}
 }
 
 func open(t testing.TB, o Options) *Applier {
@@ -253,7 +253,7 @@ func TestPodPlace(t *testing.T) {
 	elsewhere := enter(t)
 	addVeth(t, elsewhere, "eth0", 2)
 	o := options(t.TempDir(), "node0/pod0")
-	o.Place.Kind = target.Pod
+	o.Place.Kind = place.Pod
 	s := open(t, o)
 	before := snapshot(t)
 	_, err := s.Apply(t.Context(), []v1alpha1.Accelerator{rps("0", "pod", "nic", "host-veth")})

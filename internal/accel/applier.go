@@ -17,7 +17,7 @@ import (
 // Applier applies accelerators in one place until they are reverted. Call Apply, Revert and Close
 // one after another; the other methods may be called at any time.
 type Applier struct {
-	*place
+	*namespace
 
 	// mu guards the fields that the follower shares.
 	mu       sync.Mutex
@@ -31,18 +31,18 @@ type Applier struct {
 // OpenApplier prepares an applier in the calling thread's network namespace and changes nothing.
 // Close it after use.
 func OpenApplier(o Options) (*Applier, error) {
-	p, err := openPlace(o)
+	p, err := openNamespace(o)
 	if err != nil {
 		return nil, err
 	}
-	return &Applier{place: p}, nil
+	return &Applier{namespace: p}, nil
 }
 
 // Close stops following devices and releases the resources of OpenApplier. It reverts nothing:
 // Revert does, or Recover once the process has ended.
 func (a *Applier) Close() error {
 	a.stopFollowing()
-	return a.place.close()
+	return a.namespace.close()
 }
 
 // Plan returns the settings that Apply would set now, and changes nothing: Was

@@ -21,8 +21,8 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
 )
 
 var fastAccelerator = []v1alpha1.Accelerator{{Fastpath: new(v1alpha1.Fastpath)}}
@@ -31,7 +31,7 @@ var fastAccelerator = []v1alpha1.Accelerator{{Fastpath: new(v1alpha1.Fastpath)}}
 func TestFastpathOfWhatEnds(t *testing.T) {
 	node(t, enter(t), 1)
 	before := snapshot(t)
-	s, err := OpenApplier(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+	s, err := OpenApplier(Options{Place: place.Place{Name: "here", Kind: place.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
 	must(t, err)
 	defer s.Close()
 	rps := v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{v1alpha1.DeviceNIC}, CPUs: "0"}}
@@ -50,7 +50,7 @@ func TestFastpathOfWhatEnds(t *testing.T) {
 // no listener, and while its holder hangs.
 func TestFastpathHolder(t *testing.T) {
 	enter(t)
-	o := Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test"}
+	o := Options{Place: place.Place{Name: "here", Kind: place.Node}, JournalDir: t.TempDir(), Owner: "test"}
 	s, err := OpenApplier(o)
 	must(t, err)
 	defer s.Close()
@@ -144,7 +144,7 @@ func TestRetryPause(t *testing.T) {
 // TestFastpathChanges checks that a skipped device is reported without Keep.
 func TestFastpathChanges(t *testing.T) {
 	node(t, enter(t), 1)
-	s, err := OpenKeeper(Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+	s, err := OpenKeeper(Options{Place: place.Place{Name: "here", Kind: place.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
 	must(t, err)
 	defer s.Close()
 	v, err := s.Look()
@@ -174,7 +174,7 @@ func TestFastpathUnseenBy(t *testing.T) {
 	must(t, netlink.LinkAdd(overlay))
 	must(t, netlink.QdiscAdd(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: overlay.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
 		Rate: 1 << 20, Buffer: 1 << 16, Limit: 1 << 20}))
-	o := Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true}
+	o := Options{Place: place.Place{Name: "here", Kind: place.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true}
 	s, err := OpenKeeper(o)
 	must(t, err)
 	defer s.Close()

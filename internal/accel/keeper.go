@@ -18,7 +18,7 @@ import (
 // establishes it, whether the settings that it finds are new, from an earlier process, from another
 // policy, or changed by somebody. If it cannot set one, it still sets the others.
 type Keeper struct {
-	*place
+	*namespace
 
 	mu sync.Mutex
 	// wanted is the plan of the last Keep, nil before the first.
@@ -29,15 +29,15 @@ type Keeper struct {
 // OpenKeeper prepares a keeper in the calling thread's network namespace and changes nothing.
 // Close it after use.
 func OpenKeeper(o Options) (*Keeper, error) {
-	p, err := openPlace(o)
+	p, err := openNamespace(o)
 	if err != nil {
 		return nil, err
 	}
-	return &Keeper{place: p}, nil
+	return &Keeper{namespace: p}, nil
 }
 
 // Close stops the runners and releases the resources of OpenKeeper. Settings stay.
-func (k *Keeper) Close() error { return k.place.close() }
+func (k *Keeper) Close() error { return k.namespace.close() }
 
 // SettingOf identifies the settings of one file, such as rps_cpus, of all
 // queues of a device. Link 0 is the machine.

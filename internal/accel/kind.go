@@ -54,7 +54,7 @@ type Host struct {
 	Options Options
 	// Changed must be called when State changes other than by Keep.
 	Changed func()
-	place   *place
+	ns      *namespace
 }
 
 // State is the state of a Runner that is wanted.
@@ -110,7 +110,7 @@ func Kinds() map[string]Kind {
 func kindOf(kinds map[string]Kind, a v1alpha1.PolicyAccelerator) (Kind, error) {
 	k := kinds[a.Kind()]
 	if k == nil {
-		names := v1alpha1.AcceleratorKinds()
+		names := v1alpha1.KindNames[v1alpha1.Accelerator]()
 		last := len(names) - 1
 		return nil, fmt.Errorf("want exactly one of %s and %s", strings.Join(names[:last], ", "), names[last])
 	}
@@ -132,7 +132,7 @@ type running struct {
 }
 
 // openRunners opens the runners of all kinds, in the order of their names.
-func (p *place) openRunners() {
+func (p *namespace) openRunners() {
 	p.changes = make(chan struct{}, 1)
 	changed := func() {
 		select {
@@ -147,7 +147,7 @@ func (p *place) openRunners() {
 	}
 }
 
-func (p *place) stopRunners() error {
+func (p *namespace) stopRunners() error {
 	var errs []error
 	for _, r := range p.runners {
 		errs = append(errs, r.Stop())
@@ -156,7 +156,7 @@ func (p *place) stopRunners() error {
 }
 
 // attached lists what the runners have attached.
-func (p *place) attached() (all []record.Setting) {
+func (p *namespace) attached() (all []record.Setting) {
 	for _, r := range p.runners {
 		if s := r.State(); s != nil {
 			all = append(all, s.Attached...)
@@ -166,7 +166,7 @@ func (p *place) attached() (all []record.Setting) {
 }
 
 // checkLifetime returns an error if this process is about to end and one of the accelerators would end with it.
-func (p *place) checkLifetime(accelerators []v1alpha1.Accelerator) error {
+func (p *namespace) checkLifetime(accelerators []v1alpha1.Accelerator) error {
 	for _, a := range accelerators {
 		if p.options.Persistent && slices.ContainsFunc(p.runners, func(r running) bool { return r.kind == a.Kind() }) {
 			return fmt.Errorf("%s lasts as long as the process that runs it, and this one is about to end: "+

@@ -42,7 +42,7 @@ func flowBytes(setting, value string) int64 {
 type flowMemory struct{ used, limit int64 }
 
 // flowsHeld sums the sizes of the tables in the journal.
-func (p *place) flowsHeld() (m flowMemory, err error) {
+func (p *namespace) flowsHeld() (m flowMemory, err error) {
 	total, err := memTotal(p.options.Proc)
 	if err != nil {
 		return m, err
@@ -80,7 +80,7 @@ func newTables(c journal.Changes) map[int]int64 {
 }
 
 // checkMemory returns an error if the tables of all changes together exceed the limit.
-func (p *place) checkMemory(steps ...journal.Changes) error {
+func (p *namespace) checkMemory(steps ...journal.Changes) error {
 	var sum int64
 	for _, s := range steps {
 		for _, n := range newTables(s) {
@@ -99,7 +99,7 @@ func (p *place) checkMemory(steps ...journal.Changes) error {
 
 // tooLarge considers the devices in order, and refuses those whose tables no longer fit. It returns an error for each refused
 // table, by path.
-func (p *place) tooLarge(b *journal.Book, changes []journal.Change) (map[string]error, error) {
+func (p *namespace) tooLarge(b *journal.Book, changes []journal.Change) (map[string]error, error) {
 	need := newTables(journal.Changes{Book: b, Changes: changes})
 	if len(need) == 0 {
 		return nil, nil

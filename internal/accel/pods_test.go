@@ -22,7 +22,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/netns"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -35,7 +35,7 @@ func pin(t *testing.T, ns netns.Handle, path string) {
 }
 
 func keeper(dir string) Options {
-	return Options{Place: target.Place{Name: "node0", Kind: target.Node}, JournalDir: dir, Owner: "keeper", Persistent: true}
+	return Options{Place: place.Place{Name: "node0", Kind: place.Node}, JournalDir: dir, Owner: "keeper", Persistent: true}
 }
 
 // podOf makes the veth of a pod, and returns the number of the pod's namespace and the veth's end.
@@ -393,7 +393,7 @@ func keepCrashAfter(t *testing.T, steps int) (crashed bool) {
 				crashed = true
 			}
 		}()
-		s := &Keeper{place: &place{options: Options{Proc: "/proc"}, journal: j, holder: journal.Holder{Owner: "agent"}}}
+		s := &Keeper{namespace: &namespace{options: Options{Proc: "/proc"}, journal: j, holder: journal.Holder{Owner: "agent"}}}
 		for _, name := range course {
 			machine, place := books(&left)
 			s.wanted = plans[name]

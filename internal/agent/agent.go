@@ -31,8 +31,8 @@ import (
 	"slipstream.dev/internal/flock"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/nic"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/process"
-	"slipstream.dev/internal/target"
 )
 
 // owner is the owner of settings in the journal, the same for all agent processes.
@@ -88,7 +88,7 @@ func (o Options) withDefaults() Options {
 }
 
 // accel returns the options of a session in a place of this node.
-func (o Options) accel(place target.Place) accel.Options {
+func (o Options) accel(place place.Place) accel.Options {
 	return accel.Options{Place: place, Proc: o.Proc, JournalDir: o.JournalDir, Owner: owner, Persistent: true, Kinds: o.Kinds, Log: o.Log}
 }
 
@@ -170,7 +170,7 @@ func New(o Options) (a *Agent, err error) {
 	if a.lock, err = lockMachine(o.JournalDir); err != nil {
 		return a, err
 	}
-	node := o.accel(target.Place{Name: o.Node, Kind: target.Node})
+	node := o.accel(place.Place{Name: o.Node, Kind: place.Node})
 	node.NICs, node.Verify, node.Notify = func() nic.Snapshot { return a.options.NICs() }, o.Verify, a.notify
 	if a.host, err = accel.OpenKeeper(node); err != nil {
 		return a, err
@@ -413,7 +413,7 @@ func (a *Agent) Healthy() error {
 // Revert restores all settings of agents on this machine. No agent may be running. It returns how many
 // settings it wrote.
 func (a *Agent) Revert(ctx context.Context) (restored int, err error) {
-	restored, err = a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return id == a.host.Cookie() })
+	restored, err = a.finder.Sweep(ctx, a.options.accel(place.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return id == a.host.Cookie() })
 	view, lookErr := a.host.Look()
 	if lookErr != nil {
 		return restored, errors.Join(err, lookErr)

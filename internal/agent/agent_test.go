@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/netns"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -32,9 +32,9 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// place is a node of one test: a network namespace that the test's goroutine stays in, and a folder
+// testNode is a node of one test: a network namespace that the test's goroutine stays in, and a folder
 // in which its pods' namespaces are pinned, as by a container runtime.
-type place struct {
+type testNode struct {
 	t       testing.TB
 	ns      netns.Handle
 	netns   string
@@ -47,7 +47,7 @@ type testPod struct {
 	file   string
 }
 
-func newPlace(t testing.TB) *place {
+func newTestNode(t testing.TB) *testNode {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("network namespaces take root")
@@ -59,7 +59,7 @@ func newPlace(t testing.TB) *place {
 	must(t, err)
 	run := t.TempDir() // in memory, like /run: on a disk, the file system's own journal delays writers
 	must(t, unix.Mount("tmpfs", run, "tmpfs", 0, ""))
-	p := &place{t: t, ns: ns, netns: t.TempDir(), journal: filepath.Join(run, "journal"), pods: make(map[string]*testPod)}
+	p := &testNode{t: t, ns: ns, netns: t.TempDir(), journal: filepath.Join(run, "journal"), pods: make(map[string]*testPod)}
 	t.Cleanup(func() {
 		must(t, unix.Unmount(run, unix.MNT_DETACH))
 		for name := range p.pods {
@@ -75,7 +75,7 @@ func newPlace(t testing.TB) *place {
 }
 
 // nic gives the node a device of class nic: a veth whose other end belongs to no pod.
-func (p *place) nic() {
+func (p *testNode) nic() {
 	p.t.Helper()
 	wire, err := vnetns.New()
 	must(p.t, err)
@@ -92,7 +92,7 @@ func (p *place) nic() {
 }
 
 // namespace makes a pod's namespace and pins it, the first step of a container runtime.
-func (p *place) namespace(name string) *testPod {
+func (p *testNode) namespace(name string) *testPod {
 	p.t.Helper()
 	handle, err := vnetns.New()
 	must(p.t, err)
@@ -106,21 +106,21 @@ func (p *place) namespace(name string) *testPod {
 }
 
 // veth connects the pod, the next step, which a CNI plugin does.
-func (p *place) veth(pod, host string) {
+func (p *testNode) veth(pod, host string) {
 	p.t.Helper()
 	must(p.t, netlink.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: host}, PeerName: "eth0", PeerNamespace: netlink.NsFd(p.pods[pod].handle),
 	}))
 }
 
-func (p *place) pod(name string) {
+func (p *testNode) pod(name string) {
 	p.t.Helper()
 	p.namespace(name)
 	p.veth(name, "veth-"+name)
 }
 
 // remove removes a pod: its namespace ends, and its veth with it.
-func (p *place) remove(name string) {
+func (p *testNode) remove(name string) {
 	pod := p.pods[name]
 	delete(p.pods, name)
 	if l, err := netlink.LinkByName("veth-" + name); err == nil {
@@ -132,7 +132,7 @@ func (p *place) remove(name string) {
 }
 
 // in runs fn inside a pod.
-func (p *place) in(pod string, fn func()) {
+func (p *testNode) in(pod string, fn func()) {
 	p.t.Helper()
 	must(p.t, vnetns.Set(p.pods[pod].handle))
 	fn()
@@ -165,7 +165,7 @@ func settings(t testing.TB) map[string]string {
 }
 
 // snapshot reads the settings of the node and of its pods.
-func (p *place) snapshot() map[string]map[string]string {
+func (p *testNode) snapshot() map[string]map[string]string {
 	p.t.Helper()
 	all := map[string]map[string]string{"": settings(p.t)}
 	for name := range p.pods {
@@ -175,7 +175,7 @@ func (p *place) snapshot() map[string]map[string]string {
 }
 
 // masks maps "POD/DEVICE" to the RPS mask of its first queue, where one is set.
-func (p *place) masks() map[string]string {
+func (p *testNode) masks() map[string]string {
 	p.t.Helper()
 	out := make(map[string]string)
 	for place, values := range p.snapshot() {
@@ -189,7 +189,7 @@ func (p *place) masks() map[string]string {
 	return out
 }
 
-func (p *place) options() Options {
+func (p *testNode) options() Options {
 	return Options{Node: "node0", JournalDir: p.journal, NetnsDirs: []string{p.netns}, Verify: time.Hour}
 }
 
@@ -201,7 +201,7 @@ type running struct {
 	events chan Event
 }
 
-func (p *place) start(o Options) *running {
+func (p *testNode) start(o Options) *running {
 	p.t.Helper()
 	r := &running{t: p.t, events: make(chan Event, 100)}
 	o.Notify = func(e Event) { r.events <- e }
@@ -234,7 +234,7 @@ func eventually(t testing.TB, what string, want func() string) {
 	testenv.Eventually(t, 10*time.Second, what, want)
 }
 
-func (p *place) wantMasks(what string, want map[string]string) {
+func (p *testNode) wantMasks(what string, want map[string]string) {
 	p.t.Helper()
 	eventually(p.t, what, func() string { return cmp.Diff(want, p.masks()) })
 }
@@ -255,7 +255,7 @@ func (r *running) wantState(policy string, state v1alpha1.State, reason string) 
 	return found
 }
 
-func (p *place) wantJournal(want int) {
+func (p *testNode) wantJournal(want int) {
 	p.t.Helper()
 	eventually(p.t, "journal", func() string {
 		files, err := filepath.Glob(filepath.Join(p.journal, "*.json*"))
@@ -273,13 +273,13 @@ func rps(cpus string, devices ...string) v1alpha1.Accelerator {
 
 func one(p ...Policy) Desired { return Desired{Policies: p} }
 
-var targetNode = target.Place{Name: "node0", Kind: target.Node}
+var node0 = place.Place{Name: "node0", Kind: place.Node}
 
 var plus = Policy{Name: "plus", Generation: 1, Accelerate: v1alpha1.ForPolicy(rps("0", "nic", "overlay", "host-veth", "pod"))}
 
 func TestPodsComeAndLeave(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	p.pod("a")
 	before := p.snapshot()
@@ -357,7 +357,7 @@ func rename(t testing.TB, from, to string) {
 // TestVerificationGivesWay checks that a pod that comes during a verification waits for only a few
 // of the other pods.
 func TestVerificationGivesWay(t *testing.T) {
-	p := newPlace(t)
+	p := newTestNode(t)
 	for i := range 10 {
 		p.pod(fmt.Sprintf("pod%d", i))
 	}
@@ -412,7 +412,7 @@ func TestVerificationGivesWay(t *testing.T) {
 // still wanted and restores the others.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	p.pod("a")
 	before := p.snapshot()
@@ -475,7 +475,7 @@ func TestAdopt(t *testing.T) {
 }
 
 func TestConflictAndNonsense(t *testing.T) {
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	p.pod("a")
 	a := p.start(p.options())
@@ -515,7 +515,7 @@ func TestConflictAndNonsense(t *testing.T) {
 // known which pod it belongs to.
 func TestSelector(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	for i, name := range []string{"web", "db", "both"} {
 		p.pod(name)
 		p.in(name, func() {
@@ -563,7 +563,7 @@ func TestSelector(t *testing.T) {
 // verify the namespaces that still belong to no pod.
 func TestListOfPods(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.pod("nobody's")
 	p.pod("web")
 	p.in("web", func() {
@@ -604,7 +604,7 @@ func TestListOfPods(t *testing.T) {
 // leaves settings that an experiment holds to that experiment.
 func TestDriftAndHeld(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	p.pod("a")
 	o := p.options()
@@ -639,7 +639,7 @@ func TestDriftAndHeld(t *testing.T) {
 	a.Set(one())
 	p.wantMasks("policy off", map[string]string{})
 
-	ho := a.options.accel(targetNode)
+	ho := a.options.accel(node0)
 	ho.Owner, ho.Persistent = "an experiment", false
 	s, err := accel.OpenApplier(ho)
 	must(t, err)

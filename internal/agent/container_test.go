@@ -53,7 +53,7 @@ func contained(t testing.TB, capabilities ...string) []string {
 
 // processPod makes a pod whose network namespace is not pinned to a file: only a process refers to
 // it. With ofUser, a user namespace owns it.
-func (p *place) processPod(name string, ofUser bool) {
+func (p *testNode) processPod(name string, ofUser bool) {
 	p.t.Helper()
 	c := exec.Command("sleep", "1000")
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
@@ -129,7 +129,7 @@ func TestContainerCapabilities(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlace(t)
+			p := newTestNode(t)
 			p.nic()
 			p.pod("pinned")
 			p.processPod("process", false)
@@ -159,7 +159,7 @@ func TestContainerCapabilities(t *testing.T) {
 // read-only /proc/sys.
 func TestContainerFlowTable(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	run := func(want string, accelerate ...v1alpha1.Accelerator) {
 		c := p.childWith(childOptions{Verify: time.Hour, Accelerate: v1alpha1.ForPolicy(accelerate...)}, contained(t, chartCapabilities(t)...)...)

@@ -34,7 +34,7 @@ type load struct {
 
 const streams = 4
 
-func (p *place) load() *load {
+func (p *testNode) load() *load {
 	p.t.Helper()
 	l := &load{failed: make(chan error, 2*streams+1)}
 	var conns []net.Conn
@@ -123,7 +123,7 @@ func (l *load) trips(c net.Conn) error {
 // killed starts agents that run the fast path under load, and kills each of them. Every byte must
 // arrive, packets must take the slow path within 2 s, and only the programs of the next agent may
 // be attached then.
-func killed(t testing.TB, p *place, kills int) (longest, free time.Duration) {
+func killed(t testing.TB, p *testNode, kills int) (longest, free time.Duration) {
 	before := programs(t)
 	l := p.load()
 	accelerated := func() uint64 {
@@ -197,7 +197,7 @@ func BenchmarkFastpathKilled(b *testing.B) {
 
 // shipped starts an agent in this thread's network namespace from the program that users get, which
 // `make build` makes.
-func (p *place) shipped(policy string) *child {
+func (p *testNode) shipped(policy string) *child {
 	p.t.Helper()
 	dir := p.t.TempDir()
 	program, file := filepath.Join(dir, "slipstream"), filepath.Join(dir, "policy.yaml")
@@ -281,7 +281,7 @@ func BenchmarkFastpathFlows(b *testing.B) {
 
 // flows opens this many connections of a pod, sends on each at this interval until the test ends,
 // and waits until fast of them are on the fast path.
-func (p *place) flows(flows int, every time.Duration, fast int) {
+func (p *testNode) flows(flows int, every time.Duration, fast int) {
 	p.t.Helper()
 	var server *net.UDPConn
 	var err error

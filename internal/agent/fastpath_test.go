@@ -31,7 +31,8 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
-	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/place/lab"
+	"slipstream.dev/internal/spec"
 )
 
 var (
@@ -41,14 +42,14 @@ var (
 
 // newOverlay returns a place that is a node of a lab. The test's goroutine stays in it. The other
 // node has no agent.
-func newOverlay(t testing.TB) *place {
+func newOverlay(t testing.TB) *testNode {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("network namespaces take root")
 	}
 	name := fmt.Sprintf("agent-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:14]
 	l, err := lab.Up(t.Context(), lab.Config{
-		Name: name, Nodes: 2, Pods: 2, Shape: v1alpha1.ShapeFlannel, NIC: v1alpha1.NIC{Offload: v1alpha1.OffloadFull, MTU: 1500},
+		Name: name, Nodes: 2, Pods: 2, Shape: spec.ShapeFlannel, NIC: spec.NIC{Offload: spec.OffloadFull, MTU: 1500},
 	}, lab.Options{Dir: t.TempDir()})
 	must(t, err)
 	t.Cleanup(func() {
@@ -63,7 +64,7 @@ func newOverlay(t testing.TB) *place {
 		return ns
 	}
 	// The name of this journal alone is longer than a socket address can be.
-	p := &place{t: t, ns: space("n0"), netns: t.TempDir(), journal: filepath.Join(t.TempDir(), strings.Repeat("j", 108)), pods: make(map[string]*testPod)}
+	p := &testNode{t: t, ns: space("n0"), netns: t.TempDir(), journal: filepath.Join(t.TempDir(), strings.Repeat("j", 108)), pods: make(map[string]*testPod)}
 	runtime.LockOSThread()
 	home, err := netns.Get()
 	must(t, err)
@@ -94,7 +95,7 @@ func newOverlay(t testing.TB) *place {
 var labPods = []string{"n0p0", "n1p0"}
 
 // connect makes a connection from a pod of this node to one of the other.
-func (p *place) connect() (near, far net.Conn) {
+func (p *testNode) connect() (near, far net.Conn) {
 	p.t.Helper()
 	var listener net.Listener
 	var err error
@@ -109,7 +110,7 @@ func (p *place) connect() (near, far net.Conn) {
 }
 
 // echo makes such a connection, whose other end sends back everything that it receives.
-func (p *place) echo() net.Conn {
+func (p *testNode) echo() net.Conn {
 	p.t.Helper()
 	near, far := p.connect()
 	p.t.Cleanup(func() { near.Close(); far.Close() })
@@ -286,7 +287,7 @@ func TestFastpath(t *testing.T) {
 	a.accelerated("repaired", c, 100)
 
 	// Another process wants the fast path here: an experiment's worker.
-	other, err := accel.OpenApplier(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "other"})
+	other, err := accel.OpenApplier(accel.Options{Place: node0, JournalDir: p.journal, Owner: "other"})
 	must(t, err)
 	defer other.Close()
 	if _, err := other.Apply(t.Context(), []v1alpha1.Accelerator{fastAccelerator}); !errors.Is(err, journal.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("held already by agent (process %d)", os.Getpid())) {

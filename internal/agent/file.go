@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // PolicyFile supplies the policy of a host without a cluster.
@@ -39,7 +40,7 @@ func (a *Agent) OpenPolicy(file string) (*PolicyFile, error) {
 	if _, err := unix.InotifyAddWatch(fd, filepath.Dir(file), changes); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch the folder of %s: %w", file, err), p.inotify.Close())
 	}
-	if p.text, err = v1alpha1.ReadFile(file); err != nil {
+	if p.text, err = spec.ReadFile(file); err != nil {
 		err = fmt.Errorf("read policy: %w (to restore what agents have set, use --revert)", err)
 	} else {
 		err = p.set()
@@ -51,7 +52,7 @@ func (a *Agent) OpenPolicy(file string) (*PolicyFile, error) {
 }
 
 func (p *PolicyFile) set() error {
-	policy, err := v1alpha1.ParsePolicy(p.file, p.text)
+	policy, err := spec.ParsePolicy(p.file, p.text)
 	if err != nil {
 		return err
 	}
@@ -104,7 +105,7 @@ func (p *PolicyFile) Follow(ctx context.Context, reload <-chan os.Signal) {
 }
 
 func (p *PolicyFile) read() {
-	text, err := v1alpha1.ReadFile(p.file)
+	text, err := spec.ReadFile(p.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		if p.text != nil {
 			p.agent.options.Log.Warn("the policy file is gone: its settings are restored", "file", p.file)

@@ -43,7 +43,7 @@ func (r *running) follow(file string) chan os.Signal {
 
 func TestPolicyFile(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	p.pod("a")
 	file := filepath.Join(t.TempDir(), "policy.yaml")
@@ -93,7 +93,7 @@ func TestPolicyFile(t *testing.T) {
 }
 
 func TestOneAgentAMachine(t *testing.T) {
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.start(p.options())
 	a, err := New(p.options())
 	if err == nil {
@@ -105,7 +105,7 @@ func TestOneAgentAMachine(t *testing.T) {
 }
 
 func TestSystemd(t *testing.T) {
-	p := newPlace(t)
+	p := newTestNode(t)
 	a := p.start(p.options())
 	if err := a.Systemd(t.Context()); err != nil {
 		t.Errorf("without a service manager: %v", err)
@@ -141,7 +141,7 @@ func TestSystemd(t *testing.T) {
 // that is never released, and of one that receives no notifications.
 func TestHealth(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	a := p.start(p.options())
 	get := func(h http.Handler, path string) (int, string) {
 		w := httptest.NewRecorder()
@@ -214,7 +214,7 @@ func TestRest(t *testing.T) {
 // that it finds without one.
 func TestDeaf(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	o := p.options()
 	o.Verify = 20 * time.Millisecond
 	a, err := New(o)

@@ -62,7 +62,7 @@ func (g memoryGroup) killed(t testing.TB) string {
 }
 
 // forge sends frames from this many made-up MAC addresses from a pod.
-func (p *place) forge(pod string, senders int) {
+func (p *testNode) forge(pod string, senders int) {
 	p.t.Helper()
 	p.in(pod, func() {
 		l, err := netlink.LinkByName("eth0")

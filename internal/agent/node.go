@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/netns"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/place"
 )
 
 // node is Run's knowledge of its node.
@@ -473,7 +473,7 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek 
 	if len(g.policies) == 0 && g.id == 0 {
 		return // nothing to apply or restore: sweep restores what an earlier agent has set
 	}
-	place := target.Place{Name: a.options.Node + "/" + g.name(), Node: a.options.Node, IRQCPUs: a.host.IRQCPUs()}
+	place := place.Place{Name: a.options.Node + "/" + g.name(), Node: a.options.Node, IRQCPUs: a.host.IRQCPUs()}
 	first := g.id == 0
 	var id netns.Cookie
 	id, g.kept, g.err = n.KeepInside(ctx, a.options.accel(place), g.ends, a.ofPod(g.policies))
@@ -520,7 +520,7 @@ func (a *Agent) sweep(ctx context.Context) {
 		keep[g.id] = true
 	}
 	a.departed = false
-	restored, err := a.finder.Sweep(ctx, a.options.accel(target.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return keep[id] })
+	restored, err := a.finder.Sweep(ctx, a.options.accel(place.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return keep[id] })
 	a.metrics.reverted.Add(float64(restored))
 	if err != nil && ctx.Err() == nil {
 		a.metrics.errors.Inc()

@@ -98,12 +98,12 @@ type child struct {
 	out *bufio.Scanner
 }
 
-func (p *place) child(verify time.Duration, accelerate []v1alpha1.PolicyAccelerator, by ...string) *child {
+func (p *testNode) child(verify time.Duration, accelerate []v1alpha1.PolicyAccelerator, by ...string) *child {
 	p.t.Helper()
 	return p.childWith(childOptions{Verify: verify, Accelerate: accelerate}, by...)
 }
 
-func (p *place) childWith(o childOptions, by ...string) *child {
+func (p *testNode) childWith(o childOptions, by ...string) *child {
 	p.t.Helper()
 	o.JournalDir, o.NetnsDir = p.journal, p.netns
 	text, err := json.Marshal(o)
@@ -150,7 +150,7 @@ const kills = 20
 // the snapshot explains, and once the policy has gone, all settings must be as before.
 func TestKill(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	for i := range 4 {
 		p.pod(fmt.Sprintf("stays%d", i))
@@ -237,7 +237,7 @@ func write(t testing.TB, path, value string) {
 
 // TestFlood makes and removes 500 links in a loop.
 func TestFlood(t *testing.T) {
-	p := newPlace(t)
+	p := newTestNode(t)
 	const pods, links, rounds = 10, 500, 2
 	for i := range pods {
 		p.namespace(fmt.Sprint(i))
@@ -345,7 +345,7 @@ func BenchmarkIdle(b *testing.B) {
 		{"pods=300", 300, 300, 600},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			p := newPlace(b)
+			p := newTestNode(b)
 			for i := range bb.pods {
 				p.namespace(fmt.Sprint(i))
 			}
@@ -405,7 +405,7 @@ func (l *applied) Handle(_ context.Context, r slog.Record) error {
 func BenchmarkNewPod(b *testing.B) {
 	for _, links := range []int{0, 1000} {
 		b.Run(fmt.Sprintf("veths=%d", links), func(b *testing.B) {
-			p := newPlace(b)
+			p := newTestNode(b)
 			p.namespace("other")
 			for i := range links {
 				must(b, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("idle%d", i)},
@@ -476,7 +476,7 @@ func BenchmarkNewPod(b *testing.B) {
 // container runtimes do.
 func TestHostile(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	target := filepath.Join(t.TempDir(), "target")
 	must(t, os.WriteFile(target, []byte("mine"), 0o666))
 

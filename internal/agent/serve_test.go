@@ -67,7 +67,7 @@ func TestServeIdleConnections(t *testing.T) {
 		files.Cur = min(files.Max, connections+500)
 		must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
 	}
-	p := newPlace(t)
+	p := newTestNode(t)
 	must(t, netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}))
 	c := p.childWith(childOptions{Verify: time.Hour, Metrics: metricsAt, Health: healthAt})
 	if !c.out.Scan() {
@@ -248,7 +248,7 @@ func TestServeRoom(t *testing.T) {
 // TestServeScrapesInALoop checks that scrapes in a loop do not make the agent gather all metrics
 // each time.
 func TestServeScrapesInALoop(t *testing.T) {
-	p := newPlace(t)
+	p := newTestNode(t)
 	a := p.start(p.options())
 	h := a.Metrics()
 	get := func() string {
@@ -277,7 +277,7 @@ func TestServeScrapesInALoop(t *testing.T) {
 // TestServeTLS checks that with a review of tokens, metrics are served only over TLS: with the
 // given certificate, even after it is replaced, or with a self-signed one.
 func TestServeTLS(t *testing.T) {
-	p := newPlace(t)
+	p := newTestNode(t)
 	must(t, netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}))
 	a := p.start(p.options())
 	dir := t.TempDir()

@@ -95,7 +95,7 @@ func (t *toyRunner) Counts() (map[string]uint64, error) { return map[string]uint
 // TestToy checks that an agent, its status, metrics and events, and an Applier handle an accelerator that they do not know.
 func TestToy(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	before := p.snapshot()
 	is := new(toyRunner)
@@ -144,7 +144,7 @@ func TestToy(t *testing.T) {
 	restored()
 
 	is.broken = false
-	s, err := accel.OpenApplier(accel.Options{Place: targetNode, JournalDir: p.journal, Owner: "test", Kinds: kinds})
+	s, err := accel.OpenApplier(accel.Options{Place: node0, JournalDir: p.journal, Owner: "test", Kinds: kinds})
 	must(t, err)
 	defer s.Close()
 	accelerators := []v1alpha1.Accelerator{rps("64", "nic")}

@@ -67,7 +67,7 @@ func (r *running) vfState() (states []string) {
 // nothing.
 func TestAgentVerifiesVFs(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	before := p.snapshot()
 	v := &vm{t: t, Machine: nictest.Load(t, "netvsc-mlx5"), share: 1}
@@ -142,7 +142,7 @@ func TestAgentVerifiesVFs(t *testing.T) {
 // VF.
 func TestAgentWithoutVF(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestNode(t)
 	p.nic()
 	a := p.start(p.options())
 	a.Set(one(withVF("vf"),

@@ -16,8 +16,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
 )
 
 // accelOwner is the owner of settings that a user applied, in the journal. They outlive the process.
@@ -40,9 +40,9 @@ slipstream agent. status shows settings and fast paths.`,
 	var pod bool
 	c.PersistentFlags().BoolVar(&pod, "pod", false, "this network namespace is a pod's, not a node's")
 	options := func() accel.Options {
-		o := accel.Options{Place: target.Place{Name: "here", Kind: target.Node}, JournalDir: journalDir, Owner: accelOwner, Persistent: true, Log: newLog(p)}
+		o := accel.Options{Place: place.Place{Name: "here", Kind: place.Node}, JournalDir: journalDir, Owner: accelOwner, Persistent: true, Log: newLog(p)}
 		if pod {
-			o.Place.Kind = target.Pod
+			o.Place.Kind = place.Pod
 		}
 		return o
 	}

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"slipstream.dev/internal/target/command"
+	"slipstream.dev/internal/place/command"
 )
 
 // azureProgram implements the commands of slipstream azure. Azure's SDK is in a program of its own, so that

@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/spec"
 )
 
 // Exit codes.
@@ -157,8 +157,8 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 			var names []string
 			name := "--" + missing.GetSpecifiedName()
 			c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
-			if near := v1alpha1.Near(name, names); len(near) > 0 && len(near) < 4 {
-				err = fmt.Errorf("%w, %s", err, v1alpha1.Suggest(name, names))
+			if near := spec.Near(name, names); len(near) > 0 && len(near) < 4 {
+				err = fmt.Errorf("%w, %s", err, spec.Suggest(name, names))
 			}
 		}
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
@@ -198,9 +198,9 @@ func verbs(c *cobra.Command) {
 				names = append(names, sub.Name())
 			}
 		}
-		near := v1alpha1.Near(args[0], names)
+		near := spec.Near(args[0], names)
 		if len(near) == 0 && !c.HasParent() {
-			for _, preset := range v1alpha1.Near(args[0], examples.Names()) {
+			for _, preset := range spec.Near(args[0], examples.Names()) {
 				near = append(near, "run "+preset)
 			}
 		}

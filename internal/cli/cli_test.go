@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // slipstream runs the program with arguments, and returns its exit code and output.
@@ -76,11 +76,11 @@ var effects = map[string][3]float64{
 // result makes a results folder with the first blocks of the experiment's six.
 func result(t *testing.T, yaml string, blocks int, seed uint64) string {
 	t.Helper()
-	exp, err := v1alpha1.Parse("made.yaml", []byte(yaml), nil)
+	exp, err := spec.Parse("made.yaml", []byte(yaml), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := v1alpha1.Marshal(exp)
+	text, err := spec.Marshal(exp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestPolicyKeepsWhatIsProved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := v1alpha1.ParsePolicy(file, text) // the way an agent reads it
+	p, err := spec.ParsePolicy(file, text) // the way an agent reads it
 	if err != nil {
 		t.Fatal(err)
 	}

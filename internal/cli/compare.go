@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -171,7 +171,7 @@ func (o compareOptions) filter(results [2]stats.Result) (only stats.Only, err er
 				return only, fmt.Errorf("--only %s: %s is compared with nothing: %s", text, value, why)
 			}
 			if !slices.Contains(field.allowed, value) {
-				return only, fmt.Errorf("--only %s: there is no %s %q; %s", text, name, value, v1alpha1.Suggest(value, slices.Compact(field.allowed)))
+				return only, fmt.Errorf("--only %s: there is no %s %q; %s", text, name, value, spec.Suggest(value, slices.Compact(field.allowed)))
 			}
 			*field.to = append(*field.to, value)
 		}

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/kube"
 	"slipstream.dev/internal/report"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/kube"
 	"slipstream.dev/internal/worker"
 )
 
@@ -189,8 +189,8 @@ type machine struct {
 	pod bool
 }
 
-func newMachine(p target.Place, c *worker.Client) *machine {
-	m := &machine{name: p.Name, address: p.IPv4, worker: c, pod: p.Kind == target.Pod}
+func newMachine(p place.Place, c *worker.Client) *machine {
+	m := &machine{name: p.Name, address: p.IPv4, worker: c, pod: p.Kind == place.Pod}
 	if !m.address.IsValid() {
 		m.address = p.IPv6
 	}
@@ -213,7 +213,7 @@ func (o doctorOptions) look(ctx context.Context, all []*machine) error {
 
 // reach sends a message from one machine to another, and returns an error if it does not
 // arrive.
-type reach func(ctx context.Context, client, server *machine, by target.Transport) error
+type reach func(ctx context.Context, client, server *machine, by place.Transport) error
 
 // explore explores the path from one machine to another.
 func explore(ctx context.Context, client, server *machine, reach reach) (doctor.Path, error) {
@@ -226,7 +226,7 @@ func explore(ctx context.Context, client, server *machine, reach reach) (doctor.
 	closed := make([]error, len(protocols))
 	var both sync.WaitGroup // a blocked protocol waits for its timeout
 	for i, protocol := range protocols {
-		both.Go(func() { closed[i] = reach(ctx, client, server, target.Transport{IP: ip, Protocol: protocol}) })
+		both.Go(func() { closed[i] = reach(ctx, client, server, place.Transport{IP: ip, Protocol: protocol}) })
 	}
 	both.Wait()
 	if ctx.Err() != nil {

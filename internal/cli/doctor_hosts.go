@@ -7,11 +7,11 @@ import (
 	"os"
 	"slices"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/hosts"
 	"slipstream.dev/internal/report"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/hosts"
+	"slipstream.dev/internal/spec"
 )
 
 // examineHosts checks hosts, and the paths between them.
@@ -25,7 +25,7 @@ func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis
 		Note: func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) },
 	}
 	for i, h := range config.Hosts {
-		if h.Name == "" || slices.ContainsFunc(config.Hosts[:i], func(other v1alpha1.Host) bool { return other.Name == h.Name }) {
+		if h.Name == "" || slices.ContainsFunc(config.Hosts[:i], func(other spec.Host) bool { return other.Name == h.Name }) {
 			return usage(fmt.Errorf("hosts:%s: must be names of hosts with commas between them, each once", names))
 		}
 	}
@@ -55,15 +55,15 @@ func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis
 // examineUp examines hosts on which workers can be started.
 func (o doctorOptions) examineUp(ctx context.Context, d *diagnosis, up *hosts.Hosts) error {
 	var all []*machine
-	for _, place := range up.Places() {
-		c, err := up.Worker(ctx, place, target.ForControl)
+	for _, p := range up.Places() {
+		c, err := up.Worker(ctx, p, place.ForControl)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		all = append(all, newMachine(place, c))
+		all = append(all, newMachine(p, c))
 	}
-	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by target.Transport) error {
-		return up.Reach(ctx, hosts.Path{Client: client.name, Server: server.name, Address: v1alpha1.AddressNative, Transport: by})
+	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by place.Transport) error {
+		return up.Reach(ctx, hosts.Path{Client: client.name, Server: server.name, Address: spec.AddressNative, Transport: by})
 	})
 }

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/kube"
 	"slipstream.dev/internal/report"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/kube"
 	"slipstream.dev/internal/worker"
 )
 
@@ -72,17 +72,17 @@ func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 // pod of the other. It tries services only if all paths are open: a closed path closes them too.
 func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pods) error {
 	var nodes, pods []*machine
-	for _, place := range up.Places() {
-		use := target.ForControl
-		if place.Kind == target.Pod {
-			use = target.ForTraffic
+	for _, p := range up.Places() {
+		use := place.ForControl
+		if p.Kind == place.Pod {
+			use = place.ForTraffic
 		}
-		c, err := podWorker(ctx, up, place, use)
+		c, err := podWorker(ctx, up, p, use)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		if m := newMachine(place, c); m.pod {
+		if m := newMachine(p, c); m.pod {
 			pods = append(pods, m)
 		} else {
 			nodes = append(nodes, m)
@@ -94,7 +94,7 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 	for _, m := range nodes {
 		d.add(m.name, m.facts)
 	}
-	reach := func(ctx context.Context, client, server *machine, by target.Transport) error {
+	reach := func(ctx context.Context, client, server *machine, by place.Transport) error {
 		_, err := worker.Exchange(ctx, client.worker, server.worker, server.address, by, kubeLead)
 		return err
 	}

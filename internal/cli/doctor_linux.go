@@ -7,14 +7,14 @@ import (
 	"os"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/doctor"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/lab"
-	"slipstream.dev/internal/target/lab/balancer"
-	"slipstream.dev/internal/target/lab/overlay"
-	"slipstream.dev/internal/target/lab/policies"
-	"slipstream.dev/internal/target/lab/services"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/lab"
+	"slipstream.dev/internal/place/lab/balancer"
+	"slipstream.dev/internal/place/lab/overlay"
+	"slipstream.dev/internal/place/lab/policies"
+	"slipstream.dev/internal/place/lab/services"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/worker"
 )
 
@@ -34,18 +34,18 @@ func labParts() map[string]lab.Config {
 	for _, shape := range []string{overlay.ShapeVXLANFlow, overlay.ShapeEBPF, overlay.ShapeUDP} {
 		parts["an overlay of the shape "+shape] = lab.Config{Shape: shape}
 	}
-	for _, mode := range []string{v1alpha1.ServiceIPTables, v1alpha1.ServiceNFTables, v1alpha1.ServiceEBPF} {
-		parts["services in mode "+mode] = lab.Config{Services: &services.Config{Mode: mode, Transports: []target.Transport{{IP: 4, Protocol: "tcp"}}}}
+	for _, mode := range []string{spec.ServiceIPTables, spec.ServiceNFTables, spec.ServiceEBPF} {
+		parts["services in mode "+mode] = lab.Config{Services: &services.Config{Mode: mode, Transports: []place.Transport{{IP: 4, Protocol: "tcp"}}}}
 	}
-	for _, mode := range []string{v1alpha1.PolicyIPTables, v1alpha1.PolicyIPSet, v1alpha1.PolicyNFTables, v1alpha1.PolicyEBPF} {
-		parts["network policies in mode "+mode] = lab.Config{Shape: v1alpha1.ShapeFlannel, Policies: &policies.Config{Mode: mode}}
+	for _, mode := range []string{spec.PolicyIPTables, spec.PolicyIPSet, spec.PolicyNFTables, spec.PolicyEBPF} {
+		parts["network policies in mode "+mode] = lab.Config{Shape: spec.ShapeFlannel, Policies: &policies.Config{Mode: mode}}
 	}
 	return parts
 }
 
 // examineLab tries what a lab needs, and with --probe examines one.
 func (o doctorOptions) examineLab(ctx context.Context, p Process, d *diagnosis) error {
-	if err := labWorks(lab.Config{Shape: v1alpha1.ShapeFlannel}); err != nil {
+	if err := labWorks(lab.Config{Shape: spec.ShapeFlannel}); err != nil {
 		d.Findings = append(d.Findings, doctor.LabLacks("a lab", false, err))
 		return nil
 	}
@@ -54,7 +54,7 @@ func (o doctorOptions) examineLab(ctx context.Context, p Process, d *diagnosis) 
 			d.Findings = append(d.Findings, doctor.LabLacks(what, true, err))
 		}
 	}
-	if err := (&balancer.Config{Proxy: v1alpha1.ProxyHAProxy}).Choose(balancerArgv); err != nil {
+	if err := (&balancer.Config{Proxy: spec.ProxyHAProxy}).Choose(balancerArgv); err != nil {
 		d.Findings = append(d.Findings, doctor.LabLacks("a balancer with the proxy haproxy", true, err))
 	}
 	d.Facts = append(d.Facts, fact{"", doctor.Evidence{From: "a lab", Value: "network namespaces, veth, bridge, VXLAN, traffic control and nftables work"}})
@@ -67,7 +67,7 @@ func (o doctorOptions) examineLab(ctx context.Context, p Process, d *diagnosis) 
 	}
 	defer release()
 	l, err := lab.Up(ctx, lab.Config{
-		Name: "doctor", Nodes: 2, NIC: v1alpha1.NIC{Offload: v1alpha1.OffloadFull, MTU: 1500}, Shape: v1alpha1.ShapeFlannel,
+		Name: "doctor", Nodes: 2, NIC: spec.NIC{Offload: spec.OffloadFull, MTU: 1500}, Shape: spec.ShapeFlannel,
 	}, lab.Options{Log: newLog(p)})
 	if err != nil {
 		d.Findings = append(d.Findings, doctor.LabLacks("a lab", false, err))
@@ -87,18 +87,18 @@ func labWorks(c lab.Config) error {
 // probeLab checks the nodes of a lab, and the paths between them.
 func (o doctorOptions) probeLab(ctx context.Context, d *diagnosis, l *lab.Lab) error {
 	var all []*machine
-	for _, place := range l.Places() {
-		if place.Kind != target.Node {
+	for _, p := range l.Places() {
+		if p.Kind != place.Node {
 			continue
 		}
-		c, err := worker.Spawn(ctx, l.In(place), os.Stderr)
+		c, err := worker.Spawn(ctx, l.In(p), os.Stderr)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		all = append(all, newMachine(place, c))
+		all = append(all, newMachine(p, c))
 	}
-	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by target.Transport) error {
+	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by place.Transport) error {
 		_, err := worker.Exchange(ctx, client.worker, server.worker, server.address, by, labLead)
 		return err
 	})

@@ -19,15 +19,15 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/lab"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/lab"
-	"slipstream.dev/internal/target/topology"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -41,7 +41,7 @@ func upLab(t *testing.T, name, offload string) *lab.Lab {
 	t.Helper()
 	testenv.NeedRoot(t)
 	l, err := lab.Up(t.Context(), lab.Config{
-		Name: name, Nodes: 2, Pods: 1, NIC: v1alpha1.NIC{Offload: offload, MTU: 1500}, Shape: v1alpha1.ShapeFlannel,
+		Name: name, Nodes: 2, Pods: 1, NIC: spec.NIC{Offload: offload, MTU: 1500}, Shape: spec.ShapeFlannel,
 	}, lab.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func rulesFound(ctx context.Context, t *testing.T, l *lab.Lab, o doctorOptions, 
 // TestSoakHealthyLooks examines a healthy lab and the paths between its nodes many times, and finds nothing. It ends
 // in time for the timeout of the test.
 func TestSoakHealthyLooks(t *testing.T) {
-	l := upLab(t, "looks", v1alpha1.OffloadFull)
+	l := upLab(t, "looks", spec.OffloadFull)
 	n, found := 0, 0
 	for ; n < *looks; n++ {
 		if end, ok := t.Deadline(); ok && time.Until(end) < 20*time.Second {
@@ -136,7 +136,7 @@ var costlyFaults = []costly{
 // a note.
 func TestSoakCosts(t *testing.T) {
 	testenv.NeedRoot(t)
-	for _, offload := range []string{v1alpha1.OffloadNone, v1alpha1.OffloadFull} {
+	for _, offload := range []string{spec.OffloadNone, spec.OffloadFull} {
 		for _, f := range costlyFaults {
 			t.Run(offload+"/"+f.name, func(t *testing.T) { measureCost(t, offload, f) })
 		}
@@ -163,7 +163,7 @@ spec:
   - {name: healthy}
   - {name: faulty, switch: {to: [inject], back: [heal]}}
 `, offload, f.mtu, *rounds)
-	exp, err := v1alpha1.Parse("doctor", []byte(text), nil)
+	exp, err := spec.Parse("doctor", []byte(text), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ spec:
 			continue
 		}
 		t.Logf("| %s | %s | %s %s | %.3f (%.3f–%.3f) | %d | %s |", f.name, offload, row.Workload, row.Metric, v.Ratio, v.CI95[0], v.CI95[1], v.N, v.Verdict)
-		slower := v.Verdict == stats.Slower || f.free || offload == v1alpha1.OffloadFull
+		slower := v.Verdict == stats.Slower || f.free || offload == spec.OffloadFull
 		if row.Metric == metrics.Throughput && (v.Verdict == stats.Faster && !f.free || !slower) {
 			t.Errorf("streams are not slower")
 		}
@@ -286,9 +286,9 @@ type faultyNetwork struct {
 	site *faultySite
 }
 
-func (n *faultyNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
+func (n *faultyNetwork) Worker(ctx context.Context, p place.Place, use place.Use) (experiment.Worker, error) {
 	w, err := n.labNetwork.Worker(ctx, p, use)
-	if err != nil || !n.site.limited || p.Kind != target.Pod {
+	if err != nil || !n.site.limited || p.Kind != place.Pod {
 		return w, err
 	}
 	ns, err := os.Stat(namespaceOf("run-1", strings.NewReplacer("node", "n", "/pod", "p").Replace(p.Name)))
@@ -359,7 +359,7 @@ func TestSoakLosses(t *testing.T) {
 			"ip -n slip-losses-sw link set node1 mtu 1400", "ip -n slip-losses-sw link set node1 mtu 1500", pods, true},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			l := upLab(t, "losses", v1alpha1.OffloadNone)
+			l := upLab(t, "losses", spec.OffloadNone)
 			client, server := namespaceOf("losses", "n0"+c.between), namespaceOf("losses", "n1"+c.between)
 			to := placeOf(l, strings.TrimSuffix("node1/"+strings.Replace(c.between, "p", "pod", 1), "/"))
 			change := func(script string) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"slipstream.dev/internal/experiment"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/place/topology"
 )
 
 // TestDocuments: every command of slipstream on docs/results/documents.md exists, with its flags, and every

@@ -13,12 +13,12 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/hosts"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/report"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/hosts"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/spec"
 )
 
 // hostOptions are the flags for runs on hosts.
@@ -29,9 +29,9 @@ func (o *hostOptions) addFlags(f *pflag.FlagSet) {
 }
 
 // parseHosts returns the hosts of a list such as "a,me@b".
-func parseHosts(names string) (all []v1alpha1.Host) {
+func parseHosts(names string) (all []spec.Host) {
 	for name := range strings.SplitSeq(names, ",") {
-		host := v1alpha1.Host{Name: name}
+		host := spec.Host{Name: name}
 		if user, at, ok := strings.Cut(name, "@"); ok {
 			host.User, host.Name = user, at
 		}
@@ -42,7 +42,7 @@ func parseHosts(names string) (all []v1alpha1.Host) {
 
 // hostList returns the hosts of "a,me@b" as an experiment has them. Each takes the labels and the price of the
 // host at its position in others.
-func hostList(names string, others []v1alpha1.Host) string {
+func hostList(names string, others []spec.Host) string {
 	all := parseHosts(names)
 	for i := range min(len(all), len(others)) {
 		all[i].Labels, all[i].Price = others[i].Labels, others[i].Price
@@ -57,7 +57,7 @@ type hostTarget struct {
 	topology *topology.Topology
 }
 
-func newHostTarget(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (*hostTarget, error) {
+func newHostTarget(o hostOptions, exp *spec.Experiment, note func(string)) (*hostTarget, error) {
 	config, err := hostConfig(o, exp, note)
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func newHostTarget(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (
 }
 
 // hostConfig returns what an experiment needs of its hosts.
-func hostConfig(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (hosts.Config, error) {
+func hostConfig(o hostOptions, exp *spec.Experiment, note func(string)) (hosts.Config, error) {
 	home, err := os.UserHomeDir()
 	if err != nil {
 		return hosts.Config{}, fmt.Errorf("find the SSH configuration: %w", err)
@@ -76,10 +76,10 @@ func hostConfig(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (hos
 	config.Linux, config.Windows = needSystem(exp)
 	for _, v := range exp.Spec.Variants {
 		for _, ends := range hostPairs(exp, v) {
-			path := hosts.Path{Client: ends[0], Server: ends[1], Address: cmp.Or(exp.PathOf(v).Address, v1alpha1.AddressNative)}
+			path := hosts.Path{Client: ends[0], Server: ends[1], Address: cmp.Or(exp.PathOf(v).Address, spec.AddressNative)}
 			for _, w := range exp.Spec.Workloads {
 				t := w.Traffic()
-				path.Transport = target.Transport{IP: t.IP, Protocol: t.Protocol}
+				path.Transport = place.Transport{IP: t.IP, Protocol: t.Protocol}
 				if !slices.Contains(config.Paths, path) {
 					config.Paths = append(config.Paths, path)
 				}
@@ -90,7 +90,7 @@ func hostConfig(o hostOptions, exp *v1alpha1.Experiment, note func(string)) (hos
 }
 
 // hostPairs returns the client and the server of a variant, or all pairs of a mesh.
-func hostPairs(exp *v1alpha1.Experiment, v v1alpha1.Variant) (pairs [][2]string) {
+func hostPairs(exp *spec.Experiment, v spec.Variant) (pairs [][2]string) {
 	all := exp.Spec.Target.Hosts
 	if exp.Spec.Mesh == nil {
 		client, server := exp.HostsOf(v)
@@ -108,14 +108,14 @@ func hostPairs(exp *v1alpha1.Experiment, v v1alpha1.Variant) (pairs [][2]string)
 
 // needRoot maps each host with accelerators to the first of them. Accelerators act on all hosts, or, if the
 // variant limits them to one side, on its host of that side.
-func needRoot(exp *v1alpha1.Experiment, all []v1alpha1.Host) map[string]string {
+func needRoot(exp *spec.Experiment, all []spec.Host) map[string]string {
 	root := make(map[string]string)
 	for _, v := range exp.Spec.Variants {
 		if len(v.Accelerate) == 0 {
 			continue
 		}
 		client, server := exp.HostsOf(v)
-		side := map[string]string{v1alpha1.SideClient: exp.Spec.Target.Hosts[client].Name, v1alpha1.SideServer: exp.Spec.Target.Hosts[server].Name}[v.On]
+		side := map[string]string{spec.SideClient: exp.Spec.Target.Hosts[client].Name, spec.SideServer: exp.Spec.Target.Hosts[server].Name}[v.On]
 		for _, h := range all {
 			if (v.On == "" || exp.Spec.Mesh != nil || h.Name == side) && root[h.Name] == "" {
 				root[h.Name] = fmt.Sprintf("%s of variant %s", v.Accelerate[0], v.Name)
@@ -126,7 +126,7 @@ func needRoot(exp *v1alpha1.Experiment, all []v1alpha1.Host) map[string]string {
 }
 
 // needSystem maps each host to the first workload whose end there needs Linux, or Windows.
-func needSystem(exp *v1alpha1.Experiment) (linux, windows map[string]string) {
+func needSystem(exp *spec.Experiment) (linux, windows map[string]string) {
 	linux, windows = make(map[string]string), make(map[string]string)
 	for _, v := range exp.Spec.Variants {
 		client, server := exp.HostsOf(v)
@@ -151,18 +151,18 @@ func needSystem(exp *v1alpha1.Experiment) (linux, windows map[string]string) {
 // Windows; "" if there is none.
 type systems struct{ linuxClient, linuxServer, windows string }
 
-func systemsFor(w v1alpha1.Workload) (need systems) {
+func systemsFor(w spec.Workload) (need systems) {
 	t := w.Traffic()
 	both := ""
 	switch {
-	case t.Tool == v1alpha1.ToolLatte:
+	case t.Tool == spec.ToolLatte:
 		need.windows = "latte of workload " + w.Name
-	case t.Tool == v1alpha1.ToolGRPC: // part of this program, like the engine
-	case t.Tool != v1alpha1.ToolNative:
+	case t.Tool == spec.ToolGRPC: // part of this program, like the engine
+	case t.Tool != spec.ToolNative:
 		both = t.Tool + " of workload " + w.Name
 	case w.HTTP != nil:
 		both = "http of workload " + w.Name
-	case t.IO == v1alpha1.IOEpoll:
+	case t.IO == spec.IOEpoll:
 		both = "io: epoll of workload " + w.Name
 	case t.Protocol == "udp" && t.Connections > 1:
 		need.linuxServer = fmt.Sprintf("a server of %d UDP flows of workload %s", t.Connections, w.Name)
@@ -184,17 +184,17 @@ type hostNetwork struct {
 	*topology.Seating
 }
 
-func (n *hostNetwork) Places() []target.Place { return n.Seating.Places() }
+func (n *hostNetwork) Places() []place.Place { return n.Seating.Places() }
 
-func (n *hostNetwork) Setup() target.Setup {
+func (n *hostNetwork) Setup() place.Setup {
 	var names []string
 	for _, p := range n.Seating.Places() {
 		names = append(names, p.Name)
 	}
-	return target.Setup{Placement: "Clients and servers run on the hosts " + strings.Join(names, ", ") + ".", Lead: n.Lead()}
+	return place.Setup{Placement: "Clients and servers run on the hosts " + strings.Join(names, ", ") + ".", Lead: n.Lead()}
 }
 
-func (n *hostNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
+func (n *hostNetwork) Worker(ctx context.Context, p place.Place, use place.Use) (experiment.Worker, error) {
 	c, err := n.Hosts.Worker(ctx, p, use)
 	if err != nil {
 		return nil, err
@@ -203,7 +203,7 @@ func (n *hostNetwork) Worker(ctx context.Context, p target.Place, use target.Use
 }
 
 // surveyHosts shows what a run would find on its hosts. It fails if something is missing.
-func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *v1alpha1.Experiment) error {
+func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *spec.Experiment) error {
 	config, err := hostConfig(o, exp, func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) })
 	if err != nil {
 		return err

@@ -6,8 +6,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/place/topology"
+	"slipstream.dev/internal/spec"
 )
 
 // TestNeedRoot: hosts without accelerators need no root, nor do hosts on a side without
@@ -22,7 +22,7 @@ func TestNeedRoot(t *testing.T) {
 		"- {name: rps, on: server, hosts: {server: {zone: far}}, accelerate: [{rps: {devices: [nic], cpus: all}}]}":                                       {"c": all},
 		"- {name: rps, on: client, accelerate: [{rps: {devices: [nic], cpus: all}}]}\n  - {name: rfs, on: server, accelerate: [{rfs: {devices: [nic]}}]}": {"a": all, "b": "RFS on nic of variant rfs"},
 	} {
-		exp, err := v1alpha1.Parse("hosts.yaml", []byte(`apiVersion: slipstream.dev/v1alpha1
+		exp, err := spec.Parse("hosts.yaml", []byte(`apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: root}
 spec:
@@ -58,7 +58,7 @@ func TestNeedSystem(t *testing.T) {
 		"application: {tool: grpc, operation: unary, connections: 2, duration: 1s}": {},
 		"application: {tool: redis, operation: get, connections: 2, duration: 1s}":  {Linux: both("redis of workload w")},
 	} {
-		exp, err := v1alpha1.Parse("hosts.yaml", []byte(`apiVersion: slipstream.dev/v1alpha1
+		exp, err := spec.Parse("hosts.yaml", []byte(`apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: system}
 spec:

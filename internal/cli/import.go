@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/importer"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -78,7 +78,7 @@ func importResults(p Process, paths []string, o importer.Options, out string) er
 // writeImported makes the folder under a temporary name, so that an unfinished one is never
 // taken for a result.
 func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, err error) {
-	experiment, err := v1alpha1.Marshal(r.Experiment)
+	experiment, err := spec.Marshal(r.Experiment)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, er
 	defer func() { err = errors.Join(err, os.RemoveAll(half)) }()
 	now := time.Now()
 	dir, err := record.Create(half, r.Experiment.Metadata.Name, now, experiment, record.Environment{
-		Version: p.Version, Started: r.Trials[0].Started, Command: v1alpha1.CommandText(p.Args), Placement: r.Note,
+		Version: p.Version, Started: r.Trials[0].Started, Command: spec.CommandText(p.Args), Placement: r.Note,
 		Nodes: []record.Node{}, Imported: &r.Imported,
 	})
 	if err != nil {

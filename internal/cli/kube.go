@@ -14,13 +14,13 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/kube"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/kube"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/worker"
 )
 
@@ -58,7 +58,7 @@ func (o *kubeOptions) overrides() ([]override, error) {
 	if o.selector == "" {
 		return all, nil
 	}
-	labels, err := v1alpha1.ParseLabels(o.selector)
+	labels, err := spec.ParseLabels(o.selector)
 	if err != nil {
 		return nil, fmt.Errorf("--selector: %w", err)
 	}
@@ -78,7 +78,7 @@ type kubeTarget struct {
 }
 
 // newKubeTarget writes the chosen nodes into the experiment, so that a resumed run uses the same.
-func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experiment, note func(string)) (*kubeTarget, error) {
+func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment, note func(string)) (*kubeTarget, error) {
 	cluster, err := kube.Open(o.access)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.
 }
 
 // kubeConfig returns the configuration of a cluster that an experiment needs.
-func kubeConfig(p Process, exp *v1alpha1.Experiment) kube.Config {
+func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
 	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil}
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
@@ -117,7 +117,7 @@ func kubeConfig(p Process, exp *v1alpha1.Experiment) kube.Config {
 }
 
 // survey shows what a run would find in the cluster. It fails if something is missing.
-func survey(ctx context.Context, p Process, o kubeOptions, exp *v1alpha1.Experiment) error {
+func survey(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment) error {
 	cluster, err := kube.Open(o.access)
 	if err != nil {
 		return err
@@ -209,17 +209,17 @@ type kubeNetwork struct {
 	*topology.Seating
 }
 
-func (n *kubeNetwork) Places() []target.Place { return n.Seating.Places() }
+func (n *kubeNetwork) Places() []place.Place { return n.Seating.Places() }
 
 // kubeLead bounds the delay of a start time on its way to the workers, through the API server, the kubelet and
 // the container runtime.
 const kubeLead = 100 * time.Millisecond
 
-func (n *kubeNetwork) Setup() target.Setup {
-	return target.Setup{Placement: n.Placement(), Lead: kubeLead}
+func (n *kubeNetwork) Setup() place.Setup {
+	return place.Setup{Placement: n.Placement(), Lead: kubeLead}
 }
 
-func (n *kubeNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (experiment.Worker, error) {
+func (n *kubeNetwork) Worker(ctx context.Context, p place.Place, use place.Use) (experiment.Worker, error) {
 	c, err := podWorker(ctx, n.Pods, p, use)
 	if err != nil {
 		return nil, err
@@ -228,7 +228,7 @@ func (n *kubeNetwork) Worker(ctx context.Context, p target.Place, use target.Use
 }
 
 // podWorker starts a worker in a pod.
-func podWorker(ctx context.Context, pods *kube.Pods, p target.Place, use target.Use) (*worker.Client, error) {
+func podWorker(ctx context.Context, pods *kube.Pods, p place.Place, use place.Use) (*worker.Client, error) {
 	for {
 		s, err := pods.Open(p, use)
 		if err != nil {
@@ -251,7 +251,7 @@ type kubeWorker struct {
 	pods *kube.Pods
 }
 
-func (w *kubeWorker) Describe(ctx context.Context, p target.Place) (record.Node, error) {
+func (w *kubeWorker) Describe(ctx context.Context, p place.Place) (record.Node, error) {
 	node, err := w.Client.Describe(ctx, p)
 	node.Distribution = w.pods.System(p.Node)
 	return node, err

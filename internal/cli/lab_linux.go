@@ -15,18 +15,18 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/flock"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/lab"
+	"slipstream.dev/internal/place/lab/balancer"
+	"slipstream.dev/internal/place/lab/overlay"
+	"slipstream.dev/internal/place/lab/policies"
+	"slipstream.dev/internal/place/lab/services"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/lab"
-	"slipstream.dev/internal/target/lab/balancer"
-	"slipstream.dev/internal/target/lab/overlay"
-	"slipstream.dev/internal/target/lab/policies"
-	"slipstream.dev/internal/target/lab/services"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/worker"
 )
 
@@ -59,12 +59,12 @@ func forwardCommand() *cobra.Command {
 
 // labTarget runs an experiment in labs on this machine.
 type labTarget struct {
-	exp     *v1alpha1.Experiment
+	exp     *spec.Experiment
 	process Process
 	made    int
 }
 
-func newLabTarget(exp *v1alpha1.Experiment, p Process) *labTarget {
+func newLabTarget(exp *spec.Experiment, p Process) *labTarget {
 	return &labTarget{exp: exp, process: p}
 }
 
@@ -73,7 +73,7 @@ func newLabTarget(exp *v1alpha1.Experiment, p Process) *labTarget {
 func (t *labTarget) topology() *topology.Topology { return topology.Of(t.exp) }
 
 // openLab returns the site of labs on this machine.
-func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, error) {
+func openLab(ctx context.Context, p Process, exp *spec.Experiment) (*site, error) {
 	release, err := claimMachine(ctx, p)
 	if err != nil {
 		return nil, err
@@ -89,15 +89,15 @@ func openLab(ctx context.Context, p Process, exp *v1alpha1.Experiment) (*site, e
 
 // probePolicies returns a function that returns an error if this machine cannot have the network policies of
 // a path. It tries each mode once.
-func probePolicies() func(v1alpha1.Path) error {
+func probePolicies() func(spec.Path) error {
 	known := make(map[string]error)
-	return func(p v1alpha1.Path) error {
+	return func(p spec.Path) error {
 		if p.Policies == nil {
 			return nil
 		}
 		mode := p.Policies.Mode
 		if _, tried := known[mode]; !tried {
-			known[mode] = lab.Lacks(lab.Config{Shape: v1alpha1.ShapeFlannel, Policies: &policies.Config{Mode: mode}})
+			known[mode] = lab.Lacks(lab.Config{Shape: spec.ShapeFlannel, Policies: &policies.Config{Mode: mode}})
 		}
 		return known[mode]
 	}
@@ -135,20 +135,20 @@ type labNetwork struct {
 	*topology.Seating
 	process Process
 	config  lab.Config
-	exp     *v1alpha1.Experiment
+	exp     *spec.Experiment
 }
 
 // labLead bounds the delay after which a lab's workers know when traffic starts.
 const labLead = 15 * time.Millisecond
 
 // Places returns the places of the lab that an experiment uses.
-func (n *labNetwork) Places() []target.Place { return n.Seating.Places() }
+func (n *labNetwork) Places() []place.Place { return n.Seating.Places() }
 
-func (n *labNetwork) Setup() target.Setup {
-	return target.Setup{Placement: n.Placement(), CongestionControl: n.config.CongestionControl, Lead: labLead}
+func (n *labNetwork) Setup() place.Setup {
+	return place.Setup{Placement: n.Placement(), CongestionControl: n.config.CongestionControl, Lead: labLead}
 }
 
-func (n *labNetwork) Worker(ctx context.Context, p target.Place, _ target.Use) (experiment.Worker, error) {
+func (n *labNetwork) Worker(ctx context.Context, p place.Place, _ place.Use) (experiment.Worker, error) {
 	c, err := worker.Spawn(ctx, n.In(p), n.process.Err)
 	if err != nil {
 		return nil, err
@@ -162,13 +162,13 @@ type labWorker struct {
 	network *labNetwork
 }
 
-func (w *labWorker) Describe(ctx context.Context, p target.Place) (record.Node, error) {
+func (w *labWorker) Describe(ctx context.Context, p place.Place) (record.Node, error) {
 	node, err := w.Client.Describe(ctx, p)
 	if err != nil {
 		return node, err
 	}
 	node.Role, node.NICRate = p.Role, float64(p.NICRate)
-	if p.Role == v1alpha1.RoleProxy {
+	if p.Role == spec.RoleProxy {
 		if node.Proxy, err = w.network.Proxy(ctx); err != nil {
 			return node, err
 		}
@@ -199,7 +199,7 @@ func (w *labWorker) Describe(ctx context.Context, p target.Place) (record.Node, 
 }
 
 // Change replaces endpoints of services during trials, if the variant asks for that.
-func (n *labNetwork) Change(ctx context.Context, v v1alpha1.Variant) (perSecond int, stop func() (made int, err error), err error) {
+func (n *labNetwork) Change(ctx context.Context, v spec.Variant) (perSecond int, stop func() (made int, err error), err error) {
 	s := n.exp.PathOf(v).Service
 	if s == nil || s.EndpointChanges == 0 {
 		return 0, func() (int, error) { return 0, nil }, nil
@@ -279,7 +279,7 @@ func labUpCommand(p Process) *cobra.Command {
 		Use: "up NAME", Args: cobra.ExactArgs(1),
 		Short: "Create a lab, which stays until lab down",
 		RunE: func(c *cobra.Command, args []string) error {
-			config.Name, config.NIC.Rate = args[0], v1alpha1.BitRate(rate)
+			config.Name, config.NIC.Rate = args[0], spec.BitRate(rate)
 			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Forwarder: forwarderArgv, Log: newLog(p)})
 			if err != nil {
 				return err
@@ -295,8 +295,8 @@ func labUpCommand(p Process) *cobra.Command {
 	f := c.Flags()
 	f.IntVar(&config.Nodes, "nodes", 2, "number of nodes, 2 to 16")
 	f.IntVar(&config.Pods, "pods", 2, "pods per node, 0 to 64")
-	f.StringVar(&config.Shape, "shape", v1alpha1.ShapeFlannel, "network of the pods: "+strings.Join(overlay.Shapes(), ", "))
-	f.StringVar(&config.NIC.Offload, "offload", v1alpha1.OffloadFull, "NIC profile: full or none")
+	f.StringVar(&config.Shape, "shape", spec.ShapeFlannel, "network of the pods: "+strings.Join(overlay.Shapes(), ", "))
+	f.StringVar(&config.NIC.Offload, "offload", spec.OffloadFull, "NIC profile: full or none")
 	f.IntVar(&config.NIC.MTU, "mtu", 1500, "MTU of the NICs in bytes")
 	f.StringVar(&rate, "rate", "", "rate limit of each NIC, in each direction, such as 10Gbit")
 	return c

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/place/topology"
 )
 
 // TestLabNetworksAfterLeaveOut: a lab makes the networks of the remaining variants, which the plan counts

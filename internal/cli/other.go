@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/spec"
 )
 
 // linuxCommands returns stand-ins for the commands that need namespaces, sysfs or
@@ -35,7 +35,7 @@ func linuxCommands(p Process) []*cobra.Command {
 	return all
 }
 
-func openLab(context.Context, Process, *v1alpha1.Experiment) (*site, error) {
+func openLab(context.Context, Process, *spec.Experiment) (*site, error) {
 	return nil, usage(errors.New("a lab needs Linux, because it consists of network namespaces; this is " + runtime.GOOS + ": run it on Linux, or run in a cluster from here (slipstream run kubernetes)"))
 }
 

@@ -15,6 +15,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -97,7 +98,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 		policy.Annotations[annotation+"unfinished"] = summary.Unfinished
 		notes = append(notes, "the run is unfinished: "+summary.Unfinished)
 	}
-	text, err := v1alpha1.MarshalPolicy(policy)
+	text, err := spec.MarshalPolicy(policy)
 	if err != nil {
 		return err
 	}
@@ -129,7 +130,7 @@ func (o policyOptions) where(p *v1alpha1.AccelerationPolicy) (err error) {
 	}
 	p.Spec.All = o.all
 	if o.selector != "" {
-		if p.Spec.NodeSelector, err = v1alpha1.ParseLabels(o.selector); err != nil {
+		if p.Spec.NodeSelector, err = spec.ParseLabels(o.selector); err != nil {
 			return fmt.Errorf("--node-selector: %w", err)
 		}
 	}
@@ -167,7 +168,7 @@ const annotation = "slipstream.dev/"
 
 // annotations returns the measurements that a policy is based on, for people who find it
 // later.
-func annotations(dir *record.Dir, exp *v1alpha1.Experiment, env record.Environment, p stats.Proof) map[string]string {
+func annotations(dir *record.Dir, exp *spec.Experiment, env record.Environment, p stats.Proof) map[string]string {
 	var kernels, cells []string
 	for _, n := range env.Nodes {
 		kernels = append(kernels, n.Kernel)
@@ -204,7 +205,7 @@ func annotations(dir *record.Dir, exp *v1alpha1.Experiment, env record.Environme
 }
 
 // notes returns remarks for somebody who keeps the variant on.
-func (o policyOptions) notes(exp *v1alpha1.Experiment, p stats.Proof) []string {
+func (o policyOptions) notes(exp *spec.Experiment, p stats.Proof) []string {
 	var all []string
 	if len(p.Costs) > 0 {
 		all = append(all, p.Variant+" is worse in other metrics: "+says(p.Costs))

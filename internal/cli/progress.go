@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/term"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/stats"

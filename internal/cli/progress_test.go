@@ -3,7 +3,7 @@ package cli
 import (
 	"testing"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 )
 
 // TestShown: the line of a trial shows the main metric of its workload, if the tool reports it.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -113,16 +113,16 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 }
 
 // experimentOf reads the experiment of a results folder.
-func experimentOf(dir *record.Dir) (*v1alpha1.Experiment, error) {
+func experimentOf(dir *record.Dir) (*spec.Experiment, error) {
 	data, err := dir.Experiment()
 	if err != nil {
 		return nil, err
 	}
-	return v1alpha1.Parse(filepath.Join(dir.Path, "experiment.yaml"), data, nil)
+	return spec.Parse(filepath.Join(dir.Path, "experiment.yaml"), data, nil)
 }
 
 // readExperiment reads the experiment of a results folder, and its trials.
-func readExperiment(dir *record.Dir) (*v1alpha1.Experiment, []record.Trial, error) {
+func readExperiment(dir *record.Dir) (*spec.Experiment, []record.Trial, error) {
 	exp, err := experimentOf(dir)
 	if err != nil {
 		return nil, nil, err
@@ -141,7 +141,7 @@ func model(dir *record.Dir) (*report.Model, error) {
 }
 
 // modelOf computes the report of a folder that readExperiment has read.
-func modelOf(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (*report.Model, error) {
+func modelOf(dir *record.Dir, exp *spec.Experiment, trials []record.Trial) (*report.Model, error) {
 	summary, err := analyze(dir, exp, trials)
 	if err != nil {
 		return nil, err
@@ -154,7 +154,7 @@ func modelOf(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (
 }
 
 // analyze judges the trials of a folder that readExperiment has read.
-func analyze(dir *record.Dir, exp *v1alpha1.Experiment, trials []record.Trial) (*stats.Summary, error) {
+func analyze(dir *record.Dir, exp *spec.Experiment, trials []record.Trial) (*stats.Summary, error) {
 	if len(trials) == 0 {
 		return nil, fmt.Errorf("%s has no results yet: no trial has ended", dir.Path)
 	}
@@ -216,11 +216,11 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 	case m.Imported():
 		return ""
 	case m.Unfinished != "":
-		return program + " run --resume " + v1alpha1.Quote(dir.Path)
+		return program + " run --resume " + spec.Quote(dir.Path)
 	case keep != "" && m.InCluster():
-		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, v1alpha1.Quote(dir.Path), v1alpha1.Quote(keep))
+		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, spec.Quote(dir.Path), spec.Quote(keep))
 	case keep != "":
-		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, v1alpha1.Quote(dir.Path), v1alpha1.Quote(keep))
+		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, spec.Quote(dir.Path), spec.Quote(keep))
 	case m.Inconclusive():
 		return again(program, m.Environment.Command, max(20, 2*m.Blocks))
 	}
@@ -231,11 +231,11 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 // folder from somebody else may hold any text, and people paste suggested commands, so the result is always a
 // command of this program with quoted words.
 func again(program, command string, blocks int) string {
-	words, err := v1alpha1.CommandWords(command)
+	words, err := spec.CommandWords(command)
 	if err != nil || len(words) < 2 || words[1] != "run" {
 		return ""
 	}
-	return fmt.Sprintf("%s%s --runs %d", program, runsFlag.ReplaceAllString(" "+v1alpha1.CommandText(words[1:]), ""), blocks)
+	return fmt.Sprintf("%s%s --runs %d", program, runsFlag.ReplaceAllString(" "+spec.CommandText(words[1:]), ""), blocks)
 }
 
 func writeFigures(dir *record.Dir, m *report.Model, format string) error {

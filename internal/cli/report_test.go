@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // TestSeriesHowTo: the experiment of docs/how-to/series.md is valid, and its series are as the page says.
@@ -20,11 +20,11 @@ func TestSeriesHowTo(t *testing.T) {
 	if !found {
 		t.Fatal("the page has no rate.yaml")
 	}
-	exp, err := v1alpha1.Parse("rate.yaml", []byte(strings.ReplaceAll("\n"+text, "\n    ", "\n")), nil)
+	exp, err := spec.Parse("rate.yaml", []byte(strings.ReplaceAll("\n"+text, "\n    ", "\n")), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := exp.Spec.Series; len(s) != 2 || s[1].Axis != v1alpha1.AxisRate || s[1].Versus != s[0].Name {
+	if s := exp.Spec.Series; len(s) != 2 || s[1].Axis != spec.AxisRate || s[1].Versus != s[0].Name {
 		t.Errorf("series %+v", s)
 	}
 }

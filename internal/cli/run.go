@@ -17,11 +17,12 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/command"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/command"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/spec"
 )
 
 type runOptions struct {
@@ -123,8 +124,8 @@ func onOverride(on, name string, data []byte) ([]override, error) {
 	case on == "lab", on == "kubernetes":
 		field += "{" + on + ": {}}"
 	case isHosts:
-		var hosts []v1alpha1.Host
-		if exp, err := v1alpha1.Parse(name, data, nil); err == nil { // if not, load reports it, unless flags repair it
+		var hosts []spec.Host
+		if exp, err := spec.Parse(name, data, nil); err == nil { // if not, load reports it, unless flags repair it
 			hosts = exp.Spec.Target.Hosts
 		}
 		field += "{hosts: " + hostList(names, hosts) + "}"
@@ -135,7 +136,7 @@ func onOverride(on, name string, data []byte) ([]override, error) {
 }
 
 // load reads the experiment that a run names.
-func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
+func (o runOptions) load(args []string) (*spec.Experiment, error) {
 	if len(args) == 0 {
 		return nil, fmt.Errorf("name a preset (slipstream run --list) or a file")
 	}
@@ -143,12 +144,12 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 	data, ok := examples.Preset(name)
 	if !ok {
 		var err error
-		if data, err = v1alpha1.ReadFile(name); err != nil {
+		if data, err = spec.ReadFile(name); err != nil {
 			if strings.ContainsAny(name, "/.") {
 				return nil, err
 			}
 			hint := ""
-			if near := v1alpha1.Near(name, examples.Names()); len(near) > 0 {
+			if near := spec.Near(name, examples.Names()); len(near) > 0 {
 				hint = "; did you mean " + strings.Join(near, " or ") + "?"
 			}
 			return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, hint)
@@ -188,13 +189,13 @@ func (o runOptions) load(args []string) (*v1alpha1.Experiment, error) {
 }
 
 // parseWith reads an experiment and applies flags in their order. Its errors name the flag, each once.
-func parseWith(name string, data []byte, flags []override) (*v1alpha1.Experiment, error) {
+func parseWith(name string, data []byte, flags []override) (*spec.Experiment, error) {
 	var all []string
 	for _, f := range flags {
 		all = append(all, f.field)
 	}
-	exp, err := v1alpha1.Parse(name, data, all)
-	var problems v1alpha1.Errors
+	exp, err := spec.Parse(name, data, all)
+	var problems spec.Errors
 	if !errors.As(err, &problems) {
 		return exp, err
 	}
@@ -205,7 +206,7 @@ func parseWith(name string, data []byte, flags []override) (*v1alpha1.Experiment
 			}
 		}
 	}
-	return nil, slices.CompactFunc(problems, func(a, b *v1alpha1.Error) bool { return a.Flag != "" && a.Error() == b.Error() })
+	return nil, slices.CompactFunc(problems, func(a, b *spec.Error) bool { return a.Flag != "" && a.Error() == b.Error() })
 }
 
 func run(ctx context.Context, p Process, o runOptions, args []string) error {
@@ -245,19 +246,19 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if err != nil {
 		return err
 	}
-	resolved, err := v1alpha1.Marshal(exp)
+	resolved, err := spec.Marshal(exp)
 	if err != nil {
 		return err
 	}
 	create := func(env record.Environment) (*record.Dir, error) {
-		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), v1alpha1.CommandText(p.Args), leftOut
+		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), spec.CommandText(p.Args), leftOut
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
 	return measure(ctx, p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, create)
 }
 
 // runnable returns an error if an experiment cannot be run.
-func runnable(exp *v1alpha1.Experiment) error {
+func runnable(exp *spec.Experiment) error {
 	if exp.Spec.Target.Imported != nil {
 		return fmt.Errorf("%s was imported: other programs have measured it, and there is nothing to run; slipstream report shows the result", exp.Metadata.Name)
 	}
@@ -265,7 +266,7 @@ func runnable(exp *v1alpha1.Experiment) error {
 }
 
 // leaveOut removes the variants that the site cannot apply from an experiment, and notes each.
-func leaveOut(ctx context.Context, at *site, exp *v1alpha1.Experiment, set []string, note func(string)) ([]record.LeftOut, error) {
+func leaveOut(ctx context.Context, at *site, exp *spec.Experiment, set []string, note func(string)) ([]record.LeftOut, error) {
 	if at.probe == nil {
 		return nil, nil
 	}
@@ -280,7 +281,7 @@ func leaveOut(ctx context.Context, at *site, exp *v1alpha1.Experiment, set []str
 }
 
 // namedBy maps the variants that --set names to the flag.
-func namedBy(set []string, exp *v1alpha1.Experiment) map[string]string {
+func namedBy(set []string, exp *spec.Experiment) map[string]string {
 	named := map[string]string{}
 	for _, text := range set {
 		field, _, _ := strings.Cut(text, "=")
@@ -294,7 +295,7 @@ func namedBy(set []string, exp *v1alpha1.Experiment) map[string]string {
 }
 
 // dryRun shows a plan and, for a cluster or hosts, whether anything is missing for it.
-func dryRun(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, plan *experiment.Plan) error {
+func dryRun(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, plan *experiment.Plan) error {
 	err := plan.Print(p.Out)
 	switch {
 	case err != nil:
@@ -313,7 +314,7 @@ func nothingSwitched(out string) error {
 	if err != nil || len(left) == 0 {
 		return err
 	}
-	unfinished := fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", v1alpha1.Quote(left[0]))
+	unfinished := fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", spec.Quote(left[0]))
 	dir, err := record.Open(left[0])
 	if err != nil {
 		return fmt.Errorf("%w, or move the folder away if it is not yours: %w", unfinished, err)
@@ -366,7 +367,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 }
 
 // putBack undoes the switch of a run that was killed.
-func putBack(ctx context.Context, dir *record.Dir, exp *v1alpha1.Experiment, note func(string)) error {
+func putBack(ctx context.Context, dir *record.Dir, exp *spec.Experiment, note func(string)) error {
 	variant, err := dir.SwitchedFor()
 	if err != nil || variant == "" {
 		return err
@@ -382,14 +383,14 @@ type site struct {
 	probe func(context.Context) func(v1alpha1.Accelerator) error
 	// probePath returns an error if the site cannot make a path. It is nil if the site can make all
 	// paths, or if the first trial shows it.
-	probePath func(v1alpha1.Path) error
+	probePath func(spec.Path) error
 	// restore reverts the settings that dead workers have left.
 	restore func(context.Context) error
 	release func()
 }
 
 // openSite reserves the site for this process, and completes the experiment with what depends on the site.
-func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experiment, note func(string)) (*site, error) {
+func openSite(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, note func(string)) (*site, error) {
 	if exp.Spec.Target.Kubernetes != nil {
 		t, err := newKubeTarget(ctx, p, o.kube, exp, note)
 		if err != nil {
@@ -410,7 +411,7 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *v1alpha1.Experi
 }
 
 // measure runs a plan, restores the machine, and reports the trials, even if the plan was not finished.
-func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment, plan *experiment.Plan, done []record.Trial, progress *progress, open func(record.Environment) (*record.Dir, error)) error {
+func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, plan *experiment.Plan, done []record.Trial, progress *progress, open func(record.Environment) (*record.Dir, error)) error {
 	defer context.AfterFunc(ctx, func() {
 		progress.note("stopping: restoring settings and reporting what was measured; interrupt again to skip the report")
 	})()
@@ -450,10 +451,10 @@ func measure(ctx context.Context, p Process, at *site, exp *v1alpha1.Experiment,
 		err = errors.Join(err, failed)
 	}
 	switch {
-	case target.NoSpace(err):
-		progress.note("once there is space: slipstream run --resume " + v1alpha1.Quote(dir.Path))
-	case ctx.Err() != nil || errors.Is(err, target.ErrLost):
-		progress.note("to resume: slipstream run --resume " + v1alpha1.Quote(dir.Path))
+	case place.NoSpace(err):
+		progress.note("once there is space: slipstream run --resume " + spec.Quote(dir.Path))
+	case ctx.Err() != nil || errors.Is(err, place.ErrLost):
+		progress.note("to resume: slipstream run --resume " + spec.Quote(dir.Path))
 	case m != nil:
 		tellNext(dir, m, p)
 		if err == nil {

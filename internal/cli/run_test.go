@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // TestRunLeavesOut: on a machine without the fast path, a run says so and measures the rest, unless a
@@ -75,14 +76,14 @@ func TestOn(t *testing.T) {
 		name, on string
 		set      []string
 		want     string // text of the error
-		hosts    []v1alpha1.Host
+		hosts    []spec.Host
 	}{
-		{name: file, on: "hosts:a,me@b", hosts: []v1alpha1.Host{{Name: "a"}, {Name: "b", User: "me"}}},
-		{name: file, on: "hosts:a,b", set: []string{"spec.target.hosts.b.port=2222"}, hosts: []v1alpha1.Host{{Name: "a"}, {Name: "b", Port: 2222}}},
-		{name: "zones", on: "hosts:x,me@y,z", hosts: []v1alpha1.Host{
+		{name: file, on: "hosts:a,me@b", hosts: []spec.Host{{Name: "a"}, {Name: "b", User: "me"}}},
+		{name: file, on: "hosts:a,b", set: []string{"spec.target.hosts.b.port=2222"}, hosts: []spec.Host{{Name: "a"}, {Name: "b", Port: 2222}}},
+		{name: "zones", on: "hosts:x,me@y,z", hosts: []spec.Host{
 			{Name: "x", Labels: map[string]string{"zone": "a"}}, {Name: "y", User: "me", Labels: map[string]string{"zone": "a"}}, {Name: "z", Labels: map[string]string{"zone": "b"}},
 		}},
-		{name: "instances-hosts", on: "hosts:x,y,z,w", set: []string{"spec.target.hosts.y.price=0.07 USD"}, hosts: []v1alpha1.Host{
+		{name: "instances-hosts", on: "hosts:x,y,z,w", set: []string{"spec.target.hosts.y.price=0.07 USD"}, hosts: []spec.Host{
 			{Name: "x", Labels: map[string]string{"type": "small"}, Price: "0.05 USD"}, {Name: "y", Labels: map[string]string{"type": "small"}, Price: "0.07 USD"},
 			{Name: "z", Labels: map[string]string{"type": "large"}, Price: "0.1 USD"}, {Name: "w", Labels: map[string]string{"type": "large"}, Price: "0.1 USD"},
 		}},

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -82,11 +82,11 @@ spec:
 func BenchmarkFastpathSix(b *testing.B) {
 	testenv.NeedRoot(b)
 	p := thisProcess()
-	exp, err := v1alpha1.Parse("IPv6", []byte(sixExperiment), nil)
+	exp, err := spec.Parse("IPv6", []byte(sixExperiment), nil)
 	if err != nil {
 		b.Fatal(err)
 	}
-	resolved, err := v1alpha1.Marshal(exp)
+	resolved, err := spec.Marshal(exp)
 	if err != nil {
 		b.Fatal(err)
 	}

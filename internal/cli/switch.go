@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"strings"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/spec"
 )
 
 // cleanupSwitched undoes the switches of killed runs in results folders.
@@ -66,7 +66,7 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 
 // executed returns the programs that an experiment makes slipstream run: the commands of switches, and an
 // image.
-func executed(exp *v1alpha1.Experiment) (all []string) {
+func executed(exp *spec.Experiment) (all []string) {
 	for _, v := range exp.Spec.Variants {
 		if v.Switch == nil {
 			continue
@@ -83,7 +83,7 @@ func executed(exp *v1alpha1.Experiment) (all []string) {
 
 // mayExecute returns an error if an experiment runs programs of its own and its folder may be somebody else's. The
 // error lists the programs.
-func mayExecute(exp *v1alpha1.Experiment, foreign error) error {
+func mayExecute(exp *spec.Experiment, foreign error) error {
 	programs := executed(exp)
 	if len(programs) == 0 || foreign == nil {
 		return nil

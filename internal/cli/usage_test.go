@@ -8,7 +8,7 @@ import (
 
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/place/topology"
 )
 
 // TestErrorsNameWhatWasWritten: an error of usage names the flag, command or preset that the user wrote, and

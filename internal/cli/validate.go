@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 func validateCommand(p Process) *cobra.Command {
@@ -37,7 +37,7 @@ Every problem is printed with its line, its column and the field. The exit code 
 }
 
 func validate(file string) error {
-	data, err := v1alpha1.ReadFile(file)
+	data, err := spec.ReadFile(file)
 	if err != nil {
 		return err
 	}

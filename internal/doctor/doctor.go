@@ -2,7 +2,7 @@
 // or lossy. It changes nothing. Look reads the facts of one machine with internal/collect and internal/accel;
 // Path.Explore reads those of a path by sending datagrams. Examine and ExaminePath judge the facts with one
 // pure function for each rule. Only an experiment shows what a fault costs on a machine, so the finding names
-// the experiment. internal/worker and internal/target reach other machines.
+// the experiment. internal/worker and internal/place reach other machines.
 package doctor
 
 import (

@@ -10,11 +10,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/spec"
 )
 
 const balancerExperiment = `apiVersion: slipstream.dev/v1alpha1
@@ -34,9 +35,9 @@ spec:
   seed: 1
 `
 
-func balancers(t *testing.T) *v1alpha1.Experiment {
+func balancers(t *testing.T) *spec.Experiment {
 	t.Helper()
-	exp, err := v1alpha1.Parse("x", []byte(balancerExperiment), nil)
+	exp, err := spec.Parse("x", []byte(balancerExperiment), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,31 +63,31 @@ type balancerNetwork struct {
 
 func (n *balancerNetwork) seating() *topology.Seating { return n.topology.Seat(n.fabric, n.all()) }
 
-func (n *balancerNetwork) Places() []target.Place { return n.seating().Places() }
+func (n *balancerNetwork) Places() []place.Place { return n.seating().Places() }
 
-func (n *balancerNetwork) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
+func (n *balancerNetwork) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
 	return n.seating().Pair(v, i, ip)
 }
 
-func (n *balancerNetwork) balancer() v1alpha1.Balancer { return n.topology.Fabric(n.fabric).Balancer }
+func (n *balancerNetwork) balancer() spec.Balancer { return n.topology.Fabric(n.fabric).Balancer }
 
 // all returns the places of the lab, including those that the experiment does not use.
-func (n *balancerNetwork) all() (all []target.Place) {
+func (n *balancerNetwork) all() (all []place.Place) {
 	for i := range n.topology.Fabric(n.fabric).Nodes {
 		ip := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
-		p := target.Place{
-			Name: fmt.Sprintf("node%d", i), Kind: target.Node, Node: fmt.Sprintf("node%d", i), IPv4: ip,
+		p := place.Place{
+			Name: fmt.Sprintf("node%d", i), Kind: place.Node, Node: fmt.Sprintf("node%d", i), IPv4: ip,
 			Role: n.balancer().Role(i), NICRate: 1e9, Cores: []int{i % 2}, Shared: true,
 		}
 		if i == 1 {
-			p.Service = target.Service{IPv4: ip, Port: 7000}
+			p.Service = place.Service{IPv4: ip, Port: 7000}
 		}
 		all = append(all, p)
 	}
 	return all
 }
 
-func (n *balancerNetwork) Worker(ctx context.Context, p target.Place, use target.Use) (Worker, error) {
+func (n *balancerNetwork) Worker(ctx context.Context, p place.Place, use place.Use) (Worker, error) {
 	w, err := n.fakeNetwork.Worker(ctx, p, use)
 	return &balancerWorker{w.(*fakeWorker), n}, err
 }
@@ -96,29 +97,29 @@ type balancerWorker struct {
 	network *balancerNetwork
 }
 
-func (w *balancerWorker) note(what string, t target.Traffic) {
+func (w *balancerWorker) note(what string, t place.Traffic) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.network.target.asked = append(w.network.target.asked,
 		fmt.Sprintf("%d: %s %s %s, %d connections", w.network.balancer().Backends, w.place, what, t.Address, t.Workload.Traffic().Connections))
 }
 
-func (w *balancerWorker) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
+func (w *balancerWorker) Serve(ctx context.Context, t place.Traffic, ready place.Ready) (record.Endpoint, error) {
 	w.note("serves "+t.Workload.Name+" at", t)
 	return w.fakeWorker.Serve(ctx, t, func(uint16) (time.Time, error) { return ready(t.Address.Port()) })
 }
 
-func (w *balancerWorker) Drive(_ context.Context, t target.Traffic, ready target.Ready, _ func(uint64, uint64)) (record.Endpoint, error) {
+func (w *balancerWorker) Drive(_ context.Context, t place.Traffic, ready place.Ready, _ func(uint64, uint64)) (record.Endpoint, error) {
 	w.note("drives "+t.Workload.Name+" to", t)
 	_, err := ready(0)
 	return record.Endpoint{Place: t.Place, Seconds: 1, Messages: 10}, err
 }
 
-func (w *balancerWorker) Describe(context.Context, target.Place) (record.Node, error) {
+func (w *balancerWorker) Describe(context.Context, place.Place) (record.Node, error) {
 	return record.Node{Name: w.place, Boot: "one", Links: []record.Link{{Name: "eth0", Class: v1alpha1.DeviceNIC}, {Name: "lo"}}}, nil
 }
 
-func (w *balancerWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready target.Ready) (record.Sample, error) {
+func (w *balancerWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready place.Ready) (record.Sample, error) {
 	_, err := ready(0)
 	var host *record.Host
 	if cpus {

@@ -7,17 +7,17 @@ import (
 	"context"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/spec"
 )
 
 // Topology says on what networks a target runs the variants of an experiment.
 type Topology interface {
 	// Fabrics returns those networks, in order of first use.
-	Fabrics() []target.Fabric
+	Fabrics() []place.Fabric
 	// FabricOf returns the index of the network that a variant runs on.
-	FabricOf(v v1alpha1.Variant) int
+	FabricOf(v spec.Variant) int
 }
 
 // Target makes the networks of a topology.
@@ -27,13 +27,13 @@ type Target interface {
 
 // Network is a set of nodes and pods. Close removes it, and leaves nothing behind.
 type Network interface {
-	Setup() target.Setup
+	Setup() place.Setup
 	// Places returns the nodes, in order, and then the pods of each.
-	Places() []target.Place
+	Places() []place.Place
 	// Pair returns where the ends of pair i of a variant's trials are, for traffic of an IP version.
-	Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error)
+	Pair(v spec.Variant, i, ip int) (place.Pair, error)
 	// Worker starts a worker in a place, for a use of it. A place may have several.
-	Worker(ctx context.Context, p target.Place, use target.Use) (Worker, error)
+	Worker(ctx context.Context, p place.Place, use place.Use) (Worker, error)
 	Close(ctx context.Context) error
 }
 
@@ -49,18 +49,18 @@ type Returning interface {
 type Changing interface {
 	// Change replaces endpoints at the rate that the variant asks for, and returns that rate, until stop
 	// is called. stop returns how many endpoints were replaced.
-	Change(ctx context.Context, v v1alpha1.Variant) (perSecond int, stop func() (made int, err error), err error)
+	Change(ctx context.Context, v spec.Variant) (perSecond int, stop func() (made int, err error), err error)
 }
 
 // Worker acts in one place. All methods except Close may be called concurrently.
 type Worker interface {
-	Describe(ctx context.Context, p target.Place) (record.Node, error)
-	Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error)
-	Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error)
+	Describe(ctx context.Context, p place.Place) (record.Node, error)
+	Serve(ctx context.Context, t place.Traffic, ready place.Ready) (record.Endpoint, error)
+	Drive(ctx context.Context, t place.Traffic, ready place.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error)
 	// Sample reads counters at both edges of a window. The window ends after duration or, if that comes
 	// first, when early is closed; early may be nil.
-	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (record.Sample, error)
-	Apply(ctx context.Context, s target.Steering) ([]record.Setting, error)
+	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready place.Ready) (record.Sample, error)
+	Apply(ctx context.Context, s place.Steering) ([]record.Setting, error)
 	Revert(ctx context.Context) ([]record.Setting, error)
 	// Alive asks the worker for an answer. Gone reports, without asking, whether its stream has ended.
 	Alive(ctx context.Context) error

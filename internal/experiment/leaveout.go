@@ -8,6 +8,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // LeaveOut removes from an experiment the variants that its target cannot apply, so that the rest can
@@ -16,7 +17,7 @@ import (
 //
 // It is an error if nothing is left to compare, or if a removed variant is wanted by name: in named,
 // which maps variants to where a person named them, or in an expectation.
-func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1alpha1.Accelerator) error, path func(v1alpha1.Path) error) ([]record.LeftOut, error) {
+func LeaveOut(exp *spec.Experiment, named map[string]string, probe func(v1alpha1.Accelerator) error, path func(spec.Path) error) ([]record.LeftOut, error) {
 	why := map[string]string{}
 	for _, v := range exp.Spec.Variants {
 		if path != nil {
@@ -43,7 +44,7 @@ func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1al
 	if err := wanted(exp, named, out); err != nil {
 		return nil, err
 	}
-	if !slices.ContainsFunc(rest.Spec.Variants, func(v v1alpha1.Variant) bool { return rest.BaselineOf(v) != "" }) {
+	if !slices.ContainsFunc(rest.Spec.Variants, func(v spec.Variant) bool { return rest.BaselineOf(v) != "" }) {
 		return nil, fmt.Errorf("%s has nothing left to compare: %s", exp.Metadata.Name, strings.Join(texts(out), "; "))
 	}
 	*exp = rest
@@ -52,10 +53,10 @@ func LeaveOut(exp *v1alpha1.Experiment, named map[string]string, probe func(v1al
 
 // without returns exp without the variants in why. It removes them from series too, with their published figures. It
 // adds to why the variants whose baseline is gone, and the baselines with which nothing is compared any more.
-func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experiment {
+func without(exp *spec.Experiment, why map[string]string) spec.Experiment {
 	for {
 		rest := *exp
-		rest.Spec.Variants = slices.DeleteFunc(slices.Clone(exp.Spec.Variants), func(v v1alpha1.Variant) bool { return why[v.Name] != "" })
+		rest.Spec.Variants = slices.DeleteFunc(slices.Clone(exp.Spec.Variants), func(v spec.Variant) bool { return why[v.Name] != "" })
 		before := len(why)
 		for _, v := range rest.Spec.Variants {
 			switch baseline := exp.BaselineOf(v); {
@@ -67,7 +68,7 @@ func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experimen
 			}
 		}
 		if len(why) == before {
-			rest.Spec.Published = slices.DeleteFunc(slices.Clone(exp.Spec.Published), func(p v1alpha1.Published) bool {
+			rest.Spec.Published = slices.DeleteFunc(slices.Clone(exp.Spec.Published), func(p spec.Published) bool {
 				return why[p.Variant] != "" || why[p.Versus] != ""
 			})
 			rest.Spec.Series = rest.Spec.RemainingSeries()
@@ -77,7 +78,7 @@ func without(exp *v1alpha1.Experiment, why map[string]string) v1alpha1.Experimen
 }
 
 // wanted returns an error if a variant that is left out is wanted by name.
-func wanted(exp *v1alpha1.Experiment, named map[string]string, out []record.LeftOut) error {
+func wanted(exp *spec.Experiment, named map[string]string, out []record.LeftOut) error {
 	var errs []error
 	for _, l := range out {
 		where := named[l.Variant]

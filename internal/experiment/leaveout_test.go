@@ -10,6 +10,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // lacking returns the probe of a machine that cannot apply these kinds of accelerators.
@@ -25,20 +26,20 @@ func lacking(kinds ...string) func(v1alpha1.Accelerator) error {
 	}
 }
 
-func preset(t *testing.T, name string, set ...string) *v1alpha1.Experiment {
+func preset(t *testing.T, name string, set ...string) *spec.Experiment {
 	t.Helper()
 	data, ok := examples.Preset(name)
 	if !ok {
 		t.Fatalf("no preset %s", name)
 	}
-	exp, err := v1alpha1.Parse(name, data, set)
+	exp, err := spec.Parse(name, data, set)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return exp
 }
 
-func variantNames(exp *v1alpha1.Experiment) string {
+func variantNames(exp *spec.Experiment) string {
 	var all []string
 	for _, v := range exp.Spec.Variants {
 		all = append(all, v.Name)
@@ -92,11 +93,11 @@ func TestLeaveOutKeepsComparisons(t *testing.T) {
 					t.Errorf("%s without %s compares %s with %q, and with %q before", name, lacks, v.Name, is, was)
 				}
 			}
-			text, err := v1alpha1.Marshal(exp)
+			text, err := spec.Marshal(exp)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := v1alpha1.Parse(name, text, nil); err != nil {
+			if _, err := spec.Parse(name, text, nil); err != nil {
 				t.Errorf("%s without %s: %v", name, lacks, err)
 			}
 		}
@@ -159,11 +160,11 @@ func TestLeaveOutPublished(t *testing.T) {
 	if _, err := LeaveOut(exp, nil, lacking("rfs"), nil); err != nil {
 		t.Fatal(err)
 	}
-	text, err := v1alpha1.Marshal(exp)
+	text, err := spec.Marshal(exp)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := v1alpha1.Parse("again.yaml", text, nil)
+	again, err := spec.Parse("again.yaml", text, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,8 +180,8 @@ func TestLeaveOutPublished(t *testing.T) {
 // TestLeaveOutPaths: variants with a path that the target cannot make are left out, and their series are shorter.
 func TestLeaveOutPaths(t *testing.T) {
 	exp := preset(t, "policies")
-	out, err := LeaveOut(exp, nil, lacking(), func(p v1alpha1.Path) error {
-		if p.Policies != nil && p.Policies.Mode == v1alpha1.PolicyIPSet {
+	out, err := LeaveOut(exp, nil, lacking(), func(p spec.Path) error {
+		if p.Policies != nil && p.Policies.Mode == spec.PolicyIPSet {
 			return errors.New("this kernel lacks ipset")
 		}
 		return nil

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
 )
 
 // In a mesh every trial has traffic on every node, so one bad node would fail every trial. Therefore such a
@@ -61,7 +61,7 @@ func (m *measurement) noteFailures(pairs []seatedPair) error {
 		client, server := pairs[i].client.place, pairs[i].servers[0].place
 		m.out.PerPair[i] = record.Pair{Client: record.Endpoint{Place: client.Name}, Server: record.Endpoint{Place: server.Name}, Error: err.Error()}
 		m.out.Warnings = append(m.out.Warnings, record.Warnf(record.WarnFailedPairs, "the pair %s → %s failed: %v", client.Node, server.Node, err))
-		if errors.Is(err, target.ErrLost) {
+		if errors.Is(err, place.ErrLost) {
 			lost++
 		}
 		last = err

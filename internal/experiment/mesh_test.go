@@ -10,15 +10,16 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/spec"
 )
 
-func meshOf(t *testing.T, nodes int) *v1alpha1.Experiment {
+func meshOf(t *testing.T, nodes int) *spec.Experiment {
 	t.Helper()
-	exp, err := v1alpha1.Parse("test.yaml", fmt.Appendf(nil, `
+	exp, err := spec.Parse("test.yaml", fmt.Appendf(nil, `
 apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: test}
@@ -130,7 +131,7 @@ func TestMeshOfLongTrials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, exp := newFake(3), meshOf(t, 3)
 		f.takes = 3 * readyTime
-		exp.Spec.Workloads[0].Stream.Duration = v1alpha1.Duration(f.takes)
+		exp.Spec.Workloads[0].Stream.Duration = spec.Duration(f.takes)
 		trials, err := measure(t, t.Context(), f, exp, new(memory), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -148,15 +149,15 @@ func TestMeshWithABadNode(t *testing.T) {
 		set  func(f *fakeTarget)
 	}{
 		{"fails", func(f *fakeTarget) {
-			f.fail = func(call, place string) error {
-				if strings.HasPrefix(place, "node2") {
+			f.fail = func(call, at string) error {
+				if strings.HasPrefix(at, "node2") {
 					return errors.New("no " + call)
 				}
 				return nil
 			}
 		}},
 		{"hangs", func(f *fakeTarget) {
-			f.hangAt = func(_, place string) bool { return strings.HasPrefix(place, "node2") }
+			f.hangAt = func(_, at string) bool { return strings.HasPrefix(at, "node2") }
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -200,9 +201,9 @@ func TestMeshWithABadNode(t *testing.T) {
 func TestAcceleratedMeshLosesANode(t *testing.T) {
 	f, exp := newFake(4), meshOf(t, 4)
 	exp.Spec.Variants[1].Accelerate = []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{Devices: []string{v1alpha1.DeviceNIC}, CPUs: "all"}}}
-	f.fail = func(call, place string) error {
-		if strings.HasPrefix(place, "node2") && (call == "apply" || call == "revert") {
-			return &target.LostError{Why: errors.New("node node2 is not ready")}
+	f.fail = func(call, at string) error {
+		if strings.HasPrefix(at, "node2") && (call == "apply" || call == "revert") {
+			return &place.LostError{Why: errors.New("node node2 is not ready")}
 		}
 		return nil
 	}
@@ -226,11 +227,11 @@ func TestAcceleratedMeshLosesANode(t *testing.T) {
 // The run continues if a node of a mesh cannot say which programs it has.
 func TestMeshOfApplicationsWithABadNode(t *testing.T) {
 	exp := meshOf(t, 4)
-	exp.Spec.Workloads = []v1alpha1.Workload{cache()}
+	exp.Spec.Workloads = []spec.Workload{cache()}
 	f := newFake(4)
-	f.tools = map[string]string{v1alpha1.ToolMemcached: "1.6"}
-	f.fail = func(call, place string) error {
-		if call == "describe" && place == "node2" {
+	f.tools = map[string]string{spec.ToolMemcached: "1.6"}
+	f.fail = func(call, at string) error {
+		if call == "describe" && at == "node2" {
 			return errors.New("it does not answer")
 		}
 		return nil

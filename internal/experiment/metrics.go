@@ -11,9 +11,9 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // fill computes the metrics of a trial from what its pairs and hosts measured.
@@ -52,13 +52,13 @@ func fill(c Cell, t *record.Trial) error {
 }
 
 // streams fills in the metrics of one-way traffic.
-func streams(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64) {
-	udp := spec.Protocol == "udp"
+func streams(traffic *spec.Traffic, t *record.Trial, m map[string]float64) {
+	udp := traffic.Protocol == "udp"
 	var d datagrams
 	for i := range t.PerPair {
 		// The receiver reports what arrived. For other tools, the client reports everything.
 		p := &t.PerPair[i]
-		e := p.Teller(spec.Tool == v1alpha1.ToolNative)
+		e := p.Teller(traffic.Tool == spec.ToolNative)
 		if e == &p.Server {
 			if udp && p.Client.Messages > e.Arrived {
 				e.Lost = p.Client.Messages - e.Arrived
@@ -116,7 +116,7 @@ func answers(c Cell, t *record.Trial, m map[string]float64) error {
 }
 
 // processing fills in the CPU metrics: the CPU time per byte or per message.
-func processing(spec *v1alpha1.Traffic, t *record.Trial, m map[string]float64, bytes float64) {
+func processing(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes float64) {
 	var busy, softirq, interrupts, switches float64
 	for _, h := range t.Hosts {
 		scale := t.Window / h.Seconds
@@ -316,7 +316,7 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 		warn(record.WarnRetransmits, "TCP retransmitted %d segments, about %.2g %% of all it sent", retransmits, 100*share)
 	}
 	// A fixed number of requests has no planned end.
-	if spec := c.Workload.Traffic(); skew > skewShare && spec.Tool == v1alpha1.ToolNative && spec.Requests == 0 {
+	if t := c.Workload.Traffic(); skew > skewShare && t.Tool == spec.ToolNative && t.Requests == 0 {
 		warn(record.WarnSkew, "a client or server measured over a window that is %.1f %% longer or shorter than the planned one", 100*skew)
 	}
 	if len(t.Hosts) == 0 {

@@ -8,16 +8,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // TestDatagrams: datagrams that the clients sent and the servers did not get are lost, whatever each end counted
 // within its own window.
 func TestDatagrams(t *testing.T) {
 	udp := func(tool string) Cell {
-		return Cell{Workload: v1alpha1.Workload{Stream: &v1alpha1.Traffic{Protocol: "udp", Tool: tool, Duration: 2e9}}}
+		return Cell{Workload: spec.Workload{Stream: &spec.Traffic{Protocol: "udp", Tool: tool, Duration: 2e9}}}
 	}
 	for name, tt := range map[string]struct {
 		cell  Cell
@@ -25,17 +25,17 @@ func TestDatagrams(t *testing.T) {
 		want  map[string]float64
 		lost  uint64 // of the first pair's receiver
 	}{
-		"two pairs": {udp(v1alpha1.ToolNative), []record.Pair{
+		"two pairs": {udp(spec.ToolNative), []record.Pair{
 			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 890, Arrived: 900, Reordered: 89, Jitter: 1e-3, BitsPerSecond: 1e6}},
 			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 1110, Arrived: 1000, Jitter: 3e-3, BitsPerSecond: 1e6}},
 		}, map[string]float64{metrics.Throughput: 2e6, metrics.Rate: 1000, metrics.Loss: 0.05, metrics.Reorder: 0.0445, metrics.Jitter: 2.11e-3}, 100},
-		"nothing lost, and the receiver's window the longer": {udp(v1alpha1.ToolNative), []record.Pair{
+		"nothing lost, and the receiver's window the longer": {udp(spec.ToolNative), []record.Pair{
 			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 1020, Arrived: 1000, BitsPerSecond: 1e6}},
 		}, map[string]float64{metrics.Throughput: 1e6, metrics.Rate: 510, metrics.Loss: 0, metrics.Reorder: 0, metrics.Jitter: 0}, 0},
-		"none of the window's arrived": {udp(v1alpha1.ToolNative), []record.Pair{
+		"none of the window's arrived": {udp(spec.ToolNative), []record.Pair{
 			{Client: record.Endpoint{Messages: 1000}, Server: record.Endpoint{Seconds: 2, Messages: 10, BitsPerSecond: 1e6}},
 		}, map[string]float64{metrics.Throughput: 1e6, metrics.Rate: 5, metrics.Loss: 1, metrics.Reorder: 0, metrics.Jitter: 0}, 1000},
-		"another tool's client tells all": {udp(v1alpha1.ToolIperf3), []record.Pair{
+		"another tool's client tells all": {udp(spec.ToolIperf3), []record.Pair{
 			{Client: record.Endpoint{Seconds: 2, Messages: 900, Lost: 100, Reordered: 9, Jitter: 1e-3, BitsPerSecond: 1e6}},
 		}, map[string]float64{metrics.Throughput: 1e6, metrics.Rate: 450, metrics.Loss: 0.1, metrics.Reorder: 0.01, metrics.Jitter: 1e-3}, 0},
 	} {
@@ -67,10 +67,10 @@ func TestWorkloadsGiveWhatIsMeasured(t *testing.T) {
 	}
 	end := record.Endpoint{Seconds: 1, Bytes: 1e9, BitsPerSecond: 8e9, Messages: 10, Arrived: 10, Sleeps: 1, Completion: 1, Latency: latency}
 	host := record.Host{Seconds: 1, Switches: 1, CPUs: []record.CPU{{Busy: 1, Softirq: 1, Interrupts: 1}}}
-	tcp := &v1alpha1.Traffic{Protocol: "tcp", Tool: v1alpha1.ToolNative, Duration: 1e9}
-	udp := &v1alpha1.Traffic{Protocol: "udp", Tool: v1alpha1.ToolNative, Duration: 1e9}
-	counted := &v1alpha1.Traffic{Protocol: "tcp", Tool: v1alpha1.ToolNative, Requests: 10}
-	for name, w := range map[string]v1alpha1.Workload{
+	tcp := &spec.Traffic{Protocol: "tcp", Tool: spec.ToolNative, Duration: 1e9}
+	udp := &spec.Traffic{Protocol: "udp", Tool: spec.ToolNative, Duration: 1e9}
+	counted := &spec.Traffic{Protocol: "tcp", Tool: spec.ToolNative, Requests: 10}
+	for name, w := range map[string]spec.Workload{
 		"stream": {Stream: tcp}, "stream udp": {Stream: udp}, "pingpong": {PingPong: tcp}, "pingpong udp": {PingPong: udp}, "underload": {UnderLoad: tcp},
 		"connect": {Connect: tcp}, "http": {HTTP: tcp}, "http requests": {HTTP: counted}, "application": {Application: tcp},
 	} {
@@ -94,7 +94,7 @@ func TestWorkloadsGiveWhatIsMeasured(t *testing.T) {
 // TestPerRoundTrip divides what the CPUs of all machines did by the round trips of the window, for each machine
 // by its own clock. Interrupts and switches that are unknown are left out, not 0.
 func TestPerRoundTrip(t *testing.T) {
-	c := Cell{Workload: v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Duration: 2e9}}}
+	c := Cell{Workload: spec.Workload{PingPong: &spec.Traffic{Duration: 2e9}}}
 	for _, tt := range []struct {
 		interrupts, switches uint64
 		want                 map[string]float64
@@ -119,7 +119,7 @@ func TestPerRoundTrip(t *testing.T) {
 // TestSleepsOfStreams: sleeps and interrupts of a stream are divided by what arrived. An end that never slept has
 // 0 sleeps. If neither end counts sleeps, the metrics are left out.
 func TestSleepsOfStreams(t *testing.T) {
-	c := Cell{Workload: v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolNative, Duration: 2e9}}}
+	c := Cell{Workload: spec.Workload{Stream: &spec.Traffic{Tool: spec.ToolNative, Duration: 2e9}}}
 	for _, tt := range []struct {
 		sender, receiver, interrupts uint64
 		want                         map[string]float64
@@ -187,7 +187,7 @@ func TestLatencies(t *testing.T) {
 func TestLostConnections(t *testing.T) {
 	for lost, want := range map[uint64]bool{0: false, 1: true} {
 		trial := record.Trial{PerPair: []record.Pair{{Client: record.Endpoint{Seconds: 1, Messages: 9, Lost: lost}}}}
-		if err := fill(Cell{Workload: v1alpha1.Workload{Connect: &v1alpha1.Traffic{}}}, &trial); err != nil {
+		if err := fill(Cell{Workload: spec.Workload{Connect: &spec.Traffic{}}}, &trial); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(trial.Warnings) == 1 && trial.Warnings[0].Code == record.WarnErrors; got != want {
@@ -199,23 +199,23 @@ func TestLostConnections(t *testing.T) {
 // TestSkew warns of a window that is off at an end whose figures are reported: at both ends of a stream, at the
 // client of round trips, and at neither end of another tool.
 func TestSkew(t *testing.T) {
-	cell := func(w v1alpha1.Workload, tool string) Cell {
+	cell := func(w spec.Workload, tool string) Cell {
 		w.Traffic().Tool = tool
 		return Cell{Workload: w}
 	}
-	stream := func() v1alpha1.Workload { return v1alpha1.Workload{Stream: &v1alpha1.Traffic{}} }
-	connect := func() v1alpha1.Workload { return v1alpha1.Workload{Connect: &v1alpha1.Traffic{}} }
+	stream := func() spec.Workload { return spec.Workload{Stream: &spec.Traffic{}} }
+	connect := func() spec.Workload { return spec.Workload{Connect: &spec.Traffic{}} }
 	for name, tt := range map[string]struct {
 		cell           Cell
 		client, server float64
 		want           bool
 	}{
-		"stream":               {cell(stream(), v1alpha1.ToolNative), 1.005, 0.995, false},
-		"stream, client":       {cell(stream(), v1alpha1.ToolNative), 1.05, 1, true},
-		"stream, server":       {cell(stream(), v1alpha1.ToolNative), 1, 0.95, true},
-		"stream, another tool": {cell(stream(), v1alpha1.ToolIperf3), 1.05, 1, false},
-		"connect, client":      {cell(connect(), v1alpha1.ToolNative), 1.05, 1, true},
-		"connect, server":      {cell(connect(), v1alpha1.ToolNative), 1, 1.05, false},
+		"stream":               {cell(stream(), spec.ToolNative), 1.005, 0.995, false},
+		"stream, client":       {cell(stream(), spec.ToolNative), 1.05, 1, true},
+		"stream, server":       {cell(stream(), spec.ToolNative), 1, 0.95, true},
+		"stream, another tool": {cell(stream(), spec.ToolIperf3), 1.05, 1, false},
+		"connect, client":      {cell(connect(), spec.ToolNative), 1.05, 1, true},
+		"connect, server":      {cell(connect(), spec.ToolNative), 1, 1.05, false},
 	} {
 		trial := record.Trial{Window: 1, PerPair: []record.Pair{{Client: record.Endpoint{Seconds: tt.client}, Server: record.Endpoint{Seconds: tt.server}}}}
 		got := slices.ContainsFunc(warnings(tt.cell, &trial), func(w record.Warning) bool { return w.Code == record.WarnSkew })
@@ -227,7 +227,7 @@ func TestSkew(t *testing.T) {
 
 // A trial in which TCP retransmitted more than one segment in a thousand, and more than ten, has a warning.
 func TestManyRetransmissions(t *testing.T) {
-	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
+	c := Cell{Workload: spec.Workload{Name: "stream", Stream: &spec.Traffic{}}, Pairs: 1}
 	for _, tt := range []struct {
 		segments, retransmits uint64
 		want                  string
@@ -252,7 +252,7 @@ func TestManyRetransmissions(t *testing.T) {
 
 // A trial warns if more than half of the packets did not take the fast path, and gives the most frequent reason.
 func TestSlowPath(t *testing.T) {
-	c := Cell{Workload: v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}, Pairs: 1}
+	c := Cell{Workload: spec.Workload{Name: "stream", Stream: &spec.Traffic{}}, Pairs: 1}
 	for want, packets := range map[string]map[string]uint64{
 		"": {record.FastOut: 30, record.FastIn: 30, "no-flow": 50},
 		"the fast path saw no packet: no connection was eligible (docs/explanation/fastpath.md)":                                     {"no-flow": 0},

@@ -9,14 +9,14 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
-	"slipstream.dev/internal/target"
 )
 
 // Plan says which trials an experiment runs, on which networks, and how long that takes.
 type Plan struct {
-	exp *v1alpha1.Experiment
+	exp *spec.Experiment
 	// Blocks to run. If Auto is set, blocks are added as needed, and this is the limit.
 	Blocks int
 	Auto   bool
@@ -25,15 +25,15 @@ type Plan struct {
 	Repeats int
 	// states has the variants, grouped by the state of the machines that they need. Switches change the
 	// state.
-	states [][]v1alpha1.Variant
+	states [][]spec.Variant
 	// Fabrics that the cells need, in order of first use.
-	Fabrics []target.Fabric
+	Fabrics []place.Fabric
 }
 
 // Cell is one variant × workload × pairs.
 type Cell struct {
-	Variant  v1alpha1.Variant
-	Workload v1alpha1.Workload // with the variant's tool
+	Variant  spec.Variant
+	Workload spec.Workload // with the variant's tool
 	Pairs    int
 	Fabric   int // index in Plan.Fabrics
 	// Period and Repeat are as in record.Trial, 0 where nothing is switched. Round is 0 without a mesh.
@@ -55,7 +55,7 @@ const deadTime = 250 * time.Millisecond
 const startTime = 3 * time.Second
 
 // New plans an experiment on the networks of a topology. exp is valid and has its defaults.
-func New(exp *v1alpha1.Experiment, t Topology) *Plan {
+func New(exp *spec.Experiment, t Topology) *Plan {
 	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto, Fabrics: t.Fabrics(), Repeats: exp.Repeats()}
 	if exp.Switches() {
 		p.states = exp.States()
@@ -203,7 +203,7 @@ func (p *Plan) Print(w io.Writer) error {
 func (p *Plan) congestion() string {
 	others := slices.ContainsFunc(p.Cells, func(c Cell) bool {
 		t := c.Workload.Traffic()
-		return t.Tool != v1alpha1.ToolNative && t.Protocol == "tcp"
+		return t.Tool != spec.ToolNative && t.Protocol == "tcp"
 	})
 	switch lab := p.exp.Spec.Target.Lab; {
 	case !others:
@@ -215,7 +215,7 @@ func (p *Plan) congestion() string {
 }
 
 // traffic describes a workload in words.
-func traffic(w v1alpha1.Workload) string {
+func traffic(w spec.Workload) string {
 	t := w.Traffic()
 	text := fmt.Sprintf("%s %s, IPv%d, ", w.Kind(), t.Protocol, t.IP)
 	if !t.Page {

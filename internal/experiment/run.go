@@ -10,10 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
-	"slipstream.dev/internal/target"
 )
 
 // restoreTime bounds how long restoring the machine may take, however the run ended.
@@ -292,10 +292,10 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	if lost := new(target.LostError); errors.As(err, &lost) {
+	if lost := new(place.LostError); errors.As(err, &lost) {
 		return false, lost // every worker reports it in its own words
 	}
-	if errors.Is(err, target.ErrNoSpace) {
+	if errors.Is(err, place.ErrNoSpace) {
 		return false, err // a trial that has failed twice is not run again on resume
 	}
 	trial.Took = time.Since(begin).Seconds()
@@ -364,8 +364,8 @@ func (r *Run) event(e Event) {
 type network struct {
 	Network
 	rounds int // of a block of a mesh
-	setup  target.Setup
-	nodes  []target.Place
+	setup  place.Setup
+	nodes  []place.Place
 	facts  []record.Node
 	// sampleCPUs has the nodes that sample the CPUs of their machine: one node per machine.
 	sampleCPUs map[string]bool
@@ -388,18 +388,18 @@ const (
 )
 
 // controlOf returns the worker that samples and steers a place: a pod's own, unless the pod is unprivileged.
-func controlOf(p target.Place) workerKey {
-	if p.Kind == target.Pod && !p.Unprivileged {
+func controlOf(p place.Place) workerKey {
+	if p.Kind == place.Pod && !p.Unprivileged {
 		return workerKey{p.Name, own}
 	}
 	return workerKey{p.Name, control}
 }
 
-func (k workerKey) use() target.Use {
+func (k workerKey) use() place.Use {
 	if k.slot == control {
-		return target.ForControl
+		return place.ForControl
 	}
-	return target.ForTraffic
+	return place.ForTraffic
 }
 
 func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, error) {
@@ -408,9 +408,9 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 		return nil, err
 	}
 	n := &network{Network: up, rounds: p.exp.Rounds(), setup: up.Setup(), workers: make(map[workerKey]Worker), sampleCPUs: make(map[string]bool)}
-	for _, place := range up.Places() {
-		if place.Kind == target.Node {
-			n.nodes = append(n.nodes, place)
+	for _, p := range up.Places() {
+		if p.Kind == place.Node {
+			n.nodes = append(n.nodes, p)
 		}
 	}
 	err = n.start(ctx, p, fabric)
@@ -432,7 +432,7 @@ func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, 
 // start starts every worker that the plan needs, so that no trial has to wait
 // for one.
 func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
-	places := make(map[workerKey]target.Place)
+	places := make(map[workerKey]place.Place)
 	for _, node := range n.nodes {
 		if !node.Unprivileged {
 			places[controlOf(node)] = node
@@ -475,9 +475,9 @@ func (n *network) describe(ctx context.Context, p *Plan) error {
 		at, as := seated{node, controlOf(node)}, node
 		if node.Unprivileged { // a pod on it sees most of the facts
 			all := n.Places()
-			if i := slices.IndexFunc(all, func(p target.Place) bool { return p.Kind == target.Pod && p.Node == node.Name }); i >= 0 {
+			if i := slices.IndexFunc(all, func(p place.Place) bool { return p.Kind == place.Pod && p.Node == node.Name }); i >= 0 {
 				pod := all[i]
-				at, as.Kind = seated{pod, workerKey{pod.Name, own}}, target.Pod
+				at, as.Kind = seated{pod, workerKey{pod.Name, own}}, place.Pod
 			}
 		}
 		facts, err := n.factsOf(ctx, at, as)
@@ -503,7 +503,7 @@ func (n *network) describe(ctx context.Context, p *Plan) error {
 func (n *network) equipped(p *Plan, fabric int) error {
 	for _, c := range p.Cells {
 		tool := c.Workload.Traffic().Tool
-		if c.Fabric != fabric || !v1alpha1.InstalledApplication(tool) {
+		if c.Fabric != fabric || !spec.InstalledApplication(tool) {
 			continue
 		}
 		pairs, err := n.pairs(1, c)
@@ -554,7 +554,7 @@ func (n *network) acceleratorsFree(p *Plan, fabric int) error {
 	return nil
 }
 
-func (n *network) factsOf(ctx context.Context, at seated, as target.Place) (record.Node, error) {
+func (n *network) factsOf(ctx context.Context, at seated, as place.Place) (record.Node, error) {
 	w, err := n.worker(ctx, at.key, at.place)
 	if err != nil {
 		return record.Node{}, err
@@ -564,13 +564,13 @@ func (n *network) factsOf(ctx context.Context, at seated, as target.Place) (reco
 
 // seated is one end of a pair in its place.
 type seated struct {
-	place target.Place
+	place place.Place
 	key   workerKey
 }
 
 // seatedPair is a pair with its workers.
 type seatedPair struct {
-	target.Pair
+	place.Pair
 	client  seated
 	servers []seated
 }
@@ -587,8 +587,8 @@ func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
 		if err != nil {
 			return nil, fmt.Errorf("workload %s: %w", c.Workload.Name, err)
 		}
-		seat := func(p target.Place, slot int) seated {
-			if p.Kind == target.Pod {
+		seat := func(p place.Place, slot int) seated {
+			if p.Kind == place.Pod {
 				slot = own
 			}
 			return seated{p, workerKey{p.Name, slot}}
@@ -603,7 +603,7 @@ func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
 
 // worker returns the worker of a place. It starts one if there is none, or if it has died. The first Revert of a
 // new worker restores what a dead predecessor has left.
-func (n *network) worker(ctx context.Context, key workerKey, place target.Place) (Worker, error) {
+func (n *network) worker(ctx context.Context, key workerKey, place place.Place) (Worker, error) {
 	if w := n.started(key); w != nil && !w.Gone() {
 		return w, nil
 	}

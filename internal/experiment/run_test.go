@@ -17,11 +17,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/spec"
 )
 
 // fakeTarget has nodes and pods in memory. It records where accelerators are applied, and fails where it is told to.
@@ -43,10 +44,10 @@ type fakeTarget struct {
 	all    []*fakeWorker
 	// unprivileged kinds of places, as a cluster has them, and what workers were
 	// started for.
-	unprivileged map[target.Kind]bool
+	unprivileged map[place.Kind]bool
 	tools        map[string]string // of every node
 	busy         map[string]string // by others, on every node
-	uses         map[target.Use]int
+	uses         map[place.Use]int
 	// run runs the commands of switches.
 	run Commands
 	// await implements Returning. If it is nil, the network is not Returning. While the machines are away, no worker
@@ -60,7 +61,7 @@ type fakeTarget struct {
 }
 
 func newFake(nodes int) *fakeTarget {
-	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[target.Use]int), fail: func(string, string) error { return nil }, hang: func(string) bool { return false }}
+	return &fakeTarget{nodes: nodes, applied: make(map[string]int), uses: make(map[place.Use]int), fail: func(string, string) error { return nil }, hang: func(string) bool { return false }}
 }
 
 // failing makes every call of a name fail.
@@ -74,7 +75,7 @@ func failing(name, why string) func(call, place string) error {
 }
 
 // plan lays an experiment out on the target.
-func (f *fakeTarget) plan(exp *v1alpha1.Experiment) *Plan {
+func (f *fakeTarget) plan(exp *spec.Experiment) *Plan {
 	f.topology = topology.Of(exp)
 	return New(exp, f.topology)
 }
@@ -99,30 +100,30 @@ type fakeNetwork struct {
 	fabric int
 }
 
-func (n *fakeNetwork) Setup() target.Setup {
-	return target.Setup{Placement: "in memory", Lead: time.Millisecond}
+func (n *fakeNetwork) Setup() place.Setup {
+	return place.Setup{Placement: "in memory", Lead: time.Millisecond}
 }
 
-func (n *fakeNetwork) Pair(v v1alpha1.Variant, i, ip int) (target.Pair, error) {
+func (n *fakeNetwork) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
 	return n.topology.Seat(n.fabric, n.Places()).Pair(v, i, ip)
 }
 
-func (n *fakeNetwork) Places() (all []target.Place) {
+func (n *fakeNetwork) Places() (all []place.Place) {
 	ip := netip.MustParseAddr("192.0.2.1")
 	for i := range n.nodes {
 		name := fmt.Sprintf("node%d", i)
-		all = append(all, target.Place{Name: name, Kind: target.Node, Node: name, IPv4: ip, Unprivileged: n.unprivileged[target.Node]})
+		all = append(all, place.Place{Name: name, Kind: place.Node, Node: name, IPv4: ip, Unprivileged: n.unprivileged[place.Node]})
 	}
 	for i := range n.nodes {
 		for j := range n.topology.Pods(n.fabric) {
-			all = append(all, target.Place{Name: fmt.Sprintf("node%d/pod%d", i, j), Kind: target.Pod, Node: fmt.Sprintf("node%d", i), IPv4: ip,
-				Unprivileged: n.unprivileged[target.Pod], Service: target.Service{IPv4: ip, Port: 4242}})
+			all = append(all, place.Place{Name: fmt.Sprintf("node%d/pod%d", i, j), Kind: place.Pod, Node: fmt.Sprintf("node%d", i), IPv4: ip,
+				Unprivileged: n.unprivileged[place.Pod], Service: place.Service{IPv4: ip, Port: 4242}})
 		}
 	}
 	return all
 }
 
-func (n *fakeNetwork) Worker(_ context.Context, p target.Place, use target.Use) (Worker, error) {
+func (n *fakeNetwork) Worker(_ context.Context, p place.Place, use place.Use) (Worker, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.away {
@@ -158,11 +159,11 @@ func (w *fakeWorker) call(name string) error {
 	return w.fail(name, w.place)
 }
 
-func (w *fakeWorker) Describe(context.Context, target.Place) (record.Node, error) {
+func (w *fakeWorker) Describe(context.Context, place.Place) (record.Node, error) {
 	return record.Node{Name: w.place, Boot: "one", Tools: w.tools, Busy: w.busy}, w.call("describe")
 }
 
-func (w *fakeWorker) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
+func (w *fakeWorker) Serve(ctx context.Context, t place.Traffic, ready place.Ready) (record.Endpoint, error) {
 	if err := w.call("serve"); err != nil {
 		return record.Endpoint{}, err
 	}
@@ -176,7 +177,7 @@ func (w *fakeWorker) Serve(ctx context.Context, t target.Traffic, ready target.R
 	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, BitsPerSecond: 8e9, Messages: 10}, err
 }
 
-func (w *fakeWorker) Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(uint64, uint64)) (record.Endpoint, error) {
+func (w *fakeWorker) Drive(ctx context.Context, t place.Traffic, ready place.Ready, progress func(uint64, uint64)) (record.Endpoint, error) {
 	if err := w.call("drive"); err != nil {
 		return record.Endpoint{}, err
 	}
@@ -197,7 +198,7 @@ func (w *fakeWorker) Drive(ctx context.Context, t target.Traffic, ready target.R
 	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, Messages: 10}, err
 }
 
-func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready target.Ready) (record.Sample, error) {
+func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready place.Ready) (record.Sample, error) {
 	if err := w.call("sample"); err != nil {
 		return record.Sample{}, err
 	}
@@ -218,7 +219,7 @@ func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ tim
 	return s, err
 }
 
-func (w *fakeWorker) Apply(_ context.Context, s target.Steering) ([]record.Setting, error) {
+func (w *fakeWorker) Apply(_ context.Context, s place.Steering) ([]record.Setting, error) {
 	if err := w.call("apply"); err != nil {
 		return nil, err
 	}
@@ -281,9 +282,9 @@ func (m *memory) Append(t record.Trial) error {
 	return m.err
 }
 
-func parse(t *testing.T, overrides ...string) *v1alpha1.Experiment {
+func parse(t *testing.T, overrides ...string) *spec.Experiment {
 	t.Helper()
-	exp, err := v1alpha1.Parse("test.yaml", []byte(`
+	exp, err := spec.Parse("test.yaml", []byte(`
 apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: test}
@@ -308,7 +309,7 @@ spec:
 }
 
 // measure runs the rest of an experiment on a fake target. out has what was done before.
-func measure(t *testing.T, ctx context.Context, f *fakeTarget, exp *v1alpha1.Experiment, out *memory, observe func(Event)) ([]record.Trial, error) {
+func measure(t *testing.T, ctx context.Context, f *fakeTarget, exp *spec.Experiment, out *memory, observe func(Event)) ([]record.Trial, error) {
 	t.Helper()
 	if observe == nil {
 		observe = func(Event) {}
@@ -566,11 +567,11 @@ func TestDiskFull(t *testing.T) {
 				return nil
 			}
 			if calls++; calls > 2 {
-				return fmt.Errorf("write journal: %w", target.ErrNoSpace)
+				return fmt.Errorf("write journal: %w", place.ErrNoSpace)
 			}
 			return nil
 		}
-		if _, err := measure(t, t.Context(), f, parse(t), out, nil); !errors.Is(err, target.ErrNoSpace) || len(out.trials) >= len(whole.trials) {
+		if _, err := measure(t, t.Context(), f, parse(t), out, nil); !errors.Is(err, place.ErrNoSpace) || len(out.trials) >= len(whole.trials) {
 			t.Fatalf("%s: %d trials, %v", where, len(out.trials), err)
 		}
 		if left := f.inForce(); left != nil {
@@ -679,7 +680,7 @@ func TestServerDies(t *testing.T) {
 func TestCluster(t *testing.T) {
 	for _, sampled := range []bool{true, false} {
 		f, out := newFake(2), new(memory)
-		f.unprivileged = map[target.Kind]bool{target.Pod: true, target.Node: !sampled}
+		f.unprivileged = map[place.Kind]bool{place.Pod: true, place.Node: !sampled}
 		set := []string{"spec.target={kubernetes: {}}", "spec.path={pod: {}}", "spec.variants.native.path={service: {}}"}
 		if !sampled {
 			set = append(set, "spec.variants.rps+.accelerate=[]")
@@ -699,9 +700,9 @@ func TestCluster(t *testing.T) {
 			}
 		}
 		// 2 pairs; a worker for control of each pod, and of each node.
-		want := map[target.Use]int{target.ForTraffic: 4}
+		want := map[place.Use]int{place.ForTraffic: 4}
 		if sampled {
-			want[target.ForControl] = 4 + 2
+			want[place.ForControl] = 4 + 2
 		}
 		if diff := cmp.Diff(want, f.uses); diff != "" {
 			t.Errorf("sampled %t: workers (-want +got):\n%s", sampled, diff)
@@ -713,9 +714,9 @@ func TestCluster(t *testing.T) {
 // all nodes, even on one without ends, such as that of a proxy.
 func TestOneSide(t *testing.T) {
 	for side, want := range map[string][]string{
-		"":                  {"node0", "node0/pod0", "node1", "node1/pod0", "node2"},
-		v1alpha1.SideClient: {"node0", "node0/pod0"},
-		v1alpha1.SideServer: {"node1", "node1/pod0"},
+		"":              {"node0", "node0/pod0", "node1", "node1/pod0", "node2"},
+		spec.SideClient: {"node0", "node0/pod0"},
+		spec.SideServer: {"node1", "node1/pod0"},
 	} {
 		f := newFake(3)
 		var mu sync.Mutex
@@ -761,7 +762,7 @@ func TestAcceleratorInUse(t *testing.T) {
 		{nil, v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, false},
 	} {
 		exp := parse(t)
-		exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: "tried", Accelerate: []v1alpha1.Accelerator{c.accel}})
+		exp.Spec.Variants = append(exp.Spec.Variants, spec.Variant{Name: "tried", Accelerate: []v1alpha1.Accelerator{c.accel}})
 		f := newFake(2)
 		f.busy = c.busy
 		r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {})
@@ -778,9 +779,9 @@ func TestAcceleratorInUse(t *testing.T) {
 }
 
 // cache is a workload of memcached.
-func cache() v1alpha1.Workload {
-	return v1alpha1.Workload{Name: "cache", Application: &v1alpha1.Traffic{
-		Tool: v1alpha1.ToolMemcached, Operation: v1alpha1.OperationGet, Protocol: "tcp", IP: 4, Connections: 1, Duration: 1e9, Warmup: 1e6,
+func cache() spec.Workload {
+	return spec.Workload{Name: "cache", Application: &spec.Traffic{
+		Tool: spec.ToolMemcached, Operation: spec.OperationGet, Protocol: "tcp", IP: 4, Connections: 1, Duration: 1e9, Warmup: 1e6,
 	}}
 }
 
@@ -788,7 +789,7 @@ func cache() v1alpha1.Workload {
 func TestNotEquipped(t *testing.T) {
 	exp := parse(t)
 	exp.Spec.Workloads = append(exp.Spec.Workloads, cache())
-	for _, tools := range []map[string]string{nil, {v1alpha1.ToolMemcached: "1.6"}} {
+	for _, tools := range []map[string]string{nil, {spec.ToolMemcached: "1.6"}} {
 		f := newFake(2)
 		f.tools = tools
 		r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {})
@@ -824,16 +825,16 @@ func TestNoAddress(t *testing.T) {
 func TestLost(t *testing.T) {
 	f, out := newFake(2), new(memory)
 	served := 0
-	f.fail = func(call, place string) error {
+	f.fail = func(call, _ string) error {
 		if call == "serve" {
 			if served++; served > 2 {
-				return fmt.Errorf("the worker is gone: %w", &target.LostError{Why: errors.New("no more nodes")})
+				return fmt.Errorf("the worker is gone: %w", &place.LostError{Why: errors.New("no more nodes")})
 			}
 		}
 		return nil
 	}
 	trials, err := measure(t, t.Context(), f, parse(t, "spec.pairs=[1]"), out, nil)
-	if !errors.Is(err, target.ErrLost) || err.Error() != "the target is lost: no more nodes" {
+	if !errors.Is(err, place.ErrLost) || err.Error() != "the target is lost: no more nodes" {
 		t.Errorf("ended with %v", err)
 	}
 	if len(trials) != 2 || len(out.trials) != 2 || out.trials[1].Status != record.StatusOK {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // Period is a series of trials without a switch in between: a whole block, unless variants have a switch.
@@ -35,7 +35,7 @@ func (p *Plan) order(b int) []int {
 
 func (p *Plan) cellsOf(state int) (cells []Cell) {
 	for _, c := range p.Cells {
-		if slices.ContainsFunc(p.states[state], func(v v1alpha1.Variant) bool { return v.Name == c.Variant.Name }) {
+		if slices.ContainsFunc(p.states[state], func(v spec.Variant) bool { return v.Name == c.Variant.Name }) {
 			cells = append(cells, c)
 		}
 	}
@@ -44,7 +44,7 @@ func (p *Plan) cellsOf(state int) (cells []Cell) {
 
 // step is one command of a switch, to or back.
 type step struct {
-	variant v1alpha1.Variant
+	variant spec.Variant
 	back    bool
 }
 
@@ -69,15 +69,15 @@ const begun = -1
 // steps returns the steps from a period of one state into the next. Every period but the first follows a switch,
 // even between two of the same state, so that each is an independent observation.
 func (p *Plan) steps(from, to int) []step {
-	variant := func(state int) v1alpha1.Variant {
+	variant := func(state int) spec.Variant {
 		if state == begun {
-			return v1alpha1.Variant{}
+			return spec.Variant{}
 		}
 		return p.states[state][0]
 	}
 	was, is := variant(from), variant(to)
 	if from == to && is.Switch == nil {
-		away := p.states[slices.IndexFunc(p.states, func(s []v1alpha1.Variant) bool { return s[0].Switch != nil })][0]
+		away := p.states[slices.IndexFunc(p.states, func(s []spec.Variant) bool { return s[0].Switch != nil })][0]
 		return []step{{away, false}, {away, true}}
 	}
 	var steps []step
@@ -139,10 +139,10 @@ func (p *Plan) printSwitches(w io.Writer) {
 }
 
 // CommandLines returns the commands of a switch, each after the name of its field.
-func CommandLines(s *v1alpha1.Switch) []string {
-	lines := []string{"to: " + v1alpha1.CommandText(s.To), "back: " + v1alpha1.CommandText(s.Back)}
+func CommandLines(s *spec.Switch) []string {
+	lines := []string{"to: " + spec.CommandText(s.To), "back: " + spec.CommandText(s.Back)}
 	if s.Verify != nil {
-		lines = append(lines, "verify: "+v1alpha1.CommandText(s.Verify))
+		lines = append(lines, "verify: "+spec.CommandText(s.Verify))
 	}
 	return lines
 }
@@ -154,7 +154,7 @@ type switcher struct {
 	notes interface{ Switched(variant string) error }
 	tell  func(string)
 	// now is the variant whose switch has been made, at least in part; nil if the machine is as it was found.
-	now *v1alpha1.Variant
+	now *spec.Variant
 	// at is the state of the period that was entered last; begun before the first.
 	at int
 }
@@ -200,7 +200,7 @@ func (s *switcher) untouched(ctx context.Context) error {
 		}
 		if inForce {
 			return fmt.Errorf("variant %s: verify (%s) says that the change is in force, before anything was switched: undo it (%s), or correct the command",
-				v.Name, v1alpha1.CommandText(v.Switch.Verify), v1alpha1.CommandText(v.Switch.Back))
+				v.Name, spec.CommandText(v.Switch.Verify), spec.CommandText(v.Switch.Back))
 		}
 	}
 	return nil
@@ -214,7 +214,7 @@ func (s *switcher) make(ctx context.Context, st step) error {
 		}
 		s.now = &st.variant
 	}
-	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), v1alpha1.CommandText(st.argv())))
+	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), spec.CommandText(st.argv())))
 	if err := s.command(ctx, st.variant.Switch, st.argv()); err != nil {
 		return fmt.Errorf("variant %s: switch.%s: %w", st.variant.Name, st.field(), err)
 	}
@@ -223,7 +223,7 @@ func (s *switcher) make(ctx context.Context, st step) error {
 
 // command runs a command of a switch to its end. A change that is cut short would leave an unknown state, so an
 // interrupted run waits for the command.
-func (s *switcher) command(ctx context.Context, sw *v1alpha1.Switch, argv []string) error {
+func (s *switcher) command(ctx context.Context, sw *spec.Switch, argv []string) error {
 	limit := time.Duration(sw.Timeout)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
@@ -235,7 +235,7 @@ func (s *switcher) command(ctx context.Context, sw *v1alpha1.Switch, argv []stri
 }
 
 // wait lets a switch settle.
-func (s *switcher) wait(ctx context.Context, v v1alpha1.Variant) error {
+func (s *switcher) wait(ctx context.Context, v spec.Variant) error {
 	settle := time.Duration(v.Switch.Settle)
 	if settle == 0 {
 		return nil
@@ -263,7 +263,7 @@ func (s *switcher) verified(ctx context.Context, last step) error {
 				is = "still is"
 			}
 			return fmt.Errorf("variant %s: switch.%s (%s) has succeeded, but verify (%s) says that the change %s in force",
-				v.Name, last.field(), v1alpha1.CommandText(last.argv()), v1alpha1.CommandText(v.Switch.Verify), is)
+				v.Name, last.field(), spec.CommandText(last.argv()), spec.CommandText(v.Switch.Verify), is)
 		}
 	}
 	if !last.back {
@@ -274,7 +274,7 @@ func (s *switcher) verified(ctx context.Context, last step) error {
 }
 
 // verify asks whether a variant's change is in force.
-func (s *switcher) verify(ctx context.Context, v v1alpha1.Variant) (bool, error) {
+func (s *switcher) verify(ctx context.Context, v spec.Variant) (bool, error) {
 	err := s.command(ctx, v.Switch, v.Switch.Verify)
 	var exit interface{ ExitCode() int }
 	switch {
@@ -304,7 +304,7 @@ func (s *switcher) restore(ctx context.Context) error {
 
 // PutBack undoes the switch of a killed run to a variant. It is not known how far that run got, so the variant's
 // command back runs in any case.
-func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run Commands, notes interface{ Switched(variant string) error }, tell func(string)) error {
+func PutBack(ctx context.Context, exp *spec.Experiment, variant string, run Commands, notes interface{ Switched(variant string) error }, tell func(string)) error {
 	v, err := Switched(exp, variant)
 	if err != nil {
 		return err
@@ -314,7 +314,7 @@ func PutBack(ctx context.Context, exp *v1alpha1.Experiment, variant string, run 
 }
 
 // Switched returns the variant that a results folder names as switched.
-func Switched(exp *v1alpha1.Experiment, variant string) (*v1alpha1.Variant, error) {
+func Switched(exp *spec.Experiment, variant string) (*spec.Variant, error) {
 	v, err := exp.VariantOf(variant)
 	if err != nil || v.Switch == nil {
 		return nil, fmt.Errorf("undo the switch of %s: the experiment has no such variant with a switch", variant)

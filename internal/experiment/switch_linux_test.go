@@ -14,10 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/place/command"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target/command"
-	"slipstream.dev/internal/target/topology"
+	"slipstream.dev/internal/spec"
 )
 
 // killed is the environment variable that makes TestSwitchKilled a controller, which stops
@@ -89,7 +89,7 @@ func TestSwitchKilled(t *testing.T) {
 }
 
 // controller runs the experiment in the current folder, and stops at a step.
-func controller(t *testing.T, exp *v1alpha1.Experiment, step string) {
+func controller(t *testing.T, exp *spec.Experiment, step string) {
 	dir, err := record.Create(".", "killed", time.Now(), []byte(switching), record.Environment{})
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func nobodyReads(t *testing.T, pipe string) {
 }
 
 // finish undoes the switch that a folder records, and runs the experiment to its end.
-func finish(t *testing.T, exp *v1alpha1.Experiment, folder string) {
+func finish(t *testing.T, exp *spec.Experiment, folder string) {
 	left, err := record.LeftSwitched(folder)
 	if err != nil || len(left) != 1 {
 		t.Fatalf("what is switched is noted in %v, %v", left, err)

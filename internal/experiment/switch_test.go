@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // switching is an experiment on a machine that is found small.
@@ -36,9 +36,9 @@ spec:
   seed: 7
 `
 
-func parseSwitching(t *testing.T, overrides ...string) *v1alpha1.Experiment {
+func parseSwitching(t *testing.T, overrides ...string) *spec.Experiment {
 	t.Helper()
-	exp, err := v1alpha1.Parse("test.yaml", []byte(switching), overrides)
+	exp, err := spec.Parse("test.yaml", []byte(switching), overrides)
 	if err != nil {
 		t.Fatal(err)
 	}

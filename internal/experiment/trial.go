@@ -14,8 +14,9 @@ import (
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/spec"
 )
 
 // slack bounds how much longer than its traffic a trial may take.
@@ -115,15 +116,15 @@ func (n *network) interruptWarnings() []record.Warning {
 func (n *network) steered(c Cell, pairs []seatedPair) []seated {
 	var ends, in []seated
 	for _, pair := range pairs {
-		if c.Variant.On != v1alpha1.SideServer {
+		if c.Variant.On != spec.SideServer {
 			ends = append(ends, pair.client)
 		}
-		if c.Variant.On != v1alpha1.SideClient {
+		if c.Variant.On != spec.SideClient {
 			ends = append(ends, pair.servers...)
 		}
 	}
-	add := func(p target.Place) {
-		if len(v1alpha1.AcceleratorsFor(c.Variant.Accelerate, p.Kind == target.Pod)) > 0 {
+	add := func(p place.Place) {
+		if len(v1alpha1.AcceleratorsFor(c.Variant.Accelerate, p.Kind == place.Pod)) > 0 {
 			in = append(in, seated{p, controlOf(p)})
 		}
 	}
@@ -133,7 +134,7 @@ func (n *network) steered(c Cell, pairs []seatedPair) []seated {
 		}
 	}
 	for _, end := range ends {
-		if end.place.Kind == target.Pod {
+		if end.place.Kind == place.Pod {
 			add(end.place)
 		}
 	}
@@ -147,9 +148,9 @@ func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seate
 	failed = make(map[string]error)
 	var tasks []func() error
 	for _, s := range n.steered(c, pairs) {
-		mine := v1alpha1.AcceleratorsFor(c.Variant.Accelerate, s.place.Kind == target.Pod)
+		mine := v1alpha1.AcceleratorsFor(c.Variant.Accelerate, s.place.Kind == place.Pod)
 		tasks = append(tasks, func() error {
-			settings, err := n.applyTo(ctx, s, target.Steering{Place: s.place, Accelerators: mine, Owner: owner})
+			settings, err := n.applyTo(ctx, s, place.Steering{Place: s.place, Accelerators: mine, Owner: owner})
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, settings...)
@@ -164,7 +165,7 @@ func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seate
 }
 
 // applyTo sets accelerators in one place.
-func (n *network) applyTo(ctx context.Context, s seated, what target.Steering) ([]record.Setting, error) {
+func (n *network) applyTo(ctx context.Context, s seated, what place.Steering) ([]record.Setting, error) {
 	w, err := n.worker(ctx, s.key, s.place)
 	if err != nil {
 		return nil, err
@@ -185,7 +186,7 @@ func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]rec
 	for _, s := range n.steered(c, pairs) {
 		tasks = append(tasks, func() error {
 			w, err := n.worker(ctx, s.key, s.place)
-			if c.Round > 0 && errors.Is(err, target.ErrLost) {
+			if c.Round > 0 && errors.Is(err, place.ErrLost) {
 				return nil // the others continue
 			}
 			if err != nil {
@@ -199,7 +200,7 @@ func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]rec
 				if again == nil {
 					_, again = w.Revert(ctx)
 				}
-				if c.Round > 0 && errors.Is(again, target.ErrLost) {
+				if c.Round > 0 && errors.Is(again, place.ErrLost) {
 					return nil
 				}
 				if again != nil {
@@ -241,7 +242,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, faile
 			m.parts[i].cancel(err)
 		}
 	}
-	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p target.Place) bool { return p.Unprivileged })
+	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p place.Place) bool { return p.Unprivileged })
 	for _, node := range sampled {
 		m.addSampler(node)
 	}
@@ -282,7 +283,7 @@ type measurement struct {
 	whole    *part
 	parts    []*part
 	cell     Cell
-	spec     *v1alpha1.Traffic
+	spec     *spec.Traffic
 	gate     *barrier
 	progress *progress
 	secret   [16]byte
@@ -298,7 +299,7 @@ type measurement struct {
 }
 
 // add adds a task of a worker to a part. The first task that fails makes the part fail, and stops its other tasks.
-func (m *measurement) add(p *part, s seated, role string, do func(w Worker, ready target.Ready) error) {
+func (m *measurement) add(p *part, s seated, role string, do func(w Worker, ready place.Ready) error) {
 	who := s.place.Name + " (" + role + ")"
 	p.seats = append(p.seats, s)
 	m.gate.expect(who, p.cancel)
@@ -344,8 +345,8 @@ func (m *measurement) death(p *part) error {
 
 // addPair adds the servers and the client of pair i.
 func (m *measurement) addPair(i int, pair seatedPair) {
-	traffic := func(s seated, w v1alpha1.Workload) target.Traffic {
-		return target.Traffic{Place: s.place.Name, Workload: w, CongestionControl: m.setup.CongestionControl, Secret: m.secret}
+	traffic := func(s seated, w spec.Workload) place.Traffic {
+		return place.Traffic{Place: s.place.Name, Workload: w, CongestionControl: m.setup.CongestionControl, Secret: m.secret}
 	}
 	ports := make(chan uint16, len(pair.servers))
 	m.servers[i] = make([]record.Endpoint, len(pair.servers))
@@ -353,11 +354,11 @@ func (m *measurement) addPair(i int, pair seatedPair) {
 	// of requests, because it does not know which one is the last.
 	part := m.part()
 	serveCtx, clientDone := part.ctx, func() {}
-	if m.spec.Tool != v1alpha1.ToolNative || m.early != nil {
+	if m.spec.Tool != spec.ToolNative || m.early != nil {
 		serveCtx, clientDone = context.WithCancel(part.ctx)
 	}
 	for j, server := range pair.servers {
-		m.add(part, server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready target.Ready) (err error) {
+		m.add(part, server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready place.Ready) (err error) {
 			t := traffic(server, served(m.cell.Workload, pair.Pair))
 			t.Address = pair.Listen(server.place, m.spec.IP)
 			m.servers[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
@@ -370,7 +371,7 @@ func (m *measurement) addPair(i int, pair seatedPair) {
 			return err
 		})
 	}
-	m.add(part, pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready target.Ready) (err error) {
+	m.add(part, pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready place.Ready) (err error) {
 		defer func() {
 			clientDone()
 			if m.driving.Add(-1) == 0 && m.early != nil {
@@ -392,9 +393,9 @@ func (m *measurement) addPair(i int, pair seatedPair) {
 }
 
 // addSampler adds the task that samples a node.
-func (m *measurement) addSampler(node target.Place) {
+func (m *measurement) addSampler(node place.Place) {
 	part := m.part()
-	m.add(part, seated{node, controlOf(node)}, "sample", func(w Worker, ready target.Ready) error {
+	m.add(part, seated{node, controlOf(node)}, "sample", func(w Worker, ready place.Ready) error {
 		sample, err := w.Sample(part.ctx, node.Name, m.sampleCPUs[node.Name], time.Duration(m.spec.Warmup), time.Duration(m.spec.Duration), m.early, ready)
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -445,7 +446,7 @@ func together(backends []record.Endpoint) record.Endpoint {
 }
 
 // loads returns the load of the CPUs and the NIC of each node of a lab, from the samples of CPUs and devices.
-func (n *network) loads(nodes []target.Place, t *record.Trial) []record.Load {
+func (n *network) loads(nodes []place.Place, t *record.Trial) []record.Load {
 	var all []record.Load
 	for _, node := range nodes {
 		facts := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == node.Name })
@@ -477,11 +478,11 @@ func (n *network) loads(nodes []target.Place, t *record.Trial) []record.Load {
 
 // served returns the workload of each server of a pair. Long-lived connections are divided among backends; connections that
 // come and go are not.
-func served(w v1alpha1.Workload, p target.Pair) v1alpha1.Workload {
+func served(w spec.Workload, p place.Pair) spec.Workload {
 	if !p.Backends || w.Connect != nil || w.HTTP != nil || w.Application != nil {
 		return w
 	}
-	for _, t := range []**v1alpha1.Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
+	for _, t := range []**spec.Traffic{&w.Stream, &w.PingPong, &w.UnderLoad} {
 		if *t != nil {
 			own := **t
 			own.Connections /= len(p.Servers)

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic/tools"
 )
 
@@ -170,10 +170,10 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 
 // workloadsOf returns the workloads of all trials. All files of a workload must have the same traffic,
 // except for the duration of a number of messages.
-func workloadsOf(trials []*trial, bad *problems) []v1alpha1.Workload {
+func workloadsOf(trials []*trial, bad *problems) []spec.Workload {
 	var names []string
 	first := make(map[string]*file)
-	merged := make(map[string]*v1alpha1.Workload)
+	merged := make(map[string]*spec.Workload)
 	for _, t := range trials {
 		for _, part := range t.traffic {
 			w := merged[t.workload]
@@ -188,14 +188,14 @@ func workloadsOf(trials []*trial, bad *problems) []v1alpha1.Workload {
 		}
 	}
 	slices.Sort(names)
-	var out []v1alpha1.Workload
+	var out []spec.Workload
 	for _, name := range names {
 		out = append(out, *merged[name])
 	}
 	return out
 }
 
-func merge(w *v1alpha1.Workload, f, first *file, bad *problems) {
+func merge(w *spec.Workload, f, first *file, bad *problems) {
 	if f.Workload.Kind() != w.Kind() {
 		bad.add(f.path, "it is %s, and %s is %s: tell workloads apart by {workload}", f.Workload.Kind(), first.path, w.Kind())
 		return
@@ -280,14 +280,14 @@ func (t *trial) started() time.Time {
 
 // fill makes the records of the trials, in the order of their times, or of their blocks if the times
 // are unknown.
-func (r *Result) fill(trials []*trial, workloads []v1alpha1.Workload) error {
+func (r *Result) fill(trials []*trial, workloads []spec.Workload) error {
 	slices.SortStableFunc(trials, func(a, b *trial) int {
 		return cmp.Or(a.started().Compare(b.started()), cmp.Compare(a.number, b.number))
 	})
 	numbers := distinct(trials, func(t *trial) int { return t.number })
 	var bad problems
 	for i, t := range trials {
-		w := workloads[slices.IndexFunc(workloads, func(w v1alpha1.Workload) bool { return w.Name == t.workload })]
+		w := workloads[slices.IndexFunc(workloads, func(w spec.Workload) bool { return w.Name == t.workload })]
 		out := record.Trial{
 			Block: slices.Index(numbers, t.number) + 1, Order: i + 1, Variant: t.variant, Workload: t.workload, Pairs: t.pairs,
 			Attempt: 1, Started: t.started(), Status: record.StatusOK,
@@ -304,7 +304,7 @@ func (r *Result) fill(trials []*trial, workloads []v1alpha1.Workload) error {
 				out.Files = append(out.Files, part.path)
 			}
 		}
-		cell := experiment.Cell{Variant: v1alpha1.Variant{Name: t.variant}, Workload: w, Pairs: t.pairs}
+		cell := experiment.Cell{Variant: spec.Variant{Name: t.variant}, Workload: w, Pairs: t.pairs}
 		if err := experiment.Imported(cell, &out); err != nil {
 			bad.add(t.traffic[0].path, "%w", err)
 		}

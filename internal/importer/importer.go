@@ -21,6 +21,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic/tools"
 )
 
@@ -37,7 +38,7 @@ type Options struct {
 
 // Result is the content of the imported files.
 type Result struct {
-	Experiment *v1alpha1.Experiment
+	Experiment *spec.Experiment
 	Trials     []record.Trial
 	Imported   record.Imported
 	// Skipped are files whose names do not match the pattern.
@@ -196,7 +197,7 @@ func read(path string, n name, window time.Duration) (*file, error) {
 var notLabel = regexp.MustCompile(`[^a-z0-9]+`)
 
 // experiment makes the experiment of the trials. Its checks are those of any experiment file.
-func (r *Result) experiment(p *pattern, trials []*trial, workloads []v1alpha1.Workload, o Options) error {
+func (r *Result) experiment(p *pattern, trials []*trial, workloads []spec.Workload, o Options) error {
 	variants := distinct(trials, func(t *trial) string { return t.variant })
 	baseline := o.Baseline
 	switch {
@@ -205,20 +206,20 @@ func (r *Result) experiment(p *pattern, trials []*trial, workloads []v1alpha1.Wo
 	case baseline == "":
 		return fmt.Errorf("--baseline: name the variant that the others are compared with: %s", strings.Join(variants, ", "))
 	case !slices.Contains(variants, baseline):
-		return fmt.Errorf("--baseline %s: no file has this variant; %s", o.Baseline, v1alpha1.Suggest(baseline, variants))
+		return fmt.Errorf("--baseline %s: no file has this variant; %s", o.Baseline, spec.Suggest(baseline, variants))
 	}
 	name := strings.Trim(notLabel.ReplaceAllString(strings.ToLower(cmp.Or(o.Name, "imported")), "-"), "-")
-	e := &v1alpha1.Experiment{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment, Metadata: v1alpha1.Metadata{Name: name}}
-	e.Spec = v1alpha1.Spec{
-		Target:   v1alpha1.Target{Imported: &v1alpha1.Imported{Interleaved: p.has(blockField)}},
+	e := &spec.Experiment{APIVersion: v1alpha1.APIVersion, Kind: spec.KindExperiment, Metadata: spec.Metadata{Name: name}}
+	e.Spec = spec.Spec{
+		Target:   spec.Target{Imported: &spec.Imported{Interleaved: p.has(blockField)}},
 		Baseline: baseline, Workloads: workloads,
 		Pairs: distinct(trials, func(t *trial) int { return t.pairs }),
-		Runs:  v1alpha1.Runs{N: len(distinct(trials, func(t *trial) int { return t.number }))},
+		Runs:  spec.Runs{N: len(distinct(trials, func(t *trial) int { return t.number }))},
 	}
-	e.Spec.Variants = []v1alpha1.Variant{{Name: baseline}}
+	e.Spec.Variants = []spec.Variant{{Name: baseline}}
 	for _, v := range variants {
 		if v != baseline {
-			e.Spec.Variants = append(e.Spec.Variants, v1alpha1.Variant{Name: v})
+			e.Spec.Variants = append(e.Spec.Variants, spec.Variant{Name: v})
 		}
 	}
 	for i := range e.Spec.Workloads {
@@ -228,11 +229,11 @@ func (r *Result) experiment(p *pattern, trials []*trial, workloads []v1alpha1.Wo
 			w.Pairs = pairs
 		}
 	}
-	text, err := v1alpha1.Marshal(e)
+	text, err := spec.Marshal(e)
 	if err != nil {
 		return err
 	}
-	r.Experiment, err = v1alpha1.Parse("the experiment of these files", text, nil)
+	r.Experiment, err = spec.Parse("the experiment of these files", text, nil)
 	return err
 }
 

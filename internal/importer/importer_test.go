@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/spec"
 )
 
 // output returns the output of a tool, from the test data of the parsers.
@@ -131,7 +131,7 @@ func TestBlocks(t *testing.T) {
 		t.Errorf("experiment %+v", e.Spec)
 	}
 	// Only what iperf3 reported, without defaults.
-	if diff := cmp.Diff(v1alpha1.Traffic{Protocol: "tcp", Size: 128 << 10, Connections: 1, Warmup: 1e9, Duration: 10e9, Tool: "iperf3"}, *w); diff != "" || e.Spec.Path != (v1alpha1.Path{}) {
+	if diff := cmp.Diff(spec.Traffic{Protocol: "tcp", Size: 128 << 10, Connections: 1, Warmup: 1e9, Duration: 10e9, Tool: "iperf3"}, *w); diff != "" || e.Spec.Path != (spec.Path{}) {
 		t.Errorf("traffic (-want +got):\n%s\npath %s", diff, e.Spec.Path)
 	}
 }

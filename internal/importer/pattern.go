@@ -10,7 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // Placeholders of a pattern.
@@ -125,12 +125,12 @@ func (p *pattern) match(path string) (n name, ok bool) {
 // check returns an error if a variant or a workload cannot have the name.
 func (n name) check() error {
 	for what, text := range map[string]string{variantField: n.variant, workloadField: n.workload} {
-		if text != "" && !v1alpha1.ValidName(text) {
+		if text != "" && !spec.ValidName(text) {
 			return fmt.Errorf("{%s} is %q; a name has only A-Z, a-z, 0-9 and + / . _ -, and begins with a letter or digit", what, text)
 		}
 	}
-	if n.pairs == 0 || n.pairs > v1alpha1.MaxPairs {
-		return fmt.Errorf("{pairs} is %d; it must be 1 to %d", n.pairs, v1alpha1.MaxPairs)
+	if n.pairs == 0 || n.pairs > spec.MaxPairs {
+		return fmt.Errorf("{pairs} is %d; it must be 1 to %d", n.pairs, spec.MaxPairs)
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 )
 
 var started = time.Date(2026, 3, 1, 12, 30, 5, 0, time.UTC)

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"math"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // axis describes how people see the values of an axis.
@@ -18,17 +18,17 @@ type axis struct {
 
 func (m *Model) axis(name string) axis {
 	switch name {
-	case v1alpha1.AxisPairs:
+	case spec.AxisPairs:
 		return axis{one: "pair", scale: 1}
-	case v1alpha1.AxisBackends:
+	case spec.AxisBackends:
 		return axis{title: "backends", one: "backend", scale: 1}
-	case v1alpha1.AxisPolicies:
+	case spec.AxisPolicies:
 		return axis{title: "network policies", one: "policy", many: "policies", scale: 1}
-	case v1alpha1.AxisConnections:
+	case spec.AxisConnections:
 		return axis{title: "connections of a pair", one: "connection", scale: 1}
-	case v1alpha1.AxisSize:
+	case spec.AxisSize:
 		return axis{title: "size, bytes", one: "byte", scale: 1}
-	case v1alpha1.AxisRate:
+	case spec.AxisRate:
 		return axis{title: "rate of the NIC, Mb/s", unit: "Mb/s", scale: 1e-6}
 	}
 	currency := ""

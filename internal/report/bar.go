@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/stats"
 )
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/stats"
 )
 

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -107,7 +107,7 @@ type coreGroups struct {
 
 // coresFigure shows the softirq time and the idle time of each core, grouped by core: the variants stand side
 // by side, with their intervals.
-func (m *Model) coresFigure(w v1alpha1.Workload, n int) (Figure, bool) {
+func (m *Model) coresFigure(w spec.Workload, n int) (Figure, bool) {
 	var g coreGroups
 	for _, v := range m.exp.Spec.Variants {
 		if cores := m.cores(cell{v.Name, w.Name, n, ""}, &g.hosts); len(cores) > 0 {
@@ -174,7 +174,7 @@ func (g *coreGroups) name(id coreID) string {
 	return fmt.Sprintf("%s, %d", list(g.hosts[id.host].Nodes), id.cpu)
 }
 
-func (g *coreGroups) alt(w v1alpha1.Workload, n int) string {
+func (g *coreGroups) alt(w spec.Workload, n int) string {
 	var variant string
 	var at coreID
 	highest := -1.0

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"gonum.org/v1/plot/vg"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -121,7 +121,7 @@ func (c course) findings() (all []string) {
 
 // course returns the course of a cell's median trial, by the primary metric of the workload. It is false if
 // the cell has no trial with series.
-func (m *Model) course(c cell, w v1alpha1.Workload) (course, bool) {
+func (m *Model) course(c cell, w spec.Workload) (course, bool) {
 	var trials []record.Trial
 	for _, t := range m.trials {
 		if c.holds(t) && len(t.Series) > 0 {
@@ -248,7 +248,7 @@ func end(s steps) float64 {
 }
 
 // courseFigure has a panel for each variant, with a NIC's rate above a core's time.
-func (m *Model) courseFigure(w v1alpha1.Workload, n int) (Figure, bool) {
+func (m *Model) courseFigure(w spec.Workload, n int) (Figure, bool) {
 	var courses []course
 	for _, v := range m.exp.Spec.Variants {
 		if c, ok := m.course(cell{v.Name, w.Name, n, ""}, w); ok {

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Parts of a core's time, in the order in which they are stacked.
@@ -150,7 +150,7 @@ func (l load) bars(most int) []core {
 }
 
 // cpuFigure has a panel for each variant and a bar for each core, at one number of pairs.
-func (m *Model) cpuFigure(w v1alpha1.Workload, n int) (Figure, bool) {
+func (m *Model) cpuFigure(w spec.Workload, n int) (Figure, bool) {
 	var hosts []record.Host
 	sources := map[string]bool{}
 	var loads []load
@@ -211,7 +211,7 @@ const mostly, rarely = 0.5, 0.1
 
 // sleepCaption says how often each end of a stream slept, and which end was the limit. It is empty for other
 // workloads, and if no program counted sleeps.
-func (m *Model) sleepCaption(w v1alpha1.Workload, n int) string {
+func (m *Model) sleepCaption(w spec.Workload, n int) string {
 	if w.Stream == nil {
 		return ""
 	}

@@ -3,18 +3,18 @@ package report
 import (
 	"testing"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
 // TestSleepCaption: the end that hardly ever waits for the other one is the limit. A failed trial does not
 // count, nor does a tool that counts no sleeps.
 func TestSleepCaption(t *testing.T) {
-	stream := v1alpha1.Workload{Name: "s", Stream: &v1alpha1.Traffic{Protocol: "tcp"}}
-	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
-		Target: v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}}, Path: v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{}}, Baseline: "vxlan",
-		Variants: []v1alpha1.Variant{{Name: "vxlan"}, {Name: "native"}, {Name: "slow"}, {Name: "tool"}}, Workloads: []v1alpha1.Workload{stream}, Pairs: []int{1},
+	stream := spec.Workload{Name: "s", Stream: &spec.Traffic{Protocol: "tcp"}}
+	exp := &spec.Experiment{Spec: spec.Spec{
+		Target: spec.Target{Lab: &spec.Lab{Nodes: 2}}, Path: spec.Path{VXLAN: &spec.VXLAN{}}, Baseline: "vxlan",
+		Variants: []spec.Variant{{Name: "vxlan"}, {Name: "native"}, {Name: "slow"}, {Name: "tool"}}, Workloads: []spec.Workload{stream}, Pairs: []int{1},
 	}}
 	trial := func(variant string, status record.Status, sender, receiver uint64) record.Trial {
 		return record.Trial{Variant: variant, Workload: "s", Pairs: 1, Status: status, PerPair: []record.Pair{{
@@ -30,7 +30,7 @@ func TestSleepCaption(t *testing.T) {
 	if got := m.sleepCaption(stream, 1); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := m.sleepCaption(v1alpha1.Workload{Name: "s", PingPong: &v1alpha1.Traffic{}}, 1); got != "" {
+	if got := m.sleepCaption(spec.Workload{Name: "s", PingPong: &spec.Traffic{}}, 1); got != "" {
 		t.Errorf("of round trips: %q", got)
 	}
 }

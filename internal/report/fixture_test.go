@@ -7,9 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -17,7 +18,7 @@ import (
 // numbers from a fixed seed.
 type fixture struct {
 	tb      testing.TB
-	exp     *v1alpha1.Experiment
+	exp     *spec.Experiment
 	env     record.Environment
 	trials  []record.Trial
 	blocks  int
@@ -25,8 +26,8 @@ type fixture struct {
 	samples int // messages per trial
 }
 
-func accelerated(name string, devices ...string) v1alpha1.Variant {
-	v := v1alpha1.Variant{Name: name}
+func accelerated(name string, devices ...string) spec.Variant {
+	v := spec.Variant{Name: name}
 	if name[:3] == "rfs" {
 		v.Accelerate = []v1alpha1.Accelerator{{RFS: &v1alpha1.RFS{Devices: devices, CPUs: v1alpha1.CPUsAll}}}
 	} else {
@@ -42,22 +43,22 @@ func demoExperiment() *fixture {
 	host := []string{v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth}
 	plus := append(slices.Clone(host), v1alpha1.DevicePod)
 	f := &fixture{
-		exp: &v1alpha1.Experiment{
-			APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment,
-			Metadata: v1alpha1.Metadata{Name: "demo", Description: "What a VXLAN overlay costs on this machine, and what RPS and RFS give back."},
-			Spec: v1alpha1.Spec{
-				Target:   v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}},
-				Path:     v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{Shape: v1alpha1.ShapeFlannel}},
+		exp: &spec.Experiment{
+			APIVersion: v1alpha1.APIVersion, Kind: spec.KindExperiment,
+			Metadata: spec.Metadata{Name: "demo", Description: "What a VXLAN overlay costs on this machine, and what RPS and RFS give back."},
+			Spec: spec.Spec{
+				Target:   spec.Target{Lab: &spec.Lab{Nodes: 2}},
+				Path:     spec.Path{VXLAN: &spec.VXLAN{Shape: spec.ShapeFlannel}},
 				Baseline: "vxlan",
-				Variants: []v1alpha1.Variant{
-					{Name: "native", Path: &v1alpha1.Path{Native: &v1alpha1.Plain{}}},
+				Variants: []spec.Variant{
+					{Name: "native", Path: &spec.Path{Native: &spec.Plain{}}},
 					{Name: "vxlan"},
 					accelerated("rps", host...), accelerated("rps+", plus...),
 					accelerated("rfs", host...), accelerated("rfs+", plus...),
 				},
-				Workloads: []v1alpha1.Workload{
-					{Name: "stream", Stream: &v1alpha1.Traffic{Protocol: "tcp", Size: 131072, Connections: 1, Duration: v1alpha1.Duration(2 * time.Second)}},
-					{Name: "pingpong", PingPong: &v1alpha1.Traffic{Protocol: "tcp", Size: 64, Duration: v1alpha1.Duration(time.Second)}},
+				Workloads: []spec.Workload{
+					{Name: "stream", Stream: &spec.Traffic{Protocol: "tcp", Size: 131072, Connections: 1, Duration: spec.Duration(2 * time.Second)}},
+					{Name: "pingpong", PingPong: &spec.Traffic{Protocol: "tcp", Size: 64, Duration: spec.Duration(time.Second)}},
 				},
 				Pairs: []int{1, 4}, Margin: 0.02,
 			},
@@ -90,7 +91,7 @@ func published(tb testing.TB, cpus int) *fixture {
 	f := demoExperiment()
 	f.exp.Metadata.Name = "rps-rfs"
 	f.exp.Spec.Baseline = "baseline"
-	f.exp.Spec.Variants = []v1alpha1.Variant{{Name: "baseline"},
+	f.exp.Spec.Variants = []spec.Variant{{Name: "baseline"},
 		accelerated("rps", "nic"), accelerated("rps-7", "nic"), accelerated("rfs", "nic"),
 		accelerated("rps+", "nic", "pod"), accelerated("rps-7+", "nic", "pod"), accelerated("rfs+", "nic", "pod")}
 	f.exp.Spec.Pairs = []int{1, 2, 4, 8, 16}
@@ -130,7 +131,7 @@ func (f *fixture) run(tb testing.TB) *fixture {
 	return f
 }
 
-func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, w v1alpha1.Workload, p int, factor float64) record.Trial {
+func (f *fixture) trial(tb testing.TB, r *rand.Rand, block int, variant string, w spec.Workload, p int, factor float64) record.Trial {
 	tb.Helper()
 	noise := math.Exp(0.015 * r.NormFloat64())
 	t := record.Trial{

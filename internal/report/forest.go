@@ -3,7 +3,7 @@ package report
 import (
 	"slices"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -84,7 +84,7 @@ func (f *Forest) draw(s scale) {
 	}
 }
 
-func (m *Model) bestAndWorst(w v1alpha1.Workload, versus string, q question) []ForestRow {
+func (m *Model) bestAndWorst(w spec.Workload, versus string, q question) []ForestRow {
 	metric := stats.Primary(m.exp, w)
 	var rows, natives []*stats.Row
 	for _, v := range m.exp.Spec.Variants {

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 )
 
 // quantity describes how people see a metric.

@@ -7,14 +7,14 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // latencyFigure draws the percentiles of each variant, its trials merged, at one number of
 // pairs. The x axis is logarithmic in the share of slower messages, as is usual for HDR
 // histograms.
-func (m *Model) latencyFigure(w v1alpha1.Workload, n int) (Figure, bool) {
+func (m *Model) latencyFigure(w spec.Workload, n int) (Figure, bool) {
 	var curves []curve
 	least, most, end := math.Inf(1), 0.0, 2.0
 	data := Data{Columns: []string{"Variant", "Messages", "p50 µs", "p90 µs", "p99 µs", "p99.9 µs", "Largest µs"}}

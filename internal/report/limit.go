@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -53,7 +53,7 @@ func nicOf(r stats.Resource) string {
 		return r.Nodes[0] + "'s NIC"
 	case len(r.Nodes) > 1:
 		return fmt.Sprintf("the NICs of %d %ss", len(r.Nodes), r.Roles[0])
-	case r.Roles[0] == v1alpha1.RoleBackend:
+	case r.Roles[0] == spec.RoleBackend:
 		return "the NIC of the backend " + r.Nodes[0]
 	}
 	return "the " + r.Roles[0] + "'s NIC"
@@ -62,7 +62,7 @@ func nicOf(r stats.Resource) string {
 func coreOf(r stats.Resource) string {
 	var whose []string
 	for _, role := range r.Roles {
-		if role == v1alpha1.RoleBackend {
+		if role == spec.RoleBackend {
 			if r.Shared || len(r.Nodes) > 1 {
 				role = "backends"
 			}
@@ -89,7 +89,7 @@ func coreOf(r stats.Resource) string {
 func (m *Model) bounds() []string {
 	var out []string
 	for _, s := range m.summary.Series {
-		if s.Axis != v1alpha1.AxisBackends || m.path(m.variant(s.Points[0].Variant)).Balancer == nil {
+		if s.Axis != spec.AxisBackends || m.path(m.variant(s.Points[0].Variant)).Balancer == nil {
 			continue
 		}
 		if text := m.bound(s); text != "" {
@@ -115,7 +115,7 @@ func (m *Model) proxyOf(p stats.Point) *stats.Resource {
 	if l == nil || !l.Reached {
 		return nil
 	}
-	i := slices.IndexFunc(l.Resources, func(r stats.Resource) bool { return slices.Contains(r.Roles, v1alpha1.RoleProxy) })
+	i := slices.IndexFunc(l.Resources, func(r stats.Resource) bool { return slices.Contains(r.Roles, spec.RoleProxy) })
 	if i < 0 {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (m *Model) proxyOf(p stats.Point) *stats.Resource {
 // bound says from which number of backends the proxy is the limit, and whether more
 // backends help.
 func (m *Model) bound(s stats.Series) string {
-	backends := m.axis(v1alpha1.AxisBackends)
+	backends := m.axis(spec.AxisBackends)
 	from := len(s.Points)
 	for from > 0 && m.proxyOf(s.Points[from-1]) != nil {
 		from--
@@ -149,7 +149,7 @@ func (m *Model) bound(s stats.Series) string {
 
 // helped says whether more backends helped, beyond those of a point.
 func (m *Model) helped(s stats.Series, from int) string {
-	backends := m.axis(v1alpha1.AxisBackends)
+	backends := m.axis(spec.AxisBackends)
 	helps, open := false, false
 	var ratios []string
 	for i := from + 1; i < len(s.Points); i++ {

@@ -9,9 +9,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -19,15 +20,15 @@ import (
 // limit, from 4 on the NIC of the proxy.
 func balancer(t *testing.T) *Model {
 	t.Helper()
-	exp := &v1alpha1.Experiment{
-		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment,
-		Metadata: v1alpha1.Metadata{Name: "balancer", Description: "A load balancer with 1 to 8 backends."},
-		Spec: v1alpha1.Spec{
-			Target: v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}}, Baseline: "1", Pairs: []int{1}, Margin: 0.02, Runs: v1alpha1.Runs{N: 6},
-			Workloads: []v1alpha1.Workload{{Name: "stream", Stream: &v1alpha1.Traffic{Protocol: "tcp", Connections: 8, Duration: v1alpha1.Duration(2 * time.Second)}}},
+	exp := &spec.Experiment{
+		APIVersion: v1alpha1.APIVersion, Kind: spec.KindExperiment,
+		Metadata: spec.Metadata{Name: "balancer", Description: "A load balancer with 1 to 8 backends."},
+		Spec: spec.Spec{
+			Target: spec.Target{Lab: &spec.Lab{Nodes: 2}}, Baseline: "1", Pairs: []int{1}, Margin: 0.02, Runs: spec.Runs{N: 6},
+			Workloads: []spec.Workload{{Name: "stream", Stream: &spec.Traffic{Protocol: "tcp", Connections: 8, Duration: spec.Duration(2 * time.Second)}}},
 		},
 	}
-	exp.Spec.Series = []v1alpha1.Series{{Name: "haproxy", Axis: v1alpha1.AxisBackends, Of: []string{"1", "2", "4", "8"}}}
+	exp.Spec.Series = []spec.Series{{Name: "haproxy", Axis: spec.AxisBackends, Of: []string{"1", "2", "4", "8"}}}
 	var trials []record.Trial
 	for _, c := range []struct {
 		backends int
@@ -35,9 +36,9 @@ func balancer(t *testing.T) *Model {
 		core     float64
 	}{{1, 0.38e9, 0.3}, {2, 0.76e9, 0.5}, {4, 0.94e9, 0.7}, {8, 0.941e9, 0.93}} {
 		name := fmt.Sprint(c.backends)
-		exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: name, Path: &v1alpha1.Path{Balancer: &v1alpha1.Balancer{
-			Backends: c.backends, Proxy: v1alpha1.ProxyHAProxy, NICs: v1alpha1.RoleNICs{
-				Client: v1alpha1.RoleNIC{Rate: "10Gbit"}, Proxy: v1alpha1.RoleNIC{Rate: "1Gbit", Price: "0.1 USD"}, Backend: v1alpha1.RoleNIC{Rate: "400Mbit", Price: "0.05 USD"},
+		exp.Spec.Variants = append(exp.Spec.Variants, spec.Variant{Name: name, Path: &spec.Path{Balancer: &spec.Balancer{
+			Backends: c.backends, Proxy: spec.ProxyHAProxy, NICs: spec.RoleNICs{
+				Client: spec.RoleNIC{Rate: "10Gbit"}, Proxy: spec.RoleNIC{Rate: "1Gbit", Price: "0.1 USD"}, Backend: spec.RoleNIC{Rate: "400Mbit", Price: "0.05 USD"},
 			},
 		}}})
 		for block := range 6 {
@@ -46,13 +47,13 @@ func balancer(t *testing.T) *Model {
 				Block: block + 1, Order: len(trials) + 1, Variant: name, Workload: "stream", Pairs: 1, Attempt: 1, Window: 2, Status: record.StatusOK,
 				Metrics: map[string]float64{metrics.Throughput: through},
 				Loads: []record.Load{
-					{Node: "node0", Role: v1alpha1.RoleClient, Send: 1.04 * through, Rate: 10e9, Core: 0, Busy: 0.6, Shared: true},
-					{Node: "node1", Role: v1alpha1.RoleProxy, Receive: 1.04 * through, Send: 1.03 * through, Rate: 1e9, Core: 1, Busy: c.core, Shared: true},
+					{Node: "node0", Role: spec.RoleClient, Send: 1.04 * through, Rate: 10e9, Core: 0, Busy: 0.6, Shared: true},
+					{Node: "node1", Role: spec.RoleProxy, Receive: 1.04 * through, Send: 1.03 * through, Rate: 1e9, Core: 1, Busy: c.core, Shared: true},
 				},
 			}
 			for i := range c.backends {
 				t.Loads = append(t.Loads, record.Load{
-					Node: fmt.Sprintf("node%d", 2+i), Role: v1alpha1.RoleBackend, Receive: 1.03 * through / float64(c.backends), Send: 1e6, Rate: 0.4e9, Core: 0, Busy: 0.6, Shared: true,
+					Node: fmt.Sprintf("node%d", 2+i), Role: spec.RoleBackend, Receive: 1.03 * through / float64(c.backends), Send: 1e6, Rate: 0.4e9, Core: 0, Busy: 0.6, Shared: true,
 				})
 			}
 			trials = append(trials, t)
@@ -63,9 +64,9 @@ func balancer(t *testing.T) *Model {
 		t.Fatal(err)
 	}
 	env := record.Environment{Version: "0.1.0", Command: "slipstream run load-balancer", Nodes: []record.Node{
-		{Name: "node0", Role: v1alpha1.RoleClient, NICRate: 10e9},
-		{Name: "node1", Role: v1alpha1.RoleProxy, Proxy: "haproxy 2.6.12", NICRate: 1e9},
-		{Name: "node2", Role: v1alpha1.RoleBackend, NICRate: 0.4e9}, {Name: "node3", Role: v1alpha1.RoleBackend, NICRate: 0.4e9},
+		{Name: "node0", Role: spec.RoleClient, NICRate: 10e9},
+		{Name: "node1", Role: spec.RoleProxy, Proxy: "haproxy 2.6.12", NICRate: 1e9},
+		{Name: "node2", Role: spec.RoleBackend, NICRate: 0.4e9}, {Name: "node3", Role: spec.RoleBackend, NICRate: 0.4e9},
 	}}
 	return New(exp, summary, trials, env)
 }

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/stats"
 )

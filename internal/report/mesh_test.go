@@ -7,9 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -18,12 +19,12 @@ import (
 func meshResult(t *testing.T) *Model {
 	t.Helper()
 	const nodes = 6
-	exp := &v1alpha1.Experiment{
-		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment, Metadata: v1alpha1.Metadata{Name: "mesh"},
-		Spec: v1alpha1.Spec{
-			Target: v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: nodes}}, Path: v1alpha1.Path{Native: &v1alpha1.Plain{}}, Baseline: "nodes", Margin: 0.02,
-			Runs: v1alpha1.Runs{N: 5}, Mesh: &v1alpha1.Mesh{Margin: 0.1}, Variants: []v1alpha1.Variant{{Name: "nodes"}},
-			Workloads: []v1alpha1.Workload{{Name: "stream", Stream: &v1alpha1.Traffic{Protocol: "tcp", Tool: v1alpha1.ToolNative, Connections: 1, Duration: v1alpha1.Duration(time.Second)}}},
+	exp := &spec.Experiment{
+		APIVersion: v1alpha1.APIVersion, Kind: spec.KindExperiment, Metadata: spec.Metadata{Name: "mesh"},
+		Spec: spec.Spec{
+			Target: spec.Target{Lab: &spec.Lab{Nodes: nodes}}, Path: spec.Path{Native: &spec.Plain{}}, Baseline: "nodes", Margin: 0.02,
+			Runs: spec.Runs{N: 5}, Mesh: &spec.Mesh{Margin: 0.1}, Variants: []spec.Variant{{Name: "nodes"}},
+			Workloads: []spec.Workload{{Name: "stream", Stream: &spec.Traffic{Protocol: "tcp", Tool: spec.ToolNative, Connections: 1, Duration: spec.Duration(time.Second)}}},
 		},
 	}
 	env := record.Environment{Version: "v1"}

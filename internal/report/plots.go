@@ -9,7 +9,7 @@ import (
 
 	"gonum.org/v1/plot/vg"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // Measures of every figure, in points.
@@ -60,7 +60,7 @@ func (m *Model) drawFigures() []Figure {
 			}
 		}
 	}
-	for _, draw := range []func(v1alpha1.Workload, int) (Figure, bool){m.latencyFigure, m.cpuFigure} {
+	for _, draw := range []func(spec.Workload, int) (Figure, bool){m.latencyFigure, m.cpuFigure} {
 		for _, w := range m.exp.Spec.Workloads {
 			for _, pairs := range smallestAndLargest(m.pairsOf(w)) {
 				if f, ok := draw(w, pairs); ok {
@@ -86,7 +86,7 @@ func (m *Model) drawFigures() []Figure {
 // scalingFigure draws the ratios of variants to one of them against the number of pairs, unless
 // they are in the figures of a series.
 func (m *Model) scalingFigure(t Table, versus string) (Figure, bool) {
-	c := chart{axis: m.axis(v1alpha1.AxisPairs), each: "Variant"}
+	c := chart{axis: m.axis(spec.AxisPairs), each: "Variant"}
 	for _, p := range t.Pairs {
 		c.xs = append(c.xs, float64(p))
 	}

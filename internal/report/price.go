@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strconv"
 
-	"slipstream.dev/api/metrics"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/stats"
 )
 

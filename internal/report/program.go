@@ -7,19 +7,19 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // program names the program that makes a workload's traffic: a tool, or the way in which the
 // traffic engine reads and writes. It is empty if that is unknown, or if the engine has only one
 // way.
-func program(t *v1alpha1.Traffic) string {
+func program(t *spec.Traffic) string {
 	switch {
-	case t.Tool != "" && t.Tool != v1alpha1.ToolNative:
+	case t.Tool != "" && t.Tool != spec.ToolNative:
 		return t.Tool
-	case t.IO == v1alpha1.IOBlocking:
+	case t.IO == spec.IOBlocking:
 		return "blocking programs"
-	case t.IO == v1alpha1.IOEpoll:
+	case t.IO == spec.IOEpoll:
 		return "event loops"
 	}
 	return ""
@@ -27,13 +27,13 @@ func program(t *v1alpha1.Traffic) string {
 
 // byTraffic groups the workloads whose program has a name. Workloads that differ only in the
 // program are in one group.
-func (m *Model) byTraffic() [][]v1alpha1.Workload {
+func (m *Model) byTraffic() [][]spec.Workload {
 	type traffic struct {
 		kind string
-		v1alpha1.Traffic
+		spec.Traffic
 	}
 	var all []traffic
-	var out [][]v1alpha1.Workload
+	var out [][]spec.Workload
 	for _, w := range m.exp.Spec.Workloads {
 		if program(w.Traffic()) == "" {
 			continue
@@ -66,9 +66,9 @@ func (m *Model) programSentences() []string {
 		return out
 	}
 	var parts []string
-	for _, io := range []string{v1alpha1.IOBlocking, v1alpha1.IOEpoll} {
+	for _, io := range []string{spec.IOBlocking, spec.IOEpoll} {
 		if names := ways[io]; names != nil {
-			parts = append(parts, fmt.Sprintf("%s (%s)", program(&v1alpha1.Traffic{IO: io}), list(names)))
+			parts = append(parts, fmt.Sprintf("%s (%s)", program(&spec.Traffic{IO: io}), list(names)))
 		}
 	}
 	if len(parts) > 0 {
@@ -90,7 +90,7 @@ func (r ratioOf) String() string {
 
 // dependences describes the comparisons in which programs disagree: the interval of one ends
 // below that of the other. Those with the largest gap come first.
-func (m *Model) dependences(alike []v1alpha1.Workload) []string {
+func (m *Model) dependences(alike []spec.Workload) []string {
 	type dependence struct {
 		text string
 		gap  float64
@@ -133,7 +133,7 @@ func (m *Model) dependences(alike []v1alpha1.Workload) []string {
 
 // ratiosOf returns one comparison as each program measured it, and what is compared: "fastpath /
 // native". An overlay is always above the host network.
-func (m *Model) ratiosOf(alike []v1alpha1.Workload, variant string, pairs int, metric string) (what string, out []ratioOf) {
+func (m *Model) ratiosOf(alike []spec.Workload, variant string, pairs int, metric string) (what string, out []ratioOf) {
 	for _, w := range alike {
 		r := m.rows[cell{variant, w.Name, pairs, metric}]
 		if !m.asks(r, cost) && !m.asks(r, choice) || r.Versus.N < 2 {

@@ -5,25 +5,26 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
 // TestProgramSentences: the report names ratios whose intervals do not overlap, with the
 // overlay above the host network, and no others.
 func TestProgramSentences(t *testing.T) {
-	of := func(name, io, tool string) v1alpha1.Workload {
-		return v1alpha1.Workload{Name: name, Stream: &v1alpha1.Traffic{Protocol: "tcp", IO: io, Tool: tool}}
+	of := func(name, io, tool string) spec.Workload {
+		return spec.Workload{Name: name, Stream: &spec.Traffic{Protocol: "tcp", IO: io, Tool: tool}}
 	}
-	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
-		Target: v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}}, Path: v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{}}, Baseline: "vxlan",
-		Variants: []v1alpha1.Variant{
-			{Name: "vxlan"}, {Name: "native", Path: &v1alpha1.Path{Native: &v1alpha1.Plain{}}},
+	exp := &spec.Experiment{Spec: spec.Spec{
+		Target: spec.Target{Lab: &spec.Lab{Nodes: 2}}, Path: spec.Path{VXLAN: &spec.VXLAN{}}, Baseline: "vxlan",
+		Variants: []spec.Variant{
+			{Name: "vxlan"}, {Name: "native", Path: &spec.Path{Native: &spec.Plain{}}},
 			{Name: "fastpath", Accelerate: []v1alpha1.Accelerator{{Fastpath: &v1alpha1.Fastpath{}}}},
 		},
-		Workloads: []v1alpha1.Workload{of("a", "blocking", "native"), of("b", "epoll", "native"), of("c", "", "iperf3")},
+		Workloads: []spec.Workload{of("a", "blocking", "native"), of("b", "epoll", "native"), of("c", "", "iperf3")},
 		Pairs:     []int{1}, Margin: 0.02,
 	}}
 	summary := &stats.Summary{}
@@ -52,10 +53,10 @@ func TestProgramSentences(t *testing.T) {
 	}
 
 	// With a single program, the sentence names it.
-	exp.Spec.Workloads = []v1alpha1.Workload{
+	exp.Spec.Workloads = []spec.Workload{
 		of("a", "blocking", "native"),
-		{Name: "h", HTTP: &v1alpha1.Traffic{Protocol: "tcp", IO: "epoll", Tool: "native"}},
-		{Name: "p", PingPong: &v1alpha1.Traffic{Protocol: "tcp", Tool: "sockperf"}},
+		{Name: "h", HTTP: &spec.Traffic{Protocol: "tcp", IO: "epoll", Tool: "native"}},
+		{Name: "p", PingPong: &spec.Traffic{Protocol: "tcp", Tool: "sockperf"}},
 	}
 	m := New(exp, summary, nil, record.Environment{})
 	want = []string{"The traffic came from blocking programs (a) and event loops (h); ratios may differ for programs that read and write in another way."}

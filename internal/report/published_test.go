@@ -6,14 +6,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
 // publications are figures of two sources about the demo.
-func publications() []v1alpha1.Published {
-	stream := v1alpha1.Published{Source: "A paper <of 2020>", Workload: "stream", Metric: metrics.Throughput, Versus: "vxlan"}
+func publications() []spec.Published {
+	stream := spec.Published{Source: "A paper <of 2020>", Workload: "stream", Metric: metrics.Throughput, Versus: "vxlan"}
 	rps, rfs, native, never, vxlan, other := stream, stream, stream, stream, stream, stream
 	rps.Figure, rps.Variant, rps.Pairs, rps.Ratio, rps.Interval, rps.Note = "Table 1", "rps", 4, 1.08, []float64{1.02, 1.15}, "the interval is by run"
 	rfs.Figure, rfs.Variant, rfs.Pairs, rfs.Ratio = "Table 1", "rfs", 4, 1.4
@@ -23,10 +23,10 @@ func publications() []v1alpha1.Published {
 	vxlan.Figure, vxlan.Variant, vxlan.Pairs, vxlan.Value, vxlan.Versus = "Table 2", "vxlan", 4, "4118 Mb/s", ""
 	vxlan.Interval = []float64{3968, 4268}
 	other.Figure, other.Variant, other.Pairs, other.Ratio, other.Versus = "Table 3", "rps+", 4, 0.5, "native"
-	trip := v1alpha1.Published{Source: "Another one", Figure: "Figure 4", Variant: "vxlan", Workload: "pingpong", Pairs: 1, Metric: metrics.LatencyP50, Value: "36.4 µs", OneWay: true, Note: "by qperf"}
-	latency := v1alpha1.Published{Source: "Another one", Figure: "Figure 5", Variant: "native", Workload: "pingpong", Pairs: 1, Metric: metrics.LatencyP50, Ratio: 0.42, Versus: "vxlan"}
-	tail := v1alpha1.Published{Source: "Another one", Figure: "Figure 6", Variant: "rps", Workload: "pingpong", Pairs: 4, Metric: metrics.LatencyP99, Ratio: 0.9, Versus: "vxlan"}
-	return []v1alpha1.Published{rps, rfs, native, never, vxlan, other, trip, latency, tail}
+	trip := spec.Published{Source: "Another one", Figure: "Figure 4", Variant: "vxlan", Workload: "pingpong", Pairs: 1, Metric: metrics.LatencyP50, Value: "36.4 µs", OneWay: true, Note: "by qperf"}
+	latency := spec.Published{Source: "Another one", Figure: "Figure 5", Variant: "native", Workload: "pingpong", Pairs: 1, Metric: metrics.LatencyP50, Ratio: 0.42, Versus: "vxlan"}
+	tail := spec.Published{Source: "Another one", Figure: "Figure 6", Variant: "rps", Workload: "pingpong", Pairs: 4, Metric: metrics.LatencyP99, Ratio: 0.9, Versus: "vxlan"}
+	return []spec.Published{rps, rfs, native, never, vxlan, other, trip, latency, tail}
 }
 
 func TestPublished(t *testing.T) {
@@ -113,7 +113,7 @@ func TestPublishedAreDrawn(t *testing.T) {
 	}
 	far := publications()[1]
 	far.Ratio = 30
-	f.exp.Spec.Published = []v1alpha1.Published{far}
+	f.exp.Spec.Published = []spec.Published{far}
 	if svg := f.model().Section(SectionScaling)[0].svg(); !strings.Contains(svg, ">30<") {
 		t.Error("the axis ends below a published ratio of 30")
 	}

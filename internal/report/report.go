@@ -11,9 +11,9 @@ import (
 	"math"
 	"slices"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -63,7 +63,7 @@ type Model struct {
 	Environment record.Environment
 	Machines    []Machine
 
-	exp     *v1alpha1.Experiment
+	exp     *spec.Experiment
 	summary *stats.Summary
 	trials  []record.Trial
 	rows    map[cell]*stats.Row
@@ -149,7 +149,7 @@ func (c cell) holds(t record.Trial) bool {
 
 // New computes what a report of these results shows. It keeps the summary and
 // the trials but changes neither.
-func New(exp *v1alpha1.Experiment, summary *stats.Summary, trials []record.Trial, env record.Environment) *Model {
+func New(exp *spec.Experiment, summary *stats.Summary, trials []record.Trial, env record.Environment) *Model {
 	m := &Model{
 		Name:        exp.Metadata.Name,
 		Description: exp.Metadata.Description,
@@ -218,24 +218,24 @@ func unfinished(text string, imported bool) string {
 	return "This run is unfinished: " + text + "."
 }
 
-func (m *Model) pairsOf(w v1alpha1.Workload) []int {
+func (m *Model) pairsOf(w spec.Workload) []int {
 	return slices.Compact(slices.Sorted(slices.Values(m.exp.PairsOf(w))))
 }
 
-func (m *Model) variant(name string) v1alpha1.Variant {
+func (m *Model) variant(name string) spec.Variant {
 	for _, v := range m.exp.Spec.Variants {
 		if v.Name == name {
 			return v
 		}
 	}
-	return v1alpha1.Variant{Name: name}
+	return spec.Variant{Name: name}
 }
 
-func (m *Model) path(v v1alpha1.Variant) v1alpha1.Path {
+func (m *Model) path(v spec.Variant) spec.Path {
 	return m.exp.PathOf(v)
 }
 
-func (m *Model) native(v v1alpha1.Variant) bool { return m.path(v).Native != nil }
+func (m *Model) native(v spec.Variant) bool { return m.path(v).Native != nil }
 
 // tables returns a table for each workload and metric: first the metrics that the workload is
 // judged by, even if they have no numbers, then the rest in alphabetical order.
@@ -275,7 +275,7 @@ func (t Table) noted() bool {
 	})
 }
 
-func (m *Model) table(w v1alpha1.Workload, metric string, everywhere map[string]bool) Table {
+func (m *Model) table(w spec.Workload, metric string, everywhere map[string]bool) Table {
 	q := quantityOf(metric)
 	t := Table{
 		ID: slug(w.Name, metric), Workload: w.Name, Metric: metric,

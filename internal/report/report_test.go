@@ -22,9 +22,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -343,11 +343,11 @@ func TestUnusualResults(t *testing.T) {
 		{
 			name: "compared with the host network, two NIC profiles",
 			change: func(f *fixture) {
-				none := &v1alpha1.NIC{Offload: v1alpha1.OffloadNone}
-				native := &v1alpha1.Path{Native: &v1alpha1.Plain{}}
-				calico := &v1alpha1.Path{VXLAN: &v1alpha1.VXLAN{Shape: v1alpha1.ShapeCalico}}
+				none := &spec.NIC{Offload: spec.OffloadNone}
+				native := &spec.Path{Native: &spec.Plain{}}
+				calico := &spec.Path{VXLAN: &spec.VXLAN{Shape: spec.ShapeCalico}}
 				f.exp.Spec.Baseline = "native"
-				f.exp.Spec.Variants = []v1alpha1.Variant{
+				f.exp.Spec.Variants = []spec.Variant{
 					{Name: "native", Path: native}, {Name: "flannel"}, {Name: "calico", Path: calico},
 					{Name: "native/none", Path: native, NIC: none}, {Name: "flannel/none", NIC: none, Versus: "native/none"},
 				}
@@ -360,7 +360,7 @@ func TestUnusualResults(t *testing.T) {
 			name: "tools compared",
 			change: func(f *fixture) {
 				f.exp.Spec.Baseline = "engine"
-				f.exp.Spec.Variants = []v1alpha1.Variant{{Name: "engine"}, {Name: "iperf3", Tools: map[string]string{"stream": "iperf3"}}}
+				f.exp.Spec.Variants = []spec.Variant{{Name: "engine"}, {Name: "iperf3", Tools: map[string]string{"stream": "iperf3"}}}
 				f.run(t)
 			},
 			headline: "Nothing is proven faster than engine.",
@@ -521,7 +521,7 @@ func TestConclusion(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := demo(t)
-			f.exp.Spec.Variants = append(f.exp.Spec.Variants, v1alpha1.Variant{Name: "jumbo", NIC: &v1alpha1.NIC{MTU: 9000}})
+			f.exp.Spec.Variants = append(f.exp.Spec.Variants, spec.Variant{Name: "jumbo", NIC: &spec.NIC{MTU: 9000}})
 			m := New(f.exp, &stats.Summary{Baseline: "vxlan", Rows: tt.rows}, nil, record.Environment{})
 			if diff := cmp.Diff(tt.want, m.conclusion); diff != "" {
 				t.Errorf("it concludes (-want +got):\n%s", diff)
@@ -606,7 +606,7 @@ func TestDesignIsSaid(t *testing.T) {
 	f := demo(t)
 	f.exp.Spec.Variants = f.exp.Spec.Variants[:2]
 	f.exp.Spec.TrialsPerPeriod = 1
-	f.exp.Spec.Variants[0].Switch = &v1alpha1.Switch{To: []string{"an", "on"}, Back: []string{"an", "off"}}
+	f.exp.Spec.Variants[0].Switch = &spec.Switch{To: []string{"an", "on"}, Back: []string{"an", "off"}}
 	f.trials = slices.DeleteFunc(f.trials, func(tr record.Trial) bool { return tr.Block > 3 || tr.Variant != "vxlan" && tr.Variant != "native" })
 	for i := range f.trials {
 		tr := &f.trials[i]
@@ -822,15 +822,15 @@ func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 // TestVariantsSayWhichHostsAndAddresses: between hosts, the label of a variant has its hosts and the addresses
 // that its packets use.
 func TestVariantsSayWhichHostsAndAddresses(t *testing.T) {
-	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
-		Target: v1alpha1.Target{Hosts: []v1alpha1.Host{
+	exp := &spec.Experiment{Spec: spec.Spec{
+		Target: spec.Target{Hosts: []spec.Host{
 			{Name: "east1"}, {Name: "east2"}, {Name: "west1", Labels: map[string]string{"zone": "west"}},
 		}},
-		Path: v1alpha1.Path{Native: &v1alpha1.Plain{}},
-		Variants: []v1alpha1.Variant{
+		Path: spec.Path{Native: &spec.Plain{}},
+		Variants: []spec.Variant{
 			{Name: "within"},
-			{Name: "between", Hosts: &v1alpha1.Ends{Server: map[string]string{"zone": "west"}}},
-			{Name: "weave", Path: &v1alpha1.Path{Address: "weave"}},
+			{Name: "between", Hosts: &spec.Ends{Server: map[string]string{"zone": "west"}}},
+			{Name: "weave", Path: &spec.Path{Address: "weave"}},
 		},
 	}}
 	want := []Definition{

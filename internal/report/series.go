@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -44,8 +44,8 @@ func (t traffic) slug(more ...string) string {
 func (m *Model) inSeries(t Table, variant, versus string) bool {
 	return slices.ContainsFunc(m.summary.Series, func(s stats.Series) bool {
 		return s.Workload == t.Workload && s.Metric == t.Metric && slices.ContainsFunc(s.Points, func(p stats.Point) bool {
-			over := s.Axis == v1alpha1.AxisPairs && p.Versus != nil && p.Versus.Baseline == versus
-			return p.Variant == variant && (over || v1alpha1.OfVariants(s.Axis))
+			over := s.Axis == spec.AxisPairs && p.Versus != nil && p.Versus.Baseline == versus
+			return p.Variant == variant && (over || spec.OfVariants(s.Axis))
 		})
 	})
 }
@@ -78,7 +78,7 @@ func (m *Model) seriesFigures() []Figure {
 func (m *Model) seriesLook(name string) look {
 	n := 0
 	for _, s := range m.exp.Spec.Series {
-		versus := slices.ContainsFunc(m.exp.Spec.Series, func(o v1alpha1.Series) bool { return o.Versus == s.Name })
+		versus := slices.ContainsFunc(m.exp.Spec.Series, func(o spec.Series) bool { return o.Versus == s.Name })
 		switch {
 		case s.Name == name && versus:
 			return look{ink: inkText, shape: 3}

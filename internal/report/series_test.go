@@ -8,25 +8,26 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
 // services is a result of services with 1 to 16,000 backends, in two modes.
 func services(t *testing.T) *Model {
 	t.Helper()
-	exp := &v1alpha1.Experiment{
-		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindExperiment,
-		Metadata: v1alpha1.Metadata{Name: "services", Description: "Services of 1 to 16,000 backends."},
-		Spec: v1alpha1.Spec{
-			Target: v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}}, Baseline: "iptables/1", Pairs: []int{1}, Margin: 0.02, Runs: v1alpha1.Runs{N: 6},
-			Workloads: []v1alpha1.Workload{{Name: "ab", HTTP: &v1alpha1.Traffic{Protocol: "tcp", Connections: 8, Requests: 50000, Tool: v1alpha1.ToolAB, Duration: v1alpha1.Duration(60 * time.Second)}}},
-			Series: []v1alpha1.Series{
-				{Name: "iptables", Axis: v1alpha1.AxisBackends}, {Name: "ebpf", Axis: v1alpha1.AxisBackends, Versus: "iptables"},
+	exp := &spec.Experiment{
+		APIVersion: v1alpha1.APIVersion, Kind: spec.KindExperiment,
+		Metadata: spec.Metadata{Name: "services", Description: "Services of 1 to 16,000 backends."},
+		Spec: spec.Spec{
+			Target: spec.Target{Lab: &spec.Lab{Nodes: 2}}, Baseline: "iptables/1", Pairs: []int{1}, Margin: 0.02, Runs: spec.Runs{N: 6},
+			Workloads: []spec.Workload{{Name: "ab", HTTP: &spec.Traffic{Protocol: "tcp", Connections: 8, Requests: 50000, Tool: spec.ToolAB, Duration: spec.Duration(60 * time.Second)}}},
+			Series: []spec.Series{
+				{Name: "iptables", Axis: spec.AxisBackends}, {Name: "ebpf", Axis: spec.AxisBackends, Versus: "iptables"},
 			},
-			Published: []v1alpha1.Published{{Source: "a paper", Figure: "in the text", Variant: "ebpf/16000", Workload: "ab", Pairs: 1, Metric: metrics.Completion, Ratio: 0.7, Versus: "iptables/16000"}},
+			Published: []spec.Published{{Source: "a paper", Figure: "in the text", Variant: "ebpf/16000", Workload: "ab", Pairs: 1, Metric: metrics.Completion, Ratio: 0.7, Versus: "iptables/16000"}},
 		},
 	}
 	seconds := map[string][]float64{"iptables": {5.6, 5.8, 8.5, 18, 43}, "ebpf": {5.9, 5.9, 6, 6.1, 6.2}}
@@ -38,7 +39,7 @@ func services(t *testing.T) *Model {
 		for s, mode := range []string{"iptables", "ebpf"} {
 			name := fmt.Sprintf("%s/%d", mode, backends)
 			exp.Spec.Series[s].Of = append(exp.Spec.Series[s].Of, name)
-			exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: name, Path: &v1alpha1.Path{Service: &v1alpha1.Service{Mode: mode, Backends: backends, Services: 1}}})
+			exp.Spec.Variants = append(exp.Spec.Variants, spec.Variant{Name: name, Path: &spec.Path{Service: &spec.Service{Mode: mode, Backends: backends, Services: 1}}})
 			for block := range 6 {
 				trials = append(trials, record.Trial{
 					Block: block + 1, Order: len(trials) + 1, Variant: name, Workload: "ab", Pairs: 1, Attempt: 1, Window: 60, Status: record.StatusOK,
@@ -101,11 +102,11 @@ func TestSeriesFigures(t *testing.T) {
 // figure, because nothing differs along it, its variants stay in the usual figure.
 func TestScalingWithoutSeries(t *testing.T) {
 	f := demo(t)
-	f.exp.Spec.Series = []v1alpha1.Series{
-		{Name: "overlay", Axis: v1alpha1.AxisPairs, Of: []string{"vxlan"}},
-		{Name: "rfs", Axis: v1alpha1.AxisPairs, Of: []string{"rfs"}, Versus: "overlay"},
-		{Name: "rps", Axis: v1alpha1.AxisPairs, Of: []string{"rps"}},
-		{Name: "rate", Axis: v1alpha1.AxisRate, Of: []string{"rps+"}},
+	f.exp.Spec.Series = []spec.Series{
+		{Name: "overlay", Axis: spec.AxisPairs, Of: []string{"vxlan"}},
+		{Name: "rfs", Axis: spec.AxisPairs, Of: []string{"rfs"}, Versus: "overlay"},
+		{Name: "rps", Axis: spec.AxisPairs, Of: []string{"rps"}},
+		{Name: "rate", Axis: spec.AxisRate, Of: []string{"rps+"}},
 	}
 	f.exp.Spec.Target.Lab.NIC.Rate = "1Gbit"
 	drawn := map[string][]string{}
@@ -139,23 +140,23 @@ func TestCrossoverSentences(t *testing.T) {
 		verdicts   []stats.Verdict
 		crossovers []stats.Crossover
 	}{
-		"a is faster than b everywhere measured, at 1, 2, 4 and 8 pairs":                                      {v1alpha1.AxisPairs, []stats.Verdict{faster, faster, faster, faster}, nil},
-		"a is the same as b everywhere measured, at 1 and 2 backends":                                         {v1alpha1.AxisBackends, []stats.Verdict{same, same}, nil},
-		"no difference of a from b is proven at 1, 2 and 4 connections":                                       {v1alpha1.AxisConnections, []stats.Verdict{open, open, open}, nil},
-		"a is faster than b at 2 and 8 pairs; no difference is proven at 1 and 4 pairs":                       {v1alpha1.AxisPairs, []stats.Verdict{open, faster, open, faster}, nil},
-		"a is faster than b from 3.0 (1.5–6.0) backends on, and slower below":                                 {v1alpha1.AxisBackends, []stats.Verdict{slower, open, faster, faster}, []stats.Crossover{at(slower, faster, 3)}},
-		"a is slower than b from 23 (12–47) bytes on, and the same below":                                     {v1alpha1.AxisSize, []stats.Verdict{same, slower}, []stats.Crossover{at(same, slower, 23.4)}},
-		"a is the same as b from 3.0 (1.5–6.0) pairs on, and slower below; no difference is proven at 1 pair": {v1alpha1.AxisPairs, []stats.Verdict{open, slower, same}, []stats.Crossover{at(slower, same, 3)}},
+		"a is faster than b everywhere measured, at 1, 2, 4 and 8 pairs":                                      {spec.AxisPairs, []stats.Verdict{faster, faster, faster, faster}, nil},
+		"a is the same as b everywhere measured, at 1 and 2 backends":                                         {spec.AxisBackends, []stats.Verdict{same, same}, nil},
+		"no difference of a from b is proven at 1, 2 and 4 connections":                                       {spec.AxisConnections, []stats.Verdict{open, open, open}, nil},
+		"a is faster than b at 2 and 8 pairs; no difference is proven at 1 and 4 pairs":                       {spec.AxisPairs, []stats.Verdict{open, faster, open, faster}, nil},
+		"a is faster than b from 3.0 (1.5–6.0) backends on, and slower below":                                 {spec.AxisBackends, []stats.Verdict{slower, open, faster, faster}, []stats.Crossover{at(slower, faster, 3)}},
+		"a is slower than b from 23 (12–47) bytes on, and the same below":                                     {spec.AxisSize, []stats.Verdict{same, slower}, []stats.Crossover{at(same, slower, 23.4)}},
+		"a is the same as b from 3.0 (1.5–6.0) pairs on, and slower below; no difference is proven at 1 pair": {spec.AxisPairs, []stats.Verdict{open, slower, same}, []stats.Crossover{at(slower, same, 3)}},
 		"a is faster than b from 6.0 (3.0–12.0) pairs on, the same from 3.0 (1.5–6.0) pairs on, and slower below": {
-			v1alpha1.AxisPairs, []stats.Verdict{slower, same, same, faster}, []stats.Crossover{at(slower, same, 3), at(same, faster, 6)}},
-		"a is the same as b at 1 and 2 pairs, faster at 8 pairs; no difference is proven at 4 pairs": {v1alpha1.AxisPairs, []stats.Verdict{same, same, open, faster}, nil},
-		"a is slower than b at 1 pair, the same at 2 pairs, faster at 4 pairs":                       {v1alpha1.AxisPairs, []stats.Verdict{slower, same, faster}, []stats.Crossover{at(slower, same, 1.5)}},
+			spec.AxisPairs, []stats.Verdict{slower, same, same, faster}, []stats.Crossover{at(slower, same, 3), at(same, faster, 6)}},
+		"a is the same as b at 1 and 2 pairs, faster at 8 pairs; no difference is proven at 4 pairs": {spec.AxisPairs, []stats.Verdict{same, same, open, faster}, nil},
+		"a is slower than b at 1 pair, the same at 2 pairs, faster at 4 pairs":                       {spec.AxisPairs, []stats.Verdict{slower, same, faster}, []stats.Crossover{at(slower, same, 1.5)}},
 	} {
 		s := stats.Series{Name: "a", Axis: c.axis, Versus: "b", Crossovers: c.crossovers}
 		for i, v := range c.verdicts {
 			s.Points = append(s.Points, stats.Point{Value: float64(int(1) << i), Versus: &stats.Versus{Verdict: v}})
 		}
-		m := &Model{exp: &v1alpha1.Experiment{}}
+		m := &Model{exp: &spec.Experiment{}}
 		if got := m.crossover(s, s.Points); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
@@ -164,27 +165,27 @@ func TestCrossoverSentences(t *testing.T) {
 
 // TestAxis checks the values of each axis, below a figure and in a sentence.
 func TestAxis(t *testing.T) {
-	m := &Model{exp: &v1alpha1.Experiment{Spec: v1alpha1.Spec{
-		Target:   v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: 2}},
-		Variants: []v1alpha1.Variant{{Name: "small", NIC: &v1alpha1.NIC{Price: "0.04 USD"}}},
+	m := &Model{exp: &spec.Experiment{Spec: spec.Spec{
+		Target:   spec.Target{Lab: &spec.Lab{Nodes: 2}},
+		Variants: []spec.Variant{{Name: "small", NIC: &spec.NIC{Price: "0.04 USD"}}},
 	}}}
 	for _, c := range []struct {
 		axis     string
 		x        float64
 		mark, at string
 	}{
-		{v1alpha1.AxisPairs, 1, "1 pair", "1 pair"}, {v1alpha1.AxisPairs, 16, "16 pairs", "16 pairs"},
-		{v1alpha1.AxisBackends, 16000, "16000", "16000 backends"}, {v1alpha1.AxisSize, 1, "1", "1 byte"},
-		{v1alpha1.AxisPolicies, 1, "1", "1 policy"}, {v1alpha1.AxisPolicies, 2000, "2000", "2000 policies"},
-		{v1alpha1.AxisRate, 4.7e6, "4.7", "4.7 Mb/s"}, {v1alpha1.AxisRate, 1e9, "1000", "1000 Mb/s"},
-		{v1alpha1.AxisPrice, 0.085, "0.085", "0.085 USD/h"}, {v1alpha1.AxisPrice, 1, "1", "1 USD/h"},
+		{spec.AxisPairs, 1, "1 pair", "1 pair"}, {spec.AxisPairs, 16, "16 pairs", "16 pairs"},
+		{spec.AxisBackends, 16000, "16000", "16000 backends"}, {spec.AxisSize, 1, "1", "1 byte"},
+		{spec.AxisPolicies, 1, "1", "1 policy"}, {spec.AxisPolicies, 2000, "2000", "2000 policies"},
+		{spec.AxisRate, 4.7e6, "4.7", "4.7 Mb/s"}, {spec.AxisRate, 1e9, "1000", "1000 Mb/s"},
+		{spec.AxisPrice, 0.085, "0.085", "0.085 USD/h"}, {spec.AxisPrice, 1, "1", "1 USD/h"},
 	} {
 		a := m.axis(c.axis)
 		if a.mark(c.x) != c.mark || a.at(c.x) != c.at {
 			t.Errorf("%s %g: %q, %q, want %q, %q", c.axis, c.x, a.mark(c.x), a.at(c.x), c.mark, c.at)
 		}
 	}
-	if got, want := m.axis(v1alpha1.AxisRate).between(47.3e6, interval{31e6, 60e6}), "47 (31–60) Mb/s"; got != want {
+	if got, want := m.axis(spec.AxisRate).between(47.3e6, interval{31e6, 60e6}), "47 (31–60) Mb/s"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Machine has the nodes that are alike in all facts that the environment records.
@@ -28,7 +28,7 @@ type Devices struct {
 	nodes []string
 }
 
-func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
+func definitions(exp *spec.Experiment) (variants, workloads []Definition) {
 	for _, v := range exp.Spec.Variants {
 		variants = append(variants, Definition{v.Name, strings.Join(variantParts(exp, v), "; ")})
 	}
@@ -38,7 +38,7 @@ func definitions(exp *v1alpha1.Experiment) (variants, workloads []Definition) {
 	return variants, workloads
 }
 
-func variantParts(exp *v1alpha1.Experiment, v v1alpha1.Variant) []string {
+func variantParts(exp *spec.Experiment, v spec.Variant) []string {
 	path := exp.PathOf(v)
 	parts := slices.Concat([]string{pathName(path)}, path.Settings(), v.Settings())
 	if hosts := exp.Spec.Target.Hosts; hosts != nil && exp.Spec.Mesh == nil {
@@ -49,15 +49,15 @@ func variantParts(exp *v1alpha1.Experiment, v v1alpha1.Variant) []string {
 		parts = append(parts, "baseline "+v.Versus)
 	}
 	if v.Switch != nil {
-		parts = append(parts, "switched by "+v1alpha1.CommandText(v.Switch.To))
+		parts = append(parts, "switched by "+spec.CommandText(v.Switch.To))
 	}
 	return parts
 }
 
-func workloadParts(w v1alpha1.Workload) []string {
+func workloadParts(w spec.Workload) []string {
 	kind, t := kindOf(w)
 	if t == nil {
-		t = &v1alpha1.Traffic{}
+		t = &spec.Traffic{}
 	}
 	parts := []string{kind}
 	if t.Protocol != "" {
@@ -88,7 +88,7 @@ func workloadParts(w v1alpha1.Workload) []string {
 	if t.Duration != 0 {
 		parts = append(parts, t.Duration.String())
 	}
-	if t.Tool != "" && t.Tool != v1alpha1.ToolNative {
+	if t.Tool != "" && t.Tool != spec.ToolNative {
 		parts = append(parts, "measured with "+t.Tool)
 	} else if p := program(t); p != "" {
 		parts = append(parts, p)
@@ -97,7 +97,7 @@ func workloadParts(w v1alpha1.Workload) []string {
 }
 
 // kindOf returns the name of a workload's kind, and its traffic, or nil if it has none.
-func kindOf(w v1alpha1.Workload) (string, *v1alpha1.Traffic) {
+func kindOf(w spec.Workload) (string, *spec.Traffic) {
 	switch {
 	case w.PingPong != nil:
 		return "ping-pong", w.PingPong
@@ -116,7 +116,7 @@ func kindOf(w v1alpha1.Workload) (string, *v1alpha1.Traffic) {
 }
 
 // sizeParts describes the sizes of messages and objects.
-func sizeParts(w v1alpha1.Workload, t *v1alpha1.Traffic) []string {
+func sizeParts(w spec.Workload, t *spec.Traffic) []string {
 	switch {
 	case t.Size == 0:
 		return nil
@@ -161,7 +161,7 @@ func took(trials []record.Trial, variant string) string {
 }
 
 // design describes the periods of the trials, if something was switched.
-func design(exp *v1alpha1.Experiment, trials []record.Trial) string {
+func design(exp *spec.Experiment, trials []record.Trial) string {
 	if !exp.Switches() {
 		return ""
 	}
@@ -176,7 +176,7 @@ func design(exp *v1alpha1.Experiment, trials []record.Trial) string {
 		plural(len(periods), "period"), plural(exp.Repeats(), "trial"))
 }
 
-func pathName(p v1alpha1.Path) string {
+func pathName(p spec.Path) string {
 	switch {
 	case p.Native != nil:
 		return "host network"
@@ -206,13 +206,13 @@ func pathName(p v1alpha1.Path) string {
 	return "unknown path"
 }
 
-func balancerName(b v1alpha1.Balancer) string {
+func balancerName(b spec.Balancer) string {
 	name := "load balancer"
 	if b.Proxy != "" {
 		name += " (" + b.Proxy + ")"
 	}
 	name += ", " + plural(b.Backends, "backend")
-	for _, role := range []string{v1alpha1.RoleClient, v1alpha1.RoleProxy, v1alpha1.RoleBackend} {
+	for _, role := range []string{spec.RoleClient, spec.RoleProxy, spec.RoleBackend} {
 		nic := b.NICs.Of(role)
 		if nic.Rate != "" {
 			name += fmt.Sprintf(", %s's NIC %s", role, nic.Rate)
@@ -286,7 +286,7 @@ func sorted(values map[string]string) []Definition {
 	return out
 }
 
-func size(b v1alpha1.Bytes) string {
+func size(b spec.Bytes) string {
 	if s := b.String(); strings.ContainsAny(s[len(s)-1:], "0123456789") {
 		return plural(int(b), "byte")
 	}

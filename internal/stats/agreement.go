@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // Agreement of a published figure with the measured one.
@@ -90,7 +90,7 @@ func (t *table) published(s *Summary) []Published {
 }
 
 // theirValue returns a published value in the unit of results. A latency is that of a round trip.
-func theirValue(p v1alpha1.Published) (Figure, string) {
+func theirValue(p spec.Published) (Figure, string) {
 	amount, unit, times, _ := p.Value.Amount() // checked by Parse
 	if p.OneWay {
 		amount, times = 2*amount, 2*times
@@ -104,7 +104,7 @@ func theirValue(p v1alpha1.Published) (Figure, string) {
 
 // ours returns the measured figure for a published one, and the number of its blocks, or the reason why there is none. A
 // ratio is relative to the published baseline, even if the experiment compares with another one.
-func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
+func (t *table) ours(s *Summary, p spec.Published) (*Figure, int, string) {
 	at := At(p.Workload, p.Pairs)
 	own := s.row(p.Variant, p.Workload, p.Pairs, p.Metric)
 	if own == nil || own.N == 0 {
@@ -129,7 +129,7 @@ func (t *table) ours(s *Summary, p v1alpha1.Published) (*Figure, int, string) {
 }
 
 // judge compares their figure with ours. Both are in the same unit.
-func (b *Published) judge(spec v1alpha1.Spec) {
+func (b *Published) judge(s spec.Spec) {
 	low, high := b.Ours.ends()
 	from, to := b.Theirs.ends()
 	at := b.Theirs.Value
@@ -137,14 +137,14 @@ func (b *Published) judge(spec v1alpha1.Spec) {
 		at = min(max(b.Ours.Value, from), to)
 	}
 	b.Times = b.Ours.Value / at
-	none := 1 + spec.Margin
+	none := 1 + s.Margin
 	effect := b.Versus != "" && math.Max(at, 1/at) > none
 	switch {
 	// If theirs is outside of our interval, they differ, however wide the interval is.
 	case from > high*none || to < low/none:
 		b.Verdict = Differs
-	case high > spec.Precision*low:
-		b.Verdict, b.Why = TooImprecise, fmt.Sprintf("the ends of our interval differ by a factor of more than %g", spec.Precision)
+	case high > s.Precision*low:
+		b.Verdict, b.Why = TooImprecise, fmt.Sprintf("the ends of our interval differ by a factor of more than %g", s.Precision)
 	case effect && low <= 1 && high >= 1:
 		b.Verdict, b.Why = TooImprecise, "our interval includes both theirs and no effect"
 	default:

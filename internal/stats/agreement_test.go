@@ -5,9 +5,9 @@ import (
 	"slices"
 	"testing"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // TestAgreement: their figure agrees if it overlaps with our interval, widened by the margin, and our interval is
@@ -44,14 +44,14 @@ func TestAgreement(t *testing.T) {
 		"no effect of theirs, and ours is one": {Figure{Value: 1}, gain, 0.02, Differs, 1.1},
 	} {
 		b := Published{Versus: "base", Theirs: c.theirs, Ours: &c.ours}
-		b.judge(v1alpha1.Spec{Margin: c.margin, Precision: 1.5})
+		b.judge(spec.Spec{Margin: c.margin, Precision: 1.5})
 		if b.Verdict != c.want || math.Abs(b.Times-c.times) > 1e-12 || (b.Why != "") != (c.want == TooImprecise) {
 			t.Errorf("%s: %s, %q, ours is %g times theirs; want %s, %g", name, b.Verdict, b.Why, b.Times, c.want, c.times)
 		}
 	}
 	// A value has no effect that could be missing: 1 is a number like any other.
 	b := Published{Theirs: Figure{Value: 1.08}, Ours: &nothing}
-	if b.judge(v1alpha1.Spec{Margin: 0.02, Precision: 1.5}); b.Verdict != Agrees {
+	if b.judge(spec.Spec{Margin: 0.02, Precision: 1.5}); b.Verdict != Agrees {
 		t.Errorf("a value: %s, %s", b.Verdict, b.Why)
 	}
 }
@@ -60,7 +60,7 @@ func TestAgreement(t *testing.T) {
 func TestValuesOnLogs(t *testing.T) {
 	exp := experiment("base")
 	exp.Spec.Runs.N, exp.Spec.Precision, exp.Spec.Workloads, exp.Spec.Pairs = 2, 1.5, exp.Spec.Workloads[:1], []int{1}
-	exp.Spec.Published = []v1alpha1.Published{{Variant: "base", Workload: "stream", Pairs: 1, Metric: metrics.Throughput, Value: "0.784 Gb/s"}}
+	exp.Spec.Published = []spec.Published{{Variant: "base", Workload: "stream", Pairs: 1, Metric: metrics.Throughput, Value: "0.784 Gb/s"}}
 	s := analyzed(t, exp, trials("base", "stream", 1, metrics.Throughput, 14e9, 16e9))
 	p := s.Published[0]
 	if p.Ours.Interval[0] < 6e9 || math.Abs(p.Ours.Value/math.Sqrt(14e9*16e9)-1) > 1e-9 || p.Verdict != Differs {
@@ -76,7 +76,7 @@ func TestValuesOnLogs(t *testing.T) {
 	}
 }
 
-func analyzed(t *testing.T, exp *v1alpha1.Experiment, all []record.Trial) *Summary {
+func analyzed(t *testing.T, exp *spec.Experiment, all []record.Trial) *Summary {
 	t.Helper()
 	s, err := Analyze(exp, all)
 	if err != nil {
@@ -98,13 +98,13 @@ func TestPublishedFigures(t *testing.T) {
 	}
 	all = slices.Concat(all, trials("fast", "stream", 2, metrics.Throughput, values(1.5e6)...))
 	all = slices.Concat(all, trials("faster", "stream", 2, metrics.Throughput, 3e8))
-	figure := func(variant string, pairs int, p v1alpha1.Published) v1alpha1.Published {
+	figure := func(variant string, pairs int, p spec.Published) spec.Published {
 		p.Source, p.Figure, p.Note = "a paper", "Table 1", "by hand"
 		p.Variant, p.Workload, p.Pairs, p.Metric = variant, "stream", pairs, metrics.Throughput
 		return p
 	}
 	for name, c := range map[string]struct {
-		p       v1alpha1.Published
+		p       spec.Published
 		want    Agreement
 		ours    float64
 		unit    string
@@ -112,19 +112,19 @@ func TestPublishedFigures(t *testing.T) {
 		theirs  float64
 		inUnits []float64
 	}{
-		"a ratio to the baseline":             {figure("fast", 1, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), Agrees, 1.5, "1", "", 1.5, nil},
-		"another ratio":                       {figure("fast", 1, v1alpha1.Published{Ratio: 1.1, Versus: "base"}), Differs, 1.5, "1", "", 1.1, nil},
-		"a ratio to another variant":          {figure("faster", 1, v1alpha1.Published{Ratio: 2, Versus: "fast"}), Agrees, 2, "1", "", 2, nil},
-		"a ratio of the baseline":             {figure("base", 1, v1alpha1.Published{Ratio: 0.5, Versus: "fast"}), Differs, 2. / 3, "1", "", 0.5, nil},
-		"a value, in its unit":                {figure("fast", 1, v1alpha1.Published{Value: "150 Mb/s", Interval: []float64{140, 160}}), Agrees, 150e6, "bit/s", "", 150e6, []float64{140e6, 160e6}},
-		"another value":                       {figure("fast", 1, v1alpha1.Published{Value: "2 Gb/s"}), Differs, 150e6, "bit/s", "", 2e9, nil},
-		"a value in bytes":                    {figure("fast", 1, v1alpha1.Published{Value: "18.75 MB/s"}), Agrees, 150e6, "bit/s", "", 150e6, nil},
-		"the cell was not measured":           {figure("never", 1, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "never was not measured with stream at 1 pair", 1.5, nil},
-		"a number of pairs that nobody chose": {figure("fast", 16, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "fast was not measured with stream at 16 pairs", 1.5, nil},
-		"what theirs is relative to was not":  {figure("fast", 2, v1alpha1.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "theirs is relative to base, which was not measured with stream at 2 pairs", 1.5, nil},
-		"one block alone":                     {figure("faster", 2, v1alpha1.Published{Value: "300 Mb/s"}), NotComparable, 3e8, "bit/s", "ours was measured once, and has no interval", 3e8, nil},
+		"a ratio to the baseline":             {figure("fast", 1, spec.Published{Ratio: 1.5, Versus: "base"}), Agrees, 1.5, "1", "", 1.5, nil},
+		"another ratio":                       {figure("fast", 1, spec.Published{Ratio: 1.1, Versus: "base"}), Differs, 1.5, "1", "", 1.1, nil},
+		"a ratio to another variant":          {figure("faster", 1, spec.Published{Ratio: 2, Versus: "fast"}), Agrees, 2, "1", "", 2, nil},
+		"a ratio of the baseline":             {figure("base", 1, spec.Published{Ratio: 0.5, Versus: "fast"}), Differs, 2. / 3, "1", "", 0.5, nil},
+		"a value, in its unit":                {figure("fast", 1, spec.Published{Value: "150 Mb/s", Interval: []float64{140, 160}}), Agrees, 150e6, "bit/s", "", 150e6, []float64{140e6, 160e6}},
+		"another value":                       {figure("fast", 1, spec.Published{Value: "2 Gb/s"}), Differs, 150e6, "bit/s", "", 2e9, nil},
+		"a value in bytes":                    {figure("fast", 1, spec.Published{Value: "18.75 MB/s"}), Agrees, 150e6, "bit/s", "", 150e6, nil},
+		"the cell was not measured":           {figure("never", 1, spec.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "never was not measured with stream at 1 pair", 1.5, nil},
+		"a number of pairs that nobody chose": {figure("fast", 16, spec.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "fast was not measured with stream at 16 pairs", 1.5, nil},
+		"what theirs is relative to was not":  {figure("fast", 2, spec.Published{Ratio: 1.5, Versus: "base"}), NotComparable, 0, "1", "theirs is relative to base, which was not measured with stream at 2 pairs", 1.5, nil},
+		"one block alone":                     {figure("faster", 2, spec.Published{Value: "300 Mb/s"}), NotComparable, 3e8, "bit/s", "ours was measured once, and has no interval", 3e8, nil},
 	} {
-		exp.Spec.Published = []v1alpha1.Published{c.p}
+		exp.Spec.Published = []spec.Published{c.p}
 		s := analyzed(t, exp, all)
 		b, ours := s.Published[0], 0.0
 		if b.Ours != nil {

@@ -5,12 +5,12 @@ import (
 	"math"
 	"sort"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // PilotBlocks is the number of blocks in the pilot of runs: auto, which determines the total number.
-const PilotBlocks = v1alpha1.AutoFirstBlocks
+const PilotBlocks = spec.AutoFirstBlocks
 
 // leastBlocks leaves four blocks after the pilot. For these, Student's quantile
 // (2.8) is no larger than for five blocks alone.
@@ -20,7 +20,7 @@ const leastBlocks = PilotBlocks + 4
 // With runs: auto, only the scatter within the pilot decides: the widest interval of a primary
 // metric must reach the requested width. The number is at least four more than the pilot, and at
 // most runs.max. Before the end of the pilot it is the minimum.
-func BlocksWanted(exp *v1alpha1.Experiment, trials []record.Trial) (blocks int, why string, err error) {
+func BlocksWanted(exp *spec.Experiment, trials []record.Trial) (blocks int, why string, err error) {
 	runs := exp.Spec.Runs
 	if !runs.Auto {
 		return runs.N, "the experiment", nil

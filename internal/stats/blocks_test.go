@@ -5,9 +5,9 @@ import (
 	"slices"
 	"testing"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // alternating is a series of values that differ from 1 by a factor, up and down in turn,
@@ -32,16 +32,16 @@ func TestBlocksWanted(t *testing.T) {
 	tail := slices.Concat(
 		trials("base", "pingpong", 1, metrics.LatencyP99, flat(8)...), trials("rps", "pingpong", 1, metrics.LatencyP99, alternating(8, 0.3)...))
 	later := trials("rps", "stream", 1, metrics.Throughput, alternating(20, 0.3)...)[8:]
-	auto := v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}
+	auto := spec.Runs{Auto: true, Max: 40, Width: 0.02}
 	const least = "an unbiased interval, which takes four blocks more than the pilot"
 	for _, c := range []struct {
 		name   string
-		runs   v1alpha1.Runs
+		runs   spec.Runs
 		trials []record.Trial
 		want   int
 		why    string
 	}{
-		{"set", v1alpha1.Runs{N: 5}, wild, 5, "the experiment"},
+		{"set", spec.Runs{N: 5}, wild, 5, "the experiment"},
 		{"nothing yet", auto, nil, 12, least},
 		{"within the pilot", auto, slices.DeleteFunc(slices.Clone(wild), func(tr record.Trial) bool { return tr.Block > 7 }), 12, least},
 		{"quiet", auto, quiet, 12, least},
@@ -52,7 +52,7 @@ func TestBlocksWanted(t *testing.T) {
 		{"wild", auto, slices.Concat(quiet, wild, loud), 40, "rps stream at 16 pairs, where the interval is ±26.4 % so far"},
 		{"a tail has no say", auto, slices.Concat(quiet, tail), 12, least},
 		{"what came after the pilot has no say", auto, slices.Concat(quiet, later), 12, least},
-		{"a limit below the least", v1alpha1.Runs{Auto: true, Max: 10, Width: 0.02}, wild, 10, "the limit"},
+		{"a limit below the least", spec.Runs{Auto: true, Max: 10, Width: 0.02}, wild, 10, "the limit"},
 	} {
 		exp := experiment("base", "rps")
 		exp.Spec.Runs = c.runs
@@ -74,16 +74,16 @@ func TestAnalyzeAuto(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		runs   v1alpha1.Runs
+		runs   spec.Runs
 		blocks int
 		pilot  int
 		codes  []string
 	}{
-		{"auto", v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}, 20, 8, []string{record.WarnFewBlocks}},
-		{"wide enough", v1alpha1.Runs{Auto: true, Max: 40, Width: 0.2}, 20, 8, nil},
-		{"cut short", v1alpha1.Runs{Auto: true, Max: 40, Width: 0.2}, 11, 0, nil},
-		{"the limit left no choice", v1alpha1.Runs{Auto: true, Max: 12, Width: 0.2}, 12, 0, nil},
-		{"set", v1alpha1.Runs{N: 20}, 20, 0, nil},
+		{"auto", spec.Runs{Auto: true, Max: 40, Width: 0.02}, 20, 8, []string{record.WarnFewBlocks}},
+		{"wide enough", spec.Runs{Auto: true, Max: 40, Width: 0.2}, 20, 8, nil},
+		{"cut short", spec.Runs{Auto: true, Max: 40, Width: 0.2}, 11, 0, nil},
+		{"the limit left no choice", spec.Runs{Auto: true, Max: 12, Width: 0.2}, 12, 0, nil},
+		{"set", spec.Runs{N: 20}, 20, 0, nil},
 	} {
 		exp := experiment("base", "rps")
 		exp.Spec.Runs = c.runs

@@ -6,16 +6,16 @@ import (
 	"reflect"
 	"slices"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Result has the trials of one run of an experiment.
 type Result struct {
 	// Name distinguishes the run from others of the same experiment.
 	Name       string
-	Experiment *v1alpha1.Experiment
+	Experiment *spec.Experiment
 	Trials     []record.Trial
 }
 

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // world simulates trials. A result is the truth of the variant, times the drift of the machine at that time,
@@ -58,7 +58,7 @@ func (w world) blockAt(r *rand.Rand, block, at int) []record.Trial {
 	return ts
 }
 
-func (w world) experiment() *v1alpha1.Experiment {
+func (w world) experiment() *spec.Experiment {
 	names := make([]string, len(w.truth))
 	for i := range names {
 		names[i] = strconv.Itoa(i)
@@ -74,7 +74,7 @@ func (w world) covers(r Row) bool {
 	return r.Versus.CI95[0] <= truth && truth <= r.Versus.CI95[1]
 }
 
-func rows(t *testing.T, exp *v1alpha1.Experiment, ts []record.Trial) []Row {
+func rows(t *testing.T, exp *spec.Experiment, ts []record.Trial) []Row {
 	t.Helper()
 	s, err := Analyze(exp, ts)
 	if err != nil {
@@ -285,7 +285,7 @@ func TestCoverageAuto(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(3, uint64(i)))
 			exp := c.world.experiment()
-			exp.Spec.Runs = v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}
+			exp.Spec.Runs = spec.Runs{Auto: true, Max: 40, Width: 0.02}
 			hits, stein, naive, of, blocks := 0, 0, 0, 0, 0
 			var narrow, wide float64 // half-widths, ours and Stein's
 			for range *simulated {
@@ -436,7 +436,7 @@ func TestCoverageAgreement(t *testing.T) {
 					w := world{[]float64{1, truth(effect)}, nil, normal(c.noise)}
 					exp := w.experiment()
 					exp.Spec.Margin, exp.Spec.Precision = 0.02, 1.5
-					exp.Spec.Published = []v1alpha1.Published{{Variant: "1", Versus: "0", Workload: "stream", Pairs: 1, Metric: metrics.Throughput, Ratio: effect}}
+					exp.Spec.Published = []spec.Published{{Variant: "1", Versus: "0", Workload: "stream", Pairs: 1, Metric: metrics.Throughput, Ratio: effect}}
 					var ts []record.Trial
 					for b := 1; b <= c.blocks; b++ {
 						ts = append(ts, w.block(r, b)...)

@@ -7,18 +7,18 @@ import (
 	"slices"
 	"testing"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // lines returns an experiment with two series over 1 to 16 pairs. The second is compared with the
 // first.
-func lines() *v1alpha1.Experiment {
+func lines() *spec.Experiment {
 	exp := experiment("0", "1")
 	exp.Spec.Pairs, exp.Spec.Workloads = []int{1, 2, 4, 8, 16}, exp.Spec.Workloads[:1]
-	exp.Spec.Series = []v1alpha1.Series{
-		{Name: "0", Axis: v1alpha1.AxisPairs, Of: []string{"0"}},
-		{Name: "1", Axis: v1alpha1.AxisPairs, Of: []string{"1"}, Versus: "0"},
+	exp.Spec.Series = []spec.Series{
+		{Name: "0", Axis: spec.AxisPairs, Of: []string{"0"}},
+		{Name: "1", Axis: spec.AxisPairs, Of: []string{"1"}, Versus: "0"},
 	}
 	return exp
 }

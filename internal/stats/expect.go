@@ -5,8 +5,8 @@ import (
 	"math"
 	"slices"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/spec"
 )
 
 // Outcome of an expectation, or of one of its comparisons.
@@ -70,7 +70,7 @@ func (t *table) expected(s *Summary) []Expected {
 }
 
 // decide picks the rows that decided the outcome, for example the ones that failed.
-func (e *Expected) decide(x v1alpha1.Expectation, margin float64) {
+func (e *Expected) decide(x spec.Expectation, margin float64) {
 	for i := range e.Rows {
 		if r := &e.Rows[i]; r.meets(x, margin) == e.Outcome {
 			e.Decided = append(e.Decided, r)
@@ -106,7 +106,7 @@ func (t *table) between(s *Summary, variant, than, workload string, pairs int, m
 }
 
 // meets returns the outcome of one comparison.
-func (r *Row) meets(x v1alpha1.Expectation, margin float64) Outcome {
+func (r *Row) meets(x spec.Expectation, margin float64) Outcome {
 	v := r.Versus
 	switch {
 	case v.Verdict == Slower:

@@ -4,9 +4,9 @@ import (
 	"slices"
 	"testing"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 func TestExpected(t *testing.T) {
@@ -21,26 +21,26 @@ func TestExpected(t *testing.T) {
 	}
 	all = slices.Concat(all, trials("noisy", "stream", 1, metrics.Throughput, 50, 150, 70, 130, 200, 20))
 	for _, c := range []struct {
-		x    v1alpha1.Expectation
+		x    spec.Expectation
 		want Outcome
 	}{
-		{v1alpha1.Expectation{Variant: "fast", Faster: "base"}, OutcomeMet},
-		{v1alpha1.Expectation{Variant: "slow", Faster: "base"}, OutcomeFailed},
-		{v1alpha1.Expectation{Variant: "alike", Faster: "base"}, OutcomeFailed},
-		{v1alpha1.Expectation{Variant: "noisy", Faster: "base"}, OutcomeInconclusive},
-		{v1alpha1.Expectation{Variant: "fast", NotSlower: "base"}, OutcomeMet},
-		{v1alpha1.Expectation{Variant: "alike", NotSlower: "base"}, OutcomeMet},
-		{v1alpha1.Expectation{Variant: "slow", NotSlower: "base"}, OutcomeFailed},
-		{v1alpha1.Expectation{Variant: "noisy", NotSlower: "base"}, OutcomeInconclusive},
-		{v1alpha1.Expectation{Variant: "alike", Same: "base"}, OutcomeMet},
-		{v1alpha1.Expectation{Variant: "fast", Same: "base"}, OutcomeFailed},
-		{v1alpha1.Expectation{Variant: "noisy", Same: "base"}, OutcomeInconclusive},
+		{spec.Expectation{Variant: "fast", Faster: "base"}, OutcomeMet},
+		{spec.Expectation{Variant: "slow", Faster: "base"}, OutcomeFailed},
+		{spec.Expectation{Variant: "alike", Faster: "base"}, OutcomeFailed},
+		{spec.Expectation{Variant: "noisy", Faster: "base"}, OutcomeInconclusive},
+		{spec.Expectation{Variant: "fast", NotSlower: "base"}, OutcomeMet},
+		{spec.Expectation{Variant: "alike", NotSlower: "base"}, OutcomeMet},
+		{spec.Expectation{Variant: "slow", NotSlower: "base"}, OutcomeFailed},
+		{spec.Expectation{Variant: "noisy", NotSlower: "base"}, OutcomeInconclusive},
+		{spec.Expectation{Variant: "alike", Same: "base"}, OutcomeMet},
+		{spec.Expectation{Variant: "fast", Same: "base"}, OutcomeFailed},
+		{spec.Expectation{Variant: "noisy", Same: "base"}, OutcomeInconclusive},
 		// The experiment compares these only with base.
-		{v1alpha1.Expectation{Variant: "fast", Faster: "slow"}, OutcomeMet},
-		{v1alpha1.Expectation{Variant: "base", Faster: "fast"}, OutcomeFailed},
-		{v1alpha1.Expectation{Variant: "fast", Faster: "base", Metric: metrics.LatencyP50}, OutcomeInconclusive}, // which no workload gives
+		{spec.Expectation{Variant: "fast", Faster: "slow"}, OutcomeMet},
+		{spec.Expectation{Variant: "base", Faster: "fast"}, OutcomeFailed},
+		{spec.Expectation{Variant: "fast", Faster: "base", Metric: metrics.LatencyP50}, OutcomeInconclusive}, // which no workload gives
 	} {
-		exp.Spec.Expect = []v1alpha1.Expectation{c.x}
+		exp.Spec.Expect = []spec.Expectation{c.x}
 		s, err := Analyze(exp, all)
 		if err != nil {
 			t.Fatal(err)
@@ -49,12 +49,12 @@ func TestExpected(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.x, got, c.want)
 		}
 	}
-	exp.Spec.Expect = []v1alpha1.Expectation{{Variant: "fast", Faster: "base", Metric: metrics.InterruptsPerGB}}
+	exp.Spec.Expect = []spec.Expectation{{Variant: "fast", Faster: "base", Metric: metrics.InterruptsPerGB}}
 	s, err := Analyze(exp, slices.Concat(trials("base", "stream", 1, metrics.InterruptsPerGB, values(1)...), trials("fast", "stream", 1, metrics.InterruptsPerGB, values(0.5)...)))
 	if err != nil || s.Expected[0].Outcome != OutcomeMet {
 		t.Errorf("half the interrupts: %v, %v, want met", s.Expected, err)
 	}
-	exp.Spec.Expect = []v1alpha1.Expectation{{Variant: "fast", Faster: "base"}}
+	exp.Spec.Expect = []spec.Expectation{{Variant: "fast", Faster: "base"}}
 	s, err = Analyze(exp, trials("base", "stream", 1, metrics.Throughput, 1, 2, 3))
 	if err != nil || s.Expected[0].Outcome != OutcomeInconclusive {
 		t.Errorf("nothing measured of the variant: %v, %v, want inconclusive", s.Expected, err)
@@ -74,7 +74,7 @@ func TestExpectedOfLatency(t *testing.T) {
 		"throughput that may not": {metrics.Throughput, [2]float64{0.5, 1.01}, OutcomeInconclusive},
 	} {
 		r := Row{Metric: c.metric, Versus: &Versus{N: 6, CI95: c.ci, Verdict: Inconclusive}}
-		if got := r.meets(v1alpha1.Expectation{NotSlower: "base"}, 0.02); got != c.want {
+		if got := r.meets(spec.Expectation{NotSlower: "base"}, 0.02); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
@@ -90,16 +90,16 @@ func TestExpectedNamesWhatDecided(t *testing.T) {
 	steady := func(f float64) []float64 { return []float64{f * 100, f * 101, f * 99, f * 100, f * 102, f * 98} }
 	noise := []float64{50, 150, 70, 130, 200, 20}
 	for name, c := range map[string]struct {
-		x       v1alpha1.Expectation
+		x       spec.Expectation
 		other   [][]float64 // by pairs
 		want    []int       // pairs of the rows that decided
 		missing []string
 	}{
-		"failed":       {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(0.9), noise, steady(0.5)}, []int{8, 2}, nil},
-		"inconclusive": {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.6), noise, steady(1.7)}, []int{4}, nil},
-		"met":          {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6), steady(1.4)}, []int{2, 8, 1, 4}, nil},
-		"not the same": {v1alpha1.Expectation{Variant: "other", Same: "base"}, [][]float64{steady(1), steady(1.1), steady(2), steady(0.7)}, []int{4, 8, 2}, nil},
-		"missing":      {v1alpha1.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6)}, nil, []string{"stream at 8 pairs"}},
+		"failed":       {spec.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(0.9), noise, steady(0.5)}, []int{8, 2}, nil},
+		"inconclusive": {spec.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.6), noise, steady(1.7)}, []int{4}, nil},
+		"met":          {spec.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6), steady(1.4)}, []int{2, 8, 1, 4}, nil},
+		"not the same": {spec.Expectation{Variant: "other", Same: "base"}, [][]float64{steady(1), steady(1.1), steady(2), steady(0.7)}, []int{4, 8, 2}, nil},
+		"missing":      {spec.Expectation{Variant: "other", Faster: "base"}, [][]float64{steady(1.5), steady(1.3), steady(1.6)}, nil, []string{"stream at 8 pairs"}},
 	} {
 		var all []record.Trial
 		for i, pairs := range exp.Spec.Pairs {
@@ -108,7 +108,7 @@ func TestExpectedNamesWhatDecided(t *testing.T) {
 				all = slices.Concat(all, trials("other", "stream", pairs, metrics.Throughput, c.other[i]...))
 			}
 		}
-		exp.Spec.Expect = []v1alpha1.Expectation{c.x}
+		exp.Spec.Expect = []spec.Expectation{c.x}
 		s, err := Analyze(exp, all)
 		if err != nil {
 			t.Fatal(err)

@@ -6,9 +6,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // loaded adds loads to trials.
@@ -24,7 +24,7 @@ func nic(node, role string, receive, send float64) record.Load {
 	return record.Load{Node: node, Role: role, Receive: receive * 1e9, Send: send * 1e9, Rate: 1e9}
 }
 
-func limitsOf(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Limit {
+func limitsOf(t *testing.T, exp *spec.Experiment, ts ...[]record.Trial) []Limit {
 	t.Helper()
 	var all []record.Trial
 	for _, one := range ts {

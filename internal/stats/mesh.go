@@ -9,9 +9,9 @@ import (
 	"gonum.org/v1/gonum/stat"
 	"gonum.org/v1/gonum/stat/distuv"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Mesh has the results of the links of a mesh with one variant and workload, and the nodes and links that are worse than the
@@ -109,7 +109,7 @@ func (t *table) meshes() []Mesh {
 		}
 		add(c.primary, margin)
 		stream := c.workload.Stream
-		if stream == nil || stream.Tool != v1alpha1.ToolNative {
+		if stream == nil || stream.Tool != spec.ToolNative {
 			continue
 		}
 		add(metrics.ServerCPUPerGB, margin)
@@ -191,7 +191,7 @@ func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x floa
 	case metric == metrics.RetransmitShare:
 		return record.RetransmitShare(p.Client.Retransmits+p.Server.Retransmits, p.Client.Bytes), true
 	case c.primary == metrics.Throughput:
-		x = p.Teller(c.workload.Traffic().Tool == v1alpha1.ToolNative).BitsPerSecond
+		x = p.Teller(c.workload.Traffic().Tool == spec.ToolNative).BitsPerSecond
 	case len(tr.PerPair) == 1: // the trial has the value of its only pair
 		x = tr.Metrics[c.primary]
 	case p.Client.Latency == "":

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // simulatedMesh simulates n nodes. A link has a throughput of 1 Gbit/s, times the effects of faults, times the nature of
@@ -47,9 +47,9 @@ func (s simulatedMesh) run(t *testing.T, r *rand.Rand) Mesh {
 func (s simulatedMesh) meshes(t *testing.T, r *rand.Rand) []Mesh {
 	t.Helper()
 	exp := experiment("mesh")
-	exp.Spec.Target = v1alpha1.Target{Lab: &v1alpha1.Lab{Nodes: s.nodes}}
-	exp.Spec.Workloads[0].Stream.Tool, exp.Spec.Workloads[0].Stream.Protocol = v1alpha1.ToolNative, "tcp"
-	exp.Spec.Mesh = &v1alpha1.Mesh{Margin: 0.1}
+	exp.Spec.Target = spec.Target{Lab: &spec.Lab{Nodes: s.nodes}}
+	exp.Spec.Workloads[0].Stream.Tool, exp.Spec.Workloads[0].Stream.Protocol = spec.ToolNative, "tcp"
+	exp.Spec.Mesh = &spec.Mesh{Margin: 0.1}
 	own := make([]float64, s.nodes)
 	for i := range own {
 		own[i] = s.nature * r.NormFloat64()

@@ -4,8 +4,8 @@ import (
 	"math"
 	"slices"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/spec"
 )
 
 // Price is the price of a variant, and what the variant achieves for it.
@@ -35,7 +35,7 @@ type PerPrice struct {
 
 // Judged returns the metrics that a workload of an experiment is judged by. The first one comes before all
 // others.
-func Judged(exp *v1alpha1.Experiment, w v1alpha1.Workload) []string {
+func Judged(exp *spec.Experiment, w spec.Workload) []string {
 	switch {
 	case meanAlone(exp, w):
 		return []string{metrics.LatencyMean}
@@ -108,7 +108,7 @@ const (
 // less. All claims must hold together, each with its own interval, so none is adjusted: a false one cannot
 // hide behind the others (Berger, "Multiparameter hypothesis testing and acceptance sampling",
 // Technometrics 24, 1982).
-func (t *table) dominates(other, v v1alpha1.Variant, cheaper bool) dominance {
+func (t *table) dominates(other, v spec.Variant, cheaper bool) dominance {
 	verdict, worse, compared := isDominated, cheaper, false
 	margin := math.Log1p(t.exp.Spec.Margin)
 	for _, c := range t.cells {

@@ -7,23 +7,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // types returns an experiment with one workload, stream. Its variants are instance types with a
 // price for each of two nodes.
-func types(prices map[string]v1alpha1.Price) *v1alpha1.Experiment {
+func types(prices map[string]spec.Price) *spec.Experiment {
 	var names []string
 	for name := range prices {
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	exp := experiment(names...)
-	exp.Spec.Target.Lab = &v1alpha1.Lab{Nodes: 2}
+	exp.Spec.Target.Lab = &spec.Lab{Nodes: 2}
 	for i, name := range names {
-		exp.Spec.Variants[i].NIC = &v1alpha1.NIC{Price: prices[name]}
+		exp.Spec.Variants[i].NIC = &spec.NIC{Price: prices[name]}
 	}
 	return exp
 }
@@ -37,7 +37,7 @@ func around(x, scatter float64) []float64 {
 	return xs
 }
 
-func pricesOf(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Price {
+func pricesOf(t *testing.T, exp *spec.Experiment, ts ...[]record.Trial) []Price {
 	t.Helper()
 	s, err := Analyze(exp, slices.Concat(ts...))
 	if err != nil {
@@ -47,7 +47,7 @@ func pricesOf(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Pr
 }
 
 func TestPerPrice(t *testing.T) {
-	exp := types(map[string]v1alpha1.Price{"a": "0.25 USD", "b": ""})
+	exp := types(map[string]spec.Price{"a": "0.25 USD", "b": ""})
 	got := pricesOf(t, exp,
 		trials("a", "stream", 1, metrics.Throughput, 90, 110), trials("b", "stream", 1, metrics.Throughput, 1, 1),
 		trials("a", "pingpong", 1, metrics.LatencyP50, 4e-5, 6e-5))
@@ -63,22 +63,22 @@ func TestPerPrice(t *testing.T) {
 func TestDominated(t *testing.T) {
 	const cheap, dear = "cheap", "dear"
 	for name, c := range map[string]struct {
-		prices      [2]v1alpha1.Price // of cheap and dear
-		cheap, dear []float64         // throughput
-		by, maybe   []string          // dear
-		back        []string          // cheap
+		prices      [2]spec.Price // of cheap and dear
+		cheap, dear []float64     // throughput
+		by, maybe   []string      // dear
+		back        []string      // cheap
 	}{
-		"as fast for more":             {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.001), around(100, 0.002), []string{cheap}, nil, nil},
-		"slower for more":              {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.1), around(50, 0.1), []string{cheap}, nil, nil},
-		"faster for more":              {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.001), around(110, 0.002), nil, nil, nil},
-		"faster by less than matters":  {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.001), around(101, 0.001), []string{cheap}, nil, nil},
-		"inconclusive":                 {[2]v1alpha1.Price{"1 USD", "2 USD"}, around(100, 0.1), around(100, 0.2), nil, []string{cheap}, nil},
-		"the same for the same":        {[2]v1alpha1.Price{"1 USD", "1 USD"}, around(100, 0.001), around(100, 0.001), nil, nil, nil},
-		"slower for the same":          {[2]v1alpha1.Price{"1 USD", "1 USD"}, around(100, 0.001), around(90, 0.001), []string{cheap}, nil, nil},
-		"one block is none":            {[2]v1alpha1.Price{"1 USD", "2 USD"}, []float64{100}, []float64{50}, nil, nil, nil},
-		"the other has no such result": {[2]v1alpha1.Price{"1 USD", "2 USD"}, nil, around(50, 0.1), nil, nil, nil},
+		"as fast for more":             {[2]spec.Price{"1 USD", "2 USD"}, around(100, 0.001), around(100, 0.002), []string{cheap}, nil, nil},
+		"slower for more":              {[2]spec.Price{"1 USD", "2 USD"}, around(100, 0.1), around(50, 0.1), []string{cheap}, nil, nil},
+		"faster for more":              {[2]spec.Price{"1 USD", "2 USD"}, around(100, 0.001), around(110, 0.002), nil, nil, nil},
+		"faster by less than matters":  {[2]spec.Price{"1 USD", "2 USD"}, around(100, 0.001), around(101, 0.001), []string{cheap}, nil, nil},
+		"inconclusive":                 {[2]spec.Price{"1 USD", "2 USD"}, around(100, 0.1), around(100, 0.2), nil, []string{cheap}, nil},
+		"the same for the same":        {[2]spec.Price{"1 USD", "1 USD"}, around(100, 0.001), around(100, 0.001), nil, nil, nil},
+		"slower for the same":          {[2]spec.Price{"1 USD", "1 USD"}, around(100, 0.001), around(90, 0.001), []string{cheap}, nil, nil},
+		"one block is none":            {[2]spec.Price{"1 USD", "2 USD"}, []float64{100}, []float64{50}, nil, nil, nil},
+		"the other has no such result": {[2]spec.Price{"1 USD", "2 USD"}, nil, around(50, 0.1), nil, nil, nil},
 	} {
-		exp := types(map[string]v1alpha1.Price{cheap: c.prices[0], dear: c.prices[1]})
+		exp := types(map[string]spec.Price{cheap: c.prices[0], dear: c.prices[1]})
 		got := pricesOf(t, exp, trials(cheap, "stream", 1, metrics.Throughput, c.cheap...), trials(dear, "stream", 1, metrics.Throughput, c.dear...))
 		back, forth := got[0], got[1]
 		if !slices.Equal(forth.DominatedBy, c.by) || !slices.Equal(forth.MaybeBy, c.maybe) || !slices.Equal(back.DominatedBy, c.back) {
@@ -91,21 +91,21 @@ func TestDominated(t *testing.T) {
 // first, except under load.
 func TestPrimary(t *testing.T) {
 	for _, c := range []struct {
-		workload        v1alpha1.Workload
+		workload        spec.Workload
 		primary, judged string
 		tool            string // tool of a second variant
 	}{
-		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, metrics.Throughput, metrics.Throughput, ""},
-		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolQperf}}, metrics.LatencyMean, metrics.LatencyMean, ""},
-		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, metrics.LatencyP50, metrics.LatencyP50, ""},
-		{v1alpha1.Workload{PingPong: &v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf}}, metrics.LatencyMean, metrics.LatencyMean, v1alpha1.ToolQperf},
-		{v1alpha1.Workload{Stream: &v1alpha1.Traffic{Tool: v1alpha1.ToolIperf3}}, metrics.Throughput, metrics.Throughput, v1alpha1.ToolQperf},
-		{v1alpha1.Workload{UnderLoad: &v1alpha1.Traffic{}}, metrics.LatencyP50, metrics.LatencyP99, ""},
+		{spec.Workload{Stream: &spec.Traffic{Tool: spec.ToolQperf}}, metrics.Throughput, metrics.Throughput, ""},
+		{spec.Workload{PingPong: &spec.Traffic{Tool: spec.ToolQperf}}, metrics.LatencyMean, metrics.LatencyMean, ""},
+		{spec.Workload{PingPong: &spec.Traffic{Tool: spec.ToolSockperf}}, metrics.LatencyP50, metrics.LatencyP50, ""},
+		{spec.Workload{PingPong: &spec.Traffic{Tool: spec.ToolSockperf}}, metrics.LatencyMean, metrics.LatencyMean, spec.ToolQperf},
+		{spec.Workload{Stream: &spec.Traffic{Tool: spec.ToolIperf3}}, metrics.Throughput, metrics.Throughput, spec.ToolQperf},
+		{spec.Workload{UnderLoad: &spec.Traffic{}}, metrics.LatencyP50, metrics.LatencyP99, ""},
 	} {
 		c.workload.Name = "traffic"
-		exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{Variants: []v1alpha1.Variant{{Name: "own"}}}}
+		exp := &spec.Experiment{Spec: spec.Spec{Variants: []spec.Variant{{Name: "own"}}}}
 		if c.tool != "" {
-			exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: "other", Tools: map[string]string{"traffic": c.tool}})
+			exp.Spec.Variants = append(exp.Spec.Variants, spec.Variant{Name: "other", Tools: map[string]string{"traffic": c.tool}})
 		}
 		if got := Primary(exp, c.workload); got != c.primary {
 			t.Errorf("%s by %s and %q: primary %s, want %s", c.workload.Kind(), c.workload.Traffic().Tool, c.tool, got, c.primary)
@@ -118,7 +118,7 @@ func TestPrimary(t *testing.T) {
 
 // TestNotDominated: a variant is not dominated if it is better in one metric of one workload.
 func TestNotDominated(t *testing.T) {
-	exp := types(map[string]v1alpha1.Price{"cheap": "1 USD", "dear": "2 USD"})
+	exp := types(map[string]spec.Price{"cheap": "1 USD", "dear": "2 USD"})
 	common := [][]record.Trial{
 		trials("cheap", "stream", 1, metrics.Throughput, around(100, 0.001)...), trials("dear", "stream", 1, metrics.Throughput, around(50, 0.001)...),
 		trials("cheap", "pingpong", 1, metrics.LatencyP50, around(100, 0.001)...),

@@ -3,8 +3,8 @@ package stats
 import (
 	"slices"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/spec"
 )
 
 // Proof has what an experiment shows about one variant, by the primary metric of each
@@ -23,7 +23,7 @@ type Proof struct {
 
 // Proof returns what the experiment shows about a variant. The variant need not be faster in
 // anything.
-func (s *Summary) Proof(exp *v1alpha1.Experiment, v v1alpha1.Variant) Proof {
+func (s *Summary) Proof(exp *spec.Experiment, v spec.Variant) Proof {
 	p := Proof{Variant: v.Name, Baseline: exp.BaselineOf(v)}
 	for _, w := range exp.Spec.Workloads {
 		primary := Primary(exp, w)

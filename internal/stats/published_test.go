@@ -14,9 +14,9 @@ import (
 
 	"gonum.org/v1/gonum/stat"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic/tools"
 )
 
@@ -33,7 +33,7 @@ func TestPublished(t *testing.T) {
 	widths := publishedTable(t, filepath.Join(dir, "confidence_bitrate.csv"))
 
 	exp := experiment("Baseline", "RPS", "RFS", "RPS+", "RFS+")
-	exp.Spec.Pairs, exp.Spec.Target.Imported = []int{1, 2, 4, 16}, &v1alpha1.Imported{}
+	exp.Spec.Pairs, exp.Spec.Target.Imported = []int{1, 2, 4, 16}, &spec.Imported{}
 	for _, pairs := range exp.Spec.Pairs {
 		var base Row
 		var baseTrials []record.Trial

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // Series is one series of the experiment, for one workload and number of pairs.
@@ -60,7 +60,7 @@ func (t *table) series() []Series {
 }
 
 // along groups the cells of a series by their traffic, and sorts them by value.
-func (t *table) along(s v1alpha1.Series) []Series {
+func (t *table) along(s spec.Series) []Series {
 	var out []Series
 	for _, c := range t.cells {
 		x := t.exp.ValueOn(s.Axis, c.variant, c.workload, c.pairs)
@@ -71,7 +71,7 @@ func (t *table) along(s v1alpha1.Series) []Series {
 		if i < 0 {
 			i = len(out)
 			out = append(out, Series{Name: s.Name, Axis: s.Axis, Pairs: c.pairs, Metric: Judged(t.exp, c.workload)[0]})
-			if s.Axis == v1alpha1.AxisPairs {
+			if s.Axis == spec.AxisPairs {
 				out[i].Pairs = 0
 			}
 		}
@@ -90,7 +90,7 @@ func (t *table) along(s v1alpha1.Series) []Series {
 
 // holds reports whether a cell with a new value has the traffic of the series.
 func (s *Series) holds(c *cell, x float64) bool {
-	return (s.Pairs == 0 || s.Pairs == c.pairs) && v1alpha1.Alike(s.Axis, s.Points[0].cell.workload, c.workload) &&
+	return (s.Pairs == 0 || s.Pairs == c.pairs) && spec.Alike(s.Axis, s.Points[0].cell.workload, c.workload) &&
 		!slices.ContainsFunc(s.Points, func(p Point) bool { return p.Value == x })
 }
 
@@ -125,7 +125,7 @@ func (s *Series) traffic() string {
 // compareSeries compares the points of a series with those of the other one, and each point with the one
 // before.
 func (t *table) compareSeries(s *Series) {
-	i := slices.IndexFunc(t.exp.Spec.Series, func(o v1alpha1.Series) bool { return o.Name == s.Versus })
+	i := slices.IndexFunc(t.exp.Spec.Series, func(o spec.Series) bool { return o.Name == s.Versus })
 	var other []Series
 	if i >= 0 {
 		other = t.along(t.exp.Spec.Series[i])

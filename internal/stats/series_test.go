@@ -8,13 +8,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // seriesOf returns the series of an experiment with the given trials.
-func seriesOf(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Series {
+func seriesOf(t *testing.T, exp *spec.Experiment, ts ...[]record.Trial) []Series {
 	t.Helper()
 	s, err := Analyze(exp, slices.Concat(ts...))
 	if err != nil {
@@ -49,13 +49,13 @@ func brief(s Series) string {
 // before, and with the other series if that has the same value. Values that were not measured are missing.
 func TestSeries(t *testing.T) {
 	exp := experiment("4", "2", "1", "slow/1", "slow/4", "slow/8")
-	exp.Spec.Target.Lab = &v1alpha1.Lab{Nodes: 2}
+	exp.Spec.Target.Lab = &spec.Lab{Nodes: 2}
 	for i, n := range []int{4, 2, 1, 1, 4, 8} {
-		exp.Spec.Variants[i].Path = &v1alpha1.Path{Service: &v1alpha1.Service{Mode: v1alpha1.ServiceIPTables, Backends: n}}
+		exp.Spec.Variants[i].Path = &spec.Path{Service: &spec.Service{Mode: spec.ServiceIPTables, Backends: n}}
 	}
-	exp.Spec.Series = []v1alpha1.Series{
-		{Name: "slow", Axis: v1alpha1.AxisBackends, Of: []string{"slow/1", "slow/4", "slow/8"}, Versus: "fast"},
-		{Name: "fast", Axis: v1alpha1.AxisBackends, Of: []string{"4", "2", "1"}},
+	exp.Spec.Series = []spec.Series{
+		{Name: "slow", Axis: spec.AxisBackends, Of: []string{"slow/1", "slow/4", "slow/8"}, Versus: "fast"},
+		{Name: "fast", Axis: spec.AxisBackends, Of: []string{"4", "2", "1"}},
 	}
 	var ts []record.Trial
 	for name, x := range map[string]float64{"1": 100, "2": 200, "4": 200.2, "slow/1": 100, "slow/4": 100, "slow/8": 90} {
@@ -88,14 +88,14 @@ func TestSeriesOverSize(t *testing.T) {
 	var ts []record.Trial
 	for _, w := range []struct {
 		name, protocol string
-		size           v1alpha1.Bytes
+		size           spec.Bytes
 	}{{"tcp-64", "tcp", 64}, {"udp-1472", "udp", 1472}, {"udp-64", "udp", 64}, {"tcp-1k", "tcp", 1000}, {"again", "tcp", 64}} {
-		exp.Spec.Workloads = append(exp.Spec.Workloads, v1alpha1.Workload{Name: w.name, Stream: &v1alpha1.Traffic{Protocol: w.protocol, Size: w.size}})
+		exp.Spec.Workloads = append(exp.Spec.Workloads, spec.Workload{Name: w.name, Stream: &spec.Traffic{Protocol: w.protocol, Size: w.size}})
 		ts = slices.Concat(ts, trials("native", w.name, 1, metrics.Throughput, five(float64(w.size))...), trials("vxlan", w.name, 1, metrics.Throughput, five(float64(w.size)/2)...))
 	}
-	exp.Spec.Series = []v1alpha1.Series{
-		{Name: "native", Axis: v1alpha1.AxisSize, Of: []string{"native"}},
-		{Name: "vxlan", Axis: v1alpha1.AxisSize, Of: []string{"vxlan"}, Versus: "native"},
+	exp.Spec.Series = []spec.Series{
+		{Name: "native", Axis: spec.AxisSize, Of: []string{"native"}},
+		{Name: "vxlan", Axis: spec.AxisSize, Of: []string{"vxlan"}, Versus: "native"},
 	}
 	var got []string
 	for _, s := range seriesOf(t, exp, ts) {
@@ -129,11 +129,11 @@ func TestSeriesTraffic(t *testing.T) {
 	} {
 		exp := experiment("native")
 		exp.Spec.Pairs, exp.Spec.Workloads = []int{1}, nil
-		exp.Spec.Series = []v1alpha1.Series{{Name: "native", Axis: v1alpha1.AxisSize, Of: []string{"native"}}}
+		exp.Spec.Series = []spec.Series{{Name: "native", Axis: spec.AxisSize, Of: []string{"native"}}}
 		var ts []record.Trial
 		for i, name := range names {
-			exp.Spec.Workloads = append(exp.Spec.Workloads, v1alpha1.Workload{Name: name, Stream: &v1alpha1.Traffic{
-				Size: []v1alpha1.Bytes{64, 1472}[i%2], Connections: 8 + i/2,
+			exp.Spec.Workloads = append(exp.Spec.Workloads, spec.Workload{Name: name, Stream: &spec.Traffic{
+				Size: []spec.Bytes{64, 1472}[i%2], Connections: 8 + i/2,
 			}})
 			ts = slices.Concat(ts, trials("native", name, 1, metrics.Throughput, 1, 2))
 		}
@@ -168,9 +168,9 @@ func TestCrossovers(t *testing.T) {
 		"never by the margin":        {metrics.Throughput, []float64{1, 1, 1, 1, 1.03}, map[int][]float64{4: {0.985, 1.015, 1, 0.99, 1.01}}, nil},
 	} {
 		exp := lines()
-		exp.Spec.Workloads[0] = v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{}}
+		exp.Spec.Workloads[0] = spec.Workload{Name: "stream", Stream: &spec.Traffic{}}
 		if c.metric == metrics.LatencyP50 {
-			exp.Spec.Workloads[0] = v1alpha1.Workload{Name: "stream", PingPong: &v1alpha1.Traffic{}}
+			exp.Spec.Workloads[0] = spec.Workload{Name: "stream", PingPong: &spec.Traffic{}}
 		}
 		var ts []record.Trial
 		for i, pairs := range exp.Spec.Pairs {
@@ -225,7 +225,7 @@ func TestCrossoverBlocks(t *testing.T) {
 	if len(got) != 1 || math.Abs(got[0].Value/at-1) > 0.01 {
 		t.Errorf("with a block that lacks a point: %+v, want %g", got, at)
 	}
-	exp.Spec.Target.Imported = &v1alpha1.Imported{}
+	exp.Spec.Target.Imported = &spec.Imported{}
 	if s := seriesOf(t, exp, measured(ratios, 1, 1, 1, 1, 1))[1]; s.Crossovers != nil || s.Points[0].Versus == nil {
 		t.Errorf("of runs that nothing pairs: %+v", s)
 	}

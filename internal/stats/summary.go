@@ -12,9 +12,9 @@ import (
 	"math"
 	"slices"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Summary has the estimates and verdicts of every combination of variant, workload and pairs:
@@ -101,7 +101,7 @@ const (
 // Analyze judges the trials of one experiment, which may be incomplete. If a trial has several attempts, the
 // last successful one counts. Failed trials are left out, with a warning. A trial that does not belong to exp
 // is an error, and so is a metric that is unknown or not a finite number.
-func Analyze(exp *v1alpha1.Experiment, trials []record.Trial) (*Summary, error) {
+func Analyze(exp *spec.Experiment, trials []record.Trial) (*Summary, error) {
 	t, err := sortTrials(exp, trials)
 	if err != nil {
 		return nil, fmt.Errorf("analyze %s: %w", exp.Metadata.Name, err)

@@ -10,24 +10,24 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // experiment has a workload for each kind of primary metric. The first of the variants
 // is the baseline.
-func experiment(variants ...string) *v1alpha1.Experiment {
-	exp := &v1alpha1.Experiment{Metadata: v1alpha1.Metadata{Name: "test"}}
-	exp.Spec = v1alpha1.Spec{
-		Baseline: variants[0], Pairs: []int{1, 16}, Margin: 0.02, Runs: v1alpha1.Runs{N: 20},
-		Workloads: []v1alpha1.Workload{
-			{Name: "stream", Stream: &v1alpha1.Traffic{}},
-			{Name: "pingpong", PingPong: &v1alpha1.Traffic{}, Pairs: []int{1}},
+func experiment(variants ...string) *spec.Experiment {
+	exp := &spec.Experiment{Metadata: spec.Metadata{Name: "test"}}
+	exp.Spec = spec.Spec{
+		Baseline: variants[0], Pairs: []int{1, 16}, Margin: 0.02, Runs: spec.Runs{N: 20},
+		Workloads: []spec.Workload{
+			{Name: "stream", Stream: &spec.Traffic{}},
+			{Name: "pingpong", PingPong: &spec.Traffic{}, Pairs: []int{1}},
 		},
 	}
 	for _, v := range variants {
-		exp.Spec.Variants = append(exp.Spec.Variants, v1alpha1.Variant{Name: v})
+		exp.Spec.Variants = append(exp.Spec.Variants, spec.Variant{Name: v})
 	}
 	return exp
 }
@@ -44,7 +44,7 @@ func trials(variant, workload string, pairs int, metric string, values ...float6
 	return ts
 }
 
-func analyze(t *testing.T, exp *v1alpha1.Experiment, ts ...[]record.Trial) []Row {
+func analyze(t *testing.T, exp *spec.Experiment, ts ...[]record.Trial) []Row {
 	t.Helper()
 	s, err := Analyze(exp, slices.Concat(ts...))
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"testing"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // The ratios are 0.08 + 0.02·apart, and differ from that by ±0.01. By hand, the slope is 0.02,
@@ -37,7 +37,7 @@ func TestSwitchback(t *testing.T) {
 // were. A drift from period to period cancels out.
 func TestAnalyzePeriods(t *testing.T) {
 	exp := experiment("base", "an", "an/rps")
-	on := &v1alpha1.Switch{To: []string{"on"}, Back: []string{"off"}}
+	on := &spec.Switch{To: []string{"on"}, Back: []string{"off"}}
 	exp.Spec.Variants[1].Switch, exp.Spec.Variants[2].Switch = on, on
 	exp.Spec.TrialsPerPeriod = 2
 	var ts []record.Trial
@@ -86,8 +86,8 @@ func TestAnalyzePeriods(t *testing.T) {
 
 func TestUnfinishedPeriods(t *testing.T) {
 	exp := experiment("base", "an")
-	exp.Spec.Variants[1].Switch = &v1alpha1.Switch{To: []string{"on"}, Back: []string{"off"}}
-	exp.Spec.Runs, exp.Spec.TrialsPerPeriod, exp.Spec.Workloads = v1alpha1.Runs{N: 2}, 2, exp.Spec.Workloads[1:]
+	exp.Spec.Variants[1].Switch = &spec.Switch{To: []string{"on"}, Back: []string{"off"}}
+	exp.Spec.Runs, exp.Spec.TrialsPerPeriod, exp.Spec.Workloads = spec.Runs{N: 2}, 2, exp.Spec.Workloads[1:]
 	var ts []record.Trial
 	for i := range 7 {
 		ts = append(ts, record.Trial{Block: 1 + i/4, Repeat: 1 + i%2, Variant: []string{"base", "an"}[i/2%2], Workload: "pingpong", Pairs: 1, Status: record.StatusOK})
@@ -205,8 +205,8 @@ func TestCoverageSwitchback(t *testing.T) {
 			r := rand.New(rand.NewPCG(6, uint64(i)))
 			const each = 3
 			exp := world{truth: two}.experiment()
-			exp.Spec.Variants[1].Switch = &v1alpha1.Switch{To: []string{"on"}, Back: []string{"off"}}
-			exp.Spec.Runs, exp.Spec.TrialsPerPeriod = v1alpha1.Runs{N: c.runs}, each
+			exp.Spec.Variants[1].Switch = &spec.Switch{To: []string{"on"}, Back: []string{"off"}}
+			exp.Spec.Runs, exp.Spec.TrialsPerPeriod = spec.Runs{N: c.runs}, each
 			var ours, independent, kept, once, width, narrow float64
 			count := func(to *float64, ci [2]float64) {
 				if holds(ci) {

@@ -6,15 +6,15 @@ import (
 	"math"
 	"slices"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Primary returns the main metric of a workload: it determines the number of blocks of runs: auto, and gates
 // decide by it. For a latency it is the median, or the mean if the tool of some variant reports no
 // percentiles. Tails are judged too, but are too noisy to determine how long a run must take.
-func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
+func Primary(exp *spec.Experiment, w spec.Workload) string {
 	switch {
 	case w.Stream != nil:
 		return metrics.Throughput
@@ -26,16 +26,16 @@ func Primary(exp *v1alpha1.Experiment, w v1alpha1.Workload) string {
 
 // meanAlone reports whether the mean is the only latency that all variants have, because the tool of one
 // reports no percentiles.
-func meanAlone(exp *v1alpha1.Experiment, w v1alpha1.Workload) bool {
-	return (w.PingPong != nil || w.Application != nil) && slices.ContainsFunc(exp.Spec.Variants, func(v v1alpha1.Variant) bool {
+func meanAlone(exp *spec.Experiment, w spec.Workload) bool {
+	return (w.PingPong != nil || w.Application != nil) && slices.ContainsFunc(exp.Spec.Variants, func(v spec.Variant) bool {
 		tool := exp.WorkloadFor(v, w).Traffic().Tool
-		return tool == v1alpha1.ToolQperf || tool == v1alpha1.ToolMemcached
+		return tool == spec.ToolQperf || tool == spec.ToolMemcached
 	})
 }
 
 // table has the trials of an experiment by cell and block.
 type table struct {
-	exp    *v1alpha1.Experiment
+	exp    *spec.Experiment
 	blocks int     // last block that has a trial
 	cells  []*cell // cells with trials, in the experiment's order
 	byKey  map[key]*cell
@@ -56,8 +56,8 @@ func At(workload string, pairs int) string {
 
 // cell is one variant × workload × pairs.
 type cell struct {
-	variant  v1alpha1.Variant
-	workload v1alpha1.Workload
+	variant  spec.Variant
+	workload spec.Workload
 	pairs    int
 	primary  string // metric that the workload is run for
 	// trials has the trials that count, by block - 1: one, or those of a period or of the rounds of a
@@ -66,7 +66,7 @@ type cell struct {
 	failed int // failed attempts
 }
 
-func sortTrials(exp *v1alpha1.Experiment, trials []record.Trial) (*table, error) {
+func sortTrials(exp *spec.Experiment, trials []record.Trial) (*table, error) {
 	t := &table{exp: exp, byKey: make(map[key]*cell)}
 	trials = record.LastEntries(trials)
 	for i := range trials {

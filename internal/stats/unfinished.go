@@ -3,13 +3,13 @@ package stats
 import (
 	"fmt"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Unfinished says what a run still lacks if it was interrupted or is in progress. It is
 // empty for a complete run. A trial that failed twice is done: it is not tried again.
-func Unfinished(exp *v1alpha1.Experiment, trials []record.Trial) (string, error) {
+func Unfinished(exp *spec.Experiment, trials []record.Trial) (string, error) {
 	blocks, _, err := BlocksWanted(exp, trials)
 	if err != nil {
 		return "", err

@@ -4,9 +4,9 @@ import (
 	"slices"
 	"testing"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 func TestUnfinished(t *testing.T) {
@@ -26,10 +26,10 @@ func TestUnfinished(t *testing.T) {
 		return append(ts[:len(ts)-1], slices.Repeat([]record.Trial{last}, n)...)
 	}
 	auto := *exp
-	auto.Spec.Runs = v1alpha1.Runs{Auto: true, Max: 40, Width: 0.02}
+	auto.Spec.Runs = spec.Runs{Auto: true, Max: 40, Width: 0.02}
 	steady := slices.Repeat([]float64{1, 1.001}, 6)
 	for name, c := range map[string]struct {
-		exp    *v1alpha1.Experiment
+		exp    *spec.Experiment
 		trials []record.Trial
 		want   string
 	}{

@@ -16,29 +16,29 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/traffic/tools"
 )
 
-func application(tool string) v1alpha1.Workload {
-	t := &v1alpha1.Traffic{
+func application(tool string) spec.Workload {
+	t := &spec.Traffic{
 		Protocol: "tcp", IP: 4, Size: 64, Connections: 4, Tool: tool,
-		Warmup: v1alpha1.Duration(time.Second), Duration: v1alpha1.Duration(time.Second),
+		Warmup: spec.Duration(time.Second), Duration: spec.Duration(time.Second),
 	}
-	if tool == v1alpha1.ToolNginx {
-		return v1alpha1.Workload{Name: tool, HTTP: t}
+	if tool == spec.ToolNginx {
+		return spec.Workload{Name: tool, HTTP: t}
 	}
 	t.Operation, t.Pipeline = map[string]string{
-		v1alpha1.ToolPostgres: v1alpha1.OperationTPCB, v1alpha1.ToolGRPC: v1alpha1.OperationUnary,
+		spec.ToolPostgres: spec.OperationTPCB, spec.ToolGRPC: spec.OperationUnary,
 	}[tool], 1
 	if t.Operation == "" {
-		t.Operation = v1alpha1.OperationGet
+		t.Operation = spec.OperationGet
 	}
-	return v1alpha1.Workload{Name: tool, Application: t}
+	return spec.Workload{Name: tool, Application: t}
 }
 
 // needApplication skips a test if a program is missing, and puts temporary files into a folder of its
@@ -80,7 +80,7 @@ func workingIn(t *testing.T, dir string) (pids []string) {
 
 // An application's server and client give a rate and latencies, and nothing of them is left.
 func TestApplications(t *testing.T) {
-	for _, tool := range []string{v1alpha1.ToolRedis, v1alpha1.ToolNginx, v1alpha1.ToolPostgres, v1alpha1.ToolMemcached} {
+	for _, tool := range []string{spec.ToolRedis, spec.ToolNginx, spec.ToolPostgres, spec.ToolMemcached} {
 		t.Run(tool, func(t *testing.T) {
 			tmp := needApplication(t, tool)
 			server, _ := connect(t)
@@ -139,9 +139,9 @@ func latencies(t *testing.T, e record.Endpoint) (usual, long float64) {
 func TestGRPC(t *testing.T) {
 	server, _ := connect(t)
 	driver, _ := connect(t)
-	w := application(v1alpha1.ToolGRPC)
+	w := application(spec.ToolGRPC)
 	const window = 200 * time.Millisecond // and the warm-up, whose calls would count twice over
-	w.Application.Warmup, w.Application.Duration, w.Application.Pipeline = v1alpha1.Duration(window), v1alpha1.Duration(window), 3
+	w.Application.Warmup, w.Application.Duration, w.Application.Pipeline = spec.Duration(window), spec.Duration(window), 3
 	w.Application.Size = 1000
 	testenv.Retry(t, 5, func() error {
 		ends, errs := run(t, server, driver, w, func() {})
@@ -176,8 +176,8 @@ func TestGRPC(t *testing.T) {
 // too, and the next server removes what is left of the folder.
 func TestApplicationKilled(t *testing.T) {
 	testenv.NeedRoot(t) // of a PID namespace
-	tmp := needApplication(t, v1alpha1.ToolNginx)
-	w := application(v1alpha1.ToolNginx)
+	tmp := needApplication(t, spec.ToolNginx)
+	w := application(spec.ToolNginx)
 	var process *os.Process
 	c, err := Spawn(t.Context(), func(cmd *exec.Cmd) error {
 		err := cmd.Start()
@@ -188,7 +188,7 @@ func TestApplicationKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_, err = c.Serve(t.Context(), target.Traffic{Workload: w, Address: netip.AddrPortFrom(loopback, 0)}, func(uint16) (time.Time, error) {
+	_, err = c.Serve(t.Context(), place.Traffic{Workload: w, Address: netip.AddrPortFrom(loopback, 0)}, func(uint16) (time.Time, error) {
 		if n := len(workingIn(t, tmp)); n < 2 {
 			t.Errorf("%d processes serve, want a master and workers", n)
 		}
@@ -237,7 +237,7 @@ func TestApplicationMissing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	server, _ := connect(t)
 	driver, _ := connect(t)
-	_, errs := run(t, server, driver, application(v1alpha1.ToolRedis), func() {})
+	_, errs := run(t, server, driver, application(spec.ToolRedis), func() {})
 	if err := errors.Join(errs[:]...); err == nil || !strings.Contains(err.Error(), "redis-server is not installed: install it (Debian's package redis-server)") {
 		t.Errorf("got %v", err)
 	}

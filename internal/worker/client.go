@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/worker/pb"
 )
 
@@ -190,7 +190,7 @@ func (c *Client) Close() error {
 }
 
 // Describe returns the facts of the place.
-func (c *Client) Describe(ctx context.Context, place target.Place) (record.Node, error) {
+func (c *Client) Describe(ctx context.Context, place place.Place) (record.Node, error) {
 	var node record.Node
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -205,18 +205,18 @@ func (c *Client) Describe(ctx context.Context, place target.Place) (record.Node,
 
 // Serve receives a workload's traffic. What is known of another tool's server, which runs until ctx
 // ends, is returned with the error.
-func (c *Client) Serve(ctx context.Context, t target.Traffic, ready target.Ready) (record.Endpoint, error) {
+func (c *Client) Serve(ctx context.Context, t place.Traffic, ready place.Ready) (record.Endpoint, error) {
 	return c.traffic(ctx, c.rpc.Serve, t, ready, nil)
 }
 
 // Drive sends a workload's traffic, and reports once a second what it has moved since the start.
-func (c *Client) Drive(ctx context.Context, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error) {
+func (c *Client) Drive(ctx context.Context, t place.Traffic, ready place.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error) {
 	return c.traffic(ctx, c.rpc.Drive, t, ready, progress)
 }
 
 // readiness passes on that a worker is ready, once.
 type readiness struct {
-	ready  target.Ready
+	ready  place.Ready
 	passed bool
 }
 
@@ -245,7 +245,7 @@ const progressEvery = 100 * time.Millisecond
 
 type trafficCall = func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[pb.TrafficCommand, pb.TrafficEvent], error)
 
-func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic, ready target.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error) {
+func (c *Client) traffic(ctx context.Context, call trafficCall, t place.Traffic, ready place.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error) {
 	var end record.Endpoint
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -279,15 +279,15 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 			if err != nil {
 				return end, err
 			}
-			spec := t.Workload.Traffic()
-			w := c.window(start, time.Duration(spec.Warmup), time.Duration(spec.Duration))
+			traffic := t.Workload.Traffic()
+			w := c.window(start, time.Duration(traffic.Warmup), time.Duration(traffic.Duration))
 			if err := stream.Send(&pb.TrafficCommand{Step: &pb.TrafficCommand_Window{Window: w}}); err != nil && !errors.Is(err, io.EOF) {
 				return end, c.plain(err)
 			}
 		case event.GetProgress().GetCongestionControl() != "":
-			end.Place, end.CongestionControl = t.Place, target.Clip(event.GetProgress().GetCongestionControl())
+			end.Place, end.CongestionControl = t.Place, place.Clip(event.GetProgress().GetCongestionControl())
 		case event.GetProgress().GetCommand() != "":
-			end.Place, end.Command = t.Place, target.Clip(event.GetProgress().GetCommand())
+			end.Place, end.Command = t.Place, place.Clip(event.GetProgress().GetCommand())
 		case event.GetProgress() != nil:
 			if progress != nil && time.Since(last) >= progressEvery {
 				last = time.Now()
@@ -303,7 +303,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t target.Traffic
 
 // Sample reads counters at both edges of the window, and a series of some in between. The window ends at once when early
 // is closed. Counters of the machine's CPUs are read only if cpus is set.
-func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready target.Ready) (s record.Sample, err error) {
+func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready place.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	worker := readiness{ready: ready}
@@ -370,7 +370,7 @@ func sample(counters *pb.Counters, place string, cpus bool) (s record.Sample, er
 }
 
 // Apply applies accelerators in the worker's place, and returns the settings as read back.
-func (c *Client) Apply(ctx context.Context, s target.Steering) ([]record.Setting, error) {
+func (c *Client) Apply(ctx context.Context, s place.Steering) ([]record.Setting, error) {
 	accelerators, err := json.Marshal(s.Accelerators)
 	if err != nil {
 		return nil, fmt.Errorf("encode accelerators: %w", err)
@@ -402,8 +402,8 @@ func (c *Client) Revert(ctx context.Context) ([]record.Setting, error) {
 	return c.settings(answer.GetSettings())
 }
 
-func pbPlace(p target.Place) *pb.Place {
-	return &pb.Place{Name: p.Name, Pod: p.Kind == target.Pod, Cpus: p.CPUs, IrqCpus: p.IRQCPUs}
+func pbPlace(p place.Place) *pb.Place {
+	return &pb.Place{Name: p.Name, Pod: p.Kind == place.Pod, Cpus: p.CPUs, IrqCpus: p.IRQCPUs}
 }
 
 // decode decodes what is recorded. It returns an error for values that are impossible.
@@ -501,9 +501,9 @@ func plain(err error) error {
 	case codes.DeadlineExceeded:
 		return errLate
 	case noSpace:
-		return fmt.Errorf("%w: %s", target.ErrNoSpace, target.Clip(s.Message()))
+		return fmt.Errorf("%w: %s", place.ErrNoSpace, place.Clip(s.Message()))
 	default:
-		return errors.New(target.Clip(s.Message()))
+		return errors.New(place.Clip(s.Message()))
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 	"net/netip"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/spec"
 )
 
 // ErrServe means that the server cannot receive traffic.
@@ -18,13 +18,13 @@ var ErrServe = errors.New("no traffic can be received there")
 // Exchange makes traffic for exchangeTime, and a message has to come back by the end of that. If it does not,
 // because the route is long or a machine is busy, Exchange makes traffic once more, for exchangeLong.
 const (
-	exchangeTime = v1alpha1.Duration(20 * time.Millisecond)
-	exchangeLong = v1alpha1.Duration(2 * time.Second)
+	exchangeTime = spec.Duration(20 * time.Millisecond)
+	exchangeLong = spec.Duration(2 * time.Second)
 )
 
 // Exchange sends a message from one place to an address of another, and back, as in a trial. It returns the
 // server's port. lead is the longest time that the start time of traffic takes to reach the workers.
-func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration) (uint16, error) {
+func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by place.Transport, lead time.Duration) (uint16, error) {
 	port, connected, err := exchange(ctx, client, server, to, by, lead, exchangeTime)
 	if err != nil && connected && ctx.Err() == nil {
 		port, _, err = exchange(ctx, client, server, to, by, lead, exchangeLong)
@@ -34,9 +34,9 @@ func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by tar
 
 // exchange sends messages there and back for a time. It reports whether the client had a connection for them, for
 // which it tries several times.
-func exchange(ctx context.Context, client, server *Client, to netip.Addr, by target.Transport, lead time.Duration, long v1alpha1.Duration) (port uint16, connected bool, err error) {
-	t := target.Traffic{Place: "server", Workload: v1alpha1.Workload{Name: "reach", PingPong: &v1alpha1.Traffic{
-		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: v1alpha1.ToolNative,
+func exchange(ctx context.Context, client, server *Client, to netip.Addr, by place.Transport, lead time.Duration, long spec.Duration) (port uint16, connected bool, err error) {
+	t := place.Traffic{Place: "server", Workload: spec.Workload{Name: "reach", PingPong: &spec.Traffic{
+		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: spec.ToolNative,
 	}}}
 	_, _ = rand.Read(t.Secret[:])
 	ctx, late := context.WithTimeoutCause(ctx, answerTime, errLate)

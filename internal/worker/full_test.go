@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -27,10 +27,10 @@ func TestJournalDiskFull(t *testing.T) {
 		}
 	})
 	c, _ := connectTo(t, Options{JournalDir: dir})
-	steering := target.Steering{Place: target.Place{Name: "node", Kind: target.Node}, Owner: "test",
+	steering := place.Steering{Place: place.Place{Name: "node", Kind: place.Node}, Owner: "test",
 		Accelerators: []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{Devices: []string{"overlay"}, CPUs: "all"}}}}
 	_, err := c.Apply(t.Context(), steering)
-	if !errors.Is(err, target.ErrNoSpace) || !strings.Contains(err.Error(), dir) {
+	if !errors.Is(err, place.ErrNoSpace) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("got %v, want that the disk of %s is full", err, dir)
 	}
 }

@@ -14,8 +14,8 @@ import (
 
 	"google.golang.org/grpc"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/worker/pb"
 )
@@ -65,7 +65,7 @@ func (h *hostile) attach(t *testing.T) *Client {
 }
 
 func (h *hostile) serve(t *testing.T, ctx context.Context, progress func(uint64, uint64)) (record.Endpoint, error) {
-	to := target.Traffic{Place: "server", Workload: pingPong(time.Second), Address: netip.AddrPortFrom(loopback, 0)}
+	to := place.Traffic{Place: "server", Workload: pingPong(time.Second), Address: netip.AddrPortFrom(loopback, 0)}
 	return h.attach(t).Drive(ctx, to, func(uint16) (time.Time, error) { return time.Now(), nil }, progress)
 }
 
@@ -146,10 +146,10 @@ func TestHostileNames(t *testing.T) {
 		t.Errorf("traffic of %q with a command of %d bytes, %v", end.Place, len(end.Command), err)
 	}
 	c := h.attach(t)
-	if node, err := c.Describe(t.Context(), target.Place{Name: "node0"}); err != nil || node.Name != "node0" {
+	if node, err := c.Describe(t.Context(), place.Place{Name: "node0"}); err != nil || node.Name != "node0" {
 		t.Errorf("node %q, %v", node.Name, err)
 	}
-	settings, err := c.Apply(t.Context(), target.Steering{Place: target.Place{Name: "node0"}})
+	settings, err := c.Apply(t.Context(), place.Steering{Place: place.Place{Name: "node0"}})
 	if err != nil || len(settings) != 1 || settings[0].Place != "node0" {
 		t.Errorf("settings %+v, %v", settings, err)
 	}

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/traffic"
 )
@@ -18,20 +18,20 @@ import (
 // second over loopback, with and without the series, in random order. Give it blocks: -bench SeriesCost
 // -benchtime 30x. The counters at the edges are read either way.
 func BenchmarkSeriesCost(b *testing.B) {
-	second := v1alpha1.Duration(time.Second)
-	stream := v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{
-		Protocol: "tcp", IP: 4, Size: 128 << 10, Connections: 1, Tool: v1alpha1.ToolNative, Warmup: second / 10, Duration: second,
+	second := spec.Duration(time.Second)
+	stream := spec.Workload{Name: "stream", Stream: &spec.Traffic{
+		Protocol: "tcp", IP: 4, Size: 128 << 10, Connections: 1, Tool: spec.ToolNative, Warmup: second / 10, Duration: second,
 	}}
-	for _, w := range []v1alpha1.Workload{pingPong(time.Second), stream} {
+	for _, w := range []spec.Workload{pingPong(time.Second), stream} {
 		b.Run(w.Name, func(b *testing.B) { seriesCost(b, w) })
 	}
 }
 
-func seriesCost(b *testing.B, w v1alpha1.Workload) {
+func seriesCost(b *testing.B, w spec.Workload) {
 	const with, without = "with", "without"
-	exp := &v1alpha1.Experiment{Spec: v1alpha1.Spec{
-		Baseline: without, Variants: []v1alpha1.Variant{{Name: without}, {Name: with}},
-		Workloads: []v1alpha1.Workload{w}, Pairs: []int{1}, Margin: 0.02,
+	exp := &spec.Experiment{Spec: spec.Spec{
+		Baseline: without, Variants: []spec.Variant{{Name: without}, {Name: with}},
+		Workloads: []spec.Workload{w}, Pairs: []int{1}, Margin: 0.02,
 	}}
 	exp.Spec.Runs.N = b.N
 	s := new(server)

@@ -3,7 +3,7 @@
 // Package worker runs in a place: it sends and receives traffic, samples counters, and applies and reverts
 // accelerators, for the controller at the other end of its stream. The package has both ends of that
 // protocol: Serve for the place, Client for the controller. It knows neither experiments nor how it was
-// started in the place (see internal/target).
+// started in the place (see internal/place).
 package worker
 
 import (
@@ -20,10 +20,10 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic"
 	"slipstream.dev/internal/worker/pb"
 )
@@ -90,7 +90,7 @@ func markStream(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handl
 }
 
 func markNoSpace(err error) error {
-	if target.NoSpace(err) {
+	if place.NoSpace(err) {
 		return status.Error(noSpace, err.Error())
 	}
 	return err
@@ -116,15 +116,15 @@ type end interface {
 }
 
 func (s *server) Serve(stream pb.Worker_ServeServer) error {
-	return s.runEnd(stream, func(ctx context.Context, w v1alpha1.Workload, t *pb.Traffic) (end, error) {
+	return s.runEnd(stream, func(ctx context.Context, w spec.Workload, t *pb.Traffic) (end, error) {
 		at, err := addrPort(t)
 		if err != nil {
 			return nil, err
 		}
 		var grace time.Duration
 		switch w.Traffic().Tool {
-		case v1alpha1.ToolNative:
-		case v1alpha1.ToolGRPC:
+		case spec.ToolNative:
+		case spec.ToolGRPC:
 			return opened(traffic.ListenGRPC(ctx, engineSpec(w, t), at))
 		default:
 			if tool, err := lookupTool(w); err != nil {
@@ -144,14 +144,14 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 }
 
 func (s *server) Drive(stream pb.Worker_DriveServer) error {
-	return s.runEnd(stream, func(ctx context.Context, w v1alpha1.Workload, t *pb.Traffic) (end, error) {
+	return s.runEnd(stream, func(ctx context.Context, w spec.Workload, t *pb.Traffic) (end, error) {
 		to, err := addrPort(t)
 		if err != nil {
 			return nil, err
 		}
 		switch w.Traffic().Tool {
-		case v1alpha1.ToolNative:
-		case v1alpha1.ToolGRPC:
+		case spec.ToolNative:
+		case spec.ToolGRPC:
 			return opened(traffic.DialGRPC(ctx, engineSpec(w, t), to))
 		default:
 			return driveTool(w, to, t.GetCongestionControl(), secretOf(t).Path(), s.options.patience)
@@ -172,12 +172,12 @@ func opened[E end](e E, err error) (end, error) {
 	return e, nil
 }
 
-func engineSpec(w v1alpha1.Workload, c *pb.Traffic) traffic.Spec {
+func engineSpec(w spec.Workload, c *pb.Traffic) traffic.Spec {
 	t := w.Traffic()
 	return traffic.Spec{
 		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
 		Connections: t.Connections, Rate: t.Rate, Busy: t.Busy, CongestionControl: c.GetCongestionControl(), Secret: secretOf(c),
-		EventLoop: t.IO == v1alpha1.IOEpoll || t.Page, KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page, Image: int(t.Image), Pipeline: t.Pipeline,
+		EventLoop: t.IO == spec.IOEpoll || t.Page, KeepAlive: t.KeepAlive, Requests: t.Requests, Page: t.Page, Image: int(t.Image), Pipeline: t.Pipeline,
 	}
 }
 
@@ -223,18 +223,18 @@ func (n *nativeServer) Close() {
 }
 
 // runEnd runs either end of a pair.
-func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context, v1alpha1.Workload, *pb.Traffic) (end, error)) error {
+func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context, spec.Workload, *pb.Traffic) (end, error)) error {
 	ctx := stream.Context()
 	command, err := stream.Recv()
 	if err != nil {
 		return err
 	}
-	spec := command.GetTraffic()
-	var workload v1alpha1.Workload
-	if err := json.Unmarshal(spec.GetWorkload(), &workload); err != nil {
+	asked := command.GetTraffic()
+	var workload spec.Workload
+	if err := json.Unmarshal(asked.GetWorkload(), &workload); err != nil {
 		return fmt.Errorf("decode workload: %w", err)
 	}
-	e, err := open(ctx, workload, spec)
+	e, err := open(ctx, workload, asked)
 	if err != nil {
 		return err
 	}
@@ -259,7 +259,7 @@ func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context,
 	if err != nil {
 		return err
 	}
-	result.Place = spec.GetPlace()
+	result.Place = asked.GetPlace()
 	for _, w := range throttled() {
 		w.Message = result.Place + ": " + w.Message
 		result.Warnings = append(result.Warnings, w)

@@ -16,9 +16,9 @@ import (
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
 	"slipstream.dev/internal/traffic"
 	"slipstream.dev/internal/worker/pb"
 )
@@ -46,7 +46,7 @@ func newSystem(ctx context.Context) system {
 
 func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.DescribeResponse, error) {
 	defer process.Collecting()()
-	place := placeOf(q.GetPlace())
+	at := placeOf(q.GetPlace())
 	sys, err := netns.Sysfs()
 	if err != nil {
 		return nil, err
@@ -56,17 +56,17 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	if err != nil {
 		return nil, err
 	}
-	node.Name, node.NodeCPUs, node.IRQCPUs = place.Name, place.CPUs, place.IRQCPUs
+	node.Name, node.NodeCPUs, node.IRQCPUs = at.Name, at.CPUs, at.IRQCPUs
 	node.Tools = toolVersions(ctx)
 	interrupt, err := collect.InterruptTime()
 	if err != nil {
-		s.options.Log.WarnContext(ctx, "cannot measure the time of an interrupt", "place", place.Name, "error", err)
+		s.options.Log.WarnContext(ctx, "cannot measure the time of an interrupt", "place", at.Name, "error", err)
 	}
 	node.InterruptSeconds = interrupt.Seconds()
-	if err := accel.Classify(node.Links, place.Kind == target.Pod); err != nil {
+	if err := accel.Classify(node.Links, at.Kind == place.Pod); err != nil {
 		return nil, err
 	}
-	if place.Kind == target.Node {
+	if at.Kind == place.Node {
 		node.Held, node.Busy, err = accel.InForce(accel.Options{JournalDir: s.options.JournalDir})
 		if err != nil && !errors.Is(err, fs.ErrPermission) { // only root can read the journal, and only root can have changed anything
 			return nil, err
@@ -74,17 +74,17 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	}
 	b, err := json.Marshal(node)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", place.Name, err)
+		return nil, fmt.Errorf("encode %s: %w", at.Name, err)
 	}
 	return &pb.DescribeResponse{Node: b}, nil
 }
 
-func placeOf(p *pb.Place) target.Place {
-	place := target.Place{Name: p.GetName(), Kind: target.Node, CPUs: p.GetCpus(), IRQCPUs: p.GetIrqCpus()}
+func placeOf(p *pb.Place) place.Place {
+	at := place.Place{Name: p.GetName(), Kind: place.Node, CPUs: p.GetCpus(), IRQCPUs: p.GetIrqCpus()}
 	if p.GetPod() {
-		place.Kind = target.Pod
+		at.Kind = place.Pod
 	}
-	return place
+	return at
 }
 
 // throttling watches the CPU limits of this process; the returned function warns as watchLimits' does.

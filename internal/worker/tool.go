@@ -21,8 +21,8 @@ import (
 	"sync"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic"
 	"slipstream.dev/internal/traffic/tools"
 )
@@ -43,7 +43,7 @@ const (
 // toolEnd is one end of a pair whose traffic another tool makes.
 type toolEnd struct {
 	tool     tools.Tool
-	workload v1alpha1.Workload
+	workload spec.Workload
 	argv     []string
 	port     uint16         // of a server
 	release  func()         // gives port back; nil if it was not reserved
@@ -57,7 +57,7 @@ type toolEnd struct {
 
 func (t *toolEnd) Port() uint16 { return t.port }
 
-func lookupTool(w v1alpha1.Workload) (tools.Tool, error) {
+func lookupTool(w spec.Workload) (tools.Tool, error) {
 	name := w.Traffic().Tool
 	tool, ok := tools.Lookup(name)
 	if !ok {
@@ -70,7 +70,7 @@ func lookupTool(w v1alpha1.Workload) (tools.Tool, error) {
 }
 
 // serveTool starts a tool's server and returns once it listens.
-func serveTool(ctx context.Context, tool tools.Tool, w v1alpha1.Workload, at netip.AddrPort, patience time.Duration) (end, error) {
+func serveTool(ctx context.Context, tool tools.Tool, w spec.Workload, at netip.AddrPort, patience time.Duration) (end, error) {
 	addr, port := at.Addr(), at.Port()
 	var release func()
 	if port == 0 {
@@ -176,7 +176,7 @@ func accepts(ctx context.Context, at netip.AddrPort) bool {
 }
 
 // driveTool prepares a tool's client; the process starts with the traffic.
-func driveTool(w v1alpha1.Workload, to netip.AddrPort, congestionControl, path string, patience time.Duration) (end, error) {
+func driveTool(w spec.Workload, to netip.AddrPort, congestionControl, path string, patience time.Duration) (end, error) {
 	tool, err := lookupTool(w)
 	if err != nil {
 		return nil, err
@@ -259,11 +259,11 @@ const (
 // congestionControl waits for the tool's TCP connections to or from a port, and returns their congestion
 // control. It is empty if there are none until ctx ends.
 func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote bool) string {
-	spec := t.workload.Traffic()
-	if spec.Protocol == "udp" {
+	traffic := t.workload.Traffic()
+	if traffic.Protocol == "udp" {
 		return ""
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(spec.Warmup)+lookMost)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(traffic.Warmup)+lookMost)
 	defer cancel()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()

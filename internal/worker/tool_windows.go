@@ -11,12 +11,12 @@ import (
 
 	"golang.org/x/sys/windows"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // runs says why this system cannot run a tool, nil if it can.
 func runs(tool string) error {
-	if tool != v1alpha1.ToolLatte {
+	if tool != spec.ToolLatte {
 		return fmt.Errorf("this place runs Windows, where the tools are native and latte, not %s", tool)
 	}
 	return nil

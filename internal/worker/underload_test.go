@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -34,9 +34,9 @@ func TestServerStopped(t *testing.T) {
 		return c
 	}
 	server, driver := spawn(), spawn()
-	w := v1alpha1.Workload{Name: "underload", UnderLoad: &v1alpha1.Traffic{
-		Protocol: "tcp", IP: 4, Size: 512 << 10, Connections: 1, Tool: v1alpha1.ToolNative, Rate: rate,
-		Warmup: v1alpha1.Duration(200 * time.Millisecond), Duration: v1alpha1.Duration(5 * time.Second),
+	w := spec.Workload{Name: "underload", UnderLoad: &spec.Traffic{
+		Protocol: "tcp", IP: 4, Size: 512 << 10, Connections: 1, Tool: spec.ToolNative, Rate: rate,
+		Warmup: spec.Duration(200 * time.Millisecond), Duration: spec.Duration(5 * time.Second),
 	}}
 	testenv.Retry(t, 5, func() error {
 		stopped := make(chan error, 1)

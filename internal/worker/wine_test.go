@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -57,15 +57,15 @@ func connectWine(t *testing.T, w *testenv.Wine, argv ...string) (*Client, <-chan
 }
 
 // workloadOf returns a workload of a kind, with a window of 300 ms.
-func workloadOf(kind, protocol string, change func(*v1alpha1.Traffic)) v1alpha1.Workload {
-	t := &v1alpha1.Traffic{
-		Protocol: protocol, IP: 4, Size: 64, Connections: 1, Tool: v1alpha1.ToolNative,
-		Warmup: v1alpha1.Duration(50 * time.Millisecond), Duration: v1alpha1.Duration(300 * time.Millisecond),
+func workloadOf(kind, protocol string, change func(*spec.Traffic)) spec.Workload {
+	t := &spec.Traffic{
+		Protocol: protocol, IP: 4, Size: 64, Connections: 1, Tool: spec.ToolNative,
+		Warmup: spec.Duration(50 * time.Millisecond), Duration: spec.Duration(300 * time.Millisecond),
 	}
 	if change != nil {
 		change(t)
 	}
-	w := v1alpha1.Workload{Name: kind}
+	w := spec.Workload{Name: kind}
 	switch kind {
 	case "stream":
 		t.Size = 1024
@@ -91,17 +91,17 @@ func TestWindows(t *testing.T) {
 	windows, ended := connectWine(t, wine, program, "worker")
 	linux, _ := connect(t)
 	t.Run("describe", func(t *testing.T) {
-		n, err := windows.Describe(t.Context(), target.Place{Name: "w", Kind: target.Node})
+		n, err := windows.Describe(t.Context(), place.Place{Name: "w", Kind: place.Node})
 		if err != nil || n.Name != "w" || len(n.Boot) != 32 || !strings.HasPrefix(n.Distribution, "Wine ") || n.MemoryByte == 0 || n.CPUs == "" || len(n.Links) == 0 || n.Arch != "x86_64" {
 			t.Errorf("%v %+v", err, n)
 		}
 	})
-	for _, w := range []v1alpha1.Workload{
+	for _, w := range []spec.Workload{
 		workloadOf("pingpong", "tcp", nil), workloadOf("pingpong", "udp", nil),
 		workloadOf("stream", "tcp", nil), workloadOf("stream", "udp", nil),
 		workloadOf("underload", "tcp", nil), workloadOf("underload", "udp", nil),
 		workloadOf("connect", "tcp", nil),
-		workloadOf("pingpong", "tcp", func(t *v1alpha1.Traffic) { t.Connections = 3 }),
+		workloadOf("pingpong", "tcp", func(t *spec.Traffic) { t.Connections = 3 }),
 	} {
 		for client, ends := range map[string][2]*Client{"linux": {windows, linux}, "windows": {linux, windows}} {
 			t.Run(w.Name+" "+w.Traffic().Protocol+" client "+client, func(t *testing.T) {
@@ -115,12 +115,12 @@ func TestWindows(t *testing.T) {
 			})
 		}
 	}
-	for want, w := range map[string]v1alpha1.Workload{
-		"io: epoll needs Linux": workloadOf("pingpong", "tcp", func(t *v1alpha1.Traffic) { t.IO = v1alpha1.IOEpoll }),
-		"takes 1 UDP flow":      workloadOf("pingpong", "udp", func(t *v1alpha1.Traffic) { t.Connections = 2 }),
+	for want, w := range map[string]spec.Workload{
+		"io: epoll needs Linux": workloadOf("pingpong", "tcp", func(t *spec.Traffic) { t.IO = spec.IOEpoll }),
+		"takes 1 UDP flow":      workloadOf("pingpong", "udp", func(t *spec.Traffic) { t.Connections = 2 }),
 		"HTTP needs Linux":      workloadOf("http", "tcp", nil),
-		"native and latte, not iperf3": workloadOf("stream", "tcp", func(t *v1alpha1.Traffic) {
-			t.Tool = v1alpha1.ToolIperf3
+		"native and latte, not iperf3": workloadOf("stream", "tcp", func(t *spec.Traffic) {
+			t.Tool = spec.ToolIperf3
 		}),
 	} {
 		if _, errs := run(t, windows, linux, w, func() {}); errs[0] == nil || !strings.Contains(errs[0].Error(), want) {
@@ -130,13 +130,13 @@ func TestWindows(t *testing.T) {
 	if _, err := windows.Sample(t.Context(), "w", false, 0, time.Millisecond, nil, nil); err == nil || !strings.Contains(err.Error(), "runs Windows") {
 		t.Errorf("sample: %v", err)
 	}
-	if _, err := windows.Apply(t.Context(), target.Steering{}); err == nil || !strings.Contains(err.Error(), "runs Windows") {
+	if _, err := windows.Apply(t.Context(), place.Steering{}); err == nil || !strings.Contains(err.Error(), "runs Windows") {
 		t.Errorf("apply: %v", err)
 	}
 	for client, ends := range map[string][2]*Client{"linux": {windows, linux}, "windows": {linux, windows}} {
 		t.Run("grpc client "+client, func(t *testing.T) {
-			w := application(v1alpha1.ToolGRPC)
-			w.Application.Warmup, w.Application.Duration = v1alpha1.Duration(50*time.Millisecond), v1alpha1.Duration(300*time.Millisecond)
+			w := application(spec.ToolGRPC)
+			w.Application.Warmup, w.Application.Duration = spec.Duration(50*time.Millisecond), spec.Duration(300*time.Millisecond)
 			testenv.Retry(t, 5, func() error {
 				got, errs := run(t, ends[0], ends[1], w, func() {}) // which stops an application's server
 				if errs[1] != nil || got[1].Place == "" {
@@ -175,14 +175,14 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 	wine.Build(t, "latte.exe", "./testdata/latte")
 	server, _ := connectWine(t, wine, program, "worker")
 	client, _ := connectWine(t, wine, program, "worker")
-	at := target.Place{Name: "w", Kind: target.Node}
+	at := place.Place{Name: "w", Kind: place.Node}
 	if a, err := server.Describe(t.Context(), at); err != nil {
 		t.Error(err)
 	} else if b, err := client.Describe(t.Context(), at); err != nil || a.Boot != b.Boot {
 		t.Errorf("two workers on one machine are of the boots %s and %s (%v)", a.Boot, b.Boot, err)
 	}
-	w := workloadOf("pingpong", "tcp", func(t *v1alpha1.Traffic) {
-		t.Tool, t.Duration = v1alpha1.ToolLatte, v1alpha1.Duration(time.Second)
+	w := workloadOf("pingpong", "tcp", func(t *spec.Traffic) {
+		t.Tool, t.Duration = spec.ToolLatte, spec.Duration(time.Second)
 	})
 	for i := range 2 {
 		var e record.Endpoint
@@ -298,7 +298,7 @@ func refused(t *testing.T, w *testenv.Wine, program string) string {
 }
 
 // checkTraffic returns what is wrong with the figures of both ends.
-func checkTraffic(w v1alpha1.Workload, server, client record.Endpoint) error {
+func checkTraffic(w spec.Workload, server, client record.Endpoint) error {
 	for _, e := range []record.Endpoint{server, client} {
 		if e.Messages == 0 || e.Seconds < 0.25 || e.Seconds > 1.5 { // on a busy machine a thread sees an edge late
 			return fmt.Errorf("%s: %d messages in %g s", e.Place, e.Messages, e.Seconds)

@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/target"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/traffic"
 )
@@ -47,10 +47,10 @@ func connectTo(t testing.TB, o Options) (*Client, <-chan error) {
 	return c, served
 }
 
-func pingPong(d time.Duration) v1alpha1.Workload {
-	return v1alpha1.Workload{Name: "pingpong", PingPong: &v1alpha1.Traffic{
-		Protocol: "tcp", IP: 4, Size: 64, Connections: 1, Tool: v1alpha1.ToolNative,
-		Warmup: v1alpha1.Duration(20 * time.Millisecond), Duration: v1alpha1.Duration(d),
+func pingPong(d time.Duration) spec.Workload {
+	return spec.Workload{Name: "pingpong", PingPong: &spec.Traffic{
+		Protocol: "tcp", IP: 4, Size: 64, Connections: 1, Tool: spec.ToolNative,
+		Warmup: spec.Duration(20 * time.Millisecond), Duration: spec.Duration(d),
 	}}
 }
 
@@ -58,7 +58,7 @@ var loopback = netip.MustParseAddr("127.0.0.1")
 
 // run makes one worker serve and another drive a workload over loopback. It calls
 // started when the traffic is to start.
-func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func()) (ends [2]record.Endpoint, errs [2]error) {
+func run(t testing.TB, server, driver *Client, w spec.Workload, started func()) (ends [2]record.Endpoint, errs [2]error) {
 	t.Helper()
 	var wg sync.WaitGroup
 	port := make(chan uint16, 1)
@@ -66,7 +66,7 @@ func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	wg.Go(func() {
-		ends[0], errs[0] = server.Serve(ctx, target.Traffic{Place: "server", Workload: w, Address: netip.AddrPortFrom(loopback, 0)},
+		ends[0], errs[0] = server.Serve(ctx, place.Traffic{Place: "server", Workload: w, Address: netip.AddrPortFrom(loopback, 0)},
 			func(p uint16) (time.Time, error) {
 				port <- p
 				select {
@@ -88,13 +88,13 @@ func run(t testing.TB, server, driver *Client, w v1alpha1.Workload, started func
 		case <-ctx.Done():
 			return
 		}
-		ends[1], errs[1] = driver.Drive(ctx, target.Traffic{Place: "client", Workload: w, Address: at}, func(uint16) (time.Time, error) {
+		ends[1], errs[1] = driver.Drive(ctx, place.Traffic{Place: "client", Workload: w, Address: at}, func(uint16) (time.Time, error) {
 			start := time.Now().Add(5 * time.Millisecond)
 			begin <- start
 			started()
 			return start, nil
 		}, nil)
-		if tool := w.Traffic().Tool; errs[1] != nil || tool != v1alpha1.ToolNative && tool != v1alpha1.ToolGRPC {
+		if tool := w.Traffic().Tool; errs[1] != nil || tool != spec.ToolNative && tool != spec.ToolGRPC {
 			cancel() // a tool's server goes with its client
 		}
 	})
@@ -293,9 +293,9 @@ func TestToolHangs(t *testing.T) {
 			t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 			server, _ := connectTo(t, Options{patience: tt.patience})
 			driver, _ := connectTo(t, Options{patience: time.Second})
-			w := v1alpha1.Workload{Name: "stream", Stream: &v1alpha1.Traffic{
-				Protocol: "tcp", IP: 4, Size: 1 << 10, Connections: 1, Tool: v1alpha1.ToolIperf3,
-				Warmup: v1alpha1.Duration(time.Second), Duration: v1alpha1.Duration(time.Second),
+			w := spec.Workload{Name: "stream", Stream: &spec.Traffic{
+				Protocol: "tcp", IP: 4, Size: 1 << 10, Connections: 1, Tool: spec.ToolIperf3,
+				Warmup: spec.Duration(time.Second), Duration: spec.Duration(time.Second),
 			}}
 			_, errs := run(t, server, driver, w, func() {})
 			if err := errors.Join(errs[:]...); err == nil || !strings.Contains(err.Error(), tt.want) {

@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv"
 )
@@ -175,16 +175,16 @@ func BenchmarkLab(b *testing.B) {
 	if block < 2 {
 		return // too few blocks for an interval
 	}
-	exp, err := v1alpha1.Parse("experiment.yaml", []byte(sideBySideText(lab, comparedVariants)), nil)
+	exp, err := spec.Parse("experiment.yaml", []byte(sideBySideText(lab, comparedVariants)), nil)
 	if err != nil {
 		b.Fatal(err)
 	}
-	var variants []v1alpha1.Variant
+	var variants []spec.Variant
 	for i, v := range exp.Spec.Variants {
 		of := "lab " + v.Name
-		variants = append(variants, v1alpha1.Variant{Name: of}, v1alpha1.Variant{Name: "cluster " + v.Name, Versus: of})
+		variants = append(variants, spec.Variant{Name: of}, spec.Variant{Name: "cluster " + v.Name, Versus: of})
 		if i < 2 {
-			variants = append(variants, v1alpha1.Variant{Name: "lab in groups " + v.Name, Versus: of})
+			variants = append(variants, spec.Variant{Name: "lab in groups " + v.Name, Versus: of})
 		}
 	}
 	exp.Spec.Variants, exp.Spec.Baseline = variants, "lab baseline"

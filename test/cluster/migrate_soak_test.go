@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"slipstream.dev/internal/azure/azuretest"
-	"slipstream.dev/internal/target/lab/network"
+	"slipstream.dev/internal/place/lab/network"
 )
 
 // Each kind of fault interrupts a migration, and backing out, at every request to Azure.

@@ -27,7 +27,7 @@ import (
 )
 
 // told holds lists of API objects, by their path: the services whose rules a lab loads
-// (internal/target/lab/services/testdata). The other tests' clusters only have IPv4, so a fake
+// (internal/place/lab/services/testdata). The other tests' clusters only have IPv4, so a fake
 // API serves these.
 var told = map[string]string{
 	"/api/v1/nodes": `
@@ -134,7 +134,7 @@ func TestProxy(t *testing.T) {
 					loads = strings.Replace(loads, "iptables", "ip6tables", 1)
 					shows = strings.NewReplacer("iptables", "ip6tables", " ip ", " ip6 ").Replace(shows)
 				}
-				compareRules(t, filepath.Join("../../internal/target/lab/services/testdata", mode+version+".txt"), loads, shows)
+				compareRules(t, filepath.Join("../../internal/place/lab/services/testdata", mode+version+".txt"), loads, shows)
 			}
 		})
 	}

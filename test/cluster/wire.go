@@ -18,7 +18,7 @@ import (
 
 	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/netns"
-	"slipstream.dev/internal/target/lab/programs"
+	"slipstream.dev/internal/place/lab/programs"
 )
 
 // onThread runs f on a thread whose namespaces f may change. The thread ends
@@ -46,7 +46,7 @@ const switchName = "br0"
 // startWire creates the control plane's namespace, and in it the switch that
 // connects the nodes. The API server listens at an address of the switch.
 //
-// The wire matches the lab's with offload full (internal/target/lab/wire.go says
+// The wire matches the lab's with offload full (internal/place/lab/wire.go says
 // why), so that experiments find the same conditions in both: a NIC has a queue,
 // which a full ring stops; it receives with NAPI, and sends packets with a new
 // hash.

@@ -25,8 +25,8 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/spec"
 )
 
 var (
@@ -90,7 +90,7 @@ func (w *world) churn(shape string, addresses int) *churn {
 		}
 		w.Cleanup(func() { n.links.Close(); n.ns.Close() })
 		device := "vxlan.calico"
-		if shape == v1alpha1.ShapeFlannel {
+		if shape == spec.ShapeFlannel {
 			device = "flannel.1"
 			if n.bridge, err = n.links.LinkByName("cni0"); err != nil {
 				w.Fatal(err)
@@ -360,7 +360,7 @@ func TestChurn(t *testing.T) {
 					a = r.IntN(addresses)
 				}
 				node := a % 2
-				if shape == v1alpha1.ShapeCalico { // flannel has no routes to single pods
+				if shape == spec.ShapeCalico { // flannel has no routes to single pods
 					node = r.IntN(2)
 				}
 				c.add(a, node)
@@ -424,7 +424,7 @@ func TestChurn(t *testing.T) {
 // process.
 func TestDeletedPodIsNoRepair(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	name := w.link(0, 0)
 	if err := w.paths[0].VerifyAfter(func() { w.set("n0", name, netlink.LinkDel) }); err != nil {
 		t.Error(err)
@@ -440,12 +440,12 @@ func TestDeletedPodIsNoRepair(t *testing.T) {
 // about a minute.
 func TestPodBurst(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	agent := w.startAgent("n0")
 	e := w.connect().back()
 	w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
 	flows, links := w.table("n0", "flows"), w.entries("n0", "pod_link_states")
-	c := w.churn(v1alpha1.ShapeFlannel, 2**burst)
+	c := w.churn(spec.ShapeFlannel, 2**burst)
 	c.send()
 	var memory [2]int
 	for round := range memory {

@@ -23,9 +23,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
 )
@@ -89,7 +89,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, tt.six)
 			e := w.connectBy(tt.front).back()
 			e.noKeepalive(t)
 			nodes := []string{"n0", "n1"}
@@ -183,7 +183,7 @@ func TestWithout(t *testing.T) {
 // packets that would end it.
 func TestResyncWithClosedWindow(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	e.noKeepalive(t)
 	w.trip(e, 100)
 	time.Sleep(settled)
@@ -205,7 +205,7 @@ func TestResyncWithClosedWindow(t *testing.T) {
 // state.
 func TestAckedEntryKeepsTimeout(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	e.noKeepalive(t)
 	flow := flowOf(e.Conn)
 	shorten := func() {
@@ -234,7 +234,7 @@ func TestAckedEntryKeepsTimeout(t *testing.T) {
 // does not make its conntrack entry liberal again, for good.
 func TestEventAfterRelease(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	e.noKeepalive(t)
 	f, flow := w.paths[0], flowOf(e.Conn)
 	strict := func() bool { is := w.conntrack("n0", e); return (is.Flags[0]|is.Flags[1])&flagLiberal == 0 }
@@ -296,7 +296,7 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 // expire after the agent is killed, although entries with unacknowledged data expire early here.
 func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	for _, node := range []string{"n0", "n1"} {
 		w.sysctl(node, sysctlUnacknowledged, "2")
 	}
@@ -332,7 +332,7 @@ func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 // its pod has really closed, so that only the peer still sends, stays closed.
 func TestForgedFINBetweenAgents(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	agent := w.startAgent("n0")
 	forged := []echo{w.connect().back(), w.connectBy(byService).back()}
 	for _, e := range forged {
@@ -429,7 +429,7 @@ func TestForgedFINAndRST(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 			e.noKeepalive(t)
 			tt.talk(w, e)
 			for n, place := range []string{"n0p1", "n1p1"} {
@@ -466,7 +466,7 @@ func TestForgedFINAndRST(t *testing.T) {
 // the rest of it.
 func TestResyncBesideForgedPackets(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	forge := w.forger("n0p1", e)
 	for range 5 {
 		stop, stopped := make(chan struct{}), make(chan struct{})
@@ -498,7 +498,7 @@ func TestResyncBesideForgedPackets(t *testing.T) {
 // one. After the RST the next packet takes the slow path, because it may be the last for longer than that timeout.
 func TestRSTInWindow(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	e.noKeepalive(t)
 	w.sysctl("n1p0", "net/ipv4/tcp_invalid_ratelimit", "0")
 	forge := w.forger("n0p1", e)
@@ -524,7 +524,7 @@ func TestRSTInWindow(t *testing.T) {
 // entries liberal, so conntrack accepts RSTs outside the window too.
 func TestRSTAfterRestart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	agent := w.startAgent("n0")
 	e := w.connect().back()
 	forge := w.forger("n0p1", e)
@@ -550,7 +550,7 @@ func TestRSTAfterRestart(t *testing.T) {
 // the IP header. The pod sends it by a packet socket, as a frame of more than a page.
 func TestForgedRSTInPages(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	tap := w.tap("n0p1", "eth0")
 	var gateway net.HardwareAddr
 	var veth int
@@ -604,7 +604,7 @@ func TestForgedPackets(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 			// Attach all programs to the other pod's veth too.
 			w.accelerate(w.connectFrom(1, 1, direct).back())
 			forge := w.forger("n0p1", e)
@@ -645,7 +645,7 @@ func TestRouteMTU(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 			w.start()
 			near := w.datagrams()
 			go func() { _, _ = io.Copy(io.Discard, near) }()

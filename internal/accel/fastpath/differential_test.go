@@ -24,7 +24,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
 )
@@ -559,7 +559,7 @@ func TestDifferential(t *testing.T) {
 			pin(t)
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
-			g := grammar.Grammar{Rand: rand.New(rand.NewPCG(seed, 0)), Large: kind.offload == v1alpha1.OffloadFull}
+			g := grammar.Grammar{Rand: rand.New(rand.NewPCG(seed, 0)), Large: kind.offload == spec.OffloadFull}
 			var known []grammar.Connection
 			var made, shown, rejected, differ int
 			var accelerated, large uint64

@@ -21,7 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -227,7 +227,7 @@ func (c engineChange) notified(program string) bool {
 // a policy that allows the members of a set. An untracked policy (doNotTrack) drops packets from
 // the members of another set, even those of established connections.
 var calico = engine{
-	name: "Calico", shape: v1alpha1.ShapeCalico, sets: map[string]bool{"cali40s:allowed": true, "cali40s:denied": false},
+	name: "Calico", shape: spec.ShapeCalico, sets: map[string]bool{"cali40s:allowed": true, "cali40s:denied": false},
 	rules: calicoRules,
 	changes: []engineChange{
 		{name: "pod no longer allowed", set: "cali40s:allowed", established: through, fresh: silence},
@@ -258,7 +258,7 @@ COMMIT
 // kubeRouter has the rules that kube-router writes (pkg/controllers/netpol, by version 2.5) for a
 // pod with a policy that allows the members of a set.
 var kubeRouter = engine{
-	name: "kube-router", shape: v1alpha1.ShapeFlannel, sets: map[string]bool{"KUBE-SRC-ALLOWED": true},
+	name: "kube-router", shape: spec.ShapeFlannel, sets: map[string]bool{"KUBE-SRC-ALLOWED": true},
 	rules: kubeRouterRules,
 	changes: []engineChange{
 		{name: "policy added that allows the pod", established: through, fresh: through, rules: kubeRouterPolicy("KUBE-NWPLCY-0", "KUBE-NWPLCY-DEFAULT")},
@@ -285,7 +285,7 @@ func TestPolicyEngines(t *testing.T) {
 				t.Run(fmt.Sprintf("%s %s %s", engine.name, program, with), func(t *testing.T) {
 					t.Parallel()
 					testenv.Retry(t, 3, func() error {
-						w := newWorld(t, engine.shape, v1alpha1.OffloadFull)
+						w := newWorld(t, engine.shape, spec.OffloadFull)
 						if !w.has(program) {
 							return nil
 						}
@@ -433,7 +433,7 @@ func gate(t *testing.T) (p *ebpf.Program, open func(bool)) {
 // They are attached while the pod's connections are accelerated, and must be able to deny these
 // connections. The test has the machine to itself, because it measures how soon they can.
 func TestChainedCilium(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.start()
 	c := w.dialogue()
 	e := c.connect().back()
@@ -487,7 +487,7 @@ func TestChainedCilium(t *testing.T) {
 // once, as on the slow path, and that these continue when the rules are deleted.
 func TestEbtablesRules(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.start()
 	c := w.dialogue()
 	e := c.connect().back()

@@ -18,8 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv/grammar"
 )
 
@@ -51,7 +51,7 @@ func firstPacket(n int) []byte {
 // TestFlood checks that a connection stays accelerated, without pauses, while another pod opens new
 // connections as fast as it can. -flood 1000000 takes half a minute.
 func TestFlood(t *testing.T) {
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	socket := -1
 	w.in("n0p1", func() (err error) {
 		socket, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -215,7 +215,7 @@ func (w *world) entries(node, states string) func() int {
 // once idle flows have been deleted.
 func TestFullFlowTable(t *testing.T) {
 	t.Parallel()
-	w, known := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, known := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	filled := w.fill("n0", "flows")
 	t.Logf("%d flows fill the table", filled)
 	began := time.Now()
@@ -263,7 +263,7 @@ func TestFullTables(t *testing.T) {
 	} {
 		t.Run(tt.table, func(t *testing.T) {
 			t.Parallel()
-			w, known := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w, known := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 			t.Logf("%d keys fill the map", w.fill("n0", tt.table))
 			late := w.connectOf(tt.pod, tt.front).back()
 			began, before := time.Now(), w.counts(0)[tt.why]
@@ -288,7 +288,7 @@ func TestFullTables(t *testing.T) {
 // skipped, on a node with more VXLAN devices than the fast path supports.
 func TestManyVXLANDevices(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	nic := w.device("n0", "eth0").Attrs().Index
 	w.in("n0", func() (err error) {
 		for n := range 20 {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // flowtable adds a flowtable at devices of node 0, which takes over each established connection that the node forwards, and a
@@ -79,7 +79,7 @@ func (w *world) handshakes(e echo) (count func() uint64) {
 // TestFlowtableAtDevices checks that a device with a flowtable is skipped, and named.
 func TestFlowtableAtDevices(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	pod := w.device("n0", "pod").Attrs().Name
 	for device, why := range map[string]string{
 		"flannel.1": "flannel.1: it has a flowtable (inet test f), which the fast path would bypass",
@@ -105,7 +105,7 @@ func TestFlowtableAtDevices(t *testing.T) {
 // device is skipped.
 func TestConnectionInFlowtable(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	e.noKeepalive(t)
 	end := w.flowtable("eth0")
 	if end == nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
 )
@@ -131,7 +131,7 @@ func (w *world) slowPackets(e echo, trips int) int {
 // once the bridges have learned all of them must be accelerated too.
 func TestSpoofedMACs(t *testing.T) {
 	const addresses = 40_000
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	hostile := w.tap("n0p1", "eth0")
 	agent := w.startAgent("n0")
 	e := w.connect().back()
@@ -185,7 +185,7 @@ func (w *world) sysctl(place, key, value string) {
 // TestAddressScan sends from a pod to addresses that nobody has, in the pod network and outside.
 // That must not invalidate flows.
 func TestAddressScan(t *testing.T) {
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	for _, device := range []string{"eth0", "cni0"} { // so that neighbour discovery fails soon
 		w.sysctl("n0", "net/ipv4/neigh/"+device+"/retrans_time_ms", "20")
 		w.sysctl("n0", "net/ipv4/neigh/"+device+"/mcast_solicit", "1")
@@ -267,7 +267,7 @@ func (w *world) secondLink() tap {
 func TestMACMoves(t *testing.T) {
 	const restful = time.Second
 	defer fastpath.ChangesWithin(fastpath.ChangesWithin(restful))
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	one, other := w.tap("n0p1", "eth0"), w.secondLink()
 	taken := grammar.MadeUp(1)
 	w.in("n0", func() error {
@@ -329,7 +329,7 @@ func TestMACMoves(t *testing.T) {
 // TestARPSpoofing announces many IP addresses at made-up MAC addresses from a pod, different ones
 // each time. The node accepts them, and the connection of another pod must stay accelerated.
 func TestARPSpoofing(t *testing.T) {
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	hostile := w.tap("n0p1", "eth0")
 	w.sysctl("n0", "net/ipv4/neigh/cni0/locktime", "0") // accept changes at once
 	gateway := pod(0, -1).As4()
@@ -368,7 +368,7 @@ func TestARPSpoofing(t *testing.T) {
 // pod, as fast as it can; the node accepts each at once. The agent may use some CPU for that, and
 // the connection of another pod must stay accelerated for the most part.
 func TestNeighbourAdvertisementFlood(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	hostile, taken := w.tap("n0p1", "eth0"), pod6(0, 70)
 	w.in("n0", func() error {
 		bridge, err := netlink.LinkByName("cni0")
@@ -419,7 +419,7 @@ func TestNeighbourAdvertisementFlood(t *testing.T) {
 // TestResyncRateLimited checks that a fast path reads its devices again at once when notified, and
 // spends at most a tenth of the time on it however often it is notified.
 func TestResyncRateLimited(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	far := w.ns("n0p1")
 	defer far.Close()
 	w.in("n0", func() error {

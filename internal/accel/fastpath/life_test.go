@@ -19,9 +19,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/spec"
 )
 
 // ping sends a datagram per millisecond from node0/pod0 to node1/pod0, which echoes.
@@ -192,7 +192,7 @@ type comparison struct {
 
 func newComparison(t *testing.T, shape string) *comparison {
 	t.Helper()
-	tw := &comparison{fast: newWorld(t, shape, v1alpha1.OffloadFull), reference: newWorld(t, shape, v1alpha1.OffloadFull)}
+	tw := &comparison{fast: newWorld(t, shape, spec.OffloadFull), reference: newWorld(t, shape, spec.OffloadFull)}
 	tw.fast.start()
 	for i, w := range []*world{tw.fast, tw.reference} {
 		for node := range 2 {
@@ -268,7 +268,7 @@ func recreateVXLAN(name string, change func(*netlink.Vxlan), nodes ...string) fu
 // been replaced by another: packets may have passed before the programs were attached to the new device.
 func TestSequencesAfterDeviceReplaced(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	e.noKeepalive(t)
 	known := func() bool {
 		n, err := w.paths[0].SequenceNumbers(flowOf(e.Conn))
@@ -484,7 +484,7 @@ func TestDeviceChanges(t *testing.T) {
 		shape string
 		cases map[string]func(*world)
 	}{
-		{v1alpha1.ShapeFlannel, map[string]func(*world){
+		{spec.ShapeFlannel, map[string]func(*world){
 			"NIC down and up":        flap,
 			"VXLAN device recreated": recreateVXLAN("flannel.1", same, "n0"),
 			"VXLAN device MTU":       recreateVXLAN("flannel.1", func(v *netlink.Vxlan) { v.MTU = 1400 }, "n1"),
@@ -496,7 +496,7 @@ func TestDeviceChanges(t *testing.T) {
 			"NIC MAC":                changeNICMAC,
 			"pod link reattached":    reattachToBridge,
 		}},
-		{v1alpha1.ShapeCalico, map[string]func(*world){
+		{spec.ShapeCalico, map[string]func(*world){
 			"VXLAN device recreated": recreateVXLAN("vxlan.calico", same, "n1"),
 			"pod links replaced":     replaceLinks,
 		}},
@@ -518,7 +518,7 @@ func TestDeviceChanges(t *testing.T) {
 // that are sent after the kernel has learned of the move must be delivered to the right pod.
 func TestPodAddressMoves(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.start()
 	for _, device := range []string{"all", "cni0"} { // otherwise the sender is redirected to the other pod
 		w.sysctl("n0", "net/ipv4/conf/"+device+"/send_redirects", "0")
@@ -639,7 +639,7 @@ func (w *world) suspend(agent *exec.Cmd) {
 // by then. A VXLAN device that is recreated meanwhile must be used.
 func TestAgentSuspended(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	agent := w.startAgent("n0")
 	e, p := w.connect().back(), w.ping()
 	for _, pause := range []time.Duration{fastpath.LeaseTime / 3, fastpath.LeaseTime + time.Second} {

@@ -32,9 +32,9 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
-	"slipstream.dev/internal/target/lab"
+	"slipstream.dev/internal/place/lab"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -88,7 +88,7 @@ func newWorld(t *testing.T, shape, offload string) *world {
 	testenv.NeedRoot(t)
 	w := &world{T: t, name: fmt.Sprintf("fast-%x", sha1.Sum(fmt.Appendf(nil, "%s %d %d", t.Name(), os.Getpid(), time.Now().UnixNano())))[:13]}
 	l, err := lab.Up(t.Context(), lab.Config{
-		Name: w.name, Nodes: 2, Pods: 2, Shape: shape, NIC: v1alpha1.NIC{Offload: offload, MTU: 1500},
+		Name: w.name, Nodes: 2, Pods: 2, Shape: shape, NIC: spec.NIC{Offload: offload, MTU: 1500},
 	}, lab.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
@@ -460,8 +460,8 @@ func accelerated(t *testing.T, shape, offload string) (*world, echo) {
 }
 
 var (
-	shapes   = []string{v1alpha1.ShapeFlannel, v1alpha1.ShapeCalico}
-	offloads = []string{v1alpha1.OffloadFull, v1alpha1.OffloadNone}
+	shapes   = []string{spec.ShapeFlannel, spec.ShapeCalico}
+	offloads = []string{spec.OffloadFull, spec.OffloadNone}
 )
 
 // TestFastPath checks that a connection takes the fast path of both nodes, both ways, in each shape
@@ -500,7 +500,7 @@ func TestService(t *testing.T) {
 	for _, offload := range offloads {
 		t.Run("TCP "+offload, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, v1alpha1.ShapeFlannel, offload)
+			w := newWorld(t, spec.ShapeFlannel, offload)
 			w.start()
 			e := w.connectBy(byService)
 			w.stream(e)
@@ -512,7 +512,7 @@ func TestService(t *testing.T) {
 	}
 	t.Run("UDP", func(t *testing.T) {
 		t.Parallel()
-		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+		w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 		w.start()
 		var servers [2]*net.UDPConn
 		var got [2]atomic.Int64
@@ -581,7 +581,7 @@ func TestService(t *testing.T) {
 	})
 	t.Run("UDP not connected", func(t *testing.T) {
 		t.Parallel()
-		w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+		w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 		w.start()
 		w.datagramsBy(byService) // starts the server
 		var near *net.UDPConn
@@ -617,7 +617,7 @@ func TestService(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, tt.six)
 			w.start()
 			// This attaches programs to the pod's link. TCP might send its last acknowledgement after the counts are read.
 			w.tripsUntil(w.datagrams(), "fast path", func() bool { c := w.counts(0); return min(c["fast-out"], c["fast-in"]) > 10 })
@@ -677,7 +677,7 @@ func TestUntranslatedDatagrams(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, tt.six)
 			near := w.datagramsBy(tt.front)
 			w.untracked(600)
 			_ = near.SetDeadline(time.Now().Add(patience))
@@ -744,7 +744,7 @@ func TestNICDecap(t *testing.T) {
 						return w.decappedByKernel("n1") - before
 					}
 					w.eventually("nic_decap decapsulates", nil, func() bool { return byKernel() < 20 })
-					if shape != v1alpha1.ShapeFlannel || six {
+					if shape != spec.ShapeFlannel || six {
 						return
 					}
 					w.filter("n1", netlink.HANDLE_MIN_INGRESS, func(l netlink.Link) bool { return l.Attrs().Name == "eth0" })
@@ -783,7 +783,7 @@ func segmentOf(t *testing.T, c net.Conn) (bytes uint32) {
 }
 
 func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
-	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
+	w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, six)
 	// The other end would accept longer segments than this one sends.
 	w.in("n0p0", func() error {
 		l, err := netlink.LinkByIndex(eth0())
@@ -872,7 +872,7 @@ func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 // large ones are decapsulated by the kernel: otherwise they would keep their tunnel GSO type.
 func TestPodForwards(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.start()
 	// node1/pod1 is reached through node1/pod0, which answers ARP for its address.
 	const behind = "10.244.1.77"
@@ -1010,7 +1010,7 @@ func (w *world) filter(node string, parent uint32, is func(netlink.Link) bool) {
 // addresses, by a default FDB entry: the fast path would send one copy only.
 func TestVXLANFlooding(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.in("n0", func() error {
 		l, err := netlink.LinkByName("flannel.1")
 		if err != nil {
@@ -1092,16 +1092,16 @@ func TestDrop(t *testing.T) {
 			notified bool
 			drop     func(*world)
 		}{
-			{"notified IPv6", v1alpha1.ShapeFlannel, true, true, func(w *world) { w.drop(node) }},
-			{"by a route IPv6", v1alpha1.ShapeCalico, true, true, func(w *world) {
+			{"notified IPv6", spec.ShapeFlannel, true, true, func(w *world) { w.drop(node) }},
+			{"by a route IPv6", spec.ShapeCalico, true, true, func(w *world) {
 				w.in(node, func() error {
 					// The pods of the other node, or the own pod.
 					to := w.pod(1, 0)
 					return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(128, 128)}, Type: unix.RTN_BLACKHOLE, Priority: 1})
 				})
 			}},
-			{"notified", v1alpha1.ShapeFlannel, false, true, func(w *world) { w.drop(node) }},
-			{"not notified", v1alpha1.ShapeCalico, false, false, func(w *world) {
+			{"notified", spec.ShapeFlannel, false, true, func(w *world) { w.drop(node) }},
+			{"not notified", spec.ShapeCalico, false, false, func(w *world) {
 				w.in(node, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) })
 			}},
 		} {
@@ -1131,7 +1131,7 @@ func TestDrop(t *testing.T) {
 // time between two that were sent.
 func deliveredAfter(t *testing.T, shape string, six bool, drop func(*world)) (took, pause time.Duration) {
 	t.Helper()
-	w := newWorldOf(t, shape, v1alpha1.OffloadNone, six)
+	w := newWorldOf(t, shape, spec.OffloadNone, six)
 	w.start()
 	near := w.datagrams()
 	var last atomic.Int64
@@ -1171,7 +1171,7 @@ func TestOneWayDatagrams(t *testing.T) {
 		answered, routed := i < 2*len(shapes), i < len(shapes)
 		t.Run(fmt.Sprintf("%s answered %t routed %t", shape, answered, routed), func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, shape, v1alpha1.OffloadFull)
+			w := newWorld(t, shape, spec.OffloadFull)
 			address := pod(1, 0)
 			if routed {
 				address = netip.AddrFrom4([4]byte{10, 244, 1, 77})
@@ -1261,7 +1261,7 @@ func (w *world) route(node string, address, pod netip.Addr) {
 // connection is accelerated again.
 func TestRevalidation(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	before := w.counts(0)["invalidated"]
 	w.in("n0", func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(203, 0, 113, 0), Mask: net.CIDRMask(24, 32)}, Type: unix.RTN_BLACKHOLE})
@@ -1329,7 +1329,7 @@ func (w *world) snmp(place, protocol, counter string) (n int) {
 // TestAgentKilled checks that a connection continues on the slow path when the agent hangs or is
 // killed, and is accelerated again afterwards.
 func TestAgentKilled(t *testing.T) {
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	agent := w.startAgent("n0")
 	e := w.connect().back()
 	trips := func(n int) (slow int) {
@@ -1437,7 +1437,7 @@ func (w *world) state(node string) (lines []string) {
 // TestClose checks that closing the fast path restores the node and breaks no connection.
 func TestClose(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadNone)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadNone)
 	before := w.state("n0")
 	w.start()
 	e := w.connect().back()
@@ -1463,7 +1463,7 @@ func TestReset(t *testing.T) {
 		for _, closed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d closed %t", size, closed), func(t *testing.T) { // every other over IPv6
 				t.Parallel()
-				w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, closed == (size == 3<<30))
+				w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, closed == (size == 3<<30))
 				w.start()
 				w.dropInvalid("n0")
 				w.dropInvalid("n1")

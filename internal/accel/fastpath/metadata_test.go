@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // Offsets in struct __sk_buff (include/uapi/linux/bpf.h).
@@ -220,11 +221,11 @@ func metadataTests() []metadataTest {
 	return []metadataTest{
 		{name: "nothing"},
 		{name: "nothing", six: true},
-		{name: "nothing", shape: v1alpha1.ShapeCalico},
+		{name: "nothing", shape: spec.ShapeCalico},
 		{name: "TOS", tos: 0x10},
 		{name: "TOS", tos: 0x10, six: true},
 		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0"},
-		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", shape: v1alpha1.ShapeCalico},
+		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", shape: spec.ShapeCalico},
 		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", six: true},
 		{name: "sending: nftables sets the class of the outer packet", slow: "n0", set: func(w *world) func() {
 			return w.setPriority("n0", nftables.ChainHookPostrouting, "")
@@ -262,12 +263,12 @@ func TestMetadata(t *testing.T) {
 	t.Parallel()
 	for _, tt := range metadataTests() {
 		if tt.shape == "" {
-			tt.shape = v1alpha1.ShapeFlannel
+			tt.shape = spec.ShapeFlannel
 		}
 		version := map[bool]string{false: "IPv4", true: "IPv6"}[tt.six]
 		t.Run(fmt.Sprintf("%s %s %s TOS %d", tt.name, tt.shape, version, tt.tos), func(t *testing.T) {
 			t.Parallel()
-			tt.run(newWorldOf(t, tt.shape, v1alpha1.OffloadFull, tt.six))
+			tt.run(newWorldOf(t, tt.shape, spec.OffloadFull, tt.six))
 		})
 	}
 }
@@ -349,7 +350,7 @@ func (w *world) setTOS(e echo, tos int) {
 // the rule comes while the connection is accelerated.
 func TestClassOfQueue(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	const others = 1<<16 | 0x20
 	w.in("n0", func() error {
 		attrs := netlink.QdiscAttrs{LinkIndex: eth0(), Handle: classOfTest &^ 0xffff, Parent: netlink.HANDLE_ROOT}

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
 )
@@ -76,12 +76,12 @@ func (w *world) forgedAt(place string) (seen func() map[string]int) {
 // pods must receive the same packets as without the fast path.
 func TestNestedVXLAN(t *testing.T) {
 	t.Parallel()
-	vnis := map[string]int{v1alpha1.ShapeFlannel: 1, v1alpha1.ShapeCalico: 4096}
-	vxlanDevices := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico"}
+	vnis := map[string]int{spec.ShapeFlannel: 1, spec.ShapeCalico: 4096}
+	vxlanDevices := map[string]string{spec.ShapeFlannel: "flannel.1", spec.ShapeCalico: "vxlan.calico"}
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, shape, v1alpha1.OffloadFull)
+			w := newWorld(t, shape, spec.OffloadFull)
 			c := w.dialogue()
 			e := w.connect().back()
 			near, far := c.datagrams.LocalAddr().(*net.UDPAddr).AddrPort(), c.datagrams.RemoteAddr().(*net.UDPAddr).AddrPort()

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // queueHandler returns verdicts on queued packets, as kube-network-policies does.
@@ -110,7 +110,7 @@ func TestNFQueue(t *testing.T) {
 		for _, with := range []string{"without", "with"} {
 			t.Run(tt.name+" "+with, func(t *testing.T) {
 				t.Parallel()
-				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+				w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 				j := w.handleQueue("n1", 100)
 				w.restore("n1", "iptables-nft", "*mangle\n"+tt.accept+"-A POSTROUTING -d 10.244.1.2 -j NFQUEUE --queue-num 100 --queue-bypass\nCOMMIT\n")
 				limit := soon

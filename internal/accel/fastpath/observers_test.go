@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // noticed limits the time after which a tcx program that is attached to a device of the fast path
@@ -199,13 +200,13 @@ func TestObservers(t *testing.T) {
 	for _, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
 			t.Parallel()
-			w, e := accelerated(t, shape, v1alpha1.OffloadFull)
+			w, e := accelerated(t, shape, spec.OffloadFull)
 			type place struct {
 				name, device string
 				observe
 				why string
 			}
-			tunnel := map[string]string{v1alpha1.ShapeFlannel: "flannel.1", v1alpha1.ShapeCalico: "vxlan.calico"}[shape]
+			tunnel := map[string]string{spec.ShapeFlannel: "flannel.1", spec.ShapeCalico: "vxlan.calico"}[shape]
 			places := []place{
 				{"qdisc of the VXLAN device", tunnel, queue, tunnel + ": it has a queue (tbf), which the fast path would bypass"},
 				{"tcx ingress of the VXLAN device", tunnel, tcxIn, tunnel + ": it has a tcx program at its ingress ("},
@@ -214,7 +215,7 @@ func TestObservers(t *testing.T) {
 				{"tcx egress of the pod's link", "pod", tcxOut, ": it has a tcx program at its egress ("},
 				{"nftables egress of the NIC", "eth0", netdevOut, tunnel + ": its NIC eth0 has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
 			}
-			if shape == v1alpha1.ShapeFlannel {
+			if shape == spec.ShapeFlannel {
 				const behind = ", which packets of the pods behind it would bypass"
 				places = append(places,
 					place{"tc ingress of the VXLAN device", tunnel, tcIn, tunnel + ": it has tc filters at its ingress, which the fast path would bypass"},
@@ -274,7 +275,7 @@ func TestObservers(t *testing.T) {
 // nic_decap would bypass.
 func TestNICObservers(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	for _, p := range []struct {
 		observe
 		why string
@@ -301,7 +302,7 @@ func TestNICObservers(t *testing.T) {
 // needs to see all packets.
 func TestNodeWideObservers(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	sysctl := func(key string) (begin, end func()) {
 		set := func(value string) func() {
 			return func() { w.in("n0", func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0) }) }
@@ -357,7 +358,7 @@ func TestUnseenBy(t *testing.T) {
 			w.in("n0", func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0) })
 		}},
 	}
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	var all []string
 	for _, k := range kinds {
 		k.begin(w)
@@ -379,7 +380,7 @@ func TestUnseenBy(t *testing.T) {
 // sees all packets. Programs ahead of ours see them anyway.
 func TestTCXProgramAttachedBehind(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	for _, at := range []struct{ node, device string }{{"n0", "pod"}, {"n1", "eth0"}} {
 		node := int(at.node[1] - '0')
 		count, _ := tcxIn(w, at.node, w.device(at.node, at.device))
@@ -401,7 +402,7 @@ func TestTCXProgramAttachedBehind(t *testing.T) {
 // path does not bypass, see all packets of an accelerated connection.
 func TestObserversNotBypassed(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	for _, tt := range []struct {
 		place, device, name string
 		observe
@@ -467,7 +468,7 @@ func (w *world) captureCount(place string, l netlink.Link) func() (in, out int) 
 // TestPacketCapture checks that a capture sees the packets that docs/explanation/fastpath.md says
 // it sees.
 func TestPacketCapture(t *testing.T) {
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	const n = 500
 	few, all := [2]int{0, n / 10}, [2]int{n, n * 11 / 10}
 	type tap struct {
@@ -621,7 +622,7 @@ func TestLowerDevices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 			if !w.onUpperDevice(above) {
 				t.Logf("this kernel has no %s; make kernels boots some that have", name)
 				return

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // anyIPv4 returns a struct sockaddr_storage with the IPv4 address 0.0.0.0, in the form that a socket's family uses.
@@ -86,7 +86,7 @@ func TestTCPOptions(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 			if !tt.with(w) {
 				t.Logf("this kernel has no %s", tt.name)
 				return
@@ -172,7 +172,7 @@ func sctpPacket(from, to uint16, tag uint32, chunk byte, body []byte) []byte {
 // TestSCTP checks that SCTP is delivered unchanged beside accelerated connections, and takes the slow path.
 func TestSCTP(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	// The association has the addresses and ports of the accelerated connection.
 	type end struct {
 		place   string

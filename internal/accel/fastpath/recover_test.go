@@ -19,8 +19,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -115,7 +115,7 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, tt.six)
+			w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, tt.six)
 			fronts := []front{tt.own, tt.idle}
 			if tt.forgedRST != nil {
 				fronts = append(fronts, tt.forgedRST)
@@ -152,7 +152,7 @@ const delayedAck = 200 * time.Millisecond
 // TestRecoveredEntryKeepsTimeoutPolicy checks that an entry with a timeout policy (nft's ct timeout) keeps its timeout.
 func TestRecoveredEntryKeepsTimeoutPolicy(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	const timeout = 200
 	w.rules("n0", func(conn *nftables.Conn) {
 		table := conn.AddTable(&nftables.Table{Name: "policies", Family: nftables.TableFamilyIPv4})
@@ -178,7 +178,7 @@ func TestRecoveredEntryKeepsTimeoutPolicy(t *testing.T) {
 // the killed agent had not cleared the flag of unacknowledged data.
 func TestStaleTimeoutOfUnacknowledgedData(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	all := w.leftLiberal(byService, byService)
 	// The pod delays its last acknowledgement. Conntrack clears the flag if it sees that.
 	w.eventually("the last acknowledgement was sent", nil, func() bool { return time.Since(all[1].last) > delayedAck })
@@ -207,7 +207,7 @@ func (w *world) setUnacknowledged(c leftConnection) {
 // timeout of unacknowledged data again.
 func TestPeerDisappearsBetweenAgents(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.sysctl("n0", "net/netfilter/nf_conntrack_tcp_max_retrans", "1") // the next retransmissions are rare
 	c := w.leftLiberal(direct)[0]
 	w.in("n1p0", func() error {
@@ -229,7 +229,7 @@ func TestPeerDisappearsBetweenAgents(t *testing.T) {
 // the peer gets an RST, and no entry becomes ESTABLISHED again.
 func TestConnectionsEndDuringRecovery(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	all := w.leftLiberal(direct, byService, direct)
 	reset, closed, half := all[0], all[1], all[2]
 	w.restart(0)
@@ -252,7 +252,7 @@ func TestConnectionsEndDuringRecovery(t *testing.T) {
 // agent stops meanwhile, which it does at once. An RST of the pod is not an answer, and reaches the peer.
 func TestPodDoesNotAnswer(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	all := w.leftLiberal(direct, direct, direct)
 	c, others := all[0], all[1:]
 	was := w.conntrack("n0", c.echo)
@@ -309,7 +309,7 @@ func TestPodDoesNotAnswer(t *testing.T) {
 // connections meanwhile, and forgets the connections that the pod does not have.
 func TestManyConnectionsRecovered(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	e := w.connect().back()
 	w.trip(e, 10) // so that the node knows the pod's MAC address
 	const entries, scaled = 8192, 0x01
@@ -342,7 +342,7 @@ func TestManyConnectionsRecovered(t *testing.T) {
 // have another layout.
 func TestNoMapOutlivesAgent(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	agent := w.startAgent("n0")
 	e := w.connect().back()
 	w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })

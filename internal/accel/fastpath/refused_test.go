@@ -17,8 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/spec"
 )
 
 // disturbance makes one end of an accelerated connection send packets that the programs refuse, or send by a path that they do
@@ -133,7 +133,7 @@ func TestDisturbedConnections(t *testing.T) {
 		for _, place := range []string{"n0p0", "n1p0"} {
 			t.Run(d.name+" from "+place, func(t *testing.T) {
 				t.Parallel()
-				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+				w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 				nodes := []string{"n0", "n1"}
 				for _, node := range nodes {
 					w.dropInvalid(node)

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // TestNewConnectionBetweenSamePorts checks that the agent's work for an accelerated connection that an RST has ended does not
@@ -22,7 +22,7 @@ func TestNewConnectionBetweenSamePorts(t *testing.T) {
 	for name, front := range map[string]front{"direct": direct, "to a Service": byService} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 			w.dropInvalid("n0")
 			agent := w.startAgent("n0")
 			dial := w.fixedPorts(front)

@@ -20,7 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv/grammar"
 )
 
@@ -56,7 +56,7 @@ func (w *world) tripsUntil(near *net.UDPConn, what string, holds func() bool) {
 // them.
 func TestIPv6OptionsAndHopLimit(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
+	w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, true)
 	w.start()
 	near := w.datagrams()
 	accelerated := func() bool {
@@ -111,7 +111,7 @@ func collidingAddress(a netip.Addr, n uint64) netip.Addr {
 // may be accelerated.
 func TestIPv6AddressHashCollision(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, true)
+	w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, true)
 	w.start()
 	const port = 5000
 	servers := [2]netip.Addr{w.pod(1, 0), collidingAddress(w.pod(1, 0), 1<<20)}
@@ -204,7 +204,7 @@ func TestIPv6AddressHashCollision(t *testing.T) {
 // TestIPv6DeviceMTU checks that packets larger than a device's IPv6 MTU take the slow path.
 func TestIPv6DeviceMTU(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, v1alpha1.ShapeCalico, v1alpha1.OffloadNone, true)
+	w := newWorldOf(t, spec.ShapeCalico, spec.OffloadNone, true)
 	w.start()
 	near := w.datagrams()
 	message := make([]byte, 1300)
@@ -226,7 +226,7 @@ func TestSKBPriority(t *testing.T) {
 	for version, six := range versions {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			w := newWorldOf(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull, six)
+			w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, six)
 			near := w.datagrams()
 			size := int32(grammar.Head + 28 + 777)
 			if six {

@@ -14,8 +14,8 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/spec"
 )
 
 var soak = flag.Duration("soak", 0, "how long TestSoak runs; at least one round")
@@ -206,7 +206,7 @@ func (s *soakRun) compareEntries(p pair) (undisturbed bool) {
 // same.
 func TestSoak(t *testing.T) {
 	s := &soakRun{T: t, Rand: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0)),
-		fast: newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull), reference: newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)}
+		fast: newWorld(t, spec.ShapeFlannel, spec.OffloadFull), reference: newWorld(t, spec.ShapeFlannel, spec.OffloadFull)}
 	for _, w := range []*world{s.fast, s.reference} {
 		for _, node := range []string{"n0", "n1"} {
 			w.dropInvalid(node)

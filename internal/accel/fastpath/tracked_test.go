@@ -17,9 +17,9 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -57,7 +57,7 @@ func TestConntrackTimeouts(t *testing.T) {
 		for i, name := range []string{"without", "with"} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+				w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 				known[i] = w.timeouts(i > 0)
 			})
 		}
@@ -151,7 +151,7 @@ func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 // invalid.
 func TestIdleAfterFewPackets(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.dropInvalid("n0")
 	w.dropInvalid("n1")
 	w.start()
@@ -188,7 +188,7 @@ func TestIdleAfterFewPackets(t *testing.T) {
 // of its last packets made the connection accelerated.
 func TestStopAfterFewPackets(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.start()
 	for _, front := range []front{direct, byService} {
 		for range 8 {
@@ -210,7 +210,7 @@ func TestStopAfterFewPackets(t *testing.T) {
 // days of an idle connection.
 func TestUnackedEntryExpires(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.in("n1p0", func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: prefix(pod(0, 0), 32), Type: unix.RTN_BLACKHOLE})
 	})
@@ -231,7 +231,7 @@ const zoneRules = "*raw\n-A PREROUTING -j CT --zone 5\nCOMMIT\n"
 // TestConntrackZone checks that connections in a conntrack zone take the slow path.
 func TestConntrackZone(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.restore("n0", "iptables-nft", zoneRules)
 	w.start()
 	e := w.connect().back()
@@ -249,7 +249,7 @@ func TestConntrackZoneAdded(t *testing.T) {
 	for _, program := range []string{"iptables-nft", "iptables-legacy"} {
 		t.Run(program, func(t *testing.T) {
 			t.Parallel()
-			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 			if !w.has(program) {
 				return
 			}
@@ -357,7 +357,7 @@ func TestFullConntrackTable(t *testing.T) {
 		{"assured", true, silence},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 			// Entries of VXLAN packets are never assured. If the kernel evicts one from a full table, it drops these packets, with
 			// the fast path or without. So the test does not track them.
 			w.restore("n0", "iptables-nft", "*raw\n-A PREROUTING -p udp --dport 8472 -j CT --notrack\n-A OUTPUT -p udp --dport 8472 -j CT --notrack\nCOMMIT\n")

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // nodeAddress returns the underlay address of a node.
@@ -119,7 +119,7 @@ func (w *world) moveNodeAddress(node int, away bool) {
 // device must take the slow path.
 func TestRouteChanges(t *testing.T) {
 	t.Parallel()
-	tw := newComparison(t, v1alpha1.ShapeFlannel)
+	tw := newComparison(t, spec.ShapeFlannel)
 	for _, w := range []*world{tw.fast, tw.reference} {
 		w.addSecondLink()
 	}
@@ -244,7 +244,7 @@ func TestRouteChanges(t *testing.T) {
 func TestStreamPMTU(t *testing.T) {
 	t.Parallel()
 	const size = 4 << 20
-	w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.transfer(e, size)
 	w.learnPMTU("n0", 1300)
 	time.Sleep(600 * time.Millisecond) // routes are read twice a second
@@ -261,7 +261,7 @@ func TestStreamPMTU(t *testing.T) {
 // pod that is removed from its VLAN receives nothing.
 func TestBridgeVLANFiltering(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	for _, node := range []string{"n0", "n1"} {
 		has := true
 		w.set(node, "cni0", func(l netlink.Link) error {

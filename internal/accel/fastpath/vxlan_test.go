@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv/grammar"
 )
 
@@ -70,7 +70,7 @@ func TestInjectedVXLAN(t *testing.T) {
 		}, 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w, e := accelerated(t, v1alpha1.ShapeFlannel, v1alpha1.OffloadFull)
+			w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 			p := w.ping()
 			p.waitAccelerated()
 			p.begin()

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv/grammar"
 )
 
@@ -188,9 +188,9 @@ func TestDatagramsOnTheWire(t *testing.T) {
 				// One connection uses a Service, two use IPv6.
 				front, by, six := front(direct), "", false
 				switch {
-				case tos == 3 && shape == v1alpha1.ShapeFlannel:
+				case tos == 3 && shape == spec.ShapeFlannel:
 					front, by = byService, " service"
-				case tos == 2 && shape == v1alpha1.ShapeFlannel, tos == 0x28|1 && shape == v1alpha1.ShapeCalico:
+				case tos == 2 && shape == spec.ShapeFlannel, tos == 0x28|1 && shape == spec.ShapeCalico:
 					six, by = true, " IPv6"
 				}
 				t.Run(fmt.Sprintf("%s %s %#x%s", shape, offload, tos, by), func(t *testing.T) {

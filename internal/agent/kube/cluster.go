@@ -35,6 +35,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // Options configures an agent in a cluster.
@@ -397,13 +398,13 @@ type completePolicy struct {
 	err error
 }
 
-// completed returns p.Complete(), but parses each version of a policy only once: rollouts look at each policy once a second.
+// completed returns spec.CompletePolicy(p), but parses each version of a policy only once: rollouts look at each policy once a second.
 func (c *Cluster) completed(p *v1alpha1.AccelerationPolicy) (*v1alpha1.AccelerationPolicy, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	of, ok := c.complete[versionOf(p)]
 	if !ok {
-		of.AccelerationPolicy, of.err = p.Complete()
+		of.AccelerationPolicy, of.err = spec.CompletePolicy(p)
 		c.complete[versionOf(p)] = of
 	}
 	return of.AccelerationPolicy, of.err

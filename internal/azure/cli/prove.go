@@ -13,11 +13,11 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/azure"
+	"slipstream.dev/internal/place/command"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
-	"slipstream.dev/internal/target/command"
 )
 
 // prover compares two pools: in each block it runs slipstream once on a pair of nodes of each pool, in random order.
@@ -147,7 +147,7 @@ func read(out string) ([]record.Trial, error) {
 			ok = append(ok, t)
 		}
 	}
-	exp, err := v1alpha1.Parse("pool.yaml", poolExperiment, nil)
+	exp, err := spec.Parse("pool.yaml", poolExperiment, nil)
 	if err == nil && len(ok) < len(exp.Spec.Workloads) {
 		err = fmt.Errorf("%s: %d of %d trials succeeded", filepath.Dir(folders[0]), len(ok), len(exp.Spec.Workloads))
 	}
@@ -158,7 +158,7 @@ func read(out string) ([]record.Trial, error) {
 func judge(trials []record.Trial, blocks int) (azure.Proof, error) {
 	text := bytes.Replace(poolExperiment, []byte("baseline: pool"), []byte("baseline: "+oldPool), 1)
 	text = bytes.Replace(text, []byte("- {name: pool}"), []byte("- {name: "+oldPool+"}\n  - {name: "+newPool+"}"), 1)
-	exp, err := v1alpha1.Parse("pool.yaml", text, []string{fmt.Sprintf("spec.runs=%d", blocks)})
+	exp, err := spec.Parse("pool.yaml", text, []string{fmt.Sprintf("spec.runs=%d", blocks)})
 	if err != nil {
 		return azure.Proof{}, err
 	}

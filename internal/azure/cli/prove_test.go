@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/api/metrics"
 	"slipstream.dev/internal/azure"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 )
 

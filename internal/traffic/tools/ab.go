@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // ab is ApacheBench, a client: the engine's own server answers it. Checked against
@@ -28,7 +28,7 @@ type ab struct{}
 // request, but only touches those of the requests that it makes.
 const abMost = 200_000
 
-func (ab) Check(w v1alpha1.Workload) error {
+func (ab) Check(w spec.Workload) error {
 	switch {
 	case w.HTTP == nil:
 		return fmt.Errorf("ab makes http workloads only, not %s", w.Kind())
@@ -41,12 +41,12 @@ func (ab) Check(w v1alpha1.Workload) error {
 }
 
 // ServerArgv is empty: the engine serves.
-func (ab) ServerArgv(v1alpha1.Workload, netip.Addr, uint16) []string { return nil }
+func (ab) ServerArgv(spec.Workload, netip.Addr, uint16) []string { return nil }
 
 func (ab) ServerReady([]byte) bool { return true }
 
 // ClientArgv ignores cc: ab cannot set a congestion control.
-func (ab) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, path string) []string {
+func (ab) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, path string) []string {
 	t := w.HTTP
 	// Errors are counted and do not end the run. A response may take as long as in the engine.
 	argv := []string{"ab", "-q", "-r", "-s", "5", "-c", strconv.Itoa(t.Connections)}
@@ -62,9 +62,9 @@ func (ab) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, path 
 	return append(argv, "-n", strconv.Itoa(n), "-e", "/dev/stdout", fmt.Sprintf("http://%s%s/", netip.AddrPortFrom(addr, port), path))
 }
 
-func (ab) Lead(v1alpha1.Workload) time.Duration { return 0 }
+func (ab) Lead(spec.Workload) time.Duration { return 0 }
 
-func (ab) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (ab) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseAB(w, output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("ab: %w", err)
@@ -88,7 +88,7 @@ var (
 	abTraffic = regexp.MustCompile(`(?m)^(Concurrency Level|Keep-Alive requests|Document Length|Complete requests): +(\d+)(?: bytes)?$`)
 )
 
-func parseAB(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func parseAB(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	o := abOutput{figures: make(map[string]float64), served: make(map[string]float64), precise: e.Percentiles}
 	for line := range bytes.Lines(output) {
@@ -250,8 +250,8 @@ func isAB(output []byte) bool { return bytes.Contains(output, []byte("This is Ap
 // readAB takes the number of requests that were complete for the number that the run was to make. A time may
 // have ended the run instead, but ab does not print that.
 func readAB(output []byte, _ time.Duration) (Reading, error) {
-	t := v1alpha1.Traffic{Tool: v1alpha1.ToolAB, Protocol: "tcp"}
-	w := v1alpha1.Workload{HTTP: &t}
+	t := spec.Traffic{Tool: spec.ToolAB, Protocol: "tcp"}
+	w := spec.Workload{HTTP: &t}
 	for _, m := range abTraffic.FindAllSubmatch(output, -1) {
 		n, err := strconv.Atoi(string(m[2]))
 		if err != nil {
@@ -263,7 +263,7 @@ func readAB(output []byte, _ time.Duration) (Reading, error) {
 		case "Keep-Alive requests":
 			t.KeepAlive = true
 		case "Document Length":
-			t.Size = v1alpha1.Bytes(n)
+			t.Size = spec.Bytes(n)
 		case "Complete requests":
 			t.Requests = n
 		}
@@ -272,6 +272,6 @@ func readAB(output []byte, _ time.Duration) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
-	t.Duration = v1alpha1.Duration(math.Ceil(e.Seconds) * 1e9)
+	t.Duration = spec.Duration(math.Ceil(e.Seconds) * 1e9)
 	return Reading{Workload: w, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }

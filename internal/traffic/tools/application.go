@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/spec"
 )
 
 // Application is a Tool whose server is a program that people run. Its client has no warm-up of its
@@ -18,12 +18,12 @@ type Application interface {
 	Tool
 	// Files returns what either end finds in its folder, by name: the configuration, and what is
 	// served.
-	Files(w v1alpha1.Workload, addr netip.Addr, port uint16) map[string][]byte
+	Files(w spec.Workload, addr netip.Addr, port uint16) map[string][]byte
 	// Prepare returns what the server needs in addition to its process.
-	Prepare(w v1alpha1.Workload, addr netip.Addr, port uint16) Preparation
+	Prepare(w spec.Workload, addr netip.Addr, port uint16) Preparation
 	// WarmupArgv returns the command that makes traffic until it is killed, and leaves the server
 	// as the measured run needs it.
-	WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string
+	WarmupArgv(w spec.Workload, addr netip.Addr, port uint16) []string
 }
 
 // Counted is an Application whose client takes a number of requests, not a time.
@@ -31,7 +31,7 @@ type Counted interface {
 	Application
 	// CountedArgv is ClientArgv for as many requests as fit into the window, according to what
 	// the warm-up printed.
-	CountedArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error)
+	CountedArgv(w spec.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error)
 }
 
 // untilKilled is a number of seconds, longer than any warm-up, for a client that takes a time.
@@ -53,15 +53,15 @@ const LogPrefix = "log"
 // reads what the first prints when asked for its version.
 func Programs() map[string][]string {
 	return map[string][]string{
-		v1alpha1.ToolIperf3:    {"iperf3"},
-		v1alpha1.ToolIperf2:    {"iperf"},
-		v1alpha1.ToolSockperf:  {"sockperf"},
-		v1alpha1.ToolQperf:     {"qperf"},
-		v1alpha1.ToolAB:        {"ab"},
-		v1alpha1.ToolRedis:     {"redis-server", "redis-benchmark"},
-		v1alpha1.ToolNginx:     {"nginx", "wrk"},
-		v1alpha1.ToolPostgres:  {"postgres", "initdb", "pgbench"},
-		v1alpha1.ToolMemcached: {"memcached", "memcaslap"},
+		spec.ToolIperf3:    {"iperf3"},
+		spec.ToolIperf2:    {"iperf"},
+		spec.ToolSockperf:  {"sockperf"},
+		spec.ToolQperf:     {"qperf"},
+		spec.ToolAB:        {"ab"},
+		spec.ToolRedis:     {"redis-server", "redis-benchmark"},
+		spec.ToolNginx:     {"nginx", "wrk"},
+		spec.ToolPostgres:  {"postgres", "initdb", "pgbench"},
+		spec.ToolMemcached: {"memcached", "memcaslap"},
 	}
 }
 

@@ -13,9 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // What redis-benchmark and wrk printed on a run.
@@ -76,7 +76,7 @@ func TestParseApplications(t *testing.T) {
 
 // The warm-up's rate, and the window, say how many requests are to be made.
 func TestRedisRequests(t *testing.T) {
-	w := workload("application", func(t *v1alpha1.Traffic) { t.Duration = v1alpha1.Duration(2 * time.Second) })
+	w := workload("application", func(t *spec.Traffic) { t.Duration = spec.Duration(2 * time.Second) })
 	addr := netip.MustParseAddr("10.0.0.2")
 	argv, err := redis{}.CountedArgv(w, addr, 5001, golden(t, "redis-7.0.15-warmup.txt"))
 	if want := "redis-benchmark -h 10.0.0.2 -p 5001 -t get -d 64 -c 1 -P 1 -n 42247"; err != nil || strings.Join(argv, " ") != want {
@@ -127,7 +127,7 @@ func TestParsePgbench(t *testing.T) {
 // short run in all.
 func TestPgbenchSample(t *testing.T) {
 	for seconds, want := range map[int]string{2: "", 5: "", 50: "--sampling-rate 0.1"} {
-		w := workload("application", func(t *v1alpha1.Traffic) { t.Duration = v1alpha1.Duration(time.Duration(seconds) * time.Second) })
+		w := workload("application", func(t *spec.Traffic) { t.Duration = spec.Duration(time.Duration(seconds) * time.Second) })
 		argv := strings.Join(postgres{}.ClientArgv(w, netip.MustParseAddr("10.0.0.2"), 5001, "", ""), " ")
 		if !strings.Contains(argv, " --log --log-prefix "+LogPrefix+" ") {
 			t.Errorf("%d s: %s, want a log", seconds, argv)

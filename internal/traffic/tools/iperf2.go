@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // iperf2 makes streams over TCP. Its results are read as well, in all its formats. Checked
@@ -41,14 +41,14 @@ var (
 
 type iperf2 struct{}
 
-func (iperf2) Check(w v1alpha1.Workload) error {
+func (iperf2) Check(w spec.Workload) error {
 	if w.Stream == nil || w.Stream.Protocol != "tcp" {
 		return errors.New("iperf 2 makes streams over TCP only: over UDP its client does not report what arrived")
 	}
 	return nil
 }
 
-func (iperf2) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (iperf2) ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	argv := []string{
 		"iperf", "--server", "--bind", addr.String(), "--port", strconv.Itoa(int(port)),
 		"--len", strconv.Itoa(int(w.Stream.Size)),
@@ -60,7 +60,7 @@ func (iperf2) ServerReady(line []byte) bool {
 	return bytes.HasPrefix(line, []byte("Server listening on "))
 }
 
-func (iperf2) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
+func (iperf2) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
 	t := w.Stream
 	// iperf 2 has no warm-up: Parse leaves the seconds of the warm-up out.
 	argv := []string{
@@ -83,11 +83,11 @@ func iperf2IP(argv []string, addr netip.Addr) []string {
 	return argv
 }
 
-func (iperf2) Lead(w v1alpha1.Workload) time.Duration { return iperf3{}.Lead(w) }
+func (iperf2) Lead(w spec.Workload) time.Duration { return iperf3{}.Lead(w) }
 
 // Parse takes the seconds of the window as the sender counts them. What it has in its socket's
 // buffer at the edges is counted a little early.
-func (iperf2) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (iperf2) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	o := iperf2Output{sums: make(map[string][]iperf2Sum)}
 	for line := range bytes.Lines(output) {
 		if err := o.line(strings.TrimRight(string(line), "\r\n")); err != nil {
@@ -122,7 +122,7 @@ type iperf2Sum struct {
 
 // iperf2Output has what was found in a client's output so far.
 type iperf2Output struct {
-	traffic v1alpha1.Traffic
+	traffic spec.Traffic
 	// sums by connection, those of all under "SUM", as they came; reports are the servers'.
 	sums    map[string][]iperf2Sum
 	reports []iperf2Sum
@@ -156,11 +156,11 @@ func readIperf2(output []byte, _ time.Duration) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
-	o.traffic.Tool, o.traffic.Duration = v1alpha1.ToolIperf2, v1alpha1.Duration(math.Round(e.Seconds)*1e9)
+	o.traffic.Tool, o.traffic.Duration = spec.ToolIperf2, spec.Duration(math.Round(e.Seconds)*1e9)
 	if o.traffic.Duration == 0 {
 		return Reading{}, fmt.Errorf("a window of %g s", e.Seconds)
 	}
-	return Reading{Workload: v1alpha1.Workload{Stream: &o.traffic}, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	return Reading{Workload: spec.Workload{Stream: &o.traffic}, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
 func (o *iperf2Output) line(line string) error {
@@ -195,7 +195,7 @@ func (o *iperf2Output) line(line string) error {
 		return o.csv(strings.Split(line, ","))
 	case iperf2Sends.MatchString(line):
 		n, err := strconv.Atoi(iperf2Sends.FindStringSubmatch(line)[1])
-		o.traffic.Size = v1alpha1.Bytes(n)
+		o.traffic.Size = spec.Bytes(n)
 		return err
 	case o.failed == "" && (strings.Contains(line, "failed") || strings.Contains(line, "WARNING")):
 		o.failed = line

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // iperf3 makes streams. Checked against 3.9, 3.12 and 3.19.
@@ -21,7 +21,7 @@ type iperf3 struct{}
 // iperf3MaxOmit is the longest warm-up that -O took before 3.19.
 const iperf3MaxOmit = time.Minute
 
-func (iperf3) Check(w v1alpha1.Workload) error {
+func (iperf3) Check(w spec.Workload) error {
 	if w.Stream == nil {
 		return fmt.Errorf("iperf3 makes stream workloads only, not %s", w.Kind())
 	}
@@ -31,7 +31,7 @@ func (iperf3) Check(w v1alpha1.Workload) error {
 	return nil
 }
 
-func (iperf3) ServerArgv(_ v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (iperf3) ServerArgv(_ spec.Workload, addr netip.Addr, port uint16) []string {
 	// Without --forceflush the line that says it listens stays in a buffer.
 	return []string{
 		"iperf3", "--server", "--one-off", "--forceflush",
@@ -43,7 +43,7 @@ func (iperf3) ServerReady(line []byte) bool {
 	return bytes.HasPrefix(line, []byte("Server listening on "))
 }
 
-func (iperf3) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
+func (iperf3) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
 	t := w.Stream
 	// Interval 0: only the sums are read, and reports of 1000 connections every
 	// second add up.
@@ -63,7 +63,7 @@ func (iperf3) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, 
 	return argv
 }
 
-func (iperf3) Lead(w v1alpha1.Workload) time.Duration {
+func (iperf3) Lead(w spec.Workload) time.Duration {
 	return time.Duration(wholeSeconds(time.Duration(w.Stream.Warmup))) * time.Second
 }
 
@@ -110,7 +110,7 @@ type iperf3Sum struct {
 
 // Parse takes bytes, time and rate from the receiver's sum, which leaves the
 // warm-up out in every version.
-func (iperf3) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (iperf3) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseIperf3(w, output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("iperf3: %w", err)
@@ -132,7 +132,7 @@ func decodeIperf3(output []byte) (r iperf3Report, behind []byte, err error) {
 	return r, bytes.TrimSpace(output[start+int(report.InputOffset()):]), nil
 }
 
-func parseIperf3(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func parseIperf3(w spec.Workload, output []byte) (record.Endpoint, error) {
 	r, behind, err := decodeIperf3(output)
 	if err != nil {
 		return record.Endpoint{}, err
@@ -141,7 +141,7 @@ func parseIperf3(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
 }
 
 // endpoint returns what a report says. Errors (of 3.9) may follow it.
-func (r iperf3Report) endpoint(w v1alpha1.Workload, behind []byte) (record.Endpoint, error) {
+func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint, error) {
 	var e record.Endpoint
 	sent, received := r.End.Sent, r.End.Received
 	if sent == nil || received == nil {
@@ -210,10 +210,10 @@ func readIperf3(output []byte, _ time.Duration) (Reading, error) {
 		if err != nil {
 			return Reading{}, err
 		}
-		w := v1alpha1.Workload{Stream: &t}
+		w := spec.Workload{Stream: &t}
 		switch {
 		case first:
-			all.Workload, all.Version = w, ParseVersion(v1alpha1.ToolIperf3, []byte(r.Start.Version))
+			all.Workload, all.Version = w, ParseVersion(spec.ToolIperf3, []byte(r.Start.Version))
 		case *all.Workload.Stream != t:
 			return Reading{}, fmt.Errorf("run %d has other traffic than run 1", len(all.Runs)+1)
 		}
@@ -231,11 +231,11 @@ func readIperf3(output []byte, _ time.Duration) (Reading, error) {
 }
 
 // traffic returns the traffic that a report describes.
-func (r iperf3Report) traffic() (v1alpha1.Traffic, error) {
+func (r iperf3Report) traffic() (spec.Traffic, error) {
 	of := r.Start.Test
-	t := v1alpha1.Traffic{
-		Tool: v1alpha1.ToolIperf3, Protocol: strings.ToLower(of.Protocol), Connections: int(of.Streams), Size: v1alpha1.Bytes(of.Size),
-		Warmup: v1alpha1.Duration(of.Omit * 1e9), Duration: v1alpha1.Duration(of.Duration * 1e9),
+	t := spec.Traffic{
+		Tool: spec.ToolIperf3, Protocol: strings.ToLower(of.Protocol), Connections: int(of.Streams), Size: spec.Bytes(of.Size),
+		Warmup: spec.Duration(of.Omit * 1e9), Duration: spec.Duration(of.Duration * 1e9),
 	}
 	if len(r.Start.Connected) > 0 {
 		t.IP = ipVersion(r.Start.Connected[0].Host)

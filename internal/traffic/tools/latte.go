@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // latte is Microsoft's ping-pong for Windows. Its options and its output are as
@@ -30,7 +30,7 @@ const (
 	latteServes = 60
 )
 
-func (latte) Check(w v1alpha1.Workload) error {
+func (latte) Check(w spec.Workload) error {
 	switch t := w.Traffic(); {
 	case w.PingPong == nil:
 		return fmt.Errorf("latte makes pingpong workloads only, not %s", w.Kind())
@@ -40,7 +40,7 @@ func (latte) Check(w v1alpha1.Workload) error {
 	return nil
 }
 
-func (l latte) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (l latte) ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	return l.argv(w, addr, port, latteServes)
 }
 
@@ -48,13 +48,13 @@ func (l latte) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []s
 func (latte) ServerReady(line []byte) bool { return bytes.HasPrefix(line, []byte("Protocol ")) }
 
 // ClientArgv ignores cc: latte cannot set a congestion control.
-func (l latte) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+func (l latte) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return append(l.argv(w, addr, port, 0), "-c", "-hist", "-hl", "1", "-hc", strconv.Itoa(latteBuckets))
 }
 
 // argv returns the arguments that both ends share, for a run that is longer than the window by
 // more seconds.
-func (latte) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, more int64) []string {
+func (latte) argv(w spec.Workload, addr netip.Addr, port uint16, more int64) []string {
 	t := w.PingPong
 	return []string{
 		"latte", "-" + t.Protocol, "-a", netip.AddrPortFrom(addr, port).String(),
@@ -62,9 +62,9 @@ func (latte) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, more int64)
 	}
 }
 
-func (latte) Lead(v1alpha1.Workload) time.Duration { return 0 }
+func (latte) Lead(spec.Workload) time.Duration { return 0 }
 
-func (latte) Parse(_ v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (latte) Parse(_ spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseLatte(output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("latte: %w", err)
@@ -90,14 +90,14 @@ func isLatte(output []byte) bool {
 
 // readLatte assumes one connection: latte has no more.
 func readLatte(output []byte, _ time.Duration) (Reading, error) {
-	t := v1alpha1.Traffic{Tool: v1alpha1.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
+	t := spec.Traffic{Tool: spec.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
 	e, err := parseLatte(output)
 	if err != nil {
 		return Reading{}, err
 	}
-	t.Size = v1alpha1.Bytes(e.Bytes / e.Messages)
-	t.Duration = v1alpha1.Duration(math.Ceil(min(e.Seconds, 1e6)) * 1e9)
-	return Reading{Workload: v1alpha1.Workload{PingPong: &t}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	t.Size = spec.Bytes(e.Bytes / e.Messages)
+	t.Duration = spec.Duration(math.Ceil(min(e.Seconds, 1e6)) * 1e9)
+	return Reading{Workload: spec.Workload{PingPong: &t}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
 // parseLatte assumes that the window is as long as the iterations took: the latency is the mean

@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // memcached is asked by memcaslap, which others than Debian call memaslap. Checked against memcached
@@ -24,7 +24,7 @@ type memcached struct{}
 // memcachedConfig is memcaslap's configuration file, which says what it asks for.
 const memcachedConfig = "memcaslap.conf"
 
-func (memcached) Check(w v1alpha1.Workload) error {
+func (memcached) Check(w spec.Workload) error {
 	if w.Application == nil {
 		return fmt.Errorf("memcached makes application workloads only, not %s", w.Kind())
 	}
@@ -32,22 +32,22 @@ func (memcached) Check(w v1alpha1.Workload) error {
 }
 
 // Files returns the configuration, with keys of 16 bytes. Command 0 is set, command 1 is get.
-func (memcached) Files(w v1alpha1.Workload, _ netip.Addr, _ uint16) map[string][]byte {
+func (memcached) Files(w spec.Workload, _ netip.Addr, _ uint16) map[string][]byte {
 	t := w.Application
 	set := 0
-	if t.Operation == v1alpha1.OperationSet {
+	if t.Operation == spec.OperationSet {
 		set = 1
 	}
 	return map[string][]byte{memcachedConfig: fmt.Appendf(nil, "key\n16 16 1\nvalue\n%d %d 1\ncmd\n0 %d\n1 %d\n", t.Size, t.Size, set, 1-set)}
 }
 
-func (memcached) Prepare(v1alpha1.Workload, netip.Addr, uint16) Preparation {
+func (memcached) Prepare(spec.Workload, netip.Addr, uint16) Preparation {
 	return Preparation{Silent: true}
 }
 
 // ServerArgv leaves room for all keys, and for more connections than the default of 1024: those of a
 // warm-up may still be there.
-func (memcached) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (memcached) ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	return []string{
 		"memcached", "-l", addr.String(), "-p", strconv.Itoa(int(port)), "-U", "0", "-m", "512", "-c", strconv.Itoa(2*w.Application.Connections + 1024),
 	}
@@ -55,17 +55,17 @@ func (memcached) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) [
 
 func (memcached) ServerReady([]byte) bool { return false }
 
-func (m memcached) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (m memcached) WarmupArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	return m.argv(w, addr, port, untilKilled)
 }
 
-func (m memcached) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+func (m memcached) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return m.argv(w, addr, port, wholeSeconds(time.Duration(w.Application.Duration)))
 }
 
 // argv sets a number of threads that divides the number of connections. memcaslap only prints statistics
 // at the end if it is asked for them at intervals. These intervals are longer than any run.
-func (memcached) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, seconds int64) []string {
+func (memcached) argv(w spec.Workload, addr netip.Addr, port uint16, seconds int64) []string {
 	n := w.Application.Connections
 	return []string{
 		"memcaslap", "-s", netip.AddrPortFrom(addr, port).String(), "-T", strconv.Itoa(2 - n%2), "-c", strconv.Itoa(n), "-w", "1k",
@@ -73,7 +73,7 @@ func (memcached) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, seconds
 	}
 }
 
-func (memcached) Lead(v1alpha1.Workload) time.Duration { return 0 }
+func (memcached) Lead(spec.Workload) time.Duration { return 0 }
 
 var (
 	// memcaslapTotal is "Total Statistics (546034 events)", whose mean and longest follow, in µs.
@@ -84,7 +84,7 @@ var (
 	memcaslapTime = regexp.MustCompile(`(?m)^Run time: ([0-9.]+)s Ops: (\d+) TPS: (\d+) `)
 )
 
-func (memcached) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (memcached) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseMemcaslap(w, output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("memcaslap: %w", err)
@@ -92,7 +92,7 @@ func (memcached) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, err
 	return e, nil
 }
 
-func parseMemcaslap(w v1alpha1.Workload, output []byte) (e record.Endpoint, err error) {
+func parseMemcaslap(w spec.Workload, output []byte) (e record.Endpoint, err error) {
 	total, miss, took := memcaslapTotal.FindSubmatch(output), memcaslapMiss.FindSubmatch(output), memcaslapTime.FindSubmatch(output)
 	if total == nil || miss == nil || took == nil {
 		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 1.0")

@@ -9,16 +9,16 @@ import (
 	"strconv"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // nginx serves one object from a file, and wrk asks for it. Checked against nginx 1.22 and
 // wrk 4.1.
 type nginx struct{}
 
-func (nginx) Check(w v1alpha1.Workload) error {
+func (nginx) Check(w spec.Workload) error {
 	switch {
 	case w.HTTP == nil:
 		return fmt.Errorf("nginx makes http workloads only, not %s", w.Kind())
@@ -35,7 +35,7 @@ const nginxObject = "object"
 
 // Files returns the configuration and the object. Log and temporary files are in the same folder. As
 // in a distribution's configuration, one process per CPU serves.
-func (nginx) Files(w v1alpha1.Workload, addr netip.Addr, port uint16) map[string][]byte {
+func (nginx) Files(w spec.Workload, addr netip.Addr, port uint16) map[string][]byte {
 	config := fmt.Sprintf(`daemon off;
 worker_processes auto;
 error_log stderr notice;
@@ -57,9 +57,9 @@ http {
 	return map[string][]byte{"nginx.conf": []byte(config), nginxObject: bytes.Repeat([]byte("x"), int(w.HTTP.Size))}
 }
 
-func (nginx) Prepare(v1alpha1.Workload, netip.Addr, uint16) Preparation { return Preparation{} }
+func (nginx) Prepare(spec.Workload, netip.Addr, uint16) Preparation { return Preparation{} }
 
-func (nginx) ServerArgv(v1alpha1.Workload, netip.Addr, uint16) []string {
+func (nginx) ServerArgv(spec.Workload, netip.Addr, uint16) []string {
 	return []string{"nginx", "-e", "stderr", "-p", ".", "-c", "nginx.conf"}
 }
 
@@ -68,15 +68,15 @@ func (nginx) ServerReady(line []byte) bool {
 	return bytes.Contains(line, []byte("start worker process "))
 }
 
-func (n nginx) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (n nginx) WarmupArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	return n.argv(w, addr, port, untilKilled)
 }
 
-func (n nginx) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+func (n nginx) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return n.argv(w, addr, port, wholeSeconds(time.Duration(w.HTTP.Duration)))
 }
 
-func (nginx) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, seconds int64) []string {
+func (nginx) argv(w spec.Workload, addr netip.Addr, port uint16, seconds int64) []string {
 	t := w.HTTP
 	argv := []string{
 		"wrk", "--latency", "-t", strconv.Itoa(min(2, t.Connections)), "-c", strconv.Itoa(t.Connections),
@@ -88,7 +88,7 @@ func (nginx) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, seconds int
 	return append(argv, fmt.Sprintf("http://%s/%s", netip.AddrPortFrom(addr, port), nginxObject))
 }
 
-func (nginx) Lead(v1alpha1.Workload) time.Duration { return 0 }
+func (nginx) Lead(spec.Workload) time.Duration { return 0 }
 
 var (
 	// wrkDone is "  29112 requests in 1.10s, 35.09MB read".
@@ -106,7 +106,7 @@ var (
 // wrkUnits are seconds.
 var wrkUnits = map[string]float64{"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
-func (nginx) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (nginx) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseWrk(w, output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("wrk: %w", err)
@@ -114,7 +114,7 @@ func (nginx) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) 
 	return e, nil
 }
 
-func parseWrk(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	if m := wrkFailed.Find(output); m != nil {
 		return e, fmt.Errorf("%.200s", m)

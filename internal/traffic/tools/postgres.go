@@ -11,8 +11,8 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // postgres is a PostgreSQL server, asked by pgbench. Checked against 15.
@@ -34,7 +34,7 @@ const (
 	postgresAccess = "access.conf"
 )
 
-func (postgres) Check(w v1alpha1.Workload) error {
+func (postgres) Check(w spec.Workload) error {
 	if w.Application == nil {
 		return fmt.Errorf("postgres makes application workloads only, not %s", w.Kind())
 	}
@@ -43,7 +43,7 @@ func (postgres) Check(w v1alpha1.Workload) error {
 
 // Files lets the superuser log in only through a socket in the server's folder, to which only the
 // server's own user has access.
-func (postgres) Files(v1alpha1.Workload, netip.Addr, uint16) map[string][]byte {
+func (postgres) Files(spec.Workload, netip.Addr, uint16) map[string][]byte {
 	return map[string][]byte{
 		postgresAccess:   []byte("local all postgres trust\nhost postgres " + postgresRole + " all trust\n"),
 		postgresRoleFile: []byte("CREATE ROLE " + postgresRole + " LOGIN;\nALTER DATABASE postgres OWNER TO " + postgresRole + ";\n"),
@@ -52,9 +52,9 @@ func (postgres) Files(v1alpha1.Workload, netip.Addr, uint16) map[string][]byte {
 
 // Prepare makes a database with a branch for each connection, as pgbench's manual wants, so that
 // TPC-B's clients do not wait for each other's locks more than they must. A branch has 100,000 accounts.
-func (p postgres) Prepare(w v1alpha1.Workload, addr netip.Addr, port uint16) Preparation {
+func (p postgres) Prepare(w spec.Workload, addr netip.Addr, port uint16) Preparation {
 	scale := 1
-	if w.Application.Operation == v1alpha1.OperationTPCB {
+	if w.Application.Operation == spec.OperationTPCB {
 		scale = w.Application.Connections
 	}
 	// The client accepts no relative path to the socket.
@@ -67,7 +67,7 @@ func (p postgres) Prepare(w v1alpha1.Workload, addr netip.Addr, port uint16) Pre
 
 // ServerArgv turns off durability and work in the background, because the network is to be measured.
 // Shared memory is in files of the folder, so that it is removed with the folder.
-func (postgres) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (postgres) ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	argv := []string{"postgres", "-D", "data"}
 	for _, setting := range []string{
 		"listen_addresses=" + addr.String(), "port=" + strconv.Itoa(int(port)), "hba_file=" + postgresAccess, "unix_socket_directories=..",
@@ -85,11 +85,11 @@ func (postgres) ServerReady(line []byte) bool {
 	return bytes.Contains(line, []byte("database system is ready to accept connections"))
 }
 
-func (p postgres) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (p postgres) WarmupArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	return p.argv(w, addr, port, untilKilled)
 }
 
-func (p postgres) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+func (p postgres) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	seconds := wholeSeconds(time.Duration(w.Application.Duration))
 	extra := []string{"--log", "--log-prefix", LogPrefix}
 	if seconds > postgresLogged {
@@ -102,10 +102,10 @@ func (postgres) client(addr netip.Addr, port uint16) []string {
 	return []string{"pgbench", "-h", addr.String(), "-p", strconv.Itoa(int(port)), "-U", postgresRole}
 }
 
-func (p postgres) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, seconds int64, extra ...string) []string {
+func (p postgres) argv(w spec.Workload, addr netip.Addr, port uint16, seconds int64, extra ...string) []string {
 	t := w.Application
 	script := "tpcb-like"
-	if t.Operation == v1alpha1.OperationSelect {
+	if t.Operation == spec.OperationSelect {
 		script = "select-only"
 	}
 	argv := append(p.client(addr, port), "-n", "-b", script, "-c", strconv.Itoa(t.Connections), "-j", strconv.Itoa(min(2, t.Connections)),
@@ -113,7 +113,7 @@ func (p postgres) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, second
 	return append(append(argv, extra...), "postgres")
 }
 
-func (postgres) Lead(v1alpha1.Workload) time.Duration { return 0 }
+func (postgres) Lead(spec.Workload) time.Duration { return 0 }
 
 var (
 	// pgbenchDone is "number of transactions actually processed: 221693".
@@ -128,7 +128,7 @@ var (
 	pgbenchLogged = regexp.MustCompile(`(?m)^\d+ \d+ (\d+) \d+ \d+ \d+$`)
 )
 
-func (postgres) Parse(_ v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (postgres) Parse(_ spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parsePgbench(output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("pgbench: %w", err)

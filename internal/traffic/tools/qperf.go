@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // qperf makes streams (tcp_bw, udp_bw) and ping-pong (tcp_lat, udp_lat). Checked
@@ -23,7 +23,7 @@ import (
 // percentiles. Its port is for control; the data uses one that the server chooses.
 type qperf struct{}
 
-func (qperf) Check(w v1alpha1.Workload) error {
+func (qperf) Check(w spec.Workload) error {
 	if w.Stream == nil && w.PingPong == nil {
 		return fmt.Errorf("qperf makes stream and pingpong workloads only, not %s", w.Kind())
 	}
@@ -34,7 +34,7 @@ func (qperf) Check(w v1alpha1.Workload) error {
 }
 
 // ServerArgv makes the server print when it listens, which it does not do by default.
-func (qperf) ServerArgv(_ v1alpha1.Workload, _ netip.Addr, port uint16) []string {
+func (qperf) ServerArgv(_ spec.Workload, _ netip.Addr, port uint16) []string {
 	return []string{"qperf", "--debug", "--listen_port", strconv.Itoa(int(port))}
 }
 
@@ -43,7 +43,7 @@ func (qperf) ServerReady(line []byte) bool {
 }
 
 // ClientArgv ignores cc: qperf cannot set a congestion control.
-func (q qperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+func (q qperf) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	t := w.Traffic()
 	return []string{
 		"qperf", "--listen_port", strconv.Itoa(int(port)),
@@ -56,16 +56,16 @@ func (q qperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, 
 }
 
 // test is the name of qperf's test.
-func (qperf) test(w v1alpha1.Workload) string {
+func (qperf) test(w spec.Workload) string {
 	if w.Stream != nil {
 		return w.Stream.Protocol + "_bw"
 	}
 	return w.PingPong.Protocol + "_lat"
 }
 
-func (qperf) Lead(v1alpha1.Workload) time.Duration { return 0 }
+func (qperf) Lead(spec.Workload) time.Duration { return 0 }
 
-func (q qperf) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (q qperf) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := q.parse(w, output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("qperf: %w", err)
@@ -76,7 +76,7 @@ func (q qperf) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error
 // qperfLine is a figure: "    latency          =   4737.33828 ns".
 var qperfLine = regexp.MustCompile(`^    (\w+) += +([0-9.]+) (.*)\n$`)
 
-func (q qperf) parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (q qperf) parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	var e record.Endpoint
 	f := qperfFigures{lines: make(map[string]string)}
 	began := false
@@ -182,10 +182,10 @@ func readQperf(output []byte, window time.Duration) (Reading, error) {
 	if len(tests) != 1 {
 		return Reading{}, fmt.Errorf("it has %d tests, want one in a file", len(tests))
 	}
-	t := v1alpha1.Traffic{Tool: v1alpha1.ToolQperf, Protocol: string(tests[0][1]), Connections: 1}
-	w := v1alpha1.Workload{PingPong: &t}
+	t := spec.Traffic{Tool: spec.ToolQperf, Protocol: string(tests[0][1]), Connections: 1}
+	w := spec.Workload{PingPong: &t}
 	if string(tests[0][2]) == "bw" {
-		w = v1alpha1.Workload{Stream: &t}
+		w = spec.Workload{Stream: &t}
 	}
 	short := make(map[string]float64)
 	for _, m := range qperfShort.FindAllSubmatch(output, -1) {
@@ -197,7 +197,7 @@ func readQperf(output []byte, window time.Duration) (Reading, error) {
 	if short["msg_size"] > 1<<20 {
 		return Reading{}, fmt.Errorf("messages of %g bytes", short["msg_size"])
 	}
-	t.Size = v1alpha1.Bytes(short["msg_size"])
+	t.Size = spec.Bytes(short["msg_size"])
 	if seconds := short["time"]; seconds >= 1e-3 && seconds < 1e6 {
 		window = time.Duration(seconds * 1e9)
 	}
@@ -208,15 +208,15 @@ func readQperf(output []byte, window time.Duration) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
-	t.Duration = v1alpha1.Duration(window)
+	t.Duration = spec.Duration(window)
 	if t.Duration <= 0 {
-		t.Duration = v1alpha1.Duration(math.Round(e.Seconds) * 1e9)
+		t.Duration = spec.Duration(math.Round(e.Seconds) * 1e9)
 	}
 	return Reading{Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
 // qperfPlain computes messages and bytes from the figure and the window.
-func qperfPlain(w v1alpha1.Workload, short map[string]float64, window time.Duration, why error) (record.Endpoint, error) {
+func qperfPlain(w spec.Workload, short map[string]float64, window time.Duration, why error) (record.Endpoint, error) {
 	oneWay, bits := short["latency"], short["bw"]+short["recv_bw"]
 	switch {
 	case w.PingPong != nil && !(oneWay > 0), w.Stream != nil && !(bits > 0):

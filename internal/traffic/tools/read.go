@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Reading has what the output of a tool says by itself, whoever ran it.
@@ -16,7 +16,7 @@ type Reading struct {
 	Format, Version string
 	// Workload, without a name, has what the output says about it, and zero where it says
 	// nothing. It has no traffic if the output is of CPUs alone.
-	Workload v1alpha1.Workload
+	Workload spec.Workload
 	// Counted means that a run lasted for a number of messages, not for a time.
 	Counted bool
 	Runs    []Run
@@ -37,12 +37,12 @@ var formats = []struct {
 	read func(output []byte, window time.Duration) (Reading, error)
 }{
 	{"run log", isRunLog, readRunLog}, // has the averages of mpstat in it
-	{v1alpha1.ToolIperf3, isIperf3, readIperf3},
-	{v1alpha1.ToolIperf2, isIperf2, readIperf2},
-	{v1alpha1.ToolSockperf, isSockperf, readSockperf},
-	{v1alpha1.ToolQperf, isQperf, readQperf},
-	{v1alpha1.ToolAB, isAB, readAB},
-	{v1alpha1.ToolLatte, isLatte, readLatte},
+	{spec.ToolIperf3, isIperf3, readIperf3},
+	{spec.ToolIperf2, isIperf2, readIperf2},
+	{spec.ToolSockperf, isSockperf, readSockperf},
+	{spec.ToolQperf, isQperf, readQperf},
+	{spec.ToolAB, isAB, readAB},
+	{spec.ToolLatte, isLatte, readLatte},
 	{"mpstat", isMpstat, readMpstat},
 }
 

@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // said describes a reading in a line: what wrote it, the kind of traffic, and the figures
@@ -155,7 +155,7 @@ func TestReadAB(t *testing.T) {
 // TestSockperfSize: the size of messages follows from the rates, if these have enough
 // digits.
 func TestSockperfSize(t *testing.T) {
-	for text, want := range map[string]v1alpha1.Bytes{
+	for text, want := range map[string]spec.Bytes{
 		"Message Rate is 619808 [msg/sec]\nBandWidth is 827.533 MBps":   1400,
 		"Message Rate is 619808 [msg/sec]\nBandWidth is 38720.33 MBps":  65506,
 		"Message Rate is 20 [msg/sec]\nBandWidth is 0.027 MBps":         0,

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // redis is redis-server, asked by redis-benchmark. Checked against 7.0.
@@ -30,7 +30,7 @@ const (
 	redisFewest = 1000
 )
 
-func (redis) Check(w v1alpha1.Workload) error {
+func (redis) Check(w spec.Workload) error {
 	if w.Application == nil {
 		return fmt.Errorf("redis makes application workloads only, not %s", w.Kind())
 	}
@@ -38,12 +38,12 @@ func (redis) Check(w v1alpha1.Workload) error {
 }
 
 // Files returns none: everything is on the command line.
-func (redis) Files(v1alpha1.Workload, netip.Addr, uint16) map[string][]byte { return nil }
+func (redis) Files(spec.Workload, netip.Addr, uint16) map[string][]byte { return nil }
 
-func (redis) Prepare(v1alpha1.Workload, netip.Addr, uint16) Preparation { return Preparation{} }
+func (redis) Prepare(spec.Workload, netip.Addr, uint16) Preparation { return Preparation{} }
 
 // ServerArgv keeps nothing on disk, because the network is to be measured.
-func (redis) ServerArgv(_ v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (redis) ServerArgv(_ spec.Workload, addr netip.Addr, port uint16) []string {
 	return []string{
 		"redis-server", "--bind", addr.String(), "--port", strconv.Itoa(int(port)),
 		"--protected-mode", "no", "--save", "", "--appendonly", "no",
@@ -55,14 +55,14 @@ func (redis) ServerReady(line []byte) bool {
 }
 
 // WarmupArgv always sets, so that the key of the measured run exists.
-func (r redis) WarmupArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
-	return r.argv(w, addr, port, v1alpha1.OperationSet, redisMost)
+func (r redis) WarmupArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
+	return r.argv(w, addr, port, spec.OperationSet, redisMost)
 }
 
 // redisRate is "(overall: 38910.5)" of the progress, which comes every 250 ms.
 var redisRate = regexp.MustCompile(`\(overall: ([0-9.]+)\) avg_msec`)
 
-func (r redis) CountedArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error) {
+func (r redis) CountedArgv(w spec.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error) {
 	all := redisRate.FindAllSubmatch(warmup, -1)
 	if len(all) == 0 {
 		return nil, errors.New("redis-benchmark made no request within the warm-up: make that longer")
@@ -76,11 +76,11 @@ func (r redis) CountedArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, wa
 }
 
 // ClientArgv makes no traffic: CountedArgv does.
-func (r redis) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+func (r redis) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return r.argv(w, addr, port, w.Application.Operation, redisFewest)
 }
 
-func (redis) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, operation string, n int) []string {
+func (redis) argv(w spec.Workload, addr netip.Addr, port uint16, operation string, n int) []string {
 	t := w.Application
 	return []string{
 		"redis-benchmark", "-h", addr.String(), "-p", strconv.Itoa(int(port)), "-t", operation, "-d", strconv.Itoa(int(t.Size)),
@@ -88,7 +88,7 @@ func (redis) argv(w v1alpha1.Workload, addr netip.Addr, port uint16, operation s
 	}
 }
 
-func (redis) Lead(v1alpha1.Workload) time.Duration { return 0 }
+func (redis) Lead(spec.Workload) time.Duration { return 0 }
 
 var (
 	// redisDone is "  100000 requests completed in 6.34 seconds".
@@ -100,7 +100,7 @@ var (
 	redisError   = regexp.MustCompile(`(?m)^(Could not connect[^\n]*|Error from server[^\n]*|Error:[^\n]*)`)
 )
 
-func (redis) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (redis) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseRedis(w, output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("redis-benchmark: %w", err)
@@ -108,7 +108,7 @@ func (redis) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) 
 	return e, nil
 }
 
-func parseRedis(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func parseRedis(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	if m := redisError.Find(output); m != nil {
 		return e, fmt.Errorf("%.200s", m)

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // A run log is the data of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE,
@@ -39,7 +39,7 @@ func readRunLog(output []byte, window time.Duration) (Reading, error) {
 			return Reading{}, fmt.Errorf("it has averages of mpstat for %d of %d runs", len(averages), len(rates))
 		}
 	}
-	r := Reading{Workload: v1alpha1.Workload{Stream: &v1alpha1.Traffic{Duration: v1alpha1.Duration(window)}}}
+	r := Reading{Workload: spec.Workload{Stream: &spec.Traffic{Duration: spec.Duration(window)}}}
 	for i, of := range rates {
 		var run Run
 		for _, mbits := range of {

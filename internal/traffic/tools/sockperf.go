@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // sockperf makes streams (throughput), ping-pong and load. Checked against 3.7;
@@ -32,7 +32,7 @@ const (
 	sockperfCooldown = 50 * time.Millisecond  // TEST_END_COOLDOWN_MSEC
 )
 
-func (sockperf) Check(w v1alpha1.Workload) error {
+func (sockperf) Check(w spec.Workload) error {
 	t := w.Traffic()
 	if t.Connections != 1 {
 		return fmt.Errorf("sockperf makes one connection a pair, not %d", t.Connections)
@@ -43,7 +43,7 @@ func (sockperf) Check(w v1alpha1.Workload) error {
 	return nil
 }
 
-func (s sockperf) ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (s sockperf) ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	return s.argv("server", w, addr, port)
 }
 
@@ -54,7 +54,7 @@ func (sockperf) ServerReady(line []byte) bool {
 }
 
 // ClientArgv ignores cc: sockperf cannot set a congestion control.
-func (s sockperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, _, _ string) []string {
+func (s sockperf) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	t := w.Traffic()
 	run := time.Duration(t.Duration)
 	if w.Stream == nil {
@@ -77,7 +77,7 @@ func (s sockperf) ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, 
 
 // argv returns the arguments that a client and its server share. Both need the size:
 // the server accepts no larger messages.
-func (sockperf) argv(mode string, w v1alpha1.Workload, addr netip.Addr, port uint16) []string {
+func (sockperf) argv(mode string, w spec.Workload, addr netip.Addr, port uint16) []string {
 	t := w.Traffic()
 	argv := []string{
 		"sockperf", mode, "--ip", addr.String(), "--port", strconv.Itoa(int(port)),
@@ -89,7 +89,7 @@ func (sockperf) argv(mode string, w v1alpha1.Workload, addr netip.Addr, port uin
 	return argv
 }
 
-func (sockperf) Lead(w v1alpha1.Workload) time.Duration {
+func (sockperf) Lead(w spec.Workload) time.Duration {
 	if w.Stream != nil {
 		return sockperfSleep
 	}
@@ -99,7 +99,7 @@ func (sockperf) Lead(w v1alpha1.Workload) time.Duration {
 // Parse reads the lines that it knows. A stream's figures are the sender's, of
 // the whole run: over TCP the receiver's are the same but for what the socket
 // buffers hold. Latencies are round trips of the messages that came back.
-func (s sockperf) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func (s sockperf) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseSockperf(w, output)
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("sockperf: %w", err)
@@ -107,7 +107,7 @@ func (s sockperf) Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, er
 	return e, nil
 }
 
-func parseSockperf(w v1alpha1.Workload, output []byte) (record.Endpoint, error) {
+func parseSockperf(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	var p sockperfOutput
 	for raw := range bytes.Lines(sockperfPlain(output)) {
@@ -243,7 +243,7 @@ func isSockperf(output []byte) bool {
 // and --reply-every is 1.
 func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	plain := sockperfPlain(output)
-	t := v1alpha1.Traffic{Tool: v1alpha1.ToolSockperf, Connections: 1}
+	t := spec.Traffic{Tool: spec.ToolSockperf, Connections: 1}
 	switch peers := sockperfPeer.FindAllSubmatch(plain, -1); len(peers) {
 	case 0: // the parser says what is there instead
 	case 1:
@@ -251,9 +251,9 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	default:
 		return Reading{}, fmt.Errorf("it has %d connections, and one result for all of them", len(peers))
 	}
-	w, length := v1alpha1.Workload{PingPong: &t}, ""
+	w, length := spec.Workload{PingPong: &t}, ""
 	if m := sockperfSent.FindSubmatch(plain); m != nil {
-		w, length = v1alpha1.Workload{Stream: &t}, string(m[2])
+		w, length = spec.Workload{Stream: &t}, string(m[2])
 		t.Size = sockperfSize(plain)
 		if t.Size == 0 {
 			return Reading{}, errors.New("it does not say how large its messages are")
@@ -263,7 +263,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 		sent, _ := strconv.ParseUint(string(m[2]), 10, 64) // of digits
 		back, _ := strconv.ParseUint(string(m[3]), 10, 64)
 		if sent > back+1 {
-			w = v1alpha1.Workload{UnderLoad: &t}
+			w = spec.Workload{UnderLoad: &t}
 		}
 	}
 	if err := (sockperf{}).Check(w); err != nil {
@@ -277,7 +277,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	if err != nil || !(seconds >= 0.5 && seconds < 1e6) {
 		return Reading{}, fmt.Errorf("a run of %q s", length)
 	}
-	t.Duration = v1alpha1.Duration(math.Round(seconds) * 1e9)
+	t.Duration = spec.Duration(math.Round(seconds) * 1e9)
 	if w.Stream == nil {
 		e.Bytes = 0 // the output does not have the size of a message
 	}
@@ -290,10 +290,10 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 
 // sockperfSize returns the size of a stream's messages: the one that is printed, or
 // the one that follows from the rates.
-func sockperfSize(plain []byte) v1alpha1.Bytes {
+func sockperfSize(plain []byte) spec.Bytes {
 	if m := sockperfNote.FindSubmatch(plain); m != nil {
 		n, _ := strconv.Atoi(string(m[1]))
-		return v1alpha1.Bytes(n)
+		return spec.Bytes(n)
 	}
 	m := sockperfWidth.FindSubmatch(plain)
 	if m == nil {
@@ -304,7 +304,7 @@ func sockperfSize(plain []byte) v1alpha1.Bytes {
 	// The rate is known to half a message, the width to half of 0.001.
 	if size := width * (1 << 20) / rate; err1 == nil && err2 == nil && size >= 1 && size <= 1<<16 &&
 		size*(0.5/rate+0.0005/width) < 0.5 {
-		return v1alpha1.Bytes(math.Round(size))
+		return spec.Bytes(math.Round(size))
 	}
 	return 0
 }

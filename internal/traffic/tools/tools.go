@@ -18,19 +18,19 @@ import (
 	"net/netip"
 	"time"
 
-	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // Tool is the driver of one tool. A workload that it is given has all defaults
 // filled in and has passed Check.
 type Tool interface {
 	// Check says why the tool cannot make this traffic, nil if it can.
-	Check(w v1alpha1.Workload) error
+	Check(w spec.Workload) error
 	// ServerArgv returns the command of a server that listens at addr and port
 	// until it is killed, or ends by itself before. A tool that is only a client
 	// has none, and the native engine answers it.
-	ServerArgv(w v1alpha1.Workload, addr netip.Addr, port uint16) []string
+	ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string
 	// ServerReady reports whether a line of the server's output means that it
 	// listens.
 	ServerReady(line []byte) bool
@@ -40,30 +40,30 @@ type Tool interface {
 	// kernel's own choice; a tool that cannot set it runs with the namespace's.
 	// path is the beginning of all paths of the engine's own server, for a tool
 	// that is answered by it.
-	ClientArgv(w v1alpha1.Workload, addr netip.Addr, port uint16, cc, path string) []string
+	ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, path string) []string
 	// Lead is the time from the start of the client's process to its measured
 	// window, connection set-up left out: a client that starts so long before a
 	// window measures that window.
-	Lead(w v1alpha1.Workload) time.Duration
+	Lead(w spec.Workload) time.Duration
 	// Parse reads all that the client printed. What the tool knows of the
 	// receiver is in the endpoint too, as the server's own output is not read.
 	// Exit statuses mean nothing: tools exit with 0 after errors.
-	Parse(w v1alpha1.Workload, output []byte) (record.Endpoint, error)
+	Parse(w spec.Workload, output []byte) (record.Endpoint, error)
 }
 
 // Lookup finds a tool by its name in an experiment.
 func Lookup(name string) (Tool, bool) {
 	t, ok := map[string]Tool{
-		v1alpha1.ToolIperf3:    iperf3{},
-		v1alpha1.ToolIperf2:    iperf2{},
-		v1alpha1.ToolSockperf:  sockperf{},
-		v1alpha1.ToolQperf:     qperf{},
-		v1alpha1.ToolAB:        ab{},
-		v1alpha1.ToolLatte:     latte{},
-		v1alpha1.ToolRedis:     redis{},
-		v1alpha1.ToolNginx:     nginx{},
-		v1alpha1.ToolPostgres:  postgres{},
-		v1alpha1.ToolMemcached: memcached{},
+		spec.ToolIperf3:    iperf3{},
+		spec.ToolIperf2:    iperf2{},
+		spec.ToolSockperf:  sockperf{},
+		spec.ToolQperf:     qperf{},
+		spec.ToolAB:        ab{},
+		spec.ToolLatte:     latte{},
+		spec.ToolRedis:     redis{},
+		spec.ToolNginx:     nginx{},
+		spec.ToolPostgres:  postgres{},
+		spec.ToolMemcached: memcached{},
 	}[name]
 	return t, ok
 }
@@ -71,9 +71,9 @@ func Lookup(name string) (Tool, bool) {
 // VersionArg makes a tool's first program print its version.
 func VersionArg(tool string) string {
 	switch tool {
-	case v1alpha1.ToolAB, v1alpha1.ToolMemcached:
+	case spec.ToolAB, spec.ToolMemcached:
 		return "-V"
-	case v1alpha1.ToolNginx:
+	case spec.ToolNginx:
 		return "-v"
 	}
 	return "--version"
@@ -83,15 +83,15 @@ func VersionArg(tool string) string {
 // VersionArg. It is empty if there is none.
 func ParseVersion(name string, output []byte) string {
 	before, ok := map[string]string{
-		v1alpha1.ToolIperf3:    "iperf ",
-		v1alpha1.ToolIperf2:    "iperf version ",
-		v1alpha1.ToolSockperf:  "sockperf, version ",
-		v1alpha1.ToolQperf:     "qperf ",
-		v1alpha1.ToolAB:        "This is ApacheBench, Version ",
-		v1alpha1.ToolRedis:     "Redis server v=",
-		v1alpha1.ToolNginx:     "nginx version: nginx/",
-		v1alpha1.ToolPostgres:  "postgres (PostgreSQL) ",
-		v1alpha1.ToolMemcached: "memcached ",
+		spec.ToolIperf3:    "iperf ",
+		spec.ToolIperf2:    "iperf version ",
+		spec.ToolSockperf:  "sockperf, version ",
+		spec.ToolQperf:     "qperf ",
+		spec.ToolAB:        "This is ApacheBench, Version ",
+		spec.ToolRedis:     "Redis server v=",
+		spec.ToolNginx:     "nginx version: nginx/",
+		spec.ToolPostgres:  "postgres (PostgreSQL) ",
+		spec.ToolMemcached: "memcached ",
 	}[name]
 	if !ok {
 		return ""

@@ -17,32 +17,32 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"slipstream.dev/api/metrics"
-	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 )
 
 // workload returns a workload of a kind, with the defaults that the parsers need and what change sets.
-func workload(kind string, change func(*v1alpha1.Traffic)) v1alpha1.Workload {
-	t := &v1alpha1.Traffic{Protocol: "tcp", IP: 4, Size: 64, Connections: 1, Duration: v1alpha1.Duration(time.Second)}
+func workload(kind string, change func(*spec.Traffic)) spec.Workload {
+	t := &spec.Traffic{Protocol: "tcp", IP: 4, Size: 64, Connections: 1, Duration: spec.Duration(time.Second)}
 	if change != nil {
 		change(t)
 	}
 	switch kind {
 	case "stream":
-		return v1alpha1.Workload{Name: kind, Stream: t}
+		return spec.Workload{Name: kind, Stream: t}
 	case "pingpong":
-		return v1alpha1.Workload{Name: kind, PingPong: t}
+		return spec.Workload{Name: kind, PingPong: t}
 	case "application":
-		t.Operation, t.Pipeline = v1alpha1.OperationGet, 1
-		return v1alpha1.Workload{Name: kind, Application: t}
+		t.Operation, t.Pipeline = spec.OperationGet, 1
+		return spec.Workload{Name: kind, Application: t}
 	case "http":
-		return v1alpha1.Workload{Name: kind, HTTP: t}
+		return spec.Workload{Name: kind, HTTP: t}
 	}
-	return v1alpha1.Workload{Name: kind, UnderLoad: t}
+	return spec.Workload{Name: kind, UnderLoad: t}
 }
 
-func udp(t *v1alpha1.Traffic) { t.Protocol = "udp" }
+func udp(t *spec.Traffic) { t.Protocol = "udp" }
 
 func lookup(t testing.TB, name string) Tool {
 	tool, ok := Lookup(name)
@@ -62,7 +62,7 @@ func golden(t testing.TB, name string) []byte {
 }
 
 func TestLookup(t *testing.T) {
-	if _, ok := Lookup(v1alpha1.ToolNative); ok {
+	if _, ok := Lookup(spec.ToolNative); ok {
 		t.Error("the native engine is no tool")
 	}
 	for name := range Programs() {
@@ -72,20 +72,20 @@ func TestLookup(t *testing.T) {
 
 func TestArgv(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")
-	seconds := func(d, warmup float64) func(*v1alpha1.Traffic) {
-		return func(t *v1alpha1.Traffic) {
-			t.Duration, t.Warmup = v1alpha1.Duration(d*1e9), v1alpha1.Duration(warmup*1e9)
+	seconds := func(d, warmup float64) func(*spec.Traffic) {
+		return func(t *spec.Traffic) {
+			t.Duration, t.Warmup = spec.Duration(d*1e9), spec.Duration(warmup*1e9)
 		}
 	}
 	for _, tt := range []struct {
 		name, tool, cc string
-		workload       v1alpha1.Workload
+		workload       spec.Workload
 		addr           netip.Addr
 		server, client string
 		lead           time.Duration
 	}{{
 		name: "odd connections", tool: "memcached", addr: v4,
-		workload: workload("application", func(t *v1alpha1.Traffic) {
+		workload: workload("application", func(t *spec.Traffic) {
 			seconds(2, 0.5)(t)
 			t.Connections = 3
 		}),
@@ -93,7 +93,7 @@ func TestArgv(t *testing.T) {
 		client: "memcaslap -s 10.0.0.2:5001 -T 1 -c 3 -w 1k -F memcaslap.conf -S 100d -t 2s",
 	}, {
 		name: "tcp", tool: "iperf3", addr: v4, cc: "cubic",
-		workload: workload("stream", func(t *v1alpha1.Traffic) {
+		workload: workload("stream", func(t *spec.Traffic) {
 			seconds(10, 1)(t)
 			t.Size, t.Connections = 128<<10, 4
 		}),
@@ -114,7 +114,7 @@ func TestArgv(t *testing.T) {
 		lead:     time.Second,
 	}, {
 		name: "udp over IPv6, part of a second", tool: "iperf3", addr: v6, cc: "cubic",
-		workload: workload("stream", func(t *v1alpha1.Traffic) {
+		workload: workload("stream", func(t *spec.Traffic) {
 			seconds(2.5, 0.5)(t)
 			udp(t)
 			t.Size = 1400
@@ -141,7 +141,7 @@ func TestArgv(t *testing.T) {
 		lead:     2400 * time.Millisecond,
 	}, {
 		name: "udp under load", tool: "sockperf", addr: v4,
-		workload: workload("underload", func(t *v1alpha1.Traffic) {
+		workload: workload("underload", func(t *spec.Traffic) {
 			udp(t)
 			t.Rate = 5000
 		}),
@@ -156,7 +156,7 @@ func TestArgv(t *testing.T) {
 		lead:     2400 * time.Millisecond,
 	}, {
 		name: "stream", tool: "qperf", addr: v4, cc: "cubic",
-		workload: workload("stream", func(t *v1alpha1.Traffic) {
+		workload: workload("stream", func(t *spec.Traffic) {
 			seconds(2.5, 1)(t)
 			t.Size = 128 << 10
 		}),
@@ -168,18 +168,18 @@ func TestArgv(t *testing.T) {
 		client: "qperf --listen_port 5001 -vv --unify_units --precision 9 --time 1 --msg_size 64 fd00::2 udp_lat",
 	}, {
 		name: "for a time", tool: "ab", addr: v4,
-		workload: workload("http", func(t *v1alpha1.Traffic) {
+		workload: workload("http", func(t *spec.Traffic) {
 			seconds(2.5, 1)(t)
 			t.Connections = 8
 		}),
 		client: "ab -q -r -s 5 -c 8 -t 3 -n 600000 -e /dev/stdout http://10.0.0.2:5001/secret/",
 	}, {
 		name: "a number, kept alive, over IPv6", tool: "ab", addr: v6,
-		workload: workload("http", func(t *v1alpha1.Traffic) { t.Requests, t.KeepAlive = 50_000, true }),
+		workload: workload("http", func(t *spec.Traffic) { t.Requests, t.KeepAlive = 50_000, true }),
 		client:   "ab -q -r -s 5 -c 1 -k -n 50000 -e /dev/stdout http://[fd00::2]:5001/secret/",
 	}, {
 		name: "tcp", tool: "latte", addr: v4,
-		workload: workload("pingpong", func(t *v1alpha1.Traffic) {
+		workload: workload("pingpong", func(t *spec.Traffic) {
 			seconds(2.5, 1)(t)
 			t.Size = 4
 		}),
@@ -212,22 +212,22 @@ func TestArgv(t *testing.T) {
 func TestCheck(t *testing.T) {
 	for _, tt := range []struct {
 		tool     string
-		workload v1alpha1.Workload
+		workload spec.Workload
 		want     string
 	}{
 		{"iperf3", workload("pingpong", nil), "stream workloads only"},
-		{"iperf3", workload("stream", func(t *v1alpha1.Traffic) { t.Warmup = v1alpha1.Duration(61e9) }), "1m0s at most, not 1m1s"},
-		{"sockperf", workload("pingpong", func(t *v1alpha1.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
+		{"iperf3", workload("stream", func(t *spec.Traffic) { t.Warmup = spec.Duration(61e9) }), "1m0s at most, not 1m1s"},
+		{"sockperf", workload("pingpong", func(t *spec.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
 		{"iperf2", workload("pingpong", nil), "streams over TCP only"},
 		{"iperf2", workload("stream", udp), "streams over TCP only"},
 		{"sockperf", workload("stream", udp), "use iperf3"},
 		{"qperf", workload("underload", nil), "stream and pingpong workloads only"},
-		{"qperf", workload("stream", func(t *v1alpha1.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
+		{"qperf", workload("stream", func(t *spec.Traffic) { t.Connections = 2 }), "one connection a pair, not 2"},
 		{"ab", workload("stream", nil), "http workloads only"},
-		{"ab", workload("http", func(t *v1alpha1.Traffic) { t.Page = true }), "not a page"},
-		{"ab", workload("http", func(t *v1alpha1.Traffic) { t.Requests, t.Connections = 2, 3 }), "has 2 requests and 3 connections"},
+		{"ab", workload("http", func(t *spec.Traffic) { t.Page = true }), "not a page"},
+		{"ab", workload("http", func(t *spec.Traffic) { t.Requests, t.Connections = 2, 3 }), "has 2 requests and 3 connections"},
 		{"latte", workload("stream", nil), "pingpong workloads only"},
-		{"latte", workload("pingpong", func(t *v1alpha1.Traffic) { t.Connections, t.Size = 2, 4 }), "one connection a pair, not 2"},
+		{"latte", workload("pingpong", func(t *spec.Traffic) { t.Connections, t.Size = 2, 4 }), "one connection a pair, not 2"},
 	} {
 		err := lookup(t, tt.tool).Check(tt.workload)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -287,15 +287,15 @@ func TestParse(t *testing.T) {
 		all[metrics.LatencyMean], all[metrics.LatencyMax] = mean, longest
 		return all
 	}
-	two := func(seconds float64) v1alpha1.Workload { // connections, after a second of warm-up
-		return workload("stream", func(t *v1alpha1.Traffic) {
-			t.Connections, t.Warmup, t.Duration = 2, 1e9, v1alpha1.Duration(seconds*1e9)
+	two := func(seconds float64) spec.Workload { // connections, after a second of warm-up
+		return workload("stream", func(t *spec.Traffic) {
+			t.Connections, t.Warmup, t.Duration = 2, 1e9, spec.Duration(seconds*1e9)
 		})
 	}
-	size := func(n int) func(*v1alpha1.Traffic) { return func(t *v1alpha1.Traffic) { t.Size = v1alpha1.Bytes(n) } }
+	size := func(n int) func(*spec.Traffic) { return func(t *spec.Traffic) { t.Size = spec.Bytes(n) } }
 	for _, tt := range []struct {
 		file     string
-		workload v1alpha1.Workload
+		workload spec.Workload
 		want     record.Endpoint
 		err      string
 	}{
@@ -417,7 +417,7 @@ func TestParseAmongOthers(t *testing.T) {
 func TestParseTruncated(t *testing.T) {
 	for _, tt := range []struct {
 		file, last string
-		workload   v1alpha1.Workload
+		workload   spec.Workload
 	}{
 		{"iperf3-3.12-tcp.json", "}", workload("stream", nil)},
 		{"sockperf-3.7-pingpong-tcp.txt", "percentile 50.000 =    5.006", workload("pingpong", nil)},
@@ -452,7 +452,7 @@ func TestParseHostile(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		tool     string
-		workload v1alpha1.Workload
+		workload spec.Workload
 		output   string
 		want     string // of the error, none if empty
 	}{
@@ -525,7 +525,7 @@ func fuzz(f *testing.F, name string) {
 		f.Add(golden(f, filepath.Base(file)))
 	}
 	tool := lookup(f, name)
-	workloads := []v1alpha1.Workload{workload("stream", nil)}
+	workloads := []spec.Workload{workload("stream", nil)}
 	switch name {
 	case "iperf3":
 		workloads = append(workloads, workload("stream", udp))
@@ -534,13 +534,13 @@ func fuzz(f *testing.F, name string) {
 	case "qperf":
 		workloads = append(workloads, workload("stream", udp), workload("pingpong", nil))
 	case "ab":
-		workloads = []v1alpha1.Workload{workload("http", nil), workload("http", func(t *v1alpha1.Traffic) { t.Requests = 10 })}
+		workloads = []spec.Workload{workload("http", nil), workload("http", func(t *spec.Traffic) { t.Requests = 10 })}
 	case "redis", "postgres", "memcached":
-		workloads = []v1alpha1.Workload{workload("application", nil)}
+		workloads = []spec.Workload{workload("application", nil)}
 	case "nginx":
-		workloads = []v1alpha1.Workload{workload("http", nil)}
+		workloads = []spec.Workload{workload("http", nil)}
 	case "latte":
-		workloads = []v1alpha1.Workload{workload("pingpong", nil)}
+		workloads = []spec.Workload{workload("pingpong", nil)}
 	}
 	f.Fuzz(func(t *testing.T, output []byte) {
 		for _, w := range workloads {
@@ -571,17 +571,17 @@ func fuzz(f *testing.F, name string) {
 // TestLive runs the tools that are installed here with the drivers' arguments,
 // over loopback.
 func TestLive(t *testing.T) {
-	second := func(t *v1alpha1.Traffic) { t.Warmup = v1alpha1.Duration(1e9) }
+	second := func(t *spec.Traffic) { t.Warmup = spec.Duration(1e9) }
 	for _, tt := range []struct {
 		name, tool, addr string
-		workload         v1alpha1.Workload
+		workload         spec.Workload
 	}{
-		{"tcp", "iperf3", "127.0.0.1", workload("stream", func(t *v1alpha1.Traffic) {
+		{"tcp", "iperf3", "127.0.0.1", workload("stream", func(t *spec.Traffic) {
 			second(t)
 			t.Size, t.Connections = 128<<10, 2
 		})},
 		{"tcp6", "iperf3", "::1", workload("stream", nil)},
-		{"udp", "iperf3", "127.0.0.1", workload("stream", func(t *v1alpha1.Traffic) {
+		{"udp", "iperf3", "127.0.0.1", workload("stream", func(t *spec.Traffic) {
 			second(t)
 			udp(t)
 			t.Size = 1400
@@ -589,11 +589,11 @@ func TestLive(t *testing.T) {
 		{"stream", "sockperf", "127.0.0.1", workload("stream", nil)},
 		{"pingpong", "sockperf", "127.0.0.1", workload("pingpong", nil)},
 		{"pingpong udp", "sockperf", "127.0.0.1", workload("pingpong", udp)},
-		{"tcp_bw", "qperf", "127.0.0.1", workload("stream", func(t *v1alpha1.Traffic) { t.Size = 128 << 10 })},
+		{"tcp_bw", "qperf", "127.0.0.1", workload("stream", func(t *spec.Traffic) { t.Size = 128 << 10 })},
 		{"udp_bw", "qperf", "127.0.0.1", workload("stream", udp)},
 		{"tcp_lat", "qperf", "127.0.0.1", workload("pingpong", nil)},
 		{"udp_lat", "qperf", "::1", workload("pingpong", udp)},
-		{"underload", "sockperf", "127.0.0.1", workload("underload", func(t *v1alpha1.Traffic) { t.Rate = 1000 })},
+		{"underload", "sockperf", "127.0.0.1", workload("underload", func(t *spec.Traffic) { t.Rate = 1000 })},
 	} {
 		t.Run(tt.tool+" "+tt.name, func(t *testing.T) {
 			if _, err := exec.LookPath(tt.tool); err != nil {
@@ -652,7 +652,7 @@ func TestLive(t *testing.T) {
 
 // serve runs a tool's server until the end of the test and returns its port. Another process may take a port that was
 // free a moment ago: not three times in turn.
-func serve(t *testing.T, tool Tool, w v1alpha1.Workload, addr netip.Addr) uint16 {
+func serve(t *testing.T, tool Tool, w spec.Workload, addr netip.Addr) uint16 {
 	t.Helper()
 	for range 3 {
 		if port := freePort(t, addr); listens(t, tool.ServerReady, tool.ServerArgv(w, addr, port)) {
@@ -711,7 +711,7 @@ func freePort(t *testing.T, addr netip.Addr) uint16 {
 func TestSockperfRate(t *testing.T) {
 	text := golden(t, "sockperf-3.7-underload-tcp.txt")
 	for rate, want := range map[int]int{0: 0, 100: 0, 1_000_000: 1} {
-		w := workload("underload", func(t *v1alpha1.Traffic) { t.Rate = rate })
+		w := workload("underload", func(t *spec.Traffic) { t.Rate = rate })
 		e, err := sockperf{}.Parse(w, text)
 		if err != nil {
 			t.Fatal(err)

@@ -331,7 +331,7 @@ func (x *Window) GetToNs() int64 {
 
 type Traffic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// v1alpha1.Workload as JSON, with every default filled in.
+	// spec.Workload as JSON, with every default filled in.
 	Workload []byte `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
 	// The address to bind (Serve) or to connect to (Drive).
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`

@@ -1,0 +1,199 @@
+package hosts
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/pem"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/knownhosts"
+
+	"slipstream.dev/internal/spec"
+)
+
+// hostile is a host whose SSH server lets everybody in, and then does what a test wants. It returns how to
+// reach it.
+func hostile(t *testing.T, serve func(ssh.NewChannel)) Config {
+	t.Helper()
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, private, err := ed25519.GenerateKey(nil)
+	check(err)
+	key, err := ssh.NewSignerFromKey(private)
+	check(err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	check(err)
+	t.Cleanup(func() { listener.Close() })
+	home := t.TempDir()
+	check(os.Mkdir(filepath.Join(home, ".ssh"), 0o700))
+	block, err := ssh.MarshalPrivateKey(private, "")
+	check(err)
+	check(os.WriteFile(filepath.Join(home, ".ssh", "id_ed25519"), pem.EncodeToMemory(block), 0o600))
+	line := knownhosts.Line([]string{listener.Addr().String()}, key.PublicKey())
+	check(os.WriteFile(filepath.Join(home, ".ssh", "known_hosts"), []byte(line+"\n"), 0o600))
+	config := &ssh.ServerConfig{PublicKeyCallback: func(ssh.ConnMetadata, ssh.PublicKey) (*ssh.Permissions, error) { return nil, nil }}
+	config.AddHostKey(key)
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, channels, requests, err := ssh.NewServerConn(c, config)
+				if err != nil {
+					return
+				}
+				go ssh.DiscardRequests(requests)
+				for channel := range channels {
+					go serve(channel)
+				}
+			}()
+		}
+	}()
+	return Config{
+		Hosts: []spec.Host{{Name: "h", Address: "127.0.0.1", Port: listener.Addr().(*net.TCPAddr).Port, User: "me"}},
+		Home:  home, Note: func(string) {},
+	}
+}
+
+var someMark = regexp.MustCompile(`slipstream-[A-Z2-7]{20,}`)
+
+// answering accepts a command, and writes what answer returns for its mark, until that is empty.
+func answering(answer func(mark string, n int) string) func(ssh.NewChannel) {
+	return func(offered ssh.NewChannel) {
+		channel, requests, err := offered.Accept()
+		if err != nil {
+			return
+		}
+		for r := range requests {
+			_ = r.Reply(true, nil)
+			mark := someMark.FindString(string(r.Payload))
+			for n := 0; ; n++ {
+				text := answer(mark, n)
+				if text == "" {
+					break
+				}
+				if _, err := io.WriteString(channel, text); err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+// TestHostile: whatever a host answers, and if it does not answer, the result is an error, in bounded time
+// and size.
+func TestHostile(t *testing.T) {
+	defer func(was time.Duration) { scriptTime = was }(scriptTime)
+	once := func(text string) func(string, int) string {
+		return func(mark string, n int) string {
+			if n > 0 {
+				return ""
+			}
+			return strings.ReplaceAll(text, "MARK", mark)
+		}
+	}
+	for name, c := range map[string]struct {
+		serve func(ssh.NewChannel)
+		want  string
+	}{
+		"no answer to a session": {func(ssh.NewChannel) {}, "host h has not answered within 1.5s"},
+		"no answer to a command": {func(offered ssh.NewChannel) { _, _, _ = offered.Accept() }, "host h has not answered within 1.5s"},
+		"no report":              {answering(once("")), "host h has not answered within 1.5s"},
+		"no further report":      {answering(once("MARK system Linux x86_64\n")), "host h has not answered within 1.5s"},
+		"a report of nothing":    {answering(once("MARK \n")), `host h: sh there does not run the script that it was sent: it answers ""`},
+		"a report of no meaning": {answering(once("MARK \x1b[2J\n")), `host h: sh there does not run the script that it was sent: it answers "\x1b[2J"`},
+		"a line without an end": {
+			answering(func(string, int) string { return strings.Repeat("x", 1<<15) }),
+			`host h does not run the command that it is sent; it printed "xxx`,
+		},
+		"lines without an end": {
+			answering(func(string, int) string { return "\x1b[2Jy\n" }),
+			`host h does not run the command that it is sent; it printed "\x1b[2Jy\n`,
+		},
+		"reports without an end": {
+			answering(func(mark string, _ int) string { return mark + " folder /tmp\n" }),
+			"host h reports more than 1000 facts",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scriptTime = time.Minute
+			if strings.Contains(c.want, "within 1.5s") { // the others answer, and a busy machine takes its time
+				scriptTime = 1500 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			found, err := Survey(ctx, hostile(t, c.serve))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := found[0].Missing; err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v\nwant  %s", err, c.want)
+			}
+		})
+	}
+}
+
+// TestSilentFiles: the end of a run waits for a server's SFTP as long as for a script, and no longer.
+func TestSilentFiles(t *testing.T) {
+	defer func(was time.Duration) { scriptTime = was }(scriptTime)
+	scriptTime = 100 * time.Millisecond
+	h, err := prepare(hostile(t, func(offered ssh.NewChannel) { _, _, _ = offered.Accept() }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for name, do := range map[string]func() error{
+		"remove": func() error { return h.hosts[0].remove(ctx, "x.exe") },
+		"sweep":  func() error { return h.hosts[0].sweep(ctx, "") },
+	} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "host h has not answered within 100ms") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestSilentAgent: an SSH agent that does not answer, such as one that was forwarded by a lost connection,
+// costs only its keys.
+func TestSilentAgent(t *testing.T) {
+	defer func(was time.Duration) { agentTime = was }(agentTime)
+	agentTime = 100 * time.Millisecond
+	config := hostile(t, answering(func(mark string, n int) string { return []string{mark + " end\n", ""}[min(n, 1)] }))
+	socket := filepath.Join(t.TempDir(), "agent")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	t.Setenv("SSH_AUTH_SOCK", socket)
+	h, err := prepare(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := h.hosts[0].look(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(filepath.Join(config.Home, ".ssh", "id_ed25519")); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := h.hosts[0].login.keys()
+	if err != nil || !strings.Contains(keys.String(), "not usable: SSH agent: ") {
+		t.Errorf("keys %v, %v", keys, err)
+	}
+}

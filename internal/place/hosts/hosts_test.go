@@ -1,0 +1,871 @@
+//go:build linux
+
+package hosts_test
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
+	"golang.org/x/crypto/ssh/knownhosts"
+
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/hosts"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/testenv"
+)
+
+var tcp4 = place.Transport{IP: 4, Protocol: "tcp"}
+
+// specs returns nodes as the hosts of an experiment.
+func specs(user string, nodes []*node) (all []spec.Host) {
+	for _, n := range nodes {
+		all = append(all, spec.Host{Name: n.name, Address: n.address, User: user})
+	}
+	return all
+}
+
+func fromAToB(address string, t place.Transport) []hosts.Path {
+	return []hosts.Path{{Client: "a", Server: "b", Address: address, Transport: t}}
+}
+
+// TestUp: hosts lack something. The run does without it, or says what to do. Either way it leaves nothing behind.
+func TestUp(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		node  nodeOptions
+		user  string
+		spoil func(t *testing.T, w *world, nodes []*node, c *hosts.Config)
+		want  string // of the error; "" if there is to be none
+	}{
+		{name: "MaxSessions 1", node: nodeOptions{config: "MaxSessions 1\n"}, user: "root"},
+		{name: "no root", user: "user"},
+		{name: "noexec home", node: nodeOptions{noexec: []string{"/home"}}, user: "user"},
+		{name: "only one folder", node: nodeOptions{noexec: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
+		{name: "only one folder with room", node: nodeOptions{full: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
+		{
+			name: "no room", node: nodeOptions{full: folders}, user: "user",
+			want: "copy the program to /dev/shm on host ",
+		},
+		{name: "talkative shell", node: nodeOptions{shell: "/mnt/talkative"}, user: "root"},
+		{name: "another shell", node: nodeOptions{shell: "/bin/bash"}, user: "user"},
+		{
+			name: "no shell", node: nodeOptions{shell: "/usr/sbin/nologin"}, user: "user",
+			want: " does not run the command that it is sent; it printed \"This account is currently not available.\" (exit code 1). Does",
+		},
+		{
+			name: "noexec everywhere", node: nodeOptions{noexec: folders}, user: "user",
+			want: " has no folder in which the program can run: /run/user/12345 does not exist, /tmp runs no programs (noexec), /var/tmp runs no programs (noexec), /home/user runs no programs (noexec), /dev/shm runs no programs (noexec)",
+		},
+		{
+			name: "forced command", node: nodeOptions{key: `command="echo this account is for git" `}, user: "root",
+			want: ` does not run the command that it is sent; it printed "this account is for git". Does the key have a forced command`,
+		},
+		{
+			name: "unknown host key", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) { w.know(t, nodes[1]) },
+			want:  "host a: the key of 10.9.0.1:22 is not known, so it may be another machine: connect once with ssh a and compare its fingerprint, SHA256:",
+		},
+		{
+			name: "changed host key", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				nodes[0].hostKey = nodes[1].hostKey
+				w.know(t, nodes...)
+			},
+			want: " has changed, so it may be another machine",
+		},
+		{
+			name: "changed host key of another type", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				key, err := rsa.GenerateKey(rand.Reader, 2048)
+				must(t, err)
+				signer, err := ssh.NewSignerFromKey(key)
+				must(t, err)
+				nodes[0].hostKey = signer
+				w.know(t, nodes...)
+			},
+			want: "host a: the key of 10.9.0.1:22 has changed, so it may be another machine",
+		},
+		{
+			name: "host certificate", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) { certify(t, w, nodes, "10.9.0.*") },
+		},
+		{
+			name: "host certificate of another authority", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				certify(t, w, nodes, "10.9.0.*")
+				certify(t, w, nodes[1:], "10.9.0.*")
+			},
+			want: "host a: its key SHA256:",
+		},
+		{
+			name: "another key", user: "root",
+			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
+				newKey(t, filepath.Join(w.home, ".ssh", "id_ed25519"))
+			},
+			want: "does not let root in: it accepts none of the keys that were offered (",
+		},
+		{
+			name: "no key", user: "root",
+			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
+				must(t, os.Remove(filepath.Join(w.home, ".ssh", "id_ed25519")))
+			},
+			want: "does not let root in: it accepts none of the keys that were offered (there is none)",
+		},
+		{
+			name: "named key that is not there", user: "root",
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { c.Hosts[0].IdentityFile = "~/.ssh/lab" },
+			want:  "host a: read the key to log in with: open ",
+		},
+		{
+			name: "no sudo", user: "user",
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
+				c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
+			},
+			want: ": rps{nic, all} of variant rps needs root, and sudo -n gives it to the user there only with a password, or not at all",
+		},
+		{
+			name: "sudo", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"},
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
+				c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
+			},
+		},
+		{
+			name: "firewall", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, _ *hosts.Config) {
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 1024-65535 reject with icmp admin-prohibited")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
+		},
+		{
+			name: "firewall without a word", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, _ *hosts.Config) {
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 1024-65535 drop")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
+		},
+		{
+			name: "firewall of datagrams without a word", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				c.Paths = fromAToB("native", place.Transport{IP: 4, Protocol: "udp"})
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 udp dport 1024-65535 drop")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, udp port ",
+		},
+		{
+			name: "firewall of datagrams on another path", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				c.Hosts[1].Addresses = map[string]string{"weave": "10.32.0.2"}
+				c.Paths = append(c.Paths, fromAToB("weave", place.Transport{IP: 4, Protocol: "udp"})...)
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip daddr 10.32.0.2 udp dport 1024-65535 reject")
+			},
+			want: "host a cannot reach host b at 10.32.0.2, udp port ",
+		},
+		{
+			name: "a long way", user: "root",
+			spoil: func(t *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				slowly(t, nodes)
+				c.Hosts[1].Addresses = map[string]string{"slow": "10.33.0.2"}
+				c.Paths = append(c.Paths, fromAToB("slow", tcp4)...)
+			},
+		},
+		{
+			name: "an address that is another's", user: "root",
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
+				c.Hosts[1].Addresses = map[string]string{"native": "10.32.0.1"}
+			},
+			want: "host b cannot receive traffic at its address 10.32.0.1 (path native)",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, nodes := newWorld(t, c.node, c.node)
+			config := w.config(t, hosts.Config{Hosts: specs(c.user, nodes), Paths: fromAToB("native", tcp4)})
+			if c.spoil != nil {
+				c.spoil(t, w, nodes, &config)
+			}
+			up, err := hosts.Up(t.Context(), config)
+			if err == nil {
+				for _, p := range up.Places() {
+					worker, err := up.Worker(t.Context(), p, place.ForControl)
+					must(t, err)
+					must(t, worker.Alive(t.Context()))
+					must(t, worker.Close())
+				}
+				must(t, up.Close(context.Background()))
+			}
+			switch {
+			case c.want == "" && err != nil:
+				t.Error(err)
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("error %v\nwant  %s", err, c.want)
+			}
+			clean(t, nodes)
+		})
+	}
+}
+
+// slowly joins two nodes by a link on which a small packet takes a twentieth of a second or so.
+func slowly(t *testing.T, nodes []*node) {
+	t.Helper()
+	must(t, netns.Do(nodes[0].ns, func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slow"}, PeerName: "slow", PeerNamespace: netlink.NsFd(nodes[1].ns)})
+	}))
+	for i, n := range nodes {
+		must(t, netns.Do(n.ns, func() error { return addAddress("slow", fmt.Sprintf("10.33.0.%d/24", i+1)) }))
+		n.in("tc", "qdisc", "add", "dev", "slow", "root", "tbf", "rate", "20kbit", "burst", "200", "latency", "5s")
+	}
+}
+
+// certify gives nodes certificates of a new authority, which is all that the controller knows.
+func certify(t *testing.T, w *world, nodes []*node, names string) {
+	t.Helper()
+	authority := newKey(t, filepath.Join(w.home, "authority"))
+	for _, n := range nodes {
+		n.stop()
+		certificate := &ssh.Certificate{
+			Key: n.hostKey.PublicKey(), CertType: ssh.HostCert, ValidPrincipals: []string{n.address}, ValidBefore: ssh.CertTimeInfinity,
+		}
+		must(t, certificate.SignCert(rand.Reader, authority))
+		must(t, os.WriteFile(filepath.Join(n.dir, "host_key-cert.pub"), ssh.MarshalAuthorizedKey(certificate), 0o600))
+		n.options.config += "HostCertificate /mnt/host_key-cert.pub\n"
+		n.start(w)
+	}
+	line := "@cert-authority " + names + " " + string(ssh.MarshalAuthorizedKey(authority.PublicKey()))
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(line), 0o600))
+}
+
+// TestLogin logs in by the agent, by an alias of the configuration, and through another machine.
+func TestLogin(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	raw, err := os.ReadFile(filepath.Join(w.home, ".ssh", "id_ed25519"))
+	must(t, err)
+	keys := agent.NewKeyring()
+	must(t, addTo(keys, raw))
+	must(t, os.Remove(filepath.Join(w.home, ".ssh", "id_ed25519")))
+	socket := filepath.Join(w.home, "agent")
+	listener, err := net.Listen("unix", socket)
+	must(t, err)
+	defer listener.Close()
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _ = agent.ServeAgent(keys, c) }()
+		}
+	}()
+	t.Setenv("SSH_AUTH_SOCK", socket)
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "config"), []byte(`
+Host near far
+  User root
+Host near
+  HostName `+nodes[0].address+`
+Host far
+  HostName `+nodes[1].address+`
+  ProxyJump near
+`), 0o600))
+	var direct atomic.Int32
+	config := w.config(t, hosts.Config{Hosts: []spec.Host{{Name: "near"}, {Name: "far"}}, Paths: []hosts.Path{{Client: "near", Server: "far", Address: "native", Transport: tcp4}}})
+	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		if address == nodes[1].address+":22" {
+			direct.Add(1)
+		}
+		return w.dial(ctx, network, address)
+	})
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	must(t, up.Close(context.Background()))
+	if n := direct.Load(); n > 0 {
+		t.Errorf("%d connections went to the far host directly", n)
+	}
+	clean(t, nodes)
+}
+
+func addTo(keys agent.Agent, key []byte) error {
+	parsed, err := sshKey(key)
+	if err != nil {
+		return err
+	}
+	return keys.Add(agent.AddedKey{PrivateKey: parsed})
+}
+
+// cutConn is a connection that breaks after some bytes were sent.
+type cutConn struct {
+	net.Conn
+	left *atomic.Int64
+}
+
+func (c cutConn) Write(b []byte) (int, error) {
+	if c.left.Add(-int64(len(b))) < 0 {
+		c.Conn.Close()
+		return 0, errors.New("cut")
+	}
+	return c.Conn.Write(b)
+}
+
+// TestCut: whenever the connection breaks, nothing is left.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
+	self, err := os.Stat("/proc/self/exe")
+	must(t, err)
+	// In the handshake, in the look, and in the copy.
+	for _, bytes := range []int64{700, 1400, 1800, 2200, 2600, 1 << 20, self.Size() / 2, self.Size()} {
+		up, err := hosts.Up(t.Context(), config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := w.dial(ctx, network, address)
+			if err != nil || !strings.HasPrefix(address, nodes[1].address) {
+				return c, err
+			}
+			left := new(atomic.Int64)
+			left.Store(bytes)
+			return cutConn{c, left}, nil
+		}))
+		if err == nil {
+			t.Errorf("cut after %d bytes, and nobody saw it", bytes)
+			must(t, up.Close(context.Background()))
+		}
+		t.Logf("cut after %d bytes: %v", bytes, err)
+		clean(t, nodes)
+	}
+	// When the program starts.
+	ended, cut := make(chan error), make(chan struct{})
+	go func() {
+		up, err := hosts.Up(t.Context(), config)
+		<-cut
+		if err == nil {
+			err = up.Close(context.Background())
+		}
+		ended <- err
+	}()
+	testenv.Await(t, 15*time.Second, "a worker", func() bool { return strings.Contains(nodes[1].left(), "worker --remote --claim") })
+	nodes[1].disconnect()
+	close(cut)
+	t.Logf("cut as the program begins: %v", <-ended)
+	clean(t, nodes)
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	// Now all connections break at once, in the middle of the run.
+	for _, p := range up.Places() {
+		_, err := up.Worker(t.Context(), p, place.ForTraffic)
+		must(t, err)
+	}
+	nodes[1].disconnect()
+	must(t, up.Await(t.Context(), true)) // a new connection takes over
+	must(t, up.Close(context.Background()))
+	clean(t, nodes)
+}
+
+// TestClaim: a second run on a host is told who uses it.
+func TestClaim(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	_, err = hosts.Up(t.Context(), config)
+	if want := fmt.Sprintf("process-%d) is in progress on this host", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a second run: %v, want %s", err, want)
+	}
+	must(t, up.Close(context.Background()))
+	clean(t, nodes)
+}
+
+// The traffic is paced, to leave CPU time to other tests. A datagram without an answer counts as lost after half of the window.
+// So a thread that waits that long for a CPU does not look like a connection that is stalled at the end of the window.
+const experimentText = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: hosts}
+spec:
+  target:
+    hosts:
+    - {name: a, address: 10.9.0.1, user: USER, labels: {zone: east}, addresses: {weave: 10.32.0.1}, price: 1 EUR}
+    - {name: b, address: 10.9.0.2, user: USER, labels: {zone: west}, addresses: {weave: 10.32.0.2}, price: 2 EUR}
+  baseline: native
+  variants:
+  - {name: native}
+  - {name: weave, path: {address: weave}}
+  - {name: back, hosts: {client: {zone: west}}}
+  - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}
+  workloads:
+  - {name: tcp, underload: {rate: 500, warmup: 50ms, duration: 100ms}}
+  - {name: udp, underload: {protocol: udp, rate: 500, warmup: 50ms, duration: 400ms}, pairs: [2]}
+  runs: RUNS
+`
+
+// program is a run of an experiment.
+type program struct {
+	*exec.Cmd
+	output output
+}
+
+// run runs an experiment on the hosts, anew.
+func (w *world) run(t *testing.T, user string, runs int, args ...string) *program {
+	t.Helper()
+	file := filepath.Join(w.home, "hosts.yaml")
+	text := strings.NewReplacer("USER", user, "RUNS", fmt.Sprint(runs)).Replace(experimentText)
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+	return w.start(t, append([]string{"run", file, "--out", filepath.Join(w.home, "results")}, args...)...)
+}
+
+// start starts this program in the controller's namespace, as its user.
+func (w *world) start(t *testing.T, args ...string) *program {
+	t.Helper()
+	p := &program{Cmd: exec.Command("/proc/self/exe", args...)}
+	p.Env = append(os.Environ(), "HOME="+w.home, "SSH_AUTH_SOCK=")
+	p.Stdout, p.Stderr = &p.output, &p.output
+	must(t, netns.Do(w.ns, p.Start))
+	t.Cleanup(func() { _ = p.Process.Kill() })
+	return p
+}
+
+// end waits for the end of a run, and returns what it printed.
+func (p *program) end() (text string, err error) {
+	err = p.Wait() // which also waits for the whole output
+	return p.output.String(), err
+}
+
+func (w *world) trials(t *testing.T) (all []record.Trial) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
+	must(t, err)
+	if len(files) != 1 {
+		t.Fatalf("results: %v", files)
+	}
+	data, err := os.ReadFile(files[0])
+	must(t, err)
+	for line := range strings.Lines(string(data)) {
+		var trial record.Trial
+		must(t, json.Unmarshal([]byte(line), &trial))
+		all = append(all, trial)
+	}
+	return all
+}
+
+// measured returns the trials without those that the run repeated because a connection stalled.
+func (w *world) measured(t *testing.T) []record.Trial {
+	t.Helper()
+	return slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return record.Stalled(t.Error) })
+}
+
+// served reports whether a server saw traffic. It need not have, where a warning says that the client sent late.
+func served(trial record.Trial) bool {
+	server := trial.PerPair[0].Server
+	return server.Messages > 0 || server.Bytes > 0 || slices.ContainsFunc(trial.Warnings, func(w record.Warning) bool {
+		return w.Code == record.WarnGeneratorBound || w.Code == record.WarnSaturated
+	})
+}
+
+// TestExperiment: every variant gives figures. The user becomes root where a variant needs it.
+func TestExperiment(t *testing.T) {
+	t.Parallel()
+	with := nodeOptions{config: "MaxSessions 1\n", sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
+	w, nodes := newWorld(t, with, with)
+	dry, err := w.run(t, "user", 1, "--dry-run").end()
+	for _, want := range []string{"hosts a, b", "user@10.9.0.1:22", "by sudo -n", "Nothing is missing"} {
+		if !strings.Contains(dry, want) {
+			t.Errorf("the plan lacks %q: %v\n%s", want, err, dry)
+		}
+	}
+	clean(t, nodes)
+	text, err := w.run(t, "user", 2).end()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	trials := w.measured(t)
+	if len(trials) != 16 {
+		t.Errorf("%d trials, want 2 blocks of 4 variants by 2 workloads", len(trials))
+	}
+	for _, trial := range trials {
+		client := trial.PerPair[0].Client.Place
+		switch {
+		case trial.Status != record.StatusOK || !served(trial):
+			t.Errorf("%s %s: %s, %+v", trial.Variant, trial.Workload, trial.Error, trial.PerPair[0].Server)
+		case client != map[bool]string{true: "b", false: "a"}[trial.Variant == "back"]:
+			t.Errorf("%s: the client is on %s", trial.Variant, client)
+		case (trial.Variant == "rps") != (len(trial.Settings) > 0):
+			t.Errorf("%s: settings %v", trial.Variant, trial.Settings)
+		}
+	}
+	clean(t, nodes)
+}
+
+// recorded returns the number of trials on record.
+func (w *world) recorded() int {
+	files, _ := filepath.Glob(filepath.Join(w.home, "results", "*", "trials.jsonl"))
+	if len(files) == 0 {
+		return 0
+	}
+	data, _ := os.ReadFile(files[0])
+	return strings.Count(string(data), "\n")
+}
+
+// TestResume: a run whose controller is killed, even in a trial with accelerators, leaves nothing on the hosts. The resumed run
+// loses no trial, and repeats none.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
+	w, nodes := newWorld(t, with, with)
+	found := nodes[0].read("sys/class/net/eth0/queues/rx-0/rps_cpus")
+	kill := func(p *program) {
+		t.Helper()
+		must(t, p.Process.Kill())
+		_, _ = p.end() // killed
+		clean(t, nodes)
+		for _, n := range nodes {
+			if left := n.read("sys/class/net/eth0/queues/rx-0/rps_cpus"); left != found {
+				t.Errorf("rps_cpus of host %s is %s, was %s", n.name, left, found)
+			}
+		}
+	}
+	p := w.run(t, "user", 3)
+	testenv.Await(t, 60*time.Second, "a trial with RPS", func() bool {
+		return nodes[0].read("sys/class/net/eth0/queues/rx-0/rps_cpus") != found
+	})
+	kill(p)
+	folders, err := filepath.Glob(filepath.Join(w.home, "results", "*"))
+	must(t, err)
+	for range 2 {
+		before := w.recorded()
+		p = w.start(t, "run", "--resume", folders[0])
+		testenv.Eventually(t, 60*time.Second, "another trial", func() string {
+			if w.recorded() > before {
+				return ""
+			}
+			return fmt.Sprintf("%d are on record\n%s", w.recorded(), p.output.String())
+		})
+		kill(p)
+	}
+	if text, err := w.start(t, "run", "--resume", folders[0]).end(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	seen := make(map[string]int)
+	trials := w.measured(t)
+	for _, trial := range trials {
+		seen[fmt.Sprint(trial.Block, trial.Variant, trial.Workload)]++
+		if trial.Status != record.StatusOK {
+			t.Errorf("%s %s: %s", trial.Variant, trial.Workload, trial.Error)
+		}
+	}
+	if len(trials) != 24 || len(seen) != 24 {
+		t.Errorf("%d trials of %d cells, want 3 blocks of 4 variants by 2 workloads", len(trials), len(seen))
+	}
+	clean(t, nodes)
+}
+
+// TestAnotherAddress: a host that comes back at another address ends the run, as its trials would go to
+// nobody, or to somebody else.
+func TestAnotherAddress(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	b := nodes[1]
+	known := knownhosts.Line([]string{nodes[0].address}, nodes[0].hostKey.PublicKey()) + "\n" + knownhosts.Line([]string{"b.example"}, b.hostKey.PublicKey()) + "\n"
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(known), 0o600))
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
+	config.Hosts[1].Address = "b.example"
+	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		return w.dial(ctx, network, strings.Replace(address, "b.example", b.address, 1)) // as its name server has it now
+	})
+	up, err := hosts.Up(t.Context(), config)
+	must(t, err)
+	b.stop()
+	b.in("ip", "address", "del", b.address+"/24", "dev", "eth0")
+	b.in("ip", "address", "add", "10.9.0.77/24", "dev", "eth0")
+	b.address = "10.9.0.77"
+	b.start(w)
+	err = up.Await(t.Context(), true)
+	if want := "host b has come back at another address, 10.9.0.77 for 10.9.0.2"; !errors.Is(err, place.ErrLost) || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v\nwant  %s", err, want)
+	}
+	must(t, up.Close(context.Background()))
+	clean(t, nodes)
+}
+
+// TestDropOff: a host that is cut from power in a trial costs that trial.
+func TestDropOff(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	p := w.run(t, "root", 3)
+	testenv.Await(t, 60*time.Second, "three trials", func() bool { return w.recorded() >= 3 })
+	nodes[1].stop()
+	nodes[1].start(w)
+	text, err := p.end()
+	failed := 0
+	trials := w.measured(t)
+	for _, trial := range trials {
+		if trial.Status != record.StatusOK {
+			failed++
+			t.Log(trial.Error)
+		}
+	}
+	// At the edge between two trials it costs none. It costs two where the kernel kills the worker of the first before the one
+	// that tells whether the host is there.
+	if err != nil || failed > 2 || len(trials) != 24+failed {
+		t.Errorf("%d of %d trials failed: %v\n%s", failed, len(trials), err, text)
+	}
+	if !strings.Contains(text, "host b is back") {
+		t.Errorf("it did not say that the host is back:\n%s", text)
+	}
+	clean(t, nodes)
+}
+
+// command copies this program to a node, and returns a command that runs it there.
+func (n *node) command(args ...string) *exec.Cmd {
+	n.t.Helper()
+	self, err := os.ReadFile("/proc/self/exe")
+	must(n.t, err)
+	must(n.t, os.WriteFile(filepath.Join(n.dir, "slipstream"), self, 0o700))
+	return exec.Command("nsenter", append([]string{"--target", n.init(), "--mount", "--pid", "--net", "/mnt/slipstream"}, args...)...)
+}
+
+// TestAppliedBefore: what an administrator has applied on a host outlives a run that has accelerators of its own there.
+func TestAppliedBefore(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	must(t, os.WriteFile(filepath.Join(nodes[0].dir, "rps.yaml"), []byte(strings.NewReplacer("USER", "root", "RUNS", "2").Replace(experimentText)), 0o600))
+	const setting = "sys/class/net/eth0/queues/rx-0/rps_cpus"
+	found := nodes[0].read(setting)
+	if out, err := nodes[0].command("accel", "apply", "/mnt/rps.yaml", "rps").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	applied := nodes[0].read(setting)
+	if applied == found {
+		t.Fatalf("%s is %s with RPS, too", setting, found)
+	}
+	text, err := w.run(t, "root", 2).end()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	if now := nodes[0].read(setting); now != applied {
+		t.Errorf("%s is %s after the run, was %s", setting, now, applied)
+	}
+}
+
+// TestControlWorkerKilled: what a dead worker had applied does not stay for the trials that follow.
+func TestControlWorkerKilled(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	const setting = "sys/class/net/eth0/queues/rx-0/rps_cpus"
+	found := nodes[0].read(setting)
+	p := w.run(t, "root", 20)
+	for killed := ""; killed != "rps"; { // the trial may have ended meanwhile, and another one loses its worker
+		testenv.Await(t, 60*time.Second, "a trial with RPS", func() bool { return nodes[0].read(setting) != found })
+		before := w.recorded()
+		nodes[0].kill(func(line string) bool {
+			return strings.HasPrefix(line, "/proc/") && strings.Contains(line, " worker --control ")
+		})
+		var during []record.Trial
+		testenv.Await(t, 60*time.Second, "the setting as it was", func() bool {
+			all := w.trials(t)[before:]
+			if nodes[0].read(setting) == found {
+				return true
+			}
+			during = all
+			return false
+		})
+		testenv.Await(t, 60*time.Second, "the trial that lost its worker", func() bool {
+			all := w.trials(t)[before:]
+			i := slices.IndexFunc(all, func(t record.Trial) bool { return t.Status == record.StatusFailed })
+			if i >= 0 {
+				killed = all[i].Variant
+			}
+			return i >= 0
+		})
+		for _, trial := range during {
+			if killed == "rps" && trial.Variant != "rps" { // one of these sets it again
+				t.Errorf("a trial of %s ran before the setting was as it had been", trial.Variant)
+			}
+		}
+	}
+	must(t, p.Process.Signal(os.Interrupt))
+	text, _ := p.end() // interrupted
+	if now := nodes[0].read(setting); now != found {
+		t.Errorf("%s is %s after the run, was %s\n%s", setting, now, found, text)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(text)
+		}
+	})
+	clean(t, nodes)
+}
+
+// TestSwitchRestartsHost: a switch that restarts a host costs no trial, and what the run applied is restored at its
+// end. The first command of two returns while the host is still down.
+func TestSwitchRestartsHost(t *testing.T) {
+	t.Parallel()
+	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
+	w, nodes := newWorld(t, with, with)
+	text := strings.NewReplacer("USER", "user", "RUNS", "2").Replace(experimentText)
+	text = text[:strings.Index(text, "  - {name: weave")] + `  - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}
+  - {name: restarted, switch: {to: [sh, -c, SCRIPT], back: [sh, -c, SCRIPT]}}
+` + text[strings.Index(text, "  workloads:"):] + "  trialsPerPeriod: 1\n"
+	commands := filepath.Join(w.home, "commands")
+	text = strings.ReplaceAll(text, "SCRIPT", fmt.Sprintf("'echo >>%s; n=$(wc -l <%[1]s); until [ -e %[1]s-$n ]; do sleep 0.02; done'", commands))
+	must(t, os.WriteFile(commands, nil, 0o600))
+	file := filepath.Join(w.home, "hosts.yaml")
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+	p := w.start(t, "run", file, "--out", filepath.Join(w.home, "results"))
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	var err error
+	restarts := 0
+	for running := true; running; {
+		select {
+		case err = <-ended:
+			running = false
+			continue
+		case <-time.After(20 * time.Millisecond):
+		}
+		if asked, _ := os.ReadFile(commands); len(asked) == restarts {
+			continue
+		}
+		restarts++
+		done := func() { must(t, os.WriteFile(fmt.Sprintf("%s-%d", commands, restarts), nil, 0o600)) }
+		nodes[1].stop()
+		if restarts%2 == 0 {
+			done()
+		}
+		nodes[1].start(w)
+		if restarts%2 == 1 {
+			done()
+		}
+	}
+	if err != nil || restarts < 4 {
+		t.Errorf("%d restarts: %v\n%s", restarts, err, p.output.String())
+	}
+	for _, trial := range w.trials(t) {
+		if trial.Status != record.StatusOK && !record.Stalled(trial.Error) {
+			t.Errorf("%s %s: %s", trial.Variant, trial.Workload, trial.Error)
+		}
+	}
+	clean(t, nodes)
+}
+
+// mutedConn is a connection that goes silent, in both directions, after some bytes were sent.
+type mutedConn struct {
+	net.Conn
+	left   *atomic.Int64
+	closed chan struct{}
+	once   *sync.Once
+}
+
+func (c mutedConn) Write(b []byte) (int, error) {
+	if c.left.Add(-int64(len(b))) < 0 {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+func (c mutedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.left.Load() < 0 {
+		<-c.closed
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+func (c mutedConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// TestSilentJump: a jump host that goes silent does not hold up a run that has run out of patience.
+func TestSilentJump(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "config"), []byte("Host far\n  HostName "+nodes[1].address+"\n  User root\n  ProxyJump root@"+nodes[0].address+"\n"), 0o600))
+	config := w.config(t, hosts.Config{Hosts: []spec.Host{{Name: "far"}}})
+	// In the handshake of either machine, in the look, and in the copy.
+	for _, bytes := range []int64{1000, 3000, 3600, 4200, 4800, 5400, 1 << 20} {
+		t.Run(fmt.Sprint(bytes), func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			began := time.Now()
+			up, err := hosts.Up(ctx, config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+				c, err := w.dial(ctx, network, address)
+				if err != nil {
+					return nil, err
+				}
+				left := new(atomic.Int64)
+				left.Store(bytes)
+				return mutedConn{c, left, make(chan struct{}), new(sync.Once)}, nil
+			}))
+			if err == nil {
+				must(t, up.Close(context.Background()))
+			}
+			if took := time.Since(began); err == nil || took > 20*time.Second {
+				t.Errorf("after %s: %v", took, err)
+			}
+		})
+	}
+}
+
+func sshKey(pem []byte) (any, error) { return ssh.ParseRawPrivateKey(pem) }
+
+// TestTakeover: if the connection of a worker breaks silently, so that its input stays open, the worker yields to another one of
+// its run. It does not yield to any other, not even to one of another user who has seen the name of the run.
+func TestTakeover(t *testing.T) {
+	t.Parallel()
+	testenv.NeedRoot(t)
+	ns := namespace(t)
+	start := func(user uint32, claim string) *exec.Cmd {
+		cmd := exec.Command("/proc/self/exe", "worker", "--remote", "--claim", claim)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+		cmd.Stderr = new(output)
+		_, err := cmd.StdinPipe()
+		must(t, err)
+		must(t, netns.Do(ns, cmd.Start))
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		return cmd
+	}
+	const nobody = 65534
+	first := start(0, "mine/somebody")
+	testenv.Await(t, 10*time.Second, "the claim", func() bool {
+		sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", first.Process.Pid))
+		return err == nil && strings.Contains(string(sockets), "@slipstream/run")
+	})
+	for user, claim := range map[uint32]string{0: "another/somebody-else", nobody: "mine/somebody"} {
+		other := start(user, claim)
+		kill := time.AfterFunc(10*time.Second, func() { _ = other.Process.Kill() })
+		if err := other.Wait(); err == nil || !strings.Contains(other.Stderr.(*output).String(), "another run (somebody) is in progress on this host") {
+			t.Errorf("a claim of %s by user %d: %v, %s", claim, user, err, other.Stderr)
+		}
+		kill.Stop()
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = first.Wait() // however it ends
+	}()
+	start(0, "mine/somebody")
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the first has not ended")
+	}
+}

@@ -1,0 +1,541 @@
+// Package kube creates the places of an experiment as pods: one pod for each end of each pair, on two
+// nodes of a cluster or more, and on each node a privileged one that samples counters and applies accelerators.
+// It opens streams to workers in the pods (by exec) and finds out why a stream ended. What a worker
+// does is up to internal/worker, and what runs in the places to internal/experiment.
+//
+// All objects carry labels, by which Runs finds what a dead run has left. own.go tells them from
+// objects that somebody else has labelled alike.
+package kube
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/spec"
+)
+
+// Config of a run's pods.
+type Config struct {
+	// Spec names the nodes (see Cluster.ChooseAll).
+	Spec spec.Kubernetes
+	// Mesh: a node that is lost does not end the run.
+	Mesh bool
+	// Version of the program: the tag of the default image.
+	Version string
+	// Pods on each node.
+	Pods int
+	// Accelerate, Pod, Service and Native say whether some variant has accelerators, or one of those paths.
+	Accelerate, Pod, Service, Native bool
+	// LinuxClient and LinuxServer say what needs Linux on the nodes of clients and of servers, such as
+	// "http of workload page", and Windows what needs Windows on both; "" if nothing does.
+	LinuxClient, LinuxServer, Windows string
+	// Note prints a line for the user.
+	Note func(string)
+}
+
+// Pods are the places of a run, until Close.
+type Pods struct {
+	cluster *Cluster
+	config  Config
+	run
+	places []place.Place
+	// traffic and control are the pods whose workers act in each place, by its name. host are the pods
+	// of native traffic, by the name of the place that they stand in for.
+	traffic, control, host map[string]*corev1.Pod
+	// systems are the operating systems of the nodes, by name; windows are those that run Windows.
+	systems map[string]string
+	windows map[string]bool
+
+	since        time.Time // of its lease
+	stopRenewing context.CancelFunc
+	renewing     sync.WaitGroup
+
+	mu sync.Mutex
+	// lost has the reasons why no trial can succeed any more, by node in a mesh. The node "" stands for all.
+	lost map[string]error
+	// silent has the time since which no worker could be started, by pod.
+	silent map[string]time.Time
+}
+
+// upTime bounds how long pods may take to start: an image may have to be pulled.
+const upTime = 3 * time.Minute
+
+// Up creates the pods of a run, with services in front of the servers if the run has them, and returns when all pods
+// are running. ReachServices waits for the services. If Up fails, or ctx ends, it leaves nothing behind.
+func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
+	p := &Pods{
+		cluster: c, config: config, silent: make(map[string]time.Time), lost: make(map[string]error), systems: make(map[string]string),
+		traffic: make(map[string]*corev1.Pod), control: make(map[string]*corev1.Pod), host: make(map[string]*corev1.Pod),
+		stopRenewing: func() {},
+	}
+	id := strings.ToLower(rand.Text())[:8]
+	image, pull := imageOf(config.Spec.Image, config.Version)
+	p.run = *newRun(id)
+	p.spec, p.image, p.pull = config.Spec, image, pull
+	if c.namespace != "" {
+		p.namespace, p.nodes, p.inNamedNamespace = c.namespace, c.namespace, true
+	}
+	if err := c.check(ctx, c.permissions(config)); err != nil {
+		return nil, err
+	}
+	if err := c.busy(ctx, nil, nodesOf(config.Spec)...); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.windows, p.tolerations, err = c.readNodes(ctx, nodesOf(config.Spec), config); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, 3*upTime, fmt.Errorf("the pods are not up after %s", 3*upTime))
+	defer cancel()
+	if err := p.up(ctx); err != nil {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		down, stop := context.WithTimeout(context.WithoutCancel(ctx), downTime)
+		defer stop()
+		return nil, errors.Join(err, p.Close(down))
+	}
+	return p, nil
+}
+
+// permissions that a run needs.
+func (c *Cluster) permissions(config Config) []permission {
+	var all []permission
+	need := func(group, resource, subresource string, verbs ...string) {
+		for _, verb := range verbs {
+			all = append(all, permission{verb, group, resource, subresource, c.namespace})
+		}
+	}
+	if c.namespace == "" {
+		need("", "namespaces", "", "get", "create", "delete")
+	}
+	need("", "pods", "", "get", "list", "create", "delete")
+	need("", "pods", "exec", "create")
+	need("coordination.k8s.io", "leases", "", "list", "create", "patch", "delete")
+	if config.Service {
+		need("", "services", "", "list", "create", "delete")
+	}
+	return all
+}
+
+// nodePods reports whether the run has privileged pods.
+func (p *Pods) nodePods() bool { return !p.spec.Unprivileged }
+
+// busy returns an error if another run measures on the same nodes. own is the run that asks, once it has a lease: then runs
+// with a newer lease do not count, because they will see this one's and stop.
+func (c *Cluster) busy(ctx context.Context, own *Pods, nodes ...string) error {
+	runs, _, err := c.Runs(ctx)
+	if err != nil {
+		return nil // it takes permissions that a run does not need
+	}
+	for _, r := range runs {
+		if !r.Alive || own != nil && (r.ID == own.id || r.Since.After(own.since)) {
+			continue
+		}
+		for _, node := range nodes {
+			if slices.Contains(r.Nodes, node) {
+				return fmt.Errorf("run %s of %s is in progress on node %s, and the two would disturb each other: wait for it, name other nodes, or end it with slipstream cleanup --all",
+					r.ID, r.Holder, node)
+			}
+		}
+	}
+	return nil
+}
+
+func (p *Pods) up(ctx context.Context) error {
+	if err := p.makeNamespaces(ctx); err != nil {
+		return err
+	}
+	if err := p.takeLease(ctx); err != nil {
+		return err
+	}
+	// Another run may have begun since the first check. If two began in the same second, both stop.
+	if err := p.cluster.busy(ctx, p, nodesOf(p.spec)...); err != nil {
+		return err
+	}
+	var traffic, control []*corev1.Pod
+	nodes := nodesOf(p.spec)
+	for i, node := range nodes {
+		role := roleOf(nodes, i)
+		if p.nodePods() && !p.windows[node] {
+			pod := p.nodePod(p.name(role, "node"), node)
+			p.control[node] = pod
+			control = append(control, pod)
+		}
+		for j := range p.config.Pods {
+			place := placeOf(nodes, i, j)
+			name := p.name(role, j)
+			if p.windows[node] {
+				p.host[place] = p.windowsPod(name, node)
+				traffic = append(traffic, p.host[place])
+				continue
+			}
+			p.traffic[place] = p.serverPod(name, node, p.config.Service && turn(nodes, i, j)%2 == 1)
+			traffic = append(traffic, p.traffic[place])
+			if p.config.Native {
+				p.host[place] = p.hostPod(p.name(role, j, "host"), node)
+				traffic = append(traffic, p.host[place])
+			}
+			p.control[place] = p.control[node]
+		}
+	}
+	if err := p.start(ctx, control); err != nil {
+		if p.config.Accelerate || p.config.Native || ctx.Err() != nil || !rejected(err) {
+			return err
+		}
+		// A run that only samples with these pods continues without them.
+		p.config.Note(fmt.Sprintf("CPU use is not measured: %v", err))
+		clear(p.control)
+		if err := p.remove(ctx, control); err != nil {
+			return err
+		}
+	}
+	if err := p.start(ctx, traffic); err != nil {
+		return err
+	}
+	return p.makePlaces(ctx)
+}
+
+// roleOf names the pods of node i: of two nodes one has the clients and the other the servers.
+func roleOf(nodes []string, i int) string {
+	if len(nodes) == 2 {
+		return []string{"client", "server"}[i]
+	}
+	return fmt.Sprintf("n%d", i)
+}
+
+// placeOf is the name of pod j of node i.
+func placeOf(nodes []string, i, j int) string {
+	if len(nodes) == 2 {
+		return fmt.Sprintf("%s/%s-%d", nodes[i], roleOf(nodes, i), j)
+	}
+	return fmt.Sprintf("%s/pod-%d", nodes[i], j)
+}
+
+// turn returns the turn of pod j of node i, as target/topology gives turns to pairs: a client has an even turn, and its
+// server the next one.
+func turn(nodes []string, i, j int) int { return j*len(nodes) + i }
+
+func (p *Pods) makeNamespaces(ctx context.Context) error {
+	if p.inNamedNamespace {
+		return p.cluster.checkNamespace(ctx, p.namespace)
+	}
+	// There are two namespaces, so that Pod Security Admission enforces the strictest standard on the pods for traffic,
+	// whatever the others need.
+	namespaces := []*corev1.Namespace{p.namespaceObject(p.namespace, "restricted")}
+	if p.nodePods() {
+		namespaces = append(namespaces, p.namespaceObject(p.nodes, "privileged"))
+	}
+	for _, n := range namespaces {
+		if _, err := p.cluster.api.Namespaces().Create(ctx, n, creation); err != nil {
+			return fmt.Errorf("create namespace %s: %w", n.Name, explain(err))
+		}
+	}
+	return nil
+}
+
+// start creates pods and the services in front of them, and waits until they run.
+func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
+	for i, pod := range pods {
+		created, err := p.create(ctx, pod)
+		if err != nil {
+			return err
+		}
+		pods[i].UID = created.UID
+		if slices.Contains(pod.Spec.Containers[0].Args, "--listen") {
+			if _, err := p.cluster.api.Services(pod.Namespace).Create(ctx, p.service(pod.Name), creation); err != nil {
+				return fmt.Errorf("create service %s/%s: %w", pod.Namespace, pod.Name, explain(err))
+			}
+		}
+	}
+	return p.waitRunning(ctx, pods)
+}
+
+// rejectedError is the error of the API server that rejects a pod.
+type rejectedError struct {
+	pod string
+	err error
+}
+
+func (e *rejectedError) Error() string {
+	text := fmt.Sprintf("the API server rejects pod %s: %v", e.pod, e.err)
+	if strings.Contains(e.err.Error(), "PodSecurity") {
+		text += "\nthe namespace enforces a Pod Security Standard that forbids this pod: leave out -n, so that the run creates its own namespaces, or leave out accelerators and the native path (unprivileged: true)"
+	}
+	return text
+}
+
+func (e *rejectedError) Unwrap() error { return e.err }
+
+func rejected(err error) bool { return errors.As(err, new(*rejectedError)) }
+
+func (p *Pods) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+	for {
+		created, err := p.cluster.api.Pods(pod.Namespace).Create(ctx, pod, creation)
+		switch {
+		case err == nil:
+			return created, nil
+		case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount"):
+			// The controller that creates a new namespace's default service account lags a little.
+			if err := pause(ctx); err != nil {
+				return nil, fmt.Errorf("create pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			}
+		case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+			return nil, &rejectedError{pod.Namespace + "/" + pod.Name, err}
+		default:
+			return nil, fmt.Errorf("create pod %s/%s: %w", pod.Namespace, pod.Name, explain(err))
+		}
+	}
+}
+
+// pollTime is the interval at which the cluster is polled. A list is cheap, and unlike a watch needs no
+// second permission.
+const pollTime = 300 * time.Millisecond
+
+func pause(ctx context.Context) error {
+	timer := time.NewTimer(pollTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// list returns the run's pods by namespace and name.
+func (p *Pods) list(ctx context.Context) (map[string]*corev1.Pod, error) {
+	all := make(map[string]*corev1.Pod)
+	namespaces := []string{p.namespace}
+	if p.nodes != p.namespace && p.nodePods() {
+		namespaces = append(namespaces, p.nodes)
+	}
+	for _, namespace := range namespaces {
+		list, err := p.cluster.api.Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + p.id})
+		if err != nil {
+			return nil, fmt.Errorf("list pods of %s: %w", namespace, explain(err))
+		}
+		for i := range list.Items {
+			all[namespace+"/"+list.Items[i].Name] = &list.Items[i]
+		}
+	}
+	return all, nil
+}
+
+// retryTime bounds how long a kubelet may retry what failed. By then it has tried twice.
+const retryTime = 15 * time.Second
+
+// waitRunning waits until pods run, and fills in their status. It gives up on a pod that cannot run any more, and after
+// upTime on all that do not run yet.
+func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
+	began := time.Now()
+	late, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("not running after %s", upTime))
+	defer cancel()
+	for {
+		now, err := p.list(ctx)
+		if err != nil && !unreachable(err) {
+			return err
+		}
+		if err == nil {
+			if pods, err = p.waiting(pods, now, time.Since(began)); err != nil || len(pods) == 0 {
+				return err
+			}
+		}
+		if end := pause(late); end != nil {
+			return p.giveUpAll(ctx, pods, end)
+		}
+	}
+}
+
+// waiting returns the pods that do not run yet, without those that it gives up on.
+func (p *Pods) waiting(pods []*corev1.Pod, now map[string]*corev1.Pod, waited time.Duration) (left []*corev1.Pod, err error) {
+	for _, pod := range pods {
+		state := podState{text: "is gone: somebody deleted it", final: true}
+		if got := now[pod.Namespace+"/"+pod.Name]; got != nil {
+			state = stateOf(got)
+			pod.Status = got.Status
+		}
+		if state.final || state.retried && waited > retryTime {
+			if err := p.giveUp(pod, state.of(pod)); err != nil {
+				return nil, err
+			}
+		}
+		if state.text != "" && p.isLost(pod) == nil {
+			left = append(left, pod)
+		}
+	}
+	return left, nil
+}
+
+// giveUpAll gives up on pods that do not run yet, as there is no more time; if the run ends, on the first of them.
+func (p *Pods) giveUpAll(ctx context.Context, pods []*corev1.Pod, end error) error {
+	for _, pod := range pods {
+		why := fmt.Errorf("%w: %w", end, stateOf(pod).of(pod))
+		if ctx.Err() != nil {
+			return why
+		}
+		if err := p.giveUp(pod, why); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveUp returns why a pod does not start, which ends the run. A mesh loses the pod's node instead, as long as two others are
+// left.
+func (p *Pods) giveUp(pod *corev1.Pod, why error) error {
+	if p.isLost(pod) != nil {
+		return nil
+	}
+	others := 0
+	for _, node := range nodesOf(p.spec) {
+		if node != nodeOf(pod) && p.isLostNode(node) == nil {
+			others++
+		}
+	}
+	if !p.config.Mesh || others < 2 {
+		return why
+	}
+	p.config.Note(fmt.Sprintf("the mesh goes on without node %s: %v", nodeOf(pod), why))
+	_ = p.lose(pod, why)
+	return nil
+}
+
+// nodeOf returns the node that a pod is assigned to.
+func nodeOf(pod *corev1.Pod) string {
+	return pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0]
+}
+
+// makePlaces sets p.places, once the pods have addresses.
+func (p *Pods) makePlaces(ctx context.Context) error {
+	addresses := func(pod *corev1.Pod) (v4, v6 netip.Addr) {
+		var all []string
+		for _, ip := range pod.Status.PodIPs {
+			all = append(all, ip.IP)
+		}
+		return ips(all)
+	}
+	services := make(map[string]corev1.Service)
+	if p.config.Service {
+		list, err := p.cluster.api.Services(p.namespace).List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + p.id})
+		if err != nil {
+			return fmt.Errorf("list services of %s: %w", p.namespace, explain(err))
+		}
+		for _, s := range list.Items {
+			services[s.Name] = s
+		}
+	}
+	nodes := nodesOf(p.spec)
+	for _, name := range nodes {
+		place := place.Place{Name: name, Kind: place.Node, Node: name, Unprivileged: p.control[name] == nil}
+		node, err := p.cluster.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("get node %s: %w", name, explain(err))
+		}
+		p.systems[name] = node.Status.NodeInfo.OSImage
+		var all []string
+		for _, a := range node.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP {
+				all = append(all, a.Address)
+			}
+		}
+		place.IPv4, place.IPv6 = ips(all)
+		p.places = append(p.places, place)
+	}
+	for i, node := range nodes {
+		for j := range p.config.Pods {
+			place := place.Place{
+				Name: placeOf(nodes, i, j), Kind: place.Pod, Node: node, Unprivileged: true,
+			}
+			pod := p.traffic[place.Name]
+			if p.windows[node] {
+				pod = p.host[place.Name]
+			}
+			place.IPv4, place.IPv6 = addresses(pod)
+			if p.isLost(pod) != nil { // it may have no address, and no traffic goes there
+				place.IPv4, place.IPv6 = p.places[i].IPv4, p.places[i].IPv6
+			}
+			if s, ok := services[pod.Name]; ok {
+				place.Service.IPv4, place.Service.IPv6 = ips(s.Spec.ClusterIPs)
+				place.Service.Port = trafficPort
+			}
+			p.places = append(p.places, place)
+		}
+	}
+	return nil
+}
+
+// ReachServices waits until every client reaches its server through the service, or its worker gives up (--reach). Whatever
+// implements services programs them with a delay, and only traffic shows when it has.
+func (p *Pods) ReachServices(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("no answer after %s", upTime))
+	defer cancel()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	nodes := nodesOf(p.spec)
+	for k, server := range p.places {
+		if server.Service.Port == 0 {
+			continue
+		}
+		k -= len(nodes) // its number among the pods
+		before := turn(nodes, k/p.config.Pods, k%p.config.Pods) - 1
+		client := placeOf(nodes, before%len(nodes), before/len(nodes))
+		address := server.Service.IPv4
+		if !address.IsValid() {
+			address = server.Service.IPv6
+		}
+		probe := netip.AddrPortFrom(address, probePort).String()
+		wg.Go(func() {
+			s := p.exec(p.traffic[client], "worker", "--reach", probe)
+			defer s.Close()
+			select {
+			case <-s.done:
+			case <-ctx.Done():
+			}
+			if err := s.ended(); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, probe, err))
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Places returns the nodes, the clients' first, and then the pods of each.
+func (p *Pods) Places() []place.Place { return p.places }
+
+// System returns the operating system of a node, which its pods cannot see.
+func (p *Pods) System(node string) string { return p.systems[node] }
+
+// Placement says in a sentence where the pods are.
+func (p *Pods) Placement() string {
+	if len(p.spec.NodeNames) > 0 {
+		return fmt.Sprintf("Pods run on the nodes %s, in namespace %s.", strings.Join(p.spec.NodeNames, ", "), p.namespace)
+	}
+	return fmt.Sprintf("Clients run on node %s, servers on node %s, in pods of namespace %s.", p.spec.ClientNode, p.spec.ServerNode, p.namespace)
+}
+
+// holder identifies this process in the lease.
+func holder() string {
+	name, err := os.Hostname()
+	if err != nil {
+		name = "unknown"
+	}
+	return fmt.Sprintf("%s, process %d", name, os.Getpid())
+}

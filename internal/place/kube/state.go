@@ -1,0 +1,221 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"slipstream.dev/internal/place"
+)
+
+// podState says why a pod is not running, as the predicate of a sentence about it; it is empty if the pod runs.
+type podState struct {
+	text string
+	// A final state does not change by itself.
+	final bool
+	// The kubelet tries again what failed.
+	retried bool
+}
+
+// of returns the whole sentence.
+func (s podState) of(pod *corev1.Pod) error {
+	return fmt.Errorf("pod %s/%s on node %s %s", pod.Namespace, pod.Name, nodeOf(pod), s.text)
+}
+
+func stateOf(p *corev1.Pod) podState {
+	if p.DeletionTimestamp != nil {
+		return podState{text: "is being deleted, but not by this run", final: true}
+	}
+	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
+		return podState{text: "has ended: " + cmp.Or(join(p.Status.Reason, p.Status.Message), "its container exited"), final: true}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+			return podState{text: "cannot be scheduled: " + c.Message + "; request fewer resources, or name another node", final: true}
+		}
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		switch {
+		case c.State.Waiting != nil:
+			return waitingState(c, p.Spec.Containers[0].Command[0])
+		case c.State.Terminated != nil:
+			return podState{text: "ended: " + ending(c.State.Terminated), final: true}
+		case c.State.Running != nil && len(p.Status.PodIPs) > 0:
+			return podState{}
+		}
+	}
+	return podState{text: "has not started yet"}
+}
+
+func waitingState(c corev1.ContainerStatus, program string) podState {
+	w := c.State.Waiting
+	why := join(w.Reason, w.Message)
+	switch w.Reason {
+	case "ErrImageNeverPull":
+		return podState{text: fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
+			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry and name it with --image", c.Image), final: true}
+	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName":
+		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. Name another with --image", c.Image, why), final: permanent(w), retried: true}
+	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
+		return podState{text: fmt.Sprintf("cannot start: %s. The image must have slipstream at %s", why, program), final: true}
+	case "CrashLoopBackOff":
+		if t := c.LastTerminationState.Terminated; t != nil {
+			why = ending(t)
+		}
+		return podState{text: fmt.Sprintf("exits as soon as it starts: %s. The image must have this version of slipstream at %s", why, program), final: true}
+	}
+	return podState{text: "has not started yet: " + why}
+}
+
+// permanent reports whether another attempt to pull an image would fail, too. A registry that does not answer, or answers that
+// there are too many requests, may do better in a moment.
+func permanent(w *corev1.ContainerStateWaiting) bool {
+	return w.Reason == "InvalidImageName" || slices.ContainsFunc([]string{"not found", "no such host", "denied", "unauthorized", "authorization failed", "no match for platform"},
+		func(why string) bool { return strings.Contains(strings.ToLower(w.Message), why) })
+}
+
+func ending(t *corev1.ContainerStateTerminated) string {
+	return join(cmp.Or(t.Reason, "exited"), cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode)))
+}
+
+func join(reason, message string) string {
+	if reason != "" && message != "" {
+		return reason + ": " + message
+	}
+	return reason + message
+}
+
+// patience bounds how long the API server may not answer, or no worker can be started in a pod. After that, the run is lost. A
+// control plane takes less time to elect a leader, or to notice that a node is dead.
+const patience = 45 * time.Second
+
+// diagnose finds out what happened to a pod after a stream to it broke. The error is place.ErrLost if
+// no trial can succeed in it any more.
+func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, broke error) error {
+	name := pod.Namespace + "/" + pod.Name
+	if err := p.isLost(pod); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var silence error
+	for {
+		got, err := p.cluster.api.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			return p.judge(ctx, got, pod, broke)
+		case apierrors.IsNotFound(err):
+			return p.lose(pod, fmt.Errorf("pod %s is gone: somebody deleted it, or its namespace", name))
+		case !unreachable(err):
+			return p.lose(pod, fmt.Errorf("get pod %s: %w", name, explain(err)))
+		}
+		if silence == nil || ctx.Err() == nil { // a request that had no time left says nothing about the server
+			silence = err
+		}
+		if pause(ctx) != nil {
+			if context.Cause(ctx) == context.DeadlineExceeded {
+				return p.lose(nil, fmt.Errorf("the API server has not answered for %s: %w", patience, silence))
+			}
+			return fmt.Errorf("the API server does not answer: %w", silence)
+		}
+		if err := p.isLost(pod); err != nil {
+			return err // another call has waited already
+		}
+	}
+}
+
+// judge compares a pod after a stream to it broke with the pod before.
+func (p *Pods) judge(ctx context.Context, got, was *corev1.Pod, broke error) error {
+	name := got.Namespace + "/" + got.Name
+	if got.UID != was.UID {
+		return p.lose(was, fmt.Errorf("pod %s was replaced by another of that name", name))
+	}
+	node, err := p.cluster.api.Nodes().Get(ctx, got.Spec.NodeName, metav1.GetOptions{})
+	if err == nil {
+		if why := notReady(*node); why != "" {
+			return p.lose(was, fmt.Errorf("node %s %s", node.Name, why))
+		}
+	}
+	state := stateOf(got)
+	switch {
+	case got.DeletionTimestamp != nil, got.Status.Phase == corev1.PodFailed:
+		return p.lose(was, fmt.Errorf("pod %s %s", name, state.text)) // nobody creates it again
+	case state.text != "":
+		return fmt.Errorf("pod %s %s", name, state.text) // it is restarted
+	}
+	for _, c := range got.Status.ContainerStatuses {
+		if t := c.LastTerminationState.Terminated; t != nil && restarts(got) > restarts(was) {
+			return fmt.Errorf("the container of pod %s restarted: %s", name, ending(t))
+		}
+	}
+	return fmt.Errorf("the stream to pod %s broke, but the pod is running: %w", name, broke)
+}
+
+func restarts(p *corev1.Pod) (n int32) {
+	for _, c := range p.Status.ContainerStatuses {
+		n += c.RestartCount
+	}
+	return n
+}
+
+// lose marks the run as lost, or in a mesh the node of a pod; the first reason stays.
+func (p *Pods) lose(pod *corev1.Pod, why error) error {
+	node := ""
+	if p.config.Mesh && pod != nil {
+		node = nodeOf(pod)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lost[node] == nil {
+		p.lost[node] = &place.LostError{Why: why}
+	}
+	return p.lost[node]
+}
+
+// isLost says why a pod is lost, or the whole run, nil if neither is.
+func (p *Pods) isLost(pod *corev1.Pod) error {
+	if pod == nil {
+		return p.isLostNode("")
+	}
+	return p.isLostNode(nodeOf(pod))
+}
+
+// isLostNode says why a node is lost, or the whole run, nil if neither is.
+func (p *Pods) isLostNode(node string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.lost[""]; err != nil {
+		return err
+	}
+	return p.lost[node]
+}
+
+// unanswered records that no worker could be started in a pod, and loses the run once that has lasted
+// too long.
+func (p *Pods) unanswered(pod *corev1.Pod, why error) error {
+	p.mu.Lock()
+	since, ok := p.silent[pod.Name]
+	if !ok {
+		since = time.Now()
+		p.silent[pod.Name] = since
+	}
+	p.mu.Unlock()
+	if time.Since(since) > patience && !errors.Is(why, place.ErrLost) {
+		return p.lose(pod, fmt.Errorf("no worker could be started in pod %s/%s for %s: %w", pod.Namespace, pod.Name, patience, why))
+	}
+	return why
+}
+
+func (p *Pods) answered(pod *corev1.Pod) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.silent, pod.Name)
+}

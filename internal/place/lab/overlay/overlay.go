@@ -1,0 +1,304 @@
+//go:build linux
+
+// Package overlay connects the pods of a lab's nodes by a network of the shape that some product gives it:
+// VXLAN of flannel or Calico (vxlan.go), eBPF programs like Cilium's (ebpf.go), a process that forwards
+// (forwarder.go), plain routes, or none of these. The lab makes the namespaces and the nodes' NICs.
+package overlay
+
+import (
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/place/lab/network"
+	"slipstream.dev/internal/place/lab/programs"
+	"slipstream.dev/internal/spec"
+)
+
+// Shapes of the pod network, in addition to the API's two of VXLAN.
+const (
+	// ShapeRouted has pods on a bridge, and a route to the pods of every other node via that node's
+	// address: flannel's host-gw, or Calico without encapsulation.
+	ShapeRouted = "routed"
+	// ShapeBridge has pods on a bridge, and no route to those of other nodes.
+	ShapeBridge = "bridge"
+	// ShapeVXLANFlow has one external (flow-based) VXLAN device per node. An eBPF program at the
+	// pods' veths gives each packet its tunnel key, as in Cilium's overlay and, by other means, Open
+	// vSwitch and Weave's fast data path.
+	ShapeVXLANFlow = "vxlan-flow"
+	// ShapeEBPF has eBPF programs that route between pods and NIC and bypass the node's netfilter:
+	// Cilium's host routing with direct routes between nodes.
+	ShapeEBPF = "ebpf"
+	// ShapeUDP has a process on each node that forwards packets between a TUN device and a UDP
+	// socket: flannel's udp.
+	ShapeUDP = "udp"
+)
+
+// Shapes returns the shapes of the pod network that a lab can have.
+func Shapes() []string {
+	return []string{spec.ShapeFlannel, spec.ShapeCalico, ShapeRouted, ShapeBridge, ShapeVXLANFlow, ShapeEBPF, ShapeUDP}
+}
+
+// Bypasses reports whether eBPF programs of a shape redirect packets past netfilter and the veths of pods.
+func Bypasses(shape string) bool { return shape == ShapeEBPF || shape == ShapeVXLANFlow }
+
+// MinMTU leaves the IPv6 overlay the 1280 bytes that IPv6 requires of a link.
+const MinMTU = 1280 + overhead6
+
+// VethName names the node's end of a pod's veth as the product would.
+func VethName(shape, pod string) string {
+	sum := sha1.Sum([]byte(pod))
+	digits := hex.EncodeToString(sum[:])
+	switch shape {
+	case spec.ShapeCalico:
+		return "cali" + digits[:11] // libcalico-go, VethNameForWorkload
+	case ShapeVXLANFlow, ShapeEBPF:
+		return "lxc" + digits[:12] // cilium, Endpoint2IfName in pkg/endpoint/connector
+	}
+	return "veth" + digits[:8] // containernetworking/plugins, RandomVethName
+}
+
+// Overlay describes the pod network of a lab.
+type Overlay struct {
+	// Shape is one of Shapes.
+	Shape string
+	// NICMTU is the MTU of the nodes' NICs.
+	NICMTU int
+	Nodes  []network.Node
+	// The shape udp has processes. Forwarder is a command that calls Forward. With Keep, they outlive the
+	// process that starts them.
+	Processes network.Processes
+	Forwarder []string
+	Keep      bool
+	// Log gets the end of a forwarder.
+	Log *slog.Logger
+}
+
+// bridged reports whether pods are on the node's bridge.
+func (o *Overlay) bridged() bool {
+	return slices.Contains([]string{spec.ShapeFlannel, ShapeRouted, ShapeBridge, ShapeUDP}, o.Shape)
+}
+
+// mtu returns the MTUs of the pods for both IP versions.
+func (o *Overlay) mtu() (v4, v6 int) {
+	nic := o.NICMTU
+	switch o.Shape {
+	case spec.ShapeFlannel, spec.ShapeCalico:
+		return nic - overhead4, nic - overhead6
+	case ShapeVXLANFlow: // both travel over IPv4
+		return nic - overhead4, nic - overhead4
+	case ShapeUDP: // so they do here
+		return nic - overheadUDP, nic - overheadUDP
+	}
+	return nic, nic
+}
+
+// Host is a node that has joined an overlay, and to which pods can be connected.
+type Host struct {
+	overlay *Overlay
+	ns      *network.Namespace
+	// index of the node in the overlay.
+	index int
+	node  network.Node
+	// others are the other nodes.
+	others []network.Node
+	// programs forward the pods' packets, in shapes of eBPF.
+	programs *programs.HostRouting
+	// tunnelled means that they send packets to other nodes through the VXLAN device.
+	tunnelled bool
+}
+
+// Join connects the pods of a node, the ith, with those of the other nodes. The caller closes the host.
+func (o *Overlay) Join(ns *network.Namespace, i int) (*Host, error) {
+	h := &Host{overlay: o, ns: ns, index: i, node: o.Nodes[i], others: slices.Concat(o.Nodes[:i], o.Nodes[i+1:])}
+	if err := h.join(); err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+func (h *Host) join() error {
+	if h.overlay.bridged() {
+		if err := h.makeBridge(); err != nil {
+			return err
+		}
+	}
+	switch h.overlay.Shape {
+	case ShapeRouted:
+		return h.makeRoutes()
+	case ShapeBridge:
+		return h.makeUnreachable()
+	case ShapeVXLANFlow:
+		return h.makeFlowTunnel()
+	case ShapeEBPF:
+		return h.makeDirect()
+	case ShapeUDP:
+		return h.makeForwarder()
+	}
+	return h.makeTunnels()
+}
+
+// Close releases what only connecting pods needs. The node stays connected.
+func (h *Host) Close() {
+	if h != nil && h.programs != nil {
+		h.programs.Close()
+	}
+}
+
+// makeRoutes adds routes to the pods of every other node via that node's address, like flannel's host-gw
+// (pkg/backend/hostgw) and Cilium's auto-direct-node-routes.
+func (h *Host) makeRoutes() error {
+	eth0, err := h.ns.Netlink.LinkByName(network.NIC)
+	if err != nil {
+		return fmt.Errorf("find NIC: %w", err)
+	}
+	for _, remote := range h.others {
+		for _, r := range []netlink.Route{
+			{Dst: network.IPNet(remote.Pods4), Gw: remote.Place.IPv4.AsSlice()},
+			{Dst: network.IPNet(remote.Pods6), Gw: remote.Place.IPv6.AsSlice()},
+		} {
+			r.LinkIndex = eth0.Attrs().Index
+			if err := h.ns.Netlink.RouteAdd(&r); err != nil {
+				return fmt.Errorf("add route to pods of %s: %w", remote.Place.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// makeUnreachable makes the kernel answer at once that the pods of other nodes are unreachable; otherwise it
+// would send the packets to the default gateway.
+func (h *Host) makeUnreachable() error {
+	for _, p := range []netip.Prefix{network.Cluster4, network.Cluster6} {
+		if err := h.ns.Netlink.RouteAdd(&netlink.Route{Dst: network.IPNet(p), Type: unix.RTN_UNREACHABLE, Table: unix.RT_TABLE_MAIN}); err != nil {
+			return fmt.Errorf("add unreachable route %s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// blackhole drops packets to addresses in the node's pod prefix that no pod has.
+func blackhole(ns *network.Namespace, pods netip.Prefix) error {
+	if err := ns.Netlink.RouteAdd(&netlink.Route{Dst: network.IPNet(pods), Type: unix.RTN_BLACKHOLE, Table: unix.RT_TABLE_MAIN}); err != nil {
+		return fmt.Errorf("add blackhole route %s: %w", pods, err)
+	}
+	return nil
+}
+
+// Connect connects a pod to its node, as the product's CNI plugin does.
+func (h *Host) Connect(ns *network.Namespace, p network.Pod) error {
+	veth := netlink.NewVeth(network.LinkAttrs(p.Veth))
+	veth.MTU, _ = h.overlay.mtu()
+	veth.PeerName, veth.PeerHardwareAddr, veth.PeerNamespace = network.NIC, p.MAC, ns.FD()
+	switch {
+	case h.overlay.Shape == spec.ShapeCalico:
+		veth.HardwareAddr = calicoMAC
+	case h.programs != nil:
+		veth.MTU = h.overlay.NICMTU // like Cilium, which sets the overlay's MTU on the pod's routes
+		veth.HardwareAddr = network.HardwareAddr(p.Place.Name, p.Veth)
+	}
+	if err := h.ns.Netlink.LinkAdd(veth); err != nil {
+		return fmt.Errorf("add %s: %w", veth.Name, err)
+	}
+	if err := ns.SetUp(network.NIC, "lo"); err != nil {
+		return err
+	}
+	eth0, err := ns.Netlink.LinkByName(network.NIC)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", network.NIC, err)
+	}
+	switch {
+	case h.overlay.Shape == spec.ShapeCalico:
+		return h.connectCalico(ns, p, veth, eth0)
+	case h.programs != nil:
+		return h.connectPrograms(ns, p, veth, eth0)
+	}
+	return h.connectBridge(ns, p, veth, eth0)
+}
+
+// connectBridge puts a pod on the bridge, as the CNI plugin of that name does.
+func (h *Host) connectBridge(ns *network.Namespace, p network.Pod, veth, eth0 netlink.Link) error {
+	bridge, err := h.ns.Netlink.LinkByName(bridgeName)
+	if err != nil {
+		return fmt.Errorf("find bridge %s: %w", bridgeName, err)
+	}
+	if err := h.ns.Netlink.LinkSetMaster(veth, bridge); err != nil {
+		return fmt.Errorf("add %s to %s: %w", p.Veth, bridgeName, err)
+	}
+	if err := h.ns.Netlink.LinkSetHairpin(veth, true); err != nil {
+		return fmt.Errorf("set hairpin of %s: %w", p.Veth, err)
+	}
+	gateway4, gateway6 := network.Plus(h.node.Pods4.Addr(), 1), network.Plus(h.node.Pods6.Addr(), 1)
+	return errors.Join(
+		ns.AddAddress(eth0, netip.PrefixFrom(p.Place.IPv4, h.node.Pods4.Bits())),
+		ns.AddAddress(eth0, netip.PrefixFrom(p.Place.IPv6, h.node.Pods6.Bits())),
+		h.defaultRoutes(ns, eth0, gateway4, gateway6),
+		h.ns.Settle(p.Veth, bridgeName),
+		h.ns.AwaitSolicited(bridgeName, gateway6),
+		ns.AwaitSolicited(network.NIC, p.Place.IPv6),
+		h.routeBackends(ns, bridge, p),
+	)
+}
+
+// routeBackends routes the addresses of a pod's backends to the pod, and makes them local there.
+func (h *Host) routeBackends(ns *network.Namespace, bridge netlink.Link, p network.Pod) error {
+	if len(p.Backends) == 0 {
+		return nil
+	}
+	lo, err := ns.Netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	for ip, backends := range p.Backends {
+		if err := h.ns.Netlink.RouteAdd(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: network.IPNet(backends), Gw: p.Place.IP(ip).AsSlice()}); err != nil {
+			return fmt.Errorf("add route to backends %s: %w", backends, err)
+		}
+		if err := ns.Netlink.RouteAdd(&netlink.Route{
+			LinkIndex: lo.Attrs().Index, Dst: network.IPNet(backends), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+		}); err != nil {
+			return fmt.Errorf("make backends %s local: %w", backends, err)
+		}
+	}
+	return ns.Do(func() error {
+		return network.Sysctl(
+			// TCP caches metrics per peer address. Here all backends are one pod, which would
+			// have an entry for each.
+			"net/ipv4/tcp_no_metrics_save=1",
+			// Allows binding an IPv6 socket to an address that only a route makes local. IPv4
+			// always does (inet6_bind in net/ipv6/af_inet6.c).
+			"net/ipv6/ip_nonlocal_bind=1",
+		)
+	})
+}
+
+// defaultRoutes adds a pod's default routes. They have the overlay's MTU if the device has another one:
+// otherwise every connection would lose its first packets to path MTU discovery.
+func (h *Host) defaultRoutes(ns *network.Namespace, eth0 netlink.Link, gateway4, gateway6 netip.Addr) error {
+	v4, v6 := h.overlay.mtu()
+	if v4 == eth0.Attrs().MTU {
+		v4 = 0
+	}
+	if v6 == eth0.Attrs().MTU {
+		v6 = 0
+	}
+	return errors.Join(ns.DefaultRoute(eth0, gateway4, v4), ns.DefaultRoute(eth0, gateway6, v6))
+}
+
+// Probe tests what a shape needs, in a temporary namespace that is the thread's.
+func Probe(ns *network.Namespace, shape string) error {
+	switch shape {
+	case ShapeVXLANFlow, ShapeEBPF:
+		return probePrograms(ns, shape)
+	case ShapeUDP:
+		return probeTUN()
+	}
+	return nil
+}

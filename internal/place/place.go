@@ -1,0 +1,177 @@
+// Package place defines what a place is: a node or pod in which a worker can be started. Each of its
+// sub-packages creates the places of one kind of target; internal/experiment needs only the types here.
+package place
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+)
+
+// Kind of a place.
+type Kind string
+
+// A place is a node or a pod on one.
+const (
+	Node Kind = "node"
+	Pod  Kind = "pod"
+)
+
+// Place is somewhere that a worker can run.
+type Place struct {
+	// Name is unique in the target: "node0", "node0/pod3".
+	Name string
+	Kind Kind
+	// Node is the name of the node that the place is, or is on.
+	Node string
+	// IPv4 and IPv6 are the addresses of its traffic.
+	IPv4, IPv6 netip.Addr
+	// Addresses are further ones of a host, by name.
+	Addresses map[string]netip.Addr
+	// Service is the address of the service in front of a server in this place, if there is one; the
+	// server then listens on Service.Port.
+	Service Service
+	// Role of a node in a lab's balancer, one of the API's; otherwise empty. The proxy's Service is that
+	// of the first pair; the other pairs use the ports after it.
+	Role string
+	// NICRate limits the NIC of a lab's node, in bit/s; 0 for no limit.
+	NICRate uint64
+	// Cores are the CPUs that a lab node's processes run on: CPUs or Affinity as numbers. Shared means that
+	// processes of other nodes run there too.
+	Cores  []int
+	Shared bool
+	// Unprivileged: a worker here may neither sample counters nor apply accelerators. For a pod, a worker
+	// for control does it from the node; for a node, none does.
+	Unprivileged bool
+	// Seat is the pod that traffic on a node stands in for.
+	Seat string
+	// CPUs of the node, as a list ("0-3"); empty means all of the machine.
+	CPUs string
+	// Affinity are the CPUs that processes of the place run on, as a list; empty
+	// means those of the node.
+	Affinity string
+	// IRQCPUs take the node's NIC's interrupts; empty means that the worker finds out.
+	IRQCPUs string
+}
+
+// IP returns the place's address of IP version 4 or 6; invalid if it has none.
+func (p Place) IP(version int) netip.Addr {
+	if version == 6 {
+		return p.IPv6
+	}
+	return p.IPv4
+}
+
+// Service is an address in front of a server.
+type Service struct {
+	IPv4, IPv6 netip.Addr
+	Port       uint16
+	// Everywhere: the service has backends at further addresses of the place, so the server listens at
+	// all addresses.
+	Everywhere bool
+}
+
+// Seat locates one end of a pair: the number of the node, and of the pod on it.
+type Seat struct {
+	Node int `json:"node"`
+	Pod  int `json:"pod"`
+}
+
+// Transport is the IP version and protocol of traffic through a service.
+type Transport struct {
+	// IP is 4 or 6, Protocol "tcp" or "udp".
+	IP       int    `json:"ip"`
+	Protocol string `json:"protocol"`
+}
+
+// Fabric is a network of a target that variants run on, whether it exists yet or not.
+type Fabric struct {
+	// Name distinguishes it from the other networks of an experiment; it is empty for the only network of a
+	// cluster.
+	Name string
+	// Text describes it for a person.
+	Text string
+}
+
+// Pair says where the ends of a pair are.
+type Pair struct {
+	Client Place
+	// Servers has one server or, if Backends is set, the backends of a balancer, among which long-lived
+	// connections are divided.
+	Servers  []Place
+	Backends bool
+	// To is the address that the client connects to: that of its server, or of what is in front of it. If the
+	// port is 0, the server chooses one.
+	To netip.AddrPort
+	// Everywhere means that what is in front of the server uses further addresses of the server's place.
+	Everywhere bool
+}
+
+// Listen returns where a server of the pair listens, for traffic of an IP version.
+func (p Pair) Listen(server Place, ip int) netip.AddrPort {
+	at := server.IP(ip)
+	switch {
+	case p.Everywhere && ip == 6:
+		at = netip.IPv6Unspecified()
+	case p.Everywhere:
+		at = netip.IPv4Unspecified()
+	}
+	return netip.AddrPortFrom(at, p.To.Port())
+}
+
+// Setup describes a network as a whole.
+type Setup struct {
+	// Placement says in a sentence where the nodes' work runs.
+	Placement string
+	// CongestionControl that its traffic uses; the machine's if empty.
+	CongestionControl string
+	// Lead is the longest time that the start time of traffic takes to reach the workers.
+	Lead time.Duration
+}
+
+// Served are the pods of a network that have services in front of them, and the transports of those.
+type Served struct {
+	Seats      []Seat
+	Transports []Transport
+}
+
+// AddrPort returns the service's address of IP version 4 or 6.
+func (s Service) AddrPort(version int) netip.AddrPort {
+	if version == 6 {
+		return netip.AddrPortFrom(s.IPv6, s.Port)
+	}
+	return netip.AddrPortFrom(s.IPv4, s.Port)
+}
+
+// Use is the purpose of a worker.
+type Use string
+
+// A worker for traffic runs as an application would in its place. One for control samples counters and
+// applies accelerators, and may have more privileges.
+const (
+	ForTraffic Use = "traffic"
+	ForControl Use = "control"
+)
+
+// ErrLost means that the target is unreachable, or nodes or pods of it are gone, so that no trial can succeed any
+// more.
+var ErrLost = errors.New("the target is lost")
+
+// ErrNoSpace means that a file system on which a place writes is full, so that nothing was changed there and no trial
+// can succeed until there is space.
+var ErrNoSpace = errors.New("a disk is full")
+
+// NoSpace reports whether an error means that a disk is full, here or in a place.
+func NoSpace(err error) bool {
+	return errors.Is(err, ErrNoSpace) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// LostError is an ErrLost with its reason.
+type LostError struct{ Why error }
+
+func (e *LostError) Error() string { return fmt.Sprintf("%v: %v", ErrLost, e.Why) }
+
+// Unwrap returns ErrLost and the reason.
+func (e *LostError) Unwrap() []error { return []error{ErrLost, e.Why} }

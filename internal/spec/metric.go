@@ -1,0 +1,25 @@
+package spec
+
+import "slipstream.dev/internal/metrics"
+
+// Gives reports whether a trial of the workload can have a metric.
+func (w Workload) Gives(metric string) bool { return metrics.Get(metric).Of&w.kinds() != 0 }
+
+// kinds returns the kinds of the workload's traffic.
+func (w Workload) kinds() metrics.Traffic {
+	t := w.Traffic()
+	udp := t.Protocol == "udp"
+	switch {
+	case w.Stream != nil && udp:
+		return metrics.Streams | metrics.DatagramStreams
+	case w.Stream != nil:
+		return metrics.Streams
+	case w.HTTP != nil && t.Requests > 0:
+		return metrics.Answered | metrics.HTTP | metrics.CountedRequests
+	case w.HTTP != nil:
+		return metrics.Answered | metrics.HTTP
+	case udp:
+		return metrics.Answered | metrics.AnsweredDatagrams
+	}
+	return metrics.Answered
+}

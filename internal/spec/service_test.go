@@ -1,0 +1,102 @@
+package spec
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// services is an experiment with the services of a lab.
+const services = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: services}
+spec:
+  baseline: one
+  variants:
+  - {name: one, path: {service: {mode: iptables}}}
+  - {name: many, path: {service: {mode: ebpf, backends: 16000, services: 100}}}
+  workloads:
+  - {name: new, connect: {duration: 1s}}
+  - {name: datagrams, pingpong: {protocol: udp, ip: 6, duration: 1s}}
+`
+
+func TestServices(t *testing.T) {
+	e := parse(t, services)
+	var got []Service
+	var paths, shapes []string
+	for _, v := range e.Spec.Variants {
+		p := e.PathOf(v)
+		got, paths, shapes = append(got, *p.Service), append(paths, p.String()), append(shapes, p.Shape())
+	}
+	if diff := cmp.Diff([]Service{
+		{Mode: ServiceIPTables, Backends: 1, Services: 1, OtherBackends: 1}, {Mode: ServiceEBPF, Backends: 16000, Services: 100, OtherBackends: 1},
+	}, got); diff != "" {
+		t.Errorf("services (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"service/iptables/1", "service/ebpf/16000 of 100"}, paths); diff != "" {
+		t.Errorf("paths (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{ShapeFlannel, ShapeFlannel}, shapes); diff != "" {
+		t.Errorf("shapes (-want +got):\n%s", diff)
+	}
+	writtenAndRead(t, e.Metadata.Name, e)
+}
+
+func TestServiceErrors(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{"{mode: iptables}", "{}", "spec.variants[0].path.service.mode: is missing"},
+		{"mode: iptables", "mode: ipvs", `spec.variants[0].path.service.mode: must be iptables, nftables or ebpf, is "ipvs"`},
+		{"16000", "16001", "spec.variants[1].path.service.backends: must be at most 16000, is 16001"},
+		{"16000", "0", "spec.variants[1].path.service.backends: must be at least 1, is 0"},
+		{"services: 100}", "services: 0}", "spec.variants[1].path.service.services: must be at least 1, is 0"},
+		{"services: 100}", "services: 10001}", "spec.variants[1].path.service.services: must be at most 10000, is 10001"},
+		{"services: 100}", "services: 100, otherBackends: 251}", "spec.variants[1].path.service.otherBackends: must be at most 250, is 251"},
+		{"services: 100}", "services: 100, endpointChanges: 101}", "spec.variants[1].path.service.endpointChanges: must be at most 100, is 101"},
+		{"udp, ip: 6", "udp, tool: qperf", "spec.variants[0]: qperf opens a second port on its server"},
+		{"connect: {", "stream: {protocol: udp, tool: iperf3, ", "spec.variants[0]: iperf3 answers datagrams from its pod's first address"},
+		{
+			"services: 100}}", "services: 100}}, tools: {datagrams: sockperf}",
+			"spec.variants[1].tools.datagrams: sockperf answers datagrams from its pod's first address, not from that of the service's backend that was asked; choose native",
+		},
+		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.service.services: is for a lab; a cluster has services of its own"},
+	} {
+		text := strings.Replace(services, c.old, c.new, 1)
+		if text == services {
+			t.Fatalf("the experiment has no %q", c.old)
+		}
+		if _, err := Parse("experiment.yaml", []byte(text), nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.new, err, c.want)
+		}
+	}
+}
+
+// TestPolicies: only paths whose packets pass through network policies can have them.
+func TestPolicies(t *testing.T) {
+	with := func(path string) error {
+		_, err := Parse("experiment.yaml", []byte(strings.Replace(services, "{service: {mode: iptables}}", path, 1)), nil)
+		return err
+	}
+	for _, path := range []string{
+		"{vxlan: {}, policies: {count: 2000, mode: ipset}}", "{routed: {}, policies: {count: 1, mode: iptables}}",
+		"{ebpf: {}, policies: {count: 1, mode: ebpf}}", "{service: {mode: nftables}, policies: {count: 10000, mode: nftables}}",
+	} {
+		if err := with(path); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for path, want := range map[string]string{
+		"{policies: {count: 1, mode: ipset}}":                "spec.variants[0].path: must have one of native",
+		"{vxlan: {}, policies: {count: 0, mode: ipset}}":     "path.policies.count: must be at least 1, is 0",
+		"{vxlan: {}, policies: {mode: ipset}}":               "path.policies.count: is missing",
+		"{vxlan: {}, policies: {count: 10001, mode: ipset}}": "path.policies.count: must be at most 10000, is 10001",
+		"{vxlan: {}, policies: {count: 1, mode: ipvs}}":      `path.policies.mode: must be iptables, ipset, nftables or ebpf, is "ipvs"`,
+		"{vxlan: {}, policies: {count: 1}}":                  "path.policies.mode: is missing",
+		"{native: {}, policies: {count: 1, mode: ipset}}":    "path.policies: are for pods of a lab on the paths vxlan, routed, ebpf and service",
+		"{ebpf: {}, policies: {count: 1, mode: ipset}}":      "path.policies.mode: must be ebpf on the path ebpf, whose packets bypass netfilter",
+	} {
+		if err := with(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+}

@@ -1,0 +1,1283 @@
+package spec
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
+)
+
+// This file fills in defaults and checks what a file means, from the top down. It fills in a default only if the file
+// does not set the field, so that it still sees an explicit zero, and refuses it.
+
+var (
+	cellName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+/._-]*$`)
+	imageName  = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._:/@-]*[A-Za-z0-9]$`)
+	cpuAmount  = regexp.MustCompile(`^([1-9][0-9]{0,5}m?|[0-9]{1,4}\.[0-9]{0,2}[1-9])$`)
+	memAmount  = regexp.MustCompile(`^[1-9][0-9]{0,14}([KMGT]i|[kMGT])?$`)
+	hostName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	loginName  = regexp.MustCompile(`^[^-\s][^\s]*$`)
+	sysctlName = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`) // TCP_CA_NAME_MAX, less the final 0
+)
+
+// MaxPairs is the maximum number of pairs of a trial.
+const MaxPairs = 64
+
+// ValidName reports whether a variant or a workload can have a name.
+func ValidName(name string) bool { return cellName.MatchString(name) }
+
+func fill[T any](r *reader, path string, to *T, value T) {
+	if r.learned != nil {
+		r.rule(path).Defaults = []string{written(value)}
+	}
+	if !r.has(path) {
+		*to = value
+	}
+}
+
+// malformedNear reports whether decoding found a problem in, at or around a field.
+func (r *reader) malformedNear(path string) bool {
+	within := func(inner, outer string) bool {
+		rest, ok := strings.CutPrefix(inner, outer)
+		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+	}
+	return slices.ContainsFunc(r.errors[:r.malformed], func(e *Error) bool {
+		return within(e.Field, path) || within(path, e.Field)
+	})
+}
+
+// given reports whether the file has a required field that could be decoded. It records a problem if the field is
+// missing.
+func (r *reader) given(path string) bool {
+	r.rule(path).Required = true
+	if !r.has(path) && !r.malformedNear(parent(path)) {
+		r.missing(path)
+	}
+	return r.has(path) && !r.malformedNear(path)
+}
+
+// set reports whether the file sets a field to something that could be decoded.
+func (r *reader) set(path string) bool { return r.has(path) && !r.malformedNear(path) }
+
+func (r *reader) between(path string, got, low, high int) {
+	r.rule(path).Low, r.rule(path).High = low, high
+	switch {
+	case got < low:
+		r.fail(path, "must be at least %d, is %d", low, got)
+	case got > high:
+		r.fail(path, "must be at most %d, is %d", high, got)
+	}
+}
+
+func (r *reader) oneOf(path, got string, allowed ...string) {
+	r.rule(path).Enum = allowed
+	if r.set(path) && !slices.Contains(allowed, got) {
+		r.fail(path, "must be %s, is %q", either(allowed), got)
+	}
+}
+
+func (r *reader) matches(path, got string, want *regexp.Regexp, text string) {
+	r.rule(path).Pattern, r.rule(path).Text = want.String(), text
+	if !want.MatchString(got) {
+		r.fail(path, "must be %s, is %q", text, got)
+	}
+}
+
+// valid works like matches, but with one of Kubernetes' own checks.
+func (r *reader) valid(path, got string, faults func(string) []string, text string) {
+	r.rule(path).Text = text
+	if len(faults(got)) > 0 {
+		r.fail(path, "must be %s, is %q", text, got)
+	}
+}
+
+// share checks a ratio's distance from 1, such as a margin.
+func (r *reader) share(path string, got float64) {
+	r.rule(path).Text, r.rule(path).Below = "above 0 and below 0.5", 0.5
+	if !(got > 0 && got < 0.5) {
+		r.fail(path, "must be above 0 and below 0.5, is %g", got)
+	}
+}
+
+// some checks that a list has an element.
+func (r *reader) some(path string, n int, text string) {
+	r.rule(path).Some = true
+	if n == 0 {
+		r.fail(path, "must have at least one %s, is empty", text)
+	}
+}
+
+// choice is a field of a one-of.
+type choice struct {
+	name string
+	set  bool
+}
+
+func (t Target) choices() []choice {
+	return []choice{{"lab", t.Lab != nil}, {"kubernetes", t.Kubernetes != nil}, {"hosts", t.Hosts != nil}, {"imported", t.Imported != nil}}
+}
+
+// chosen returns the names of the fields that are set.
+func chosen(choices []choice) (names []string) {
+	for _, c := range choices {
+		if c.set {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}
+
+func (r *reader) exactlyOne(path string, choices ...choice) {
+	var names []string
+	for _, c := range choices {
+		names = append(names, c.name)
+	}
+	r.rule(path).OneOf = names
+	switch set := chosen(choices); {
+	case len(set) == 1 || r.malformedNear(path):
+	case len(set) == 0:
+		r.fail(path, "must have one of %s, has none", either(names))
+	default:
+		r.fail(path, "must have only one of %s, has %s", either(names), strings.Join(set, " and "))
+	}
+}
+
+// unique adds a name to seen, or records a problem if it is there already. It ignores case, because names of files and
+// hosts are not case-sensitive everywhere.
+func (r *reader) unique(path, name string, seen map[string]string) {
+	key := strings.ToLower(name)
+	if first, ok := seen[key]; ok {
+		r.fail(path, "must be unique, %q is %s too", name, first)
+		return
+	}
+	seen[key] = path
+}
+
+func (r *reader) experiment(e *Experiment) {
+	r.identity(e)
+	r.defaults(e)
+	s := &e.Spec
+	r.target(s)
+	r.pairs("spec.pairs", s.Pairs)
+	r.mesh("spec.mesh", e)
+	r.runs("spec.runs", s.Runs)
+	if r.set("spec.margin") {
+		r.share("spec.margin", s.Margin)
+	}
+	if r.set("spec.precision") && (!positive(s.Precision) || s.Precision <= 1) {
+		r.fail("spec.precision", "must be a number above 1, is %g", s.Precision)
+	}
+	r.workloads(e)
+	r.variants(e)
+	r.balanced(e)
+	r.switched(e)
+	if r.given("spec.baseline") {
+		if v := r.reference("spec.baseline", s.Baseline, s.Variants); v != nil && v.Versus != "" {
+			r.fail("spec.baseline", "must be a variant without versus, %q has %q", v.Name, v.Versus)
+		}
+	}
+	for i, x := range s.Expect {
+		r.expectation(fmt.Sprintf("spec.expect[%d]", i), s, x)
+	}
+	var published []Published
+	for i, p := range s.Published {
+		if !r.replaced(s, p) {
+			r.published(fmt.Sprintf("spec.published[%d]", i), s, p)
+			published = append(published, p)
+		}
+	}
+	s.Published = published
+	r.series(e)
+}
+
+// identity checks what kind of object an experiment is, and its name.
+func (r *reader) identity(e *Experiment) {
+	if r.given("apiVersion") {
+		r.oneOf("apiVersion", e.APIVersion, v1alpha1.APIVersion)
+	}
+	if r.given("kind") {
+		r.oneOf("kind", e.Kind, KindExperiment)
+	}
+	if r.given("metadata.name") {
+		r.valid("metadata.name", e.Metadata.Name, validation.IsDNS1123Label, "a DNS label: a-z, 0-9 and - within, at most 63")
+	}
+}
+
+// defaults fills in what an experiment leaves out.
+func (r *reader) defaults(e *Experiment) {
+	s := &e.Spec
+	fill(r, "spec.target", &s.Target, Target{Lab: &Lab{}})
+	switch {
+	case s.Target.Imported != nil: // results of other programs: their defaults are unknown
+	case s.Target.Kubernetes != nil:
+		fill(r, "spec.path", &s.Path, Path{Pod: &Plain{}})
+	case s.Target.Hosts != nil:
+		fill(r, "spec.path", &s.Path, Path{Native: &Plain{}})
+	default:
+		fill(r, "spec.path", &s.Path, Path{VXLAN: &VXLAN{}})
+	}
+	if s.Mesh == nil {
+		fill(r, "spec.pairs", &s.Pairs, []int{1})
+	}
+	if e.Switches() {
+		fill(r, "spec.runs", &s.Runs, Runs{N: periods})
+		fill(r, "spec.trialsPerPeriod", &s.TrialsPerPeriod, 3)
+	} else {
+		fill(r, "spec.runs", &s.Runs, Runs{Auto: true, Max: autoMax, Width: autoWidth})
+	}
+	fill(r, "spec.margin", &s.Margin, 0.02)
+	if r.has("spec.published") {
+		fill(r, "spec.precision", &s.Precision, 1.5)
+	}
+}
+
+// target checks the target, and the path on it.
+func (r *reader) target(s *Spec) {
+	r.exactlyOne("spec.target", s.Target.choices()...)
+	if s.Target.Lab != nil {
+		r.lab("spec.target.lab", s.Target.Lab)
+	}
+	if s.Target.Kubernetes != nil {
+		r.kubernetes("spec.target.kubernetes", s.Target.Kubernetes)
+	}
+	if s.Target.Hosts != nil {
+		r.hosts("spec.target.hosts", s.Target.Hosts)
+	}
+	if s.Target.Imported == nil || r.has("spec.path") {
+		r.path("spec.path", s.Target, &s.Path)
+	}
+}
+
+func (r *reader) workloads(e *Experiment) {
+	s := &e.Spec
+	if r.given("spec.workloads") {
+		r.some("spec.workloads", len(s.Workloads), "workload")
+	}
+	seen := map[string]string{}
+	for i := range s.Workloads {
+		path := fmt.Sprintf("spec.workloads[%d]", i)
+		r.name(path+".name", s.Workloads[i].Name, seen)
+		r.workload(path, s.Target, &s.Workloads[i])
+		if t := s.Workloads[i].Traffic(); t != nil {
+			r.toolFits(path+"."+s.Workloads[i].Kind()+".tool", t.Tool, e, t)
+		}
+	}
+}
+
+func (r *reader) variants(e *Experiment) {
+	s := &e.Spec
+	if r.given("spec.variants") {
+		r.some("spec.variants", len(s.Variants), "variant")
+	}
+	seen := map[string]string{}
+	for i := range s.Variants {
+		path := fmt.Sprintf("spec.variants[%d]", i)
+		r.name(path+".name", s.Variants[i].Name, seen)
+		r.variant(path, e, &s.Variants[i])
+	}
+}
+
+func (r *reader) expectation(path string, s *Spec, x Expectation) {
+	if r.given(path + ".variant") {
+		r.reference(path+".variant", x.Variant, s.Variants)
+	}
+	r.exactlyOne(path, choice{"faster", x.Faster != ""}, choice{"notSlower", x.NotSlower != ""}, choice{"same", x.Same != ""})
+	for field, than := range map[string]string{"faster": x.Faster, "notSlower": x.NotSlower, "same": x.Same} {
+		if than == "" {
+			continue
+		}
+		if v := r.reference(path+"."+field, than, s.Variants); v != nil && than == x.Variant {
+			r.fail(path+"."+field, "must be another variant than %s", x.Variant)
+		}
+	}
+	r.metric(path, x.Metric, x.Workload, s.Workloads)
+}
+
+// metric checks that a named metric exists and that the workload gives it. If no workload is named, one of all
+// workloads must give it.
+func (r *reader) metric(path, metric, workload string, workloads []Workload) {
+	if known := metrics.Comparable(); r.set(path+".metric") && !slices.Contains(known, metric) {
+		if why := metrics.Get(metric).Alone; why != "" {
+			r.fail(path+".metric", "%s is compared with nothing: %s", metric, why)
+		} else {
+			r.fail(path+".metric", "there is no metric %q; %s", metric, Suggest(metric, known))
+		}
+		metric = ""
+	}
+	var names, giving []string
+	for _, w := range workloads {
+		names = append(names, w.Name)
+		// One without traffic is an error of its own.
+		if w.Traffic() == nil || metric == "" || w.Gives(metric) {
+			giving = append(giving, w.Name)
+		}
+	}
+	switch {
+	case r.malformedNear("spec.workloads") || len(names) == 0:
+	case r.set(path+".workload") && !slices.Contains(names, workload):
+		r.fail(path+".workload", "no workload has the name %q; %s", workload, Suggest(workload, names))
+	case workload != "" && !slices.Contains(giving, workload):
+		r.fail(path+".metric", "%s gives no %s", workload, metric)
+	case len(giving) == 0:
+		r.fail(path+".metric", "no workload gives %s", metric)
+	}
+}
+
+// replaced reports whether a figure is of a variant or workload that an override has replaced by others. That is no
+// mistake, and the figure is left out.
+func (r *reader) replaced(s *Spec, p Published) bool {
+	lacks := func(name string) bool { return name != "" && named(name, s.Variants) == nil }
+	if r.overridden("spec.published") {
+		return false
+	}
+	if r.overridden("spec.variants") && (lacks(p.Variant) || lacks(p.Versus)) {
+		return true
+	}
+	return r.overridden("spec.workloads") && !slices.ContainsFunc(s.Workloads, func(w Workload) bool {
+		return w.Name == p.Workload && w.Traffic() != nil && w.Gives(p.Metric)
+	})
+}
+
+// overridden reports whether an override, and not the file, has set a field.
+func (r *reader) overridden(path string) bool {
+	return r.nodes[path] != nil && r.nodes[path].pos.override != ""
+}
+
+// published checks one figure. Its pairs need not be among those of the experiment, so that
+// a shorter run of a preset keeps its figures.
+func (r *reader) published(path string, s *Spec, p Published) {
+	for field, text := range map[string]string{"source": p.Source, "figure": p.Figure} {
+		if r.given(path+"."+field) && strings.TrimSpace(text) == "" {
+			r.fail(path+"."+field, "must not be empty")
+		}
+	}
+	if r.given(path + ".variant") {
+		r.reference(path+".variant", p.Variant, s.Variants)
+	}
+	if r.given(path + ".pairs") {
+		r.between(path+".pairs", p.Pairs, 1, MaxPairs)
+	}
+	r.given(path + ".metric")
+	r.given(path + ".workload")
+	r.metric(path, p.Metric, p.Workload, s.Workloads)
+	switch {
+	case r.malformedNear(path):
+	case r.has(path+".value") && r.has(path+".ratio"):
+		r.fail(path+".ratio", "must not be set with a value: a figure is one or the other")
+	case !r.has(path+".value") && !r.has(path+".ratio") && !r.has(path+".interval"):
+		r.fail(path, "must have a value, a ratio or, for a range of ratios, an interval, has none")
+	}
+	r.rule(path + ".value").Pattern = measure.String()
+	r.publishedValue(path, p)
+	if r.set(path+".ratio") && !positive(p.Ratio) {
+		r.fail(path+".ratio", "must be a number above 0, is %g", p.Ratio)
+	}
+	r.publishedVersus(path+".versus", s.Variants, p)
+	r.publishedInterval(path+".interval", p)
+}
+
+// publishedValue checks that a value has a unit of its metric.
+func (r *reader) publishedValue(path string, p Published) {
+	if r.set(path + ".value") {
+		_, unit, _, err := p.Value.Amount()
+		switch {
+		case err != nil:
+			r.fail(path+".value", "%s", err)
+		case slices.Contains(metrics.Comparable(), p.Metric) && unit != metrics.Get(p.Metric).Unit:
+			r.fail(path+".value", "must be in %s, as %s is, or a multiple of it, is %q", metrics.Get(p.Metric).Unit, p.Metric, string(p.Value))
+		}
+	}
+	if p.OneWay && (p.IsRatio() || !strings.HasPrefix(p.Metric, "latency_")) {
+		r.fail(path+".oneWay", "is for the value of a latency")
+	}
+}
+
+func (r *reader) publishedVersus(path string, variants []Variant, p Published) {
+	switch {
+	case r.malformedNear(parent(path)):
+	case !r.has(path) && p.IsRatio() && (p.Ratio != 0 || p.Interval != nil):
+		r.missing(path)
+	case r.has(path) && !p.IsRatio():
+		r.fail(path, "is for a ratio; a value is relative to nothing")
+	case r.has(path):
+		if v := r.reference(path, p.Versus, variants); v != nil && v.Name == p.Variant {
+			r.fail(path, "must be another variant than %s", p.Variant)
+		}
+	}
+}
+
+// publishedInterval checks that there are two ends, in order, around the figure.
+func (r *reader) publishedInterval(path string, p Published) {
+	if !r.set(path) {
+		return
+	}
+	if len(p.Interval) != 2 || !positive(p.Interval[0]) || !positive(p.Interval[1]) || p.Interval[0] > p.Interval[1] {
+		r.fail(path, "must be two numbers above 0, the lower one first, is %v", p.Interval)
+		return
+	}
+	at := p.Ratio
+	if amount, _, times, err := p.Value.Amount(); err == nil {
+		at = amount / times
+	}
+	const rounding = 1e-9 // of a unit
+	if positive(at) && (at < p.Interval[0]*(1-rounding) || at > p.Interval[1]*(1+rounding)) {
+		r.fail(path, "must be around %g, is %g to %g", at, p.Interval[0], p.Interval[1])
+	}
+}
+
+// positive reports whether a measurement can have given a number: it must be above 0 and finite.
+func positive(x float64) bool { return x > 0 && !math.IsInf(x, 1) }
+
+func (r *reader) name(path, name string, seen map[string]string) {
+	if r.given(path) {
+		r.matches(path, name, cellName, "of A-Z, a-z, 0-9 and + / . _ -, the first a letter or digit")
+		r.unique(path, name, seen)
+	}
+}
+
+// reference returns the variant with a name. If there is none, it records a problem and returns nil.
+func (r *reader) reference(path, name string, variants []Variant) *Variant {
+	if v := named(name, variants); v != nil {
+		return v
+	}
+	var names []string
+	for _, v := range variants {
+		names = append(names, v.Name)
+	}
+	if !r.malformedNear("spec.variants") && len(names) > 0 {
+		r.fail(path, "no variant has the name %q; %s", name, Suggest(name, names))
+	}
+	return nil
+}
+
+func (r *reader) lab(path string, l *Lab) {
+	fill(r, path+".nodes", &l.Nodes, 2)
+	fill(r, path+".nic.offload", &l.NIC.Offload, OffloadFull)
+	fill(r, path+".nic.mtu", &l.NIC.MTU, 1500)
+	fill(r, path+".congestionControl", &l.CongestionControl, "cubic")
+	if r.set(path + ".nodes") {
+		r.between(path+".nodes", l.Nodes, 2, 16)
+	}
+	r.nic(path+".nic", l.NIC)
+	r.matches(path+".congestionControl", l.CongestionControl, sysctlName, "the name of a congestion control, such as cubic")
+}
+
+func (r *reader) nic(path string, n NIC) {
+	r.oneOf(path+".offload", n.Offload, OffloadFull, OffloadNone)
+	if r.set(path + ".mtu") {
+		// IPv6 inside the overlay needs 1280, and the tunnel takes 70.
+		r.between(path+".mtu", n.MTU, 1350, 9000)
+	}
+	r.rate(path+".rate", n.Rate)
+	r.price(path+".price", n.Price)
+}
+
+func (r *reader) rate(path string, rate BitRate) {
+	r.rule(path).Pattern = bitRate.String()
+	if _, err := rate.BitsPerSecond(); err != nil {
+		r.fail(path, "%s", err)
+	}
+}
+
+// price checks that a text is a price, and in the currency of the prices before it.
+func (r *reader) price(path string, p Price) {
+	r.rule(path).Pattern = price.String()
+	_, currency, err := p.Amount()
+	switch {
+	case err != nil:
+		r.fail(path, "%s", err)
+	case currency == "":
+	case r.currency == "":
+		r.currency, r.currencyOf = currency, path
+	case currency != r.currency:
+		r.fail(path, "must be in %s, as %s is, is in %s: slipstream does not convert currencies", r.currency, r.currencyOf, currency)
+	}
+}
+
+func (r *reader) kubernetes(path string, k *Kubernetes) {
+	for name, node := range map[string]string{"clientNode": k.ClientNode, "serverNode": k.ServerNode} {
+		if at := path + "." + name; r.set(at) {
+			r.valid(at, node, validation.IsDNS1123Subdomain, "the name of a node, as kubectl get nodes shows it")
+		}
+	}
+	if at := path + ".serverNode"; r.set(at) && k.ServerNode == k.ClientNode {
+		r.fail(at, "must be another node than clientNode, is the same: traffic within a node does not cross an overlay")
+	}
+	r.spread(path, k)
+	r.selector(path+".nodeSelector", k.NodeSelector)
+	r.selector(path+".clientSelector", k.ClientSelector)
+	r.selector(path+".serverSelector", k.ServerSelector)
+	if r.set(path + ".image") {
+		r.matches(path+".image", k.Image, imageName, "a reference to an image, such as registry.example/slipstream:v1")
+	}
+	if r.set(path + ".resources.cpu") {
+		r.matches(path+".resources.cpu", k.Resources.CPU, cpuAmount, "CPUs, such as 2, 1.5 or 500m")
+	}
+	if r.set(path + ".resources.memory") {
+		r.matches(path+".resources.memory", k.Resources.Memory, memAmount, "bytes, such as 256Mi")
+	}
+}
+
+// spread checks the number of nodes, and their names.
+func (r *reader) spread(path string, k *Kubernetes) {
+	named := k.ClientNode != "" || k.ServerNode != ""
+	if at := path + ".nodes"; r.set(at) {
+		r.between(at, k.Nodes, 2, 2*MaxPairs)
+		if named && k.Nodes != 2 {
+			r.fail(at, "must be 2 with clientNode and serverNode, is %d: name the nodes in nodeNames", k.Nodes)
+		}
+	}
+	at := path + ".nodeNames"
+	if !r.set(at) {
+		return
+	}
+	if len(k.NodeNames) < 2 || len(k.NodeNames) > 2*MaxPairs {
+		r.fail(at, "must be 2 to %d nodes, are %d", 2*MaxPairs, len(k.NodeNames))
+	}
+	if named {
+		r.fail(at, "cannot be combined with clientNode and serverNode, which are the first two names")
+	}
+	if r.set(path+".nodes") && k.Nodes != len(k.NodeNames) {
+		r.fail(path+".nodes", "must be %d, as many as nodeNames, is %d", len(k.NodeNames), k.Nodes)
+	}
+	seen := map[string]string{}
+	for i, name := range k.NodeNames {
+		at := fmt.Sprintf("%s[%d]", at, i)
+		r.valid(at, name, validation.IsDNS1123Subdomain, "the name of a node, as kubectl get nodes shows it")
+		r.unique(at, name, seen)
+	}
+}
+
+// selector checks labels that select nodes.
+func (r *reader) selector(path string, labels map[string]string) {
+	for key, value := range labels {
+		if at := join(path, key); len(validation.IsQualifiedName(key)) > 0 {
+			r.fail(at, "must have the name of a node label as key, is %q", key)
+		} else {
+			r.valid(at, value, validation.IsValidLabelValue, "the value of a label")
+		}
+	}
+}
+
+func (r *reader) hosts(path string, hosts []Host) {
+	if len(hosts) < 2 {
+		r.fail(path, "must have at least two hosts, one for clients and one for servers, has one")
+	}
+	seen := map[string]string{}
+	for i, h := range hosts {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if r.given(at + ".name") {
+			r.matches(at+".name", h.Name, hostName, "of letters, digits and . _ -, the first a letter or digit")
+			r.unique(at+".name", h.Name, seen)
+		}
+		for field, text := range map[string]string{"address": h.Address, "user": h.User} {
+			if r.set(at + "." + field) {
+				r.matches(at+"."+field, text, loginName, "without spaces or a leading -")
+			}
+		}
+		if r.set(at + ".port") {
+			r.between(at+".port", h.Port, 1, 65535)
+		}
+		for key, value := range h.Labels {
+			r.matches(join(at+".labels", key), key, hostName, "of letters, digits and . _ -, the first a letter or digit")
+			r.valid(join(at+".labels", key), value, validation.IsValidLabelValue, "the value of a label")
+		}
+		r.price(at+".price", h.Price)
+		for name, address := range h.Addresses {
+			r.matches(join(at+".addresses", name), name, cellName, "of A-Z, a-z, 0-9 and + / . _ -, the first a letter or digit")
+			if ip, err := netip.ParseAddr(address); err != nil || ip.Zone() != "" || ip.IsUnspecified() {
+				r.fail(join(at+".addresses", name), "must be an IP address of the host, is %q", address)
+			}
+		}
+	}
+}
+
+// ends checks which hosts a variant runs on, and that they have the addresses of its path.
+func (r *reader) ends(path string, e *Experiment, v *Variant) {
+	hosts := e.Spec.Target.Hosts
+	switch {
+	case v.Hosts != nil && hosts == nil:
+		r.fail(path+".hosts", "is for the target hosts")
+		return
+	case len(hosts) < 2 || r.malformedNear("spec.target.hosts") || r.malformedNear(path+".hosts"):
+		return
+	}
+	client, server, missing := v.ends().among(hosts)
+	if client < 0 {
+		r.fail(path+".hosts", "needs one host with the labels of client and another with those of server; one with %s is missing", labels.FormatLabels(missing))
+		return
+	}
+	name := e.PathOf(*v).Address
+	if name == "" {
+		return
+	}
+	at := path + ".path.address"
+	if v.Path == nil {
+		at = "spec.path.address"
+	}
+	ends := []Host{hosts[client], hosts[server]}
+	if e.Spec.Mesh != nil {
+		ends = hosts
+	}
+	for _, h := range ends {
+		if h.Addresses[name] == "" {
+			r.fail(at, "host %s must have %q among its addresses, has %s", h.Name, name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(h.Addresses)), ", "), "none"))
+		}
+	}
+}
+
+func (r *reader) path(path string, on Target, p *Path) {
+	r.exactlyOne(path, choice{"native", p.Native != nil}, choice{"vxlan", p.VXLAN != nil},
+		choice{"vxlan-flow", p.VXLANFlow != nil}, choice{"udp", p.UDP != nil}, choice{"routed", p.Routed != nil}, choice{"ebpf", p.EBPF != nil}, choice{"bridge", p.Bridge != nil},
+		choice{"pod", p.Pod != nil}, choice{"service", p.Service != nil}, choice{"balancer", p.Balancer != nil}, choice{"address", p.Address != ""})
+	switch {
+	case len(chosen(on.choices())) > 1: // reported already
+	case p.Address != "" && on.Hosts == nil:
+		r.fail(path+".address", "is for the target hosts: it names one of each host's addresses")
+	case p.Native == nil && p.Address == "" && on.Hosts != nil:
+		name, _, _ := strings.Cut(p.String(), "/")
+		r.fail(path+"."+name, "hosts have no such path; they have native, and address for their further addresses")
+	case p.Service != nil:
+		r.service(path+".service", on, p.Service)
+	case (p.VXLAN != nil || p.Shape() != "" || p.Balancer != nil) && on.Kubernetes != nil:
+		name, _, _ := strings.Cut(p.String(), "/")
+		r.fail(path+"."+name, "is for a lab; a cluster has a network of its own, and the paths pod, service and native")
+	case p.Pod != nil && on.Lab != nil:
+		r.fail(path+".pod", "is for kubernetes; a lab has the paths native, vxlan, vxlan-flow, udp, routed, ebpf, bridge, service and balancer")
+	case p.Native != nil && on.Kubernetes != nil && on.Kubernetes.Unprivileged:
+		r.fail(path+".native", "needs the host network, which unprivileged pods cannot use")
+	}
+	if p.VXLAN != nil {
+		fill(r, path+".vxlan.shape", &p.VXLAN.Shape, ShapeFlannel)
+		r.oneOf(path+".vxlan.shape", p.VXLAN.Shape, ShapeFlannel, ShapeCalico)
+	}
+	if p.Balancer != nil {
+		r.balancer(path+".balancer", p.Balancer)
+	}
+	if p.Policies != nil {
+		r.policies(path+".policies", on, *p)
+	}
+}
+
+// policies checks the policies of a path, and that its packets pass through them.
+func (r *reader) policies(path string, on Target, of Path) {
+	if r.given(path + ".count") {
+		r.between(path+".count", of.Policies.Count, 1, 10000)
+	}
+	if r.given(path + ".mode") {
+		r.oneOf(path+".mode", of.Policies.Mode, PolicyIPTables, PolicyIPSet, PolicyNFTables, PolicyEBPF)
+	}
+	switch {
+	case on.Kubernetes != nil:
+		r.fail(path, "are for a lab; a cluster has network policies of its own")
+	case on.Hosts != nil || of.VXLAN == nil && of.Routed == nil && of.EBPF == nil && of.Service == nil:
+		r.fail(path, "are for pods of a lab on the paths vxlan, routed, ebpf and service")
+	case of.EBPF != nil && of.Policies.Mode != PolicyEBPF && r.set(path+".mode"):
+		r.fail(path+".mode", "must be %s on the path ebpf, whose packets bypass netfilter", PolicyEBPF)
+	}
+}
+
+func (r *reader) balancer(path string, b *Balancer) {
+	if r.given(path + ".backends") {
+		r.between(path+".backends", b.Backends, 1, MaxBackends)
+	}
+	r.oneOf(path+".proxy", b.Proxy, ProxyHAProxy, ProxyBuiltin)
+	for _, role := range []string{RoleClient, RoleProxy, RoleBackend} {
+		r.rate(path+".nics."+role+".rate", b.NICs.Of(role).Rate)
+		r.price(path+".nics."+role+".price", b.NICs.Of(role).Price)
+	}
+}
+
+// balanced checks that every balancer can distribute every workload over its backends.
+func (r *reader) balanced(e *Experiment) {
+	for i, w := range e.Spec.Workloads {
+		at := fmt.Sprintf("spec.workloads[%d].%s", i, w.Kind())
+		for _, v := range e.Spec.Variants {
+			b := e.PathOf(v).Balancer
+			if b == nil || w.Traffic() == nil {
+				continue // a workload without traffic is a problem of its own
+			}
+			t := e.WorkloadFor(v, w).Traffic()
+			// A workload that keeps its connections has as many with each backend, and the backend waits
+			// for all of them.
+			lasting := w.Connect == nil && w.HTTP == nil
+			switch {
+			case t.Protocol == "udp":
+				r.fail(at+".protocol", "must be tcp if a variant has the path balancer, which distributes connections")
+			case t.Tool != ToolNative && t.Tool != ToolAB:
+				r.fail(at, "%s needs a single server, and the balancer of %s has several; choose native or ab", t.Tool, v.Name)
+			case lasting && b.Backends > 0 && t.Connections%b.Backends != 0:
+				r.fail(at+".connections", "must be a multiple of %d, the backends of %s, so that each has as many; is %d", b.Backends, v.Name, t.Connections)
+			default:
+				continue
+			}
+			break
+		}
+	}
+}
+
+func (r *reader) service(path string, on Target, s *Service) {
+	if on.Kubernetes != nil {
+		for _, field := range []string{"mode", "backends", "services", "otherBackends", "endpointChanges"} {
+			if r.set(path + "." + field) {
+				r.fail(path+"."+field, "is for a lab; a cluster has services of its own, with one backend for each pair")
+			}
+		}
+		return
+	}
+	if r.given(path + ".mode") {
+		r.oneOf(path+".mode", s.Mode, ServiceIPTables, ServiceNFTables, ServiceEBPF)
+	}
+	fill(r, path+".backends", &s.Backends, 1)
+	fill(r, path+".services", &s.Services, 1)
+	if r.set(path + ".backends") {
+		r.between(path+".backends", s.Backends, 1, 16000)
+	}
+	if r.set(path + ".services") {
+		r.between(path+".services", s.Services, 1, 10000)
+	}
+	fill(r, path+".otherBackends", &s.OtherBackends, 1)
+	if r.set(path + ".otherBackends") {
+		r.between(path+".otherBackends", s.OtherBackends, 1, 250)
+	}
+	if r.set(path + ".endpointChanges") {
+		r.between(path+".endpointChanges", s.EndpointChanges, 1, 100)
+	}
+}
+
+func (r *reader) pairs(path string, pairs []int) {
+	if r.set(path) {
+		r.some(path, len(pairs), "number")
+	}
+	seen := map[string]string{}
+	for i, n := range pairs {
+		if at := fmt.Sprintf("%s[%d]", path, i); r.set(at) {
+			r.between(at, n, 1, MaxPairs)
+			r.unique(at, strconv.Itoa(n), seen)
+		}
+	}
+}
+
+// mesh checks that an experiment with a mesh has nothing that a mesh does not support, such as pairs of its own.
+func (r *reader) mesh(path string, e *Experiment) {
+	m := e.Spec.Mesh
+	if m == nil {
+		return
+	}
+	fill(r, path+".margin", &m.Margin, 0.1)
+	if r.set(path + ".margin") {
+		r.share(path+".margin", m.Margin)
+	}
+	const instead = "cannot be combined with spec.mesh, whose pairs are every node with every other one"
+	if r.set("spec.pairs") {
+		r.fail("spec.pairs", instead)
+	}
+	for i := range e.Spec.Workloads {
+		if at := fmt.Sprintf("spec.workloads[%d].pairs", i); r.set(at) {
+			r.fail(at, instead)
+		}
+	}
+	if r.set("spec.series") {
+		r.fail("spec.series", "cannot be combined with spec.mesh, which has no axis")
+	}
+	if e.Spec.Target.Imported != nil {
+		r.fail(path, "is for a run; results of other programs are not imported as a mesh")
+	}
+	for i, v := range e.Spec.Variants {
+		at := fmt.Sprintf("spec.variants[%d]", i)
+		if p := e.PathOf(v); p.Bridge != nil || p.Balancer != nil || p.Service != nil {
+			name, _, _ := strings.Cut(p.String(), "/")
+			r.fail(path, "is for paths from node to node; variant %s has the path %s", v.Name, name)
+		}
+		if v.Hosts != nil {
+			r.fail(at+".hosts", "cannot be combined with spec.mesh, which includes every host")
+		}
+	}
+}
+
+func (r *reader) runs(path string, n Runs) {
+	switch {
+	case !r.set(path):
+	case !n.Auto:
+		if n.N < 1 {
+			r.fail(path, "must be at least 1, or auto, is %d", n.N)
+		}
+	default:
+		if n.Max < AutoFirstBlocks {
+			r.fail(path+".auto.max", "must be at least %d, the blocks of the pilot, is %d", AutoFirstBlocks, n.Max)
+		}
+		r.share(path+".auto.width", n.Width)
+	}
+}
+
+// toolsOf returns the tools that can make the traffic of a kind, the default first.
+func toolsOf(kind string) []string {
+	switch kind {
+	case "stream":
+		return []string{ToolNative, ToolIperf3, ToolIperf2, ToolSockperf, ToolQperf}
+	case "pingpong":
+		return []string{ToolNative, ToolSockperf, ToolQperf, ToolLatte}
+	case "underload":
+		return []string{ToolNative, ToolSockperf}
+	case "http":
+		return []string{ToolNative, ToolAB, ToolNginx}
+	case "application":
+		return []string{ToolRedis, ToolPostgres, ToolMemcached, ToolGRPC}
+	}
+	return []string{ToolNative}
+}
+
+// sizesOf returns the smallest and largest message, in bytes, that a tool can send.
+func sizesOf(kind, tool string, t *Traffic) (low, high int) {
+	low, high = 1, 1<<20 // iperf3's MAX_BLOCKSIZE
+	if t.Protocol == "udp" {
+		high = 65507 // 65535 less the IPv4 and UDP headers
+		if t.IP == 6 {
+			high = 65487
+		}
+	}
+	switch {
+	case tool == ToolSockperf:
+		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
+	case kind == "underload":
+		low = 8 // when it was due
+	case kind == "stream" && t.Protocol == "udp":
+		low = 16 // its number, and when it was sent; iperf3 has the same
+	}
+	return low, high
+}
+
+func (r *reader) workload(path string, on Target, w *Workload) {
+	r.exactlyOne(path, choice{"stream", w.Stream != nil}, choice{"pingpong", w.PingPong != nil},
+		choice{"underload", w.UnderLoad != nil}, choice{"connect", w.Connect != nil},
+		choice{"http", w.HTTP != nil}, choice{"application", w.Application != nil})
+	r.pairs(path+".pairs", w.Pairs)
+	for _, of := range []struct {
+		kind string
+		*Traffic
+	}{{"stream", w.Stream}, {"pingpong", w.PingPong}, {"underload", w.UnderLoad}, {"connect", w.Connect}, {"http", w.HTTP}, {"application", w.Application}} {
+		switch {
+		case of.Traffic == nil:
+		case on.Imported != nil && of.kind == "application":
+			r.fail(path+".application", "is not imported: results of applications' clients are not read")
+		case on.Imported != nil:
+			r.importedTraffic(path+"."+of.kind, of.kind, of.Traffic)
+		default:
+			r.traffic(path+"."+of.kind, of.kind, of.Traffic)
+		}
+	}
+}
+
+func (r *reader) traffic(path, kind string, t *Traffic) {
+	fill(r, path+".protocol", &t.Protocol, "tcp")
+	fill(r, path+".ip", &t.IP, 4)
+	fill(r, path+".connections", &t.Connections, 1)
+	if kind == "application" {
+		r.given(path + ".tool")
+		fill(r, path+".pipeline", &t.Pipeline, 1)
+	} else {
+		fill(r, path+".tool", &t.Tool, toolsOf(kind)[0])
+	}
+	size, warmup := Bytes(64), Duration(500e6)
+	if kind == "stream" {
+		size, warmup = 128<<10, Duration(1e9)
+		if t.Protocol == "udp" {
+			size = 1400
+		}
+	}
+	if t.Page {
+		size = 200e3
+	}
+	if t.Tool != ToolPostgres {
+		fill(r, path+".size", &t.Size, size)
+	}
+	fill(r, path+".warmup", &t.Warmup, warmup)
+
+	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
+	if (kind == "connect" || kind == "http" || kind == "application") && t.Protocol == "udp" {
+		r.fail(path+".protocol", "must be tcp, is udp, which has no connections")
+	}
+	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
+	r.oneOf(path+".tool", t.Tool, toolsOf(kind)...)
+	if t.Tool == ToolPostgres && r.set(path+".size") {
+		r.fail(path+".size", "is not for postgres, whose rows have the sizes of pgbench")
+	} else if t.Tool != ToolPostgres && !r.malformedNear(path+".size") {
+		low, high := sizesOf(kind, t.Tool, t)
+		r.between(path+".size", int(t.Size), low, high)
+	}
+	if r.set(path + ".connections") {
+		r.between(path+".connections", t.Connections, 1, 1024)
+	}
+	switch {
+	case t.Rate < 0:
+		r.fail(path+".rate", "must not be negative, is %d", t.Rate)
+	case t.Rate > 0 && kind != "underload" && !t.Page:
+		r.fail(path+".rate", "is for underload and pages only; %s sends as fast as it can", kind)
+	}
+	r.http(path, kind, t)
+	r.io(path, kind, t)
+	r.application(path, kind, t)
+	if t.Busy && (kind != "underload" || t.Rate == 0) {
+		r.fail(path+".busy", "is only for underload with a rate: no other workload waits for the clock")
+	}
+	if r.given(path + ".duration") {
+		r.positive(path+".duration", t.Duration)
+	}
+	if r.set(path + ".warmup") {
+		r.positive(path+".warmup", t.Warmup)
+	}
+}
+
+// io checks how the engine reads and writes, and fills in the default if the engine has a choice.
+func (r *reader) io(path, kind string, t *Traffic) {
+	why := ""
+	switch {
+	case kind == "connect":
+		why = "is not for connect, which always has a thread for each connection"
+	case t.Page:
+		why = "is not for a page: each user has a connection, and the server an event loop"
+	case t.Tool != ToolNative && t.Tool != ToolAB: // the engine answers ab
+		why = fmt.Sprintf("is only for the traffic engine: %s reads and writes in its own way", t.Tool)
+	}
+	if why != "" {
+		if r.set(path + ".io") {
+			r.fail(path+".io", "%s", why)
+		}
+		return
+	}
+	way := IOBlocking
+	if kind == "http" {
+		way = IOEpoll
+	}
+	fill(r, path+".io", &t.IO, way)
+	r.oneOf(path+".io", t.IO, IOBlocking, IOEpoll)
+}
+
+// importedTraffic checks traffic that other programs measured, as far as their output describes it.
+func (r *reader) importedTraffic(path, kind string, t *Traffic) {
+	tools := toolsOf(kind)[1:]
+	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
+	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
+	r.oneOf(path+".tool", t.Tool, tools...)
+	for field, n := range map[string]int{"size": int(t.Size), "connections": t.Connections, "rate": t.Rate, "requests": t.Requests, "warmup": int(t.Warmup)} {
+		if n < 0 {
+			r.fail(path+"."+field, "must not be negative, is %d", n)
+		}
+	}
+	if r.given(path + ".duration") {
+		r.positive(path+".duration", t.Duration)
+	}
+}
+
+// application checks the fields that only applications have.
+func (r *reader) application(path, kind string, t *Traffic) {
+	if kind != "application" {
+		for field, set := range map[string]bool{"operation": t.Operation != "", "pipeline": t.Pipeline != 0} {
+			if set {
+				r.fail(path+"."+field, "is for application only")
+			}
+		}
+		return
+	}
+	if r.given(path+".operation") && operationsOf(t.Tool) != nil {
+		r.oneOf(path+".operation", t.Operation, operationsOf(t.Tool)...)
+	}
+	if r.set(path + ".pipeline") {
+		r.between(path+".pipeline", t.Pipeline, 1, 1024)
+	}
+	switch t.Tool {
+	case ToolPostgres, ToolMemcached:
+		if t.Pipeline > 1 {
+			r.fail(path+".pipeline", "must be 1, is %d: the client of %s waits for each answer", t.Pipeline, t.Tool)
+		}
+	}
+	if t.Tool == ToolMemcached {
+		if t.IP == 6 {
+			r.fail(path+".ip", "must be 4, is 6, which memcached's client memcaslap does not know")
+		}
+		if n := t.Connections * int(t.Size); n > memcachedMost {
+			r.fail(path+".size", "must be at most %d for %d connections, is %d: memcaslap sets 1024 keys a connection first", memcachedMost/max(t.Connections, 1), t.Connections, t.Size)
+		}
+	}
+}
+
+// memcachedMost bounds the product of size and connections: then memcached keeps the values set first, within its 64
+// MiB.
+const memcachedMost = 64 << 10
+
+// operationsOf returns the operations that an application supports, nil for another tool.
+func operationsOf(tool string) []string {
+	switch tool {
+	case ToolRedis, ToolMemcached:
+		return []string{OperationGet, OperationSet}
+	case ToolPostgres:
+		return []string{OperationSelect, OperationTPCB}
+	case ToolGRPC:
+		return []string{OperationUnary}
+	}
+	return nil
+}
+
+// http checks the fields that only http has.
+func (r *reader) http(path, kind string, t *Traffic) {
+	if kind != "http" {
+		for field, set := range map[string]bool{"keepAlive": t.KeepAlive, "requests": t.Requests != 0, "page": t.Page, "image": t.Image != 0} {
+			if set {
+				r.fail(path+"."+field, "is for http only")
+			}
+		}
+		return
+	}
+	if r.set(path + ".requests") {
+		r.between(path+".requests", t.Requests, 1, 100_000_000)
+	}
+	if r.set(path + ".image") {
+		r.between(path+".image", int(t.Image), 1, 1<<20)
+	}
+	if !t.Page {
+		if t.Image != 0 {
+			r.fail(path+".image", "is for a page only")
+		}
+		return
+	}
+	if t.Rate == 0 && !r.malformedNear(path+".rate") {
+		r.fail(path, "must have a rate, the users of the page that arrive in a second")
+	}
+	for field, set := range map[string]bool{
+		"keepAlive": r.set(path+".keepAlive") && !t.KeepAlive, "requests": t.Requests != 0,
+		"connections": t.Connections > 1,
+	} {
+		if set {
+			r.fail(path+"."+field, "is not for a page: each user loads it over one connection")
+		}
+	}
+}
+
+func (r *reader) positive(path string, d Duration) {
+	if d <= 0 {
+		r.fail(path, "must be above 0s, is %s", d)
+	}
+}
+
+func (r *reader) variant(path string, e *Experiment, v *Variant) {
+	target := e.Spec.Target
+	if v.Path != nil {
+		r.path(path+".path", target, v.Path)
+	}
+	if v.NIC != nil {
+		r.nic(path+".nic", *v.NIC)
+		switch {
+		case target.Kubernetes != nil:
+			r.fail(path+".nic", "is for a lab; slipstream cannot change the NICs of a cluster")
+		case target.Hosts != nil:
+			r.fail(path+".nic", "is for a lab; slipstream cannot change the NICs of hosts")
+		}
+	}
+	r.ends(path, e, v)
+	if len(v.Accelerate) > 0 && target.Kubernetes != nil && target.Kubernetes.Unprivileged {
+		r.fail(path+".accelerate", "needs a privileged pod on each node, which unprivileged excludes")
+	}
+	for i := range v.Accelerate {
+		oneKind(r, fmt.Sprintf("%s.accelerate[%d]", path, i), v.Accelerate[i])
+	}
+	if r.set(path + ".on") {
+		r.oneOf(path+".on", v.On, SideClient, SideServer)
+		if len(v.Accelerate) == 0 {
+			r.fail(path+".on", "is for accelerators, and the variant has none")
+		}
+	}
+	accelerators(r, path, e.PathOf(*v), v.Accelerate)
+	r.tools(path+".tools", e, e.PathOf(*v), v.Tools)
+	for _, w := range e.Spec.Workloads {
+		if t := w.Traffic(); t != nil && v.Tools[w.Name] == "" {
+			r.toolServed(path, t.Tool, e, e.PathOf(*v), t)
+		}
+	}
+	if r.set(path + ".versus") {
+		r.versus(path+".versus", e, v)
+	}
+	if v.Switch != nil {
+		r.change(path+".switch", v.Switch)
+	}
+}
+
+func (r *reader) change(path string, s *Switch) {
+	fill(r, path+".timeout", &s.Timeout, Duration(10*time.Minute))
+	for name, argv := range map[string][]string{"to": s.To, "back": s.Back, "verify": s.Verify} {
+		at := path + "." + name
+		switch {
+		case name != "verify" && !r.given(at), name == "verify" && !r.set(at):
+		case len(argv) == 0 || argv[0] == "":
+			r.fail(at, "must be a program and its arguments, such as [ethtool, -K, eth0, gro, off], and has no program")
+		}
+	}
+	if r.set(path + ".settle") {
+		r.positive(path+".settle", s.Settle)
+	}
+	if r.set(path + ".timeout") {
+		r.positive(path+".timeout", s.Timeout)
+	}
+}
+
+// periods is the number of periods of each variant unless runs sets it. Six periods have as many degrees of freedom, n
+// − 2, as five blocks, and so the same quantile of Student's distribution.
+const periods = 6
+
+// switched checks what depends on whether variants have a switch.
+func (r *reader) switched(e *Experiment) {
+	s := &e.Spec
+	if r.set("spec.trialsPerPeriod") {
+		r.between("spec.trialsPerPeriod", s.TrialsPerPeriod, 1, 1000)
+	}
+	switch {
+	case r.malformedNear("spec.variants"):
+	case !e.Switches():
+		if r.set("spec.trialsPerPeriod") {
+			r.fail("spec.trialsPerPeriod", "is %d, but no variant has a switch, so there are no periods: spec.runs says how often each trial runs", s.TrialsPerPeriod)
+		}
+		return
+	case len(e.States()) == 1 && len(s.Variants) > 0:
+		r.fail("spec.variants", "must have one without a switch or with another one: all have the same switch, so the experiment does not compare it with anything")
+	}
+	switch {
+	case !r.set("spec.runs"):
+	case s.Runs.Auto:
+		r.fail("spec.runs", "must be an even number where a variant has a switch, is auto: its pilot alone takes %d periods of each variant", AutoFirstBlocks)
+	case s.Runs.N%2 != 0:
+		r.fail("spec.runs", "must be an even number where a variant has a switch, is %d: every second block has the periods of the one before in reverse order", s.Runs.N)
+	}
+}
+
+// versus checks the variant that another one is compared with. It must be compared with nothing, or with the
+// experiment's baseline: nobody could interpret a ratio to a ratio.
+func (r *reader) versus(path string, e *Experiment, v *Variant) {
+	target := r.reference(path, v.Versus, e.Spec.Variants)
+	switch {
+	case target == nil:
+	case target.Name == v.Name:
+		r.fail(path, "must be another variant, is the same")
+	case target.Versus != "" && target.Versus != e.Spec.Baseline:
+		r.fail(path, "must be a variant that is compared with nothing or the baseline, %q is compared with %q", target.Name, target.Versus)
+	}
+}
+
+func (r *reader) devices(path string, on Path, devices []string, seen map[string]string) {
+	if r.given(path) {
+		r.some(path, len(devices), "class of devices")
+	}
+	for i, d := range devices {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		r.oneOf(at, d, v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth, v1alpha1.DevicePod)
+		switch {
+		case (on.Native != nil && on.VXLAN == nil || on.Balancer != nil) && slices.Contains([]string{v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth, v1alpha1.DevicePod}, d):
+			name, _, _ := strings.Cut(on.String(), "/")
+			r.fail(at, "must be nic, is %s, which the path %s does not have", d, name)
+		case on.Address != "" && d == v1alpha1.DevicePod:
+			r.fail(at, "must not be pod, which hosts do not have")
+		case on.Bridge != nil && d == v1alpha1.DeviceNIC:
+			r.fail(at, "must not be nic, which the path bridge does not pass")
+		case (on.Routed != nil || on.EBPF != nil || on.Bridge != nil) && d == v1alpha1.DeviceOverlay:
+			r.fail(at, "must not be overlay, which the path %s does not have", on)
+		}
+		r.unique(at, d, seen)
+	}
+}
+
+// entriesMax bounds the entries of RFS, for which the kernel takes up to 1<<29. A busy server has a million
+// connections at most, and each device takes 12 bytes an entry.
+const entriesMax = 1 << 20
+
+// entries checks the size of the flow table. The kernel rounds it up to a power of two (rps_sock_flow_sysctl in
+// net/core/sysctl_net_core.c), so another number would read back as a different one.
+func (r *reader) entries(path string, n int) {
+	if r.set(path) && (n < 1 || n > entriesMax || n&(n-1) != 0) {
+		r.fail(path, "must be a power of two up to %d, is %d", entriesMax, n)
+	}
+}
+
+func (r *reader) cpus(path, cpus string) {
+	if cpus == v1alpha1.CPUsAll || cpus == v1alpha1.CPUsAllButIRQ {
+		return
+	}
+	for _, part := range strings.Split(cpus, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		low, err := strconv.ParseUint(first, 10, 16)
+		high := low
+		if err == nil && isRange {
+			high, err = strconv.ParseUint(last, 10, 16)
+		}
+		if err != nil || high < low {
+			r.fail(path, "must be %s, %s or a list such as 0-3,8, is %q", v1alpha1.CPUsAll, v1alpha1.CPUsAllButIRQ, cpus)
+			return
+		}
+	}
+}
+
+// toolFits checks that a tool works on a target, and with the traffic that the workload asks for.
+func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
+	switch {
+	case tool == ToolLatte && e.Spec.Target.Lab != nil:
+		r.fail(path, "latte is for nodes that run Windows, and those of a lab run Linux; choose native, sockperf or qperf")
+	case tool == ToolAB && t.Page:
+		r.fail(path, "ab requests a single object, not a page; choose native")
+	case tool == ToolNginx && t.Page:
+		r.fail(path, "wrk requests a single object from nginx, not a page; choose native")
+	case tool == ToolNginx && t.Requests > 0:
+		r.fail(path, "wrk runs for a time, not for a number of requests; choose native or ab")
+	}
+}
+
+// toolServed checks that a tool works through a service, if the variant uses one.
+func (r *reader) toolServed(path, tool string, e *Experiment, on Path, t *Traffic) {
+	switch {
+	case on.Service == nil:
+	case tool == ToolQperf:
+		r.fail(path, "qperf opens a second port on its server, which a service does not forward; choose another tool")
+	case e.Spec.Target.Lab != nil && t.Protocol == "udp" && tool != ToolNative:
+		r.fail(path, "%s answers datagrams from its pod's first address, not from that of the service's backend that was asked; choose %s", tool, ToolNative)
+	}
+}
+
+func (r *reader) tools(path string, e *Experiment, on Path, tools map[string]string) {
+	workloads := e.Spec.Workloads
+	var names []string
+	for _, w := range workloads {
+		names = append(names, w.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(tools)) {
+		at, tool := join(path, name), tools[name]
+		i := slices.Index(names, name)
+		if i < 0 {
+			if len(names) > 0 && !r.malformedNear("spec.workloads") {
+				r.fail(at, "no workload has the name %q; %s", name, Suggest(name, names))
+			}
+			continue
+		}
+		w := workloads[i]
+		t := w.Traffic()
+		if t == nil {
+			continue // reported at the workload
+		}
+		r.oneOf(at, tool, toolsOf(w.Kind())...)
+		r.toolFits(at, tool, e, t)
+		r.toolServed(at, tool, e, on, t)
+		low, high := sizesOf(w.Kind(), tool, t)
+		ownLow, ownHigh := sizesOf(w.Kind(), t.Tool, t)
+		size := int(t.Size)
+		if wrong := size < ownLow || size > ownHigh; !wrong && (size < low || size > high) {
+			r.fail(at, "%s sends %d to %d bytes a message, the workload has %s", tool, low, high, t.Size)
+		}
+	}
+}
