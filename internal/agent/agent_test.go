@@ -49,9 +49,7 @@ type testPod struct {
 
 func newTestNode(t testing.TB) *testNode {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces take root")
-	}
+	testenv.NeedRoot(t)
 	runtime.LockOSThread()
 	before, err := vnetns.Get()
 	must(t, err)

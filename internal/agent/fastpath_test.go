@@ -20,8 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"slipstream.dev/internal/accel/journal"
-
 	"github.com/cilium/ebpf"
 	tcx "github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
@@ -31,8 +29,10 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/journal"
 	"slipstream.dev/internal/place/lab"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/testenv"
 )
 
 var (
@@ -44,9 +44,7 @@ var (
 // node has no agent.
 func newOverlay(t testing.TB) *testNode {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces take root")
-	}
+	testenv.NeedRoot(t)
 	name := fmt.Sprintf("agent-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:14]
 	l, err := lab.Up(t.Context(), lab.Config{
 		Name: name, Nodes: 2, Pods: 2, Shape: spec.ShapeFlannel, NIC: spec.NIC{Offload: spec.OffloadFull, MTU: 1500},

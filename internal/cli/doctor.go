@@ -202,7 +202,7 @@ func (o doctorOptions) look(ctx context.Context, all []*machine) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, m := range all {
 		g.Go(func() (err error) {
-			if m.facts, err = m.worker.Look(ctx, o.window, o.probe); err != nil {
+			if m.facts, err = m.worker.ReadFacts(ctx, o.window, o.probe); err != nil {
 				return fmt.Errorf("look at %s: %w", m.name, err)
 			}
 			return nil
@@ -241,7 +241,7 @@ func explore(ctx context.Context, client, server *machine, reach reach) (doctor.
 	if !server.pod {
 		ports = doctor.VXLANPorts
 	}
-	return p, p.Explore(ctx, client.worker, server.worker.Catch, server.facts, ports)
+	return p, p.Explore(ctx, client.worker, server.worker.OpenReceiver, server.facts, ports)
 }
 
 // examineMachines checks machines, and the paths between each two of them in both directions.
@@ -259,7 +259,7 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 			}
 			path, err := explore(ctx, client, server, reach)
 			if err == nil && o.probe {
-				err = path.ProbeOffload(ctx, client.address, client.worker, server.worker.Hold)
+				err = path.ProbeOffload(ctx, client.address, client.worker, server.worker.OpenTunnel)
 			}
 			if err != nil {
 				return err

@@ -20,7 +20,7 @@ import (
 
 // lookHere examines this machine.
 func lookHere(ctx context.Context, window time.Duration, probe bool) (doctor.Facts, error) {
-	f, err := doctor.Look(ctx, window, probe)
+	f, err := doctor.ReadFacts(ctx, window, probe)
 	if err != nil {
 		return f, fmt.Errorf("look at this machine: %w", err)
 	}

@@ -57,9 +57,9 @@ func parseDatagram(payload, key []byte) (round, size int, ok bool) {
 	return int(binary.BigEndian.Uint32(rest)), int(binary.BigEndian.Uint32(rest[4:])), true
 }
 
-// Throw sends datagrams from this network namespace, as Thrower describes. It sends each one twice, and the
+// SendDatagrams sends datagrams from this network namespace, as Sender describes. It sends each one twice, and the
 // last, small one of the round three times.
-func Throw(to netip.AddrPort, key []byte, round int, sizes []int) (t Thrown, err error) {
+func SendDatagrams(to netip.AddrPort, key []byte, round int, sizes []int) (t Sent, err error) {
 	routes, err := netlink.RouteGet(to.Addr().AsSlice())
 	if err != nil || len(routes) == 0 {
 		return t, fmt.Errorf("find the route to %s: %w", to.Addr(), err)
@@ -95,7 +95,7 @@ func Throw(to netip.AddrPort, key []byte, round int, sizes []int) (t Thrown, err
 
 // send sends a datagram. A write may return the error of an earlier datagram, so send writes again; the next
 // write does not return that error.
-func (t *Thrown) send(conn net.Conn, b []byte) {
+func (t *Sent) send(conn net.Conn, b []byte) {
 	for range tries {
 		_, err := conn.Write(b)
 		switch {
@@ -128,7 +128,7 @@ func option(conn syscall.Conn, to netip.Addr, fn func(fd, level, discover, mtu i
 	return nil
 }
 
-// Port receives the datagrams of Throw.
+// Port receives the datagrams of SendDatagrams.
 type Port struct {
 	conn net.PacketConn
 	port uint16
@@ -136,16 +136,16 @@ type Port struct {
 	// raw means that datagrams include their UDP headers.
 	raw bool
 
-	mu    sync.Mutex
-	more  *sync.Cond
-	taken map[int]*Taken
-	ended bool
+	mu       sync.Mutex
+	more     *sync.Cond
+	received map[int]*Received
+	ended    bool
 }
 
 // Listen receives datagrams at an address of this network namespace. For port 0 it chooses a free port. To
 // listen at the port of a VXLAN device, it needs CAP_NET_RAW.
 func Listen(at netip.AddrPort, key []byte) (*Port, error) {
-	p := &Port{port: at.Port(), key: key, taken: make(map[int]*Taken)}
+	p := &Port{port: at.Port(), key: key, received: make(map[int]*Received)}
 	p.more = sync.NewCond(&p.mu)
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 	switch {
@@ -213,22 +213,22 @@ func (p *Port) add(b []byte) {
 	}
 }
 
-func (p *Port) round(n int) *Taken {
-	if p.taken[n] == nil {
-		p.taken[n] = new(Taken)
+func (p *Port) round(n int) *Received {
+	if p.received[n] == nil {
+		p.received[n] = new(Received)
 	}
-	return p.taken[n]
+	return p.received[n]
 }
 
-// takeTime bounds how long a datagram may be in flight.
-const takeTime = time.Second
+// receiveTime bounds how long a datagram may be in flight.
+const receiveTime = time.Second
 
-// Take returns the datagrams of a round, once its last one has arrived or takeTime has passed.
-func (p *Port) Take(round int) Taken {
+// Receive returns the datagrams of a round, once its last one has arrived or receiveTime has passed.
+func (p *Port) Receive(round int) Received {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	late := false
-	timer := time.AfterFunc(takeTime, func() {
+	timer := time.AfterFunc(receiveTime, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		late = true
@@ -239,7 +239,7 @@ func (p *Port) Take(round int) Taken {
 	for !t.Complete && !late && !p.ended {
 		p.more.Wait()
 	}
-	return Taken{t.Complete, slices.Clone(t.Sizes)}
+	return Received{t.Complete, slices.Clone(t.Sizes)}
 }
 
 // Number returns the port number.

@@ -1,5 +1,5 @@
 // Package doctor checks machines, and the paths between them, for faults that make a container network slow
-// or lossy. It changes nothing. Look reads the facts of one machine with internal/collect and internal/accel;
+// or lossy. It changes nothing. ReadFacts reads the facts of one machine with internal/collect and internal/accel;
 // Path.Explore reads those of a path by sending datagrams. Examine and ExaminePath judge the facts with one
 // pure function for each rule. Only an experiment shows what a fault costs on a machine, so the finding names
 // the experiment. internal/worker and internal/place reach other machines.

@@ -16,8 +16,8 @@ type Path struct {
 	To netip.Addr
 	// Closed lists the transports whose traffic does not get from the client to a port that a run would use.
 	Closed []Closed
-	// Thrown is what the client's kernel reports about the path. Datagrams reports whether any datagram arrived.
-	Thrown    Thrown
+	// Sent is what the client's kernel reports about the path. Datagrams reports whether any datagram arrived.
+	Sent      Sent
 	Datagrams bool
 	// MTU is the size in bytes of the largest packet that arrived; 0 if none did.
 	MTU   int
@@ -33,8 +33,8 @@ type Closed struct {
 	Why      error
 }
 
-// Thrown is what a kernel reports about the datagrams that it was given to send.
-type Thrown struct {
+// Sent is what a kernel reports about the datagrams that it was given to send.
+type Sent struct {
 	// Device is the device that sends the datagrams, and DeviceMTU its MTU.
 	Device    string
 	DeviceMTU int
@@ -45,8 +45,8 @@ type Thrown struct {
 	Refused string
 }
 
-// Taken holds the datagrams of a round that arrived.
-type Taken struct {
+// Received holds the datagrams of a round that arrived.
+type Received struct {
 	// Complete means that the last datagram of the round, which is small, arrived.
 	Complete bool
 	// Sizes are the packet sizes in bytes, from the IP header on.
@@ -64,45 +64,45 @@ type VXLANPort struct {
 	Used bool
 }
 
-// Thrower sends datagrams from a machine.
-type Thrower interface {
-	// Throw sends packets of these sizes, in bytes from the IP header on. Each contains the key and the round. A
+// Sender sends datagrams from a machine.
+type Sender interface {
+	// SendDatagrams sends packets of these sizes, in bytes from the IP header on. Each contains the key and the round. A
 	// small packet follows as the last of the round. None of them may be fragmented.
-	Throw(ctx context.Context, to netip.AddrPort, key []byte, round int, sizes []int) (Thrown, error)
+	SendDatagrams(ctx context.Context, to netip.AddrPort, key []byte, round int, sizes []int) (Sent, error)
 }
 
-// Catcher receives on one machine the datagrams that Throw sends from another.
-type Catcher interface {
+// Receiver receives on one machine the datagrams that SendDatagrams sends from another.
+type Receiver interface {
 	Port() uint16
-	// Take returns the datagrams of a round that have arrived. It waits up to a second for the last of the
+	// Receive returns the datagrams of a round that have arrived. It waits up to a second for the last of the
 	// round.
-	Take(round int) (Taken, error)
+	Receive(round int) (Received, error)
 	Close()
 }
 
-// Catch opens a Catcher at an address. For port 0 it chooses a free port.
-type Catch func(ctx context.Context, at netip.AddrPort, key []byte) (Catcher, error)
+// OpenReceiver opens a Receiver at an address. For port 0 it chooses a free port.
+type OpenReceiver func(ctx context.Context, at netip.AddrPort, key []byte) (Receiver, error)
 
 // VXLANPorts are IANA's port (RFC 7348), and Linux's earlier default, which Flannel and Cilium use.
 var VXLANPorts = []uint16{4789, 8472}
 
 // Explore sends datagrams to find out which packet sizes, and which of the given VXLAN ports, get from a
 // client to an address of a server. It fills in the results in the path.
-func (p *Path) Explore(ctx context.Context, client Thrower, catch Catch, server Facts, ports []uint16) error {
-	if err := p.explore(ctx, client, catch, server, ports); err != nil {
+func (p *Path) Explore(ctx context.Context, client Sender, open OpenReceiver, server Facts, ports []uint16) error {
+	if err := p.explore(ctx, client, open, server, ports); err != nil {
 		return fmt.Errorf("datagrams from %s to %s: %w", p.Client, p.Server, err)
 	}
 	return nil
 }
 
-func (p *Path) explore(ctx context.Context, client Thrower, catch Catch, server Facts, ports []uint16) error {
+func (p *Path) explore(ctx context.Context, client Sender, open OpenReceiver, server Facts, ports []uint16) error {
 	c := crossing{to: p.To, client: client, key: newKey()}
-	if err := p.measureMTU(ctx, c, catch); err != nil || !p.Datagrams {
+	if err := p.measureMTU(ctx, c, open); err != nil || !p.Datagrams {
 		return err
 	}
 	for _, port := range ports {
 		v := VXLANPort{Port: port, Used: slices.ContainsFunc(server.Devices, func(d Device) bool { return d.VXLANPort == port })}
-		at, err := catch(ctx, netip.AddrPortFrom(p.To, port), c.key)
+		at, err := open(ctx, netip.AddrPortFrom(p.To, port), c.key)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -141,26 +141,26 @@ const tries = 3
 // crossing sends rounds of datagrams to one address.
 type crossing struct {
 	to     netip.Addr
-	client Thrower
+	client Sender
 	key    []byte
 	round  int
-	thrown Thrown
+	sent   Sent
 }
 
 // send sends a round and returns the datagrams that arrived.
-func (c *crossing) send(ctx context.Context, at Catcher, sizes ...int) (taken Taken, err error) {
+func (c *crossing) send(ctx context.Context, at Receiver, sizes ...int) (received Received, err error) {
 	c.round++
-	if c.thrown, err = c.client.Throw(ctx, netip.AddrPortFrom(c.to, at.Port()), c.key, c.round, sizes); err != nil {
-		return taken, err
+	if c.sent, err = c.client.SendDatagrams(ctx, netip.AddrPortFrom(c.to, at.Port()), c.key, c.round, sizes); err != nil {
+		return received, err
 	}
-	return at.Take(c.round)
+	return at.Receive(c.round)
 }
 
 // blocked reports whether no datagram gets to a port.
-func (c *crossing) blocked(ctx context.Context, at Catcher) (bool, error) {
+func (c *crossing) blocked(ctx context.Context, at Receiver) (bool, error) {
 	for range tries {
-		taken, err := c.send(ctx, at)
-		if err != nil || taken.Complete || len(taken.Sizes) > 0 {
+		received, err := c.send(ctx, at)
+		if err != nil || received.Complete || len(received.Sizes) > 0 {
 			return false, err
 		}
 	}
@@ -168,45 +168,45 @@ func (c *crossing) blocked(ctx context.Context, at Catcher) (bool, error) {
 }
 
 // measureMTU finds the largest packet that arrives, up to the MTU of the client's device.
-func (p *Path) measureMTU(ctx context.Context, c crossing, catch Catch) error {
-	at, err := catch(ctx, netip.AddrPortFrom(p.To, 0), c.key)
+func (p *Path) measureMTU(ctx context.Context, c crossing, open OpenReceiver) error {
+	at, err := open(ctx, netip.AddrPortFrom(p.To, 0), c.key)
 	if err != nil {
 		return err
 	}
 	defer at.Close()
 	blocked, err := c.blocked(ctx, at)
-	p.Thrown, p.Datagrams = c.thrown, err == nil && !blocked
+	p.Sent, p.Datagrams = c.sent, err == nil && !blocked
 	if err != nil || blocked {
 		return err
 	}
-	low, high := minimumMTU(p.To), min(c.thrown.DeviceMTU, largest)
+	low, high := minimumMTU(p.To), min(c.sent.DeviceMTU, largest)
 	for range tries { // one loss is no finding
-		taken, err := c.send(ctx, at, high)
+		received, err := c.send(ctx, at, high)
 		if err != nil {
 			return err
 		}
-		if slices.Contains(taken.Sizes, high) {
-			p.MTU, p.Thrown = high, c.thrown
+		if slices.Contains(received.Sizes, high) {
+			p.MTU, p.Sent = high, c.sent
 			return nil
 		}
 	}
 	for high-low > 1 {
-		taken, err := c.send(ctx, at, between(low, high)...)
+		received, err := c.send(ctx, at, between(low, high)...)
 		if err != nil {
 			return err
 		}
-		if !taken.Complete {
+		if !received.Complete {
 			return errors.New("datagrams arrive only sometimes")
 		}
 		for _, size := range between(low, high) {
-			if !slices.Contains(taken.Sizes, size) {
+			if !slices.Contains(received.Sizes, size) {
 				high = size
 				break
 			}
 			low = size
 		}
 	}
-	p.MTU, p.Thrown = low, c.thrown
+	p.MTU, p.Sent = low, c.sent
 	return nil
 }
 
@@ -280,14 +280,14 @@ func portBlocked(p Path) (found []Finding) {
 }
 
 func (p Path) refused() []Evidence {
-	if p.Thrown.Refused == "" {
+	if p.Sent.Refused == "" {
 		return nil
 	}
-	return []Evidence{evidence("the kernel of "+p.Client, "%s", p.Thrown.Refused)}
+	return []Evidence{evidence("the kernel of "+p.Client, "%s", p.Sent.Refused)}
 }
 
 func pathMTU(p Path) []Finding {
-	t := p.Thrown
+	t := p.Sent
 	if !p.Datagrams || p.MTU >= min(t.DeviceMTU, largest) {
 		return nil
 	}

@@ -18,7 +18,7 @@ type way struct {
 	arrived               map[uint16][]int
 }
 
-func (w *way) Throw(_ context.Context, to netip.AddrPort, _ []byte, _ int, sizes []int) (Thrown, error) {
+func (w *way) SendDatagrams(_ context.Context, to netip.AddrPort, _ []byte, _ int, sizes []int) (Sent, error) {
 	w.arrived[to.Port()] = nil
 	for _, size := range sizes {
 		if size == w.device && w.loses > 0 {
@@ -29,7 +29,7 @@ func (w *way) Throw(_ context.Context, to netip.AddrPort, _ []byte, _ int, sizes
 			w.arrived[to.Port()] = append(w.arrived[to.Port()], size)
 		}
 	}
-	return Thrown{Device: "eth0", DeviceMTU: w.device, ToldMTU: w.told}, nil
+	return Sent{Device: "eth0", DeviceMTU: w.device, ToldMTU: w.told}, nil
 }
 
 type caught struct {
@@ -37,7 +37,7 @@ type caught struct {
 	port uint16
 }
 
-func (w *way) catch(_ context.Context, at netip.AddrPort, _ []byte) (Catcher, error) {
+func (w *way) open(_ context.Context, at netip.AddrPort, _ []byte) (Receiver, error) {
 	if slices.Contains(w.taken, at.Port()) {
 		return nil, errors.New("the port is taken")
 	}
@@ -46,11 +46,11 @@ func (w *way) catch(_ context.Context, at netip.AddrPort, _ []byte) (Catcher, er
 
 func (c caught) Port() uint16 { return c.port }
 func (c caught) Close()       {}
-func (c caught) Take(int) (Taken, error) {
+func (c caught) Receive(int) (Received, error) {
 	if slices.Contains(c.closed, c.port) || slices.Contains(c.closed, 0) {
-		return Taken{}, nil
+		return Received{}, nil
 	}
-	return Taken{Complete: true, Sizes: c.arrived[c.port]}, nil
+	return Received{Complete: true, Sizes: c.arrived[c.port]}, nil
 }
 
 // TestExplore checks the findings for several kinds of networks.
@@ -78,7 +78,7 @@ func TestExplore(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.way.arrived = make(map[uint16][]int)
 			p := Path{Client: "a", Server: "b", To: netip.MustParseAddr("192.0.2.2")}
-			if err := p.Explore(t.Context(), &c.way, c.way.catch, c.server, VXLANPorts); err != nil {
+			if err := p.Explore(t.Context(), &c.way, c.way.open, c.server, VXLANPorts); err != nil {
 				t.Fatal(err)
 			}
 			found := ExaminePath(p)
@@ -121,13 +121,13 @@ type carrier struct {
 	did       []Offload
 }
 
-func (c *carrier) Carry(_ context.Context, _ Tunnel, o Offload) (Carried, error) {
+func (c *carrier) SendThroughTunnel(_ context.Context, _ Tunnel, o Offload) (Transfer, error) {
 	again := slices.Contains(c.did, o)
 	c.did = append(c.did, o)
 	if o <= c.failsUpTo && (!again || !c.once) {
-		return Carried{Why: "the transfer stalled"}, nil
+		return Transfer{Why: "the transfer stalled"}, nil
 	}
-	return Carried{}, nil
+	return Transfer{}, nil
 }
 
 // TestOffloadFault checks that a fault is found only if a transfer fails twice and succeeds with less offloaded.

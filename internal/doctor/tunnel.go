@@ -36,38 +36,38 @@ func (o Offload) String() string {
 	return [...]string{"checksums and segmentation offloaded", "segmentation in the kernel", "checksums and segmentation in the kernel"}[o]
 }
 
-// Carried is the result of a transfer through a tunnel.
-type Carried struct {
+// Transfer is the result of a transfer through a tunnel.
+type Transfer struct {
 	// Why explains the failure; it is empty if all the data arrived unchanged.
 	Why string
 	// Took is the duration of the transfer.
 	Took time.Duration
 }
 
-// carriedBytes is the size of a transfer, and carryTime the longest that it may take: together 3 Mbit/s.
+// transferBytes is the size of a transfer, and transferTime the longest that it may take: together 3 Mbit/s.
 const (
-	carriedBytes = 1 << 20
-	carryTime    = 3 * time.Second
+	transferBytes = 1 << 20
+	transferTime  = 3 * time.Second
 )
 
-// Carrier sends through a tunnel whose other end another machine holds.
-type Carrier interface {
-	Carry(context.Context, Tunnel, Offload) (Carried, error)
+// TunnelSender sends through a tunnel whose other end another machine holds.
+type TunnelSender interface {
+	SendThroughTunnel(context.Context, Tunnel, Offload) (Transfer, error)
 }
 
-// Hold holds the server's end of a tunnel until it is released.
-type Hold func(context.Context, Tunnel) (release func(), err error)
+// TunnelOpener opens the server's end of a tunnel until it is released.
+type TunnelOpener func(context.Context, Tunnel) (release func(), err error)
 
 // Try is one transfer.
 type Try struct {
 	Offload Offload
-	Carried
+	Transfer
 }
 
 // ProbeOffload finds out whether encapsulated data arrives, whether the kernel or a device segments it and
 // computes the checksums. The tunnel uses the first VXLAN port that is not blocked, so Explore has to run
 // before.
-func (p *Path) ProbeOffload(ctx context.Context, from netip.Addr, client Carrier, hold Hold) error {
+func (p *Path) ProbeOffload(ctx context.Context, from netip.Addr, client TunnelSender, open TunnelOpener) error {
 	for _, v := range p.VXLAN {
 		if v.Blocked {
 			continue
@@ -75,9 +75,9 @@ func (p *Path) ProbeOffload(ctx context.Context, from netip.Addr, client Carrier
 		tunnel := Tunnel{Local: from, Remote: p.To, Port: v.Port, VNI: newVNI(), Key: newKey()}
 		far := tunnel
 		far.Local, far.Remote, far.Server = p.To, from, true
-		release, err := hold(ctx, far)
+		release, err := open(ctx, far)
 		if err == nil {
-			err = p.carry(ctx, client, tunnel)
+			err = p.sendThrough(ctx, client, tunnel)
 			release()
 		}
 		if err == nil || ctx.Err() != nil {
@@ -90,21 +90,21 @@ func (p *Path) ProbeOffload(ctx context.Context, from netip.Addr, client Carrier
 
 // carry offloads less and less, until a transfer succeeds. Then it repeats the last transfer that failed, so
 // that one lost packet is no finding.
-func (p *Path) carry(ctx context.Context, client Carrier, t Tunnel) error {
+func (p *Path) sendThrough(ctx context.Context, client TunnelSender, t Tunnel) error {
 	p.Tries, p.Unprobed = nil, ""
 	for _, offload := range []Offload{OffloadAll, OffloadChecksum, OffloadNothing} {
-		carried, err := client.Carry(ctx, t, offload)
+		transfer, err := client.SendThroughTunnel(ctx, t, offload)
 		if err != nil {
 			return err
 		}
-		p.Tries = append(p.Tries, Try{offload, carried})
-		if carried.Why != "" {
+		p.Tries = append(p.Tries, Try{offload, transfer})
+		if transfer.Why != "" {
 			continue
 		}
 		if offload == OffloadAll {
 			return nil
 		}
-		again, err := client.Carry(ctx, t, offload-1)
+		again, err := client.SendThroughTunnel(ctx, t, offload-1)
 		p.Tries = append(p.Tries, Try{offload - 1, again})
 		return err
 	}
@@ -131,7 +131,7 @@ func offloadFault(p Path) []Finding {
 		name, set = "The checksum", "tx-checksum-ip-generic off"
 		cost = "Pods on the two can ping each other, and no TCP connection between them opens: what has its checksum computed below the overlay's device does not arrive."
 	}
-	device := p.Thrown.Device
+	device := p.Sent.Device
 	f := Finding{
 		Severity: Serious,
 		What:     fmt.Sprintf("%s of VXLAN packets that %s sends is wrong if it is offloaded to %s.", name, p.Client, device),
@@ -139,9 +139,9 @@ func offloadFault(p Path) []Finding {
 		Do:       fmt.Sprintf("ethtool -K %s %s   # on %s; or on the overlay's own device: ethtool -K flannel.1 tx-checksum-ip-generic off. Then a newer driver, firmware or hypervisor", device, set, p.Client),
 	}
 	for _, t := range p.Tries {
-		value := fmt.Sprintf("all of %d kB arrived within %s", carriedBytes>>10, t.Took.Round(time.Millisecond))
+		value := fmt.Sprintf("all of %d kB arrived within %s", transferBytes>>10, t.Took.Round(time.Millisecond))
 		if t.Why != "" {
-			value = fmt.Sprintf("%d kB did not arrive within %s: %s", carriedBytes>>10, carryTime, strings.TrimSpace(t.Why))
+			value = fmt.Sprintf("%d kB did not arrive within %s: %s", transferBytes>>10, transferTime, strings.TrimSpace(t.Why))
 		}
 		f.Evidence = append(f.Evidence, evidence("a transfer by VXLAN, "+t.Offload.String(), "%s", value))
 	}

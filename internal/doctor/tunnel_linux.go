@@ -104,9 +104,9 @@ func (t Tunnel) configure(o Offload) error {
 	return netlink.LinkSetUp(link)
 }
 
-// HoldTunnel holds the server's end of a tunnel until ctx ends, and receives the data that Carry sends. It calls
+// OpenTunnel holds the server's end of a tunnel until ctx ends, and receives the data that SendThroughTunnel sends. It calls
 // ready when it can receive.
-func HoldTunnel(ctx context.Context, t Tunnel, ready func() error) error {
+func OpenTunnel(ctx context.Context, t Tunnel, ready func() error) error {
 	ns, err := t.open(OffloadAll)
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func HoldTunnel(ctx context.Context, t Tunnel, ready func() error) error {
 		}
 		go func() {
 			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(2 * carryTime))
+			_ = conn.SetDeadline(time.Now().Add(2 * transferTime))
 			answer(conn, t.Key)
 		}()
 	}
@@ -154,21 +154,21 @@ func answer(conn net.Conn, key []byte) {
 func contents(key []byte) []byte {
 	var seed [32]byte
 	copy(seed[:], key)
-	b := make([]byte, carriedBytes)
+	b := make([]byte, transferBytes)
 	_, _ = rand.NewChaCha8(seed).Read(b)
 	copy(b, key)
 	return b
 }
 
-// CarryThrough sends through a tunnel whose other end another machine holds.
-func CarryThrough(ctx context.Context, t Tunnel, o Offload) (c Carried, err error) {
+// SendThroughTunnel sends through a tunnel whose other end another machine holds.
+func SendThroughTunnel(ctx context.Context, t Tunnel, o Offload) (c Transfer, err error) {
 	ns, err := t.open(o)
 	if err != nil {
 		return c, err
 	}
 	defer release(ns)
 	began := time.Now()
-	ctx, cancel := context.WithDeadline(ctx, began.Add(carryTime))
+	ctx, cancel := context.WithDeadline(ctx, began.Add(transferTime))
 	defer cancel()
 	if err := transfer(ctx, ns, t.Key); err != nil {
 		c.Why = err.Error()
@@ -198,7 +198,7 @@ func transfer(ctx context.Context, ns netns.Handle, key []byte) error {
 	if _, err := io.ReadFull(conn, reply[:]); err != nil {
 		return errors.New("the end of the transfer did not arrive")
 	}
-	if same := binary.BigEndian.Uint64(reply[:]); same < carriedBytes {
+	if same := binary.BigEndian.Uint64(reply[:]); same < transferBytes {
 		return fmt.Errorf("the data differs from byte %d on", same)
 	}
 	return nil

@@ -54,23 +54,23 @@ func newEnds(t *testing.T) ends {
 	return e
 }
 
-// Carry sends in the client's namespace.
-func (e ends) Carry(ctx context.Context, tunnel Tunnel, o Offload) (c Carried, err error) {
+// SendThroughTunnel sends in the client's namespace.
+func (e ends) SendThroughTunnel(ctx context.Context, tunnel Tunnel, o Offload) (c Transfer, err error) {
 	err = netns.Do(e.client, func() (err error) {
-		c, err = CarryThrough(ctx, tunnel, o)
+		c, err = SendThroughTunnel(ctx, tunnel, o)
 		return err
 	})
 	return c, err
 }
 
 // hold receives in the server's namespace.
-func (e ends) hold(ctx context.Context, tunnel Tunnel) (release func(), err error) {
+func (e ends) open(ctx context.Context, tunnel Tunnel) (release func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ready, done := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(done)
 		err := netns.Do(e.server, func() error {
-			return HoldTunnel(ctx, tunnel, func() error { ready <- nil; return nil })
+			return OpenTunnel(ctx, tunnel, func() error { ready <- nil; return nil })
 		})
 		if err != nil {
 			ready <- err
@@ -157,8 +157,8 @@ func TestProbeOffload(t *testing.T) {
 			if c.fault != nil {
 				e.drop(t, c.fault)
 			}
-			p := Path{Client: "a", Server: "b", To: netip.MustParseAddr("192.0.2.2"), Datagrams: true, VXLAN: []VXLANPort{{Port: 8472}}, Thrown: Thrown{Device: "eth0"}}
-			if err := p.ProbeOffload(t.Context(), netip.MustParseAddr("192.0.2.1"), e, e.hold); err != nil || p.Unprobed != "" {
+			p := Path{Client: "a", Server: "b", To: netip.MustParseAddr("192.0.2.2"), Datagrams: true, VXLAN: []VXLANPort{{Port: 8472}}, Sent: Sent{Device: "eth0"}}
+			if err := p.ProbeOffload(t.Context(), netip.MustParseAddr("192.0.2.1"), e, e.open); err != nil || p.Unprobed != "" {
 				t.Fatal(err, p.Unprobed)
 			}
 			for _, try := range p.Tries {

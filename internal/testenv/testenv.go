@@ -17,9 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NeedRoot skips a test that needs root. If CI is set, .ci/gotest makes a skipped test a failure.
+// NeedRoot skips a test that needs root. With -short, it skips the test for root too: make check runs only tests that
+// need nothing of the machine. If CI is set, .ci/gotest makes a skipped test a failure.
 func NeedRoot(t testing.TB) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("needs root, and -short leaves such tests out")
+	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}

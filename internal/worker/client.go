@@ -26,9 +26,10 @@ import (
 
 // Client is the controller's end of a worker's stream.
 type Client struct {
-	pipe *pipe
-	conn *grpc.ClientConn
-	rpc  pb.WorkerClient
+	pipe   *pipe
+	conn   *grpc.ClientConn
+	rpc    pb.WorkerClient
+	doctor pb.DoctorClient
 	// reap waits for the worker's process to exit.
 	reap func() error
 	// why says why a stream ended too early; nil if that cannot be found out.
@@ -94,7 +95,7 @@ func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser,
 	if err != nil {
 		return errors.Join(fmt.Errorf("connect to worker: %w", err), c.pipe.Close())
 	}
-	c.rpc = pb.NewWorkerClient(c.conn)
+	c.rpc, c.doctor = pb.NewWorkerClient(c.conn), pb.NewDoctorClient(c.conn)
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	if err := c.setClock(ctx); err != nil {

@@ -59,6 +59,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	}
 	g := grpc.NewServer(options...)
 	pb.RegisterWorkerServer(g, s)
+	registerDoctor(g)
 	defer context.AfterFunc(ctx, func() { p.Close() })()
 	// A closed stream closes the connection, which closes the listener, which ends Serve. The contexts of
 	// calls in progress end.

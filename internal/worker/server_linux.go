@@ -5,16 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"sync"
-	"time"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
 	"slipstream.dev/internal/collect"
-	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/process"
@@ -318,88 +315,4 @@ func (s *server) revert(ctx context.Context) error {
 	s.applied = nil
 	_, err := applier.Revert(ctx)
 	return errors.Join(err, applier.Close())
-}
-
-func (s *server) Look(ctx context.Context, q *pb.LookRequest) (*pb.LookResponse, error) {
-	defer process.Collecting()()
-	facts, err := doctor.Look(ctx, time.Duration(q.GetWindowNs()), q.GetProbe())
-	if err != nil {
-		return nil, err
-	}
-	b, err := json.Marshal(facts)
-	if err != nil {
-		return nil, fmt.Errorf("encode facts: %w", err)
-	}
-	return &pb.LookResponse{Facts: b}, nil
-}
-
-func (s *server) Catch(stream pb.Worker_CatchServer) error {
-	command, err := stream.Recv()
-	if err != nil {
-		return err
-	}
-	at, err := addrPort(command.GetListen())
-	if err != nil {
-		return err
-	}
-	port, err := doctor.Listen(at, command.GetListen().GetKey())
-	if err != nil {
-		return err
-	}
-	defer port.Close()
-	if err := stream.Send(&pb.CatchEvent{Event: &pb.CatchEvent_Listening{Listening: &pb.Ready{Port: uint32(port.Number())}}}); err != nil {
-		return err
-	}
-	for {
-		if command, err = stream.Recv(); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		taken := port.Take(int(command.GetTake()))
-		answer := &pb.Taken{Complete: taken.Complete, Sizes: wireSizes(taken.Sizes)}
-		if err := stream.Send(&pb.CatchEvent{Event: &pb.CatchEvent_Taken{Taken: answer}}); err != nil {
-			return err
-		}
-	}
-}
-
-func (s *server) Throw(_ context.Context, q *pb.ThrowRequest) (*pb.ThrowResponse, error) {
-	to, err := addrPort(q.GetDatagrams())
-	if err != nil {
-		return nil, err
-	}
-	thrown, err := doctor.Throw(to, q.GetDatagrams().GetKey(), int(q.GetRound()), sizesOf(q.GetSizes()))
-	if err != nil {
-		return nil, err
-	}
-	b, err := json.Marshal(thrown)
-	if err != nil {
-		return nil, fmt.Errorf("encode what was sent: %w", err)
-	}
-	return &pb.ThrowResponse{Thrown: b}, nil
-}
-
-func (s *server) Hold(q *pb.HoldRequest, stream pb.Worker_HoldServer) error {
-	var t doctor.Tunnel
-	if err := json.Unmarshal(q.GetTunnel(), &t); err != nil {
-		return fmt.Errorf("decode tunnel: %w", err)
-	}
-	return doctor.HoldTunnel(stream.Context(), t, func() error { return stream.Send(&pb.Ready{}) })
-}
-
-func (s *server) Carry(ctx context.Context, q *pb.CarryRequest) (*pb.CarryResponse, error) {
-	var t doctor.Tunnel
-	if err := json.Unmarshal(q.GetTunnel(), &t); err != nil {
-		return nil, fmt.Errorf("decode tunnel: %w", err)
-	}
-	carried, err := doctor.CarryThrough(ctx, t, doctor.Offload(q.GetOffload()))
-	if err != nil {
-		return nil, err
-	}
-	b, err := json.Marshal(carried)
-	if err != nil {
-		return nil, fmt.Errorf("encode what was carried: %w", err)
-	}
-	return &pb.CarryResponse{Carried: b}, nil
 }

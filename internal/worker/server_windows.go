@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/grpc"
+
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic"
@@ -51,3 +53,6 @@ func (*server) Revert(context.Context, *pb.RevertRequest) (*pb.RevertResponse, e
 }
 
 func (*server) revert(context.Context) error { return nil }
+
+// registerDoctor registers nothing: doctor examines Linux.
+func registerDoctor(*grpc.Server) {}

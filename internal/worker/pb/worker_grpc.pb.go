@@ -31,11 +31,6 @@ const (
 	Worker_Sample_FullMethodName   = "/slipstream.worker.v1.Worker/Sample"
 	Worker_Apply_FullMethodName    = "/slipstream.worker.v1.Worker/Apply"
 	Worker_Revert_FullMethodName   = "/slipstream.worker.v1.Worker/Revert"
-	Worker_Look_FullMethodName     = "/slipstream.worker.v1.Worker/Look"
-	Worker_Catch_FullMethodName    = "/slipstream.worker.v1.Worker/Catch"
-	Worker_Throw_FullMethodName    = "/slipstream.worker.v1.Worker/Throw"
-	Worker_Hold_FullMethodName     = "/slipstream.worker.v1.Worker/Hold"
-	Worker_Carry_FullMethodName    = "/slipstream.worker.v1.Worker/Carry"
 )
 
 // WorkerClient is the client API for Worker service.
@@ -60,16 +55,6 @@ type WorkerClient interface {
 	Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
 	// Revert restores what Apply found.
 	Revert(ctx context.Context, in *RevertRequest, opts ...grpc.CallOption) (*RevertResponse, error)
-	// Look tells what doctor judges of this machine, by two readings of its counters.
-	Look(ctx context.Context, in *LookRequest, opts ...grpc.CallOption) (*LookResponse, error)
-	// Catch receives the datagrams that Throw sends in another place: a port and a key in, Listening
-	// out; then for each round that was thrown, Take in and Taken out. Closing the call closes the port.
-	Catch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CatchCommand, CatchEvent], error)
-	Throw(ctx context.Context, in *ThrowRequest, opts ...grpc.CallOption) (*ThrowResponse, error)
-	// Hold holds this place's end of a VXLAN tunnel until the call is closed, and Carry sends through the
-	// tunnel that another place holds.
-	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Ready], error)
-	Carry(ctx context.Context, in *CarryRequest, opts ...grpc.CallOption) (*CarryResponse, error)
 }
 
 type workerClient struct {
@@ -159,68 +144,6 @@ func (c *workerClient) Revert(ctx context.Context, in *RevertRequest, opts ...gr
 	return out, nil
 }
 
-func (c *workerClient) Look(ctx context.Context, in *LookRequest, opts ...grpc.CallOption) (*LookResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(LookResponse)
-	err := c.cc.Invoke(ctx, Worker_Look_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *workerClient) Catch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CatchCommand, CatchEvent], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Worker_ServiceDesc.Streams[3], Worker_Catch_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[CatchCommand, CatchEvent]{ClientStream: stream}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Worker_CatchClient = grpc.BidiStreamingClient[CatchCommand, CatchEvent]
-
-func (c *workerClient) Throw(ctx context.Context, in *ThrowRequest, opts ...grpc.CallOption) (*ThrowResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ThrowResponse)
-	err := c.cc.Invoke(ctx, Worker_Throw_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *workerClient) Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Ready], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Worker_ServiceDesc.Streams[4], Worker_Hold_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[HoldRequest, Ready]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Worker_HoldClient = grpc.ServerStreamingClient[Ready]
-
-func (c *workerClient) Carry(ctx context.Context, in *CarryRequest, opts ...grpc.CallOption) (*CarryResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(CarryResponse)
-	err := c.cc.Invoke(ctx, Worker_Carry_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 // WorkerServer is the server API for Worker service.
 // All implementations must embed UnimplementedWorkerServer
 // for forward compatibility.
@@ -243,16 +166,6 @@ type WorkerServer interface {
 	Apply(context.Context, *ApplyRequest) (*ApplyResponse, error)
 	// Revert restores what Apply found.
 	Revert(context.Context, *RevertRequest) (*RevertResponse, error)
-	// Look tells what doctor judges of this machine, by two readings of its counters.
-	Look(context.Context, *LookRequest) (*LookResponse, error)
-	// Catch receives the datagrams that Throw sends in another place: a port and a key in, Listening
-	// out; then for each round that was thrown, Take in and Taken out. Closing the call closes the port.
-	Catch(grpc.BidiStreamingServer[CatchCommand, CatchEvent]) error
-	Throw(context.Context, *ThrowRequest) (*ThrowResponse, error)
-	// Hold holds this place's end of a VXLAN tunnel until the call is closed, and Carry sends through the
-	// tunnel that another place holds.
-	Hold(*HoldRequest, grpc.ServerStreamingServer[Ready]) error
-	Carry(context.Context, *CarryRequest) (*CarryResponse, error)
 	mustEmbedUnimplementedWorkerServer()
 }
 
@@ -283,21 +196,6 @@ func (UnimplementedWorkerServer) Apply(context.Context, *ApplyRequest) (*ApplyRe
 }
 func (UnimplementedWorkerServer) Revert(context.Context, *RevertRequest) (*RevertResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Revert not implemented")
-}
-func (UnimplementedWorkerServer) Look(context.Context, *LookRequest) (*LookResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Look not implemented")
-}
-func (UnimplementedWorkerServer) Catch(grpc.BidiStreamingServer[CatchCommand, CatchEvent]) error {
-	return status.Error(codes.Unimplemented, "method Catch not implemented")
-}
-func (UnimplementedWorkerServer) Throw(context.Context, *ThrowRequest) (*ThrowResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Throw not implemented")
-}
-func (UnimplementedWorkerServer) Hold(*HoldRequest, grpc.ServerStreamingServer[Ready]) error {
-	return status.Error(codes.Unimplemented, "method Hold not implemented")
-}
-func (UnimplementedWorkerServer) Carry(context.Context, *CarryRequest) (*CarryResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Carry not implemented")
 }
 func (UnimplementedWorkerServer) mustEmbedUnimplementedWorkerServer() {}
 func (UnimplementedWorkerServer) testEmbeddedByValue()                {}
@@ -413,78 +311,6 @@ func _Worker_Revert_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Worker_Look_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(LookRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(WorkerServer).Look(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Worker_Look_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(WorkerServer).Look(ctx, req.(*LookRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Worker_Catch_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(WorkerServer).Catch(&grpc.GenericServerStream[CatchCommand, CatchEvent]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Worker_CatchServer = grpc.BidiStreamingServer[CatchCommand, CatchEvent]
-
-func _Worker_Throw_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ThrowRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(WorkerServer).Throw(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Worker_Throw_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(WorkerServer).Throw(ctx, req.(*ThrowRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Worker_Hold_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(HoldRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(WorkerServer).Hold(m, &grpc.GenericServerStream[HoldRequest, Ready]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Worker_HoldServer = grpc.ServerStreamingServer[Ready]
-
-func _Worker_Carry_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(CarryRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(WorkerServer).Carry(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Worker_Carry_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(WorkerServer).Carry(ctx, req.(*CarryRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 // Worker_ServiceDesc is the grpc.ServiceDesc for Worker service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -508,18 +334,6 @@ var Worker_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Revert",
 			Handler:    _Worker_Revert_Handler,
 		},
-		{
-			MethodName: "Look",
-			Handler:    _Worker_Look_Handler,
-		},
-		{
-			MethodName: "Throw",
-			Handler:    _Worker_Throw_Handler,
-		},
-		{
-			MethodName: "Carry",
-			Handler:    _Worker_Carry_Handler,
-		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -539,17 +353,6 @@ var Worker_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Worker_Sample_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
-		},
-		{
-			StreamName:    "Catch",
-			Handler:       _Worker_Catch_Handler,
-			ServerStreams: true,
-			ClientStreams: true,
-		},
-		{
-			StreamName:    "Hold",
-			Handler:       _Worker_Hold_Handler,
-			ServerStreams: true,
 		},
 	},
 	Metadata: "worker.proto",

@@ -94,7 +94,7 @@ func TestAWindowEndsWithItsContext(t *testing.T) {
 // look keeps the findings about a namespace. Those about the machine depend on its other load.
 func look(t *testing.T) (found []Finding) {
 	t.Helper()
-	f, err := Look(t.Context(), 200*time.Millisecond, false)
+	f, err := ReadFacts(t.Context(), 200*time.Millisecond, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestThrottledCgroup(t *testing.T) {
 		t.Fatalf("the limit is not in force: %v", err)
 	}
 	testenv.Retry(t, 3, func() error { // the group may not get its share of a busy machine
-		f, err := Look(t.Context(), 500*time.Millisecond, false)
+		f, err := ReadFacts(t.Context(), 500*time.Millisecond, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,9 +37,9 @@ type looker struct {
 	collector *collect.Collector
 }
 
-// Look reads the facts of this machine and of the calling thread's network namespace. It reads the counters twice,
+// ReadFacts reads the facts of this machine and of the calling thread's network namespace. It reads the counters twice,
 // a window apart, and changes nothing. With probe it also tries the fast path, in temporary network namespaces.
-func Look(ctx context.Context, window time.Duration, probe bool) (f Facts, err error) {
+func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, err error) {
 	l := looker{proc: os.DirFS(procDir)}
 	if l.sys, err = netns.Sysfs(); err != nil {
 		return f, err
