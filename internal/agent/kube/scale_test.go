@@ -154,6 +154,9 @@ func (h *hollow) appliedAt() time.Time {
 // idle.
 func newFleet(t *testing.T, n int) *fleet {
 	t.Helper()
+	if testing.Short() && n >= 100 {
+		t.Skip("takes seconds, and -short leaves such tests out")
+	}
 	s := emptyAPI()
 	f := &fleet{api: s, tokenFile: filepath.Join(t.TempDir(), "token")}
 	f.renewToken(t, "first")
@@ -598,6 +601,9 @@ func TestShare(t *testing.T) {
 
 // TestOutage checks that agents come back evenly within one period after the API server was away, however long that was.
 func TestOutage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds, and -short leaves such tests out")
+	}
 	for _, away := range []time.Duration{3 * time.Second, time.Minute, 2 * time.Hour} {
 		t.Run(away.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
