@@ -85,6 +85,9 @@ func ReadAudit(path string) (*Audit, error) {
 	if err := json.Unmarshal(data, a); err != nil {
 		return nil, fmt.Errorf("%s is not a file of slipstream azure audit -o json: %w", path, err)
 	}
+	if len(a.Subscriptions) == 0 {
+		return nil, fmt.Errorf("%s is not an audit of machines (slipstream azure audit -o json, without --size)", path)
+	}
 	if a.Version != AuditVersion {
 		return nil, fmt.Errorf("%s has version %d of the format, and this program reads version %d", path, a.Version, AuditVersion)
 	}

@@ -325,44 +325,6 @@ func (r *reader) rest() (steps []step) {
 	return steps
 }
 
-func (of *clients) skuPager(location string) *runtime.Pager[armcompute.ResourceSKUsClientListResponse] {
-	filter := "location eq '" + location + "'"
-	return of.skus.NewListPager(&armcompute.ResourceSKUsClientListOptions{Filter: &filter})
-}
-
-func skuPage(p armcompute.ResourceSKUsClientListResponse) []*armcompute.ResourceSKU { return p.Value }
-
-// size describes a size of virtual machine, as the list of resource SKUs does.
-type size struct {
-	accelerated Fact
-	family      string
-	vcpus       string
-	restricted  bool // this subscription may not use it in this location
-}
-
-func addSize(sizes map[string]*size, k *armcompute.ResourceSKU) {
-	if !strings.EqualFold(value(k.ResourceType), "virtualMachines") {
-		return
-	}
-	s := &size{accelerated: No, family: value(k.Family)}
-	for _, c := range k.Capabilities {
-		switch v := value(c.Value); value(c.Name) {
-		case "AcceleratedNetworkingEnabled":
-			if strings.EqualFold(v, "True") {
-				s.accelerated = Yes
-			}
-		case "vCPUs":
-			s.vcpus = v
-		}
-	}
-	for _, x := range k.Restrictions {
-		s.restricted = s.restricted || value(x.Type) == armcompute.ResourceSKURestrictionsTypeLocation
-	}
-	for _, l := range k.Locations {
-		sizes[strings.ToLower(value(l)+"/"+value(k.Name))] = s
-	}
-}
-
 func (r *reader) addVM(vm *armcompute.VirtualMachine) {
 	if vm.ID != nil && vm.Properties != nil {
 		r.allVMs = append(r.allVMs, vm)

@@ -276,7 +276,7 @@ func (m *Migrator) fits(ctx context.Context, location string) error {
 	case k == nil:
 		return fmt.Errorf("location %s has no size %s", location, m.at.Size)
 	case k.accelerated != Yes:
-		return fmt.Errorf("size %s does not support Accelerated Networking: choose another with --size", m.at.Size)
+		return fmt.Errorf("size %s does not support Accelerated Networking: choose another with --size (slipstream azure audit --size %s --location %s shows which of its family do)", m.at.Size, m.at.Size, location)
 	case k.restricted:
 		return fmt.Errorf("this subscription may not use size %s in %s", m.at.Size, location)
 	}

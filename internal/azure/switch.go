@@ -181,19 +181,9 @@ func (s *Switch) check(ctx context.Context) error {
 	case err != nil || k == nil:
 		s.Warnings = append(s.Warnings, "whether size "+hardware+" supports Accelerated Networking is unknown")
 	case k.accelerated == No:
-		return fmt.Errorf("%s has size %s, which does not support Accelerated Networking: choose another size (az vm list-skus --size NAME shows the capability AcceleratedNetworkingEnabled)", s.id.Name, hardware)
+		return fmt.Errorf("%s has size %s, which does not support Accelerated Networking: choose another size (slipstream azure audit --size %s --location %s shows which of its family do)", s.id.Name, hardware, hardware, location)
 	}
 	return nil
-}
-
-// sizes returns the sizes of a location.
-func (of *clients) sizes(ctx context.Context, location string) (map[string]*size, error) {
-	skus, err := all(ctx, of.skuPager(location), skuPage)
-	sizes := make(map[string]*size)
-	for _, k := range skus {
-		addSize(sizes, k)
-	}
-	return sizes, err
 }
 
 // owners maps words in the tags of resources to the infrastructure-as-code tools that leave them there, or that people

@@ -64,9 +64,11 @@ type Cloud struct {
 	Clusters map[string]*armcontainerservice.ManagedCluster
 	Pools    map[string]*armcontainerservice.AgentPool // "group/cluster/pool"
 	Machines map[string][]*armcontainerservice.Machine
-	Sizes    map[string]bool // whether a size has Accelerated Networking
-	VCPUs    int             // of each size; default 4
-	Limit    int64           // quota of vCPUs; default 1000
+	Sizes    map[string]bool   // whether a size has Accelerated Networking
+	Families map[string]string // of a size; default testFamily
+	Refused  map[string]bool   // the sizes that this subscription may not use
+	VCPUs    map[string]int    // of a size; default 4
+	Limit    int64             // quota of vCPUs; default 1000
 	InUse    int32
 
 	// OnPool is called, with the lock held, for each pool that is created. For a deleted pool it gets nil.

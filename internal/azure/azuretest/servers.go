@@ -1,6 +1,7 @@
 package azuretest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -21,21 +22,12 @@ func (c *Cloud) computeServer() *computefake.ServerFactory {
 	c.vmServer(&s.VirtualMachinesServer)
 	c.setServer(&s.VirtualMachineScaleSetsServer)
 	c.memberServer(&s.VirtualMachineScaleSetVMsServer)
-	s.ResourceSKUsServer.NewListPager = func(*armcompute.ResourceSKUsClientListOptions) azfake.PagerResponder[armcompute.ResourceSKUsClientListResponse] {
+	s.ResourceSKUsServer.NewListPager = func(o *armcompute.ResourceSKUsClientListOptions) azfake.PagerResponder[armcompute.ResourceSKUsClientListResponse] {
 		c.Lock()
 		defer c.Unlock()
 		var skus []*armcompute.ResourceSKU
-		for name, accelerated := range c.Sizes {
-			cpus := c.VCPUs
-			if cpus == 0 {
-				cpus = 4
-			}
-			value := "False"
-			if accelerated {
-				value = "True"
-			}
-			skus = append(skus, &armcompute.ResourceSKU{Name: to.Ptr(name), ResourceType: to.Ptr("virtualMachines"), Locations: []*string{to.Ptr(Location)}, Family: to.Ptr("testFamily"),
-				Capabilities: []*armcompute.ResourceSKUCapabilities{{Name: to.Ptr("AcceleratedNetworkingEnabled"), Value: &value}, {Name: to.Ptr("vCPUs"), Value: to.Ptr(fmt.Sprint(cpus))}}})
+		if o != nil && o.Filter != nil && *o.Filter == "location eq '"+Location+"'" {
+			skus = c.skus()
 		}
 		return pages(c, skus, func(p []*armcompute.ResourceSKU) (r armcompute.ResourceSKUsClientListResponse) { r.Value = p; return r })
 	}
@@ -52,6 +44,23 @@ func (c *Cloud) computeServer() *computefake.ServerFactory {
 		return pages(c, []*armcompute.Usage{usage("cores"), usage("testFamily")}, func(p []*armcompute.Usage) (r armcompute.UsageClientListResponse) { r.Value = p; return r })
 	}
 	return s
+}
+
+// skus returns the list of resource SKUs, in which a kind of disk stands for everything that is no size.
+func (c *Cloud) skus() []*armcompute.ResourceSKU {
+	locations := []*string{to.Ptr(Location)}
+	all := []*armcompute.ResourceSKU{{Name: to.Ptr("Standard_LRS"), ResourceType: to.Ptr("disks"), Locations: locations}}
+	for name, accelerated := range c.Sizes {
+		value := map[bool]string{true: "True", false: "False"}[accelerated]
+		k := &armcompute.ResourceSKU{Name: to.Ptr(name), ResourceType: to.Ptr("virtualMachines"), Locations: locations, Family: to.Ptr(cmp.Or(c.Families[name], "testFamily")),
+			Capabilities: []*armcompute.ResourceSKUCapabilities{{Name: to.Ptr("AcceleratedNetworkingEnabled"), Value: &value}, {Name: to.Ptr("vCPUs"), Value: to.Ptr(fmt.Sprint(cmp.Or(c.VCPUs[name], 4)))}}}
+		if c.Refused[name] {
+			k.Restrictions = []*armcompute.ResourceSKURestrictions{{Type: to.Ptr(armcompute.ResourceSKURestrictionsTypeLocation),
+				ReasonCode: to.Ptr(armcompute.ResourceSKURestrictionsReasonCodeNotAvailableForSubscription), Values: locations}}
+		}
+		all = append(all, k)
+	}
+	return all
 }
 
 func (c *Cloud) vmServer(s *computefake.VirtualMachinesServer) {

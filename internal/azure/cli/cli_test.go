@@ -106,6 +106,33 @@ func TestAuditGateOfDrift(t *testing.T) {
 	has(t, stderr, "something changed")
 }
 
+// A size is looked up without any machine. An unknown one is an error of the command line.
+func TestAuditOfASize(t *testing.T) {
+	for args, want := range map[string]struct {
+		code int
+		says string
+	}{
+		"--size " + can + " --location westeurope --gate":    {0, can + " supports Accelerated Networking"},
+		"--size " + cannot + " --location westeurope":        {0, cannot + " does not support Accelerated Networking"},
+		"--size " + cannot + " --location westeurope --gate": {3, "gate: " + cannot + " does not support"},
+		"--size " + can + " --location westeurope -o json":   {0, `"possible": "yes"`},
+		"--size Standard_D4s_v4 --location westeurope":       {2, "near it: " + can},
+		"--size " + can:         {2, "--size and --location need each other"},
+		"--location westeurope": {2, "--size and --location need each other"},
+		"--size " + can + " --location westeurope -o xml":           {2, "--output xml"},
+		"--size " + can + " --location westeurope -g net":           {2, "--resource-group is about machines"},
+		"--size " + can + " --location westeurope --since a.json":   {2, "--since is about machines"},
+		"--size " + can + " --location westeurope --kubeconfig f":   {2, "--kubeconfig is about machines"},
+		"--size " + can + " --location westeurope --subscription x": {0, can + " supports"},
+	} {
+		code, out, stderr := slipstream(t, azuretest.New(), append([]string{"audit"}, strings.Fields(args)...)...)
+		if code != want.code {
+			t.Errorf("%s: exit code %d, not %d: %s", args, code, want.code, stderr)
+		}
+		has(t, out+stderr, want.says)
+	}
+}
+
 func TestErrorsNameWhatWasWritten(t *testing.T) {
 	c := azuretest.New()
 	for args, want := range map[string]string{
