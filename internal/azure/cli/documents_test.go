@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"slipstream.dev/internal/spec"
 )
 
 // TestDocuments checks that every slipstream azure command on docs/results/documents.md exists, with its flags.
@@ -15,18 +17,60 @@ func TestDocuments(t *testing.T) {
 	}
 	found := regexp.MustCompile("`slipstream azure ([^`]+)`").FindAllStringSubmatch(string(page), -1)
 	for _, m := range found {
-		c, rest, err := Command().Find(strings.Fields(m[1]))
-		if err == nil {
-			err = c.ParseFlags(rest)
-		}
-		if err == nil {
-			err = c.ValidateArgs(c.Flags().Args())
-		}
-		if err != nil || !c.Runnable() {
-			t.Errorf("%s: %v", m[0], err)
-		}
+		exists(t, m[0], m[1])
 	}
 	if len(found) < 4 {
 		t.Errorf("only %d commands were found", len(found))
+	}
+}
+
+// exists fails the test unless the command line has a command, with its flags and arguments.
+func exists(t *testing.T, text, line string) {
+	t.Helper()
+	c, rest, err := Command().Find(strings.Fields(line))
+	if err == nil {
+		err = c.ParseFlags(rest)
+	}
+	if err == nil {
+		err = c.ValidateArgs(c.Flags().Args())
+	}
+	if err != nil || !c.Runnable() {
+		t.Errorf("%s: %v", text, err)
+	}
+}
+
+// TestHowTo checks that every command in a block of docs/how-to/azure.md exists, and that every experiment there is
+// one, whose switch runs such commands too.
+func TestHowTo(t *testing.T) {
+	data, err := os.ReadFile("../../../docs/how-to/azure.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(data)
+	found := 0
+	for _, m := range regexp.MustCompile(`(?m)^    slipstream azure (\S+(?: \S+)*)`).FindAllStringSubmatch(page, -1) { // two spaces begin a comment
+		found++
+		exists(t, m[0], m[1])
+	}
+	switched := 0
+	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1) {
+		exp, err := spec.Parse("azure.md", []byte(block[1]), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range exp.Spec.Variants {
+			if v.Switch == nil {
+				continue
+			}
+			for _, argv := range [][]string{v.Switch.To, v.Switch.Back} {
+				for _, m := range regexp.MustCompile(`slipstream azure ([^&;]+)`).FindAllStringSubmatch(strings.Join(argv, " "), -1) {
+					switched++
+					exists(t, m[0], m[1])
+				}
+			}
+		}
+	}
+	if found < 9 || switched != 4 {
+		t.Errorf("%d commands, and %d in switches, were found", found, switched)
 	}
 }
