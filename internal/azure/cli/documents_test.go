@@ -39,14 +39,20 @@ func exists(t *testing.T, text, line string) {
 	}
 }
 
-// TestHowTo checks that every command in a block of docs/how-to/azure.md exists, and that every experiment there is
-// one, whose switch runs such commands too.
-func TestHowTo(t *testing.T) {
-	data, err := os.ReadFile("../../../docs/how-to/azure.md")
+// page reads a page of docs/how-to.
+func page(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile("../../../docs/how-to/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	page := string(data)
+	return string(data)
+}
+
+// TestHowTo checks that every command in a block of docs/how-to/azure.md exists, and that every experiment there is
+// one, whose switch runs such commands too.
+func TestHowTo(t *testing.T) {
+	page := page(t, "azure.md")
 	found := 0
 	for _, m := range regexp.MustCompile(`(?m)^    slipstream azure (\S+(?: \S+)*)`).FindAllStringSubmatch(page, -1) { // two spaces begin a comment
 		found++
@@ -72,5 +78,34 @@ func TestHowTo(t *testing.T) {
 	}
 	if found < 9 || switched != 4 {
 		t.Errorf("%d commands, and %d in switches, were found", found, switched)
+	}
+}
+
+// TestClusters checks that docs/how-to/aks.md quotes what the program says, and that its commands exist.
+func TestClusters(t *testing.T) {
+	page := page(t, "aks.md")
+	for quoted, file := range map[string]string{
+		"the fast path saw no packet: no connection was eligible": "experiment/metrics.go",
+		"the fast path supports no VXLAN device of this node":     "accel/fast.go",
+		"each packet has its own tunnel key (external)":           "accel/fastpath/devices.go",
+		", which the fast path would bypass":                      "accel/fastpath/devices.go",
+		"The fast path cannot run here.":                          "doctor/rules_ability.go",
+	} {
+		source, err := os.ReadFile("../../" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(page, quoted) || !strings.Contains(string(source), quoted) {
+			t.Errorf("%q is not on the page, or not in %s", quoted, file)
+		}
+	}
+	found := regexp.MustCompile("`slipstream azure ([^`]+)`").FindAllStringSubmatch(page, -1)
+	for _, m := range found {
+		if strings.Contains(m[1], " ") { // a name alone only refers to the command
+			exists(t, m[0], m[1])
+		}
+	}
+	if len(found) < 3 {
+		t.Errorf("only %d commands were found", len(found))
 	}
 }
