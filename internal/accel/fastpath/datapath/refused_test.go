@@ -32,6 +32,7 @@ func TestRefusedPackets(t *testing.T) {
 	}{
 		{name: "options or extension headers", packet: func(p *grammar.Packet) { p.Options = 8 }, want: both(followed)},
 		{name: "padding", change: func(b []byte, _ version, _ int) []byte { return append(b, make([]byte, 60)...) }, want: both(followed)},
+		{name: "length of BIG TCP", change: bigTCP, want: both(followed)},
 		{name: "last hop", packet: func(p *grammar.Packet) { p.TTL = 1 }, want: both(followed)},
 		{name: "urgent data", packet: func(p *grammar.Packet) { p.Flags |= tcpURG }, want: both(followed)},
 		{name: "reserved bit", change: func(b []byte, _ version, l4 int) []byte { b[l4+12] |= 1; return b }, want: both(followed)},
@@ -117,6 +118,16 @@ func (p *Programs) outcome(t *testing.T, v version, out bool, end, payload uint3
 		return "followed"
 	}
 	return "wrong"
+}
+
+// bigTCP takes away the length in the IP header: BIG TCP packets are longer than it can tell.
+func bigTCP(b []byte, v version, _ int) []byte {
+	at := 14 + 2
+	if v == six {
+		at = 14 + 4
+	}
+	binary.BigEndian.PutUint16(b[at:], 0)
+	return b
 }
 
 // insert inserts extension headers into an Ethernet frame.
