@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"slipstream.dev/examples"
-	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/spec"
 )
 
@@ -47,7 +47,7 @@ type Process struct {
 
 // plain makes Out and Err write to Stdout and Stderr as plain text.
 func (p Process) plain() Process {
-	p.Out, p.Err = report.PlainWriter(p.Stdout), report.PlainWriter(p.Stderr)
+	p.Out, p.Err = plain.Writer(p.Stdout), plain.Writer(p.Stderr)
 	return p
 }
 

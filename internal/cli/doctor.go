@@ -19,7 +19,7 @@ import (
 	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/kube"
-	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/worker"
 )
 
@@ -289,9 +289,9 @@ func writeDiagnosis(w io.Writer, d diagnosis) error {
 			if where = f.Where; i > 0 {
 				fmt.Fprintln(tw)
 			}
-			fmt.Fprintf(tw, "%s:\n", report.PlainLine(where))
+			fmt.Fprintf(tw, "%s:\n", plain.Line(where))
 		}
-		fmt.Fprintf(tw, "%s\t%s\n", f.From, report.PlainLine(f.Value))
+		fmt.Fprintf(tw, "%s\t%s\n", f.From, plain.Line(f.Value))
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -310,11 +310,11 @@ func writeDiagnosis(w io.Writer, d diagnosis) error {
 		if f.Where != "" {
 			at = f.Where + ": "
 		}
-		fmt.Fprintf(&b, "\n%s: %s (%s)\n", strings.ToUpper(string(f.Severity)), report.PlainLine(at+f.What), f.Rule)
+		fmt.Fprintf(&b, "\n%s: %s (%s)\n", strings.ToUpper(string(f.Severity)), plain.Line(at+f.What), f.Rule)
 		for _, e := range f.Evidence {
-			fmt.Fprintf(&b, "  read   %s: %s\n", e.From, report.PlainLine(e.Value))
+			fmt.Fprintf(&b, "  read   %s: %s\n", e.From, plain.Line(e.Value))
 		}
-		fmt.Fprintf(&b, "  costs  %s\n  do     %s\n", f.Cost, report.PlainLine(f.Do))
+		fmt.Fprintf(&b, "  costs  %s\n  do     %s\n", f.Cost, plain.Line(f.Do))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

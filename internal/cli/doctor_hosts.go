@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/hosts"
-	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/spec"
 )
 
@@ -22,7 +22,7 @@ func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis
 	}
 	config := hosts.Config{
 		Hosts: parseHosts(names), Binaries: o.hosts.binaries, Home: home, Look: true,
-		Note: func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) },
+		Note: func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) },
 	}
 	for i, h := range config.Hosts {
 		if h.Name == "" || slices.ContainsFunc(config.Hosts[:i], func(other spec.Host) bool { return other.Name == h.Name }) {

@@ -11,7 +11,7 @@ import (
 	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/kube"
-	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/worker"
 )
 
@@ -42,7 +42,7 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	}
 	config.Spec.ClientNode, config.Spec.ServerNode = s.Nodes[0], s.Nodes[1]
 	config.Pods = 1
-	config.Note = func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) }
+	config.Note = func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) }
 	up, err := cluster.Up(ctx, config)
 	if err != nil {
 		d.Findings = append(d.Findings, doctor.ExamineCluster(doctor.Cluster{Lacks: []string{err.Error()}})...)

@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/hosts"
 	"slipstream.dev/internal/place/topology"
-	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/spec"
 )
 
@@ -204,7 +204,7 @@ func (n *hostNetwork) Worker(ctx context.Context, p place.Place, use place.Use) 
 
 // surveyHosts shows what a run would find on its hosts. It fails if something is missing.
 func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *spec.Experiment) error {
-	config, err := hostConfig(o, exp, func(text string) { fmt.Fprintln(p.Err, report.PlainLine(text)) })
+	config, err := hostConfig(o, exp, func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) })
 	if err != nil {
 		return err
 	}
@@ -230,7 +230,7 @@ func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *spec.Experi
 		}
 		row := []string{f.Host, f.Login, f.System, f.Folder, by}
 		for i := range row {
-			row[i] = report.PlainLine(row[i])
+			row[i] = plain.Line(row[i])
 		}
 		fmt.Fprintln(tw, strings.Join(row, "\t"))
 	}
@@ -238,7 +238,7 @@ func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *spec.Experi
 		return err
 	}
 	for _, text := range limits {
-		fmt.Fprintf(p.Out, "\n%s.\n", report.PlainLine(text))
+		fmt.Fprintf(p.Out, "\n%s.\n", plain.Line(text))
 	}
 	if len(missing) > 0 {
 		return errors.New("a run would fail. Missing:\n  " + strings.Join(missing, "\n  "))

@@ -18,8 +18,8 @@ import (
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/kube"
 	"slipstream.dev/internal/place/topology"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/worker"
 )
@@ -128,7 +128,7 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment)
 	}
 	tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
 	row := func(what, format string, args ...any) {
-		fmt.Fprintf(tw, "%s\t%s\n", what, report.PlainLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(tw, "%s\t%s\n", what, plain.Line(fmt.Sprintf(format, args...)))
 	}
 	fmt.Fprintln(tw)
 	if s.User != "" {
@@ -307,7 +307,7 @@ the folders above belong to you or root and nobody else can write to them, or wi
 				return err
 			}
 			for _, f := range foreign {
-				fmt.Fprintf(p.Out, "skipped: %s\n", report.PlainLine(f.String()))
+				fmt.Fprintf(p.Out, "skipped: %s\n", plain.Line(f.String()))
 			}
 			if len(runs) == 0 {
 				fmt.Fprintln(p.Out, "no runs found")
@@ -316,7 +316,7 @@ the folders above belong to you or root and nobody else can write to them, or wi
 			for _, r := range runs {
 				switch {
 				case r.Alive && !all:
-					fmt.Fprintf(p.Out, "skipped: %s, in progress (%s)\n", r, report.PlainLine(r.Holder))
+					fmt.Fprintf(p.Out, "skipped: %s, in progress (%s)\n", r, plain.Line(r.Holder))
 					continue
 				case dryRun:
 					fmt.Fprintf(p.Out, "would remove: %s\n", r)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/spec"
@@ -92,7 +93,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	policy.Annotations = annotations(dir, exp, env, proof)
 	notes := o.notes(exp, proof)
 	if doubt != "" {
-		policy.Annotations[annotation+"despite"] = report.PlainLine(doubt)
+		policy.Annotations[annotation+"despite"] = plain.Line(doubt)
 	}
 	if summary.Unfinished != "" {
 		policy.Annotations[annotation+"unfinished"] = summary.Unfinished
@@ -103,7 +104,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 		return err
 	}
 	for _, note := range notes {
-		fmt.Fprintln(p.Err, "note:", report.PlainLine(note))
+		fmt.Fprintln(p.Err, "note:", plain.Line(note))
 	}
 	if o.out == "" {
 		_, err := p.Out.Write(text)
@@ -199,7 +200,7 @@ func annotations(dir *record.Dir, exp *spec.Experiment, env record.Environment, 
 	}
 	out := make(map[string]string)
 	for name, value := range all {
-		out[annotation+name] = report.PlainLine(value)
+		out[annotation+name] = plain.Line(value)
 	}
 	return out
 }

@@ -10,6 +10,7 @@ import (
 
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/stats"
@@ -97,7 +98,7 @@ func (p *progress) end() {
 func (p *progress) print(text string) {
 	status := p.line
 	p.status("")
-	fmt.Fprintln(p.w, report.Plain(text))
+	fmt.Fprintln(p.w, plain.Text(text))
 	p.status(status)
 }
 
@@ -105,6 +106,6 @@ func (p *progress) status(text string) {
 	if !p.terminal || text == p.line {
 		return
 	}
-	fmt.Fprint(p.w, "\r\x1b[K"+report.PlainLine(text))
+	fmt.Fprint(p.w, "\r\x1b[K"+plain.Line(text))
 	p.line = text
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/spec"
@@ -202,7 +203,7 @@ func expected(m *report.Model) error {
 // tellNext prints the next command after a result.
 func tellNext(dir *record.Dir, m *report.Model, p Process) {
 	if command := next(dir, m, p.Args[0]); command != "" {
-		fmt.Fprintf(p.Out, "Next:   %s\n", report.PlainLine(command))
+		fmt.Fprintf(p.Out, "Next:   %s\n", plain.Line(command))
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/spec"
 )
 
@@ -48,7 +48,7 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 	}
 	fmt.Fprintf(p.Out, "%s: the commands that undo the switch of %s:\n", path, variant)
 	for _, c := range experiment.CommandLines(v.Switch)[1:] {
-		fmt.Fprintf(p.Out, "  %s\n", report.PlainLine(c))
+		fmt.Fprintf(p.Out, "  %s\n", plain.Line(c))
 	}
 	switch {
 	case foreign != nil && !yes:
@@ -72,11 +72,11 @@ func executed(exp *spec.Experiment) (all []string) {
 			continue
 		}
 		for _, c := range experiment.CommandLines(v.Switch) {
-			all = append(all, report.PlainLine(fmt.Sprintf("switch %s, %s", v.Name, c)))
+			all = append(all, plain.Line(fmt.Sprintf("switch %s, %s", v.Name, c)))
 		}
 	}
 	if k := exp.Spec.Target.Kubernetes; k != nil && k.Image != "" {
-		all = append(all, report.PlainLine("image "+k.Image+", in pods"))
+		all = append(all, plain.Line("image "+k.Image+", in pods"))
 	}
 	return all
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/stats"
 )
 
@@ -120,13 +121,13 @@ func compareText(w io.Writer, c Changes) error {
 	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "VARIANT\tWORKLOAD\tPAIRS\tMETRIC\tBEFORE\tAFTER\tUNIT\tRATIO\tVERDICT")
 	for _, r := range c.Rows() {
-		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s %s\n", PlainLine(r.Variant), PlainLine(r.Workload), r.Pairs, r.Metric, r.Before, r.After, r.Unit, r.Ratio, mark(r.Verdict), r.Verdict)
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s %s\n", plain.Line(r.Variant), plain.Line(r.Workload), r.Pairs, r.Metric, r.Before, r.After, r.Unit, r.Ratio, mark(r.Verdict), r.Verdict)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
 	}
 	for _, m := range c.Missing {
-		fmt.Fprintln(&b, "missing:", PlainLine(m))
+		fmt.Fprintln(&b, "missing:", plain.Line(m))
 	}
 	b.WriteString("\n" + wrap(c.Summary(), 80, "  "))
 	return put(w, b.String(), "text")
@@ -214,11 +215,11 @@ func (s *junitSuite) write(w io.Writer) error {
 }
 
 func compareJUnit(w io.Writer, c Changes) error {
-	s := junitSuite{Name: PlainLine(fmt.Sprintf("slipstream compare %s %s", c.Before.Name, c.After.Name))}
+	s := junitSuite{Name: plain.Line(fmt.Sprintf("slipstream compare %s %s", c.Before.Name, c.After.Name))}
 	if notices := c.Notices(); len(notices) > 0 {
 		s.Properties = &junitProps{}
 		for _, n := range notices {
-			s.Properties.All = append(s.Properties.All, junitProp{"unfinished", PlainLine(n)})
+			s.Properties.All = append(s.Properties.All, junitProp{"unfinished", plain.Line(n)})
 		}
 	}
 	for _, r := range c.Rows() {
@@ -232,7 +233,7 @@ func compareJUnit(w io.Writer, c Changes) error {
 		s.add(r.Variant, fmt.Sprintf("%s %s, %s", r.Workload, r.Metric, pairs(r.Pairs)), fmt.Sprintf("before %s, after %s %s, ratio %s", r.Before, r.After, r.Unit, r.Ratio), failure, inconclusive, c.Strict)
 	}
 	for _, m := range c.Missing {
-		s.add("missing", PlainLine(m), "", "", "missing", c.Strict)
+		s.add("missing", plain.Line(m), "", "", "missing", c.Strict)
 	}
 	return s.write(w)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/stats"
 )
 
@@ -63,7 +64,7 @@ func putPage(w io.Writer, name string, data any) error {
 
 // put writes a report. All writers use it, because it makes the text plain.
 func put(w io.Writer, text, format string) error {
-	if _, err := io.WriteString(w, Plain(text)); err != nil {
+	if _, err := io.WriteString(w, plain.Text(text)); err != nil {
 		return fmt.Errorf("report as %s: %w", format, err)
 	}
 	return nil
@@ -239,7 +240,7 @@ func Terminal(w io.Writer, m *Model) error {
 // JUnit writes a test case for each expectation, for a pipeline to show. An inconclusive
 // expectation fails, because it fails the run too.
 func JUnit(w io.Writer, m *Model) error {
-	s := junitSuite{Name: PlainLine("slipstream " + m.Name)}
+	s := junitSuite{Name: plain.Line("slipstream " + m.Name)}
 	if m.Unfinished != "" {
 		s.Properties = &junitProps{[]junitProp{{"unfinished", m.Unfinished}}}
 	}
@@ -248,7 +249,7 @@ func JUnit(w io.Writer, m *Model) error {
 		if e.Outcome != stats.OutcomeMet {
 			failure = fmt.Sprintf("%s: %s", e.Outcome, e.Why)
 		}
-		s.add(PlainLine(m.Name), PlainLine(e.Claim), e.Why, failure, "", true)
+		s.add(plain.Line(m.Name), plain.Line(e.Claim), e.Why, failure, "", true)
 	}
 	return s.write(w)
 }
@@ -352,4 +353,12 @@ func date(t time.Time) string {
 		return ""
 	}
 	return t.UTC().Format("2006-01-02 15:04 UTC")
+}
+
+// plainCell makes text safe for a spreadsheet, which would take some for a formula.
+func plainCell(s string) string {
+	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
+		return "'" + s
+	}
+	return s
 }

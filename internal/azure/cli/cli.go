@@ -14,7 +14,7 @@ import (
 
 	"slipstream.dev/internal/azure"
 	"slipstream.dev/internal/azure/cluster"
-	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/plain"
 )
 
 // Exit codes, the same as slipstream's.
@@ -40,7 +40,7 @@ type Process struct {
 
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, p Process) int {
-	p.Out, p.Err = report.PlainWriter(p.Out), report.PlainWriter(p.Err)
+	p.Out, p.Err = plain.Writer(p.Out), plain.Writer(p.Err)
 	root := rootCommand(p)
 	root.SetArgs(p.Args[1:])
 	err := root.ExecuteContext(ctx)

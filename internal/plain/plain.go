@@ -1,4 +1,7 @@
-package report
+// Package plain makes text of others safe to show. A results folder may be somebody else's, and errors quote other
+// programs and clusters. Their text must stay text: it must not move a cursor, set a title, or change the direction
+// of a line (CVE-2021-42574).
+package plain
 
 import (
 	"fmt"
@@ -10,17 +13,14 @@ import (
 	"unicode/utf8"
 )
 
-// A results folder may be somebody else's, and errors quote other programs and clusters. Their text must stay text: it
-// must not move a cursor, set a title, or change the direction of a line (CVE-2021-42574).
-
-// Plain makes text safe for a terminal or a file that people read: it spells out characters that are not text, except
+// Text makes text safe for a terminal or a file that people read: it spells out characters that are not text, except
 // newlines and tabs. In JSON it is the same string.
-func Plain(s string) string { return spell(s, "\n\t") }
+func Text(s string) string { return escape(s, "\n\t") }
 
-// PlainLine does the same for text within a line, which may not have newlines or tabs.
-func PlainLine(s string) string { return spell(s, "") }
+// Line does the same for text within a line, which may not have newlines or tabs.
+func Line(s string) string { return escape(s, "") }
 
-func spell(s, keep string) string {
+func escape(s, keep string) string {
 	if utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return control(r) && !strings.ContainsRune(keep, r) }) < 0 {
 		return s
 	}
@@ -45,17 +45,17 @@ func control(r rune) bool {
 	return unicode.IsControl(r) || r == '\u2028' || r == '\u2029' || unicode.Is(unicode.Bidi_Control, r)
 }
 
-// PlainWriter returns a writer that passes everything through Plain, so that no other text reaches a terminal, whoever
+// Writer returns a writer that passes everything through Text, so that no other text reaches a terminal, whoever
 // printed it. A character may be split over several writes; an incomplete one at the end is not written.
-func PlainWriter(w io.Writer) io.Writer { return &plainWriter{to: w} }
+func Writer(w io.Writer) io.Writer { return &writer{to: w} }
 
-type plainWriter struct {
+type writer struct {
 	mu   sync.Mutex
 	to   io.Writer
 	part []byte // a character whose rest has not arrived
 }
 
-func (w *plainWriter) Write(p []byte) (int, error) {
+func (w *writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	text := append(w.part, p...)
@@ -69,16 +69,8 @@ func (w *plainWriter) Write(p []byte) (int, error) {
 		}
 	}
 	w.part = slices.Clone(text[whole:])
-	if _, err := io.WriteString(w.to, Plain(string(text[:whole]))); err != nil {
+	if _, err := io.WriteString(w.to, Text(string(text[:whole]))); err != nil {
 		return 0, err
 	}
 	return len(p), nil
-}
-
-// plainCell makes text safe for a spreadsheet, which would take some for a formula.
-func plainCell(s string) string {
-	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
-		return "'" + s
-	}
-	return s
 }
