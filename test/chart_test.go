@@ -1,19 +1,15 @@
 package test
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"slipstream.dev/internal/testenv/golden"
 )
 
 const chart = "../charts/slipstream"
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // helm runs helm, which make test builds.
 func helm(t *testing.T, args ...string) (string, error) {
@@ -53,19 +49,7 @@ func TestChart(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v: %s", err, got)
 			}
-			golden := "testdata/chart-" + name + ".yaml"
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", golden, diff)
-			}
+			golden.Compare(t, "testdata/chart-"+name+".yaml", got)
 		})
 	}
 }

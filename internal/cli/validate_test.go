@@ -1,16 +1,14 @@
 package cli
 
 import (
-	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-var update = flag.Bool("update", false, "rewrite the golden files")
+	"slipstream.dev/internal/testenv/golden"
+)
 
 // TestValidate checks a file with problems, one without, one that does not exist and one
 // that is not YAML. The output has the position of each problem, and names the good file
@@ -24,18 +22,7 @@ func TestValidate(t *testing.T) {
 	if stdout != "good.yaml: valid\n" {
 		t.Errorf("standard output %q", stdout)
 	}
-	if *update {
-		if err := os.WriteFile("problems.txt", []byte(stderr), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile("problems.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), stderr); diff != "" {
-		t.Errorf("standard error (-want +got):\n%s", diff)
-	}
+	golden.Compare(t, "problems.txt", stderr)
 }
 
 // TestValidateChecksWhatRunDoes: validate reports the problems for which run refuses a

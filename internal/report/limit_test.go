@@ -14,6 +14,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv/golden"
 )
 
 // balancer is a result of four balancers. With 1 and 2 backends their NICs are the
@@ -78,7 +79,7 @@ func TestGoldenBalancer(t *testing.T) {
 	m := balancer(t)
 	for ending, write := range writers() {
 		t.Run(ending, func(t *testing.T) {
-			golden(t, "balancer."+ending, render(t, write, m))
+			golden.Compare(t, "testdata/balancer."+ending, render(t, write, m))
 		})
 	}
 }

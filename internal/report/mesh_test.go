@@ -12,6 +12,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv/golden"
 )
 
 // meshResult is a mesh of six nodes. node2 receives slowly, its virtual function is idle, and its NIC lacks
@@ -98,7 +99,7 @@ func TestMesh(t *testing.T) {
 		if ending == "html" || ending == "json" {
 			continue // as in the other golden files
 		}
-		t.Run(ending, func(t *testing.T) { golden(t, "mesh."+ending, render(t, write, m)) })
+		t.Run(ending, func(t *testing.T) { golden.Compare(t, "testdata/mesh."+ending, render(t, write, m)) })
 	}
 	page := render(t, HTML, m)
 	for _, want := range []string{`<a href="#mesh">`, `class="num shade4 named" title="node3 → node2: 0.6`, `>failed</td>`} {

@@ -6,12 +6,10 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
-	"flag"
 	"fmt"
 	"image/png"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -26,9 +24,8 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 type writer func(io.Writer, *Model) error
 
@@ -70,30 +67,12 @@ func eventful(t *testing.T) (*fixture, *stats.Summary) {
 	return f, s
 }
 
-// golden compares text with a file in testdata, or writes the file.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s differs; if that is meant, run go test -update (-want +got):\n%s", path, diff)
-	}
-}
-
 func TestGolden(t *testing.T) {
 	f, s := eventful(t)
 	m := New(f.exp, s, f.trials, f.env)
 	for ending, write := range writers() {
 		t.Run(ending, func(t *testing.T) {
-			golden(t, "demo."+ending, render(t, write, m))
+			golden.Compare(t, "testdata/demo."+ending, render(t, write, m))
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv/golden"
 )
 
 // services is a result of services with 1 to 16,000 backends, in two modes.
@@ -64,7 +65,7 @@ func TestGoldenSeries(t *testing.T) {
 			continue // as in the other golden files
 		}
 		t.Run(ending, func(t *testing.T) {
-			golden(t, "series."+ending, render(t, write, m))
+			golden.Compare(t, "testdata/series."+ending, render(t, write, m))
 		})
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/testenv/golden"
 )
 
 // onHosts is an experiment on hosts that sets every field about them.
@@ -107,5 +109,5 @@ func TestHostsErrors(t *testing.T) {
 		}
 		got.WriteString("# " + c.name + "\n" + err.Error() + "\n")
 	}
-	golden(t, "hosts-errors.txt", got.String())
+	golden.Compare(t, "testdata/hosts-errors.txt", got.String())
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/testenv/golden"
 )
 
 // cluster is an experiment in a cluster that sets every field about it.
@@ -96,5 +98,5 @@ func TestKubernetesErrors(t *testing.T) {
 		}
 		got.WriteString("# " + c.name + "\n" + err.Error() + "\n")
 	}
-	golden(t, "kubernetes-errors.txt", got.String())
+	golden.Compare(t, "testdata/kubernetes-errors.txt", got.String())
 }

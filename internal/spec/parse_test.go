@@ -3,9 +3,6 @@ package spec
 import (
 	"encoding/json"
 	"errors"
-	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,9 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/testenv/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // small is the shortest valid experiment.
 const small = `apiVersion: slipstream.dev/v1alpha1
@@ -127,7 +123,7 @@ func TestMarshal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "marshal.yaml", string(got))
+	golden.Compare(t, "testdata/marshal.yaml", string(got))
 	if diff := cmp.Diff(e, parse(t, string(got))); diff != "" {
 		t.Errorf("Parse(Marshal(e)) (-want +got):\n%s", diff)
 	}
@@ -308,24 +304,7 @@ func TestErrors(t *testing.T) {
 		}
 		got.WriteString("# " + c.name + "\n" + err.Error() + "\n")
 	}
-	golden(t, "errors.txt", got.String())
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", file, diff)
-	}
+	golden.Compare(t, "testdata/errors.txt", got.String())
 }
 
 func TestResolve(t *testing.T) {

@@ -3,13 +3,10 @@ package kube
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -33,9 +30,8 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/testenv/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // node returns a node that accepts pods, unless change alters that.
 func node(name string, change ...func(*corev1.Node)) corev1.Node {
@@ -235,19 +231,7 @@ func TestManifests(t *testing.T) {
 		}
 		fmt.Fprintf(&got, "---\n%s", text)
 	}
-	file := filepath.Join("testdata", "objects.yaml")
-	if *update {
-		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	golden.Compare(t, "testdata/objects.yaml", got.String())
 	if image, pull := imageOf("registry.example/slipstream:v1", "v2"); image != "registry.example/slipstream:v1" || pull != corev1.PullIfNotPresent {
 		t.Errorf("an image that is named: %s, %s", image, pull)
 	}

@@ -3,21 +3,15 @@
 package policies
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/lab/network"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/testenv/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // TestRules compares the rules of two policies with golden files.
 func TestRules(t *testing.T) {
@@ -31,19 +25,7 @@ func TestRules(t *testing.T) {
 	for _, mode := range []string{spec.PolicyIPTables, spec.PolicyIPSet, spec.PolicyNFTables} {
 		c := Config{Mode: mode, Count: 2}
 		for i, got := range c.rules(nodes, 1) {
-			file := filepath.Join("testdata", fmt.Sprintf("%s%d.txt", mode, 4+2*i))
-			if *update {
-				if err := os.WriteFile(file, got.Text, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got.Text)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", file, diff)
-			}
+			golden.Compare(t, fmt.Sprintf("testdata/%s%d.txt", mode, 4+2*i), string(got.Text))
 		}
 	}
 }

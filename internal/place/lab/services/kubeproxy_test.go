@@ -4,21 +4,15 @@ package services
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/lab/network"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/testenv/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // twoNodes returns the nodes of a lab with services, each with that number of pods.
 func twoNodes(pods int) []network.Node {
@@ -46,19 +40,7 @@ func TestKubeProxyRules(t *testing.T) {
 	services := c.services(nodes)
 	for _, mode := range []string{spec.ServiceIPTables, spec.ServiceNFTables} {
 		for i, got := range kubeProxy(mode, services) {
-			file := filepath.Join("testdata", fmt.Sprintf("%s%d.txt", mode, 4+2*i))
-			if *update {
-				if err := os.WriteFile(file, got.Text, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got.Text)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", file, diff)
-			}
+			golden.Compare(t, fmt.Sprintf("testdata/%s%d.txt", mode, 4+2*i), string(got.Text))
 		}
 	}
 	// Names of kube-proxy's own tests (pkg/proxy/iptables/proxier_test.go and
