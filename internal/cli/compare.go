@@ -55,7 +55,7 @@ it is also 4 if a comparison is inconclusive, or missing from one of the results
 	f := c.Flags()
 	f.StringVar(&o.gate, "gate", "", "exit with 3 if the second is slower, with 4 if the results have nothing in common; =strict: with 4 also if a comparison is inconclusive or missing")
 	f.Lookup("gate").NoOptDefVal = gateSlower
-	f.StringVar(&o.format, "format", "text", "text, md, json, junit or html")
+	f.StringVar(&o.format, "format", "text", choices(report.ChangesFormats()))
 	f.StringArrayVar(&o.only, "only", nil, "compare only these: variant=NAME,…, workload=NAME,… or metric=NAME,…")
 	f.Float64Var(&o.margin, "margin", 0, "equivalence margin: with 0.02, ratios from 1/1.02 to 1.02 are the same (default the second experiment's)")
 	return c
@@ -71,10 +71,10 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	if err != nil {
 		return usage(err)
 	}
-	write, ok := report.CompareFormats[o.format]
+	format, err := findFormat(report.ChangesFormats(), o.format)
 	switch {
-	case !ok:
-		return usage(fmt.Errorf("--format %s: there is no such format; choose text, md, json, junit or html", o.format))
+	case err != nil:
+		return err
 	case o.gate != "" && o.gate != gateSlower && o.gate != gateStrict:
 		return usage(fmt.Errorf("--gate=%s: there is no such gate; use --gate or --gate=strict", o.gate))
 	case margin && !(o.margin > 0 && o.margin < 0.5):
@@ -87,13 +87,13 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 		return err
 	}
 	changes := report.Changes{Comparison: comparison, Strict: o.gate == gateStrict}
-	if err := write(p.Out, changes); err != nil || o.gate == "" {
+	if err := format.Write(p.Out, changes); err != nil || o.gate == "" {
 		return err
 	}
 	switch {
 	case comparison.Gate == stats.GateSlower:
 		return exitError{code: exitSlower, err: errors.New("gate: the second result is slower")}
-	case !changes.Decided():
+	case !changes.Compared():
 		return exitError{code: exitInconclusive, err: errors.New("gate: the results have no variant, workload and number of pairs in common")}
 	case comparison.Gate == stats.GateInconclusive && o.gate == gateStrict:
 		return exitError{code: exitInconclusive, err: errors.New("gate: a comparison is inconclusive (too few blocks, or too much noise), or missing from one of the results")}

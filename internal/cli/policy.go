@@ -149,7 +149,7 @@ func doubts(p stats.Proof) (code int, why string) {
 	case len(p.Faster) == 0:
 		best := p.Best()
 		return exitInconclusive, fmt.Sprintf("not proven: no comparison shows %s to be faster than %s; the best is %s (%s); more blocks may tell (slipstream run … --runs 20)",
-			p.Variant, p.Baseline, report.Says(best), verdictWords[best.Versus.Verdict])
+			p.Variant, p.Baseline, report.Describe(best), verdictWords[best.Versus.Verdict])
 	}
 	return exitGood, ""
 }
@@ -159,7 +159,7 @@ var verdictWords = map[stats.Verdict]string{stats.Same: "no difference within th
 func says(rows []*stats.Row) string {
 	var all []string
 	for _, r := range rows {
-		all = append(all, report.Says(r))
+		all = append(all, report.Describe(r))
 	}
 	return strings.Join(all, ", ")
 }
@@ -176,7 +176,7 @@ func annotations(dir *record.Dir, exp *spec.Experiment, env record.Environment, 
 	}
 	slices.Sort(kernels)
 	for _, r := range p.All {
-		cells = append(cells, fmt.Sprintf("%s (%s)", report.Says(r), r.Versus.Verdict))
+		cells = append(cells, fmt.Sprintf("%s (%s)", report.Describe(r), r.Versus.Verdict))
 	}
 	place := "lab"
 	switch {

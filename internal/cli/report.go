@@ -7,20 +7,18 @@ import (
 	"io"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/report/draw"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
-
-// formats of a report, by name.
-var formats = map[string]func(io.Writer, *report.Model) error{
-	"html": report.HTML, "md": report.Markdown, "csv": report.CSV, "json": report.JSON, "text": report.Terminal, "junit": report.JUnit,
-}
 
 func reportCommand(p Process) *cobra.Command {
 	var format, figures string
@@ -64,16 +62,39 @@ both results side by side and what changed between them, into the second folder.
 			if format == "" {
 				return nil
 			}
-			write, ok := formats[format]
-			if !ok {
-				return usage(fmt.Errorf("--format %s: there is no such format; choose html, md, csv, json, junit or text", format))
+			f, err := findFormat(report.Formats(), format)
+			if err != nil {
+				return err
 			}
-			return write(p.Out, m)
+			return f.Write(p.Out, m)
 		},
 	}
-	c.Flags().StringVar(&format, "format", "", "write html, md, csv, json, junit (the expectations) or text to standard output")
-	c.Flags().StringVar(&figures, "figures", "", "write the figures as svg, png or pdf")
+	c.Flags().StringVar(&format, "format", "", "write "+choices(report.Formats())+" to standard output")
+	c.Flags().StringVar(&figures, "figures", "", "write the figures as "+choices(draw.Formats()))
 	return c
+}
+
+// findFormat returns the format that --format names.
+func findFormat[T any](formats []report.Format[T], name string) (report.Format[T], error) {
+	i := slices.IndexFunc(formats, func(f report.Format[T]) bool { return f.Name == name })
+	if i >= 0 {
+		return formats[i], nil
+	}
+	var names []string
+	for _, f := range formats {
+		names = append(names, f.Name)
+	}
+	return report.Format[T]{}, usage(fmt.Errorf("--format %s: there is no such format; choose %s", name, choices(names)))
+}
+
+// choices lists what a flag may be: "svg, png or pdf".
+func choices[T any](all []T) string {
+	var names []string
+	for _, one := range all {
+		names = append(names, fmt.Sprint(one))
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // reportBeside writes the page that compares two results.
@@ -100,7 +121,7 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 		return err
 	}
 	write := func(w io.Writer) error {
-		return report.BesideHTML(w, models[0], models[1], report.Changes{Comparison: comparison})
+		return report.NewBeside(models[0], models[1], report.Changes{Comparison: comparison}).HTML(w)
 	}
 	if format != "" {
 		return write(p.Out)
@@ -168,15 +189,17 @@ func render(dir *record.Dir, p Process) (*report.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, format := range map[string]string{"summary.json": "json", "summary.csv": "csv", "report.html": "html"} {
-		if err := dir.WriteFile(name, func(w io.Writer) error { return formats[format](w, m) }); err != nil {
+	for name, write := range map[string]func(io.Writer, *report.Model) error{
+		"summary.json": report.JSON, "summary.csv": report.CSV, "report.html": report.HTML,
+	} {
+		if err := dir.WriteFile(name, func(w io.Writer) error { return write(w, m) }); err != nil {
 			return nil, err
 		}
 	}
 	if err := writeFigures(dir, m, "svg"); err != nil {
 		return nil, err
 	}
-	if err := report.Terminal(p.Out, m); err != nil {
+	if err := report.Text(p.Out, m); err != nil {
 		return nil, err
 	}
 	fmt.Fprintf(p.Out, "\nReport: %s\n", filepath.Join(dir.Path, "report.html"))
@@ -212,7 +235,7 @@ var runsFlag = regexp.MustCompile(` --runs[= ]\S+`)
 // next returns the command that a user wants after a result: to keep what is proven, or to measure more.
 func next(dir *record.Dir, m *report.Model, program string) string {
 	program = cmp.Or(plugin(program), program)
-	keep := m.Keep()
+	keep := m.Recommended()
 	switch {
 	case m.Imported():
 		return ""
@@ -240,13 +263,13 @@ func again(program, command string, blocks int) string {
 }
 
 func writeFigures(dir *record.Dir, m *report.Model, format string) error {
-	if format != "svg" && format != "png" && format != "pdf" {
-		return usage(fmt.Errorf("--figures %s: there is no such format; choose svg, png or pdf", format))
+	if !slices.Contains(draw.Formats(), format) {
+		return usage(fmt.Errorf("--figures %s: there is no such format; choose %s", format, choices(draw.Formats())))
 	}
 	var errs []error
-	for _, f := range report.Figures(m) {
+	for _, f := range m.Figures {
 		errs = append(errs, dir.WriteFile(filepath.Join("figures", f.Name+"."+format), func(w io.Writer) error {
-			return report.Render(w, f, format)
+			return f.Write(w, format)
 		}))
 	}
 	return errors.Join(errs...)

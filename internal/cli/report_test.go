@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/spec"
 )
 
@@ -56,7 +57,8 @@ func TestReportBeforeSeries(t *testing.T) {
 	}
 	folders := map[string]string{"schemaVersion 1": copied(false), "no schemaVersion": copied(true)}
 	for name, folder := range folders {
-		for format := range formats {
+		for _, f := range report.Formats() {
+			format := f.Name
 			code, out, errs := slipstream(t, "report", folder, "--format", format)
 			if code != exitGood || errs != "" || !strings.Contains(out, "native") && format != "junit" {
 				t.Errorf("%s as %s: exit code %d, %q, output %.200q", name, format, code, errs, out)

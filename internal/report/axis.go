@@ -4,18 +4,20 @@ import (
 	"cmp"
 	"math"
 
+	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
 )
 
 // axis describes how people see the values of an axis.
 type axis struct {
-	// title stands below a chart. It is empty if the marks have the noun themselves.
+	// title stands below a chart. It is empty if the ticks have the noun themselves.
 	title string
 	// A value has a unit, or one as its noun; many is the plural if it is not one plus an s.
 	one, many, unit string
 	scale           float64
 }
 
+// axis returns the axis of series over a part of the experiment.
 func (m *Model) axis(name string) axis {
 	switch name {
 	case spec.AxisPairs:
@@ -43,21 +45,11 @@ func (m *Model) axis(name string) axis {
 // number formats a value without its unit, as precisely as it was set.
 func (a axis) number(x float64) string {
 	x *= a.scale
-	return fixed(x, decimalsOf(x))
+	return number.Fixed(x, number.DecimalsWritten(x))
 }
 
-// decimalsOf returns the number of decimals that somebody wrote.
-func decimalsOf(x float64) int {
-	for n := range 6 {
-		if scaled := x * math.Pow10(n); math.Abs(scaled-math.Round(scaled)) < 1e-6*scaled {
-			return n
-		}
-	}
-	return 6
-}
-
-// mark formats a value below a chart.
-func (a axis) mark(x float64) string {
+// tick formats a value below a chart.
+func (a axis) tick(x float64) string {
 	if a.title == "" {
 		return a.at(x)
 	}
@@ -65,9 +57,9 @@ func (a axis) mark(x float64) string {
 }
 
 // at formats a value in a sentence: "16000 backends", "4.7 Mb/s".
-func (a axis) at(x float64) string { return a.with(a.number(x)) }
+func (a axis) at(x float64) string { return a.withUnit(a.number(x)) }
 
-func (a axis) with(number string) string {
+func (a axis) withUnit(number string) string {
 	switch {
 	case a.one == "":
 		return number + " " + a.unit
@@ -83,12 +75,12 @@ func (a axis) list(xs []float64) string {
 	for _, x := range xs {
 		words = append(words, a.number(x))
 	}
-	return a.with(list(words))
+	return a.withUnit(list(words))
 }
 
 // between formats a value that was interpolated: "23 (12–40) backends".
-func (a axis) between(x float64, ci interval) string {
+func (a axis) between(x float64, ci number.Interval) string {
 	x *= a.scale
 	decimals := max(0, 1-int(math.Floor(math.Log10(x))))
-	return a.with(estimate(x, ci.mapped(func(v float64) float64 { return v * a.scale }), decimals).String())
+	return a.withUnit(number.Format(x, ci.Scale(a.scale), decimals).String())
 }

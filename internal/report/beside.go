@@ -1,8 +1,9 @@
 package report
 
 import (
-	"io"
 	"slices"
+
+	"slipstream.dev/internal/report/draw"
 )
 
 // Beside has two results in one page: the findings of each, the changes between them, and
@@ -12,48 +13,44 @@ type Beside struct {
 	Sides [2]*Model
 }
 
-// BesideHTML writes the page of two results. changes compares the first with the second.
-func BesideHTML(w io.Writer, before, after *Model, changes Changes) error {
-	return putPage(w, "beside", beside(before, after, changes))
-}
-
-func beside(before, after *Model, changes Changes) Beside {
-	b := Beside{changes, [2]*Model{before.inside(changes.Before.Name, "before-"), after.inside(changes.After.Name, "after-")}}
-	b.share()
+// NewBeside shows two results. changes compares the first with the second.
+func NewBeside(before, after *Model, changes Changes) Beside {
+	b := Beside{changes, [2]*Model{before.side(changes.Before.Name, "before-"), after.side(changes.After.Name, "after-")}}
+	b.alignScales()
 	return b
 }
 
-// share gives figures that stand side by side the same scale.
-func (b Beside) share() {
+// alignScales gives bars that stand side by side the same scale.
+func (b Beside) alignScales() {
 	for _, p := range b.Pairs() {
-		var all []spread
+		var all []draw.Ratio
 		for side, t := range p.Sides {
 			if t != nil {
-				all = append(all, t.spreads(b.Sides[side])...)
+				all = append(all, t.ratios(b.Sides[side])...)
 			}
 		}
 		for _, t := range p.Sides {
 			if t != nil {
-				t.draw(scaleOf(all))
+				t.draw(draw.ScaleOf(all))
 			}
 		}
 	}
-	var all []spread
+	var all []draw.Ratio
 	for _, m := range b.Sides {
 		if m.Forest != nil {
-			all = append(all, m.Forest.spreads()...)
+			all = append(all, m.Forest.gains()...)
 		}
 	}
 	for _, m := range b.Sides {
 		if m.Forest != nil {
-			m.Forest.draw(scaleOf(all))
+			m.Forest.draw(draw.ScaleOf(all))
 		}
 	}
 }
 
-// inside returns a copy of the model for a page with another one: its tables say which
+// side returns a copy of the model for a page with another one: its tables say which
 // result they belong to, its anchors have a prefix, and its bars can be drawn again.
-func (m *Model) inside(name, prefix string) *Model {
+func (m *Model) side(name, prefix string) *Model {
 	own := *m
 	own.Tables, own.Warnings, own.Forest = slices.Clone(m.Tables), slices.Clone(m.Warnings), m.forest()
 	for i := range own.Tables {

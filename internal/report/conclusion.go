@@ -10,10 +10,29 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// conclude writes the conclusions, a sentence each: the cost of the overlay, and then for each
-// baseline the largest gain, what is slower, and what is inconclusive. It considers all
-// workloads.
-func (m *Model) conclude() (costs, rest []string) {
+// conclude fills in the sentences of the answer: what the overlay costs, what helps, and what is worse in a mesh. A
+// recommendation is the headline if there is one. If a single variant was measured in a mesh, the mesh is the answer.
+func (m *Model) conclude() {
+	costs, rest := m.conclusions()
+	var mesh []string
+	for _, one := range m.Meshes {
+		mesh = append(mesh, one.Sentences...)
+	}
+	if len(mesh) > 0 && len(m.exp.Spec.Variants) == 1 {
+		costs, rest = mesh, nil
+	} else {
+		rest = append(rest, mesh...)
+	}
+	m.conclusion = slices.Concat(costs, rest)
+	m.Headline, m.More = m.conclusion[0], m.conclusion[1:]
+	if len(rest) > 0 {
+		m.Headline, m.More = rest[0], slices.Concat(costs, rest[1:])
+	}
+}
+
+// conclusions returns the conclusions, a sentence each: the cost of the overlay, and then for each baseline the
+// largest gain, what is slower, and what is inconclusive. It considers all workloads.
+func (m *Model) conclusions() (costs, rest []string) {
 	if m.Blocks == 0 {
 		if len(m.Failures) > 0 {
 			return nil, []string{"No trial gave a result: " + m.Failures[0].Error + "."}
@@ -21,14 +40,14 @@ func (m *Model) conclude() (costs, rest []string) {
 		return nil, []string{"No trial gave a result."}
 	}
 	costs = m.costSentences()
-	for _, q := range []question{choice, other} {
-		if q == other && len(rest) > 0 {
+	for _, kind := range []comparison{podChoice, otherComparison} {
+		if kind == otherComparison && len(rest) > 0 {
 			break
 		}
-		compared := m.compared(q)
+		compared := m.compared(kind)
 		for _, versus := range m.baselines() {
 			if all := compared[versus]; len(all) > 0 {
-				rest = append(rest, m.gainSentences(versus, all, q == choice && len(costs) > 0 && len(compared) == 1)...)
+				rest = append(rest, m.gainSentences(versus, all, kind == podChoice && len(costs) > 0 && len(compared) == 1)...)
 			}
 		}
 	}
@@ -38,27 +57,28 @@ func (m *Model) conclude() (costs, rest []string) {
 	case len(costs) > 0:
 		return append(costs, m.programSentences()...), nil
 	}
+	return nil, []string{m.firstResult()}
+}
+
+// firstResult returns the sentence about a result without comparisons.
+func (m *Model) firstResult() string {
 	t := m.Tables[0]
 	for _, row := range t.Rows {
 		for i, l := range row.Cells {
 			if l.Missing == "" {
-				return nil, []string{fmt.Sprintf("%s has a %s of %s at %s; nothing was compared with it.",
-					row.Variant, t.Title, l.Estimate.with(t.Unit), pairs(t.Pairs[i]))}
+				return fmt.Sprintf("%s has a %s of %s at %s; nothing was compared with it.",
+					row.Variant, t.Title, l.Estimate.With(t.Unit), pairs(t.Pairs[i]))
 			}
 		}
 	}
-	return nil, []string{"The workload " + t.Workload + " gave no result."}
+	return "The workload " + t.Workload + " gave no result."
 }
 
-// few is the maximum number of things that a sentence lists.
-const few = 3
+// costPart is an overlay's share of one metric of the host network.
+type costPart struct{ variant, title, share string }
 
-// costSentences say what share of the host network's performance each overlay reaches, at the
-// fewest pairs. There is one sentence for a single overlay, otherwise one for each workload.
-func (m *Model) costSentences() []string {
-	type part struct{ variant, title, share string }
-	var parts []part
-	at := 0
+// costParts returns the shares of all overlays, in the primary metric of each workload, at the fewest pairs.
+func (m *Model) costParts() (parts []costPart, at int) {
 	for _, w := range m.exp.Spec.Workloads {
 		judged := m.judgedTables(w.Name)
 		for _, c := range m.Costs {
@@ -69,15 +89,21 @@ func (m *Model) costSentences() []string {
 				at = c.Shares[0].Pairs
 			}
 			if c.Shares[0].Pairs == at {
-				parts = append(parts, part{c.Variant, c.What, c.Shares[0].with("%")})
+				parts = append(parts, costPart{c.Variant, c.What, c.Shares[0].With("%")})
 			}
 		}
 	}
+	return parts, at
+}
+
+// costSentences say what share of the host network's performance each overlay reaches, at the fewest pairs. There is
+// one sentence for a single overlay, otherwise one for each workload.
+func (m *Model) costSentences() []string {
+	parts, at := m.costParts()
 	if len(parts) == 0 {
 		return nil
 	}
-	several := slices.ContainsFunc(parts, func(p part) bool { return p.variant != parts[0].variant })
-	if !several {
+	if !slices.ContainsFunc(parts, func(p costPart) bool { return p.variant != parts[0].variant }) {
 		var all []string
 		for i, p := range parts[:min(len(parts), few)] {
 			of := "of its"
@@ -97,14 +123,14 @@ func (m *Model) costSentences() []string {
 				all = append(all, p.variant+" "+p.share)
 			}
 		}
-		parts = slices.DeleteFunc(parts, func(p part) bool { return p.title == title })
+		parts = slices.DeleteFunc(parts, func(p costPart) bool { return p.title == title })
 		out = append(out, fmt.Sprintf("Here the overlays have, of the host network's %s at %s: %s.", title, pairs(at), list(all[:min(len(all), few+1)])))
 	}
 	return out
 }
 
 func (m *Model) overlayName(variant string) string {
-	switch p := m.path(m.variant(variant)); {
+	switch p := m.exp.PathOf(m.variant(variant)); {
 	case p.VXLAN != nil:
 		return "VXLAN"
 	case p.Pod != nil:
@@ -114,60 +140,65 @@ func (m *Model) overlayName(variant string) string {
 }
 
 // compared returns the proofs of all variants with a kind of comparison, by baseline.
-func (m *Model) compared(q question) map[string][]stats.Proof {
+func (m *Model) compared(kind comparison) map[string][]stats.Proof {
 	out := map[string][]stats.Proof{}
 	for _, v := range m.exp.Spec.Variants {
 		p := m.summary.Proof(m.exp, v)
-		if p.All = slices.DeleteFunc(p.All, func(r *stats.Row) bool { return !m.asks(r, q) }); len(p.All) > 0 {
+		if p.All = slices.DeleteFunc(p.All, func(r *stats.Row) bool { return !m.hasComparison(r, kind) }); len(p.All) > 0 {
 			out[p.Baseline] = append(out[p.Baseline], p)
 		}
 	}
 	return out
 }
 
-// gainSentences describe all variants that are compared with one baseline. back means that the
-// baseline is an overlay, and that the previous sentence has its cost.
+// gainSentences describe all variants that are compared with one baseline. back means that the baseline is an overlay,
+// and that the previous sentence has its cost.
 func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []string {
 	var out []string
 	best, found := largest(all)
 	if found {
-		costs := best.Losses()
-		without := ""
-		if len(costs) == 0 && slices.ContainsFunc(all, func(p stats.Proof) bool { return !p.Good() && surpasses(p, best) != nil }) {
-			without = " without making anything worse"
-		}
-		text := fmt.Sprintf("Compared with %s, %s gains the most%s: ", versus, best.Variant, without)
-		if back {
-			text = fmt.Sprintf("%s gives the most back%s, compared with %s: ", best.Variant, without, versus)
-		}
-		text += saysAll(bestOfEach(best.Faster))
-		if len(costs) > 0 {
-			text += ", at the cost of " + saysAll(worstOfEach(costs))
-		}
-		out = append(out, text+".")
+		out = append(out, bestSentence(versus, best, all, back))
 	} else {
 		out = append(out, fmt.Sprintf("Nothing is proven faster than %s.", versus))
 	}
-	if harm := harms(all, best); harm != "" {
-		out = append(out, harm)
+	if losses := lossSentence(all, best); losses != "" {
+		out = append(out, losses)
 	}
-	var still, open []string
+	var same, inconclusive []string
 	for _, p := range all {
 		switch {
 		case len(p.Faster)+len(p.Slower) > 0:
 		case slices.ContainsFunc(p.All, func(r *stats.Row) bool { return r.Versus.Verdict != stats.Same }):
-			open = append(open, p.Variant)
+			inconclusive = append(inconclusive, p.Variant)
 		default:
-			still = append(still, p.Variant)
+			same = append(same, p.Variant)
 		}
 	}
-	if len(still) > 0 {
-		out = append(out, fmt.Sprintf("No difference from %s: %s.", versus, some(still)))
+	if len(same) > 0 {
+		out = append(out, fmt.Sprintf("No difference from %s: %s.", versus, listFew(same)))
 	}
-	if len(open) > 0 {
-		out = append(out, fmt.Sprintf("Inconclusive, more blocks may tell: %s.", some(open)))
+	if len(inconclusive) > 0 {
+		out = append(out, fmt.Sprintf("Inconclusive, more blocks may tell: %s.", listFew(inconclusive)))
 	}
 	return out
+}
+
+// bestSentence describes the best variant, with its losses.
+func bestSentence(versus string, best stats.Proof, all []stats.Proof, back bool) string {
+	losses := best.Losses()
+	without := ""
+	if len(losses) == 0 && slices.ContainsFunc(all, func(p stats.Proof) bool { return !p.Good() && surpasses(p, best) != nil }) {
+		without = " without making anything worse"
+	}
+	text := fmt.Sprintf("Compared with %s, %s gains the most%s: ", versus, best.Variant, without)
+	if back {
+		text = fmt.Sprintf("%s gives the most back%s, compared with %s: ", best.Variant, without, versus)
+	}
+	text += describeFew(bestOfEach(best.Faster))
+	if len(losses) > 0 {
+		text += ", at the cost of " + describeFew(worstOfEach(losses))
+	}
+	return text + "."
 }
 
 // largest returns the proof with the largest gain over all workloads, preferably of a variant
@@ -200,7 +231,7 @@ func surpasses(p, best stats.Proof) *stats.Row {
 	var most *stats.Row
 	for _, r := range p.Faster {
 		for _, b := range best.All {
-			if b.Workload == r.Workload && b.Pairs == r.Pairs && byGain(r, b) > 0 && (most == nil || byGain(r, most) > 0) {
+			if b.Workload == r.Workload && b.Pairs == r.Pairs && compareGain(r, b) > 0 && (most == nil || compareGain(r, most) > 0) {
 				most = r
 			}
 		}
@@ -208,27 +239,27 @@ func surpasses(p, best stats.Proof) *stats.Row {
 	return most
 }
 
-// harms names the slower variants, each with its largest loss, and with the gains in which it
+// lossSentence names the slower variants, each with its largest loss, and with the gains in which it
 // surpasses the best variant. It leaves out the best variant, because that one's own sentence
 // has its losses.
-func harms(all []stats.Proof, best stats.Proof) string {
+func lossSentence(all []stats.Proof, best stats.Proof) string {
 	var worst []*stats.Row
 	despite := make(map[string]string)
 	for _, p := range all {
 		if rows := p.Losses(); p.Variant != best.Variant && len(rows) > 0 {
-			worst = append(worst, slices.MinFunc(rows, byGain))
+			worst = append(worst, slices.MinFunc(rows, compareGain))
 			if gain := surpasses(p, best); gain != nil {
-				despite[p.Variant] = " despite " + Says(gain)
+				despite[p.Variant] = " despite " + Describe(gain)
 			}
 		}
 	}
-	slices.SortStableFunc(worst, byGain)
+	slices.SortStableFunc(worst, compareGain)
 	if len(worst) == 0 {
 		return ""
 	}
 	var out []string
 	for _, r := range worst[:min(len(worst), few)] {
-		out = append(out, fmt.Sprintf("with %s: %s%s", r.Variant, Says(r), despite[r.Variant]))
+		out = append(out, fmt.Sprintf("with %s: %s%s", r.Variant, Describe(r), despite[r.Variant]))
 	}
 	if more := len(worst) - few; more > 0 {
 		out = append(out, "with "+plural(more, "more variant"))
@@ -236,15 +267,15 @@ func harms(all []stats.Proof, best stats.Proof) string {
 	return "Worse " + strings.Join(out, "; ") + "."
 }
 
-func byGain(a, b *stats.Row) int { return cmp.Compare(a.Gain(), b.Gain()) }
+func compareGain(a, b *stats.Row) int { return cmp.Compare(a.Gain(), b.Gain()) }
 
 // bestOfEach returns the best row of each workload, in order; worstOfEach returns the worst.
 func bestOfEach(rows []*stats.Row) []*stats.Row {
-	return ofEach(rows, func(a, b *stats.Row) int { return byGain(b, a) })
+	return ofEach(rows, func(a, b *stats.Row) int { return compareGain(b, a) })
 }
 
 func worstOfEach(rows []*stats.Row) []*stats.Row {
-	return ofEach(rows, byGain)
+	return ofEach(rows, compareGain)
 }
 
 func ofEach(rows []*stats.Row, order func(a, b *stats.Row) int) []*stats.Row {
@@ -261,28 +292,12 @@ func ofEach(rows []*stats.Row, order func(a, b *stats.Row) int) []*stats.Row {
 	return out
 }
 
-func saysAll(rows []*stats.Row) string {
-	var all []string
-	for _, r := range rows[:min(len(rows), few)] {
-		all = append(all, Says(r))
-	}
-	return strings.Join(all, ", ")
-}
-
-// some lists the first names, and counts the rest.
-func some(names []string) string {
-	if more := len(names) - few; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), more)
-	}
-	return list(names)
-}
-
-// Keep returns the variant that a policy should apply: the one with the largest gain that is not
+// Recommended returns the variant that a policy should apply: the one with the largest gain that is not
 // slower anywhere and differs from its baseline only in its accelerators. It is empty if there
 // is none.
-func (m *Model) Keep() string {
+func (m *Model) Recommended() string {
 	var all []stats.Proof
-	for _, proofs := range m.compared(choice) {
+	for _, proofs := range m.compared(podChoice) {
 		for _, p := range proofs {
 			if _, err := m.exp.PolicyOf(p.Variant); err == nil && p.Good() {
 				all = append(all, p)
@@ -297,7 +312,7 @@ func (m *Model) Keep() string {
 // Inconclusive reports whether more blocks could settle a comparison, because some variant has
 // an inconclusive one.
 func (m *Model) Inconclusive() bool {
-	for _, proofs := range m.compared(choice) {
+	for _, proofs := range m.compared(podChoice) {
 		if slices.ContainsFunc(proofs, func(p stats.Proof) bool {
 			return slices.ContainsFunc(p.All, func(r *stats.Row) bool { return r.Versus.Verdict == stats.Inconclusive })
 		}) {
@@ -305,44 +320,4 @@ func (m *Model) Inconclusive() bool {
 		}
 	}
 	return false
-}
-
-// InCluster reports whether the result is from a cluster.
-func (m *Model) InCluster() bool { return m.exp.Spec.Target.Kubernetes != nil }
-
-// Imported reports whether other programs measured the result, so that there is no run to
-// resume.
-func (m *Model) Imported() bool { return m.exp.Spec.Target.Imported != nil }
-
-// Expected is one expectation with its outcome and the comparisons that decided it.
-type Expected struct {
-	Claim   string
-	Outcome stats.Outcome
-	Why     string
-}
-
-func expectations(all []stats.Expected) []Expected {
-	var out []Expected
-	for _, x := range all {
-		out = append(out, Expected{x.Claim, x.Outcome, whyExpected(x)})
-	}
-	return out
-}
-
-// whyExpected explains the outcome of an expectation.
-func whyExpected(x stats.Expected) string {
-	switch more := len(x.Decided) - few; {
-	case len(x.Rows) == 0:
-		return "its comparison was not measured"
-	case len(x.Decided) == 0:
-		return "no comparison for " + list(x.Missing)
-	case more > 0:
-		return fmt.Sprintf("%s, and %d more", saysAll(x.Decided), more)
-	}
-	return saysAll(x.Decided)
-}
-
-// Text returns the outcome as a sentence: "Expected that …: met; …."
-func (e Expected) Text() string {
-	return fmt.Sprintf("Expected that %s: %s; %s.", e.Claim, e.Outcome, e.Why)
 }

@@ -3,6 +3,7 @@ package report
 import (
 	"slices"
 
+	"slipstream.dev/internal/report/draw"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
@@ -12,7 +13,7 @@ import (
 // shows how many times better they are.
 type Forest struct {
 	Groups []ForestGroup
-	Ticks  []Tick
+	Ticks  []draw.Tick
 }
 
 // ForestGroup is one workload, by its primary metric, and one baseline.
@@ -21,70 +22,71 @@ type ForestGroup struct {
 	Rows          []ForestRow
 }
 
-// ForestRow is one comparison. Part says why it was chosen.
+// ForestRow is one comparison. Role says why it was chosen: "best", "worst" or "host network".
 type ForestRow struct {
-	Part, Variant string
+	Role, Variant string
 	Pairs         int
 	Change        string
 	Verdict       stats.Verdict
 	Bar           *Bar
 
-	row    *stats.Row
-	theirs []float64
+	row       *stats.Row
+	published []float64
 }
 
-func (r ForestRow) spread() spread { return spreadOf(r.row).beside(r.theirs).gains(r.row.Metric) }
+func (r ForestRow) gain() draw.Ratio { return gainOf(r.row, r.published) }
 
 // forest shows the subject of the headline: accelerators if there are some, otherwise
 // tools or NICs, otherwise overlays and the host network. It is nil if nothing was
 // compared.
 func (m *Model) forest() *Forest {
 	f := &Forest{}
-	for _, q := range []question{choice, other, cost} {
+	for _, kind := range []comparison{podChoice, otherComparison, overlayCost} {
 		for _, w := range m.exp.Spec.Workloads {
 			for _, versus := range m.baselines() {
-				if rows := m.bestAndWorst(w, versus, q); len(rows) > 0 {
+				if rows := m.bestAndWorst(w, versus, kind); len(rows) > 0 {
 					title := w.Name + " " + quantityOf(rows[0].row.Metric).name
 					f.Groups = append(f.Groups, ForestGroup{title, versus, rows})
 				}
 			}
 		}
 		if len(f.Groups) > 0 {
-			f.draw(scaleOf(f.spreads()))
+			f.draw(draw.ScaleOf(f.gains()))
 			return f
 		}
 	}
 	return nil
 }
 
-func (f *Forest) spreads() []spread {
-	var all []spread
+func (f *Forest) gains() []draw.Ratio {
+	var all []draw.Ratio
 	for _, g := range f.Groups {
 		for _, r := range g.Rows {
-			all = append(all, r.spread())
+			all = append(all, r.gain())
 		}
 	}
 	return all
 }
 
-// Ringed reports whether a published figure is drawn.
-func (f *Forest) Ringed() bool {
+// HasRings reports whether a published figure is drawn.
+func (f *Forest) HasRings() bool {
 	return slices.ContainsFunc(f.Groups, func(g ForestGroup) bool {
-		return slices.ContainsFunc(g.Rows, func(r ForestRow) bool { return len(r.theirs) > 0 })
+		return slices.ContainsFunc(g.Rows, func(r ForestRow) bool { return len(r.published) > 0 })
 	})
 }
 
-func (f *Forest) draw(s scale) {
-	f.Ticks = s.ticks()
+func (f *Forest) draw(s draw.Scale) {
+	f.Ticks = s.Ticks()
 	for _, g := range f.Groups {
 		for i := range g.Rows {
 			r := &g.Rows[i]
-			r.Bar = s.bar(r.spread(), r.Verdict, tip(r.row)+tipOf(r.theirs))
+			r.Bar = newBar(s, r.gain(), r.row, r.published)
 		}
 	}
 }
 
-func (m *Model) bestAndWorst(w spec.Workload, versus string, q question) []ForestRow {
+// bestAndWorst returns the rows of a workload and a baseline: the host network, the best and the worst variant.
+func (m *Model) bestAndWorst(w spec.Workload, versus string, kind comparison) []ForestRow {
 	metric := stats.Primary(m.exp, w)
 	var rows, natives []*stats.Row
 	for _, v := range m.exp.Spec.Variants {
@@ -92,9 +94,9 @@ func (m *Model) bestAndWorst(w spec.Workload, versus string, q question) []Fores
 			r := m.rows[cell{v.Name, w.Name, p, metric}]
 			switch {
 			case r == nil || r.Versus == nil || r.Versus.Baseline != versus:
-			case m.asks(r, q):
+			case m.hasComparison(r, kind):
 				rows = append(rows, r)
-			case m.asks(r, cost) && m.native(v):
+			case m.hasComparison(r, overlayCost) && m.native(v):
 				natives = append(natives, r)
 			}
 		}
@@ -102,34 +104,34 @@ func (m *Model) bestAndWorst(w spec.Workload, versus string, q question) []Fores
 	if len(rows) == 0 {
 		return nil
 	}
-	best := slices.MaxFunc(proven(rows, stats.Faster), byGain)
-	out := []ForestRow{{Part: "best", row: best}}
+	best := slices.MaxFunc(proven(rows, stats.Faster), compareGain)
+	out := []ForestRow{{Role: "best", row: best}}
 	for _, others := range []func(*stats.Row) bool{
 		func(r *stats.Row) bool { return r.Variant == best.Variant },
 		func(r *stats.Row) bool { return r == best },
 	} {
 		if rest := slices.DeleteFunc(slices.Clone(rows), others); len(rest) > 0 {
-			out = append(out, ForestRow{Part: "worst", row: slices.MinFunc(proven(rest, stats.Slower), byGain)})
+			out = append(out, ForestRow{Role: "worst", row: slices.MinFunc(proven(rest, stats.Slower), compareGain)})
 			break
 		}
 	}
 	for _, r := range natives {
 		if r.Pairs == best.Pairs {
-			out = append([]ForestRow{{Part: "host network", row: r}}, out...)
+			out = append([]ForestRow{{Role: "host network", row: r}}, out...)
 		}
 	}
 	for i := range out {
 		r := &out[i]
 		r.Variant, r.Pairs, r.Change, r.Verdict = r.row.Variant, r.row.Pairs, change(r.row), r.row.Versus.Verdict
-		r.theirs = theirs(m.summary.Published, r.row)
+		r.published = m.publishedRatios(r.row)
 	}
 	return out
 }
 
 // proven returns the rows with a verdict, or all rows if none has it.
 func proven(rows []*stats.Row, v stats.Verdict) []*stats.Row {
-	if some := slices.DeleteFunc(slices.Clone(rows), func(r *stats.Row) bool { return r.Versus.Verdict != v }); len(some) > 0 {
-		return some
+	if with := slices.DeleteFunc(slices.Clone(rows), func(r *stats.Row) bool { return r.Versus.Verdict != v }); len(with) > 0 {
+		return with
 	}
 	return rows
 }

@@ -57,7 +57,7 @@ func TestForest(t *testing.T) {
 			for _, g := range m.Forest.Groups {
 				var rows []string
 				for _, r := range g.Rows {
-					rows = append(rows, fmt.Sprintf("%s %s %d", r.Part, r.Variant, r.Pairs))
+					rows = append(rows, fmt.Sprintf("%s %s %d", r.Role, r.Variant, r.Pairs))
 					var one, at float64
 					if _, err := fmt.Sscanf(r.Bar.One+" "+r.Bar.Mean, "M%g -8V28 M%g 7h0", &one, &at); err != nil {
 						t.Errorf("%s: bar %+v: %v", name, r.Bar, err)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
@@ -16,13 +17,14 @@ type LimitLine struct {
 	Text              string
 }
 
+// limits says what limited each cell.
 func (m *Model) limits() []LimitLine {
 	var out []LimitLine
 	for _, l := range m.summary.Limits {
 		line := LimitLine{Workload: l.Workload, Variant: l.Variant, Pairs: l.Pairs}
 		var texts []string
 		for _, r := range l.Resources {
-			texts = append(texts, use(r))
+			texts = append(texts, resourceText(r))
 		}
 		line.Text = strings.Join(texts, "; ")
 		if !l.Reached {
@@ -33,10 +35,10 @@ func (m *Model) limits() []LimitLine {
 	return out
 }
 
-// use describes how much of a resource was used: "the proxy's NIC sends 96 % of 1.00
+// resourceText describes how much of a resource was used: "the proxy's NIC sends 96 % of 1.00
 // Gb/s".
-func use(r stats.Resource) string {
-	share := fixed(100*r.Share, 0) + " %"
+func resourceText(r stats.Resource) string {
+	share := number.Share(r.Share)
 	if r.Kind == stats.ResourceNIC {
 		verb := map[bool]string{true: "send", false: "receive"}[r.Sends]
 		if len(r.Nodes) == 1 {
@@ -89,7 +91,7 @@ func coreOf(r stats.Resource) string {
 func (m *Model) bounds() []string {
 	var out []string
 	for _, s := range m.summary.Series {
-		if s.Axis != spec.AxisBackends || m.path(m.variant(s.Points[0].Variant)).Balancer == nil {
+		if s.Axis != spec.AxisBackends || m.exp.PathOf(m.variant(s.Points[0].Variant)).Balancer == nil {
 			continue
 		}
 		if text := m.bound(s); text != "" {
@@ -126,48 +128,52 @@ func (m *Model) proxyOf(p stats.Point) *stats.Resource {
 // backends help.
 func (m *Model) bound(s stats.Series) string {
 	backends := m.axis(spec.AxisBackends)
-	from := len(s.Points)
+	from := len(s.Points) // the first point from which on the proxy is the limit
 	for from > 0 && m.proxyOf(s.Points[from-1]) != nil {
 		from--
 	}
 	if from == len(s.Points) {
-		last := s.Points[from-1]
-		switch l := m.limitOf(last); {
-		case l == nil:
-			return ""
-		case l.Reached:
-			return fmt.Sprintf("with %s, the most that were tried, the limit is not the proxy: %s", backends.at(last.Value), use(l.Resources[0]))
-		}
-		return fmt.Sprintf("with %s, the most that were tried, no NIC and no core is at its limit", backends.at(last.Value))
+		return m.otherLimit(backends, s.Points[from-1])
 	}
-	text := fmt.Sprintf("from %s on, the limit is the proxy: %s", backends.at(s.Points[from].Value), use(*m.proxyOf(s.Points[from])))
+	text := fmt.Sprintf("from %s on, the limit is the proxy: %s", backends.at(s.Points[from].Value), resourceText(*m.proxyOf(s.Points[from])))
 	if from == len(s.Points)-1 {
 		return text + "; no more were tried"
 	}
-	return text + "; " + m.helped(s, from)
+	return text + "; " + m.moreBackends(s, from)
 }
 
-// helped says whether more backends helped, beyond those of a point.
-func (m *Model) helped(s stats.Series, from int) string {
+// otherLimit describes the limit of the last point of a series, if it is not the proxy.
+func (m *Model) otherLimit(backends axis, last stats.Point) string {
+	switch l := m.limitOf(last); {
+	case l == nil:
+		return ""
+	case l.Reached:
+		return fmt.Sprintf("with %s, the most that were tried, the limit is not the proxy: %s", backends.at(last.Value), resourceText(l.Resources[0]))
+	}
+	return fmt.Sprintf("with %s, the most that were tried, no NIC and no core is at its limit", backends.at(last.Value))
+}
+
+// moreBackends says whether more backends helped, beyond those of a point.
+func (m *Model) moreBackends(s stats.Series, from int) string {
 	backends := m.axis(spec.AxisBackends)
-	helps, open := false, false
+	helps, inconclusive := false, false
 	var ratios []string
 	for i := from + 1; i < len(s.Points); i++ {
 		v := s.Points[i].Step
 		if v == nil { // no block has both points
-			open = true
+			inconclusive = true
 			continue
 		}
 		helps = helps || v.Verdict == stats.Faster
-		open = open || v.Verdict == stats.Inconclusive
+		inconclusive = inconclusive || v.Verdict == stats.Inconclusive
 		ratios = append(ratios, fmt.Sprintf("%s have %s times the %s of %s", backends.number(s.Points[i].Value),
-			estimate(v.Ratio, of(v.CI95, v.N), 2), quantityOf(s.Metric).name, backends.number(s.Points[i-1].Value)))
+			ratio(v.Ratio, v.CI95, v.N), quantityOf(s.Metric).name, backends.number(s.Points[i-1].Value)))
 	}
 	verb := "more backends do not help"
 	switch {
 	case helps:
 		verb = "more backends help nevertheless"
-	case open:
+	case inconclusive:
 		verb = "whether more backends help is inconclusive"
 	}
 	if len(ratios) == 0 {

@@ -157,7 +157,7 @@ func TestUse(t *testing.T) {
 		"a core of all nodes is 97 % busy":                     {Kind: stats.ResourceCore, Nodes: []string{"node0", "node1"}, Share: 0.97, Cores: []int{0, 1}, Shared: true},
 		"core 5 of node1 is 97 % busy":                         {Kind: stats.ResourceCore, Nodes: []string{"node1"}, Share: 0.97, Cores: []int{5}},
 	} {
-		if got := use(r); got != want {
+		if got := resourceText(r); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

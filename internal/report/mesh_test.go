@@ -92,7 +92,7 @@ func TestMesh(t *testing.T) {
 			t.Errorf("the report does not say %q:\n%s", want, said)
 		}
 	}
-	if m.Headline != m.Meshes[0].Said[0] {
+	if m.Headline != m.Meshes[0].Sentences[0] {
 		t.Errorf("the headline is %q", m.Headline)
 	}
 	for ending, write := range writers() {

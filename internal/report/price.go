@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/stats"
 )
 
@@ -26,12 +27,13 @@ type PriceColumn struct {
 // PriceRow is one variant. Cells are empty if nothing was measured.
 type PriceRow struct {
 	Variant, Price string
-	Cells          []Estimate
+	Cells          []number.Estimate
 	// Text names the variants that dominate it.
 	Dominated bool
 	Text      string
 }
 
+// prices returns nil if nothing has a price.
 func (m *Model) prices() *PriceTable {
 	if len(m.summary.Prices) == 0 {
 		return nil
@@ -43,18 +45,24 @@ func (m *Model) prices() *PriceTable {
 			if slices.ContainsFunc(t.Columns, func(c PriceColumn) bool { return c.of == at }) {
 				continue
 			}
-			q := quantityOf(v.Metric)
-			c := PriceColumn{Title: fmt.Sprintf("%s %s, %s", v.Workload, q.name, pairs(v.Pairs)), Unit: q.unit + " × " + p.Currency + "/h", Better: string(metrics.Get(v.Metric).Better), of: at}
-			if metrics.Get(v.Metric).HigherIsBetter() {
-				c.Unit = q.unit + " per " + p.Currency + "/h"
-			}
-			t.Columns = append(t.Columns, c)
+			t.Columns = append(t.Columns, priceColumn(at, p.Currency))
 		}
 	}
 	for _, p := range m.summary.Prices {
 		t.Rows = append(t.Rows, m.priceRow(p, t.Columns))
 	}
 	return t
+}
+
+func priceColumn(at cell, currency string) PriceColumn {
+	q, metric := quantityOf(at.metric), metrics.Get(at.metric)
+	c := PriceColumn{
+		Title: fmt.Sprintf("%s %s, %s", at.workload, q.name, pairs(at.pairs)), Unit: q.unit + " × " + currency + "/h", Better: string(metric.Better), of: at,
+	}
+	if metric.HigherIsBetter() {
+		c.Unit = q.unit + " per " + currency + "/h"
+	}
+	return c
 }
 
 func (m *Model) priceRow(p stats.Price, columns []PriceColumn) PriceRow {
@@ -73,15 +81,14 @@ func (m *Model) priceRow(p stats.Price, columns []PriceColumn) PriceRow {
 
 // priceCell returns what a variant achieves for its price. It is empty if that was not
 // measured.
-func (m *Model) priceCell(p stats.Price, column cell) Estimate {
+func (m *Model) priceCell(p stats.Price, column cell) number.Estimate {
 	for _, v := range p.Values {
 		r := m.rows[cell{p.Variant, v.Workload, v.Pairs, v.Metric}]
 		if r != nil && column == (cell{workload: v.Workload, pairs: v.Pairs, metric: v.Metric}) {
-			scale := quantityOf(v.Metric).scale
-			return estimate(v.Value*scale, of(v.CI95, r.N).mapped(func(x float64) float64 { return x * scale }), decimalsFor(v.Value*scale))
+			return quantityOf(v.Metric).estimate(v.Value, v.CI95, r.N)
 		}
 	}
-	return Estimate{}
+	return number.Estimate{}
 }
 
 // Dominated lists the dominated variants, each with the variants that dominate it.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/stats"
 )
 
@@ -42,6 +43,10 @@ func publishedFigures(all []stats.Published) (sources []PublishedSource, count s
 	if len(all) == 0 {
 		return nil, ""
 	}
+	return sources, fmt.Sprintf("%s beside ours: %s.", plural(len(all), "published figure"), list(countAgreements(verdicts)))
+}
+
+func countAgreements(verdicts map[stats.Agreement]int) []string {
 	var counts []string
 	for _, v := range []struct {
 		stats.Agreement
@@ -57,7 +62,7 @@ func publishedFigures(all []stats.Published) (sources []PublishedSource, count s
 			counts = append(counts, fmt.Sprintf("%d %s", n, v.more))
 		}
 	}
-	return sources, fmt.Sprintf("%s beside ours: %s.", plural(len(all), "published figure"), list(counts))
+	return counts
 }
 
 func publishedRow(p stats.Published) PublishedRow {
@@ -81,31 +86,31 @@ func publishedRow(p stats.Published) PublishedRow {
 		}
 	}
 	if p.Verdict == stats.Differs {
-		row.Why = fmt.Sprintf("ours is %s times theirs", significant(p.Times))
+		row.Why = fmt.Sprintf("ours is %s times theirs", number.Significant(p.Times))
 	}
 	return row
 }
 
 // figureIn formats a figure for people: "0.86 (0.84–0.88)", or "0.81–0.92" for a range.
 func figureIn(f stats.Figure, q quantity) string {
-	decimals, ci := 2, interval{1, 0}
+	decimals, ci := 2, number.Interval{Low: 1, High: 0} // none
 	if len(f.Interval) == 2 {
-		ci = interval{f.Interval[0] * q.scale, f.Interval[1] * q.scale}
+		ci = number.Interval{Low: f.Interval[0] * q.scale, High: f.Interval[1] * q.scale}
 	}
 	if q.unit != "" {
-		decimals = decimalsFor(max(f.Value*q.scale, ci.lo))
+		decimals = number.Decimals(max(f.Value*q.scale, ci.Low))
 	}
-	e := estimate(f.Value*q.scale, ci, decimals)
+	e := number.Format(f.Value*q.scale, ci, decimals)
 	if f.Value == 0 {
-		e = Estimate{Value: e.Interval}
+		e = number.Estimate{Value: e.Interval}
 	}
-	return e.with(q.unit)
+	return e.With(q.unit)
 }
 
-// theirs returns the published ratios for a row, with both ends of a range.
-func theirs(all []stats.Published, r *stats.Row) []float64 {
+// publishedRatios returns the published ratios for a row, with both ends of a range.
+func (m *Model) publishedRatios(r *stats.Row) []float64 {
 	var out []float64
-	for _, p := range all {
+	for _, p := range m.summary.Published {
 		switch {
 		case p.Variant != r.Variant || p.Workload != r.Workload || p.Pairs != r.Pairs || p.Metric != r.Metric,
 			r.Versus == nil || p.Versus != r.Versus.Baseline:
@@ -116,36 +121,6 @@ func theirs(all []stats.Published, r *stats.Row) []float64 {
 		}
 	}
 	return out
-}
-
-// ratios formats ratios: "1.08 and 1.10".
-func ratios(all []float64) string {
-	var words []string
-	for _, x := range all {
-		words = append(words, fixed(x, 2))
-	}
-	return list(words)
-}
-
-// tipOf returns the line about published ratios for a bar's tip, or "" if there are none.
-func tipOf(theirs []float64) string {
-	if len(theirs) == 0 {
-		return ""
-	}
-	return "\npublished: " + ratios(theirs)
-}
-
-// agreementMark returns a verdict as a sign, for readers who do not see colours.
-func agreementMark(v stats.Agreement) string {
-	switch v {
-	case stats.Agrees:
-		return "="
-	case stats.Differs:
-		return "≠"
-	case stats.TooImprecise:
-		return "?"
-	}
-	return "–"
 }
 
 // Class returns the verdict as a class of the style sheet.

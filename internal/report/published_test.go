@@ -80,7 +80,7 @@ func TestPublishedAreDrawn(t *testing.T) {
 	for _, table := range m.Tables {
 		for _, row := range table.Rows {
 			for i, l := range row.Cells {
-				if l.Bar != nil && l.Bar.Theirs != "" {
+				if l.Bar != nil && l.Bar.Rings != "" {
 					drawn[row.Variant+" "+table.Title+" "+pairs(table.Pairs[i])] = true
 				}
 			}
@@ -114,7 +114,7 @@ func TestPublishedAreDrawn(t *testing.T) {
 	far := publications()[1]
 	far.Ratio = 30
 	f.exp.Spec.Published = []spec.Published{far}
-	if svg := f.model().Section(SectionScaling)[0].svg(); !strings.Contains(svg, ">30<") {
+	if svg := f.model().Section(SectionScaling)[0].Picture.SVG(); !strings.Contains(svg, ">30<") {
 		t.Error("the axis ends below a published ratio of 30")
 	}
 	f.exp.Spec.Published = nil
@@ -123,14 +123,10 @@ func TestPublishedAreDrawn(t *testing.T) {
 	}
 }
 
-// TestPublishedScale: published ratios are on the scale, however far from ours they are.
-func TestPublishedScale(t *testing.T) {
-	s := scaleOf([]spread{spread{at: 1.1, ci: interval{1, 1.2}}.beside([]float64{0.2, 3})})
-	if s.lo > 0.2 || s.hi < 3 {
-		t.Errorf("the scale is %v, want 0.2 to 3 on it", s)
-	}
-	gains := spread{at: 0.5, ci: interval{0.4, 0.6}}.beside([]float64{0.25}).gains(metrics.LatencyP50)
-	if len(gains.theirs) != 1 || gains.theirs[0] != 4 {
-		t.Errorf("a quarter of the latency is %v times better, want 4", gains.theirs)
+// TestPublishedGains: a published ratio becomes a gain as ours does.
+func TestPublishedGains(t *testing.T) {
+	r := &stats.Row{Metric: metrics.LatencyP50, Versus: &stats.Versus{N: 2, Ratio: 0.5, CI95: [2]float64{0.4, 0.6}}}
+	if gain := gainOf(r, []float64{0.25}); len(gain.Rings) != 1 || gain.Rings[0] != 4 {
+		t.Errorf("a quarter of the latency is %v times better, want 4", gain.Rings)
 	}
 }

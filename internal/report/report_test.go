@@ -22,6 +22,7 @@ import (
 
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report/draw"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv/golden"
@@ -29,8 +30,16 @@ import (
 
 type writer func(io.Writer, *Model) error
 
+// writers returns the formats of a report by the ending of their golden files. JUnit has only the expectations.
 func writers() map[string]writer {
-	return map[string]writer{"html": HTML, "md": Markdown, "csv": CSV, "json": JSON, "txt": Terminal}
+	all := make(map[string]writer)
+	for _, f := range Formats() {
+		all[f.Name] = f.Write
+	}
+	all["txt"] = all["text"]
+	delete(all, "text")
+	delete(all, "junit")
+	return all
 }
 
 func render(t *testing.T, write writer, m *Model) string {
@@ -117,8 +126,8 @@ func TestHTMLIsAccessible(t *testing.T) {
 	if bars, described := count(`<svg class="bar`), count(`<svg class="bar [^>]*role="img"><title>[^<]{20,}`); bars == 0 || bars != described {
 		t.Errorf("%d of %d bars have a text alternative", described, bars)
 	}
-	if pictures := count(`<svg [^>]*role="img" aria-label="[^"]{20,}"`); pictures != len(Figures(m)) {
-		t.Errorf("%d of %d figures have a text alternative", pictures, len(Figures(m)))
+	if pictures := count(`<svg [^>]*role="img" aria-label="[^"]{20,}"`); pictures != len(m.Figures) {
+		t.Errorf("%d of %d figures have a text alternative", pictures, len(m.Figures))
 	}
 	anchorsFit(t, page)
 }
@@ -142,7 +151,7 @@ func anchorsFit(t *testing.T, page string) {
 
 func TestFigures(t *testing.T) {
 	for name, m := range map[string]*Model{"demo": demo(t).model(), "published": published(t, 64).model()} {
-		figures := Figures(m)
+		figures := m.Figures
 		// Scaling of two workloads; at the fewest and the most pairs, CPU of both and latency of one; at
 		// the most pairs, the cores and the course of both.
 		if len(figures) != 12 {
@@ -158,9 +167,9 @@ func TestFigures(t *testing.T) {
 						t.Errorf("row %q has %d of %d columns", row, len(row), len(f.Data.Columns))
 					}
 				}
-				for _, format := range FigureFormats() {
+				for _, format := range draw.Formats() {
 					var a, b bytes.Buffer
-					if err := errors.Join(Render(&a, f, format), Render(&b, f, format)); err != nil {
+					if err := errors.Join(f.Write(&a, format), f.Write(&b, format)); err != nil {
 						t.Fatal(err)
 					}
 					if !bytes.Equal(a.Bytes(), b.Bytes()) {
@@ -200,7 +209,7 @@ func readable(format string, b []byte) error {
 }
 
 func TestRenderUnknownFormat(t *testing.T) {
-	err := Render(io.Discard, Figures(demo(t).model())[0], "gif")
+	err := demo(t).model().Figures[0].Write(io.Discard, "gif")
 	if err == nil || !strings.Contains(err.Error(), "svg, png, pdf") {
 		t.Errorf("error %v does not say what is allowed", err)
 	}
@@ -208,20 +217,13 @@ func TestRenderUnknownFormat(t *testing.T) {
 
 // TestInlineColours finds colours that would not follow the page's theme.
 func TestInlineColours(t *testing.T) {
-	for _, f := range Figures(demo(t).model()) {
-		if hit := regexp.MustCompile(`(?:fill|stroke):#\w+`).FindString(f.inline()); hit != "" {
+	for _, f := range demo(t).model().Figures {
+		if hit := regexp.MustCompile(`(?:fill|stroke):#\w+`).FindString(f.Picture.InlineSVG(f.Alt)); hit != "" {
 			t.Errorf("%s: %s is no variable", f.Name, hit)
 		}
-		if hit := regexp.MustCompile("[\ue000-\uf8ff]").FindString(f.inline() + f.svg()); hit != "" {
+		if hit := regexp.MustCompile("[\ue000-\uf8ff]").FindString(f.Picture.InlineSVG(f.Alt) + f.Picture.SVG()); hit != "" {
 			t.Errorf("%s: a mark of the pen was left in a text", f.Name)
 		}
-	}
-	seen := map[string]bool{"#000000": true} // vgsvg leaves black out
-	for _, i := range inks() {
-		if seen[i.light] {
-			t.Errorf("colour %s of %s is taken", i.light, i.name)
-		}
-		seen[i.light] = true
 	}
 }
 
@@ -256,12 +258,12 @@ func TestHostileNames(t *testing.T) {
 			width = 0
 		}
 	}
-	for _, fig := range Figures(m) {
+	for _, fig := range m.Figures {
 		if fig.Name != filepath.Base(fig.Name) || strings.ContainsAny(fig.Name, `<>&"+ `) {
 			t.Errorf("%q is no name for a file", fig.Name)
 		}
 		var b bytes.Buffer
-		if err := Render(&b, fig, "svg"); err != nil {
+		if err := fig.Write(&b, "svg"); err != nil {
 			t.Fatal(err)
 		}
 		if err := readable("svg", b.Bytes()); err != nil {
@@ -428,12 +430,12 @@ func TestUnusualResults(t *testing.T) {
 			if hit := regexp.MustCompile(`NaN|\+?Inf\b|<no value>|ZgotmplZ|%!`).FindString(page); hit != "" {
 				t.Errorf("the page has %q", hit)
 			}
-			for _, write := range []writer{Markdown, CSV, Terminal} {
+			for _, write := range []writer{Markdown, CSV, Text} {
 				render(t, write, m)
 			}
-			for _, fig := range Figures(m) {
+			for _, fig := range m.Figures {
 				var b bytes.Buffer
-				if err := Render(&b, fig, "svg"); err != nil {
+				if err := fig.Write(&b, "svg"); err != nil {
 					t.Fatal(err)
 				}
 				if err := readable("svg", b.Bytes()); err != nil {
@@ -508,11 +510,11 @@ func TestConclusion(t *testing.T) {
 			if diff := cmp.Diff(tt.want, append([]string{m.Headline}, m.More...)); len(tt.want) == 1 && diff != "" {
 				t.Errorf("headline and more (-want +got):\n%s", diff)
 			}
-			if got := m.Keep(); got != tt.keep {
+			if got := m.Recommended(); got != tt.keep {
 				t.Errorf("a policy should keep %q, want %q", got, tt.keep)
 			}
-			text := render(t, Terminal, m)
-			if last := wrap(tt.want[len(tt.want)-1], 80, "  "); !strings.HasSuffix(text, last) {
+			text := render(t, Text, m)
+			if last := wrap(tt.want[len(tt.want)-1], textWidth); !strings.HasSuffix(text, last) {
 				t.Errorf("the terminal's last lines are not %q:\n%s", last, text)
 			}
 		})
@@ -571,7 +573,7 @@ func TestLeftOutIsSaid(t *testing.T) {
 	f := demo(t)
 	f.env.LeftOut = []record.LeftOut{{Variant: "fastpath", Why: "this kernel lacks tcx (since Linux 6.6)"}}
 	m := New(f.exp, f.summary(), f.trials, f.env)
-	for format, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "markdown": Markdown, "text": Terminal} {
+	for format, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "markdown": Markdown, "text": Text} {
 		text := strings.Join(strings.Fields(render(t, write, m)), " ")
 		if !strings.Contains(text, "Left out here: fastpath: this kernel lacks tcx (since Linux 6.6)") {
 			t.Errorf("%s does not say it:\n%.2000s", format, text)
@@ -595,7 +597,7 @@ func TestDesignIsSaid(t *testing.T) {
 		}
 	}
 	m := New(f.exp, f.summary(), f.trials, f.env)
-	for format, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "markdown": Markdown, "text": Terminal} {
+	for format, write := range map[string]func(io.Writer, *Model) error{"html": HTML, "markdown": Markdown, "text": Text} {
 		text := strings.Join(strings.Fields(render(t, write, m)), " ")
 		for _, want := range []string{"Switch-back design: 6 periods, in each of which a variant has 1 trial per workload and number of pairs.", "the interval rests on 3 periods of the variant, and should rest on at least 4"} {
 			if !strings.Contains(text, want) {
@@ -610,12 +612,12 @@ func TestDesignIsSaid(t *testing.T) {
 
 func TestTerminalFitsAScreen(t *testing.T) {
 	f, s := eventful(t)
-	text := render(t, Terminal, New(f.exp, s, f.trials, f.env))
+	text := render(t, Text, New(f.exp, s, f.trials, f.env))
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if len(lines) > 40 {
 		t.Errorf("%d lines, want at most 40", len(lines))
 	}
-	text = render(t, Terminal, published(t, 2).model())
+	text = render(t, Text, published(t, 2).model())
 	for _, line := range append(lines, strings.Split(text, "\n")...) {
 		if n := utf8.RuneCountInString(line); n > 80 {
 			t.Errorf("%d columns: %s", n, line)
@@ -717,24 +719,11 @@ func TestChange(t *testing.T) {
 	}
 }
 
-func TestFormats(t *testing.T) {
-	all := interval{math.Inf(-1), math.Inf(1)}
+func TestWords(t *testing.T) {
 	for got, want := range map[string]string{
-		estimate(0.861, interval{0.84, 0.88}, 2).String(): "0.86 (0.84–0.88)",
-		estimate(0.861, all, 2).String():                  "0.86",
-		estimate(-4.2, interval{-6, 3}, 0).String():       "−4 (−6 to +3)",
-		percent(0.41, interval{0.39, 0.43}).with("%"):     "41 % (39–43)",
-		percent(0.9965, interval{0.994, 0.999}).String():  "99.7 (99.4–99.9)",
-		fixed(-0.001, 2):               "0.00",
-		fixed(math.NaN(), 2):           "–",
-		significant(0.012345):          "0.0123",
-		significant(1234.5):            "1234",
-		pValue(0.0004):                 "< 0.001",
-		pValue(0.0456):                 "0.046",
-		list([]string{"a", "b", "c"}):  "a, b and c",
-		slug("rps+", "a/b"):            "rps-plus-a-2fb",
-		wrap("one two three", 7, "  "): "one two\n  three\n",
-		fmt.Sprint(ladder(3, true), ladder(3, false), ladder(5, false), niceStep(0.7)): "5 2 5 1",
+		list([]string{"a", "b", "c"}): "a, b and c",
+		slug("rps+", "a/b"):           "rps-plus-a-2fb",
+		wrap("one two three", 7):      "one two\n  three\n",
 	} {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)

@@ -11,6 +11,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/testenv/golden"
@@ -75,16 +76,16 @@ func TestGoldenSeries(t *testing.T) {
 func TestSeriesFigures(t *testing.T) {
 	m := services(t)
 	var names []string
-	for _, f := range Figures(m) {
+	for _, f := range m.Figures {
 		names = append(names, f.Name)
 	}
 	if diff := cmp.Diff([]string{"ab-completion-over-backends-1", "ab-completion-over-backends-1-versus-iptables"}, names); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
-	if svg := Figures(m)[0].svg(); !strings.Contains(svg, ">0<") || !strings.Contains(svg, ">50<") {
+	if svg := m.Figures[0].Picture.SVG(); !strings.Contains(svg, ">0<") || !strings.Contains(svg, ">50<") {
 		t.Error("5.6 to 43 s do not stand on an axis from 0 to 50")
 	}
-	ratios := Figures(m)[1].Data
+	ratios := m.Figures[1].Data
 	if got, want := fmt.Sprint(ratios.Columns), "[Series 1 backend 100 backends 1000 backends 5000 backends 16000 backends]"; got != want {
 		t.Errorf("columns %s, want %s", got, want)
 	}
@@ -111,7 +112,7 @@ func TestScalingWithoutSeries(t *testing.T) {
 	}
 	f.exp.Spec.Target.Lab.NIC.Rate = "1Gbit"
 	drawn := map[string][]string{}
-	for _, figure := range Figures(f.model()) {
+	for _, figure := range f.model().Figures {
 		for _, row := range figure.Data.Rows {
 			drawn[figure.Name] = append(drawn[figure.Name], row[0])
 		}
@@ -182,30 +183,11 @@ func TestAxis(t *testing.T) {
 		{spec.AxisPrice, 0.085, "0.085", "0.085 USD/h"}, {spec.AxisPrice, 1, "1", "1 USD/h"},
 	} {
 		a := m.axis(c.axis)
-		if a.mark(c.x) != c.mark || a.at(c.x) != c.at {
-			t.Errorf("%s %g: %q, %q, want %q, %q", c.axis, c.x, a.mark(c.x), a.at(c.x), c.mark, c.at)
+		if a.tick(c.x) != c.mark || a.at(c.x) != c.at {
+			t.Errorf("%s %g: %q, %q, want %q, %q", c.axis, c.x, a.tick(c.x), a.at(c.x), c.mark, c.at)
 		}
 	}
-	if got, want := m.axis(spec.AxisRate).between(47.3e6, interval{31e6, 60e6}), "47 (31–60) Mb/s"; got != want {
+	if got, want := m.axis(spec.AxisRate).between(47.3e6, number.Interval{Low: 31e6, High: 60e6}), "47 (31–60) Mb/s"; got != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// TestRulers: an axis over several orders of magnitude is logarithmic, and has a tick at both ends.
-func TestRulers(t *testing.T) {
-	var got []string
-	for _, r := range []ruler{linear(1.3), logarithmic(3, 90), logarithmic(4.1, 970000)} {
-		text := ""
-		for _, v := range r.ticks {
-			text += fmt.Sprintf(" %s@%.2f", r.text(v), r.share(v))
-		}
-		got = append(got, text)
-	}
-	if diff := cmp.Diff([]string{
-		" 0.0@0.00 0.2@0.14 0.4@0.29 0.6@0.43 0.8@0.57 1.0@0.71 1.2@0.86 1.4@1.00",
-		" 2@0.00 5@0.23 10@0.41 20@0.59 50@0.82 100@1.00",
-		" 10@0.12 100@0.30 1000@0.47 10000@0.65 100000@0.82 1000000@1.00",
-	}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
 )
 
@@ -55,11 +56,11 @@ func variantParts(exp *spec.Experiment, v spec.Variant) []string {
 }
 
 func workloadParts(w spec.Workload) []string {
-	kind, t := kindOf(w)
+	t := w.Traffic()
 	if t == nil {
 		t = &spec.Traffic{}
 	}
-	parts := []string{kind}
+	parts := []string{workloadKind(w)}
 	if t.Protocol != "" {
 		parts = append(parts, strings.ToUpper(t.Protocol))
 	}
@@ -96,23 +97,23 @@ func workloadParts(w spec.Workload) []string {
 	return parts
 }
 
-// kindOf returns the name of a workload's kind, and its traffic, or nil if it has none.
-func kindOf(w spec.Workload) (string, *spec.Traffic) {
+// workloadKind returns the name of a workload's kind.
+func workloadKind(w spec.Workload) string {
 	switch {
 	case w.PingPong != nil:
-		return "ping-pong", w.PingPong
+		return "ping-pong"
 	case w.UnderLoad != nil:
-		return "under load", w.UnderLoad
+		return "under load"
 	case w.Connect != nil:
-		return "connect", w.Connect
+		return "connect"
 	case w.HTTP != nil && w.HTTP.Page:
-		return "HTTP page", w.HTTP
+		return "HTTP page"
 	case w.HTTP != nil:
-		return "HTTP", w.HTTP
+		return "HTTP"
 	case w.Application != nil:
-		return "application", w.Application
+		return "application"
 	}
-	return "stream", w.Stream
+	return "stream"
 }
 
 // sizeParts describes the sizes of messages and objects.
@@ -132,8 +133,8 @@ func sizeParts(w spec.Workload, t *spec.Traffic) []string {
 	return []string{fmt.Sprintf("messages of %s", size(t.Size))}
 }
 
-// took says which way the packets of a variant's trials took, if there were two ways.
-func took(trials []record.Trial, variant string) string {
+// vfText says whether the packets of a variant's trials took the virtual function, if there was one.
+func vfText(trials []record.Trial, variant string) string {
 	var ways []string
 	least, most := 1.0, 0.0
 	for _, t := range trials {
@@ -297,19 +298,19 @@ func interrupt(seconds float64) string {
 	if seconds == 0 {
 		return ""
 	}
-	return significant(seconds*1e6) + " µs"
+	return number.Significant(seconds*1e6) + " µs"
 }
 
 func bitRate(bits float64) string {
 	if bits == 0 {
 		return ""
 	}
-	return significant(bits*1e-9) + " Gb/s"
+	return number.Significant(bits*1e-9) + " Gb/s"
 }
 
 func memory(bytes uint64) string {
 	if bytes == 0 {
 		return ""
 	}
-	return significant(float64(bytes)/(1<<30)) + " GiB"
+	return number.Significant(float64(bytes)/(1<<30)) + " GiB"
 }

@@ -28,21 +28,21 @@ func newWarning(code string) Warning {
 // SeriousWarnings stand beside the answer, GeneralWarnings at the head of the comparison, and
 // CPUWarnings beside the CPU figures. All others are marked in their rows.
 func (m *Model) SeriousWarnings() []Warning {
-	return m.warningsThat(func(w Warning) bool { return w.Severity == record.Serious })
+	return m.filterWarnings(func(w Warning) bool { return w.Severity == record.Serious })
 }
 
 // GeneralWarnings are about every row.
 func (m *Model) GeneralWarnings() []Warning {
-	return m.warningsThat(func(w Warning) bool { return w.Severity != record.Serious && w.Everywhere && !w.CPU })
+	return m.filterWarnings(func(w Warning) bool { return w.Severity != record.Serious && w.Everywhere && !w.CPU })
 }
 
 // CPUWarnings are about the CPU figures only.
 func (m *Model) CPUWarnings() []Warning {
-	return m.warningsThat(func(w Warning) bool { return w.CPU })
+	return m.filterWarnings(func(w Warning) bool { return w.CPU })
 }
 
-func (m *Model) warningsThat(is func(Warning) bool) []Warning {
-	return slices.DeleteFunc(slices.Clone(m.Warnings), func(w Warning) bool { return !is(w) })
+func (m *Model) filterWarnings(keep func(Warning) bool) []Warning {
+	return slices.DeleteFunc(slices.Clone(m.Warnings), func(w Warning) bool { return !keep(w) })
 }
 
 // summarizeWarnings fills in the model's warnings. A warning in everywhere appears once, not at
@@ -85,7 +85,7 @@ func (m *Model) summarizeWarnings(everywhere map[string]bool) {
 		}
 	}
 	for _, key := range order {
-		m.warn(key.code, Entry{key.text, m.words(held[key])})
+		m.warn(key.code, Entry{key.text, m.nameCells(held[key])})
 	}
 	for i, w := range m.Warnings {
 		m.Warnings[i].Everywhere = everywhere[w.Code]
@@ -132,8 +132,8 @@ func (m *Model) everywhere() map[string]bool {
 	return all
 }
 
-// words names cells, or counts them if there are many. "Everywhere" means all cells with numbers.
-func (m *Model) words(cells []cell) string {
+// nameCells names cells, or counts them if there are many. "Everywhere" means all cells with numbers.
+func (m *Model) nameCells(cells []cell) string {
 	measured := map[cell]bool{}
 	for c := range m.rows {
 		c.metric = ""
@@ -148,7 +148,31 @@ func (m *Model) words(cells []cell) string {
 	}
 	names := make([]string, 0, len(cells))
 	for _, c := range cells {
-		names = append(names, fmt.Sprintf("%s %s %s", c.variant, c.workload, pairs(c.pairs)))
+		names = append(names, c.String())
 	}
 	return list(names)
+}
+
+// Failure is an error and the trials that it ended.
+type Failure struct {
+	Error string
+	Where []string
+}
+
+// failures groups the failed trials by their error.
+func failures(trials []record.Trial) []Failure {
+	var out []Failure
+	for _, t := range trials {
+		if t.Status == record.StatusOK {
+			continue
+		}
+		i := slices.IndexFunc(out, func(f Failure) bool { return f.Error == t.Error })
+		if i < 0 {
+			i = len(out)
+			out = append(out, Failure{Error: t.Error})
+		}
+		out[i].Where = append(out[i].Where,
+			fmt.Sprintf("%s, block %d, attempt %d", cell{t.Variant, t.Workload, t.Pairs, ""}, t.Block, t.Attempt))
+	}
+	return out
 }

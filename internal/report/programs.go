@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
 )
 
@@ -77,46 +78,34 @@ func (m *Model) programSentences() []string {
 	return out
 }
 
-// ratioOf is the ratio of two paths, measured with one program.
-type ratioOf struct {
+// programRatio is the ratio of two paths, measured with one program.
+type programRatio struct {
 	program string
 	ratio   float64
-	ci      interval
+	ci      number.Interval
 }
 
-func (r ratioOf) String() string {
-	return fmt.Sprintf("%s for %s", estimate(r.ratio, r.ci, 2), r.program)
+func (r programRatio) String() string {
+	return fmt.Sprintf("%s for %s", number.Format(r.ratio, r.ci, 2), r.program)
 }
 
-// dependences describes the comparisons in which programs disagree: the interval of one ends
-// below that of the other. Those with the largest gap come first.
+// dependence is a comparison in which programs disagree, and the gap between them.
+type dependence struct {
+	text string
+	gap  float64
+}
+
+// dependences describes the comparisons in which programs disagree. Those with the largest gap come first.
 func (m *Model) dependences(alike []spec.Workload) []string {
-	type dependence struct {
-		text string
-		gap  float64
-	}
 	var all []dependence
 	for _, t := range m.judgedTables(alike[0].Name) {
 		for _, v := range m.exp.Spec.Variants {
 			for _, p := range t.Pairs {
-				what, ratios := m.ratiosOf(alike, v.Name, p, t.Metric)
-				if len(ratios) < 2 {
-					continue
+				what, ratios := m.programRatios(alike, v.Name, p, t.Metric)
+				if d, ok := disagreement(ratios); ok {
+					d.text = fmt.Sprintf("%s %s at %s: %s", what, quantityOf(t.Metric).name, pairs(p), d.text)
+					all = append(all, d)
 				}
-				low := slices.MinFunc(ratios, func(a, b ratioOf) int { return cmp.Compare(a.ci.hi, b.ci.hi) })
-				high := slices.MaxFunc(ratios, func(a, b ratioOf) int { return cmp.Compare(a.ci.lo, b.ci.lo) })
-				if low.ci.hi >= high.ci.lo {
-					continue
-				}
-				slices.SortStableFunc(ratios, func(a, b ratioOf) int { return cmp.Compare(b.ratio, a.ratio) })
-				var said []string
-				for _, r := range ratios {
-					said = append(said, r.String())
-				}
-				all = append(all, dependence{
-					fmt.Sprintf("%s %s at %s: %s", what, quantityOf(t.Metric).name, pairs(p), strings.Join(said, ", ")),
-					math.Log(high.ratio / low.ratio),
-				})
 			}
 		}
 	}
@@ -131,19 +120,38 @@ func (m *Model) dependences(alike []spec.Workload) []string {
 	return out
 }
 
-// ratiosOf returns one comparison as each program measured it, and what is compared: "fastpath /
+// disagreement returns the ratios, the largest first. It is false unless the interval of one ends below that of
+// another.
+func disagreement(ratios []programRatio) (dependence, bool) {
+	if len(ratios) < 2 {
+		return dependence{}, false
+	}
+	low := slices.MinFunc(ratios, func(a, b programRatio) int { return cmp.Compare(a.ci.High, b.ci.High) })
+	high := slices.MaxFunc(ratios, func(a, b programRatio) int { return cmp.Compare(a.ci.Low, b.ci.Low) })
+	if low.ci.High >= high.ci.Low {
+		return dependence{}, false
+	}
+	slices.SortStableFunc(ratios, func(a, b programRatio) int { return cmp.Compare(b.ratio, a.ratio) })
+	var texts []string
+	for _, r := range ratios {
+		texts = append(texts, r.String())
+	}
+	return dependence{strings.Join(texts, ", "), math.Log(high.ratio / low.ratio)}, true
+}
+
+// programRatios returns one comparison as each program measured it, and what is compared: "fastpath /
 // native". An overlay is always above the host network.
-func (m *Model) ratiosOf(alike []spec.Workload, variant string, pairs int, metric string) (what string, out []ratioOf) {
+func (m *Model) programRatios(alike []spec.Workload, variant string, pairs int, metric string) (what string, out []programRatio) {
 	for _, w := range alike {
 		r := m.rows[cell{variant, w.Name, pairs, metric}]
-		if !m.asks(r, cost) && !m.asks(r, choice) || r.Versus.N < 2 {
+		if !m.hasComparison(r, overlayCost) && !m.hasComparison(r, podChoice) || r.Versus.N < 2 {
 			continue
 		}
-		of := ratioOf{program(w.Traffic()), r.Versus.Ratio, interval{r.Versus.CI95[0], r.Versus.CI95[1]}}
+		of := programRatio{program(w.Traffic()), r.Versus.Ratio, number.Of(r.Versus.CI95, r.Versus.N)}
 		what = variant + " / " + r.Versus.Baseline
 		if m.native(m.variant(variant)) {
 			what = r.Versus.Baseline + " / " + variant
-			of.ratio, of.ci = 1/of.ratio, of.ci.mapped(func(x float64) float64 { return 1 / x })
+			of.ratio, of.ci = 1/of.ratio, of.ci.Inverse()
 		}
 		out = append(out, of)
 	}

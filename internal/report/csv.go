@@ -1,0 +1,86 @@
+package report
+
+import (
+	"encoding/csv"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"slipstream.dev/internal/stats"
+)
+
+// CSV writes the rows of the summary flat, in its units and full precision. Columns of a
+// comparison are empty in a baseline's rows; warnings are codes, separated by spaces; unfinished
+// is empty for a complete run. In a mesh each link has a row too, and the last two columns are
+// its nodes.
+func CSV(w io.Writer, m *Model) error {
+	var b strings.Builder
+	c := csv.NewWriter(&b)
+	records := [][]string{{
+		"variant", "workload", "pairs", "metric", "unit", "n", "mean", "ci95_lo", "ci95_hi",
+		"versus", "ratio", "ratio_ci95_lo", "ratio_ci95_hi", "p", "verdict", "warnings", "unfinished",
+	}}
+	for _, r := range m.summary.Rows {
+		records = append(records, append(csvRow(r), m.summary.Unfinished))
+	}
+	if len(m.summary.Meshes) > 0 {
+		records = withLinks(records, m.summary)
+	}
+	if err := c.WriteAll(records); err != nil {
+		return fmt.Errorf("report as csv: %w", err)
+	}
+	return writePlain(w, b.String(), "csv")
+}
+
+// csvRow returns the record of a row, except its last column.
+func csvRow(r stats.Row) []string {
+	row := []string{
+		csvText(r.Variant), csvText(r.Workload), strconv.Itoa(r.Pairs), r.Metric, r.Unit, strconv.Itoa(r.N),
+		csvNumber(r.Mean), csvNumber(r.CI95[0]), csvNumber(r.CI95[1]),
+	}
+	if v := r.Versus; v != nil {
+		row = append(row, csvText(v.Baseline), csvNumber(v.Ratio), csvNumber(v.CI95[0]), csvNumber(v.CI95[1]), csvNumber(v.P), string(v.Verdict))
+	} else {
+		row = append(row, "", "", "", "", "", "")
+	}
+	var codes []string
+	for _, w := range r.Warnings {
+		if !slices.Contains(codes, w.Code) {
+			codes = append(codes, w.Code)
+		}
+	}
+	return append(row, csvText(strings.Join(codes, " ")))
+}
+
+func csvNumber(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+
+// withLinks adds columns for the nodes of links, and the rows of links.
+func withLinks(records [][]string, s *stats.Summary) [][]string {
+	for i := range records {
+		nodes := []string{"", ""}
+		if i == 0 {
+			nodes = []string{"client", "server"}
+		}
+		records[i] = append(records[i], nodes...)
+	}
+	for _, t := range s.Meshes {
+		for _, l := range t.Links {
+			records = append(records, []string{
+				csvText(t.Variant), csvText(t.Workload), "1", t.Metric, t.Unit, strconv.Itoa(l.N),
+				csvNumber(l.Mean), csvNumber(l.CI95[0]), csvNumber(l.CI95[1]), "", "", "", "", "", "", "", s.Unfinished,
+				csvText(l.Client), csvText(l.Server),
+			})
+		}
+	}
+	return records
+}
+
+// csvText makes text safe for a spreadsheet, which would take some for a formula.
+func csvText(s string) string {
+	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
+		return "'" + s
+	}
+	return s
+}

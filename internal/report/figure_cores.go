@@ -1,0 +1,199 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/report/draw"
+	"slipstream.dev/internal/report/number"
+	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats"
+)
+
+// More variants or cores than these could not be told apart on a page.
+const (
+	mostCoreVariants = 8
+	mostCores        = 16
+)
+
+// coreParts returns the parts that the figure shows of each core, in the order of its panels.
+func coreParts() []int { return []int{partSoftirq, partIdle} }
+
+// coreShares are the shares of each core, with intervals.
+type coreShares map[coreID][parts]draw.Dot
+
+// coreShares estimates the shares of every core of a cell. The unit is the block, or the period: the trials of one
+// count as their mean.
+func (m *Model) coreShares(c cell, hosts *[]record.Host) coreShares {
+	type sum struct {
+		share [parts]float64
+		n     float64
+	}
+	blocks := make(map[coreID]map[int]*sum)
+	for block, h := range m.sampledHosts(c) {
+		host := hostIndex(h, hosts)
+		for _, cpu := range h.CPUs {
+			id := coreID{host, cpu.ID}
+			if blocks[id] == nil {
+				blocks[id] = make(map[int]*sum)
+			}
+			if blocks[id][block] == nil {
+				blocks[id][block] = new(sum)
+			}
+			s := blocks[id][block]
+			s.n++
+			for part, share := range shares(cpu, h.Seconds) {
+				s.share[part] += share
+			}
+		}
+	}
+	all := make(coreShares)
+	for id, of := range blocks {
+		var one [parts]draw.Dot
+		for part := range one {
+			var values []float64
+			for _, s := range of {
+				values = append(values, s.share[part]/s.n)
+			}
+			slices.Sort(values) // sums must not depend on the order of a map
+			one[part] = meanShare(values)
+		}
+		all[id] = one
+	}
+	return all
+}
+
+// meanShare returns the mean of shares with its interval, limited to the range of a share.
+func meanShare(shares []float64) draw.Dot {
+	mean, ci95 := stats.Mean(shares)
+	ci := number.Of(ci95, len(shares))
+	if ci.Known() {
+		ci = number.Interval{Low: max(0, ci.Low), High: min(1, ci.High)}
+	}
+	return draw.Dot{Mean: mean, CI: ci}
+}
+
+// coresChart has the data of a figure.
+type coresChart struct {
+	variants []string
+	shares   []coreShares // by variant
+	cores    []coreID
+	hosts    []record.Host
+}
+
+// coresFigure shows the softirq time and the idle time of each core, grouped by core: the variants stand side
+// by side, with their intervals.
+func (m *Model) coresFigure(w spec.Workload, n int) (Figure, bool) {
+	var c coresChart
+	for _, v := range m.exp.Spec.Variants {
+		if shares := m.coreShares(cell{v.Name, w.Name, n, ""}, &c.hosts); len(shares) > 0 {
+			c.variants, c.shares = append(c.variants, v.Name), append(c.shares, shares)
+		}
+	}
+	if len(c.variants) < 2 || len(c.variants) > mostCoreVariants {
+		return Figure{}, false
+	}
+	total := c.choose()
+	caption := "Share of the window, mean over the blocks; bars are 95 % intervals, each of one core and variant by itself."
+	if len(c.cores) < total {
+		caption += fmt.Sprintf(" These are the %d of %d cores with the most softirq time.", len(c.cores), total)
+	}
+	return Figure{
+		Section: SectionCPU,
+		Name:    slug(w.Name, "cores", fmt.Sprint(n)),
+		Title:   fmt.Sprintf("Softirq and idle time by core, %s, %s", w.Name, pairs(n)),
+		Caption: caption,
+		Alt:     c.alt(w, n),
+		Data:    c.data(),
+		Picture: c.dots(m.variantStyle).Picture(),
+	}, true
+}
+
+// choose selects the cores to show, and returns how many there are.
+func (c *coresChart) choose() (total int) {
+	most := make(map[coreID]float64) // largest softirq share of any variant
+	for _, shares := range c.shares {
+		for id, s := range shares {
+			most[id] = max(most[id], s[partSoftirq].Mean)
+		}
+	}
+	c.cores = slices.SortedFunc(maps.Keys(most), func(a, b coreID) int {
+		return cmp.Or(cmp.Compare(most[b], most[a]), a.compare(b))
+	})
+	total = len(c.cores)
+	c.cores = c.cores[:min(total, mostCores)]
+	slices.SortFunc(c.cores, coreID.compare)
+	return total
+}
+
+// name returns the name of a core, with its host's nodes if there are several hosts.
+func (c *coresChart) name(id coreID) string {
+	if len(c.hosts) < 2 {
+		return fmt.Sprint(id.cpu)
+	}
+	return fmt.Sprintf("%s, %d", list(c.hosts[id.host].Nodes), id.cpu)
+}
+
+func (c *coresChart) alt(w spec.Workload, n int) string {
+	var variant string
+	var at coreID
+	highest := -1.0
+	for i, shares := range c.shares {
+		for _, id := range c.cores {
+			if s, ok := shares[id]; ok && s[partSoftirq].Mean > highest {
+				variant, at, highest = c.variants[i], id, s[partSoftirq].Mean
+			}
+		}
+	}
+	return fmt.Sprintf("Softirq and idle time of each core during %s at %s, with intervals, the variants side by side. Most softirq time has core %s of %s: %s.",
+		w.Name, pairs(n), c.name(at), variant, number.Share(highest))
+}
+
+func (c *coresChart) data() Data {
+	d := Data{Columns: []string{"Core", "Variant"}}
+	for _, part := range coreParts() {
+		d.Columns = append(d.Columns, partNames()[part]+", %")
+	}
+	for _, id := range c.cores {
+		for i, variant := range c.variants {
+			s, ok := c.shares[i][id]
+			if !ok {
+				continue
+			}
+			row := []string{c.name(id), variant}
+			for _, part := range coreParts() {
+				row = append(row, number.Format(100*s[part].Mean, s[part].CI.Scale(100), 1).String())
+			}
+			d.Rows = append(d.Rows, row)
+		}
+	}
+	return d
+}
+
+// dots describes the picture: a panel for each part.
+func (c *coresChart) dots(style func(variant string) draw.Style) draw.Dots {
+	d := draw.Dots{XTitle: "core"}
+	for _, id := range c.cores {
+		d.Items = append(d.Items, c.name(id))
+	}
+	for _, part := range coreParts() {
+		d.Panels = append(d.Panels, partNames()[part])
+	}
+	for i, variant := range c.variants {
+		series := draw.DotSeries{Name: variant, Ink: style(variant).Ink}
+		for _, part := range coreParts() {
+			dots := make([]*draw.Dot, len(c.cores))
+			for n, id := range c.cores {
+				if s, ok := c.shares[i][id]; ok {
+					dots[n] = &s[part]
+				}
+			}
+			series.Values = append(series.Values, dots)
+		}
+		d.Series = append(d.Series, series)
+	}
+	return d
+}

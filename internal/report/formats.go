@@ -1,0 +1,59 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"text/template"
+
+	"slipstream.dev/internal/plain"
+)
+
+// Format is a format of a report or of a comparison.
+type Format[T any] struct {
+	Name  string
+	Write func(io.Writer, T) error
+	// Part says what it has, if that is not all.
+	Part string
+}
+
+// Formats returns the formats of a report.
+func Formats() []Format[*Model] {
+	return []Format[*Model]{
+		{"html", HTML, ""}, {"md", Markdown, ""}, {"csv", CSV, ""}, {"json", JSON, ""}, {"junit", JUnit, "the expectations"}, {"text", Text, ""},
+	}
+}
+
+// ChangesFormats returns the formats of a comparison.
+func ChangesFormats() []Format[Changes] {
+	return []Format[Changes]{
+		{"text", changesText, ""}, {"md", changesMarkdown, ""}, {"json", changesJSON, ""}, {"junit", changesJUnit, ""}, {"html", changesHTML, ""},
+	}
+}
+
+// String returns the name and the part.
+func (f Format[T]) String() string {
+	if f.Part != "" {
+		return f.Name + " (" + f.Part + ")"
+	}
+	return f.Name
+}
+
+// templateFuncs returns the functions of all templates.
+func templateFuncs() template.FuncMap {
+	return template.FuncMap{
+		"agreement": agreementSign,
+		"date":      date,
+		"list":      list,
+		"mark":      verdictSign,
+		"pairs":     pairs,
+		"plural":    plural,
+	}
+}
+
+// writePlain writes a report. All formats use it, because it makes the text plain.
+func writePlain(w io.Writer, text, format string) error {
+	if _, err := io.WriteString(w, plain.Text(text)); err != nil {
+		return fmt.Errorf("report as %s: %w", format, err)
+	}
+	return nil
+}

@@ -1,0 +1,76 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/report/number"
+	"slipstream.dev/internal/stats"
+)
+
+// quantity describes how people see a metric.
+type quantity struct {
+	name  string  // for headings: "throughput"
+	unit  string  // "Gb/s"
+	scale float64 // from the metric's unit to unit
+}
+
+func quantityOf(metric string) quantity {
+	m := metrics.Get(metric)
+	return quantity{m.Title, m.Shown, m.Scale}
+}
+
+// estimate formats a value of n blocks, in the metric's unit, for people. It has three significant digits.
+func (q quantity) estimate(v float64, ci [2]float64, n int) number.Estimate {
+	return number.Format(v*q.scale, number.Of(ci, n).Scale(q.scale), number.Decimals(v*q.scale))
+}
+
+// Quantity formats a value of a metric for people, with its unit.
+func Quantity(v float64, metric string) string {
+	q := quantityOf(metric)
+	return number.Significant(v*q.scale) + " " + q.unit
+}
+
+// ratio formats a ratio of n blocks: "1.10 (0.90–1.30)".
+func ratio(v float64, ci [2]float64, n int) number.Estimate {
+	return number.Format(v, number.Of(ci, n), 2)
+}
+
+// ratios formats ratios without intervals: "1.08 and 1.10".
+func ratios(all []float64) string {
+	var words []string
+	for _, x := range all {
+		words = append(words, number.Fixed(x, 2))
+	}
+	return list(words)
+}
+
+// change formats the change of the metric itself: "+12 % (10–14)". A latency that falls has a minus. A
+// ratio of 2 or more is a factor: "×2.4 (2.3–2.5)".
+func change(r *stats.Row) string {
+	ratio, ci := r.Versus.Ratio, number.Of(r.Versus.CI95, r.Versus.N)
+	switch {
+	case ratio >= 2:
+		return "×" + number.Format(ratio, ci, 2).String()
+	case ratio < 1 && ci.High > 1: // it may be a rise as well, so the interval has signs
+		return number.Percent(ratio-1, ci.Map(func(x float64) float64 { return x - 1 })).With("%")
+	case ratio < 1:
+		return "−" + number.Percent(1-ratio, ci.Map(func(x float64) float64 { return 1 - x })).With("%")
+	}
+	return "+" + number.Percent(ratio-1, ci.Map(func(x float64) float64 { return x - 1 })).With("%")
+}
+
+// Describe describes a comparison with its metric: "stream throughput +12 % (10–14) at 4 pairs".
+func Describe(r *stats.Row) string {
+	return fmt.Sprintf("%s %s %s at %s", r.Workload, quantityOf(r.Metric).name, change(r), pairs(r.Pairs))
+}
+
+// describeFew describes the first comparisons.
+func describeFew(rows []*stats.Row) string {
+	var all []string
+	for _, r := range rows[:min(len(rows), few)] {
+		all = append(all, Describe(r))
+	}
+	return strings.Join(all, ", ")
+}
