@@ -33,26 +33,6 @@ type PerPrice struct {
 	CI95     [2]float64 `json:"ci95"`     // 95 % interval of the value
 }
 
-// Judged returns the metrics that a workload of an experiment is judged by. The first one comes before all
-// others.
-func Judged(exp *spec.Experiment, w spec.Workload) []string {
-	switch {
-	case meanAlone(exp, w):
-		return []string{metrics.LatencyMean}
-	case w.PingPong != nil, w.Connect != nil:
-		return []string{metrics.LatencyP50, metrics.LatencyP99}
-	case w.UnderLoad != nil:
-		return []string{metrics.LatencyP99, metrics.LatencyP50}
-	case w.HTTP != nil && w.HTTP.Page:
-		return []string{metrics.LatencyP50, metrics.LatencyP99}
-	case w.HTTP != nil && w.HTTP.Requests > 0:
-		return []string{metrics.Completion, metrics.LatencyP50, metrics.LatencyP99}
-	case w.HTTP != nil, w.Application != nil:
-		return []string{metrics.Rate, metrics.LatencyP50, metrics.LatencyP99}
-	}
-	return []string{metrics.Throughput}
-}
-
 // prices returns the prices of the variants that have one, in the experiment's order.
 func (t *table) prices(rows []Row) []Price {
 	var all []Price

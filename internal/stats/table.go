@@ -24,6 +24,26 @@ func Primary(exp *spec.Experiment, w spec.Workload) string {
 	return metrics.LatencyP50
 }
 
+// Judged returns the metrics that a workload of an experiment is judged by. The first one comes before all
+// others.
+func Judged(exp *spec.Experiment, w spec.Workload) []string {
+	switch {
+	case meanAlone(exp, w):
+		return []string{metrics.LatencyMean}
+	case w.PingPong != nil, w.Connect != nil:
+		return []string{metrics.LatencyP50, metrics.LatencyP99}
+	case w.UnderLoad != nil:
+		return []string{metrics.LatencyP99, metrics.LatencyP50}
+	case w.HTTP != nil && w.HTTP.Page:
+		return []string{metrics.LatencyP50, metrics.LatencyP99}
+	case w.HTTP != nil && w.HTTP.Requests > 0:
+		return []string{metrics.Completion, metrics.LatencyP50, metrics.LatencyP99}
+	case w.HTTP != nil, w.Application != nil:
+		return []string{metrics.Rate, metrics.LatencyP50, metrics.LatencyP99}
+	}
+	return []string{metrics.Throughput}
+}
+
 // meanAlone reports whether the mean is the only latency that all variants have, because the tool of one
 // reports no percentiles.
 func meanAlone(exp *spec.Experiment, w spec.Workload) bool {
