@@ -5,14 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
-	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -58,32 +54,6 @@ func Start(ctx context.Context, p *Plan, t Target, run Commands, owner string, d
 		r.networks = append(r.networks, n)
 	}
 	return r, nil
-}
-
-// Environment describes what the run runs on.
-func (r *Run) Environment() record.Environment {
-	var env record.Environment
-	for i, n := range r.networks {
-		env.Placement = n.setup.Placement
-		for _, node := range n.facts {
-			if len(r.plan.Fabrics) > 1 {
-				node.Name = r.plan.Fabrics[i].Name + "/" + node.Name
-			}
-			env.Nodes = append(env.Nodes, node)
-		}
-	}
-	return env
-}
-
-// Close takes the networks down. By then, everything that was applied has been reverted: each trial reverts its
-// own, and a worker reverts what is left when its stream closes.
-func (r *Run) Close() error {
-	var errs []error
-	for _, n := range r.networks {
-		errs = append(errs, n.close())
-	}
-	r.networks = nil
-	return errors.Join(errs...)
 }
 
 // ErrMissing means that a run has ended, but some trials failed twice.
@@ -208,6 +178,17 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 	return good == len(p.Cells), nil
 }
 
+// recorded returns how often the trials tried a cell of a block, and whether one succeeded.
+func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
+	for _, t := range trials {
+		if t.Block == b && t.Repeat == c.Repeat && t.Round == c.Round && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
+			attempts++
+			ok = ok || t.Status == record.StatusOK
+		}
+	}
+	return attempts, ok
+}
+
 // enter begins a period. A switch may restart the machines, so the workers end before it and start
 // again after it.
 func (r *Run) enter(ctx context.Context, state int) error {
@@ -231,44 +212,6 @@ func (r *Run) enter(ctx context.Context, state int) error {
 		}
 	}
 	return nil
-}
-
-// downTime bounds how long a machine may still answer after a switch that restarts it.
-const downTime = time.Minute
-
-// restart starts the workers again after a switch, which may restart the machines.
-func (n *network) restart(ctx context.Context, p *Plan, fabric int) error {
-	returning, ok := n.Network.(Returning)
-	if !ok {
-		return n.start(ctx, p, fabric)
-	}
-	for deadline := time.Now().Add(downTime); ; {
-		if err := await(ctx, returning, p); err != nil {
-			return err
-		}
-		err := n.start(ctx, p, fabric)
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
-
-// recorded returns how often the trials tried a cell of a block, and whether one succeeded.
-func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
-	for _, t := range trials {
-		if t.Block == b && t.Repeat == c.Repeat && t.Round == c.Round && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
-			attempts++
-			ok = ok || t.Status == record.StatusOK
-		}
-	}
-	return attempts, ok
 }
 
 // attempt runs one trial and records it. An error ends the run.
@@ -313,11 +256,6 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 	return trial.Status == record.StatusOK, nil
 }
 
-func (r *Run) remember(trial record.Trial) {
-	trial.Series = nil
-	r.done = append(r.done, trial)
-}
-
 // await waits for machines that have become unreachable. A mesh continues without them, and tries to connect to
 // them once before each trial.
 func await(ctx context.Context, n Returning, p *Plan) error {
@@ -328,26 +266,9 @@ func await(ctx context.Context, n Returning, p *Plan) error {
 	return ctx.Err()
 }
 
-// movedWarnings warns of machines that run on another physical host than in an earlier trial.
-func (r *Run) movedWarnings(hosts []record.Host) (all []record.Warning) {
-	for _, h := range hosts {
-		for _, t := range slices.Backward(r.done) {
-			// The boot id changes if a switch restarts the machine.
-			i := slices.IndexFunc(t.Hosts, func(was record.Host) bool {
-				return slices.Equal(was.Nodes, h.Nodes) && was.PhysicalHost != ""
-			})
-			if i < 0 {
-				continue
-			}
-			// The daemon that reports the name starts some time after the machine.
-			if was := t.Hosts[i].PhysicalHost; h.PhysicalHost != "" && was != h.PhysicalHost {
-				all = append(all, record.Warnf(record.WarnMoved, "%s moved from the physical host %q to %q",
-					strings.Join(h.Nodes, " and "), was, h.PhysicalHost))
-			}
-			break
-		}
-	}
-	return all
+func (r *Run) remember(trial record.Trial) {
+	trial.Series = nil
+	r.done = append(r.done, trial)
 }
 
 func (r *Run) event(e Event) {
@@ -360,313 +281,30 @@ func (r *Run) event(e Event) {
 	r.observe(e)
 }
 
-// network is a fabric that is up, with its workers.
-type network struct {
-	Network
-	rounds int // of a block of a mesh
-	setup  place.Setup
-	nodes  []place.Place
-	facts  []record.Node
-	// sampleCPUs has the nodes that sample the CPUs of their machine: one node per machine.
-	sampleCPUs map[string]bool
+func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
 
-	mu      sync.Mutex
-	workers map[workerKey]Worker
-}
-
-// workerKey identifies a worker of a place. A node has one for control and, for native traffic, one for each end
-// of a pair. A pod has one of its own too, so that the processes are alike on every path.
-type workerKey struct {
-	place string
-	slot  int
-}
-
-// Slots of workers other than those for a pair's ends on a node.
-const (
-	own     = -1 // a pod's
-	control = -2
-)
-
-// controlOf returns the worker that samples and steers a place: a pod's own, unless the pod is unprivileged.
-func controlOf(p place.Place) workerKey {
-	if p.Kind == place.Pod && !p.Unprivileged {
-		return workerKey{p.Name, own}
-	}
-	return workerKey{p.Name, control}
-}
-
-func (k workerKey) use() place.Use {
-	if k.slot == control {
-		return place.ForControl
-	}
-	return place.ForTraffic
-}
-
-func openNetwork(ctx context.Context, t Target, fabric int, p *Plan) (*network, error) {
-	up, err := t.Network(ctx, fabric)
-	if err != nil {
-		return nil, err
-	}
-	n := &network{Network: up, rounds: p.exp.Rounds(), setup: up.Setup(), workers: make(map[workerKey]Worker), sampleCPUs: make(map[string]bool)}
-	for _, p := range up.Places() {
-		if p.Kind == place.Node {
-			n.nodes = append(n.nodes, p)
-		}
-	}
-	err = n.start(ctx, p, fabric)
-	if err == nil {
-		err = n.describe(ctx, p)
-	}
-	if err == nil {
-		err = n.equipped(p, fabric)
-	}
-	if err == nil {
-		err = n.acceleratorsFree(p, fabric)
-	}
-	if err != nil {
-		return nil, errors.Join(err, n.close())
-	}
-	return n, nil
-}
-
-// start starts every worker that the plan needs, so that no trial has to wait
-// for one.
-func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
-	places := make(map[workerKey]place.Place)
-	for _, node := range n.nodes {
-		if !node.Unprivileged {
-			places[controlOf(node)] = node
-		}
-	}
-	for _, c := range p.Cells {
-		if c.Fabric != fabric {
-			continue
-		}
-		pairs, err := n.pairs(1, c)
-		if err != nil {
-			return err
-		}
-		for _, pair := range pairs {
-			places[pair.client.key] = pair.client.place
-			for _, s := range pair.servers {
-				places[s.key] = s.place
+// Environment describes what the run runs on.
+func (r *Run) Environment() record.Environment {
+	var env record.Environment
+	for i, n := range r.networks {
+		env.Placement = n.setup.Placement
+		for _, node := range n.facts {
+			if len(r.plan.Fabrics) > 1 {
+				node.Name = r.plan.Fabrics[i].Name + "/" + node.Name
 			}
-		}
-		for _, s := range n.steered(c, pairs) {
-			places[s.key] = s.place
+			env.Nodes = append(env.Nodes, node)
 		}
 	}
-	var tasks []func() error
-	for key, place := range places {
-		tasks = append(tasks, func() error {
-			_, err := n.worker(ctx, key, place)
-			return err
-		})
-	}
-	if err := inParallel(tasks); p.exp.Spec.Mesh == nil || ctx.Err() != nil {
-		return err
-	}
-	return nil // in a mesh, the pairs of a node without a worker fail and say so
+	return env
 }
 
-// describe collects the facts of the nodes, and chooses which of them sample the CPUs of their machine.
-func (n *network) describe(ctx context.Context, p *Plan) error {
-	for _, node := range n.nodes {
-		at, as := seated{node, controlOf(node)}, node
-		if node.Unprivileged { // a pod on it sees most of the facts
-			all := n.Places()
-			if i := slices.IndexFunc(all, func(p place.Place) bool { return p.Kind == place.Pod && p.Node == node.Name }); i >= 0 {
-				pod := all[i]
-				at, as.Kind = seated{pod, workerKey{pod.Name, own}}, place.Pod
-			}
-		}
-		facts, err := n.factsOf(ctx, at, as)
-		if err != nil && p.exp.Spec.Mesh != nil && ctx.Err() == nil {
-			n.facts = append(n.facts, record.Node{Name: node.Name})
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("describe %s: %w", node.Name, err)
-		}
-		if j := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Boot == facts.Boot }); j >= 0 {
-			facts.InterruptSeconds = n.facts[j].InterruptSeconds // another measurement would differ a little
-		} else {
-			n.sampleCPUs[node.Name] = true
-		}
-		n.facts = append(n.facts, facts)
+// Close takes the networks down. By then, everything that was applied has been reverted: each trial reverts its
+// own, and a worker reverts what is left when its stream closes.
+func (r *Run) Close() error {
+	var errs []error
+	for _, n := range r.networks {
+		errs = append(errs, n.close())
 	}
-	return nil
-}
-
-// equipped checks that the nodes at the ends of a plan's pairs have the applications that its workloads need.
-// Otherwise the run would fail only at the first trial that needs a missing one.
-func (n *network) equipped(p *Plan, fabric int) error {
-	for _, c := range p.Cells {
-		tool := c.Workload.Traffic().Tool
-		if c.Fabric != fabric || !spec.InstalledApplication(tool) {
-			continue
-		}
-		pairs, err := n.pairs(1, c)
-		if err != nil {
-			return err
-		}
-		for _, pair := range pairs {
-			for _, end := range append(pair.servers, pair.client) {
-				// A node of a mesh that does not answer has no facts.
-				i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == end.place.Node && f.Boot != "" })
-				if i >= 0 && n.facts[i].Tools[tool] == "" {
-					return fmt.Errorf("workload %s: %s lacks programs of %s: install them there (make apps-deps; packages are in docs/reference/workloads.md), "+
-						"for pods into their image, or leave the workload out", c.Workload.Name, end.place.Node, tool)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// acceleratorsFree checks that no other process holds an accelerator that a variant applies and that only one
-// process can hold: every trial of that variant would fail.
-func (n *network) acceleratorsFree(p *Plan, fabric int) error {
-	if !slices.ContainsFunc(n.facts, func(f record.Node) bool { return len(f.Busy) > 0 }) {
-		return nil
-	}
-	for _, c := range p.Cells {
-		if c.Fabric != fabric || len(c.Variant.Accelerate) == 0 {
-			continue
-		}
-		pairs, err := n.pairs(1, c)
-		if err != nil {
-			return err
-		}
-		for _, s := range n.steered(c, pairs) {
-			i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == s.place.Name })
-			if i < 0 {
-				continue
-			}
-			for _, a := range c.Variant.Accelerate {
-				if held := n.facts[i].Busy[a.Kind()]; held != "" {
-					return fmt.Errorf("variant %s needs %s of %s, which is in use (%s): delete the policy that asks for it there, or leave the variant out",
-						c.Variant.Name, a.Label(), s.place.Name, held)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-func (n *network) factsOf(ctx context.Context, at seated, as place.Place) (record.Node, error) {
-	w, err := n.worker(ctx, at.key, at.place)
-	if err != nil {
-		return record.Node{}, err
-	}
-	return w.Describe(ctx, as)
-}
-
-// seated is one end of a pair in its place.
-type seated struct {
-	place place.Place
-	key   workerKey
-}
-
-// seatedPair is a pair with its workers.
-type seatedPair struct {
-	place.Pair
-	client  seated
-	servers []seated
-}
-
-// pairs returns the pairs of a cell in their places. In a mesh these depend on the block.
-func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
-	all := make([]seatedPair, c.Pairs)
-	for i := range all {
-		number, slot := i, i
-		if c.Round > 0 { // no node has two pairs at a time
-			number, slot = ((block-1)*n.rounds+c.Round-1)*c.Pairs+i, 0
-		}
-		p, err := n.Pair(c.Variant, number, c.Workload.Traffic().IP)
-		if err != nil {
-			return nil, fmt.Errorf("workload %s: %w", c.Workload.Name, err)
-		}
-		seat := func(p place.Place, slot int) seated {
-			if p.Kind == place.Pod {
-				slot = own
-			}
-			return seated{p, workerKey{p.Name, slot}}
-		}
-		all[i] = seatedPair{Pair: p, client: seat(p.Client, 2*slot)}
-		for _, server := range p.Servers {
-			all[i].servers = append(all[i].servers, seat(server, 2*slot+1))
-		}
-	}
-	return all, nil
-}
-
-// worker returns the worker of a place. It starts one if there is none, or if it has died. The first Revert of a
-// new worker restores what a dead predecessor has left.
-func (n *network) worker(ctx context.Context, key workerKey, place place.Place) (Worker, error) {
-	if w := n.started(key); w != nil && !w.Gone() {
-		return w, nil
-	}
-	n.drop(key)
-	w, err := n.Worker(ctx, place, key.use())
-	if err != nil {
-		return nil, fmt.Errorf("start worker in %s: %w", place.Name, err)
-	}
-	n.mu.Lock()
-	n.workers[key] = w
-	n.mu.Unlock()
-	return w, nil
-}
-
-// started returns a worker that was started and has not been dropped, or nil.
-func (n *network) started(key workerKey) Worker {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.workers[key]
-}
-
-// drop forgets a worker that failed, so that the next trial starts another.
-func (n *network) drop(key workerKey) {
-	n.mu.Lock()
-	w := n.workers[key]
-	delete(n.workers, key)
-	n.mu.Unlock()
-	if w != nil {
-		_ = w.Close() // it failed already, and that is on record
-	}
-}
-
-func (n *network) close() error {
-	err := n.stop()
-	ctx, cancel := context.WithTimeout(context.Background(), restoreTime)
-	defer cancel()
-	return errors.Join(err, n.Network.Close(ctx))
-}
-
-// stop ends all workers. The places stay.
-func (n *network) stop() error {
-	var tasks []func() error
-	for _, w := range n.workers {
-		tasks = append(tasks, func() error {
-			gone := w.Gone()
-			if err := w.Close(); !gone {
-				return err
-			}
-			return nil // how it ended matters to the trial it ended in
-		})
-	}
-	err := inParallel(tasks)
-	clear(n.workers)
-	return err
-}
-
-// inParallel runs tasks concurrently, and returns the errors of all.
-func inParallel(tasks []func() error) error {
-	errs := make([]error, len(tasks))
-	var wg sync.WaitGroup
-	for i, task := range tasks {
-		wg.Go(func() { errs[i] = task() })
-	}
-	wg.Wait()
+	r.networks = nil
 	return errors.Join(errs...)
 }
