@@ -24,7 +24,6 @@ import (
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/lab"
-	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
@@ -178,7 +177,7 @@ spec:
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	r, err := experiment.Start(t.Context(), experiment.New(exp, topology.Of(exp)), site, site.run, t.Name(), nil, func(experiment.Event) {})
+	r, err := experiment.Start(t.Context(), experiment.New(exp), site, site.run, t.Name(), nil, func(experiment.Event) {})
 	if err != nil {
 		t.Fatal(err)
 	}

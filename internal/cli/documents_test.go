@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"slipstream.dev/internal/experiment"
-	"slipstream.dev/internal/place/topology"
 )
 
 // TestDocuments: every command of slipstream on docs/results/documents.md exists, with its flags, and every
@@ -48,7 +47,7 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s: %v", m[0], err)
 			continue
 		}
-		if err := experiment.New(exp, topology.Of(exp)).Print(io.Discard); err != nil {
+		if err := experiment.New(exp).Print(io.Discard); err != nil {
 			t.Errorf("%s: %v", m[0], err)
 		}
 	}

@@ -106,7 +106,7 @@ func probePolicies() func(spec.Path) error {
 func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
 	t.made++
 	layout, spec := t.topology(), t.exp.Spec.Target.Lab
-	f, served := layout.Fabric(fabric), layout.Served(fabric)
+	f, served := layout.Fabrics()[fabric], layout.Served(fabric)
 	config := lab.Config{
 		Name: fmt.Sprintf("run-%d", t.made), Nodes: f.Nodes, Pods: layout.Pods(fabric), NIC: f.NIC, Shape: f.Shape,
 		CongestionControl: spec.CongestionControl,

@@ -41,7 +41,7 @@ func TestLabNetworksAfterLeaveOut(t *testing.T) {
 	if d := cmp.Diff(plan.Fabrics(), lab.topology().Fabrics()); d != "" || len(plan.Fabrics()) != 1 {
 		t.Errorf("networks of the plan and of the lab (-plan +lab):\n%s", d)
 	}
-	if mtu := lab.topology().Fabric(0).NIC.MTU; mtu != 1500 {
+	if mtu := lab.topology().Fabrics()[0].NIC.MTU; mtu != 1500 {
 		t.Errorf("the lab's network has an MTU of %d, want that of the variants that are left, 1500", mtu)
 	}
 }

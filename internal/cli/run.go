@@ -19,7 +19,6 @@ import (
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/command"
-	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/spec"
@@ -84,7 +83,7 @@ func listPresets(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp, topology.Of(exp)).TimeText(), examples.Description(name))
+		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp).TimeText(), examples.Description(name))
 	}
 	return tw.Flush()
 }
@@ -231,7 +230,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		exp.Spec.Seed = rand.Uint64N(1<<53) + 1 // exact in JSON and YAML everywhere
 	}
 	if o.dryRun {
-		return dryRun(ctx, p, o, exp, experiment.New(exp, topology.Of(exp)))
+		return dryRun(ctx, p, o, exp, experiment.New(exp))
 	}
 	if err := nothingSwitched(o.out); err != nil {
 		return err
@@ -254,7 +253,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), spec.CommandText(p.Args), leftOut
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
-	return measure(ctx, p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, create)
+	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
 }
 
 // runnable returns an error if an experiment cannot be run.
@@ -344,7 +343,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	if err := runnable(exp); err != nil {
 		return usage(err)
 	}
-	plan := experiment.New(exp, topology.Of(exp))
+	plan := experiment.New(exp)
 	if o.dryRun {
 		return dryRun(ctx, p, o, exp, plan)
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"slipstream.dev/internal/experiment"
-	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
@@ -97,7 +96,7 @@ func BenchmarkFastpathSix(b *testing.B) {
 			b.Fatal(err)
 		}
 		at.target = sixTarget{at.target.(*labTarget)}
-		err = measure(b.Context(), p, at, exp, experiment.New(exp, topology.Of(exp)), nil, progress, func(env record.Environment) (*record.Dir, error) {
+		err = measure(b.Context(), p, at, exp, experiment.New(exp), nil, progress, func(env record.Environment) (*record.Dir, error) {
 			return record.Create(b.TempDir(), exp.Metadata.Name, time.Now(), resolved, env)
 		})
 		at.release()

@@ -8,7 +8,6 @@ import (
 
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
-	"slipstream.dev/internal/place/topology"
 )
 
 // TestErrorsNameWhatWasWritten: an error of usage names the flag, command or preset that the user wrote, and
@@ -68,7 +67,7 @@ func planOf(t *testing.T, name string) string {
 		return plan
 	}
 	var plan strings.Builder
-	if err := experiment.New(exp, topology.Of(exp)).Print(&plan); err != nil {
+	if err := experiment.New(exp).Print(&plan); err != nil {
 		t.Fatal(err)
 	}
 	return plan.String()

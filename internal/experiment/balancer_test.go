@@ -69,11 +69,11 @@ func (n *balancerNetwork) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
 	return n.seating().Pair(v, i, ip)
 }
 
-func (n *balancerNetwork) balancer() spec.Balancer { return n.topology.Fabric(n.fabric).Balancer }
+func (n *balancerNetwork) balancer() spec.Balancer { return n.topology.Fabrics()[n.fabric].Balancer }
 
 // all returns the places of the lab, including those that the experiment does not use.
 func (n *balancerNetwork) all() (all []place.Place) {
-	for i := range n.topology.Fabric(n.fabric).Nodes {
+	for i := range n.topology.Fabrics()[n.fabric].Nodes {
 		ip := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
 		p := place.Place{
 			Name: fmt.Sprintf("node%d", i), Kind: place.Node, Node: fmt.Sprintf("node%d", i), IPv4: ip,

@@ -12,15 +12,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Topology says on what networks a target runs the variants of an experiment.
-type Topology interface {
-	// Fabrics returns those networks, in order of first use.
-	Fabrics() []place.Fabric
-	// FabricOf returns the index of the network that a variant runs on.
-	FabricOf(v spec.Variant) int
-}
-
-// Target makes the networks of a topology.
+// Target makes the networks of an experiment's topology.
 type Target interface {
 	Network(ctx context.Context, fabric int) (Network, error)
 }

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
@@ -25,9 +25,8 @@ type Plan struct {
 	Repeats int
 	// states has the variants, grouped by the state of the machines that they need. Switches change the
 	// state.
-	states [][]spec.Variant
-	// Fabrics that the cells need, in order of first use.
-	Fabrics []place.Fabric
+	states   [][]spec.Variant
+	topology *topology.Topology
 }
 
 // Cell is one variant × workload × pairs.
@@ -35,7 +34,7 @@ type Cell struct {
 	Variant  spec.Variant
 	Workload spec.Workload // with the variant's tool
 	Pairs    int
-	Fabric   int // index in Plan.Fabrics
+	Fabric   int // index of its network in the topology
 	// Period and Repeat are as in record.Trial, 0 where nothing is switched. Round is 0 without a mesh.
 	Period, Repeat, Round int
 }
@@ -54,9 +53,9 @@ const deadTime = 250 * time.Millisecond
 // startTime is about what it takes to bring a network up and take it down.
 const startTime = 3 * time.Second
 
-// New plans an experiment on the networks of a topology. exp is valid and has its defaults.
-func New(exp *spec.Experiment, t Topology) *Plan {
-	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto, Fabrics: t.Fabrics(), Repeats: exp.Repeats()}
+// New plans an experiment, which is valid and has its defaults.
+func New(exp *spec.Experiment) *Plan {
+	p := &Plan{exp: exp, Blocks: exp.Spec.Runs.N, Auto: exp.Spec.Runs.Auto, topology: topology.Of(exp), Repeats: exp.Repeats()}
 	if exp.Switches() {
 		p.states = exp.States()
 	}
@@ -70,7 +69,7 @@ func New(exp *spec.Experiment, t Topology) *Plan {
 					round++
 				}
 				for _, v := range exp.Spec.Variants {
-					p.Cells = append(p.Cells, Cell{Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs, Round: round, Fabric: t.FabricOf(v)})
+					p.Cells = append(p.Cells, Cell{Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs, Round: round, Fabric: p.topology.FabricOf(v)})
 				}
 			}
 		}
@@ -118,7 +117,7 @@ func shuffled(rng *rand.Rand, cells []Cell, variants int) []Cell {
 // Time estimates how long the plan takes; for Auto, at most.
 func (p *Plan) Time() time.Duration {
 	_, settle := p.switching()
-	return time.Duration(len(p.Fabrics))*startTime + time.Duration(p.Blocks)*p.blockTime() + settle
+	return time.Duration(len(p.topology.Fabrics()))*startTime + time.Duration(p.Blocks)*p.blockTime() + settle
 }
 
 // TimeText is Time for people: "4 min", "at most 6 h 31 min".
@@ -177,8 +176,8 @@ func (p *Plan) Print(w io.Writer) error {
 		fmt.Fprintf(tw, "mesh\t%d nodes, each with every other one in both directions: %d rounds of %d pairs\n", p.exp.Nodes(), p.exp.Rounds(), p.exp.Nodes()/2)
 	}
 	fmt.Fprintf(tw, "time\t%s\n", p.TimeText())
-	for _, f := range p.Fabrics {
-		fmt.Fprintf(tw, "network\t%s\n", f.Text)
+	for i := range p.topology.Fabrics() {
+		fmt.Fprintf(tw, "network\t%s\n", p.topology.Describe(i))
 	}
 	if text := p.congestion(); text != "" {
 		fmt.Fprintf(tw, "congestion control\t%s\n", text)

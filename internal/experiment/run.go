@@ -42,12 +42,12 @@ func Start(ctx context.Context, p *Plan, t Target, run Commands, owner string, d
 	for _, trial := range done {
 		r.remember(trial)
 	}
-	for i, f := range p.Fabrics {
+	for i, f := range p.topology.Fabrics() {
 		n, err := openNetwork(ctx, t, i, p)
 		if err != nil {
-			what := f.Text
-			if f.Name != "" {
-				what = "network " + f.Name
+			what := p.topology.Describe(i)
+			if name := f.Name(); name != "" {
+				what = "network " + name
 			}
 			return nil, errors.Join(fmt.Errorf("bring up %s: %w", what, err), r.Close())
 		}
@@ -286,11 +286,12 @@ func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
 // Environment describes what the run runs on.
 func (r *Run) Environment() record.Environment {
 	var env record.Environment
+	fabrics := r.plan.topology.Fabrics()
 	for i, n := range r.networks {
 		env.Placement = n.setup.Placement
 		for _, node := range n.facts {
-			if len(r.plan.Fabrics) > 1 {
-				node.Name = r.plan.Fabrics[i].Name + "/" + node.Name
+			if len(fabrics) > 1 {
+				node.Name = fabrics[i].Name() + "/" + node.Name
 			}
 			env.Nodes = append(env.Nodes, node)
 		}

@@ -74,10 +74,11 @@ func failing(name, why string) func(call, place string) error {
 	}
 }
 
-// plan lays an experiment out on the target.
+// plan plans an experiment, and lays the target out for it.
 func (f *fakeTarget) plan(exp *spec.Experiment) *Plan {
-	f.topology = topology.Of(exp)
-	return New(exp, f.topology)
+	p := New(exp)
+	f.topology = p.topology
+	return p
 }
 
 func (f *fakeTarget) Network(_ context.Context, fabric int) (Network, error) {

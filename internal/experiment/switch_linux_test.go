@@ -15,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/internal/place/command"
-	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 )
@@ -106,8 +105,7 @@ func controller(t *testing.T, exp *spec.Experiment, step string) {
 		defer stop(argv[2] + " is done")
 		return command.Run(ctx, argv)
 	}
-	f.topology = topology.Of(exp)
-	r, err := Start(t.Context(), New(exp, f.topology), f, f.run, "test", nil, func(e Event) {
+	r, err := Start(t.Context(), f.plan(exp), f, f.run, "test", nil, func(e Event) {
 		switch {
 		case e.Kind == Note && strings.HasSuffix(e.Text, "waiting 1ms"):
 			stop("settling")

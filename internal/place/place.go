@@ -86,15 +86,6 @@ type Transport struct {
 	Protocol string `json:"protocol"`
 }
 
-// Fabric is a network of a target that variants run on, whether it exists yet or not.
-type Fabric struct {
-	// Name distinguishes it from the other networks of an experiment; it is empty for the only network of a
-	// cluster.
-	Name string
-	// Text describes it for a person.
-	Text string
-}
-
 // Pair says where the ends of a pair are.
 type Pair struct {
 	Client Place

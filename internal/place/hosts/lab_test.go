@@ -120,7 +120,7 @@ func BenchmarkBesideLab(b *testing.B) {
 	}))
 	must(b, err)
 	b.Cleanup(func() { must(b, both.hosts.Close(context.Background())) })
-	plan := experiment.New(exp, both)
+	plan := experiment.New(exp)
 	primary := make(map[string]string) // metric by workload
 	for _, one := range exp.Spec.Workloads {
 		primary[one.Name] = stats.Primary(exp, one)

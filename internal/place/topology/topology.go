@@ -1,7 +1,7 @@
 // Package topology lays an experiment out: which networks its variants run on, and where the ends
 // of each pair are there, on nodes or in pods, behind a service, or with a balancer between. It
-// makes nothing and runs on any system; the other packages of target make what it says, and
-// internal/experiment knows of pairs only.
+// makes nothing and runs on any system: internal/experiment plans with it, and the other packages of
+// place make what it says.
 package topology
 
 import (
@@ -65,19 +65,11 @@ func Of(exp *spec.Experiment) *Topology {
 // FabricOf returns the index of the network that a variant runs on.
 func (t *Topology) FabricOf(v spec.Variant) int { return slices.Index(t.fabrics, t.fabricFor(v)) }
 
-// Fabric returns a network by its index.
-func (t *Topology) Fabric(i int) Fabric { return t.fabrics[i] }
-
 // Fabrics returns the networks that the experiment needs, in order of first use.
-func (t *Topology) Fabrics() []place.Fabric {
-	var all []place.Fabric
-	for i, f := range t.fabrics {
-		all = append(all, place.Fabric{Name: f.name(), Text: t.describe(i)})
-	}
-	return all
-}
+func (t *Topology) Fabrics() []Fabric { return t.fabrics }
 
-func (t *Topology) describe(i int) string {
+// Describe describes a network for a person.
+func (t *Topology) Describe(i int) string {
 	f := t.fabrics[i]
 	switch {
 	case t.exp.Spec.Target.Kubernetes != nil:
@@ -216,8 +208,9 @@ func (t *Topology) Served(fabric int) (all place.Served) {
 	return all
 }
 
-// name distinguishes a network from the others of a run.
-func (f Fabric) name() string {
+// Name distinguishes a network from the others of an experiment. It is empty for the only network of a cluster
+// or of hosts.
+func (f Fabric) Name() string {
 	if f == (Fabric{}) {
 		return ""
 	}
