@@ -12,6 +12,7 @@ import (
 
 	"slipstream.dev/internal/importer"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
@@ -92,7 +93,7 @@ func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, er
 	defer func() { err = errors.Join(err, os.RemoveAll(half)) }()
 	now := time.Now()
 	dir, err := record.Create(half, r.Experiment.Metadata.Name, now, experiment, record.Environment{
-		Version: p.Version, Started: r.Trials[0].Started, Command: spec.CommandText(p.Args), Placement: r.Note,
+		Version: p.Version, Started: r.Trials[0].Started, Command: shell.Join(p.Args), Placement: r.Note,
 		Nodes: []record.Node{}, Imported: &r.Imported,
 	})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/report/draw"
+	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
@@ -240,11 +241,11 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 	case m.Imported():
 		return ""
 	case m.Unfinished != "":
-		return program + " run --resume " + spec.Quote(dir.Path)
+		return program + " run --resume " + shell.Quote(dir.Path)
 	case keep != "" && m.InCluster():
-		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, spec.Quote(dir.Path), spec.Quote(keep))
+		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, shell.Quote(dir.Path), shell.Quote(keep))
 	case keep != "":
-		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, spec.Quote(dir.Path), spec.Quote(keep))
+		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, shell.Quote(dir.Path), shell.Quote(keep))
 	case m.Inconclusive():
 		return again(program, m.Environment.Command, max(20, 2*m.Blocks))
 	}
@@ -255,11 +256,11 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 // folder from somebody else may hold any text, and people paste suggested commands, so the result is always a
 // command of this program with quoted words.
 func again(program, command string, blocks int) string {
-	words, err := spec.CommandWords(command)
+	words, err := shell.Split(command)
 	if err != nil || len(words) < 2 || words[1] != "run" {
 		return ""
 	}
-	return fmt.Sprintf("%s%s --runs %d", program, runsFlag.ReplaceAllString(" "+spec.CommandText(words[1:]), ""), blocks)
+	return fmt.Sprintf("%s%s --runs %d", program, runsFlag.ReplaceAllString(" "+shell.Join(words[1:]), ""), blocks)
 }
 
 func writeFigures(dir *record.Dir, m *report.Model, format string) error {

@@ -21,6 +21,7 @@ import (
 	"slipstream.dev/internal/place/command"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 )
 
@@ -250,7 +251,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return err
 	}
 	create := func(env record.Environment) (*record.Dir, error) {
-		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), spec.CommandText(p.Args), leftOut
+		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), shell.Join(p.Args), leftOut
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
 	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
@@ -313,7 +314,7 @@ func nothingSwitched(out string) error {
 	if err != nil || len(left) == 0 {
 		return err
 	}
-	unfinished := fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", spec.Quote(left[0]))
+	unfinished := fmt.Errorf("the run in %s has not undone its switch: if that run is in progress, wait for it; otherwise continue it with slipstream run --resume %[1]s, or undo the switch with slipstream cleanup %[1]s", shell.Quote(left[0]))
 	dir, err := record.Open(left[0])
 	if err != nil {
 		return fmt.Errorf("%w, or move the folder away if it is not yours: %w", unfinished, err)
@@ -451,9 +452,9 @@ func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, pla
 	}
 	switch {
 	case place.NoSpace(err):
-		progress.note("once there is space: slipstream run --resume " + spec.Quote(dir.Path))
+		progress.note("once there is space: slipstream run --resume " + shell.Quote(dir.Path))
 	case ctx.Err() != nil || errors.Is(err, place.ErrLost):
-		progress.note("to resume: slipstream run --resume " + spec.Quote(dir.Path))
+		progress.note("to resume: slipstream run --resume " + shell.Quote(dir.Path))
 	case m != nil:
 		tellNext(dir, m, p)
 		if err == nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 )
 
@@ -140,9 +141,9 @@ func (p *Plan) printSwitches(w io.Writer) {
 
 // CommandLines returns the commands of a switch, each after the name of its field.
 func CommandLines(s *spec.Switch) []string {
-	lines := []string{"to: " + spec.CommandText(s.To), "back: " + spec.CommandText(s.Back)}
+	lines := []string{"to: " + shell.Join(s.To), "back: " + shell.Join(s.Back)}
 	if s.Verify != nil {
-		lines = append(lines, "verify: "+spec.CommandText(s.Verify))
+		lines = append(lines, "verify: "+shell.Join(s.Verify))
 	}
 	return lines
 }
@@ -200,7 +201,7 @@ func (s *switcher) untouched(ctx context.Context) error {
 		}
 		if inForce {
 			return fmt.Errorf("variant %s: verify (%s) says that the change is in force, before anything was switched: undo it (%s), or correct the command",
-				v.Name, spec.CommandText(v.Switch.Verify), spec.CommandText(v.Switch.Back))
+				v.Name, shell.Join(v.Switch.Verify), shell.Join(v.Switch.Back))
 		}
 	}
 	return nil
@@ -214,7 +215,7 @@ func (s *switcher) make(ctx context.Context, st step) error {
 		}
 		s.now = &st.variant
 	}
-	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), spec.CommandText(st.argv())))
+	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), shell.Join(st.argv())))
 	if err := s.command(ctx, st.variant.Switch, st.argv()); err != nil {
 		return fmt.Errorf("variant %s: switch.%s: %w", st.variant.Name, st.field(), err)
 	}
@@ -263,7 +264,7 @@ func (s *switcher) verified(ctx context.Context, last step) error {
 				is = "still is"
 			}
 			return fmt.Errorf("variant %s: switch.%s (%s) has succeeded, but verify (%s) says that the change %s in force",
-				v.Name, last.field(), spec.CommandText(last.argv()), spec.CommandText(v.Switch.Verify), is)
+				v.Name, last.field(), shell.Join(last.argv()), shell.Join(v.Switch.Verify), is)
 		}
 	}
 	if !last.back {

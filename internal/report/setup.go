@@ -8,6 +8,7 @@ import (
 
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report/number"
+	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 )
 
@@ -50,7 +51,7 @@ func variantParts(exp *spec.Experiment, v spec.Variant) []string {
 		parts = append(parts, "baseline "+v.Versus)
 	}
 	if v.Switch != nil {
-		parts = append(parts, "switched by "+spec.CommandText(v.Switch.To))
+		parts = append(parts, "switched by "+shell.Join(v.Switch.To))
 	}
 	return parts
 }

@@ -1,4 +1,6 @@
-package spec
+// Package shell quotes commands as one types them into a POSIX shell. A recorded command is text that later versions
+// still read, so the text never changes: libraries differ from it, and from version to version, in what they quote.
+package shell
 
 import (
 	"errors"
@@ -16,8 +18,8 @@ func Quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// CommandText returns a command as one types it into a shell, so that it shows where each argument ends.
-func CommandText(argv []string) string {
+// Join returns a command as one types it into a shell, so that it shows where each argument ends.
+func Join(argv []string) string {
 	words := make([]string, len(argv))
 	for i, a := range argv {
 		words[i] = Quote(a)
@@ -25,9 +27,9 @@ func CommandText(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// CommandWords splits the output of CommandText into words. Of a shell's syntax it knows only spaces, single quotes, and
+// Split splits the output of Join into words. Of a shell's syntax it knows only spaces, single quotes, and
 // backslashes outside quotes. An unterminated quote is an error.
-func CommandWords(text string) (words []string, err error) {
+func Split(text string) (words []string, err error) {
 	word, quoted, begun := "", false, false
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
