@@ -284,7 +284,7 @@ func trials(t testing.TB, d *record.Dir) []record.Trial {
 // measured returns the trials without those that the run repeated because a connection stalled.
 func measured(t testing.TB, d *record.Dir) []record.Trial {
 	t.Helper()
-	return slices.DeleteFunc(trials(t, d), func(tr record.Trial) bool { return record.Stalled(tr.Error) })
+	return slices.DeleteFunc(trials(t, d), func(tr record.Trial) bool { return tr.Stalled })
 }
 
 // cells counts the successful trials of each cell and block.

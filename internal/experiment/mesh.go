@@ -69,7 +69,7 @@ func (m *measurement) noteFailures(pairs []seatedPair) error {
 	if slices.ContainsFunc(m.out.PerPair, func(p record.Pair) bool { return p.Error == "" }) {
 		return nil
 	}
-	if lost < len(pairs) { // otherwise the target itself is lost
+	if _, stalled := errors.AsType[record.StalledError](last); lost < len(pairs) && !stalled { // otherwise the target itself is lost
 		last = errors.New(last.Error())
 	}
 	return fmt.Errorf("every pair failed, the last one: %w", last)

@@ -1,7 +1,6 @@
 package experiment
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -272,7 +271,7 @@ func latencies(t *record.Trial, m map[string]float64) error {
 		return nil
 	}
 	if all.TotalCount() == 0 {
-		return errors.New(record.NoAnswer)
+		return record.NoAnswer
 	}
 	m[metrics.LatencyMean], m[metrics.LatencyMax] = all.Mean()/1e9, float64(all.Max())/1e9
 	for name, q := range map[string]float64{metrics.LatencyP50: 50, metrics.LatencyP99: 99, metrics.LatencyP999: 99.9} {

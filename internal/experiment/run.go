@@ -244,6 +244,7 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 	trial.Took = time.Since(begin).Seconds()
 	if err != nil {
 		trial.Status, trial.Error = record.StatusFailed, err.Error()
+		_, trial.Stalled = errors.AsType[record.StalledError](err)
 		trial.Metrics = nil
 	}
 	trial.Warnings = append(trial.Warnings, r.movedWarnings(trial.Hosts)...)

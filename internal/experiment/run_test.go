@@ -535,6 +535,33 @@ func TestFailedTwiceIsMissing(t *testing.T) {
 	}
 }
 
+// TestStalled: the record says whether a trial failed because its connections stalled, in a mesh too.
+func TestStalled(t *testing.T) {
+	for why, want := range map[error]bool{
+		fmt.Errorf("run stream: %w", record.StalledAtEnd): true,
+		errors.New("the cat sat on it"):                   false,
+	} {
+		for _, exp := range []*spec.Experiment{parse(t, "spec.runs=1"), meshOf(t, 2)} {
+			f, out := newFake(2), new(memory)
+			f.fail = func(call, _ string) error {
+				if call == "drive" {
+					return why
+				}
+				return nil
+			}
+			_, _ = measure(t, t.Context(), f, exp, out, nil)
+			if len(out.trials) == 0 {
+				t.Fatalf("%v: nothing is on record", why)
+			}
+			for _, tr := range out.trials {
+				if tr.Stalled != want || !strings.Contains(tr.Error, why.Error()) {
+					t.Errorf("%v: stalled %t, %s", why, tr.Stalled, tr.Error)
+				}
+			}
+		}
+	}
+}
+
 func TestNothingWorks(t *testing.T) {
 	f, out := newFake(2), new(memory)
 	f.fail = failing("serve", "no route to host")

@@ -45,6 +45,9 @@ type Trial struct {
 	Window float64 `json:"window" unit:"s"` // length of the measured part
 	Status Status  `json:"status"`          // outcome of the trial: ok or failed
 	Error  string  `json:"error,omitempty"` // why it failed
+	// Stalled says that it failed because a connection moved nothing at the end of the window, or none did
+	// throughout it, as on a busy machine.
+	Stalled bool `json:"stalled,omitempty"`
 	// Metrics are values by name, over all pairs.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
 	// Latency is the merged histogram of all pairs in nanoseconds, HDR V2

@@ -321,7 +321,7 @@ func (e *End) result() (record.Endpoint, error) {
 	var web webResult
 	for _, c := range e.conns {
 		if c.to.at == 0 {
-			return out, fmt.Errorf("run %s: %s", e.spec.Kind, record.StalledAtEnd)
+			return out, fmt.Errorf("run %s: %w", e.spec.Kind, record.StalledAtEnd)
 		}
 		seconds := float64(c.to.at-c.from.at) / 1e9
 		bytes := c.to.bytes - c.from.bytes

@@ -485,8 +485,11 @@ func (c *Client) plain(err error) error {
 	return err
 }
 
-// noSpace is the code of a call that failed because a disk is full. gRPC itself does not return it.
-const noSpace = codes.OutOfRange
+// Codes of calls that failed because a disk is full, or because connections stalled. gRPC itself does not return them.
+const (
+	noSpace = codes.OutOfRange
+	stalled = codes.Aborted
+)
 
 // plain removes gRPC's wrapping from an error, which means nothing to a user.
 func plain(err error) error {
@@ -503,6 +506,8 @@ func plain(err error) error {
 		return errLate
 	case noSpace:
 		return fmt.Errorf("%w: %s", place.ErrNoSpace, place.Clip(s.Message()))
+	case stalled:
+		return record.StalledError(place.Clip(s.Message()))
 	default:
 		return errors.New(place.Clip(s.Message()))
 	}

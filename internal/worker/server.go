@@ -80,19 +80,22 @@ func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, hand
 	return handle(s, stream)
 }
 
-// markCall and markStream tell the controller that a call has failed because a disk is full.
+// markCall and markStream tell the controller why a call has failed if it decides by that.
 func markCall(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	answer, err := handle(ctx, request)
-	return answer, markNoSpace(err)
+	return answer, mark(err)
 }
 
 func markStream(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	return markNoSpace(handle(s, stream))
+	return mark(handle(s, stream))
 }
 
-func markNoSpace(err error) error {
+func mark(err error) error {
 	if place.NoSpace(err) {
 		return status.Error(noSpace, err.Error())
+	}
+	if _, ok := errors.AsType[record.StalledError](err); ok {
+		return status.Error(stalled, err.Error())
 	}
 	return err
 }

@@ -467,7 +467,7 @@ func (w *world) trials(t *testing.T) (all []record.Trial) {
 // measured returns the trials without those that the run repeated because a connection stalled.
 func (w *world) measured(t *testing.T) []record.Trial {
 	t.Helper()
-	return slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return record.Stalled(t.Error) })
+	return slices.DeleteFunc(w.trials(t), func(t record.Trial) bool { return t.Stalled })
 }
 
 // served reports whether a server saw traffic. It need not have, where a warning says that the client sent late.
@@ -757,7 +757,7 @@ func TestSwitchRestartsHost(t *testing.T) {
 		t.Errorf("%d restarts: %v\n%s", restarts, err, p.output.String())
 	}
 	for _, trial := range w.trials(t) {
-		if trial.Status != record.StatusOK && !record.Stalled(trial.Error) {
+		if trial.Status != record.StatusOK && !trial.Stalled {
 			t.Errorf("%s %s: %s", trial.Variant, trial.Workload, trial.Error)
 		}
 	}

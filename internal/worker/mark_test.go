@@ -1,0 +1,22 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"slipstream.dev/internal/record"
+)
+
+// TestStalledOverTheWire: the controller can tell that a call has failed because connections stalled, in the worker's
+// words.
+func TestStalledOverTheWire(t *testing.T) {
+	for cause, want := range map[error]bool{record.StalledAtEnd: true, errors.New(string(record.StalledAtEnd)): false} {
+		err := plain(markStream(nil, nil, nil, func(any, grpc.ServerStream) error { return fmt.Errorf("run stream: %w", cause) }))
+		if _, stalled := errors.AsType[record.StalledError](err); stalled != want || err.Error() != "run stream: "+cause.Error() {
+			t.Errorf("%T: %#v", cause, err)
+		}
+	}
+}
