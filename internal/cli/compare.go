@@ -167,7 +167,7 @@ func (o compareOptions) filter(results [2]stats.Result) (only stats.Only, err er
 		}
 		slices.Sort(field.allowed)
 		for _, value := range strings.Split(values, ",") {
-			if why := metrics.Get(value).Alone; name == "metric" && why != "" {
+			if why := metrics.Get(value).NotComparedBecause; name == "metric" && why != "" {
 				return only, fmt.Errorf("--only %s: %s is compared with nothing: %s", text, value, why)
 			}
 			if !slices.Contains(field.allowed, value) {

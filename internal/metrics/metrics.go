@@ -43,8 +43,8 @@ type Metric struct {
 	Better  Direction
 	// Of is the traffic that gives the metric; 0 for a metric of links.
 	Of Traffic
-	// Alone says why results are not compared by this metric. It is empty if they are.
-	Alone string
+	// NotComparedBecause says why results are not compared by this metric. It is empty if they are.
+	NotComparedBecause string
 	// Title is the metric's name in headings and sentences. Reports show a value times Scale, in the unit Shown.
 	Title string
 	Shown string
@@ -91,13 +91,13 @@ var table = []Metric{
 		Meaning: "s, the longest round trip"},
 	{Name: Completion, Unit: "s", Better: Lower, Of: CountedRequests, Title: "time of all requests", Shown: "s", Scale: 1,
 		Meaning: "s, from the first of a number of HTTP requests to the last response"},
-	{Name: Errors, Unit: "1", Better: Lower, Of: HTTP, Alone: "normally no request fails, and there is no ratio to 0",
+	{Name: Errors, Unit: "1", Better: Lower, Of: HTTP, NotComparedBecause: "normally no request fails, and there is no ratio to 0",
 		Title: "failed requests", Shown: "%", Scale: 100,
 		Meaning: "share of HTTP requests that failed, 1"},
-	{Name: Loss, Unit: "1", Better: Lower, Of: DatagramStreams | AnsweredDatagrams, Alone: "normally nothing is lost, and there is no ratio to 0",
+	{Name: Loss, Unit: "1", Better: Lower, Of: DatagramStreams | AnsweredDatagrams, NotComparedBecause: "normally nothing is lost, and there is no ratio to 0",
 		Title: "loss", Shown: "%", Scale: 100,
 		Meaning: "share of the sent messages that did not arrive, 1"},
-	{Name: Reorder, Unit: "1", Better: Lower, Of: DatagramStreams, Alone: "normally nothing is overtaken, and there is no ratio to 0",
+	{Name: Reorder, Unit: "1", Better: Lower, Of: DatagramStreams, NotComparedBecause: "normally nothing is overtaken, and there is no ratio to 0",
 		Title: "reordering", Shown: "%", Scale: 100,
 		Meaning: "share of datagrams that arrived after a later one (RFC 4737), 1"},
 	{Name: Jitter, Unit: "s", Better: Lower, Of: DatagramStreams, Title: "jitter", Shown: "µs", Scale: 1e6,
@@ -110,10 +110,10 @@ var table = []Metric{
 		Meaning: "s of busy CPU on all nodes per round trip"},
 	{Name: InterruptsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Title: "interrupts", Shown: "per MB", Scale: 1e-3,
 		Meaning: "interrupts of all CPUs per 1e9 bytes of payload"},
-	{Name: SenderSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: "an end may never sleep, and there is no ratio to 0",
+	{Name: SenderSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, NotComparedBecause: "an end may never sleep, and there is no ratio to 0",
 		Title: "sleeps of the sender", Shown: "per MB", Scale: 1e-3,
 		Meaning: "how often a stream's sender slept per 1e9 bytes"},
-	{Name: ReceiverSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: "an end may never sleep, and there is no ratio to 0",
+	{Name: ReceiverSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, NotComparedBecause: "an end may never sleep, and there is no ratio to 0",
 		Title: "sleeps of the receiver", Shown: "per MB", Scale: 1e-3,
 		Meaning: "how often a stream's receiver slept per 1e9 bytes"},
 	{Name: InterruptsPerMessage, Unit: "1", Better: Lower, Of: Answered, Title: "interrupts", Shown: "per round trip", Scale: 1,
@@ -136,7 +136,7 @@ func OfTrials() []Metric { return slices.DeleteFunc(slices.Clone(table), Metric.
 func Comparable() []string {
 	var names []string
 	for _, m := range OfTrials() {
-		if m.Alone == "" {
+		if m.NotComparedBecause == "" {
 			names = append(names, m.Name)
 		}
 	}

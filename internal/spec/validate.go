@@ -309,7 +309,7 @@ func (r *reader) expectation(path string, s *Spec, x Expectation) {
 // workloads must give it.
 func (r *reader) metric(path, metric, workload string, workloads []Workload) {
 	if known := metrics.Comparable(); r.set(path+".metric") && !slices.Contains(known, metric) {
-		if why := metrics.Get(metric).Alone; why != "" {
+		if why := metrics.Get(metric).NotComparedBecause; why != "" {
 			r.fail(path+".metric", "%s is compared with nothing: %s", metric, why)
 		} else {
 			r.fail(path+".metric", "there is no metric %q; %s", metric, Suggest(metric, known))

@@ -124,7 +124,7 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 }
 
 func compareCell(before, after *table, was, now *cell, metric string) (Change, bool) {
-	if was == nil || metrics.Get(metric).Alone != "" {
+	if was == nil || metrics.Get(metric).NotComparedBecause != "" {
 		return Change{}, false
 	}
 	x, okx := before.logs(was, metric)

@@ -181,7 +181,7 @@ func (t *table) compare(r *Row, c *cell) {
 		}
 		return
 	}
-	if r.N == 0 || metrics.Get(r.Metric).Alone != "" {
+	if r.N == 0 || metrics.Get(r.Metric).NotComparedBecause != "" {
 		return
 	}
 	e, blocks, ratios, err := t.ratio(c, base, r.Metric)
