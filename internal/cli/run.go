@@ -329,7 +329,7 @@ func nothingSwitched(out string) error {
 func resume(ctx context.Context, p Process, o runOptions) error {
 	open := record.Resume
 	if o.dryRun {
-		open = record.Hold
+		open = record.OpenLocked
 	}
 	dir, err := open(o.resume)
 	if err != nil {
@@ -368,7 +368,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 
 // putBack undoes the switch of a run that was killed.
 func putBack(ctx context.Context, dir *record.Dir, exp *spec.Experiment, note func(string)) error {
-	variant, err := dir.SwitchedFor()
+	variant, err := dir.SwitchedVariant()
 	if err != nil || variant == "" {
 		return err
 	}
@@ -428,7 +428,7 @@ func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, pla
 	}
 	progress.end()
 	if dir != nil {
-		if variant, _ := dir.SwitchedFor(); variant != "" {
+		if variant, _ := dir.SwitchedVariant(); variant != "" {
 			err = errors.Join(err, fmt.Errorf("the switch of %s could not be undone; to try again: slipstream cleanup %s", variant, dir.Path))
 		}
 	}

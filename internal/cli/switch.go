@@ -24,7 +24,7 @@ func cleanupSwitched(ctx context.Context, p Process, dirs []string, dryRun, yes 
 }
 
 func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) error {
-	dir, err := record.Hold(path) // fails while a run is in progress
+	dir, err := record.OpenLocked(path) // fails while a run is in progress
 	if err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 	if err != nil {
 		return err
 	}
-	variant, err := dir.SwitchedFor()
+	variant, err := dir.SwitchedVariant()
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ const (
 	experimentFile  = "experiment.yaml"
 )
 
-// ErrLocked means that another process appends to the folder. Hold and Resume return it.
+// ErrLocked means that another process appends to the folder. OpenLocked and Resume return it.
 var ErrLocked = errors.New("another run is writing to it")
 
 // Dir is a results folder. Open opens one for reading. Create and Resume open one for appending, which only one
@@ -113,9 +113,9 @@ func (d *Dir) complete() error {
 	return nil
 }
 
-// Hold opens a folder for reading, and keeps other processes from appending until Close. It changes nothing in the
+// OpenLocked opens a folder for reading, and keeps other processes from appending until Close. It changes nothing in the
 // folder. If another process appends, the error is ErrLocked.
-func Hold(path string) (*Dir, error) {
+func OpenLocked(path string) (*Dir, error) {
 	d, err := Open(path)
 	if err != nil {
 		return nil, err
@@ -128,7 +128,7 @@ func Hold(path string) (*Dir, error) {
 
 // Resume opens a folder for appending. The first Append cuts off a torn last line.
 func Resume(path string) (*Dir, error) {
-	d, err := Hold(path)
+	d, err := OpenLocked(path)
 	if err != nil {
 		return nil, err
 	}

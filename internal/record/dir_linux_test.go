@@ -88,7 +88,7 @@ func TestWriteFileDiskFull(t *testing.T) {
 	if err := d.Switched("huge"); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), filepath.Join(d.Path, switchedFile)) {
 		t.Errorf("Switched: %v, want no space left, and the file", err)
 	}
-	if variant, err := d.SwitchedFor(); variant != "large" || err != nil {
+	if variant, err := d.SwitchedVariant(); variant != "large" || err != nil {
 		t.Errorf("%q is switched, %v", variant, err)
 	}
 	if err := d.Switched(""); err != nil {

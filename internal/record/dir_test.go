@@ -269,7 +269,7 @@ func TestSwitched(t *testing.T) {
 		if err := dir.Switched(want); err != nil {
 			t.Fatal(err)
 		}
-		got, err := dir.SwitchedFor()
+		got, err := dir.SwitchedVariant()
 		if got != want || err != nil {
 			t.Errorf("noted %q, read %q, %v", want, got, err)
 		}
@@ -281,7 +281,7 @@ func TestSwitched(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir.Path, switchedFile), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := dir.SwitchedFor(); err == nil {
+		if got, err := dir.SwitchedVariant(); err == nil {
 			t.Errorf("%s was read as %q", text, got)
 		}
 	}

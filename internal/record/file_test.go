@@ -49,15 +49,15 @@ func wantText(t *testing.T, file, want string) {
 // TestReadersWriteNothing checks that a folder changes only when a trial is appended.
 func TestReadersWriteNothing(t *testing.T) {
 	folder, text := torn(t, t.TempDir())
-	for name, open := range map[string]func(string) (*Dir, error){"Open": Open, "Hold": Hold, "Resume": Resume} {
+	for name, open := range map[string]func(string) (*Dir, error){"Open": Open, "OpenLocked": OpenLocked, "Resume": Resume} {
 		d, err := open(folder)
 		if err != nil {
 			t.Fatal(name, err)
 		}
 		wantTrials(t, d, 1)
 		if name != "Open" {
-			if _, err := Hold(folder); !errors.Is(err, ErrLocked) {
-				t.Errorf("Hold beside %s: %v, want ErrLocked", name, err)
+			if _, err := OpenLocked(folder); !errors.Is(err, ErrLocked) {
+				t.Errorf("OpenLocked beside %s: %v, want ErrLocked", name, err)
 			}
 		}
 		if err := d.Close(); err != nil {
@@ -90,10 +90,10 @@ func TestNoLinkIsFollowed(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for verb, open := range map[string]func(string) (*Dir, error){"Open": Open, "Hold": Hold, "Resume": Resume} {
+				for verb, open := range map[string]func(string) (*Dir, error){"Open": Open, "OpenLocked": OpenLocked, "Resume": Resume} {
 					d, err := open(folder)
 					if err == nil {
-						_, err = d.SwitchedFor()
+						_, err = d.SwitchedVariant()
 						d.Close()
 					}
 					if err == nil || !strings.Contains(err.Error(), want) {

@@ -32,8 +32,8 @@ func (d *Dir) Switched(variant string) error {
 	})
 }
 
-// SwitchedFor returns the name of the variant whose switch is in force, or "" if none is.
-func (d *Dir) SwitchedFor() (string, error) {
+// SwitchedVariant returns the name of the variant whose switch is in force, or "" if none is.
+func (d *Dir) SwitchedVariant() (string, error) {
 	data, err := d.read(switchedFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
