@@ -372,7 +372,7 @@ func putBack(ctx context.Context, dir *record.Dir, exp *spec.Experiment, note fu
 	if err != nil || variant == "" {
 		return err
 	}
-	return experiment.PutBack(ctx, exp, variant, command.Run, dir, note)
+	return experiment.UndoSwitch(ctx, exp, variant, command.Run, dir, note)
 }
 
 // site is where an experiment runs.

@@ -42,7 +42,7 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 		fmt.Fprintf(p.Out, "%s: nothing is switched\n", path)
 		return nil
 	}
-	v, err := experiment.Switched(exp, variant)
+	v, err := experiment.SwitchedVariant(exp, variant)
 	if err != nil {
 		return err
 	}

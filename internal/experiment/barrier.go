@@ -94,13 +94,13 @@ func (b *barrier) awaited() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.unready) > 0 {
-		return "not ready: " + some(b.unready)
+		return "not ready: " + firstNames(b.unready)
 	}
-	return "still running: " + some(b.running)
+	return "still running: " + firstNames(b.running)
 }
 
-// some lists the first few names, and counts the rest.
-func some[T any](all map[string]T) string {
+// firstNames lists the first few names, and counts the rest.
+func firstNames[T any](all map[string]T) string {
 	names := slices.Sorted(maps.Keys(all))
 	shown := names[:min(4, len(names))]
 	text := strings.Join(shown, ", ")

@@ -29,16 +29,16 @@ type Network interface {
 	Close(ctx context.Context) error
 }
 
-// Returning is a Network whose machines may become unreachable and come back, for example because they
+// Reconnector is a Network whose machines may become unreachable and come back, for example because they
 // restart.
-type Returning interface {
+type Reconnector interface {
 	// Await connects again to places that do not answer, so that an outage costs only the trial in which
 	// it began. If patient is set, it waits some minutes for them; otherwise it tries once.
 	Await(ctx context.Context, patient bool) error
 }
 
-// Changing is a Network that replaces endpoints of its services while trials of some variants run.
-type Changing interface {
+// EndpointChanger is a Network that replaces endpoints of its services while trials of some variants run.
+type EndpointChanger interface {
 	// Change replaces endpoints at the rate that the variant asks for, and returns that rate, until stop
 	// is called. stop returns how many endpoints were replaced.
 	Change(ctx context.Context, v spec.Variant) (perSecond int, stop func() (made int, err error), err error)
@@ -67,9 +67,9 @@ type Results interface {
 	Switched(variant string) error
 }
 
-// Commands runs a command, a program and its arguments. The error of one that exited with a
+// RunCommand runs a command, a program and its arguments. The error of one that exited with a
 // code has a method ExitCode.
-type Commands func(ctx context.Context, argv []string) error
+type RunCommand func(ctx context.Context, argv []string) error
 
 // Event reports the progress of a run: a trial begins, moves data or ends.
 type Event struct {

@@ -9,7 +9,7 @@ import (
 // Imported computes the metrics and warnings of a trial that another program has measured,
 // from its pairs and hosts. c has the workload as that program ran it.
 func Imported(c Cell, t *record.Trial) error {
-	if err := fill(c, t); err != nil {
+	if err := fillMetrics(c, t); err != nil {
 		return err
 	}
 	// Do not warn that CPUs were not sampled: imported files need not have them.

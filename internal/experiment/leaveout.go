@@ -41,7 +41,7 @@ func LeaveOut(exp *spec.Experiment, named map[string]string, probe func(v1alpha1
 			out = append(out, record.LeftOut{Variant: v.Name, Why: why[v.Name]})
 		}
 	}
-	if err := wanted(exp, named, out); err != nil {
+	if err := checkNotWanted(exp, named, out); err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(rest.Spec.Variants, func(v spec.Variant) bool { return rest.BaselineOf(v) != "" }) {
@@ -77,8 +77,8 @@ func without(exp *spec.Experiment, why map[string]string) spec.Experiment {
 	}
 }
 
-// wanted returns an error if a variant that is left out is wanted by name.
-func wanted(exp *spec.Experiment, named map[string]string, out []record.LeftOut) error {
+// checkNotWanted returns an error if a variant that is left out is wanted by name.
+func checkNotWanted(exp *spec.Experiment, named map[string]string, out []record.LeftOut) error {
 	var errs []error
 	for _, l := range out {
 		where := named[l.Variant]

@@ -42,7 +42,7 @@ type measurement struct {
 }
 
 // measure runs the traffic of a cell and samples the nodes over the same window. Pairs on nodes in failed fail.
-func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, failed map[string]error, out *record.Trial, moved func(bytes, messages uint64)) error {
+func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed map[string]error, out *record.Trial, moved func(bytes, messages uint64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out.PerPair, out.Series = make([]record.Pair, c.Pairs), make(map[string]string)
@@ -84,7 +84,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, faile
 		}
 		out.PerPair[i].Server = of[0]
 		if pairs[i].Backends {
-			out.PerPair[i].Server, out.PerPair[i].Backends = together(of), of
+			out.PerPair[i].Server, out.PerPair[i].Backends = combined(of), of
 		}
 	}
 	n.nameHosts(out.Hosts)
@@ -93,26 +93,26 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []seatedPair, faile
 		return cmp.Or(cmp.Compare(a.Place, b.Place), cmp.Compare(a.NIC, b.NIC))
 	})
 	out.Loads = n.loads(sampled, out)
-	return fill(c, out)
+	return fillMetrics(c, out)
 }
 
 // addPair adds the servers and the client of pair i.
-func (m *measurement) addPair(i int, pair seatedPair) {
-	traffic := func(s seated, w spec.Workload) place.Traffic {
+func (m *measurement) addPair(i int, pair pairEnds) {
+	traffic := func(s end, w spec.Workload) place.Traffic {
 		return place.Traffic{Place: s.place.Name, Workload: w, CongestionControl: m.setup.CongestionControl, Secret: m.secret}
 	}
 	ports := make(chan uint16, len(pair.servers))
 	m.servers[i] = make([]record.Endpoint, len(pair.servers))
 	// The server of another tool has nothing to report, and ends with its client. So does a server for a fixed number
 	// of requests, because it does not know which one is the last.
-	part := m.part()
+	part := m.newPart()
 	serveCtx, clientDone := part.ctx, func() {}
 	if m.spec.Tool != spec.ToolNative || m.early != nil {
 		serveCtx, clientDone = context.WithCancel(part.ctx)
 	}
 	for j, server := range pair.servers {
 		m.add(part, server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready place.Ready) (err error) {
-			t := traffic(server, served(m.cell.Workload, pair.Pair))
+			t := traffic(server, workloadOfServer(m.cell.Workload, pair.Pair))
 			t.Address = pair.Listen(server.place, m.spec.IP)
 			m.servers[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				ports <- p
@@ -145,9 +145,9 @@ func (m *measurement) addPair(i int, pair seatedPair) {
 	})
 }
 
-// served returns the workload of each server of a pair. Long-lived connections are divided among backends; connections that
+// workloadOfServer returns the workload of each server of a pair. Long-lived connections are divided among backends; connections that
 // come and go are not.
-func served(w spec.Workload, p place.Pair) spec.Workload {
+func workloadOfServer(w spec.Workload, p place.Pair) spec.Workload {
 	if !p.Backends || w.Connect != nil || w.HTTP != nil || w.Application != nil {
 		return w
 	}
@@ -163,8 +163,8 @@ func served(w spec.Workload, p place.Pair) spec.Workload {
 
 // addSampler adds the task that samples a node.
 func (m *measurement) addSampler(node place.Place) {
-	part := m.part()
-	m.add(part, seated{node, controlOf(node)}, "sample", func(w Worker, ready place.Ready) error {
+	part := m.newPart()
+	m.add(part, end{node, controlOf(node)}, "sample", func(w Worker, ready place.Ready) error {
 		sample, err := w.Sample(part.ctx, node.Name, m.sampleCPUs[node.Name], time.Duration(m.spec.Warmup), time.Duration(m.spec.Duration), m.early, ready)
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -184,17 +184,17 @@ func (m *measurement) addSampler(node place.Place) {
 }
 
 // add adds a task of a worker to a part. The first task that fails makes the part fail, and stops its other tasks.
-func (m *measurement) add(p *part, s seated, role string, do func(w Worker, ready place.Ready) error) {
+func (m *measurement) add(p *part, s end, role string, do func(w Worker, ready place.Ready) error) {
 	who := s.place.Name + " (" + role + ")"
-	p.seats = append(p.seats, s)
+	p.ends = append(p.ends, s)
 	m.gate.expect(who, p.cancel)
 	m.tasks = append(m.tasks, func() error {
-		w, err := m.worker(p.ctx, s.key, s.place)
+		w, err := m.openWorker(p.ctx, s.key, s.place)
 		if err == nil {
 			err = do(w, func(uint16) (time.Time, error) { return m.gate.ready(p.ctx, who) })
 		}
 		if err != nil && p.ctx.Err() == nil {
-			p.cancel(cmp.Or(m.death(p), fmt.Errorf("%s: %w", s.place.Name, err)))
+			p.cancel(cmp.Or(m.deadWorker(p), fmt.Errorf("%s: %w", s.place.Name, err)))
 			m.drop(s.key)
 		}
 		m.gate.done(who)
@@ -206,15 +206,15 @@ func (m *measurement) add(p *part, s seated, role string, do func(w Worker, read
 // with a delay.
 const deathTime = 5 * time.Second
 
-// death returns which worker of a part has died, and why. The other ends of its connections may report first that these
+// deadWorker returns which worker of a part has died, and why. The other ends of its connections may report first that these
 // were reset or refused, which does not show the cause.
-func (m *measurement) death(p *part) error {
+func (m *measurement) deadWorker(p *part) error {
 	ctx, cancel := context.WithTimeout(p.ctx, deathTime)
 	defer cancel()
-	deaths := make([]error, len(p.seats))
+	deaths := make([]error, len(p.ends))
 	var wg sync.WaitGroup
-	for i, s := range p.seats {
-		w := m.started(s.key)
+	for i, s := range p.ends {
+		w := m.workerOf(s.key)
 		if w == nil {
 			continue
 		}
@@ -228,8 +228,8 @@ func (m *measurement) death(p *part) error {
 	return cmp.Or(deaths...)
 }
 
-// together sums up what the backends of a pair did.
-func together(backends []record.Endpoint) record.Endpoint {
+// combined sums up what the backends of a pair did.
+func combined(backends []record.Endpoint) record.Endpoint {
 	all := record.Endpoint{}
 	names := make([]string, len(backends))
 	for i, e := range backends {

@@ -14,15 +14,15 @@ import (
 // In a mesh every trial has traffic on every node, so one bad node would fail every trial. Therefore such a
 // trial consists of parts that fail separately: one for each pair, and one for the sampler of each node.
 
-// part is a part of a trial that fails as a whole. seats are the seats of its workers.
+// part is a part of a trial that fails as a whole. ends are those of its workers.
 type part struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	seats  []seated
+	ends   []end
 }
 
-// part returns the part for the next pair or sampler. Without a mesh, that is the whole trial.
-func (m *measurement) part() *part {
+// newPart returns the part for the next pair or sampler. Without a mesh, that is the whole trial.
+func (m *measurement) newPart() *part {
 	if m.cell.Round == 0 {
 		return m.whole
 	}
@@ -46,7 +46,7 @@ func (m *measurement) hurry() (stop func()) {
 }
 
 // noteFailures records which parts of a mesh's trial failed, and why. It is an error if no pair is left.
-func (m *measurement) noteFailures(pairs []seatedPair) error {
+func (m *measurement) noteFailures(pairs []pairEnds) error {
 	lost := 0
 	var last error
 	for i, p := range m.parts {

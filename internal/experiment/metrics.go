@@ -15,8 +15,8 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// fill computes the metrics of a trial from what its pairs and hosts measured.
-func fill(c Cell, t *record.Trial) error {
+// fillMetrics computes the metrics of a trial from what its pairs and hosts measured.
+func fillMetrics(c Cell, t *record.Trial) error {
 	spec := c.Workload.Traffic()
 	t.Window = time.Duration(spec.Duration).Seconds()
 	m := make(map[string]float64)
@@ -24,19 +24,19 @@ func fill(c Cell, t *record.Trial) error {
 	var bytes float64 // of payload that arrived, scaled to the window
 	switch c.Workload.Kind() {
 	case "stream":
-		streams(spec, t, m)
+		streamMetrics(spec, t, m)
 		bytes = m[metrics.Throughput] / 8 * t.Window
-		sleeps(t, m)
+		sleepMetrics(t, m)
 	case "http":
-		if err := requests(c, t, m); err != nil {
+		if err := requestMetrics(c, t, m); err != nil {
 			return err
 		}
 	default:
-		if err := answers(c, t, m); err != nil {
+		if err := answerMetrics(c, t, m); err != nil {
 			return err
 		}
 	}
-	processing(spec, t, m, bytes)
+	cpuMetrics(spec, t, m, bytes)
 	for name, v := range m {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
 			return fmt.Errorf("%s is not a number", name)
@@ -50,8 +50,8 @@ func fill(c Cell, t *record.Trial) error {
 	return nil
 }
 
-// streams fills in the metrics of one-way traffic.
-func streams(traffic *spec.Traffic, t *record.Trial, m map[string]float64) {
+// streamMetrics fills in the metrics of one-way traffic.
+func streamMetrics(traffic *spec.Traffic, t *record.Trial, m map[string]float64) {
 	udp := traffic.Protocol == "udp"
 	var d datagrams
 	for i := range t.PerPair {
@@ -78,9 +78,9 @@ func streams(traffic *spec.Traffic, t *record.Trial, m map[string]float64) {
 	}
 }
 
-// sleeps fills in how often the senders and receivers of streams slept. Only the traffic engine counts sleeps,
+// sleepMetrics fills in how often the senders and receivers of streams slept. Only the traffic engine counts sleeps,
 // and one of its ends always sleeps at times: if both counts are 0, the program does not count.
-func sleeps(t *record.Trial, m map[string]float64) {
+func sleepMetrics(t *record.Trial, m map[string]float64) {
 	var sender, receiver, bytes float64
 	for _, p := range t.PerPair {
 		sender += float64(p.Client.Sleeps)
@@ -93,9 +93,9 @@ func sleeps(t *record.Trial, m map[string]float64) {
 	}
 }
 
-// answers fills in the metrics of traffic with answers: messages, and new connections.
-func answers(c Cell, t *record.Trial, m map[string]float64) error {
-	if err := latencies(t, m); err != nil {
+// answerMetrics fills in the metrics of traffic with answers: messages, and new connections.
+func answerMetrics(c Cell, t *record.Trial, m map[string]float64) error {
+	if err := latencyMetrics(t, m); err != nil {
 		return err
 	}
 	var lost, sent float64
@@ -114,8 +114,8 @@ func answers(c Cell, t *record.Trial, m map[string]float64) error {
 	return nil
 }
 
-// processing fills in the CPU metrics: the CPU time per byte or per message.
-func processing(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes float64) {
+// cpuMetrics fills in the CPU metrics: the CPU time per byte or per message.
+func cpuMetrics(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes float64) {
 	var busy, softirq, interrupts, switches float64
 	for _, h := range t.Hosts {
 		scale := t.Window / h.Seconds
@@ -131,7 +131,7 @@ func processing(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes
 	}
 	switch {
 	case len(t.Hosts) == 0: // unknown use is not zero use
-		clientMachine(t, m)
+		clientCPUMetrics(t, m)
 	case bytes > 0:
 		m[metrics.CPUPerGB] = busy / (bytes / 1e9)
 		m[metrics.SoftirqPerGB] = softirq / (bytes / 1e9)
@@ -151,9 +151,9 @@ func processing(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes
 	}
 }
 
-// clientMachine fills in the same metrics from the client's tool, which reports them for its own machine
+// clientCPUMetrics fills in the same metrics from the client's tool, which reports them for its own machine
 // only. With more than one pair, a machine would be counted more than once.
-func clientMachine(t *record.Trial, m map[string]float64) {
+func clientCPUMetrics(t *record.Trial, m map[string]float64) {
 	if len(t.PerPair) != 1 || t.PerPair[0].Client.Machine == nil || t.PerPair[0].Client.Messages == 0 {
 		return
 	}
@@ -191,8 +191,8 @@ func (d *datagrams) fill(m map[string]float64) {
 	m[metrics.Jitter] = ratio(d.jitter, d.came)
 }
 
-// requests fills in the metrics of http.
-func requests(c Cell, t *record.Trial, m map[string]float64) error {
+// requestMetrics fills in the metrics of http.
+func requestMetrics(c Cell, t *record.Trial, m map[string]float64) error {
 	var failed, done float64
 	kinds := make(map[string]uint64)
 	for _, p := range t.PerPair {
@@ -212,16 +212,16 @@ func requests(c Cell, t *record.Trial, m map[string]float64) error {
 	m[metrics.Errors] = ratio(failed, failed+done)
 	if failed > 0 {
 		t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
-			"%.0f of %.0f requests failed (%s): the latencies are those of the others", failed, failed+done, list(kinds)))
+			"%.0f of %.0f requests failed (%s): the latencies are those of the others", failed, failed+done, countList(kinds)))
 	}
 	if done == 0 {
-		return fmt.Errorf("every request failed: %s", list(kinds))
+		return fmt.Errorf("every request failed: %s", countList(kinds))
 	}
-	return latencies(t, m)
+	return latencyMetrics(t, m)
 }
 
-// list formats counts by name: "refused 12, reset 3".
-func list(counts map[string]uint64) string {
+// countList formats counts by name: "refused 12, reset 3".
+func countList(counts map[string]uint64) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		parts = append(parts, fmt.Sprintf("%s %d", name, counts[name]))
@@ -238,10 +238,10 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// latencies merges the pairs' histograms. For a tool that reports only percentiles it
+// latencyMetrics merges the pairs' histograms. For a tool that reports only percentiles it
 // takes their mean over the pairs, because percentiles cannot be merged, and the longest
 // of all.
-func latencies(t *record.Trial, m map[string]float64) error {
+func latencyMetrics(t *record.Trial, m map[string]float64) error {
 	var all *hdrhistogram.Histogram
 	for i := range t.PerPair {
 		e := &t.PerPair[i].Client

@@ -41,7 +41,7 @@ func TestDatagrams(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			trial := record.Trial{PerPair: tt.pairs}
-			if err := fill(tt.cell, &trial); err != nil {
+			if err := fillMetrics(tt.cell, &trial); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(tt.want, trial.Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
@@ -75,7 +75,7 @@ func TestWorkloadsGiveWhatIsMeasured(t *testing.T) {
 		"connect": {Connect: tcp}, "http": {HTTP: tcp}, "http requests": {HTTP: counted}, "application": {Application: tcp},
 	} {
 		trial := record.Trial{PerPair: []record.Pair{{Client: end, Server: end}}, Hosts: []record.Host{host}}
-		if err := fill(Cell{Workload: w}, &trial); err != nil {
+		if err := fillMetrics(Cell{Workload: w}, &trial); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		var want []string
@@ -106,7 +106,7 @@ func TestPerRoundTrip(t *testing.T) {
 		one := record.Host{Seconds: 2, Switches: 2 * tt.switches, CPUs: []record.CPU{{Busy: 0.5, Interrupts: tt.interrupts}, {Interrupts: tt.interrupts}}}
 		two := record.Host{Seconds: 4, Switches: tt.switches, CPUs: []record.CPU{{Busy: 1}}}
 		trial := record.Trial{Hosts: []record.Host{one, two}, PerPair: []record.Pair{{Client: record.Endpoint{Seconds: 2, Messages: 1000}}}}
-		if err := fill(c, &trial); err != nil {
+		if err := fillMetrics(c, &trial); err != nil {
 			t.Fatal(err)
 		}
 		delete(trial.Metrics, metrics.Rate)
@@ -130,7 +130,7 @@ func TestSleepsOfStreams(t *testing.T) {
 	} {
 		pair := record.Pair{Client: record.Endpoint{Seconds: 2, Bytes: 2e9, Sleeps: tt.sender}, Server: record.Endpoint{Seconds: 2, Bytes: 1e9, BitsPerSecond: 4e9, Sleeps: tt.receiver}}
 		trial := record.Trial{PerPair: []record.Pair{pair, pair}, Hosts: []record.Host{{Seconds: 2, CPUs: []record.CPU{{Busy: 1, Interrupts: tt.interrupts}}}}}
-		if err := fill(c, &trial); err != nil {
+		if err := fillMetrics(c, &trial); err != nil {
 			t.Fatal(err)
 		}
 		for _, other := range []string{metrics.Throughput, metrics.CPUPerGB, metrics.SoftirqPerGB} {
@@ -174,7 +174,7 @@ func TestLatencies(t *testing.T) {
 			trial.PerPair = append(trial.PerPair, record.Pair{Client: c})
 		}
 		got := map[string]float64{}
-		if err := latencies(&trial, got); err != nil {
+		if err := latencyMetrics(&trial, got); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(tt.want, got, cmpopts.EquateApprox(2e-3, 0)); diff != "" {
@@ -187,7 +187,7 @@ func TestLatencies(t *testing.T) {
 func TestLostConnections(t *testing.T) {
 	for lost, want := range map[uint64]bool{0: false, 1: true} {
 		trial := record.Trial{PerPair: []record.Pair{{Client: record.Endpoint{Seconds: 1, Messages: 9, Lost: lost}}}}
-		if err := fill(Cell{Workload: spec.Workload{Connect: &spec.Traffic{}}}, &trial); err != nil {
+		if err := fillMetrics(Cell{Workload: spec.Workload{Connect: &spec.Traffic{}}}, &trial); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(trial.Warnings) == 1 && trial.Warnings[0].Code == record.WarnErrors; got != want {

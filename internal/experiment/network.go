@@ -85,7 +85,7 @@ func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
 	var tasks []func() error
 	for key, place := range places {
 		tasks = append(tasks, func() error {
-			_, err := n.worker(ctx, key, place)
+			_, err := n.openWorker(ctx, key, place)
 			return err
 		})
 	}
@@ -98,12 +98,12 @@ func (n *network) start(ctx context.Context, p *Plan, fabric int) error {
 // describe collects the facts of the nodes, and chooses which of them sample the CPUs of their machine.
 func (n *network) describe(ctx context.Context, p *Plan) error {
 	for _, node := range n.nodes {
-		at, as := seated{node, controlOf(node)}, node
+		at, as := end{node, controlOf(node)}, node
 		if node.Unprivileged { // a pod on it sees most of the facts
 			all := n.Places()
 			if i := slices.IndexFunc(all, func(p place.Place) bool { return p.Kind == place.Pod && p.Node == node.Name }); i >= 0 {
 				pod := all[i]
-				at, as.Kind = seated{pod, workerKey{pod.Name, own}}, place.Pod
+				at, as.Kind = end{pod, workerKey{pod.Name, podSlot}}, place.Pod
 			}
 		}
 		facts, err := n.factsOf(ctx, at, as)
@@ -124,8 +124,8 @@ func (n *network) describe(ctx context.Context, p *Plan) error {
 	return nil
 }
 
-func (n *network) factsOf(ctx context.Context, at seated, as place.Place) (record.Node, error) {
-	w, err := n.worker(ctx, at.key, at.place)
+func (n *network) factsOf(ctx context.Context, at end, as place.Place) (record.Node, error) {
+	w, err := n.openWorker(ctx, at.key, at.place)
 	if err != nil {
 		return record.Node{}, err
 	}
@@ -193,12 +193,12 @@ const downTime = time.Minute
 
 // restart starts the workers again after a switch, which may restart the machines.
 func (n *network) restart(ctx context.Context, p *Plan, fabric int) error {
-	returning, ok := n.Network.(Returning)
+	returning, ok := n.Network.(Reconnector)
 	if !ok {
 		return n.start(ctx, p, fabric)
 	}
 	for deadline := time.Now().Add(downTime); ; {
-		if err := await(ctx, returning, p); err != nil {
+		if err := awaitMachines(ctx, returning, p); err != nil {
 			return err
 		}
 		err := n.start(ctx, p, fabric)
@@ -213,22 +213,22 @@ func (n *network) restart(ctx context.Context, p *Plan, fabric int) error {
 	}
 }
 
-// seated is one end of a pair in its place.
-type seated struct {
+// end is a place with the worker that acts in it: one end of a pair, or a node.
+type end struct {
 	place place.Place
 	key   workerKey
 }
 
-// seatedPair is a pair with its workers.
-type seatedPair struct {
+// pairEnds is a pair with its workers.
+type pairEnds struct {
 	place.Pair
-	client  seated
-	servers []seated
+	client  end
+	servers []end
 }
 
 // pairs returns the pairs of a cell in their places. In a mesh these depend on the block.
-func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
-	all := make([]seatedPair, c.Pairs)
+func (n *network) pairs(block int, c Cell) ([]pairEnds, error) {
+	all := make([]pairEnds, c.Pairs)
 	for i := range all {
 		number, slot := i, i
 		if c.Round > 0 { // no node has two pairs at a time
@@ -238,15 +238,15 @@ func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
 		if err != nil {
 			return nil, fmt.Errorf("workload %s: %w", c.Workload.Name, err)
 		}
-		seat := func(p place.Place, slot int) seated {
+		endAt := func(p place.Place, slot int) end {
 			if p.Kind == place.Pod {
-				slot = own
+				slot = podSlot
 			}
-			return seated{p, workerKey{p.Name, slot}}
+			return end{p, workerKey{p.Name, slot}}
 		}
-		all[i] = seatedPair{Pair: p, client: seat(p.Client, 2*slot)}
+		all[i] = pairEnds{Pair: p, client: endAt(p.Client, 2*slot)}
 		for _, server := range p.Servers {
-			all[i].servers = append(all[i].servers, seat(server, 2*slot+1))
+			all[i].servers = append(all[i].servers, endAt(server, 2*slot+1))
 		}
 	}
 	return all, nil
@@ -254,8 +254,8 @@ func (n *network) pairs(block int, c Cell) ([]seatedPair, error) {
 
 // steered returns the places in which the accelerators of a cell act, with the workers that control them: the nodes and the
 // pods of its pairs, or only those of one side.
-func (n *network) steered(c Cell, pairs []seatedPair) []seated {
-	var ends, in []seated
+func (n *network) steered(c Cell, pairs []pairEnds) []end {
+	var ends, in []end
 	for _, pair := range pairs {
 		if c.Variant.On != spec.SideServer {
 			ends = append(ends, pair.client)
@@ -266,11 +266,11 @@ func (n *network) steered(c Cell, pairs []seatedPair) []seated {
 	}
 	add := func(p place.Place) {
 		if len(v1alpha1.AcceleratorsFor(c.Variant.Accelerate, p.Kind == place.Pod)) > 0 {
-			in = append(in, seated{p, controlOf(p)})
+			in = append(in, end{p, controlOf(p)})
 		}
 	}
 	for _, node := range n.nodes {
-		if c.Variant.On == "" || slices.ContainsFunc(ends, func(end seated) bool { return end.place.Node == node.Name }) {
+		if c.Variant.On == "" || slices.ContainsFunc(ends, func(end end) bool { return end.place.Node == node.Name }) {
 			add(node)
 		}
 	}
@@ -291,29 +291,29 @@ type workerKey struct {
 
 // Slots of workers other than those for a pair's ends on a node.
 const (
-	own     = -1 // a pod's
-	control = -2
+	podSlot     = -1 // a pod's
+	controlSlot = -2
 )
 
 // controlOf returns the worker that samples and steers a place: a pod's own, unless the pod is unprivileged.
 func controlOf(p place.Place) workerKey {
 	if p.Kind == place.Pod && !p.Unprivileged {
-		return workerKey{p.Name, own}
+		return workerKey{p.Name, podSlot}
 	}
-	return workerKey{p.Name, control}
+	return workerKey{p.Name, controlSlot}
 }
 
 func (k workerKey) use() place.Use {
-	if k.slot == control {
+	if k.slot == controlSlot {
 		return place.ForControl
 	}
 	return place.ForTraffic
 }
 
-// worker returns the worker of a place. It starts one if there is none, or if it has died. The first Revert of a
+// openWorker returns the worker of a place. It starts one if there is none, or if it has died. The first Revert of a
 // new worker restores what a dead predecessor has left.
-func (n *network) worker(ctx context.Context, key workerKey, place place.Place) (Worker, error) {
-	if w := n.started(key); w != nil && !w.Gone() {
+func (n *network) openWorker(ctx context.Context, key workerKey, place place.Place) (Worker, error) {
+	if w := n.workerOf(key); w != nil && !w.Gone() {
 		return w, nil
 	}
 	n.drop(key)
@@ -327,8 +327,8 @@ func (n *network) worker(ctx context.Context, key workerKey, place place.Place) 
 	return w, nil
 }
 
-// started returns a worker that was started and has not been dropped, or nil.
-func (n *network) started(key workerKey) Worker {
+// workerOf returns a worker that was started and has not been dropped, or nil.
+func (n *network) workerOf(key workerKey) Worker {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.workers[key]

@@ -30,15 +30,15 @@ type Run struct {
 	// fresh counts the trials of this run, to estimate how long one takes.
 	fresh int
 	total int
-	// commands runs those of switches.
-	commands Commands
-	switched *switcher
+	// runCommand runs the commands of switches.
+	runCommand RunCommand
+	switched   *switcher
 }
 
 // Start brings up the networks of a plan, starts a worker in every place that the plan uses, and describes the
 // nodes. done has the trials of a run that is resumed. The caller closes the run.
-func Start(ctx context.Context, p *Plan, t Target, run Commands, owner string, done []record.Trial, observe func(Event)) (*Run, error) {
-	r := &Run{plan: p, target: t, commands: run, owner: owner, observe: observe}
+func Start(ctx context.Context, p *Plan, t Target, run RunCommand, owner string, done []record.Trial, observe func(Event)) (*Run, error) {
+	r := &Run{plan: p, target: t, runCommand: run, owner: owner, observe: observe}
 	for _, trial := range done {
 		r.remember(trial)
 	}
@@ -67,9 +67,9 @@ var ErrMissing = errors.New("some trials failed twice; the report lists them")
 func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, err error) {
 	r.began = time.Now()
 	missing := false
-	r.switched = &switcher{plan: r.plan, run: r.commands, notes: out, tell: r.note, at: begun}
+	r.switched = &switcher{plan: r.plan, run: r.runCommand, results: out, note: r.note, at: asFound}
 	defer func() {
-		if r.switched.now != nil {
+		if r.switched.inForce != nil {
 			err = errors.Join(err, r.switched.restore(context.WithoutCancel(ctx)))
 		}
 	}()
@@ -80,7 +80,7 @@ func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, 
 	for b := 1; b <= blocks; b++ {
 		r.total = blocks * r.plan.trials()
 		for _, p := range r.plan.Periods(b) {
-			ok, err := r.period(ctx, b, p, out)
+			ok, err := r.runPeriod(ctx, b, p, out)
 			if err != nil {
 				return r.done, err
 			}
@@ -88,7 +88,7 @@ func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, 
 		}
 		if r.plan.Auto && b == blocks && b < r.plan.Blocks {
 			var err error
-			if blocks, err = r.more(b); err != nil {
+			if blocks, err = r.blocksWanted(b); err != nil {
 				return r.done, err
 			}
 		}
@@ -99,8 +99,8 @@ func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, 
 	return r.done, nil
 }
 
-// more returns how many blocks the run needs, according to the variances of the pilot.
-func (r *Run) more(after int) (int, error) {
+// blocksWanted returns how many blocks the run needs, according to the variances of the pilot.
+func (r *Run) blocksWanted(after int) (int, error) {
 	wanted, why, err := stats.BlocksWanted(r.plan.exp, r.done)
 	if err != nil {
 		return 0, err
@@ -111,15 +111,15 @@ func (r *Run) more(after int) (int, error) {
 	return max(after, min(wanted, r.plan.Blocks)), nil
 }
 
-// try is a trial that is to be run.
-type try struct {
+// attempt is a trial that is to be run.
+type attempt struct {
 	Cell
-	attempt int
+	number int
 }
 
-// period runs the missing trials of a period of block b. At the end it runs those that failed once more. It
+// runPeriod runs the missing trials of a period of block b. At the end it runs those that failed once more. It
 // reports whether every cell has a good trial.
-func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, error) {
+func (r *Run) runPeriod(ctx context.Context, b int, p Period, out Results) (bool, error) {
 	good, entry := 0, 0
 	done := record.LastEntries(r.done)
 	for _, t := range done {
@@ -127,36 +127,36 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 			entry = t.Entry
 		}
 	}
-	var first, again, anew []try
+	var first, again, anew []attempt
 	for _, c := range p.Cells {
-		attempts, ok := recorded(done, b, c)
+		attempts, ok := attemptsOf(done, b, c)
 		switch {
 		case ok:
 			good++
 		case attempts == 0:
-			first = append(first, try{c, 1})
+			first = append(first, attempt{c, 1})
 		case attempts == 1:
-			again = append(again, try{c, 2})
+			again = append(again, attempt{c, 2})
 		}
-		anew = append(anew, try{c, 1})
+		anew = append(anew, attempt{c, 1})
 	}
 	if r.plan.states != nil && len(first)+len(again) > 0 {
 		// Trials from before an interruption were made after another switch.
 		good, first, again = 0, anew, nil
 		entry++
-		if err := r.enter(ctx, p.State); err != nil {
+		if err := r.enterPeriod(ctx, p.State); err != nil {
 			return false, err
 		}
 	}
 	for _, t := range first {
-		ok, err := r.attempt(ctx, b, entry, t, out)
+		ok, err := r.runTrial(ctx, b, entry, t, out)
 		if err != nil {
 			return false, err
 		}
 		if ok {
 			good++
 		} else {
-			again = append(again, try{t.Cell, t.attempt + 1})
+			again = append(again, attempt{t.Cell, t.number + 1})
 		}
 	}
 	if len(first) > 0 && good == 0 && len(again) == len(p.Cells) {
@@ -167,7 +167,7 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 		return false, fmt.Errorf("every trial of %s failed; the last one: %s", where, r.done[len(r.done)-1].Error)
 	}
 	for _, t := range again {
-		ok, err := r.attempt(ctx, b, entry, t, out)
+		ok, err := r.runTrial(ctx, b, entry, t, out)
 		if err != nil {
 			return false, err
 		}
@@ -178,8 +178,8 @@ func (r *Run) period(ctx context.Context, b int, p Period, out Results) (bool, e
 	return good == len(p.Cells), nil
 }
 
-// recorded returns how often the trials tried a cell of a block, and whether one succeeded.
-func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
+// attemptsOf returns how often the trials tried a cell of a block, and whether one succeeded.
+func attemptsOf(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
 	for _, t := range trials {
 		if t.Block == b && t.Repeat == c.Repeat && t.Round == c.Round && t.Variant == c.Variant.Name && t.Workload == c.Workload.Name && t.Pairs == c.Pairs {
 			attempts++
@@ -189,14 +189,14 @@ func recorded(trials []record.Trial, b int, c Cell) (attempts int, ok bool) {
 	return attempts, ok
 }
 
-// enter begins a period. A switch may restart the machines, so the workers end before it and start
+// enterPeriod begins a period. A switch may restart the machines, so the workers end before it and start
 // again after it.
-func (r *Run) enter(ctx context.Context, state int) error {
+func (r *Run) enterPeriod(ctx context.Context, state int) error {
 	steps := r.plan.steps(r.switched.at, state)
 	if len(steps) > 0 {
 		for _, n := range r.networks {
 			if err := n.stop(); err != nil {
-				if _, ok := n.Network.(Returning); !ok {
+				if _, ok := n.Network.(Reconnector); !ok {
 					return err
 				}
 				r.note(err.Error()) // the machine may have dropped off
@@ -214,22 +214,22 @@ func (r *Run) enter(ctx context.Context, state int) error {
 	return nil
 }
 
-// attempt runs one trial and records it. An error ends the run.
-func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bool, error) {
-	if n, ok := r.networks[c.Fabric].Network.(Returning); ok {
-		if err := await(ctx, n, r.plan); err != nil {
+// runTrial runs one trial and records it. An error ends the run.
+func (r *Run) runTrial(ctx context.Context, b, entry int, c attempt, out Results) (bool, error) {
+	if n, ok := r.networks[c.Fabric].Network.(Reconnector); ok {
+		if err := awaitMachines(ctx, n, r.plan); err != nil {
 			return false, cmp.Or(context.Cause(ctx), err)
 		}
 	}
 	trial := record.Trial{
 		Block: b, Period: c.Period, Entry: entry, Repeat: c.Repeat, Round: c.Round, Order: len(r.done) + 1, Variant: c.Variant.Name, Workload: c.Workload.Name,
-		Pairs: c.Pairs, Attempt: c.attempt, Started: time.Now().UTC(), Status: record.StatusOK,
+		Pairs: c.Pairs, Attempt: c.number, Started: time.Now().UTC(), Status: record.StatusOK,
 	}
-	begun := trial // workers fill in trial while it moves
-	r.event(Event{Kind: Begins, Trial: begun})
+	atStart := trial // workers fill in trial while it moves
+	r.event(Event{Kind: Begins, Trial: atStart})
 	begin := time.Now()
 	err := r.networks[c.Fabric].trial(ctx, r.owner, c.Cell, &trial, func(bytes, messages uint64) {
-		r.event(Event{Kind: Moves, Trial: begun, Bytes: bytes, Messages: messages})
+		r.event(Event{Kind: Moves, Trial: atStart, Bytes: bytes, Messages: messages})
 	})
 	// The trial was interrupted. It is not recorded, so a resumed run makes it again.
 	if ctx.Err() != nil {
@@ -257,9 +257,9 @@ func (r *Run) attempt(ctx context.Context, b, entry int, c try, out Results) (bo
 	return trial.Status == record.StatusOK, nil
 }
 
-// await waits for machines that have become unreachable. A mesh continues without them, and tries to connect to
+// awaitMachines waits for machines that have become unreachable. A mesh continues without them, and tries to connect to
 // them once before each trial.
-func await(ctx context.Context, n Returning, p *Plan) error {
+func awaitMachines(ctx context.Context, n Reconnector, p *Plan) error {
 	if p.exp.Spec.Mesh == nil {
 		return n.Await(ctx, true)
 	}

@@ -49,8 +49,8 @@ type fakeTarget struct {
 	busy         map[string]string // by others, on every node
 	uses         map[place.Use]int
 	// run runs the commands of switches.
-	run Commands
-	// await implements Returning. If it is nil, the network is not Returning. While the machines are away, no worker
+	run RunCommand
+	// await implements Reconnector. If it is nil, the network is no Reconnector. While the machines are away, no worker
 	// can be started.
 	await func(ctx context.Context, patient bool) error
 	away  bool

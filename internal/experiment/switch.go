@@ -64,14 +64,14 @@ func (s step) argv() []string {
 	return s.variant.Switch.To
 }
 
-// begun is the state before the first period: the machine as it was found.
-const begun = -1
+// asFound is the state before the first period: the machine as it was found.
+const asFound = -1
 
 // steps returns the steps from a period of one state into the next. Every period but the first follows a switch,
 // even between two of the same state, so that each is an independent observation.
 func (p *Plan) steps(from, to int) []step {
 	variant := func(state int) spec.Variant {
-		if state == begun {
+		if state == asFound {
 			return spec.Variant{}
 		}
 		return p.states[state][0]
@@ -91,9 +91,9 @@ func (p *Plan) steps(from, to int) []step {
 	return steps
 }
 
-// settles reports whether the run waits after a step, and verifies it: after the last one, and after one back whose
+// waitsAfter reports whether the run waits after a step, and verifies it: after the last one, and after one back whose
 // failure the next step would hide.
-func settles(steps []step, i int) bool {
+func waitsAfter(steps []step, i int) bool {
 	return i == len(steps)-1 || steps[i].back && steps[i].variant.Switch.Verify != nil
 }
 
@@ -102,13 +102,13 @@ func (p *Plan) switching() (commands int, settle time.Duration) {
 	if p.states == nil {
 		return 0, 0
 	}
-	at := begun
+	at := asFound
 	for b := 1; b <= p.Blocks; b++ {
 		for _, next := range p.order(b) {
 			steps := p.steps(at, next)
 			commands += len(steps)
 			for i, step := range steps {
-				if settles(steps, i) {
+				if waitsAfter(steps, i) {
 					settle += time.Duration(step.variant.Switch.Settle)
 				}
 			}
@@ -150,20 +150,20 @@ func CommandLines(s *spec.Switch) []string {
 
 // switcher makes the switches of a run.
 type switcher struct {
-	plan  *Plan
-	run   Commands
-	notes interface{ Switched(variant string) error }
-	tell  func(string)
-	// now is the variant whose switch has been made, at least in part; nil if the machine is as it was found.
-	now *spec.Variant
-	// at is the state of the period that was entered last; begun before the first.
+	plan    *Plan
+	run     RunCommand
+	results interface{ Switched(variant string) error }
+	note    func(string)
+	// inForce is the variant whose switch has been made, at least in part; nil if the machine is as it was found.
+	inForce *spec.Variant
+	// at is the state of the period that was entered last; asFound before the first.
 	at int
 }
 
 // enter makes the steps into a period, waits, and verifies.
 func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
-	if s.at == begun {
-		if err := s.untouched(ctx); err != nil {
+	if s.at == asFound {
+		if err := s.checkUntouched(ctx); err != nil {
 			return err
 		}
 	}
@@ -171,16 +171,16 @@ func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err := s.make(ctx, step); err != nil {
+		if err := s.runStep(ctx, step); err != nil {
 			return err
 		}
-		if !settles(steps, i) {
+		if !waitsAfter(steps, i) {
 			continue
 		}
 		if err := s.wait(ctx, step.variant); err != nil {
 			return err
 		}
-		if err := s.verified(ctx, step); err != nil {
+		if err := s.checkEffect(ctx, step); err != nil {
 			return err
 		}
 	}
@@ -188,14 +188,14 @@ func (s *switcher) enter(ctx context.Context, state int, steps []step) error {
 	return nil
 }
 
-// untouched checks that no switch is in force before the first one is made.
-func (s *switcher) untouched(ctx context.Context) error {
+// checkUntouched checks that no switch is in force before the first one is made.
+func (s *switcher) checkUntouched(ctx context.Context) error {
 	for _, state := range s.plan.states {
 		v := state[0]
 		if v.Switch == nil || v.Switch.Verify == nil {
 			continue
 		}
-		inForce, err := s.verify(ctx, v)
+		inForce, err := s.isInForce(ctx, v)
 		if err != nil {
 			return err
 		}
@@ -207,15 +207,15 @@ func (s *switcher) untouched(ctx context.Context) error {
 	return nil
 }
 
-// make runs a step's command. First it records on disk that it is about to.
-func (s *switcher) make(ctx context.Context, st step) error {
+// runStep runs a step's command. First it records on disk that it is about to.
+func (s *switcher) runStep(ctx context.Context, st step) error {
 	if !st.back {
-		if err := s.notes.Switched(st.variant.Name); err != nil {
+		if err := s.results.Switched(st.variant.Name); err != nil {
 			return err
 		}
-		s.now = &st.variant
+		s.inForce = &st.variant
 	}
-	s.tell(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), shell.Join(st.argv())))
+	s.note(fmt.Sprintf("switch %s, %s: %s", st.variant.Name, st.field(), shell.Join(st.argv())))
 	if err := s.command(ctx, st.variant.Switch, st.argv()); err != nil {
 		return fmt.Errorf("variant %s: switch.%s: %w", st.variant.Name, st.field(), err)
 	}
@@ -241,7 +241,7 @@ func (s *switcher) wait(ctx context.Context, v spec.Variant) error {
 	if settle == 0 {
 		return nil
 	}
-	s.tell(fmt.Sprintf("switch %s: waiting %s", v.Name, settle))
+	s.note(fmt.Sprintf("switch %s: waiting %s", v.Name, settle))
 	select {
 	case <-time.After(settle):
 		return nil
@@ -250,11 +250,11 @@ func (s *switcher) wait(ctx context.Context, v spec.Variant) error {
 	}
 }
 
-// verified checks that a step took effect. Only then does it record that a switch was undone.
-func (s *switcher) verified(ctx context.Context, last step) error {
+// checkEffect checks that a step took effect. Only then does it record that a switch was undone.
+func (s *switcher) checkEffect(ctx context.Context, last step) error {
 	v := last.variant
 	if v.Switch.Verify != nil {
-		inForce, err := s.verify(ctx, v)
+		inForce, err := s.isInForce(ctx, v)
 		if err != nil {
 			return err
 		}
@@ -270,12 +270,12 @@ func (s *switcher) verified(ctx context.Context, last step) error {
 	if !last.back {
 		return nil
 	}
-	s.now = nil
-	return s.notes.Switched("")
+	s.inForce = nil
+	return s.results.Switched("")
 }
 
-// verify asks whether a variant's change is in force.
-func (s *switcher) verify(ctx context.Context, v spec.Variant) (bool, error) {
+// isInForce asks whether a variant's change is in force.
+func (s *switcher) isInForce(ctx context.Context, v spec.Variant) (bool, error) {
 	err := s.command(ctx, v.Switch, v.Switch.Verify)
 	var exit interface{ ExitCode() int }
 	switch {
@@ -289,13 +289,13 @@ func (s *switcher) verify(ctx context.Context, v spec.Variant) (bool, error) {
 
 // restore undoes the current switch.
 func (s *switcher) restore(ctx context.Context) error {
-	last := step{*s.now, true}
-	err := s.make(ctx, last)
+	last := step{*s.inForce, true}
+	err := s.runStep(ctx, last)
 	if err == nil && last.variant.Switch.Verify != nil { // without verify nothing needs it settled
 		err = s.wait(ctx, last.variant)
 	}
 	if err == nil {
-		err = s.verified(ctx, last)
+		err = s.checkEffect(ctx, last)
 	}
 	if err != nil {
 		return fmt.Errorf("undo the switch of %s: %w", last.variant.Name, err)
@@ -303,19 +303,19 @@ func (s *switcher) restore(ctx context.Context) error {
 	return nil
 }
 
-// PutBack undoes the switch of a killed run to a variant. It is not known how far that run got, so the variant's
+// UndoSwitch undoes the switch of a killed run to a variant. It is not known how far that run got, so the variant's
 // command back runs in any case.
-func PutBack(ctx context.Context, exp *spec.Experiment, variant string, run Commands, notes interface{ Switched(variant string) error }, tell func(string)) error {
-	v, err := Switched(exp, variant)
+func UndoSwitch(ctx context.Context, exp *spec.Experiment, variant string, run RunCommand, notes interface{ Switched(variant string) error }, tell func(string)) error {
+	v, err := SwitchedVariant(exp, variant)
 	if err != nil {
 		return err
 	}
-	s := &switcher{run: run, notes: notes, tell: tell, now: v}
+	s := &switcher{run: run, results: notes, note: tell, inForce: v}
 	return s.restore(ctx)
 }
 
-// Switched returns the variant that a results folder names as switched.
-func Switched(exp *spec.Experiment, variant string) (*spec.Variant, error) {
+// SwitchedVariant returns the variant that a results folder names as switched.
+func SwitchedVariant(exp *spec.Experiment, variant string) (*spec.Variant, error) {
 	v, err := exp.VariantOf(variant)
 	if err != nil || v.Switch == nil {
 		return nil, fmt.Errorf("undo the switch of %s: the experiment has no such variant with a switch", variant)

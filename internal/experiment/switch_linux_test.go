@@ -152,7 +152,7 @@ func finish(t *testing.T, exp *spec.Experiment, folder string) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	variant, err := dir.SwitchedFor()
+	variant, err := dir.SwitchedVariant()
 	if variant != "large" || err != nil {
 		t.Fatalf("%q is noted, %v", variant, err)
 	}
@@ -163,10 +163,10 @@ func finish(t *testing.T, exp *spec.Experiment, folder string) {
 		data, _ := os.ReadFile(filepath.Join(folder, "size"))
 		return strings.TrimSpace(string(data))
 	}
-	if err := PutBack(t.Context(), exp, variant, run, dir, func(string) {}); err != nil {
+	if err := UndoSwitch(t.Context(), exp, variant, run, dir, func(string) {}); err != nil {
 		t.Error(err)
 	}
-	if variant, err := dir.SwitchedFor(); variant != "" || err != nil || size() != "small" {
+	if variant, err := dir.SwitchedVariant(); variant != "" || err != nil || size() != "small" {
 		t.Errorf("%q is noted, %v; the machine is %s", variant, err, size())
 	}
 	done, err := dir.Trials()

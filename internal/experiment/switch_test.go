@@ -126,8 +126,8 @@ func TestSteps(t *testing.T) {
 		from, to int
 		want     []string
 	}{
-		{begun, small, nil},
-		{begun, large, []string{"resize large"}},
+		{asFound, small, nil},
+		{asFound, large, []string{"resize large"}},
 		{small, large, []string{"resize large"}},
 		{large, small, []string{"resize small"}},
 		{large, huge, []string{"resize small", "resize huge"}},
@@ -480,8 +480,8 @@ func TestSwitchInterruptedTwice(t *testing.T) {
 	})
 }
 
-func TestPutBackUnknown(t *testing.T) {
-	err := PutBack(t.Context(), parseSwitching(t), "small", nil, new(memory), func(string) {})
+func TestUndoUnknownSwitch(t *testing.T) {
+	err := UndoSwitch(t.Context(), parseSwitching(t), "small", nil, new(memory), func(string) {})
 	if want := "undo the switch of small: the experiment has no such variant with a switch"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -27,7 +27,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 	}
 	settings, failed, err := n.apply(ctx, owner, c, pairs)
 	if err == nil {
-		err = n.changing(ctx, c, out, func() error { return n.measure(ctx, c, pairs, failed, out, moved) })
+		err = n.withChanges(ctx, c, out, func() error { return n.measure(ctx, c, pairs, failed, out, moved) })
 	}
 	// Revert what was applied, however the trial ended.
 	back, stop := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
@@ -49,9 +49,9 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 	return nil
 }
 
-// changing measures while the network makes the changes of a variant, and records how many it made per second.
-func (n *network) changing(ctx context.Context, c Cell, out *record.Trial, measure func() error) error {
-	changes, ok := n.Network.(Changing)
+// withChanges measures while the network makes the changes of a variant, and records how many it made per second.
+func (n *network) withChanges(ctx context.Context, c Cell, out *record.Trial, measure func() error) error {
+	changes, ok := n.Network.(EndpointChanger)
 	if !ok {
 		return measure()
 	}
@@ -70,7 +70,7 @@ func (n *network) changing(ctx context.Context, c Cell, out *record.Trial, measu
 
 // apply applies a cell's accelerators in all places concurrently. In a mesh it returns the nodes where that failed: only
 // their pairs fail.
-func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seatedPair) (all []record.Setting, failed map[string]error, err error) {
+func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []pairEnds) (all []record.Setting, failed map[string]error, err error) {
 	var mu sync.Mutex
 	failed = make(map[string]error)
 	var tasks []func() error
@@ -92,8 +92,8 @@ func (n *network) apply(ctx context.Context, owner string, c Cell, pairs []seate
 }
 
 // applyTo sets accelerators in one place.
-func (n *network) applyTo(ctx context.Context, s seated, what place.Steering) ([]record.Setting, error) {
-	w, err := n.worker(ctx, s.key, s.place)
+func (n *network) applyTo(ctx context.Context, s end, what place.Steering) ([]record.Setting, error) {
+	w, err := n.openWorker(ctx, s.key, s.place)
 	if err != nil {
 		return nil, err
 	}
@@ -106,13 +106,13 @@ func (n *network) applyTo(ctx context.Context, s seated, what place.Steering) ([
 }
 
 // revert reverts a cell's accelerators, and returns the settings that were in force until then.
-func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]record.Setting, error) {
+func (n *network) revert(ctx context.Context, c Cell, pairs []pairEnds) ([]record.Setting, error) {
 	var mu sync.Mutex
 	var all []record.Setting
 	var tasks []func() error
 	for _, s := range n.steered(c, pairs) {
 		tasks = append(tasks, func() error {
-			w, err := n.worker(ctx, s.key, s.place)
+			w, err := n.openWorker(ctx, s.key, s.place)
 			if c.Round > 0 && errors.Is(err, place.ErrLost) {
 				return nil // the others continue
 			}
@@ -123,7 +123,7 @@ func (n *network) revert(ctx context.Context, c Cell, pairs []seatedPair) ([]rec
 			if err != nil {
 				n.drop(s.key)
 				// The next worker restores what the journal says of a dead one.
-				w, again := n.worker(ctx, s.key, s.place)
+				w, again := n.openWorker(ctx, s.key, s.place)
 				if again == nil {
 					_, again = w.Revert(ctx)
 				}
