@@ -54,7 +54,7 @@ func (p Process) plain() Process {
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, p Process) int {
 	if err := begin(); err != nil {
-		return tell(p.plain(), err)
+		return printError(p.plain(), err)
 	}
 	return execute(ctx, p)
 }
@@ -63,11 +63,11 @@ func execute(ctx context.Context, p Process) int {
 	p = p.plain()
 	root := rootCommand(p)
 	root.SetArgs(p.Args[1:])
-	return tell(p, root.ExecuteContext(ctx))
+	return printError(p, root.ExecuteContext(ctx))
 }
 
-// tell prints an error and returns the exit code.
-func tell(p Process, err error) int {
+// printError prints an error and returns the exit code.
+func printError(p Process, err error) int {
 	if err == nil {
 		return exitGood
 	}
@@ -173,16 +173,16 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	for _, c := range root.Commands() {
 		c.GroupID = groupOf[c.Name()]
 	}
-	verbs(root)
+	requireSubcommand(root)
 	usageOfArgs(root)
 	return root
 }
 
-// verbs makes a command that only has subcommands fail for any other name. cobra would print help and
+// requireSubcommand makes a command that only has subcommands fail for any other name. cobra would print help and
 // succeed.
-func verbs(c *cobra.Command) {
+func requireSubcommand(c *cobra.Command) {
 	for _, sub := range c.Commands() {
-		verbs(sub)
+		requireSubcommand(sub)
 	}
 	if c.RunE != nil || c.Run != nil {
 		return

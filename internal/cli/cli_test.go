@@ -274,12 +274,12 @@ func TestExpectations(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := model(opened)
+		m, err := loadReport(opened)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := exitGood
-		if exit := new(exitError); errors.As(expected(m), exit) {
+		if exit := new(exitError); errors.As(checkExpectations(m), exit) {
 			got = exit.code
 		}
 		if got != code {

@@ -62,7 +62,7 @@ it is also 4 if a comparison is inconclusive, or missing from one of the results
 }
 
 func (o compareOptions) run(p Process, folders []string, margin bool) error {
-	dirs, results, err := openTwo(folders)
+	dirs, results, err := openBoth(folders)
 	if err != nil {
 		return err
 	}
@@ -101,9 +101,9 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	return nil
 }
 
-// openTwo reads the results of two runs. It names them by their folders, or by their paths if the folders have the
+// openBoth reads the results of two runs. It names them by their folders, or by their paths if the folders have the
 // same name. The caller closes both.
-func openTwo(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err error) {
+func openBoth(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err error) {
 	defer func() {
 		if err != nil {
 			closeBoth(dirs)

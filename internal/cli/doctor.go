@@ -139,11 +139,11 @@ exit code is 3 if there is a serious finding, and 0 otherwise.`,
 // diagnose checks the target that the argument names.
 func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (diagnosis, error) {
 	d := diagnosis{Facts: []fact{}, Findings: []doctor.Finding{}} // empty lists, because JSON would show nil as null
-	if err := o.misplaced(args); err != nil {
+	if err := o.checkFlags(args); err != nil {
 		return d, usage(err)
 	}
 	if len(args) == 0 {
-		f, err := lookHere(ctx, o.window, o.probe)
+		f, err := readFactsHere(ctx, o.window, o.probe)
 		if err != nil {
 			return d, err
 		}
@@ -162,8 +162,8 @@ func (o doctorOptions) diagnose(ctx context.Context, p Process, args []string) (
 	return d, usage(fmt.Errorf("doctor %s: must be lab, kubernetes, hosts:HOST,... or nothing, for this machine", args[0]))
 }
 
-// misplaced returns an error for a flag that belongs to another target.
-func (o doctorOptions) misplaced(args []string) error {
+// checkFlags returns an error for a flag that belongs to another target.
+func (o doctorOptions) checkFlags(args []string) error {
 	at := strings.Join(args, " ")
 	changes, err := o.kube.overrides()
 	switch {
@@ -197,8 +197,8 @@ func newMachine(p place.Place, c *worker.Client) *machine {
 	return m
 }
 
-// look examines all machines at the same time.
-func (o doctorOptions) look(ctx context.Context, all []*machine) error {
+// readFacts examines all machines at the same time.
+func (o doctorOptions) readFacts(ctx context.Context, all []*machine) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, m := range all {
 		g.Go(func() (err error) {
@@ -215,8 +215,8 @@ func (o doctorOptions) look(ctx context.Context, all []*machine) error {
 // arrive.
 type reach func(ctx context.Context, client, server *machine, by place.Transport) error
 
-// explore explores the path from one machine to another.
-func explore(ctx context.Context, client, server *machine, reach reach) (doctor.Path, error) {
+// probePath explores the path from one machine to another.
+func probePath(ctx context.Context, client, server *machine, reach reach) (doctor.Path, error) {
 	p := doctor.Path{Client: client.name, Server: server.name, To: server.address}
 	ip := 6
 	if server.address.Is4() {
@@ -246,7 +246,7 @@ func explore(ctx context.Context, client, server *machine, reach reach) (doctor.
 
 // examineMachines checks machines, and the paths between each two of them in both directions.
 func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []*machine, reach reach) error {
-	if err := o.look(ctx, all); err != nil {
+	if err := o.readFacts(ctx, all); err != nil {
 		return err
 	}
 	for _, m := range all {
@@ -257,7 +257,7 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 			if client == server {
 				continue
 			}
-			path, err := explore(ctx, client, server, reach)
+			path, err := probePath(ctx, client, server, reach)
 			if err == nil && o.probe {
 				err = path.ProbeOffload(ctx, client.address, client.worker, server.worker.OpenTunnel)
 			}

@@ -88,7 +88,7 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 			nodes = append(nodes, m)
 		}
 	}
-	if err := o.look(ctx, nodes); err != nil {
+	if err := o.readFacts(ctx, nodes); err != nil {
 		return err
 	}
 	for _, m := range nodes {
@@ -106,7 +106,7 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 	g, together := errgroup.WithContext(ctx)
 	for i, pair := range ends {
 		g.Go(func() (err error) {
-			paths[i], err = explore(together, pair[0], pair[1], reach)
+			paths[i], err = probePath(together, pair[0], pair[1], reach)
 			return err
 		})
 	}

@@ -18,8 +18,8 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// lookHere examines this machine.
-func lookHere(ctx context.Context, window time.Duration, probe bool) (doctor.Facts, error) {
+// readFactsHere examines this machine.
+func readFactsHere(ctx context.Context, window time.Duration, probe bool) (doctor.Facts, error) {
 	f, err := doctor.ReadFacts(ctx, window, probe)
 	if err != nil {
 		return f, fmt.Errorf("look at this machine: %w", err)

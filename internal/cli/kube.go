@@ -135,7 +135,7 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment)
 		row("user", "%s", s.User)
 	}
 	if len(s.Nodes) > 0 {
-		row("nodes", "%s", onNodes(s.Nodes))
+		row("nodes", "%s", textOfNodes(s.Nodes))
 		row("image", "%s", s.Image)
 	}
 	for _, i := range s.Images {
@@ -161,8 +161,8 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment)
 	return fmt.Errorf("a run would fail. Missing:\n  %s", strings.Join(missing, "\n  "))
 }
 
-// onNodes describes what runs on which nodes.
-func onNodes(nodes []string) string {
+// textOfNodes describes what runs on which nodes.
+func textOfNodes(nodes []string) string {
 	if len(nodes) == 2 {
 		return fmt.Sprintf("clients on %s, servers on %s", nodes[0], nodes[1])
 	}
@@ -193,7 +193,7 @@ func (t *kubeTarget) Network(ctx context.Context, fabric int) (experiment.Networ
 	if nodes == nil {
 		nodes = []string{spec.ClientNode, spec.ServerNode}
 	}
-	t.config.Note("nodes: " + onNodes(nodes))
+	t.config.Note("nodes: " + textOfNodes(nodes))
 	up, err := t.cluster.Up(ctx, t.config)
 	if err != nil {
 		return nil, err
@@ -257,8 +257,8 @@ func (w *kubeWorker) Describe(ctx context.Context, p place.Place) (record.Node, 
 	return node, err
 }
 
-// notOfCluster refuses the flags of cleanup that select what to remove in a cluster.
-func notOfCluster(f *pflag.FlagSet) error {
+// refuseClusterFlags refuses the flags of cleanup that select what to remove in a cluster.
+func refuseClusterFlags(f *pflag.FlagSet) error {
 	for _, name := range []string{"all", "namespace", "context", "kubeconfig"} {
 		if f.Changed(name) {
 			return fmt.Errorf("--%s is for cleaning up a cluster, and a results folder is not in one: leave out --%s or the folder", name, name)
@@ -290,7 +290,7 @@ the folders above belong to you or root and nobody else can write to them, or wi
   slipstream cleanup results/my-20260102T150405Z     undo the switch of that run`,
 		RunE: func(c *cobra.Command, dirs []string) error {
 			if len(dirs) > 0 {
-				if err := notOfCluster(c.Flags()); err != nil {
+				if err := refuseClusterFlags(c.Flags()); err != nil {
 					return usage(err)
 				}
 				return cleanupSwitched(c.Context(), p, dirs, dryRun, yes)

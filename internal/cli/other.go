@@ -39,7 +39,7 @@ func openLab(context.Context, Process, *spec.Experiment) (*site, error) {
 	return nil, usage(errors.New("a lab needs Linux, because it consists of network namespaces; this is " + runtime.GOOS + ": run it on Linux, or run in a cluster from here (slipstream run kubernetes)"))
 }
 
-func lookHere(context.Context, time.Duration, bool) (f doctor.Facts, err error) {
+func readFactsHere(context.Context, time.Duration, bool) (f doctor.Facts, err error) {
 	return f, usage(errors.New("doctor looks at Linux machines; this is " + runtime.GOOS + ": name others (slipstream doctor hosts:HOST,...)"))
 }
 

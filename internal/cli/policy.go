@@ -74,7 +74,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	if err != nil {
 		return usage(fmt.Errorf("%s: %w", folder, err))
 	}
-	if err := o.where(policy); err != nil {
+	if err := o.setNodes(policy); err != nil {
 		return usage(err)
 	}
 	env, err := dir.Environment()
@@ -86,7 +86,7 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 		return err
 	}
 	proof := summary.Proof(exp, *v)
-	code, doubt := doubts(proof)
+	code, doubt := reasonNotToKeep(proof)
 	if doubt != "" && !o.anyway {
 		return exitError{code: code, err: fmt.Errorf("%s; to write the policy nevertheless, add --anyway", doubt)}
 	}
@@ -121,8 +121,8 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	return nil
 }
 
-// where sets the nodes of a policy.
-func (o policyOptions) where(p *v1alpha1.AccelerationPolicy) (err error) {
+// setNodes sets the nodes of a policy.
+func (o policyOptions) setNodes(p *v1alpha1.AccelerationPolicy) (err error) {
 	if said := slices.DeleteFunc([]bool{o.host, o.all, o.selector != ""}, func(b bool) bool { return !b }); len(said) != 1 {
 		return errors.New(`choose where the policy applies, by one of
   --host                       a host without Kubernetes
@@ -138,9 +138,9 @@ func (o policyOptions) where(p *v1alpha1.AccelerationPolicy) (err error) {
 	return nil
 }
 
-// doubts returns the reason not to keep a variant on, with its exit code. The reason is
+// reasonNotToKeep returns the reason not to keep a variant on, with its exit code. The reason is
 // empty if nothing speaks against the variant.
-func doubts(p stats.Proof) (code int, why string) {
+func reasonNotToKeep(p stats.Proof) (code int, why string) {
 	switch {
 	case len(p.Slower) > 0:
 		return exitSlower, fmt.Sprintf("%s is slower than %s: %s", p.Variant, p.Baseline, says(p.Slower))

@@ -60,7 +60,7 @@ func (p *progress) show(e experiment.Event) {
 			p.print(what + "  failed: " + t.Error)
 			return
 		}
-		metric := shown(t.Metrics)
+		metric := shownMetric(t.Metrics)
 		result := what + "  " + report.Quantity(t.Metrics[metric], metric)
 		if p.terminal {
 			p.status(result + left)
@@ -70,9 +70,9 @@ func (p *progress) show(e experiment.Event) {
 	}
 }
 
-// shown chooses the metric of a trial for its line. qperf reports only the mean of latencies. If requests
+// shownMetric chooses the metric of a trial for its line. qperf reports only the mean of latencies. If requests
 // of ab failed, there is only a rate.
-func shown(measured map[string]float64) string {
+func shownMetric(measured map[string]float64) string {
 	for _, metric := range []string{metrics.Throughput, metrics.LatencyP50, metrics.LatencyMean} {
 		if _, ok := measured[metric]; ok {
 			return metric

@@ -14,7 +14,7 @@ func TestShown(t *testing.T) {
 		metrics.LatencyMean: {metrics.Rate: 1, metrics.LatencyMean: 1},
 		metrics.Rate:        {metrics.Rate: 1, metrics.Errors: 1},
 	} {
-		if got := shown(metrics); got != want {
+		if got := shownMetric(metrics); got != want {
 			t.Errorf("of %v it shows %s, want %s", metrics, got, want)
 		}
 	}

@@ -47,10 +47,10 @@ both results side by side and what changed between them, into the second folder.
 				if err != nil {
 					return err
 				}
-				tellNext(dir, m, p)
+				printNext(dir, m, p)
 				return nil
 			}
-			m, err := model(dir)
+			m, err := loadReport(dir)
 			if err != nil {
 				return err
 			}
@@ -106,14 +106,14 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 	case format != "" && format != "html":
 		return usage(fmt.Errorf("--format %s: two results side by side are always html; slipstream compare writes text, md, json and junit", format))
 	}
-	dirs, results, err := openTwo(folders)
+	dirs, results, err := openBoth(folders)
 	if err != nil {
 		return err
 	}
 	defer closeBoth(dirs)
 	var models [2]*report.Model
 	for i, dir := range dirs {
-		if models[i], err = modelOf(dir, results[i].Experiment, results[i].Trials); err != nil {
+		if models[i], err = buildReport(dir, results[i].Experiment, results[i].Trials); err != nil {
 			return err
 		}
 	}
@@ -154,17 +154,17 @@ func readExperiment(dir *record.Dir) (*spec.Experiment, []record.Trial, error) {
 	return exp, trials, err
 }
 
-// model computes the report of a folder.
-func model(dir *record.Dir) (*report.Model, error) {
+// loadReport computes the report of a folder.
+func loadReport(dir *record.Dir) (*report.Model, error) {
 	exp, trials, err := readExperiment(dir)
 	if err != nil {
 		return nil, err
 	}
-	return modelOf(dir, exp, trials)
+	return buildReport(dir, exp, trials)
 }
 
-// modelOf computes the report of a folder that readExperiment has read.
-func modelOf(dir *record.Dir, exp *spec.Experiment, trials []record.Trial) (*report.Model, error) {
+// buildReport computes the report of a folder that readExperiment has read.
+func buildReport(dir *record.Dir, exp *spec.Experiment, trials []record.Trial) (*report.Model, error) {
 	summary, err := analyze(dir, exp, trials)
 	if err != nil {
 		return nil, err
@@ -186,7 +186,7 @@ func analyze(dir *record.Dir, exp *spec.Experiment, trials []record.Trial) (*sta
 
 // render writes every file of a results folder that is computed from its trials, and shows the verdicts.
 func render(dir *record.Dir, p Process) (*report.Model, error) {
-	m, err := model(dir)
+	m, err := loadReport(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -207,9 +207,9 @@ func render(dir *record.Dir, p Process) (*report.Model, error) {
 	return m, nil
 }
 
-// expected returns an error if an expectation of the experiment failed or is inconclusive. The report has the
+// checkExpectations returns an error if an expectation of the experiment failed or is inconclusive. The report has the
 // comparisons.
-func expected(m *report.Model) error {
+func checkExpectations(m *report.Model) error {
 	count := map[stats.Outcome]int{}
 	for _, e := range m.Expected {
 		count[e.Outcome]++
@@ -224,17 +224,17 @@ func expected(m *report.Model) error {
 	return nil
 }
 
-// tellNext prints the next command after a result.
-func tellNext(dir *record.Dir, m *report.Model, p Process) {
-	if command := next(dir, m, p.Args[0]); command != "" {
+// printNext prints the next command after a result.
+func printNext(dir *record.Dir, m *report.Model, p Process) {
+	if command := nextCommand(dir, m, p.Args[0]); command != "" {
 		fmt.Fprintf(p.Out, "Next:   %s\n", plain.Line(command))
 	}
 }
 
 var runsFlag = regexp.MustCompile(` --runs[= ]\S+`)
 
-// next returns the command that a user wants after a result: to keep what is proven, or to measure more.
-func next(dir *record.Dir, m *report.Model, program string) string {
+// nextCommand returns the command that a user wants after a result: to keep what is proven, or to measure more.
+func nextCommand(dir *record.Dir, m *report.Model, program string) string {
 	program = cmp.Or(plugin(program), program)
 	keep := m.Recommended()
 	switch {
@@ -247,15 +247,15 @@ func next(dir *record.Dir, m *report.Model, program string) string {
 	case keep != "":
 		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, shell.Quote(dir.Path), shell.Quote(keep))
 	case m.Inconclusive():
-		return again(program, m.Environment.Command, max(20, 2*m.Blocks))
+		return rerunCommand(program, m.Environment.Command, max(20, 2*m.Blocks))
 	}
 	return ""
 }
 
-// again returns the command that runs the experiment with more blocks, or "" if the command was not a run. A
+// rerunCommand returns the command that runs the experiment with more blocks, or "" if the command was not a run. A
 // folder from somebody else may hold any text, and people paste suggested commands, so the result is always a
 // command of this program with quoted words.
-func again(program, command string, blocks int) string {
+func rerunCommand(program, command string, blocks int) string {
 	words, err := shell.Split(command)
 	if err != nil || len(words) < 2 || words[1] != "run" {
 		return ""

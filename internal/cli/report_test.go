@@ -98,7 +98,7 @@ func TestAgain(t *testing.T) {
 		"slipstream import x":                         "",
 		"":                                            "",
 	} {
-		if got := again("bin/slipstream", command, 20); got != want {
+		if got := rerunCommand("bin/slipstream", command, 20); got != want {
 			t.Errorf("%q: got %q, want %q", command, got, want)
 		}
 	}

@@ -224,7 +224,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if err != nil {
 		return usage(err)
 	}
-	if err := runnable(exp); err != nil {
+	if err := checkRunnable(exp); err != nil {
 		return usage(err)
 	}
 	if exp.Spec.Seed == 0 {
@@ -233,7 +233,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.dryRun {
 		return dryRun(ctx, p, o, exp, experiment.New(exp))
 	}
-	if err := nothingSwitched(o.out); err != nil {
+	if err := checkNothingSwitched(o.out); err != nil {
 		return err
 	}
 	progress := newProgress(p)
@@ -257,8 +257,8 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
 }
 
-// runnable returns an error if an experiment cannot be run.
-func runnable(exp *spec.Experiment) error {
+// checkRunnable returns an error if an experiment cannot be run.
+func checkRunnable(exp *spec.Experiment) error {
 	if exp.Spec.Target.Imported != nil {
 		return fmt.Errorf("%s was imported: other programs have measured it, and there is nothing to run; slipstream report shows the result", exp.Metadata.Name)
 	}
@@ -308,8 +308,8 @@ func dryRun(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, 
 	return nil
 }
 
-// nothingSwitched returns an error if a run in a folder below out has not undone its switch.
-func nothingSwitched(out string) error {
+// checkNothingSwitched returns an error if a run in a folder below out has not undone its switch.
+func checkNothingSwitched(out string) error {
 	left, err := record.LeftSwitched(out)
 	if err != nil || len(left) == 0 {
 		return err
@@ -341,7 +341,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := runnable(exp); err != nil {
+	if err := checkRunnable(exp); err != nil {
 		return usage(err)
 	}
 	plan := experiment.New(exp)
@@ -349,12 +349,12 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 		return dryRun(ctx, p, o, exp, plan)
 	}
 	if !o.yes {
-		if err := mayExecute(exp, foreign); err != nil {
+		if err := checkPrograms(exp, foreign); err != nil {
 			return err
 		}
 	}
 	progress := newProgress(p)
-	if err := putBack(ctx, dir, exp, progress.note); err != nil {
+	if err := undoSwitch(ctx, dir, exp, progress.note); err != nil {
 		return err
 	}
 	at, err := openSite(ctx, p, o, exp, progress.note)
@@ -366,8 +366,8 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	return measure(ctx, p, at, exp, plan, trials, progress, same)
 }
 
-// putBack undoes the switch of a run that was killed.
-func putBack(ctx context.Context, dir *record.Dir, exp *spec.Experiment, note func(string)) error {
+// undoSwitch undoes the switch of a run that was killed.
+func undoSwitch(ctx context.Context, dir *record.Dir, exp *spec.Experiment, note func(string)) error {
 	variant, err := dir.SwitchedVariant()
 	if err != nil || variant == "" {
 		return err
@@ -456,9 +456,9 @@ func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, pla
 	case ctx.Err() != nil || errors.Is(err, place.ErrLost):
 		progress.note("to resume: slipstream run --resume " + shell.Quote(dir.Path))
 	case m != nil:
-		tellNext(dir, m, p)
+		printNext(dir, m, p)
 		if err == nil {
-			err = expected(m)
+			err = checkExpectations(m)
 		}
 	}
 	return err

@@ -52,21 +52,21 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 	}
 	switch {
 	case foreign != nil && !yes:
-		return notRun(foreign)
+		return notRunError(foreign)
 	case dryRun:
 		fmt.Fprintf(p.Out, "would undo: %s: the switch of %s\n", path, variant)
 		return nil
 	}
-	if err := putBack(ctx, dir, exp, newProgress(p).note); err != nil {
+	if err := undoSwitch(ctx, dir, exp, newProgress(p).note); err != nil {
 		return err
 	}
 	fmt.Fprintf(p.Out, "undone: %s: the switch of %s\n", path, variant)
 	return nil
 }
 
-// executed returns the programs that an experiment makes slipstream run: the commands of switches, and an
+// programsRun returns the programs that an experiment makes slipstream run: the commands of switches, and an
 // image.
-func executed(exp *spec.Experiment) (all []string) {
+func programsRun(exp *spec.Experiment) (all []string) {
 	for _, v := range exp.Spec.Variants {
 		if v.Switch == nil {
 			continue
@@ -81,17 +81,17 @@ func executed(exp *spec.Experiment) (all []string) {
 	return all
 }
 
-// mayExecute returns an error if an experiment runs programs of its own and its folder may be somebody else's. The
+// checkPrograms returns an error if an experiment runs programs of its own and its folder may be somebody else's. The
 // error lists the programs.
-func mayExecute(exp *spec.Experiment, foreign error) error {
-	programs := executed(exp)
+func checkPrograms(exp *spec.Experiment, foreign error) error {
+	programs := programsRun(exp)
 	if len(programs) == 0 || foreign == nil {
 		return nil
 	}
-	return fmt.Errorf("the run would execute\n  %s\n%w", strings.Join(programs, "\n  "), notRun(foreign))
+	return fmt.Errorf("the run would execute\n  %s\n%w", strings.Join(programs, "\n  "), notRunError(foreign))
 }
 
-// notRun explains why the commands of a folder were not run, and what to do.
-func notRun(foreign error) error {
+// notRunError explains why the commands of a folder were not run, and what to do.
+func notRunError(foreign error) error {
 	return fmt.Errorf("nothing was run, because the folder may be somebody else's: %w. If you trust all that is listed, add --yes", foreign)
 }
