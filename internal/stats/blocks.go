@@ -57,7 +57,7 @@ func BlocksWanted(exp *spec.Experiment, trials []record.Trial) (blocks int, why 
 			se := e.se * math.Sqrt(float64(e.n)/n)
 			// Narrow enough: a ratio that differs from 1 by the width would be
 			// significant.
-			return beyond(math.Log1p(runs.Width)/se, n-PilotBlocks) <= alpha
+			return tailProbability(math.Log1p(runs.Width)/se, n-PilotBlocks) <= alpha
 		})
 		if n > blocks {
 			blocks = n

@@ -22,8 +22,8 @@ type Result struct {
 // Only limits a comparison to names. An empty list is no limit.
 type Only struct{ Variants, Workloads, Metrics []string }
 
-func (o Only) has(c *cell) bool {
-	return among(o.Variants, c.variant.Name) && among(o.Workloads, c.workload.Name)
+func (o Only) includes(c *cell) bool {
+	return emptyOrHas(o.Variants, c.variant.Name) && emptyOrHas(o.Workloads, c.workload.Name)
 }
 
 // decides reports whether a gate considers a metric of a cell: a requested one, or by default the primary
@@ -35,7 +35,9 @@ func (o Only) decides(c *cell, metric string) bool {
 	return metric == c.primary
 }
 
-func among(names []string, name string) bool { return len(names) == 0 || slices.Contains(names, name) }
+func emptyOrHas(names []string, name string) bool {
+	return len(names) == 0 || slices.Contains(names, name)
+}
 
 // Side is one of the two runs.
 type Side struct {
@@ -97,7 +99,7 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 	}
 	before, after := tables[0], tables[1]
 	for _, now := range after.cells {
-		if !only.has(now) {
+		if !only.includes(now) {
 			continue
 		}
 		was := before.byKey[key{now.variant.Name, now.workload.Name, now.pairs}]
@@ -110,13 +112,13 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 				change.Versus.Baseline = a.Name
 				c.Changes = append(c.Changes, change)
 			case decides:
-				c.miss(now, a.Name)
+				c.addMissing(now, a.Name)
 			}
 		}
 	}
 	for _, was := range before.cells {
-		if only.has(was) && after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil {
-			c.miss(was, b.Name)
+		if only.includes(was) && after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil {
+			c.addMissing(was, b.Name)
 		}
 	}
 	c.judge(len(a.Trials) > 0 && reflect.DeepEqual(a.Trials, b.Trials))
@@ -153,7 +155,7 @@ func (t *table) logs(c *cell, metric string) (estimate, bool) {
 	return t.mean(blocks, values), true
 }
 
-func (c *Comparison) miss(of *cell, in string) {
+func (c *Comparison) addMissing(of *cell, in string) {
 	c.Missing = append(c.Missing, fmt.Sprintf("%s %s: not in %s", of.variant.Name, At(of.workload.Name, of.pairs), in))
 }
 

@@ -71,9 +71,9 @@ type relation struct {
 }
 
 func (t *table) relation(points []Point, metric string) relation {
-	r := relation{within: t.within}
+	r := relation{within: t.withinBlocks}
 	for b := 1; b <= t.blocks; b++ {
-		if !slices.ContainsFunc(points, func(p Point) bool { return p.Versus != nil && !p.in(b, metric) }) {
+		if !slices.ContainsFunc(points, func(p Point) bool { return p.Versus != nil && !p.hasRatio(b, metric) }) {
 			r.blocks = append(r.blocks, b)
 		}
 	}
@@ -93,8 +93,8 @@ func (t *table) relation(points []Point, metric string) relation {
 	return r
 }
 
-// in reports whether a block has the point's ratio.
-func (p Point) in(block int, metric string) bool {
+// hasRatio reports whether a block has the point's ratio.
+func (p Point) hasRatio(block int, metric string) bool {
 	_, own := p.cell.value(block, metric)
 	_, other := p.versus.value(block, metric)
 	return own && other

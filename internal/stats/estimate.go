@@ -100,11 +100,11 @@ func (e estimate) p() float64 {
 	case e.se == 0:
 		return 0
 	}
-	return beyond(e.mean/e.se, e.df)
+	return tailProbability(e.mean/e.se, e.df)
 }
 
-// beyond returns the probability that Student's t is at least as far from 0 as x.
-func beyond(x, df float64) float64 { return 2 * student(df).CDF(-math.Abs(x)) }
+// tailProbability returns the probability that Student's t is at least as far from 0 as x.
+func tailProbability(x, df float64) float64 { return 2 * student(df).CDF(-math.Abs(x)) }
 
 func student(df float64) distuv.StudentsT { return distuv.StudentsT{Sigma: 1, Nu: df} }
 
@@ -144,5 +144,5 @@ func trend(blocks []int, values []float64) (rise float64, significant bool) {
 	rise = math.Expm1(stat.Mean(logs[n-quarter:], nil) - stat.Mean(logs[:quarter], nil))
 	r, df := stat.Correlation(at, logs, nil), float64(n-2)
 	// Without any scatter there is no trend: the correlation is NaN then.
-	return rise, beyond(r*math.Sqrt(df/(1-r*r)), df) <= alpha
+	return rise, tailProbability(r*math.Sqrt(df/(1-r*r)), df) <= alpha
 }

@@ -141,7 +141,7 @@ func newGrid(c *cell, metric string) *grid {
 			g.nodes = with(with(g.nodes, nodeOf(p.Client.Place)), nodeOf(p.Server.Place))
 		}
 	}
-	slices.SortFunc(g.nodes, natural)
+	slices.SortFunc(g.nodes, compareNatural)
 	for _, trials := range c.trials {
 		block := make([][]float64, len(g.nodes))
 		for i := range block {
@@ -206,8 +206,8 @@ func pairValue(c *cell, tr *record.Trial, p *record.Pair, metric string) (x floa
 	return x, x > 0
 }
 
-// natural compares names so that node2 comes before node10.
-func natural(a, b string) int {
+// compareNatural compares names so that node2 comes before node10.
+func compareNatural(a, b string) int {
 	digits := func(s string) (head, number string) {
 		head = strings.TrimRight(s, "0123456789")
 		return head, strings.TrimLeft(s[len(head):], "0")

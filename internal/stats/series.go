@@ -48,7 +48,7 @@ type Point struct {
 func (t *table) series() []Series {
 	var out []Series
 	for _, s := range t.exp.Spec.Series {
-		for _, one := range t.along(s) {
+		for _, one := range t.seriesOver(s) {
 			if len(one.Points) > 1 {
 				one.Versus = s.Versus
 				t.compareSeries(&one)
@@ -59,15 +59,15 @@ func (t *table) series() []Series {
 	return out
 }
 
-// along groups the cells of a series by their traffic, and sorts them by value.
-func (t *table) along(s spec.Series) []Series {
+// seriesOver groups the cells of a series by their traffic, and sorts them by value.
+func (t *table) seriesOver(s spec.Series) []Series {
 	var out []Series
 	for _, c := range t.cells {
 		x := t.exp.ValueOn(s.Axis, c.variant, c.workload, c.pairs)
 		if x == 0 || !slices.Contains(s.Of, c.variant.Name) {
 			continue
 		}
-		i := slices.IndexFunc(out, func(o Series) bool { return o.holds(c, x) })
+		i := slices.IndexFunc(out, func(o Series) bool { return o.matches(c, x) })
 		if i < 0 {
 			i = len(out)
 			out = append(out, Series{Name: s.Name, Axis: s.Axis, Pairs: c.pairs, Metric: Judged(t.exp, c.workload)[0]})
@@ -88,8 +88,8 @@ func (t *table) along(s spec.Series) []Series {
 	return out
 }
 
-// holds reports whether a cell with a new value has the traffic of the series.
-func (s *Series) holds(c *cell, x float64) bool {
+// matches reports whether a cell with a new value has the traffic of the series.
+func (s *Series) matches(c *cell, x float64) bool {
 	return (s.Pairs == 0 || s.Pairs == c.pairs) && spec.Alike(s.Axis, s.Points[0].cell.workload, c.workload) &&
 		!slices.ContainsFunc(s.Points, func(p Point) bool { return p.Value == x })
 }
@@ -128,12 +128,12 @@ func (t *table) compareSeries(s *Series) {
 	i := slices.IndexFunc(t.exp.Spec.Series, func(o spec.Series) bool { return o.Name == s.Versus })
 	var other []Series
 	if i >= 0 {
-		other = t.along(t.exp.Spec.Series[i])
+		other = t.seriesOver(t.exp.Spec.Series[i])
 	}
 	var versus, steps []*Row
 	for i := range s.Points {
 		p := &s.Points[i]
-		if p.versus = beside(other, p); p.versus != nil {
+		if p.versus = cellAt(other, p); p.versus != nil {
 			p.Versus = t.judgedLater(p.cell, p.versus, s.Metric, &versus)
 		}
 		if i > 0 {
@@ -145,8 +145,8 @@ func (t *table) compareSeries(s *Series) {
 	s.Crossovers = t.crossovers(s)
 }
 
-// beside returns the cell of another series with the value and the traffic of a point.
-func beside(other []Series, p *Point) *cell {
+// cellAt returns the cell of another series with the value and the traffic of a point.
+func cellAt(other []Series, p *Point) *cell {
 	for _, o := range other {
 		for _, q := range o.Points {
 			if q.Value == p.Value && q.Workload == p.Workload && q.Pairs == p.Pairs {

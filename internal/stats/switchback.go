@@ -7,9 +7,9 @@ import (
 	"gonum.org/v1/gonum/stat"
 )
 
-// within estimates the mean of a variant's log ratios to its baseline within blocks. apart
+// withinBlocks estimates the mean of a variant's log ratios to its baseline within blocks. apart
 // has the distances between their periods.
-func (t *table) within(blocks []int, ratios, apart []float64) estimate {
+func (t *table) withinBlocks(blocks []int, ratios, apart []float64) estimate {
 	if slices.ContainsFunc(apart, func(x float64) bool { return x != 0 }) {
 		return switchback(ratios, apart)
 	}

@@ -234,7 +234,7 @@ func (t *table) ratio(c, base *cell, metric string) (e estimate, blocks []int, r
 	if blocks, ratios, err = logRatios(c, base, metric); err != nil {
 		return e, nil, nil, err
 	}
-	return t.within(blocks, ratios, periodsApart(c, base, blocks)), blocks, ratios, nil
+	return t.withinBlocks(blocks, ratios, periodsApart(c, base, blocks)), blocks, ratios, nil
 }
 
 // paired reports whether the trials of a block belong together.
