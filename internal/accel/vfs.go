@@ -39,7 +39,7 @@ type vf struct {
 // look returns the state after a snapshot, and the devices that packets have used since the previous one.
 func (w vfs) look(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
 	now := vfs{at, s, make(map[string]vf)}
-	uses := nic.Between(w.nics, s)
+	uses := nic.CountUse(w.nics, s)
 	for name, n := range nic.Facts(s) {
 		if n.VF == nil {
 			continue

@@ -115,7 +115,7 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 		return c, err
 	}
 	c.proc = os.DirFS(o.Proc)
-	if c.boot = line(c.proc, bootID); c.boot == "" {
+	if c.boot = readLine(c.proc, bootID); c.boot == "" {
 		return c, fmt.Errorf("%s/%s is empty or missing", o.Proc, bootID)
 	}
 	if !o.NoEBPF {
@@ -165,7 +165,7 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 			return s, err
 		}
 	}
-	s.nics = c.at.Again(c.nics)
+	s.nics = c.at.ReadAgain(c.nics)
 	limits, err := c.limits.Snapshot()
 	s.throttled = limits.throttled
 	return s, err
@@ -265,7 +265,7 @@ next:
 // VFs counts, for each NIC that may have a virtual function, the packets that took it between two snapshots,
 // and all packets. The caller fills in the place.
 func (c *Collector) VFs(before, after Snapshot) []record.VFUse {
-	return nic.Between(before.nics, after.nics)
+	return nic.CountUse(before.nics, after.nics)
 }
 
 // Numbers of softirqs, as in the enum of include/linux/interrupt.h.

@@ -28,13 +28,13 @@ const bootID = "sys/kernel/random/boot_id"
 // machine lacks are empty. The caller fills in Node.Name, the node's CPUs, Tools and Link.Class.
 func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 	n := record.Node{
-		Boot:       line(proc, bootID),
-		Kernel:     line(proc, "sys/kernel/osrelease"),
-		CPUs:       line(sys, "devices/system/cpu/online"),
-		Isolated:   line(sys, "devices/system/cpu/isolated"),
-		Governor:   line(sys, "devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-		Clock:      line(sys, "devices/system/clocksource/clocksource0/current_clocksource"),
-		Hypervisor: line(sys, "hypervisor/type") != "",
+		Boot:       readLine(proc, bootID),
+		Kernel:     readLine(proc, "sys/kernel/osrelease"),
+		CPUs:       readLine(sys, "devices/system/cpu/online"),
+		Isolated:   readLine(sys, "devices/system/cpu/isolated"),
+		Governor:   readLine(sys, "devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+		Clock:      readLine(sys, "devices/system/clocksource/clocksource0/current_clocksource"),
+		Hypervisor: readLine(sys, "hypervisor/type") != "",
 		Sysctls:    make(map[string]string),
 
 		PhysicalHost: physicalHost(proc),
@@ -48,9 +48,9 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 	}
 	n.Arch = unix.ByteSliceToString(uts.Machine[:])
 
-	release := keyed(proc, "self/root/etc/os-release", "=")
+	release := readKeys(proc, "self/root/etc/os-release", "=")
 	n.Distribution = strings.Trim(release["PRETTY_NAME"], `"'`)
-	info := keyed(proc, "cpuinfo", ":")
+	info := readKeys(proc, "cpuinfo", ":")
 	n.CPUModel = info["model name"]
 	if part := info["CPU part"]; n.CPUModel == "" && part != "" { // arm64 has only numbers
 		n.CPUModel = fmt.Sprintf("implementer %s part %s", info["CPU implementer"], part)
@@ -58,7 +58,7 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 	if slices.Contains(strings.Fields(info["flags"]), "hypervisor") {
 		n.Hypervisor = true
 	}
-	total, _ := strings.CutSuffix(keyed(proc, "meminfo", ":")["MemTotal"], " kB")
+	total, _ := strings.CutSuffix(readKeys(proc, "meminfo", ":")["MemTotal"], " kB")
 	if kib, err := strconv.ParseUint(total, 10, 64); err == nil {
 		n.MemoryByte = kib << 10
 	}
@@ -79,7 +79,7 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 		"net.ipv4.tcp_rmem",
 		"net.ipv4.tcp_wmem",
 	} {
-		if v := line(proc, "sys/"+strings.ReplaceAll(name, ".", "/")); v != "" {
+		if v := readLine(proc, "sys/"+strings.ReplaceAll(name, ".", "/")); v != "" {
 			n.Sysctls[name] = strings.Join(strings.Fields(v), " ") // some use tabs
 		}
 	}
@@ -124,26 +124,26 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 		slices.Sort(r.Offloads)
 		for i := range a.NumRxQueues {
 			queue := fmt.Sprintf("class/net/%s/queues/rx-%d/", a.Name, i)
-			rps := line(sys, queue+"rps_cpus")
+			rps := readLine(sys, queue+"rps_cpus")
 			if rps == "" {
 				break // a kernel without RPS, or fewer queues in use than the device has
 			}
-			r.RPS, r.RFS = append(r.RPS, rps), append(r.RFS, line(sys, queue+"rps_flow_cnt"))
+			r.RPS, r.RFS = append(r.RPS, rps), append(r.RFS, readLine(sys, queue+"rps_flow_cnt"))
 		}
 		out = append(out, r)
 	}
 	return out, nil
 }
 
-// line returns the content of a one-line file, "" if it cannot be read.
-func line(root fs.FS, name string) string {
+// readLine returns the content of a one-line file, "" if it cannot be read.
+func readLine(root fs.FS, name string) string {
 	b, _ := fs.ReadFile(root, name)
 	return strings.TrimSpace(string(b))
 }
 
-// keyed returns the keys and values of a file; the first value of a key counts. It is empty if the file
+// readKeys returns the keys and values of a file; the first value of a key counts. It is empty if the file
 // cannot be read.
-func keyed(root fs.FS, name, separator string) map[string]string {
+func readKeys(root fs.FS, name, separator string) map[string]string {
 	b, _ := fs.ReadFile(root, name)
 	m := make(map[string]string)
 	for line := range strings.Lines(string(b)) {

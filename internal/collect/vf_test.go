@@ -73,7 +73,7 @@ func BenchmarkVFs(b *testing.B) {
 	source := nictest.Load(b, "netvsc-mlx5").Source()
 	nics := source.Read()
 	for b.Loop() {
-		if u := nic.Between(nics, source.Again(nics)); len(u) != 1 {
+		if u := nic.CountUse(nics, source.ReadAgain(nics)); len(u) != 1 {
 			b.Fatal(u)
 		}
 	}

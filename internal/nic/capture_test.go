@@ -114,7 +114,7 @@ func TestCaptureIsAnonymous(t *testing.T) {
 		t.Errorf("facts read from it (-want +got):\n%s", diff)
 	}
 	m.Packets(t, 100, 50, 90, 45)
-	if u := nic.Between(before, m.Source().Again(before)); len(u) != 1 || u[0].VFRxPackets != 90 || u[0].VFTxPackets != 45 {
+	if u := nic.CountUse(before, m.Source().ReadAgain(before)); len(u) != 1 || u[0].VFRxPackets != 90 || u[0].VFTxPackets != 45 {
 		t.Errorf("packets between two snapshots of it: %+v", u)
 	}
 }

@@ -113,12 +113,12 @@ func (s Source) Read() Snapshot {
 	return all
 }
 
-// Again takes a snapshot of the NICs of an earlier snapshot that may have a VF, and of the devices
+// ReadAgain takes a snapshot of the NICs of an earlier snapshot that may have a VF, and of the devices
 // below them now. It costs nothing if there are no such NICs.
-func (s Source) Again(of Snapshot) Snapshot {
+func (s Source) ReadAgain(of Snapshot) Snapshot {
 	var again Snapshot
 	for _, was := range of.devices {
-		if !was.mayHaveVF() {
+		if !was.canHaveVF() {
 			continue
 		}
 		d, ok := s.device(was.name)
@@ -135,7 +135,7 @@ func (s Source) Again(of Snapshot) Snapshot {
 	return again
 }
 
-func (d device) mayHaveVF() bool { return d.driver == driverNetvsc || d.driver == driverFailover }
+func (d device) canHaveVF() bool { return d.driver == driverNetvsc || d.driver == driverFailover }
 
 // device reads a device. ok is false if it has no hardware, or was removed a moment ago.
 func (s Source) device(name string) (d device, ok bool) {
@@ -224,7 +224,7 @@ func Facts(s Snapshot) map[string]record.NIC {
 	var without []string // devices that may have a VF, and none is bonded to them
 	for _, d := range s.devices {
 		n := record.NIC{Type: d.kind(), Driver: d.driver, Firmware: d.firmware, PCI: d.pci, RxQueues: d.rxQueues, TxQueues: d.txQueues}
-		if d.mayHaveVF() {
+		if d.canHaveVF() {
 			n.VF = new(record.VF)
 			if vf, ok := s.bonded(d); ok {
 				*n.VF = vf.facts(true)
@@ -236,7 +236,7 @@ func Facts(s Snapshot) map[string]record.NIC {
 	}
 	// Until a VF is bonded, only the host and the driver know which NIC it belongs to. Assign
 	// it if a single NIC lacks a VF, or if there is a VF for each NIC that lacks one.
-	loose := s.loose()
+	loose := s.unbonded()
 	if len(loose) > 0 && (len(without) == 1 || len(loose) >= len(without)) {
 		for i, name := range without {
 			*all[name].VF = loose[i]
@@ -277,8 +277,8 @@ func (s Snapshot) bonded(d device) (device, bool) {
 	return device{}, false
 }
 
-// loose returns the VFs that are not bonded: first those without a network device of their own.
-func (s Snapshot) loose() (all []record.VF) {
+// unbonded returns the VFs that are not bonded: first those without a network device of their own.
+func (s Snapshot) unbonded() (all []record.VF) {
 	for _, f := range s.functions {
 		if needs := virtualFunctions[f.pci]; needs != "" && !f.inUse {
 			all = append(all, record.VF{Function: f.pci, Driver: f.driver, Needs: needs})
@@ -297,12 +297,12 @@ func (d device) facts(bonded bool) record.VF {
 	return record.VF{Function: d.pci, Driver: d.driver, Needs: virtualFunctions[d.pci], Device: d.name, Bonded: bonded, Up: d.up}
 }
 
-// Between counts the packets from one snapshot to a later one for each NIC that may have a VF: all of
+// CountUse counts the packets from one snapshot to a later one for each NIC that may have a VF: all of
 // them, and those that took the VF. The caller fills in the place.
-func Between(before, after Snapshot) []record.VFUse {
+func CountUse(before, after Snapshot) []record.VFUse {
 	var all []record.VFUse
 	for _, b := range before.devices {
-		if !b.mayHaveVF() {
+		if !b.canHaveVF() {
 			continue
 		}
 		u := record.VFUse{NIC: b.name}
@@ -335,30 +335,30 @@ func change(before Snapshot, b device, after Snapshot, a device) (name, change s
 	return name, "", was.up
 }
 
-// ways counts a NIC's packets, and those that took one of its two ways: the VF of a synthetic device,
+// counters counts a NIC's packets, and those that took one of its two ways: the VF of a synthetic device,
 // the virtio device of a failover device.
-type ways struct{ rx, tx, partRx, partTx uint64 }
+type counters struct{ rx, tx, partRx, partTx uint64 }
 
-// ways returns a device's counters, and false if its driver has none.
-func (s Snapshot) ways(d device) (ways, bool) {
+// counters returns a device's counters, and false if its driver has none.
+func (s Snapshot) counters(d device) (counters, bool) {
 	if d.driver == driverNetvsc {
 		// netvsc_get_stats64 adds the packets of the VF to those of the VMBus.
-		return ways{d.rx, d.tx, d.vfRx, d.vfTx}, d.counted
+		return counters{d.rx, d.tx, d.vfRx, d.vfTx}, d.counted
 	}
 	// net_failover_get_stats adds both devices up. The virtio device stays when a VF goes, and
 	// with it the VF's own counters.
 	for _, name := range d.lower {
 		if l, ok := s.find(name); ok && l.driver == driverVirtio {
-			return ways{d.rx, d.tx, l.rx, l.tx}, true
+			return counters{d.rx, d.tx, l.rx, l.tx}, true
 		}
 	}
-	return ways{}, false
+	return counters{}, false
 }
 
 // count fills in the packets.
 func count(u *record.VFUse, before Snapshot, b device, after Snapshot, a device) {
-	was, okWas := before.ways(b)
-	is, okIs := after.ways(a)
+	was, okWas := before.counters(b)
+	is, okIs := after.counters(a)
 	if !okWas || !okIs {
 		u.Unknown = "its driver does not count the packets of the VF"
 		return

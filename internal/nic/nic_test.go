@@ -157,7 +157,7 @@ func TestBetween(t *testing.T) {
 			m := nictest.Load(t, c.machine)
 			before := m.Source().Read()
 			c.window(t, m)
-			got := nic.Between(before, m.Source().Again(before))
+			got := nic.CountUse(before, m.Source().ReadAgain(before))
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

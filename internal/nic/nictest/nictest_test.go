@@ -31,7 +31,7 @@ func FuzzParse(f *testing.F) {
 				a.Counters[name] += more
 			}
 		}
-		for _, u := range nic.Between(before, m.Source().Again(before)) {
+		for _, u := range nic.CountUse(before, m.Source().ReadAgain(before)) {
 			if u.VFRxPackets > u.RxPackets || u.VFTxPackets > u.TxPackets {
 				t.Errorf("%+v: more packets took the VF than there were", u)
 			}
