@@ -118,7 +118,7 @@ func (p *namespace) tooLarge(b *journal.Book, changes []journal.Change) (map[str
 		if m.used+n <= m.limit {
 			m.used += n
 		} else if n > 0 {
-			refused[c.Link] = m.exceeded("RFS of "+what(c.Path), n)
+			refused[c.Link] = m.exceeded("RFS of "+ownerOf(c.Path), n)
 		}
 		if err := refused[c.Link]; err != nil {
 			over[c.Path] = err
@@ -127,8 +127,8 @@ func (p *namespace) tooLarge(b *journal.Book, changes []journal.Change) (map[str
 	return over, nil
 }
 
-// what returns the name of the device that a setting belongs to, or "the machine".
-func what(setting string) string {
+// ownerOf returns the name of the device that a setting belongs to, or "the machine".
+func ownerOf(setting string) string {
 	if device, _, ok := kernel.SplitQueue(setting); ok {
 		return device
 	}

@@ -114,7 +114,7 @@ func (r *reader) policy(f *policyFile) {
 		r.valid("metadata.name", f.Metadata.Name, validation.IsDNS1123Subdomain, "a DNS name: a-z, 0-9, - and . within, at most 253")
 	}
 	if r.given("spec.accelerate") {
-		r.some("spec.accelerate", len(f.Spec.Accelerate), "accelerator")
+		r.notEmpty("spec.accelerate", len(f.Spec.Accelerate), "accelerator")
 	}
 	for i, a := range f.Spec.Accelerate {
 		oneKind(r, fmt.Sprintf("spec.accelerate[%d]", i), a)

@@ -256,15 +256,15 @@ func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
 		if tool := v.Tools[w.Name]; tool != "" {
 			own.Tool = tool
 		}
-		own.settle()
+		own.fitTimesToTool()
 		*t = &own
 	}
 	return w
 }
 
-// settle adjusts the times to what the tool can keep, so that every end and every sampler measures the window
+// fitTimesToTool adjusts the times to what the tool can keep, so that every end and every sampler measures the window
 // that the tool measures.
-func (t *Traffic) settle() {
+func (t *Traffic) fitTimesToTool() {
 	switch t.Tool {
 	case ToolQperf, ToolAB, ToolLatte: // take whole seconds, and have no warm-up
 		t.Duration = wholeSeconds(t.Duration)

@@ -84,7 +84,7 @@ func (r *reader) series(e *Experiment) {
 			r.oneOf(path+".axis", line.Axis, axes()...)
 		}
 		if r.given(path + ".of") {
-			r.some(path+".of", len(line.Of), "variant")
+			r.notEmpty(path+".of", len(line.Of), "variant")
 		}
 		r.members(path+".of", e, line, replaced)
 		if valued {

@@ -111,8 +111,8 @@ func (r *reader) share(path string, got float64) {
 	}
 }
 
-// some checks that a list has an element.
-func (r *reader) some(path string, n int, text string) {
+// notEmpty checks that a list has an element.
+func (r *reader) notEmpty(path string, n int, text string) {
 	r.rule(path).Some = true
 	if n == 0 {
 		r.fail(path, "must have at least one %s, is empty", text)
@@ -263,7 +263,7 @@ func (r *reader) target(s *Spec) {
 func (r *reader) workloads(e *Experiment) {
 	s := &e.Spec
 	if r.given("spec.workloads") {
-		r.some("spec.workloads", len(s.Workloads), "workload")
+		r.notEmpty("spec.workloads", len(s.Workloads), "workload")
 	}
 	seen := map[string]string{}
 	for i := range s.Workloads {
@@ -279,7 +279,7 @@ func (r *reader) workloads(e *Experiment) {
 func (r *reader) variants(e *Experiment) {
 	s := &e.Spec
 	if r.given("spec.variants") {
-		r.some("spec.variants", len(s.Variants), "variant")
+		r.notEmpty("spec.variants", len(s.Variants), "variant")
 	}
 	seen := map[string]string{}
 	for i := range s.Variants {
@@ -759,7 +759,7 @@ func (r *reader) service(path string, on Target, s *Service) {
 
 func (r *reader) pairs(path string, pairs []int) {
 	if r.set(path) {
-		r.some(path, len(pairs), "number")
+		r.notEmpty(path, len(pairs), "number")
 	}
 	seen := map[string]string{}
 	for i, n := range pairs {
@@ -1175,7 +1175,7 @@ func (r *reader) versus(path string, e *Experiment, v *Variant) {
 
 func (r *reader) devices(path string, on Path, devices []string, seen map[string]string) {
 	if r.given(path) {
-		r.some(path, len(devices), "class of devices")
+		r.notEmpty(path, len(devices), "class of devices")
 	}
 	for i, d := range devices {
 		at := fmt.Sprintf("%s[%d]", path, i)
