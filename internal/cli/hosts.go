@@ -176,19 +176,19 @@ func (t *hostTarget) Network(ctx context.Context, fabric int) (experiment.Networ
 	if err != nil {
 		return nil, err
 	}
-	return &hostNetwork{Hosts: up, Seating: t.topology.Seat(fabric, up.Places())}, nil
+	return &hostNetwork{Hosts: up, Assignment: t.topology.Assign(fabric, up.Places())}, nil
 }
 
 type hostNetwork struct {
 	*hosts.Hosts
-	*topology.Seating
+	*topology.Assignment
 }
 
-func (n *hostNetwork) Places() []place.Place { return n.Seating.Places() }
+func (n *hostNetwork) Places() []place.Place { return n.Assignment.Places() }
 
 func (n *hostNetwork) Setup() place.Setup {
 	var names []string
-	for _, p := range n.Seating.Places() {
+	for _, p := range n.Assignment.Places() {
 		names = append(names, p.Name)
 	}
 	return place.Setup{Placement: "Clients and servers run on the hosts " + strings.Join(names, ", ") + ".", Lead: n.Lead()}

@@ -201,15 +201,15 @@ func (t *kubeTarget) Network(ctx context.Context, fabric int) (experiment.Networ
 	if err := up.ReachServices(ctx); err != nil {
 		return nil, errors.Join(err, up.Close(context.WithoutCancel(ctx)))
 	}
-	return &kubeNetwork{Pods: up, Seating: t.topology.Seat(fabric, up.Places())}, nil
+	return &kubeNetwork{Pods: up, Assignment: t.topology.Assign(fabric, up.Places())}, nil
 }
 
 type kubeNetwork struct {
 	*kube.Pods
-	*topology.Seating
+	*topology.Assignment
 }
 
-func (n *kubeNetwork) Places() []place.Place { return n.Seating.Places() }
+func (n *kubeNetwork) Places() []place.Place { return n.Assignment.Places() }
 
 // kubeLead bounds the delay of a start time on its way to the workers, through the API server, the kubelet and
 // the container runtime.

@@ -113,7 +113,7 @@ func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network
 	}
 	if s := f.Service; s.Mode != "" {
 		config.Services = &services.Config{
-			Mode: s.Mode, Servers: served.Seats, Backends: s.Backends, Total: max(s.Services, len(served.Seats)), OtherBackends: s.OtherBackends,
+			Mode: s.Mode, Servers: served.Positions, Backends: s.Backends, Total: max(s.Services, len(served.Positions)), OtherBackends: s.OtherBackends,
 			Transports: served.Transports,
 		}
 	}
@@ -127,12 +127,12 @@ func (t *labTarget) Network(ctx context.Context, fabric int) (experiment.Network
 	if err != nil {
 		return nil, err
 	}
-	return &labNetwork{Lab: l, Seating: layout.Seat(fabric, l.Places()), process: t.process, config: config, exp: t.exp}, nil
+	return &labNetwork{Lab: l, Assignment: layout.Assign(fabric, l.Places()), process: t.process, config: config, exp: t.exp}, nil
 }
 
 type labNetwork struct {
 	*lab.Lab
-	*topology.Seating
+	*topology.Assignment
 	process Process
 	config  lab.Config
 	exp     *spec.Experiment
@@ -142,7 +142,7 @@ type labNetwork struct {
 const labLead = 15 * time.Millisecond
 
 // Places returns the places of the lab that an experiment uses.
-func (n *labNetwork) Places() []place.Place { return n.Seating.Places() }
+func (n *labNetwork) Places() []place.Place { return n.Assignment.Places() }
 
 func (n *labNetwork) Setup() place.Setup {
 	return place.Setup{Placement: n.Placement(), CongestionControl: n.config.CongestionControl, Lead: labLead}

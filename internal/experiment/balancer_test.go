@@ -61,12 +61,14 @@ type balancerNetwork struct {
 	target *balancerTarget
 }
 
-func (n *balancerNetwork) seating() *topology.Seating { return n.topology.Seat(n.fabric, n.all()) }
+func (n *balancerNetwork) assignment() *topology.Assignment {
+	return n.topology.Assign(n.fabric, n.all())
+}
 
-func (n *balancerNetwork) Places() []place.Place { return n.seating().Places() }
+func (n *balancerNetwork) Places() []place.Place { return n.assignment().Places() }
 
 func (n *balancerNetwork) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
-	return n.seating().Pair(v, i, ip)
+	return n.assignment().Pair(v, i, ip)
 }
 
 func (n *balancerNetwork) balancer() spec.Balancer { return n.topology.Fabrics()[n.fabric].Balancer }

@@ -106,7 +106,7 @@ func (n *fakeNetwork) Setup() place.Setup {
 }
 
 func (n *fakeNetwork) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
-	return n.topology.Seat(n.fabric, n.Places()).Pair(v, i, ip)
+	return n.topology.Assign(n.fabric, n.Places()).Pair(v, i, ip)
 }
 
 func (n *fakeNetwork) Places() (all []place.Place) {

@@ -45,8 +45,8 @@ type Place struct {
 	// Unprivileged: a worker here may neither sample counters nor apply accelerators. For a pod, a worker
 	// for control does it from the node; for a node, none does.
 	Unprivileged bool
-	// Seat is the pod that traffic on a node stands in for.
-	Seat string
+	// StandsFor is the pod that traffic on a node stands in for.
+	StandsFor string
 	// CPUs of the node, as a list ("0-3"); empty means all of the machine.
 	CPUs string
 	// Affinity are the CPUs that processes of the place run on, as a list; empty
@@ -73,8 +73,8 @@ type Service struct {
 	Everywhere bool
 }
 
-// Seat locates one end of a pair: the number of the node, and of the pod on it.
-type Seat struct {
+// Position locates one end of a pair: the number of the node, and of the pod on it.
+type Position struct {
 	Node int `json:"node"`
 	Pod  int `json:"pod"`
 }
@@ -124,7 +124,7 @@ type Setup struct {
 
 // Served are the pods of a network that have services in front of them, and the transports of those.
 type Served struct {
-	Seats      []Seat
+	Positions  []Position
 	Transports []Transport
 }
 

@@ -55,7 +55,7 @@ type twice struct {
 }
 
 func (b *twice) Network(_ context.Context, fabric int) (experiment.Network, error) {
-	return &twiceNetwork{twice: b, Seating: b.Seat(fabric, append(b.hosts.Places(), b.nodes()...))}, nil
+	return &twiceNetwork{twice: b, Assignment: b.Assign(fabric, append(b.hosts.Places(), b.nodes()...))}, nil
 }
 
 // nodes returns the nodes of the lab. If they share CPUs, each gets one of its own, as the pods of a pair do. Otherwise
@@ -72,10 +72,10 @@ func (b *twice) nodes() []place.Place {
 
 type twiceNetwork struct {
 	*twice
-	*topology.Seating
+	*topology.Assignment
 }
 
-func (n *twiceNetwork) Places() []place.Place { return n.Seating.Places() }
+func (n *twiceNetwork) Places() []place.Place { return n.Assignment.Places() }
 func (n *twiceNetwork) Setup() place.Setup    { return place.Setup{Lead: n.hosts.Lead()} }
 func (n *twiceNetwork) Await(ctx context.Context, patient bool) error {
 	return n.hosts.Await(ctx, patient)

@@ -52,7 +52,7 @@ func (p *Pods) Open(at place.Place, use place.Use) (*Stream, error) {
 			argv = append(argv, "--pod", address.String())
 		}
 	case at.Kind == place.Node:
-		pod = p.host[at.Seat]
+		pod = p.host[at.StandsFor]
 	default:
 		pod = p.traffic[at.Name]
 	}

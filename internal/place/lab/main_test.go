@@ -65,7 +65,7 @@ func TestMain(m *testing.M) {
 	c := config(name)
 	c.Shape = cmp.Or(os.Getenv(childShape), c.Shape)
 	if mode := os.Getenv(childMode); mode != "" {
-		c.Services = &services.Config{Mode: mode, Backends: 1000, Total: 1, Servers: []place.Seat{{Node: 1, Pod: 0}}, Transports: []place.Transport{tcp4}}
+		c.Services = &services.Config{Mode: mode, Backends: 1000, Total: 1, Servers: []place.Position{{Node: 1, Pod: 0}}, Transports: []place.Transport{tcp4}}
 	}
 	if proxy := os.Getenv(childProxy); proxy != "" {
 		balanced(proxy, 1)(&c)

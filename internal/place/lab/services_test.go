@@ -22,9 +22,9 @@ var tcp4 = place.Transport{IP: 4, Protocol: "tcp"}
 // Services that are impossible are refused before anything is touched.
 func TestServicesRefused(t *testing.T) {
 	testenv.NeedRoot(t)
-	seats := func(n int) (all []place.Seat) {
+	positions := func(n int) (all []place.Position) {
 		for i := range n {
-			all = append(all, place.Seat{Node: 1, Pod: i})
+			all = append(all, place.Position{Node: 1, Pod: i})
 		}
 		return all
 	}
@@ -35,59 +35,59 @@ func TestServicesRefused(t *testing.T) {
 		"too many backends": {
 			func(_ *testing.T, c *Config) {
 				c.Pods = 64
-				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 16000, Total: 31, Servers: seats(31), Transports: []place.Transport{tcp4}}
+				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 16000, Total: 31, Servers: positions(31), Transports: []place.Transport{tcp4}}
 			},
 			"31 servers of node1 with 16000 backends each need more addresses than 10.136.0.0/13 holds, which is enough for 30: choose fewer backends",
 		},
 		"more than there is": {
 			func(_ *testing.T, c *Config) {
-				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1 << 20, Total: 1, Servers: seats(1), Transports: []place.Transport{tcp4}}
+				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1 << 20, Total: 1, Servers: positions(1), Transports: []place.Transport{tcp4}}
 			},
 			"which is enough for 0",
 		},
 		"no such pod": {
 			func(_ *testing.T, c *Config) {
-				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 3, Servers: seats(3), Transports: []place.Transport{tcp4}}
+				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 3, Servers: positions(3), Transports: []place.Transport{tcp4}}
 			},
 			"there is no node1/pod2 to be a server",
 		},
 		"no transport": {
 			func(_ *testing.T, c *Config) {
-				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1)}
+				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 1, Servers: positions(1)}
 			},
 			"services: at least one transport is needed",
 		},
 		"no such transport": {
 			func(_ *testing.T, c *Config) {
-				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1), Transports: []place.Transport{{IP: 4, Protocol: "sctp"}}}
+				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 1, Servers: positions(1), Transports: []place.Transport{{IP: 4, Protocol: "sctp"}}}
 			},
 			"services: transports must be tcp or udp over IP version 4 or 6, each once, are [{4 sctp}]",
 		},
 		"another shape": {
 			func(_ *testing.T, c *Config) {
 				c.Shape = overlay.ShapeRouted
-				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 1, Servers: seats(1), Transports: []place.Transport{tcp4}}
+				c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 1, Servers: positions(1), Transports: []place.Transport{tcp4}}
 			},
 			"must be of shape flannel, is routed",
 		},
 		"no iptables": {
 			func(t *testing.T, c *Config) {
 				t.Setenv("PATH", t.TempDir())
-				c.Services = &services.Config{Mode: spec.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1), Transports: []place.Transport{tcp4}}
+				c.Services = &services.Config{Mode: spec.ServiceIPTables, Backends: 1, Total: 1, Servers: positions(1), Transports: []place.Transport{tcp4}}
 			},
 			"need iptables-restore, which is not installed: install it (apt install iptables), or use another mode",
 		},
 		"no ip6tables": {
 			func(t *testing.T, c *Config) {
 				t.Setenv("PATH", t.TempDir())
-				c.Services = &services.Config{Mode: spec.ServiceIPTables, Backends: 1, Total: 1, Servers: seats(1), Transports: []place.Transport{{IP: 6, Protocol: "udp"}}}
+				c.Services = &services.Config{Mode: spec.ServiceIPTables, Backends: 1, Total: 1, Servers: positions(1), Transports: []place.Transport{{IP: 6, Protocol: "udp"}}}
 			},
 			"need ip6tables-restore, which is not installed: install it (apt install iptables), or use another mode",
 		},
 		"no nft": {
 			func(t *testing.T, c *Config) {
 				t.Setenv("PATH", t.TempDir())
-				c.Services = &services.Config{Mode: spec.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1), Transports: []place.Transport{tcp4}}
+				c.Services = &services.Config{Mode: spec.ServiceNFTables, Backends: 1, Total: 1, Servers: positions(1), Transports: []place.Transport{tcp4}}
 			},
 			"need nft, which is not installed: install it (apt install nftables)",
 		},
@@ -98,7 +98,7 @@ func TestServicesRefused(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Setenv("PATH", dir)
-				c.Services = &services.Config{Mode: spec.ServiceNFTables, Backends: 1, Total: 1, Servers: seats(1), Transports: []place.Transport{tcp4}}
+				c.Services = &services.Config{Mode: spec.ServiceNFTables, Backends: 1, Total: 1, Servers: positions(1), Transports: []place.Transport{tcp4}}
 			},
 			"does not accept their rules: nft: exit status 3: no such thing",
 		},
@@ -129,7 +129,7 @@ func TestServicesRefused(t *testing.T) {
 func TestForeignCgroup(t *testing.T) {
 	testenv.NeedRoot(t)
 	c := config(labName(t))
-	c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 1, Servers: []place.Seat{{Node: 1}}, Transports: []place.Transport{tcp4}}
+	c.Services = &services.Config{Mode: spec.ServiceEBPF, Backends: 1, Total: 1, Servers: []place.Position{{Node: 1}}, Transports: []place.Transport{tcp4}}
 	path, err := services.CgroupPath(c.Name)
 	if err != nil {
 		t.Fatal(err)

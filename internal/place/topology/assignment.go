@@ -9,18 +9,18 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Seating is a network that is up, with its places.
-type Seating struct {
+// Assignment says which places of a network that is up are the ends of pairs.
+type Assignment struct {
 	topology *Topology
 	fabric   Fabric
 	places   []place.Place
 	nodes    []place.Place
-	pods     map[place.Seat]place.Place
+	pods     map[place.Position]place.Place
 }
 
-// Seat takes the places of a network: the nodes first, in order, then the pods of each.
-func (t *Topology) Seat(fabric int, places []place.Place) *Seating {
-	s := &Seating{topology: t, fabric: t.fabrics[fabric], pods: make(map[place.Seat]place.Place)}
+// Assign takes the places of a network that is up: the nodes first, in order, then the pods of each.
+func (t *Topology) Assign(fabric int, places []place.Place) *Assignment {
+	s := &Assignment{topology: t, fabric: t.fabrics[fabric], pods: make(map[place.Position]place.Place)}
 	for _, p := range places {
 		if p.Kind == place.Node {
 			if b := s.fabric.Balancer.Backends; b > 0 && len(s.nodes) == 2+b {
@@ -28,11 +28,11 @@ func (t *Topology) Seat(fabric int, places []place.Place) *Seating {
 			}
 			s.nodes = append(s.nodes, p)
 		} else {
-			seat := place.Seat{Node: slices.IndexFunc(s.nodes, func(at place.Place) bool { return at.Name == p.Node })}
-			for s.pods[seat].Name != "" {
-				seat.Pod++
+			position := place.Position{Node: slices.IndexFunc(s.nodes, func(at place.Place) bool { return at.Name == p.Node })}
+			for s.pods[position].Name != "" {
+				position.Pod++
 			}
-			s.pods[seat] = p
+			s.pods[position] = p
 		}
 		s.places = append(s.places, p)
 	}
@@ -40,10 +40,10 @@ func (t *Topology) Seat(fabric int, places []place.Place) *Seating {
 }
 
 // Places returns the places that the experiment uses.
-func (s *Seating) Places() []place.Place { return s.places }
+func (s *Assignment) Places() []place.Place { return s.places }
 
 // Pair returns where the ends of pair i of a variant are, for traffic of an IP version.
-func (s *Seating) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
+func (s *Assignment) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
 	path := s.topology.exp.PathOf(v)
 	var p place.Pair
 	var by place.Place // the place whose address the clients are given
@@ -60,7 +60,7 @@ func (s *Seating) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
 		by = s.nodes[1]
 		by.Service.Port += uint16(i)
 	default:
-		from, to := s.topology.ends(path, i)
+		from, to := s.topology.positionsOf(path, i)
 		p.Client, p.Servers = s.at(from, path), []place.Place{s.at(to, path)}
 		by = p.Servers[0]
 	}
@@ -70,25 +70,25 @@ func (s *Seating) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
 	}
 	p.Everywhere = path.Service != nil && by.Service.Everywhere
 	if !by.IP(ip).IsValid() || !p.To.Addr().IsValid() {
-		return p, fmt.Errorf("%s has no IPv%d address on the path %s: choose the other version (ip: %d)", by.Name, ip, name(path), 10-ip)
+		return p, fmt.Errorf("%s has no IPv%d address on the path %s: choose the other version (ip: %d)", by.Name, ip, nameOfPath(path), 10-ip)
 	}
 	return p, nil
 }
 
-// at returns the place of a seat: the pod or, for native traffic, the node itself on the CPUs
-// that the pod in this seat would have, so that only the path differs.
-func (s *Seating) at(seat place.Seat, path spec.Path) place.Place {
-	pod := s.pods[seat]
+// at returns the place of a position: the pod or, for native traffic, the node itself on the CPUs
+// that the pod in this position would have, so that only the path differs.
+func (s *Assignment) at(position place.Position, path spec.Path) place.Place {
+	pod := s.pods[position]
 	if path.Native == nil {
 		return pod
 	}
-	node := s.nodes[seat.Node]
-	node.Affinity, node.Seat = pod.Affinity, pod.Name
+	node := s.nodes[position.Node]
+	node.Affinity, node.StandsFor = pod.Affinity, pod.Name
 	return node
 }
 
 // host returns the place of a host by its index in the experiment, with its address on a path.
-func (s *Seating) host(i int, path spec.Path) place.Place {
+func (s *Assignment) host(i int, path spec.Path) place.Place {
 	name := s.topology.exp.Spec.Target.Hosts[i].Name
 	place := s.nodes[slices.IndexFunc(s.nodes, func(at place.Place) bool { return at.Name == name })]
 	if path.Address != "" {
@@ -102,7 +102,7 @@ func (s *Seating) host(i int, path spec.Path) place.Place {
 	return place
 }
 
-func name(p spec.Path) string {
+func nameOfPath(p spec.Path) string {
 	switch {
 	case p.Address != "":
 		return p.Address
@@ -116,25 +116,25 @@ func name(p spec.Path) string {
 	return "from pod to pod"
 }
 
-// ends returns the seats of pair i of the experiment. Pairs of a mesh use the first pod of each
+// positionsOf returns the positions of pair i of the experiment. Pairs of a mesh use the first pod of each
 // node.
-func (t *Topology) ends(path spec.Path, i int) (client, server place.Seat) {
+func (t *Topology) positionsOf(path spec.Path, i int) (client, server place.Position) {
 	if t.exp.Spec.Mesh == nil {
-		return seats(path, i, t.exp.Nodes())
+		return positions(path, i, t.exp.Nodes())
 	}
 	client.Node, server.Node = t.meshEnds(i)
 	return client, server
 }
 
-// seats returns the seats of pair i. Ends take turns on the nodes: the client has an even turn,
+// positions returns the positions of pair i. Ends take turns on the nodes: the client has an even turn,
 // and its server the next one. So the two ends are never on the same node. On the path bridge
 // they always are, in neighbouring pods.
-func seats(path spec.Path, i, nodes int) (client, server place.Seat) {
+func positions(path spec.Path, i, nodes int) (client, server place.Position) {
 	if path.Bridge != nil {
 		pod := 2 * (i / nodes)
-		return place.Seat{Node: i % nodes, Pod: pod}, place.Seat{Node: i % nodes, Pod: pod + 1}
+		return place.Position{Node: i % nodes, Pod: pod}, place.Position{Node: i % nodes, Pod: pod + 1}
 	}
 	// Turns go round the nodes. After n ends, a node gives the next one its pod n.
-	at := func(turn int) place.Seat { return place.Seat{Node: turn % nodes, Pod: turn / nodes} }
+	at := func(turn int) place.Position { return place.Position{Node: turn % nodes, Pod: turn / nodes} }
 	return at(2 * i), at(2*i + 1)
 }

@@ -31,14 +31,14 @@ func TestMesh(t *testing.T) {
 			name := fmt.Sprintf("h%d", i)
 			places = append(places, place.Place{Name: name, Node: name, Kind: place.Node, IPv4: own})
 		}
-		seating := Of(exp).Seat(0, places)
+		assignment := Of(exp).Assign(0, places)
 		const blocks = 3
 		company := make(map[[2]string][]string) // of a link, in each block
 		for round := range blocks * rounds {
 			busy := make(map[string]bool)
 			var links [][2]string
 			for i := range size {
-				p, err := seating.Pair(exp.Spec.Variants[0], round*size+i, 4)
+				p, err := assignment.Pair(exp.Spec.Variants[0], round*size+i, 4)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -97,12 +97,12 @@ func TestMeshInPods(t *testing.T) {
 		name := fmt.Sprintf("node%d", i)
 		places = append(places, place.Place{Name: name + "/pod0", Node: name, Kind: place.Pod, IPv4: own})
 	}
-	seating := topology.Seat(0, places)
-	pods, err := seating.Pair(exp.Spec.Variants[0], 0, 4)
+	assignment := topology.Assign(0, places)
+	pods, err := assignment.Pair(exp.Spec.Variants[0], 0, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nodes, err := seating.Pair(exp.Spec.Variants[1], 0, 4)
+	nodes, err := assignment.Pair(exp.Spec.Variants[1], 0, 4)
 	if err != nil {
 		t.Fatal(err)
 	}

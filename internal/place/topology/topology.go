@@ -54,7 +54,7 @@ func Of(exp *spec.Experiment) *Topology {
 				if exp.PathOf(v).Balancer != nil {
 					continue // its ends are on nodes, each in a place of its own
 				}
-				client, server := t.ends(exp.PathOf(v), i)
+				client, server := t.positionsOf(exp.PathOf(v), i)
 				t.pods = max(t.pods, client.Pod+1, server.Pod+1)
 			}
 		}
@@ -89,7 +89,7 @@ func (t *Topology) Describe(i int) string {
 		text += ", " + string(f.NIC.Rate)
 	}
 	if s := f.Service; s.Mode != "" {
-		servers := len(t.Served(i).Seats)
+		servers := len(t.Served(i).Positions)
 		text += fmt.Sprintf(", services by %s: %d with %d backends each, %d in all", s.Mode, servers, s.Backends, max(servers, s.Services))
 		if s.OtherBackends > 1 {
 			text += fmt.Sprintf(", the others with %d", s.OtherBackends)
@@ -183,7 +183,7 @@ func (t *Topology) Pods(fabric int) int {
 	return t.pods
 }
 
-// Served returns the seats of a network that have services in front of them, in the order of the pairs,
+// Served returns the positions of a network that have services in front of them, in the order of the pairs,
 // and the transports of these services.
 func (t *Topology) Served(fabric int) (all place.Served) {
 	i := slices.IndexFunc(t.exp.Spec.Variants, func(v spec.Variant) bool {
@@ -192,7 +192,7 @@ func (t *Topology) Served(fabric int) (all place.Served) {
 	if i < 0 {
 		return all
 	}
-	// All variants on this network have services, and so the same seats.
+	// All variants on this network have services, and so the same positions.
 	path := t.exp.PathOf(t.exp.Spec.Variants[i])
 	for _, w := range t.exp.Spec.Workloads {
 		traffic := w.Traffic()
@@ -200,8 +200,8 @@ func (t *Topology) Served(fabric int) (all place.Served) {
 			all.Transports = append(all.Transports, by)
 		}
 		for i := range slices.Max(t.exp.PairsOf(w)) {
-			if _, server := t.ends(path, i); !slices.Contains(all.Seats, server) {
-				all.Seats = append(all.Seats, server)
+			if _, server := t.positionsOf(path, i); !slices.Contains(all.Positions, server) {
+				all.Positions = append(all.Positions, server)
 			}
 		}
 	}

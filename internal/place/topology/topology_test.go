@@ -32,7 +32,7 @@ func TestServices(t *testing.T) {
 		got[f.Name()] = topology.Served(i)
 	}
 	served := place.Served{
-		Seats:      []place.Seat{{Node: 1, Pod: 0}, {Node: 0, Pod: 1}, {Node: 2, Pod: 1}},
+		Positions:  []place.Position{{Node: 1, Pod: 0}, {Node: 0, Pod: 1}, {Node: 2, Pod: 1}},
 		Transports: []place.Transport{{IP: 4, Protocol: "tcp"}, {IP: 6, Protocol: "udp"}},
 	}
 	if diff := cmp.Diff(map[string]place.Served{
@@ -70,7 +70,7 @@ func TestListen(t *testing.T) {
 			places = append(places, place.Place{Name: node + "/pod0", Node: node, Kind: place.Pod, IPv4: own,
 				Service: place.Service{IPv4: service, Port: 1, Everywhere: c.everywhere}})
 		}
-		p, err := topology.Seat(topology.FabricOf(v), places).Pair(v, 0, 4)
+		p, err := topology.Assign(topology.FabricOf(v), places).Pair(v, 0, 4)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,9 +88,9 @@ func TestSeats(t *testing.T) {
 
 func testSeats(t *testing.T, path spec.Path) {
 	for nodes := 2; nodes <= 16; nodes++ {
-		taken := make(map[place.Seat]bool)
+		taken := make(map[place.Position]bool)
 		for i := range 64 {
-			client, server := seats(path, i, nodes)
+			client, server := positions(path, i, nodes)
 			if (client.Node == server.Node) != (path.Bridge != nil) {
 				t.Errorf("%d nodes: pair %d is on nodes %d and %d", nodes, i, client.Node, server.Node)
 			}
@@ -156,18 +156,18 @@ func TestNative(t *testing.T) {
 `)
 	topology := Of(exp)
 	ip := netip.MustParseAddr("192.0.2.1")
-	seating := topology.Seat(0, []place.Place{
+	assignment := topology.Assign(0, []place.Place{
 		{Name: "node0", Node: "node0", Kind: place.Node, IPv4: ip}, {Name: "node1", Node: "node1", Kind: place.Node, IPv4: ip},
 		{Name: "node0/pod0", Node: "node0", Kind: place.Pod, Affinity: "0", IPv4: ip}, {Name: "node1/pod0", Node: "node1", Kind: place.Pod, Affinity: "1", IPv4: ip},
 	})
 	var got []string
 	for _, v := range exp.Spec.Variants {
-		p, err := seating.Pair(v, 0, 4)
+		p, err := assignment.Pair(v, 0, 4)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, place := range append([]place.Place{p.Client}, p.Servers...) {
-			got = append(got, fmt.Sprintf("%s, as %q, on %s", place.Name, place.Seat, place.Affinity))
+			got = append(got, fmt.Sprintf("%s, as %q, on %s", place.Name, place.StandsFor, place.Affinity))
 		}
 	}
 	if diff := cmp.Diff([]string{
@@ -218,14 +218,14 @@ func TestHosts(t *testing.T) {
 	weave := func(text string) map[string]netip.Addr {
 		return map[string]netip.Addr{"weave": netip.MustParseAddr(text)}
 	}
-	seating := topology.Seat(0, []place.Place{
+	assignment := topology.Assign(0, []place.Place{
 		{Name: "a", Kind: place.Node, Node: "a", IPv4: netip.MustParseAddr("192.0.2.1"), Addresses: weave("10.32.0.1")},
 		{Name: "b", Kind: place.Node, Node: "b", IPv4: netip.MustParseAddr("192.0.2.2"), Addresses: weave("fd00::2")},
 	})
 	got := make(map[string]string)
 	for i, v := range exp.Spec.Variants {
 		ip := []int{4, 4, 6}[i]
-		p, err := seating.Pair(v, 5, ip)
+		p, err := assignment.Pair(v, 5, ip)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +236,7 @@ func TestHosts(t *testing.T) {
 	}, got); diff != "" {
 		t.Errorf("pairs (-want +got):\n%s", diff)
 	}
-	if _, err := seating.Pair(exp.Spec.Variants[2], 0, 4); err == nil || err.Error() != "b has no IPv4 address on the path weave: choose the other version (ip: 6)" {
+	if _, err := assignment.Pair(exp.Spec.Variants[2], 0, 4); err == nil || err.Error() != "b has no IPv4 address on the path weave: choose the other version (ip: 6)" {
 		t.Errorf("IPv4 of a host with an IPv6 address: %v", err)
 	}
 }

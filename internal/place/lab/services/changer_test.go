@@ -15,7 +15,7 @@ import (
 // A batch of nftables flushes and deletes only chains that exist, and keeps those of all backends. Services have
 // fewer backends than a batch has changes, so a backend may come and go within it.
 func TestBatchesOfNFTables(t *testing.T) {
-	config := Config{Mode: spec.ServiceNFTables, Backends: 2, Total: 5, OtherBackends: 2, Servers: []place.Seat{{Node: 1}}, Transports: []place.Transport{
+	config := Config{Mode: spec.ServiceNFTables, Backends: 2, Total: 5, OtherBackends: 2, Servers: []place.Position{{Node: 1}}, Transports: []place.Transport{
 		{IP: 4, Protocol: "tcp"}, {IP: 4, Protocol: "udp"}, {IP: 6, Protocol: "tcp"},
 	}}
 	nodes := twoNodes(1)

@@ -32,7 +32,7 @@ func twoNodes(pods int) []network.Node {
 
 // The rules are those of kube-proxy, word for word.
 func TestKubeProxyRules(t *testing.T) {
-	c := Config{Backends: 3, Total: 2, Servers: []place.Seat{{Node: 1}}, Transports: []place.Transport{
+	c := Config{Backends: 3, Total: 2, Servers: []place.Position{{Node: 1}}, Transports: []place.Transport{
 		{IP: 4, Protocol: "tcp"}, {IP: 4, Protocol: "udp"}, {IP: 6, Protocol: "tcp"}, {IP: 6, Protocol: "udp"},
 	}}
 	nodes := twoNodes(1)

@@ -75,7 +75,7 @@ func config(t testing.TB, mode string, servers, backends int, of ...place.Transp
 		Services: &services.Config{Mode: mode, Backends: backends, Total: servers, Transports: of},
 	}
 	for i := range servers {
-		c.Services.Servers = append(c.Services.Servers, place.Seat{Node: 1, Pod: i})
+		c.Services.Servers = append(c.Services.Servers, place.Position{Node: 1, Pod: i})
 	}
 	return c
 }

@@ -32,8 +32,8 @@ type Config struct {
 	Mode string `json:"mode"`
 	// Servers are the pods that have a service in front of them. Each service has as many backends as
 	// Backends says.
-	Servers  []place.Seat `json:"servers"`
-	Backends int          `json:"backends"`
+	Servers  []place.Position `json:"servers"`
+	Backends int              `json:"backends"`
 	// Total is the number of all services, those of the servers included. The others have OtherBackends
 	// each, 1 if that is 0, at addresses of the first server.
 	Total         int `json:"total"`
@@ -84,7 +84,7 @@ func (s *Config) Validate(shape string, nodes, pods int) error {
 			return fmt.Errorf("transports must be tcp or udp over IP version 4 or 6, each once, are %v", s.Transports)
 		}
 	}
-	seen := make(map[place.Seat]bool)
+	seen := make(map[place.Position]bool)
 	for _, at := range s.Servers {
 		if at.Node < 0 || at.Node >= nodes || at.Pod < 0 || at.Pod >= pods {
 			return fmt.Errorf("there is no node%d/pod%d to be a server", at.Node, at.Pod)
