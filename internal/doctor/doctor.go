@@ -76,20 +76,6 @@ var rules = []struct {
 	{"throttled", throttled},
 }
 
-// Names returns the names of all rules.
-func Names() (names []string) {
-	for _, r := range rules {
-		names = append(names, r.name)
-	}
-	for _, r := range pathRules {
-		names = append(names, r.name)
-	}
-	for _, r := range clusterRules {
-		names = append(names, r.name)
-	}
-	return append(names, hostUnfit, labLacks)
-}
-
 // Examine applies all rules and returns the findings, the worst first.
 func Examine(f Facts) []Finding {
 	all := []Finding{} // not null in JSON
