@@ -11,7 +11,6 @@ import (
 
 	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/spec"
-	"slipstream.dev/internal/stats"
 )
 
 // Plan says which trials an experiment runs, on which networks, and how long that takes.
@@ -37,14 +36,6 @@ type Cell struct {
 	Fabric   int // index of its network in the topology
 	// Period and Repeat are as in record.Trial, 0 where nothing is switched. Round is 0 without a mesh.
 	Period, Repeat, Round int
-}
-
-func (c Cell) String() string {
-	text := c.Variant.Name + " " + stats.At(c.Workload.Name, c.Pairs)
-	if c.Round > 0 {
-		text += fmt.Sprintf(", round %d", c.Round)
-	}
-	return text
 }
 
 // deadTime is about what a trial takes in addition to warm-up and window.

@@ -23,6 +23,7 @@ import (
 	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats"
 )
 
 // fakeTarget has nodes and pods in memory. It records where accelerators are applied, and fails where it is told to.
@@ -868,4 +869,13 @@ func TestLost(t *testing.T) {
 	if len(trials) != 2 || len(out.trials) != 2 || out.trials[1].Status != record.StatusOK {
 		t.Errorf("%d trials, %d on record", len(trials), len(out.trials))
 	}
+}
+
+// String identifies a cell in the failures of tests.
+func (c Cell) String() string {
+	text := c.Variant.Name + " " + stats.At(c.Workload.Name, c.Pairs)
+	if c.Round > 0 {
+		text += fmt.Sprintf(", round %d", c.Round)
+	}
+	return text
 }
