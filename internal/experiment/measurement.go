@@ -113,7 +113,9 @@ func (m *measurement) addPair(i int, pair pairEnds) {
 	for j, server := range pair.servers {
 		m.add(part, server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready place.Ready) (err error) {
 			t := traffic(server, workloadOfServer(m.cell.Workload, pair.Pair))
-			t.Address = pair.Listen(server.place, m.spec.IP)
+			if t.Address = pair.Listen(server.place, m.spec.IP); t.Address.Port() == 0 {
+				t.Address = netip.AddrPortFrom(t.Address.Addr(), m.spec.PortOf(i))
+			}
 			m.servers[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				ports <- p
 				return ready(p)

@@ -53,7 +53,7 @@ func fillMetrics(c Cell, t *record.Trial) error {
 // streamMetrics fills in the metrics of one-way traffic.
 func streamMetrics(traffic *spec.Traffic, t *record.Trial, m map[string]float64) {
 	udp := traffic.Protocol == "udp"
-	var d datagrams
+	d := datagrams{counts: traffic.Tool != spec.ToolQperf}
 	for i := range t.PerPair {
 		// The receiver reports what arrived. For other tools, the client reports everything.
 		p := &t.PerPair[i]
@@ -65,7 +65,6 @@ func streamMetrics(traffic *spec.Traffic, t *record.Trial, m map[string]float64)
 		}
 		m[metrics.Throughput] += e.BitsPerSecond
 		if udp {
-			m[metrics.Rate] += perSecond(*e)
 			arrived := e.Messages // in a tool's only window
 			if e == &p.Server {
 				arrived = e.Arrived
@@ -73,8 +72,11 @@ func streamMetrics(traffic *spec.Traffic, t *record.Trial, m map[string]float64)
 			d.add(*e, arrived)
 		}
 	}
-	if udp {
+	switch {
+	case udp:
 		d.fill(m)
+	case traffic.Messages():
+		m[metrics.MessageRate] = m[metrics.Throughput] / 8 / float64(traffic.Size)
 	}
 }
 
@@ -104,8 +106,14 @@ func answerMetrics(c Cell, t *record.Trial, m map[string]float64) error {
 		lost += float64(p.Client.Lost)
 		sent += float64(p.Client.Lost + p.Client.Messages)
 	}
-	if c.Workload.Traffic().Protocol == "udp" {
+	if t := c.Workload.Traffic(); t.Protocol == "udp" && t.CountsLost() {
 		m[metrics.Loss] = ratio(lost, sent)
+	}
+	if c.Workload.Traffic().Iterations > 0 { // the last pair is the one that counts
+		t.Window = 0
+		for _, p := range t.PerPair {
+			t.Window = max(t.Window, p.Client.Seconds)
+		}
 	}
 	if c.Workload.Connect != nil && lost > 0 {
 		t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
@@ -119,7 +127,7 @@ func cpuMetrics(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes
 	var busy, softirq, interrupts, switches float64
 	for _, h := range t.Hosts {
 		scale := t.Window / h.Seconds
-		if spec.Requests > 0 { // after which nothing more was done
+		if spec.Requests > 0 || spec.Iterations > 0 { // after which nothing more was done
 			scale = 1
 		}
 		switches += float64(h.Switches) * scale
@@ -159,6 +167,7 @@ func clientCPUMetrics(t *record.Trial, m map[string]float64) {
 	}
 	e := t.PerPair[0].Client
 	for name, v := range map[string]float64{
+		metrics.ClientCPU:            e.Machine.Busy,
 		metrics.CPUPerMessage:        e.Machine.Busy * float64(e.Machine.CPUs) * e.Seconds / float64(e.Messages),
 		metrics.InterruptsPerMessage: e.Machine.Interrupts,
 		metrics.SwitchesPerMessage:   e.Machine.Switches,
@@ -174,21 +183,42 @@ type datagrams struct {
 	arrived, lost, reordered float64
 	// jitter is weighted by the number of datagrams that came at each receiver.
 	came, jitter float64
+	rate         float64
+	// shares are the receivers whose tool reports a share of loss in place of counts.
+	shares int
+	share  float64
+	// counts means that the tool also counts what came late, and measures jitter.
+	counts bool
 }
 
 func (d *datagrams) add(e record.Endpoint, arrived uint64) {
+	if e.LossShare != nil {
+		d.shares++
+		d.share += *e.LossShare
+	}
 	came := float64(e.Messages)
 	d.arrived += float64(arrived)
 	d.lost += float64(e.Lost)
 	d.reordered += float64(e.Reordered)
 	d.came += came
 	d.jitter += e.Jitter * came
+	d.rate += perSecond(e)
 }
 
+// fill leaves out what the tool did not measure.
 func (d *datagrams) fill(m map[string]float64) {
+	if d.shares > 0 {
+		m[metrics.Loss] = d.share / float64(d.shares)
+	}
+	if d.came+d.lost+d.arrived == 0 {
+		return
+	}
+	m[metrics.Rate] = d.rate
 	m[metrics.Loss] = ratio(d.lost, d.lost+d.arrived)
-	m[metrics.Reorder] = ratio(d.reordered, d.came)
-	m[metrics.Jitter] = ratio(d.jitter, d.came)
+	if d.counts {
+		m[metrics.Reorder] = ratio(d.reordered, d.came)
+		m[metrics.Jitter] = ratio(d.jitter, d.came)
+	}
 }
 
 // requestMetrics fills in the metrics of http.

@@ -38,6 +38,12 @@ func TestDatagrams(t *testing.T) {
 		"another tool's client tells all": {udp(spec.ToolIperf3), []record.Pair{
 			{Client: record.Endpoint{Seconds: 2, Messages: 900, Lost: 100, Reordered: 9, Jitter: 1e-3, BitsPerSecond: 1e6}},
 		}, map[string]float64{metrics.Throughput: 1e6, metrics.Rate: 450, metrics.Loss: 0.1, metrics.Reorder: 0.01, metrics.Jitter: 1e-3}, 0},
+		"a tool that counts what is lost only": {udp(spec.ToolQperf), []record.Pair{
+			{Client: record.Endpoint{Seconds: 2, Messages: 900, Lost: 100, BitsPerSecond: 1e6}},
+		}, map[string]float64{metrics.Throughput: 1e6, metrics.Rate: 450, metrics.Loss: 0.1}, 0},
+		"a tool that reports a share": {udp(spec.ToolQperf), []record.Pair{
+			{Client: record.Endpoint{Seconds: 2, LossShare: new(0.25), BitsPerSecond: 1e6}}, {Client: record.Endpoint{Seconds: 2, LossShare: new(0.5), BitsPerSecond: 1e6}},
+		}, map[string]float64{metrics.Throughput: 2e6, metrics.Loss: 0.375}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			trial := record.Trial{PerPair: tt.pairs}
@@ -69,9 +75,12 @@ func TestWorkloadsGiveWhatIsMeasured(t *testing.T) {
 	host := record.Host{Seconds: 1, Switches: 1, CPUs: []record.CPU{{Busy: 1, Softirq: 1, Interrupts: 1}}}
 	tcp := &spec.Traffic{Protocol: "tcp", Tool: spec.ToolNative, Duration: 1e9}
 	udp := &spec.Traffic{Protocol: "udp", Tool: spec.ToolNative, Duration: 1e9}
+	small := &spec.Traffic{Protocol: "tcp", Tool: spec.ToolNative, Size: 64, Duration: 1e9}
+	lossless := &spec.Traffic{Protocol: "udp", Tool: spec.ToolQperf, Duration: 1e9}
+	counts := &spec.Traffic{Protocol: "tcp", Tool: spec.ToolNative, Iterations: 10, Duration: 5e9}
 	counted := &spec.Traffic{Protocol: "tcp", Tool: spec.ToolNative, Requests: 10}
 	for name, w := range map[string]spec.Workload{
-		"stream": {Stream: tcp}, "stream udp": {Stream: udp}, "pingpong": {PingPong: tcp}, "pingpong udp": {PingPong: udp}, "underload": {UnderLoad: tcp},
+		"stream": {Stream: tcp}, "stream of messages": {Stream: small}, "pingpong by qperf": {PingPong: lossless}, "iterations": {PingPong: counts}, "stream udp": {Stream: udp}, "pingpong": {PingPong: tcp}, "pingpong udp": {PingPong: udp}, "underload": {UnderLoad: tcp},
 		"connect": {Connect: tcp}, "http": {HTTP: tcp}, "http requests": {HTTP: counted}, "application": {Application: tcp},
 	} {
 		trial := record.Trial{PerPair: []record.Pair{{Client: end, Server: end}}, Hosts: []record.Host{host}}

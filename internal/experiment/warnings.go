@@ -43,8 +43,8 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	if share := record.RetransmitShare(retransmits, bytes/2); share > retransmitShare && retransmits > 10 {
 		warn(record.WarnRetransmits, "TCP retransmitted %d segments, about %.2g %% of all it sent", retransmits, 100*share)
 	}
-	// A fixed number of requests has no planned end.
-	if t := c.Workload.Traffic(); skew > skewShare && t.Tool == spec.ToolNative && t.Requests == 0 {
+	// A fixed number of requests or round trips has no planned end.
+	if t := c.Workload.Traffic(); skew > skewShare && t.Tool == spec.ToolNative && !t.Counted() {
 		warn(record.WarnSkew, "a client or server measured over a window that is %.1f %% longer or shorter than the planned one", 100*skew)
 	}
 	if len(t.Hosts) == 0 {

@@ -8,6 +8,7 @@ import "slices"
 // Names of the metrics of a trial, and of its summary.
 const (
 	Throughput           = "throughput"
+	MessageRate          = "message_rate"
 	Rate                 = "rate"
 	LatencyMean          = "latency_mean"
 	LatencyP50           = "latency_p50"
@@ -22,6 +23,7 @@ const (
 	CPUPerGB             = "cpu_per_gb"
 	SoftirqPerGB         = "softirq_per_gb"
 	CPUPerMessage        = "cpu_per_message"
+	ClientCPU            = "client_cpu"
 	InterruptsPerGB      = "interrupts_per_gb"
 	SenderSleepsPerGB    = "sender_sleeps_per_gb"
 	ReceiverSleepsPerGB  = "receiver_sleeps_per_gb"
@@ -71,12 +73,16 @@ const (
 	AnsweredDatagrams                     // the same over UDP
 	HTTP
 	CountedRequests // HTTP until a number of requests is done
+	MessageStreams  // one way over TCP, of messages no larger than a datagram
+	ClientMachine   // Answered, by a tool that reports the load of its client's machine
 )
 
 // table has the metrics in the order of summaries, those of links last.
 var table = []Metric{
 	{Name: Throughput, Unit: "bit/s", Better: Higher, Of: Streams, Title: "throughput", Shown: "Gb/s", Scale: 1e-9,
 		Meaning: "bit/s of payload, as received"},
+	{Name: MessageRate, Unit: "1/s", Better: Higher, Of: MessageStreams, Title: "messages of the stream", Shown: "k/s", Scale: 1e-3,
+		Meaning: "messages of a TCP stream, 1/s: its throughput over the workload's size, unless that is more than a datagram can have"},
 	{Name: Rate, Unit: "1/s", Better: Higher, Of: Answered | DatagramStreams, Title: "message rate", Shown: "k/s", Scale: 1e-3,
 		Meaning: "messages or round trips, 1/s"},
 	{Name: LatencyMean, Unit: "s", Better: Lower, Of: Answered, Title: "mean latency", Shown: "µs", Scale: 1e6,
@@ -108,6 +114,8 @@ var table = []Metric{
 		Meaning: "s of softirq per 1e9 bytes; part of cpu_per_gb"},
 	{Name: CPUPerMessage, Unit: "s", Better: Lower, Of: Answered, Title: "CPU per round trip", Shown: "µs", Scale: 1e6,
 		Meaning: "s of busy CPU on all nodes per round trip"},
+	{Name: ClientCPU, Unit: "1", Better: Lower, Of: ClientMachine, Title: "busy CPUs of the client", Shown: "%", Scale: 100,
+		Meaning: "share of the CPU time of the client's machine that was busy, 1, as latte reports it"},
 	{Name: InterruptsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Title: "interrupts", Shown: "per MB", Scale: 1e-3,
 		Meaning: "interrupts of all CPUs per 1e9 bytes of payload"},
 	{Name: SenderSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, NotComparedBecause: "an end may never sleep, and there is no ratio to 0",

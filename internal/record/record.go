@@ -114,6 +114,8 @@ type Endpoint struct {
 	Messages    uint64 `json:"messages,omitempty"`    // messages or round trips within the window
 	Lost        uint64 `json:"lost,omitempty"`        // messages that did not arrive, or got no reply
 	Retransmits uint64 `json:"retransmits,omitempty"` // retransmitted TCP segments
+	// LossShare is the share of the sent data that did not arrive, 0 to 1, from a tool that reports it but no counts.
+	LossShare *float64 `json:"loss_share,omitempty" unit:"1"`
 	// Arrived is how many of the datagrams that the sender counts have arrived. Only the receiver of a
 	// UDP stream has this and the next three, the latter within its own window.
 	Arrived    uint64  `json:"arrived,omitempty"`

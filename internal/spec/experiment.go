@@ -596,6 +596,9 @@ type Traffic struct {
 	// Requests is the number of http requests per pair: the window ends when they are done, after
 	// duration at the latest. With 0 the window lasts for duration.
 	Requests int `json:"requests,omitempty"`
+	// Iterations is the number of round trips of each connection of pingpong: the window ends when they are done, after duration
+	// at the latest. With 0 the window lasts for duration. For the tools native, without epoll, and latte.
+	Iterations int `json:"iterations,omitempty"`
 	// Page makes users load a page (index, script and styles, compressed), each over a
 	// connection of its own. They arrive at the rate, whether or not earlier users are done.
 	Page bool `json:"page,omitempty"`
@@ -621,6 +624,10 @@ type Traffic struct {
 	Warmup Duration `json:"warmup,omitempty"`
 	// Duration is the length of the measured window.
 	Duration Duration `json:"duration"`
+	// Port on which the server of the first pair listens; further pairs use the ports after it. qperf needs two for each
+	// pair: for control, and for data the one after it. With 0 servers listen on ports that are free. A firewall between
+	// hosts must let these ports through.
+	Port int `json:"port,omitempty"`
 	// Tool is the program that generates the traffic. Not every tool supports every kind.
 	Tool string `json:"tool,omitempty"`
 }

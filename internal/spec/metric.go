@@ -12,13 +12,17 @@ func (w Workload) kinds() metrics.Traffic {
 	switch {
 	case w.Stream != nil && udp:
 		return metrics.Streams | metrics.DatagramStreams
+	case w.Stream != nil && t.Messages():
+		return metrics.Streams | metrics.MessageStreams
 	case w.Stream != nil:
 		return metrics.Streams
 	case w.HTTP != nil && t.Requests > 0:
 		return metrics.Answered | metrics.HTTP | metrics.CountedRequests
 	case w.HTTP != nil:
 		return metrics.Answered | metrics.HTTP
-	case udp:
+	case t.Tool == ToolLatte:
+		return metrics.Answered | metrics.ClientMachine
+	case udp && t.CountsLost():
 		return metrics.Answered | metrics.AnsweredDatagrams
 	}
 	return metrics.Answered

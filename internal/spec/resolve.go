@@ -294,8 +294,25 @@ func InstalledApplication(tool string) bool {
 	return false
 }
 
-// Counted reports whether the window ends when a number of requests is done, and not by the clock.
-func (t *Traffic) Counted() bool { return t.Requests > 0 || t.Tool == ToolRedis }
+// Counted reports whether the window ends when a number of requests or round trips is done, and not by the clock.
+func (t *Traffic) Counted() bool { return t.Requests > 0 || t.Iterations > 0 || t.Tool == ToolRedis }
+
+// Messages reports whether a TCP stream is of messages, which are no larger than a datagram, rather than of large writes.
+func (t *Traffic) Messages() bool { return t.Protocol == "tcp" && t.Size > 0 && t.Size <= maxDatagram }
+
+// CountsLost reports whether the tool counts the messages of a ping-pong that were lost.
+func (t *Traffic) CountsLost() bool { return t.Tool != ToolQperf && t.Tool != ToolLatte }
+
+// PortOf returns the port on which the server of a pair listens, counted from 0. It is 0 if the server chooses one.
+func (t *Traffic) PortOf(pair int) uint16 {
+	switch {
+	case t.Port == 0:
+		return 0
+	case t.Tool == ToolQperf: // has another one for data
+		return uint16(t.Port + 2*pair)
+	}
+	return uint16(t.Port + pair)
+}
 
 // Kind returns "stream", "pingpong", "underload", "connect", "http" or "application".
 func (w Workload) Kind() string {

@@ -54,6 +54,7 @@ func TestServiceErrors(t *testing.T) {
 		{"services: 100}", "services: 100, otherBackends: 251}", "spec.variants[1].path.service.otherBackends: must be at most 250, is 251"},
 		{"services: 100}", "services: 100, endpointChanges: 101}", "spec.variants[1].path.service.endpointChanges: must be at most 100, is 101"},
 		{"udp, ip: 6", "udp, tool: qperf", "spec.variants[0]: qperf opens a second port on its server"},
+		{"udp, ip: 6", "udp, port: 4000", "spec.variants[0]: the port 4000 of the traffic cannot be had: a service or balancer has ports of its own; leave port out"},
 		{"connect: {", "stream: {protocol: udp, tool: iperf3, ", "spec.variants[0]: iperf3 answers datagrams from its pod's first address"},
 		{
 			"services: 100}}", "services: 100}}, tools: {datagrams: sockperf}",

@@ -839,18 +839,21 @@ func toolsOf(kind string) []string {
 	return []string{ToolNative}
 }
 
+// maxDatagram is the largest payload of UDP over IPv4: 65535 bytes less the headers.
+const maxDatagram = 65507
+
 // sizesOf returns the smallest and largest message, in bytes, that a tool can send.
 func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 	low, high = 1, 1<<20 // iperf3's MAX_BLOCKSIZE
 	if t.Protocol == "udp" {
-		high = 65507 // 65535 less the IPv4 and UDP headers
+		high = maxDatagram
 		if t.IP == 6 {
 			high = 65487
 		}
 	}
 	switch {
 	case tool == ToolSockperf:
-		low, high = 14, min(high, 65507) // its header and its MAX_PAYLOAD_SIZE
+		low, high = 14, min(high, maxDatagram) // its header and its MAX_PAYLOAD_SIZE
 	case kind == "underload":
 		low = 8 // when it was due
 	case kind == "stream" && t.Protocol == "udp":
@@ -928,6 +931,10 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	}
 	r.http(path, kind, t)
 	r.io(path, kind, t)
+	r.iterations(path, kind, t)
+	if r.set(path + ".port") {
+		r.between(path+".port", t.Port, 1, maxPort)
+	}
 	r.application(path, kind, t)
 	if t.Busy && (kind != "underload" || t.Rate == 0) {
 		r.fail(path+".busy", "is only for underload with a rate: no other workload waits for the clock")
@@ -938,6 +945,23 @@ func (r *reader) traffic(path, kind string, t *Traffic) {
 	if r.set(path + ".warmup") {
 		r.positive(path+".warmup", t.Warmup)
 	}
+}
+
+// maxPort leaves room for the ports of further pairs.
+const maxPort = 65535 - 2*MaxPairs
+
+// iterations checks a number of round trips.
+func (r *reader) iterations(path, kind string, t *Traffic) {
+	if !r.set(path + ".iterations") {
+		return
+	}
+	switch {
+	case kind != "pingpong":
+		r.fail(path+".iterations", "is for pingpong only: %s has no round trips to count", kind)
+	case t.Tool == ToolNative && t.IO == IOEpoll:
+		r.fail(path+".iterations", "is not for the io %s; choose %s", IOEpoll, IOBlocking)
+	}
+	r.between(path+".iterations", t.Iterations, 1, 100_000_000)
 }
 
 // io checks how the engine reads and writes, and fills in the default if the engine has a choice.
@@ -971,7 +995,7 @@ func (r *reader) importedTraffic(path, kind string, t *Traffic) {
 	r.oneOf(path+".protocol", t.Protocol, "tcp", "udp")
 	r.oneOf(path+".ip", strconv.Itoa(t.IP), "4", "6")
 	r.oneOf(path+".tool", t.Tool, tools...)
-	for field, n := range map[string]int{"size": int(t.Size), "connections": t.Connections, "rate": t.Rate, "requests": t.Requests, "warmup": int(t.Warmup)} {
+	for field, n := range map[string]int{"size": int(t.Size), "connections": t.Connections, "rate": t.Rate, "requests": t.Requests, "iterations": t.Iterations, "port": t.Port, "warmup": int(t.Warmup)} {
 		if n < 0 {
 			r.fail(path+"."+field, "must not be negative, is %d", n)
 		}
@@ -1236,12 +1260,16 @@ func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 		r.fail(path, "wrk requests a single object from nginx, not a page; choose native")
 	case tool == ToolNginx && t.Requests > 0:
 		r.fail(path, "wrk runs for a time, not for a number of requests; choose native or ab")
+	case t.Iterations > 0 && tool != ToolNative && tool != ToolLatte:
+		r.fail(path, "%s runs for a time, not for a number of iterations; choose native or latte", tool)
 	}
 }
 
 // toolServed checks that a tool works through a service, if the variant uses one.
 func (r *reader) toolServed(path, tool string, e *Experiment, on Path, t *Traffic) {
 	switch {
+	case t.Port != 0 && (on.Service != nil || on.Balancer != nil):
+		r.fail(path, "the port %d of the traffic cannot be had: a service or balancer has ports of its own; leave port out", t.Port)
 	case on.Service == nil:
 	case tool == ToolQperf:
 		r.fail(path, "qperf opens a second port on its server, which a service does not forward; choose another tool")

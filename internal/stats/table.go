@@ -45,11 +45,11 @@ func Judged(exp *spec.Experiment, w spec.Workload) []string {
 }
 
 // meanAlone reports whether the mean is the only latency that all variants have, because the tool of one
-// reports no percentiles.
+// reports no percentiles. latte does so only with -hist, which a run sets and imported output need not have.
 func meanAlone(exp *spec.Experiment, w spec.Workload) bool {
 	return (w.PingPong != nil || w.Application != nil) && slices.ContainsFunc(exp.Spec.Variants, func(v spec.Variant) bool {
 		tool := exp.WorkloadFor(v, w).Traffic().Tool
-		return tool == spec.ToolQperf || tool == spec.ToolMemcached
+		return tool == spec.ToolQperf || tool == spec.ToolMemcached || tool == spec.ToolLatte && exp.Spec.Target.Imported != nil
 	})
 }
 

@@ -133,7 +133,7 @@ func (s Spec) ask(c *conn, r *run) error {
 		case errors.Is(err, errLost):
 			c.lost++
 		case errors.Is(err, errOver):
-			return nil
+			return s.missing(c)
 		case err != nil:
 			return c.ended(r, fmt.Errorf("round trip: %w", err))
 		default:
@@ -144,12 +144,25 @@ func (s Spec) ask(c *conn, r *run) error {
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		if now >= r.To || r.stopped.Load() {
+		if s.Iterations > 0 && c.from.at != 0 && c.messages.Load()-c.from.messages >= uint64(s.Iterations) {
+			c.close(now)
 			shutdownWrite(c.fd)
 			return nil
 		}
+		if now >= r.To || r.stopped.Load() {
+			shutdownWrite(c.fd)
+			return s.missing(c)
+		}
 		sent = now
 	}
+}
+
+// missing returns an error if a number of round trips was not done when the window ended.
+func (s Spec) missing(c *conn) error {
+	if s.Iterations == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d iterations are done at the end of the window: set a longer duration", c.messages.Load()-c.from.messages, s.Iterations)
 }
 
 // lostAfter bounds how long a UDP message may take before it counts as lost and the

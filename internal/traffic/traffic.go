@@ -58,8 +58,11 @@ type Spec struct {
 	// no limit. Page loads a page in place of one object, with an image of Image bytes unless that is 0.
 	KeepAlive bool
 	Requests  int
-	Page      bool // on an event loop
-	Image     int
+	// Iterations is the number of a PingPong's round trips in the window, on each connection; 0 for no limit. Not on an
+	// event loop.
+	Iterations int
+	Page       bool // on an event loop
+	Image      int
 	// Pipeline is the number of GRPC calls in progress on a connection at a time.
 	Pipeline int
 	// Secret of the trial, by which a server recognises its clients.
@@ -169,16 +172,27 @@ func (c *conn) mark(r *run, now int64) {
 	if next.at != 0 || now < due {
 		return
 	}
-	*next = edge{
-		at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost,
-		retransmits: retransmits(c.fd),
-	}
+	*next = c.edge(now)
 	if !c.passenger {
 		next.spent = threadSpent()
 	}
 	if c.arrivals != nil {
 		next.counts = c.arrivals.counts
 	}
+}
+
+// edge returns the counts of a connection at a time.
+func (c *conn) edge(now int64) edge {
+	return edge{
+		at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost,
+		retransmits: retransmits(c.fd),
+	}
+}
+
+// close ends the window early, because all that was to be measured is done.
+func (c *conn) close(now int64) {
+	c.to = c.edge(now)
+	c.to.spent = threadSpent()
 }
 
 // finish records the edges of the window that are missing, because nothing more will come.

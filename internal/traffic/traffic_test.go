@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -561,6 +562,29 @@ func testLostMessages(t *testing.T, loop bool) {
 		}
 		if out.Lost < least || out.Lost > most || h.TotalCount() == 0 {
 			t.Errorf("%s: %d lost, %d answered", spec.Kind, out.Lost, h.TotalCount())
+		}
+	}
+}
+
+// TestIterations: each connection makes as many round trips as it is asked for, which end its window. A window that ends before
+// is an error.
+func TestIterations(t *testing.T) {
+	for _, udp := range []bool{false, true} {
+		spec := Spec{Kind: PingPong, UDP: udp, Size: 64, Connections: 2, Iterations: 50}
+		e, _, err := pair(t, t.Context(), spec, "127.0.0.1", 2*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := record.DecodeHistogram(e.Latency)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Messages != 100 || e.Bytes != 6400 || h.TotalCount() != 100 || e.Seconds <= 0 || e.Seconds > 1.9 || e.Retransmits > 1000 {
+			t.Errorf("udp %v: %d round trips, %d latencies: %+v", udp, e.Messages, h.TotalCount(), e)
+		}
+		spec.Iterations = 1 << 40
+		if _, _, err := pair(t, t.Context(), spec, "127.0.0.1", 100*time.Millisecond); err == nil || !strings.Contains(err.Error(), "iterations are done at the end of the window: set a longer duration") {
+			t.Errorf("udp %v: error %v", udp, err)
 		}
 	}
 }

@@ -184,6 +184,15 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 	w := workloadOf("pingpong", "tcp", func(t *spec.Traffic) {
 		t.Tool, t.Duration = spec.ToolLatte, spec.Duration(time.Second)
 	})
+	counted := workloadOf("pingpong", "tcp", func(t *spec.Traffic) {
+		t.Tool, t.Duration, t.Iterations = spec.ToolLatte, spec.Duration(time.Second), 500
+	})
+	testenv.Retry(t, 5, func() error {
+		if got, errs := run(t, server, client, counted, func() {}); errs[1] != nil || got[1].Messages != 500 {
+			return fmt.Errorf("%d of 500 iterations, %v", got[1].Messages, errs)
+		}
+		return nil
+	})
 	for i := range 2 {
 		var e record.Endpoint
 		testenv.Retry(t, 5, func() error {

@@ -14,7 +14,7 @@ import (
 )
 
 func main() {
-	protocol, address, client, size, limit := "tcp", "", false, 4, 10*time.Second
+	protocol, address, client, size, limit, iterations := "tcp", "", false, 4, 10*time.Second, 0
 	for i := 1; i < len(os.Args); i++ {
 		value := func() string { i++; return os.Args[i] }
 		number := func() int {
@@ -35,6 +35,8 @@ func main() {
 			size = number()
 		case "-t":
 			limit = time.Duration(number()) * time.Second
+		case "-i":
+			iterations = number()
 		case "-hist":
 		case "-hl", "-hc":
 			number()
@@ -54,7 +56,7 @@ func main() {
 	}
 	buckets := make([]int, 9998)
 	n, began := 0, time.Now()
-	for ; time.Since(began) < limit; n++ {
+	for ; n < iterations || iterations == 0 && time.Since(began) < limit; n++ {
 		sent := time.Now()
 		if _, err := c.Write(buf); err != nil {
 			log.Fatal(err)
