@@ -3,7 +3,6 @@ package importer
 import (
 	"cmp"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -196,30 +195,9 @@ func workloadsOf(trials []*trial, bad *problems) []spec.Workload {
 }
 
 func merge(w *spec.Workload, f, first *file, bad *problems) {
-	if f.Workload.Kind() != w.Kind() {
-		bad.add(f.path, "it is %s, and %s is %s: tell workloads apart by {workload}", f.Workload.Kind(), first.path, w.Kind())
-		return
+	if differences := tools.Merge(*w, f.Reading); len(differences) > 0 {
+		bad.add(f.path, "its traffic differs from that of %s: %s; tell workloads apart by {workload}, or import them separately", first.path, strings.Join(differences, ", "))
 	}
-	all, own := w.Traffic(), *f.Workload.Traffic()
-	if f.Counted {
-		all.Duration = max(all.Duration, own.Duration)
-		own.Duration = all.Duration
-		if own.Requests != all.Requests { // one of the two ended by time
-			own.Requests, all.Requests = 0, 0
-		}
-	}
-	if own == *all {
-		return
-	}
-	a, b := reflect.ValueOf(own), reflect.ValueOf(*all)
-	var differences []string
-	for i := range a.NumField() {
-		if !a.Field(i).Equal(b.Field(i)) {
-			field, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
-			differences = append(differences, fmt.Sprintf("%s %v, not %v", field, a.Field(i), b.Field(i)))
-		}
-	}
-	bad.add(f.path, "its traffic differs from that of %s: %s; tell workloads apart by {workload}, or import them separately", first.path, strings.Join(differences, ", "))
 }
 
 // interleaved finds variants whose runs were all before or all after those of another variant, by the

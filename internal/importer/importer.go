@@ -90,7 +90,7 @@ func Import(paths []string, o Options) (*Result, error) {
 		return nil, err
 	}
 	r := &Result{Imported: record.Imported{Pattern: o.Pattern}}
-	var files []*file
+	var files, whole []*file // one for each test, and for each file
 	var bad problems
 	for _, path := range found {
 		n, ok := p.match(path)
@@ -98,12 +98,13 @@ func Import(paths []string, o Options) (*Result, error) {
 			r.Skipped = append(r.Skipped, Problem{path, errors.New("its name does not match the pattern " + o.Pattern)})
 			continue
 		}
-		f, err := read(path, n, o.Window)
+		of, err := read(path, n, o.Window)
 		if err != nil {
 			bad = append(bad, Problem{path, err})
 			continue
 		}
-		files = append(files, f)
+		files = append(files, of...)
+		whole = append(whole, of[0])
 	}
 	if len(files)+len(bad) == 0 {
 		return nil, fmt.Errorf("--pattern %s: it matches none of %s%s", o.Pattern, count(len(found), "file"), such(found))
@@ -115,12 +116,12 @@ func Import(paths []string, o Options) (*Result, error) {
 		return nil, err
 	}
 	formats := make(map[string]bool)
-	for _, f := range files {
+	for _, f := range whole {
 		r.Imported.Files = append(r.Imported.Files, record.File{Path: f.path, SHA256: f.hash, Format: f.Format, Version: f.Version})
 		formats[strings.TrimSpace(f.Format+" "+f.Version)] = true
 	}
 	r.Note = fmt.Sprintf("Not measured by slipstream: imported from %s of %s. Where and on what it ran is not known.",
-		count(len(files), "file"), strings.Join(slices.Sorted(maps.Keys(formats)), ", "))
+		count(len(whole), "file"), strings.Join(slices.Sorted(maps.Keys(formats)), ", "))
 	return r, nil
 }
 
@@ -157,7 +158,8 @@ func find(paths []string) ([]string, error) {
 // maxFile bounds the size of a file, in bytes. No tool writes as much for a trial.
 const maxFile = 64 << 20
 
-func read(path string, n name, window time.Duration) (*file, error) {
+// read returns a file for each test in it.
+func read(path string, n name, window time.Duration) ([]*file, error) {
 	if err := n.check(); err != nil {
 		return nil, err
 	}
@@ -177,20 +179,45 @@ func read(path string, n name, window time.Duration) (*file, error) {
 	if err != nil {
 		return nil, cmp.Or(errors.Unwrap(err), err)
 	}
-	if err := record.CheckJSON(data); err != nil {
+	text, err := plain(data)
+	if err != nil {
 		return nil, err
 	}
-	reading, err := tools.Read(data, window)
+	if err := record.CheckJSON(text); err != nil {
+		return nil, err
+	}
+	readings, err := tools.Read(text, window)
 	switch {
 	case tools.NoWindow(err):
 		return nil, fmt.Errorf("%w: give it with --duration", err)
 	case err != nil:
 		return nil, err
-	case len(reading.Runs) > 1 && n.number >= 0:
-		return nil, fmt.Errorf("it has %d runs, and its name has the number of one: leave {block} or {run} out of the pattern", len(reading.Runs))
 	}
 	hash := sha256.Sum256(data)
-	return &file{path, n, reading, hex.EncodeToString(hash[:])}, nil
+	var files []*file
+	for i, reading := range readings {
+		if len(reading.Runs) > 1 && n.number >= 0 {
+			return nil, fmt.Errorf("it has %d runs, and its name has the number of one: leave {block} or {run} out of the pattern", len(reading.Runs))
+		}
+		f := &file{path, n, reading, hex.EncodeToString(hash[:])}
+		if len(readings) > 1 {
+			f.workload = strings.TrimPrefix(n.workload+"-"+testName(readings, i), "-")
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// testName names a test among those of one file: by its kind, or by the name that it has in the file if others are of the same
+// kind.
+func testName(readings []tools.Reading, i int) string {
+	kind := readings[i].Workload.Kind()
+	for j, other := range readings {
+		if j != i && other.Workload.Kind() == kind {
+			return readings[i].Test
+		}
+	}
+	return kind
 }
 
 // notLabel matches the characters that an experiment's name cannot have.

@@ -2,20 +2,24 @@ package importer
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats"
 )
 
 // output returns the output of a tool, from the test data of the parsers.
@@ -96,6 +100,193 @@ func TestPattern(t *testing.T) {
 			t.Errorf("%q: error %v, want %q", text, err, want)
 		}
 	}
+}
+
+// TestTests: a file with several tests, as qperf writes it, has a trial of each.
+func TestTests(t *testing.T) {
+	tests := output(t, "qperf-0.4.11-bw-lat-conf.txt")
+	for pattern, want := range map[string]string{
+		"{variant}-{run}.txt":            "base pingpong 1 base pingpong 2 base stream 1 base stream 2",
+		"{variant}_{workload}-{run}.txt": "base small-pingpong 1 base small-pingpong 2 base small-stream 1 base small-stream 2",
+	} {
+		name := strings.NewReplacer("{variant}", "base", "{workload}", "small").Replace(pattern)
+		dir := folder(t, map[string]string{strings.Replace(name, "{run}", "1", 1): tests, strings.Replace(name, "{run}", "2", 1): tests})
+		r, err := Import([]string{dir}, Options{Pattern: pattern, Window: 2 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, tr := range r.Trials {
+			got = append(got, fmt.Sprintf("%s %s %d", tr.Variant, tr.Workload, tr.Block))
+			for name, v := range map[string]float64{metrics.Throughput: 332e6 * 8, metrics.LatencyMean: 38.2e-6} {
+				if got, ok := tr.Metrics[name]; ok && math.Abs(got/v-1) > 1e-9 {
+					t.Errorf("%s of %g, want %g", name, got, v)
+				}
+			}
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != want || len(r.Imported.Files) != 2 || !strings.Contains(r.Note, "from 2 files") {
+			t.Errorf("%s: trials %v, %d files, %s", pattern, got, len(r.Imported.Files), r.Note)
+		}
+	}
+	// The names of tests of the same kind are those in the file. It is a run each time that a test stands there.
+	dir := folder(t, map[string]string{"base.txt": "tcp_lat:\n    latency  =  2 us\nudp_lat:\n    latency  =  3 us\ntcp_lat:\n    latency  =  4 us\n"})
+	r, err := Import([]string{dir}, Options{Pattern: "{variant}.txt", Window: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, tr := range r.Trials {
+		got = append(got, fmt.Sprintf("%s %d %.0f", tr.Workload, tr.Block, tr.Metrics[metrics.LatencyMean]*1e6))
+		if _, ok := tr.Metrics[metrics.Loss]; ok {
+			t.Errorf("%s has a loss, which qperf does not count", tr.Workload)
+		}
+	}
+	slices.Sort(got)
+	if want := []string{"tcp_lat 1 4", "tcp_lat 2 8", "udp_lat 1 6"}; !slices.Equal(got, want) {
+		t.Errorf("trials %v, want %v", got, want)
+	}
+}
+
+// TestDocumentedCommands: each import line of the how-to reads what its command prints.
+func TestDocumentedCommands(t *testing.T) {
+	text, err := os.ReadFile("../../docs/how-to/import.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	qperf, latte, pp := output(t, "qperf-0.4.11-bw-lat-conf.txt"), output(t, "latte-iterations.txt"), output(t, "sockperf-3.7-half-rtt.txt")
+	iperf2, lat, ab := output(t, "iperf2-2.1.8-tcp.txt"), output(t, "qperf-0.4.11-terse.txt"), output(t, "ab-2.3-plain.txt")
+	tp, ul, mpstat := output(t, "sockperf-3.7-stream-64.txt"), output(t, "sockperf-3.7-underload-max.txt"), output(t, "mpstat-12.6.1.txt")
+	for _, tt := range []struct {
+		command string
+		files   map[string]string
+		want    []string
+	}{
+		{"--pattern '{variant}-{run}.txt' --baseline A2 --duration 2s", map[string]string{"A2-1.txt": qperf, "D2-1.txt": qperf},
+			[]string{"A2 pingpong latency_mean rate", "A2 stream throughput", "D2 pingpong latency_mean rate", "D2 stream throughput"}},
+		{"--pattern '{variant}-{workload}-{run}.txt' --baseline off", map[string]string{"off-pp64-1.txt": pp, "off-tp64-1.txt": tp, "off-ul1472-1.txt": ul},
+			[]string{
+				"off pp64 latency_max latency_mean latency_p50 latency_p99 latency_p999 rate", "off tp64 message_rate throughput",
+				"off ul1472 latency_max latency_mean latency_p50 latency_p99 latency_p999 rate",
+			}},
+		{"--pattern '{variant}_{workload}_{run}.txt' --baseline off", map[string]string{"off_64_1.txt": latte},
+			[]string{"off 64 client_cpu context_switches_per_message interrupts_per_message latency_mean rate"}},
+		{"--pattern '{variant}.{workload}.{run}.txt' --baseline off --duration 2s", map[string]string{"off.iperf.1.txt": iperf2, "off.qperf.1.txt": lat},
+			[]string{"off iperf throughput", "off qperf latency_mean rate"}},
+		{"--pattern '{variant}.{workload}.{run}.txt' --baseline kube-proxy", map[string]string{"kube-proxy.16000.1.txt": ab, "cilium.16000.1.txt": ab},
+			[]string{
+				"cilium 16000 completion errors latency_max latency_mean latency_p50 latency_p99 rate",
+				"kube-proxy 16000 completion errors latency_max latency_mean latency_p50 latency_p99 rate",
+			}},
+		{"--pattern '{variant}-{pairs}-{run}-*' --baseline baseline", map[string]string{"baseline-1-1-iperf3.json": stream(1000, 1), "baseline-1-1-mpstat.txt": mpstat},
+			[]string{"baseline stream cpu_per_gb softirq_per_gb throughput"}},
+	} {
+		if !strings.Contains(string(text), "`slipstream import "+tt.command) {
+			t.Errorf("the how-to lacks %s", tt.command)
+		}
+		o := Options{Window: 2 * time.Second}
+		_, after, _ := strings.Cut(tt.command, "'")
+		o.Pattern, after, _ = strings.Cut(after, "'")
+		o.Baseline = strings.Fields(after)[1]
+		r, err := Import([]string{folder(t, tt.files)}, o)
+		if err != nil {
+			t.Errorf("%s: %v", tt.command, err)
+			continue
+		}
+		var got []string
+		for _, tr := range r.Trials {
+			got = append(got, strings.Join(append([]string{tr.Variant, tr.Workload}, slices.Sorted(maps.Keys(tr.Metrics))...), " "))
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.command, diff)
+		}
+	}
+}
+
+// TestNotMeasured: a tool's plain output of UDP has a loss, and nothing else that a receiver counts.
+func TestNotMeasured(t *testing.T) {
+	dir := folder(t, map[string]string{"base.txt": "udp_bw:\n    send_bw  =  1.2 GB/sec\n    recv_bw  =  900 MB/sec\n"})
+	r, err := Import([]string{dir}, Options{Pattern: "{variant}.txt", Window: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]float64{metrics.Throughput: 7.2e9, metrics.Loss: 0.25}, r.Trials[0].Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestMachine: latte's figures of its machine are metrics, and its mean is the primary one.
+func TestMachine(t *testing.T) {
+	r, err := Import([]string{folder(t, map[string]string{"base.txt": output(t, "latte-iterations.txt")})}, Options{Pattern: "{variant}.txt"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]float64{
+		metrics.LatencyMean: 2920.8e-6, metrics.Rate: 1 / 2920.8e-6, metrics.ClientCPU: 0.068,
+		metrics.InterruptsPerMessage: 13.16, metrics.SwitchesPerMessage: 17.13,
+	}
+	if diff := cmp.Diff(want, r.Trials[0].Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if w := r.Experiment.Spec.Workloads[0]; stats.Primary(r.Experiment, w) != metrics.LatencyMean || w.PingPong.Iterations != 65000 {
+		t.Errorf("primary %s of %+v", stats.Primary(r.Experiment, w), w.PingPong)
+	}
+}
+
+// TestMessageRate: of sockperf's streams, and of all whose messages are small.
+func TestMessageRate(t *testing.T) {
+	dir := folder(t, map[string]string{"base_64.txt": output(t, "sockperf-3.7-stream-64.txt"), "base_128K.txt": stream(1000, 100)})
+	r, err := Import([]string{dir}, Options{Pattern: "{variant}_{workload}.txt"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range r.Trials {
+		got, ok := tr.Metrics[metrics.MessageRate]
+		if small := tr.Workload == "64"; small != ok || small && math.Abs(got-153367/1.048) > 1 {
+			t.Errorf("%s: %g messages a second, %v", tr.Workload, got, ok)
+		}
+	}
+}
+
+// TestPlain: what Windows writes is the same text.
+func TestPlain(t *testing.T) {
+	latte := output(t, "latte-iterations.txt")
+	windows := strings.ReplaceAll(latte, "\n", "\r\n")
+	units := utf16.Encode([]rune(windows))
+	little, big := []byte{0xff, 0xfe}, []byte{0xfe, 0xff}
+	for _, u := range units {
+		little, big = binary.LittleEndian.AppendUint16(little, u), binary.BigEndian.AppendUint16(big, u)
+	}
+	for name, data := range map[string]string{"CRLF": windows, "UTF-8 with a mark": "\ufeff" + windows, "UTF-16": string(little), "UTF-16, big end first": string(big)} {
+		if got, err := plain([]byte(data)); err != nil || string(got) != latte {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	for data, want := range map[string]string{string(little[2:]): "line 1 has a byte 0", " \n": "it is empty", "\xff\xfe": "it is empty"} {
+		if _, err := plain([]byte(data)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want %q", data, err, want)
+		}
+	}
+}
+
+// FuzzPlain: whatever a file has, what is read of it is text with the line ends of text.
+func FuzzPlain(f *testing.F) {
+	f.Add([]byte("\xff\xfea\x00\r\x00\n\x00"))
+	f.Add([]byte("\xfe\xff\x00a\x00"))
+	f.Add([]byte("\xef\xbb\xbfa\r\nb"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		got, err := plain(data)
+		if err != nil {
+			if got != nil {
+				t.Errorf("an error and a text too: %q", got)
+			}
+			return
+		}
+		if bytes.IndexByte(got, 0) >= 0 || len(bytes.TrimSpace(got)) == 0 {
+			t.Errorf("%q of %q", got, data)
+		}
+	})
 }
 
 // TestBlocks imports variants that took turns, with their CPUs, and a file that is not a result.
@@ -198,7 +389,7 @@ func TestProblems(t *testing.T) {
 		{"no window", "{variant}", map[string]string{"base": output(t, "rps-rfs-log.txt")}, []string{"give it with --duration"}},
 		{"other traffic", "{variant}-{run}", map[string]string{"base-1": good, "base-2": strings.Replace(good, `"num_streams":1`, `"num_streams":4`, 1)},
 			[]string{"base-2: its traffic differs from that of", "connections 4, not 1"}},
-		{"other kind", "{variant}-{workload}-{run}", map[string]string{"base-x-1": good, "base-x-2": output(t, "sockperf-3.7-half-rtt.txt")}, []string{"it is pingpong, and ", "is stream"}},
+		{"other kind", "{variant}-{workload}-{run}", map[string]string{"base-x-1": good, "base-x-2": output(t, "sockperf-3.7-half-rtt.txt")}, []string{"its traffic differs from that of ", "pingpong, not stream"}},
 		{"the same twice", "{variant}-{run}.*", map[string]string{"base-1.a": good, "base-1.b": good}, []string{"base-1.b: it belongs to the same trial as", "base-1.a"}},
 		{"fewer pairs than named", "{variant}-{pairs}-{pair}", map[string]string{"base-2-1": good}, []string{"base-2-1: its trial has files for 1 of 2 pairs"}},
 		{"connections for pairs", "{variant}-{pairs}", map[string]string{"base-2": good}, []string{"base-2: it has 1 pair, and its name says 2"}},

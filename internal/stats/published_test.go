@@ -101,10 +101,11 @@ func runsOf(t *testing.T, path string, pairs int) [][]float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := tools.Read(log, time.Second)
+	readings, err := tools.Read(log, time.Second)
 	if err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}
+	r := readings[0]
 	var runs [][]float64
 	for i, run := range r.Runs {
 		var rates []float64

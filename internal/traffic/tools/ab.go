@@ -74,13 +74,15 @@ func (ab) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 
 var (
 	// abFigure is "Complete requests:      200".
-	abFigure = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request): +([0-9.]+)( seconds| bytes| \[ms\] \(mean\))?\n$`)
-	// abFailed is "   (Connect: 0, Receive: 20, Length: 0, Exceptions: 10)".
-	abFailed = regexp.MustCompile(`^ +\(Connect: (\d+), Receive: (\d+), Length: (\d+), Exceptions: (\d+)\)\n$`)
+	abFigure = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request): +([0-9.]+)( seconds| bytes| \[ms\] \(mean\))?$`)
+	// abHead begins an output.
+	abHead = regexp.MustCompile(`(?m)^This is ApacheBench`)
+	// abFailed is "   (Connect: 0, Receive: 20, Length: 0, Exceptions: 10)"; ab of Apache 2.0 does not count what it received.
+	abFailed = regexp.MustCompile(`^ +\(Connect: (\d+),(?: Receive: (\d+),)? Length: (\d+), Exceptions: (\d+)\)$`)
 	// abPercentile is "50,0.437" of the CSV.
-	abPercentile = regexp.MustCompile(`^(\d+),([0-9.]+)\n$`)
+	abPercentile = regexp.MustCompile(`^(\d+),([0-9.]+)$`)
 	// abServed is "  50%     12", in whole milliseconds, the last one " 100%    345 (longest request)".
-	abServed = regexp.MustCompile(`^ +(50|99|100)% +(\d+)(?: \(longest request\))?\n$`)
+	abServed = regexp.MustCompile(`^ +(50|99|100)% +(\d+)(?: \(longest request\))?$`)
 	// abPercentiles are the names of those in a record.
 	abPercentiles = map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99, "100": metrics.LatencyMax}
 	// abTraffic are "Concurrency Level:      8", "Keep-Alive requests:    30492" and
@@ -91,9 +93,15 @@ var (
 func parseAB(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	o := abOutput{figures: make(map[string]float64), served: make(map[string]float64), precise: e.Percentiles}
-	for line := range bytes.Lines(output) {
+	number := 0
+	for raw := range bytes.Lines(output) {
+		number++
+		line := bytes.TrimSuffix(raw, []byte("\n"))
+		if n := len(line); n == len(raw) && line[n-1] >= '0' && line[n-1] <= '9' {
+			return e, halfLine(number, string(line))
+		}
 		if err := o.line(line); err != nil {
-			return e, err
+			return e, fmt.Errorf("line %d: %w", number, err)
 		}
 	}
 	if err := o.complete(); err != nil {
@@ -114,6 +122,10 @@ func parseAB(w spec.Workload, output []byte) (record.Endpoint, error) {
 	if e.Messages == 0 {
 		return e, fmt.Errorf("every request failed: connect %g, receive %g, length %g, others %g, status %g",
 			o.kinds[0], o.kinds[1], o.kinds[2], o.kinds[3], status)
+	}
+	if n := e.Errors[record.ErrShort]; n > 0 && float64(n) == failed {
+		e.Warnings = append(e.Warnings, record.Warnf(record.WarnErrors,
+			"all %d failed requests got answers of another length than the first, which need not be a failure if the page changes: run ab with -l", n))
 	}
 	if failed > 0 {
 		// The percentiles include failed requests.
@@ -234,7 +246,7 @@ func abErrors(kinds [4]float64, status float64) map[string]uint64 {
 // abSays reports whether a line is known and of no use.
 func abSays(line string) bool {
 	for _, start := range []string{
-		"This is ApacheBench", "Copyright ", "Licensed to ", "Benchmarking ", "Percentage ", "0,", "Server ", "Document ", "Concurrency ",
+		"This is ApacheBench", "Copyright ", "Licensed to ", "Benchmarking ", "Completed ", "Percentage ", "0,", "Server ", "Document ", "Concurrency ",
 		"Total", "Requests per second", "Time per request", "Transfer rate", "Connection Times", "min ", "Connect:", "Processing:", "Waiting:",
 		"50%", "66%", "75%", "80%", "90%", "95%", "98%", "99%", "100%", "Finished ", "WARNING", "Write errors", "..done",
 	} {

@@ -24,6 +24,9 @@ import (
 // The text has three digits. Those of -y C are exact.
 
 var (
+	// iperf2Other is a direction other than from the client to the server, of 2.0.14 and later: "[ *1] 0.0000-10.0100 sec …"
+	// and "[FD1] 0.0000-…".
+	iperf2Other = regexp.MustCompile(`^\[ *(\*|FD)\d+\] +[0-9.]+- *[0-9.]+ sec`)
 	// iperf2Line is "[  3]  0.0-10.0 sec  1.10 GBytes   941 Mbits/sec"; a server's report of
 	// UDP continues with "0.106 ms 24605/512674 (4.8%)", and -e with figures of its own.
 	iperf2Line = regexp.MustCompile(`^\[ *(\d+|SUM)\] +([0-9.]+)- *([0-9.]+) sec +([0-9.]+) ([KMGT]?)Bytes +([0-9.]+) ([KMGT]?)(bits|Bytes)/sec(?: +([0-9.]+) ms +(\d+)/ *(\d+) \(.*)?`)
@@ -35,8 +38,9 @@ var (
 	iperf2Local = regexp.MustCompile(`^\[ *\d+\] local .* connected with `)
 	// iperf2Sends is "Sending 1470 byte datagrams".
 	iperf2Sends = regexp.MustCompile(`^Sending (\d+) byte datagrams`)
-	// iperf2CSV is the time, both addresses, the connection, and the interval.
-	iperf2CSV = regexp.MustCompile(`^\d{14}[^,]*,[^,]*,\d+,[^,]*,\d+,-?\d+,[0-9.]+-[0-9.]+,`)
+	// iperf2CSV is the time, both addresses, the connection, and the interval. With -e, 2.1.9 and later begin with the time
+	// zone, and 2.2.0 and later have the ends of the interval in two fields.
+	iperf2CSV = regexp.MustCompile(`^([-+]\d{4}:)?\d{14}[^,]*,[^,]*,\d+,[^,]*,\d+,-?\d+,[0-9.]+[-,][0-9.]+,`)
 )
 
 type iperf2 struct{}
@@ -88,7 +92,7 @@ func (iperf2) Lead(w spec.Workload) time.Duration { return iperf3{}.Lead(w) }
 // Parse takes the seconds of the window as the sender counts them. What it has in its socket's
 // buffer at the edges is counted a little early.
 func (iperf2) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
-	o := iperf2Output{sums: make(map[string][]iperf2Sum)}
+	o := iperf2Output{sums: make(map[string][]iperf2Sum), ends: make(map[string][2]string)}
 	for line := range bytes.Lines(output) {
 		if err := o.line(strings.TrimRight(string(line), "\r\n")); err != nil {
 			return record.Endpoint{}, fmt.Errorf("iperf2: %w", err)
@@ -128,7 +132,14 @@ type iperf2Output struct {
 	reports []iperf2Sum
 	late    float64
 	failed  string // the first line that reports an error
+	// server means that a server listened in the same process. ends are the addresses and ports of each connection of -y C.
+	server bool
+	ends   map[string][2]string
+	half   bool // the line has no end
 }
+
+// errBothWays is for output with figures of the server's sending.
+var errBothWays = errors.New("traffic from the server to the client too (-d, -r, --full-duplex, --reverse): a stream goes from the client to the server; run iperf without the option, and with the ends exchanged for the other direction")
 
 func isIperf2(output []byte) bool {
 	for line := range bytes.Lines(output) {
@@ -140,13 +151,14 @@ func isIperf2(output []byte) bool {
 }
 
 func readIperf2(output []byte, _ time.Duration) (Reading, error) {
-	o := iperf2Output{sums: make(map[string][]iperf2Sum)}
-	for line := range bytes.Lines(output) {
-		if !bytes.HasSuffix(line, []byte("\n")) {
-			break // half a line may end in half a number
-		}
-		if err := o.line(strings.TrimRight(string(line), "\r\n")); err != nil {
-			return Reading{}, err
+	o := iperf2Output{sums: make(map[string][]iperf2Sum), ends: make(map[string][2]string)}
+	number := 0
+	for raw := range bytes.Lines(output) {
+		number++
+		line := strings.TrimRight(string(raw), "\r\n")
+		o.half = len(line) == len(raw)
+		if err := o.line(line); err != nil {
+			return Reading{}, fmt.Errorf("line %d: %w", number, err)
 		}
 	}
 	if o.traffic.Protocol == "" {
@@ -182,7 +194,13 @@ func (o *iperf2Output) line(line string) error {
 	}
 	switch m, late := iperf2Head.FindStringSubmatch(line), iperf2Late.FindStringSubmatch(line); {
 	case m != nil && o.traffic.Protocol != "":
-		return errors.New("it has several runs, or both directions at once (-d, -r): give a file for each")
+		return errors.New("another run begins, or the other direction (-d, -r): give a file for each")
+	case m != nil && o.server, iperf2Other.MatchString(line):
+		return errBothWays
+	case strings.HasPrefix(line, "Server listening on"):
+		if o.server = true; o.traffic.Protocol != "" {
+			return errBothWays
+		}
 	case m != nil:
 		o.traffic.Protocol, o.traffic.IP = strings.ToLower(m[2]), ipVersion(m[1])
 	case late != nil:
@@ -192,7 +210,11 @@ func (o *iperf2Output) line(line string) error {
 	case iperf2Local.MatchString(line):
 		o.traffic.Connections++
 	case iperf2CSV.MatchString(line):
-		return o.csv(strings.Split(line, ","))
+		return o.csv(line)
+	case o.half && len(o.ends) > 0: // among lines of -y C
+		return fmt.Errorf("it has no line end, and may be half a line of -y C: %.200q; if the file is whole, remove it", line)
+	case strings.HasPrefix(line, "time,srcaddress,") && !strings.Contains(line, ",tcpretry,"):
+		return fmt.Errorf("the columns of -y C are not those of TCP: %.200q", line)
 	case iperf2Sends.MatchString(line):
 		n, err := strconv.Atoi(iperf2Sends.FindStringSubmatch(line)[1])
 		o.traffic.Size = spec.Bytes(n)
@@ -206,9 +228,15 @@ func (o *iperf2Output) line(line string) error {
 // csv is a line of -y C: time, addresses and ports, connection, interval, bytes, bits a
 // second, and of UDP jitter in ms, lost, total, per cent, out of order
 // (reportCSV_bw_jitter_loss_format in Locale.c). The connection -1 is all of them.
-func (o *iperf2Output) csv(f []string) error {
-	if len(f) != 9 && len(f) != 14 {
-		return fmt.Errorf("a line of -y C with %d fields, want 9, or 14 of UDP", len(f))
+func (o *iperf2Output) csv(line string) error {
+	f := strings.Split(line, ",")
+	enhanced := line[0] == '+' || line[0] == '-'
+	switch n := len(f); {
+	case !enhanced && (n == 9 || n == 14), enhanced && n == 15:
+	case enhanced && n == 17: // make the interval one field
+		f = append(append(slices.Clone(f[:6]), f[6]+"-"+f[7]), f[8:]...)
+	default:
+		return fmt.Errorf("a line of -y C with %d fields, want 9, or 14 of UDP; with -e 15 or 17", n)
 	}
 	protocol := "tcp"
 	if len(f) == 14 {
@@ -219,6 +247,13 @@ func (o *iperf2Output) csv(f []string) error {
 	var s iperf2Sum
 	if err := numbers(map[*float64]string{&s.from: from, &s.to: to, &s.bytes: f[7], &s.bits: f[8]}); err != nil {
 		return err
+	}
+	if err := o.between(f[5], f[1]+":"+f[2], f[3]+":"+f[4], protocol); err != nil {
+		return err
+	}
+	// The last number is whole if it agrees with the bytes.
+	if agrees := math.Abs(s.bits*(s.to-s.from)-8*s.bytes) <= 4*s.bytes; o.half && (protocol == "udp" || !agrees) {
+		return fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)
 	}
 	if protocol == "udp" {
 		var late float64
@@ -237,6 +272,26 @@ func (o *iperf2Output) csv(f []string) error {
 	o.add(id, s)
 	return nil
 }
+
+// between notes the ends of a connection: they are others in another run, and exchanged in a server's report of UDP and in
+// the other direction.
+func (o *iperf2Output) between(id, from, to, protocol string) error {
+	was, ok := o.ends[id]
+	if !ok {
+		was = [2]string{from, to}
+		o.ends[id] = was
+	}
+	switch exchanged := was == [2]string{to, from}; {
+	case was != [2]string{from, to} && !(exchanged && protocol == "udp"):
+		return fmt.Errorf("another run begins: connection %s is from %s to %s, and was from %s to %s; give a file for each", id, from, to, was[0], was[1])
+	case protocol == "tcp" && slices.ContainsFunc(slices.Collect(maps.Values(o.ends)), func(other [2]string) bool { return portOf(from) != "0" && portOf(from) == portOf(other[1]) }):
+		return errBothWays
+	}
+	return nil
+}
+
+// portOf returns the port of an address with a port. It is 0 in a sum.
+func portOf(end string) string { return end[strings.LastIndex(end, ":")+1:] }
 
 func (o *iperf2Output) add(id string, s iperf2Sum) {
 	if s.report {

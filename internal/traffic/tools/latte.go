@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ import (
 // Microsoft's VirtualClient and scripts use and read them, and as others have quoted them. It
 // has not been run with this program: what it prints when it listens is a guess.
 //
-// It takes whole seconds (-t), or else a number of iterations (-i), and knows of no warm-up.
+// It takes whole seconds (-t), or else a number of iterations (-i), and knows of no warm-up. Both ends are given the same.
 type latte struct{}
 
 const (
@@ -56,16 +57,26 @@ func (l latte) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ st
 // more seconds.
 func (latte) argv(w spec.Workload, addr netip.Addr, port uint16, more int64) []string {
 	t := w.PingPong
-	return []string{
+	argv := []string{
 		"latte", "-" + t.Protocol, "-a", netip.AddrPortFrom(addr, port).String(),
-		"-m", strconv.FormatInt(int64(t.Size), 10), "-t", strconv.FormatInt(wholeSeconds(time.Duration(t.Duration))+more, 10),
+		"-m", strconv.FormatInt(int64(t.Size), 10),
 	}
+	if t.Iterations > 0 {
+		return append(argv, "-i", strconv.Itoa(t.Iterations))
+	}
+	return append(argv, "-t", strconv.FormatInt(wholeSeconds(time.Duration(t.Duration))+more, 10))
 }
 
 func (latte) Lead(spec.Workload) time.Duration { return 0 }
 
-func (latte) Parse(_ spec.Workload, output []byte) (record.Endpoint, error) {
-	e, err := parseLatte(output)
+// Parse needs the histogram, which ClientArgv asks for: a run has a median.
+func (latte) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
+	e, o, err := parseLatte(output)
+	if n := w.PingPong.Iterations; err == nil && n > 0 && e.Messages != uint64(n) {
+		err = fmt.Errorf("it made %d of %d iterations", e.Messages, n)
+	} else if err == nil && len(o.histogram) == 0 {
+		err = fmt.Errorf("its output has no histogram; it ends with %.200q", o.last)
+	}
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("latte: %w", err)
 	}
@@ -75,6 +86,8 @@ func (latte) Parse(_ spec.Workload, output []byte) (record.Endpoint, error) {
 var (
 	// latteFigure is "Latency(usec) 69.98".
 	latteFigure = regexp.MustCompile(`^(MsgSize\(byte\)|Iterations|Latency\(usec\)|CPU\(%\))\s+([0-9.]+)\s*$`)
+	// latteNames begin the lines that are read.
+	latteNames = []string{"MsgSize(byte)", "Iterations", "Latency(usec)", "CPU(%)", "CtxSwitch/sec", "Interrupt/sec"}
 	// latteEach is "Interrupt/sec 55164     (3.86/iteration)".
 	latteEach = regexp.MustCompile(`^(CtxSwitch/sec|Interrupt/sec)\s+[0-9.]+\s+\(([0-9.]+)/iteration\)\s*$`)
 	// latteBucket is "   103      1664".
@@ -88,50 +101,50 @@ func isLatte(output []byte) bool {
 	return latteProtocol.Match(output) && bytes.Contains(output, []byte("Latency(usec)"))
 }
 
-// readLatte assumes one connection: latte has no more.
+// readLatte assumes one connection: latte has no more. It takes the number of iterations that were made for the number that the
+// run was to make. A time may have ended the run instead (-t), but latte does not print that.
 func readLatte(output []byte, _ time.Duration) (Reading, error) {
 	t := spec.Traffic{Tool: spec.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
-	e, err := parseLatte(output)
+	e, _, err := parseLatte(output)
 	if err != nil {
 		return Reading{}, err
 	}
-	t.Size = spec.Bytes(e.Bytes / e.Messages)
+	t.Size, t.Iterations = spec.Bytes(e.Bytes/e.Messages), int(e.Messages)
 	t.Duration = spec.Duration(math.Ceil(min(e.Seconds, 1e6)) * 1e9)
 	return Reading{Workload: spec.Workload{PingPong: &t}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
 // parseLatte assumes that the window is as long as the iterations took: the latency is the mean
 // of a round trip.
-func parseLatte(output []byte) (record.Endpoint, error) {
+func parseLatte(output []byte) (record.Endpoint, latteOutput, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	o, err := latteLines(output)
 	if err != nil {
-		return e, err
+		return e, o, err
 	}
 	for _, name := range []string{"MsgSize(byte)", "Iterations", "Latency(usec)"} {
 		if v, ok := o.figures[name]; !ok {
-			return e, fmt.Errorf("its output has no %s; it ends with %.200q", name, o.last)
+			return e, o, fmt.Errorf("its output has no %s; it ends with %.200q", name, o.last)
 		} else if !(v > 0 && v < 1e15) {
-			return e, fmt.Errorf("%s of %g", name, v)
+			return e, o, fmt.Errorf("%s of %g", name, v)
 		}
-	}
-	if len(o.histogram) == 0 {
-		return e, fmt.Errorf("its output has no histogram; it ends with %.200q", o.last)
 	}
 	e.Messages = uint64(o.figures["Iterations"])
 	e.Bytes = e.Messages * uint64(math.Ceil(o.figures["MsgSize(byte)"]))
 	if o.figures["MsgSize(byte)"] > 1<<20 {
-		return e, fmt.Errorf("messages of %g bytes", o.figures["MsgSize(byte)"])
+		return e, o, fmt.Errorf("messages of %g bytes", o.figures["MsgSize(byte)"])
 	}
 	e.Seconds = float64(e.Messages) * o.figures["Latency(usec)"] / 1e6
 	e.Percentiles[metrics.LatencyMean] = o.figures["Latency(usec)"] / 1e6
 	if err := latteMachine(&e, o.figures); err != nil {
-		return e, err
+		return e, o, err
 	}
-	if err := lattePercentiles(&e, o.histogram); err != nil {
-		return e, err
+	if len(o.histogram) > 0 {
+		if err := lattePercentiles(&e, o); err != nil {
+			return e, o, err
+		}
 	}
-	return e, plausible(e)
+	return e, o, plausible(e)
 }
 
 // latteOutput has what latte printed: figures by their names, and how many round trips took how many µs.
@@ -146,68 +159,98 @@ type latteCount struct{ from, count float64 }
 func latteLines(output []byte) (o latteOutput, err error) {
 	o.figures = make(map[string]float64)
 	began := false // the histogram
-	for line := range bytes.Lines(output) {
+	number := 0
+	for raw := range bytes.Lines(output) {
+		number++
+		line := bytes.TrimRight(raw, "\r\n")
 		if len(bytes.TrimSpace(line)) > 0 {
 			o.last = string(bytes.TrimSpace(line))
 		}
-		if !bytes.HasSuffix(line, []byte("\n")) {
-			break // half a line may end in half a number
-		}
+		half := len(line) == len(raw)
 		m := latteFigure.FindSubmatch(line)
+		if m != nil && half {
+			return o, halfLine(number, o.last)
+		}
 		if m == nil {
 			m = latteEach.FindSubmatch(line)
 		}
-		if m != nil {
+		switch bucket := latteBucket.FindSubmatch(line); {
+		case m != nil:
 			v, err := strconv.ParseFloat(string(m[2]), 64)
-			if err != nil {
-				return o, fmt.Errorf("%s of %q", m[1], m[2])
+			if _, twice := o.figures[string(m[1])]; err != nil || twice {
+				return o, fmt.Errorf("line %d: %s of %q, once more or not a number", number, m[1], m[2])
 			}
 			o.figures[string(m[1])] = v
-		} else if bytes.HasPrefix(line, []byte("Interval(usec)")) {
+		case half && slices.ContainsFunc(latteNames, func(name string) bool { return o.last != "" && strings.HasPrefix(name, o.last) }):
+			return o, halfLine(number, o.last)
+		case slices.ContainsFunc(latteNames, func(name string) bool { return bytes.HasPrefix(line, []byte(name)) }):
+			return o, fmt.Errorf("line %d is not understood: %.200q", number, o.last)
+		case bytes.HasPrefix(line, []byte("Interval(usec)")):
 			began = true
-		} else if m := latteBucket.FindSubmatch(line); began && m != nil {
-			from, err1 := strconv.ParseFloat(string(m[1]), 64)
-			count, err2 := strconv.ParseFloat(string(m[2]), 64)
+		case began && bucket != nil:
+			from, err1 := strconv.ParseFloat(string(bucket[1]), 64)
+			count, err2 := strconv.ParseFloat(string(bucket[2]), 64)
 			if n := len(o.histogram); err1 != nil || err2 != nil || n > 0 && from <= o.histogram[n-1].from {
-				return o, fmt.Errorf("invalid histogram at %.200q", o.last)
+				return o, fmt.Errorf("line %d: invalid histogram at %.200q", number, o.last)
 			}
 			o.histogram = append(o.histogram, latteCount{from, count})
+			if half && o.total() != o.figures["Iterations"] {
+				return o, halfLine(number, o.last)
+			}
 		}
 	}
 	return o, nil
 }
 
-// lattePercentiles computes the percentiles from the histogram. Round trips that are not in it
-// took longer than it reaches.
-func lattePercentiles(e *record.Endpoint, histogram []latteCount) error {
-	total := 0.0
-	for _, b := range histogram {
-		total += b.count
+// total returns how many round trips are in the histogram.
+func (o *latteOutput) total() (n float64) {
+	for _, b := range o.histogram {
+		n += b.count
 	}
-	all := float64(e.Messages)
+	return n
+}
+
+// lattePercentiles computes the percentiles from the histogram. Round trips that are not in it took longer than it reaches.
+func lattePercentiles(e *record.Endpoint, o latteOutput) error {
+	total, all := o.total(), float64(e.Messages)
 	if total > all {
 		return fmt.Errorf("a histogram of %g round trips, and there were %d", total, e.Messages)
 	}
 	if missing := all - total; missing > 0.5*all {
 		return fmt.Errorf("a histogram of %g round trips of %d: the others took longer than it reaches", total, e.Messages)
 	}
+	set := func(name string, bucket float64) {
+		if o.narrow(bucket) {
+			e.Percentiles[name] = bucket / 1e6
+		}
+	}
 	for name, share := range map[string]float64{metrics.LatencyP50: 0.5, metrics.LatencyP99: 0.99, metrics.LatencyP999: 0.999} {
 		seen := 0.0
-		for _, b := range histogram {
+		for _, b := range o.histogram {
 			if seen += b.count; seen >= share*all {
-				e.Percentiles[name] = b.from / 1e6
+				set(name, b.from)
 				break
 			}
 		}
 	}
 	if total == all { // none took longer than the histogram reaches
-		for _, b := range histogram {
+		for _, b := range slices.Backward(o.histogram) {
 			if b.count > 0 {
-				e.Percentiles[metrics.LatencyMax] = b.from / 1e6
+				set(metrics.LatencyMax, b.from)
+				break
 			}
 		}
 	}
 	return nil
+}
+
+// narrow reports whether a bucket of the histogram is narrow enough to tell a latency: of 1 µs, or of a tenth of the latency.
+func (o *latteOutput) narrow(from float64) bool {
+	width := 0.0
+	for i := range o.histogram[1:] {
+		width = max(width, o.histogram[i+1].from-o.histogram[i].from)
+	}
+	return width > 0 && (width <= 1 || from >= 10*width)
 }
 
 // latteMachine adds what latte says about the machine that it ran on, if it says everything.

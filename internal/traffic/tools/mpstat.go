@@ -2,8 +2,10 @@ package tools
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,20 +15,43 @@ import (
 )
 
 // mpstat is read, not run: internal/collect samples the CPUs of a run. Checked against
-// 12.6.1.
+// 12.6.1; versions before 9 have other names of columns (%user).
+
+// mpstatUsers are the names of the column that only its table of CPU times has.
+var mpstatUsers = []string{"%usr", "%user"}
+
+// mpstatHead splits the heading of a table of CPU times into what is before the columns, a time or the word for average in
+// the language of the machine, and the columns. A table of NUMA nodes has the same columns and no CPU.
+func mpstatHead(line []byte) (label string, columns []string) {
+	fields := strings.Fields(string(line))
+	i := slices.Index(fields, "CPU")
+	if i < 1 || i+1 >= len(fields) || !slices.Contains(mpstatUsers, fields[i+1]) {
+		return "", nil
+	}
+	return strings.Join(fields[:i], " "), fields[i:]
+}
+
+// mpstatJSON is in the output of -o JSON only.
+var mpstatJSON = []byte(`"cpu-load"`)
 
 // isMpstat recognises a report of mpstat by the heading of its columns.
 func isMpstat(output []byte) bool {
 	for line := range bytes.Lines(output) {
-		f := bytes.Fields(line)
-		if i := slices.IndexFunc(f, func(name []byte) bool { return string(name) == "CPU" }); i > 0 && i < len(f)-1 && string(f[i+1]) == "%usr" {
+		if _, columns := mpstatHead(line); columns != nil {
 			return true
 		}
 	}
-	return false
+	return bytes.Contains(output, mpstatJSON)
 }
 
 func readMpstat(output []byte, _ time.Duration) (Reading, error) {
+	if bytes.Contains(output, mpstatJSON) {
+		cpus, err := parseMpstatJSON(output)
+		if err != nil {
+			return Reading{}, err
+		}
+		return Reading{Runs: []Run{{CPUs: cpus}}}, nil
+	}
 	averages, err := parseMpstat(output)
 	if err != nil {
 		return Reading{}, err
@@ -37,71 +62,257 @@ func readMpstat(output []byte, _ time.Duration) (Reading, error) {
 	return Reading{Runs: []Run{{CPUs: averages[0]}}}, nil
 }
 
+// mpstatCount is the number of CPUs in the heading of a report: "Linux 6.1.0 (node1) 	11/23/26 	_x86_64_	(2 CPU)".
+var mpstatCount = regexp.MustCompile(`^Linux .*\((\d+) CPU\)\s*$`)
+
+// mpstatAverages collects the averages of an output.
+type mpstatAverages struct {
+	cpus    int      // that the last heading says there are, 0 if there is none
+	label   string   // of averages
+	columns []string // of the table that the current line is in, from the CPU on; nil if it has no CPU times
+	seen    int      // CPUs in the last average, those that are offline too
+	runs    [][]record.CPU
+	// together means that there is an average of all CPUs without a heading, as mpstat prints it without -P.
+	together bool
+}
+
+// mpstatTogether is "Average:     all   18.09   29.65 …".
+var mpstatTogether = regexp.MustCompile(`^\D+ all +[0-9]`)
+
 // parseMpstat returns the averages of every run in an output, of each CPU, as in a
 // window of one second. A CPU that waits for I/O is idle.
 func parseMpstat(output []byte) (averages [][]record.CPU, err error) {
-	var columns []string // of the average, from the CPU on
-	ended := false
+	var a mpstatAverages
+	number := 0
 	for line := range bytes.Lines(output) {
-		rest, ok := strings.CutPrefix(string(line), "Average:")
-		if !ok || !strings.HasSuffix(rest, "\n") {
-			continue // half a line may end in half a number
+		number++
+		if err := a.line(line); err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
-		ended = true
-		fields := strings.Fields(rest)
-		switch {
-		case len(fields) == 0:
-		case fields[0] == "CPU":
-			columns = nil // of another report, such as that of interrupts
-			if slices.Contains(fields, "%usr") {
-				columns = fields
-				averages = append(averages, nil)
+	}
+	if err := a.whole(); err != nil {
+		return nil, err
+	}
+	if a.label == "" && !a.together {
+		return nil, errors.New("it has no averages, which mpstat prints when it ends: give it an interval and a count, or stop it by Ctrl-C")
+	}
+	if a.label == "" || slices.ContainsFunc(a.runs, func(cpus []record.CPU) bool { return len(cpus) == 0 }) {
+		return nil, errors.New("it has no line for each CPU: run mpstat with -P ALL")
+	}
+	return a.runs, nil
+}
+
+func (a *mpstatAverages) line(line []byte) error {
+	if m := mpstatCount.FindSubmatch(line); m != nil {
+		a.columns = nil
+		var err error
+		a.cpus, err = strconv.Atoi(string(m[1]))
+		return err
+	}
+	if label, columns := mpstatHead(line); columns != nil {
+		a.columns = nil
+		if strings.ContainsAny(label, "0123456789") { // a time
+			return nil
+		}
+		err := a.whole()
+		a.label, a.columns, a.seen = label, columns, 0
+		a.runs = append(a.runs, nil)
+		return err
+	}
+	a.together = a.together || mpstatTogether.Match(line)
+	rest, ok := a.average(string(line))
+	if a.columns == nil || !ok {
+		return nil
+	}
+	fields := strings.Fields(rest)
+	switch {
+	case fields[0] == "all":
+		return nil
+	case fields[0][0] < '0' || fields[0][0] > '9': // the heading of another table, such as that of interrupts
+		a.columns = nil
+		return nil
+	}
+	cpu, online, err := mpstatCPU(a.columns, fields)
+	if err != nil {
+		return err
+	}
+	if n := len(fields); line[len(line)-1] != '\n' && len(decimals(fields[n-1])) != len(decimals(fields[n-2])) {
+		return fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)
+	}
+	a.seen++
+	if !online {
+		return nil
+	}
+	last := &a.runs[len(a.runs)-1]
+	if n := len(*last); n > 0 && (*last)[n-1].ID >= cpu.ID {
+		return fmt.Errorf("CPU %d is listed twice", cpu.ID)
+	}
+	*last = append(*last, cpu)
+	return nil
+}
+
+// average returns what follows the label of averages in a line.
+func (a *mpstatAverages) average(line string) (rest string, ok bool) {
+	fields := strings.Fields(line)
+	n := len(strings.Fields(a.label))
+	if a.label == "" || len(fields) <= n || strings.Join(fields[:n], " ") != a.label {
+		return "", false
+	}
+	return strings.Join(fields[n:], " "), true
+}
+
+// decimals returns what is behind the point of a number, which is a comma in some languages.
+func decimals(number string) string {
+	if i := strings.IndexAny(number, ".,"); i >= 0 {
+		return number[i+1:]
+	}
+	return ""
+}
+
+// whole returns an error if the last average lacks a CPU.
+func (a *mpstatAverages) whole() error {
+	if a.label != "" && a.seen > 0 && a.seen < a.cpus {
+		return fmt.Errorf("it has the averages of %d of %d CPUs: run mpstat with -P ALL, and give the whole output", a.seen, a.cpus)
+	}
+	return nil
+}
+
+// mpstatCPU is a line of an average. All times of a CPU that is offline are 0.
+func mpstatCPU(columns, fields []string) (cpu record.CPU, online bool, err error) {
+	id, err := strconv.Atoi(fields[0])
+	if err != nil || id < 0 || len(fields) != len(columns) {
+		return record.CPU{}, false, fmt.Errorf("its output is not understood at %.100q", strings.Join(fields, " "))
+	}
+	percent := make(map[string]float64)
+	for i, text := range fields[1:] {
+		name, ok := strings.CutPrefix(columns[i+1], "%")
+		if !ok { // such as intr/s
+			continue
+		}
+		v, err := strconv.ParseFloat(strings.Replace(text, ",", ".", 1), 64) // as the locale writes it
+		if err != nil {
+			return record.CPU{}, false, fmt.Errorf("%s of %q of CPU %d", columns[i+1], text, id)
+		}
+		percent[name] = v
+	}
+	return mpstatTimes(id, percent)
+}
+
+// mpstatTimes makes CPU times of shares in per cent.
+func mpstatTimes(id int, percent map[string]float64) (cpu record.CPU, online bool, err error) {
+	share, total := make(map[string]float64), 0.0
+	for name, v := range percent {
+		if !(v >= 0 && v <= 100) {
+			return record.CPU{}, false, fmt.Errorf("%s of %g %% of CPU %d", name, v, id)
+		}
+		share[name] = v / 100
+		total += v / 100
+	}
+	switch {
+	case total == 0:
+		return record.CPU{}, false, nil
+	case total < 0.98 || total > 1.02:
+		return record.CPU{}, false, fmt.Errorf("CPU %d has shares of %.0f %% in all", id, 100*total)
+	}
+	cpu = record.CPU{
+		ID: id, User: share["usr"] + share["user"] + share["nice"] + share["guest"] + share["gnice"],
+		System: share["sys"], IRQ: share["irq"], Steal: share["steal"],
+		Idle: share["idle"] + share["iowait"], Softirq: share["soft"], SoftirqTicks: share["soft"],
+	}
+	cpu.Busy = max(0, 1-cpu.Idle)
+	return cpu, true, nil
+}
+
+// parseMpstatJSON returns the means over all samples of -o JSON, which has no averages.
+func parseMpstatJSON(output []byte) ([]record.CPU, error) {
+	var report struct {
+		Sysstat struct {
+			Hosts []struct {
+				Count      int `json:"number-of-cpus"`
+				Statistics []struct {
+					Load []map[string]any `json:"cpu-load"`
+				}
 			}
-		case columns == nil || fields[0] == "all":
-		default:
-			cpu, err := mpstatCPU(columns, fields)
+		}
+	}
+	if err := json.Unmarshal(output, &report); err != nil {
+		return nil, fmt.Errorf("its JSON (-o JSON) is not whole: %w", err)
+	}
+	if n := len(report.Sysstat.Hosts); n != 1 || len(report.Sysstat.Hosts[0].Statistics) == 0 {
+		return nil, fmt.Errorf("it has %d reports with samples, want one", n)
+	}
+	host := report.Sysstat.Hosts[0]
+	sums, online := make(map[int]map[string]float64), make(map[int]int)
+	for _, sample := range host.Statistics {
+		for _, load := range sample.Load {
+			id, percent, err := mpstatLoad(load)
 			if err != nil {
 				return nil, err
 			}
-			last := &averages[len(averages)-1]
-			if n := len(*last); n > 0 && (*last)[n-1].ID >= cpu.ID {
-				return nil, fmt.Errorf("CPU %d is listed twice", cpu.ID)
+			if id < 0 {
+				continue
 			}
-			*last = append(*last, cpu)
+			if sums[id] == nil {
+				sums[id] = make(map[string]float64)
+			}
+			if _, on, err := mpstatTimes(id, percent); err != nil {
+				return nil, err
+			} else if on {
+				online[id]++
+			}
+			for name, v := range percent {
+				sums[id][name] += v
+			}
 		}
 	}
-	if !ended {
-		return nil, errors.New("it has no averages, which mpstat prints when it ends: give it an interval and a count, or stop it by Ctrl-C")
+	if len(sums) == 0 || len(sums) < host.Count {
+		return nil, fmt.Errorf("it has %d of %d CPUs: run mpstat with -P ALL", len(sums), host.Count)
 	}
-	if len(averages) == 0 || slices.ContainsFunc(averages, func(cpus []record.CPU) bool { return len(cpus) == 0 }) {
-		return nil, errors.New("it has no line for each CPU: run mpstat with -P ALL")
-	}
-	return averages, nil
+	return mpstatMeans(sums, online, len(host.Statistics))
 }
 
-// mpstatCPU is a line of an average.
-func mpstatCPU(columns, fields []string) (record.CPU, error) {
-	id, err := strconv.Atoi(fields[0])
-	if err != nil || id < 0 || len(fields) != len(columns) {
-		return record.CPU{}, fmt.Errorf("its output is not understood at %.100q", strings.Join(fields, " "))
-	}
-	share, total := make(map[string]float64), 0.0
-	for i, text := range fields[1:] {
-		percent, err := strconv.ParseFloat(strings.Replace(text, ",", ".", 1), 64) // as the locale writes it
-		if err != nil || !(percent >= 0 && percent <= 100) {
-			return record.CPU{}, fmt.Errorf("%s of %q of CPU %d", columns[i+1], text, id)
+// mpstatMeans divides the sums of CPUs by the number of samples. CPUs that were offline all the time count nothing.
+func mpstatMeans(sums map[int]map[string]float64, online map[int]int, samples int) (cpus []record.CPU, err error) {
+	for id, sum := range sums {
+		switch online[id] {
+		case 0:
+			continue
+		case samples:
+		default:
+			return nil, fmt.Errorf("CPU %d has times in %d of %d samples", id, online[id], samples)
 		}
-		share[columns[i+1]] = percent / 100
-		total += percent / 100
+		for name := range sum {
+			sum[name] = min(100, sum[name]/float64(samples)) // no more, but for rounding
+		}
+		cpu, _, err := mpstatTimes(id, sum)
+		if err != nil {
+			return nil, err
+		}
+		cpus = append(cpus, cpu)
 	}
-	if total < 0.98 || total > 1.02 {
-		return record.CPU{}, fmt.Errorf("CPU %d has shares of %.0f %% in all", id, 100*total)
+	slices.SortFunc(cpus, func(a, b record.CPU) int { return a.ID - b.ID })
+	if len(cpus) == 0 {
+		return nil, errors.New("all of its CPUs are offline")
 	}
-	cpu := record.CPU{
-		ID: id, User: share["%usr"] + share["%nice"] + share["%guest"] + share["%gnice"],
-		System: share["%sys"], IRQ: share["%irq"], Steal: share["%steal"],
-		Idle: share["%idle"] + share["%iowait"], Softirq: share["%soft"], SoftirqTicks: share["%soft"],
+	return cpus, nil
+}
+
+// mpstatLoad is {"cpu": "0", "usr": 5.00, …}. The number of all CPUs together is -1.
+func mpstatLoad(load map[string]any) (id int, percent map[string]float64, err error) {
+	percent = make(map[string]float64)
+	id = -1
+	for name, v := range load {
+		switch v := v.(type) {
+		case string:
+			if name != "cpu" || v == "all" {
+				continue
+			}
+			if id, err = strconv.Atoi(v); err != nil {
+				return 0, nil, fmt.Errorf("the CPU %q", v)
+			}
+		case float64:
+			percent[name] = v
+		}
 	}
-	cpu.Busy = max(0, 1-cpu.Idle)
-	return cpu, nil
+	return id, percent, nil
 }

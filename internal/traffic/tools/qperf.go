@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,7 +22,8 @@ import (
 // against 0.4.11.
 //
 // It has no warm-up, and reports only a mean latency. So ping-pong has a rate and a mean, and no
-// percentiles. Its port is for control; the data uses one that the server chooses.
+// percentiles. Its port is for control. The data uses the next one if the workload has a port, and otherwise one that
+// the server chooses.
 type qperf struct{}
 
 func (qperf) Check(w spec.Workload) error {
@@ -45,14 +48,17 @@ func (qperf) ServerReady(line []byte) bool {
 // ClientArgv ignores cc: qperf cannot set a congestion control.
 func (q qperf) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	t := w.Traffic()
-	return []string{
-		"qperf", "--listen_port", strconv.Itoa(int(port)),
+	argv := []string{"qperf", "--listen_port", strconv.Itoa(int(port))}
+	if t.Port != 0 {
+		argv = append(argv, "--ip_port", strconv.Itoa(int(port)+1))
+	}
+	return append(argv,
 		// Every figure, in units that do not change with its size.
 		"-vv", "--unify_units", "--precision", "9",
 		"--time", strconv.FormatInt(wholeSeconds(time.Duration(t.Duration)), 10),
 		"--msg_size", strconv.Itoa(int(t.Size)),
 		addr.String(), q.test(w),
-	}
+	)
 }
 
 // test is the name of qperf's test.
@@ -73,26 +79,62 @@ func (q qperf) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return e, nil
 }
 
-// qperfLine is a figure: "    latency          =   4737.33828 ns".
-var qperfLine = regexp.MustCompile(`^    (\w+) += +([0-9.]+) (.*)\n$`)
+var (
+	// qperfHead is the heading of a test, "tcp_lat:".
+	qperfHead = regexp.MustCompile(`^(\w+):$`)
+	// qperfLine is a figure: "    latency          =   4737.33828 ns", or of conf a text.
+	qperfLine = regexp.MustCompile(`^    (\w+) += *(.*)$`)
+)
 
-func (q qperf) parse(w spec.Workload, output []byte) (record.Endpoint, error) {
-	var e record.Endpoint
-	f := qperfFigures{lines: make(map[string]string)}
-	began := false
-	for line := range bytes.Lines(output) {
-		switch m := qperfLine.FindSubmatch(line); {
-		case !began:
-			began = string(line) == q.test(w)+":\n"
-		case m != nil:
-			f.lines[string(m[1])] = string(m[2]) + " " + string(bytes.TrimSpace(m[3]))
-		case len(bytes.TrimSpace(line)) > 0:
-			return e, errors.New(string(bytes.TrimSpace(line)[:min(200, len(bytes.TrimSpace(line)))]))
+// qperfTest is a test in an output, and its figures.
+type qperfTest struct {
+	name  string // "tcp_lat"
+	line  int    // of its heading
+	lines map[string]string
+}
+
+// qperfTests finds the tests of an output: qperf runs several one after another. conf and quit measure nothing.
+func qperfTests(output []byte) (tests []qperfTest, err error) {
+	number := 0
+	for raw := range bytes.Lines(output) {
+		number++
+		line := string(bytes.TrimRight(raw, "\r\n"))
+		head, figure := qperfHead.FindStringSubmatch(line), qperfLine.FindStringSubmatch(line)
+		switch {
+		case len(tests) > 0 && (line != "" && strings.Contains("0123456789.,", line[len(line)-1:]) || strings.TrimSpace(line) == "") && len(line) == len(raw):
+			return nil, halfLine(number, line)
+		case head != nil:
+			tests = append(tests, qperfTest{name: head[1], line: number, lines: make(map[string]string)})
+		case len(tests) == 0, strings.TrimSpace(line) == "": // what a shell printed before
+		case figure == nil:
+			return nil, fmt.Errorf("line %d: %.200s", number, strings.TrimSpace(line))
+		default:
+			of := tests[len(tests)-1]
+			if _, twice := of.lines[figure[1]]; twice {
+				return nil, fmt.Errorf("line %d: %s has %s twice", number, of.name, figure[1])
+			}
+			of.lines[figure[1]] = strings.TrimSpace(figure[2])
 		}
 	}
-	if !began {
-		return e, fmt.Errorf("there is no %s in its output, which begins with %.200q", q.test(w), output)
+	measure := func(t qperfTest) bool { return t.name != "conf" && t.name != "quit" }
+	return slices.DeleteFunc(tests, func(t qperfTest) bool { return !measure(t) }), nil
+}
+
+func (q qperf) parse(w spec.Workload, output []byte) (record.Endpoint, error) {
+	tests, err := qperfTests(output)
+	switch {
+	case err != nil:
+		return record.Endpoint{}, err
+	case len(tests) != 1 || tests[0].name != q.test(w):
+		return record.Endpoint{}, fmt.Errorf("there is no %s in its output, which begins with %.200q", q.test(w), output)
 	}
+	return qperfAll(w, tests[0])
+}
+
+// qperfAll reads a test that printed every figure.
+func qperfAll(w spec.Workload, test qperfTest) (record.Endpoint, error) {
+	var e record.Endpoint
+	f := qperfFigures{lines: test.lines}
 	if w.PingPong != nil {
 		e.Seconds = f.number("loc_real_time", "ns") / 1e9
 		e.Messages, e.Bytes = f.count("loc_recv_msgs", ""), f.count("loc_recv_bytes", "bytes")
@@ -159,66 +201,137 @@ func (f *qperfFigures) fail(err error) {
 	}
 }
 
-var (
-	// qperfTest is the heading of a test, "tcp_lat:".
-	qperfTest = regexp.MustCompile(`(?m)^(tcp|udp)_(bw|lat):$`)
-	// qperfShort is a figure with the unit that suits it: "    latency  =  6.31 us".
-	qperfShort = regexp.MustCompile(`(?m)^    (latency|bw|recv_bw|msg_size|time) += +([0-9.]+) (\S+)$`)
-	// qperfUnits by name. Bytes and bits are of 1000 (view_band in qperf.c), sizes of 1024.
-	qperfUnits = map[string]float64{
-		"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "sec": 1,
+// qperfUnits by name, of each kind of figure. Bytes and bits are of 1000 (view_band in qperf.c), sizes of 1024.
+var qperfUnits = map[string]map[string]float64{
+	"s": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "sec": 1},
+	"bit/s": {
 		"bytes/sec": 8, "KB/sec": 8e3, "MB/sec": 8e6, "GB/sec": 8e9, "TB/sec": 8e12,
 		"bits/sec": 1, "Kb/sec": 1e3, "Mb/sec": 1e6, "Gb/sec": 1e9, "Tb/sec": 1e12,
-		"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20,
-	}
-)
+	},
+	"bytes": {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20},
+}
 
-func isQperf(output []byte) bool { return qperfTest.Match(output) }
+// quantity reads a figure with the unit that suits it, "6.31 us" or "64 KiB (65,536)", and 0 if there is none.
+func (t qperfTest) quantity(name, of string) (float64, error) {
+	text, ok := t.lines[name]
+	if !ok {
+		return 0, nil
+	}
+	value, rest, _ := strings.Cut(strings.ReplaceAll(text, ",", ""), " ")
+	unit, exact, _ := strings.Cut(strings.TrimSpace(rest), " ")
+	v, err := strconv.ParseFloat(value, 64)
+	scale, known := qperfUnits[of][unit]
+	if err != nil || !known || !(v >= 0) || math.IsInf(v*scale, 0) {
+		return 0, fmt.Errorf("%s of %q, want a number in %s", name, text, strings.Join(slices.Sorted(maps.Keys(qperfUnits[of])), ", "))
+	}
+	if n, err := strconv.ParseFloat(strings.Trim(exact, "()"), 64); exact != "" && err == nil {
+		return n, nil
+	}
+	return v * scale, nil
+}
 
-// readQperf reads every figure if they are all there. Otherwise it reads the one of a plain run,
-// which prints its window only with -v.
-func readQperf(output []byte, window time.Duration) (Reading, error) {
-	tests := qperfTest.FindAllSubmatch(output, -1)
-	if len(tests) != 1 {
-		return Reading{}, fmt.Errorf("it has %d tests, want one in a file", len(tests))
+// workload returns the traffic of a test.
+func (t qperfTest) workload() (spec.Workload, error) {
+	protocol, kind, _ := strings.Cut(t.name, "_")
+	traffic := &spec.Traffic{Tool: spec.ToolQperf, Protocol: protocol, Connections: 1}
+	w := spec.Workload{PingPong: traffic}
+	if kind == "bw" {
+		w = spec.Workload{Stream: traffic}
 	}
-	t := spec.Traffic{Tool: spec.ToolQperf, Protocol: string(tests[0][1]), Connections: 1}
-	w := spec.Workload{PingPong: &t}
-	if string(tests[0][2]) == "bw" {
-		w = spec.Workload{Stream: &t}
+	if protocol != "tcp" && protocol != "udp" || kind != "bw" && kind != "lat" {
+		return w, fmt.Errorf("the test %s is not read: tcp_bw, udp_bw, tcp_lat and udp_lat are", t.name)
 	}
-	short := make(map[string]float64)
-	for _, m := range qperfShort.FindAllSubmatch(output, -1) {
-		v, err := strconv.ParseFloat(string(m[2]), 64)
-		if unit, ok := qperfUnits[string(m[3])]; err == nil && ok {
-			short[string(m[1])] = v * unit
+	size, err := t.quantity("msg_size", "bytes")
+	if err == nil && size > 1<<20 {
+		err = fmt.Errorf("messages of %g bytes", size)
+	}
+	traffic.Size = spec.Bytes(size)
+	return w, err
+}
+
+// isQperf recognises the heading of any test, followed by a figure.
+func isQperf(output []byte) bool {
+	var before []byte
+	for line := range bytes.Lines(output) {
+		line = bytes.TrimRight(line, "\r\n")
+		if qperfHead.Match(before) && (qperfLine.Match(line) || bytes.Contains(line, []byte("failed to"))) {
+			return true
+		}
+		before = line
+	}
+	return false
+}
+
+// readQperf reads the tests of an output. The same test, if it stands there again, is another run.
+func readQperf(output []byte, window time.Duration) ([]Reading, error) {
+	tests, err := qperfTests(output)
+	if err != nil {
+		return nil, err
+	}
+	var all []Reading
+	for _, t := range tests {
+		r, err := t.read(window)
+		if err == nil {
+			if i := slices.IndexFunc(all, func(r Reading) bool { return r.Test == t.name }); i >= 0 {
+				err = all[i].add(r)
+			} else {
+				all = append(all, r)
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s in line %d: %w", t.name, t.line, err)
 		}
 	}
-	if short["msg_size"] > 1<<20 {
-		return Reading{}, fmt.Errorf("messages of %g bytes", short["msg_size"])
+	if len(all) == 0 {
+		return nil, errors.New("it has no test of qperf that measures something")
 	}
-	t.Size = spec.Bytes(short["msg_size"])
-	if seconds := short["time"]; seconds >= 1e-3 && seconds < 1e6 {
+	return all, nil
+}
+
+// read reads every figure of a test if they are all there. Otherwise it reads the one of a plain run,
+// which prints its window only with -v.
+func (t qperfTest) read(window time.Duration) (Reading, error) {
+	w, err := t.workload()
+	if err != nil {
+		return Reading{}, err
+	}
+	seconds, err := t.quantity("time", "s")
+	if err != nil {
+		return Reading{}, err
+	}
+	if seconds >= 1e-3 && seconds < 1e6 {
 		window = time.Duration(seconds * 1e9)
 	}
-	e, err := qperf{}.parse(w, output)
+	e, err := qperfAll(w, t)
 	if err != nil {
-		e, err = qperfPlain(w, short, window, err)
+		e, err = t.plain(w, window, err)
 	}
 	if err != nil {
 		return Reading{}, err
 	}
-	t.Duration = spec.Duration(window)
-	if t.Duration <= 0 {
-		t.Duration = spec.Duration(math.Round(e.Seconds) * 1e9)
+	traffic := w.Traffic()
+	traffic.Duration = spec.Duration(window)
+	if traffic.Duration <= 0 {
+		traffic.Duration = spec.Duration(math.Round(e.Seconds) * 1e9)
 	}
-	return Reading{Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	return Reading{Workload: w, Test: t.name, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// qperfPlain computes messages and bytes from the figure and the window.
-func qperfPlain(w spec.Workload, short map[string]float64, window time.Duration, why error) (record.Endpoint, error) {
-	oneWay, bits := short["latency"], short["bw"]+short["recv_bw"]
+// plain computes messages and bytes from the figure and the window. why says what the figures of a detailed run lack.
+func (t qperfTest) plain(w spec.Workload, window time.Duration, why error) (record.Endpoint, error) {
+	oneWay, err := t.quantity("latency", "s")
+	bits, sent := 0.0, 0.0
+	for name, to := range map[string]*float64{"bw": &bits, "recv_bw": &bits, "send_bw": &sent} {
+		if t.lines[name] == "" {
+			continue
+		}
+		var wrong error
+		*to, wrong = t.quantity(name, "bit/s")
+		err = errors.Join(err, wrong)
+	}
 	switch {
+	case err != nil:
+		return record.Endpoint{}, err
 	case w.PingPong != nil && !(oneWay > 0), w.Stream != nil && !(bits > 0):
 		return record.Endpoint{}, why
 	case window <= 0:
@@ -233,10 +346,18 @@ func qperfPlain(w spec.Workload, short map[string]float64, window time.Duration,
 		return record.Endpoint{}, fmt.Errorf("%g messages or bytes in %s", n, window)
 	}
 	if w.PingPong != nil {
-		e.Messages, e.Bytes = uint64(math.Round(n)), uint64(math.Round(n)*short["msg_size"])
+		e.Messages, e.Bytes = uint64(math.Round(n)), uint64(math.Round(n*float64(w.PingPong.Size)))
 		e.Percentiles = map[string]float64{metrics.LatencyMean: 2 * oneWay}
 		return e, nil
 	}
 	e.BitsPerSecond, e.Bytes = bits, uint64(n)
+	if sent > 0 {
+		// Both have three digits.
+		if bits > 1.01*sent {
+			return record.Endpoint{}, fmt.Errorf("it received %g bit/s and sent %g", bits, sent)
+		}
+		loss := max(0, 1-bits/sent)
+		e.LossShare = &loss
+	}
 	return e, nil
 }

@@ -162,7 +162,7 @@ type sockperfOutput struct {
 	total          bool // "Total of …", which is all that a stream says
 	valid, dropped bool
 	halves         bool   // of round trips: latencies without --full-rtt
-	sent           uint64 // valid, of load
+	sent           uint64 // valid
 	// unexpected is the first line that is not known, last the last one at all.
 	unexpected, last string
 }
@@ -181,9 +181,9 @@ func (p *sockperfOutput) line(line string, e *record.Endpoint) {
 		p.valid = true
 	case scan("# dropped messages = %d", &e.Lost):
 		p.dropped = true
-	case scan("Summary: Round trip is %g usec", &usec):
+	case scan("Summary: Round trip is %g usec", &usec), scan("====> avg-rtt=%g", &usec): // the file of --full-log has no summary
 		e.Percentiles[metrics.LatencyMean] = usec / 1e6
-	case scan("Summary: Latency is %g usec", &usec):
+	case scan("Summary: Latency is %g usec", &usec), scan("====> avg-latency=%g", &usec), scan("====> avg-lat=%g", &usec):
 		e.Percentiles[metrics.LatencyMean], p.halves = usec/1e6, true
 	case scan("---> <MAX> observation = %g", &usec):
 		e.Percentiles[metrics.LatencyMax] = usec / 1e6
@@ -207,12 +207,13 @@ func sockperfSays(line string) bool {
 		"== version #", "sockperf[CLIENT] send on:", "[ 0] IP =", "Warmup stage", "Starting test",
 		"Test end", "[Total Run]", "=========", "====>", "Total ", "Summary: Message Rate", "Summary: BandWidth",
 		"NOTE: ", "---> <MIN> observation",
+		"------", "test was performed using", "txTime, rxTime", // of --full-log
 	} {
 		if strings.HasPrefix(line, start) {
 			return true
 		}
 	}
-	return false
+	return sockperfTimes.MatchString(line)
 }
 
 // sockperfPlain takes away the colours, which sockperf writes even where there is no terminal.
@@ -224,12 +225,20 @@ var (
 	sockperfPeer = regexp.MustCompile(`(?m)^\[ *\d+\] IP = +(\S+) .*# (TCP|UDP)`)
 	// sockperfRun is "[Total Run] RunTime=1.003 sec; Warm up time=400 msec; SentMessages=98094; ReceivedMessages=98093".
 	sockperfRun = regexp.MustCompile(`\[Total Run\] RunTime=([0-9.]+) sec;.* SentMessages=(\d+); ReceivedMessages=(\d+)`)
+	// sockperfValid is "[Valid Duration] RunTime=9.550 sec; SentMessages=95520; ReceivedMessages=95500", and what was dropped.
+	sockperfValid = regexp.MustCompile(`(?s)\[Valid Duration\] .* SentMessages=(\d+); ReceivedMessages=(\d+)\n.*# dropped messages = (\d+);`)
 	// sockperfSent is "Total of 620626 messages sent in 1.001 sec".
 	sockperfSent = regexp.MustCompile(`Total of (\d+) messages sent in ([0-9.]+) sec`)
 	// sockperfWidth is "BandWidth is 827.533 MBps", which are of 2^20 bytes.
 	sockperfWidth = regexp.MustCompile(`(?s)Message Rate is (\d+) \[msg/sec\].*BandWidth is ([0-9.]+) MBps`)
 	// sockperfNote is "NOTE: test was performed, using msg-size=1400.".
 	sockperfNote = regexp.MustCompile(`using msg-size=(\d+)\.`)
+	// sockperfUsed is "--mps=100 --burst=1 --reply-every=1 --msg-size=64 --time=20", of --full-log.
+	sockperfUsed = regexp.MustCompile(`test was performed using the following parameters: .*--msg-size=(\d+) `)
+	// sockperfTimes is "2.061917619, 2.061974462", of --full-log.
+	sockperfTimes = regexp.MustCompile(`^\d+\.\d+, *\d+\.\d+$`)
+	// sockperfHead begins an output.
+	sockperfHead = regexp.MustCompile(`(?m)^sockperf: (?:\x1b\[[0-9;]*m)?== version #`)
 	// sockperfVersion is "sockperf: == version #3.7-no.git == ".
 	sockperfVersion = regexp.MustCompile(`== version #(\S+)`)
 )
@@ -238,9 +247,8 @@ func isSockperf(output []byte) bool {
 	return bytes.Contains(output, []byte("sockperf: ")) || bytes.Contains(output, []byte("sockperf["))
 }
 
-// readSockperf distinguishes the kinds by what they print. In ping-pong every
-// message but the last is answered. Under load that is only so if the load is light
-// and --reply-every is 1.
+// readSockperf distinguishes the kinds by what they print. In ping-pong every message but the last is answered, or it is
+// dropped. Under load that is only so if the load is light and --reply-every is 1.
 func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	plain := sockperfPlain(output)
 	t := spec.Traffic{Tool: spec.ToolSockperf, Connections: 1}
@@ -262,9 +270,13 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 		length = string(m[1])
 		sent, _ := strconv.ParseUint(string(m[2]), 10, 64) // of digits
 		back, _ := strconv.ParseUint(string(m[3]), 10, 64)
-		if sent > back+1 {
+		if sent > back+1 && !sockperfDropped(plain) {
 			w = spec.Workload{UnderLoad: &t}
 		}
+	}
+	if m := sockperfUsed.FindSubmatch(plain); m != nil {
+		n, _ := strconv.Atoi(string(m[1]))
+		t.Size = spec.Bytes(n)
 	}
 	if err := (sockperf{}).Check(w); err != nil {
 		return Reading{}, err
@@ -278,7 +290,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 		return Reading{}, fmt.Errorf("a run of %q s", length)
 	}
 	t.Duration = spec.Duration(math.Round(seconds) * 1e9)
-	if w.Stream == nil {
+	if t.Size == 0 {
 		e.Bytes = 0 // the output does not have the size of a message
 	}
 	version := ""
@@ -286,6 +298,20 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 		version = string(m[1])
 	}
 	return Reading{Version: version, Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+}
+
+// sockperfDropped reports whether all messages of the measured time that were not answered were dropped, as sockperf counts
+// them. This is ping-pong over UDP, whose client goes on after a lost message.
+func sockperfDropped(plain []byte) bool {
+	m := sockperfValid.FindSubmatch(plain)
+	if m == nil {
+		return false
+	}
+	var n [3]uint64
+	for i := range n {
+		n[i], _ = strconv.ParseUint(string(m[i+1]), 10, 64) // of digits
+	}
+	return n[2] > 0 && n[0]-n[1] == n[2]
 }
 
 // sockperfSize returns the size of a stream's messages: the one that is printed, or

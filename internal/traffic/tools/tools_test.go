@@ -163,6 +163,11 @@ func TestArgv(t *testing.T) {
 		server: "qperf --debug --listen_port 5001",
 		client: "qperf --listen_port 5001 -vv --unify_units --precision 9 --time 3 --msg_size 131072 10.0.0.2 tcp_bw",
 	}, {
+		name: "ports", tool: "qperf", addr: v4,
+		workload: workload("pingpong", func(t *spec.Traffic) { t.Port = 5001 }),
+		server:   "qperf --debug --listen_port 5001",
+		client:   "qperf --listen_port 5001 --ip_port 5002 -vv --unify_units --precision 9 --time 1 --msg_size 64 10.0.0.2 tcp_lat",
+	}, {
 		name: "udp ping-pong over IPv6", tool: "qperf", addr: v6, workload: workload("pingpong", udp),
 		server: "qperf --debug --listen_port 5001",
 		client: "qperf --listen_port 5001 -vv --unify_units --precision 9 --time 1 --msg_size 64 fd00::2 udp_lat",
@@ -185,6 +190,11 @@ func TestArgv(t *testing.T) {
 		}),
 		server: "latte -tcp -a 10.0.0.2:5001 -m 4 -t 63",
 		client: "latte -tcp -a 10.0.0.2:5001 -m 4 -t 3 -c -hist -hl 1 -hc 9998",
+	}, {
+		name: "iterations", tool: "latte", addr: v4,
+		workload: workload("pingpong", func(t *spec.Traffic) { t.Size, t.Iterations = 10_000, 65_100 }),
+		server:   "latte -tcp -a 10.0.0.2:5001 -m 10000 -i 65100",
+		client:   "latte -tcp -a 10.0.0.2:5001 -m 10000 -i 65100 -c -hist -hl 1 -hc 9998",
 	}, {
 		name: "udp", tool: "latte", addr: v6,
 		workload: workload("pingpong", udp),
@@ -375,7 +385,7 @@ func TestParse(t *testing.T) {
 		{file: "ab-2.3-no-host.txt", workload: workload("http", nil), err: "apr_socket_recv: Connection refused (111)"},
 
 		{file: "latte-udp.txt", workload: workload("pingpong", udp), want: record.Endpoint{
-			Seconds: 699.8, Bytes: 40_000_000, Messages: 10_000_000, Percentiles: latencies(69.98e-6, 0, 0, 0, 0.018),
+			Seconds: 699.8, Bytes: 40_000_000, Messages: 10_000_000, Percentiles: map[string]float64{metrics.LatencyMean: 69.98e-6, metrics.LatencyMax: 0.018},
 			Machine: &record.Machine{Busy: 0.028, Interrupts: 3.86, Switches: 2.29},
 		}},
 		{file: "latte-no-histogram.txt", workload: workload("pingpong", nil), err: "no histogram; it ends with"},
