@@ -173,7 +173,7 @@ func TestImportNothing(t *testing.T) {
 	if code != 2 || stdout != "" {
 		t.Errorf("exit %d, standard output %q", code, stdout)
 	}
-	has(t, "the error", stderr, "base-2.txt: it is not the output of a known tool", "tuned-1.txt: it is not the output of a known tool")
+	has(t, "the error", stderr, "base-2.txt: it is not the output of a known tool", "tuned-1.txt: it is empty")
 	if _, err := os.Stat(out); err == nil {
 		t.Error("there is a folder of results")
 	}
