@@ -84,11 +84,17 @@ func workloadParts(w spec.Workload) []string {
 	if t.Requests != 0 {
 		parts = append(parts, plural(t.Requests, "request"))
 	}
+	if t.Iterations != 0 {
+		parts = append(parts, plural(t.Iterations, "round trip")+" per connection")
+	}
 	if w.HTTP != nil && !t.Page {
 		parts = append(parts, map[bool]string{true: "connections kept alive", false: "a connection per request"}[t.KeepAlive])
 	}
 	if t.Duration != 0 {
 		parts = append(parts, t.Duration.String())
+	}
+	if t.Port != 0 {
+		parts = append(parts, fmt.Sprintf("port %d", t.Port))
 	}
 	if t.Tool != "" && t.Tool != spec.ToolNative {
 		parts = append(parts, "measured with "+t.Tool)
