@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"slipstream.dev/internal/doctor"
@@ -16,12 +15,8 @@ import (
 
 // examineHosts checks hosts, and the paths between them.
 func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis, names string) (err error) {
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return fmt.Errorf("find the SSH configuration: %w", err)
-	}
 	config := hosts.Config{
-		Hosts: parseHosts(names), Binaries: o.hosts.binaries, Home: home, Look: true,
+		Hosts: parseHosts(names), Binaries: o.hosts.binaries, Ask: p.interactive(), Look: true,
 		Note: func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) },
 	}
 	for i, h := range config.Hosts {
@@ -29,27 +24,30 @@ func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis
 			return usage(fmt.Errorf("hosts:%s: must be names of hosts with commas between them, each once", names))
 		}
 	}
-	found, err := hosts.Survey(ctx, config)
+	all, err := hosts.New(config)
 	if err != nil {
 		return err
 	}
-	fit := config.Hosts[:0]
-	for i, f := range found {
+	defer func() { err = errors.Join(err, all.Close(context.WithoutCancel(ctx))) }()
+	found, err := all.Survey(ctx)
+	if err != nil {
+		return err
+	}
+	fit := len(found)
+	for _, f := range found {
 		if f.Missing != nil {
 			d.Findings = append(d.Findings, doctor.HostUnfit(f.Host, f.Missing))
-			continue
+			all.LeaveOut(f.Host)
+			fit--
 		}
-		fit = append(fit, config.Hosts[i])
 	}
-	if config.Hosts = fit; len(fit) == 0 {
+	if fit == 0 {
 		return nil
 	}
-	up, err := hosts.Up(ctx, config)
-	if err != nil {
+	if err := all.Up(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, up.Close(context.WithoutCancel(ctx))) }()
-	return o.examineUp(ctx, d, up)
+	return o.examineUp(ctx, d, all)
 }
 
 // examineUp examines hosts on which workers can be started.

@@ -6,12 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/place"
@@ -57,21 +57,13 @@ type hostTarget struct {
 	topology *topology.Topology
 }
 
-func newHostTarget(o hostOptions, exp *spec.Experiment, note func(string)) (*hostTarget, error) {
-	config, err := hostConfig(o, exp, note)
-	if err != nil {
-		return nil, err
-	}
-	return &hostTarget{config: config, topology: topology.Of(exp)}, nil
+func newHostTarget(p Process, o hostOptions, exp *spec.Experiment, note func(string)) *hostTarget {
+	return &hostTarget{config: hostConfig(p, o, exp, note), topology: topology.Of(exp)}
 }
 
 // hostConfig returns what an experiment needs of its hosts.
-func hostConfig(o hostOptions, exp *spec.Experiment, note func(string)) (hosts.Config, error) {
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return hosts.Config{}, fmt.Errorf("find the SSH configuration: %w", err)
-	}
-	config := hosts.Config{Hosts: topology.Of(exp).Hosts(), Binaries: o.binaries, Home: home, Note: note}
+func hostConfig(p Process, o hostOptions, exp *spec.Experiment, note func(string)) hosts.Config {
+	config := hosts.Config{Hosts: topology.Of(exp).Hosts(), Binaries: o.binaries, Ask: p.interactive(), Note: note}
 	config.Root = needRoot(exp, config.Hosts)
 	config.Linux, config.Windows = needSystem(exp)
 	for _, v := range exp.Spec.Variants {
@@ -86,8 +78,11 @@ func hostConfig(o hostOptions, exp *spec.Experiment, note func(string)) (hosts.C
 			}
 		}
 	}
-	return config, nil
+	return config
 }
+
+// interactive reports whether somebody may be asked: the input is a terminal.
+func (p Process) interactive() bool { return term.IsTerminal(int(p.Stdin.Fd())) }
 
 // hostPairs returns the client and the server of a variant, or all pairs of a mesh.
 func hostPairs(exp *spec.Experiment, v spec.Variant) (pairs [][2]string) {
@@ -204,10 +199,7 @@ func (n *hostNetwork) Worker(ctx context.Context, p place.Place, use place.Use) 
 
 // surveyHosts shows what a run would find on its hosts. It fails if something is missing.
 func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *spec.Experiment) error {
-	config, err := hostConfig(o, exp, func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) })
-	if err != nil {
-		return err
-	}
+	config := hostConfig(p, o, exp, func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) })
 	found, err := hosts.Survey(ctx, config)
 	if err != nil {
 		return err

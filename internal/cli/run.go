@@ -400,12 +400,8 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *spec.Experiment
 		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
 	}
 	if exp.Spec.Target.Hosts != nil {
-		t, err := newHostTarget(o.hosts, exp, note)
-		if err != nil {
-			return nil, err
-		}
 		// A network of hosts restores their settings.
-		return &site{target: t, restore: func(context.Context) error { return nil }, release: func() {}}, nil
+		return &site{target: newHostTarget(p, o.hosts, exp, note), restore: func(context.Context) error { return nil }, release: func() {}}, nil
 	}
 	return openLab(ctx, p, exp)
 }

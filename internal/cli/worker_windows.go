@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"slipstream.dev/internal/place/hosts"
 	"slipstream.dev/internal/process"
 	"slipstream.dev/internal/worker"
 )
@@ -35,6 +36,9 @@ func workerCommands(p Process) []*cobra.Command {
 					fmt.Fprintln(p.Err, "slipstream: the run goes on with another worker")
 					os.Exit(exitFailed)
 				}); err != nil {
+					return err
+				}
+				if err := hosts.Sweep(); err != nil {
 					return err
 				}
 			}

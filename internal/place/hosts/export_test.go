@@ -1,7 +1,15 @@
 package hosts
 
-// Dial makes a configuration connect through a test's dialer.
-func (c Config) Dial(by dialer) Config {
-	c.dial = by
+import "os/exec"
+
+// Begin makes a configuration start ssh by a test's function.
+func (c Config) Begin(by func(*exec.Cmd) error) Config {
+	c.begin = by
+	return c
+}
+
+// Alone makes a configuration share no connection, as on Windows.
+func (c Config) Alone() Config {
+	c.alone = true
 	return c
 }

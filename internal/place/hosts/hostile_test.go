@@ -1,12 +1,15 @@
 package hosts
 
 import (
+	"bufio"
 	"context"
 	"crypto/ed25519"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -36,13 +39,13 @@ func hostile(t *testing.T, serve func(ssh.NewChannel)) Config {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	check(err)
 	t.Cleanup(func() { listener.Close() })
-	home := t.TempDir()
-	check(os.Mkdir(filepath.Join(home, ".ssh"), 0o700))
+	dir := t.TempDir()
 	block, err := ssh.MarshalPrivateKey(private, "")
 	check(err)
-	check(os.WriteFile(filepath.Join(home, ".ssh", "id_ed25519"), pem.EncodeToMemory(block), 0o600))
+	check(os.WriteFile(filepath.Join(dir, "key"), pem.EncodeToMemory(block), 0o600))
 	line := knownhosts.Line([]string{listener.Addr().String()}, key.PublicKey())
-	check(os.WriteFile(filepath.Join(home, ".ssh", "known_hosts"), []byte(line+"\n"), 0o600))
+	check(os.WriteFile(filepath.Join(dir, "known"), []byte(line+"\n"), 0o600))
+	check(os.WriteFile(filepath.Join(dir, "config"), fmt.Appendf(nil, "UserKnownHostsFile %s/known\nIdentityFile %[1]s/key\n", dir), 0o600))
 	config := &ssh.ServerConfig{PublicKeyCallback: func(ssh.ConnMetadata, ssh.PublicKey) (*ssh.Permissions, error) { return nil, nil }}
 	config.AddHostKey(key)
 	go func() {
@@ -65,8 +68,11 @@ func hostile(t *testing.T, serve func(ssh.NewChannel)) Config {
 	}()
 	return Config{
 		Hosts: []spec.Host{{Name: "h", Address: "127.0.0.1", Port: listener.Addr().(*net.TCPAddr).Port, User: "me"}},
-		Home:  home, Note: func(string) {},
-	}
+		Note:  func(string) {},
+	}.Begin(func(cmd *exec.Cmd) error {
+		cmd.Args = append([]string{cmd.Args[0], "-F", filepath.Join(dir, "config")}, cmd.Args[1:]...)
+		return cmd.Start()
+	})
 }
 
 var someMark = regexp.MustCompile(`slipstream-[A-Z2-7]{20,}`)
@@ -80,7 +86,14 @@ func answering(answer func(mark string, n int) string) func(ssh.NewChannel) {
 		}
 		for r := range requests {
 			_ = r.Reply(true, nil)
-			mark := someMark.FindString(string(r.Payload))
+			if r.Type != "exec" {
+				continue
+			}
+			script := string(r.Payload)
+			if !someMark.MatchString(script) {
+				script, _ = bufio.NewReader(channel).ReadString('\n')
+			}
+			mark := someMark.FindString(script)
 			for n := 0; ; n++ {
 				text := answer(mark, n)
 				if text == "" {
@@ -113,7 +126,7 @@ func TestHostile(t *testing.T) {
 		"no answer to a session": {func(ssh.NewChannel) {}, "host h has not answered within 1.5s"},
 		"no answer to a command": {func(offered ssh.NewChannel) { _, _, _ = offered.Accept() }, "host h has not answered within 1.5s"},
 		"no report":              {answering(once("")), "host h has not answered within 1.5s"},
-		"no further report":      {answering(once("MARK system Linux x86_64\n")), "host h has not answered within 1.5s"},
+		"no further report":      {answering(once("MARK begin\nMARK system Linux x86_64\n")), "host h has not answered within 1.5s"},
 		"a report of nothing":    {answering(once("MARK \n")), `host h: sh there does not run the script that it was sent: it answers ""`},
 		"a report of no meaning": {answering(once("MARK \x1b[2J\n")), `host h: sh there does not run the script that it was sent: it answers "\x1b[2J"`},
 		"a line without an end": {
@@ -125,7 +138,7 @@ func TestHostile(t *testing.T) {
 			`host h does not run the command that it is sent; it printed "\x1b[2Jy\n`,
 		},
 		"reports without an end": {
-			answering(func(mark string, _ int) string { return mark + " folder /tmp\n" }),
+			answering(func(mark string, n int) string { return mark + []string{" begin\n", " folder /tmp\n"}[min(n, 1)] }),
 			"host h reports more than 1000 facts",
 		},
 	} {
@@ -151,28 +164,23 @@ func TestHostile(t *testing.T) {
 func TestSilentFiles(t *testing.T) {
 	defer func(was time.Duration) { scriptTime = was }(scriptTime)
 	scriptTime = 100 * time.Millisecond
-	h, err := prepare(hostile(t, func(offered ssh.NewChannel) { _, _, _ = offered.Accept() }))
+	h, err := New(hostile(t, func(offered ssh.NewChannel) { _, _, _ = offered.Accept() }))
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer h.Close(context.Background())
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	for name, do := range map[string]func() error{
-		"remove": func() error { return h.hosts[0].remove(ctx, "x.exe") },
-		"sweep":  func() error { return h.hosts[0].sweep(ctx, "") },
-	} {
-		if err := do(); err == nil || !strings.Contains(err.Error(), "host h has not answered within 100ms") {
-			t.Errorf("%s: %v", name, err)
-		}
+	if err := h.hosts[0].remove(ctx, "x.exe"); err == nil || !strings.Contains(err.Error(), "host h has not answered within 100ms") {
+		t.Error(err)
 	}
 }
 
-// TestSilentAgent: an SSH agent that does not answer, such as one that was forwarded by a lost connection,
-// costs only its keys.
+// TestSilentAgent: an SSH agent that does not answer, such as one that was forwarded by a lost connection, costs the host.
 func TestSilentAgent(t *testing.T) {
-	defer func(was time.Duration) { agentTime = was }(agentTime)
-	agentTime = 100 * time.Millisecond
-	config := hostile(t, answering(func(mark string, n int) string { return []string{mark + " end\n", ""}[min(n, 1)] }))
+	defer func(was time.Duration) { scriptTime = was }(scriptTime)
+	scriptTime = 500 * time.Millisecond
+	config := hostile(t, answering(func(mark string, n int) string { return []string{mark + " begin\n", mark + " end\n", ""}[min(n, 2)] }))
 	socket := filepath.Join(t.TempDir(), "agent")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -180,20 +188,10 @@ func TestSilentAgent(t *testing.T) {
 	}
 	defer listener.Close()
 	t.Setenv("SSH_AUTH_SOCK", socket)
-	h, err := prepare(config)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if _, err := h.hosts[0].look(ctx); err != nil {
-		t.Error(err)
-	}
-	if err := os.Remove(filepath.Join(config.Home, ".ssh", "id_ed25519")); err != nil {
-		t.Fatal(err)
-	}
-	keys, err := h.hosts[0].login.keys()
-	if err != nil || !strings.Contains(keys.String(), "not usable: SSH agent: ") {
-		t.Errorf("keys %v, %v", keys, err)
+	found, err := Survey(ctx, config)
+	if err != nil || found[0].Missing == nil || !strings.Contains(found[0].Missing.Error(), "host h has not answered within 500ms") {
+		t.Errorf("found %v, %v", found, err)
 	}
 }

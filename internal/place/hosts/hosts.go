@@ -1,5 +1,5 @@
-// Package hosts makes places of machines that it reaches by SSH. It logs in as ssh does, copies this program to each
-// host once, starts workers there, and finds out whether traffic gets from one host to the other. It leaves nothing
+// Package hosts makes places of machines that it reaches by SSH. It runs the user's ssh, copies this program to
+// each host once, starts workers there, and finds out whether traffic gets from one host to the other. It leaves nothing
 // behind: the program's file has no name from its first byte on, and a worker ends with its connection. What a worker
 // does is up to internal/worker, and what runs in the places to internal/experiment.
 package hosts
@@ -10,15 +10,15 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"os/user"
 	"regexp"
 	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/crypto/ssh"
 	"golang.org/x/sync/errgroup"
 
 	"slipstream.dev/internal/place"
@@ -42,12 +42,14 @@ type Config struct {
 	Look bool
 	// Binaries are files of this program for other architectures than its own.
 	Binaries []string
-	// Home has the user's SSH configuration and keys in its .ssh.
-	Home string
+	// Ask means that ssh may ask somebody, at a terminal, for a password or the like: once for each host.
+	Ask bool
 	// Note prints a line for the user.
 	Note func(string)
 
-	dial dialer // a test's own
+	// A test's own: how ssh is started, and that its commands share no connection.
+	begin func(*exec.Cmd) error
+	alone bool
 }
 
 // Path leads from a client's host to a server's, by their names.
@@ -65,17 +67,22 @@ type Hosts struct {
 	binaries []binary
 	hosts    []*host
 	lead     time.Duration
-	// dialing bounds how many connections are made at once, as all may go through one machine: servers drop
-	// some of more than ten that have not logged in yet (MaxStartups of sshd_config).
+	// dialing bounds how many connections are made at once: to one if somebody may be asked, otherwise to eight. All may
+	// go through one machine, and servers drop some of more than ten that have not logged in yet (MaxStartups of
+	// sshd_config).
 	dialing chan struct{}
+	// folder has the control sockets of ssh.
+	folder string
 }
 
 // host is one of the Hosts.
 type host struct {
-	name  string
-	spec  spec.Host
-	login login
-	all   *Hosts
+	name string
+	spec spec.Host
+	all  *Hosts
+	link link
+	// configured is what ssh's configuration says about the host, once that is known.
+	configured map[string]string
 
 	facts facts
 	// windows means that the host runs Windows, according to its SSH server.
@@ -99,43 +106,41 @@ type program struct{ process, file string }
 // Up starts a worker on each host, and returns once traffic gets through between them. If it fails, it
 // leaves nothing behind.
 func Up(ctx context.Context, config Config) (*Hosts, error) {
-	h, err := prepare(config)
+	h, err := New(config)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.up(ctx); err != nil {
+	if err := h.Up(ctx); err != nil {
 		return nil, errors.Join(err, h.Close(context.WithoutCancel(ctx)))
 	}
 	return h, nil
 }
 
-// prepare works out how to reach the hosts, and connects to none.
-func prepare(config Config) (*Hosts, error) {
-	if config.dial == nil {
-		config.dial = new(net.Dialer).DialContext
+// New returns hosts to which there is no connection yet. Close them.
+func New(config Config) (*Hosts, error) {
+	if config.begin == nil {
+		config.begin = (*exec.Cmd).Start
 	}
+	config.Ask = config.Ask && canShare // otherwise ssh would ask for each command
 	h := &Hosts{config: config, run: strings.ToLower(rand.Text())[:16], dialing: make(chan struct{}, 8)}
-	ssh, err := readConfiguration(config.Home, machineFile())
-	if err != nil {
-		return nil, err
+	if config.Ask {
+		h.dialing = make(chan struct{}, 1)
 	}
-	if ssh.leftOut != nil {
-		config.Note(fmt.Sprintf("the SSH configuration of this machine is left out: %v", ssh.leftOut))
-	}
+	var err error
 	if h.binaries, err = binaries(config.Binaries); err != nil {
 		return nil, err
 	}
+	if h.folder, err = newFolder(); err != nil {
+		return nil, fmt.Errorf("make a folder for ssh's sockets: %w", err)
+	}
 	for _, spec := range config.Hosts {
-		l, err := ssh.login(spec)
-		if err != nil {
-			return nil, err
-		}
-		h.hosts = append(h.hosts, &host{name: spec.Name, spec: spec, login: l, all: h})
+		h.hosts = append(h.hosts, &host{name: spec.Name, spec: spec, all: h})
 	}
 	return h, nil
 }
 
-func (h *Hosts) up(ctx context.Context) error {
+// Up starts a worker on each host, and returns once traffic gets through between them.
+func (h *Hosts) Up(ctx context.Context) error {
 	err := h.each(ctx, func(ctx context.Context, at *host) error {
 		err := at.start(ctx)
 		at.ownJournal = at.root() != "" && !at.facts.journal
@@ -166,17 +171,6 @@ func (h *Hosts) each(ctx context.Context, do func(context.Context, *host) error)
 		g.Go(func() error { return do(ctx, at) })
 	}
 	return g.Wait()
-}
-
-// connect opens a connection to the host, for one session.
-func (h *host) connect(ctx context.Context) (*ssh.Client, error) {
-	select {
-	case h.all.dialing <- struct{}{}:
-		defer func() { <-h.all.dialing }()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	return h.login.connect(ctx, h.all.config.dial)
 }
 
 // start examines the host, copies the program, starts the first worker, which claims the host, and restores what dead
@@ -226,12 +220,12 @@ func (h *host) startLinux(ctx context.Context, b binary) error {
 
 // launch copies the program to a folder of the host, in a session that then becomes the program.
 func (h *host) launch(ctx context.Context, folder string, b binary) (*session, error) {
-	s, err := h.open(ctx, func(mark string) string { return command(launch(mark, folder, b, h.claim())) })
+	s, err := h.open(ctx, func(mark string) request { return script(mark, launch(mark, folder, b, h.claim())) })
 	if err != nil {
 		return nil, err
 	}
 	if h.program, err = s.copy(ctx, folder, b); err != nil {
-		s.client.Close()
+		s.end()
 		return nil, err
 	}
 	return s, nil
@@ -262,21 +256,21 @@ func (s *session) copy(ctx context.Context, folder string, b binary) (program, e
 	}
 	f, err := os.Open(b.file)
 	if err != nil {
-		return program{}, fmt.Errorf("copy the program to host %s: %w", s.host, err)
+		return program{}, fmt.Errorf("copy the program to host %s: %w", s.at.name, err)
 	}
 	defer f.Close()
-	ctx, stop := within(ctx, copyTime, s.host, s.client)
+	ctx, stop := s.within(ctx, copyTime)
 	defer stop()
 	_, _ = f.WriteTo(s.in) // the script reports the outcome
 	word, rest, err := s.report(ctx)
 	switch {
 	case err != nil:
-		return program{}, fmt.Errorf("copy the program to host %s: %w", s.host, err)
+		return program{}, fmt.Errorf("copy the program to host %s: %w", s.at.name, err)
 	case word == "broken":
 		s.settle()
-		return program{}, brokenError{fmt.Errorf("copy the program to %s on host %s: the copy differs from the program that was sent (%d bytes)%s", folder, s.host, b.size, s.stderr.Last())}
+		return program{}, brokenError{fmt.Errorf("copy the program to %s on host %s: the copy differs from the program that was sent (%d bytes)%s", folder, s.at.name, b.size, s.said())}
 	case word != "program":
-		return program{}, unexpected(s.host, word)
+		return program{}, unexpected(s.at.name, word)
 	}
 	process, file, _ := strings.Cut(rest, " ")
 	return program{process, file}, nil
@@ -291,10 +285,11 @@ func (h *host) drop() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, s := range h.sessions {
-		s.client.Close()
+		s.end()
 	}
 	h.sessions = nil
 	h.first = nil
+	h.unlink()
 }
 
 var notPlain = regexp.MustCompile(`[^A-Za-z0-9.@_-]+`)
@@ -308,6 +303,15 @@ func whoami() string {
 	return notPlain.ReplaceAllString(fmt.Sprintf("%s@%s-process-%d", me(), name, os.Getpid()), "-")
 }
 
+// me returns the name of the user of this process.
+func me() string {
+	u, err := user.Current()
+	if err != nil {
+		return cmp.Or(os.Getenv("USER"), "root")
+	}
+	return u.Username[strings.LastIndex(u.Username, `\`)+1:]
+}
+
 // Worker starts a worker in a place.
 func (h *Hosts) Worker(ctx context.Context, p place.Place, use place.Use) (*worker.Client, error) {
 	at := h.find(p.Node)
@@ -315,42 +319,20 @@ func (h *Hosts) Worker(ctx context.Context, p place.Place, use place.Use) (*work
 	if control {
 		arguments = "--control " + at.claim()
 	}
-	s, err := at.open(ctx, func(mark string) string {
+	s, err := at.open(ctx, func(mark string) request {
 		if at.windows {
 			return againWindows(mark, at.program.file)
 		}
-		return command(again(mark, at.program, control && at.sudo(), control && at.ownJournal, arguments))
+		return script(mark, again(mark, at.program, control && at.sudo(), control && at.ownJournal, arguments))
 	})
 	if err != nil {
 		return nil, err
 	}
 	if err := s.expect(ctx, "program"); err != nil {
-		s.client.Close()
+		s.end()
 		return nil, err
 	}
 	return at.attach(ctx, s)
-}
-
-// open runs a command in a session with a connection of its own: a server may allow no more, not even one
-// after the other (MaxSessions 1).
-func (h *host) open(ctx context.Context, script func(mark string) string) (*session, error) {
-	client, err := h.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return h.run(ctx, client, script)
-}
-
-// run runs a command in a connection, which it closes if that fails.
-func (h *host) run(ctx context.Context, client *ssh.Client, script func(mark string) string) (*session, error) {
-	ctx, stop := within(ctx, scriptTime, h.name, client)
-	defer stop()
-	s, err := open(h.name, client, script)
-	if err != nil {
-		client.Close()
-		return nil, cmp.Or(context.Cause(ctx), err)
-	}
-	return s, nil
 }
 
 func (h *Hosts) find(name string) *host {
@@ -376,23 +358,23 @@ func (h *host) restore(ctx context.Context, own bool) error {
 	if h.root() == "" {
 		return nil
 	}
-	s, err := h.open(ctx, func(mark string) string { return command(revert(mark, h.program, h.sudo(), own)) })
+	s, err := h.open(ctx, func(mark string) request { return script(mark, revert(mark, h.program, h.sudo(), own)) })
 	if err != nil {
 		return err
 	}
-	defer s.client.Close()
+	defer s.end()
 	if err = s.expect(ctx, "program"); err == nil {
 		var word string
 		if word, _, err = s.report(ctx); err == nil && word != "end" {
 			s.settle()
-			err = errors.New(strings.TrimPrefix(s.stderr.Last(), ": "))
+			err = errors.New(strings.TrimPrefix(s.said(), ": "))
 		}
 	}
 	if err != nil {
 		return fmt.Errorf("restore the settings of host %s: %w", h.name, err)
 	}
 	s.settle()
-	if said := s.stderr.Last(); said != "" { // of settings that somebody has changed meanwhile
+	if said := s.said(); said != "" { // of settings that somebody has changed meanwhile
 		h.all.config.Note("host " + h.name + said)
 	}
 	return nil
@@ -447,9 +429,9 @@ func (h *host) answers(ctx context.Context) error {
 
 // comeBack tries to start the host's first worker again, at growing intervals, until limit is over.
 func (h *host) comeBack(ctx context.Context, limit time.Duration) error {
-	h.drop()
 	deadline := time.Now().Add(limit)
 	for wait := 250 * time.Millisecond; ; wait = min(2*wait, 15*time.Second) {
+		h.drop()
 		err := h.start(ctx)
 		switch now := h.address(spec.AddressNative); {
 		case err == nil && now != h.found:
@@ -509,10 +491,12 @@ func (h *Hosts) Lead() time.Duration { return h.lead }
 
 // Close ends all workers, and restores what they may have left.
 func (h *Hosts) Close(ctx context.Context) error {
-	return h.everywhere(func(at *host) error { return at.close(ctx) })
+	err := h.everywhere(func(at *host) error { return at.close(ctx) })
+	return errors.Join(err, os.RemoveAll(h.folder))
 }
 
 func (h *host) close(ctx context.Context) error {
+	defer h.unlink()
 	if !h.started {
 		return nil
 	}
@@ -530,9 +514,9 @@ func (h *host) close(ctx context.Context) error {
 	if closeErr := h.first.Close(); !gone { // otherwise that is known, and was reported
 		err = errors.Join(err, closeErr)
 	}
-	h.drop()
 	if h.windows {
 		err = errors.Join(err, h.remove(ctx, h.program.file))
 	}
+	h.drop()
 	return err
 }

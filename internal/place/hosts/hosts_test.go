@@ -15,8 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -59,6 +57,10 @@ func TestUp(t *testing.T) {
 		want  string // of the error; "" if there is to be none
 	}{
 		{name: "MaxSessions 1", node: nodeOptions{config: "MaxSessions 1\n"}, user: "root"},
+		{
+			name: "each command with a connection of its own", user: "root",
+			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { *c = c.Alone() },
+		},
 		{name: "no root", user: "user"},
 		{name: "noexec home", node: nodeOptions{noexec: []string{"/home"}}, user: "user"},
 		{name: "only one folder", node: nodeOptions{noexec: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
@@ -84,7 +86,7 @@ func TestUp(t *testing.T) {
 		{
 			name: "unknown host key", user: "root",
 			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) { w.know(t, nodes[1]) },
-			want:  "host a: the key of 10.9.0.1:22 is not known, so it may be another machine: connect once with ssh a and compare its fingerprint, SHA256:",
+			want:  "host a: the key of 10.9.0.1 is not known, so it may be another machine: connect once with ssh root@10.9.0.1 and compare its fingerprint",
 		},
 		{
 			name: "changed host key", user: "root",
@@ -92,7 +94,7 @@ func TestUp(t *testing.T) {
 				nodes[0].hostKey = nodes[1].hostKey
 				w.know(t, nodes...)
 			},
-			want: " has changed, so it may be another machine",
+			want: "its key has changed, so it may be another machine: it is SHA256:",
 		},
 		{
 			name: "changed host key of another type", user: "root",
@@ -104,7 +106,7 @@ func TestUp(t *testing.T) {
 				nodes[0].hostKey = signer
 				w.know(t, nodes...)
 			},
-			want: "host a: the key of 10.9.0.1:22 has changed, so it may be another machine",
+			want: "host a: its key has changed, so it may be another machine: it is SHA256:",
 		},
 		{
 			name: "host certificate", user: "root",
@@ -116,26 +118,29 @@ func TestUp(t *testing.T) {
 				certify(t, w, nodes, "10.9.0.*")
 				certify(t, w, nodes[1:], "10.9.0.*")
 			},
-			want: "host a: its key SHA256:",
+			want: "host a: the key of 10.9.0.1 is not known",
 		},
 		{
 			name: "another key", user: "root",
 			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
 				newKey(t, filepath.Join(w.home, ".ssh", "id_ed25519"))
 			},
-			want: "does not let root in: it accepts none of the keys that were offered (",
+			want: "does not let root in: add a public key of yours to ~/.ssh/authorized_keys there, or name another key with identityFile or ssh-add: ",
 		},
 		{
 			name: "no key", user: "root",
 			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
 				must(t, os.Remove(filepath.Join(w.home, ".ssh", "id_ed25519")))
 			},
-			want: "does not let root in: it accepts none of the keys that were offered (there is none)",
+			want: "Permission denied (publickey,keyboard-interactive). Nobody can be asked for a password or passphrase here: a key that has one must be in the SSH agent",
 		},
 		{
 			name: "named key that is not there", user: "root",
-			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) { c.Hosts[0].IdentityFile = "~/.ssh/lab" },
-			want:  "host a: read the key to log in with: open ",
+			spoil: func(t *testing.T, w *world, _ []*node, c *hosts.Config) {
+				must(t, os.Remove(filepath.Join(w.home, ".ssh", "id_ed25519")))
+				c.Hosts[0].IdentityFile, c.Hosts[1].IdentityFile = "/nowhere/lab", "/nowhere/lab"
+			},
+			want: "Identity file /nowhere/lab not accessible: No such file or directory",
 		},
 		{
 			name: "no sudo", user: "user",
@@ -277,7 +282,7 @@ func TestLogin(t *testing.T) {
 		}
 	}()
 	t.Setenv("SSH_AUTH_SOCK", socket)
-	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "config"), []byte(`
+	w.configure(t, `
 Host near far
   User root
 Host near
@@ -285,20 +290,13 @@ Host near
 Host far
   HostName `+nodes[1].address+`
   ProxyJump near
-`), 0o600))
-	var direct atomic.Int32
+`)
 	config := w.config(t, hosts.Config{Hosts: []spec.Host{{Name: "near"}, {Name: "far"}}, Paths: []hosts.Path{{Client: "near", Server: "far", Address: "native", Transport: tcp4}}})
-	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-		if address == nodes[1].address+":22" {
-			direct.Add(1)
-		}
-		return w.dial(ctx, network, address)
-	})
 	up, err := hosts.Up(t.Context(), config)
 	must(t, err)
 	must(t, up.Close(context.Background()))
-	if n := direct.Load(); n > 0 {
-		t.Errorf("%d connections went to the far host directly", n)
+	if log := nodes[1].log.String(); !strings.Contains(log, "Accepted publickey for root from "+nodes[0].address) || strings.Contains(log, "Accepted publickey for root from 10.9.0.254") {
+		t.Errorf("connections went to the far host directly:\n%s", log)
 	}
 	clean(t, nodes)
 }
@@ -311,20 +309,6 @@ func addTo(keys agent.Agent, key []byte) error {
 	return keys.Add(agent.AddedKey{PrivateKey: parsed})
 }
 
-// cutConn is a connection that breaks after some bytes were sent.
-type cutConn struct {
-	net.Conn
-	left *atomic.Int64
-}
-
-func (c cutConn) Write(b []byte) (int, error) {
-	if c.left.Add(-int64(len(b))) < 0 {
-		c.Conn.Close()
-		return 0, errors.New("cut")
-	}
-	return c.Conn.Write(b)
-}
-
 // TestCut: whenever the connection breaks, nothing is left.
 func TestCut(t *testing.T) {
 	t.Parallel()
@@ -333,16 +317,9 @@ func TestCut(t *testing.T) {
 	self, err := os.Stat("/proc/self/exe")
 	must(t, err)
 	// In the handshake, in the look, and in the copy.
-	for _, bytes := range []int64{700, 1400, 1800, 2200, 2600, 1 << 20, self.Size() / 2, self.Size()} {
-		up, err := hosts.Up(t.Context(), config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-			c, err := w.dial(ctx, network, address)
-			if err != nil || !strings.HasPrefix(address, nodes[1].address) {
-				return c, err
-			}
-			left := new(atomic.Int64)
-			left.Store(bytes)
-			return cutConn{c, left}, nil
-		}))
+	for _, bytes := range []int64{700, 1400, 1800, 2200, 2600, 3000, 3400, 3800, 4200, 4600, 1 << 20, self.Size() / 2, self.Size()} {
+		w.configure(t, "Host b\n"+through(t, "cut", bytes, "%h:%p"))
+		up, err := hosts.Up(t.Context(), config)
 		if err == nil {
 			t.Errorf("cut after %d bytes, and nobody saw it", bytes)
 			must(t, up.Close(context.Background()))
@@ -350,6 +327,7 @@ func TestCut(t *testing.T) {
 		t.Logf("cut after %d bytes: %v", bytes, err)
 		clean(t, nodes)
 	}
+	w.configure(t, "")
 	// When the program starts.
 	ended, cut := make(chan error), make(chan struct{})
 	go func() {
@@ -585,15 +563,16 @@ func TestAnotherAddress(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(known), 0o600))
 	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
 	config.Hosts[1].Address = "b.example"
-	config = config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-		return w.dial(ctx, network, strings.Replace(address, "b.example", b.address, 1)) // as its name server has it now
-	})
+	now := filepath.Join(w.home, "b.example") // as its name server has it
+	must(t, os.WriteFile(now, []byte(b.address), 0o600))
+	w.configure(t, "Host b\n"+through(t, "never", 0, "$(cat "+now+"):%p"))
 	up, err := hosts.Up(t.Context(), config)
 	must(t, err)
 	b.stop()
 	b.in("ip", "address", "del", b.address+"/24", "dev", "eth0")
 	b.in("ip", "address", "add", "10.9.0.77/24", "dev", "eth0")
 	b.address = "10.9.0.77"
+	must(t, os.WriteFile(now, []byte(b.address), 0o600))
 	b.start(w)
 	err = up.Await(t.Context(), true)
 	if want := "host b has come back at another address, 10.9.0.77 for 10.9.0.2"; !errors.Is(err, place.ErrLost) || !strings.Contains(err.Error(), want) {
@@ -764,57 +743,21 @@ func TestSwitchRestartsHost(t *testing.T) {
 	clean(t, nodes)
 }
 
-// mutedConn is a connection that goes silent, in both directions, after some bytes were sent.
-type mutedConn struct {
-	net.Conn
-	left   *atomic.Int64
-	closed chan struct{}
-	once   *sync.Once
-}
-
-func (c mutedConn) Write(b []byte) (int, error) {
-	if c.left.Add(-int64(len(b))) < 0 {
-		return len(b), nil
-	}
-	return c.Conn.Write(b)
-}
-
-func (c mutedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if c.left.Load() < 0 {
-		<-c.closed
-		return 0, net.ErrClosed
-	}
-	return n, err
-}
-
-func (c mutedConn) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	return c.Conn.Close()
-}
-
 // TestSilentJump: a jump host that goes silent does not hold up a run that has run out of patience.
 func TestSilentJump(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
-	must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "config"), []byte("Host far\n  HostName "+nodes[1].address+"\n  User root\n  ProxyJump root@"+nodes[0].address+"\n"), 0o600))
-	config := w.config(t, hosts.Config{Hosts: []spec.Host{{Name: "far"}}})
 	// In the handshake of either machine, in the look, and in the copy.
-	for _, bytes := range []int64{1000, 3000, 3600, 4200, 4800, 5400, 1 << 20} {
+	for _, bytes := range []int64{1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 1 << 20} {
 		t.Run(fmt.Sprint(bytes), func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
+			file := filepath.Join(t.TempDir(), "config")
+			w.writeConfig(t, file, "Host far\n  HostName "+nodes[1].address+"\n  User root\n  ProxyJump root@"+nodes[0].address+"\n"+
+				"Host "+nodes[0].address+"\n"+through(t, "silent", bytes, "%h:%p"))
 			began := time.Now()
-			up, err := hosts.Up(ctx, config.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-				c, err := w.dial(ctx, network, address)
-				if err != nil {
-					return nil, err
-				}
-				left := new(atomic.Int64)
-				left.Store(bytes)
-				return mutedConn{c, left, make(chan struct{}), new(sync.Once)}, nil
-			}))
+			up, err := hosts.Up(ctx, w.by(t, hosts.Config{Hosts: []spec.Host{{Name: "far"}}}, file))
 			if err == nil {
 				must(t, up.Close(context.Background()))
 			}

@@ -2,8 +2,10 @@ package hosts
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -23,25 +25,14 @@ type facts struct {
 	folders, others []string
 }
 
-// look asks a host for its facts. The version of its SSH server shows whether it
-// runs Windows.
+// look asks a host for its facts.
 func (h *host) look(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
-	client, err := h.connect(ctx)
+	s, err := h.openLook(ctx)
 	if err != nil {
 		return f, err
 	}
-	h.windows = isWindows(client)
-	s, err := h.run(ctx, client, func(mark string) string {
-		if h.windows {
-			return lookWindows(mark)
-		}
-		return command(look(mark, h.root() != "" || h.all.config.Look))
-	})
-	if err != nil {
-		return f, err
-	}
-	defer s.client.Close()
+	defer s.end()
 	for range maxPrinted {
 		word, rest, err := s.report(ctx)
 		if err != nil {
@@ -55,6 +46,24 @@ func (h *host) look(ctx context.Context) (facts, error) {
 		}
 	}
 	return f, refusedError{fmt.Errorf("host %s reports more than %d facts", h.name, maxPrinted)}
+}
+
+// openLook runs the command for a host's facts. A host that does not run that for Linux may run Windows.
+func (h *host) openLook(ctx context.Context) (*session, error) {
+	if !h.windows {
+		s, err := h.open(ctx, func(mark string) request {
+			return script(mark, look(mark, h.root() != "" || h.all.config.Look))
+		})
+		if !errors.As(err, new(notRunError)) {
+			return s, err
+		}
+		if s, failed := h.open(ctx, lookWindows); failed == nil {
+			h.windows = true
+			return s, nil
+		}
+		return nil, err
+	}
+	return h.open(ctx, lookWindows)
 }
 
 // reasons say why no program runs in a folder, by the word that the script reports.
@@ -139,16 +148,29 @@ type Finding struct {
 
 // Survey looks at the hosts, and changes nothing.
 func Survey(ctx context.Context, config Config) ([]Finding, error) {
-	h, err := prepare(config)
+	h, err := New(config)
 	if err != nil {
 		return nil, err
 	}
+	found, err := h.Survey(ctx)
+	return found, errors.Join(err, h.Close(context.WithoutCancel(ctx)))
+}
+
+// Survey looks at the hosts, and changes nothing.
+func (h *Hosts) Survey(ctx context.Context) ([]Finding, error) {
 	all := make([]Finding, len(h.hosts))
 	for i, at := range h.hosts {
-		all[i] = Finding{Host: at.name, Login: at.login.String()}
+		all[i] = Finding{Host: at.name, Login: at.login(ctx)}
 		all[i].Missing = at.survey(ctx, &all[i])
 	}
 	return all, ctx.Err()
+}
+
+// LeaveOut removes a host.
+func (h *Hosts) LeaveOut(name string) {
+	at := h.find(name)
+	at.unlink()
+	h.hosts = slices.DeleteFunc(h.hosts, func(one *host) bool { return one == at })
 }
 
 func (h *host) survey(ctx context.Context, found *Finding) (err error) {

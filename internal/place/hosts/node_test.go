@@ -13,6 +13,7 @@ import (
 	"crypto/rand"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -21,6 +22,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,8 +44,73 @@ func TestMain(m *testing.M) {
 			Args: os.Args, Version: "test", Hurry: make(chan struct{}), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		}))
 	}
+	if len(os.Args) > 1 && os.Args[1] == "proxy" {
+		proxy(os.Args[2], os.Args[3], os.Args[4])
+		return
+	}
 	_ = os.Unsetenv("SSH_AUTH_SOCK") // keys of whoever runs the tests log in nowhere
-	os.Exit(m.Run())
+	os.Exit(tests(m))
+}
+
+// tests runs the tests. The programs that they start find an ssh that takes its configuration from HOME: the real one takes
+// it from where the user lives.
+func tests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "slipstream-ssh-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	for _, name := range []string{"ssh", "sftp"} {
+		script := fmt.Sprintf("#!/bin/sh\nexec /usr/bin/%s -F \"$HOME/.ssh/config\" \"$@\"\n", name)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
+			panic(err)
+		}
+	}
+	_ = os.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	return m.Run()
+}
+
+// proxy is a proxy command. It goes silent in both directions, or breaks the connection, after some bytes were sent; never
+// if that is "never".
+func proxy(then, bytes, address string) {
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	var silent atomic.Bool
+	go func() {
+		buf := make([]byte, 1<<15)
+		for {
+			n, err := c.Read(buf)
+			if silent.Load() {
+				select {}
+			}
+			if _, failed := os.Stdout.Write(buf[:n]); err != nil || failed != nil {
+				os.Exit(0)
+			}
+		}
+	}()
+	if then == "never" {
+		_, _ = io.Copy(c, os.Stdin)
+		return
+	}
+	limit, err := strconv.ParseInt(bytes, 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	_, _ = io.CopyN(c, os.Stdin, limit)
+	if then == "silent" {
+		silent.Store(true)
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}
+}
+
+// through returns the line of an SSH configuration for such a proxy command.
+func through(t *testing.T, then string, bytes int64, address string) string {
+	self, err := os.Executable()
+	must(t, err)
+	return fmt.Sprintf("  ProxyCommand %s proxy %s %d %s\n", self, then, bytes, address)
 }
 
 // world is a network with a controller, which is the test, and SSH servers.
@@ -152,6 +219,7 @@ func newController(t testing.TB) *world {
 	w := &world{home: t.TempDir()}
 	must(t, os.Mkdir(filepath.Join(w.home, ".ssh"), 0o700))
 	w.key = newKey(t, filepath.Join(w.home, ".ssh", "id_ed25519"))
+	w.configure(t, "")
 	w.ns = namespace(t)
 	must(t, netns.Do(w.ns, func() error {
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}); err != nil {
@@ -368,9 +436,31 @@ func (n *node) kill(which func(line string) bool) {
 	}
 }
 
+// configure writes the SSH configuration of the controller's user.
+func (w *world) configure(t testing.TB, text string) {
+	t.Helper()
+	w.writeConfig(t, filepath.Join(w.home, ".ssh", "config"), text)
+}
+
+func (w *world) writeConfig(t testing.TB, file, text string) {
+	t.Helper()
+	common := strings.ReplaceAll("Host *\n  IdentityFile DIR/id_ed25519\n  UserKnownHostsFile DIR/known_hosts\n  GlobalKnownHostsFile none\n", "DIR", filepath.Join(w.home, ".ssh"))
+	must(t, os.WriteFile(file, []byte(text+common), 0o600))
+}
+
 // config makes a run connect from the controller's namespace, as its user.
 func (w *world) config(t testing.TB, c hosts.Config) hosts.Config {
-	c.Home = w.home
+	return w.by(t, c, filepath.Join(w.home, ".ssh", "config"))
+}
+
+// by makes a run use a file of SSH configuration.
+func (w *world) by(t testing.TB, c hosts.Config, file string) hosts.Config {
 	c.Note = func(text string) { t.Log(text) }
-	return c.Dial(w.dial)
+	return c.Begin(func(cmd *exec.Cmd) error {
+		cmd.Path, cmd.Args = filepath.Join("/usr/bin", cmd.Args[0]), append([]string{cmd.Args[0], "-F", file}, cmd.Args[1:]...)
+		if w.key == nil { // the hosts are on this machine's own network
+			return cmd.Start()
+		}
+		return netns.Do(w.ns, cmd.Start)
+	})
 }

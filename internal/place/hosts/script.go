@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Before a host has a worker, its shell runs a few lines. The login shell may be any. It only has to start sh
-// with a script that has neither a single quote nor an end of line, and an exclamation mark only before a
-// space or =: elsewhere csh repeats a command, even within quotes. A script reports in lines that begin with a
-// mark, a word that is new each time. So nothing that a shell's start-up files print is taken for a report.
+// Before a host has a worker, its shell runs a few lines. The login shell may be any: it only has to start sh,
+// which reads the script. So Windows' cmd.exe and PowerShell, which cannot, run no part of the script. A script reports in
+// lines that begin with a mark, a word that is new each time. So nothing that a shell's start-up files print is taken for a
+// report.
 
-// command returns the command by which a login shell runs a script.
-func command(script string) string {
-	lines := strings.Split(strings.TrimSpace(script), "\n")
+// script returns the request for a script.
+func script(mark, text string) request {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i := range lines {
 		lines[i] = strings.TrimSpace(lines[i])
 	}
-	return "exec sh -c '" + strings.Join(lines, " ") + "'"
+	return request{`exec sh -c 'read -r script; eval "$script"'`, `echo "` + mark + ` begin"; ` + strings.Join(lines, " ") + "\n"}
 }
 
 // journal is the folder in which accelerators record what they change. A user who may not change anything has

@@ -7,22 +7,28 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
 	"strings"
+	"sync/atomic"
 	"time"
-
-	"golang.org/x/crypto/ssh"
 
 	"slipstream.dev/internal/place"
 )
 
-// session is a command on a host, in a connection of its own. If the command has become a worker, the
-// session is the stream to it.
+// session is a command on a host, run by an ssh of its own. If the command has become a worker, the session is the
+// stream to it.
 type session struct {
-	host   string
-	client *ssh.Client
+	at  *host
+	cmd *exec.Cmd
+	// detached: ssh is the first of its process group. shared: the connection is, or is to be, one that others share.
+	detached, shared bool
+	// begun means that the command is running, so that the connection is there.
+	begun  atomic.Bool
 	mark   string
 	in     io.WriteCloser
 	out    *bufio.Reader
+	pipe   io.Closer // under out
 	stderr place.Tail
 	done   chan struct{}
 	err    error // once done
@@ -34,41 +40,103 @@ type session struct {
 // wait for a directory service.
 var scriptTime = time.Minute
 
-// within closes the connection when ctx ends or limit has passed, unless stop is called before. The cause of
-// the context is the reason.
-func within(ctx context.Context, limit time.Duration, host string, client *ssh.Client) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s", host, limit))
-	keep := context.AfterFunc(ctx, func() { client.Close() })
+// within ends ssh when ctx ends or limit has passed, unless stop is called before. The cause of the context is the reason.
+func (s *session) within(ctx context.Context, limit time.Duration) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s", s.at.name, limit))
+	keep := context.AfterFunc(ctx, s.end)
 	return ctx, func() {
 		keep()
 		cancel()
 	}
 }
 
-// open runs a command that reports with a mark.
-func open(host string, client *ssh.Client, script func(mark string) string) (*session, error) {
-	s := &session{host: host, client: client, mark: "slipstream-" + rand.Text(), done: make(chan struct{})}
-	run, err := client.NewSession()
+// request is what a host runs: a command line, and what the command reads first.
+type request struct{ command, input string }
+
+// open runs on the host what request returns for a mark, and returns once that reports "begin".
+func (h *host) open(ctx context.Context, request func(mark string) request) (*session, error) {
+	s, err := h.attempt(ctx, request)
+	if h.link.socket != "" && errors.As(err, new(proxyError)) { // only the ssh of a connection that is not shared shows why
+		alone := &host{name: h.name, spec: h.spec, all: h.all, link: link{made: true, asked: true}}
+		return alone.attempt(ctx, request)
+	}
+	return s, err
+}
+
+// attempt bounds how many connections are made at once.
+func (h *host) attempt(ctx context.Context, request func(mark string) request) (*session, error) {
+	select {
+	case h.all.dialing <- struct{}{}:
+		defer func() { <-h.all.dialing }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	h.share(ctx)
+	s := &session{at: h, mark: "slipstream-" + rand.Text(), done: make(chan struct{})}
+	limit := scriptTime
+	if h.ask() {
+		limit = askTime
+	}
+	if err := s.start(request(s.mark)); err != nil {
+		return nil, err
+	}
+	ctx, stop := s.within(ctx, limit)
+	defer stop()
+	word, _, err := s.next(ctx)
+	if err == nil && word != "begin" {
+		err = unexpected(h.name, word)
+	}
+	if err == nil {
+		err = h.keep()
+	}
 	if err != nil {
-		return nil, fmt.Errorf("host %s: open a session: %w", host, err)
+		s.end()
+		return nil, err
 	}
-	run.Stderr = &s.stderr
-	if s.in, err = run.StdinPipe(); err != nil {
-		return nil, fmt.Errorf("host %s: open a session: %w", host, err)
+	s.begun.Store(true)
+	return s, nil
+}
+
+// start starts ssh.
+func (s *session) start(r request) error {
+	h := s.at
+	ask := h.ask()
+	s.cmd = exec.Command("ssh", append(h.arguments(ask), r.command)...)
+	if ask {
+		h.link.asked = true
+	} else {
+		detach(s.cmd)
 	}
-	out, err := run.StdoutPipe()
+	s.detached, s.shared = !ask, h.link.socket != ""
+	s.cmd.Stderr = &s.stderr
+	s.cmd.WaitDelay = time.Second // a proxy command may have inherited the pipe
+	in, err := s.cmd.StdinPipe()
 	if err != nil {
-		return nil, fmt.Errorf("host %s: open a session: %w", host, err)
+		return notStarted(err)
 	}
-	s.out = bufio.NewReader(out)
-	if err := run.Start(script(s.mark)); err != nil {
-		return nil, fmt.Errorf("host %s: run a command: %w", host, err)
+	out, theirs, err := os.Pipe() // it outlives the process
+	if err != nil {
+		return notStarted(err)
+	}
+	defer theirs.Close()
+	s.cmd.Stdout, s.in, s.out, s.pipe = theirs, in, bufio.NewReader(out), out
+	if err := h.all.config.begin(s.cmd); err != nil {
+		out.Close()
+		return notStarted(err)
 	}
 	go func() {
-		s.err = run.Wait()
+		s.err = s.cmd.Wait()
 		close(s.done)
 	}()
-	return s, nil
+	_, _ = io.WriteString(in, r.input) // the session reports the outcome
+	return nil
+}
+
+// end ends ssh, and so the command's input, with what ssh has started: except the proxy command of a shared connection. The process
+// that holds such a connection keeps the output open until the host answers, which it may never do.
+func (s *session) end() {
+	end(s.cmd, s.detached && !(s.shared && s.begun.Load()))
+	s.pipe.Close()
 }
 
 // maxPrinted bounds what start-up files may print before a script reports, in lines.
@@ -76,8 +144,12 @@ const maxPrinted = 1000
 
 // report returns the script's next word and what follows it.
 func (s *session) report(ctx context.Context) (word, rest string, err error) {
-	ctx, stop := within(ctx, scriptTime, s.host, s.client)
+	ctx, stop := s.within(ctx, scriptTime)
 	defer stop()
+	return s.next(ctx)
+}
+
+func (s *session) next(ctx context.Context) (word, rest string, err error) {
 	for range maxPrinted {
 		part, err := s.out.ReadSlice('\n') // of a line that is longer than the buffer
 		line := string(part)
@@ -102,33 +174,63 @@ func (s *session) expect(ctx context.Context, word string) error {
 	case err != nil:
 		return err
 	case got == "gone":
-		return fmt.Errorf("host %s: its first worker has ended", s.host)
+		return fmt.Errorf("host %s: its first worker has ended", s.at.name)
 	case got != word:
-		return unexpected(s.host, got)
+		return unexpected(s.at.name, got)
 	}
 	return nil
 }
 
-// silent returns why a script did not report: it was not run, or it failed.
+// notRunError means that the host is there, and did not run a script.
+type notRunError struct{ error }
+
+// silent returns why a script did not report: ssh did not connect, or the script was not run, or it failed.
 func (s *session) silent(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	ended := s.settle()
-	printed := strings.TrimSpace(s.printed)
-	exit, code := new(ssh.ExitError), ""
-	failed := errors.As(s.err, &exit)
-	if failed {
-		code = fmt.Sprintf(" (exit code %d)", exit.ExitStatus())
+	printed, exit, code := strings.TrimSpace(s.printed), s.exit(), ""
+	if exit > 0 {
+		code = fmt.Sprintf(" (exit code %d)", exit)
 	}
 	switch {
-	case failed && printed == "" && s.stderr.Last() != "":
-		return fmt.Errorf("host %s: the command for a worker failed%s%s", s.host, code, s.stderr.Last())
-	case !ended, s.err == nil, failed:
-		return fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
-			s.host, clip(printed), code, s.stderr.Last())
+	case exit == sshFailed && !s.begun.Load() && printed == "":
+		return s.at.unreachable(s.stderr.Last())
+	case exit == sshFailed && s.begun.Load(), exit < 0 && ended:
+		return s.broken()
+	case exit > 0 && printed == "" && s.said() != "":
+		return notRunError{fmt.Errorf("host %s: the command for a worker failed%s%s", s.at.name, code, s.said())}
 	}
-	return s.broken()
+	return notRunError{fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
+		s.at.name, clip(printed), code, s.said())}
+}
+
+// sshFailed is the exit code of ssh if it, and not the command, has failed.
+const sshFailed = 255
+
+// exit returns the exit code once the session is done; -1 if ssh was killed.
+func (s *session) exit() int {
+	if failed := new(exec.ExitError); errors.As(s.err, &failed) {
+		return failed.ExitCode()
+	}
+	return 0
+}
+
+// said returns what ssh and the command have printed as errors, to append to a sentence. It leaves out that
+// a server allows no more sessions in a connection.
+func (s *session) said() string {
+	var all []string
+	for line := range strings.Lines(s.stderr.Last()) {
+		text := strings.TrimPrefix(line, ": ")
+		if !strings.HasPrefix(text, refusedSession) && !strings.HasPrefix(text, "ControlSocket ") {
+			all = append(all, text)
+		}
+	}
+	if text := strings.TrimSpace(strings.Join(all, "")); text != "" {
+		return ": " + text
+	}
+	return ""
 }
 
 // settle waits a moment for the end of a command whose output has ended, and then ends it. It reports
@@ -140,7 +242,7 @@ func (s *session) settle() bool {
 	case <-s.done:
 		return true
 	case <-timer.C:
-		s.client.Close()
+		s.end()
 		<-s.done
 		return false
 	}
@@ -153,11 +255,11 @@ func clip(s string) string {
 	return s
 }
 
+// brokenConnection means that ssh, and not the command, has ended.
+type brokenConnection struct{ error }
+
 func (s *session) broken() error {
-	if missing := new(ssh.ExitMissingError); errors.As(s.err, &missing) { // it says no more than that
-		return fmt.Errorf("the connection to host %s broke%s", s.host, s.stderr.Last())
-	}
-	return fmt.Errorf("the connection to host %s broke: %w%s", s.host, s.err, s.stderr.Last())
+	return brokenConnection{fmt.Errorf("the connection to host %s broke%s", s.at.name, s.said())}
 }
 
 func (s *session) Read(b []byte) (int, error)  { return s.out.Read(b) }
@@ -166,9 +268,9 @@ func (s *session) Write(b []byte) (int, error) { return s.in.Write(b) }
 // Close ends the worker's input, on which it reverts what it applied and exits. If it has not exited after
 // exitTime, the connection ends: gRPC waits for the end of what it reads.
 func (s *session) Close() error {
-	time.AfterFunc(exitTime, func() { s.client.Close() })
+	time.AfterFunc(exitTime, s.end)
 	err := s.in.Close()
-	if errors.Is(err, io.EOF) { // it has ended by itself
+	if errors.Is(err, os.ErrClosed) { // it has ended by itself
 		return nil
 	}
 	return err
@@ -177,40 +279,42 @@ func (s *session) Close() error {
 // exitTime bounds how long a worker may take to revert and exit once its input has ended.
 const exitTime = 20 * time.Second
 
-// Wait waits for the worker to exit, after Close, and closes the connection.
+// Wait waits for the worker to exit, after Close. If the connection broke, that is no error: what the worker did not revert is
+// restored by the end of the run.
 func (s *session) Wait() error {
-	defer s.client.Close()
+	defer s.end()
 	timer := time.NewTimer(exitTime)
 	defer timer.Stop()
 	select {
 	case <-s.done:
-		return s.ended()
+		if err := s.ended(); !errors.As(err, new(brokenConnection)) {
+			return err
+		}
+		return nil
 	case <-timer.C:
-		return fmt.Errorf("the worker on host %s has not exited after %s", s.host, exitTime)
+		return fmt.Errorf("the worker on host %s has not exited after %s", s.at.name, exitTime)
 	}
 }
 
-// ended returns how the worker ended, nil if successfully.
+// ended returns how the worker ended, nil if successfully. ssh does not tell a worker that was killed from a connection that broke.
 func (s *session) ended() error {
-	exit := new(ssh.ExitError)
-	switch {
-	case s.err == nil:
+	switch exit := s.exit(); exit {
+	case 0:
 		return nil
-	case errors.As(s.err, &exit) && exit.Signal() != "":
-		return fmt.Errorf("the worker on host %s ended by signal %s%s", s.host, exit.Signal(), s.stderr.Last())
-	case errors.As(s.err, &exit):
-		return fmt.Errorf("the worker on host %s ended with exit code %d%s", s.host, exit.ExitStatus(), s.stderr.Last())
+	case -1, sshFailed:
+		return s.broken()
+	default:
+		return fmt.Errorf("the worker on host %s ended with exit code %d%s", s.at.name, exit, s.said())
 	}
-	return s.broken()
 }
 
 // Why says why the stream ended too early.
 func (s *session) Why() error {
 	if !s.settle() { // neither an answer nor an end
-		return fmt.Errorf("host %s does not answer", s.host)
+		return fmt.Errorf("host %s does not answer", s.at.name)
 	}
 	if err := s.ended(); err != nil {
 		return err
 	}
-	return fmt.Errorf("the worker on host %s exited unexpectedly%s", s.host, s.stderr.Last())
+	return fmt.Errorf("the worker on host %s exited unexpectedly%s", s.at.name, s.said())
 }

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pkg/sftp"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
@@ -126,10 +125,9 @@ func (s *server) serve(raw net.Conn, config *ssh.ServerConfig) {
 					s.run(c, channel, is.Text)
 					return
 				case is.Text == "sftp":
-					files, err := sftp.NewServer(&observedCopy{Channel: channel, of: s}, sftp.WithServerWorkingDirectory(s.home))
-					if err == nil {
-						_ = files.Serve()
-					}
+					files := exec.Command("/usr/lib/openssh/sftp-server", "-d", s.home)
+					files.Stdin, files.Stdout = &observedCopy{Channel: channel, of: s}, channel
+					_ = files.Run() // it ends with the session
 					return
 				}
 			}
@@ -174,6 +172,7 @@ func windowsWorld(t *testing.T) (home string, windows, linux *server, program st
 	must(t, os.Mkdir(filepath.Join(home, ".ssh"), 0o700))
 	key := newKey(t, filepath.Join(home, ".ssh", "id_ed25519")).PublicKey()
 	known := filepath.Join(home, ".ssh", "known_hosts")
+	(&world{home: home}).configure(t, "")
 	scripts := t.TempDir()
 	var mu sync.Mutex
 	n := 0
@@ -233,13 +232,14 @@ func TestWindows(t *testing.T) {
 func testWindowsUp(t *testing.T, home string, windows, linux *server, program string) {
 	var notes []string
 	config := hosts.Config{
-		Hosts: []spec.Host{windows.host(), linux.host()}, Binaries: []string{program}, Home: home,
+		Hosts: []spec.Host{windows.host(), linux.host()}, Binaries: []string{program},
 		Paths: []hosts.Path{
 			{Client: "linux", Server: "windows", Address: "native", Transport: tcp4},
 			{Client: "windows", Server: "linux", Address: "native", Transport: place.Transport{IP: 4, Protocol: "udp"}},
 		},
-		Note: func(text string) { notes = append(notes, text) },
 	}
+	config = (&world{home: home}).config(t, config)
+	config.Note = func(text string) { notes = append(notes, text) }
 	stale := filepath.Join(windows.home, "slipstream-aaaaaaaaaaaaaaaa.exe")
 	must(t, os.WriteFile(stale, []byte("of a run whose connection broke"), 0o600))
 	old := time.Now().Add(-11 * time.Minute)

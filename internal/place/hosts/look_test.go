@@ -1,0 +1,52 @@
+package hosts
+
+import (
+	"debug/buildinfo"
+	"os"
+	"strings"
+	"testing"
+)
+
+// FuzzFacts: a host may answer anything.
+func FuzzFacts(f *testing.F) {
+	f.Add("folder", "/tmp")
+	f.Add("folder", "/home/$(id)")
+	f.Add("address", "fe80::1%eth0")
+	f.Add("noexec", "/home/me")
+	f.Fuzz(func(t *testing.T, word, rest string) {
+		facts := facts{name: "h"}
+		_ = facts.add(word, rest)
+		for _, folder := range facts.folders {
+			if strings.ContainsAny(folder, "'\"$`\\\n") {
+				t.Errorf("a script would have %q", folder)
+			}
+		}
+	})
+}
+
+func TestFitting(t *testing.T) {
+	all := []binary{{file: "own", system: "linux", arch: "amd64"}}
+	for uname, want := range map[string]string{
+		"Linux x86_64":  "",
+		"Linux aarch64": "host h needs a build of this program for linux/arm64, and none was found: build one (make image leaves bin/image/arm64/slipstream) and name it with --host-binary",
+		"Linux riscv64": "host h is of the architecture riscv64; there are builds of this program for Linux on x86_64 and aarch64",
+		"Windows ARM64": "host h is of the architecture ARM64; there are builds of this program for Windows on AMD64",
+		"Windows AMD64": "host h needs a build of this program for windows/amd64, and none was found: build one (make windows leaves bin/slipstream.exe) and name it with --host-binary",
+		"Darwin arm64":  "host h runs Darwin arm64, and a worker needs Linux or Windows: name another host",
+	} {
+		b, err := fitting(all, "h", uname)
+		switch {
+		case want == "" && (err != nil || b.file != "own"):
+			t.Errorf("%s: %v %v", uname, b, err)
+		case want != "" && (err == nil || err.Error() != want):
+			t.Errorf("%s: %v\nwant %s", uname, err, want)
+		}
+	}
+	// A file that is another Go program, and one that is no program.
+	for _, file := range []string{os.Args[0], "login_test.go"} {
+		if _, err := binaries([]string{file}); err == nil || !strings.Contains(err.Error(), "--host-binary "+file) {
+			info, _ := buildinfo.ReadFile(file)
+			t.Errorf("%s (%v): %v", file, info, err)
+		}
+	}
+}

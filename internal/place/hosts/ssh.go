@@ -1,0 +1,264 @@
+package hosts
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"slipstream.dev/internal/place"
+)
+
+// connectTime bounds how long ssh may take to connect to one machine, askTime how long a person may take to answer
+// its questions.
+const (
+	connectTime = 15 * time.Second
+	askTime     = 5 * time.Minute
+)
+
+// rules are the options of ssh that the user's configuration does not change. A host's key must be known: a question
+// about it would come in the middle of a run. ssh notices within 45 s that a host is silent.
+var rules = []string{
+	"StrictHostKeyChecking=yes", "RequestTTY=no", "RemoteCommand=none", "PermitLocalCommand=no", "ForwardAgent=no", "ForwardX11=no",
+	"ClearAllForwardings=yes", "LogLevel=ERROR", "ServerAliveInterval=15", "ServerAliveCountMax=3", "ConnectTimeout=" + strconv.Itoa(int(connectTime.Seconds())),
+}
+
+// link is a connection to a host that several commands share: ssh's control socket. It ends with the hold on it, also if
+// this process is killed.
+type link struct {
+	made   bool
+	socket string // "" if there is none, or the user's own
+	hold   net.Conn
+	asked  bool // somebody may have been asked; not again
+}
+
+// arguments returns the options and the destination of ssh or sftp for a host.
+func (h *host) arguments(ask bool) []string {
+	var all []string
+	set := func(key, value string) { all = append(all, "-o", key+"="+value) }
+	for _, rule := range rules {
+		all = append(all, "-o", rule)
+	}
+	if !ask {
+		set("BatchMode", "yes")
+	}
+	switch {
+	case h.link.socket != "":
+		set("ControlMaster", "auto")
+		set("ControlPersist", "1")
+		set("ControlPath", `"`+strings.ReplaceAll(h.link.socket, "%", "%%")+`"`)
+	default: // one that the user has opened, or none
+		set("ControlMaster", "no")
+	}
+	if h.spec.Address != "" {
+		set("HostName", strings.Trim(h.spec.Address, "[]"))
+	}
+	if h.spec.User != "" {
+		set("User", h.spec.User)
+	}
+	if h.spec.Port != 0 {
+		set("Port", strconv.Itoa(h.spec.Port))
+	}
+	if h.spec.IdentityFile != "" {
+		all = append(all, "-i", h.spec.IdentityFile)
+	}
+	return append(all, "--", h.name)
+}
+
+// byHand returns what a person would type to connect to the host.
+func (h *host) byHand() string {
+	text := "ssh "
+	if h.spec.Port != 0 {
+		text += fmt.Sprintf("-p %d ", h.spec.Port)
+	}
+	if h.spec.User != "" {
+		text += h.spec.User + "@"
+	}
+	return text + cmp.Or(h.spec.Address, h.name)
+}
+
+// ask reports whether the next connection may ask a person something: once for each host.
+func (h *host) ask() bool { return h.all.config.Ask && h.link.socket != "" && !h.link.asked }
+
+// share has the commands for a host share one connection, where ssh supports that, so that nobody is asked twice. If the
+// user has opened one, they share that.
+func (h *host) share(ctx context.Context) {
+	if h.link.made {
+		return
+	}
+	h.link.made = true
+	if !canShare || h.all.config.alone {
+		return
+	}
+	if _, err := os.Stat(h.configuration(ctx)["controlpath"]); err == nil {
+		if _, err := h.local(ctx, "", "ssh", "-O", "check"); err == nil {
+			return
+		}
+	}
+	h.link.socket = filepath.Join(h.all.folder, rand.Text()[:8])
+}
+
+// keep holds the connection that a first command has made.
+func (h *host) keep() error {
+	if h.link.socket == "" || h.link.hold != nil {
+		return nil
+	}
+	hold, err := net.Dial("unix", h.link.socket)
+	if err != nil {
+		return fmt.Errorf("share a connection to host %s: %w", h.name, err)
+	}
+	h.link.hold = hold
+	return nil
+}
+
+// terminate asks the process that holds a connection to end it, whether its sessions have ended or not (PROTOCOL.mux of
+// OpenSSH: MUX_MSG_HELLO of version 4, and MUX_C_TERMINATE).
+const terminate = "\x00\x00\x00\x08\x00\x00\x00\x01\x00\x00\x00\x04" + "\x00\x00\x00\x08\x10\x00\x00\x05\x00\x00\x00\x00"
+
+// unlink ends the connection that the commands for a host share.
+func (h *host) unlink() {
+	switch {
+	case h.link.hold != nil:
+		_, _ = io.WriteString(h.link.hold, terminate) // it may have ended
+		h.link.hold.Close()
+	case h.link.socket != "": // the first command has not begun
+		ctx, cancel := context.WithTimeout(context.Background(), connectTime)
+		defer cancel()
+		_, _ = h.local(ctx, "", "ssh", "-O", "exit") // there may be none
+	}
+	h.link = link{asked: h.link.asked}
+}
+
+// local runs ssh or sftp for something that asks nobody, and returns what it prints.
+func (h *host) local(ctx context.Context, input, program string, options ...string) (string, error) {
+	cmd := exec.Command(program, append(options, h.arguments(false)...)...)
+	var out strings.Builder
+	var said place.Tail
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &said
+	cmd.WaitDelay = time.Second // a proxy command may have inherited the pipes
+	detach(cmd)
+	if err := h.all.config.begin(cmd); err != nil {
+		return "", notStarted(err)
+	}
+	defer context.AfterFunc(ctx, func() { end(cmd, true) })()
+	if err := cmd.Wait(); err != nil {
+		return "", cmp.Or(context.Cause(ctx), fmt.Errorf("%w%s", err, said.Last()))
+	}
+	return out.String(), nil
+}
+
+// configuration returns what ssh's configuration says about the host.
+func (h *host) configuration(ctx context.Context) map[string]string {
+	if h.configured != nil {
+		return h.configured
+	}
+	text, err := h.local(ctx, "", "ssh", "-G")
+	if err != nil {
+		return nil // the first command says why
+	}
+	h.configured = make(map[string]string)
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		h.configured[key] = value
+	}
+	return h.configured
+}
+
+// login describes how ssh reaches the host.
+func (h *host) login(ctx context.Context) string {
+	is := h.configuration(ctx)
+	if is == nil {
+		return h.byHand()
+	}
+	text := is["user"] + "@" + net.JoinHostPort(is["hostname"], is["port"])
+	if via := is["proxyjump"]; via != "" && via != "none" {
+		text += " through " + via
+	} else if by := is["proxycommand"]; by != "" && by != "none" {
+		text += " by " + by
+	}
+	return text
+}
+
+// refusedError means that another attempt would fail too: for example, because the machine shows another key,
+// or has another architecture than before.
+type refusedError struct{ error }
+
+func (e refusedError) Unwrap() error { return e.error }
+
+var (
+	denied      = regexp.MustCompile(`(\S+)@\S+: Permission denied \(`)
+	unknownKey  = regexp.MustCompile(`No \S+ host key is known for (\S+) and`)
+	offending   = regexp.MustCompile(`Offending \S+ key in (\S+)`)
+	noAnswer    = regexp.MustCompile(`kex_exchange_identification|UNKNOWN port`)
+	fingerprint = regexp.MustCompile(`SHA256:[A-Za-z0-9+/]+`)
+)
+
+// unreachable says why ssh has not connected to a host, from what it printed.
+func (h *host) unreachable(said string) error {
+	said = strings.ReplaceAll(said, "\r", "")
+	if m := unknownKey.FindStringSubmatch(said); m != nil {
+		return refusedError{fmt.Errorf("host %s: the key of %s is not known, so it may be another machine: connect once with %s and compare its fingerprint",
+			h.name, m[1], h.byHand())}
+	}
+	if strings.Contains(said, "HOST IDENTIFICATION HAS CHANGED") {
+		where := ""
+		if m := offending.FindStringSubmatch(said); m != nil {
+			where = ", and " + m[1] + " has another"
+		}
+		return refusedError{fmt.Errorf("host %s: its key has changed, so it may be another machine: it is %s%s. If it was installed anew, remove the old key (ssh-keygen -R) and connect once with %s",
+			h.name, fingerprint.FindString(said), where, h.byHand())}
+	}
+	if strings.Contains(said, "Host key verification failed") {
+		return refusedError{fmt.Errorf("host %s: ssh does not accept its key%s", h.name, said)}
+	}
+	if m := denied.FindStringSubmatch(said); m != nil {
+		hint := ""
+		switch {
+		case strings.Contains(said, refusedSession):
+			hint = ". Its server allows no more sessions in the connection that is open (MaxSessions of sshd_config)"
+		case !h.all.config.Ask:
+			hint = ". Nobody can be asked for a password or passphrase here: a key that has one must be in the SSH agent"
+		}
+		return fmt.Errorf("host %s does not let %s in: add a public key of yours to ~/.ssh/authorized_keys there, or name another key with identityFile or ssh-add%s%s",
+			h.name, m[1], strings.TrimSuffix(said, "."), hint)
+	}
+	err := fmt.Errorf("connect to host %s%s", h.name, cmp.Or(said, ": the connection broke before ssh was logged in"))
+	if noAnswer.MatchString(said) {
+		return proxyError{err}
+	}
+	return err
+}
+
+// proxyError means that the server, or a proxy command, has not answered. ssh hides what the proxy command of a shared connection
+// prints.
+type proxyError struct{ error }
+
+// refusedSession is in what ssh prints if a server allows no more sessions in a connection. Then ssh makes another.
+const refusedSession = "mux_client_request_session: session request failed: "
+
+// notStarted says why ssh or sftp has not been started.
+func notStarted(err error) error {
+	if errors.Is(err, exec.ErrNotFound) {
+		return refusedError{fmt.Errorf("%w: install OpenSSH's client", err)}
+	}
+	return fmt.Errorf("start ssh: %w", err)
+}
+
+// newFolder makes a folder for control sockets. Their names may have some hundred bytes at most.
+func newFolder() (string, error) {
+	dir, err := os.MkdirTemp(os.Getenv("XDG_RUNTIME_DIR"), "slipstream-")
+	if err != nil {
+		dir, err = os.MkdirTemp("", "slipstream-")
+	}
+	return dir, err
+}
