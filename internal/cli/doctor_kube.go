@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -95,7 +96,7 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 		d.add(m.name, m.facts)
 	}
 	reach := func(ctx context.Context, client, server *machine, by place.Transport) error {
-		_, err := worker.Exchange(ctx, client.worker, server.worker, server.address, by, kubeLead)
+		_, err := worker.Exchange(ctx, client.worker, server.worker, netip.AddrPortFrom(server.address, 0), by, kubeLead)
 		return err
 	}
 	var ends [][2]*machine

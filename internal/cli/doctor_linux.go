@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"time"
 
@@ -99,7 +100,7 @@ func (o doctorOptions) probeLab(ctx context.Context, d *diagnosis, l *lab.Lab) e
 		all = append(all, newMachine(p, c))
 	}
 	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by place.Transport) error {
-		_, err := worker.Exchange(ctx, client.worker, server.worker, server.address, by, labLead)
+		_, err := worker.Exchange(ctx, client.worker, server.worker, netip.AddrPortFrom(server.address, 0), by, labLead)
 		return err
 	})
 }

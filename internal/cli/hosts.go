@@ -71,7 +71,7 @@ func hostConfig(p Process, o hostOptions, exp *spec.Experiment, note func(string
 			path := hosts.Path{Client: ends[0], Server: ends[1], Address: cmp.Or(exp.PathOf(v).Address, spec.AddressNative)}
 			for _, w := range exp.Spec.Workloads {
 				t := w.Traffic()
-				path.Transport = place.Transport{IP: t.IP, Protocol: t.Protocol}
+				path.Transport, path.Port = place.Transport{IP: t.IP, Protocol: t.Protocol}, t.PortOf(0)
 				if !slices.Contains(config.Paths, path) {
 					config.Paths = append(config.Paths, path)
 				}

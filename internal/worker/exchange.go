@@ -22,9 +22,9 @@ const (
 	exchangeLong = spec.Duration(2 * time.Second)
 )
 
-// Exchange sends a message from one place to an address of another, and back, as in a trial. It returns the
-// server's port. lead is the longest time that the start time of traffic takes to reach the workers.
-func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by place.Transport, lead time.Duration) (uint16, error) {
+// Exchange sends a message from one place to an address of another, and back, as in a trial. With port 0 the server
+// chooses a port. It returns the port. lead is the longest time that the start time of traffic takes to reach the workers.
+func Exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by place.Transport, lead time.Duration) (uint16, error) {
 	port, connected, err := exchange(ctx, client, server, to, by, lead, exchangeTime)
 	if err != nil && connected && ctx.Err() == nil {
 		port, _, err = exchange(ctx, client, server, to, by, lead, exchangeLong)
@@ -34,7 +34,7 @@ func Exchange(ctx context.Context, client, server *Client, to netip.Addr, by pla
 
 // exchange sends messages there and back for a time. It reports whether the client had a connection for them, for
 // which it tries several times.
-func exchange(ctx context.Context, client, server *Client, to netip.Addr, by place.Transport, lead time.Duration, long spec.Duration) (port uint16, connected bool, err error) {
+func exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by place.Transport, lead time.Duration, long spec.Duration) (port uint16, connected bool, err error) {
 	t := place.Traffic{Place: "server", Workload: spec.Workload{Name: "reach", PingPong: &spec.Traffic{
 		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: spec.ToolNative,
 	}}}
@@ -49,7 +49,7 @@ func exchange(ctx context.Context, client, server *Client, to netip.Addr, by pla
 	go func() {
 		defer close(served)
 		t := t
-		t.Address = netip.AddrPortFrom(to, 0)
+		t.Address = to
 		_, serveErr = server.Serve(ctx, t, func(port uint16) (time.Time, error) {
 			ports <- port
 			select {
@@ -66,7 +66,7 @@ func exchange(ctx context.Context, client, server *Client, to netip.Addr, by pla
 	}()
 	select {
 	case port = <-ports:
-		t.Address = netip.AddrPortFrom(to, port)
+		t.Address = netip.AddrPortFrom(to.Addr(), port)
 	case <-ctx.Done():
 		return 0, false, context.Cause(ctx)
 	}

@@ -58,6 +58,8 @@ type Path struct {
 	// Address is the name of the server's address, spec.AddressNative for its own.
 	Address string
 	place.Transport
+	// Port on which the server listens; 0 if it chooses one.
+	Port uint16
 }
 
 // Hosts are the places of a run, until Close.

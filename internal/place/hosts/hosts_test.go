@@ -170,6 +170,21 @@ func TestUp(t *testing.T) {
 			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
 		},
 		{
+			name: "firewall that lets a given port through", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				c.Paths[0].Port = 4000
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport { 1024-3999, 4001-65535 } drop")
+			},
+		},
+		{
+			name: "firewall of a given port", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
+				c.Paths[0].Port = 4000
+				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 4000 reject with icmp admin-prohibited")
+			},
+			want: "host a cannot reach host b at 10.9.0.2, tcp port 4000 ",
+		},
+		{
 			name: "firewall of datagrams without a word", user: "root",
 			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) {
 				c.Paths = fromAToB("native", place.Transport{IP: 4, Protocol: "udp"})

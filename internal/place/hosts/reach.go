@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"slipstream.dev/internal/worker"
 )
@@ -25,7 +26,7 @@ func (h *Hosts) Reach(ctx context.Context, p Path) error {
 	if !to.IsValid() || to.Is4() != (p.IP == 4) {
 		return nil // the trial says that there is no such address
 	}
-	port, err := worker.Exchange(ctx, client.first, server.first, to, p.Transport, h.lead)
+	port, err := worker.Exchange(ctx, client.first, server.first, netip.AddrPortFrom(to, p.Port), p.Transport, h.lead)
 	switch {
 	case err == nil || ctx.Err() != nil:
 		return err
@@ -33,7 +34,10 @@ func (h *Hosts) Reach(ctx context.Context, p Path) error {
 		return fmt.Errorf("host %s cannot receive traffic at its address %s (path %s): %w", server.name, to, p.Address, err)
 	}
 	ports := "the ports of net.ipv4.ip_local_port_range (32768 to 60999)"
-	if server.windows {
+	switch {
+	case p.Port != 0:
+		ports = "the port, and those after it for further pairs,"
+	case server.windows:
 		ports = "the dynamic ports of Windows (49152 to 65535)"
 	}
 	return fmt.Errorf("host %s cannot reach host %s at %s, %s port %d (path %s): %w. Is there a firewall between them? Let %s through it, by TCP and UDP",
