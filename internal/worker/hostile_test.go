@@ -180,6 +180,7 @@ func TestHostileSilence(t *testing.T) {
 			return err
 		},
 	} {
+		passed.Store(0)
 		ctx, cancel := context.WithCancel(t.Context())
 		h, done := &hostile{traffic: traffic}, make(chan error, 1)
 		begun := time.Now()
