@@ -122,7 +122,7 @@ test: test-deps $(GOTESTSUM) $(HELM) ## Run every test; as root, those of the ne
 # ./test and its folders need root and a built program, except for test/text. The race detector needs a C compiler.
 RACE := $(if $(shell command -v gcc || command -v clang),-race)
 .PHONY: check
-check: ## Run the tests that need nothing of the machine, in two minutes: no root, nothing installed (with the race detector if there is a C compiler)
+check: ## Run the tests that need nothing of the machine: no root, nothing installed (with the race detector if there is a C compiler)
 	go list ./... | grep -vE '^slipstream.dev/test(/(builds|cluster|kernels|scale)|$$)' | \
 		CGO_ENABLED=$(if $(RACE),1,0) GOGC=400 xargs go test -short -vet=off $(RACE)
 
