@@ -47,12 +47,12 @@ func (fastKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 func (fastKind) Probe(ctx context.Context) error { return fastpath.Probe(ctx) }
 
 // Open implements Kind.
-func (fastKind) Open(h Host) Runner { return &fast{ns: h.ns, changed: h.Changed} }
+func (fastKind) Open(h Host) Runner { return &fast{namespace: h.namespace, changed: h.Changed} }
 
 // fast runs the fast path of a place.
 type fast struct {
-	ns      *namespace
-	changed func()
+	namespace *namespace
+	changed   func()
 
 	mu sync.Mutex
 	// probed is set once fastpath.Probe has succeeded on this kernel.
@@ -89,12 +89,12 @@ const attached = "attached"
 
 // setting returns a hook of the fast path as a setting.
 func (f *fast) setting(h fastpath.Hook, got string) record.Setting {
-	return record.Setting{Place: f.ns.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
+	return record.Setting{Place: f.namespace.options.Place.Name, Path: "tcx/" + h.Device + "/" + h.Program, Want: attached, Got: got}
 }
 
 // Plan implements Runner.
 func (f *fast) Plan(want v1alpha1.PolicyAccelerator) (all []record.Setting, err error) {
-	hooks, err := fastpath.Plan(f.ns.ns, want.Fastpath.UnseenBy...)
+	hooks, err := fastpath.Plan(f.namespace.ns, want.Fastpath.UnseenBy...)
 	if err != nil {
 		return nil, err
 	}
@@ -112,10 +112,10 @@ func (f *fast) Start(want v1alpha1.PolicyAccelerator) error {
 }
 
 func (f *fast) startLocked(as *v1alpha1.Fastpath) (err error) {
-	if f.socket, err = f.ns.listenFast(); err != nil {
+	if f.socket, err = f.namespace.listenFast(); err != nil {
 		return err
 	}
-	if f.path, err = fastpath.Start(f.ns.ns, f.ns.options.Log, as.UnseenBy...); err != nil {
+	if f.path, err = fastpath.Start(f.namespace.ns, f.namespace.options.Log, as.UnseenBy...); err != nil {
 		return errors.Join(err, f.stopLocked())
 	}
 	f.as, f.wanted, f.stopped = as, true, make(chan struct{})
@@ -152,7 +152,7 @@ func (f *fast) stopLocked() error {
 	}
 	if old.path != nil {
 		if counts, err := old.path.Counts(); err == nil {
-			f.ns.options.Log.Info("the fast path stops", "place", f.ns.options.Place.Name, "counts", counts, "skipped", old.path.Skipped())
+			f.namespace.options.Log.Info("the fast path stops", "place", f.namespace.options.Place.Name, "counts", counts, "skipped", old.path.Skipped())
 		}
 		err = old.path.Close()
 	}
@@ -170,7 +170,7 @@ func (f *fast) Keep(ctx context.Context, wanted *v1alpha1.PolicyAccelerator, kep
 	if wanted == nil {
 		return f.stopLocked()
 	}
-	o, want := f.ns.options, wanted.Fastpath
+	o, want := f.namespace.options, wanted.Fastpath
 	if f.path != nil && !slices.Equal(f.as.UnseenBy, want.UnseenBy) {
 		o.Log.Info("the fast path restarts with another unseenBy: connections take the slow path for a moment",
 			"place", o.Place.Name, "unseenBy", want.UnseenBy)
@@ -368,7 +368,7 @@ func (f *fast) status() (status Fastpath, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	state := f.state()
-	status = Fastpath{Place: f.ns.options.Place.Name, Skipped: state.skipped}
+	status = Fastpath{Place: f.namespace.options.Place.Name, Skipped: state.skipped}
 	if state.err != nil {
 		status.Problem = state.err.Error()
 	}
@@ -426,13 +426,13 @@ type fastSocket struct {
 }
 
 // listenFast listens on the socket, unless another process does.
-func (p *namespace) listenFast() (*fastSocket, error) {
-	unlock, err := p.journal.Lock()
+func (n *namespace) listenFast() (*fastSocket, error) {
+	unlock, err := n.journal.Lock()
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	o := p.options
+	o := n.options
 	holder, err := journal.Process(o.Proc, o.Owner)
 	if err != nil {
 		return nil, err
@@ -440,7 +440,7 @@ func (p *namespace) listenFast() (*fastSocket, error) {
 	if err := sweepFast(o.JournalDir); err != nil {
 		return nil, err
 	}
-	file := fastSocketFile(o.JournalDir, p.id)
+	file := fastSocketFile(o.JournalDir, n.id)
 	other, held, err := askFast(file)
 	if held {
 		return nil, fmt.Errorf("the fast path of %s: %w by %s", o.Place.Name, errFastHeld, other.Holder)

@@ -53,8 +53,8 @@ type Runner interface {
 type Host struct {
 	Options Options
 	// Changed must be called when State changes other than by Keep.
-	Changed func()
-	ns      *namespace
+	Changed   func()
+	namespace *namespace
 }
 
 // State is the state of a Runner that is wanted.
@@ -132,32 +132,32 @@ type running struct {
 }
 
 // openRunners opens the runners of all kinds, in the order of their names.
-func (p *namespace) openRunners() {
-	p.changes = make(chan struct{}, 1)
+func (n *namespace) openRunners() {
+	n.changes = make(chan struct{}, 1)
 	changed := func() {
 		select {
-		case p.changes <- struct{}{}:
+		case n.changes <- struct{}{}:
 		default:
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.options.Kinds)) {
-		if r := p.options.Kinds[name].Open(Host{p.options, changed, p}); r != nil {
-			p.runners = append(p.runners, running{name, r})
+	for _, name := range slices.Sorted(maps.Keys(n.options.Kinds)) {
+		if r := n.options.Kinds[name].Open(Host{n.options, changed, n}); r != nil {
+			n.runners = append(n.runners, running{name, r})
 		}
 	}
 }
 
-func (p *namespace) stopRunners() error {
+func (n *namespace) stopRunners() error {
 	var errs []error
-	for _, r := range p.runners {
+	for _, r := range n.runners {
 		errs = append(errs, r.Stop())
 	}
 	return errors.Join(errs...)
 }
 
 // attached lists what the runners have attached.
-func (p *namespace) attached() (all []record.Setting) {
-	for _, r := range p.runners {
+func (n *namespace) attached() (all []record.Setting) {
+	for _, r := range n.runners {
 		if s := r.State(); s != nil {
 			all = append(all, s.Attached...)
 		}
@@ -166,9 +166,9 @@ func (p *namespace) attached() (all []record.Setting) {
 }
 
 // checkLifetime returns an error if this process is about to end and one of the accelerators would end with it.
-func (p *namespace) checkLifetime(accelerators []v1alpha1.Accelerator) error {
+func (n *namespace) checkLifetime(accelerators []v1alpha1.Accelerator) error {
 	for _, a := range accelerators {
-		if p.options.Persistent && slices.ContainsFunc(p.runners, func(r running) bool { return r.kind == a.Kind() }) {
+		if n.options.Persistent && slices.ContainsFunc(n.runners, func(r running) bool { return r.kind == a.Kind() }) {
 			return fmt.Errorf("%s lasts as long as the process that runs it, and this one is about to end: "+
 				"write it into a policy for the agent (slipstream agent --policy FILE), or measure it (slipstream run)", a.Label())
 		}

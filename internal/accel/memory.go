@@ -42,13 +42,13 @@ func flowBytes(setting, value string) int64 {
 type flowMemory struct{ used, limit int64 }
 
 // flowsHeld sums the sizes of the tables in the journal.
-func (p *namespace) flowsHeld() (m flowMemory, err error) {
-	total, err := memTotal(p.options.Proc)
+func (n *namespace) flowsHeld() (m flowMemory, err error) {
+	total, err := memTotal(n.options.Proc)
 	if err != nil {
 		return m, err
 	}
 	m.limit = total / flowShare
-	err = p.journal.Held(func(e journal.Entry) { m.used += flowBytes(e.Path, e.Want) })
+	err = n.journal.Held(func(e journal.Entry) { m.used += flowBytes(e.Path, e.Want) })
 	return m, err
 }
 
@@ -80,7 +80,7 @@ func newTables(c journal.Changes) map[int]int64 {
 }
 
 // checkMemory returns an error if the tables of all changes together exceed the limit.
-func (p *namespace) checkMemory(steps ...journal.Changes) error {
+func (n *namespace) checkMemory(steps ...journal.Changes) error {
 	var sum int64
 	for _, s := range steps {
 		for _, n := range newTables(s) {
@@ -90,7 +90,7 @@ func (p *namespace) checkMemory(steps ...journal.Changes) error {
 	if sum == 0 {
 		return nil
 	}
-	m, err := p.flowsHeld()
+	m, err := n.flowsHeld()
 	if err == nil && m.used+sum > m.limit {
 		err = m.exceeded("RFS", sum)
 	}
@@ -99,12 +99,12 @@ func (p *namespace) checkMemory(steps ...journal.Changes) error {
 
 // tooLarge considers the devices in order, and refuses those whose tables no longer fit. It returns an error for each refused
 // table, by path.
-func (p *namespace) tooLarge(b *journal.Book, changes []journal.Change) (map[string]error, error) {
+func (n *namespace) tooLarge(b *journal.Book, changes []journal.Change) (map[string]error, error) {
 	need := newTables(journal.Changes{Book: b, Changes: changes})
 	if len(need) == 0 {
 		return nil, nil
 	}
-	m, err := p.flowsHeld()
+	m, err := n.flowsHeld()
 	if err != nil {
 		return nil, err
 	}

@@ -33,80 +33,80 @@ type namespace struct {
 }
 
 // openNamespace prepares the calling thread's network namespace and changes nothing.
-func openNamespace(o Options) (p *namespace, err error) {
+func openNamespace(o Options) (n *namespace, err error) {
 	o = o.withDefaults()
-	p = &namespace{options: o, ns: netns.None, links: -1}
+	n = &namespace{options: o, ns: netns.None, links: -1}
 	defer func() {
 		if err != nil {
-			err = errors.Join(Forbidden(fmt.Errorf("open accelerators of %s: %w", o.Place.Name, err)), p.close())
-			p = nil
+			err = errors.Join(Forbidden(fmt.Errorf("open accelerators of %s: %w", o.Place.Name, err)), n.close())
+			n = nil
 		}
 	}()
 	if o.JournalDir == "" || o.Owner == "" {
-		return p, errors.New("a journal folder and an owner are needed")
+		return n, errors.New("a journal folder and an owner are needed")
 	}
-	p.holder = journal.Holder{Owner: o.Owner}
+	n.holder = journal.Holder{Owner: o.Owner}
 	if !o.Persistent {
-		if p.holder, err = journal.Process(o.Proc, o.Owner); err != nil {
-			return p, err
+		if n.holder, err = journal.Process(o.Proc, o.Owner); err != nil {
+			return n, err
 		}
 	}
-	if p.journal, err = journal.Open(o.JournalDir, o.Proc); err != nil {
-		return p, err
+	if n.journal, err = journal.Open(o.JournalDir, o.Proc); err != nil {
+		return n, err
 	}
-	if p.id, err = netns.CurrentID(); err != nil {
-		return p, err
+	if n.id, err = netns.CurrentID(); err != nil {
+		return n, err
 	}
-	if p.ns, err = netns.Current(); err != nil {
-		return p, err
+	if n.ns, err = netns.Current(); err != nil {
+		return n, err
 	}
-	if p.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		return p, fmt.Errorf("open netlink: %w", err)
+	if n.netlink, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return n, fmt.Errorf("open netlink: %w", err)
 	}
-	if p.links, err = kernel.OpenLinks(); err != nil {
-		return p, err
+	if n.links, err = kernel.OpenLinks(); err != nil {
+		return n, err
 	}
-	if p.sys, err = kernel.OpenSysfs(o.Sys); err == nil {
-		p.openRunners()
+	if n.sys, err = kernel.OpenSysfs(o.Sys); err == nil {
+		n.openRunners()
 	}
-	return p, err
+	return n, err
 }
 
 // close stops the runners and releases the resources of openNamespace.
-func (p *namespace) close() error {
-	errs := []error{p.stopRunners()}
-	if p.netlink != nil {
-		p.netlink.Close()
+func (n *namespace) close() error {
+	errs := []error{n.stopRunners()}
+	if n.netlink != nil {
+		n.netlink.Close()
 	}
-	if p.sys.Root != nil {
-		errs = append(errs, p.sys.Close())
+	if n.sys.Root != nil {
+		errs = append(errs, n.sys.Close())
 	}
-	if p.links >= 0 {
-		errs = append(errs, p.links.Close())
+	if n.links >= 0 {
+		errs = append(errs, n.links.Close())
 	}
-	if p.ns.IsOpen() {
-		errs = append(errs, p.ns.Close())
+	if n.ns.IsOpen() {
+		errs = append(errs, n.ns.Close())
 	}
 	return errors.Join(errs...)
 }
 
-func (p *namespace) pod() bool { return p.options.Place.Kind == place.Pod }
+func (n *namespace) pod() bool { return n.options.Place.Kind == place.Pod }
 
 // devices lists the present devices of this place.
-func (p *namespace) devices() ([]Device, error) { return listDevices(p.netlink, p.sys, p.pod()) }
+func (n *namespace) devices() ([]Device, error) { return listDevices(n.netlink, n.sys, n.pod()) }
 
 // resolver returns a function that resolves an accelerator's CPUs for this place, and the CPUs that
 // take the NIC's interrupts.
-func (p *namespace) resolver(devices []Device) (resolve func(spec string) (cpuset.Set, error), irq cpuset.Set, err error) {
-	cpus, err := cpuset.Machine(p.sys.Root)
+func (n *namespace) resolver(devices []Device) (resolve func(spec string) (cpuset.Set, error), irq cpuset.Set, err error) {
+	cpus, err := cpuset.Machine(n.sys.Root)
 	if err != nil {
 		return nil, irq, err
 	}
-	node, err := cpuset.ParseList(p.options.Place.CPUs)
+	node, err := cpuset.ParseList(n.options.Place.CPUs)
 	if err != nil {
 		return nil, irq, err
 	}
-	if irq, err = cpuset.ParseList(p.options.Place.IRQCPUs); err != nil {
+	if irq, err = cpuset.ParseList(n.options.Place.IRQCPUs); err != nil {
 		return nil, irq, err
 	}
 	if irq.Empty() {
@@ -114,7 +114,7 @@ func (p *namespace) resolver(devices []Device) (resolve func(spec string) (cpuse
 			if d.Class != v1alpha1.DeviceNIC {
 				continue
 			}
-			cpus, err := IRQCPUs(p.sys.Root, p.options.Proc, d.Name)
+			cpus, err := IRQCPUs(n.sys.Root, n.options.Proc, d.Name)
 			if err != nil {
 				return nil, irq, err
 			}
@@ -125,30 +125,30 @@ func (p *namespace) resolver(devices []Device) (resolve func(spec string) (cpuse
 }
 
 // plan resolves accelerators for the devices of this place.
-func (p *namespace) plan(accelerators []v1alpha1.PolicyAccelerator, devices []Device) (*Plan, error) {
-	resolve, _, err := p.resolver(devices)
+func (n *namespace) plan(accelerators []v1alpha1.PolicyAccelerator, devices []Device) (*Plan, error) {
+	resolve, _, err := n.resolver(devices)
 	if err != nil {
 		return nil, err
 	}
-	return makePlan(p.options.Kinds, accelerators, resolve)
+	return makePlan(n.options.Kinds, accelerators, resolve)
 }
 
 // transact runs fn on the books of the machine and of this place, alone on the machine, after
 // releasing what dead processes held. The machine's book is nil unless withMachine is set.
-func (p *namespace) transact(ctx context.Context, withMachine bool, fn func(machine, place *journal.Book) error) error {
-	unlock, err := p.journal.Lock()
+func (n *namespace) transact(ctx context.Context, withMachine bool, fn func(machine, place *journal.Book) error) error {
+	unlock, err := n.journal.Lock()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	place, err := p.journal.Namespace(p.id, p.options.Place.Name, p.sys, p.links)
+	place, err := n.journal.Namespace(n.id, n.options.Place.Name, n.sys, n.links)
 	if err != nil {
 		return err
 	}
 	books := []*journal.Book{place}
 	var machine *journal.Book
 	if withMachine {
-		if machine, err = p.journal.Machine(); err != nil {
+		if machine, err = n.journal.Machine(); err != nil {
 			return err
 		}
 		books = append(books, machine)
@@ -156,7 +156,7 @@ func (p *namespace) transact(ctx context.Context, withMachine bool, fn func(mach
 	for _, b := range books {
 		_, err := b.ReleaseDead()
 		if journal.OnlyChanged(err) {
-			p.options.Log.WarnContext(ctx, "recover settings of a run that died", "error", err)
+			n.options.Log.WarnContext(ctx, "recover settings of a run that died", "error", err)
 		} else if err != nil {
 			return err
 		}

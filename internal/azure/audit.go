@@ -160,17 +160,20 @@ func (a *Audit) covers(subscription, group string) bool {
 var Formats = map[string]func(io.Writer, *Audit, []Drift) error{"text": writeText, "json": writeJSON, "csv": writeCSV}
 
 func writeJSON(w io.Writer, a *Audit, drift []Drift) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(struct {
+	return encode(w, struct {
 		*Audit
 		Drift []Drift `json:"drift,omitempty"`
 	}{a, drift})
 }
 
+func encode(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
 // writeCSV writes a line for each NIC, and one line for each machine whose NICs are not known.
 func writeCSV(w io.Writer, a *Audit, _ []Drift) error {
-	c := csv.NewWriter(w)
 	rows := [][]string{{"subscription", "resource_group", "machine", "scale_set", "cluster", "pool", "location", "size", "nic", "possible", "wanted", "used", "used_reason", "behind", "findings"}}
 	for _, m := range a.Machines {
 		nics := m.NICs
@@ -182,15 +185,20 @@ func writeCSV(w io.Writer, a *Audit, _ []Drift) error {
 			codes = append(codes, string(f))
 		}
 		for _, n := range nics {
-			row := []string{m.Subscription, m.ResourceGroup, m.Name, m.ScaleSet, m.Cluster, m.Pool, m.Location, m.Size, n.Name,
-				string(m.Possible), string(n.Wanted), string(m.Used), m.UsedReason, fmt.Sprint(m.Behind), strings.Join(codes, " ")}
-			for i := range row {
-				row[i] = cell(row[i])
-			}
-			rows = append(rows, row)
+			rows = append(rows, []string{m.Subscription, m.ResourceGroup, m.Name, m.ScaleSet, m.Cluster, m.Pool, m.Location, m.Size, n.Name,
+				string(m.Possible), string(n.Wanted), string(m.Used), m.UsedReason, fmt.Sprint(m.Behind), strings.Join(codes, " ")})
 		}
 	}
-	return c.WriteAll(rows)
+	return writeRows(w, rows)
+}
+
+func writeRows(w io.Writer, rows [][]string) error {
+	for _, row := range rows {
+		for i := range row {
+			row[i] = cell(row[i])
+		}
+	}
+	return csv.NewWriter(w).WriteAll(rows)
 }
 
 // cell keeps a spreadsheet from interpreting a name as a formula.

@@ -3,8 +3,6 @@ package azure
 import (
 	"cmp"
 	"context"
-	"encoding/csv"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -160,23 +158,15 @@ func without(sizes map[string]*size, name, location string) string {
 // SizeFormats holds the writers of the output formats of a SizeAudit, by name.
 var SizeFormats = map[string]func(io.Writer, *SizeAudit) error{"text": writeSizeText, "json": writeSizeJSON, "csv": writeSizeCSV}
 
-func writeSizeJSON(w io.Writer, a *SizeAudit) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(a)
-}
+func writeSizeJSON(w io.Writer, a *SizeAudit) error { return encode(w, a) }
 
 // writeSizeCSV writes a line for each size of the family, first that of the size that was asked for.
 func writeSizeCSV(w io.Writer, a *SizeAudit) error {
 	rows := [][]string{{"subscription", "location", "family", "size", "vcpus", "possible", "restricted"}}
 	for _, s := range append([]Size{a.Size}, a.Others...) {
-		row := []string{a.Subscription, a.Location, a.Family, s.Name, strconv.Itoa(s.VCPUs), string(s.Possible), strconv.FormatBool(s.Restricted)}
-		for i := range row {
-			row[i] = cell(row[i])
-		}
-		rows = append(rows, row)
+		rows = append(rows, []string{a.Subscription, a.Location, a.Family, s.Name, strconv.Itoa(s.VCPUs), string(s.Possible), strconv.FormatBool(s.Restricted)})
 	}
-	return csv.NewWriter(w).WriteAll(rows)
+	return writeRows(w, rows)
 }
 
 func writeSizeText(w io.Writer, a *SizeAudit) error {

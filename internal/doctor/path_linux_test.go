@@ -32,7 +32,7 @@ func (w *way) SendDatagrams(_ context.Context, to netip.AddrPort, _ []byte, _ in
 	return Sent{Device: "eth0", DeviceMTU: w.device, ToldMTU: w.told}, nil
 }
 
-type caught struct {
+type arrivals struct {
 	*way
 	port uint16
 }
@@ -41,12 +41,12 @@ func (w *way) open(_ context.Context, at netip.AddrPort, _ []byte) (Receiver, er
 	if slices.Contains(w.taken, at.Port()) {
 		return nil, errors.New("the port is taken")
 	}
-	return caught{w, max(at.Port(), 1)}, nil
+	return arrivals{w, max(at.Port(), 1)}, nil
 }
 
-func (c caught) Port() uint16 { return c.port }
-func (c caught) Close()       {}
-func (c caught) Receive(int) (Received, error) {
+func (c arrivals) Port() uint16 { return c.port }
+func (c arrivals) Close()       {}
+func (c arrivals) Receive(int) (Received, error) {
 	if slices.Contains(c.closed, c.port) || slices.Contains(c.closed, 0) {
 		return Received{}, nil
 	}
@@ -114,14 +114,14 @@ func FuzzDatagram(f *testing.F) {
 	})
 }
 
-// carrier is a fake network that fails while at least failsUpTo is offloaded.
-type carrier struct {
+// tunnelStub is a fake network that fails while at least failsUpTo is offloaded.
+type tunnelStub struct {
 	failsUpTo Offload
 	once      bool // a repeated transfer succeeds
 	did       []Offload
 }
 
-func (c *carrier) SendThroughTunnel(_ context.Context, _ Tunnel, o Offload) (Transfer, error) {
+func (c *tunnelStub) SendThroughTunnel(_ context.Context, _ Tunnel, o Offload) (Transfer, error) {
 	again := slices.Contains(c.did, o)
 	c.did = append(c.did, o)
 	if o <= c.failsUpTo && (!again || !c.once) {
@@ -133,17 +133,17 @@ func (c *carrier) SendThroughTunnel(_ context.Context, _ Tunnel, o Offload) (Tra
 // TestOffloadFault checks that a fault is found only if a transfer fails twice and succeeds with less offloaded.
 func TestOffloadFault(t *testing.T) {
 	for name, c := range map[string]struct {
-		carrier carrier
+		stub    tunnelStub
 		blocked bool
 		want    string
 		tries   int
 	}{
-		"healthy":       {carrier{failsUpTo: -1}, false, "", 1},
-		"segmentation":  {carrier{failsUpTo: OffloadAll}, false, "serious : Segmentation of VXLAN packets that a sends", 3},
-		"checksum":      {carrier{failsUpTo: OffloadChecksum}, false, "serious : The checksum of VXLAN packets that a sends", 4},
-		"a loss":        {carrier{failsUpTo: OffloadAll, once: true}, false, "", 3},
-		"another fault": {carrier{failsUpTo: OffloadNothing}, false, "", 3},
-		"blocked":       {carrier{failsUpTo: OffloadNothing}, true, "", 0},
+		"healthy":       {tunnelStub{failsUpTo: -1}, false, "", 1},
+		"segmentation":  {tunnelStub{failsUpTo: OffloadAll}, false, "serious : Segmentation of VXLAN packets that a sends", 3},
+		"checksum":      {tunnelStub{failsUpTo: OffloadChecksum}, false, "serious : The checksum of VXLAN packets that a sends", 4},
+		"a loss":        {tunnelStub{failsUpTo: OffloadAll, once: true}, false, "", 3},
+		"another fault": {tunnelStub{failsUpTo: OffloadNothing}, false, "", 3},
+		"blocked":       {tunnelStub{failsUpTo: OffloadNothing}, true, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := Path{Client: "a", Server: "b", To: netip.MustParseAddr("192.0.2.2"), Datagrams: true, VXLAN: []VXLANPort{{Port: 4789, Blocked: true}, {Port: 8472, Blocked: c.blocked}}}
@@ -155,7 +155,7 @@ func TestOffloadFault(t *testing.T) {
 				held++
 				return func() { held-- }, nil
 			}
-			if err := p.ProbeOffload(t.Context(), netip.MustParseAddr("192.0.2.1"), &c.carrier, hold); err != nil || held != 0 {
+			if err := p.ProbeOffload(t.Context(), netip.MustParseAddr("192.0.2.1"), &c.stub, hold); err != nil || held != 0 {
 				t.Fatalf("%v, %d tunnels held", err, held)
 			}
 			found := strings.Join(summary(offloadFault(p)), "\n")

@@ -50,7 +50,7 @@ const (
 	transferTime  = 3 * time.Second
 )
 
-// TunnelSender sends through a tunnel whose other end another machine holds.
+// TunnelSender sends through a tunnel whose other end another machine has opened.
 type TunnelSender interface {
 	SendThroughTunnel(context.Context, Tunnel, Offload) (Transfer, error)
 }

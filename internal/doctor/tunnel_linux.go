@@ -104,7 +104,7 @@ func (t Tunnel) configure(o Offload) error {
 	return netlink.LinkSetUp(link)
 }
 
-// OpenTunnel holds the server's end of a tunnel until ctx ends, and receives the data that SendThroughTunnel sends. It calls
+// OpenTunnel opens the server's end of a tunnel until ctx ends, and receives the data that SendThroughTunnel sends. It calls
 // ready when it can receive.
 func OpenTunnel(ctx context.Context, t Tunnel, ready func() error) error {
 	ns, err := t.open(OffloadAll)
@@ -160,7 +160,7 @@ func contents(key []byte) []byte {
 	return b
 }
 
-// SendThroughTunnel sends through a tunnel whose other end another machine holds.
+// SendThroughTunnel sends through a tunnel whose other end another machine has opened.
 func SendThroughTunnel(ctx context.Context, t Tunnel, o Offload) (c Transfer, err error) {
 	ns, err := t.open(o)
 	if err != nil {

@@ -179,7 +179,7 @@ func read(path string, n name, window time.Duration) ([]*file, error) {
 	if err != nil {
 		return nil, cmp.Or(errors.Unwrap(err), err)
 	}
-	text, err := plain(data)
+	text, err := decodeText(data)
 	if err != nil {
 		return nil, err
 	}

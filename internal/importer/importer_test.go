@@ -259,12 +259,12 @@ func TestPlain(t *testing.T) {
 		little, big = binary.LittleEndian.AppendUint16(little, u), binary.BigEndian.AppendUint16(big, u)
 	}
 	for name, data := range map[string]string{"CRLF": windows, "UTF-8 with a mark": "\ufeff" + windows, "UTF-16": string(little), "UTF-16, big end first": string(big)} {
-		if got, err := plain([]byte(data)); err != nil || string(got) != latte {
+		if got, err := decodeText([]byte(data)); err != nil || string(got) != latte {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
 	for data, want := range map[string]string{string(little[2:]): "line 1 has a byte 0", " \n": "it is empty", "\xff\xfe": "it is empty"} {
-		if _, err := plain([]byte(data)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := decodeText([]byte(data)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want %q", data, err, want)
 		}
 	}
@@ -276,7 +276,7 @@ func FuzzPlain(f *testing.F) {
 	f.Add([]byte("\xfe\xff\x00a\x00"))
 	f.Add([]byte("\xef\xbb\xbfa\r\nb"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		got, err := plain(data)
+		got, err := decodeText(data)
 		if err != nil {
 			if got != nil {
 				t.Errorf("an error and a text too: %q", got)

@@ -120,7 +120,7 @@ func (c *Client) OpenTunnel(ctx context.Context, t doctor.Tunnel) (release func(
 	return cancel, nil
 }
 
-// SendThroughTunnel sends through a tunnel that another place holds, as doctor.TunnelSender describes.
+// SendThroughTunnel sends through a tunnel whose other end another place has opened, as doctor.TunnelSender describes.
 func (c *Client) SendThroughTunnel(ctx context.Context, t doctor.Tunnel, o doctor.Offload) (transfer doctor.Transfer, err error) {
 	tunnel, err := json.Marshal(t)
 	if err != nil {

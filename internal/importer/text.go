@@ -15,8 +15,8 @@ var (
 	utf16Big    = []byte{0xfe, 0xff}
 )
 
-// plain returns a file's text as UTF-8 whose lines end in a line feed: Windows has other line ends, and often UTF-16.
-func plain(data []byte) ([]byte, error) {
+// decodeText returns a file's text as UTF-8 whose lines end in a line feed: Windows has other line ends, and often UTF-16.
+func decodeText(data []byte) ([]byte, error) {
 	switch {
 	case bytes.HasPrefix(data, utf16Little):
 		data = fromUTF16(data[2:], binary.LittleEndian)
