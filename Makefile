@@ -103,7 +103,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
 WHOLE := ./test ./internal/place/hosts ./internal/worker ./internal/doctor
-WAITING := ./internal/accel/fastpath ./internal/agent ./test/scale ./internal/place/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
+WAITING := ./internal/fastpath ./internal/agent ./test/scale ./internal/place/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
 # -vet=off, because make lint runs vet. Test programs without symbols link faster, and tests copy some of them to other hosts.
 GOTEST  := .ci/gotest -count=1 -vet=off -ldflags='-s -w' -timeout=15m $(if $(RUN),-run '$(RUN)')
 
@@ -140,10 +140,10 @@ SOAK ?= 1h
 .PHONY: soak
 soak: test-deps $(HELM) ## Run what is too long for make test: statistics, random packets, the costs of doctor's findings, interrupted migrations of node pools, then connections beside those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
 	go test -count=1 -run '^TestCoverage' ./internal/stats -simulated 10000
-	go test -count=1 -run '^TestDifferential$$' ./internal/accel/fastpath -packets 100000
+	go test -count=1 -run '^TestDifferential$$' ./internal/fastpath -packets 100000
 	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoak' ./internal/cli
 	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoakMigrate' ./test/cluster
-	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/accel/fastpath ./test/cluster -soak $(SOAK)
+	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/fastpath ./test/cluster -soak $(SOAK)
 
 .PHONY: kernels
 kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in a quarter of an hour (KERNELS="trixie/arm64 …" for some)

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
-	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/accel/journal"
+	"slipstream.dev/internal/fastpath"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )

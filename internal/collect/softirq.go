@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-//go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq ../../bpf/softirq.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -I../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq ../../bpf/collect/softirq.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -I../../bpf/headers
 
 // softirqTimes measures the time in softirqs on every CPU until it is closed.
 type softirqTimes struct {

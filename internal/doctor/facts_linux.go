@@ -18,9 +18,9 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
-	"slipstream.dev/internal/accel/fastpath"
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/ethtool"
+	"slipstream.dev/internal/fastpath"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic/tools"

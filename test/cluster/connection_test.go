@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/accel/fastpath"
-	"slipstream.dev/internal/accel/fastpath/datapath"
+	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/datapath"
 	"slipstream.dev/internal/testenv/grammar"
 )
 

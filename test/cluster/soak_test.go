@@ -22,7 +22,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/fastpath"
 	"slipstream.dev/internal/testenv"
 )
 

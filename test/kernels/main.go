@@ -236,8 +236,8 @@ func (r *runner) toolsFor(ctx context.Context, arch string) (string, error) {
 	env := map[string]string{"GOOS": "linux", "GOARCH": arch, "CGO_ENABLED": "0"}
 	for name, build := range map[string][]string{
 		"init":           {"build", "./test/kernels/guest"},
-		"tests/fastpath": {"test", "-c", "./internal/accel/fastpath"},
-		"tests/datapath": {"test", "-c", "./internal/accel/fastpath/datapath"},
+		"tests/fastpath": {"test", "-c", "./internal/fastpath"},
+		"tests/datapath": {"test", "-c", "./internal/fastpath/datapath"},
 	} {
 		argv := slices.Insert(slices.Clone(build), len(build)-1, "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(programs, name))
 		if _, err := command(ctx, "", env, append([]string{"go"}, argv...)...); err != nil {

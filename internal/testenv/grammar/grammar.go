@@ -1,7 +1,7 @@
 // Package grammar generates packets for tests of the fast path: packets that a connection
 // between pods sends and receives, and packets that are almost like them. It neither sends them
 // nor predicts what should become of them: tests of fastpath/datapath run single programs on
-// them, and those of accel/fastpath compare a node with a reference node.
+// them, and those of fastpath compare a node with a reference node.
 package grammar
 
 import (

@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/accel/fastpath"
+	"slipstream.dev/internal/fastpath"
 	"slipstream.dev/test/kernels/report"
 )
 

@@ -14,10 +14,10 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 )
 
-//go:generate bpf2go -tags linux -target bpfel wire ../../../../bpf/wire.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
-//go:generate bpf2go -tags linux -target bpfel hostrouting ../../../../bpf/hostrouting.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
-//go:generate bpf2go -tags linux -target bpfel policy ../../../../bpf/policy.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
-//go:generate bpf2go -tags linux -target bpfel service ../../../../bpf/service.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel wire ../../../../bpf/lab/wire.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel hostrouting ../../../../bpf/lab/hostrouting.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel policy ../../../../bpf/lab/policy.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel service ../../../../bpf/lab/service.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
 
 // LoadRehash loads the program that replaces the sender's flow hash of a packet by
 // the one that a NIC would compute. The caller attaches it to the egress of a

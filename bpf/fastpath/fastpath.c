@@ -1,0 +1,701 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * A fast path for unmodified VXLAN overlays: packets of established connections go from the
+ * pod's veth to the NIC, and from the NIC or the VXLAN device into the pod, past bridge, routing
+ * and netfilter of the node.
+ *
+ *   encap           tcx ingress of a pod's veth       encapsulates, redirects to the NIC
+ *   observe_vxlan   tcx egress of the VXLAN device  ┐ observe what the slow path
+ *   observe_nic     tcx egress of the NIC           ┘ writes into an outgoing probe
+ *   nic_decap       tcx ingress of the NIC            decapsulates, redirects into the pod
+ *   vxlan_ingress   tcx ingress of the VXLAN device   redirects into the pod
+ *   observe_pod     tcx egress of a pod's veth        observes what the slow path delivers
+ *   drop_forged     netfilter, before conntrack       drops forged FINs and RSTs
+ *   recover_flow    run by the agent                  adds the flow of a connection that a killed agent left
+ *   read_conntrack  run by the agent                  reads the sequence numbers of a conntrack entry
+ *
+ * The fast path consults no routing or neighbour table. It writes the headers that the kernel itself
+ * wrote for the same connection within the last second: observe_nic and observe_pod compare these,
+ * byte by byte, with what encap and vxlan_ingress would have written. A flow takes the fast path if
+ * the slow path forwarded its packets in both directions within that second, in the current
+ * generation, and conntrack has the connection as established. If the kernel translates the address
+ * of a Service to that of a backend, so does the fast path.
+ *
+ * The outer headers are IPv4. The inner ones are IPv4 or IPv6: each program checks the version once,
+ * and passes is_ipv6 on as a constant. IPv6 is not translated.
+ *
+ * The programs do not change a packet that takes the slow path.
+ *
+ * encap and observe_pod are attached only to the links of pods with an eligible connection.
+ * observe_vxlan and vxlan_ingress find those by sampling, and ask the agent to attach.
+ *
+ * The programs are here, their parts in headers:
+ *
+ *   net.h, kernel.h          protocols; the kernel's types, and its functions for programs
+ *   packet.h, csum.h, skb.h  headers and checksums; fields of the kernel's sk_buff
+ *   metadata.h               what queues, filters and sockets read besides the packet
+ *   key.h, flow.h, seq.h     keys and state of connections; TCP sequence numbers
+ *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
+ *   conntrack.h, probe.h     conntrack look-ups; flows are learned from the slow path
+ *   bloom.h, sampling.h      which packets the programs look at
+ *   segment.h, ending.h      TCP segments with any headers; how flows follow those that take the slow path
+ *   cpu.h, index.h           counters and probes of each CPU; templates and links by index
+ *   agent.h, event.h         variables that the agent writes; requests to the agent
+ *   reason.h                 why packets take the slow path
+ */
+#include "conntrack.h"
+#include "ending.h"
+#include "pod.h"
+#include "probe.h"
+#include "sampling.h"
+#include "skb.h"
+#include "vxlan.h"
+
+/* After the kernel had to decapsulate a packet of a flow, nic_decap leaves its single packets to the
+ * kernel for this long: they would overtake that packet. */
+#define REORDER_WINDOW (50 * MS)
+
+static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	const struct encap_template *outer;
+	struct headers h;
+	struct flow *f;
+	__u32 g, index, end;
+	struct key k;
+	__u16 check = 0;
+	__u64 hash, now, wire_peer = 0;
+	int reason, ours = 0, in_sequence = 0;
+	__u8 *data;
+
+	reason = classify(skb, c, &k, &hash, &h, &check, 1, is_ipv6);
+	if (reason) {
+		if (is_refused(reason) && follow_refused(skb, 1) == DROP)
+			return DROP;
+		goto slow;
+	}
+	now = bpf_ktime_get_coarse_ns();
+	f = bpf_map_lookup_elem(&flows, &k);
+	if (f) {
+		wire_peer = *(const volatile __u64 *)&f->wire_peer;
+		barrier(); /* read the peer before from_pod checks whose it is */
+		ours = from_pod(skb, f, &k, &h, is_ipv6);
+		end = seq_end(&h, is_ipv6);
+		if (unlikely(f->recovering) && ours && recover_seq(f, &h, end))
+			return DROP;
+		in_sequence = k.protocol != IPPROTO_TCP || follow(f, 1, ours, &h, end, now);
+	}
+	g = generation;
+	reason = REASON_LEASE_EXPIRED;
+	if (now >= lease_expires)
+		goto slow;
+	reason = REASON_SKB_MARK;
+	if (skb->mark)
+		goto slow;
+	if (!f) {
+		reason = REASON_NO_FLOW;
+		if ((!bloom_test(hash) || admit(hash, now)) && is_watched(skb->ifindex, 0))
+			goto probe;
+		goto slow;
+	}
+	/* Another pod cannot take over a flow. */
+	reason = REASON_MISMATCH;
+	if (f->out.device && !ours)
+		goto slow;
+	reason = flow_valid(&f->out, &f->in, &k, now);
+	if (reason) {
+		if (now < f->out.backoff_until)
+			goto slow;
+		goto probe;
+	}
+	reason = REASON_TCP_WINDOW;
+	if (!in_sequence) {
+		if (f->seq_state)
+			goto slow;
+		goto probe; /* which makes the numbers known again */
+	}
+	reason = REASON_REVALIDATE;
+	if (revalidate_due(&f->out, now))
+		goto probe;
+	reason = REASON_MISMATCH;
+	index = template_of(&f->out);
+	outer = bpf_map_lookup_elem(&encap_templates, &index);
+	data = pull_data(skb, ETH_HLEN);
+	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || header_changed(&f->out, &h, is_ipv6))
+		goto probe;
+	reason = REASON_MALFORMED;
+	if (!is_ipv6 && !ip_csum_ok(h.ip))
+		goto slow;
+	reason = REASON_EXCEEDS_MTU;
+	if (!fits_mtu(skb, &h, is_ipv6) || segment_length(skb, &h, is_ipv6) > f->out.mtu)
+		goto slow;
+	reason = REASON_CSUM_UNVERIFIED;
+	if (!csum_offloaded(skb, ETH_HLEN + HLEN(is_ipv6)) && !skip_csum_checks)
+		goto slow;
+	reason = encapsulate(skb, &h, outer, check, wire_peer, is_ipv6);
+	if (reason < 0)
+		return DROP;
+	if (reason)
+		goto slow;
+	set_metadata_at_nic(skb, &h, is_ipv6);
+	count(c, REASON_FAST_OUT);
+	return bpf_redirect(outer->nic, 0);
+probe:
+	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
+	c->out.delivery_time = delivery_time(skb);
+	c->out.priority = priority_of(skb, &h, is_ipv6);
+	c->out.check = check;
+	c->out.seq_unknown = !in_sequence;
+	c->out.socket_ended = ends_at_socket(skb, &h, &k, is_ipv6);
+	c->out_stage = !bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac));
+slow:
+	count(c, reason);
+	return NEXT;
+}
+
+SEC("tc")
+int encap(struct __sk_buff *skb)
+{
+	struct cpu_state *c = this_cpu();
+
+	if (!c)
+		return NEXT;
+	c->out_stage = 0;
+	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
+		return encap_ip(skb, c, 0);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return encap_ip(skb, c, 1);
+	count(c, REASON_NOT_TCP_UDP);
+	return NEXT;
+}
+
+static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	struct probe *p = &c->out;
+	struct headers h;
+	__u64 wire_peer;
+
+	c->out_stage = 0;
+	if (skb->protocol != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || load_headers(skb, ETH_HLEN, p->key.protocol, &h, is_ipv6))
+		return NEXT;
+	wire_peer = is_ipv6 ? p->wire_peer : PEER(h.ip[4], HALF(h.l4[0], 1));
+	if (wire_peer != p->wire_peer) {
+		p->check = csum_replace(p->check, p->headers.ip[4], wire_peer);
+		nat_headers(&p->headers, 1, wire_peer);
+		p->wire_peer = wire_peer;
+	}
+	if (headers_match(&p->headers, &h, is_ipv6)) {
+		p->overlay = skb->ifindex;
+		p->ct = ct_entry(skb);
+		c->out_stage = 2;
+	} else if (same_packet(&p->headers, &h, is_ipv6)) {
+		count(c, is_ipv6 ? nat_reason(&p->headers, &h) : REASON_REWRITTEN);
+	}
+	return NEXT;
+}
+
+SEC("tc")
+int observe_vxlan(struct __sk_buff *skb)
+{
+	struct cpu_state *c = this_cpu();
+
+	if (!c)
+		return NEXT;
+	if (c->out_stage == 1)
+		return c->out.key.is_ipv6 ? observe_vxlan_ip(skb, c, 1) : observe_vxlan_ip(skb, c, 0);
+	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
+		return sample_unwatched(skb, c, 0);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return sample_unwatched(skb, c, 1);
+	return NEXT;
+}
+
+static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	const struct vxlan_device *v;
+	const struct pod_link *pod;
+	struct probe *p = &c->out;
+	struct encap_template o = {};
+	struct headers h;
+	struct flow *f;
+	__u32 interval, index;
+	__u16 sum, longest;
+	int reason;
+
+	c->out_stage = 0;
+	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
+	    load_headers(skb, sizeof(o.head), p->key.protocol, &h, is_ipv6) ||
+	    o.head.ihl_version != 0x45 || o.head.ip_protocol != IPPROTO_UDP || !headers_match(&p->headers, &h, is_ipv6))
+		return NEXT;
+	f = find_or_create_flow(skb, c, p, 1, is_ipv6);
+	if (!f || p->at < f->out.backoff_until)
+		return NEXT;
+	/* Packets from the pod must come from the link at which packets for it are delivered. */
+	index = f->in.template;
+	pod = bpf_map_lookup_elem(&pod_links, &index);
+	if (pod && pod->veth && pod->veth != p->device) {
+		count(c, REASON_MISMATCH);
+		return NEXT;
+	}
+
+	/* Would encap have written the same? */
+	reason = REASON_REWRITTEN;
+	index = p->overlay;
+	v = bpf_map_lookup_elem(&vxlan_devices, &index);
+	o.nic = skb->ifindex;
+	sum = o.head.udp_check;
+	if (sum && !p->gso)
+		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check, &h, is_ipv6);
+	if (!v || !is_expected_outer(&o, v, is_ipv6) || skb->mark || !same_metadata(skb, &p->metadata) || !is_metadata_at_nic(skb, p->priority, p->delivery_time) ||
+	    o.head.length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD) ||
+	    o.head.udp_length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, is_ipv6)) ||
+	    !is_source_port(skb, o.head.port) || sum != o.head.udp_check)
+		goto ineligible;
+	reason = check_conntrack(skb, p, f, 1, &interval, is_ipv6);
+	if (reason && reason != REASON_TCP_WINDOW)
+		goto ineligible;
+	if (p->key.protocol == IPPROTO_TCP)
+		record_seq(f, 1, p, is_ipv6);
+	if (reason)
+		goto ineligible;
+	reason = REASON_EXCEEDS_MTU;
+	longest = route_mtu(skb, &o, p->overlay);
+	if (!longest)
+		goto ineligible;
+	clear_per_packet(&o);
+	index = template_for(c, &o);
+	if (!index)
+		return NEXT;
+	if (!equal_macs(f->mac, p->mac)) {
+		f->out.validated = 0;
+		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
+	}
+	f->out.mtu = longest;
+	record_probe(&f->out, p, index, interval, is_ipv6);
+	f->socket_ended = p->socket_ended ? p->at : 0;
+	return NEXT;
+ineligible:
+	back_off(c, &f->out, reason, p->at);
+	return NEXT;
+}
+
+SEC("tc")
+int observe_nic(struct __sk_buff *skb)
+{
+	struct cpu_state *c = this_cpu();
+
+	if (!c || c->out_stage != 2)
+		return NEXT;
+	return c->out.key.is_ipv6 ? observe_nic_ip(skb, c, 1) : observe_nic_ip(skb, c, 0);
+}
+
+/* nic_decap decapsulates the packets that vxlan_ingress would redirect, if a packet with the same
+ * outer headers has reached the VXLAN device. GSO packets keep tunnel state that only the kernel can
+ * clear, so the kernel decapsulates them, unless they go straight to a socket, where nothing reads
+ * that state. vxlan_ingress counts all packets that the kernel decapsulates. */
+static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state *c, __u8 *data, int is_ipv6)
+{
+	const __u32 at = OUTER_HLEN;
+	const struct encap_template *known;
+	const struct pod_link *pod;
+	struct encap_template o = {};
+	struct headers h;
+	struct remote from;
+	struct flow *f;
+	struct key k, own;
+	__u16 check = 0;
+	__u32 g, index, end;
+	__u64 now;
+
+	if (peek_flow(skb, data, at, &k, 0, is_ipv6) || !bloom_test(hash_key(&k)))
+		return NEXT;
+	f = find_flow(&k, &own, is_ipv6);
+	if (!f)
+		return NEXT;
+	g = generation;
+	now = bpf_ktime_get_coarse_ns();
+	if (skb->gso_size && f->gso != now)
+		f->gso = now;
+	/* Leave a stream's full segments to GRO: merging them saves more than decapsulating each
+	 * here. If the NIC merges them already, GRO gains nothing. */
+	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
+		f->gso_possible = now;
+		return NEXT;
+	}
+	if (now >= lease_expires || skb->mark || skb->pkt_type != PACKET_HOST || flow_valid(&f->in, &f->out, &k, now) ||
+	    now - f->gso_possible < REORDER_WINDOW || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
+		return NEXT;
+	data = pull_data(skb, at);
+	if (!data)
+		return NEXT;
+	copy(&o.head, data, sizeof(o.head));
+	o.nic = skb->ifindex;
+	/* The kernel would reject these packets, or change their inner header (RFC 6040). */
+	if (o.head.inner[6] != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || !ip_csum_ok((const void *)&o.head.ihl_version) || o.head.ip_protocol != IPPROTO_UDP ||
+	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
+	    (o.head.tos & 3) != outer_tos(TOS(&h, is_ipv6)))
+		return NEXT;
+	clear_per_packet(&o);
+	/* The outer checksum is verified, or there is none. */
+	o.head.udp_check = 0;
+	index = f->decapped_template;
+	known = bpf_map_lookup_elem(&decap_templates, &index);
+	end = seq_end(&h, is_ipv6);
+	if (k.protocol == IPPROTO_TCP && (!f->seq_state || !in_window(f, 0, &h, end)))
+		return NEXT;
+	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_words(known, &o, sizeof(o)) || revalidate_due(&f->in, now))
+		goto probe;
+	index = template_of(&f->in);
+	pod = bpf_map_lookup_elem(&pod_links, &index);
+	if (!pod || !pod->veth || header_changed(&f->in, &h, is_ipv6) || !fits_mtu(skb, &h, is_ipv6) || !to_pod(f, &k, &own, &h, is_ipv6) || (!is_ipv6 && !ip_csum_ok(h.ip)))
+		return NEXT;
+	if (!inner_csum_verified(skb, at + HLEN(is_ipv6)) && !skip_csum_checks)
+		return NEXT;
+	if (decapsulate(skb, is_ipv6))
+		return NEXT;
+	if (k.protocol == IPPROTO_TCP)
+		update_seq(f, 0, &h, end, now);
+	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
+probe:
+	from = sender(&o, f->in.device);
+	if (!is_remote(&from))
+		return NEXT;
+	if (c->decap_stage && now - c->decap_probe.at < PROBE_TTL)
+		return NEXT;
+	c->decap_probe.at = now;
+	c->decap_probe.generation = g;
+	copy_headers(&c->decap_probe.headers, &h, is_ipv6);
+	c->decap_probe.outer = o;
+	read_metadata(skb, &c->decap_probe.metadata);
+	c->decap_stage = 1;
+	return NEXT;
+}
+
+SEC("tc")
+int nic_decap(struct __sk_buff *skb)
+{
+	const __u32 at = OUTER_HLEN;
+	struct cpu_state *c = this_cpu();
+	__u8 *data = field(skb, data);
+
+	if (!c || (void *)data + ETH_HLEN + IP_HLEN > field(skb, data_end) || data[ETH_HLEN + 9] != IPPROTO_UDP || skb->protocol != bpf_htons(ETH_P_IP))
+		return NEXT;
+	data = pull_data(skb, at + IP_HLEN + 8);
+	if (!data)
+		return NEXT;
+	return data[at] >> 4 == 6 ? nic_decap_ip(skb, c, data, 1) : nic_decap_ip(skb, c, data, 0);
+}
+
+static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	const struct pod_link *pod;
+	struct headers h;
+	struct flow *f;
+	__u32 g, index, decapped = 0;
+	struct key k, own;
+	__u16 check = 0;
+	__u64 hash, now;
+	int reason, ours = 0, in_sequence = 0;
+	__u8 sum;
+
+	reason = classify(skb, c, &k, &hash, &h, &check, 0, is_ipv6);
+	if (reason) {
+		if (is_refused(reason))
+			follow_refused(skb, 0);
+		goto slow;
+	}
+	now = bpf_ktime_get_coarse_ns();
+	f = find_flow(&k, &own, is_ipv6);
+	if (f) {
+		ours = (f->in.device == skb->ifindex || !f->in.device) && to_pod(f, &k, &own, &h, is_ipv6);
+		in_sequence = k.protocol != IPPROTO_TCP || follow(f, 0, ours, &h, seq_end(&h, is_ipv6), now);
+	}
+	g = generation;
+	reason = REASON_LEASE_EXPIRED;
+	if (now >= lease_expires)
+		goto slow;
+	reason = REASON_SKB_MARK;
+	if (skb->mark)
+		goto slow;
+	reason = REASON_MISMATCH;
+	if (skb->pkt_type != PACKET_HOST)
+		goto slow;
+	if (!f) {
+		reason = REASON_NO_FLOW;
+		if (bloom_test(hash) && !admit(hash, now))
+			goto slow;
+		if (is_watched(0, k.pod))
+			goto probe;
+		request_attach(c, &k, now);
+		goto slow;
+	}
+	if (skb->gso_size && now - f->gso >= REORDER_WINDOW)
+		f->gso_possible = now;
+	reason = REASON_REVALIDATE;
+	if (c->decap_stage == 1 && headers_equal(&c->decap_probe.headers, &h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
+		c->decap_stage = 0;
+		if (c->decap_probe.generation == g)
+			decapped = decap_id(c);
+		if (now >= f->in.backoff_until)
+			goto probe;
+	}
+	reason = flow_valid(&f->in, &f->out, &k, now);
+	if (reason) {
+		if (now < f->in.backoff_until)
+			goto slow;
+		goto probe;
+	}
+	reason = REASON_TCP_WINDOW;
+	if (!in_sequence)
+		goto slow;
+	reason = REASON_REVALIDATE;
+	if (revalidate_due(&f->in, now))
+		goto probe;
+	reason = REASON_MISMATCH;
+	index = template_of(&f->in);
+	pod = bpf_map_lookup_elem(&pod_links, &index);
+	if (!pod || !pod->veth || !ours || header_changed(&f->in, &h, is_ipv6))
+		goto probe;
+	reason = REASON_MALFORMED;
+	if (!is_ipv6 && !ip_csum_ok(h.ip))
+		goto slow;
+	reason = REASON_EXCEEDS_MTU;
+	if (!fits_mtu(skb, &h, is_ipv6))
+		goto slow;
+	reason = REASON_CSUM_UNVERIFIED;
+	sum = csum_state(skb);
+	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !skip_csum_checks)
+		goto slow;
+	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
+probe:
+	/* The kernel may pass a whole list of packets here before the first reaches observe_pod. */
+	if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
+		start_probe(&c->in, &h, &k, skb, now, g, is_ipv6);
+		c->in.decapped = decapped;
+		if (decapped)
+			c->decap_stage = 2;
+		c->in.seq_unknown = !in_sequence;
+		c->in_stage = 1;
+	}
+slow:
+	count(c, reason);
+	return NEXT;
+}
+
+SEC("tc")
+int vxlan_ingress(struct __sk_buff *skb)
+{
+	struct cpu_state *c = this_cpu();
+
+	if (!c)
+		return NEXT;
+	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
+		return vxlan_ingress_ip(skb, c, 0);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return vxlan_ingress_ip(skb, c, 1);
+	count(c, REASON_NOT_TCP_UDP);
+	return NEXT;
+}
+
+static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	struct probe *p = &c->in;
+	struct net_device *dev;
+	struct link_mac owner = {};
+	struct pod_link pod = {};
+	struct headers h, was;
+	struct key key, wire;
+	struct flow *f;
+	__u32 interval, index;
+	__u8 mac[12];
+	int reason, translated = 0;
+
+	if (skb->protocol != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || skb->vlan_present || load_headers(skb, ETH_HLEN, p->key.protocol, &h, is_ipv6) ||
+	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
+		return NEXT;
+	copy_headers(&was, &p->headers, is_ipv6);
+	wire = key = p->key;
+	if (!is_ipv6) {
+		key = with_peer(&wire, PEER(h.ip[3], HALF(h.l4[0], 0)));
+		translated = !same_key(&key, &wire);
+	}
+	if (translated)
+		nat_headers(&was, 0, peer_of(&key));
+	if (!headers_match(&was, &h, is_ipv6)) {
+		if (same_packet(&was, &h, is_ipv6))
+			count(c, is_ipv6 ? nat_reason(&was, &h) : REASON_REWRITTEN);
+		return NEXT;
+	}
+	pod.veth = skb->ifindex;
+	owner.link = skb->ifindex;
+	__builtin_memcpy(owner.mac, mac, sizeof(owner.mac));
+	if (!bpf_map_lookup_elem(&link_macs, &owner)) {
+		count(c, REASON_MISMATCH);
+		return NEXT; /* the right port may deliver it yet */
+	}
+	c->in_stage = 0;
+	p->ct = ct_entry(skb);
+	p->key = key;
+	f = find_or_create_flow(skb, c, p, 0, is_ipv6);
+	if (!f || p->at < f->in.backoff_until)
+		return NEXT;
+	/* Redirected packets bypass XDP programs of the pod's device; an unknown device may have some. */
+	dev = pod_device(skb);
+	reason = !dev || has_xdp(dev) || !same_metadata(skb, &p->metadata) ? REASON_REWRITTEN : check_conntrack(skb, p, f, 0, &interval, is_ipv6);
+	if (p->key.protocol == IPPROTO_TCP && (!reason || reason == REASON_TCP_WINDOW))
+		record_seq(f, 0, p, is_ipv6);
+	if (reason) {
+		back_off(c, &f->in, reason, p->at);
+		return NEXT;
+	}
+	__builtin_memcpy(pod.mac, mac, 6);
+	__builtin_memcpy(pod.from, mac + 6, 6);
+	index = pod_link_of(c, &pod);
+	if (!index)
+		return NEXT;
+	if (f->out.device && f->out.device != pod.veth) {
+		f->out.validated = 0;
+		f->out.device = 0;
+	}
+	record_probe(&f->in, p, index, interval, is_ipv6);
+	if (c->decap_stage == 2 && p->decapped == decap_id(c))
+		learn_decapped(c, f, p);
+	return NEXT;
+}
+
+SEC("tc")
+int observe_pod(struct __sk_buff *skb)
+{
+	struct cpu_state *c = this_cpu();
+
+	if (!c || !c->in_stage)
+		return NEXT;
+	return c->in.key.is_ipv6 ? observe_pod_ip(skb, c, 1) : observe_pod_ip(skb, c, 0);
+}
+
+static __always_inline int drop_forged_ip(struct sk_buff *skb, const __u32 *start, int is_ipv6)
+{
+	struct key wire, own;
+	struct segment s;
+	const struct headers *h = &s.headers;
+	struct flow *f = 0;
+	int out = 1, what;
+	struct cpu_state *c;
+
+	what = find_ending(skb, start, &s, is_ipv6);
+	if (likely(what == NOT_SEGMENT))
+		return NF_ACCEPT;
+	if (what == TOO_MANY_HEADERS)
+		goto drop;
+	segment_key(&own, h, 1, is_ipv6);
+	/* encap and vxlan_ingress do not update flows whose Bloom filter bit is clear. */
+	if (bloom_test(hash_key(&own)))
+		f = bpf_map_lookup_elem(&flows, &own);
+	if (!f) {
+		out = 0;
+		segment_key(&wire, h, 0, is_ipv6);
+		if (bloom_test(hash_key(&wire)))
+			f = find_flow(&wire, &own, is_ipv6);
+	}
+	if (!f || !same_key(&f->key, &own) || (is_ipv6 && !addresses_match(f, h, out)))
+		return NF_ACCEPT;
+	if (f->seq_state != SEQ_CONFIRMED || !seq_complete(f) || ends_connection(f, out, h, s.end)) {
+		/* Conntrack may give the entry a timeout of seconds. If the connection stays open, its next packet must take
+		 * the slow path to renew it: it may be the last one for a while. */
+		f->out.generation = f->in.generation = generation - 1;
+		return NF_ACCEPT;
+	}
+drop:
+	c = this_cpu();
+	if (c)
+		count(c, REASON_FORGED);
+	return NF_DROP;
+}
+
+/* drop_forged drops FINs and RSTs of known flows that conntrack would mark as invalid if it had seen
+ * all packets. A liberal entry accepts them, and conntrack then deletes it, soon or at the next
+ * forged packet. */
+SEC("netfilter")
+int drop_forged(struct bpf_nf_ctx *ctx)
+{
+	const __u32 four = IP_HLEN + TCP_START, six = IP6_HLEN + TCP_START;
+	__u32 start[(IP6_HLEN + TCP_START) / 4];
+	struct sk_buff *skb = ctx->skb;
+
+	/* A shorter packet has no TCP header. */
+	if (read_skb(skb, 0, start, four))
+		return NF_ACCEPT;
+	if (likely(*(__u8 *)start >> 4 != 6))
+		return drop_forged_ip(skb, start, 0);
+	return read_skb(skb, four, (void *)start + four, six - four) ? NF_ACCEPT : drop_forged_ip(skb, start, 1);
+}
+
+/* How far conntrack has seen each side of a connection send (td_end). */
+struct tracked {
+	struct key key;
+	word pod6[2], peer6[2];
+	__u32 pod, peer;
+};
+
+/* So that BTF has the type. */
+const struct tracked *tracked_type __attribute__((unused));
+
+/* read_conntrack fills in struct tracked, which follows an Ethernet header. It returns 0, or -1 if conntrack has no such
+ * connection. */
+SEC("tc")
+int read_conntrack(struct __sk_buff *skb)
+{
+	struct bpf_ct_opts opts = {};
+	struct tracked t;
+	struct nf_conn *ct;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &t, sizeof(t)))
+		return -1;
+	ct = look_up_conntrack(skb, &t.key, t.pod6, t.peer6, &opts, t.key.is_ipv6);
+	if (!ct)
+		return -1;
+	t.pod = opts.dir ? ct->proto.tcp.seen[1].td_end : ct->proto.tcp.seen[0].td_end;
+	t.peer = opts.dir ? ct->proto.tcp.seen[0].td_end : ct->proto.tcp.seen[1].td_end;
+	bpf_ct_release(ct);
+	return bpf_skb_store_bytes(skb, ETH_HLEN, &t, sizeof(t), 0);
+}
+
+/* A connection whose conntrack entry a killed agent left liberal. */
+struct recovery {
+	struct key key;
+	__u64 wire_peer;
+	word pod6[2], peer6[2];
+	/* The pod's link; the window scales of pod and peer; when its last packet was seen, ms; what the
+	 * keepalive acknowledges. */
+	__u32 device, scale[2], last_ms, acknowledged;
+};
+
+/* So that BTF has the type. */
+const struct recovery *recovery_type __attribute__((unused));
+
+/* recover_flow adds a flow, right before the agent sends the pod a keepalive. Its sequence numbers are those of
+ * the pod's next packet, if that has no data: the answer. It returns 0 or a negative errno, such as EEXIST. */
+SEC("syscall")
+int recover_flow(struct recovery *r)
+{
+	__u64 hash = hash_key(&r->key);
+	struct flow f = {.key = r->key, .wire_peer = r->wire_peer, .bloom_bit = hash % BLOOM_BITS, .recovering = RECOVERING, .last_ms = r->last_ms};
+	long err;
+
+	__builtin_memcpy(f.pod6, r->pod6, sizeof(f.pod6));
+	__builtin_memcpy(f.peer6, r->peer6, sizeof(f.peer6));
+	f.out.device = r->device;
+	f.out.scale = r->scale[0];
+	f.in.scale = r->scale[1];
+	f.resynced[0] = r->acknowledged;
+	err = bpf_map_update_elem(&flows, &f.key, &f, BPF_NOEXIST);
+	if (err)
+		return err;
+	if (f.wire_peer != peer_of(&f.key) && add_reverse_nat(&f.key, f.wire_peer)) {
+		bpf_map_delete_elem(&flows, &f.key);
+		return -1;
+	}
+	bloom_set(hash);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,292 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/fastpath/datapath"
+)
+
+// programs lists the names of the programs that the fast path attaches to devices.
+var programs = []string{"observe_nic", "nic_decap", "observe_vxlan", "vxlan_ingress", "encap", "observe_pod"}
+
+// hook is a program and the side of a device to which it is attached.
+type hook struct {
+	program *ebpf.Program
+	egress  bool
+}
+
+func (f *Fastpath) programHooks() map[string]hook {
+	return map[string]hook{
+		"observe_nic":   {f.programs.ObserveNIC, true},
+		"nic_decap":     {f.programs.NICDecap, false},
+		"observe_vxlan": {f.programs.ObserveVXLAN, true},
+		"vxlan_ingress": {f.programs.VXLANIngress, false},
+		"encap":         {f.programs.Encap, false},
+		"observe_pod":   {f.programs.ObservePod, true},
+	}
+}
+
+// idsOf returns the IDs of programs.
+func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
+	ids := make(map[ebpf.ProgramID]bool)
+	for name, h := range hooks {
+		info, err := h.program.Info()
+		if err != nil {
+			return nil, fmt.Errorf("query the ID of program %s: %w", name, err)
+		}
+		id, _ := info.ID()
+		ids[id] = true
+	}
+	return ids, nil
+}
+
+func (f *Fastpath) owns(id ebpf.ProgramID) bool { return f.ours[id] }
+
+// attachPrograms attaches the programs that the devices of the node need, and detaches the others.
+// With verify it also attaches again each program that is no longer attached, or no longer the last
+// one.
+func (f *Fastpath) attachPrograms(verify bool) error {
+	links, watched := f.pods.update(f.node)
+	want := f.node.attachments(links, f.detector.on)
+	// The detector attaches and detaches programs all the time; that is not a change to report.
+	quiet := !f.active && len(links) == 0
+	detached, detachErr := f.detachUnwanted(want, verify)
+	f.active = len(links) > 0
+	attached, attachErr := f.attachMissing(want, watched)
+	if f.updateSkipped() || (detached || attached) && !quiet {
+		poke(f.updates)
+	}
+	return errors.Join(detachErr, attachErr)
+}
+
+// detachUnwanted detaches the programs that are not wanted, and with verify those that must be
+// attached again.
+func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool, err error) {
+	hooks := f.programHooks()
+	wanted := make(map[attachment]bool)
+	for _, a := range want {
+		wanted[a] = true
+	}
+	var errs []error
+	unseen := false
+	for a, l := range f.attached {
+		// Detaching is slow and there may be hundreds: the lease must not expire meanwhile.
+		errs = append(errs, f.renewLease())
+		name := f.node.names[a.device]
+		switch {
+		case !wanted[a]:
+			unseen = unseen || !slices.Contains(f.node.veths, a.device)
+		case verify && !isAttached(l, a.device):
+			// The kernel has detached it if the device has gone since the scan.
+			if f.exists(a.device) {
+				f.log.Warn("another process detached a program of the fast path; it is attached again", "device", name, "program", a.program)
+				unseen = true
+				f.repaired++
+			}
+		case verify && !f.isLast(side{a.device, hooks[a.program].egress}):
+			f.log.Info("another program was attached after one of the fast path, which would bypass it; the fast path's program moves to the end", "device", name, "program", a.program)
+			unseen = true
+		default:
+			continue
+		}
+		errs = append(errs, l.Close())
+		delete(f.attached, a)
+		changed = true
+	}
+	if unseen {
+		errs = append(errs, f.programs.InvalidateSequences()) // packets pass unseen from now on
+	}
+	return changed, errors.Join(errs...)
+}
+
+// attachMissing attaches the wanted programs that are not attached. A pod in watched is watched as
+// soon as observe_pod is attached to its link.
+func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool, err error) {
+	hooks := f.programHooks()
+	errs := []error{f.setWatched(watched)}
+	for _, a := range want {
+		if f.attached[a] != nil {
+			continue
+		}
+		errs = append(errs, f.renewLease())
+		h := hooks[a.program]
+		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: side{a.device, h.egress}.attach()})
+		if errors.Is(err, unix.ENODEV) {
+			continue // the device is gone; a notification follows
+		}
+		if err != nil {
+			// The other programs are safe without it: a flow becomes valid only after its packets passed
+			// all hooks.
+			f.failed[a] = err
+			continue
+		}
+		delete(f.failed, a)
+		f.attached[a] = l
+		changed = true
+		if a.program == "observe_pod" {
+			errs = append(errs, f.setWatched(watched))
+		}
+		if !slices.Contains(f.node.veths, a.device) {
+			// Packets have passed unseen if the device replaces another. Pods come after it: their new flows
+			// miss nothing.
+			errs = append(errs, f.programs.InvalidateSequences())
+		}
+	}
+	return changed, errors.Join(errs...)
+}
+
+// updateSkipped updates the list of skipped devices, which includes those to which a program could
+// not be attached, and logs new ones. It returns whether the list has changed.
+func (f *Fastpath) updateSkipped() (changed bool) {
+	var failed []string
+	for a, err := range f.failed {
+		if name, there := f.node.names[a.device]; there {
+			failed = append(failed, fmt.Sprintf("%s: attach %s: %v", name, a.program, err))
+		} else {
+			delete(f.failed, a)
+		}
+	}
+	slices.Sort(failed)
+	skipped := slices.Concat(f.node.skipped, failed)
+	for _, why := range skipped {
+		if !slices.Contains(f.skipped, why) {
+			f.log.Info("the fast path skips " + why)
+		}
+	}
+	changed = !slices.Equal(skipped, f.skipped)
+	f.skipped = skipped
+	return changed
+}
+
+// setWatched sets the pods for which the programs create flows: those in watched whose links have
+// observe_pod, without which no flow becomes valid.
+func (f *Fastpath) setWatched(watched []int) error {
+	addresses := make(map[int][]netip.Addr)
+	for address, link := range f.node.behind {
+		addresses[link] = append(addresses[link], address)
+	}
+	var all []datapath.Pod
+	for _, link := range watched {
+		if f.attached[attachment{link, "observe_pod"}] != nil {
+			all = append(all, datapath.Pod{Link: link, Addresses: addresses[link]})
+		}
+	}
+	return f.programs.SetWatched(all)
+}
+
+// exists reports whether a device exists. It returns true if the kernel does not answer.
+func (f *Fastpath) exists(device int) bool {
+	_, err := f.links.LinkByIndex(device)
+	return !errors.As(err, new(netlink.LinkNotFoundError))
+}
+
+// isLast reports whether the last program at a side belongs to the fast path, which would bypass a
+// program behind it. It returns true if the kernel does not answer.
+func (f *Fastpath) isLast(s side) bool {
+	all, err := programsAt(s)
+	return err != nil || len(all) == 0 || f.owns(all[len(all)-1])
+}
+
+// isAttached reports whether a program is still attached to its device. It returns true if the
+// kernel does not answer.
+func isAttached(l link.Link, device int) bool {
+	info, err := l.Info()
+	if err != nil {
+		return true // do not replace it without evidence
+	}
+	at := info.TCX()
+	return at == nil || int(at.Ifindex) == device
+}
+
+// inspectMax limits the number of sides that inspect checks per lease renewal: it suffices for 128
+// active pods. After the next renewal, inspect checks the next ones.
+const inspectMax = 256
+
+// inspect polls for changes that netlink does not announce (sysctls, XDP and tcx programs), and
+// requests a scan if it finds one. It checks VXLAN devices, bridges, NICs, and the links of pods
+// that have programs of the fast path, or tcx programs of others.
+func (f *Fastpath) inspect() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	why, err := unsupportedNode(f.unseenBy)
+	if err != nil {
+		return err
+	}
+	changed := why != f.node.unsupported
+	hooks := f.programHooks()
+	ours := make(map[side]bool)
+	for a := range f.attached {
+		ours[side{a.device, hooks[a.program].egress}] = true
+	}
+	sides := slices.Collect(maps.Keys(ours))
+	for _, device := range f.node.monitored {
+		for _, s := range both(device) {
+			if !ours[s] {
+				sides = append(sides, s)
+			}
+		}
+	}
+	for s, foreign := range f.node.observers.programs {
+		if len(foreign) > 0 && !ours[s] && !slices.Contains(f.node.monitored, s.device) {
+			sides = append(sides, s) // such as those of a skipped link of a pod
+		}
+	}
+	slices.SortFunc(sides, func(a, b side) int {
+		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.String(), b.String()))
+	})
+	sides, f.inspected = batch(sides, f.inspected)
+	for _, s := range sides {
+		// Each query takes the RTNL lock, so all of them together may take longer than the lease.
+		if err := f.renewLease(); err != nil {
+			return err
+		}
+		same, err := f.unchanged(s, ours[s])
+		if err != nil {
+			return err
+		}
+		changed = changed || !same
+	}
+	if changed {
+		f.Verify()
+	}
+	return nil
+}
+
+// batch returns the sides to inspect, starting at index from, and the index of the next batch.
+func batch(all []side, from int) (part []side, next int) {
+	if from >= len(all) {
+		from = 0
+	}
+	next = min(from+inspectMax, len(all))
+	return all[from:next], next
+}
+
+// unchanged reports whether a side has the same foreign programs as in the last scan, and, if ours is
+// set, a program of the fast path behind them.
+func (f *Fastpath) unchanged(s side, ours bool) (bool, error) {
+	all, err := programsAt(s)
+	if err != nil || ours && (len(all) == 0 || !f.owns(all[len(all)-1])) {
+		return false, err
+	}
+	was, scanned := f.node.observers.programs[s]
+	if scanned && !slices.Equal(slices.DeleteFunc(all, f.owns), was) {
+		return false, nil
+	}
+	if s.egress || !slices.Contains(f.node.monitored, s.device) {
+		return true, nil
+	}
+	l, err := f.links.LinkByIndex(s.device)
+	return err != nil || hasXDP(l) == f.node.observers.xdp[s.device], nil // netlink notifies of a removed device
+}

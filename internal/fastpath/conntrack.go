@@ -1,0 +1,354 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/fastpath/datapath"
+)
+
+// Conntrack does not see most packets of an accelerated connection. But once the connection is idle
+// or leaves the fast path, its entry must be the same as without the fast path. Otherwise an idle
+// connection times out after minutes instead of days, and any forged RST closes it.
+//
+// While a connection is accelerated, its entry is liberal (liberal): conntrack accepts packets
+// outside the window that it knows, and they refresh the timeout. Netlink cannot set the sequence
+// numbers of an entry. But conntrack takes them from a handshake ("we get in sync" in
+// nf_conntrack_tcp_packet), even if the entry is ESTABLISHED. So resync sends a handshake that ends
+// at the present sequence numbers: four packets from the node, which drop_resync drops right behind
+// conntrack. After that, conntrack checks the window again.
+
+// Constants of ctnetlink (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+const (
+	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaProtoInfo, ctaTimeout = 1, 2, 3, 4, 7
+	ctaTupleIP, ctaTupleProto                                        = 1, 2
+	ctaIPv4Src, ctaIPv4Dst                                           = 1, 2
+	ctaIPv6Src, ctaIPv6Dst                                           = 3, 4
+	ctaProtoNum, ctaProtoSrcPort, ctaProtoDstPort                    = 1, 2, 3
+	ctaProtoInfoTCP                                                  = 1
+	ctaTCPState                                                      = 1
+	ctaTCPScaleOriginal, ctaTCPScaleReply                            = 2, 3
+	ctaTCPFlagsOriginal, ctaTCPFlagsReply                            = 4, 5
+	ctNew, ctGet                                                     = 0, 1 // IPCTNL_MSG_CT_*
+
+	tcpEstablished, tcpClose = 3, 8 // enum tcp_conntrack
+
+	// IP_CT_TCP_FLAG_* of nf_conntrack_tcp.h: window scaling, SACK permitted, close initiated, liberal
+	// (the window is not checked), unacknowledged data, and a known highest acknowledgement, against
+	// which conntrack checks RSTs.
+	tcpScaled, tcpSelective, tcpCloseInit, tcpLiberal, tcpUnacknowledged, tcpMaxAck = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
+)
+
+// tcpStates has the states of enum tcp_conntrack, as the sysctls of their timeouts name them.
+var tcpStates = [...]string{
+	1: "syn_sent", 2: "syn_recv", tcpEstablished: "established", 4: "fin_wait", 5: "close_wait", 6: "last_ack", 7: "time_wait",
+	tcpClose: "close", 9: "syn_sent", // SYN_SENT2 has the timeout of SYN_SENT
+}
+
+// ctEntry is the conntrack entry of a TCP connection.
+type ctEntry struct {
+	// original and reply are the tuples of the two directions; the client's is the original one.
+	original, reply struct{ from, to netip.AddrPort }
+	state           uint8
+	// scale and flags are indexed by direction: original, reply.
+	scale, flags [2]uint8
+	timeout      uint32 // s
+	status       uint32 // IPS_* of nf_conntrack_common.h
+}
+
+// offloaded reports whether a flowtable of the kernel forwards the connection. The flowtable also makes the entry liberal, and
+// nobody else may change it.
+func (t *ctEntry) offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
+
+// ours reports whether an entry is liberal in any direction for the fast path.
+func (t *ctEntry) ours() bool { return !t.offloaded() && (t.flags[0]|t.flags[1])&tcpLiberal != 0 }
+
+// accelerated reports whether an entry is liberal in both directions for the fast path. That marks an accelerated connection. An
+// event may come late, when a new connection between the same ports already has the entry; then conntrack has cleared the flag.
+// (Conntrack also sets the flag in entries of connections that it picked up in mid-stream.)
+func (t *ctEntry) accelerated() bool { return !t.offloaded() && t.flags[0]&t.flags[1]&tcpLiberal != 0 }
+
+// lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
+// nil if there is none.
+func lookUp(f datapath.Flow) (*ctEntry, error) {
+	answers, err := request(ctGet, f)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask conntrack for %s to %s: %w", f.Pod, f.Peer, err)
+	}
+	if len(answers) != 1 {
+		return nil, fmt.Errorf("ask conntrack for %s to %s: %d answers", f.Pod, f.Peer, len(answers))
+	}
+	t, err := parseCTEntry(answers[0])
+	if err != nil {
+		return nil, fmt.Errorf("ask conntrack for %s to %s: %w", f.Pod, f.Peer, err)
+	}
+	return t, nil
+}
+
+// change sets attributes of a conntrack entry. An entry that is gone is not an error: the
+// connection has ended meanwhile.
+func change(f datapath.Flow, to ...*nl.RtAttr) error {
+	if _, err := request(ctNew, f, to...); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("change conntrack's entry of %s to %s: %w", f.Pod, f.Peer, err)
+	}
+	return nil
+}
+
+// liberal stops conntrack from checking the window of a connection.
+func liberal(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
+
+// acked clears the flag of unacknowledged data, because the acknowledgements took the fast path.
+func acked(f datapath.Flow) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil || !is.accelerated() {
+		return err
+	}
+	return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...))
+}
+
+// reopen moves the entry of a connection that has not ended back to ESTABLISHED. A forged FIN or
+// RST can move it out of that state, because a liberal conntrack does not check sequence numbers,
+// and then the entry would soon time out.
+func reopen(f datapath.Flow, idle time.Duration) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil || is.state == tcpEstablished || !is.accelerated() {
+		return err
+	}
+	// Send the timeout in a message of its own. The kernel would apply it before the state, and an RST between the two would
+	// leave its own short timeout to the ESTABLISHED entry.
+	state := append(flagAttrs(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
+	if err := change(f, tcpInfo(state...)); err != nil {
+		return err
+	}
+	return renew(f, idle)
+}
+
+// renew gives an ESTABLISHED entry the rest of its timeout after idle without a packet. If the connection closes meanwhile, the
+// entry gets the timeout of its state at that time: with that of ESTABLISHED it would outlive the connection by days.
+func renew(f datapath.Flow, idle time.Duration) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil || is.state != tcpEstablished {
+		return err
+	}
+	for state := is.state; ; state, idle = is.state, 0 {
+		timeout, err := timeoutOf(tcpStates[state], idle)
+		if err != nil {
+			return err
+		}
+		if err := change(f, timeoutAttr(timeout)); err != nil {
+			return err
+		}
+		if is, err = lookUp(f); err != nil || is == nil || is.state == state || int(is.state) >= len(tcpStates) {
+			return err
+		}
+	}
+}
+
+// timeoutOf returns the rest of the timeout of a connection that has been idle for so long. state
+// is the name of its state in sysctls.
+func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
+	err = readSysctl("net/netfilter/nf_conntrack_tcp_timeout_"+state, &seconds)
+	return without(seconds, idle), err
+}
+
+// without subtracts a time from a timeout, to the nearest second. The time may be negative, if a packet came after the clock was
+// read.
+func without(seconds uint32, idle time.Duration) uint32 {
+	return seconds - min(seconds, uint32(max(0, idle.Round(time.Second)/time.Second)))
+}
+
+// reset moves the entry of a connection to CLOSE, with the timeout of that state. Conntrack is behind, so it cannot see that the
+// RST has exactly the next sequence number.
+func reset(f datapath.Flow) error {
+	is, err := lookUp(f)
+	if err != nil || is == nil {
+		return err
+	}
+	if !is.accelerated() {
+		return restrict(f, is)
+	}
+	if is.state != tcpEstablished {
+		return nil
+	}
+	timeout, err := timeoutOf("close", 0)
+	if err != nil {
+		return err
+	}
+	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutAttr(timeout)); err != nil {
+		return err
+	}
+	if is, err = lookUp(f); err != nil || is == nil || is.accelerated() || is.state != tcpClose {
+		return err
+	}
+	// A new connection between the same ports got the entry between the two requests.
+	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))); err != nil {
+		return err
+	}
+	return errors.Join(restrict(f, is), renew(f, 0))
+}
+
+// restrict makes conntrack check the windows of a new connection that has the entry of an accelerated one: the new handshake has
+// cleared the flag on the client's side only.
+func restrict(f datapath.Flow, is *ctEntry) error {
+	if !is.ours() {
+		return nil
+	}
+	return change(f, tcpInfo(flagAttrs(0, tcpLiberal)...))
+}
+
+// abandon leaves the entry of a connection liberal for good, because conntrack will never know its
+// sequence numbers.
+func abandon(f datapath.Flow) error {
+	return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal|tcpUnacknowledged|tcpMaxAck)...))
+}
+
+// timeoutAttr sets the timeout of an entry.
+func timeoutAttr(seconds uint32) *nl.RtAttr {
+	return nl.NewRtAttr(ctaTimeout, binary.BigEndian.AppendUint32(nil, seconds))
+}
+
+// flagAttrs sets the flags of a mask in both directions.
+func flagAttrs(flags, mask byte) (all []*nl.RtAttr) {
+	for _, way := range []int{ctaTCPFlagsOriginal, ctaTCPFlagsReply} {
+		all = append(all, nl.NewRtAttr(way, []byte{flags, mask}))
+	}
+	return all
+}
+
+func tcpInfo(is ...*nl.RtAttr) *nl.RtAttr {
+	info := nl.NewRtAttr(ctaProtoInfo|unix.NLA_F_NESTED, nil)
+	tcp := info.AddRtAttr(ctaProtoInfoTCP|unix.NLA_F_NESTED, nil)
+	for _, a := range is {
+		tcp.AddChild(a)
+	}
+	return info
+}
+
+// request sends a ctnetlink request about a connection. Conntrack finds it by the tuple of the
+// pod's packets.
+func request(kind int, f datapath.Flow, more ...*nl.RtAttr) ([][]byte, error) {
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, unix.NLM_F_ACK)
+	family := uint8(unix.AF_INET)
+	source, destination := ctaIPv4Src, ctaIPv4Dst
+	if f.Pod.Addr().Is6() {
+		family, source, destination = unix.AF_INET6, ctaIPv6Src, ctaIPv6Dst
+	}
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+	port := func(a netip.AddrPort) []byte { return binary.BigEndian.AppendUint16(nil, a.Port()) }
+	tuple := nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, nil)
+	ip := tuple.AddRtAttr(ctaTupleIP|unix.NLA_F_NESTED, nil)
+	ip.AddRtAttr(source, f.Pod.Addr().AsSlice())
+	ip.AddRtAttr(destination, f.Peer.Addr().AsSlice())
+	proto := tuple.AddRtAttr(ctaTupleProto|unix.NLA_F_NESTED, nil)
+	proto.AddRtAttr(ctaProtoNum, []byte{f.Protocol})
+	proto.AddRtAttr(ctaProtoSrcPort, port(f.Pod))
+	proto.AddRtAttr(ctaProtoDstPort, port(f.Peer))
+	r.AddData(tuple)
+	for _, a := range more {
+		r.AddData(a)
+	}
+	return r.Execute(unix.NETLINK_NETFILTER, 0)
+}
+
+var errShort = errors.New("conntrack's answer is truncated")
+
+// parseCTEntry parses a ctnetlink message: struct nfgenmsg and attributes.
+func parseCTEntry(b []byte) (*ctEntry, error) {
+	if len(b) < nl.SizeofNfgenmsg {
+		return nil, errShort
+	}
+	t := &ctEntry{}
+	err := each(b[nl.SizeofNfgenmsg:], func(kind uint16, b []byte) (err error) {
+		switch kind {
+		case ctaTupleOrig:
+			t.original.from, t.original.to, err = parseTuple(b)
+		case ctaTupleReply:
+			t.reply.from, t.reply.to, err = parseTuple(b)
+		case ctaTimeout:
+			t.timeout, err = parseWord(b)
+		case ctaStatus:
+			t.status, err = parseWord(b)
+		case ctaProtoInfo:
+			err = each(b, t.parseProtoInfo)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func parseWord(b []byte) (uint32, error) {
+	if len(b) < 4 {
+		return 0, errShort
+	}
+	return binary.BigEndian.Uint32(b), nil
+}
+
+// parseProtoInfo parses an attribute in CTA_PROTOINFO.
+func (t *ctEntry) parseProtoInfo(kind uint16, b []byte) error {
+	if kind != ctaProtoInfoTCP {
+		return nil
+	}
+	return each(b, func(kind uint16, b []byte) error {
+		if len(b) < 1 {
+			return errShort
+		}
+		switch kind {
+		case ctaTCPState:
+			t.state = b[0]
+		case ctaTCPScaleOriginal, ctaTCPScaleReply:
+			t.scale[kind-ctaTCPScaleOriginal] = b[0]
+		case ctaTCPFlagsOriginal, ctaTCPFlagsReply:
+			t.flags[kind-ctaTCPFlagsOriginal] = b[0]
+		}
+		return nil
+	})
+}
+
+func parseTuple(b []byte) (from, to netip.AddrPort, err error) {
+	var ends [2]netip.Addr
+	var ports [2]uint16
+	err = each(b, func(kind uint16, b []byte) error {
+		return each(b, func(of uint16, b []byte) error {
+			switch {
+			case kind == ctaTupleIP && (of >= ctaIPv4Src && of <= ctaIPv6Dst):
+				address, ok := netip.AddrFromSlice(b)
+				if !ok {
+					return errShort
+				}
+				ends[(of-ctaIPv4Src)%2] = address
+			case kind == ctaTupleProto && (of == ctaProtoSrcPort || of == ctaProtoDstPort):
+				if len(b) < 2 {
+					return errShort
+				}
+				ports[of-ctaProtoSrcPort] = binary.BigEndian.Uint16(b)
+			}
+			return nil
+		})
+	})
+	return netip.AddrPortFrom(ends[0], ports[0]), netip.AddrPortFrom(ends[1], ports[1]), err
+}
+
+// each calls read for each netlink attribute, until it fails.
+func each(b []byte, read func(kind uint16, b []byte) error) error {
+	var first error
+	err := attributes(b, func(kind uint16, b []byte) {
+		if first == nil {
+			first = read(kind, b)
+		}
+	})
+	return errors.Join(first, err)
+}

@@ -1,0 +1,156 @@
+//go:build linux
+
+// Package datapath loads the eBPF programs of the fast path, and those that keep conntrack and the
+// agent up to date, and reads and writes their maps. It attaches only programs that belong to the
+// network namespace; internal/fastpath decides to which devices the others are attached, and
+// what the maps contain. The C sources are in bpf/.
+//
+// The compiled objects are committed, so that building slipstream needs no C compiler. They are the
+// same for every little-endian machine; CO-RE relocates the kernel's types by its BTF.
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow -type event -type event_kind -type recovery -type tracked -type entry_state fastpath ../../../bpf/fastpath/fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel resync ../../../bpf/fastpath/resync.c -- -O2 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel -type address neighbours ../../../bpf/fastpath/neighbours.c -- -O2 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
+
+// Programs has the programs and maps of the fast path of one node. bpf/fastpath/fastpath.c describes where
+// each program is attached and what it does. The caller attaches the programs, and renews their
+// lease by RenewLease.
+type Programs struct {
+	// Encap belongs on the ingress of a pod's veth on the node, ObservePod on its egress.
+	Encap, ObservePod *ebpf.Program
+	// ObserveVXLAN belongs on the egress of a VXLAN device, VXLANIngress on its ingress.
+	ObserveVXLAN, VXLANIngress *ebpf.Program
+	// ObserveNIC belongs on the egress of the NIC, NICDecap on its ingress.
+	ObserveNIC, NICDecap *ebpf.Program
+
+	objects fastpathObjects
+	tables  tables
+	// reasons has the names of enum reason, by value.
+	reasons []string
+	events  *ringbuf.Reader
+	// noDropForged is the error with which the kernel refused to load drop_forged, or nil.
+	noDropForged error
+	// linkMACs, watched and remotes mirror the keys of the maps link_macs, watched_pods and remotes.
+	linkMACs map[fastpathLinkMac]bool
+	watched  map[fastpathWatch]bool
+	remotes  map[fastpathRemote]bool
+}
+
+// Load loads the programs. They forward nothing until RenewLease. An error says what the kernel
+// lacks.
+func Load() (*Programs, error) {
+	spec, err := loadFastpath()
+	if err != nil {
+		return nil, fmt.Errorf("read programs of the fast path: %w", err)
+	}
+	return load(spec)
+}
+
+func load(spec *ebpf.CollectionSpec) (*Programs, error) {
+	// Kernels before 5.11 charge maps to RLIMIT_MEMLOCK; if the process may not raise the limit, it
+	// may still be large enough.
+	limitErr := rlimit.RemoveMemlock()
+	p := &Programs{linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool), remotes: make(map[fastpathRemote]bool)}
+	var err error
+	if p.reasons, err = reasonsOf(spec.Types); err != nil {
+		return nil, fmt.Errorf("read programs of the fast path: %w", err)
+	}
+	if err := spec.Variables[fastpathVarHashSeed].Set(rand.Uint64()); err != nil {
+		return nil, fmt.Errorf("seed the hash of the fast path: %w", err)
+	}
+	if p.noDropForged = spec.LoadAndAssign(&p.objects, nil); p.noDropForged != nil {
+		if err := withoutDropForged(spec).LoadAndAssign(&p.objects, nil); err != nil {
+			return nil, fmt.Errorf("load programs of the fast path: %w", explain(errors.Join(err, limitErr)))
+		}
+	}
+	o := &p.objects
+	p.Encap, p.ObservePod, p.ObserveVXLAN, p.VXLANIngress = o.Encap, o.ObservePod, o.ObserveVxlan, o.VxlanIngress
+	p.ObserveNIC, p.NICDecap = o.ObserveNic, o.NicDecap
+	if err := p.tables.open(o); err != nil {
+		return nil, errors.Join(err, p.tables.close(), o.Close())
+	}
+	if p.events, err = ringbuf.NewReader(o.Events); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the ring buffer of the fast path: %w", err), p.tables.close(), o.Close())
+	}
+	return p, nil
+}
+
+// reasonsOf returns the names of enum reason, by value, as metrics and logs show them. They come
+// from the C enumerators.
+func reasonsOf(types *btf.Spec) (names []string, err error) {
+	var reason *btf.Enum
+	if err := types.TypeByName("reason", &reason); err != nil {
+		return nil, err
+	}
+	for _, v := range reason.Values {
+		if name, ok := strings.CutPrefix(v.Name, "REASON_"); ok {
+			names = append(names, strings.ToLower(strings.ReplaceAll(name, "_", "-")))
+		}
+	}
+	return names, nil
+}
+
+// Close closes programs and maps, and makes ReadEvent return.
+func (p *Programs) Close() error {
+	return errors.Join(p.events.Close(), p.tables.close(), p.objects.Close())
+}
+
+// RenewLease lets the programs forward packets until a time of CLOCK_MONOTONIC.
+func (p *Programs) RenewLease(until time.Duration) error {
+	if err := p.objects.LeaseExpires.Set(uint64(until)); err != nil {
+		return fmt.Errorf("renew the lease of the fast path: %w", err)
+	}
+	return nil
+}
+
+// SetGeneration invalidates flows that were validated in any other generation.
+func (p *Programs) SetGeneration(n uint32) error {
+	if err := p.objects.Generation.Set(n); err != nil {
+		return fmt.Errorf("invalidate the fast path: %w", err)
+	}
+	return nil
+}
+
+// SetNode configures the smallest MTU of all paths, and the range of source ports of outer packets:
+// from is included, to is not.
+func (p *Programs) SetNode(mtu int, from, to uint16) error {
+	if err := errors.Join(
+		p.objects.Mtu.Set(uint32(mtu)),
+		p.objects.PortFrom.Set(uint32(from)),
+		p.objects.PortTo.Set(uint32(to)),
+	); err != nil {
+		return fmt.Errorf("configure the fast path of the node: %w", err)
+	}
+	return nil
+}
+
+// Counts returns the number of packets by reason: "fast-out" and "fast-in" took the fast path, all
+// others took the slow path for that reason. A packet can count twice: as "revalidate", and for
+// the reason that the probe found.
+func (p *Programs) Counts() (map[string]uint64, error) {
+	var each []fastpathCpuState
+	if err := p.objects.CpuStates.Lookup(uint32(0), &each); err != nil {
+		return nil, fmt.Errorf("read counters of the fast path: %w", err)
+	}
+	counts := make(map[string]uint64, len(p.reasons))
+	for reason, name := range p.reasons {
+		for _, cpu := range each {
+			counts[name] += cpu.Reasons[reason]
+		}
+	}
+	return counts, nil
+}

@@ -1,0 +1,453 @@
+//go:build linux
+
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Flow is a connection, seen from its pod.
+type Flow struct {
+	Pod, Peer netip.AddrPort
+	// Protocol is the IP protocol number of TCP or UDP.
+	Protocol uint8
+}
+
+// PodKey is the form of an address in map keys: a whole IPv4 address, or the hash of an IPv6 address.
+type PodKey struct {
+	number uint32
+	six    bool
+}
+
+// PodKeyOf returns the PodKey of an address.
+func PodKeyOf(a netip.Addr) PodKey {
+	if a.Is6() {
+		return PodKey{hashAddr(words(a)), true}
+	}
+	ip := a.As4()
+	return PodKey{binary.NativeEndian.Uint32(ip[:]), false}
+}
+
+// Addr returns the address if the key contains it, which is so for IPv4.
+func (s PodKey) Addr() (a netip.Addr, known bool) {
+	if s.six {
+		return a, false
+	}
+	var ip [4]byte
+	binary.NativeEndian.PutUint32(ip[:], s.number)
+	return netip.AddrFrom4(ip), true
+}
+
+func (f Flow) key() fastpathKey {
+	half := func(a netip.AddrPort) (uint32, uint16) {
+		port := binary.BigEndian.AppendUint16(nil, a.Port())
+		return PodKeyOf(a.Addr()).number, binary.NativeEndian.Uint16(port)
+	}
+	k := fastpathKey{Protocol: f.Protocol}
+	if f.Pod.Addr().Is6() {
+		k.IsIpv6 = 1
+	}
+	k.Pod, k.PodPort = half(f.Pod)
+	k.Peer, k.PeerPort = half(f.Peer)
+	return k
+}
+
+// words returns an IPv6 address in the form that the programs use.
+func words(a netip.Addr) (w [2]uint64) {
+	raw := a.As16()
+	w[0], w[1] = binary.NativeEndian.Uint64(raw[:]), binary.NativeEndian.Uint64(raw[8:])
+	return w
+}
+
+// hashAddr computes hash_address of fastpath.c: the form of an IPv6 address in keys.
+func hashAddr(w [2]uint64) uint32 {
+	h := w[0]*0x9e3779b97f4a7c15 + w[1]
+	h ^= h >> 32
+	return uint32(h * 0xd6e8feb86659fd93 >> 32)
+}
+
+// flow returns the connection of a map entry.
+func (k fastpathKey) flow(v fastpathFlow) Flow {
+	end := func(ip uint32, whole [2]uint64, port uint16) netip.AddrPort {
+		var p [2]byte
+		binary.NativeEndian.PutUint16(p[:], port)
+		var raw [16]byte
+		if k.IsIpv6 == 0 {
+			binary.NativeEndian.PutUint32(raw[:], ip)
+			return netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[:])), binary.BigEndian.Uint16(p[:]))
+		}
+		binary.NativeEndian.PutUint64(raw[:], whole[0])
+		binary.NativeEndian.PutUint64(raw[8:], whole[1])
+		return netip.AddrPortFrom(netip.AddrFrom16(raw), binary.BigEndian.Uint16(p[:]))
+	}
+	return Flow{Pod: end(k.Pod, v.Pod6, k.PodPort), Peer: end(k.Peer, v.Peer6, k.PeerPort), Protocol: k.Protocol}
+}
+
+// wirePeer computes PEER of fastpath.c: the peer's address and port in one word.
+func (k fastpathKey) wirePeer() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
+
+// withPeer computes with_peer of fastpath.c: the key of the same connection with another peer.
+func (k fastpathKey) withPeer(wirePeer uint64) fastpathKey {
+	k.Peer, k.PeerPort = uint32(wirePeer), uint16(wirePeer>>32)
+	return k
+}
+
+// flowTTL is how long a flow stays valid after it was validated. FLOW_TTL of fastpath.c is a little
+// less.
+const flowTTL = time.Second
+
+// Accelerated counts the known connections, and those of them that are accelerated at a time of
+// CLOCK_MONOTONIC: TCP if it is valid in both directions, UDP in either.
+func (p *Programs) Accelerated(now time.Duration) (known, fast int, err error) {
+	var generation uint32
+	if err := p.objects.Generation.Get(&generation); err != nil {
+		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+	}
+	valid := func(validated uint64, in uint32) bool {
+		return validated != 0 && in == generation && time.Duration(validated) > now-flowTTL
+	}
+	err = each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
+		known++
+		out, in := valid(v.Out.Validated, v.Out.Generation), valid(v.In.Validated, v.In.Generation)
+		if out && in || k.Protocol == unix.IPPROTO_UDP && (out || in) {
+			fast++
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+	}
+	return known, fast, nil
+}
+
+// Activity is the state of a flow.
+type Activity struct {
+	// Validated is when the flow was last validated in either direction (CLOCK_MONOTONIC; 0 if it
+	// never was).
+	Validated time.Duration
+	// Link is the index of the pod's link, 0 if the flow was never validated.
+	Link int
+}
+
+// Flows returns the known connections. It also clears the Bloom filter's bits of deleted ones, so that
+// the programs no longer look these up.
+func (p *Programs) Flows() (map[Flow]Activity, error) {
+	all := make(map[Flow]Activity)
+	translated := make(map[fastpathKey]uint64)
+	used := make(bloomBits, p.objects.BloomA.Size()/8)
+	err := each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
+		link := v.Out.Device
+		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
+			var pod fastpathPodLink
+			if err := p.objects.PodLinks.Lookup(v.In.Template, &pod); err != nil {
+				return fmt.Errorf("look up the pod's link: %w", err)
+			}
+			link = pod.Veth
+		}
+		all[k.flow(v)] = Activity{Validated: time.Duration(max(v.Out.Validated, v.In.Validated)), Link: int(link)}
+		used.set(v.BloomBit)
+		if v.WirePeer != k.wirePeer() {
+			translated[k] = v.WirePeer
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list connections of the fast path: %w", err)
+	}
+	if err := p.sweepReverseNAT(translated, used); err != nil {
+		return nil, err
+	}
+	return all, p.clearBloom(used)
+}
+
+// clearBloom clears the bits of deleted flows, if the Bloom filter that the programs test has bits that are not in used. It
+// rebuilds the other filter and makes the programs test that one.
+func (p *Programs) clearBloom(used bloomBits) error {
+	chosen, filters, err := p.bloomFilters()
+	if err != nil {
+		return err
+	}
+	tested, other := filters[chosen], filters[1-chosen]
+	has, err := readBloom(tested)
+	if err != nil || used.contains(has) {
+		return err
+	}
+	// The programs create a flow before they set its bit. So if they set a bit while the filter is
+	// being written, usedBits finds its flow afterwards.
+	for done := false; !done; done = has.contains(used) {
+		if err := writeBloom(other, used); err != nil {
+			return err
+		}
+		if used, err = p.usedBits(); err != nil {
+			return err
+		}
+		if has, err = readBloom(other); err != nil {
+			return err
+		}
+	}
+	if err := p.objects.BloomChosen.Set(1 - chosen); err != nil {
+		return fmt.Errorf("switch the fast path to another Bloom filter: %w", err)
+	}
+	return nil
+}
+
+// usedBits returns the Bloom filter's bits of all flows and reverse NAT entries.
+func (p *Programs) usedBits() (bloomBits, error) {
+	used := make(bloomBits, p.objects.BloomA.Size()/8)
+	err := errors.Join(
+		each(p.objects.Flows, func(_ fastpathKey, v fastpathFlow) error {
+			used.set(v.BloomBit)
+			return nil
+		}),
+		each(p.objects.ReverseNat, func(_ fastpathKey, v fastpathNatEntry) error {
+			used.set(v.BloomBit)
+			return nil
+		}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("list connections of the fast path: %w", err)
+	}
+	return used, nil
+}
+
+// bloomBits has the bits of the Bloom filter, in words as in the programs.
+type bloomBits []uint64
+
+func (b bloomBits) set(bit uint32) { b[bit/64] |= 1 << (bit % 64) }
+
+// contains reports whether b has all bits of others.
+func (b bloomBits) contains(others bloomBits) bool {
+	for i := range others {
+		if others[i]&^b[i] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// bloomFilters returns both Bloom filters, and the index of the one that the programs test.
+func (p *Programs) bloomFilters() (chosen uint32, filters [2]*ebpf.Variable, err error) {
+	if err := p.objects.BloomChosen.Get(&chosen); err != nil {
+		return 0, filters, fmt.Errorf("read which Bloom filter the fast path tests: %w", err)
+	}
+	return chosen, [2]*ebpf.Variable{p.objects.BloomA, p.objects.BloomB}, nil
+}
+
+func readBloom(filter *ebpf.Variable) (bloomBits, error) {
+	bits := make(bloomBits, filter.Size()/8)
+	if err := filter.Get([]uint64(bits)); err != nil {
+		return nil, fmt.Errorf("read a Bloom filter of the fast path: %w", err)
+	}
+	return bits, nil
+}
+
+func writeBloom(filter *ebpf.Variable, bits bloomBits) error {
+	if err := filter.Set([]uint64(bits)); err != nil {
+		return fmt.Errorf("write a Bloom filter of the fast path: %w", err)
+	}
+	return nil
+}
+
+// sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others
+// in used. translated maps each flow with NAT to its peer on the wire.
+func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloomBits) error {
+	gone := make(map[fastpathKey]fastpathKey)
+	err := each(p.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
+		if translated[entry.Key] != wire.wirePeer() {
+			// The flow may be new.
+			v, known, err := p.lookUp(entry.Key)
+			if err != nil {
+				return err
+			}
+			if !known || v.WirePeer != wire.wirePeer() {
+				gone[wire] = entry.Key
+				return nil
+			}
+		}
+		used.set(entry.BloomBit)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list reverse NAT entries of the fast path: %w", err)
+	}
+	for wire, flow := range gone {
+		if err := p.deleteReverseNAT(wire, flow); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteReverseNAT deletes the reverse NAT entry of a deleted flow. If the programs have created the flow again
+// meanwhile, it deletes that too: without the entry the peer's packets do not find the flow, and its sequence
+// numbers become stale. The pod's next packets make the programs create both.
+func (p *Programs) deleteReverseNAT(wire, flow fastpathKey) error {
+	if err := remove(p.objects.ReverseNat, wire); err != nil {
+		return err
+	}
+	v, known, err := p.lookUp(flow)
+	if err != nil || !known || v.WirePeer != wire.wirePeer() {
+		return err
+	}
+	return remove(p.objects.Flows, flow)
+}
+
+// Sequence has the TCP sequence numbers of both sides of a connection, and the time of its last
+// packet, to the millisecond (CLOCK_MONOTONIC). It is zero unless all of them are known.
+type Sequence struct {
+	Pod, Peer Side
+	// Retransmitted means that the pod has sent its last data again, several times.
+	Retransmitted bool
+	Last          time.Duration
+}
+
+// Side has the sequence numbers of one side of a TCP connection (RFC 9293): SND.NXT, RCV.NXT, and the
+// right edge of the window that the other side announced.
+type Side struct{ Next, Expects, Edge uint32 }
+
+// Acknowledged reports whether all data of both sides is acknowledged.
+func (n Sequence) Acknowledged() bool {
+	return n != Sequence{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
+}
+
+// PeerUnseen reports whether the programs have not seen the peer acknowledge the pod's last data, although the pod does not send it
+// again and again. If the connection is idle, acknowledgements took a path that the programs do not see.
+func (n Sequence) PeerUnseen() bool { return n.Pod.Next != n.Peer.Expects && !n.Retransmitted }
+
+// seqFromPod is SEQ_FROM_POD of bpf/fastpath/seq.h: encap has seen a packet of the pod. Before that it may not have been attached to
+// the pod's link, and may have missed an acknowledgement. It need not see a packet of the peer afterwards: the pod's packet may
+// have been the last one.
+const seqFromPod = 2
+
+// retransmissions is RETRANSMISSIONS of bpf/fastpath/seq.h.
+const retransmissions = 3
+
+// Sequence returns the sequence numbers of a connection. now is the present time of CLOCK_MONOTONIC.
+func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
+	var epoch uint32
+	v, known, err := p.lookUp(flow.key())
+	if err != nil || !known {
+		return Sequence{}, err
+	}
+	if err := p.objects.Epoch.Get(&epoch); err != nil {
+		return Sequence{}, fmt.Errorf("read the epoch of the fast path: %w", err)
+	}
+	if v.SeqState < seqFromPod || v.MaybeClosed != 0 || v.Pod.Epoch != epoch || v.Peer.Epoch != epoch {
+		return Sequence{}, nil
+	}
+	ago := uint32(now/time.Millisecond) - v.LastMs
+	return Sequence{
+		Pod: Side{v.Pod.SndNxt, v.Pod.RcvNxt, v.Pod.WindowEnd}, Peer: Side{v.Peer.SndNxt, v.Peer.RcvNxt, v.Peer.WindowEnd},
+		Retransmitted: v.Retransmitted >= retransmissions,
+		Last:          (now/time.Millisecond - time.Duration(int32(ago))) * time.Millisecond,
+	}, nil
+}
+
+// ConntrackAhead reports whether conntrack, in the calling thread's network namespace, has seen one side of a connection send
+// more than the sequence numbers n account for: packets took a path that the programs do not see.
+func (p *Programs) ConntrackAhead(flow Flow, n Sequence) (bool, error) {
+	t := fastpathTracked{Key: flow.key()}
+	if flow.Pod.Addr().Is6() {
+		t.Pod6, t.Peer6 = words(flow.Pod.Addr()), words(flow.Peer.Addr())
+	}
+	const ethernet = 14
+	frame, err := binary.Append(make([]byte, ethernet), binary.NativeEndian, &t)
+	if err != nil {
+		return false, fmt.Errorf("encode a connection of the fast path: %w", err)
+	}
+	answer := make([]byte, len(frame))
+	code, err := p.objects.ReadConntrack.Run(&ebpf.RunOptions{Data: frame, DataOut: answer})
+	if err != nil {
+		return false, fmt.Errorf("read conntrack's sequence numbers: %w", err)
+	}
+	if code != 0 {
+		return false, nil
+	}
+	if _, err := binary.Decode(answer[ethernet:], binary.NativeEndian, &t); err != nil {
+		return false, fmt.Errorf("decode conntrack's sequence numbers: %w", err)
+	}
+	return int32(t.Pod-n.Pod.Next) > 0 || int32(t.Peer-n.Peer.Next) > 0, nil
+}
+
+// InvalidateSequences invalidates all sequence numbers, until the programs have seen another packet
+// in each direction: while a program is detached, packets pass unseen.
+func (p *Programs) InvalidateSequences() error {
+	var epoch uint32
+	if err := p.objects.Epoch.Get(&epoch); err != nil {
+		return fmt.Errorf("read the epoch of the fast path: %w", err)
+	}
+	if err := p.objects.Epoch.Set(epoch + 1); err != nil {
+		return fmt.Errorf("set the epoch of the fast path: %w", err)
+	}
+	return nil
+}
+
+// Room returns the size of the flow table, in flows.
+func (p *Programs) Room() int { return int(p.objects.Flows.MaxEntries()) }
+
+// Known reports whether a connection has a flow.
+func (p *Programs) Known(flow Flow) (bool, error) {
+	_, known, err := p.lookUp(flow.key())
+	return known, err
+}
+
+// lookUp returns the flow of a connection, if it is known.
+func (p *Programs) lookUp(k fastpathKey) (v fastpathFlow, known bool, err error) {
+	switch err := p.objects.Flows.Lookup(k, &v); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return v, false, nil
+	case err != nil:
+		return v, false, fmt.Errorf("look up a connection of the fast path: %w", err)
+	}
+	return v, true, nil
+}
+
+// Forget deletes the flow of a connection.
+func (p *Programs) Forget(flow Flow) error {
+	k := flow.key()
+	v, known, err := p.lookUp(k)
+	if err != nil || !known {
+		return err
+	}
+	if v.WirePeer != k.wirePeer() {
+		// Delete the entry before the flow. Afterwards, this could delete the entry of a flow that the programs have created
+		// again.
+		err = remove(p.objects.ReverseNat, k.withPeer(v.WirePeer))
+	}
+	return errors.Join(err, remove(p.objects.Flows, k))
+}
+
+// remove deletes a connection's entry, if there is one.
+func remove(m *ebpf.Map, k fastpathKey) error {
+	if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forget a connection of the fast path: %w", err)
+	}
+	return nil
+}
+
+// each calls fn with the entries of a hash map until fn fails. It reads them in batches: an iterator
+// needs two system calls for each entry, and ends early if the entry that it has reached is deleted.
+func each[K, V any](m *ebpf.Map, fn func(K, V) error) error {
+	keys, values := make([]K, 512), make([]V, 512)
+	for cursor := new(ebpf.MapBatchCursor); ; {
+		n, err := m.BatchLookup(cursor, keys, values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		for i := range n {
+			if err := fn(keys[i], values[i]); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return nil // that was the last batch
+		}
+	}
+}

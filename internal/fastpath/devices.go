@@ -1,0 +1,436 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/fastpath/datapath"
+	"slipstream.dev/internal/netns"
+)
+
+// overhead is the number of bytes that VXLAN over IPv4 adds to a packet (RFC 7348, section 5).
+const overhead = 50
+
+// node is the result of a scan of the devices.
+type node struct {
+	// overlays has the supported VXLAN devices, by index.
+	overlays    map[int]datapath.VXLANDevice
+	nics, veths []int
+	names       map[int]string
+	// remotes has the remote nodes of the overlays.
+	remotes []datapath.Remote
+	// owners has the MAC addresses behind the veths; behind maps each IP address to its veth.
+	owners []datapath.LinkMAC
+	behind map[netip.Addr]int
+	// observers has the observers of all devices. monitored has the VXLAN devices and the upper
+	// devices of pods' links: the fast path bypasses their hooks, so inspect polls them.
+	observers observers
+	monitored []int
+	// noDecap has the NICs with observers that run after nic_decap, which would bypass them.
+	noDecap []int
+	// unsupported says why the fast path skips all devices, or is empty.
+	unsupported string
+	// near has the devices behind which pods may be: all but NICs and VXLAN devices. own has the
+	// MAC addresses of all devices.
+	near map[int]bool
+	own  map[mac]bool
+	// mtu is the smallest MTU of all paths.
+	mtu int
+	// ports is the range of source ports. The first is included, the second is not.
+	ports [2]uint16
+	// skipped has a sentence for each skipped device that says why.
+	skipped []string
+}
+
+// attachments returns the programs of each device, if links are those of the active pods. The
+// programs that see a packet last come first: when a program is attached, those that follow it on
+// the packet's way are attached already. Without active pods the fast path is idle, and only the
+// detector may have programs.
+func (n node) attachments(links []int, detecting bool) (all []attachment) {
+	add := func(device int, programs ...string) {
+		for _, p := range programs {
+			all = append(all, attachment{device, p})
+		}
+	}
+	active := len(links) > 0
+	if active {
+		for _, device := range n.nics {
+			add(device, "observe_nic")
+			if !slices.Contains(n.noDecap, device) {
+				add(device, "nic_decap")
+			}
+		}
+	}
+	if active || detecting {
+		for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
+			add(device, "observe_vxlan", "vxlan_ingress")
+		}
+	}
+	for _, device := range n.veths {
+		if slices.Contains(links, device) {
+			add(device, "observe_pod", "encap")
+		}
+	}
+	return all
+}
+
+// scanDevices scans the devices of the calling thread's network namespace, which h must belong to,
+// and maps the known neighbours to them. It ignores observers of the kinds in unseenBy, and the
+// programs that ours selects.
+func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs) (node, error) {
+	links, err := netns.Dump("links", h.LinkList)
+	if err != nil {
+		return node{}, err
+	}
+	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return node{}, err
+	}
+	observers, err := observersOf(h, links, unseenBy, ours)
+	if err != nil {
+		return node{}, err
+	}
+	forwarded, err := fdbEntries(h, links, known)
+	if err != nil {
+		return node{}, err
+	}
+	var low, high uint16
+	if err := readSysctl("net/ipv4/ip_local_port_range", &low, &high); err != nil {
+		return node{}, err
+	}
+	why, err := unsupportedNode(unseenBy)
+	if err != nil {
+		return node{}, err
+	}
+	if err := limitMTUsByIPv6(links); err != nil {
+		return node{}, err
+	}
+	n := classify(links, routes, observers, slices.Concat(known, forwarded))
+	n.near, n.own = make(map[int]bool), make(map[mac]bool)
+	for _, l := range links {
+		a := l.Attrs()
+		n.near[a.Index] = l.Type() != "vxlan" && !slices.Contains(n.nics, a.Index)
+		if address, ok := macOf(a.HardwareAddr); ok {
+			n.own[address] = true
+		}
+	}
+	// As in udp_flow_src_port: the sysctl has the last port, but the kernel never uses that one.
+	n.ports = [2]uint16{low, high}
+	if n.unsupported = why; why != "" {
+		n.overlays, n.nics, n.veths, n.behind = nil, nil, nil, nil
+		n.skipped = append(n.skipped, "all devices: "+why)
+	}
+	if n.remotes, err = remotesOf(n.overlays); err != nil {
+		return node{}, err
+	}
+	return n, nil
+}
+
+// vxlanDevices returns the sorted names of the supported VXLAN devices.
+func (n node) vxlanDevices() (names []string) {
+	for index := range n.overlays {
+		names = append(names, n.names[index])
+	}
+	slices.Sort(names)
+	return names
+}
+
+// listNeighbours lists the ARP and NDP neighbours of a node.
+func listNeighbours(h *netlink.Handle) (all []netlink.Neigh, err error) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		some, err := netns.Dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+// linkByRoute returns the pod's link to which the node routes an address, or 0.
+func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) int {
+	routes, err := h.RouteGet(address.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return 0 // no route
+	}
+	if via, ok := netip.AddrFromSlice(routes[0].Gw); ok {
+		if link := n.behind[via.Unmap()]; link != 0 {
+			return link
+		}
+	}
+	if slices.Contains(n.veths, routes[0].LinkIndex) {
+		return routes[0].LinkIndex
+	}
+	return 0
+}
+
+// limitMTUsByIPv6 lowers the MTUs in links to those of IPv6, which has a sysctl for each device.
+func limitMTUsByIPv6(links []netlink.Link) error {
+	for _, l := range links {
+		if t := l.Type(); t != "vxlan" && t != "veth" && t != "bridge" {
+			continue
+		}
+		a := l.Attrs()
+		mtu := a.MTU
+		// The sysctl is missing if the device's MTU is too small for IPv6, or the device is gone.
+		if err := readSysctl("net/ipv6/conf/"+a.Name+"/mtu", &mtu); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		a.MTU = min(a.MTU, mtu)
+	}
+	return nil
+}
+
+// readSysctl reads the numbers of a sysctl.
+func readSysctl(key string, to ...any) error {
+	b, err := os.ReadFile("/proc/sys/" + key)
+	if err == nil {
+		_, err = fmt.Sscan(string(b), to...)
+	}
+	if err != nil {
+		return fmt.Errorf("read sysctl %s: %w", key, err)
+	}
+	return nil
+}
+
+// classify finds VXLAN devices, NICs and pods' links among the devices.
+func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbours []netlink.Neigh) node {
+	n := node{overlays: make(map[int]datapath.VXLANDevice), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: o}
+	byIndex := make(map[int]netlink.Link)
+	for _, l := range links {
+		byIndex[l.Attrs().Index] = l
+		n.names[l.Attrs().Index] = l.Attrs().Name
+	}
+	n.addVXLANDevices(links, byIndex, routes, neighbours)
+	if len(n.overlays) == 0 {
+		return n
+	}
+	n.addPods(links, byIndex)
+	// Routes may have an MTU of their own. The programs look up path MTUs themselves (route_mtu).
+	for _, r := range routes {
+		if r.MTU != 0 && slices.Contains(n.nics, r.LinkIndex) {
+			n.limitMTU(r.MTU - overhead)
+		}
+	}
+	for _, at := range neighbours {
+		if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
+			n.owners = append(n.owners, datapath.LinkMAC{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
+		}
+	}
+	linksOf := make(map[[6]byte][]int)
+	for _, o := range n.owners {
+		linksOf[o.MAC] = append(linksOf[o.MAC], o.Link)
+	}
+	for _, at := range neighbours {
+		address, ok := netip.AddrFromSlice(at.IP)
+		if !ok || at.Family == unix.AF_BRIDGE || len(at.HardwareAddr) != 6 {
+			continue
+		}
+		for _, link := range linksOf[[6]byte(at.HardwareAddr)] {
+			if link == at.LinkIndex || byIndex[link].Attrs().MasterIndex == at.LinkIndex {
+				n.behind[address.Unmap()] = link
+			}
+		}
+	}
+	return n
+}
+
+// skip records a skipped device, and why.
+func (n *node) skip(l netlink.Link, format string, args ...any) {
+	n.skipped = append(n.skipped, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
+}
+
+// limitMTU lowers the MTU of the fast path to that of a device on the way.
+func (n *node) limitMTU(mtu int) {
+	if n.mtu == 0 || mtu < n.mtu {
+		n.mtu = mtu
+	}
+}
+
+// bypassed is the reason for which a device with an observer is skipped.
+const bypassed = "it has %s, which the fast path would bypass"
+
+// vxlanDevicesMax is the size of the map vxlan_devices in fastpath.c.
+const vxlanDevicesMax = 16
+
+// addVXLANDevices finds the supported VXLAN devices and their NICs.
+func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) {
+	for _, l := range links {
+		v, ok := l.(*netlink.Vxlan)
+		if !ok {
+			continue
+		}
+		nic := byIndex[v.VtepDevIndex]
+		if why := unsupportedVXLAN(v, nic, byIndex, routes, neighbours); why != "" {
+			n.skip(l, "%s", why)
+			continue
+		}
+		n.monitored = append(n.monitored, v.Index)
+		if what := n.observers.first(both(v.Index)); what != "" {
+			n.skip(l, bypassed, what)
+			continue
+		}
+		// A redirected packet passes all hooks of the NIC's egress except nftables (nf_skip_egress).
+		if what := n.observers.first([]side{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
+			n.skip(l, "its NIC %s has %s, which the fast path would bypass", nic.Attrs().Name, what)
+			continue
+		}
+		if len(n.overlays) == vxlanDevicesMax {
+			n.skip(l, "the fast path supports %d VXLAN devices, and there are more", vxlanDevicesMax)
+			continue
+		}
+		source, _ := netip.AddrFromSlice(v.SrcAddr)
+		n.overlays[v.Index] = datapath.VXLANDevice{NIC: v.VtepDevIndex, Source: source.Unmap(), Port: uint16(v.Port), VNI: uint32(v.VxlanId), MAC: v.HardwareAddr}
+		n.limitMTU(v.MTU)
+		n.limitMTU(nic.Attrs().MTU - overhead)
+		if slices.Contains(n.nics, v.VtepDevIndex) {
+			continue
+		}
+		n.nics = append(n.nics, v.VtepDevIndex)
+		// nic_decap is the last tcx program: the others run before it, while tc filters and nftables
+		// would run after it.
+		if what := n.observers.first([]side{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); what != "" {
+			n.noDecap = append(n.noDecap, v.VtepDevIndex)
+			n.skip(nic, bypassed+": the kernel decapsulates its packets", what)
+		}
+	}
+}
+
+// addPods finds the links of pods. It skips links behind an upper device with an observer, and
+// records that once for all of them.
+func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
+	up := uppers(links)
+	observed := make(map[int]bool)
+	for _, l := range links {
+		a := l.Attrs()
+		if l.Type() != "veth" || a.NetNsID < 0 || slices.Contains(n.nics, a.Index) {
+			continue
+		}
+		above := allUppers(up, a.Index)
+		if slices.ContainsFunc(above, func(device int) bool { return slices.Contains(n.nics, device) }) {
+			continue // it carries the underlay
+		}
+		behind := false
+		for _, device := range above {
+			if _, known := observed[device]; !known {
+				n.monitored = append(n.monitored, device)
+				what := n.observers.first(both(device))
+				if observed[device] = what != ""; observed[device] {
+					n.skip(byIndex[device], "it has %s, which packets of the pods behind it would bypass", what)
+				}
+			}
+			behind = behind || observed[device]
+		}
+		if behind {
+			continue
+		}
+		if what := n.observers.first(both(a.Index)); what != "" {
+			n.skip(l, bypassed, what)
+			continue
+		}
+		n.veths = append(n.veths, a.Index)
+		n.limitMTU(a.MTU)
+		if master := byIndex[a.MasterIndex]; master != nil {
+			n.limitMTU(master.Attrs().MTU)
+		}
+	}
+}
+
+// uppers maps the index of each lower device to its upper devices: those that receive the packets
+// it receives, such as its bridge and its VLAN devices.
+func uppers(links []netlink.Link) map[int][]int {
+	known := make(map[int]bool)
+	for _, l := range links {
+		known[l.Attrs().Index] = true
+	}
+	up := make(map[int][]int)
+	for _, l := range links {
+		a := l.Attrs()
+		if known[a.MasterIndex] {
+			up[a.Index] = append(up[a.Index], a.MasterIndex)
+		}
+		switch l.Type() {
+		case "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec":
+			if a.NetNsID < 0 && known[a.ParentIndex] { // otherwise its lower device is in another namespace
+				up[a.ParentIndex] = append(up[a.ParentIndex], a.Index)
+			}
+		}
+	}
+	return up
+}
+
+// allUppers returns the upper devices of a device, their upper devices, and so on.
+func allUppers(up map[int][]int, device int) []int {
+	all := []int{device}
+	for i := 0; i < len(all); i++ {
+		for _, d := range up[all[i]] {
+			if !slices.Contains(all, d) {
+				all = append(all, d)
+			}
+		}
+	}
+	return all[1:]
+}
+
+// unsupportedVXLAN returns why the fast path does not support a VXLAN device, or "". The programs
+// write the same headers as the VXLAN devices of flannel and Calico. The NIC may be an upper device
+// itself, such as a bond, a VLAN device or a bridge: accelerated packets pass the hooks of its
+// lower devices. They would bypass the hooks of an upper device of the NIC.
+func unsupportedVXLAN(v *netlink.Vxlan, nic netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) string {
+	switch {
+	case v.FlowBased:
+		return "each packet has its own tunnel key (external)"
+	case len(v.Group) > 0 && !v.Group.IsUnspecified():
+		return "it has a default destination or a multicast group"
+	case v.SrcAddr.To4() == nil:
+		return "it has no local IPv4 address (local)"
+	case nic == nil:
+		return "it has no underlying device (dev)"
+	case nic.Attrs().Flags&net.FlagUp == 0 || v.Flags&net.FlagUp == 0:
+		return "it or its NIC is down"
+	case nic.Attrs().EncapType != "ether":
+		return fmt.Sprintf("its NIC %s has no Ethernet header", nic.Attrs().Name)
+	case byIndex[nic.Attrs().MasterIndex] != nil:
+		return fmt.Sprintf("its NIC %s has the master %s, which the fast path would bypass", nic.Attrs().Name, byIndex[nic.Attrs().MasterIndex].Attrs().Name)
+	case v.Learning:
+		return "it learns addresses from packets (learning)"
+	case v.TOS != 0:
+		return "it sets a TOS (tos)"
+	case v.TTL != 0:
+		return "it sets a TTL (ttl)"
+	case v.GBP:
+		return "it has a group policy (gbp)"
+	case v.PortLow != 0 || v.PortHigh != 0:
+		return "it has its own range of source ports (srcport)"
+	case len(v.HardwareAddr) != 6:
+		return "it has no MAC address"
+	}
+	for _, r := range routes {
+		if r.LinkIndex == v.Index && r.MTU != 0 {
+			return fmt.Sprintf("the route to %s has its own MTU", r.Dst)
+		}
+	}
+	for _, at := range neighbours {
+		if at.LinkIndex == v.Index && bytes.Equal(at.HardwareAddr, make([]byte, 6)) {
+			return "it floods packets with unknown destinations"
+		}
+	}
+	if strings.HasPrefix(nic.Type(), "vxlan") {
+		return "its NIC is another VXLAN device"
+	}
+	return ""
+}

@@ -1,0 +1,129 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"fmt"
+	"reflect"
+	"time"
+
+	"slipstream.dev/internal/fastpath/datapath"
+	"slipstream.dev/internal/netns"
+)
+
+// IdleAfter sets the number of lease renewals without a connection after which a fast path goes
+// idle.
+func IdleAfter(renewals int) { idleAfter = renewals }
+
+// ForgetAfter sets the number of lease renewals after which an idle flow is deleted.
+func ForgetAfter(renewals int) { forgetAfter = renewals }
+
+// Without subtracts a time from a timeout.
+var Without = without
+
+// SweepInterval is the interval between two sweeps over all flows.
+const SweepInterval = sweepEvery * leaseRenewal
+
+// Within runs a function in a network namespace.
+var Within = netns.Do
+
+// AttachAll attaches the programs to the links of all pods, as if each had a connection.
+func (f *Fastpath) AttachAll() {
+	f.mu.Lock()
+	veths := f.node.veths
+	f.mu.Unlock()
+	for _, link := range veths {
+		f.attach(link)
+	}
+}
+
+// DropsForged reports whether drop_forged is attached.
+func (f *Fastpath) DropsForged() bool {
+	f.dropForged.mu.Lock()
+	defer f.dropForged.mu.Unlock()
+	return f.dropForged.attached != nil
+}
+
+// VerifyAfter makes a change, and verifies the attachments before the fast path has noticed it.
+func (f *Fastpath) VerifyAfter(change func()) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+	return netns.Do(f.ns, func() error { return f.attachPrograms(true) })
+}
+
+// GoIdle makes the fast path go idle now, whatever connections it accelerates.
+func (f *Fastpath) GoIdle() {
+	f.pods.mu.Lock()
+	clear(f.pods.links)
+	f.pods.mu.Unlock()
+	poke(f.rescan)
+}
+
+// SequenceNumbers returns the sequence numbers of a TCP flow.
+func (f *Fastpath) SequenceNumbers(flow datapath.Flow) (datapath.Sequence, error) {
+	n, _, err := f.sequence(flow)
+	return n, err
+}
+
+// ResyncAccelerated resynchronises conntrack with a connection that stays accelerated.
+func (f *Fastpath) ResyncAccelerated(flow datapath.Flow, n datapath.Sequence) error {
+	return netns.Do(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
+}
+
+// Handle handles an event that asks for an update of the conntrack entry of a connection.
+func (f *Fastpath) Handle(kind datapath.EventKind, flow datapath.Flow) error {
+	return netns.Do(f.ns, func() error { return f.handle(datapath.Event{Kind: kind, Flow: flow}) })
+}
+
+// SetUnacknowledged marks an entry as one with unacknowledged data, as conntrack does.
+func SetUnacknowledged(f datapath.Flow, seconds uint32) error {
+	return change(f, tcpInfo(flagAttrs(tcpUnacknowledged, tcpUnacknowledged)...), timeoutAttr(seconds))
+}
+
+// SetTimeout sets the timeout of a connection's conntrack entry in the calling thread's network namespace.
+func SetTimeout(f datapath.Flow, seconds uint32) error { return change(f, timeoutAttr(seconds)) }
+
+// Renew gives the entry the timeout of an established connection that has not been idle.
+func Renew(f datapath.Flow) error { return renew(f, 0) }
+
+// Generation returns the generation, which counts how often all flows have been invalidated.
+func (f *Fastpath) Generation() int {
+	f.changes.mu.Lock()
+	defer f.changes.mu.Unlock()
+	return int(f.changes.generation)
+}
+
+// ChangesWithin sets how long a link whose owners change too often stays throttled, and returns the
+// previous value.
+func ChangesWithin(d time.Duration) (before time.Duration) {
+	before, changesWithin = changesWithin, d
+	return before
+}
+
+// Resync makes the fast path read the devices again, as after a change.
+func (f *Fastpath) Resync() { poke(f.rescan) }
+
+// LastResync returns an identity of the last resync, and the minimum pause after it.
+func (f *Fastpath) LastResync() (which uintptr, pause time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return reflect.ValueOf(f.node.names).Pointer(), f.pause
+}
+
+// Describe returns the whole state, for the log of a failed test.
+func (f *Fastpath) Describe() string {
+	counts, err := f.Counts()
+	flows, failed := f.programs.Flows()
+	now, _ := monotonic()
+	f.mu.Lock()
+	veths := len(f.node.veths)
+	f.mu.Unlock()
+	s := fmt.Sprintf("%v %v, generation %d, problem %v, skipped %q, %d veths, repaired %d, counts %v",
+		err, failed, f.Generation(), f.Problem(), f.Skipped(), veths, f.Repaired(), counts)
+	for flow, seen := range flows {
+		n, err := f.programs.Sequence(flow, now)
+		s += fmt.Sprintf("\n  %v validated %s ago at link %d, sequence numbers %v %v", flow, now-seen.Validated, seen.Link, n, err)
+	}
+	return s
+}

@@ -1,0 +1,808 @@
+//go:build linux
+
+// Package fastpath runs the fast path of a node: packets of pods' established connections
+// over a VXLAN overlay bypass the node's bridge, routing and netfilter. It finds the devices,
+// attaches the programs of bpf/fastpath/fastpath.c, invalidates flows when the network changes, and
+// renews the lease without which the programs forward nothing.
+//
+// The programs decide which path a packet takes; internal/accel decides when the fast path is
+// applied. docs/explanation/fastpath.md describes the path of a packet.
+//
+// Nothing outlives the process: the kernel removes programs, maps and attachments with it.
+// Close resynchronises conntrack with the open connections (conntrack.go). If the process is
+// killed, conntrack stays liberal with them until the next process has released them as idle.
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/fastpath/datapath"
+	"slipstream.dev/internal/netns"
+)
+
+// LeaseTime is how long the programs forward packets after the last renewal of the lease.
+const LeaseTime = 2 * time.Second
+
+const (
+	leaseRenewal = LeaseTime / 4
+	// forgetWhenFull replaces forgetAfter while the flow table is nearly full. A flow has expired
+	// by then, so its connection takes the slow path anyway.
+	forgetWhenFull = 4
+	// sweepEvery is the interval between sweeps of the flow table, in lease renewals.
+	sweepEvery = 8
+	// After a scan of the devices, the next one waits for scanShare times the CPU time that it
+	// took: a burst of notifications must not occupy a CPU.
+	scanShare = 10
+)
+
+// forgetAfter is the number of lease renewals after which the sweep forgets an idle connection.
+// Tests shorten it.
+var forgetAfter = 20
+
+// idleAfter is the number of lease renewals after which a pod without an eligible connection is
+// idle. Tests shorten it.
+var idleAfter = 64
+
+// Hook is a program attached to a device.
+type Hook struct {
+	Device string
+	// Program is the program's name in bpf/fastpath/fastpath.c.
+	Program string
+}
+
+// Fastpath runs the fast path of one node, from Start to Close.
+type Fastpath struct {
+	log      *slog.Logger
+	programs *datapath.Programs
+	ns       netns.Handle
+	links    *netlink.Handle
+	changes  *invalidator
+	// unseenBy has the kinds of observers that the fast path may bypass; ours has the IDs of its
+	// own programs.
+	unseenBy []string
+	ours     map[ebpf.ProgramID]bool
+
+	quit, rescan, updates chan struct{}
+	// leasing waits for run, which renews the lease; running waits for handleEvents, which ends
+	// when the programs are closed.
+	leasing, running sync.WaitGroup
+	// entries is held while a conntrack entry is changed: an event that was sent before a connection was released must not make
+	// its entry liberal again.
+	entries        sync.Mutex
+	resyncs        resyncs
+	warnResync     sync.Once
+	dropForged     forgedFilter
+	warnDropForged sync.Once
+	pods           activePods
+	// recovering has the connections that a killed agent has left (see recover.go). Only run uses
+	// it.
+	recovering map[datapath.Flow]*recovery
+	// unrecovered has those connections that could not be recovered and stayed liberal. No event
+	// announces that one is used again. Only run uses it.
+	unrecovered map[datapath.Flow]bool
+	// pause is the minimum time between the last scan of the devices and the next.
+	pause time.Duration
+	// verify makes the next scan also check every attachment in the kernel.
+	verify atomic.Bool
+
+	// mu guards the fields below.
+	mu       sync.Mutex
+	node     node
+	detector detector
+	active   bool
+	attached map[attachment]link.Link
+	// inspected is the number of sides that inspect has checked in this round.
+	inspected int
+	// failed holds the errors of attachments that failed, while their devices exist.
+	failed   map[attachment]error
+	skipped  []string
+	repaired int
+	problem  error
+}
+
+type attachment struct {
+	device  int
+	program string
+}
+
+// Start runs the fast path in a network namespace until Close; the caller keeps ns open until
+// then. It uses the present devices and those that appear later. It skips devices that it does
+// not support and those with observers, except for the kinds in unseenBy (v1alpha1.Fastpath):
+// see Skipped. It fails if the kernel lacks a feature.
+func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, err error) {
+	f = &Fastpath{
+		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
+		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)},
+		recovering: make(map[datapath.Flow]*recovery), unrecovered: make(map[datapath.Flow]bool),
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start the fast path: %w", err), f.Close())
+			f = nil
+		}
+	}()
+	if f.programs, err = datapath.Load(); err != nil {
+		return f, err
+	}
+	if f.ours, err = idsOf(f.programHooks()); err != nil {
+		return f, err
+	}
+	// Loading parses the kernel's BTF. Return those 10 MiB now: an idle process would keep them for
+	// minutes.
+	debug.FreeOSMemory()
+	if f.links, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
+		return f, fmt.Errorf("open netlink: %w", err)
+	}
+	// Subscribe before the first scan, so that no change falls between the two.
+	if f.changes, err = newInvalidator(ns, f.changed); err != nil {
+		return f, err
+	}
+	// A kernel without the feature leaves conntrack liberal; a missing privilege is fatal.
+	if err := netns.Do(ns, f.resyncs.try); errors.Is(err, fs.ErrPermission) {
+		return f, err
+	}
+	started := make(chan error, 1)
+	f.leasing.Go(func() {
+		if err := netns.Do(ns, func() error { return f.run(started) }); err != nil {
+			started <- err
+		}
+	})
+	f.running.Go(func() {
+		if err := netns.Do(ns, f.handleEvents); err != nil {
+			log.Error("handle events of the fast path", "error", err)
+		}
+	})
+	return f, <-started
+}
+
+// Plan returns the hooks of a fast path on which every pod has an eligible connection.
+func Plan(ns netns.Handle, unseenBy ...string) (all []Hook, err error) {
+	err = netns.Do(ns, func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("open netlink: %w", err)
+		}
+		defer h.Close()
+		// Another process may run the fast path; its programs are recognised by name.
+		n, err := scanDevices(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programs, programName(id)) })
+		for _, a := range n.attachments(n.veths, true) {
+			all = append(all, Hook{n.names[a.device], a.program})
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("plan the fast path: %w", err)
+	}
+	return all, nil
+}
+
+// Close detaches the programs. It also cleans up after a Start that failed.
+func (f *Fastpath) Close() error {
+	close(f.quit)
+	var errs []error
+	if f.changes != nil {
+		f.changes.close()
+	}
+	f.leasing.Wait()
+	// Without a lease the programs forward nothing, but still track the sequence numbers that
+	// releaseAll needs.
+	if f.programs != nil {
+		// Detach drop_forged before the other programs: it must not judge packets by sequence numbers
+		// that nobody updates.
+		errs = append(errs, f.programs.RenewLease(0), f.releaseAll(), f.dropForged.close())
+	}
+	f.mu.Lock()
+	for at, l := range f.attached {
+		errs = append(errs, l.Close())
+		delete(f.attached, at)
+	}
+	f.mu.Unlock()
+	if f.programs != nil {
+		errs = append(errs, f.programs.Close())
+	}
+	f.running.Wait()
+	errs = append(errs, f.resyncs.close())
+	if f.changes != nil {
+		errs = append(errs, f.changes.release())
+	}
+	if f.links != nil {
+		f.links.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// releaseAll makes conntrack check the windows of all connections again.
+func (f *Fastpath) releaseAll() error {
+	flows, err := f.programs.Flows()
+	if err != nil {
+		return err
+	}
+	return netns.Do(f.ns, func() error {
+		// A connection that never pauses cannot be resynchronised, so there is a time limit for all
+		// connections together.
+		until := time.Now().Add(releaseTimeout)
+		for len(flows) > 0 {
+			for flow := range flows {
+				f.entries.Lock()
+				done, err := f.release(flow, false)
+				if errors.Is(err, errUnknown) {
+					err = nil // the connection's next packet may make them known
+				}
+				if err == nil && !done && !time.Now().Before(until) {
+					done, err = true, abandon(flow)
+				}
+				f.entries.Unlock()
+				if err != nil {
+					f.log.Warn("resynchronise conntrack with a connection that leaves the fast path", "connection", flow, "error", err)
+				}
+				if done || err != nil {
+					delete(flows, flow)
+				}
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	})
+}
+
+// unseenAfter is the longest time that TCP's timer takes to send unacknowledged data again several times. If it has not been sent
+// again by then, the acknowledgement took a path that the programs do not see.
+const unseenAfter = 5 * time.Second
+
+// releaseTimeout limits the time for which Close waits for busy connections to pause.
+const releaseTimeout = 2 * time.Second
+
+// release makes conntrack check the window of a connection again, and returns whether it is done
+// with the connection. That takes a pause in which all data is acknowledged and all sequence
+// numbers are known; until then conntrack stays liberal. An idle connection counts as paused even
+// with unacknowledged data: its peer may be gone. It returns errUnknown if the sequence numbers are
+// not known. The caller holds entries.
+func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error) {
+	if flow.Protocol != unix.IPPROTO_TCP {
+		return true, nil
+	}
+	n, now, err := f.sequence(flow)
+	if err != nil {
+		return false, err
+	}
+	if !n.Acknowledged() && (!idle || n == (datapath.Sequence{})) {
+		if is, err := lookUp(flow); err == nil && (is == nil || !is.ours()) {
+			return true, nil // it was never accelerated
+		}
+		if n == (datapath.Sequence{}) {
+			return false, errUnknown
+		}
+		return false, nil
+	}
+	if n.PeerUnseen() && now-n.Last < unseenAfter {
+		return false, nil
+	}
+	switch err := f.resyncConntrack(flow, n, false); {
+	case errors.Is(err, errUnknown):
+		return false, err
+	case errors.Is(err, errNotAccepted):
+		return false, nil // the caller tries again
+	case err != nil:
+		return false, errors.Join(err, abandon(flow))
+	}
+	after, _, err := f.sequence(flow)
+	if err == nil && after != n {
+		// Packets took the fast path meanwhile, and conntrack missed them.
+		return false, liberal(flow)
+	}
+	return true, err
+}
+
+// sequence returns the TCP sequence numbers of a connection, or zero if not all are known, and the
+// time at which they were read.
+func (f *Fastpath) sequence(flow datapath.Flow) (n datapath.Sequence, now time.Duration, err error) {
+	if now, err = monotonic(); err == nil {
+		n, err = f.programs.Sequence(flow, now)
+	}
+	return n, now, err
+}
+
+// resyncConntrack resynchronises conntrack with a connection if the kernel supports that, and
+// otherwise leaves its entry liberal for good.
+func (f *Fastpath) resyncConntrack(flow datapath.Flow, n datapath.Sequence, accelerated bool) error {
+	now, err := monotonic()
+	if err != nil {
+		return err
+	}
+	if ahead, err := f.programs.ConntrackAhead(flow, n); err != nil {
+		return err
+	} else if ahead {
+		return errUnknown
+	}
+	err = f.resyncs.do(func(r *resyncer) error { return r.resync(flow, n, now-n.Last, accelerated) })
+	if errors.Is(err, errCannotResync) {
+		f.warnResync.Do(func() {
+			f.log.Warn("conntrack entries of accelerated connections stay liberal: they cannot be resynchronised", "error", err)
+		})
+		return abandon(flow)
+	}
+	return err
+}
+
+// Counts returns the number of packets by reason: see datapath.Programs.Counts.
+func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
+
+// Connections counts the known connections, and those of them that are accelerated now.
+func (f *Fastpath) Connections() (known, fast int, err error) {
+	now, err := monotonic()
+	if err != nil {
+		return 0, 0, err
+	}
+	return f.programs.Accelerated(now)
+}
+
+// Verify requests a scan of the devices that also checks every attachment. The scan attaches
+// programs again that another process detached, and moves programs back to the end of their hook.
+func (f *Fastpath) Verify() {
+	f.verify.Store(true)
+	poke(f.rescan)
+}
+
+// Changes receives a value after Hooks, Skipped, Repaired or Problem have changed.
+func (f *Fastpath) Changes() <-chan struct{} { return f.updates }
+
+// Repaired returns how often a program was found detached and was attached again.
+func (f *Fastpath) Repaired() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.repaired
+}
+
+// Problem returns why all packets take the slow path now, or nil: scanning the devices or renewing
+// the lease failed.
+func (f *Fastpath) Problem() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.problem
+}
+
+func (f *Fastpath) setProblem(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if (err == nil) != (f.problem == nil) {
+		poke(f.updates)
+	}
+	f.problem = err
+}
+
+// poke wakes the receiver of ch. It does not block: a pending wake-up serves all.
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// Hooks returns the programs that are attached now, with their devices. While the fast path is idle
+// it returns none, even if the detector has attached programs for a moment.
+func (f *Fastpath) Hooks() []Hook {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.active {
+		return nil
+	}
+	var all []Hook
+	for at := range f.attached {
+		all = append(all, Hook{f.node.names[at.device], at.program})
+	}
+	slices.SortFunc(all, func(a, b Hook) int {
+		return strings.Compare(a.Device+" "+a.Program, b.Device+" "+b.Program)
+	})
+	return all
+}
+
+// VXLANDevices returns the names of the VXLAN devices that the fast path supports.
+func (f *Fastpath) VXLANDevices() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.node.vxlanDevices()
+}
+
+// Skipped returns a sentence for each skipped device that says why.
+func (f *Fastpath) Skipped() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.skipped)
+}
+
+// changed handles a change that the invalidator reports.
+func (f *Fastpath) changed(generation uint32, devices bool) {
+	if err := f.programs.SetGeneration(generation); err != nil {
+		f.log.Error("invalidate the fast path", "error", err)
+	}
+	if devices {
+		poke(f.rescan)
+	}
+}
+
+// run renews the lease, scans the devices and sweeps the flow table until quit is closed. It runs
+// in the network namespace, because attaching resolves device indices there. One goroutine does all
+// of it on purpose: if any step hangs, the lease expires and packets take the slow path. It returns
+// an error only before it reports that it has started.
+func (f *Fastpath) run(started chan<- error) error {
+	err := f.sync()
+	if err == nil {
+		if err := f.findLiberal(); err != nil {
+			f.log.Warn("find connections of a killed agent", "error", err)
+		}
+		err = f.renewLease()
+	}
+	if err != nil {
+		return err
+	}
+	started <- nil
+	ticker := time.NewTicker(detectEvery)
+	defer ticker.Stop()
+	unvalidated := make(map[datapath.Flow]time.Duration)
+	rescan, paused := f.rescan, make(<-chan time.Time)
+	var synced error
+	for n := 0; ; {
+		select {
+		case <-f.quit:
+			return nil
+		case <-paused:
+			rescan = f.rescan
+		case <-rescan:
+			if synced = f.sync(); synced != nil {
+				f.log.Warn("scan devices for the fast path", "error", synced)
+				// Fail safe: the programs must not use devices in an unknown state.
+				if err := f.programs.SetVXLANDevices(nil); err != nil {
+					f.log.Error("clear the VXLAN devices of the fast path", "error", err)
+				}
+			}
+			f.setProblem(synced)
+			rescan, paused = nil, time.After(f.pause)
+		case now := <-ticker.C:
+			if err := f.detect(now); err != nil {
+				f.log.Warn("detect eligible connections", "error", err)
+			}
+			if n++; n%int(leaseRenewal/detectEvery) > 0 {
+				continue
+			}
+			if err := f.renewLease(); err != nil {
+				f.log.Error("renew the lease of the fast path", "error", err)
+				f.setProblem(err)
+			} else {
+				f.setProblem(synced)
+			}
+			if err := f.inspect(); err != nil {
+				f.log.Warn("look for observers at devices of the fast path", "error", err)
+			}
+			if err := f.recoverLiberal(); err != nil {
+				f.log.Warn("recover connections of a killed agent", "error", err)
+			}
+			if n%int(sweepEvery*leaseRenewal/detectEvery) > 0 {
+				continue
+			}
+			if err := f.forget(unvalidated); err != nil {
+				f.log.Warn("forget connections of the fast path", "error", err)
+				continue
+			}
+			if err := f.programs.Recycle(); err != nil {
+				f.log.Warn("make room in the tables of the fast path", "error", err)
+			}
+			if f.pods.anyIdle() || f.changes.throttled() {
+				poke(f.rescan)
+			}
+			if err := f.resyncs.closeUnused(); err != nil {
+				f.log.Warn("detach the program that drops resync packets", "error", err)
+			}
+		}
+	}
+}
+
+func (f *Fastpath) renewLease() error {
+	now, err := monotonic()
+	if err != nil {
+		return err
+	}
+	return f.programs.RenewLease(now + LeaseTime)
+}
+
+// monotonic reads CLOCK_MONOTONIC, the clock of the programs.
+func monotonic() (time.Duration, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return time.Duration(now.Nano()), nil
+}
+
+// threadTime returns the CPU time of the calling thread. Unlike a wall clock it stands still while
+// the thread waits for a CPU.
+func threadTime() (time.Duration, error) {
+	var used unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
+		return 0, fmt.Errorf("read the thread's clock: %w", err)
+	}
+	return time.Duration(used.Nano()), nil
+}
+
+// attach requests programs for the link of a pod that has an eligible connection.
+func (f *Fastpath) attach(link int) {
+	if link != 0 && f.pods.use(link) {
+		poke(f.rescan)
+	}
+}
+
+// forget deletes idle connections to make room, after it has resynchronised conntrack with them. It
+// keeps the pods of all other connections active. The next packet of a deleted connection creates
+// its flow again. A flow that was never validated has no time stamp, so unvalidated records when
+// forget first found it.
+func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
+	flows, err := f.programs.Flows()
+	if err != nil {
+		return err
+	}
+	for flow := range unvalidated {
+		if activity, known := flows[flow]; !known || activity.Validated != 0 {
+			delete(unvalidated, flow)
+		}
+	}
+	now, err := monotonic()
+	if err != nil {
+		return err
+	}
+	idle := time.Duration(forgetAfter) * leaseRenewal
+	crowded := len(flows) > f.programs.Room()/4*3
+	if crowded {
+		idle = forgetWhenFull * leaseRenewal
+	}
+	for flow, activity := range flows {
+		since := activity.Validated
+		if since == 0 {
+			if unvalidated[flow] == 0 {
+				unvalidated[flow] = now
+			}
+			since = unvalidated[flow]
+		}
+		if now-since > idle {
+			delete(unvalidated, flow)
+			// There may be thousands of connections, and the lease must not expire meanwhile.
+			if err := f.renewLease(); err != nil {
+				return err
+			}
+			if forgotten, err := f.forgetIdle(flow, crowded); err != nil {
+				return err
+			} else if !forgotten {
+				f.attach(activity.Link)
+			}
+			continue
+		}
+		f.attach(activity.Link)
+	}
+	if len(flows) == 0 && len(f.recovering) == 0 && !f.anyUnrecovered() {
+		return f.dropForged.detachUnused()
+	}
+	f.ensureDropForged()
+	return nil
+}
+
+// forgetIdle resynchronises conntrack with an idle connection, and deletes its flow. If that is not
+// possible now, the flow stays unless the table is crowded: conntrack is still liberal with it, so
+// drop_forged needs its sequence numbers. If these are unknown, recoverLater asks the pod for them.
+func (f *Fastpath) forgetIdle(flow datapath.Flow, crowded bool) (forgotten bool, err error) {
+	f.entries.Lock()
+	defer f.entries.Unlock()
+	done, err := f.release(flow, true)
+	unknown := errors.Is(err, errUnknown)
+	switch {
+	case err != nil && !unknown:
+		f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
+	case !done && !unknown && !crowded:
+		return false, nil
+	}
+	if err := f.programs.Forget(flow); err != nil || !unknown || crowded {
+		return true, err
+	}
+	return true, f.recoverLater(flow)
+}
+
+// ensureDropForged attaches drop_forged, if the kernel supports it.
+func (f *Fastpath) ensureDropForged() {
+	err := f.dropForged.start(f.programs)
+	if err != nil {
+		f.warnDropForged.Do(func() {
+			f.log.Warn("forged FIN and RST packets can have conntrack delete entries of accelerated connections", "error", err)
+		})
+	}
+}
+
+// update updates the conntrack entry of a connection with do, which receives how long the
+// connection has been idle. It does nothing unless the connection's sequence numbers are known.
+func (f *Fastpath) update(flow datapath.Flow, do func(datapath.Flow, time.Duration) error) error {
+	n, now, err := f.sequence(flow)
+	if err != nil || n == (datapath.Sequence{}) {
+		return err
+	}
+	return do(flow, now-n.Last)
+}
+
+// handleEvents handles the events of the programs until they are closed.
+func (f *Fastpath) handleEvents() error {
+	for {
+		event, err := f.programs.ReadEvent()
+		if errors.Is(err, ringbuf.ErrClosed) {
+			return nil
+		}
+		if err == nil {
+			err = f.handle(event)
+		}
+		if err != nil {
+			f.log.Warn("handle an event of the fast path", "connection", event.Flow, "error", err)
+		}
+	}
+}
+
+// handle handles an event: an attach request for a pod, or an update of a conntrack entry.
+func (f *Fastpath) handle(event datapath.Event) error {
+	switch event.Kind {
+	case datapath.EventAttach:
+		link, anew := f.pods.linkOf(event.Pod)
+		if anew {
+			poke(f.rescan)
+		}
+		f.attach(link)
+		return nil
+	case datapath.EventLiberal:
+		f.ensureDropForged()
+	}
+	f.entries.Lock()
+	defer f.entries.Unlock()
+	if f.closing() {
+		return nil // releaseAll may have released the connection
+	}
+	flow := event.Flow
+	switch event.Kind {
+	case datapath.EventLiberal:
+		return f.makeLiberal(flow)
+	case datapath.EventReopen:
+		return f.update(flow, reopen)
+	case datapath.EventAcked:
+		// The packet that set the flag also shortened the timeout, and may be the last that conntrack saw.
+		return errors.Join(acked(flow), f.update(flow, renew))
+	case datapath.EventReset:
+		return reset(flow)
+	}
+	n, _, err := f.sequence(flow)
+	if err != nil || n == (datapath.Sequence{}) {
+		return err
+	}
+	if err := f.resyncConntrack(flow, n, true); !errors.Is(err, errUnknown) {
+		return err
+	}
+	return nil
+}
+
+// makeLiberal makes the entry of a known connection liberal.
+func (f *Fastpath) makeLiberal(flow datapath.Flow) error {
+	if known, err := f.programs.Known(flow); err != nil || !known {
+		return err // it has ended, or forgetIdle has released it
+	}
+	is, err := lookUp(flow)
+	if err != nil || is == nil || is.offloaded() || is.accelerated() {
+		return err
+	}
+	if err := liberal(flow); err != nil {
+		return err
+	}
+	if known, err := f.programs.Known(flow); err != nil || known {
+		return err
+	}
+	// The connection has ended meanwhile, and the entry may belong to a new connection between the
+	// same ports.
+	return change(flow, tcpInfo(flagAttrs(0, tcpLiberal)...))
+}
+
+// detect attaches and detaches the programs of the VXLAN devices while the fast path is idle, as
+// the detector decides.
+func (f *Fastpath) detect(now time.Time) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.active {
+		f.detector = detector{}
+		return nil
+	}
+	if f.closing() {
+		return nil
+	}
+	n, err := packets(f.links, f.node)
+	if err != nil {
+		poke(f.rescan) // the scan reports the problem
+		return nil
+	}
+	if !f.detector.update(now, n) {
+		return nil
+	}
+	return f.attachPrograms(false)
+}
+
+// sync scans the devices, configures the programs for them, and attaches the programs.
+func (f *Fastpath) sync() error {
+	began, err := threadTime()
+	if err != nil {
+		return err
+	}
+	known, err := f.changes.known(func() ([]netlink.Neigh, error) { return listNeighbours(f.links) })
+	if err != nil {
+		return err
+	}
+	node, err := scanDevices(f.links, known, f.unseenBy, f.owns)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closing() {
+		return nil
+	}
+	throttled, err := f.changes.setLinkMACs(&node, f.programs.SetLinkMACs)
+	if err := errors.Join(
+		err,
+		f.programs.SetVXLANDevices(node.overlays),
+		f.programs.SetRemotes(node.remotes),
+		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
+	); err != nil {
+		return err
+	}
+	for _, link := range throttled {
+		node.skipped = append(node.skipped, node.names[link]+": the MAC addresses behind it change too often; another pod may be using them")
+	}
+	verify := f.verify.Swap(false)
+	if verify {
+		f.pods.forgetRequests()
+	}
+	for _, address := range f.pods.wanted() {
+		if link := node.linkByRoute(f.links, address); link != 0 {
+			node.behind[address] = link
+		}
+	}
+	used, err := threadTime()
+	if err != nil {
+		return err
+	}
+	f.pause = scanShare * (used - began)
+	if !slices.Equal(node.vxlanDevices(), f.node.vxlanDevices()) {
+		poke(f.updates)
+	}
+	before := f.skipped
+	f.node = node
+	err = f.attachPrograms(verify)
+	if slices.ContainsFunc(f.skipped, func(why string) bool { return !slices.Contains(before, why) }) {
+		// Flows that were validated over a device that is skipped now must not use it any more.
+		f.changes.invalidate()
+	}
+	return err
+}
+
+// closing reports whether Close has begun: it would not detach anything that is attached from then
+// on.
+func (f *Fastpath) closing() bool {
+	select {
+	case <-f.quit:
+		return true
+	default:
+		return false
+	}
+}

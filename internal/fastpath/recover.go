@@ -1,0 +1,328 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/fastpath/datapath"
+)
+
+// A killed agent leaves the conntrack entries of accelerated connections liberal, and nobody knows the sequence numbers that
+// would make conntrack check the window again. If a connection is in use, the programs learn them from its packets. An idle
+// connection has none, and a forged RST would end its entry. But its pod knows the numbers: TCP answers a segment outside the
+// window with an acknowledgement (RFC 9293, section 3.10.7.4), as it answers a keepalive. So the next agent sends each such pod a
+// segment, straight to its link; encap takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
+
+const (
+	// recoverTries limits the number of rounds in which a connection is tried. There is one round at each renewal of the lease.
+	recoverTries = 8
+	// recoverRound limits the duration of a round, because the agent has other work to do.
+	recoverRound = 200 * time.Millisecond
+	// recoverMost limits the number of connections that are recovered, to twice the number that an agent can have accelerated.
+	recoverMost = 32768
+	// answerTime is how long the agent waits for a pod's answer, which normally comes while it sends. Another packet of the pod
+	// in that time would be taken for the answer.
+	answerTime = 5 * time.Millisecond
+	// restTime is how long a connection must have been idle: the answer may also acknowledge data that the peer has just sent,
+	// and the peer does not see it.
+	restTime = time.Second
+)
+
+// recovery is a connection that is being recovered.
+type recovery struct {
+	datapath.Recovery
+	tries int
+	// resting means that the connection was idle when its flow was forgotten. If it no longer is, its packets show the numbers.
+	resting bool
+}
+
+// liberalEntries returns the connections of pods on this node whose entries an agent has left liberal, at most recoverMost. links
+// maps the pods' addresses to their links.
+func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err error) {
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, unix.NLM_F_DUMP)
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	err = r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(b []byte) bool {
+		if t, err := parseCTEntry(b); err == nil && t.leftLiberal() {
+			if is, ok := t.recovery(links); ok {
+				all = append(all, is)
+			}
+		}
+		return len(all) < recoverMost
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list conntrack entries: %w", err)
+	}
+	return all, nil
+}
+
+// ctTimeouts has the timeouts, in seconds, that conntrack may give the entry of an open connection. An RST that conntrack accepts
+// gives the entry the timeout of CLOSE, but leaves its state unless the sequence number is exactly the next.
+type ctTimeouts struct{ established, retransmitted, unacknowledged, close uint32 }
+
+func readTimeouts() (t ctTimeouts, err error) {
+	for state, to := range map[string]*uint32{
+		"established": &t.established, "max_retrans": &t.retransmitted, "unacknowledged": &t.unacknowledged, "close": &t.close,
+	} {
+		if *to, err = timeoutOf(state, 0); err != nil {
+			return t, err
+		}
+	}
+	return t, nil
+}
+
+// idle returns how long conntrack has seen no packet of a connection. It assumes that the entry's timeout started at the shortest
+// of the timeouts that is not less than the present value.
+func (t *ctEntry) idle(timeouts ctTimeouts) time.Duration {
+	all := []uint32{timeouts.close, timeouts.unacknowledged, timeouts.retransmitted, timeouts.established}
+	slices.Sort(all)
+	for _, begun := range all {
+		if t.timeout <= begun {
+			return time.Duration(begun-t.timeout) * time.Second
+		}
+	}
+	return 0
+}
+
+// leftLiberal reports whether an agent has left an entry liberal and its connection may be open: no FIN was seen. Conntrack
+// itself makes other entries liberal: those of connections that it picked up in mid-stream, which have no window scales, and
+// those in a flowtable of the kernel.
+func (t *ctEntry) leftLiberal() bool {
+	const flags = tcpScaled | tcpLiberal
+	return t.ours() && t.flags[0]&t.flags[1]&flags == flags && (t.flags[0]|t.flags[1])&tcpCloseInit == 0 &&
+		(t.state == tcpEstablished || t.state == tcpClose)
+}
+
+// recovery returns the connection of an entry, if one of its ends is a pod whose address is not translated.
+func (t *ctEntry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bool) {
+	r.Protocol = unix.IPPROTO_TCP
+	if r.Link = links[t.original.from.Addr()]; r.Link != 0 {
+		r.Pod, r.Peer, r.WirePeer = t.original.from, t.original.to, t.reply.from
+		r.PodScale, r.PeerScale = t.scale[0], t.scale[1]
+		return r, t.reply.to == r.Pod
+	}
+	if r.Link = links[t.reply.from.Addr()]; r.Link != 0 {
+		r.Pod, r.Peer, r.WirePeer = t.reply.from, t.reply.to, t.original.from
+		r.PodScale, r.PeerScale = t.scale[1], t.scale[0]
+		return r, t.original.to == r.Pod
+	}
+	return r, false
+}
+
+// findLiberal finds the connections that a killed agent has left liberal. The caller has scanned the devices.
+func (f *Fastpath) findLiberal() error {
+	if f.resyncs.try() != nil {
+		return nil // entries stay liberal on this kernel
+	}
+	all, err := liberalEntries(f.node.behind)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	f.ensureDropForged() // no event announces entries that are liberal already
+	for _, r := range all {
+		f.recovering[r.Flow] = &recovery{Recovery: r}
+		f.attach(r.Link)
+	}
+	f.log.Info("an agent has left conntrack entries liberal; they are recovered", "connections", len(all))
+	return nil
+}
+
+// recoverLater schedules the recovery of a connection whose entry is still liberal although its flow is forgotten, because its
+// sequence numbers were not known.
+func (f *Fastpath) recoverLater(flow datapath.Flow) error {
+	is, err := lookUp(flow)
+	if err != nil || is == nil || !is.leftLiberal() {
+		return err
+	}
+	if r, ok := is.recovery(f.node.behind); ok && r.Flow == flow {
+		f.recovering[flow] = &recovery{Recovery: r, resting: true}
+	}
+	return nil
+}
+
+// recoverLiberal recovers connections for one round.
+func (f *Fastpath) recoverLiberal() error {
+	if len(f.recovering) == 0 {
+		return nil
+	}
+	k, err := f.newKeepalives()
+	if err != nil {
+		return err
+	}
+	defer k.close()
+	var first error
+	failed, began := 0, time.Now()
+	for flow, r := range f.recovering {
+		f.attach(r.Link)
+		if time.Since(began) > recoverRound {
+			continue
+		}
+		if f.closing() {
+			return nil
+		}
+		done, err := f.recoverOne(k, r)
+		if r.tries++; done || r.tries == recoverTries {
+			delete(f.recovering, flow)
+			if !done || err != nil {
+				f.unrecovered[flow] = true
+			}
+		}
+		if err != nil {
+			failed++
+			first = cmp.Or(first, fmt.Errorf("%s to %s: %w", flow.Pod, flow.Peer, err))
+		}
+	}
+	if failed > 1 {
+		return fmt.Errorf("%w; %d others failed", first, failed-1)
+	}
+	return first
+}
+
+// anyUnrecovered reports whether a connection that could not be recovered is still liberal. It forgets those that are not.
+func (f *Fastpath) anyUnrecovered() bool {
+	for flow := range f.unrecovered {
+		if is, err := lookUp(flow); err != nil || is != nil && is.leftLiberal() {
+			return true
+		}
+		delete(f.unrecovered, flow)
+	}
+	return false
+}
+
+// recoverOne tries to recover a connection, and returns whether no more tries are needed.
+func (f *Fastpath) recoverOne(k *keepalives, r *recovery) (done bool, err error) {
+	f.mu.Lock()
+	attached := f.attached[attachment{r.Link, "encap"}] != nil
+	f.mu.Unlock()
+	if !attached || k.macs[r.Pod.Addr()] == nil {
+		return false, nil
+	}
+	is, err := lookUp(r.Flow)
+	if err != nil || is == nil || !is.leftLiberal() {
+		return err == nil, err
+	}
+	now, err := monotonic()
+	if err != nil {
+		return false, err
+	}
+	idle := is.idle(k.timeouts)
+	if idle < restTime && r.resting {
+		return true, nil
+	} else if idle < restTime && r.tries < recoverTries/2 {
+		return false, nil // in use, or its timeout does not show the idle time
+	}
+	r.Last, r.Acknowledged = now-idle, rand.Uint32()
+	if added, err := f.programs.Recover(r.Recovery); err != nil {
+		return false, err
+	} else if !added { // in use; forget resynchronises it when it becomes idle
+		return f.programs.Known(r.Flow)
+	}
+	answered, known, err := f.ask(k, r)
+	switch {
+	case err == nil && !known:
+		return true, nil // the pod has ended it, or it is in use
+	case err == nil && answered:
+		return true, f.recovered(k, r.Flow)
+	}
+	// The programs would take a later packet for the answer.
+	return false, errors.Join(err, f.programs.Forget(r.Flow))
+}
+
+// ask sends a pod a keepalive, and waits for the answer: see datapath.Programs.Recovered.
+func (f *Fastpath) ask(k *keepalives, r *recovery) (answered, known bool, err error) {
+	if err := k.send(r); err != nil {
+		return false, true, err
+	}
+	for until := time.Now().Add(answerTime); ; time.Sleep(answerTime / 20) {
+		answered, known, err = f.programs.Recovered(r.Flow)
+		if err != nil || !known || answered || time.Now().After(until) {
+			return answered, known, err
+		}
+	}
+}
+
+// recovered makes conntrack check the window of a connection whose pod has answered with its sequence numbers.
+func (f *Fastpath) recovered(k *keepalives, flow datapath.Flow) error {
+	f.entries.Lock()
+	defer f.entries.Unlock()
+	n, _, err := f.sequence(flow)
+	if err != nil || n != (datapath.Sequence{}) && !n.Acknowledged() {
+		return err // it is in use
+	}
+	is, err := lookUp(flow)
+	if err != nil || is == nil || !is.leftLiberal() || n == (datapath.Sequence{}) {
+		// Meanwhile the pod may have closed the connection, and answered all the same.
+		return errors.Join(err, f.programs.Forget(flow))
+	}
+	err = f.resyncs.do(func(r *resyncer) error { return r.recover(flow, n, is, k.timeouts) })
+	if known, failed := f.programs.Known(flow); failed != nil || !known {
+		return errors.Join(err, failed) // it has ended
+	}
+	if after, _, failed := f.sequence(flow); err != nil || failed != nil || after != n {
+		// Part of the handshake is missing, or packets took the fast path meanwhile and conntrack missed them. The flow is
+		// known now: once it is idle, forgetIdle tries again.
+		if errors.Is(err, errNotAccepted) {
+			err = nil
+		}
+		return errors.Join(err, failed, liberal(flow), reopen(flow, 0))
+	}
+	return f.programs.Forget(flow)
+}
+
+// keepalives sends keepalives to pods, in one round.
+type keepalives struct {
+	// socket is an AF_PACKET socket. All keepalives share one, because closing it takes milliseconds: the kernel waits for its
+	// readers (packet_release).
+	socket   int
+	macs     map[netip.Addr]net.HardwareAddr
+	timeouts ctTimeouts
+}
+
+func (f *Fastpath) newKeepalives() (k *keepalives, err error) {
+	k = &keepalives{macs: make(map[netip.Addr]net.HardwareAddr)}
+	if k.timeouts, err = readTimeouts(); err != nil {
+		return nil, err
+	}
+	neighbours, err := listNeighbours(f.links)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range neighbours {
+		if address, ok := netip.AddrFromSlice(n.IP); ok && len(n.HardwareAddr) == len(mac{}) {
+			k.macs[address.Unmap()] = n.HardwareAddr
+		}
+	}
+	k.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	return k, os.NewSyscallError("socket", err)
+}
+
+func (k *keepalives) close() { _ = unix.Close(k.socket) }
+
+// send sends a pod a segment of a connection, in the name of its peer. The segment is outside the window, unless the random
+// sequence number hits the window; then TCP takes it for an old acknowledgement.
+func (k *keepalives) send(r *recovery) error {
+	s := segment{r.Peer, r.Pod, rand.Uint32(), r.Acknowledged, ackFlag, 0xffff, nil}
+	frame := append(ethernet(k.macs[r.Pod.Addr()], r.Pod.Addr()), s.bytes()...)
+	return os.NewSyscallError("sendto", unix.Sendto(k.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: r.Link}))
+}
+
+// ethernet returns the Ethernet header of packets to an address. No pod reads the source address.
+func ethernet(to net.HardwareAddr, address netip.Addr) []byte {
+	protocol := uint16(unix.ETH_P_IP)
+	if address.Is6() {
+		protocol = unix.ETH_P_IPV6
+	}
+	return binary.BigEndian.AppendUint16(slices.Concat(to, []byte{2, 0, 0, 0, 0, 1}), protocol)
+}

@@ -1,0 +1,413 @@
+//go:build linux
+
+package fastpath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/fastpath/datapath"
+)
+
+// resyncer resynchronises conntrack in the network namespace of the thread that created it.
+type resyncer struct {
+	drop *datapath.ResyncFilter
+	// four and six are raw sockets of IPv4 and IPv6; six is -1 if the kernel has no IPv6.
+	four, six int
+}
+
+func newResyncer() (r *resyncer, err error) {
+	r = &resyncer{four: -1, six: -1}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("prepare to resynchronise conntrack: %w", err), r.close())
+			r = nil
+		}
+	}()
+	if r.drop, err = datapath.DropResync(); err != nil {
+		return r, err
+	}
+	open := func(family int) (int, error) {
+		fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return -1, os.NewSyscallError("socket", err)
+		}
+		return fd, os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(r.drop.Mark)))
+	}
+	if r.four, err = open(unix.AF_INET); err != nil {
+		return r, err
+	}
+	// drop_resync drops the packets before they reach a device. Binding to a device saves the route
+	// lookup: there need not be a route to a Service.
+	if err := unix.BindToDevice(r.four, "lo"); err != nil {
+		return r, os.NewSyscallError("setsockopt", err)
+	}
+	if r.six, err = open(unix.AF_INET6); errors.Is(err, unix.EAFNOSUPPORT) {
+		err = nil
+	}
+	return r, err
+}
+
+func (r *resyncer) close() error {
+	var errs []error
+	for _, fd := range []int{r.four, r.six} {
+		if fd >= 0 {
+			errs = append(errs, unix.Close(fd))
+		}
+	}
+	if r.drop != nil {
+		errs = append(errs, r.drop.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry
+// stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
+// connection's last packet. A connection that has ended is not an error. If resync returns errUnknown, it has not changed
+// the entry. If it returns errNotAccepted, the entry is still liberal.
+func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Duration, accelerated bool) error {
+	before, err := lookUp(f)
+	if err != nil || before == nil {
+		return err
+	}
+	if !before.ours() {
+		return nil // conntrack has seen all packets, or the entry is a flowtable's
+	}
+	if missed, err := before.missed(idle); err != nil {
+		return err
+	} else if missed {
+		return errUnknown
+	}
+	if before.state != tcpEstablished {
+		// The connection has not ended: its end would have deleted the flow.
+		if err := reopen(f, idle); err != nil {
+			return err
+		}
+	}
+	if accelerated {
+		// Conntrack gives a closed window a short timeout, and would not see the window open again.
+		n.Pod.Edge, n.Peer.Edge = openWindow(n.Pod, n.Peer), openWindow(n.Peer, n.Pod)
+		if err := r.handshake(f, before, n); err != nil {
+			return err
+		}
+		return liberal(f)
+	}
+	established, err := timeoutOf("established", 0)
+	if err != nil {
+		return err
+	}
+	// The handshake has to acknowledge all data.
+	settled := n
+	settled.Pod.Expects, settled.Peer.Expects = n.Peer.Next, n.Pod.Next
+	if n.PeerUnseen() {
+		settled.Pod.Edge = settled.Pod.Next + largestWindow
+	}
+	if err := r.checkWindow(f, before, settled, func(after *ctEntry) uint32 { return after.timeoutAfter(idle, established) }); err != nil {
+		return err
+	}
+	return r.unacknowledged(f, before, n, idle)
+}
+
+// largestWindow is the largest window that TCP can announce (RFC 7323).
+const largestWindow = 0xffff << 14
+
+// unacknowledged restores, in the entry of an idle connection, the state of data that the handshake has acknowledged but the
+// other side has not: the highest acknowledgement, the flag of unacknowledged data, and its timeout.
+func (r *resyncer) unacknowledged(f datapath.Flow, t *ctEntry, n datapath.Sequence, idle time.Duration) error {
+	data := [2]bool{n.Pod.Next != n.Peer.Expects && !n.PeerUnseen(), n.Peer.Next != n.Pod.Expects} // of the pod, of the peer
+	if !data[0] && !data[1] {
+		return nil
+	}
+	pod, peer := t.original, t.reply
+	flagsOf := [2]int{ctaTCPFlagsOriginal, ctaTCPFlagsReply}
+	if t.original.from != f.Pod {
+		pod, peer = peer, pod
+		flagsOf[0], flagsOf[1] = flagsOf[1], flagsOf[0]
+	}
+	var masks [2]byte
+	for side := range data {
+		if data[side] {
+			masks[side] |= tcpUnacknowledged
+			masks[1-side] |= tcpMaxAck // makes conntrack take the next acknowledgement for the highest
+		}
+	}
+	if err := change(f, tcpInfo(
+		nl.NewRtAttr(flagsOf[0], []byte{tcpUnacknowledged, masks[0]}), nl.NewRtAttr(flagsOf[1], []byte{tcpUnacknowledged, masks[1]}),
+	)); err != nil {
+		return err
+	}
+	for side, acks := range []segment{
+		{peer.from, peer.to, n.Peer.Next, n.Peer.Expects, ackFlag, t.window(peer.from, n.Pod.Edge-n.Peer.Expects), nil},
+		{pod.from, pod.to, n.Pod.Next, n.Pod.Expects, ackFlag, t.window(pod.from, n.Peer.Edge-n.Pod.Expects), nil},
+	} {
+		if data[side] {
+			if err := r.send(acks); err != nil {
+				return err
+			}
+		}
+	}
+	after, err := lookUp(f)
+	if err != nil || after == nil {
+		return err
+	}
+	return change(f, timeoutAttr(without(after.timeout, idle)))
+}
+
+// window returns the value of the window field, for a window in bytes, in a segment from one of the ends.
+func (t *ctEntry) window(from netip.AddrPort, bytes uint32) uint16 {
+	scale := t.scale[0]
+	if from != t.original.from {
+		scale = t.scale[1]
+	}
+	return uint16(min(bytes>>min(scale, 14), 0xffff))
+}
+
+// recover makes conntrack check the window of a connection that an agent has left with the entry before. The result is the same
+// as without an agent: the timeout counts from the last packet, and recover undoes the effect of an RST that conntrack may have
+// accepted from anybody.
+//
+// A short timeout of unacknowledged data or of retransmissions may be stale: conntrack does not take acknowledgements outside its
+// window into account. So the entry gets the timeout of an established connection. If data is unacknowledged after all,
+// retransmissions shorten it.
+func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *ctEntry, timeouts ctTimeouts) error {
+	idle := before.idle(timeouts)
+	closed := before.state == tcpClose || before.timeout <= timeouts.close
+	if closed {
+		if err := reopen(f, idle); err != nil {
+			return err
+		}
+	}
+	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 {
+		if !closed && after.timeout+1 < timeouts.established {
+			return min(before.timeout, after.timeout) // of a timeout policy, or the window is closed
+		}
+		return after.timeoutAfter(idle, timeouts.established)
+	})
+}
+
+// checkWindow makes conntrack check the window of a connection with the entry before. left returns the timeout to set, given the
+// entry after the handshake, whose timeout has started again.
+func (r *resyncer) checkWindow(f datapath.Flow, before *ctEntry, n datapath.Sequence, left func(after *ctEntry) uint32) error {
+	if err := r.handshake(f, before, n); err != nil {
+		return err
+	}
+	after, err := lookUp(f)
+	if err != nil || after == nil || after.state != tcpEstablished {
+		return err
+	}
+	// The SYN of the handshake cleared the flag in the original direction, if conntrack accepted it.
+	if after.flags[0]&tcpLiberal != 0 {
+		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, errNotAccepted)
+	}
+	var flags byte
+	if before.flags[0]&before.flags[1]&tcpScaled == 0 {
+		// Conntrack picked the connection up in mid-stream, does not know its window scales, and was
+		// liberal from the start.
+		flags = tcpLiberal
+	}
+	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(left(after)))
+}
+
+// timeoutAfter returns the rest of the timeout of an entry, as if its connection had been idle for
+// so long. The timeout of t has just started. established is the timeout of ESTABLISHED, in
+// seconds.
+func (t *ctEntry) timeoutAfter(idle time.Duration, established uint32) (seconds uint32) {
+	begun := t.timeout
+	if begun+1 == established { // conntrack rounds down
+		begun = established
+	}
+	return without(begun, idle)
+}
+
+// openWindow returns the right edge of a window of a side, moved if necessary so that the window is open at any scale.
+func openWindow(own, other datapath.Side) uint32 {
+	return other.Expects + max(own.Edge-other.Expects, 1<<14)
+}
+
+// resyncs keeps a resyncer while it is in use: attaching its program for each connection would
+// be slow.
+type resyncs struct {
+	mu   sync.Mutex
+	r    *resyncer
+	used bool
+	// unsupported is set once the kernel has turned out to lack a feature.
+	unsupported bool
+}
+
+var errCannotResync = errors.New("conntrack cannot be resynchronised")
+
+// do calls fn with a resyncer of the calling thread's network namespace.
+func (a *resyncs) do(fn func(*resyncer) error) (err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unsupported {
+		return errCannotResync
+	}
+	if a.r == nil {
+		if a.r, err = newResyncer(); err != nil {
+			a.unsupported = true
+			return fmt.Errorf("%w: %w", errCannotResync, err)
+		}
+	}
+	a.used = true
+	return fn(a.r)
+}
+
+// try returns why conntrack cannot be resynchronised, if so.
+func (a *resyncs) try() error { return a.do(func(*resyncer) error { return nil }) }
+
+// closeUnused closes the resyncer if it was not used since the last call.
+func (a *resyncs) closeUnused() error {
+	a.mu.Lock()
+	used := a.used
+	a.used = false
+	a.mu.Unlock()
+	if used {
+		return nil
+	}
+	return a.close()
+}
+
+func (a *resyncs) close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.r
+	a.r = nil
+	if r == nil {
+		return nil
+	}
+	return r.close()
+}
+
+// errNotAccepted means that another packet of the connection, perhaps a forged one, came between those of the handshake. Conntrack
+// is still liberal, and the next handshake may succeed.
+var errNotAccepted = errors.New("conntrack did not accept the handshake")
+
+// errUnknown means that a connection's sequence numbers are not known, or are old: conntrack has seen later packets.
+var errUnknown = errors.New("the sequence numbers of the connection are not known")
+
+// missed reports whether conntrack has seen a later packet of an established connection than the
+// programs have: then the programs' sequence numbers are old.
+func (t *ctEntry) missed(idle time.Duration) (bool, error) {
+	timeout, err := timeoutOf("established", 0)
+	if err != nil {
+		return false, err
+	}
+	// Conntrack's timeouts are whole seconds.
+	return t.timeout <= timeout && time.Duration(timeout-t.timeout)*time.Second < idle-time.Second, nil
+}
+
+// TCP flags (RFC 9293, section 3.1) and options (section 3.2; RFC 2018 and RFC 7323).
+const (
+	synFlag, ackFlag                               = 0x02, 0x10
+	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
+)
+
+// handshake sends a handshake that leaves conntrack with the given sequence numbers and windows of a connection
+// with the entry t.
+func (r *resyncer) handshake(f datapath.Flow, t *ctEntry, n datapath.Sequence) error {
+	original, reply := n.Pod, n.Peer
+	if t.original.from != f.Pod {
+		original, reply = reply, original
+	}
+	from, back := t.window(t.original.from, reply.Edge-original.Expects), t.window(t.reply.from, original.Edge-reply.Expects)
+	for _, p := range []segment{
+		{t.original.from, t.original.to, original.Next - 1, 0, synFlag, 0xffff, options(t.flags[0], t.scale[0])},
+		{t.reply.from, t.reply.to, reply.Next - 1, original.Next, synFlag | ackFlag, 0xffff, options(t.flags[1], t.scale[1])},
+		{t.original.from, t.original.to, original.Next, reply.Next, ackFlag, from, nil},
+		{t.reply.from, t.reply.to, reply.Next, original.Next, ackFlag, back, nil},
+	} {
+		if err := r.send(p); err != nil {
+			return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, err)
+		}
+	}
+	return nil
+}
+
+// options returns the options of a SYN that conntrack reads.
+func options(flags, scale uint8) (b []byte) {
+	if flags&tcpSelective != 0 {
+		b = append(b, noOption, noOption, selectivePermitted, 2)
+	}
+	if flags&tcpScaled != 0 {
+		b = append(b, noOption, scaleOption, 3, scale)
+	}
+	return b
+}
+
+// segment is a TCP segment without data.
+type segment struct {
+	from, to netip.AddrPort
+	seq, ack uint32
+	flags    byte
+	window   uint16
+	options  []byte
+}
+
+// bytes returns the packet with its IP header.
+func (s segment) bytes() []byte {
+	length := 20 + len(s.options)
+	var b []byte
+	if s.from.Addr().Is6() {
+		b = []byte{0x60, 0, 0, 0, 0, byte(length), unix.IPPROTO_TCP, 64}
+	} else {
+		b = []byte{0x45, 0, 0, byte(20 + length), 0, 1, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}
+	}
+	b = append(b, s.from.Addr().AsSlice()...)
+	b = append(b, s.to.Addr().AsSlice()...)
+	b = binary.BigEndian.AppendUint16(b, s.from.Port())
+	b = binary.BigEndian.AppendUint16(b, s.to.Port())
+	b = binary.BigEndian.AppendUint32(b, s.seq)
+	b = binary.BigEndian.AppendUint32(b, s.ack)
+	b = append(b, byte(length/4)<<4, s.flags)
+	b = binary.BigEndian.AppendUint16(b, s.window)
+	b = append(b, 0, 0, 0, 0)
+	b = append(b, s.options...)
+	tcp := b[len(b)-length:]
+	addresses := append(s.from.Addr().AsSlice(), s.to.Addr().AsSlice()...)
+	binary.BigEndian.PutUint16(tcp[16:], checksum(addresses, []byte{0, unix.IPPROTO_TCP, 0, byte(length)}, tcp))
+	if s.from.Addr().Is4() {
+		binary.BigEndian.PutUint16(b[10:], checksum(b[:20]))
+	}
+	return b
+}
+
+// checksum returns the Internet checksum (RFC 1071) of parts with even lengths.
+func checksum(parts ...[]byte) uint16 {
+	var sum uint32
+	for _, b := range parts {
+		for i := 0; i < len(b); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(b[i:]))
+		}
+	}
+	sum = sum>>16 + sum&0xffff
+	return ^uint16(sum>>16 + sum)
+}
+
+var errNotDropped = errors.New("a resync packet was not dropped after conntrack")
+
+// send sends a packet for conntrack to see. drop_resync drops it, which the kernel reports as EPERM.
+func (r *resyncer) send(s segment) error {
+	fd, to := r.four, unix.Sockaddr(nil)
+	if s.to.Addr().Is6() {
+		fd, to = r.six, &unix.SockaddrInet6{Addr: s.to.Addr().As16()}
+	} else {
+		to = &unix.SockaddrInet4{Addr: s.to.Addr().As4()}
+	}
+	switch err := unix.Sendto(fd, s.bytes(), 0, to); {
+	case errors.Is(err, unix.EPERM):
+		return nil
+	case err == nil:
+		return errNotDropped
+	default:
+		return os.NewSyscallError("sendto", err)
+	}
+}
