@@ -15,8 +15,10 @@ const (
 	detectEvery = leaseRenewal / 5
 	// busyPackets is the number of packets in an interval from which the devices are busy.
 	busyPackets = 10
-	// detectFor is how long the detector's programs stay attached.
-	detectFor = 3 * detectEvery
+	// The programs sample for detectMin at least, and until detectPackets packets have passed: they sample one in 32, and
+	// have to sample a connection twice. With few packets they stop after detectMax.
+	detectMin, detectMax = 2 * detectEvery, 9 * detectEvery
+	detectPackets        = 256
 	// detectPause is the pause after a detection that found nothing. It doubles each time, up to
 	// detectPauseMax, while the devices stay busy.
 	detectPause, detectPauseMax = time.Second, 8 * time.Second
@@ -27,7 +29,11 @@ const (
 // the programs cost every packet.
 type detector struct {
 	on bool
-	// next is when the detector may switch on or off; wait is the length of the last pause.
+	// since is when the programs began to sample, and began the counters at that time. It is zero while they are
+	// being attached, which can take longer than the detection: attaching waits for other changes of devices.
+	since time.Time
+	began uint64
+	// next is when the next detection may begin; wait is the length of the last pause.
 	next time.Time
 	wait time.Duration
 	// packets is the last value of the counters.
@@ -38,19 +44,25 @@ type detector struct {
 func (s *detector) update(now time.Time, packets uint64) (switched bool) {
 	few := s.packets == 0 || packets-s.packets < busyPackets
 	s.packets = packets
-	if few && !s.on {
+	switch {
+	case s.on && s.since.IsZero():
+		s.since, s.began = now, packets
+		return false
+	case s.on:
+		sampled := now.Sub(s.since)
+		if sampled < detectMin || sampled < detectMax && packets-s.began < detectPackets {
+			return false
+		}
+		s.wait = min(max(2*s.wait, detectPause), detectPauseMax)
+		s.on, s.next = false, now.Add(s.wait)
+		return true
+	case few:
 		s.wait = 0
-	}
-	if now.Before(s.next) || few && !s.on {
+		return false
+	case now.Before(s.next):
 		return false
 	}
-	s.on = !s.on
-	if s.on {
-		s.next = now.Add(detectFor)
-		return true
-	}
-	s.wait = min(max(2*s.wait, detectPause), detectPauseMax)
-	s.next = now.Add(s.wait)
+	s.on, s.since = true, time.Time{}
 	return true
 }
 

@@ -8,38 +8,80 @@ import (
 	"time"
 )
 
+// detectorTest drives a detector by time and packets.
+type detectorTest struct {
+	*testing.T
+	detector
+	now   time.Time
+	sum   uint64
+	began time.Time
+	turns []time.Duration
+}
+
+// newDetectorTest returns a detector that has seen the counters at rest.
+func newDetectorTest(t *testing.T) *detectorTest {
+	d := &detectorTest{T: t, now: time.Now(), sum: 1000}
+	d.pass(detectEvery, 0)
+	d.want("packets before the start")
+	return d
+}
+
+// pass lets time pass, with a number of packets in each interval.
+func (d *detectorTest) pass(time time.Duration, packets uint64) {
+	for end := d.now.Add(time); d.now.Before(end); d.now = d.now.Add(detectEvery) {
+		d.sum += packets
+		if d.update(d.now, d.sum) {
+			d.turns = append(d.turns, d.now.Sub(d.began))
+		}
+	}
+}
+
+// want checks when the detector was switched since the last call.
+func (d *detectorTest) want(what string, at ...time.Duration) {
+	d.Helper()
+	if !slices.Equal(d.turns, at) {
+		d.Fatalf("%s: switched at %v, want %v", what, d.turns, at)
+	}
+	d.turns, d.began = nil, d.now
+}
+
 // TestDetector checks that sampling is on for a while when there are packets, and that the pauses
 // in between grow as long as packets continue.
 func TestDetector(t *testing.T) {
-	var s detector
-	now, sum := time.Now(), uint64(1000)
-	var turns []time.Duration
-	began := now
-	pass := func(d time.Duration, perGlance uint64) {
-		for end := now.Add(d); now.Before(end); now = now.Add(detectEvery) {
-			sum += perGlance
-			if s.update(now, sum) {
-				turns = append(turns, now.Sub(began))
-			}
-		}
-	}
-	want := func(what string, at ...time.Duration) {
-		t.Helper()
-		if !slices.Equal(turns, at) {
-			t.Fatalf("%s: switched at %v, want %v", what, turns, at)
-		}
-		turns, began = nil, now
-	}
-	const on, off = detectFor, detectPause
-	pass(detectEvery, 0)
-	want("packets before the start")
-	pass(time.Minute, busyPackets-1)
-	want("few packets")
-	pass(34*time.Second, busyPackets)
-	want("many packets", 0, on, on+off, 2*on+off, 2*on+3*off, 3*on+3*off, 3*on+7*off, 4*on+7*off,
+	d := newDetectorTest(t)
+	const on, off = detectEvery + detectMin, detectPause
+	d.pass(time.Minute, busyPackets-1)
+	d.want("few packets")
+	d.pass(34*time.Second, detectPackets)
+	d.want("many packets", 0, on, on+off, 2*on+off, 2*on+3*off, 3*on+3*off, 3*on+7*off, 4*on+7*off,
 		4*on+15*off, 5*on+15*off, 5*on+23*off, 6*on+23*off, 6*on+31*off, 7*on+31*off)
-	pass(time.Minute, 0)
-	want("no packets")
-	pass(2*time.Second, busyPackets)
-	want("many packets again", 0, on, on+off, 2*on+off)
+	d.pass(time.Minute, 0)
+	d.want("no packets")
+	d.pass(2*time.Second, detectPackets)
+	d.want("many packets again", 0, on, on+off, 2*on+off)
+}
+
+// TestDetectorSamplesEnough checks that sampling goes on until enough packets have passed, but for no longer than the pause.
+func TestDetectorSamplesEnough(t *testing.T) {
+	d := newDetectorTest(t)
+	d.pass(time.Second, detectPackets/5+1)
+	d.want("enough packets in five intervals after the first", 0, 6*detectEvery)
+	d = newDetectorTest(t)
+	const on = detectEvery + detectMax
+	d.pass(on+detectPause+on+detectEvery, busyPackets)
+	d.want("few packets", 0, on, on+detectPause, on+detectPause+on)
+	if on > detectPause {
+		t.Errorf("with few packets, sampling is on for %s and then off for %s", on, detectPause)
+	}
+}
+
+// TestDetectorAttachesSlowly checks that the time in which the programs are being attached does not count.
+func TestDetectorAttachesSlowly(t *testing.T) {
+	d := newDetectorTest(t)
+	d.pass(detectEvery, detectPackets)
+	d.want("packets", 0)
+	d.now = d.now.Add(time.Minute) // without updates
+	d.began = d.now
+	d.pass(detectPause, detectPackets)
+	d.want("programs that take a minute to attach", detectMin)
 }

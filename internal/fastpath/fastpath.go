@@ -473,8 +473,9 @@ func (f *Fastpath) run(started chan<- error) error {
 			}
 			f.setProblem(synced)
 			rescan, paused = nil, time.After(f.pause)
-		case now := <-ticker.C:
-			if err := f.detect(now); err != nil {
+		case <-ticker.C:
+			// The tick itself may be old: it waits while programs are being attached.
+			if err := f.detect(time.Now()); err != nil {
 				f.log.Warn("detect eligible connections", "error", err)
 			}
 			if n++; n%int(leaseRenewal/detectEvery) > 0 {
