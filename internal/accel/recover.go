@@ -38,7 +38,7 @@ type Held struct {
 	// Setting has its present value in Got. Its Place is the name that the
 	// first holder gave the network namespace, or "machine".
 	record.Setting
-	Holders []journal.Holder
+	Holders []journal.Holder `json:"holders"`
 }
 
 // Status lists the settings that are held on this machine. It uses only JournalDir and Proc of o.

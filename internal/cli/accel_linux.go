@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -63,6 +64,13 @@ slipstream agent. status shows settings and fast paths.`,
 			return printSettings(p.Out, settings)
 		}
 	}
+	var format outputFormat
+	status := &cobra.Command{
+		Use: "status", Args: cobra.NoArgs,
+		Short: "Show the settings and fast paths of slipstream on this machine, and who applied them",
+		RunE:  func(c *cobra.Command, _ []string) error { return accelStatus(c.Context(), p.Out, options(), format) },
+	}
+	format.addFlag(status.Flags())
 	var killed bool
 	revert := &cobra.Command{
 		Use: "revert", Args: cobra.NoArgs,
@@ -81,17 +89,16 @@ slipstream agent. status shows settings and fast paths.`,
 			Short: "Apply a variant's accelerators here, until revert or a reboot",
 			RunE:  set((*accel.Applier).Apply), ValidArgsFunction: completeAccelerators,
 		},
-		&cobra.Command{
-			Use: "status", Args: cobra.NoArgs,
-			Short: "Show the settings and fast paths of slipstream on this machine, and who applied them",
-			RunE:  func(c *cobra.Command, _ []string) error { return accelStatus(c.Context(), p.Out, options()) },
-		},
+		status,
 		revert,
 	)
 	return c
 }
 
-func accelStatus(ctx context.Context, w io.Writer, o accel.Options) error {
+func accelStatus(ctx context.Context, w io.Writer, o accel.Options, format outputFormat) error {
+	if os.Geteuid() != 0 {
+		return errors.New("accel status reads the settings of every network namespace, which only root may: use sudo")
+	}
 	held, err := accel.Status(ctx, o)
 	if err != nil {
 		return err
@@ -99,6 +106,9 @@ func accelStatus(ctx context.Context, w io.Writer, o accel.Options) error {
 	fast, err := accel.Fastpaths(o)
 	if err != nil {
 		return err
+	}
+	if format == asJSON {
+		return writeJSON(w, map[string]any{"settings": append([]accel.Held{}, held...), "fastpaths": append([]accel.Fastpath{}, fast...)})
 	}
 	if len(held) > 0 || len(fast) == 0 {
 		err = printHeld(w, held)

@@ -111,7 +111,7 @@ var groups = []*cobra.Group{
 
 // groupOf maps every command that is not hidden to its group.
 var groupOf = map[string]string{
-	"run": "measure", "report": "measure", "compare": "measure", "import": "measure", "validate": "measure", "cleanup": "measure",
+	"run": "measure", "report": "measure", "compare": "measure", "import": "measure", "validate": "measure", "preset": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
 	"doctor": "other", "capture": "other", "azure": "other", "version": "other", "completion": "other", "help": "other",
@@ -128,8 +128,6 @@ func plugin(program string) string {
 // Command returns the tree of all commands, for the reference.
 func Command() *cobra.Command {
 	root := rootCommand(Process{Args: []string{"slipstream"}})
-	root.InitDefaultHelpCmd()
-	root.InitDefaultCompletionCmd()
 	return root
 }
 
@@ -163,19 +161,53 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		}
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(runCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
+	root.AddCommand(runCommand(p), presetCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
 	root.AddCommand(doctorCommand(p), azureCommand(), versionCommand(p))
 	cobra.EnableCommandSorting = false // groups are listed in the order of use
 	root.AddGroup(groups...)
-	root.SetHelpCommandGroupID("other")
 	root.SetCompletionCommandGroupID("other")
 	for _, c := range root.Commands() {
 		c.GroupID = groupOf[c.Name()]
 	}
+	root.InitDefaultCompletionCmd()
 	requireSubcommand(root)
+	root.SetHelpCommand(helpCommand(root))
+	root.InitDefaultHelpCmd()
 	usageOfArgs(root)
 	return root
+}
+
+// helpCommand fails for a command that does not exist. That of cobra would show the help of the whole program, and succeed.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND...]", GroupID: "other",
+		Short: "Show the help of a command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			c, rest, err := root.Find(args)
+			if err == nil && len(rest) > 0 {
+				err = c.Args(c, rest)
+			}
+			if err != nil {
+				return usage(err)
+			}
+			c.InitDefaultHelpFlag() // which the help lists
+			return c.Help()
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			c, _, err := root.Find(args)
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			var names []string
+			for _, sub := range c.Commands() {
+				if sub.IsAvailableCommand() {
+					names = append(names, sub.Name()+"\t"+sub.Short)
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
 }
 
 // requireSubcommand makes a command that only has subcommands fail for any other name. cobra would print help and
@@ -212,14 +244,20 @@ func requireSubcommand(c *cobra.Command) {
 }
 
 func versionCommand(p Process) *cobra.Command {
-	return &cobra.Command{
+	var format outputFormat
+	c := &cobra.Command{
 		Use: "version", Args: cobra.NoArgs,
 		Short: "Print the version",
 		RunE: func(*cobra.Command, []string) error {
+			if format == asJSON {
+				return writeJSON(p.Out, map[string]string{"version": p.Version, "os": runtime.GOOS, "arch": runtime.GOARCH, "go": runtime.Version()})
+			}
 			_, err := fmt.Fprintf(p.Out, "slipstream version %s (%s/%s, %s)\n", p.Version, runtime.GOOS, runtime.GOARCH, runtime.Version())
 			return err
 		},
 	}
+	format.addFlag(c.Flags())
+	return c
 }
 
 // usageOfArgs marks a wrong number of arguments as an error of usage.

@@ -230,12 +230,17 @@ func lastLines(text string, n int) string {
 func TestLastLines(t *testing.T) {
 	withoutGain := strings.Replace(resultYAML, "  - {name: fastpath, accelerate: [{fastpath: {}}]}\n", "", 1)
 	cluster := strings.NewReplacer("{lab: {nodes: 2}}", "{kubernetes: {}}", "path: {vxlan: {shape: flannel}}", "path: {pod: {}}").Replace(resultYAML)
+	hosts := strings.NewReplacer(
+		"{lab: {nodes: 2}}", "{hosts: [{name: a}, {name: b}]}", "{vxlan: {shape: flannel}}", "{native: {}}",
+		"{fastpath: {}}", "{rps: {devices: [nic], cpus: all}}", "[nic, pod]", "[nic]",
+	).Replace(resultYAML)
 	for name, c := range map[string]struct {
 		yaml   string
 		blocks int
 		want   []string
 	}{
-		"a gain":       {resultYAML, 6, []string{"Worse with rps+: pingpong median latency +4", "Report: DIR/report.html", "Next:   slipstream policy DIR fastpath --host -o policy.yaml"}},
+		"a gain":       {resultYAML, 6, []string{"Worse with rps+: pingpong median latency +4", "Report: DIR/report.html", "Next:   slipstream doctor ", "        slipstream run kubernetes --dry-run "}},
+		"hosts":        {hosts, 6, []string{"Next:   slipstream policy DIR fastpath --host -o policy.yaml"}},
 		"cluster":      {cluster, 6, []string{"Next:   slipstream policy DIR fastpath --node-selector KEY=VALUE | kubectl apply -f -"}},
 		"no gain":      {withoutGain, 6, []string{"rps+ gives the most back, compared with vxlan: stream throughput +", "at the cost of pingpong median latency +4", "Next: slipstream run made.yaml --runs 20"}},
 		"inconclusive": {resultYAML, 1, []string{"Inconclusive", "Next:   slipstream run --resume DIR"}},

@@ -55,7 +55,7 @@ it is also 4 if a comparison is inconclusive, or missing from one of the results
 	f := c.Flags()
 	f.StringVar(&o.gate, "gate", "", "exit with 3 if the second is slower, with 4 if the results have nothing in common; =strict: with 4 also if a comparison is inconclusive or missing")
 	f.Lookup("gate").NoOptDefVal = gateSlower
-	f.StringVar(&o.format, "format", "text", choices(report.ChangesFormats()))
+	f.StringVarP(&o.format, "format", "o", "text", choices(report.ChangesFormats()))
 	f.StringArrayVar(&o.only, "only", nil, "compare only these: variant=NAME,…, workload=NAME,… or metric=NAME,…")
 	f.Float64Var(&o.margin, "margin", 0, "equivalence margin: with 0.02, ratios from 1/1.02 to 1.02 are the same (default the second experiment's)")
 	return c
@@ -110,9 +110,9 @@ func openBoth(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err
 		}
 	}()
 	for i, path := range paths {
-		dir, err := record.Open(path)
+		dir, err := openResult(path)
 		if err != nil {
-			return dirs, results, usage(err)
+			return dirs, results, err
 		}
 		dirs[i] = dir
 		exp, trials, err := readExperiment(dir)

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -54,7 +53,7 @@ const minWindow = 100 * time.Millisecond
 
 type doctorOptions struct {
 	window time.Duration
-	format string
+	format outputFormat
 	probe  bool
 	hosts  hostOptions
 	kube   kubeOptions
@@ -109,16 +108,17 @@ exit code is 3 if there is a serious finding, and 0 otherwise.`,
 			if o.window < minWindow {
 				return usage(fmt.Errorf("--for %s: must be at least %s", o.window, minWindow))
 			}
-			write, ok := map[string]func(io.Writer, diagnosis) error{"text": writeDiagnosis, "json": writeDiagnosisJSON}[o.format]
-			if !ok {
-				return usage(fmt.Errorf("--format %s: there is no such format; choose text or json", o.format))
-			}
 			d, err := o.diagnose(c.Context(), p, args)
 			if err != nil {
 				return err
 			}
 			doctor.SortWorstFirst(d.Findings)
-			if err := write(p.Out, d); err != nil {
+			if o.format == asJSON {
+				err = writeJSON(p.Out, d)
+			} else {
+				err = writeDiagnosis(p.Out, d)
+			}
+			if err != nil {
 				return err
 			}
 			if slices.ContainsFunc(d.Findings, doctor.IsSerious) {
@@ -129,7 +129,7 @@ exit code is 3 if there is a serious finding, and 0 otherwise.`,
 	}
 	f := c.Flags()
 	f.DurationVar(&o.window, "for", time.Second, "time between the two readings of counters")
-	f.StringVar(&o.format, "format", "text", "text or json")
+	o.format.addFlag(f)
 	f.BoolVar(&o.probe, "probe", false, "also try the fast path, and offloads between hosts (root, in temporary network namespaces); for lab, in a lab; for kubernetes, from pods on two nodes")
 	o.hosts.addFlags(f)
 	o.kube.addFlags(f)
@@ -271,13 +271,6 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 		}
 	}
 	return nil
-}
-
-func writeDiagnosisJSON(w io.Writer, d diagnosis) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(d)
 }
 
 // writeDiagnosis writes the facts as a table for each machine, and each finding as a paragraph.

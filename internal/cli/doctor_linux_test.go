@@ -51,7 +51,7 @@ func TestDoctorHealthy(t *testing.T) {
 	if err := writeDiagnosis(&text, d); err != nil || !strings.Contains(text.String(), "Nothing found. Counters were read twice, 1.0 s apart.") {
 		t.Errorf("%v: %q", err, text.String())
 	}
-	if err := writeDiagnosisJSON(&encoded, d); err != nil || !strings.Contains(encoded.String(), `"findings": []`) {
+	if err := writeJSON(&encoded, d); err != nil || !strings.Contains(encoded.String(), `"findings": []`) {
 		t.Errorf("%v: %q", err, encoded.String())
 	}
 }

@@ -47,7 +47,7 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s: %v", m[0], err)
 			continue
 		}
-		if err := experiment.New(exp).Print(io.Discard); err != nil {
+		if err := experiment.New(exp).Outline().Print(io.Discard); err != nil {
 			t.Errorf("%s: %v", m[0], err)
 		}
 	}

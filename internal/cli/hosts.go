@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -197,44 +197,64 @@ func (n *hostNetwork) Worker(ctx context.Context, p place.Place, use place.Use) 
 	return c, nil
 }
 
-// surveyHosts shows what a run would find on its hosts. It fails if something is missing.
-func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *spec.Experiment) error {
+// surveyedHost is a row of a dry run on hosts.
+type surveyedHost struct {
+	Host   string `json:"host"`
+	Login  string `json:"login,omitempty"`
+	System string `json:"system,omitempty"`
+	// Folder is where the program would run.
+	Folder string `json:"folder,omitempty"`
+	// Accelerators says by which right they can be applied, or "none".
+	Accelerators string `json:"accelerators"`
+	// Limits says what the host cannot do that the experiment does not need.
+	Limits string `json:"limits,omitempty"`
+}
+
+// surveyHosts finds out what a run would meet on its hosts.
+func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *spec.Experiment) (*survey, error) {
 	config := hostConfig(p, o, exp, func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) })
 	found, err := hosts.Survey(ctx, config)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "\nHOST\tLOGIN\tSYSTEM\tPROGRAM RUNS IN\tACCELERATORS")
-	var missing, limits []string
+	s := &survey{unchecked: "a worker"}
+	var rows []surveyedHost
 	for _, f := range found {
-		by := "none"
+		row := surveyedHost{Host: f.Host, Login: f.Login, System: f.System, Folder: f.Folder, Accelerators: "none"}
 		switch {
 		case f.Sudo:
-			by = "by sudo -n"
+			row.Accelerators = "by sudo -n"
 		case f.Root:
-			by = "by root"
+			row.Accelerators = "by root"
 		}
 		if f.Missing != nil {
-			missing = append(missing, f.Missing.Error())
-		} else if f.Limits != "" {
-			limits = append(limits, f.Limits)
+			s.missing = append(s.missing, f.Missing.Error())
+		} else {
+			row.Limits = f.Limits
 		}
-		row := []string{f.Host, f.Login, f.System, f.Folder, by}
-		for i := range row {
-			row[i] = plain.Line(row[i])
+		rows = append(rows, row)
+	}
+	s.found, s.print = rows, func(w io.Writer) error { return printHosts(w, rows) }
+	return s, nil
+}
+
+func printHosts(w io.Writer, rows []surveyedHost) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "\nHOST\tLOGIN\tSYSTEM\tPROGRAM RUNS IN\tACCELERATORS")
+	var limits strings.Builder
+	for _, r := range rows {
+		fields := []string{r.Host, r.Login, r.System, r.Folder, r.Accelerators}
+		for i := range fields {
+			fields[i] = plain.Line(fields[i])
 		}
-		fmt.Fprintln(tw, strings.Join(row, "\t"))
+		fmt.Fprintln(tw, strings.Join(fields, "\t"))
+		if r.Limits != "" {
+			fmt.Fprintf(&limits, "\n%s.\n", plain.Line(r.Limits))
+		}
 	}
 	if err := tw.Flush(); err != nil {
 		return err
 	}
-	for _, text := range limits {
-		fmt.Fprintf(p.Out, "\n%s.\n", plain.Line(text))
-	}
-	if len(missing) > 0 {
-		return errors.New("a run would fail. Missing:\n  " + strings.Join(missing, "\n  "))
-	}
-	_, err = fmt.Fprintln(p.Out, "\nNothing is missing, as far as can be checked without a worker.")
+	_, err := io.WriteString(w, limits.String())
 	return err
 }

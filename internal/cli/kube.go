@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -116,17 +117,28 @@ func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
 	return config
 }
 
-// survey shows what a run would find in the cluster. It fails if something is missing.
-func survey(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment) error {
+// surveyCluster finds out what a run would meet in the cluster.
+func surveyCluster(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment) (*survey, error) {
 	cluster, err := kube.Open(o.access)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s, err := cluster.Survey(ctx, kubeConfig(p, exp))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
+	var missing []string
+	for _, need := range s.Denied {
+		missing = append(missing, "permission to "+need)
+	}
+	return &survey{
+		found: s, print: func(w io.Writer) error { return printCluster(w, s) },
+		missing: append(missing, s.Missing...), unchecked: "creating a pod",
+	}, nil
+}
+
+func printCluster(w io.Writer, s *kube.Survey) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(what, format string, args ...any) {
 		fmt.Fprintf(tw, "%s\t%s\n", what, plain.Line(fmt.Sprintf(format, args...)))
 	}
@@ -147,18 +159,7 @@ func survey(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment)
 	for _, line := range byResource(s.Permissions) {
 		row("permissions", "%s", line)
 	}
-	if err := tw.Flush(); err != nil {
-		return err
-	}
-	var missing []string
-	for _, need := range s.Denied {
-		missing = append(missing, "permission to "+need)
-	}
-	if missing = append(missing, s.Missing...); len(missing) == 0 {
-		_, err := fmt.Fprintln(p.Out, "\nNothing is missing, as far as can be checked without creating a pod.")
-		return err
-	}
-	return fmt.Errorf("a run would fail. Missing:\n  %s", strings.Join(missing, "\n  "))
+	return tw.Flush()
 }
 
 // textOfNodes describes what runs on which nodes.

@@ -303,11 +303,15 @@ func labUpCommand(p Process) *cobra.Command {
 }
 
 func labListCommand(p Process) *cobra.Command {
-	return &cobra.Command{
+	var format outputFormat
+	c := &cobra.Command{
 		Use: "ls", Args: cobra.NoArgs,
 		Short: "List the labs on this machine",
 		RunE: func(*cobra.Command, []string) error {
 			labs, err := lab.List(lab.DefaultDir)
+			if format == asJSON {
+				return errors.Join(writeJSON(p.Out, append([]lab.Info{}, labs...)), err)
+			}
 			tw := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(tw, "NAME\tNODES\tPODS PER NODE\tSHAPE\tOFFLOAD\tSTATE\tSINCE")
 			for _, l := range labs {
@@ -323,6 +327,8 @@ func labListCommand(p Process) *cobra.Command {
 			return errors.Join(tw.Flush(), err)
 		},
 	}
+	format.addFlag(c.Flags())
+	return c
 }
 
 func labExecCommand(p Process) *cobra.Command {

@@ -57,9 +57,9 @@ stream and the median latency of everything else (of a pingpong by qperf the mea
 }
 
 func (o policyOptions) run(p Process, folder, variant string) error {
-	dir, err := record.Open(folder)
+	dir, err := openResult(folder)
 	if err != nil {
-		return usage(err)
+		return err
 	}
 	defer dir.Close()
 	exp, trials, err := readExperiment(dir)
@@ -225,7 +225,7 @@ func completeVariants(_ *cobra.Command, args []string, _ string) ([]string, cobr
 	if len(args) != 1 {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
-	dir, err := record.Open(args[0])
+	dir, err := openResult(args[0])
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -21,12 +21,17 @@ type progress struct {
 	mu       sync.Mutex
 	w        io.Writer
 	terminal bool
-	line     string // the last line on the terminal
-	previous uint64 // total of bytes or messages a second ago
+	columns  func() int // of the terminal now; 0 if it does not say
+	line     string     // the last line on the terminal
+	previous uint64     // total of bytes or messages a second ago
 }
 
 func newProgress(p Process) *progress {
-	return &progress{w: p.Stderr, terminal: term.IsTerminal(int(p.Stderr.Fd()))}
+	fd := int(p.Stderr.Fd())
+	return &progress{w: p.Stderr, terminal: term.IsTerminal(fd), columns: func() int {
+		width, _, _ := term.GetSize(fd)
+		return width
+	}}
 }
 
 func (p *progress) show(e experiment.Event) {
@@ -106,6 +111,7 @@ func (p *progress) status(text string) {
 	if !p.terminal || text == p.line {
 		return
 	}
-	fmt.Fprint(p.w, "\r\x1b[K"+plain.Line(text))
+	// A line that the terminal wraps would stay on the screen.
+	fmt.Fprint(p.w, "\r\x1b[K"+plain.Cut(plain.Line(text), p.columns()))
 	p.line = text
 }

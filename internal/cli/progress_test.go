@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"testing"
 
 	"slipstream.dev/internal/metrics"
@@ -17,5 +18,19 @@ func TestShown(t *testing.T) {
 		if got := shownMetric(metrics); got != want {
 			t.Errorf("of %v it shows %s, want %s", metrics, got, want)
 		}
+	}
+}
+
+// TestProgressFitsTerminal: a line that is wider than the terminal is cut, as the terminal would wrap it and not erase
+// its first part.
+func TestProgressFitsTerminal(t *testing.T) {
+	var out bytes.Buffer
+	width := 12
+	p := &progress{w: &out, terminal: true, columns: func() int { return width }}
+	p.status("1/144  block 1  vxlan")
+	width = 80
+	p.status("2/144  block 1  vxlan")
+	if got, want := out.String(), "\r\x1b[K1/144  bloc…\r\x1b[K2/144  block 1  vxlan"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

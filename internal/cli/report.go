@@ -27,7 +27,10 @@ func reportCommand(p Process) *cobra.Command {
 		Use:   "report RESULT [SECOND]",
 		Short: "Render the report of a results folder again, or of two side by side",
 		Long: `Render the report of a results folder again. With two folders, write one page with
-both results side by side and what changed between them, into the second folder.`,
+both results side by side and what changed between them, into the second folder.
+
+RESULT is the folder, one of its files, or its name. "latest" is the newest folder in
+results, "DIR/latest" that in DIR. All commands that read a result take these.`,
 		Example: `  slipstream report results/demo-20260102T150405Z                 rewrites report.html, summary.*, figures/
   slipstream report results/demo-20260102T150405Z --format md      to standard output
   slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too
@@ -37,9 +40,9 @@ both results side by side and what changed between them, into the second folder.
 			if len(args) == 2 {
 				return reportBeside(p, args, format, figures)
 			}
-			dir, err := record.Open(args[0])
+			dir, err := openResult(args[0])
 			if err != nil {
-				return usage(err)
+				return err
 			}
 			defer dir.Close()
 			if format == "" && figures == "" {
@@ -70,7 +73,7 @@ both results side by side and what changed between them, into the second folder.
 			return f.Write(p.Out, m)
 		},
 	}
-	c.Flags().StringVar(&format, "format", "", "write "+choices(report.Formats())+" to standard output")
+	c.Flags().StringVarP(&format, "format", "o", "", "write "+choices(report.Formats())+" to standard output")
 	c.Flags().StringVar(&figures, "figures", "", "write the figures as "+choices(draw.Formats()))
 	return c
 }
@@ -224,32 +227,42 @@ func checkExpectations(m *report.Model) error {
 	return nil
 }
 
-// printNext prints the next command after a result.
+// printNext prints the next commands after a result.
 func printNext(dir *record.Dir, m *report.Model, p Process) {
-	if command := nextCommand(dir, m, p.Args[0]); command != "" {
-		fmt.Fprintf(p.Out, "Next:   %s\n", plain.Line(command))
+	title := "Next:"
+	for _, command := range nextCommands(dir, m, p.Args[0]) {
+		fmt.Fprintf(p.Out, "%-7s %s\n", title, plain.Line(command))
+		title = ""
 	}
 }
 
 var runsFlag = regexp.MustCompile(` --runs[= ]\S+`)
 
-// nextCommand returns the command that a user wants after a result: to keep what is proven, or to measure more.
-func nextCommand(dir *record.Dir, m *report.Model, program string) string {
+// nextCommands returns what a user wants after a result: to keep what is proven, to measure more, or after a lab to
+// look at the machines that matter.
+func nextCommands(dir *record.Dir, m *report.Model, program string) []string {
 	program = cmp.Or(plugin(program), program)
 	keep := m.Recommended()
 	switch {
 	case m.Imported():
-		return ""
+		return nil
 	case m.Unfinished != "":
-		return program + " run --resume " + shell.Quote(dir.Path)
+		return []string{program + " run --resume " + shell.Quote(dir.Path)}
+	case keep != "" && m.InLab():
+		return []string{
+			program + " doctor                        on the machines that you use: it changes nothing",
+			program + " run kubernetes --dry-run      what it takes to measure in your cluster",
+		}
 	case keep != "" && m.InCluster():
-		return fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, shell.Quote(dir.Path), shell.Quote(keep))
+		return []string{fmt.Sprintf("%s policy %s %s --node-selector KEY=VALUE | kubectl apply -f -", program, shell.Quote(dir.Path), shell.Quote(keep))}
 	case keep != "":
-		return fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, shell.Quote(dir.Path), shell.Quote(keep))
+		return []string{fmt.Sprintf("%s policy %s %s --host -o policy.yaml", program, shell.Quote(dir.Path), shell.Quote(keep))}
 	case m.Inconclusive():
-		return rerunCommand(program, m.Environment.Command, max(20, 2*m.Blocks))
+		if again := rerunCommand(program, m.Environment.Command, max(20, 2*m.Blocks)); again != "" {
+			return []string{again}
+		}
 	}
-	return ""
+	return nil
 }
 
 // rerunCommand returns the command that runs the experiment with more blocks, or "" if the command was not a run. A

@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,12 +32,14 @@ type runOptions struct {
 	on                    string
 	kube                  kubeOptions
 	hosts                 hostOptions
+	format                outputFormat
+	stdin                 io.Reader
 }
 
 func runCommand(p Process) *cobra.Command {
 	var o runOptions
 	c := &cobra.Command{
-		Use:   "run [PRESET|FILE]",
+		Use:   "run [PRESET|FILE|-]",
 		Short: "Run an experiment, report what it proves, and restore the machine",
 		Long: `Run the experiment of a preset or file, report what it proves, and restore the
 machine. In a lab, variants that this machine cannot apply are left out, and the
@@ -55,13 +56,20 @@ reports what it has measured.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if o.list {
-				return listPresets(p.Out)
+				if len(args) > 0 {
+					return usage(fmt.Errorf("--list lists all presets; for what %s does: slipstream run %[1]s --dry-run", args[0]))
+				}
+				return listPresets(p.Out, o.format)
+			}
+			o.stdin = p.Stdin
+			if o.format != asText && !o.dryRun {
+				return usage(errors.New("--format is for --list and --dry-run; a run writes summary.json into its results folder"))
 			}
 			return run(c.Context(), p, o, args)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.out, "out", "results", "folder in which to create the results folder")
+	f.StringVar(&o.out, "out", resultsDir, "folder in which to create the results folder")
 	f.StringVar(&o.runs, "runs", "", "number of blocks, each of which runs every variant; or auto")
 	f.StringVar(&o.duration, "duration", "", "measurement window of every trial, such as 5s")
 	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
@@ -70,23 +78,11 @@ reports what it has measured.`,
 	f.BoolVar(&o.yes, "yes", false, "with --resume: run the commands and the image of a results folder that may be somebody else's")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
 	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes or hosts:CLIENT,SERVER (each host is [USER@]NAME, and gets the labels and price of the experiment's host in the same place)")
+	o.format.addFlag(f)
 	o.kube.addFlags(f)
 	o.hosts.addFlags(f)
 	c.ValidArgsFunction = completePresets
 	return c
-}
-
-func listPresets(w io.Writer) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "PRESET\tTIME\tWHAT IT SHOWS")
-	for _, name := range examples.Names() {
-		exp, err := runOptions{}.load([]string{name})
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\n", name, experiment.New(exp).TimeText(), examples.Description(name))
-	}
-	return tw.Flush()
 }
 
 // completePresets completes the name of a preset or file.
@@ -141,20 +137,11 @@ func (o runOptions) load(args []string) (*spec.Experiment, error) {
 		return nil, fmt.Errorf("name a preset (slipstream run --list) or a file")
 	}
 	name := args[0]
-	data, ok := examples.Preset(name)
-	if !ok {
-		var err error
-		if data, err = spec.ReadFile(name); err != nil {
-			if strings.ContainsAny(name, "/.") {
-				return nil, err
-			}
-			hint := ""
-			if near := spec.Near(name, examples.Names()); len(near) > 0 {
-				hint = "; did you mean " + strings.Join(near, " or ") + "?"
-			}
-			return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, hint)
-		}
+	data, err := readSource(name, o.stdin)
+	if err != nil {
+		return nil, err
 	}
+	name = sourceName(name)
 	flags, err := onOverride(o.on, name, data)
 	if err != nil {
 		return nil, err
@@ -294,18 +281,66 @@ func namedBy(set []string, exp *spec.Experiment) map[string]string {
 	return named
 }
 
+// survey is what a dry run finds in a cluster or on hosts.
+type survey struct {
+	// found is for JSON, and print shows it to a person.
+	found any
+	print func(io.Writer) error
+	// missing says what would make a run fail, and what to do about it.
+	missing []string
+	// unchecked says what only a run can show.
+	unchecked string
+}
+
 // dryRun shows a plan and, for a cluster or hosts, whether anything is missing for it.
 func dryRun(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, plan *experiment.Plan) error {
-	err := plan.Print(p.Out)
+	outline := plan.Outline()
+	if o.format == asText {
+		if err := outline.Print(p.Out); err != nil {
+			return err
+		}
+	}
+	var found *survey
+	var err error
+	switch {
+	case exp.Spec.Target.Kubernetes != nil:
+		found, err = surveyCluster(ctx, p, o.kube, exp)
+	case exp.Spec.Target.Hosts != nil:
+		found, err = surveyHosts(ctx, p, o.hosts, exp)
+	}
 	switch {
 	case err != nil:
 		return err
-	case exp.Spec.Target.Kubernetes != nil:
-		return survey(ctx, p, o.kube, exp)
-	case exp.Spec.Target.Hosts != nil:
-		return surveyHosts(ctx, p, o.hosts, exp)
+	case o.format == asJSON:
+		err = found.writeJSON(p.Out, outline)
+	case found != nil:
+		err = found.write(p.Out)
 	}
-	return nil
+	if err == nil && found != nil && len(found.missing) > 0 {
+		err = errors.New("a run would fail. Missing:\n  " + strings.Join(found.missing, "\n  "))
+	}
+	return err
+}
+
+func (s *survey) write(w io.Writer) error {
+	if err := s.print(w); err != nil || len(s.missing) > 0 {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nNothing is missing, as far as can be checked without %s.\n", s.unchecked)
+	return err
+}
+
+// writeJSON writes a plan and what was found for it; s is nil in a lab.
+func (s *survey) writeJSON(w io.Writer, plan experiment.Outline) error {
+	all := struct {
+		Plan    experiment.Outline `json:"plan"`
+		Found   any                `json:"found,omitempty"`
+		Missing []string           `json:"missing,omitempty"`
+	}{Plan: plan}
+	if s != nil {
+		all.Found, all.Missing = s.found, s.missing
+	}
+	return writeJSON(w, all)
 }
 
 // checkNothingSwitched returns an error if a run in a folder below out has not undone its switch.
@@ -331,7 +366,11 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	if o.dryRun {
 		open = record.OpenLocked
 	}
-	dir, err := open(o.resume)
+	path, err := findResult(o.resume)
+	if err != nil {
+		return usage(err)
+	}
+	dir, err := open(path)
 	if err != nil {
 		return usage(err)
 	}

@@ -2,11 +2,8 @@ package experiment
 
 import (
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"slipstream.dev/internal/place/topology"
@@ -149,46 +146,6 @@ func (c Cell) time() time.Duration {
 	return time.Duration(t.Warmup) + time.Duration(t.Duration) + deadTime
 }
 
-// Print shows the plan to a person.
-func (p *Plan) Print(w io.Writer) error {
-	s := p.exp.Spec
-	upTo := ""
-	if p.Auto {
-		upTo = "at most "
-	}
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(tw, "experiment\t%s\n", p.exp.Metadata.Name)
-	if p.states == nil {
-		fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, p.Blocks*p.trials(), upTo, p.Blocks, p.trials())
-	} else {
-		fmt.Fprintf(tw, "trials\t%d in %d periods of a switch-back design\n", p.Blocks*p.trials(), p.Blocks*len(p.states))
-	}
-	if p.exp.Spec.Mesh != nil {
-		fmt.Fprintf(tw, "mesh\t%d nodes, each with every other one in both directions: %d rounds of %d pairs\n", p.exp.Nodes(), p.exp.Rounds(), p.exp.Nodes()/2)
-	}
-	fmt.Fprintf(tw, "time\t%s\n", p.TimeText())
-	for i := range p.topology.Fabrics() {
-		fmt.Fprintf(tw, "network\t%s\n", p.topology.Describe(i))
-	}
-	if text := p.congestion(); text != "" {
-		fmt.Fprintf(tw, "congestion control\t%s\n", text)
-	}
-	fmt.Fprintln(tw)
-	fmt.Fprintf(tw, "VARIANT\tPATH\tSETTINGS\tVERSUS\n")
-	for _, v := range s.Variants {
-		path := p.exp.PathOf(v)
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, path, orDash(strings.Join(append(path.Settings(), v.Settings()...), "; ")), orDash(p.exp.BaselineOf(v)))
-	}
-	p.printSwitches(tw)
-	fmt.Fprintln(tw)
-	fmt.Fprintf(tw, "WORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARM-UP\tWINDOW\n")
-	for _, wl := range s.Workloads {
-		t := wl.Traffic()
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", wl.Name, traffic(wl), t.Tool, strings.Trim(fmt.Sprint(p.exp.PairsOf(wl)), "[]"), time.Duration(t.Warmup), time.Duration(t.Duration))
-	}
-	return tw.Flush()
-}
-
 // congestion says which congestion control tools other than the engine use; "" if no workload uses such a tool.
 func (p *Plan) congestion() string {
 	others := slices.ContainsFunc(p.Cells, func(c Cell) bool {
@@ -227,11 +184,4 @@ func connections(n int) string {
 		return "1 connection"
 	}
 	return fmt.Sprintf("%d connections", n)
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "–"
-	}
-	return s
 }

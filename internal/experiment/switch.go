@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"slipstream.dev/internal/shell"
@@ -119,24 +117,6 @@ func (p *Plan) switching() (commands int, settle time.Duration) {
 		commands++
 	}
 	return commands, settle
-}
-
-// printSwitches shows the commands to a person.
-func (p *Plan) printSwitches(w io.Writer) {
-	if p.states == nil {
-		return
-	}
-	fmt.Fprintf(w, "\nSWITCH\tCOMMAND\n")
-	for _, state := range p.states {
-		v := state[0]
-		if v.Switch == nil {
-			continue
-		}
-		fmt.Fprintf(w, "%s\t%s\n", v.Name, strings.Join(CommandLines(v.Switch), "\n\t"))
-		if v.Switch.Settle > 0 {
-			fmt.Fprintf(w, "\tthen wait %s\n", time.Duration(v.Switch.Settle))
-		}
-	}
 }
 
 // CommandLines returns the commands of a switch, each after the name of its field.

@@ -491,7 +491,7 @@ func TestUndoUnknownSwitch(t *testing.T) {
 func TestSwitchPlan(t *testing.T) {
 	p := newFake(2).plan(parseSwitching(t, "spec.variants=[{name: small}, {name: large, switch: {to: [resize, large], back: [resize, small], verify: [is, large], settle: 30s}}]", "spec.runs=2"))
 	var b strings.Builder
-	if err := p.Print(&b); err != nil {
+	if err := p.Outline().Print(&b); err != nil {
 		t.Fatal(err)
 	}
 	// A B B A runs the commands to, back, to and back. B A A B runs one more to, and one more back at the end.

@@ -74,3 +74,28 @@ func (w *writer) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// Wrap breaks text between words into lines of at most width characters, unless a word is longer. All lines but the
+// first begin with indent spaces. There is at least one line.
+func Wrap(text string, width, indent int) []string {
+	var lines []string
+	line, words := "", 0
+	for _, word := range strings.Fields(text) {
+		if words > 0 && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines, line, words = append(lines, line), strings.Repeat(" ", indent), 0
+		}
+		if words++; words > 1 {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
+}
+
+// Cut shortens a line to width characters; the last of them then says that something is missing.
+func Cut(line string, width int) string {
+	if utf8.RuneCountInString(line) <= width || width < 1 {
+		return line
+	}
+	return string([]rune(line)[:width-1]) + "…"
+}

@@ -10,7 +10,8 @@ import (
 )
 
 // JUnit writes a test case for each expectation, for a pipeline to show. An inconclusive
-// expectation fails, because it fails the run too.
+// expectation fails, because it fails the run too. If the experiment expects nothing, the cases are its
+// comparisons, of which none fails.
 func JUnit(w io.Writer, m *Model) error {
 	s := junitSuite{Name: plain.Line("slipstream " + m.Name)}
 	if m.Unfinished != "" {
@@ -23,7 +24,25 @@ func JUnit(w io.Writer, m *Model) error {
 		}
 		s.add(plain.Line(m.Name), plain.Line(e.Claim), e.Why, failure, "", true)
 	}
+	if len(m.Expected) == 0 {
+		s.addComparisons(m)
+	}
 	return s.write(w)
+}
+
+func (s *junitSuite) addComparisons(m *Model) {
+	for i := range m.summary.Rows {
+		r := &m.summary.Rows[i]
+		if r.Versus == nil {
+			continue
+		}
+		inconclusive := ""
+		if r.Versus.Verdict == stats.Inconclusive {
+			inconclusive = "inconclusive: too few blocks, or too much noise"
+		}
+		name := fmt.Sprintf("%s versus %s: %s %s, %s", r.Variant, r.Versus.Baseline, r.Workload, r.Metric, pairs(r.Pairs))
+		s.add(plain.Line(m.Name), plain.Line(name), fmt.Sprintf("%s: %s", r.Versus.Verdict, change(r)), "", inconclusive, false)
+	}
 }
 
 // The parts of JUnit's format that pipelines show.

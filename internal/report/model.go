@@ -151,6 +151,9 @@ func unfinished(text string, imported bool) string {
 // InCluster reports whether the result is from a cluster.
 func (m *Model) InCluster() bool { return m.exp.Spec.Target.Kubernetes != nil }
 
+// InLab reports whether the result was measured between network namespaces of one machine.
+func (m *Model) InLab() bool { return m.exp.Spec.Target.Lab != nil }
+
 // Imported reports whether other programs measured the result, so that there is no run to resume.
 func (m *Model) Imported() bool { return m.exp.Spec.Target.Imported != nil }
 

@@ -137,27 +137,7 @@ func pad(s string, width int) string {
 }
 
 // wrap breaks a text into lines, and indents all but the first.
-func wrap(s string, width int) string {
-	const indent = "  "
-	var b strings.Builder
-	column := 0
-	for i, word := range strings.Fields(s) {
-		n := utf8.RuneCountInString(word)
-		switch {
-		case i == 0:
-		case column+1+n > width:
-			b.WriteString("\n" + indent)
-			column = len(indent)
-		default:
-			b.WriteByte(' ')
-			column++
-		}
-		b.WriteString(word)
-		column += n
-	}
-	b.WriteByte('\n')
-	return b.String()
-}
+func wrap(s string, width int) string { return strings.Join(plain.Wrap(s, width, 2), "\n") + "\n" }
 
 // writeMesh writes a matrix in percent of the median link. Its columns have numbers, because names are long.
 func writeMesh(b *strings.Builder, t Mesh) {

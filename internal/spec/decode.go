@@ -206,21 +206,23 @@ func Suggest(name string, allowed []string) string {
 	return "allowed are " + strings.Join(allowed, ", ")
 }
 
-// Near returns the names that the user probably meant: those with few typing errors, or
-// one that begins with the given text.
+// Near returns the allowed names that the user probably meant: the nearest ones, if no more than a third of their
+// letters differ, or one that begins with the given text.
 func Near(name string, allowed []string) []string {
 	var near []string
-	limit := max(1, len(name)/2)
+	least := len(name)
 	for _, a := range allowed {
 		if len(name) > 2 && strings.HasPrefix(a, name) {
 			return []string{a}
 		}
-		switch d := distance(strings.ToLower(name), strings.ToLower(a)); {
-		case d < limit:
-			near, limit = []string{a}, d
-		case d == limit:
-			near = append(near, a)
+		d := distance(strings.ToLower(name), strings.ToLower(a))
+		if longer := max(len(name), len(a)); d > least || d > max(1, longer/3) || d == longer {
+			continue
 		}
+		if d < least {
+			near, least = nil, d
+		}
+		near = append(near, a)
 	}
 	return near
 }
@@ -234,24 +236,28 @@ func either(names []string) string {
 	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
-// distance counts the insertions, deletions and substitutions from a to b
-// (Levenshtein).
+// distance counts the insertions, deletions, substitutions and swaps of neighbours that make b of a (optimal string
+// alignment).
 func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
 	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			change := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
 				change++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, diagonal+1, row[j]+1)
+			rows[i][j] = min(change, rows[i-1][j]+1, rows[i][j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
 		}
 	}
-	return row[len(b)]
+	return rows[len(a)][len(b)]
 }

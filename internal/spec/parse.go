@@ -72,6 +72,11 @@ func ReadFile(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	return Read(name, f)
+}
+
+// Read is ReadFile for a file that is open already. Its name is for messages only.
+func Read(name string, f io.Reader) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {
 		return nil, fmt.Errorf("%s: must be at most %d KiB", name, maxFile>>10)

@@ -14,28 +14,32 @@ import (
 // Survey describes what a run would find in a cluster.
 type Survey struct {
 	// User is the authenticated user, if the API server tells.
-	User string
+	User string `json:"user,omitempty"`
 	// Nodes that the run would use, one for clients and one for servers in turn; none if there are too few.
-	Nodes []string
-	Image string
+	Nodes []string `json:"nodes,omitempty"`
+	Image string   `json:"image"`
 	// Images says for each node whether the image is present.
-	Images []NodeImage
+	Images []NodeImage `json:"images,omitempty"`
 	// Permissions that the run needs, in order.
-	Permissions []Permission
+	Permissions []Permission `json:"permissions,omitempty"`
 	// Denied are the permissions that are not given, with the namespace.
-	Denied []string
+	Denied []string `json:"-"`
 	// Missing says what else would make the run fail, and what to do about it; it is empty if
 	// nothing is known to.
-	Missing []string
+	Missing []string `json:"-"`
 }
 
 // NodeImage says whether a node has the image.
-type NodeImage struct{ Node, State string }
+type NodeImage struct {
+	Node  string `json:"node"`
+	State string `json:"state"`
+}
 
 // Permission is a verb for one resource, such as "create" for "pods/exec".
 type Permission struct {
-	Verb, Resource string
-	Allowed        bool
+	Verb     string `json:"verb"`
+	Resource string `json:"resource"`
+	Allowed  bool   `json:"allowed"`
 }
 
 // Survey checks what a run needs. It reads and changes nothing. What is missing is in the result; an

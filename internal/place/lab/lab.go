@@ -249,12 +249,12 @@ func Open(dir, name string) (*Lab, error) {
 type Info struct {
 	Config
 	// PID is the process that created it.
-	PID int
+	PID int `json:"pid"`
 	// Keep: the lab outlives that process.
-	Keep bool
+	Keep bool `json:"keep"`
 	// Up is false while the lab is being created, and if that was interrupted.
-	Up      bool
-	Created time.Time
+	Up      bool      `json:"up"`
+	Created time.Time `json:"created"`
 }
 
 // List returns the labs by name. With an error, it returns those that can be read.

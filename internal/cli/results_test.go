@@ -1,0 +1,62 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestFindResult: a result is found by its folder, one of its files, its name and its age, and a wrong name gets the
+// nearest right one.
+func TestFindResult(t *testing.T) {
+	t.Chdir(t.TempDir())
+	older, newer := "results/zones-20260102T150405Z", "results/demo-20260109T150405Z"
+	for _, dir := range []string{older, newer, "results/notes", "bench/demo-20260101T000000Z", "mine"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "report.html"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for in, want := range map[string]string{
+		older: older, newer + "/": newer + "/", "mine": "mine",
+		older + "/report.html":  older,
+		"latest":                newer,
+		"results/latest":        newer,
+		"bench/latest":          "bench/demo-20260101T000000Z",
+		"demo-20260109T150405Z": newer,
+	} {
+		if got, err := findResult(in); err != nil || got != want {
+			t.Errorf("%s: got %q, %v, want %q", in, got, err, want)
+		}
+	}
+	for in, want := range map[string]string{
+		"results/demo-20260109T150450Z": "there is no results folder results/demo-20260109T150450Z; did you mean demo-20260109T150405Z?",
+		"deno-20260109T150405Z":         "there is no results folder deno-20260109T150405Z; did you mean demo-20260109T150405Z?",
+		"xyz":                           "there is no results folder xyz",
+		"none/latest":                   "none/latest: there is no result in none yet",
+	} {
+		if got, err := findResult(in); err == nil || err.Error() != want {
+			t.Errorf("%s: got %q, %v, want %s", in, got, err, want)
+		}
+	}
+}
+
+// TestLatest: commands that read a result take the newest one, and a file of it.
+func TestLatest(t *testing.T) {
+	dir := result(t, resultYAML, 6, 1)
+	name := filepath.Join(filepath.Dir(dir), "made-29990102T150405Z")
+	if err := os.Rename(dir, name); err != nil {
+		t.Fatal(err)
+	}
+	latest := filepath.Join(filepath.Dir(dir), "latest")
+	for _, args := range [][]string{
+		{"report", latest}, {"report", filepath.Join(name, "report.html")}, {"compare", latest, name},
+		{"policy", latest, "fastpath", "--host", "--anyway"}, {"cleanup", latest},
+	} {
+		if code, out, stderr := slipstream(t, args...); code != exitGood {
+			t.Errorf("%v: exit %d\n%s%s", args, code, out, stderr)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"slipstream.dev/examples"
+	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/plain"
+	"slipstream.dev/internal/spec"
+)
+
+// readSource returns the text of an experiment: that of a preset, of a file, or with "-" of standard input.
+func readSource(name string, stdin io.Reader) ([]byte, error) {
+	if name == "-" {
+		return spec.Read(sourceName(name), stdin)
+	}
+	if data, ok := examples.Preset(name); ok {
+		return data, nil
+	}
+	data, err := spec.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) && !strings.ContainsAny(name, "/.") {
+		return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, didYouMean(name, examples.Names()))
+	}
+	return data, err
+}
+
+// sourceName is the name of an experiment's text in messages.
+func sourceName(name string) string {
+	if name == "-" {
+		return "standard input"
+	}
+	return name
+}
+
+// didYouMean suggests names that are near the given one, as the end of a sentence; none if none is near.
+func didYouMean(name string, allowed []string) string {
+	near := spec.Near(name, allowed)
+	if len(near) == 0 {
+		return ""
+	}
+	return "; did you mean " + strings.Join(near, " or ") + "?"
+}
+
+func presetCommand(p Process) *cobra.Command {
+	return &cobra.Command{
+		Use: "preset NAME", Args: cobra.ExactArgs(1),
+		Short: "Print the experiment file of a preset, to change and run",
+		Example: `  slipstream run --list                    the presets
+  slipstream preset demo > my.yaml
+  slipstream run my.yaml`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			data, ok := examples.Preset(args[0])
+			if !ok {
+				return usage(fmt.Errorf("there is no preset %q%s (see slipstream run --list)", args[0], didYouMean(args[0], examples.Names())))
+			}
+			_, err := p.Out.Write(data)
+			return err
+		},
+		ValidArgsFunction: func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			names, _ := completePresets(c, args, typed)
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+}
+
+// listedPreset is a row of run --list.
+type listedPreset struct {
+	Name        string `json:"name"`
+	Description string `json:"description"`
+	Time        string `json:"time"`
+	// Seconds is about how long a run takes, or how long at most.
+	Seconds float64 `json:"seconds"`
+}
+
+// listWidth is how many columns the list of presets has at most.
+const listWidth = 100
+
+func listPresets(w io.Writer, format outputFormat) error {
+	var all []listedPreset
+	for _, name := range examples.Names() {
+		exp, err := runOptions{}.load([]string{name})
+		if err != nil {
+			return err
+		}
+		plan := experiment.New(exp)
+		all = append(all, listedPreset{name, examples.Description(name), plan.TimeText(), plan.Time().Seconds()})
+	}
+	if format == asJSON {
+		return writeJSON(w, all)
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "PRESET\tTIME\tWHAT IT SHOWS")
+	widest := 0
+	for _, preset := range all {
+		widest = max(widest, len(preset.Name))
+	}
+	for _, preset := range all {
+		duration, _, _ := strings.Cut(preset.Time, ", ")
+		lines := plain.Wrap(preset.Description, listWidth-widest-len("at most 1 h 42 min")-4, 0)
+		fmt.Fprintf(tw, "%s\t%s\t%s\n", preset.Name, duration, lines[0])
+		for _, line := range lines[1:] {
+			fmt.Fprintf(tw, "\t\t%s\n", line)
+		}
+	}
+	return tw.Flush()
+}
