@@ -51,10 +51,7 @@ func (l Lines) yAxis() axis {
 	}
 	for _, c := range l.Curves {
 		for _, m := range c.Marks {
-			low, high = min(low, m.Y), max(high, m.Y)
-			if !ratios {
-				bound = max(bound, m.Y)
-			}
+			low, high, bound = min(low, m.Y), max(high, m.Y), max(bound, m.Y)
 			if m.CI.Known() {
 				bound = max(bound, m.CI.High)
 			}
