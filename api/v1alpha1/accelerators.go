@@ -45,7 +45,8 @@ const (
 //
 // +kubebuilder:object:generate=true
 type RPS struct {
-	// Devices are the classes of devices whose receive queues are steered.
+	// Devices are the classes of devices whose receive queues are steered. The class of the NIC has the links that
+	// receive for it too: the members of a bond, the parent of a VLAN, a virtual function.
 	Devices []string `json:"devices"`
 	// CPUs that packets are spread over: all, all-but-irq (those that do not handle the NIC's
 	// interrupts) or a list such as 0-3,8.

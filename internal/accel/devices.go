@@ -152,7 +152,7 @@ func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
 // classify maps links, by index, to their classes. The NIC is the parent device
 // of the overlays; if no overlay names one, the device of a default route; if
 // there is none, every link with an address of its own (a pod's veth and a port
-// of a bridge have none).
+// of a bridge have none). Links that receive for the NIC have its class too.
 func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int]string {
 	classes := make(map[int]string)
 	var parents []int
@@ -178,7 +178,8 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 		found := false
 		for _, i := range candidates {
 			if plain[i] {
-				classes[i], found = v1alpha1.DeviceNIC, true
+				markNIC(classes, links, i)
+				found = true
 			}
 		}
 		if found {
@@ -195,6 +196,25 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 		}
 	}
 	return classes
+}
+
+// markNIC gives the class of NICs to a link and to the links that receive for it: the parent of a VLAN or macvlan, the
+// members of a bond or team, the virtual function of a Hyper-V or virtio failover device. The kernel steers a packet
+// by the receive queues of the link on which it arrives, and not again on those above (netif_receive_skb_internal).
+func markNIC(classes map[int]string, links []netlink.Link, nic int) {
+	if classes[nic] == v1alpha1.DeviceNIC {
+		return
+	}
+	classes[nic] = v1alpha1.DeviceNIC
+	for _, l := range links {
+		a := l.Attrs()
+		if a.MasterIndex == nic {
+			markNIC(classes, links, a.Index)
+		}
+		if stacked := l.Type() == "vlan" || l.Type() == "macvlan"; a.Index == nic && stacked && a.NetNsID < 0 && a.ParentIndex != 0 {
+			markNIC(classes, links, a.ParentIndex)
+		}
+	}
 }
 
 // IRQCPUs returns the CPUs to which the kernel now routes the interrupts of a

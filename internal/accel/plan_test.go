@@ -185,6 +185,14 @@ func TestClassify(t *testing.T) {
 		return &netlink.Vxlan{LinkAttrs: attrs(6, -1), VtepDevIndex: parent}
 	}
 	bridge := &netlink.Bridge{LinkAttrs: attrs(7, -1)}
+	bond := &netlink.Bond{LinkAttrs: attrs(8, -1)}
+	netvsc := &netlink.Device{LinkAttrs: attrs(8, -1)}
+	member := func(index int) netlink.Link {
+		return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index, NetNsID: -1, MasterIndex: 8}}
+	}
+	eth4 := &netlink.Device{LinkAttrs: attrs(4, -1)}
+	vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Index: 9, NetNsID: -1, ParentIndex: 8}}
+	foreign := &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Index: 9, NetNsID: 0, ParentIndex: 2}}
 	const nic, overlay, host, pod = v1alpha1.DeviceNIC, v1alpha1.DeviceOverlay, v1alpha1.DeviceHostVeth, v1alpha1.DevicePod
 	for _, tt := range []struct {
 		name                string
@@ -204,6 +212,10 @@ func TestClassify(t *testing.T) {
 		{"default route through the overlay", []netlink.Link{lo, eth, vxlan(0)}, []int{6}, []int{2}, false,
 			map[int]string{2: nic, 6: overlay}},
 		{"a pair within the node", []netlink.Link{lo, eth, pairHere}, []int{2}, nil, false, map[int]string{2: nic}},
+		{"a bond", []netlink.Link{lo, bond, member(2), member(3), eth4}, []int{8}, []int{4, 8}, false, map[int]string{2: nic, 3: nic, 8: nic}},
+		{"a VLAN of a bond", []netlink.Link{lo, vlan, bond, member(2), member(3), vxlan(9)}, nil, nil, false, map[int]string{2: nic, 3: nic, 6: overlay, 8: nic, 9: nic}},
+		{"a virtual function", []netlink.Link{lo, netvsc, member(2), podVeth}, []int{8}, []int{8}, false, map[int]string{2: nic, 4: host, 8: nic}},
+		{"a macvlan of another namespace's NIC", []netlink.Link{lo, foreign, eth}, []int{9}, nil, false, map[int]string{9: nic}},
 		{"a pod", []netlink.Link{lo, ethVeth}, []int{2}, []int{2}, true, map[int]string{2: pod}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
