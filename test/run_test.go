@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -147,6 +148,25 @@ func TestInterrupt(t *testing.T) {
 	}
 	if n := len(trials(t, d)); n < 10 || n >= 180 {
 		t.Errorf("%d trials on record", n)
+	}
+}
+
+// TestClosedOutput: a run whose output nobody reads any more completes, records its results and restores the machine.
+func TestClosedOutput(t *testing.T) {
+	testenv.NeedRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	shell := exec.Command("bash", "-c", `"$0" "$@" 2>&1 | head -n 1; echo "exit ${PIPESTATUS[0]}"`, program, "run", experiment(t), "--out", out)
+	text, err := shell.CombinedOutput()
+	if err != nil || !strings.Contains(string(text), "exit 141") {
+		t.Errorf("%v\n%s", err, text)
+	}
+	d := results(t, out)
+	if _, err := os.Stat(filepath.Join(d.Path, "report.html")); err != nil {
+		t.Error(err)
+	}
+	if n := len(measured(t, d)); n != 2*9 {
+		t.Errorf("%d trials on record, want 18", n)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -30,6 +31,8 @@ const (
 	// found something serious.
 	exitSlower       = 3
 	exitInconclusive = 4
+	// A shell reports this exit code of a program that SIGPIPE has ended.
+	exitClosedOutput = 128 + 13
 )
 
 // Process is the part of the operating system's process that the command line uses.
@@ -68,8 +71,11 @@ func execute(ctx context.Context, p Process) int {
 
 // printError prints an error and returns the exit code.
 func printError(p Process, err error) int {
-	if err == nil {
+	switch {
+	case err == nil:
 		return exitGood
+	case errors.Is(err, syscall.EPIPE): // whoever read the output has seen enough
+		return exitClosedOutput
 	}
 	var exit exitError
 	if !errors.As(err, &exit) {
