@@ -51,6 +51,7 @@ reports what it has measured.`,
   slipstream run demo --dry-run       the plan, and how long it takes
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
   slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
+  slipstream run rps-rfs --on kubernetes --image registry.example/slipstream:v1
   slipstream run my.yaml --on hosts:a,b     on two machines, by their names in ~/.ssh/config
   slipstream run --resume results/demo-20260102T150405Z`,
 		Args: cobra.MaximumNArgs(1),
@@ -77,7 +78,7 @@ reports what it has measured.`,
 	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
 	f.BoolVar(&o.yes, "yes", false, "with --resume: run the commands and the image of a results folder that may be somebody else's")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
-	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes or hosts:CLIENT,SERVER (each host is [USER@]NAME, and gets the labels and price of the experiment's host in the same place)")
+	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes, whose pod network takes the place of VXLAN, or hosts:CLIENT,SERVER (each host is [USER@]NAME, and gets the labels and price of the experiment's host in the same place)")
 	o.format.addFlag(f)
 	o.kube.addFlags(f)
 	o.hosts.addFlags(f)
@@ -110,27 +111,6 @@ func setOverrides(set []string) []override {
 	return all
 }
 
-// onOverride returns the override of the target for --on, or none if --on is empty. Variants choose hosts by
-// labels, so the hosts take the labels and prices of the hosts in the file, in order.
-func onOverride(on, name string, data []byte) ([]override, error) {
-	field := "spec.target="
-	switch names, isHosts := strings.CutPrefix(on, "hosts:"); {
-	case on == "":
-		return nil, nil
-	case on == "lab", on == "kubernetes":
-		field += "{" + on + ": {}}"
-	case isHosts:
-		var hosts []spec.Host
-		if exp, err := spec.Parse(name, data, nil); err == nil { // if not, load reports it, unless flags repair it
-			hosts = exp.Spec.Target.Hosts
-		}
-		field += "{hosts: " + hostList(names, hosts) + "}"
-	default:
-		return nil, fmt.Errorf("--on %s: must be lab, kubernetes or hosts:CLIENT,SERVER", on)
-	}
-	return []override{{"--on", on, field}}, nil
-}
-
 // load reads the experiment that a run names.
 func (o runOptions) load(args []string) (*spec.Experiment, error) {
 	if len(args) == 0 {
@@ -142,7 +122,7 @@ func (o runOptions) load(args []string) (*spec.Experiment, error) {
 		return nil, err
 	}
 	name = sourceName(name)
-	flags, err := onOverride(o.on, name, data)
+	flags, err := onOverrides(o.on, name, data)
 	if err != nil {
 		return nil, err
 	}
@@ -166,6 +146,9 @@ func (o runOptions) load(args []string) (*spec.Experiment, error) {
 		flags = append(flags, override{"--runs", o.runs, "spec.runs=" + o.runs})
 	}
 	exp, err := parseWith(name, data, flags)
+	if _, ok := examples.Preset(name); err != nil && ok && o.on != "" && !runsOn(o.on, name) {
+		return nil, refusedOn(o.on, name, err)
+	}
 	if err != nil || o.duration == "" {
 		return exp, err
 	}

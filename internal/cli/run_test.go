@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/examples"
 	"slipstream.dev/internal/spec"
 )
 
@@ -88,6 +89,7 @@ func TestOn(t *testing.T) {
 			{Name: "z", Labels: map[string]string{"type": "large"}, Price: "0.1 USD"}, {Name: "w", Labels: map[string]string{"type": "large"}, Price: "0.1 USD"},
 		}},
 		{name: "zones", on: "hosts:x,y", want: "one with zone=b is missing"},
+		{name: "page", on: "hosts:a,b", set: []string{"spec.variants=[{name: direct}]"}, hosts: []spec.Host{{Name: "a"}, {Name: "b"}}},
 		{name: file, on: "kubernetes"},
 		{name: "kubernetes", on: "lab", want: "spec.path.pod: is for kubernetes; a lab has the paths native"},
 		{name: "demo", on: "hosts:a,b", want: "spec.path.vxlan: hosts have no such path; they have native"},
@@ -108,5 +110,47 @@ func TestOn(t *testing.T) {
 				t.Errorf("%s --on %s (-want +got):\n%s", c.name, c.on, diff)
 			}
 		}
+	}
+}
+
+// TestPresetsOn: every preset runs on a target, or the error says which ones do. In a cluster, the pod network takes the
+// place of VXLAN.
+func TestPresetsOn(t *testing.T) {
+	runs := map[string]string{ // L: lab, K: kubernetes, H: hosts
+		"an-linux": "LKH", "an-vms": "LKH", "applications": "LK", "demo": "LK", "endpoint-changes": "L", "engine-parity": "L", "fastpath": "L", "fastpath-tools": "L",
+		"instances": "L", "instances-hosts": "H", "kubernetes": "K", "load-balancer": "L", "mesh": "LKH", "message-sizes": "LK", "mtu": "L", "overlay-cost": "L",
+		"overlays": "L", "overlays-by-rate": "L", "page": "L", "policies": "L", "rps-rfs": "LK", "script": "L", "service-routing": "L", "service-routing-short": "L",
+		"tool-parity": "LK", "underload-parity": "LK", "zones": "H",
+	}
+	for _, name := range examples.Names() {
+		for letter, on := range map[string]string{"L": "lab", "K": "kubernetes", "H": "hosts:a,b,c,d"} {
+			exp, err := runOptions{on: on}.load([]string{name})
+			if strings.Contains(runs[name], letter) {
+				if err != nil {
+					t.Errorf("%s --on %s: %v", name, on, err)
+					continue
+				}
+				for _, v := range exp.Spec.Variants {
+					if path := exp.PathOf(v); on == "kubernetes" && path.Pod == nil && path.Native == nil && path.Service == nil {
+						t.Errorf("%s --on %s: %s has the path %s", name, on, v.Name, path)
+					}
+				}
+				continue
+			}
+			if err == nil {
+				t.Errorf("%s --on %s: no error", name, on)
+				continue
+			}
+			_, named, _ := strings.Cut(err.Error(), name+" does not run with --on "+on+"; presets that do: ")
+			for _, other := range strings.Split(named, ", ") {
+				if !strings.Contains(runs[other], letter) {
+					t.Errorf("%s --on %s: names %q:\n%v", name, on, other, err)
+				}
+			}
+		}
+	}
+	_, err := runOptions{on: "kubernetes", set: []string{"spec.pairs=[0]"}}.load([]string{"rps-rfs"})
+	if err == nil || strings.Contains(err.Error(), "presets that do") {
+		t.Errorf("a mistake in another flag: %v", err)
 	}
 }

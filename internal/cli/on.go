@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"slipstream.dev/examples"
+	"slipstream.dev/internal/spec"
+)
+
+// onOverrides returns the overrides of the target for --on, none if --on is empty. Variants choose hosts by
+// labels, so the hosts take the labels and prices of the hosts in the file, in order. In a cluster, the pod network
+// takes the place of a lab's VXLAN.
+func onOverrides(on, name string, data []byte) ([]override, error) {
+	if on == "" {
+		return nil, nil
+	}
+	exp, err := spec.Parse(name, data, nil)
+	if err != nil {
+		exp = new(spec.Experiment) // load reports it, unless other flags repair it
+	}
+	field := "spec.target="
+	switch names, isHosts := strings.CutPrefix(on, "hosts:"); {
+	case on == "lab", on == "kubernetes":
+		field += "{" + on + ": {}}"
+	case isHosts:
+		field += "{hosts: " + hostList(names, exp.Spec.Target.Hosts) + "}"
+	default:
+		return nil, fmt.Errorf("--on %s: must be lab, kubernetes or hosts:CLIENT,SERVER", on)
+	}
+	all := []override{{"--on", on, field}}
+	if on == "kubernetes" {
+		for _, at := range vxlanPaths(exp) {
+			all = append(all, override{"--on", on, at + "={pod: {}}"})
+		}
+	}
+	return all, nil
+}
+
+// vxlanPaths returns the fields whose path is VXLAN. It returns none if the experiment compares shapes of VXLAN
+// with each other, because a cluster has only its own.
+func vxlanPaths(exp *spec.Experiment) (fields []string) {
+	var shapes []string
+	add := func(field string, p *spec.Path) {
+		if p != nil && p.VXLAN != nil && p.Policies == nil {
+			fields, shapes = append(fields, field), append(shapes, p.VXLAN.Shape)
+		}
+	}
+	add("spec.path", &exp.Spec.Path)
+	for _, v := range exp.Spec.Variants {
+		add("spec.variants."+v.Name+".path", v.Path)
+	}
+	if len(slices.Compact(shapes)) > 1 {
+		return nil
+	}
+	return fields
+}
+
+// refusedOn adds to the reason why a target cannot run a preset which presets it can run.
+func refusedOn(on, name string, err error) error {
+	var others []string
+	for _, other := range examples.Names() {
+		if runsOn(on, other) {
+			others = append(others, other)
+		}
+	}
+	if len(others) == 0 { // such as a name of a host that is none
+		return err
+	}
+	// Presets of the same question have names that begin alike.
+	slices.SortStableFunc(others, func(a, b string) int { return commonPrefix(b, name) - commonPrefix(a, name) })
+	return fmt.Errorf("%w\n%s does not run with --on %s; presets that do: %s", err, name, on, strings.Join(others, ", "))
+}
+
+// runsOn reports whether a target can run a preset as it is.
+func runsOn(on, preset string) bool {
+	data, ok := examples.Preset(preset)
+	if !ok {
+		return false
+	}
+	flags, err := onOverrides(on, preset, data)
+	if err != nil {
+		return false
+	}
+	_, err = parseWith(preset, data, flags)
+	return err == nil
+}
+
+// commonPrefix returns the number of bytes that two texts begin with alike.
+func commonPrefix(a, b string) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
