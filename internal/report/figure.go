@@ -20,6 +20,8 @@ type Figure struct {
 	Caption string
 	// Alt is the text alternative: a sentence that says what the figure shows.
 	Alt string
+	// First is true if the next figure stands beside it, so that the two begin a row of the page.
+	First bool
 	// Data has the numbers that the figure is drawn from.
 	Data    Data
 	Picture draw.Picture
@@ -72,22 +74,18 @@ func (m *Model) drawFigures() []Figure {
 	last := func(pairs []int) []int { return pairs[len(pairs)-1:] }
 	for _, at := range []struct {
 		pairs func([]int) []int
-		draw  []func(spec.Workload, int) (Figure, bool)
-	}{
-		{ends, []func(spec.Workload, int) (Figure, bool){m.latencyFigure}},
-		{ends, []func(spec.Workload, int) (Figure, bool){m.cpuFigure}},
-		{last, []func(spec.Workload, int) (Figure, bool){m.coresFigure, m.timelineFigure}},
-	} {
+		draw  func(spec.Workload, int) (Figure, bool)
+	}{{ends, m.latencyFigure}, {ends, m.cpuFigure}, {ends, m.coresFigure}, {last, m.timelineFigure}} {
 		for _, w := range m.exp.Spec.Workloads {
 			all := m.pairsOf(w)
 			if len(all) == 0 {
 				continue
 			}
-			for _, pairs := range at.pairs(all) {
-				for _, draw := range at.draw {
-					if f, ok := draw(w, pairs); ok {
-						out = append(out, f)
-					}
+			chosen := at.pairs(all)
+			for i, pairs := range chosen {
+				if f, ok := at.draw(w, pairs); ok {
+					f.First = i == 0 && len(chosen) > 1
+					out = append(out, f)
 				}
 			}
 		}

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
+	"strings"
 
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report/draw"
@@ -16,7 +18,7 @@ import (
 // More variants or cores than these could not be told apart on a page.
 const (
 	mostCoreVariants = 8
-	mostCores        = 16
+	mostCores        = 12
 )
 
 // coreParts returns the parts that the figure shows of each core, in the order of its panels.
@@ -80,12 +82,14 @@ func meanShare(shares []float64) draw.Dot {
 type coresChart struct {
 	variants []string
 	shares   []coreShares // by variant
-	cores    []coreID
-	hosts    []record.Host
+	// published are the published shares of the variants' cores, by part.
+	published []map[coreID][parts][]float64
+	cores     []coreID
+	hosts     []record.Host
 }
 
-// coresFigure shows the softirq time and the idle time of each core, grouped by core: the variants stand side
-// by side, with their intervals.
+// coresFigure shows the softirq time and the idle time of each core: the variants stand side by side, each with all of
+// its cores and their intervals.
 func (m *Model) coresFigure(w spec.Workload, n int) (Figure, bool) {
 	var c coresChart
 	for _, v := range m.exp.Spec.Variants {
@@ -96,10 +100,19 @@ func (m *Model) coresFigure(w spec.Workload, n int) (Figure, bool) {
 	if len(c.variants) < 2 || len(c.variants) > mostCoreVariants {
 		return Figure{}, false
 	}
+	var sources []string
+	for _, v := range c.variants {
+		published, from := m.publishedCores(cell{v, w.Name, n, ""}, c.hosts)
+		c.published, sources = append(c.published, published), append(sources, from...)
+	}
 	total := c.choose()
 	caption := "Share of the window, mean over the blocks; bars are 95 % intervals, each of one core and variant by itself."
 	if len(c.cores) < total {
 		caption += fmt.Sprintf(" These are the %d of %d cores with the most softirq time.", len(c.cores), total)
+	}
+	slices.Sort(sources)
+	if sources = slices.Compact(sources); len(sources) > 0 {
+		caption += fmt.Sprintf(" A ring is a published share of the core with that number in another machine: %s.", strings.Join(sources, "; "))
 	}
 	return Figure{
 		Section: SectionCPU,
@@ -112,12 +125,54 @@ func (m *Model) coresFigure(w spec.Workload, n int) (Figure, bool) {
 	}, true
 }
 
+// publishedCores returns the published shares of a cell's cores, and their sources. Core i stands beside core i of the
+// host that has the servers.
+func (m *Model) publishedCores(c cell, hosts []record.Host) (all map[coreID][parts][]float64, sources []string) {
+	all = make(map[coreID][parts][]float64)
+	host := m.serverHost(c.variant, hosts)
+	for _, p := range m.exp.Spec.Published {
+		if p.Variant != c.variant || p.Workload != c.workload || p.Pairs != c.pairs || len(p.Cores) == 0 {
+			continue
+		}
+		sources = append(sources, p.Source)
+		part := map[string]int{spec.CoreSoftirq: partSoftirq, spec.CoreIdle: partIdle}[p.Metric]
+		for cpu, percent := range p.Cores {
+			id := coreID{host, cpu}
+			shares := all[id]
+			shares[part] = append(shares[part], percent/100)
+			all[id] = shares
+		}
+	}
+	return all, sources
+}
+
+// serverHost returns the index of the host that has a variant's first server.
+func (m *Model) serverHost(variant string, hosts []record.Host) int {
+	node := ""
+	switch t := m.exp.Spec.Target; {
+	case t.Kubernetes != nil && len(t.Kubernetes.NodeNames) > 1:
+		node = t.Kubernetes.NodeNames[1]
+	case t.Kubernetes != nil:
+		node = t.Kubernetes.ServerNode
+	case t.Hosts != nil:
+		_, server := m.exp.HostsOf(m.variant(variant))
+		node = t.Hosts[server].Name
+	}
+	// Nodes of a lab share one host, and what was imported is of one.
+	return max(0, slices.IndexFunc(hosts, func(h record.Host) bool { return slices.Contains(h.Nodes, node) }))
+}
+
 // choose selects the cores to show, and returns how many there are.
 func (c *coresChart) choose() (total int) {
 	most := make(map[coreID]float64) // largest softirq share of any variant
 	for _, shares := range c.shares {
 		for id, s := range shares {
 			most[id] = max(most[id], s[partSoftirq].Mean)
+		}
+	}
+	for _, published := range c.published {
+		for id := range published {
+			most[id] = max(most[id], 0)
 		}
 	}
 	c.cores = slices.SortedFunc(maps.Keys(most), func(a, b coreID) int {
@@ -137,6 +192,31 @@ func (c *coresChart) name(id coreID) string {
 	return fmt.Sprintf("%s, %d", list(c.hosts[id.host].Nodes), id.cpu)
 }
 
+// order says which cores stand side by side: "cores 0 to 3 of each variant, from left to right".
+func (c *coresChart) order() string {
+	var texts []string
+	for host, h := range c.hosts {
+		var of []int
+		for _, id := range c.cores {
+			if id.host == host {
+				of = append(of, id.cpu)
+			}
+		}
+		if len(of) == 0 {
+			continue
+		}
+		text := fmt.Sprint(of[0])
+		if last := of[len(of)-1]; last != of[0] {
+			text += fmt.Sprintf(" to %d", last)
+		}
+		if len(c.hosts) > 1 {
+			text += " of " + list(h.Nodes)
+		}
+		texts = append(texts, text)
+	}
+	return fmt.Sprintf("cores %s, from left to right in each variant", list(texts))
+}
+
 func (c *coresChart) alt(w spec.Workload, n int) string {
 	var variant string
 	var at coreID
@@ -153,21 +233,28 @@ func (c *coresChart) alt(w spec.Workload, n int) string {
 }
 
 func (c *coresChart) data() Data {
-	d := Data{Columns: []string{"Core", "Variant"}}
+	d := Data{Columns: []string{"Variant", "Core"}}
 	for _, part := range coreParts() {
 		d.Columns = append(d.Columns, partNames()[part]+", %")
 	}
-	for _, id := range c.cores {
-		for i, variant := range c.variants {
-			s, ok := c.shares[i][id]
-			if !ok {
-				continue
-			}
-			row := []string{c.name(id), variant}
+	for i, variant := range c.variants {
+		for _, id := range c.cores {
+			s, measured := c.shares[i][id]
+			published := c.published[i][id]
+			row := []string{variant, c.name(id)}
 			for _, part := range coreParts() {
-				row = append(row, number.Format(100*s[part].Mean, s[part].CI.Scale(100), 1).String())
+				var texts []string
+				if measured {
+					texts = append(texts, number.Format(100*s[part].Mean, s[part].CI.Scale(100), 1).String())
+				}
+				for _, share := range published[part] {
+					texts = append(texts, "published "+number.Fixed(100*share, 1))
+				}
+				row = append(row, cmp.Or(strings.Join(texts, ", "), "–"))
 			}
-			d.Rows = append(d.Rows, row)
+			if measured || len(published[partSoftirq])+len(published[partIdle]) > 0 {
+				d.Rows = append(d.Rows, row)
+			}
 		}
 	}
 	return d
@@ -175,25 +262,27 @@ func (c *coresChart) data() Data {
 
 // dots describes the picture: a panel for each part.
 func (c *coresChart) dots(style func(variant string) draw.Style) draw.Dots {
-	d := draw.Dots{XTitle: "core"}
+	d := draw.Dots{XTitle: c.order()}
 	for _, id := range c.cores {
-		d.Items = append(d.Items, c.name(id))
+		d.Items = append(d.Items, fmt.Sprint(id.cpu))
 	}
 	for _, part := range coreParts() {
 		d.Panels = append(d.Panels, partNames()[part])
 	}
 	for i, variant := range c.variants {
-		series := draw.DotSeries{Name: variant, Ink: style(variant).Ink}
+		group := draw.DotGroup{Name: variant, Ink: style(variant).Ink}
 		for _, part := range coreParts() {
-			dots := make([]*draw.Dot, len(c.cores))
+			dots := make([]draw.Dot, len(c.cores))
 			for n, id := range c.cores {
+				dots[n].Mean = math.NaN()
 				if s, ok := c.shares[i][id]; ok {
-					dots[n] = &s[part]
+					dots[n] = s[part]
 				}
+				dots[n].Rings = c.published[i][id][part]
 			}
-			series.Values = append(series.Values, dots)
+			group.Values = append(group.Values, dots)
 		}
-		d.Series = append(d.Series, series)
+		d.Groups = append(d.Groups, group)
 	}
 	return d
 }

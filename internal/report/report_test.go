@@ -152,10 +152,10 @@ func anchorsFit(t *testing.T, page string) {
 func TestFigures(t *testing.T) {
 	for name, m := range map[string]*Model{"demo": demo(t).model(), "published": published(t, 64).model()} {
 		figures := m.Figures
-		// Scaling of two workloads; at the fewest and the most pairs, CPU of both and latency of one; at
-		// the most pairs, the cores and the course of both.
-		if len(figures) != 12 {
-			t.Errorf("%s has %d figures, want 12", name, len(figures))
+		// Scaling of two workloads; at the fewest and the most pairs, CPU and cores of both and latency of one; at
+		// the most pairs, the course of both.
+		if len(figures) != 14 {
+			t.Errorf("%s has %d figures, want 14", name, len(figures))
 		}
 		for _, f := range figures {
 			t.Run(name+"/"+f.Name, func(t *testing.T) {

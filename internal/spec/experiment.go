@@ -146,7 +146,7 @@ func (x Expectation) String() string {
 }
 
 // Published is a published figure for one variant, workload and number of pairs: a value, a ratio,
-// or a range of ratios (an interval without a ratio).
+// a range of ratios (an interval without a ratio), or the shares of cores.
 type Published struct {
 	// Source is who published it, and where.
 	Source string `json:"source"`
@@ -158,7 +158,7 @@ type Published struct {
 	Workload string `json:"workload"`
 	// Pairs is the number of pairs. The experiment need not measure with the same number.
 	Pairs int `json:"pairs"`
-	// Metric is a metric of the workload.
+	// Metric is a metric of the workload; with cores, softirq or idle.
 	Metric string `json:"metric"`
 	// Value is the value with its unit, as in the source: that of the metric, or a multiple of it. Bytes per
 	// second are converted to bit/s.
@@ -172,9 +172,18 @@ type Published struct {
 	Versus string `json:"versus,omitempty"`
 	// Interval of the value, in its unit, or of the ratio: the lower end, then the upper.
 	Interval []float64 `json:"interval,omitempty"`
+	// Cores are shares of the time of the server's cores, in %, from core 0 on, as mpstat prints them. The report marks
+	// them in its figure of the cores, and does not compare them: cores of two machines share only their number.
+	Cores []float64 `json:"cores,omitempty" unit:"%"`
 	// Note is a remark for the reader of the report.
 	Note string `json:"note,omitempty"`
 }
+
+// Metrics of the cores of a published figure.
+const (
+	CoreSoftirq = "softirq"
+	CoreIdle    = "idle"
+)
 
 // IsRatio reports whether the figure is a ratio or a range of ratios, rather than a value.
 func (p Published) IsRatio() bool { return p.Value == "" }

@@ -24,6 +24,7 @@ spec:
 // TestPublished: every error names the field and what stands there.
 func TestPublished(t *testing.T) {
 	const cell = "source: a paper, figure: Table 1, variant: rps, workload: stream, pairs: 16, metric: throughput"
+	cores := strings.Replace(cell, "throughput", "softirq", 1)
 	latency := strings.NewReplacer("stream", "pingpong", "throughput", "latency_mean").Replace(cell)
 	for text, want := range map[string]string{
 		"{" + cell + ", value: 4118 Mb/s, interval: [4000, 4200], note: by run}": "",
@@ -33,7 +34,18 @@ func TestPublished(t *testing.T) {
 		"{" + cell + ", ratio: 1.08, versus: vxlan, interval: [1.08, 1.08]}":     "",
 		"{" + cell + ", versus: vxlan, interval: [0.81, 0.92]}":                  "",
 
-		"{" + cell + "}": "spec.published[0]: must have a value, a ratio or, for a range of ratios, an interval, has none",
+		"{" + cores + ", cores: [0, 10.4, 100]}":                             "",
+		"{" + strings.Replace(cores, "softirq", "idle", 1) + ", cores: [5]}": "",
+
+		"{" + cell + ", cores: [10]}":                                        `spec.published[0].metric: must be softirq or idle with cores, is "throughput"`,
+		"{" + cores + ", cores: [10, 101]}":                                  "spec.published[0].cores[1]: must be 0 to 100 %, is 101",
+		"{" + cores + ", cores: [nan]}":                                      "spec.published[0].cores[0]: must be 0 to 100 %, is NaN",
+		"{" + cores + ", cores: []}":                                         "spec.published[0].cores: must be 1 to 8192 shares, are 0",
+		"{" + cores + ", cores: [10], interval: [1, 2]}":                     "spec.published[0].interval: cannot be combined with cores",
+		"{" + cores + ", value: 10 Mb/s}":                                    `spec.published[0].metric: there is no metric "softirq"`,
+		"{" + strings.Replace(cores, "stream", "steam", 1) + ", cores: [5]}": `spec.published[0].workload: no workload has the name "steam"; did you mean stream?`,
+
+		"{" + cell + "}": "spec.published[0]: must have a value, a ratio, cores or, for a range of ratios, an interval, has none",
 		"{" + cell + ", value: 4118 Mb/s, ratio: 1.08}":                                        "spec.published[0].ratio: must not be set with a value: a figure is one or the other",
 		"{" + strings.Replace(cell, "Table 1", "' '", 1) + ", ratio: 1, versus: vxlan}":        "spec.published[0].figure: must not be empty",
 		"{" + cell + ", value: 12 widgets per hour}":                                           "spec.published[0].value: no metric is in widgets per hour; units are 1/s, B/s, GB/s,",
@@ -85,12 +97,13 @@ func TestPublished(t *testing.T) {
 func TestPublishedOfWhatWasReplaced(t *testing.T) {
 	const figures = `{source: a, figure: one, variant: rps, workload: stream, pairs: 1, metric: throughput, ratio: 2, versus: vxlan}
   - {source: a, figure: two, variant: vxlan, workload: pingpong, pairs: 1, metric: latency_p50, value: 30 µs}
+  - {source: a, figure: three, variant: vxlan, workload: stream, pairs: 1, metric: idle, cores: [90, 10]}
 `
 	for set, want := range map[string][]string{
-		"spec.pairs=[3]":                {"one", "two"},
-		"spec.variants=[{name: vxlan}]": {"two"},
-		"spec.workloads=[{name: stream, stream: {duration: 2s}}]":                                           {"one"},
-		"spec.workloads=[{name: stream, stream: {duration: 2s}}, {name: pingpong, stream: {duration: 2s}}]": {"one"},
+		"spec.pairs=[3]":                {"one", "two", "three"},
+		"spec.variants=[{name: vxlan}]": {"two", "three"},
+		"spec.workloads=[{name: stream, stream: {duration: 2s}}]":                                           {"one", "three"},
+		"spec.workloads=[{name: stream, stream: {duration: 2s}}, {name: pingpong, stream: {duration: 2s}}]": {"one", "three"},
 	} {
 		e, err := Parse("test.yaml", []byte(publishedExperiment+figures), []string{set})
 		if err != nil {

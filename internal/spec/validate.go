@@ -316,23 +316,36 @@ func (r *reader) metric(path, metric, workload string, workloads []Workload) {
 		}
 		metric = ""
 	}
-	var names, giving []string
+	var giving []string
 	for _, w := range workloads {
-		names = append(names, w.Name)
 		// One without traffic is an error of its own.
 		if w.Traffic() == nil || metric == "" || w.Gives(metric) {
 			giving = append(giving, w.Name)
 		}
 	}
 	switch {
-	case r.malformedNear("spec.workloads") || len(names) == 0:
-	case r.set(path+".workload") && !slices.Contains(names, workload):
-		r.fail(path+".workload", "no workload has the name %q; %s", workload, Suggest(workload, names))
+	case !r.namesWorkload(path+".workload", workload, workloads):
 	case workload != "" && !slices.Contains(giving, workload):
 		r.fail(path+".metric", "%s gives no %s", workload, metric)
 	case len(giving) == 0:
 		r.fail(path+".metric", "no workload gives %s", metric)
 	}
+}
+
+// namesWorkload checks that a field, if it is set, names a workload. It is false if that is not so, or cannot be told.
+func (r *reader) namesWorkload(path, workload string, workloads []Workload) bool {
+	var names []string
+	for _, w := range workloads {
+		names = append(names, w.Name)
+	}
+	if r.malformedNear("spec.workloads") || len(names) == 0 {
+		return false
+	}
+	if r.set(path) && !slices.Contains(names, workload) {
+		r.fail(path, "no workload has the name %q; %s", workload, Suggest(workload, names))
+		return false
+	}
+	return true
 }
 
 // replaced reports whether a figure is of a variant or workload that an override has replaced by others. That is no
@@ -346,7 +359,7 @@ func (r *reader) replaced(s *Spec, p Published) bool {
 		return true
 	}
 	return r.overridden("spec.workloads") && !slices.ContainsFunc(s.Workloads, func(w Workload) bool {
-		return w.Name == p.Workload && w.Traffic() != nil && w.Gives(p.Metric)
+		return w.Name == p.Workload && w.Traffic() != nil && (p.Cores != nil || w.Gives(p.Metric))
 	})
 }
 
@@ -371,13 +384,17 @@ func (r *reader) published(path string, s *Spec, p Published) {
 	}
 	r.given(path + ".metric")
 	r.given(path + ".workload")
+	if r.set(path + ".cores") {
+		r.publishedCores(path, s, p)
+		return
+	}
 	r.metric(path, p.Metric, p.Workload, s.Workloads)
 	switch {
 	case r.malformedNear(path):
 	case r.has(path+".value") && r.has(path+".ratio"):
 		r.fail(path+".ratio", "must not be set with a value: a figure is one or the other")
 	case !r.has(path+".value") && !r.has(path+".ratio") && !r.has(path+".interval"):
-		r.fail(path, "must have a value, a ratio or, for a range of ratios, an interval, has none")
+		r.fail(path, "must have a value, a ratio, cores or, for a range of ratios, an interval, has none")
 	}
 	r.rule(path + ".value").Pattern = measure.String()
 	r.publishedValue(path, p)
@@ -386,6 +403,30 @@ func (r *reader) published(path string, s *Spec, p Published) {
 	}
 	r.publishedVersus(path+".versus", s.Variants, p)
 	r.publishedInterval(path+".interval", p)
+}
+
+// mostCores is the number of CPUs that Linux can have (NR_CPUS).
+const mostCores = 8192
+
+// publishedCores checks shares of cores, which exclude the other kinds of figures.
+func (r *reader) publishedCores(path string, s *Spec, p Published) {
+	if r.set(path+".metric") && p.Metric != CoreSoftirq && p.Metric != CoreIdle {
+		r.fail(path+".metric", "must be %s or %s with cores, is %q", CoreSoftirq, CoreIdle, p.Metric)
+	}
+	r.namesWorkload(path+".workload", p.Workload, s.Workloads)
+	for _, field := range []string{"value", "ratio", "versus", "interval", "oneWay"} {
+		if r.has(path + "." + field) {
+			r.fail(path+"."+field, "cannot be combined with cores")
+		}
+	}
+	if len(p.Cores) < 1 || len(p.Cores) > mostCores {
+		r.fail(path+".cores", "must be 1 to %d shares, are %d", mostCores, len(p.Cores))
+	}
+	for i, share := range p.Cores {
+		if !(share >= 0 && share <= 100) {
+			r.fail(fmt.Sprintf("%s.cores[%d]", path, i), "must be 0 to 100 %%, is %g", share)
+		}
+	}
 }
 
 // publishedValue checks that a value has a unit of its metric.

@@ -64,10 +64,13 @@ func (f Figure) ends() (low, high float64) {
 	return f.Value, f.Value
 }
 
-// published compares every published figure with ours.
+// published compares every published figure with ours, except shares of cores, which are not compared.
 func (t *table) published(s *Summary) []Published {
 	var out []Published
 	for _, p := range t.exp.Spec.Published {
+		if len(p.Cores) > 0 {
+			continue
+		}
 		b := Published{
 			Source: p.Source, Figure: p.Figure, Variant: p.Variant, Workload: p.Workload, Pairs: p.Pairs, Metric: p.Metric,
 			Versus: p.Versus, Unit: "1", Theirs: Figure{p.Ratio, p.Interval}, OneWay: p.OneWay, Note: p.Note,
