@@ -75,7 +75,7 @@ func (m *Model) drawFigures() []Figure {
 	for _, at := range []struct {
 		pairs func([]int) []int
 		draw  func(spec.Workload, int) (Figure, bool)
-	}{{ends, m.latencyFigure}, {ends, m.cpuFigure}, {ends, m.coresFigure}, {last, m.timelineFigure}} {
+	}{{ends, m.latencyFigure}, {ends, m.cpuFigure}, {ends, m.coresFigure}, {last, m.timelineFigure}, {last, m.nicsFigure}} {
 		for _, w := range m.exp.Spec.Workloads {
 			all := m.pairsOf(w)
 			if len(all) == 0 {

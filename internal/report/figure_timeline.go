@@ -21,7 +21,8 @@ type timeline struct {
 	variant       string
 	block         int
 	seconds       float64
-	nic           string
+	node, nic     string
+	sends         bool
 	rate, vf      draw.Steps // bit/s; vf is the part that took the NIC's virtual function, nil without one
 	limit         float64    // cap of the NIC, bit/s; 0 if none is known
 	core          string     // empty if no CPUs were sampled
@@ -105,14 +106,9 @@ func (m *Model) timeline(c cell, w spec.Workload) (timeline, bool) {
 	if !ok {
 		return timeline{}, false
 	}
-	nodes := make(map[string]record.Series, len(trial.Series))
-	for node, text := range trial.Series {
-		s, err := record.DecodeSeries(text)
-		if err != nil {
-			m.warn(record.WarnSeriesUnreadable, Entry{fmt.Sprintf("block %d, %s: %v", trial.Block, node, err), m.nameCells([]cell{c})})
-			continue
-		}
-		nodes[node] = s
+	nodes, unreadable := seriesOf(trial)
+	for _, err := range unreadable {
+		m.warn(record.WarnSeriesUnreadable, Entry{fmt.Sprintf("block %d, %v", trial.Block, err), m.nameCells([]cell{c})})
 	}
 	t := timeline{variant: c.variant, block: trial.Block}
 	t.findNIC(trial, nodes)
@@ -120,34 +116,56 @@ func (m *Model) timeline(c cell, w spec.Workload) (timeline, bool) {
 	return t, t.rate != nil || t.busy != nil
 }
 
+// seriesOf decodes the series of a trial's nodes, and returns an error for each that cannot be decoded.
+func seriesOf(trial record.Trial) (nodes map[string]record.Series, unreadable []error) {
+	nodes = make(map[string]record.Series, len(trial.Series))
+	for _, node := range slices.Sorted(maps.Keys(trial.Series)) {
+		s, err := record.DecodeSeries(trial.Series[node])
+		if err != nil {
+			unreadable = append(unreadable, fmt.Errorf("%s: %w", node, err))
+			continue
+		}
+		nodes[node] = s
+	}
+	return nodes, unreadable
+}
+
 // findNIC fills in the busiest NIC.
 func (t *timeline) findNIC(trial record.Trial, nodes map[string]record.Series) {
-	for _, node := range slices.Sorted(maps.Keys(nodes)) {
-		s := nodes[node]
-		for _, n := range s.NICs {
-			below := func(u record.VFUse) bool { return u.Place == node && u.VF == n.Name && u.NIC != n.Name }
-			if slices.ContainsFunc(trial.VFs, below) {
-				continue // the NIC above counts these bytes too
-			}
-			for _, sends := range []bool{true, false} {
-				t.takeNIC(trial, node, s, n, sends)
-			}
+	for _, n := range nicTimelines(trial, nodes) {
+		if n.rate.Mean() > t.rate.Mean() {
+			t.node, t.nic, t.sends, t.rate, t.vf, t.limit = n.node, n.nic, n.sends, n.rate, n.vf, n.limit
 		}
 	}
 	t.seconds = max(t.seconds, t.rate.End())
 }
 
-// takeNIC takes over the rate of a NIC that sent or received more than the busiest one so far.
-func (t *timeline) takeNIC(trial record.Trial, node string, s record.Series, n record.NICSeries, sends bool) {
-	rate := rates(s, n, sends)
-	if rate.Mean() <= t.rate.Mean() {
-		return
+// nicTimelines returns each NIC of a trial in its busier direction.
+func nicTimelines(trial record.Trial, nodes map[string]record.Series) (all []timeline) {
+	for _, node := range slices.Sorted(maps.Keys(nodes)) {
+		s := nodes[node]
+		limit := 0.0
+		if i := slices.IndexFunc(trial.Loads, func(l record.Load) bool { return l.Node == node }); i >= 0 {
+			limit = trial.Loads[i].Rate
+		}
+		for _, n := range s.NICs {
+			below := func(u record.VFUse) bool { return u.Place == node && u.VF == n.Name && u.NIC != n.Name }
+			if slices.ContainsFunc(trial.VFs, below) {
+				continue // the NIC above counts these bytes too
+			}
+			t := timeline{node: node, sends: true, rate: rates(s, n, true), limit: limit}
+			if received := rates(s, n, false); received.Mean() > t.rate.Mean() {
+				t.sends, t.rate = false, received
+			}
+			t.nic, t.vf = fmt.Sprintf("%s of %s, %s", n.Name, node, t.direction()), vfRates(trial, s, node, n.Name, t.sends)
+			all = append(all, t)
+		}
 	}
-	t.nic = fmt.Sprintf("%s of %s, %s", n.Name, node, map[bool]string{true: "sent", false: "received"}[sends])
-	t.rate, t.vf, t.limit = rate, vfRates(trial, s, node, n.Name, sends), 0
-	if i := slices.IndexFunc(trial.Loads, func(l record.Load) bool { return l.Node == node }); i >= 0 {
-		t.limit = trial.Loads[i].Rate
-	}
+	return all
+}
+
+func (t timeline) direction() string {
+	return map[bool]string{true: "sent", false: "received"}[t.sends]
 }
 
 // vfRates returns the rates of the virtual function below a NIC.
