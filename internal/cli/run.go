@@ -200,8 +200,12 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if exp.Spec.Seed == 0 {
 		exp.Spec.Seed = rand.Uint64N(1<<53) + 1 // exact in JSON and YAML everywhere
 	}
+	unset := checkSet(exp)
 	if o.dryRun {
-		return dryRun(ctx, p, o, exp, experiment.New(exp))
+		return errors.Join(dryRun(ctx, p, o, exp, experiment.New(exp)), unset)
+	}
+	if unset != nil {
+		return usage(unset)
 	}
 	if err := checkNothingSwitched(o.out); err != nil {
 		return err
@@ -233,6 +237,19 @@ func checkRunnable(exp *spec.Experiment) error {
 		return fmt.Errorf("%s was imported: other programs have measured it, and there is nothing to run; slipstream report shows the result", exp.Metadata.Name)
 	}
 	return nil
+}
+
+// checkSet returns an error if a parameter of an experiment has no value.
+func checkSet(exp *spec.Experiment) error {
+	unset := exp.Unset()
+	if len(unset) == 0 {
+		return nil
+	}
+	var flags []string
+	for _, name := range unset {
+		flags = append(flags, "--set spec.parameters."+name+"=VALUE")
+	}
+	return fmt.Errorf("the commands of the switch need a value for {%s}: %s", strings.Join(unset, "}, {"), strings.Join(flags, " "))
 }
 
 // leaveOut removes the variants that the site cannot apply from an experiment, and notes each.

@@ -69,6 +69,9 @@ type Spec struct {
 	Published []Published `json:"published,omitempty"`
 	// Series are lines that the report draws over an axis, such as the number of backends.
 	Series []Series `json:"series,omitempty"`
+	// Parameters are names and values that commands of switches refer to in braces: {group}. A run needs a value for each.
+	// {client} and {server} are the names of a variant's hosts.
+	Parameters map[string]string `json:"parameters,omitempty"`
 }
 
 // Mesh measures every node against every other one.

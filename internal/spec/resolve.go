@@ -225,6 +225,16 @@ func (e *Experiment) Switches() bool {
 	return slices.ContainsFunc(e.Spec.Variants, func(v Variant) bool { return v.Switch != nil })
 }
 
+// Unset returns the names of the parameters without a value, in alphabetical order.
+func (e *Experiment) Unset() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(e.Spec.Parameters)) {
+		if e.Spec.Parameters[name] == "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // Repeats returns how often a trial runs in a block: once, or trialsPerPeriod times in an experiment with
 // periods.
 func (e *Experiment) Repeats() int {

@@ -95,3 +95,52 @@ spec: {baseline: a, variants: `+variants+`, workloads: [{name: w, stream: {durat
 		}
 	}
 }
+
+// TestParameters: commands have the values of parameters and the names of the variant's hosts, and nothing else in braces
+// changes. What was read is written with the values, and reads the same.
+func TestParameters(t *testing.T) {
+	const text = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: parameters}
+spec:
+  target: {hosts: [{name: vm1, labels: {zone: a}}, {name: vm2, labels: {zone: a}}, {name: vm3, labels: {zone: b}}]}
+  baseline: small
+  parameters: {group: "", size: large}
+  variants:
+  - {name: small}
+  - {name: near, hosts: {client: {zone: a}, server: {zone: a}}, switch: {to: [resize, "{group}/{client}", "{group}/{server}", "{size}"], back: [resize, "{none} ${client} {size"]}}
+  - {name: far, hosts: {client: {zone: a}, server: {zone: b}}, switch: {to: [resize, "{group}/{client}", "{group}/{server}", "{size}"], back: [resize], verify: ["{size}"]}}
+  workloads:
+  - {name: stream, stream: {duration: 1s}}
+`
+	e := parse(t, text)
+	if diff := cmp.Diff([]string{"group"}, e.Unset()); diff != "" {
+		t.Errorf("unset (-want +got):\n%s", diff)
+	}
+	e, err := Parse("test.yaml", []byte(text), []string{"spec.parameters.group=net"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := e.Spec.Variants[1].Switch, e.Spec.Variants[2].Switch
+	if diff := cmp.Diff([][]string{
+		{"resize", "net/vm1", "net/vm2", "large"}, {"resize", "{none} $vm1 {size"}, {"resize", "net/vm1", "net/vm3", "large"}, {"large"},
+	}, [][]string{near.To, near.Back, far.To, far.Verify}); diff != "" {
+		t.Errorf("commands (-want +got):\n%s", diff)
+	}
+	if unset := e.Unset(); len(unset) > 0 {
+		t.Errorf("unset: %v", unset)
+	}
+	writtenAndRead(t, "parameters", e)
+
+	for set, want := range map[string]string{
+		"spec.parameters.group='a; b'":    "spec.parameters.group: must be of letters, digits and . _ - / @ :",
+		"spec.parameters.client=x":        "spec.parameters.client: must have another name: {client} is the name of a variant's host",
+		"spec.parameters={Group: x}":      "spec.parameters.Group: must be of a-z, 0-9 and - within",
+		"spec.parameters.group=[net]":     "spec.parameters.group: must be text",
+		"spec.variants.near.switch.to=[]": "spec.variants[1].switch.to: must be a program and its arguments",
+	} {
+		if _, err := Parse("test.yaml", []byte(text), []string{set}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", set, err, want)
+		}
+	}
+}

@@ -23,13 +23,15 @@ import (
 // does not set the field, so that it still sees an explicit zero, and refuses it.
 
 var (
-	cellName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+/._-]*$`)
-	imageName  = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._:/@-]*[A-Za-z0-9]$`)
-	cpuAmount  = regexp.MustCompile(`^([1-9][0-9]{0,5}m?|[0-9]{1,4}\.[0-9]{0,2}[1-9])$`)
-	memAmount  = regexp.MustCompile(`^[1-9][0-9]{0,14}([KMGT]i|[kMGT])?$`)
-	hostName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
-	loginName  = regexp.MustCompile(`^[^-\s][^\s]*$`)
-	sysctlName = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`) // TCP_CA_NAME_MAX, less the final 0
+	cellName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+/._-]*$`)
+	imageName      = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._:/@-]*[A-Za-z0-9]$`)
+	cpuAmount      = regexp.MustCompile(`^([1-9][0-9]{0,5}m?|[0-9]{1,4}\.[0-9]{0,2}[1-9])$`)
+	memAmount      = regexp.MustCompile(`^[1-9][0-9]{0,14}([KMGT]i|[kMGT])?$`)
+	hostName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	loginName      = regexp.MustCompile(`^[^-\s][^\s]*$`)
+	parameterName  = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
+	parameterValue = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/@:-]*$`)
+	sysctlName     = regexp.MustCompile(`^[a-z0-9_-]{1,15}$`) // TCP_CA_NAME_MAX, less the final 0
 )
 
 // MaxPairs is the maximum number of pairs of a trial.
@@ -182,6 +184,7 @@ func (r *reader) experiment(e *Experiment) {
 	r.workloads(e)
 	r.variants(e)
 	r.balanced(e)
+	r.parameters("spec.parameters", e)
 	r.switched(e)
 	if r.given("spec.baseline") {
 		if v := r.reference("spec.baseline", s.Baseline, s.Variants); v != nil && v.Versus != "" {
@@ -1194,6 +1197,49 @@ func (r *reader) change(path string, s *Switch) {
 	if r.set(path + ".timeout") {
 		r.positive(path+".timeout", s.Timeout)
 	}
+}
+
+// parameters checks the parameters of commands, and replaces them in these by their values. A shell may read a command, so a
+// value has no character that a shell knows.
+func (r *reader) parameters(path string, e *Experiment) {
+	values := map[string]string{}
+	for name, value := range e.Spec.Parameters {
+		at := join(path, name)
+		r.matches(at, name, parameterName, "of a-z, 0-9 and - within")
+		if name == SideClient || name == SideServer {
+			r.fail(at, "must have another name: {%s} is the name of a variant's host", name)
+		}
+		if value != "" {
+			r.matches(at, value, parameterValue, "of letters, digits and . _ - / @ :, the first a letter or digit")
+			values[name] = value
+		}
+	}
+	if len(r.errors) > 0 {
+		return
+	}
+	for _, v := range e.Spec.Variants {
+		if v.Switch == nil {
+			continue
+		}
+		if hosts := e.Spec.Target.Hosts; len(hosts) > 0 {
+			client, server := e.HostsOf(v)
+			values[SideClient], values[SideServer] = hosts[client].Name, hosts[server].Name
+		}
+		for _, argv := range [][]string{v.Switch.To, v.Switch.Back, v.Switch.Verify} {
+			for i := range argv {
+				argv[i] = inserted(argv[i], values)
+			}
+		}
+	}
+}
+
+// inserted replaces {name} by its value.
+func inserted(text string, values map[string]string) string {
+	var pairs []string
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		pairs = append(pairs, "{"+name+"}", values[name])
+	}
+	return strings.NewReplacer(pairs...).Replace(text)
 }
 
 // periods is the number of periods of each variant unless runs sets it. Six periods have as many degrees of freedom, n
