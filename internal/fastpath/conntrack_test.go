@@ -23,7 +23,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/fastpath/datapath"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
@@ -42,17 +42,26 @@ const (
 )
 
 // conntrack returns a node's conntrack entry of a connection that the pod of n0 opened.
-func (w *world) conntrack(node string, e echo) (t fastpath.Tracked) {
+func (w *world) conntrack(node string, e echo) (t conntrack.Progress) {
 	w.Helper()
 	near := e.Conn
 	if node == "n1" {
 		near = e.far
 	}
 	w.in(node, func() (err error) {
-		t, err = fastpath.Conntrack(flowOf(near))
+		t, err = progress(flowOf(near))
 		return err
 	})
 	return t
+}
+
+// progress returns the conntrack entry of a connection in the thread's network namespace, or zero if there is none.
+func progress(f datapath.Flow) (p conntrack.Progress, err error) {
+	is, err := conntrack.Find(f)
+	if is != nil {
+		p = is.Progress
+	}
+	return p, err
 }
 
 // trip makes n round trips.
@@ -107,7 +116,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 			w.trip(e, 100)
 			time.Sleep(settled)
 			w.eventually("no data is unacknowledged", nil, acknowledged)
-			was := map[string]fastpath.Tracked{}
+			was := map[string]conntrack.Progress{}
 			for _, node := range nodes {
 				was[node] = w.conntrack(node, e)
 				if was[node].State != stateEstablished {
@@ -169,15 +178,6 @@ func TestConntrackMatchesReference(t *testing.T) {
 	}
 }
 
-// TestWithout checks that without does not lengthen a timeout by a negative time, nor return less than 0.
-func TestWithout(t *testing.T) {
-	for idle, want := range map[time.Duration]uint32{-time.Second: 300, 0: 300, 1400 * time.Millisecond: 299, time.Hour: 0} {
-		if is := fastpath.Without(300, idle); is != want {
-			t.Errorf("300 s without %v: %d, want %d", idle, is, want)
-		}
-	}
-}
-
 // TestResyncWithClosedWindow checks that a resynchronisation while a window is closed does not leave the
 // short timeout of a closed window to an accelerated connection: conntrack does not see the
 // packets that would end it.
@@ -209,7 +209,7 @@ func TestAckedEntryKeepsTimeout(t *testing.T) {
 	e.noKeepalive(t)
 	flow := flowOf(e.Conn)
 	shorten := func() {
-		w.in("n0", func() error { return fastpath.SetTimeout(flow, 5) })
+		w.in("n0", func() error { return conntrack.SetTimeout(flow, 5) })
 	}
 	shorten()
 	if err := w.paths[0].Handle(datapath.EventAcked, flow); err != nil {
@@ -224,7 +224,7 @@ func TestAckedEntryKeepsTimeout(t *testing.T) {
 	// After the acknowledgement of the FIN nothing more is sent.
 	w.eventually("the FIN is acknowledged", nil, func() bool { return w.conntrack("n0", e).State == stateCloseWait })
 	shorten()
-	w.in("n0", func() error { return fastpath.Renew(flow) })
+	w.in("n0", func() error { return conntrack.Renew(flow, 0) })
 	if is := w.conntrack("n0", e); is.Timeout > closeTimeout {
 		t.Errorf("closing: conntrack has %+v", is)
 	}

@@ -18,9 +18,6 @@ func IdleAfter(renewals int) { idleAfter = renewals }
 // ForgetAfter sets the number of lease renewals after which an idle flow is deleted.
 func ForgetAfter(renewals int) { forgetAfter = renewals }
 
-// Without subtracts a time from a timeout.
-var Without = without
-
 // SweepInterval is the interval between two sweeps over all flows.
 const SweepInterval = sweepEvery * leaseRenewal
 
@@ -62,30 +59,22 @@ func (f *Fastpath) GoIdle() {
 
 // SequenceNumbers returns the sequence numbers of a TCP flow.
 func (f *Fastpath) SequenceNumbers(flow datapath.Flow) (datapath.Sequence, error) {
-	n, _, err := f.sequence(flow)
-	return n, err
+	now, err := datapath.Now()
+	if err != nil {
+		return datapath.Sequence{}, err
+	}
+	return f.programs.Sequence(flow, now)
 }
 
 // ResyncAccelerated resynchronises conntrack with a connection that stays accelerated.
 func (f *Fastpath) ResyncAccelerated(flow datapath.Flow, n datapath.Sequence) error {
-	return netns.Do(f.ns, func() error { return f.resyncConntrack(flow, n, true) })
+	return netns.Do(f.ns, func() error { return f.entries.Resync(flow, n, true) })
 }
 
 // Handle handles an event that asks for an update of the conntrack entry of a connection.
 func (f *Fastpath) Handle(kind datapath.EventKind, flow datapath.Flow) error {
 	return netns.Do(f.ns, func() error { return f.handle(datapath.Event{Kind: kind, Flow: flow}) })
 }
-
-// SetUnacknowledged marks an entry as one with unacknowledged data, as conntrack does.
-func SetUnacknowledged(f datapath.Flow, seconds uint32) error {
-	return change(f, tcpInfo(flagAttrs(tcpUnacknowledged, tcpUnacknowledged)...), timeoutAttr(seconds))
-}
-
-// SetTimeout sets the timeout of a connection's conntrack entry in the calling thread's network namespace.
-func SetTimeout(f datapath.Flow, seconds uint32) error { return change(f, timeoutAttr(seconds)) }
-
-// Renew gives the entry the timeout of an established connection that has not been idle.
-func Renew(f datapath.Flow) error { return renew(f, 0) }
 
 // Generation returns the generation, which counts how often all flows have been invalidated.
 func (f *Fastpath) Generation() int {
@@ -115,7 +104,7 @@ func (f *Fastpath) LastResync() (which uintptr, pause time.Duration) {
 func (f *Fastpath) Describe() string {
 	counts, err := f.Counts()
 	flows, failed := f.programs.Flows()
-	now, _ := monotonic()
+	now, _ := datapath.Now()
 	f.mu.Lock()
 	veths := len(f.node.veths)
 	f.mu.Unlock()

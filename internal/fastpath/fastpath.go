@@ -9,15 +9,15 @@
 // applied. docs/explanation/fastpath.md describes the path of a packet.
 //
 // Nothing outlives the process: the kernel removes programs, maps and attachments with it.
-// Close resynchronises conntrack with the open connections (conntrack.go). If the process is
+// Close resynchronises conntrack with the open connections (package conntrack). If the process is
 // killed, conntrack stays liberal with them until the next process has released them as idle.
 package fastpath
 
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
+	"net"
 	"net/netip"
 	"runtime/debug"
 	"slices"
@@ -32,6 +32,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/fastpath/datapath"
 	"slipstream.dev/internal/netns"
 )
@@ -82,20 +83,10 @@ type Fastpath struct {
 	// leasing waits for run, which renews the lease; running waits for handleEvents, which ends
 	// when the programs are closed.
 	leasing, running sync.WaitGroup
-	// entries is held while a conntrack entry is changed: an event that was sent before a connection was released must not make
-	// its entry liberal again.
-	entries        sync.Mutex
-	resyncs        resyncs
-	warnResync     sync.Once
-	dropForged     forgedFilter
-	warnDropForged sync.Once
-	pods           activePods
-	// recovering has the connections that a killed agent has left (see recover.go). Only run uses
-	// it.
-	recovering map[datapath.Flow]*recovery
-	// unrecovered has those connections that could not be recovered and stayed liberal. No event
-	// announces that one is used again. Only run uses it.
-	unrecovered map[datapath.Flow]bool
+	entries          *conntrack.Entries
+	dropForged       forgedFilter
+	warnDropForged   sync.Once
+	pods             activePods
 	// pause is the minimum time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
@@ -129,7 +120,6 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)},
-		recovering: make(map[datapath.Flow]*recovery), unrecovered: make(map[datapath.Flow]bool),
 	}
 	defer func() {
 		if err != nil {
@@ -153,8 +143,10 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	if f.changes, err = newInvalidator(ns, f.changed); err != nil {
 		return f, err
 	}
-	// A kernel without the feature leaves conntrack liberal; a missing privilege is fatal.
-	if err := netns.Do(ns, f.resyncs.try); errors.Is(err, fs.ErrPermission) {
+	if err := netns.Do(ns, func() (err error) {
+		f.entries, err = conntrack.New(f.programs, conntrackNode{f}, log)
+		return err
+	}); err != nil {
 		return f, err
 	}
 	started := make(chan error, 1)
@@ -195,18 +187,25 @@ func Plan(ns netns.Handle, unseenBy ...string) (all []Hook, err error) {
 // Close detaches the programs. It also cleans up after a Start that failed.
 func (f *Fastpath) Close() error {
 	close(f.quit)
+	if f.entries != nil {
+		f.entries.Stop()
+	}
 	var errs []error
 	if f.changes != nil {
 		f.changes.close()
 	}
 	f.leasing.Wait()
-	// Without a lease the programs forward nothing, but still track the sequence numbers that
-	// releaseAll needs.
+	// Without a lease the programs forward nothing, but still follow the sequence numbers that
+	// ReleaseAll needs.
 	if f.programs != nil {
-		// Detach drop_forged before the other programs: it must not judge packets by sequence numbers
-		// that nobody updates.
-		errs = append(errs, f.programs.RenewLease(0), f.releaseAll(), f.dropForged.close())
+		errs = append(errs, f.programs.RenewLease(0))
 	}
+	if f.entries != nil {
+		errs = append(errs, netns.Do(f.ns, f.entries.ReleaseAll))
+	}
+	// Detach drop_forged before the other programs: it must not judge packets by sequence numbers
+	// that nobody updates.
+	errs = append(errs, f.dropForged.close())
 	f.mu.Lock()
 	for at, l := range f.attached {
 		errs = append(errs, l.Close())
@@ -217,7 +216,9 @@ func (f *Fastpath) Close() error {
 		errs = append(errs, f.programs.Close())
 	}
 	f.running.Wait()
-	errs = append(errs, f.resyncs.close())
+	if f.entries != nil {
+		errs = append(errs, f.entries.Close())
+	}
 	if f.changes != nil {
 		errs = append(errs, f.changes.release())
 	}
@@ -227,125 +228,12 @@ func (f *Fastpath) Close() error {
 	return errors.Join(errs...)
 }
 
-// releaseAll makes conntrack check the windows of all connections again.
-func (f *Fastpath) releaseAll() error {
-	flows, err := f.programs.Flows()
-	if err != nil {
-		return err
-	}
-	return netns.Do(f.ns, func() error {
-		// A connection that never pauses cannot be resynchronised, so there is a time limit for all
-		// connections together.
-		until := time.Now().Add(releaseTimeout)
-		for len(flows) > 0 {
-			for flow := range flows {
-				f.entries.Lock()
-				done, err := f.release(flow, false)
-				if errors.Is(err, errUnknown) {
-					err = nil // the connection's next packet may make them known
-				}
-				if err == nil && !done && !time.Now().Before(until) {
-					done, err = true, abandon(flow)
-				}
-				f.entries.Unlock()
-				if err != nil {
-					f.log.Warn("resynchronise conntrack with a connection that leaves the fast path", "connection", flow, "error", err)
-				}
-				if done || err != nil {
-					delete(flows, flow)
-				}
-			}
-			time.Sleep(time.Millisecond)
-		}
-		return nil
-	})
-}
-
-// unseenAfter is the longest time that TCP's timer takes to send unacknowledged data again several times. If it has not been sent
-// again by then, the acknowledgement took a path that the programs do not see.
-const unseenAfter = 5 * time.Second
-
-// releaseTimeout limits the time for which Close waits for busy connections to pause.
-const releaseTimeout = 2 * time.Second
-
-// release makes conntrack check the window of a connection again, and returns whether it is done
-// with the connection. That takes a pause in which all data is acknowledged and all sequence
-// numbers are known; until then conntrack stays liberal. An idle connection counts as paused even
-// with unacknowledged data: its peer may be gone. It returns errUnknown if the sequence numbers are
-// not known. The caller holds entries.
-func (f *Fastpath) release(flow datapath.Flow, idle bool) (done bool, err error) {
-	if flow.Protocol != unix.IPPROTO_TCP {
-		return true, nil
-	}
-	n, now, err := f.sequence(flow)
-	if err != nil {
-		return false, err
-	}
-	if !n.Acknowledged() && (!idle || n == (datapath.Sequence{})) {
-		if is, err := lookUp(flow); err == nil && (is == nil || !is.ours()) {
-			return true, nil // it was never accelerated
-		}
-		if n == (datapath.Sequence{}) {
-			return false, errUnknown
-		}
-		return false, nil
-	}
-	if n.PeerUnseen() && now-n.Last < unseenAfter {
-		return false, nil
-	}
-	switch err := f.resyncConntrack(flow, n, false); {
-	case errors.Is(err, errUnknown):
-		return false, err
-	case errors.Is(err, errNotAccepted):
-		return false, nil // the caller tries again
-	case err != nil:
-		return false, errors.Join(err, abandon(flow))
-	}
-	after, _, err := f.sequence(flow)
-	if err == nil && after != n {
-		// Packets took the fast path meanwhile, and conntrack missed them.
-		return false, liberal(flow)
-	}
-	return true, err
-}
-
-// sequence returns the TCP sequence numbers of a connection, or zero if not all are known, and the
-// time at which they were read.
-func (f *Fastpath) sequence(flow datapath.Flow) (n datapath.Sequence, now time.Duration, err error) {
-	if now, err = monotonic(); err == nil {
-		n, err = f.programs.Sequence(flow, now)
-	}
-	return n, now, err
-}
-
-// resyncConntrack resynchronises conntrack with a connection if the kernel supports that, and
-// otherwise leaves its entry liberal for good.
-func (f *Fastpath) resyncConntrack(flow datapath.Flow, n datapath.Sequence, accelerated bool) error {
-	now, err := monotonic()
-	if err != nil {
-		return err
-	}
-	if ahead, err := f.programs.ConntrackAhead(flow, n); err != nil {
-		return err
-	} else if ahead {
-		return errUnknown
-	}
-	err = f.resyncs.do(func(r *resyncer) error { return r.resync(flow, n, now-n.Last, accelerated) })
-	if errors.Is(err, errCannotResync) {
-		f.warnResync.Do(func() {
-			f.log.Warn("conntrack entries of accelerated connections stay liberal: they cannot be resynchronised", "error", err)
-		})
-		return abandon(flow)
-	}
-	return err
-}
-
 // Counts returns the number of packets by reason: see datapath.Programs.Counts.
 func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
 
 // Connections counts the known connections, and those of them that are accelerated now.
 func (f *Fastpath) Connections() (known, fast int, err error) {
-	now, err := monotonic()
+	now, err := datapath.Now()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -443,7 +331,7 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 func (f *Fastpath) run(started chan<- error) error {
 	err := f.sync()
 	if err == nil {
-		if err := f.findLiberal(); err != nil {
+		if err := f.entries.FindLiberal(); err != nil {
 			f.log.Warn("find connections of a killed agent", "error", err)
 		}
 		err = f.renewLease()
@@ -490,7 +378,7 @@ func (f *Fastpath) run(started chan<- error) error {
 			if err := f.inspect(); err != nil {
 				f.log.Warn("look for observers at devices of the fast path", "error", err)
 			}
-			if err := f.recoverLiberal(); err != nil {
+			if err := f.entries.Recover(); err != nil {
 				f.log.Warn("recover connections of a killed agent", "error", err)
 			}
 			if n%int(sweepEvery*leaseRenewal/detectEvery) > 0 {
@@ -506,7 +394,7 @@ func (f *Fastpath) run(started chan<- error) error {
 			if f.pods.anyIdle() || f.changes.throttled() {
 				poke(f.rescan)
 			}
-			if err := f.resyncs.closeUnused(); err != nil {
+			if err := f.entries.CloseUnused(); err != nil {
 				f.log.Warn("detach the program that drops resync packets", "error", err)
 			}
 		}
@@ -514,20 +402,11 @@ func (f *Fastpath) run(started chan<- error) error {
 }
 
 func (f *Fastpath) renewLease() error {
-	now, err := monotonic()
+	now, err := datapath.Now()
 	if err != nil {
 		return err
 	}
 	return f.programs.RenewLease(now + LeaseTime)
-}
-
-// monotonic reads CLOCK_MONOTONIC, the clock of the programs.
-func monotonic() (time.Duration, error) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return 0, fmt.Errorf("read the clock: %w", err)
-	}
-	return time.Duration(now.Nano()), nil
 }
 
 // threadTime returns the CPU time of the calling thread. Unlike a wall clock it stands still while
@@ -561,7 +440,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 			delete(unvalidated, flow)
 		}
 	}
-	now, err := monotonic()
+	now, err := datapath.Now()
 	if err != nil {
 		return err
 	}
@@ -584,7 +463,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 			if err := f.renewLease(); err != nil {
 				return err
 			}
-			if forgotten, err := f.forgetIdle(flow, crowded); err != nil {
+			if forgotten, err := f.entries.Forget(flow, crowded); err != nil {
 				return err
 			} else if !forgotten {
 				f.attach(activity.Link)
@@ -593,31 +472,11 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 		}
 		f.attach(activity.Link)
 	}
-	if len(flows) == 0 && len(f.recovering) == 0 && !f.anyUnrecovered() {
+	if len(flows) == 0 && !f.entries.AnyLeft() {
 		return f.dropForged.detachUnused()
 	}
 	f.ensureDropForged()
 	return nil
-}
-
-// forgetIdle resynchronises conntrack with an idle connection, and deletes its flow. If that is not
-// possible now, the flow stays unless the table is crowded: conntrack is still liberal with it, so
-// drop_forged needs its sequence numbers. If these are unknown, recoverLater asks the pod for them.
-func (f *Fastpath) forgetIdle(flow datapath.Flow, crowded bool) (forgotten bool, err error) {
-	f.entries.Lock()
-	defer f.entries.Unlock()
-	done, err := f.release(flow, true)
-	unknown := errors.Is(err, errUnknown)
-	switch {
-	case err != nil && !unknown:
-		f.log.Warn("resynchronise conntrack with an idle connection", "connection", flow, "error", err)
-	case !done && !unknown && !crowded:
-		return false, nil
-	}
-	if err := f.programs.Forget(flow); err != nil || !unknown || crowded {
-		return true, err
-	}
-	return true, f.recoverLater(flow)
 }
 
 // ensureDropForged attaches drop_forged, if the kernel supports it.
@@ -628,16 +487,6 @@ func (f *Fastpath) ensureDropForged() {
 			f.log.Warn("forged FIN and RST packets can have conntrack delete entries of accelerated connections", "error", err)
 		})
 	}
-}
-
-// update updates the conntrack entry of a connection with do, which receives how long the
-// connection has been idle. It does nothing unless the connection's sequence numbers are known.
-func (f *Fastpath) update(flow datapath.Flow, do func(datapath.Flow, time.Duration) error) error {
-	n, now, err := f.sequence(flow)
-	if err != nil || n == (datapath.Sequence{}) {
-		return err
-	}
-	return do(flow, now-n.Last)
 }
 
 // handleEvents handles the events of the programs until they are closed.
@@ -658,62 +507,15 @@ func (f *Fastpath) handleEvents() error {
 
 // handle handles an event: an attach request for a pod, or an update of a conntrack entry.
 func (f *Fastpath) handle(event datapath.Event) error {
-	switch event.Kind {
-	case datapath.EventAttach:
-		link, anew := f.pods.linkOf(event.Pod)
-		if anew {
-			poke(f.rescan)
-		}
-		f.attach(link)
-		return nil
-	case datapath.EventLiberal:
-		f.ensureDropForged()
+	if event.Kind != datapath.EventAttach {
+		return f.entries.Handle(event)
 	}
-	f.entries.Lock()
-	defer f.entries.Unlock()
-	if f.closing() {
-		return nil // releaseAll may have released the connection
+	link, anew := f.pods.linkOf(event.Pod)
+	if anew {
+		poke(f.rescan)
 	}
-	flow := event.Flow
-	switch event.Kind {
-	case datapath.EventLiberal:
-		return f.makeLiberal(flow)
-	case datapath.EventReopen:
-		return f.update(flow, reopen)
-	case datapath.EventAcked:
-		// The packet that set the flag also shortened the timeout, and may be the last that conntrack saw.
-		return errors.Join(acked(flow), f.update(flow, renew))
-	case datapath.EventReset:
-		return reset(flow)
-	}
-	n, _, err := f.sequence(flow)
-	if err != nil || n == (datapath.Sequence{}) {
-		return err
-	}
-	if err := f.resyncConntrack(flow, n, true); !errors.Is(err, errUnknown) {
-		return err
-	}
+	f.attach(link)
 	return nil
-}
-
-// makeLiberal makes the entry of a known connection liberal.
-func (f *Fastpath) makeLiberal(flow datapath.Flow) error {
-	if known, err := f.programs.Known(flow); err != nil || !known {
-		return err // it has ended, or forgetIdle has released it
-	}
-	is, err := lookUp(flow)
-	if err != nil || is == nil || is.offloaded() || is.accelerated() {
-		return err
-	}
-	if err := liberal(flow); err != nil {
-		return err
-	}
-	if known, err := f.programs.Known(flow); err != nil || known {
-		return err
-	}
-	// The connection has ended meanwhile, and the entry may belong to a new connection between the
-	// same ports.
-	return change(flow, tcpInfo(flagAttrs(0, tcpLiberal)...))
 }
 
 // detect attaches and detaches the programs of the VXLAN devices while the fast path is idle, as
@@ -806,4 +608,31 @@ func (f *Fastpath) closing() bool {
 	default:
 		return false
 	}
+}
+
+// conntrackNode is the node as package conntrack sees it.
+type conntrackNode struct{ f *Fastpath }
+
+func (n conntrackNode) DropForged()               { n.f.ensureDropForged() }
+func (n conntrackNode) Links() map[netip.Addr]int { return n.f.node.behind }
+func (n conntrackNode) Attach(link int)           { n.f.attach(link) }
+
+func (n conntrackNode) Attached(link int) bool {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	return n.f.attached[attachment{link, "encap"}] != nil
+}
+
+func (n conntrackNode) MACs() (map[netip.Addr]net.HardwareAddr, error) {
+	neighbours, err := listNeighbours(n.f.links)
+	if err != nil {
+		return nil, err
+	}
+	macs := make(map[netip.Addr]net.HardwareAddr)
+	for _, at := range neighbours {
+		if address, ok := netip.AddrFromSlice(at.IP); ok && len(at.HardwareAddr) == len(mac{}) {
+			macs[address.Unmap()] = at.HardwareAddr
+		}
+	}
+	return macs, nil
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/netns"
 )
 
 // A flowtable of nftables forwards the packets of its connections at the ingress of its devices. They bypass conntrack and the
@@ -49,7 +51,7 @@ func flowtableOf(message []byte) (f Flowtable, ok bool) {
 		return f, false
 	}
 	var table, name string
-	if attributes(message[nl.SizeofNfgenmsg:], func(kind uint16, is []byte) {
+	if netns.Attributes(message[nl.SizeofNfgenmsg:], func(kind uint16, is []byte) {
 		switch kind {
 		case nftaFlowtableTable:
 			table = unix.ByteSliceToString(is)
@@ -57,7 +59,7 @@ func flowtableOf(message []byte) (f Flowtable, ok bool) {
 			name = unix.ByteSliceToString(is)
 		case nftaFlowtableHook:
 			// A truncated attribute is parsed as far as it goes.
-			_ = attributes(is, func(kind uint16, is []byte) {
+			_ = netns.Attributes(is, func(kind uint16, is []byte) {
 				if kind == nftaFlowtableHookDevs {
 					f.Devices = devicesOf(is)
 				}

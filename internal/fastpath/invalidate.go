@@ -268,7 +268,7 @@ func linkOf(data []byte) (key, value string) {
 	}
 	value = fmt.Sprintf("%x", data[8:12])
 	port := false
-	err := attributes(data[unix.SizeofIfInfomsg:], func(kind uint16, is []byte) {
+	err := netns.Attributes(data[unix.SizeofIfInfomsg:], func(kind uint16, is []byte) {
 		switch kind {
 		case unix.IFLA_IFNAME, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_LINK, unix.IFLA_MASTER, unix.IFLA_OPERSTATE,
 			unix.IFLA_LINK_NETNSID, unix.IFLA_XDP, unix.IFLA_QDISC, unix.IFLA_PROTO_DOWN:

@@ -347,7 +347,7 @@ func neighbourOf(data []byte) (m neighbourUpdate, err error) {
 	m.family = data[0]
 	m.device = int(int32(binary.NativeEndian.Uint32(data[4:])))
 	m.state = binary.NativeEndian.Uint16(data[8:])
-	err = attributes(data[unix.SizeofNdMsg:], func(kind uint16, value []byte) {
+	err = netns.Attributes(data[unix.SizeofNdMsg:], func(kind uint16, value []byte) {
 		switch kind {
 		case unix.NDA_DST:
 			m.destination = value
@@ -360,20 +360,6 @@ func neighbourOf(data []byte) (m neighbourUpdate, err error) {
 		}
 	})
 	return m, err
-}
-
-// attributes calls take for each attribute of a message, until one is truncated. The netlink
-// package's function is not used: it fails if the last attribute lacks padding.
-func attributes(b []byte, take func(kind uint16, value []byte)) error {
-	for len(b) >= unix.SizeofNlAttr {
-		length := int(binary.NativeEndian.Uint16(b))
-		if length < unix.SizeofNlAttr || length > len(b) {
-			return errors.New("an attribute is truncated")
-		}
-		take(binary.NativeEndian.Uint16(b[2:])&^unix.NLA_F_NESTED, b[unix.SizeofNlAttr:length])
-		b = b[min(len(b), (length+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
-	}
-	return nil
 }
 
 // fdbEntries looks up the bridge ports of known neighbours, and the default entries of VXLAN devices

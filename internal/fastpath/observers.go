@@ -277,7 +277,7 @@ func chainOf(message []byte) (c chain, ok bool) {
 	}
 	var table, name string
 	hook := -1
-	if attributes(message[nl.SizeofNfgenmsg:], func(kind uint16, is []byte) {
+	if netns.Attributes(message[nl.SizeofNfgenmsg:], func(kind uint16, is []byte) {
 		switch kind {
 		case unix.NFTA_CHAIN_TABLE:
 			table = unix.ByteSliceToString(is)
@@ -304,7 +304,7 @@ func chainOf(message []byte) (c chain, ok bool) {
 func hookOf(b []byte) (number int, devices []string) {
 	number = -1
 	// A truncated attribute is parsed as far as it goes.
-	_ = attributes(b, func(kind uint16, is []byte) {
+	_ = netns.Attributes(b, func(kind uint16, is []byte) {
 		switch kind {
 		case unix.NFTA_HOOK_HOOKNUM:
 			if len(is) == 4 {
@@ -321,7 +321,7 @@ func hookOf(b []byte) (number int, devices []string) {
 
 // devicesOf parses a list of devices: names, or prefixes of names, to which it appends a *.
 func devicesOf(b []byte) (names []string) {
-	_ = attributes(b, func(kind uint16, is []byte) {
+	_ = netns.Attributes(b, func(kind uint16, is []byte) {
 		name := unix.ByteSliceToString(is)
 		if kind == nftaDevicePrefix {
 			name += "*"
@@ -368,7 +368,7 @@ func ipsecPolicies() (n uint32, err error) {
 		return 0, fmt.Errorf("count IPsec policies: %w", err)
 	}
 	for _, m := range messages {
-		if err := attributes(m[min(4, len(m)):], func(kind uint16, is []byte) {
+		if err := netns.Attributes(m[min(4, len(m)):], func(kind uint16, is []byte) {
 			// struct xfrmu_spdinfo begins with the counts of in, out and forward policies.
 			if kind == spdInfo && len(is) >= 12 {
 				for i := range 3 {

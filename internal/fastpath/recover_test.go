@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
@@ -27,8 +28,8 @@ import (
 // leftConnection is an idle connection whose conntrack entry on node0 a killed agent has left liberal.
 type leftConnection struct {
 	echo
-	was  fastpath.Tracked // before it was accelerated
-	last time.Time        // when its last packet was sent
+	was  conntrack.Progress // before it was accelerated
+	last time.Time          // when its last packet was sent
 }
 
 // leftLiberal returns one such connection through each front.
@@ -197,7 +198,11 @@ func TestStaleTimeoutOfUnacknowledgedData(t *testing.T) {
 // setUnacknowledged marks an entry on node0 as one with unacknowledged data, as conntrack does.
 func (w *world) setUnacknowledged(c leftConnection) {
 	w.Helper()
-	w.in("n0", func() error { return fastpath.SetUnacknowledged(flowOf(c), unacknowledgedTimeout) })
+	w.in("n0", func() error {
+		return errors.Join(
+			conntrack.SetFlags(flowOf(c), flagUnacknowledged, flagUnacknowledged),
+			conntrack.SetTimeout(flowOf(c), unacknowledgedTimeout))
+	})
 	if is := w.conntrack("n0", c.echo); (is.Flags[0]|is.Flags[1])&flagUnacknowledged == 0 || is.Timeout > unacknowledgedTimeout {
 		w.Fatalf("conntrack has %+v", is)
 	}

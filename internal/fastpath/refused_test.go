@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/spec"
 )
 
@@ -189,9 +189,9 @@ func TestDisturbedConnections(t *testing.T) {
 }
 
 // settledEntries returns the conntrack entries of a connection without unacknowledged data, before it is accelerated.
-func (w *world) settledEntries(e echo, nodes []string) map[string]fastpath.Tracked {
+func (w *world) settledEntries(e echo, nodes []string) map[string]conntrack.Progress {
 	w.Helper()
-	all := make(map[string]fastpath.Tracked)
+	all := make(map[string]conntrack.Progress)
 	w.trip(e, 100)
 	w.eventually("no data is unacknowledged", nil, func() bool {
 		for _, node := range nodes {

@@ -14,7 +14,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/spec"
 )
 
@@ -180,7 +180,7 @@ func (s *soakRun) compareEntries(p pair) (undisturbed bool) {
 	s.Helper()
 	undisturbed = true
 	for _, node := range []string{"n0", "n1"} {
-		var is, was fastpath.Tracked
+		var is, was conntrack.Progress
 		for until := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 			is, was = s.fast.conntrack(node, p.fast), s.reference.conntrack(node, p.reference)
 			if (is.Flags[0]|is.Flags[1])&flagLiberal == 0 || time.Now().After(until) {

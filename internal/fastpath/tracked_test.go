@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/fastpath/datapath"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
@@ -40,8 +40,8 @@ func flowOf(c net.Conn) datapath.Flow {
 func (w *world) isTracked(c net.Conn) (known bool) {
 	w.Helper()
 	w.in("n0", func() error {
-		is, err := fastpath.Conntrack(flowOf(c))
-		known = is != fastpath.Tracked{} // for UDP only the timeout is set, in whole seconds
+		is, err := conntrack.Find(flowOf(c))
+		known = is != nil
 		return err
 	})
 	return known

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/fastpath/datapath"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
@@ -514,10 +514,10 @@ func (s *session) flow() datapath.Flow {
 }
 
 // entry returns the conntrack entry of a session.
-func (a *isolatedNode) entry(s *session) (is fastpath.Tracked) {
+func (a *isolatedNode) entry(s *session) (is conntrack.Progress) {
 	a.Helper()
 	a.in("n0", func() (err error) {
-		is, err = fastpath.Conntrack(s.flow())
+		is, err = progress(s.flow())
 		return err
 	})
 	return is

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/fastpath/datapath"
 	"slipstream.dev/internal/testenv/grammar"
 )
@@ -153,10 +153,13 @@ func ends(c *net.TCPConn) (own, other netip.AddrPort) {
 }
 
 // tracked returns the conntrack entry of a connection, on the node of one of its ends.
-func tracked(n *Node, end *net.TCPConn) (t fastpath.Tracked, err error) {
+func tracked(n *Node, end *net.TCPConn) (t conntrack.Progress, err error) {
 	own, other := ends(end)
-	err = onNetns(n.Netns(), func() (err error) {
-		t, err = fastpath.Conntrack(datapath.Flow{Pod: own, Peer: other, Protocol: unix.IPPROTO_TCP})
+	err = onNetns(n.Netns(), func() error {
+		is, err := conntrack.Find(datapath.Flow{Pod: own, Peer: other, Protocol: unix.IPPROTO_TCP})
+		if is != nil {
+			t = is.Progress
+		}
 		return err
 	})
 	return t, err

@@ -22,7 +22,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -67,7 +67,7 @@ type pair struct {
 	// history lists what was done to the connection. tracked are its last known conntrack entries on the
 	// nodes with the fast path.
 	history []string
-	tracked [2]fastpath.Tracked
+	tracked [2]conntrack.Progress
 	// forged reports whether packets have been forged since the connection last sent.
 	forged atomic.Bool
 	on     [2]*connection
@@ -524,7 +524,7 @@ func (s *soakRun) uncheckedWindows(all []*pair) (text string) {
 	return text
 }
 
-func (s *soakRun) tracked(p *pair, side, node int) fastpath.Tracked {
+func (s *soakRun) tracked(p *pair, side, node int) conntrack.Progress {
 	s.Helper()
 	t, err := tracked(s.sides[side].nodes[node], p.end(side, node))
 	if err != nil {

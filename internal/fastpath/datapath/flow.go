@@ -299,6 +299,15 @@ func (p *Programs) deleteReverseNAT(wire, flow fastpathKey) error {
 	return remove(p.objects.Flows, flow)
 }
 
+// Now reads CLOCK_MONOTONIC, the clock of the programs.
+func Now() (time.Duration, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return time.Duration(now.Nano()), nil
+}
+
 // Sequence has the TCP sequence numbers of both sides of a connection, and the time of its last
 // packet, to the millisecond (CLOCK_MONOTONIC). It is zero unless all of them are known.
 type Sequence struct {

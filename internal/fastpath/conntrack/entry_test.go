@@ -1,6 +1,6 @@
 //go:build linux
 
-package fastpath
+package conntrack
 
 import (
 	"net/netip"
@@ -21,8 +21,17 @@ func TestTimeoutOfIdleConnection(t *testing.T) {
 		{432_000, 1400 * time.Millisecond, 431_999}, {432_000, 1600 * time.Millisecond, 431_998}, {431_999, 1600 * time.Millisecond, 431_998},
 		{300, 10 * time.Second, 290}, {300, time.Hour, 0},
 	} {
-		if got := (&ctEntry{timeout: tt.begun}).timeoutAfter(tt.idle, 432_000); got != tt.want {
+		if got := (&Entry{Progress: Progress{Timeout: tt.begun}}).timeoutAfter(tt.idle, 432_000); got != tt.want {
 			t.Errorf("%d s after %v idle are %d s, want %d", tt.begun, tt.idle, got, tt.want)
+		}
+	}
+}
+
+// TestWithout checks that without does not lengthen a timeout by a negative time, nor return less than 0.
+func TestWithout(t *testing.T) {
+	for idle, want := range map[time.Duration]uint32{-time.Second: 300, 0: 300, 1400 * time.Millisecond: 299, time.Hour: 0} {
+		if is := without(300, idle); is != want {
+			t.Errorf("300 s without %v: %d, want %d", idle, is, want)
 		}
 	}
 }
@@ -36,26 +45,26 @@ func TestEntryLeftLiberal(t *testing.T) {
 	client := datapath.Recovery{Flow: datapath.Flow{Pod: pod, Peer: service, Protocol: 6}, WirePeer: backend, Link: 7, PodScale: 7, PeerScale: 9}
 	for _, tt := range []struct {
 		name   string
-		change func(*ctEntry)
+		change func(*Entry)
 		want   datapath.Recovery
 	}{
-		{"Service", func(*ctEntry) {}, client},
-		{"closed", func(e *ctEntry) { e.state = tcpClose }, client},
-		{"incoming", func(e *ctEntry) {
+		{"Service", func(*Entry) {}, client},
+		{"closed", func(e *Entry) { e.State = tcpClose }, client},
+		{"incoming", func(e *Entry) {
 			e.original.from, e.original.to, e.reply.from, e.reply.to = backend, pod, pod, backend
 		}, datapath.Recovery{Flow: datapath.Flow{Pod: pod, Peer: backend, Protocol: 6}, WirePeer: backend, Link: 7, PodScale: 9, PeerScale: 7}},
-		{"masqueraded", func(e *ctEntry) { e.reply.to = address("192.0.2.1:40000") }, datapath.Recovery{}},
-		{"host port", func(e *ctEntry) {
+		{"masqueraded", func(e *Entry) { e.reply.to = address("192.0.2.1:40000") }, datapath.Recovery{}},
+		{"host port", func(e *Entry) {
 			e.original.from, e.original.to, e.reply.from, e.reply.to = backend, address("192.0.2.1:80"), pod, backend
 		}, datapath.Recovery{}},
-		{"no pod here", func(e *ctEntry) { e.original.from, e.reply.to = address("10.0.0.3:1"), address("10.0.0.3:1") }, datapath.Recovery{}},
-		{"half-closed", func(e *ctEntry) { e.state = 4 }, datapath.Recovery{}},
-		{"closed after a FIN", func(e *ctEntry) { e.state, e.flags[0] = tcpClose, e.flags[0]|tcpCloseInit }, datapath.Recovery{}},
-		{"strict in a direction", func(e *ctEntry) { e.flags[1] &^= tcpLiberal }, datapath.Recovery{}},
-		{"picked up in mid-stream", func(e *ctEntry) { e.flags[0] &^= tcpScaled }, datapath.Recovery{}},
-		{"in a flow table of the kernel", func(e *ctEntry) { e.status = 1 << 14 }, datapath.Recovery{}},
+		{"no pod here", func(e *Entry) { e.original.from, e.reply.to = address("10.0.0.3:1"), address("10.0.0.3:1") }, datapath.Recovery{}},
+		{"half-closed", func(e *Entry) { e.State = 4 }, datapath.Recovery{}},
+		{"closed after a FIN", func(e *Entry) { e.State, e.Flags[0] = tcpClose, e.Flags[0]|tcpCloseInit }, datapath.Recovery{}},
+		{"strict in a direction", func(e *Entry) { e.Flags[1] &^= tcpLiberal }, datapath.Recovery{}},
+		{"picked up in mid-stream", func(e *Entry) { e.Flags[0] &^= tcpScaled }, datapath.Recovery{}},
+		{"in a flow table of the kernel", func(e *Entry) { e.status = 1 << 14 }, datapath.Recovery{}},
 	} {
-		e := &ctEntry{state: tcpEstablished, flags: [2]uint8{liberal, liberal}, scale: [2]uint8{7, 9}}
+		e := &Entry{Progress: Progress{State: tcpEstablished, Flags: [2]uint8{liberal, liberal}}, scale: [2]uint8{7, 9}}
 		e.original.from, e.original.to, e.reply.from, e.reply.to = pod, service, backend, pod
 		tt.change(e)
 		got, ok := e.recovery(links)
@@ -71,14 +80,14 @@ func TestEntryLeftLiberal(t *testing.T) {
 // TestIdleOfEntry checks the idle time that is computed from an entry's timeout, for the timeout of any state.
 func TestIdleOfEntry(t *testing.T) {
 	for timeout, want := range map[uint32]time.Duration{432_000: 0, 431_000: 1000 * time.Second, 290: 10 * time.Second, 8: 2 * time.Second, 390: 10 * time.Second, 500_000: 0} {
-		if got := (&ctEntry{timeout: timeout}).idle(ctTimeouts{432_000, 400, 300, 10}); got != want {
+		if got := (&Entry{Progress: Progress{Timeout: timeout}}).idle(timeouts{432_000, 400, 300, 10}); got != want {
 			t.Errorf("a timeout of %d s is after %s idle, want %s", timeout, got, want)
 		}
 	}
 }
 
-// FuzzParseCTEntry checks that any netlink message is parsed as a conntrack entry or rejected.
-func FuzzParseCTEntry(f *testing.F) {
+// FuzzParseEntry checks that any netlink message is parsed as a conntrack entry or rejected.
+func FuzzParseEntry(f *testing.F) {
 	nested := func(kind byte, inner ...byte) []byte {
 		return append([]byte{byte(len(inner) + 4), 0, kind, 0x80}, inner...)
 	}
@@ -92,7 +101,7 @@ func FuzzParseCTEntry(f *testing.F) {
 	f.Add(whole[:9])
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		is, err := parseCTEntry(b)
+		is, err := parseEntry(b)
 		if (is == nil) == (err == nil) {
 			t.Errorf("%x is %v, error %v", b, is, err)
 		}

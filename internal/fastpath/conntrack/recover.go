@@ -1,6 +1,6 @@
 //go:build linux
 
-package fastpath
+package conntrack
 
 import (
 	"cmp"
@@ -55,7 +55,7 @@ func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err erro
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	err = r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(b []byte) bool {
-		if t, err := parseCTEntry(b); err == nil && t.leftLiberal() {
+		if t, err := parseEntry(b); err == nil && t.leftLiberal() {
 			if is, ok := t.recovery(links); ok {
 				all = append(all, is)
 			}
@@ -68,11 +68,11 @@ func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err erro
 	return all, nil
 }
 
-// ctTimeouts has the timeouts, in seconds, that conntrack may give the entry of an open connection. An RST that conntrack accepts
+// timeouts has the timeouts, in seconds, that conntrack may give the entry of an open connection. An RST that conntrack accepts
 // gives the entry the timeout of CLOSE, but leaves its state unless the sequence number is exactly the next.
-type ctTimeouts struct{ established, retransmitted, unacknowledged, close uint32 }
+type timeouts struct{ established, retransmitted, unacknowledged, close uint32 }
 
-func readTimeouts() (t ctTimeouts, err error) {
+func readTimeouts() (t timeouts, err error) {
 	for state, to := range map[string]*uint32{
 		"established": &t.established, "max_retrans": &t.retransmitted, "unacknowledged": &t.unacknowledged, "close": &t.close,
 	} {
@@ -85,12 +85,12 @@ func readTimeouts() (t ctTimeouts, err error) {
 
 // idle returns how long conntrack has seen no packet of a connection. It assumes that the entry's timeout started at the shortest
 // of the timeouts that is not less than the present value.
-func (t *ctEntry) idle(timeouts ctTimeouts) time.Duration {
+func (t *Entry) idle(timeouts timeouts) time.Duration {
 	all := []uint32{timeouts.close, timeouts.unacknowledged, timeouts.retransmitted, timeouts.established}
 	slices.Sort(all)
 	for _, begun := range all {
-		if t.timeout <= begun {
-			return time.Duration(begun-t.timeout) * time.Second
+		if t.Timeout <= begun {
+			return time.Duration(begun-t.Timeout) * time.Second
 		}
 	}
 	return 0
@@ -99,14 +99,14 @@ func (t *ctEntry) idle(timeouts ctTimeouts) time.Duration {
 // leftLiberal reports whether an agent has left an entry liberal and its connection may be open: no FIN was seen. Conntrack
 // itself makes other entries liberal: those of connections that it picked up in mid-stream, which have no window scales, and
 // those in a flowtable of the kernel.
-func (t *ctEntry) leftLiberal() bool {
+func (t *Entry) leftLiberal() bool {
 	const flags = tcpScaled | tcpLiberal
-	return t.ours() && t.flags[0]&t.flags[1]&flags == flags && (t.flags[0]|t.flags[1])&tcpCloseInit == 0 &&
-		(t.state == tcpEstablished || t.state == tcpClose)
+	return t.ours() && t.Flags[0]&t.Flags[1]&flags == flags && (t.Flags[0]|t.Flags[1])&tcpCloseInit == 0 &&
+		(t.State == tcpEstablished || t.State == tcpClose)
 }
 
 // recovery returns the connection of an entry, if one of its ends is a pod whose address is not translated.
-func (t *ctEntry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bool) {
+func (t *Entry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bool) {
 	r.Protocol = unix.IPPROTO_TCP
 	if r.Link = links[t.original.from.Addr()]; r.Link != 0 {
 		r.Pod, r.Peer, r.WirePeer = t.original.from, t.original.to, t.reply.from
@@ -121,62 +121,62 @@ func (t *ctEntry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bo
 	return r, false
 }
 
-// findLiberal finds the connections that a killed agent has left liberal. The caller has scanned the devices.
-func (f *Fastpath) findLiberal() error {
-	if f.resyncs.try() != nil {
+// FindLiberal finds the connections of this node's pods that a killed agent has left liberal.
+func (e *Entries) FindLiberal() error {
+	if e.resyncs.try() != nil {
 		return nil // entries stay liberal on this kernel
 	}
-	all, err := liberalEntries(f.node.behind)
+	all, err := liberalEntries(e.node.Links())
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	f.ensureDropForged() // no event announces entries that are liberal already
+	e.node.DropForged() // no event announces entries that are liberal already
 	for _, r := range all {
-		f.recovering[r.Flow] = &recovery{Recovery: r}
-		f.attach(r.Link)
+		e.recovering[r.Flow] = &recovery{Recovery: r}
+		e.node.Attach(r.Link)
 	}
-	f.log.Info("an agent has left conntrack entries liberal; they are recovered", "connections", len(all))
+	e.log.Info("an agent has left conntrack entries liberal; they are recovered", "connections", len(all))
 	return nil
 }
 
 // recoverLater schedules the recovery of a connection whose entry is still liberal although its flow is forgotten, because its
 // sequence numbers were not known.
-func (f *Fastpath) recoverLater(flow datapath.Flow) error {
-	is, err := lookUp(flow)
+func (e *Entries) recoverLater(flow datapath.Flow) error {
+	is, err := Find(flow)
 	if err != nil || is == nil || !is.leftLiberal() {
 		return err
 	}
-	if r, ok := is.recovery(f.node.behind); ok && r.Flow == flow {
-		f.recovering[flow] = &recovery{Recovery: r, resting: true}
+	if r, ok := is.recovery(e.node.Links()); ok && r.Flow == flow {
+		e.recovering[flow] = &recovery{Recovery: r, resting: true}
 	}
 	return nil
 }
 
-// recoverLiberal recovers connections for one round.
-func (f *Fastpath) recoverLiberal() error {
-	if len(f.recovering) == 0 {
+// Recover recovers connections for one round.
+func (e *Entries) Recover() error {
+	if len(e.recovering) == 0 {
 		return nil
 	}
-	k, err := f.newKeepalives()
+	k, err := e.newKeepalives()
 	if err != nil {
 		return err
 	}
 	defer k.close()
 	var first error
 	failed, began := 0, time.Now()
-	for flow, r := range f.recovering {
-		f.attach(r.Link)
+	for flow, r := range e.recovering {
+		e.node.Attach(r.Link)
 		if time.Since(began) > recoverRound {
 			continue
 		}
-		if f.closing() {
+		if e.stopped.Load() {
 			return nil
 		}
-		done, err := f.recoverOne(k, r)
+		done, err := e.recoverOne(k, r)
 		if r.tries++; done || r.tries == recoverTries {
-			delete(f.recovering, flow)
+			delete(e.recovering, flow)
 			if !done || err != nil {
-				f.unrecovered[flow] = true
+				e.unrecovered[flow] = true
 			}
 		}
 		if err != nil {
@@ -190,30 +190,31 @@ func (f *Fastpath) recoverLiberal() error {
 	return first
 }
 
-// anyUnrecovered reports whether a connection that could not be recovered is still liberal. It forgets those that are not.
-func (f *Fastpath) anyUnrecovered() bool {
-	for flow := range f.unrecovered {
-		if is, err := lookUp(flow); err != nil || is != nil && is.leftLiberal() {
+// AnyLeft reports whether a connection that a killed agent has left is being recovered, or could not be recovered and is still
+// liberal.
+func (e *Entries) AnyLeft() bool {
+	if len(e.recovering) > 0 {
+		return true
+	}
+	for flow := range e.unrecovered {
+		if is, err := Find(flow); err != nil || is != nil && is.leftLiberal() {
 			return true
 		}
-		delete(f.unrecovered, flow)
+		delete(e.unrecovered, flow)
 	}
 	return false
 }
 
 // recoverOne tries to recover a connection, and returns whether no more tries are needed.
-func (f *Fastpath) recoverOne(k *keepalives, r *recovery) (done bool, err error) {
-	f.mu.Lock()
-	attached := f.attached[attachment{r.Link, "encap"}] != nil
-	f.mu.Unlock()
-	if !attached || k.macs[r.Pod.Addr()] == nil {
+func (e *Entries) recoverOne(k *keepalives, r *recovery) (done bool, err error) {
+	if !e.node.Attached(r.Link) || k.macs[r.Pod.Addr()] == nil {
 		return false, nil
 	}
-	is, err := lookUp(r.Flow)
+	is, err := Find(r.Flow)
 	if err != nil || is == nil || !is.leftLiberal() {
 		return err == nil, err
 	}
-	now, err := monotonic()
+	now, err := datapath.Now()
 	if err != nil {
 		return false, err
 	}
@@ -224,29 +225,29 @@ func (f *Fastpath) recoverOne(k *keepalives, r *recovery) (done bool, err error)
 		return false, nil // in use, or its timeout does not show the idle time
 	}
 	r.Last, r.Acknowledged = now-idle, rand.Uint32()
-	if added, err := f.programs.Recover(r.Recovery); err != nil {
+	if added, err := e.programs.Recover(r.Recovery); err != nil {
 		return false, err
-	} else if !added { // in use; forget resynchronises it when it becomes idle
-		return f.programs.Known(r.Flow)
+	} else if !added { // in use; Forget resynchronises it when it becomes idle
+		return e.programs.Known(r.Flow)
 	}
-	answered, known, err := f.ask(k, r)
+	answered, known, err := e.ask(k, r)
 	switch {
 	case err == nil && !known:
 		return true, nil // the pod has ended it, or it is in use
 	case err == nil && answered:
-		return true, f.recovered(k, r.Flow)
+		return true, e.recovered(k, r.Flow)
 	}
 	// The programs would take a later packet for the answer.
-	return false, errors.Join(err, f.programs.Forget(r.Flow))
+	return false, errors.Join(err, e.programs.Forget(r.Flow))
 }
 
 // ask sends a pod a keepalive, and waits for the answer: see datapath.Programs.Recovered.
-func (f *Fastpath) ask(k *keepalives, r *recovery) (answered, known bool, err error) {
+func (e *Entries) ask(k *keepalives, r *recovery) (answered, known bool, err error) {
 	if err := k.send(r); err != nil {
 		return false, true, err
 	}
 	for until := time.Now().Add(answerTime); ; time.Sleep(answerTime / 20) {
-		answered, known, err = f.programs.Recovered(r.Flow)
+		answered, known, err = e.programs.Recovered(r.Flow)
 		if err != nil || !known || answered || time.Now().After(until) {
 			return answered, known, err
 		}
@@ -254,31 +255,31 @@ func (f *Fastpath) ask(k *keepalives, r *recovery) (answered, known bool, err er
 }
 
 // recovered makes conntrack check the window of a connection whose pod has answered with its sequence numbers.
-func (f *Fastpath) recovered(k *keepalives, flow datapath.Flow) error {
-	f.entries.Lock()
-	defer f.entries.Unlock()
-	n, _, err := f.sequence(flow)
+func (e *Entries) recovered(k *keepalives, flow datapath.Flow) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n, _, err := e.sequence(flow)
 	if err != nil || n != (datapath.Sequence{}) && !n.Acknowledged() {
 		return err // it is in use
 	}
-	is, err := lookUp(flow)
+	is, err := Find(flow)
 	if err != nil || is == nil || !is.leftLiberal() || n == (datapath.Sequence{}) {
 		// Meanwhile the pod may have closed the connection, and answered all the same.
-		return errors.Join(err, f.programs.Forget(flow))
+		return errors.Join(err, e.programs.Forget(flow))
 	}
-	err = f.resyncs.do(func(r *resyncer) error { return r.recover(flow, n, is, k.timeouts) })
-	if known, failed := f.programs.Known(flow); failed != nil || !known {
+	err = e.resyncs.do(func(r *resyncer) error { return r.recover(flow, n, is, k.timeouts) })
+	if known, failed := e.programs.Known(flow); failed != nil || !known {
 		return errors.Join(err, failed) // it has ended
 	}
-	if after, _, failed := f.sequence(flow); err != nil || failed != nil || after != n {
+	if after, _, failed := e.sequence(flow); err != nil || failed != nil || after != n {
 		// Part of the handshake is missing, or packets took the fast path meanwhile and conntrack missed them. The flow is
-		// known now: once it is idle, forgetIdle tries again.
+		// known now: once it is idle, Forget tries again.
 		if errors.Is(err, errNotAccepted) {
 			err = nil
 		}
 		return errors.Join(err, failed, liberal(flow), reopen(flow, 0))
 	}
-	return f.programs.Forget(flow)
+	return e.programs.Forget(flow)
 }
 
 // keepalives sends keepalives to pods, in one round.
@@ -287,22 +288,16 @@ type keepalives struct {
 	// readers (packet_release).
 	socket   int
 	macs     map[netip.Addr]net.HardwareAddr
-	timeouts ctTimeouts
+	timeouts timeouts
 }
 
-func (f *Fastpath) newKeepalives() (k *keepalives, err error) {
-	k = &keepalives{macs: make(map[netip.Addr]net.HardwareAddr)}
+func (e *Entries) newKeepalives() (k *keepalives, err error) {
+	k = new(keepalives)
 	if k.timeouts, err = readTimeouts(); err != nil {
 		return nil, err
 	}
-	neighbours, err := listNeighbours(f.links)
-	if err != nil {
+	if k.macs, err = e.node.MACs(); err != nil {
 		return nil, err
-	}
-	for _, n := range neighbours {
-		if address, ok := netip.AddrFromSlice(n.IP); ok && len(n.HardwareAddr) == len(mac{}) {
-			k.macs[address.Unmap()] = n.HardwareAddr
-		}
 	}
 	k.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	return k, os.NewSyscallError("socket", err)

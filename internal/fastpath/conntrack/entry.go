@@ -1,30 +1,21 @@
 //go:build linux
 
-package fastpath
+package conntrack
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/fastpath/datapath"
+	"slipstream.dev/internal/netns"
 )
-
-// Conntrack does not see most packets of an accelerated connection. But once the connection is idle
-// or leaves the fast path, its entry must be the same as without the fast path. Otherwise an idle
-// connection times out after minutes instead of days, and any forged RST closes it.
-//
-// While a connection is accelerated, its entry is liberal (liberal): conntrack accepts packets
-// outside the window that it knows, and they refresh the timeout. Netlink cannot set the sequence
-// numbers of an entry. But conntrack takes them from a handshake ("we get in sync" in
-// nf_conntrack_tcp_packet), even if the entry is ESTABLISHED. So resync sends a handshake that ends
-// at the present sequence numbers: four packets from the node, which drop_resync drops right behind
-// conntrack. After that, conntrack checks the window again.
 
 // Constants of ctnetlink (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 const (
@@ -53,32 +44,39 @@ var tcpStates = [...]string{
 	tcpClose: "close", 9: "syn_sent", // SYN_SENT2 has the timeout of SYN_SENT
 }
 
-// ctEntry is the conntrack entry of a TCP connection.
-type ctEntry struct {
+// Progress is the part of an entry that packets change. State and Flags are zero unless the connection is TCP.
+type Progress struct {
+	State uint8
+	// Flags has the flags of the original and of the reply direction.
+	Flags [2]uint8
+	// Timeout is the time left, in seconds.
+	Timeout uint32
+}
+
+// Entry is a conntrack entry.
+type Entry struct {
+	Progress
 	// original and reply are the tuples of the two directions; the client's is the original one.
 	original, reply struct{ from, to netip.AddrPort }
-	state           uint8
-	// scale and flags are indexed by direction: original, reply.
-	scale, flags [2]uint8
-	timeout      uint32 // s
-	status       uint32 // IPS_* of nf_conntrack_common.h
+	scale           [2]uint8 // by direction: original, reply
+	status          uint32   // IPS_* of nf_conntrack_common.h
 }
 
 // offloaded reports whether a flowtable of the kernel forwards the connection. The flowtable also makes the entry liberal, and
 // nobody else may change it.
-func (t *ctEntry) offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
+func (t *Entry) offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
 
 // ours reports whether an entry is liberal in any direction for the fast path.
-func (t *ctEntry) ours() bool { return !t.offloaded() && (t.flags[0]|t.flags[1])&tcpLiberal != 0 }
+func (t *Entry) ours() bool { return !t.offloaded() && (t.Flags[0]|t.Flags[1])&tcpLiberal != 0 }
 
 // accelerated reports whether an entry is liberal in both directions for the fast path. That marks an accelerated connection. An
 // event may come late, when a new connection between the same ports already has the entry; then conntrack has cleared the flag.
 // (Conntrack also sets the flag in entries of connections that it picked up in mid-stream.)
-func (t *ctEntry) accelerated() bool { return !t.offloaded() && t.flags[0]&t.flags[1]&tcpLiberal != 0 }
+func (t *Entry) accelerated() bool { return !t.offloaded() && t.Flags[0]&t.Flags[1]&tcpLiberal != 0 }
 
-// lookUp returns the conntrack entry of a connection in the calling thread's network namespace, or
+// Find returns the conntrack entry of a connection in the calling thread's network namespace, or
 // nil if there is none.
-func lookUp(f datapath.Flow) (*ctEntry, error) {
+func Find(f datapath.Flow) (*Entry, error) {
 	answers, err := request(ctGet, f)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
@@ -89,7 +87,7 @@ func lookUp(f datapath.Flow) (*ctEntry, error) {
 	if len(answers) != 1 {
 		return nil, fmt.Errorf("ask conntrack for %s to %s: %d answers", f.Pod, f.Peer, len(answers))
 	}
-	t, err := parseCTEntry(answers[0])
+	t, err := parseEntry(answers[0])
 	if err != nil {
 		return nil, fmt.Errorf("ask conntrack for %s to %s: %w", f.Pod, f.Peer, err)
 	}
@@ -105,24 +103,32 @@ func change(f datapath.Flow, to ...*nl.RtAttr) error {
 	return nil
 }
 
+// SetFlags sets the flags of a mask in both directions of an entry.
+func SetFlags(f datapath.Flow, flags, mask byte) error {
+	return change(f, tcpInfo(flagAttrs(flags, mask)...))
+}
+
+// SetTimeout sets the time left of an entry.
+func SetTimeout(f datapath.Flow, seconds uint32) error { return change(f, timeoutAttr(seconds)) }
+
 // liberal stops conntrack from checking the window of a connection.
-func liberal(f datapath.Flow) error { return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal)...)) }
+func liberal(f datapath.Flow) error { return SetFlags(f, tcpLiberal, tcpLiberal) }
 
 // acked clears the flag of unacknowledged data, because the acknowledgements took the fast path.
 func acked(f datapath.Flow) error {
-	is, err := lookUp(f)
+	is, err := Find(f)
 	if err != nil || is == nil || !is.accelerated() {
 		return err
 	}
-	return change(f, tcpInfo(flagAttrs(0, tcpUnacknowledged)...))
+	return SetFlags(f, 0, tcpUnacknowledged)
 }
 
 // reopen moves the entry of a connection that has not ended back to ESTABLISHED. A forged FIN or
 // RST can move it out of that state, because a liberal conntrack does not check sequence numbers,
 // and then the entry would soon time out.
 func reopen(f datapath.Flow, idle time.Duration) error {
-	is, err := lookUp(f)
-	if err != nil || is == nil || is.state == tcpEstablished || !is.accelerated() {
+	is, err := Find(f)
+	if err != nil || is == nil || is.State == tcpEstablished || !is.accelerated() {
 		return err
 	}
 	// Send the timeout in a message of its own. The kernel would apply it before the state, and an RST between the two would
@@ -131,25 +137,25 @@ func reopen(f datapath.Flow, idle time.Duration) error {
 	if err := change(f, tcpInfo(state...)); err != nil {
 		return err
 	}
-	return renew(f, idle)
+	return Renew(f, idle)
 }
 
-// renew gives an ESTABLISHED entry the rest of its timeout after idle without a packet. If the connection closes meanwhile, the
+// Renew gives an ESTABLISHED entry the rest of its timeout after idle without a packet. If the connection closes meanwhile, the
 // entry gets the timeout of its state at that time: with that of ESTABLISHED it would outlive the connection by days.
-func renew(f datapath.Flow, idle time.Duration) error {
-	is, err := lookUp(f)
-	if err != nil || is == nil || is.state != tcpEstablished {
+func Renew(f datapath.Flow, idle time.Duration) error {
+	is, err := Find(f)
+	if err != nil || is == nil || is.State != tcpEstablished {
 		return err
 	}
-	for state := is.state; ; state, idle = is.state, 0 {
+	for state := is.State; ; state, idle = is.State, 0 {
 		timeout, err := timeoutOf(tcpStates[state], idle)
 		if err != nil {
 			return err
 		}
-		if err := change(f, timeoutAttr(timeout)); err != nil {
+		if err := SetTimeout(f, timeout); err != nil {
 			return err
 		}
-		if is, err = lookUp(f); err != nil || is == nil || is.state == state || int(is.state) >= len(tcpStates) {
+		if is, err = Find(f); err != nil || is == nil || is.State == state || int(is.State) >= len(tcpStates) {
 			return err
 		}
 	}
@@ -158,8 +164,15 @@ func renew(f datapath.Flow, idle time.Duration) error {
 // timeoutOf returns the rest of the timeout of a connection that has been idle for so long. state
 // is the name of its state in sysctls.
 func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
-	err = readSysctl("net/netfilter/nf_conntrack_tcp_timeout_"+state, &seconds)
-	return without(seconds, idle), err
+	key := "net/netfilter/nf_conntrack_tcp_timeout_" + state
+	b, err := os.ReadFile("/proc/sys/" + key)
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &seconds)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read sysctl %s: %w", key, err)
+	}
+	return without(seconds, idle), nil
 }
 
 // without subtracts a time from a timeout, to the nearest second. The time may be negative, if a packet came after the clock was
@@ -171,14 +184,14 @@ func without(seconds uint32, idle time.Duration) uint32 {
 // reset moves the entry of a connection to CLOSE, with the timeout of that state. Conntrack is behind, so it cannot see that the
 // RST has exactly the next sequence number.
 func reset(f datapath.Flow) error {
-	is, err := lookUp(f)
+	is, err := Find(f)
 	if err != nil || is == nil {
 		return err
 	}
 	if !is.accelerated() {
 		return restrict(f, is)
 	}
-	if is.state != tcpEstablished {
+	if is.State != tcpEstablished {
 		return nil
 	}
 	timeout, err := timeoutOf("close", 0)
@@ -188,29 +201,29 @@ func reset(f datapath.Flow) error {
 	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutAttr(timeout)); err != nil {
 		return err
 	}
-	if is, err = lookUp(f); err != nil || is == nil || is.accelerated() || is.state != tcpClose {
+	if is, err = Find(f); err != nil || is == nil || is.accelerated() || is.State != tcpClose {
 		return err
 	}
 	// A new connection between the same ports got the entry between the two requests.
 	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))); err != nil {
 		return err
 	}
-	return errors.Join(restrict(f, is), renew(f, 0))
+	return errors.Join(restrict(f, is), Renew(f, 0))
 }
 
 // restrict makes conntrack check the windows of a new connection that has the entry of an accelerated one: the new handshake has
 // cleared the flag on the client's side only.
-func restrict(f datapath.Flow, is *ctEntry) error {
+func restrict(f datapath.Flow, is *Entry) error {
 	if !is.ours() {
 		return nil
 	}
-	return change(f, tcpInfo(flagAttrs(0, tcpLiberal)...))
+	return SetFlags(f, 0, tcpLiberal)
 }
 
 // abandon leaves the entry of a connection liberal for good, because conntrack will never know its
 // sequence numbers.
 func abandon(f datapath.Flow) error {
-	return change(f, tcpInfo(flagAttrs(tcpLiberal, tcpLiberal|tcpUnacknowledged|tcpMaxAck)...))
+	return SetFlags(f, tcpLiberal, tcpLiberal|tcpUnacknowledged|tcpMaxAck)
 }
 
 // timeoutAttr sets the timeout of an entry.
@@ -263,12 +276,12 @@ func request(kind int, f datapath.Flow, more ...*nl.RtAttr) ([][]byte, error) {
 
 var errShort = errors.New("conntrack's answer is truncated")
 
-// parseCTEntry parses a ctnetlink message: struct nfgenmsg and attributes.
-func parseCTEntry(b []byte) (*ctEntry, error) {
+// parseEntry parses a ctnetlink message: struct nfgenmsg and attributes.
+func parseEntry(b []byte) (*Entry, error) {
 	if len(b) < nl.SizeofNfgenmsg {
 		return nil, errShort
 	}
-	t := &ctEntry{}
+	t := new(Entry)
 	err := each(b[nl.SizeofNfgenmsg:], func(kind uint16, b []byte) (err error) {
 		switch kind {
 		case ctaTupleOrig:
@@ -276,7 +289,7 @@ func parseCTEntry(b []byte) (*ctEntry, error) {
 		case ctaTupleReply:
 			t.reply.from, t.reply.to, err = parseTuple(b)
 		case ctaTimeout:
-			t.timeout, err = parseWord(b)
+			t.Timeout, err = parseWord(b)
 		case ctaStatus:
 			t.status, err = parseWord(b)
 		case ctaProtoInfo:
@@ -298,7 +311,7 @@ func parseWord(b []byte) (uint32, error) {
 }
 
 // parseProtoInfo parses an attribute in CTA_PROTOINFO.
-func (t *ctEntry) parseProtoInfo(kind uint16, b []byte) error {
+func (t *Entry) parseProtoInfo(kind uint16, b []byte) error {
 	if kind != ctaProtoInfoTCP {
 		return nil
 	}
@@ -308,11 +321,11 @@ func (t *ctEntry) parseProtoInfo(kind uint16, b []byte) error {
 		}
 		switch kind {
 		case ctaTCPState:
-			t.state = b[0]
+			t.State = b[0]
 		case ctaTCPScaleOriginal, ctaTCPScaleReply:
 			t.scale[kind-ctaTCPScaleOriginal] = b[0]
 		case ctaTCPFlagsOriginal, ctaTCPFlagsReply:
-			t.flags[kind-ctaTCPFlagsOriginal] = b[0]
+			t.Flags[kind-ctaTCPFlagsOriginal] = b[0]
 		}
 		return nil
 	})
@@ -345,7 +358,7 @@ func parseTuple(b []byte) (from, to netip.AddrPort, err error) {
 // each calls read for each netlink attribute, until it fails.
 func each(b []byte, read func(kind uint16, b []byte) error) error {
 	var first error
-	err := attributes(b, func(kind uint16, b []byte) {
+	err := netns.Attributes(b, func(kind uint16, b []byte) {
 		if first == nil {
 			first = read(kind, b)
 		}

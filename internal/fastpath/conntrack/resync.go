@@ -1,9 +1,8 @@
 //go:build linux
 
-package fastpath
+package conntrack
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -74,7 +73,7 @@ func (r *resyncer) close() error {
 // connection's last packet. A connection that has ended is not an error. If resync returns errUnknown, it has not changed
 // the entry. If it returns errNotAccepted, the entry is still liberal.
 func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Duration, accelerated bool) error {
-	before, err := lookUp(f)
+	before, err := Find(f)
 	if err != nil || before == nil {
 		return err
 	}
@@ -86,7 +85,7 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 	} else if missed {
 		return errUnknown
 	}
-	if before.state != tcpEstablished {
+	if before.State != tcpEstablished {
 		// The connection has not ended: its end would have deleted the flow.
 		if err := reopen(f, idle); err != nil {
 			return err
@@ -110,7 +109,7 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 	if n.PeerUnseen() {
 		settled.Pod.Edge = settled.Pod.Next + largestWindow
 	}
-	if err := r.checkWindow(f, before, settled, func(after *ctEntry) uint32 { return after.timeoutAfter(idle, established) }); err != nil {
+	if err := r.checkWindow(f, before, settled, func(after *Entry) uint32 { return after.timeoutAfter(idle, established) }); err != nil {
 		return err
 	}
 	return r.unacknowledged(f, before, n, idle)
@@ -121,7 +120,7 @@ const largestWindow = 0xffff << 14
 
 // unacknowledged restores, in the entry of an idle connection, the state of data that the handshake has acknowledged but the
 // other side has not: the highest acknowledgement, the flag of unacknowledged data, and its timeout.
-func (r *resyncer) unacknowledged(f datapath.Flow, t *ctEntry, n datapath.Sequence, idle time.Duration) error {
+func (r *resyncer) unacknowledged(f datapath.Flow, t *Entry, n datapath.Sequence, idle time.Duration) error {
 	data := [2]bool{n.Pod.Next != n.Peer.Expects && !n.PeerUnseen(), n.Peer.Next != n.Pod.Expects} // of the pod, of the peer
 	if !data[0] && !data[1] {
 		return nil
@@ -154,15 +153,15 @@ func (r *resyncer) unacknowledged(f datapath.Flow, t *ctEntry, n datapath.Sequen
 			}
 		}
 	}
-	after, err := lookUp(f)
+	after, err := Find(f)
 	if err != nil || after == nil {
 		return err
 	}
-	return change(f, timeoutAttr(without(after.timeout, idle)))
+	return SetTimeout(f, without(after.Timeout, idle))
 }
 
 // window returns the value of the window field, for a window in bytes, in a segment from one of the ends.
-func (t *ctEntry) window(from netip.AddrPort, bytes uint32) uint16 {
+func (t *Entry) window(from netip.AddrPort, bytes uint32) uint16 {
 	scale := t.scale[0]
 	if from != t.original.from {
 		scale = t.scale[1]
@@ -177,17 +176,17 @@ func (t *ctEntry) window(from netip.AddrPort, bytes uint32) uint16 {
 // A short timeout of unacknowledged data or of retransmissions may be stale: conntrack does not take acknowledgements outside its
 // window into account. So the entry gets the timeout of an established connection. If data is unacknowledged after all,
 // retransmissions shorten it.
-func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *ctEntry, timeouts ctTimeouts) error {
+func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *Entry, timeouts timeouts) error {
 	idle := before.idle(timeouts)
-	closed := before.state == tcpClose || before.timeout <= timeouts.close
+	closed := before.State == tcpClose || before.Timeout <= timeouts.close
 	if closed {
 		if err := reopen(f, idle); err != nil {
 			return err
 		}
 	}
-	return r.checkWindow(f, before, n, func(after *ctEntry) uint32 {
-		if !closed && after.timeout+1 < timeouts.established {
-			return min(before.timeout, after.timeout) // of a timeout policy, or the window is closed
+	return r.checkWindow(f, before, n, func(after *Entry) uint32 {
+		if !closed && after.Timeout+1 < timeouts.established {
+			return min(before.Timeout, after.Timeout) // of a timeout policy, or the window is closed
 		}
 		return after.timeoutAfter(idle, timeouts.established)
 	})
@@ -195,20 +194,20 @@ func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *ctEntry
 
 // checkWindow makes conntrack check the window of a connection with the entry before. left returns the timeout to set, given the
 // entry after the handshake, whose timeout has started again.
-func (r *resyncer) checkWindow(f datapath.Flow, before *ctEntry, n datapath.Sequence, left func(after *ctEntry) uint32) error {
+func (r *resyncer) checkWindow(f datapath.Flow, before *Entry, n datapath.Sequence, left func(after *Entry) uint32) error {
 	if err := r.handshake(f, before, n); err != nil {
 		return err
 	}
-	after, err := lookUp(f)
-	if err != nil || after == nil || after.state != tcpEstablished {
+	after, err := Find(f)
+	if err != nil || after == nil || after.State != tcpEstablished {
 		return err
 	}
 	// The SYN of the handshake cleared the flag in the original direction, if conntrack accepted it.
-	if after.flags[0]&tcpLiberal != 0 {
+	if after.Flags[0]&tcpLiberal != 0 {
 		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, errNotAccepted)
 	}
 	var flags byte
-	if before.flags[0]&before.flags[1]&tcpScaled == 0 {
+	if before.Flags[0]&before.Flags[1]&tcpScaled == 0 {
 		// Conntrack picked the connection up in mid-stream, does not know its window scales, and was
 		// liberal from the start.
 		flags = tcpLiberal
@@ -219,8 +218,8 @@ func (r *resyncer) checkWindow(f datapath.Flow, before *ctEntry, n datapath.Sequ
 // timeoutAfter returns the rest of the timeout of an entry, as if its connection had been idle for
 // so long. The timeout of t has just started. established is the timeout of ESTABLISHED, in
 // seconds.
-func (t *ctEntry) timeoutAfter(idle time.Duration, established uint32) (seconds uint32) {
-	begun := t.timeout
+func (t *Entry) timeoutAfter(idle time.Duration, established uint32) (seconds uint32) {
+	begun := t.Timeout
 	if begun+1 == established { // conntrack rounds down
 		begun = established
 	}
@@ -296,32 +295,26 @@ var errUnknown = errors.New("the sequence numbers of the connection are not know
 
 // missed reports whether conntrack has seen a later packet of an established connection than the
 // programs have: then the programs' sequence numbers are old.
-func (t *ctEntry) missed(idle time.Duration) (bool, error) {
+func (t *Entry) missed(idle time.Duration) (bool, error) {
 	timeout, err := timeoutOf("established", 0)
 	if err != nil {
 		return false, err
 	}
 	// Conntrack's timeouts are whole seconds.
-	return t.timeout <= timeout && time.Duration(timeout-t.timeout)*time.Second < idle-time.Second, nil
+	return t.Timeout <= timeout && time.Duration(timeout-t.Timeout)*time.Second < idle-time.Second, nil
 }
-
-// TCP flags (RFC 9293, section 3.1) and options (section 3.2; RFC 2018 and RFC 7323).
-const (
-	synFlag, ackFlag                               = 0x02, 0x10
-	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
-)
 
 // handshake sends a handshake that leaves conntrack with the given sequence numbers and windows of a connection
 // with the entry t.
-func (r *resyncer) handshake(f datapath.Flow, t *ctEntry, n datapath.Sequence) error {
+func (r *resyncer) handshake(f datapath.Flow, t *Entry, n datapath.Sequence) error {
 	original, reply := n.Pod, n.Peer
 	if t.original.from != f.Pod {
 		original, reply = reply, original
 	}
 	from, back := t.window(t.original.from, reply.Edge-original.Expects), t.window(t.reply.from, original.Edge-reply.Expects)
 	for _, p := range []segment{
-		{t.original.from, t.original.to, original.Next - 1, 0, synFlag, 0xffff, options(t.flags[0], t.scale[0])},
-		{t.reply.from, t.reply.to, reply.Next - 1, original.Next, synFlag | ackFlag, 0xffff, options(t.flags[1], t.scale[1])},
+		{t.original.from, t.original.to, original.Next - 1, 0, synFlag, 0xffff, options(t.Flags[0], t.scale[0])},
+		{t.reply.from, t.reply.to, reply.Next - 1, original.Next, synFlag | ackFlag, 0xffff, options(t.Flags[1], t.scale[1])},
 		{t.original.from, t.original.to, original.Next, reply.Next, ackFlag, from, nil},
 		{t.reply.from, t.reply.to, reply.Next, original.Next, ackFlag, back, nil},
 	} {
@@ -330,66 +323,6 @@ func (r *resyncer) handshake(f datapath.Flow, t *ctEntry, n datapath.Sequence) e
 		}
 	}
 	return nil
-}
-
-// options returns the options of a SYN that conntrack reads.
-func options(flags, scale uint8) (b []byte) {
-	if flags&tcpSelective != 0 {
-		b = append(b, noOption, noOption, selectivePermitted, 2)
-	}
-	if flags&tcpScaled != 0 {
-		b = append(b, noOption, scaleOption, 3, scale)
-	}
-	return b
-}
-
-// segment is a TCP segment without data.
-type segment struct {
-	from, to netip.AddrPort
-	seq, ack uint32
-	flags    byte
-	window   uint16
-	options  []byte
-}
-
-// bytes returns the packet with its IP header.
-func (s segment) bytes() []byte {
-	length := 20 + len(s.options)
-	var b []byte
-	if s.from.Addr().Is6() {
-		b = []byte{0x60, 0, 0, 0, 0, byte(length), unix.IPPROTO_TCP, 64}
-	} else {
-		b = []byte{0x45, 0, 0, byte(20 + length), 0, 1, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}
-	}
-	b = append(b, s.from.Addr().AsSlice()...)
-	b = append(b, s.to.Addr().AsSlice()...)
-	b = binary.BigEndian.AppendUint16(b, s.from.Port())
-	b = binary.BigEndian.AppendUint16(b, s.to.Port())
-	b = binary.BigEndian.AppendUint32(b, s.seq)
-	b = binary.BigEndian.AppendUint32(b, s.ack)
-	b = append(b, byte(length/4)<<4, s.flags)
-	b = binary.BigEndian.AppendUint16(b, s.window)
-	b = append(b, 0, 0, 0, 0)
-	b = append(b, s.options...)
-	tcp := b[len(b)-length:]
-	addresses := append(s.from.Addr().AsSlice(), s.to.Addr().AsSlice()...)
-	binary.BigEndian.PutUint16(tcp[16:], checksum(addresses, []byte{0, unix.IPPROTO_TCP, 0, byte(length)}, tcp))
-	if s.from.Addr().Is4() {
-		binary.BigEndian.PutUint16(b[10:], checksum(b[:20]))
-	}
-	return b
-}
-
-// checksum returns the Internet checksum (RFC 1071) of parts with even lengths.
-func checksum(parts ...[]byte) uint16 {
-	var sum uint32
-	for _, b := range parts {
-		for i := 0; i < len(b); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(b[i:]))
-		}
-	}
-	sum = sum>>16 + sum&0xffff
-	return ^uint16(sum>>16 + sum)
 }
 
 var errNotDropped = errors.New("a resync packet was not dropped after conntrack")
