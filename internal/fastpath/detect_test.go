@@ -85,3 +85,21 @@ func TestDetectorAttachesSlowly(t *testing.T) {
 	d.pass(detectPause, detectPackets)
 	d.want("programs that take a minute to attach", detectMin)
 }
+
+// TestPace checks that what is due recurs at its interval, also if most ticks are missing.
+func TestPace(t *testing.T) {
+	for tick, want := range map[time.Duration]int{
+		detectEvery: 20, detectEvery + time.Millisecond: 20, 450 * time.Millisecond: 22, 900 * time.Millisecond: 11,
+	} {
+		began := time.Now()
+		p, got := pace{leaseRenewal, began}, 0
+		for at := tick; at <= 20*leaseRenewal; at += tick {
+			if p.due(began.Add(at)) {
+				got++
+			}
+		}
+		if got < want-1 || got > want {
+			t.Errorf("with a tick every %s, %d times within %s, want %d", tick, got, 20*leaseRenewal, want)
+		}
+	}
+}

@@ -345,7 +345,9 @@ func (f *Fastpath) run(started chan<- error) error {
 	unvalidated := make(map[datapath.Flow]time.Duration)
 	rescan, paused := f.rescan, make(<-chan time.Time)
 	var synced error
-	for n := 0; ; {
+	began := time.Now()
+	renewal, sweep := pace{leaseRenewal, began}, pace{sweepEvery * leaseRenewal, began}
+	for {
 		select {
 		case <-f.quit:
 			return nil
@@ -363,10 +365,11 @@ func (f *Fastpath) run(started chan<- error) error {
 			rescan, paused = nil, time.After(f.pause)
 		case <-ticker.C:
 			// The tick itself may be old: it waits while programs are being attached.
-			if err := f.detect(time.Now()); err != nil {
+			now := time.Now()
+			if err := f.detect(now); err != nil {
 				f.log.Warn("detect eligible connections", "error", err)
 			}
-			if n++; n%int(leaseRenewal/detectEvery) > 0 {
+			if !renewal.due(now) {
 				continue
 			}
 			if err := f.renewLease(); err != nil {
@@ -381,7 +384,7 @@ func (f *Fastpath) run(started chan<- error) error {
 			if err := f.entries.Recover(); err != nil {
 				f.log.Warn("recover connections of a killed agent", "error", err)
 			}
-			if n%int(sweepEvery*leaseRenewal/detectEvery) > 0 {
+			if !sweep.due(now) {
 				continue
 			}
 			if err := f.forget(unvalidated); err != nil {
@@ -399,6 +402,22 @@ func (f *Fastpath) run(started chan<- error) error {
 			}
 		}
 	}
+}
+
+// pace tells when something is due again. It goes by the clock: the ticker drops ticks while the agent waits for a CPU, and a
+// lease that is renewed by counted ticks expires although the agent runs.
+type pace struct {
+	every time.Duration
+	last  time.Time
+}
+
+// due is called at each tick of the detector.
+func (p *pace) due(now time.Time) bool {
+	if now.Sub(p.last) < p.every-detectEvery/2 { // ticks may come early or late
+		return false
+	}
+	p.last = now
+	return true
 }
 
 func (f *Fastpath) renewLease() error {
