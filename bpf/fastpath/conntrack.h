@@ -52,7 +52,7 @@ static __always_inline struct nf_conn *look_up_conntrack(struct __sk_buff *skb, 
  * because conntrack missed the acknowledgement: the timeout would be five minutes, not days.
  * Conntrack checks RSTs against the sequence numbers that it knows. The agent resynchronises these
  * before they are half the number space behind, and when the connection is idle or leaves the fast
- * path (see conntrack.go). */
+ * path (package conntrack). */
 static __always_inline int check_conntrack(struct __sk_buff *skb, const struct probe *p, struct flow *f, int out, __u32 *interval, int is_ipv6)
 {
 	const word *pod6 = address_of(&p->headers, out), *peer6 = address_of(&p->headers, !out);
@@ -124,7 +124,7 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 			 * picked up mid-stream. */
 			f->out.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? pod->td_scale : TCP_MAX_WSCALE;
 			f->in.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? peer->td_scale : TCP_MAX_WSCALE;
-			/* Until encap has seen a packet from the pod, it may not be attached to the pod's
+			/* Until encap_pod has seen a packet from the pod, it may not be attached to the pod's
 			 * link. Then the programs do not know what the pod has acknowledged, and the
 			 * agent could not resynchronise the entry. */
 			if (!(both & IP_CT_TCP_FLAG_BE_LIBERAL)) {

@@ -2,49 +2,14 @@
 /* Per-CPU state: counters, and the probes that are under way. */
 #pragma once
 
-#include "metadata.h"
+#include "probe.h"
 #include "reason.h"
 #include "segment.h"
-#include "vxlan.h"
-
-/* A probe: a packet that takes the slow path, and that this CPU will see again at later hooks. The
- * next packet at such a hook on the way out ends the probe if it is another one. */
-struct probe {
-	struct headers headers;
-	struct key key;
-	__u64 wire_peer;
-	__u64 at;
-	struct metadata metadata;
-	/* Out only. */
-	__u64 delivery_time;
-	__u32 priority;
-	__u32 generation;
-	__u32 device;
-	__u32 overlay;
-	/* The conntrack entry that the slow path attached to it. */
-	unsigned long ct;
-	__u8 mac[2 * ETH_ALEN];
-	/* decap_id if nic_decap saw it, or 0. */
-	__u32 decapped;
-	__u16 check; /* the inner checksum field */
-	__u8 gso, socket_ended;
-	/* TCP only: no sequence numbers are known, or the packet is outside the window. */
-	__u8 seq_unknown;
-};
-
-/* A packet that nic_decap left to the kernel, and that vxlan_ingress is to recognise. */
-struct decap_probe {
-	__u64 at;
-	struct metadata metadata;
-	__u32 generation;
-	struct headers headers;
-	struct encap_template outer;
-};
 
 /* The fields that every packet reads come first: ineligible traffic pays for each cache line. */
 struct cpu_state {
 	/* Stage of the outgoing and incoming probe: 0 none, 1 started, 2 seen at the VXLAN device.
-	 * decap_stage: 1 nic_decap has seen it, 2 vxlan_ingress has started its probe. */
+	 * decap_stage: 1 decap_nic has seen it, 2 redirect_vxlan has started its probe. */
 	__u8 out_stage, in_stage, decap_stage;
 	/* Packets without a flow until the next sample. */
 	__u32 until_sample;
@@ -78,7 +43,7 @@ static __always_inline void count(struct cpu_state *c, __u32 reason)
 		c->reasons[reason]++;
 }
 
-/* decap_id identifies the packet that nic_decap saw last; it is never 0. */
+/* decap_id identifies the packet that decap_nic saw last; it is never 0. */
 static __always_inline __u32 decap_id(const struct cpu_state *c)
 {
 	return c->decap_probe.at | 1;

@@ -4,6 +4,7 @@
 
 #include "lib/net.h"
 
+/* fold adds the carries of a sum of 16-bit words. */
 static __always_inline __u16 fold(__u32 sum)
 {
 	sum = (sum & 0xffff) + (sum >> 16);

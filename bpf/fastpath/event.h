@@ -26,7 +26,7 @@ struct {
 	__uint(max_entries, 1 << 16);
 } events SEC(".maps");
 
-/* So that BTF has the type. */
+/* Without a variable of the type, BTF lacks it. */
 const struct event *event_type __attribute__((unused));
 
 static __always_inline void emit(const struct key *k, const struct flow *f, enum event_kind kind)

@@ -4,58 +4,68 @@
  * pod's veth to the NIC, and from the NIC or the VXLAN device into the pod, past bridge, routing
  * and netfilter of the node.
  *
- *   encap           tcx ingress of a pod's veth       encapsulates, redirects to the NIC
+ *   encap_pod       tcx ingress of a pod's veth       encapsulates, redirects to the NIC
  *   observe_vxlan   tcx egress of the VXLAN device  ┐ observe what the slow path
  *   observe_nic     tcx egress of the NIC           ┘ writes into an outgoing probe
- *   nic_decap       tcx ingress of the NIC            decapsulates, redirects into the pod
- *   vxlan_ingress   tcx ingress of the VXLAN device   redirects into the pod
+ *   decap_nic       tcx ingress of the NIC            decapsulates, redirects into the pod
+ *   redirect_vxlan  tcx ingress of the VXLAN device   redirects into the pod
  *   observe_pod     tcx egress of a pod's veth        observes what the slow path delivers
  *   drop_forged     netfilter, before conntrack       drops forged FINs and RSTs
  *   recover_flow    run by the agent                  adds the flow of a connection that a killed agent left
  *   read_conntrack  run by the agent                  reads the sequence numbers of a conntrack entry
  *
- * The fast path consults no routing or neighbour table. It writes the headers that the kernel itself
+ * The fast path looks up no route and no neighbour. It writes the headers that the kernel itself
  * wrote for the same connection within the last second: observe_nic and observe_pod compare these,
- * byte by byte, with what encap and vxlan_ingress would have written. A flow takes the fast path if
+ * byte by byte, with what encap_pod and redirect_vxlan would have written. A flow takes the fast path if
  * the slow path forwarded its packets in both directions within that second, in the current
  * generation, and conntrack has the connection as established. If the kernel translates the address
  * of a Service to that of a backend, so does the fast path.
  *
  * The outer headers are IPv4. The inner ones are IPv4 or IPv6: each program checks the version once,
- * and passes is_ipv6 on as a constant. IPv6 is not translated.
+ * and passes is_ipv6 on as a constant. The fast path does not translate IPv6.
  *
  * The programs do not change a packet that takes the slow path.
  *
- * encap and observe_pod are attached only to the links of pods with an eligible connection.
- * observe_vxlan and vxlan_ingress find those by sampling, and ask the agent to attach.
+ * The agent attaches encap_pod and observe_pod only to the links of pods with an eligible connection.
+ * observe_vxlan and redirect_vxlan find those by sampling, and ask the agent to attach.
  *
- * The programs are here, their parts in headers:
+ * The programs are here. The headers have their parts:
  *
- *   net.h, kernel.h          protocols; the kernel's types, and its functions for programs
+ *   lib/net.h, kernel.h      protocols; the kernel's types, and its functions for programs
  *   packet.h, csum.h, skb.h  headers and checksums; fields of the kernel's sk_buff
  *   metadata.h               what queues, filters and sockets read besides the packet
  *   key.h, flow.h, seq.h     keys and state of connections; TCP sequence numbers
  *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
- *   conntrack.h, probe.h     conntrack look-ups; flows are learned from the slow path
+ *   conntrack.h              conntrack look-ups
+ *   probe.h, learn.h         packets that the programs recognise at later hooks; flows are learned from these
  *   bloom.h, sampling.h      which packets the programs look at
  *   segment.h, ending.h      TCP segments with any headers; how flows follow those that take the slow path
- *   cpu.h, index.h           counters and probes of each CPU; templates and links by index
- *   agent.h, event.h         variables that the agent writes; requests to the agent
+ *   cpu.h, index.h           state of each CPU; templates and links by index
+ *   control.h, event.h       how the agent controls the programs; requests to the agent
  *   reason.h                 why packets take the slow path
  */
 #include "conntrack.h"
 #include "ending.h"
 #include "pod.h"
-#include "probe.h"
+#include "learn.h"
 #include "sampling.h"
 #include "skb.h"
 #include "vxlan.h"
 
-/* After the kernel had to decapsulate a packet of a flow, nic_decap leaves its single packets to the
+/* After the kernel had to decapsulate a packet of a flow, decap_nic leaves its single packets to the
  * kernel for this long: they would overtake that packet. */
 #define REORDER_WINDOW (50 * MS)
 
-static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+/* may_forward returns 0 if the agent lives and nothing has marked the packet: rules of the slow path may read the mark. Else it
+ * returns the reason for the slow path. */
+static __always_inline int may_forward(const struct __sk_buff *skb, __u64 now)
+{
+	if (now >= lease_expires)
+		return REASON_LEASE_EXPIRED;
+	return skb->mark ? REASON_SKB_MARK : 0;
+}
+
+static __always_inline int encap_pod_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
 	const struct encap_template *outer;
 	struct headers h;
@@ -85,11 +95,8 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 		in_sequence = k.protocol != IPPROTO_TCP || follow(f, 1, ours, &h, end, now);
 	}
 	g = generation;
-	reason = REASON_LEASE_EXPIRED;
-	if (now >= lease_expires)
-		goto slow;
-	reason = REASON_SKB_MARK;
-	if (skb->mark)
+	reason = may_forward(skb, now);
+	if (reason)
 		goto slow;
 	if (!f) {
 		reason = REASON_NO_FLOW;
@@ -97,7 +104,7 @@ static __always_inline int encap_ip(struct __sk_buff *skb, struct cpu_state *c, 
 			goto probe;
 		goto slow;
 	}
-	/* Another pod cannot take over a flow. */
+	/* A flow belongs to the pod whose packets validated it. */
 	reason = REASON_MISMATCH;
 	if (f->out.device && !ours)
 		goto slow;
@@ -153,7 +160,7 @@ slow:
 }
 
 SEC("tc")
-int encap(struct __sk_buff *skb)
+int encap_pod(struct __sk_buff *skb)
 {
 	struct cpu_state *c = this_cpu();
 
@@ -161,9 +168,9 @@ int encap(struct __sk_buff *skb)
 		return NEXT;
 	c->out_stage = 0;
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return encap_ip(skb, c, 0);
+		return encap_pod_ip(skb, c, 0);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return encap_ip(skb, c, 1);
+		return encap_pod_ip(skb, c, 1);
 	count(c, REASON_NOT_TCP_UDP);
 	return NEXT;
 }
@@ -183,11 +190,11 @@ static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_st
 		nat_headers(&p->headers, 1, wire_peer);
 		p->wire_peer = wire_peer;
 	}
-	if (headers_match(&p->headers, &h, is_ipv6)) {
+	if (equal_after_hop(&p->headers, &h, is_ipv6)) {
 		p->overlay = skb->ifindex;
 		p->ct = ct_entry(skb);
 		c->out_stage = 2;
-	} else if (same_packet(&p->headers, &h, is_ipv6)) {
+	} else if (equal_except_nat(&p->headers, &h, is_ipv6)) {
 		count(c, is_ipv6 ? nat_reason(&p->headers, &h) : REASON_REWRITTEN);
 	}
 	return NEXT;
@@ -224,7 +231,7 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 	c->out_stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
 	    load_headers(skb, sizeof(o.head), p->key.protocol, &h, is_ipv6) ||
-	    o.head.ihl_version != 0x45 || o.head.ip_protocol != IPPROTO_UDP || !headers_match(&p->headers, &h, is_ipv6))
+	    o.head.ihl_version != 0x45 || o.head.ip_protocol != IPPROTO_UDP || !equal_after_hop(&p->headers, &h, is_ipv6))
 		return NEXT;
 	f = find_or_create_flow(skb, c, p, 1, is_ipv6);
 	if (!f || p->at < f->out.backoff_until)
@@ -237,7 +244,7 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 		return NEXT;
 	}
 
-	/* Would encap have written the same? */
+	/* encap_pod must write the same. */
 	reason = REASON_REWRITTEN;
 	index = p->overlay;
 	v = bpf_map_lookup_elem(&vxlan_devices, &index);
@@ -288,11 +295,11 @@ int observe_nic(struct __sk_buff *skb)
 	return c->out.key.is_ipv6 ? observe_nic_ip(skb, c, 1) : observe_nic_ip(skb, c, 0);
 }
 
-/* nic_decap decapsulates the packets that vxlan_ingress would redirect, if a packet with the same
+/* decap_nic decapsulates the packets that redirect_vxlan would redirect, if a packet with the same
  * outer headers has reached the VXLAN device. GSO packets keep tunnel state that only the kernel can
  * clear, so the kernel decapsulates them, unless they go straight to a socket, where nothing reads
- * that state. vxlan_ingress counts all packets that the kernel decapsulates. */
-static __always_inline int nic_decap_ip(struct __sk_buff *skb, struct cpu_state *c, __u8 *data, int is_ipv6)
+ * that state. redirect_vxlan counts all packets that the kernel decapsulates. */
+static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state *c, __u8 *data, int is_ipv6)
 {
 	const __u32 at = OUTER_HLEN;
 	const struct encap_template *known;
@@ -371,7 +378,7 @@ probe:
 }
 
 SEC("tc")
-int nic_decap(struct __sk_buff *skb)
+int decap_nic(struct __sk_buff *skb)
 {
 	const __u32 at = OUTER_HLEN;
 	struct cpu_state *c = this_cpu();
@@ -382,10 +389,10 @@ int nic_decap(struct __sk_buff *skb)
 	data = pull_data(skb, at + IP_HLEN + 8);
 	if (!data)
 		return NEXT;
-	return data[at] >> 4 == 6 ? nic_decap_ip(skb, c, data, 1) : nic_decap_ip(skb, c, data, 0);
+	return data[at] >> 4 == 6 ? decap_nic_ip(skb, c, data, 1) : decap_nic_ip(skb, c, data, 0);
 }
 
-static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+static __always_inline int redirect_vxlan_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
 	const struct pod_link *pod;
 	struct headers h;
@@ -410,11 +417,8 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 		in_sequence = k.protocol != IPPROTO_TCP || follow(f, 0, ours, &h, seq_end(&h, is_ipv6), now);
 	}
 	g = generation;
-	reason = REASON_LEASE_EXPIRED;
-	if (now >= lease_expires)
-		goto slow;
-	reason = REASON_SKB_MARK;
-	if (skb->mark)
+	reason = may_forward(skb, now);
+	if (reason)
 		goto slow;
 	reason = REASON_MISMATCH;
 	if (skb->pkt_type != PACKET_HOST)
@@ -431,7 +435,7 @@ static __always_inline int vxlan_ingress_ip(struct __sk_buff *skb, struct cpu_st
 	if (skb->gso_size && now - f->gso >= REORDER_WINDOW)
 		f->gso_possible = now;
 	reason = REASON_REVALIDATE;
-	if (c->decap_stage == 1 && headers_equal(&c->decap_probe.headers, &h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
+	if (c->decap_stage == 1 && equal_headers(&c->decap_probe.headers, &h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
 		c->decap_stage = 0;
 		if (c->decap_probe.generation == g)
 			decapped = decap_id(c);
@@ -482,16 +486,16 @@ slow:
 }
 
 SEC("tc")
-int vxlan_ingress(struct __sk_buff *skb)
+int redirect_vxlan(struct __sk_buff *skb)
 {
 	struct cpu_state *c = this_cpu();
 
 	if (!c)
 		return NEXT;
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return vxlan_ingress_ip(skb, c, 0);
+		return redirect_vxlan_ip(skb, c, 0);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return vxlan_ingress_ip(skb, c, 1);
+		return redirect_vxlan_ip(skb, c, 1);
 	count(c, REASON_NOT_TCP_UDP);
 	return NEXT;
 }
@@ -520,8 +524,8 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	}
 	if (translated)
 		nat_headers(&was, 0, peer_of(&key));
-	if (!headers_match(&was, &h, is_ipv6)) {
-		if (same_packet(&was, &h, is_ipv6))
+	if (!equal_after_hop(&was, &h, is_ipv6)) {
+		if (equal_except_nat(&was, &h, is_ipv6))
 			count(c, is_ipv6 ? nat_reason(&was, &h) : REASON_REWRITTEN);
 		return NEXT;
 	}
@@ -587,7 +591,7 @@ static __always_inline int drop_forged_ip(struct sk_buff *skb, const __u32 *star
 	if (what == TOO_MANY_HEADERS)
 		goto drop;
 	segment_key(&own, h, 1, is_ipv6);
-	/* encap and vxlan_ingress do not update flows whose Bloom filter bit is clear. */
+	/* encap_pod and redirect_vxlan do not update flows whose Bloom filter bit is clear. */
 	if (bloom_test(hash_key(&own)))
 		f = bpf_map_lookup_elem(&flows, &own);
 	if (!f) {
@@ -611,7 +615,7 @@ drop:
 	return NF_DROP;
 }
 
-/* drop_forged drops FINs and RSTs of known flows that conntrack would mark as invalid if it had seen
+/* drop_forged drops those FINs and RSTs of known flows that conntrack would mark as invalid if it had seen
  * all packets. A liberal entry accepts them, and conntrack then deletes it, soon or at the next
  * forged packet. */
 SEC("netfilter")
@@ -629,17 +633,17 @@ int drop_forged(struct bpf_nf_ctx *ctx)
 	return read_skb(skb, four, (void *)start + four, six - four) ? NF_ACCEPT : drop_forged_ip(skb, start, 1);
 }
 
-/* How far conntrack has seen each side of a connection send (td_end). */
+/* The ends of what conntrack has seen each side of a connection send (td_end). */
 struct tracked {
 	struct key key;
 	word pod6[2], peer6[2];
 	__u32 pod, peer;
 };
 
-/* So that BTF has the type. */
+/* Without a variable of the type, BTF lacks it. */
 const struct tracked *tracked_type __attribute__((unused));
 
-/* read_conntrack fills in struct tracked, which follows an Ethernet header. It returns 0, or -1 if conntrack has no such
+/* read_conntrack completes the struct tracked that follows an Ethernet header. It returns 0, or -1 if conntrack does not have the
  * connection. */
 SEC("tc")
 int read_conntrack(struct __sk_buff *skb)
@@ -664,16 +668,16 @@ struct recovery {
 	struct key key;
 	__u64 wire_peer;
 	word pod6[2], peer6[2];
-	/* The pod's link; the window scales of pod and peer; when its last packet was seen, ms; what the
-	 * keepalive acknowledges. */
+	/* The pod's link; the window scales of pod and peer; when the last packet was seen, ms; the
+	 * acknowledgement number of the keepalive. */
 	__u32 device, scale[2], last_ms, acknowledged;
 };
 
-/* So that BTF has the type. */
+/* Without a variable of the type, BTF lacks it. */
 const struct recovery *recovery_type __attribute__((unused));
 
-/* recover_flow adds a flow, right before the agent sends the pod a keepalive. Its sequence numbers are those of
- * the pod's next packet, if that has no data: the answer. It returns 0 or a negative errno, such as EEXIST. */
+/* recover_flow adds a flow, right before the agent sends the pod a keepalive. The flow takes its sequence numbers from the pod's
+ * next packet, if that has no data: it is the answer. recover_flow returns 0 or a negative errno, such as EEXIST. */
 SEC("syscall")
 int recover_flow(struct recovery *r)
 {

@@ -2,12 +2,12 @@
 /* Flows: the state of a connection, and how long it stays valid. */
 #pragma once
 
-#include "agent.h"
+#include "control.h"
 #include "key.h"
 
 #define MS 1000000ULL
 /* How long a flow stays valid after the slow path forwarded one of its packets: less than a second
- * by any clock, as the coarse clock may be a tick behind. */
+ * by any clock, because the coarse clock may be a tick behind. */
 #define FLOW_TTL (1000 * MS - PROBE_TTL)
 /* How long a probe may take to reach the program that waits for it: more than a tick of the coarse
  * clock. */
@@ -18,8 +18,8 @@
 #define REVALIDATE_SOON (20 * MS)
 
 struct direction {
-	/* When the last packet that the slow path forwarded entered it; when a packet was last sent to
-	 * revalidate the flow; until when none is sent. */
+	/* When the last packet that the slow path forwarded entered it; when a packet last took the slow path to
+	 * revalidate the flow; until when none does. */
 	__u64 validated, revalidated, backoff_until;
 	/* Revalidation interval, ns; the generation in which the slow path forwarded that packet. */
 	__u32 revalidate_after;
@@ -58,7 +58,7 @@ struct flow {
 	struct key key;
 	/* The peer as the wire has it (PEER), in one word so that it is read atomically. */
 	__u64 wire_peer;
-	/* When the kernel last decapsulated a packet of this flow that nic_decap had seen, in which
+	/* When the kernel last decapsulated a packet of this flow that decap_nic had seen, in which
 	 * generation, and the index of its outer headers in decap_templates. */
 	__u64 decapped;
 	__u32 decapped_generation;

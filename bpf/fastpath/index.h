@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Tables of outer headers and of pods' links. A flow stores only the index of an entry. Programs take free
- * entries, and only the agent frees them: once no flow refers to the entry, and no program that ran then is
- * still running (see tables.go). So an entry does not change while a program may read it for a flow. */
+ * entries, and only the agent frees them: when no flow refers to an entry any more, and every program that may still
+ * store it has ended (see tables.go). So an entry does not change while a program may read it for a flow. */
 #pragma once
 
 #include "cpu.h"
@@ -11,8 +11,8 @@
 #define ENCAP_TEMPLATES 8192 /* one per remote node and NIC */
 #define POD_LINKS 4096
 #define WAYS 16
-/* Outer headers of received packets: a remote node has one set of places, so that whoever sends in its
- * name fills no other. Its packets have one outer header for each router that forwards them. */
+/* Outer headers of received packets: a remote node has one set of places, so that a host that sends in its
+ * name fills no other set. Its packets have one outer header for each router that forwards them. */
 #define DECAP_TEMPLATES 8192
 #define DECAP_WAYS 4
 
@@ -71,10 +71,10 @@ struct {
 	__type(value, __u64);
 } pod_link_states SEC(".maps");
 
-/* So that BTF has the type. */
+/* Without a variable of the type, BTF lacks it. */
 const enum entry_state *entry_state_type __attribute__((unused));
 
-/* Random: a pod that chooses its MAC addresses cannot choose their places, and so fill those of another. */
+/* Random, so that a pod that chooses its MAC addresses cannot choose their places and fill those of another pod. */
 const volatile __u64 hash_seed = 0;
 
 /* Values are structures of smaller fields, and are hashed, compared and copied in words. */

@@ -13,8 +13,8 @@
 /* Keys and addresses as two words, which are built, compared and hashed in registers. */
 typedef __u64 __attribute__((may_alias)) word;
 
-/* The header fields by which a probe is recognised. Each has one value for all segments of a GSO
- * packet. They are words, not the kernel's structures, because whole words are copied and compared. */
+/* The header fields by which programs recognise a probe. All segments of a GSO packet have the same
+ * values. They are words, not the kernel's structures, so that the compiler copies and compares whole words. */
 struct headers {
 	__u32 l4[4]; /* TCP: up to flags and window; UDP: ports and length */
 	__u32 ip[10]; /* IPv4 uses 5 */
@@ -154,8 +154,8 @@ static __always_inline __u32 decrement_hop_limit(__u32 word, int is_ipv6)
 	return (check << 16) | ((word & 0xffff) - 1);
 }
 
-/* headers_match tells whether headers are those of the probe, one hop later. */
-static __always_inline int headers_match(const struct headers *was, const struct headers *is, int is_ipv6)
+/* equal_after_hop tells whether headers are equal, except that a router has decremented the hop limit in the second ones. */
+static __always_inline int equal_after_hop(const struct headers *was, const struct headers *is, int is_ipv6)
 {
 	int i;
 
@@ -168,8 +168,8 @@ static __always_inline int headers_match(const struct headers *was, const struct
 	return 1;
 }
 
-/* headers_equal tells whether headers are those of the same packet, before it was forwarded. */
-static __always_inline int headers_equal(const struct headers *a, const struct headers *b, int is_ipv6)
+/* equal_headers tells whether all headers are equal. */
+static __always_inline int equal_headers(const struct headers *a, const struct headers *b, int is_ipv6)
 {
 	int i;
 
@@ -182,9 +182,9 @@ static __always_inline int headers_equal(const struct headers *a, const struct h
 	return 1;
 }
 
-/* same_packet tells whether headers are of the same packet, even if addresses or ports were
- * rewritten. */
-static __always_inline int same_packet(const struct headers *was, const struct headers *is, int is_ipv6)
+/* equal_except_nat compares those fields that identify a packet and that NAT does not rewrite: TCP sequence number or UDP
+ * length, and the identification of IPv4, or version, class, flow label and length of IPv6. */
+static __always_inline int equal_except_nat(const struct headers *was, const struct headers *is, int is_ipv6)
 {
 	if (was->l4[1] != is->l4[1])
 		return 0;
@@ -212,7 +212,7 @@ static __always_inline int equal_macs(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
-/* nat_reason tells why the headers of an IPv6 packet changed. */
+/* nat_reason returns why the slow path wrote other headers of an IPv6 packet: by NAT, or otherwise. */
 static __always_inline int nat_reason(const struct headers *was, const struct headers *is)
 {
 	return was->l4[0] != is->l4[0] || !equal_addresses(address_of(was, 1), address_of(is, 1)) ||

@@ -97,7 +97,7 @@ static __always_inline int sample_unwatched(struct __sk_buff *skb, struct cpu_st
 	hash = hash_key(&k);
 	if (is_syn(skb, ETH_HLEN, &k, is_ipv6)) {
 		admission_reset(hash);
-	} else if (sample(c) && !is_watched(0, k.pod)) { /* else encap samples them */
+	} else if (sample(c) && !is_watched(0, k.pod)) { /* else encap_pod samples them */
 		now = bpf_ktime_get_coarse_ns();
 		if (admit(hash, now))
 			request_attach(c, &k, now);

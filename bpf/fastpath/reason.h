@@ -41,5 +41,5 @@ static inline int is_refused(int reason)
 	       reason == REASON_MALFORMED;
 }
 
-/* So that BTF has the type: it has those of maps, variables and programs only. */
+/* BTF has only the types of maps, variables and programs. */
 const enum reason *reason_type __attribute__((unused));

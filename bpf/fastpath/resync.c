@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Drops the packets by which the agent resynchronises conntrack (internal/fastpath/conntrack.go),
+ * Drops the packets by which the agent resynchronises conntrack (internal/fastpath/conntrack),
  * once conntrack has seen them.
  *
  *   drop_resync    netfilter LOCAL_OUT, right after conntrack

@@ -8,8 +8,8 @@
 
 #include "event.h"
 
-/* After this many bytes the agent resynchronises conntrack, which has not seen them. Sequence
- * numbers are compared modulo 2^32, so conntrack must never be 2^31 behind. */
+/* After this many bytes the agent resynchronises conntrack, which has not seen them. Conntrack compares sequence
+ * numbers modulo 2^32, so it must never be 2^31 behind. */
 #define RESYNC_BYTES (1U << 30)
 
 /* After so many retransmissions without new data the pod's last data counts as unacknowledged. (The timer sends it that often
@@ -21,7 +21,7 @@
  * peer's window. */
 enum { SEQ_UNKNOWN, SEQ_FROM_PEER, SEQ_FROM_POD, SEQ_CONFIRMED };
 
-/* While the agent asks the pod for the sequence numbers, and if the peer has sent a packet meanwhile. */
+/* The agent asks the pod for the sequence numbers; the peer has sent a packet meanwhile. */
 enum { RECOVERING = 1, RECOVERING_IN_USE };
 
 /* seq_after compares TCP sequence numbers (RFC 9293, section 3.4). */
@@ -97,7 +97,7 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
 	__u32 is = epoch, ms = now / MS, scale = out ? f->out.scale : f->in.scale;
 	__u32 ack = ACK(h), edge;
 
-	/* encap sees all that the pod sends before the peer can acknowledge it. */
+	/* encap_pod sees all that the pod sends before the peer can acknowledge it. */
 	if (!out && f->seq_state >= SEQ_FROM_POD && unlikely(seq_after(ack, to->snd_nxt)))
 		ack = to->snd_nxt;
 	edge = ack + (WINDOW(h) << (scale & 15));

@@ -16,8 +16,6 @@
  */
 #include "lib/net.h"
 
-#define IP_MF 0x2000 /* of the fragment offset (include/net/ip.h) */
-
 /* An IPv6 address, or an IPv4-mapped one (RFC 4291, section 2.5.5.2). */
 struct address {
 	__be32 word[4];

@@ -19,7 +19,7 @@ import (
 )
 
 // programs lists the names of the programs that the fast path attaches to devices.
-var programs = []string{"observe_nic", "nic_decap", "observe_vxlan", "vxlan_ingress", "encap", "observe_pod"}
+var programs = []string{"observe_nic", "decap_nic", "observe_vxlan", "redirect_vxlan", "encap_pod", "observe_pod"}
 
 // hook is a program and the side of a device to which it is attached.
 type hook struct {
@@ -30,10 +30,10 @@ type hook struct {
 func (f *Fastpath) programHooks() map[string]hook {
 	return map[string]hook{
 		"observe_nic":   {f.programs.ObserveNIC, true},
-		"nic_decap":     {f.programs.NICDecap, false},
+		"decap_nic":     {f.programs.DecapNIC, false},
 		"observe_vxlan": {f.programs.ObserveVXLAN, true},
-		"vxlan_ingress": {f.programs.VXLANIngress, false},
-		"encap":         {f.programs.Encap, false},
+		"redirect_vxlan": {f.programs.RedirectVXLAN, false},
+		"encap_pod":         {f.programs.EncapPod, false},
 		"observe_pod":   {f.programs.ObservePod, true},
 	}
 }

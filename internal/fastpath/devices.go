@@ -40,7 +40,7 @@ type node struct {
 	// devices of pods' links: the fast path bypasses their hooks, so inspect polls them.
 	observers observers
 	monitored []int
-	// noDecap has the NICs with observers that run after nic_decap, which would bypass them.
+	// noDecap has the NICs with observers that run after decap_nic, which would bypass them.
 	noDecap []int
 	// unsupported says why the fast path skips all devices, or is empty.
 	unsupported string
@@ -71,18 +71,18 @@ func (n node) attachments(links []int, detecting bool) (all []attachment) {
 		for _, device := range n.nics {
 			add(device, "observe_nic")
 			if !slices.Contains(n.noDecap, device) {
-				add(device, "nic_decap")
+				add(device, "decap_nic")
 			}
 		}
 	}
 	if active || detecting {
 		for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
-			add(device, "observe_vxlan", "vxlan_ingress")
+			add(device, "observe_vxlan", "redirect_vxlan")
 		}
 	}
 	for _, device := range n.veths {
 		if slices.Contains(links, device) {
-			add(device, "observe_pod", "encap")
+			add(device, "observe_pod", "encap_pod")
 		}
 	}
 	return all
@@ -301,7 +301,7 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 			continue
 		}
 		n.nics = append(n.nics, v.VtepDevIndex)
-		// nic_decap is the last tcx program: the others run before it, while tc filters and nftables
+		// decap_nic is the last tcx program: the others run before it, while tc filters and nftables
 		// would run after it.
 		if what := n.observers.first([]side{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); what != "" {
 			n.noDecap = append(n.noDecap, v.VtepDevIndex)

@@ -639,7 +639,7 @@ func (n conntrackNode) Attach(link int)           { n.f.attach(link) }
 func (n conntrackNode) Attached(link int) bool {
 	n.f.mu.Lock()
 	defer n.f.mu.Unlock()
-	return n.f.attached[attachment{link, "encap"}] != nil
+	return n.f.attached[attachment{link, "encap_pod"}] != nil
 }
 
 func (n conntrackNode) MACs() (map[netip.Addr]net.HardwareAddr, error) {

@@ -78,10 +78,10 @@ func (w *world) sendShort(port int) {
 	})
 }
 
-const idle, sampling, active = "[]", "[observe_vxlan vxlan_ingress]", "[encap nic_decap observe_nic observe_pod observe_vxlan vxlan_ingress]"
+const idle, sampling, active = "[]", "[observe_vxlan redirect_vxlan]", "[decap_nic encap_pod observe_nic observe_pod observe_vxlan redirect_vxlan]"
 
 // TestIdle checks that no programs are attached while no connection is eligible, except that
-// observe_vxlan and vxlan_ingress sample now and then while there is traffic.
+// observe_vxlan and redirect_vxlan sample now and then while there is traffic.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "flannel", "full")
@@ -152,7 +152,7 @@ func TestTCXChainFull(t *testing.T) {
 	expectSampling("attached", true)
 	expectSampling("detached", false)
 	skipped := w.paths[0].Skipped()
-	if !slices.ContainsFunc(skipped, func(r string) bool { return strings.HasPrefix(r, "flannel.1: attach vxlan_ingress: ") }) {
+	if !slices.ContainsFunc(skipped, func(r string) bool { return strings.HasPrefix(r, "flannel.1: attach redirect_vxlan: ") }) {
 		t.Errorf("skipped %q", skipped)
 	}
 	select {
@@ -285,7 +285,7 @@ func TestProgramsOnlyAtActivePods(t *testing.T) {
 							links = append(links, w.link(node, n))
 						}
 						slices.Sort(links)
-						for _, program := range []string{"observe_pod", "encap"} {
+						for _, program := range []string{"observe_pod", "encap_pod"} {
 							if !slices.Equal(w.devicesWith(node, program), links) {
 								return false
 							}

@@ -751,7 +751,7 @@ func TestNICDecap(t *testing.T) {
 						}
 						return w.decappedByKernel("n1") - before
 					}
-					w.eventually("nic_decap decapsulates", nil, func() bool { return byKernel() < 20 })
+					w.eventually("decap_nic decapsulates", nil, func() bool { return byKernel() < 20 })
 					if shape != spec.ShapeFlannel || six {
 						return
 					}
@@ -852,7 +852,7 @@ func testLargePacketsDecappedAtNIC(t *testing.T, six bool) {
 			return func() { w.in("n1p0", func() error { return netlink.LinkDel(above) }) }
 		}},
 	} {
-		w.eventually("nic_decap decapsulates", nil, func() bool { return byKernel() < 0.1 })
+		w.eventually("decap_nic decapsulates", nil, func() bool { return byKernel() < 0.1 })
 		if now := segmentOf(t, e.far); now != segment {
 			t.Errorf("the receiver's MSS estimate is %d bytes, on the slow path %d", now, segment)
 		}

@@ -126,7 +126,7 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 			}
 		}
 		for _, s := range both(a.Index) {
-			// On ingress of a pod's veth, XDP and other tcx programs run before encap.
+			// On ingress of a pod's veth, XDP and other tcx programs run before encap_pod.
 			if !s.egress && l.Type() == "veth" {
 				continue
 			}

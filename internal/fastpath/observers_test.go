@@ -272,7 +272,7 @@ func TestObservers(t *testing.T) {
 }
 
 // TestNICObservers checks that the kernel decapsulates if the NIC's ingress has an observer that
-// nic_decap would bypass.
+// decap_nic would bypass.
 func TestNICObservers(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)

@@ -24,7 +24,7 @@ import (
 // would make conntrack check the window again. If a connection is in use, the programs learn them from its packets. An idle
 // connection has none, and a forged RST would end its entry. But its pod knows the numbers: TCP answers a segment outside the
 // window with an acknowledgement (RFC 9293, section 3.10.7.4), as it answers a keepalive. So the next agent sends each such pod a
-// segment, straight to its link; encap takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
+// segment, straight to its link; encap_pod takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
 
 const (
 	// recoverTries limits the number of rounds in which a connection is tried. There is one round at each renewal of the lease.

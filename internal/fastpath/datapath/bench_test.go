@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// BenchmarkFastPath measures encap and vxlan_ingress on a packet of an accelerated connection, up
+// BenchmarkFastPath measures encap_pod and redirect_vxlan on a packet of an accelerated connection, up
 // to the last check: whether a device has verified its checksum, which no device has in a test run.
 // The kernel's cost of redirecting the packet is not included.
 func BenchmarkFastPath(b *testing.B) {
@@ -23,8 +23,8 @@ func BenchmarkFastPath(b *testing.B) {
 				program func(*Programs) *ebpf.Program
 				packet  func(version, uint8) grammar.Packet
 			}{
-				{"encap", func(p *Programs) *ebpf.Program { return p.Encap }, outPacket},
-				{"vxlan_ingress", func(p *Programs) *ebpf.Program { return p.VXLANIngress }, inPacket},
+				{"encap_pod", func(p *Programs) *ebpf.Program { return p.EncapPod }, outPacket},
+				{"redirect_vxlan", func(p *Programs) *ebpf.Program { return p.RedirectVXLAN }, inPacket},
 			} {
 				b.Run(v.String()+"/"+name+"/"+way.name, func(b *testing.B) {
 					f := loadForTest(b, nil)

@@ -30,12 +30,12 @@ import (
 // each program is attached and what it does. The caller attaches the programs, and renews their
 // lease by RenewLease.
 type Programs struct {
-	// Encap belongs on the ingress of a pod's veth on the node, ObservePod on its egress.
-	Encap, ObservePod *ebpf.Program
-	// ObserveVXLAN belongs on the egress of a VXLAN device, VXLANIngress on its ingress.
-	ObserveVXLAN, VXLANIngress *ebpf.Program
-	// ObserveNIC belongs on the egress of the NIC, NICDecap on its ingress.
-	ObserveNIC, NICDecap *ebpf.Program
+	// EncapPod belongs on the ingress of a pod's veth on the node, ObservePod on its egress.
+	EncapPod, ObservePod *ebpf.Program
+	// ObserveVXLAN belongs on the egress of a VXLAN device, RedirectVXLAN on its ingress.
+	ObserveVXLAN, RedirectVXLAN *ebpf.Program
+	// ObserveNIC belongs on the egress of the NIC, DecapNIC on its ingress.
+	ObserveNIC, DecapNIC *ebpf.Program
 
 	objects fastpathObjects
 	tables  tables
@@ -78,8 +78,8 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 		}
 	}
 	o := &p.objects
-	p.Encap, p.ObservePod, p.ObserveVXLAN, p.VXLANIngress = o.Encap, o.ObservePod, o.ObserveVxlan, o.VxlanIngress
-	p.ObserveNIC, p.NICDecap = o.ObserveNic, o.NicDecap
+	p.EncapPod, p.ObservePod, p.ObserveVXLAN, p.RedirectVXLAN = o.EncapPod, o.ObservePod, o.ObserveVxlan, o.RedirectVxlan
+	p.ObserveNIC, p.DecapNIC = o.ObserveNic, o.DecapNic
 	if err := p.tables.open(o); err != nil {
 		return nil, errors.Join(err, p.tables.close(), o.Close())
 	}

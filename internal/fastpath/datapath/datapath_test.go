@@ -322,11 +322,11 @@ func testSlowPathReasons(t *testing.T, v version) {
 		base    func(version, uint8) grammar.Packet
 		own     []test
 	}{
-		{"encap", f.Encap, outPacket, []test{
+		{"encap_pod", f.EncapPod, outPacket, []test{
 			{name: "not to the gateway's MAC", odd: func(p *grammar.Packet) { p.To = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "mismatch"},
 			{name: "from another MAC", odd: func(p *grammar.Packet) { p.From = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "mismatch"},
 		}},
-		{"vxlan_ingress", f.VXLANIngress, inPacket, []test{
+		{"redirect_vxlan", f.RedirectVXLAN, inPacket, []test{
 			{name: "to another MAC", odd: func(p *grammar.Packet) { p.To = gateway }, want: "mismatch"},
 		}},
 	} {
@@ -357,10 +357,10 @@ func testSlowPathReasons(t *testing.T, v version) {
 				{"expired", func(seen *uint64, _ *uint32) { *seen -= 1e9 }, "[flow-expired]"},
 				{"invalidated", func(_ *uint64, generation *uint32) { *generation-- }, "[invalidated]"},
 			} {
-				for _, side := range []string{"encap", "vxlan_ingress"} {
+				for _, side := range []string{"encap_pod", "redirect_vxlan"} {
 					t.Run(way.name+" "+of.name+" "+tt.name+" by "+side, func(t *testing.T) {
 						f.addFlow(t, v, of.protocol, func(v *fastpathFlow) {
-							if side == "encap" {
+							if side == "encap_pod" {
 								tt.change(&v.Out.Validated, &v.Out.Generation)
 							} else {
 								tt.change(&v.In.Validated, &v.In.Generation)
@@ -406,7 +406,7 @@ func testSlowPathReasons(t *testing.T, v version) {
 	}
 }
 
-// TestNICDecap checks when nic_decap decapsulates a packet, and all conditions of the flow under
+// TestNICDecap checks when decap_nic decapsulates a packet, and all conditions of the flow under
 // which it leaves the packet to the kernel.
 func TestNICDecap(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
@@ -443,22 +443,22 @@ func TestNICDecap(t *testing.T) {
 			b := knownConnection(v, false).Wrap(inner.Bytes())
 			decapped := tt.decapped || tt.full && protocol == unix.IPPROTO_UDP
 			if !decapped {
-				if got := f.run(t, f.NICDecap, b, 0); got != "[]" {
+				if got := f.run(t, f.DecapNIC, b, 0); got != "[]" {
 					t.Errorf("%s %s: counted %s, want nothing", v, tt.name, got)
 				}
-			} else if code, _, err := f.NICDecap.Test(b); err != nil || code != redirect {
-				t.Errorf("%s %s: nic_decap returns %d, error %v, want a redirect", v, tt.name, int32(code), err)
+			} else if code, _, err := f.DecapNIC.Test(b); err != nil || code != redirect {
+				t.Errorf("%s %s: decap_nic returns %d, error %v, want a redirect", v, tt.name, int32(code), err)
 			}
 			// A full-sized packet may be merged by GRO, so later ones of the stream must not
 			// overtake it.
 			if tt.full && !decapped {
-				f.run(t, f.NICDecap, knownConnection(v, false).Wrap(inPacket(v, protocol).Bytes()), 0)
+				f.run(t, f.DecapNIC, knownConnection(v, false).Wrap(inPacket(v, protocol).Bytes()), 0)
 			}
 		}
 	}
 }
 
-// TestNICDecapChecksInnerProtocol checks that nic_decap does not remember a packet whose inner
+// TestNICDecapChecksInnerProtocol checks that decap_nic does not remember a packet whose inner
 // Ethernet type names the other IP version.
 func TestNICDecapChecksInnerProtocol(t *testing.T) {
 	f := loadForTest(t, nil)
@@ -493,7 +493,7 @@ func TestGSOSegmentsExceedMTU(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := f.Encap.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
+			if _, err := f.EncapPod.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
 				t.Fatal(err)
 			}
 			if got := f.since(t, before); got != want {
@@ -504,7 +504,7 @@ func TestGSOSegmentsExceedMTU(t *testing.T) {
 }
 
 // TestProbeInPacketList checks that observe_pod recognises a probe although other packets arrive
-// between it and vxlan_ingress, as they do where the kernel receives packets in lists.
+// between it and redirect_vxlan, as they do where the kernel receives packets in lists.
 func TestProbeInPacketList(t *testing.T) {
 	f := loadForTest(t, nil)
 	f.addFlow(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Validated -= 1e9 })
@@ -524,8 +524,8 @@ func TestProbeInPacketList(t *testing.T) {
 		want    string
 	}{
 		{"no probe", f.ObservePod, delivered, "[]"},
-		{"a probe starts", f.VXLANIngress, inPacket(four, unix.IPPROTO_UDP), "[flow-expired]"},
-		{"another packet arrives", f.VXLANIngress, other, "[no-flow]"},
+		{"a probe starts", f.RedirectVXLAN, inPacket(four, unix.IPPROTO_UDP), "[flow-expired]"},
+		{"another packet arrives", f.RedirectVXLAN, other, "[no-flow]"},
 		{"it is delivered", f.ObservePod, other, "[rewritten]"}, // its headers are like the probe's
 		{"the probe is flooded to another link", f.ObservePod, elsewhere, "[mismatch]"},
 		// No pod's device is found behind lo, so it may have XDP: only this probe gets that far.
@@ -578,9 +578,9 @@ func TestSYNFINAndRSTDeleteFlow(t *testing.T) {
 				v.Out.Device += tt.device
 				v.setSequence(Side{end, acked, edge})
 			})
-			p, program := outPacket(four, unix.IPPROTO_TCP), f.Encap
+			p, program := outPacket(four, unix.IPPROTO_TCP), f.EncapPod
 			if tt.in {
-				p, program = inPacket(four, unix.IPPROTO_TCP), f.VXLANIngress
+				p, program = inPacket(four, unix.IPPROTO_TCP), f.RedirectVXLAN
 			}
 			p.Flags = tt.flags
 			b := p.Bytes()
@@ -633,9 +633,9 @@ func TestSequenceNumbers(t *testing.T) {
 			f.addFlow(t, v, unix.IPPROTO_TCP, func(v *fastpathFlow) {
 				v.setSequence(Side{1000, 900, 70000})
 			})
-			p, program := outPacket(v, unix.IPPROTO_TCP), f.Encap
+			p, program := outPacket(v, unix.IPPROTO_TCP), f.EncapPod
 			if tt.in {
-				p, program = inPacket(v, unix.IPPROTO_TCP), f.VXLANIngress
+				p, program = inPacket(v, unix.IPPROTO_TCP), f.RedirectVXLAN
 			}
 			b := segment(p, v, tt.seq, tt.ack, 256)
 			code, err := program.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
@@ -676,10 +676,10 @@ func TestSequenceNumbersOfAStream(t *testing.T) {
 	const window, length = 50_000, 100
 	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.setSequence(Side{Next: 1000, Expects: 1000, Edge: 1000 + window}) })
 	out := func(seq uint32) bool {
-		return run(f.Encap, segment(outPacket(four, unix.IPPROTO_TCP), four, seq, 1000, window))
+		return run(f.EncapPod, segment(outPacket(four, unix.IPPROTO_TCP), four, seq, 1000, window))
 	}
 	in := func(ack uint32) bool {
-		return run(f.VXLANIngress, segment(inPacket(four, unix.IPPROTO_TCP), four, 900, ack, window))
+		return run(f.RedirectVXLAN, segment(inPacket(four, unix.IPPROTO_TCP), four, 900, ack, window))
 	}
 	seq := uint32(1000)
 	for i := range 100 {
@@ -714,7 +714,7 @@ func TestForgedAcknowledgements(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := segment(inPacket(four, unix.IPPROTO_TCP), four, 900, n.Pod.Edge, 0xffff)
-		if _, err := f.VXLANIngress.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil {
+		if _, err := f.RedirectVXLAN.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -736,7 +736,7 @@ func TestDataPastThePrograms(t *testing.T) {
 	for range 400 { // 3.3 GB
 		ack += window << scale
 		b := segment(outPacket(four, unix.IPPROTO_TCP), four, 1000, ack, window)
-		if _, err := f.Encap.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil {
+		if _, err := f.EncapPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -747,7 +747,7 @@ func TestDataPastThePrograms(t *testing.T) {
 	}
 }
 
-// TestSequenceNumbersUnknown checks that sequence numbers count as unknown until encap has seen a packet
+// TestSequenceNumbersUnknown checks that sequence numbers count as unknown until encap_pod has seen a packet
 // of the pod.
 func TestSequenceNumbersUnknown(t *testing.T) {
 	f := loadForTest(t, nil)
@@ -781,8 +781,8 @@ func TestResyncEvents(t *testing.T) {
 		}
 		binary.BigEndian.PutUint32(b[14+20+4:], n*step+1000)
 		for range 3 {
-			if code, err := f.Encap.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
-				t.Fatalf("encap returns %d, error %v", int32(code), err)
+			if code, err := f.EncapPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
+				t.Fatalf("encap_pod returns %d, error %v", int32(code), err)
 			}
 		}
 		f.events.SetDeadline(time.Now())
@@ -1006,7 +1006,7 @@ func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
 			binary.BigEndian.PutUint32(b[14+20+4:], seq)
 			binary.BigEndian.PutUint32(b[14+20+8:], seq)
 			meet(&begun[i])
-			_, err := f.Encap.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
+			_, err := f.EncapPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
 			meet(&ended[i])
 			if err != nil {
 				return err
@@ -1114,7 +1114,7 @@ func BenchmarkSlowPath(b *testing.B) {
 	if err := f.RenewLease(1 << 62); err != nil {
 		b.Fatal(err)
 	}
-	for _, p := range []*ebpf.Program{f.Encap, f.ObserveVXLAN, f.ObserveNIC, f.NICDecap, f.VXLANIngress, f.ObservePod} {
+	for _, p := range []*ebpf.Program{f.EncapPod, f.ObserveVXLAN, f.ObserveNIC, f.DecapNIC, f.RedirectVXLAN, f.ObservePod} {
 		b.Run(p.String(), func(b *testing.B) {
 			_, took, err := p.Benchmark(outPacket(four, unix.IPPROTO_UDP).Bytes(), b.N, nil)
 			if err != nil {

@@ -326,15 +326,15 @@ const (
 	fastpathMapReverseNat     = "reverse_nat"
 	fastpathMapVxlanDevices   = "vxlan_devices"
 	fastpathMapWatchedPods    = "watched_pods"
+	fastpathProgDecapNic      = "decap_nic"
 	fastpathProgDropForged    = "drop_forged"
-	fastpathProgEncap         = "encap"
-	fastpathProgNicDecap      = "nic_decap"
+	fastpathProgEncapPod      = "encap_pod"
 	fastpathProgObserveNic    = "observe_nic"
 	fastpathProgObservePod    = "observe_pod"
 	fastpathProgObserveVxlan  = "observe_vxlan"
 	fastpathProgReadConntrack = "read_conntrack"
 	fastpathProgRecoverFlow   = "recover_flow"
-	fastpathProgVxlanIngress  = "vxlan_ingress"
+	fastpathProgRedirectVxlan = "redirect_vxlan"
 	fastpathVarAdmission      = "admission"
 	fastpathVarBloomA         = "bloom_a"
 	fastpathVarBloomB         = "bloom_b"
@@ -397,15 +397,15 @@ type fastpathSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type fastpathProgramSpecs struct {
+	DecapNic      *ebpf.ProgramSpec `ebpf:"decap_nic"`
 	DropForged    *ebpf.ProgramSpec `ebpf:"drop_forged"`
-	Encap         *ebpf.ProgramSpec `ebpf:"encap"`
-	NicDecap      *ebpf.ProgramSpec `ebpf:"nic_decap"`
+	EncapPod      *ebpf.ProgramSpec `ebpf:"encap_pod"`
 	ObserveNic    *ebpf.ProgramSpec `ebpf:"observe_nic"`
 	ObservePod    *ebpf.ProgramSpec `ebpf:"observe_pod"`
 	ObserveVxlan  *ebpf.ProgramSpec `ebpf:"observe_vxlan"`
 	ReadConntrack *ebpf.ProgramSpec `ebpf:"read_conntrack"`
 	RecoverFlow   *ebpf.ProgramSpec `ebpf:"recover_flow"`
-	VxlanIngress  *ebpf.ProgramSpec `ebpf:"vxlan_ingress"`
+	RedirectVxlan *ebpf.ProgramSpec `ebpf:"redirect_vxlan"`
 }
 
 // fastpathMapSpecs contains maps before they are loaded into the kernel.
@@ -535,28 +535,28 @@ type fastpathVariables struct {
 //
 // It can be passed to loadFastpathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type fastpathPrograms struct {
+	DecapNic      *ebpf.Program `ebpf:"decap_nic"`
 	DropForged    *ebpf.Program `ebpf:"drop_forged"`
-	Encap         *ebpf.Program `ebpf:"encap"`
-	NicDecap      *ebpf.Program `ebpf:"nic_decap"`
+	EncapPod      *ebpf.Program `ebpf:"encap_pod"`
 	ObserveNic    *ebpf.Program `ebpf:"observe_nic"`
 	ObservePod    *ebpf.Program `ebpf:"observe_pod"`
 	ObserveVxlan  *ebpf.Program `ebpf:"observe_vxlan"`
 	ReadConntrack *ebpf.Program `ebpf:"read_conntrack"`
 	RecoverFlow   *ebpf.Program `ebpf:"recover_flow"`
-	VxlanIngress  *ebpf.Program `ebpf:"vxlan_ingress"`
+	RedirectVxlan *ebpf.Program `ebpf:"redirect_vxlan"`
 }
 
 func (p *fastpathPrograms) Close() error {
 	return _FastpathClose(
+		p.DecapNic,
 		p.DropForged,
-		p.Encap,
-		p.NicDecap,
+		p.EncapPod,
 		p.ObserveNic,
 		p.ObservePod,
 		p.ObserveVxlan,
 		p.ReadConntrack,
 		p.RecoverFlow,
-		p.VxlanIngress,
+		p.RedirectVxlan,
 	)
 }
 

@@ -330,7 +330,7 @@ func (n Sequence) Acknowledged() bool {
 // again and again. If the connection is idle, acknowledgements took a path that the programs do not see.
 func (n Sequence) PeerUnseen() bool { return n.Pod.Next != n.Peer.Expects && !n.Retransmitted }
 
-// seqFromPod is SEQ_FROM_POD of bpf/fastpath/seq.h: encap has seen a packet of the pod. Before that it may not have been attached to
+// seqFromPod is SEQ_FROM_POD of bpf/fastpath/seq.h: encap_pod has seen a packet of the pod. Before that it may not have been attached to
 // the pod's link, and may have missed an acknowledgement. It need not see a packet of the peer afterwards: the pod's packet may
 // have been the last one.
 const seqFromPod = 2

@@ -171,7 +171,7 @@ func decapTemplateForTest(v version) fastpathEncapTemplate {
 	return outerOf(known.Outer[:])
 }
 
-// isDecapped reports whether nic_decap decapsulates a packet according to docs/explanation/fastpath.md.
+// isDecapped reports whether decap_nic decapsulates a packet according to docs/explanation/fastpath.md.
 func isDecapped(b []byte, v version, service netip.AddrPort) bool {
 	if len(b) < 64+28 || !takesFastPath(b[50:], v, false, service) {
 		return false
@@ -196,7 +196,7 @@ type flow struct {
 	label    uint32
 }
 
-// encapsulated checks that encap has encapsulated a packet as the kernel would have.
+// encapsulated checks that encap_pod has encapsulated a packet as the kernel would have.
 func encapsulated(t *testing.T, b, got []byte, v version, sum bool, isTranslated bool, ports map[flow]uint16) {
 	t.Helper()
 	if len(got) != len(b)+50 {
@@ -249,7 +249,7 @@ func encapsulated(t *testing.T, b, got []byte, v version, sum bool, isTranslated
 	}
 }
 
-// TestGrammar runs encap, vxlan_ingress and nic_decap on random packets while a connection is
+// TestGrammar runs encap_pod, redirect_vxlan and decap_nic on random packets while a connection is
 // accelerated. Packets that take the fast path must leave as the kernel would have sent them; all
 // others must be passed on unchanged.
 func TestGrammar(t *testing.T) {
@@ -285,11 +285,11 @@ func TestGrammar(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		program := []*ebpf.Program{f.Encap, f.VXLANIngress, f.NICDecap}[g.IntN(3)]
-		out := program == f.Encap
+		program := []*ebpf.Program{f.EncapPod, f.RedirectVXLAN, f.DecapNIC}[g.IntN(3)]
+		out := program == f.EncapPod
 		var b, inner []byte
 		var want bool
-		if program == f.NICDecap {
+		if program == f.DecapNIC {
 			b = g.Wrapped()
 			want = isDecapped(b, v, g.Front)
 			inner = b[grammar.Overhead:]
@@ -346,7 +346,7 @@ func TestGrammar(t *testing.T) {
 				t.Fatalf("packet %x\ngot    %x\nwant   %x", b, o.DataOut, want)
 			}
 		}
-		if code != redirect && program == f.NICDecap {
+		if code != redirect && program == f.DecapNIC {
 			if len(b) >= 1450 {
 				known = time.Time{} // later packets must not overtake it
 			}
@@ -355,7 +355,7 @@ func TestGrammar(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if code != redirect && v.protocol(b) == unix.IPPROTO_TCP && program != f.NICDecap {
+		if code != redirect && v.protocol(b) == unix.IPPROTO_TCP && program != f.DecapNIC {
 			known = time.Time{} // it may have deleted the flow
 		}
 	}

@@ -77,7 +77,7 @@ type Remote struct {
 	Address netip.Addr
 }
 
-// SetRemotes replaces the remote nodes: nic_decap takes packets only from these. It is not safe for
+// SetRemotes replaces the remote nodes: decap_nic takes packets only from these. It is not safe for
 // concurrent use.
 func (p *Programs) SetRemotes(all []Remote) error {
 	want := make(map[fastpathRemote]bool, len(all))

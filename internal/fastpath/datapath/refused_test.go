@@ -59,9 +59,9 @@ func TestRefusedPackets(t *testing.T) {
 			}
 			for out, want := range tt.want {
 				f.addFlow(t, v, unix.IPPROTO_TCP, func(flow *fastpathFlow) { flow.setSequence(Side{end, acked, edge}) })
-				p, program := inPacket(v, unix.IPPROTO_TCP), f.VXLANIngress
+				p, program := inPacket(v, unix.IPPROTO_TCP), f.RedirectVXLAN
 				if out {
-					p, program = outPacket(v, unix.IPPROTO_TCP), f.Encap
+					p, program = outPacket(v, unix.IPPROTO_TCP), f.EncapPod
 				}
 				p.Payload = payload
 				if tt.packet != nil {

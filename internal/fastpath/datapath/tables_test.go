@@ -12,21 +12,21 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// remembers reports whether nic_decap leaves a packet to the kernel in order to learn its outer headers.
+// remembers reports whether decap_nic leaves a packet to the kernel in order to learn its outer headers.
 func (p *Programs) remembers(t *testing.T, b []byte) bool {
 	t.Helper()
 	cpus := make([]fastpathCpuState, ebpf.MustPossibleCPU())
 	if err := p.objects.CpuStates.Put(uint32(0), cpus); err != nil {
 		t.Fatal(err)
 	}
-	p.run(t, p.NICDecap, b, 0)
+	p.run(t, p.DecapNIC, b, 0)
 	if err := p.objects.CpuStates.Lookup(uint32(0), &cpus); err != nil {
 		t.Fatal(err)
 	}
 	return slices.ContainsFunc(cpus, func(c fastpathCpuState) bool { return c.DecapStage != 0 })
 }
 
-// TestLearnsFromRemotesOnly checks that nic_decap learns the outer headers of a packet only if the FDB has a remote node with the
+// TestLearnsFromRemotesOnly checks that decap_nic learns the outer headers of a packet only if the FDB has a remote node with the
 // packet's outer source address and inner source MAC address.
 func TestLearnsFromRemotesOnly(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})

@@ -37,10 +37,10 @@ func testSampledConnectionRequestsAttach(t *testing.T, v version) {
 		others []Pod
 		stage  func(fastpathCpuState) uint8
 	}{
-		{"out", func(p *Programs) *ebpf.Program { return p.ObserveVXLAN }, func(p *Programs) *ebpf.Program { return p.Encap }, outPacket,
+		{"out", func(p *Programs) *ebpf.Program { return p.ObserveVXLAN }, func(p *Programs) *ebpf.Program { return p.EncapPod }, outPacket,
 			Pod{Link: lo, Addresses: []netip.Addr{pod.Addr()}}, []Pod{{Link: lo + 1, Addresses: []netip.Addr{peer.Addr()}}},
 			func(c fastpathCpuState) uint8 { return c.OutStage }},
-		{"in", func(p *Programs) *ebpf.Program { return p.VXLANIngress }, func(p *Programs) *ebpf.Program { return p.VXLANIngress }, inPacket,
+		{"in", func(p *Programs) *ebpf.Program { return p.RedirectVXLAN }, func(p *Programs) *ebpf.Program { return p.RedirectVXLAN }, inPacket,
 			Pod{Link: lo + 1, Addresses: []netip.Addr{peer.Addr(), pod.Addr()}}, []Pod{{Link: lo, Addresses: []netip.Addr{peer.Addr()}}},
 			func(c fastpathCpuState) uint8 { return c.InStage }},
 	} {
@@ -143,7 +143,7 @@ func testSampledConnectionRequestsAttach(t *testing.T, v version) {
 		if requested() {
 			t.Errorf("%s: attach request for a watched pod", way.name)
 		}
-		// Clear the state: vxlan_ingress waits for the outcome of the last probe.
+		// Clear the state: redirect_vxlan waits for the outcome of the last probe.
 		if err := errors.Join(f.SetWatched(way.others), f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU()))); err != nil {
 			t.Fatal(err)
 		}
