@@ -1,6 +1,7 @@
 package accel
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -278,7 +279,7 @@ func (s fastState) condition() *State {
 	case s.err != nil:
 		fails(v1alpha1.ReasonError, s.err.Error())
 	case len(s.supported) == 0:
-		fails(v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device of this node: "+skipped)
+		fails(v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device of this node: "+cmp.Or(skipped, "it has none"))
 	case skipped != "":
 		c.Reason = v1alpha1.ReasonSkipped
 		c.Message += "; skipped: " + skipped

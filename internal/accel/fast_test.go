@@ -46,6 +46,19 @@ func TestFastpathOfWhatEnds(t *testing.T) {
 	}
 }
 
+// TestFastpathWithoutVXLAN checks the message if no VXLAN device is supported: why each is skipped, or that there is none.
+func TestFastpathWithoutVXLAN(t *testing.T) {
+	const unsupported = "the fast path supports no VXLAN device of this node: "
+	for want, skipped := range map[string][]string{
+		unsupported + "it has none":                        nil,
+		unsupported + "vx: it sets a TOS (tos); lo: other": {"vx: it sets a TOS (tos)", "lo: other"},
+	} {
+		if is := (fastState{skipped: skipped}).condition(); is.Message != want || is.Reason != v1alpha1.ReasonImpossible {
+			t.Errorf("%s: %q, want %q", is.Reason, is.Message, want)
+		}
+	}
+}
+
 // TestFastpathHolder asks for the status of a fast path, and tries to hold it, while its socket has
 // no listener, and while its holder hangs.
 func TestFastpathHolder(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 // wait while programs are being attached.
 type activePods struct {
 	mu sync.Mutex
-	// behind maps each known address to its link.
-	behind map[datapath.PodKey]int
+	// podLinks maps each known address to the link of its pod.
+	podLinks map[datapath.PodKey]int
 	// requested has the addresses with attach requests whose links were unknown: the next scan
 	// looks up their routes.
 	requested map[netip.Addr]bool
@@ -28,14 +28,14 @@ type activePods struct {
 
 // podLink is the link of a pod.
 type podLink struct {
-	// used is when the pod last had an eligible connection.
+	// used is the last time at which the pod had an eligible connection.
 	used time.Time
-	// idle is when a scan found the pod idle. From then on its packets request programs again, like those of a pod without
-	// programs.
+	// idle is the time of the scan that found the pod idle. From then on its packets request programs again, as the packets of a
+	// pod without programs do.
 	idle time.Time
 }
 
-// retryAfter is how long the link of an idle pod keeps its programs. The pod may have a connection
+// retryAfter is the time for which the link of an idle pod keeps its programs. The pod may have a connection
 // that looks eligible but never becomes a flow, and that connection would request the programs
 // again at once. The time ends before the next sweep, which looks for idle pods.
 const retryAfter = (sweepEvery - 1) * leaseRenewal
@@ -44,7 +44,7 @@ const retryAfter = (sweepEvery - 1) * leaseRenewal
 // addresses by spoofing them. Beyond the limit, a new address replaces another.
 const requestedMax = 256
 
-// isIdle reports whether a pod last had an eligible connection so long ago that it is idle.
+// isIdle reports whether a pod is idle: it has had no eligible connection for the idle time.
 func isIdle(used time.Time) bool { return time.Since(used) >= time.Duration(idleAfter)*leaseRenewal }
 
 // use records that a pod has an eligible connection, and returns whether the pod was idle.
@@ -61,7 +61,7 @@ func (p *activePods) use(link int) (anew bool) {
 func (p *activePods) linkOf(pod datapath.PodKey) (link int, anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	link = p.behind[pod]
+	link = p.podLinks[pod]
 	address, known := pod.Addr()
 	if link != 0 || !known || p.requested[address] {
 		return link, false
@@ -77,7 +77,7 @@ func (p *activePods) linkOf(pod datapath.PodKey) (link int, anew bool) {
 func (p *activePods) evictRequest() {
 	var some netip.Addr
 	for some = range p.requested { // in no order
-		if p.behind[datapath.PodKeyOf(some)] == 0 {
+		if p.podLinks[datapath.PodKeyOf(some)] == 0 {
 			break
 		}
 	}
@@ -96,7 +96,7 @@ func (p *activePods) wanted() []netip.Addr {
 func (p *activePods) forgetRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.links[p.behind[datapath.PodKeyOf(a)]].used.IsZero() })
+	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.links[p.podLinks[datapath.PodKeyOf(a)]].used.IsZero() })
 }
 
 // anyIdle reports whether a pod with programs is idle.
@@ -116,9 +116,9 @@ func (p *activePods) anyIdle() bool {
 func (p *activePods) update(n node) (all, watched []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.behind = make(map[datapath.PodKey]int)
-	for address, link := range n.behind {
-		p.behind[datapath.PodKeyOf(address)] = link
+	p.podLinks = make(map[datapath.PodKey]int)
+	for address, link := range n.podLinks {
+		p.podLinks[datapath.PodKeyOf(address)] = link
 	}
 	for link, l := range p.links {
 		switch {

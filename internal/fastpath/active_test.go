@@ -88,7 +88,7 @@ func TestAttachRequests(t *testing.T) {
 	if got := p.wanted(); len(got) != 2 {
 		t.Errorf("requested are %v", got)
 	}
-	p.update(node{veths: []int{pod}, behind: map[netip.Addr]int{here: pod, six: pod}})
+	p.update(node{veths: []int{pod}, podLinks: map[netip.Addr]int{here: pod, six: pod}})
 	want("a route to the pod", here, pod, false)
 	want("IPv6 neighbour", six, pod, false)
 	p.use(pod)

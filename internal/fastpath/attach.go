@@ -18,8 +18,8 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// programs lists the names of the programs that the fast path attaches to devices.
-var programs = []string{"observe_nic", "decap_nic", "observe_vxlan", "redirect_vxlan", "encap_pod", "observe_pod"}
+// programNames lists the names of the programs that the fast path attaches to devices.
+var programNames = []string{"observe_nic", "decap_nic", "observe_vxlan", "redirect_vxlan", "encap_pod", "observe_pod"}
 
 // hook is a program and the side of a device to which it is attached.
 type hook struct {
@@ -29,12 +29,12 @@ type hook struct {
 
 func (f *Fastpath) programHooks() map[string]hook {
 	return map[string]hook{
-		"observe_nic":   {f.programs.ObserveNIC, true},
-		"decap_nic":     {f.programs.DecapNIC, false},
-		"observe_vxlan": {f.programs.ObserveVXLAN, true},
+		"observe_nic":    {f.programs.ObserveNIC, true},
+		"decap_nic":      {f.programs.DecapNIC, false},
+		"observe_vxlan":  {f.programs.ObserveVXLAN, true},
 		"redirect_vxlan": {f.programs.RedirectVXLAN, false},
-		"encap_pod":         {f.programs.EncapPod, false},
-		"observe_pod":   {f.programs.ObservePod, true},
+		"encap_pod":      {f.programs.EncapPod, false},
+		"observe_pod":    {f.programs.ObservePod, true},
 	}
 }
 
@@ -174,7 +174,7 @@ func (f *Fastpath) updateSkipped() (changed bool) {
 // observe_pod, without which no flow becomes valid.
 func (f *Fastpath) setWatched(watched []int) error {
 	addresses := make(map[int][]netip.Addr)
-	for address, link := range f.node.behind {
+	for address, link := range f.node.podLinks {
 		addresses[link] = append(addresses[link], address)
 	}
 	var all []datapath.Pod
@@ -193,7 +193,7 @@ func (f *Fastpath) exists(device int) bool {
 }
 
 // isLast reports whether the last program at a side belongs to the fast path, which would bypass a
-// program behind it. It returns true if the kernel does not answer.
+// program after it. It returns true if the kernel does not answer.
 func (f *Fastpath) isLast(s side) bool {
 	all, err := programsAt(s)
 	return err != nil || len(all) == 0 || f.owns(all[len(all)-1])
@@ -274,7 +274,7 @@ func batch(all []side, from int) (part []side, next int) {
 }
 
 // unchanged reports whether a side has the same foreign programs as in the last scan, and, if ours is
-// set, a program of the fast path behind them.
+// set, a program of the fast path after them.
 func (f *Fastpath) unchanged(s side, ours bool) (bool, error) {
 	all, err := programsAt(s)
 	if err != nil || ours && (len(all) == 0 || !f.owns(all[len(all)-1])) {

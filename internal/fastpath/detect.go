@@ -29,11 +29,11 @@ const (
 // the programs cost every packet.
 type detector struct {
 	on bool
-	// since is when the programs began to sample, and began the counters at that time. It is zero while they are
-	// being attached, which can take longer than the detection: attaching waits for other changes of devices.
+	// since is the time at which the programs began to sample, and began the counters at that time. While the programs are being
+	// attached, since is zero: attaching waits for other changes of devices, and can take longer than the detection.
 	since time.Time
 	began uint64
-	// next is when the next detection may begin; wait is the length of the last pause.
+	// next is the earliest time of the next detection; wait is the length of the last pause.
 	next time.Time
 	wait time.Duration
 	// packets is the last value of the counters.

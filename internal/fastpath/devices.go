@@ -33,9 +33,9 @@ type node struct {
 	names       map[int]string
 	// remotes has the remote nodes of the overlays.
 	remotes []datapath.Remote
-	// owners has the MAC addresses behind the veths; behind maps each IP address to its veth.
-	owners []datapath.LinkMAC
-	behind map[netip.Addr]int
+	// owners has the MAC addresses of the pods, with their veths; podLinks maps each IP address of a pod to its veth.
+	owners   []datapath.LinkMAC
+	podLinks map[netip.Addr]int
 	// observers has the observers of all devices. monitored has the VXLAN devices and the upper
 	// devices of pods' links: the fast path bypasses their hooks, so inspect polls them.
 	observers observers
@@ -44,7 +44,7 @@ type node struct {
 	noDecap []int
 	// unsupported says why the fast path skips all devices, or is empty.
 	unsupported string
-	// near has the devices behind which pods may be: all but NICs and VXLAN devices. own has the
+	// near has the devices over which the node reaches its own pods, or may: all but NICs and VXLAN devices. own has the
 	// MAC addresses of all devices.
 	near map[int]bool
 	own  map[mac]bool
@@ -56,7 +56,7 @@ type node struct {
 	skipped []string
 }
 
-// attachments returns the programs of each device, if links are those of the active pods. The
+// attachments returns the programs of each device. links has the links of the active pods. The
 // programs that see a packet last come first: when a program is attached, those that follow it on
 // the packet's way are attached already. Without active pods the fast path is idle, and only the
 // detector may have programs.
@@ -131,7 +131,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	// As in udp_flow_src_port: the sysctl has the last port, but the kernel never uses that one.
 	n.ports = [2]uint16{low, high}
 	if n.unsupported = why; why != "" {
-		n.overlays, n.nics, n.veths, n.behind = nil, nil, nil, nil
+		n.overlays, n.nics, n.veths, n.podLinks = nil, nil, nil, nil
 		n.skipped = append(n.skipped, "all devices: "+why)
 	}
 	if n.remotes, err = remotesOf(n.overlays); err != nil {
@@ -168,7 +168,7 @@ func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) int {
 		return 0 // no route
 	}
 	if via, ok := netip.AddrFromSlice(routes[0].Gw); ok {
-		if link := n.behind[via.Unmap()]; link != 0 {
+		if link := n.podLinks[via.Unmap()]; link != 0 {
 			return link
 		}
 	}
@@ -209,7 +209,7 @@ func readSysctl(key string, to ...any) error {
 
 // classify finds VXLAN devices, NICs and pods' links among the devices.
 func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbours []netlink.Neigh) node {
-	n := node{overlays: make(map[int]datapath.VXLANDevice), behind: make(map[netip.Addr]int), names: make(map[int]string), observers: o}
+	n := node{overlays: make(map[int]datapath.VXLANDevice), podLinks: make(map[netip.Addr]int), names: make(map[int]string), observers: o}
 	byIndex := make(map[int]netlink.Link)
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l
@@ -242,7 +242,7 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 		}
 		for _, link := range linksOf[[6]byte(at.HardwareAddr)] {
 			if link == at.LinkIndex || byIndex[link].Attrs().MasterIndex == at.LinkIndex {
-				n.behind[address.Unmap()] = link
+				n.podLinks[address.Unmap()] = link
 			}
 		}
 	}
@@ -264,7 +264,7 @@ func (n *node) limitMTU(mtu int) {
 // bypassed is the reason for which a device with an observer is skipped.
 const bypassed = "it has %s, which the fast path would bypass"
 
-// vxlanDevicesMax is the size of the map vxlan_devices in fastpath.c.
+// vxlanDevicesMax is the size of the map vxlan_devices in bpf/fastpath/vxlan.h.
 const vxlanDevicesMax = 16
 
 // addVXLANDevices finds the supported VXLAN devices and their NICs.
@@ -310,7 +310,7 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 	}
 }
 
-// addPods finds the links of pods. It skips links behind an upper device with an observer, and
+// addPods finds the links of pods. It skips the links under an upper device with an observer, and
 // records that once for all of them.
 func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 	up := uppers(links)
@@ -324,7 +324,7 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 		if slices.ContainsFunc(above, func(device int) bool { return slices.Contains(n.nics, device) }) {
 			continue // it carries the underlay
 		}
-		behind := false
+		skip := false
 		for _, device := range above {
 			if _, known := observed[device]; !known {
 				n.monitored = append(n.monitored, device)
@@ -333,9 +333,9 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 					n.skip(byIndex[device], "it has %s, which packets of the pods behind it would bypass", what)
 				}
 			}
-			behind = behind || observed[device]
+			skip = skip || observed[device]
 		}
-		if behind {
+		if skip {
 			continue
 		}
 		if what := n.observers.first(both(a.Index)); what != "" {

@@ -37,7 +37,7 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// LeaseTime is how long the programs forward packets after the last renewal of the lease.
+// LeaseTime is the time for which the programs forward packets after the last renewal of the lease.
 const LeaseTime = 2 * time.Second
 
 const (
@@ -172,7 +172,7 @@ func Plan(ns netns.Handle, unseenBy ...string) (all []Hook, err error) {
 		}
 		defer h.Close()
 		// Another process may run the fast path; its programs are recognised by name.
-		n, err := scanDevices(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programs, programName(id)) })
+		n, err := scanDevices(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programNames, programName(id)) })
 		for _, a := range n.attachments(n.veths, true) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
@@ -597,7 +597,7 @@ func (f *Fastpath) sync() error {
 	}
 	for _, address := range f.pods.wanted() {
 		if link := node.linkByRoute(f.links, address); link != 0 {
-			node.behind[address] = link
+			node.podLinks[address] = link
 		}
 	}
 	used, err := threadTime()
@@ -633,7 +633,7 @@ func (f *Fastpath) closing() bool {
 type conntrackNode struct{ f *Fastpath }
 
 func (n conntrackNode) DropForged()               { n.f.ensureDropForged() }
-func (n conntrackNode) Links() map[netip.Addr]int { return n.f.node.behind }
+func (n conntrackNode) Links() map[netip.Addr]int { return n.f.node.podLinks }
 func (n conntrackNode) Attach(link int)           { n.f.attach(link) }
 
 func (n conntrackNode) Attached(link int) bool {

@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// A flowtable of nftables forwards the packets of its connections at the ingress of its devices. They bypass conntrack and the
-// rules. So the programs cannot validate such a connection, and its conntrack entry belongs to the flowtable.
+// A flowtable of nftables forwards packets at the ingress of its devices, past conntrack and the rules. So the programs cannot
+// validate a connection in a flowtable, and the flowtable owns its conntrack entry.
 
 // Flowtable is a flowtable of nftables.
 type Flowtable struct {

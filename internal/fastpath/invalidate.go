@@ -182,7 +182,7 @@ func (c *invalidator) apply(protocol int, m syscall.NetlinkMessage, now time.Tim
 	case unix.RTM_GETNEIGH:
 		return false, false // the kernel asks user space to resolve one (app_solicit); nothing has changed
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		key, value := linkOf(m.Data)
+		key, value := parseLink(m.Data)
 		if before, known := c.links[key]; known && before == value && m.Header.Type == unix.RTM_NEWLINK {
 			return false, false
 		}
@@ -258,10 +258,10 @@ func (c *invalidator) throttled() bool {
 	return c.neighbours.changed.anyExceeded() || c.neighbours.moved.anyExceeded()
 }
 
-// linkOf returns, from a link notification, a key for the link and all attributes that matter to a
+// parseLink returns, from a link notification, a key for the link and all attributes that matter to a
 // packet. The key is empty if the message is truncated or has the state or VLANs of a bridge port:
 // these always count as a change.
-func linkOf(data []byte) (key, value string) {
+func parseLink(data []byte) (key, value string) {
 	// struct ifinfomsg: family, padding, type, index, flags, change.
 	if len(data) < unix.SizeofIfInfomsg {
 		return "", ""

@@ -84,7 +84,7 @@ type neighbours struct {
 	subscribed map[mac]bool
 	// owners maps each MAC address that the programs' map may have to its links.
 	owners map[mac][]int
-	// near has the devices behind which pods may be, and own the MAC addresses of devices, from the
+	// near has the devices over which the node may reach its own pods, and own the MAC addresses of devices, from the
 	// last scan.
 	near map[int]bool
 	own  map[mac]bool
@@ -167,7 +167,7 @@ func (n *neighbours) apply(gone bool, data []byte, now time.Time) (invalidated, 
 		return true, true
 	}
 	key, is := neighbour{m.device, ip}, ""
-	if !gone && m.state&usable != 0 {
+	if !gone && m.state&usableStates != 0 {
 		is = string(m.address)
 	}
 	was := n.usable[key]
@@ -236,7 +236,7 @@ func (n *neighbours) merge(all []netlink.Neigh, now time.Time) {
 	n.complete = true
 	for _, at := range all {
 		ip, ok := netip.AddrFromSlice(at.IP)
-		if key := (neighbour{at.LinkIndex, ip}); ok && at.State&usable != 0 && n.usable[key] == "" {
+		if key := (neighbour{at.LinkIndex, ip}); ok && at.State&usableStates != 0 && n.usable[key] == "" {
 			n.add(key, string(at.HardwareAddr), now)
 		}
 	}
@@ -326,9 +326,9 @@ func (n *neighbours) commit(of node, now time.Time) (invalidated bool) {
 	return invalidated
 }
 
-// usable has the states in which the kernel sends to a neighbour without resolving it first
+// usableStates has the states in which the kernel sends to a neighbour without resolving it first
 // (NUD_VALID in include/net/neighbour.h, without the states that have no address).
-const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE | unix.NUD_DELAY
+const usableStates = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE | unix.NUD_DELAY
 
 // neighbourUpdate is a parsed neighbour or FDB message.
 type neighbourUpdate struct {

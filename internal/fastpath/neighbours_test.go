@@ -54,7 +54,7 @@ func about(family byte, device int, state uint16, attrs ...*nl.RtAttr) []byte {
 // ipNeighbour returns a message about the neighbour 10.0.0.last.
 func ipNeighbour(device int, last byte, state uint16, m mac) []byte {
 	attrs := []*nl.RtAttr{nl.NewRtAttr(unix.NDA_DST, []byte{10, 0, 0, last})}
-	if state&usable != 0 {
+	if state&usableStates != 0 {
 		attrs = append(attrs, nl.NewRtAttr(unix.NDA_LLADDR, m[:]))
 	}
 	return about(unix.AF_INET, device, state, attrs...)

@@ -376,7 +376,7 @@ func TestUnseenBy(t *testing.T) {
 	w.accelerate(w.connect().back())
 }
 
-// TestTCXProgramAttachedBehind checks that a tcx program that is attached behind one of ours soon
+// TestTCXProgramAttachedBehind checks that a tcx program that is attached after one of ours soon
 // sees all packets. Programs ahead of ours see them anyway.
 func TestTCXProgramAttachedBehind(t *testing.T) {
 	t.Parallel()

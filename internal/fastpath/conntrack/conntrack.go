@@ -10,7 +10,7 @@
 // While a connection is accelerated, its entry is liberal: conntrack accepts packets outside the window that it knows, and they
 // refresh the timeout. Netlink cannot set the sequence numbers of an entry. But conntrack takes them from a handshake ("we get in
 // sync" in nf_conntrack_tcp_packet), even if the entry is ESTABLISHED. So a resync is a handshake that ends at the present
-// sequence numbers: four packets from the node, which drop_resync drops right behind conntrack. After that, conntrack checks the
+// sequence numbers: four packets from the node, which drop_resync drops right after conntrack. After that, conntrack checks the
 // window again.
 //
 // Package datapath reads the sequence numbers, which the programs follow; package fastpath decides when a connection leaves the
@@ -32,7 +32,7 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// Node is what Entries asks of the fast path of its node.
+// Node is the fast path of a node, as Entries uses it.
 type Node interface {
 	// DropForged attaches drop_forged, if the kernel supports it.
 	DropForged()
@@ -45,7 +45,8 @@ type Node interface {
 	Attached(link int) bool
 }
 
-// Entries keeps the entries of the connections of a node. Its methods run in the network namespace of the node.
+// Entries keeps the conntrack entries of a node. Its methods must run in the network namespace of the node; Handle may run at the
+// same time as the others.
 type Entries struct {
 	programs *datapath.Programs
 	node     Node

@@ -161,8 +161,7 @@ func Renew(f datapath.Flow, idle time.Duration) error {
 	}
 }
 
-// timeoutOf returns the rest of the timeout of a connection that has been idle for so long. state
-// is the name of its state in sysctls.
+// timeoutOf returns the timeout of a state, by its name in sysctls, less the idle time of a connection.
 func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
 	key := "net/netfilter/nf_conntrack_tcp_timeout_" + state
 	b, err := os.ReadFile("/proc/sys/" + key)

@@ -33,11 +33,11 @@ const (
 	recoverRound = 200 * time.Millisecond
 	// recoverMost limits the number of connections that are recovered, to twice the number that an agent can have accelerated.
 	recoverMost = 32768
-	// answerTime is how long the agent waits for a pod's answer, which normally comes while it sends. Another packet of the pod
-	// in that time would be taken for the answer.
+	// answerTime is the time for which the agent waits for a pod's answer, which normally comes while it sends. The programs would
+	// take another packet of the pod in that time for the answer.
 	answerTime = 5 * time.Millisecond
-	// restTime is how long a connection must have been idle: the answer may also acknowledge data that the peer has just sent,
-	// and the peer does not see it.
+	// restTime is the idle time that a connection needs before it is recovered: the answer may also acknowledge data that the
+	// peer has just sent, and the peer does not see the answer.
 	restTime = time.Second
 )
 

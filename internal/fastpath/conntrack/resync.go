@@ -215,9 +215,8 @@ func (r *resyncer) checkWindow(f datapath.Flow, before *Entry, n datapath.Sequen
 	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(left(after)))
 }
 
-// timeoutAfter returns the rest of the timeout of an entry, as if its connection had been idle for
-// so long. The timeout of t has just started. established is the timeout of ESTABLISHED, in
-// seconds.
+// timeoutAfter returns the timeout that is left to an entry after the idle time of its connection. The timeout of t has just
+// started. established is the timeout of ESTABLISHED, in seconds.
 func (t *Entry) timeoutAfter(idle time.Duration, established uint32) (seconds uint32) {
 	begun := t.Timeout
 	if begun+1 == established { // conntrack rounds down

@@ -26,8 +26,8 @@ import (
 //go:generate bpf2go -tags linux -target bpfel resync ../../../bpf/fastpath/resync.c -- -O2 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel -type address neighbours ../../../bpf/fastpath/neighbours.c -- -O2 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
 
-// Programs has the programs and maps of the fast path of one node. bpf/fastpath/fastpath.c describes where
-// each program is attached and what it does. The caller attaches the programs, and renews their
+// Programs has the programs and maps of the fast path of one node. bpf/fastpath/fastpath.c describes the
+// hook and the purpose of each program. The caller attaches the programs, and renews their
 // lease by RenewLease.
 type Programs struct {
 	// EncapPod belongs on the ingress of a pod's veth on the node, ObservePod on its egress.

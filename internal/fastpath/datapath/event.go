@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// EventKind is what an event asks the agent to do.
+// EventKind says which action an event requests of the agent.
 type EventKind uint32
 
 const (

@@ -35,7 +35,7 @@ func PodKeyOf(a netip.Addr) PodKey {
 	return PodKey{binary.NativeEndian.Uint32(ip[:]), false}
 }
 
-// Addr returns the address if the key contains it, which is so for IPv4.
+// Addr returns the address, if the key contains it: keys of IPv4 do.
 func (s PodKey) Addr() (a netip.Addr, known bool) {
 	if s.six {
 		return a, false
@@ -66,7 +66,7 @@ func words(a netip.Addr) (w [2]uint64) {
 	return w
 }
 
-// hashAddr computes hash_address of fastpath.c: the form of an IPv6 address in keys.
+// hashAddr computes hash_address of key.h: the form of an IPv6 address in keys.
 func hashAddr(w [2]uint64) uint32 {
 	h := w[0]*0x9e3779b97f4a7c15 + w[1]
 	h ^= h >> 32
@@ -90,16 +90,16 @@ func (k fastpathKey) flow(v fastpathFlow) Flow {
 	return Flow{Pod: end(k.Pod, v.Pod6, k.PodPort), Peer: end(k.Peer, v.Peer6, k.PeerPort), Protocol: k.Protocol}
 }
 
-// wirePeer computes PEER of fastpath.c: the peer's address and port in one word.
+// wirePeer computes PEER of key.h: the peer's address and port in one word.
 func (k fastpathKey) wirePeer() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
 
-// withPeer computes with_peer of fastpath.c: the key of the same connection with another peer.
+// withPeer computes with_peer of key.h: the key of the same connection with another peer.
 func (k fastpathKey) withPeer(wirePeer uint64) fastpathKey {
 	k.Peer, k.PeerPort = uint32(wirePeer), uint16(wirePeer>>32)
 	return k
 }
 
-// flowTTL is how long a flow stays valid after it was validated. FLOW_TTL of fastpath.c is a little
+// flowTTL is the time for which a flow stays valid after it was validated. FLOW_TTL of flow.h is a little
 // less.
 const flowTTL = time.Second
 
@@ -129,7 +129,7 @@ func (p *Programs) Accelerated(now time.Duration) (known, fast int, err error) {
 
 // Activity is the state of a flow.
 type Activity struct {
-	// Validated is when the flow was last validated in either direction (CLOCK_MONOTONIC; 0 if it
+	// Validated is the time at which the flow was last validated in either direction (CLOCK_MONOTONIC; 0 if it
 	// never was).
 	Validated time.Duration
 	// Link is the index of the pod's link, 0 if the flow was never validated.

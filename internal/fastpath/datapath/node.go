@@ -91,13 +91,13 @@ func (p *Programs) SetRemotes(all []Remote) error {
 	return updateSet(p.objects.Remotes, p.remotes, want)
 }
 
-// LinkMAC is a MAC address behind a pod's link, which is given by its index on the node.
+// LinkMAC is a MAC address of a pod, and the index of the pod's link on the node.
 type LinkMAC struct {
 	Link int
 	MAC  [6]byte
 }
 
-// SetLinkMACs replaces the MAC addresses behind pods' links: the fast path delivers packets to a
+// SetLinkMACs replaces the MAC addresses of pods: the fast path delivers packets to a
 // link only for these. It is not safe for concurrent use.
 func (p *Programs) SetLinkMACs(all []LinkMAC) error {
 	want := make(map[fastpathLinkMac]bool, len(all))
@@ -108,7 +108,7 @@ func (p *Programs) SetLinkMACs(all []LinkMAC) error {
 	return updateSet(p.objects.LinkMacs, p.linkMACs, want)
 }
 
-// Pod is the link of a pod, by its index on the node, and the known addresses behind it.
+// Pod is the link of a pod, by its index on the node, and the known addresses of the pod.
 type Pod struct {
 	Link      int
 	Addresses []netip.Addr

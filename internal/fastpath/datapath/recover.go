@@ -19,7 +19,7 @@ type Recovery struct {
 	Link int
 	// PodScale and PeerScale are the window scales that the two sides announce.
 	PodScale, PeerScale uint8
-	// Last is when its last packet was seen (CLOCK_MONOTONIC).
+	// Last is the time of its last packet (CLOCK_MONOTONIC).
 	Last time.Duration
 	// Acknowledged is the acknowledgement number of the keepalive that the caller sends to the pod.
 	Acknowledged uint32

@@ -24,7 +24,7 @@ type ResyncFilter struct {
 const conntrackPriority = -200
 
 // DropResync attaches drop_resync in the calling thread's network namespace until Close. It drops
-// packets of this node that carry a random mark, right behind conntrack. An error says what the
+// packets of this node that carry a random mark, right after conntrack. An error says what the
 // kernel lacks.
 func DropResync() (r *ResyncFilter, err error) {
 	spec, err := loadResync()

@@ -81,7 +81,7 @@ func (t *table) set(entry uint32, state fastpathEntryState) error {
 	return nil
 }
 
-// Recycle frees entries of the tables of outer headers and of pods' links that no flow refers to. The first call retires such an
+// Recycle frees the outer headers and pods' links to which no flow refers. The first call retires such an
 // entry: programs no longer find it. A program that was running at that time may still store it in a flow, so only a later call
 // frees it, unless a flow refers to it by then. Recycle is not safe for concurrent use.
 func (p *Programs) Recycle() error {
