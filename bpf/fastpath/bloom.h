@@ -5,7 +5,7 @@
 #include <linux/types.h>
 
 /* There are two filters. Programs set the bit of a new flow in both, and test the one that the agent
- * has chosen. To clear the bits of deleted flows, the agent rebuilds the other filter, then chooses it.
+ * has chosen. To clear the bits of deleted flows, the agent rebuilds the other filter, and then chooses it.
  * So the bit of a known flow is always set, and the programs see all of its packets. */
 #define BLOOM_BITS 16384
 __u64 bloom_a[BLOOM_BITS / 64], bloom_b[BLOOM_BITS / 64];

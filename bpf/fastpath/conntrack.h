@@ -6,10 +6,10 @@
 #include "kernel.h"
 #include "seq.h"
 
-/* is_open tells whether a TCP connection that conntrack has as closed is still open. A liberal entry
- * accepts any FIN, but a genuine FIN deletes a known flow (handle_ending). If a killed agent left the
- * entry liberal and the flow became known only later, the connection is open if both sides have since
- * sent more data: no data follows a FIN. */
+/* is_open tells whether a TCP connection is still open although conntrack has it as closed. A liberal entry
+ * accepts any FIN, but a genuine FIN deletes a known flow (handle_ending). A killed agent may have left the
+ * entry liberal before the flow became known: then the connection is open if both sides have sent more data
+ * since, because no data follows a FIN. */
 static __always_inline int is_open(struct flow *f)
 {
 	if (!f->seq_state)
@@ -19,8 +19,8 @@ static __always_inline int is_open(struct flow *f)
 	return !f->maybe_closed;
 }
 
-/* look_up_conntrack returns the entry of a connection, by the tuple of packets from the pod. opts->dir tells whether that is
- * the tuple of replies. The caller releases the entry. */
+/* look_up_conntrack returns the entry of a connection. It looks for the tuple of packets from the pod, and opts->dir tells
+ * whether these are replies. The caller releases the entry. */
 static __always_inline struct nf_conn *look_up_conntrack(struct __sk_buff *skb, const struct key *k, const word *pod6, const word *peer6,
 							 struct bpf_ct_opts *opts, int is_ipv6)
 {
@@ -91,7 +91,7 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 		to = ct->tuplehash[1].tuple.dst.u.all;
 	}
 	if (status & (IPS_OFFLOAD | IPS_HW_OFFLOAD)) {
-		reason = REASON_FLOWTABLE; /* its packets have no entry attached, and nobody else may change the entry */
+		reason = REASON_FLOWTABLE; /* its packets have no entry attached, and only the flowtable may change the entry */
 	} else if (!straight || (status & IPS_SEQ_ADJUST) || PEER(source, from) != p->wire_peer || destination != k->pod || to != k->pod_port) {
 		reason = REASON_NAT;
 	} else if ((unsigned long)ct != p->ct) {

@@ -35,15 +35,15 @@ static __always_inline void handle_ending(const struct key *k, struct flow *f, i
 	}
 }
 
-/* follow_fragment makes the sequence numbers of a flow unknown. The end of a segment is in its last fragment, which does
- * not tell which connection it belongs to. */
+/* follow_fragment makes the sequence numbers of a flow unknown: the last fragment has the end of the segment, but no ports, so the
+ * programs cannot find its flow. */
 static __always_inline void follow_fragment(struct flow *f, int out, const struct headers *h)
 {
 	if (out || data_in_window(f, 0, SEQ(h), SEQ(h)))
 		f->seq_state = SEQ_UNKNOWN;
 }
 
-/* follow_ip returns DROP if nobody else may see the packet, else NEXT. */
+/* follow_ip updates the flow of a packet. It returns DROP if the packet was for the agent only, else NEXT. */
 static __always_inline int follow_ip(struct __sk_buff *skb, struct cpu_state *c, int out, int is_ipv6)
 {
 	struct segment *s = &c->refused;

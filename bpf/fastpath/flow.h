@@ -72,9 +72,9 @@ struct flow {
 	__u64 gso, gso_possible;
 	/* TCP only. */
 	struct side pod, peer;
-	/* TCP only: up to which sequence number of the pod, and of the peer, the agent was last
-	 * asked to resynchronise conntrack. While it recovers the flow, the first is what its keepalive
-	 * acknowledges. */
+	/* TCP only: the sequence numbers of the pod, and of the peer, at which the agent was last
+	 * asked to resynchronise conntrack. While the agent recovers the flow, the first is the acknowledgement
+	 * number of its keepalive. */
 	__u32 resynced[2];
 	/* TCP only: where the sequence numbers come from (SEQ_...); whether the connection may
 	 * have been closed before its flow became known (see check_conntrack); whether the agent

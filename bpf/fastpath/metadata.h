@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Metadata: what queues, filters and sockets read of an skb besides the packet. Netfilter and tc on the
- * slow path can set it. docs/explanation/fastpath.md has a table of all fields. */
+/* Metadata: the fields of an skb that queues, filters and sockets read besides the packet. Netfilter and tc on the
+ * slow path can set them. docs/explanation/fastpath.md has a table of all fields. */
 #pragma once
 
 #include "kernel.h"
 #include "packet.h"
 
-/* What no device changes, and the fast path neither. */
+/* The fields that neither a device nor the fast path changes. */
 struct metadata {
 	__u32 secmark, tc_index;
 };
@@ -47,8 +47,8 @@ static __always_inline void set_metadata_at_nic(struct __sk_buff *skb, const str
 		bpf_skb_change_type(skb, PACKET_HOST);
 }
 
-/* delivery_time is when the NIC's queue is to send a packet from a pod (EDT), or 0. Forwarding keeps it, and clears
- * other time stamps (skb_clear_tstamp); so does bpf_redirect. */
+/* delivery_time returns the time at which the NIC's queue has to send a packet from a pod (EDT), or 0. Forwarding keeps it, and
+ * clears other time stamps (skb_clear_tstamp); so does bpf_redirect. */
 static __always_inline __u64 delivery_time(const struct __sk_buff *skb)
 {
 	return skb->tstamp_type == BPF_SKB_TSTAMP_UNSPEC ? 0 : skb->tstamp;

@@ -77,7 +77,7 @@ static __always_inline struct flow *find_flow(const struct key *wire, struct key
 	return f;
 }
 
-/* forget_flow deletes the flow of a connection that opens or closes. Callers look it up first, which takes no lock. */
+/* forget_flow deletes the flow of a connection that opens or closes. Callers look it up first: looking up takes no lock. */
 static __always_inline void forget_flow(const struct key *k, const struct flow *f)
 {
 	struct key wire;

@@ -14,11 +14,11 @@
 
 #include "lib/net.h"
 
-/* How many bytes of a message pass: all of them, or none. */
+/* The number of bytes of a message that pass. */
 #define ALL -1
 #define NONE 0
 
-/* How many addresses the map holds. */
+/* The size of the map. */
 #define ADDRESSES 32768
 
 struct address {

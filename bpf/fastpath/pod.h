@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Pods: which of them have programs, which MAC addresses they own, and delivery into them. */
+/* Pods: their programs, their MAC addresses, and delivery into them. */
 #pragma once
 
 #include "event.h"

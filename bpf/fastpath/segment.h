@@ -10,9 +10,9 @@
 /* The longest chain of IPv6 extension headers that read_segment parses; real traffic has fewer. */
 #define EXTENSION_HEADERS_MAX 16
 
-/* How much of a TCP header is read. */
+/* The beginning of a TCP header that read_segment reads. */
 #define TCP_START ((int)sizeof(((struct headers *)0)->l4))
-/* How much of it the first fragment of a segment has at least (RFC 791): the ports and the sequence number. */
+/* The least that the first fragment of a segment has of it (RFC 791): the ports and the sequence number. */
 #define FRAGMENT_START 8
 
 struct segment {

@@ -12,12 +12,12 @@
  * numbers modulo 2^32, so it must never be 2^31 behind. */
 #define RESYNC_BYTES (1U << 30)
 
-/* After so many retransmissions without new data the pod's last data counts as unacknowledged. (The timer sends it that often
- * within two seconds. A tail loss probe, RFC 8985, sends it once, even if the acknowledgement is on its way.) */
+/* After this many retransmissions without new data the pod's last data counts as unacknowledged. (The timer retransmits it three
+ * times within two seconds. A tail loss probe, RFC 8985, retransmits it once, even if the acknowledgement is on its way.) */
 #define RETRANSMISSIONS 3
 
-/* Where a flow's sequence numbers come from: nowhere yet; from a packet of the peer, which anybody can forge; from
- * a packet of the pod; or from the pod, and a later packet of the peer has confirmed the size of the
+/* The source of a flow's sequence numbers: none yet; a packet of the peer, which any host can forge; a
+ * packet of the pod; or the pod, and a later packet of the peer has confirmed the size of the
  * peer's window. */
 enum { SEQ_UNKNOWN, SEQ_FROM_PEER, SEQ_FROM_POD, SEQ_CONFIRMED };
 
@@ -164,8 +164,8 @@ static __always_inline void init_seq(struct flow *f, int out, const struct heade
 }
 
 /* recover_seq takes the sequence numbers from the pod's answer to the agent's keepalive, and tells
- * whether nobody else may see that packet. Data is no answer, and after a packet of the peer the answer
- * may acknowledge that, too. */
+ * whether the packet was for the agent only. Data is no answer, and after a packet of the peer the answer
+ * may acknowledge that packet, too. */
 static __always_inline int recover_seq(struct flow *f, const struct headers *h, __u32 end)
 {
 	int state = f->seq_state, alone = f->recovering == RECOVERING;
@@ -177,8 +177,8 @@ static __always_inline int recover_seq(struct flow *f, const struct headers *h, 
 	return alone && !state;
 }
 
-/* refuses_keepalive tells whether a RST of the pod answers the agent's keepalive: its sequence number is then
- * what that acknowledges, and it acknowledges nothing (RFC 9293, section 3.5.2). The end of a connection differs, and
+/* refuses_keepalive tells whether a RST of the pod answers the agent's keepalive. Such a RST has the acknowledgement number of the
+ * keepalive as its sequence number, and acknowledges nothing (RFC 9293, section 3.5.2). The end of a connection differs, and
  * so may a RST that answers a packet of the peer. */
 static __always_inline int refuses_keepalive(const struct flow *f, const struct headers *h)
 {

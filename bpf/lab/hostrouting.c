@@ -19,17 +19,7 @@
  * and those that a router must not forward. No program reads headers above IP, so
  * fragments and ICMP errors take the same path as the flow that they belong to.
  */
-#include "lib/net.h"
-
-/* An IPv6 address, or an IPv4-mapped one (RFC 4291, section 2.5.5.2). */
-struct address {
-	__be32 word[4];
-};
-
-struct prefix {
-	__u32 bits;
-	struct address address;
-};
+#include "address.h"
 
 /* A pod of this node. */
 struct pod {
@@ -65,7 +55,7 @@ struct packet {
 	struct address from, to;
 	__u32 flow; /* type of service, or traffic class and flow label */
 	__u8 version, hops;
-	__u8 kernels; /* to be left to the kernel */
+	__u8 kernels; /* the kernel has to handle it */
 };
 
 /* header returns the IP header, or 0 if the packet has less than size bytes from there on. */

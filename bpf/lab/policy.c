@@ -14,17 +14,7 @@
  * A pod without an entry in the map pods has no policies. ICMP always passes: policies
  * cover TCP and UDP. For fragments only the addresses count.
  */
-#include "lib/net.h"
-
-/* An IPv6 address, or an IPv4-mapped one (RFC 4291, section 2.5.5.2). */
-struct address {
-	__be32 word[4];
-};
-
-struct prefix {
-	__u32 bits;
-	struct address address;
-};
+#include "address.h"
 
 /* The pods of this node that have policies, each with a number. */
 struct {
