@@ -258,6 +258,12 @@ func (w *kubeWorker) Describe(ctx context.Context, p place.Place) (record.Node, 
 	return node, err
 }
 
+// Sample also observes the DaemonSets that the experiment names.
+func (w *kubeWorker) Sample(ctx context.Context, s place.Sampling, ready place.Ready) (record.Sample, error) {
+	s.Observe = w.pods.Observe(ctx, s.Place)
+	return w.Client.Sample(ctx, s, ready)
+}
+
 // refuseClusterFlags refuses the flags of cleanup that select what to remove in a cluster.
 func refuseClusterFlags(f *pflag.FlagSet) error {
 	for _, name := range []string{"all", "namespace", "context", "kubeconfig"} {

@@ -121,13 +121,13 @@ func (w *balancerWorker) Describe(context.Context, place.Place) (record.Node, er
 	return record.Node{Name: w.place, Boot: "one", Links: []record.Link{{Name: "eth0", Class: v1alpha1.DeviceNIC}, {Name: "lo"}}}, nil
 }
 
-func (w *balancerWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready place.Ready) (record.Sample, error) {
+func (w *balancerWorker) Sample(_ context.Context, s place.Sampling, ready place.Ready) (record.Sample, error) {
 	_, err := ready(0)
 	var host *record.Host
-	if cpus {
+	if s.CPUs {
 		host = &record.Host{Boot: "one", Seconds: 2, CPUs: []record.CPU{{ID: 0, Busy: 0.5}, {ID: 1, Busy: 1.9}}}
 	}
-	devices := []record.Device{{Place: place, Name: "eth0", RxBytes: 1e6, TxBytes: 2e6}, {Place: place, Name: "lo", RxBytes: 1e9}}
+	devices := []record.Device{{Place: s.Place, Name: "eth0", RxBytes: 1e6, TxBytes: 2e6}, {Place: s.Place, Name: "lo", RxBytes: 1e9}}
 	return record.Sample{Host: host, Devices: devices}, err
 }
 

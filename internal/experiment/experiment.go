@@ -49,9 +49,8 @@ type Worker interface {
 	Describe(ctx context.Context, p place.Place) (record.Node, error)
 	Serve(ctx context.Context, t place.Traffic, ready place.Ready) (record.Endpoint, error)
 	Drive(ctx context.Context, t place.Traffic, ready place.Ready, progress func(bytes, messages uint64)) (record.Endpoint, error)
-	// Sample reads counters at both edges of a window. The window ends after duration or, if that comes
-	// first, when early is closed; early may be nil.
-	Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready place.Ready) (record.Sample, error)
+	// Sample reads counters at both edges of a window.
+	Sample(ctx context.Context, s place.Sampling, ready place.Ready) (record.Sample, error)
 	Apply(ctx context.Context, s place.Steering) ([]record.Setting, error)
 	Revert(ctx context.Context) ([]record.Setting, error)
 	// Alive asks the worker for an answer. Gone reports, without asking, whether its stream has ended.

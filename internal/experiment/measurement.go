@@ -92,6 +92,9 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 	slices.SortFunc(out.VFs, func(a, b record.VFUse) int {
 		return cmp.Or(cmp.Compare(a.Place, b.Place), cmp.Compare(a.NIC, b.NIC))
 	})
+	slices.SortFunc(out.DaemonSets, func(a, b record.DaemonSet) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node))
+	})
 	out.Loads = n.loads(sampled, out)
 	return fillMetrics(c, out)
 }
@@ -167,7 +170,10 @@ func workloadOfServer(w spec.Workload, p place.Pair) spec.Workload {
 func (m *measurement) addSampler(node place.Place) {
 	part := m.newPart()
 	m.add(part, end{node, controlOf(node)}, "sample", func(w Worker, ready place.Ready) error {
-		sample, err := w.Sample(part.ctx, node.Name, m.sampleCPUs[node.Name], time.Duration(m.spec.Warmup), time.Duration(m.spec.Duration), m.early, ready)
+		sample, err := w.Sample(part.ctx, place.Sampling{
+			Place: node.Name, CPUs: m.sampleCPUs[node.Name],
+			Warmup: time.Duration(m.spec.Warmup), Duration: time.Duration(m.spec.Duration), Early: m.early,
+		}, ready)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if sample.Host != nil {
@@ -178,6 +184,7 @@ func (m *measurement) addSampler(node place.Place) {
 		}
 		m.out.Devices = append(m.out.Devices, sample.Devices...)
 		m.out.VFs = append(m.out.VFs, sample.VFs...)
+		m.out.DaemonSets = append(m.out.DaemonSets, sample.DaemonSets...)
 		if sample.Series != "" {
 			m.out.Series[node.Name] = sample.Series
 		}

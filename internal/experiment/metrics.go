@@ -37,6 +37,7 @@ func fillMetrics(c Cell, t *record.Trial) error {
 		}
 	}
 	cpuMetrics(spec, t, m, bytes)
+	daemonSetMetrics(t.DaemonSets, m)
 	for name, v := range m {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
 			return fmt.Errorf("%s is not a number", name)
@@ -155,6 +156,22 @@ func cpuMetrics(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes
 		}
 		if switches > 0 {
 			m[metrics.SwitchesPerMessage] = switches / messages
+		}
+	}
+}
+
+// daemonSetMetrics fills in what the observed DaemonSets used, as means over the nodes. A DaemonSet without values on some node
+// has none: a mean over the others would not compare with that of other trials.
+func daemonSetMetrics(all []record.DaemonSet, m map[string]float64) {
+	nodes, missing := make(map[string]float64), make(map[string]bool)
+	for _, d := range all {
+		nodes[d.Name]++
+		missing[d.Name] = missing[d.Name] || d.Error != ""
+	}
+	for _, d := range all {
+		if !missing[d.Name] {
+			m[metrics.OfDaemonSet(metrics.DaemonSetCPU, d.Name)] += d.CPUs / nodes[d.Name]
+			m[metrics.OfDaemonSet(metrics.DaemonSetMemory, d.Name)] += d.Memory / nodes[d.Name]
 		}
 	}
 }

@@ -83,13 +83,16 @@ func TestWorkloadsGiveWhatIsMeasured(t *testing.T) {
 		"stream": {Stream: tcp}, "stream of messages": {Stream: small}, "pingpong by qperf": {PingPong: lossless}, "iterations": {PingPong: counts}, "stream udp": {Stream: udp}, "pingpong": {PingPong: tcp}, "pingpong udp": {PingPong: udp}, "underload": {UnderLoad: tcp},
 		"connect": {Connect: tcp}, "http": {HTTP: tcp}, "http requests": {HTTP: counted}, "application": {Application: tcp},
 	} {
-		trial := record.Trial{PerPair: []record.Pair{{Client: end, Server: end}}, Hosts: []record.Host{host}}
+		trial := record.Trial{PerPair: []record.Pair{{Client: end, Server: end}}, Hosts: []record.Host{host}, DaemonSets: []record.DaemonSet{{Name: "a/b"}}}
 		if err := fillMetrics(Cell{Workload: w}, &trial); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		var want []string
 		for _, m := range metrics.OfTrials() {
-			if w.Gives(m.Name) {
+			switch {
+			case w.Gives(m.Name) && m.ByDaemonSet:
+				want = append(want, metrics.OfDaemonSet(m.Name, "a/b"))
+			case w.Gives(m.Name):
 				want = append(want, m.Name)
 			}
 		}
@@ -127,6 +130,28 @@ func TestPerRoundTrip(t *testing.T) {
 
 // TestSleepsOfStreams: sleeps and interrupts of a stream are divided by what arrived. An end that never slept has
 // 0 sleeps. If neither end counts sleeps, the metrics are left out.
+// TestDaemonSets: a DaemonSet has the mean over its nodes, or no metric and a warning if a node has no value.
+func TestDaemonSets(t *testing.T) {
+	all := []record.DaemonSet{
+		{Name: "a/b", Node: "x", CPUs: 0.1, Memory: 1000}, {Name: "a/b", Node: "y", CPUs: 0.3, Memory: 3000},
+		{Name: "c/d", Node: "x", CPUs: 1, Memory: 1}, {Name: "c/d", Node: "y", Error: "its pod ended"},
+	}
+	got := make(map[string]float64)
+	daemonSetMetrics(all, got)
+	if diff := cmp.Diff(map[string]float64{"daemonset_cpu:a/b": 0.2, "daemonset_memory:a/b": 2000}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	var said []string
+	for _, w := range warnings(Cell{Workload: spec.Workload{Stream: new(spec.Traffic)}}, &record.Trial{DaemonSets: all}) {
+		if w.Code == record.WarnNotObserved {
+			said = append(said, w.Message)
+		}
+	}
+	if diff := cmp.Diff([]string{"DaemonSet c/d was not measured on y: its pod ended"}, said); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestSleepsOfStreams(t *testing.T) {
 	c := Cell{Workload: spec.Workload{Stream: &spec.Traffic{Tool: spec.ToolNative, Duration: 2e9}}}
 	for _, tt := range []struct {

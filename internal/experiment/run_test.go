@@ -200,13 +200,13 @@ func (w *fakeWorker) Drive(ctx context.Context, t place.Traffic, ready place.Rea
 	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, Messages: 10}, err
 }
 
-func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ time.Duration, _ <-chan struct{}, ready place.Ready) (record.Sample, error) {
+func (w *fakeWorker) Sample(_ context.Context, q place.Sampling, ready place.Ready) (record.Sample, error) {
 	if err := w.call("sample"); err != nil {
 		return record.Sample{}, err
 	}
 	_, err := ready(0)
 	var host *record.Host
-	if cpus {
+	if q.CPUs {
 		host = &record.Host{Boot: "one", Seconds: 1, Source: record.SoftirqEBPF, CPUs: []record.CPU{{Busy: 0.5, Softirq: 0.25}}}
 	}
 	if host != nil && w.physicalHost != nil {
@@ -214,9 +214,9 @@ func (w *fakeWorker) Sample(_ context.Context, place string, cpus bool, _, _ tim
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := record.Sample{Host: host, Series: "of " + place}
+	s := record.Sample{Host: host, Series: "of " + q.Place}
 	if w.applied[w.place] > 0 {
-		s.Fastpath = &record.Fastpath{Place: place, Packets: map[string]uint64{record.FastOut: 3}}
+		s.Fastpath = &record.Fastpath{Place: q.Place, Packets: map[string]uint64{record.FastOut: 3}}
 	}
 	return s, err
 }

@@ -75,6 +75,11 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 		}
 	}
 	out = append(out, vfWarnings(t.VFs)...)
+	for _, d := range t.DaemonSets {
+		if d.Error != "" {
+			warn(record.WarnNotObserved, "DaemonSet %s was not measured on %s: %s", d.Name, d.Node, d.Error)
+		}
+	}
 	met := uint64(0)
 	for _, f := range t.Fastpath {
 		fast, all, most := fastpathShare(f)

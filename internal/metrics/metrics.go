@@ -3,7 +3,10 @@
 // (internal/experiment for trials, internal/stats for links of a mesh). The package neither measures nor judges.
 package metrics
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Names of the metrics of a trial, and of its summary.
 const (
@@ -29,6 +32,8 @@ const (
 	ReceiverSleepsPerGB  = "receiver_sleeps_per_gb"
 	InterruptsPerMessage = "interrupts_per_message"
 	SwitchesPerMessage   = "context_switches_per_message"
+	DaemonSetCPU         = "daemonset_cpu"
+	DaemonSetMemory      = "daemonset_memory"
 )
 
 // Names of the metrics of a mesh's links, which a trial does not have.
@@ -51,6 +56,8 @@ type Metric struct {
 	Title string
 	Shown string
 	Scale float64
+	// ByDaemonSet means that there is such a metric for each observed DaemonSet: see OfDaemonSet.
+	ByDaemonSet bool
 }
 
 // Direction in which a metric is better.
@@ -75,6 +82,8 @@ const (
 	CountedRequests // HTTP until a number of requests is done
 	MessageStreams  // one way over TCP, of messages no larger than a datagram
 	ClientMachine   // Answered, by a tool that reports the load of its client's machine
+
+	anyTraffic = Streams | Answered
 )
 
 // table has the metrics in the order of summaries, those of links last.
@@ -128,6 +137,12 @@ var table = []Metric{
 		Meaning: "interrupts of all CPUs per round trip"},
 	{Name: SwitchesPerMessage, Unit: "1", Better: Lower, Of: Answered, Title: "context switches", Shown: "per round trip", Scale: 1,
 		Meaning: "context switches of all CPUs per round trip"},
+	{Name: DaemonSetCPU, Unit: "1", Better: Lower, Of: anyTraffic, NotComparedBecause: "an agent may need no CPU within a window, and there is no ratio to 0",
+		Title: "CPU", Shown: "millicores", Scale: 1e3, ByDaemonSet: true,
+		Meaning: "CPUs in use by the pod of an observed DaemonSet, 1, mean over the nodes; the name goes on with a colon and the DaemonSet"},
+	{Name: DaemonSetMemory, Unit: "bytes", Better: Lower, Of: anyTraffic, NotComparedBecause: "an agent's memory comes from the cluster and from the time before, not from a trial's variant",
+		Title: "memory", Shown: "MiB", Scale: 1. / (1 << 20), ByDaemonSet: true,
+		Meaning: "bytes, working set of the pod of an observed DaemonSet, mean over the nodes; named in the same way"},
 
 	// A receiver that needs more CPU time than others for the same throughput may have a NIC that does not merge packets.
 	{Name: ServerCPUPerGB, Unit: "s/GB", Better: Lower, Title: "server CPU per GB", Shown: "s/GB", Scale: 1,
@@ -151,14 +166,29 @@ func Comparable() []string {
 	return names
 }
 
+// OfDaemonSet returns the name of a metric of one DaemonSet, which is namespace/name.
+func OfDaemonSet(metric, daemonSet string) string { return metric + ":" + daemonSet }
+
 // Lookup finds a metric by its name. An unknown metric has no unit; its values are shown unscaled, and lower is better.
 func Lookup(name string) (m Metric, known bool) {
+	family, daemonSet, _ := strings.Cut(name, ":")
 	for _, m := range table {
 		if m.Name == name {
 			return m, true
 		}
+		if m.Name == family && m.ByDaemonSet && namesDaemonSet(daemonSet) {
+			m.Name, m.Title = name, m.Title+" of "+daemonSet
+			return m, true
+		}
 	}
 	return Metric{Name: name, Better: Lower, Title: name, Scale: 1}, false
+}
+
+// namesDaemonSet reports whether a text has the form of namespace/name. Results may be somebody else's, and reports show it.
+func namesDaemonSet(text string) bool {
+	namespace, name, _ := strings.Cut(text, "/")
+	foreign := func(r rune) bool { return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '.') }
+	return namespace != "" && name != "" && !strings.ContainsFunc(namespace+name, foreign)
 }
 
 // Get returns the metric that Lookup finds, known or not.

@@ -37,6 +37,18 @@ func TestEveryNameHasARow(t *testing.T) {
 	}
 }
 
+func TestLookupOfDaemonSet(t *testing.T) {
+	m, known := Lookup(OfDaemonSet(DaemonSetCPU, "kube-system/cilium"))
+	if !known || m.Name != "daemonset_cpu:kube-system/cilium" || m.Title != "CPU of kube-system/cilium" || m.Shown != "millicores" {
+		t.Errorf("%+v, %v", m, known)
+	}
+	for _, name := range []string{OfDaemonSet(Throughput, "kube-system/cilium"), "daemonset_cpu:", "daemonset_cpu:cilium", "daemonset_cpu:/cilium", "daemonset_cpu:a/<b>", "daemonset_cpu:a/b/c", "daemonset_cpu:a/b\x1b"} {
+		if m, known := Lookup(name); known {
+			t.Errorf("%q is %+v", name, m)
+		}
+	}
+}
+
 func TestRowsAreComplete(t *testing.T) {
 	for _, m := range table {
 		if m.Unit == "" || m.Meaning == "" || m.Title == "" || m.Shown == "" || m.Scale <= 0 || m.Better != Higher && m.Better != Lower {

@@ -146,6 +146,26 @@ const (
 	ForControl Use = "control"
 )
 
+// Sampling says what a worker samples in its place, and when.
+type Sampling struct {
+	Place string
+	// CPUs includes those of the machine.
+	CPUs bool
+	// Observe are pods on the node whose use of CPUs and memory is measured.
+	Observe          []Observed
+	Warmup, Duration time.Duration
+	// Early ends the window when it is closed, if that comes before Duration has passed; it may be nil.
+	Early <-chan struct{}
+}
+
+// Observed is a DaemonSet's pod on a node.
+type Observed struct {
+	DaemonSet string // namespace/name
+	UID       string // of the pod
+	// Missing says why there is no pod to observe; UID is then empty.
+	Missing string
+}
+
 // ErrLost means that the target is unreachable, or nodes or pods of it are gone, so that no trial can succeed any
 // more.
 var ErrLost = errors.New("the target is lost")

@@ -61,6 +61,8 @@ type Trial struct {
 	// VFs are the NICs that have or could have a virtual function, and how many of their packets
 	// used it.
 	VFs []VFUse `json:"vfs,omitempty"`
+	// DaemonSets have what the observed DaemonSets used on each node.
+	DaemonSets []DaemonSet `json:"daemonsets,omitempty"`
 	// Loads are the loads of a lab's nodes, in order.
 	Loads []Load `json:"loads,omitempty"`
 	// Series are time series by node: the bytes of its NICs and the times of its CPUs about every 100 ms. The
@@ -259,7 +261,21 @@ type Sample struct {
 	Devices  []Device
 	Fastpath *Fastpath
 	VFs      []VFUse
-	Series   string // of EncodeSeries
+	// DaemonSets are as many as the worker was asked to observe.
+	DaemonSets []DaemonSet
+	Series     string // of EncodeSeries
+}
+
+// DaemonSet is what the pod of a DaemonSet used on a node over the measured window, with all its containers.
+type DaemonSet struct {
+	Name string `json:"name"` // namespace and name of the DaemonSet: kube-system/cilium
+	Node string `json:"node"` // node of the pod
+	// CPUs is the mean number of CPUs in use: 0.1 is 100 millicores.
+	CPUs float64 `json:"cpus,omitempty" unit:"1"`
+	// Memory is the working set, as kubectl top shows it: the mean of both edges of the window.
+	Memory float64 `json:"memory,omitempty" unit:"bytes"`
+	// Error says why there are no values, such as a restart within the window.
+	Error string `json:"error,omitempty"`
 }
 
 // Load is the use of the NIC and the CPUs of a lab's node over the measured window. It shows

@@ -47,6 +47,7 @@ const (
 	WarnCongestion        = "congestion-control"
 	WarnChanges           = "few-changes"
 	WarnVFIdle            = "vf-idle"
+	WarnNotObserved       = "daemonset-not-measured"
 	WarnLatencyUnreadable = "latency-unreadable"
 	WarnSeriesUnreadable  = "series-unreadable"
 )
@@ -162,6 +163,9 @@ var warningKinds = []WarningKind{
 	{Code: WarnVFIdle, Severity: Serious,
 		Meaning: "packets did not use the virtual function, which was up",
 		Effect:  "The result shows the NIC without its virtual function."},
+	{Code: WarnNotObserved, Severity: Note, CPU: true,
+		Meaning: "a pod of an observed DaemonSet was missing or restarted within the window",
+		Effect:  "The use of CPUs and memory by that DaemonSet is missing from the trial. Verdicts on speed do not depend on it."},
 	{Code: WarnLatencyUnreadable, Severity: Caution, Unrecorded: true,
 		Meaning: "the latencies of a trial cannot be read",
 		Effect:  "The latency distribution is drawn without these trials. Verdicts do not depend on it."},

@@ -649,6 +649,25 @@ func TestCSVAndJSONCarryTheSummary(t *testing.T) {
 	}
 }
 
+// TestDaemonSets: what an observed DaemonSet uses has tables, in the units of Kubernetes.
+func TestDaemonSets(t *testing.T) {
+	f := demo(t)
+	for i := range f.trials {
+		f.trials[i].Metrics[metrics.OfDaemonSet(metrics.DaemonSetCPU, "kube-system/cilium")] = 0.15
+		f.trials[i].Metrics[metrics.OfDaemonSet(metrics.DaemonSetMemory, "kube-system/cilium")] = 500 << 20
+	}
+	page := render(t, Markdown, f.model())
+	for title, row := range map[string]string{
+		"stream CPU of kube-system/cilium, millicores, lower is better": "| 4 | rps | 150 (150–150) |",
+		"pingpong memory of kube-system/cilium, MiB, lower is better":   "| 4 | rps | 500 (500–500) |",
+	} {
+		_, table, _ := strings.Cut(page, "### "+title)
+		if table, _, _ = strings.Cut(table, "\n###"); !strings.Contains(table, row) {
+			t.Errorf("no %q under %q:\n%s", row, title, table)
+		}
+	}
+}
+
 func TestJSONThatCannotBe(t *testing.T) {
 	f := demo(t)
 	s := &stats.Summary{Rows: []stats.Row{{Mean: math.NaN()}}}

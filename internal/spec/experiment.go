@@ -272,7 +272,10 @@ type Kubernetes struct {
 	Image string `json:"image,omitempty"`
 	// Resources of every pod that generates traffic. The default is no limits.
 	Resources Resources `json:"resources,omitzero"`
-	// Unprivileged creates no privileged pods: then there are no samples of the nodes' CPUs,
+	// Observe are DaemonSets, such as kube-system/cilium, whose pods' use of CPUs and memory is measured on every node of the
+	// experiment while each trial runs.
+	Observe []string `json:"observe,omitempty"`
+	// Unprivileged creates no privileged pods: then there are no samples of the nodes' CPUs or of DaemonSets,
 	// no accelerators and no host network.
 	Unprivileged bool `json:"unprivileged,omitempty"`
 }

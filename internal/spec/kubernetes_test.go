@@ -83,6 +83,8 @@ func TestKubernetesErrors(t *testing.T) {
 		{name: "resources", old: "cpu: 500m, memory: 256Mi", new: "cpu: half, memory: 256MB"},
 		{name: "no resources", old: "cpu: 500m, memory: 256Mi", new: "cpu: 0.0, memory: 0"},
 		{name: "unprivileged", old: "image:", new: "unprivileged: true\n      image:"},
+		{name: "observe", old: "image:", new: "observe: [cilium, kube-system/, kube-system/ds, Kube-System/ds, kube-system/ds]\n      image:"},
+		{name: "observe unprivileged", set: []string{"spec.target.kubernetes={observe: [kube-system/ds], unprivileged: true}", "spec.variants=[{name: base}]"}},
 		{name: "no boolean", old: "image:", new: "unprivileged: yes\n      image:"},
 	} {
 		text := cluster

@@ -572,6 +572,29 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	if r.set(path + ".resources.memory") {
 		r.matches(path+".resources.memory", k.Resources.Memory, memAmount, "bytes, such as 256Mi")
 	}
+	r.observe(path+".observe", k)
+}
+
+// observe checks the names of DaemonSets.
+func (r *reader) observe(path string, k *Kubernetes) {
+	if !r.set(path) {
+		return
+	}
+	if len(k.Observe) > 0 && k.Unprivileged {
+		r.fail(path, "needs a privileged pod on each node, which unprivileged excludes")
+	}
+	seen := map[string]string{}
+	for i, name := range k.Observe {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		r.valid(at, name, notDaemonSet, "the namespace and the name of a DaemonSet, such as kube-system/cilium")
+		r.unique(at, name, seen)
+	}
+}
+
+// notDaemonSet returns what is wrong with namespace/name.
+func notDaemonSet(name string) []string {
+	namespace, name, _ := strings.Cut(name, "/")
+	return append(validation.IsDNS1123Label(namespace), validation.IsDNS1123Subdomain(name)...)
 }
 
 // spread checks the number of nodes, and their names.

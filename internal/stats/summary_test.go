@@ -250,6 +250,28 @@ func TestOrder(t *testing.T) {
 	near(t, "rows", got, []string{"base pingpong rate", "rps stream cpu_per_gb", "rps stream throughput", "rps pingpong latency_p50"}, 0)
 }
 
+// TestDaemonSetMetrics: each observed DaemonSet has rows of its own, which are compared with nothing.
+func TestDaemonSetMetrics(t *testing.T) {
+	var got []string
+	for _, r := range analyze(t, experiment("base", "rps"),
+		trials("base", "stream", 1, "daemonset_memory:a/x", 1, 1), trials("base", "stream", 16, "daemonset_cpu:a/y", 1, 1),
+		trials("rps", "stream", 16, "daemonset_cpu:a/y", 2, 2), trials("rps", "stream", 1, "daemonset_cpu:a/x", 1, 1)) {
+		got = append(got, strings.Join([]string{r.Variant, r.Metric, r.Unit}, " "))
+		if r.Versus != nil {
+			t.Errorf("%s is compared: %+v", r.Metric, r.Versus)
+		}
+	}
+	near(t, "rows", got, []string{"base daemonset_memory:a/x bytes", "base daemonset_cpu:a/y 1", "rps daemonset_cpu:a/x 1", "rps daemonset_cpu:a/y 1"}, 0)
+	both := trials("base", "stream", 1, "daemonset_cpu:b/b", 1)
+	both[0].Metrics["daemonset_cpu:a/a"] = 1
+	both[0].Metrics[metrics.Throughput] = 1
+	got = nil
+	for _, r := range analyze(t, experiment("base", "rps"), both) {
+		got = append(got, r.Metric)
+	}
+	near(t, "rows", got, []string{"throughput", "daemonset_cpu:a/a", "daemonset_cpu:b/b"}, 0)
+}
+
 func TestAnalyzeErrors(t *testing.T) {
 	unknown := trials("rps", "stream", 1, metrics.Throughput, 1)
 	unknown[0].Metrics = map[string]float64{"thruput": 1}

@@ -3,8 +3,10 @@ package stats
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
@@ -179,14 +181,34 @@ func (t *table) mean(blocks []int, values []float64) estimate {
 func (c *cell) metrics() []string {
 	var found []string
 	for _, m := range metrics.OfTrials() {
-		if blocks, _ := c.series(m.Name); blocks != nil {
-			found = append(found, m.Name)
+		for _, name := range c.named(m) {
+			if blocks, _ := c.series(name); blocks != nil {
+				found = append(found, name)
+			}
 		}
 	}
 	if found == nil {
 		return []string{c.primary}
 	}
 	return found
+}
+
+// named returns the names that a metric has in the cell's trials, in order: one for each DaemonSet, or its own.
+func (c *cell) named(m metrics.Metric) []string {
+	if !m.ByDaemonSet {
+		return []string{m.Name}
+	}
+	names := make(map[string]bool)
+	for _, trials := range c.trials {
+		for _, tr := range trials {
+			for name := range tr.Metrics {
+				if strings.HasPrefix(name, metrics.OfDaemonSet(m.Name, "")) {
+					names[name] = true
+				}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 // series returns the values of a metric, and the blocks that have it.

@@ -302,9 +302,8 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t place.Traffic,
 	}
 }
 
-// Sample reads counters at both edges of the window, and a series of some in between. The window ends at once when early
-// is closed. Counters of the machine's CPUs are read only if cpus is set.
-func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, duration time.Duration, early <-chan struct{}, ready place.Ready) (s record.Sample, err error) {
+// Sample reads counters at both edges of the window, and a series of some in between.
+func (c *Client) Sample(ctx context.Context, q place.Sampling, ready place.Ready) (s record.Sample, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	worker := readiness{ready: ready}
@@ -315,7 +314,13 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 	if err != nil {
 		return s, c.plain(err)
 	}
-	if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Request{Request: &pb.SampleRequest{Place: place, Cpus: cpus}}}); err != nil && !errors.Is(err, io.EOF) {
+	request := &pb.SampleRequest{Place: q.Place, Cpus: q.CPUs}
+	for _, o := range q.Observe {
+		if o.Missing == "" {
+			request.Pods = append(request.Pods, o.UID)
+		}
+	}
+	if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Request{Request: request}}); err != nil && !errors.Is(err, io.EOF) {
 		return s, c.plain(err)
 	}
 	for {
@@ -327,19 +332,19 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 			if err := worker.checkResult(); err != nil {
 				return s, err
 			}
-			return sample(counters, place, cpus)
+			return sample(counters, q)
 		}
 		start, err := worker.pass(0)
 		if err != nil {
 			return s, err
 		}
-		window := &pb.SampleCommand{Step: &pb.SampleCommand_Window{Window: c.window(start, warmup, duration)}}
+		window := &pb.SampleCommand{Step: &pb.SampleCommand_Window{Window: c.window(start, q.Warmup, q.Duration)}}
 		if err := stream.Send(window); err != nil && !errors.Is(err, io.EOF) {
 			return s, c.plain(err)
 		}
 		go func() {
 			select {
-			case <-early:
+			case <-q.Early:
 				// A second window ends the first. Recv returns the error if it was not sent.
 				_ = stream.Send(window)
 			case <-ctx.Done():
@@ -349,25 +354,45 @@ func (c *Client) Sample(ctx context.Context, place string, cpus bool, warmup, du
 }
 
 // sample decodes what a place has sampled. What is recorded of a place has its name, whatever its worker says.
-func sample(counters *pb.Counters, place string, cpus bool) (s record.Sample, err error) {
+func sample(counters *pb.Counters, q place.Sampling) (s record.Sample, err error) {
 	s.Series = counters.GetSeries()
-	if cpus {
+	if q.CPUs {
 		s.Host = new(record.Host)
 		err = decode(counters.GetHost(), s.Host)
 	}
 	if fast := counters.GetFastpath(); fast != nil {
 		s.Fastpath = new(record.Fastpath)
 		err = errors.Join(err, decode(fast, s.Fastpath))
-		s.Fastpath.Place = place
+		s.Fastpath.Place = q.Place
 	}
 	err = errors.Join(err, decode(counters.GetDevices(), &s.Devices), decode(counters.GetVfs(), &s.VFs))
 	for i := range s.Devices {
-		s.Devices[i].Place = place
+		s.Devices[i].Place = q.Place
 	}
 	for i := range s.VFs {
-		s.VFs[i].Place = place
+		s.VFs[i].Place = q.Place
 	}
+	var used []record.DaemonSet
+	if len(q.Observe) > 0 {
+		err = errors.Join(err, decode(counters.GetDaemonsets(), &used))
+	}
+	s.DaemonSets = observed(q, used)
 	return s, err
+}
+
+// observed returns an entry for each DaemonSet that the place was to observe. used has those whose pods were there.
+func observed(q place.Sampling, used []record.DaemonSet) (all []record.DaemonSet) {
+	for _, o := range q.Observe {
+		d := record.DaemonSet{Error: o.Missing}
+		if o.Missing == "" && len(used) == 0 {
+			d.Error = "its node did not report it"
+		} else if o.Missing == "" {
+			d, used = used[0], used[1:]
+		}
+		d.Name, d.Node = o.DaemonSet, q.Place
+		all = append(all, d)
+	}
+	return all
 }
 
 // Apply applies accelerators in the worker's place, and returns the settings as read back.

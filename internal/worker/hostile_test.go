@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 
 	"slipstream.dev/internal/place"
@@ -138,7 +139,7 @@ func TestHostileNames(t *testing.T) {
 			return errors.Join(stream.Send(ready(1)), stream.Send(long), stream.Send(result(`{"place": "another"}`)))
 		},
 		counters: func(stream pb.Worker_SampleServer) error {
-			all := &pb.Counters{Devices: []byte(`[{"place": "another"}]`), Vfs: []byte(`[{"place": "another"}]`), Fastpath: []byte(`{"place": "another"}`)}
+			all := &pb.Counters{Devices: []byte(`[{"place": "another"}]`), Vfs: []byte(`[{"place": "another"}]`), Fastpath: []byte(`{"place": "another"}`), Daemonsets: []byte(`[{"name": "ns/other", "node": "another", "cpus": 0.5}]`)}
 			return errors.Join(stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Ready{}}), stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: all}}))
 		},
 	}
@@ -153,14 +154,20 @@ func TestHostileNames(t *testing.T) {
 	if err != nil || len(settings) != 1 || settings[0].Place != "node0" {
 		t.Errorf("settings %+v, %v", settings, err)
 	}
-	s, err := c.Sample(t.Context(), "node0", false, 0, time.Second, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
+	observe := []place.Observed{{DaemonSet: "ns/gone", Missing: "it is gone"}, {DaemonSet: "ns/a", UID: "1"}, {DaemonSet: "ns/b", UID: "2"}}
+	s, err := c.Sample(t.Context(), place.Sampling{Place: "node0", Observe: observe, Duration: time.Second}, func(uint16) (time.Time, error) { return time.Now(), nil })
 	if err != nil || s.Devices[0].Place != "node0" || s.VFs[0].Place != "node0" || s.Fastpath.Place != "node0" {
 		t.Errorf("sample %+v, %v", s, err)
+	}
+	if diff := cmp.Diff([]record.DaemonSet{
+		{Name: "ns/gone", Node: "node0", Error: "it is gone"}, {Name: "ns/a", Node: "node0", CPUs: 0.5}, {Name: "ns/b", Node: "node0", Error: "its node did not report it"},
+	}, s.DaemonSets); diff != "" {
+		t.Errorf("DaemonSets (-want +got):\n%s", diff)
 	}
 	h.counters = func(stream pb.Worker_SampleServer) error {
 		return stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: new(pb.Counters)}})
 	}
-	if _, err := c.Sample(t.Context(), "node0", false, 0, time.Second, nil, nil); err == nil || !strings.Contains(err.Error(), "has a result before it is ready") {
+	if _, err := c.Sample(t.Context(), place.Sampling{Place: "node0", Duration: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "has a result before it is ready") {
 		t.Errorf("counters before it is ready: %v", err)
 	}
 }

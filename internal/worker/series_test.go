@@ -51,12 +51,12 @@ func seriesCost(b *testing.B, w spec.Workload) {
 				window := traffic.Window{From: from, To: from + int64(time.Second)}
 				go func() {
 					if v == with {
-						_, _, err := s.watch(b.Context(), window)
+						_, _, err := s.watch(b.Context(), window, nil)
 						sampled <- err
 						return
 					}
-					_, first := s.edgeAt(b.Context(), window.From)
-					_, last := s.edgeAt(b.Context(), window.To)
+					_, first := s.edgeAt(b.Context(), window.From, nil)
+					_, last := s.edgeAt(b.Context(), window.To, nil)
 					sampled <- errors.Join(first, last)
 				}()
 			})

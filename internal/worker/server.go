@@ -39,6 +39,7 @@ type Options struct {
 	Remote bool
 
 	patience time.Duration // with another tool, toolPatience if 0: a test's own
+	cgroups  string        // mount point of control groups, collect.HostCgroups if empty: a test's own
 }
 
 // Serve answers the controller over r and w until the stream ends; then it ends

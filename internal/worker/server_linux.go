@@ -159,6 +159,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 	if err := s.openSampler(request.GetCpus()); err != nil {
 		return err
 	}
+	pods := findPods(s.options.cgroups, request.GetPods())
 	if err := stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Ready{Ready: &pb.Ready{}}}); err != nil {
 		return err
 	}
@@ -174,7 +175,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 			cancel(errEarly)
 		}
 	}()
-	edges, series, err := s.watch(until, window)
+	edges, series, err := s.watch(until, window, pods)
 	if err != nil {
 		return err
 	}
@@ -189,12 +190,14 @@ type edge struct {
 	collect.Snapshot
 	// accelerators has the counts of accelerators, by kind.
 	accelerators map[string]map[string]uint64
+	// pods has what each observed pod has used so far.
+	pods []podUsage
 }
 
 // watch reads the counters at both edges of a window, and a series of some in between. All of it is done
 // by one goroutine, one after the other.
-func (s *server) watch(ctx context.Context, window traffic.Window) (edges [2]edge, series record.Series, err error) {
-	if edges[0], err = s.edgeAt(ctx, window.From); err != nil {
+func (s *server) watch(ctx context.Context, window traffic.Window, pods []pod) (edges [2]edge, series record.Series, err error) {
+	if edges[0], err = s.edgeAt(ctx, window.From, pods); err != nil {
 		return edges, series, err
 	}
 	readings := s.sampler.Series(s.nics, window.From, window.To, edges[0].Snapshot)
@@ -203,19 +206,22 @@ func (s *server) watch(ctx context.Context, window traffic.Window) (edges [2]edg
 			return edges, series, err
 		}
 	}
-	if edges[1], err = s.edgeAt(ctx, window.To); err != nil {
+	if edges[1], err = s.edgeAt(ctx, window.To, pods); err != nil {
 		return edges, series, err
 	}
 	return edges, readings.End(edges[1].Snapshot), nil
 }
 
 // edgeAt reads the counters at a time, or at once if the window ends early.
-func (s *server) edgeAt(ctx context.Context, at int64) (e edge, err error) {
+func (s *server) edgeAt(ctx context.Context, at int64, pods []pod) (e edge, err error) {
 	if err := traffic.SleepUntil(ctx, at); err != nil && !errors.Is(err, errEarly) {
 		return e, err
 	}
 	if e.Snapshot, err = s.sampler.Snapshot(); err != nil {
 		return e, err
+	}
+	for _, p := range pods {
+		e.pods = append(e.pods, p.usage())
 	}
 	if s.applied != nil {
 		e.accelerators, err = s.applied.Counts()
@@ -240,6 +246,9 @@ func (s *server) sendCounters(stream pb.Worker_SampleServer, request *pb.SampleR
 	}
 	if counters.Vfs, err = json.Marshal(vfs); err != nil {
 		return fmt.Errorf("encode virtual functions: %w", err)
+	}
+	if counters.Daemonsets, err = json.Marshal(used(edges[0].pods, edges[1].pods)); err != nil {
+		return fmt.Errorf("encode the use of pods: %w", err)
 	}
 	if request.GetCpus() {
 		if counters.Host, err = json.Marshal(s.sampler.Host(before, after)); err != nil {

@@ -127,7 +127,7 @@ func TestWindows(t *testing.T) {
 			t.Errorf("%s: got %v", want, errs[0])
 		}
 	}
-	if _, err := windows.Sample(t.Context(), "w", false, 0, time.Millisecond, nil, nil); err == nil || !strings.Contains(err.Error(), "runs Windows") {
+	if _, err := windows.Sample(t.Context(), place.Sampling{Place: "w", Duration: time.Millisecond}, nil); err == nil || !strings.Contains(err.Error(), "runs Windows") {
 		t.Errorf("sample: %v", err)
 	}
 	if _, err := windows.Apply(t.Context(), place.Steering{}); err == nil || !strings.Contains(err.Error(), "runs Windows") {

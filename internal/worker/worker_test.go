@@ -223,7 +223,7 @@ func TestClock(t *testing.T) {
 
 func TestSample(t *testing.T) {
 	c, _ := connect(t)
-	s, err := c.Sample(t.Context(), "here", false, 0, 20*time.Millisecond, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
+	s, err := c.Sample(t.Context(), place.Sampling{Place: "here", Duration: 20 * time.Millisecond}, func(uint16) (time.Time, error) { return time.Now(), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestSample(t *testing.T) {
 func TestSampleSeries(t *testing.T) {
 	c, _ := connect(t)
 	testenv.Retry(t, 5, func() error {
-		s, err := c.Sample(t.Context(), "here", true, 0, 350*time.Millisecond, nil, func(uint16) (time.Time, error) { return time.Now(), nil })
+		s, err := c.Sample(t.Context(), place.Sampling{Place: "here", CPUs: true, Duration: 350 * time.Millisecond}, func(uint16) (time.Time, error) { return time.Now(), nil })
 		if err != nil {
 			return err
 		}
@@ -261,7 +261,7 @@ func TestSampleSeries(t *testing.T) {
 func TestSampleEarly(t *testing.T) {
 	c, _ := connect(t)
 	early := make(chan struct{})
-	s, err := c.Sample(t.Context(), "here", false, 0, time.Hour, early, func(uint16) (time.Time, error) {
+	s, err := c.Sample(t.Context(), place.Sampling{Place: "here", Duration: time.Hour, Early: early}, func(uint16) (time.Time, error) {
 		time.AfterFunc(10*time.Millisecond, func() { close(early) })
 		return time.Now(), nil
 	})

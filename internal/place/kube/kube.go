@@ -98,6 +98,9 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	if p.windows, p.tolerations, err = c.readNodes(ctx, nodesOf(config.Spec), config); err != nil {
 		return nil, err
 	}
+	if err := c.canObserve(ctx, config.Spec.Observe, nodesOf(config.Spec)); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, 3*upTime, fmt.Errorf("the pods are not up after %s", 3*upTime))
 	defer cancel()
 	if err := p.up(ctx); err != nil {
@@ -127,6 +130,14 @@ func (c *Cluster) permissions(config Config) []permission {
 	need("coordination.k8s.io", "leases", "", "list", "create", "patch", "delete")
 	if config.Service {
 		need("", "services", "", "list", "create", "delete")
+	}
+	if c.namespace != "" { // otherwise it may list pods everywhere
+		for _, name := range config.Spec.Observe {
+			namespace, _, _ := strings.Cut(name, "/")
+			if list := (permission{"list", "", "pods", "", namespace}); !slices.Contains(all, list) {
+				all = append(all, list)
+			}
+		}
 	}
 	return all
 }
@@ -193,7 +204,7 @@ func (p *Pods) up(ctx context.Context) error {
 		}
 	}
 	if err := p.start(ctx, control); err != nil {
-		if p.config.Accelerate || p.config.Native || ctx.Err() != nil || !rejected(err) {
+		if p.config.Accelerate || p.config.Native || len(p.spec.Observe) > 0 || ctx.Err() != nil || !rejected(err) {
 			return err
 		}
 		// A run that only samples with these pods continues without them.

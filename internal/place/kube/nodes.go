@@ -212,6 +212,8 @@ func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) 
 		switch {
 		case config.Accelerate:
 			why = "accelerators need Linux: leave them out"
+		case len(config.Spec.Observe) > 0:
+			why = "DaemonSets are observed on Linux nodes only: leave out observe"
 		case config.Pod || config.Service:
 			why = "its pods for traffic are host processes, which have the node's own network: give every variant the path native"
 		case config.Spec.Unprivileged:

@@ -73,6 +73,9 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 	if _, _, err := c.readNodes(ctx, nodes, config); err != nil {
 		s.Missing = append(s.Missing, err.Error())
 	}
+	if err := c.canObserve(ctx, config.Spec.Observe, nodes); err != nil {
+		s.Missing = append(s.Missing, err.Error())
+	}
 	image, pull := imageOf(config.Spec.Image, config.Version)
 	s.Image = image
 	for _, name := range nodes {

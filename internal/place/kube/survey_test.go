@@ -44,6 +44,7 @@ func TestSurvey(t *testing.T) {
 		"named, pulled": {a: with("registry.example/s:1"), b: with(), spec: spec.Kubernetes{Image: "registry.example/s:1"}, images: []string{"present", "absent, would be pulled"}},
 		"a permission":  {a: with(image), b: with(image), refused: "leases", images: []string{"present", "present"}, denied: []string{"list leases", "create leases", "patch leases", "delete leases"}},
 		"a node":        {a: with(image), b: down, lacks: []string{"nodes: a run needs two nodes"}},
+		"a DaemonSet":   {a: with(image), b: with(image), spec: spec.Kubernetes{Observe: []string{"kube-system/cilium"}}, images: []string{"present", "present"}, lacks: []string{"spec.target.kubernetes.observe: DaemonSet kube-system/cilium has no running pod on node a; the DaemonSets of its namespace that have one there: none"}},
 		"a namespace":   {a: with(image), b: with(image), namespace: "mine", images: []string{"present", "present"}, lacks: []string{"namespace mine does not exist"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -759,7 +759,9 @@ type SampleRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Place string                 `protobuf:"bytes,1,opt,name=place,proto3" json:"place,omitempty"`
 	// Take CPU counters too; else only the devices of this place.
-	Cpus          bool `protobuf:"varint,2,opt,name=cpus,proto3" json:"cpus,omitempty"`
+	Cpus bool `protobuf:"varint,2,opt,name=cpus,proto3" json:"cpus,omitempty"`
+	// UIDs of the pods on this node whose CPU time and memory are measured.
+	Pods          []string `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -806,6 +808,13 @@ func (x *SampleRequest) GetCpus() bool {
 		return x.Cpus
 	}
 	return false
+}
+
+func (x *SampleRequest) GetPods() []string {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
 }
 
 type SampleCommand struct {
@@ -983,7 +992,9 @@ type Counters struct {
 	// []record.VFUse
 	Vfs []byte `protobuf:"bytes,4,opt,name=vfs,proto3" json:"vfs,omitempty"`
 	// record.Series, as record.EncodeSeries has it.
-	Series        string `protobuf:"bytes,5,opt,name=series,proto3" json:"series,omitempty"`
+	Series string `protobuf:"bytes,5,opt,name=series,proto3" json:"series,omitempty"`
+	// []record.DaemonSet, one for each of the pods, in their order
+	Daemonsets    []byte `protobuf:"bytes,6,opt,name=daemonsets,proto3" json:"daemonsets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1051,6 +1062,13 @@ func (x *Counters) GetSeries() string {
 		return x.Series
 	}
 	return ""
+}
+
+func (x *Counters) GetDaemonsets() []byte {
+	if x != nil {
+		return x.Daemonsets
+	}
+	return nil
 }
 
 type ApplyRequest struct {
@@ -1287,10 +1305,11 @@ const file_worker_proto_rawDesc = "" +
 	"\x12congestion_control\x18\x03 \x01(\tR\x11congestionControl\x12\x18\n" +
 	"\acommand\x18\x04 \x01(\tR\acommand\"$\n" +
 	"\x06Result\x12\x1a\n" +
-	"\bendpoint\x18\x01 \x01(\fR\bendpoint\"9\n" +
+	"\bendpoint\x18\x01 \x01(\fR\bendpoint\"M\n" +
 	"\rSampleRequest\x12\x14\n" +
 	"\x05place\x18\x01 \x01(\tR\x05place\x12\x12\n" +
-	"\x04cpus\x18\x02 \x01(\bR\x04cpus\"\x90\x01\n" +
+	"\x04cpus\x18\x02 \x01(\bR\x04cpus\x12\x12\n" +
+	"\x04pods\x18\x03 \x03(\tR\x04pods\"\x90\x01\n" +
 	"\rSampleCommand\x12?\n" +
 	"\arequest\x18\x01 \x01(\v2#.slipstream.worker.v1.SampleRequestH\x00R\arequest\x126\n" +
 	"\x06window\x18\x02 \x01(\v2\x1c.slipstream.worker.v1.WindowH\x00R\x06windowB\x06\n" +
@@ -1298,13 +1317,16 @@ const file_worker_proto_rawDesc = "" +
 	"\vSampleEvent\x123\n" +
 	"\x05ready\x18\x01 \x01(\v2\x1b.slipstream.worker.v1.ReadyH\x00R\x05ready\x12<\n" +
 	"\bcounters\x18\x02 \x01(\v2\x1e.slipstream.worker.v1.CountersH\x00R\bcountersB\a\n" +
-	"\x05event\"~\n" +
+	"\x05event\"\x9e\x01\n" +
 	"\bCounters\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\fR\x04host\x12\x18\n" +
 	"\adevices\x18\x02 \x01(\fR\adevices\x12\x1a\n" +
 	"\bfastpath\x18\x03 \x01(\fR\bfastpath\x12\x10\n" +
 	"\x03vfs\x18\x04 \x01(\fR\x03vfs\x12\x16\n" +
-	"\x06series\x18\x05 \x01(\tR\x06series\"{\n" +
+	"\x06series\x18\x05 \x01(\tR\x06series\x12\x1e\n" +
+	"\n" +
+	"daemonsets\x18\x06 \x01(\fR\n" +
+	"daemonsets\"{\n" +
 	"\fApplyRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.slipstream.worker.v1.PlaceR\x05place\x12\"\n" +
 	"\faccelerators\x18\x02 \x01(\fR\faccelerators\x12\x14\n" +

@@ -1,0 +1,61 @@
+package worker
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/collect"
+	"slipstream.dev/internal/record"
+)
+
+// pod is an observed pod, or the reason why it cannot be observed.
+type pod struct {
+	collect.PodGroup
+	err error
+}
+
+// findPods looks for pods, and returns them in the order of their UIDs.
+func findPods(cgroups string, uids []string) (pods []pod) {
+	found := collect.FindPods(cmp.Or(cgroups, collect.HostCgroups), uids...)
+	for _, uid := range uids {
+		p := pod{PodGroup: found[uid]}
+		if _, ok := found[uid]; !ok {
+			p.err = errors.New("the node has no control group of its pod " + uid)
+		}
+		pods = append(pods, p)
+	}
+	return pods
+}
+
+type podUsage struct {
+	collect.PodUsage
+	err error
+}
+
+func (p pod) usage() (u podUsage) {
+	if u.err = p.err; u.err == nil {
+		u.PodUsage, u.err = p.Usage()
+	}
+	if errors.Is(u.err, fs.ErrNotExist) || errors.Is(u.err, unix.ENODEV) {
+		u.err = errors.New("its pod ended within the window or before it")
+	}
+	return u
+}
+
+// used returns what pods used between two readings. The controller knows their names.
+func used(before, after []podUsage) []record.DaemonSet {
+	all := make([]record.DaemonSet, len(before))
+	for i, b := range before {
+		err := cmp.Or(b.err, after[i].err)
+		if err == nil {
+			all[i].CPUs, all[i].Memory, err = b.Use(after[i].PodUsage)
+		}
+		if err != nil {
+			all[i].Error = err.Error()
+		}
+	}
+	return all
+}
