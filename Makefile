@@ -132,9 +132,12 @@ test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes clust
 
 NODES ?= 100
 .PHONY: scale
-scale: build ## Measure what the agents of NODES nodes ask of a real API server, in about 25 minutes for 100 (root)
+scale: build ## Measure what the agents of NODES nodes ask of a real API server, in about 25 minutes for 100; with SCENARIO="pods policies services", repeat the published tests of Cilium's agent with slipstream's, in 12 minutes each (root)
 	mkdir -p bin
-	go run ./test/scale -nodes $(NODES) -o bin/scale-$(NODES).json
+	$(if $(SCENARIO),\
+	for s in $(SCENARIO); do go run ./test/scale -nodes $(NODES) -scenario $$s -o bin/scale-$$s-$(NODES).json || exit; done; \
+	go run ./test/scale -draw bin/scale-$(NODES) $(SCENARIO:%=bin/scale-%-$(NODES).json),\
+	go run ./test/scale -nodes $(NODES) -o bin/scale-$(NODES).json)
 
 SOAK ?= 1h
 .PHONY: soak
@@ -176,7 +179,7 @@ generated: generate-deps $(TOOLS) ## Fail if what is generated is not what is in
 	.ci/generated
 
 # The site has the same folders as the repository, so that links between pages work.
-SITE := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE bpf/LICENSE 'docs/*.md' 'docs/*.css' 'docs/*.json' 'docs/*.png' 'examples/*.yaml'
+SITE := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE bpf/LICENSE 'docs/*.md' 'docs/*.css' 'docs/*.json' 'docs/*.png' 'docs/*.svg' 'examples/*.yaml'
 .PHONY: site
 site: ## Build the documents as web pages that need no server: bin/site/html/index.html
 	@.ci/deps mkdocs /usr/share/mkdocs/themes/material=mkdocs-material

@@ -146,6 +146,9 @@ func newFleet(ctx context.Context, plane *cluster.Plane, tokenFile string, o opt
 	})
 }
 
+// size is the number of nodes: those of the synthetic agents, and that of the real one.
+func (f *fleet) size() int { return len(f.agents) + 1 }
+
 func (f *fleet) createCRDs(ctx context.Context) error {
 	const dir = "charts/slipstream/crds"
 	files, err := fs.Glob(os.DirFS(dir), "*.yaml")

@@ -6,6 +6,8 @@
 // program that users install, on a node with real devices (solo.go). The requests are counted from the API server's audit
 // log and metrics.
 //
+// With -scenario it repeats a published test of Cilium's agent (published.go) with slipstream's.
+//
 // Unlike a large cluster, it has no controllers, and only the heartbeats of kubelets.
 package main
 
@@ -37,6 +39,7 @@ type options struct {
 	blocks                int
 	idle, step            time.Duration
 	agent, dir, out       string
+	scenario              string // "" for all limits, else one of allPublished
 }
 
 func main() {
@@ -52,7 +55,13 @@ func main() {
 	flag.StringVar(&o.agent, "agent", "bin/slipstream", "the program of the agent whose CPU time and memory are measured")
 	flag.StringVar(&o.dir, "dir", "/dev/shm", "where etcd and logs are, on a tmpfs")
 	flag.StringVar(&o.out, "o", "", "file for the result, in JSON")
+	flag.StringVar(&o.scenario, "scenario", "", "a published test to repeat in place of the limits: pods, policies or services")
+	figures := flag.String("draw", "", "draw the results in the given files, of published tests, and nothing else: the beginning of the figures' names")
 	flag.Parse()
+	if *figures != "" {
+		exitOn(drawResults(*figures, flag.Args()))
+		return
+	}
 	if o.pods == 0 {
 		o.pods = 100 * o.nodes
 	}
@@ -69,6 +78,10 @@ func main() {
 	if err == nil {
 		err = errors.Join(r.write(o.out), r.check())
 	}
+	exitOn(err)
+}
+
+func exitOn(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "scale:", err)
 		os.Exit(1)
@@ -77,7 +90,15 @@ func main() {
 
 // run measures all scenarios, and logs the beginning of each.
 func run(ctx context.Context, o options, log io.Writer) (r result, err error) {
-	r = result{Nodes: o.nodes, Pods: o.pods, Policies: o.policies}
+	r = result{Scenario: o.scenario, Nodes: o.nodes, Pods: o.pods, Policies: o.policies}
+	todo := scenarios(o.blocks)
+	if o.scenario != "" {
+		t, err := publishedOf(o.scenario)
+		if err != nil {
+			return r, err
+		}
+		todo, r.Pods = t.scenarios(), t.podsPerNode*(o.nodes+1)
+	}
 	dir, err := os.MkdirTemp(o.dir, "slipstream-scale-")
 	if err != nil {
 		return r, fmt.Errorf("make a folder for etcd: %w", err)
@@ -94,7 +115,7 @@ func run(ctx context.Context, o options, log io.Writer) (r result, err error) {
 	}
 	defer f.stop()
 	defer f.startHeartbeats(ctx)()
-	for _, s := range scenarios(o.blocks) {
+	for _, s := range todo {
 		fmt.Fprintf(log, "%s: %s\n", time.Now().Format(time.TimeOnly), s.name)
 		p, err := f.measure(ctx, s)
 		if err != nil {
@@ -102,12 +123,16 @@ func run(ctx context.Context, o options, log io.Writer) (r result, err error) {
 		}
 		r.Phases = append(r.Phases, p)
 	}
-	r.compare()
+	if o.scenario == "" {
+		r.compare()
+	}
 	return r, nil
 }
 
 // result contains the measurements of a run.
 type result struct {
+	// Scenario is the name of a published test; empty for the run of all limits.
+	Scenario string  `json:"scenario,omitempty"`
 	Nodes    int     `json:"nodes"`
 	Pods     int     `json:"pods"`
 	Policies int     `json:"policies"`
@@ -180,6 +205,8 @@ func (r *result) phases(name string) (all []phase) {
 type phase struct {
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
+	// Pods is how many pods there were at the end of a phase that created some; 0 for other phases.
+	Pods int `json:"pods,omitempty"`
 	// Requests are counted by verb and resource, and Refused ones by status code.
 	Requests map[string]int `json:"requests"`
 	Refused  map[int]int    `json:"refused"`
@@ -256,6 +283,9 @@ func (r result) print(to io.Writer) error {
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	if r.Scenario != "" {
+		fmt.Fprintf(to, "the agent of %s, for each pod of its node: %+.4f millicores, %+.4f MiB\n", soloNode, r.slope(millicores), r.slope(mib))
 	}
 	for _, s := range r.Shares {
 		fmt.Fprintf(to, "the agents' share of the API server's CPU, %s: by comparison %.1f %% (%.1f–%.1f), by profile %.1f %% (%.1f–%.1f), n = %d blocks\n", s.Name,

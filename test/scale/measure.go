@@ -76,12 +76,16 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 	memory := f.solo.sampleMemory()
 	began := time.Now()
 	profile := f.profile(ctx, s.name)
+	created := f.created
 	took, err := s.do(ctx, f)
 	p.SoloMiB, p.SoloMostMiB = memory()
 	if err != nil {
 		return p, err
 	}
 	p.Seconds = time.Since(began).Seconds()
+	if f.created > created {
+		p.Pods = f.created
+	}
 	if p.Work, err = profile(); err != nil {
 		return p, err
 	}

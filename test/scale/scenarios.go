@@ -54,7 +54,7 @@ func scenarios(blocks int) []scenario {
 		{"start", start, nil},
 		{"idle, 2 watches", idle, idleLimits(2)},
 		{"policy for all", policyForAll, policyLimits},
-		{"policy with pods", policyWithPods, nil},
+		{"policy with pods", policyWithPods(1), nil},
 	}
 	with := []scenario{{idleWith, idle, idleLimits(3)}, {podsWith, createPods, podLimits}}
 	without := []scenario{{idleWith + withoutAgents, idle, nil}, {podsWith + withoutAgents, createPods, nil}}
@@ -91,10 +91,15 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // soloLimits checks the real agent while the cluster is idle and while pods are created. It ignores the burst of a policy for all
 // nodes.
-func soloLimits(p phase) (all []string) {
+func soloLimits(p phase) []string {
 	if p.Name != idleWith && p.Name != podsWith {
 		return nil
 	}
+	return soloUse(p)
+}
+
+// soloUse checks the memory and the CPU time of the real agent.
+func soloUse(p phase) (all []string) {
 	if p.SoloMiB > soloMiB {
 		all = append(all, fmt.Sprintf("the agent of %s has %.1f MiB, want at most %.0f", soloNode, p.SoloMiB, soloMiB))
 	}
@@ -235,23 +240,31 @@ func policyLimits(f *fleet, p phase) (all []string) {
 	return all
 }
 
-func policyWithPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
-	began := time.Now()
-	if err := f.policy(ctx, "pods", "all: true, pods: {matchLabels: {app: web}}"); err != nil {
-		return nil, err
+// policyWithPods creates a policy for pods, in addition to others.
+func policyWithPods(others int) func(context.Context, *fleet) ([]time.Duration, error) {
+	return func(ctx context.Context, f *fleet) ([]time.Duration, error) {
+		began := time.Now()
+		if err := f.policy(ctx, "pods", "all: true, pods: {matchLabels: {app: web}}"); err != nil {
+			return nil, err
+		}
+		took, err := f.applied(ctx, began, others+1, "pods")
+		if err != nil {
+			return nil, err
+		}
+		return took, pause(ctx, 15*time.Second)
 	}
-	took, err := f.applied(ctx, began, 2, "pods")
-	if err != nil {
-		return nil, err
-	}
-	return took, pause(ctx, 15*time.Second)
 }
 
-// createPods creates the pods of half a block on all nodes in turn, as fast as the API server accepts them, but over at least
-// f.step: an agent first writes its counts after 30 s.
+// createPods creates the pods of half a block.
 func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
+	return nil, f.addPods(ctx, f.pods/(2*f.blocks))
+}
+
+// addPods creates pods on all nodes in turn, as fast as the API server accepts them, but over at least f.step: an agent first
+// writes its counts after 30 s.
+func (f *fleet) addPods(ctx context.Context, count int) error {
 	began := time.Now()
-	indices := make([]int, f.pods/(2*f.blocks))
+	indices := make([]int, count)
 	for i := range indices {
 		indices[i] = f.created + i
 	}
@@ -261,7 +274,7 @@ func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 			return err
 		}
 		name, came := soloNode, func() {}
-		if at := i % (len(f.agents) + 1); at < len(f.agents) {
+		if at := i % f.size(); at < len(f.agents) {
 			name, came = f.agents[at].name, f.agents[at].podCame
 		}
 		pods := f.admin.CoreV1().Pods(metav1.NamespaceDefault)
@@ -281,9 +294,9 @@ func createPods(ctx context.Context, f *fleet) ([]time.Duration, error) {
 		came()
 		return nil
 	}); err != nil {
-		return nil, err
+		return err
 	}
-	return nil, pause(ctx, time.Until(began.Add(f.step)))
+	return pause(ctx, time.Until(began.Add(f.step)))
 }
 
 // podIP returns the address of the i-th pod.
