@@ -208,7 +208,7 @@ func linesOf(all []result, ours func(phase) float64, theirs func(published) floa
 		if err != nil {
 			return l, err
 		}
-		nodes = append(nodes, strconv.Itoa(r.Nodes))
+		nodes = append(nodes, strconv.Itoa(r.Nodes+1))
 		style := draw.SeriesStyle(i)
 		own := draw.Curve{Name: t.name, Style: style}
 		phases, xs := r.growth()
