@@ -85,11 +85,11 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *spec.Expe
 		return nil, err
 	}
 	spec := exp.Spec.Target.Kubernetes
-	nodes, err := cluster.ChooseAll(ctx, *spec, exp.Spec.Mesh != nil)
+	nodes, err := cluster.ChooseAll(ctx, kubeConfig(p, exp))
 	if err != nil {
 		return nil, err
 	}
-	if len(nodes) == 2 && exp.Spec.Mesh == nil && spec.NodeNames == nil {
+	if len(nodes) == 2 && exp.Spec.Mesh == nil && spec.NodeNames == nil && exp.Pools() == nil {
 		spec.ClientNode, spec.ServerNode = nodes[0], nodes[1]
 	} else {
 		spec.NodeNames, spec.Nodes, spec.ClientNode, spec.ServerNode = nodes, 0, "", ""
@@ -101,7 +101,7 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *spec.Expe
 
 // kubeConfig returns the configuration of a cluster that an experiment needs.
 func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
-	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil}
+	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil, Pools: exp.Pools()}
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
 		config.Accelerate = config.Accelerate || len(v.Accelerate) > 0

@@ -20,12 +20,16 @@ func onOverrides(on, name string, data []byte) ([]override, error) {
 	if err != nil {
 		exp = new(spec.Experiment) // load reports it, unless other flags repair it
 	}
+	hosts := exp.Spec.Target.Hosts
+	if hosts == nil {
+		hosts = labelled(exp.Pools())
+	}
 	field := "spec.target="
 	switch names, isHosts := strings.CutPrefix(on, "hosts:"); {
 	case on == "lab", on == "kubernetes":
 		field += "{" + on + ": {}}"
 	case isHosts:
-		field += "{hosts: " + hostList(names, exp.Spec.Target.Hosts) + "}"
+		field += "{hosts: " + hostList(names, hosts) + "}"
 	default:
 		return nil, fmt.Errorf("--on %s: must be lab, kubernetes or hosts:CLIENT,SERVER", on)
 	}
@@ -36,6 +40,14 @@ func onOverrides(on, name string, data []byte) ([]override, error) {
 		}
 	}
 	return all, nil
+}
+
+// labelled returns hosts with the labels of pools: for each its client's, then its server's.
+func labelled(pools []spec.Ends) (hosts []spec.Host) {
+	for _, n := range pools {
+		hosts = append(hosts, spec.Host{Labels: n.Client}, spec.Host{Labels: n.Server})
+	}
+	return hosts
 }
 
 // vxlanPaths returns the fields whose path is VXLAN. It returns none if the experiment compares shapes of VXLAN

@@ -91,8 +91,11 @@ func publishedRow(p stats.Published) PublishedRow {
 	return row
 }
 
-// figureIn formats a figure for people: "0.86 (0.84–0.88)", or "0.81–0.92" for a range.
+// figureIn formats a figure for people: "0.86 (0.84–0.88)", "0.81–0.92" for a range, or "below 0.50" for one from 0.
 func figureIn(f stats.Figure, q quantity) string {
+	if len(f.Interval) == 2 && f.Interval[0] == 0 && f.Value == 0 {
+		return "below " + figureIn(stats.Figure{Value: f.Interval[1]}, q)
+	}
 	decimals, ci := 2, number.Interval{Low: 1, High: 0} // none
 	if len(f.Interval) == 2 {
 		ci = number.Interval{Low: f.Interval[0] * q.scale, High: f.Interval[1] * q.scale}
@@ -107,7 +110,7 @@ func figureIn(f stats.Figure, q quantity) string {
 	return e.With(q.unit)
 }
 
-// publishedRatios returns the published ratios for a row, with both ends of a range.
+// publishedRatios returns the published ratios for a row, with both ends of a range, and the upper end of a bound.
 func (m *Model) publishedRatios(r *stats.Row) []float64 {
 	var out []float64
 	for _, p := range m.summary.Published {
@@ -115,7 +118,7 @@ func (m *Model) publishedRatios(r *stats.Row) []float64 {
 		case p.Variant != r.Variant || p.Workload != r.Workload || p.Pairs != r.Pairs || p.Metric != r.Metric,
 			r.Versus == nil || p.Versus != r.Versus.Baseline:
 		case p.Theirs.Value == 0:
-			out = append(out, p.Theirs.Interval...)
+			out = append(out, slices.DeleteFunc(slices.Clone(p.Theirs.Interval), func(end float64) bool { return end == 0 })...)
 		default:
 			out = append(out, p.Theirs.Value)
 		}

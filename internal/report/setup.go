@@ -47,6 +47,10 @@ func variantParts(exp *spec.Experiment, v spec.Variant) []string {
 		client, server := exp.HostsOf(v)
 		parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", hosts[client].Name, hosts[server].Name))
 	}
+	if k := exp.Spec.Target.Kubernetes; k != nil && len(k.NodeNames) > 0 && len(exp.Pools()) > 0 {
+		of := k.NodeNames[2*exp.PoolOf(v):]
+		parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", of[0], of[1]))
+	}
 	if v.Versus != "" {
 		parts = append(parts, "baseline "+v.Versus)
 	}

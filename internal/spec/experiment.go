@@ -173,7 +173,8 @@ type Published struct {
 	Ratio float64 `json:"ratio,omitempty"`
 	// Versus is the variant that the ratio is relative to. Not with a value.
 	Versus string `json:"versus,omitempty"`
-	// Interval of the value, in its unit, or of the ratio: the lower end, then the upper.
+	// Interval of the value, in its unit, or of the ratio: the lower end, then the upper. A range of ratios from 0 is
+	// a bound: the source says only that the ratio is below the upper end.
 	Interval []float64 `json:"interval,omitempty"`
 	// Cores are shares of the time of the server's cores, in %, from core 0 on, as mpstat prints them. The report marks
 	// them in its figure of the cores, and does not compare them: cores of two machines share only their number.
@@ -306,12 +307,12 @@ type Host struct {
 	Addresses map[string]string `json:"addresses,omitempty"`
 }
 
-// Ends select the hosts of a variant's pairs by labels: the first two hosts that have the labels of
-// the client and of the server. Without labels any host matches.
+// Ends select the hosts or nodes of a variant's pairs by labels: the first two that have the labels of
+// the client and of the server. Without labels any matches.
 type Ends struct {
-	// Client are labels of the clients' host.
+	// Client are labels of the clients' host or node.
 	Client map[string]string `json:"client,omitempty"`
-	// Server are labels of the servers' host, which must be another one.
+	// Server are labels of the servers' host or node, which must be another one.
 	Server map[string]string `json:"server,omitempty"`
 }
 
@@ -486,7 +487,8 @@ type Variant struct {
 	Path *Path `json:"path,omitempty"`
 	// NIC overrides fields of the lab's NIC profile.
 	NIC *NIC `json:"nic,omitempty"`
-	// Hosts selects the hosts of the variant's pairs. The default is the first two hosts.
+	// Hosts selects the hosts of the variant's pairs, or the nodes of a cluster: two for each different selection, which
+	// no other one shares. The default is the first two.
 	Hosts *Ends `json:"hosts,omitempty"`
 	// Accelerate are accelerators to apply to nodes and pods while the variant runs.
 	Accelerate []v1alpha1.Accelerator `json:"accelerate,omitempty"`

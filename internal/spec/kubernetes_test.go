@@ -102,3 +102,53 @@ func TestKubernetesErrors(t *testing.T) {
 	}
 	golden.Compare(t, "testdata/kubernetes-errors.txt", got.String())
 }
+
+// TestPools checks which nodes variants choose by labels, and what such a choice cannot be combined with.
+func TestPools(t *testing.T) {
+	const text = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: pools}
+spec:
+  target: {kubernetes: {nodeSelector: {kubernetes.io/os: windows}}}
+  path: {native: {}}
+  baseline: old
+  variants:
+  - {name: old, hosts: {client: {pool: old}, server: {pool: old}}}
+  - {name: new, hosts: {client: {pool: new}, server: {pool: new}}}
+  - {name: old-again, hosts: {client: {pool: old}, server: {pool: old}}}
+  - {name: any}
+  workloads:
+  - {name: stream, stream: {duration: 1s}}
+`
+	e := parse(t, text)
+	old, fresh := map[string]string{"pool": "old"}, map[string]string{"pool": "new"}
+	if diff := cmp.Diff([]Ends{{Client: old, Server: old}, {Client: fresh, Server: fresh}, {}}, e.Pools()); diff != "" {
+		t.Errorf("pools (-want +got):\n%s", diff)
+	}
+	var of []int
+	for _, v := range e.Spec.Variants {
+		of = append(of, e.PoolOf(v))
+	}
+	if diff := cmp.Diff([]int{0, 1, 0, 2}, of); diff != "" || e.Nodes() != 6 {
+		t.Errorf("%d nodes, pools of the variants (-want +got):\n%s", e.Nodes(), diff)
+	}
+	writtenAndRead(t, "pools", e)
+	if one := parse(t, cluster); one.Pools() != nil {
+		t.Errorf("no variant chooses, and there are pools: %v", one.Pools())
+	}
+	for set, want := range map[string]string{
+		"spec.target.kubernetes.nodeNames=[a, b, c, d, e, f]":        "",
+		"spec.target.kubernetes.nodeNames=[a, b]":                    "spec.target.kubernetes.nodeNames: must be 6, two for each selection of labels by variants, are 2",
+		"spec.target.kubernetes.nodes=4":                             "spec.variants[0].hosts: cannot be combined with clientNode",
+		"spec.target.kubernetes.clientNode=a":                        "spec.variants[0].hosts: cannot be combined with clientNode",
+		"spec.target.kubernetes.serverSelector={zone: a}":            "spec.variants[0].hosts: cannot be combined with clientNode",
+		"spec.variants.old.hosts.client={a b: c}":                    "must have the name of a node label as key",
+		"spec.variants.old.hosts.client={kubernetes.io/arch: amd64}": "",
+		"spec.target={lab: {}}":                                      "spec.variants[0].hosts: is for the targets hosts and kubernetes",
+	} {
+		_, err := Parse("test.yaml", []byte(text), []string{set})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", set, err, want)
+		}
+	}
+}

@@ -28,7 +28,7 @@ func (e *Experiment) Nodes() int {
 	case t.Lab != nil:
 		return t.Lab.Nodes
 	case t.Kubernetes != nil:
-		return cmp.Or(len(t.Kubernetes.NodeNames), t.Kubernetes.Nodes, 2)
+		return cmp.Or(len(t.Kubernetes.NodeNames), t.Kubernetes.Nodes, 2*max(1, len(e.Pools())))
 	case t.Hosts != nil && e.Spec.Mesh != nil:
 		return len(t.Hosts)
 	}
@@ -144,6 +144,29 @@ func (e *Experiment) pricesOf(v Variant) []Price {
 func (e *Experiment) HostsOf(v Variant) (client, server int) {
 	client, server, _ = v.ends().among(e.Spec.Target.Hosts)
 	return client, server
+}
+
+// Pools returns the labels by which variants choose their nodes of a cluster, each once, in the order of the variants. It is
+// empty if no variant chooses: all run on the same nodes.
+func (e *Experiment) Pools() (pools []Ends) {
+	if e.Spec.Target.Kubernetes == nil || !slices.ContainsFunc(e.Spec.Variants, func(v Variant) bool { return v.Hosts != nil }) {
+		return nil
+	}
+	for _, v := range e.Spec.Variants {
+		if !slices.ContainsFunc(pools, v.ends().equal) {
+			pools = append(pools, v.ends())
+		}
+	}
+	return pools
+}
+
+// PoolOf returns the index of a variant's pool. Its nodes are the two from twice that index on.
+func (e *Experiment) PoolOf(v Variant) int {
+	return max(0, slices.IndexFunc(e.Pools(), v.ends().equal))
+}
+
+func (n Ends) equal(other Ends) bool {
+	return maps.Equal(n.Client, other.Client) && maps.Equal(n.Server, other.Server)
 }
 
 func (v Variant) ends() Ends {

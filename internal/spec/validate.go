@@ -462,12 +462,14 @@ func (r *reader) publishedVersus(path string, variants []Variant, p Published) {
 	}
 }
 
-// publishedInterval checks that there are two ends, in order, around the figure.
+// publishedInterval checks that there are two ends, in order, around the figure. A range of ratios may begin at 0: then only
+// its upper end was published.
 func (r *reader) publishedInterval(path string, p Published) {
 	if !r.set(path) {
 		return
 	}
-	if len(p.Interval) != 2 || !positive(p.Interval[0]) || !positive(p.Interval[1]) || p.Interval[0] > p.Interval[1] {
+	bound := len(p.Interval) == 2 && p.Interval[0] == 0 && p.IsRatio() && p.Ratio == 0
+	if len(p.Interval) != 2 || !positive(p.Interval[0]) && !bound || !positive(p.Interval[1]) || p.Interval[0] > p.Interval[1] {
 		r.fail(path, "must be two numbers above 0, the lower one first, is %v", p.Interval)
 		return
 	}
@@ -675,8 +677,11 @@ func (r *reader) hosts(path string, hosts []Host) {
 func (r *reader) ends(path string, e *Experiment, v *Variant) {
 	hosts := e.Spec.Target.Hosts
 	switch {
+	case v.Hosts != nil && e.Spec.Target.Kubernetes != nil:
+		r.pool(path+".hosts", e, *v.Hosts)
+		return
 	case v.Hosts != nil && hosts == nil:
-		r.fail(path+".hosts", "is for the target hosts")
+		r.fail(path+".hosts", "is for the targets hosts and kubernetes")
 		return
 	case len(hosts) < 2 || r.malformedNear("spec.target.hosts") || r.malformedNear(path+".hosts"):
 		return
@@ -871,6 +876,19 @@ func (r *reader) mesh(path string, e *Experiment) {
 		if v.Hosts != nil {
 			r.fail(at+".hosts", "cannot be combined with spec.mesh, which includes every host")
 		}
+	}
+}
+
+// pool checks the labels of a variant's nodes in a cluster. Each pool has two nodes of its own.
+func (r *reader) pool(path string, e *Experiment, n Ends) {
+	k := e.Spec.Target.Kubernetes
+	r.selector(path+".client", n.Client)
+	r.selector(path+".server", n.Server)
+	if k.ClientNode != "" || k.ServerNode != "" || k.Nodes != 0 || k.ClientSelector != nil || k.ServerSelector != nil {
+		r.fail(path, "cannot be combined with clientNode, serverNode, nodes, clientSelector and serverSelector: each variant chooses its nodes by labels")
+	}
+	if names := len(k.NodeNames); names > 0 && names != 2*len(e.Pools()) {
+		r.fail("spec.target.kubernetes.nodeNames", "must be %d, two for each selection of labels by variants, are %d", 2*len(e.Pools()), names)
 	}
 }
 

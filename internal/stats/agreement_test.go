@@ -34,6 +34,8 @@ func TestAgreement(t *testing.T) {
 		"a range around ours":                  {Figure{Interval: []float64{0.5, 3}}, gain, 0, Agrees, 1},
 		"a range above: its nearer end":        {Figure{Interval: []float64{2.2, 3}}, gain, 0.02, Differs, 0.5},
 		"a range below: its nearer end":        {Figure{Interval: []float64{0.2, 0.55}}, gain, 0.02, Differs, 2},
+		"below a bound":                        {Figure{Interval: []float64{0, 0.95}}, loss, 0.02, Agrees, 1},
+		"above a bound":                        {Figure{Interval: []float64{0, 0.5}}, loss, 0.02, Differs, 1.8},
 		"a loss":                               {Figure{Value: 0.85}, loss, 0.02, Agrees, 0.9 / 0.85},
 		"too wide to agree":                    {Figure{Value: 1.4}, wide, 0.02, TooImprecise, 0.91 / 1.4},
 		"wide, and yet it excludes theirs":     {Figure{Value: 2}, wide, 0.02, Differs, 0.91 / 2},

@@ -35,6 +35,8 @@ type Config struct {
 	Mesh bool
 	// Version of the program: the tag of the default image.
 	Version string
+	// Pools are the labels by which variants choose their nodes, if they do.
+	Pools []spec.Ends
 	// Pods on each node.
 	Pods int
 	// Accelerate, Pod, Service and Native say whether some variant has accelerators, or one of those paths.

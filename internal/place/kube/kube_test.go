@@ -77,26 +77,34 @@ func TestChooseAll(t *testing.T) {
 		spec spec.Kubernetes
 		mesh bool
 		want string
+		// pools are the labels by which variants choose their nodes.
+		pools []spec.Ends
 	}{
-		{"two, as ever", spec.Kubernetes{}, false, "a b"},
-		{"four", spec.Kubernetes{Nodes: 4}, false, "a b c d"},
-		{"from zone to zone", spec.Kubernetes{Nodes: 4, ClientSelector: two, ServerSelector: one}, false, "c a d b"},
-		{"two of them", spec.Kubernetes{ClientSelector: one, ServerSelector: two}, false, "a c"},
-		{"a side that anybody may be on", spec.Kubernetes{Nodes: 4, ServerSelector: two}, false, "a c b d"},
-		{"a mesh of all", spec.Kubernetes{}, true, "a b c d"},
-		{"a mesh of three", spec.Kubernetes{Nodes: 3}, true, "a b c"},
-		{"a mesh of two that are named", spec.Kubernetes{ClientNode: "d", ServerNode: "a"}, true, "d a"},
-		{"a mesh of a zone", spec.Kubernetes{NodeSelector: one}, true, "a b"},
-		{"named", spec.Kubernetes{NodeNames: []string{"d", "b", "a"}}, true, "d b a"},
-		{"too few", spec.Kubernetes{Nodes: 6}, false, "pods can be scheduled to 2 for clients and 2 for servers\n  node e has the taint"},
-		{"too few of a side", spec.Kubernetes{Nodes: 4, ClientSelector: one, ServerSelector: map[string]string{"zone": "3"}}, false, "2 for clients and 0 for servers"},
+		{"two, as ever", spec.Kubernetes{}, false, "a b", nil},
+		{"four", spec.Kubernetes{Nodes: 4}, false, "a b c d", nil},
+		{"from zone to zone", spec.Kubernetes{Nodes: 4, ClientSelector: two, ServerSelector: one}, false, "c a d b", nil},
+		{"two of them", spec.Kubernetes{ClientSelector: one, ServerSelector: two}, false, "a c", nil},
+		{"a side that anybody may be on", spec.Kubernetes{Nodes: 4, ServerSelector: two}, false, "a c b d", nil},
+		{"a mesh of all", spec.Kubernetes{}, true, "a b c d", nil},
+		{"a mesh of three", spec.Kubernetes{Nodes: 3}, true, "a b c", nil},
+		{"a mesh of two that are named", spec.Kubernetes{ClientNode: "d", ServerNode: "a"}, true, "d a", nil},
+		{"a mesh of a zone", spec.Kubernetes{NodeSelector: one}, true, "a b", nil},
+		{"named", spec.Kubernetes{NodeNames: []string{"d", "b", "a"}}, true, "d b a", nil},
+		{"too few", spec.Kubernetes{Nodes: 6}, false, "pods can be scheduled to 2 for clients and 2 for servers\n  node e has the taint", nil},
+		{"too few of a side", spec.Kubernetes{Nodes: 4, ClientSelector: one, ServerSelector: map[string]string{"zone": "3"}}, false, "2 for clients and 0 for servers", nil},
+		{"two pools", spec.Kubernetes{}, false, "c d a b", []spec.Ends{{Client: two, Server: two}, {Client: one, Server: one}}},
+		{"a pool that asks for nothing chooses last", spec.Kubernetes{}, false, "c d a b", []spec.Ends{{}, {Client: one, Server: one}}},
+		{"from zone to zone, twice", spec.Kubernetes{}, false, "a c d b", []spec.Ends{{Client: one, Server: two}, {Client: two, Server: one}}},
+		{"pools of nodes with other labels too", spec.Kubernetes{NodeSelector: two}, false, "c d", []spec.Ends{{}}},
+		{"pools that were chosen", spec.Kubernetes{NodeNames: []string{"d", "b", "a", "c"}}, false, "d b a c", []spec.Ends{{}, {Client: one}}},
+		{"a pool of one node", spec.Kubernetes{}, false, "no node is left with zone=1\n  node a is taken", []spec.Ends{{Client: two, Server: one}, {Client: one, Server: one}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var objects []runtime.Object
 			for i := range cluster {
 				objects = append(objects, &cluster[i])
 			}
-			got, err := (&Cluster{api: fakeAPI{Clientset: fake.NewClientset(objects...)}}).ChooseAll(t.Context(), c.spec, c.mesh)
+			got, err := (&Cluster{api: fakeAPI{Clientset: fake.NewClientset(objects...)}}).ChooseAll(t.Context(), Config{Spec: c.spec, Mesh: c.mesh, Pools: c.pools})
 			if err != nil {
 				got = []string{err.Error()}
 			}
@@ -115,10 +123,10 @@ func TestMeshTooLarge(t *testing.T) {
 		objects = append(objects, &n)
 	}
 	c := &Cluster{api: fakeAPI{Clientset: fake.NewClientset(objects...)}}
-	if got, err := c.ChooseAll(t.Context(), spec.Kubernetes{}, true); err == nil || !strings.Contains(err.Error(), "129 nodes accept pods, and a mesh has at most 128") {
+	if got, err := c.ChooseAll(t.Context(), Config{Mesh: true}); err == nil || !strings.Contains(err.Error(), "129 nodes accept pods, and a mesh has at most 128") {
 		t.Errorf("%d nodes, %v", len(got), err)
 	}
-	if got, err := c.ChooseAll(t.Context(), spec.Kubernetes{Nodes: 128}, true); err != nil || len(got) != 128 {
+	if got, err := c.ChooseAll(t.Context(), Config{Spec: spec.Kubernetes{Nodes: 128}, Mesh: true}); err != nil || len(got) != 128 {
 		t.Errorf("%d nodes, %v", len(got), err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,19 +20,24 @@ import (
 )
 
 // ChooseAll returns the nodes that an experiment runs on, one for clients and one for servers in turn: those
-// that it names, or else the first by name that accept pods, in a mesh all of them. It reads and changes
-// nothing.
-func (c *Cluster) ChooseAll(ctx context.Context, want spec.Kubernetes, mesh bool) ([]string, error) {
+// that it names, or else the first by name that accept pods, in a mesh all of them. For pools these are two nodes of
+// each. It reads and changes nothing.
+func (c *Cluster) ChooseAll(ctx context.Context, config Config) ([]string, error) {
+	want, mesh := config.Spec, config.Mesh
 	if len(want.NodeNames) > 0 {
 		return want.NodeNames, nil
 	}
-	if n := cmp.Or(want.Nodes, 2); want.ClientNode+want.ServerNode != "" || n == 2 && (!mesh || want.Nodes != 0) && want.ClientSelector == nil && want.ServerSelector == nil {
+	n := cmp.Or(want.Nodes, 2)
+	if want.ClientNode+want.ServerNode != "" || n == 2 && (!mesh || want.Nodes != 0) && want.ClientSelector == nil && want.ServerSelector == nil && len(config.Pools) == 0 {
 		client, server, err := c.Choose(ctx, want)
 		return []string{client, server}, err
 	}
 	list, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list nodes: %w", explain(err))
+	}
+	if len(config.Pools) > 0 {
+		return choosePools(list.Items, want, config.Pools)
 	}
 	most := want.Nodes
 	if most == 0 && !mesh {
@@ -86,6 +92,50 @@ func chooseAll(nodes []corev1.Node, want spec.Kubernetes, most int) ([]string, e
 		text += "\n  " + o
 	}
 	return nil, errors.New(text)
+}
+
+// choosePools chooses two nodes for each pool, of which no other pool has one. Pools that ask for more labels choose first.
+func choosePools(nodes []corev1.Node, want spec.Kubernetes, pools []spec.Ends) ([]string, error) {
+	nodes = slices.Clone(nodes)
+	slices.SortFunc(nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	order := make([]int, len(pools))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return labelsOf(pools[b]) - labelsOf(pools[a]) })
+	chosen := make([]string, 2*len(pools))
+	for _, i := range order {
+		for side, selector := range []map[string]string{pools[i].Client, pools[i].Server} {
+			selector := merged(want.NodeSelector, selector)
+			var others []string
+			for _, n := range nodes {
+				why := unfit(n, selector, wantsWindows(selector), false)
+				if why == "" && slices.Contains(chosen, n.Name) {
+					why = "is taken by another end or variant"
+				}
+				if why == "" {
+					chosen[2*i+side] = n.Name
+					break
+				}
+				others = append(others, fmt.Sprintf("\n  node %s %s", n.Name, why))
+			}
+			if chosen[2*i+side] == "" {
+				return nil, fmt.Errorf("variants choose nodes by labels, each two of its own, and no node is left with %s%s", labels.FormatLabels(selector), strings.Join(others, ""))
+			}
+		}
+	}
+	return chosen, nil
+}
+
+func labelsOf(n spec.Ends) int { return len(n.Client) + len(n.Server) }
+
+func merged(a, b map[string]string) map[string]string {
+	all := maps.Clone(a)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, b)
+	return all
 }
 
 // nodesOf returns the nodes of a run, one for clients and one for servers in turn.

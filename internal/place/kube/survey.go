@@ -61,7 +61,7 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 			s.Missing = append(s.Missing, err.Error())
 		}
 	}
-	nodes, err := c.ChooseAll(ctx, config.Spec, config.Mesh)
+	nodes, err := c.ChooseAll(ctx, config)
 	if err != nil {
 		s.Missing = append(s.Missing, "nodes: "+err.Error())
 		return s, nil

@@ -60,7 +60,7 @@ func (s *Assignment) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
 		by = s.nodes[1]
 		by.Service.Port += uint16(i)
 	default:
-		from, to := s.topology.positionsOf(path, i)
+		from, to := s.topology.positionsOf(v, i)
 		p.Client, p.Servers = s.at(from, path), []place.Place{s.at(to, path)}
 		by = p.Servers[0]
 	}
@@ -116,13 +116,19 @@ func nameOfPath(p spec.Path) string {
 	return "from pod to pod"
 }
 
-// positionsOf returns the positions of pair i of the experiment. Pairs of a mesh use the first pod of each
-// node.
-func (t *Topology) positionsOf(path spec.Path, i int) (client, server place.Position) {
-	if t.exp.Spec.Mesh == nil {
-		return positions(path, i, t.exp.Nodes())
+// positionsOf returns the positions of pair i of a variant. Pairs of a mesh use the first pod of each node. Variants that choose
+// their nodes have two.
+func (t *Topology) positionsOf(v spec.Variant, i int) (client, server place.Position) {
+	switch path := t.exp.PathOf(v); {
+	case t.exp.Spec.Mesh != nil:
+		client.Node, server.Node = t.meshEnds(i)
+	case len(t.exp.Pools()) > 0:
+		client, server = positions(path, i, 2)
+		first := 2 * t.exp.PoolOf(v)
+		client.Node, server.Node = first+client.Node, first+server.Node
+	default:
+		client, server = positions(path, i, t.exp.Nodes())
 	}
-	client.Node, server.Node = t.meshEnds(i)
 	return client, server
 }
 

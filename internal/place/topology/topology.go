@@ -54,7 +54,7 @@ func Of(exp *spec.Experiment) *Topology {
 				if exp.PathOf(v).Balancer != nil {
 					continue // its ends are on nodes, each in a place of its own
 				}
-				client, server := t.positionsOf(exp.PathOf(v), i)
+				client, server := t.positionsOf(v, i)
 				t.pods = max(t.pods, client.Pod+1, server.Pod+1)
 			}
 		}
@@ -186,22 +186,19 @@ func (t *Topology) Pods(fabric int) int {
 // Served returns the positions of a network that have services in front of them, in the order of the pairs,
 // and the transports of these services.
 func (t *Topology) Served(fabric int) (all place.Served) {
-	i := slices.IndexFunc(t.exp.Spec.Variants, func(v spec.Variant) bool {
-		return t.exp.PathOf(v).Service != nil && t.FabricOf(v) == fabric
-	})
-	if i < 0 {
-		return all
-	}
-	// All variants on this network have services, and so the same positions.
-	path := t.exp.PathOf(t.exp.Spec.Variants[i])
-	for _, w := range t.exp.Spec.Workloads {
-		traffic := w.Traffic()
-		if by := (place.Transport{IP: traffic.IP, Protocol: traffic.Protocol}); !slices.Contains(all.Transports, by) {
-			all.Transports = append(all.Transports, by)
+	for _, v := range t.exp.Spec.Variants {
+		if t.exp.PathOf(v).Service == nil || t.FabricOf(v) != fabric {
+			continue
 		}
-		for i := range slices.Max(t.exp.PairsOf(w)) {
-			if _, server := t.positionsOf(path, i); !slices.Contains(all.Positions, server) {
-				all.Positions = append(all.Positions, server)
+		for _, w := range t.exp.Spec.Workloads {
+			traffic := w.Traffic()
+			if by := (place.Transport{IP: traffic.IP, Protocol: traffic.Protocol}); !slices.Contains(all.Transports, by) {
+				all.Transports = append(all.Transports, by)
+			}
+			for i := range slices.Max(t.exp.PairsOf(w)) {
+				if _, server := t.positionsOf(v, i); !slices.Contains(all.Positions, server) {
+					all.Positions = append(all.Positions, server)
+				}
 			}
 		}
 	}

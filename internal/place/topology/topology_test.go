@@ -42,6 +42,53 @@ func TestServices(t *testing.T) {
 	}
 }
 
+// TestPools checks that each variant that chooses nodes of a cluster has two of its own, with the pods of its pairs, and that
+// variants with the same labels share them.
+func TestPools(t *testing.T) {
+	exp := parse(t, `
+  target: {kubernetes: {nodeNames: [a, b, c, d]}}
+  baseline: old
+  variants:
+  - {name: old, hosts: {client: {pool: old}, server: {pool: old}}}
+  - {name: new, path: {service: {}}, hosts: {client: {pool: new}, server: {pool: new}}}
+  - {name: old-service, path: {service: {}}, hosts: {client: {pool: old}, server: {pool: old}}}
+  - {name: new-native, path: {native: {}}, hosts: {client: {pool: new}, server: {pool: new}}}
+  workloads:
+  - {name: stream, stream: {duration: 1s}, pairs: [1, 3]}
+`)
+	topology := Of(exp)
+	places := []place.Place{}
+	for _, node := range []string{"a", "b", "c", "d"} {
+		places = append(places, place.Place{Name: node, Node: node, Kind: place.Node, IPv4: netip.MustParseAddr("192.0.2.1")})
+	}
+	for _, node := range []string{"a", "b", "c", "d"} {
+		for pod := range topology.Pods(0) {
+			places = append(places, place.Place{Name: fmt.Sprint(node, pod), Node: node, Kind: place.Pod, IPv4: netip.MustParseAddr("192.0.2.2"),
+				Service: place.Service{IPv4: netip.MustParseAddr("192.0.2.3"), Port: 1}})
+		}
+	}
+	assigned := topology.Assign(0, places)
+	var got []string
+	for _, v := range exp.Spec.Variants {
+		for pair := range 3 {
+			p, err := assigned.Pair(v, pair, 4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, fmt.Sprintf("%s %s→%s", v.Name, p.Client.Name, p.Servers[0].Name))
+		}
+	}
+	if diff := cmp.Diff([]string{
+		"old a0→b0", "old a1→b1", "old a2→b2", "new c0→d0", "new c1→d1", "new c2→d2",
+		"old-service a0→b0", "old-service a1→b1", "old-service a2→b2", "new-native c→d", "new-native c→d", "new-native c→d",
+	}, got); diff != "" {
+		t.Errorf("ends (-want +got):\n%s", diff)
+	}
+	if served := topology.Served(0).Positions; len(served) != 6 || served[0] != (place.Position{Node: 3}) || served[3] != (place.Position{Node: 1}) {
+		t.Errorf("services in front of %v", served)
+	}
+}
+
 // A server listens at all addresses if the service in front of it leads to other
 // addresses than the server's own.
 func TestListen(t *testing.T) {
