@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/spec"
 )
 
@@ -31,7 +32,7 @@ func load(t *testing.T, name string) *spec.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"an-linux", "an-vms", "applications", "demo", "endpoint-changes", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "mtu", "overlay-cost", "overlays-by-rate", "overlays", "page", "policies", "rps-rfs", "script", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "an-windows", "applications", "cloud-2015", "demo", "endpoint-changes", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "mtu", "overlay-cost", "overlays-by-rate", "overlays", "page", "placement", "policies", "rps-rfs", "script", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -66,7 +67,7 @@ func TestTime(t *testing.T) {
 		"overlays": 75 * time.Minute, "overlays-by-rate": 31 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
 		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
-		"an-linux": 40 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "script": 4 * time.Minute, "zones": 8 * time.Minute,
+		"an-linux": 80 * time.Minute, "an-windows": 50 * time.Minute, "cloud-2015": 33 * time.Minute, "placement": 8 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "script": 4 * time.Minute, "zones": 8 * time.Minute,
 		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 71 * time.Minute, "mtu": 41 * time.Minute, "policies": 22 * time.Minute, "endpoint-changes": 23 * time.Minute,
 	} {
 		e := load(t, name)
@@ -117,8 +118,9 @@ func TestComparisons(t *testing.T) {
 			"1/none": "", "2/none": "1/none", "4/none": "1/none", "8/none": "1/none",
 		},
 		"applications": {"native": "", "vxlan": "native", "rps": "native", "rfs": "native", "fastpath": "native"},
-		"an-linux":     {"as-found": ""}, "an-vms": {"off": "", "on": "off"},
-		"zones": {"within": "", "between": "within"}, "instances-hosts": {"small": "", "large": "small"},
+		"an-linux":     {"off": "", "on": "off"}, "an-windows": {"off": "", "on": "off"}, "an-vms": {"off": "", "on": "off"},
+		"placement": {"apart": "", "group": "apart"},
+		"zones":     {"within": "", "between": "within"}, "instances-hosts": {"small": "", "large": "small"},
 		"page":      {"direct": "", "balancer": "direct"},
 		"script":    {"A0": "A2", "A2": "", "DigitalOcean": "A2"},
 		"instances": {"small": "medium", "medium": "", "medium-old": "medium", "medium-soft": "medium", "large": "medium"},
@@ -318,6 +320,7 @@ func TestOnHosts(t *testing.T) {
 	for name, want := range map[string]map[string][2]string{
 		"an-vms":          {"off": {"client", "server"}, "on": {"client", "server"}},
 		"zones":           {"within": {"zone-a-1", "zone-a-2"}, "between": {"zone-a-1", "zone-b-1"}},
+		"placement":       {"apart": {"apart-1", "apart-2"}, "group": {"group-1", "group-2"}},
 		"instances-hosts": {"small": {"small-1", "small-2"}, "large": {"large-1", "large-2"}},
 	} {
 		e := load(t, name)
@@ -341,6 +344,59 @@ func TestANLinux(t *testing.T) {
 			w.Traffic().Protocol != "tcp" || w.Traffic().Rate != 0 || time.Duration(w.Traffic().Duration) != time.Minute {
 			t.Errorf("%s is %+v", w.Name, w.Traffic())
 		}
+	}
+}
+
+// TestANWindows checks that a workload's name says when it ends and the size of its messages, and that each runs latte over TCP.
+// It and an-linux choose nodes by the same labels.
+func TestANWindows(t *testing.T) {
+	e := load(t, "an-windows")
+	for _, w := range e.Spec.Workloads {
+		limit := "time"
+		if w.Traffic().Iterations == 65100 {
+			limit = "iterations"
+		}
+		if name := fmt.Sprintf("%s-%d", limit, w.Traffic().Size); name != w.Name || w.Traffic().Tool != spec.ToolLatte || w.PingPong == nil ||
+			w.Traffic().Protocol != "tcp" || limit == "time" && time.Duration(w.Traffic().Duration) != time.Minute {
+			t.Errorf("%s is %+v", w.Name, w.Traffic())
+		}
+	}
+	if diff := cmp.Diff(load(t, "an-linux").Pools(), e.Pools()); diff != "" || len(e.Pools()) != 2 {
+		t.Errorf("pools of an-linux and an-windows:\n%s", diff)
+	}
+}
+
+// TestCloud2015 checks that a variant's name gives its path and machine, that each machine's NIC has one rate, at which a connection
+// gets the published throughput, and that an overlay is compared with the same machine without one.
+func TestCloud2015(t *testing.T) {
+	e := load(t, "cloud-2015")
+	natively := map[string]float64{} // bit/s, as published
+	for _, p := range e.Spec.Published {
+		if path, machine, _ := strings.Cut(p.Variant, "/"); path == "native" && p.Metric == metrics.Throughput {
+			natively[machine], _, _, _ = p.Value.Amount()
+		}
+	}
+	for _, v := range e.Spec.Variants {
+		path, machine, _ := strings.Cut(v.Name, "/")
+		if got, _, _ := strings.Cut(e.PathOf(v).String(), "/"); got != path {
+			t.Errorf("%s has the path %s", v.Name, got)
+		}
+		if path != "native" && v.Versus != "native/"+machine {
+			t.Errorf("%s is compared with %s", v.Name, v.Versus)
+		}
+		if machine == "A8" {
+			continue // which has no figure
+		}
+		bits, err := e.NICOf(v).Rate.BitsPerSecond()
+		if err != nil || math.Abs(float64(bits)*1448/1514/natively[machine]-1) > 0.002 {
+			t.Errorf("%s has %d bit/s, %v; %g were published", v.Name, bits, err, natively[machine])
+		}
+		if price, _ := e.PriceOf(v); (price > 0) != (path == "native" && (machine[0] == 'A' || machine[:2] == "D1" || machine[:2] == "D2")) {
+			t.Errorf("%s costs %g", v.Name, price)
+		}
+	}
+	if len(natively) != 14 {
+		t.Errorf("%d machines", len(natively))
 	}
 }
 
@@ -407,7 +463,7 @@ func TestPublishedFigures(t *testing.T) {
 }
 
 // TestPublishedInDocuments checks that every published figure of a preset names its document, and is a number in
-// a table of that document's section of docs/results/documents.md.
+// a table of that document's section of docs/results/documents.md. A range of ratios is there as a share that is less.
 func TestPublishedInDocuments(t *testing.T) {
 	page, err := os.ReadFile("../docs/results/documents.md")
 	if err != nil {
@@ -447,6 +503,12 @@ func TestPublishedInDocuments(t *testing.T) {
 			if p.IsRatio() {
 				numbers = []string{strconv.FormatFloat(p.Ratio, 'f', 3, 64), strconv.FormatFloat(p.Ratio, 'g', -1, 64)}
 			}
+			switch {
+			case p.IsRatio() && p.Ratio == 0 && p.Interval[0] == 0:
+				numbers = []string{fmt.Sprintf("more than %g %%", 100*(1-p.Interval[1]))}
+			case p.IsRatio() && p.Ratio == 0:
+				numbers = []string{fmt.Sprintf("%.3g–%.3g %%", 100*(1-p.Interval[1]), 100*(1-p.Interval[0]))}
+			}
 			if !slices.ContainsFunc(numbers, func(n string) bool {
 				return regexp.MustCompile(`(^|[ :])` + regexp.QuoteMeta(n) + `([ ,]|$)`).MatchString(text)
 			}) {
@@ -454,7 +516,7 @@ func TestPublishedInDocuments(t *testing.T) {
 			}
 		}
 	}
-	if len(used) != 4 { // the fifth has its figures in screenshots
+	if len(used) != 5 {
 		t.Errorf("presets have figures of %d documents: %v", len(used), used)
 	}
 }

@@ -167,7 +167,9 @@ func newVMs(t *testing.T, names ...string) (vms map[string]*vm, controller netns
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	must(t, os.Chmod(dir, 0o755))
 	public := newKey(t, filepath.Join(dir, "key"))
-	write := func(name, text string, mode os.FileMode) { must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), mode)) }
+	write := func(name, text string, mode os.FileMode) {
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), mode))
+	}
 	write("authorized_keys", string(ssh.MarshalAuthorizedKey(public)), 0o600)
 	vms = map[string]*vm{}
 	var config, known string
@@ -308,5 +310,72 @@ func TestANVMs(t *testing.T) {
 		if *cloud.NICs["net/"+name+"-nic0"].Properties.EnableAcceleratedNetworking || v.accelerated {
 			t.Errorf("%s still has Accelerated Networking", name)
 		}
+	}
+}
+
+// TestHostPresets runs the presets for hosts, shortened, through a firewall that lets SSH and the ports of their workloads through, if
+// they have any. All trials succeed, on the hosts of their variants.
+func TestHostPresets(t *testing.T) {
+	testenv.NeedRoot(t)
+	for _, tool := range []string{"/usr/sbin/sshd", "ip", "nft", "qperf", "sockperf"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip(err)
+		}
+	}
+	names := []string{"vm1", "vm2", "vm3", "vm4"}
+	vms, controller, bin := newVMs(t, names...)
+	for _, c := range []struct {
+		preset string
+		hosts  int
+		closed bool
+		trials int
+		// ends are the hosts of each variant: the client's and the server's.
+		ends map[string]string
+	}{
+		{"an-linux", 4, false, 12, map[string]string{"off": "vm1 vm2", "on": "vm3 vm4"}},
+		{"instances-hosts", 4, true, 4, map[string]string{"small": "vm1 vm2", "large": "vm3 vm4"}},
+		{"placement", 4, true, 4, map[string]string{"apart": "vm1 vm2", "group": "vm3 vm4"}},
+		{"zones", 3, true, 4, map[string]string{"within": "vm1 vm2", "between": "vm1 vm3"}},
+	} {
+		t.Run(c.preset, func(t *testing.T) {
+			for _, v := range vms {
+				rules := "flush ruleset\n"
+				if c.closed {
+					rules += "table ip host { chain in { type filter hook input priority 0; policy drop; ct state established,related accept; iif lo accept; tcp dport { 22, 4000, 4001 } accept; } }\n"
+				}
+				must(t, netns.Do(v.ns, func() error {
+					cmd := exec.Command("nft", "-f", "-")
+					cmd.Stdin = strings.NewReader(rules)
+					return cmd.Run()
+				}))
+			}
+			out := t.TempDir()
+			cmd := exec.Command(program, "run", c.preset, "--on", "hosts:"+strings.Join(names[:c.hosts], ","), "--out", out, "--runs", "1", "--duration", "1s")
+			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "SSH_AUTH_SOCK=")
+			var all strings.Builder
+			cmd.Stdout, cmd.Stderr = &all, &all
+			must(t, netns.Do(controller, cmd.Start))
+			if err := cmd.Wait(); err != nil {
+				t.Fatalf("%v\n%s", err, all.String())
+			}
+			found, _ := filepath.Glob(filepath.Join(out, c.preset+"-*"))
+			if len(found) != 1 {
+				t.Fatalf("results: %v", found)
+			}
+			dir, err := record.Open(found[0])
+			must(t, err)
+			trials := measured(t, dir)
+			for _, tr := range trials {
+				switch ends := tr.PerPair[0].Client.Place + " " + tr.PerPair[0].Server.Place; {
+				case tr.Status != record.StatusOK:
+					t.Errorf("%s %s: %s", tr.Variant, tr.Workload, tr.Error)
+				case ends != c.ends[tr.Variant]:
+					t.Errorf("%s is on %s, want %s", tr.Variant, ends, c.ends[tr.Variant])
+				}
+			}
+			if len(trials) != c.trials {
+				t.Errorf("%d trials, want %d", len(trials), c.trials)
+			}
+		})
 	}
 }

@@ -90,6 +90,10 @@ func TestOn(t *testing.T) {
 		}},
 		{name: "zones", on: "hosts:x,y", want: "one with zone=b is missing"},
 		{name: "page", on: "hosts:a,b", set: []string{"spec.variants=[{name: direct}]"}, hosts: []spec.Host{{Name: "a"}, {Name: "b"}}},
+		{name: "an-linux", on: "hosts:x,y,z,w", hosts: []spec.Host{
+			{Name: "x", Labels: map[string]string{"accelerated-networking": "off"}}, {Name: "y", Labels: map[string]string{"accelerated-networking": "off"}},
+			{Name: "z", Labels: map[string]string{"accelerated-networking": "on"}}, {Name: "w", Labels: map[string]string{"accelerated-networking": "on"}},
+		}},
 		{name: file, on: "kubernetes"},
 		{name: "kubernetes", on: "lab", want: "spec.path.pod: is for kubernetes; a lab has the paths native"},
 		{name: "demo", on: "hosts:a,b", want: "spec.path.vxlan: hosts have no such path; they have native"},
