@@ -66,6 +66,9 @@ func importResults(p Process, paths []string, o importer.Options, out string) er
 	for _, skipped := range r.Skipped {
 		fmt.Fprintln(p.Err, "skipped:", skipped)
 	}
+	for _, again := range r.Copies {
+		fmt.Fprintln(p.Err, "copy:", again)
+	}
 	dir, err := writeImported(p, r, out)
 	if err != nil {
 		return err

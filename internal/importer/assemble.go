@@ -3,6 +3,7 @@ package importer
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -33,28 +34,34 @@ type key struct {
 	pairs, number     int
 }
 
-// assemble makes the trials from files, and their experiment.
-func (r *Result) assemble(p *pattern, files []*file, o Options) error {
+// assemble makes the trials from files, and their experiment. It returns what is known of the workloads.
+func (r *Result) assemble(p *pattern, files []*file, o Options) (map[string]*tools.Reading, error) {
 	var bad problems
 	trials := clients(files, p, &bad)
 	cpus(files, trials, &bad)
 	if err := bad.err(); err != nil {
-		return err
+		return nil, err
 	}
 	if len(trials) == 0 {
-		return fmt.Errorf("no file has traffic: those of mpstat have CPUs only")
+		return nil, fmt.Errorf("no file has traffic: those of mpstat have CPUs only")
 	}
-	workloads := workloadsOf(trials, &bad)
+	merged := merge(trials, &bad)
 	if p.has(blockField) {
 		interleaved(trials, &bad)
 	}
 	if err := bad.err(); err != nil {
-		return err
+		return nil, err
+	}
+	var workloads []spec.Workload
+	for _, name := range slices.Sorted(maps.Keys(merged)) {
+		w := merged[name].Workload
+		w.Name = name
+		workloads = append(workloads, w)
 	}
 	if err := r.experiment(p, trials, workloads, o); err != nil {
-		return err
+		return nil, err
 	}
-	return r.fill(trials, workloads)
+	return merged, r.fill(trials, workloads)
 }
 
 // clients returns the trials of the files with traffic.
@@ -139,65 +146,61 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 		if f.Workload.Traffic() != nil {
 			continue
 		}
-		number := f.number
-		if number < 0 {
-			number = 1
+		for i, run := range f.Runs {
+			addCPUs(part{f, run}, i, trials, bad)
 		}
-		var of []*trial
-		for _, t := range trials {
-			if t.variant == f.variant && t.number == number && (f.workload == "" || f.workload == t.workload) && (f.pairs < 0 || f.pairs == t.pairs) {
-				of = append(of, t)
-			}
+	}
+}
+
+// addCPUs adds the run with an index in its file to its trial.
+func addCPUs(p part, i int, trials []*trial, bad *problems) {
+	number := p.number
+	if number < 0 {
+		number = i + 1
+	}
+	var of []*trial
+	for _, t := range trials {
+		if t.variant == p.variant && t.number == number && (p.workload == "" || p.workload == t.workload) && (p.pairs < 0 || p.pairs == t.pairs) {
+			of = append(of, t)
 		}
-		switch {
-		case len(of) == 0:
-			bad.add(f.path, "no file has the traffic of its trial")
-			continue
-		case len(of) > 1:
-			bad.add(f.path, "it fits %d trials: the pattern needs a placeholder that tells them apart, such as {workload}", len(of))
-			continue
-		}
+	}
+	switch {
+	case len(of) == 0 && len(p.Runs) > 1:
+		bad.add(p.path, "it has %d runs, and no file has the traffic of run %d", len(p.Runs), i+1)
+	case len(of) == 0:
+		bad.add(p.path, "no file has the traffic of its trial")
+	case len(of) > 1:
+		bad.add(p.path, "it fits %d trials: the pattern needs a placeholder that tells them apart, such as {workload}", len(of))
+	default:
 		t := of[0]
 		for _, other := range t.cpus {
-			if other.node == f.node {
-				bad.add(f.path, "it belongs to the same node and trial as %s: name the nodes by {node}", other.path)
+			if other.node == p.node {
+				bad.add(p.path, "it belongs to the same node and trial as %s: name the nodes by {node}", other.path)
 			}
 		}
-		t.cpus = append(t.cpus, part{f, f.Runs[0]})
+		t.cpus = append(t.cpus, p)
 	}
 }
 
-// workloadsOf returns the workloads of all trials. All files of a workload must have the same traffic,
-// except for the duration of a number of messages.
-func workloadsOf(trials []*trial, bad *problems) []spec.Workload {
-	var names []string
+// merge returns what the files say about each workload. All files of a workload must have the same traffic, except for the
+// duration of a number of messages.
+func merge(trials []*trial, bad *problems) map[string]*tools.Reading {
 	first := make(map[string]*file)
-	merged := make(map[string]*spec.Workload)
+	merged := make(map[string]*tools.Reading)
 	for _, t := range trials {
 		for _, part := range t.traffic {
-			w := merged[t.workload]
-			if w == nil {
-				own := part.Workload
-				own.Name = t.workload
+			of := merged[t.workload]
+			if of == nil {
+				own := part.Reading
 				merged[t.workload], first[t.workload] = &own, part.file
-				names = append(names, t.workload)
 				continue
 			}
-			merge(w, part.file, first[t.workload], bad)
+			if differences := of.Merge(part.Reading); len(differences) > 0 {
+				bad.add(part.path, "its traffic differs from that of %s: %s; tell workloads apart by {workload}, or import them separately", first[t.workload].path, strings.Join(differences, ", "))
+			}
 		}
 	}
-	slices.Sort(names)
-	var out []spec.Workload
-	for _, name := range names {
-		out = append(out, *merged[name])
-	}
-	return out
-}
-
-func merge(w *spec.Workload, f, first *file, bad *problems) {
-	if differences := tools.Merge(*w, f.Reading); len(differences) > 0 {
-		bad.add(f.path, "its traffic differs from that of %s: %s; tell workloads apart by {workload}, or import them separately", first.path, strings.Join(differences, ", "))
-	}
+	return merged
 }
 
 // interleaved finds variants whose runs were all before or all after those of another variant, by the

@@ -41,8 +41,8 @@ type Result struct {
 	Experiment *spec.Experiment
 	Trials     []record.Trial
 	Imported   record.Imported
-	// Skipped are files whose names do not match the pattern.
-	Skipped []Problem
+	// Skipped are files whose names do not match the pattern. Copies are those that have runs again that are there already.
+	Skipped, Copies []Problem
 	// Note says in a sentence where the results come from.
 	Note string
 }
@@ -98,13 +98,18 @@ func Import(paths []string, o Options) (*Result, error) {
 			r.Skipped = append(r.Skipped, Problem{path, errors.New("its name does not match the pattern " + o.Pattern)})
 			continue
 		}
-		of, err := read(path, n, o.Window)
+		of, err := read(path, n, tools.Known{Window: o.Window, Kind: n.workload})
 		if err != nil {
 			bad = append(bad, Problem{path, err})
 			continue
 		}
 		files = append(files, of...)
 		whole = append(whole, of[0])
+		for _, f := range of {
+			if f.Copies > 0 {
+				r.Copies = append(r.Copies, Problem{path, fmt.Errorf("it has %s again that it has already, counted once", count(f.Copies, "run"))})
+			}
+		}
 	}
 	if len(files)+len(bad) == 0 {
 		return nil, fmt.Errorf("--pattern %s: it matches none of %s%s", o.Pattern, count(len(found), "file"), such(found))
@@ -112,7 +117,12 @@ func Import(paths []string, o Options) (*Result, error) {
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	if err := r.assemble(p, files, o); err != nil {
+	files, err = r.unique(files)
+	if err != nil {
+		return nil, err
+	}
+	workloads, err := r.assemble(p, files, o)
+	if err != nil {
 		return nil, err
 	}
 	formats := make(map[string]bool)
@@ -120,9 +130,59 @@ func Import(paths []string, o Options) (*Result, error) {
 		r.Imported.Files = append(r.Imported.Files, record.File{Path: f.path, SHA256: f.hash, Format: f.Format, Version: f.Version})
 		formats[strings.TrimSpace(f.Format+" "+f.Version)] = true
 	}
-	r.Note = fmt.Sprintf("Not measured by slipstream: imported from %s of %s. Where and on what it ran is not known.",
-		count(len(whole), "file"), strings.Join(slices.Sorted(maps.Keys(formats)), ", "))
+	r.Note = fmt.Sprintf("Not measured by slipstream: imported from %s of %s. Where and on what it ran is not known.%s",
+		count(len(whole), "file"), strings.Join(slices.Sorted(maps.Keys(formats)), ", "), conditions(workloads))
 	return r, nil
+}
+
+// conditions says in sentences what else is known of workloads, if it is unusual.
+func conditions(workloads map[string]*tools.Reading) (text string) {
+	for _, name := range slices.Sorted(maps.Keys(workloads)) {
+		of := workloads[name].Conditions
+		var unusual []string
+		for _, key := range slices.Sorted(maps.Keys(of)) {
+			if v := of[key]; v != tools.Forward && v != tools.NoLimit && v != tools.NoTLS {
+				unusual = append(unusual, key+" "+v)
+			}
+		}
+		if len(unusual) > 0 {
+			text += fmt.Sprintf(" The traffic of %s has %s.", name, strings.Join(unusual, ", "))
+		}
+	}
+	return text
+}
+
+// unique leaves out runs that another file has too, and says so. The same run cannot be of two variants or workloads.
+func (r *Result) unique(files []*file) ([]*file, error) {
+	first, content := make(map[string]*file), make(map[string]*file)
+	var bad problems
+	var kept []*file
+	for _, f := range files {
+		var runs []tools.Run
+		for _, run := range f.Runs {
+			other := first[run.ID]
+			switch {
+			case run.ID == "":
+			case other == nil:
+				first[run.ID] = f
+			case other.variant != f.variant || other.workload != f.workload || other.pairs != f.pairs || other.number == f.number:
+				bad.add(f.path, "it has a run that %s has too: one run cannot be of two variants, workloads, pairs or nodes", other.path)
+				continue
+			default:
+				r.Copies = append(r.Copies, Problem{f.path, fmt.Errorf("it has a run that %s has too, counted once", other.path)})
+				continue
+			}
+			runs = append(runs, run)
+		}
+		if other := content[f.hash+f.Test]; other != nil && len(runs) == len(f.Runs) {
+			r.Copies = append(r.Copies, Problem{f.path, fmt.Errorf("it is the same as %s, but has so few digits that it may be another run, and is counted: remove it if it is a copy", other.path)})
+		}
+		content[f.hash+f.Test] = f
+		if f.Runs = runs; len(runs) > 0 {
+			kept = append(kept, f)
+		}
+	}
+	return kept, bad.err()
 }
 
 func such(paths []string) string {
@@ -159,7 +219,7 @@ func find(paths []string) ([]string, error) {
 const maxFile = 64 << 20
 
 // read returns a file for each test in it.
-func read(path string, n name, window time.Duration) ([]*file, error) {
+func read(path string, n name, known tools.Known) ([]*file, error) {
 	if err := n.check(); err != nil {
 		return nil, err
 	}
@@ -186,7 +246,7 @@ func read(path string, n name, window time.Duration) ([]*file, error) {
 	if err := record.CheckJSON(text); err != nil {
 		return nil, err
 	}
-	readings, err := tools.Read(text, window)
+	readings, err := tools.Read(text, known)
 	switch {
 	case tools.NoWindow(err):
 		return nil, fmt.Errorf("%w: give it with --duration", err)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"regexp"
 	"unicode/utf16"
 )
 
@@ -28,11 +29,63 @@ func decodeText(data []byte) ([]byte, error) {
 	if i := bytes.IndexByte(data, 0); i >= 0 {
 		return nil, fmt.Errorf("line %d has a byte 0, so it is not text, or UTF-16 without a byte order mark: save it as UTF-8", 1+bytes.Count(data[:i], []byte("\n")))
 	}
-	data = bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n"))
+	data = lineEnd.ReplaceAll(data, []byte("\n"))
+	data = colour.ReplaceAll(data, nil)
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, errors.New("it is empty")
 	}
-	return data, nil
+	return fromLog(data)
+}
+
+var (
+	// lineEnd ends a line in Windows, or of a terminal that adds a carriage return.
+	lineEnd = regexp.MustCompile(`\r+\n`)
+	// colour is of a terminal.
+	colour = regexp.MustCompile(`\x1b\[[0-9;]*[mK]`)
+	// logTime begins each line of a container's log, as in "2024-01-01T00:00:00.1Z stdout F ", and of docker logs --timestamps.
+	// P means that the line goes on in the next one.
+	logTime = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[-+]\d\d:\d\d) ?(?:(?:stdout|stderr) ([FP]) ?)?`)
+)
+
+// logs are those whose lines begin with what no tool has printed, by that beginning.
+var logs = []struct {
+	prefix *regexp.Regexp
+	what   string // and what to do
+}{
+	{regexp.MustCompile(`^\[pod/[^\]]+\] `), "kubectl logs --prefix: print it without --prefix"},
+	{regexp.MustCompile(`^\{"log":"`), "Docker (json-file): print it with docker logs"},
+	{regexp.MustCompile(`^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ \S+: `), "syslog: print it with journalctl -o cat"},
+}
+
+// fromLog takes away the times with which a log begins all lines, and names logs that it cannot read.
+func fromLog(data []byte) ([]byte, error) {
+	first, _, _ := bytes.Cut(data, []byte("\n"))
+	for _, log := range logs {
+		if log.prefix.Match(first) {
+			return nil, fmt.Errorf("its lines have the prefixes of %s", log.what)
+		}
+	}
+	if !logTime.Match(first) {
+		return data, nil
+	}
+	var text []byte
+	number := 0
+	for line := range bytes.Lines(data) {
+		number++
+		m := logTime.FindSubmatch(line)
+		switch {
+		case m == nil && len(bytes.TrimSpace(line)) > 0:
+			return nil, fmt.Errorf("line %d does not begin with a time, and those before do, as in a container's log: %.100q", number, line)
+		case m == nil:
+			continue
+		}
+		line = line[len(m[0]):]
+		if string(m[1]) == "P" {
+			line = bytes.TrimSuffix(line, []byte("\n"))
+		}
+		text = append(text, line...)
+	}
+	return text, nil
 }
 
 // fromUTF16 converts text. Half a character at the end is none.

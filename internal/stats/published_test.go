@@ -101,7 +101,7 @@ func runsOf(t *testing.T, path string, pairs int) [][]float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	readings, err := tools.Read(log, time.Second)
+	readings, err := tools.Read(log, tools.Known{Window: time.Second})
 	if err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}

@@ -75,6 +75,14 @@ func (ab) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 var (
 	// abFigure is "Complete requests:      200".
 	abFigure = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request): +([0-9.]+)( seconds| bytes| \[ms\] \(mean\))?$`)
+	// abNames begin the lines that abFigure must match, but for the time per request across all.
+	abNames = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request):`)
+	// abAcross is "Time per request:       0.032 [ms] (mean, across all concurrent requests)".
+	abAcross = regexp.MustCompile(`\(mean, across all concurrent requests\)$`)
+	// abAnyFigure is a line of the results.
+	abAnyFigure = regexp.MustCompile(`(?m)^(?:[A-Z][A-Za-z0-9 /-]+: +[0-9][0-9.]*.*| +\d+% +\d+.*|(?:Connect|Processing|Waiting|Total): +\d.*)$`)
+	// abTLS is "SSL/TLS Protocol:       TLSv1.2,ECDHE-RSA-AES256-GCM-SHA384,2048,256".
+	abTLS = regexp.MustCompile(`(?m)^SSL/TLS Protocol: +(.*)$`)
 	// abHead begins an output.
 	abHead = regexp.MustCompile(`(?m)^This is ApacheBench`)
 	// abFailed is "   (Connect: 0, Receive: 20, Length: 0, Exceptions: 10)"; ab of Apache 2.0 does not count what it received.
@@ -101,7 +109,7 @@ func parseAB(w spec.Workload, output []byte) (record.Endpoint, error) {
 			return e, halfLine(number, string(line))
 		}
 		if err := o.line(line); err != nil {
-			return e, fmt.Errorf("line %d: %w", number, err)
+			return e, &lineError{number, err}
 		}
 	}
 	if err := o.complete(); err != nil {
@@ -153,9 +161,14 @@ type abOutput struct {
 
 func (o *abOutput) line(line []byte) (err error) {
 	if m := abFigure.FindSubmatch(line); m != nil {
+		if _, again := o.figures[string(m[1])]; again {
+			return fmt.Errorf("another run has no heading: %q stands here again", m[1])
+		}
 		if o.figures[string(m[1])], err = strconv.ParseFloat(string(m[2]), 64); err != nil {
 			return fmt.Errorf("%s of %q", m[1], m[2])
 		}
+	} else if abNames.Match(line) && !abAcross.Match(line) {
+		return fmt.Errorf("it is not understood: %.200q", line)
 	} else if m := abFailed.FindSubmatch(line); m != nil {
 		for i := range o.kinds {
 			o.kinds[i], _ = strconv.ParseFloat(string(m[i+1]), 64) // of digits
@@ -261,7 +274,7 @@ func isAB(output []byte) bool { return bytes.Contains(output, []byte("This is Ap
 
 // readAB takes the number of requests that were complete for the number that the run was to make. A time may
 // have ended the run instead, but ab does not print that.
-func readAB(output []byte, _ time.Duration) (Reading, error) {
+func readAB(output []byte, _ Known) (Reading, error) {
 	t := spec.Traffic{Tool: spec.ToolAB, Protocol: "tcp"}
 	w := spec.Workload{HTTP: &t}
 	for _, m := range abTraffic.FindAllSubmatch(output, -1) {
@@ -285,5 +298,9 @@ func readAB(output []byte, _ time.Duration) (Reading, error) {
 		return Reading{}, err
 	}
 	t.Duration = spec.Duration(math.Ceil(e.Seconds) * 1e9)
-	return Reading{Workload: w, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	conditions := map[string]string{TLS: NoTLS}
+	if m := abTLS.FindSubmatch(output); m != nil {
+		conditions[TLS] = string(m[1])
+	}
+	return Reading{Workload: w, Conditions: conditions, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }

@@ -36,8 +36,14 @@ var (
 	iperf2Head = regexp.MustCompile(`^Client connecting to (\S+), (TCP|UDP) port \d+`)
 	// iperf2Local is "[  3] local 10.0.0.1 port 40000 connected with 10.0.0.2 port 5001".
 	iperf2Local = regexp.MustCompile(`^\[ *\d+\] local .* connected with `)
-	// iperf2Sends is "Sending 1470 byte datagrams".
-	iperf2Sends = regexp.MustCompile(`^Sending (\d+) byte datagrams`)
+	// iperf2Sends is "Sending 1470 byte datagrams, IPG target: 2243.04 us (kalman adjust)", the time between them.
+	iperf2Sends = regexp.MustCompile(`^Sending (\d+) byte datagrams(?:, IPG target: +([0-9.]+) us)?`)
+	// iperf2Writes is "Write buffer size: 131072 Byte", of -e.
+	iperf2Writes = regexp.MustCompile(`^Write buffer size: +(.*)$`)
+	// iperf2Stray is a line of a report, or of -y C.
+	iperf2Stray = regexp.MustCompile(`(?m)^\[[^\]]*\] .* sec\b.*$|^[-+]?\d{4,}[^,\n]*(?:,[^,\n]*){6,}$`)
+	// iperf2None is a report's line of no use, such as a histogram.
+	iperf2None = regexp.MustCompile(`-PDF[:(]|Sent \d+ datagrams`)
 	// iperf2CSV is the time, both addresses, the connection, and the interval. With -e, 2.1.9 and later begin with the time
 	// zone, and 2.2.0 and later have the ends of the interval in two fields.
 	iperf2CSV = regexp.MustCompile(`^([-+]\d{4}:)?\d{14}[^,]*,[^,]*,\d+,[^,]*,\d+,-?\d+,[0-9.]+[-,][0-9.]+,`)
@@ -126,7 +132,8 @@ type iperf2Sum struct {
 
 // iperf2Output has what was found in a client's output so far.
 type iperf2Output struct {
-	traffic spec.Traffic
+	traffic    spec.Traffic
+	conditions map[string]string
 	// sums by connection, those of all under "SUM", as they came; reports are the servers'.
 	sums    map[string][]iperf2Sum
 	reports []iperf2Sum
@@ -150,7 +157,100 @@ func isIperf2(output []byte) bool {
 	return false
 }
 
-func readIperf2(output []byte, _ time.Duration) (Reading, error) {
+// readIperf2 reads all runs of an output. A run of the text begins with its heading, and one of -y C where the ends of a
+// connection change or its time begins again.
+func readIperf2(output []byte, known Known) ([]Reading, error) {
+	starts := iperf2Starts(output)
+	if len(starts) == 0 {
+		starts = []int{0}
+	}
+	return one(func(output []byte, known Known) (Reading, error) {
+		if at := iperf2Stray.FindIndex(output[:starts[0]]); at != nil {
+			return Reading{}, fmt.Errorf("line %d belongs to no run, as it stands before the heading in line %d: %.200q",
+				lineOf(output, at[0]), lineOf(output, starts[0]), lineAt(output, at[0]))
+		}
+		return sections(output, starts, iperf2Stray, known, readIperf2Run)
+	})(output, known)
+}
+
+// iperf2Starts returns the offset of each run. A server that listens in the client's process (-d, -r) says so before
+// the client's heading, and belongs to its run.
+func iperf2Starts(output []byte) (starts []int) {
+	var csv iperf2Ends
+	listens, at := -1, 0
+	for line := range bytes.Lines(output) {
+		switch {
+		case bytes.HasPrefix(line, []byte("Server listening on")):
+			listens = at
+		case iperf2Head.Match(line):
+			if listens < 0 {
+				listens = at
+			}
+			starts, listens, csv = append(starts, listens), -1, nil
+		case iperf2CSV.Match(line) && csv.begins(string(bytes.TrimSpace(line))):
+			starts, listens = append(starts, at), -1
+		}
+		at += len(line)
+	}
+	if listens >= 0 && len(starts) == 0 {
+		starts = []int{listens}
+	}
+	return starts
+}
+
+// iperf2Ends has what was read of each connection of a run of -y C, by its number.
+type iperf2Ends map[string]*iperf2Connection
+
+type iperf2Connection struct {
+	from, to string  // address and port
+	until    float64 // end of the last interval, s
+	at       string  // time of the last line
+	lines    int
+	// intervals and whole tell what was read: intervals after the first, and the whole run after those.
+	intervals, whole bool
+}
+
+// begins notes a line of -y C, and reports whether a run begins with it.
+func (e *iperf2Ends) begins(line string) bool {
+	f, err := iperf2Fields(line)
+	if err != nil { // it is read, and refused
+		return *e == nil
+	}
+	begin, end, _ := strings.Cut(f[6], "-")
+	var since, until float64
+	if err := numbers(map[*float64]string{&since: begin, &until: end}); err != nil {
+		return *e == nil
+	}
+	from, to := f[1]+":"+f[2], f[3]+":"+f[4]
+	c := (*e)[f[5]]
+	switch {
+	case c != nil && portOf(from) != "0" && portOf(from) == portOf(c.to): // a server's report, or the other direction
+		return false
+	case c != nil && from == c.from && to == c.to && !c.again(f[0], since, until):
+		return false
+	case c != nil || *e == nil:
+		*e = iperf2Ends{f[5]: {from: from, to: to, until: until, at: f[0], lines: 1}}
+		return true
+	}
+	(*e)[f[5]] = &iperf2Connection{from: from, to: to, until: until, at: f[0], lines: 1}
+	return false
+}
+
+// again reports whether an interval is one of another run: its time begins again, though the run before is whole.
+func (c *iperf2Connection) again(at string, since, until float64) bool {
+	if since == 0 {
+		whole := until >= c.until-0.05 && !c.whole && (c.intervals || until > c.until+0.05 || c.lines == 1 && at == c.at)
+		if !whole {
+			return true
+		}
+		c.whole = true
+	}
+	c.intervals = c.intervals || since > 0
+	c.until, c.at, c.lines = max(c.until, until), at, c.lines+1
+	return false
+}
+
+func readIperf2Run(output []byte, _ Known) (Reading, error) {
 	o := iperf2Output{sums: make(map[string][]iperf2Sum), ends: make(map[string][2]string)}
 	number := 0
 	for raw := range bytes.Lines(output) {
@@ -158,7 +258,7 @@ func readIperf2(output []byte, _ time.Duration) (Reading, error) {
 		line := strings.TrimRight(string(raw), "\r\n")
 		o.half = len(line) == len(raw)
 		if err := o.line(line); err != nil {
-			return Reading{}, fmt.Errorf("line %d: %w", number, err)
+			return Reading{}, &lineError{number, err}
 		}
 	}
 	if o.traffic.Protocol == "" {
@@ -172,7 +272,7 @@ func readIperf2(output []byte, _ time.Duration) (Reading, error) {
 	if o.traffic.Duration == 0 {
 		return Reading{}, fmt.Errorf("a window of %g s", e.Seconds)
 	}
-	return Reading{Workload: spec.Workload{Stream: &o.traffic}, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	return Reading{Workload: spec.Workload{Stream: &o.traffic}, Conditions: o.conditions, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
 func (o *iperf2Output) line(line string) error {
@@ -194,7 +294,7 @@ func (o *iperf2Output) line(line string) error {
 	}
 	switch m, late := iperf2Head.FindStringSubmatch(line), iperf2Late.FindStringSubmatch(line); {
 	case m != nil && o.traffic.Protocol != "":
-		return errors.New("another run begins, or the other direction (-d, -r): give a file for each")
+		return errors.New("another run begins")
 	case m != nil && o.server, iperf2Other.MatchString(line):
 		return errBothWays
 	case strings.HasPrefix(line, "Server listening on"):
@@ -216,27 +316,50 @@ func (o *iperf2Output) line(line string) error {
 	case strings.HasPrefix(line, "time,srcaddress,") && !strings.Contains(line, ",tcpretry,"):
 		return fmt.Errorf("the columns of -y C are not those of TCP: %.200q", line)
 	case iperf2Sends.MatchString(line):
-		n, err := strconv.Atoi(iperf2Sends.FindStringSubmatch(line)[1])
-		o.traffic.Size = spec.Bytes(n)
-		return err
+		return o.sends(iperf2Sends.FindStringSubmatch(line))
+	case iperf2Writes.MatchString(line):
+		o.condition("write size", iperf2Writes.FindStringSubmatch(line)[1])
+	case strings.Contains(line, "ounce-back") || strings.Contains(line, "BB cnt="):
+		return errors.New("it is a test of --bounceback, which is not read: measure round trips with sockperf pp")
+	case iperf2Stray.MatchString(line) && !iperf2None.MatchString(line):
+		if o.half {
+			return fmt.Errorf("it has no line end, and is not whole: %.200q", line)
+		}
+		return fmt.Errorf("it is not understood: %.200q", line)
 	case o.failed == "" && (strings.Contains(line, "failed") || strings.Contains(line, "WARNING")):
 		o.failed = line
 	}
 	return nil
 }
 
+// sends notes the size and the rate of datagrams.
+func (o *iperf2Output) sends(m []string) error {
+	n, err := strconv.Atoi(m[1])
+	o.traffic.Size = spec.Bytes(n)
+	if err != nil || m[2] == "" {
+		return err
+	}
+	micros, err := strconv.ParseFloat(m[2], 64)
+	if err == nil && micros > 0 {
+		o.condition(RateLimit, fmt.Sprintf("%.4g Mbit/s", 8*float64(n)/micros))
+	}
+	return err
+}
+
+func (o *iperf2Output) condition(name, value string) {
+	if o.conditions == nil {
+		o.conditions = make(map[string]string)
+	}
+	o.conditions[name] = value
+}
+
 // csv is a line of -y C: time, addresses and ports, connection, interval, bytes, bits a
 // second, and of UDP jitter in ms, lost, total, per cent, out of order
 // (reportCSV_bw_jitter_loss_format in Locale.c). The connection -1 is all of them.
 func (o *iperf2Output) csv(line string) error {
-	f := strings.Split(line, ",")
-	enhanced := line[0] == '+' || line[0] == '-'
-	switch n := len(f); {
-	case !enhanced && (n == 9 || n == 14), enhanced && n == 15:
-	case enhanced && n == 17: // make the interval one field
-		f = append(append(slices.Clone(f[:6]), f[6]+"-"+f[7]), f[8:]...)
-	default:
-		return fmt.Errorf("a line of -y C with %d fields, want 9, or 14 of UDP; with -e 15 or 17", n)
+	f, err := iperf2Fields(line)
+	if err != nil {
+		return err
 	}
 	protocol := "tcp"
 	if len(f) == 14 {
@@ -273,6 +396,20 @@ func (o *iperf2Output) csv(line string) error {
 	return nil
 }
 
+// iperf2Fields splits a line of -y C. The interval is one field.
+func iperf2Fields(line string) ([]string, error) {
+	f := strings.Split(line, ",")
+	enhanced := line[0] == '+' || line[0] == '-'
+	switch n := len(f); {
+	case !enhanced && (n == 9 || n == 14), enhanced && n == 15:
+	case enhanced && n == 17:
+		f = append(append(slices.Clone(f[:6]), f[6]+"-"+f[7]), f[8:]...)
+	default:
+		return nil, fmt.Errorf("a line of -y C with %d fields, want 9, or 14 of UDP; with -e 15 or 17", n)
+	}
+	return f, nil
+}
+
 // between notes the ends of a connection: they are others in another run, and exchanged in a server's report of UDP and in
 // the other direction.
 func (o *iperf2Output) between(id, from, to, protocol string) error {
@@ -282,12 +419,32 @@ func (o *iperf2Output) between(id, from, to, protocol string) error {
 		o.ends[id] = was
 	}
 	switch exchanged := was == [2]string{to, from}; {
-	case was != [2]string{from, to} && !(exchanged && protocol == "udp"):
-		return fmt.Errorf("another run begins: connection %s is from %s to %s, and was from %s to %s; give a file for each", id, from, to, was[0], was[1])
-	case protocol == "tcp" && slices.ContainsFunc(slices.Collect(maps.Values(o.ends)), func(other [2]string) bool { return portOf(from) != "0" && portOf(from) == portOf(other[1]) }):
+	case protocol == "tcp" && (serverSends(from, to) || o.listens(portOf(from))):
 		return errBothWays
+	case was != [2]string{from, to} && !(exchanged && protocol == "udp"):
+		return fmt.Errorf("another run begins: connection %s is from %s to %s, and was from %s to %s", id, from, to, was[0], was[1])
 	}
 	return nil
+}
+
+// listens reports whether a connection goes to a port.
+func (o *iperf2Output) listens(port string) bool {
+	for _, ends := range o.ends {
+		if port != "0" && port == portOf(ends[1]) {
+			return true
+		}
+	}
+	return false
+}
+
+// firstEphemeral is the first port that Linux gives to a client that asks for none.
+const firstEphemeral = 32768
+
+// serverSends reports whether a connection is from a server, as with -R: its port was set, and the kernel chose the other.
+func serverSends(from, to string) bool {
+	a, err1 := strconv.Atoi(portOf(from))
+	b, err2 := strconv.Atoi(portOf(to))
+	return err1 == nil && err2 == nil && a > 0 && a < firstEphemeral && b >= firstEphemeral
 }
 
 // portOf returns the port of an address with a port. It is 0 in a sum.

@@ -8,7 +8,6 @@ import (
 	"math"
 	"net/netip"
 	"strconv"
-	"strings"
 	"time"
 
 	"slipstream.dev/internal/record"
@@ -79,23 +78,35 @@ type iperf3Report struct {
 		Connected []struct {
 			Host string `json:"local_host"`
 		}
-		Test struct {
+		Cookie   string
+		Accepted *struct{} `json:"accepted_connection"` // of a server's report
+		Test     struct {
 			Protocol              string
 			Streams               float64 `json:"num_streams"`
 			Size                  float64 `json:"blksize"` // of a message, bytes
 			Omit, Duration, Bidir float64
+			Bytes, Blocks         float64
+			Reverse               *float64 // nil before 3.1
+			Rate                  *float64 `json:"target_bitrate"` // nil before 3.10
 		} `json:"test_start"`
 	}
 	End struct {
 		Streams []struct {
 			UDP struct {
-				Reordered float64 `json:"out_of_order"`
+				Reordered *float64 `json:"out_of_order"`
+			}
+			Sender struct {
+				Sends *bool `json:"sender"` // of the end that reports
 			}
 		}
 		Sent     *iperf3Sum `json:"sum_sent"`
 		Received *iperf3Sum `json:"sum_received"`
-		CPU      struct {
-			Client float64 `json:"host_total"`
+		// Those of the server's sending of --bidir, since 3.11.
+		SentBack     *iperf3Sum `json:"sum_sent_bidir_reverse"`
+		ReceivedBack *iperf3Sum `json:"sum_received_bidir_reverse"`
+		CPU          struct {
+			Own   float64 `json:"host_total"`
+			Other float64 `json:"remote_total"`
 		} `json:"cpu_utilization_percent"`
 	}
 }
@@ -104,8 +115,8 @@ type iperf3Report struct {
 // starts its counters anew when its own timer of --omit runs out.
 type iperf3Sum struct {
 	Seconds, Bytes, Retransmits, Packets float64
-	Lost                                 float64 `json:"lost_packets"`
-	Jitter                               float64 `json:"jitter_ms"` // mean of the connections'
+	Lost                                 *float64 `json:"lost_packets"`
+	Jitter                               *float64 `json:"jitter_ms"` // mean of the connections'
 }
 
 // Parse takes bytes, time and rate from the receiver's sum, which leaves the
@@ -153,7 +164,10 @@ func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint,
 	e.Seconds = received.Seconds
 	e.BitsPerSecond = received.Bytes * 8 / received.Seconds
 	// The share is of the whole run. This assumes that the warm-up costs the same.
-	e.CPUSeconds = r.End.CPU.Client / 100 * sent.Seconds
+	e.CPUSeconds = r.End.CPU.Own / 100 * sent.Seconds
+	if r.Start.Accepted != nil { // it is the server's
+		e.CPUSeconds = r.End.CPU.Other / 100 * received.Seconds
+	}
 	var err error
 	count := func(what string, v float64) (n uint64) {
 		if !(v >= 0 && v < math.MaxInt64) {
@@ -171,15 +185,34 @@ func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint,
 			err = fmt.Errorf("messages of %g bytes", size)
 		}
 		e.Lost = count("messages lost", iperf3Lost(float64(e.Messages), sent, received))
-		for _, stream := range r.End.Streams {
-			e.Reordered += count("messages out of order", stream.UDP.Reordered)
+		if err == nil {
+			err = r.arrived(&e)
 		}
-		e.Jitter = received.Jitter / 1e3
 	}
 	if err != nil {
 		return e, err
 	}
 	return e, plausible(e)
+}
+
+// arrived adds what the receiver of UDP says of the order of datagrams and of their times.
+func (r iperf3Report) arrived(e *record.Endpoint) error {
+	received := r.End.Received
+	if received.Lost == nil || received.Jitter == nil || len(r.End.Streams) == 0 {
+		return errors.New("its report lacks what arrived over UDP (lost_packets, jitter_ms, or the streams)")
+	}
+	for _, stream := range r.End.Streams {
+		late := stream.UDP.Reordered
+		if late == nil {
+			return errors.New("its report lacks the out_of_order of a stream")
+		}
+		if !(*late >= 0 && *late < math.MaxInt64) {
+			return fmt.Errorf("messages out of order of %g", *late)
+		}
+		e.Reordered += uint64(*late)
+	}
+	e.Jitter = *received.Jitter / 1e3
+	return nil
 }
 
 // iperf3Lost returns how many datagrams of the window were lost, if arrived have
@@ -188,70 +221,12 @@ func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint,
 // closer. It is off by what passed between the two ends' starts of the window, which
 // are a few milliseconds apart. The result is never more than the sum says.
 func iperf3Lost(arrived float64, sent, received *iperf3Sum) float64 {
-	if received.Packets-received.Lost == arrived {
-		return received.Lost
+	lost := 0.0
+	if received.Lost != nil {
+		lost = *received.Lost
 	}
-	return max(0, min(received.Lost, sent.Packets-arrived))
-}
-
-func isIperf3(output []byte) bool {
-	return bytes.Contains(output, []byte(`"start"`)) && bytes.Contains(output, []byte(`"intervals"`))
-}
-
-// readIperf3 reads all reports of an output, a run each.
-func readIperf3(output []byte, _ time.Duration) (Reading, error) {
-	var all Reading
-	for first := true; first || bytes.HasPrefix(output, []byte("{")); first = false {
-		r, behind, err := decodeIperf3(output)
-		if err != nil {
-			return Reading{}, err
-		}
-		t, err := r.traffic()
-		if err != nil {
-			return Reading{}, err
-		}
-		w := spec.Workload{Stream: &t}
-		switch {
-		case first:
-			all.Workload, all.Version = w, ParseVersion(spec.ToolIperf3, []byte(r.Start.Version))
-		case *all.Workload.Stream != t:
-			return Reading{}, fmt.Errorf("run %d has other traffic than run 1", len(all.Runs)+1)
-		}
-		e, err := r.endpoint(w, behind)
-		if err != nil {
-			return Reading{}, err
-		}
-		run := Run{Pairs: []record.Endpoint{e}}
-		if at := r.Start.Timestamp.Seconds; at > 0 && at < 1<<40 {
-			run.Started = time.Unix(int64(at), 0).UTC()
-		}
-		all.Runs, output = append(all.Runs, run), behind
+	if received.Packets-lost == arrived {
+		return lost
 	}
-	return all, nil
-}
-
-// traffic returns the traffic that a report describes.
-func (r iperf3Report) traffic() (spec.Traffic, error) {
-	of := r.Start.Test
-	t := spec.Traffic{
-		Tool: spec.ToolIperf3, Protocol: strings.ToLower(of.Protocol), Connections: int(of.Streams), Size: spec.Bytes(of.Size),
-		Warmup: spec.Duration(of.Omit * 1e9), Duration: spec.Duration(of.Duration * 1e9),
-	}
-	if len(r.Start.Connected) > 0 {
-		t.IP = ipVersion(r.Start.Connected[0].Host)
-	}
-	const day = 24 * 60 * 60
-	switch {
-	case t.Protocol != "tcp" && t.Protocol != "udp":
-		return t, fmt.Errorf("its report has the protocol %q, not TCP or UDP", of.Protocol)
-	case of.Bidir != 0:
-		return t, errors.New("it sent in both directions at once (--bidir), and a stream has one")
-	case of.Duration == 0:
-		return t, errors.New("it sent a number of bytes (-n, -k), and ran for no set time")
-	case !(of.Duration > 0 && of.Duration <= day && of.Omit >= 0 && of.Omit <= day):
-		return t, fmt.Errorf("it ran for %g s after a warm-up of %g s", of.Duration, of.Omit)
-	case !(of.Streams >= 1 && of.Streams <= 1024 && of.Size >= 0 && of.Size <= 1<<20):
-		return t, fmt.Errorf("%g connections with messages of %g bytes", of.Streams, of.Size)
-	}
-	return t, nil
+	return max(0, min(lost, sent.Packets-arrived))
 }

@@ -90,6 +90,8 @@ var (
 	latteNames = []string{"MsgSize(byte)", "Iterations", "Latency(usec)", "CPU(%)", "CtxSwitch/sec", "Interrupt/sec"}
 	// latteEach is "Interrupt/sec 55164     (3.86/iteration)".
 	latteEach = regexp.MustCompile(`^(CtxSwitch/sec|Interrupt/sec)\s+[0-9.]+\s+\(([0-9.]+)/iteration\)\s*$`)
+	// latteAnyFigure is a line of the results.
+	latteAnyFigure = regexp.MustCompile(`(?m)^[A-Za-z]+(?:\([a-z%]+\)|/sec)\s+[0-9].*$|^\s*\d+\s+\d+\s*$`)
 	// latteBucket is "   103      1664".
 	latteBucket = regexp.MustCompile(`^\s*(\d+)\s+(\d+)\s*$`)
 )
@@ -103,7 +105,7 @@ func isLatte(output []byte) bool {
 
 // readLatte assumes one connection: latte has no more. It takes the number of iterations that were made for the number that the
 // run was to make. A time may have ended the run instead (-t), but latte does not print that.
-func readLatte(output []byte, _ time.Duration) (Reading, error) {
+func readLatte(output []byte, _ Known) (Reading, error) {
 	t := spec.Traffic{Tool: spec.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
 	e, _, err := parseLatte(output)
 	if err != nil {
@@ -178,20 +180,20 @@ func latteLines(output []byte) (o latteOutput, err error) {
 		case m != nil:
 			v, err := strconv.ParseFloat(string(m[2]), 64)
 			if _, twice := o.figures[string(m[1])]; err != nil || twice {
-				return o, fmt.Errorf("line %d: %s of %q, once more or not a number", number, m[1], m[2])
+				return o, &lineError{number, fmt.Errorf("%s of %q, once more or not a number", m[1], m[2])}
 			}
 			o.figures[string(m[1])] = v
 		case half && slices.ContainsFunc(latteNames, func(name string) bool { return o.last != "" && strings.HasPrefix(name, o.last) }):
 			return o, halfLine(number, o.last)
 		case slices.ContainsFunc(latteNames, func(name string) bool { return bytes.HasPrefix(line, []byte(name)) }):
-			return o, fmt.Errorf("line %d is not understood: %.200q", number, o.last)
+			return o, &lineError{number, fmt.Errorf("it is not understood: %.200q", o.last)}
 		case bytes.HasPrefix(line, []byte("Interval(usec)")):
 			began = true
 		case began && bucket != nil:
 			from, err1 := strconv.ParseFloat(string(bucket[1]), 64)
 			count, err2 := strconv.ParseFloat(string(bucket[2]), 64)
 			if n := len(o.histogram); err1 != nil || err2 != nil || n > 0 && from <= o.histogram[n-1].from {
-				return o, fmt.Errorf("line %d: invalid histogram at %.200q", number, o.last)
+				return o, &lineError{number, fmt.Errorf("invalid histogram at %.200q", o.last)}
 			}
 			o.histogram = append(o.histogram, latteCount{from, count})
 			if half && o.total() != o.figures["Iterations"] {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"slipstream.dev/internal/record"
 )
@@ -44,7 +43,7 @@ func isMpstat(output []byte) bool {
 	return bytes.Contains(output, mpstatJSON)
 }
 
-func readMpstat(output []byte, _ time.Duration) (Reading, error) {
+func readMpstat(output []byte, _ Known) (Reading, error) {
 	if bytes.Contains(output, mpstatJSON) {
 		cpus, err := parseMpstatJSON(output)
 		if err != nil {
@@ -56,10 +55,11 @@ func readMpstat(output []byte, _ time.Duration) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
-	if len(averages) != 1 {
-		return Reading{}, fmt.Errorf("it has averages of %d runs, want one in a file", len(averages))
+	var r Reading
+	for _, cpus := range averages {
+		r.Runs = append(r.Runs, Run{CPUs: cpus})
 	}
-	return Reading{Runs: []Run{{CPUs: averages[0]}}}, nil
+	return r, nil
 }
 
 // mpstatCount is the number of CPUs in the heading of a report: "Linux 6.1.0 (node1) 	11/23/26 	_x86_64_	(2 CPU)".
@@ -87,7 +87,7 @@ func parseMpstat(output []byte) (averages [][]record.CPU, err error) {
 	for line := range bytes.Lines(output) {
 		number++
 		if err := a.line(line); err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
+			return nil, &lineError{number, err}
 		}
 	}
 	if err := a.whole(); err != nil {
@@ -216,7 +216,7 @@ func mpstatTimes(id int, percent map[string]float64) (cpu record.CPU, online boo
 	}
 	cpu = record.CPU{
 		ID: id, User: share["usr"] + share["user"] + share["nice"] + share["guest"] + share["gnice"],
-		System: share["sys"], IRQ: share["irq"], Steal: share["steal"],
+		System: share["sys"] + share["system"], IRQ: share["irq"], Steal: share["steal"],
 		Idle: share["idle"] + share["iowait"], Softirq: share["soft"], SoftirqTicks: share["soft"],
 	}
 	cpu.Busy = max(0, 1-cpu.Idle)

@@ -103,6 +103,8 @@ func qperfTests(output []byte) (tests []qperfTest, err error) {
 		switch {
 		case len(tests) > 0 && (line != "" && strings.Contains("0123456789.,", line[len(line)-1:]) || strings.TrimSpace(line) == "") && len(line) == len(raw):
 			return nil, halfLine(number, line)
+		case len(tests) == 0 && figure != nil:
+			return nil, fmt.Errorf("line %d belongs to no test, as no heading stands before it: %.200q", number, line)
 		case head != nil:
 			tests = append(tests, qperfTest{name: head[1], line: number, lines: make(map[string]string)})
 		case len(tests) == 0, strings.TrimSpace(line) == "": // what a shell printed before
@@ -262,14 +264,14 @@ func isQperf(output []byte) bool {
 }
 
 // readQperf reads the tests of an output. The same test, if it stands there again, is another run.
-func readQperf(output []byte, window time.Duration) ([]Reading, error) {
+func readQperf(output []byte, known Known) ([]Reading, error) {
 	tests, err := qperfTests(output)
 	if err != nil {
 		return nil, err
 	}
 	var all []Reading
 	for _, t := range tests {
-		r, err := t.read(window)
+		r, err := t.read(known.Window)
 		if err == nil {
 			if i := slices.IndexFunc(all, func(r Reading) bool { return r.Test == t.name }); i >= 0 {
 				err = all[i].add(r)
@@ -301,9 +303,12 @@ func (t qperfTest) read(window time.Duration) (Reading, error) {
 	if seconds >= 1e-3 && seconds < 1e6 {
 		window = time.Duration(seconds * 1e9)
 	}
+	id := ""
 	e, err := qperfAll(w, t)
 	if err != nil {
 		e, err = t.plain(w, window, err)
+	} else {
+		id = fmt.Sprint(t.name, t.lines)
 	}
 	if err != nil {
 		return Reading{}, err
@@ -313,7 +318,7 @@ func (t qperfTest) read(window time.Duration) (Reading, error) {
 	if traffic.Duration <= 0 {
 		traffic.Duration = spec.Duration(math.Round(e.Seconds) * 1e9)
 	}
-	return Reading{Workload: w, Test: t.name, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	return Reading{Workload: w, Test: t.name, Runs: []Run{{ID: id, Pairs: []record.Endpoint{e}}}}, nil
 }
 
 // plain computes messages and bytes from the figure and the window. why says what the figures of a detailed run lack.

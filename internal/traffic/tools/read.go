@@ -2,10 +2,14 @@ package tools
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,34 +24,68 @@ type Reading struct {
 	// Workload, without a name, has what the output says about it, and zero where it says
 	// nothing. It has no traffic if the output is of CPUs alone.
 	Workload spec.Workload
+	// Conditions are what else defines the traffic and no workload has, such as its direction, by name. Those that the
+	// output does not tell are missing.
+	Conditions map[string]string
 	// Test tells the readings of one output apart, as in "tcp_lat". It is empty if the tool has one test an output.
 	Test string
 	// Counted means that a run lasted for a number of messages, not for a time.
 	Counted bool
 	Runs    []Run
+	// Copies are how many runs stood there again, and are left out.
+	Copies int
 }
+
+// Names of conditions.
+const (
+	Direction = "direction"
+	RateLimit = "rate limit"
+	TLS       = "TLS"
+)
+
+// Values of conditions.
+const (
+	Forward = "forward" // the client sends
+	Reverse = "reverse" // the server sends
+	NoLimit = "none"
+	NoTLS   = "none"
+)
 
 // Run is one run of a tool.
 type Run struct {
+	// ID is the same for two outputs of one run, and no others. It is empty if the output has so few digits that those of
+	// two runs may be alike.
+	ID      string
 	Started time.Time         // zero if the output does not tell
 	Pairs   []record.Endpoint // clients
 	// CPUs of a node, as in a window of one second.
 	CPUs []record.CPU
 }
 
-// formats has all formats that Read knows, in the order in which it tries them.
-var formats = []struct {
+// Known is what a user says about an output.
+type Known struct {
+	// Window is the length of each run, for outputs that do not tell.
+	Window time.Duration
+	// Kind is the kind of the workload, or any other text.
+	Kind string
+}
+
+// format is one that Read knows.
+type format struct {
 	name string
 	is   func(output []byte) bool
-	read func(output []byte, window time.Duration) ([]Reading, error)
-}{
+	read func(output []byte, known Known) ([]Reading, error)
+}
+
+// formats has all formats, in the order in which Read tries them.
+var formats = []format{
 	{runLog, isRunLog, one(readRunLog)},
 	{spec.ToolIperf3, isIperf3, one(readIperf3)},
-	{spec.ToolIperf2, isIperf2, one(readIperf2)},
-	{spec.ToolSockperf, isSockperf, each(sockperfHead, readSockperf)},
+	{spec.ToolIperf2, isIperf2, readIperf2},
+	{spec.ToolSockperf, isSockperf, each(sockperfHead, sockperfFigure, readSockperf)},
 	{spec.ToolQperf, isQperf, readQperf},
-	{spec.ToolAB, isAB, each(abHead, readAB)},
-	{spec.ToolLatte, isLatte, each(latteProtocol, readLatte)},
+	{spec.ToolAB, isAB, each(abHead, abAnyFigure, readAB)},
+	{spec.ToolLatte, isLatte, each(latteProtocol, latteAnyFigure, readLatte)},
 	{mpstat, isMpstat, one(readMpstat)},
 }
 
@@ -62,24 +100,26 @@ var errNoWindow = errors.New("it does not say how long it ran")
 // NoWindow reports whether Read failed because it lacked a window.
 func NoWindow(err error) bool { return errors.Is(err, errNoWindow) }
 
-// Read recognises the format of an output by its content, and reads it. If the output does not
-// say how long the run was, Read assumes that it was as long as window. Several readings are several tests.
-func Read(output []byte, window time.Duration) ([]Reading, error) {
-	var found []int
-	for i, f := range formats {
+// Read recognises the format of an output by its content, and reads it. Several readings are several tests.
+func Read(output []byte, known Known) ([]Reading, error) {
+	var found []format
+	for _, f := range formats {
 		if f.is(output) {
-			found = append(found, i)
+			found = append(found, f)
 		}
 	}
 	switch {
 	case len(found) == 0:
 		return nil, unknown(output)
-	case formats[found[0]].name == runLog: // has the averages of mpstat in it
+	case found[0].name == runLog: // has the averages of mpstat in it
 	case len(found) > 1:
-		return nil, fmt.Errorf("it has the outputs of %s and %s: give a file for each", formats[found[0]].name, formats[found[1]].name)
+		return nil, fmt.Errorf("it has the outputs of %s and %s: give a file for each", found[0].name, found[1].name)
 	}
-	f := formats[found[0]]
-	readings, err := f.read(output, window)
+	f := found[0]
+	if err := foreign(output); err != nil && f.name != runLog {
+		return nil, err
+	}
+	readings, err := f.read(output, known)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.name, err)
 	}
@@ -88,23 +128,33 @@ func Read(output []byte, window time.Duration) ([]Reading, error) {
 			r.Version = ParseVersion(f.name, output)
 		}
 		readings[i].Format = f.name
+		readings[i].unique(output)
 	}
 	return readings, nil
 }
 
-// unknown says what an output is that Read cannot read, if it is a known tool's.
-func unknown(output []byte) error {
-	if bytes.Contains(output, []byte("] local ")) && bytes.Contains(output, []byte("iperf Done.")) {
-		return errors.New("it is iperf3's text, which slipstream does not read: run iperf3 with -J")
+// unique leaves out runs that are there already. A run without an identity has that of the output if it is the only one.
+func (r *Reading) unique(output []byte) {
+	if f := r.Format; len(r.Runs) == 1 && r.Runs[0].ID == "" && f != spec.ToolQperf {
+		r.Runs[0].ID = identity(output, anyFigure)
 	}
-	first, _, _ := bytes.Cut(bytes.TrimSpace(output), []byte("\n"))
-	return fmt.Errorf("it is not the output of a known tool: iperf3 -J, iperf 2, sockperf, qperf, ab, latte, mpstat, or a log of runs; it begins with %.100q", first)
+	seen := make(map[string]bool)
+	n := len(r.Runs)
+	r.Runs = slices.DeleteFunc(r.Runs, func(run Run) bool {
+		again := run.ID != "" && seen[run.ID]
+		seen[run.ID] = true
+		return again
+	})
+	r.Copies = n - len(r.Runs)
 }
 
+// anyFigure matches a line that has a number.
+var anyFigure = regexp.MustCompile(`[0-9]`)
+
 // one makes a list of the only reading of an output.
-func one(read func([]byte, time.Duration) (Reading, error)) func([]byte, time.Duration) ([]Reading, error) {
-	return func(output []byte, window time.Duration) ([]Reading, error) {
-		r, err := read(output, window)
+func one(read func([]byte, Known) (Reading, error)) func([]byte, Known) ([]Reading, error) {
+	return func(output []byte, known Known) ([]Reading, error) {
+		r, err := read(output, known)
 		if err != nil {
 			return nil, err
 		}
@@ -113,60 +163,105 @@ func one(read func([]byte, time.Duration) (Reading, error)) func([]byte, time.Du
 }
 
 // each reads the outputs of several runs that were written one after another, as a script with >> does. Each begins with
-// a heading.
-func each(heading *regexp.Regexp, read func([]byte, time.Duration) (Reading, error)) func([]byte, time.Duration) ([]Reading, error) {
-	return one(func(output []byte, window time.Duration) (Reading, error) {
-		starts := heading.FindAllIndex(output, -1)
-		if len(starts) < 2 {
-			return read(output, window)
+// a heading. A figure belongs to the heading before it, so that one without a heading is an error. read reads one run.
+func each(heading, figure *regexp.Regexp, read func([]byte, Known) (Reading, error)) func([]byte, Known) ([]Reading, error) {
+	return one(func(output []byte, known Known) (Reading, error) {
+		var starts []int
+		for _, at := range heading.FindAllIndex(output, -1) {
+			starts = append(starts, at[0])
 		}
-		var all Reading
-		for i, start := range starts {
-			end := len(output)
-			if i+1 < len(starts) {
-				end = starts[i+1][0]
-			}
-			line := lineOf(output, start[0])
-			r, err := read(output[start[0]:end], window)
-			if err == nil && i > 0 {
+		if len(starts) == 0 {
+			return read(output, known)
+		}
+		if at := figure.FindIndex(output[:starts[0]]); at != nil {
+			return Reading{}, fmt.Errorf("line %d belongs to no run, as it stands before the heading in line %d: %.200q",
+				lineOf(output, at[0]), lineOf(output, starts[0]), lineAt(output, at[0]))
+		}
+		return sections(output, starts, figure, known, read)
+	})
+}
+
+// sections reads the run that begins at each start.
+func sections(output []byte, starts []int, figure *regexp.Regexp, known Known, read func([]byte, Known) (Reading, error)) (Reading, error) {
+	var all Reading
+	for i, start := range starts {
+		end := len(output)
+		if i+1 < len(starts) {
+			end = starts[i+1]
+		}
+		r, err := read(output[start:end], known)
+		if err == nil {
+			r.Runs[0].ID = identity(output[start:end], figure)
+			if i > 0 {
 				err = all.add(r)
 			}
-			if err != nil {
-				return Reading{}, fmt.Errorf("run %d, which begins in line %d: %w", i+1, line, err)
-			}
-			if i == 0 {
-				all = r
-			}
 		}
-		return all, nil
-	})
+		if at := new(lineError); errors.As(err, &at) {
+			at.line += lineOf(output, start) - 1
+		}
+		switch {
+		case err != nil && len(starts) > 1:
+			return Reading{}, fmt.Errorf("run %d, which begins in line %d: %w", i+1, lineOf(output, start), err)
+		case err != nil:
+			return Reading{}, err
+		case i == 0:
+			all = r
+		}
+	}
+	return all, nil
+}
+
+// identity is the hash of the lines that have figures: those are not the same in two runs.
+func identity(output []byte, figure *regexp.Regexp) string {
+	hash := sha256.New()
+	for line := range bytes.Lines(output) {
+		if figure.Match(line) {
+			hash.Write(append(bytes.TrimSpace(line), '\n'))
+		}
+	}
+	return hex.EncodeToString(hash.Sum(nil))
 }
 
 // lineOf returns the number of the line that has the byte at an offset.
 func lineOf(output []byte, at int) int { return 1 + bytes.Count(output[:at], []byte("\n")) }
 
+// lineAt returns the rest of the line from an offset on.
+func lineAt(output []byte, at int) string {
+	line, _, _ := bytes.Cut(output[at:], []byte("\n"))
+	return strings.TrimSpace(string(line))
+}
+
+// lineError is an error in a line of an output.
+type lineError struct {
+	line int
+	err  error
+}
+
+func (e *lineError) Error() string { return fmt.Sprintf("line %d: %s", e.line, e.err) }
+func (e *lineError) Unwrap() error { return e.err }
+
 // halfLine is the error for a last line without an end whose number may go on.
 func halfLine(number int, line string) error {
-	return fmt.Errorf("line %d has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", number, line)
+	return &lineError{number, fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)}
 }
 
 // add adds the runs of another reading, which must be of the same traffic.
 func (r *Reading) add(other Reading) error {
-	if differences := Merge(r.Workload, other); len(differences) > 0 {
+	if differences := r.Merge(other); len(differences) > 0 {
 		return fmt.Errorf("it has other traffic than run 1: %s; give a file for each", strings.Join(differences, ", "))
 	}
 	r.Runs = append(r.Runs, other.Runs...)
 	return nil
 }
 
-// Merge makes the traffic of a workload and of a reading one, or says how they differ. A run for a number of messages may take
-// any time, and the number differs if it was the time that was set.
-func Merge(w spec.Workload, r Reading) (differences []string) {
-	if r.Workload.Kind() != w.Kind() {
-		return []string{fmt.Sprintf("%s, not %s", r.Workload.Kind(), w.Kind())}
+// Merge makes the traffic of two readings that of r, or says how they differ. A run for a number of messages may take
+// any time, and the number differs if it was the time that was set. Conditions that one of them does not tell may be any.
+func (r *Reading) Merge(other Reading) (differences []string) {
+	if r.Workload.Kind() != other.Workload.Kind() {
+		return []string{fmt.Sprintf("%s, not %s", other.Workload.Kind(), r.Workload.Kind())}
 	}
-	all, own := w.Traffic(), *r.Workload.Traffic()
-	if r.Counted {
+	all, own := r.Workload.Traffic(), *other.Workload.Traffic()
+	if other.Counted {
 		all.Duration = max(all.Duration, own.Duration)
 		own.Duration = all.Duration
 		if own.Requests != all.Requests || own.Iterations != all.Iterations { // one of the two ended by time
@@ -177,8 +272,33 @@ func Merge(w spec.Workload, r Reading) (differences []string) {
 	for i := range a.NumField() {
 		if !a.Field(i).Equal(b.Field(i)) {
 			field, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
-			differences = append(differences, fmt.Sprintf("%s %v, not %v", field, a.Field(i), b.Field(i)))
+			differences = append(differences, fmt.Sprintf("%s %v, not %v", field, orUnknown(a.Field(i)), orUnknown(b.Field(i))))
 		}
 	}
+	return append(differences, r.mergeConditions(other.Conditions)...)
+}
+
+// orUnknown is a value in an error.
+func orUnknown(v reflect.Value) any {
+	if v.IsZero() && v.Kind() != reflect.Bool {
+		return "unknown"
+	}
+	return v
+}
+
+func (r *Reading) mergeConditions(others map[string]string) (differences []string) {
+	merged := maps.Clone(r.Conditions)
+	for _, name := range slices.Sorted(maps.Keys(others)) {
+		own, ok := merged[name]
+		switch {
+		case !ok && merged == nil:
+			merged = map[string]string{name: others[name]}
+		case !ok:
+			merged[name] = others[name]
+		case own != others[name]:
+			differences = append(differences, fmt.Sprintf("%s %s, not %s", name, others[name], own))
+		}
+	}
+	r.Conditions = merged
 	return differences
 }

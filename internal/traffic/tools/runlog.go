@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
@@ -22,7 +21,8 @@ var runLogHead = []byte("Running experiment ")
 func isRunLog(output []byte) bool { return bytes.HasPrefix(output, runLogHead) }
 
 // readRunLog takes the length of a run from window, because a log does not have it.
-func readRunLog(output []byte, window time.Duration) (Reading, error) {
+func readRunLog(output []byte, known Known) (Reading, error) {
+	window := known.Window
 	if window <= 0 {
 		return Reading{}, errNoWindow
 	}

@@ -120,6 +120,9 @@ func parseSockperf(w spec.Workload, output []byte) (record.Endpoint, error) {
 		if bytes.HasSuffix(raw, []byte("\n")) {
 			p.line(line, &e)
 		}
+		if p.again {
+			return e, fmt.Errorf("results of another run follow, without its heading, at %.200q", line)
+		}
 	}
 	complete := p.valid && p.dropped && len(e.Percentiles) == 5
 	if w.Stream != nil {
@@ -161,6 +164,7 @@ const sockperfReached = 0.99
 type sockperfOutput struct {
 	total          bool // "Total of …", which is all that a stream says
 	valid, dropped bool
+	again          bool   // results of another run follow
 	halves         bool   // of round trips: latencies without --full-rtt
 	sent           uint64 // valid
 	// unexpected is the first line that is not known, last the last one at all.
@@ -176,9 +180,9 @@ func (p *sockperfOutput) line(line string, e *record.Endpoint) {
 	var percentile, usec float64
 	switch {
 	case scan("Total of %d messages sent in %g sec", &e.Messages, &e.Seconds):
-		p.total = true
+		p.again, p.total = p.total || p.valid, true
 	case scan("[Valid Duration] RunTime=%g sec; SentMessages=%d; ReceivedMessages=%d", &e.Seconds, &p.sent, &e.Messages):
-		p.valid = true
+		p.again, p.valid = p.total || p.valid, true
 	case scan("# dropped messages = %d", &e.Lost):
 		p.dropped = true
 	case scan("Summary: Round trip is %g usec", &usec), scan("====> avg-rtt=%g", &usec): // the file of --full-log has no summary
@@ -226,7 +230,9 @@ var (
 	// sockperfRun is "[Total Run] RunTime=1.003 sec; Warm up time=400 msec; SentMessages=98094; ReceivedMessages=98093".
 	sockperfRun = regexp.MustCompile(`\[Total Run\] RunTime=([0-9.]+) sec;.* SentMessages=(\d+); ReceivedMessages=(\d+)`)
 	// sockperfValid is "[Valid Duration] RunTime=9.550 sec; SentMessages=95520; ReceivedMessages=95500", and what was dropped.
-	sockperfValid = regexp.MustCompile(`(?s)\[Valid Duration\] .* SentMessages=(\d+); ReceivedMessages=(\d+)\n.*# dropped messages = (\d+);`)
+	sockperfValid = regexp.MustCompile(`(?s)\[Valid Duration\] RunTime=([0-9.]+) sec; SentMessages=(\d+); ReceivedMessages=(\d+)\n.*# dropped messages = (\d+);`)
+	// sockperfMean is "====> avg-rtt=1344.352 (std-dev=2119.244)".
+	sockperfMean = regexp.MustCompile(`====> avg-(rtt|latency|lat)= *([0-9.]+)`)
 	// sockperfSent is "Total of 620626 messages sent in 1.001 sec".
 	sockperfSent = regexp.MustCompile(`Total of (\d+) messages sent in ([0-9.]+) sec`)
 	// sockperfWidth is "BandWidth is 827.533 MBps", which are of 2^20 bytes.
@@ -234,11 +240,15 @@ var (
 	// sockperfNote is "NOTE: test was performed, using msg-size=1400.".
 	sockperfNote = regexp.MustCompile(`using msg-size=(\d+)\.`)
 	// sockperfUsed is "--mps=100 --burst=1 --reply-every=1 --msg-size=64 --time=20", of --full-log.
-	sockperfUsed = regexp.MustCompile(`test was performed using the following parameters: .*--msg-size=(\d+) `)
+	sockperfUsed = regexp.MustCompile(`test was performed using the following parameters: (.*)`)
+	// sockperfOption is one of those.
+	sockperfOption = regexp.MustCompile(`--([a-z-]+)(?:=(\S+))?`)
 	// sockperfTimes is "2.061917619, 2.061974462", of --full-log.
 	sockperfTimes = regexp.MustCompile(`^\d+\.\d+, *\d+\.\d+$`)
 	// sockperfHead begins an output.
-	sockperfHead = regexp.MustCompile(`(?m)^sockperf: (?:\x1b\[[0-9;]*m)?== version #`)
+	sockperfHead = regexp.MustCompile(`(?m)^sockperf: (?:\x1b\[[0-9;]*m)?== version #|^-+\ntest was performed using the following parameters:`)
+	// sockperfFigure is a line of the results.
+	sockperfFigure = regexp.MustCompile(`(?m)^sockperf: .*(?:\[(?:Total Run|Valid Duration)\]|avg-(?:rtt|lat)|Summary: |observation|percentile|Total of|# dropped).*$`)
 	// sockperfVersion is "sockperf: == version #3.7-no.git == ".
 	sockperfVersion = regexp.MustCompile(`== version #(\S+)`)
 )
@@ -247,9 +257,8 @@ func isSockperf(output []byte) bool {
 	return bytes.Contains(output, []byte("sockperf: ")) || bytes.Contains(output, []byte("sockperf["))
 }
 
-// readSockperf distinguishes the kinds by what they print. In ping-pong every message but the last is answered, or it is
-// dropped. Under load that is only so if the load is light and --reply-every is 1.
-func readSockperf(output []byte, _ time.Duration) (Reading, error) {
+// readSockperf distinguishes the kinds by what they print, unless the user says which it is.
+func readSockperf(output []byte, known Known) (Reading, error) {
 	plain := sockperfPlain(output)
 	t := spec.Traffic{Tool: spec.ToolSockperf, Connections: 1}
 	switch peers := sockperfPeer.FindAllSubmatch(plain, -1); len(peers) {
@@ -259,6 +268,7 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	default:
 		return Reading{}, fmt.Errorf("it has %d connections, and one result for all of them", len(peers))
 	}
+	options := sockperfOptions(plain)
 	w, length := spec.Workload{PingPong: &t}, ""
 	if m := sockperfSent.FindSubmatch(plain); m != nil {
 		w, length = spec.Workload{Stream: &t}, string(m[2])
@@ -268,14 +278,15 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 		}
 	} else if m := sockperfRun.FindSubmatch(plain); m != nil {
 		length = string(m[1])
-		sent, _ := strconv.ParseUint(string(m[2]), 10, 64) // of digits
-		back, _ := strconv.ParseUint(string(m[3]), 10, 64)
-		if sent > back+1 && !sockperfDropped(plain) {
+		load, err := sockperfLoad(plain, options, known.Kind)
+		if err != nil {
+			return Reading{}, err
+		}
+		if load {
 			w = spec.Workload{UnderLoad: &t}
 		}
 	}
-	if m := sockperfUsed.FindSubmatch(plain); m != nil {
-		n, _ := strconv.Atoi(string(m[1]))
+	if n, err := strconv.Atoi(options["msg-size"]); err == nil {
 		t.Size = spec.Bytes(n)
 	}
 	if err := (sockperf{}).Check(w); err != nil {
@@ -293,25 +304,86 @@ func readSockperf(output []byte, _ time.Duration) (Reading, error) {
 	if t.Size == 0 {
 		e.Bytes = 0 // the output does not have the size of a message
 	}
-	version := ""
+	r := Reading{Workload: w, Conditions: make(map[string]string), Runs: []Run{{Pairs: []record.Endpoint{e}}}}
 	if m := sockperfVersion.FindSubmatch(plain); m != nil {
-		version = string(m[1])
+		r.Version = string(m[1])
 	}
-	return Reading{Version: version, Workload: w, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	for _, name := range []string{"mps", "burst", "reply-every"} {
+		if value, ok := options[name]; ok {
+			r.Conditions["--"+name] = value
+		}
+	}
+	return r, nil
 }
 
-// sockperfDropped reports whether all messages of the measured time that were not answered were dropped, as sockperf counts
-// them. This is ping-pong over UDP, whose client goes on after a lost message.
-func sockperfDropped(plain []byte) bool {
-	m := sockperfValid.FindSubmatch(plain)
-	if m == nil {
+// sockperfOptions are those that the file of --full-log lists.
+func sockperfOptions(plain []byte) map[string]string {
+	options := make(map[string]string)
+	if m := sockperfUsed.FindSubmatch(plain); m != nil {
+		for _, o := range sockperfOption.FindAllSubmatch(m[1], -1) {
+			options[string(o[1])] = string(o[2])
+		}
+	}
+	return options
+}
+
+// sockperfCounts are what sockperf counted of a run.
+type sockperfCounts struct {
+	sent, received            float64 // in all
+	seconds                   float64 // of the measured time, as are those that follow
+	validSent, valid, dropped float64
+	trip                      float64 // mean round trip, s
+}
+
+func (c *sockperfCounts) read(plain []byte) (ok bool) {
+	run, valid := sockperfRun.FindSubmatch(plain), sockperfValid.FindSubmatch(plain)
+	if run == nil || valid == nil {
 		return false
 	}
-	var n [3]uint64
-	for i := range n {
-		n[i], _ = strconv.ParseUint(string(m[i+1]), 10, 64) // of digits
+	err := numbers(map[*float64]string{
+		&c.sent: string(run[2]), &c.received: string(run[3]), &c.seconds: string(valid[1]),
+		&c.validSent: string(valid[2]), &c.valid: string(valid[3]), &c.dropped: string(valid[4]),
+	})
+	if m := sockperfMean.FindSubmatch(plain); m != nil && err == nil {
+		err = numbers(map[*float64]string{&c.trip: string(m[2])})
+		c.trip /= 1e6
+		if string(m[1]) != "rtt" {
+			c.trip *= 2
+		}
 	}
-	return n[2] > 0 && n[0]-n[1] == n[2]
+	return err == nil
+}
+
+// inFlight is how many messages were under way at a time, on average: the share of time that their round trips take.
+func (c *sockperfCounts) inFlight() float64 { return c.valid * c.trip / c.seconds }
+
+// sockperfLoad reports whether a run is of under-load, by all that it says:
+//   - a client of ping-pong has one message under way at a time, and sends the next one when that has come back or is lost;
+//   - it asks for an answer to every message, which under-load does only if told so (--reply-every=1);
+//   - it goes on after a lost message, which sockperf counts as dropped, so that these explain what was not answered.
+func sockperfLoad(plain []byte, options map[string]string, kind string) (bool, error) {
+	var c sockperfCounts
+	if !c.read(plain) {
+		return false, nil // the parser says what is missing
+	}
+	unanswered := c.sent > c.received+1 && !(c.dropped > 0 && c.validSent-c.valid <= c.dropped+1)
+	load := unanswered || c.inFlight() > 1.1
+	if n, err := strconv.Atoi(options["reply-every"]); err == nil && n > 1 {
+		load = true
+	}
+	switch kind {
+	case "pingpong":
+		if load {
+			return false, fmt.Errorf("its name says pingpong, but on average %.3g messages were under way at a time, and %.0f of %.0f were answered: it is under-load", c.inFlight(), c.received, c.sent)
+		}
+		return false, nil
+	case "underload":
+		if !load && c.inFlight() > 0.9 {
+			return false, fmt.Errorf("its name says underload, but each message was sent when the one before it was back (%.3g under way at a time): it is ping-pong", c.inFlight())
+		}
+		return true, nil
+	}
+	return load, nil
 }
 
 // sockperfSize returns the size of a stream's messages: the one that is printed, or

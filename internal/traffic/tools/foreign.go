@@ -1,0 +1,66 @@
+package tools
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"regexp"
+)
+
+// foreigners are outputs that Read knows and does not read, by a line that only they have.
+var foreigners = []struct {
+	line *regexp.Regexp
+	what string // and what to do
+}{
+	{regexp.MustCompile(`(?m)^\[ *\d+\] local .* connected to\b|^Accepted connection from .*, port \d+|^iperf3: |^Server listening on \d+ \(test #|^Connecting to host .*, port \d+|^\[ ID\](\[Role\])? Interval +Transfer +Bitrate`),
+		"iperf3's text, which slipstream does not read: run iperf3 with -J"},
+	{regexp.MustCompile(`(?m)^(MIGRATED )?(TCP|UDP|SCTP)\w*[ _](STREAM|MAERTS|SENDFILE|RR|CRR|REQUEST/RESPONSE|CONNECT/REQUEST/RESPONSE)\b.*TEST|^MIGRATED |^OMNI Send TEST|^(THROUGHPUT|THROUGHPUT_UNITS|TRANSACTION_RATE|MEAN_LATENCY|ELAPSED_TIME|LOCAL_SEND_THROUGHPUT)=`),
+		"netperf's, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR)"},
+	{regexp.MustCompile(`(?m)^Running [0-9.]+[smh] test @ `), "wrk's, which slipstream does not read: measure with ab -e, or with the tool nginx of slipstream run, which runs wrk"},
+	{regexp.MustCompile(`"(DurationHistogram|ActualQPS|RequestedQPS)"`), "fortio's JSON, which slipstream does not read: measure with ab -e"},
+	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), "fortio's text, which slipstream does not read: measure with ab -e"},
+	{regexp.MustCompile(`"http_req_duration"|(?m)^ *http_req_duration\.*:`), "k6's, which slipstream does not read: measure with ab -e"},
+	{regexp.MustCompile(`(?m)^Summary:\n +Total:\s+[0-9.]+ secs`), "hey's, which slipstream does not read: measure with ab -e"},
+	{regexp.MustCompile(`(?m)^(PING .* bytes of data\.?$|\d+ bytes from .*: icmp_seq=|\d+ packets transmitted, )`), "ping's, which slipstream does not read: measure with sockperf pp"},
+	{regexp.MustCompile(`(?m)^nuttcp|^ *[0-9.]+ MB / +[0-9.]+ sec = +[0-9.]+ Mbps`), "nuttcp's, which slipstream does not read: measure with iperf3 -J"},
+	{regexp.MustCompile(`(?m)^Starting \d+ threads running profile:|^Total +[0-9.]+[KMG]?B / `), "uperf's, which slipstream does not read: measure with iperf3 -J"},
+	{regexp.MustCompile(`(?m)^NTTTCP for Linux|^#### +(Connections|Network activity|Totals:) +####|^Copyright Version 5\.|^NTttcp`), "ntttcp's, which slipstream does not read: measure with iperf3 -J"},
+	{regexp.MustCompile(`(?m)^PsPing v|^TCP connect statistics:|^TCP roundtrip latency statistics`), "psping's, which slipstream does not read: measure with latte or sockperf pp"},
+	{regexp.MustCompile(`(?m)^====== (PING_INLINE|PING_MBULK|[A-Z]+) ======$|^"test","rps"`), "redis-benchmark's: use the tool redis of slipstream run"},
+	{regexp.MustCompile(`(?m)^(starting vacuum|transaction type: |pgbench \()`), "pgbench's: use the tool postgres of slipstream run"},
+	{regexp.MustCompile(`(?m)^\S+ +(AM |PM )?(CPU +%user +%nice +%system +%iowait +%steal|IFACE +rxpck/s)`), "sar's: run mpstat -P ALL with an interval and a count"},
+	{regexp.MustCompile(`(?m)^top - \d\d:\d\d:\d\d up |^procs -+memory-+|^avg-cpu: `), "that of top, vmstat or iostat: run mpstat -P ALL with an interval and a count"},
+	{regexp.MustCompile(`(?m)^\[SERVER\] listen on:|sockperf: \[SERVER\]`), "a sockperf server's: give what the client printed"},
+	{regexp.MustCompile(`(?m)^(Waiting to start test|ready for requests)`), "a qperf server's: give what the client printed"},
+}
+
+// foreign returns an error if an output has a part that is of a tool that Read does not read.
+func foreign(output []byte) error {
+	for _, f := range foreigners {
+		if at := f.line.FindIndex(output); at != nil {
+			return fmt.Errorf("line %d is not read: it is %s", lineOf(output, at[0]), f.what)
+		}
+	}
+	return nil
+}
+
+// jsonError is {"error": "…"}, which iperf3 prints alone if it did not start.
+var jsonError = regexp.MustCompile(`^\{\s*"error":\s*"((?:[^"\\]|\\.)*)"\s*\}$`)
+
+// unknown says what an output is that Read cannot read, if it is a known tool's.
+func unknown(output []byte) error {
+	for _, f := range foreigners {
+		if f.line.Match(output) {
+			return errors.New("it is " + f.what)
+		}
+	}
+	text := bytes.TrimSpace(output)
+	if m := jsonError.FindSubmatch(text); m != nil {
+		return fmt.Errorf("it has no report, only an error, as iperf3 -J prints it: %.300s", m[1])
+	}
+	if i := bytes.Index(text, []byte(`"test_start"`)); i >= 0 {
+		return errors.New("it has a part of a report of iperf3 -J, which is read whole only")
+	}
+	first, _, _ := bytes.Cut(text, []byte("\n"))
+	return fmt.Errorf("it is not the output of a known tool: iperf3 -J, iperf 2, sockperf, qperf, ab, latte, mpstat, or a log of runs; it begins with %.100q", first)
+}
