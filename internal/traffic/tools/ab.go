@@ -80,7 +80,7 @@ var (
 	// abAcross is "Time per request:       0.032 [ms] (mean, across all concurrent requests)".
 	abAcross = regexp.MustCompile(`\(mean, across all concurrent requests\)$`)
 	// abAnyFigure is a line of the results.
-	abAnyFigure = regexp.MustCompile(`(?m)^(?:[A-Z][A-Za-z0-9 /-]+: +[0-9][0-9.]*.*| +\d+% +\d+.*|(?:Connect|Processing|Waiting|Total): +\d.*)$`)
+	abAnyFigure = regexp.MustCompile(`(?m)^(?:[A-Z][A-Za-z0-9 /-]+: +[0-9][0-9.]*.*| *\d+% +\d+.*|(?:Connect|Processing|Waiting|Total): +\d.*)$`)
 	// abTLS is "SSL/TLS Protocol:       TLSv1.2,ECDHE-RSA-AES256-GCM-SHA384,2048,256".
 	abTLS = regexp.MustCompile(`(?m)^SSL/TLS Protocol: +(.*)$`)
 	// abHead begins an output.
@@ -90,7 +90,7 @@ var (
 	// abPercentile is "50,0.437" of the CSV.
 	abPercentile = regexp.MustCompile(`^(\d+),([0-9.]+)$`)
 	// abServed is "  50%     12", in whole milliseconds, the last one " 100%    345 (longest request)".
-	abServed = regexp.MustCompile(`^ +(50|99|100)% +(\d+)(?: \(longest request\))?$`)
+	abServed = regexp.MustCompile(`^ *(50|99|100)% +(\d+)(?: \(longest request\))?$`)
 	// abPercentiles are the names of those in a record.
 	abPercentiles = map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99, "100": metrics.LatencyMax}
 	// abTraffic are "Concurrency Level:      8", "Keep-Alive requests:    30492" and
@@ -225,7 +225,7 @@ func abLatency(percentiles, served map[string]float64, mean float64) error {
 		maps.Copy(percentiles, served)
 	}
 	if len(percentiles) != 2 {
-		return errors.New("its output has no percentiles")
+		return errors.New("its output has no percentiles: it ended too early, or some were left out")
 	}
 	// It is rounded, and may be less than the 99th percentile, which is exact to the microsecond. Then it
 	// is useless.

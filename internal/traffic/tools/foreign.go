@@ -12,9 +12,9 @@ var foreigners = []struct {
 	line *regexp.Regexp
 	what string // and what to do
 }{
-	{regexp.MustCompile(`(?m)^\[ *\d+\] local .* connected to\b|^Accepted connection from .*, port \d+|^iperf3: |^Server listening on \d+ \(test #|^Connecting to host .*, port \d+|^\[ ID\](\[Role\])? Interval +Transfer +Bitrate`),
+	{regexp.MustCompile(`(?m)\[ *\d+\] local .* connected to\b|^Accepted connection from .*, port \d+|^iperf3: |^Server listening on \d+ \(test #|^Connecting to host .*, port \d+|^\[ ID\](\[Role\])? Interval +Transfer +Bitrate`),
 		"iperf3's text, which slipstream does not read: run iperf3 with -J"},
-	{regexp.MustCompile(`(?m)^(MIGRATED )?(TCP|UDP|SCTP)\w*[ _](STREAM|MAERTS|SENDFILE|RR|CRR|REQUEST/RESPONSE|CONNECT/REQUEST/RESPONSE)\b.*TEST|^MIGRATED |^OMNI Send TEST|^(THROUGHPUT|THROUGHPUT_UNITS|TRANSACTION_RATE|MEAN_LATENCY|ELAPSED_TIME|LOCAL_SEND_THROUGHPUT)=`),
+	{regexp.MustCompile(`(?m)^(MIGRATED )?(TCP|UDP|SCTP)\w*[ _](STREAM|MAERTS|SENDFILE|RR|CRR|REQUEST/RESPONSE|CONNECT/REQUEST/RESPONSE)\b.*TEST|^MIGRATED |^OMNI Send TEST|^(THROUGHPUT|THROUGHPUT_UNITS|TRANSACTION_RATE|MEAN_LATENCY|ELAPSED_TIME|LOCAL_SEND_THROUGHPUT)=|Throughput,Throughput Units,`),
 		"netperf's, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR)"},
 	{regexp.MustCompile(`(?m)^Running [0-9.]+[smh] test @ `), "wrk's, which slipstream does not read: measure with ab -e, or with the tool nginx of slipstream run, which runs wrk"},
 	{regexp.MustCompile(`"(DurationHistogram|ActualQPS|RequestedQPS)"`), "fortio's JSON, which slipstream does not read: measure with ab -e"},
@@ -47,6 +47,9 @@ func foreign(output []byte) error {
 // jsonError is {"error": "…"}, which iperf3 prints alone if it did not start.
 var jsonError = regexp.MustCompile(`^\{\s*"error":\s*"((?:[^"\\]|\\.)*)"\s*\}$`)
 
+// quoted is what mails and documents put before each line.
+var quoted = regexp.MustCompile(`(?m)^[ \t>#|]+`)
+
 // unknown says what an output is that Read cannot read, if it is a known tool's.
 func unknown(output []byte) error {
 	for _, f := range foreigners {
@@ -60,6 +63,12 @@ func unknown(output []byte) error {
 	}
 	if i := bytes.Index(text, []byte(`"test_start"`)); i >= 0 {
 		return errors.New("it has a part of a report of iperf3 -J, which is read whole only")
+	}
+	plain := quoted.ReplaceAll(text, nil)
+	for _, f := range formats {
+		if f.is(plain) {
+			return fmt.Errorf("it may be the output of %s, but its lines are indented, quoted or commented: give it as %s printed it", f.name, f.name)
+		}
 	}
 	first, _, _ := bytes.Cut(text, []byte("\n"))
 	return fmt.Errorf("it is not the output of a known tool: iperf3 -J, iperf 2, sockperf, qperf, ab, latte, mpstat, or a log of runs; it begins with %.100q", first)

@@ -146,7 +146,7 @@ type iperf2Output struct {
 }
 
 // errBothWays is for output with figures of the server's sending.
-var errBothWays = errors.New("traffic from the server to the client too (-d, -r, --full-duplex, --reverse): a stream goes from the client to the server; run iperf without the option, and with the ends exchanged for the other direction")
+var errBothWays = errors.New("traffic from the server to the client too (-d, -r, --full-duplex, --reverse): a stream goes from the client to the server; run iperf without the option, and with the ends exchanged for the other direction; if a server's output is in the file, too, leave it out")
 
 func isIperf2(output []byte) bool {
 	for line := range bytes.Lines(output) {
@@ -173,27 +173,31 @@ func readIperf2(output []byte, known Known) ([]Reading, error) {
 	})(output, known)
 }
 
-// iperf2Starts returns the offset of each run. A server that listens in the client's process (-d, -r) says so before
-// the client's heading, and belongs to its run.
+// iperf2Starts returns the offset of each run. A server that listens in the client's process (-d, -r), and connections of
+// other threads, may be printed before the heading of their run.
 func iperf2Starts(output []byte) (starts []int) {
 	var csv iperf2Ends
-	listens, at := -1, 0
+	early, at := -1, 0 // the first line that may belong to the next run
 	for line := range bytes.Lines(output) {
 		switch {
-		case bytes.HasPrefix(line, []byte("Server listening on")):
-			listens = at
 		case iperf2Head.Match(line):
-			if listens < 0 {
-				listens = at
+			if early < 0 {
+				early = at
 			}
-			starts, listens, csv = append(starts, listens), -1, nil
-		case iperf2CSV.Match(line) && csv.begins(string(bytes.TrimSpace(line))):
-			starts, listens = append(starts, at), -1
+			starts, early, csv = append(starts, early), -1, nil
+		case iperf2CSV.Match(line):
+			if early = -1; csv.begins(string(bytes.TrimSpace(line))) {
+				starts = append(starts, at)
+			}
+		case iperf2Stray.Match(line):
+			early = -1
+		case early < 0 && (bytes.HasPrefix(line, []byte("Server listening on")) || iperf2Local.Match(line)):
+			early = at
 		}
 		at += len(line)
 	}
-	if listens >= 0 && len(starts) == 0 {
-		starts = []int{listens}
+	if early >= 0 && len(starts) == 0 {
+		starts = []int{early}
 	}
 	return starts
 }
@@ -324,6 +328,9 @@ func (o *iperf2Output) line(line string) error {
 	case iperf2Stray.MatchString(line) && !iperf2None.MatchString(line):
 		if o.half {
 			return fmt.Errorf("it has no line end, and is not whole: %.200q", line)
+		}
+		if strings.Contains(line, "nan ") {
+			return fmt.Errorf("the server reports no measurement: %.200q", line)
 		}
 		return fmt.Errorf("it is not understood: %.200q", line)
 	case o.failed == "" && (strings.Contains(line, "failed") || strings.Contains(line, "WARNING")):

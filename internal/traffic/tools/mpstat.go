@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -195,11 +196,17 @@ func mpstatCPU(columns, fields []string) (cpu record.CPU, online bool, err error
 		}
 		percent[name] = v
 	}
-	return mpstatTimes(id, percent)
+	return mpstatTimes(id, percent, mpstatRounding(fields))
+}
+
+// mpstatRounding is by how much the shares of a line may miss 1 in all. mpstat --dec=0 rounds them to whole per cents.
+func mpstatRounding(fields []string) float64 {
+	digits := len(decimals(fields[len(fields)-1]))
+	return max(0.02, 0.005*float64(len(fields))*math.Pow10(-digits))
 }
 
 // mpstatTimes makes CPU times of shares in per cent.
-func mpstatTimes(id int, percent map[string]float64) (cpu record.CPU, online bool, err error) {
+func mpstatTimes(id int, percent map[string]float64, rounding float64) (cpu record.CPU, online bool, err error) {
 	share, total := make(map[string]float64), 0.0
 	for name, v := range percent {
 		if !(v >= 0 && v <= 100) {
@@ -211,7 +218,7 @@ func mpstatTimes(id int, percent map[string]float64) (cpu record.CPU, online boo
 	switch {
 	case total == 0:
 		return record.CPU{}, false, nil
-	case total < 0.98 || total > 1.02:
+	case math.Abs(total-1) > rounding+1e-9:
 		return record.CPU{}, false, fmt.Errorf("CPU %d has shares of %.0f %% in all", id, 100*total)
 	}
 	cpu = record.CPU{
@@ -255,7 +262,7 @@ func parseMpstatJSON(output []byte) ([]record.CPU, error) {
 			if sums[id] == nil {
 				sums[id] = make(map[string]float64)
 			}
-			if _, on, err := mpstatTimes(id, percent); err != nil {
+			if _, on, err := mpstatTimes(id, percent, 0.02); err != nil {
 				return nil, err
 			} else if on {
 				online[id]++
@@ -284,7 +291,7 @@ func mpstatMeans(sums map[int]map[string]float64, online map[int]int, samples in
 		for name := range sum {
 			sum[name] = min(100, sum[name]/float64(samples)) // no more, but for rounding
 		}
-		cpu, _, err := mpstatTimes(id, sum)
+		cpu, _, err := mpstatTimes(id, sum, 0.02)
 		if err != nil {
 			return nil, err
 		}

@@ -286,7 +286,36 @@ func readQperf(output []byte, known Known) ([]Reading, error) {
 	if len(all) == 0 {
 		return nil, errors.New("it has no test of qperf that measures something")
 	}
+	for _, r := range all {
+		if err := qperfLoop(r, tests); err != nil {
+			return nil, err
+		}
+	}
 	return all, nil
+}
+
+// qperfSpread is the largest ratio of two runs' figures that are taken for figures of the same traffic.
+const qperfSpread = 3
+
+// qperfLoop returns an error if the runs of a test may be those of a loop over sizes (-oo msg_size:1:64K:*2), which qperf prints
+// only with -v: then all runs of a test are printed before those of the next one, or their figures are far apart.
+func qperfLoop(r Reading, tests []qperfTest) error {
+	if len(r.Runs) < 2 || r.Workload.Traffic().Size != 0 {
+		return nil
+	}
+	first := slices.IndexFunc(tests, func(t qperfTest) bool { return t.name == r.Test })
+	inOrder := tests[min(first+1, len(tests)-1)].name == r.Test && slices.ContainsFunc(tests, func(t qperfTest) bool { return t.name != r.Test })
+	least, most := math.Inf(1), 0.0
+	for _, run := range r.Runs {
+		e := run.Pairs[0]
+		v := e.BitsPerSecond + e.Percentiles[metrics.LatencyMean]
+		least, most = min(least, v), max(most, v)
+	}
+	if inOrder || most > qperfSpread*least {
+		return fmt.Errorf("%s stands there %d times, from line %d on, and may be of messages of several sizes (-oo msg_size:…), which it does not print: run qperf with -v, or give a file for each run",
+			r.Test, len(r.Runs), tests[first].line)
+	}
+	return nil
 }
 
 // read reads every figure of a test if they are all there. Otherwise it reads the one of a plain run,

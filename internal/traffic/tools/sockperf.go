@@ -296,6 +296,9 @@ func readSockperf(output []byte, known Known) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
+	if length == "" {
+		return Reading{}, errors.New("it has no [Total Run], which says how long it ran: give the whole output")
+	}
 	seconds, err := strconv.ParseFloat(length, 64)
 	if err != nil || !(seconds >= 0.5 && seconds < 1e6) {
 		return Reading{}, fmt.Errorf("a run of %q s", length)
