@@ -75,7 +75,7 @@ func fromLog(data []byte) ([]byte, error) {
 		m := logTime.FindSubmatch(line)
 		switch {
 		case m == nil && len(bytes.TrimSpace(line)) > 0:
-			return nil, fmt.Errorf("line %d does not begin with a time, and those before do, as in a container's log: %.100q", number, line)
+			return nil, fmt.Errorf("line %d does not begin with a time, and those before do, as in a container's log: %.100q", number, bytes.TrimSpace(line))
 		case m == nil:
 			continue
 		}

@@ -63,6 +63,10 @@ func (f iperf3Found) read() (Reading, error) {
 	if err := iperf3Twice(f.text); err != nil {
 		return Reading{}, err
 	}
+	// The server's report may be in it (--get-server-output).
+	if n := bytes.Count(f.text, []byte(`"sum_received"`)); n > 1 && !bytes.Contains(f.text, []byte(`"server_output_json"`)) {
+		return Reading{}, fmt.Errorf("its report has %d sums of what was received: another report is in it", n)
+	}
 	t, err := r.traffic()
 	if err != nil {
 		return Reading{}, err

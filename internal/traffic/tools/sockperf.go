@@ -110,7 +110,9 @@ func (s sockperf) Parse(w spec.Workload, output []byte) (record.Endpoint, error)
 func parseSockperf(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	var p sockperfOutput
+	number := 0
 	for raw := range bytes.Lines(sockperfPlain(output)) {
+		number++
 		line := strings.TrimSpace(string(raw))
 		if line == "" {
 			continue
@@ -121,7 +123,7 @@ func parseSockperf(w spec.Workload, output []byte) (record.Endpoint, error) {
 			p.line(line, &e)
 		}
 		if p.again {
-			return e, fmt.Errorf("results of another run follow, without its heading, at %.200q", line)
+			return e, &lineError{number, fmt.Errorf("results of another run follow, without its heading: %.200q", line)}
 		}
 	}
 	complete := p.valid && p.dropped && len(e.Percentiles) == 5

@@ -1,0 +1,65 @@
+package tools
+
+import (
+	"bytes"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+)
+
+// mainFigures are the lines of each tool that stand once in a run.
+var mainFigures = map[string]*regexp.Regexp{
+	"iperf3":   regexp.MustCompile(`"sum_received"\s*:`),
+	"iperf2":   regexp.MustCompile(`(?m)^Client connecting to \S+, (TCP|UDP) port \d`),
+	"sockperf": regexp.MustCompile(`(?m)^sockperf: (\[Valid Duration\]|Total of \d+ messages sent)`),
+	"qperf":    regexp.MustCompile(`(?m)^(tcp|udp)_(bw|lat):$`),
+	"ab":       regexp.MustCompile(`(?m)^Complete requests: `),
+	"latte":    regexp.MustCompile(`(?m)^Latency\(usec\)`),
+	"mpstat":   regexp.MustCompile(`(?m)^[^0-9\n]+\sCPU\s+%(usr|user)\s`),
+}
+
+// csvLine is of -y C of iperf 2.
+var csvLine = regexp.MustCompile(`(?m)^[-+]?\d{4}.*,`)
+
+func FuzzAccountIperf3(f *testing.F)   { account(f, "iperf3") }
+func FuzzAccountIperf2(f *testing.F)   { account(f, "iperf2") }
+func FuzzAccountSockperf(f *testing.F) { account(f, "sockperf") }
+func FuzzAccountQperf(f *testing.F)    { account(f, "qperf") }
+func FuzzAccountAB(f *testing.F)       { account(f, "ab") }
+func FuzzAccountLatte(f *testing.F)    { account(f, "latte") }
+func FuzzAccountMpstat(f *testing.F)   { account(f, "mpstat") }
+
+// account checks that no run of an output is left out without a word: what is read has as many runs, and copies of runs, as
+// there are lines of which a run has one.
+func account(f *testing.F, tool string) {
+	files, err := filepath.Glob(filepath.Join("testdata", tool+"-*"))
+	if err != nil || len(files) == 0 {
+		f.Fatalf("no seeds: %v", err)
+	}
+	for i, file := range files {
+		one, other := golden(f, filepath.Base(file)), golden(f, filepath.Base(files[(i+1)%len(files)]))
+		f.Add(one)
+		f.Add(bytes.Join([][]byte{one, other}, nil))
+		f.Add(bytes.Join([][]byte{one, []byte("=== again ===\n"), one, one}, nil))
+		f.Add(bytes.Join([][]byte{one, one[len(one)/3:]}, nil))
+		f.Add(bytes.Join([][]byte{one[len(one)/3:], one}, nil))
+	}
+	figure := mainFigures[tool]
+	f.Fuzz(func(t *testing.T, output []byte) {
+		readings, err := Read(output, Known{Window: time.Second})
+		if err != nil || readings[0].Format != tool || bytes.Contains(output, []byte("server_output_json")) {
+			return
+		}
+		runs := 0
+		for _, r := range readings {
+			runs += len(r.Runs) + r.Copies
+		}
+		lines := len(figure.FindAll(output, -1))
+		// Neither -y C nor -o JSON has such lines.
+		other := csvLine.Match(output) || bytes.Contains(output, mpstatJSON)
+		if runs < lines || runs > lines && !other {
+			t.Errorf("%d runs of %d", runs, lines)
+		}
+	})
+}
