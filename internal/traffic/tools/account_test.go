@@ -2,6 +2,7 @@ package tools
 
 import (
 	"bytes"
+	"os"
 	"path/filepath"
 	"regexp"
 	"testing"
@@ -16,29 +17,38 @@ var mainFigures = map[string]*regexp.Regexp{
 	"qperf":    regexp.MustCompile(`(?m)^(tcp|udp)_(bw|lat):$`),
 	"ab":       regexp.MustCompile(`(?m)^Complete requests: `),
 	"latte":    regexp.MustCompile(`(?m)^Latency\(usec\)`),
+	"wrk":      regexp.MustCompile(`(?m)^Requests/sec: `),
+	"fortio":   regexp.MustCompile(`"ActualQPS"`),
+	"k6":       regexp.MustCompile(`"http_reqs"`),
 	"mpstat":   regexp.MustCompile(`(?m)^[^0-9\n]+\sCPU\s+%(usr|user)\s`),
 }
 
 // csvLine is of -y C of iperf 2.
 var csvLine = regexp.MustCompile(`(?m)^[-+]?\d{4}.*,`)
 
-func FuzzAccountIperf3(f *testing.F)   { account(f, "iperf3") }
-func FuzzAccountIperf2(f *testing.F)   { account(f, "iperf2") }
-func FuzzAccountSockperf(f *testing.F) { account(f, "sockperf") }
-func FuzzAccountQperf(f *testing.F)    { account(f, "qperf") }
-func FuzzAccountAB(f *testing.F)       { account(f, "ab") }
-func FuzzAccountLatte(f *testing.F)    { account(f, "latte") }
-func FuzzAccountMpstat(f *testing.F)   { account(f, "mpstat") }
+func FuzzAccountIperf3(f *testing.F)   { account(f, "iperf3", "testdata/iperf3-*") }
+func FuzzAccountIperf2(f *testing.F)   { account(f, "iperf2", "testdata/iperf2-*") }
+func FuzzAccountSockperf(f *testing.F) { account(f, "sockperf", "testdata/sockperf-*") }
+func FuzzAccountQperf(f *testing.F)    { account(f, "qperf", "testdata/qperf-*") }
+func FuzzAccountAB(f *testing.F)       { account(f, "ab", "testdata/ab-*") }
+func FuzzAccountLatte(f *testing.F)    { account(f, "latte", "testdata/latte-*") }
+func FuzzAccountMpstat(f *testing.F)   { account(f, "mpstat", "testdata/mpstat-*") }
+
+func FuzzAccountWrk(f *testing.F) { account(f, "wrk", "testdata/nginx-*") }
+func FuzzAccountFortio(f *testing.F) {
+	account(f, "fortio", "../../importer/testdata/shapes/fortio*/a-*")
+}
+func FuzzAccountK6(f *testing.F) { account(f, "k6", "../../importer/testdata/shapes/k6*/a-*") }
 
 // account checks that no run of an output is left out without a word: what is read has as many runs, and copies of runs, as
 // there are lines of which a run has one.
-func account(f *testing.F, tool string) {
-	files, err := filepath.Glob(filepath.Join("testdata", tool+"-*"))
+func account(f *testing.F, tool, seeds string) {
+	files, err := filepath.Glob(seeds)
 	if err != nil || len(files) == 0 {
 		f.Fatalf("no seeds: %v", err)
 	}
 	for i, file := range files {
-		one, other := golden(f, filepath.Base(file)), golden(f, filepath.Base(files[(i+1)%len(files)]))
+		one, other := contents(f, file), contents(f, files[(i+1)%len(files)])
 		f.Add(one)
 		f.Add(bytes.Join([][]byte{one, other}, nil))
 		f.Add(bytes.Join([][]byte{one, []byte("=== again ===\n"), one, one}, nil))
@@ -62,4 +72,13 @@ func account(f *testing.F, tool string) {
 			t.Errorf("%d runs of %d", runs, lines)
 		}
 	})
+}
+
+func contents(f *testing.F, path string) []byte {
+	f.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return data
 }

@@ -16,10 +16,8 @@ var foreigners = []struct {
 		"iperf3's text, which slipstream does not read: run iperf3 with -J"},
 	{regexp.MustCompile(`(?m)^(MIGRATED )?(TCP|UDP|SCTP)\w*[ _](STREAM|MAERTS|SENDFILE|RR|CRR|REQUEST/RESPONSE|CONNECT/REQUEST/RESPONSE)\b.*TEST|^MIGRATED |^OMNI Send TEST|^(THROUGHPUT|THROUGHPUT_UNITS|TRANSACTION_RATE|MEAN_LATENCY|ELAPSED_TIME|LOCAL_SEND_THROUGHPUT)=|Throughput,Throughput Units,`),
 		"netperf's, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR)"},
-	{regexp.MustCompile(`(?m)^Running [0-9.]+[smh] test @ `), "wrk's, which slipstream does not read: measure with ab -e, or with the tool nginx of slipstream run, which runs wrk"},
-	{regexp.MustCompile(`"(DurationHistogram|ActualQPS|RequestedQPS)"`), "fortio's JSON, which slipstream does not read: measure with ab -e"},
-	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), "fortio's text, which slipstream does not read: measure with ab -e"},
-	{regexp.MustCompile(`"http_req_duration"|(?m)^ *http_req_duration\.*:`), "k6's, which slipstream does not read: measure with ab -e"},
+	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), "fortio's text, which slipstream does not read: run fortio load with -json"},
+	{regexp.MustCompile(`(?m)^ *http_req_duration\.*:`), "k6's text, which slipstream does not read: run k6 with --summary-export"},
 	{regexp.MustCompile(`(?m)^Summary:\n +Total:\s+[0-9.]+ secs`), "hey's, which slipstream does not read: measure with ab -e"},
 	{regexp.MustCompile(`(?m)^(PING .* bytes of data\.?$|\d+ bytes from .*: icmp_seq=|\d+ packets transmitted, )`), "ping's, which slipstream does not read: measure with sockperf pp"},
 	{regexp.MustCompile(`(?m)^nuttcp|^ *[0-9.]+ MB / +[0-9.]+ sec = +[0-9.]+ Mbps`), "nuttcp's, which slipstream does not read: measure with iperf3 -J"},
@@ -71,5 +69,5 @@ func unknown(output []byte) error {
 		}
 	}
 	first, _, _ := bytes.Cut(text, []byte("\n"))
-	return fmt.Errorf("it is not the output of a known tool: iperf3 -J, iperf 2, sockperf, qperf, ab, latte, mpstat, or a log of runs; it begins with %.100q", first)
+	return fmt.Errorf("it is not the output of a known tool: iperf3 -J, iperf 2, sockperf, qperf, ab, latte, wrk, fortio -json, k6 --summary-export, mpstat, or a log of runs; it begins with %.100q", first)
 }

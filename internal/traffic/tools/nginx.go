@@ -96,7 +96,7 @@ var (
 	// wrkRate is "Requests/sec:  26468.68".
 	wrkRate = regexp.MustCompile(`(?m)^Requests/sec: +([0-9.]+)$`)
 	// wrkPercentile is "     50%  233.00us".
-	wrkPercentile = regexp.MustCompile(`(?m)^ +(50|99)% +([0-9.]+)(us|ms|s|m|h)$`)
+	wrkPercentile = regexp.MustCompile(`(?m)^ +(50|99)(?:\.000)?% +([0-9.]+)(us|ms|s|m|h)$`)
 	// wrkErrors is "  Socket errors: connect 0, read 3, write 0, timeout 0".
 	wrkErrors = regexp.MustCompile(`(?m)^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
 	wrkStatus = regexp.MustCompile(`(?m)^ +Non-2xx or 3xx responses: (\d+)$`)
@@ -108,6 +108,9 @@ var wrkUnits = map[string]float64{"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 
 
 func (nginx) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseWrk(w, output)
+	if err == nil && len(e.Percentiles) != 2 {
+		err = errors.New("its output has no percentiles")
+	}
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("wrk: %w", err)
 	}
@@ -144,9 +147,6 @@ func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
 			return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
 		}
 		e.Percentiles[map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99}[string(m[1])]] = v * wrkUnits[string(m[3])]
-	}
-	if len(e.Percentiles) != 2 {
-		return e, errors.New("its output has no percentiles")
 	}
 	e.Messages, e.Seconds = n-status, float64(n)/rate
 	e.Bytes = payload(e.Messages, int(w.HTTP.Size))

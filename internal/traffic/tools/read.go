@@ -86,6 +86,9 @@ var formats = []format{
 	{spec.ToolQperf, isQperf, readQperf},
 	{spec.ToolAB, isAB, each(abHead, abAnyFigure, readAB)},
 	{spec.ToolLatte, isLatte, each(latteProtocol, latteAnyFigure, readLatte)},
+	{wrkFormat, isWrk, each(wrkHead, wrkFigure, readWrk)},
+	{fortio, isFortio, one(readFortio)},
+	{k6, isK6, one(readK6)},
 	{mpstat, isMpstat, one(readMpstat)},
 }
 

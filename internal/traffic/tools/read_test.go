@@ -483,7 +483,11 @@ func FuzzRead(f *testing.F) {
 	if err != nil || len(files) < 30 {
 		f.Fatalf("%d seeds: %v", len(files), err)
 	}
-	for _, file := range files {
+	shapes, err := filepath.Glob("../../importer/testdata/shapes/*/a*")
+	if err != nil || len(shapes) < 80 {
+		f.Fatalf("%d shapes: %v", len(shapes), err)
+	}
+	for _, file := range append(files, shapes...) {
 		b, err := os.ReadFile(file)
 		if err != nil {
 			f.Fatal(err)

@@ -1,0 +1,243 @@
+package tools
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
+)
+
+// Clients of HTTP whose results are read, and which no experiment runs by themselves.
+const (
+	wrkFormat = "wrk"
+	fortio    = "fortio"
+	k6        = "k6"
+)
+
+// What a result has once.
+var (
+	fortioMain = []byte(`"ActualQPS"`)
+	k6Main     = []byte(`"http_reqs"`)
+)
+
+var (
+	// wrkHead begins an output of wrk: "Running 10s test @ http://10.0.0.2:8080/".
+	wrkHead = regexp.MustCompile(`(?m)^Running ([0-9.]+)([smh]) test @ (https?)://`)
+	// wrkConnections is "  2 threads and 10 connections".
+	wrkConnections = regexp.MustCompile(`(?m)^ +\d+ threads and (\d+) connections$`)
+	// wrkLatency is "    Latency   635.91us    0.89ms  12.92ms   93.69%": mean, deviation, longest.
+	wrkLatency = regexp.MustCompile(`(?m)^ +Latency +([0-9.]+)(us|ms|s|m|h) +[0-9.]+(?:us|ms|s|m|h) +([0-9.]+)(us|ms|s|m|h) `)
+	// wrkFigure is a line of the results.
+	wrkFigure = regexp.MustCompile(`(?m)^ +\d+ requests in .*$|^Requests/sec:.*$|^ +[0-9.]+% +[0-9.]+[a-z]+$|^ +(?:Latency|Req/Sec) +.*$`)
+)
+
+func isWrk(output []byte) bool { return wrkHead.Match(output) }
+
+// readWrk reads the text of wrk and wrk2, which print percentiles with --latency only.
+func readWrk(output []byte, _ Known) (Reading, error) {
+	head, connections := wrkHead.FindSubmatch(output), wrkConnections.FindSubmatch(output)
+	if head == nil || connections == nil {
+		return Reading{}, errors.New("it does not say how many connections there were")
+	}
+	if n := len(wrkRate.FindAll(output, -1)); n > 1 {
+		return Reading{}, fmt.Errorf("it has the results of %d runs with one heading", n)
+	}
+	t := spec.Traffic{Protocol: "tcp", KeepAlive: true}
+	length, err1 := time.ParseDuration(string(head[1]) + string(head[2]))
+	n, err2 := strconv.Atoi(string(connections[1]))
+	if err := errors.Join(err1, err2); err != nil {
+		return Reading{}, err
+	}
+	t.Connections, t.Duration = n, spec.Duration(length)
+	w := spec.Workload{HTTP: &t}
+	e, err := parseWrk(w, output)
+	if err != nil {
+		return Reading{}, err
+	}
+	if m := wrkLatency.FindSubmatch(output); m != nil {
+		var mean, most float64
+		if err := numbers(map[*float64]string{&mean: string(m[1]), &most: string(m[3])}); err != nil {
+			return Reading{}, err
+		}
+		e.Percentiles[metrics.LatencyMean], e.Percentiles[metrics.LatencyMax] = mean*wrkUnits[string(m[2])], most*wrkUnits[string(m[4])]
+	}
+	conditions := map[string]string{TLS: NoTLS}
+	if string(head[3]) == "https" {
+		conditions[TLS] = "any"
+	}
+	return Reading{Workload: w, Conditions: conditions, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+}
+
+func isFortio(output []byte) bool {
+	return bytes.Contains(output, []byte(`"DurationHistogram"`)) && bytes.Contains(output, fortioMain)
+}
+
+// fortioReport is the part of fortio's JSON that is read. Times are in seconds, but for ActualDuration, in ns.
+type fortioReport struct {
+	RunType, RequestedQPS string
+	StartTime             time.Time
+	ActualDuration        float64
+	NumThreads            int
+	Version, URL          string
+	Histogram             *struct {
+		Count, Avg, Max float64
+		Percentiles     []struct{ Percentile, Value float64 }
+	} `json:"DurationHistogram"`
+	RetCodes map[string]float64
+}
+
+// readFortio reads fortio's JSON of a load over HTTP.
+func readFortio(output []byte, _ Known) (Reading, error) {
+	return eachJSON(output, fortioMain, func(text []byte) (Reading, error) {
+		var r fortioReport
+		if err := json.Unmarshal(text, &r); err != nil {
+			return Reading{}, err
+		}
+		if r.RunType != "HTTP" || r.Histogram == nil {
+			return Reading{}, fmt.Errorf("a run of the type %q, and HTTP is read", r.RunType)
+		}
+		e := record.Endpoint{Seconds: r.ActualDuration / 1e9, Percentiles: map[string]float64{
+			metrics.LatencyMean: r.Histogram.Avg, metrics.LatencyMax: r.Histogram.Max,
+		}}
+		names := map[float64]string{50: metrics.LatencyP50, 99: metrics.LatencyP99, 99.9: metrics.LatencyP999}
+		for _, p := range r.Histogram.Percentiles {
+			if name := names[p.Percentile]; name != "" {
+				e.Percentiles[name] = p.Value
+			}
+		}
+		failed := 0.0
+		for code, n := range r.RetCodes {
+			if !strings.HasPrefix(code, "2") {
+				failed += n
+			}
+		}
+		if err := requests(&e, r.Histogram.Count, failed); err != nil {
+			return Reading{}, err
+		}
+		conditions := map[string]string{RateLimit: strings.Replace(r.RequestedQPS, "max", NoLimit, 1), TLS: NoTLS}
+		if strings.HasPrefix(r.URL, "https:") {
+			conditions[TLS] = "any"
+		}
+		t := spec.Traffic{Protocol: "tcp", KeepAlive: true, Connections: r.NumThreads, Duration: spec.Duration(math.Round(e.Seconds) * 1e9)}
+		if t.Connections < 1 || t.Duration <= 0 {
+			return Reading{}, fmt.Errorf("%d connections in %g s", t.Connections, e.Seconds)
+		}
+		return Reading{Version: r.Version, Workload: spec.Workload{HTTP: &t}, Conditions: conditions, Runs: []Run{{Started: r.StartTime, Pairs: []record.Endpoint{e}}}}, nil
+	})
+}
+
+func isK6(output []byte) bool {
+	return bytes.Contains(output, []byte(`"http_req_duration"`)) && bytes.Contains(output, k6Main) && bytes.Contains(output, []byte(`"metrics"`))
+}
+
+// readK6 reads the JSON of k6's --summary-export, and that of handleSummary, which has the values one level deeper.
+func readK6(output []byte, _ Known) (Reading, error) {
+	return eachJSON(output, k6Main, func(text []byte) (Reading, error) {
+		var r struct{ Metrics map[string]json.RawMessage }
+		if err := json.Unmarshal(text, &r); err != nil {
+			return Reading{}, err
+		}
+		took, count := k6Values(r.Metrics["http_req_duration"]), k6Values(r.Metrics["http_reqs"])
+		users := k6Values(r.Metrics["vus_max"])["value"]
+		if count["rate"] <= 0 || took == nil || users < 1 || users > 1<<20 {
+			return Reading{}, errors.New("its summary lacks http_reqs, http_req_duration or vus_max")
+		}
+		e := record.Endpoint{Seconds: count["count"] / count["rate"], Percentiles: make(map[string]float64)}
+		for key, name := range map[string]string{"avg": metrics.LatencyMean, "med": metrics.LatencyP50, "p(99)": metrics.LatencyP99, "p(99.9)": metrics.LatencyP999, "max": metrics.LatencyMax} {
+			if ms, ok := took[key]; ok {
+				e.Percentiles[name] = ms / 1e3
+			}
+		}
+		failed := k6Values(r.Metrics["http_req_failed"])
+		share, ok := failed["value"]
+		if !ok {
+			share, ok = failed["rate"]
+		}
+		if !ok {
+			return Reading{}, errors.New("its summary lacks http_req_failed")
+		}
+		if err := requests(&e, count["count"], math.Round(share*count["count"])); err != nil {
+			return Reading{}, err
+		}
+		t := spec.Traffic{Protocol: "tcp", KeepAlive: true, Connections: int(users), Duration: spec.Duration(math.Ceil(e.Seconds) * 1e9)}
+		if t.Duration <= 0 {
+			return Reading{}, fmt.Errorf("a run of %g s", e.Seconds)
+		}
+		return Reading{Workload: spec.Workload{HTTP: &t}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	})
+}
+
+// k6Values are the values of a metric.
+func k6Values(text json.RawMessage) map[string]float64 {
+	var deep struct{ Values map[string]float64 }
+	if json.Unmarshal(text, &deep) == nil && deep.Values != nil {
+		return deep.Values
+	}
+	var any map[string]json.RawMessage
+	if json.Unmarshal(text, &any) != nil {
+		return nil
+	}
+	values := make(map[string]float64)
+	for key, v := range any {
+		var n float64
+		if json.Unmarshal(v, &n) == nil {
+			values[key] = n
+		}
+	}
+	return values
+}
+
+// requests notes how many requests were answered, and how many failed. Percentiles that include failed ones are none.
+func requests(e *record.Endpoint, all, failed float64) error {
+	if !(all >= 1 && all < 1<<53 && failed >= 0 && failed < all) {
+		return fmt.Errorf("no request was answered: %g, and %g failed", all, failed)
+	}
+	e.Messages = uint64(all - failed)
+	if failed > 0 {
+		e.Errors = map[string]uint64{record.ErrStatus: uint64(failed)}
+		e.Percentiles = nil
+	}
+	return plausible(*e)
+}
+
+// eachJSON reads JSON texts that stand one after another, a run each, which has a key once.
+func eachJSON(output, key []byte, read func([]byte) (Reading, error)) (Reading, error) {
+	var all Reading
+	d := json.NewDecoder(bytes.NewReader(output))
+	for n := 1; ; n++ {
+		var text json.RawMessage
+		at := int(d.InputOffset())
+		err := d.Decode(&text)
+		switch {
+		case err == io.EOF && n > 1:
+			return all, nil
+		case err != nil:
+			return Reading{}, fmt.Errorf("after line %d is no whole JSON text: %w", lineOf(output, at), err)
+		}
+		if found := bytes.Count(text, key); found != 1 {
+			return Reading{}, fmt.Errorf("JSON text %d has %s %d times, and the result of a run has it once", n, key, found)
+		}
+		r, err := read(text)
+		if err == nil {
+			r.Runs[0].ID = identity(text, anyFigure)
+			if n == 1 {
+				all = r
+			} else {
+				err = all.add(r)
+			}
+		}
+		if err != nil {
+			return Reading{}, fmt.Errorf("run %d: %w", n, err)
+		}
+	}
+}
