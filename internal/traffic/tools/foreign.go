@@ -5,41 +5,54 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 )
 
 // foreigners are outputs that Read knows and does not read, by a line that only they have.
 var foreigners = []struct {
-	line *regexp.Regexp
-	what string // and what to do
+	line  *regexp.Regexp
+	marks []string // texts of which such a line has one
+	what  string   // and what to do
 }{
 	{regexp.MustCompile(`(?m)\[ *\d+\] local .* connected to\b|^Accepted connection from .*, port \d+|^iperf3: |^Server listening on \d+ \(test #|^Connecting to host .*, port \d+|^\[ ID\](\[Role\])? Interval +Transfer +Bitrate`),
-		"iperf3's text, which slipstream does not read: run iperf3 with -J"},
+		[]string{"connected to", "Accepted connection from", "iperf3: ", "(test #", "Connecting to host", "Bitrate"}, "iperf3's text, which slipstream does not read: run iperf3 with -J"},
 	{regexp.MustCompile(`(?m)^(MIGRATED )?(TCP|UDP|SCTP)\w*[ _](STREAM|MAERTS|SENDFILE|RR|CRR|REQUEST/RESPONSE|CONNECT/REQUEST/RESPONSE)\b.*TEST|^MIGRATED |^OMNI Send TEST|^(THROUGHPUT|THROUGHPUT_UNITS|TRANSACTION_RATE|MEAN_LATENCY|ELAPSED_TIME|LOCAL_SEND_THROUGHPUT)=|Throughput,Throughput Units,`),
-		"netperf's, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR)"},
-	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), "fortio's text, which slipstream does not read: run fortio load with -json"},
-	{regexp.MustCompile(`(?m)^ *http_req_duration\.*:`), "k6's text, which slipstream does not read: run k6 with --summary-export"},
-	{regexp.MustCompile(`(?m)^Summary:\n +Total:\s+[0-9.]+ secs`), "hey's, which slipstream does not read: measure with ab -e"},
-	{regexp.MustCompile(`(?m)^(PING .* bytes of data\.?$|\d+ bytes from .*: icmp_seq=|\d+ packets transmitted, )`), "ping's, which slipstream does not read: measure with sockperf pp"},
-	{regexp.MustCompile(`(?m)^nuttcp|^ *[0-9.]+ MB / +[0-9.]+ sec = +[0-9.]+ Mbps`), "nuttcp's, which slipstream does not read: measure with iperf3 -J"},
-	{regexp.MustCompile(`(?m)^Starting \d+ threads running profile:|^Total +[0-9.]+[KMG]?B / `), "uperf's, which slipstream does not read: measure with iperf3 -J"},
-	{regexp.MustCompile(`(?m)^NTTTCP for Linux|^#### +(Connections|Network activity|Totals:) +####|^Copyright Version 5\.|^NTttcp`), "ntttcp's, which slipstream does not read: measure with iperf3 -J"},
-	{regexp.MustCompile(`(?m)^PsPing v|^TCP connect statistics:|^TCP roundtrip latency statistics`), "psping's, which slipstream does not read: measure with latte or sockperf pp"},
-	{regexp.MustCompile(`(?m)^====== (PING_INLINE|PING_MBULK|[A-Z]+) ======$|^"test","rps"`), "redis-benchmark's: use the tool redis of slipstream run"},
-	{regexp.MustCompile(`(?m)^(starting vacuum|transaction type: |pgbench \()`), "pgbench's: use the tool postgres of slipstream run"},
-	{regexp.MustCompile(`(?m)^\S+ +(AM |PM )?(CPU +%user +%nice +%system +%iowait +%steal|IFACE +rxpck/s)`), "sar's: run mpstat -P ALL with an interval and a count"},
-	{regexp.MustCompile(`(?m)^top - \d\d:\d\d:\d\d up |^procs -+memory-+|^avg-cpu: `), "that of top, vmstat or iostat: run mpstat -P ALL with an interval and a count"},
-	{regexp.MustCompile(`(?m)^\[SERVER\] listen on:|sockperf: \[SERVER\]`), "a sockperf server's: give what the client printed"},
-	{regexp.MustCompile(`(?m)^(Waiting to start test|ready for requests)`), "a qperf server's: give what the client printed"},
+		[]string{"TEST", "THROUGHPUT", "TRANSACTION_RATE", "MEAN_LATENCY", "ELAPSED_TIME", "Throughput Units"}, "netperf's, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR)"},
+	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), []string{"Fortio ", "Aggregated Function Time", "# target 50%"}, "fortio's text, which slipstream does not read: run fortio load with -json"},
+	{regexp.MustCompile(`(?m)^ *http_req_duration\.*:`), []string{"http_req_duration"}, "k6's text, which slipstream does not read: run k6 with --summary-export"},
+	{regexp.MustCompile(`(?m)^Summary:\n +Total:\s+[0-9.]+ secs`), []string{"Summary:\n"}, "hey's, which slipstream does not read: measure with ab -e"},
+	{regexp.MustCompile(`(?m)^(PING .* bytes of data\.?$|\d+ bytes from .*: icmp_seq=|\d+ packets transmitted, )`), []string{"bytes of data", "icmp_seq=", "packets transmitted"}, "ping's, which slipstream does not read: measure with sockperf pp"},
+	{regexp.MustCompile(`(?m)^nuttcp|^ *[0-9.]+ MB / +[0-9.]+ sec = +[0-9.]+ Mbps`), []string{"nuttcp", " Mbps"}, "nuttcp's, which slipstream does not read: measure with iperf3 -J"},
+	{regexp.MustCompile(`(?m)^Starting \d+ threads running profile:|^Total +[0-9.]+[KMG]?B / `), []string{"threads running profile", "Total "}, "uperf's, which slipstream does not read: measure with iperf3 -J"},
+	{regexp.MustCompile(`(?m)^NTTTCP for Linux|^#### +(Connections|Network activity|Totals:) +####|^Copyright Version 5\.|^NTttcp`), []string{"NTTTCP", "NTttcp", "####", "Copyright Version 5"}, "ntttcp's, which slipstream does not read: measure with iperf3 -J"},
+	{regexp.MustCompile(`(?m)^PsPing v|^TCP connect statistics:|^TCP roundtrip latency statistics`), []string{"PsPing", "TCP connect statistics", "TCP roundtrip latency"}, "psping's, which slipstream does not read: measure with latte or sockperf pp"},
+	{regexp.MustCompile(`(?m)^====== (PING_INLINE|PING_MBULK|[A-Z]+) ======$|^"test","rps"`), []string{"====== ", "\"test\",\"rps\""}, "redis-benchmark's: use the tool redis of slipstream run"},
+	{regexp.MustCompile(`(?m)^(starting vacuum|transaction type: |pgbench \()`), []string{"starting vacuum", "transaction type", "pgbench ("}, "pgbench's: use the tool postgres of slipstream run"},
+	{regexp.MustCompile(`(?m)^\S+ +(AM |PM )?(CPU +%user +%nice +%system +%iowait +%steal|IFACE +rxpck/s)`), []string{"%steal", "rxpck/s"}, "sar's: run mpstat -P ALL with an interval and a count"},
+	{regexp.MustCompile(`(?m)^top - \d\d:\d\d:\d\d up |^procs -+memory-+|^avg-cpu: `), []string{"top - ", "procs -", "avg-cpu"}, "that of top, vmstat or iostat: run mpstat -P ALL with an interval and a count"},
+	{regexp.MustCompile(`(?m)^\[SERVER\] listen on:|sockperf: \[SERVER\]`), []string{"[SERVER]"}, "a sockperf server's: give what the client printed"},
+	{regexp.MustCompile(`(?m)^(Waiting to start test|ready for requests)`), []string{"Waiting to start test", "ready for requests"}, "a qperf server's: give what the client printed"},
 }
 
 // foreign returns an error if an output has a part that is of a tool that Read does not read.
 func foreign(output []byte) error {
-	for _, f := range foreigners {
-		if at := f.line.FindIndex(output); at != nil {
-			return fmt.Errorf("line %d is not read: it is %s", lineOf(output, at[0]), f.what)
-		}
+	if at, what := foreigner(output); what != "" {
+		return fmt.Errorf("line %d is not read: it is %s", lineOf(output, at), what)
 	}
 	return nil
+}
+
+// foreigner returns the offset of the first line of such a tool, and what it is of.
+func foreigner(output []byte) (at int, what string) {
+	for _, f := range foreigners {
+		if !slices.ContainsFunc(f.marks, func(mark string) bool { return bytes.Contains(output, []byte(mark)) }) {
+			continue
+		}
+		if at := f.line.FindIndex(output); at != nil {
+			return at[0], f.what
+		}
+	}
+	return 0, ""
 }
 
 // jsonError is {"error": "…"}, which iperf3 prints alone if it did not start.
@@ -50,10 +63,8 @@ var quoted = regexp.MustCompile(`(?m)^[ \t>#|]+`)
 
 // unknown says what an output is that Read cannot read, if it is a known tool's.
 func unknown(output []byte) error {
-	for _, f := range foreigners {
-		if f.line.Match(output) {
-			return errors.New("it is " + f.what)
-		}
+	if _, what := foreigner(output); what != "" {
+		return errors.New("it is " + what)
 	}
 	text := bytes.TrimSpace(output)
 	if m := jsonError.FindSubmatch(text); m != nil {
