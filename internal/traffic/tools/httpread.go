@@ -41,7 +41,9 @@ var (
 	wrkFigure = regexp.MustCompile(`(?m)^ +\d+ requests in .*$|^Requests/sec:.*$|^ +[0-9.]+% +[0-9.]+[a-z]+$|^ +(?:Latency|Req/Sec) +.*$`)
 )
 
-func isWrk(output []byte) bool { return wrkHead.Match(output) }
+func isWrk(output []byte) bool {
+	return bytes.Contains(output, []byte(" test @ http")) && wrkHead.Match(output)
+}
 
 // readWrk reads the text of wrk and wrk2, which print percentiles with --latency only.
 func readWrk(output []byte, _ Known) (Reading, error) {
