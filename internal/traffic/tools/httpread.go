@@ -54,6 +54,9 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 	if n := len(wrkRate.FindAll(output, -1)); n > 1 {
 		return Reading{}, fmt.Errorf("it has the results of %d runs with one heading", n)
 	}
+	if last := output[bytes.LastIndexByte(output, '\n')+1:]; len(last) > 0 && wrkFigure.Match(last) {
+		return Reading{}, halfLine(lineOf(output, len(output)), string(last))
+	}
 	t := spec.Traffic{Protocol: "tcp", KeepAlive: true}
 	length, err1 := time.ParseDuration(string(head[1]) + string(head[2]))
 	n, err2 := strconv.Atoi(string(connections[1]))
