@@ -239,7 +239,7 @@ func probePath(ctx context.Context, client, server *machine, reach reach) (docto
 	}
 	var ports []uint16
 	if !server.pod {
-		ports = doctor.VXLANPorts
+		ports = doctor.VXLANPortsOf(client.facts, server.facts)
 	}
 	return p, p.Explore(ctx, client.worker, server.worker.OpenReceiver, server.facts, ports)
 }
@@ -268,6 +268,7 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 				d.Facts = append(d.Facts, fact{doctor.Pair(client.name, server.name), doctor.Evidence{From: "offloads were not probed", Value: path.Unprobed}})
 			}
 			d.Findings = append(d.Findings, doctor.ExaminePath(path)...)
+			d.Findings = append(d.Findings, doctor.ExaminePair(client.name, client.facts, server.name, server.facts)...)
 		}
 	}
 	return nil

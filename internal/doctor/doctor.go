@@ -8,6 +8,7 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -48,7 +49,7 @@ type Evidence struct {
 	Value string `json:"value"`
 }
 
-// rules are the rules for machines, by name.
+// rules are the rules for machines, by name; those of stackLosses follow.
 var rules = []struct {
 	name string
 	find func(Facts) []Finding
@@ -59,6 +60,15 @@ var rules = []struct {
 	{"flowtable", flowtable},
 	{"mtu-too-large", mtuTooLarge},
 	{"mtu-small", mtuSmall},
+	{"overlay-down", overlayDown},
+	{"overlay-gone", overlayGone},
+	{"pod-mtu", podMTU},
+	{"vtep", vtep},
+	{"ip-forward", ipForward},
+	{"forward-policy", forwardPolicy},
+	{"bridge-nf", bridgeNF},
+	{"link-managed", linkManaged},
+	{"iptables-twice", iptablesTwice},
 	{"backlog-full", backlogFull},
 	{"flow-limit", flowLimit},
 	{"squeezed", squeezed},
@@ -73,6 +83,9 @@ var rules = []struct {
 	{"offload-off", offloadOff},
 	{"rp-filter", rpFilter},
 	{"vf", vf},
+	{"link-flaps", linkFlaps},
+	{"qdisc-drops", qdiscDrops},
+	{"neighbour-full", neighbourFull},
 	{"throttled", throttled},
 }
 
@@ -82,6 +95,12 @@ func Examine(f Facts) []Finding {
 	for _, r := range rules {
 		for _, found := range r.find(f) {
 			found.Rule = r.name
+			all = append(all, found)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(stackLosses)) {
+		for _, found := range stackLosses[name].find(f) {
+			found.Rule = name
 			all = append(all, found)
 		}
 	}

@@ -2,7 +2,11 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,10 +78,10 @@ func TestHealthyMachines(t *testing.T) {
 		quiet.Devices[i].Window = Packets{}
 	}
 	hardly := quiet
-	hardly.RPFiltered = 9
+	hardly.Stacks = []Stack{{Counts: map[string]uint64{rpFiltered: 9}}}
 	hardly.CPUs = []record.CPU{{Processed: 20, Dropped: 9, Squeezed: 9}}
 	strict := server()
-	strict.RPFiltered = 3
+	strict.Stacks = []Stack{{Counts: map[string]uint64{rpFiltered: 3}}}
 	for i := range strict.Devices {
 		strict.Devices[i].RPFilter = 1
 	}
@@ -147,7 +151,7 @@ func TestRules(t *testing.T) {
 		{"conntrack", func(f *Facts) { f.Conntrack = f.ConntrackMax * 81 / 100 }, "warning conntrack-full: The conntrack table is 80 % full"},
 		{"conntrack full", func(f *Facts) { f.Conntrack = f.ConntrackMax }, "serious conntrack-full: The conntrack table is 100 % full"},
 		{"GRO", func(f *Facts) { f.Devices[1].Off = []string{"rx-gro"} }, "warning offload-off: The offload rx-gro of eth0 is off"},
-		{"checksums", func(f *Facts) { f.Devices[1].Off = []string{"tx-checksum-ipv4"} }, "warning offload-off: The offload tx-checksum-ipv4 of eth0 is off"},
+		{"checksums", func(f *Facts) { f.Devices[1].Off = []string{"tx-checksum-ipv4"} }, "note offload-off: The offload tx-checksum-ipv4 of eth0 is off"},
 		{"GRO below two overlays", func(f *Facts) {
 			f.Devices[1].Off = []string{"rx-gro"}
 			second := f.Devices[2]
@@ -155,9 +159,11 @@ func TestRules(t *testing.T) {
 			f.Devices = append(f.Devices, second)
 		}, "warning offload-off: The offload rx-gro of eth0 is off"},
 		{"GRO of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"rx-gro"} }, "note offload-off: The offload rx-gro of flannel.1 is off"},
-		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{"tx-udp_tnl-segmentation"} }, "warning offload-off: The offload tx-udp_tnl-segmentation of eth0"},
-		{"checksums of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"tx-checksum-ip-generic"} }, "warning offload-off: The offload tx-checksum-ip-generic of flannel.1"},
-		{"rp_filter", func(f *Facts) { f.Devices[2].RPFilter, f.RPFiltered = 1, 50 }, "warning rp-filter: "},
+		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{"tx-udp_tnl-segmentation"} }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},
+		{"checksums of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"tx-checksum-ip-generic"} }, "note offload-off: The offload tx-checksum-ip-generic of flannel.1"},
+		{"rp_filter", func(f *Facts) {
+			f.Devices[2].RPFilter, f.Stacks = 1, []Stack{{Counts: map[string]uint64{rpFiltered: 50}}}
+		}, "warning rp-filter: "},
 		{"limit", func(f *Facts) {
 			f.Throttled = []Throttled{{"/a", 3, 90 * time.Millisecond}, {"/b", 1, time.Millisecond}}
 		}, "warning throttled: Cgroups throttled by CPU limits: 1."},
@@ -173,6 +179,30 @@ func TestRules(t *testing.T) {
 		{"allowance", func(f *Facts) {
 			f.Devices[1].Caps = map[string]uint64{"pps_allowance_exceeded": 40, "bw_in_allowance_exceeded": 9}
 		}, "warning nic-cap: The cloud's limit for eth0"},
+		{"conntrack race", counted("nf_conntrack.insert_failed", 12, ""), "warning conntrack-drops: "},
+		{"conntrack drops", counted("nf_conntrack.drop", 2000, ""), "serious conntrack-drops: "},
+		{"TCP checksums", counted("Tcp.InCsumErrors", 20, ""), "warning tcp-checksums: "},
+		{"UDP memory", counted("Udp.MemErrors", 4000, ""), "serious udp-memory: "},
+		{"UDP send buffers", counted("Udp.SndbufErrors", 4000, ""), "warning udp-send-full: "},
+		{"TCP queues", counted("TcpExt.TCPBacklogDrop", 50, ""), "warning tcp-queue-full: "},
+		{"accept queue of a pod", counted("TcpExt.ListenDrops", 30, "v0 (nginx)"), "serious accept-queue-full: "},
+		{"too large", counted("Ip.FragFails", 4000, ""), "serious fragmented: "},
+		{"not for us", counted("Ip.InAddrErrors", 4000, ""), "serious not-for-us: "},
+		{"discards", counted("Ip.OutDiscards", 50, ""), "warning ip-discards: "},
+		{"IPsec", counted("XfrmInNoStates", 4000, ""), "serious ipsec: "},
+		{"IPv6 reassembly", counted("Ip6ReasmFails", 100, ""), "serious reassembly: "},
+		{"neighbours", func(f *Facts) { f.NeighbourFulls = map[string]uint64{"arp_cache": 3} }, "serious neighbour-full: "},
+		{"netem", func(f *Facts) {
+			f.Devices[1].Qdiscs = []Qdisc{{Kind: "netem", Handle: "1:0", Sent: 900, Dropped: 100}}
+		}, "serious qdisc-drops: The queue of eth0 (qdisc netem)"},
+		{"managed queue", func(f *Facts) {
+			f.Devices[1].Qdiscs = []Qdisc{{Kind: "fq_codel", Handle: "1:0", Sent: 900, Dropped: 100}}
+		}, "note qdisc-drops: "},
+		{"flap", func(f *Facts) { f.Devices[1].CarrierDowns = 1 }, "serious link-flaps: The link of eth0 went down"},
+		{"VF gone", func(f *Facts) { f.Gone = []string{"eth1"} }, "warning link-flaps: A NIC went away"},
+		{"NetworkManager", func(f *Facts) {
+			f.Devices[2].Manager, f.Devices[2].ManagerFile = "NetworkManager", "/run/NetworkManager/devices/3"
+		}, "warning link-managed: NetworkManager manages devices of the network plugin: flannel.1"},
 		{"host's ring", func(f *Facts) { f.Devices[1].Caps = map[string]uint64{stopQueue: 10} }, "note nic-cap: eth0 stopped sending because the host's ring"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -186,6 +216,100 @@ func TestRules(t *testing.T) {
 				t.Errorf("incomplete: %+v", x)
 			}
 		})
+	}
+}
+
+// counted returns a fault that shows in one counter, beside healthy traffic.
+func counted(counter string, n uint64, pod string) func(*Facts) {
+	return func(f *Facts) {
+		f.Stacks = []Stack{{Pod: pod, Counts: map[string]uint64{
+			"Ip.InReceives": 100_000, "Ip.OutRequests": 90_000, "Ip.ForwDatagrams": 80_000, "Tcp.InSegs": 50_000, "Tcp.PassiveOpens": 900, "Udp.InDatagrams": 40_000, "Udp.OutDatagrams": 40_000,
+			counter: n,
+		}}}
+	}
+}
+
+// TestWorkarounds checks that doctor does not advise to undo a common workaround, and names the bugs that it may be for.
+func TestWorkarounds(t *testing.T) {
+	for _, off := range []string{"tx-checksum-ip-generic", "tx-udp_tnl-segmentation", "tx-checksum-ipv4"} {
+		f := server()
+		f.Devices[1].Off, f.Devices[1].NIC.Driver = []string{off}, "vmxnet3"
+		found := Examine(f)
+		if len(found) != 1 || found[0].Severity != Note || strings.HasPrefix(found[0].Do, "ethtool") || !strings.Contains(found[0].Cost, "vmxnet3") {
+			t.Errorf("%s: %+v", off, found)
+		}
+	}
+	f := server()
+	f.Devices[2].Off = []string{"tx-checksum-ip-generic"}
+	if found := Examine(f); len(found) != 1 || !strings.Contains(found[0].Cost, "before 5.7") || strings.Contains(found[0].Cost, "vmxnet3") {
+		t.Errorf("%+v", found)
+	}
+	f = server()
+	f.Devices[1].RPFilter, f.Devices[1].Kind = 1, "device"
+	f.Devices = append(f.Devices, Device{Link: record.Link{Name: "cali123", Kind: "veth"}, Up: true, RPFilter: 1})
+	counted(rpFiltered, 4000, "")(&f)
+	if found := Examine(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, "sysctl -w net/ipv4/conf/eth0/rp_filter=2   #") || !strings.Contains(found[0].Do, "Felix") {
+		t.Errorf("%+v", found)
+	}
+}
+
+// TestManyHealthyMachines examines machines that differ in what differs between healthy machines: traffic, a few losses,
+// kinds of pods and overlays, settings that are right.
+func TestManyHealthyMachines(t *testing.T) {
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		f := server()
+		if r.IntN(2) == 0 {
+			f = vm()
+		}
+		few := func() uint64 { return uint64(r.IntN(10)) }
+		host := map[string]uint64{
+			"Ip.InReceives": r.Uint64N(1e6), "Ip.OutRequests": r.Uint64N(1e6), "Ip.ForwDatagrams": r.Uint64N(1e6), "Tcp.InSegs": r.Uint64N(1e6), "Udp.InDatagrams": r.Uint64N(1e6),
+			"Ip6OutNoRoutes": r.Uint64N(100), "Icmp.InDestUnreachs": r.Uint64N(1000), "Udp.NoPorts": r.Uint64N(1000), "Tcp.RetransSegs": r.Uint64N(1000),
+		}
+		for _, l := range stackLosses { // as after a scan, an impatient client, a reboot of another node
+			if host[l.lost[0]] == 0 {
+				host[l.lost[0]] = few()
+			}
+		}
+		f.Stacks = []Stack{{Counts: host}, {Pod: "v0 (nginx)", Counts: map[string]uint64{"Tcp.InSegs": 1000, "TcpExt.ListenDrops": few(), "Udp.NoPorts": r.Uint64N(100)}}}
+		f.Settings = map[string]string{"net.ipv4.ip_forward": "1", "net.bridge.bridge-nf-call-iptables": "1", "net.ipv4.neigh.default.gc_thresh3": "1024"}
+		f.NeighbourFulls = map[string]uint64{"arp_cache": 0}
+		f.KubeProxy = []string{"", "nft ip nat KUBE-SERVICES"}[r.IntN(2)]
+		f.Rules = []map[string]int{nil, {"legacy": 20}, {"nft": 20}}[r.IntN(3)]
+		overlay := &f.Devices[2]
+		overlay.Tunnelling, overlay.VNI, overlay.VXLANPort, overlay.MAC = true, 1, 8472, "02:00:00:00:01:01"
+		overlay.Addresses = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/32")}
+		overlay.FDB = []FDBEntry{{"02:00:00:00:02:01", netip.MustParseAddr("10.77.0.2")}, {"00:00:00:00:00:00", netip.MustParseAddr("10.77.0.3")}, {"00:00:00:00:00:00", netip.MustParseAddr("10.77.0.4")}}
+		overlay.Neighbours = []Neighbour{{netip.MustParseAddr("10.244.2.0"), "02:00:00:00:02:01"}, {netip.MustParseAddr("fd00::2"), "02:00:00:00:02:01"}}
+		pod := Device{Link: record.Link{Name: "v0", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1450, RPS: []string{"0"}, RFS: []string{"0"}}, Up: true, Pod: &PodEnd{}}
+		switch r.IntN(4) {
+		case 0: // Flannel
+			pod.Master = "cni0"
+			f.Devices = append(f.Devices, pod, Device{Link: record.Link{Name: "cni0", Kind: "bridge", MTU: 1450}, Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.1/24")}})
+		case 1: // Calico
+			overlay.Name, pod.Name, pod.Pod = "vxlan.calico", "cali0123456789a", &PodEnd{MTU: 1450, Device: "eth0"}
+			f.Devices = append(f.Devices, pod)
+		case 2: // Cilium: pods have the NIC's MTU, and their route a smaller one
+			overlay.Name, overlay.Under, overlay.Overhead = "cilium_vxlan", "", 0
+			pod.Name, pod.MTU, pod.Pod = "lxc0123456789ab", 1500, &PodEnd{MTU: 1450, Device: "eth0"}
+			f.Devices = append(f.Devices, pod)
+		case 3: // containers of Docker, which translates their addresses, beside Flannel
+			pod.Master, pod.MTU = "docker0", 1500
+			f.Devices = append(f.Devices, pod, Device{Link: record.Link{Name: "docker0", Kind: "bridge", MTU: 1500}, Up: r.IntN(2) == 0, Addresses: []netip.Prefix{netip.MustParsePrefix("172.17.0.1/16")}})
+			f.Devices[4].Up = true
+		}
+		if r.IntN(2) == 0 { // Docker's policy, with rules that accept pods, some counted packets that nobody asked for
+			f.Forward = []Chain{{Name: "nft ip filter FORWARD", Drops: true, Opens: true, Counted: true, Dropped: few()}}
+		}
+		if r.IntN(2) == 0 {
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "eth1", Kind: "device", NIC: &record.NIC{Type: record.NICDevice, RxQueues: 4}}, NoCarrier: true}, Device{Link: record.Link{Name: "wg0", Kind: "wireguard", MTU: 1420}, Up: true, Tunnelling: true, Under: "eth0", Overhead: 60},
+				Device{Link: record.Link{Name: "tunl0", Kind: "ipip", MTU: 1480}})
+		}
+		f.Devices[1].Qdiscs = []Qdisc{{Kind: "fq", Handle: "1:0", Sent: 1e6, Dropped: few()}, {Kind: "clsact", Handle: "ffff:0", Sent: 100, Dropped: r.Uint64N(1000)}}
+		if found := Examine(f); len(found) > 0 {
+			t.Fatalf("seed %d: %q", seed, summary(found))
+		}
 	}
 }
 
@@ -242,24 +366,6 @@ func TestIdleVirtualFunction(t *testing.T) {
 	}
 }
 
-func TestParseCounter(t *testing.T) {
-	const text = "TcpExt: SyncookiesSent IPReversePathFilter\nTcpExt: 1 42\nIpExt: InNoRoutes\nIpExt: 3\n"
-	for name, want := range map[string]uint64{"TcpExt/IPReversePathFilter": 42, "IpExt/InNoRoutes": 3, "IpExt/IPReversePathFilter": 0, "X/Y": 0} {
-		group, counter, _ := strings.Cut(name, "/")
-		if got := parseCounter(text, group, counter); got != want {
-			t.Errorf("%s is %d, want %d", name, got, want)
-		}
-	}
-}
-
-// FuzzParse checks that the parser returns, whatever the kernel writes.
-func FuzzParse(f *testing.F) {
-	f.Add("TcpExt: A B\nTcpExt: 1\n")
-	f.Fuzz(func(t *testing.T, text string) {
-		_ = parseCounter(text, "TcpExt", "B")
-	})
-}
-
 // ruleNames returns the names of all rules.
 func ruleNames() (names []string) {
 	for _, r := range rules {
@@ -271,5 +377,6 @@ func ruleNames() (names []string) {
 	for _, r := range clusterRules {
 		names = append(names, r.name)
 	}
-	return append(names, hostUnfit, labLacks)
+	names = slices.AppendSeq(names, maps.Keys(stackLosses))
+	return append(names, hostUnfit, labLacks, overlayDiffers)
 }

@@ -1,8 +1,8 @@
 package doctor
 
 import (
+	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -32,9 +32,23 @@ type Facts struct {
 	// Conntrack is the number of conntrack entries, and ConntrackMax the largest number allowed; both are 0
 	// without conntrack.
 	Conntrack, ConntrackMax uint64
-	// RPFiltered counts the packets that rp_filter dropped in the window.
-	RPFiltered uint64
+	// Stacks are those of the network namespace in which doctor runs, and of the pods behind its veths, as far as doctor can
+	// see their processes.
+	Stacks     []Stack
 	IRQBalance bool
+	// NeighbourFulls counts how often an entry was refused in the window because the table of neighbours was full, by the
+	// file of /proc/net/stat.
+	NeighbourFulls map[string]uint64
+	// Settings are sysctls of this network namespace. Those that it does not have are missing.
+	Settings map[string]string
+	// Forward are the base chains of netfilter through which forwarded packets pass.
+	Forward []Chain
+	// Rules counts the rules in the tables of iptables, by "legacy" and "nft".
+	Rules map[string]int
+	// KubeProxy names what shows that Kubernetes translates addresses of services here; "" if nothing does.
+	KubeProxy string
+	// Gone are the names of NICs that went away or were replaced in the window.
+	Gone []string
 	// Throttled lists the cgroups that their CPU limits throttled in the window, the worst first.
 	Throttled []Throttled
 }
@@ -55,10 +69,49 @@ type Flowtable struct {
 	Devices []string
 }
 
+// Chain is a base chain of netfilter.
+type Chain struct {
+	// Name tells which tool shows it: "iptables-legacy FORWARD", "nft ip filter FORWARD".
+	Name string
+	// Drops means that the chain's policy is drop.
+	Drops bool
+	// Opens means that a rule accepts new connections of pods, as far as doctor can tell.
+	Opens bool
+	// Dropped counts the packets that met the policy in the window. Counted is false if the chain has no counter.
+	Dropped uint64
+	Counted bool
+}
+
 // Device is a network device.
 type Device struct {
 	record.Link
 	Up bool
+	// NoCarrier means that the link is up and the wire is not.
+	NoCarrier bool
+	// CarrierDowns counts how often the wire went down in the window.
+	CarrierDowns uint64
+	// Master is the bridge, bond or VRF that the device belongs to.
+	Master string
+	MAC    string
+	// Addresses are those of global scope.
+	Addresses []netip.Prefix
+	// Routes is the number of routes through the device to other machines or pods.
+	Routes int
+	// NotForwarding are the files of settings that keep packets which arrive here from being forwarded.
+	NotForwarding []string
+	// Pod describes the other end of a veth that leads to a pod.
+	Pod *PodEnd
+	// Manager is the program, NetworkManager or systemd-networkd, that manages the device, and ManagerFile its file that says
+	// so.
+	Manager, ManagerFile string
+	Qdiscs               []Qdisc
+	// VNI is the network identifier of a VXLAN device, FDB are its forwarding entries to other nodes, and Neighbours the
+	// entries of addresses behind an overlay.
+	VNI        int
+	FDB        []FDBEntry
+	Neighbours []Neighbour
+	// Tunnelling means that the device encapsulates, whether or not it is bound to another device.
+	Tunnelling bool
 	// Under is the device that sends the encapsulated packets, and Overhead the number of bytes that
 	// encapsulation adds to an IP packet. They are empty and 0 for all other devices.
 	Under    string
@@ -82,6 +135,31 @@ type Device struct {
 	Window, Boot Packets
 	// VF describes which path the packets took in the window, if the device may have a virtual function.
 	VF *record.VFUse
+}
+
+// PodEnd is a pod's end of a veth, as far as doctor can see it.
+type PodEnd struct {
+	// MTU is that of the pod's default route, or of its device if the route has none; 0 if it is not known.
+	MTU    int
+	Device string
+}
+
+// FDBEntry is a forwarding entry of a VXLAN device: frames to MAC go to the node with the address To.
+type FDBEntry struct {
+	MAC string
+	To  netip.Addr
+}
+
+// Neighbour is an entry of the neighbour table.
+type Neighbour struct {
+	IP  netip.Addr
+	MAC string
+}
+
+// Qdisc is a queueing discipline, with what it counted in the window.
+type Qdisc struct {
+	Kind, Handle  string
+	Sent, Dropped uint64
 }
 
 // stopQueue is hv_netvsc's counter of how often the host's ring was full.
@@ -144,26 +222,4 @@ func (f Facts) Known() []Evidence {
 		}
 	}
 	return slices.DeleteFunc(known, func(k Evidence) bool { return k.Value == "" })
-}
-
-// parseCounter reads one counter of /proc/net/netstat, which has a line of names and a line of values for
-// each group. It returns 0 if the counter is not there.
-func parseCounter(text, group, name string) uint64 {
-	var names []string
-	for line := range strings.Lines(text) {
-		columns := strings.Fields(line)
-		if len(columns) == 0 || columns[0] != group+":" {
-			continue
-		}
-		if names == nil {
-			names = columns
-			continue
-		}
-		if i := slices.Index(names, name); i >= 0 && i < len(columns) {
-			n, _ := strconv.ParseUint(columns[i], 10, 64)
-			return n
-		}
-		return 0
-	}
-	return 0
 }

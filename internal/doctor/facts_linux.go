@@ -57,23 +57,44 @@ func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, 
 	if f, err = l.machine(ctx); err != nil {
 		return f, err
 	}
-	before, err := l.count()
+	t, err := l.tables()
+	if err != nil {
+		return f, err
+	}
+	links, err := netns.Dump("links", netlink.LinkList)
+	if err != nil {
+		return f, err
+	}
+	pods := l.pods(podLinks(f.Node.Links, links, t))
+	filtered, err := l.filters(podDevices(f.Node.Links))
+	if err != nil {
+		return f, err
+	}
+	f.Rules, f.KubeProxy, f.Settings = filtered.rules, filtered.kubeProxy, l.settings()
+	before, err := l.count(pods)
 	if err != nil {
 		return f, err
 	}
 	if err := sleep(ctx, window); err != nil {
 		return f, err
 	}
-	after, err := l.count()
+	after, err := l.count(pods)
 	if err != nil {
 		return f, err
 	}
+	last, err := l.filters(podDevices(f.Node.Links))
+	if err != nil {
+		return f, err
+	}
+	f.Forward = chainsSince(filtered.forward, last.forward)
 	host := l.collector.Host(before.collected, after.collected)
 	f.Window, f.CPUs = time.Duration(host.Seconds*float64(time.Second)), host.CPUs
 	f.FlowLimited = l.collector.FlowLimited(before.collected, after.collected)
-	f.RPFiltered = after.rpFiltered - before.rpFiltered
+	f.Stacks = stacksSince(before.stacks, after.stacks)
+	f.NeighbourFulls = grown(before.neighbourFulls, after.neighbourFulls)
+	f.Gone = gone(f.Node.Links, before.links, after.links)
 	f.Throttled = throttledSince(before.throttled, after.throttled)
-	if f.Devices, err = l.devices(f.Node.Links, before, after); err != nil || !probe {
+	if f.Devices, err = l.devices(f.Node.Links, before, after, t, pods); err != nil || !probe {
 		return f, err
 	}
 	f.FastPath = probeFastPath(ctx)
@@ -163,30 +184,41 @@ func installed(path string) (there, missing []string) {
 
 // counts are the counters at one moment.
 type counts struct {
-	collected  collect.Snapshot
-	links      map[string]netlink.Link
-	rpFiltered uint64
-	throttled  map[string]collect.Throttling
+	collected      collect.Snapshot
+	links          map[string]netlink.Link
+	stacks         map[string]map[string]uint64 // by Stack.Pod
+	neighbourFulls map[string]uint64
+	qdiscs         []netlink.Qdisc
+	carrierDowns   map[string]uint64
+	throttled      map[string]collect.Throttling
 	// caps holds Device.Caps for each device.
 	caps map[string]map[string]uint64
 }
 
-func (l looker) count() (c counts, err error) {
+func (l looker) count(pods []pod) (c counts, err error) {
 	if c.collected, err = l.collector.Snapshot(); err != nil {
 		return c, err
 	}
-	// /proc/net describes the namespace of the process's first thread, which may be another one.
-	c.rpFiltered = parseCounter(l.line("thread-self/net/netstat"), "TcpExt", "IPReversePathFilter")
+	c.stacks = map[string]map[string]uint64{"": l.stack(own)}
+	for _, p := range pods {
+		c.stacks[p.name] = l.stack(p.process)
+	}
+	c.neighbourFulls = l.neighbourFulls()
+	if c.qdiscs, err = qdiscs(); err != nil {
+		return c, err
+	}
 	links, err := netns.Dump("links", netlink.LinkList)
 	if err != nil {
 		return c, err
 	}
-	c.links, c.caps = make(map[string]netlink.Link, len(links)), make(map[string]map[string]uint64)
+	c.links, c.caps, c.carrierDowns = make(map[string]netlink.Link, len(links)), make(map[string]map[string]uint64), make(map[string]uint64)
 	for _, link := range links {
 		name := link.Attrs().Name
 		c.links[name] = link
 		if link.Type() == "device" && name != "lo" {
 			c.caps[name] = l.caps(name)
+			b, _ := fs.ReadFile(l.sys.FS(), "class/net/"+name+"/carrier_down_count") // absent before Linux 4.16
+			c.carrierDowns[name], _ = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
 		}
 	}
 	c.throttled = collect.Throttled(l.cgroups())
@@ -237,17 +269,82 @@ func throttledSince(before, after map[string]collect.Throttling) (all []Throttle
 	return all
 }
 
+// stacksSince returns what each stack counted between two readings, this network namespace's first.
+func stacksSince(before, after map[string]map[string]uint64) (all []Stack) {
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		if grew := grown(before[name], after[name]); len(grew) > 0 || name == "" {
+			all = append(all, Stack{name, grew})
+		}
+	}
+	return all
+}
+
+// chainsSince returns the chains of the second reading, with what they dropped since the first.
+func chainsSince(before, after []Chain) []Chain {
+	for i, c := range after {
+		was := slices.IndexFunc(before, func(b Chain) bool { return b.Name == c.Name })
+		if was < 0 || before[was].Dropped > c.Dropped {
+			after[i].Dropped = 0 // new, or its counters were reset
+			continue
+		}
+		after[i].Dropped -= before[was].Dropped
+	}
+	return after
+}
+
+// gone returns the names of NICs that went away or were replaced.
+func gone(links []record.Link, before, after map[string]netlink.Link) (names []string) {
+	for _, l := range links {
+		was, is := before[l.Name], after[l.Name]
+		if l.NIC != nil && was != nil && (is == nil || is.Attrs().Index != was.Attrs().Index) {
+			names = append(names, l.Name)
+		}
+	}
+	return names
+}
+
+// podLinks returns the links that lead to pods.
+func podLinks(links []record.Link, all []netlink.Link, t tables) (to []netlink.Link) {
+	for _, link := range all {
+		i := slices.IndexFunc(links, func(l record.Link) bool { return l.Name == link.Attrs().Name })
+		if i >= 0 && (Device{Link: links[i], Addresses: t.addresses[link.Attrs().Index]}).isPod() {
+			to = append(to, link)
+		}
+	}
+	return to
+}
+
+// podDevices returns a function that reports whether packets of pods may cross a device, of which a rule of a filter has the
+// name or, with *, its beginning.
+func podDevices(links []record.Link) func(string) bool {
+	return func(name string) bool {
+		prefix, short := strings.CutSuffix(name, "*")
+		return slices.ContainsFunc(links, func(l record.Link) bool {
+			return (l.Name == name || short && strings.HasPrefix(l.Name, prefix)) && l.Name != "lo" && !isDocker(l.Name) && l.Class != v1alpha1.DeviceNIC
+		})
+	}
+}
+
 // devices collects the facts about each device.
-func (l looker) devices(links []record.Link, before, after counts) (all []Device, err error) {
+func (l looker) devices(links []record.Link, before, after counts, t tables, pods []pod) (all []Device, err error) {
+	managers := l.managers()
 	for _, link := range links {
 		was, is := before.links[link.Name], after.links[link.Name]
 		if was == nil || is == nil || was.Attrs().Index != is.Attrs().Index {
 			continue // came or went during the window
 		}
 		d := Device{Link: link, Up: is.Attrs().Flags&net.FlagUp != 0}
-		d.Under, d.Overhead = encapsulation(is, after.links)
+		l.place(&d, is, after.links, t, pods)
+		d.Under, d.Overhead, d.Tunnelling = encapsulation(is, after.links, func(to []net.IP) int { return under(to, t.fdb[is.Attrs().Index], t.gateway) })
 		if vxlan, ok := is.(*netlink.Vxlan); ok {
-			d.VXLANPort = uint16(vxlan.Port)
+			d.VXLANPort, d.VNI = uint16(vxlan.Port), vxlan.VxlanId
+		}
+		d.CarrierDowns = after.carrierDowns[d.Name] - min(before.carrierDowns[d.Name], after.carrierDowns[d.Name])
+		d.Qdiscs = qdiscsSince(is.Attrs().Index, before.qdiscs, after.qdiscs)
+		for _, m := range managers {
+			if file := l.manages(m, is.Attrs().Index); file != "" {
+				d.Manager, d.ManagerFile = m.name, file
+			}
 		}
 		d.Boot = packets(is)
 		d.Window = d.Boot.since(packets(was))
@@ -273,6 +370,28 @@ func (l looker) devices(links []record.Link, before, after counts) (all []Device
 		}
 	}
 	return all, nil
+}
+
+// place fills in where a device is: its addresses, its neighbours, and what it leads to.
+func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Link, t tables, pods []pod) {
+	a := link.Attrs()
+	d.MAC, d.NoCarrier = a.HardwareAddr.String(), d.Up && a.OperState == netlink.OperDown || a.OperState == netlink.OperLowerLayerDown
+	d.Addresses, d.Routes, d.FDB, d.Neighbours = t.addresses[a.Index], t.routes[a.Index], t.fdb[a.Index], t.neighbours[a.Index]
+	for name, master := range links {
+		if a.MasterIndex != 0 && master.Attrs().Index == a.MasterIndex {
+			d.Master = name
+		}
+	}
+	d.NotForwarding = l.notForwarding(*d)
+	if !d.isPod() {
+		return
+	}
+	d.Pod = new(PodEnd)
+	if i := slices.IndexFunc(pods, func(p pod) bool { return p.namespace == a.NetNsID }); i >= 0 {
+		if end, err := podEnd(pods[i].process); err == nil { // the pod may be gone
+			d.Pod = &end
+		}
+	}
 }
 
 // wire reads the facts that only a NIC has.
@@ -322,34 +441,97 @@ func packets(l netlink.Link) Packets {
 	return Packets{Rx: s.RxPackets, Tx: s.TxPackets, RxBytes: s.RxBytes, TxBytes: s.TxBytes, Missed: s.RxMissedErrors, Damaged: s.RxErrors, TxDropped: s.TxDropped}
 }
 
+// under returns the index of the device by which packets to the other ends of a tunnel leave. If no end is known, it is that
+// of the default route.
+func under(to []net.IP, fdb []FDBEntry, gateway int) int {
+	for _, t := range fdb {
+		to = append(to, t.To.AsSlice())
+	}
+	for _, ip := range to {
+		if index := egress(ip); index != 0 {
+			return index
+		}
+	}
+	return gateway
+}
+
 // encapsulation returns the device that sends the encapsulated packets, and how many bytes encapsulation adds to
-// an IP packet. It returns "" for a device that does not encapsulate, and for one that leaves both to each
-// packet's route, such as Cilium's VXLAN device: its MTU limits nothing.
-func encapsulation(l netlink.Link, links map[string]netlink.Link) (under string, overhead int) {
-	const ip4, ip6, udp, vxlan, ethernet, gre = 20, 40, 8, 8, 14, 4
-	var lower int
+// an IP packet. tunnelling is false for a device that does not encapsulate. under is "" for a device that leaves the
+// rest to each packet's route, such as Cilium's VXLAN device: its MTU limits nothing. A device that is not bound to
+// another one sends by the route to one of the addresses that it has, which via finds.
+func encapsulation(l netlink.Link, links map[string]netlink.Link, via func(to []net.IP) int) (under string, overhead int, tunnelling bool) {
+	const ip4, ip6, udp, vxlan, ethernet, gre, wireguard = 20, 40, 8, 8, 14, 4, 32
+	lower, external := 0, false
+	var to []net.IP // the device's own address is found by it, too: it is on the device that sends
+	outer := func(local, remote net.IP) int {
+		to = append(to, remote)
+		if isIPv6(local) || isIPv6(remote) {
+			return ip6
+		}
+		return ip4
+	}
 	switch l := l.(type) {
 	case *netlink.Vxlan:
-		if l.FlowBased {
-			return "", 0
-		}
-		lower, overhead = l.VtepDevIndex, ip4+udp+vxlan+ethernet // RFC 7348, section 5
-		if isIPv6(l.SrcAddr) || isIPv6(l.Group) {
-			overhead += ip6 - ip4
-		}
+		lower, overhead, external = l.VtepDevIndex, outer(l.SrcAddr, l.Group)+udp+vxlan+ethernet, l.FlowBased // RFC 7348, section 5
+		lower = cmp.Or(lower, holder(l.SrcAddr))
+	case *netlink.Geneve:
+		lower, overhead, external = int(l.Link), outer(nil, l.Remote)+udp+8+ethernet, l.FlowBased // RFC 8926, section 3
 	case *netlink.Iptun:
-		lower, overhead = int(l.Link), ip4
+		lower, overhead, external = int(l.Link), outer(l.Local, l.Remote), l.FlowBased
+		lower = cmp.Or(lower, holder(l.Local))
+	case *netlink.Sittun:
+		lower, overhead = int(l.Link), outer(l.Local, l.Remote)
+		lower = cmp.Or(lower, holder(l.Local))
+	case *netlink.Ip6tnl:
+		lower, overhead, external = int(l.Link), ip6, l.FlowBased
+		to = append(to, l.Remote)
+		lower = cmp.Or(lower, holder(l.Local))
 	case *netlink.Gretap:
-		lower, overhead = int(l.Link), ip4+gre+ethernet
+		lower, overhead, external = int(l.Link), outer(l.Local, l.Remote)+gre+ethernet, l.FlowBased
+		lower = cmp.Or(lower, holder(l.Local))
+	case *netlink.Gretun:
+		lower, overhead, external = int(l.Link), outer(l.Local, l.Remote)+gre, l.FlowBased
+		lower = cmp.Or(lower, holder(l.Local))
+	case *netlink.Wireguard: // header and tag; the outer packet may be of IPv4
+		overhead = ip4 + udp + wireguard
 	default:
-		return "", 0
+		return "", 0, false
+	}
+	if external || isFallback(l) {
+		return "", 0, external
+	}
+	if lower == 0 {
+		lower = via(to)
 	}
 	for name, u := range links {
-		if lower != 0 && u.Attrs().Index == lower {
-			return name, overhead
+		if lower != 0 && u.Attrs().Index == lower && name != l.Attrs().Name && u.Attrs().Flags&net.FlagLoopback == 0 {
+			return name, overhead, true
 		}
 	}
-	return "", 0 // not bound to a device: each packet's route chooses one
+	return "", 0, true // in another network namespace, or no route
+}
+
+// isFallback reports whether a device is one of those that the kernel makes in each network namespace, and that nobody uses:
+// tunl0, gre0, and so on, while they are down.
+func isFallback(l netlink.Link) bool {
+	return l.Attrs().Flags&net.FlagUp == 0 && slices.Contains([]string{"tunl0", "gre0", "gretap0", "sit0", "ip6tnl0", "ip6gre0", "erspan0", "ip_vti0", "ip6_vti0"}, l.Attrs().Name)
+}
+
+// holder returns the index of the device that has an address; 0 if none has.
+func holder(ip net.IP) int {
+	if ip == nil || ip.IsUnspecified() {
+		return 0
+	}
+	addresses, err := netns.Dump("addresses", func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return 0
+	}
+	for _, a := range addresses {
+		if a.IP.Equal(ip) {
+			return a.LinkIndex
+		}
+	}
+	return 0
 }
 
 func isIPv6(ip net.IP) bool { return ip != nil && ip.To4() == nil }

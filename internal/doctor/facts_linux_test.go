@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,19 +33,20 @@ func TestFaultsInANamespace(t *testing.T) {
 		}
 	}
 	none()
-	for _, c := range []struct{ inject, want string }{
+	for _, c := range []struct{ inject, want, heal string }{
 		// The kernel refuses the larger MTU for the VXLAN device, and accepts the smaller one below it.
-		{"ip link set dr0 mtu 1400", "serious mtu-too-large: The MTU of dr.vx is too large by 100 for dr0"},
-		{"ip link set dr0 mtu 9000; ip link set dr1 mtu 9000", "note mtu-small: The MTU of dr.vx could be 7600 larger"},
-		{"ethtool -K dr.vx gro off", "note offload-off: The offload rx-gro of dr.vx is off"},
-		{"ethtool -K dr.vx tx-checksum-ip-generic off", "warning offload-off: The offload tx-checksum-ip-generic of dr.vx is off"},
+		{"ip link set dr0 mtu 1400", "serious mtu-too-large: The MTU of dr.vx is too large by 100 for dr0", ""},
+		{"ip link set dr0 mtu 9000; ip link set dr1 mtu 9000", "note mtu-small: The MTU of dr.vx could be 7600 larger", ""},
+		{"ethtool -K dr.vx gro off", "note offload-off: The offload rx-gro of dr.vx is off", ""},
+		{"ethtool -K dr.vx tx-checksum-ip-generic off", "note offload-off: The offload tx-checksum-ip-generic of dr.vx is off",
+			"ethtool -K dr.vx tx-checksum-ip-generic on"}, // the remedy is an experiment
 	} {
 		run(t, c.inject)
 		found := look(t)
 		if len(found) != 1 || !strings.HasPrefix(summary(found)[0], c.want) {
 			t.Fatalf("after %s: found %q, want %q", c.inject, summary(found), c.want)
 		}
-		run(t, found[0].Do)
+		run(t, cmp.Or(c.heal, found[0].Do))
 		none()
 	}
 }
@@ -98,7 +100,7 @@ func look(t *testing.T) (found []Finding) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.CPUs, f.Throttled = nil, nil
+	f.CPUs, f.Throttled, f.NeighbourFulls = nil, nil, nil
 	return Examine(f)
 }
 
@@ -112,26 +114,43 @@ func run(t *testing.T, commands ...string) {
 	}
 }
 
-// TestEncapsulation checks how many bytes each kind of device adds, and which device it is bound to.
+// TestEncapsulation checks how many bytes each kind of device adds, and which device sends its packets: the one that it is
+// bound to, or else the one by which packets to its other end leave.
 func TestEncapsulation(t *testing.T) {
 	nic := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2}}
-	links := map[string]netlink.Link{"eth0": nic}
+	links := map[string]netlink.Link{"eth0": nic, "eth1": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth1", Index: 3}}}
+	remote := net.IPv4(10, 9, 0, 2)
 	for name, c := range map[string]struct {
-		link     netlink.Link
-		under    string
-		overhead int
+		link      netlink.Link
+		under     string
+		overhead  int
+		tunnelled bool
 	}{
-		"VXLAN":            {&netlink.Vxlan{VtepDevIndex: 2, SrcAddr: net.IPv4(10, 9, 0, 1)}, "eth0", 50},
-		"VXLAN over IPv6":  {&netlink.Vxlan{VtepDevIndex: 2, SrcAddr: net.ParseIP("fd00::1")}, "eth0", 70},
-		"external VXLAN":   {&netlink.Vxlan{VtepDevIndex: 2, FlowBased: true}, "", 0},
-		"VXLAN by route":   {&netlink.Vxlan{SrcAddr: net.IPv4(10, 9, 0, 1)}, "", 0},
-		"VXLAN of another": {&netlink.Vxlan{VtepDevIndex: 9}, "", 0}, // in another network namespace
-		"IPIP":             {&netlink.Iptun{Link: 2}, "eth0", 20},
-		"gretap":           {&netlink.Gretap{Link: 2}, "eth0", 38},
-		"NIC":              {nic, "", 0},
+		"VXLAN":                  {&netlink.Vxlan{VtepDevIndex: 2, SrcAddr: net.IPv4(10, 9, 0, 1)}, "eth0", 50, true},
+		"VXLAN over IPv6":        {&netlink.Vxlan{VtepDevIndex: 2, SrcAddr: net.ParseIP("fd00::1")}, "eth0", 70, true},
+		"external VXLAN":         {&netlink.Vxlan{VtepDevIndex: 2, FlowBased: true}, "", 0, true},
+		"VXLAN by route":         {&netlink.Vxlan{SrcAddr: net.IPv4(10, 9, 0, 1), Group: remote}, "eth1", 50, true},
+		"VXLAN of another":       {&netlink.Vxlan{VtepDevIndex: 9}, "", 0, true}, // in another network namespace
+		"VXLAN to nowhere":       {&netlink.Vxlan{}, "", 0, true},
+		"IPIP":                   {&netlink.Iptun{Link: 2}, "eth0", 20, true},
+		"IPIP by route":          {&netlink.Iptun{Remote: remote}, "eth1", 20, true},
+		"tunl0 of every machine": {&netlink.Iptun{LinkAttrs: netlink.LinkAttrs{Name: "tunl0"}, Remote: remote}, "", 0, false},
+		"Geneve":                 {&netlink.Geneve{Remote: remote}, "eth1", 50, true},
+		"Geneve over IPv6":       {&netlink.Geneve{Remote: net.ParseIP("fd00::2")}, "", 0, true}, // no route
+		"gretap":                 {&netlink.Gretap{Link: 2}, "eth0", 38, true},
+		"GRE":                    {&netlink.Gretun{Link: 2}, "eth0", 24, true},
+		"6in4":                   {&netlink.Sittun{Link: 2}, "eth0", 20, true},
+		"IP in IPv6":             {&netlink.Ip6tnl{Link: 2}, "eth0", 40, true},
+		"NIC":                    {nic, "", 0, false},
 	} {
-		if under, overhead := encapsulation(c.link, links); under != c.under || overhead != c.overhead {
-			t.Errorf("%s: %d bytes over %q, want %d over %q", name, overhead, under, c.overhead, c.under)
+		via := func(to []net.IP) int {
+			if slices.ContainsFunc(to, remote.Equal) {
+				return 3
+			}
+			return 0
+		}
+		if under, overhead, tunnelled := encapsulation(c.link, links, via); under != c.under || overhead != c.overhead || tunnelled != c.tunnelled {
+			t.Errorf("%s: %d bytes over %q, %v, want %d over %q, %v", name, overhead, under, tunnelled, c.overhead, c.under, c.tunnelled)
 		}
 	}
 }

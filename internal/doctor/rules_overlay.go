@@ -95,18 +95,22 @@ func offloadOff(f Facts) (found []Finding) {
 				continue
 			}
 			told[d.Name+o.name] = true
-			severity := Warning
-			if o.overlay && o.name == "rx-gro" { // it cost nothing while the NIC's GRO was on: docs/results/doctor.md
-				severity = Note
-			}
-			found = append(found, Finding{
-				Severity: severity,
+			finding := Finding{
+				Severity: Warning,
 				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
 				Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)},
-				Cost: "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here." +
-					workaround(o.name, o.overlay),
-				Do: fmt.Sprintf("ethtool -K %s %s on", d.Name, o.set),
-			})
+				Cost:     "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here.",
+				Do:       fmt.Sprintf("ethtool -K %s %s on", d.Name, o.set),
+			}
+			if o.overlay && o.name == "rx-gro" { // it cost nothing while the NIC's GRO was on: docs/results/doctor.md
+				finding.Severity = Note
+			}
+			if why := f.workaround(o.name, d); why != "" {
+				finding.Severity = Note
+				finding.Cost += why
+				finding.Do = experiment
+			}
+			found = append(found, finding)
 		}
 	})
 	return found
@@ -119,13 +123,33 @@ func (d Device) checksums(name string) bool {
 	return slices.Contains(kinds, name) && slices.ContainsFunc(kinds, func(k string) bool { return slices.Contains(d.Offloads, k) })
 }
 
-// workaround returns a common reason for switching an offload off.
-func workaround(name string, overlay bool) string {
-	if overlay && name == "tx-checksum-ip-generic" {
-		return " It is often off on purpose: with it, faulty kernels and NICs send wrong checksums through NAT. After you turn it on, connect from a pod to a service whose backend is on another node."
+// experiment shows whether an offload that somebody may have switched off on purpose works. It changes nothing on the node.
+const experiment = "slipstream doctor hosts:THIS,OTHER --probe   # tries a transfer through VXLAN with the offload done by the NIC and by the kernel. Leave the offload as it is unless that finds no fault, " +
+	"no one here knows a reason, and slipstream run overlay-cost on two nodes that carry no traffic shows a gain"
+
+// workaround returns why somebody may have switched an offload of encapsulated traffic off on purpose; "" if there is no common
+// reason. Sources: commit ea64d8d6c675 of Linux; projectcalico/calico#3145, #4727, #9433; flannel-io/flannel#1279;
+// openshift/machine-config-operator#2734; article 432932 of knowledge.broadcom.com.
+func (f Facts) workaround(name string, d Device) string {
+	var why string
+	switch {
+	case strings.HasPrefix(name, "tx-checksum"):
+		why = " It may be off on purpose. Linux before 5.7 sends wrong UDP checksums for VXLAN packets that it translated twice (masquerade with --random-fully; backports: 4.19.119, 5.4.36, 5.6.8): " +
+			"requests to services from a node's own address then take 1 s, 3 s or 63 s. This node runs " + f.Node.Kernel + ", and what counts is the kernel of the sender. Flannel and Calico switch the offload off for it."
+	case strings.HasPrefix(name, "tx-udp_tnl"):
+		why = " It may be off on purpose: some drivers, firmwares and hypervisors segment encapsulated packets wrongly, or only those of UDP port 4789."
+	default:
+		return ""
 	}
-	return ""
+	if d.NIC != nil && d.NIC.Driver == "vmxnet3" {
+		why += " VMware's vmxnet3 has such a fault: since ESXi 6.7 U2 with virtual hardware 14 it offers tunnel offloads, and damages or drops encapsulated packets of UDP ports that the host does not know " +
+			"(with NSX only 4789, without it only 8472; custom ports before ESXi 8.0 U3), so that only small packets and ICMP get through."
+	}
+	return why
 }
+
+// rpFiltered is the counter of packets that rp_filter dropped.
+const rpFiltered = "TcpExt.IPReversePathFilter"
 
 // rpFilter finds devices with strict reverse path filtering, which drops a packet that arrives on another
 // device than its reply would leave by.
@@ -137,10 +161,26 @@ func rpFilter(f Facts) []Finding {
 		}
 	}
 	var received uint64
+	calico := false
 	for _, d := range f.Devices {
 		received += d.Window.Rx
+		calico = calico || strings.HasPrefix(d.Name, "cali")
 	}
-	severity, lost := loss(f.RPFiltered, received+f.RPFiltered)
+	do := "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the kernel uses the greater of the values of all and of the device"
+	if calico || f.Settings["net.ipv4.conf.all.rp_filter"] == "0" {
+		do = ""
+		for _, name := range strict {
+			if !strings.HasPrefix(name, "cali") {
+				do += "sysctl -w net/ipv4/conf/" + name + "/rp_filter=2; "
+			}
+		}
+		do = strings.TrimSuffix(do, "; ") + "   # loose, for these devices alone: nothing else changes"
+		if calico {
+			do += ". Do not set net.ipv4.conf.all.rp_filter=2: Calico's Felix before 3.12 exits with it at its next start (FELIX_IGNORELOOSERPF), and the devices of pods are strict on purpose"
+		}
+	}
+	filtered := f.count(rpFiltered)
+	severity, lost := loss(filtered, received+filtered)
 	if !lost || len(strict) == 0 {
 		return nil
 	}
@@ -148,11 +188,11 @@ func rpFilter(f Facts) []Finding {
 		Severity: severity,
 		What:     "Strict reverse path filtering drops packets.",
 		Evidence: []Evidence{
-			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", f.RPFiltered),
+			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", filtered),
 			evidence("/proc/sys/net/ipv4/conf/{all,DEVICE}/rp_filter", "1 (strict) for %s", strings.Join(strict, ", ")),
 		},
 		Cost: "The kernel drops every packet whose source address it would route through another device than the one that received it, which encapsulation can cause: connections with such addresses do not open (docs/results/doctor.md).",
-		Do:   "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the kernel uses the greater of the values of all and of the device",
+		Do:   do,
 	}}
 }
 

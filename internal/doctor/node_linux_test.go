@@ -1,0 +1,306 @@
+package doctor
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/testenv"
+)
+
+// node is a node of a cluster, in the network namespace of the test's thread: a pod behind cni0, and Flannel's VXLAN over e0
+// to another node.
+type node struct {
+	t          *testing.T
+	pod, other int // processes
+}
+
+func newNode(t *testing.T) node {
+	t.Helper()
+	testenv.EnterNamespace(t)
+	n := node{t, emptyPod(t), emptyPod(t)}
+	n.sh(`ip link add e0 type veth peer name e0 netns $OTHER; ip addr add 10.77.0.1/24 dev e0; ip link set e0 up
+		in_other ip addr add 10.77.0.2/24 dev e0; in_other ip link set e0 up
+		sysctl -qw net.ipv4.ip_forward=1; in_other sysctl -qw net.ipv4.ip_forward=1
+		vxlan='mtu 1450 type vxlan id 1 dev e0 dstport 8472 nolearning'
+		ip link add flannel.1 address 02:00:00:00:01:01 $vxlan local 10.77.0.1; ip addr add 10.244.1.0/32 dev flannel.1; ip link set flannel.1 up
+		in_other ip link add flannel.1 address 02:00:00:00:02:01 $vxlan local 10.77.0.2; in_other ip addr add 10.244.2.0/32 dev flannel.1; in_other ip link set flannel.1 up
+		ip route add 10.244.2.0/24 via 10.244.2.0 dev flannel.1 onlink; ip neigh add 10.244.2.0 lladdr 02:00:00:00:02:01 dev flannel.1 nud permanent
+		bridge fdb add 02:00:00:00:02:01 dev flannel.1 dst 10.77.0.2
+		in_other ip route add 10.244.1.0/24 via 10.244.1.0 dev flannel.1 onlink; in_other ip neigh add 10.244.1.0 lladdr 02:00:00:00:01:01 dev flannel.1 nud permanent
+		in_other bridge fdb add 02:00:00:00:01:01 dev flannel.1 dst 10.77.0.1
+		ip link add cni0 mtu 1450 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up
+		ip link add v0 mtu 1450 type veth peer name eth0 mtu 1450 netns $POD; ip link set v0 master cni0 up
+		in_pod ip addr add 10.244.1.2/24 dev eth0; in_pod ip link set eth0 up; in_pod ip route add default via 10.244.1.1`)
+	return n
+}
+
+// emptyPod starts a process in a new network namespace.
+func emptyPod(t *testing.T) int {
+	t.Helper()
+	c := exec.Command("sleep", "infinity")
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	return c.Process.Pid
+}
+
+// sh runs a script on the node. in_pod and in_other run a command in the pod, and on the other node.
+func (n node) sh(script string) {
+	n.t.Helper()
+	run(n.t, fmt.Sprintf("POD=%d; OTHER=%d; in_pod() { nsenter -t $POD -n \"$@\"; }; in_other() { nsenter -t $OTHER -n \"$@\"; }\n%s", n.pod, n.other, script))
+}
+
+// in runs fn in the network namespace of a process; 0 is the node.
+func (n node) in(process int, fn func() error) {
+	n.t.Helper()
+	err := fn
+	if process != 0 {
+		err = func() error { return netns.DoAt(fmt.Sprintf("/proc/%d/ns/net", process), fn) }
+	}
+	if err := err(); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// sends returns a function that sends a datagram from the network namespace of a process. Most faults make the kernel
+// return an error for some of them.
+func (n node) sends(process int, to string, size int) func() {
+	n.t.Helper()
+	var conn net.Conn
+	n.in(process, func() (err error) {
+		conn, err = net.Dial("udp", to)
+		return err
+	})
+	n.t.Cleanup(func() { _ = conn.Close() })
+	return func() { _, _ = conn.Write(make([]byte, size)) }
+}
+
+// raw returns a function that sends an IP packet of a protocol from the other node.
+func (n node) raw(protocol string, payload []byte) func() {
+	n.t.Helper()
+	var conn net.Conn
+	n.in(n.other, func() (err error) {
+		conn, err = net.Dial("ip4:"+protocol, "10.77.0.1")
+		return err
+	})
+	n.t.Cleanup(func() { _ = conn.Close() })
+	return func() { _, _ = conn.Write(payload) }
+}
+
+// fills returns a socket in the network namespace of a process that nobody reads.
+func (n node) fills(process int, at string) {
+	n.t.Helper()
+	n.in(process, func() error {
+		conn, err := net.ListenPacket("udp", at)
+		if err != nil {
+			return err
+		}
+		n.t.Cleanup(func() { _ = conn.Close() })
+		return conn.(*net.UDPConn).SetReadBuffer(4096)
+	})
+}
+
+// TestFaultsOfANode injects faults of a node, one by one and some together. doctor must find each by its own evidence, and
+// nothing else, and nothing before.
+func TestFaultsOfANode(t *testing.T) {
+	toOther := func(n node) func() { return n.sends(n.pod, "10.244.2.0:9", 200) }
+	for _, c := range []struct {
+		name, inject string
+		traffic      func(node) func()
+		want         []string // severity, rule, and a word of the evidence
+	}{
+		{"nothing", "", toOther, nil},
+		{"overlay down", "ip link set flannel.1 down", toOther, []string{"serious overlay-down InNoRoutes"}},
+		{"overlay down, default route", "ip route add default via 10.77.0.2; ip link set flannel.1 down", toOther, []string{"serious overlay-down flannel.1"}},
+		{"overlay gone", "ip link del flannel.1", toOther, []string{"serious overlay-gone InNoRoutes"}},
+		{"overlay gone, no traffic", "ip link del flannel.1", nil, []string{"note overlay-gone cni0/mtu"}},
+		{"NIC down", "ip link set e0 down", nil, []string{"serious overlay-down e0"}},
+		{"bridge down", "ip link set cni0 down", nil, []string{"serious overlay-down cni0"}},
+		{"pod's veth down", "ip link set v0 down", nil, []string{"warning overlay-down v0"}},
+		{"ip_forward", "sysctl -qw net.ipv4.ip_forward=0", toOther, []string{"serious ip-forward InAddrErrors"}},
+		{"ip_forward, no traffic", "sysctl -qw net.ipv4.ip_forward=0", nil, []string{"serious ip-forward ip_forward"}},
+		{"forwarding of one device", "sysctl -qw net.ipv4.conf.cni0.forwarding=0", toOther, []string{"serious ip-forward conf/cni0/forwarding"}},
+		{"policy of nftables", "nft 'add table ip f; add chain ip f fw { type filter hook forward priority 0; policy drop; }'", toOther, []string{"serious forward-policy nft"}},
+		{"policy of nftables, replies accepted", `nft 'add table inet f; add chain inet f fw { type filter hook forward priority 0; policy drop; }
+			add rule inet f fw ct state established,related accept; add rule inet f fw iifname "docker0" accept'`, toOther, []string{"serious forward-policy inet"}},
+		{"policy of nftables, pods accepted", `nft 'add table inet f; add chain inet f fw { type filter hook forward priority 0; policy drop; }; add chain inet f pods
+			add rule inet f fw jump pods; add rule inet f pods iifname "cni0" accept'`, toOther, nil},
+		{"policy of iptables-nft", "iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -i docker0 -j ACCEPT; iptables-nft -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+			toOther, []string{"serious forward-policy packets that met the policy, in"}},
+		{"policy of iptables-nft, pods accepted", "iptables-nft -P FORWARD DROP; iptables-nft -N FLANNEL-FWD; iptables-nft -A FORWARD -j FLANNEL-FWD; iptables-nft -A FLANNEL-FWD -s 10.244.0.0/16 -j ACCEPT", toOther, nil},
+		{"policy of iptables-legacy", "iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -i docker0 -j ACCEPT", toOther, []string{"serious forward-policy iptables-legacy"}},
+		{"policy of iptables-legacy, no traffic", "iptables-legacy -P FORWARD DROP", nil, []string{"warning forward-policy iptables-legacy"}},
+		{"policy of iptables-legacy, pods accepted", "iptables-legacy -P FORWARD DROP; iptables-legacy -N FWD; iptables-legacy -A FORWARD -j FWD; iptables-legacy -A FWD -i cni+ -j ACCEPT", toOther, nil},
+		{"both kinds of iptables", "iptables-legacy -A INPUT -p icmp -j ACCEPT; iptables-nft -A INPUT -p icmp -j ACCEPT", toOther, []string{"warning iptables-twice legacy"}},
+		{"bridge-nf-call-iptables", "sysctl -qw net.bridge.bridge-nf-call-iptables=0", toOther, []string{"note bridge-nf bridge-nf-call-iptables"}},
+		{"bridge-nf-call-iptables, kube-proxy", "sysctl -qw net.bridge.bridge-nf-call-iptables=0; iptables-nft -t nat -N KUBE-SERVICES", toOther, []string{"warning bridge-nf KUBE-SERVICES"}},
+		{"MTU of the pod", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500", toOther, []string{"warning pod-mtu eth0"}},
+		{"MTU of the pod's device, but not of its route", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500; in_pod ip route replace default via 10.244.1.1 mtu 1450", toOther, nil},
+		{"MTU of the pod, packets lost", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500; nft 'add table ip f; add chain ip f o { type filter hook output priority 0; }; add rule ip f o icmp type destination-unreachable drop'",
+			func(n node) func() { return n.sends(n.pod, "10.244.2.0:9", 1470) }, []string{"serious pod-mtu FragFails"}},
+		{"VXLAN bound to no device", "ip link add vx9 mtu 1500 type vxlan id 9 local 10.77.0.1 dstport 4789; ip link set vx9 up", toOther, []string{"serious mtu-too-large e0/mtu"}},
+		{"two nodes with one MAC address", "bridge fdb add 02:00:00:00:01:01 dev flannel.1 dst 10.77.0.3", toOther, []string{"serious vtep MAC address of flannel.1 itself"}},
+		{"wrong checksums", "", func(n node) func() {
+			return n.raw("udp", append([]byte{0x9c, 0x40, 0x21, 0x18, 0, 108, 0x12, 0x34}, make([]byte, 100)...))
+		}, []string{"serious udp-checksums InCsumErrors"}},
+		{"an unread socket", "", func(n node) func() {
+			n.fills(0, "10.77.0.1:7777")
+			return n.sends(n.other, "10.77.0.1:7777", 500)
+		}, []string{"serious udp-buffer-full RcvbufErrors"}},
+		{"an unread socket in a pod", "", func(n node) func() {
+			n.fills(n.pod, "10.244.1.2:7777")
+			return n.sends(0, "10.244.1.2:7777", 500)
+		}, []string{"serious udp-buffer-full of the pod behind v0 (sleep)"}},
+		{"two faults", "sysctl -qw net.ipv4.ip_forward=0", func(n node) func() {
+			n.fills(0, "10.77.0.1:7777")
+			fill, forward := n.sends(n.other, "10.77.0.1:7777", 500), toOther(n)
+			return func() { fill(); forward() }
+		}, []string{"serious ip-forward InAddrErrors", "serious udp-buffer-full RcvbufErrors"}},
+		{"an accept queue", "", func(n node) func() {
+			fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+			if err == nil {
+				err = syscall.Bind(fd, &syscall.SockaddrInet4{Port: 7000})
+			}
+			if err == nil {
+				err = syscall.Listen(fd, 1)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.t.Cleanup(func() { _ = syscall.Close(fd) })
+			return n.connects("10.77.0.1", 7000)
+		}, []string{"serious accept-queue-full ListenOverflows"}},
+		{"a circle of routes", "ip route add 192.0.2.0/24 via 10.77.0.2; in_other ip route add 192.0.2.0/24 via 10.77.0.1; in_pod sysctl -qw net.ipv4.ip_default_ttl=63", // 64 expires on the other node
+			func(n node) func() { return n.sends(n.pod, "192.0.2.1:9", 10) },
+			[]string{"serious ttl InHdrErrors"}},
+		{"IPIP without a tunnel", "", func(n node) func() { return n.raw("4", make([]byte, 40)) }, []string{"serious unknown-protocol InUnknownProtos"}},
+		{"no route", "ip route del 10.244.2.0/24", toOther, []string{"serious no-route InNoRoutes"}},
+		{"half of the fragments", "sysctl -qw net.ipv4.ipfrag_low_thresh=500 net.ipv4.ipfrag_high_thresh=1000", func(n node) func() { return n.sends(n.other, "10.77.0.1:9", 4000) },
+			[]string{"serious reassembly ReasmFails"}},
+		{"a rate", "tc qdisc add dev v0 root tbf rate 100kbit burst 1600 limit 3000", func(n node) func() { return n.sends(0, "10.244.1.2:9", 500) }, []string{"serious qdisc-drops tbf"}},
+		{"another VXLAN port", "in_other ip link del flannel.1; in_other ip link add flannel.1 address 02:00:00:00:02:01 mtu 1450 type vxlan id 1 dev e0 local 10.77.0.2 dstport 4789 nolearning; in_other ip addr add 10.244.2.0/32 dev flannel.1; " +
+			"in_other ip link set flannel.1 up; in_other ip route add 10.244.1.0/24 via 10.244.1.0 dev flannel.1 onlink; in_other ip neigh add 10.244.1.0 lladdr 02:00:00:00:01:01 dev flannel.1; in_other bridge fdb add 02:00:00:00:01:01 dev flannel.1 dst 10.77.0.1",
+			func(n node) func() { return n.sends(n.other, "10.244.1.2:9", 10) }, []string{"warning no-listener NoPorts"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t)
+			if c.inject != "" {
+				n.sh(c.inject)
+			}
+			do := func() {}
+			if c.traffic != nil {
+				do = c.traffic(n)
+			}
+			testenv.Retry(t, 3, func() error {
+				found := lookWhile(t, do)
+				if len(found) != len(c.want) {
+					return fmt.Errorf("found %+v, want %q", found, c.want)
+				}
+				for i, want := range c.want {
+					fields := strings.SplitN(want, " ", 3)
+					if j := slices.IndexFunc(found, func(f Finding) bool {
+						return string(f.Severity) == fields[0] && f.Rule == fields[1] && strings.Contains(fmt.Sprint(f.Evidence), fields[2])
+					}); j < 0 {
+						return fmt.Errorf("found %+v, want %q", found, c.want[i])
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// connects returns a function that opens connections from the other node, and does not wait for them.
+func (n node) connects(to string, port int) func() {
+	n.t.Helper()
+	address := &syscall.SockaddrInet4{Port: port}
+	copy(address.Addr[:], net.ParseIP(to).To4())
+	var made []int
+	n.t.Cleanup(func() {
+		for _, fd := range made {
+			_ = syscall.Close(fd)
+		}
+	})
+	var fds []int // made in the namespace of the other node, used anywhere
+	n.in(n.other, func() error {
+		for range 2000 {
+			fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_NONBLOCK, 0)
+			if err != nil {
+				return err
+			}
+			fds = append(fds, fd)
+		}
+		return nil
+	})
+	made = fds
+	return func() {
+		if len(fds) > 0 {
+			_ = syscall.Connect(fds[0], address)
+			fds = fds[1:]
+		}
+	}
+}
+
+// TestHealthyNode looks at a node again and again while its pod sends, and finds nothing.
+func TestHealthyNode(t *testing.T) {
+	n := newNode(t)
+	send := n.sends(n.pod, "10.244.2.0:9", 1000)
+	looks := 10
+	if os.Getenv("SLIPSTREAM_LOOKS") != "" {
+		looks = 100
+	}
+	for range looks {
+		if found := lookWhile(t, send); len(found) > 0 {
+			t.Fatalf("found %q", summary(found))
+		}
+	}
+}
+
+// TestOverlaysDiffer changes the overlay of one of two nodes after the other has learned of it, and compares them.
+func TestOverlaysDiffer(t *testing.T) {
+	remake := func(change string) string {
+		return "in_other ip link del flannel.1; in_other ip link add flannel.1 address 02:00:00:00:02:01 mtu 1450 " + change + "; in_other ip addr add 10.244.2.0/32 dev flannel.1; in_other ip link set flannel.1 up"
+	}
+	for _, c := range []struct{ name, inject, want string }{
+		{"nothing", "", ""},
+		{"MAC address", "in_other ip link set flannel.1 address 02:00:00:00:0a:0a", "serious 02:00:00:00:0a:0a"},
+		{"port", remake("type vxlan id 1 dev e0 local 10.77.0.2 dstport 8473 nolearning"), "serious dstport 8473"},
+		{"VNI", remake("type vxlan id 2 dev e0 local 10.77.0.2 dstport 8472 nolearning"), "serious VNI 2"},
+		{"MTU", "in_other ip link set flannel.1 mtu 1400", "warning 1400"},
+		{"gone", "in_other ip link del flannel.1", "serious none with VNI 1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t)
+			if c.inject != "" {
+				n.sh(c.inject)
+			}
+			here, err := ReadFacts(t.Context(), time.Millisecond, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var there Facts
+			n.in(n.other, func() (err error) {
+				there, err = ReadFacts(t.Context(), time.Millisecond, false)
+				return err
+			})
+			found := ExaminePair("a", here, "b", there)
+			severity, value, _ := strings.Cut(c.want, " ")
+			if c.want == "" != (len(found) == 0) || len(found) > 1 || len(found) == 1 && (string(found[0].Severity) != severity || !strings.Contains(fmt.Sprint(found[0].Evidence), value)) {
+				t.Errorf("found %+v, want %q", found, c.want)
+			}
+		})
+	}
+}

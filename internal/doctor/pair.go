@@ -1,0 +1,102 @@
+package doctor
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// overlayDiffers is the rule that compares the overlays of two machines.
+const overlayDiffers = "overlay-differs"
+
+// ExaminePair compares what one machine has stored about the overlay of another with what that one really has.
+func ExaminePair(client string, c Facts, server string, s Facts) (found []Finding) {
+	for _, d := range c.Devices {
+		if d.Kind != "vxlan" || d.VNI == 0 {
+			continue
+		}
+		i := slices.IndexFunc(d.FDB, func(e FDBEntry) bool { return s.has(e.To) })
+		o := slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.VNI == d.VNI })
+		if o < 0 {
+			o = slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.Name == d.Name })
+		}
+		var wrong []Evidence
+		read := func(machine, from, format string, args ...any) {
+			wrong = append(wrong, evidence(from+" of "+machine, format, args...))
+		}
+		if o < 0 {
+			if i >= 0 {
+				read(client, "bridge fdb show dev "+d.Name, "%s leads to %s", d.FDB[i].MAC, d.FDB[i].To)
+				read(server, "ip -d link show type vxlan", "none with VNI %d", d.VNI)
+				found = append(found, differs(client, server, d.Name, wrong))
+			}
+			continue
+		}
+		other := s.Devices[o]
+		link := "ip -d link show "
+		for _, p := range []struct {
+			what       string
+			mine, your int
+		}{{"VNI", d.VNI, other.VNI}, {"dstport", int(d.VXLANPort), int(other.VXLANPort)}} {
+			if p.mine != p.your {
+				read(client, link+d.Name, "%s %d", p.what, p.mine)
+				read(server, link+other.Name, "%s %d", p.what, p.your)
+			}
+		}
+		for _, e := range d.FDB {
+			if s.has(e.To) && e.MAC != "00:00:00:00:00:00" && e.MAC != other.MAC && other.Master == "" {
+				read(client, "bridge fdb show dev "+d.Name, "%s leads to %s", e.MAC, e.To)
+				read(server, "/sys/class/net/"+other.Name+"/address", "%s", other.MAC)
+			}
+		}
+		for _, n := range d.Neighbours {
+			if slices.ContainsFunc(other.Addresses, func(p netip.Prefix) bool { return p.Addr() == n.IP }) && n.MAC != other.MAC {
+				read(client, "ip neigh show dev "+d.Name, "%s has %s", n.IP, n.MAC)
+				read(server, "/sys/class/net/"+other.Name+"/address", "%s", other.MAC)
+			}
+		}
+		if len(wrong) > 0 {
+			found = append(found, differs(client, server, d.Name, wrong))
+		} else if d.MTU != other.MTU && d.Under != "" && other.Under != "" {
+			f := differs(client, server, d.Name, []Evidence{evidence("/sys/class/net/"+d.Name+"/mtu of "+client, "%d", d.MTU), evidence("/sys/class/net/"+other.Name+"/mtu of "+server, "%d", other.MTU)})
+			f.Severity = Warning
+			f.What = fmt.Sprintf("%s has another MTU on the two machines.", d.Name)
+			f.Cost = "The machine with the larger MTU sends packets that the other's overlay drops, or that are fragmented, unless both ends of a connection announce the smaller MSS."
+			f.Do = "Set the same MTU on all nodes, in the configuration of the CNI: the smallest that any node's NIC allows; then create the pods again."
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// has reports whether an address is one of the machine's.
+func (f Facts) has(ip netip.Addr) bool {
+	return slices.ContainsFunc(f.Devices, func(d Device) bool {
+		return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
+	})
+}
+
+func differs(client, server, device string, wrong []Evidence) Finding {
+	return Finding{
+		Rule: overlayDiffers, Where: Pair(client, server), Severity: Serious,
+		What:     fmt.Sprintf("What %s knows about the overlay of %s is wrong.", client, server),
+		Evidence: wrong[:min(len(wrong), 6)],
+		Cost:     "Packets of pods arrive at the other node, and its kernel drops them: it has no such device, port or MAC address. Nothing tells the sender.",
+		Do: fmt.Sprintf("If the MAC address differs: something changed it after the CNI's daemon published it (systemd-udevd with MACAddressPolicy=persistent, NetworkManager, a device made again): on %s, "+
+			"set MACAddressPolicy=none for %s, and restart the CNI's daemon. If VNI or port differ: correct the configuration of the CNI, and delete %[2]s on the node that has the old one", server, device),
+	}
+}
+
+// VXLANPortsOf returns the UDP ports to try between two machines: those that overlays usually have, and those of the
+// machines' devices.
+func VXLANPortsOf(machines ...Facts) []uint16 {
+	ports := slices.Clone(VXLANPorts)
+	for _, f := range machines {
+		for _, d := range f.Devices {
+			if d.VXLANPort != 0 && !slices.Contains(ports, d.VXLANPort) {
+				ports = append(ports, d.VXLANPort)
+			}
+		}
+	}
+	return ports
+}

@@ -1,0 +1,399 @@
+package doctor
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"slipstream.dev/api/v1alpha1"
+)
+
+// docker matches the names of bridges whose containers reach other machines by translated addresses, not by an overlay.
+var docker = regexp.MustCompile(`^(docker0|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|lxcbr\d+|lxdbr\d+|incusbr\d+|podman\d+|cni-podman\d+)$`)
+
+func isDocker(name string) bool { return docker.MatchString(name) }
+
+// cni matches the names of devices that network plugins make.
+var cni = regexp.MustCompile(`^(flannel|cali|vxlan\.calico|vxlan-v6\.calico|wireguard\.cali|wg-v6\.cali|cilium|lxc[0-9a-f]{6,}|lxc_health|antrea|cni\d|cbr\d|weave|vethwe|kube-|ovn-k8s|genev_sys|nodelocaldns|tunl0$|azv|eni[0-9a-f]{6,})`)
+
+func isCNI(name string) bool { return cni.MatchString(name) }
+
+// gateways are the devices at which packets of pods enter this node's routing: veths of pods, or bridges with an address
+// that veths of pods belong to.
+func (f Facts) gateways() (all []Device) {
+	for _, d := range f.Devices {
+		if d.Pod != nil && d.Master == "" || d.Kind == "bridge" && len(d.Addresses) > 0 && len(f.podsOf(d.Name)) > 0 {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// podsOf returns the veths of pods that belong to a bridge.
+func (f Facts) podsOf(bridge string) (all []Device) {
+	for _, d := range f.Devices {
+		if d.Pod != nil && d.Master == bridge {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+func names(devices []Device) (all []string) {
+	for _, d := range devices {
+		all = append(all, d.Name)
+	}
+	return all
+}
+
+// lostBeside returns evidence for counters that grew, beside a fault that explains them.
+func (f Facts) lostBeside(counters ...string) (all []Evidence) {
+	for _, name := range counters {
+		if n := f.count(name); n > 0 {
+			file, counter := fileOf(name)
+			all = append(all, evidence("/proc/net/"+file+", "+counter+", in "+f.window(), "%d", n))
+		}
+	}
+	return all
+}
+
+var noWay = []string{"IpExt.InNoRoutes", "Ip.OutNoRoutes", "Ip.InAddrErrors", "Ip6InNoRoutes"}
+
+// overlayDown finds tunnel devices that are down, or whose NIC is, and devices of pods that are down.
+func overlayDown(f Facts) (found []Finding) {
+	add := func(d Device, severity Severity, what, cost, do string, more ...Evidence) {
+		found = append(found, Finding{Severity: severity, What: what, Cost: cost, Do: do,
+			Evidence: slices.Concat([]Evidence{evidence("ip -d link show "+d.Name, "%s, not up", d.Kind)}, more, f.lostBeside(noWay...))})
+	}
+	for _, d := range f.Devices {
+		switch under, bound := f.device(d.Under); {
+		case !d.Up && (d.Tunnelling || d.Class == v1alpha1.DeviceOverlay && isCNI(d.Name)):
+			severity := Note
+			if isCNI(d.Name) || len(d.Addresses) > 0 || d.Master != "" {
+				severity = Serious
+			}
+			add(d, severity, fmt.Sprintf("The overlay device %s is down.", d.Name),
+				"The kernel removes its routes: packets of pods to other nodes have no route, or leave by the default route and get lost. If nothing uses the device, nothing is lost.",
+				fmt.Sprintf("ip link set %s up   # then restart the CNI's daemon here: the kernel does not restore the routes; and look for what took it down (slipstream doctor: link-managed; the logs of NetworkManager, systemd-networkd, the CNI)", d.Name))
+		case d.Up && d.Tunnelling && bound && (!under.Up || under.NoCarrier):
+			add(under, Serious, fmt.Sprintf("%s is down, or has no carrier, and sends the packets of %s.", under.Name, d.Name),
+				"No packet of the overlay leaves this node.", "ip link set "+under.Name+" up; dmesg | grep "+under.Name)
+		case !d.Up && d.Kind == "bridge" && len(f.podsOf(d.Name)) > 0:
+			add(d, Serious, fmt.Sprintf("The bridge %s is down, and pods are connected to it.", d.Name),
+				"Its pods reach nothing.", "ip link set "+d.Name+" up   # then restart the CNI's daemon here, if routes are missing")
+		case !d.Up && d.Pod != nil:
+			add(d, Warning, fmt.Sprintf("%s, which leads to a pod, is down.", d.Name), "The pod reaches nothing.", "ip link set "+d.Name+" up   # or delete the pod, so that the CNI makes a new one")
+		}
+	}
+	return found
+}
+
+// encapsulations are the sizes in bytes by which an overlay's MTU is usually smaller than its NIC's.
+var encapsulations = map[int]string{20: "IPIP", 50: "VXLAN, Geneve", 58: "Geneve with options", 60: "WireGuard", 70: "VXLAN over IPv6", 80: "WireGuard over IPv6"}
+
+// overlayGone finds pods with an MTU that leaves room for an overlay's headers, on a node that has no overlay.
+func overlayGone(f Facts) []Finding {
+	if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Tunnelling || d.Class == v1alpha1.DeviceOverlay }) {
+		return nil
+	}
+	for _, nic := range f.Devices {
+		if nic.Class != v1alpha1.DeviceNIC {
+			continue
+		}
+		for _, g := range f.gateways() {
+			kind, ok := encapsulations[nic.MTU-g.MTU]
+			if !ok || isDocker(g.Name) || strings.HasPrefix(g.Name, "kube-") { // kube-router makes tunnels when it needs them
+				continue
+			}
+			finding := Finding{
+				Severity: Note,
+				What:     fmt.Sprintf("%s has the MTU for an overlay, and this node has no overlay device: it may have been deleted, or never created.", g.Name),
+				Evidence: []Evidence{
+					evidence("/sys/class/net/"+g.Name+"/mtu", "%d: %d less than %s, as for %s", g.MTU, nic.MTU-g.MTU, nic.Name, kind),
+					evidence("ip -d link", "no vxlan, geneve, ipip, gre, wireguard or tun device"),
+				},
+				Cost: "If the cluster uses an overlay, pods here reach no pod on another node. If it routes without one, nothing is wrong, and the MTU could be larger.",
+				Do:   "Read the log of the CNI's daemon on this node, and restart it: it makes the device when it starts. To see what the cluster expects of Flannel: kubectl get node NODE -o yaml | grep flannel",
+			}
+			if _, lost := loss(f.count(noWay...), f.count(received...)+f.count("Ip.OutRequests", "Ip.OutNoRoutes")); lost {
+				finding.Severity = Serious
+				finding.Evidence = append(finding.Evidence, f.lostBeside(noWay...)...)
+			}
+			return []Finding{finding}
+		}
+	}
+	return nil
+}
+
+// carriesPods reports whether a tunnel is likely to carry packets of the pods behind a device.
+func (d Device) carriesPods(gateway Device) bool {
+	if !d.Up || d.Under == "" {
+		return false
+	}
+	for _, network := range gateway.Addresses {
+		if slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return network.Contains(p.Addr()) }) {
+			return true
+		}
+	}
+	return !isDocker(gateway.Name) && (isCNI(d.Name) || slices.Contains([]string{"vxlan", "geneve", "ipip"}, d.Kind))
+}
+
+// podMTU finds pods that send packets which are too large for the overlay.
+func podMTU(f Facts) (found []Finding) {
+	groups := []Device{{}} // pods that belong to no bridge are one
+	for _, g := range f.gateways() {
+		if g.Kind == "bridge" {
+			groups = append(groups, g)
+		}
+	}
+	for _, g := range groups {
+		pods := f.podsOf(g.Name)
+		for _, overlay := range f.Devices {
+			if !overlay.carriesPods(g) {
+				continue
+			}
+			var large []Device
+			var read []Evidence
+			for _, p := range pods {
+				mtu, of := p.MTU, "/sys/class/net/"+p.Name+"/mtu"
+				if p.Pod.MTU > 0 {
+					mtu, of = p.Pod.MTU, "MTU of the default route of the pod behind "+p.Name+" ("+p.Pod.Device+")"
+				}
+				if mtu <= overlay.MTU {
+					continue
+				}
+				if large = append(large, p); len(large) <= 3 {
+					read = append(read, evidence(of, "%d", mtu))
+				}
+			}
+			if len(large) == 0 {
+				continue
+			}
+			finding := Finding{
+				Severity: Warning,
+				What:     fmt.Sprintf("Pods send packets that are too large for %s, which carries them to other nodes: %s.", overlay.Name, some(names(large))),
+				Evidence: slices.Concat(read, []Evidence{evidence("/sys/class/net/"+overlay.Name+"/mtu", "%d", overlay.MTU)}, f.lostBeside("Ip.FragFails", "Ip.FragCreates", "Ip6FragFails", "Ip.OutDiscards")),
+				Cost: fmt.Sprintf("TCP of pods works as long as ICMP \"fragmentation needed\" gets from this node to the pod; where a rule drops it, connections open, and hang at the first large transfer. UDP is fragmented or lost. To see it, in a pod: ping -M do -s %d POD, on another node",
+					overlay.MTU-28),
+				Do: fmt.Sprintf("Set MTU %d in the configuration of the CNI, and create the pods again; for a trial in one pod: nsenter -t PID -n ip link set eth0 mtu %[1]d", overlay.MTU),
+			}
+			if _, lost := loss(f.count("Ip.FragFails", "Ip6FragFails"), f.count("Ip.OutRequests", "Ip.ForwDatagrams", "Ip6OutRequests", "Ip6OutForwDatagrams")); lost {
+				finding.Severity = Serious
+			}
+			found = append(found, finding)
+		}
+	}
+	return found
+}
+
+// vtep finds forwarding entries of VXLAN devices that cannot be right.
+func vtep(f Facts) (found []Finding) {
+	var own []netip.Addr
+	for _, d := range f.Devices {
+		for _, p := range d.Addresses {
+			own = append(own, p.Addr())
+		}
+	}
+	const zero = "00:00:00:00:00:00" // any destination
+	for _, d := range f.Devices {
+		if d.Kind != "vxlan" || !d.Up {
+			continue
+		}
+		var wrong []Evidence
+		macs := make(map[string]netip.Addr)
+		for _, t := range d.FDB {
+			entry := "bridge fdb show dev " + d.Name + ", " + t.MAC
+			switch other, twice := macs[t.MAC]; {
+			case t.MAC == d.MAC:
+				wrong = append(wrong, evidence(entry, "leads to %s, and is the MAC address of %s itself", t.To, d.Name))
+			case slices.Contains(own, t.To):
+				wrong = append(wrong, evidence(entry, "leads to %s, which is an address of this node", t.To))
+			case twice && other != t.To && t.MAC != zero:
+				wrong = append(wrong, evidence(entry, "leads to %s and to %s", other, t.To))
+			}
+			macs[t.MAC] = t.To
+		}
+		holders := make(map[string]netip.Addr)
+		for _, n := range d.Neighbours {
+			other, twice := holders[n.MAC]
+			if twice && other.Is4() == n.IP.Is4() && slices.ContainsFunc(d.FDB, func(t FDBEntry) bool { return t.MAC == n.MAC }) {
+				wrong = append(wrong, evidence("ip neigh show dev "+d.Name+", "+n.MAC, "is the address of %s and of %s: two nodes", other, n.IP))
+			}
+			holders[n.MAC] = n.IP
+		}
+		if len(wrong) == 0 {
+			continue
+		}
+		found = append(found, Finding{
+			Severity: Serious,
+			What:     fmt.Sprintf("Nodes share a VTEP address, or entries of %s point at the wrong node.", d.Name),
+			Evidence: wrong[:min(len(wrong), 5)],
+			Cost:     "Packets to pods on one of the nodes go to the other, or are dropped. Virtual machines that were cloned have the same machine-id, from which systemd computes the MAC addresses of such devices.",
+			Do: fmt.Sprintf("On the node with the wrong address: rm /etc/machine-id; systemd-machine-id-setup; ip link del %s, and restart the CNI's daemon, which makes it again. "+
+				"If an entry is stale: restart the CNI's daemon here", d.Name),
+		})
+	}
+	return found
+}
+
+// ipForward finds that packets of pods are not forwarded.
+func ipForward(f Facts) []Finding {
+	var off []Device
+	serious := false
+	_, lost := loss(f.count("Ip.InAddrErrors", "Ip6InAddrErrors"), f.count(received...))
+	for _, d := range f.gateways() {
+		if len(d.NotForwarding) > 0 && d.Up {
+			off, serious = append(off, d), true
+		}
+	}
+	for _, d := range f.Devices {
+		if d.Tunnelling && d.Up && len(d.NotForwarding) > 0 && (isCNI(d.Name) && len(d.Addresses) > 0 || lost) {
+			off, serious = append(off, d), serious || isCNI(d.Name) || lost
+		}
+	}
+	if len(off) == 0 {
+		return nil
+	}
+	setting := "net.ipv4.ip_forward"
+	read := []Evidence{evidence("/proc/sys/net/ipv4/ip_forward", "%s", settingOr(f.Settings[setting]))}
+	do := "sysctl -w net.ipv4.ip_forward=1"
+	if f.Settings[setting] != "0" {
+		do = ""
+		for _, d := range off {
+			for _, file := range d.NotForwarding {
+				if len(read) < 5 {
+					read = append(read, evidence(file, "0"))
+					do += "sysctl -w " + strings.TrimPrefix(file, "/proc/sys/") + "=1; "
+				}
+			}
+		}
+		do = strings.TrimSuffix(do, "; ")
+	}
+	severity := Warning
+	if serious {
+		severity = Serious
+	}
+	return []Finding{{
+		Severity: severity,
+		What:     fmt.Sprintf("This node does not forward packets that arrive at %s.", some(names(off))),
+		Evidence: append(read, f.lostBeside("Ip.InAddrErrors", "Ip6InAddrErrors")...),
+		Cost:     "The kernel drops packets between pods and other nodes, and between pods and services.",
+		Do:       do + "   # and in /etc/sysctl.d; look for what sets it to 0: a hardening guide, sysctl --system at boot, systemd-networkd",
+	}}
+}
+
+// forwardPolicy finds base chains whose policy drops forwarded packets.
+func forwardPolicy(f Facts) (found []Finding) {
+	carries := len(f.gateways()) > 0 || slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Tunnelling && isCNI(d.Name) })
+	for _, c := range f.Forward {
+		severity, lost := loss(c.Dropped, c.Dropped+f.count("Ip.ForwDatagrams", "Ip6OutForwDatagrams"))
+		switch {
+		case !c.Drops || !carries || !lost && (c.Opens || strings.HasPrefix(c.Name, "nft ip6 ")): // pods may have no IPv6
+			continue
+		case !lost && c.Counted:
+			severity = Warning // nothing was sent
+		case !lost:
+			severity = Serious
+		}
+		dropped := evidence("packets that met the policy", "not counted by this chain")
+		if c.Counted {
+			dropped = evidence("packets that met the policy, in "+f.window(), "%d", c.Dropped)
+		}
+		opens := "no rule accepts new connections of pods"
+		if c.Opens {
+			opens = "rules accept some new connections"
+		}
+		found = append(found, Finding{
+			Severity: severity,
+			What:     fmt.Sprintf("The chain %s drops forwarded packets by its policy.", c.Name),
+			Evidence: []Evidence{evidence(c.Name, "policy drop; %s", opens), dropped},
+			Cost:     "Pods do not reach other nodes or services, unless another rule of the chain accepts their packets. A packet must be accepted by every chain of the forward hook.",
+			Do: "For a trial, accept the pods' addresses: iptables -I FORWARD -s POD_CIDR -j ACCEPT; iptables -I FORWARD -d POD_CIDR -j ACCEPT (the same iptables, legacy or nft; for a table of its own: nft insert rule). " +
+				"To keep it: in the configuration of what set the policy (Docker, ufw, firewalld); or iptables -P FORWARD ACCEPT, if nothing relies on the policy",
+		})
+	}
+	return found
+}
+
+// bridgeNF finds bridges of pods whose packets bypass the rules that translate addresses of services.
+func bridgeNF(f Facts) []Finding {
+	const setting = "net.bridge.bridge-nf-call-iptables"
+	value, there := f.Settings[setting]
+	var bridges []Device
+	for _, g := range f.gateways() {
+		if g.Kind == "bridge" && !isDocker(g.Name) {
+			bridges = append(bridges, g)
+		}
+	}
+	if len(bridges) == 0 || there && value != "0" || !there && f.KubeProxy == "" {
+		return nil
+	}
+	finding := Finding{
+		Severity: Warning,
+		What:     fmt.Sprintf("Packets between pods of one bridge bypass iptables: %s.", some(names(bridges))),
+		Evidence: []Evidence{evidence("/proc/sys/net/bridge/bridge-nf-call-iptables", "%s", value)},
+		Cost:     "A pod that connects to a service whose backend is on the same node gets a reply from the backend's own address, and ignores it: the connection times out. Connections to backends on other nodes work.",
+		Do:       "sysctl -w " + setting + "=1   # and in /etc/sysctl.d",
+	}
+	if !there {
+		finding.Evidence = []Evidence{evidence("/proc/sys/net/bridge", "missing: the module br_netfilter is not loaded")}
+		finding.Do = "modprobe br_netfilter; " + finding.Do + "; echo br_netfilter > /etc/modules-load.d/br_netfilter.conf"
+	}
+	if f.KubeProxy == "" {
+		finding.Severity = Note
+		finding.Evidence = append(finding.Evidence, evidence("nft list chains; iptables-save", "no chain of kube-proxy here"))
+	} else {
+		finding.Evidence = append(finding.Evidence, evidence("rules of kube-proxy or the kubelet", "%s", f.KubeProxy))
+	}
+	return []Finding{finding}
+}
+
+// linkManaged finds devices of network plugins that another program manages, too.
+func linkManaged(f Facts) (found []Finding) {
+	by := make(map[string][]Device)
+	for _, d := range f.Devices {
+		if d.Manager != "" && (isCNI(d.Name) || d.Pod != nil && (d.Master == "" || isCNI(d.Master))) {
+			by[d.Manager] = append(by[d.Manager], d)
+		}
+	}
+	for _, manager := range []string{"NetworkManager", "systemd-networkd"} {
+		devices := by[manager]
+		if len(devices) == 0 {
+			continue
+		}
+		finding := Finding{
+			Severity: Warning,
+			What:     fmt.Sprintf("%s manages devices of the network plugin: %s.", manager, some(names(devices))),
+			Cost:     "When it starts, or when its configuration is read again, it takes devices down, changes their MAC addresses, and removes addresses, routes and rules that it did not make. Other nodes then send to a MAC address that is gone.",
+			Do:       "In /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices=interface-name:cali*;interface-name:flannel*;interface-name:vxlan.calico;interface-name:tunl0;interface-name:cni*   # then systemctl reload NetworkManager",
+		}
+		if manager == "systemd-networkd" {
+			finding.Do = "In /etc/systemd/network/05-cni.network: [Match] Name=cali* flannel* vxlan.calico cni* lxc* cilium* [Link] Unmanaged=yes; in networkd.conf: ManageForeignRoutes=no, ManageForeignRoutingPolicyRules=no; in a .link file for flannel*: MACAddressPolicy=none   # then networkctl reload"
+		}
+		for _, d := range devices[:min(len(devices), 3)] {
+			finding.Evidence = append(finding.Evidence, evidence(d.ManagerFile, "managed: %s", d.Name))
+		}
+		found = append(found, finding)
+	}
+	return found
+}
+
+// iptablesTwice finds rules of both kinds of iptables: packets must pass both, and each tool shows only its own.
+func iptablesTwice(f Facts) []Finding {
+	if f.Rules["legacy"] == 0 || f.Rules["nft"] == 0 {
+		return nil
+	}
+	severity := Note
+	if len(f.gateways()) > 0 || f.KubeProxy != "" {
+		severity = Warning
+	}
+	return []Finding{{
+		Severity: severity,
+		What:     "There are rules of iptables-legacy and of iptables-nft at the same time.",
+		Evidence: []Evidence{evidence("/proc/net/ip_tables_names, iptables-legacy-save", "%d rules", f.Rules["legacy"]), evidence("nft list ruleset, iptables-nft-save", "%d rules", f.Rules["nft"])},
+		Cost:     "Every packet passes both. A rule that one program adds in one kind cannot accept what the other kind drops, and neither tool shows the other's rules: rules that are left over from before an update are never removed.",
+		Do:       "Compare iptables-legacy-save and iptables-nft-save: which of them does the CNI's daemon write now (iptables --version in its pod)? Then switch all programs to one kind (update-alternatives --config iptables), and reboot, which removes the other's rules",
+	}}
+}

@@ -1,0 +1,197 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Stack holds what the network stack of one network namespace counted in the window.
+type Stack struct {
+	// Pod names the pod of the namespace by the veth that leads to it. It is empty for the namespace in which doctor runs.
+	Pod string
+	// Counts are the counters that grew, and by how much: "Udp.InCsumErrors" in /proc/net/snmp, "TcpExt.ListenDrops"
+	// in netstat, "Udp6InErrors" in snmp6, "nf_conntrack.drop" in stat/nf_conntrack, "XfrmInError" in xfrm_stat.
+	Counts map[string]uint64
+}
+
+// sum adds up counters.
+func (s Stack) sum(names ...string) (n uint64) {
+	for _, name := range names {
+		n += s.Counts[name]
+	}
+	return n
+}
+
+// count returns what counters of the stack in which doctor runs grew by in the window.
+func (f Facts) count(names ...string) (n uint64) {
+	for _, s := range f.Stacks {
+		if s.Pod == "" {
+			n += s.sum(names...)
+		}
+	}
+	return n
+}
+
+// grown returns the counters that grew between two readings, and by how much.
+func grown(before, after map[string]uint64) map[string]uint64 {
+	grew := make(map[string]uint64)
+	for name, now := range after {
+		if was, known := before[name]; known && now > was {
+			grew[name] = now - was
+		}
+	}
+	return grew
+}
+
+// fileOf returns the file of a counter below /proc/net, and the counter's name in that file.
+func fileOf(counter string) (file, name string) {
+	group, name, grouped := strings.Cut(counter, ".")
+	switch {
+	case !grouped && strings.HasPrefix(counter, "Xfrm"):
+		return "xfrm_stat", counter
+	case !grouped:
+		return "snmp6", counter
+	case group == "nf_conntrack":
+		return "stat/nf_conntrack", name
+	case strings.HasSuffix(group, "Ext"):
+		return "netstat", group + " " + name
+	}
+	return "snmp", group + " " + name
+}
+
+// parseGroups reads /proc/net/snmp or /proc/net/netstat, which have a line of names and a line of values for each
+// group, into counters by group and name. It omits values below 0, which are settings.
+func parseGroups(text string, into map[string]uint64) {
+	var names []string
+	for line := range strings.Lines(text) {
+		columns := strings.Fields(line)
+		if len(columns) == 0 {
+			continue
+		}
+		if len(names) == 0 || names[0] != columns[0] {
+			names = columns
+			continue
+		}
+		for i := 1; i < min(len(names), len(columns)); i++ {
+			if n, err := strconv.ParseUint(columns[i], 10, 64); err == nil {
+				into[strings.TrimSuffix(names[0], ":")+"."+names[i]] = n
+			}
+		}
+		names = nil
+	}
+}
+
+// parseNamed reads /proc/net/snmp6 or /proc/net/xfrm_stat, which have a name and a value in each line.
+func parseNamed(text string, into map[string]uint64) {
+	for line := range strings.Lines(text) {
+		columns := strings.Fields(line)
+		if len(columns) != 2 {
+			continue
+		}
+		if n, err := strconv.ParseUint(columns[1], 10, 64); err == nil {
+			into[columns[0]] = n
+		}
+	}
+}
+
+// parsePerCPU reads a file of /proc/net/stat, which has a line of names and a line of hexadecimal values for each CPU, into
+// the sums over the CPUs. Its values have 32 bits.
+func parsePerCPU(text, group string, into map[string]uint64) {
+	var names []string
+	for line := range strings.Lines(text) {
+		columns := strings.Fields(line)
+		if names == nil {
+			names = columns
+			continue
+		}
+		for i := range min(len(names), len(columns)) {
+			if n, err := strconv.ParseUint(columns[i], 16, 32); err == nil {
+				into[group+"."+names[i]] += n
+			}
+		}
+	}
+}
+
+// stackLoss describes packets that a stack lost, and the counters that show it.
+type stackLoss struct {
+	// lost are the counters of lost packets, and all those of all packets, the lost ones included; nil if nothing counts these.
+	lost, all []string
+	// most is the highest severity.
+	most Severity
+	// node leaves out the pods.
+	node           bool
+	what, cost, do string
+	// unless returns true if another rule reports these packets.
+	unless func(Facts) bool
+}
+
+// judge judges the counters of a stack. Without a total, a few are a warning: the kernel does not count what they are to be
+// compared with.
+func (l stackLoss) judge(s Stack) (Severity, bool) {
+	lost := s.sum(l.lost...)
+	if l.all == nil {
+		severity, many := loss(lost, s.sum(received...))
+		return cmp.Or(severity, Warning), many || lost >= 10
+	}
+	return loss(lost, s.sum(l.all...))
+}
+
+// find judges the counters of all stacks. Each counter counts for itself, so that of two faults each has its own finding.
+func (l stackLoss) find(f Facts) []Finding {
+	if l.unless != nil && l.unless(f) {
+		return nil
+	}
+	finding := Finding{Severity: Note, What: l.what, Cost: l.cost, Do: l.do}
+	type of struct {
+		Evidence
+		lost uint64
+	}
+	var read []of
+	for _, s := range f.Stacks {
+		severity, lost := l.judge(s)
+		if !lost || l.node && s.Pod != "" {
+			continue
+		}
+		finding.Severity = worse(finding.Severity, severity)
+		in := ""
+		if s.Pod != "" {
+			in = " of the pod behind " + s.Pod
+		}
+		for _, name := range l.lost {
+			if n := s.Counts[name]; n > 0 {
+				file, counter := fileOf(name)
+				e := evidence("/proc/net/"+file+in+", "+counter+", in "+f.window(), "%d", n)
+				if l.all != nil {
+					e.Value += fmt.Sprintf(", of %d in all", s.sum(l.all...))
+				}
+				read = append(read, of{e, n})
+			}
+		}
+	}
+	if read == nil {
+		return nil
+	}
+	if worse(l.most, finding.Severity) != l.most {
+		finding.Severity = l.most
+	}
+	slices.SortStableFunc(read, func(a, b of) int { return cmp.Compare(b.lost, a.lost) })
+	const most = 5
+	for _, r := range read[:min(len(read), most)] {
+		finding.Evidence = append(finding.Evidence, r.Evidence)
+	}
+	if more := len(read) - most; more > 0 {
+		finding.Evidence = append(finding.Evidence, evidence("others", "%d more counters of other pods", more))
+	}
+	return []Finding{finding}
+}
+
+// worse returns the worse of two severities.
+func worse(a, b Severity) Severity {
+	if slices.Index(severities, a) <= slices.Index(severities, b) {
+		return a
+	}
+	return b
+}

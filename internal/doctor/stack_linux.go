@@ -1,0 +1,316 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/netns"
+)
+
+// pod is a network namespace behind a veth, with a process in it.
+type pod struct {
+	name      string // of the veth, and of the process
+	namespace int    // the number by which this network namespace knows it
+	process   string // below /proc
+}
+
+// own is the folder below /proc of this thread. /proc/net describes the namespace of the process's first thread, which may
+// be another one.
+const own = "thread-self"
+
+// namespace returns what identifies the network namespace of a process; "" if this process may not see it.
+func (l looker) namespace(process string) string {
+	target, _ := fs.ReadLink(l.proc, path.Join(process, "ns/net"))
+	return target
+}
+
+// pods finds the network namespaces that links lead to, if a process is in them. A process that only waits, as a pod's
+// first, names a pod if there is no other.
+func (l looker) pods(links []netlink.Link) (all []pod) {
+	veths := make(map[int]string)
+	for _, link := range links {
+		if a := link.Attrs(); a.NetNsID >= 0 {
+			veths[a.NetNsID] = a.Name
+		}
+	}
+	if len(veths) == 0 {
+		return nil
+	}
+	seen := map[string]int{l.namespace(own): -1, "": -1}
+	processes, _ := fs.Glob(l.proc, "[0-9]*")
+	for _, process := range processes {
+		ns := l.namespace(process)
+		if i, known := seen[ns]; known {
+			if comm := l.line(process + "/comm"); i >= 0 && comm != "" && strings.HasSuffix(all[i].name, "(pause)") {
+				all[i].name = fmt.Sprintf("%s (%s)", veths[all[i].namespace], comm)
+			}
+			continue
+		}
+		seen[ns] = -1
+		number, err := strconv.Atoi(process)
+		if err != nil {
+			continue
+		}
+		id, err := netlink.GetNetNsIdByPid(number)
+		if veth := veths[id]; err == nil && veth != "" {
+			seen[ns] = len(all)
+			all = append(all, pod{fmt.Sprintf("%s (%s)", veth, l.line(process+"/comm")), id, process})
+		}
+	}
+	return all
+}
+
+// stack reads the counters of the network namespace of a process.
+func (l looker) stack(process string) map[string]uint64 {
+	counts := make(map[string]uint64)
+	at := process + "/net/"
+	parseGroups(l.line(at+"snmp"), counts)
+	parseGroups(l.line(at+"netstat"), counts)
+	parseNamed(l.line(at+"snmp6"), counts)
+	parseNamed(l.line(at+"xfrm_stat"), counts)
+	parsePerCPU(l.line(at+"stat/nf_conntrack"), "nf_conntrack", counts)
+	return counts
+}
+
+// neighbourFulls reads how often the table of neighbours was full. It is one for the machine, and only the first network
+// namespace shows it.
+func (l looker) neighbourFulls() map[string]uint64 {
+	all := make(map[string]uint64)
+	for _, name := range []string{"arp_cache", "ndisc_cache"} {
+		for _, process := range []string{own, "1"} {
+			if text := l.line(process + "/net/stat/" + name); text != "" {
+				counts := make(map[string]uint64)
+				parsePerCPU(text, name, counts)
+				all[name] = counts[name+".table_fulls"]
+				break
+			}
+		}
+	}
+	return all
+}
+
+// settings are the sysctls that rules judge.
+var settings = []string{
+	"net.bridge.bridge-nf-call-iptables",
+	"net.ipv4.conf.all.rp_filter",
+	"net.ipv4.ip_forward",
+	"net.ipv4.neigh.default.gc_thresh3",
+	"net.ipv6.conf.all.forwarding",
+	"net.ipv6.neigh.default.gc_thresh3",
+}
+
+func (l looker) settings() map[string]string {
+	all := make(map[string]string)
+	for _, name := range settings {
+		if value := l.line("sys/" + strings.ReplaceAll(name, ".", "/")); value != "" {
+			all[name] = value
+		}
+	}
+	return all
+}
+
+// tables are the tables of the kernel that say where the packets of a device go.
+type tables struct {
+	addresses  map[int][]netip.Prefix
+	routes     map[int]int
+	fdb        map[int][]FDBEntry
+	neighbours map[int][]Neighbour
+	gateway    int // of the default route
+}
+
+func (l looker) tables() (t tables, err error) {
+	t = tables{make(map[int][]netip.Prefix), make(map[int]int), make(map[int][]FDBEntry), make(map[int][]Neighbour), 0}
+	addresses, err := netns.Dump("addresses", func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return t, err
+	}
+	for _, a := range addresses {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && a.Scope == unix.RT_SCOPE_UNIVERSE {
+			ones, _ := a.Mask.Size()
+			t.addresses[a.LinkIndex] = append(t.addresses[a.LinkIndex], netip.PrefixFrom(ip.Unmap(), ones))
+		}
+	}
+	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return t, err
+	}
+	for _, r := range routes {
+		if r.Protocol != unix.RTPROT_KERNEL { // those that come with an address lead to no other node
+			t.routes[r.LinkIndex]++
+		}
+		if isDefault(r) && r.LinkIndex != 0 && t.gateway == 0 {
+			t.gateway = r.LinkIndex
+		}
+	}
+	entries, err := netns.Dump("forwarding entries", func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
+	if err != nil {
+		return t, err
+	}
+	for _, e := range entries {
+		if to, ok := netip.AddrFromSlice(e.IP); ok && e.Flags&netlink.NTF_SELF != 0 {
+			t.fdb[e.LinkIndex] = append(t.fdb[e.LinkIndex], FDBEntry{e.HardwareAddr.String(), to.Unmap()})
+		}
+	}
+	entries, err = netns.Dump("neighbours", func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return t, err
+	}
+	for _, e := range entries {
+		if ip, ok := netip.AddrFromSlice(e.IP); ok && len(e.HardwareAddr) == 6 && e.State&(netlink.NUD_FAILED|netlink.NUD_NOARP) == 0 {
+			t.neighbours[e.LinkIndex] = append(t.neighbours[e.LinkIndex], Neighbour{ip.Unmap(), e.HardwareAddr.String()})
+		}
+	}
+	return t, nil
+}
+
+func isDefault(r netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0
+}
+
+// qdiscs lists the queueing disciplines.
+func qdiscs() ([]netlink.Qdisc, error) {
+	return netns.Dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
+}
+
+// qdiscsSince returns what the queueing disciplines of a device counted between two readings. It leaves out those with
+// children, which count again what these count.
+func qdiscsSince(device int, before, after []netlink.Qdisc) (all []Qdisc) {
+	is := func(a, b netlink.Qdisc) bool {
+		return a.Attrs().LinkIndex == b.Attrs().LinkIndex && a.Attrs().Handle == b.Attrs().Handle && a.Attrs().Parent == b.Attrs().Parent && a.Type() == b.Type()
+	}
+	for _, q := range after {
+		a := q.Attrs()
+		if a.LinkIndex != device || a.Statistics == nil || a.Statistics.Queue == nil || a.Statistics.Basic == nil {
+			continue
+		}
+		if slices.ContainsFunc(after, func(c netlink.Qdisc) bool {
+			return c.Attrs().LinkIndex == device && a.Handle != 0 && c.Attrs().Parent != a.Parent && c.Attrs().Parent>>16 == a.Handle>>16
+		}) {
+			continue
+		}
+		i := slices.IndexFunc(before, func(b netlink.Qdisc) bool { return is(b, q) })
+		if i < 0 || before[i].Attrs().Statistics == nil || before[i].Attrs().Statistics.Queue == nil || before[i].Attrs().Statistics.Basic == nil {
+			continue
+		}
+		was := before[i].Attrs().Statistics
+		// The kernel's counters have 32 bits.
+		dropped, sent := a.Statistics.Queue.Drops-was.Queue.Drops, a.Statistics.Basic.Packets-was.Basic.Packets
+		if dropped > 0 {
+			all = append(all, Qdisc{q.Type(), netlink.HandleStr(a.Handle), uint64(sent), uint64(dropped)})
+		}
+	}
+	return all
+}
+
+// notForwarding returns the settings that keep packets which arrive at a device from being forwarded. IPv6 counts only if
+// the device has an address of it.
+func (l looker) notForwarding(d Device) (files []string) {
+	for _, family := range []string{"ipv4", "ipv6"} {
+		file := "sys/net/" + family + "/conf/" + d.Name + "/forwarding"
+		uses := family == "ipv4" || slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
+		if uses && l.line(file) == "0" {
+			files = append(files, procDir+"/"+file)
+		}
+	}
+	return files
+}
+
+// isPod reports whether a device leads to a pod. A veth with an address of a network, as that of a lab's NIC, leads to
+// another machine.
+func (d Device) isPod() bool {
+	return (d.Class == v1alpha1.DeviceHostVeth || d.Kind == "netkit") && !slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return !p.IsSingleIP() })
+}
+
+// podEnd reads the MTU of a pod's default route.
+func podEnd(process string) (end PodEnd, err error) {
+	ns, err := netns.Open(procDir + "/" + process + "/ns/net")
+	if err != nil {
+		return end, err
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return end, err
+	}
+	defer h.Close()
+	routes, err := h.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return end, err
+	}
+	for _, r := range routes {
+		if !isDefault(r) {
+			continue
+		}
+		if link, err := h.LinkByIndex(r.LinkIndex); err == nil {
+			end.Device, end.MTU = link.Attrs().Name, link.Attrs().MTU
+			if r.MTU > 0 {
+				end.MTU = min(end.MTU, r.MTU)
+			}
+			return end, nil
+		}
+	}
+	return end, errors.New("no default route")
+}
+
+// manager is a program that manages network devices.
+type manager struct {
+	name string
+	root string // of the program, below /proc
+}
+
+// managers finds the programs that manage devices of this network namespace.
+func (l looker) managers() (all []manager) {
+	comms, _ := fs.Glob(l.proc, "[0-9]*/comm")
+	for _, file := range comms {
+		// The kernel cuts names off after 15 bytes.
+		name := map[string]string{"NetworkManager": "NetworkManager", "systemd-network": "systemd-networkd"}[l.line(file)]
+		process := path.Dir(file)
+		if name != "" && l.namespace(process) == l.namespace(own) {
+			all = append(all, manager{name, process + "/root/"})
+		}
+	}
+	return all
+}
+
+// manages returns the file by which a manager says that it manages the device with an index; "" if it does not.
+// Sources: NM_CONFIG_DEVICE_STATE_DIR of NetworkManager, link_save of systemd-networkd.
+func (l looker) manages(m manager, index int) string {
+	file := fmt.Sprintf("run/NetworkManager/devices/%d", index)
+	if m.name == "systemd-networkd" {
+		file = fmt.Sprintf("run/systemd/netif/links/%d", index)
+	}
+	for line := range strings.Lines(l.line(m.root + file)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		if key == "managed" && value == "true" || key == "ADMIN_STATE" && slices.Contains([]string{"configuring", "configured", "failed"}, value) {
+			return "/" + file
+		}
+	}
+	return ""
+}
+
+// egress returns the index of the device by which packets to an address leave; 0 if there is none.
+func egress(ip net.IP) int {
+	if ip == nil || ip.IsUnspecified() {
+		return 0
+	}
+	routes, err := netlink.RouteGet(ip)
+	if err != nil || len(routes) == 0 {
+		return 0
+	}
+	return routes[0].LinkIndex
+}
