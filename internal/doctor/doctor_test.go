@@ -181,6 +181,7 @@ func TestRules(t *testing.T) {
 		}, "warning nic-cap: The cloud's limit for eth0"},
 		{"conntrack race", counted("nf_conntrack.insert_failed", 12, ""), "warning conntrack-drops: "},
 		{"conntrack drops", counted("nf_conntrack.drop", 2000, ""), "serious conntrack-drops: "},
+		{"conntrack, invalid", counted("nf_conntrack.invalid", 2000, ""), "note conntrack-invalid: "},
 		{"TCP checksums", counted("Tcp.InCsumErrors", 20, ""), "warning tcp-checksums: "},
 		{"UDP memory", counted("Udp.MemErrors", 4000, ""), "serious udp-memory: "},
 		{"UDP send buffers", counted("Udp.SndbufErrors", 4000, ""), "warning udp-send-full: "},

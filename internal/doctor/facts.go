@@ -47,6 +47,8 @@ type Facts struct {
 	Rules map[string]int
 	// KubeProxy names what shows that Kubernetes translates addresses of services here; "" if nothing does.
 	KubeProxy string
+	// Blackholes are routes that make the kernel drop packets.
+	Blackholes []netip.Prefix
 	// Gone are the names of NICs that went away or were replaced in the window.
 	Gone []string
 	// Throttled lists the cgroups that their CPU limits throttled in the window, the worst first.
@@ -142,6 +144,11 @@ type PodEnd struct {
 	// MTU is that of the pod's default route, or of its device if the route has none; 0 if it is not known.
 	MTU    int
 	Device string
+	// Gateway is the pod's gateway, and GatewayMAC what the pod has stored as its MAC address; "" if it has nothing. GatewayFailed
+	// means that nobody answers for it.
+	Gateway       netip.Addr
+	GatewayMAC    string
+	GatewayFailed bool
 }
 
 // FDBEntry is a forwarding entry of a VXLAN device: frames to MAC go to the node with the address To.
@@ -172,10 +179,12 @@ type Packets struct {
 	// Missed packets found the receive ring full, Damaged ones arrived with errors, and TxDropped ones were
 	// not sent.
 	Missed, Damaged, TxDropped uint64
+	// OtherHost packets had the MAC address of another machine.
+	OtherHost uint64
 }
 
 func (p Packets) since(b Packets) Packets {
-	return Packets{p.Rx - b.Rx, p.Tx - b.Tx, p.RxBytes - b.RxBytes, p.TxBytes - b.TxBytes, p.Missed - b.Missed, p.Damaged - b.Damaged, p.TxDropped - b.TxDropped}
+	return Packets{p.Rx - b.Rx, p.Tx - b.Tx, p.RxBytes - b.RxBytes, p.TxBytes - b.TxBytes, p.Missed - b.Missed, p.Damaged - b.Damaged, p.TxDropped - b.TxDropped, p.OtherHost - b.OtherHost}
 }
 
 // softirq returns the share of the window that a CPU spent in softirqs. The kernel counts in ticks, so the

@@ -70,6 +70,7 @@ func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, 
 	if err != nil {
 		return f, err
 	}
+	f.Blackholes = t.blackholes
 	f.Rules, f.KubeProxy, f.Settings = filtered.rules, filtered.kubeProxy, l.settings()
 	before, err := l.count(pods)
 	if err != nil {
@@ -189,6 +190,7 @@ type counts struct {
 	stacks         map[string]map[string]uint64 // by Stack.Pod
 	neighbourFulls map[string]uint64
 	qdiscs         []netlink.Qdisc
+	otherHost      map[int]uint64
 	carrierDowns   map[string]uint64
 	throttled      map[string]collect.Throttling
 	// caps holds Device.Caps for each device.
@@ -205,6 +207,9 @@ func (l looker) count(pods []pod) (c counts, err error) {
 	}
 	c.neighbourFulls = l.neighbourFulls()
 	if c.qdiscs, err = qdiscs(); err != nil {
+		return c, err
+	}
+	if c.otherHost, err = otherHost(); err != nil {
 		return c, err
 	}
 	links, err := netns.Dump("links", netlink.LinkList)
@@ -347,7 +352,10 @@ func (l looker) devices(links []record.Link, before, after counts, t tables, pod
 			}
 		}
 		d.Boot = packets(is)
-		d.Window = d.Boot.since(packets(was))
+		d.Boot.OtherHost = after.otherHost[is.Attrs().Index]
+		then := packets(was)
+		then.OtherHost = before.otherHost[is.Attrs().Index]
+		d.Window = d.Boot.since(then)
 		if d.NIC != nil {
 			l.wire(&d, before.caps[d.Name], after.caps[d.Name])
 		}
@@ -388,7 +396,7 @@ func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Lin
 	}
 	d.Pod = new(PodEnd)
 	if i := slices.IndexFunc(pods, func(p pod) bool { return p.namespace == a.NetNsID }); i >= 0 {
-		if end, err := podEnd(pods[i].process); err == nil { // the pod may be gone
+		if end, err := podEnd(pods[i].process, a.ParentIndex); err == nil { // the pod may be gone
 			d.Pod = &end
 		}
 	}

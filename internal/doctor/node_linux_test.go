@@ -153,6 +153,12 @@ func TestFaultsOfANode(t *testing.T) {
 			func(n node) func() { return n.sends(n.pod, "10.244.2.0:9", 1470) }, []string{"serious pod-mtu FragFails"}},
 		{"VXLAN bound to no device", "ip link add vx9 mtu 1500 type vxlan id 9 local 10.77.0.1 dstport 4789; ip link set vx9 up", toOther, []string{"serious mtu-too-large e0/mtu"}},
 		{"two nodes with one MAC address", "bridge fdb add 02:00:00:00:01:01 dev flannel.1 dst 10.77.0.3", toOther, []string{"serious vtep MAC address of flannel.1 itself"}},
+		{"another MAC address than other nodes know", "ip link set flannel.1 address 02:00:00:00:0a:0a", func(n node) func() { return n.sends(n.other, "10.244.1.2:9", 10) },
+			[]string{"serious other-mac otherhost"}},
+		{"a blackhole", "ip route replace blackhole 10.244.2.0/24", toOther, []string{"serious blackhole 10.244.2.0/24"}},
+		{"a blackhole for the node's own pods", "ip route add blackhole 10.244.1.0/24 metric 500", toOther, nil},
+		{"a gateway with another MAC address", "in_pod ip neigh replace 10.244.1.1 lladdr 02:00:00:00:0b:0b dev eth0 nud permanent", toOther, []string{"serious pod-gateway 02:00:00:00:0b:0b"}},
+		{"a gateway that does not answer", "ip addr del 10.244.1.1/24 dev cni0; ip route add 10.244.1.0/24 dev cni0", toOther, []string{"serious pod-gateway 10.244.1.1 failed"}},
 		{"wrong checksums", "", func(n node) func() {
 			return n.raw("udp", append([]byte{0x9c, 0x40, 0x21, 0x18, 0, 108, 0x12, 0x34}, make([]byte, 100)...))
 		}, []string{"serious udp-checksums InCsumErrors"}},

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -234,6 +235,79 @@ func vtep(f Facts) (found []Finding) {
 			Do: fmt.Sprintf("On the node with the wrong address: rm /etc/machine-id; systemd-machine-id-setup; ip link del %s, and restart the CNI's daemon, which makes it again. "+
 				"If an entry is stale: restart the CNI's daemon here", d.Name),
 		})
+	}
+	return found
+}
+
+// otherMAC finds overlays at which packets arrive for another MAC address than theirs.
+func otherMAC(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		severity, lost := loss(d.Window.OtherHost, d.Window.Rx)
+		if !d.Tunnelling || !lost || d.Master != "" { // a bridge sends them on
+			continue
+		}
+		found = append(found, Finding{
+			Severity: severity,
+			What:     fmt.Sprintf("Packets arrive at %s for another MAC address than its own, and the kernel drops them.", d.Name),
+			Evidence: []Evidence{
+				evidence("ip -s -s link show "+d.Name+", otherhost, in "+f.window(), "%d of %d packets", d.Window.OtherHost, d.Window.Rx),
+				evidence("/sys/class/net/"+d.Name+"/address", "%s", d.MAC),
+			},
+			Cost: "Other nodes have stored an address that this device does not have (any more): nothing that they send reaches pods here, and nothing tells them.",
+			Do: fmt.Sprintf("Restart the CNI's daemon here: it publishes the address that the device has. Then find what changes it: systemd-udevd (MACAddressPolicy=none in a .link file for %s), NetworkManager, a second daemon. "+
+				"slipstream doctor hosts:THIS,OTHER shows what the other has stored", d.Name),
+		})
+	}
+	return found
+}
+
+// blackhole finds routes that drop packets to other nodes' pods. A network plugin may have such a route for the addresses of
+// this node's own pods.
+func blackhole(f Facts) (found []Finding) {
+	for _, route := range f.Blackholes {
+		for _, d := range f.Devices {
+			i := slices.IndexFunc(d.Neighbours, func(n Neighbour) bool { return route.Contains(n.IP) })
+			if !d.Tunnelling || i < 0 || slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return route.Contains(p.Addr()) }) {
+				continue
+			}
+			found = append(found, Finding{
+				Severity: Serious,
+				What:     fmt.Sprintf("A route drops all packets to %s, which is behind %s.", route, d.Name),
+				Evidence: []Evidence{
+					evidence("ip route show type blackhole; unreachable; prohibit", "%s", route),
+					evidence("ip neigh show dev "+d.Name, "%s has %s", d.Neighbours[i].IP, d.Neighbours[i].MAC),
+				},
+				Cost: "Pods here reach no pod with such an address. A blackhole tells the sender nothing.",
+				Do:   fmt.Sprintf("ip route get %s   # then find what made the route: the network plugin, if the addresses were once this node's; restart its daemon, or ip route del blackhole %s", d.Neighbours[i].IP, route),
+			})
+		}
+	}
+	return found
+}
+
+// podGateway finds pods that cannot send, because their gateway does not answer, or has another MAC address than they know.
+func podGateway(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		if d.Pod == nil || !d.Pod.Gateway.IsValid() || !d.Up {
+			continue
+		}
+		bridge, _ := f.device(d.Master)
+		mine := f.has(d.Pod.Gateway) || d.Master == ""
+		entry := "ip neigh, in the pod behind " + d.Name
+		finding := Finding{Severity: Serious, Cost: "Nothing that the pod sends leaves it, except to addresses of its own network."}
+		switch {
+		case d.Pod.GatewayFailed:
+			finding.What = fmt.Sprintf("Nobody answers for the gateway of the pod behind %s.", d.Name)
+			finding.Evidence = []Evidence{evidence(entry, "%s failed or incomplete", d.Pod.Gateway), evidence("ip addr; ip route", "this node has the address: %v", f.has(d.Pod.Gateway))}
+			finding.Do = fmt.Sprintf("ip route get %s; sysctl net/ipv4/conf/%s/proxy_arp   # without the address, the node answers only with proxy_arp=1 and a route to it: Calico needs a default route, or ip route add 169.254.1.1 dev lo. Strict rp_filter also keeps a node from answering", d.Pod.Gateway, d.Name)
+		case mine && d.Pod.GatewayMAC != "" && d.Pod.GatewayMAC != d.MAC && d.Pod.GatewayMAC != bridge.MAC:
+			finding.What = fmt.Sprintf("The pod behind %s has a wrong MAC address of its gateway.", d.Name)
+			finding.Evidence = []Evidence{evidence(entry, "%s has %s", d.Pod.Gateway, d.Pod.GatewayMAC), evidence("/sys/class/net/"+cmp.Or(d.Master, d.Name)+"/address", "%s", cmp.Or(bridge.MAC, d.MAC))}
+			finding.Do = "Delete the pod, so that the CNI makes a new one. Then find what changed the address of the device: systemd-udevd (MACAddressPolicy=none in a .link file for veths), NetworkManager"
+		default:
+			continue
+		}
+		found = append(found, finding)
 	}
 	return found
 }

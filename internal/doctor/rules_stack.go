@@ -68,6 +68,12 @@ var stackLosses = map[string]stackLoss{
 			"drop: the table was full. early_drop: an entry was deleted to make room, and its connection may stop.",
 		do: "conntrack -S; for insert_failed: a DNS cache on each node (NodeLocal DNSCache), or options single-request-reopen in resolv.conf; for drop and early_drop: sysctl net.netfilter.nf_conntrack_max, and what opens so many connections: conntrack -L",
 	},
+	"conntrack-invalid": {
+		lost: []string{"nf_conntrack.invalid"}, all: received, most: Note,
+		what: "Conntrack calls packets invalid.",
+		cost: "Their addresses are not translated, and rules may drop them. In connections through services, the other end then answers with a reset: connections that break under load. After a connection has ended, a few such packets are normal.",
+		do:   "conntrack -S   # while the connections break; for a trial: sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1",
+	},
 	"reassembly": {
 		lost: []string{"Ip.ReasmFails", "Ip6ReasmFails"}, all: []string{"Ip.ReasmReqds", "Ip6ReasmReqds"}, most: Serious,
 		what: "Fragments arrive that cannot be put together.",

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
@@ -127,10 +129,11 @@ type tables struct {
 	fdb        map[int][]FDBEntry
 	neighbours map[int][]Neighbour
 	gateway    int // of the default route
+	blackholes []netip.Prefix
 }
 
 func (l looker) tables() (t tables, err error) {
-	t = tables{make(map[int][]netip.Prefix), make(map[int]int), make(map[int][]FDBEntry), make(map[int][]Neighbour), 0}
+	t = tables{make(map[int][]netip.Prefix), make(map[int]int), make(map[int][]FDBEntry), make(map[int][]Neighbour), 0, nil}
 	addresses, err := netns.Dump("addresses", func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return t, err
@@ -146,6 +149,9 @@ func (l looker) tables() (t tables, err error) {
 		return t, err
 	}
 	for _, r := range routes {
+		if to, ok := prefixOf(r.Dst); ok && slices.Contains([]int{unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT}, r.Type) {
+			t.blackholes = append(t.blackholes, to)
+		}
 		if r.Protocol != unix.RTPROT_KERNEL { // those that come with an address lead to no other node
 			t.routes[r.LinkIndex]++
 		}
@@ -172,6 +178,38 @@ func (l looker) tables() (t tables, err error) {
 		}
 	}
 	return t, nil
+}
+
+func prefixOf(n *net.IPNet) (p netip.Prefix, ok bool) {
+	if n == nil {
+		return p, false
+	}
+	ip, ok := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(ip.Unmap(), ones), ok
+}
+
+// otherHost counts, by index, the packets that devices received for other machines. It is empty before Linux 5.19.
+func otherHost() (map[int]uint64, error) {
+	// struct if_stats_msg: family, padding, index, mask of IFLA_STATS_LINK_64; then struct rtnl_link_stats64, of which this is
+	// the last field (include/uapi/linux/if_link.h).
+	const head, offset = 12, 24 * 8
+	messages, err := netns.Dump("statistics", func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.RTM_GETSTATS, unix.NLM_F_DUMP)
+		request.AddRawData([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1 << (unix.IFLA_STATS_LINK_64 - 1), 0, 0, 0})
+		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWSTATS)
+	})
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[int]uint64)
+	for _, m := range messages {
+		const attribute = 4 // its head
+		if len(m) >= head+attribute+offset+8 {
+			all[int(binary.NativeEndian.Uint32(m[4:]))] = binary.NativeEndian.Uint64(m[head+attribute+offset:])
+		}
+	}
+	return all, nil
 }
 
 func isDefault(r netlink.Route) bool {
@@ -236,8 +274,8 @@ func (d Device) isPod() bool {
 	return (d.Class == v1alpha1.DeviceHostVeth || d.Kind == "netkit") && !slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return !p.IsSingleIP() })
 }
 
-// podEnd reads the MTU of a pod's default route.
-func podEnd(process string) (end PodEnd, err error) {
+// podEnd reads the default route of a pod behind a veth, of which the other end has an index.
+func podEnd(process string, index int) (end PodEnd, err error) {
 	ns, err := netns.Open(procDir + "/" + process + "/ns/net")
 	if err != nil {
 		return end, err
@@ -248,23 +286,37 @@ func podEnd(process string) (end PodEnd, err error) {
 		return end, err
 	}
 	defer h.Close()
-	routes, err := h.RouteList(nil, netlink.FAMILY_ALL)
+	routes, err := netns.Dump("routes of a pod", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return end, err
 	}
-	for _, r := range routes {
-		if !isDefault(r) {
-			continue
-		}
-		if link, err := h.LinkByIndex(r.LinkIndex); err == nil {
-			end.Device, end.MTU = link.Attrs().Name, link.Attrs().MTU
-			if r.MTU > 0 {
-				end.MTU = min(end.MTU, r.MTU)
+	i := slices.IndexFunc(routes, func(r netlink.Route) bool { return isDefault(r) && r.LinkIndex == index })
+	if i < 0 {
+		return end, errors.New("no default route")
+	}
+	link, err := h.LinkByIndex(index)
+	if err != nil {
+		return end, err
+	}
+	end.Device, end.MTU = link.Attrs().Name, link.Attrs().MTU
+	if routes[i].MTU > 0 {
+		end.MTU = min(end.MTU, routes[i].MTU)
+	}
+	gateway, ok := netip.AddrFromSlice(routes[i].Gw)
+	if !ok {
+		return end, nil
+	}
+	end.Gateway = gateway.Unmap()
+	neighbours, err := netns.Dump("neighbours of a pod", func() ([]netlink.Neigh, error) { return h.NeighList(index, netlink.FAMILY_ALL) })
+	for _, n := range neighbours {
+		if n.IP.Equal(routes[i].Gw) {
+			end.GatewayFailed = n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0
+			if len(n.HardwareAddr) > 0 && !end.GatewayFailed {
+				end.GatewayMAC = n.HardwareAddr.String()
 			}
-			return end, nil
 		}
 	}
-	return end, errors.New("no default route")
+	return end, err
 }
 
 // manager is a program that manages network devices.
