@@ -24,6 +24,9 @@ import (
 
 // diagnosis is the output of doctor.
 type diagnosis struct {
+	// nodes is the number of nodes of a cluster that were examined, if all were: text then has one paragraph for all nodes with
+	// the same finding.
+	nodes         int
 	WindowSeconds float64          `json:"window_seconds"`
 	Facts         []fact           `json:"facts"`
 	Findings      []doctor.Finding `json:"findings"`
@@ -55,6 +58,7 @@ type doctorOptions struct {
 	window time.Duration
 	format outputFormat
 	probe  bool
+	all    bool // every node of a cluster
 	hosts  hostOptions
 	kube   kubeOptions
 }
@@ -86,7 +90,8 @@ With --probe, doctor also tries the fast path. For hosts it checks offloads as w
 transfers through a VXLAN tunnel between network namespaces that it removes at once (as
 root). For lab it makes a lab of two nodes, checks it like two hosts, and removes it. For
 kubernetes it starts pods on two nodes, as a run does, checks the nodes and the paths
-between nodes and pods, and removes the pods.
+between nodes and pods, and removes the pods. --all-nodes instead looks once at every node,
+and compares what the nodes know about each other's overlays.
 
 doctor changes no settings. Without --probe it sends no packets on this machine; between
 hosts it sends a few messages, and datagrams of up to the MTU. It reads counters twice, and
@@ -101,6 +106,7 @@ exit code is 3 if there is a serious finding, and 0 otherwise.`,
   slipstream doctor hosts:a,me@b               two machines, and the paths between them
   sudo slipstream doctor lab                   whether this machine can make a lab
   slipstream doctor kubernetes --probe         two nodes and two pods of a cluster
+  slipstream doctor kubernetes --probe --all-nodes   every node
   slipstream doctor --format json | jq '.findings[].what'`,
 		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: []string{"lab", "kubernetes", "hosts:"},
@@ -131,6 +137,7 @@ exit code is 3 if there is a serious finding, and 0 otherwise.`,
 	f.DurationVar(&o.window, "for", time.Second, "time between the two readings of counters")
 	o.format.addFlag(f)
 	f.BoolVar(&o.probe, "probe", false, "also try the fast path, and offloads between hosts (root, in temporary network namespaces); for lab, in a lab; for kubernetes, from pods on two nodes")
+	f.BoolVar(&o.all, "all-nodes", false, "with kubernetes --probe: look at every node at the same time, instead of at two and the paths between them")
 	o.hosts.addFlags(f)
 	o.kube.addFlags(f)
 	return c
@@ -173,6 +180,10 @@ func (o doctorOptions) checkFlags(args []string) error {
 		return fmt.Errorf("%s is for doctor kubernetes", changes[0].flag)
 	case at != "kubernetes" && o.kube.access != (kube.Access{}):
 		return errors.New("--kubeconfig, --context and --namespace are for doctor kubernetes")
+	case o.all && (at != "kubernetes" || !o.probe):
+		return errors.New("--all-nodes is for doctor kubernetes --probe")
+	case o.all && slices.ContainsFunc(changes, func(c override) bool { return c.flag != "--image" }):
+		return errors.New("--all-nodes takes every node: leave out --client-node, --server-node and --selector")
 	case !strings.HasPrefix(at, "hosts:") && len(o.hosts.binaries) > 0:
 		return errors.New("--host-binary is for doctor hosts:HOST,... alone")
 	}
@@ -299,6 +310,10 @@ func writeDiagnosis(w io.Writer, d diagnosis) error {
 		return err
 	}
 	var b strings.Builder
+	if d.nodes > 0 {
+		tabulate(&b, d)
+		d.Findings = oneOfEach(d.Findings)
+	}
 	for _, f := range d.Findings {
 		at := ""
 		if f.Where != "" {

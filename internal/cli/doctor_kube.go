@@ -43,13 +43,23 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	}
 	config.Spec.ClientNode, config.Spec.ServerNode = s.Nodes[0], s.Nodes[1]
 	config.Pods = 1
+	if o.all {
+		config.Pods, config.Mesh = 0, true // a mesh goes on without a node whose pod does not start
+		for _, n := range found.Nodes {
+			config.Spec.NodeNames = append(config.Spec.NodeNames, n.Name)
+		}
+	}
 	config.Note = func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) }
 	up, err := cluster.Up(ctx, config)
 	if err != nil {
 		d.Findings = append(d.Findings, doctor.ExamineCluster(doctor.Cluster{Lacks: []string{err.Error()}})...)
 		return ctx.Err()
 	}
-	return errors.Join(o.probePods(ctx, d, up), up.Close(context.WithoutCancel(ctx)))
+	probe := o.probePods
+	if o.all {
+		probe = o.probeNodes
+	}
+	return errors.Join(probe(ctx, d, up), up.Close(context.WithoutCancel(ctx)))
 }
 
 // addCluster adds the facts that the API server reports.

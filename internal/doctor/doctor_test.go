@@ -379,5 +379,5 @@ func ruleNames() (names []string) {
 		names = append(names, r.name)
 	}
 	names = slices.AppendSeq(names, maps.Keys(stackLosses))
-	return append(names, hostUnfit, labLacks, overlayDiffers)
+	return append(names, hostUnfit, nodeUnfit, labLacks, overlayDiffers)
 }

@@ -1,0 +1,124 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"golang.org/x/sync/errgroup"
+
+	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/kube"
+	"slipstream.dev/internal/plain"
+)
+
+// looksAtOnce bounds how many nodes are examined at the same time: each takes a connection through the API server.
+const looksAtOnce = 64
+
+// probeNodes looks at each node of a cluster.
+func (o doctorOptions) probeNodes(ctx context.Context, d *diagnosis, up *kube.Pods) error {
+	places := make(map[string]place.Place)
+	var names []string
+	for _, p := range up.Places() {
+		places[p.Name] = p
+		names = append(names, p.Name)
+	}
+	return d.examineNodes(ctx, names, func(ctx context.Context, name string) (doctor.Facts, error) {
+		c, err := podWorker(ctx, up, places[name], place.ForControl)
+		if err != nil {
+			return doctor.Facts{}, err
+		}
+		defer c.Close()
+		return c.ReadFacts(ctx, o.window, false)
+	})
+}
+
+// examineNodes looks at all nodes, and compares what they have stored about each other. A node that cannot be examined is a
+// finding, and the others are examined.
+func (d *diagnosis) examineNodes(ctx context.Context, names []string, look func(ctx context.Context, name string) (doctor.Facts, error)) error {
+	facts, failed := make([]doctor.Facts, len(names)), make([]error, len(names))
+	g := new(errgroup.Group)
+	g.SetLimit(looksAtOnce)
+	for i, name := range names {
+		g.Go(func() error {
+			facts[i], failed[i] = look(ctx, name)
+			return nil
+		})
+	}
+	_ = g.Wait() // failed has the errors
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	d.nodes = len(names)
+	for i, name := range names {
+		if failed[i] != nil {
+			d.Findings = append(d.Findings, doctor.NodeUnfit(name, failed[i]))
+			continue
+		}
+		d.WindowSeconds = max(d.WindowSeconds, facts[i].Window.Seconds())
+		for _, found := range doctor.Examine(facts[i]) {
+			found.Where = name
+			d.Findings = append(d.Findings, found)
+		}
+		for j, other := range names {
+			if i != j && failed[j] == nil {
+				d.Findings = append(d.Findings, doctor.ExaminePair(name, facts[i], other, facts[j])...)
+			}
+		}
+	}
+	return nil
+}
+
+// kind is what findings on different nodes have in common.
+type kind struct {
+	severity doctor.Severity
+	rule     string
+}
+
+// byKind returns the kinds of findings in their order, and where each was found.
+func byKind(findings []doctor.Finding) (kinds []kind, where map[kind][]string) {
+	where = make(map[kind][]string)
+	for _, f := range findings {
+		k := kind{f.Severity, f.Rule}
+		if where[k] == nil {
+			kinds = append(kinds, k)
+		}
+		if !slices.Contains(where[k], f.Where) {
+			where[k] = append(where[k], f.Where)
+		}
+	}
+	return kinds, where
+}
+
+// tabulate writes a line for each kind of finding, with the nodes that have it.
+func tabulate(w io.Writer, d diagnosis) {
+	kinds, where := byKind(d.Findings)
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(tw, "\nfinding\tseverity\tof %d\tnodes\n", d.nodes)
+	for _, k := range kinds {
+		const most = 6
+		shown := where[k]
+		more := ""
+		if len(shown) > most {
+			shown, more = shown[:most], fmt.Sprintf(" and %d more", len(shown)-most)
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s%s\n", k.rule, k.severity, len(where[k]), plain.Line(strings.Join(shown, ", ")), more)
+	}
+	_ = tw.Flush() // to a strings.Builder
+}
+
+// oneOfEach keeps the first finding of each kind, as an example.
+func oneOfEach(findings []doctor.Finding) (examples []doctor.Finding) {
+	seen := make(map[kind]bool)
+	for _, f := range findings {
+		if k := (kind{f.Severity, f.Rule}); !seen[k] {
+			seen[k] = true
+			examples = append(examples, f)
+		}
+	}
+	return examples
+}

@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/record"
+)
+
+// TestExamineNodes looks at 200 nodes of which each takes 5 s to answer. That takes less than a minute, and the text has a line
+// for each kind of finding, with its nodes.
+func TestExamineNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var names []string
+		for i := range 200 {
+			names = append(names, fmt.Sprintf("node%03d", i))
+		}
+		address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 77, byte(i >> 8), byte(i)}) }
+		mac := func(i int) string { return fmt.Sprintf("02:00:00:00:%02x:%02x", i>>8, i&255) }
+		var running, most atomic.Int64
+		look := func(_ context.Context, name string) (doctor.Facts, error) {
+			most.Store(max(most.Load(), running.Add(1)))
+			defer running.Add(-1)
+			time.Sleep(5 * time.Second)
+			var number int
+			if _, err := fmt.Sscanf(name, "node%d", &number); err != nil {
+				return doctor.Facts{}, err
+			}
+			if number == 7 {
+				return doctor.Facts{}, errors.New("no answer")
+			}
+			overlay := doctor.Device{Link: record.Link{Name: "flannel.1", Kind: "vxlan", MTU: 1450}, Up: true, VNI: 1, VXLANPort: 8472, MAC: mac(number)}
+			for i := range names {
+				overlay.FDB = append(overlay.FDB, doctor.FDBEntry{MAC: mac(i), To: address(i)})
+			}
+			overlay.FDB = append(overlay.FDB[:number], overlay.FDB[number+1:]...)
+			if number == 9 { // after the others have learned the old one
+				overlay.MAC = "02:00:00:00:ff:ff"
+			}
+			f := doctor.Facts{Window: time.Second, BTF: number%50 != 0, Devices: []doctor.Device{overlay,
+				{Link: record.Link{Name: "eth0"}, Up: true, Addresses: []netip.Prefix{netip.PrefixFrom(address(number), 16)}}}}
+			if number >= 100 {
+				f.Stacks = []doctor.Stack{{Counts: map[string]uint64{"Udp.RcvbufErrors": 500, "Udp.InErrors": 500}}}
+			}
+			return f, nil
+		}
+		var d diagnosis
+		began := time.Now()
+		if err := d.examineNodes(t.Context(), names, look); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > time.Minute || most.Load() > looksAtOnce {
+			t.Errorf("took %s, %d at once", took, most.Load())
+		}
+		doctor.SortWorstFirst(d.Findings)
+		var text strings.Builder
+		if err := writeDiagnosis(&text, d); err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Join(strings.Fields(text.String()), " ")
+		for _, want := range []string{
+			"finding severity of 200 nodes", "node-unfit serious 1 node007",
+			"udp-buffer-full serious 100 node100, node101, node102, node103, node104, node105 and 94 more",
+			"overlay-differs serious 198 node000 to node009, ", "no-btf warning 4 node000, node050, node100, node150",
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%q is not in:\n%s", want, text.String())
+			}
+		}
+		if n := strings.Count(text.String(), "\n  do "); n != 4 {
+			t.Errorf("%d paragraphs, want one for each kind:\n%s", n, text.String())
+		}
+	})
+}
