@@ -69,6 +69,7 @@ var rules = []struct {
 	{"pod-gateway", podGateway},
 	{"ip-forward", ipForward},
 	{"forward-policy", forwardPolicy},
+	{"rule-drops", ruleDrops},
 	{"bridge-nf", bridgeNF},
 	{"link-managed", linkManaged},
 	{"iptables-twice", iptablesTwice},

@@ -301,7 +301,8 @@ func TestManyHealthyMachines(t *testing.T) {
 			f.Devices[4].Up = true
 		}
 		if r.IntN(2) == 0 { // Docker's policy, with rules that accept pods, some counted packets that nobody asked for
-			f.Forward = []Chain{{Name: "nft ip filter FORWARD", Drops: true, Opens: true, Counted: true, Dropped: few()}}
+			f.Chains = []Chain{{Name: "nft ip filter FORWARD", Hook: hookForward, Drops: true, Opens: true, Counted: true, Dropped: few(), RuleDropped: few()},
+				{Name: "nft inet f in", Hook: hookInput, Drops: true, Counted: true, Dropped: r.Uint64N(1000), RuleDropped: r.Uint64N(1000)}}
 		}
 		if r.IntN(2) == 0 {
 			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "eth1", Kind: "device", NIC: &record.NIC{Type: record.NICDevice, RxQueues: 4}}, NoCarrier: true}, Device{Link: record.Link{Name: "wg0", Kind: "wireguard", MTU: 1420}, Up: true, Tunnelling: true, Under: "eth0", Overhead: 60},

@@ -41,8 +41,8 @@ type Facts struct {
 	NeighbourFulls map[string]uint64
 	// Settings are sysctls of this network namespace. Those that it does not have are missing.
 	Settings map[string]string
-	// Forward are the base chains of netfilter through which forwarded packets pass.
-	Forward []Chain
+	// Chains are the base chains of netfilter that received packets pass.
+	Chains []Chain
 	// Rules counts the rules in the tables of iptables, by "legacy" and "nft".
 	Rules map[string]int
 	// KubeProxy names what shows that Kubernetes translates addresses of services here; "" if nothing does.
@@ -75,6 +75,10 @@ type Flowtable struct {
 type Chain struct {
 	// Name tells which tool shows it: "iptables-legacy FORWARD", "nft ip filter FORWARD".
 	Name string
+	// Hook is "prerouting", "input" or "forward".
+	Hook string
+	// RuleDropped counts the packets that rules of the chain dropped or rejected in the window, as far as they have counters.
+	RuleDropped uint64
 	// Drops means that the chain's policy is drop.
 	Drops bool
 	// Opens means that a rule accepts new connections of pods, as far as doctor can tell.
@@ -83,6 +87,11 @@ type Chain struct {
 	Dropped uint64
 	Counted bool
 }
+
+const (
+	hookInput   = "input"
+	hookForward = "forward"
+)
 
 // Device is a network device.
 type Device struct {

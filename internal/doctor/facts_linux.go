@@ -87,7 +87,7 @@ func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, 
 	if err != nil {
 		return f, err
 	}
-	f.Forward = chainsSince(filtered.forward, last.forward)
+	f.Chains = chainsSince(filtered.chains, last.chains)
 	host := l.collector.Host(before.collected, after.collected)
 	f.Window, f.CPUs = time.Duration(host.Seconds*float64(time.Second)), host.CPUs
 	f.FlowLimited = l.collector.FlowLimited(before.collected, after.collected)
@@ -286,13 +286,14 @@ func stacksSince(before, after map[string]map[string]uint64) (all []Stack) {
 
 // chainsSince returns the chains of the second reading, with what they dropped since the first.
 func chainsSince(before, after []Chain) []Chain {
+	since := func(was, is uint64) uint64 { return is - min(was, is) } // counters may be reset
 	for i, c := range after {
-		was := slices.IndexFunc(before, func(b Chain) bool { return b.Name == c.Name })
-		if was < 0 || before[was].Dropped > c.Dropped {
-			after[i].Dropped = 0 // new, or its counters were reset
+		b := slices.IndexFunc(before, func(b Chain) bool { return b.Name == c.Name })
+		if b < 0 {
+			after[i].Dropped, after[i].RuleDropped = 0, 0 // new
 			continue
 		}
-		after[i].Dropped -= before[was].Dropped
+		after[i].Dropped, after[i].RuleDropped = since(before[b].Dropped, c.Dropped), since(before[b].RuleDropped, c.RuleDropped)
 	}
 	return after
 }

@@ -21,9 +21,9 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// filters holds what netfilter does with forwarded packets.
+// filters holds what netfilter does with packets for this node and for pods.
 type filters struct {
-	forward []Chain
+	chains []Chain
 	// rules counts the rules of iptables, by "legacy" and "nft".
 	rules     map[string]int
 	kubeProxy string
@@ -79,20 +79,77 @@ func (f *filters) readNFT(ours func(string) bool) error {
 			f.rules["nft"] += len(rules)
 		}
 		family, known := nftFamilies[c.Table.Family]
-		if !known || c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookForward || c.Type != nftables.ChainTypeFilter {
+		if !known || c.Hooknum == nil || c.Type != nftables.ChainTypeFilter {
 			continue
 		}
-		chain := Chain{Name: fmt.Sprintf("nft %s %s %s", family, c.Table.Name, c.Name), Drops: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop}
+		hook, known := hooks[*c.Hooknum]
+		if !known {
+			continue
+		}
+		chain := Chain{Name: fmt.Sprintf("nft %s %s %s", family, c.Table.Name, c.Name), Hook: hook, Drops: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop}
 		chain.Dropped, chain.Counted = counters[chain.Name]
-		if chain.Drops {
+		if chain.RuleDropped, err = ruleDropped(conn, c.Table, c.Name, make(map[string]bool)); err != nil {
+			return err
+		}
+		if chain.Drops && hook == hookForward {
 			o := opening{conn, ours, make(map[string]bool)}
 			if chain.Opens, err = o.opens(c.Table, c.Name); err != nil {
 				return err
 			}
 		}
-		f.forward = append(f.forward, chain)
+		f.chains = append(f.chains, chain)
 	}
 	return nil
+}
+
+// hooks are those that packets for this node and for pods pass.
+var hooks = map[nftables.ChainHook]string{
+	*nftables.ChainHookPrerouting: "prerouting", *nftables.ChainHookInput: hookInput, *nftables.ChainHookForward: hookForward,
+}
+
+// ruleDropped adds up the counters of the rules that drop or reject packets, in a chain and those that it jumps to. It leaves out
+// chains that programs make for network policies, which drop on purpose, and rules without counters.
+func ruleDropped(conn *nftables.Conn, table *nftables.Table, chain string, seen map[string]bool) (n uint64, err error) {
+	if seen[chain] || isPolicy(chain) {
+		return 0, nil
+	}
+	seen[chain] = true
+	rules, err := conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return 0, fmt.Errorf("list rules of nftables: %w", err)
+	}
+	for _, r := range rules {
+		var packets uint64
+		for _, e := range r.Exprs {
+			switch e := e.(type) {
+			case *expr.Counter:
+				packets = e.Packets
+			case *expr.Reject:
+				n += packets
+			case *expr.Target:
+				if e.Name == "REJECT" {
+					n += packets
+				}
+			case *expr.Verdict:
+				switch e.Kind {
+				case expr.VerdictDrop:
+					n += packets
+				case expr.VerdictJump, expr.VerdictGoto:
+					more, err := ruleDropped(conn, table, e.Chain, seen)
+					if err != nil {
+						return 0, err
+					}
+					n += more
+				}
+			}
+		}
+	}
+	return n, nil
+}
+
+// isPolicy reports whether a program makes chains with that name for its network policies or services.
+func isPolicy(chain string) bool {
+	return slices.ContainsFunc([]string{"KUBE-", "cali-", "CILIUM_", "WEAVE-NPC", "ANTREA-", "AZURE-NPM"}, func(prefix string) bool { return strings.HasPrefix(chain, prefix) })
 }
 
 // isIPTables reports whether a base chain is one of iptables-nft, which uses iptables' names.
@@ -304,14 +361,14 @@ func (f *filters) readLegacy(names []string, ours func(string) bool) error {
 		if name != "filter" {
 			continue
 		}
-		chain := Chain{Name: "iptables-legacy FORWARD", Counted: true}
+		chain := Chain{Name: "iptables-legacy FORWARD", Hook: hookForward, Counted: true}
 		if policy, ok := t.rule(int(info.underflows[forwardHook])); ok {
 			chain.Drops, chain.Dropped = policy.verdict == dropVerdict, policy.packets
 		}
 		if chain.Drops {
 			chain.Opens = t.opens(int(info.hooks[forwardHook]), ours, make(map[int]bool))
 		}
-		f.forward = append(f.forward, chain)
+		f.chains = append(f.chains, chain)
 	}
 	return nil
 }

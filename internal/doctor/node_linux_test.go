@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -144,6 +143,10 @@ func TestFaultsOfANode(t *testing.T) {
 		{"policy of iptables-legacy", "iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -i docker0 -j ACCEPT", toOther, []string{"serious forward-policy iptables-legacy"}},
 		{"policy of iptables-legacy, no traffic", "iptables-legacy -P FORWARD DROP", nil, []string{"warning forward-policy iptables-legacy"}},
 		{"policy of iptables-legacy, pods accepted", "iptables-legacy -P FORWARD DROP; iptables-legacy -N FWD; iptables-legacy -A FORWARD -j FWD; iptables-legacy -A FWD -i cni+ -j ACCEPT", toOther, nil},
+		{"a rule that drops packets of pods", "iptables-nft -t mangle -N rpfilter; iptables-nft -t mangle -A PREROUTING -j rpfilter; iptables-nft -t mangle -A rpfilter -i cni0 -j DROP", toOther,
+			[]string{"note rule-drops nft ip mangle PREROUTING"}},
+		{"a firewall that drops VXLAN", "iptables-nft -A INPUT -p icmp -j ACCEPT; iptables-nft -P INPUT DROP", func(n node) func() { return n.sends(n.other, "10.244.1.2:9", 10) },
+			[]string{"warning rule-drops nft ip filter INPUT"}},
 		{"both kinds of iptables", "iptables-legacy -A INPUT -p icmp -j ACCEPT; iptables-nft -A INPUT -p icmp -j ACCEPT", toOther, []string{"warning iptables-twice legacy"}},
 		{"bridge-nf-call-iptables", "sysctl -qw net.bridge.bridge-nf-call-iptables=0", toOther, []string{"note bridge-nf bridge-nf-call-iptables"}},
 		{"bridge-nf-call-iptables, kube-proxy", "sysctl -qw net.bridge.bridge-nf-call-iptables=0; iptables-nft -t nat -N KUBE-SERVICES", toOther, []string{"warning bridge-nf KUBE-SERVICES"}},
@@ -264,11 +267,7 @@ func (n node) connects(to string, port int) func() {
 func TestHealthyNode(t *testing.T) {
 	n := newNode(t)
 	send := n.sends(n.pod, "10.244.2.0:9", 1000)
-	looks := 10
-	if os.Getenv("SLIPSTREAM_LOOKS") != "" {
-		looks = 100
-	}
-	for range looks {
+	for range 10 {
 		if found := lookWhile(t, send); len(found) > 0 {
 			t.Fatalf("found %q", summary(found))
 		}

@@ -361,10 +361,10 @@ func ipForward(f Facts) []Finding {
 // forwardPolicy finds base chains whose policy drops forwarded packets.
 func forwardPolicy(f Facts) (found []Finding) {
 	carries := len(f.gateways()) > 0 || slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Tunnelling && isCNI(d.Name) })
-	for _, c := range f.Forward {
+	for _, c := range f.Chains {
 		severity, lost := loss(c.Dropped, c.Dropped+f.count("Ip.ForwDatagrams", "Ip6OutForwDatagrams"))
 		switch {
-		case !c.Drops || !carries || !lost && (c.Opens || strings.HasPrefix(c.Name, "nft ip6 ")): // pods may have no IPv6
+		case c.Hook != hookForward || !c.Drops || !carries || !lost && (c.Opens || strings.HasPrefix(c.Name, "nft ip6 ")): // pods may have no IPv6
 			continue
 		case !lost && c.Counted:
 			severity = Warning // nothing was sent
@@ -387,6 +387,45 @@ func forwardPolicy(f Facts) (found []Finding) {
 			Do: "For a trial, accept the pods' addresses: iptables -I FORWARD -s POD_CIDR -j ACCEPT; iptables -I FORWARD -d POD_CIDR -j ACCEPT (the same iptables, legacy or nft; for a table of its own: nft insert rule). " +
 				"To keep it: in the configuration of what set the policy (Docker, ufw, firewalld); or iptables -P FORWARD ACCEPT, if nothing relies on the policy",
 		})
+	}
+	return found
+}
+
+// ruleDrops finds that rules drop packets, as far as these have counters. Rules drop on purpose; but packets of pods, or of a VXLAN
+// device that therefore receives nothing, are often not what was meant.
+func ruleDrops(f Facts) (found []Finding) {
+	silent := slices.IndexFunc(f.Devices, func(d Device) bool { return d.Kind == "vxlan" && d.Up && d.Window.Rx == 0 })
+	for _, c := range f.Chains {
+		dropped := c.RuleDropped
+		finding := Finding{
+			Severity: Note,
+			What:     fmt.Sprintf("Rules of %s drop packets.", c.Name),
+			Cost:     "If they are packets of pods, connections of pods fail. The rules may be right: this counts everything that they drop.",
+		}
+		if c.Hook == hookInput {
+			if silent < 0 {
+				continue
+			}
+			d := f.Devices[silent]
+			dropped += c.Dropped
+			finding.Severity = Warning
+			finding.What = fmt.Sprintf("%s drops packets, and the VXLAN device %s of this node receives nothing.", c.Name, d.Name)
+			finding.Cost = fmt.Sprintf("If they are packets to UDP port %d, pods of other nodes do not reach those here.", d.VXLANPort)
+			finding.Do = fmt.Sprintf("For a trial: iptables -I INPUT -p udp --dport %d -j ACCEPT   # then the same in the configuration of ufw or firewalld; slipstream doctor hosts:OTHER,THIS shows whether the port is open", d.VXLANPort)
+		} else if len(f.gateways()) == 0 {
+			continue
+		}
+		if _, lost := loss(dropped, dropped+f.count(received...)); !lost {
+			continue
+		}
+		if finding.Do == "" {
+			finding.Do = "nft list ruleset; iptables-save -c   # which rule's counter grows, and whether it should; for a trial, accept the pods' devices before it"
+		}
+		finding.Evidence = []Evidence{evidence(c.Name+", counters of rules that drop or reject, in "+f.window(), "%d", c.RuleDropped)}
+		if c.Hook == hookInput && c.Dropped > 0 {
+			finding.Evidence = append(finding.Evidence, evidence(c.Name+", packets that met the policy, in "+f.window(), "%d", c.Dropped))
+		}
+		found = append(found, finding)
 	}
 	return found
 }
