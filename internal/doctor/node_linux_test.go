@@ -116,6 +116,10 @@ func (n node) fills(process int, at string) {
 // nothing else, and nothing before.
 func TestFaultsOfANode(t *testing.T) {
 	toOther := func(n node) func() { return n.sends(n.pod, "10.244.2.0:9", 200) }
+	bothWays := func(n node) func() {
+		there, back := toOther(n), n.sends(n.other, "10.244.1.2:9", 10)
+		return func() { there(); back() }
+	}
 	for _, c := range []struct {
 		name, inject string
 		traffic      func(node) func()
@@ -145,7 +149,7 @@ func TestFaultsOfANode(t *testing.T) {
 		{"policy of iptables-legacy, pods accepted", "iptables-legacy -P FORWARD DROP; iptables-legacy -N FWD; iptables-legacy -A FORWARD -j FWD; iptables-legacy -A FWD -i cni+ -j ACCEPT", toOther, nil},
 		{"a rule that drops packets of pods", "iptables-nft -t mangle -N rpfilter; iptables-nft -t mangle -A PREROUTING -j rpfilter; iptables-nft -t mangle -A rpfilter -i cni0 -j DROP", toOther,
 			[]string{"note rule-drops nft ip mangle PREROUTING"}},
-		{"a firewall that drops VXLAN", "iptables-nft -A INPUT -p icmp -j ACCEPT; iptables-nft -P INPUT DROP", func(n node) func() { return n.sends(n.other, "10.244.1.2:9", 10) },
+		{"a firewall that drops VXLAN", "iptables-nft -A INPUT -p icmp -j ACCEPT; iptables-nft -P INPUT DROP", bothWays,
 			[]string{"warning rule-drops nft ip filter INPUT"}},
 		{"both kinds of iptables", "iptables-legacy -A INPUT -p icmp -j ACCEPT; iptables-nft -A INPUT -p icmp -j ACCEPT", toOther, []string{"warning iptables-twice legacy"}},
 		{"bridge-nf-call-iptables", "sysctl -qw net.bridge.bridge-nf-call-iptables=0", toOther, []string{"note bridge-nf bridge-nf-call-iptables"}},
@@ -202,7 +206,7 @@ func TestFaultsOfANode(t *testing.T) {
 		{"a rate", "tc qdisc add dev v0 root tbf rate 100kbit burst 1600 limit 3000", func(n node) func() { return n.sends(0, "10.244.1.2:9", 500) }, []string{"serious qdisc-drops tbf"}},
 		{"another VXLAN port", "in_other ip link del flannel.1; in_other ip link add flannel.1 address 02:00:00:00:02:01 mtu 1450 type vxlan id 1 dev e0 local 10.77.0.2 dstport 4789 nolearning; in_other ip addr add 10.244.2.0/32 dev flannel.1; " +
 			"in_other ip link set flannel.1 up; in_other ip route add 10.244.1.0/24 via 10.244.1.0 dev flannel.1 onlink; in_other ip neigh add 10.244.1.0 lladdr 02:00:00:00:01:01 dev flannel.1; in_other bridge fdb add 02:00:00:00:01:01 dev flannel.1 dst 10.77.0.1",
-			func(n node) func() { return n.sends(n.other, "10.244.1.2:9", 10) }, []string{"warning no-listener NoPorts"}},
+			bothWays, []string{"warning no-listener NoPorts"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)

@@ -16,9 +16,9 @@ func ExaminePair(client string, c Facts, server string, s Facts) (found []Findin
 			continue
 		}
 		i := slices.IndexFunc(d.FDB, func(e FDBEntry) bool { return s.has(e.To) })
-		o := slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.VNI == d.VNI })
-		if o < 0 {
-			o = slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.Name == d.Name })
+		o := slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.Name == d.Name })
+		if o < 0 { // two with one VNI are those of IPv4 and IPv6
+			o = slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.VNI == d.VNI })
 		}
 		var wrong []Evidence
 		read := func(machine, from, format string, args ...any) {

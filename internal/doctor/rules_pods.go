@@ -128,9 +128,16 @@ func overlayGone(f Facts) []Finding {
 	return nil
 }
 
+func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
+
 // carriesPods reports whether a tunnel is likely to carry packets of the pods behind a device.
 func (d Device) carriesPods(gateway Device) bool {
 	if !d.Up || d.Under == "" {
+		return false
+	}
+	// The overlay of IPv6 may have a smaller MTU than that of IPv4, for which the pods' MTU is meant: routers of IPv6 always
+	// tell the sender.
+	if len(d.Addresses) > 0 && !slices.ContainsFunc(d.Addresses, isIPv4) && slices.ContainsFunc(gateway.Addresses, isIPv4) {
 		return false
 	}
 	for _, network := range gateway.Addresses {
@@ -391,10 +398,24 @@ func forwardPolicy(f Facts) (found []Finding) {
 	return found
 }
 
+// deafVXLAN returns a VXLAN device that sent packets in the window, if none of them received any.
+func (f Facts) deafVXLAN() (deaf Device, ok bool) {
+	for _, d := range f.Devices {
+		switch {
+		case d.Kind != "vxlan" || !d.Up:
+		case d.Window.Rx > 0:
+			return d, false
+		case d.Window.Tx > 0:
+			deaf, ok = d, true
+		}
+	}
+	return deaf, ok
+}
+
 // ruleDrops finds that rules drop packets, as far as these have counters. Rules drop on purpose; but packets of pods, or of a VXLAN
 // device that therefore receives nothing, are often not what was meant.
 func ruleDrops(f Facts) (found []Finding) {
-	silent := slices.IndexFunc(f.Devices, func(d Device) bool { return d.Kind == "vxlan" && d.Up && d.Window.Rx == 0 })
+	deaf, isDeaf := f.deafVXLAN()
 	for _, c := range f.Chains {
 		dropped := c.RuleDropped
 		finding := Finding{
@@ -403,15 +424,14 @@ func ruleDrops(f Facts) (found []Finding) {
 			Cost:     "If they are packets of pods, connections of pods fail. The rules may be right: this counts everything that they drop.",
 		}
 		if c.Hook == hookInput {
-			if silent < 0 {
+			if !isDeaf {
 				continue
 			}
-			d := f.Devices[silent]
 			dropped += c.Dropped
 			finding.Severity = Warning
-			finding.What = fmt.Sprintf("%s drops packets, and the VXLAN device %s of this node receives nothing.", c.Name, d.Name)
-			finding.Cost = fmt.Sprintf("If they are packets to UDP port %d, pods of other nodes do not reach those here.", d.VXLANPort)
-			finding.Do = fmt.Sprintf("For a trial: iptables -I INPUT -p udp --dport %d -j ACCEPT   # then the same in the configuration of ufw or firewalld; slipstream doctor hosts:OTHER,THIS shows whether the port is open", d.VXLANPort)
+			finding.What = fmt.Sprintf("%s drops packets, and the VXLAN device %s of this node receives nothing.", c.Name, deaf.Name)
+			finding.Cost = fmt.Sprintf("If they are packets to UDP port %d, pods of other nodes do not reach those here.", deaf.VXLANPort)
+			finding.Do = fmt.Sprintf("For a trial: iptables -I INPUT -p udp --dport %d -j ACCEPT   # then the same in the configuration of ufw or firewalld; slipstream doctor hosts:OTHER,THIS shows whether the port is open", deaf.VXLANPort)
 		} else if len(f.gateways()) == 0 {
 			continue
 		}

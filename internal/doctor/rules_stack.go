@@ -130,12 +130,12 @@ var stackLosses = map[string]stackLoss{
 	},
 	"no-listener": {
 		lost: []string{"Udp.NoPorts", "Udp6NoPorts"}, all: datagrams, most: Warning, node: true,
-		what: "UDP datagrams arrive at ports where nothing listens, and a VXLAN device of this node receives nothing.",
+		what: "UDP datagrams arrive at ports where nothing listens, and this node sends by VXLAN and receives nothing.",
 		cost: "They are lost. If they are VXLAN packets, another node sends to another port than this one has, and pods on the two do not reach each other. Else they are late replies or scans, and nothing is wrong.",
 		do:   "tcpdump -ni any udp and port 4789 or udp and port 8472; ip -d link show type vxlan   # the dstport of all nodes must be the same; slipstream doctor hosts:THIS,OTHER compares them",
 		unless: func(f Facts) bool {
-			return !slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Kind == "vxlan" && d.Up && d.Window.Rx == 0 }) ||
-				f.count("Udp.NoPorts", "Udp6NoPorts")*100 < f.count(datagrams...)
+			_, deaf := f.deafVXLAN()
+			return !deaf || f.count("Udp.NoPorts", "Udp6NoPorts")*100 < f.count(datagrams...)
 		},
 	},
 	"ipsec": {
