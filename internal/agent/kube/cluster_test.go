@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"slipstream.dev/internal/agent"
@@ -23,7 +23,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/testenv"
@@ -34,7 +33,6 @@ type object = map[string]any
 // api is the part of an API server that an agent uses. It stores objects by
 // their paths, and knows nothing about their meaning.
 type api struct {
-	*httptest.Server
 	mu       sync.Mutex
 	version  int
 	objects  map[string]object
@@ -71,21 +69,11 @@ type change struct {
 	event   object
 }
 
-func emptyAPI() *api {
+func newAPI() *api {
 	return &api{
 		objects: make(map[string]object), watchers: make(map[chan object]func(string) bool),
 		asked: make(map[string]int), watched: make(map[string]url.Values),
 	}
-}
-
-func newAPI(t *testing.T) *api {
-	s := emptyAPI()
-	s.Server = httptest.NewServer(s)
-	t.Cleanup(func() {
-		s.CloseClientConnections()
-		s.Close()
-	})
-	return s
 }
 
 func (s *api) fail(w http.ResponseWriter, code int, reason string) {
@@ -445,7 +433,7 @@ func policyObject(name string, second, generation int, spec object) object {
 		spec["all"] = true
 	}
 	return object{"apiVersion": v1alpha1.APIVersion, "kind": "AccelerationPolicy", "spec": spec, "metadata": object{
-		"name": name, "uid": name, "generation": generation, "creationTimestamp": fmt.Sprintf("2026-01-01T00:00:%02dZ", second),
+		"name": name, "uid": name, "generation": generation, "creationTimestamp": fmt.Sprintf("1999-01-01T00:00:%02dZ", second),
 	}}
 }
 
@@ -456,7 +444,7 @@ func accelerate(cpus string, devices ...string) []any {
 // connect follows the cluster, and sends each desired state to the channel.
 func (s *api) connect(t *testing.T) (*Cluster, chan agent.Desired) {
 	t.Helper()
-	c, err := New(&rest.Config{Host: s.URL}, Options{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
+	c, err := New(s.config(), Options{Node: "node0", DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	c.pace = hurry
 	ctx, cancel := context.WithCancel(context.Background())
@@ -498,98 +486,100 @@ func next(t *testing.T, desired chan agent.Desired, want ...string) agent.Desire
 }
 
 func TestCluster(t *testing.T) {
-	s := newAPI(t)
-	s.put(nodePath, nodeObject(object{"zone": "a"}))
-	s.put(daemonPath, daemonSet())
-	s.put(policyPath+"b", policyObject("b", 1, 1, object{"accelerate": accelerate("0", "nic")}))
-	s.put(policyPath+"a", policyObject("a", 2, 1, object{"accelerate": accelerate("0", "pod"), "nodeSelector": object{"zone": "a"}}))
-	s.put(policyPath+"c", policyObject("c", 1, 1, object{"accelerate": accelerate("0", "pod"), "nodeSelector": object{"zone": "b"}}))
-	s.put("/api/v1/namespaces/default/pods/web", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "web", "namespace": "default", "labels": object{"app": "web"}},
-		"spec": object{"nodeName": "node0"}, "status": object{"podIPs": []any{object{"ip": "10.1.0.1"}, object{"ip": "fd00::1"}}}})
-	c, desired := s.connect(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.put(nodePath, nodeObject(object{"zone": "a"}))
+		s.put(daemonPath, daemonSet())
+		s.put(policyPath+"b", policyObject("b", 1, 1, object{"accelerate": accelerate("0", "nic")}))
+		s.put(policyPath+"a", policyObject("a", 2, 1, object{"accelerate": accelerate("0", "pod"), "nodeSelector": object{"zone": "a"}}))
+		s.put(policyPath+"c", policyObject("c", 1, 1, object{"accelerate": accelerate("0", "pod"), "nodeSelector": object{"zone": "b"}}))
+		s.put("/api/v1/namespaces/default/pods/web", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "web", "namespace": "default", "labels": object{"app": "web"}},
+			"spec": object{"nodeName": "node0"}, "status": object{"podIPs": []any{object{"ip": "10.1.0.1"}, object{"ip": "fd00::1"}}}})
+		c, desired := s.connect(t)
 
-	next(t, desired, "b", "a") // only policies that select the node, by age; no pods, because no policy selects pods
+		next(t, desired, "b", "a") // only policies that select the node, by age; no pods, because no policy selects pods
 
-	// An invalid policy that the schema let pass.
-	s.put(policyPath+"bad", policyObject("bad", 3, 1, object{"accelerate": accelerate("0", "loopback")}))
-	d := next(t, desired, "b", "a", "bad")
-	if err := d.Policies[2].Invalid; err == nil || !strings.Contains(err.Error(), `spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "loopback"`) {
-		t.Errorf("invalid: %v, want what and where", err)
-	}
-	s.remove(policyPath + "bad")
-	next(t, desired, "b", "a")
-
-	// A policy that selects pods: now they matter.
-	s.put(policyPath+"s", policyObject("s", 4, 1, object{"accelerate": accelerate("0", "pod"), "pods": object{"matchLabels": object{"app": "web"}}}))
-	d = next(t, desired, "b", "a", "s", "default/web")
-	if p := d.Policies[2]; !p.Pods(map[string]string{"app": "web"}) || p.Pods(nil) || p.Selector != "app=web" {
-		t.Errorf("%+v selects other pods than web", p)
-	}
-	if diff := cmp.Diff([]netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::1")}, d.Pods[0].Addresses, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-		t.Error(diff)
-	}
-	s.put("/api/v1/namespaces/default/pods/host", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "host", "namespace": "default"},
-		"spec": object{"nodeName": "node0", "hostNetwork": true}, "status": object{"podIPs": []any{object{"ip": "192.0.2.1"}}}})
-	s.remove("/api/v1/namespaces/default/pods/web")
-	next(t, desired, "b", "a", "s")
-
-	// The agent asks the API server only for pods that it can recognise, and for no bookmarks.
-	s.mu.Lock()
-	for resource, want := range map[string]string{"pods": "spec.nodeName=node0,status.podIP!=", "nodes": "metadata.name=node0", "accelerationpolicies": ""} {
-		if q := s.watched[resource]; q == nil || q.Get("fieldSelector") != want || q.Get("allowWatchBookmarks") != "" {
-			t.Errorf("%s are watched with %v, want the selector %q and no bookmarks", resource, q, want)
+		// An invalid policy that the schema let pass.
+		s.put(policyPath+"bad", policyObject("bad", 3, 1, object{"accelerate": accelerate("0", "loopback")}))
+		d := next(t, desired, "b", "a", "bad")
+		if err := d.Policies[2].Invalid; err == nil || !strings.Contains(err.Error(), `spec.accelerate[0].rps.devices[0]: must be nic, overlay, host-veth or pod, is "loopback"`) {
+			t.Errorf("invalid: %v, want what and where", err)
 		}
-		if n := s.asked["list and watch "+resource]; n > 0 {
-			t.Errorf("%s: %d requests to list and watch at once", resource, n)
-		}
-	}
-	s.mu.Unlock()
+		s.remove(policyPath + "bad")
+		next(t, desired, "b", "a")
 
-	// The node's labels change.
-	s.put(nodePath, nodeObject(object{"zone": "b"}))
-	next(t, desired, "b", "c", "s")
+		// A policy that selects pods: now they matter.
+		s.put(policyPath+"s", policyObject("s", 4, 1, object{"accelerate": accelerate("0", "pod"), "pods": object{"matchLabels": object{"app": "web"}}}))
+		d = next(t, desired, "b", "a", "s", "default/web")
+		if p := d.Policies[2]; !p.Pods(map[string]string{"app": "web"}) || p.Pods(nil) || p.Selector != "app=web" {
+			t.Errorf("%+v selects other pods than web", p)
+		}
+		if diff := cmp.Diff([]netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::1")}, d.Pods[0].Addresses, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Error(diff)
+		}
+		s.put("/api/v1/namespaces/default/pods/host", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "host", "namespace": "default"},
+			"spec": object{"nodeName": "node0", "hostNetwork": true}, "status": object{"podIPs": []any{object{"ip": "192.0.2.1"}}}})
+		s.remove("/api/v1/namespaces/default/pods/web")
+		next(t, desired, "b", "a", "s")
 
-	c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonApplied, Message: "good", Settings: 3, Verified: 3,
-		Policies: []v1alpha1.ObservedPolicy{{Policy: "b", Generation: 1, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied, Settings: 3, Verified: 3}}})
-	eventually(t, "state object", func() string {
-		o := s.get(statePath)
-		status, _ := o["status"].(object)
-		if status == nil || fmt.Sprint(status["settings"]) != "3" {
-			return fmt.Sprint(o)
-		}
-		owner := o["metadata"].(object)["ownerReferences"].([]any)[0].(object)
-		condition := status["conditions"].([]any)[0].(object)
-		if owner["kind"] != "Node" || owner["uid"] != "u-1" || condition["type"] != "Ready" || condition["status"] != "True" || condition["reason"] != "Applied" {
-			t.Fatalf("%v", o)
-		}
-		return ""
-	})
-	c.Publish(agent.Status{Reason: v1alpha1.ReasonHeld, Message: "somebody"})
-	eventually(t, "state object changes", func() string {
-		status := s.get(statePath)["status"].(object)
-		condition := status["conditions"].([]any)[0].(object)
-		if condition["status"] != "False" || len(status["observed"].([]any)) != 0 {
-			return fmt.Sprint(status)
-		}
-		return ""
-	})
-
-	// The same event again is not written.
-	for range 3 {
-		c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "somebody has it"})
-	}
-	c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "another has it"})
-	eventually(t, "events", func() string {
-		var messages []string
+		// The agent asks the API server only for pods that it can recognise, and for no bookmarks.
 		s.mu.Lock()
-		for path, o := range s.objects {
-			if strings.HasPrefix(path, "/api/v1/namespaces/default/events/") {
-				messages = append(messages, fmt.Sprint(o["message"]))
+		for resource, want := range map[string]string{"pods": "spec.nodeName=node0,status.podIP!=", "nodes": "metadata.name=node0", "accelerationpolicies": ""} {
+			if q := s.watched[resource]; q == nil || q.Get("fieldSelector") != want || q.Get("allowWatchBookmarks") != "" {
+				t.Errorf("%s are watched with %v, want the selector %q and no bookmarks", resource, q, want)
+			}
+			if n := s.asked["list and watch "+resource]; n > 0 {
+				t.Errorf("%s: %d requests to list and watch at once", resource, n)
 			}
 		}
 		s.mu.Unlock()
-		slices.Sort(messages)
-		return cmp.Diff([]string{"another has it", "somebody has it"}, messages)
+
+		// The node's labels change.
+		s.put(nodePath, nodeObject(object{"zone": "b"}))
+		next(t, desired, "b", "c", "s")
+
+		c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonApplied, Message: "good", Settings: 3, Verified: 3,
+			Policies: []v1alpha1.ObservedPolicy{{Policy: "b", Generation: 1, State: v1alpha1.StateApplied, Reason: v1alpha1.ReasonApplied, Settings: 3, Verified: 3}}})
+		eventually(t, "state object", func() string {
+			o := s.get(statePath)
+			status, _ := o["status"].(object)
+			if status == nil || fmt.Sprint(status["settings"]) != "3" {
+				return fmt.Sprint(o)
+			}
+			owner := o["metadata"].(object)["ownerReferences"].([]any)[0].(object)
+			condition := status["conditions"].([]any)[0].(object)
+			if owner["kind"] != "Node" || owner["uid"] != "u-1" || condition["type"] != "Ready" || condition["status"] != "True" || condition["reason"] != "Applied" {
+				t.Fatalf("%v", o)
+			}
+			return ""
+		})
+		c.Publish(agent.Status{Reason: v1alpha1.ReasonHeld, Message: "somebody"})
+		eventually(t, "state object changes", func() string {
+			status := s.get(statePath)["status"].(object)
+			condition := status["conditions"].([]any)[0].(object)
+			if condition["status"] != "False" || len(status["observed"].([]any)) != 0 {
+				return fmt.Sprint(status)
+			}
+			return ""
+		})
+
+		// The same event again is not written.
+		for range 3 {
+			c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "somebody has it"})
+		}
+		c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "another has it"})
+		eventually(t, "events", func() string {
+			var messages []string
+			s.mu.Lock()
+			for path, o := range s.objects {
+				if strings.HasPrefix(path, "/api/v1/namespaces/default/events/") {
+					messages = append(messages, fmt.Sprint(o["message"]))
+				}
+			}
+			s.mu.Unlock()
+			slices.Sort(messages)
+			return cmp.Diff([]string{"another has it", "somebody has it"}, messages)
+		})
 	})
 }
 
@@ -624,42 +614,44 @@ func TestPolicyIsParsedOnce(t *testing.T) {
 }
 
 func TestSelectedCondition(t *testing.T) {
-	s := newAPI(t)
-	s.put(nodePath, nodeObject(object{"zone": "a"}))
-	s.put(daemonPath, daemonSet())
-	s.put(policyPath+"here", policyObject("here", 1, 3, object{"accelerate": accelerate("0", "nic"), "nodeSelector": object{"zone": "a"}}))
-	s.put(policyPath+"nowhere", policyObject("nowhere", 1, 1, object{"accelerate": accelerate("0", "nic"), "nodeSelector": object{"zone": "z"}}))
-	c, desired := s.connect(t)
-	next(t, desired, "here")
-	condition := func(policy string) string {
-		status, _ := s.get(policyPath + policy)["status"].(object)
-		if status == nil {
-			return "none"
-		}
-		c := status["conditions"].([]any)[0].(object)
-		return fmt.Sprint(c["type"], c["status"], c["reason"], c["observedGeneration"])
-	}
-	want := func(policy, is string) {
-		t.Helper()
-		testenv.Eventually(t, 30*time.Second, "condition of "+policy, func() string {
-			if got := condition(policy); got != is {
-				return fmt.Sprintf("it is %s, want %s", got, is)
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.put(nodePath, nodeObject(object{"zone": "a"}))
+		s.put(daemonPath, daemonSet())
+		s.put(policyPath+"here", policyObject("here", 1, 3, object{"accelerate": accelerate("0", "nic"), "nodeSelector": object{"zone": "a"}}))
+		s.put(policyPath+"nowhere", policyObject("nowhere", 1, 1, object{"accelerate": accelerate("0", "nic"), "nodeSelector": object{"zone": "z"}}))
+		c, desired := s.connect(t)
+		next(t, desired, "here")
+		condition := func(policy string) string {
+			status, _ := s.get(policyPath + policy)["status"].(object)
+			if status == nil {
+				return "none"
 			}
-			return ""
-		})
-	}
-	want("here", "SelectedTrueNodes3")
-	// An agent with an outdated version does not overwrite the current one.
-	stale := &v1alpha1.AccelerationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "here", ResourceVersion: "1", Generation: 3}}
-	if err := c.mark(t.Context(), stale, metav1.ConditionFalse, v1alpha1.ReasonNoNode, ""); !outdone(err) {
-		t.Errorf("a stale mark: %v, want that it is outdone", err)
-	}
-	if got := condition("nowhere"); got != "none" {
-		t.Errorf("nowhere is %s at once; other agents have had no time", got)
-	}
-	s.put(nodePath, nodeObject(object{"zone": "b"}))
-	want("here", "SelectedFalseNoNode3")
-	want("nowhere", "SelectedFalseNoNode1")
+			c := status["conditions"].([]any)[0].(object)
+			return fmt.Sprint(c["type"], c["status"], c["reason"], c["observedGeneration"])
+		}
+		want := func(policy, is string) {
+			t.Helper()
+			testenv.Eventually(t, 30*time.Second, "condition of "+policy, func() string {
+				if got := condition(policy); got != is {
+					return fmt.Sprintf("it is %s, want %s", got, is)
+				}
+				return ""
+			})
+		}
+		want("here", "SelectedTrueNodes3")
+		// An agent with an outdated version does not overwrite the current one.
+		stale := &v1alpha1.AccelerationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "here", ResourceVersion: "1", Generation: 3}}
+		if err := c.mark(t.Context(), stale, metav1.ConditionFalse, v1alpha1.ReasonNoNode, ""); !outdone(err) {
+			t.Errorf("a stale mark: %v, want that it is outdone", err)
+		}
+		if got := condition("nowhere"); got != "none" {
+			t.Errorf("nowhere is %s at once; other agents have had no time", got)
+		}
+		s.put(nodePath, nodeObject(object{"zone": "b"}))
+		want("here", "SelectedFalseNoNode3")
+		want("nowhere", "SelectedFalseNoNode1")
+	})
 }
 
 // TestLeavesBeforeConditionIsKnown checks an agent whose node leaves a policy before the agent has
@@ -693,82 +685,91 @@ func TestUninstalled(t *testing.T) {
 		{"gone", func(s *api) { s.remove(daemonPath) }, 0, true},
 		{"being deleted", func(s *api) {
 			d := daemonSet()
-			d["metadata"].(object)["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+			d["metadata"].(object)["deletionTimestamp"] = "1999-01-01T00:00:00Z"
 			s.put(daemonPath, d)
 		}, 0, true},
 		{"its namespace is being deleted", func(s *api) {
 			n := namespace()
-			n["metadata"].(object)["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+			n["metadata"].(object)["deletionTimestamp"] = "1999-01-01T00:00:00Z"
 			s.put(namespacePath, n)
 		}, 0, true},
 		{"its namespace is gone", func(s *api) { s.remove(namespacePath) }, 0, true},
 		{"without the right to ask", func(*api) {}, 403, true},
 		{"no sensible answer", func(*api) {}, 500, false},
-		{"no answer", func(s *api) { s.CloseClientConnections(); s.Config.Close() }, 0, false},
+		{"no answer", (*api).kill, 0, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := newAPI(t)
-			s.put(nodePath, nodeObject(nil))
-			s.put(daemonPath, daemonSet())
-			s.put(namespacePath, namespace())
-			c, desired := s.connect(t)
-			next(t, desired)
-			tt.do(s)
-			s.setRefuse(func(string, string) int { return tt.refuse })
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-			defer cancel()
-			if got := c.Uninstalled(ctx); got != tt.want {
-				t.Errorf("uninstalled: %v, want %v", got, tt.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				s := newAPI()
+				s.put(nodePath, nodeObject(nil))
+				s.put(daemonPath, daemonSet())
+				s.put(namespacePath, namespace())
+				c, desired := s.connect(t)
+				next(t, desired)
+				tt.do(s)
+				s.setRefuse(func(string, string) int { return tt.refuse })
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				if got := c.Uninstalled(ctx); got != tt.want {
+					t.Errorf("uninstalled: %v, want %v", got, tt.want)
+				}
+			})
 		})
 	}
 
 	t.Run("after some time without an answer", func(t *testing.T) {
-		s := newAPI(t)
-		s.put(nodePath, nodeObject(nil))
-		c, desired := s.connect(t)
-		next(t, desired)
-		asked := 0
-		s.setRefuse(func(_, path string) int {
-			if path == daemonPath {
-				if asked++; asked < 3 {
-					return 500
+		synctest.Test(t, func(t *testing.T) {
+			s := newAPI()
+			s.put(nodePath, nodeObject(nil))
+			c, desired := s.connect(t)
+			next(t, desired)
+			asked := 0
+			s.setRefuse(func(_, path string) int {
+				if path == daemonPath {
+					if asked++; asked < 3 {
+						return 500
+					}
 				}
+				return 0
+			})
+			if !c.Uninstalled(t.Context()) {
+				t.Error("not uninstalled, but its DaemonSet is gone")
 			}
-			return 0
 		})
-		if !c.Uninstalled(t.Context()) {
-			t.Error("not uninstalled, but its DaemonSet is gone")
-		}
 	})
 	t.Run("without the right to ask for its namespace", func(t *testing.T) {
-		s := newAPI(t)
-		s.put(nodePath, nodeObject(nil))
-		s.put(daemonPath, daemonSet())
-		c, desired := s.connect(t)
-		next(t, desired)
-		s.setRefuse(func(_, path string) int { return map[bool]int{true: 403}[path == namespacePath] })
-		if c.Uninstalled(t.Context()) {
-			t.Error("uninstalled, but its DaemonSet is there")
-		}
+		synctest.Test(t, func(t *testing.T) {
+			s := newAPI()
+			s.put(nodePath, nodeObject(nil))
+			s.put(daemonPath, daemonSet())
+			c, desired := s.connect(t)
+			next(t, desired)
+			s.setRefuse(func(_, path string) int { return map[bool]int{true: 403}[path == namespacePath] })
+			if c.Uninstalled(t.Context()) {
+				t.Error("uninstalled, but its DaemonSet is there")
+			}
+		})
 	})
 
-	// It deletes its NodeAcceleration too.
-	s := newAPI(t)
-	s.put(nodePath, nodeObject(nil))
-	s.put(daemonPath, daemonSet())
-	c, desired := s.connect(t)
-	next(t, desired)
-	c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
-	eventually(t, "state object", func() string {
-		if s.get(statePath) == nil {
-			return "not there"
-		}
-		return ""
+	t.Run("it deletes its NodeAcceleration", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newAPI()
+			s.put(nodePath, nodeObject(nil))
+			s.put(daemonPath, daemonSet())
+			c, desired := s.connect(t)
+			next(t, desired)
+			c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonNoPolicy})
+			eventually(t, "state object", func() string {
+				if s.get(statePath) == nil {
+					return "not there"
+				}
+				return ""
+			})
+			must(t, c.Forget(t.Context()))
+			must(t, c.Forget(t.Context())) // it may be deleted already
+			if o := s.get(statePath); o != nil {
+				t.Errorf("%v is left", o)
+			}
+		})
 	})
-	must(t, c.Forget(t.Context()))
-	must(t, c.Forget(t.Context())) // it may be deleted already
-	if o := s.get(statePath); o != nil {
-		t.Errorf("%v is left", o)
-	}
 }

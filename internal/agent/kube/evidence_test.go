@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"slipstream.dev/internal/agent"
@@ -100,19 +101,20 @@ func TestForgedStatusRevertsNothing(t *testing.T) {
 		"no rollout":         func(r object, _ []*member) { clear(r) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newAPI(t)
-			all := s.group(t, 4)
-			s.put(policyPath+"rolled", rolled(1, "0", object{}))
-			s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
-			for range 3 {
-				s.forgeInVain(t, all, func(r object) { change(r, all) })
-			}
-			// An agent that starts now does not remove it either.
-			all[2].stop()
-			all[2] = s.join(t, all[2].name)
-			s.wantRollout(t, all, "", 1, 1, 1, 1)
-			wantUnmoved(t, all, versions(all))
+			synctest.Test(t, func(t *testing.T) {
+				s := newAPI()
+				all := s.group(t, 4)
+				s.put(policyPath+"rolled", rolled(1, "0", object{}))
+				s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
+				for range 3 {
+					s.forgeInVain(t, all, func(r object) { change(r, all) })
+				}
+				// An agent that starts now does not remove it either.
+				all[2].stop()
+				all[2] = s.join(t, all[2].name)
+				s.wantRollout(t, all, "", 1, 1, 1, 1)
+				wantUnmoved(t, all, versions(all))
+			})
 		})
 	}
 }
@@ -130,156 +132,169 @@ func TestForgedStatusAppliesNothing(t *testing.T) {
 		"no rollout":           func(r object, _ []*member) { clear(r) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newAPI(t)
-			all := s.group(t, 6)
-			s.put(policyPath+"rolled", slow())
-			s.begun(t, all)
-			for range 3 {
-				s.forgeInVain(t, all, func(r object) { change(r, all) })
-			}
+			synctest.Test(t, func(t *testing.T) {
+				s := newAPI()
+				all := s.group(t, 6)
+				s.put(policyPath+"rolled", slow())
+				s.begun(t, all)
+				for range 3 {
+					s.forgeInVain(t, all, func(r object) { change(r, all) })
+				}
+			})
 		})
 	}
 	t.Run("each node the first", func(t *testing.T) {
-		t.Parallel()
-		s := newAPI(t)
-		all := s.group(t, 6)
-		s.put(policyPath+"rolled", slow())
-		s.begun(t, all)
-		for _, m := range all {
-			s.forgeInVain(t, all, func(r object) { r["first"] = m.name })
-		}
+		synctest.Test(t, func(t *testing.T) {
+			s := newAPI()
+			all := s.group(t, 6)
+			s.put(policyPath+"rolled", slow())
+			s.begun(t, all)
+			for _, m := range all {
+				s.forgeInVain(t, all, func(r object) { r["first"] = m.name })
+			}
+		})
 	})
 	t.Run("before the rollout begins", func(t *testing.T) {
-		t.Parallel()
-		s := newAPI(t)
-		all := s.group(t, 6)
-		s.put(policyPath+"rolled", slow())
-		s.forge(t, all, func(r object) { r["percent"], r["complete"] = 100, true })
-		s.begun(t, all)
-		has := 0
-		for _, version := range versions(all) {
-			has += int(version)
-		}
-		if has != 1 {
-			t.Errorf("%d nodes have the policy, want the first only", has)
-		}
-		for range 3 {
-			s.forgeInVain(t, all, func(r object) { r["percent"], r["complete"], r["first"] = 100, true, "" })
-		}
+		synctest.Test(t, func(t *testing.T) {
+			s := newAPI()
+			all := s.group(t, 6)
+			s.put(policyPath+"rolled", slow())
+			s.forge(t, all, func(r object) { r["percent"], r["complete"] = 100, true })
+			s.begun(t, all)
+			has := 0
+			for _, version := range versions(all) {
+				has += int(version)
+			}
+			if has != 1 {
+				t.Errorf("%d nodes have the policy, want the first only", has)
+			}
+			for range 3 {
+				s.forgeInVain(t, all, func(r object) { r["percent"], r["complete"], r["first"] = 100, true, "" })
+			}
+		})
 	})
 }
 
 // TestOneLiarIsNotEnough checks that an agent that lies in its own NodeAcceleration convinces no other node that the nodes before
 // it passed.
 func TestOneLiarIsNotEnough(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 6)
-	liar := all[0]
-	liar.stop() // somebody else uses its token now
-	honest := all[1:]
-	s.put(policyPath+"rolled", slow())
-	s.begun(t, honest)
-	s.put(reportPath(liar.name), object{
-		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindNodeAcceleration, "metadata": object{"name": liar.name},
-		"status": object{"settings": 0, "verified": 0, "observed": []any{object{
-			"policy": "rolled", "uid": rolledUID, "generation": 1, "state": "applied", "reason": "Applied", "settings": 0, "verified": 0, "step": 100, "passed": true,
-		}}},
-	})
-	for range 3 {
-		s.forgeInVain(t, honest, func(r object) {
-			r["percent"], r["complete"], r["passed"] = 100, true, []any{liar.name, liar.name, honest[0].name}
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 6)
+		liar := all[0]
+		liar.stop() // somebody else uses its token now
+		honest := all[1:]
+		s.put(policyPath+"rolled", slow())
+		s.begun(t, honest)
+		s.put(reportPath(liar.name), object{
+			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindNodeAcceleration, "metadata": object{"name": liar.name},
+			"status": object{"settings": 0, "verified": 0, "observed": []any{object{
+				"policy": "rolled", "uid": rolledUID, "generation": 1, "state": "applied", "reason": "Applied", "settings": 0, "verified": 0, "step": 100, "passed": true,
+			}}},
 		})
-	}
+		for range 3 {
+			s.forgeInVain(t, honest, func(r object) {
+				r["percent"], r["complete"], r["passed"] = 100, true, []any{liar.name, liar.name, honest[0].name}
+			})
+		}
+	})
 }
 
 // TestFailedNodeIsTakenOutOfTheStatus checks that a node that failed stays without the policy, and the rollout stays halted, if
 // its name is removed from the status, even if its agent restarts.
 func TestFailedNodeIsTakenOutOfTheStatus(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 4)
-	s.put(policyPath+"rolled", slow())
-	first := s.begun(t, all)
-	first.Publish(agent.Status{Policies: []v1alpha1.ObservedPolicy{{Policy: "rolled", Generation: 1, State: v1alpha1.StateFailed, Reason: v1alpha1.ReasonError, Message: "no such device"}}})
-	s.wantRollout(t, []*member{first}, "False Halted", -1)
-	s.wantObserved(t, first.name, "rolledBack", "1")
-	for i := range 3 {
-		s.forgeInVain(t, all, func(r object) { r["failedNodes"], r["percent"], r["complete"] = nil, 100, i == 2 })
-	}
-	first.stop()
-	again := s.join(t, first.name)
-	s.wantRollout(t, []*member{again}, "", -1)
-	all[slices.Index(all, first)] = again
-	wantUnmoved(t, all, versions(all))
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 4)
+		s.put(policyPath+"rolled", slow())
+		first := s.begun(t, all)
+		first.Publish(agent.Status{Policies: []v1alpha1.ObservedPolicy{{Policy: "rolled", Generation: 1, State: v1alpha1.StateFailed, Reason: v1alpha1.ReasonError, Message: "no such device"}}})
+		s.wantRollout(t, []*member{first}, "False Halted", -1)
+		s.wantObserved(t, first.name, "rolledBack", "1")
+		for i := range 3 {
+			s.forgeInVain(t, all, func(r object) { r["failedNodes"], r["percent"], r["complete"] = nil, 100, i == 2 })
+		}
+		first.stop()
+		again := s.join(t, first.name)
+		s.wantRollout(t, []*member{again}, "", -1)
+		all[slices.Index(all, first)] = again
+		wantUnmoved(t, all, versions(all))
+	})
 }
 
 // TestForgedStepsAreNoFaster checks that if the status says that it is the turn of all nodes, they still get the policy step by
 // step, as the nodes before them report that they passed.
 func TestForgedStepsAreNoFaster(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 6)
-	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 2}}))
-	first := s.begun(t, all)
-	began := first.tookAt("rolled@1")
-	s.forge(t, all, func(r object) { r["percent"] = 100 })
-	s.wantRollout(t, all, "", 1, 1, 1, 1, 1, 1)
-	for _, m := range all {
-		since, half := m.tookAt("rolled@1").Sub(began), percentOf(rolledUID, m.name) < 50
-		if m != first && since < 2*time.Second || m != first && !half && since < 4*time.Second {
-			t.Errorf("%s (first half: %v) got it %s after the first, want a pause of 2 s for each step", m.name, half, since)
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 6)
+		s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 2}}))
+		first := s.begun(t, all)
+		began := first.tookAt("rolled@1")
+		s.forge(t, all, func(r object) { r["percent"] = 100 })
+		s.wantRollout(t, all, "", 1, 1, 1, 1, 1, 1)
+		for _, m := range all {
+			since, half := m.tookAt("rolled@1").Sub(began), percentOf(rolledUID, m.name) < 50
+			if m != first && since < 2*time.Second || m != first && !half && since < 4*time.Second {
+				t.Errorf("%s (first half: %v) got it %s after the first, want a pause of 2 s for each step", m.name, half, since)
+			}
 		}
-	}
+	})
 }
 
 // TestRolloutBeginsAgain checks that a rollout begins again if no node is left that has the policy, as in a pool that was empty
 // for a while.
 func TestRolloutBeginsAgain(t *testing.T) {
-	s := newAPI(t)
-	policy := rolled(1, "0", object{})
-	policy["status"] = object{"rollout": object{
-		"generation": 1, "started": "2026-01-01T00:00:00Z", "first": "gone", "percent": 100, "complete": true, "failedNodes": nil, "passed": []any{"gone", "left"},
-	}}
-	s.put(policyPath+"rolled", policy)
-	all := s.group(t, 4)
-	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
-	r, _ := s.rollout()
-	first := slices.IndexFunc(all, func(m *member) bool { return m.name == r["first"] })
-	if first < 0 {
-		t.Fatalf("the first node is %v", r["first"])
-	}
-	for i, m := range all {
-		if since := m.tookAt("rolled@1").Sub(all[first].tookAt("rolled@1")); i != first && since < time.Second {
-			t.Errorf("%s got it %s after the first, want a pause of 1 s", m.name, since)
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		policy := rolled(1, "0", object{})
+		policy["status"] = object{"rollout": object{
+			"generation": 1, "started": "1999-01-01T00:00:00Z", "first": "gone", "percent": 100, "complete": true, "failedNodes": nil, "passed": []any{"gone", "left"},
+		}}
+		s.put(policyPath+"rolled", policy)
+		all := s.group(t, 4)
+		s.wantRollout(t, all, "True Complete", 1, 1, 1, 1)
+		r, _ := s.rollout()
+		first := slices.IndexFunc(all, func(m *member) bool { return m.name == r["first"] })
+		if first < 0 {
+			t.Fatalf("the first node is %v", r["first"])
 		}
-	}
+		for i, m := range all {
+			if since := m.tookAt("rolled@1").Sub(all[first].tookAt("rolled@1")); i != first && since < time.Second {
+				t.Errorf("%s got it %s after the first, want a pause of 1 s", m.name, since)
+			}
+		}
+	})
 }
 
 // TestJoinAfterWitnessesLeft checks that a node that joins gets the policy although the first node and the nodes that the status
 // names have left.
 func TestJoinAfterWitnessesLeft(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 5)
-	s.put(policyPath+"rolled", rolled(1, "0", object{}))
-	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1)
-	// Nodes report that they passed within a pause, including those of the last step.
-	for _, m := range all {
-		s.wantObserved(t, m.name, "passed", "true")
-	}
-	r, _ := s.rollout()
-	gone := append([]any{r["first"]}, r["passed"].([]any)...)
-	for _, m := range all {
-		if slices.Contains(gone, any(m.name)) {
-			m.stop()
-			s.remove("/api/v1/nodes/" + m.name)
-			s.remove(reportPath(m.name))
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 5)
+		s.put(policyPath+"rolled", rolled(1, "0", object{}))
+		s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1)
+		// Nodes report that they passed within a pause, including those of the last step.
+		for _, m := range all {
+			s.wantObserved(t, m.name, "passed", "true")
 		}
-	}
-	s.put("/api/v1/nodes/late", nodeNamed("late", true))
-	late := s.join(t, "late")
-	s.wantRollout(t, []*member{late}, "True Complete", 1)
-	if now, _ := s.rollout(); now["first"] != r["first"] {
-		t.Errorf("%v began the rollout again, although other nodes have the policy", now["first"])
-	}
+		r, _ := s.rollout()
+		gone := append([]any{r["first"]}, r["passed"].([]any)...)
+		for _, m := range all {
+			if slices.Contains(gone, any(m.name)) {
+				m.stop()
+				s.remove("/api/v1/nodes/" + m.name)
+				s.remove(reportPath(m.name))
+			}
+		}
+		s.put("/api/v1/nodes/late", nodeNamed("late", true))
+		late := s.join(t, "late")
+		s.wantRollout(t, []*member{late}, "True Complete", 1)
+		if now, _ := s.rollout(); now["first"] != r["first"] {
+			t.Errorf("%v began the rollout again, although other nodes have the policy", now["first"])
+		}
+	})
 }
 
 // reportPath is the path of a node's NodeAcceleration.

@@ -10,12 +10,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"slipstream.dev/internal/agent"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"slipstream.dev/api/v1alpha1"
 )
@@ -44,7 +44,7 @@ type member struct {
 
 func nodeNamed(name string, ready bool) object {
 	status := map[bool]string{true: "True", false: "False"}[ready]
-	return object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": name, "uid": name, "labels": object{"zone": "a"}, "creationTimestamp": "2020-01-01T00:00:00Z"},
+	return object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": name, "uid": name, "labels": object{"zone": "a"}, "creationTimestamp": "1999-01-01T00:00:00Z"},
 		"status": object{"conditions": []any{object{"type": "Ready", "status": status, "lastTransitionTime": time.Now().Add(2 * time.Second).UTC().Format(time.RFC3339)}}}}
 }
 
@@ -69,7 +69,7 @@ func (s *api) update(path string, o object) {
 // join starts the agent of a node.
 func (s *api) join(t *testing.T, name string) *member {
 	t.Helper()
-	c, err := New(&rest.Config{Host: s.URL}, Options{Node: name, DaemonSet: s.daemonSet, Log: slog.New(slog.DiscardHandler)})
+	c, err := New(s.config(), Options{Node: name, DaemonSet: s.daemonSet, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	m := &member{Cluster: c, name: name, from: time.Now(), times: make(map[string]time.Time)}
 	c.pace = hurry
@@ -191,68 +191,72 @@ func (s *api) wantRollout(t *testing.T, all []*member, condition string, want ..
 // TestRolloutInSteps checks that one node gets a policy first, and the others step by step, a pause
 // apart.
 func TestRolloutInSteps(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 6)
-	s.put(policyPath+"rolled", rolled(1, "0", object{}))
-	s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1, 1)
-	// A step reads all nodes.
-	seen, err := all[0].peers(t.Context(), &v1alpha1.AccelerationPolicy{Spec: v1alpha1.AccelerationPolicySpec{All: true}})
-	must(t, err)
-	if len(seen) != len(all) {
-		t.Errorf("of %d nodes a step looks at %d", len(all), len(seen))
-	}
-	r, _ := s.rollout()
-	first := slices.IndexFunc(all, func(m *member) bool { return m.name == r["first"] })
-	if first < 0 {
-		t.Fatalf("first is %v", r["first"])
-	}
-	at := func(m *member) time.Time { return m.tookAt("rolled@1") }
-	began := at(all[first])
-	halves := map[bool]time.Time{}
-	for i, m := range all {
-		half := percentOf(rolledUID, m.name) < 50
-		switch since := at(m).Sub(began); {
-		case i == first:
-		case half && since < time.Second:
-			t.Errorf("%s got it %s after the first, want a pause of 1 s", m.name, since)
-		case !half && since < 2*time.Second:
-			t.Errorf("%s of the second half got it %s after the first, want two pauses", m.name, since)
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 6)
+		s.put(policyPath+"rolled", rolled(1, "0", object{}))
+		s.wantRollout(t, all, "True Complete", 1, 1, 1, 1, 1, 1)
+		// A step reads all nodes.
+		seen, err := all[0].peers(t.Context(), &v1alpha1.AccelerationPolicy{Spec: v1alpha1.AccelerationPolicySpec{All: true}})
+		must(t, err)
+		if len(seen) != len(all) {
+			t.Errorf("of %d nodes a step looks at %d", len(all), len(seen))
 		}
-		if halves[half].IsZero() {
-			halves[half] = at(m)
+		r, _ := s.rollout()
+		first := slices.IndexFunc(all, func(m *member) bool { return m.name == r["first"] })
+		if first < 0 {
+			t.Fatalf("first is %v", r["first"])
 		}
-	}
-	if len(halves) != 2 {
-		t.Fatalf("all nodes are in one half: %v", versions(all))
-	}
+		at := func(m *member) time.Time { return m.tookAt("rolled@1") }
+		began := at(all[first])
+		halves := map[bool]time.Time{}
+		for i, m := range all {
+			half := percentOf(rolledUID, m.name) < 50
+			switch since := at(m).Sub(began); {
+			case i == first:
+			case half && since < time.Second:
+				t.Errorf("%s got it %s after the first, want a pause of 1 s", m.name, since)
+			case !half && since < 2*time.Second:
+				t.Errorf("%s of the second half got it %s after the first, want two pauses", m.name, since)
+			}
+			if halves[half].IsZero() {
+				halves[half] = at(m)
+			}
+		}
+		if len(halves) != 2 {
+			t.Fatalf("all nodes are in one half: %v", versions(all))
+		}
 
-	// A node that joins later gets it at once.
-	s.put("/api/v1/nodes/late", nodeNamed("late", true))
-	late := s.join(t, "late")
-	s.wantRollout(t, []*member{late}, "True Complete", 1)
+		// A node that joins later gets it at once.
+		s.put("/api/v1/nodes/late", nodeNamed("late", true))
+		late := s.join(t, "late")
+		s.wantRollout(t, []*member{late}, "True Complete", 1)
 
-	// A change is rolled out in steps again, and until its turn a node keeps what it has.
-	s.update(policyPath+"rolled", rolled(2, "1", object{}))
-	eventually(t, "a first node of the second generation", func() string {
-		got := versions(all)
-		slices.Sort(got)
-		if !slices.Equal(got, []int64{1, 1, 1, 1, 1, 2}) {
-			return fmt.Sprint(got)
-		}
-		return ""
+		// A change is rolled out in steps again, and until its turn a node keeps what it has.
+		s.update(policyPath+"rolled", rolled(2, "1", object{}))
+		eventually(t, "a first node of the second generation", func() string {
+			got := versions(all)
+			slices.Sort(got)
+			if !slices.Equal(got, []int64{1, 1, 1, 1, 1, 2}) {
+				return fmt.Sprint(got)
+			}
+			return ""
+		})
+		s.wantRollout(t, all, "True Complete", 2, 2, 2, 2, 2, 2)
+		s.remove(policyPath + "rolled")
+		s.wantRollout(t, all, "", 0, 0, 0, 0, 0, 0)
 	})
-	s.wantRollout(t, all, "True Complete", 2, 2, 2, 2, 2, 2)
-	s.remove(policyPath + "rolled")
-	s.wantRollout(t, all, "", 0, 0, 0, 0, 0, 0)
 }
 
 // TestRolloutAtOnce checks that there are no steps with stepPercent 100.
 func TestRolloutAtOnce(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 3)
-	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
-	s.wantRollout(t, all, "False Progressing all nodes", 1, 1, 1)
-	s.wantRollout(t, all, "True Complete", 1, 1, 1)
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 3)
+		s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
+		s.wantRollout(t, all, "False Progressing all nodes", 1, 1, 1)
+		s.wantRollout(t, all, "True Complete", 1, 1, 1)
+	})
 }
 
 // TestRolloutHalts checks that a node that fails a health check reverts the policy, and that no
@@ -273,38 +277,39 @@ func TestRolloutHalts(t *testing.T) {
 		}, "could not apply it: something else"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newAPI(t)
-			all := s.group(t, 3)
-			at := object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}
-			s.put(policyPath+"rolled", rolled(1, "0", at))
-			s.wantRollout(t, all, "True Complete", 1, 1, 1)
-			s.update(policyPath+"rolled", rolled(2, "1", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 30}}))
-			var first *member
-			eventually(t, "a first node", func() string {
-				for _, m := range all {
-					if m.on() == 2 {
-						first = m
-						return ""
+			synctest.Test(t, func(t *testing.T) {
+				s := newAPI()
+				all := s.group(t, 3)
+				at := object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}
+				s.put(policyPath+"rolled", rolled(1, "0", at))
+				s.wantRollout(t, all, "True Complete", 1, 1, 1)
+				s.update(policyPath+"rolled", rolled(2, "1", object{"rollout": object{"stepPercent": 50, "pauseSeconds": 30}}))
+				var first *member
+				eventually(t, "a first node", func() string {
+					for _, m := range all {
+						if m.on() == 2 {
+							first = m
+							return ""
+						}
 					}
+					return fmt.Sprint(versions(all))
+				})
+				tt.trouble(s, first)
+				// The node has its previous version again; the others still have that.
+				s.wantRollout(t, all, "False Halted node "+first.name+" "+tt.says, 1, 1, 1)
+				if r, _ := s.rollout(); fmt.Sprint(r["failedNodes"]) != fmt.Sprint([]any{first.name}) {
+					t.Errorf("failed nodes are %v", r["failedNodes"])
 				}
-				return fmt.Sprint(versions(all))
+				// An agent that restarts does not try again, and knows no previous version.
+				first.stop()
+				again := s.join(t, first.name)
+				s.wantRollout(t, []*member{again}, "False Halted", -1)
+				// A change of the policy makes it try again.
+				s.put("/api/v1/nodes/"+first.name, nodeNamed(first.name, true))
+				s.update(policyPath+"rolled", rolled(3, "0", at))
+				all[slices.Index(all, first)] = again
+				s.wantRollout(t, all, "True Complete", 3, 3, 3)
 			})
-			tt.trouble(s, first)
-			// The node has its previous version again; the others still have that.
-			s.wantRollout(t, all, "False Halted node "+first.name+" "+tt.says, 1, 1, 1)
-			if r, _ := s.rollout(); fmt.Sprint(r["failedNodes"]) != fmt.Sprint([]any{first.name}) {
-				t.Errorf("failed nodes are %v", r["failedNodes"])
-			}
-			// An agent that restarts does not try again, and knows no previous version.
-			first.stop()
-			again := s.join(t, first.name)
-			s.wantRollout(t, []*member{again}, "False Halted", -1)
-			// A change of the policy makes it try again.
-			s.put("/api/v1/nodes/"+first.name, nodeNamed(first.name, true))
-			s.update(policyPath+"rolled", rolled(3, "0", at))
-			all[slices.Index(all, first)] = again
-			s.wantRollout(t, all, "True Complete", 3, 3, 3)
 		})
 	}
 }
@@ -313,97 +318,107 @@ func TestRolloutHalts(t *testing.T) {
 // agent cannot report a problem: the node that makes the next step notices that it is not Ready,
 // and halts the rollout.
 func TestRolloutOfNodesThatFallSilent(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 3)
-	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
-	eventually(t, "on", func() string {
-		if got := versions(all); !slices.Equal(got, []int64{1, 1, 1}) {
-			return fmt.Sprint(got)
-		}
-		return ""
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 3)
+		s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
+		eventually(t, "on", func() string {
+			if got := versions(all); !slices.Equal(got, []int64{1, 1, 1}) {
+				return fmt.Sprint(got)
+			}
+			return ""
+		})
+		silent := all[1]
+		silent.stop() // as if its messages were lost
+		s.put("/api/v1/nodes/"+silent.name, nodeNamed(silent.name, false))
+		s.wantRollout(t, nil, "False Halted node "+silent.name+" has not been Ready since it got the policy")
 	})
-	silent := all[1]
-	silent.stop() // as if its messages were lost
-	s.put("/api/v1/nodes/"+silent.name, nodeNamed(silent.name, false))
-	s.wantRollout(t, nil, "False Halted node "+silent.name+" has not been Ready since it got the policy")
 }
 
 // TestRolloutNamesNodesWithoutAgent checks that a complete rollout names the nodes on which no
 // agent runs, whose reports are out of date.
 func TestRolloutNamesNodesWithoutAgent(t *testing.T) {
-	s := newAPI(t)
-	s.daemonSet = "system/agent"
-	all := s.group(t, 2)
-	s.put("/api/v1/namespaces/system/pods/agent-x", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "agent-x", "namespace": "system"}, "spec": object{"nodeName": all[0].name}})
-	s.put("/api/v1/nodes/zombie", nodeNamed("zombie", true))
-	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
-	s.wantRollout(t, all, "; no agent runs on "+all[1].name+", zombie: what their", 1, 1)
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.daemonSet = "system/agent"
+		all := s.group(t, 2)
+		s.put("/api/v1/namespaces/system/pods/agent-x", object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "agent-x", "namespace": "system"}, "spec": object{"nodeName": all[0].name}})
+		s.put("/api/v1/nodes/zombie", nodeNamed("zombie", true))
+		s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 1}}))
+		s.wantRollout(t, all, "; no agent runs on "+all[1].name+", zombie: what their", 1, 1)
+	})
 }
 
 // TestRolloutWithoutProgress checks that a rollout halts if nothing more is heard from the agent of
 // the first node.
 func TestRolloutWithoutProgress(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 2)
-	s.put(policyPath+"rolled", rolled(1, "0", object{}))
-	var first string
-	eventually(t, "a first node", func() string {
-		r, _ := s.rollout()
-		if first, _ = r["first"].(string); first == "" {
-			return "none"
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 2)
+		s.put(policyPath+"rolled", rolled(1, "0", object{}))
+		var first string
+		eventually(t, "a first node", func() string {
+			r, _ := s.rollout()
+			if first, _ = r["first"].(string); first == "" {
+				return "none"
+			}
+			return ""
+		})
+		i := slices.IndexFunc(all, func(m *member) bool { return m.name == first })
+		all[i].stop()
+		s.wantRollout(t, []*member{all[1-i]}, "False Halted the rollout has made no progress", 0)
+		if r, _ := s.rollout(); fmt.Sprint(r["failedNodes"]) != "["+first+"]" {
+			t.Errorf("failed nodes are %v", r["failedNodes"])
 		}
-		return ""
 	})
-	i := slices.IndexFunc(all, func(m *member) bool { return m.name == first })
-	all[i].stop()
-	s.wantRollout(t, []*member{all[1-i]}, "False Halted the rollout has made no progress", 0)
-	if r, _ := s.rollout(); fmt.Sprint(r["failedNodes"]) != "["+first+"]" {
-		t.Errorf("failed nodes are %v", r["failedNodes"])
-	}
 }
 
 // TestRolloutOutOfReach checks that an agent that can no longer reach the API server once its node
 // has the policy gives the policy up.
 func TestRolloutOutOfReach(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 1)
-	s.put(policyPath+"rolled", rolled(1, "0", object{}))
-	eventually(t, "on", func() string {
-		if all[0].on() != 1 {
-			return "off"
-		}
-		return ""
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 1)
+		s.put(policyPath+"rolled", rolled(1, "0", object{}))
+		eventually(t, "on", func() string {
+			if all[0].on() != 1 {
+				return "off"
+			}
+			return ""
+		})
+		s.setRefuse(func(string, string) int { return http.StatusInternalServerError })
+		eventually(t, "given up", func() string {
+			if got := all[0].on(); got != -1 {
+				return fmt.Sprint(got)
+			}
+			return ""
+		})
+		s.setRefuse(nil)
+		s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it got the policy", -1)
 	})
-	s.setRefuse(func(string, string) int { return http.StatusInternalServerError })
-	eventually(t, "given up", func() string {
-		if got := all[0].on(); got != -1 {
-			return fmt.Sprint(got)
-		}
-		return ""
-	})
-	s.setRefuse(nil)
-	s.wantRollout(t, all, "False Halted node node0 cannot reach the API server since it got the policy", -1)
 }
 
 // TestRolloutWaitsForReady checks that a node that is not Ready waits during a rollout. That it was
 // not Ready before the policy does not count as a failure.
 func TestRolloutWaitsForReady(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 2)
-	down := nodeNamed(all[0].name, false)
-	down["status"].(object)["conditions"].([]any)[0].(object)["lastTransitionTime"] = "2020-01-01T00:00:00Z"
-	s.put("/api/v1/nodes/"+all[0].name, down)
-	eventually(t, "its agent to know", func() string {
-		if ready(all[0].node()) {
-			return "it does not"
-		}
-		return ""
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 2)
+		down := nodeNamed(all[0].name, false)
+		down["status"].(object)["conditions"].([]any)[0].(object)["lastTransitionTime"] = "1999-01-01T00:00:00Z"
+		s.put("/api/v1/nodes/"+all[0].name, down)
+		eventually(t, "its agent to know", func() string {
+			if ready(all[0].node()) {
+				return "it does not"
+			}
+			return ""
+		})
+		s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
+		s.wantRollout(t, all, "False Progressing", 0, 1)
+		never(t, func() bool { return all[0].on() != 0 })
+		s.put("/api/v1/nodes/"+all[0].name, nodeNamed(all[0].name, true))
+		s.wantRollout(t, all, "True Complete", 1, 1)
 	})
-	s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
-	s.wantRollout(t, all, "False Progressing", 0, 1)
-	never(t, func() bool { return all[0].on() != 0 })
-	s.put("/api/v1/nodes/"+all[0].name, nodeNamed(all[0].name, true))
-	s.wantRollout(t, all, "True Complete", 1, 1)
 }
 
 // never fails the test if the condition becomes true within a while.
@@ -419,56 +434,60 @@ func never(t *testing.T, is func() bool) {
 // TestPolicyWithoutSelector checks that a policy that does not say which nodes it selects selects
 // none, and says so.
 func TestPolicyWithoutSelector(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 1)
-	neither := rolled(1, "0", object{})
-	delete(neither["spec"].(object), "all")
-	s.put(policyPath+"rolled", neither)
-	selected := func() string {
-		status, _ := s.get(policyPath + "rolled")["status"].(object)
-		conditions, _ := status["conditions"].([]any)
-		for _, c := range conditions {
-			if c := c.(object); c["type"] == v1alpha1.ConditionSelected {
-				return fmt.Sprint(c["status"], " ", c["reason"], " ", c["message"])
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 1)
+		neither := rolled(1, "0", object{})
+		delete(neither["spec"].(object), "all")
+		s.put(policyPath+"rolled", neither)
+		selected := func() string {
+			status, _ := s.get(policyPath + "rolled")["status"].(object)
+			conditions, _ := status["conditions"].([]any)
+			for _, c := range conditions {
+				if c := c.(object); c["type"] == v1alpha1.ConditionSelected {
+					return fmt.Sprint(c["status"], " ", c["reason"], " ", c["message"])
+				}
 			}
+			return ""
 		}
-		return ""
-	}
-	eventually(t, "condition", func() string {
-		if got := selected(); got != "False NoSelector spec does not say which nodes: write nodeSelector with labels that they have, or all: true for every node" {
-			return "it is " + got
+		eventually(t, "condition", func() string {
+			if got := selected(); got != "False NoSelector spec does not say which nodes: write nodeSelector with labels that they have, or all: true for every node" {
+				return "it is " + got
+			}
+			return ""
+		})
+		if got := all[0].on(); got != 0 {
+			t.Errorf("it is on: %d", got)
 		}
-		return ""
-	})
-	if got := all[0].on(); got != 0 {
-		t.Errorf("it is on: %d", got)
-	}
-	s.update(policyPath+"rolled", rolled(2, "0", object{"nodeSelector": object{"zone": "a"}, "all": true}))
-	eventually(t, "condition", func() string {
-		if got := selected(); got != "False NoSelector spec has both nodeSelector and all: true; take one of them out" {
-			return "it is " + got
-		}
-		return ""
+		s.update(policyPath+"rolled", rolled(2, "0", object{"nodeSelector": object{"zone": "a"}, "all": true}))
+		eventually(t, "condition", func() string {
+			if got := selected(); got != "False NoSelector spec has both nodeSelector and all: true; take one of them out" {
+				return "it is " + got
+			}
+			return ""
+		})
 	})
 }
 
 // TestRolloutUnknownToTheCluster checks that agents report a CRD that does not know rollouts, with
 // which they would wait for ever.
 func TestRolloutUnknownToTheCluster(t *testing.T) {
-	s := newAPI(t)
-	all := s.group(t, 1)
-	o := rolled(1, "0", object{})
-	s.put(policyPath+"rolled", o)
-	s.setPrune(withoutRollout)
-	var p v1alpha1.AccelerationPolicy
-	must(t, all[0].clients.shared.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p))
-	eventually(t, "an error", func() string {
-		err := all[0].begin(t.Context(), &p, 10)
-		if err == nil || !strings.Contains(err.Error(), "apply the files in charts/slipstream/crds") {
-			_ = all[0].clients.shared.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p)
-			return fmt.Sprint(err)
-		}
-		return ""
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		all := s.group(t, 1)
+		o := rolled(1, "0", object{})
+		s.put(policyPath+"rolled", o)
+		s.setPrune(withoutRollout)
+		var p v1alpha1.AccelerationPolicy
+		must(t, all[0].clients.shared.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p))
+		eventually(t, "an error", func() string {
+			err := all[0].begin(t.Context(), &p, 10)
+			if err == nil || !strings.Contains(err.Error(), "apply the files in charts/slipstream/crds") {
+				_ = all[0].clients.shared.Get().Resource("accelerationpolicies").Name("rolled").Do(t.Context()).Into(&p)
+				return fmt.Sprint(err)
+			}
+			return ""
+		})
 	})
 }
 

@@ -65,7 +65,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	reader, writer := io.Pipe()
-	e := events{writer, make(chan int, 1), w.late}
+	e := events{writer, ctx, make(chan int, 1), w.late}
 	go func() {
 		w.api.ServeHTTP(e, r.WithContext(ctx))
 		writer.Close()
@@ -76,6 +76,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 // events is the response of a watch, whose events arrive with a delay.
 type events struct {
 	*io.PipeWriter
+	ctx  context.Context
 	code chan int
 	late func() time.Duration
 }
@@ -86,7 +87,9 @@ func (e events) WriteHeader(code int) {
 	e.code <- code
 }
 func (e events) Write(b []byte) (int, error) {
-	time.Sleep(latency + e.late())
+	if !pause(e.ctx, latency+e.late()) {
+		return 0, e.ctx.Err()
+	}
 	return e.PipeWriter.Write(b)
 }
 
@@ -98,6 +101,21 @@ type body struct {
 func (b body) Close() error {
 	b.cancel()
 	return nil
+}
+
+// config returns how a client reaches the API server.
+func (s *api) config() *rest.Config {
+	down := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.dead
+	}
+	late := func() time.Duration {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.late
+	}
+	return &rest.Config{Host: "http://api", Transport: &wire{s, down, late}}
 }
 
 // fleet has the agents of a cluster. Each applies policies at once.
@@ -157,7 +175,7 @@ func newFleet(t *testing.T, n int) *fleet {
 	if testing.Short() && n >= 100 {
 		t.Skip("takes seconds, and -short leaves such tests out")
 	}
-	s := emptyAPI()
+	s := newAPI()
 	f := &fleet{api: s, tokenFile: filepath.Join(t.TempDir(), "token")}
 	f.renewToken(t, "first")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -179,17 +197,9 @@ func newFleet(t *testing.T, n int) *fleet {
 
 func (f *fleet) start(t *testing.T, running *sync.WaitGroup, ctx context.Context, node string) *hollow { //nolint:revive // the context is the fleet's
 	t.Helper()
-	down := func() bool {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.dead
-	}
-	late := func() time.Duration {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.late
-	}
-	c, err := New(&rest.Config{Host: "http://api", Transport: &wire{f.api, down, late}, BearerTokenFile: f.tokenFile}, Options{Node: node, DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
+	config := f.config()
+	config.BearerTokenFile = f.tokenFile
+	c, err := New(config, Options{Node: node, DaemonSet: "system/agent", Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	c.losses = func() losses { return losses{} }
 	h := &hollow{Cluster: c}

@@ -68,7 +68,7 @@ func TestVF(t *testing.T) {
 		return s
 	}
 
-	s := newAPI(t)
+	s := newAPI()
 	s.put(nodePath, nodeObject(object{"zone": "a"}))
 	s.put(daemonPath, daemonSet())
 	s.put(policyPath+"vf", policyObject("vf", 1, 1, object{"accelerate": []any{object{"vf": object{}}}, "rollout": object{"stepPercent": 100}}))
