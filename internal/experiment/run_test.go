@@ -412,53 +412,196 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestResumeAfterFailedBlock resumes a run that ended because every trial of a block failed, once the cause is mended.
-func TestResumeAfterFailedBlock(t *testing.T) {
-	f, out := newFake(2), new(memory)
-	f.fail = failing("drive", "the cat sat on it")
-	_, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
-	if want := "every trial of block 1 failed; the last one: "; err == nil || !strings.Contains(err.Error(), want) {
-		t.Fatalf("got %v, want %s", err, want)
+// TestFailures makes things fail, and resumes a run that ended with an error once nothing fails.
+func TestFailures(t *testing.T) {
+	// once fails the first call of a name in a place.
+	once := func(name, where string, err error) func(call, place string) error {
+		return func(call, place string) (failed error) {
+			if call == name && place == where {
+				failed, err = err, nil
+			}
+			return failed
+		}
 	}
-	trials, err := measure(t, t.Context(), newFake(2), parse(t, "spec.runs=1"), out, nil)
-	if err != nil || len(trials) != 6+6 {
-		t.Errorf("%d trials after %v, want the six and each once more", len(trials), err)
+	refuses := func(name, where, why string) func(call, place string) error {
+		return func(call, place string) error {
+			if call == name && place == where {
+				return errors.New(why)
+			}
+			return nil
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		set  []string // of the experiment
+		full error    // of the disk on which the record is kept
+		stop int      // before a trial of this attempt the run is interrupted
+		fail func(f *fakeTarget) func(call, place string) error
+		want string
+	}{
+		{name: "one trial", fail: func(*fakeTarget) func(string, string) error {
+			return once("drive", "node0/pod0", errors.New("the cat sat on it"))
+		}, want: `
+1 vxlan 1: failed: node0/pod0: the cat sat on it
+5 ok
+7 vxlan 1: ok, attempt 2
+end`},
+		{name: "a variant, always", fail: func(*fakeTarget) func(string, string) error {
+			return refuses("apply", "node1", "read-only file system")
+		}, want: `
+2 ok
+3 rps+ 1: failed: apply to node1: read-only file system
+4 rps+ 2: failed: apply to node1: read-only file system
+2 ok
+7 rps+ 1: failed, attempt 2: apply to node1: read-only file system
+8 rps+ 2: failed, attempt 2: apply to node1: read-only file system
+end: ErrMissing
+resume
+end: ErrMissing`},
+		{name: "a variant, until the run is interrupted before the second attempt", stop: 2, fail: func(*fakeTarget) func(string, string) error {
+			return refuses("apply", "node1", "device or resource busy")
+		}, want: `
+2 ok
+3 rps+ 1: failed: apply to node1: device or resource busy
+4 rps+ 2: failed: apply to node1: device or resource busy
+2 ok
+end: context canceled
+resume
+7 rps+ 1: ok, attempt 2
+8 rps+ 2: ok, attempt 2
+end`},
+		{name: "every trial of a block", set: []string{"spec.pairs=[1]", "spec.runs=2"}, fail: func(*fakeTarget) func(string, string) error {
+			return failing("drive", "no route to host")
+		}, want: `
+1 rps+ 1: failed: node0/pod0: no route to host
+2 vxlan 1: failed: node0/pod0: no route to host
+3 native 1: failed: node0: no route to host
+end: every trial of block 1 failed; the last one: node0: no route to host
+resume
+4 rps+ 1: ok, attempt 2
+5 vxlan 1: ok, attempt 2
+6 native 1: ok, attempt 2
+3 ok
+end`},
+		{name: "the record", full: errors.New("no space left on device"), want: `
+end: no space left on device
+resume
+end: no space left on device`},
+		{name: "all workers, of which one is noticed at once", fail: func(f *fakeTarget) func(string, string) error {
+			return f.killing(once("sample", "node1", errors.New("the worker is gone")), func(*fakeWorker) bool { return true })
+		}, want: `
+1 vxlan 1: failed: PLACE: the worker is dead
+5 ok
+7 vxlan 1: ok, attempt 2
+end`},
+		{name: "a server, whose client sees its connection refused before", fail: func(f *fakeTarget) func(string, string) error {
+			return f.killing(once("drive", "node0/pod0", errors.New("connection refused")), func(w *fakeWorker) bool { return w.place == "node1/pod0" })
+		}, want: `
+1 vxlan 1: failed: node1/pod0: the worker is dead
+5 ok
+7 vxlan 1: ok, attempt 2
+end`},
+		{name: "the target, which is lost", set: []string{"spec.pairs=[1]"}, fail: func(*fakeTarget) func(string, string) error {
+			served := 0
+			return func(call, _ string) error {
+				if call == "serve" {
+					if served++; served > 2 {
+						return fmt.Errorf("the worker is gone: %w", &place.LostError{Why: errors.New("no more nodes")})
+					}
+				}
+				return nil
+			}
+		}, want: `
+2 ok
+end: ErrLost: the target is lost: no more nodes
+resume
+1 ok
+end`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			exp := parse(t, append([]string{"spec.runs=1"}, tt.set...)...)
+			f, out := newFake(2), &memory{err: tt.full}
+			if tt.fail != nil {
+				f.fail = tt.fail(f)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			_, err := measure(t, ctx, f, exp, out, func(e Event) {
+				if e.Kind == Begins && e.Trial.Attempt == tt.stop {
+					cancel()
+				}
+			})
+			got := transcript(out.trials, err)
+			if err != nil {
+				before := len(out.trials)
+				_, err = measure(t, t.Context(), newFake(2), exp, out, nil)
+				got += "\nresume" + transcript(out.trials[before:], err)
+			}
+			if strings.Contains(tt.want, "PLACE") {
+				got = aPlace.ReplaceAllString(got, "PLACE")
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
 	}
 }
 
-func TestFailedTrialIsTriedAgain(t *testing.T) {
-	f, out := newFake(2), new(memory)
-	failures := 0
-	f.fail = func(call, place string) error {
-		if call == "drive" && place == "node0/pod0" && failures == 0 {
-			failures++
-			return errors.New("the cat sat on it")
+// killing marks some workers as dead when fail first returns an error.
+func (f *fakeTarget) killing(fail func(call, place string) error, which func(*fakeWorker) bool) func(call, place string) error {
+	return func(call, place string) error {
+		err := fail(call, place)
+		if err != nil {
+			for _, w := range f.all {
+				w.dead = which(w)
+			}
 		}
-		return nil
-	}
-	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(trials) != 7 {
-		t.Fatalf("%d trials, want the six and one again", len(trials))
-	}
-	var bad, again *record.Trial
-	for i := range trials {
-		if trials[i].Status == record.StatusFailed {
-			bad = &trials[i]
-		}
-		if trials[i].Attempt == 2 {
-			again = &trials[i]
-		}
-	}
-	if bad == nil || bad.Error != "node0/pod0: the cat sat on it" || len(bad.Metrics) != 0 {
-		t.Errorf("the failure is on record as %+v", bad)
-	}
-	if again == nil || again.Order != 7 || again.Status != record.StatusOK || again.Variant != bad.Variant || again.Pairs != bad.Pairs {
-		t.Errorf("tried again as %+v", again)
+		return err
 	}
 }
+
+// transcript has a line for each trial that failed or was tried again, with its order, variant and pairs, one for the trials
+// between them, and one for the end of the run.
+func transcript(trials []record.Trial, err error) string {
+	var b strings.Builder
+	good := 0
+	flush := func() {
+		if good > 0 {
+			fmt.Fprintf(&b, "\n%d ok", good)
+		}
+		good = 0
+	}
+	for _, tr := range trials {
+		if tr.Status == record.StatusOK && tr.Attempt == 1 {
+			good++
+			continue
+		}
+		flush()
+		fmt.Fprintf(&b, "\n%d %s %d: %s", tr.Order, tr.Variant, tr.Pairs, tr.Status)
+		if tr.Attempt > 1 {
+			fmt.Fprintf(&b, ", attempt %d", tr.Attempt)
+		}
+		if tr.Status == record.StatusFailed {
+			fmt.Fprintf(&b, ": %s", tr.Error)
+			if len(tr.Metrics) > 0 {
+				fmt.Fprintf(&b, ", but it has %v", tr.Metrics)
+			}
+		}
+	}
+	flush()
+	b.WriteString("\nend")
+	switch {
+	case errors.Is(err, ErrMissing):
+		b.WriteString(": ErrMissing")
+	case errors.Is(err, place.ErrLost):
+		fmt.Fprintf(&b, ": ErrLost: %v", err)
+	case err != nil:
+		fmt.Fprintf(&b, ": %v", err)
+	}
+	return b.String()
+}
+
+// aPlace is a node or a pod: which one fails first may differ from run to run.
+var aPlace = regexp.MustCompile(`node\d(/pod\d)?`)
 
 // TestHangs: a worker hangs, before the start of a trial or after it. The record names the tasks that are awaited.
 // Before the start these include the clients, which wait for the server.
@@ -476,63 +619,11 @@ func TestHangs(t *testing.T) {
 			if len(out.trials) == 0 {
 				t.Fatalf("%s hangs: nothing is on record", call)
 			}
-			got := regexp.MustCompile(`node\d(/pod\d)?`).ReplaceAllString(out.trials[0].Error, "PLACE")
+			got := aPlace.ReplaceAllString(out.trials[0].Error, "PLACE")
 			if got != want {
 				t.Errorf("%s hangs: the record says %q, want %q", call, got, want)
 			}
 		})
-	}
-}
-
-// TestResumeTriesAgain interrupts a run between a trial's failure and its second
-// attempt, which the resumed run makes.
-func TestResumeTriesAgain(t *testing.T) {
-	f, out := newFake(2), new(memory)
-	f.fail = func(call, place string) error {
-		if call == "apply" && place == "node1" {
-			return errors.New("device or resource busy")
-		}
-		return nil
-	}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	enough := errors.New("enough")
-	_, err := measure(t, ctx, f, parse(t, "spec.runs=1"), out, func(e Event) {
-		if e.Kind == Begins && e.Trial.Attempt == 2 {
-			cancel(enough)
-		}
-	})
-	if !errors.Is(err, enough) {
-		t.Fatal(err)
-	}
-	trials, err := measure(t, t.Context(), newFake(2), parse(t, "spec.runs=1"), out, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	again := 0
-	for _, tr := range trials {
-		if tr.Attempt == 2 && tr.Status == record.StatusOK {
-			again++
-		}
-	}
-	if again != 2 || len(trials) != 8 {
-		t.Errorf("%d of 2 trials were tried again, %d are on record", again, len(trials))
-	}
-}
-
-func TestFailedTwiceIsMissing(t *testing.T) {
-	f, out := newFake(2), new(memory)
-	f.fail = func(call, place string) error {
-		if call == "apply" && place == "node1" {
-			return errors.New("read-only file system")
-		}
-		return nil
-	}
-	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
-	if !errors.Is(err, ErrMissing) {
-		t.Errorf("got %v", err)
-	}
-	if len(trials) != 8 {
-		t.Errorf("%d trials, want six and two again", len(trials))
 	}
 }
 
@@ -560,25 +651,6 @@ func TestStalled(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-func TestNothingWorks(t *testing.T) {
-	f, out := newFake(2), new(memory)
-	f.fail = failing("serve", "no route to host")
-	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=5"), out, nil)
-	if err == nil || errors.Is(err, ErrMissing) {
-		t.Errorf("got %v", err)
-	}
-	if len(trials) != 6 {
-		t.Errorf("went on for %d trials", len(trials))
-	}
-}
-
-func TestRecordCannotBeKept(t *testing.T) {
-	f, out := newFake(2), &memory{err: errors.New("no space left on device")}
-	if _, err := measure(t, t.Context(), f, parse(t), out, nil); !errors.Is(err, out.err) {
-		t.Errorf("got %v", err)
 	}
 }
 
@@ -654,56 +726,6 @@ func keys(trials []record.Trial) (out []string) {
 	return out
 }
 
-// TestWorkersDie ends a worker's stream in a trial. At the same time all other workers die unnoticed. One trial fails,
-// new workers replace them, and what was applied is gone.
-func TestWorkersDie(t *testing.T) {
-	f, out := newFake(2), new(memory)
-	gone := errors.New("the worker is gone")
-	died := false
-	f.fail = func(call, place string) error {
-		if call != "sample" || place != "node1" || died {
-			return nil
-		}
-		died = true
-		for _, w := range f.all {
-			w.dead = true
-		}
-		return gone
-	}
-	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(trials) != 7 || f.started <= 2+4+4 {
-		t.Errorf("%d trials, %d workers started", len(trials), f.started)
-	}
-}
-
-// TestServerDies: the client of a server that dies sees its connection refused, before the death is known. The trial
-// reports the death.
-func TestServerDies(t *testing.T) {
-	f, out := newFake(2), new(memory)
-	died := false
-	f.fail = func(call, place string) error {
-		if call != "drive" || died {
-			return nil
-		}
-		died = true
-		for _, w := range f.all {
-			w.dead = w.place == "node1/pod0"
-		}
-		return errors.New("connection refused")
-	}
-	trials, err := measure(t, t.Context(), f, parse(t, "spec.runs=1"), out, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	i := slices.IndexFunc(trials, func(tr record.Trial) bool { return tr.Status == record.StatusFailed })
-	if i < 0 || trials[i].Error != "node1/pod0: the worker is dead" {
-		t.Errorf("got %+v", trials)
-	}
-}
-
 // TestCluster: pods that may not steer themselves are steered by another worker, and nodes that are not sampled have no
 // CPU figures.
 func TestCluster(t *testing.T) {
@@ -777,32 +799,41 @@ func TestOneSide(t *testing.T) {
 	}
 }
 
-// A variant with an accelerator that another process has, and only one can have, is refused before anything is measured;
-// other variants are not.
-func TestAcceleratorInUse(t *testing.T) {
+// TestRefusedAtTheStart: what cannot be measured is refused before the first trial, and only that.
+func TestRefusedAtTheStart(t *testing.T) {
+	fast := v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}
+	rps := v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{"nic"}, CPUs: "all"}}
 	held := map[string]string{"fastpath": "the fast path by agent (process 7)"}
-	for _, c := range []struct {
-		busy   map[string]string
-		accel  v1alpha1.Accelerator
-		refuse bool
+	variant := func(a v1alpha1.Accelerator) func(*spec.Spec) {
+		return func(s *spec.Spec) {
+			s.Variants = append(s.Variants, spec.Variant{Name: "tried", Accelerate: []v1alpha1.Accelerator{a}})
+		}
+	}
+	memcached := func(s *spec.Spec) { s.Workloads = append(s.Workloads, cache()) }
+	for name, tt := range map[string]struct {
+		change      func(*spec.Spec)
+		busy, tools map[string]string
+		want        string
 	}{
-		{held, v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, true},
-		{held, v1alpha1.Accelerator{RPS: &v1alpha1.RPS{Devices: []string{"nic"}, CPUs: "all"}}, false},
-		{nil, v1alpha1.Accelerator{Fastpath: &v1alpha1.Fastpath{}}, false},
+		"an accelerator that another process has, and only one can have": {variant(fast), held, nil, "variant tried needs the fast path of node0, which is in use (the fast path by agent (process 7))"},
+		"another accelerator":                      {variant(rps), held, nil, ""},
+		"an accelerator that no process has":       {variant(fast), nil, nil, ""},
+		"programs that a node lacks":               {memcached, nil, nil, "lacks programs of memcached: install them"},
+		"programs that every node has":             {memcached, nil, map[string]string{spec.ToolMemcached: "1.6"}, ""},
+		"an end without an address of the version": {func(s *spec.Spec) { s.Workloads[0].Stream.IP = 6 }, nil, nil, "node1/pod0 has no IPv6 address"},
 	} {
-		exp := parse(t)
-		exp.Spec.Variants = append(exp.Spec.Variants, spec.Variant{Name: "tried", Accelerate: []v1alpha1.Accelerator{c.accel}})
-		f := newFake(2)
-		f.busy = c.busy
+		exp, f := parse(t), newFake(2)
+		tt.change(&exp.Spec)
+		f.busy, f.tools = tt.busy, tt.tools
 		r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {})
 		if err == nil {
 			err = r.Close()
 		}
-		if refused := err != nil && strings.Contains(err.Error(), "variant tried needs the fast path of node0, which is in use (the fast path by agent (process 7))"); refused != c.refuse || err != nil && !refused {
-			t.Errorf("%v, %+v: %v", c.busy, c.accel, err)
+		if got := fmt.Sprint(err); (err == nil) != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %s, want %q", name, got, tt.want)
 		}
 		if f.open != 0 || f.workers != 0 {
-			t.Errorf("%d networks and %d workers are left", f.open, f.workers)
+			t.Errorf("%s: %d networks and %d workers are left", name, f.open, f.workers)
 		}
 	}
 }
@@ -812,63 +843,6 @@ func cache() spec.Workload {
 	return spec.Workload{Name: "cache", Application: &spec.Traffic{
 		Tool: spec.ToolMemcached, Operation: spec.OperationGet, Protocol: "tcp", IP: 4, Connections: 1, Duration: 1e9, Warmup: 1e6,
 	}}
-}
-
-// A workload whose programs a node lacks is refused before anything is measured.
-func TestNotEquipped(t *testing.T) {
-	exp := parse(t)
-	exp.Spec.Workloads = append(exp.Spec.Workloads, cache())
-	for _, tools := range []map[string]string{nil, {spec.ToolMemcached: "1.6"}} {
-		f := newFake(2)
-		f.tools = tools
-		r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {})
-		if err == nil {
-			err = r.Close()
-		}
-		if tools == nil {
-			if err == nil || !strings.Contains(err.Error(), "workload cache: node") || !strings.Contains(err.Error(), "lacks programs of memcached: install them") {
-				t.Errorf("without the programs: %v", err)
-			}
-		} else if err != nil {
-			t.Errorf("with the programs: %v", err)
-		}
-		if f.open != 0 || f.workers != 0 {
-			t.Errorf("%d networks and %d workers are left", f.open, f.workers)
-		}
-	}
-}
-
-// TestNoAddress: if an end has no address of the required IP version, the run says so before it measures anything.
-func TestNoAddress(t *testing.T) {
-	f := newFake(2)
-	exp := parse(t, "spec.workloads.stream.stream.ip=6")
-	if _, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(Event) {}); err == nil || !strings.Contains(err.Error(), "node1/pod0 has no IPv6 address") {
-		t.Errorf("%v", err)
-	}
-	if f.open != 0 || f.workers != 0 {
-		t.Errorf("%d networks and %d workers are left", f.open, f.workers)
-	}
-}
-
-// TestLost: nothing is tried in a target that is lost, and what is on record stays.
-func TestLost(t *testing.T) {
-	f, out := newFake(2), new(memory)
-	served := 0
-	f.fail = func(call, _ string) error {
-		if call == "serve" {
-			if served++; served > 2 {
-				return fmt.Errorf("the worker is gone: %w", &place.LostError{Why: errors.New("no more nodes")})
-			}
-		}
-		return nil
-	}
-	trials, err := measure(t, t.Context(), f, parse(t, "spec.pairs=[1]"), out, nil)
-	if !errors.Is(err, place.ErrLost) || err.Error() != "the target is lost: no more nodes" {
-		t.Errorf("ended with %v", err)
-	}
-	if len(trials) != 2 || len(out.trials) != 2 || out.trials[1].Status != record.StatusOK {
-		t.Errorf("%d trials, %d on record", len(trials), len(out.trials))
-	}
 }
 
 // String identifies a cell in the failures of tests.
