@@ -172,7 +172,7 @@ func (m *Model) inSeries(t Table, variant, versus string) bool {
 	})
 }
 
-// seriesKey is what the series of a figure have in common.
+// seriesKey identifies the figure in which a series is drawn.
 type seriesKey struct {
 	axis, workload string
 	pairs          int

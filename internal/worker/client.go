@@ -353,7 +353,7 @@ func (c *Client) Sample(ctx context.Context, q place.Sampling, ready place.Ready
 	}
 }
 
-// sample decodes what a place has sampled. What is recorded of a place has its name, whatever its worker says.
+// sample decodes what a place has sampled. The sample gets the name of the place, whatever the worker calls itself.
 func sample(counters *pb.Counters, q place.Sampling) (s record.Sample, err error) {
 	s.Series = counters.GetSeries()
 	if q.CPUs {

@@ -104,7 +104,7 @@ func mark(err error) error {
 type server struct {
 	pb.UnimplementedWorkerServer
 	options Options
-	// system has what only some systems can do.
+	// system holds the state of tasks that exist on some systems only.
 	system
 }
 

@@ -12,7 +12,7 @@ import (
 // facts describe a host.
 type facts struct {
 	name string
-	// system is what uname -sm prints, or the equivalent for Windows; user is
+	// system is the output of uname -sm, or the equivalent for Windows; user is
 	// the user's number.
 	system, user string
 	// address is the host's own address, at which SSH reaches it.

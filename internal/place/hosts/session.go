@@ -50,7 +50,7 @@ func (s *session) within(ctx context.Context, limit time.Duration) (_ context.Co
 	}
 }
 
-// request is what a host runs: a command line, and what the command reads first.
+// request is a command line for a host, and the first part of its standard input.
 type request struct{ command, input string }
 
 // open runs on the host what request returns for a mark, and returns once that reports "begin".

@@ -49,7 +49,7 @@ type run struct {
 	spec  spec.Kubernetes
 	image string
 	pull  corev1.PullPolicy
-	// namespace is that of the pods for traffic, nodes that of the pods that need privileges.
+	// namespace has the pods for traffic, and nodes those that need privileges.
 	namespace, nodes string
 	// inNamedNamespace: the user named the namespace, so the run neither creates nor deletes it.
 	inNamedNamespace bool

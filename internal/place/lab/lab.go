@@ -530,8 +530,8 @@ func (l *Lab) Proxy(ctx context.Context) (string, error) {
 	return b.Version(ctx)
 }
 
-// Loaded returns how the services and the network policies of a node were loaded. In mode ebpf the time of
-// services is that of all nodes.
+// Loaded returns how the services and the network policies of a node were loaded. In mode ebpf the
+// services of all nodes are loaded together, and each node reports the whole time.
 func (l *Lab) Loaded(node string) (services, policies Load) {
 	for i, n := range layout(l.state.Config) {
 		if n.Place.Name == node && i < len(l.services) {

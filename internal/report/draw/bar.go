@@ -24,7 +24,7 @@ const (
 	intervalAt, dotsAt  = 7, 16
 )
 
-// Ratio is what a bar shows: a ratio and its interval, dots below them, and rings around other ratios.
+// Ratio has the content of a bar: a ratio and its interval, dots below them, and rings around other ratios.
 type Ratio struct {
 	Value       float64
 	CI          number.Interval
