@@ -106,6 +106,9 @@ func TestDecodeSeriesRefuses(t *testing.T) {
 // TestDecodeSeriesNeedsLittle: a short text that unpacks to the maximum size takes little memory, and the
 // error is about its first fault only.
 func TestDecodeSeriesNeedsLittle(t *testing.T) {
+	if testenv.Race {
+		t.Skip("the race detector takes a minute and more memory")
+	}
 	const half = mostSeries / 2
 	number := func(start []byte, n uint64) []byte { return binary.AppendUvarint(start, n) }
 	for name, tt := range map[string]struct {
@@ -125,7 +128,7 @@ func TestDecodeSeriesNeedsLittle(t *testing.T) {
 		if message := fmt.Sprint(err); !strings.HasSuffix(message, tt.want) || strings.Contains(message, "\n") {
 			t.Errorf("%s: %.100q, want %q", name, message, tt.want)
 		}
-		if n := after.TotalAlloc - before.TotalAlloc; !testenv.Race && n > 100e6 {
+		if n := after.TotalAlloc - before.TotalAlloc; n > 100e6 {
 			t.Errorf("%s: %d bytes of text took %d bytes", name, len(text), n)
 		}
 	}

@@ -138,6 +138,15 @@ const published = 10_000
 // coverage.
 var simulated = flag.Int("simulated", published/20, fmt.Sprintf("experiments of each kind in a simulation, %d for those of docs/results/method.md", published))
 
+// TestMain simulates few experiments with -short: with the race detector, the others take minutes.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() {
+		*simulated = min(*simulated, 25)
+	}
+	os.Exit(m.Run())
+}
+
 // shown checks that a page of the docs has exactly this line. With fewer experiments than published, it only
 // checks that the page has a line about this simulation.
 func shown(t *testing.T, doc, line string) {
