@@ -1,9 +1,11 @@
 package report
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,7 +38,26 @@ func accelerated(name string, devices ...string) spec.Variant {
 	return v
 }
 
-func demo(tb testing.TB) *fixture { return demoExperiment().run(tb) }
+// demo returns the experiment with its trials, which a test may change. They are made once, because compressing their series
+// and histograms takes longer than most tests.
+func demo(tb testing.TB) *fixture {
+	madeDemo.Do(func() { demoTrials = demoExperiment().run(tb).trials })
+	f := demoExperiment()
+	f.tb, f.trials = tb, slices.Clone(demoTrials)
+	for i := range f.trials {
+		t := &f.trials[i]
+		t.Metrics, t.Series, t.Hosts = maps.Clone(t.Metrics), maps.Clone(t.Series), slices.Clone(t.Hosts)
+		for j := range t.Hosts {
+			t.Hosts[j].CPUs = slices.Clone(t.Hosts[j].CPUs)
+		}
+	}
+	return f
+}
+
+var (
+	madeDemo   sync.Once
+	demoTrials []record.Trial
+)
 
 // demoExperiment returns an experiment without trials.
 func demoExperiment() *fixture {
@@ -86,8 +107,12 @@ func demoExperiment() *fixture {
 }
 
 // published is as large as the experiment of the paper: 7 variants × 5 numbers of pairs × 20
-// blocks, with a latency histogram in every trial.
+// blocks, with a latency histogram in every trial. With -short the machine has few CPUs: compressing the series of many
+// takes minutes with the race detector.
 func published(tb testing.TB, cpus int) *fixture {
+	if testing.Short() {
+		cpus = min(cpus, 2)
+	}
 	f := demoExperiment()
 	f.exp.Metadata.Name = "rps-rfs"
 	f.exp.Spec.Baseline = "baseline"

@@ -150,6 +150,10 @@ func anchorsFit(t *testing.T, page string) {
 }
 
 func TestFigures(t *testing.T) {
+	formats := draw.Formats()
+	if testing.Short() {
+		formats = []string{"svg"} // pixels take minutes with the race detector
+	}
 	for name, m := range map[string]*Model{"demo": demo(t).model(), "published": published(t, 64).model()} {
 		figures := m.Figures
 		// Scaling of two workloads; at the fewest and the most pairs, CPU and cores of both and latency of one; at
@@ -167,7 +171,7 @@ func TestFigures(t *testing.T) {
 						t.Errorf("row %q has %d of %d columns", row, len(row), len(f.Data.Columns))
 					}
 				}
-				for _, format := range draw.Formats() {
+				for _, format := range formats {
 					var a, b bytes.Buffer
 					if err := errors.Join(f.Write(&a, format), f.Write(&b, format)); err != nil {
 						t.Fatal(err)
