@@ -119,12 +119,13 @@ test: test-deps $(GOTESTSUM) $(HELM) ## Run every test; as root, those of the ne
 	@$(call asked,$(WHOLE)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6 $(if $(RUN),,-skip '$(QUIET)') --
 	@$(call asked,$(WAITING)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6 --
 
-# ./test and its folders need root and a built program, except for test/text. The race detector needs a C compiler.
+# ./test and its folders need root and a built program, except for test/text. The race detector needs a C compiler. Linking
+# is much of the work, and faster without symbols; reports of races name functions and lines all the same.
 RACE := $(if $(shell command -v gcc || command -v clang),-race)
 .PHONY: check
 check: ## Run the tests that need nothing of the machine: no root, nothing installed (with the race detector if there is a C compiler)
 	go list ./... | grep -vE '^slipstream.dev/test(/(builds|cluster|kernels|scale)|$$)' | \
-		CGO_ENABLED=$(if $(RACE),1,0) GOGC=400 xargs go test -short -vet=off $(RACE)
+		CGO_ENABLED=$(if $(RACE),1,0) GOGC=400 xargs go test -short -vet=off -ldflags='-s -w' $(RACE)
 
 .PHONY: test-cluster
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)

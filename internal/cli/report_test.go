@@ -55,6 +55,10 @@ func TestReportBeforeSeries(t *testing.T) {
 		}
 		return folder
 	}
+	formats := []string{"svg", "png", "pdf"}
+	if testing.Short() {
+		formats = formats[:1] // pixels take minutes with the race detector
+	}
 	folders := map[string]string{"schemaVersion 1": copied(false), "no schemaVersion": copied(true)}
 	for name, folder := range folders {
 		for _, f := range report.Formats() {
@@ -64,7 +68,7 @@ func TestReportBeforeSeries(t *testing.T) {
 				t.Errorf("%s as %s: exit code %d, %q, output %.200q", name, format, code, errs, out)
 			}
 		}
-		for _, format := range []string{"svg", "png", "pdf"} {
+		for _, format := range formats {
 			if code, _, errs := slipstream(t, "report", folder, "--figures", format); code != exitGood {
 				t.Errorf("%s, figures as %s: exit code %d, %q", name, format, code, errs)
 			}

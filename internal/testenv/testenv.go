@@ -17,13 +17,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NeedRoot skips a test that needs root. With -short, it skips the test for root too: make check runs only tests that
-// need nothing of the machine. If CI is set, .ci/gotest makes a skipped test a failure.
-func NeedRoot(t testing.TB) {
+// NeedMachine skips a test with -short if it needs something of the machine: root, or a program that must be installed.
+// make check runs the others, and takes as long on a machine that has everything. If CI is set, .ci/gotest makes a
+// skipped test a failure.
+func NeedMachine(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("needs root, and -short leaves such tests out")
+		t.Skip("needs root or an installed program, and -short leaves such tests out")
 	}
+}
+
+// NeedRoot skips a test that needs root.
+func NeedRoot(t testing.TB) {
+	t.Helper()
+	NeedMachine(t)
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}

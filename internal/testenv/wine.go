@@ -25,6 +25,7 @@ const wine64 = "/usr/lib/wine/wine64"
 // NeedWine creates a Wine prefix for a test, which takes some seconds. It skips the test if Wine is not installed.
 func NeedWine(t testing.TB) *Wine {
 	t.Helper()
+	NeedMachine(t)
 	if _, err := os.Stat(wine64); err != nil {
 		t.Skip("needs Wine (apt-get install wine64)")
 	}

@@ -45,6 +45,7 @@ func application(tool string) spec.Workload {
 // own.
 func needApplication(t *testing.T, tool string) (tmp string) {
 	t.Helper()
+	testenv.NeedMachine(t)
 	for _, program := range tools.Programs()[tool] {
 		if tools.Find(os.Getenv("PATH"), program) == "" {
 			t.Skipf("%s is not installed", program)

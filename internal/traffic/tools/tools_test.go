@@ -20,6 +20,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/testenv"
 )
 
 // workload returns a workload of a kind, with the defaults that the parsers need and what change sets.
@@ -606,6 +607,7 @@ func TestLive(t *testing.T) {
 		{"underload", "sockperf", "127.0.0.1", workload("underload", func(t *spec.Traffic) { t.Rate = 1000 })},
 	} {
 		t.Run(tt.tool+" "+tt.name, func(t *testing.T) {
+			testenv.NeedMachine(t)
 			if _, err := exec.LookPath(tt.tool); err != nil {
 				t.Skip(err)
 			}
