@@ -74,7 +74,7 @@ func TestSwitchGoesOnAfterEveryInterruption(t *testing.T) {
 			t.Run(kind+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				stopped := 0
-				for at := 1; ; at++ {
+				for at := 1; ; at += azuretest.Stride() {
 					c := azuretest.New()
 					c.Strict = true
 					add(c)

@@ -106,6 +106,14 @@ const (
 // Interruptions are the faults that stop a command, by name.
 var Interruptions = map[string]Fault{"403": Forbidden, "409": Conflict, "429": Throttled, "failed operation": Failing, "lost": Lost, "lost after": LostAfter}
 
+// Stride returns how far apart the requests are at which a test interrupts a command: each, or with -short a few of them.
+func Stride() int {
+	if testing.Short() {
+		return 9
+	}
+	return 1
+}
+
 // Interrupt makes each request that hits selects meet the fault. Once a connection is lost, all later requests are lost
 // too. Calls of hits never overlap. happened reports whether any request met the fault.
 func (c *Cloud) Interrupt(fault Fault, hits func(*http.Request) bool) (happened func() bool) {

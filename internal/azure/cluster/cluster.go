@@ -78,11 +78,6 @@ func (e completeEvictions) RoundTrip(r *http.Request) (*http.Response, error) {
 	return e.next.RoundTrip(r)
 }
 
-// New returns a cluster behind a test's client. The agents' report is a list of NodeAccelerations as JSON.
-func New(client kubernetes.Interface, agents func(context.Context) ([]byte, error), poll time.Duration) *Cluster {
-	return &Cluster{client: client, agents: agents, poll: poll}
-}
-
 // Uses returns how the agents report the virtual functions of their nodes, by the lower-case ID of the Azure machine. It
 // leaves out a node without an agent, and a node whose policies do not verify its virtual functions.
 func (c *Cluster) Uses(ctx context.Context) (map[string]azure.Use, error) {

@@ -292,7 +292,7 @@ func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
 	for name, fault := range azuretest.Interruptions {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for at := 1; ; at++ {
+			for at := 1; ; at += azuretest.Stride() {
 				on, back := newWorld(t), newWorld(t)
 				before := back.state()
 				forward := on.InterruptAt(at, fault)
@@ -327,7 +327,7 @@ func TestMigrateGoesOnOrBackAfterEveryInterruption(t *testing.T) {
 
 // The same holds for each change of the cluster.
 func TestMigrateGoesOnAfterEveryRefusalOfTheCluster(t *testing.T) {
-	for at, hit := 1, true; hit; at++ {
+	for at, hit := 1, true; hit; at += azuretest.Stride() {
 		hit = false
 		again := false
 		w := newWorld(t)
