@@ -134,7 +134,7 @@ func (f Facts) workaround(name string, d Device) string {
 	var why string
 	switch {
 	case strings.HasPrefix(name, "tx-checksum"):
-		why = " It may be off on purpose. Linux before 5.7 sends wrong UDP checksums for VXLAN packets that it translated twice (masquerade with --random-fully; backports: 4.19.119, 5.4.36, 5.6.8): " +
+		why = " It may be off on purpose. Linux before 5.7 sends wrong UDP checksums for VXLAN packets that it translated twice (masquerade with --random-fully), without the fix that stable kernels got too: " +
 			"requests to services from a node's own address then take 1 s, 3 s or 63 s. This node runs " + f.Node.Kernel + ", and what counts is the kernel of the sender. Flannel and Calico switch the offload off for it."
 	case strings.HasPrefix(name, "tx-udp_tnl"):
 		why = " It may be off on purpose: some drivers, firmwares and hypervisors segment encapsulated packets wrongly, or only those of UDP port 4789."
