@@ -72,13 +72,17 @@ func (c *Cluster) observed(ctx context.Context, daemonSets []string, node string
 	return all, nil
 }
 
+// notRunning reports whether a container waits to be started again. If it did at both edges of a window, its group would be at neither,
+// and the values would look like those of a steady pod.
+func notRunning(s corev1.ContainerStatus) bool { return s.State.Running == nil }
+
 // podsOfDaemonSet returns the UIDs of a DaemonSet's pods among those of its namespace on a node, and the names of other
 // DaemonSets that have pods there. It leaves out pods that do not run or are being deleted.
 func podsOfDaemonSet(pods []corev1.Pod, name string) (uids, others []string) {
 	for _, p := range pods {
 		at := slices.IndexFunc(p.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
 		switch {
-		case at < 0 || p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning:
+		case at < 0 || p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning || slices.ContainsFunc(p.Status.ContainerStatuses, notRunning):
 		case p.OwnerReferences[at].Name == name:
 			uids = append(uids, string(p.UID))
 		default:

@@ -34,7 +34,9 @@ func TestObserve(t *testing.T) {
 	starting.Status.Phase = corev1.PodPending
 	ending.DeletionTimestamp = new(metav1.Now())
 	alone.OwnerReferences = nil
-	for _, p := range []*corev1.Pod{daemon("cilium", "cilium-1"), starting, ending, alone, daemon("proxy", "proxy-1"), daemon("twice", "old"), daemon("twice", "new")} {
+	crashing := daemon("cilium", "crashing")
+	crashing.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: new(corev1.ContainerStateWaiting)}}}
+	for _, p := range []*corev1.Pod{daemon("cilium", "cilium-1"), starting, ending, alone, crashing, daemon("proxy", "proxy-1"), daemon("twice", "old"), daemon("twice", "new")} {
 		if err := api.Tracker().Add(p); err != nil {
 			t.Fatal(err)
 		}
