@@ -28,7 +28,7 @@ func main() {
 	signal.Notify(signals, stop...)
 	// Whoever reads the output may stop reading, like head. Then writing fails; the program does not end, because a run has
 	// to restore the machine. To ignore the signal would make programs that a run starts ignore it too.
-	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() {
 		<-signals // stop, restore, and render what there is
 		cancel(errInterrupted)

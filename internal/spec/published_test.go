@@ -48,9 +48,9 @@ func TestPublished(t *testing.T) {
 		"{" + cell + "}": "spec.published[0]: must have a value, a ratio, cores or, for a range of ratios, an interval, has none",
 		"{" + cell + ", versus: vxlan, interval: [0, 0.5]}": "",
 
-		"{" + cell + ", versus: vxlan, ratio: 0.4, interval: [0, 0.5]}": "spec.published[0].interval: must be two numbers above 0",
-		"{" + cell + ", value: 4 Mb/s, interval: [0, 5]}":               "spec.published[0].interval: must be two numbers above 0",
-		"{" + cell + ", versus: vxlan, interval: [0, 0]}":               "spec.published[0].interval: must be two numbers above 0",
+		"{" + cell + ", versus: vxlan, ratio: 0.4, interval: [0, 0.5]}":                        "spec.published[0].interval: must be two numbers above 0",
+		"{" + cell + ", value: 4 Mb/s, interval: [0, 5]}":                                      "spec.published[0].interval: must be two numbers above 0",
+		"{" + cell + ", versus: vxlan, interval: [0, 0]}":                                      "spec.published[0].interval: must be two numbers above 0",
 		"{" + cell + ", value: 4118 Mb/s, ratio: 1.08}":                                        "spec.published[0].ratio: must not be set with a value: a figure is one or the other",
 		"{" + strings.Replace(cell, "Table 1", "' '", 1) + ", ratio: 1, versus: vxlan}":        "spec.published[0].figure: must not be empty",
 		"{" + cell + ", value: 12 widgets per hour}":                                           "spec.published[0].value: no metric is in widgets per hour; units are 1/s, B/s, GB/s,",

@@ -188,12 +188,12 @@ func k6Values(text json.RawMessage) map[string]float64 {
 	if json.Unmarshal(text, &deep) == nil && deep.Values != nil {
 		return deep.Values
 	}
-	var any map[string]json.RawMessage
-	if json.Unmarshal(text, &any) != nil {
+	var flat map[string]json.RawMessage
+	if json.Unmarshal(text, &flat) != nil {
 		return nil
 	}
 	values := make(map[string]float64)
-	for key, v := range any {
+	for key, v := range flat {
 		var n float64
 		if json.Unmarshal(v, &n) == nil {
 			values[key] = n
