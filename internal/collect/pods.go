@@ -79,8 +79,12 @@ type PodUsage struct {
 	containers []string
 }
 
-// Usage reads what the pod has used so far.
-func (g PodGroup) Usage() (u PodUsage, err error) {
+// errRestarts says why a pod has no values: they would be those of two processes.
+var errRestarts = errors.New("a container of its pod started or ended within the window")
+
+// Usage reads what the pod has used so far. The containers with these IDs must run. Otherwise a pod whose container waits for its
+// restart at both edges of a window would look as if nothing had happened in between.
+func (g PodGroup) Usage(containers ...string) (u PodUsage, err error) {
 	cpuFile, cpuKey, unit := "cpuacct.usage", "", time.Nanosecond
 	memoryFile, inactive := "memory.usage_in_bytes", "total_inactive_file"
 	if g.v2 {
@@ -107,14 +111,20 @@ func (g PodGroup) Usage() (u PodUsage, err error) {
 			u.containers = append(u.containers, e.Name())
 		}
 	}
+	for _, id := range containers {
+		// The group's name is the ID, or has the runtime before it and .scope behind it.
+		if err == nil && !slices.ContainsFunc(u.containers, func(group string) bool { return strings.Contains(group, id) }) {
+			err = errRestarts
+		}
+	}
 	return u, err
 }
 
 // Use returns how many CPUs a pod used on average between two readings, and the mean of its memory in bytes. If one of its
-// containers started or ended in between, that is an error: the values would be those of two processes.
+// containers started or ended in between, that is an error.
 func (u PodUsage) Use(later PodUsage) (cpus, memory float64, err error) {
 	if !slices.Equal(u.containers, later.containers) {
-		return 0, 0, errors.New("a container of its pod started or ended within the window")
+		return 0, 0, errRestarts
 	}
 	if later.at <= u.at || later.cpu < u.cpu {
 		return 0, 0, errors.New("the counters of its pod did not grow")

@@ -3,6 +3,7 @@
 package collect
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -75,6 +76,12 @@ func TestPodUsage(t *testing.T) {
 			cpus, memory, err := before.Use(after)
 			if err != nil || cpus != 0.15 || memory != 5000 {
 				t.Errorf("%g CPUs, %g bytes, %v; want 0.15 and 5000", cpus, memory, err)
+			}
+			if _, err := found[uid].Usage("ntainer1"); err != nil {
+				t.Errorf("a container that runs: %v", err)
+			}
+			if _, err := found[uid].Usage("ntainer1", "ntainer2"); !errors.Is(err, errRestarts) {
+				t.Errorf("a container that does not run: %v", err)
 			}
 			mkdir("container2")
 			if _, _, err := before.Use(usage()); err == nil || !strings.Contains(err.Error(), "a container of its pod started or ended") {

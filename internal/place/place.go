@@ -162,6 +162,8 @@ type Sampling struct {
 type Observed struct {
 	DaemonSet string // namespace/name
 	UID       string // of the pod
+	// Containers are the IDs of its running containers, without the runtime's name.
+	Containers []string
 	// Missing says why there is no pod to observe; UID is then empty.
 	Missing string
 }

@@ -317,7 +317,7 @@ func (c *Client) Sample(ctx context.Context, q place.Sampling, ready place.Ready
 	request := &pb.SampleRequest{Place: q.Place, Cpus: q.CPUs}
 	for _, o := range q.Observe {
 		if o.Missing == "" {
-			request.Pods = append(request.Pods, o.UID)
+			request.Pods = append(request.Pods, &pb.ObservedPod{Uid: o.UID, Containers: o.Containers})
 		}
 	}
 	if err := stream.Send(&pb.SampleCommand{Step: &pb.SampleCommand_Request{Request: request}}); err != nil && !errors.Is(err, io.EOF) {

@@ -9,21 +9,28 @@ import (
 
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/worker/pb"
 )
 
 // pod is an observed pod, or the reason why it cannot be observed.
 type pod struct {
 	collect.PodGroup
-	err error
+	containers []string // their IDs
+	err        error
 }
 
-// findPods looks for pods, and returns them in the order of their UIDs.
-func findPods(cgroups string, uids []string) (pods []pod) {
+// findPods looks for pods, and returns them in their order.
+func findPods(cgroups string, observed []*pb.ObservedPod) (pods []pod) {
+	var uids []string
+	for _, o := range observed {
+		uids = append(uids, o.GetUid())
+	}
 	found := collect.FindPods(cmp.Or(cgroups, collect.HostCgroups), uids...)
-	for _, uid := range uids {
-		p := pod{PodGroup: found[uid]}
-		if _, ok := found[uid]; !ok {
-			p.err = errors.New("the node has no control group of its pod " + uid)
+	for _, o := range observed {
+		group, ok := found[o.GetUid()]
+		p := pod{PodGroup: group, containers: o.GetContainers()}
+		if !ok {
+			p.err = errors.New("the node has no control group of its pod " + o.GetUid())
 		}
 		pods = append(pods, p)
 	}
@@ -37,7 +44,7 @@ type podUsage struct {
 
 func (p pod) usage() (u podUsage) {
 	if u.err = p.err; u.err == nil {
-		u.PodUsage, u.err = p.Usage()
+		u.PodUsage, u.err = p.Usage(p.containers...)
 	}
 	if errors.Is(u.err, fs.ErrNotExist) || errors.Is(u.err, unix.ENODEV) {
 		u.err = errors.New("its pod ended within the window or before it")

@@ -12,15 +12,16 @@ import (
 
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/worker/pb"
 )
 
-// cgroups has control groups of pods: steady, restarts and ends.
+// cgroups has control groups of pods: steady, restarts, waits and ends.
 type cgroups struct{ dir string }
 
 func newCgroups(t *testing.T) cgroups {
 	c := cgroups{t.TempDir()}
 	c.write(t, "cgroup.controllers", "cpu memory\n")
-	for _, pod := range []string{"podsteady", "podrestarts", "podends"} {
+	for _, pod := range []string{"podsteady", "podrestarts", "podwaits", "podends"} {
 		c.write(t, pod+"/cpu.stat", "usage_usec 1000\n")
 		c.write(t, pod+"/memory.current", "4096\n")
 		c.write(t, pod+"/memory.stat", "inactive_file 96\n")
@@ -39,14 +40,19 @@ func (c cgroups) write(t *testing.T, name, text string) {
 // TestUseOfPods: a pod that restarts or ends within the window has no values, and the others have theirs.
 func TestUseOfPods(t *testing.T) {
 	c := newCgroups(t)
-	uids := []string{"restarts", "nowhere", "steady", "ends"}
+	uids := []string{"restarts", "waits", "nowhere", "steady", "ends"}
 	read := func(pods []pod) (all []podUsage) {
 		for _, p := range pods {
 			all = append(all, p.usage())
 		}
 		return all
 	}
-	pods := findPods(c.dir, uids)
+	observed := make([]*pb.ObservedPod, len(uids))
+	for i, uid := range uids {
+		observed[i] = &pb.ObservedPod{Uid: uid}
+	}
+	observed[1].Containers = []string{"id"} // which runs at neither edge
+	pods := findPods(c.dir, observed)
 	before := read(pods)
 	c.write(t, "podsteady/cpu.stat", "usage_usec 21000\n")
 	c.write(t, "podrestarts/container/cpu.stat", "usage_usec 1\n")
@@ -54,7 +60,7 @@ func TestUseOfPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := used(before, read(pods))
-	for i, want := range []string{"a container of its pod started or ended", "no control group of its pod nowhere", "", "its pod ended"} {
+	for i, want := range []string{"a container of its pod started or ended", "a container of its pod started or ended", "no control group of its pod nowhere", "", "its pod ended"} {
 		d := got[i]
 		if want == "" && (d.Error != "" || d.CPUs <= 0 || d.Memory != 4000) || want != "" && (!strings.Contains(d.Error, want) || d.CPUs+d.Memory != 0) {
 			t.Errorf("%s: %+v, want %q", uids[i], d, want)

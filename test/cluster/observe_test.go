@@ -60,7 +60,7 @@ func testObserve(t *testing.T, c *Cluster) {
 func testObserveRestart(t *testing.T, c *Cluster) {
 	out := t.TempDir()
 	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "observe: [agents/agent]", "", "warmup: 100ms, duration: 8s"), "--out", out)
-	v.await(t, "block 1  baseline  paced at 1 pair")
+	v.await(t, "block 1  baseline")
 	if err := poll(within(t, 5*time.Minute), 100*time.Millisecond, func() (ended bool, err error) {
 		select {
 		case <-v.ended:

@@ -59,36 +59,46 @@ func (c *Cluster) observed(ctx context.Context, daemonSets []string, node string
 			}
 			lists[namespace] = list
 		}
-		switch uids, others := podsOfDaemonSet(lists[namespace].Items, name); len(uids) {
+		switch pods, others := podsOfDaemonSet(lists[namespace].Items, name); len(pods) {
 		case 1:
-			all[i].UID = uids[0]
+			all[i].UID, all[i].Containers = string(pods[0].UID), runningContainers(pods[0])
 		case 0:
 			all[i].Missing = fmt.Sprintf("DaemonSet %s has no running pod on node %s; the DaemonSets of its namespace that have one there: %s",
 				o.DaemonSet, node, cmp.Or(strings.Join(others, ", "), "none"))
 		default: // while it replaces its pods
-			all[i].Missing = fmt.Sprintf("DaemonSet %s has %d running pods on node %s", o.DaemonSet, len(uids), node)
+			all[i].Missing = fmt.Sprintf("DaemonSet %s has %d running pods on node %s", o.DaemonSet, len(pods), node)
 		}
 	}
 	return all, nil
 }
 
-// notRunning reports whether a container waits to be started again. If it did at both edges of a window, its group would be at neither,
-// and the values would look like those of a steady pod.
+// runningContainers returns the IDs of the running containers of a pod. Its status may be late; the worker fails for a container that
+// does not run any more.
+func runningContainers(p corev1.Pod) (ids []string) {
+	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) { // sidecars are init containers
+		if _, id, ok := strings.Cut(s.ContainerID, "://"); ok && s.State.Running != nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// notRunning reports whether a container waits to be started again.
 func notRunning(s corev1.ContainerStatus) bool { return s.State.Running == nil }
 
-// podsOfDaemonSet returns the UIDs of a DaemonSet's pods among those of its namespace on a node, and the names of other
+// podsOfDaemonSet returns a DaemonSet's pods among those of its namespace on a node, and the names of other
 // DaemonSets that have pods there. It leaves out pods that do not run or are being deleted.
-func podsOfDaemonSet(pods []corev1.Pod, name string) (uids, others []string) {
-	for _, p := range pods {
+func podsOfDaemonSet(all []corev1.Pod, name string) (pods []corev1.Pod, others []string) {
+	for _, p := range all {
 		at := slices.IndexFunc(p.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
 		switch {
 		case at < 0 || p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning || slices.ContainsFunc(p.Status.ContainerStatuses, notRunning):
 		case p.OwnerReferences[at].Name == name:
-			uids = append(uids, string(p.UID))
+			pods = append(pods, p)
 		default:
 			others = append(others, p.OwnerReferences[at].Name)
 		}
 	}
 	slices.Sort(others)
-	return uids, slices.Compact(others)
+	return pods, slices.Compact(others)
 }

@@ -36,14 +36,20 @@ func TestObserve(t *testing.T) {
 	alone.OwnerReferences = nil
 	crashing := daemon("cilium", "crashing")
 	crashing.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: new(corev1.ContainerStateWaiting)}}}
-	for _, p := range []*corev1.Pod{daemon("cilium", "cilium-1"), starting, ending, alone, crashing, daemon("proxy", "proxy-1"), daemon("twice", "old"), daemon("twice", "new")} {
+	running := daemon("cilium", "cilium-1")
+	running.Status.ContainerStatuses = []corev1.ContainerStatus{{ContainerID: "containerd://0123", State: corev1.ContainerState{Running: new(corev1.ContainerStateRunning)}}}
+	running.Status.InitContainerStatuses = []corev1.ContainerStatus{
+		{ContainerID: "containerd://4567", State: corev1.ContainerState{Running: new(corev1.ContainerStateRunning)}},
+		{ContainerID: "containerd://89ab", State: corev1.ContainerState{Terminated: new(corev1.ContainerStateTerminated)}},
+	}
+	for _, p := range []*corev1.Pod{running, starting, ending, alone, crashing, daemon("proxy", "proxy-1"), daemon("twice", "old"), daemon("twice", "new")} {
 		if err := api.Tracker().Add(p); err != nil {
 			t.Fatal(err)
 		}
 	}
 	p := &Pods{cluster: c, run: run{spec: spec.Kubernetes{Observe: []string{"kube-system/cilium", "kube-system/cilum", "kube-system/twice", "other/cilium"}}}}
 	if diff := cmp.Diff([]place.Observed{
-		{DaemonSet: "kube-system/cilium", UID: "cilium-1"},
+		{DaemonSet: "kube-system/cilium", UID: "cilium-1", Containers: []string{"4567", "0123"}},
 		{DaemonSet: "kube-system/cilum", Missing: "DaemonSet kube-system/cilum has no running pod on node a; the DaemonSets of its namespace that have one there: cilium, proxy, twice"},
 		{DaemonSet: "kube-system/twice", Missing: "DaemonSet kube-system/twice has 2 running pods on node a"},
 		{DaemonSet: "other/cilium", Missing: "DaemonSet other/cilium has no running pod on node a; the DaemonSets of its namespace that have one there: none"},

@@ -760,8 +760,8 @@ type SampleRequest struct {
 	Place string                 `protobuf:"bytes,1,opt,name=place,proto3" json:"place,omitempty"`
 	// Take CPU counters too; else only the devices of this place.
 	Cpus bool `protobuf:"varint,2,opt,name=cpus,proto3" json:"cpus,omitempty"`
-	// UIDs of the pods on this node whose CPU time and memory are measured.
-	Pods          []string `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
+	// Pods on this node whose CPU time and memory are measured.
+	Pods          []*ObservedPod `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -810,9 +810,62 @@ func (x *SampleRequest) GetCpus() bool {
 	return false
 }
 
-func (x *SampleRequest) GetPods() []string {
+func (x *SampleRequest) GetPods() []*ObservedPod {
 	if x != nil {
 		return x.Pods
+	}
+	return nil
+}
+
+type ObservedPod struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Uid   string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	// IDs of its containers that have to run at both edges of the window.
+	Containers    []string `protobuf:"bytes,2,rep,name=containers,proto3" json:"containers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObservedPod) Reset() {
+	*x = ObservedPod{}
+	mi := &file_worker_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObservedPod) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObservedPod) ProtoMessage() {}
+
+func (x *ObservedPod) ProtoReflect() protoreflect.Message {
+	mi := &file_worker_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObservedPod.ProtoReflect.Descriptor instead.
+func (*ObservedPod) Descriptor() ([]byte, []int) {
+	return file_worker_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ObservedPod) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *ObservedPod) GetContainers() []string {
+	if x != nil {
+		return x.Containers
 	}
 	return nil
 }
@@ -830,7 +883,7 @@ type SampleCommand struct {
 
 func (x *SampleCommand) Reset() {
 	*x = SampleCommand{}
-	mi := &file_worker_proto_msgTypes[13]
+	mi := &file_worker_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +895,7 @@ func (x *SampleCommand) String() string {
 func (*SampleCommand) ProtoMessage() {}
 
 func (x *SampleCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_worker_proto_msgTypes[13]
+	mi := &file_worker_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +908,7 @@ func (x *SampleCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SampleCommand.ProtoReflect.Descriptor instead.
 func (*SampleCommand) Descriptor() ([]byte, []int) {
-	return file_worker_proto_rawDescGZIP(), []int{13}
+	return file_worker_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SampleCommand) GetStep() isSampleCommand_Step {
@@ -912,7 +965,7 @@ type SampleEvent struct {
 
 func (x *SampleEvent) Reset() {
 	*x = SampleEvent{}
-	mi := &file_worker_proto_msgTypes[14]
+	mi := &file_worker_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +977,7 @@ func (x *SampleEvent) String() string {
 func (*SampleEvent) ProtoMessage() {}
 
 func (x *SampleEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_worker_proto_msgTypes[14]
+	mi := &file_worker_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +990,7 @@ func (x *SampleEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SampleEvent.ProtoReflect.Descriptor instead.
 func (*SampleEvent) Descriptor() ([]byte, []int) {
-	return file_worker_proto_rawDescGZIP(), []int{14}
+	return file_worker_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SampleEvent) GetEvent() isSampleEvent_Event {
@@ -1001,7 +1054,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_worker_proto_msgTypes[15]
+	mi := &file_worker_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1066,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_worker_proto_msgTypes[15]
+	mi := &file_worker_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1079,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_worker_proto_rawDescGZIP(), []int{15}
+	return file_worker_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Counters) GetHost() []byte {
@@ -1084,7 +1137,7 @@ type ApplyRequest struct {
 
 func (x *ApplyRequest) Reset() {
 	*x = ApplyRequest{}
-	mi := &file_worker_proto_msgTypes[16]
+	mi := &file_worker_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1149,7 @@ func (x *ApplyRequest) String() string {
 func (*ApplyRequest) ProtoMessage() {}
 
 func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_worker_proto_msgTypes[16]
+	mi := &file_worker_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1162,7 @@ func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRequest) Descriptor() ([]byte, []int) {
-	return file_worker_proto_rawDescGZIP(), []int{16}
+	return file_worker_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ApplyRequest) GetPlace() *Place {
@@ -1143,7 +1196,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_worker_proto_msgTypes[17]
+	mi := &file_worker_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1208,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_worker_proto_msgTypes[17]
+	mi := &file_worker_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1221,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_worker_proto_rawDescGZIP(), []int{17}
+	return file_worker_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ApplyResponse) GetSettings() []byte {
@@ -1186,7 +1239,7 @@ type RevertRequest struct {
 
 func (x *RevertRequest) Reset() {
 	*x = RevertRequest{}
-	mi := &file_worker_proto_msgTypes[18]
+	mi := &file_worker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1251,7 @@ func (x *RevertRequest) String() string {
 func (*RevertRequest) ProtoMessage() {}
 
 func (x *RevertRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_worker_proto_msgTypes[18]
+	mi := &file_worker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1264,7 @@ func (x *RevertRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevertRequest.ProtoReflect.Descriptor instead.
 func (*RevertRequest) Descriptor() ([]byte, []int) {
-	return file_worker_proto_rawDescGZIP(), []int{18}
+	return file_worker_proto_rawDescGZIP(), []int{19}
 }
 
 type RevertResponse struct {
@@ -1224,7 +1277,7 @@ type RevertResponse struct {
 
 func (x *RevertResponse) Reset() {
 	*x = RevertResponse{}
-	mi := &file_worker_proto_msgTypes[19]
+	mi := &file_worker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1289,7 @@ func (x *RevertResponse) String() string {
 func (*RevertResponse) ProtoMessage() {}
 
 func (x *RevertResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_worker_proto_msgTypes[19]
+	mi := &file_worker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1302,7 @@ func (x *RevertResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevertResponse.ProtoReflect.Descriptor instead.
 func (*RevertResponse) Descriptor() ([]byte, []int) {
-	return file_worker_proto_rawDescGZIP(), []int{19}
+	return file_worker_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RevertResponse) GetSettings() []byte {
@@ -1305,11 +1358,16 @@ const file_worker_proto_rawDesc = "" +
 	"\x12congestion_control\x18\x03 \x01(\tR\x11congestionControl\x12\x18\n" +
 	"\acommand\x18\x04 \x01(\tR\acommand\"$\n" +
 	"\x06Result\x12\x1a\n" +
-	"\bendpoint\x18\x01 \x01(\fR\bendpoint\"M\n" +
+	"\bendpoint\x18\x01 \x01(\fR\bendpoint\"p\n" +
 	"\rSampleRequest\x12\x14\n" +
 	"\x05place\x18\x01 \x01(\tR\x05place\x12\x12\n" +
-	"\x04cpus\x18\x02 \x01(\bR\x04cpus\x12\x12\n" +
-	"\x04pods\x18\x03 \x03(\tR\x04pods\"\x90\x01\n" +
+	"\x04cpus\x18\x02 \x01(\bR\x04cpus\x125\n" +
+	"\x04pods\x18\x03 \x03(\v2!.slipstream.worker.v1.ObservedPodR\x04pods\"?\n" +
+	"\vObservedPod\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
+	"\n" +
+	"containers\x18\x02 \x03(\tR\n" +
+	"containers\"\x90\x01\n" +
 	"\rSampleCommand\x12?\n" +
 	"\arequest\x18\x01 \x01(\v2#.slipstream.worker.v1.SampleRequestH\x00R\arequest\x126\n" +
 	"\x06window\x18\x02 \x01(\v2\x1c.slipstream.worker.v1.WindowH\x00R\x06windowB\x06\n" +
@@ -1357,7 +1415,7 @@ func file_worker_proto_rawDescGZIP() []byte {
 	return file_worker_proto_rawDescData
 }
 
-var file_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_worker_proto_goTypes = []any{
 	(*NowRequest)(nil),       // 0: slipstream.worker.v1.NowRequest
 	(*NowResponse)(nil),      // 1: slipstream.worker.v1.NowResponse
@@ -1372,13 +1430,14 @@ var file_worker_proto_goTypes = []any{
 	(*Progress)(nil),         // 10: slipstream.worker.v1.Progress
 	(*Result)(nil),           // 11: slipstream.worker.v1.Result
 	(*SampleRequest)(nil),    // 12: slipstream.worker.v1.SampleRequest
-	(*SampleCommand)(nil),    // 13: slipstream.worker.v1.SampleCommand
-	(*SampleEvent)(nil),      // 14: slipstream.worker.v1.SampleEvent
-	(*Counters)(nil),         // 15: slipstream.worker.v1.Counters
-	(*ApplyRequest)(nil),     // 16: slipstream.worker.v1.ApplyRequest
-	(*ApplyResponse)(nil),    // 17: slipstream.worker.v1.ApplyResponse
-	(*RevertRequest)(nil),    // 18: slipstream.worker.v1.RevertRequest
-	(*RevertResponse)(nil),   // 19: slipstream.worker.v1.RevertResponse
+	(*ObservedPod)(nil),      // 13: slipstream.worker.v1.ObservedPod
+	(*SampleCommand)(nil),    // 14: slipstream.worker.v1.SampleCommand
+	(*SampleEvent)(nil),      // 15: slipstream.worker.v1.SampleEvent
+	(*Counters)(nil),         // 16: slipstream.worker.v1.Counters
+	(*ApplyRequest)(nil),     // 17: slipstream.worker.v1.ApplyRequest
+	(*ApplyResponse)(nil),    // 18: slipstream.worker.v1.ApplyResponse
+	(*RevertRequest)(nil),    // 19: slipstream.worker.v1.RevertRequest
+	(*RevertResponse)(nil),   // 20: slipstream.worker.v1.RevertResponse
 }
 var file_worker_proto_depIdxs = []int32{
 	2,  // 0: slipstream.worker.v1.DescribeRequest.place:type_name -> slipstream.worker.v1.Place
@@ -1387,30 +1446,31 @@ var file_worker_proto_depIdxs = []int32{
 	9,  // 3: slipstream.worker.v1.TrafficEvent.ready:type_name -> slipstream.worker.v1.Ready
 	10, // 4: slipstream.worker.v1.TrafficEvent.progress:type_name -> slipstream.worker.v1.Progress
 	11, // 5: slipstream.worker.v1.TrafficEvent.result:type_name -> slipstream.worker.v1.Result
-	12, // 6: slipstream.worker.v1.SampleCommand.request:type_name -> slipstream.worker.v1.SampleRequest
-	5,  // 7: slipstream.worker.v1.SampleCommand.window:type_name -> slipstream.worker.v1.Window
-	9,  // 8: slipstream.worker.v1.SampleEvent.ready:type_name -> slipstream.worker.v1.Ready
-	15, // 9: slipstream.worker.v1.SampleEvent.counters:type_name -> slipstream.worker.v1.Counters
-	2,  // 10: slipstream.worker.v1.ApplyRequest.place:type_name -> slipstream.worker.v1.Place
-	0,  // 11: slipstream.worker.v1.Worker.Now:input_type -> slipstream.worker.v1.NowRequest
-	3,  // 12: slipstream.worker.v1.Worker.Describe:input_type -> slipstream.worker.v1.DescribeRequest
-	7,  // 13: slipstream.worker.v1.Worker.Serve:input_type -> slipstream.worker.v1.TrafficCommand
-	7,  // 14: slipstream.worker.v1.Worker.Drive:input_type -> slipstream.worker.v1.TrafficCommand
-	13, // 15: slipstream.worker.v1.Worker.Sample:input_type -> slipstream.worker.v1.SampleCommand
-	16, // 16: slipstream.worker.v1.Worker.Apply:input_type -> slipstream.worker.v1.ApplyRequest
-	18, // 17: slipstream.worker.v1.Worker.Revert:input_type -> slipstream.worker.v1.RevertRequest
-	1,  // 18: slipstream.worker.v1.Worker.Now:output_type -> slipstream.worker.v1.NowResponse
-	4,  // 19: slipstream.worker.v1.Worker.Describe:output_type -> slipstream.worker.v1.DescribeResponse
-	8,  // 20: slipstream.worker.v1.Worker.Serve:output_type -> slipstream.worker.v1.TrafficEvent
-	8,  // 21: slipstream.worker.v1.Worker.Drive:output_type -> slipstream.worker.v1.TrafficEvent
-	14, // 22: slipstream.worker.v1.Worker.Sample:output_type -> slipstream.worker.v1.SampleEvent
-	17, // 23: slipstream.worker.v1.Worker.Apply:output_type -> slipstream.worker.v1.ApplyResponse
-	19, // 24: slipstream.worker.v1.Worker.Revert:output_type -> slipstream.worker.v1.RevertResponse
-	18, // [18:25] is the sub-list for method output_type
-	11, // [11:18] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	13, // 6: slipstream.worker.v1.SampleRequest.pods:type_name -> slipstream.worker.v1.ObservedPod
+	12, // 7: slipstream.worker.v1.SampleCommand.request:type_name -> slipstream.worker.v1.SampleRequest
+	5,  // 8: slipstream.worker.v1.SampleCommand.window:type_name -> slipstream.worker.v1.Window
+	9,  // 9: slipstream.worker.v1.SampleEvent.ready:type_name -> slipstream.worker.v1.Ready
+	16, // 10: slipstream.worker.v1.SampleEvent.counters:type_name -> slipstream.worker.v1.Counters
+	2,  // 11: slipstream.worker.v1.ApplyRequest.place:type_name -> slipstream.worker.v1.Place
+	0,  // 12: slipstream.worker.v1.Worker.Now:input_type -> slipstream.worker.v1.NowRequest
+	3,  // 13: slipstream.worker.v1.Worker.Describe:input_type -> slipstream.worker.v1.DescribeRequest
+	7,  // 14: slipstream.worker.v1.Worker.Serve:input_type -> slipstream.worker.v1.TrafficCommand
+	7,  // 15: slipstream.worker.v1.Worker.Drive:input_type -> slipstream.worker.v1.TrafficCommand
+	14, // 16: slipstream.worker.v1.Worker.Sample:input_type -> slipstream.worker.v1.SampleCommand
+	17, // 17: slipstream.worker.v1.Worker.Apply:input_type -> slipstream.worker.v1.ApplyRequest
+	19, // 18: slipstream.worker.v1.Worker.Revert:input_type -> slipstream.worker.v1.RevertRequest
+	1,  // 19: slipstream.worker.v1.Worker.Now:output_type -> slipstream.worker.v1.NowResponse
+	4,  // 20: slipstream.worker.v1.Worker.Describe:output_type -> slipstream.worker.v1.DescribeResponse
+	8,  // 21: slipstream.worker.v1.Worker.Serve:output_type -> slipstream.worker.v1.TrafficEvent
+	8,  // 22: slipstream.worker.v1.Worker.Drive:output_type -> slipstream.worker.v1.TrafficEvent
+	15, // 23: slipstream.worker.v1.Worker.Sample:output_type -> slipstream.worker.v1.SampleEvent
+	18, // 24: slipstream.worker.v1.Worker.Apply:output_type -> slipstream.worker.v1.ApplyResponse
+	20, // 25: slipstream.worker.v1.Worker.Revert:output_type -> slipstream.worker.v1.RevertResponse
+	19, // [19:26] is the sub-list for method output_type
+	12, // [12:19] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_worker_proto_init() }
@@ -1427,11 +1487,11 @@ func file_worker_proto_init() {
 		(*TrafficEvent_Progress)(nil),
 		(*TrafficEvent_Result)(nil),
 	}
-	file_worker_proto_msgTypes[13].OneofWrappers = []any{
+	file_worker_proto_msgTypes[14].OneofWrappers = []any{
 		(*SampleCommand_Request)(nil),
 		(*SampleCommand_Window)(nil),
 	}
-	file_worker_proto_msgTypes[14].OneofWrappers = []any{
+	file_worker_proto_msgTypes[15].OneofWrappers = []any{
 		(*SampleEvent_Ready)(nil),
 		(*SampleEvent_Counters)(nil),
 	}
@@ -1441,7 +1501,7 @@ func file_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_worker_proto_rawDesc), len(file_worker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
