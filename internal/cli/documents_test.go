@@ -51,7 +51,7 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s: %v", m[0], err)
 		}
 	}
-	if runs < 20 || others < 5 {
+	if runs < 25 || others < 3 {
 		t.Errorf("only %d runs and %d other commands were found", runs, others)
 	}
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // onOverrides returns the overrides of the target for --on, none if --on is empty. Variants choose hosts by
-// labels, so the hosts take the labels and prices of the hosts in the file, in order. In a cluster, the pod network
-// takes the place of a lab's VXLAN.
+// labels, so the hosts take the labels and prices of the hosts in the file, in order, or the labels of its nodes. In a cluster,
+// the pod network takes the place of a lab's VXLAN.
 func onOverrides(on, name string, data []byte) ([]override, error) {
 	if on == "" {
 		return nil, nil
@@ -20,15 +20,15 @@ func onOverrides(on, name string, data []byte) ([]override, error) {
 	if err != nil {
 		exp = new(spec.Experiment) // load reports it, unless other flags repair it
 	}
-	hosts := exp.Spec.Target.Hosts
-	if hosts == nil {
-		hosts = labelled(exp.Pools())
-	}
 	field := "spec.target="
 	switch names, isHosts := strings.CutPrefix(on, "hosts:"); {
 	case on == "lab", on == "kubernetes":
 		field += "{" + on + ": {}}"
 	case isHosts:
+		hosts := exp.Spec.Target.Hosts
+		if hosts == nil {
+			hosts = labelled(exp.Pools())
+		}
 		field += "{hosts: " + hostList(names, hosts) + "}"
 	default:
 		return nil, fmt.Errorf("--on %s: must be lab, kubernetes or hosts:CLIENT,SERVER", on)

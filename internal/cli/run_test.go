@@ -121,10 +121,10 @@ func TestOn(t *testing.T) {
 // place of VXLAN.
 func TestPresetsOn(t *testing.T) {
 	runs := map[string]string{ // L: lab, K: kubernetes, H: hosts
-		"an-linux": "LKH", "an-vms": "LKH", "applications": "LK", "demo": "LK", "endpoint-changes": "L", "engine-parity": "L", "fastpath": "L", "fastpath-tools": "L",
-		"instances": "L", "instances-hosts": "H", "kubernetes": "K", "load-balancer": "L", "mesh": "LKH", "message-sizes": "LK", "mtu": "L", "overlay-cost": "L",
-		"overlays": "L", "overlays-by-rate": "L", "page": "L", "policies": "L", "rps-rfs": "LK", "script": "L", "service-routing": "L", "service-routing-short": "L",
-		"tool-parity": "LK", "underload-parity": "LK", "zones": "H",
+		"an-linux": "KH", "an-vms": "LKH", "an-windows": "KH", "applications": "LK", "cloud-2015": "L", "demo": "LK", "endpoint-changes": "L", "engine-parity": "L", "fastpath": "L", "fastpath-tools": "L",
+		"instances": "L", "instances-hosts": "KH", "kubernetes": "K", "load-balancer": "L", "mesh": "LKH", "message-sizes": "LK", "mtu": "L", "overlay-cost": "L",
+		"overlays": "L", "overlays-by-rate": "L", "page": "L", "placement": "KH", "policies": "L", "rps-rfs": "LK", "script": "L", "service-routing": "L", "service-routing-short": "L",
+		"tool-parity": "LK", "underload-parity": "LK", "zones": "KH",
 	}
 	for _, name := range examples.Names() {
 		for letter, on := range map[string]string{"L": "lab", "K": "kubernetes", "H": "hosts:a,b,c,d"} {

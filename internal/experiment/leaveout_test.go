@@ -168,9 +168,10 @@ func TestLeaveOutPublished(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Four values of the baseline, and ratios of RPS and RPS-7, with and without "+".
-	if got := len(again.Spec.Published); got != 4+4*5 {
-		t.Errorf("%d published figures are left, want 24", got)
+	// Four values of the baseline, ratios of RPS and RPS-7 with and without "+", and shares of cores: four figures of the
+	// baseline, RPS and RPS+, one of RPS-7 and RPS-7+.
+	if got := len(again.Spec.Published); got != 4+4*5+3*4+2 {
+		t.Errorf("%d published figures are left, want 38", got)
 	}
 	if got := len(again.Spec.Series); got != 5 {
 		t.Errorf("%d series are left, want 5", got)
