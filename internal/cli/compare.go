@@ -86,7 +86,17 @@ func (o compareOptions) run(p Process, folders []string, margin bool) error {
 	if err != nil {
 		return err
 	}
-	changes := report.Changes{Comparison: comparison, Strict: o.gate == gateStrict}
+	if len(comparison.OtherTraffic) > 0 {
+		return usage(fmt.Errorf("%s; name the workloads to compare by --only workload=…, or give them different names", strings.Join(comparison.OtherTraffic, "; ")))
+	}
+	var environments [2]record.Environment
+	for i, dir := range dirs {
+		if environments[i], err = dir.Environment(); err != nil {
+			return err
+		}
+	}
+	changes := report.NewChanges(comparison, results, environments)
+	changes.Strict = o.gate == gateStrict
 	if err := format.Write(p.Out, changes); err != nil || o.gate == "" {
 		return err
 	}

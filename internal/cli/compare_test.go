@@ -79,7 +79,7 @@ func TestCompareUsage(t *testing.T) {
 // differ. It is written to the second folder.
 func TestReportOfTwo(t *testing.T) {
 	before := result(t, resultYAML, 6, 1)
-	effects["rfs"] = [3]float64{0.8, 1, 1}
+	effects["rfs"] = [3]float64{0.8, 1.3, 1}
 	after := result(t, strings.Replace(resultYAML, "stream: {duration", "stream: {connections: 3, duration", 1), 5, 2)
 	effects["rfs"] = [3]float64{1, 1, 1}
 	code, stdout, stderr := slipstream(t, "report", before, after)
@@ -91,8 +91,11 @@ func TestReportOfTwo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	has(t, "the page", html.UnescapeString(string(page)), "Slower: rfs: stream throughput −", "50 of 60 trials are done", "3 connections per pair",
+	has(t, "the page", html.UnescapeString(string(page)), "Slower: rfs: pingpong median latency +", "connections 1 and 3. It was not compared.", "50 of 60 trials are done", "3 connections per pair",
 		`<h2>`+before, `<h2>`+after) // the folders have the same name, so their paths tell them apart
+	if code, _, stderr := slipstream(t, "compare", before, after); code != 2 || !strings.Contains(stderr, "connections 1 and 3; name the workloads to compare by --only") {
+		t.Errorf("compare of other traffic: exit %d, %s", code, stderr)
+	}
 	if _, stdout, _ := slipstream(t, "report", before, after, "--format", "html"); stdout != string(page) {
 		t.Error("standard output has another page than the folder")
 	}
@@ -105,6 +108,17 @@ func TestReportOfTwo(t *testing.T) {
 			t.Errorf("%v: exit %d", args, code)
 		}
 		has(t, "the error", stderr, want)
+	}
+}
+
+// TestCompareSetups: a comparison begins with what differs between the runs besides their results.
+func TestCompareSetups(t *testing.T) {
+	before, same := result(t, resultYAML, 6, 1), result(t, resultYAML, 6, 2)
+	other := result(t, strings.Replace(resultYAML, "shape: flannel", "shape: calico", 1), 6, 2)
+	_, stdout, _ := slipstream(t, "compare", before, other)
+	has(t, "another shape", strings.Join(strings.Fields(stdout), " "), "! Variant vxlan differs: VXLAN (flannel) in ", "VXLAN (calico) in ")
+	if _, stdout, _ := slipstream(t, "compare", before, same); strings.Contains(stdout, "differs") {
+		t.Errorf("the same setup:\n%s", stdout)
 	}
 }
 

@@ -125,7 +125,7 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 		return err
 	}
 	write := func(w io.Writer) error {
-		return report.NewBeside(models[0], models[1], report.Changes{Comparison: comparison}).HTML(w)
+		return report.NewBeside(models[0], models[1], comparison).HTML(w)
 	}
 	if format != "" {
 		return write(p.Out)

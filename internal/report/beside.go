@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"slipstream.dev/internal/report/draw"
+	"slipstream.dev/internal/stats"
 )
 
 // Beside has two results in one page: the findings of each, the changes between them, and
@@ -13,8 +14,9 @@ type Beside struct {
 	Sides [2]*Model
 }
 
-// NewBeside shows two results. changes compares the first with the second.
-func NewBeside(before, after *Model, changes Changes) Beside {
+// NewBeside shows two results. comparison compares the first with the second.
+func NewBeside(before, after *Model, comparison *stats.Comparison) Beside {
+	changes := Changes{Comparison: comparison, Setups: differences([2]*Model{before, after})}
 	b := Beside{changes, [2]*Model{before.side(changes.Before.Name, "before-"), after.side(changes.After.Name, "after-")}}
 	b.alignScales()
 	return b
@@ -99,10 +101,10 @@ type Difference struct {
 	Sides [2]string
 }
 
-// Differences returns how the setups of the two runs differ.
-func (b Beside) Differences() []Difference {
+// differences returns how the setups of two runs differ.
+func differences(sides [2]*Model) []Difference {
 	var out []Difference
-	for side, m := range b.Sides {
+	for side, m := range sides {
 		for _, fact := range m.facts() {
 			at := slices.IndexFunc(out, func(d Difference) bool { return d.Name == fact.Name })
 			if at < 0 {
@@ -115,11 +117,14 @@ func (b Beside) Differences() []Difference {
 	return slices.DeleteFunc(out, func(d Difference) bool { return d.Sides[0] == d.Sides[1] })
 }
 
+// Facts that differ in any two runs.
+const startedFact, commandFact = "Started", "Command"
+
 // facts returns everything that a report says about its setup.
 func (m *Model) facts() []Definition {
 	out := []Definition{
-		{"slipstream", m.Environment.Version}, {"Started", date(m.Environment.Started)},
-		{"Command", m.Environment.Command}, {"Placement", m.Environment.Placement},
+		{"slipstream", m.Environment.Version}, {startedFact, date(m.Environment.Started)},
+		{commandFact, m.Environment.Command}, {"Placement", m.Environment.Placement},
 	}
 	for _, v := range m.Variants {
 		out = append(out, Definition{"Variant " + v.Name, v.Text})

@@ -21,7 +21,7 @@ func TestBesideSharesScales(t *testing.T) {
 	x, y := before.model(), after.model()
 	one := func(m *Model) string { return m.Tables[0].Rows[2].Cells[0].Bar.One }
 	own := one(x)
-	b := NewBeside(x, y, Changes{Comparison: &stats.Comparison{}})
+	b := NewBeside(x, y, &stats.Comparison{})
 	if one(x) != own || own == one(y) {
 		t.Errorf("the reports of one result have 1 at %s and %s, and first had it at %s", one(x), one(y), own)
 	}
@@ -37,7 +37,7 @@ func TestBesideAnchors(t *testing.T) {
 	m := New(f.exp, s, f.trials, f.env)
 	f.env.Version = "0.2.0"
 	page := render(t, func(w io.Writer, m *Model) error {
-		return NewBeside(m, New(f.exp, s, f.trials, f.env), Changes{Comparison: &stats.Comparison{Before: stats.Side{Name: "a"}, After: stats.Side{Name: "b"}}}).HTML(w)
+		return NewBeside(m, New(f.exp, s, f.trials, f.env), &stats.Comparison{Before: stats.Side{Name: "a"}, After: stats.Side{Name: "b"}}).HTML(w)
 	}, m)
 	anchorsFit(t, page)
 	for _, caption := range []string{"stream throughput in a <", "stream throughput in b <"} {

@@ -1,10 +1,12 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report/draw"
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/stats"
@@ -15,6 +17,18 @@ import (
 type Changes struct {
 	*stats.Comparison
 	Strict bool
+	// Setups is how the setups of the two runs differ. It may be what the comparison is about, or the reason for its outcome.
+	Setups []Difference
+}
+
+// NewChanges shows a comparison of two results, which were measured in these environments.
+func NewChanges(c *stats.Comparison, results [2]stats.Result, environments [2]record.Environment) Changes {
+	var sides [2]*Model
+	for i, r := range results {
+		sides[i] = &Model{Environment: environments[i], exp: r.Experiment}
+		sides[i].describeSetup(r.Trials)
+	}
+	return Changes{Comparison: c, Setups: differences(sides)}
 }
 
 // Change is one row, as text.
@@ -75,6 +89,20 @@ func (c Changes) Notices() []string {
 		if side.Unfinished != "" {
 			out = append(out, fmt.Sprintf("%s is unfinished: %s.", side.Name, side.Unfinished))
 		}
+	}
+	for _, d := range c.Setups {
+		if d.Name == startedFact || d.Name == commandFact {
+			continue // which differ in any two runs
+		}
+		out = append(out, fmt.Sprintf("%s differs: %s in %s, %s in %s.", d.Name, cmp.Or(d.Sides[0], "nothing"), c.Before.Name, cmp.Or(d.Sides[1], "nothing"), c.After.Name))
+	}
+	return out
+}
+
+// NotCompared says which workloads are other traffic in each run.
+func (c Changes) NotCompared() (out []string) {
+	for _, other := range c.OtherTraffic {
+		out = append(out, other+". It was not compared.")
 	}
 	return out
 }

@@ -103,7 +103,7 @@ func changesJUnit(w io.Writer, c Changes) error {
 	if notices := c.Notices(); len(notices) > 0 {
 		s.Properties = &junitProperties{}
 		for _, n := range notices {
-			s.Properties.All = append(s.Properties.All, junitProperty{"unfinished", plain.Line(n)})
+			s.Properties.All = append(s.Properties.All, junitProperty{"notice", plain.Line(n)})
 		}
 	}
 	for _, r := range c.Rows() {

@@ -2,6 +2,7 @@ package stats
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -50,6 +51,8 @@ type Side struct {
 type Comparison struct {
 	Before Side `json:"before"`
 	After  Side `json:"after"`
+	// OtherTraffic names workloads that are not compared, because they are other traffic in each run.
+	OtherTraffic []string `json:"otherTraffic,omitempty"`
 	// Margin within which a ratio counts as the same.
 	Margin float64 `json:"margin"`
 	// Changes are the rows that both runs have, in the order of the second.
@@ -82,9 +85,11 @@ const (
 // Compare judges how b differs from a. Cells are matched by name. Blocks of two runs have nothing in common,
 // so they are not paired: the interval is Welch's on logs. It covers the scatter within each run, but not
 // what changed between the runs besides the compared change. P is adjusted by Holm over all primary rows,
-// and over all others. The margin is b's. A run is the same as itself, however noisy.
+// and over all others. The margin is b's. Workloads of one name that are other traffic in each are not compared. A run is the same as itself, however noisy.
 func Compare(a, b Result, only Only) (*Comparison, error) {
 	c := &Comparison{Before: Side{Name: a.Name}, After: Side{Name: b.Name}, Margin: b.Experiment.Spec.Margin, Changes: []Change{}, Missing: []string{}, Gate: GateGood}
+	other := otherTraffic(a, b, only)
+	c.OtherTraffic = slices.Sorted(maps.Values(other))
 	var tables [2]*table
 	for i, r := range []Result{a, b} {
 		t, err := sortTrials(r.Experiment, r.Trials)
@@ -99,7 +104,7 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 	}
 	before, after := tables[0], tables[1]
 	for _, now := range after.cells {
-		if !only.includes(now) {
+		if !only.includes(now) || other[now.workload.Name] != "" {
 			continue
 		}
 		was := before.byKey[key{now.variant.Name, now.workload.Name, now.pairs}]
@@ -117,7 +122,7 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 		}
 	}
 	for _, was := range before.cells {
-		if only.includes(was) && after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil {
+		if only.includes(was) && other[was.workload.Name] == "" && after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil {
 			c.addMissing(was, b.Name)
 		}
 	}

@@ -1,0 +1,70 @@
+package stats
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"slipstream.dev/internal/spec"
+)
+
+// otherTraffic returns the workloads that both results have by their names and that are other traffic in each, and in what they
+// differ. A ratio of the two would be about the traffic. How long a trial lasts does not matter.
+func otherTraffic(a, b Result, only Only) map[string]string {
+	other := make(map[string]string)
+	for _, now := range b.Experiment.Spec.Workloads {
+		for _, was := range a.Experiment.Spec.Workloads {
+			if was.Name != now.Name || !emptyOrHas(only.Workloads, now.Name) {
+				continue
+			}
+			if differ := trafficDiffers(was, now); len(differ) > 0 {
+				other[now.Name] = fmt.Sprintf("%s is other traffic in %s than in %s: %s", now.Name, b.Name, a.Name, strings.Join(differ, ", "))
+			}
+		}
+	}
+	return other
+}
+
+// trafficDiffers names the fields in which two workloads differ: "size 64 and 1048576".
+func trafficDiffers(a, b spec.Workload) (differ []string) {
+	if a.Kind() != b.Kind() {
+		return []string{fmt.Sprintf("%s and %s", a.Kind(), b.Kind())}
+	}
+	x, y := fieldsOf(a.Traffic()), fieldsOf(b.Traffic())
+	for _, name := range slices.Sorted(maps.Keys(merged(x, y))) {
+		if name == "duration" || name == "warmup" {
+			continue
+		}
+		if was, now := orUnset(x[name]), orUnset(y[name]); was != now {
+			differ = append(differ, fmt.Sprintf("%s %s and %s", name, was, now))
+		}
+	}
+	return differ
+}
+
+// fieldsOf returns the fields of traffic as the experiment file has them.
+func fieldsOf(t *spec.Traffic) (fields map[string]json.RawMessage) {
+	text, err := json.Marshal(t)
+	if err == nil {
+		err = json.Unmarshal(text, &fields)
+	}
+	if err != nil {
+		panic(err) // every Traffic is valid JSON
+	}
+	return fields
+}
+
+func merged(x, y map[string]json.RawMessage) map[string]json.RawMessage {
+	all := maps.Clone(x)
+	maps.Copy(all, y)
+	return all
+}
+
+func orUnset(field json.RawMessage) string {
+	if field == nil {
+		return "unset"
+	}
+	return strings.Trim(string(field), `"`)
+}

@@ -1,0 +1,57 @@
+package stats
+
+import (
+	"strings"
+	"testing"
+
+	"slipstream.dev/internal/spec"
+)
+
+const comparedYAML = `
+apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: one}
+spec:
+  target: {lab: {nodes: 2}}
+  path: {vxlan: {shape: flannel}}
+  baseline: vxlan
+  variants: [{name: vxlan}, {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}]
+  workloads:
+  - {name: small, pingpong: {size: 64, duration: 1s}}
+  - {name: bulk, stream: {duration: 1s}}
+`
+
+func resultOf(t *testing.T, name, yaml string) Result {
+	t.Helper()
+	exp, err := spec.Parse(name, []byte(yaml), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Result{Name: name, Experiment: exp}
+}
+
+// TestCompareTraffic: workloads of one name are compared only if they are the same traffic.
+func TestCompareTraffic(t *testing.T) {
+	before := resultOf(t, "before", comparedYAML)
+	for change, want := range map[string]string{
+		"size: 64 -> size: 1M":                                              "small is other traffic in after than in before: size 64 and 1M",
+		"small, pingpong: {size: 64, -> small, connect: {":                  "small is other traffic in after than in before: pingpong and connect",
+		"bulk, stream: { -> bulk, stream: {connections: 4, ":                "connections 1 and 4",
+		"bulk, stream: {duration: 1s -> bulk, stream: {ip: 6, duration: 9s": "ip 4 and 6",
+		"size: 64, duration: 1s -> size: 64, duration: 3s":                  "",
+		"name: small -> name: large":                                        "",
+	} {
+		from, to, _ := strings.Cut(change, " -> ")
+		after := resultOf(t, "after", strings.Replace(comparedYAML, from, to, 1))
+		c, err := Compare(before, after, Only{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(c.OtherTraffic, "; "); !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("%s: %q, want %q", change, got, want)
+		}
+		if c, err := Compare(before, after, Only{Workloads: []string{"none of them"}}); err != nil || len(c.OtherTraffic) > 0 {
+			t.Errorf("%s: of other workloads only: %v, %v", change, c, err)
+		}
+	}
+}
