@@ -2,11 +2,15 @@ package cli
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -226,6 +230,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	}
 	create := func(env record.Environment) (*record.Dir, error) {
 		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), shell.Join(p.Args), leftOut
+		env.Experiment = measuredBy(exp)
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
 	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
@@ -401,8 +406,49 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 		return err
 	}
 	defer at.release()
-	same := func(record.Environment) (*record.Dir, error) { return dir, nil }
+	same := func(now record.Environment) (*record.Dir, error) {
+		now.Version, now.Experiment = p.Version, measuredBy(exp)
+		if err := checkResumable(dir, now); err != nil {
+			return nil, err
+		}
+		return dir, nil
+	}
 	return measure(ctx, p, at, exp, plan, trials, progress, same)
+}
+
+// measuredBy returns a hash of what an experiment measures. How the trials are judged, and how many there are, may change.
+func measuredBy(exp *spec.Experiment) string {
+	measured := *exp
+	s := &measured.Spec
+	s.Runs, s.Margin, s.Precision, s.Expect, s.Published, s.Series = spec.Runs{}, 0, 0, nil, nil, nil
+	text, err := json.Marshal(measured)
+	if err != nil {
+		panic(err) // every Experiment is valid JSON
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
+
+// checkResumable returns an error if a run cannot be resumed in the environment that it has now: its trials would be pooled with
+// those of another program, kernel or experiment.
+func checkResumable(dir *record.Dir, now record.Environment) error {
+	was, err := dir.Environment()
+	if err != nil {
+		return err
+	}
+	if was.Experiment != "" && was.Experiment != now.Experiment {
+		return fmt.Errorf("%s has changed since the run began, so its trials cannot be pooled with new ones: undo the change, or start a new run", filepath.Join(dir.Path, "experiment.yaml"))
+	}
+	if was.Version != now.Version {
+		return fmt.Errorf("the run was begun by slipstream %s, and this is %s: resume it with that version, or start a new run", was.Version, now.Version)
+	}
+	for _, n := range was.Nodes {
+		i := slices.IndexFunc(now.Nodes, func(other record.Node) bool { return other.Name == n.Name })
+		if i >= 0 && now.Nodes[i].Kernel != n.Kernel {
+			return fmt.Errorf("%s had the kernel %s when the run began, and has %s now: its trials cannot be pooled with new ones, so start a new run", n.Name, n.Kernel, now.Nodes[i].Kernel)
+		}
+	}
+	return nil
 }
 
 // undoSwitch undoes the switch of a run that was killed.

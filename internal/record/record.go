@@ -318,6 +318,8 @@ type Environment struct {
 	Started time.Time `json:"started"` // when the run began
 	// Command is the command that repeats the run.
 	Command string `json:"command"`
+	// Experiment is a hash of what the experiment measures. A run of another one cannot be resumed in this folder.
+	Experiment string `json:"experiment,omitempty"`
 	// Placement says in a sentence on which CPUs the nodes ran.
 	Placement string `json:"placement,omitempty"`
 	// LeftOut are variants of the experiment that could not be applied.

@@ -1,0 +1,42 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
+)
+
+// TestResumable: a run is not resumed by another program, on another kernel, or with another experiment, but how its trials are
+// judged may change.
+func TestResumable(t *testing.T) {
+	parse := func(yaml string) *spec.Experiment {
+		exp, err := spec.Parse("made.yaml", []byte(yaml), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return exp
+	}
+	was := record.Environment{Version: "v1", Experiment: measuredBy(parse(resultYAML)), Nodes: []record.Node{{Name: "a", Kernel: "6.12"}, {Name: "b", Kernel: "6.12"}}}
+	dir, err := record.Create(t.TempDir(), "made", was.Started, []byte(resultYAML), was)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	for name, c := range map[string]struct {
+		now  record.Environment
+		want string
+	}{
+		"the same":        {was, ""},
+		"more blocks":     {record.Environment{Version: "v1", Experiment: measuredBy(parse(strings.Replace(resultYAML, "runs: 6", "runs: 9\n  margin: 0.1", 1)))}, ""},
+		"longer trials":   {record.Environment{Version: "v1", Experiment: measuredBy(parse(strings.Replace(resultYAML, "duration: 1s", "duration: 2s", 1)))}, "experiment.yaml has changed since the run began"},
+		"another version": {record.Environment{Version: "v2", Experiment: was.Experiment}, "begun by slipstream v1, and this is v2"},
+		"another kernel":  {record.Environment{Version: "v1", Experiment: was.Experiment, Nodes: []record.Node{{Name: "b", Kernel: "6.18"}}}, "b had the kernel 6.12 when the run began, and has 6.18 now"},
+	} {
+		err := checkResumable(dir, c.now)
+		if (c.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
