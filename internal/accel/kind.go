@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/words"
 )
 
 // Kind is one kind of accelerator, such as RPS. Applier and Keeper know no kind by name, nor do the agent, its status and its
@@ -110,9 +110,7 @@ func Kinds() map[string]Kind {
 func kindOf(kinds map[string]Kind, a v1alpha1.PolicyAccelerator) (Kind, error) {
 	k := kinds[a.Kind()]
 	if k == nil {
-		names := v1alpha1.KindNames[v1alpha1.Accelerator]()
-		last := len(names) - 1
-		return nil, fmt.Errorf("want exactly one of %s and %s", strings.Join(names[:last], ", "), names[last])
+		return nil, fmt.Errorf("want exactly one of %s", words.And(v1alpha1.KindNames[v1alpha1.Accelerator]()))
 	}
 	return k, nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"text/tabwriter"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +13,7 @@ import (
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/kube"
 	"slipstream.dev/internal/plain"
+	"slipstream.dev/internal/words"
 )
 
 // looksAtOnce bounds how many nodes are examined at the same time: each takes a connection through the API server.
@@ -101,12 +101,7 @@ func tabulate(w io.Writer, d diagnosis) {
 	fmt.Fprintf(tw, "\nfinding\tseverity\tof %d\tnodes\n", d.nodes)
 	for _, k := range kinds {
 		const most = 6
-		shown := where[k]
-		more := ""
-		if len(shown) > most {
-			shown, more = shown[:most], fmt.Sprintf(" and %d more", len(shown)-most)
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%d\t%s%s\n", k.rule, k.severity, len(where[k]), plain.Line(strings.Join(shown, ", ")), more)
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\n", k.rule, k.severity, len(where[k]), plain.Line(words.First(where[k], most)))
 	}
 	_ = tw.Flush() // to a strings.Builder
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +18,7 @@ import (
 	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 func reportCommand(p Process) *cobra.Command {
@@ -88,7 +88,7 @@ func findFormat[T any](formats []report.Format[T], name string) (report.Format[T
 	for _, f := range formats {
 		names = append(names, f.Name)
 	}
-	return report.Format[T]{}, usage(fmt.Errorf("--format %s: there is no such format; choose %s", name, choices(names)))
+	return report.Format[T]{}, usage(fmt.Errorf("--format %s: there is no such format; choose %s", name, words.Or(names)))
 }
 
 // choices lists what a flag may be: "svg, png or pdf".
@@ -97,8 +97,7 @@ func choices[T any](all []T) string {
 	for _, one := range all {
 		names = append(names, fmt.Sprint(one))
 	}
-	last := len(names) - 1
-	return strings.Join(names[:last], ", ") + " or " + names[last]
+	return words.Or(names)
 }
 
 // reportBeside writes the page that compares two results.

@@ -14,6 +14,7 @@ import (
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // readSource returns the text of an experiment: that of a preset, of a file, or with "-" of standard input.
@@ -45,7 +46,7 @@ func didYouMean(name string, allowed []string) string {
 	if len(near) == 0 {
 		return ""
 	}
-	return "; did you mean " + strings.Join(near, " or ") + "?"
+	return "; did you mean " + words.Or(near) + "?"
 }
 
 func presetCommand(p Process) *cobra.Command {

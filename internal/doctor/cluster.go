@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"slipstream.dev/internal/words"
 )
 
 // Cluster holds the facts that the API server of a cluster reports.
@@ -122,10 +124,7 @@ func nodesDiffer(c Cluster) (found []Finding) {
 func some(nodes []string) string {
 	const most = 5
 	slices.Sort(nodes)
-	if len(nodes) <= most {
-		return strings.Join(nodes, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(nodes[:most], ", "), len(nodes)-most)
+	return words.First(nodes, most)
 }
 
 func agent(c Cluster) (found []Finding) {

@@ -8,6 +8,7 @@ import (
 
 	"slipstream.dev/internal/place/topology"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // Plan says which trials an experiment runs, on which networks, and how long that takes.
@@ -166,7 +167,7 @@ func traffic(w spec.Workload) string {
 	t := w.Traffic()
 	text := fmt.Sprintf("%s %s, IPv%d, ", w.Kind(), t.Protocol, t.IP)
 	if !t.Page {
-		text += fmt.Sprintf("%d B, %s", t.Size, connections(t.Connections))
+		text += fmt.Sprintf("%d B, %s", t.Size, words.Count(t.Connections, "connection"))
 		if w.Application != nil {
 			text += fmt.Sprintf(", %s, pipeline %d", t.Operation, t.Pipeline)
 		}
@@ -177,11 +178,4 @@ func traffic(w spec.Workload) string {
 		text += fmt.Sprintf(" and image %d B", t.Image)
 	}
 	return text + fmt.Sprintf(", %d users/s", t.Rate)
-}
-
-func connections(n int) string {
-	if n == 1 {
-		return "1 connection"
-	}
-	return fmt.Sprintf("%d connections", n)
 }

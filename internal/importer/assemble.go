@@ -12,6 +12,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic/tools"
+	"slipstream.dev/internal/words"
 )
 
 // part is one run from a file.
@@ -112,7 +113,7 @@ func (t *trial) countPairs(p *pattern, bad *problems) {
 	case t.pairs != n && p.has(pairField):
 		bad.add(first.path, "its trial has files for %d of %d pairs", n, t.pairs)
 	case t.pairs != n:
-		bad.add(first.path, "it has %s, and its name says %d: use {pair} if each pair has a file of its own; connections of one client are not pairs", count(n, "pair"), t.pairs)
+		bad.add(first.path, "it has %s, and its name says %d: use {pair} if each pair has a file of its own; connections of one client are not pairs", words.Count(n, "pair"), t.pairs)
 	}
 }
 
@@ -128,7 +129,7 @@ func alike(trials []*trial, p *pattern, bad *problems) {
 	}
 	for _, t := range trials {
 		if t.pairs < most[t.workload] {
-			bad.add(t.traffic[0].path, "its trial has files for %s, and others have %d: put {pairs} into the pattern if that is intended", count(t.pairs, "pair"), most[t.workload])
+			bad.add(t.traffic[0].path, "its trial has files for %s, and others have %d: put {pairs} into the pattern if that is intended", words.Count(t.pairs, "pair"), most[t.workload])
 		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic/tools"
+	"slipstream.dev/internal/words"
 )
 
 // Options add what the files do not say.
@@ -107,12 +108,12 @@ func Import(paths []string, o Options) (*Result, error) {
 		whole = append(whole, of[0])
 		for _, f := range of {
 			if f.Copies > 0 {
-				r.Copies = append(r.Copies, Problem{path, fmt.Errorf("it has %s again that it has already, counted once", count(f.Copies, "run"))})
+				r.Copies = append(r.Copies, Problem{path, fmt.Errorf("it has %s again that it has already, counted once", words.Count(f.Copies, "run"))})
 			}
 		}
 	}
 	if len(files)+len(bad) == 0 {
-		return nil, fmt.Errorf("--pattern %s: it matches none of %s%s", o.Pattern, count(len(found), "file"), such(found))
+		return nil, fmt.Errorf("--pattern %s: it matches none of %s%s", o.Pattern, words.Count(len(found), "file"), such(found))
 	}
 	if err := bad.err(); err != nil {
 		return nil, err
@@ -131,7 +132,7 @@ func Import(paths []string, o Options) (*Result, error) {
 		formats[strings.TrimSpace(f.Format+" "+f.Version)] = true
 	}
 	r.Note = fmt.Sprintf("Not measured by slipstream: imported from %s of %s. Where and on what it ran is not known.%s",
-		count(len(whole), "file"), strings.Join(slices.Sorted(maps.Keys(formats)), ", "), conditions(workloads))
+		words.Count(len(whole), "file"), strings.Join(slices.Sorted(maps.Keys(formats)), ", "), conditions(workloads))
 	return r, nil
 }
 
@@ -331,11 +332,4 @@ func distinct[T cmp.Ordered](trials []*trial, of func(*trial) T) []T {
 		seen[of(t)] = true
 	}
 	return slices.Sorted(maps.Keys(seen))
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

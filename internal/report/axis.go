@@ -6,6 +6,7 @@ import (
 
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // axis describes how people see the values of an axis.
@@ -71,11 +72,11 @@ func (a axis) withUnit(number string) string {
 
 // list formats several values: "1, 4 and 16 pairs".
 func (a axis) list(xs []float64) string {
-	var words []string
+	var texts []string
 	for _, x := range xs {
-		words = append(words, a.number(x))
+		texts = append(texts, a.number(x))
 	}
-	return a.withUnit(list(words))
+	return a.withUnit(words.And(texts))
 }
 
 // between formats a value that was interpolated: "23 (12–40) backends".

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // conclude fills in the sentences of the answer: what the overlay costs, what helps, and what is worse in a mesh. A
@@ -112,7 +113,7 @@ func (m *Model) costSentences() []string {
 			}
 			all = append(all, fmt.Sprintf("%s %s %s", p.share, of, p.title))
 		}
-		return []string{fmt.Sprintf("Here %s has %s, at %s.", m.overlayName(parts[0].variant), list(all), pairs(at))}
+		return []string{fmt.Sprintf("Here %s has %s, at %s.", m.overlayName(parts[0].variant), words.And(all), pairs(at))}
 	}
 	var out []string
 	for len(parts) > 0 && len(out) < few {
@@ -124,7 +125,7 @@ func (m *Model) costSentences() []string {
 			}
 		}
 		parts = slices.DeleteFunc(parts, func(p costPart) bool { return p.title == title })
-		out = append(out, fmt.Sprintf("Here the overlays have, of the host network's %s at %s: %s.", title, pairs(at), list(all[:min(len(all), few+1)])))
+		out = append(out, fmt.Sprintf("Here the overlays have, of the host network's %s at %s: %s.", title, pairs(at), words.And(all[:min(len(all), few+1)])))
 	}
 	return out
 }
@@ -262,7 +263,7 @@ func lossSentence(all []stats.Proof, best stats.Proof) string {
 		out = append(out, fmt.Sprintf("with %s: %s%s", r.Variant, Describe(r), despite[r.Variant]))
 	}
 	if more := len(worst) - few; more > 0 {
-		out = append(out, "with "+plural(more, "more variant"))
+		out = append(out, "with "+words.Count(more, "more variant"))
 	}
 	return "Worse " + strings.Join(out, "; ") + "."
 }

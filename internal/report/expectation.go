@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // Expected is one expectation with its outcome and the comparisons that decided it.
@@ -27,7 +28,7 @@ func whyExpected(x stats.Expected) string {
 	case len(x.Rows) == 0:
 		return "its comparison was not measured"
 	case len(x.Decided) == 0:
-		return "no comparison for " + list(x.Missing)
+		return "no comparison for " + words.And(x.Missing)
 	case more > 0:
 		return fmt.Sprintf("%s, and %d more", describeFew(x.Decided), more)
 	}

@@ -13,6 +13,7 @@ import (
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // More variants or cores than these could not be told apart on a page.
@@ -189,7 +190,7 @@ func (c *coresChart) name(id coreID) string {
 	if len(c.hosts) < 2 {
 		return fmt.Sprint(id.cpu)
 	}
-	return fmt.Sprintf("%s, %d", list(c.hosts[id.host].Nodes), id.cpu)
+	return fmt.Sprintf("%s, %d", words.And(c.hosts[id.host].Nodes), id.cpu)
 }
 
 // order says which cores stand side by side: "cores 0 to 3 of each variant, from left to right".
@@ -210,11 +211,11 @@ func (c *coresChart) order() string {
 			text += fmt.Sprintf(" to %d", last)
 		}
 		if len(c.hosts) > 1 {
-			text += " of " + list(h.Nodes)
+			text += " of " + words.And(h.Nodes)
 		}
 		texts = append(texts, text)
 	}
-	return fmt.Sprintf("cores %s, from left to right in each variant", list(texts))
+	return fmt.Sprintf("cores %s, from left to right in each variant", words.And(texts))
 }
 
 func (c *coresChart) alt(w spec.Workload, n int) string {

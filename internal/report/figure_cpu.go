@@ -11,6 +11,7 @@ import (
 	"slipstream.dev/internal/report/draw"
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // core has the mean share of each part over a cell's trials. As a bar it can stand for several neighbouring
@@ -128,7 +129,7 @@ func (m *Model) cpuFigure(w spec.Workload, n int) (Figure, bool) {
 		Title:   fmt.Sprintf("CPU time per core, %s, %s", w.Name, pairs(n)),
 		Caption: cpuCaption(widest, most, sources) + m.sleepCaption(w, n),
 		Alt: fmt.Sprintf("Stacked CPU time of each core during %s at %s, for each variant. Busiest is %s: %s of %s in use, %s of them in softirq.",
-			w.Name, pairs(n), busiest.variant, number.Fixed(busiest.busy(), 1), plural(len(busiest.cores), "core"), number.Fixed(busiest.sum(partSoftirq), 1)),
+			w.Name, pairs(n), busiest.variant, number.Fixed(busiest.busy(), 1), words.Count(len(busiest.cores), "core"), number.Fixed(busiest.sum(partSoftirq), 1)),
 		Data:    cpuData(loads, len(loads)*shown, most),
 		Picture: cpuStacks(loads, hosts, most, shown).Picture(),
 	}, true
@@ -141,7 +142,7 @@ func cpuStacks(loads []cpuLoad, hosts []record.Host, most, shown int) draw.Stack
 		s.Parts = append(s.Parts, draw.Part{Name: name, Ink: partInks()[part]})
 	}
 	for _, h := range hosts {
-		s.Groups = append(s.Groups, list(h.Nodes))
+		s.Groups = append(s.Groups, words.And(h.Nodes))
 	}
 	for _, l := range loads {
 		panel := draw.StacksPanel{Title: l.variant, Note: number.Fixed(l.busy(), 1) + " busy"}

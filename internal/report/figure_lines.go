@@ -10,6 +10,7 @@ import (
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // lineChart is a figure of lines over an axis, of ratios or of values.
@@ -97,7 +98,7 @@ func (c lineChart) figure(f Figure, yTitle, reference string) (Figure, bool) {
 		}
 		chart.Curves = append(chart.Curves, curve)
 	}
-	f.Alt = fmt.Sprintf("%s at %s: %s.", f.Title, c.axis.list(c.xs), list(ends))
+	f.Alt = fmt.Sprintf("%s at %s: %s.", f.Title, c.axis.list(c.xs), words.And(ends))
 	f.Picture = chart.Picture()
 	return f, true
 }

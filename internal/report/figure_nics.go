@@ -10,6 +10,7 @@ import (
 	"slipstream.dev/internal/report/draw"
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // A trial with more NICs than fewNICs has them all drawn, the busiest mostNICs of them. A NIC with less than
@@ -60,7 +61,7 @@ func (m *Model) nicsFigure(w spec.Workload, n int) (Figure, bool) {
 			}
 		}
 		chart.Panels = append(chart.Panels, panel)
-		texts = append(texts, fmt.Sprintf("%s, %d of %s at the cap", v.Name, full, plural(len(nics), "NIC")))
+		texts = append(texts, fmt.Sprintf("%s, %d of %s at the cap", v.Name, full, words.Count(len(nics), "NIC")))
 	}
 	if len(chart.Panels) == 0 {
 		return Figure{}, false
@@ -70,7 +71,7 @@ func (m *Model) nicsFigure(w spec.Workload, n int) (Figure, bool) {
 		Name:    slug(w.Name, "nics", fmt.Sprint(n)),
 		Title:   fmt.Sprintf("All NICs over time, %s, %s", w.Name, pairs(n)),
 		Caption: fmt.Sprintf("The median trial of each variant, read every 100 ms: the rate of each NIC (of more than %d, of the busiest) in its busier direction, all on one scale; the highest is %s Gb/s. In the numbers, a NIC rests while it has less than 10 %% of its highest rate.", mostNICs, number.Significant(highest/1e9)),
-		Alt:     fmt.Sprintf("Rate of every NIC over the median trial of %s at %s, the NICs of a variant below each other: %s.", w.Name, pairs(n), list(texts)),
+		Alt:     fmt.Sprintf("Rate of every NIC over the median trial of %s at %s, the NICs of a variant below each other: %s.", w.Name, pairs(n), words.And(texts)),
 		Data:    data,
 		Picture: chart.Picture(),
 	}, true

@@ -6,6 +6,7 @@ import (
 	"text/template"
 
 	"slipstream.dev/internal/plain"
+	"slipstream.dev/internal/words"
 )
 
 // Format is a format of a report or of a comparison.
@@ -43,10 +44,10 @@ func templateFuncs() template.FuncMap {
 	return template.FuncMap{
 		"agreement": agreementSign,
 		"date":      date,
-		"list":      list,
+		"list":      words.And,
 		"mark":      verdictSign,
 		"pairs":     pairs,
-		"plural":    plural,
+		"plural":    words.Count,
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // LimitLine says what limited one cell.
@@ -54,7 +55,7 @@ func nicOf(r stats.Resource) string {
 	case len(r.Roles) == 0:
 		return r.Nodes[0] + "'s NIC"
 	case len(r.Nodes) > 1:
-		return fmt.Sprintf("the NICs of %d %ss", len(r.Nodes), r.Roles[0])
+		return "the NICs of " + words.Count(len(r.Nodes), r.Roles[0])
 	case r.Roles[0] == spec.RoleBackend:
 		return "the NIC of the backend " + r.Nodes[0]
 	}
@@ -69,17 +70,17 @@ func coreOf(r stats.Resource) string {
 				role = "backends"
 			}
 			if !r.Shared {
-				role += " " + list(r.Nodes)
+				role += " " + words.And(r.Nodes)
 			}
 		}
 		whose = append(whose, "the "+role)
 	}
-	owner := list(whose)
+	owner := words.And(whose)
 	switch {
 	case owner == "" && r.Shared:
 		owner = "all nodes"
 	case owner == "":
-		owner = list(r.Nodes)
+		owner = words.And(r.Nodes)
 	}
 	if len(r.Cores) == 1 {
 		return fmt.Sprintf("core %d of %s", r.Cores[0], owner)
@@ -179,5 +180,5 @@ func (m *Model) moreBackends(s stats.Series, from int) string {
 	if len(ratios) == 0 {
 		return verb
 	}
-	return verb + ": " + list(ratios)
+	return verb + ": " + words.And(ratios)
 }

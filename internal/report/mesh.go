@@ -8,6 +8,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // Mesh shows the links of one variant and workload as a matrix: a row for each client, a column for each server.
@@ -95,7 +96,7 @@ func meshCell(s stats.Mesh, q quantity, client, server string, median float64) M
 		c.Tooltip += ", " + c.Percent + " % of the median link"
 	}
 	if l.Failed > 0 {
-		c.Tooltip += fmt.Sprintf("; it failed in %s", plural(l.Failed, "block"))
+		c.Tooltip += fmt.Sprintf("; it failed in %s", words.Count(l.Failed, "block"))
 	}
 	c.Shade = shadeOf(s.Metric, l.Mean, median)
 	return c

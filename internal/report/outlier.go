@@ -10,6 +10,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // meshSentences name the nodes and links that are worse than the others, with one sentence for each.
@@ -41,10 +42,10 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 	switch {
 	case len(out) > 0 || s.Secondary(): // nobody asked about it
 	case s.Untested != "":
-		out = []string{fmt.Sprintf("The mesh of %s was not tested for outliers%s: %s.", plural(len(s.Nodes), "node"), in, s.Untested)}
+		out = []string{fmt.Sprintf("The mesh of %s was not tested for outliers%s: %s.", words.Count(len(s.Nodes), "node"), in, s.Untested)}
 	default:
 		out = []string{fmt.Sprintf("None of %s and %s is worse than the others by %.0f %% or more%s.",
-			plural(len(s.Nodes), "node"), plural(len(s.Links), "link"), 100*m.exp.Spec.Mesh.Margin, in)}
+			words.Count(len(s.Nodes), "node"), words.Count(len(s.Links), "link"), 100*m.exp.Spec.Mesh.Margin, in)}
 	}
 	return out
 }
@@ -61,7 +62,7 @@ func (m *Model) nodeSentence(s stats.Mesh, outliers []stats.Outlier) string {
 			signs = append(slices.Clone(signs), other.Signs...)
 		}
 	}
-	text := node + " " + list(texts) + " of the others"
+	text := node + " " + words.And(texts) + " of the others"
 	if o.Failed > 0 {
 		text = fmt.Sprintf("%s failed in %s: %s", node, ofBlocks(o.Failed, o.N), m.whyFailed(node, ""))
 	}
@@ -125,7 +126,7 @@ func someFailed(s stats.Mesh) string {
 	case len(links) == 1:
 		return links[0]
 	}
-	return fmt.Sprintf("%s failed in some blocks; %s", plural(len(links), "link"), links[0])
+	return fmt.Sprintf("%s failed in some blocks; %s", words.Count(len(links), "link"), links[0])
 }
 
 // nodeText describes a node: "receives at 0.62 (0.55–0.70)".
@@ -235,7 +236,7 @@ func (m *Model) nicDifferences(name string) []string {
 		}
 		slices.Sort(lacks)
 		if len(lacks) > 0 {
-			out = append(out, fmt.Sprintf("its %s lacks %s, which others have", l.Name, list(lacks)))
+			out = append(out, fmt.Sprintf("its %s lacks %s, which others have", l.Name, words.And(lacks)))
 		}
 		for mtu, n := range mtus {
 			if 2*n > nodes && l.MTU != mtu {

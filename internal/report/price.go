@@ -8,6 +8,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // PriceTable shows what each variant achieves for its price.
@@ -72,9 +73,9 @@ func (m *Model) priceRow(p stats.Price, columns []PriceColumn) PriceRow {
 	}
 	switch {
 	case row.Dominated:
-		row.Text = "dominated by " + list(p.DominatedBy)
+		row.Text = "dominated by " + words.And(p.DominatedBy)
 	case len(p.MaybeBy) > 0:
-		row.Text = "perhaps dominated by " + list(p.MaybeBy) + " (more blocks would tell)"
+		row.Text = "perhaps dominated by " + words.And(p.MaybeBy) + " (more blocks would tell)"
 	}
 	return row
 }

@@ -9,6 +9,7 @@ import (
 
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // program names the program that makes a workload's traffic: a tool, or the way in which the
@@ -69,11 +70,11 @@ func (m *Model) programSentences() []string {
 	var parts []string
 	for _, io := range []string{spec.IOBlocking, spec.IOEpoll} {
 		if names := ways[io]; names != nil {
-			parts = append(parts, fmt.Sprintf("%s (%s)", program(&spec.Traffic{IO: io}), list(names)))
+			parts = append(parts, fmt.Sprintf("%s (%s)", program(&spec.Traffic{IO: io}), words.And(names)))
 		}
 	}
 	if len(parts) > 0 {
-		out = append(out, fmt.Sprintf("The traffic came from %s; ratios may differ for programs that read and write in another way.", list(parts)))
+		out = append(out, fmt.Sprintf("The traffic came from %s; ratios may differ for programs that read and write in another way.", words.And(parts)))
 	}
 	return out
 }
@@ -115,7 +116,7 @@ func (m *Model) dependences(alike []spec.Workload) []string {
 		out = append(out, "The ratio depends on the program: "+d.text+".")
 	}
 	if more := len(all) - few; more > 0 {
-		out = append(out, fmt.Sprintf("So do %s.", plural(more, "more comparison")))
+		out = append(out, fmt.Sprintf("So do %s.", words.Count(more, "more comparison")))
 	}
 	return out
 }

@@ -7,6 +7,7 @@ import (
 
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // PublishedSource has the figures of one source beside ours.
@@ -43,7 +44,7 @@ func publishedFigures(all []stats.Published) (sources []PublishedSource, count s
 	if len(all) == 0 {
 		return nil, ""
 	}
-	return sources, fmt.Sprintf("%s beside ours: %s.", plural(len(all), "published figure"), list(countAgreements(verdicts)))
+	return sources, fmt.Sprintf("%s beside ours: %s.", words.Count(len(all), "published figure"), words.And(countAgreements(verdicts)))
 }
 
 func countAgreements(verdicts map[stats.Agreement]int) []string {

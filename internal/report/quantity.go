@@ -7,6 +7,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // quantity describes how people see a metric.
@@ -39,11 +40,11 @@ func ratio(v float64, ci [2]float64, n int) number.Estimate {
 
 // ratios formats ratios without intervals: "1.08 and 1.10".
 func ratios(all []float64) string {
-	var words []string
+	var texts []string
 	for _, x := range all {
-		words = append(words, number.Fixed(x, 2))
+		texts = append(texts, number.Fixed(x, 2))
 	}
-	return list(words)
+	return words.And(texts)
 }
 
 // change formats the change of the metric itself: "+12 % (10–14)". A latency that falls has a minus. A

@@ -10,6 +10,7 @@ import (
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // Machine has the nodes that are alike in all facts that the environment records.
@@ -74,7 +75,7 @@ func workloadParts(w spec.Workload) []string {
 	}
 	parts = append(parts, sizeParts(w, t)...)
 	if t.Connections != 0 {
-		parts = append(parts, plural(t.Connections, "connection")+" per pair")
+		parts = append(parts, words.Count(t.Connections, "connection")+" per pair")
 	}
 	if t.Pipeline > 1 {
 		parts = append(parts, fmt.Sprintf("%d requests pipelined", t.Pipeline))
@@ -86,10 +87,10 @@ func workloadParts(w spec.Workload) []string {
 		parts = append(parts, fmt.Sprintf("%d messages/s", t.Rate))
 	}
 	if t.Requests != 0 {
-		parts = append(parts, plural(t.Requests, "request"))
+		parts = append(parts, words.Count(t.Requests, "request"))
 	}
 	if t.Iterations != 0 {
-		parts = append(parts, plural(t.Iterations, "round trip")+" per connection")
+		parts = append(parts, words.Count(t.Iterations, "round trip")+" per connection")
 	}
 	if w.HTTP != nil && !t.Page {
 		parts = append(parts, map[bool]string{true: "connections kept alive", false: "a connection per request"}[t.KeepAlive])
@@ -185,7 +186,7 @@ func design(exp *spec.Experiment, trials []record.Trial) string {
 	}
 	return fmt.Sprintf("Switch-back design: %s, in each of which a variant has %s per workload and number of pairs. "+
 		"Their mean is the value of the period, and intervals are computed from the periods. A block is one period of every variant.",
-		plural(len(periods), "period"), plural(exp.Repeats(), "trial"))
+		words.Count(len(periods), "period"), words.Count(exp.Repeats(), "trial"))
 }
 
 func pathName(p spec.Path) string {
@@ -223,7 +224,7 @@ func balancerName(b spec.Balancer) string {
 	if b.Proxy != "" {
 		name += " (" + b.Proxy + ")"
 	}
-	name += ", " + plural(b.Backends, "backend")
+	name += ", " + words.Count(b.Backends, "backend")
 	for _, role := range []string{spec.RoleClient, spec.RoleProxy, spec.RoleBackend} {
 		nic := b.NICs.Of(role)
 		if nic.Rate != "" {
@@ -247,7 +248,7 @@ func machines(nodes []record.Node) []Machine {
 		}
 		m := &out[i]
 		m.nodes = append(m.nodes, n.Name)
-		m.Nodes = list(m.nodes)
+		m.Nodes = words.And(m.nodes)
 		if len(n.Links) == 0 {
 			continue
 		}
@@ -257,7 +258,7 @@ func machines(nodes []record.Node) []Machine {
 			m.Devices = append(m.Devices, Devices{Links: n.Links})
 		}
 		m.Devices[d].nodes = append(m.Devices[d].nodes, n.Name)
-		m.Devices[d].Nodes = list(m.Devices[d].nodes)
+		m.Devices[d].Nodes = words.And(m.Devices[d].nodes)
 	}
 	return out
 }
@@ -300,7 +301,7 @@ func sorted(values map[string]string) []Definition {
 
 func size(b spec.Bytes) string {
 	if s := b.String(); strings.ContainsAny(s[len(s)-1:], "0123456789") {
-		return plural(int(b), "byte")
+		return words.Count(int(b), "byte")
 	}
 	return b.String()
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/words"
 )
 
 // Warning is one code with each of its messages and the cells that have it.
@@ -150,7 +151,7 @@ func (m *Model) nameCells(cells []cell) string {
 	for _, c := range cells {
 		names = append(names, c.String())
 	}
-	return list(names)
+	return words.And(names)
 }
 
 // Failure is an error and the trials that it ended.

@@ -6,28 +6,13 @@ import (
 	"time"
 
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 // few is the maximum number of things that a sentence lists.
 const few = 3
 
-func pairs(n int) string { return plural(n, "pair") }
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-// list joins words for a sentence: "a, b and c".
-func list(words []string) string {
-	if len(words) < 2 {
-		return strings.Join(words, "")
-	}
-	last := len(words) - 1
-	return strings.Join(words[:last], ", ") + " and " + words[last]
-}
+func pairs(n int) string { return words.Count(n, "pair") }
 
 // slug makes a name fit for a file and an HTML id. Names that differ only in a sign,
 // such as rps and rps+, stay different.
@@ -48,10 +33,10 @@ func slug(parts ...string) string {
 
 // listFew lists the first names, and counts the rest.
 func listFew(names []string) string {
-	if more := len(names) - few; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), more)
+	if len(names)-few > 1 {
+		return words.First(names, few)
 	}
-	return list(names)
+	return words.And(names)
 }
 
 // capitalized returns a text that begins with a capital letter.

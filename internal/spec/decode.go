@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"slipstream.dev/internal/words"
 )
 
 // reader decodes a tree into Go values and collects what is wrong on the way.
@@ -198,7 +200,7 @@ func (r *reader) number(n *node, err error, path, text string) {
 // near.
 func Suggest(name string, allowed []string) string {
 	if near := Near(name, allowed); len(near) > 0 {
-		return "did you mean " + either(near) + "?"
+		return "did you mean " + words.Or(near) + "?"
 	}
 	if len(allowed) == 0 {
 		return "none is allowed"
@@ -225,15 +227,6 @@ func Near(name string, allowed []string) []string {
 		near = append(near, a)
 	}
 	return near
-}
-
-// either joins names for a sentence: "a, b or c".
-func either(names []string) string {
-	last := len(names) - 1
-	if last < 1 {
-		return strings.Join(names, "")
-	}
-	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // distance counts the insertions, deletions, substitutions and swaps of neighbours that make b of a (optimal string

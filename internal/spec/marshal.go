@@ -51,10 +51,10 @@ func (f field) write(b *strings.Builder, indent string) {
 }
 
 // plain matches text that every YAML reader takes for a string without quotes, unless
-// it is a number or one of the words, which mean something else in YAML 1.1.
+// it is a number or one of the keywords, which mean something else in YAML 1.1.
 var (
-	plain = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+/._-]*$`)
-	words = regexp.MustCompile(`^(?i:null|true|false|yes|no|on|off|y|n)$`)
+	plain    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+/._-]*$`)
+	keywords = regexp.MustCompile(`^(?i:null|true|false|yes|no|on|off|y|n)$`)
 )
 
 func (n *node) inline() string {
@@ -63,7 +63,7 @@ func (n *node) inline() string {
 	case scalar:
 		_, err := strconv.ParseFloat(n.text, 64)
 		_, intErr := strconv.ParseInt(n.text, 0, 64)
-		if n.quoted && (!plain.MatchString(n.text) || words.MatchString(n.text) || err == nil || intErr == nil) {
+		if n.quoted && (!plain.MatchString(n.text) || keywords.MatchString(n.text) || err == nil || intErr == nil) {
 			q, _ := json.Marshal(n.text) // a string always has a form in JSON
 			return string(q)
 		}

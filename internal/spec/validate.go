@@ -17,6 +17,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/words"
 )
 
 // This file fills in defaults and checks what a file means, from the top down. It fills in a default only if the file
@@ -86,7 +87,7 @@ func (r *reader) between(path string, got, low, high int) {
 func (r *reader) oneOf(path, got string, allowed ...string) {
 	r.rule(path).Enum = allowed
 	if r.set(path) && !slices.Contains(allowed, got) {
-		r.fail(path, "must be %s, is %q", either(allowed), got)
+		r.fail(path, "must be %s, is %q", words.Or(allowed), got)
 	}
 }
 
@@ -150,9 +151,9 @@ func (r *reader) exactlyOne(path string, choices ...choice) {
 	switch set := chosen(choices); {
 	case len(set) == 1 || r.malformedNear(path):
 	case len(set) == 0:
-		r.fail(path, "must have one of %s, has none", either(names))
+		r.fail(path, "must have one of %s, has none", words.Or(names))
 	default:
-		r.fail(path, "must have only one of %s, has %s", either(names), strings.Join(set, " and "))
+		r.fail(path, "must have only one of %s, has %s", words.Or(names), strings.Join(set, " and "))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // Primary returns the main metric of a workload: it determines the number of blocks of runs: auto, and gates
@@ -70,10 +71,7 @@ type key struct {
 
 // At describes a workload and a number of pairs: "stream at 4 pairs".
 func At(workload string, pairs int) string {
-	if pairs == 1 {
-		return workload + " at 1 pair"
-	}
-	return fmt.Sprintf("%s at %d pairs", workload, pairs)
+	return workload + " at " + words.Count(pairs, "pair")
 }
 
 // cell is one variant × workload × pairs.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"slipstream.dev/internal/agent"
+	"slipstream.dev/internal/words"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -727,11 +728,7 @@ func (c *Cluster) withoutAgent(ctx context.Context, nodes []peer) (string, error
 	}
 	const most = 10
 	slices.Sort(without)
-	more := ""
-	if len(without) > most {
-		without, more = without[:most], fmt.Sprintf(" and %d more", len(without)-most)
-	}
-	return fmt.Sprintf("; no agent runs on %s%s: what their NodeAccelerations say is out of date", strings.Join(without, ", "), more), nil
+	return fmt.Sprintf("; no agent runs on %s: what their NodeAccelerations say is out of date", words.First(without, most)), nil
 }
 
 // downSince returns those of the given nodes that were Ready at a time and are not now. It looks at as many nodes as a status can

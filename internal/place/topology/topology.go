@@ -13,6 +13,7 @@ import (
 
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // Topology is the layout of an experiment.
@@ -82,7 +83,7 @@ func (t *Topology) Describe(i int) string {
 		return "hosts " + strings.Join(names, ", ")
 	case f.Balancer.Backends > 0:
 		return fmt.Sprintf("%d nodes, client → %s → %s, NIC offload %s, MTU %d%s", f.Nodes,
-			cmp.Or(f.Balancer.Proxy, "proxy"), backends(f.Balancer.Backends), f.NIC.Offload, f.NIC.MTU, f.rates())
+			cmp.Or(f.Balancer.Proxy, "proxy"), words.Count(f.Balancer.Backends, "backend"), f.NIC.Offload, f.NIC.MTU, f.rates())
 	}
 	text := fmt.Sprintf("%d nodes, %d pods each, %s, NIC offload %s, MTU %d", f.Nodes, t.pods, f.Shape, f.NIC.Offload, f.NIC.MTU)
 	if f.NIC.Rate != "" {
@@ -241,11 +242,4 @@ func (f Fabric) rates() string {
 		}
 	}
 	return text
-}
-
-func backends(n int) string {
-	if n == 1 {
-		return "1 backend"
-	}
-	return fmt.Sprintf("%d backends", n)
 }
