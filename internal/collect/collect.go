@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/ethtool"
+	"slipstream.dev/internal/kernelfs"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
 )
@@ -115,7 +116,7 @@ func newCollector(o Options, openSoftirq func() (*softirqTimes, error)) (c *Coll
 		return c, err
 	}
 	c.proc = os.DirFS(o.Proc)
-	if c.boot = readLine(c.proc, bootID); c.boot == "" {
+	if c.boot = kernelfs.Text(c.proc, bootID); c.boot == "" {
 		return c, fmt.Errorf("%s/%s is empty or missing", o.Proc, bootID)
 	}
 	if !o.NoEBPF {

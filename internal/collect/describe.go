@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/ethtool"
+	"slipstream.dev/internal/kernelfs"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
@@ -28,13 +29,13 @@ const bootID = "sys/kernel/random/boot_id"
 // machine lacks are empty. The caller fills in Node.Name, the node's CPUs, Tools and Link.Class.
 func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 	n := record.Node{
-		Boot:       readLine(proc, bootID),
-		Kernel:     readLine(proc, "sys/kernel/osrelease"),
-		CPUs:       readLine(sys, "devices/system/cpu/online"),
-		Isolated:   readLine(sys, "devices/system/cpu/isolated"),
-		Governor:   readLine(sys, "devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-		Clock:      readLine(sys, "devices/system/clocksource/clocksource0/current_clocksource"),
-		Hypervisor: readLine(sys, "hypervisor/type") != "",
+		Boot:       kernelfs.Text(proc, bootID),
+		Kernel:     kernelfs.Text(proc, "sys/kernel/osrelease"),
+		CPUs:       kernelfs.Text(sys, "devices/system/cpu/online"),
+		Isolated:   kernelfs.Text(sys, "devices/system/cpu/isolated"),
+		Governor:   kernelfs.Text(sys, "devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+		Clock:      kernelfs.Text(sys, "devices/system/clocksource/clocksource0/current_clocksource"),
+		Hypervisor: kernelfs.Text(sys, "hypervisor/type") != "",
 		Sysctls:    make(map[string]string),
 
 		PhysicalHost: physicalHost(proc),
@@ -79,7 +80,7 @@ func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 		"net.ipv4.tcp_rmem",
 		"net.ipv4.tcp_wmem",
 	} {
-		if v := readLine(proc, "sys/"+strings.ReplaceAll(name, ".", "/")); v != "" {
+		if v := kernelfs.Text(proc, "sys/"+strings.ReplaceAll(name, ".", "/")); v != "" {
 			n.Sysctls[name] = strings.Join(strings.Fields(v), " ") // some use tabs
 		}
 	}
@@ -124,21 +125,15 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 		slices.Sort(r.Offloads)
 		for i := range a.NumRxQueues {
 			queue := fmt.Sprintf("class/net/%s/queues/rx-%d/", a.Name, i)
-			rps := readLine(sys, queue+"rps_cpus")
+			rps := kernelfs.Text(sys, queue+"rps_cpus")
 			if rps == "" {
 				break // a kernel without RPS, or fewer queues in use than the device has
 			}
-			r.RPS, r.RFS = append(r.RPS, rps), append(r.RFS, readLine(sys, queue+"rps_flow_cnt"))
+			r.RPS, r.RFS = append(r.RPS, rps), append(r.RFS, kernelfs.Text(sys, queue+"rps_flow_cnt"))
 		}
 		out = append(out, r)
 	}
 	return out, nil
-}
-
-// readLine returns the content of a one-line file, "" if it cannot be read.
-func readLine(root fs.FS, name string) string {
-	b, _ := fs.ReadFile(root, name)
-	return strings.TrimSpace(string(b))
 }
 
 // readKeys returns the keys and values of a file; the first value of a key counts. It is empty if the file

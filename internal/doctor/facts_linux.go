@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 	"slipstream.dev/internal/collect"
 	"slipstream.dev/internal/ethtool"
 	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/kernelfs"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic/tools"
@@ -137,15 +137,15 @@ func (l looker) machine(ctx context.Context) (f Facts, err error) {
 	}
 	_, err = fs.Stat(l.sys.FS(), "kernel/btf/vmlinux")
 	f.BTF = err == nil
-	f.Lacks = accel.Lacks(l.line("thread-self/status"))
-	f.Conntrack = l.number("sys/net/netfilter/nf_conntrack_count")
-	f.ConntrackMax = l.number("sys/net/netfilter/nf_conntrack_max")
+	f.Lacks = accel.Lacks(kernelfs.Text(l.proc, "thread-self/status"))
+	f.Conntrack = kernelfs.Number(l.proc, "sys/net/netfilter/nf_conntrack_count")
+	f.ConntrackMax = kernelfs.Number(l.proc, "sys/net/netfilter/nf_conntrack_max")
 	f.Tools, f.NoTools = installed(os.Getenv("PATH"))
 	if f.Flowtables, err = flowtables(f.Node.Links); err != nil {
 		return f, err
 	}
 	names, _ := fs.Glob(l.proc, "[0-9]*/comm")
-	f.IRQBalance = slices.ContainsFunc(names, func(name string) bool { return l.line(name) == "irqbalance" })
+	f.IRQBalance = slices.ContainsFunc(names, func(name string) bool { return kernelfs.Text(l.proc, name) == "irqbalance" })
 	return f, nil
 }
 
@@ -222,8 +222,7 @@ func (l looker) count(pods []pod) (c counts, err error) {
 		c.links[name] = link
 		if link.Type() == "device" && name != "lo" {
 			c.caps[name] = l.caps(name)
-			b, _ := fs.ReadFile(l.sys.FS(), "class/net/"+name+"/carrier_down_count") // absent before Linux 4.16
-			c.carrierDowns[name], _ = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+			c.carrierDowns[name] = kernelfs.Number(l.sys.FS(), "class/net/"+name+"/carrier_down_count") // absent before Linux 4.16
 		}
 	}
 	c.throttled = collect.Throttled(l.cgroups())
@@ -408,8 +407,8 @@ func (l looker) wire(d *Device, before, after map[string]uint64) {
 	if size, most, err := l.tool.Ring(d.Name); err == nil {
 		d.Ring, d.RingMax = size, most
 	}
-	b, _ := fs.ReadFile(l.sys.FS(), "class/net/"+d.Name+"/speed") // this fails if the link is down
-	if mbit, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && mbit > 0 {
+	// The file cannot be read if the link is down, and says -1 if the speed is not known.
+	if mbit := kernelfs.Number(l.sys.FS(), "class/net/"+d.Name+"/speed"); mbit > 0 {
 		d.Speed = float64(mbit) * 1e6
 	}
 	for name, now := range after {
@@ -424,7 +423,7 @@ func (l looker) wire(d *Device, before, after map[string]uint64) {
 
 // rpFilter reads the setting of a device, or of conf/all.
 func (l looker) rpFilter(device string) int {
-	return int(l.number("sys/net/ipv4/conf/" + device + "/rp_filter"))
+	return int(kernelfs.Number(l.proc, "sys/net/ipv4/conf/"+device+"/rp_filter"))
 }
 
 // off returns the offloads that a device supports and that are switched off.
@@ -544,15 +543,3 @@ func holder(ip net.IP) int {
 }
 
 func isIPv6(ip net.IP) bool { return ip != nil && ip.To4() == nil }
-
-// line returns the content of a file, or "" if it cannot be read.
-func (l looker) line(name string) string {
-	b, _ := fs.ReadFile(l.proc, name)
-	return strings.TrimSpace(string(b))
-}
-
-// number returns the number in a file, or 0 if there is none.
-func (l looker) number(name string) uint64 {
-	n, _ := strconv.ParseUint(l.line(name), 10, 64)
-	return n
-}

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/kernelfs"
 	"slipstream.dev/internal/netns"
 )
 
@@ -34,7 +35,7 @@ type filters struct {
 func (l looker) filters(ours func(string) bool) (f filters, err error) {
 	f.rules = make(map[string]int)
 	for _, read := range []func(func(string) bool) error{f.readNFT, func(ours func(string) bool) error {
-		return f.readLegacy(strings.Fields(l.line(own+"/net/ip_tables_names")), ours)
+		return f.readLegacy(strings.Fields(kernelfs.Text(l.proc, own+"/net/ip_tables_names")), ours)
 	}} {
 		if err := read(ours); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EPERM) {
 			return f, err

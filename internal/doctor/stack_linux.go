@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/kernelfs"
 	"slipstream.dev/internal/netns"
 )
 
@@ -54,7 +55,7 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 	for _, process := range processes {
 		ns := l.namespace(process)
 		if i, known := seen[ns]; known {
-			if comm := l.line(process + "/comm"); i >= 0 && comm != "" && strings.HasSuffix(all[i].name, "(pause)") {
+			if comm := kernelfs.Text(l.proc, process+"/comm"); i >= 0 && comm != "" && strings.HasSuffix(all[i].name, "(pause)") {
 				all[i].name = fmt.Sprintf("%s (%s)", veths[all[i].namespace], comm)
 			}
 			continue
@@ -67,7 +68,7 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 		id, err := netlink.GetNetNsIdByPid(number)
 		if veth := veths[id]; err == nil && veth != "" {
 			seen[ns] = len(all)
-			all = append(all, pod{fmt.Sprintf("%s (%s)", veth, l.line(process+"/comm")), id, process})
+			all = append(all, pod{fmt.Sprintf("%s (%s)", veth, kernelfs.Text(l.proc, process+"/comm")), id, process})
 		}
 	}
 	return all
@@ -77,11 +78,11 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 func (l looker) stack(process string) map[string]uint64 {
 	counts := make(map[string]uint64)
 	at := process + "/net/"
-	parseGroups(l.line(at+"snmp"), counts)
-	parseGroups(l.line(at+"netstat"), counts)
-	parseNamed(l.line(at+"snmp6"), counts)
-	parseNamed(l.line(at+"xfrm_stat"), counts)
-	parsePerCPU(l.line(at+"stat/nf_conntrack"), "nf_conntrack", counts)
+	parseGroups(kernelfs.Text(l.proc, at+"snmp"), counts)
+	parseGroups(kernelfs.Text(l.proc, at+"netstat"), counts)
+	parseNamed(kernelfs.Text(l.proc, at+"snmp6"), counts)
+	parseNamed(kernelfs.Text(l.proc, at+"xfrm_stat"), counts)
+	parsePerCPU(kernelfs.Text(l.proc, at+"stat/nf_conntrack"), "nf_conntrack", counts)
 	return counts
 }
 
@@ -91,7 +92,7 @@ func (l looker) neighbourFulls() map[string]uint64 {
 	all := make(map[string]uint64)
 	for _, name := range []string{"arp_cache", "ndisc_cache"} {
 		for _, process := range []string{own, "1"} {
-			if text := l.line(process + "/net/stat/" + name); text != "" {
+			if text := kernelfs.Text(l.proc, process+"/net/stat/"+name); text != "" {
 				counts := make(map[string]uint64)
 				parsePerCPU(text, name, counts)
 				all[name] = counts[name+".table_fulls"]
@@ -115,7 +116,7 @@ var settings = []string{
 func (l looker) settings() map[string]string {
 	all := make(map[string]string)
 	for _, name := range settings {
-		if value := l.line("sys/" + strings.ReplaceAll(name, ".", "/")); value != "" {
+		if value := kernelfs.Text(l.proc, "sys/"+strings.ReplaceAll(name, ".", "/")); value != "" {
 			all[name] = value
 		}
 	}
@@ -264,7 +265,7 @@ func (l looker) notForwarding(d Device) (files []string) {
 	for _, family := range []string{"ipv4", "ipv6"} {
 		file := "sys/net/" + family + "/conf/" + d.Name + "/forwarding"
 		uses := family == "ipv4" || slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
-		if uses && l.line(file) == "0" {
+		if uses && kernelfs.Text(l.proc, file) == "0" {
 			files = append(files, procDir+"/"+file)
 		}
 	}
@@ -333,7 +334,7 @@ func (l looker) managers() (all []manager) {
 	comms, _ := fs.Glob(l.proc, "[0-9]*/comm")
 	for _, file := range comms {
 		// The kernel cuts names off after 15 bytes.
-		name := map[string]string{"NetworkManager": "NetworkManager", "systemd-network": "systemd-networkd"}[l.line(file)]
+		name := map[string]string{"NetworkManager": "NetworkManager", "systemd-network": "systemd-networkd"}[kernelfs.Text(l.proc, file)]
 		process := path.Dir(file)
 		if name != "" && l.namespace(process) == l.namespace(own) {
 			all = append(all, manager{name, process + "/root/"})
@@ -349,7 +350,7 @@ func (l looker) manages(m manager, index int) string {
 	if m.name == "systemd-networkd" {
 		file = fmt.Sprintf("run/systemd/netif/links/%d", index)
 	}
-	for line := range strings.Lines(l.line(m.root + file)) {
+	for line := range strings.Lines(kernelfs.Text(l.proc, m.root+file)) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		if key == "managed" && value == "true" || key == "ADMIN_STATE" && slices.Contains([]string{"configuring", "configured", "failed"}, value) {
 			return "/" + file

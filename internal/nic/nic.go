@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"slipstream.dev/internal/kernelfs"
 	"slipstream.dev/internal/record"
 )
 
@@ -103,7 +104,7 @@ func (s Source) Read() Snapshot {
 	functions, _ := fs.ReadDir(s.Sys, pciDir)
 	for _, f := range functions {
 		dir := pciDir + "/" + f.Name()
-		if !strings.HasPrefix(s.line(dir+"/class"), "0x02") { // PCI_BASE_CLASS_NETWORK
+		if !strings.HasPrefix(kernelfs.Text(s.Sys, dir+"/class"), "0x02") { // PCI_BASE_CLASS_NETWORK
 			continue
 		}
 		u := s.uevent(dir)
@@ -154,7 +155,7 @@ func (s Source) device(name string) (d device, ok bool) {
 			d.lower = append(d.lower, below)
 		}
 	}
-	if d.index, err = strconv.Atoi(s.line(dir + "/ifindex")); err != nil {
+	if d.index, err = strconv.Atoi(kernelfs.Text(s.Sys, dir+"/ifindex")); err != nil {
 		return d, false
 	}
 	u := s.uevent(dir + "/device")
@@ -170,13 +171,13 @@ func (s Source) device(name string) (d device, ok bool) {
 			d.firmware = firmware
 		}
 	}
-	flags, _ := strconv.ParseUint(s.line(dir+"/flags"), 0, 32)
+	flags, _ := strconv.ParseUint(kernelfs.Text(s.Sys, dir+"/flags"), 0, 32)
 	// A driver that never reports its carrier leaves the state unknown (rfc2863_policy).
-	state := s.line(dir + "/operstate")
+	state := kernelfs.Text(s.Sys, dir+"/operstate")
 	const iffUp = 1
 	d.up = flags&iffUp != 0 && (state == "up" || state == "unknown")
-	d.carrierDowns = s.number(dir + "/carrier_down_count")
-	d.rx, d.tx = s.number(dir+"/statistics/rx_packets"), s.number(dir+"/statistics/tx_packets")
+	d.carrierDowns = kernelfs.Number(s.Sys, dir+"/carrier_down_count")
+	d.rx, d.tx = kernelfs.Number(s.Sys, dir+"/statistics/rx_packets"), kernelfs.Number(s.Sys, dir+"/statistics/tx_packets")
 	queues, _ := fs.ReadDir(s.Sys, dir+"/queues")
 	for _, q := range queues {
 		switch {
@@ -193,17 +194,6 @@ func (s Source) device(name string) (d device, ok bool) {
 		d.vfRx, d.vfTx, d.counted = rx, tx, hasRx && hasTx
 	}
 	return d, true
-}
-
-// line returns the content of a one-line file, "" if it cannot be read.
-func (s Source) line(name string) string {
-	b, _ := fs.ReadFile(s.Sys, name)
-	return strings.TrimSpace(string(b))
-}
-
-func (s Source) number(name string) uint64 {
-	n, _ := strconv.ParseUint(s.line(name), 10, 64)
-	return n
 }
 
 // uevent returns what the kernel says about a device of a bus, by key.
