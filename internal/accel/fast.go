@@ -309,7 +309,7 @@ func (f *fast) Samples(s *State, emit func(Sample)) {
 	if s == nil {
 		return
 	}
-	emit(Sample{Metric: fastUp, Value: number(s.Status == StatusTrue)})
+	emit(Sample{Metric: fastUp, Value: Flag(s.Status == StatusTrue)})
 	emit(Sample{Metric: fastHooks, Value: float64(len(s.Attached))})
 	emit(Sample{Metric: fastSkipped, Value: float64(len(s.Notices))})
 	now, err := f.status()
@@ -325,13 +325,6 @@ func (f *fast) Samples(s *State, emit func(Sample)) {
 	for reason, n := range now.Packets {
 		emit(Sample{Metric: fastPackets, Value: float64(n), Values: []string{reason}})
 	}
-}
-
-func number(is bool) float64 {
-	if is {
-		return 1
-	}
-	return 0
 }
 
 // Counts implements Runner. It counts the packets that took the fast path, and those that took the

@@ -101,6 +101,14 @@ type Sample struct {
 	Err    error
 }
 
+// Flag returns the value of a metric for something that is true or false.
+func Flag(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
 // Kinds maps the fields of the API to the kinds of accelerators.
 func Kinds() map[string]Kind {
 	return map[string]Kind{"rps": rpsKind{}, "rfs": rfsKind{}, "fastpath": fastKind{}, "vf": vfKind{}}

@@ -125,7 +125,7 @@ func (v *vfRunner) Samples(s *State, emit func(Sample)) {
 	}
 	for name, vf := range known.of {
 		for _, r := range vfReasons {
-			emit(Sample{Metric: vfState, Value: number(r == vf.reason), Values: []string{name, strings.ToLower(strings.TrimPrefix(r, "VF"))}})
+			emit(Sample{Metric: vfState, Value: Flag(r == vf.reason), Values: []string{name, strings.ToLower(strings.TrimPrefix(r, "VF"))}})
 		}
 	}
 }

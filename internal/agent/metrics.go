@@ -109,16 +109,9 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		gauge(policySettings, float64(p.Settings), p.Policy)
 		gauge(policyVerified, float64(p.Verified), p.Policy)
 		for _, state := range []v1alpha1.State{v1alpha1.StateApplied, v1alpha1.StatePending, v1alpha1.StateFailed} {
-			gauge(policyState, number(p.State == state), p.Policy, string(state))
+			gauge(policyState, accel.Flag(p.State == state), p.Policy, string(state))
 		}
 	}
-}
-
-func number(is bool) float64 {
-	if is {
-		return 1
-	}
-	return 0
 }
 
 // scrapes is the number of scrapes that are served at once. gatheredLong is how long gathered metrics are reused, so that a
