@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/golden"
 )
 
@@ -14,11 +15,7 @@ const chart = "../charts/slipstream"
 // helm runs helm, which make test builds.
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	path, err := exec.LookPath("helm")
-	if err != nil {
-		t.Skip("needs helm: make bin/tools/helm")
-	}
-	out, err := exec.Command(path, args...).CombinedOutput()
+	out, err := exec.Command(testenv.NeedProgram(t, "helm", "make bin/tools/helm"), args...).CombinedOutput()
 	return string(out), err
 }
 

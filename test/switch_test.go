@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,9 +49,7 @@ spec:
 // contains the true ratio.
 func TestSwitch(t *testing.T) {
 	testenv.NeedRoot(t)
-	if _, err := exec.LookPath("tc"); err != nil {
-		t.Skip("needs tc, of iproute2")
-	}
+	testenv.NeedProgram(t, "tc", "apt-get install iproute2")
 	unchanged(t)
 	out := t.TempDir()
 	file := switching(t)

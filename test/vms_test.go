@@ -230,9 +230,7 @@ func must(t testing.TB, err error) {
 func TestANVMs(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, tool := range []string{"/usr/sbin/sshd", "ip", "iperf3", "qperf"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skip(err)
-		}
+		testenv.NeedProgram(t, tool, "make test-deps")
 	}
 	vms, controller, bin := newVMs(t, "vm1", "vm2")
 	cloud := azuretest.New()
@@ -318,9 +316,7 @@ func TestANVMs(t *testing.T) {
 func TestHostPresets(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, tool := range []string{"/usr/sbin/sshd", "ip", "nft", "qperf", "sockperf"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skip(err)
-		}
+		testenv.NeedProgram(t, tool, "make test-deps")
 	}
 	names := []string{"vm1", "vm2", "vm3", "vm4"}
 	vms, controller, bin := newVMs(t, names...)

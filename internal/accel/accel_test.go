@@ -451,7 +451,7 @@ func TestRecoverOtherNamespaces(t *testing.T) {
 	node(t, elsewhere, 1)
 	// A mount keeps a namespace alive without any process in it.
 	mount := filepath.Join(t.TempDir(), "name of a place")
-	writeFile(t, mount, "")
+	testenv.WriteFile(t, mount, "")
 	must(t, unix.Mount("/proc/thread-self/ns/net", mount, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must(t, unix.Unmount(mount, unix.MNT_DETACH)) })
 	before := snapshot(t)
@@ -660,16 +660,6 @@ func first(n int) cpuset.Set {
 		cpus[i] = i
 	}
 	return cpuset.New(cpus...)
-}
-
-func writeFile(t *testing.T, file, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func openSys(t *testing.T, dir string) kernel.Sysfs {

@@ -12,6 +12,7 @@ import (
 
 	"slipstream.dev/internal/accel/cpuset"
 	"slipstream.dev/internal/accel/kernel"
+	"slipstream.dev/internal/testenv"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -26,7 +27,7 @@ import (
 func fakeSys(t *testing.T, cpus int, devices []Device, hardware map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
-	writeFile(t, filepath.Join(root, "devices/system/cpu/online"), first(cpus).String()+"\n")
+	testenv.WriteFile(t, filepath.Join(root, "devices/system/cpu/online"), first(cpus).String()+"\n")
 	noCPUs := cpuset.Set{}.MaskLike(first(cpus).Mask()) + "\n"
 	for _, d := range devices {
 		at := hardware[d.Name]
@@ -34,11 +35,11 @@ func fakeSys(t *testing.T, cpus int, devices []Device, hardware map[string]strin
 			at = "virtual"
 		}
 		dir := filepath.Join("devices", at, "net", d.Name)
-		writeFile(t, filepath.Join(root, dir, "ifindex"), strconv.Itoa(d.Index)+"\n")
+		testenv.WriteFile(t, filepath.Join(root, dir, "ifindex"), strconv.Itoa(d.Index)+"\n")
 		for i := range d.RxQueues {
 			queue := filepath.Join(root, dir, "queues", "rx-"+strconv.Itoa(i))
-			writeFile(t, filepath.Join(queue, "rps_cpus"), noCPUs)
-			writeFile(t, filepath.Join(queue, "rps_flow_cnt"), "0\n")
+			testenv.WriteFile(t, filepath.Join(queue, "rps_cpus"), noCPUs)
+			testenv.WriteFile(t, filepath.Join(queue, "rps_flow_cnt"), "0\n")
 		}
 		if err := os.MkdirAll(filepath.Join(root, "class/net"), 0o755); err != nil {
 			t.Fatal(err)
@@ -231,10 +232,10 @@ func TestIRQCPUs(t *testing.T) {
 	sys := fakeSys(t, 4, devices, map[string]string{"ens5": "pci0000:00/0000:00:05.0", "eth0": "pci0000:00/0000:00:03.0/virtio2"})
 	proc := t.TempDir()
 	for irq, cpus := range map[string]string{"30": "1\n", "31": "3\n", "40": "0-1\n"} {
-		writeFile(t, filepath.Join(proc, "irq", irq, "effective_affinity_list"), cpus)
+		testenv.WriteFile(t, filepath.Join(proc, "irq", irq, "effective_affinity_list"), cpus)
 	}
 	for _, file := range []string{"0000:00:05.0/msi_irqs/30", "0000:00:05.0/msi_irqs/31", "0000:00:03.0/msi_irqs/40", "0000:00:03.0/msi_irqs/41"} {
-		writeFile(t, filepath.Join(sys, "devices/pci0000:00", file), "msix\n")
+		testenv.WriteFile(t, filepath.Join(sys, "devices/pci0000:00", file), "msix\n")
 	}
 	for name, want := range map[string]string{"ens5": "1,3", "eth0": "0-1", "veth0": ""} {
 		got, err := IRQCPUs(openSys(t, sys).Root, proc, name)

@@ -29,7 +29,7 @@ import (
 // pin mounts a namespace on a file, as container runtimes do.
 func pin(t *testing.T, ns netns.Handle, path string) {
 	t.Helper()
-	writeFile(t, path, "")
+	testenv.WriteFile(t, path, "")
 	must(t, netns.Do(ns, func() error { return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "") }))
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 }
@@ -87,7 +87,7 @@ func TestFinder(t *testing.T) {
 
 	// Not a namespace, another namespace, a file that would block for ever, and a symbolic link.
 	must(t, unix.Mkfifo(filepath.Join(dir, "0"), 0o600))
-	writeFile(t, filepath.Join(dir, "1"), "net:[1]")
+	testenv.WriteFile(t, filepath.Join(dir, "1"), "net:[1]")
 	pin(t, other, filepath.Join(dir, "2"))
 	must(t, os.Symlink(file(elsewhere), filepath.Join(dir, "3")))
 	if found := f.Find(number); len(found) != 0 {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/testenv"
 )
 
 // chartCapabilities returns the capabilities that the chart gives an agent.
@@ -37,9 +38,7 @@ func chartCapabilities(t testing.TB) []string {
 // container: with these capabilities, and with /proc/sys and /sys read-only.
 func contained(t testing.TB, capabilities ...string) []string {
 	t.Helper()
-	if _, err := exec.LookPath("setpriv"); err != nil {
-		t.Skip("needs setpriv, of util-linux")
-	}
+	testenv.NeedProgram(t, "setpriv", "apt-get install util-linux")
 	set := "-all"
 	for _, c := range capabilities {
 		set += ",+" + strings.ToLower(strings.TrimPrefix(c, "CAP_"))

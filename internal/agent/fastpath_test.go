@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -446,9 +445,7 @@ func TestFastpathOfTheUnit(t *testing.T) {
 	for _, c := range strings.Fields(strings.ToLower(string(m[1]))) {
 		set += ",+" + strings.TrimPrefix(c, "cap_")
 	}
-	if _, err := exec.LookPath("setpriv"); err != nil {
-		t.Skip("needs setpriv, of util-linux")
-	}
+	testenv.NeedProgram(t, "setpriv", "apt-get install util-linux")
 	p.load()
 	p.child(time.Hour, fastPolicy.Accelerate, "setpriv", "--bounding-set", set).until(t, 6)
 }

@@ -4,7 +4,6 @@ package collect
 
 import (
 	"maps"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
 
 func TestThrottled(t *testing.T) {
@@ -63,15 +63,15 @@ func TestThrottled(t *testing.T) {
 				"self/cgroup": test.own, "net/dev": "\n\n", "stat": "cpu0 1 2 3 4 5 6 7 8\n",
 				"softirqs": "CPU0\nNET_TX: 1\nNET_RX: 1\n", "net/softnet_stat": "0 0 0 0 0 0 0 0 0 0 0\n", bootID: "x\n",
 			} {
-				write(t, filepath.Join(proc, path), content)
+				testenv.WriteFile(t, filepath.Join(proc, path), content)
 			}
 			for path, content := range test.before {
-				write(t, filepath.Join(mount, path), content)
+				testenv.WriteFile(t, filepath.Join(mount, path), content)
 			}
 			c := newTestCollector(t, Options{Proc: proc, Cgroup: mount, CPUs: true})
 			before := snapshot(t, c)
 			for path, content := range test.after {
-				write(t, filepath.Join(mount, path), content)
+				testenv.WriteFile(t, filepath.Join(mount, path), content)
 			}
 			var got []string
 			for _, w := range c.Host(before, snapshot(t, c)).Warnings {
@@ -94,13 +94,8 @@ func TestThrottledOfTheMachine(t *testing.T) {
 	} {
 		root := t.TempDir()
 		write := func(file, text string) {
-			file = filepath.Join(root, c.at, file)
-			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			t.Helper()
+			testenv.WriteFile(t, filepath.Join(root, c.at, file), text)
 		}
 		write("cgroup.controllers", "cpu")
 		write("cpu.stat", "usage_usec 1\n")

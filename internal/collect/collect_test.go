@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
 
 var errNoEBPF = errors.New("no eBPF in this test")
@@ -189,10 +190,10 @@ func TestDevices(t *testing.T) {
 // A collector without CPUs needs none of the machine's files.
 func TestDevicesOnly(t *testing.T) {
 	proc := t.TempDir()
-	write(t, filepath.Join(proc, "net/dev"), "Inter-|\n face |\n  a:1: 5 6 0 0 0 0 0 0 7 8 0 0 0 0 0 0\n")
+	testenv.WriteFile(t, filepath.Join(proc, "net/dev"), "Inter-|\n face |\n  a:1: 5 6 0 0 0 0 0 0 7 8 0 0 0 0 0 0\n")
 	c := newTestCollector(t, Options{Proc: proc})
 	before := snapshot(t, c)
-	write(t, filepath.Join(proc, "net/dev"), "Inter-|\n face |\n  a:1: 6 8 0 0 0 0 0 0 17 28 0 0 0 0 0 0\n")
+	testenv.WriteFile(t, filepath.Join(proc, "net/dev"), "Inter-|\n face |\n  a:1: 6 8 0 0 0 0 0 0 17 28 0 0 0 0 0 0\n")
 	want := []record.Device{{Name: "a:1", RxBytes: 1, RxPackets: 2, TxBytes: 10, TxPackets: 20}}
 	if diff := cmp.Diff(want, c.Devices(before, snapshot(t, c))); diff != "" {
 		t.Error(diff)
@@ -223,7 +224,7 @@ func TestManyCPUs(t *testing.T) {
 		{"interrupts", heading.String() + "\n 1:" + interrupts.String() + "  PCI-MSIX-0000:00:04.0   1-edge      virtio3-rx\n", s.parseInterrupts},
 	} {
 		path := filepath.Join(t.TempDir(), f.name)
-		write(t, path, f.content)
+		testenv.WriteFile(t, path, f.content)
 		src, err := openSource(path)
 		if err != nil {
 			t.Fatal(err)
@@ -304,19 +305,9 @@ func TestParseErrors(t *testing.T) {
 
 func TestNewNamesWhatIsMissing(t *testing.T) {
 	proc := t.TempDir()
-	write(t, filepath.Join(proc, "net/dev"), "\n\n")
+	testenv.WriteFile(t, filepath.Join(proc, "net/dev"), "\n\n")
 	_, err := newCollector(Options{Proc: proc, CPUs: true}, withoutEBPF)
 	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), filepath.Join(proc, "stat")) {
 		t.Errorf("got %v", err)
-	}
-}
-
-func write(t *testing.T, path, content string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
 	}
 }

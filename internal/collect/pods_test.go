@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"slipstream.dev/internal/testenv"
 )
 
 const uid = "6b9c1d7e-0a4f-4f0e-9d55-8a1c2b3d4e5f"
@@ -44,7 +46,7 @@ func TestPodUsage(t *testing.T) {
 			mount := t.TempDir()
 			write := func(cpu, memory string) {
 				for path, content := range podFiles(c.v2, c.dir, cpu, memory) {
-					write(t, filepath.Join(mount, path), content)
+					testenv.WriteFile(t, filepath.Join(mount, path), content)
 				}
 			}
 			write("2000000", "5000")

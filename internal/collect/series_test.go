@@ -12,6 +12,7 @@ import (
 
 	"slipstream.dev/internal/nic/nictest"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
 
 // machine is a procfs that a test changes between readings.
@@ -24,9 +25,9 @@ type machine struct {
 func newMachine(t *testing.T, stat, dev string) machine {
 	t.Helper()
 	m := machine{t: t, proc: t.TempDir()}
-	write(t, filepath.Join(m.proc, "softirqs"), "CPU0 CPU1\nNET_TX: 0 0\nNET_RX: 0 0\n")
-	write(t, filepath.Join(m.proc, "net/softnet_stat"), "0 0 0 0 0 0 0 0 0 0 0 0 0\n0 0 0 0 0 0 0 0 0 0 0 0 1\n")
-	write(t, filepath.Join(m.proc, bootID), "b\n")
+	testenv.WriteFile(t, filepath.Join(m.proc, "softirqs"), "CPU0 CPU1\nNET_TX: 0 0\nNET_RX: 0 0\n")
+	testenv.WriteFile(t, filepath.Join(m.proc, "net/softnet_stat"), "0 0 0 0 0 0 0 0 0 0 0 0 0\n0 0 0 0 0 0 0 0 0 0 0 0 1\n")
+	testenv.WriteFile(t, filepath.Join(m.proc, bootID), "b\n")
 	m.now(stat, dev)
 	m.c = newTestCollector(t, Options{Proc: m.proc, Cgroup: t.TempDir(), CPUs: true})
 	return m
@@ -34,8 +35,8 @@ func newMachine(t *testing.T, stat, dev string) machine {
 
 func (m machine) now(stat, dev string) {
 	m.t.Helper()
-	write(m.t, filepath.Join(m.proc, "stat"), stat)
-	write(m.t, filepath.Join(m.proc, "net/dev"), "\n\n"+dev)
+	testenv.WriteFile(m.t, filepath.Join(m.proc, "stat"), stat)
+	testenv.WriteFile(m.t, filepath.Join(m.proc, "net/dev"), "\n\n"+dev)
 }
 
 // times returns a /proc/stat with the idle and softirq times of CPUs.

@@ -20,6 +20,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/testenv"
 )
 
 // output returns the output of a tool, from the test data of the parsers.
@@ -37,13 +38,7 @@ func folder(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, data := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(strings.ReplaceAll(data, "FILE", name)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, filepath.Join(dir, name), strings.ReplaceAll(data, "FILE", name))
 	}
 	return dir
 }

@@ -28,15 +28,8 @@ func torn(t *testing.T, parent string) (folder, text string) {
 		t.Fatal(err)
 	}
 	text = string(whole) + `{"block":1,"order":2`
-	writeText(t, file, text)
+	testenv.WriteFile(t, file, text)
 	return d.Path, text
-}
-
-func writeText(t *testing.T, file, text string) {
-	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func wantText(t *testing.T, file, want string) {
@@ -75,7 +68,7 @@ func TestNoLinkIsFollowed(t *testing.T) {
 				folder, _ := torn(t, t.TempDir())
 				file, other := filepath.Join(folder, name), filepath.Join(t.TempDir(), "other")
 				_ = os.Rename(file, filepath.Join(folder, "real")) // switched.json is not there
-				writeText(t, other, "another's")
+				testenv.WriteFile(t, other, "another's")
 				want, err := file+" is not a regular file", error(nil)
 				switch kind {
 				case "link out":
@@ -110,7 +103,7 @@ func TestNoLinkIsFollowed(t *testing.T) {
 func TestNoLinkIsWritten(t *testing.T) {
 	d, outside := create(t, t.TempDir()), t.TempDir()
 	other := filepath.Join(outside, "cpu.svg")
-	writeText(t, other, "another's")
+	testenv.WriteFile(t, other, "another's")
 	for name, to := range map[string]string{"figures": outside, "report.html": other} {
 		if err := os.Symlink(to, filepath.Join(d.Path, name)); err != nil {
 			t.Fatal(err)
@@ -145,7 +138,7 @@ func TestLinkedFolder(t *testing.T) {
 	if left, err := LeftSwitched(parent); err != nil || len(left) > 0 {
 		t.Errorf("LeftSwitched with a link to a folder in which nothing is switched: %v, %v", left, err)
 	}
-	writeText(t, filepath.Join(folder, switchedFile), `{"variant":"a"}`)
+	testenv.WriteFile(t, filepath.Join(folder, switchedFile), `{"variant":"a"}`)
 	elsewhere := t.TempDir()
 	if err := os.Symlink(folder, filepath.Join(elsewhere, "run")); err != nil {
 		t.Fatal(err)
@@ -178,7 +171,7 @@ func TestFolderIsPinned(t *testing.T) {
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	writeText(t, filepath.Join(folder, experimentFile), "kind: Evil\n")
+	testenv.WriteFile(t, filepath.Join(folder, experimentFile), "kind: Evil\n")
 	if text, err := d.Experiment(); err != nil || string(text) != "kind: Experiment\n" {
 		t.Errorf("the experiment is %q, %v", text, err)
 	}
@@ -218,7 +211,7 @@ func TestForeign(t *testing.T) {
 			t.Setenv("SUDO_UID", c.sudo)
 			above := filepath.Join(t.TempDir(), "above")
 			folder, _ := torn(t, above)
-			writeText(t, filepath.Join(folder, switchedFile), `{"variant":"a"}`)
+			testenv.WriteFile(t, filepath.Join(folder, switchedFile), `{"variant":"a"}`)
 			if err := c.change(above, folder)(); err != nil {
 				t.Fatal(err)
 			}

@@ -31,6 +31,40 @@ func (f *failing) Fatalf(format string, args ...any) {
 	panic(f)
 }
 
+func (f *failing) Skip(args ...any) { f.Skipf("%s", fmt.Sprint(args...)) }
+
+func (f *failing) Skipf(format string, args ...any) {
+	f.said = "skipped: " + fmt.Sprintf(format, args...)
+	panic(f)
+}
+
+// TestNeeds checks that a test runs if the machine has what it needs, and is skipped otherwise.
+func TestNeeds(t *testing.T) {
+	skips := func(need func(testing.TB)) string {
+		f := new(failing)
+		func() {
+			defer func() { _ = recover() }()
+			need(f)
+		}()
+		return f.said
+	}
+	for got, want := range map[string]string{
+		skips(func(t testing.TB) { NeedCPUs(t, 1<<20) }): "skipped: needs 1048576 CPUs",
+		skips(func(t testing.TB) { NeedCPUs(t, 1) }):     "",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	NeedMachine(t)
+	if got := skips(func(t testing.TB) { NeedProgram(t, "no-such-program", "nowhere") }); got != "skipped: needs no-such-program: nowhere" {
+		t.Errorf("a program that is missing: %q", got)
+	}
+	if file, err := os.Stat(NeedProgram(t, "go", "https://go.dev")); err != nil || file.IsDir() {
+		t.Errorf("the program is %v, %v", file, err)
+	}
+}
+
 // TestEventually checks that Eventually returns as soon as nothing is lacking, and otherwise fails with the text.
 func TestEventually(t *testing.T) {
 	calls := 0

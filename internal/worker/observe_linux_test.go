@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/worker/pb"
 )
 
@@ -31,10 +31,7 @@ func newCgroups(t *testing.T) cgroups {
 
 func (c cgroups) write(t *testing.T, name, text string) {
 	t.Helper()
-	name = filepath.Join(c.dir, name)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.WriteFile(t, filepath.Join(c.dir, name), text)
 }
 
 // TestUseOfPods: a pod that restarts or ends within the window has no values, and the others have theirs.

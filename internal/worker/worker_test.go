@@ -367,13 +367,7 @@ func TestLimitsEarly(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
-		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.WriteFile(t, filepath.Join(dir, name), text)
 	}
 	write("proc/self/cgroup", "1:cpu:/\n")
 	write("cgroup/cpu/cpu.stat", "nr_throttled 1\nthrottled_time 0\n")

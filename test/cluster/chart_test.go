@@ -83,10 +83,7 @@ func testChart(t *testing.T, c *Cluster) {
 // chart.
 func helm(t testing.TB, c *Cluster) (run func(args ...string), chart string) {
 	t.Helper()
-	program, err := exec.LookPath("helm")
-	if err != nil {
-		t.Skip("needs helm: make bin/tools/helm")
-	}
+	program := testenv.NeedProgram(t, "helm", "make bin/tools/helm")
 	root, err := checkout(t.Context())
 	if err != nil {
 		t.Fatal(err)

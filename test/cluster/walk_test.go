@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // steering returns every receive steering setting of a node, in its own namespace and in
@@ -41,10 +43,7 @@ var flowTableLock sync.Mutex
 
 // testWalk runs the commands of docs/tutorial/kubernetes.md, in order, as a reader would.
 func testWalk(t *testing.T, c *Cluster) {
-	helm, err := exec.LookPath("helm")
-	if err != nil {
-		t.Skip("needs helm: make bin/tools/helm")
-	}
+	helm := testenv.NeedProgram(t, "helm", "make bin/tools/helm")
 	root, err := checkout(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // first returns CPUs 0 to n-1.
@@ -131,7 +133,7 @@ func TestMachineCPUs(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			root := t.TempDir()
 			for name, text := range tt.files {
-				writeFile(t, filepath.Join(root, "devices/system/cpu", name), text)
+				testenv.WriteFile(t, filepath.Join(root, "devices/system/cpu", name), text)
 			}
 			got, err := Machine(openRoot(t, root))
 			if err != nil {
@@ -180,16 +182,6 @@ func FuzzParseMask(f *testing.F) {
 			t.Errorf("%q is %q as a list, which parses to %q, %v", mask, s, fromList, err)
 		}
 	})
-}
-
-func writeFile(t *testing.T, file, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func openRoot(t *testing.T, dir string) *os.Root {

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"slipstream.dev/internal/agent"
+	"slipstream.dev/internal/testenv"
 
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -172,8 +173,8 @@ func (h *hollow) appliedAt() time.Time {
 // idle.
 func newFleet(t *testing.T, n int) *fleet {
 	t.Helper()
-	if testing.Short() && n >= 100 {
-		t.Skip("takes seconds, and -short leaves such tests out")
+	if n >= 100 {
+		testenv.NeedTime(t)
 	}
 	s := newAPI()
 	f := &fleet{api: s, tokenFile: filepath.Join(t.TempDir(), "token")}
@@ -615,9 +616,7 @@ func TestShare(t *testing.T) {
 
 // TestOutage checks that agents come back evenly within one period after the API server was away, however long that was.
 func TestOutage(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds, and -short leaves such tests out")
-	}
+	testenv.NeedTime(t)
 	for _, away := range []time.Duration{3 * time.Second, time.Minute, 2 * time.Hour} {
 		t.Run(away.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -978,9 +978,7 @@ func TestBloomBitOfNewFlow(t *testing.T) {
 // TestSequenceNumbersOnTwoCPUs checks that when two packets pass at once, on two CPUs, the sequence number and the
 // acknowledgement of the later one remain.
 func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
-	if runtime.NumCPU() < 2 {
-		t.Skip("needs two CPUs")
-	}
+	testenv.NeedCPUs(t, 2)
 	f := loadForTest(t, nil)
 	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.Peer.SndNxt += 1 << 20 })
 	pod, peer := four.ends()

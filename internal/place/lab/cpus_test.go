@@ -4,12 +4,13 @@ package lab
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"slipstream.dev/internal/testenv"
 )
 
 func TestDivide(t *testing.T) {
@@ -55,22 +56,15 @@ func TestDivide(t *testing.T) {
 // A machine of one socket with two threads a core, numbered as servers do, and
 // one core isolated.
 func TestAvailableCPUs(t *testing.T) {
+	testenv.NeedCPUs(t, 2)
 	sys := t.TempDir()
 	write := func(path, text string) {
-		path = filepath.Join(sys, "devices/system/cpu", path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		t.Helper()
+		testenv.WriteFile(t, filepath.Join(sys, "devices/system/cpu", path), text+"\n")
 	}
 	mine, err := availableCPUs(sys) // without facts: by number
 	if err != nil {
 		t.Fatal(err)
-	}
-	if len(mine) < 2 {
-		t.Skip("needs two CPUs")
 	}
 	if !slices.IsSorted(mine) {
 		t.Errorf("CPUs %v are not in order", mine)

@@ -607,10 +607,7 @@ func TestLive(t *testing.T) {
 		{"underload", "sockperf", "127.0.0.1", workload("underload", func(t *spec.Traffic) { t.Rate = 1000 })},
 	} {
 		t.Run(tt.tool+" "+tt.name, func(t *testing.T) {
-			testenv.NeedMachine(t)
-			if _, err := exec.LookPath(tt.tool); err != nil {
-				t.Skip(err)
-			}
+			testenv.NeedProgram(t, tt.tool, "make test-deps")
 			t.Parallel()
 			tool, addr := lookup(t, tt.tool), netip.MustParseAddr(tt.addr)
 			port := serve(t, tool, tt.workload, addr)
