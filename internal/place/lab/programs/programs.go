@@ -2,8 +2,8 @@
 
 // Package programs loads the eBPF programs of the lab: the one that makes a veth treat flow hashes
 // as a wire does, those by which pods' packets bypass routing and netfilter as with Cilium,
-// those of socket-level Services, and those of network policies. target/lab attaches them, and
-// fills their maps through this package. The C is in bpf/.
+// those of socket-level Services, and those of network policies. place/lab attaches them, and
+// fills their maps through this package. The C is in bpf/lab.
 package programs
 
 import (
