@@ -108,7 +108,7 @@ type Device struct {
 	Addresses []netip.Prefix
 	// Routes is the number of routes through the device to other machines or pods.
 	Routes int
-	// NotForwarding are the files of settings that keep packets which arrive here from being forwarded.
+	// NotForwarding are the settings, by their files, because of which packets that arrive here are not forwarded.
 	NotForwarding []string
 	// Pod describes the other end of a veth that leads to a pod.
 	Pod *PodEnd
@@ -153,8 +153,8 @@ type PodEnd struct {
 	// MTU is that of the pod's default route, or of its device if the route has none; 0 if it is not known.
 	MTU    int
 	Device string
-	// Gateway is the pod's gateway, and GatewayMAC what the pod has stored as its MAC address; "" if it has nothing. GatewayFailed
-	// means that nobody answers for it.
+	// Gateway is the pod's gateway, and GatewayMAC its MAC address according to the pod's neighbour table; "" if it has none.
+	// GatewayFailed means that the gateway did not answer.
 	Gateway       netip.Addr
 	GatewayMAC    string
 	GatewayFailed bool

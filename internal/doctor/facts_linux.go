@@ -319,8 +319,8 @@ func podLinks(links []record.Link, all []netlink.Link, t tables) (to []netlink.L
 	return to
 }
 
-// podDevices returns a function that reports whether packets of pods may cross a device, of which a rule of a filter has the
-// name or, with *, its beginning.
+// podDevices returns a function for the name of a device in a rule, which may be only its beginning, followed by *. It
+// reports whether packets of pods may cross such a device.
 func podDevices(links []record.Link) func(string) bool {
 	return func(name string) bool {
 		prefix, short := strings.CutSuffix(name, "*")
@@ -465,12 +465,12 @@ func under(to []net.IP, fdb []FDBEntry, gateway int) int {
 
 // encapsulation returns the device that sends the encapsulated packets, and how many bytes encapsulation adds to
 // an IP packet. tunnelling is false for a device that does not encapsulate. under is "" for a device that leaves the
-// rest to each packet's route, such as Cilium's VXLAN device: its MTU limits nothing. A device that is not bound to
-// another one sends by the route to one of the addresses that it has, which via finds.
+// rest to each packet's route, such as Cilium's VXLAN device: its MTU limits nothing. For a device that is not bound to
+// another one, via returns the index of the device by which packets to its remote addresses leave.
 func encapsulation(l netlink.Link, links map[string]netlink.Link, via func(to []net.IP) int) (under string, overhead int, tunnelling bool) {
 	const ip4, ip6, udp, vxlan, ethernet, gre, wireguard = 20, 40, 8, 8, 14, 4, 32
 	lower, external := 0, false
-	var to []net.IP // the device's own address is found by it, too: it is on the device that sends
+	var to []net.IP // remote addresses
 	outer := func(local, remote net.IP) int {
 		to = append(to, remote)
 		if isIPv6(local) || isIPv6(remote) {

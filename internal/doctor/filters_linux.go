@@ -103,7 +103,7 @@ func (f *filters) readNFT(ours func(string) bool) error {
 	return nil
 }
 
-// hooks are those that packets for this node and for pods pass.
+// hooks are the hooks of netfilter that packets for this node and for pods pass.
 var hooks = map[nftables.ChainHook]string{
 	*nftables.ChainHookPrerouting: "prerouting", *nftables.ChainHookInput: hookInput, *nftables.ChainHookForward: hookForward,
 }
@@ -246,7 +246,8 @@ func (o opening) opens(table *nftables.Table, chain string) (bool, error) {
 }
 
 // verdict returns what a rule does with a packet that opens a connection of a pod; ok is false if it does nothing with such
-// packets. Kubernetes accepts by a mark only what it translated, other programs what their policies allow.
+// packets. Where a rule compares a mark, it matters whose it is: Kubernetes marks only packets that it translated, other
+// programs those that their policies allow.
 func (o opening) verdict(exprs []expr.Any, kube bool) (v *expr.Verdict, ok bool) {
 	var name string // of the device that the next comparison is about
 	state := false
@@ -328,7 +329,7 @@ type getInfo struct {
 
 const forwardHook = 2 // NF_INET_FORWARD
 
-// readLegacy reads tables of iptables-legacy, which exist already: to read another would create it.
+// readLegacy reads tables of iptables-legacy. They must exist: the kernel creates a table when somebody reads it.
 func (f *filters) readLegacy(names []string, ours func(string) bool) error {
 	if len(names) == 0 {
 		return nil
@@ -374,7 +375,7 @@ func (f *filters) readLegacy(names []string, ours func(string) bool) error {
 	return nil
 }
 
-// getsockopt reads an option of which the buffer holds the request.
+// getsockopt reads a socket option. The buffer holds the request, and then the answer.
 func getsockopt(fd, option int, b []byte) error {
 	size := uint32(len(b))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_IP, uintptr(option), uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
@@ -433,7 +434,7 @@ func (t legacyTable) rule(at int) (r legacyRule, ok bool) {
 	return r, true
 }
 
-// interfaceOf returns the name of a device in a rule, of which the mask may cover only the beginning.
+// interfaceOf returns the name of a device in a rule. If the mask covers only its beginning, * follows.
 func interfaceOf(name, mask []byte) string {
 	n := bytes.IndexByte(mask, 0)
 	switch {

@@ -9,7 +9,7 @@ import (
 // overlayDiffers is the rule that compares the overlays of two machines.
 const overlayDiffers = "overlay-differs"
 
-// ExaminePair compares what one machine has stored about the overlay of another with what that one really has.
+// ExaminePair compares an overlay with what another machine has stored about it.
 func ExaminePair(client string, c Facts, server string, s Facts) (found []Finding) {
 	for _, d := range c.Devices {
 		if d.Kind != "vxlan" || d.VNI == 0 {
@@ -17,7 +17,7 @@ func ExaminePair(client string, c Facts, server string, s Facts) (found []Findin
 		}
 		i := slices.IndexFunc(d.FDB, func(e FDBEntry) bool { return s.has(e.To) })
 		o := slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.Name == d.Name })
-		if o < 0 { // two with one VNI are those of IPv4 and IPv6
+		if o < 0 { // devices with the same VNI are for IPv4 and IPv6
 			o = slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.VNI == d.VNI })
 		}
 		var wrong []Evidence

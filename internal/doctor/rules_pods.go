@@ -150,7 +150,7 @@ func (d Device) carriesPods(gateway Device) bool {
 
 // podMTU finds pods that send packets which are too large for the overlay.
 func podMTU(f Facts) (found []Finding) {
-	groups := []Device{{}} // pods that belong to no bridge are one
+	groups := []Device{{}} // the first group has the pods that belong to no bridge
 	for _, g := range f.gateways() {
 		if g.Kind == "bridge" {
 			groups = append(groups, g)
@@ -292,7 +292,8 @@ func blackhole(f Facts) (found []Finding) {
 	return found
 }
 
-// podGateway finds pods that cannot send, because their gateway does not answer, or has another MAC address than they know.
+// podGateway finds pods that cannot send, because their gateway does not answer, or has another MAC address than the one that
+// they have stored.
 func podGateway(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.Pod == nil || !d.Pod.Gateway.IsValid() || !d.Up {
@@ -412,8 +413,8 @@ func (f Facts) deafVXLAN() (deaf Device, ok bool) {
 	return deaf, ok
 }
 
-// ruleDrops finds that rules drop packets, as far as these have counters. Rules drop on purpose; but packets of pods, or of a VXLAN
-// device that therefore receives nothing, are often not what was meant.
+// ruleDrops finds rules that drop packets, if they have counters. Rules drop on purpose, but often nobody meant them to drop
+// packets of pods, or all packets for a VXLAN device.
 func ruleDrops(f Facts) (found []Finding) {
 	deaf, isDeaf := f.deafVXLAN()
 	for _, c := range f.Chains {

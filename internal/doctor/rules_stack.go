@@ -16,8 +16,7 @@ var (
 const senderOffload = "On the SENDER, for a trial: ethtool -K OVERLAY tx-checksum-ip-generic off   # OVERLAY: flannel.1, vxlan.calico …; if the counter here stops, keep it there. " +
 	"To find out which offload is faulty: slipstream doctor hosts:SENDER,THIS --probe"
 
-// stackLosses are the rules about counters of stacks. A total that the kernel does not count apart from the losses
-// includes them.
+// stackLosses are the rules about counters of stacks.
 var stackLosses = map[string]stackLoss{
 	"udp-checksums": {
 		lost: []string{"Udp.InCsumErrors", "Udp6InCsumErrors", "UdpLite.InCsumErrors"}, all: datagrams, most: Serious,

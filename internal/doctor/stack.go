@@ -117,7 +117,7 @@ func parsePerCPU(text, group string, into map[string]uint64) {
 
 // stackLoss describes packets that a stack lost, and the counters that show it.
 type stackLoss struct {
-	// lost are the counters of lost packets, and all those of all packets, the lost ones included; nil if nothing counts these.
+	// lost are the counters of lost packets. all are those of all packets, including the lost ones; nil if the kernel has none.
 	lost, all []string
 	// most is the highest severity.
 	most Severity
@@ -128,8 +128,8 @@ type stackLoss struct {
 	unless func(Facts) bool
 }
 
-// judge judges the counters of a stack. Without a total, a few are a warning: the kernel does not count what they are to be
-// compared with.
+// judge judges the counters of a stack. If the kernel does not count all such packets, 10 lost ones are a warning, because
+// nothing shows what share of them that is.
 func (l stackLoss) judge(s Stack) (Severity, bool) {
 	lost := s.sum(l.lost...)
 	if l.all == nil {
@@ -139,7 +139,7 @@ func (l stackLoss) judge(s Stack) (Severity, bool) {
 	return loss(lost, s.sum(l.all...))
 }
 
-// find judges the counters of all stacks. Each counter counts for itself, so that of two faults each has its own finding.
+// find judges the counters of all stacks. The finding has the worst severity, and the largest counters as its evidence.
 func (l stackLoss) find(f Facts) []Finding {
 	if l.unless != nil && l.unless(f) {
 		return nil

@@ -38,8 +38,8 @@ func (l looker) namespace(process string) string {
 	return target
 }
 
-// pods finds the network namespaces that links lead to, if a process is in them. A process that only waits, as a pod's
-// first, names a pod if there is no other.
+// pods finds the network namespaces that links lead to, if a process is in them. A pod has the name of its process. That is
+// pause only if there is no other.
 func (l looker) pods(links []netlink.Link) (all []pod) {
 	veths := make(map[int]string)
 	for _, link := range links {
@@ -86,7 +86,7 @@ func (l looker) stack(process string) map[string]uint64 {
 	return counts
 }
 
-// neighbourFulls reads how often the table of neighbours was full. It is one for the machine, and only the first network
+// neighbourFulls reads how often the table of neighbours was full. The machine has one table, and only the first network
 // namespace shows it.
 func (l looker) neighbourFulls() map[string]uint64 {
 	all := make(map[string]uint64)
@@ -272,13 +272,13 @@ func (l looker) notForwarding(d Device) (files []string) {
 	return files
 }
 
-// isPod reports whether a device leads to a pod. A veth with an address of a network, as that of a lab's NIC, leads to
-// another machine.
+// isPod reports whether a device leads to a pod. A veth with the address of a network, such as the NIC of a lab's node, leads
+// to another machine.
 func (d Device) isPod() bool {
 	return (d.Class == v1alpha1.DeviceHostVeth || d.Kind == "netkit") && !slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return !p.IsSingleIP() })
 }
 
-// podEnd reads the default route of a pod behind a veth, of which the other end has an index.
+// podEnd reads the default route of a pod. index is that of the pod's end of the veth.
 func podEnd(process string, index int) (end PodEnd, err error) {
 	ns, err := netns.Open(procDir + "/" + process + "/ns/net")
 	if err != nil {
@@ -343,7 +343,7 @@ func (l looker) managers() (all []manager) {
 	return all
 }
 
-// manages returns the file by which a manager says that it manages the device with an index; "" if it does not.
+// manages returns the file in which a manager says that it manages the device with an index; "" if it does not.
 // Sources: NM_CONFIG_DEVICE_STATE_DIR of NetworkManager, link_save of systemd-networkd.
 func (l looker) manages(m manager, index int) string {
 	file := fmt.Sprintf("run/NetworkManager/devices/%d", index)

@@ -153,7 +153,7 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 	}
 }
 
-// addCPUs adds the run with an index in its file to its trial.
+// addCPUs adds a run of mpstat to its trial. i is the index of the run in its file.
 func addCPUs(p part, i int, trials []*trial, bad *problems) {
 	number := p.number
 	if number < 0 {

@@ -42,7 +42,8 @@ type Result struct {
 	Experiment *spec.Experiment
 	Trials     []record.Trial
 	Imported   record.Imported
-	// Skipped are files whose names do not match the pattern. Copies are those that have runs again that are there already.
+	// Skipped are files whose names do not match the pattern. Copies are files with runs that were already read from them or
+	// from other files.
 	Skipped, Copies []Problem
 	// Note says in a sentence where the results come from.
 	Note string
@@ -153,7 +154,8 @@ func conditions(workloads map[string]*tools.Reading) (text string) {
 	return text
 }
 
-// unique leaves out runs that another file has too, and says so. The same run cannot be of two variants or workloads.
+// unique leaves out runs that were already read, and notes that. It is an error if the names of the
+// files give such a run two variants, workloads, pairs or nodes.
 func (r *Result) unique(files []*file) ([]*file, error) {
 	first, content := make(map[string]*file), make(map[string]*file)
 	var bad problems

@@ -38,26 +38,26 @@ func decodeText(data []byte) ([]byte, error) {
 }
 
 var (
-	// lineEnd ends a line in Windows, or of a terminal that adds a carriage return.
+	// lineEnd is the end of a line on Windows, or on a terminal, which adds a carriage return.
 	lineEnd = regexp.MustCompile(`\r+\n`)
-	// colour is of a terminal.
+	// colour matches what makes a terminal change its colour.
 	colour = regexp.MustCompile(`\x1b\[[0-9;]*[mK]`)
 	// logTime begins each line of a container's log, as in "2024-01-01T00:00:00.1Z stdout F ", and of docker logs --timestamps.
-	// P means that the line goes on in the next one.
+	// P means that the next line continues this one.
 	logTime = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[-+]\d\d:\d\d) ?(?:(?:stdout|stderr) ([FP]) ?)?`)
 )
 
-// logs are those whose lines begin with what no tool has printed, by that beginning.
+// logs are kinds of logs that cannot be read, by the prefix that they give each line.
 var logs = []struct {
 	prefix *regexp.Regexp
-	what   string // and what to do
+	what   string // the kind, and what to do instead
 }{
 	{regexp.MustCompile(`^\[pod/[^\]]+\] `), "kubectl logs --prefix: print it without --prefix"},
 	{regexp.MustCompile(`^\{"log":"`), "Docker (json-file): print it with docker logs"},
 	{regexp.MustCompile(`^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ \S+: `), "syslog: print it with journalctl -o cat"},
 }
 
-// fromLog takes away the times with which a log begins all lines, and names logs that it cannot read.
+// fromLog removes the time with which a log begins each line. The error names a kind of log that cannot be read.
 func fromLog(data []byte) ([]byte, error) {
 	first, _, _ := bytes.Cut(data, []byte("\n"))
 	for _, log := range logs {

@@ -160,7 +160,7 @@ func (e *Experiment) Pools() (pools []Ends) {
 	return pools
 }
 
-// PoolOf returns the index of a variant's pool. Its nodes are the two from twice that index on.
+// PoolOf returns the index of a variant's pool. Pool i has the nodes 2i and 2i+1.
 func (e *Experiment) PoolOf(v Variant) int {
 	return max(0, slices.IndexFunc(e.Pools(), v.ends().equal))
 }
