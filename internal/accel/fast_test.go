@@ -160,7 +160,7 @@ func TestFastpathChanges(t *testing.T) {
 	s, err := OpenKeeper(Options{Place: place.Place{Name: "here", Kind: place.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
 	must(t, err)
 	defer s.Close()
-	v, err := s.Look()
+	v, err := s.View()
 	must(t, err)
 	_, err = s.Keep(t.Context(), v, v1alpha1.ForPolicy(fastAccelerator...))
 	must(t, err)
@@ -191,7 +191,7 @@ func TestFastpathUnseenBy(t *testing.T) {
 	s, err := OpenKeeper(o)
 	must(t, err)
 	defer s.Close()
-	v, err := s.Look()
+	v, err := s.View()
 	must(t, err)
 	for _, unseenBy := range [][]string{nil, {v1alpha1.UnseenByTC, v1alpha1.UnseenByQueue}, {v1alpha1.UnseenByTC}} {
 		wanted := []v1alpha1.Accelerator{{Fastpath: &v1alpha1.Fastpath{UnseenBy: unseenBy}}}
@@ -247,7 +247,7 @@ func TestInForce(t *testing.T) {
 	// Settings of a dead process do not count: they will be restored soon.
 	b, err := s.journal.Book(s.id, "node0", s.sys)
 	must(t, err)
-	_, err = b.Hold(journal.Holder{Owner: "dead", PID: 1 << 30, Start: 1}, []journal.Change{{Path: "class/net/eth0/queues/rx-0/rps_cpus", Link: 2, Was: "0", Want: "1"}})
+	_, err = b.AddHolder(journal.Holder{Owner: "dead", PID: 1 << 30, Start: 1}, []journal.Change{{Path: "class/net/eth0/queues/rx-0/rps_cpus", Link: 2, Was: "0", Want: "1"}})
 	must(t, err)
 	must(t, b.Save())
 	ask("dead")

@@ -67,7 +67,7 @@ type Kept struct {
 	Refused                 []Refusal
 }
 
-// View is the state of a place when Look read it.
+// View is the state of a place when it was read.
 type View struct {
 	Devices []Device
 	kinds   map[string]Kind
@@ -80,8 +80,8 @@ func (v View) Plan(accelerators []v1alpha1.PolicyAccelerator) (*Plan, error) {
 	return makePlan(v.kinds, accelerators, v.resolve)
 }
 
-// Look lists the devices and CPUs of this place, and changes nothing.
-func (k *Keeper) Look() (View, error) {
+// View lists the devices and CPUs of this place, and changes nothing.
+func (k *Keeper) View() (View, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	v := View{kinds: k.options.Kinds}
@@ -97,7 +97,7 @@ func (k *Keeper) Look() (View, error) {
 
 // Keep sets what the accelerators want on the devices of a view. First it restores the settings of
 // this keeper's holder that they do not want, or want at another value; then it sets again those
-// that have drifted. It does not follow later changes: when something may have changed, call Look
+// that have drifted. It does not follow later changes: when something may have changed, call View
 // and Keep again, or KeepDevices. Runners such as the fast path follow changes by themselves; one
 // that cannot run is not an error, States reports it.
 func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.PolicyAccelerator) (kept Kept, err error) {
@@ -220,7 +220,7 @@ func (k *Keeper) keepChanges(b *journal.Book, changes []journal.Change, kept *Ke
 			continue
 		}
 		e := b.Find(c.Path)
-		added, err := b.Hold(k.holder, []journal.Change{c})
+		added, err := b.AddHolder(k.holder, []journal.Change{c})
 		switch {
 		case err != nil:
 			kept.Refused = append(kept.Refused, Refusal{settingOf(c), err})
@@ -252,7 +252,7 @@ func (k *Keeper) keepChanges(b *journal.Book, changes []journal.Change, kept *Ke
 	return b.Save()
 }
 
-// IRQCPUs returns the CPUs that took the NIC's interrupts when Look last ran, as a list; it is
+// IRQCPUs returns the CPUs that took the NIC's interrupts when View last ran, as a list; it is
 // empty if they are unknown. A pod cannot find them out.
 func (k *Keeper) IRQCPUs() string {
 	k.mu.Lock()

@@ -37,7 +37,7 @@ func TestFlowMemory(t *testing.T) {
 	s, err := OpenKeeper(o)
 	must(t, err)
 	defer s.Close()
-	view, err := s.Look()
+	view, err := s.View()
 	must(t, err)
 	kept, err := s.Keep(t.Context(), view, v1alpha1.ForPolicy(rfs(65536, "", "nic", "host-veth")))
 	must(t, err)

@@ -284,7 +284,7 @@ func TestKeep(t *testing.T) {
 	before := snapshot(t)
 	keep := func(accelerators ...v1alpha1.Accelerator) Kept {
 		t.Helper()
-		view, err := s.Look()
+		view, err := s.View()
 		must(t, err)
 		kept, err := s.Keep(t.Context(), view, v1alpha1.ForPolicy(accelerators...))
 		must(t, err)

@@ -46,14 +46,14 @@ func (v *vfRunner) Keep(_ context.Context, want *v1alpha1.PolicyAccelerator, _ *
 	if want == nil {
 		return v.Stop()
 	}
-	v.look(time.Now())
+	v.read(time.Now())
 	return nil
 }
 
 // Verify implements Runner.
 func (v *vfRunner) Verify(at time.Time) {
 	if v.now() != nil {
-		v.look(at)
+		v.read(at)
 	}
 }
 
@@ -71,15 +71,15 @@ func (v *vfRunner) now() *vfs {
 	return v.known
 }
 
-// look reads the NICs. It ignores calls between two verifications, which would cut a window short.
-func (v *vfRunner) look(at time.Time) {
+// read reads the NICs. It ignores calls between two verifications, which would cut a window short.
+func (v *vfRunner) read(at time.Time) {
 	known := v.now()
 	if known == nil {
 		known = new(vfs)
 	} else if at.Sub(known.at) < v.options.Verify/2 {
 		return
 	}
-	now, uses := known.look(v.options.NICs(), at)
+	now, uses := known.after(v.options.NICs(), at)
 	lost := 0
 	for _, u := range uses {
 		if u.Change == record.VFWithdrawn || u.Change == record.VFInterrupted {

@@ -83,7 +83,7 @@ func TestVFs(t *testing.T) {
 			at := time.Unix(1000, 0)
 			for i, l := range c.looks {
 				l.do(m)
-				known, _ = known.look(m.Source().Read(), at)
+				known, _ = known.after(m.Source().Read(), at)
 				at = at.Add(10 * time.Second)
 				if s := known.state(); s.Reason != l.reason || !strings.Contains(s.Message, l.want) {
 					t.Fatalf("look %d: %s (%s), want %s (%s)", i, s.Reason, s.Message, l.reason, l.want)

@@ -36,8 +36,8 @@ type vf struct {
 	way string
 }
 
-// look returns the state after a snapshot, and the devices that packets have used since the previous one.
-func (w vfs) look(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
+// after returns the state after a snapshot, and the devices that packets have used since the previous one.
+func (w vfs) after(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
 	now := vfs{at, s, make(map[string]vf)}
 	uses := nic.CountUse(w.nics, s)
 	for name, n := range nic.Facts(s) {

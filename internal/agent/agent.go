@@ -414,9 +414,9 @@ func (a *Agent) Healthy() error {
 // settings it wrote.
 func (a *Agent) Revert(ctx context.Context) (restored int, err error) {
 	restored, err = a.finder.Sweep(ctx, a.options.accel(place.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return id == a.host.Cookie() })
-	view, lookErr := a.host.Look()
-	if lookErr != nil {
-		return restored, errors.Join(err, lookErr)
+	view, viewErr := a.host.View()
+	if viewErr != nil {
+		return restored, errors.Join(err, viewErr)
 	}
 	kept, keepErr := a.host.Keep(ctx, view, nil)
 	for _, r := range kept.Refused {

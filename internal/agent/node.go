@@ -243,7 +243,7 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 // keepNode lists the node's devices and applies the policies to them. It sets the machine's flow table before
 // the queues of any pod, which index it.
 func (a *Agent) keepNode(ctx context.Context) error {
-	view, err := a.host.Look()
+	view, err := a.host.View()
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 // examineHosts checks hosts, and the paths between them.
 func (o doctorOptions) examineHosts(ctx context.Context, p Process, d *diagnosis, names string) (err error) {
 	config := hosts.Config{
-		Hosts: parseHosts(names), Binaries: o.hosts.binaries, Ask: p.interactive(), Look: true,
+		Hosts: parseHosts(names), Binaries: o.hosts.binaries, Ask: p.interactive(), ReadOnly: true,
 		Note: func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) },
 	}
 	for i, h := range config.Hosts {

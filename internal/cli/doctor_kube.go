@@ -32,7 +32,7 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	if err != nil {
 		return err
 	}
-	found, err := cluster.Look(ctx)
+	found, err := cluster.Facts(ctx)
 	if err != nil {
 		return err
 	}

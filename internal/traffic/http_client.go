@@ -186,20 +186,20 @@ func (h *httpClient) loop() (err error) {
 		}
 		if h.paused > 0 || now-looked > int64(stallCheck) {
 			looked = now
-			if h.look(now) == len(h.browsers) {
+			if h.attend(now) == len(h.browsers) {
 				h.c.finish(h.r, now)
 				return nil
 			}
-		} else if h.left.bounded && h.left.left.Load() < 0 && h.look(now) == len(h.browsers) {
+		} else if h.left.bounded && h.left.left.Load() < 0 && h.attend(now) == len(h.browsers) {
 			h.c.finish(h.r, now)
 			return nil
 		}
 	}
 }
 
-// look starts the next request of browsers whose pause is over, gives up requests that have
+// attend starts the next request of browsers whose pause is over, gives up requests that have
 // taken longer than answerLimit, and counts the browsers that are done.
-func (h *httpClient) look(now int64) (finished int) {
+func (h *httpClient) attend(now int64) (finished int) {
 	for i := range h.browsers {
 		switch b := &h.browsers[i]; {
 		case b.state == done:

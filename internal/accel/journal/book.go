@@ -112,9 +112,9 @@ func (b *Book) links() []int {
 	return slices.Compact(indexes)
 }
 
-// Hold adds h to the holders of every change, in memory only, and returns the
+// AddHolder adds h to the holders of every change, in memory only, and returns the
 // paths that h did not hold before.
-func (b *Book) Hold(h Holder, changes []Change) (added map[string]bool, err error) {
+func (b *Book) AddHolder(h Holder, changes []Change) (added map[string]bool, err error) {
 	for _, c := range changes {
 		if e := b.Find(c.Path); e != nil && e.Want != c.Want {
 			return nil, fmt.Errorf("set %s of %s to %s: %w: %s has it at %s; wait for that to end, or revert it",
@@ -137,7 +137,7 @@ func (b *Book) Hold(h Holder, changes []Change) (added map[string]bool, err erro
 	return added, nil
 }
 
-// Put writes the changes and reads them back; call Hold and Save first. It leaves out the changes
+// Put writes the changes and reads them back; call AddHolder and Save first. It leaves out the changes
 // of devices that went away meanwhile. Their entries stay for the next transaction, because the
 // devices may only have been renamed. A value that did not read back is noted in the ledger for the
 // next Save, so that it can be undone all the same.
@@ -274,7 +274,7 @@ type Changes struct {
 func Set(h Holder, steps ...Changes) (settings []record.Setting, err error) {
 	added := make([]map[string]bool, len(steps))
 	for i, s := range steps {
-		if added[i], err = s.Hold(h, s.Changes); err != nil {
+		if added[i], err = s.AddHolder(h, s.Changes); err != nil {
 			return nil, err
 		}
 	}

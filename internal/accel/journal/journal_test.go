@@ -62,7 +62,7 @@ func TestHolders(t *testing.T) {
 	keeper := Holder{Owner: "keeper"}
 	changes := []Change{{queue0, 2, "0", "3"}, {queue1, 2, "1", "3"}}
 	for _, h := range []Holder{zombie, live, reused, ended, keeper} {
-		if _, err := b.Hold(h, changes); err != nil {
+		if _, err := b.AddHolder(h, changes); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -74,7 +74,7 @@ func TestHolders(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if _, err := b.Hold(Holder{"other", 7, 42}, []Change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) has it at 3") {
+	if _, err := b.AddHolder(Holder{"other", 7, 42}, []Change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) has it at 3") {
 		t.Errorf("another value: %v, want ErrHeld and who holds it", err)
 	}
 
@@ -133,7 +133,7 @@ func TestRestore(t *testing.T) {
 			}
 			b := testBook(t, kerneltest.Proc(t, nil), s)
 			h := Holder{"run", 7, 42}
-			if _, err := b.Hold(h, []Change{{queue0, 2, "0", "3"}}); err != nil {
+			if _, err := b.AddHolder(h, []Change{{queue0, 2, "0", "3"}}); err != nil {
 				t.Fatal(err)
 			}
 			b.Find(queue0).Got = tt.got
@@ -162,7 +162,7 @@ func TestRestoreRenamed(t *testing.T) {
 	s := &kerneltest.Memory{Values: map[string]string{later: "3"}}
 	b := testBook(t, kerneltest.Proc(t, nil), s)
 	b.names = func([]int) (map[int]string, error) { return map[int]string{2: "ens5"}, nil }
-	if _, err := b.Hold(Holder{"run", 7, 42}, []Change{{queue0, 2, "0", "3"}, {"class/net/veth1/queues/rx-0/rps_cpus", 3, "0", "3"}}); err != nil {
+	if _, err := b.AddHolder(Holder{"run", 7, 42}, []Change{{queue0, 2, "0", "3"}, {"class/net/veth1/queues/rx-0/rps_cpus", 3, "0", "3"}}); err != nil {
 		t.Fatal(err)
 	}
 	restored, err := b.ReleaseDead()
@@ -175,7 +175,7 @@ func TestPutMisread(t *testing.T) {
 	s := &kerneltest.Memory{Values: map[string]string{queue0: "0"}, Mangle: map[string]string{queue0: "1"}}
 	b := testBook(t, kerneltest.Proc(t, nil), s)
 	changes := []Change{{queue0, 2, "0", "3"}}
-	if _, err := b.Hold(Holder{"run", 7, 42}, changes); err != nil {
+	if _, err := b.AddHolder(Holder{"run", 7, 42}, changes); err != nil {
 		t.Fatal(err)
 	}
 	settings, err := b.Put(changes)
@@ -193,7 +193,7 @@ func TestPutMisread(t *testing.T) {
 func TestOtherBoot(t *testing.T) {
 	s := &kerneltest.Memory{Values: map[string]string{queue0: "3"}}
 	b := testBook(t, kerneltest.Proc(t, nil), s)
-	if _, err := b.Hold(Holder{"run", 7, 42}, []Change{{queue0, 2, "0", "3"}}); err != nil {
+	if _, err := b.AddHolder(Holder{"run", 7, 42}, []Change{{queue0, 2, "0", "3"}}); err != nil {
 		t.Fatal(err)
 	}
 	b.Boot = "an earlier one"

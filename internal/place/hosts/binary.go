@@ -79,7 +79,7 @@ func (b *binary) measure() error {
 var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64", "AMD64": "amd64"}
 
 // fitting returns the binary for a machine as uname -sm describes it, "Linux
-// x86_64", or lookWindows, "Windows AMD64".
+// x86_64", or factsWindows, "Windows AMD64".
 func fitting(all []binary, name, uname string) (binary, error) {
 	system, machine, _ := strings.Cut(uname, " ")
 	system = strings.ToLower(system)

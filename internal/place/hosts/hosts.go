@@ -37,9 +37,9 @@ type Config struct {
 	// Linux maps the names of hosts to what needs Linux there, such as "workload page". Such a host is refused if it
 	// runs Windows. Windows maps them to what needs Windows.
 	Linux, Windows map[string]string
-	// Look means that the run changes nothing on the hosts. Workers for control run as root where sudo -n allows it,
+	// ReadOnly means that the run changes nothing on the hosts. Workers for control run as root where sudo -n allows it,
 	// and otherwise without.
-	Look bool
+	ReadOnly bool
 	// Binaries are files of this program for other architectures than its own.
 	Binaries []string
 	// Ask means that ssh may ask somebody, at a terminal, for a password or the like: once for each host.
@@ -178,7 +178,7 @@ func (h *Hosts) each(ctx context.Context, do func(context.Context, *host) error)
 // start examines the host, copies the program, starts the first worker, which claims the host, and restores what dead
 // workers have left there.
 func (h *host) start(ctx context.Context) error {
-	facts, err := h.look(ctx)
+	facts, err := h.askFacts(ctx)
 	if err != nil {
 		return err
 	}

@@ -27,9 +27,9 @@ const journal = "/run/slipstream"
 // sudo gives root without a password or not at all, and keeps no record that it did.
 const sudo = "sudo -n -k"
 
-// look returns the script that reports what a host is, and in which folders programs run. It tests that with a
+// factsScript returns the script that reports what a host is, and in which folders programs run. It tests that with a
 // file, whose name it removes at once. The folders are usually on different file systems.
-func look(mark string, root bool) string {
+func factsScript(mark string, root bool) string {
 	ask := ""
 	if root { // sudo keeps a file of those who ask
 		ask = `if SUDO true </dev/null >/dev/null 2>&1; then echo "MARK sudo"; fi;`

@@ -59,7 +59,7 @@ func TestLoginShells(t *testing.T) {
 		if _, err := exec.LookPath(shell); err != nil {
 			continue
 		}
-		r := script("M", look("M", false))
+		r := script("M", factsScript("M", false))
 		cmd := exec.Command(shell, "-c", r.command)
 		cmd.Stdin = strings.NewReader(r.input)
 		out, err := cmd.CombinedOutput()

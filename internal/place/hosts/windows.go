@@ -19,8 +19,8 @@ import (
 // the command too (its job is killed), and the file stays until the run connects again, or a later one removes
 // it.
 
-// lookWindows returns the command that reports what a host is.
-func lookWindows(mark string) request {
+// factsWindows returns the command that reports what a host is.
+func factsWindows(mark string) request {
 	return request{command: strings.ReplaceAll(`cmd /d /c "echo MARK begin& echo MARK system Windows %PROCESSOR_ARCHITECTURE%& echo MARK connection %SSH_CONNECTION%& echo MARK home %USERPROFILE%& echo MARK end"`, "MARK", mark)}
 }
 

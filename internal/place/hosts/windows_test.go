@@ -300,7 +300,7 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 		"host windows runs Windows, and rps of variant rps needs Linux":                    func(c *hosts.Config) { c.Root = map[string]string{"windows": "rps of variant rps"} },
 		"host windows runs Windows, and http of workload page needs Linux":                 func(c *hosts.Config) { c.Linux = map[string]string{"windows": "http of workload page"} },
 		"host linux does not run Windows, and latte of workload pp needs it":               func(c *hosts.Config) { c.Windows = map[string]string{"linux": "latte of workload pp"} },
-		"host windows runs Windows, and doctor looks at Linux machines":                    func(c *hosts.Config) { c.Look = true },
+		"host windows runs Windows, and doctor looks at Linux machines":                    func(c *hosts.Config) { c.ReadOnly = true },
 		"host windows needs a build of this program for windows/amd64, and none was found": func(c *hosts.Config) { c.Binaries = nil },
 	} {
 		c := config

@@ -25,10 +25,10 @@ type facts struct {
 	folders, others []string
 }
 
-// look asks a host for its facts.
-func (h *host) look(ctx context.Context) (facts, error) {
+// askFacts asks a host for its facts.
+func (h *host) askFacts(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
-	s, err := h.openLook(ctx)
+	s, err := h.openFacts(ctx)
 	if err != nil {
 		return f, err
 	}
@@ -48,22 +48,22 @@ func (h *host) look(ctx context.Context) (facts, error) {
 	return f, refusedError{fmt.Errorf("host %s reports more than %d facts", h.name, maxPrinted)}
 }
 
-// openLook runs the command for a host's facts. A host that does not run that for Linux may run Windows.
-func (h *host) openLook(ctx context.Context) (*session, error) {
+// openFacts runs the command for a host's facts. A host that does not run that for Linux may run Windows.
+func (h *host) openFacts(ctx context.Context) (*session, error) {
 	if !h.windows {
 		s, err := h.open(ctx, func(mark string) request {
-			return script(mark, look(mark, h.root() != "" || h.all.config.Look))
+			return script(mark, factsScript(mark, h.root() != "" || h.all.config.ReadOnly))
 		})
 		if !errors.As(err, new(notRunError)) {
 			return s, err
 		}
-		if s, failed := h.open(ctx, lookWindows); failed == nil {
+		if s, failed := h.open(ctx, factsWindows); failed == nil {
 			h.windows = true
 			return s, nil
 		}
 		return nil, err
 	}
-	return h.open(ctx, lookWindows)
+	return h.open(ctx, factsWindows)
 }
 
 // reasons say why no program runs in a folder, by the word that the script reports.
@@ -110,7 +110,7 @@ func (h *host) suit() (binary, error) {
 	f, root, config := h.facts, h.root(), h.all.config
 	b, err := fitting(h.all.binaries, f.name, f.system)
 	switch {
-	case h.windows && config.Look:
+	case h.windows && config.ReadOnly:
 		return b, fmt.Errorf("host %s runs Windows, and doctor looks at Linux machines: leave it out", f.name)
 	case h.windows && root != "":
 		return b, fmt.Errorf("host %s runs Windows, and %s needs Linux: leave that out, or select other hosts by their labels", f.name, root)
@@ -174,7 +174,7 @@ func (h *Hosts) LeaveOut(name string) {
 }
 
 func (h *host) survey(ctx context.Context, found *Finding) (err error) {
-	if h.facts, err = h.look(ctx); err != nil {
+	if h.facts, err = h.askFacts(ctx); err != nil {
 		return err
 	}
 	found.System, found.Root, found.Sudo = h.facts.system, h.root() != "", h.sudo()

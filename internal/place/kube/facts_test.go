@@ -42,7 +42,7 @@ func TestLook(t *testing.T) {
 	}, {
 		ObjectMeta: metav1.ObjectMeta{Name: "w"}, Status: v1alpha1.NodeAccelerationStatus{Agent: "other/slipstream"},
 	}}}}
-	got, err := c.Look(t.Context())
+	got, err := c.Facts(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestLookWithoutRights(t *testing.T) {
 	a := node("a")
 	api := fake.NewClientset(&a)
 	api.PrependReactor("list", "*", refuse)
-	if got, err := (&Cluster{api: fakeAPI{Clientset: api}}).Look(t.Context()); err != nil || len(got.Nodes)+len(got.Agents) > 0 {
+	if got, err := (&Cluster{api: fakeAPI{Clientset: api}}).Facts(t.Context()); err != nil || len(got.Nodes)+len(got.Agents) > 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

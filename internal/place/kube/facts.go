@@ -15,9 +15,9 @@ import (
 	"slipstream.dev/internal/doctor"
 )
 
-// Look returns what the API server reports about a cluster's nodes and agents, as far as the user may read
+// Facts returns what the API server reports about a cluster's nodes and agents, as far as the user may read
 // it.
-func (c *Cluster) Look(ctx context.Context) (found doctor.Cluster, err error) {
+func (c *Cluster) Facts(ctx context.Context) (found doctor.Cluster, err error) {
 	nodes, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
 		nodes, err = &corev1.NodeList{}, nil
