@@ -21,7 +21,7 @@ import (
 // programNames lists the names of the programs that the fast path attaches to devices.
 var programNames = []string{"observe_nic", "decap_nic", "observe_vxlan", "redirect_vxlan", "encap_pod", "observe_pod"}
 
-// hook is a program and the side of a device to which it is attached.
+// hook is a program and the attach point to which it is attached.
 type hook struct {
 	program *ebpf.Program
 	egress  bool
@@ -95,7 +95,7 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 				unseen = true
 				f.repaired++
 			}
-		case verify && !f.isLast(side{a.device, hooks[a.program].egress}):
+		case verify && !f.isLast(attachPoint{a.device, hooks[a.program].egress}):
 			f.log.Info("another program was attached after one of the fast path, which would bypass it; the fast path's program moves to the end", "device", name, "program", a.program)
 			unseen = true
 		default:
@@ -122,7 +122,7 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 		}
 		errs = append(errs, f.renewLease())
 		h := hooks[a.program]
-		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: side{a.device, h.egress}.attach()})
+		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: attachPoint{a.device, h.egress}.attach()})
 		if errors.Is(err, unix.ENODEV) {
 			continue // the device is gone; a notification follows
 		}
@@ -192,10 +192,10 @@ func (f *Fastpath) exists(device int) bool {
 	return !errors.As(err, new(netlink.LinkNotFoundError))
 }
 
-// isLast reports whether the last program at a side belongs to the fast path, which would bypass a
+// isLast reports whether the last program at an attach point belongs to the fast path, which would bypass a
 // program after it. It returns true if the kernel does not answer.
-func (f *Fastpath) isLast(s side) bool {
-	all, err := programsAt(s)
+func (f *Fastpath) isLast(p attachPoint) bool {
+	all, err := programsAt(p)
 	return err != nil || len(all) == 0 || f.owns(all[len(all)-1])
 }
 
@@ -210,7 +210,7 @@ func isAttached(l link.Link, device int) bool {
 	return at == nil || int(at.Ifindex) == device
 }
 
-// inspectMax limits the number of sides that inspect checks per lease renewal: it suffices for 128
+// inspectMax limits the number of attach points that inspect checks per lease renewal: it suffices for 128
 // active pods. After the next renewal, inspect checks the next ones.
 const inspectMax = 256
 
@@ -226,33 +226,33 @@ func (f *Fastpath) inspect() error {
 	}
 	changed := why != f.node.unsupported
 	hooks := f.programHooks()
-	ours := make(map[side]bool)
+	ours := make(map[attachPoint]bool)
 	for a := range f.attached {
-		ours[side{a.device, hooks[a.program].egress}] = true
+		ours[attachPoint{a.device, hooks[a.program].egress}] = true
 	}
-	sides := slices.Collect(maps.Keys(ours))
+	points := slices.Collect(maps.Keys(ours))
 	for _, device := range f.node.monitored {
-		for _, s := range both(device) {
-			if !ours[s] {
-				sides = append(sides, s)
+		for _, p := range both(device) {
+			if !ours[p] {
+				points = append(points, p)
 			}
 		}
 	}
-	for s, foreign := range f.node.observers.programs {
-		if len(foreign) > 0 && !ours[s] && !slices.Contains(f.node.monitored, s.device) {
-			sides = append(sides, s) // such as those of a skipped link of a pod
+	for p, foreign := range f.node.observers.programs {
+		if len(foreign) > 0 && !ours[p] && !slices.Contains(f.node.monitored, p.device) {
+			points = append(points, p) // such as those of a skipped link of a pod
 		}
 	}
-	slices.SortFunc(sides, func(a, b side) int {
+	slices.SortFunc(points, func(a, b attachPoint) int {
 		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.String(), b.String()))
 	})
-	sides, f.inspected = batch(sides, f.inspected)
-	for _, s := range sides {
+	points, f.inspected = batch(points, f.inspected)
+	for _, p := range points {
 		// Each query takes the RTNL lock, so all of them together may take longer than the lease.
 		if err := f.renewLease(); err != nil {
 			return err
 		}
-		same, err := f.unchanged(s, ours[s])
+		same, err := f.unchanged(p, ours[p])
 		if err != nil {
 			return err
 		}
@@ -264,8 +264,8 @@ func (f *Fastpath) inspect() error {
 	return nil
 }
 
-// batch returns the sides to inspect, starting at index from, and the index of the next batch.
-func batch(all []side, from int) (part []side, next int) {
+// batch returns the attach points to inspect, starting at index from, and the index of the next batch.
+func batch(all []attachPoint, from int) (part []attachPoint, next int) {
 	if from >= len(all) {
 		from = 0
 	}
@@ -273,20 +273,20 @@ func batch(all []side, from int) (part []side, next int) {
 	return all[from:next], next
 }
 
-// unchanged reports whether a side has the same foreign programs as in the last scan, and, if ours is
+// unchanged reports whether an attach point has the same foreign programs as in the last scan, and, if ours is
 // set, a program of the fast path after them.
-func (f *Fastpath) unchanged(s side, ours bool) (bool, error) {
-	all, err := programsAt(s)
+func (f *Fastpath) unchanged(p attachPoint, ours bool) (bool, error) {
+	all, err := programsAt(p)
 	if err != nil || ours && (len(all) == 0 || !f.owns(all[len(all)-1])) {
 		return false, err
 	}
-	was, scanned := f.node.observers.programs[s]
+	was, scanned := f.node.observers.programs[p]
 	if scanned && !slices.Equal(slices.DeleteFunc(all, f.owns), was) {
 		return false, nil
 	}
-	if s.egress || !slices.Contains(f.node.monitored, s.device) {
+	if p.egress || !slices.Contains(f.node.monitored, p.device) {
 		return true, nil
 	}
-	l, err := f.links.LinkByIndex(s.device)
-	return err != nil || hasXDP(l) == f.node.observers.xdp[s.device], nil // netlink notifies of a removed device
+	l, err := f.links.LinkByIndex(p.device)
+	return err != nil || hasXDP(l) == f.node.observers.xdp[p.device], nil // netlink notifies of a removed device
 }

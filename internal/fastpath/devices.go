@@ -285,7 +285,7 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 			continue
 		}
 		// A redirected packet passes all hooks of the NIC's egress except nftables (nf_skip_egress).
-		if what := n.observers.first([]side{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
+		if what := n.observers.first([]attachPoint{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
 			n.skip(l, "its NIC %s has %s, which the fast path would bypass", nic.Attrs().Name, what)
 			continue
 		}
@@ -303,7 +303,7 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 		n.nics = append(n.nics, v.VtepDevIndex)
 		// decap_nic is the last tcx program: the others run before it, while tc filters and nftables
 		// would run after it.
-		if what := n.observers.first([]side{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); what != "" {
+		if what := n.observers.first([]attachPoint{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); what != "" {
 			n.noDecap = append(n.noDecap, v.VtepDevIndex)
 			n.skip(nic, bypassed+": the kernel decapsulates its packets", what)
 		}

@@ -36,7 +36,7 @@ func TestDeviceClassification(t *testing.T) {
 	const where = `flannel.1: its NIC eth0 has the master bond0, which the fast path would bypass`
 	for name, tt := range map[string]struct {
 		devices []netlink.Link
-		seen    map[side][]observer
+		seen    map[attachPoint][]observer
 		skipped []string
 		veths   []int
 	}{
@@ -59,14 +59,14 @@ func TestDeviceClassification(t *testing.T) {
 				&netlink.Vlan{LinkAttrs: attrs(vlan, "cni0.9", on(bridge))},
 				&netlink.Veth{LinkAttrs: attrs(pod, "veth7", ofPod, master(bridge))}, &netlink.Veth{LinkAttrs: attrs(pod+1, "veth8", ofPod, master(bridge))},
 				&netlink.Veth{LinkAttrs: attrs(pod+2, "veth9", ofPod)}},
-			seen:    map[side][]observer{{vlan, true}: {{"queue", "a queue (htb)"}}},
+			seen:    map[attachPoint][]observer{{vlan, true}: {{"queue", "a queue (htb)"}}},
 			skipped: []string{"cni0.9: it has a queue (htb), which packets of the pods behind it would bypass"},
 			veths:   []int{pod + 2},
 		},
 		"macvlan in another namespace": {
 			devices: []netlink.Link{&netlink.Device{LinkAttrs: attrs(nic, "eth0")}, veth,
 				&netlink.Macvlan{LinkAttrs: attrs(vlan, "other", on(pod), ofPod)}}, // its parent has this ifindex in another namespace
-			seen:  map[side][]observer{{vlan, true}: {{"queue", "a queue (htb)"}}},
+			seen:  map[attachPoint][]observer{{vlan, true}: {{"queue", "a queue (htb)"}}},
 			veths: []int{pod},
 		},
 	} {
@@ -85,25 +85,25 @@ func TestDeviceClassification(t *testing.T) {
 	}
 }
 
-// TestTurn checks that a round inspects each side once, whatever their number.
+// TestTurn checks that a round inspects each attach point once, whatever their number.
 func TestTurn(t *testing.T) {
 	for _, n := range []int{0, 1, inspectMax, inspectMax + 1, 3*inspectMax - 1} {
-		all := make([]side, n)
+		all := make([]attachPoint, n)
 		for i := range all {
 			all[i].device = i
 		}
-		var round []side
+		var round []attachPoint
 		from := 0
 		for range (n + inspectMax - 1) / inspectMax {
-			var part []side
+			var part []attachPoint
 			part, from = batch(all, from)
 			round = append(round, part...)
 		}
 		if !slices.Equal(round, all) {
-			t.Errorf("a round of %d sides inspects %d", n, len(round))
+			t.Errorf("a round of %d points inspects %d", n, len(round))
 		}
 		if part, _ := batch(all, from); len(part) > 0 && part[0] != all[0] {
-			t.Errorf("the round after %d sides begins with %v", n, part[0])
+			t.Errorf("the round after %d points begins with %v", n, part[0])
 		}
 	}
 }

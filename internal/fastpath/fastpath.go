@@ -98,7 +98,7 @@ type Fastpath struct {
 	detector detector
 	active   bool
 	attached map[attachment]link.Link
-	// inspected is the number of sides that inspect has checked in this round.
+	// inspected is the number of attach points that inspect has checked in this round.
 	inspected int
 	// failed holds the errors of attachments that failed, while their devices exist.
 	failed   map[attachment]error
@@ -144,7 +144,7 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 		return f, err
 	}
 	if err := netns.Do(ns, func() (err error) {
-		f.entries, err = conntrack.New(f.programs, conntrackNode{f}, log)
+		f.entries, err = conntrack.New(f.programs, forConntrack{f}, log)
 		return err
 	}); err != nil {
 		return f, err
@@ -629,21 +629,21 @@ func (f *Fastpath) closing() bool {
 	}
 }
 
-// conntrackNode is the node as package conntrack sees it.
-type conntrackNode struct{ f *Fastpath }
+// forConntrack is the fast path as package conntrack sees it.
+type forConntrack struct{ f *Fastpath }
 
-func (n conntrackNode) DropForged()               { n.f.ensureDropForged() }
-func (n conntrackNode) Links() map[netip.Addr]int { return n.f.node.podLinks }
-func (n conntrackNode) Attach(link int)           { n.f.attach(link) }
+func (c forConntrack) DropForged()               { c.f.ensureDropForged() }
+func (c forConntrack) Links() map[netip.Addr]int { return c.f.node.podLinks }
+func (c forConntrack) Attach(link int)           { c.f.attach(link) }
 
-func (n conntrackNode) Attached(link int) bool {
-	n.f.mu.Lock()
-	defer n.f.mu.Unlock()
-	return n.f.attached[attachment{link, "encap_pod"}] != nil
+func (c forConntrack) Attached(link int) bool {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	return c.f.attached[attachment{link, "encap_pod"}] != nil
 }
 
-func (n conntrackNode) MACs() (map[netip.Addr]net.HardwareAddr, error) {
-	neighbours, err := listNeighbours(n.f.links)
+func (c forConntrack) MACs() (map[netip.Addr]net.HardwareAddr, error) {
+	neighbours, err := listNeighbours(c.f.links)
 	if err != nil {
 		return nil, err
 	}

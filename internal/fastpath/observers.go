@@ -24,27 +24,27 @@ import (
 // would miss them is an observer, whether it counts, shapes or filters packets. The fast path skips
 // a device with an observer, unless a policy allows it to bypass that kind.
 
-// side is the ingress or the egress of a device.
-type side struct {
+// attachPoint is the ingress or the egress of a device.
+type attachPoint struct {
 	device int
 	egress bool
 }
 
-func (s side) String() string {
-	if s.egress {
+func (p attachPoint) String() string {
+	if p.egress {
 		return "egress"
 	}
 	return "ingress"
 }
 
-func (s side) attach() ebpf.AttachType {
-	if s.egress {
+func (p attachPoint) attach() ebpf.AttachType {
+	if p.egress {
 		return ebpf.AttachTCXEgress
 	}
 	return ebpf.AttachTCXIngress
 }
 
-// observer is an observer at a side of a device.
+// observer is an observer at an attach point.
 type observer struct {
 	// kind is one of v1alpha1's (UnseenBy...), or empty if no policy can allow the fast path to
 	// bypass it.
@@ -54,18 +54,18 @@ type observer struct {
 
 // observers has the observers of a node's devices, without the kinds that may be bypassed.
 type observers struct {
-	at map[side][]observer
-	// programs has the foreign tcx programs of each queried side, and xdp whether a device has an
+	at map[attachPoint][]observer
+	// programs has the foreign tcx programs of each queried attach point, and xdp whether a device has an
 	// XDP program. Netlink sends no notification when these change.
-	programs map[side][]ebpf.ProgramID
+	programs map[attachPoint][]ebpf.ProgramID
 	xdp      map[int]bool
 }
 
-// first returns the name of an observer at one of the sides, or "". If kinds are given, only
+// first returns the name of an observer at one of the attach points, or "". If kinds are given, only
 // observers of these kinds count.
-func (o observers) first(sides []side, kinds ...string) string {
-	for _, s := range sides {
-		for _, other := range o.at[s] {
+func (o observers) first(points []attachPoint, kinds ...string) string {
+	for _, p := range points {
+		for _, other := range o.at[p] {
 			if len(kinds) == 0 || slices.Contains(kinds, other.kind) {
 				return other.name
 			}
@@ -74,18 +74,18 @@ func (o observers) first(sides []side, kinds ...string) string {
 	return ""
 }
 
-// both returns both sides of a device.
-func both(device int) []side { return []side{{device, false}, {device, true}} }
+// both returns both attach points of a device.
+func both(device int) []attachPoint { return []attachPoint{{device, false}, {device, true}} }
 
 // isOurs reports whether a program belongs to the fast path.
 type isOurs func(ebpf.ProgramID) bool
 
 // observersOf finds the observers of devices, without those of the kinds in unseenBy.
 func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, ours isOurs) (observers, error) {
-	o := observers{at: make(map[side][]observer), programs: make(map[side][]ebpf.ProgramID), xdp: make(map[int]bool)}
-	add := func(s side, kind, format string, args ...any) {
+	o := observers{at: make(map[attachPoint][]observer), programs: make(map[attachPoint][]ebpf.ProgramID), xdp: make(map[int]bool)}
+	add := func(p attachPoint, kind, format string, args ...any) {
 		if !slices.Contains(unseenBy, kind) {
-			o.at[s] = append(o.at[s], observer{kind, fmt.Sprintf(format, args...)})
+			o.at[p] = append(o.at[p], observer{kind, fmt.Sprintf(format, args...)})
 		}
 	}
 	qdiscs, err := netns.Dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return h.QdiscList(nil) })
@@ -94,15 +94,15 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 	}
 	for _, q := range qdiscs {
 		if t := q.Type(); t != "noqueue" && t != "clsact" && t != "ingress" {
-			add(side{q.Attrs().LinkIndex, true}, v1alpha1.UnseenByQueue, "a queue (%s)", t)
+			add(attachPoint{q.Attrs().LinkIndex, true}, v1alpha1.UnseenByQueue, "a queue (%s)", t)
 		}
 	}
 	filtered, err := filtersOf(h, links, qdiscs)
 	if err != nil {
 		return o, err
 	}
-	for _, s := range filtered {
-		add(s, v1alpha1.UnseenByTC, "tc filters at its %s", s)
+	for _, p := range filtered {
+		add(p, v1alpha1.UnseenByTC, "tc filters at its %s", p)
 	}
 	chains, err := netdevChains()
 	if err != nil {
@@ -117,29 +117,29 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 		o.xdp[a.Index] = hasXDP(l)
 		for _, f := range flowtables {
 			if f.At(a.Name) {
-				add(side{a.Index, false}, "", "a flowtable (%s)", f.Name)
+				add(attachPoint{a.Index, false}, "", "a flowtable (%s)", f.Name)
 			}
 		}
 		for _, c := range chains {
-			if s := (side{a.Index, c.egress}); c.at(a.Name) {
-				add(s, v1alpha1.UnseenByNetdev, "an nftables chain at its %s (%s)", s, c.name)
+			if p := (attachPoint{a.Index, c.egress}); c.at(a.Name) {
+				add(p, v1alpha1.UnseenByNetdev, "an nftables chain at its %s (%s)", p, c.name)
 			}
 		}
-		for _, s := range both(a.Index) {
+		for _, p := range both(a.Index) {
 			// On ingress of a pod's veth, XDP and other tcx programs run before encap_pod.
-			if !s.egress && l.Type() == "veth" {
+			if !p.egress && l.Type() == "veth" {
 				continue
 			}
-			if !s.egress && o.xdp[a.Index] {
-				add(s, "", "an XDP program")
+			if !p.egress && o.xdp[a.Index] {
+				add(p, "", "an XDP program")
 			}
-			all, err := programsAt(s)
+			all, err := programsAt(p)
 			if err != nil {
 				return o, err
 			}
-			o.programs[s] = slices.DeleteFunc(all, ours)
-			for _, id := range o.programs[s] {
-				add(s, v1alpha1.UnseenByTCX, "a tcx program at its %s (%s)", s, programName(id))
+			o.programs[p] = slices.DeleteFunc(all, ours)
+			for _, id := range o.programs[p] {
+				add(p, v1alpha1.UnseenByTCX, "a tcx program at its %s (%s)", p, programName(id))
 			}
 		}
 	}
@@ -148,10 +148,10 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 
 func hasXDP(l netlink.Link) bool { return l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached }
 
-// programsAt returns the tcx programs of a side in the order in which they run: none if the device is
+// programsAt returns the tcx programs of an attach point in the order in which they run: none if the device is
 // gone or the kernel has no tcx.
-func programsAt(s side) ([]ebpf.ProgramID, error) {
-	all, err := link.QueryPrograms(link.QueryOptions{Target: s.device, Attach: s.attach()})
+func programsAt(at attachPoint) ([]ebpf.ProgramID, error) {
+	all, err := link.QueryPrograms(link.QueryOptions{Target: at.device, Attach: at.attach()})
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 		return nil, nil
 	}
@@ -179,8 +179,8 @@ func programName(id ebpf.ProgramID) string {
 	return info.Name
 }
 
-// filtersOf finds the sides of devices that have tc filters.
-func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (all []side, err error) {
+// filtersOf finds the attach points of devices that have tc filters.
+func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (all []attachPoint, err error) {
 	for _, q := range qdiscs {
 		if t := q.Type(); t != "clsact" && t != "ingress" {
 			continue
@@ -190,12 +190,12 @@ func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) 
 		if i < 0 {
 			continue // the device is new; a notification follows
 		}
-		for s, parent := range map[side]uint32{{index, false}: netlink.HANDLE_MIN_INGRESS, {index, true}: netlink.HANDLE_MIN_EGRESS} {
-			if s.egress && q.Type() == "ingress" {
+		for p, parent := range map[attachPoint]uint32{{index, false}: netlink.HANDLE_MIN_INGRESS, {index, true}: netlink.HANDLE_MIN_EGRESS} {
+			if p.egress && q.Type() == "ingress" {
 				continue
 			}
-			if !s.egress && q.Attrs().IngressBlock != nil { // shared with other devices
-				all = append(all, s)
+			if !p.egress && q.Attrs().IngressBlock != nil { // shared with other devices
+				all = append(all, p)
 				continue
 			}
 			filters, err := netns.Dump("filters", func() ([]netlink.Filter, error) { return h.FilterList(links[i], parent) })
@@ -203,7 +203,7 @@ func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) 
 				return nil, err
 			}
 			if len(filters) > 0 {
-				all = append(all, s)
+				all = append(all, p)
 			}
 		}
 	}

@@ -32,8 +32,8 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// Node is the fast path of a node, as Entries uses it.
-type Node interface {
+// Fastpath is the fast path of a node, as Entries uses it.
+type Fastpath interface {
 	// DropForged attaches drop_forged, if the kernel supports it.
 	DropForged()
 	// Links maps the addresses of the pods to their links.
@@ -49,7 +49,7 @@ type Node interface {
 // same time as the others.
 type Entries struct {
 	programs *datapath.Programs
-	node     Node
+	fastpath Fastpath
 	log      *slog.Logger
 	stopped  atomic.Bool
 
@@ -67,8 +67,8 @@ type Entries struct {
 
 // New returns the entries of a node. It fails if the process may not resynchronise conntrack; if the kernel cannot, entries stay
 // liberal.
-func New(programs *datapath.Programs, node Node, log *slog.Logger) (*Entries, error) {
-	e := &Entries{programs: programs, node: node, log: log, recovering: make(map[datapath.Flow]*recovery), unrecovered: make(map[datapath.Flow]bool)}
+func New(programs *datapath.Programs, fastpath Fastpath, log *slog.Logger) (*Entries, error) {
+	e := &Entries{programs: programs, fastpath: fastpath, log: log, recovering: make(map[datapath.Flow]*recovery), unrecovered: make(map[datapath.Flow]bool)}
 	if err := e.resyncs.try(); errors.Is(err, fs.ErrPermission) {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (e *Entries) CloseUnused() error { return e.resyncs.closeUnused() }
 // Handle updates the entry of a connection, as an event asks. It does nothing after Stop.
 func (e *Entries) Handle(event datapath.Event) error {
 	if event.Kind == datapath.EventLiberal {
-		e.node.DropForged()
+		e.fastpath.DropForged()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -126,14 +126,14 @@ func (e *Entries) FindLiberal() error {
 	if e.resyncs.try() != nil {
 		return nil // entries stay liberal on this kernel
 	}
-	all, err := liberalEntries(e.node.Links())
+	all, err := liberalEntries(e.fastpath.Links())
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	e.node.DropForged() // no event announces entries that are liberal already
+	e.fastpath.DropForged() // no event announces entries that are liberal already
 	for _, r := range all {
 		e.recovering[r.Flow] = &recovery{Recovery: r}
-		e.node.Attach(r.Link)
+		e.fastpath.Attach(r.Link)
 	}
 	e.log.Info("an agent has left conntrack entries liberal; they are recovered", "connections", len(all))
 	return nil
@@ -146,7 +146,7 @@ func (e *Entries) recoverLater(flow datapath.Flow) error {
 	if err != nil || is == nil || !is.leftLiberal() {
 		return err
 	}
-	if r, ok := is.recovery(e.node.Links()); ok && r.Flow == flow {
+	if r, ok := is.recovery(e.fastpath.Links()); ok && r.Flow == flow {
 		e.recovering[flow] = &recovery{Recovery: r, resting: true}
 	}
 	return nil
@@ -165,7 +165,7 @@ func (e *Entries) Recover() error {
 	var first error
 	failed, began := 0, time.Now()
 	for flow, r := range e.recovering {
-		e.node.Attach(r.Link)
+		e.fastpath.Attach(r.Link)
 		if time.Since(began) > recoverRound {
 			continue
 		}
@@ -207,7 +207,7 @@ func (e *Entries) AnyLeft() bool {
 
 // recoverOne tries to recover a connection, and returns whether no more tries are needed.
 func (e *Entries) recoverOne(k *keepalives, r *recovery) (done bool, err error) {
-	if !e.node.Attached(r.Link) || k.macs[r.Pod.Addr()] == nil {
+	if !e.fastpath.Attached(r.Link) || k.macs[r.Pod.Addr()] == nil {
 		return false, nil
 	}
 	is, err := Find(r.Flow)
@@ -296,7 +296,7 @@ func (e *Entries) newKeepalives() (k *keepalives, err error) {
 	if k.timeouts, err = readTimeouts(); err != nil {
 		return nil, err
 	}
-	if k.macs, err = e.node.MACs(); err != nil {
+	if k.macs, err = e.fastpath.MACs(); err != nil {
 		return nil, err
 	}
 	k.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
