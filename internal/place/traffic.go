@@ -14,7 +14,9 @@ type Traffic struct {
 	Place    string
 	Workload spec.Workload
 	// Address to bind (a server; port 0 lets the kernel choose one) or to connect to.
-	Address           netip.AddrPort
+	Address netip.AddrPort
+	// Ports is how many ports a server listens at, from that of its address on; 0 is one.
+	Ports             int
 	CongestionControl string
 	// Secret of the trial, by which a server recognises its clients.
 	Secret [16]byte

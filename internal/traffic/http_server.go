@@ -5,6 +5,7 @@ package traffic
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"runtime"
 	"time"
@@ -28,12 +29,12 @@ type session struct {
 
 // httpServer is one thread of a server. On an event loop it waits for all of its connections at
 // once, so that there may be any number of them. Otherwise it has one at a time, and blocks.
-// The threads share the listening socket.
+// The threads share the listening sockets.
 type httpServer struct {
 	site      map[string]*object
 	auth      *authenticator
 	spec      Spec
-	listening int
+	listening []int
 	epoll     int // -1 of one that blocks
 	sessions  map[int32]*session
 	ours      int // of the sessions
@@ -44,14 +45,39 @@ type httpServer struct {
 func (s *Server) listenHTTP() error {
 	opening := []byte("GET " + s.spec.Secret.Path() + "/")
 	s.auth = newAuthenticator(opening, len(opening), true)
-	return unix.SetNonblock(s.fd, s.spec.EventLoop)
+	if err := unix.SetNonblock(s.fd, s.spec.EventLoop); err != nil {
+		return err
+	}
+	return s.listenFurther()
+}
+
+// listenFurther opens a socket at each further port.
+func (s *Server) listenFurther() error {
+	for i := 1; i < s.spec.Ports; i++ {
+		port := int(s.addr.Port()) + i
+		fd, err := -1, error(unix.EADDRNOTAVAIL)
+		if port <= math.MaxUint16 {
+			fd, _, err = listenSocket(s.spec, netip.AddrPortFrom(s.addr.Addr(), uint16(port)))
+		}
+		if err == nil {
+			s.further = append(s.further, fd)
+			err = unix.SetNonblock(fd, true)
+		}
+		if err != nil {
+			for _, fd := range s.further {
+				closeSocket(fd)
+			}
+			return fmt.Errorf("port %d, number %d of %d: %w", port, i+1, s.spec.Ports, err)
+		}
+	}
+	return nil
 }
 
 // acceptHTTP lays out the threads of a server's end.
 func (s *Server) acceptHTTP() (*End, error) {
-	end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.httpThreads()), auth: s.auth}
-	site := s.spec.site()
-	end.each(func(c *conn, r *run) error { return s.spec.serveHTTP(s.fd, site, s.auth, c, r) })
+	end := &End{spec: s.spec, listening: s.fd, further: s.further, conns: unconnected(s.spec.httpThreads()), auth: s.auth}
+	site, listening := s.spec.site(), append([]int{s.fd}, s.further...)
+	end.each(func(c *conn, r *run) error { return s.spec.serveHTTP(listening, site, s.auth, c, r) })
 	return end, nil
 }
 
@@ -67,7 +93,7 @@ func (s Spec) httpThreads() int {
 }
 
 // serveHTTP answers requests until the run is over and its clients are gone.
-func (s Spec) serveHTTP(listening int, site map[string]*object, auth *authenticator, c *conn, r *run) error {
+func (s Spec) serveHTTP(listening []int, site map[string]*object, auth *authenticator, c *conn, r *run) error {
 	h := &httpServer{site: site, auth: auth, spec: s, listening: listening, epoll: -1, sessions: make(map[int32]*session)}
 	defer func() {
 		for _, one := range h.sessions {
@@ -86,7 +112,7 @@ func (h *httpServer) block(c *conn, r *run) error {
 	pending := &acceptor{authenticator: h.auth}
 	defer pending.close()
 	for {
-		fd, err := pending.accept(h.listening)
+		fd, err := pending.accept(h.listening[0])
 		if err == nil {
 			if err = setOptions(fd, h.spec); err != nil {
 				closeSocket(fd)
@@ -138,10 +164,14 @@ func (h *httpServer) loop(c *conn, r *run) (err error) {
 		return fmt.Errorf("wait for connections: %w", err)
 	}
 	defer closeSocket(h.epoll)
-	// One connection wakes one thread.
-	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(h.listening)}
-	if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, h.listening, &event); err != nil {
-		return fmt.Errorf("wait for connections: %w", err)
+	listens := make(map[int32]bool, len(h.listening))
+	for _, fd := range h.listening {
+		// One connection wakes one thread.
+		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(fd)}
+		if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
+			return fmt.Errorf("wait for connections: %w", err)
+		}
+		listens[int32(fd)] = true
 	}
 	events := make([]unix.EpollEvent, 64)
 	for {
@@ -151,10 +181,10 @@ func (h *httpServer) loop(c *conn, r *run) (err error) {
 		}
 		for _, e := range events[:n] {
 			one := h.sessions[e.Fd]
-			if int(e.Fd) == h.listening {
+			if listens[e.Fd] {
 				// Usually its request has arrived already, and then the poller
 				// never gets to see it.
-				one, err = h.accept()
+				one, err = h.accept(e.Fd)
 			}
 			if one != nil {
 				err = h.serve(one, c)
@@ -183,8 +213,8 @@ func epollWait(epoll int, events []unix.EpollEvent, wait time.Duration) (int, er
 }
 
 // accept takes a connection, nil if there is none.
-func (h *httpServer) accept() (*session, error) {
-	fd, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(h.listening), 0, 0, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0, 0)
+func (h *httpServer) accept(listening int32) (*session, error) {
+	fd, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(listening), 0, 0, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0, 0)
 	switch errno {
 	case 0:
 	case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED: // another thread has it, or nobody

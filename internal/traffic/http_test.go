@@ -18,8 +18,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/testenv"
 )
 
 func histogram(t *testing.T, e record.Endpoint) (count int64, at func(float64) time.Duration) {
@@ -329,6 +331,77 @@ func TestCoordinatedOmission(t *testing.T) {
 	// Of 100 users 20 were due in the 200 ms, and waited between 200 and 0 of them.
 	if at(99) < 150*time.Millisecond || at(90) < 70*time.Millisecond || at(50) > 50*time.Millisecond {
 		t.Errorf("p50 %s, p90 %s, p99 %s", at(50), at(90), at(99))
+	}
+}
+
+// TestHTTPPorts: a server with several ports answers at each of them, and at no other.
+func TestHTTPPorts(t *testing.T) {
+	spec := Spec{Kind: HTTP, Size: 5, Connections: 1, Requests: 3, EventLoop: true, Ports: 5}
+	var s *Server
+	testenv.Retry(t, 20, func() (err error) { // others may have the ports after one that the kernel chooses
+		s, err = Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
+		return err
+	})
+	end := accept(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		now := Now()
+		_, err := end.Run(ctx, Window{Start: now, From: now, To: now + int64(time.Hour)}, func(Progress) {})
+		ended <- err
+	}()
+	for i := range spec.Ports {
+		at := netip.AddrPortFrom(s.Addr().Addr(), s.Addr().Port()+uint16(i))
+		if e, err := drive(t, t.Context(), spec, at, 10*time.Second); err != nil || e.Messages != 3 || e.Errors != nil {
+			t.Errorf("port %d: %+v, %v", i, e, err)
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	end.Close()
+	for i := range spec.Ports {
+		if c, err := net.Dial("tcp", netip.AddrPortFrom(s.Addr().Addr(), s.Addr().Port()+uint16(i)).String()); err == nil {
+			c.Close()
+			t.Errorf("port %d is still open", i)
+		}
+	}
+}
+
+// TestHTTPPortTaken: a server that cannot have one of its ports keeps none.
+func TestHTTPPortTaken(t *testing.T) {
+	spec := Spec{Kind: HTTP, Size: 5, Connections: 1, EventLoop: true, Ports: 3}
+	first := netip.MustParseAddrPort("127.0.0.1:0")
+	var taken net.Listener
+	testenv.Retry(t, 20, func() error {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		taken, first = l, netip.AddrPortFrom(first.Addr(), l.Addr().(*net.TCPAddr).AddrPort().Port()-2)
+		free, err := net.Listen("tcp", first.String())
+		if err != nil {
+			l.Close()
+			return err
+		}
+		return free.Close()
+	})
+	defer taken.Close()
+	_, err := Listen(spec, first)
+	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), fmt.Sprintf("port %d, number 3 of 3", first.Port()+2)) {
+		t.Errorf("%v", err)
+	}
+	for i := range uint16(2) {
+		l, err := net.Listen("tcp", netip.AddrPortFrom(first.Addr(), first.Port()+i).String())
+		if err != nil {
+			t.Errorf("port %d is not free again: %v", i, err)
+			continue
+		}
+		l.Close()
+	}
+	if _, err := Listen(Spec{Kind: HTTP, Size: 5, Connections: 1, Ports: 3}, first); err == nil || !strings.Contains(err.Error(), "only a server of HTTP on an event loop") {
+		t.Errorf("a server that blocks: %v", err)
 	}
 }
 

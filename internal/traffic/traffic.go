@@ -65,6 +65,8 @@ type Spec struct {
 	Image      int
 	// Pipeline is the number of GRPC calls in progress on a connection at a time.
 	Pipeline int
+	// Ports is how many ports a server of HTTP on an event loop listens at, one after the other; 0 is one.
+	Ports int
 	// Secret of the trial, by which a server recognises its clients.
 	Secret Secret
 	// CongestionControl of TCP; empty leaves the kernel's default.
@@ -103,6 +105,8 @@ type End struct {
 	threads []func(*run) error
 	// listening is the socket that a server of Connect keeps, -1 elsewhere.
 	listening int
+	// further are the sockets at the further ports of a server of HTTP.
+	further []int
 	// auth is the authenticator of a server; nil at a client.
 	auth *authenticator
 }
@@ -393,16 +397,21 @@ func (e *End) Close() {
 	if e.conns = nil; e.listening >= 0 {
 		closeSocket(e.listening)
 	}
+	for _, fd := range e.further {
+		closeSocket(fd)
+	}
 }
 
 // Server is the listening end of a pair before its client came.
 type Server struct {
-	spec   Spec
-	fd     int
-	addr   netip.AddrPort
-	accept chan acceptance
-	stop   atomic.Bool
-	auth   *authenticator
+	spec Spec
+	fd   int
+	addr netip.AddrPort
+	// further are the sockets at further ports.
+	further []int
+	accept  chan acceptance
+	stop    atomic.Bool
+	auth    *authenticator
 }
 
 type acceptance struct {
@@ -414,6 +423,9 @@ type acceptance struct {
 func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	if err := spec.fits(true); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	if spec.Ports > 1 && (spec.Kind != HTTP || !spec.EventLoop) {
+		return nil, fmt.Errorf("listen on %s: only a server of HTTP on an event loop has %d ports", addr, spec.Ports)
 	}
 	fd, bound, err := listenSocket(spec, addr)
 	if err != nil {

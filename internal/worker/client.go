@@ -264,7 +264,7 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t place.Traffic,
 	}
 	if err := stream.Send(&pb.TrafficCommand{Step: &pb.TrafficCommand_Traffic{Traffic: &pb.Traffic{
 		Workload: workload, Address: t.Address.Addr().String(), Port: uint32(t.Address.Port()),
-		CongestionControl: t.CongestionControl, Place: t.Place, Secret: t.Secret[:],
+		CongestionControl: t.CongestionControl, Place: t.Place, Secret: t.Secret[:], Ports: uint32(t.Ports),
 	}}}); err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv has the reason
 		return end, c.plain(err)
 	}

@@ -182,7 +182,7 @@ func engineSpec(w spec.Workload, c *pb.Traffic) traffic.Spec {
 	return traffic.Spec{
 		Kind: w.Kind(), UDP: t.Protocol == "udp", Size: int(t.Size),
 		Connections: t.Connections, Rate: t.Rate, Busy: t.Busy, CongestionControl: c.GetCongestionControl(), Secret: secretOf(c),
-		EventLoop: t.IO == spec.IOEpoll || t.Page, KeepAlive: t.KeepAlive, Requests: t.Requests, Iterations: t.Iterations, Page: t.Page, Image: int(t.Image), Pipeline: t.Pipeline,
+		EventLoop: t.IO == spec.IOEpoll || t.Page, Ports: int(c.GetPorts()), KeepAlive: t.KeepAlive, Requests: t.Requests, Iterations: t.Iterations, Page: t.Page, Image: int(t.Image), Pipeline: t.Pipeline,
 	}
 }
 

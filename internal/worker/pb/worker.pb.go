@@ -340,7 +340,9 @@ type Traffic struct {
 	CongestionControl string `protobuf:"bytes,4,opt,name=congestion_control,json=congestionControl,proto3" json:"congestion_control,omitempty"`
 	Place             string `protobuf:"bytes,5,opt,name=place,proto3" json:"place,omitempty"`
 	// What both ends of a trial know, and nobody else.
-	Secret        []byte `protobuf:"bytes,6,opt,name=secret,proto3" json:"secret,omitempty"`
+	Secret []byte `protobuf:"bytes,6,opt,name=secret,proto3" json:"secret,omitempty"`
+	// How many ports a server listens at, from port on; 0 is one.
+	Ports         uint32 `protobuf:"varint,7,opt,name=ports,proto3" json:"ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -415,6 +417,13 @@ func (x *Traffic) GetSecret() []byte {
 		return x.Secret
 	}
 	return nil
+}
+
+func (x *Traffic) GetPorts() uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return 0
 }
 
 type TrafficCommand struct {
@@ -1333,14 +1342,15 @@ const file_worker_proto_rawDesc = "" +
 	"\x06Window\x12\x19\n" +
 	"\bstart_ns\x18\x01 \x01(\x03R\astartNs\x12\x17\n" +
 	"\afrom_ns\x18\x02 \x01(\x03R\x06fromNs\x12\x13\n" +
-	"\x05to_ns\x18\x03 \x01(\x03R\x04toNs\"\xb0\x01\n" +
+	"\x05to_ns\x18\x03 \x01(\x03R\x04toNs\"\xc6\x01\n" +
 	"\aTraffic\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\fR\bworkload\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12-\n" +
 	"\x12congestion_control\x18\x04 \x01(\tR\x11congestionControl\x12\x14\n" +
 	"\x05place\x18\x05 \x01(\tR\x05place\x12\x16\n" +
-	"\x06secret\x18\x06 \x01(\fR\x06secret\"\x8b\x01\n" +
+	"\x06secret\x18\x06 \x01(\fR\x06secret\x12\x14\n" +
+	"\x05ports\x18\a \x01(\rR\x05ports\"\x8b\x01\n" +
 	"\x0eTrafficCommand\x129\n" +
 	"\atraffic\x18\x01 \x01(\v2\x1d.slipstream.worker.v1.TrafficH\x00R\atraffic\x126\n" +
 	"\x06window\x18\x02 \x01(\v2\x1c.slipstream.worker.v1.WindowH\x00R\x06windowB\x06\n" +
