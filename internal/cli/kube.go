@@ -108,6 +108,9 @@ func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
 		config.Pod = config.Pod || path.Pod != nil
 		config.Service = config.Service || path.Service != nil
 		config.Native = config.Native || path.Native != nil
+		if s := path.Service; s != nil && s.Backends > 1 && !slices.Contains(config.Backends, s.Backends) {
+			config.Backends = append(config.Backends, s.Backends)
+		}
 		for _, w := range exp.Spec.Workloads {
 			need := systemsFor(exp.WorkloadFor(v, w))
 			config.LinuxClient, config.LinuxServer = cmp.Or(config.LinuxClient, need.linuxClient), cmp.Or(config.LinuxServer, need.linuxServer)

@@ -119,6 +119,7 @@ func (m *measurement) addPair(i int, pair pairEnds) {
 			if t.Address = pair.Listen(server.place, m.spec.IP); t.Address.Port() == 0 {
 				t.Address = netip.AddrPortFrom(t.Address.Addr(), m.spec.PortOf(i))
 			}
+			t.Ports = pair.Ports
 			m.servers[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				ports <- p
 				return ready(p)

@@ -33,6 +33,9 @@ type Place struct {
 	// Service is the address of the service in front of a server in this place, if there is one; the
 	// server then listens on Service.Port.
 	Service Service
+	// Services are further ones, by their number of backends, which are ports of the place. The server then
+	// listens on Service.Ports ports.
+	Services map[int]Service
 	// Role of a node in a lab's balancer, one of the API's; otherwise empty. The proxy's Service is that
 	// of the first pair; the other pairs use the ports after it.
 	Role string
@@ -71,6 +74,8 @@ type Service struct {
 	// Everywhere: the service has backends at further addresses of the place, so the server listens at
 	// all addresses.
 	Everywhere bool
+	// Ports is how many ports of the place the service has as its backends, from Port on; 0 is one.
+	Ports int
 }
 
 // Position locates one end of a pair: the number of the node, and of the pod on it.
@@ -98,6 +103,8 @@ type Pair struct {
 	To netip.AddrPort
 	// Everywhere means that what is in front of the server uses further addresses of the server's place.
 	Everywhere bool
+	// Ports is how many ports the server listens at, as the backends of what is in front of it; 0 is one.
+	Ports int
 }
 
 // Listen returns where a server of the pair listens, for traffic of an IP version.

@@ -207,6 +207,8 @@ func pathName(p spec.Path) string {
 		return "routed, by eBPF"
 	case p.Pod != nil:
 		return "pod IP"
+	case p.Service != nil && p.Service.Mode == "" && p.Service.Backends > 1:
+		return fmt.Sprintf("ClusterIP with %d endpoints of 1 pod, at %[1]d ports", p.Service.Backends)
 	case p.Service != nil:
 		return "ClusterIP"
 	case p.Bridge != nil:

@@ -27,3 +27,17 @@ func TestWorkloadParts(t *testing.T) {
 		}
 	}
 }
+
+// TestPathOfService: a service of a cluster with many endpoints says how few pods they are of.
+func TestPathOfService(t *testing.T) {
+	for want, s := range map[string]spec.Service{
+		"ClusterIP": {Backends: 1}, "ClusterIP with 300 endpoints of 1 pod, at 300 ports": {Backends: 300},
+	} {
+		if got := pathName(spec.Path{Service: &s}); got != want {
+			t.Errorf("%+v: %s, want %s", s, got, want)
+		}
+	}
+	if got := pathName(spec.Path{Service: &spec.Service{Mode: spec.ServiceEBPF, Backends: 300}}); got != "ClusterIP" {
+		t.Errorf("in a lab: %s", got)
+	}
+}

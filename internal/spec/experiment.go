@@ -393,13 +393,14 @@ const (
 	ServiceEBPF = "ebpf"
 )
 
-// Service is a path through services. In a cluster it has no fields: the services are the cluster's.
+// Service is a path through services. In a cluster, whose services these are, it has backends alone.
 type Service struct {
 	// Mode is what chooses the backend of a connection. A lab needs one.
 	Mode string `json:"mode,omitempty"`
 	// Backends is the number of backends of each service that a client connects to. Each backend has
 	// an address of its own, and the pair's server answers at all of them. Pairs do not share
-	// backends: 4 pairs have four times as many.
+	// backends: 4 pairs have four times as many. In a cluster, they are ports of the pair's server pod, and more than
+	// one is for http by native (io: epoll) and ab.
 	Backends int `json:"backends,omitempty"`
 	// Services is the total number of services. There is at least one per pair; no client
 	// connects to the others.

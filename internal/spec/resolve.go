@@ -473,10 +473,12 @@ func (n RoleNICs) Of(role string) RoleNIC {
 	return RoleNIC{}
 }
 
-// String returns "service" in a cluster. In a lab it returns "service/iptables/1000" for 1000 backends, and
-// "service/iptables/1000 of 50" if there are 50 services.
+// String returns "service" in a cluster, or "service/1000" if the experiment sets 1000 backends. In a lab it returns
+// "service/iptables/1000", and "service/iptables/1000 of 50" if there are 50 services.
 func (s Service) String() string {
 	switch {
+	case s.Mode == "" && s.Backends > 0:
+		return fmt.Sprintf("service/%d", s.Backends)
 	case s.Mode == "":
 		return "service"
 	case s.Services > 1:

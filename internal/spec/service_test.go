@@ -60,13 +60,60 @@ func TestServiceErrors(t *testing.T) {
 			"services: 100}}", "services: 100}}, tools: {datagrams: sockperf}",
 			"spec.variants[1].tools.datagrams: sockperf answers datagrams from its pod's first address, not from that of the service's backend that was asked; choose native",
 		},
-		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.service.services: is for a lab; a cluster has services of its own"},
+		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.service.services: is for a lab; the services of a cluster are its own, and have only backends"},
 	} {
 		text := strings.Replace(services, c.old, c.new, 1)
 		if text == services {
 			t.Fatalf("the experiment has no %q", c.old)
 		}
 		if _, err := Parse("experiment.yaml", []byte(text), nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.new, err, c.want)
+		}
+	}
+}
+
+// TestServiceOfCluster: in a cluster, a service has a number of backends and nothing else, and only servers that listen at as
+// many ports can be behind it.
+func TestServiceOfCluster(t *testing.T) {
+	const text = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: services}
+spec:
+  target: {kubernetes: {}}
+  baseline: few
+  variants:
+  - {name: few,  path: {service: {backends: 1}}}
+  - {name: many, path: {service: {backends: 16000}}}
+  - {name: same, path: {service: {backends: 16000}}}
+  workloads:
+  - {name: ab, http: {duration: 1s, tool: ab}}
+  - {name: engine, http: {duration: 1s}}
+  pairs: [1, 2]
+`
+	e := parse(t, text)
+	var paths []string
+	for _, v := range e.Spec.Variants {
+		paths = append(paths, e.PathOf(v).String())
+	}
+	if diff := cmp.Diff([]string{"service/1", "service/16000", "service/16000"}, paths); diff != "" {
+		t.Errorf("paths (-want +got):\n%s", diff)
+	}
+	writtenAndRead(t, e.Metadata.Name, e)
+	for _, c := range []struct{ old, new, want string }{
+		{"16000", "16001", "spec.variants[1].path.service.backends: must be at most 16000, is 16001"},
+		{"backends: 1}", "backends: 0}", "spec.variants[0].path.service.backends: must be at least 1, is 0"},
+		{"backends: 1}", "otherBackends: 1}", "spec.variants[0].path.service.otherBackends: is for a lab"},
+		{"[1, 2]", "[1, 3]", "spec.variants: the services of 3 pairs have 48000 backends in all, and a run creates at most 32000"},
+		{"pairs: [1, 2]", "mesh: {}", "spec.variants[1]: the services of a mesh have one backend each, not 16000"},
+		{"engine, http: {", "engine, http: {io: blocking, ", "spec.variants[1]: a service with 16000 backends in a cluster is for http"},
+		{"engine, http: {", "engine, connect: {", "spec.variants[1]: a service with 16000 backends in a cluster is for http"},
+		{"engine, http: {", "engine, stream: {", "spec.variants[1]: a service with 16000 backends in a cluster is for http"},
+	} {
+		changed := strings.Replace(text, c.old, c.new, 1)
+		if changed == text {
+			t.Fatalf("the experiment has no %q", c.old)
+		}
+		if _, err := Parse("experiment.yaml", []byte(changed), nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.new, err, c.want)
 		}
 	}

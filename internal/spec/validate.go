@@ -185,6 +185,7 @@ func (r *reader) experiment(e *Experiment) {
 	r.workloads(e)
 	r.variants(e)
 	r.balanced(e)
+	r.endpoints(e)
 	r.parameters("spec.parameters", e)
 	r.switched(e)
 	if r.given("spec.baseline") {
@@ -801,12 +802,49 @@ func (r *reader) balanced(e *Experiment) {
 	}
 }
 
+// maxBackends is the maximum number of backends of a service, and maxEndpoints that of all services that a run creates in a
+// cluster, whose API server has an object for each.
+const (
+	maxBackends  = 16000
+	maxEndpoints = 32000
+)
+
+// endpoints checks how many endpoints a run would create in a cluster.
+func (r *reader) endpoints(e *Experiment) {
+	if e.Spec.Target.Kubernetes == nil {
+		return
+	}
+	var sizes []int
+	total := 0
+	for i, v := range e.Spec.Variants {
+		s := e.PathOf(v).Service
+		if s == nil || s.Mode != "" || s.Backends < 2 || slices.Contains(sizes, s.Backends) {
+			continue
+		}
+		if e.Spec.Mesh != nil {
+			r.fail(fmt.Sprintf("spec.variants[%d]", i), "the services of a mesh have one backend each, not %d", s.Backends)
+			return
+		}
+		sizes, total = append(sizes, s.Backends), total+s.Backends
+	}
+	pairs := 0
+	for _, w := range e.Spec.Workloads {
+		pairs = max(pairs, slices.Max(append(e.PairsOf(w), 0)))
+	}
+	if total*pairs > maxEndpoints {
+		r.fail("spec.variants", "the services of %d pairs have %d backends in all, and a run creates at most %d: use fewer pairs, or fewer backends", pairs, total*pairs, maxEndpoints)
+	}
+}
+
 func (r *reader) service(path string, on Target, s *Service) {
 	if on.Kubernetes != nil {
-		for _, field := range []string{"mode", "backends", "services", "otherBackends", "endpointChanges"} {
+		for _, field := range []string{"mode", "services", "otherBackends", "endpointChanges"} {
 			if r.set(path + "." + field) {
-				r.fail(path+"."+field, "is for a lab; a cluster has services of its own, with one backend for each pair")
+				r.fail(path+"."+field, "is for a lab; the services of a cluster are its own, and have only backends")
 			}
+		}
+		if r.set(path + ".backends") {
+			r.between(path+".backends", s.Backends, 1, maxBackends)
 		}
 		return
 	}
@@ -816,7 +854,7 @@ func (r *reader) service(path string, on Target, s *Service) {
 	fill(r, path+".backends", &s.Backends, 1)
 	fill(r, path+".services", &s.Services, 1)
 	if r.set(path + ".backends") {
-		r.between(path+".backends", s.Backends, 1, 16000)
+		r.between(path+".backends", s.Backends, 1, maxBackends)
 	}
 	if r.set(path + ".services") {
 		r.between(path+".services", s.Services, 1, 10000)
@@ -1394,12 +1432,19 @@ func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	}
 }
 
+// hasHTTP reports whether traffic is that of an http workload.
+func (e *Experiment) hasHTTP(t *Traffic) bool {
+	return slices.ContainsFunc(e.Spec.Workloads, func(w Workload) bool { return w.HTTP == t })
+}
+
 // toolServed checks that a tool works through a service, if the variant uses one.
 func (r *reader) toolServed(path, tool string, e *Experiment, on Path, t *Traffic) {
 	switch {
 	case t.Port != 0 && (on.Service != nil || on.Balancer != nil):
 		r.fail(path, "the port %d of the traffic cannot be had: a service or balancer has ports of its own; leave port out", t.Port)
 	case on.Service == nil:
+	case e.Spec.Target.Kubernetes != nil && on.Service.Mode == "" && on.Service.Backends > 1 && (tool != ToolNative && tool != ToolAB || t.IO != IOEpoll && !t.Page || !e.hasHTTP(t)):
+		r.fail(path, "a service with %d backends in a cluster is for http of the tools native and ab with the io epoll, whose server listens at as many ports", on.Service.Backends)
 	case tool == ToolQperf:
 		r.fail(path, "qperf opens a second port on its server, which a service does not forward; choose another tool")
 	case e.Spec.Target.Lab != nil && t.Protocol == "udp" && tool != ToolNative:

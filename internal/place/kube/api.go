@@ -9,6 +9,7 @@ import (
 	authzv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,6 +27,7 @@ type api interface {
 	Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList]
 	Pods(namespace string) objects[*corev1.Pod, *corev1.PodList]
 	Services(namespace string) objects[*corev1.Service, *corev1.ServiceList]
+	EndpointSlices(namespace string) objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
 	Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
 	// Accelerations returns the states of agents.
 	Accelerations(context.Context) (*v1alpha1.NodeAccelerationList, error)
@@ -46,12 +48,12 @@ type objects[T, L any] interface {
 }
 
 // restAPI is the api of a real server.
-type restAPI struct{ core, coordination, authorization, authentication, own rest.Interface }
+type restAPI struct{ core, discovery, coordination, authorization, authentication, own rest.Interface }
 
 // kinds are the kinds that api uses, and parameters encodes options into URLs.
 var kinds = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, authzv1.AddToScheme, authv1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, coordinationv1.AddToScheme, authzv1.AddToScheme, authv1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(s); err != nil {
 			panic(err) // two kinds of one name: a bug in this file
 		}
@@ -69,12 +71,13 @@ func newAPI(config *rest.Config) (api, error) {
 		return rest.RESTClientFor(c)
 	}
 	var a restAPI
-	var errs [5]error
+	var errs [6]error
 	a.core, errs[0] = client(corev1.SchemeGroupVersion, "/api")
 	a.coordination, errs[1] = client(coordinationv1.SchemeGroupVersion, "/apis")
 	a.authorization, errs[2] = client(authzv1.SchemeGroupVersion, "/apis")
 	a.authentication, errs[3] = client(authv1.SchemeGroupVersion, "/apis")
 	a.own, errs[4] = client(v1alpha1.GroupVersion, "/apis")
+	a.discovery, errs[5] = client(discoveryv1.SchemeGroupVersion, "/apis")
 	return a, errors.Join(errs[:]...)
 }
 
@@ -92,6 +95,10 @@ func (a restAPI) Pods(namespace string) objects[*corev1.Pod, *corev1.PodList] {
 
 func (a restAPI) Services(namespace string) objects[*corev1.Service, *corev1.ServiceList] {
 	return client[corev1.Service, corev1.ServiceList, *corev1.Service, *corev1.ServiceList]{a.core, "services", namespace}
+}
+
+func (a restAPI) EndpointSlices(namespace string) objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList] {
+	return client[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList, *discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]{a.discovery, "endpointslices", namespace}
 }
 
 func (a restAPI) Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList] {

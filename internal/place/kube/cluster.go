@@ -50,8 +50,8 @@ func Open(a Access) (*Cluster, error) {
 		}
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	// A run sends few requests, in bursts; the server has its own limits.
-	config.QPS, config.Burst = 100, 200
+	// A run sends few requests, in bursts, and those for EndpointSlices a few at a time; the server has its own limits.
+	config.QPS, config.Burst = 1000, 2000
 	config.UserAgent = "slipstream"
 	config.WarningHandler = rest.NoWarnings{} // they are for developers of this program
 	limited := rest.CopyConfig(config)

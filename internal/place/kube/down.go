@@ -296,8 +296,11 @@ func (c *Cluster) waitGone(ctx context.Context, n *corev1.Namespace) error {
 	}
 }
 
-// removeRest removes a run's services and lease from a namespace that the run did not create.
+// removeRest removes a run's services, their slices, and its lease from a namespace that the run did not create.
 func (c *Cluster) removeRest(ctx context.Context, namespace, id string) error {
+	if err := c.removeSlices(ctx, namespace, id); err != nil { // a slice would outlive its service
+		return err
+	}
 	list := metav1.ListOptions{LabelSelector: labelRun + "=" + id}
 	services, err := c.api.Services(namespace).List(ctx, list)
 	if err != nil && !apierrors.IsForbidden(err) { // a run without services does not need the permission

@@ -12,6 +12,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -41,6 +42,8 @@ type Config struct {
 	Pods int
 	// Accelerate, Pod, Service and Native say whether some variant has accelerators, or one of those paths.
 	Accelerate, Pod, Service, Native bool
+	// Backends are the numbers of backends, above one, of services in front of each server.
+	Backends []int
 	// LinuxClient and LinuxServer say what needs Linux on the nodes of clients and of servers, such as
 	// "http of workload page", and Windows what needs Windows on both; "" if nothing does.
 	LinuxClient, LinuxServer, Windows string
@@ -133,6 +136,9 @@ func (c *Cluster) permissions(config Config) []permission {
 	if config.Service {
 		need("", "services", "", "list", "create", "delete")
 	}
+	if len(config.Backends) > 0 {
+		need("discovery.k8s.io", "endpointslices", "", "list", "create", "delete")
+	}
 	if c.namespace != "" { // otherwise it may list pods everywhere
 		for _, name := range config.Spec.Observe {
 			namespace, _, _ := strings.Cut(name, "/")
@@ -219,7 +225,10 @@ func (p *Pods) up(ctx context.Context) error {
 	if err := p.start(ctx, traffic); err != nil {
 		return err
 	}
-	return p.makePlaces(ctx)
+	if err := p.makePlaces(ctx); err != nil {
+		return err
+	}
+	return p.addBackends(ctx)
 }
 
 // roleOf names the pods of node i: of two nodes one has the clients and the other the servers.
@@ -507,24 +516,26 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 		k -= len(nodes) // its number among the pods
 		before := turn(nodes, k/p.config.Pods, k%p.config.Pods) - 1
 		client := placeOf(nodes, before%len(nodes), before/len(nodes))
-		address := server.Service.IPv4
-		if !address.IsValid() {
-			address = server.Service.IPv6
+		for _, s := range append(slices.Collect(maps.Values(server.Services)), server.Service) {
+			address := s.IPv4
+			if !address.IsValid() {
+				address = s.IPv6
+			}
+			probe := netip.AddrPortFrom(address, probePort).String()
+			wg.Go(func() {
+				s := p.exec(p.traffic[client], "worker", "--reach", probe)
+				defer s.Close()
+				select {
+				case <-s.done:
+				case <-ctx.Done():
+				}
+				if err := s.ended(); err != nil {
+					mu.Lock()
+					defer mu.Unlock()
+					errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, probe, err))
+				}
+			})
 		}
-		probe := netip.AddrPortFrom(address, probePort).String()
-		wg.Go(func() {
-			s := p.exec(p.traffic[client], "worker", "--reach", probe)
-			defer s.Close()
-			select {
-			case <-s.done:
-			case <-ctx.Done():
-			}
-			if err := s.ended(); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, probe, err))
-			}
-		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)

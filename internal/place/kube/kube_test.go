@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +21,7 @@ import (
 	authzv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -231,6 +234,7 @@ func TestManifests(t *testing.T) {
 		r.namespaceObject(r.namespace, "restricted"), r.namespaceObject(r.nodes, "privileged"),
 		r.lease("host, process 1", []string{"a", "b"}, 60, now),
 		r.trafficPod("client-0-test", "a"), r.serverPod("server-0-test", "b", true), r.service("server-0-test"),
+		r.backendService("server-0-test", 300), r.slice("server-0-300-test", "tcp", netip.MustParseAddrPort("198.51.100.7:10000")),
 		r.hostPod("client-0-host-test", "a"), r.windowsPod("client-0-test", "c"), r.nodePod("client-node-test", "a"),
 	} {
 		text, err := yaml.Marshal(o)
@@ -270,6 +274,10 @@ func (f fakeAPI) Pods(namespace string) objects[*corev1.Pod, *corev1.PodList] {
 
 func (f fakeAPI) Services(namespace string) objects[*corev1.Service, *corev1.ServiceList] {
 	return f.CoreV1().Services(namespace)
+}
+
+func (f fakeAPI) EndpointSlices(namespace string) objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList] {
+	return f.DiscoveryV1().EndpointSlices(namespace)
 }
 
 func (f fakeAPI) Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList] {
@@ -336,10 +344,13 @@ func config(change func(*Config)) Config {
 // left returns what is in the cluster apart from its nodes.
 func left(t *testing.T, api *fake.Clientset) (all []string) {
 	t.Helper()
-	for _, resource := range []struct{ gvr, kind string }{{"namespaces", "Namespace"}, {"pods", "Pod"}, {"services", "Service"}, {"leases", "Lease"}} {
+	for _, resource := range []struct{ gvr, kind string }{{"namespaces", "Namespace"}, {"pods", "Pod"}, {"services", "Service"}, {"endpointslices", "EndpointSlice"}, {"leases", "Lease"}} {
 		gv := corev1.SchemeGroupVersion
-		if resource.kind == "Lease" {
+		switch resource.kind {
+		case "Lease":
 			gv = coordinationv1.SchemeGroupVersion
+		case "EndpointSlice":
+			gv = discoveryv1.SchemeGroupVersion
 		}
 		list, err := api.Tracker().List(gv.WithResource(resource.gvr), gv.WithKind(resource.kind), "")
 		if err != nil {
@@ -355,6 +366,10 @@ func left(t *testing.T, api *fake.Clientset) (all []string) {
 				all = append(all, p.Namespace+"/"+p.Name)
 			}
 		case *corev1.ServiceList:
+			for _, s := range list.Items {
+				all = append(all, s.Namespace+"/"+s.Name)
+			}
+		case *discoveryv1.EndpointSliceList:
 			for _, s := range list.Items {
 				all = append(all, s.Namespace+"/"+s.Name)
 			}
@@ -604,24 +619,93 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
+// TestBackends: a service with many backends has a slice for each port of its server, and then one for the probe. All of
+// them are removed, but not the slices of others.
+func TestBackends(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	c.namespace = "mine"
+	if err := api.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}); err != nil {
+		t.Fatal(err)
+	}
+	api.PrependReactor("create", "services", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		s := action.(clienttesting.CreateAction).GetObject().(*corev1.Service)
+		if s.Spec.ClusterIPs = []string{"192.0.2.7"}; s.Spec.Selector == nil { // the server's are dual-stack
+			s.Spec.ClusterIPs = []string{"192.0.2.8", "2001:db8::8"}
+		}
+		return false, nil, nil
+	})
+	byService := make(map[string][]string)
+	var mu sync.Mutex
+	api.PrependReactor("create", "endpointslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		s := action.(clienttesting.CreateAction).GetObject().(*discoveryv1.EndpointSlice)
+		service := s.Labels[discoveryv1.LabelServiceName]
+		byService[service] = append(byService[service], fmt.Sprintf("%s %s %d", *s.Ports[0].Name, s.Endpoints[0].Addresses[0], *s.Ports[0].Port))
+		return false, nil, nil
+	})
+	p, err := c.Up(t.Context(), config(func(c *Config) { c.Service, c.Backends = true, []int{3, 2} }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := byService["server-1-2-"+p.id]
+	if len(byService) != 4 || len(got) != 6 {
+		t.Fatalf("slices %v", byService)
+	}
+	if diff := cmp.Diff([]string{"probe 198.51.100.7 7466", "probe 2001:db8::7 7466"}, got[4:]); diff != "" {
+		t.Errorf("the last slices (-want +got):\n%s", diff)
+	}
+	slices.Sort(got)
+	if diff := cmp.Diff([]string{"tcp 198.51.100.7 10000", "tcp 198.51.100.7 10001", "tcp 2001:db8::7 10000", "tcp 2001:db8::7 10001"}, got[2:]); diff != "" {
+		t.Errorf("slices (-want +got):\n%s", diff)
+	}
+	for _, at := range p.Places() {
+		want := map[int]place.Service(nil)
+		if at.Kind == place.Pod && at.Node == "b" {
+			front := place.Service{IPv4: netip.MustParseAddr("192.0.2.8"), IPv6: netip.MustParseAddr("2001:db8::8"), Port: endpointPort}
+			want = map[int]place.Service{2: front, 3: front}
+			for n := range want {
+				front.Ports = n
+				want[n] = front
+			}
+		}
+		if diff := cmp.Diff(want, at.Services, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("services of %s (-want +got):\n%s", at.Name, diff)
+		}
+	}
+	theirs := p.slice("server-0-3-"+p.id, "tcp", netip.MustParseAddrPort("198.51.100.7:80"))
+	theirs.Name = "theirs"
+	make1(t, c.api.EndpointSlices("mine"), theirs)
+	runs, foreign, err := c.Runs(t.Context())
+	if err != nil || len(runs) != 1 || foreign != nil {
+		t.Errorf("runs %+v, foreign %v, %v", runs, foreign, err)
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]string{"mine", "mine/theirs"}, left(t, api)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
 // TestPermissions: the error names all missing permissions at once.
 func TestPermissions(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	api.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		at := action.(clienttesting.CreateAction).GetObject().(*authzv1.SelfSubjectAccessReview).Spec.ResourceAttributes
-		refused := at.Subresource == "exec" || at.Resource == "namespaces" && at.Verb == "create" || at.Resource == "leases" && at.Verb == "patch"
+		refused := at.Subresource == "exec" || at.Resource == "namespaces" && at.Verb == "create" || at.Resource == "leases" && at.Verb == "patch" || at.Resource == "endpointslices" && at.Verb == "create"
 		return true, &authzv1.SelfSubjectAccessReview{Status: authzv1.SubjectAccessReviewStatus{Allowed: !refused}}, nil
 	})
 	api.PrependReactor("create", "selfsubjectreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, &authnv1.SelfSubjectReview{Status: authnv1.SelfSubjectReviewStatus{UserInfo: authnv1.UserInfo{Username: "jane"}}}, nil
 	})
-	_, err := c.Up(t.Context(), config(func(c *Config) { c.Service = true }))
+	_, err := c.Up(t.Context(), config(func(c *Config) { c.Service, c.Backends = true, []int{2} }))
 	missing := new(MissingError)
 	if !errors.As(err, &missing) {
 		t.Fatalf("%v, want what is missing", err)
 	}
 	const where = " in all namespaces (or only in an existing one: name it with -n)"
-	if diff := cmp.Diff(&MissingError{User: "jane", Needs: []string{"create namespaces", "create pods/exec" + where, "patch leases.coordination.k8s.io" + where}}, missing); diff != "" {
+	if diff := cmp.Diff(&MissingError{User: "jane", Needs: []string{"create namespaces", "create pods/exec" + where, "patch leases.coordination.k8s.io" + where, "create endpointslices.discovery.k8s.io" + where}}, missing); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if !strings.HasPrefix(err.Error(), "jane lacks permissions that a run needs:\n  create namespaces\n") {

@@ -78,6 +78,11 @@ func (r *run) name(parts ...any) string {
 	return b.String() + r.id
 }
 
+// within returns a name for an object that belongs to the named one.
+func (r *run) within(name string, part any) string {
+	return fmt.Sprintf("%s%v-%s", strings.TrimSuffix(name, r.id), part, r.id)
+}
+
 // namespaceObject is a namespace in which the API server enforces a Pod Security Standard.
 func (r *run) namespaceObject(name, level string) *corev1.Namespace {
 	n := &corev1.Namespace{ObjectMeta: r.meta("", name)}
@@ -206,18 +211,19 @@ func (r *run) nodePod(name, node string) *corev1.Pod {
 
 // service is in front of one server pod, dual-stack if the cluster is.
 func (r *run) service(pod string) *corev1.Service {
-	port := func(name string, protocol corev1.Protocol, number int32) corev1.ServicePort {
-		return corev1.ServicePort{Name: name, Protocol: protocol, Port: number, TargetPort: intstr.FromInt32(number)}
-	}
 	return &corev1.Service{ObjectMeta: r.meta(r.namespace, pod), Spec: corev1.ServiceSpec{
 		Selector:       map[string]string{labelPod: pod},
 		IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack),
 		Ports: []corev1.ServicePort{
-			port("tcp", corev1.ProtocolTCP, trafficPort),
-			port("udp", corev1.ProtocolUDP, trafficPort),
-			port("probe", corev1.ProtocolTCP, probePort),
+			servicePort("tcp", corev1.ProtocolTCP, trafficPort),
+			servicePort("udp", corev1.ProtocolUDP, trafficPort),
+			servicePort("probe", corev1.ProtocolTCP, probePort),
 		},
 	}}
+}
+
+func servicePort(name string, protocol corev1.Protocol, number int32) corev1.ServicePort {
+	return corev1.ServicePort{Name: name, Protocol: protocol, Port: number, TargetPort: intstr.FromInt32(number)}
 }
 
 // imageOf returns the image of the pods, and when to pull it: only an image that the user named may be

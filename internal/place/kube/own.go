@@ -53,12 +53,17 @@ func foreignNamespace(n *corev1.Namespace) string {
 // podName matches the name of a run's pod up to the name of the run (see Pods.up).
 var podName = regexp.MustCompile(`^(client|server|n[0-9]+)-(node|[0-9]+|[0-9]+-host)-$`)
 
+// named reports whether the name of an object is that of its run after a form.
+func named(m metav1.ObjectMeta, form *regexp.Regexp) bool {
+	prefix, ok := strings.CutSuffix(m.Name, m.Labels[labelRun])
+	return ok && form.MatchString(prefix)
+}
+
 func foreignPod(p *corev1.Pod) string {
 	if why := foreign(p.ObjectMeta); why != "" {
 		return why
 	}
-	prefix, ok := strings.CutSuffix(p.Name, p.Labels[labelRun])
-	if !ok || !podName.MatchString(prefix) {
+	if !named(p.ObjectMeta, podName) {
 		return "its name is not one that a run gives"
 	}
 	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
@@ -73,8 +78,10 @@ func foreignService(s *corev1.Service) string {
 	if why := foreign(s.ObjectMeta); why != "" {
 		return why
 	}
-	prefix, ok := strings.CutSuffix(s.Name, s.Labels[labelRun])
-	if !ok || !podName.MatchString(prefix) || s.Spec.Selector[labelPod] != s.Name {
+	if len(s.Spec.Selector) == 0 && named(s.ObjectMeta, backendName) {
+		return ""
+	}
+	if !named(s.ObjectMeta, podName) || s.Spec.Selector[labelPod] != s.Name {
 		return "it does not select a pod of the run"
 	}
 	return ""

@@ -65,8 +65,11 @@ func (s *Assignment) Pair(v spec.Variant, i, ip int) (place.Pair, error) {
 		by = p.Servers[0]
 	}
 	p.To = netip.AddrPortFrom(by.IP(ip), 0)
+	if path.Service != nil && path.Service.Mode == "" && path.Service.Backends > 1 {
+		by.Service = by.Services[path.Service.Backends]
+	}
 	if path.Service != nil || path.Balancer != nil {
-		p.To = by.Service.AddrPort(ip)
+		p.To, p.Ports = by.Service.AddrPort(ip), by.Service.Ports
 	}
 	p.Everywhere = path.Service != nil && by.Service.Everywhere
 	if !by.IP(ip).IsValid() || !p.To.Addr().IsValid() {

@@ -241,6 +241,42 @@ func TestCluster(t *testing.T) {
 	}
 }
 
+// In a cluster, a path to several backends has a service of its own, and its server as many ports.
+func TestBackends(t *testing.T) {
+	exp := parse(t, `
+  target: {kubernetes: {}}
+  baseline: pods
+  variants:
+  - {name: pods}
+  - {name: one, path: {service: {backends: 1}}}
+  - {name: many, path: {service: {backends: 300}}}
+  workloads:
+  - {name: requests, http: {duration: 1s}}
+`)
+	at := func(last byte, port uint16, ports int) place.Service {
+		return place.Service{IPv4: netip.AddrFrom4([4]byte{192, 0, 2, last}), Port: port, Ports: ports}
+	}
+	pod := place.Place{Kind: place.Pod, IPv4: own, Service: at(2, 1, 0), Services: map[int]place.Service{300: at(3, 10000, 300)}}
+	var places []place.Place
+	for _, node := range []string{"node0", "node1"} {
+		places = append(places, place.Place{Name: node, Node: node, Kind: place.Node})
+	}
+	for _, node := range []string{"node0", "node1"} {
+		pod.Name, pod.Node = node+"/pod0", node
+		places = append(places, pod)
+	}
+	topology := Of(exp)
+	for i, want := range []string{"192.0.2.1:0 192.0.2.1:0 0", "192.0.2.2:1 192.0.2.1:1 0", "192.0.2.3:10000 192.0.2.1:10000 300"} {
+		p, err := topology.Assign(0, places).Pair(exp.Spec.Variants[i], 0, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(p.To, p.Listen(p.Servers[0], 4), p.Ports); got != want {
+			t.Errorf("%s: %s, want %s", exp.Spec.Variants[i].Name, got, want)
+		}
+	}
+}
+
 // The pairs of a variant are on the hosts that it selects, and use the addresses of
 // its path.
 func TestHosts(t *testing.T) {
