@@ -149,7 +149,7 @@ func TestSharedCluster(t *testing.T) {
 // TestSecondCluster runs tests on a second cluster.
 func TestSecondCluster(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"Walk", testWalk}, clusterTest{"Doctor", testDoctor}, clusterTest{"Observe", testObserve})
+	runAll(t, own(t, Config{}), clusterTest{"Walk", testWalk}, clusterTest{"Doctor", testDoctor}, clusterTest{"Observe", testObserve}, clusterTest{"Backends", testBackends})
 }
 
 // TestThirdCluster runs tests on a third cluster.
