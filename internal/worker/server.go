@@ -14,6 +14,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -140,12 +142,31 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 			// The tool is only a client: the traffic engine's server answers it as long as it runs.
 			grace = s.options.patience
 		}
-		server, err := traffic.Listen(engineSpec(w, t), at)
+		server, err := listen(ctx, engineSpec(w, t), at)
 		if err != nil {
 			return nil, err
 		}
 		return &nativeServer{Server: server, grace: grace}, nil
 	})
+}
+
+// releaseTime bounds how long a server waits for its ports.
+const releaseTime = 5 * time.Second
+
+// listen waits for the server of the trial before, if it has the same ports: nobody waits for a server that ends with
+// its client, and it may have thousands of sockets to close.
+func listen(ctx context.Context, s traffic.Spec, at netip.AddrPort) (*traffic.Server, error) {
+	for deadline := time.Now().Add(releaseTime); ; {
+		server, err := traffic.Listen(s, at)
+		if !errors.Is(err, syscall.EADDRINUSE) || !time.Now().Before(deadline) {
+			return server, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(20 * time.Millisecond): // nothing tells when a port is free
+		}
+	}
 }
 
 func (s *server) Drive(stream pb.Worker_DriveServer) error {

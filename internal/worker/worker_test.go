@@ -389,3 +389,31 @@ func TestLimitsEarly(t *testing.T) {
 		t.Error("the window lasts until its time, though the traffic is over")
 	}
 }
+
+// TestPortInUse: a server waits for the one before it to close its ports, but not when its trial is over.
+func TestPortInUse(t *testing.T) {
+	s := traffic.Spec{Kind: traffic.HTTP, Size: 5, Connections: 1, EventLoop: true}
+	before, err := traffic.Listen(s, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, err := before.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancelCause(t.Context())
+	ended := errors.New("the trial is over")
+	cancel(ended)
+	if _, err := listen(over, s, before.Addr()); !errors.Is(err, ended) {
+		t.Errorf("%v, want %v", err, ended)
+	}
+	time.AfterFunc(50*time.Millisecond, end.Close)
+	after, err := listen(t.Context(), s, before.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if end, err = after.Accept(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	end.Close()
+}
