@@ -25,12 +25,10 @@ import (
 // it clears the settings.
 const journalDir = "/run/slipstream/journal"
 
-// reachTime bounds the time until a new service works.
-const reachTime = 30 * time.Second
-
 func workerCommand(p Process) *cobra.Command {
 	var hold, node, remote, control bool
 	var listen, reach, pod, claim string
+	var within time.Duration
 	c := &cobra.Command{
 		Use:    "worker",
 		Short:  "Measure and apply accelerators for a controller (started by targets)",
@@ -45,7 +43,7 @@ func workerCommand(p Process) *cobra.Command {
 				}
 				return h.Run(c.Context())
 			case reach != "":
-				ctx, cancel := context.WithTimeout(c.Context(), reachTime)
+				ctx, cancel := context.WithTimeout(c.Context(), within)
 				defer cancel()
 				return worker.Reach(ctx, reach)
 			case pod != "":
@@ -90,6 +88,7 @@ func workerCommand(p Process) *cobra.Command {
 	f.BoolVar(&node, "node", false, "with --hold: restore what dead workers have left on this node")
 	f.StringVar(&listen, "listen", "", "with --hold: accept connections here and close them")
 	f.StringVar(&reach, "reach", "", "wait until this address accepts connections, and exit")
+	f.DurationVar(&within, "within", 30*time.Second, "with --reach: the longest time to wait")
 	f.BoolVar(&remote, "remote", false, "end if the controller, on another machine, is silent")
 	f.StringVar(&claim, "claim", "", "be the only run on this host: RUN/WHO")
 	f.BoolVar(&control, "control", false, "with --claim: be the only worker of the run that changes settings")

@@ -64,7 +64,7 @@ func (p *Pods) takeLease(ctx context.Context) error {
 // Close removes all that the run created, and returns when it is gone. The error names what could not
 // be removed.
 func (p *Pods) Close(ctx context.Context) error {
-	limit := downTime
+	limit := downTime + p.endpointsTime()
 	if p.isLost(nil) != nil {
 		limit = lostTime
 	}
@@ -76,6 +76,7 @@ func (p *Pods) Close(ctx context.Context) error {
 	if p.inNamedNamespace {
 		r = Run{ID: p.id, Within: []string{p.namespace}}
 	}
+	r.More = p.endpointsTime()
 	if err := p.cluster.Remove(ctx, r); err != nil {
 		return fmt.Errorf("%w\nto remove what is left once the cluster answers: slipstream cleanup", err)
 	}
@@ -97,6 +98,8 @@ type Run struct {
 	Alive bool
 	// Since is when the API server created its lease.
 	Since time.Time
+	// More is how much longer than usual its removal may take.
+	More time.Duration
 }
 
 func (r Run) String() string {
@@ -192,7 +195,7 @@ func (c *Cluster) Remove(ctx context.Context, r Run) error {
 	if !runID.MatchString(r.ID) {
 		return fmt.Errorf("remove a run: %q is not the name of a run", r.ID)
 	}
-	ctx, cancel := context.WithTimeout(ctx, downTime)
+	ctx, cancel := context.WithTimeout(ctx, downTime+r.More)
 	defer cancel()
 	own, err := c.ownNamespaces(ctx, r)
 	if err != nil {

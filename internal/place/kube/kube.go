@@ -112,7 +112,7 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 			err = fmt.Errorf("%w: %w", cause, err)
 		}
-		down, stop := context.WithTimeout(context.WithoutCancel(ctx), downTime)
+		down, stop := context.WithTimeout(context.WithoutCancel(ctx), downTime+p.endpointsTime())
 		defer stop()
 		return nil, errors.Join(err, p.Close(down))
 	}
@@ -500,10 +500,15 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 	return nil
 }
 
+// reachTime bounds the time until a new service works, apart from that of its endpoints.
+const reachTime = 30 * time.Second
+
 // ReachServices waits until every client reaches its server through the service, or its worker gives up (--reach). Whatever
 // implements services programs them with a delay, and only traffic shows when it has.
 func (p *Pods) ReachServices(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("no answer after %s", upTime))
+	within := reachTime + p.endpointsTime()
+	limit := upTime + p.endpointsTime()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer after %s", limit))
 	defer cancel()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -523,7 +528,7 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 			}
 			probe := netip.AddrPortFrom(address, probePort).String()
 			wg.Go(func() {
-				s := p.exec(p.traffic[client], "worker", "--reach", probe)
+				s := p.exec(p.traffic[client], "worker", "--reach", probe, "--within", within.String())
 				defer s.Close()
 				select {
 				case <-s.done:
