@@ -32,7 +32,7 @@ func load(t *testing.T, name string) *spec.Experiment {
 }
 
 func TestPresets(t *testing.T) {
-	if diff := cmp.Diff([]string{"an-linux", "an-vms", "an-windows", "applications", "cloud-2015", "demo", "endpoint-changes", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "mtu", "overlay-cost", "overlays-by-rate", "overlays", "page", "placement", "policies", "rps-rfs", "script", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
+	if diff := cmp.Diff([]string{"an-linux", "an-vms", "an-windows", "applications", "cloud-2015", "demo", "endpoint-changes", "engine-parity", "fastpath-tools", "fastpath", "instances-hosts", "instances", "kubernetes", "load-balancer", "mesh", "message-sizes", "mtu", "overlay-cost", "overlays-by-rate", "overlays", "page", "placement", "policies", "rps-rfs", "script", "service-routing-kubernetes", "service-routing-short", "service-routing", "tool-parity", "underload-parity", "zones"}, Names()); diff != "" {
 		t.Fatalf("names (-want +got):\n%s", diff)
 	}
 	for _, name := range Names() {
@@ -65,7 +65,7 @@ func TestTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{
 		"demo": 270 * time.Second, "overlay-cost": 40 * time.Minute, "engine-parity": 30 * time.Minute, "rps-rfs": 390 * time.Minute,
 		"overlays": 75 * time.Minute, "overlays-by-rate": 31 * time.Minute, "message-sizes": 20 * time.Minute, "underload-parity": 25 * time.Minute,
-		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute,
+		"kubernetes": 20 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute, "service-routing-kubernetes": 52 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 80 * time.Minute, "an-windows": 50 * time.Minute, "cloud-2015": 33 * time.Minute, "placement": 8 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "script": 4 * time.Minute, "zones": 8 * time.Minute,
 		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-tools": 71 * time.Minute, "mtu": 41 * time.Minute, "policies": 22 * time.Minute, "endpoint-changes": 23 * time.Minute,
@@ -108,7 +108,8 @@ func TestComparisons(t *testing.T) {
 			"iptables/1": "", "iptables/100": "", "iptables/1000": "", "iptables/5000": "", "iptables/16000": "",
 			"ebpf/1": "iptables/1", "ebpf/100": "iptables/100", "ebpf/1000": "iptables/1000", "ebpf/5000": "iptables/5000", "ebpf/16000": "iptables/16000",
 		},
-		"tool-parity": {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
+		"service-routing-kubernetes": {"1": "", "100": "1", "1000": "1", "5000": "1", "16000": "1"},
+		"tool-parity":                {"native/tools": "", "native/engine": "native/tools", "vxlan/tools": "", "vxlan/engine": "vxlan/tools"},
 		"overlays": {
 			"native/full": "", "routed/full": "native/full", "vxlan/full": "native/full", "vxlan-flow/full": "native/full", "udp/full": "native/full", "ebpf/full": "native/full",
 			"native/none": "", "routed/none": "native/none", "vxlan/none": "native/none", "vxlan-flow/none": "native/none", "udp/none": "native/none", "ebpf/none": "native/none",
@@ -273,10 +274,10 @@ func TestParityTools(t *testing.T) {
 	}
 }
 
-// TestServiceRouting checks that a variant's name gives its mode and backends, and that the series of its mode
+// TestServiceRouting checks that a variant's name gives its mode, if it has one, and its backends, and that the series of its mode
 // contains it.
 func TestServiceRouting(t *testing.T) {
-	for _, name := range []string{"service-routing", "service-routing-short"} {
+	for _, name := range []string{"service-routing", "service-routing-short", "service-routing-kubernetes"} {
 		e := load(t, name)
 		inSeries := map[string]string{}
 		for _, s := range e.Spec.Series {
@@ -291,7 +292,11 @@ func TestServiceRouting(t *testing.T) {
 			if got, want := e.PathOf(v).String(), "service/"+v.Name; got != want {
 				t.Errorf("%s: %s has the path %s", name, v.Name, got)
 			}
-			if mode, _, _ := strings.Cut(v.Name, "/"); inSeries[v.Name] != mode {
+			mode, _, many := strings.Cut(v.Name, "/")
+			if !many {
+				mode = "service"
+			}
+			if inSeries[v.Name] != mode {
 				t.Errorf("%s: %s is in the series %q", name, v.Name, inSeries[v.Name])
 			}
 		}
