@@ -829,7 +829,9 @@ func (r *reader) endpoints(e *Experiment) {
 	}
 	pairs := 0
 	for _, w := range e.Spec.Workloads {
-		pairs = max(pairs, slices.Max(append(e.PairsOf(w), 0)))
+		for _, n := range e.PairsOf(w) {
+			pairs = max(pairs, n)
+		}
 	}
 	if total*pairs > maxEndpoints {
 		r.fail("spec.variants", "the services of %d pairs have %d backends in all, and a run creates at most %d: use fewer pairs, or fewer backends", pairs, total*pairs, maxEndpoints)
