@@ -18,6 +18,8 @@ var foreigners = []struct {
 		[]string{"connected to", "Accepted connection from", "iperf3: ", "(test #", "Connecting to host", "Bitrate"}, "iperf3's text, which slipstream does not read: run iperf3 with -J"},
 	{regexp.MustCompile(`(?m)^(MIGRATED )?(TCP|UDP|SCTP)\w*[ _](STREAM|MAERTS|SENDFILE|RR|CRR|REQUEST/RESPONSE|CONNECT/REQUEST/RESPONSE)\b.*TEST|^MIGRATED |^OMNI Send TEST|^(THROUGHPUT|THROUGHPUT_UNITS|TRANSACTION_RATE|MEAN_LATENCY|ELAPSED_TIME|LOCAL_SEND_THROUGHPUT)=|Throughput,Throughput Units,`),
 		[]string{"TEST", "THROUGHPUT", "TRANSACTION_RATE", "MEAN_LATENCY", "ELAPSED_TIME", "Throughput Units"}, "netperf's, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR)"},
+	{regexp.MustCompile(`"metric": *"(TCP|UDP)_(RR|CRR|STREAM)\w*"|"product_name": *"PerfKitBenchmarker"`), []string{`"metric"`, "PerfKitBenchmarker"},
+		"PerfKit Benchmarker's samples, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR), and import what the tool printed"},
 	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), []string{"Fortio ", "Aggregated Function Time", "# target 50%"}, "fortio's text, which slipstream does not read: run fortio load with -json"},
 	{regexp.MustCompile(`(?m)^ *http_req_duration\.*:`), []string{"http_req_duration"}, "k6's text, which slipstream does not read: run k6 with --summary-export"},
 	{regexp.MustCompile(`(?m)^Summary:\n +Total:\s+[0-9.]+ secs`), []string{"Summary:\n"}, "hey's, which slipstream does not read: measure with ab -e"},

@@ -84,6 +84,10 @@ var (
 	qperfHead = regexp.MustCompile(`^(\w+):$`)
 	// qperfLine is a figure: "    latency          =   4737.33828 ns", or of conf a text.
 	qperfLine = regexp.MustCompile(`^    (\w+) += *(.*)$`)
+	// qperfNames are the figures of 0.4.11: results and counters, options, and what conf prints.
+	qperfNames = regexp.MustCompile(`^((loc|rem)_)?((send|recv)_)?(latency|bw|msg_rate|cost|cpus_(used|user|intr|kernel|iowait)|real_time|cpu_time|bytes|msgs|errors|max_cqe` +
+		`|time|timeout|msg_size|mtu_size|sock_buf_size|no_msgs|rate|static_rate|port|ip_port|alt_port|id|(cpu_)?affinity|flip|poll_mode|cq_poll|access_recv|rd_atomic|service_level|sl|src_path_bits|use_cm|precision` +
+		`|node|cpu|os|qperf)$`)
 )
 
 // qperfTest is a test in an output, and its figures.
@@ -110,6 +114,8 @@ func qperfTests(output []byte) (tests []qperfTest, err error) {
 		case len(tests) == 0, strings.TrimSpace(line) == "": // what a shell printed before
 		case figure == nil:
 			return nil, fmt.Errorf("line %d: %.200s", number, strings.TrimSpace(line))
+		case !qperfNames.MatchString(figure[1]):
+			return nil, fmt.Errorf("line %d: qperf has no figure %.100q", number, figure[1])
 		default:
 			of := tests[len(tests)-1]
 			if _, twice := of.lines[figure[1]]; twice {

@@ -279,7 +279,8 @@ func TestReadRefuses(t *testing.T) {
 		`{"start":{"test_start":{"protocol":"TCP","duration":1e99,"num_streams":1}},"intervals":[],"end":{}}`:                                                "it ran for 1e+99 s",
 		`{"start":{"test_start":{"protocol":"TCP","duration":1,"num_streams":1e99}},"intervals":[],"end":{}}`:                                                "1e+99 connections",
 		"tcp_lat:\n    latency  =  6.31 parsecs\n":                                                                                                           `latency of "6.31 parsecs", want a number in ms, ns, sec, us`,
-		"tcp_lat:\n    lat  =  6.31 us\n":                                                                                                                    "its output has no",
+		"tcp_lat:\n    time  =  2 sec\n":                                                                                                                     "its output has no",
+		"tcp_lat:\n    latency  =  1 us\n    lat_p99  =  6.31 us\n":                                                                                          `line 3: qperf has no figure "lat_p99"`,
 		"tcp_bw:\n    bw  =  6.31 us\n":                                                                                                                      `bw of "6.31 us"`,
 		"tcp_bw:\n    bw  =  6.31 bytes\n":                                                                                                                   `bw of "6.31 bytes"`, // half of bytes/sec
 		"rc_bw:\n    bw  =  1 GB/sec\n":                                                                                                                      "rc_bw in line 1: the test rc_bw is not read",
