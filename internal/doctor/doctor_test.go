@@ -121,6 +121,19 @@ func TestRules(t *testing.T) {
 		{"probe", func(f *Facts) { f.FastPath = "lacks tcx" }, "warning fast-path: The fast path cannot run"},
 		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 50 for eth0"},
 		{"MTU by 1", func(f *Facts) { f.Devices[2].MTU = 1451 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 1"},
+		{"MTU of WireGuard", func(f *Facts) { f.Devices = append(f.Devices, wireguard(1500)) }, "serious mtu-too-large: The MTU of wg0 is too large by 60 for eth0"},
+		{"MTU of WireGuard by 1", func(f *Facts) { f.Devices = append(f.Devices, wireguard(1441)) }, "serious mtu-too-large: The MTU of wg0 is too large by 1 for eth0"},
+		{"WireGuard down", func(f *Facts) {
+			f.Devices = append(f.Devices, wireguard(1420))
+			f.Devices[3].Name, f.Devices[3].Up = "flannel-wg", false
+		}, "serious overlay-down: The overlay device flannel-wg is down."},
+		{"WireGuard with smaller MTU than pods", func(f *Facts) {
+			f.Devices[2] = wireguard(1420)
+			f.Devices[2].Name = "flannel-wg"
+			bridged(f, 1450)
+		}, "warning pod-mtu: Pods send packets that are too large for flannel-wg"},
+		{"WireGuard gone", func(f *Facts) { f.Devices = f.Devices[:2]; bridged(f, 1440) }, "note overlay-gone: cni0 has the MTU for an overlay"},
+		{"no br_netfilter", func(f *Facts) { bridged(f, 1450); f.KubeProxy = "nft ip nat KUBE-SERVICES" }, "warning bridge-nf: Packets between pods of one bridge bypass iptables: cni0."},
 		{"small MTU", func(f *Facts) { f.Devices[1].MTU = 9000 }, "note mtu-small: The MTU of flannel.1 could be 7500 larger"},
 		{"few drops", func(f *Facts) { f.CPUs[3].Dropped = 100 }, "warning backlog-full: "},
 		{"many drops", func(f *Facts) { f.CPUs[3].Dropped = 10_000 }, "serious backlog-full: "},
@@ -220,6 +233,38 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// wireguard returns a WireGuard device over eth0.
+func wireguard(mtu int) Device {
+	return Device{Link: record.Link{Name: "wg0", Kind: "wireguard", Class: v1alpha1.DeviceOverlay, MTU: mtu}, Up: true, Tunnelling: true, Under: "eth0", Overhead: 60}
+}
+
+// bridged adds a pod behind cni0, on a node whose settings have no net.bridge.
+func bridged(f *Facts, mtu int) {
+	f.Settings = map[string]string{"net.ipv4.ip_forward": "1"}
+	f.Devices = append(f.Devices,
+		Device{Link: record.Link{Name: "v0", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: mtu}, Up: true, Master: "cni0", Pod: &PodEnd{}},
+		Device{Link: record.Link{Name: "cni0", Kind: "bridge", MTU: mtu}, Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.1/24")}})
+}
+
+// TestNoBridgeNetfilter checks what doctor says without the module br_netfilter, and that this is no fault without kube-proxy or
+// without a bridge of pods.
+func TestNoBridgeNetfilter(t *testing.T) {
+	f := server()
+	bridged(&f, 1450)
+	if found := Examine(f); len(found) > 0 {
+		t.Errorf("without kube-proxy: %q", summary(found))
+	}
+	f.KubeProxy = "nft ip nat KUBE-SERVICES"
+	found := Examine(f)
+	if len(found) != 1 || !strings.Contains(fmt.Sprint(found[0].Evidence), "br_netfilter is not loaded") || !strings.HasPrefix(found[0].Do, "modprobe br_netfilter; sysctl -w") {
+		t.Errorf("%+v", found)
+	}
+	f.Devices[4].Name, f.Devices[3].Master = "docker0", "docker0"
+	if found := Examine(f); len(found) > 0 {
+		t.Errorf("a bridge of Docker: %q", summary(found))
+	}
+}
+
 // counted returns a fault that shows in one counter, beside healthy traffic.
 func counted(counter string, n uint64, pod string) func(*Facts) {
 	return func(f *Facts) {
@@ -291,6 +336,12 @@ func TestManyHealthyMachines(t *testing.T) {
 		case 1: // Calico
 			overlay.Name, pod.Name, pod.Pod = "vxlan.calico", "cali0123456789a", &PodEnd{MTU: 1450, Device: "eth0"}
 			f.Devices = append(f.Devices, pod)
+			if r.IntN(2) == 0 {
+				six := *overlay
+				six.Name, six.MTU, six.Overhead, six.VNI, six.Neighbours, six.FDB = "vxlan-v6.calico", 1430, 70, 4097, nil, nil
+				six.Addresses = []netip.Prefix{netip.MustParsePrefix("fd00:10:244::1/128")}
+				f.Devices = append(f.Devices, six)
+			}
 		case 2: // Cilium: pods have the NIC's MTU, and their route a smaller one
 			overlay.Name, overlay.Under, overlay.Overhead = "cilium_vxlan", "", 0
 			pod.Name, pod.MTU, pod.Pod = "lxc0123456789ab", 1500, &PodEnd{MTU: 1450, Device: "eth0"}

@@ -203,7 +203,7 @@ func (l looker) count(pods []pod) (c counts, err error) {
 	}
 	c.stacks = map[string]map[string]uint64{"": l.stack(own)}
 	for _, p := range pods {
-		c.stacks[p.name] = l.stack(p.process)
+		c.stacks[p.name] = l.podStack(p)
 	}
 	c.neighbourFulls = l.neighbourFulls()
 	if c.qdiscs, err = qdiscs(); err != nil {
@@ -396,7 +396,8 @@ func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Lin
 	}
 	d.Pod = new(PodEnd)
 	if i := slices.IndexFunc(pods, func(p pod) bool { return p.namespace == a.NetNsID }); i >= 0 {
-		if end, err := podEnd(pods[i].process, a.ParentIndex); err == nil { // the pod may be gone
+		if end, err := l.podEnd(pods[i]); err == nil { // the pod may be gone
+			end.GatewayFailed = end.GatewayFailed && pods[i].failed // a first request may be lost, and is repeated after a second
 			d.Pod = &end
 		}
 	}

@@ -141,10 +141,11 @@ func TestEncapsulation(t *testing.T) {
 		"GRE":                    {&netlink.Gretun{Link: 2}, "eth0", 24, true},
 		"6in4":                   {&netlink.Sittun{Link: 2}, "eth0", 20, true},
 		"IP in IPv6":             {&netlink.Ip6tnl{Link: 2}, "eth0", 40, true},
+		"WireGuard":              {&netlink.Wireguard{}, "eth1", 60, true}, // by the default route: its peers are not known
 		"NIC":                    {nic, "", 0, false},
 	} {
 		via := func(to []net.IP) int {
-			if slices.ContainsFunc(to, remote.Equal) {
+			if len(to) == 0 || slices.ContainsFunc(to, remote.Equal) { // or the default route
 				return 3
 			}
 			return 0

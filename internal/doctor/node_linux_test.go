@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os/exec"
@@ -38,6 +39,12 @@ func newNode(t *testing.T) node {
 		ip link add cni0 mtu 1450 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up
 		ip link add v0 mtu 1450 type veth peer name eth0 mtu 1450 netns $POD; ip link set v0 master cni0 up
 		in_pod ip addr add 10.244.1.2/24 dev eth0; in_pod ip link set eth0 up; in_pod ip route add default via 10.244.1.1`)
+	n.in(n.pod, func() error { // a request for the gateway's address that is sent before the links are up is repeated after a second
+		if conn, err := net.DialTimeout("tcp", "10.244.1.1:9", 5*time.Second); !errors.Is(err, syscall.ECONNREFUSED) {
+			return fmt.Errorf("the pod reaches its gateway: %v, %w", conn, err)
+		}
+		return nil
+	})
 	return n
 }
 
@@ -165,7 +172,7 @@ func TestFaultsOfANode(t *testing.T) {
 		{"a blackhole", "ip route replace blackhole 10.244.2.0/24", toOther, []string{"serious blackhole 10.244.2.0/24"}},
 		{"a blackhole for the node's own pods", "ip route add blackhole 10.244.1.0/24 metric 500", toOther, nil},
 		{"a gateway with another MAC address", "in_pod ip neigh replace 10.244.1.1 lladdr 02:00:00:00:0b:0b dev eth0 nud permanent", toOther, []string{"serious pod-gateway 02:00:00:00:0b:0b"}},
-		{"a gateway that does not answer", "ip addr del 10.244.1.1/24 dev cni0; ip route add 10.244.1.0/24 dev cni0", toOther, []string{"serious pod-gateway 10.244.1.1 failed"}},
+		{"a gateway that does not answer", "ip addr del 10.244.1.1/24 dev cni0; ip route add 10.244.1.0/24 dev cni0; in_pod ip neigh flush dev eth0", toOther, []string{"serious pod-gateway 10.244.1.1 failed"}},
 		{"wrong checksums", "", func(n node) func() {
 			return n.raw("udp", append([]byte{0x9c, 0x40, 0x21, 0x18, 0, 108, 0x12, 0x34}, make([]byte, 100)...))
 		}, []string{"serious udp-checksums InCsumErrors"}},

@@ -55,7 +55,7 @@ func (c arrivals) Receive(int) (Received, error) {
 
 // TestExplore checks the findings for several kinds of networks.
 func TestExplore(t *testing.T) {
-	overlay := Facts{Devices: []Device{{VXLANPort: 8472}}}
+	overlay, moved := Facts{Devices: []Device{{VXLANPort: 8472}}}, Facts{Devices: []Device{{VXLANPort: 8473}}}
 	for _, c := range []struct {
 		name   string
 		way    way
@@ -72,13 +72,16 @@ func TestExplore(t *testing.T) {
 		{"told by ICMP", way{device: 9001, carries: 1500, told: 1500}, overlay, []string{"warning path-mtu: The path carries packets of up to 1500 bytes, and eth0 sends up to 9001."}},
 		{"overlay blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{8472}}, overlay, []string{"serious vxlan-blocked: UDP port 8472"}},
 		{"another port blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{4789}}, overlay, []string{"note vxlan-blocked: UDP port 4789"}},
+		{"a port of neither product", way{device: 1500, carries: 1500, told: 1500}, moved, nil},
+		{"a port of neither product blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{8473}}, moved, []string{"serious vxlan-blocked: UDP port 8473"}},
+		{"the usual port blocked, and not used", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{8472}}, moved, []string{"note vxlan-blocked: UDP port 8472"}},
 		{"port taken", way{device: 1500, carries: 1500, told: 1500, taken: []uint16{4789, 8472}}, overlay, nil},
 		{"all UDP blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{0}}, overlay, []string{"serious port-blocked: No datagram arrives at 192.0.2.2"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.way.arrived = make(map[uint16][]int)
 			p := Path{Client: "a", Server: "b", To: netip.MustParseAddr("192.0.2.2")}
-			if err := p.Explore(t.Context(), &c.way, c.way.open, c.server, VXLANPorts); err != nil {
+			if err := p.Explore(t.Context(), &c.way, c.way.open, c.server, VXLANPortsOf(c.server)); err != nil {
 				t.Fatal(err)
 			}
 			found := ExaminePath(p)

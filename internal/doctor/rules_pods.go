@@ -135,17 +135,23 @@ func (d Device) carriesPods(gateway Device) bool {
 	if !d.Up || d.Under == "" {
 		return false
 	}
-	// The overlay of IPv6 may have a smaller MTU than that of IPv4, for which the pods' MTU is meant: routers of IPv6 always
-	// tell the sender.
-	if len(d.Addresses) > 0 && !slices.ContainsFunc(d.Addresses, isIPv4) && slices.ContainsFunc(gateway.Addresses, isIPv4) {
-		return false
-	}
 	for _, network := range gateway.Addresses {
 		if slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return network.Contains(p.Addr()) }) {
 			return true
 		}
 	}
 	return !isDocker(gateway.Name) && (isCNI(d.Name) || slices.Contains([]string{"vxlan", "geneve", "ipip"}, d.Kind))
+}
+
+// beside reports whether an overlay carries IPv6 of pods, and another one their IPv4. Its MTU may be smaller, and the pods' MTU
+// is meant for the other: routers of IPv6 always tell the sender.
+func (f Facts) beside(overlay, gateway Device) bool {
+	if len(overlay.Addresses) == 0 || slices.ContainsFunc(overlay.Addresses, isIPv4) {
+		return false
+	}
+	return slices.ContainsFunc(gateway.Addresses, isIPv4) || slices.ContainsFunc(f.Devices, func(d Device) bool {
+		return d.carriesPods(gateway) && slices.ContainsFunc(d.Addresses, isIPv4)
+	})
 }
 
 // podMTU finds pods that send packets which are too large for the overlay.
@@ -159,7 +165,7 @@ func podMTU(f Facts) (found []Finding) {
 	for _, g := range groups {
 		pods := f.podsOf(g.Name)
 		for _, overlay := range f.Devices {
-			if !overlay.carriesPods(g) {
+			if !overlay.carriesPods(g) || f.beside(overlay, g) {
 				continue
 			}
 			var large []Device

@@ -26,6 +26,10 @@ type pod struct {
 	name      string // of the veth, and of the process
 	namespace int    // the number by which this network namespace knows it
 	process   string // below /proc
+	ns        string // what identifies the namespace
+	index     int    // of the pod's end of the veth
+	// failed means that nobody answered for the pod's gateway when the window began.
+	failed bool
 }
 
 // own is the folder below /proc of this thread. /proc/net describes the namespace of the process's first thread, which may
@@ -41,10 +45,10 @@ func (l looker) namespace(process string) string {
 // pods finds the network namespaces that links lead to, if a process is in them. A pod has the name of its process. That is
 // pause only if there is no other.
 func (l looker) pods(links []netlink.Link) (all []pod) {
-	veths := make(map[int]string)
+	veths := make(map[int]*netlink.LinkAttrs)
 	for _, link := range links {
 		if a := link.Attrs(); a.NetNsID >= 0 {
-			veths[a.NetNsID] = a.Name
+			veths[a.NetNsID] = a
 		}
 	}
 	if len(veths) == 0 {
@@ -55,8 +59,8 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 	for _, process := range processes {
 		ns := l.namespace(process)
 		if i, known := seen[ns]; known {
-			if comm := kernelfs.Text(l.proc, process+"/comm"); i >= 0 && comm != "" && strings.HasSuffix(all[i].name, "(pause)") {
-				all[i].name = fmt.Sprintf("%s (%s)", veths[all[i].namespace], comm)
+			if comm := kernelfs.Text(l.proc, process + "/comm"); i >= 0 && comm != "" && strings.HasSuffix(all[i].name, "(pause)") {
+				all[i].name = fmt.Sprintf("%s (%s)", veths[all[i].namespace].Name, comm)
 			}
 			continue
 		}
@@ -66,12 +70,32 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 			continue
 		}
 		id, err := netlink.GetNetNsIdByPid(number)
-		if veth := veths[id]; err == nil && veth != "" {
+		p := pod{namespace: id, process: process, ns: ns}
+		if veth := veths[id]; err == nil && veth != nil && l.isIn(p) {
 			seen[ns] = len(all)
-			all = append(all, pod{fmt.Sprintf("%s (%s)", veth, kernelfs.Text(l.proc, process+"/comm")), id, process})
+			p.name, p.index = fmt.Sprintf("%s (%s)", veth.Name, kernelfs.Text(l.proc, process+"/comm")), veth.ParentIndex
+			end, _ := l.podEnd(p) // the pod may be gone
+			p.failed = end.GatewayFailed
+			all = append(all, p)
 		}
 	}
 	return all
+}
+
+// isIn reports whether the process of a pod is in the pod's network namespace. A program that configures devices, such as a
+// network plugin, is there for a moment only.
+func (l looker) isIn(p pod) bool { return l.namespace(p.process) == p.ns }
+
+// podStack reads the counters of a pod; nil if its process left the network namespace meanwhile.
+func (l looker) podStack(p pod) map[string]uint64 {
+	if !l.isIn(p) {
+		return nil
+	}
+	counts := l.stack(p.process)
+	if !l.isIn(p) {
+		return nil
+	}
+	return counts
 }
 
 // stack reads the counters of the network namespace of a process.
@@ -278,13 +302,16 @@ func (d Device) isPod() bool {
 	return (d.Class == v1alpha1.DeviceHostVeth || d.Kind == "netkit") && !slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return !p.IsSingleIP() })
 }
 
-// podEnd reads the default route of a pod. index is that of the pod's end of the veth.
-func podEnd(process string, index int) (end PodEnd, err error) {
-	ns, err := netns.Open(procDir + "/" + process + "/ns/net")
+// podEnd reads the default route of a pod.
+func (l looker) podEnd(p pod) (end PodEnd, err error) {
+	ns, err := netns.Open(procDir + "/" + p.process + "/ns/net")
 	if err != nil {
 		return end, err
 	}
 	defer ns.Close()
+	if !l.isIn(p) {
+		return end, errors.New("its process left the network namespace")
+	}
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return end, err
@@ -294,11 +321,11 @@ func podEnd(process string, index int) (end PodEnd, err error) {
 	if err != nil {
 		return end, err
 	}
-	i := slices.IndexFunc(routes, func(r netlink.Route) bool { return isDefault(r) && r.LinkIndex == index })
+	i := slices.IndexFunc(routes, func(r netlink.Route) bool { return isDefault(r) && r.LinkIndex == p.index })
 	if i < 0 {
 		return end, errors.New("no default route")
 	}
-	link, err := h.LinkByIndex(index)
+	link, err := h.LinkByIndex(p.index)
 	if err != nil {
 		return end, err
 	}
@@ -311,7 +338,7 @@ func podEnd(process string, index int) (end PodEnd, err error) {
 		return end, nil
 	}
 	end.Gateway = gateway.Unmap()
-	neighbours, err := netns.Dump("neighbours of a pod", func() ([]netlink.Neigh, error) { return h.NeighList(index, netlink.FAMILY_ALL) })
+	neighbours, err := netns.Dump("neighbours of a pod", func() ([]netlink.Neigh, error) { return h.NeighList(p.index, netlink.FAMILY_ALL) })
 	for _, n := range neighbours {
 		if n.IP.Equal(routes[i].Gw) {
 			end.GatewayFailed = n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0

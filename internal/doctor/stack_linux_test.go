@@ -6,6 +6,36 @@ import (
 	"testing/fstest"
 )
 
+// leaving is a /proc in which process 7 changes its network namespace when one of its files is read.
+type leaving struct {
+	fstest.MapFS
+	at string
+}
+
+func (f leaving) ReadFile(name string) ([]byte, error) {
+	if name == f.at {
+		f.MapFS["7/ns/net"] = &fstest.MapFile{Data: []byte("net:[1]"), Mode: fs.ModeSymlink}
+	}
+	return f.MapFS.ReadFile(name)
+}
+
+// TestPodOfAPassingProcess checks that counters are not taken for those of a pod if the process by which doctor found the pod
+// is in another network namespace by then, or changes it meanwhile.
+func TestPodOfAPassingProcess(t *testing.T) {
+	for _, c := range []struct {
+		in, leaves string
+		counts     int
+	}{{"net:[2]", "", 1}, {"net:[1]", "", 0}, {"net:[2]", "7/net/snmp", 0}, {"net:[2]", "7/net/stat/nf_conntrack", 0}} {
+		l := looker{proc: leaving{fstest.MapFS{
+			"7/ns/net":   &fstest.MapFile{Data: []byte(c.in), Mode: fs.ModeSymlink},
+			"7/net/snmp": &fstest.MapFile{Data: []byte("Udp: RcvbufErrors\nUdp: 14649982\n")},
+		}, c.leaves}}
+		if got := l.podStack(pod{process: "7", ns: "net:[2]"}); len(got) != c.counts {
+			t.Errorf("in %s, leaves at %q: %v", c.in, c.leaves, got)
+		}
+	}
+}
+
 // TestManagers checks which devices doctor takes for managed, by the files of NetworkManager and systemd-networkd. Only a
 // program in the same network namespace counts: indexes mean nothing in another.
 func TestManagers(t *testing.T) {
