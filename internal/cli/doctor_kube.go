@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -15,6 +16,9 @@ import (
 	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/worker"
 )
+
+// restTime bounds how long doctor waits for the last nodes of a cluster, when half of them are ready.
+const restTime = 20 * time.Second
 
 // examineCluster asks the API server, and with --probe examines pods and nodes.
 func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnosis) error {
@@ -38,13 +42,13 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	}
 	found.Denied, found.Lacks = s.Denied, s.Missing
 	d.addCluster(s, found)
-	if !o.probe || len(found.Denied)+len(found.Lacks) > 0 {
+	if !o.probe || len(found.Denied) > 0 || len(found.Lacks) > 0 && !o.all {
 		return nil
 	}
-	config.Spec.ClientNode, config.Spec.ServerNode = s.Nodes[0], s.Nodes[1]
-	config.Pods = 1
-	if o.all {
-		config.Pods, config.Mesh = 0, true // a mesh goes on without a node whose pod does not start
+	if !o.all {
+		config.Spec.ClientNode, config.Spec.ServerNode, config.Pods = s.Nodes[0], s.Nodes[1], 1
+	} else {
+		config.Mesh, config.Rest = true, restTime // a mesh goes on without a node whose pod does not start
 		for _, n := range found.Nodes {
 			config.Spec.NodeNames = append(config.Spec.NodeNames, n.Name)
 		}
@@ -52,7 +56,9 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	config.Note = func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) }
 	up, err := cluster.Up(ctx, config)
 	if err != nil {
-		d.Findings = append(d.Findings, doctor.ExamineCluster(doctor.Cluster{Lacks: []string{err.Error()}})...)
+		if !slices.Contains(found.Lacks, err.Error()) {
+			d.Findings = append(d.Findings, doctor.ExamineCluster(doctor.Cluster{Lacks: []string{err.Error()}})...)
+		}
 		return ctx.Err()
 	}
 	probe := o.probePods

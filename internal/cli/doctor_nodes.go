@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"text/tabwriter"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -19,6 +20,9 @@ import (
 // looksAtOnce bounds how many nodes are examined at the same time: each takes a connection through the API server.
 const looksAtOnce = 64
 
+// answerTime bounds how long a node may take to answer, beside the time between the two readings of its counters.
+const answerTime = 20 * time.Second
+
 // probeNodes looks at each node of a cluster.
 func (o doctorOptions) probeNodes(ctx context.Context, d *diagnosis, up *kube.Pods) error {
 	places := make(map[string]place.Place)
@@ -27,7 +31,7 @@ func (o doctorOptions) probeNodes(ctx context.Context, d *diagnosis, up *kube.Po
 		places[p.Name] = p
 		names = append(names, p.Name)
 	}
-	return d.examineNodes(ctx, names, func(ctx context.Context, name string) (doctor.Facts, error) {
+	return d.examineNodes(ctx, names, o.window+answerTime, func(ctx context.Context, name string) (doctor.Facts, error) {
 		c, err := podWorker(ctx, up, places[name], place.ForControl)
 		if err != nil {
 			return doctor.Facts{}, err
@@ -37,15 +41,19 @@ func (o doctorOptions) probeNodes(ctx context.Context, d *diagnosis, up *kube.Po
 	})
 }
 
-// examineNodes looks at all nodes, and compares what they have stored about each other. A node that cannot be examined is a
-// finding, and the others are examined.
-func (d *diagnosis) examineNodes(ctx context.Context, names []string, look func(ctx context.Context, name string) (doctor.Facts, error)) error {
+// examineNodes looks at all nodes, and compares what they have stored about each other. A node that cannot be examined in time
+// is a finding, and the others are examined.
+func (d *diagnosis) examineNodes(ctx context.Context, names []string, most time.Duration, look func(ctx context.Context, name string) (doctor.Facts, error)) error {
 	facts, failed := make([]doctor.Facts, len(names)), make([]error, len(names))
 	g := new(errgroup.Group)
 	g.SetLimit(looksAtOnce)
 	for i, name := range names {
 		g.Go(func() error {
-			facts[i], failed[i] = look(ctx, name)
+			in, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("no answer in %s", most))
+			defer cancel()
+			if facts[i], failed[i] = look(in, name); failed[i] != nil && in.Err() != nil {
+				failed[i] = context.Cause(in)
+			}
 			return nil
 		})
 	}
@@ -94,11 +102,17 @@ func byKind(findings []doctor.Finding) (kinds []kind, where map[kind][]string) {
 	return kinds, where
 }
 
-// tabulate writes a line for each kind of finding, with the nodes that have it.
+// tabulate writes a line for each kind of finding, with the nodes that have it, and one for each node that was not seen.
 func tabulate(w io.Writer, d diagnosis) {
 	kinds, where := byKind(d.Findings)
+	for _, f := range d.Findings {
+		if f.Rule == doctor.RuleNodeUnfit {
+			fmt.Fprintf(w, "\n%s was not seen, because %s", plain.Line(f.Where), plain.Line(f.Evidence[0].Value))
+		}
+	}
+	fmt.Fprintln(w)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(tw, "\nfinding\tseverity\tof %d\tnodes\n", d.nodes)
+	fmt.Fprintf(tw, "finding\tseverity\tof %d\tnodes\n", d.nodes)
 	for _, k := range kinds {
 		const most = 6
 		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\n", k.rule, k.severity, len(where[k]), plain.Line(words.First(where[k], most)))

@@ -15,10 +15,11 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// TestExamineNodes looks at 200 nodes of which each takes 5 s to answer. That takes less than a minute, and the text has a line
+// TestExamineNodes looks at 200 nodes of which each takes 5 s to answer, and one does not answer at all. That takes less than a minute, and the text has a line
 // for each kind of finding, with its nodes.
 func TestExamineNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		const limit = 21 * time.Second
 		var names []string
 		for i := range 200 {
 			names = append(names, fmt.Sprintf("node%03d", i))
@@ -26,16 +27,20 @@ func TestExamineNodes(t *testing.T) {
 		address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 77, byte(i >> 8), byte(i)}) }
 		mac := func(i int) string { return fmt.Sprintf("02:00:00:00:%02x:%02x", i>>8, i&255) }
 		var running, most atomic.Int64
-		look := func(_ context.Context, name string) (doctor.Facts, error) {
+		look := func(ctx context.Context, name string) (doctor.Facts, error) {
 			most.Store(max(most.Load(), running.Add(1)))
 			defer running.Add(-1)
+			if name == "node008" { // never answers
+				<-ctx.Done()
+				return doctor.Facts{}, ctx.Err()
+			}
 			time.Sleep(5 * time.Second)
 			var number int
 			if _, err := fmt.Sscanf(name, "node%d", &number); err != nil {
 				return doctor.Facts{}, err
 			}
 			if number == 7 {
-				return doctor.Facts{}, errors.New("no answer")
+				return doctor.Facts{}, errors.New("its pod is gone")
 			}
 			overlay := doctor.Device{Link: record.Link{Name: "flannel.1", Kind: "vxlan", MTU: 1450}, Up: true, VNI: 1, VXLANPort: 8472, MAC: mac(number)}
 			for i := range names {
@@ -54,7 +59,7 @@ func TestExamineNodes(t *testing.T) {
 		}
 		var d diagnosis
 		began := time.Now()
-		if err := d.examineNodes(t.Context(), names, look); err != nil {
+		if err := d.examineNodes(t.Context(), names, limit, look); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took > time.Minute || most.Load() > looksAtOnce {
@@ -65,13 +70,14 @@ func TestExamineNodes(t *testing.T) {
 		if err := writeDiagnosis(&text, d); err != nil {
 			t.Fatal(err)
 		}
-		got := strings.Join(strings.Fields(text.String()), " ")
+		words := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+		got := words(text.String())
 		for _, want := range []string{
-			"finding severity of 200 nodes", "node-unfit serious 1 node007",
+			"node007 was not seen, because its pod is gone\nnode008 was not seen, because no answer in 21s\n", "finding severity of 200 nodes", "node-unfit serious 2 node007, node008",
 			"udp-buffer-full serious 100 node100, node101, node102, node103, node104, node105 and 94 more",
-			"overlay-differs serious 198 node000 to node009, ", "no-btf warning 4 node000, node050, node100, node150",
+			"overlay-differs serious 197 node000 to node009, ", "no-btf warning 4 node000, node050, node100, node150",
 		} {
-			if !strings.Contains(got, want) {
+			if !strings.Contains(got, words(want)) {
 				t.Errorf("%q is not in:\n%s", want, text.String())
 			}
 		}

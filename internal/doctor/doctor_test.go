@@ -431,5 +431,5 @@ func ruleNames() (names []string) {
 		names = append(names, r.name)
 	}
 	names = slices.AppendSeq(names, maps.Keys(stackLosses))
-	return append(names, hostUnfit, nodeUnfit, labLacks, overlayDiffers)
+	return append(names, hostUnfit, RuleNodeUnfit, labLacks, overlayDiffers)
 }

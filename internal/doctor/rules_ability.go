@@ -36,12 +36,13 @@ func HostUnfit(host string, why error) Finding {
 	}
 }
 
-const nodeUnfit = "node-unfit"
+// RuleNodeUnfit is the rule for nodes that could not be examined.
+const RuleNodeUnfit = "node-unfit"
 
 // NodeUnfit is the finding for a node of a cluster that could not be examined.
 func NodeUnfit(node string, why error) Finding {
 	return Finding{
-		Rule: nodeUnfit, Severity: Serious, Where: node,
+		Rule: RuleNodeUnfit, Severity: Serious, Where: node,
 		What:     "This node could not be examined.",
 		Evidence: []Evidence{evidence("the privileged pod on the node", "%v", why)},
 		Cost:     "Nothing was checked here. A run on this node fails.",

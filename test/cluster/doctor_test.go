@@ -37,6 +37,9 @@ func testDoctor(t *testing.T, c *Cluster) {
 	if code, found := doctorSays(t, c, "--probe"); code != 0 || len(found) > 0 {
 		t.Errorf("a healthy cluster: exit code %d, found %q", code, found)
 	}
+	if code, found := doctorSays(t, c, "--probe", "--all-nodes"); code != 0 || len(found) > 0 {
+		t.Errorf("every node of a healthy cluster: exit code %d, found %q", code, found)
+	}
 	if code, found := doctorSays(t, c, "--selector", "pool=none"); code != 3 || len(found) != 1 || !strings.HasPrefix(found[0], "serious run-lacks : ") {
 		t.Errorf("no nodes: exit code %d, found %q", code, found)
 	}

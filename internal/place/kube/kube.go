@@ -34,6 +34,9 @@ type Config struct {
 	Spec spec.Kubernetes
 	// Mesh: a node that is lost does not end the run.
 	Mesh bool
+	// Rest bounds how long pods may still take to start once half of them run; 0 does not. Then a mesh goes on with any node that
+	// has started.
+	Rest time.Duration
 	// Version of the program: the tag of the default image.
 	Version string
 	// Pools are the labels by which variants choose their nodes, if they do.
@@ -361,9 +364,10 @@ func (p *Pods) list(ctx context.Context) (map[string]*corev1.Pod, error) {
 const retryTime = 15 * time.Second
 
 // waitRunning waits until pods run, and fills in their status. It gives up on a pod that cannot run any more, and after
-// upTime on all that do not run yet.
+// upTime, or the time for the rest, on all that do not run yet.
 func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
-	began := time.Now()
+	began, all := time.Now(), len(pods)
+	var half time.Time // when half of them ran
 	late, cancel := context.WithTimeoutCause(ctx, upTime, fmt.Errorf("not running after %s", upTime))
 	defer cancel()
 	for {
@@ -374,6 +378,12 @@ func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
 		if err == nil {
 			if pods, err = p.waiting(pods, now, time.Since(began)); err != nil || len(pods) == 0 {
 				return err
+			}
+			if half.IsZero() && 2*len(pods) <= all {
+				half = time.Now()
+			}
+			if rest := p.config.Rest; rest > 0 && !half.IsZero() && time.Since(half) >= rest {
+				return p.giveUpAll(ctx, pods, fmt.Errorf("not running %s after half of the pods", rest))
 			}
 		}
 		if end := pause(late); end != nil {
@@ -417,7 +427,7 @@ func (p *Pods) giveUpAll(ctx context.Context, pods []*corev1.Pod, end error) err
 }
 
 // giveUp returns why a pod does not start, which ends the run. A mesh loses the pod's node instead, as long as two others are
-// left.
+// left, or one if there is a time for the rest.
 func (p *Pods) giveUp(pod *corev1.Pod, why error) error {
 	if p.isLost(pod) != nil {
 		return nil
@@ -428,7 +438,11 @@ func (p *Pods) giveUp(pod *corev1.Pod, why error) error {
 			others++
 		}
 	}
-	if !p.config.Mesh || others < 2 {
+	least := 2
+	if p.config.Rest > 0 {
+		least = 1
+	}
+	if !p.config.Mesh || others < least {
 		return why
 	}
 	p.config.Note(fmt.Sprintf("the mesh goes on without node %s: %v", nodeOf(pod), why))

@@ -815,19 +815,23 @@ func TestStates(t *testing.T) {
 	})
 }
 
-// A mesh starts without a node whose pods do not start, as long as two others are left.
+// A mesh starts without a node whose pods do not start, as long as two others are left, or one
+// if there is a time for the rest, which begins when half of the pods run.
 func TestMeshWithoutNode(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		status func(*corev1.Pod)
 		nodes  []string // whose pods do not start
+		rest   time.Duration
 		note   string
 		refuse string
 	}{
-		{"image missing", waiting("ErrImageNeverPull", ""), []string{"c"}, "the mesh goes on without node c: pod ", ""},
-		{"registry unreachable", waiting("ErrImagePull", "i/o timeout"), []string{"c"}, "the mesh goes on without node c: pod ", ""},
-		{"no network", waiting("ContainerCreating", ""), []string{"c"}, "the mesh goes on without node c: not running after 3m0s: pod ", ""},
-		{"two of three nodes", waiting("ErrImageNeverPull", ""), []string{"b", "c"}, "the mesh goes on without node ", "is not on the node"},
+		{"image missing", waiting("ErrImageNeverPull", ""), []string{"c"}, 0, "the mesh goes on without node c: pod ", ""},
+		{"registry unreachable", waiting("ErrImagePull", "i/o timeout"), []string{"c"}, 0, "the mesh goes on without node c: pod ", ""},
+		{"no network", waiting("ContainerCreating", ""), []string{"c"}, 0, "the mesh goes on without node c: not running after 3m0s: pod ", ""},
+		{"no network, with a time for the rest", waiting("ContainerCreating", ""), []string{"c"}, 20 * time.Second, "the mesh goes on without node c: not running 20s after half of the pods: pod ", ""},
+		{"two of three nodes, with a time for the rest", waiting("ErrImageNeverPull", ""), []string{"b", "c"}, 20 * time.Second, "the mesh goes on without node b: pod ", ""},
+		{"two of three nodes", waiting("ErrImageNeverPull", ""), []string{"b", "c"}, 0, "the mesh goes on without node ", "is not on the node"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -842,11 +846,12 @@ func TestMeshWithoutNode(t *testing.T) {
 					t.Fatal(err)
 				}
 				var notes []string
+				began := time.Now()
 				p, err := c.Up(t.Context(), config(func(c *Config) {
-					c.Mesh, c.Spec = true, spec.Kubernetes{NodeNames: []string{"a", "b", "c"}}
+					c.Mesh, c.Rest, c.Spec = true, tt.rest, spec.Kubernetes{NodeNames: []string{"a", "b", "c"}}
 					c.Note = func(s string) { notes = append(notes, s) }
 				}))
-				if len(notes) != 1 || !strings.HasPrefix(notes[0], tt.note) {
+				if len(notes) != 1 && tt.refuse != "" || tt.refuse == "" && len(notes) != len(tt.nodes) || !strings.HasPrefix(notes[0], tt.note) {
 					t.Errorf("notes %q, want one: %s…", notes, tt.note)
 				}
 				if tt.refuse != "" {
@@ -858,11 +863,14 @@ func TestMeshWithoutNode(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				if took := time.Since(began); tt.rest > 0 && took > 4*tt.rest {
+					t.Errorf("took %s", took)
+				}
 				for _, place := range p.Places() {
 					if !place.IPv4.IsValid() {
 						t.Errorf("%s has no address, which would end the run", place.Name)
 					}
-					if lost := p.isLostNode(place.Node) != nil; lost != (place.Node == "c") {
+					if lost := p.isLostNode(place.Node) != nil; lost != slices.Contains(tt.nodes, place.Node) {
 						t.Errorf("%s is lost: %t", place.Name, lost)
 					}
 				}
