@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/netns"
@@ -36,11 +37,11 @@ var (
 )
 
 // upLab makes a lab of two nodes with a pod each.
-func upLab(t *testing.T, name, offload string) *lab.Lab {
+func upLab(t *testing.T, name, offload, shape string) *lab.Lab {
 	t.Helper()
 	testenv.NeedRoot(t)
 	l, err := lab.Up(t.Context(), lab.Config{
-		Name: name, Nodes: 2, Pods: 1, NIC: spec.NIC{Offload: offload, MTU: 1500}, Shape: spec.ShapeFlannel,
+		Name: name, Nodes: 2, Pods: 1, NIC: spec.NIC{Offload: offload, MTU: 1500}, Shape: shape,
 	}, lab.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -73,25 +74,74 @@ func rulesFound(ctx context.Context, t *testing.T, l *lab.Lab, o doctorOptions, 
 	return slices.Compact(rules), nil
 }
 
-// TestSoakHealthyLooks examines a healthy lab and the paths between its nodes many times, and finds nothing. It ends
-// in time for the timeout of the test.
+// TestSoakHealthyLooks examines healthy labs of both shapes, one under traffic, the paths between their nodes, and this
+// machine, many times each. It finds nothing. It ends in time for the timeout of the test.
 func TestSoakHealthyLooks(t *testing.T) {
-	l := upLab(t, "looks", spec.OffloadFull)
-	n, found := 0, 0
-	for ; n < *looks; n++ {
-		if end, ok := t.Deadline(); ok && time.Until(end) < 20*time.Second {
-			break
+	end, limited := t.Deadline()
+	many := func(t *testing.T, look func() ([]doctor.Finding, error)) {
+		n, found := 0, make(map[doctor.Severity]int)
+		for ; n < *looks && (!limited || time.Until(end) > 20*time.Second); n++ {
+			findings, err := look()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range findings {
+				if slices.Contains(ofMachine, f.Rule) {
+					t.Logf("%s %s %s: %s %v", f.Severity, f.Rule, f.Where, f.What, f.Evidence)
+					continue
+				}
+				t.Errorf("invented: %s %s %s: %s %v", f.Severity, f.Rule, f.Where, f.What, f.Evidence)
+				found[f.Severity]++
+			}
 		}
-		rules, err := rulesFound(t.Context(), t, l, doctorOptions{window: 100 * time.Millisecond, probe: true}, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, rule := range rules {
-			t.Errorf("%s is invented", rule)
-			found++
-		}
+		t.Logf("%d looks: %v", n, found)
 	}
-	t.Logf("%d looks at 2 nodes and 2 paths: %d findings", n, found)
+	o := doctorOptions{window: 100 * time.Millisecond, probe: true}
+	for _, shape := range []string{spec.ShapeFlannel, spec.ShapeCalico} {
+		t.Run(shape, func(t *testing.T) {
+			l := upLab(t, "looks", spec.OffloadFull, shape)
+			if shape == spec.ShapeFlannel {
+				defer keepSending(t, l, "looks")()
+			}
+			many(t, func() ([]doctor.Finding, error) {
+				var d diagnosis
+				err := o.probeLab(t.Context(), &d, l)
+				return d.Findings, err
+			})
+		})
+	}
+	t.Run("this machine", func(t *testing.T) {
+		testenv.NeedRoot(t)
+		many(t, func() ([]doctor.Finding, error) {
+			d, err := doctorOptions{window: time.Second}.diagnose(t.Context(), Process{}, nil)
+			return d.Findings, err
+		})
+	})
+}
+
+// keepSending sends megabytes by TCP and a datagram each millisecond from the pod of a lab's first node to that of the second,
+// until it is stopped.
+func keepSending(t *testing.T, l *lab.Lab, name string) (stop func()) {
+	t.Helper()
+	client, server, to := namespaceOf(name, "n0p0"), namespaceOf(name, "n1p0"), placeOf(l, "node1/pod0")
+	datagrams := sendDatagrams(t, client, to)
+	ended, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-ended:
+				return
+			default:
+				arrives(t, client, server, to, 1<<20)
+			}
+		}
+	}()
+	return func() {
+		close(ended)
+		<-done
+		datagrams()
+	}
 }
 
 // in runs a script in a place of a lab, or on the machine if the place is empty.
@@ -358,7 +408,7 @@ func TestSoakLosses(t *testing.T) {
 			"ip -n slip-losses-sw link set node1 mtu 1400", "ip -n slip-losses-sw link set node1 mtu 1500", pods, true},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			l := upLab(t, "losses", spec.OffloadNone)
+			l := upLab(t, "losses", spec.OffloadNone, spec.ShapeFlannel)
 			client, server := namespaceOf("losses", "n0"+c.between), namespaceOf("losses", "n1"+c.between)
 			to := placeOf(l, strings.TrimSuffix("node1/"+strings.Replace(c.between, "p", "pod", 1), "/"))
 			change := func(script string) {

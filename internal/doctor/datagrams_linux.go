@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/bpf"
+	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 )
 
@@ -152,7 +155,7 @@ func Listen(at netip.AddrPort, key []byte) (*Port, error) {
 	case err == nil:
 		p.conn, p.port = conn, conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	case errors.Is(err, unix.EADDRINUSE):
-		if p.conn, err = listenRaw(at.Addr()); err != nil {
+		if p.conn, err = listenRaw(at.Addr(), key); err != nil {
 			return nil, err
 		}
 		p.raw = true
@@ -163,14 +166,42 @@ func Listen(at netip.AddrPort, key []byte) (*Port, error) {
 	return p, nil
 }
 
-// listenRaw receives a copy of every UDP datagram to an address, whichever socket has its port. It sees the
+// listenRaw receives a copy of the datagrams with a key to an address, whichever socket has their port. It sees the
 // datagrams that the firewall of this machine lets through.
-func listenRaw(at netip.Addr) (net.PacketConn, error) {
+func listenRaw(at netip.Addr, key []byte) (net.PacketConn, error) {
 	conn, err := net.ListenIP("ip:udp", &net.IPAddr{IP: at.AsSlice(), Zone: at.Zone()})
 	if errors.Is(err, os.ErrPermission) {
 		return nil, errors.New("another process or device uses the port, and only root can see what arrives there")
 	}
-	return conn, err
+	if err != nil {
+		return nil, err
+	}
+	// Otherwise the packets of an overlay would fill the buffer.
+	if err := ipv4.NewPacketConn(conn).SetBPF(keyFilter(at, key)); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("filter what arrives: %w", err)
+	}
+	return conn, nil
+}
+
+// keyFilter lets datagrams through that have the first four bytes of a key. It finds the IP header before those of IPv4, and
+// none before those of IPv6.
+func keyFilter(at netip.Addr, key []byte) []bpf.RawInstruction {
+	header := bpf.Instruction(bpf.LoadMemShift{Off: 0}) // 4*(first byte & 0xf)
+	if !at.Is4() {
+		header = bpf.LoadConstant{Dst: bpf.RegX, Val: 0}
+	}
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		header,
+		bpf.LoadIndirect{Off: uint32(8 + len(datagramHeader)), Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: binary.BigEndian.Uint32(key), SkipFalse: 1},
+		bpf.RetConstant{Val: math.MaxInt32},
+		bpf.RetConstant{Val: 0},
+	})
+	if err != nil {
+		panic(err) // it is the same but for the key
+	}
+	return filter
 }
 
 func (p *Port) receive() {
