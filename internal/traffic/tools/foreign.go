@@ -21,6 +21,9 @@ var foreigners = []struct {
 	{regexp.MustCompile(`"metric": *"(TCP|UDP)_(RR|CRR|STREAM)\w*"|"product_name": *"PerfKitBenchmarker"`), []string{`"metric"`, "PerfKitBenchmarker"},
 		"PerfKit Benchmarker's samples, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR), and import what the tool printed"},
 	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), []string{"Fortio ", "Aggregated Function Time", "# target 50%"}, "fortio's text, which slipstream does not read: run fortio load with -json"},
+	{regexp.MustCompile(`(?m)^Bombarding http`), []string{"Bombarding http"}, "bombardier's, which slipstream does not read: measure with ab -e or wrk --latency"},
+	{regexp.MustCompile(`(?m)^Requests +\[total, rate`), []string{"[total, rate"}, "vegeta's, which slipstream does not read: measure with ab -e or wrk --latency"},
+	{regexp.MustCompile(`(?m)^ethr: |^\[ *\d+\] +(TCP|UDP) +\d{3}-\d{3} sec`), []string{"ethr: ", " sec"}, "ethr's, which slipstream does not read: measure with iperf3 -J"},
 	{regexp.MustCompile(`(?m)^ *http_req_duration\.*:`), []string{"http_req_duration"}, "k6's text, which slipstream does not read: run k6 with --summary-export"},
 	{regexp.MustCompile(`(?m)^Summary:\n +Total:\s+[0-9.]+ secs`), []string{"Summary:\n"}, "hey's, which slipstream does not read: measure with ab -e"},
 	{regexp.MustCompile(`(?m)^(PING .* bytes of data\.?$|\d+ bytes from .*: icmp_seq=|\d+ packets transmitted, )`), []string{"bytes of data", "icmp_seq=", "packets transmitted"}, "ping's, which slipstream does not read: measure with sockperf pp"},
@@ -63,6 +66,19 @@ var jsonError = regexp.MustCompile(`^\{\s*"error":\s*"((?:[^"\\]|\\.)*)"\s*\}$`)
 // quoted is what mails and documents put before each line.
 var quoted = regexp.MustCompile(`(?m)^[ \t>#|]+`)
 
+// errQuoted means that an output would be read without what stands before its lines.
+var errQuoted = errors.New("its lines are indented, quoted or commented: give it as it was printed")
+
+// parts are lines of outputs that are read whole only.
+var parts = []struct {
+	line *regexp.Regexp
+	what string
+}{
+	{regexp.MustCompile(`"test_start"`), "a part of a report of iperf3 -J"},
+	{regexp.MustCompile(`(?m)^Server Software: |^Requests per second: +[0-9.]+ \[#/sec\]`), "a part of what ab prints, which begins with \"This is ApacheBench\""},
+	{regexp.MustCompile(`(?m)^starttime\tseconds\tctime\tdtime|^Percentage served,Time in ms`), "the file of ab -g or -e alone, and no text that ab printed"},
+}
+
 // unknown says what an output is that Read cannot read, if it is a known tool's.
 func unknown(output []byte) error {
 	if _, what := foreigner(output); what != "" {
@@ -72,8 +88,10 @@ func unknown(output []byte) error {
 	if m := jsonError.FindSubmatch(text); m != nil {
 		return fmt.Errorf("it has no report, only an error, as iperf3 -J prints it: %.300s", m[1])
 	}
-	if i := bytes.Index(text, []byte(`"test_start"`)); i >= 0 {
-		return errors.New("it has a part of a report of iperf3 -J, which is read whole only")
+	for _, p := range parts {
+		if p.line.Match(text) {
+			return fmt.Errorf("it has %s: give it whole", p.what)
+		}
 	}
 	plain := quoted.ReplaceAll(text, nil)
 	for _, f := range formats {

@@ -159,6 +159,9 @@ func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint,
 		if w.Stream.Protocol == "udp" {
 			return e, fmt.Errorf("its report has no sums of both ends, as none of UDP has before 3.11: this is %s", r.Start.Version)
 		}
+		if len(bytes.TrimSpace(behind)) == 0 {
+			return e, errors.New("its report has no sums of both ends: sum_sent and sum_received")
+		}
 		return e, fmt.Errorf("its report has no sums of both ends; behind it: %.200q", behind)
 	}
 	e.Seconds = received.Seconds

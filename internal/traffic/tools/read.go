@@ -124,6 +124,9 @@ func Read(output []byte, known Known) ([]Reading, error) {
 	}
 	readings, err := f.read(output, known)
 	if err != nil {
+		if _, other := f.read(quoted.ReplaceAll(output, nil), known); other == nil {
+			err = errQuoted
+		}
 		return nil, fmt.Errorf("%s: %w", f.name, err)
 	}
 	for i := range readings {
