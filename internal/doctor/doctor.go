@@ -67,6 +67,8 @@ var rules = []struct {
 	{"other-mac", otherMAC},
 	{"blackhole", blackhole},
 	{"pod-gateway", podGateway},
+	{"pod-subnet", podSubnet},
+	{"no-neighbour", noNeighbour},
 	{"ip-forward", ipForward},
 	{"forward-policy", forwardPolicy},
 	{"rule-drops", ruleDrops},

@@ -121,6 +121,8 @@ type Device struct {
 	VNI        int
 	FDB        []FDBEntry
 	Neighbours []Neighbour
+	// Unresolved are the gateways of routes through the device for whose MAC addresses the kernel asks in vain.
+	Unresolved []netip.Addr
 	// Tunnelling means that the device encapsulates, whether or not it is bound to another device.
 	Tunnelling bool
 	// Under is the device that sends the encapsulated packets, and Overhead the number of bytes that

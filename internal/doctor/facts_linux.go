@@ -384,7 +384,8 @@ func (l looker) devices(links []record.Link, before, after counts, t tables, pod
 func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Link, t tables, pods []pod) {
 	a := link.Attrs()
 	d.MAC, d.NoCarrier = a.HardwareAddr.String(), d.Up && a.OperState == netlink.OperDown || a.OperState == netlink.OperLowerLayerDown
-	d.Addresses, d.Routes, d.FDB, d.Neighbours = t.addresses[a.Index], t.routes[a.Index], t.fdb[a.Index], t.neighbours[a.Index]
+	d.Addresses, d.Routes, d.FDB = t.addresses[a.Index], t.routes[a.Index], t.fdb[a.Index]
+	d.Neighbours, d.Unresolved = t.neighbours[a.Index], t.unresolved[a.Index]
 	for name, master := range links {
 		if a.MasterIndex != 0 && master.Attrs().Index == a.MasterIndex {
 			d.Master = name

@@ -206,6 +206,9 @@ func TestFaultsOfANode(t *testing.T) {
 		{"a circle of routes", "ip route add 192.0.2.0/24 via 10.77.0.2; in_other ip route add 192.0.2.0/24 via 10.77.0.1; in_pod sysctl -qw net.ipv4.ip_default_ttl=63", // 64 expires on the other node
 			func(n node) func() { return n.sends(n.pod, "192.0.2.1:9", 10) },
 			[]string{"serious ttl InHdrErrors"}},
+		{"no neighbour entry for the other node", "ip neigh del 10.244.2.0 dev flannel.1", toOther, []string{"serious no-neighbour 10.244.2.0 failed or incomplete"}},
+		{"pods of another network", "ip addr del 10.244.1.1/24 dev cni0; ip addr add 10.244.5.1/24 dev cni0; in_pod ip addr flush dev eth0; in_pod ip addr add 10.244.5.2/24 dev eth0; in_pod ip route add default via 10.244.5.1",
+			nil, []string{"serious pod-subnet 10.244.5.1/24"}},
 		{"IPIP without a tunnel", "", func(n node) func() { return n.raw("4", make([]byte, 40)) }, []string{"serious unknown-protocol InUnknownProtos"}},
 		{"no route", "ip route del 10.244.2.0/24", toOther, []string{"serious no-route InNoRoutes"}},
 		{"half of the fragments", "sysctl -qw net.ipv4.ipfrag_low_thresh=500 net.ipv4.ipfrag_high_thresh=1000", func(n node) func() { return n.sends(n.other, "10.77.0.1:9", 4000) },
@@ -290,6 +293,7 @@ func TestOverlaysDiffer(t *testing.T) {
 	remake := func(change string) string {
 		return "in_other ip link del flannel.1; in_other ip link add flannel.1 address 02:00:00:00:02:01 mtu 1450 " + change + "; in_other ip addr add 10.244.2.0/32 dev flannel.1; in_other ip link set flannel.1 up"
 	}
+	const otherPods = "in_other ip link add cni0 type bridge; in_other ip link set cni0 up; in_other ip link add v1 type veth peer name eth9 netns $POD; in_other ip link set v1 master cni0 up; "
 	for _, c := range []struct{ name, inject, want string }{
 		{"nothing", "", ""},
 		{"MAC address", "in_other ip link set flannel.1 address 02:00:00:00:0a:0a", "serious 02:00:00:00:0a:0a"},
@@ -297,6 +301,8 @@ func TestOverlaysDiffer(t *testing.T) {
 		{"VNI", remake("type vxlan id 2 dev e0 local 10.77.0.2 dstport 8472 nolearning"), "serious VNI 2"},
 		{"MTU", "in_other ip link set flannel.1 mtu 1400", "warning 1400"},
 		{"gone", "in_other ip link del flannel.1", "serious none with VNI 1"},
+		{"pods of one network", otherPods + "in_other ip addr add 10.244.1.7/24 dev cni0", "serious 10.244.1.7/24"},
+		{"pods of two networks", otherPods + "in_other ip addr add 10.244.2.1/24 dev cni0", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)

@@ -11,6 +11,7 @@ const overlayDiffers = "overlay-differs"
 
 // ExaminePair compares an overlay with what another machine has stored about it.
 func ExaminePair(client string, c Facts, server string, s Facts) (found []Finding) {
+	found = sameSubnet(client, c, server, s)
 	for _, d := range c.Devices {
 		if d.Kind != "vxlan" || d.VNI == 0 {
 			continue
@@ -67,6 +68,32 @@ func ExaminePair(client string, c Facts, server string, s Facts) (found []Findin
 		}
 	}
 	return found
+}
+
+// sameSubnet finds bridges of two machines whose pods have addresses of one network.
+func sameSubnet(client string, c Facts, server string, s Facts) []Finding {
+	for _, here := range c.gateways() {
+		for _, there := range s.gateways() {
+			i := slices.IndexFunc(here.Addresses, func(p netip.Prefix) bool {
+				return !p.IsSingleIP() && slices.ContainsFunc(there.Addresses, p.Overlaps)
+			})
+			if i < 0 || here.Kind != "bridge" || isDocker(here.Name) || isDocker(there.Name) || client > server {
+				continue
+			}
+			return []Finding{{
+				Rule: "pod-subnet", Where: Pair(client, server), Severity: Serious,
+				What: fmt.Sprintf("Pods of %s and of %s have addresses of one network.", client, server),
+				Evidence: []Evidence{
+					evidence("ip addr show "+here.Name+" of "+client, "%v", here.Addresses),
+					evidence("ip addr show "+there.Name+" of "+server, "%v", there.Addresses),
+				},
+				Cost: "Other nodes send packets for this network to one of the two. Pods of the two do not reach each other, and may have the same address.",
+				Do: "ls /etc/cni/net.d on both   # the first file by name counts: remove what another network plugin or the container runtime left. With Flannel in etcd: a node that was away too long kept a network that another one has by now; " +
+					"then, with the wrong node drained: rm /run/flannel/subnet.env, restart flanneld, ip link del " + here.Name + ", and delete its pods",
+			}}
+		}
+	}
+	return nil
 }
 
 // has reports whether an address is one of the machine's.

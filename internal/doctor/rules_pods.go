@@ -77,7 +77,7 @@ func overlayDown(f Facts) (found []Finding) {
 			}
 			add(d, severity, fmt.Sprintf("The overlay device %s is down.", d.Name),
 				"The kernel removes its routes: packets of pods to other nodes have no route, or leave by the default route and get lost. If nothing uses the device, nothing is lost.",
-				fmt.Sprintf("ip link set %s up   # then restart the CNI's daemon here: the kernel does not restore the routes; and look for what took it down (slipstream doctor: link-managed; the logs of NetworkManager, systemd-networkd, the CNI)", d.Name))
+				fmt.Sprintf("ip link set %s up   # then restart the CNI's daemon here: the kernel does not restore the routes. \"Address already in use\" means that another program has its UDP port: ss -ulpn. Else look for what took it down (slipstream doctor: link-managed; the logs of NetworkManager, systemd-networkd, the CNI)", d.Name))
 		case d.Up && d.Tunnelling && bound && (!under.Up || under.NoCarrier):
 			add(under, Serious, fmt.Sprintf("%s is down, or has no carrier, and sends the packets of %s.", under.Name, d.Name),
 				"No packet of the overlay leaves this node.", "ip link set "+under.Name+" up; dmesg | grep "+under.Name)
@@ -246,7 +246,7 @@ func vtep(f Facts) (found []Finding) {
 			Evidence: wrong[:min(len(wrong), 5)],
 			Cost:     "Packets to pods on one of the nodes go to the other, or are dropped. Virtual machines that were cloned have the same machine-id, from which systemd computes the MAC addresses of such devices.",
 			Do: fmt.Sprintf("On the node with the wrong address: rm /etc/machine-id; systemd-machine-id-setup; ip link del %s, and restart the CNI's daemon, which makes it again. "+
-				"If an entry is stale: restart the CNI's daemon here", d.Name),
+				"If all nodes have published one address, as the first NIC of Vagrant's machines has: tell Flannel the NIC (--iface). If an entry is stale: restart the CNI's daemon here", d.Name),
 		})
 	}
 	return found
@@ -313,7 +313,7 @@ func podGateway(f Facts) (found []Finding) {
 		case d.Pod.GatewayFailed:
 			finding.What = fmt.Sprintf("Nobody answers for the gateway of the pod behind %s.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s failed or incomplete", d.Pod.Gateway), evidence("ip addr; ip route", "this node has the address: %v", f.has(d.Pod.Gateway))}
-			finding.Do = fmt.Sprintf("ip route get %s; sysctl net/ipv4/conf/%s/proxy_arp   # without the address, the node answers only with proxy_arp=1 and a route to it: Calico needs a default route, or ip route add 169.254.1.1 dev lo. Strict rp_filter also keeps a node from answering", d.Pod.Gateway, d.Name)
+			finding.Do = fmt.Sprintf("ip route get %s; sysctl net/ipv4/conf/%s/proxy_arp net.ipv4.conf.all.arp_ignore   # arp_ignore of 2 or more keeps a node from answering; without the address, the node answers only with proxy_arp=1 and a route to it: Calico needs a default route, or ip route add 169.254.1.1 dev lo. Strict rp_filter also keeps a node from answering", d.Pod.Gateway, d.Name)
 		case mine && d.Pod.GatewayMAC != "" && d.Pod.GatewayMAC != d.MAC && d.Pod.GatewayMAC != bridge.MAC:
 			finding.What = fmt.Sprintf("The pod behind %s has a wrong MAC address of its gateway.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s has %s", d.Pod.Gateway, d.Pod.GatewayMAC), evidence("/sys/class/net/"+cmp.Or(d.Master, d.Name)+"/address", "%s", cmp.Or(bridge.MAC, d.MAC))}
@@ -322,6 +322,57 @@ func podGateway(f Facts) (found []Finding) {
 			continue
 		}
 		found = append(found, finding)
+	}
+	return found
+}
+
+// podSubnet finds a bridge whose pods have addresses of another network than Flannel gave to this node.
+func podSubnet(f Facts) (found []Finding) {
+	bridge, ok := f.device("cni0")
+	if !ok || len(f.podsOf(bridge.Name)) == 0 || !slices.ContainsFunc(bridge.Addresses, isIPv4) {
+		return nil
+	}
+	for _, d := range f.Devices {
+		i := slices.IndexFunc(d.Addresses, isIPv4)
+		if d.Kind != "vxlan" || !strings.HasPrefix(d.Name, "flannel.") || i < 0 {
+			continue
+		}
+		given := d.Addresses[i].Addr()
+		if slices.ContainsFunc(bridge.Addresses, func(p netip.Prefix) bool { return p.Contains(given) }) {
+			continue
+		}
+		found = append(found, Finding{
+			Severity: Serious,
+			What:     fmt.Sprintf("Pods behind %s have addresses of another network than this node's.", bridge.Name),
+			Evidence: []Evidence{
+				evidence("ip addr show "+bridge.Name, "%s", bridge.Addresses[slices.IndexFunc(bridge.Addresses, isIPv4)]),
+				evidence("ip addr show "+d.Name, "%s, the first address of the node's network", given),
+			},
+			Cost: "Other nodes send packets for these pods to the node that has the network, or nowhere: only pods here reach each other.",
+			Do: fmt.Sprintf("ls /etc/cni/net.d   # the first file by name counts: remove what another network plugin left; cat /run/flannel/subnet.env; then, with the node drained: ip link del %s, and delete its pods, so that both are made again",
+				bridge.Name),
+		})
+	}
+	return found
+}
+
+// noNeighbour finds other nodes whose address behind an overlay is not known, though a route leads to their pods.
+func noNeighbour(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		if !d.Up || !d.Tunnelling || len(d.Unresolved) == 0 {
+			continue
+		}
+		var read []Evidence
+		for _, ip := range d.Unresolved[:min(len(d.Unresolved), 5)] {
+			read = append(read, evidence("ip neigh show dev "+d.Name, "%s failed or incomplete, and a route has it as its gateway", ip))
+		}
+		found = append(found, Finding{
+			Severity: Serious,
+			What:     fmt.Sprintf("The MAC addresses of other nodes are not known at %s: %d.", d.Name, len(d.Unresolved)),
+			Evidence: read,
+			Cost:     "Packets to pods on these nodes are dropped. Network plugins enter the addresses themselves, because nobody answers requests for them.",
+			Do:       "Restart the CNI's daemon here, which enters them again; and look in its log for why it did not",
+		})
 	}
 	return found
 }

@@ -153,12 +153,13 @@ type tables struct {
 	routes     map[int]int
 	fdb        map[int][]FDBEntry
 	neighbours map[int][]Neighbour
+	unresolved map[int][]netip.Addr
 	gateway    int // of the default route
 	blackholes []netip.Prefix
 }
 
 func (l looker) tables() (t tables, err error) {
-	t = tables{make(map[int][]netip.Prefix), make(map[int]int), make(map[int][]FDBEntry), make(map[int][]Neighbour), 0, nil}
+	t = tables{make(map[int][]netip.Prefix), make(map[int]int), make(map[int][]FDBEntry), make(map[int][]Neighbour), make(map[int][]netip.Addr), 0, nil}
 	addresses, err := netns.Dump("addresses", func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return t, err
@@ -198,7 +199,14 @@ func (l looker) tables() (t tables, err error) {
 		return t, err
 	}
 	for _, e := range entries {
-		if ip, ok := netip.AddrFromSlice(e.IP); ok && len(e.HardwareAddr) == 6 && e.State&(netlink.NUD_FAILED|netlink.NUD_NOARP) == 0 {
+		ip, ok := netip.AddrFromSlice(e.IP)
+		switch {
+		case !ok:
+		case e.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0:
+			if slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.LinkIndex == e.LinkIndex && r.Gw.Equal(e.IP) }) {
+				t.unresolved[e.LinkIndex] = append(t.unresolved[e.LinkIndex], ip.Unmap())
+			}
+		case len(e.HardwareAddr) == 6 && e.State&netlink.NUD_NOARP == 0:
 			t.neighbours[e.LinkIndex] = append(t.neighbours[e.LinkIndex], Neighbour{ip.Unmap(), e.HardwareAddr.String()})
 		}
 	}
