@@ -302,6 +302,7 @@ func TestOverlaysDiffer(t *testing.T) {
 		{"MTU", "in_other ip link set flannel.1 mtu 1400", "warning 1400"},
 		{"gone", "in_other ip link del flannel.1", "serious none with VNI 1"},
 		{"pods of one network", otherPods + "in_other ip addr add 10.244.1.7/24 dev cni0", "serious 10.244.1.7/24"},
+		{"one network of all nodes", otherPods + "ip link set cni0 down; ip link set cni0 name weave; ip link set weave up; in_other ip link set cni0 down; in_other ip link set cni0 name weave; in_other ip link set weave up; in_other ip addr add 10.244.1.7/24 dev weave", ""},
 		{"pods of two networks", otherPods + "in_other ip addr add 10.244.2.1/24 dev cni0", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -70,6 +70,9 @@ func ExaminePair(client string, c Facts, server string, s Facts) (found []Findin
 	return found
 }
 
+// perNode are bridges of network plugins that give each node a network of its own. Weave, for example, has one network for all.
+var perNode = []string{"cni0", "cbr0", "kube-bridge"}
+
 // sameSubnet finds bridges of two machines whose pods have addresses of one network.
 func sameSubnet(client string, c Facts, server string, s Facts) []Finding {
 	for _, here := range c.gateways() {
@@ -77,7 +80,7 @@ func sameSubnet(client string, c Facts, server string, s Facts) []Finding {
 			i := slices.IndexFunc(here.Addresses, func(p netip.Prefix) bool {
 				return !p.IsSingleIP() && slices.ContainsFunc(there.Addresses, p.Overlaps)
 			})
-			if i < 0 || here.Kind != "bridge" || isDocker(here.Name) || isDocker(there.Name) || client > server {
+			if i < 0 || !slices.Contains(perNode, here.Name) || !slices.Contains(perNode, there.Name) || client > server {
 				continue
 			}
 			return []Finding{{
