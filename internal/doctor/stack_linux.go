@@ -59,7 +59,7 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 	for _, process := range processes {
 		ns := l.namespace(process)
 		if i, known := seen[ns]; known {
-			if comm := kernelfs.Text(l.proc, process + "/comm"); i >= 0 && comm != "" && strings.HasSuffix(all[i].name, "(pause)") {
+			if comm := kernelfs.Text(l.proc, process+"/comm"); i >= 0 && comm != "" && strings.HasSuffix(all[i].name, "(pause)") {
 				all[i].name = fmt.Sprintf("%s (%s)", veths[all[i].namespace].Name, comm)
 			}
 			continue

@@ -23,6 +23,7 @@ var foreigners = []struct {
 	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), []string{"Fortio ", "Aggregated Function Time", "# target 50%"}, "fortio's text, which slipstream does not read: run fortio load with -json"},
 	{regexp.MustCompile(`(?m)^Bombarding http`), []string{"Bombarding http"}, "bombardier's, which slipstream does not read: measure with ab -e or wrk --latency"},
 	{regexp.MustCompile(`(?m)^Requests +\[total, rate`), []string{"[total, rate"}, "vegeta's, which slipstream does not read: measure with ab -e or wrk --latency"},
+	{regexp.MustCompile(`This is ApacheBench, Version [0-9.]+(-dev)? <i>`), []string{"<i>"}, "ab's HTML, which slipstream does not read: run ab without -w"},
 	{regexp.MustCompile(`(?m)^ethr: |^\[ *\d+\] +(TCP|UDP) +\d{3}-\d{3} sec`), []string{"ethr: ", " sec"}, "ethr's, which slipstream does not read: measure with iperf3 -J"},
 	{regexp.MustCompile(`(?m)^ *http_req_duration\.*:`), []string{"http_req_duration"}, "k6's text, which slipstream does not read: run k6 with --summary-export"},
 	{regexp.MustCompile(`(?m)^Summary:\n +Total:\s+[0-9.]+ secs`), []string{"Summary:\n"}, "hey's, which slipstream does not read: measure with ab -e"},
