@@ -388,9 +388,11 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	if err := checkRunnable(exp); err != nil {
 		return usage(err)
 	}
+	now := record.Environment{Version: p.Version, Experiment: measuredBy(exp)}
+	resumable := errors.Join(checkResumable(dir, now), checkSet(exp))
 	plan := experiment.New(exp)
 	if o.dryRun {
-		return dryRun(ctx, p, o, exp, plan)
+		return errors.Join(dryRun(ctx, p, o, exp, plan), resumable)
 	}
 	if !o.yes {
 		if err := checkPrograms(exp, foreign); err != nil {
@@ -401,13 +403,16 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	if err := undoSwitch(ctx, dir, exp, progress.note); err != nil {
 		return err
 	}
+	if resumable != nil { // what was switched is undone all the same
+		return usage(resumable)
+	}
 	at, err := openSite(ctx, p, o, exp, progress.note)
 	if err != nil {
 		return err
 	}
 	defer at.release()
-	same := func(now record.Environment) (*record.Dir, error) {
-		now.Version, now.Experiment = p.Version, measuredBy(exp)
+	same := func(started record.Environment) (*record.Dir, error) {
+		now.Nodes = started.Nodes
 		if err := checkResumable(dir, now); err != nil {
 			return nil, err
 		}
@@ -436,15 +441,16 @@ func checkResumable(dir *record.Dir, now record.Environment) error {
 	if err != nil {
 		return err
 	}
-	if was.Experiment != "" && was.Experiment != now.Experiment {
-		return fmt.Errorf("%s has changed since the run began, so its trials cannot be pooled with new ones: undo the change, or start a new run", filepath.Join(dir.Path, "experiment.yaml"))
-	}
 	if was.Version != now.Version {
 		return fmt.Errorf("the run was begun by slipstream %s, and this is %s: resume it with that version, or start a new run", was.Version, now.Version)
 	}
+	if was.Experiment != "" && was.Experiment != now.Experiment {
+		return fmt.Errorf("%s has changed since the run began, so its trials cannot be pooled with new ones: undo the change, or start a new run", filepath.Join(dir.Path, "experiment.yaml"))
+	}
 	for _, n := range was.Nodes {
 		i := slices.IndexFunc(now.Nodes, func(other record.Node) bool { return other.Name == n.Name })
-		if i >= 0 && now.Nodes[i].Kernel != n.Kernel {
+		// A node of a mesh that does not answer has no kernel.
+		if i >= 0 && n.Kernel != "" && now.Nodes[i].Kernel != "" && now.Nodes[i].Kernel != n.Kernel {
 			return fmt.Errorf("%s had the kernel %s when the run began, and has %s now: its trials cannot be pooled with new ones, so start a new run", n.Name, n.Kernel, now.Nodes[i].Kernel)
 		}
 	}

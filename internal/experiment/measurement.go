@@ -62,7 +62,8 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 			m.parts[i].cancel(err)
 		}
 	}
-	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p place.Place) bool { return p.Unprivileged })
+	busy := n.machinesOf(pairs)
+	sampled := slices.DeleteFunc(slices.Clone(n.nodes), func(p place.Place) bool { return p.Unprivileged || !busy[n.machineOf(p.Node)] })
 	for _, node := range sampled {
 		m.addSampler(node)
 	}
@@ -97,6 +98,28 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 	})
 	out.Loads = n.loads(sampled, out)
 	return fillMetrics(c, out)
+}
+
+// machinesOf returns the machines on which pairs are. Variants that choose nodes by labels leave others idle, whose counters say
+// nothing about the trial.
+func (n *network) machinesOf(pairs []pairEnds) map[string]bool {
+	busy := make(map[string]bool)
+	for _, p := range pairs {
+		busy[n.machineOf(p.client.place.Node)] = true
+		for _, s := range p.servers {
+			busy[n.machineOf(s.place.Node)] = true
+		}
+	}
+	return busy
+}
+
+// machineOf identifies the machine of a node, which nodes of a lab share: by its boot or, if that is unknown, the node's name.
+func (n *network) machineOf(node string) string {
+	i := slices.IndexFunc(n.facts, func(f record.Node) bool { return f.Name == node })
+	if i < 0 {
+		return node
+	}
+	return cmp.Or(n.facts[i].Boot, node)
 }
 
 // addPair adds the servers and the client of pair i.

@@ -364,7 +364,11 @@ func (n *network) stop() error {
 
 func (n *network) close() error {
 	err := n.stop()
-	ctx, cancel := context.WithTimeout(context.Background(), restoreTime)
+	limit := restoreTime
+	if n, ok := n.Network.(interface{ CloseTime() time.Duration }); ok {
+		limit = max(limit, n.CloseTime())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	return errors.Join(err, n.Network.Close(ctx))
 }

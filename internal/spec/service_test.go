@@ -60,7 +60,7 @@ func TestServiceErrors(t *testing.T) {
 			"services: 100}}", "services: 100}}, tools: {datagrams: sockperf}",
 			"spec.variants[1].tools.datagrams: sockperf answers datagrams from its pod's first address, not from that of the service's backend that was asked; choose native",
 		},
-		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.service.services: is for a lab; the services of a cluster are its own, and have only backends"},
+		{"  baseline", "  target: {kubernetes: {}}\n  baseline", "spec.variants[1].path.service.services: is for a lab; in a cluster, only backends can be set"},
 	} {
 		text := strings.Replace(services, c.old, c.new, 1)
 		if text == services {
@@ -104,6 +104,7 @@ spec:
 		{"backends: 1}", "backends: 0}", "spec.variants[0].path.service.backends: must be at least 1, is 0"},
 		{"backends: 1}", "otherBackends: 1}", "spec.variants[0].path.service.otherBackends: is for a lab"},
 		{"[1, 2]", "[1, 3]", "spec.variants: the services of 3 pairs have 48000 backends in all, and a run creates at most 32000"},
+		{"{kubernetes: {}}", "{kubernetes: {nodes: 4}}", "spec.variants[1]: services with 16000 backends are for two nodes, and the experiment has 4"},
 		{"pairs: [1, 2]", "mesh: {}", "spec.variants[1]: the services of a mesh have one backend each, not 16000"},
 		{"engine, http: {", "engine, http: {io: blocking, ", "spec.variants[1]: a service with 16000 backends in a cluster is for http"},
 		{"engine, http: {", "engine, connect: {", "spec.variants[1]: a service with 16000 backends in a cluster is for http"},

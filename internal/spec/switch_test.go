@@ -137,6 +137,7 @@ spec:
 		"spec.parameters.client=x":        "spec.parameters.client: must have another name: {client} is the name of a variant's host",
 		"spec.parameters={Group: x}":      "spec.parameters.Group: must be of a-z, 0-9 and - within",
 		"spec.parameters.group=[net]":     "spec.parameters.group: must be text",
+		"spec.parameters.sizes=small":     "spec.parameters.sizes: no command of a switch refers to {sizes}",
 		"spec.variants.near.switch.to=[]": "spec.variants[1].switch.to: must be a program and its arguments",
 	} {
 		if _, err := Parse("test.yaml", []byte(text), []string{set}); err == nil || !strings.Contains(err.Error(), want) {

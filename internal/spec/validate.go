@@ -825,6 +825,10 @@ func (r *reader) endpoints(e *Experiment) {
 			r.fail(fmt.Sprintf("spec.variants[%d]", i), "the services of a mesh have one backend each, not %d", s.Backends)
 			return
 		}
+		if e.Nodes() > 2 {
+			r.fail(fmt.Sprintf("spec.variants[%d]", i), "services with %d backends are for two nodes, and the experiment has %d", s.Backends, e.Nodes())
+			return
+		}
 		sizes, total = append(sizes, s.Backends), total+s.Backends
 	}
 	pairs := 0
@@ -842,7 +846,7 @@ func (r *reader) service(path string, on Target, s *Service) {
 	if on.Kubernetes != nil {
 		for _, field := range []string{"mode", "services", "otherBackends", "endpointChanges"} {
 			if r.set(path + "." + field) {
-				r.fail(path+"."+field, "is for a lab; the services of a cluster are its own, and have only backends")
+				r.fail(path+"."+field, "is for a lab; in a cluster, only backends can be set")
 			}
 		}
 		if r.set(path + ".backends") {
@@ -1299,6 +1303,11 @@ func (r *reader) parameters(path string, e *Experiment) {
 	if len(r.errors) > 0 {
 		return
 	}
+	for name := range e.Spec.Parameters {
+		if at := join(path, name); r.overridden(at) && !e.refersTo(name) {
+			r.fail(at, "no command of a switch refers to {%s}", name)
+		}
+	}
 	for _, v := range e.Spec.Variants {
 		if v.Switch == nil {
 			continue
@@ -1313,6 +1322,15 @@ func (r *reader) parameters(path string, e *Experiment) {
 			}
 		}
 	}
+}
+
+// refersTo reports whether a command of a switch has {name}.
+func (e *Experiment) refersTo(name string) bool {
+	return slices.ContainsFunc(e.Spec.Variants, func(v Variant) bool {
+		return v.Switch != nil && slices.ContainsFunc(slices.Concat(v.Switch.To, v.Switch.Back, v.Switch.Verify), func(arg string) bool {
+			return strings.Contains(arg, "{"+name+"}")
+		})
+	})
 }
 
 // inserted replaces {name} by its value.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -134,6 +135,16 @@ var (
 	sliceName   = regexp.MustCompile(`^(server|n[0-9]+)-[0-9]+-[0-9]+-[0-9]+-ipv[46]-$`)
 )
 
+// backendsOf returns the number of backends that the name of a service tells; 0 if it is another service.
+func backendsOf(m metav1.ObjectMeta) int {
+	if !named(m, backendName) {
+		return 0
+	}
+	words := strings.Split(m.Name, "-")
+	n, _ := strconv.Atoi(words[2]) // the pattern admits digits only
+	return n
+}
+
 func foreignSlice(s *discoveryv1.EndpointSlice) string {
 	if why := foreign(s.ObjectMeta); why != "" {
 		return why
@@ -144,12 +155,12 @@ func foreignSlice(s *discoveryv1.EndpointSlice) string {
 	return ""
 }
 
-// removeSlices removes a run's slices from a namespace that the run did not create.
-func (c *Cluster) removeSlices(ctx context.Context, namespace, id string) error {
+// removeSlices removes a run's slices from a namespace that the run did not create. services are those of the run.
+func (c *Cluster) removeSlices(ctx context.Context, namespace, id string, services []corev1.Service) error {
 	api := c.api.EndpointSlices(namespace)
 	all, err := api.List(ctx, metav1.ListOptions{LabelSelector: labelRun + "=" + id + "," + discoveryv1.LabelManagedBy + "=" + manager})
-	if apierrors.IsForbidden(err) { // a run without such services does not need the permission
-		return nil
+	if apierrors.IsForbidden(err) && !slices.ContainsFunc(services, func(s corev1.Service) bool { return backendsOf(s.ObjectMeta) > 0 }) {
+		return nil // a run without such services does not need the permission
 	}
 	if err != nil {
 		return fmt.Errorf("list endpointslices of %s: %w", namespace, explain(err))

@@ -61,10 +61,13 @@ func (p *Pods) takeLease(ctx context.Context) error {
 	return nil
 }
 
+// CloseTime bounds how long Close takes.
+func (p *Pods) CloseTime() time.Duration { return downTime + p.endpointsTime() }
+
 // Close removes all that the run created, and returns when it is gone. The error names what could not
 // be removed.
 func (p *Pods) Close(ctx context.Context) error {
-	limit := downTime + p.endpointsTime()
+	limit := p.CloseTime()
 	if p.isLost(nil) != nil {
 		limit = lostTime
 	}
@@ -139,7 +142,9 @@ func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
 		return nil, nil, fmt.Errorf("list services: %w", explain(err))
 	}
 	for i := range services.Items {
-		f.of("service", services.Items[i].ObjectMeta, foreignService(&services.Items[i]))
+		if r := f.of("service", services.Items[i].ObjectMeta, foreignService(&services.Items[i])); r != nil {
+			r.More += time.Duration(backendsOf(services.Items[i].ObjectMeta)) * endpointTime
+		}
 	}
 	leases, err := c.api.Leases(c.namespace).List(ctx, list)
 	if err != nil {
@@ -206,7 +211,7 @@ func (c *Cluster) Remove(ctx context.Context, r Run) error {
 			return err
 		}
 		// The pods of a dead node end when it comes back, or when it is removed; the rest need not wait for that.
-		more, cancel := context.WithTimeout(context.WithoutCancel(ctx), restTime)
+		more, cancel := context.WithTimeout(context.WithoutCancel(ctx), restTime+r.More)
 		defer cancel()
 		return errors.Join(err, c.removeNamespaces(more, own), c.removeWithin(more, r))
 	}
@@ -301,15 +306,15 @@ func (c *Cluster) waitGone(ctx context.Context, n *corev1.Namespace) error {
 
 // removeRest removes a run's services, their slices, and its lease from a namespace that the run did not create.
 func (c *Cluster) removeRest(ctx context.Context, namespace, id string) error {
-	if err := c.removeSlices(ctx, namespace, id); err != nil { // a slice would outlive its service
-		return err
-	}
 	list := metav1.ListOptions{LabelSelector: labelRun + "=" + id}
 	services, err := c.api.Services(namespace).List(ctx, list)
 	if err != nil && !apierrors.IsForbidden(err) { // a run without services does not need the permission
 		return fmt.Errorf("list services of %s: %w", namespace, explain(err))
 	}
 	if err == nil {
+		if err := c.removeSlices(ctx, namespace, id, services.Items); err != nil { // a slice would outlive its service
+			return err
+		}
 		for i := range services.Items {
 			s := &services.Items[i]
 			if foreignService(s) != "" {

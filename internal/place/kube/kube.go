@@ -109,7 +109,8 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	if err := c.canObserve(ctx, config.Spec.Observe, nodesOf(config.Spec)); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, 3*upTime, fmt.Errorf("the pods are not up after %s", 3*upTime))
+	limit := 3*upTime + p.endpointsTime()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the pods are not up after %s", limit))
 	defer cancel()
 	if err := p.up(ctx); err != nil {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
@@ -536,28 +537,35 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 		before := turn(nodes, k/p.config.Pods, k%p.config.Pods) - 1
 		client := placeOf(nodes, before%len(nodes), before/len(nodes))
 		for _, s := range append(slices.Collect(maps.Values(server.Services)), server.Service) {
-			address := s.IPv4
-			if !address.IsValid() {
-				address = s.IPv6
+			for _, version := range []int{4, 6} {
+				probe := s.AddrPort(version)
+				if !probe.IsValid() || !server.IP(version).IsValid() {
+					continue
+				}
+				probe = netip.AddrPortFrom(probe.Addr(), probePort)
+				wg.Go(func() {
+					if err := p.reach(ctx, client, probe, within); err != nil {
+						mu.Lock()
+						defer mu.Unlock()
+						errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, probe, err))
+					}
+				})
 			}
-			probe := netip.AddrPortFrom(address, probePort).String()
-			wg.Go(func() {
-				s := p.exec(p.traffic[client], "worker", "--reach", probe, "--within", within.String())
-				defer s.Close()
-				select {
-				case <-s.done:
-				case <-ctx.Done():
-				}
-				if err := s.ended(); err != nil {
-					mu.Lock()
-					defer mu.Unlock()
-					errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, probe, err))
-				}
-			})
 		}
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// reach connects from a pod to an address, and tries again for some time.
+func (p *Pods) reach(ctx context.Context, client string, to netip.AddrPort, within time.Duration) error {
+	s := p.exec(p.traffic[client], "worker", "--reach", to.String(), "--within", within.String())
+	defer s.Close()
+	select {
+	case <-s.done:
+	case <-ctx.Done():
+	}
+	return s.ended()
 }
 
 // Places returns the nodes, the clients' first, and then the pods of each.
