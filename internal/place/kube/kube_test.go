@@ -677,9 +677,18 @@ func TestBackends(t *testing.T) {
 	theirs.Name = "theirs"
 	make1(t, c.api.EndpointSlices("mine"), theirs)
 	runs, foreign, err := c.Runs(t.Context())
-	if err != nil || len(runs) != 1 || foreign != nil {
+	if err != nil || len(runs) != 1 || foreign != nil || runs[0].More != 2*(2+3)*endpointTime {
 		t.Errorf("runs %+v, foreign %v, %v", runs, foreign, err)
 	}
+	// Without the right to list slices, their services stay, by which a later cleanup knows of them.
+	forbidden := true
+	api.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return forbidden, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "endpointslices"}, "", errors.New("no"))
+	})
+	if err := c.Remove(t.Context(), runs[0]); err == nil || !strings.Contains(err.Error(), "list endpointslices of mine") {
+		t.Errorf("removed without the right to list slices: %v", err)
+	}
+	forbidden = false
 	if err := p.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
