@@ -337,12 +337,24 @@ func TestHostPresets(t *testing.T) {
 			for _, v := range vms {
 				rules := "flush ruleset\n"
 				if c.closed {
-					rules += "table ip host { chain in { type filter hook input priority 0; policy drop; ct state established,related accept; iif lo accept; tcp dport { 22, 4000, 4001 } accept; } }\n"
+					rules += `table ip host {
+	chain in {
+		type filter hook input priority 0; policy drop;
+		ct state established,related accept
+		iif lo accept
+		tcp dport { 22, 4000, 4001 } accept
+	}
+}
+`
 				}
 				must(t, netns.Do(v.ns, func() error {
 					cmd := exec.Command("nft", "-f", "-")
 					cmd.Stdin = strings.NewReader(rules)
-					return cmd.Run()
+					text, err := cmd.CombinedOutput()
+					if err != nil {
+						err = fmt.Errorf("%w: %s", err, text)
+					}
+					return err
 				}))
 			}
 			out := t.TempDir()

@@ -43,7 +43,8 @@ func TestDoctor(t *testing.T) {
 	both := "hosts:root@10.9.0.1,root@10.9.0.2"
 	b := nodes[1]
 	// The port of a VXLAN device is looked at too: by a raw socket.
-	b.in("ip", "link", "add", "vx", "type", "vxlan", "id", "7", "dev", "eth0", "local", "10.9.0.2", "dstport", "8472")
+	b.in("ip", "link", "add", "vx", "mtu", "1300", "type", "vxlan", "id", "7", "dev", "eth0", "local", "10.9.0.2", "dstport", "8472")
+	b.in("ip", "link", "set", "vx", "up")
 	if _, found := w.diagnose(t, both, "--probe"); len(found) > 0 {
 		t.Fatalf("without a fault: %q", found)
 	}
