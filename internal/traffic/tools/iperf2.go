@@ -34,6 +34,8 @@ var (
 	iperf2Late = regexp.MustCompile(`^\[ *\d+\] .* sec +(\d+) datagrams received out-of-order`)
 	// iperf2Head is "Client connecting to 10.0.0.2, TCP port 5001".
 	iperf2Head = regexp.MustCompile(`^Client connecting to (\S+), (TCP|UDP) port \d+`)
+	// iperf2Listens begins what a server prints.
+	iperf2Listens = regexp.MustCompile(`^Server listening on (TCP|UDP) port \d+`)
 	// iperf2Local is "[  3] local 10.0.0.1 port 40000 connected with 10.0.0.2 port 5001".
 	iperf2Local = regexp.MustCompile(`^\[ *\d+\] local .* connected with `)
 	// iperf2Sends is "Sending 1470 byte datagrams, IPG target: 2243.04 us (kalman adjust)", the time between them.
@@ -98,7 +100,7 @@ func (iperf2) Lead(w spec.Workload) time.Duration { return iperf3{}.Lead(w) }
 // Parse takes the seconds of the window as the sender counts them. What it has in its socket's
 // buffer at the edges is counted a little early.
 func (iperf2) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
-	o := iperf2Output{sums: make(map[string][]iperf2Sum), ends: make(map[string][2]string)}
+	o := newIperf2Output()
 	for line := range bytes.Lines(output) {
 		if err := o.line(strings.TrimRight(string(line), "\r\n")); err != nil {
 			return record.Endpoint{}, fmt.Errorf("iperf2: %w", err)
@@ -142,7 +144,12 @@ type iperf2Output struct {
 	// server means that a server listened in the same process. ends are the addresses and ports of each connection of -y C.
 	server bool
 	ends   map[string][2]string
+	ports  map[string]bool // to which connections of -y C go
 	half   bool // the line has no end
+}
+
+func newIperf2Output() iperf2Output {
+	return iperf2Output{sums: make(map[string][]iperf2Sum), ends: make(map[string][2]string), ports: make(map[string]bool)}
 }
 
 // errBothWays is for output with figures of the server's sending.
@@ -150,7 +157,7 @@ var errBothWays = errors.New("traffic from the server to the client too (-d, -r,
 
 func isIperf2(output []byte) bool {
 	for line := range bytes.Lines(output) {
-		if iperf2Head.Match(line) || iperf2CSV.Match(line) || bytes.HasPrefix(line, []byte("Server listening on TCP port 5001")) {
+		if iperf2Head.Match(line) || iperf2CSV.Match(line) || iperf2Listens.Match(line) {
 			return true
 		}
 	}
@@ -255,7 +262,7 @@ func (c *iperf2Connection) again(at string, since, until float64) bool {
 }
 
 func readIperf2Run(output []byte, _ Known) (Reading, error) {
-	o := iperf2Output{sums: make(map[string][]iperf2Sum), ends: make(map[string][2]string)}
+	o := newIperf2Output()
 	number := 0
 	for raw := range bytes.Lines(output) {
 		number++
@@ -368,8 +375,10 @@ func (o *iperf2Output) csv(line string) error {
 	if err != nil {
 		return err
 	}
+	// 2.0.5 writes what a client sent over UDP with the fields of TCP.
+	measured := len(f) == 14
 	protocol := "tcp"
-	if len(f) == 14 {
+	if measured || o.traffic.Protocol == "udp" {
 		protocol = "udp"
 	}
 	o.traffic.Protocol, o.traffic.IP = protocol, ipVersion(f[3])
@@ -382,10 +391,10 @@ func (o *iperf2Output) csv(line string) error {
 		return err
 	}
 	// The last number is whole if it agrees with the bytes.
-	if agrees := math.Abs(s.bits*(s.to-s.from)-8*s.bytes) <= 4*s.bytes; o.half && (protocol == "udp" || !agrees) {
+	if agrees := math.Abs(s.bits*(s.to-s.from)-8*s.bytes) <= 4*s.bytes; o.half && (measured || !agrees) {
 		return fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)
 	}
-	if protocol == "udp" {
+	if measured {
 		var late float64
 		if err := numbers(map[*float64]string{&s.jitter: f[9], &s.lost: f[10], &s.total: f[11], &late: f[13]}); err != nil {
 			return err
@@ -424,24 +433,17 @@ func (o *iperf2Output) between(id, from, to, protocol string) error {
 	if !ok {
 		was = [2]string{from, to}
 		o.ends[id] = was
+		if port := portOf(to); port != "0" {
+			o.ports[port] = true
+		}
 	}
 	switch exchanged := was == [2]string{to, from}; {
-	case protocol == "tcp" && (serverSends(from, to) || o.listens(portOf(from))):
+	case protocol == "tcp" && (serverSends(from, to) || o.ports[portOf(from)]):
 		return errBothWays
 	case was != [2]string{from, to} && !(exchanged && protocol == "udp"):
 		return fmt.Errorf("another run begins: connection %s is from %s to %s, and was from %s to %s", id, from, to, was[0], was[1])
 	}
 	return nil
-}
-
-// listens reports whether a connection goes to a port.
-func (o *iperf2Output) listens(port string) bool {
-	for _, ends := range o.ends {
-		if port != "0" && port == portOf(ends[1]) {
-			return true
-		}
-	}
-	return false
 }
 
 // firstEphemeral is the first port that Linux gives to a client that asks for none.
@@ -486,8 +488,8 @@ func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 		all = append(all, whole)
 	}
 	if o.traffic.Protocol == "udp" {
-		if all = o.reports; len(all) == 0 || len(all) < o.traffic.Connections {
-			return record.Endpoint{}, fmt.Errorf("it has %d reports of the server for %d connections, and over UDP only these say what arrived", len(all), o.traffic.Connections)
+		if all = o.reports; len(all) == 0 || len(all) != o.traffic.Connections {
+			return record.Endpoint{}, fmt.Errorf("it has %d reports of the server for %d connections, want one each: over UDP only these say what arrived; give the client's output, without the server's", len(all), o.traffic.Connections)
 		}
 	}
 	if len(all) == 0 {
