@@ -13,6 +13,7 @@ func Imported(c Cell, t *record.Trial) error {
 		return err
 	}
 	// Do not warn that CPUs were not sampled: imported files need not have them.
-	t.Warnings = slices.DeleteFunc(warnings(c, t), func(w record.Warning) bool { return w.Code == record.WarnNoCPUs })
+	others := slices.DeleteFunc(warnings(c, t), func(w record.Warning) bool { return w.Code == record.WarnNoCPUs })
+	t.Warnings = append(t.Warnings, others...)
 	return nil
 }

@@ -259,12 +259,29 @@ func requestMetrics(c Cell, t *record.Trial, m map[string]float64) error {
 	m[metrics.Errors] = ratio(failed, failed+done)
 	if failed > 0 {
 		t.Warnings = append(t.Warnings, record.Warnf(record.WarnErrors,
-			"%.0f of %.0f requests failed (%s): the latencies are those of the others", failed, failed+done, countList(kinds)))
+			"%.0f of %.0f requests failed (%s): %s", failed, failed+done, countList(kinds), latenciesOf(t)))
 	}
 	if done == 0 {
 		return fmt.Errorf("every request failed: %s", countList(kinds))
 	}
 	return latencyMetrics(t, m)
+}
+
+// latenciesOf says of which requests a trial has latencies, if some failed.
+func latenciesOf(t *record.Trial) string {
+	with := 0
+	for _, p := range t.PerPair {
+		if p.Client.Latency != "" || len(p.Client.Percentiles) > 0 {
+			with++
+		}
+	}
+	switch with {
+	case len(t.PerPair):
+		return "the latencies are those of the others"
+	case 0:
+		return "there are no latencies, as the tool's include those of failed requests"
+	}
+	return "the latencies are those of the clients whose tool has some without failed requests"
 }
 
 // countList formats counts by name: "refused 12, reset 3".
@@ -286,10 +303,16 @@ func ratio(a, b float64) float64 {
 }
 
 // latencyMetrics merges the pairs' histograms. For a tool that reports only percentiles it
-// takes their mean over the pairs, because percentiles cannot be merged, and the longest
-// of all.
+// takes their mean over the pairs that have them, because percentiles cannot be merged, and
+// the longest of all.
 func latencyMetrics(t *record.Trial, m map[string]float64) error {
 	var all *hdrhistogram.Histogram
+	with := make(map[string]int) // pairs with a percentile
+	for _, p := range t.PerPair {
+		for name := range p.Client.Percentiles {
+			with[name]++
+		}
+	}
 	for i := range t.PerPair {
 		e := &t.PerPair[i].Client
 		if e.Latency == "" {
@@ -298,7 +321,7 @@ func latencyMetrics(t *record.Trial, m map[string]float64) error {
 					m[name] = max(m[name], v)
 					continue
 				}
-				m[name] += v / float64(len(t.PerPair))
+				m[name] += v / float64(with[name])
 			}
 			continue
 		}

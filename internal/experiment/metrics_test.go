@@ -3,6 +3,7 @@ package experiment
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -201,7 +202,8 @@ func TestLatencies(t *testing.T) {
 		"two histograms": {[]record.Endpoint{histogram(1, 1, 1), histogram(3, 20)}, map[string]float64{
 			metrics.LatencyMean: 5.2e-3, metrics.LatencyP50: 1e-3, metrics.LatencyP99: 20e-3, metrics.LatencyP999: 20e-3, metrics.LatencyMax: 20e-3,
 		}},
-		"a tool's": {[]record.Endpoint{told(2e-3, 30e-3), told(4e-3, 10e-3)}, map[string]float64{metrics.LatencyMean: 3e-3, metrics.LatencyMax: 30e-3}},
+		"a tool's":     {[]record.Endpoint{told(2e-3, 30e-3), told(4e-3, 10e-3)}, map[string]float64{metrics.LatencyMean: 3e-3, metrics.LatencyMax: 30e-3}},
+		"one has none": {[]record.Endpoint{told(2e-3, 30e-3), {}}, map[string]float64{metrics.LatencyMean: 2e-3, metrics.LatencyMax: 30e-3}},
 	} {
 		var trial record.Trial
 		for _, c := range tt.clients {
@@ -226,6 +228,27 @@ func TestLostConnections(t *testing.T) {
 		}
 		if got := len(trial.Warnings) == 1 && trial.Warnings[0].Code == record.WarnErrors; got != want {
 			t.Errorf("%d lost: %v", lost, trial.Warnings)
+		}
+	}
+}
+
+// TestFailedRequests: a trial, measured or imported, warns of failed requests, and says of which requests it has latencies.
+func TestFailedRequests(t *testing.T) {
+	failed := func(percentiles map[string]float64) record.Pair {
+		return record.Pair{Client: record.Endpoint{Seconds: 1, Messages: 9, Errors: map[string]uint64{record.ErrStatus: 1}, Percentiles: percentiles}}
+	}
+	some := map[string]float64{metrics.LatencyMean: 1e-3}
+	for want, pairs := range map[string][]record.Pair{
+		"the latencies are those of the others": {failed(some), failed(some)},
+		"there are no latencies,":               {failed(nil), failed(nil)},
+		"those of the clients":                  {failed(some), failed(nil)},
+	} {
+		trial := record.Trial{PerPair: pairs}
+		if err := Imported(Cell{Workload: spec.Workload{HTTP: &spec.Traffic{}}}, &trial); err != nil {
+			t.Fatal(err)
+		}
+		if w := trial.Warnings; len(w) != 1 || w[0].Code != record.WarnErrors || !strings.Contains(w[0].Message, want) {
+			t.Errorf("%v, want %q", w, want)
 		}
 	}
 }
