@@ -137,13 +137,13 @@ func Import(paths []string, o Options) (*Result, error) {
 	return r, nil
 }
 
-// conditions says in sentences what else is known of workloads, if it is unusual.
+// conditions says in sentences what else is known of workloads, if it is unusual. The formats tell the client.
 func conditions(workloads map[string]*tools.Reading) (text string) {
 	for _, name := range slices.Sorted(maps.Keys(workloads)) {
 		of := workloads[name].Conditions
 		var unusual []string
 		for _, key := range slices.Sorted(maps.Keys(of)) {
-			if v := of[key]; v != tools.Forward && v != tools.NoLimit && v != tools.NoTLS {
+			if v := of[key]; key != tools.Client && v != tools.Forward && v != tools.NoLimit && v != tools.NoTLS {
 				unusual = append(unusual, key+" "+v)
 			}
 		}

@@ -20,6 +20,7 @@ import (
 // Clients of HTTP whose results are read, and which no experiment runs by themselves.
 const (
 	wrkFormat = "wrk"
+	wrk2      = "wrk2"
 	fortio    = "fortio"
 	k6        = "k6"
 )
@@ -37,6 +38,8 @@ var (
 	wrkConnections = regexp.MustCompile(`(?m)^ +\d+ threads and (\d+) connections$`)
 	// wrkLatency is "    Latency   635.91us    0.89ms  12.92ms   93.69%": mean, deviation, longest.
 	wrkLatency = regexp.MustCompile(`(?m)^ +Latency +([0-9.]+)(us|ms|s|m|h) +[0-9.]+(?:us|ms|s|m|h) +([0-9.]+)(us|ms|s|m|h) `)
+	// wrk2Only is a line that wrk does not print.
+	wrk2Only = regexp.MustCompile(`(?m)^ +Thread calibration: |\(HdrHistogram - `)
 	// wrkFigure is a line of the results.
 	wrkFigure = regexp.MustCompile(`(?m)^ +\d+ requests in .*$|^Requests/sec:.*$|^ +[0-9.]+% +[0-9.]+[a-z]+$|^ +(?:Latency|Req/Sec) +.*$`)
 )
@@ -58,10 +61,22 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 		return Reading{}, halfLine(lineOf(output, len(output)), string(last))
 	}
 	t := spec.Traffic{Protocol: "tcp", KeepAlive: true}
-	length, err1 := time.ParseDuration(string(head[1]) + string(head[2]))
-	n, err2 := strconv.Atoi(string(connections[1]))
-	if err := errors.Join(err1, err2); err != nil {
+	length, err := time.ParseDuration(string(head[1]) + string(head[2]))
+	if err != nil {
 		return Reading{}, err
+	}
+	n, err := strconv.Atoi(string(connections[1]))
+	if err != nil {
+		return Reading{}, err
+	}
+	if done := wrkDone.FindSubmatch(output); done != nil && string(head[2]) != "s" { // the heading is rounded, to 2m of 90 s
+		if length, err = time.ParseDuration(string(done[2])); err != nil {
+			return Reading{}, err
+		}
+		length = length.Round(time.Second)
+	}
+	if length <= 0 {
+		return Reading{}, fmt.Errorf("a run of %s", length)
 	}
 	t.Connections, t.Duration = n, spec.Duration(length)
 	w := spec.Workload{HTTP: &t}
@@ -69,18 +84,27 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
-	if m := wrkLatency.FindSubmatch(output); m != nil {
+	if m := wrkLatency.FindSubmatch(output); m != nil && e.Percentiles != nil {
 		var mean, most float64
 		if err := numbers(map[*float64]string{&mean: string(m[1]), &most: string(m[3])}); err != nil {
 			return Reading{}, err
 		}
 		e.Percentiles[metrics.LatencyMean], e.Percentiles[metrics.LatencyMax] = mean*wrkUnits[string(m[2])], most*wrkUnits[string(m[4])]
 	}
-	conditions := map[string]string{TLS: NoTLS}
-	if string(head[3]) == "https" {
-		conditions[TLS] = "any"
+	format := wrkFormat
+	if wrk2Only.Match(output) {
+		format = wrk2
 	}
-	return Reading{Workload: w, Conditions: conditions, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	conditions := map[string]string{Client: format, TLS: tlsOf(string(head[3]) == "https")}
+	return Reading{Format: format, Workload: w, Conditions: conditions, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+}
+
+// tlsOf is the condition TLS of outputs that do not tell the version.
+func tlsOf(encrypted bool) string {
+	if encrypted {
+		return AnyTLS
+	}
+	return NoTLS
 }
 
 func isFortio(output []byte) bool {
@@ -129,9 +153,8 @@ func readFortio(output []byte, _ Known) (Reading, error) {
 		if err := requests(&e, r.Histogram.Count, failed); err != nil {
 			return Reading{}, err
 		}
-		conditions := map[string]string{RateLimit: strings.Replace(r.RequestedQPS, "max", NoLimit, 1), TLS: NoTLS}
-		if strings.HasPrefix(r.URL, "https:") {
-			conditions[TLS] = "any"
+		conditions := map[string]string{
+			Client: fortio, RateLimit: strings.Replace(r.RequestedQPS, "max", NoLimit, 1), TLS: tlsOf(strings.HasPrefix(r.URL, "https:")),
 		}
 		t := spec.Traffic{Protocol: "tcp", KeepAlive: true, Connections: r.NumThreads, Duration: spec.Duration(math.Round(e.Seconds) * 1e9)}
 		if t.Connections < 1 || t.Duration <= 0 {
@@ -178,7 +201,7 @@ func readK6(output []byte, _ Known) (Reading, error) {
 		if t.Duration <= 0 {
 			return Reading{}, fmt.Errorf("a run of %g s", e.Seconds)
 		}
-		return Reading{Workload: spec.Workload{HTTP: &t}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+		return Reading{Workload: spec.Workload{HTTP: &t}, Conditions: map[string]string{Client: k6}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 	})
 }
 

@@ -145,7 +145,7 @@ type iperf2Output struct {
 	server bool
 	ends   map[string][2]string
 	ports  map[string]bool // to which connections of -y C go
-	half   bool // the line has no end
+	half   bool            // the line has no end
 }
 
 func newIperf2Output() iperf2Output {

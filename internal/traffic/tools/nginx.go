@@ -92,7 +92,7 @@ func (nginx) Lead(spec.Workload) time.Duration { return 0 }
 
 var (
 	// wrkDone is "  29112 requests in 1.10s, 35.09MB read".
-	wrkDone = regexp.MustCompile(`(?m)^ +(\d+) requests in [0-9.]+(?:us|ms|s|m|h), `)
+	wrkDone = regexp.MustCompile(`(?m)^ +(\d+) requests in ([0-9.]+(?:us|ms|s|m|h)), `)
 	// wrkRate is "Requests/sec:  26468.68".
 	wrkRate = regexp.MustCompile(`(?m)^Requests/sec: +([0-9.]+)$`)
 	// wrkPercentile is "     50%  233.00us".
@@ -100,7 +100,9 @@ var (
 	// wrkErrors is "  Socket errors: connect 0, read 3, write 0, timeout 0".
 	wrkErrors = regexp.MustCompile(`(?m)^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
 	wrkStatus = regexp.MustCompile(`(?m)^ +Non-2xx or 3xx responses: (\d+)$`)
-	wrkFailed = regexp.MustCompile(`(?m)^unable to [^\n]*`)
+	// wrkUncorrected begins the second distribution of wrk2 -U, without what a late start adds.
+	wrkUncorrected = regexp.MustCompile(`(?m)^ +Latency Distribution \(HdrHistogram - Uncorrected`)
+	wrkFailed      = regexp.MustCompile(`(?m)^unable to [^\n]*`)
 )
 
 // wrkUnits are seconds.
@@ -108,7 +110,7 @@ var wrkUnits = map[string]float64{"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 
 
 func (nginx) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseWrk(w, output)
-	if err == nil && len(e.Percentiles) != 2 {
+	if err == nil && len(e.Percentiles) != 2 && e.Errors[record.ErrStatus] == 0 {
 		err = errors.New("its output has no percentiles")
 	}
 	if err != nil {
@@ -118,7 +120,7 @@ func (nginx) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 }
 
 func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
-	e := record.Endpoint{Percentiles: make(map[string]float64)}
+	var e record.Endpoint
 	if m := wrkFailed.Find(output); m != nil {
 		return e, fmt.Errorf("%.200s", m)
 	}
@@ -141,16 +143,35 @@ func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
 	if status >= n || rate <= 0 {
 		return e, fmt.Errorf("no request was answered: status %d, errors %v", status, e.Errors)
 	}
-	for _, m := range wrkPercentile.FindAllSubmatch(output, -1) {
-		v, err := strconv.ParseFloat(string(m[2]), 64)
-		if err != nil {
-			return e, fmt.Errorf("percentile %s of %q", m[1], m[2])
-		}
-		e.Percentiles[map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99}[string(m[1])]] = v * wrkUnits[string(m[3])]
+	if e.Percentiles, err = wrkPercentiles(output); err != nil {
+		return e, err
+	}
+	if status > 0 { // they include failed requests
+		e.Percentiles = nil
 	}
 	e.Messages, e.Seconds = n-status, float64(n)/rate
 	e.Bytes = payload(e.Messages, int(w.HTTP.Size))
 	return e, plausible(e)
+}
+
+// wrkPercentiles returns the percentiles that a record has, in seconds.
+func wrkPercentiles(output []byte) (map[string]float64, error) {
+	if at := wrkUncorrected.FindIndex(output); at != nil {
+		output = output[:at[0]]
+	}
+	percentiles := make(map[string]float64)
+	for _, m := range wrkPercentile.FindAllSubmatch(output, -1) {
+		v, err := strconv.ParseFloat(string(m[2]), 64)
+		if err != nil {
+			return nil, fmt.Errorf("percentile %s of %q", m[1], m[2])
+		}
+		name := map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99}[string(m[1])]
+		if _, again := percentiles[name]; again {
+			return nil, fmt.Errorf("it has the percentile %s %% twice", m[1])
+		}
+		percentiles[name] = v * wrkUnits[string(m[3])]
+	}
+	return percentiles, nil
 }
 
 // wrkFailures are wrk's kinds of errors in the terms of a record. Responses without success are

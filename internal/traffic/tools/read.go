@@ -2,6 +2,7 @@ package tools
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -19,7 +20,7 @@ import (
 
 // Reading has what the output of a tool says by itself, whoever ran it.
 type Reading struct {
-	// Format is the tool, or what else wrote it. Version is the tool's, if the output tells.
+	// Format is the tool, a variant of it, or what else wrote it. Version is the tool's, if the output tells.
 	Format, Version string
 	// Workload, without a name, has what the output says about it, and zero where it says
 	// nothing. It has no traffic if the output is of CPUs alone.
@@ -41,6 +42,8 @@ const (
 	Direction = "direction"
 	RateLimit = "rate limit"
 	TLS       = "TLS"
+	// Client tells clients apart that no experiment runs, and whose traffic has no tool.
+	Client = "client"
 )
 
 // Values of conditions.
@@ -49,6 +52,7 @@ const (
 	Reverse = "reverse" // the server sends
 	NoLimit = "none"
 	NoTLS   = "none"
+	AnyTLS  = "of unknown version"
 )
 
 // Run is one run of a tool.
@@ -133,7 +137,7 @@ func Read(output []byte, known Known) ([]Reading, error) {
 		if r := &readings[i]; r.Version == "" {
 			r.Version = ParseVersion(f.name, output)
 		}
-		readings[i].Format = f.name
+		readings[i].Format = cmp.Or(readings[i].Format, f.name)
 		readings[i].unique(output)
 	}
 	return readings, nil
