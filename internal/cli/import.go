@@ -25,7 +25,7 @@ func importCommand(p Process) *cobra.Command {
 		Short: "Turn the output of iperf3, sockperf and other programs into a result",
 		Long: `Create a results folder from the output of iperf3 -J, iperf 2, sockperf, qperf, ab,
 wrk, fortio, k6, latte and mpstat. import recognises each file's format by its
-content, and counts a run that is there twice once. --pattern
+content, and counts a duplicated run only once. --pattern
 describes the file names: {variant} and {block} or {run}, and if needed {workload},
 {pairs}, {pair} and {node}. * matches anything but /.
 

@@ -108,8 +108,11 @@ func Import(paths []string, o Options) (*Result, error) {
 		files = append(files, of...)
 		whole = append(whole, of[0])
 		for _, f := range of {
-			if f.Copies > 0 {
-				r.Copies = append(r.Copies, Problem{path, fmt.Errorf("it has %s again that it has already, counted once", words.Count(f.Copies, "run"))})
+			switch {
+			case f.Copies == 1:
+				r.Copies = append(r.Copies, Problem{path, errors.New("it contains 1 run twice; the copy is not counted")})
+			case f.Copies > 1:
+				r.Copies = append(r.Copies, Problem{path, fmt.Errorf("it contains %d copies of its own runs; these are not counted", f.Copies)})
 			}
 		}
 	}
@@ -143,7 +146,7 @@ func conditions(workloads map[string]*tools.Reading) (text string) {
 		of := workloads[name].Conditions
 		var unusual []string
 		for _, key := range slices.Sorted(maps.Keys(of)) {
-			if v := of[key]; key != tools.Client && v != tools.Forward && v != tools.NoLimit && v != tools.NoTLS {
+			if v := of[key]; key != tools.Client && v != tools.Forward && v != tools.NoLimit && v != tools.NoTLS && v != tools.HTTP1 {
 				unusual = append(unusual, key+" "+v)
 			}
 		}
@@ -172,7 +175,7 @@ func (r *Result) unique(files []*file) ([]*file, error) {
 				bad.add(f.path, "it has a run that %s has too: one run cannot be of two variants, workloads, pairs or nodes", other.path)
 				continue
 			default:
-				r.Copies = append(r.Copies, Problem{f.path, fmt.Errorf("it has a run that %s has too, counted once", other.path)})
+				r.Copies = append(r.Copies, Problem{f.path, fmt.Errorf("it has a run that %s also has; it is counted once", other.path)})
 				continue
 			}
 			runs = append(runs, run)

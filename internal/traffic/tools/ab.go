@@ -286,7 +286,7 @@ func readAB(output []byte, _ Known) (Reading, error) {
 		case "Concurrency Level":
 			t.Connections = n
 		case "Keep-Alive requests":
-			t.KeepAlive = true
+			t.KeepAlive = n > 0 // with -k it is printed, even if the server closes each connection
 		case "Document Length":
 			t.Size = spec.Bytes(n)
 		case "Complete requests":

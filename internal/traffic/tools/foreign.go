@@ -20,7 +20,7 @@ var foreigners = []struct {
 		[]string{"TEST", "THROUGHPUT", "TRANSACTION_RATE", "MEAN_LATENCY", "ELAPSED_TIME", "Throughput Units"}, "netperf's, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR)"},
 	{regexp.MustCompile(`"metric": *"(TCP|UDP)_(RR|CRR|STREAM)\w*"|"product_name": *"PerfKitBenchmarker"`), []string{`"metric"`, "PerfKitBenchmarker"},
 		"PerfKit Benchmarker's samples, which slipstream does not read: measure with iperf3 -J (TCP_STREAM) or sockperf pp (TCP_RR), and import what the tool printed"},
-	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), []string{"Fortio ", "Aggregated Function Time", "# target 50%"}, "fortio's text, which slipstream does not read: run fortio load with -json"},
+	{regexp.MustCompile(`(?m)^Fortio [0-9.]+ running at |^Aggregated Function Time : |^# target 50% `), []string{"Fortio ", "Aggregated Function Time", "# target 50%"}, "fortio's text, which slipstream does not read: run fortio load with -json, and keep stderr out of the file"},
 	{regexp.MustCompile(`(?m)^Bombarding http`), []string{"Bombarding http"}, "bombardier's, which slipstream does not read: measure with ab -e or wrk --latency"},
 	{regexp.MustCompile(`(?m)^Requests +\[total, rate`), []string{"[total, rate"}, "vegeta's, which slipstream does not read: measure with ab -e or wrk --latency"},
 	{regexp.MustCompile(`This is ApacheBench, Version [0-9.]+(-dev)? <i>`), []string{"<i>"}, "ab's HTML, which slipstream does not read: run ab without -w"},

@@ -114,10 +114,13 @@ func isFortio(output []byte) bool {
 // fortioReport is the part of fortio's JSON that is read. Times are in seconds, but for ActualDuration, in ns.
 type fortioReport struct {
 	RunType, RequestedQPS string
+	RequestedDuration     string // "10s", or "exactly 100 calls"
 	StartTime             time.Time
 	ActualDuration        float64
 	NumThreads            int
 	Version, URL          string
+	DisableKeepAlive      bool
+	H2                    *bool // nil of a version that does not tell
 	Histogram             *struct {
 		Count, Avg, Max float64
 		Percentiles     []struct{ Percentile, Value float64 }
@@ -133,7 +136,7 @@ func readFortio(output []byte, _ Known) (Reading, error) {
 			return Reading{}, err
 		}
 		if r.RunType != "HTTP" || r.Histogram == nil {
-			return Reading{}, fmt.Errorf("a run of the type %q, and HTTP is read", r.RunType)
+			return Reading{}, fmt.Errorf("a run of the type %q, and only HTTP is read: run fortio load with an http:// URL", r.RunType)
 		}
 		e := record.Endpoint{Seconds: r.ActualDuration / 1e9, Percentiles: map[string]float64{
 			metrics.LatencyMean: r.Histogram.Avg, metrics.LatencyMax: r.Histogram.Max,
@@ -144,24 +147,47 @@ func readFortio(output []byte, _ Known) (Reading, error) {
 				e.Percentiles[name] = p.Value
 			}
 		}
-		failed := 0.0
+		all, failed := 0.0, 0.0
 		for code, n := range r.RetCodes {
+			all += n
 			if !strings.HasPrefix(code, "2") {
 				failed += n
 			}
 		}
+		if all != r.Histogram.Count {
+			return Reading{}, fmt.Errorf("it has the status of %g requests, and made %g", all, r.Histogram.Count)
+		}
 		if err := requests(&e, r.Histogram.Count, failed); err != nil {
 			return Reading{}, err
 		}
-		conditions := map[string]string{
-			Client: fortio, RateLimit: strings.Replace(r.RequestedQPS, "max", NoLimit, 1), TLS: tlsOf(strings.HasPrefix(r.URL, "https:")),
+		t := spec.Traffic{Protocol: "tcp", KeepAlive: !r.DisableKeepAlive, Connections: r.NumThreads}
+		length, err := time.ParseDuration(r.RequestedDuration)
+		counted := err != nil
+		if t.Duration = spec.Duration(length); counted {
+			t.Duration = spec.Duration(math.Ceil(e.Seconds) * 1e9)
 		}
-		t := spec.Traffic{Protocol: "tcp", KeepAlive: true, Connections: r.NumThreads, Duration: spec.Duration(math.Round(e.Seconds) * 1e9)}
 		if t.Connections < 1 || t.Duration <= 0 {
-			return Reading{}, fmt.Errorf("%d connections in %g s", t.Connections, e.Seconds)
+			return Reading{}, fmt.Errorf("%d connections in %s", t.Connections, time.Duration(t.Duration))
 		}
-		return Reading{Version: r.Version, Workload: spec.Workload{HTTP: &t}, Conditions: conditions, Runs: []Run{{Started: r.StartTime, Pairs: []record.Endpoint{e}}}}, nil
+		return Reading{
+			Version: r.Version, Workload: spec.Workload{HTTP: &t}, Conditions: r.conditions(), Counted: counted,
+			Runs: []Run{{Started: r.StartTime, Pairs: []record.Endpoint{e}}},
+		}, nil
 	})
+}
+
+func (r fortioReport) conditions() map[string]string {
+	conditions := map[string]string{Client: fortio, RateLimit: NoLimit, TLS: tlsOf(strings.HasPrefix(r.URL, "https:"))}
+	if r.RequestedQPS != "max" {
+		conditions[RateLimit] = r.RequestedQPS + "/s"
+	}
+	if r.H2 != nil {
+		conditions[HTTP] = HTTP1
+		if *r.H2 {
+			conditions[HTTP] = "2"
+		}
+	}
+	return conditions
 }
 
 func isK6(output []byte) bool {
@@ -173,6 +199,10 @@ func readK6(output []byte, _ Known) (Reading, error) {
 	return eachJSON(output, k6Main, func(text []byte) (Reading, error) {
 		var r struct{ Metrics map[string]json.RawMessage }
 		if err := json.Unmarshal(text, &r); err != nil {
+			var is *json.UnmarshalTypeError
+			if errors.As(err, &is) && is.Value == "array" && strings.EqualFold(is.Field, "metrics") {
+				return Reading{}, errors.New("its metrics are a list, as in the newer of k6's summaries, which is not read: run k6 with --summary-export alone")
+			}
 			return Reading{}, err
 		}
 		took, count := k6Values(r.Metrics["http_req_duration"]), k6Values(r.Metrics["http_reqs"])
@@ -201,7 +231,11 @@ func readK6(output []byte, _ Known) (Reading, error) {
 		if t.Duration <= 0 {
 			return Reading{}, fmt.Errorf("a run of %g s", e.Seconds)
 		}
-		return Reading{Workload: spec.Workload{HTTP: &t}, Conditions: map[string]string{Client: k6}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+		conditions := map[string]string{Client: k6}
+		if shake, ok := k6Values(r.Metrics["http_req_tls_handshaking"])["max"]; ok {
+			conditions[TLS] = tlsOf(shake > 0)
+		}
+		return Reading{Workload: spec.Workload{HTTP: &t}, Conditions: conditions, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 	})
 }
 
@@ -227,8 +261,11 @@ func k6Values(text json.RawMessage) map[string]float64 {
 
 // requests notes how many requests were answered, and how many failed. Percentiles that include failed ones are none.
 func requests(e *record.Endpoint, all, failed float64) error {
-	if !(all >= 1 && all < 1<<53 && failed >= 0 && failed < all) {
-		return fmt.Errorf("no request was answered: %g, and %g failed", all, failed)
+	switch {
+	case all >= 1 && failed == all:
+		return fmt.Errorf("all %.0f requests failed", all)
+	case !(all >= 1 && all < 1<<53 && failed >= 0 && failed < all):
+		return fmt.Errorf("%g requests, of which %g failed", all, failed)
 	}
 	e.Messages = uint64(all - failed)
 	if failed > 0 {
@@ -250,7 +287,7 @@ func eachJSON(output, key []byte, read func([]byte) (Reading, error)) (Reading, 
 		case err == io.EOF && n > 1:
 			return all, nil
 		case err != nil:
-			return Reading{}, fmt.Errorf("after line %d is no whole JSON text: %w", lineOf(output, at), err)
+			return Reading{}, fmt.Errorf("after line %d is no whole JSON text: %w; keep other output out of the file, such as stderr", lineOf(output, at), err)
 		}
 		if found := bytes.Count(text, key); found != 1 {
 			return Reading{}, fmt.Errorf("JSON text %d has %s %d times, and the result of a run has it once", n, key, found)

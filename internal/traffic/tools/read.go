@@ -42,6 +42,7 @@ const (
 	Direction = "direction"
 	RateLimit = "rate limit"
 	TLS       = "TLS"
+	HTTP      = "HTTP"
 	// Client tells clients apart that no experiment runs, and whose traffic has no tool.
 	Client = "client"
 )
@@ -53,6 +54,7 @@ const (
 	NoLimit = "none"
 	NoTLS   = "none"
 	AnyTLS  = "of unknown version"
+	HTTP1   = "1.1"
 )
 
 // Run is one run of a tool.
