@@ -143,25 +143,36 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 			}
 		}
 	}
+	of := make(map[numbered][]*trial)
+	for _, t := range trials {
+		n := numbered{t.variant, t.number}
+		of[n] = append(of[n], t)
+	}
 	for _, f := range files {
 		if f.Workload.Traffic() != nil {
 			continue
 		}
 		for i, run := range f.Runs {
-			addCPUs(part{f, run}, i, trials, bad)
+			addCPUs(part{f, run}, i, of, bad)
 		}
 	}
 }
 
+// numbered is what trials measured together have in common.
+type numbered struct {
+	variant string
+	number  int
+}
+
 // addCPUs adds a run of mpstat to its trial. i is the index of the run in its file.
-func addCPUs(p part, i int, trials []*trial, bad *problems) {
+func addCPUs(p part, i int, trials map[numbered][]*trial, bad *problems) {
 	number := p.number
 	if number < 0 {
 		number = i + 1
 	}
 	var of []*trial
-	for _, t := range trials {
-		if t.variant == p.variant && t.number == number && (p.workload == "" || p.workload == t.workload) && (p.pairs < 0 || p.pairs == t.pairs) {
+	for _, t := range trials[numbered{p.variant, number}] {
+		if (p.workload == "" || p.workload == t.workload) && (p.pairs < 0 || p.pairs == t.pairs) {
 			of = append(of, t)
 		}
 	}
@@ -266,12 +277,18 @@ func (r *Result) fill(trials []*trial, workloads []spec.Workload) error {
 	slices.SortStableFunc(trials, func(a, b *trial) int {
 		return cmp.Or(a.started().Compare(b.started()), cmp.Compare(a.number, b.number))
 	})
-	numbers := distinct(trials, func(t *trial) int { return t.number })
+	blocks := make(map[int]int) // by number
+	for i, number := range distinct(trials, func(t *trial) int { return t.number }) {
+		blocks[number] = i + 1
+	}
+	byName := make(map[string]spec.Workload)
+	for _, w := range workloads {
+		byName[w.Name] = w
+	}
 	var bad problems
 	for i, t := range trials {
-		w := workloads[slices.IndexFunc(workloads, func(w spec.Workload) bool { return w.Name == t.workload })]
 		out := record.Trial{
-			Block: slices.Index(numbers, t.number) + 1, Order: i + 1, Variant: t.variant, Workload: t.workload, Pairs: t.pairs,
+			Block: blocks[t.number], Order: i + 1, Variant: t.variant, Workload: t.workload, Pairs: t.pairs,
 			Attempt: 1, Started: t.started(), Status: record.StatusOK,
 		}
 		for _, part := range t.traffic {
@@ -286,7 +303,7 @@ func (r *Result) fill(trials []*trial, workloads []spec.Workload) error {
 				out.Files = append(out.Files, part.path)
 			}
 		}
-		cell := experiment.Cell{Variant: spec.Variant{Name: t.variant}, Workload: w, Pairs: t.pairs}
+		cell := experiment.Cell{Variant: spec.Variant{Name: t.variant}, Workload: byName[t.workload], Pairs: t.pairs}
 		if err := experiment.Imported(cell, &out); err != nil {
 			bad.add(t.traffic[0].path, "%w", err)
 		}

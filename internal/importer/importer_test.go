@@ -45,8 +45,8 @@ func folder(t *testing.T, files map[string]string) string {
 
 // stream returns a report of iperf3 with a rate in Mbit/s and a start time.
 func stream(mbits, at int) string {
-	return fmt.Sprintf(`{"start":{"version":"iperf 3.12","cookie":"stream in FILE of %d Mbit/s","timestamp":{"timesecs":%d},"test_start":{"protocol":"TCP","num_streams":1,"blksize":131072,"omit":1,"duration":10}},
-"intervals":[],"end":{"sum_sent":{"seconds":10},"sum_received":{"seconds":10,"bytes":%d}}}`, mbits, at, mbits*1e6/8*10)
+	return fmt.Sprintf(`{"start":{"version":"iperf 3.12","cookie":"stream in FILE of %[1]d Mbit/s at %[2]d","timestamp":{"timesecs":%[2]d},"test_start":{"protocol":"TCP","num_streams":1,"blksize":131072,"omit":1,"duration":10}},
+"intervals":[],"end":{"sum_sent":{"seconds":10},"sum_received":{"seconds":10,"bytes":%[3]d}}}`, mbits, at, mbits*1e6/8*10)
 }
 
 // later is the output of ab of another run with the same figures, but for one that is not read.

@@ -92,10 +92,11 @@ func (f iperf3Found) read() (Reading, error) {
 // iperf3Cookie is the least length of a cookie that is random.
 const iperf3Cookie = 16
 
-// identity is the cookie and the time, which both ends report, or else all that it says of its start and end.
+// identity is the cookie, which both ends report, or else all that it says of its start and end. The time differs where the
+// clocks of the ends do.
 func (r iperf3Report) identity(text []byte) string {
 	if r.Start.Test.Duration > 0 && len(r.Start.Cookie) >= iperf3Cookie {
-		return fmt.Sprintf("%s %.0f", r.Start.Cookie, r.Start.Timestamp.Seconds)
+		return r.Start.Cookie
 	}
 	var report struct{ Start, End any }
 	err := json.Unmarshal(text, &report)
@@ -244,9 +245,9 @@ func iperf3Reports(output []byte) ([]iperf3Found, error) {
 			at += n
 			continue
 		}
-		line, _, _ := bytes.Cut(rest, []byte("\n"))
-		if i := bytes.IndexByte(line, '{'); i >= 0 {
-			line = line[:i]
+		line := rest
+		if i := bytes.IndexAny(rest, "\n{"); i >= 0 {
+			line = rest[:i]
 		}
 		if iperf3Stray.Match(line) {
 			return nil, fmt.Errorf("line %d belongs to no report: %.200q", lineOf(output, at), line)
@@ -267,6 +268,15 @@ type iperf3Scanner struct {
 	output []byte
 	found  []iperf3Found
 	events *iperf3Found // whose end is missing
+	// There are as many lines before an offset. It only rises, as counting from the start each time would take long.
+	lines, upTo int
+}
+
+// line returns the number of the line at an offset, which is not before the last one.
+func (s *iperf3Scanner) line(at int) int {
+	s.lines += bytes.Count(s.output[s.upTo:at], []byte("\n"))
+	s.upTo = at
+	return 1 + s.lines
 }
 
 // value reads the JSON text at an offset, and returns its length.
@@ -285,22 +295,19 @@ func (s *iperf3Scanner) value(at int) (n int, err error) {
 		}
 		return 0, fmt.Errorf("line %d is not JSON: %w; the report begins in line %d", wrong, err, line)
 	}
-	return int(d.InputOffset()), s.add(text, lineOf(s.output, at))
+	return int(d.InputOffset()), s.add(text, s.line(at), 0)
 }
 
+// iperf3Deepest is how deep reports may be in lists, and in an event in them.
+const iperf3Deepest = 3
+
 // add adds what a JSON text has: a report, an event, or a list of them.
-func (s *iperf3Scanner) add(text json.RawMessage, line int) error {
+func (s *iperf3Scanner) add(text json.RawMessage, line, depth int) error {
+	if depth > iperf3Deepest {
+		return fmt.Errorf("line %d has lists in lists: give the reports one after another", line)
+	}
 	if text[0] == '[' {
-		var all []json.RawMessage
-		if err := json.Unmarshal(text, &all); err != nil {
-			return err
-		}
-		for _, one := range all {
-			if err := s.add(one, line+bytes.Count(text[:bytes.Index(text, one)], []byte("\n"))); err != nil {
-				return err
-			}
-		}
-		return nil
+		return s.list(text, line, depth)
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(text, &object); err != nil {
@@ -311,7 +318,7 @@ func (s *iperf3Scanner) add(text json.RawMessage, line int) error {
 	_, failed := object["error"]
 	switch {
 	case isEvent && object["data"] != nil:
-		return s.event(object, line)
+		return s.event(object, line, depth)
 	case started || failed:
 		s.found = append(s.found, iperf3Found{line, text})
 		return nil
@@ -324,8 +331,28 @@ func (s *iperf3Scanner) add(text json.RawMessage, line int) error {
 	return fmt.Errorf("line %d has JSON that is no report of iperf3: %.100q", line, text)
 }
 
+// list adds what a list has.
+func (s *iperf3Scanner) list(text json.RawMessage, line, depth int) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	for at := 0; d.More(); {
+		var one json.RawMessage
+		if err := d.Decode(&one); err != nil {
+			return err
+		}
+		begin := int(d.InputOffset()) - len(one)
+		line, at = line+bytes.Count(text[at:begin], []byte("\n")), begin
+		if err := s.add(one, line, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // event adds an event of --json-stream. A report has those of its start and its end.
-func (s *iperf3Scanner) event(object map[string]json.RawMessage, line int) error {
+func (s *iperf3Scanner) event(object map[string]json.RawMessage, line, depth int) error {
 	var name string
 	if err := json.Unmarshal(object["event"], &name); err != nil {
 		return fmt.Errorf("line %d: %w", line, err)
@@ -344,7 +371,7 @@ func (s *iperf3Scanner) event(object map[string]json.RawMessage, line int) error
 	case name == "error":
 		return fmt.Errorf("line %d: %.300s", line, data)
 	case name == "full": // of --json-stream-full-output, the same run once more
-		return s.add(data, line)
+		return s.add(data, line, depth+1)
 	case name == "interval" || strings.HasPrefix(name, "server_output"):
 	default:
 		return fmt.Errorf("line %d: the event %q of --json-stream is not read", line, name)

@@ -172,16 +172,17 @@ func TestReadWithoutWindow(t *testing.T) {
 	}
 }
 
-// at returns a report of iperf3 of another time.
-func at(report []byte, seconds string) []byte {
-	return bytes.Replace(report, []byte(`"timesecs":	1795211527`), []byte(`"timesecs":	`+seconds), 1)
+// another returns a report of iperf3 of another run, with the same figures.
+func another(report []byte, cookie string) []byte {
+	return bytes.Replace(report, []byte(`jxpojjtgc2qc`), []byte(cookie), 1)
 }
 
 // TestReadReports: several reports of iperf3 in one file are several runs, whatever text is between them, if they are of the
 // same traffic and none of them is there twice. No part of a report is left out.
 func TestReadReports(t *testing.T) {
 	report := golden(t, "iperf3-3.12-tcp.json")
-	second, third := at(report, "1795211537"), at(report, "1795211547")
+	second, third := another(report, "kxpojjtgc2qc"), another(report, "lxpojjtgc2qc")
+	otherClock := bytes.Replace(report, []byte(`"timesecs":	1795211527`), []byte(`"timesecs":	1795211529`), 1)
 	array := bytes.Join([][]byte{[]byte("[\n"), report, []byte(","), second, []byte("]")}, nil)
 	half := report[:len(report)/2]
 	for name, tt := range map[string]struct {
@@ -194,6 +195,9 @@ func TestReadReports(t *testing.T) {
 		"a list":            {text: array, runs: 2},
 		"lists":             {text: together(array, bytes.Join([][]byte{[]byte("[["), third, []byte("]]")}, nil)), runs: 3},
 		"the same":          {text: together(report, report, second), runs: 2, copies: 1},
+		"of the other end":  {text: together(report, otherClock, second), runs: 2, copies: 1},
+		"lists in lists":    {text: bytes.Join([][]byte{[]byte("[[[[\n"), report, []byte("]]]]")}, nil), err: "line 2 has lists in lists"},
+		"error in a list":   {text: bytes.Join([][]byte{[]byte("[\n"), report, []byte(",\n"), report, []byte(",\n{}]")}, nil), err: "line 346 has JSON that is no report"},
 		"other traffic":     {text: together(report, bytes.Replace(second, []byte(`"num_streams":	2`), []byte(`"num_streams":	3`), 1)), err: "report 2, in line 173: it was to have 3 connections, and lists 2"},
 		"other direction":   {text: together(report, bytes.Replace(second, []byte(`"reverse":	0`), []byte(`"reverse":	1`), 1)), err: "report 2, in line 173: it has other traffic than run 1: direction reverse, not forward"},
 		"half":              {text: together(report, half), err: "the report that begins in line 173 is not whole"},
@@ -212,6 +216,32 @@ func TestReadReports(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		case tt.err == "" && (len(readings[0].Runs) != tt.runs || readings[0].Copies != tt.copies):
 			t.Errorf("%s: %d runs, %d copies", name, len(readings[0].Runs), readings[0].Copies)
+		}
+	}
+}
+
+// TestReadLong: the time that an output takes rises with its length, and not with its square. The limit is ten times what the
+// first takes, and a fraction of the second.
+func TestReadLong(t *testing.T) {
+	const n, limit = 80_000, 10 * time.Second
+	var events, list, line, connections strings.Builder
+	for i := range n {
+		fmt.Fprintf(&events, `{"event":"interval","data":{"n":%d}}`+"\n", i)
+		fmt.Fprintf(&list, `,{"event":"interval","data":{"n":%d}}`+"\n", i)
+		fmt.Fprintf(&line, `- {"event":"interval","data":{"n":%d}}`, i)
+		fmt.Fprintf(&connections, "20240101000000,10.0.0.1,%d,10.0.0.2,5001,%d,0.0-10.0,1250,1000\n", 33_000+i%32_000, i+3)
+	}
+	start := `{"event":"start","data":{"test_start":1,"intervals":[]}}` + "\n"
+	for name, output := range map[string]string{
+		"events": start + events.String(), "list": "[" + start + list.String() + "]", "line": start + line.String(), "connections": connections.String(),
+		"lists in lists": strings.Repeat("[", 9_000) + string(golden(t, "iperf3-3.12-tcp.json")) + strings.Repeat("]", 9_000),
+	} {
+		begin := time.Now()
+		_, err := Read([]byte(output), Known{})
+		if took := time.Since(begin); took > limit {
+			t.Errorf("%s of %d bytes took %s (%v)", name, len(output), took, err)
+		} else {
+			t.Logf("%s: %s", name, took)
 		}
 	}
 }
@@ -447,7 +477,7 @@ func TestReadTogether(t *testing.T) {
 	for file, change := range map[string][2]string{
 		"sockperf-3.7-pingpong-tcp.txt": {"8.181", "8.182"}, "latte-iterations.txt": {"2920.", "2922."}, "latte-udp.txt": {"69.98", "69.97"},
 		"ab-2.3-plain.txt": {"0.871 sec", "0.872 sec"}, "iperf2-2.1.8-tcp.txt": {"52.7", "52.8"}, "iperf2-2.1.8-tcp.csv": {":", ":"},
-		"iperf2-2.1.8-udp.txt": {"0.002 ms", "0.003 ms"}, "iperf3-3.12-tcp.json": {"\"timesecs\":	1", "\"timesecs\":	2"},
+		"iperf2-2.1.8-udp.txt": {"0.002 ms", "0.003 ms"}, "iperf3-3.12-tcp.json": {"jxpojjtgc2qc", "kxpojjtgc2qc"},
 		"qperf-0.4.11-bw-lat-conf.txt": {},
 	} {
 		one := golden(t, file)
