@@ -193,7 +193,7 @@ func (c *coresChart) name(id coreID) string {
 	return fmt.Sprintf("%s, %d", words.And(c.hosts[id.host].Nodes), id.cpu)
 }
 
-// order says which cores stand side by side: "cores 0 to 3 of each variant, from left to right".
+// order says which cores stand side by side: "cores 0 to 3, from left to right in each variant".
 func (c *coresChart) order() string {
 	var texts []string
 	for host, h := range c.hosts {
@@ -206,16 +206,26 @@ func (c *coresChart) order() string {
 		if len(of) == 0 {
 			continue
 		}
-		text := fmt.Sprint(of[0])
-		if last := of[len(of)-1]; last != of[0] {
-			text += fmt.Sprintf(" to %d", last)
-		}
+		text := numbers(of)
 		if len(c.hosts) > 1 {
 			text += " of " + words.And(h.Nodes)
 		}
 		texts = append(texts, text)
 	}
 	return fmt.Sprintf("cores %s, from left to right in each variant", words.And(texts))
+}
+
+// numbers lists rising numbers: "0 to 3" without a gap, "0, 2 and 3" with one.
+func numbers(of []int) string {
+	first, last := of[0], of[len(of)-1]
+	if n := len(of); n > 1 && last-first == n-1 {
+		return fmt.Sprintf("%d to %d", first, last)
+	}
+	var texts []string
+	for _, n := range of {
+		texts = append(texts, fmt.Sprint(n))
+	}
+	return words.And(texts)
 }
 
 func (c *coresChart) alt(w spec.Workload, n int) string {

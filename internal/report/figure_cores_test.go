@@ -74,6 +74,19 @@ func TestCoresOfLargeMachines(t *testing.T) {
 	}
 }
 
+// TestCoreNumbers: the title of the axis has a range of cores only if all of them are drawn.
+func TestCoreNumbers(t *testing.T) {
+	for want, of := range map[string][]int{"7": {7}, "0 to 1": {0, 1}, "0 to 3": {0, 1, 2, 3}, "0, 2 and 63": {0, 2, 63}} {
+		c := coresChart{hosts: []record.Host{{}}}
+		for _, cpu := range of {
+			c.cores = append(c.cores, coreID{0, cpu})
+		}
+		if got := c.order(); got != "cores "+want+", from left to right in each variant" {
+			t.Errorf("%v: %q", of, got)
+		}
+	}
+}
+
 // TestPublishedCores: published shares are rings at the cores of the server's host. Cores that only the other machine has
 // are in the figure too, and those of another number of pairs are not.
 func TestPublishedCores(t *testing.T) {
