@@ -11,15 +11,20 @@ import (
 )
 
 // otherTraffic returns the workloads that both results have by their names and that are other traffic in each, and in what they
-// differ. A ratio of the two would be about the traffic. How long a trial lasts does not matter.
+// differ. A ratio of the two would be about the traffic. How long a trial lasts does not matter. If a program measured it that
+// prints how many messages a trial had, a time may have set the number.
 func otherTraffic(a, b Result, only Only) map[string]string {
 	other := make(map[string]string)
+	ignored := []string{"duration", "warmup"}
+	if a.Experiment.Spec.Target.Imported != nil || b.Experiment.Spec.Target.Imported != nil {
+		ignored = append(ignored, "requests", "iterations")
+	}
 	for _, now := range b.Experiment.Spec.Workloads {
 		for _, was := range a.Experiment.Spec.Workloads {
 			if was.Name != now.Name || !emptyOrHas(only.Workloads, now.Name) {
 				continue
 			}
-			if differ := trafficDiffers(was, now); len(differ) > 0 {
+			if differ := trafficDiffers(was, now, ignored); len(differ) > 0 {
 				other[now.Name] = fmt.Sprintf("%s is other traffic in %s than in %s: %s", now.Name, b.Name, a.Name, strings.Join(differ, ", "))
 			}
 		}
@@ -27,14 +32,14 @@ func otherTraffic(a, b Result, only Only) map[string]string {
 	return other
 }
 
-// trafficDiffers names the fields in which two workloads differ: "size 64 and 1048576".
-func trafficDiffers(a, b spec.Workload) (differ []string) {
+// trafficDiffers names the fields in which two workloads differ, without those that are ignored: "size 64 and 1048576".
+func trafficDiffers(a, b spec.Workload, ignored []string) (differ []string) {
 	if a.Kind() != b.Kind() {
 		return []string{fmt.Sprintf("%s and %s", a.Kind(), b.Kind())}
 	}
 	x, y := fieldsOf(a.Traffic()), fieldsOf(b.Traffic())
 	for _, name := range slices.Sorted(maps.Keys(merged(x, y))) {
-		if name == "duration" || name == "warmup" {
+		if slices.Contains(ignored, name) {
 			continue
 		}
 		if was, now := orUnset(x[name]), orUnset(y[name]); was != now {

@@ -30,6 +30,38 @@ func resultOf(t *testing.T, name, yaml string) Result {
 	return Result{Name: name, Experiment: exp}
 }
 
+// TestCompareImportedTraffic: how many requests or round trips an imported trial had may follow from its time.
+func TestCompareImportedTraffic(t *testing.T) {
+	const yaml = `
+apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: one}
+spec:
+  target: {imported: {interleaved: true}}
+  baseline: off
+  variants: [{name: off}, {name: on}]
+  runs: 1
+  workloads:
+  - {name: pages, http: {tool: ab, protocol: tcp, connections: 8, requests: 30802, duration: 1s}}
+  - {name: trips, pingpong: {tool: latte, protocol: tcp, connections: 1, iterations: 65000, duration: 1s}}
+`
+	before := resultOf(t, "before", yaml)
+	for change, want := range map[string]string{
+		"requests: 30802 -> requests: 29000":     "",
+		"iterations: 65000 -> iterations: 64000": "",
+		"connections: 8 -> connections: 9":       "connections 8 and 9",
+	} {
+		from, to, _ := strings.Cut(change, " -> ")
+		c, err := Compare(before, resultOf(t, "after", strings.Replace(yaml, from, to, 1)), Only{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(c.OtherTraffic, "; "); !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("%s: %q, want %q", change, got, want)
+		}
+	}
+}
+
 // TestCompareTraffic: workloads of one name are compared only if they are the same traffic.
 func TestCompareTraffic(t *testing.T) {
 	before := resultOf(t, "before", comparedYAML)
