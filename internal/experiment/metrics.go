@@ -281,7 +281,7 @@ func latenciesOf(t *record.Trial) string {
 	case 0:
 		return "there are no latencies, as the tool's include those of failed requests"
 	}
-	return "the latencies are those of the clients whose tool has some without failed requests"
+	return "the latencies leave out the clients whose tool counts failed requests in them"
 }
 
 // countList formats counts by name: "refused 12, reset 3".

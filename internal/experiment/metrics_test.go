@@ -241,7 +241,7 @@ func TestFailedRequests(t *testing.T) {
 	for want, pairs := range map[string][]record.Pair{
 		"the latencies are those of the others": {failed(some), failed(some)},
 		"there are no latencies,":               {failed(nil), failed(nil)},
-		"those of the clients":                  {failed(some), failed(nil)},
+		"leave out the clients":                 {failed(some), failed(nil)},
 	} {
 		trial := record.Trial{PerPair: pairs}
 		if err := Imported(Cell{Workload: spec.Workload{HTTP: &spec.Traffic{}}}, &trial); err != nil {
