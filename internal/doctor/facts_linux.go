@@ -396,7 +396,7 @@ func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Lin
 		return
 	}
 	d.Pod = new(PodEnd)
-	if i := slices.IndexFunc(pods, func(p pod) bool { return p.namespace == a.NetNsID }); i >= 0 {
+	if i := slices.IndexFunc(pods, func(p pod) bool { return p.namespace == a.NetNsID && p.index == a.ParentIndex }); i >= 0 {
 		if end, err := l.podEnd(pods[i]); err == nil { // the pod may be gone
 			end.GatewayFailed = end.GatewayFailed && pods[i].failed // a first request may be lost, and is repeated after a second
 			d.Pod = &end

@@ -48,6 +48,11 @@ func newNode(t *testing.T) node {
 	return n
 }
 
+// secondNetwork connects the pod to a bridge of Docker, too.
+const secondNetwork = `ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up
+	ip link add v1 type veth peer name eth1 netns $POD; ip link set v1 master docker0 up
+	in_pod ip addr add 172.17.0.2/16 dev eth1; in_pod ip link set eth1 up`
+
 // emptyPod starts a process in a new network namespace.
 func emptyPod(t *testing.T) int {
 	t.Helper()
@@ -173,6 +178,9 @@ func TestFaultsOfANode(t *testing.T) {
 		{"a blackhole for the node's own pods", "ip route add blackhole 10.244.1.0/24 metric 500", toOther, nil},
 		{"a gateway with another MAC address", "in_pod ip neigh replace 10.244.1.1 lladdr 02:00:00:00:0b:0b dev eth0 nud permanent", toOther, []string{"serious pod-gateway 02:00:00:00:0b:0b"}},
 		{"a gateway that does not answer", "ip addr del 10.244.1.1/24 dev cni0; ip route add 10.244.1.0/24 dev cni0; in_pod ip neigh flush dev eth0", toOther, []string{"serious pod-gateway 10.244.1.1 failed"}},
+		{"a second network of the pod", secondNetwork, toOther, nil},
+		{"a second network of the pod, with its default route", secondNetwork + "; in_pod ip route replace default via 172.17.0.1", toOther, nil},
+		{"a second network of the pod, and a gateway with another MAC address", secondNetwork + "; in_pod ip neigh replace 10.244.1.1 lladdr 02:00:00:00:0b:0b dev eth0 nud permanent", toOther, []string{"serious pod-gateway 02:00:00:00:0b:0b"}},
 		{"wrong checksums", "", func(n node) func() {
 			return n.raw("udp", append([]byte{0x9c, 0x40, 0x21, 0x18, 0, 108, 0x12, 0x34}, make([]byte, 100)...))
 		}, []string{"serious udp-checksums InCsumErrors"}},

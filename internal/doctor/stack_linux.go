@@ -24,6 +24,7 @@ import (
 // pod is a network namespace behind a veth, with a process in it.
 type pod struct {
 	name      string // of the veth, and of the process
+	veth      string
 	namespace int    // the number by which this network namespace knows it
 	process   string // below /proc
 	ns        string // what identifies the namespace
@@ -45,10 +46,10 @@ func (l looker) namespace(process string) string {
 // pods finds the network namespaces that links lead to, if a process is in them. A pod has the name of its process. That is
 // pause only if there is no other.
 func (l looker) pods(links []netlink.Link) (all []pod) {
-	veths := make(map[int]*netlink.LinkAttrs)
+	veths := make(map[int][]*netlink.LinkAttrs)
 	for _, link := range links {
 		if a := link.Attrs(); a.NetNsID >= 0 {
-			veths[a.NetNsID] = a
+			veths[a.NetNsID] = append(veths[a.NetNsID], a)
 		}
 	}
 	if len(veths) == 0 {
@@ -60,7 +61,7 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 		ns := l.namespace(process)
 		if i, known := seen[ns]; known {
 			if comm := kernelfs.Text(l.proc, process+"/comm"); i >= 0 && comm != "" && strings.HasSuffix(all[i].name, "(pause)") {
-				all[i].name = fmt.Sprintf("%s (%s)", veths[all[i].namespace].Name, comm)
+				all[i].name = fmt.Sprintf("%s (%s)", all[i].veth, comm)
 			}
 			continue
 		}
@@ -71,15 +72,28 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 		}
 		id, err := netlink.GetNetNsIdByPid(number)
 		p := pod{namespace: id, process: process, ns: ns}
-		if veth := veths[id]; err == nil && veth != nil && l.isIn(p) {
+		if err == nil && len(veths[id]) > 0 && l.isIn(p) {
 			seen[ns] = len(all)
-			p.name, p.index = fmt.Sprintf("%s (%s)", veth.Name, kernelfs.Text(l.proc, process+"/comm")), veth.ParentIndex
-			end, _ := l.podEnd(p) // the pod may be gone
-			p.failed = end.GatewayFailed
+			p = l.behind(veths[id], p)
+			p.name = fmt.Sprintf("%s (%s)", p.veth, kernelfs.Text(l.proc, process+"/comm"))
 			all = append(all, p)
 		}
 	}
 	return all
+}
+
+// behind returns a pod with the veth that its default route leads to, of those that lead to its network namespace: a
+// container may be on two networks. It is the first one if there is no such route.
+func (l looker) behind(veths []*netlink.LinkAttrs, p pod) pod {
+	for _, v := range veths {
+		p.veth, p.index = v.Name, v.ParentIndex
+		if end, err := l.podEnd(p); err == nil { // the pod may be gone
+			p.failed = end.GatewayFailed
+			return p
+		}
+	}
+	p.veth, p.index = veths[0].Name, veths[0].ParentIndex
+	return p
 }
 
 // isIn reports whether the process of a pod is in the pod's network namespace. A program that configures devices, such as a
