@@ -92,8 +92,10 @@ func TestHealthyMachines(t *testing.T) {
 	fast := server()
 	fast.Devices[1].Speed, fast.Devices[1].Window.TxBytes, fast.Devices[1].Window.RxBytes = 1e9, 110_000_000, 90_000_000
 	fast.Devices[1].Ring, fast.Devices[1].RingMax = 512, 4096
+	noIPv6 := server()
+	noIPv6.Stacks = []Stack{{Counts: map[string]uint64{"Ip6InReceives": 500, "Ip6InDiscards": 500, "Ip.OutDiscards": 1}}}
 	for name, f := range map[string]Facts{
-		"a flowtable at NICs": beside, "a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
+		"a device without IPv6": noIPv6, "a flowtable at NICs": beside, "a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
 		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},
 	} {
 		if found := Examine(f); len(found) > 0 || found == nil {
@@ -203,6 +205,10 @@ func TestRules(t *testing.T) {
 		{"too large", counted("Ip.FragFails", 4000, ""), "serious fragmented: "},
 		{"not for us", counted("Ip.InAddrErrors", 4000, ""), "serious not-for-us: "},
 		{"discards", counted("Ip.OutDiscards", 50, ""), "warning ip-discards: "},
+		{"discards of a pod, beside messages about large packets here", func(f *Facts) {
+			counted("Ip.OutDiscards", 50, "v0 (nginx)")(f)
+			f.Stacks = append(f.Stacks, Stack{Counts: map[string]uint64{"Ip.OutDiscards": 4, "Ip.FragFails": 4}})
+		}, "warning ip-discards: "},
 		{"IPsec", counted("XfrmInNoStates", 4000, ""), "serious ipsec: "},
 		{"IPv6 reassembly", counted("Ip6ReasmFails", 100, ""), "serious reassembly: "},
 		{"neighbours", func(f *Facts) { f.NeighbourFulls = map[string]uint64{"arp_cache": 3} }, "serious neighbour-full: "},

@@ -84,7 +84,7 @@ var stackLosses = map[string]stackLoss{
 		what: "Packets are too large for the device that shall send them, and must not be fragmented: the kernel drops them.",
 		cost: "Where ICMP \"fragmentation needed\" does not reach the sender, connections open, and hang at the first large transfer.",
 		do:   "ip link; ip route   # MTUs of the devices that packets come from and go to; then the smaller MTU in the configuration of the CNI",
-		unless: func(f Facts) bool {
+		unless: func(f Facts, _ Stack) bool {
 			return len(podMTU(f))+len(mtuTooLarge(f)) > 0
 		},
 	},
@@ -93,7 +93,7 @@ var stackLosses = map[string]stackLoss{
 		what: "Packets have no route.",
 		cost: "They are lost. Packets of pods to other nodes have no route if the CNI's daemon does not run, or if its overlay is down or gone.",
 		do:   "ip route; ip -s link   # which destinations have none; the log of the CNI's daemon on this node",
-		unless: func(f Facts) bool {
+		unless: func(f Facts, _ Stack) bool {
 			return len(overlayDown(f))+len(overlayGone(f)) > 0
 		},
 	},
@@ -102,7 +102,7 @@ var stackLosses = map[string]stackLoss{
 		what: "Packets arrive that this network namespace neither is the destination of nor forwards.",
 		cost: "They are lost. Either forwarding is off on the device that receives them, or another machine sends packets to this one by mistake: a stale route or neighbour entry.",
 		do:   "sysctl -a | grep -w forwarding; on the senders: ip route; ip neigh",
-		unless: func(f Facts) bool {
+		unless: func(f Facts, _ Stack) bool {
 			return len(ipForward(f))+len(overlayDown(f))+len(overlayGone(f)) > 0
 		},
 	},
@@ -119,12 +119,13 @@ var stackLosses = map[string]stackLoss{
 		do:   "tcpdump -ni any 'not tcp and not udp and not icmp'   # which protocol, from which node; then the CNI's daemon on this node",
 	},
 	"ip-discards": {
-		lost: []string{"Ip.InDiscards", "Ip.OutDiscards", "Ip6InDiscards", "Ip6OutDiscards"}, all: slices.Concat(received, []string{"Ip.OutRequests", "Ip6OutRequests"}), most: Serious,
+		// Ip6InDiscards counts all that a device without IPv6 receives of it (ip6_rcv_core).
+		lost: []string{"Ip.InDiscards", "Ip.OutDiscards", "Ip6OutDiscards"}, all: slices.Concat(received, []string{"Ip.OutRequests", "Ip6OutRequests"}), most: Serious,
 		what: "The kernel discards IP packets that have no fault of their own.",
 		cost: "Memory is short, a rule of the output hook or an eBPF program forbids them, or a queue is full. " + lostPackets,
 		do:   "nft list ruleset; iptables-save -c; tc -s qdisc show; perf trace -e skb:kfree_skb   # the reason of each drop",
-		unless: func(f Facts) bool { // the messages about packets that are too large
-			return f.count("Ip.InDiscards") == 0 && f.count("Ip.OutDiscards") <= f.count("Ip.FragFails")
+		unless: func(_ Facts, s Stack) bool { // the messages about packets that are too large
+			return s.sum("Ip.InDiscards") == 0 && s.sum("Ip.OutDiscards", "Ip6OutDiscards") <= s.sum("Ip.FragFails", "Ip6FragFails")
 		},
 	},
 	"no-listener": {
@@ -132,9 +133,9 @@ var stackLosses = map[string]stackLoss{
 		what: "UDP datagrams arrive at ports where nothing listens, and this node sends by VXLAN and receives nothing.",
 		cost: "They are lost. If they are VXLAN packets, another node sends to another port than this one has, and pods on the two do not reach each other. Else they are late replies or scans, and nothing is wrong.",
 		do:   "tcpdump -ni any udp and port 4789 or udp and port 8472; ip -d link show type vxlan   # the dstport of all nodes must be the same; slipstream doctor hosts:THIS,OTHER compares them",
-		unless: func(f Facts) bool {
+		unless: func(f Facts, s Stack) bool {
 			_, deaf := f.deafVXLAN()
-			return !deaf || f.count("Udp.NoPorts", "Udp6NoPorts")*100 < f.count(datagrams...)
+			return !deaf || s.sum("Udp.NoPorts", "Udp6NoPorts")*100 < s.sum(datagrams...)
 		},
 	},
 	"ipsec": {

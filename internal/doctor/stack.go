@@ -124,8 +124,8 @@ type stackLoss struct {
 	// node leaves out the pods.
 	node           bool
 	what, cost, do string
-	// unless returns true if another rule reports these packets.
-	unless func(Facts) bool
+	// unless returns true if another rule reports these packets of a stack, or if they are no fault.
+	unless func(Facts, Stack) bool
 }
 
 // judge judges the counters of a stack. If the kernel does not count all such packets, 10 lost ones are a warning, because
@@ -141,9 +141,6 @@ func (l stackLoss) judge(s Stack) (Severity, bool) {
 
 // find judges the counters of all stacks. The finding has the worst severity, and the largest counters as its evidence.
 func (l stackLoss) find(f Facts) []Finding {
-	if l.unless != nil && l.unless(f) {
-		return nil
-	}
 	finding := Finding{Severity: Note, What: l.what, Cost: l.cost, Do: l.do}
 	type of struct {
 		Evidence
@@ -152,7 +149,7 @@ func (l stackLoss) find(f Facts) []Finding {
 	var read []of
 	for _, s := range f.Stacks {
 		severity, lost := l.judge(s)
-		if !lost || l.node && s.Pod != "" {
+		if !lost || l.node && s.Pod != "" || l.unless != nil && l.unless(f, s) {
 			continue
 		}
 		finding.Severity = worse(finding.Severity, severity)
