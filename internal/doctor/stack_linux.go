@@ -276,14 +276,14 @@ func qdiscs() ([]netlink.Qdisc, error) {
 }
 
 // qdiscsSince returns what the queueing disciplines of a device counted between two readings. It leaves out those with
-// children, which count again what these count.
+// children, which count again what these count. An mq that the kernel attached has no handle by which its children are known.
 func qdiscsSince(device int, before, after []netlink.Qdisc) (all []Qdisc) {
 	is := func(a, b netlink.Qdisc) bool {
 		return a.Attrs().LinkIndex == b.Attrs().LinkIndex && a.Attrs().Handle == b.Attrs().Handle && a.Attrs().Parent == b.Attrs().Parent && a.Type() == b.Type()
 	}
 	for _, q := range after {
 		a := q.Attrs()
-		if a.LinkIndex != device || a.Statistics == nil || a.Statistics.Queue == nil || a.Statistics.Basic == nil {
+		if a.LinkIndex != device || q.Type() == "mq" || q.Type() == "mqprio" || a.Statistics == nil || a.Statistics.Queue == nil || a.Statistics.Basic == nil {
 			continue
 		}
 		if slices.ContainsFunc(after, func(c netlink.Qdisc) bool {

@@ -4,6 +4,8 @@ import (
 	"io/fs"
 	"testing"
 	"testing/fstest"
+
+	"github.com/vishvananda/netlink"
 )
 
 // leaving is a /proc in which process 7 changes its network namespace when one of its files is read.
@@ -33,6 +35,23 @@ func TestPodOfAPassingProcess(t *testing.T) {
 		if got := l.podStack(pod{process: "7", ns: "net:[2]"}); len(got) != c.counts {
 			t.Errorf("in %s, leaves at %q: %v", c.in, c.leaves, got)
 		}
+	}
+}
+
+// TestQdiscsOfQueues checks that doctor reports the queue of a NIC that drops, and not the mq above it, which counts the same
+// packets again. Both have the handle 0 if the kernel attached them.
+func TestQdiscsOfQueues(t *testing.T) {
+	at := func(drops uint32) (all []netlink.Qdisc) {
+		counts := func(sent, dropped uint32) *netlink.QdiscStatistics {
+			return &netlink.QdiscStatistics{Basic: &netlink.GnetStatsBasic{Packets: sent}, Queue: &netlink.GnetStatsQueue{Drops: dropped}}
+		}
+		return append(all,
+			&netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: 2, Parent: netlink.HANDLE_ROOT, Statistics: counts(100*drops, drops)}, QdiscType: "mq"},
+			&netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: 2, Parent: 1, Statistics: counts(50*drops, drops)}, QdiscType: "fq_codel"},
+			&netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: 2, Parent: 2, Statistics: counts(50*drops, 0)}, QdiscType: "fq_codel"})
+	}
+	if got := qdiscsSince(2, at(1), at(21)); len(got) != 1 || got[0].Kind != "fq_codel" || got[0].Dropped != 20 {
+		t.Errorf("%+v", got)
 	}
 }
 
