@@ -94,7 +94,11 @@ func TestHealthyMachines(t *testing.T) {
 	fast.Devices[1].Ring, fast.Devices[1].RingMax = 512, 4096
 	noIPv6 := server()
 	noIPv6.Stacks = []Stack{{Counts: map[string]uint64{"Ip6InReceives": 500, "Ip6InDiscards": 500, "Ip.OutDiscards": 1}}}
+	accepting, raced := server(), server() // counters that contain each other, and an insert race without a loss
+	accepting.Stacks = []Stack{{Counts: map[string]uint64{"Tcp.PassiveOpens": 1e5, "TcpExt.ListenDrops": 9, "TcpExt.ListenOverflows": 9}}}
+	raced.Stacks = []Stack{{Counts: map[string]uint64{"nf_conntrack.insert_failed": 50}}}
 	for name, f := range map[string]Facts{
+		"a few connections that were not accepted": accepting, "insert races": raced,
 		"a device without IPv6": noIPv6, "a flowtable at NICs": beside, "a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
 		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},
 	} {
@@ -194,7 +198,7 @@ func TestRules(t *testing.T) {
 		{"allowance", func(f *Facts) {
 			f.Devices[1].Caps = map[string]uint64{"pps_allowance_exceeded": 40, "bw_in_allowance_exceeded": 9}
 		}, "warning nic-cap: The cloud's limit for eth0"},
-		{"conntrack race", counted("nf_conntrack.insert_failed", 12, ""), "warning conntrack-drops: "},
+		{"conntrack race", counted("nf_conntrack.drop", 12, ""), "warning conntrack-drops: "},
 		{"conntrack drops", counted("nf_conntrack.drop", 2000, ""), "serious conntrack-drops: "},
 		{"conntrack, invalid", counted("nf_conntrack.invalid", 2000, ""), "note conntrack-invalid: "},
 		{"TCP checksums", counted("Tcp.InCsumErrors", 20, ""), "warning tcp-checksums: "},

@@ -49,7 +49,7 @@ var stackLosses = map[string]stackLoss{
 		do:   "tc -s qdisc show; ss -uamn   # which queue is full; then a slower sender, or a larger SO_SNDBUF (sysctl net.core.wmem_max limits it)",
 	},
 	"accept-queue-full": {
-		lost: []string{"TcpExt.ListenDrops", "TcpExt.ListenOverflows", "TcpExt.TCPReqQFullDrop"}, all: []string{"Tcp.PassiveOpens", "TcpExt.ListenDrops", "TcpExt.ListenOverflows", "TcpExt.TCPReqQFullDrop"}, most: Serious,
+		lost: []string{"TcpExt.ListenDrops"}, beside: []string{"TcpExt.ListenOverflows", "TcpExt.TCPReqQFullDrop"}, all: []string{"Tcp.PassiveOpens", "TcpExt.ListenDrops"}, most: Serious,
 		what: "Accept queues overflow: programs accept connections more slowly than clients open them.",
 		cost: "The client's SYN is dropped, and it tries again after 1, 3, 7 s: connections that take seconds to open.",
 		do:   "ss -ltn   # the listener whose Recv-Q is at its Send-Q; give its program more CPU time, or a longer queue (the backlog of listen; sysctl net.core.somaxconn limits it)",
@@ -61,10 +61,11 @@ var stackLosses = map[string]stackLoss{
 		do:   "ss -tmn; cat /proc/net/sockstat; sysctl net.ipv4.tcp_mem net.ipv4.tcp_rmem   # the sockets that do not read, then the limits",
 	},
 	"conntrack-drops": {
-		lost: []string{"nf_conntrack.insert_failed", "nf_conntrack.drop", "nf_conntrack.early_drop"}, most: Serious,
+		// Some kernels count an insert_failed, too, where two packets raced and both were accepted.
+		lost: []string{"nf_conntrack.drop", "nf_conntrack.early_drop"}, beside: []string{"nf_conntrack.insert_failed"}, most: Serious,
 		what: "Conntrack drops packets, or entries of connections.",
-		cost: "insert_failed: two packets of a new flow raced, and one was dropped; a resolver that sends two queries at once from one port waits 5 s. " +
-			"drop: the table was full. early_drop: an entry was deleted to make room, and its connection may stop.",
+		cost: "drop: an insert race (insert_failed grows too), or the table was full. In such a race two packets open one flow, and one is dropped: a resolver that sends two queries at once from one port waits 5 s. " +
+			"early_drop: an entry was deleted to make room, and its connection may stop.",
 		do: "conntrack -S; for insert_failed: a DNS cache on each node (NodeLocal DNSCache), or options single-request-reopen in resolv.conf; for drop and early_drop: sysctl net.netfilter.nf_conntrack_max, and what opens so many connections: conntrack -L",
 	},
 	"conntrack-invalid": {

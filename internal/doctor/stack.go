@@ -119,6 +119,8 @@ func parsePerCPU(text, group string, into map[string]uint64) {
 type stackLoss struct {
 	// lost are the counters of lost packets. all are those of all packets, including the lost ones; nil if the kernel has none.
 	lost, all []string
+	// beside are counters that say more about the lost packets, which they count again.
+	beside []string
 	// most is the highest severity.
 	most Severity
 	// node leaves out the pods.
@@ -157,7 +159,7 @@ func (l stackLoss) find(f Facts) []Finding {
 		if s.Pod != "" {
 			in = " of the pod behind " + s.Pod
 		}
-		for _, name := range l.lost {
+		for _, name := range slices.Concat(l.lost, l.beside) {
 			if n := s.Counts[name]; n > 0 {
 				file, counter := fileOf(name)
 				e := evidence("/proc/net/"+file+in+", "+counter+", in "+f.window(), "%d", n)
