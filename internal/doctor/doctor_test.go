@@ -97,7 +97,13 @@ func TestHealthyMachines(t *testing.T) {
 	accepting, raced := server(), server() // counters that contain each other, and an insert race without a loss
 	accepting.Stacks = []Stack{{Counts: map[string]uint64{"Tcp.PassiveOpens": 1e5, "TcpExt.ListenDrops": 9, "TcpExt.ListenOverflows": 9}}}
 	raced.Stacks = []Stack{{Counts: map[string]uint64{"nf_conntrack.insert_failed": 50}}}
+	dockerHost := server() // without an overlay, and with Docker's policy
+	dockerHost.Devices = dockerHost.Devices[:2]
+	bridged(&dockerHost, 1500)
+	dockerHost.Devices[2].Master, dockerHost.Devices[3].Name = "br-0123456789ab", "br-0123456789ab"
+	dockerHost.Chains = []Chain{{Name: "nft ip filter FORWARD", Hook: hookForward, Drops: true, Counted: true}}
 	for name, f := range map[string]Facts{
+		"Docker alone": dockerHost,
 		"a few connections that were not accepted": accepting, "insert races": raced,
 		"a device without IPv6": noIPv6, "a flowtable at NICs": beside, "a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
 		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},

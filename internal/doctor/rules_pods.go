@@ -425,7 +425,8 @@ func ipForward(f Facts) []Finding {
 
 // forwardPolicy finds base chains whose policy drops forwarded packets.
 func forwardPolicy(f Facts) (found []Finding) {
-	carries := len(f.gateways()) > 0 || slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Tunnelling && isCNI(d.Name) })
+	// Docker's own policy does not concern its containers, whose packets its rules accept by device.
+	carries := slices.ContainsFunc(f.gateways(), func(d Device) bool { return !isDocker(d.Name) }) || slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Tunnelling && isCNI(d.Name) })
 	for _, c := range f.Chains {
 		severity, lost := loss(c.Dropped, c.Dropped+f.count("Ip.ForwDatagrams", "Ip6OutForwDatagrams"))
 		switch {
