@@ -102,8 +102,13 @@ func TestHealthyMachines(t *testing.T) {
 	bridged(&dockerHost, 1500)
 	dockerHost.Devices[2].Master, dockerHost.Devices[3].Name = "br-0123456789ab", "br-0123456789ab"
 	dockerHost.Chains = []Chain{{Name: "nft ip filter FORWARD", Hook: hookForward, Drops: true, Counted: true}}
+	lan := server() // containers of Proxmox, whose bridge has the NIC as a port
+	bridged(&lan, 1500)
+	lan.Devices[1].Master, lan.Devices[3].Master, lan.Devices[4].Name = "vmbr0", "vmbr0", "vmbr0"
+	lan.Devices[4].NotForwarding, lan.Settings["net.ipv4.ip_forward"] = []string{"/proc/sys/net/ipv4/conf/vmbr0/forwarding"}, "0"
 	for name, f := range map[string]Facts{
-		"Docker alone": dockerHost,
+		"a bridge to the LAN":                      lan,
+		"Docker alone":                             dockerHost,
 		"a few connections that were not accepted": accepting, "insert races": raced,
 		"a device without IPv6": noIPv6, "a flowtable at NICs": beside, "a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
 		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},
@@ -278,6 +283,17 @@ func TestNoBridgeNetfilter(t *testing.T) {
 	f.Devices[4].Name, f.Devices[3].Master = "docker0", "docker0"
 	if found := Examine(f); len(found) > 0 {
 		t.Errorf("a bridge of Docker: %q", summary(found))
+	}
+}
+
+// TestNoForwardingOfIPv6 checks that the remedy is about IPv6 in a cluster without IPv4.
+func TestNoForwardingOfIPv6(t *testing.T) {
+	f := server()
+	bridged(&f, 1450)
+	f.Settings["net.ipv4.ip_forward"] = "0"
+	f.Devices[4].NotForwarding = []string{"/proc/sys/net/ipv6/conf/cni0/forwarding"}
+	if found := Examine(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, "sysctl -w net/ipv6/conf/cni0/forwarding=1 ") {
+		t.Errorf("%+v", found)
 	}
 }
 

@@ -391,7 +391,7 @@ func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Lin
 			d.Master = name
 		}
 	}
-	d.NotForwarding = l.notForwarding(*d)
+	d.NotForwarding = l.notForwarding(d.Name, t.families[a.Index])
 	if !d.isPod() {
 		return
 	}

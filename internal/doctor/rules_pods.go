@@ -22,14 +22,21 @@ var cni = regexp.MustCompile(`^(flannel|cali|vxlan\.calico|vxlan-v6\.calico|wire
 func isCNI(name string) bool { return cni.MatchString(name) }
 
 // gateways are the devices at which packets of pods enter this node's routing: veths of pods, or bridges with an address
-// that veths of pods belong to.
+// that veths of pods belong to. A bridge to the LAN, as Proxmox and LXC have, is none: its containers' router is on the LAN.
 func (f Facts) gateways() (all []Device) {
 	for _, d := range f.Devices {
-		if d.Pod != nil && d.Master == "" || d.Kind == "bridge" && len(d.Addresses) > 0 && len(f.podsOf(d.Name)) > 0 {
+		if d.Pod != nil && d.Master == "" || d.Kind == "bridge" && len(d.Addresses) > 0 && len(f.podsOf(d.Name)) > 0 && !f.hasNIC(d.Name) {
 			all = append(all, d)
 		}
 	}
 	return all
+}
+
+// hasNIC reports whether a NIC, or a device made of NICs, belongs to a bridge.
+func (f Facts) hasNIC(bridge string) bool {
+	return slices.ContainsFunc(f.Devices, func(d Device) bool {
+		return d.Master == bridge && (d.NIC != nil || slices.Contains([]string{"device", "bond", "team", "vlan"}, d.Kind))
+	})
 }
 
 // podsOf returns the veths of pods that belong to a bridge.
@@ -398,7 +405,10 @@ func ipForward(f Facts) []Finding {
 	setting := "net.ipv4.ip_forward"
 	read := []Evidence{evidence("/proc/sys/net/ipv4/ip_forward", "%s", settingOr(f.Settings[setting]))}
 	do := "sysctl -w net.ipv4.ip_forward=1"
-	if f.Settings[setting] != "0" {
+	ofIPv4 := func(d Device) bool {
+		return slices.ContainsFunc(d.NotForwarding, func(file string) bool { return strings.Contains(file, "/net/ipv4/") })
+	}
+	if f.Settings[setting] != "0" || !slices.ContainsFunc(off, ofIPv4) {
 		do = ""
 		for _, d := range off {
 			for _, file := range d.NotForwarding {

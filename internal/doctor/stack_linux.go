@@ -165,6 +165,7 @@ func (l looker) settings() map[string]string {
 type tables struct {
 	addresses  map[int][]netip.Prefix
 	routes     map[int]int
+	families   map[int]families // of the addresses of devices, and of the routes through them
 	fdb        map[int][]FDBEntry
 	neighbours map[int][]Neighbour
 	unresolved map[int][]netip.Addr
@@ -173,7 +174,7 @@ type tables struct {
 }
 
 func (l looker) tables() (t tables, err error) {
-	t = tables{make(map[int][]netip.Prefix), make(map[int]int), make(map[int][]FDBEntry), make(map[int][]Neighbour), make(map[int][]netip.Addr), 0, nil}
+	t = tables{make(map[int][]netip.Prefix), make(map[int]int), make(map[int]families), make(map[int][]FDBEntry), make(map[int][]Neighbour), make(map[int][]netip.Addr), 0, nil}
 	addresses, err := netns.Dump("addresses", func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return t, err
@@ -182,6 +183,7 @@ func (l looker) tables() (t tables, err error) {
 		if ip, ok := netip.AddrFromSlice(a.IP); ok && a.Scope == unix.RT_SCOPE_UNIVERSE {
 			ones, _ := a.Mask.Size()
 			t.addresses[a.LinkIndex] = append(t.addresses[a.LinkIndex], netip.PrefixFrom(ip.Unmap(), ones))
+			t.families[a.LinkIndex] = t.families[a.LinkIndex].with(ip)
 		}
 	}
 	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
@@ -194,6 +196,9 @@ func (l looker) tables() (t tables, err error) {
 		}
 		if r.Protocol != unix.RTPROT_KERNEL { // those that come with an address lead to no other node
 			t.routes[r.LinkIndex]++
+			if to, ok := prefixOf(r.Dst); ok {
+				t.families[r.LinkIndex] = t.families[r.LinkIndex].with(to.Addr())
+			}
 		}
 		if isDefault(r) && r.LinkIndex != 0 && t.gateway == 0 {
 			t.gateway = r.LinkIndex
@@ -225,6 +230,13 @@ func (l looker) tables() (t tables, err error) {
 		}
 	}
 	return t, nil
+}
+
+// families are the kinds of IP that a device uses.
+type families struct{ four, six bool }
+
+func (f families) with(ip netip.Addr) families {
+	return families{f.four || ip.Unmap().Is4(), f.six || !ip.Unmap().Is4()}
 }
 
 func prefixOf(n *net.IPNet) (p netip.Prefix, ok bool) {
@@ -305,16 +317,16 @@ func qdiscsSince(device int, before, after []netlink.Qdisc) (all []Qdisc) {
 	return all
 }
 
-// notForwarding returns the settings that keep packets which arrive at a device from being forwarded. IPv6 counts only if
-// the device has an address of it.
-func (l looker) notForwarding(d Device) (files []string) {
-	for _, family := range []string{"ipv4", "ipv6"} {
-		file := "sys/net/" + family + "/conf/" + d.Name + "/forwarding"
-		uses := family == "ipv4" || slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
-		if uses && kernelfs.Text(l.proc, file) == "0" {
+// notForwarding returns the settings that keep packets which arrive at a device from being forwarded. Those of a family that
+// the device does not use are left out: a node of an IPv6-only cluster need not forward IPv4.
+func (l looker) notForwarding(device string, uses families) (files []string) {
+	for family, counts := range map[string]bool{"ipv4": uses.four || !uses.six, "ipv6": uses.six} {
+		file := "sys/net/" + family + "/conf/" + device + "/forwarding"
+		if counts && kernelfs.Text(l.proc, file) == "0" {
 			files = append(files, procDir+"/"+file)
 		}
 	}
+	slices.Sort(files)
 	return files
 }
 

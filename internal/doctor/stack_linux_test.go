@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"io/fs"
+	"net/netip"
+	"slices"
 	"testing"
 	"testing/fstest"
 
@@ -52,6 +54,24 @@ func TestQdiscsOfQueues(t *testing.T) {
 	}
 	if got := qdiscsSince(2, at(1), at(21)); len(got) != 1 || got[0].Kind != "fq_codel" || got[0].Dropped != 20 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestNotForwarding checks that only the forwarding of a family counts that the device uses, and that of IPv4 if none is known.
+func TestNotForwarding(t *testing.T) {
+	off := &fstest.MapFile{Data: []byte("0\n")}
+	l := looker{proc: fstest.MapFS{"sys/net/ipv4/conf/cni0/forwarding": off, "sys/net/ipv6/conf/cni0/forwarding": off}}
+	const four, six = "/proc/sys/net/ipv4/conf/cni0/forwarding", "/proc/sys/net/ipv6/conf/cni0/forwarding"
+	for _, c := range []struct {
+		uses families
+		want []string
+	}{
+		{families{}, []string{four}}, {families{four: true}, []string{four}}, {families{six: true}, []string{six}},
+		{families{}.with(netip.MustParseAddr("10.0.0.1")).with(netip.MustParseAddr("fd00::1")), []string{four, six}},
+	} {
+		if got := l.notForwarding("cni0", c.uses); !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %q, want %q", c.uses, got, c.want)
+		}
 	}
 }
 
