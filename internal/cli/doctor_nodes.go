@@ -83,15 +83,20 @@ func (d *diagnosis) examineNodes(ctx context.Context, names []string, most time.
 
 // kind is what findings on different nodes have in common.
 type kind struct {
-	severity doctor.Severity
-	rule     string
+	severity    doctor.Severity
+	rule, fault string
 }
 
-// byKind returns the kinds of findings in their order, and where each was found.
+func kindOf(f doctor.Finding) kind { return kind{f.Severity, f.Rule, f.Fault} }
+
+// byKind returns the kinds of findings on nodes in their order, and where each was found.
 func byKind(findings []doctor.Finding) (kinds []kind, where map[kind][]string) {
 	where = make(map[kind][]string)
 	for _, f := range findings {
-		k := kind{f.Severity, f.Rule}
+		if f.Where == "" {
+			continue // about the cluster
+		}
+		k := kindOf(f)
 		if where[k] == nil {
 			kinds = append(kinds, k)
 		}
@@ -115,16 +120,20 @@ func tabulate(w io.Writer, d diagnosis) {
 	fmt.Fprintf(tw, "finding\tseverity\tof %d\tnodes\n", d.nodes)
 	for _, k := range kinds {
 		const most = 6
-		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\n", k.rule, k.severity, len(where[k]), plain.Line(words.First(where[k], most)))
+		name := k.rule
+		if k.fault != "" {
+			name += " (" + k.fault + ")"
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\n", plain.Line(name), k.severity, len(where[k]), plain.Line(words.First(where[k], most)))
 	}
 	_ = tw.Flush() // to a strings.Builder
 }
 
-// oneOfEach keeps the first finding of each kind, as an example.
+// oneOfEach keeps the first finding of each kind, as an example, and all about the cluster.
 func oneOfEach(findings []doctor.Finding) (examples []doctor.Finding) {
 	seen := make(map[kind]bool)
 	for _, f := range findings {
-		if k := (kind{f.Severity, f.Rule}); !seen[k] {
+		if k := kindOf(f); f.Where == "" || !seen[k] {
 			seen[k] = true
 			examples = append(examples, f)
 		}

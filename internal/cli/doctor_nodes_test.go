@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/doctor"
 	"slipstream.dev/internal/record"
 )
@@ -53,12 +54,18 @@ func TestExamineNodes(t *testing.T) {
 			f := doctor.Facts{Window: time.Second, BTF: number%50 != 0, Devices: []doctor.Device{overlay,
 				{Link: record.Link{Name: "eth0"}, Up: true, Addresses: []netip.Prefix{netip.PrefixFrom(address(number), 16)}}}}
 			if number >= 100 {
+				overlay := &f.Devices[0]
+				overlay.Class, overlay.Window.Damaged, overlay.Window.TxDropped = v1alpha1.DeviceOverlay, 100, 0
+				if number >= 150 {
+					overlay.Window.Damaged, overlay.Window.TxDropped = 0, 100
+				}
 				f.Stacks = []doctor.Stack{{Counts: map[string]uint64{"Udp.RcvbufErrors": 500, "Udp.InErrors": 500}}}
 			}
 			return f, nil
 		}
 		var d diagnosis
 		began := time.Now()
+		d.Findings = []doctor.Finding{{Rule: "nodes-differ", Severity: doctor.Note, What: "The nodes have different kernels."}, {Rule: "nodes-differ", Severity: doctor.Note, What: "The nodes have different kubelets."}}
 		if err := d.examineNodes(t.Context(), names, limit, look); err != nil {
 			t.Fatal(err)
 		}
@@ -76,12 +83,13 @@ func TestExamineNodes(t *testing.T) {
 			"node007 was not seen, because its pod is gone\nnode008 was not seen, because no answer in 21s\n", "finding severity of 200 nodes", "node-unfit serious 2 node007, node008",
 			"udp-buffer-full serious 100 node100, node101, node102, node103, node104, node105 and 94 more",
 			"overlay-differs serious 197 node000 to node009, ", "no-btf warning 4 node000, node050, node100, node150",
+			"device-drops (rx_errors) serious 50 node100, ", "device-drops (tx_dropped) serious 50 node150, ", "flannel.1 receives damaged", "flannel.1 drops packets", "different kernels.", "different kubelets.",
 		} {
 			if !strings.Contains(got, words(want)) {
 				t.Errorf("%q is not in:\n%s", want, text.String())
 			}
 		}
-		if n := strings.Count(text.String(), "\n  do "); n != 4 {
+		if n := strings.Count(text.String(), "\n  do "); n != 8 {
 			t.Errorf("%d paragraphs, want one for each kind:\n%s", n, text.String())
 		}
 	})

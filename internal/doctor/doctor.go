@@ -34,7 +34,9 @@ type Finding struct {
 	// Rule is the name of the rule, and a heading of docs/how-to/doctor.md.
 	Rule     string   `json:"rule"`
 	Severity Severity `json:"severity"`
-	What     string   `json:"what"`
+	// Fault tells apart what one rule finds. It is the same on all machines that have the fault; empty if the rule finds one thing.
+	Fault string `json:"fault,omitempty"`
+	What  string `json:"what"`
 	// Evidence holds the values that the rule judged.
 	Evidence []Evidence `json:"evidence"`
 	// Cost describes what the fault costs, and where that was measured.

@@ -84,7 +84,7 @@ func sameSubnet(client string, c Facts, server string, s Facts) []Finding {
 				continue
 			}
 			return []Finding{{
-				Rule: "pod-subnet", Where: Pair(client, server), Severity: Serious,
+				Rule: "pod-subnet", Where: Pair(client, server), Severity: Serious, Fault: "two nodes",
 				What: fmt.Sprintf("Pods of %s and of %s have addresses of one network.", client, server),
 				Evidence: []Evidence{
 					evidence("ip addr show "+here.Name+" of "+client, "%v", here.Addresses),

@@ -34,6 +34,7 @@ func mtuTooLarge(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: Serious,
+			Fault:    overlay.Name,
 			What:     fmt.Sprintf("The MTU of %s is too large by %d for %s, which sends its packets.", overlay.Name, overlay.MTU-most, under.Name),
 			Evidence: mtuEvidence(overlay, under),
 			Cost: fmt.Sprintf("Packets of more than %d bytes are fragmented, which left a stream about a quarter of its throughput in a lab (docs/results/doctor.md), or dropped: connections open, and hang at the first large transfer. To see it: ping -M do -s %d POD, on another node",
@@ -55,6 +56,7 @@ func mtuSmall(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: Note,
+			Fault:    overlay.Name,
 			What:     fmt.Sprintf("The MTU of %s could be %d larger: %s sends packets of up to %d bytes.", overlay.Name, most-overlay.MTU, under.Name, under.MTU),
 			Evidence: mtuEvidence(overlay, under),
 			Cost:     "More packets for the same data, each with its own cost. Change it only if the NIC of every node, and every switch between them, has the larger MTU.",
@@ -97,6 +99,7 @@ func offloadOff(f Facts) (found []Finding) {
 			told[d.Name+o.name] = true
 			finding := Finding{
 				Severity: Warning,
+				Fault:    o.name,
 				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
 				Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)},
 				Cost:     "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here.",
@@ -218,18 +221,23 @@ func vf(f Facts) (found []Finding) {
 			finding.What = fmt.Sprintf("The host provides no virtual function (SR-IOV, Accelerated Networking) for %s.", d.Name)
 			finding.Do = "Enable it in the configuration of the virtual machine, if its type supports it; on Azure: az network nic update --accelerated-networking true"
 		case v.Driver == "":
+			finding.Fault = "no driver"
 			finding.What = fmt.Sprintf("%s has a virtual function without a driver.", d.Name)
 			finding.Do = "modprobe " + cmp.Or(v.Needs, "DRIVER")
 		case v.Device == "":
+			finding.Fault = "no device"
 			finding.What = fmt.Sprintf("%s has a virtual function, and its driver %s creates no network device for it.", d.Name, v.Driver)
 			finding.Do = "dmesg | grep -i " + v.Driver
 		case !v.Bonded:
+			finding.Fault = "not bonded"
 			finding.What = fmt.Sprintf("%s has a virtual function that is not bonded to it.", d.Name)
 			finding.Do = "dmesg | grep -i -e vf -e " + v.Driver
 		case !v.Up:
+			finding.Fault = "down"
 			finding.What = fmt.Sprintf("The virtual function of %s is down.", d.Name)
 			finding.Do = "ip link set " + v.Device + " up"
 		case took == record.TookParavirtual && d.Window.Rx+d.Window.Tx >= 100:
+			finding.Fault = "idle"
 			finding.What = fmt.Sprintf("The virtual function of %s is up, and packets do not use it.", d.Name)
 			finding.Evidence = append(finding.Evidence, evidence("packets of the VF, in "+f.window(), "%d of %d received, %d of %d sent",
 				d.VF.VFRxPackets, d.VF.RxPackets, d.VF.VFTxPackets, d.VF.TxPackets))

@@ -139,6 +139,7 @@ func nicCap(f Facts) (found []Finding) {
 		if d.Speed > 0 && max(rx, tx) >= full*d.Speed {
 			found = append(found, Finding{
 				Severity: Warning,
+				Fault:    "link",
 				What:     fmt.Sprintf("%s sends or receives at the speed of its link.", d.Name),
 				Evidence: []Evidence{
 					evidence("/sys/class/net/"+d.Name+"/statistics, in "+f.window(), "%.2f Gbit/s received, %.2f Gbit/s sent, with preamble, checksum and gap", rx/1e9, tx/1e9),
@@ -163,6 +164,7 @@ func capped(f Facts, d Device, name string) (Finding, bool) {
 	n := d.Caps[name]
 	finding := Finding{
 		Severity: Warning,
+		Fault:    name,
 		What:     fmt.Sprintf("The cloud's limit for %s delayed or dropped packets.", d.Name),
 		Evidence: []Evidence{evidence("ethtool -S "+d.Name+", "+name+", in "+f.window(), "%d", n)},
 		Cost:     "The instance type limits bandwidth, packets per second or connections: no accelerator changes that.",
@@ -206,6 +208,7 @@ func deviceDrops(f Facts) (found []Finding) {
 			file := "/sys/class/net/" + d.Name + "/statistics/" + c.file
 			found = append(found, Finding{
 				Severity: severity,
+				Fault:    c.file,
 				What:     fmt.Sprintf(c.what, d.Name),
 				Evidence: []Evidence{evidence(file+", in "+f.window(), "%d, beside %d packets", c.lost, c.all), evidence(file, "%d since the device was created", c.was)},
 				Cost:     lostPackets,

@@ -71,8 +71,8 @@ var noWay = []string{"IpExt.InNoRoutes", "Ip.OutNoRoutes", "Ip.InAddrErrors", "I
 
 // overlayDown finds tunnel devices that are down, or whose NIC is, and devices of pods that are down.
 func overlayDown(f Facts) (found []Finding) {
-	add := func(d Device, severity Severity, what, cost, do string, more ...Evidence) {
-		found = append(found, Finding{Severity: severity, What: what, Cost: cost, Do: do,
+	add := func(d Device, severity Severity, fault, what, cost, do string, more ...Evidence) {
+		found = append(found, Finding{Severity: severity, Fault: fault, What: what, Cost: cost, Do: do,
 			Evidence: slices.Concat([]Evidence{evidence("ip -d link show "+d.Name, "%s, not up", d.Kind)}, more, f.lostBeside(noWay...))})
 	}
 	for _, d := range f.Devices {
@@ -82,17 +82,17 @@ func overlayDown(f Facts) (found []Finding) {
 			if isCNI(d.Name) || len(d.Addresses) > 0 || d.Master != "" {
 				severity = Serious
 			}
-			add(d, severity, fmt.Sprintf("The overlay device %s is down.", d.Name),
+			add(d, severity, "overlay", fmt.Sprintf("The overlay device %s is down.", d.Name),
 				"The kernel removes its routes: packets of pods to other nodes have no route, or leave by the default route and get lost. If nothing uses the device, nothing is lost.",
 				fmt.Sprintf("ip link set %s up   # then restart the CNI's daemon here: the kernel does not restore the routes. \"Address already in use\" means that another program has its UDP port: ss -ulpn. Else look for what took it down (slipstream doctor: link-managed; the logs of NetworkManager, systemd-networkd, the CNI)", d.Name))
 		case d.Up && d.Tunnelling && bound && (!under.Up || under.NoCarrier):
-			add(under, Serious, fmt.Sprintf("%s is down, or has no carrier, and sends the packets of %s.", under.Name, d.Name),
+			add(under, Serious, "NIC", fmt.Sprintf("%s is down, or has no carrier, and sends the packets of %s.", under.Name, d.Name),
 				"No packet of the overlay leaves this node.", "ip link set "+under.Name+" up; dmesg | grep "+under.Name)
 		case !d.Up && d.Kind == "bridge" && len(f.podsOf(d.Name)) > 0:
-			add(d, Serious, fmt.Sprintf("The bridge %s is down, and pods are connected to it.", d.Name),
+			add(d, Serious, "bridge", fmt.Sprintf("The bridge %s is down, and pods are connected to it.", d.Name),
 				"Its pods reach nothing.", "ip link set "+d.Name+" up   # then restart the CNI's daemon here, if routes are missing")
 		case !d.Up && d.Pod != nil:
-			add(d, Warning, fmt.Sprintf("%s, which leads to a pod, is down.", d.Name), "The pod reaches nothing.", "ip link set "+d.Name+" up   # or delete the pod, so that the CNI makes a new one")
+			add(d, Warning, "pod", fmt.Sprintf("%s, which leads to a pod, is down.", d.Name), "The pod reaches nothing.", "ip link set "+d.Name+" up   # or delete the pod, so that the CNI makes a new one")
 		}
 	}
 	return found
@@ -194,6 +194,7 @@ func podMTU(f Facts) (found []Finding) {
 			}
 			finding := Finding{
 				Severity: Warning,
+				Fault:    overlay.Name,
 				What:     fmt.Sprintf("Pods send packets that are too large for %s, which carries them to other nodes: %s.", overlay.Name, some(names(large))),
 				Evidence: slices.Concat(read, []Evidence{evidence("/sys/class/net/"+overlay.Name+"/mtu", "%d", overlay.MTU)}, f.lostBeside("Ip.FragFails", "Ip.FragCreates", "Ip6FragFails", "Ip.OutDiscards")),
 				Cost: fmt.Sprintf("TCP of pods works as long as ICMP \"fragmentation needed\" gets from this node to the pod; where a rule drops it, connections open, and hang at the first large transfer. UDP is fragmented or lost. To see it, in a pod: ping -M do -s %d POD, on another node",
@@ -249,6 +250,7 @@ func vtep(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: Serious,
+			Fault:    d.Name,
 			What:     fmt.Sprintf("Nodes share a VTEP address, or entries of %s point at the wrong node.", d.Name),
 			Evidence: wrong[:min(len(wrong), 5)],
 			Cost:     "Packets to pods on one of the nodes go to the other, or are dropped. Virtual machines that were cloned have the same machine-id, from which systemd computes the MAC addresses of such devices.",
@@ -268,6 +270,7 @@ func otherMAC(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: severity,
+			Fault:    d.Name,
 			What:     fmt.Sprintf("Packets arrive at %s for another MAC address than its own, and the kernel drops them.", d.Name),
 			Evidence: []Evidence{
 				evidence("ip -s -s link show "+d.Name+", otherhost, in "+f.window(), "%d of %d packets", d.Window.OtherHost, d.Window.Rx),
@@ -318,10 +321,12 @@ func podGateway(f Facts) (found []Finding) {
 		finding := Finding{Severity: Serious, Cost: "Nothing that the pod sends leaves it, except to addresses of its own network."}
 		switch {
 		case d.Pod.GatewayFailed:
+			finding.Fault = "no answer"
 			finding.What = fmt.Sprintf("Nobody answers for the gateway of the pod behind %s.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s failed or incomplete", d.Pod.Gateway), evidence("ip addr; ip route", "this node has the address: %v", f.has(d.Pod.Gateway))}
 			finding.Do = fmt.Sprintf("ip route get %s; sysctl net/ipv4/conf/%s/proxy_arp net.ipv4.conf.all.arp_ignore   # arp_ignore of 2 or more keeps a node from answering; without the address, the node answers only with proxy_arp=1 and a route to it: Calico needs a default route, or ip route add 169.254.1.1 dev lo. Strict rp_filter also keeps a node from answering", d.Pod.Gateway, d.Name)
 		case mine && d.Pod.GatewayMAC != "" && d.Pod.GatewayMAC != d.MAC && d.Pod.GatewayMAC != bridge.MAC:
+			finding.Fault = "MAC address"
 			finding.What = fmt.Sprintf("The pod behind %s has a wrong MAC address of its gateway.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s has %s", d.Pod.Gateway, d.Pod.GatewayMAC), evidence("/sys/class/net/"+cmp.Or(d.Master, d.Name)+"/address", "%s", cmp.Or(bridge.MAC, d.MAC))}
 			finding.Do = "Delete the pod, so that the CNI makes a new one. Then find what changed the address of the device: systemd-udevd (MACAddressPolicy=none in a .link file for veths), NetworkManager"
@@ -375,6 +380,7 @@ func noNeighbour(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: Serious,
+			Fault:    d.Name,
 			What:     fmt.Sprintf("The MAC addresses of other nodes are not known at %s: %d.", d.Name, len(d.Unresolved)),
 			Evidence: read,
 			Cost:     "Packets to pods on these nodes are dropped. Network plugins enter the addresses themselves, because nobody answers requests for them.",
@@ -457,6 +463,7 @@ func forwardPolicy(f Facts) (found []Finding) {
 		}
 		found = append(found, Finding{
 			Severity: severity,
+			Fault:    c.Name,
 			What:     fmt.Sprintf("The chain %s drops forwarded packets by its policy.", c.Name),
 			Evidence: []Evidence{evidence(c.Name, "policy drop; %s", opens), dropped},
 			Cost:     "Pods do not reach other nodes or services, unless another rule of the chain accepts their packets. A packet must be accepted by every chain of the forward hook.",
@@ -489,6 +496,7 @@ func ruleDrops(f Facts) (found []Finding) {
 		dropped := c.RuleDropped
 		finding := Finding{
 			Severity: Note,
+			Fault:    c.Name,
 			What:     fmt.Sprintf("Rules of %s drop packets.", c.Name),
 			Cost:     "If they are packets of pods, connections of pods fail. The rules may be right: this counts everything that they drop.",
 		}
@@ -567,6 +575,7 @@ func linkManaged(f Facts) (found []Finding) {
 		}
 		finding := Finding{
 			Severity: Warning,
+			Fault:    manager,
 			What:     fmt.Sprintf("%s manages devices of the network plugin: %s.", manager, some(names(devices))),
 			Cost:     "When it starts, or when its configuration is read again, it takes devices down, changes their MAC addresses, and removes addresses, routes and rules that it did not make. Other nodes then send to a MAC address that is gone.",
 			Do:       "In /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices=interface-name:cali*;interface-name:flannel*;interface-name:vxlan.calico;interface-name:tunl0;interface-name:cni*   # then systemctl reload NetworkManager",

@@ -161,6 +161,7 @@ func neighbourFull(f Facts) (found []Finding) {
 		setting := "net." + family + ".neigh.default.gc_thresh3"
 		found = append(found, Finding{
 			Severity: Serious,
+			Fault:    name,
 			What:     "The table of neighbours is full: the kernel cannot send to addresses that are not in it.",
 			Evidence: []Evidence{
 				evidence("/proc/net/stat/"+name+", table_fulls, in "+f.window(), "%d", n),
@@ -193,6 +194,7 @@ func qdiscDrops(f Facts) (found []Finding) {
 			}
 			finding := Finding{
 				Severity: severity,
+				Fault:    q.Kind,
 				What:     fmt.Sprintf("The queue of %s (qdisc %s) drops packets.", d.Name, q.Kind),
 				Evidence: []Evidence{evidence("tc -s qdisc show dev "+d.Name+", "+q.Kind+" "+q.Handle+", dropped, in "+f.window(), "%d, beside %d packets sent", q.Dropped, q.Sent)},
 				Cost:     "The device, or a rate that the qdisc sets, is slower than the sender. " + lostPackets,
