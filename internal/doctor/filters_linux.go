@@ -397,13 +397,15 @@ const (
 
 type legacyRule struct {
 	in, out string
-	matches []string
-	target  string // "" is the standard target, which has the verdict
-	verdict int
-	text    []byte // what follows the target's head
-	packets uint64
-	size    int
-	every   bool // applies to every packet
+	// notIn and notOut mean that the rule applies to packets of all other devices.
+	notIn, notOut bool
+	matches       []string
+	target        string // "" is the standard target, which has the verdict
+	verdict       int
+	text          []byte // what follows the target's head
+	packets       uint64
+	size          int
+	every         bool // applies to every packet
 }
 
 // rule parses the rule at an offset.
@@ -417,6 +419,8 @@ func (t legacyTable) rule(at int) (r legacyRule, ok bool) {
 		return r, false
 	}
 	r.in, r.out = interfaceOf(b[16:32], b[48:64]), interfaceOf(b[32:48], b[64:80])
+	const invertedIn, invertedOut = 1, 2 // IPT_INV_VIA_IN, IPT_INV_VIA_OUT
+	r.notIn, r.notOut = b[83]&invertedIn != 0, b[83]&invertedOut != 0
 	r.every = len(bytes.Trim(b[:83], "\x00")) == 0 && target == ipEntrySize // without the flag of goto
 	r.packets, r.size = binary.NativeEndian.Uint64(b[96:]), next
 	for m := ipEntrySize; m+matchHead <= target; {
@@ -446,8 +450,10 @@ func interfaceOf(name, mask []byte) string {
 	return unix.ByteSliceToString(name[:n]) + "*"
 }
 
-// opens reports whether the rules from an offset on, up to the end of their chain, accept new connections of pods.
+// opens reports whether the rules from an offset on, up to the end of their chain, accept new connections of pods. See
+// opening.verdict about marks.
 func (t legacyTable) opens(at int, ours func(string) bool, seen map[int]bool) bool {
+	kube := isKube(t.chainAt(at))
 	for !seen[at] {
 		seen[at] = true
 		r, ok := t.rule(at)
@@ -455,7 +461,8 @@ func (t legacyTable) opens(at int, ours func(string) bool, seen map[int]bool) bo
 			return false
 		}
 		at += r.size
-		applies := (r.in == "" || ours(r.in)) && (r.out == "" || ours(r.out)) && !slices.Contains(r.matches, "state") && !slices.Contains(r.matches, "conntrack")
+		applies := (r.in == "" || r.notIn || ours(r.in)) && (r.out == "" || r.notOut || ours(r.out)) &&
+			!slices.Contains(r.matches, "state") && !slices.Contains(r.matches, "conntrack") && !(kube && slices.Contains(r.matches, "mark"))
 		switch {
 		case r.target != "" || !applies:
 		case r.verdict == acceptVerdict:
@@ -483,4 +490,13 @@ func (t legacyTable) kubeChain() string {
 		}
 		at += r.size
 	}
+}
+
+// chainAt returns the name of the chain whose rules begin at an offset; "" for a base chain.
+func (t legacyTable) chainAt(at int) string {
+	const size = ipEntrySize + matchHead + 32 // struct ipt_error, aligned
+	if r, ok := t.rule(at - size); ok && r.size == size && r.target == "ERROR" {
+		return unix.ByteSliceToString(r.text)
+	}
+	return ""
 }
