@@ -260,8 +260,10 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 	if err := o.readFacts(ctx, all); err != nil {
 		return err
 	}
+	peers := make(map[*machine]doctor.Peer)
 	for _, m := range all {
 		d.add(m.name, m.facts)
+		peers[m] = doctor.NewPeer(m.name, m.facts)
 	}
 	for _, client := range all {
 		for _, server := range all {
@@ -279,7 +281,7 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 				d.Facts = append(d.Facts, fact{doctor.Pair(client.name, server.name), doctor.Evidence{From: "offloads were not probed", Value: path.Unprobed}})
 			}
 			d.Findings = append(d.Findings, doctor.ExaminePath(path)...)
-			d.Findings = append(d.Findings, doctor.ExaminePair(client.name, client.facts, server.name, server.facts)...)
+			d.Findings = append(d.Findings, doctor.ExaminePair(peers[client], peers[server])...)
 		}
 	}
 	return nil

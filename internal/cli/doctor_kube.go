@@ -117,7 +117,7 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 	}
 	var ends [][2]*machine
 	for i := range nodes {
-		d.Findings = append(d.Findings, doctor.ExaminePair(nodes[i].name, nodes[i].facts, nodes[1-i].name, nodes[1-i].facts)...)
+		d.Findings = append(d.Findings, doctor.ExaminePair(doctor.NewPeer(nodes[i].name, nodes[i].facts), doctor.NewPeer(nodes[1-i].name, nodes[1-i].facts))...)
 		ends = append(ends, [2]*machine{nodes[i], nodes[1-i]}, [2]*machine{pods[i], pods[1-i]}, [2]*machine{nodes[i], pods[1-i]})
 	}
 	paths := make([]doctor.Path, len(ends))

@@ -62,6 +62,7 @@ func (d *diagnosis) examineNodes(ctx context.Context, names []string, most time.
 		return context.Cause(ctx)
 	}
 	d.nodes = len(names)
+	var peers []doctor.Peer
 	for i, name := range names {
 		if failed[i] != nil {
 			d.Findings = append(d.Findings, doctor.NodeUnfit(name, failed[i]))
@@ -72,9 +73,15 @@ func (d *diagnosis) examineNodes(ctx context.Context, names []string, most time.
 			found.Where = name
 			d.Findings = append(d.Findings, found)
 		}
-		for j, other := range names {
-			if i != j && failed[j] == nil {
-				d.Findings = append(d.Findings, doctor.ExaminePair(name, facts[i], other, facts[j])...)
+		peers = append(peers, doctor.NewPeer(name, facts[i]))
+	}
+	for i, client := range peers {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		for j, server := range peers {
+			if i != j {
+				d.Findings = append(d.Findings, doctor.ExaminePair(client, server)...)
 			}
 		}
 	}

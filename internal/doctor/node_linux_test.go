@@ -331,7 +331,7 @@ func TestOverlaysDiffer(t *testing.T) {
 				there, err = ReadFacts(t.Context(), time.Millisecond, false)
 				return err
 			})
-			found := ExaminePair("a", here, "b", there)
+			found := ExaminePair(NewPeer("a", here), NewPeer("b", there))
 			severity, value, _ := strings.Cut(c.want, " ")
 			if c.want == "" != (len(found) == 0) || len(found) > 1 || len(found) == 1 && (string(found[0].Severity) != severity || !strings.Contains(fmt.Sprint(found[0].Evidence), value)) {
 				t.Errorf("found %+v, want %q", found, c.want)

@@ -9,31 +9,83 @@ import (
 // overlayDiffers is the rule that compares the overlays of two machines.
 const overlayDiffers = "overlay-differs"
 
-// ExaminePair compares an overlay with what another machine has stored about it.
-func ExaminePair(client string, c Facts, server string, s Facts) (found []Finding) {
-	found = sameSubnet(client, c, server, s)
-	for _, d := range c.Devices {
-		if d.Kind != "vxlan" || d.VNI == 0 {
+// Peer is a machine whose facts are compared with those of others. What each comparison needs is computed once: a cluster has
+// many pairs of nodes.
+type Peer struct {
+	name      string
+	addresses []netip.Addr
+	bridges   []Device // of perNode, if pods are behind them
+	overlays  []storedOverlay
+}
+
+// storedOverlay is a VXLAN device, with what its machine has stored about others, by their addresses.
+type storedOverlay struct {
+	Device
+	fdb        map[netip.Addr][]FDBEntry
+	neighbours map[netip.Addr][]Neighbour
+}
+
+// NewPeer returns a machine for comparisons.
+func NewPeer(name string, f Facts) Peer {
+	p := Peer{name: name}
+	for _, g := range f.gateways() {
+		if slices.Contains(perNode, g.Name) {
+			p.bridges = append(p.bridges, g)
+		}
+	}
+	for _, d := range f.Devices {
+		for _, a := range d.Addresses {
+			p.addresses = append(p.addresses, a.Addr())
+		}
+		if d.Kind != "vxlan" {
 			continue
 		}
-		i := slices.IndexFunc(d.FDB, func(e FDBEntry) bool { return s.has(e.To) })
-		o := slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.Name == d.Name })
+		o := storedOverlay{d, make(map[netip.Addr][]FDBEntry), make(map[netip.Addr][]Neighbour)}
+		for _, e := range d.FDB {
+			o.fdb[e.To] = append(o.fdb[e.To], e)
+		}
+		for _, n := range d.Neighbours {
+			o.neighbours[n.IP] = append(o.neighbours[n.IP], n)
+		}
+		p.overlays = append(p.overlays, o)
+	}
+	return p
+}
+
+// entriesTo returns the forwarding entries that lead to a machine.
+func (o storedOverlay) entriesTo(p Peer) (all []FDBEntry) {
+	for _, a := range p.addresses {
+		all = append(all, o.fdb[a]...)
+	}
+	return all
+}
+
+// ExaminePair compares an overlay with what another machine has stored about it.
+func ExaminePair(c, s Peer) (found []Finding) {
+	client, server := c.name, s.name
+	found = sameSubnet(c, s)
+	for _, d := range c.overlays {
+		if d.VNI == 0 {
+			continue
+		}
+		entries := d.entriesTo(s)
+		o := slices.IndexFunc(s.overlays, func(o storedOverlay) bool { return o.Name == d.Name })
 		if o < 0 { // devices with the same VNI are for IPv4 and IPv6
-			o = slices.IndexFunc(s.Devices, func(o Device) bool { return o.Kind == "vxlan" && o.VNI == d.VNI })
+			o = slices.IndexFunc(s.overlays, func(o storedOverlay) bool { return o.VNI == d.VNI })
 		}
 		var wrong []Evidence
 		read := func(machine, from, format string, args ...any) {
 			wrong = append(wrong, evidence(from+" of "+machine, format, args...))
 		}
 		if o < 0 {
-			if i >= 0 {
-				read(client, "bridge fdb show dev "+d.Name, "%s leads to %s", d.FDB[i].MAC, d.FDB[i].To)
+			if len(entries) > 0 {
+				read(client, "bridge fdb show dev "+d.Name, "%s leads to %s", entries[0].MAC, entries[0].To)
 				read(server, "ip -d link show type vxlan", "none with VNI %d", d.VNI)
 				found = append(found, differs(client, server, d.Name, wrong))
 			}
 			continue
 		}
-		other := s.Devices[o]
+		other := s.overlays[o]
 		link := "ip -d link show "
 		for _, p := range []struct {
 			what       string
@@ -44,16 +96,18 @@ func ExaminePair(client string, c Facts, server string, s Facts) (found []Findin
 				read(server, link+other.Name, "%s %d", p.what, p.your)
 			}
 		}
-		for _, e := range d.FDB {
-			if s.has(e.To) && e.MAC != "00:00:00:00:00:00" && e.MAC != other.MAC && other.Master == "" {
+		for _, e := range entries {
+			if e.MAC != "00:00:00:00:00:00" && e.MAC != other.MAC && other.Master == "" {
 				read(client, "bridge fdb show dev "+d.Name, "%s leads to %s", e.MAC, e.To)
 				read(server, "/sys/class/net/"+other.Name+"/address", "%s", other.MAC)
 			}
 		}
-		for _, n := range d.Neighbours {
-			if slices.ContainsFunc(other.Addresses, func(p netip.Prefix) bool { return p.Addr() == n.IP }) && n.MAC != other.MAC {
-				read(client, "ip neigh show dev "+d.Name, "%s has %s", n.IP, n.MAC)
-				read(server, "/sys/class/net/"+other.Name+"/address", "%s", other.MAC)
+		for _, a := range other.Addresses {
+			for _, n := range d.neighbours[a.Addr()] {
+				if n.MAC != other.MAC {
+					read(client, "ip neigh show dev "+d.Name, "%s has %s", n.IP, n.MAC)
+					read(server, "/sys/class/net/"+other.Name+"/address", "%s", other.MAC)
+				}
 			}
 		}
 		if len(wrong) > 0 {
@@ -74,13 +128,17 @@ func ExaminePair(client string, c Facts, server string, s Facts) (found []Findin
 var perNode = []string{"cni0", "cbr0", "kube-bridge"}
 
 // sameSubnet finds bridges of two machines whose pods have addresses of one network.
-func sameSubnet(client string, c Facts, server string, s Facts) []Finding {
-	for _, here := range c.gateways() {
-		for _, there := range s.gateways() {
+func sameSubnet(c, s Peer) []Finding {
+	client, server := c.name, s.name
+	if client > server {
+		return nil // found in the other direction
+	}
+	for _, here := range c.bridges {
+		for _, there := range s.bridges {
 			i := slices.IndexFunc(here.Addresses, func(p netip.Prefix) bool {
 				return !p.IsSingleIP() && slices.ContainsFunc(there.Addresses, p.Overlaps)
 			})
-			if i < 0 || !slices.Contains(perNode, here.Name) || !slices.Contains(perNode, there.Name) || client > server {
+			if i < 0 {
 				continue
 			}
 			return []Finding{{
