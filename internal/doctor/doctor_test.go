@@ -106,7 +106,10 @@ func TestHealthyMachines(t *testing.T) {
 	bridged(&lan, 1500)
 	lan.Devices[1].Master, lan.Devices[3].Master, lan.Devices[4].Name = "vmbr0", "vmbr0", "vmbr0"
 	lan.Devices[4].NotForwarding, lan.Settings["net.ipv4.ip_forward"] = []string{"/proc/sys/net/ipv4/conf/vmbr0/forwarding"}, "0"
+	sixOnly := server() // programs in its pods try IPv4 first
+	sixOnly.Stacks = []Stack{{Pod: "v0 (nginx)", Counts: map[string]uint64{"Ip6InReceives": 1000, "Ip.OutNoRoutes": 500}}}
 	for name, f := range map[string]Facts{
+		"a pod without IPv4": sixOnly,
 		"a bridge to the LAN":                      lan,
 		"Docker alone":                             dockerHost,
 		"a few connections that were not accepted": accepting, "insert races": raced,

@@ -67,7 +67,7 @@ func (f Facts) lostBeside(counters ...string) (all []Evidence) {
 	return all
 }
 
-var noWay = []string{"IpExt.InNoRoutes", "Ip.OutNoRoutes", "Ip.InAddrErrors", "Ip6InNoRoutes"}
+var noWay = []string{"IpExt.InNoRoutes", "Ip.InAddrErrors", "Ip6InNoRoutes"}
 
 // overlayDown finds tunnel devices that are down, or whose NIC is, and devices of pods that are down.
 func overlayDown(f Facts) (found []Finding) {
@@ -125,7 +125,7 @@ func overlayGone(f Facts) []Finding {
 				Cost: "If the cluster uses an overlay, pods here reach no pod on another node. If it routes without one, nothing is wrong, and the MTU could be larger.",
 				Do:   "Read the log of the CNI's daemon on this node, and restart it: it makes the device when it starts. To see what the cluster expects of Flannel: kubectl get node NODE -o yaml | grep flannel",
 			}
-			if _, lost := loss(f.count(noWay...), f.count(received...)+f.count("Ip.OutRequests", "Ip.OutNoRoutes")); lost {
+			if _, lost := loss(f.count(noWay...), f.count(received...)); lost {
 				finding.Severity = Serious
 				finding.Evidence = append(finding.Evidence, f.lostBeside(noWay...)...)
 			}

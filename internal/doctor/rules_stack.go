@@ -90,7 +90,8 @@ var stackLosses = map[string]stackLoss{
 		},
 	},
 	"no-route": {
-		lost: []string{"IpExt.InNoRoutes", "Ip.OutNoRoutes", "Ip6InNoRoutes"}, all: slices.Concat(received, []string{"Ip.OutRequests", "Ip.OutNoRoutes"}), most: Serious,
+		// Not Ip.OutNoRoutes, which counts each connect to IPv4 in a pod without it.
+		lost: []string{"IpExt.InNoRoutes", "Ip6InNoRoutes"}, all: received, most: Serious,
 		what: "Packets have no route.",
 		cost: "They are lost. Packets of pods to other nodes have no route if the CNI's daemon does not run, or if its overlay is down or gone.",
 		do:   "ip route; ip -s link   # which destinations have none; the log of the CNI's daemon on this node",
