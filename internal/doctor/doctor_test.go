@@ -109,7 +109,7 @@ func TestHealthyMachines(t *testing.T) {
 	sixOnly := server() // programs in its pods try IPv4 first
 	sixOnly.Stacks = []Stack{{Pod: "v0 (nginx)", Counts: map[string]uint64{"Ip6InReceives": 1000, "Ip.OutNoRoutes": 500}}}
 	for name, f := range map[string]Facts{
-		"a pod without IPv4": sixOnly,
+		"a pod without IPv4":                       sixOnly,
 		"a bridge to the LAN":                      lan,
 		"Docker alone":                             dockerHost,
 		"a few connections that were not accepted": accepting, "insert races": raced,
@@ -154,6 +154,14 @@ func TestRules(t *testing.T) {
 		}, "warning pod-mtu: Pods send packets that are too large for flannel-wg"},
 		{"WireGuard gone", func(f *Facts) { f.Devices = f.Devices[:2]; bridged(f, 1440) }, "note overlay-gone: cni0 has the MTU for an overlay"},
 		{"no br_netfilter", func(f *Facts) { bridged(f, 1450); f.KubeProxy = "nft ip nat KUBE-SERVICES" }, "warning bridge-nf: Packets between pods of one bridge bypass iptables: cni0."},
+		{"a gateway that does not answer", func(f *Facts) {
+			bridged(f, 1450)
+			f.Devices[3].Pod = &PodEnd{Gateway: netip.MustParseAddr("10.244.1.1"), GatewayFailed: true, GatewayAsked: true}
+		}, "serious pod-gateway: Nobody answers for the gateway of the pod behind v0."},
+		{"a gateway that once did not answer", func(f *Facts) {
+			bridged(f, 1450)
+			f.Devices[3].Pod = &PodEnd{Gateway: netip.MustParseAddr("10.244.1.1"), GatewayFailed: true}
+		}, "note pod-gateway: Nobody answers for the gateway of the pod behind v0."},
 		{"small MTU", func(f *Facts) { f.Devices[1].MTU = 9000 }, "note mtu-small: The MTU of flannel.1 could be 7500 larger"},
 		{"few drops", func(f *Facts) { f.CPUs[3].Dropped = 100 }, "warning backlog-full: "},
 		{"many drops", func(f *Facts) { f.CPUs[3].Dropped = 10_000 }, "serious backlog-full: "},

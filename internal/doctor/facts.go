@@ -121,7 +121,8 @@ type Device struct {
 	VNI        int
 	FDB        []FDBEntry
 	Neighbours []Neighbour
-	// Unresolved are the gateways of routes through the device for whose MAC addresses the kernel asks in vain.
+	// Unresolved are the gateways of routes through the device whose MAC addresses the kernel did not know at either end of the
+	// window.
 	Unresolved []netip.Addr
 	// Tunnelling means that the device encapsulates, whether or not it is bound to another device.
 	Tunnelling bool
@@ -156,10 +157,12 @@ type PodEnd struct {
 	MTU    int
 	Device string
 	// Gateway is the pod's gateway, and GatewayMAC its MAC address according to the pod's neighbour table; "" if it has none.
-	// GatewayFailed means that the gateway did not answer.
+	// GatewayFailed means that the gateway did not answer, at both ends of the window. GatewayAsked means that the kernel was
+	// asking for it at one of them: an entry that failed may be old, as the kernel keeps it while the table is small.
 	Gateway       netip.Addr
 	GatewayMAC    string
 	GatewayFailed bool
+	GatewayAsked  bool
 }
 
 // FDBEntry is a forwarding entry of a VXLAN device: frames to MAC go to the node with the address To.

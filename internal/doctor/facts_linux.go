@@ -87,6 +87,11 @@ func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, 
 	if err != nil {
 		return f, err
 	}
+	lastTables, err := l.tables()
+	if err != nil {
+		return f, err
+	}
+	t.stillUnresolved(lastTables)
 	f.Chains = chainsSince(filtered.chains, last.chains)
 	host := l.collector.Host(before.collected, after.collected)
 	f.Window, f.CPUs = time.Duration(host.Seconds*float64(time.Second)), host.CPUs
@@ -399,6 +404,7 @@ func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Lin
 	if i := slices.IndexFunc(pods, func(p pod) bool { return p.namespace == a.NetNsID && p.index == a.ParentIndex }); i >= 0 {
 		if end, err := l.podEnd(pods[i]); err == nil { // the pod may be gone
 			end.GatewayFailed = end.GatewayFailed && pods[i].failed // a first request may be lost, and is repeated after a second
+			end.GatewayAsked = end.GatewayFailed && (end.GatewayAsked || pods[i].asked)
 			d.Pod = &end
 		}
 	}

@@ -322,6 +322,10 @@ func podGateway(f Facts) (found []Finding) {
 		switch {
 		case d.Pod.GatewayFailed:
 			finding.Fault = "no answer"
+			if !d.Pod.GatewayAsked {
+				finding.Severity = Note
+				finding.Cost += " The kernel keeps such an entry: it may be old, if the pod sends nothing."
+			}
 			finding.What = fmt.Sprintf("Nobody answers for the gateway of the pod behind %s.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s failed or incomplete", d.Pod.Gateway), evidence("ip addr; ip route", "this node has the address: %v", f.has(d.Pod.Gateway))}
 			finding.Do = fmt.Sprintf("ip route get %s; sysctl net/ipv4/conf/%s/proxy_arp net.ipv4.conf.all.arp_ignore   # arp_ignore of 2 or more keeps a node from answering; without the address, the node answers only with proxy_arp=1 and a route to it: Calico needs a default route, or ip route add 169.254.1.1 dev lo. Strict rp_filter also keeps a node from answering", d.Pod.Gateway, d.Name)

@@ -29,8 +29,8 @@ type pod struct {
 	process   string // below /proc
 	ns        string // what identifies the namespace
 	index     int    // of the pod's end of the veth
-	// failed means that nobody answered for the pod's gateway when the window began.
-	failed bool
+	// failed means that nobody had answered for the pod's gateway when the window began, and asked that the kernel was asking.
+	failed, asked bool
 }
 
 // own is the folder below /proc of this thread. /proc/net describes the namespace of the process's first thread, which may
@@ -88,7 +88,7 @@ func (l looker) behind(veths []*netlink.LinkAttrs, p pod) pod {
 	for _, v := range veths {
 		p.veth, p.index = v.Name, v.ParentIndex
 		if end, err := l.podEnd(p); err == nil { // the pod may be gone
-			p.failed = end.GatewayFailed
+			p.failed, p.asked = end.GatewayFailed, end.GatewayAsked
 			return p
 		}
 	}
@@ -239,6 +239,13 @@ func (f families) with(ip netip.Addr) families {
 	return families{f.four || ip.Unmap().Is4(), f.six || !ip.Unmap().Is4()}
 }
 
+// stillUnresolved leaves out the neighbours that answered by a second reading.
+func (t tables) stillUnresolved(last tables) {
+	for device := range t.unresolved {
+		t.unresolved[device] = slices.DeleteFunc(t.unresolved[device], func(ip netip.Addr) bool { return !slices.Contains(last.unresolved[device], ip) })
+	}
+}
+
 func prefixOf(n *net.IPNet) (p netip.Prefix, ok bool) {
 	if n == nil {
 		return p, false
@@ -376,6 +383,7 @@ func (l looker) podEnd(p pod) (end PodEnd, err error) {
 	for _, n := range neighbours {
 		if n.IP.Equal(routes[i].Gw) {
 			end.GatewayFailed = n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0
+			end.GatewayAsked = n.State&netlink.NUD_INCOMPLETE != 0
 			if len(n.HardwareAddr) > 0 && !end.GatewayFailed {
 				end.GatewayMAC = n.HardwareAddr.String()
 			}

@@ -75,6 +75,16 @@ func TestNotForwarding(t *testing.T) {
 	}
 }
 
+// TestStillUnresolved checks that a neighbour which is being asked for a moment, at one of two readings, counts as known.
+func TestStillUnresolved(t *testing.T) {
+	a, b, c := netip.MustParseAddr("10.244.2.0"), netip.MustParseAddr("10.244.3.0"), netip.MustParseAddr("10.244.4.0")
+	first := tables{unresolved: map[int][]netip.Addr{1: {a, b}, 2: {a}}}
+	first.stillUnresolved(tables{unresolved: map[int][]netip.Addr{1: {b, c}}})
+	if !slices.Equal(first.unresolved[1], []netip.Addr{b}) || len(first.unresolved[2]) > 0 {
+		t.Errorf("%v", first.unresolved)
+	}
+}
+
 // TestManagers checks which devices doctor takes for managed, by the files of NetworkManager and systemd-networkd. Only a
 // program in the same network namespace counts: indexes mean nothing in another.
 func TestManagers(t *testing.T) {
