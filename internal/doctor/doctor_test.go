@@ -108,7 +108,11 @@ func TestHealthyMachines(t *testing.T) {
 	lan.Devices[4].NotForwarding, lan.Settings["net.ipv4.ip_forward"] = []string{"/proc/sys/net/ipv4/conf/vmbr0/forwarding"}, "0"
 	sixOnly := server() // programs in its pods try IPv4 first
 	sixOnly.Stacks = []Stack{{Pod: "v0 (nginx)", Counts: map[string]uint64{"Ip6InReceives": 1000, "Ip.OutNoRoutes": 500}}}
+	calico := server() // drops packets of pods with addresses of others
+	calico.Devices = append(calico.Devices, Device{Link: record.Link{Name: "cali123", Kind: "veth"}, Up: true, RPFilter: 1})
+	counted(rpFiltered, 4000, "")(&calico)
 	for name, f := range map[string]Facts{
+		"strict devices of pods":                   calico,
 		"a pod without IPv4":                       sixOnly,
 		"a bridge to the LAN":                      lan,
 		"Docker alone":                             dockerHost,

@@ -155,11 +155,11 @@ func (f Facts) workaround(name string, d Device) string {
 const rpFiltered = "TcpExt.IPReversePathFilter"
 
 // rpFilter finds devices with strict reverse path filtering, which drops a packet that arrives on another
-// device than its reply would leave by.
+// device than its reply would leave by. Calico's devices of pods are strict on purpose.
 func rpFilter(f Facts) []Finding {
 	var strict []string
 	for _, d := range f.Devices {
-		if d.Up && d.RPFilter == 1 && d.Kind != "" && d.Name != "lo" {
+		if d.Up && d.RPFilter == 1 && d.Kind != "" && d.Name != "lo" && !strings.HasPrefix(d.Name, "cali") {
 			strict = append(strict, d.Name)
 		}
 	}
@@ -173,9 +173,7 @@ func rpFilter(f Facts) []Finding {
 	if calico || f.Settings["net.ipv4.conf.all.rp_filter"] == "0" {
 		do = ""
 		for _, name := range strict {
-			if !strings.HasPrefix(name, "cali") {
-				do += "sysctl -w net/ipv4/conf/" + name + "/rp_filter=2; "
-			}
+			do += "sysctl -w net/ipv4/conf/" + name + "/rp_filter=2; "
 		}
 		do = strings.TrimSuffix(do, "; ") + "   # loose, for these devices alone: nothing else changes"
 		if calico {
