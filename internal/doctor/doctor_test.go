@@ -111,7 +111,12 @@ func TestHealthyMachines(t *testing.T) {
 	calico := server() // drops packets of pods with addresses of others
 	calico.Devices = append(calico.Devices, Device{Link: record.Link{Name: "cali123", Kind: "veth"}, Up: true, RPFilter: 1})
 	counted(rpFiltered, 4000, "")(&calico)
+	router := server() // behind a VXLAN device that no network plugin made
+	router.Devices[2].Name = "vxlan100"
+	router.Devices[2].FDB = []FDBEntry{{"02:00:00:00:02:01", netip.MustParseAddr("10.77.0.2")}}
+	router.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.0.0.1"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.0.0.2"), "02:00:00:00:02:01"}}
 	for name, f := range map[string]Facts{
+		"a router with two addresses":              router,
 		"strict devices of pods":                   calico,
 		"a pod without IPv4":                       sixOnly,
 		"a bridge to the LAN":                      lan,
@@ -166,6 +171,10 @@ func TestRules(t *testing.T) {
 			bridged(f, 1450)
 			f.Devices[3].Pod = &PodEnd{Gateway: netip.MustParseAddr("10.244.1.1"), GatewayFailed: true}
 		}, "note pod-gateway: Nobody answers for the gateway of the pod behind v0."},
+		{"two nodes with one MAC address", func(f *Facts) {
+			f.Devices[2].FDB = []FDBEntry{{"02:00:00:00:02:01", netip.MustParseAddr("10.77.0.2")}}
+			f.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.244.2.0"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.244.3.0"), "02:00:00:00:02:01"}}
+		}, "serious vtep: Nodes share a VTEP address"},
 		{"small MTU", func(f *Facts) { f.Devices[1].MTU = 9000 }, "note mtu-small: The MTU of flannel.1 could be 7500 larger"},
 		{"few drops", func(f *Facts) { f.CPUs[3].Dropped = 100 }, "warning backlog-full: "},
 		{"many drops", func(f *Facts) { f.CPUs[3].Dropped = 10_000 }, "serious backlog-full: "},

@@ -237,10 +237,10 @@ func vtep(f Facts) (found []Finding) {
 			}
 			macs[t.MAC] = t.To
 		}
-		holders := make(map[string]netip.Addr)
+		holders := make(map[string]netip.Addr) // a network plugin makes one entry for a node; another router may have several addresses
 		for _, n := range d.Neighbours {
 			other, twice := holders[n.MAC]
-			if twice && other.Is4() == n.IP.Is4() && slices.ContainsFunc(d.FDB, func(t FDBEntry) bool { return t.MAC == n.MAC }) {
+			if twice && isCNI(d.Name) && other.Is4() == n.IP.Is4() && slices.ContainsFunc(d.FDB, func(t FDBEntry) bool { return t.MAC == n.MAC }) {
 				wrong = append(wrong, evidence("ip neigh show dev "+d.Name+", "+n.MAC, "is the address of %s and of %s: two nodes", other, n.IP))
 			}
 			holders[n.MAC] = n.IP
@@ -254,8 +254,8 @@ func vtep(f Facts) (found []Finding) {
 			What:     fmt.Sprintf("Nodes share a VTEP address, or entries of %s point at the wrong node.", d.Name),
 			Evidence: wrong[:min(len(wrong), 5)],
 			Cost:     "Packets to pods on one of the nodes go to the other, or are dropped. Virtual machines that were cloned have the same machine-id, from which systemd computes the MAC addresses of such devices.",
-			Do: fmt.Sprintf("On the node with the wrong address: rm /etc/machine-id; systemd-machine-id-setup; ip link del %s, and restart the CNI's daemon, which makes it again. "+
-				"If all nodes have published one address, as the first NIC of Vagrant's machines has: tell Flannel the NIC (--iface). If an entry is stale: restart the CNI's daemon here", d.Name),
+			Do: "With the cloned node drained: rm -f /etc/machine-id /var/lib/dbus/machine-id; systemd-machine-id-setup; reboot   # its DHCP client ID changes with it, and so may its address. " +
+				"If all nodes have published one address, as the first NIC of Vagrant's machines has: tell Flannel the NIC (--iface). If an entry is stale: restart the CNI's daemon here",
 		})
 	}
 	return found
