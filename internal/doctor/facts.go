@@ -43,6 +43,8 @@ type Facts struct {
 	Settings map[string]string
 	// Chains are the base chains of netfilter that received packets pass.
 	Chains []Chain
+	// Unread says which rules of netfilter were not read, and why.
+	Unread []Evidence
 	// Rules counts the rules in the tables of iptables, by "legacy" and "nft".
 	Rules map[string]int
 	// KubeProxy names what shows that Kubernetes translates addresses of services here; "" if nothing does.
@@ -229,6 +231,7 @@ func (f Facts) Known() []Evidence {
 		evidence("congestion control", "%s", s["net.ipv4.tcp_congestion_control"]),
 		evidence("default qdisc", "%s", s["net.core.default_qdisc"]),
 	}
+	known = append(known, f.Unread...)
 	known = append(known, evidence("tools for experiments", "%s", strings.Join(f.Tools, ", ")), evidence("not installed", "%s", strings.Join(f.NoTools, ", ")))
 	if entries, ok := s[flowTable]; ok {
 		known = append(known, evidence("flow table of RFS", "%s entries", entries))

@@ -66,10 +66,7 @@ func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, 
 		return f, err
 	}
 	pods := l.pods(podLinks(f.Node.Links, links, t))
-	filtered, err := l.filters(podDevices(f.Node.Links))
-	if err != nil {
-		return f, err
-	}
+	filtered := l.filters(podDevices(f.Node.Links))
 	f.Blackholes = t.blackholes
 	f.Rules, f.KubeProxy, f.Settings = filtered.rules, filtered.kubeProxy, l.settings()
 	before, err := l.count(pods)
@@ -83,10 +80,8 @@ func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, 
 	if err != nil {
 		return f, err
 	}
-	last, err := l.filters(podDevices(f.Node.Links))
-	if err != nil {
-		return f, err
-	}
+	last := l.filters(podDevices(f.Node.Links))
+	f.Unread = last.unread
 	lastTables, err := l.tables()
 	if err != nil {
 		return f, err

@@ -28,20 +28,24 @@ type filters struct {
 	// rules counts the rules of iptables, by "legacy" and "nft".
 	rules     map[string]int
 	kubeProxy string
+	// unread says what was not read, and why.
+	unread []Evidence
 }
 
 // filters reads the rules of nftables and of iptables. ours reports whether a packet of a pod may come from or go to a device
 // with that name. What this process may not read is left out.
-func (l looker) filters(ours func(string) bool) (f filters, err error) {
-	f.rules = make(map[string]int)
-	for _, read := range []func(func(string) bool) error{f.readNFT, func(ours func(string) bool) error {
-		return f.readLegacy(strings.Fields(kernelfs.Text(l.proc, own+"/net/ip_tables_names")), ours)
-	}} {
-		if err := read(ours); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EPERM) {
-			return f, err
-		}
+func (l looker) filters(ours func(string) bool) filters {
+	f := filters{rules: make(map[string]int)}
+	f.failed("nftables", f.readNFT(ours))
+	f.failed("iptables-legacy", f.readLegacy(strings.Fields(kernelfs.Text(l.proc, own+"/net/ip_tables_names")), ours))
+	return f
+}
+
+// failed notes that rules were not read. A chain may go away meanwhile, and the rest is read all the same.
+func (f *filters) failed(of string, err error) {
+	if err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EPERM) {
+		f.unread = append(f.unread, evidence("rules of "+of+" were not read", "%v", err))
 	}
-	return f, nil
 }
 
 // isKube reports whether kube-proxy, or the kubelet, makes chains with that name.
@@ -70,37 +74,41 @@ func (f *filters) readNFT(ours func(string) bool) error {
 	}
 	for _, c := range chains {
 		if isKube(c.Name) && f.kubeProxy == "" {
-			f.kubeProxy = fmt.Sprintf("nft %s %s %s", nftFamilies[c.Table.Family], c.Table.Name, c.Name)
+			f.kubeProxy = chainName(c)
 		}
 		if isIPTables(c) {
 			rules, err := conn.GetRules(c.Table, c)
-			if err != nil && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("list rules of nftables: %w", err)
-			}
+			f.failed(chainName(c), err)
 			f.rules["nft"] += len(rules)
 		}
-		family, known := nftFamilies[c.Table.Family]
-		if !known || c.Hooknum == nil || c.Type != nftables.ChainTypeFilter {
+		if _, known := nftFamilies[c.Table.Family]; !known || c.Hooknum == nil || c.Type != nftables.ChainTypeFilter {
 			continue
 		}
 		hook, known := hooks[*c.Hooknum]
 		if !known {
 			continue
 		}
-		chain := Chain{Name: fmt.Sprintf("nft %s %s %s", family, c.Table.Name, c.Name), Hook: hook, Drops: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop}
+		chain := Chain{Name: chainName(c), Hook: hook, Drops: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop}
 		chain.Dropped, chain.Counted = counters[chain.Name]
 		if chain.RuleDropped, err = ruleDropped(conn, c.Table, c.Name, make(map[string]bool)); err != nil {
-			return err
+			f.failed(chain.Name, err)
+			continue
 		}
 		if chain.Drops && hook == hookForward {
 			o := opening{conn, ours, make(map[string]bool)}
 			if chain.Opens, err = o.opens(c.Table, c.Name); err != nil {
-				return err
+				f.failed(chain.Name, err)
+				continue
 			}
 		}
 		f.chains = append(f.chains, chain)
 	}
 	return nil
+}
+
+// chainName returns a name that tells which tool shows a chain.
+func chainName(c *nftables.Chain) string {
+	return fmt.Sprintf("nft %s %s %s", nftFamilies[c.Table.Family], c.Table.Name, c.Name)
 }
 
 // hooks are the hooks of netfilter that packets for this node and for pods pass.
@@ -116,7 +124,7 @@ func ruleDropped(conn *nftables.Conn, table *nftables.Table, chain string, seen 
 	}
 	seen[chain] = true
 	rules, err := conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	if err != nil {
 		return 0, fmt.Errorf("list rules of nftables: %w", err)
 	}
 	for _, r := range rules {
