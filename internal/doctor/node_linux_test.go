@@ -215,7 +215,7 @@ func TestFaultsOfANode(t *testing.T) {
 			n.t.Cleanup(func() { _ = syscall.Close(fd) })
 			return n.connects("10.77.0.1", 7000)
 		}, []string{"serious accept-queue-full ListenOverflows"}},
-		{"a circle of routes", "ip route add 192.0.2.0/24 via 10.77.0.2; in_other ip route add 192.0.2.0/24 via 10.77.0.1; in_pod sysctl -qw net.ipv4.ip_default_ttl=63", // 64 expires on the other node
+		{"a loop of routes", "ip route add 192.0.2.0/24 via 10.77.0.2; in_other ip route add 192.0.2.0/24 via 10.77.0.1; in_pod sysctl -qw net.ipv4.ip_default_ttl=63", // 64 expires on the other node
 			func(n node) func() { return n.sends(n.pod, "192.0.2.1:9", 10) },
 			[]string{"serious ttl InHdrErrors"}},
 		{"no neighbour entry for the other node", "ip neigh del 10.244.2.0 dev flannel.1", toOther, []string{"serious no-neighbour 10.244.2.0 failed or incomplete"}},

@@ -115,7 +115,7 @@ func ExaminePair(c, s Peer) (found []Finding) {
 		} else if d.MTU != other.MTU && d.Under != "" && other.Under != "" {
 			f := differs(client, server, d.Name, []Evidence{evidence("/sys/class/net/"+d.Name+"/mtu of "+client, "%d", d.MTU), evidence("/sys/class/net/"+other.Name+"/mtu of "+server, "%d", other.MTU)})
 			f.Severity = Warning
-			f.What = fmt.Sprintf("%s has another MTU on the two machines.", d.Name)
+			f.What = fmt.Sprintf("The MTU of %s differs between the two machines.", d.Name)
 			f.Cost = "The machine with the larger MTU sends packets that the other's overlay drops, or that are fragmented, unless both ends of a connection announce the smaller MSS."
 			f.Do = "Set the same MTU on all nodes, in the configuration of the CNI: the smallest that any node's NIC allows; then create the pods again."
 			found = append(found, f)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/words"
 )
 
 // docker matches the names of bridges whose containers reach other machines by translated addresses, not by an overlay.
@@ -90,9 +91,9 @@ func overlayDown(f Facts) (found []Finding) {
 				"No packet of the overlay leaves this node.", "ip link set "+under.Name+" up; dmesg | grep "+under.Name)
 		case !d.Up && d.Kind == "bridge" && len(f.podsOf(d.Name)) > 0:
 			add(d, Serious, "bridge", fmt.Sprintf("The bridge %s is down, and pods are connected to it.", d.Name),
-				"Its pods reach nothing.", "ip link set "+d.Name+" up   # then restart the CNI's daemon here, if routes are missing")
+				"Its pods cannot reach anything.", "ip link set "+d.Name+" up   # then restart the CNI's daemon here, if routes are missing")
 		case !d.Up && d.Pod != nil:
-			add(d, Warning, "pod", fmt.Sprintf("%s, which leads to a pod, is down.", d.Name), "The pod reaches nothing.", "ip link set "+d.Name+" up   # or delete the pod, so that the CNI makes a new one")
+			add(d, Warning, "pod", fmt.Sprintf("%s, which leads to a pod, is down.", d.Name), "The pod cannot reach anything.", "ip link set "+d.Name+" up   # or delete the pod, so that the CNI makes a new one")
 		}
 	}
 	return found
@@ -122,7 +123,7 @@ func overlayGone(f Facts) []Finding {
 					evidence("/sys/class/net/"+g.Name+"/mtu", "%d: %d less than %s, as for %s", g.MTU, nic.MTU-g.MTU, nic.Name, kind),
 					evidence("ip -d link", "no vxlan, geneve, ipip, gre, wireguard or tun device"),
 				},
-				Cost: "If the cluster uses an overlay, pods here reach no pod on another node. If it routes without one, nothing is wrong, and the MTU could be larger.",
+				Cost: "If the cluster uses an overlay, pods here cannot reach pods on other nodes. If it routes without one, nothing is wrong, and the MTU could be larger.",
 				Do:   "Read the log of the CNI's daemon on this node, and restart it: it makes the device when it starts. To see what the cluster expects of Flannel: kubectl get node NODE -o yaml | grep flannel",
 			}
 			if _, lost := loss(f.count(noWay...), f.count(received...)); lost {
@@ -276,7 +277,7 @@ func otherMAC(f Facts) (found []Finding) {
 				evidence("ip -s -s link show "+d.Name+", otherhost, in "+f.window(), "%d of %d packets", d.Window.OtherHost, d.Window.Rx),
 				evidence("/sys/class/net/"+d.Name+"/address", "%s", d.MAC),
 			},
-			Cost: "Other nodes have stored an address that this device does not have (any more): nothing that they send reaches pods here, and nothing tells them.",
+			Cost: "Other nodes have stored an address that this device no longer has, or never had: nothing that they send reaches pods here, and nothing tells them.",
 			Do: fmt.Sprintf("Restart the CNI's daemon here: it publishes the address that the device has. Then find what changes it: systemd-udevd (MACAddressPolicy=none in a .link file for %s), NetworkManager, a second daemon. "+
 				"slipstream doctor hosts:THIS,OTHER shows what the other has stored", d.Name),
 		})
@@ -300,7 +301,7 @@ func blackhole(f Facts) (found []Finding) {
 					evidence("ip route show type blackhole; unreachable; prohibit", "%s", route),
 					evidence("ip neigh show dev "+d.Name, "%s has %s", d.Neighbours[i].IP, d.Neighbours[i].MAC),
 				},
-				Cost: "Pods here reach no pod with such an address. A blackhole tells the sender nothing.",
+				Cost: "Pods here cannot reach a pod with such an address. A blackhole tells the sender nothing.",
 				Do:   fmt.Sprintf("ip route get %s   # then find what made the route: the network plugin, if the addresses were once this node's; restart its daemon, or ip route del blackhole %s", d.Neighbours[i].IP, route),
 			})
 		}
@@ -385,7 +386,7 @@ func noNeighbour(f Facts) (found []Finding) {
 		found = append(found, Finding{
 			Severity: Serious,
 			Fault:    d.Name,
-			What:     fmt.Sprintf("The MAC addresses of other nodes are not known at %s: %d.", d.Name, len(d.Unresolved)),
+			What:     fmt.Sprintf("%s lacks the MAC addresses of %s.", d.Name, words.Count(len(d.Unresolved), "other node")),
 			Evidence: read,
 			Cost:     "Packets to pods on these nodes are dropped. Network plugins enter the addresses themselves, because nobody answers requests for them.",
 			Do:       "Restart the CNI's daemon here, which enters them again; and look in its log for why it did not",
@@ -470,7 +471,7 @@ func forwardPolicy(f Facts) (found []Finding) {
 			Fault:    c.Name,
 			What:     fmt.Sprintf("The chain %s drops forwarded packets by its policy.", c.Name),
 			Evidence: []Evidence{evidence(c.Name, "policy drop; %s", opens), dropped},
-			Cost:     "Pods do not reach other nodes or services, unless another rule of the chain accepts their packets. A packet must be accepted by every chain of the forward hook.",
+			Cost:     "Pods cannot reach other nodes or services, unless another rule of the chain accepts their packets. A packet must be accepted by every chain of the forward hook.",
 			Do: "For a trial, accept the pods' addresses: iptables -I FORWARD -s POD_CIDR -j ACCEPT; iptables -I FORWARD -d POD_CIDR -j ACCEPT (the same iptables, legacy or nft; for a table of its own: nft insert rule). " +
 				"To keep it: in the configuration of what set the policy (Docker, ufw, firewalld); or iptables -P FORWARD ACCEPT, if nothing relies on the policy",
 		})

@@ -70,7 +70,7 @@ var stackLosses = map[string]stackLoss{
 	},
 	"conntrack-invalid": {
 		lost: []string{"nf_conntrack.invalid"}, all: received, most: Note,
-		what: "Conntrack calls packets invalid.",
+		what: "Conntrack classifies packets as invalid.",
 		cost: "Their addresses are not translated, and rules may drop them. In connections through services, the other end then answers with a reset: connections that break under load. After a connection has ended, a few such packets are normal.",
 		do:   "conntrack -S   # while the connections break; for a trial: sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1",
 	},
@@ -82,7 +82,7 @@ var stackLosses = map[string]stackLoss{
 	},
 	"fragmented": {
 		lost: []string{"Ip.FragFails", "Ip6FragFails"}, all: []string{"Ip.OutRequests", "Ip.ForwDatagrams", "Ip6OutRequests", "Ip6OutForwDatagrams"}, most: Serious,
-		what: "Packets are too large for the device that shall send them, and must not be fragmented: the kernel drops them.",
+		what: "Packets are too large for the device that should send them, and may not be fragmented: the kernel drops them.",
 		cost: "Where ICMP \"fragmentation needed\" does not reach the sender, connections open, and hang at the first large transfer.",
 		do:   "ip link; ip route   # MTUs of the devices that packets come from and go to; then the smaller MTU in the configuration of the CNI",
 		unless: func(f Facts, _ Stack) bool {
@@ -101,7 +101,7 @@ var stackLosses = map[string]stackLoss{
 	},
 	"not-for-us": {
 		lost: []string{"Ip.InAddrErrors", "Ip6InAddrErrors"}, all: received, most: Serious,
-		what: "Packets arrive that this network namespace neither is the destination of nor forwards.",
+		what: "Packets arrive that are not for this network namespace, and that it does not forward.",
 		cost: "They are lost. Either forwarding is off on the device that receives them, or another machine sends packets to this one by mistake: a stale route or neighbour entry.",
 		do:   "sysctl -a | grep -w forwarding; on the senders: ip route; ip neigh",
 		unless: func(f Facts, _ Stack) bool {
@@ -111,7 +111,7 @@ var stackLosses = map[string]stackLoss{
 	"ttl": {
 		lost: []string{"Ip.InHdrErrors", "Ip6InHdrErrors"}, all: received, most: Serious,
 		what: "Packets arrive whose TTL has expired, or whose header is damaged.",
-		cost: "A TTL that expires on a node means that packets go round in a circle: two nodes have routes for the same addresses to each other. The packets are lost, and each crosses the network up to 64 times.",
+		cost: "A TTL that expires on a node means that packets loop between nodes: two nodes have routes for the same addresses to each other. The packets are lost, and each crosses the network up to 64 times.",
 		do:   "ip route get ADDRESS   # on each of the nodes, for the address of a pod that is not reached: the routes must not point at each other",
 	},
 	"unknown-protocol": {
@@ -133,7 +133,7 @@ var stackLosses = map[string]stackLoss{
 	"no-listener": {
 		lost: []string{"Udp.NoPorts", "Udp6NoPorts"}, all: datagrams, most: Warning, node: true,
 		what: "UDP datagrams arrive at ports where nothing listens, and this node sends by VXLAN and receives nothing.",
-		cost: "They are lost. If they are VXLAN packets, another node sends to another port than this one has, and pods on the two do not reach each other. Else they are late replies or scans, and nothing is wrong.",
+		cost: "They are lost. If they are VXLAN packets, another node sends to another port than this one has, and pods on the two do not reach each other. Otherwise they are late replies or scans, and nothing is wrong.",
 		do:   "tcpdump -ni any udp and port 4789 or udp and port 8472; ip -d link show type vxlan   # the dstport of all nodes must be the same; slipstream doctor hosts:THIS,OTHER compares them",
 		unless: func(f Facts, s Stack) bool {
 			_, deaf := f.deafVXLAN()

@@ -182,7 +182,7 @@ func (l stackLoss) find(f Facts) []Finding {
 		finding.Evidence = append(finding.Evidence, r.Evidence)
 	}
 	if more := len(read) - most; more > 0 {
-		finding.Evidence = append(finding.Evidence, evidence("others", "%d more counters of other pods", more))
+		finding.Evidence = append(finding.Evidence, evidence("others", "%d more counters", more))
 	}
 	return []Finding{finding}
 }
