@@ -385,7 +385,8 @@ func TestManyHealthyMachines(t *testing.T) {
 		overlay.FDB = []FDBEntry{{"02:00:00:00:02:01", netip.MustParseAddr("10.77.0.2")}, {"00:00:00:00:00:00", netip.MustParseAddr("10.77.0.3")}, {"00:00:00:00:00:00", netip.MustParseAddr("10.77.0.4")}}
 		overlay.Neighbours = []Neighbour{{netip.MustParseAddr("10.244.2.0"), "02:00:00:00:02:01"}, {netip.MustParseAddr("fd00::2"), "02:00:00:00:02:01"}}
 		pod := Device{Link: record.Link{Name: "v0", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1450, RPS: []string{"0"}, RFS: []string{"0"}}, Up: true, Pod: &PodEnd{}}
-		switch r.IntN(4) {
+		lan := []netip.Prefix{netip.MustParsePrefix("192.168.1.5/24")}
+		switch r.IntN(8) {
 		case 0: // Flannel
 			pod.Master = "cni0"
 			f.Devices = append(f.Devices, pod, Device{Link: record.Link{Name: "cni0", Kind: "bridge", MTU: 1450}, Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.1/24")}})
@@ -406,9 +407,29 @@ func TestManyHealthyMachines(t *testing.T) {
 			pod.Master, pod.MTU = "docker0", 1500
 			f.Devices = append(f.Devices, pod, Device{Link: record.Link{Name: "docker0", Kind: "bridge", MTU: 1500}, Up: r.IntN(2) == 0, Addresses: []netip.Prefix{netip.MustParsePrefix("172.17.0.1/16")}})
 			f.Devices[4].Up = true
+		case 4: // a container on two networks
+			second := pod
+			pod.Master, pod.Pod = "cni0", &PodEnd{MTU: 1450, Device: "eth0", Gateway: netip.MustParseAddr("10.244.1.1"), GatewayMAC: "02:00:00:00:0c:01"}
+			second.Name, second.MTU, second.Master = "v1", 1500, "br-0123456789ab"
+			f.Devices = append(f.Devices, pod, second, Device{Link: record.Link{Name: "cni0", Kind: "bridge", MTU: 1450}, Up: true, MAC: "02:00:00:00:0c:01", Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.1/24")}},
+				Device{Link: record.Link{Name: "br-0123456789ab", Kind: "bridge", MTU: 1500}, Up: true, MAC: "02:00:00:00:0d:01", Addresses: []netip.Prefix{netip.MustParsePrefix("172.18.0.1/16")}})
+		case 5: // containers on a bridge to the LAN, whose gateway is another machine
+			pod.Master, pod.MTU, pod.Pod = "vmbr0", 1500, &PodEnd{MTU: 1500, Device: "eth0", Gateway: netip.MustParseAddr("192.168.1.1"), GatewayMAC: "02:00:00:00:fe:01"}
+			f.Devices = append(f.Devices[:2], pod, Device{Link: record.Link{Name: "vmbr0", Kind: "bridge", MTU: 1500}, Up: true, MAC: "02:00:00:00:0e:01", Addresses: lan, NotForwarding: []string{"/proc/sys/net/ipv4/conf/vmbr0/forwarding"}})
+			f.Devices[1].Master, f.Settings["net.ipv4.ip_forward"] = "vmbr0", "0"
+		case 6: // Docker alone, with its policy
+			pod.Master, pod.MTU = "br-0123456789ab", 1500
+			f.Devices = append(f.Devices[:2], pod, Device{Link: record.Link{Name: "br-0123456789ab", Kind: "bridge", MTU: 1500}, Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("172.18.0.1/16")}})
+		case 7: // pods without IPv4, whose programs try it
+			pod.Master = "cni0"
+			overlay.Addresses, overlay.Neighbours = []netip.Prefix{netip.MustParsePrefix("fd00:10:244:1::/128")}, nil
+			f.Devices = append(f.Devices, pod, Device{Link: record.Link{Name: "cni0", Kind: "bridge", MTU: 1450}, Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("fd00:10:244:1::1/64")}})
+			f.Settings["net.ipv4.ip_forward"] = "0"
+			f.Stacks[1].Counts["Ip.OutNoRoutes"], host["Ip.OutNoRoutes"], host["Ip6InDiscards"] = r.Uint64N(1000), r.Uint64N(1000), r.Uint64N(1000)
 		}
+		docker := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == "br-0123456789ab" }) && len(f.Devices) == 4
 		if r.IntN(2) == 0 { // Docker's policy, with rules that accept pods, some counted packets that nobody asked for
-			f.Chains = []Chain{{Name: "nft ip filter FORWARD", Hook: hookForward, Drops: true, Opens: true, Counted: true, Dropped: few(), RuleDropped: few()},
+			f.Chains = []Chain{{Name: "nft ip filter FORWARD", Hook: hookForward, Drops: true, Opens: !docker, Counted: true, Dropped: few(), RuleDropped: few()},
 				{Name: "nft inet f in", Hook: hookInput, Drops: true, Counted: true, Dropped: r.Uint64N(1000), RuleDropped: r.Uint64N(1000)}}
 		}
 		if r.IntN(2) == 0 {
@@ -416,6 +437,11 @@ func TestManyHealthyMachines(t *testing.T) {
 				Device{Link: record.Link{Name: "tunl0", Kind: "ipip", MTU: 1480}})
 		}
 		f.Devices[1].Qdiscs = []Qdisc{{Kind: "fq", Handle: "1:0", Sent: 1e6, Dropped: few()}, {Kind: "clsact", Handle: "ffff:0", Sent: 100, Dropped: r.Uint64N(1000)}}
+		if r.IntN(2) == 0 { // the queues below mq
+			for range 4 {
+				f.Devices[1].Qdiscs = append(f.Devices[1].Qdiscs, Qdisc{Kind: "fq_codel", Handle: "none", Sent: 1000, Dropped: few()})
+			}
+		}
 		if found := Examine(f); len(found) > 0 {
 			t.Fatalf("seed %d: %q", seed, summary(found))
 		}
