@@ -54,7 +54,7 @@ func TestPolicyFile(t *testing.T) {
 		t.Errorf("no file: %v, want what to do", err)
 	}
 	save(strings.Replace(policyText, "rps", "rsp", 1))
-	if _, err := a.OpenPolicy(file); err == nil || !strings.Contains(err.Error(), "policy.yaml:4:22: spec.accelerate[0].rsp: unknown field; allowed are rps, rfs") {
+	if _, err := a.OpenPolicy(file); err == nil || !strings.Contains(err.Error(), "policy.yaml:4:22: spec.accelerate[0].rsp: unknown field; did you mean rps?") {
 		t.Errorf("a wrong file: %v, want where and what", err)
 	}
 	save(policyText)
