@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/examples"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 )
@@ -37,6 +38,29 @@ func TestResumable(t *testing.T) {
 		err := checkResumable(dir, c.now)
 		if (c.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// TestResultMeasuresTheSame: the experiment that a results folder gets measures what the file does that was run, for every preset.
+// Otherwise no run of it could be resumed.
+func TestResultMeasuresTheSame(t *testing.T) {
+	for _, name := range examples.Names() {
+		exp, err := runOptions{}.load([]string{name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		exp.Spec.Seed = 7
+		text, err := spec.Marshal(exp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := spec.Parse(name, text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if measuredBy(again) != measuredBy(exp) {
+			t.Errorf("%s: another hash after it was written and read", name)
 		}
 	}
 }

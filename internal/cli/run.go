@@ -228,9 +228,10 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if err != nil {
 		return err
 	}
+	measured := measuredBy(exp) // of the experiment that the folder gets
 	create := func(env record.Environment) (*record.Dir, error) {
 		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), shell.Join(p.Args), leftOut
-		env.Experiment = measuredBy(exp)
+		env.Experiment = measured
 		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 	}
 	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
