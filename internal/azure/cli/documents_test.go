@@ -76,9 +76,9 @@ func TestHowTo(t *testing.T) {
 	}
 }
 
-// TestClusters checks that docs/how-to/aks.md quotes what the program says, and that its commands exist.
+// TestClusters checks that docs/how-to/clusters.md quotes what the program says, and that its commands exist.
 func TestClusters(t *testing.T) {
-	page := page(t, "aks.md")
+	page := page(t, "clusters.md")
 	source := source(t)
 	for _, quoted := range []string{
 		"the fast path saw no packet: no connection was eligible",
