@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,6 +16,78 @@ var (
 
 const senderOffload = "On the SENDER, for a trial: ethtool -K OVERLAY tx-checksum-ip-generic off   # OVERLAY: flannel.1, vxlan.calico …; if the counter here stops, keep it there. " +
 	"To find out which offload is faulty: slipstream doctor hosts:SENDER,THIS --probe"
+
+// stackLoss describes packets that a stack lost, and the counters that show it.
+type stackLoss struct {
+	// lost are the counters of lost packets. all are those of all packets, including the lost ones; nil if the kernel has none.
+	lost, all []string
+	// beside are counters that say more about the lost packets, which they count again.
+	beside []string
+	// most is the highest severity.
+	most Severity
+	// node leaves out the pods.
+	node           bool
+	what, cost, do string
+	// unless returns true if another rule reports these packets of a stack, or if they are no fault.
+	unless func(Facts, Stack) bool
+}
+
+// judge judges the counters of a stack. If the kernel does not count all such packets, 10 lost ones are a warning, because
+// nothing shows what share of them that is.
+func (l stackLoss) judge(s Stack) (Severity, bool) {
+	lost := s.sum(l.lost...)
+	if l.all == nil {
+		severity, many := loss(lost, s.sum(received...))
+		return cmp.Or(severity, Warning), many || lost >= 10
+	}
+	return loss(lost, s.sum(l.all...))
+}
+
+// find judges the counters of all stacks. The finding has the worst severity, and the largest counters as its evidence.
+func (l stackLoss) find(f Facts) []Finding {
+	finding := Finding{Severity: Note, What: l.what, Cost: l.cost, Do: l.do}
+	type of struct {
+		Evidence
+		lost uint64
+	}
+	var read []of
+	for _, s := range f.Stacks {
+		severity, lost := l.judge(s)
+		if !lost || l.node && s.Pod != "" || l.unless != nil && l.unless(f, s) {
+			continue
+		}
+		finding.Severity = worse(finding.Severity, severity)
+		in := ""
+		if s.Pod != "" {
+			in = " of the pod behind " + s.Pod
+		}
+		for _, name := range slices.Concat(l.lost, l.beside) {
+			if n := s.Counts[name]; n > 0 {
+				file, counter := fileOf(name)
+				e := evidence("/proc/net/"+file+in+", "+counter+", in "+f.window(), "%d", n)
+				if l.all != nil {
+					e.Value += fmt.Sprintf(", of %d in all", s.sum(l.all...))
+				}
+				read = append(read, of{e, n})
+			}
+		}
+	}
+	if read == nil {
+		return nil
+	}
+	if worse(l.most, finding.Severity) != l.most {
+		finding.Severity = l.most
+	}
+	slices.SortStableFunc(read, func(a, b of) int { return cmp.Compare(b.lost, a.lost) })
+	const most = 5
+	for _, r := range read[:min(len(read), most)] {
+		finding.Evidence = append(finding.Evidence, r.Evidence)
+	}
+	if more := len(read) - most; more > 0 {
+		finding.Evidence = append(finding.Evidence, evidence("others", "%d more counters", more))
+	}
+	return []Finding{finding}
+}
 
 // stackLosses are the rules about counters of stacks.
 var stackLosses = map[string]stackLoss{

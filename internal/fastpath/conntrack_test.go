@@ -224,7 +224,7 @@ func TestAckedEntryKeepsTimeout(t *testing.T) {
 	// After the acknowledgement of the FIN nothing more is sent.
 	w.eventually("the FIN is acknowledged", nil, func() bool { return w.conntrack("n0", e).State == stateCloseWait })
 	shorten()
-	w.in("n0", func() error { return conntrack.Renew(flow, 0) })
+	w.in("n0", func() error { return conntrack.RestoreTimeout(flow, 0) })
 	if is := w.conntrack("n0", e); is.Timeout > closeTimeout {
 		t.Errorf("closing: conntrack has %+v", is)
 	}

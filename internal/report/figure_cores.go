@@ -26,7 +26,7 @@ const (
 func coreParts() []int { return []int{partSoftirq, partIdle} }
 
 // coreShares are the shares of each core, with intervals.
-type coreShares map[coreID][parts]draw.Dot
+type coreShares map[coreID][parts]draw.Share
 
 // coreShares estimates the shares of every core of a cell. The unit is the block, or the period: the trials of one
 // count as their mean.
@@ -55,7 +55,7 @@ func (m *Model) coreShares(c cell, hosts *[]record.Host) coreShares {
 	}
 	all := make(coreShares)
 	for id, of := range blocks {
-		var one [parts]draw.Dot
+		var one [parts]draw.Share
 		for part := range one {
 			var values []float64
 			for _, s := range of {
@@ -70,13 +70,13 @@ func (m *Model) coreShares(c cell, hosts *[]record.Host) coreShares {
 }
 
 // meanShare returns the mean of shares with its interval, limited to the range of a share.
-func meanShare(shares []float64) draw.Dot {
+func meanShare(shares []float64) draw.Share {
 	mean, ci95 := stats.Mean(shares)
 	ci := number.Of(ci95, len(shares))
 	if ci.Known() {
 		ci = number.Interval{Low: max(0, ci.Low), High: min(1, ci.High)}
 	}
-	return draw.Dot{Mean: mean, CI: ci}
+	return draw.Share{Mean: mean, CI: ci}
 }
 
 // coresChart has the data of a figure.
@@ -272,8 +272,8 @@ func (c *coresChart) data() Data {
 }
 
 // dots describes the picture: a panel for each part.
-func (c *coresChart) dots(style func(variant string) draw.Style) draw.Dots {
-	d := draw.Dots{XTitle: c.order()}
+func (c *coresChart) dots(style func(variant string) draw.Style) draw.Shares {
+	d := draw.Shares{XTitle: c.order()}
 	for _, id := range c.cores {
 		d.Items = append(d.Items, fmt.Sprint(id.cpu))
 	}
@@ -281,9 +281,9 @@ func (c *coresChart) dots(style func(variant string) draw.Style) draw.Dots {
 		d.Panels = append(d.Panels, partNames()[part])
 	}
 	for i, variant := range c.variants {
-		group := draw.DotGroup{Name: variant, Ink: style(variant).Ink}
+		group := draw.ShareGroup{Name: variant, Ink: style(variant).Ink}
 		for _, part := range coreParts() {
-			dots := make([]draw.Dot, len(c.cores))
+			dots := make([]draw.Share, len(c.cores))
 			for n, id := range c.cores {
 				dots[n].Mean = math.NaN()
 				if s, ok := c.shares[i][id]; ok {

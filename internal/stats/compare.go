@@ -126,7 +126,7 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 			c.addMissing(was, b.Name)
 		}
 	}
-	c.judge(len(a.Trials) > 0 && reflect.DeepEqual(a.Trials, b.Trials))
+	c.setGate(len(a.Trials) > 0 && reflect.DeepEqual(a.Trials, b.Trials))
 	return c, nil
 }
 
@@ -164,7 +164,8 @@ func (c *Comparison) addMissing(of *cell, in string) {
 	c.Missing = append(c.Missing, fmt.Sprintf("%s %s: not in %s", of.variant.Name, At(of.workload.Name, of.pairs), in))
 }
 
-func (c *Comparison) judge(itself bool) {
+// setGate passes the verdicts of all changes, and the gate that follows from those of the primary metrics.
+func (c *Comparison) setGate(itself bool) {
 	families := make(map[bool][]*Row)
 	for i := range c.Changes {
 		families[c.Changes[i].Primary] = append(families[c.Changes[i].Primary], &c.Changes[i].Row)

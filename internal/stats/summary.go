@@ -85,19 +85,6 @@ type Versus struct {
 	Verdict Verdict `json:"verdict"` // faster, slower, same or inconclusive
 }
 
-// Verdict of a comparison. Faster and Slower are about performance: half the latency is faster.
-type Verdict string
-
-// Same means that the whole interval lies within the margin. It takes precedence, because
-// a difference can be significant and too small to matter. Faster
-// and Slower need an adjusted p of at most 0.05. Inconclusive is everything else.
-const (
-	Faster       Verdict = "faster"
-	Slower       Verdict = "slower"
-	Same         Verdict = "same"
-	Inconclusive Verdict = "inconclusive"
-)
-
 // Analyze judges the trials of one experiment, which may be incomplete. If a trial has several attempts, the
 // last successful one counts. Failed trials are left out, with a warning. A trial that does not belong to exp
 // is an error, and so is a metric that is unknown or not a finite number.
@@ -201,41 +188,6 @@ func (t *table) compare(r *Row, c *cell) {
 	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.halfWidth() > math.Log1p(runs.Width) {
 		r.warn(record.WarnFewBlocks, "after %d blocks the interval of the ratio is ±%.1f %%, and ±%.1f %% was asked for",
 			e.n, 100*math.Expm1(e.halfWidth()), 100*runs.Width)
-	}
-}
-
-// versus converts an estimate from the scale of logs to that of ratios.
-func versus(baseline string, e estimate) *Versus {
-	ci := e.interval()
-	return &Versus{
-		Baseline: baseline, N: e.n, Ratio: math.Exp(e.mean),
-		CI95: [2]float64{math.Exp(ci[0]), math.Exp(ci[1])}, P: e.p(),
-	}
-}
-
-// judge adjusts the p-values of one family of comparisons and passes verdicts.
-func judge(family []*Row, margin float64) {
-	ps := make([]float64, len(family))
-	for i, r := range family {
-		ps[i] = r.Versus.P
-	}
-	for i, p := range holm(ps) {
-		v := family[i].Versus
-		v.P = p
-		switch {
-		case v.N < 2:
-			v.Verdict = Inconclusive
-		// The bounds are each other's inverse, so that swapping the variant and its baseline makes no
-		// difference.
-		case v.CI95[0] >= 1/(1+margin) && v.CI95[1] <= 1+margin:
-			v.Verdict = Same
-		case v.P > alpha:
-			v.Verdict = Inconclusive
-		case v.Ratio > 1 == metrics.Get(family[i].Metric).HigherIsBetter():
-			v.Verdict = Faster
-		default:
-			v.Verdict = Slower
-		}
 	}
 }
 

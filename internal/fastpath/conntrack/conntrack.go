@@ -102,7 +102,7 @@ func (e *Entries) Handle(event datapath.Event) error {
 		return e.update(flow, reopen)
 	case datapath.EventAcked:
 		// The packet that set the flag also shortened the timeout, and may be the last that conntrack saw.
-		return errors.Join(acked(flow), e.update(flow, Renew))
+		return errors.Join(acked(flow), e.update(flow, RestoreTimeout))
 	case datapath.EventReset:
 		return reset(flow)
 	}

@@ -137,12 +137,12 @@ func reopen(f datapath.Flow, idle time.Duration) error {
 	if err := change(f, tcpInfo(state...)); err != nil {
 		return err
 	}
-	return Renew(f, idle)
+	return RestoreTimeout(f, idle)
 }
 
-// Renew gives an ESTABLISHED entry the rest of its timeout after idle without a packet. If the connection closes meanwhile, the
+// RestoreTimeout gives an ESTABLISHED entry the rest of its timeout after idle without a packet. If the connection closes meanwhile, the
 // entry gets the timeout of its state at that time: with that of ESTABLISHED it would outlive the connection by days.
-func Renew(f datapath.Flow, idle time.Duration) error {
+func RestoreTimeout(f datapath.Flow, idle time.Duration) error {
 	is, err := Find(f)
 	if err != nil || is == nil || is.State != tcpEstablished {
 		return err
@@ -207,7 +207,7 @@ func reset(f datapath.Flow) error {
 	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))); err != nil {
 		return err
 	}
-	return errors.Join(restrict(f, is), Renew(f, 0))
+	return errors.Join(restrict(f, is), RestoreTimeout(f, 0))
 }
 
 // restrict makes conntrack check the windows of a new connection that has the entry of an accelerated one: the new handshake has

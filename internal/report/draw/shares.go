@@ -6,24 +6,24 @@ import (
 	"slipstream.dev/internal/report/number"
 )
 
-// Dots is a chart of shares with their intervals: a panel for each quantity, in it the groups, and in each group
+// Shares is a chart of shares with their intervals: a panel for each quantity, in it the groups, and in each group
 // the items side by side.
-type Dots struct {
-	Groups []DotGroup
+type Shares struct {
+	Groups []ShareGroup
 	Items  []string // short names, shown if they fit
 	Panels []string
 	XTitle string
 }
 
-// DotGroup has the shares of one group, by panel and item.
-type DotGroup struct {
+// ShareGroup has the shares of one group, by panel and item.
+type ShareGroup struct {
 	Name   string
 	Ink    Ink
-	Values [][]Dot
+	Values [][]Share
 }
 
-// Dot is a share with its interval. Rings are other shares for the same place.
-type Dot struct {
+// Share is a share with its interval. Rings are other shares for the same place.
+type Share struct {
 	Mean  float64 // NaN if there is none
 	CI    number.Interval
 	Rings []float64
@@ -33,7 +33,7 @@ type Dot struct {
 const dotsTitle, dotsPlot, dotsBelow = 14.0, 84.0, 46.0
 
 // Picture lays the chart out.
-func (d Dots) Picture() Picture {
+func (d Shares) Picture() Picture {
 	const height = dotsTitle + dotsPlot + dotsBelow
 	draw := func(p *pen) {
 		for i := range d.Panels {
@@ -45,7 +45,7 @@ func (d Dots) Picture() Picture {
 }
 
 // dotsPanel draws a dash at each mean, with its interval.
-func (p *pen) dotsPanel(d Dots, panel int, area frame) {
+func (p *pen) dotsPanel(d Shares, panel int, area frame) {
 	p.text(point{area.left, area.top - 5}, d.Panels[panel], normal, Text, alignLeft)
 	for _, v := range []float64{0, 0.5, 1} {
 		p.line(0.5, Muted, nil, point{area.left, area.y(v)}, point{area.right, area.y(v)})
@@ -62,7 +62,7 @@ func (p *pen) dotsPanel(d Dots, panel int, area frame) {
 }
 
 // dots draws a group's shares of one panel.
-func (p *pen) dots(g DotGroup, panel int, area frame, left, slot float64) {
+func (p *pen) dots(g ShareGroup, panel int, area frame, left, slot float64) {
 	var marks []box // in one path, because a page has thousands
 	for i, dot := range g.Values[panel] {
 		x := left + float64(i)*slot
@@ -81,7 +81,7 @@ func (p *pen) dots(g DotGroup, panel int, area frame, left, slot float64) {
 
 // dotNames writes the names of a group's items, if they fit, and of the group. The names of neighbouring groups are on
 // two lines if they do not fit on one.
-func (p *pen) dotNames(d Dots, n int, at frame, slot float64) {
+func (p *pen) dotNames(d Shares, n int, at frame, slot float64) {
 	widest, fits := 0.0, true
 	for _, name := range d.Items {
 		widest = max(widest, p.width(name, small))
