@@ -48,7 +48,7 @@ func (m *Model) conclusions() (costs, rest []string) {
 		compared := m.compared(kind)
 		for _, versus := range m.baselines() {
 			if all := compared[versus]; len(all) > 0 {
-				rest = append(rest, m.gainSentences(versus, all, kind == podChoice && len(costs) > 0 && len(compared) == 1)...)
+				rest = append(rest, gainSentences(versus, all)...)
 			}
 		}
 	}
@@ -152,13 +152,12 @@ func (m *Model) compared(kind comparison) map[string][]stats.Proof {
 	return out
 }
 
-// gainSentences describe all variants that are compared with one baseline. back means that the baseline is an overlay,
-// and that the previous sentence has its cost.
-func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []string {
+// gainSentences describe all variants that are compared with one baseline.
+func gainSentences(versus string, all []stats.Proof) []string {
 	var out []string
 	best, found := largest(all)
 	if found {
-		out = append(out, bestSentence(versus, best, all, back))
+		out = append(out, bestSentence(versus, best, all))
 	} else {
 		out = append(out, fmt.Sprintf("Nothing is proven faster than %s.", versus))
 	}
@@ -185,16 +184,13 @@ func (m *Model) gainSentences(versus string, all []stats.Proof, back bool) []str
 }
 
 // bestSentence describes the best variant, with its losses.
-func bestSentence(versus string, best stats.Proof, all []stats.Proof, back bool) string {
+func bestSentence(versus string, best stats.Proof, all []stats.Proof) string {
 	losses := best.Losses()
 	without := ""
 	if len(losses) == 0 && slices.ContainsFunc(all, func(p stats.Proof) bool { return !p.Good() && surpasses(p, best) != nil }) {
 		without = " without making anything worse"
 	}
 	text := fmt.Sprintf("Compared with %s, %s gains the most%s: ", versus, best.Variant, without)
-	if back {
-		text = fmt.Sprintf("%s gives the most back%s, compared with %s: ", best.Variant, without, versus)
-	}
 	text += describeFew(bestOfEach(best.Faster))
 	if len(losses) > 0 {
 		text += ", at the cost of " + describeFew(worstOfEach(losses))

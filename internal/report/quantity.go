@@ -47,19 +47,18 @@ func ratios(all []float64) string {
 	return words.And(texts)
 }
 
-// change formats the change of the metric itself: "+12 % (10–14)". A latency that falls has a minus. A
+// change formats the change of the metric itself: "+12 % (10–14)", or "−37 % (−49 to −23)" for a latency that falls. A
 // ratio of 2 or more is a factor: "×2.4 (2.3–2.5)".
 func change(r *stats.Row) string {
 	ratio, ci := r.Versus.Ratio, number.Of(r.Versus.CI95, r.Versus.N)
-	switch {
-	case ratio >= 2:
+	if ratio >= 2 {
 		return "×" + number.Format(ratio, ci, 2).String()
-	case ratio < 1 && ci.High > 1: // it may be a rise as well, so the interval has signs
-		return number.Percent(ratio-1, ci.Map(func(x float64) float64 { return x - 1 })).With("%")
-	case ratio < 1:
-		return "−" + number.Percent(1-ratio, ci.Map(func(x float64) float64 { return 1 - x })).With("%")
 	}
-	return "+" + number.Percent(ratio-1, ci.Map(func(x float64) float64 { return x - 1 })).With("%")
+	text := number.Percent(ratio-1, ci.Map(func(x float64) float64 { return x - 1 })).With("%")
+	if ratio >= 1 {
+		return "+" + text
+	}
+	return text
 }
 
 // Describe describes a comparison with its metric: "stream throughput +12 % (10–14) at 4 pairs".

@@ -293,13 +293,13 @@ func TestUnusualResults(t *testing.T) {
 		{
 			name:     "no latency",
 			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[:1] },
-			headline: "rfs+ gives the most back, compared with vxlan: stream throughput +31 % ",
+			headline: "Compared with vxlan, rfs+ gains the most: stream throughput +31 % ",
 			page:     []string{"Here VXLAN has 42\u00a0%"},
 		},
 		{
 			name:     "latency only",
 			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[1:] },
-			headline: "rfs+ gives the most back, compared with vxlan: pingpong median latency −23 % ",
+			headline: "Compared with vxlan, rfs+ gains the most: pingpong median latency −23 % ",
 			page:     []string{"Here VXLAN has 241\u00a0%"},
 		},
 		{
@@ -358,7 +358,7 @@ func TestUnusualResults(t *testing.T) {
 				}
 				f.run(t)
 			},
-			headline: "rps-13 gives the most back, ",
+			headline: "Compared with vxlan, rps-13 gains the most: ",
 		},
 		{
 			name: "two machines of 64 cores",
@@ -372,7 +372,7 @@ func TestUnusualResults(t *testing.T) {
 					f.trials[i].Hosts = append(f.trials[i].Hosts, other)
 				}
 			},
-			headline: "rfs+ gives the most back, ",
+			headline: "Compared with vxlan, rfs+ gains the most: ",
 			page:     []string{"the mean of 2 neighbouring cores"},
 		},
 		{
@@ -389,7 +389,7 @@ func TestUnusualResults(t *testing.T) {
 		},
 		{
 			name:     "no CPUs recorded, a histogram that cannot be read",
-			headline: "rfs+ gives the most back, ",
+			headline: "Compared with vxlan, rfs+ gains the most: ",
 			change: func(f *fixture) {
 				for i := range f.trials {
 					f.trials[i].Hosts = nil
@@ -477,7 +477,7 @@ func TestConclusion(t *testing.T) {
 			stream("rfs", 0.9, 0.5, 1.4, stats.Inconclusive), latency("rfs", 0.9, 0.5, 1.4, stats.Inconclusive),
 		}, []string{
 			"Here VXLAN has 41 % (39–43) of the host network's stream throughput and 200 % (167–250) of its pingpong median latency, at 1 pair.",
-			"rfs+ gives the most back without making anything worse, compared with vxlan: stream throughput +12 % (10–14) at 1 pair, pingpong median latency −10 % (8–12) at 1 pair.",
+			"Compared with vxlan, rfs+ gains the most without making anything worse: stream throughput +12 % (10–14) at 1 pair, pingpong median latency −10 % (−12 to −8) at 1 pair.",
 			"Worse with rps: pingpong median latency +42 % (38–46) at 1 pair despite stream throughput +50 % (40–60) at 1 pair.",
 			"No difference from vxlan: rps+.",
 			"Inconclusive, more blocks may tell: rfs.",
@@ -486,7 +486,7 @@ func TestConclusion(t *testing.T) {
 			stream("rps", 0.9, 0.8, 0.95, stats.Slower), stream("rps+", 0.5, 0.4, 0.6, stats.Slower), stream("rfs", 0.7, 0.6, 0.8, stats.Slower), stream("rfs+", 0.8, 0.7, 0.9, stats.Slower),
 		}, []string{
 			"Nothing is proven faster than vxlan.",
-			"Worse with rps+: stream throughput −50 % (40–60) at 1 pair; with rfs: stream throughput −30 % (20–40) at 1 pair; with rfs+: stream throughput −20 % (10–30) at 1 pair; with 1 more variant.",
+			"Worse with rps+: stream throughput −50 % (−60 to −40) at 1 pair; with rfs: stream throughput −30 % (−40 to −20) at 1 pair; with rfs+: stream throughput −20 % (−30 to −10) at 1 pair; with 1 more variant.",
 		}, ""},
 		{"the best has its cost", []stats.Row{
 			stream("rps", 1.5, 1.4, 1.6, stats.Faster), latency("rps", 1.42, 1.38, 1.46, stats.Slower),
@@ -535,7 +535,7 @@ func TestExpectationNamesWhatDecided(t *testing.T) {
 	rows := []stats.Row{row("a", 1.1), row("b", 1.2), row("c", 1.3), row("d", 0.5), row("e", 1.4)}
 	all := []*stats.Row{&rows[0], &rows[1], &rows[2], &rows[4]}
 	for want, x := range map[string]stats.Expected{
-		"d throughput −50 % (49–51) at 1 pair":             {Rows: rows, Decided: []*stats.Row{&rows[3]}},
+		"d throughput −50 % (−51 to −49) at 1 pair":             {Rows: rows, Decided: []*stats.Row{&rows[3]}},
 		"its comparison was not measured":                  {},
 		"no comparison for d at 1 pair":                    {Rows: rows, Missing: []string{"d at 1 pair"}},
 		"c throughput +30 % (29–31) at 1 pair, and 1 more": {Rows: rows, Decided: all},
@@ -732,7 +732,7 @@ func TestChange(t *testing.T) {
 		ratio, lo, hi float64
 		want          string
 	}{
-		{1.12, 1.10, 1.14, "+12 % (10–14)"}, {0.92, 0.90, 0.94, "−8 % (6–10)"}, {2.48, 2.40, 2.56, "×2.48 (2.40–2.56)"},
+		{1.12, 1.10, 1.14, "+12 % (10–14)"}, {0.92, 0.90, 0.94, "−8 % (−10 to −6)"}, {2.48, 2.40, 2.56, "×2.48 (2.40–2.56)"},
 		{0.40, 0.14, 1.13, "−60 % (−86 to +13)"}, {1.34, 0.38, 4.69, "+34 % (−62 to +369)"},
 	} {
 		r := &stats.Row{Versus: &stats.Versus{N: 5, Ratio: c.ratio, CI95: [2]float64{c.lo, c.hi}}}
