@@ -195,7 +195,7 @@ func (m *measurement) addSampler(node place.Place) {
 	part := m.newPart()
 	m.add(part, end{node, controlOf(node)}, "sample", func(w Worker, ready place.Ready) error {
 		sample, err := w.Sample(part.ctx, place.Sampling{
-			Place: node.Name, CPUs: m.sampleCPUs[node.Name],
+			Place: node.Name, CPUs: m.sampleCPUs[node.Name], Connections: m.cell.connections(),
 			Warmup: time.Duration(m.spec.Warmup), Duration: time.Duration(m.spec.Duration), Early: m.early,
 		}, ready)
 		m.mu.Lock()

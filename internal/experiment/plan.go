@@ -147,6 +147,15 @@ func (c Cell) time() time.Duration {
 	return time.Duration(t.Warmup) + time.Duration(t.Duration) + deadTime
 }
 
+// connections returns how many connections a trial opens in its window, 0 if nobody knows before.
+func (c Cell) connections() int {
+	t := c.Workload.Traffic()
+	if t.KeepAlive {
+		return 0
+	}
+	return t.Requests * c.Pairs
+}
+
 // congestion says which congestion control tools other than the engine use; "" if no workload uses such a tool.
 func (p *Plan) congestion() string {
 	others := slices.ContainsFunc(p.Cells, func(c Cell) bool {

@@ -19,7 +19,11 @@ const slack = 30 * time.Second
 
 // trial applies a variant, measures a cell, and puts everything back.
 func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.time()+slack, fmt.Errorf("the trial has not ended %s after its traffic", slack))
+	most := c.time() + slack
+	if c.connections() > 0 {
+		most += place.RoomWait
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("the trial has not ended %s after its traffic", slack))
 	defer cancel()
 	pairs, err := n.pairs(out.Block, c)
 	if err != nil {

@@ -153,13 +153,18 @@ const (
 	ForControl Use = "control"
 )
 
+// RoomWait bounds how long a sampler waits until conntrack has room for the connections of a trial.
+const RoomWait = 150 * time.Second
+
 // Sampling says what a worker samples in its place, and when.
 type Sampling struct {
 	Place string
 	// CPUs includes those of the machine.
 	CPUs bool
 	// Observe are pods on the node whose use of CPUs and memory is measured.
-	Observe          []Observed
+	Observe []Observed
+	// Connections is how many the trial opens, if that is known. The worker is ready when conntrack has room for them.
+	Connections      int
 	Warmup, Duration time.Duration
 	// Early ends the window when it is closed, if that comes before Duration has passed; it may be nil.
 	Early <-chan struct{}

@@ -314,7 +314,7 @@ func (c *Client) Sample(ctx context.Context, q place.Sampling, ready place.Ready
 	if err != nil {
 		return s, c.plain(err)
 	}
-	request := &pb.SampleRequest{Place: q.Place, Cpus: q.CPUs}
+	request := &pb.SampleRequest{Place: q.Place, Cpus: q.CPUs, Connections: uint32(q.Connections)}
 	for _, o := range q.Observe {
 		if o.Missing == "" {
 			request.Pods = append(request.Pods, &pb.ObservedPod{Uid: o.UID, Containers: o.Containers})

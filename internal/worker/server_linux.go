@@ -160,6 +160,9 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 		return err
 	}
 	pods := findPods(s.options.cgroups, request.GetPods())
+	if err := awaitRoom(ctx, os.DirFS("/proc/sys/net/netfilter"), uint64(request.GetConnections())); err != nil {
+		return err
+	}
 	if err := stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Ready{Ready: &pb.Ready{}}}); err != nil {
 		return err
 	}

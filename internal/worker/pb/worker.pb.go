@@ -770,7 +770,9 @@ type SampleRequest struct {
 	// Take CPU counters too; else only the devices of this place.
 	Cpus bool `protobuf:"varint,2,opt,name=cpus,proto3" json:"cpus,omitempty"`
 	// Pods on this node whose CPU time and memory are measured.
-	Pods          []*ObservedPod `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
+	Pods []*ObservedPod `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
+	// How many connections the trial opens. The worker is ready when conntrack has room for them.
+	Connections   uint32 `protobuf:"varint,4,opt,name=connections,proto3" json:"connections,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -824,6 +826,13 @@ func (x *SampleRequest) GetPods() []*ObservedPod {
 		return x.Pods
 	}
 	return nil
+}
+
+func (x *SampleRequest) GetConnections() uint32 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
 }
 
 type ObservedPod struct {
@@ -1368,11 +1377,12 @@ const file_worker_proto_rawDesc = "" +
 	"\x12congestion_control\x18\x03 \x01(\tR\x11congestionControl\x12\x18\n" +
 	"\acommand\x18\x04 \x01(\tR\acommand\"$\n" +
 	"\x06Result\x12\x1a\n" +
-	"\bendpoint\x18\x01 \x01(\fR\bendpoint\"p\n" +
+	"\bendpoint\x18\x01 \x01(\fR\bendpoint\"\x92\x01\n" +
 	"\rSampleRequest\x12\x14\n" +
 	"\x05place\x18\x01 \x01(\tR\x05place\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\bR\x04cpus\x125\n" +
-	"\x04pods\x18\x03 \x03(\v2!.slipstream.worker.v1.ObservedPodR\x04pods\"?\n" +
+	"\x04pods\x18\x03 \x03(\v2!.slipstream.worker.v1.ObservedPodR\x04pods\x12 \n" +
+	"\vconnections\x18\x04 \x01(\rR\vconnections\"?\n" +
 	"\vObservedPod\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +
