@@ -73,11 +73,14 @@ func lookupTool(w spec.Workload) (tools.Tool, error) {
 func serveTool(ctx context.Context, tool tools.Tool, w spec.Workload, at netip.AddrPort, patience time.Duration) (end, error) {
 	addr, port := at.Addr(), at.Port()
 	var release func()
+	var err error
 	if port == 0 {
-		var err error
-		if port, release, err = reservePort(addr, w.Traffic().Protocol == "udp"); err != nil {
-			return nil, err
-		}
+		port, release, err = reservePort(addr, w.Traffic().Protocol == "udp")
+	} else {
+		err = awaitPort(ctx, at, patience)
+	}
+	if err != nil {
+		return nil, err
 	}
 	listening := make(chan struct{})
 	t := &toolEnd{tool: tool, workload: w, argv: tool.ServerArgv(w, addr, port), port: port, release: release, patience: patience}
@@ -89,7 +92,6 @@ func serveTool(ctx context.Context, tool tools.Tool, w spec.Workload, at netip.A
 	}}
 	var prepare tools.Preparation
 	if app, ok := tool.(tools.Application); ok {
-		var err error
 		if t.home, err = newHome(os.TempDir(), app.Files(w, addr, port)); err != nil {
 			t.leave()
 			return nil, err
@@ -413,6 +415,26 @@ func reservePort(addr netip.Addr, udp bool) (port uint16, release func(), err er
 			defer reserved.Unlock()
 			delete(reserved.ports, port)
 		}), nil
+	}
+}
+
+// awaitPort waits until no other socket listens at a port. A server that has just ended may have left a process that still does, for a
+// moment.
+func awaitPort(ctx context.Context, at netip.AddrPort, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	tick := time.NewTicker(acceptEvery)
+	defer tick.Stop()
+	for {
+		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+		if err == nil {
+			return l.Close()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("port %d: another program listens there, and still did after %s: %w", at.Port(), patience, err)
+		}
 	}
 }
 
