@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A fast path for unmodified VXLAN overlays: packets of established connections go from the
- * pod's veth to the NIC, and from the NIC or the VXLAN device into the pod, past bridge, routing
- * and netfilter of the node.
+ * A fast path for pods: packets of established connections go from the pod's veth to the NIC, and
+ * from the NIC or the VXLAN device into the pod, past bridge, routing and netfilter of the node. The
+ * node encapsulates them as VXLAN, or routes them as they are.
  *
- *   encap_pod       tcx ingress of a pod's veth       encapsulates, redirects to the NIC
+ *   encap_pod       tcx ingress of a pod's veth       encapsulates or routes, redirects to the NIC
  *   observe_vxlan   tcx egress of the VXLAN device  ┐ observe what the slow path
  *   observe_nic     tcx egress of the NIC           ┘ writes into an outgoing probe
+ *   observe_router  the same, if the NIC also sends packets of pods without outer headers
  *   decap_nic       tcx ingress of the NIC            decapsulates, redirects into the pod
- *   redirect_vxlan  tcx ingress of the VXLAN device   redirects into the pod
+ *   redirect_vxlan  tcx ingress of the VXLAN device ┐ redirect into the pod what arrives
+ *   redirect_nic    tcx ingress of the NIC          ┘ without outer headers
  *   observe_pod     tcx egress of a pod's veth        observes what the slow path delivers
  *   drop_forged     netfilter, before conntrack       drops forged FINs and RSTs
  *   recover_flow    run by the agent                  adds the flow of a connection that a killed agent left
@@ -74,7 +76,7 @@ static __always_inline int encap_pod_ip(struct __sk_buff *skb, struct cpu_state 
 	struct key k;
 	__u16 check = 0;
 	__u64 hash, now, wire_peer = 0;
-	int reason, ours = 0, in_sequence = 0;
+	int reason, encapsulated, ours = 0, in_sequence = 0;
 	__u8 *data;
 
 	reason = classify(skb, c, &k, &hash, &h, &check, 1, is_ipv6);
@@ -138,18 +140,23 @@ static __always_inline int encap_pod_ip(struct __sk_buff *skb, struct cpu_state 
 	reason = REASON_CSUM_UNVERIFIED;
 	if (!csum_offloaded(skb, ETH_HLEN + HLEN(is_ipv6)) && !skip_csum_checks)
 		goto slow;
-	reason = encapsulate(skb, &h, outer, check, wire_peer, is_ipv6);
+	encapsulated = is_encap(outer);
+	if (encapsulated)
+		reason = encapsulate(skb, &h, outer, check, wire_peer, is_ipv6);
+	else
+		reason = forward_headers(skb, outer->head.to, &h, 1, peer_of(&k), wire_peer, is_ipv6);
 	if (reason < 0)
 		return DROP;
 	if (reason)
 		goto slow;
-	set_metadata_at_nic(skb, &h, is_ipv6);
+	set_metadata_at_nic(skb, &h, encapsulated, is_ipv6);
 	count(c, REASON_FAST_OUT);
 	return bpf_redirect(outer->nic, 0);
 probe:
 	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
 	c->out.delivery_time = delivery_time(skb);
 	c->out.priority = priority_of(skb, &h, is_ipv6);
+	c->out.queue = skb->queue_mapping;
 	c->out.check = check;
 	c->out.seq_unknown = !in_sequence;
 	c->out.socket_ended = ends_at_socket(skb, &h, &k, is_ipv6);
@@ -175,7 +182,8 @@ int encap_pod(struct __sk_buff *skb)
 	return NEXT;
 }
 
-static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+/* is_probe_routed tells whether a packet is the outgoing probe after the node has routed it. */
+static __always_inline int is_probe_routed(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
 	struct probe *p = &c->out;
 	struct headers h;
@@ -183,7 +191,7 @@ static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_st
 
 	c->out_stage = 0;
 	if (skb->protocol != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || load_headers(skb, ETH_HLEN, p->key.protocol, &h, is_ipv6))
-		return NEXT;
+		return 0;
 	wire_peer = is_ipv6 ? p->wire_peer : PEER(h.ip[4], HALF(h.l4[0], 1));
 	if (wire_peer != p->wire_peer) {
 		p->check = csum_replace(p->check, p->headers.ip[4], wire_peer);
@@ -191,11 +199,19 @@ static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_st
 		p->wire_peer = wire_peer;
 	}
 	if (equal_after_hop(&p->headers, &h, is_ipv6)) {
-		p->overlay = skb->ifindex;
 		p->ct = ct_entry(skb);
-		c->out_stage = 2;
-	} else if (equal_except_nat(&p->headers, &h, is_ipv6)) {
+		return 1;
+	}
+	if (equal_except_nat(&p->headers, &h, is_ipv6))
 		count(c, is_ipv6 ? nat_reason(&p->headers, &h) : REASON_REWRITTEN);
+	return 0;
+}
+
+static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	if (is_probe_routed(skb, c, is_ipv6)) {
+		c->out.overlay = skb->ifindex;
+		c->out_stage = 2;
 	}
 	return NEXT;
 }
@@ -210,29 +226,39 @@ int observe_vxlan(struct __sk_buff *skb)
 	if (c->out_stage == 1)
 		return c->out.key.is_ipv6 ? observe_vxlan_ip(skb, c, 1) : observe_vxlan_ip(skb, c, 0);
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return sample_unwatched(skb, c, 0);
-	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return sample_unwatched(skb, c, 1);
-	return NEXT;
+		return sample_unwatched(skb, c, 0, 0);
+	return skb->protocol == bpf_htons(ETH_P_IPV6) ? sample_unwatched(skb, c, 0, 1) : NEXT;
 }
 
-static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+/* would_encapsulate tells whether encap_pod would write what the VXLAN device wrote, or returns the reason why not. It stores the
+ * template of the outer headers, and the longest inner packet. */
+static __always_inline int would_encapsulate(struct __sk_buff *skb, const struct probe *p, const struct headers *h, struct encap_template *o, __u16 *longest, int is_ipv6)
 {
-	const struct vxlan_device *v;
+	const struct vxlan_device *v = bpf_map_lookup_elem(&vxlan_devices, &p->overlay);
+	__u16 sum = o->head.udp_check;
+
+	if (sum && !p->gso)
+		sum = udp_sum(o, o->head.port, o->head.udp_length, p->check, h, is_ipv6);
+	if (!v || !is_expected_outer(o, v, is_ipv6) || !is_metadata_at_nic(skb, p->priority, p->delivery_time, 0) ||
+	    o->head.length != bpf_htons(LENGTH(h, is_ipv6) + ENCAP_OVERHEAD) ||
+	    o->head.udp_length != bpf_htons(LENGTH(h, is_ipv6) + ENCAP_OVERHEAD - IP_HLEN) || o->head.tos != outer_tos(TOS(h, is_ipv6)) ||
+	    !is_source_port(skb, o->head.port) || sum != o->head.udp_check)
+		return REASON_REWRITTEN;
+	*longest = encap_mtu(skb, o, p->overlay);
+	clear_per_packet(o);
+	return 0;
+}
+
+/* learn_out learns from an outgoing probe that has reached the NIC, with a template of which the caller has filled in the NIC. */
+static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c, const struct headers *h, struct encap_template *o, int is_ipv6)
+{
 	const struct pod_link *pod;
 	struct probe *p = &c->out;
-	struct encap_template o = {};
-	struct headers h;
 	struct flow *f;
 	__u32 interval, index;
-	__u16 sum, longest;
+	__u16 longest = 0;
 	int reason;
 
-	c->out_stage = 0;
-	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
-	    load_headers(skb, sizeof(o.head), p->key.protocol, &h, is_ipv6) ||
-	    o.head.ihl_version != 0x45 || o.head.ip_protocol != IPPROTO_UDP || !equal_after_hop(&p->headers, &h, is_ipv6))
-		return NEXT;
 	f = find_or_create_flow(skb, c, p, 1, is_ipv6);
 	if (!f || p->at < f->out.backoff_until)
 		return NEXT;
@@ -244,18 +270,16 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 		return NEXT;
 	}
 
-	/* encap_pod must write the same. */
-	reason = REASON_REWRITTEN;
-	index = p->overlay;
-	v = bpf_map_lookup_elem(&vxlan_devices, &index);
-	o.nic = skb->ifindex;
-	sum = o.head.udp_check;
-	if (sum && !p->gso)
-		sum = udp_sum(&o, o.head.port, o.head.udp_length, p->check, &h, is_ipv6);
-	if (!v || !is_expected_outer(&o, v, is_ipv6) || skb->mark || !same_metadata(skb, &p->metadata) || !is_metadata_at_nic(skb, p->priority, p->delivery_time) ||
-	    o.head.length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD) ||
-	    o.head.udp_length != bpf_htons(LENGTH(&h, is_ipv6) + ENCAP_OVERHEAD - IP_HLEN) || o.head.tos != outer_tos(TOS(&h, is_ipv6)) ||
-	    !is_source_port(skb, o.head.port) || sum != o.head.udp_check)
+	reason = skb->mark || !same_metadata(skb, &p->metadata) ? REASON_REWRITTEN : 0;
+	if (!reason && is_encap(o)) {
+		reason = would_encapsulate(skb, p, h, o, &longest, is_ipv6);
+	} else if (!reason) {
+		if (!is_metadata_at_nic(skb, p->priority, p->delivery_time, p->queue))
+			reason = REASON_REWRITTEN;
+		else
+			longest = route_mtu(skb, h, p->device, is_ipv6);
+	}
+	if (reason)
 		goto ineligible;
 	reason = check_conntrack(skb, p, f, 1, &interval, is_ipv6);
 	if (reason && reason != REASON_TCP_WINDOW)
@@ -265,11 +289,9 @@ static __always_inline int observe_nic_ip(struct __sk_buff *skb, struct cpu_stat
 	if (reason)
 		goto ineligible;
 	reason = REASON_EXCEEDS_MTU;
-	longest = route_mtu(skb, &o, p->overlay);
 	if (!longest)
 		goto ineligible;
-	clear_per_packet(&o);
-	index = template_for(c, &o);
+	index = template_for(c, o);
 	if (!index)
 		return NEXT;
 	if (!equal_macs(f->mac, p->mac)) {
@@ -285,6 +307,30 @@ ineligible:
 	return NEXT;
 }
 
+/* observe_encapsulated observes a packet that a VXLAN device has encapsulated. */
+static __always_inline int observe_encapsulated(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	struct encap_template o = {.nic = skb->ifindex};
+	struct headers h;
+
+	c->out_stage = 0;
+	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
+	    load_headers(skb, sizeof(o.head), c->out.key.protocol, &h, is_ipv6) ||
+	    o.head.ihl_version != 0x45 || !is_encap(&o) || !equal_after_hop(&c->out.headers, &h, is_ipv6))
+		return NEXT;
+	return learn_out(skb, c, &h, &o, is_ipv6);
+}
+
+/* observe_routed observes a packet that the node routes as it is. */
+static __always_inline int observe_routed(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	struct encap_template o = {.nic = skb->ifindex};
+
+	if (!is_probe_routed(skb, c, is_ipv6) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, ETH_HLEN))
+		return NEXT;
+	return learn_out(skb, c, &c->out.headers, &o, is_ipv6);
+}
+
 SEC("tc")
 int observe_nic(struct __sk_buff *skb)
 {
@@ -292,7 +338,23 @@ int observe_nic(struct __sk_buff *skb)
 
 	if (!c || c->out_stage != 2)
 		return NEXT;
-	return c->out.key.is_ipv6 ? observe_nic_ip(skb, c, 1) : observe_nic_ip(skb, c, 0);
+	return c->out.key.is_ipv6 ? observe_encapsulated(skb, c, 1) : observe_encapsulated(skb, c, 0);
+}
+
+SEC("tc")
+int observe_router(struct __sk_buff *skb)
+{
+	struct cpu_state *c = this_cpu();
+
+	if (!c)
+		return NEXT;
+	if (c->out_stage == 2)
+		return c->out.key.is_ipv6 ? observe_encapsulated(skb, c, 1) : observe_encapsulated(skb, c, 0);
+	if (c->out_stage)
+		return c->out.key.is_ipv6 ? observe_routed(skb, c, 1) : observe_routed(skb, c, 0);
+	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
+		return sample_unwatched(skb, c, 1, 0);
+	return skb->protocol == bpf_htons(ETH_P_IPV6) ? sample_unwatched(skb, c, 1, 1) : NEXT;
 }
 
 /* decap_nic decapsulates the packets that redirect_vxlan would redirect, if a packet with the same
@@ -392,7 +454,9 @@ int decap_nic(struct __sk_buff *skb)
 	return data[at] >> 4 == 6 ? decap_nic_ip(skb, c, data, 1) : decap_nic_ip(skb, c, data, 0);
 }
 
-static __always_inline int redirect_vxlan_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+/* redirect_in redirects a packet for a pod that has arrived without outer headers, at the VXLAN device or at the NIC. Most packets at
+ * the NIC are not for pods: these are not counted. */
+static __always_inline int redirect_in(struct __sk_buff *skb, struct cpu_state *c, int at_nic, int is_ipv6)
 {
 	const struct pod_link *pod;
 	struct headers h;
@@ -408,6 +472,8 @@ static __always_inline int redirect_vxlan_ip(struct __sk_buff *skb, struct cpu_s
 	if (reason) {
 		if (is_refused(reason))
 			follow_refused(skb, 0);
+		if (at_nic && (reason == REASON_NO_FLOW || reason == REASON_NOT_TCP_UDP))
+			return NEXT;
 		goto slow;
 	}
 	now = bpf_ktime_get_coarse_ns();
@@ -429,13 +495,15 @@ static __always_inline int redirect_vxlan_ip(struct __sk_buff *skb, struct cpu_s
 			goto slow;
 		if (is_watched(0, k.pod))
 			goto probe;
+		if (at_nic && !is_forwarded(skb, &h, 0, is_ipv6))
+			return NEXT;
 		request_attach(c, &k, now);
 		goto slow;
 	}
 	if (skb->gso_size && now - f->gso >= REORDER_WINDOW)
 		f->gso_possible = now;
 	reason = REASON_REVALIDATE;
-	if (c->decap_stage == 1 && equal_headers(&c->decap_probe.headers, &h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
+	if (!at_nic && c->decap_stage == 1 && equal_headers(&c->decap_probe.headers, &h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
 		c->decap_stage = 0;
 		if (c->decap_probe.generation == g)
 			decapped = decap_id(c);
@@ -493,11 +561,23 @@ int redirect_vxlan(struct __sk_buff *skb)
 	if (!c)
 		return NEXT;
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return redirect_vxlan_ip(skb, c, 0);
+		return redirect_in(skb, c, 0, 0);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return redirect_vxlan_ip(skb, c, 1);
+		return redirect_in(skb, c, 0, 1);
 	count(c, REASON_NOT_TCP_UDP);
 	return NEXT;
+}
+
+SEC("tc")
+int redirect_nic(struct __sk_buff *skb)
+{
+	struct cpu_state *c = this_cpu();
+
+	if (!c)
+		return NEXT;
+	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
+		return redirect_in(skb, c, 1, 0);
+	return skb->protocol == bpf_htons(ETH_P_IPV6) ? redirect_in(skb, c, 1, 1) : NEXT;
 }
 
 static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
@@ -551,8 +631,7 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 		back_off(c, &f->in, reason, p->at);
 		return NEXT;
 	}
-	__builtin_memcpy(pod.mac, mac, 6);
-	__builtin_memcpy(pod.from, mac + 6, 6);
+	__builtin_memcpy(pod.macs, mac, sizeof(mac));
 	index = pod_link_of(c, &pod);
 	if (!index)
 		return NEXT;

@@ -16,10 +16,10 @@
 #define DECAP_TEMPLATES 8192
 #define DECAP_WAYS 4
 
-/* A pod's link: the node's veth, and the MAC addresses of the frames that it delivers. */
+/* A pod's link: the node's veth, and the MAC addresses of the frames that it delivers, destination and source. */
 struct pod_link {
 	__u32 veth;
-	__u8 mac[ETH_ALEN], from[ETH_ALEN];
+	__u8 macs[2 * ETH_ALEN];
 };
 
 struct {

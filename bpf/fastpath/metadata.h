@@ -37,12 +37,13 @@ static __always_inline __u32 priority_of(const struct __sk_buff *skb, const stru
 	return is_ipv6 ? skb->priority : 0x4620 >> 4 * (TOS(h, 0) >> 3 & 3) & 7;
 }
 
-/* set_metadata_at_nic gives a packet from a pod the metadata with which the VXLAN device sends: it has one queue, and
- * packets that it encapsulates are the node's own. */
-static __always_inline void set_metadata_at_nic(struct __sk_buff *skb, const struct headers *h, int is_ipv6)
+/* set_metadata_at_nic gives a packet from a pod the metadata with which the slow path sends it. A VXLAN device has one queue, and
+ * packets that it encapsulates are the node's own; a routed packet keeps its queue. */
+static __always_inline void set_metadata_at_nic(struct __sk_buff *skb, const struct headers *h, int encapsulated, int is_ipv6)
 {
 	skb->priority = priority_of(skb, h, is_ipv6);
-	skb->queue_mapping = 0;
+	if (encapsulated)
+		skb->queue_mapping = 0;
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 }
@@ -54,11 +55,11 @@ static __always_inline __u64 delivery_time(const struct __sk_buff *skb)
 	return skb->tstamp_type == BPF_SKB_TSTAMP_UNSPEC ? 0 : skb->tstamp;
 }
 
-/* is_metadata_at_nic tells whether a packet that the slow path forwarded has the metadata that set_metadata_at_nic
+/* is_metadata_at_nic tells whether a packet that the slow path forwarded has the metadata that the fast path
  * gives it. No program can give it a route's realm. */
-static __always_inline int is_metadata_at_nic(struct __sk_buff *skb, __u32 priority, __u64 time)
+static __always_inline int is_metadata_at_nic(struct __sk_buff *skb, __u32 priority, __u64 time, __u32 queue)
 {
-	return skb->priority == priority && delivery_time(skb) == time && !skb->queue_mapping && skb->pkt_type == PACKET_HOST && !bpf_get_route_realm(skb);
+	return skb->priority == priority && delivery_time(skb) == time && skb->queue_mapping == queue && skb->pkt_type == PACKET_HOST && !bpf_get_route_realm(skb);
 }
 
 /* set_metadata_at_pod gives a packet for a pod the metadata that a veth gives it (____dev_forward_skb). On a virtual wire

@@ -47,6 +47,31 @@ static __always_inline int nat_packet(struct __sk_buff *skb, __u32 l4, int out, 
 	return bpf_skb_store_bytes(skb, l4 + (out ? 2 : 0), &port, sizeof(port), 0);
 }
 
+/* forward_headers writes what a router changes: the Ethernet addresses (to, then from), the hop limit, and the peer if it is
+ * translated. It returns -1 if it failed halfway. */
+static __always_inline int forward_headers(struct __sk_buff *skb, const __u8 *macs, const struct headers *h, int out, __u64 was, __u64 is, int is_ipv6)
+{
+	struct {
+		__u8 macs[2 * ETH_ALEN];
+		__be16 protocol;
+		__u8 ip[IP_HLEN];
+	} head;
+	int translated = !is_ipv6 && was != is;
+	struct headers forwarded;
+	__u16 check;
+
+	__builtin_memcpy(head.macs, macs, sizeof(head.macs));
+	head.protocol = bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP);
+	copy_headers(&forwarded, h, is_ipv6);
+	if (translated)
+		nat_headers(&forwarded, out, is);
+	forwarded.ip[HOP_WORD(is_ipv6)] = decrement_hop_limit(forwarded.ip[HOP_WORD(is_ipv6)], is_ipv6);
+	__builtin_memcpy(head.ip, forwarded.ip, CHANGES(is_ipv6));
+	if (bpf_skb_store_bytes(skb, 0, &head, ETH_HLEN + CHANGES(is_ipv6), 0))
+		return -1;
+	return translated ? nat_packet(skb, sizeof(head), out, h, is, &check) : 0;
+}
+
 /* add_reverse_nat lets find_flow find the flow of packets from a translated peer. It returns -1 if the map is full. */
 static __always_inline int add_reverse_nat(const struct key *k, __u64 wire_peer)
 {

@@ -55,40 +55,42 @@ static __always_inline void request_attach(struct cpu_state *c, const struct key
 	emit(k, 0, EVENT_ATTACH);
 }
 
-/* redirect_to_pod redirects a decapsulated packet into its pod. */
+/* is_forwarded tells whether the node forwards packets for an address of a packet, its source or destination, from the NIC that
+ * the packet is at: then the address may be that of a pod. Most packets at a NIC are the node's own. */
+static __always_inline int is_forwarded(struct __sk_buff *skb, const struct headers *h, int source, int is_ipv6)
+{
+	struct bpf_fib_lookup fib = {.family = is_ipv6 ? AF_INET6 : AF_INET, .ifindex = skb->ifindex};
+	long result;
+
+	if (is_ipv6) {
+		copy(fib.ipv6_src, address_of(h, !source), sizeof(fib.ipv6_src));
+		copy(fib.ipv6_dst, address_of(h, source), sizeof(fib.ipv6_dst));
+	} else {
+		fib.ipv4_src = h->ip[source ? 4 : 3];
+		fib.ipv4_dst = h->ip[source ? 3 : 4];
+	}
+	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	return (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) && fib.ifindex != skb->ifindex;
+}
+
+/* redirect_to_pod redirects a packet from the network into its pod. */
 static __always_inline int redirect_to_pod(struct __sk_buff *skb, struct cpu_state *c, const struct pod_link *pod, const struct headers *h,
 					   const struct key *wire, const struct key *own, int is_ipv6)
 {
-	struct {
-		__u8 to[ETH_ALEN], from[ETH_ALEN];
-		__be16 protocol;
-		__u8 ip[IP_HLEN];
-	} head;
-	int translated = !is_ipv6 && !same_key(own, wire);
-	struct headers forwarded;
 	__u32 veth = pod->veth;
-	__u16 check;
 
-	__builtin_memcpy(head.to, pod->mac, ETH_ALEN);
-	__builtin_memcpy(head.from, pod->from, ETH_ALEN);
-	head.protocol = bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP);
-	copy_headers(&forwarded, h, is_ipv6);
-	if (translated)
-		nat_headers(&forwarded, 0, peer_of(own));
-	forwarded.ip[HOP_WORD(is_ipv6)] = decrement_hop_limit(forwarded.ip[HOP_WORD(is_ipv6)], is_ipv6);
-	__builtin_memcpy(head.ip, forwarded.ip, CHANGES(is_ipv6));
-	if (bpf_skb_store_bytes(skb, 0, &head, ETH_HLEN + CHANGES(is_ipv6), 0) ||
-	    (translated && nat_packet(skb, sizeof(head), 0, h, peer_of(own), &check)))
+	if (forward_headers(skb, pod->macs, h, 0, peer_of(wire), peer_of(own), is_ipv6))
 		return DROP;
 	set_metadata_at_pod(skb);
 	count(c, REASON_FAST_IN);
 	return bpf_redirect_peer(veth, 0);
 }
 
-/* sample_unwatched finds eligible connections of pods whose links have no programs. */
-static __always_inline int sample_unwatched(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+/* sample_unwatched finds eligible connections of pods whose links have no programs, by packets that leave the node. */
+static __always_inline int sample_unwatched(struct __sk_buff *skb, struct cpu_state *c, int at_nic, int is_ipv6)
 {
 	const __u8 *data = pull_data(skb, ETH_HLEN + IP_HLEN + 8);
+	struct headers h;
 	struct key k;
 	__u64 hash, now;
 
@@ -99,7 +101,7 @@ static __always_inline int sample_unwatched(struct __sk_buff *skb, struct cpu_st
 		admission_reset(hash);
 	} else if (sample(c) && !is_watched(0, k.pod)) { /* else encap_pod samples them */
 		now = bpf_ktime_get_coarse_ns();
-		if (admit(hash, now))
+		if (admit(hash, now) && (!at_nic || (!load_headers(skb, ETH_HLEN, k.protocol, &h, is_ipv6) && is_forwarded(skb, &h, 1, is_ipv6))))
 			request_attach(c, &k, now);
 	}
 	return NEXT;

@@ -15,7 +15,7 @@ struct probe {
 	struct metadata metadata;
 	/* Out only. */
 	__u64 delivery_time;
-	__u32 priority;
+	__u32 priority, queue;
 	__u32 generation;
 	__u32 device;
 	__u32 overlay;

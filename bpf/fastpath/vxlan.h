@@ -9,7 +9,8 @@
 #define ENCAP_OVERHEAD 50
 
 /* The outer headers of packets to or from another node. Per-packet fields are 0, but the UDP checksum is
- * 0xffff if it is used. The headers are aligned to 16 bits only, so the compiler would read the
+ * 0xffff if it is used. A packet that the node routes without encapsulation has only an Ethernet header:
+ * then everything after it is 0. The headers are aligned to 16 bits only, so the compiler would read the
  * kernel's structures, which have 32-bit fields, byte by byte. */
 struct encap_template {
 	__u32 nic;
@@ -31,6 +32,12 @@ struct encap_template {
 
 _Static_assert(OUTER_HLEN == ETH_HLEN + ENCAP_OVERHEAD, "the outer header has its length");
 _Static_assert(sizeof(struct encap_template) % 4 == 0, "the inner header follows at once");
+
+/* is_encap tells whether a template is that of an encapsulated packet. */
+static __always_inline int is_encap(const struct encap_template *o)
+{
+	return o->head.ip_protocol == IPPROTO_UDP;
+}
 
 /* The supported VXLAN devices, by ifindex, and the fields of their outer headers. Written by the agent. */
 struct vxlan_device {
@@ -156,30 +163,51 @@ static __always_inline void clear_per_packet(struct encap_template *o)
 	o->head.udp_check = o->head.udp_check ? 0xffff : 0;
 }
 
-/* route_mtu is the longest inner packet that the route to the other node takes without
- * fragmentation, configured or learned (path MTU discovery), or 0 if there is no route. */
-static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct encap_template *o, __u32 overlay)
+/* fib_mtu is the longest packet that a route takes without fragmentation, configured or learned (path MTU discovery), or 0 if
+ * there is no route. The lookup requires forwarding on the input device; the NIC may have it disabled, but not the device by which
+ * packets from the pod enter. */
+static __always_inline __u16 fib_mtu(struct __sk_buff *skb, struct bpf_fib_lookup *fib, __u32 entered)
 {
-	struct bpf_fib_lookup fib = {
-		.family = AF_INET, .l4_protocol = IPPROTO_UDP, .ifindex = skb->ifindex,
-		/* the maximum, so that the kernel reports the MTU */
-		.tot_len = 0xffff,
-		.ipv4_src = o->head.source[0] | (__u32)o->head.source[1] << 16,
-		.ipv4_dst = o->head.destination[0] | (__u32)o->head.destination[1] << 16,
-	};
 	long result;
 
 	if (skip_csum_checks)
 		return 0xffff;
-	result = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT);
+	fib->tot_len = 0xffff; /* the maximum, so that the kernel reports the MTU */
+	fib->ifindex = skb->ifindex;
+	result = bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT);
 	if (result == BPF_FIB_LKUP_RET_FWD_DISABLED) {
-		/* the lookup requires forwarding on the input device; the NIC may have it disabled */
-		fib.ifindex = overlay;
-		result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+		fib->ifindex = entered;
+		result = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
 	}
-	if (result != BPF_FIB_LKUP_RET_FRAG_NEEDED || fib.mtu_result <= ENCAP_OVERHEAD)
-		return 0;
-	return fib.mtu_result - ENCAP_OVERHEAD;
+	return result == BPF_FIB_LKUP_RET_FRAG_NEEDED ? fib->mtu_result : 0;
+}
+
+/* encap_mtu is the longest inner packet that the route to the other node takes without fragmentation, or 0. */
+static __always_inline __u16 encap_mtu(struct __sk_buff *skb, const struct encap_template *o, __u32 overlay)
+{
+	struct bpf_fib_lookup fib = {
+		.family = AF_INET, .l4_protocol = IPPROTO_UDP,
+		.ipv4_src = o->head.source[0] | (__u32)o->head.source[1] << 16,
+		.ipv4_dst = o->head.destination[0] | (__u32)o->head.destination[1] << 16,
+	};
+	__u16 longest = fib_mtu(skb, &fib, overlay);
+
+	return longest > ENCAP_OVERHEAD ? longest - ENCAP_OVERHEAD : 0;
+}
+
+/* route_mtu is the longest packet that the route to the other pod takes without fragmentation, or 0. */
+static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct headers *h, __u32 entered, int is_ipv6)
+{
+	struct bpf_fib_lookup fib = {.family = is_ipv6 ? AF_INET6 : AF_INET, .l4_protocol = PROTOCOL(h, is_ipv6)};
+
+	if (is_ipv6) {
+		copy(fib.ipv6_src, address_of(h, 1), sizeof(fib.ipv6_src));
+		copy(fib.ipv6_dst, address_of(h, 0), sizeof(fib.ipv6_dst));
+	} else {
+		fib.ipv4_src = h->ip[3];
+		fib.ipv4_dst = h->ip[4];
+	}
+	return fib_mtu(skb, &fib, entered);
 }
 
 /* encapsulate writes the outer headers, and translates the peer. It returns 0, the reason why it

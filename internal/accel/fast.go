@@ -225,7 +225,7 @@ func (f *fast) Verify(time.Time) {}
 
 // fastState is the state of the fast path.
 type fastState struct {
-	// supported lists the VXLAN devices that the fast path supports, and hooks the attached
+	// supported lists the VXLAN devices and NICs that the fast path supports, and hooks the attached
 	// programs: none while it is idle.
 	supported []string
 	hooks     []fastpath.Hook
@@ -237,7 +237,7 @@ type fastState struct {
 
 func (f *fast) state() fastState {
 	if p := f.path; p != nil {
-		return fastState{p.VXLANDevices(), p.Hooks(), p.Skipped(), p.Problem()}
+		return fastState{p.Devices(), p.Hooks(), p.Skipped(), p.Problem()}
 	}
 	return fastState{err: f.err}
 }
@@ -279,7 +279,7 @@ func (s fastState) condition() *State {
 	case s.err != nil:
 		fails(v1alpha1.ReasonError, s.err.Error())
 	case len(s.supported) == 0:
-		fails(v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device of this node: "+cmp.Or(skipped, "it has none"))
+		fails(v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device and no NIC of this node: "+cmp.Or(skipped, "it has no VXLAN device, and no NIC with a route through a gateway"))
 	case skipped != "":
 		c.Reason = v1alpha1.ReasonSkipped
 		c.Message += "; skipped: " + skipped

@@ -19,7 +19,7 @@ import (
 )
 
 // programNames lists the names of the programs that the fast path attaches to devices.
-var programNames = []string{"observe_nic", "decap_nic", "observe_vxlan", "redirect_vxlan", "encap_pod", "observe_pod"}
+var programNames = []string{"observe_nic", "decap_nic", "observe_router", "redirect_nic", "observe_vxlan", "redirect_vxlan", "encap_pod", "observe_pod"}
 
 // hook is a program and the attach point to which it is attached.
 type hook struct {
@@ -31,6 +31,8 @@ func (f *Fastpath) programHooks() map[string]hook {
 	return map[string]hook{
 		"observe_nic":    {f.programs.ObserveNIC, true},
 		"decap_nic":      {f.programs.DecapNIC, false},
+		"observe_router": {f.programs.ObserveRouter, true},
+		"redirect_nic":   {f.programs.RedirectNIC, false},
 		"observe_vxlan":  {f.programs.ObserveVXLAN, true},
 		"redirect_vxlan": {f.programs.RedirectVXLAN, false},
 		"encap_pod":      {f.programs.EncapPod, false},

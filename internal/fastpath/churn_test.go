@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/place/lab/overlay"
 	"slipstream.dev/internal/spec"
 )
 
@@ -89,9 +90,8 @@ func (w *world) churn(shape string, addresses int) *churn {
 			w.Fatal(err)
 		}
 		w.Cleanup(func() { n.links.Close(); n.ns.Close() })
-		device := "vxlan.calico"
-		if shape == spec.ShapeFlannel {
-			device = "flannel.1"
+		device := map[string]string{spec.ShapeFlannel: "flannel.1", spec.ShapeCalico: "vxlan.calico", overlay.ShapeRouted: "eth0"}[shape]
+		if shape != spec.ShapeCalico {
 			if n.bridge, err = n.links.LinkByName("cni0"); err != nil {
 				w.Fatal(err)
 			}
@@ -348,7 +348,7 @@ func TestChurn(t *testing.T) {
 	for i, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, shape, offloads[i])
+			w := newWorld(t, shape, offloads[i%2])
 			w.start()
 			c := w.churn(shape, addresses)
 			seed := uint64(time.Now().UnixNano())

@@ -5,13 +5,15 @@ package fastpath
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
 )
 
 const (
-	// detectEvery is the interval at which the detector reads the packet counters of VXLAN devices.
+	// detectEvery is the interval at which the detector reads the packet counters of VXLAN devices and routers.
 	detectEvery = leaseRenewal / 5
 	// busyPackets is the number of packets in an interval from which the devices are busy.
 	busyPackets = 10
@@ -66,9 +68,12 @@ func (s *detector) update(now time.Time, packets uint64) (switched bool) {
 	return true
 }
 
-// packets sums the packet counters of the VXLAN devices.
+// packets sums the packet counters of the VXLAN devices and routers. Without pods nothing is eligible.
 func packets(h *netlink.Handle, n node) (sum uint64, err error) {
-	for index := range n.overlays {
+	if len(n.veths) == 0 {
+		return 0, nil
+	}
+	for _, index := range slices.AppendSeq(slices.Clone(n.routers), maps.Keys(n.overlays)) {
 		l, err := h.LinkByIndex(index)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
 			continue // the device is gone; a notification follows

@@ -4,6 +4,7 @@ package fastpath
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,9 +29,10 @@ const overhead = 50
 // node is the result of a scan of the devices.
 type node struct {
 	// overlays has the supported VXLAN devices, by index.
-	overlays    map[int]datapath.VXLANDevice
-	nics, veths []int
-	names       map[int]string
+	overlays map[int]datapath.VXLANDevice
+	// nics has the NICs of the overlays and the routers: the NICs over which the node routes packets of pods as they are.
+	nics, routers, veths []int
+	names                map[int]string
 	// remotes has the remote nodes of the overlays.
 	remotes []datapath.Remote
 	// owners has the MAC addresses of the pods, with their veths; podLinks maps each IP address of a pod to its veth.
@@ -69,13 +71,18 @@ func (n node) attachments(links []int, detecting bool) (all []attachment) {
 	active := len(links) > 0
 	if active {
 		for _, device := range n.nics {
-			add(device, "observe_nic")
-			if !slices.Contains(n.noDecap, device) {
+			if !slices.Contains(n.routers, device) {
+				add(device, "observe_nic")
+			}
+			if n.encapsulates(device) && !slices.Contains(n.noDecap, device) {
 				add(device, "decap_nic")
 			}
 		}
 	}
 	if active || detecting {
+		for _, device := range n.routers {
+			add(device, "observe_router", "redirect_nic")
+		}
 		for _, device := range slices.Sorted(maps.Keys(n.overlays)) {
 			add(device, "observe_vxlan", "redirect_vxlan")
 		}
@@ -88,6 +95,16 @@ func (n node) attachments(links []int, detecting bool) (all []attachment) {
 	return all
 }
 
+// encapsulates reports whether a NIC sends the packets of a VXLAN device.
+func (n node) encapsulates(nic int) bool {
+	for _, v := range n.overlays {
+		if v.NIC == nic {
+			return true
+		}
+	}
+	return false
+}
+
 // scanDevices scans the devices of the calling thread's network namespace, which h must belong to,
 // and maps the known neighbours to them. It ignores observers of the kinds in unseenBy, and the
 // programs that ours selects.
@@ -96,7 +113,10 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	if err != nil {
 		return node{}, err
 	}
-	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
+	// All tables: some CNIs have one for each NIC.
+	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return node{}, err
 	}
@@ -131,7 +151,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	// As in udp_flow_src_port: the sysctl has the last port, but the kernel never uses that one.
 	n.ports = [2]uint16{low, high}
 	if n.unsupported = why; why != "" {
-		n.overlays, n.nics, n.veths, n.podLinks = nil, nil, nil, nil
+		n.overlays, n.nics, n.routers, n.veths, n.podLinks = nil, nil, nil, nil, nil
 		n.skipped = append(n.skipped, "all devices: "+why)
 	}
 	if n.remotes, err = remotesOf(n.overlays); err != nil {
@@ -140,9 +160,13 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	return n, nil
 }
 
-// vxlanDevices returns the sorted names of the supported VXLAN devices.
-func (n node) vxlanDevices() (names []string) {
+// supported returns the sorted names of the devices by which packets of pods may leave and enter the node on the fast path: VXLAN devices
+// and routers.
+func (n node) supported() (names []string) {
 	for index := range n.overlays {
+		names = append(names, n.names[index])
+	}
+	for _, index := range n.routers {
 		names = append(names, n.names[index])
 	}
 	slices.Sort(names)
@@ -216,13 +240,14 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 		n.names[l.Attrs().Index] = l.Attrs().Name
 	}
 	n.addVXLANDevices(links, byIndex, routes, neighbours)
-	if len(n.overlays) == 0 {
+	n.addRouters(links, byIndex, routes)
+	if len(n.nics) == 0 {
 		return n
 	}
 	n.addPods(links, byIndex)
 	// Routes may have an MTU of their own. The programs look up path MTUs themselves (route_mtu).
 	for _, r := range routes {
-		if r.MTU != 0 && slices.Contains(n.nics, r.LinkIndex) {
+		if r.MTU != 0 && n.encapsulates(r.LinkIndex) {
 			n.limitMTU(r.MTU - overhead)
 		}
 	}
@@ -308,6 +333,78 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 			n.skip(nic, bypassed+": the kernel decapsulates its packets", what)
 		}
 	}
+}
+
+// addRouters finds the routers: the NICs with a route through a gateway. If there is an overlay, a default route alone does not
+// make one: it takes packets that leave the cluster.
+func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route) {
+	gateways := make(map[int][]net.IP)
+	for _, r := range routes {
+		if isDefault(r) && len(n.overlays) > 0 || r.Type != unix.RTN_UNICAST {
+			continue
+		}
+		if r.Gw != nil {
+			gateways[r.LinkIndex] = append(gateways[r.LinkIndex], r.Gw)
+		}
+		for _, hop := range r.MultiPath {
+			gateways[hop.LinkIndex] = append(gateways[hop.LinkIndex], hop.Gw)
+		}
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		if len(gateways[a.Index]) == 0 || a.EncapType != "ether" || a.Flags&net.FlagUp == 0 || !mayRoute(l, links, routes, gateways[a.Index]) {
+			continue
+		}
+		if master := byIndex[a.MasterIndex]; master != nil {
+			n.skip(l, "it has the master %s, which the fast path would bypass", master.Attrs().Name)
+			continue
+		}
+		// A redirected packet passes all hooks of the NIC's egress except nftables; redirect_nic is the last tcx program at its ingress.
+		if what := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev),
+			n.observers.first([]attachPoint{{a.Index, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev)); what != "" {
+			n.skip(l, bypassed, what)
+			continue
+		}
+		n.routers = append(n.routers, a.Index)
+		n.limitMTU(a.MTU)
+		if !slices.Contains(n.nics, a.Index) {
+			n.nics = append(n.nics, a.Index)
+		}
+	}
+}
+
+// mayRoute reports whether a device with routes through gateways may be a NIC: it adds no tunnel header, and does not lead to pods. The
+// link of a pod has no subnet of its own, and the bridge of pods has their links.
+func mayRoute(l netlink.Link, links []netlink.Link, routes []netlink.Route, gateways []net.IP) bool {
+	index := l.Attrs().Index
+	switch l.Type() {
+	case "device", "bond", "team", "vlan", "macvlan":
+		return true
+	case "veth":
+		return slices.ContainsFunc(routes, func(r netlink.Route) bool {
+			return r.LinkIndex == index && r.Gw == nil && !isDefault(r) && !isHost(r) && slices.ContainsFunc(gateways, r.Dst.Contains)
+		})
+	case "bridge":
+		return !slices.ContainsFunc(links, func(port netlink.Link) bool {
+			return port.Attrs().MasterIndex == index && port.Type() == "veth" && port.Attrs().NetNsID >= 0
+		})
+	}
+	return false
+}
+
+// isDefault reports whether a route takes all packets.
+func isDefault(r netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0
+}
+
+// isHost reports whether a route takes packets for a single address.
+func isHost(r netlink.Route) bool {
+	ones, bits := r.Dst.Mask.Size()
+	return ones == bits
 }
 
 // addPods finds the links of pods. It skips the links under an upper device with an observer, and

@@ -300,11 +300,12 @@ func (f *Fastpath) Hooks() []Hook {
 	return all
 }
 
-// VXLANDevices returns the names of the VXLAN devices that the fast path supports.
-func (f *Fastpath) VXLANDevices() []string {
+// Devices returns the names of the VXLAN devices that the fast path supports, and of the NICs over which the node routes packets of
+// pods as they are.
+func (f *Fastpath) Devices() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.node.vxlanDevices()
+	return f.node.supported()
 }
 
 // Skipped returns a sentence for each skipped device that says why.
@@ -605,7 +606,7 @@ func (f *Fastpath) sync() error {
 		return err
 	}
 	f.pause = scanShare * (used - began)
-	if !slices.Equal(node.vxlanDevices(), f.node.vxlanDevices()) {
+	if !slices.Equal(node.supported(), f.node.supported()) {
 		poke(f.updates)
 	}
 	before := f.skipped

@@ -78,7 +78,7 @@ func TestNestedVXLAN(t *testing.T) {
 	t.Parallel()
 	vnis := map[string]int{spec.ShapeFlannel: 1, spec.ShapeCalico: 4096}
 	vxlanDevices := map[string]string{spec.ShapeFlannel: "flannel.1", spec.ShapeCalico: "vxlan.calico"}
-	for _, shape := range shapes {
+	for _, shape := range tunnels {
 		t.Run(shape, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, shape, spec.OffloadFull)

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/place/lab/overlay"
 	"slipstream.dev/internal/spec"
 )
 
@@ -208,12 +209,22 @@ func TestObservers(t *testing.T) {
 			}
 			tunnel := map[string]string{spec.ShapeFlannel: "flannel.1", spec.ShapeCalico: "vxlan.calico"}[shape]
 			places := []place{
-				{"qdisc of the VXLAN device", tunnel, queue, tunnel + ": it has a queue (tbf), which the fast path would bypass"},
-				{"tcx ingress of the VXLAN device", tunnel, tcxIn, tunnel + ": it has a tcx program at its ingress ("},
-				{"tcx egress of the VXLAN device", tunnel, tcxOut, tunnel + ": it has a tcx program at its egress ("},
 				{"qdisc of the pod's link", "pod", queue, ": it has a queue (tbf), which the fast path would bypass"},
 				{"tcx egress of the pod's link", "pod", tcxOut, ": it has a tcx program at its egress ("},
-				{"nftables egress of the NIC", "eth0", netdevOut, tunnel + ": its NIC eth0 has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
+			}
+			if shape == overlay.ShapeRouted {
+				places = append(places,
+					place{"tc ingress of the NIC", "eth0", tcIn, "eth0: it has tc filters at its ingress, which the fast path would bypass"},
+					place{"nftables ingress of the NIC", "eth0", netdevIn, "eth0: it has an nftables chain at its ingress (netdev test count), which the fast path would bypass"},
+					place{"nftables egress of the NIC", "eth0", netdevOut, "eth0: it has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
+				)
+			} else {
+				places = append(places,
+					place{"qdisc of the VXLAN device", tunnel, queue, tunnel + ": it has a queue (tbf), which the fast path would bypass"},
+					place{"tcx ingress of the VXLAN device", tunnel, tcxIn, tunnel + ": it has a tcx program at its ingress ("},
+					place{"tcx egress of the VXLAN device", tunnel, tcxOut, tunnel + ": it has a tcx program at its egress ("},
+					place{"nftables egress of the NIC", "eth0", netdevOut, tunnel + ": its NIC eth0 has an nftables chain at its egress (netdev test count), which the fast path would bypass"},
+				)
 			}
 			if shape == spec.ShapeFlannel {
 				const behind = ", which packets of the pods behind it would bypass"

@@ -399,7 +399,7 @@ func TestPolicy(t *testing.T) {
 	for i, shape := range shapes {
 		t.Run(shape, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, shape, offloads[i])
+			w := newWorld(t, shape, offloads[i%2])
 			w.start()
 			all := kinds()
 			if !w.has("iptables-legacy") {

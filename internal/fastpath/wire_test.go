@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/place/lab/overlay"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv/grammar"
 )
@@ -31,10 +32,12 @@ type frame struct {
 	sum bool
 }
 
-// parseFrame parses a captured packet, if it belongs to the connection to a port.
-func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err error) {
-	const outer, inner = 14, 64
-	if len(b) < inner+28 || binary.BigEndian.Uint16(b[12:]) != 0x0800 || b[outer+9] != unix.IPPROTO_UDP {
+// parseFrame parses a captured packet, if it belongs to the connection to a port. inner is the offset of the pods' packet: that of an
+// Ethernet header if nothing encapsulates it.
+func parseFrame(b []byte, inner int, protocol byte, port uint16) (f frame, ok bool, err error) {
+	const outer = 14
+	tunnel := inner > outer
+	if len(b) < inner+28 || tunnel && (binary.BigEndian.Uint16(b[12:]) != 0x0800 || b[outer+9] != unix.IPPROTO_UDP) {
 		return f, false, nil
 	}
 	six := b[inner]>>4 == 6
@@ -47,9 +50,9 @@ func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err err
 	}
 	b = bytes.Clone(b)
 	f.size = len(b)
-	l4 := 8
+	l4, at := 8, ends+6 // the size of its header, and the offset of the checksum
 	if protocol == unix.IPPROTO_TCP {
-		l4 = int(b[ends+12]>>4) * 4
+		l4, at = int(b[ends+12]>>4)*4, ends+16
 	}
 	f.payload = bytes.Clone(b[ends+l4:])
 	var errs []error
@@ -59,15 +62,20 @@ func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err err
 		}
 	}
 	half := func(at int) int { return int(binary.BigEndian.Uint16(b[at:])) }
-	check("outer length", half(outer+2), len(b)-outer)
-	check("outer UDP's length", half(outer+24), len(b)-outer-20)
 	if six {
 		check("inner length", half(inner+4), len(b)-ends)
 	} else {
 		check("inner length", half(inner+2), len(b)-inner)
 		check("inner header's sum", int(grammar.Sum(0, b[inner:inner+20])), 0xffff)
 	}
-	check("outer header's sum", int(grammar.Sum(0, b[outer:outer+20])), 0xffff)
+	own := []int{at}
+	if tunnel {
+		check("outer length", half(outer+2), len(b)-outer)
+		check("outer UDP's length", half(outer+24), len(b)-outer-20)
+		check("outer header's sum", int(grammar.Sum(0, b[outer:outer+20])), 0xffff)
+		own = append(own, outer+2, outer+4, outer+10, outer+24, outer+26)
+		f.sum = half(outer+26) != 0
+	}
 	pseudo := func(protocol byte, l4, from int) uint32 {
 		return uint32(protocol) + uint32(len(b)-l4) + uint32(grammar.Sum(0, b[from:l4]))
 	}
@@ -77,11 +85,6 @@ func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err err
 		}
 		return pseudo(protocol, ends, inner+12)
 	}
-	at := ends + 6
-	if protocol == unix.IPPROTO_TCP {
-		at = ends + 16
-	}
-	f.sum = half(outer+26) != 0
 	if f.sum && protocol == unix.IPPROTO_UDP {
 		// The device would fill in this checksum, and the outer checksum relies on that.
 		if half(at) == int(grammar.Sum(inside(), nil)) {
@@ -91,7 +94,6 @@ func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err err
 		check("inner sum", int(grammar.Sum(inside(), b[ends:])), 0xffff)
 		check("outer UDP's sum", int(grammar.Sum(pseudo(unix.IPPROTO_UDP, outer+20, outer+12), b[outer+20:])), 0xffff)
 	}
-	own := []int{outer + 2, outer + 4, outer + 10, outer + 24, outer + 26, at}
 	if six {
 		own = append(own, inner+4)
 	} else {
@@ -112,7 +114,10 @@ func parseFrame(b []byte, protocol byte, port uint16) (f frame, ok bool, err err
 // capture captures the frames that node0 sends on the wire, until stop returns them.
 func (w *world) capture(protocol byte, port uint16) (stop func() []frame) {
 	w.Helper()
-	fd := -1
+	fd, inner := -1, grammar.Head
+	if w.shape == overlay.ShapeRouted {
+		inner = 14
+	}
 	w.in("sw", func() error {
 		device, err := net.InterfaceByName("node0")
 		if err != nil {
@@ -158,7 +163,7 @@ func (w *world) capture(protocol byte, port uint16) (stop func() []frame) {
 			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
 				continue
 			}
-			f, ok, err := parseFrame(buf[:n], protocol, port)
+			f, ok, err := parseFrame(buf[:n], inner, protocol, port)
 			if err != nil {
 				w.Errorf("packet %x: %v", buf[:min(n, 128)], err)
 			}
@@ -188,9 +193,9 @@ func TestDatagramsOnTheWire(t *testing.T) {
 				// One connection uses a Service, two use IPv6.
 				front, by, six := front(direct), "", false
 				switch {
-				case tos == 3 && shape == spec.ShapeFlannel:
+				case tos == 3 && shape != spec.ShapeCalico:
 					front, by = byService, " service"
-				case tos == 2 && shape == spec.ShapeFlannel, tos == 0x28|1 && shape == spec.ShapeCalico:
+				case tos == 2 && shape != spec.ShapeCalico, tos == 0x28|1 && shape == spec.ShapeCalico:
 					six, by = true, " IPv6"
 				}
 				t.Run(fmt.Sprintf("%s %s %#x%s", shape, offload, tos, by), func(t *testing.T) {

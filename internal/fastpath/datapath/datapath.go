@@ -34,8 +34,9 @@ type Programs struct {
 	EncapPod, ObservePod *ebpf.Program
 	// ObserveVXLAN belongs on the egress of a VXLAN device, RedirectVXLAN on its ingress.
 	ObserveVXLAN, RedirectVXLAN *ebpf.Program
-	// ObserveNIC belongs on the egress of the NIC, DecapNIC on its ingress.
-	ObserveNIC, DecapNIC *ebpf.Program
+	// ObserveNIC belongs on the egress of the NIC, DecapNIC on its ingress. If the node routes packets of pods over the NIC as they
+	// are, ObserveRouter belongs on its egress instead, and RedirectNIC on its ingress after DecapNIC.
+	ObserveNIC, DecapNIC, ObserveRouter, RedirectNIC *ebpf.Program
 
 	objects fastpathObjects
 	tables  tables
@@ -79,7 +80,7 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	}
 	o := &p.objects
 	p.EncapPod, p.ObservePod, p.ObserveVXLAN, p.RedirectVXLAN = o.EncapPod, o.ObservePod, o.ObserveVxlan, o.RedirectVxlan
-	p.ObserveNIC, p.DecapNIC = o.ObserveNic, o.DecapNic
+	p.ObserveNIC, p.DecapNIC, p.ObserveRouter, p.RedirectNIC = o.ObserveNic, o.DecapNic, o.ObserveRouter, o.RedirectNic
 	if err := p.tables.open(o); err != nil {
 		return nil, errors.Join(err, p.tables.close(), o.Close())
 	}

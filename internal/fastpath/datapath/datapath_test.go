@@ -140,7 +140,8 @@ func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)
 		change(&v)
 	}
 	outer := fastpathEncapTemplate{Nic: lo}
-	link := fastpathPodLink{Veth: lo, Mac: [6]uint8(knownMAC), From: [6]uint8(gateway)}
+	outer.Head.IpProtocol = unix.IPPROTO_UDP
+	link := fastpathPodLink{Veth: lo, Macs: [12]uint8(slices.Concat(knownMAC, gateway))}
 	if err := errors.Join(
 		p.objects.Flows.Put(flow.key(), v),
 		p.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key()}),

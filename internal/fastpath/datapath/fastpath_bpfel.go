@@ -38,9 +38,11 @@ type fastpathCpuState struct {
 		}
 		DeliveryTime uint64
 		Priority     uint32
+		Queue        uint32
 		Generation   uint32
 		Device       uint32
 		Overlay      uint32
+		_            [4]byte
 		Ct           uint64
 		Mac          [12]uint8
 		Decapped     uint32
@@ -67,9 +69,11 @@ type fastpathCpuState struct {
 		}
 		DeliveryTime uint64
 		Priority     uint32
+		Queue        uint32
 		Generation   uint32
 		Device       uint32
 		Overlay      uint32
+		_            [4]byte
 		Ct           uint64
 		Mac          [12]uint8
 		Decapped     uint32
@@ -259,8 +263,7 @@ type fastpathNatEntry struct {
 type fastpathPodLink struct {
 	_    structs.HostLayout
 	Veth uint32
-	Mac  [6]uint8
-	From [6]uint8
+	Macs [12]uint8
 }
 
 type fastpathRecovery struct {
@@ -331,9 +334,11 @@ const (
 	fastpathProgEncapPod      = "encap_pod"
 	fastpathProgObserveNic    = "observe_nic"
 	fastpathProgObservePod    = "observe_pod"
+	fastpathProgObserveRouter = "observe_router"
 	fastpathProgObserveVxlan  = "observe_vxlan"
 	fastpathProgReadConntrack = "read_conntrack"
 	fastpathProgRecoverFlow   = "recover_flow"
+	fastpathProgRedirectNic   = "redirect_nic"
 	fastpathProgRedirectVxlan = "redirect_vxlan"
 	fastpathVarAdmission      = "admission"
 	fastpathVarBloomA         = "bloom_a"
@@ -402,9 +407,11 @@ type fastpathProgramSpecs struct {
 	EncapPod      *ebpf.ProgramSpec `ebpf:"encap_pod"`
 	ObserveNic    *ebpf.ProgramSpec `ebpf:"observe_nic"`
 	ObservePod    *ebpf.ProgramSpec `ebpf:"observe_pod"`
+	ObserveRouter *ebpf.ProgramSpec `ebpf:"observe_router"`
 	ObserveVxlan  *ebpf.ProgramSpec `ebpf:"observe_vxlan"`
 	ReadConntrack *ebpf.ProgramSpec `ebpf:"read_conntrack"`
 	RecoverFlow   *ebpf.ProgramSpec `ebpf:"recover_flow"`
+	RedirectNic   *ebpf.ProgramSpec `ebpf:"redirect_nic"`
 	RedirectVxlan *ebpf.ProgramSpec `ebpf:"redirect_vxlan"`
 }
 
@@ -540,9 +547,11 @@ type fastpathPrograms struct {
 	EncapPod      *ebpf.Program `ebpf:"encap_pod"`
 	ObserveNic    *ebpf.Program `ebpf:"observe_nic"`
 	ObservePod    *ebpf.Program `ebpf:"observe_pod"`
+	ObserveRouter *ebpf.Program `ebpf:"observe_router"`
 	ObserveVxlan  *ebpf.Program `ebpf:"observe_vxlan"`
 	ReadConntrack *ebpf.Program `ebpf:"read_conntrack"`
 	RecoverFlow   *ebpf.Program `ebpf:"recover_flow"`
+	RedirectNic   *ebpf.Program `ebpf:"redirect_nic"`
 	RedirectVxlan *ebpf.Program `ebpf:"redirect_vxlan"`
 }
 
@@ -553,9 +562,11 @@ func (p *fastpathPrograms) Close() error {
 		p.EncapPod,
 		p.ObserveNic,
 		p.ObservePod,
+		p.ObserveRouter,
 		p.ObserveVxlan,
 		p.ReadConntrack,
 		p.RecoverFlow,
+		p.RedirectNic,
 		p.RedirectVxlan,
 	)
 }

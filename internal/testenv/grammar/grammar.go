@@ -144,6 +144,8 @@ type Connection struct {
 	// Ethernet header. Fields that differ from packet to packet are 0, except a UDP checksum, if
 	// there is one.
 	Outer [Head]byte
+	// Routed means that the wire has the packets without encapsulation: Outer is then an Ethernet header only.
+	Routed bool
 	// MTU is the MTU of the pod in bytes.
 	MTU int
 }
@@ -156,13 +158,25 @@ func (c Connection) Out(protocol uint8) Packet {
 // In returns a packet to the pod, as it leaves the tunnel.
 func (c Connection) In(protocol uint8) Packet {
 	p := c.Out(protocol)
-	p.To, p.From = c.Outer[Overhead:][:6], c.Outer[Overhead+6:][:6]
+	ethernet := c.Outer[c.Start()-14:]
+	p.To, p.From = ethernet[:6], ethernet[6:12]
 	p.Source, p.Target = c.Peer, c.Pod
 	return p
 }
 
+// Start returns the offset of the pods' packet in a frame on the wire.
+func (c Connection) Start() int {
+	if c.Routed {
+		return 14
+	}
+	return Head
+}
+
 // Wrap encapsulates a packet as the peer's node does.
 func (c Connection) Wrap(b []byte) []byte {
+	if c.Routed {
+		return b
+	}
 	b = append(c.Outer[:Overhead:Overhead], b...)
 	if len(b) > Head+1 {
 		b[15] = []byte{0, 1, 2, 2}[TOS(b[Head:])&3] // RFC 6040
@@ -302,7 +316,7 @@ func mend(b []byte) []byte {
 func (g Grammar) nest(b []byte, out bool) []byte {
 	p := g.base(out)
 	p.Protocol, p.Payload = udp, 8+len(b)
-	if g.IntN(2) == 0 {
+	if !g.Routed && g.IntN(2) == 0 {
 		node := func(at int) netip.Addr {
 			raw := [4]byte(g.Outer[at:])
 			raw[3] = byte(g.IntN(3))
@@ -351,9 +365,12 @@ func (g Grammar) Packet(out bool) []byte {
 	return b
 }
 
-// Wrapped returns an encapsulated packet to the pod. Its outer headers may be unusual, too.
+// Wrapped returns a packet to the pod as it is on the wire. Its outer headers may be unusual, too.
 func (g Grammar) Wrapped() []byte {
 	b := g.Wrap(g.Packet(false))
+	if g.Routed {
+		return b
+	}
 	if !g.often() { // marked on the way, or not set by a tunnel
 		b[15] = byte(g.IntN(4))
 	}
