@@ -69,7 +69,7 @@ type RFS struct {
 	Entries int `json:"entries,omitempty"`
 }
 
-// Fastpath forwards packets of established connections over VXLAN by eBPF, past the
+// Fastpath forwards packets of established connections between pods of different nodes by eBPF, past the
 // node's bridge, routing and netfilter.
 //
 // +kubebuilder:object:generate=true

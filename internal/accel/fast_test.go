@@ -46,12 +46,12 @@ func TestFastpathOfWhatEnds(t *testing.T) {
 	}
 }
 
-// TestFastpathWithoutVXLAN checks the message if no VXLAN device is supported: why each is skipped, or that there is none.
-func TestFastpathWithoutVXLAN(t *testing.T) {
-	const unsupported = "the fast path supports no VXLAN device of this node: "
+// TestFastpathWithoutDevices checks the message if no device is supported: why each is skipped, or that there is none.
+func TestFastpathWithoutDevices(t *testing.T) {
+	const unsupported = "the fast path supports no VXLAN device and no NIC of this node: "
 	for want, skipped := range map[string][]string{
-		unsupported + "it has none":                        nil,
-		unsupported + "vx: it sets a TOS (tos); lo: other": {"vx: it sets a TOS (tos)", "lo: other"},
+		unsupported + "it has no VXLAN device, and no NIC with a route through a gateway": nil,
+		unsupported + "vx: it sets a TOS (tos); lo: other":                                {"vx: it sets a TOS (tos)", "lo: other"},
 	} {
 		if is := (fastState{skipped: skipped}).condition(); is.Message != want || is.Reason != v1alpha1.ReasonImpossible {
 			t.Errorf("%s: %q, want %q", is.Reason, is.Message, want)

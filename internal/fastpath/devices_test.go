@@ -85,6 +85,77 @@ func TestDeviceClassification(t *testing.T) {
 	}
 }
 
+// TestRouters checks which devices are NICs over which a node routes packets of pods as they are.
+func TestRouters(t *testing.T) {
+	const nic, other, pod = 2, 3, 7
+	attrs := func(index int, name string) netlink.LinkAttrs {
+		return netlink.LinkAttrs{Index: index, Name: name, MTU: 1500, Flags: net.FlagUp, EncapType: "ether", NetNsID: -1}
+	}
+	subnet := func(text string) *net.IPNet {
+		_, to, err := net.ParseCIDR(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return to
+	}
+	route := func(to string, via string, device int) netlink.Route {
+		return netlink.Route{Dst: subnet(to), Gw: net.ParseIP(via), LinkIndex: device, Type: unix.RTN_UNICAST}
+	}
+	own := netlink.Route{Dst: subnet("192.0.2.0/24"), LinkIndex: nic, Type: unix.RTN_UNICAST}
+	usual := route("0.0.0.0/0", "192.0.2.254", nic)
+	toPods := route("10.244.1.0/24", "192.0.2.2", nic)
+	eth0 := &netlink.Device{LinkAttrs: attrs(nic, "eth0")}
+	link := &netlink.Veth{LinkAttrs: attrs(pod, "veth7")}
+	link.NetNsID = 1
+	vxlan := &netlink.Vxlan{LinkAttrs: attrs(other, "flannel.1"), SrcAddr: net.IPv4(192, 0, 2, 1).To4(), VtepDevIndex: nic, Port: 8472}
+	vxlan.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	enslaved, wired, bridged := attrs(nic, "eth0"), attrs(nic, "eth0"), attrs(pod, "veth7")
+	enslaved.MasterIndex, wired.NetNsID, bridged.MasterIndex, bridged.NetNsID = other, 2, nic, 1
+	vrf := &netlink.Vrf{LinkAttrs: attrs(other, "blue"), Table: 7}
+	for name, tt := range map[string]struct {
+		devices []netlink.Link
+		routes  []netlink.Route
+		seen    map[attachPoint][]observer
+		routers []int
+		skipped []string
+	}{
+		"a default route":                       {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own, usual}, routers: []int{nic}},
+		"a default route beside an overlay":     {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual}},
+		"a route to pods beside an overlay":     {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual, toPods}, routers: []int{nic}},
+		"no gateway":                            {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own}},
+		"several paths":                         {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{{Dst: subnet("10.0.0.0/8"), Type: unix.RTN_UNICAST, MultiPath: []*netlink.NexthopInfo{{LinkIndex: nic, Gw: net.IPv4(192, 0, 2, 2)}}}}, routers: []int{nic}},
+		"a blackhole":                           {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{{Dst: subnet("10.0.0.0/8"), LinkIndex: nic, Gw: net.IPv4(192, 0, 2, 2), Type: unix.RTN_BLACKHOLE}}},
+		"flannel's gateways are in the overlay": {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, route("10.244.1.0/24", "10.244.1.0", other)}},
+		"WireGuard":                             {devices: []netlink.Link{&netlink.Wireguard{LinkAttrs: attrs(nic, "wg0")}, link}, routes: []netlink.Route{usual}},
+		"a pod is the gateway":                  {devices: []netlink.Link{link}, routes: []netlink.Route{{Dst: subnet("10.244.0.7/32"), LinkIndex: pod, Type: unix.RTN_UNICAST}, route("10.9.0.1/32", "10.244.0.7", pod)}},
+		"a veth is the NIC":                     {devices: []netlink.Link{&netlink.Veth{LinkAttrs: wired}, link}, routes: []netlink.Route{own, usual}, routers: []int{nic}},
+		"the pods' bridge has a gateway":        {devices: []netlink.Link{&netlink.Bridge{LinkAttrs: attrs(nic, "cni0")}, &netlink.Veth{LinkAttrs: bridged}}, routes: []netlink.Route{own, usual}},
+		"a bridge is the NIC":                   {devices: []netlink.Link{&netlink.Bridge{LinkAttrs: attrs(nic, "br0")}, link}, routes: []netlink.Route{own, usual}, routers: []int{nic}},
+		"VRF": {devices: []netlink.Link{&netlink.Device{LinkAttrs: enslaved}, vrf, link}, routes: []netlink.Route{own, usual},
+			skipped: []string{"eth0: it has the master blue, which the fast path would bypass"}},
+		"nftables at its ingress": {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own, usual},
+			seen:    map[attachPoint][]observer{{nic, false}: {{"nftables-netdev", "an nftables chain"}}},
+			skipped: []string{"eth0: it has an nftables chain, which the fast path would bypass"}},
+		"tcx at its ingress runs before": {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own, usual},
+			seen: map[attachPoint][]observer{{nic, false}: {{"tcx", "a tcx program"}}}, routers: []int{nic}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := classify(tt.devices, tt.routes, observers{at: tt.seen}, nil)
+			if !slices.Equal(n.routers, tt.routers) {
+				t.Errorf("routers are %v, want %v", n.routers, tt.routers)
+			}
+			if d := cmp.Diff(tt.skipped, n.skipped); d != "" {
+				t.Errorf("skipped (-want +got):\n%s", d)
+			}
+			for _, device := range n.routers {
+				if !slices.Contains(n.nics, device) || slices.Contains(n.veths, device) || !slices.Contains(n.veths, pod) {
+					t.Errorf("NICs %v, pods' links %v", n.nics, n.veths)
+				}
+			}
+		})
+	}
+}
+
 // TestTurn checks that a round inspects each attach point once, whatever their number.
 func TestTurn(t *testing.T) {
 	for _, n := range []int{0, 1, inspectMax, inspectMax + 1, 3*inspectMax - 1} {

@@ -1,7 +1,7 @@
 //go:build linux
 
 // Package fastpath runs the fast path of a node: packets of pods' established connections
-// over a VXLAN overlay bypass the node's bridge, routing and netfilter. It finds the devices,
+// to other nodes bypass the node's bridge, routing and netfilter. It finds the devices,
 // attaches the programs of bpf/fastpath/fastpath.c, invalidates flows when the network changes, and
 // renews the lease without which the programs forward nothing.
 //
