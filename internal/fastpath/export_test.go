@@ -34,6 +34,16 @@ func (f *Fastpath) AttachAll() {
 	}
 }
 
+// Requested returns for how many addresses programs have been requested.
+func (f *Fastpath) Requested() int { return len(f.pods.wanted()) }
+
+// Detecting reports whether the detector has its programs attached.
+func (f *Fastpath) Detecting() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.detector.on && !f.detector.since.IsZero()
+}
+
 // DropsForged reports whether drop_forged is attached.
 func (f *Fastpath) DropsForged() bool {
 	f.dropForged.mu.Lock()

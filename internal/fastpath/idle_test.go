@@ -21,6 +21,8 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/fastpath"
+	"slipstream.dev/internal/place/lab/overlay"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -459,4 +461,57 @@ func (w *world) attachUnderLoad(e echo, all int) (took time.Duration, expired ui
 		w.Fatal(err)
 	}
 	return took, w.counts(0)["lease-expired"] - before
+}
+
+// TestOwnTrafficOfNodes sends datagrams between the nodes themselves, which route packets of their pods over the same NICs. The
+// detector samples them, but requests programs for no pod, and nothing counts them.
+func TestOwnTrafficOfNodes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, overlay.ShapeRouted, spec.OffloadFull)
+	var near, far *net.UDPConn
+	w.in("n1", func() (err error) {
+		far, err = net.ListenUDP("udp4", nil)
+		return err
+	})
+	w.in("n0", func() (err error) {
+		near, err = net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(198, 18, 0, 2), Port: far.LocalAddr().(*net.UDPAddr).Port})
+		return err
+	})
+	t.Cleanup(func() { near.Close(); far.Close() })
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			n, from, err := far.ReadFromUDP(buf)
+			if err != nil {
+				return
+			}
+			_, _ = far.WriteToUDP(buf[:n], from)
+		}
+	}()
+	w.start()
+	buf := make([]byte, 64)
+	trip := func() {
+		for range 100 {
+			_ = near.SetDeadline(time.Now().Add(patience))
+			if _, err := near.Write([]byte("datagram")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := near.Read(buf); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for round := range 2 {
+		for _, on := range []bool{true, false} {
+			w.eventually(fmt.Sprintf("round %d: the detector is on: %t", round, on), trip, func() bool { return w.paths[0].Detecting() == on })
+		}
+	}
+	for node, p := range w.paths {
+		counts := w.counts(node)
+		if n := p.Requested(); n > 0 || len(p.Hooks()) > 0 || counts["no-flow"] > 20 { // the kernels' own ARP and IPv6 packets may be sampled
+			t.Errorf("node%d: programs are requested for %d addresses, %v are attached; %v", node, n, p.Hooks(), counts)
+		}
+	}
+	// A pod is found nevertheless.
+	w.connect().back()
 }

@@ -3,6 +3,8 @@
 package datapath
 
 import (
+	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -46,5 +48,31 @@ func BenchmarkFastPath(b *testing.B) {
 				})
 			}
 		}
+	}
+}
+
+// BenchmarkOwnPackets measures what the programs at a NIC cost a packet of the node itself, while there are flows.
+func BenchmarkOwnPackets(b *testing.B) {
+	f := loadForTest(b, nil)
+	own := outPacket(four, unix.IPPROTO_TCP)
+	own.Source, own.Target = netip.MustParseAddrPort("192.0.2.1:4000"), netip.MustParseAddrPort("192.0.2.2:5000")
+	f.addFlow(b, four, unix.IPPROTO_TCP, nil)
+	if err := errors.Join(f.objects.BloomA.Set(make([]byte, f.objects.BloomA.Size())), f.objects.BloomB.Set(make([]byte, f.objects.BloomB.Size()))); err != nil {
+		b.Fatal(err)
+	}
+	for name, program := range map[string]*ebpf.Program{"observe_nic": f.ObserveNIC, "decap_nic": f.DecapNIC, "observe_router": f.ObserveRouter, "redirect_nic": f.RedirectNIC} {
+		b.Run(name, func(b *testing.B) {
+			var took time.Duration
+			var n int
+			for b.Loop() {
+				_, each, err := program.Benchmark(own.Bytes(), 100_000, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				took += each
+				n++
+			}
+			b.ReportMetric(float64(took.Nanoseconds())/float64(n), "ns/packet")
+		})
 	}
 }
