@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The variables by which the agent controls all programs. What else it writes is beside the code that reads it: vxlan_devices and
- * remotes in vxlan.h, link_macs and watched_pods in pod.h, bloom_chosen in bloom.h, hash_seed and the states of entries in index.h.
+ * The variables by which the agent controls all programs. What else it writes is beside the code that reads it: vxlan_devices,
+ * routers and remotes in vxlan.h, link_macs and watched_pods in pod.h, bloom_chosen in bloom.h, hash_seed and the states of entries in index.h.
  */
 #pragma once
 

@@ -274,7 +274,7 @@ static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c,
 	if (!reason && is_encap(o)) {
 		reason = would_encapsulate(skb, p, h, o, &longest, is_ipv6);
 	} else if (!reason) {
-		if (!is_metadata_at_nic(skb, p->priority, p->delivery_time, p->queue))
+		if (!bpf_map_lookup_elem(&routers, &o->nic) || !is_metadata_at_nic(skb, p->priority, p->delivery_time, p->queue))
 			reason = REASON_REWRITTEN;
 		else
 			longest = route_mtu(skb, h, p->device, is_ipv6);

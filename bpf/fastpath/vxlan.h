@@ -55,6 +55,14 @@ struct {
 	__type(value, struct vxlan_device);
 } vxlan_devices SEC(".maps");
 
+/* The NICs over which the node routes packets of pods without encapsulation, by ifindex. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16);
+	__type(key, __u32);
+	__type(value, __u8);
+} routers SEC(".maps");
+
 /* Remote nodes, by VXLAN device: the FDB entries of the device. Outer headers are learned only from packets
  * with the addresses of one. Written by the agent. */
 struct remote {

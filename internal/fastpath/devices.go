@@ -335,6 +335,9 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 	}
 }
 
+// routersMax is the size of the map routers in bpf/fastpath/vxlan.h.
+const routersMax = 16
+
 // addRouters finds the routers: the NICs with a route through a gateway. If there is an overlay, a default route alone does not
 // make one: it takes packets that leave the cluster.
 func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route) {
@@ -363,6 +366,10 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 		if what := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev),
 			n.observers.first([]attachPoint{{a.Index, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev)); what != "" {
 			n.skip(l, bypassed, what)
+			continue
+		}
+		if len(n.routers) == routersMax {
+			n.skip(l, "the fast path supports %d NICs that route packets of pods, and there are more", routersMax)
 			continue
 		}
 		n.routers = append(n.routers, a.Index)

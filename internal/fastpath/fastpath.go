@@ -358,8 +358,8 @@ func (f *Fastpath) run(started chan<- error) error {
 			if synced = f.sync(); synced != nil {
 				f.log.Warn("scan devices for the fast path", "error", synced)
 				// Fail safe: the programs must not use devices in an unknown state.
-				if err := f.programs.SetVXLANDevices(nil); err != nil {
-					f.log.Error("clear the VXLAN devices of the fast path", "error", err)
+				if err := errors.Join(f.programs.SetVXLANDevices(nil), f.programs.SetRouters(nil)); err != nil {
+					f.log.Error("clear the devices of the fast path", "error", err)
 				}
 			}
 			f.setProblem(synced)
@@ -584,6 +584,7 @@ func (f *Fastpath) sync() error {
 	if err := errors.Join(
 		err,
 		f.programs.SetVXLANDevices(node.overlays),
+		f.programs.SetRouters(node.routers),
 		f.programs.SetRemotes(node.remotes),
 		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
 	); err != nil {

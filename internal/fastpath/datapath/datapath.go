@@ -45,10 +45,11 @@ type Programs struct {
 	events  *ringbuf.Reader
 	// noDropForged is the error with which the kernel refused to load drop_forged, or nil.
 	noDropForged error
-	// linkMACs, watched and remotes mirror the keys of the maps link_macs, watched_pods and remotes.
+	// linkMACs, watched, remotes and routers mirror the keys of the maps link_macs, watched_pods, remotes and routers.
 	linkMACs map[fastpathLinkMac]bool
 	watched  map[fastpathWatch]bool
 	remotes  map[fastpathRemote]bool
+	routers  map[uint32]bool
 }
 
 // Load loads the programs. They forward nothing until RenewLease. An error says what the kernel
@@ -65,7 +66,7 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	// Kernels before 5.11 charge maps to RLIMIT_MEMLOCK; if the process may not raise the limit, it
 	// may still be large enough.
 	limitErr := rlimit.RemoveMemlock()
-	p := &Programs{linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool), remotes: make(map[fastpathRemote]bool)}
+	p := &Programs{linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool), remotes: make(map[fastpathRemote]bool), routers: make(map[uint32]bool)}
 	var err error
 	if p.reasons, err = reasonsOf(spec.Types); err != nil {
 		return nil, fmt.Errorf("read programs of the fast path: %w", err)

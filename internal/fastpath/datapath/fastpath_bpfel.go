@@ -327,6 +327,7 @@ const (
 	fastpathMapPodLinks       = "pod_links"
 	fastpathMapRemotes        = "remotes"
 	fastpathMapReverseNat     = "reverse_nat"
+	fastpathMapRouters        = "routers"
 	fastpathMapVxlanDevices   = "vxlan_devices"
 	fastpathMapWatchedPods    = "watched_pods"
 	fastpathProgDecapNic      = "decap_nic"
@@ -431,6 +432,7 @@ type fastpathMapSpecs struct {
 	PodLinks       *ebpf.MapSpec `ebpf:"pod_links"`
 	Remotes        *ebpf.MapSpec `ebpf:"remotes"`
 	ReverseNat     *ebpf.MapSpec `ebpf:"reverse_nat"`
+	Routers        *ebpf.MapSpec `ebpf:"routers"`
 	VxlanDevices   *ebpf.MapSpec `ebpf:"vxlan_devices"`
 	WatchedPods    *ebpf.MapSpec `ebpf:"watched_pods"`
 }
@@ -491,6 +493,7 @@ type fastpathMaps struct {
 	PodLinks       *ebpf.Map `ebpf:"pod_links"`
 	Remotes        *ebpf.Map `ebpf:"remotes"`
 	ReverseNat     *ebpf.Map `ebpf:"reverse_nat"`
+	Routers        *ebpf.Map `ebpf:"routers"`
 	VxlanDevices   *ebpf.Map `ebpf:"vxlan_devices"`
 	WatchedPods    *ebpf.Map `ebpf:"watched_pods"`
 }
@@ -509,6 +512,7 @@ func (m *fastpathMaps) Close() error {
 		m.PodLinks,
 		m.Remotes,
 		m.ReverseNat,
+		m.Routers,
 		m.VxlanDevices,
 		m.WatchedPods,
 	)

@@ -69,6 +69,15 @@ func (p *Programs) SetVXLANDevices(all map[int]VXLANDevice) error {
 	return nil
 }
 
+// SetRouters replaces the NICs over which the node routes packets of pods without encapsulation. It is not safe for concurrent use.
+func (p *Programs) SetRouters(nics []int) error {
+	want := make(map[uint32]bool, len(nics))
+	for _, nic := range nics {
+		want[uint32(nic)] = true
+	}
+	return updateSet(p.objects.Routers, p.routers, want)
+}
+
 // Remote is a remote node of a VXLAN device, from an FDB entry: the device sends frames for a MAC address to a node's IPv4
 // address.
 type Remote struct {
