@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 	"time"
@@ -33,6 +34,9 @@ func (f *Fastpath) AttachAll() {
 		f.attach(link)
 	}
 }
+
+// ProbeRouted is Probe as on a kernel without VXLAN devices.
+func ProbeRouted(ctx context.Context) error { return probe(ctx, false) }
 
 // Requested returns for how many addresses programs have been requested.
 func (f *Fastpath) Requested() int { return len(f.pods.wanted()) }

@@ -1545,9 +1545,11 @@ func TestReset(t *testing.T) {
 func TestProbe(t *testing.T) {
 	t.Parallel()
 	testenv.NeedRoot(t)
-	begin := time.Now()
-	if err := fastpath.Probe(t.Context()); err != nil {
-		t.Fatal(err)
+	for kind, probe := range map[string]func(context.Context) error{"VXLAN": fastpath.Probe, "routed": fastpath.ProbeRouted} {
+		begin := time.Now()
+		if err := probe(t.Context()); err != nil {
+			t.Fatalf("%s: %v", kind, err)
+		}
+		t.Logf("%s: the self-test took %s", kind, time.Since(begin))
 	}
-	t.Logf("the self-test took %s", time.Since(begin))
 }

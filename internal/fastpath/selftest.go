@@ -35,8 +35,20 @@ var (
 
 // Probe tests in temporary network namespaces whether the fast path works on this kernel. A pod
 // opens a TCP connection over a VXLAN device to a node without the fast path, and compares the data
-// that it sends with the data that comes back. The error says what does not work.
+// that it sends with the data that comes back. A kernel without VXLAN devices routes it. The error says what does not work.
 func Probe(ctx context.Context) error {
+	err := probe(ctx, true)
+	if errors.Is(err, errNoVXLAN) {
+		err = probe(ctx, false)
+	}
+	return err
+}
+
+// errNoVXLAN means that the kernel has no VXLAN devices.
+var errNoVXLAN = errors.New("this kernel lacks VXLAN devices (load the module vxlan)")
+
+// probe is Probe over a VXLAN device (tunnel), or routed.
+func probe(ctx context.Context, tunnel bool) error {
 	var spaces [3]netns.Handle // node, pod, far node
 	for i := range spaces {
 		ns, err := netns.New()
@@ -46,7 +58,7 @@ func Probe(ctx context.Context) error {
 		defer ns.Close()
 		spaces[i] = ns
 	}
-	err := probeDevices(spaces)
+	err := probeDevices(spaces, tunnel)
 	if err == nil {
 		err = probeTraffic(ctx, spaces)
 	}
@@ -56,17 +68,17 @@ func Probe(ctx context.Context) error {
 	return nil
 }
 
-// probeDevices creates a node with a pod, and another node that needs only a VXLAN device.
-func probeDevices(spaces [3]netns.Handle) error {
+// probeDevices creates a node with a pod, and another node that needs only its end of their network.
+func probeDevices(spaces [3]netns.Handle, tunnel bool) error {
 	node, pod, far := spaces[0], spaces[1], spaces[2]
-	if err := netns.Do(node, func() error { return makeProbeNode(pod, far) }); err != nil {
+	if err := netns.Do(node, func() error { return makeProbeNode(pod, far, tunnel) }); err != nil {
 		return fmt.Errorf("make a node: %w", err)
 	}
 	if err := netns.Do(pod, makeProbePod); err != nil {
 		return fmt.Errorf("make a pod: %w", err)
 	}
 	if err := netns.Do(far, func() error {
-		if err := makeProbeTunnel(1); err != nil {
+		if err := makeProbeNetwork(1, tunnel); err != nil {
 			return err
 		}
 		lo, err := netlink.LinkByName("lo")
@@ -87,20 +99,35 @@ func probeLink(name string) netlink.LinkAttrs {
 	return a
 }
 
-// makeProbeTunnel creates the VXLAN device of a node, and the entries that lead through it to the
-// other node's pod.
-func makeProbeTunnel(i int) error {
+// makeProbeNetwork gives a node its address, and the way to the other node's pod.
+func makeProbeNetwork(i int, tunnel bool) error {
 	nic, err := netlink.LinkByName("nic")
 	if err != nil {
 		return err
 	}
+	if err := errors.Join(netlink.LinkSetUp(nic), netlink.AddrAdd(nic, &netlink.Addr{IPNet: host(probeNodes[i], 24)})); err != nil {
+		return err
+	}
+	if tunnel {
+		return makeProbeTunnel(i, nic)
+	}
+	return netlink.RouteAdd(&netlink.Route{LinkIndex: nic.Attrs().Index, Dst: host(probePods[1-i], 32), Gw: probeNodes[1-i]})
+}
+
+// makeProbeTunnel creates the VXLAN device of a node, and the entries that lead through it to the
+// other node's pod.
+func makeProbeTunnel(i int, nic netlink.Link) error {
 	v := &netlink.Vxlan{LinkAttrs: probeLink("vx"), VxlanId: 1, SrcAddr: probeNodes[i], VtepDevIndex: nic.Attrs().Index, Port: 4790}
 	v.HardwareAddr, v.MTU = probeMACs[i], 1450
 	other := 1 - i
 	for _, step := range []func() error{
-		func() error { return netlink.LinkSetUp(nic) },
-		func() error { return netlink.AddrAdd(nic, &netlink.Addr{IPNet: host(probeNodes[i], 24)}) },
-		func() error { return lacking("VXLAN devices", "vxlan", netlink.LinkAdd(v)) },
+		func() error {
+			err := netlink.LinkAdd(v)
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				return errNoVXLAN
+			}
+			return err
+		},
 		func() error {
 			return netlink.NeighSet(&netlink.Neigh{LinkIndex: v.Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
 				IP: probeNodes[other], HardwareAddr: probeMACs[other]})
@@ -111,6 +138,7 @@ func makeProbeTunnel(i int) error {
 		func() error {
 			return netlink.RouteAdd(&netlink.Route{LinkIndex: v.Index, Dst: host(probePods[other], 32), Scope: netlink.SCOPE_LINK})
 		},
+		func() error { return forward("vx") },
 	} {
 		if err := step(); err != nil {
 			return err
@@ -120,21 +148,23 @@ func makeProbeTunnel(i int) error {
 }
 
 // makeProbeNode creates the node's devices: those to its pod and to the other node, and its VXLAN
-// device.
-func makeProbeNode(pod, far netns.Handle) error {
+// device if there is a tunnel.
+func makeProbeNode(pod, far netns.Handle, tunnel bool) error {
 	wire := netlink.NewVeth(probeLink("nic"))
 	wire.PeerName, wire.PeerNamespace = "nic", netlink.NsFd(far)
 	link := netlink.NewVeth(probeLink("pod"))
 	link.PeerName, link.PeerNamespace, link.PeerHardwareAddr = "eth0", netlink.NsFd(pod), net.HardwareAddr{2, 0, 0, 0, 2, 1}
 	link.HardwareAddr, link.MTU = net.HardwareAddr{2, 0, 0, 0, 2, 2}, 1450
-	if err := lacking("veth devices", "veth", errors.Join(netlink.LinkAdd(wire), netlink.LinkAdd(link))); err != nil {
+	if err := errors.Join(netlink.LinkAdd(wire), netlink.LinkAdd(link)); errors.Is(err, unix.EOPNOTSUPP) {
+		return errors.New("this kernel lacks veth devices (load the module veth)")
+	} else if err != nil {
 		return err
 	}
-	if err := makeProbeTunnel(0); err != nil {
+	if err := makeProbeNetwork(0, tunnel); err != nil {
 		return err
 	}
 	return errors.Join(
-		forward("pod"), forward("vx"),
+		forward("pod"), forward("nic"),
 		netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: host(probePods[0], 32), Scope: netlink.SCOPE_LINK}),
 		netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Index, State: netlink.NUD_PERMANENT, IP: probePods[0], HardwareAddr: link.PeerHardwareAddr}),
 		track(),
@@ -153,14 +183,6 @@ func makeProbePod() error {
 		netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: host(probePods[1], 32), Scope: netlink.SCOPE_LINK}),
 		netlink.NeighSet(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: probePods[1], HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 2, 2}}),
 	)
-}
-
-// lacking adds advice to an error that says that the kernel lacks a kind of device.
-func lacking(what, module string, err error) error {
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("this kernel lacks %s (load the module %s)", what, module)
-	}
-	return err
 }
 
 func host(ip net.IP, bits int) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, 32)} }
