@@ -76,17 +76,16 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 		}
 		return cmp.Or(context.Cause(ctx), err)
 	}
-	if err := m.noteFailures(pairs); err != nil {
-		return err
-	}
 	for i, of := range m.servers {
-		if out.PerPair[i].Error != "" {
-			continue
-		}
 		out.PerPair[i].Server = of[0]
 		if pairs[i].Backends {
 			out.PerPair[i].Server, out.PerPair[i].Backends = combined(of), of
 		}
+	}
+	silent := m.silences(pairs)
+	m.judgeParts(silent)
+	if err := m.noteFailures(pairs); err != nil {
+		return err
 	}
 	n.nameHosts(out.Hosts)
 	slices.SortFunc(out.Fastpath, func(a, b record.Fastpath) int { return cmp.Compare(a.Place, b.Place) })
@@ -97,7 +96,10 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node))
 	})
 	out.Loads = n.loads(sampled, out)
-	return fillMetrics(c, out)
+	if err := fillMetrics(c, out); err != nil || c.Round > 0 {
+		return err
+	}
+	return judge(c, out.PerPair, silent)
 }
 
 // machinesOf returns the machines on which pairs are. Variants that choose nodes by labels leave others idle, whose counters say
@@ -263,7 +265,7 @@ func (m *measurement) deadWorker(p *part) error {
 
 // combined sums up what the backends of a pair did.
 func combined(backends []record.Endpoint) record.Endpoint {
-	all := record.Endpoint{}
+	all := record.Endpoint{Silent: backends[0].Silent}
 	names := make([]string, len(backends))
 	for i, e := range backends {
 		names[i] = e.Place
@@ -275,6 +277,7 @@ func combined(backends []record.Endpoint) record.Endpoint {
 		all.Retransmits += e.Retransmits
 		all.CPUSeconds += e.CPUSeconds
 		all.Sleeps += e.Sleeps
+		all.Silent = min(all.Silent, e.Silent)
 		all.Warnings = append(all.Warnings, e.Warnings...)
 	}
 	all.Place = strings.Join(names, " ")

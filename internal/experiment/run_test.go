@@ -55,6 +55,8 @@ type fakeTarget struct {
 	// can be started.
 	await func(ctx context.Context, patient bool) error
 	away  bool
+	// drops says for how long a place drops everything within a window of 1 s; it may be nil.
+	drops func(place string) time.Duration
 	// takes is how long traffic takes, once everyone is ready.
 	takes time.Duration
 	// physicalHost runs the machine; nil if that is unknown.
@@ -176,7 +178,17 @@ func (w *fakeWorker) Serve(ctx context.Context, t place.Traffic, ready place.Rea
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
-	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, BitsPerSecond: 8e9, Messages: 10}, err
+	return record.Endpoint{Place: t.Place, Seconds: time.Duration(t.Workload.Traffic().Duration).Seconds(), Bytes: 1e9, BitsPerSecond: 8e9, Messages: 10, Silent: w.silent()}, err
+}
+
+// silent returns for how long a worker's place dropped everything.
+func (w *fakeWorker) silent() float64 {
+	if w.drops == nil {
+		return 0
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.drops(w.place).Seconds()
 }
 
 func (w *fakeWorker) Drive(ctx context.Context, t place.Traffic, ready place.Ready, progress func(uint64, uint64)) (record.Endpoint, error) {
@@ -197,7 +209,7 @@ func (w *fakeWorker) Drive(ctx context.Context, t place.Traffic, ready place.Rea
 		<-ctx.Done()
 		err = ctx.Err()
 	}
-	return record.Endpoint{Place: t.Place, Seconds: 1, Bytes: 1e9, Messages: 10}, err
+	return record.Endpoint{Place: t.Place, Seconds: time.Duration(t.Workload.Traffic().Duration).Seconds(), Bytes: 1e9, Messages: 10}, err
 }
 
 func (w *fakeWorker) Sample(_ context.Context, q place.Sampling, ready place.Ready) (record.Sample, error) {
@@ -432,12 +444,13 @@ func TestFailures(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct {
-		name string
-		set  []string // of the experiment
-		full error    // of the disk on which the record is kept
-		stop int      // before a trial of this attempt the run is interrupted
-		fail func(f *fakeTarget) func(call, place string) error
-		want string
+		name  string
+		set   []string // of the experiment
+		full  error    // of the disk on which the record is kept
+		stop  int      // before a trial of this attempt the run is interrupted
+		fail  func(f *fakeTarget) func(call, place string) error
+		drops func(place string) time.Duration
+		want  string
 	}{
 		{name: "one trial", fail: func(*fakeTarget) func(string, string) error {
 			return once("drive", "node0/pod0", errors.New("the cat sat on it"))
@@ -469,6 +482,32 @@ end: context canceled
 resume
 7 rps+ 1: ok, attempt 2
 8 rps+ 2: ok, attempt 2
+end`},
+		{name: "a place drops everything for most of a trial", drops: func() func(string) time.Duration {
+			left := 700 * time.Millisecond
+			return func(place string) (dropped time.Duration) {
+				if place == "node1" {
+					dropped, left = left, 0
+				}
+				return dropped
+			}
+		}(), want: `
+1 ok
+2 native 1: failed: nothing arrived for 700ms of the window of 1s: the network or a machine stood still, or it is too slow for so short a window (set a longer duration)
+4 ok
+7 native 1: ok, attempt 2
+end`},
+		{name: "a place drops everything for most of each trial of a variant", set: []string{"spec.pairs=[1]"}, drops: func(place string) time.Duration {
+			return map[string]time.Duration{"node1": 700 * time.Millisecond}[place]
+		}, want: `
+2 ok
+3 native 1: failed: nothing arrived for 700ms of the window of 1s: the network or a machine stood still, or it is too slow for so short a window (set a longer duration)
+4 native 1: failed, attempt 2: nothing arrived for 700ms of the window of 1s: the network or a machine stood still, or it is too slow for so short a window (set a longer duration)
+end: ErrMissing
+resume
+end: ErrMissing`},
+		{name: "a place drops everything for less than half of each trial", drops: func(string) time.Duration { return 400 * time.Millisecond }, want: `
+6 ok
 end`},
 		{name: "every trial of a block", set: []string{"spec.pairs=[1]", "spec.runs=2"}, fail: func(*fakeTarget) func(string, string) error {
 			return failing("drive", "no route to host")
@@ -521,6 +560,7 @@ end`},
 		t.Run(tt.name, func(t *testing.T) {
 			exp := parse(t, append([]string{"spec.runs=1"}, tt.set...)...)
 			f, out := newFake(2), &memory{err: tt.full}
+			f.drops = tt.drops
 			if tt.fail != nil {
 				f.fail = tt.fail(f)
 			}

@@ -45,8 +45,8 @@ type Trial struct {
 	Window float64 `json:"window" unit:"s"` // length of the measured part
 	Status Status  `json:"status"`          // outcome of the trial: ok or failed
 	Error  string  `json:"error,omitempty"` // why it failed
-	// Stalled says that it failed because a connection moved nothing at the end of the window, or none did
-	// throughout it, as on a busy machine.
+	// Stalled says that it failed because a connection moved nothing at the end of the window, or because nothing or
+	// next to nothing arrived for most of it: the network or a machine stood still.
 	Stalled bool `json:"stalled,omitempty"`
 	// Metrics are values by name, over all pairs.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
@@ -133,6 +133,9 @@ type Endpoint struct {
 	// Sleeps is how often the threads of this end slept in the kernel within the window: their voluntary
 	// context switches. Only the traffic engine on Linux counts them.
 	Sleeps uint64 `json:"sleeps,omitempty"`
+	// Silent is the longest time within the window in which this end moved nothing, on any connection. Only the traffic
+	// engine knows it, in steps of a sixteenth of the window or so.
+	Silent float64 `json:"silent,omitempty" unit:"s"`
 	// Machine is the load of the machine that a tool's client ran on, if the client reports it, as latte does.
 	Machine *Machine `json:"machine,omitempty"`
 	// CongestionControl is that of another tool's TCP sockets, as the kernel reports it; several

@@ -305,6 +305,9 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	go func() { wg.Wait(); close(done) }()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	silence := silence{from: w.From, to: w.To, heard: w.From}
+	look := time.NewTicker(silence.interval())
+	defer look.Stop()
 	for {
 		select {
 		case <-done:
@@ -314,20 +317,28 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 			if err := errors.Join(errs...); err != nil {
 				return record.Endpoint{}, fmt.Errorf("run %s: %w", e.spec.Kind, err)
 			}
+			silence.look(r.now(), e.moved())
 			out, err := e.result()
+			out.Silent = silence.longest.Seconds()
 			if e.auth != nil {
 				out.Warnings = append(out.Warnings, e.auth.warnings()...)
 			}
 			return out, err
+		case <-look.C:
+			silence.look(r.now(), e.moved())
 		case <-tick.C:
-			var p Progress
-			for _, c := range e.conns {
-				p.Bytes += c.bytes.Load()
-				p.Messages += c.messages.Load()
-			}
-			progress(p)
+			progress(e.moved())
 		}
 	}
+}
+
+// moved adds up what the connections have moved so far.
+func (e *End) moved() (p Progress) {
+	for _, c := range e.conns {
+		p.Bytes += c.bytes.Load()
+		p.Messages += c.messages.Load()
+	}
+	return p
 }
 
 // result adds the connections up.

@@ -1,0 +1,157 @@
+package experiment
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
+)
+
+// A trial is judged before it counts, whatever made its traffic: its figures must be those of the path, not of an outage. One that
+// is not valid has failed, and is repeated like any other. docs/explanation/method.md has the rules, and says why there is none
+// about loss.
+
+// Limits of a valid trial.
+const (
+	silentShare   = 0.5 // of the window
+	silentLeast   = 250 * time.Millisecond
+	fewestReplies = 3
+	windowFactor  = 2 // by which a measured window may be longer or shorter than the planned one
+)
+
+// judge returns why pairs do not count, or nil if they do. silent is, for each of them, the longest time in which nothing arrived.
+func judge(c Cell, pairs []record.Pair, silent []time.Duration) error {
+	traffic := c.Workload.Traffic()
+	planned := time.Duration(traffic.Duration)
+	if traffic.Counted() { // the window ends when all is done
+		planned = longestWindow(pairs)
+	}
+	// If one of several pairs gets nothing, the path has shared itself out badly. That is a result.
+	if least := slices.Min(silent); least > max(silentLeast, time.Duration(silentShare*float64(planned))) {
+		return record.StalledError(fmt.Sprintf("nothing arrived for %s of the window of %s: the network or a machine stood still, or it is too slow for so short a window (set a longer duration)",
+			least.Round(time.Millisecond), planned.Round(time.Millisecond)))
+	}
+	if traffic.Counted() {
+		return nil
+	}
+	if c.Workload.Stream == nil {
+		got, due := replies(pairs), repliesDue(traffic, len(pairs))
+		counts := got > 0 || traffic.Tool == spec.ToolNative // some tools report latencies alone
+		if counts && got < min(fewestReplies, due) {
+			return record.StalledError(fmt.Sprintf("%d replies arrived within the window of %s, and fewer than %d say nothing about latency: the network or a machine stood still, or it is too slow for so short a window (set a longer duration)",
+				got, planned, fewestReplies))
+		}
+	}
+	for _, p := range pairs {
+		e := hearing(c, &p)
+		if measured := time.Duration(e.Seconds * float64(time.Second)); measured > windowFactor*planned || measured > 0 && measured < planned/windowFactor {
+			return fmt.Errorf("%s measured for %s in place of %s, so its figures are of other traffic: the machine stood still, or the tool ended too early or too late",
+				e.Place, measured.Round(time.Millisecond), planned)
+		}
+	}
+	return nil
+}
+
+// hearing returns the end of a pair at which traffic arrives: the receiver of a stream, or the client that awaits replies. Of
+// another tool, the client knows both.
+func hearing(c Cell, p *record.Pair) *record.Endpoint {
+	if c.Workload.Stream == nil {
+		return &p.Client
+	}
+	return p.Teller(c.Workload.Traffic().Tool == spec.ToolNative)
+}
+
+func longestWindow(pairs []record.Pair) (longest time.Duration) {
+	for _, p := range pairs {
+		longest = max(longest, time.Duration(p.Client.Seconds*float64(time.Second)))
+	}
+	return longest
+}
+
+func replies(pairs []record.Pair) (n uint64) {
+	for _, p := range pairs {
+		n += p.Client.Messages
+	}
+	return n
+}
+
+// repliesDue returns how many replies the set rate allows; many if there is none.
+func repliesDue(t *spec.Traffic, pairs int) uint64 {
+	if t.Rate == 0 {
+		return fewestReplies
+	}
+	return uint64(float64(t.Rate*max(1, t.Connections)*pairs) * time.Duration(t.Duration).Seconds())
+}
+
+// judgeParts judges each pair of a mesh by itself, and makes its part fail if it does not count.
+func (m *measurement) judgeParts(silent []time.Duration) {
+	if m.cell.Round == 0 {
+		return
+	}
+	for i := range m.out.PerPair {
+		if context.Cause(m.parts[i].ctx) != nil {
+			continue
+		}
+		if err := judge(m.cell, m.out.PerPair[i:i+1], silent[i:i+1]); err != nil {
+			m.parts[i].cancel(err)
+		}
+	}
+}
+
+// silences returns for each pair the longest time in which nothing arrived. The traffic engine knows it. For other tools, the
+// NICs of the node on which traffic arrives do.
+func (m *measurement) silences(pairs []pairEnds) []time.Duration {
+	all := make([]time.Duration, len(pairs))
+	for i, p := range pairs {
+		all[i] = time.Duration(hearing(m.cell, &m.out.PerPair[i]).Silent * float64(time.Second))
+		if all[i] > 0 || m.spec.Tool == spec.ToolNative {
+			continue
+		}
+		node := p.client.place.Node
+		if m.cell.Workload.Stream != nil {
+			node = p.servers[0].place.Node
+		}
+		if s, err := record.DecodeSeries(m.out.Series[node]); err == nil { // without one, nothing is known
+			all[i] = silentNICs(s)
+		}
+	}
+	return all
+}
+
+// quietShare is the share of its usual rate up to which a NIC counts as silent: other traffic of the machine goes on. Below
+// tellingRate, in bytes per µs, the NICs may have had nothing but that.
+const (
+	quietShare  = 0.01
+	tellingRate = 0.01
+)
+
+// silentNICs returns the longest time in which the NICs of a node received next to nothing; 0 if they do not tell. The usual rate
+// is the 90th percentile: the highest may be another program's burst, and the median within the outage.
+func silentNICs(s record.Series) time.Duration {
+	var rates []float64 // in bytes per µs, of each interval
+	for i := range max(0, len(s.At)-1) {
+		var bytes uint64
+		for _, n := range s.NICs {
+			bytes += n.Rx[i]
+		}
+		rates = append(rates, ratio(float64(bytes), float64(s.At[i+1]-s.At[i])))
+	}
+	if len(rates) == 0 {
+		return 0
+	}
+	usual := slices.Sorted(slices.Values(rates))[(len(rates)-1)*9/10]
+	if usual < tellingRate {
+		return 0
+	}
+	var longest, from int64
+	for i, rate := range rates {
+		if rate > quietShare*usual {
+			from = s.At[i+1]
+		}
+		longest = max(longest, s.At[i+1]-from)
+	}
+	return time.Duration(longest) * time.Microsecond
+}
