@@ -24,7 +24,9 @@ type subscription struct {
 
 func subscribe(ns netns.Handle) (*subscription, error) {
 	u := &subscription{changes: make(chan netlink.LinkUpdate, 64), done: make(chan struct{})}
-	err := netlink.LinkSubscribeWithOptions(u.changes, u.done, netlink.LinkSubscribeOptions{Namespace: &ns})
+	err := netns.Do(ns, func() error { // whose errors the netlink library would hide
+		return netlink.LinkSubscribeWithOptions(u.changes, u.done, netlink.LinkSubscribeOptions{})
+	})
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to link changes: %w", err)
 	}

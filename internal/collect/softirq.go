@@ -7,7 +7,9 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/process"
 )
 
 //go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq ../../bpf/collect/softirq.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -I../../bpf/headers
@@ -28,11 +30,12 @@ type softirqCPU softirqSoftirqCpu
 // on kernels without raw tracepoints; callers fall back to /proc/stat.
 func openSoftirqTimes() (*softirqTimes, error) {
 	s := new(softirqTimes)
-	// Kernels before 5.11 charge maps to RLIMIT_MEMLOCK. If the process may not
-	// raise the limit, it may still be large enough.
-	limitErr := rlimit.RemoveMemlock()
-	if err := loadSoftirqObjects(&s.objects, nil); err != nil {
-		return nil, fmt.Errorf("load softirq programs: %w", errors.Join(err, limitErr))
+	explain := process.Loading()
+	if err := explain(loadSoftirqObjects(&s.objects, nil)); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			return nil, fmt.Errorf("load softirq programs, which takes root, or the capabilities BPF and PERFMON: %w", err)
+		}
+		return nil, fmt.Errorf("load softirq programs: %w", err)
 	}
 	for _, at := range []link.RawTracepointOptions{
 		{Name: "softirq_entry", Program: s.objects.SoftirqEntry},

@@ -19,7 +19,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/ringbuf"
-	"github.com/cilium/ebpf/rlimit"
+
+	"slipstream.dev/internal/process"
 )
 
 //go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow -type event -type event_kind -type recovery -type tracked -type entry_state fastpath ../../../bpf/fastpath/fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
@@ -63,9 +64,7 @@ func Load() (*Programs, error) {
 }
 
 func load(spec *ebpf.CollectionSpec) (*Programs, error) {
-	// Kernels before 5.11 charge maps to RLIMIT_MEMLOCK; if the process may not raise the limit, it
-	// may still be large enough.
-	limitErr := rlimit.RemoveMemlock()
+	refused := process.Loading()
 	p := &Programs{linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool), remotes: make(map[fastpathRemote]bool), routers: make(map[uint32]bool)}
 	var err error
 	if p.reasons, err = reasonsOf(spec.Types); err != nil {
@@ -76,7 +75,7 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	}
 	if p.noDropForged = spec.LoadAndAssign(&p.objects, nil); p.noDropForged != nil {
 		if err := withoutDropForged(spec).LoadAndAssign(&p.objects, nil); err != nil {
-			return nil, fmt.Errorf("load programs of the fast path: %w", explain(errors.Join(err, limitErr)))
+			return nil, fmt.Errorf("load programs of the fast path: %w", explain(refused(err)))
 		}
 	}
 	o := &p.objects

@@ -7,8 +7,9 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/process"
 )
 
 // NeighbourFilter filters the neighbour notifications of a netlink socket. Notifications about FDB
@@ -17,10 +18,10 @@ type NeighbourFilter struct{ objects neighboursObjects }
 
 // LoadNeighbourFilter loads the filter. At first it drops all notifications about FDB entries of bridges.
 func LoadNeighbourFilter() (*NeighbourFilter, error) {
-	limitErr := rlimit.RemoveMemlock()
+	explain := process.Loading()
 	f := new(NeighbourFilter)
 	if err := loadNeighboursObjects(&f.objects, nil); err != nil {
-		return nil, fmt.Errorf("load the neighbour filter: %w", errors.Join(err, limitErr))
+		return nil, fmt.Errorf("load the neighbour filter: %w", explain(err))
 	}
 	return f, nil
 }

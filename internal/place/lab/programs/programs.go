@@ -7,11 +7,11 @@
 package programs
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/rlimit"
+
+	"slipstream.dev/internal/process"
 )
 
 //go:generate bpf2go -tags linux -target bpfel wire ../../../../bpf/lab/wire.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
@@ -33,7 +33,7 @@ func LoadRehash() (*ebpf.Program, error) {
 // loadSized loads programs into objects, which bpf2go generated for them. entries has the sizes of maps,
 // by name.
 func loadSized(read func() (*ebpf.CollectionSpec, error), entries map[string]int, objects any) error {
-	limitErr := rlimit.RemoveMemlock() // kernels before 5.11 charge maps to it
+	explain := process.Loading()
 	spec, err := read()
 	if err != nil {
 		return err
@@ -41,8 +41,5 @@ func loadSized(read func() (*ebpf.CollectionSpec, error), entries map[string]int
 	for name, n := range entries {
 		spec.Maps[name].MaxEntries = uint32(n)
 	}
-	if err := spec.LoadAndAssign(objects, nil); err != nil {
-		return errors.Join(err, limitErr)
-	}
-	return nil
+	return explain(spec.LoadAndAssign(objects, nil))
 }
