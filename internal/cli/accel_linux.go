@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -53,6 +52,9 @@ slipstream agent. status shows settings and fast paths.`,
 			if err != nil {
 				return usage(err)
 			}
+			if err := asRoot("accel reads and changes settings of the kernel"); err != nil {
+				return err
+			}
 			s, err := accel.OpenApplier(options())
 			if err != nil {
 				return err
@@ -96,8 +98,8 @@ slipstream agent. status shows settings and fast paths.`,
 }
 
 func accelStatus(ctx context.Context, w io.Writer, o accel.Options, format outputFormat) error {
-	if os.Geteuid() != 0 {
-		return errors.New("accel status reads the settings of every network namespace, which only root may: use sudo")
+	if err := asRoot("accel status reads the settings of every network namespace"); err != nil {
+		return err
 	}
 	held, err := accel.Status(ctx, o)
 	if err != nil {
@@ -123,6 +125,9 @@ func accelStatus(ctx context.Context, w io.Writer, o accel.Options, format outpu
 }
 
 func accelRevert(ctx context.Context, p Process, o accel.Options, killed bool) error {
+	if err := asRoot("accel revert changes settings of the kernel"); err != nil {
+		return err
+	}
 	recovered, err := accel.Recover(ctx, o)
 	if killed && journal.OnlyChanged(err) {
 		fmt.Fprintln(p.Err, err) // slipstream no longer owns these settings

@@ -77,6 +77,9 @@ func (o agentOptions) check() error {
 }
 
 func (o agentOptions) run(ctx context.Context, p Process) error {
+	if err := asRoot("an agent changes settings of the kernel"); err != nil {
+		return err
+	}
 	process.CollectSooner()
 	log := newLog(p)
 	options := agent.Options{Node: o.node, JournalDir: o.journal, Log: log}

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -82,9 +84,42 @@ func printError(p Process, err error) int {
 		exit = exitError{code: exitFailed, err: err}
 	}
 	if exit.err != nil {
-		fmt.Fprintln(p.Err, "slipstream:", strings.ReplaceAll(exit.err.Error(), "\n", "\nslipstream: "))
+		for _, line := range errorLines(exit.err) {
+			fmt.Fprintln(p.Err, "slipstream:", line)
+		}
 	}
 	return exit.code
+}
+
+// errorLines returns the lines of an error, each once: what fails in several places often does so with the same words. The last
+// line is what to do, for errors of the system that do not say it.
+func errorLines(err error) (lines []string) {
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	if do := remedy(err); do != "" {
+		lines = append(lines, do)
+	}
+	return lines
+}
+
+// remedy says what to do about an error of the system. The errors of workers are text.
+func remedy(err error) string {
+	has := func(cause syscall.Errno) bool {
+		return errors.Is(err, cause) || strings.Contains(err.Error(), cause.Error())
+	}
+	_, gone := os.Getwd()
+	switch {
+	case has(syscall.ENFILE): // whose text begins as that of EMFILE
+		return "raise the machine's limit on open files (sysctl fs.file-max)"
+	case has(syscall.EMFILE):
+		return "raise the limit on open files (ulimit -n 65536, or LimitNOFILE= of a service)"
+	case errors.Is(err, fs.ErrNotExist) && gone != nil:
+		return "the folder in which slipstream was started has been removed: change to another one"
+	}
+	return ""
 }
 
 // exitError is an error with an exit code of its own.

@@ -79,8 +79,8 @@ func (o doctorOptions) examineLab(ctx context.Context, p Process, d *diagnosis) 
 
 // labWorks returns an error that says why a lab does not work here.
 func labWorks(c lab.Config) error {
-	if os.Geteuid() != 0 {
-		return errors.New("a lab needs root to create network namespaces: use sudo")
+	if err := asRoot("a lab creates network namespaces"); err != nil {
+		return err
 	}
 	return lab.Lacks(c)
 }

@@ -213,8 +213,8 @@ func (n *labNetwork) Close(ctx context.Context) error { return n.Down(ctx) }
 // claimMachine ensures that this process is the only one that measures on this machine: two would disturb
 // each other. It then removes the labs and reverts the settings that dead processes have left.
 func claimMachine(ctx context.Context, p Process) (release func(), err error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("a lab needs root to create network namespaces: use sudo")
+	if err := asRoot("a run in a lab creates network namespaces"); err != nil {
+		return nil, err
 	}
 	path := filepath.Join(filepath.Dir(journalDir), "run.lock")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -279,6 +279,9 @@ func labUpCommand(p Process) *cobra.Command {
 		Use: "up NAME", Args: cobra.ExactArgs(1),
 		Short: "Create a lab, which stays until lab down",
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := asRoot("lab up creates network namespaces"); err != nil {
+				return err
+			}
 			config.Name, config.NIC.Rate = args[0], spec.BitRate(rate)
 			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Forwarder: forwarderArgv, Log: newLog(p)})
 			if err != nil {
@@ -336,6 +339,9 @@ func labExecCommand(p Process) *cobra.Command {
 		Use: "exec NAME NODE[/POD] -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
 		Short: "Run a command in a node or pod of a lab, such as node0 or node0/pod1",
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := asRoot("lab exec enters the network namespaces of a lab"); err != nil {
+				return err
+			}
 			l, err := lab.Open(lab.DefaultDir, args[0])
 			if err != nil {
 				return withLabs(err)
@@ -365,6 +371,9 @@ func labDownCommand(p Process) *cobra.Command {
 		Use: "down NAME...", Args: cobra.MinimumNArgs(1),
 		Short: "Remove labs, and kill the processes in them",
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := asRoot("lab down removes network namespaces"); err != nil {
+				return err
+			}
 			var errs []error
 			for _, name := range args {
 				l, err := lab.Open(lab.DefaultDir, name)

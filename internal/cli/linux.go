@@ -3,6 +3,9 @@
 package cli
 
 import (
+	"fmt"
+	"os"
+
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/internal/process"
@@ -10,6 +13,14 @@ import (
 
 // begin prepares the process, before anything else.
 func begin() error { return process.Begin() }
+
+// asRoot returns an error if the user is not root, before a command does what only root may.
+func asRoot(what string) error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s, which only root may: use sudo", what)
+}
 
 // linuxCommands returns the commands that need namespaces, sysfs or netlink.
 func linuxCommands(p Process) []*cobra.Command {

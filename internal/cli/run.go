@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -82,7 +84,7 @@ reports what it has measured.`,
 	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
 	f.BoolVar(&o.yes, "yes", false, "with --resume: run the commands and the image of a results folder that may be somebody else's")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
-	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes, whose pod network takes the place of VXLAN, or hosts:CLIENT,SERVER (each host is [USER@]NAME, and gets the labels and price of the experiment's host in the same place)")
+	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes, whose pod network takes the place of VXLAN, or hosts:CLIENT,SERVER (each host is [USER@]NAME[:PORT], and gets the labels and price of the experiment's host in the same place)")
 	o.format.addFlag(f)
 	o.kube.addFlags(f)
 	o.hosts.addFlags(f)
@@ -220,6 +222,9 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		return err
 	}
 	defer at.release()
+	if err := checkWritable(o.out); err != nil {
+		return err
+	}
 	leftOut, err := leaveOut(ctx, at, exp, o.set, progress.note)
 	if err != nil {
 		return err
@@ -232,9 +237,35 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	create := func(env record.Environment) (*record.Dir, error) {
 		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), shell.Join(p.Args), leftOut
 		env.Experiment = measured
-		return record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
+		dir, err := record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
+		return dir, elsewhere(err)
 	}
 	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
+}
+
+// checkWritable makes the folder for results, and returns an error if no file can be written to it. Otherwise that would show when the
+// lab or the hosts are ready.
+func checkWritable(out string) error {
+	err := os.MkdirAll(out, 0o755)
+	var f *os.File
+	if err == nil {
+		f, err = os.CreateTemp(out, ".slipstream-")
+	}
+	if err == nil {
+		err = errors.Join(f.Close(), os.Remove(f.Name()))
+	}
+	if err != nil {
+		return elsewhere(fmt.Errorf("create results folder: %w", err))
+	}
+	return nil
+}
+
+// elsewhere says how to have results in another folder, if that helps.
+func elsewhere(err error) error {
+	if place.NoSpace(err) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("%w (--out names another folder)", err)
+	}
+	return err
 }
 
 // checkRunnable returns an error if an experiment cannot be run.
@@ -514,6 +545,7 @@ func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, pla
 		progress.note("results go to " + dir.Path)
 		trials, err = r.Measure(ctx, dir)
 	}
+	unfinished := err != nil && !errors.Is(err, experiment.ErrMissing)
 	progress.end()
 	if dir != nil {
 		if variant, _ := dir.SwitchedVariant(); variant != "" {
@@ -533,15 +565,16 @@ func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, pla
 	default:
 	}
 	var m *report.Model
-	if len(trials) > 0 {
+	if len(trials) > 0 && !errors.Is(err, record.ErrRemoved) {
 		var failed error
 		m, failed = render(dir, p)
 		err = errors.Join(err, failed)
 	}
 	switch {
+	case errors.Is(err, record.ErrRemoved): // there is nothing to resume
 	case place.NoSpace(err):
 		progress.note("once there is space: slipstream run --resume " + shell.Quote(dir.Path))
-	case ctx.Err() != nil || errors.Is(err, place.ErrLost):
+	case unfinished:
 		progress.note("to resume: slipstream run --resume " + shell.Quote(dir.Path))
 	case m != nil:
 		printNext(dir, m, p)

@@ -273,13 +273,23 @@ func (r *Run) remember(trial record.Trial) {
 }
 
 func (r *Run) event(e Event) {
-	e.Done, e.Total = len(r.done), r.total
+	e.Done, e.Total = r.finished(), r.total
 	each := r.plan.blockTime() / time.Duration(r.plan.trials())
 	if r.fresh >= r.plan.trials() { // a whole block: its mean is the plan's mix
 		each = time.Since(r.began) / time.Duration(r.fresh)
 	}
 	e.Left = max(0, time.Duration(e.Total-e.Done)*each)
 	r.observe(e)
+}
+
+// finished counts the trials that are not run again: a failed one is repeated once.
+func (r *Run) finished() (n int) {
+	for _, t := range record.LastEntries(r.done) {
+		if t.Status == record.StatusOK || t.Attempt > 1 {
+			n++
+		}
+	}
+	return n
 }
 
 func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }

@@ -565,11 +565,18 @@ end`},
 				f.fail = tt.fail(f)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
+			var last Event
 			_, err := measure(t, ctx, f, exp, out, func(e Event) {
 				if e.Kind == Begins && e.Trial.Attempt == tt.stop {
 					cancel()
 				}
+				if last = e; e.Done > e.Total {
+					t.Errorf("%d/%d trials are done", e.Done, e.Total)
+				}
 			})
+			if (err == nil || errors.Is(err, ErrMissing)) && last.Done != last.Total {
+				t.Errorf("at the end %d/%d trials are done", last.Done, last.Total)
+			}
 			got := transcript(out.trials, err)
 			if err != nil {
 				before := len(out.trials)

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"slipstream.dev/internal/shell"
 )
 
 // Files of a results folder. Create writes experimentFile last, so a folder that has it is complete.
@@ -133,7 +135,9 @@ func Resume(path string) (*Dir, error) {
 		return nil, err
 	}
 	if d.trials, err = d.open(trialsFile, os.O_RDWR); err == nil {
-		_, d.whole, err = readTrials(d.trials)
+		if _, d.whole, err = readTrials(d.trials); err != nil {
+			err = d.unreadable(err)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("resume results folder %s: %w", path, err), d.Close())
@@ -181,6 +185,9 @@ func (d *Dir) Append(t Trial) error {
 	if err := CheckJSON(line); err != nil || len(line) > maxLine { // nobody could read the folder
 		return fmt.Errorf("append trial %d to %s: %w", t.Order, d.Path, cmp.Or(err, fmt.Errorf("it has more than %d MiB", maxLine>>20)))
 	}
+	if err := d.inPlace(); err != nil {
+		return fmt.Errorf("append trial %d to %s: %w", t.Order, d.Path, err)
+	}
 	if err = d.cut(); err == nil {
 		_, err = d.trials.Write(line)
 	}
@@ -199,6 +206,26 @@ func (d *Dir) Append(t Trial) error {
 	return nil
 }
 
+// ErrRemoved means that somebody has removed or replaced trials.jsonl while the folder was open for appending. What is appended
+// would be lost.
+var ErrRemoved = errors.New(trialsFile + " was removed or replaced while the run wrote to it: the trials since then are lost, so start the run again")
+
+// inPlace returns an error if the file that Append writes is no longer the one of the folder.
+func (d *Dir) inPlace() error {
+	named, err := d.root.Lstat(trialsFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ErrRemoved
+	}
+	if err != nil {
+		return d.in(err)
+	}
+	opened, err := d.trials.Stat()
+	if err == nil && !os.SameFile(named, opened) {
+		return ErrRemoved
+	}
+	return err
+}
+
 // Trials reads all trials, in the order in which they were run. It leaves out a torn last line, of a trial that
 // Append did not finish. Any other line that is not a trial is an error.
 func (d *Dir) Trials() ([]Trial, error) {
@@ -209,10 +236,31 @@ func (d *Dir) Trials() ([]Trial, error) {
 	defer f.Close()
 	trials, _, err := readTrials(f)
 	if err != nil {
-		return nil, fmt.Errorf("read trials: %s:%w", d.file(trialsFile), err)
+		return nil, d.unreadable(err)
 	}
 	return trials, nil
 }
+
+// unreadable says where trials.jsonl cannot be read and, if a line is damaged, how to go on without it: a trial that is not on
+// record is measured by a resumed run.
+func (d *Dir) unreadable(err error) error {
+	err = fmt.Errorf("read trials: %s:%w", d.file(trialsFile), err)
+	if line, ok := errors.AsType[damagedLine](err); ok {
+		err = fmt.Errorf("%w. To go on without that trial, keep a copy of the file, remove line %d, and measure it again: slipstream run --resume %s", err, line.number, shell.Quote(d.Path))
+	}
+	return err
+}
+
+// damagedLine means that a line of trials.jsonl is no trial. Its text begins with the number of the line.
+type damagedLine struct {
+	number int
+	error
+}
+
+func (l damagedLine) Error() string {
+	return fmt.Sprintf("%d: this line is damaged (%v)", l.number, l.error)
+}
+func (l damagedLine) Unwrap() error { return l.error }
 
 // readTrials also returns how many bytes are whole lines. Only a line with its newline is whole: Append writes
 // that last. Errors begin with the line number.
@@ -227,11 +275,14 @@ func readTrials(from io.Reader) (trials []Trial, whole int64, err error) {
 			return nil, 0, fmt.Errorf("%d: %w", n, err)
 		}
 		var t Trial
-		if err := Decode(line, &t); err != nil {
+		if err := CheckJSON(line); err != nil {
 			return nil, 0, fmt.Errorf("%d: %w", n, err)
 		}
+		if err := json.Unmarshal(line, &t); err != nil {
+			return nil, 0, damagedLine{n, err}
+		}
 		if t.Block < 1 || t.Variant == "" || t.Workload == "" {
-			return nil, 0, fmt.Errorf("%d: not a trial: block, variant or workload is missing", n)
+			return nil, 0, damagedLine{n, errors.New("not a trial: block, variant or workload is missing")}
 		}
 		trials = append(trials, t)
 		if whole += int64(len(line)); whole > maxTrials {

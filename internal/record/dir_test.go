@@ -145,16 +145,40 @@ func TestTrialsBadLine(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(d.Path, trialsFile), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := d.Trials(); err == nil || !strings.Contains(err.Error(), trialsFile+":2: ") {
+		if _, err := d.Trials(); err == nil || !strings.Contains(err.Error(), trialsFile+":2: this line is damaged (") || !strings.Contains(err.Error(), "remove line 2, and measure it again: slipstream run --resume "+d.Path) {
 			t.Errorf("line 2 is %q: %v, want an error that names the line", bad, err)
 		}
 		d.Close()
 		if r, err := Resume(d.Path); err == nil {
 			r.Close()
 			t.Errorf("line 2 is %q: Resume takes it", bad)
+		} else if !strings.Contains(err.Error(), "remove line 2") {
+			t.Errorf("line 2 is %q: Resume says %v, want what to do", bad, err)
 		}
 		if left, err := os.ReadFile(filepath.Join(d.Path, trialsFile)); err != nil || string(left) != text {
 			t.Errorf("line 2 is %q: Resume changed the file to %q, %v", bad, left, err)
+		}
+	}
+}
+
+// TestRemoved: a run whose results are removed or replaced ends at the next trial, and not at its end.
+func TestRemoved(t *testing.T) {
+	for name, spoil := range map[string]func(d *Dir) error{
+		"removed": func(d *Dir) error { return os.RemoveAll(d.Path) },
+		"replaced": func(d *Dir) error { // as sed -i does
+			file := filepath.Join(d.Path, trialsFile)
+			return errors.Join(os.WriteFile(file+".new", nil, 0o600), os.Rename(file+".new", file))
+		},
+	} {
+		d := create(t, t.TempDir())
+		if err := d.Append(trial(1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := spoil(d); err != nil {
+			t.Skip(err) // a system that keeps open files
+		}
+		if err := d.Append(trial(2)); !errors.Is(err, ErrRemoved) {
+			t.Errorf("%s: %v, want %v", name, err, ErrRemoved)
 		}
 	}
 }

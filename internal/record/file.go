@@ -157,9 +157,6 @@ func (d *Dir) WriteFile(name string, write func(io.Writer) error) (err error) {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	if err := f.Chmod(0o644); err != nil { // whatever the umask
-		return err
-	}
 	if err := f.Sync(); err != nil {
 		return err
 	}
