@@ -30,7 +30,7 @@ func judge(c Cell, pairs []record.Pair, silent []time.Duration) error {
 		planned = longestWindow(pairs)
 	}
 	// If one of several pairs gets nothing, the path has shared itself out badly. That is a result.
-	if least := slices.Min(silent); least > max(silentLeast, time.Duration(silentShare*float64(planned))) {
+	if least := slices.Min(silent); least > max(silentLeast, time.Duration(silentShare*float64(planned)), 3*pause(traffic)) {
 		return record.StalledError(fmt.Sprintf("nothing arrived for %s of the window of %s: the network or a machine stood still, or it is too slow for so short a window (set a longer duration)",
 			least.Round(time.Millisecond), planned.Round(time.Millisecond)))
 	}
@@ -76,6 +76,14 @@ func replies(pairs []record.Pair) (n uint64) {
 		n += p.Client.Messages
 	}
 	return n
+}
+
+// pause returns how much time a set rate leaves between two messages of a pair.
+func pause(t *spec.Traffic) time.Duration {
+	if t.Rate == 0 {
+		return 0
+	}
+	return time.Second / time.Duration(t.Rate*max(1, t.Connections))
 }
 
 // repliesDue returns how many replies the set rate allows; many if there is none.

@@ -36,6 +36,7 @@ func TestJudge(t *testing.T) {
 		"none, but the histogram has one":     {pingDatagrams, client(record.Endpoint{Seconds: 5, Lost: 25}), nil, "0 replies arrived within the window of 5s"},
 		"a slow path":                         {ping, client(record.Endpoint{Seconds: 5, Messages: 3}), []time.Duration{2e9}, ""},
 		"a rate that allows no more":          {spec.Workload{UnderLoad: with(udp, func(t *spec.Traffic) { t.Rate, t.Duration = 1, 2*second })}, client(record.Endpoint{Seconds: 2, Messages: 2}), nil, ""},
+		"the pauses of a low rate":            {spec.Workload{UnderLoad: with(udp, func(t *spec.Traffic) { t.Rate, t.Duration = 1, second })}, client(record.Endpoint{Seconds: 1, Messages: 1}), []time.Duration{9e8}, ""},
 		"a rate that allows more":             {spec.Workload{UnderLoad: with(udp, func(t *spec.Traffic) { t.Rate = 1 })}, client(record.Endpoint{Seconds: 5, Messages: 2}), nil, "2 replies"},
 		"a tool without counts":               {spec.Workload{PingPong: with(tcp, func(t *spec.Traffic) { t.Tool = spec.ToolQperf })}, client(record.Endpoint{Seconds: 5}), nil, ""},
 		"an overload":                         {datagrams, server(record.Endpoint{Seconds: 5, Arrived: 1e4, Lost: 1e6 - 1e4}), nil, ""},
