@@ -1,6 +1,6 @@
 // Package experiment runs a comparison: plan → trials → records → restored. It
-// owns the interfaces that it needs from a target and its workers, imports
-// neither, and judges nothing (see internal/stats).
+// owns the interfaces that it needs from a target and its workers, and imports
+// neither. It judges whether a trial counts; figures are for internal/stats.
 package experiment
 
 import (

@@ -1,5 +1,5 @@
-// Package process manages the process of this program: the activity of its Go runtime, and its memory. It
-// does not know the purpose of the process. The worker and the agent call it when they begin, because they
+// Package process manages the process of this program: the activity of its Go runtime, its memory, and its right to load eBPF programs.
+// It does not know the purpose of the process. The worker and the agent call it when they begin, because they
 // share a machine with what they measure or serve. The worker also calls it around each measurement.
 package process
 
