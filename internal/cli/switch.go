@@ -16,9 +16,11 @@ import (
 func cleanupSwitched(ctx context.Context, p Process, dirs []string, dryRun, yes bool) error {
 	var errs []error
 	for _, path := range dirs {
-		if err := cleanupDir(ctx, p, path, dryRun, yes); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		err := cleanupDir(ctx, p, path, dryRun, yes)
+		if err != nil && !strings.Contains(err.Error(), path) { // many name it already
+			err = fmt.Errorf("%s: %w", path, err)
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -45,6 +45,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"preset dmeo":                     `no preset "dmeo"; did you mean demo?`,
 		"report latest":                   "latest: there is no result in results yet",
 		"report results/nothing":          "there is no results folder results/nothing",
+		"cleanup results/nothing":         "slipstream: there is no results folder results/nothing",
 		"doctor --for 0s":                 "--for 0s: must be at least 100ms",
 		"doctor labs":                     "doctor labs: must be lab, kubernetes, hosts:HOST,... or nothing, for this machine",
 		"doctor lab --context x":          "--kubeconfig, --context and --namespace are for doctor kubernetes",
