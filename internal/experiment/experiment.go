@@ -44,6 +44,12 @@ type EndpointChanger interface {
 	Change(ctx context.Context, v spec.Variant) (perSecond int, stop func() (made int, err error), err error)
 }
 
+// Slow is a Network whose connections to workers pass through a server.
+type Slow interface {
+	// Slow returns an error if the server answers slowly, or not at all.
+	Slow(ctx context.Context) error
+}
+
 // Worker acts in one place. All methods except Close may be called concurrently.
 type Worker interface {
 	Describe(ctx context.Context, p place.Place) (record.Node, error)

@@ -61,6 +61,8 @@ type fakeTarget struct {
 	takes time.Duration
 	// physicalHost runs the machine; nil if that is unknown.
 	physicalHost func() string
+	// slow implements Slow.
+	slow error
 }
 
 func newFake(nodes int) *fakeTarget {
@@ -103,6 +105,8 @@ type fakeNetwork struct {
 	*fakeTarget
 	fabric int
 }
+
+func (n *fakeNetwork) Slow(context.Context) error { return n.slow }
 
 func (n *fakeNetwork) Setup() place.Setup {
 	return place.Setup{Placement: "in memory", Lead: time.Millisecond}
@@ -669,6 +673,27 @@ func TestHangs(t *testing.T) {
 			got := aPlace.ReplaceAllString(out.trials[0].Error, "PLACE")
 			if got != want {
 				t.Errorf("%s hangs: the record says %q, want %q", call, got, want)
+			}
+		})
+	}
+}
+
+// TestSlow: the record of a trial that took too long begins with the server that is slow. Other failures do not mention it.
+func TestSlow(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*fakeTarget)
+		want   string
+	}{
+		"hangs": {func(f *fakeTarget) { f.hang = func(c string) bool { return c == "drive" } }, "the server took 7s: the trial has not ended 30s after its traffic"},
+		"fails": {func(f *fakeTarget) { f.fail = failing("drive", "refused") }, "node0"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f, out := newFake(2), new(memory)
+			tt.change(f)
+			f.slow = errors.New("the server took 7s")
+			_, _ = measure(t, t.Context(), f, parse(t, "spec.runs=1", "spec.pairs=[1]"), out, nil)
+			if len(out.trials) == 0 || !strings.HasPrefix(out.trials[0].Error, tt.want) {
+				t.Errorf("%s: the record says %q, want %s", name, out.trials[0].Error, tt.want)
 			}
 		})
 	}

@@ -18,13 +18,18 @@ import (
 const slack = 30 * time.Second
 
 // trial applies a variant, measures a cell, and puts everything back.
-func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) error {
-	most := c.time() + slack
+func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.Trial, moved func(bytes, messages uint64)) (err error) {
+	run, most := ctx, c.time()+slack
 	if c.connections() > 0 {
 		most += place.RoomWait
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("the trial has not ended %s after its traffic", slack))
 	defer cancel()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = n.slow(run, err)
+		}
+	}()
 	pairs, err := n.pairs(out.Block, c)
 	if err != nil {
 		return err
@@ -51,6 +56,16 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 		out.Warnings = append(out.Warnings, n.interruptWarnings()...)
 	}
 	return nil
+}
+
+// slow adds to the error of a trial that took too long that the network's server is slow, if it is.
+func (n *network) slow(ctx context.Context, err error) error {
+	if target, ok := n.Network.(Slow); ok && ctx.Err() == nil {
+		if why := target.Slow(ctx); why != nil {
+			return fmt.Errorf("%w: %w", why, err)
+		}
+	}
+	return err
 }
 
 // withChanges measures while the network makes the changes of a variant, and records how many it made per second.
