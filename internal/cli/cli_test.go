@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"html"
@@ -205,6 +206,24 @@ func TestPolicyOfAnUnfinishedRunSaysSo(t *testing.T) {
 	}
 	has(t, "the note", stderr, "note: the run is unfinished: 50 of 60 trials are done")
 	has(t, "the policy", stdout, "slipstream.dev/unfinished: \"50 of 60 trials are done")
+}
+
+// TestPolicyOfNothing: if every trial has failed, not even --anyway writes a policy.
+func TestPolicyOfNothing(t *testing.T) {
+	dir := result(t, resultYAML, 1, 1)
+	trials := filepath.Join(dir, "trials.jsonl")
+	text, err := os.ReadFile(trials)
+	if err == nil {
+		err = os.WriteFile(trials, bytes.ReplaceAll(text, []byte(`"status":"ok"`), []byte(`"status":"failed"`)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := slipstream(t, "policy", dir, "fastpath", "--host", "--anyway")
+	if code != exitInconclusive || stdout != "" {
+		t.Errorf("exit %d, standard output %q", code, stdout)
+	}
+	has(t, "the error", stderr, "has no finished trial of fastpath", "slipstream run --resume ")
 }
 
 func TestPolicyAnywaySaysWhy(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
+	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
@@ -38,7 +39,8 @@ cluster.
 Without --anyway, it writes no policy for a variant that is slower than its
 baseline in a primary metric of any workload and number of pairs (exit code 3),
 or that is faster in none (exit code 4). Primary metrics are the throughput of a
-stream and the median latency of everything else (of a pingpong by qperf the mean).`,
+stream and the median latency of everything else (of a pingpong by qperf the mean).
+For a variant without a finished trial it never writes one (exit code 4).`,
 		Example: `  slipstream policy results/demo-20260102T150405Z fastpath --host -o policy.yaml
   slipstream policy results/kubernetes-20260102T150405Z fastpath --node-selector pool=net | kubectl apply -f -`,
 		Args: cobra.ExactArgs(2),
@@ -84,6 +86,10 @@ func (o policyOptions) run(p Process, folder, variant string) error {
 	v, err := exp.VariantOf(variant)
 	if err != nil {
 		return err
+	}
+	if !slices.ContainsFunc(trials, func(t record.Trial) bool { return t.Variant == variant && t.Status == record.StatusOK }) {
+		return exitError{code: exitInconclusive, err: fmt.Errorf("%s has no finished trial of %s, so there is nothing to base a policy on: continue the run (slipstream run --resume %s), or write a policy by hand",
+			folder, variant, shell.Quote(dir.Path))}
 	}
 	proof := summary.Proof(exp, *v)
 	code, doubt := reasonNotToKeep(proof)
