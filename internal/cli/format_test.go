@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,6 +37,15 @@ func TestJSON(t *testing.T) {
 	jsonOf(t, exitGood, &planned, "run", "demo", "--dry-run", "--format", "json")
 	if p := planned.Plan; p.Experiment != "demo" || p.Trials != 144 || len(p.Variants) != 6 || p.Variants[0].Versus != "vxlan" || p.Workloads[0].WindowSeconds != 1 {
 		t.Errorf("plan %+v", p)
+	}
+	// A parameter without a value is not something that the target lacks. The exit code is that of the run.
+	var lacking struct{ Unset, Missing []string }
+	dry, out, _ := slipstream(t, "run", "an-vms", "--on", "lab", "--dry-run", "-o", "json")
+	if err := json.Unmarshal([]byte(out), &lacking); err != nil || !slices.Equal(lacking.Unset, []string{"group"}) || lacking.Missing != nil {
+		t.Errorf("%+v, %v", lacking, err)
+	}
+	if code, _, _ := slipstream(t, "run", "an-vms", "--on", "lab"); dry != exitUsage || code != exitUsage {
+		t.Errorf("the dry run exits with %d, the run with %d", dry, code)
 	}
 }
 

@@ -101,7 +101,7 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *spec.Expe
 
 // kubeConfig returns the configuration of a cluster that an experiment needs.
 func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
-	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil, Pools: exp.Pools()}
+	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil, Pools: exp.Pools(), Switch: exp.Switches()}
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
 		config.Accelerate = config.Accelerate || len(v.Accelerate) > 0
@@ -136,7 +136,7 @@ func surveyCluster(ctx context.Context, p Process, o kubeOptions, exp *spec.Expe
 	}
 	return &survey{
 		found: s, print: func(w io.Writer) error { return printCluster(w, s) },
-		missing: append(missing, s.Missing...), unchecked: "creating a pod",
+		missing: append(missing, s.Missing...), unchecked: "starting a pod",
 	}, nil
 }
 
@@ -162,6 +162,9 @@ func printCluster(w io.Writer, s *kube.Survey) error {
 	for _, line := range byResource(s.Permissions) {
 		row("permissions", "%s", line)
 	}
+	for _, note := range s.Notes {
+		row("note", "%s", note)
+	}
 	return tw.Flush()
 }
 
@@ -173,19 +176,22 @@ func textOfNodes(nodes []string) string {
 	return fmt.Sprintf("%d, %s", len(nodes), strings.Join(nodes, ", "))
 }
 
-// byResource returns a line for each resource: "pods: get, list, create (denied)".
+// byResource returns a line for each resource: "pods in namespace mine: get, list, create (denied)".
 func byResource(permissions []kube.Permission) (lines []string) {
 	last := ""
 	for _, p := range permissions {
-		verb := p.Verb
+		verb, resource := p.Verb, p.Resource
 		if !p.Allowed {
 			verb += " (denied)"
 		}
-		if p.Resource == last {
+		if p.Namespace != "" {
+			resource += " in namespace " + p.Namespace
+		}
+		if resource == last {
 			lines[len(lines)-1] += ", " + verb
 			continue
 		}
-		lines, last = append(lines, p.Resource+": "+verb), p.Resource
+		lines, last = append(lines, resource+": "+verb), resource
 	}
 	return lines
 }

@@ -208,7 +208,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	}
 	unset := checkSet(exp)
 	if o.dryRun {
-		return errors.Join(dryRun(ctx, p, o, exp, experiment.New(exp)), unset)
+		return asRun(dryRun(ctx, p, o, exp, experiment.New(exp)), unset)
 	}
 	if unset != nil {
 		return usage(unset)
@@ -349,7 +349,7 @@ func dryRun(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, 
 	case err != nil:
 		return err
 	case o.format == asJSON:
-		err = found.writeJSON(p.Out, outline)
+		err = found.writeJSON(p.Out, outline, exp.Unset())
 	case found != nil:
 		err = found.write(p.Out)
 	}
@@ -367,13 +367,23 @@ func (s *survey) write(w io.Writer) error {
 	return err
 }
 
-// writeJSON writes a plan and what was found for it; s is nil in a lab.
-func (s *survey) writeJSON(w io.Writer, plan experiment.Outline) error {
+// asRun joins what a dry run found with what makes a run refuse its command line, if anything does. The exit code is that of the run.
+func asRun(found, refused error) error {
+	if refused != nil {
+		return usage(errors.Join(found, refused))
+	}
+	return found
+}
+
+// writeJSON writes a plan, the parameters without a value, and what was found for the plan; s is nil in a lab.
+func (s *survey) writeJSON(w io.Writer, plan experiment.Outline, unset []string) error {
 	all := struct {
-		Plan    experiment.Outline `json:"plan"`
-		Found   any                `json:"found,omitempty"`
-		Missing []string           `json:"missing,omitempty"`
-	}{Plan: plan}
+		Plan experiment.Outline `json:"plan"`
+		// Unset are parameters of the experiment that need a value.
+		Unset   []string `json:"unset,omitempty"`
+		Found   any      `json:"found,omitempty"`
+		Missing []string `json:"missing,omitempty"`
+	}{Plan: plan, Unset: unset}
 	if s != nil {
 		all.Found, all.Missing = s.found, s.missing
 	}
@@ -424,7 +434,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	resumable := errors.Join(checkResumable(dir, now), checkSet(exp))
 	plan := experiment.New(exp)
 	if o.dryRun {
-		return errors.Join(dryRun(ctx, p, o, exp, plan), resumable)
+		return asRun(dryRun(ctx, p, o, exp, plan), resumable)
 	}
 	if !o.yes {
 		if err := checkPrograms(exp, foreign); err != nil {

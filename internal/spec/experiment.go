@@ -271,7 +271,7 @@ type Kubernetes struct {
 	// Image is the image of every pod, with this program at /slipstream, or slipstream.exe for Windows. By default
 	// it is the release's image, which the nodes must have already: they do not pull it.
 	Image string `json:"image,omitempty"`
-	// Resources of every pod that generates traffic. The default is no limits.
+	// Resources of every pod, those on the nodes too. The default is no limits.
 	Resources Resources `json:"resources,omitzero"`
 	// Observe are DaemonSets, such as kube-system/cilium, whose pods' use of CPUs and memory is measured on every node of the
 	// experiment while each trial runs.

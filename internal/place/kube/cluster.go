@@ -1,11 +1,16 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,7 +18,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
+
+	"slipstream.dev/internal/shell"
 )
 
 // Access says how to reach a cluster, as kubectl's flags do.
@@ -35,6 +43,8 @@ type Cluster struct {
 	// rest is for streams, which must not time out.
 	rest      *rest.Config
 	namespace string
+	// flags are those of the command line that reach this cluster, in the form of a shell.
+	flags string
 }
 
 // Open reads the kubeconfig. It does not connect yet.
@@ -43,8 +53,12 @@ func Open(a Access) (*Cluster, error) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = a.Kubeconfig
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: a.Context}).ClientConfig()
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: a.Context})
+	config, err := loader.ClientConfig()
 	if err != nil {
+		if raw, rawErr := loader.RawConfig(); rawErr == nil {
+			err = cmp.Or(wrongContext(a.Context, raw), err)
+		}
 		if clientcmd.IsEmptyConfig(err) {
 			return nil, errors.New("no kubeconfig found: name one with --kubeconfig, or set KUBECONFIG")
 		}
@@ -60,7 +74,36 @@ func Open(a Access) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	return &Cluster{api: client, rest: config, namespace: a.Namespace}, nil
+	return &Cluster{api: client, rest: config, namespace: a.Namespace, flags: a.flags()}, nil
+}
+
+// flags returns the flags with which another command reaches the same cluster, each after a space.
+func (a Access) flags() (all string) {
+	if a.Kubeconfig != "" {
+		all += " --kubeconfig " + shell.Quote(a.Kubeconfig)
+	}
+	if a.Context != "" {
+		all += " --context " + shell.Quote(a.Context)
+	}
+	return all
+}
+
+// wrongContext returns an error if a kubeconfig has contexts, and not the one that is wanted; if that is empty, no current one.
+func wrongContext(want string, config clientcmdapi.Config) error {
+	names := slices.Sorted(maps.Keys(config.Contexts))
+	if len(names) == 0 {
+		return nil
+	}
+	has := strings.Join(names, ", ")
+	switch {
+	case want == "" && config.CurrentContext == "":
+		return fmt.Errorf("it has no current context: name one with --context, or set it with kubectl config use-context; it has %s", has)
+	case want != "" && config.Contexts[want] == nil:
+		return fmt.Errorf("it has no context %s; it has %s", want, has)
+	case want == "" && config.Contexts[config.CurrentContext] == nil:
+		return fmt.Errorf("its current context %s does not exist: name another with --context, or set one with kubectl config use-context; it has %s", config.CurrentContext, has)
+	}
+	return nil
 }
 
 // permission names something that a run must be allowed to do, in a namespace or, if that is empty, in all.
@@ -80,10 +123,13 @@ func (p permission) object() string {
 	return what
 }
 
+// clusterScoped reports whether it is for objects that no namespace has.
+func (p permission) clusterScoped() bool { return p.resource == "namespaces" || p.resource == "nodes" }
+
 func (p permission) String() string {
 	what := p.object()
 	switch {
-	case p.resource == "namespaces":
+	case p.clusterScoped():
 		return p.verb + " " + what
 	case p.namespace == "":
 		return fmt.Sprintf("%s %s in all namespaces (or only in an existing one: name it with -n)", p.verb, what)
@@ -95,6 +141,8 @@ func (p permission) String() string {
 type MissingError struct {
 	User  string
 	Needs []string
+	// Remedy is a further line on how to get what no role of a namespace grants.
+	Remedy string
 }
 
 func (e *MissingError) Error() string {
@@ -102,8 +150,27 @@ func (e *MissingError) Error() string {
 	if e.User != "" {
 		user = e.User + " lacks"
 	}
-	return fmt.Sprintf("%s permissions that a run needs:\n  %s\nask for a role that grants them, or use another --kubeconfig or --context",
+	text := fmt.Sprintf("%s permissions that a run needs:\n  %s\nask for a role that grants them, or use another --kubeconfig or --context",
 		user, strings.Join(e.Needs, "\n  "))
+	if e.Remedy != "" {
+		text += "\n" + e.Remedy
+	}
+	return text
+}
+
+// nodeRole says which role lets the user read nodes. Those that are granted in a namespace, such as edit, do not.
+func (c *Cluster) nodeRole(ctx context.Context) string {
+	subject := "--user=USER"
+	if who, err := c.api.Self(ctx); err == nil && who.Status.UserInfo.Username != "" {
+		subject = "--user=" + shell.Quote(who.Status.UserInfo.Username)
+		if account, ok := strings.CutPrefix(who.Status.UserInfo.Username, "system:serviceaccount:"); ok {
+			subject = "--serviceaccount=" + account
+		}
+	}
+	return "no role in a namespace lets you read nodes, and a ClusterRole does, which an administrator creates once: " +
+		"kubectl create clusterrole slipstream-nodes --verb=get,list --resource=nodes; " +
+		"kubectl create clusterrolebinding slipstream-nodes --clusterrole=slipstream-nodes " + subject +
+		" (get alone suffices for nodes that --client-node and --server-node name)"
 }
 
 // check returns an error that names all missing permissions.
@@ -116,8 +183,14 @@ func (c *Cluster) check(ctx context.Context, permissions []permission) error {
 	if err == nil {
 		missing.User = who.Status.UserInfo.Username
 	}
+	if slices.ContainsFunc(missing.Needs, ofNodes) {
+		missing.Remedy = c.nodeRole(ctx)
+	}
 	return missing
 }
+
+// ofNodes reports whether a permission is to read nodes.
+func ofNodes(need string) bool { return need == "get nodes" || need == "list nodes" }
 
 // missing asks the API server about permissions, calls tell for each, and returns those that the user
 // lacks.
@@ -148,11 +221,33 @@ func explain(err error) error {
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("the API server does not accept your credentials: renew them, or use another --kubeconfig or --context: %w", err)
+	case pluginOf(err) != "":
+		// The request was not sent. What the plug-in printed is on the terminal already.
+		return fmt.Errorf("%s of your kubeconfig failed: log in with it again, or use another --kubeconfig or --context: %w", pluginOf(err), err)
+	case os.IsTimeout(err) || errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the API server has not answered in time (a request may take %s): %w", requestTime, err)
 	case unreachable(err):
 		return fmt.Errorf("the API server does not answer: %w", err)
 	}
 	return err
 }
+
+// pluginOf returns the credential plug-in that a request failed for (client-go's plugin/pkg/client/auth/exec), "" if it did not.
+func pluginOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	_, why, failed := strings.Cut(err.Error(), "getting credentials: ")
+	if name := pluginName.FindStringSubmatch(why); failed && name != nil {
+		return "the credential plug-in " + name[1]
+	}
+	if failed {
+		return "the credential plug-in"
+	}
+	return ""
+}
+
+var pluginName = regexp.MustCompile(`^exec: (?:executable|fork/exec) "?([^\s":]+)`)
 
 // unreachable reports whether no API server answered, or one that could not serve the request.
 func unreachable(err error) bool {

@@ -14,6 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"slipstream.dev/internal/words"
 )
 
 // A run renews its lease every renewTime. It counts as dead if it has not done so for leaseTime.
@@ -81,9 +83,36 @@ func (p *Pods) Close(ctx context.Context) error {
 	}
 	r.More = p.endpointsTime()
 	if err := p.cluster.Remove(ctx, r); err != nil {
-		return fmt.Errorf("%w\nto remove what is left once the cluster answers: slipstream cleanup", err)
+		return fmt.Errorf("%w\n%s", err, p.left())
 	}
 	return nil
+}
+
+// left says what a run that could not clean up has left, with the command that removes it, and who can run that.
+func (p *Pods) left() string {
+	what := words.Count(len(p.traffic)+len(p.host)+p.nodePodCount(), "pod")
+	if p.inNamedNamespace {
+		return fmt.Sprintf("up to %s and a lease of run %s may be left in namespace %s. To remove them: slipstream cleanup%s -n %[3]s\n"+
+			"whoever may list and delete pods, services and leases there can run it, such as with the role edit; the pods restore the settings of their nodes as they end",
+			what, p.id, p.namespace, p.cluster.flags)
+	}
+	own := []string{p.namespace}
+	if p.nodePods() {
+		own = append(own, p.nodes)
+	}
+	return fmt.Sprintf("up to %s of run %s may be left in its namespaces %s. To remove them: slipstream cleanup%s\n"+
+		"whoever may list and delete namespaces, pods, services and leases in the cluster can run it; the pods restore the settings of their nodes as they end",
+		what, p.id, words.And(own), p.cluster.flags)
+}
+
+// nodePodCount is the number of pods on the nodes: pods for traffic share them.
+func (p *Pods) nodePodCount() (n int) {
+	for _, node := range nodesOf(p.spec) {
+		if p.control[node] != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // Run describes what a run has in the cluster.
@@ -138,6 +167,9 @@ func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
 		}
 	}
 	services, err := c.api.Services(c.namespace).List(ctx, list)
+	if apierrors.IsForbidden(err) { // a run without services does not need the permission
+		services, err = &corev1.ServiceList{}, nil
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("list services: %w", explain(err))
 	}

@@ -13,6 +13,7 @@ import (
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/doctor"
+	"slipstream.dev/internal/words"
 )
 
 // Facts returns what the API server reports about a cluster's nodes and agents, as far as the user may read
@@ -114,6 +115,42 @@ func agentConditions(all []v1alpha1.NodeAcceleration) (found []doctor.AgentCondi
 		}
 	}
 	return found
+}
+
+// accelerated looks for nodes of a run that an agent accelerates: every variant would be measured with that, the baseline too. It is an
+// error if variants of the run apply accelerators themselves, and otherwise something to note.
+func (c *Cluster) accelerated(ctx context.Context, config Config, nodes []string) (notes []string, err error) {
+	if config.Switch {
+		return nil, nil
+	}
+	all, err := c.api.Accelerations(ctx)
+	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) { // the cluster has no agents
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the states of agents: %w", explain(err))
+	}
+	var found []string
+	for _, n := range all.Items {
+		var policies []string
+		for _, o := range n.Status.Observed {
+			if o.Settings > 0 {
+				policies = append(policies, o.Policy)
+			}
+		}
+		if slices.Contains(nodes, n.Name) && len(policies) > 0 {
+			found = append(found, fmt.Sprintf("node %s is accelerated already, by policy %s", n.Name, words.And(policies)))
+		}
+	}
+	if len(found) == 0 {
+		return nil, nil
+	}
+	text := strings.Join(found, "; ")
+	if !config.Accelerate {
+		return []string{text + ": what is measured includes that"}, nil
+	}
+	return nil, fmt.Errorf("%s: every variant would be measured with that, the baseline too. Name other nodes (--client-node, --server-node, --selector), "+
+		"take these out of the policy by the labels of its nodeSelector (kubectl label node NODE KEY-), or delete the policy for the time of the run (kubectl delete accelerationpolicy NAME)", text)
 }
 
 // agentsGone returns the nodes whose agent has no pod. An agent whose pod is not ready is restarting, and

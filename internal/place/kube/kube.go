@@ -45,6 +45,8 @@ type Config struct {
 	Pods int
 	// Accelerate, Pod, Service and Native say whether some variant has accelerators, or one of those paths.
 	Accelerate, Pod, Service, Native bool
+	// Switch: commands of the experiment change the nodes, so what accelerates them may be what it measures.
+	Switch bool
 	// Backends are the numbers of backends, above one, of services in front of each server.
 	Backends []int
 	// LinuxClient and LinuxServer say what needs Linux on the nodes of clients and of servers, such as
@@ -81,21 +83,26 @@ type Pods struct {
 // upTime bounds how long pods may take to start: an image may have to be pulled.
 const upTime = 3 * time.Minute
 
-// Up creates the pods of a run, with services in front of the servers if the run has them, and returns when all pods
-// are running. ReachServices waits for the services. If Up fails, or ctx ends, it leaves nothing behind.
-func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
+// newPods names the pods of a run, and creates none.
+func newPods(c *Cluster, config Config) *Pods {
 	p := &Pods{
 		cluster: c, config: config, silent: make(map[string]time.Time), lost: make(map[string]error), systems: make(map[string]string),
 		traffic: make(map[string]*corev1.Pod), control: make(map[string]*corev1.Pod), host: make(map[string]*corev1.Pod),
 		stopRenewing: func() {},
 	}
-	id := strings.ToLower(rand.Text())[:8]
-	image, pull := imageOf(config.Spec.Image, config.Version)
-	p.run = *newRun(id)
-	p.spec, p.image, p.pull = config.Spec, image, pull
+	p.run = *newRun(strings.ToLower(rand.Text())[:8])
+	p.spec = config.Spec
+	p.image, p.pull = imageOf(config.Spec.Image, config.Version)
 	if c.namespace != "" {
 		p.namespace, p.nodes, p.inNamedNamespace = c.namespace, c.namespace, true
 	}
+	return p
+}
+
+// Up creates the pods of a run, with services in front of the servers if the run has them, and returns when all pods
+// are running. ReachServices waits for the services. If Up fails, or ctx ends, it leaves nothing behind.
+func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
+	p := newPods(c, config)
 	if err := c.check(ctx, c.permissions(config)); err != nil {
 		return nil, err
 	}
@@ -108,6 +115,13 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	}
 	if err := c.canObserve(ctx, config.Spec.Observe, nodesOf(config.Spec)); err != nil {
 		return nil, err
+	}
+	notes, err := c.accelerated(ctx, config, nodesOf(config.Spec))
+	if err != nil {
+		return nil, err
+	}
+	for _, note := range notes {
+		config.Note(note)
 	}
 	limit := 3*upTime + p.endpointsTime()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the pods are not up after %s", limit))
@@ -128,11 +142,19 @@ func (c *Cluster) permissions(config Config) []permission {
 	var all []permission
 	need := func(group, resource, subresource string, verbs ...string) {
 		for _, verb := range verbs {
-			all = append(all, permission{verb, group, resource, subresource, c.namespace})
+			p := permission{verb, group, resource, subresource, c.namespace}
+			if p.clusterScoped() {
+				p.namespace = ""
+			}
+			all = append(all, p)
 		}
 	}
 	if c.namespace == "" {
 		need("", "namespaces", "", "get", "create", "delete")
+	}
+	need("", "nodes", "", "get")
+	if config.Spec.NodeNames == nil && (config.Spec.ClientNode == "" || config.Spec.ServerNode == "") {
+		need("", "nodes", "", "list")
 	}
 	need("", "pods", "", "get", "list", "create", "delete")
 	need("", "pods", "exec", "create")
@@ -189,7 +211,44 @@ func (p *Pods) up(ctx context.Context) error {
 	if err := p.cluster.busy(ctx, p, nodesOf(p.spec)...); err != nil {
 		return err
 	}
-	var traffic, control []*corev1.Pod
+	control, traffic := p.makePods()
+	asked := traffic
+	if p.needsNodePods() {
+		asked = slices.Concat(traffic, control)
+	}
+	notes, err := p.rehearse(ctx, asked)
+	if err != nil {
+		return err
+	}
+	for _, note := range notes {
+		p.config.Note(note)
+	}
+	if err := p.start(ctx, control); err != nil {
+		if p.needsNodePods() || ctx.Err() != nil || !rejected(err) {
+			return err
+		}
+		p.config.Note(notSampled(err))
+		clear(p.control)
+		if err := p.remove(ctx, control); err != nil {
+			return err
+		}
+	}
+	if err := p.start(ctx, traffic); err != nil {
+		return err
+	}
+	if err := p.makePlaces(ctx); err != nil {
+		return err
+	}
+	return p.addBackends(ctx)
+}
+
+// needsNodePods reports whether the run fails without its pods on the nodes. One that only samples with them does not.
+func (p *Pods) needsNodePods() bool {
+	return p.config.Accelerate || p.config.Native || len(p.spec.Observe) > 0
+}
+
+// makePods makes the pods of the run, and creates none: those on the nodes, and those for traffic.
+func (p *Pods) makePods() (control, traffic []*corev1.Pod) {
 	nodes := nodesOf(p.spec)
 	for i, node := range nodes {
 		role := roleOf(nodes, i)
@@ -215,24 +274,7 @@ func (p *Pods) up(ctx context.Context) error {
 			p.control[place] = p.control[node]
 		}
 	}
-	if err := p.start(ctx, control); err != nil {
-		if p.config.Accelerate || p.config.Native || len(p.spec.Observe) > 0 || ctx.Err() != nil || !rejected(err) {
-			return err
-		}
-		// A run that only samples with these pods continues without them.
-		p.config.Note(fmt.Sprintf("CPU use is not measured: %v", err))
-		clear(p.control)
-		if err := p.remove(ctx, control); err != nil {
-			return err
-		}
-	}
-	if err := p.start(ctx, traffic); err != nil {
-		return err
-	}
-	if err := p.makePlaces(ctx); err != nil {
-		return err
-	}
-	return p.addBackends(ctx)
+	return control, traffic
 }
 
 // roleOf names the pods of node i: of two nodes one has the clients and the other the servers.
@@ -259,13 +301,7 @@ func (p *Pods) makeNamespaces(ctx context.Context) error {
 	if p.inNamedNamespace {
 		return p.cluster.checkNamespace(ctx, p.namespace)
 	}
-	// There are two namespaces, so that Pod Security Admission enforces the strictest standard on the pods for traffic,
-	// whatever the others need.
-	namespaces := []*corev1.Namespace{p.namespaceObject(p.namespace, "restricted")}
-	if p.nodePods() {
-		namespaces = append(namespaces, p.namespaceObject(p.nodes, "privileged"))
-	}
-	for _, n := range namespaces {
+	for _, n := range p.namespaceObjects() {
 		if _, err := p.cluster.api.Namespaces().Create(ctx, n, creation); err != nil {
 			return fmt.Errorf("create namespace %s: %w", n.Name, explain(err))
 		}
@@ -273,10 +309,20 @@ func (p *Pods) makeNamespaces(ctx context.Context) error {
 	return nil
 }
 
+// namespaceObjects are the namespaces of the run. There are two, so that Pod Security Admission enforces the strictest standard on the
+// pods for traffic, whatever the others need.
+func (p *Pods) namespaceObjects() []*corev1.Namespace {
+	all := []*corev1.Namespace{p.namespaceObject(p.namespace, "restricted")}
+	if p.nodePods() {
+		all = append(all, p.namespaceObject(p.nodes, "privileged"))
+	}
+	return all
+}
+
 // start creates pods and the services in front of them, and waits until they run.
 func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
 	for i, pod := range pods {
-		created, err := p.create(ctx, pod)
+		created, err := p.create(ctx, pod, creation)
 		if err != nil {
 			return err
 		}
@@ -290,37 +336,19 @@ func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
 	return p.waitRunning(ctx, pods)
 }
 
-// rejectedError is the error of the API server that rejects a pod.
-type rejectedError struct {
-	pod string
-	err error
-}
-
-func (e *rejectedError) Error() string {
-	text := fmt.Sprintf("the API server rejects pod %s: %v", e.pod, e.err)
-	if strings.Contains(e.err.Error(), "PodSecurity") {
-		text += "\nthe namespace enforces a Pod Security Standard that forbids this pod: leave out -n, so that the run creates its own namespaces, or leave out accelerators and the native path (unprivileged: true)"
-	}
-	return text
-}
-
-func (e *rejectedError) Unwrap() error { return e.err }
-
-func rejected(err error) bool { return errors.As(err, new(*rejectedError)) }
-
-func (p *Pods) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+func (p *Pods) create(ctx context.Context, pod *corev1.Pod, options metav1.CreateOptions) (*corev1.Pod, error) {
 	for {
-		created, err := p.cluster.api.Pods(pod.Namespace).Create(ctx, pod, creation)
+		created, err := p.cluster.api.Pods(pod.Namespace).Create(ctx, pod, options)
 		switch {
 		case err == nil:
 			return created, nil
-		case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount"):
+		case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount") && !p.inNamedNamespace && pod.Namespace != existing:
 			// The controller that creates a new namespace's default service account lags a little.
 			if err := pause(ctx); err != nil {
 				return nil, fmt.Errorf("create pod %s/%s: %w", pod.Namespace, pod.Name, err)
 			}
 		case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-			return nil, &rejectedError{pod.Namespace + "/" + pod.Name, err}
+			return nil, &rejectedError{pod, err}
 		default:
 			return nil, fmt.Errorf("create pod %s/%s: %w", pod.Namespace, pod.Name, explain(err))
 		}

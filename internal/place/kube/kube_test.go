@@ -64,6 +64,13 @@ func labelled(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Labels[key] = value }
 }
 
+// holding gives a node an image.
+func holding(image string) func(*corev1.Node) {
+	return func(n *corev1.Node) {
+		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{image}})
+	}
+}
+
 func windows(n *corev1.Node) { n.Labels[corev1.LabelOSStable] = "windows" }
 
 // Clients and servers are on nodes in turn, chosen by the labels of each side.
@@ -94,12 +101,14 @@ func TestChooseAll(t *testing.T) {
 		{"a mesh of a zone", spec.Kubernetes{NodeSelector: one}, true, "a b", nil},
 		{"named", spec.Kubernetes{NodeNames: []string{"d", "b", "a"}}, true, "d b a", nil},
 		{"too few", spec.Kubernetes{Nodes: 6}, false, "pods can be scheduled to 2 for clients and 2 for servers\n  node e has the taint", nil},
-		{"too few of a side", spec.Kubernetes{Nodes: 4, ClientSelector: one, ServerSelector: map[string]string{"zone": "3"}}, false, "2 for clients and 0 for servers", nil},
+		{"too few of a side", spec.Kubernetes{Nodes: 4, ClientSelector: one, ServerSelector: map[string]string{"zone": "3"}}, false, "no node has the labels zone=3 of serverSelector; nodes have zone=1, 2", nil},
 		{"two pools", spec.Kubernetes{}, false, "c d a b", []spec.Ends{{Client: two, Server: two}, {Client: one, Server: one}}},
 		{"a pool that asks for nothing chooses last", spec.Kubernetes{}, false, "c d a b", []spec.Ends{{}, {Client: one, Server: one}}},
 		{"from zone to zone, twice", spec.Kubernetes{}, false, "a c d b", []spec.Ends{{Client: one, Server: two}, {Client: two, Server: one}}},
 		{"pools of nodes with other labels too", spec.Kubernetes{NodeSelector: two}, false, "c d", []spec.Ends{{}}},
 		{"pools that were chosen", spec.Kubernetes{NodeNames: []string{"d", "b", "a", "c"}}, false, "d b a c", []spec.Ends{{}, {Client: one}}},
+		{"pools whose nodes are listed in another order", spec.Kubernetes{NodeNames: []string{"a", "b", "c", "d"}}, false, "nodeNames[0]: node a lacks the labels zone=2, by which a variant chooses it", []spec.Ends{{Client: two, Server: two}, {Client: one, Server: one}}},
+		{"an end that makes way", spec.Kubernetes{}, false, "d a b c", []spec.Ends{{Server: one}, {Client: one, Server: two}}},
 		{"a pool of one node", spec.Kubernetes{}, false, "no node is left with zone=1\n  node a is taken", []spec.Ends{{Client: two, Server: one}, {Client: one, Server: one}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -153,7 +162,7 @@ func TestChoose(t *testing.T) {
 		{"one", []corev1.Node{node("a")}, spec.Kubernetes{}, "has only node a: add another, or run in a lab"},
 		{"not ready", []corev1.Node{node("a"), node("b", down)}, spec.Kubernetes{}, "only node a\n  node b is not ready (the runtime is down): see kubectl describe node b"},
 		{"never ready", []corev1.Node{node("a", silent), node("b")}, spec.Kubernetes{}, "node a is not ready (it has no Ready condition yet)"},
-		{"taint", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, spec.Kubernetes{}, "node b has the taint gpu=yes:NoSchedule: remove it with kubectl taint nodes b gpu:NoSchedule-"},
+		{"taint", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, spec.Kubernetes{}, "node b has the taint gpu=yes:NoSchedule: pods of a run tolerate it on a node that is named, with --client-node b or --server-node b"},
 		{"taint that evicts", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoExecute))}, spec.Kubernetes{}, "gpu=yes:NoExecute"},
 		{"cordoned", []corev1.Node{node("a"), node("b", cordoned)}, spec.Kubernetes{}, "kubectl uncordon b"},
 		{"windows", []corev1.Node{node("a"), node("b", windows)}, spec.Kubernetes{}, "node b runs windows"},
@@ -161,6 +170,14 @@ func TestChoose(t *testing.T) {
 		{"windows by name", []corev1.Node{node("a"), node("b", windows)}, spec.Kubernetes{ServerNode: "b"}, "a b"},
 		{"another system by name", []corev1.Node{node("a"), node("b", labelled(corev1.LabelOSStable, "plan9"))}, spec.Kubernetes{ServerNode: "b"}, "node b runs plan9"},
 		{"selector of too few", []corev1.Node{node("a", labelled("pool", "net")), node("b")}, spec.Kubernetes{NodeSelector: pool}, "node b lacks the labels pool=net of the selector"},
+		{"selector of none", []corev1.Node{node("a", labelled("pool", "net")), node("b", labelled("pool", "old"))}, spec.Kubernetes{NodeSelector: map[string]string{"pool": "nett"}}, "no node has the labels pool=nett of nodeSelector (--selector); nodes have pool=net, old"},
+		{"selector of an unknown label", []corev1.Node{node("a"), node("b")}, spec.Kubernetes{NodeSelector: pool}, "no node has the labels pool=net of nodeSelector (--selector); no node has a label pool"},
+		{"an unhealthy node", []corev1.Node{node("a"), node("b", func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeDiskPressure, Effect: corev1.TaintEffectNoSchedule}}
+		})}, spec.Kubernetes{}, "node b has the taint node.kubernetes.io/disk-pressure:NoSchedule, which Kubernetes sets on a node that is not healthy"},
+		{"dotted names", []corev1.Node{node("a.example"), node("b.example")}, spec.Kubernetes{}, "a.example b.example"},
+		{"one of three without the image", []corev1.Node{node("a"), node("b", holding("other")), node("c", holding("slipstream.dev/slipstream:devel")), node("d", holding("slipstream.dev/slipstream:devel"))}, spec.Kubernetes{}, "c d"},
+		{"too few with the image", []corev1.Node{node("a"), node("b"), node("c", holding("slipstream.dev/slipstream:devel"))}, spec.Kubernetes{}, "c a"},
 		{"named, not there", []corev1.Node{node("a"), node("b")}, spec.Kubernetes{ClientNode: "x"}, "node x does not exist; the nodes are a, b"},
 		{"named, not ready", []corev1.Node{node("a", down), node("b")}, spec.Kubernetes{ClientNode: "a"}, "node a is not ready (the runtime is down): see kubectl describe node a, or name another with --client-node"},
 		{"named, tainted", []corev1.Node{node("a"), node("b", tainted(corev1.TaintEffectNoSchedule))}, spec.Kubernetes{ClientNode: "a", ServerNode: "b"}, "a b"},
@@ -175,7 +192,7 @@ func TestChoose(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), tt.spec)
+			client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), Config{Spec: tt.spec})
 			if got := client + " " + server; err == nil && got != tt.want || err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%q, %v, want %q", got, err, tt.want)
 			}
@@ -188,17 +205,25 @@ func TestChooseWithoutList(t *testing.T) {
 	a, b := node("a"), node("b")
 	api := fake.NewClientset(&a, &b)
 	api.PrependReactor("list", "nodes", refuse)
-	client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), spec.Kubernetes{ClientNode: "b", ServerNode: "a"})
+	client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), Config{Spec: spec.Kubernetes{ClientNode: "b", ServerNode: "a"}})
 	if err != nil || client != "b" || server != "a" {
 		t.Errorf("%q, %q, %v", client, server, err)
 	}
-	if _, _, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), spec.Kubernetes{}); !apierrors.IsForbidden(err) {
+	if _, _, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), Config{}); !apierrors.IsForbidden(err) {
 		t.Errorf("%v, want what is forbidden", err)
 	}
 }
 
 func refuse(action clienttesting.Action) (bool, runtime.Object, error) {
 	return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("not you"))
+}
+
+// deny answers that the user lacks all permissions for a resource.
+func deny(resource string) clienttesting.ReactionFunc {
+	return func(action clienttesting.Action) (bool, runtime.Object, error) {
+		at := action.(clienttesting.CreateAction).GetObject().(*authzv1.SelfSubjectAccessReview).Spec.ResourceAttributes
+		return true, &authzv1.SelfSubjectAccessReview{Status: authzv1.SubjectAccessReviewStatus{Allowed: at.Resource != resource}}, nil
+	}
 }
 
 // TestSettling waits for the taint of a node that has just become ready.
@@ -216,7 +241,7 @@ func TestSettling(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	if client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), spec.Kubernetes{}); err != nil || client != "a" || server != "b" {
+	if client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), Config{}); err != nil || client != "a" || server != "b" {
 		t.Errorf("%q, %q, %v", client, server, err)
 	}
 }
@@ -294,6 +319,11 @@ func (f fakeAPI) Self(ctx context.Context) (*authv1.SelfSubjectReview, error) {
 
 func (f fakeAPI) Exec(*corev1.Pod, *corev1.PodExecOptions) *url.URL { return nil }
 
+// rehearsed reports whether an object is created with dryRun=All, which client-go's fake does not know.
+func rehearsed(action clienttesting.Action) bool {
+	return len(action.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0
+}
+
 // fakeCluster runs pods as soon as they are created, and grants every permission. If react returns an error, the pod is
 // refused.
 func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, *Cluster) {
@@ -305,15 +335,22 @@ func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, 
 	})
 	api.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		pod := action.(clienttesting.CreateAction).GetObject().(*corev1.Pod)
+		if rehearsed(action) {
+			pod = pod.DeepCopy()
+		}
 		pod.Status = corev1.PodStatus{
 			Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "198.51.100.7"}, {IP: "2001:db8::7"}},
-			ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}},
+			ContainerStatuses: []corev1.ContainerStatus{{Name: container, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}},
 		}
-		if react == nil {
-			return false, nil, nil
+		if react != nil {
+			if err := react(pod); err != nil {
+				return true, nil, err
+			}
 		}
-		err := react(pod)
-		return err != nil, nil, err
+		return rehearsed(action), pod, nil
+	})
+	api.PrependReactor("create", "namespaces", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return rehearsed(action), action.(clienttesting.CreateAction).GetObject(), nil
 	})
 	// A namespace takes its objects along.
 	api.PrependReactor("delete", "namespaces", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -763,7 +800,7 @@ func TestRefused(t *testing.T) {
 func waiting(reason, message string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{
-			Image: p.Spec.Containers[0].Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
+			Name: container, Image: p.Spec.Containers[0].Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
 			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", ExitCode: 2, Message: "unknown command\n"}},
 		}}}
 	}
@@ -785,6 +822,12 @@ func TestStates(t *testing.T) {
 				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes: Insufficient cpu",
 			}}}
 		}, "cannot be scheduled: 0/2 nodes: Insufficient cpu; request fewer resources"},
+		{"sidecar first", func(p *corev1.Pod) {
+			sidecar := corev1.ContainerStatus{Name: "istio-proxy", State: corev1.ContainerState{Running: new(corev1.ContainerStateRunning)}}
+			waiting("CrashLoopBackOff", "back-off")(p)
+			p.Status.ContainerStatuses = append([]corev1.ContainerStatus{sidecar}, p.Status.ContainerStatuses...)
+			p.Status.PodIPs = []corev1.PodIP{{IP: "198.51.100.7"}}
+		}, "exits as soon as it starts"},
 		{"evicted", func(p *corev1.Pod) {
 			p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}
 		}, "has ended: Evicted: low on memory"},
@@ -822,6 +865,23 @@ func TestStates(t *testing.T) {
 			t.Errorf("left: %v", all)
 		}
 	})
+}
+
+// TestPreempted: a pod that makes room for one of a higher priority says so.
+func TestPreempted(t *testing.T) {
+	p := new(corev1.Pod)
+	p.DeletionTimestamp = new(metav1.Now())
+	for want, why := range map[string]*corev1.PodCondition{
+		"is being deleted: by somebody else than this run": {},
+		"is being deleted: PreemptionByScheduler: for a pod of a higher priority": {
+			Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonPreemptionByScheduler, Message: "for a pod of a higher priority",
+		},
+	} {
+		p.Status.Conditions = []corev1.PodCondition{*why}
+		if got := stateOf(p); got.text != want || !got.final {
+			t.Errorf("%+v, want %s", got, want)
+		}
+	}
 }
 
 // A mesh starts without a node whose pods do not start, as long as two others are left, or one

@@ -117,7 +117,7 @@ func (r *run) pod(namespace, name, node string) *corev1.Pod {
 		Containers: []corev1.Container{{
 			Name: container, Image: r.image, ImagePullPolicy: r.pull,
 			Command: []string{program}, Args: []string{"worker", "--hold"},
-			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError, Resources: r.resources(),
 		}},
 	}}
 	p.Labels[labelPod] = name
@@ -136,11 +136,10 @@ func (r *run) trafficPod(name, node string) *corev1.Pod {
 		AllowPrivilegeEscalation: new(bool), ReadOnlyRootFilesystem: new(true),
 		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 	}
-	c.Resources = r.resources()
 	return p
 }
 
-// resources returns the resources of every pod for traffic.
+// resources returns the resources of every pod.
 func (r *run) resources() (all corev1.ResourceRequirements) {
 	amounts := corev1.ResourceList{}
 	if cpu := r.spec.Resources.CPU; cpu != "" {
@@ -185,7 +184,6 @@ func (r *run) windowsPod(name, node string) *corev1.Pod {
 	}}
 	c := &p.Spec.Containers[0]
 	c.Command = []string{windowsProgram}
-	c.Resources = r.resources()
 	return p
 }
 

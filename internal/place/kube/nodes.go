@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // ChooseAll returns the nodes that an experiment runs on, one for clients and one for servers in turn: those
@@ -25,32 +26,95 @@ import (
 func (c *Cluster) ChooseAll(ctx context.Context, config Config) ([]string, error) {
 	want, mesh := config.Spec, config.Mesh
 	if len(want.NodeNames) > 0 {
-		return want.NodeNames, nil
+		return want.NodeNames, c.checkPools(ctx, config)
 	}
 	n := cmp.Or(want.Nodes, 2)
 	if want.ClientNode+want.ServerNode != "" || n == 2 && (!mesh || want.Nodes != 0) && want.ClientSelector == nil && want.ServerSelector == nil && len(config.Pools) == 0 {
-		client, server, err := c.Choose(ctx, want)
+		client, server, err := c.Choose(ctx, config)
 		return []string{client, server}, err
 	}
-	list, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
+	list, err := c.listNodes(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list nodes: %w", explain(err))
+		return nil, err
+	}
+	nodes := inOrder(list, config)
+	if err := noneSelected(nodes, want); err != nil {
+		return nil, err
 	}
 	if len(config.Pools) > 0 {
-		return choosePools(list.Items, want, config.Pools)
+		return choosePools(nodes, config)
 	}
 	most := want.Nodes
 	if most == 0 && !mesh {
 		most = 2
 	}
-	return chooseAll(list.Items, want, most)
+	return chooseAll(nodes, want, most)
+}
+
+// listNodes returns all nodes. Its error says which role allows that, because those of namespaces do not.
+func (c *Cluster) listNodes(ctx context.Context) ([]corev1.Node, error) {
+	list, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
+	if apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("list nodes: %w\n%s", err, c.nodeRole(ctx))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", explain(err))
+	}
+	return list.Items, nil
+}
+
+// inOrder returns nodes by name. Those that lack an image which is never pulled come last.
+func inOrder(nodes []corev1.Node, config Config) []corev1.Node {
+	image, pull := imageOf(config.Spec.Image, config.Version)
+	lacks := func(n corev1.Node) int {
+		if _, usable := imageOn(&n, image, pull); !usable {
+			return 1
+		}
+		return 0
+	}
+	nodes = slices.Clone(nodes)
+	slices.SortFunc(nodes, func(a, b corev1.Node) int { return cmp.Or(lacks(a)-lacks(b), cmp.Compare(a.Name, b.Name)) })
+	return nodes
+}
+
+// noneSelected returns an error if no node at all has the labels of a selector, with the values that its labels have.
+func noneSelected(nodes []corev1.Node, want spec.Kubernetes) error {
+	for _, s := range []struct {
+		field  string
+		labels map[string]string
+	}{{"nodeSelector (--selector)", want.NodeSelector}, {"clientSelector", want.ClientSelector}, {"serverSelector", want.ServerSelector}} {
+		selector := labels.SelectorFromSet(s.labels)
+		if len(nodes) == 0 || slices.ContainsFunc(nodes, func(n corev1.Node) bool { return selector.Matches(labels.Set(n.Labels)) }) {
+			continue
+		}
+		text := fmt.Sprintf("no node has the labels %s of %s", labels.FormatLabels(s.labels), s.field)
+		for _, key := range slices.Sorted(maps.Keys(s.labels)) {
+			text += "; " + valuesOf(nodes, key)
+		}
+		return errors.New(text)
+	}
+	return nil
+}
+
+// valuesOf says which values a label has on nodes.
+func valuesOf(nodes []corev1.Node, key string) string {
+	const most = 8
+	var values []string
+	for _, n := range nodes {
+		if value, ok := n.Labels[key]; ok && !slices.Contains(values, value) {
+			values = append(values, value)
+		}
+	}
+	if len(values) == 0 {
+		return fmt.Sprintf("no node has a label %s", key)
+	}
+	slices.Sort(values)
+	return fmt.Sprintf("nodes have %s=%s", key, words.First(values, most))
 }
 
 // chooseAll chooses at most the given number of nodes, or all if that is 0, half of them for clients. A node that has the
 // labels of both sides goes to the side that has fewer.
 func chooseAll(nodes []corev1.Node, want spec.Kubernetes, most int) ([]string, error) {
-	nodes = slices.Clone(nodes)
-	slices.SortFunc(nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	selected := func(n corev1.Node, selector map[string]string) bool {
 		return labels.SelectorFromSet(selector).Matches(labels.Set(n.Labels))
 	}
@@ -94,37 +158,105 @@ func chooseAll(nodes []corev1.Node, want spec.Kubernetes, most int) ([]string, e
 	return nil, errors.New(text)
 }
 
-// choosePools chooses two nodes for each pool, of which no other pool has one. Pools that ask for more labels choose first.
-func choosePools(nodes []corev1.Node, want spec.Kubernetes, pools []spec.Ends) ([]string, error) {
-	nodes = slices.Clone(nodes)
-	slices.SortFunc(nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
-	order := make([]int, len(pools))
+// poolSelectors returns the labels that the nodes of pools must have: of the clients and of the servers of each in turn.
+func poolSelectors(config Config) (all []map[string]string) {
+	for _, pool := range config.Pools {
+		all = append(all, merged(config.Spec.NodeSelector, pool.Client), merged(config.Spec.NodeSelector, pool.Server))
+	}
+	return all
+}
+
+// choosePools chooses two nodes for each pool, of which no other pool has one. Pools that ask for more labels choose first, and give
+// a node up to another pool if they can take another one.
+func choosePools(nodes []corev1.Node, config Config) ([]string, error) {
+	selectors := poolSelectors(config)
+	m := matching{nodes: nodes, taken: make(map[string]int), fits: func(end int, n corev1.Node) string {
+		return unfit(n, selectors[end], wantsWindows(selectors[end]), false)
+	}}
+	order := make([]int, len(selectors))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return labelsOf(pools[b]) - labelsOf(pools[a]) })
-	chosen := make([]string, 2*len(pools))
-	for _, i := range order {
-		for side, selector := range []map[string]string{pools[i].Client, pools[i].Server} {
-			selector := merged(want.NodeSelector, selector)
-			var others []string
-			for _, n := range nodes {
-				why := unfit(n, selector, wantsWindows(selector), false)
-				if why == "" && slices.Contains(chosen, n.Name) {
-					why = "is taken by another end or variant"
-				}
-				if why == "" {
-					chosen[2*i+side] = n.Name
-					break
-				}
-				others = append(others, fmt.Sprintf("\n  node %s %s", n.Name, why))
-			}
-			if chosen[2*i+side] == "" {
-				return nil, fmt.Errorf("variants choose nodes by labels, each two of its own, and no node is left with %s%s", labels.FormatLabels(selector), strings.Join(others, ""))
-			}
+	slices.SortStableFunc(order, func(a, b int) int { return labelsOf(config.Pools[b/2]) - labelsOf(config.Pools[a/2]) })
+	for _, end := range order {
+		if m.take(end, make(map[string]bool)) {
+			continue
+		}
+		text := "variants choose nodes by labels, each two of its own, and no node is left with " + labels.FormatLabels(selectors[end])
+		for _, n := range nodes {
+			text += fmt.Sprintf("\n  node %s %s", n.Name, cmp.Or(m.fits(end, n), "is taken by another end or variant"))
+		}
+		return nil, errors.New(text)
+	}
+	return m.chosen(len(selectors)), nil
+}
+
+// matching assigns nodes to ends, each node to one.
+type matching struct {
+	nodes []corev1.Node
+	// fits says why a node is nothing for an end, "" if it is.
+	fits  func(end int, n corev1.Node) string
+	taken map[string]int // ends by node
+}
+
+// take gives an end a node, and reports whether there is one. If all that fit are taken, another end has to take another node. tried
+// are the nodes that this has been tried with.
+func (m *matching) take(end int, tried map[string]bool) bool {
+	var others []corev1.Node
+	for _, n := range m.nodes {
+		if m.fits(end, n) != "" {
+			continue
+		}
+		if _, taken := m.taken[n.Name]; !taken {
+			m.taken[n.Name] = end
+			return true
+		}
+		others = append(others, n)
+	}
+	for _, n := range others {
+		if tried[n.Name] {
+			continue
+		}
+		tried[n.Name] = true
+		if m.take(m.taken[n.Name], tried) {
+			m.taken[n.Name] = end
+			return true
 		}
 	}
-	return chosen, nil
+	return false
+}
+
+// chosen returns the nodes of all ends.
+func (m *matching) chosen(ends int) []string {
+	all := make([]string, ends)
+	for node, end := range m.taken {
+		all[end] = node
+	}
+	return all
+}
+
+// checkPools returns an error if named nodes lack the labels by which variants choose them: what one pool measures would be reported as
+// another's. Two nodes in turn belong to each pool.
+func (c *Cluster) checkPools(ctx context.Context, config Config) error {
+	names, selectors := config.Spec.NodeNames, poolSelectors(config)
+	if len(selectors) == 0 {
+		return nil
+	}
+	has := make(map[string]labels.Set)
+	for _, name := range names {
+		n, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("get node %s: %w", name, explain(err))
+		}
+		has[name] = n.Labels
+	}
+	for i, selector := range selectors {
+		if i < len(names) && !labels.SelectorFromSet(selector).Matches(has[names[i]]) {
+			return fmt.Errorf("spec.target.kubernetes.nodeNames[%d]: node %s lacks the labels %s, by which a variant chooses it: "+
+				"list two nodes for each selection of labels, in the order of the variants, or leave nodeNames out", i, names[i], labels.FormatLabels(selector))
+		}
+	}
+	return nil
 }
 
 func labelsOf(n spec.Ends) int { return len(n.Client) + len(n.Server) }
@@ -148,7 +280,8 @@ func nodesOf(want spec.Kubernetes) []string {
 
 // Choose returns two nodes that an experiment runs on: those that it names, or else the first by name
 // that accept pods. It reads and changes nothing.
-func (c *Cluster) Choose(ctx context.Context, want spec.Kubernetes) (client, server string, err error) {
+func (c *Cluster) Choose(ctx context.Context, config Config) (client, server string, err error) {
+	want := config.Spec
 	if want.ClientNode != "" && want.ServerNode != "" {
 		// Whoever may not list nodes can still name two.
 		var pair []corev1.Node
@@ -166,12 +299,12 @@ func (c *Cluster) Choose(ctx context.Context, want spec.Kubernetes) (client, ser
 	}
 	settled := time.Now().Add(settleTime)
 	for {
-		list, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
+		nodes, err := c.listNodes(ctx)
 		if err != nil {
-			return "", "", fmt.Errorf("list nodes: %w", explain(err))
+			return "", "", err
 		}
-		client, server, err = choose(list.Items, want)
-		if err == nil || !slices.ContainsFunc(list.Items, settling) || time.Now().After(settled) || pause(ctx) != nil {
+		client, server, err = choose(inOrder(nodes, config), want)
+		if err == nil || !slices.ContainsFunc(nodes, settling) || time.Now().After(settled) || pause(ctx) != nil {
 			return client, server, err
 		}
 	}
@@ -185,8 +318,11 @@ func settling(n corev1.Node) bool {
 }
 
 func choose(nodes []corev1.Node, want spec.Kubernetes) (client, server string, err error) {
-	nodes = slices.Clone(nodes)
-	slices.SortFunc(nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	if want.ClientNode == "" || want.ServerNode == "" {
+		if err := noneSelected(nodes, spec.Kubernetes{NodeSelector: want.NodeSelector}); err != nil {
+			return "", "", err
+		}
+	}
 	for _, named := range []struct{ name, flag string }{{want.ClientNode, "--client-node"}, {want.ServerNode, "--server-node"}} {
 		if named.name == "" {
 			continue
@@ -293,17 +429,21 @@ func unfit(n corev1.Node, selector map[string]string, windows, named bool) strin
 		return fmt.Sprintf("runs %s: name a Linux node", os)
 	}
 	if len(selector) > 0 && !labels.SelectorFromSet(selector).Matches(labels.Set(n.Labels)) {
-		return fmt.Sprintf("lacks the labels %s of the selector: label it", labels.FormatLabels(selector))
+		return fmt.Sprintf("lacks the labels %s of the selector", labels.FormatLabels(selector))
 	}
 	if why := notReady(n); why != "" {
 		return why + ": see kubectl describe node " + n.Name
 	}
 	if n.Spec.Unschedulable {
-		return "is cordoned: run kubectl uncordon " + n.Name
+		return "is cordoned, so somebody keeps pods off it: when that is over, kubectl uncordon " + n.Name
 	}
 	for _, t := range n.Spec.Taints {
-		if keepsPodsOff(t) && !(named && tolerable(t)) {
-			return fmt.Sprintf("has the taint %s: remove it with kubectl taint nodes %s %s:%s-", t.ToString(), n.Name, t.Key, t.Effect)
+		switch {
+		case !keepsPodsOff(t) || named && tolerable(t):
+		case tolerable(t):
+			return fmt.Sprintf("has the taint %s: pods of a run tolerate it on a node that is named, with --client-node %s or --server-node %[2]s", t.ToString(), n.Name)
+		default:
+			return fmt.Sprintf("has the taint %s, which Kubernetes sets on a node that is not healthy: see kubectl describe node %s", t.ToString(), n.Name)
 		}
 	}
 	return ""

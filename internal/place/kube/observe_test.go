@@ -97,7 +97,7 @@ func TestObservePermission(t *testing.T) {
 	c.namespace = "mine"
 	api.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		at := action.(clienttesting.CreateAction).GetObject().(*authzv1.SelfSubjectAccessReview).Spec.ResourceAttributes
-		return true, &authzv1.SelfSubjectAccessReview{Status: authzv1.SubjectAccessReviewStatus{Allowed: at.Namespace == "mine"}}, nil
+		return true, &authzv1.SelfSubjectAccessReview{Status: authzv1.SubjectAccessReviewStatus{Allowed: at.Namespace == "mine" || at.Resource == "nodes"}}, nil
 	})
 	_, err := c.Up(t.Context(), config(func(c *Config) { c.Spec.Observe = []string{"kube-system/cilium", "kube-system/proxy"} }))
 	missing := new(MissingError)

@@ -31,8 +31,14 @@ func (s podState) of(pod *corev1.Pod) error {
 }
 
 func stateOf(p *corev1.Pod) podState {
+	why := "by somebody else than this run"
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue { // such as by preemption
+			why = join(c.Reason, c.Message)
+		}
+	}
 	if p.DeletionTimestamp != nil {
-		return podState{text: "is being deleted, but not by this run", final: true}
+		return podState{text: "is being deleted: " + why, final: true}
 	}
 	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
 		return podState{text: "has ended: " + cmp.Or(join(p.Status.Reason, p.Status.Message), "its container exited"), final: true}
@@ -44,6 +50,7 @@ func stateOf(p *corev1.Pod) podState {
 	}
 	for _, c := range p.Status.ContainerStatuses {
 		switch {
+		case c.Name != container: // one that a webhook has added
 		case c.State.Waiting != nil:
 			return waitingState(c, p.Spec.Containers[0].Command[0])
 		case c.State.Terminated != nil:
@@ -130,6 +137,19 @@ func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, broke error) error
 			return err // another call has waited already
 		}
 	}
+}
+
+// Slow returns an error if the API server answers slowly, which is then why a trial has taken too long.
+func (p *Pods) Slow(ctx context.Context) error {
+	asked := time.Now()
+	_, err := p.cluster.api.Leases(p.namespace).Get(ctx, p.name("run"), metav1.GetOptions{})
+	if why := slow(time.Since(asked)); why != "" {
+		return errors.New(why)
+	}
+	if err != nil && unreachable(err) {
+		return explain(err)
+	}
+	return nil
 }
 
 // judge compares a pod after a stream to it broke with the pod before.

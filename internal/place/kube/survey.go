@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +28,10 @@ type Survey struct {
 	// Missing says what else would make the run fail, and what to do about it; it is empty if
 	// nothing is known to.
 	Missing []string `json:"-"`
+	// Notes say what does not make the run fail, but bears on what it measures.
+	Notes []string `json:"notes,omitempty"`
+	// AnswerSeconds is how long the API server took to answer one request.
+	AnswerSeconds float64 `json:"answer_seconds"`
 }
 
 // NodeImage says whether a node has the image.
@@ -35,11 +40,13 @@ type NodeImage struct {
 	State string `json:"state"`
 }
 
-// Permission is a verb for one resource, such as "create" for "pods/exec".
+// Permission is a verb for one resource, such as "create" for "pods/exec", in a namespace. Without a namespace it is for all of
+// them, or for what no namespace has.
 type Permission struct {
-	Verb     string `json:"verb"`
-	Resource string `json:"resource"`
-	Allowed  bool   `json:"allowed"`
+	Verb      string `json:"verb"`
+	Resource  string `json:"resource"`
+	Namespace string `json:"namespace,omitempty"`
+	Allowed   bool   `json:"allowed"`
 }
 
 // Survey checks what a run needs. It reads and changes nothing. What is missing is in the result; an
@@ -47,35 +54,43 @@ type Permission struct {
 func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 	s := &Survey{}
 	missing, err := c.missing(ctx, c.permissions(config), func(p permission, allowed bool) {
-		s.Permissions = append(s.Permissions, Permission{p.verb, p.object(), allowed})
+		s.Permissions = append(s.Permissions, Permission{p.verb, p.object(), p.namespace, allowed})
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.Denied = missing.Needs
+	asked := time.Now()
 	if who, err := c.api.Self(ctx); err == nil {
 		s.User = who.Status.UserInfo.Username
 	}
+	took := time.Since(asked)
+	s.AnswerSeconds = took.Seconds()
+	s.note(slow(took))
 	if c.namespace != "" {
-		if err := c.checkNamespace(ctx, c.namespace); err != nil {
-			s.Missing = append(s.Missing, err.Error())
-		}
+		s.lack(c.checkNamespace(ctx, c.namespace))
 	}
 	nodes, err := c.ChooseAll(ctx, config)
 	if err != nil {
-		s.Missing = append(s.Missing, "nodes: "+err.Error())
+		if apierrors.IsForbidden(err) { // with the role that grants it
+			s.Denied = slices.DeleteFunc(s.Denied, ofNodes)
+		}
+		s.lack(fmt.Errorf("nodes: %w", err))
 		return s, nil
 	}
 	s.Nodes = nodes
-	if err := c.busy(ctx, nil, nodes...); err != nil {
-		s.Missing = append(s.Missing, err.Error())
-	}
-	if _, _, err := c.readNodes(ctx, nodes, config); err != nil {
-		s.Missing = append(s.Missing, err.Error())
-	}
-	if err := c.canObserve(ctx, config.Spec.Observe, nodes); err != nil {
-		s.Missing = append(s.Missing, err.Error())
-	}
+	config.Spec.NodeNames, config.Pods = nodes, max(1, config.Pods)
+	s.lack(c.busy(ctx, nil, nodes...))
+	pods := newPods(c, config)
+	pods.windows, pods.tolerations, err = c.readNodes(ctx, nodes, config)
+	s.lack(err)
+	s.lack(c.canObserve(ctx, config.Spec.Observe, nodes))
+	notes, err := c.accelerated(ctx, config, nodes)
+	s.lack(err)
+	s.note(notes...)
+	lacks, notes := pods.admits(ctx)
+	s.Missing = append(s.Missing, lacks...)
+	s.note(notes...)
 	image, pull := imageOf(config.Spec.Image, config.Version)
 	s.Image = image
 	for _, name := range nodes {
@@ -91,6 +106,29 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 		}
 	}
 	return s, nil
+}
+
+// lack adds an error to what is missing, if there is one.
+func (s *Survey) lack(err error) {
+	if err != nil {
+		s.Missing = append(s.Missing, err.Error())
+	}
+}
+
+// note adds notes that are not empty.
+func (s *Survey) note(notes ...string) {
+	s.Notes = append(s.Notes, slices.DeleteFunc(notes, func(note string) bool { return note == "" })...)
+}
+
+// slowAnswer is a time in which an API server of any size answers a request that it serves from memory.
+const slowAnswer = time.Second
+
+// slow says that an API server took long for an answer; "" if it did not.
+func slow(took time.Duration) string {
+	if took < slowAnswer {
+		return ""
+	}
+	return fmt.Sprintf("the API server took %s to answer one request, and the connections to all workers pass through it", took.Round(100*time.Millisecond))
 }
 
 // imagesListed is how many images a kubelet reports by default (nodeStatusMaxImages). If it reports
@@ -130,14 +168,18 @@ func fullName(image string) string {
 	return image
 }
 
-// checkNamespace returns an error if a namespace that the user named does not exist.
+// checkNamespace returns an error if a namespace that the user named does not exist, or is being deleted.
 func (c *Cluster) checkNamespace(ctx context.Context, name string) error {
-	_, err := c.api.Namespaces().Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	n, err := c.api.Namespaces().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
 		return fmt.Errorf("namespace %s does not exist: create it, or leave out -n and the run creates and removes its own", name)
-	}
-	if err != nil && !apierrors.IsForbidden(err) { // a user of a namespace may lack the permission to get it
+	case apierrors.IsForbidden(err): // a user of a namespace may lack the permission to get it
+		return nil
+	case err != nil:
 		return fmt.Errorf("get namespace %s: %w", name, explain(err))
+	case n.DeletionTimestamp != nil:
+		return fmt.Errorf("namespace %s is being deleted (kubectl describe namespace %[1]s says what it waits for): name another one, or leave out -n and the run creates and removes its own", name)
 	}
 	return nil
 }

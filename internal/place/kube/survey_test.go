@@ -7,10 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	authzv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
 
 	"slipstream.dev/internal/spec"
 )
@@ -55,10 +52,7 @@ func TestSurvey(t *testing.T) {
 					t.Fatalf("%s: %v", node, err)
 				}
 			}
-			api.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
-				at := action.(clienttesting.CreateAction).GetObject().(*authzv1.SelfSubjectAccessReview).Spec.ResourceAttributes
-				return true, &authzv1.SelfSubjectAccessReview{Status: authzv1.SubjectAccessReviewStatus{Allowed: at.Resource != c.refused}}, nil
-			})
+			api.PrependReactor("create", "selfsubjectaccessreviews", deny(c.refused))
 			s, err := cluster.Survey(t.Context(), Config{Spec: c.spec, Version: "v1"})
 			if err != nil {
 				t.Fatal(err)

@@ -1,0 +1,200 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// rehearsal creates objects as a run does, up to storing them: all of admission has its say.
+var rehearsal = metav1.CreateOptions{FieldManager: manager, DryRun: []string{metav1.DryRunAll}}
+
+// existing is the namespace in which a dry run asks about pods, if the run would create namespaces of its own.
+const existing = metav1.NamespaceDefault
+
+// oneOfEach returns one pod of each kind that admission may tell apart.
+func oneOfEach(pods []*corev1.Pod) (kinds []*corev1.Pod) {
+	alike := func(a, b *corev1.Pod) bool {
+		return a.Namespace == b.Namespace && a.Spec.HostNetwork == b.Spec.HostNetwork && a.Spec.HostPID == b.Spec.HostPID &&
+			a.Spec.Containers[0].Command[0] == b.Spec.Containers[0].Command[0]
+	}
+	for _, pod := range pods {
+		if !slices.ContainsFunc(kinds, func(other *corev1.Pod) bool { return alike(pod, other) }) {
+			kinds = append(kinds, pod)
+		}
+	}
+	return kinds
+}
+
+// rehearse asks the API server about pods before any of them is created. The error says why it rejects one, and notes say what it
+// would change in them.
+func (p *Pods) rehearse(ctx context.Context, pods []*corev1.Pod) (notes []string, err error) {
+	for _, pod := range oneOfEach(pods) {
+		got, err := p.create(ctx, pod, rehearsal)
+		switch {
+		case err == nil:
+			notes = append(notes, altered(pod, got)...)
+		case !strings.Contains(err.Error(), "does not support dry run"): // a webhook with side effects; then only creation shows it
+			return notes, err
+		}
+	}
+	return notes, nil
+}
+
+// admits says what would make the API server reject the pods of a run, and what it would change in them. It creates nothing.
+func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
+	control, traffic := p.makePods()
+	if !p.inNamedNamespace {
+		for _, n := range p.namespaceObjects() {
+			if _, err := p.cluster.api.Namespaces().Create(ctx, n, rehearsal); err != nil && !unauthorized(err) {
+				lacks = append(lacks, fmt.Sprintf("create namespace %s: %v", n.Name, explain(err)))
+			}
+		}
+	}
+	for i, pods := range [][]*corev1.Pod{control, traffic} {
+		changes, err := p.rehearseIn(ctx, pods)
+		notes = append(notes, changes...)
+		switch {
+		case err == nil:
+		case i == 0 && !p.needsNodePods():
+			notes = append(notes, notSampled(err))
+		default:
+			lacks = append(lacks, err.Error())
+		}
+	}
+	return lacks, notes
+}
+
+// rehearseIn rehearses pods in the namespace that the user named, or else in one that exists. What only that one asks for is left
+// out.
+func (p *Pods) rehearseIn(ctx context.Context, pods []*corev1.Pod) (notes []string, err error) {
+	if p.inNamedNamespace {
+		notes, err = p.rehearse(ctx, pods)
+	} else {
+		var elsewhere []*corev1.Pod
+		for _, pod := range oneOfEach(pods) {
+			pod = pod.DeepCopy()
+			pod.Namespace = existing
+			elsewhere = append(elsewhere, pod)
+		}
+		if _, err = p.rehearse(ctx, elsewhere); err != nil && ofNamespace(err) {
+			err = nil
+		}
+		if err != nil {
+			err = fmt.Errorf("%w (asked in namespace %s, because those of the run do not exist yet)", err, existing)
+		}
+	}
+	if unauthorized(err) { // the permissions say so
+		err = nil
+	}
+	return notes, err
+}
+
+// unauthorized reports whether the API server did not get as far as admission.
+func unauthorized(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot create resource")
+}
+
+// ofNamespace reports whether a rejection comes from what a namespace has, and the namespaces of a run do not: a security standard,
+// quotas, ranges, a service account.
+func ofNamespace(err error) bool {
+	return slices.ContainsFunc([]string{"violates PodSecurity", "quota", "usage per", "serviceaccount", "service account"},
+		func(part string) bool { return strings.Contains(err.Error(), part) })
+}
+
+// altered says what admission has changed in a pod that matters to what is measured.
+func altered(pod, got *corev1.Pod) (notes []string) {
+	was := pod.Spec.Containers[0]
+	var added []string
+	for _, c := range got.Spec.Containers {
+		if c.Name != was.Name {
+			added = append(added, c.Name)
+			continue
+		}
+		if limits := textOf(c.Resources.Limits); limits != "" && limits != textOf(was.Resources.Limits) {
+			notes = append(notes, fmt.Sprintf("a LimitRange or webhook limits pod %s/%s to %s, which may throttle what is measured: set spec.target.kubernetes.resources, or name another namespace",
+				pod.Namespace, pod.Name, limits))
+		}
+		if c.Image != was.Image {
+			notes = append(notes, fmt.Sprintf("a webhook replaces the image of pod %s/%s by %s", pod.Namespace, pod.Name, c.Image))
+		}
+	}
+	for _, c := range got.Spec.InitContainers {
+		added = append(added, c.Name)
+	}
+	if len(added) > 0 {
+		notes = append(notes, fmt.Sprintf("a webhook adds to pod %s/%s the containers %s, and what is measured may pass through them: exempt the namespace from it to measure the network alone",
+			pod.Namespace, pod.Name, strings.Join(added, ", ")))
+	}
+	if class := got.Spec.RuntimeClassName; class != nil && pod.Spec.RuntimeClassName == nil {
+		notes = append(notes, fmt.Sprintf("a webhook gives pod %s/%s the runtime class %s, whose network stack may be another", pod.Namespace, pod.Name, *class))
+	}
+	return notes
+}
+
+// textOf returns amounts as "cpu=500m, memory=256Mi".
+func textOf(amounts corev1.ResourceList) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(amounts)) {
+		amount := amounts[name]
+		all = append(all, fmt.Sprintf("%s=%s", name, amount.String()))
+	}
+	return strings.Join(all, ", ")
+}
+
+// notSampled says that a run goes on without the pods that only sample.
+func notSampled(err error) string { return fmt.Sprintf("CPU use is not measured: %v", err) }
+
+// rejectedError is the error of the API server that rejects a pod.
+type rejectedError struct {
+	pod *corev1.Pod
+	err error
+}
+
+func (e *rejectedError) Error() string {
+	text := fmt.Sprintf("the API server rejects pod %s/%s: %v", e.pod.Namespace, e.pod.Name, e.err)
+	if remedy := e.remedy(); remedy != "" {
+		text += ": " + remedy
+	}
+	return text
+}
+
+// remedy returns what to do about a rejection, by what it says; "" if nothing is known.
+func (e *rejectedError) remedy() string {
+	const resources = "spec.target.kubernetes.resources"
+	says := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(strings.ToLower(e.err.Error()), part) })
+	}
+	const unprivileged = "leave out accelerators and the native path (unprivileged: true)"
+	switch {
+	case says("podsecurity"):
+		return "the namespace enforces a Pod Security Standard that forbids this pod: leave out -n, so that the run creates its own namespaces, or " + unprivileged
+	case says("must specify limits", "must specify requests"):
+		return "a quota wants to know what the pods need: --set " + resources + "='{cpu: \"1\", memory: 256Mi}'"
+	case says("exceeded quota"):
+		return "give the pods less with " + resources + ", free some of the quota, or leave out -n, so that the run creates its own namespaces"
+	case says("usage per container", "usage per pod"):
+		return "set " + resources + " to what the namespace's LimitRange admits"
+	case says("denied the request", "denied request", "validatingadmissionpolicy"):
+		remedy := "this is a policy of the cluster: ask who maintains it to exempt namespace " + e.pod.Namespace
+		if says("image", "digest", "registr", "tag") {
+			remedy += ", or name an image that it admits with --image, such as one with its digest (…@sha256:…)"
+		}
+		if e.pod.Spec.HostNetwork {
+			remedy += ", or " + unprivileged
+		}
+		return remedy
+	}
+	return ""
+}
+
+func (e *rejectedError) Unwrap() error { return e.err }
+
+func rejected(err error) bool { return errors.As(err, new(*rejectedError)) }

@@ -1,0 +1,225 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	authnv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"slipstream.dev/internal/spec"
+)
+
+// kubeconfig writes one with two contexts, whose user is given, for a server.
+func kubeconfig(t *testing.T, server, current, user string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config")
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+%s
+clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: u, user: %s}]
+contexts: [{name: prod, context: {cluster: c, user: u}}, {name: stage, context: {cluster: c, user: u}}]
+`, current, server, user)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestOpen: each way in which a kubeconfig leads nowhere has a sentence of its own.
+func TestOpen(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		access Access
+		want   string
+	}{
+		"good":                       {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "current-context: prod", "{}")}, ""},
+		"no current context":         {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "", "{}")}, "it has no current context: name one with --context, or set it with kubectl config use-context; it has prod, stage"},
+		"context named":              {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "", "{}"), Context: "stage"}, ""},
+		"no such context":            {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "", "{}"), Context: "sage"}, "it has no context sage; it has prod, stage"},
+		"current one does not exist": {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "current-context: old", "{}")}, "its current context old does not exist"},
+		"empty":                      {Access{Kubeconfig: empty}, "no kubeconfig found"},
+	} {
+		c, err := Open(tt.access)
+		if err == nil && c.flags != tt.access.flags() {
+			t.Errorf("%s: another command would get the flags %q", name, c.flags)
+		}
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+}
+
+// TestExplain: a credential plug-in that fails, credentials that are refused, a server that does not answer, and one that is slow.
+func TestExplain(t *testing.T) {
+	refusing := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
+	defer refusing.Close()
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	plugin := func(command string) string {
+		return fmt.Sprintf("{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: %s}}", command)
+	}
+	for name, tt := range map[string]struct{ server, user, want string }{
+		"plug-in that fails":        {refusing.URL, plugin("/bin/false"), "the credential plug-in /bin/false of your kubeconfig failed: log in with it again"},
+		"plug-in that is absent":    {refusing.URL, plugin("no-such-plugin"), "the credential plug-in no-such-plugin of your kubeconfig failed"},
+		"plug-in that says nothing": {refusing.URL, plugin("/bin/true"), "the credential plug-in of your kubeconfig failed"},
+		"refused":                   {refusing.URL, "{token: x}", "the API server does not accept your credentials"},
+		"gone":                      {gone.URL, "{token: x}", "the API server does not answer"},
+	} {
+		c, err := Open(Access{Kubeconfig: kubeconfig(t, tt.server, "current-context: prod", tt.user)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.ChooseAll(t.Context(), Config{}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+	if err := explain(fmt.Errorf("get: %w", context.DeadlineExceeded)); !strings.Contains(err.Error(), "has not answered in time (a request may take 15s)") {
+		t.Errorf("a slow server: %v", err)
+	}
+}
+
+// TestTenant: whoever may edit one namespace alone gets the ClusterRole that is needed to read nodes, in the dry run and the run.
+func TestTenant(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	c.namespace = "mine"
+	if err := api.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}); err != nil {
+		t.Fatal(err)
+	}
+	user := "jane"
+	api.PrependReactor("create", "selfsubjectreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &authnv1.SelfSubjectReview{Status: authnv1.SelfSubjectReviewStatus{UserInfo: authnv1.UserInfo{Username: user}}}, nil
+	})
+	api.PrependReactor("*", "nodes", refuse)
+	api.PrependReactor("create", "selfsubjectaccessreviews", deny("nodes"))
+	const role = "kubectl create clusterrole slipstream-nodes --verb=get,list --resource=nodes; kubectl create clusterrolebinding slipstream-nodes --clusterrole=slipstream-nodes "
+	s, err := c.Survey(t.Context(), Config{Spec: spec.Kubernetes{Image: "registry.example/s:1"}})
+	if err != nil || len(s.Denied) > 0 || len(s.Missing) != 1 || !strings.Contains(s.Missing[0], role+"--user=jane") {
+		t.Errorf("denied %q, missing %q, %v", s.Denied, s.Missing, err)
+	}
+	user = "system:serviceaccount:mine:ci"
+	if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), "permissions that a run needs:\n  get nodes\n") || !strings.Contains(err.Error(), role+"--serviceaccount=mine:ci") {
+		t.Errorf("a run: %v", err)
+	}
+}
+
+// TestSlowServer: the time of a slow API server is said, and where a permission is for.
+func TestSlowServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, c := fakeCluster(t, nil)
+		p, err := c.Up(t.Context(), config(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Slow(t.Context()); err != nil {
+			t.Errorf("quick: %v", err)
+		}
+		slowly := func(clienttesting.Action) (bool, runtime.Object, error) {
+			time.Sleep(7 * time.Second) // of synctest
+			return false, nil, nil
+		}
+		api.PrependReactor("get", "leases", slowly)
+		api.PrependReactor("create", "selfsubjectreviews", slowly)
+		if err := p.Slow(t.Context()); err == nil || !strings.Contains(err.Error(), "the API server took 7s to answer one request") {
+			t.Errorf("slow: %v", err)
+		}
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		s, err := c.Survey(t.Context(), config(func(c *Config) { c.Spec.Image = "registry.example/s:1" }))
+		if err != nil || s.AnswerSeconds != 7 || len(s.Missing) > 0 || len(s.Notes) != 1 || !strings.Contains(s.Notes[0], "took 7s") {
+			t.Errorf("%+v, %v", s, err)
+		}
+	})
+}
+
+// TestRevoked: if a token is revoked in mid-run, what stays is named with the whole command that removes it, and who can run it.
+func TestRevoked(t *testing.T) {
+	for namespace, want := range map[string][]string{
+		"mine": {"the API server does not accept your credentials", "up to 6 pods and a lease of run ", " may be left in namespace mine", "slipstream cleanup --kubeconfig '/etc/my config' --context prod -n mine\n", "whoever may list and delete pods, services and leases there"},
+		"":     {"up to 6 pods of run ", "slipstream cleanup --kubeconfig '/etc/my config' --context prod\n", "whoever may list and delete namespaces"},
+	} {
+		api, c := fakeCluster(t, nil)
+		c.namespace, c.flags = namespace, Access{Kubeconfig: "/etc/my config", Context: "prod"}.flags()
+		if err := api.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}); err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.Up(t.Context(), config(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		api.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewUnauthorized("Unauthorized")
+		})
+		err = p.Close(t.Context())
+		for _, part := range want {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("-n %q: %v\nwithout %q", namespace, err, part)
+			}
+		}
+	}
+}
+
+// TestCleanupWithoutServices: a user whose run had no services can clean up without the right to list them.
+func TestCleanupWithoutServices(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	leave(t, c, deadID, time.Now().Add(-time.Hour))
+	api.PrependReactor("list", "services", refuse)
+	if runs, _, err := c.Runs(t.Context()); err != nil || len(runs) != 1 {
+		t.Errorf("%v, %v", runs, err)
+	}
+}
+
+// TestTerminating: a namespace that is being deleted is refused before anything is created in it.
+func TestTerminating(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	c.namespace = "mine"
+	if err := api.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mine", DeletionTimestamp: new(metav1.Now()), Finalizers: []string{"x"}}}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "namespace mine is being deleted (kubectl describe namespace mine says what it waits for)"
+	if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a run: %v", err)
+	}
+	s, err := c.Survey(t.Context(), config(func(c *Config) { c.Spec.Image = "registry.example/s:1" }))
+	if err != nil || len(s.Missing) != 1 || !strings.HasPrefix(s.Missing[0], want) {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// TestPermissionNamespaces: each permission says in which namespace it is needed.
+func TestPermissionNamespaces(t *testing.T) {
+	for _, namespace := range []string{"", "mine"} {
+		_, c := fakeCluster(t, nil)
+		c.namespace = namespace
+		s, err := c.Survey(t.Context(), config(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range s.Permissions {
+			want := namespace
+			if p.Resource == "nodes" || p.Resource == "namespaces" {
+				want = ""
+			}
+			if p.Namespace != want {
+				t.Errorf("-n %q: %+v", namespace, p)
+			}
+		}
+	}
+}
