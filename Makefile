@@ -10,6 +10,10 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 # A binary without libc runs in every container, whatever its image.
 export CGO_ENABLED := 0
 
+# An image has the tag of its version, which a run uses by default, and that which the chart asks for by default.
+REF := slipstream.dev/slipstream:$(VERSION)
+CHART_REF := slipstream.dev/slipstream:$(shell sed -n 's/^appVersion: *//p' charts/slipstream/Chart.yaml)
+
 # The tools are built once, and again when their go.mod changes.
 TOOLS := bin/tools/.built
 LINT  := bin/tools/golangci-lint
@@ -42,12 +46,12 @@ image: bin/tools/image ## Build bin/slipstream-image.tar: an OCI archive for amd
 	for arch in amd64 arm64; do \
 		GOOS=linux GOARCH=$$arch go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/slipstream ./cmd/slipstream; \
 	done
-	bin/tools/image -o bin/slipstream-image.tar -ref slipstream.dev/slipstream:$(VERSION) \
+	bin/tools/image -o bin/slipstream-image.tar -ref $(REF),$(CHART_REF) \
 		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream
 
 .PHONY: image-windows
 image-windows: image windows ## Build bin/slipstream-windows-image.tar: the image, and that for host-process containers on Windows nodes under the same name
-	bin/tools/image -o bin/slipstream-windows-image.tar -ref slipstream.dev/slipstream:$(VERSION) \
+	bin/tools/image -o bin/slipstream-windows-image.tar -ref $(REF),$(CHART_REF) \
 		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream windows/amd64=bin/slipstream.exe
 
 # The programs and libraries come from this machine, so the image only works on its architecture.
@@ -58,7 +62,7 @@ image-tools: bin/tools/image ## Build bin/slipstream-tools-image.tar: the image 
 	arch=$$(go env GOARCH); \
 	GOOS=linux go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/slipstream ./cmd/slipstream; \
 	libraries=$$(ldd $(IMAGE_TOOLS) | awk '$$2 == "=>" {print $$3} $$1 ~ "^/.*[^:]$$" {print $$1}' | sort -u); \
-	bin/tools/image -o bin/slipstream-tools-image.tar -ref slipstream.dev/slipstream:$(VERSION)-tools \
+	bin/tools/image -o bin/slipstream-tools-image.tar -ref $(REF)-tools \
 		linux/$$arch=$$(printf '%s\n' bin/image/$$arch/slipstream $(IMAGE_TOOLS) $$libraries | paste -sd,)
 
 .PHONY: cluster

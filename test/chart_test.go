@@ -2,7 +2,12 @@ package test
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os/exec"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +97,61 @@ func TestChartImage(t *testing.T) {
 		}
 		if want := fmt.Sprintf("image: %q\n        imagePullPolicy: %s\n", tt.image, tt.pull); !strings.Contains(out, want) {
 			t.Errorf("--set %s: no %s", tt.set, want)
+		}
+	}
+}
+
+// TestChartDefaultImage checks that make image builds the image that the chart asks for by default.
+func TestChartDefaultImage(t *testing.T) {
+	out, err := render(t)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	_, image, _ := strings.Cut(out, "image: \"")
+	image, _, _ = strings.Cut(image, "\"")
+	for _, target := range []string{"image", "image-windows"} {
+		steps, err := exec.Command("make", "-C", "..", "-n", target).CombinedOutput()
+		if err != nil {
+			t.Fatalf("make -n %s: %v: %s", target, err, steps)
+		}
+		built := regexp.MustCompile(`(?s)slipstream-(?:windows-)?image\.tar -ref (\S+)`).FindAllStringSubmatch(string(steps), -1)
+		if last := built[len(built)-1][1]; !slices.Contains(strings.Split(last, ","), image) {
+			t.Errorf("make %s builds %s, and the chart asks for %s", target, last, image)
+		}
+	}
+}
+
+// TestChartSecondRelease checks that a second release in a cluster is refused with the name of the first, before anything is created.
+func TestChartSecondRelease(t *testing.T) {
+	agents := func(namespace, name, release string) string {
+		return fmt.Sprintf(`{"metadata": {"name": "x", "namespace": %q, "labels": {"app.kubernetes.io/name": %q, "app.kubernetes.io/instance": %q}}}`, namespace, name, release)
+	}
+	for name, tt := range map[string]struct{ daemonSet, want string }{
+		"none":                 {`{"metadata": {"name": "kube-proxy", "namespace": "kube-system"}}`, ""},
+		"itself":               {agents("net", "slipstream", "accelerate"), ""},
+		"another chart":        {agents("net", "other", "other"), ""},
+		"another":              {agents("net", "slipstream", "first"), "release first in namespace net has agents in this cluster already"},
+		"in another namespace": {agents("old", "slipstream", "accelerate"), "(helm upgrade accelerate … --namespace old)"},
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			answer := map[string]string{
+				"/version":                 `{"major": "1", "minor": "34", "gitVersion": "v1.34.0"}`,
+				"/api":                     `{"kind": "APIVersions", "versions": ["v1"]}`,
+				"/apis":                    `{"kind": "APIGroupList", "apiVersion": "v1", "groups": [{"name": "apps", "versions": [{"groupVersion": "apps/v1", "version": "v1"}]}]}`,
+				"/api/v1":                  `{"kind": "APIResourceList", "groupVersion": "v1", "resources": []}`,
+				"/apis/apps/v1":            `{"kind": "APIResourceList", "groupVersion": "apps/v1", "resources": [{"name": "daemonsets", "kind": "DaemonSet", "namespaced": true, "verbs": ["get", "list"]}]}`,
+				"/apis/apps/v1/daemonsets": `{"kind": "DaemonSetList", "apiVersion": "apps/v1", "items": [` + tt.daemonSet + `]}`,
+			}[r.URL.Path]
+			w.Header().Set("Content-Type", "application/json")
+			if answer == "" {
+				w.WriteHeader(http.StatusNotFound)
+			}
+			_, _ = io.WriteString(w, answer)
+		}))
+		out, err := render(t, "--dry-run=server", "--kube-apiserver", server.URL)
+		server.Close()
+		if (err == nil) != (tt.want == "") || !strings.Contains(out, tt.want) {
+			t.Errorf("%s: %v, want %q in %.600s", name, err, tt.want, out)
 		}
 	}
 }

@@ -1,8 +1,9 @@
 // Command image packs programs, one for each architecture, into an OCI archive without a Docker daemon:
 //
-//	image -o ARCHIVE -ref REFERENCE OS/ARCH=PROGRAM[,FILE...]...
+//	image -o ARCHIVE -ref REFERENCE[,REFERENCE...] OS/ARCH=PROGRAM[,FILE...]...
 //
-// The image holds the program, named like the reference's repository, and runs it as an unprivileged user.
+// The image holds the program, named like the first reference's repository, and runs it as an unprivileged user. The archive has it
+// under each reference.
 // Files beside it, such as other programs and the libraries that they load, keep their absolute paths. The
 // same files give the same archive, byte for byte. For windows/ARCH the layer has Windows' own format. Without
 // a base image it can only run as a host-process container.
@@ -19,6 +20,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -35,21 +37,27 @@ const user = "65532:65532"
 
 func main() {
 	out := flag.String("o", "", "the archive to write")
-	ref := flag.String("ref", "", "the image's reference")
+	refs := flag.String("ref", "", "the image's references")
 	flag.Parse()
-	if err := run(*out, *ref, flag.Args()); err != nil {
+	if err := run(*out, *refs, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-func run(out, ref string, programs []string) error {
-	tag, err := name.NewTag(ref, name.StrictValidation)
-	if err != nil {
-		return fmt.Errorf("reference: %w", err)
+func run(out, refs string, programs []string) error {
+	var tags []name.Tag
+	for ref := range strings.SplitSeq(refs, ",") {
+		tag, err := name.NewTag(ref, name.StrictValidation)
+		if err != nil {
+			return fmt.Errorf("reference: %w", err)
+		}
+		if !slices.Contains(tags, tag) {
+			tags = append(tags, tag)
+		}
 	}
 	if out == "" || len(programs) == 0 {
-		return errors.New("nothing to pack: image -o ARCHIVE -ref REFERENCE OS/ARCH=PROGRAM[,FILE...]... (one or more programs)")
+		return errors.New("nothing to pack: image -o ARCHIVE -ref REFERENCE[,REFERENCE...] OS/ARCH=PROGRAM[,FILE...]... (one or more programs)")
 	}
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, p := range programs {
@@ -62,7 +70,7 @@ func run(out, ref string, programs []string) error {
 		if err != nil {
 			return fmt.Errorf("platform %s: %w", platform, err)
 		}
-		img, err := image(files[0], "/"+path.Base(tag.RepositoryStr()), files[1:], *pf)
+		img, err := image(files[0], "/"+path.Base(tags[0].RepositoryStr()), files[1:], *pf)
 		if err != nil {
 			return fmt.Errorf("image of %s: %w", files[0], err)
 		}
@@ -75,10 +83,13 @@ func run(out, ref string, programs []string) error {
 	defer os.RemoveAll(dir)
 	// Tools that load the archive take the name from one of these annotations: the first is containerd's, the
 	// second the specification's.
-	named := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{Annotations: map[string]string{
-		"io.containerd.image.name":          tag.Name(),
-		"org.opencontainers.image.ref.name": tag.TagStr(),
-	}}})
+	var named v1.ImageIndex = empty.Index
+	for _, tag := range tags {
+		named = mutate.AppendManifests(named, mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{Annotations: map[string]string{
+			"io.containerd.image.name":          tag.Name(),
+			"org.opencontainers.image.ref.name": tag.TagStr(),
+		}}})
+	}
 	if _, err := layout.Write(filepath.Join(dir, "layout"), named); err != nil {
 		return err
 	}

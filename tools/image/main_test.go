@@ -75,7 +75,7 @@ func TestArchive(t *testing.T) {
 	var archives [2][]byte
 	for i := range archives {
 		out := filepath.Join(dir, "out.tar")
-		if err := run(out, "slipstream.dev/slipstream:v1", programs); err != nil {
+		if err := run(out, "slipstream.dev/slipstream:v1,slipstream.dev/slipstream:devel,slipstream.dev/slipstream:v1", programs); err != nil {
 			t.Fatal(err)
 		}
 		var err error
@@ -97,15 +97,17 @@ func TestArchive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(top.Manifests) != 1 {
-		t.Fatalf("the archive has %d names, want 1", len(top.Manifests))
+	if len(top.Manifests) != 2 || top.Manifests[0].Digest != top.Manifests[1].Digest {
+		t.Fatalf("the archive has the names %+v, want two of one image", top.Manifests)
 	}
-	for key, want := range map[string]string{
-		"io.containerd.image.name":          "slipstream.dev/slipstream:v1",
-		"org.opencontainers.image.ref.name": "v1",
-	} {
-		if got := top.Manifests[0].Annotations[key]; got != want {
-			t.Errorf("annotation %s is %q, want %q", key, got, want)
+	for i, tag := range []string{"v1", "devel"} {
+		for key, want := range map[string]string{
+			"io.containerd.image.name":          "slipstream.dev/slipstream:" + tag,
+			"org.opencontainers.image.ref.name": tag,
+		} {
+			if got := top.Manifests[i].Annotations[key]; got != want {
+				t.Errorf("annotation %s is %q, want %q", key, got, want)
+			}
 		}
 	}
 	image, err := index.ImageIndex(top.Manifests[0].Digest)

@@ -26,3 +26,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "slipstream.https" -}}
 {{ if or .Values.metrics.auth .Values.metrics.tlsSecret }}yes{{ end }}
 {{- end }}
+
+{{- /* Two agents on a node refuse each other, so helm install --wait would wait in vain. helm template finds none. */ -}}
+{{- define "slipstream.onlyRelease" -}}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
+{{- $release := dig "app.kubernetes.io/instance" "" (.metadata.labels | default dict) }}
+{{- if and (eq (dig "app.kubernetes.io/name" "" (.metadata.labels | default dict)) $.Chart.Name) (ne (print .metadata.namespace "/" $release) (print $.Release.Namespace "/" $.Release.Name)) }}
+{{- fail (printf "release %s in namespace %s has agents in this cluster already, and two agents on a node refuse each other: change that one (helm upgrade %s … --namespace %s), or uninstall it first" $release .metadata.namespace $release .metadata.namespace) }}
+{{- end }}
+{{- end }}
+{{- end }}
