@@ -47,9 +47,16 @@ const (
 type RPS struct {
 	// Devices are the classes of devices whose receive queues are steered. The class of the NIC has the links that
 	// receive for it too: the members of a bond, the parent of a VLAN, a virtual function.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=4
+	// +kubebuilder:validation:items:Enum=nic;overlay;host-veth;pod
 	Devices []string `json:"devices"`
 	// CPUs that packets are spread over: all, all-but-irq (those that do not handle the NIC's
 	// interrupts) or a list such as 0-3,8.
+	//
+	// +kubebuilder:validation:MaxLength=4096
+	// +kubebuilder:validation:Pattern=`^(all|all-but-irq|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)$`
 	CPUs string `json:"cpus"`
 }
 
@@ -59,13 +66,24 @@ type RPS struct {
 // +kubebuilder:object:generate=true
 type RFS struct {
 	// Devices are the classes of devices whose receive queues are steered.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=4
+	// +kubebuilder:validation:items:Enum=nic;overlay;host-veth;pod
 	Devices []string `json:"devices"`
 	// CPUs of an additional RPS mask, for flows that RFS does not know yet. By default there is
 	// no mask, and such flows stay on the CPU of the interrupt.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=4096
+	// +kubebuilder:validation:Pattern=`^(all|all-but-irq|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)$`
 	CPUs string `json:"cpus,omitempty"`
 	// Entries of the machine's socket flow table, a power of two up to 1048576. Each device has as many again, divided
 	// among its receive queues. The tables are kernel memory: 4 bytes an entry for the machine and 12 for each device, at most
 	// 2 % of the machine's memory for all of them.
+	//
+	// +optional
+	// +kubebuilder:validation:Enum=1;2;4;8;16;32;64;128;256;512;1024;2048;4096;8192;16384;32768;65536;131072;262144;524288;1048576
 	Entries int `json:"entries,omitempty"`
 }
 

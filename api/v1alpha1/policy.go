@@ -44,7 +44,10 @@ func AddToScheme(s *runtime.Scheme) error {
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=ap
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Selected",type=string,JSONPath=`.status.conditions[?(@.type=="Selected")].status`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes.selected`
+// +kubebuilder:printcolumn:name="Failed",type=integer,JSONPath=`.status.nodes.failed`
 // +kubebuilder:printcolumn:name="Rollout",type=string,JSONPath=`.status.conditions[?(@.type=="RolledOut")].reason`
 // +kubebuilder:printcolumn:name="Percent",type=integer,JSONPath=`.status.rollout.percent`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -54,6 +57,7 @@ type AccelerationPolicy struct {
 
 	Spec AccelerationPolicySpec `json:"spec"`
 	// +optional
+	// +kubebuilder:default:={conditions: {{type: "Selected", status: "Unknown", reason: "Pending", message: "no agent has said yet whether a node is selected", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Ready", status: "Unknown", reason: "Pending", message: "no agent has counted the nodes yet", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
 	Status AccelerationPolicyStatus `json:"status,omitzero"`
 }
 
@@ -79,9 +83,6 @@ type AccelerationPolicySpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(a, (has(a.rps) ? 1 : 0) + (has(a.rfs) ? 1 : 0) + (has(a.fastpath) ? 1 : 0) + (has(a.vf) ? 1 : 0) == 1)",message="each accelerator is exactly one of rps, rfs, fastpath and vf"
 	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.fastpath)).size() < 2",message="fastpath must not be listed twice"
 	// +kubebuilder:validation:XValidation:rule="self.filter(a, has(a.vf)).size() < 2",message="vf must not be listed twice"
-	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rps) || (a.rps.devices.size() > 0 && a.rps.devices.size() < 5))",message="rps.devices are one to four of nic, overlay, host-veth and pod"
-	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || (a.rfs.devices.size() > 0 && a.rfs.devices.size() < 5))",message="rfs.devices are one to four of nic, overlay, host-veth and pod"
-	// +kubebuilder:validation:XValidation:rule="self.all(a, !has(a.rfs) || !has(a.rfs.entries) || (a.rfs.entries > 0 && a.rfs.entries <= 1048576))",message="rfs.entries is a power of two up to 1048576"
 	Accelerate []PolicyAccelerator `json:"accelerate"`
 	// Pods selects, by labels and in every namespace, the pods to whose own interfaces the
 	// accelerators of the device class pod apply. The default is every pod.
@@ -172,8 +173,13 @@ const (
 	ConditionSelected = "Selected"
 	// ReasonNodes: at least one node is selected and has an agent.
 	ReasonNodes = "Nodes"
-	// ReasonNoNode: no agent's node has the labels.
+	// ReasonNoNode: no node has the labels, or no agent runs on those that have them.
 	ReasonNoNode = "NoNode"
+	// ReasonPending: it is not known yet. The API server sets it when a policy is created, and an agent whose node the policy has
+	// ceased to select.
+	ReasonPending = "Pending"
+	// ReasonNoReport: nodes with the labels run agents, and none of these has said that its node is selected.
+	ReasonNoReport = "NoReport"
 	// ReasonNoSelector: it has neither nodeSelector nor all: true, or both.
 	ReasonNoSelector = "NoSelector"
 
@@ -185,22 +191,46 @@ const (
 	ReasonHalted = "Halted"
 	// ReasonComplete: all nodes have it, and passed the checks for a pause.
 	ReasonComplete = "Complete"
+
+	// A policy has the condition ConditionReady too: whether it is applied on all nodes that it selects. Its further reasons are
+	// ReasonProgressing, ReasonHalted and ReasonApplied.
+
+	// ReasonFailed: it failed on at least one node.
+	ReasonFailed = "Failed"
 )
 
-// AccelerationPolicyStatus is the state of a policy, without any count of nodes. The
-// NodeAccelerations have the state on each node.
+// AccelerationPolicyStatus is the state of a policy. The NodeAccelerations have the state on each node.
 //
 // +kubebuilder:object:generate=true
 type AccelerationPolicyStatus struct {
 	// Rollout is the progress of the rollout.
 	// +optional
 	Rollout *RolloutStatus `json:"rollout,omitempty"`
-	// Conditions are Selected (whether the policy selects any node) and RolledOut (whether all of them have it).
+	// Nodes counts the nodes that have an agent, as of the time counted. After a failure, or when a rollout ends, agents count anew
+	// within about a minute; while nodes come and go, every five minutes.
+	// +optional
+	Nodes *NodeCounts `json:"nodes,omitempty"`
+	// Conditions are Ready (whether all nodes that the policy selects are as it wants them), Selected (whether the policy selects any
+	// node) and RolledOut (whether all of them have it).
 	//
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// NodeCounts counts the nodes of a policy by what their agents report.
+//
+// +kubebuilder:object:generate=true
+type NodeCounts struct {
+	// Selected nodes.
+	Selected int `json:"selected"`
+	// Ready is the number of nodes on which it is applied, or has nothing to act on.
+	Ready int `json:"ready"`
+	// Failed is the number of nodes that refused it, could not apply it, or rolled it back.
+	Failed int `json:"failed"`
+	// Counted is when the nodes were counted, by the clock of the API server.
+	Counted metav1.Time `json:"counted"`
 }
 
 // MaxFailedNodes bounds RolloutStatus.FailedNodes.
@@ -253,9 +283,7 @@ type AccelerationPolicyList struct {
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=na
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
-// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
-// +kubebuilder:printcolumn:name="Policies",type=string,JSONPath=`.status.observed[*].policy`
-// +kubebuilder:printcolumn:name="States",type=string,JSONPath=`.status.observed[*].state`
+// +kubebuilder:printcolumn:name="Policies",type=string,JSONPath=`.status.summary`
 // +kubebuilder:printcolumn:name="Settings",type=integer,JSONPath=`.status.settings`
 // +kubebuilder:printcolumn:name="Verified",type=integer,JSONPath=`.status.verified`
 // +kubebuilder:printcolumn:name="Agent",type=string,JSONPath=`.status.agent`,priority=1
@@ -280,6 +308,9 @@ type NodeAccelerationStatus struct {
 	// +listType=map
 	// +listMapKey=policy
 	Observed []ObservedPolicy `json:"observed,omitempty"`
+	// Summary has the policies and their states in one line, those that failed first: "fast failed (Conflict), rps applied".
+	// +optional
+	Summary string `json:"summary,omitempty"`
 	// Settings is the number of settings that the agent keeps on the node and in its pods.
 	Settings int `json:"settings"`
 	// Verified is how many of the settings have the value that the agent wrote.
@@ -294,7 +325,7 @@ type NodeAccelerationStatus struct {
 
 // Conditions of a NodeAcceleration.
 const (
-	// ConditionReady tells whether a node is as its policies want it.
+	// ConditionReady tells whether a node is as its policies want it, or all nodes of a policy are as it wants them.
 	ConditionReady = "Ready"
 	// ConditionFastpath tells whether the fast path runs on a node, if a policy wants it.
 	ConditionFastpath = "Fastpath"

@@ -3,8 +3,11 @@ package spec
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 const goodPolicy = `apiVersion: slipstream.dev/v1alpha1
@@ -81,6 +85,60 @@ func TestParsePolicy(t *testing.T) {
 				t.Errorf("error is a %T", err)
 			}
 		})
+	}
+}
+
+// TestSchemaOfPolicies checks that the schema of a cluster refuses the same devices, CPUs and entries as this package, when a policy is
+// created. Patterns cannot compare numbers, so the schema admits ranges that run backwards and CPUs that no machine has.
+func TestSchemaOfPolicies(t *testing.T) {
+	text, err := os.ReadFile("../../charts/slipstream/crds/slipstream.dev_accelerationpolicies.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type schema struct {
+		Properties map[string]schema
+		Items      *schema
+		Pattern    string
+		Enum       []any
+	}
+	var crd struct {
+		Spec struct {
+			Versions []struct {
+				Schema struct{ OpenAPIV3Schema schema }
+			}
+		}
+	}
+	if err := yaml.Unmarshal(text, &crd); err != nil {
+		t.Fatal(err)
+	}
+	accelerate := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties["accelerate"].Items.Properties
+	for _, kind := range []string{"rps", "rfs"} {
+		field := accelerate[kind].Properties
+		admits := func(s schema, value string) bool {
+			return s.Pattern != "" && regexp.MustCompile(s.Pattern).MatchString(value) || slices.Contains(s.Enum, any(value))
+		}
+		valid := func(format, value string) bool {
+			head, _, _ := strings.Cut(goodPolicy, "  - rps")
+			_, err := ParsePolicy("p", []byte(head+fmt.Sprintf("  - "+kind+": "+format+"\n", value)))
+			return err == nil
+		}
+		for _, cpus := range []string{"all", "all-but-irq", "0", "0-3,8", "0,2,4-7", "8191", "foo", "", " ", "all,0", "0-", "-1", "1,", ",1", "0x1", "1-2-3", "0 ", "all\\n", "65535"} {
+			if got, want := admits(field["cpus"], strings.ReplaceAll(cpus, "\\n", "\n")), valid("{devices: [nic], cpus: \"%s\"}", cpus); got != want {
+				t.Errorf("%s: the schema admits the CPUs %q: %t, a file %t", kind, cpus, got, want)
+			}
+		}
+		for _, device := range []string{"nic", "overlay", "host-veth", "pod", "eth0", "NIC", ""} {
+			if got, want := admits(*field["devices"].Items, device), valid("{devices: [\"%s\"], cpus: all}", device); got != want {
+				t.Errorf("%s: the schema admits the device %q: %t, a file %t", kind, device, got, want)
+			}
+		}
+		for n := 1; kind == "rfs" && n <= 2*entriesMax; n *= 2 {
+			for _, entries := range []int{n, n + 1, n - 1} {
+				if got, want := slices.Contains(field["entries"].Enum, any(float64(entries))), valid("{devices: [nic], entries: %s}", fmt.Sprint(entries)); got != want {
+					t.Errorf("the schema admits %d entries: %t, a file %t", entries, got, want)
+				}
+			}
+		}
 	}
 }
 

@@ -44,7 +44,7 @@ rules:
 - {apiGroups: [""], resources: [nodes, pods], verbs: [list, watch]}
 - {apiGroups: [slipstream.dev], resources: [accelerationpolicies], verbs: [list, watch]}
 - {apiGroups: [slipstream.dev], resources: [accelerationpolicies/status, nodeaccelerations/status], verbs: [patch]}
-- {apiGroups: [slipstream.dev], resources: [nodeaccelerations], verbs: [get, create, delete]}
+- {apiGroups: [slipstream.dev], resources: [nodeaccelerations], verbs: [get, list, create, delete]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -251,12 +251,16 @@ func testAgent(t *testing.T, c *Cluster) {
 		}
 	}
 
-	// Policies without a clear choice of nodes.
+	// Policies without a clear choice of nodes, and accelerators that no agent could apply.
 	for spec, want := range map[string]string{
 		"{accelerate: [{fastpath: {}}]}":                                       "either nodeSelector with labels that they have, or all: true",
 		"{nodeSelector: {}, accelerate: [{fastpath: {}}]}":                     "either nodeSelector with labels that they have, or all: true",
 		"{nodeSelector: {a: b}, all: true, accelerate: [{fastpath: {}}]}":      "either nodeSelector with labels that they have, or all: true",
 		"{all: true, rollout: {stepPercent: 0}, accelerate: [{fastpath: {}}]}": "spec.rollout.stepPercent",
+		"{all: true, accelerate: [{rps: {devices: [eth0], cpus: all}}]}":       `spec.accelerate[0].rps.devices[0]: Unsupported value: "eth0"`,
+		"{all: true, accelerate: [{rps: {devices: [], cpus: all}}]}":           "spec.accelerate[0].rps.devices",
+		"{all: true, accelerate: [{rps: {devices: [nic], cpus: foo}}]}":        "spec.accelerate[0].rps.cpus",
+		"{all: true, accelerate: [{rfs: {devices: [nic], entries: 1000}}]}":    "spec.accelerate[0].rfs.entries: Unsupported value: 1000",
 	} {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(c.parts, "kubectl"), "--kubeconfig", c.Kubeconfig(), "apply", "-f", "-")
 		cmd.Stdin = strings.NewReader(accelerationPolicy("unclear", spec))
@@ -269,6 +273,9 @@ func testAgent(t *testing.T, c *Cluster) {
 	apply(accelerationPolicy("later", "{"+everywhere+"accelerate: [{rps: {devices: [nic], cpus: \"0\"}}]}"))
 	apply(accelerationPolicy("impossible", "{"+everywhere+"accelerate: [{rps: {devices: [nic], cpus: \"8000\"}}]}"))
 	apply(accelerationPolicy("nowhere", "{nodeSelector: {no: where}, accelerate: [{rps: {devices: [nic], cpus: all}}]}"))
+	if out := kubectl(t, c, nil, "get", "accelerationpolicy", "nowhere", "-o", "jsonpath={.status.conditions[*].status}"); out != "Unknown Unknown" {
+		t.Errorf("before any agent has looked, the conditions are %q", out)
+	}
 	testenv.Eventually(t, time.Minute, "reasons", func() string {
 		reasons := make(map[string]string)
 		for _, o := range stateOf(t, c, "node0").Status.Observed {
@@ -279,6 +286,19 @@ func testAgent(t *testing.T, c *Cluster) {
 	testenv.Eventually(t, time.Minute, "conditions", func() string {
 		return cmp.Diff("all True\nimpossible True\nlater True\nnowhere False", kubectl(t, c, nil, "get", "accelerationpolicies",
 			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Selected")].status}{"\n"}{end}`))
+	})
+	// What kubectl prints hides no failure.
+	testenv.Eventually(t, 2*time.Minute, "columns", func() string {
+		out := kubectl(t, c, nil, "get", "accelerationpolicies,nodeaccelerations")
+		for _, row := range []string{
+			`/all +True +True +2 +0 +Complete`, `/impossible +False +True +2 +2 `, `/later +False +True +2 +2 `, `/nowhere +Unknown +False `,
+			`/node0 +False +later failed \(Conflict\), impossible failed \(Impossible\), all applied `,
+		} {
+			if !regexp.MustCompile(row).MatchString(out) {
+				return "no " + row + " in\n" + out
+			}
+		}
+		return ""
 	})
 	testenv.Eventually(t, time.Minute, "events", func() string {
 		if out := kubectl(t, c, nil, "get", "events", "-n", "default"); !strings.Contains(out, "policy later: policy all takes precedence") {

@@ -58,7 +58,7 @@ rules:
 - {apiGroups: [""], resources: [nodes, pods], verbs: [list, watch]}
 - {apiGroups: [slipstream.dev], resources: [accelerationpolicies], verbs: [list, watch]}
 - {apiGroups: [slipstream.dev], resources: [accelerationpolicies/status, nodeaccelerations/status], verbs: [patch]}
-- {apiGroups: [slipstream.dev], resources: [nodeaccelerations], verbs: [get, create, delete]}
+- {apiGroups: [slipstream.dev], resources: [nodeaccelerations], verbs: [get, list, create, delete]}
 - {apiGroups: [""], resources: [events], verbs: [create]}
 - {apiGroups: [apps], resources: [daemonsets], verbs: [get]}
 - {apiGroups: [""], resources: [namespaces], verbs: [get]}

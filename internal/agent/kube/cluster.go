@@ -51,9 +51,9 @@ type Options struct {
 }
 
 // Cluster reads an agent's policies from a cluster, and writes their state there: the NodeAcceleration of the node, which only
-// this agent writes; events on the Node; and each policy's condition Selected. The condition does not count nodes, because that
-// would need a controller that watches all of them. An agent whose node is selected sets it, or, after a while, any agent that
-// finds it unset.
+// this agent writes; events on the Node; and each policy's conditions and counts. An agent whose node is selected sets the condition
+// Selected, or, after a while, any agent that finds it unset. An agent whose node has changed counts the nodes of a policy, unless
+// another one has done so since.
 //
 // Every cost is multiplied by the number of nodes (docs/adr/0015). An agent watches its own node and the policies, and its node's
 // pods while a policy selects pods. Writes that all agents would make at the same moment are spread over time.
@@ -84,8 +84,10 @@ type Cluster struct {
 	complete map[policyVersion]completePolicy
 	// lastWrites has this agent's last write to each policy, by UID.
 	lastWrites map[types.UID]policyWrite
-	clock      serverClock
-	pace       pace
+	// reported has what the counts of policies do not include yet, by policy.
+	reported map[string]uncounted
+	clock    serverClock
+	pace     pace
 	// sharedLimit limits the rate of writes to policies.
 	sharedLimit *rate.Limiter
 	// restUntil is the time, in nanoseconds since 1970, before which no write to a policy is tried, after one failed.
@@ -114,7 +116,7 @@ func Connect(kubeconfig string, o Options) (*Cluster, error) {
 func New(config *rest.Config, o Options) (*Cluster, error) {
 	c := &Cluster{
 		options: o, changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), events: make(chan agent.Event, 32), turns: make(map[types.UID]*turn), complete: make(map[policyVersion]completePolicy),
-		lastWrites: make(map[types.UID]policyWrite), pace: usualPace,
+		lastWrites: make(map[types.UID]policyWrite), reported: make(map[string]uncounted), pace: usualPace,
 		sharedLimit: rate.NewLimiter(2, 5),
 	}
 	c.losses = c.readLosses

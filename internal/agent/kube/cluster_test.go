@@ -213,7 +213,7 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		items := []any{}
 		for at, o := range s.objects {
-			if selected(at) {
+			if selected(at) && labelled(o, r.URL.Query().Get("labelSelector")) {
 				items = append(items, o)
 			}
 		}
@@ -285,11 +285,28 @@ func resourceOf(path string) string {
 	return path
 }
 
+// labelled reports whether an object has the labels of a selector of key=value.
+func labelled(o any, selector string) bool {
+	metadata, _ := o.(object)["metadata"].(object)
+	has, _ := metadata["labels"].(object)
+	for pair := range strings.SplitSeq(selector, ",") {
+		if key, value, ok := strings.Cut(pair, "="); ok && has[key] != value {
+			return false
+		}
+	}
+	return true
+}
+
 // table returns a list of nodes, or of pods, in the form in which kubectl prints it.
 func table(nodes []any) object {
 	rows := []any{}
 	for _, o := range nodes {
-		if o := o.(object); o["kind"] == "Pod" {
+		if o := o.(object); o["kind"] == v1alpha1.KindNodeAcceleration {
+			status, _ := o["status"].(object)
+			summary, _ := status["summary"].(string)
+			rows = append(rows, object{"cells": []any{o["metadata"].(object)["name"], "", "", "", summary}})
+			continue
+		} else if o["kind"] == "Pod" {
 			rows = append(rows, object{"cells": []any{o["metadata"].(object)["name"], "Running", o["spec"].(object)["nodeName"]}})
 			continue
 		}
@@ -304,7 +321,7 @@ func table(nodes []any) object {
 		}
 		rows = append(rows, object{"cells": []any{n.Name, status, "<none>", "3d"}})
 	}
-	columns := []any{object{"name": "Name"}, object{"name": "Status"}, object{"name": "Node"}, object{"name": "Age"}}
+	columns := []any{object{"name": "Name"}, object{"name": "Status"}, object{"name": "Node"}, object{"name": "Age"}, object{"name": "Policies"}}
 	return object{"kind": "Table", "apiVersion": "meta.k8s.io/v1", "columnDefinitions": columns, "rows": rows}
 }
 
@@ -314,6 +331,7 @@ var lists = map[string]object{
 	"pods":                 {"kind": "PodList", "apiVersion": "v1"},
 	"daemonsets":           {"kind": "DaemonSetList", "apiVersion": "apps/v1"},
 	"accelerationpolicies": {"kind": "AccelerationPolicyList", "apiVersion": v1alpha1.APIVersion},
+	"nodeaccelerations":    {"kind": "NodeAccelerationList", "apiVersion": v1alpha1.APIVersion},
 }
 
 // merge implements RFC 7386.
@@ -667,8 +685,8 @@ func TestLeavesBeforeConditionIsKnown(t *testing.T) {
 	p.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionSelected, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonNodes, ObservedGeneration: 1, LastTransitionTime: metav1.NewTime(m.left.Add(-time.Second)),
 	}}
-	if status, reason, _, wait := c.verdict(p, m); status != metav1.ConditionFalse || reason != v1alpha1.ReasonNoNode || wait < usualPace.patience {
-		t.Errorf("with its own condition the verdict is %q %q after %s, want False %s", status, reason, wait, v1alpha1.ReasonNoNode)
+	if status, reason, _, wait := c.verdict(p, m); status != metav1.ConditionUnknown || reason != v1alpha1.ReasonPending || wait < usualPace.patience {
+		t.Errorf("with its own condition the verdict is %q %q after %s, want Unknown %s", status, reason, wait, v1alpha1.ReasonPending)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/words"
 )
 
 // marking is an agent's knowledge of the condition Selected of one policy.
@@ -28,7 +30,7 @@ type marking struct {
 	since time.Time
 }
 
-// markPolicies maintains the condition Selected of every policy, until ctx is done.
+// markPolicies maintains the conditions Selected and Ready of every policy, and the counts of its nodes, until ctx is done.
 func (c *Cluster) markPolicies(ctx context.Context) {
 	all := make(map[types.UID]*marking)
 	for {
@@ -42,7 +44,11 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 			if all[p.UID] == nil {
 				all[p.UID] = &marking{}
 			}
-			if err := c.markPolicy(ctx, p, all[p.UID], node != nil && p.Spec.SelectsNode(node.Labels), &look); err != nil && !outdone(err) && ctx.Err() == nil {
+			err := c.markPolicy(ctx, p, all[p.UID], node != nil && p.Spec.SelectsNode(node.Labels), &look)
+			if err == nil {
+				err = c.tally(ctx, p, &look)
+			}
+			if err != nil && !outdone(err) && ctx.Err() == nil {
 				c.options.Log.Warn("write a policy's condition", "policy", p.Name, "error", err)
 			}
 		}
@@ -68,7 +74,42 @@ func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy
 		return nil
 	}
 	m.since = time.Now() // do not try again at once if this fails
+	if reason == v1alpha1.ReasonNoNode {
+		var err error
+		if status, reason, message, err = c.anyNode(ctx, p); err != nil {
+			return err
+		}
+	}
 	return c.mark(ctx, p, status, reason, message)
+}
+
+// anyNode asks the API server whether a policy can select a node with an agent, and returns the condition that follows. Only an agent
+// that would otherwise claim that there is none asks.
+func (c *Cluster) anyNode(ctx context.Context, p *v1alpha1.AccelerationPolicy) (status metav1.ConditionStatus, reason, message string, err error) {
+	if err := c.mayWrite(p); err != nil {
+		return "", "", "", err // before listing nodes
+	}
+	nodes, err := c.peers(ctx, p)
+	if err != nil {
+		return "", "", "", err
+	}
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.name)
+	}
+	slices.Sort(names)
+	if len(names) == 0 {
+		return metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode, nil
+	}
+	const most = 5
+	runs, known, err := c.agentsOn(ctx)
+	switch {
+	case err != nil:
+		return "", "", "", err
+	case known && !slices.ContainsFunc(names, func(name string) bool { return runs[name] }):
+		return metav1.ConditionFalse, v1alpha1.ReasonNoNode, "no agent runs on the nodes with the labels: " + words.First(names, most), nil
+	}
+	return metav1.ConditionUnknown, v1alpha1.ReasonNoReport, "the labels are on " + words.First(names, most) + ", and no agent there has said yet that its node is selected", nil
 }
 
 // verdict returns the condition that this agent would write, and how long it leaves that to others.
@@ -85,23 +126,23 @@ func (c *Cluster) verdict(p *v1alpha1.AccelerationPolicy, m *marking) (status me
 		return metav1.ConditionTrue, v1alpha1.ReasonNodes, "a node with an agent has the labels; for the state of each node, see its NodeAcceleration", 0
 	case unclear != nil && (!current || at.Reason != v1alpha1.ReasonNoSelector):
 		return metav1.ConditionFalse, v1alpha1.ReasonNoSelector, unclear.Error(), 0
-	case !m.selected && unclear == nil && !current:
+	case !m.selected && unclear == nil && (!current || at.Reason == v1alpha1.ReasonPending):
 		return metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode, c.pace.patience
 	case !m.left.IsZero():
 		// Agents of other selected nodes will set it again. That is two writes, and every agent receives both. So if many nodes
 		// are relabelled one after another, it happens only once per pace.doubt.
-		return metav1.ConditionFalse, v1alpha1.ReasonNoNode, noNode, max(c.pace.patience, at.LastTransitionTime.Add(c.pace.doubt).Sub(m.left))
+		return metav1.ConditionUnknown, v1alpha1.ReasonPending, "a node has lost the labels; agents of others that have them will say so", max(c.pace.patience, at.LastTransitionTime.Add(c.pace.doubt).Sub(m.left))
 	}
 	return "", "", "", 0
 }
 
-const noNode = "no node with an agent has the labels of nodeSelector; kubectl get nodes --show-labels lists them"
+const noNode = "no node has the labels of nodeSelector; kubectl get nodes --show-labels lists them"
 
 // mark writes the condition, unless another agent has done so first.
 func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {
 	_, err := c.patchPolicy(ctx, p, metav1.Condition{
 		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation, LastTransitionTime: metav1.NewTime(c.clock.now()),
-	}, p.Status.Rollout)
+	}, p.Status.Rollout, nil)
 	return err
 }
 
@@ -148,10 +189,10 @@ func (c *Cluster) forgetWrite(p *v1alpha1.AccelerationPolicy) {
 	delete(c.lastWrites, p.UID)
 }
 
-// patchPolicy writes a policy's status with a condition, unless the status has changed meanwhile, and returns the resulting
-// policy. If a write fails, all agents would try, because none sees that another has done it; so each agent then waits for a
+// patchPolicy writes a policy's status with a condition, and counts if they are not nil, unless the status has changed meanwhile, and
+// returns the resulting policy. If a write fails, all agents would try, because none sees that another has done it; so each agent then waits for a
 // while.
-func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus) (now v1alpha1.AccelerationPolicy, err error) {
+func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, condition metav1.Condition, rollout *v1alpha1.RolloutStatus, nodes *v1alpha1.NodeCounts) (now v1alpha1.AccelerationPolicy, err error) {
 	if err := c.mayWrite(p); err != nil {
 		return now, err // before it uses up the limit
 	}
@@ -166,7 +207,7 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 	meta.SetStatusCondition(&conditions, condition)
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": p.ResourceVersion},
-		"status":   v1alpha1.AccelerationPolicyStatus{Rollout: rollout, Conditions: conditions},
+		"status":   v1alpha1.AccelerationPolicyStatus{Rollout: rollout, Nodes: nodes, Conditions: conditions},
 	})
 	if err != nil {
 		return now, err

@@ -57,6 +57,8 @@ type pace struct {
 	patience time.Duration
 	// doubt is the minimum age of a condition Selected before an agent whose node has left the policy puts it to the test.
 	doubt time.Duration
+	// tally is the minimum time between two counts of a policy's nodes, while failures come and go.
+	tally time.Duration
 	// unknown, or up to twice that, is how long an agent waits before it tries again to begin a rollout that the CRD does not
 	// know.
 	unknown time.Duration
@@ -69,7 +71,7 @@ type pace struct {
 var usualPace = pace{
 	look: time.Second, baseline: 2 * time.Second, spread: 5 * time.Second, lasting: 10 * time.Second, silence: time.Minute,
 	burst: 100 * time.Millisecond, between: time.Second, counts: 30 * time.Second, retry: 10 * time.Second,
-	patience: 10 * time.Second, doubt: 5 * time.Minute, unknown: 5 * time.Minute, events: 10 * time.Second, outage: 55 * time.Second,
+	patience: 10 * time.Second, doubt: 5 * time.Minute, tally: time.Minute, unknown: 5 * time.Minute, events: 10 * time.Second, outage: 55 * time.Second,
 }
 
 // turn is an agent's knowledge of the rollout of one policy.
@@ -335,17 +337,18 @@ func (t *turn) waitsFor(r *v1alpha1.RolloutStatus, policy types.UID, node string
 }
 
 // forget drops the turns of policies that no longer select the node, versions of policies that are not current, and the last
-// writes to policies that no longer exist.
+// writes to policies that no longer exist and reports about them.
 func (c *Cluster) forget(all []*v1alpha1.AccelerationPolicy, node *corev1.Node) {
-	exist, turns, versions := make(map[types.UID]bool), make(map[types.UID]bool), make(map[policyVersion]bool)
+	exist, turns, versions, names := make(map[types.UID]bool), make(map[types.UID]bool), make(map[policyVersion]bool), make(map[string]bool)
 	for _, p := range all {
-		exist[p.UID] = true
+		exist[p.UID], names[p.Name] = true, true
 		if selects(p, node) {
 			turns[p.UID], versions[versionOf(p)] = true, true
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	maps.DeleteFunc(c.reported, func(name string, _ uncounted) bool { return !names[name] })
 	maps.DeleteFunc(c.lastWrites, func(uid types.UID, _ policyWrite) bool { return !exist[uid] })
 	maps.DeleteFunc(c.turns, func(uid types.UID, _ *turn) bool { return !turns[uid] })
 	maps.DeleteFunc(c.complete, func(v policyVersion, _ completePolicy) bool { return !versions[v] })
@@ -701,20 +704,27 @@ func eachRow(ctx context.Context, request *rest.Request, columns []string, fn fu
 	return nil
 }
 
-// withoutAgent returns a sentence about the given nodes on which no agent runs, or "". Only the agent that completes a rollout
-// asks for that.
-func (c *Cluster) withoutAgent(ctx context.Context, nodes []peer) (string, error) {
+// agentsOn returns the nodes on which an agent runs. ok is false if the agent does not know its DaemonSet.
+func (c *Cluster) agentsOn(ctx context.Context) (runs map[string]bool, ok bool, err error) {
 	namespace, daemonSet, ok := c.daemonSet()
 	if !ok {
-		return "", nil
+		return nil, false, nil
 	}
-	runs := make(map[string]bool)
+	runs = make(map[string]bool)
 	request := c.clients.nodes.Get().Namespace(namespace).Resource("pods")
-	if err := eachRow(ctx, request, []string{"Name", "Status", "Node"}, func(cells []string) {
+	err = eachRow(ctx, request, []string{"Name", "Status", "Node"}, func(cells []string) {
 		if cells[1] == "Running" && strings.HasPrefix(cells[0], daemonSet+"-") {
 			runs[cells[2]] = true
 		}
-	}); err != nil {
+	})
+	return runs, true, err
+}
+
+// withoutAgent returns a sentence about the given nodes on which no agent runs, or "". Only the agent that completes a rollout
+// asks for that.
+func (c *Cluster) withoutAgent(ctx context.Context, nodes []peer) (string, error) {
+	runs, ok, err := c.agentsOn(ctx)
+	if !ok || err != nil {
 		return "", err
 	}
 	var without []string
@@ -753,9 +763,12 @@ func (c *Cluster) downSince(ctx context.Context, names []string, at time.Time) (
 func (c *Cluster) write(ctx context.Context, p *v1alpha1.AccelerationPolicy, r v1alpha1.RolloutStatus, status metav1.ConditionStatus, reason, message string) error {
 	now, err := c.patchPolicy(ctx, p, metav1.Condition{
 		Type: v1alpha1.ConditionRolledOut, Status: status, Reason: reason, Message: short(message), ObservedGeneration: p.Generation,
-	}, &r)
+	}, &r, nil)
 	if err == nil && isPruned(&now) {
 		return c.putOff(&now)
+	}
+	if err == nil && reason != v1alpha1.ReasonProgressing {
+		c.noteReport(p.Name, true) // the condition Ready follows from this one too
 	}
 	return err
 }

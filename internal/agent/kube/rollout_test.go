@@ -26,7 +26,7 @@ const rolledUID = "11111111-2222-3333-4444-555555555555"
 var hurry = pace{
 	look: 20 * time.Millisecond, baseline: 100 * time.Millisecond, spread: 200 * time.Millisecond, lasting: 400 * time.Millisecond, silence: 3 * time.Second,
 	burst: time.Millisecond, between: 20 * time.Millisecond, counts: 100 * time.Millisecond, retry: 100 * time.Millisecond,
-	patience: 5 * time.Second, doubt: time.Second, unknown: time.Second, events: 10 * time.Millisecond,
+	patience: 5 * time.Second, doubt: time.Second, tally: time.Second, unknown: time.Second, events: 10 * time.Millisecond,
 }
 
 // member is the agent of one node in a rollout.

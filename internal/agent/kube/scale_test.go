@@ -371,6 +371,8 @@ func (f *fleet) applyToAll(t *testing.T, unauthorized int) {
 		"patch nodeaccelerations/status": len(f.agents) * 102 / 100, "patch accelerationpolicies/status": 3 + 10, "conflict": 10, "unauthorized": unauthorized,
 		// The agent that completes the rollout has checked whether it reaches the API server, and listed the nodes.
 		"get nodeaccelerations": 10, "list nodes": 10, "list pods": 10,
+		// One agent counts the nodes once they have it, and one at the end.
+		"list nodeaccelerations": 4,
 	})
 	for i, h := range f.agents {
 		at := h.appliedAt()
@@ -412,6 +414,8 @@ func TestPolicyInSteps(t *testing.T) {
 			"patch nodeaccelerations/status": 3 * n * 105 / 100, "patch accelerationpolicies/status": 20, "conflict": 10,
 			// Each agent asks two nodes, and whether it reaches the API server; the agent that makes a step asks up to eight.
 			"get nodeaccelerations": 3*n + 8*2*(steps+1), "list nodes": 3 * (steps + 1), "list pods": 3,
+			// The nodes are counted when the policy has reached their agents, and at the end.
+			"list nodeaccelerations": 4,
 		})
 		if most := 2 * (steps + 4) * n; sent > most {
 			t.Errorf("%d events, want at most %d", sent, most)
@@ -444,10 +448,10 @@ func TestLateEvents(t *testing.T) {
 			f.put(policyPath+"rolled", everywhere("rolled", object{}))
 			time.Sleep(5 * time.Minute)
 		})
-		// Agents write from three versions: that of the new policy, one with the condition Selected, and one with the rollout
-		// begun.
-		if writes := asked["patch accelerationpolicies/status"]; writes > 3*n {
-			t.Errorf("%d writes of %d agents, want at most three of each", writes, n)
+		// Agents write from five versions: that of the new policy, one with the condition Selected, one with the rollout
+		// begun, one with it complete, and one with a count.
+		if writes := asked["patch accelerationpolicies/status"]; writes > 5*n {
+			t.Errorf("%d writes of %d agents, want at most five of each", writes, n)
 		}
 		if lists := asked["list nodes"]; lists > n {
 			t.Errorf("%d lists of nodes, want at most one of each agent", lists)
@@ -563,8 +567,8 @@ func TestSelectedWhileNodesAreRelabelled(t *testing.T) {
 				time.Sleep(20 * time.Second)
 			}
 		})
-		// Two tests with two writes each in ten minutes, besides one write of each node.
-		atMost(t, asked, map[string]int{"patch nodeaccelerations/status": n * 105 / 100, "patch accelerationpolicies/status": 10, "conflict": 5, "watch nodes": 3 * n, "watch accelerationpolicies": 3 * n})
+		// Two tests with two writes each in ten minutes, and two counts, besides one write of each node.
+		atMost(t, asked, map[string]int{"patch nodeaccelerations/status": n * 105 / 100, "patch accelerationpolicies/status": 10, "list nodeaccelerations": 4, "conflict": 5, "watch nodes": 3 * n, "watch accelerationpolicies": 3 * n})
 		if sent > 10*n {
 			t.Errorf("%d events for %d nodes, want at most 10 for each", sent, n)
 		}

@@ -167,6 +167,7 @@ func (w *statusWriter) wanted() (s v1alpha1.NodeAccelerationStatus, ok bool) {
 		s.Observed[i].Message = short(s.Observed[i].Message)
 		w.addEvidence(&s.Observed[i])
 	}
+	s.Summary = summaryOf(s.Observed)
 	if w.written != nil {
 		s.Conditions = slices.Clone(w.written.Conditions)
 	}
@@ -239,7 +240,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 	}
 	// null, not omitted: a patch must say that the list is empty now.
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{
-		"agent": s.Agent, "observed": s.Observed, "settings": s.Settings, "verified": s.Verified, "conditions": s.Conditions,
+		"agent": s.Agent, "observed": s.Observed, "summary": s.Summary, "settings": s.Settings, "verified": s.Verified, "conditions": s.Conditions,
 	}})
 	if err != nil {
 		return err
@@ -250,6 +251,7 @@ func (w *statusWriter) write(ctx context.Context) error {
 		w.written = nil // the object may have been deleted, or the write may have succeeded although no answer came
 		return err
 	}
+	w.noteStandings(w.written.Observed, s.Observed)
 	w.written, w.compared = &s, true
 	if slices.ContainsFunc(s.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) &&
 		!slices.ContainsFunc(now.Status.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) {
@@ -290,7 +292,7 @@ func (w *statusWriter) read(ctx context.Context) error {
 
 // equalStatus reports whether two statuses are equal. An absent list is equal to an empty one.
 func equalStatus(a, b v1alpha1.NodeAccelerationStatus) bool {
-	return a.Agent == b.Agent && a.Settings == b.Settings && a.Verified == b.Verified && slices.Equal(a.Observed, b.Observed) &&
+	return a.Agent == b.Agent && a.Summary == b.Summary && a.Settings == b.Settings && a.Verified == b.Verified && slices.Equal(a.Observed, b.Observed) &&
 		slices.EqualFunc(a.Conditions, b.Conditions, func(c, d metav1.Condition) bool {
 			return c.Type == d.Type && c.Status == d.Status && c.Reason == d.Reason && c.Message == d.Message
 		})
