@@ -101,7 +101,10 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *spec.Expe
 
 // kubeConfig returns the configuration of a cluster that an experiment needs.
 func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
-	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil, Pools: exp.Pools(), Switch: exp.Switches()}
+	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil, Pools: exp.Pools(), Switch: exp.Switches(), Need: make(map[int]string)}
+	for _, w := range exp.Spec.Workloads {
+		config.Need[w.Traffic().IP] = "workload " + w.Name
+	}
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
 		config.Accelerate = config.Accelerate || len(v.Accelerate) > 0
@@ -126,7 +129,12 @@ func surveyCluster(ctx context.Context, p Process, o kubeOptions, exp *spec.Expe
 	if err != nil {
 		return nil, err
 	}
-	s, err := cluster.Survey(ctx, kubeConfig(p, exp))
+	config := kubeConfig(p, exp)
+	layout := topology.Of(exp)
+	for fabric := range layout.Fabrics() {
+		config.Pods = max(config.Pods, layout.Pods(fabric))
+	}
+	s, err := cluster.Survey(ctx, config)
 	if err != nil {
 		return nil, err
 	}

@@ -33,6 +33,23 @@ func oneOfEach(pods []*corev1.Pod) (kinds []*corev1.Pod) {
 	return kinds
 }
 
+// prepare finds out whether pods can be created and reach each other, before any of them is created. asked are those whose rejection
+// ends the run.
+func (p *Pods) prepare(ctx context.Context, all, asked []*corev1.Pod) (notes []string, err error) {
+	if err := p.hasRoom(ctx, all); err != nil {
+		return nil, err
+	}
+	note, err := p.isolated(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if note != "" {
+		notes = append(notes, note)
+	}
+	changes, err := p.rehearse(ctx, asked)
+	return append(notes, changes...), err
+}
+
 // rehearse asks the API server about pods before any of them is created. The error says why it rejects one, and notes say what it
 // would change in them.
 func (p *Pods) rehearse(ctx context.Context, pods []*corev1.Pod) (notes []string, err error) {
@@ -58,6 +75,14 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 			}
 		}
 	}
+	if err := p.hasRoom(ctx, slices.Concat(control, traffic)); err != nil {
+		lacks = append(lacks, err.Error())
+	}
+	note, err := p.isolated(ctx)
+	if err != nil {
+		lacks = append(lacks, err.Error())
+	}
+	notes = append(notes, note)
 	for i, pods := range [][]*corev1.Pod{control, traffic} {
 		changes, err := p.rehearseIn(ctx, pods)
 		notes = append(notes, changes...)

@@ -10,6 +10,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -29,6 +30,9 @@ type api interface {
 	Services(namespace string) objects[*corev1.Service, *corev1.ServiceList]
 	EndpointSlices(namespace string) objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
 	Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
+	// Quotas and NetworkPolicies limit what a namespace that the user names admits.
+	Quotas(namespace string) objects[*corev1.ResourceQuota, *corev1.ResourceQuotaList]
+	NetworkPolicies(namespace string) objects[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList]
 	// Accelerations returns the states of agents.
 	Accelerations(context.Context) (*v1alpha1.NodeAccelerationList, error)
 	// Allowed asks whether the user may do something; Self, who the user is.
@@ -48,12 +52,12 @@ type objects[T, L any] interface {
 }
 
 // restAPI is the api of a real server.
-type restAPI struct{ core, discovery, coordination, authorization, authentication, own rest.Interface }
+type restAPI struct{ core, discovery, coordination, networking, authorization, authentication, own rest.Interface }
 
 // kinds are the kinds that api uses, and parameters encodes options into URLs.
 var kinds = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, coordinationv1.AddToScheme, authzv1.AddToScheme, authv1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, coordinationv1.AddToScheme, networkingv1.AddToScheme, authzv1.AddToScheme, authv1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(s); err != nil {
 			panic(err) // two kinds of one name: a bug in this file
 		}
@@ -71,13 +75,14 @@ func newAPI(config *rest.Config) (api, error) {
 		return rest.RESTClientFor(c)
 	}
 	var a restAPI
-	var errs [6]error
+	var errs [7]error
 	a.core, errs[0] = client(corev1.SchemeGroupVersion, "/api")
 	a.coordination, errs[1] = client(coordinationv1.SchemeGroupVersion, "/apis")
 	a.authorization, errs[2] = client(authzv1.SchemeGroupVersion, "/apis")
 	a.authentication, errs[3] = client(authv1.SchemeGroupVersion, "/apis")
 	a.own, errs[4] = client(v1alpha1.GroupVersion, "/apis")
 	a.discovery, errs[5] = client(discoveryv1.SchemeGroupVersion, "/apis")
+	a.networking, errs[6] = client(networkingv1.SchemeGroupVersion, "/apis")
 	return a, errors.Join(errs[:]...)
 }
 
@@ -103,6 +108,14 @@ func (a restAPI) EndpointSlices(namespace string) objects[*discoveryv1.EndpointS
 
 func (a restAPI) Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList] {
 	return client[coordinationv1.Lease, coordinationv1.LeaseList, *coordinationv1.Lease, *coordinationv1.LeaseList]{a.coordination, "leases", namespace}
+}
+
+func (a restAPI) Quotas(namespace string) objects[*corev1.ResourceQuota, *corev1.ResourceQuotaList] {
+	return client[corev1.ResourceQuota, corev1.ResourceQuotaList, *corev1.ResourceQuota, *corev1.ResourceQuotaList]{a.core, "resourcequotas", namespace}
+}
+
+func (a restAPI) NetworkPolicies(namespace string) objects[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList] {
+	return client[networkingv1.NetworkPolicy, networkingv1.NetworkPolicyList, *networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList]{a.networking, "networkpolicies", namespace}
 }
 
 func (a restAPI) Accelerations(ctx context.Context) (*v1alpha1.NodeAccelerationList, error) {

@@ -45,6 +45,8 @@ type Config struct {
 	Pods int
 	// Accelerate, Pod, Service and Native say whether some variant has accelerators, or one of those paths.
 	Accelerate, Pod, Service, Native bool
+	// Need says what needs addresses of an IP version, such as 4: "workload stream".
+	Need map[int]string
 	// Switch: commands of the experiment change the nodes, so what accelerates them may be what it measures.
 	Switch bool
 	// Backends are the numbers of backends, above one, of services in front of each server.
@@ -216,7 +218,7 @@ func (p *Pods) up(ctx context.Context) error {
 	if p.needsNodePods() {
 		asked = slices.Concat(traffic, control)
 	}
-	notes, err := p.rehearse(ctx, asked)
+	notes, err := p.prepare(ctx, slices.Concat(control, traffic), asked)
 	if err != nil {
 		return err
 	}
@@ -424,7 +426,7 @@ func (p *Pods) waitRunning(ctx context.Context, pods []*corev1.Pod) error {
 // waiting returns the pods that do not run yet, without those that it gives up on.
 func (p *Pods) waiting(pods []*corev1.Pod, now map[string]*corev1.Pod, waited time.Duration) (left []*corev1.Pod, err error) {
 	for _, pod := range pods {
-		state := podState{text: "is gone: somebody deleted it", final: true}
+		state := podState{text: "is gone: somebody deleted it, or took its label " + labelRun + " away", final: true}
 		if got := now[pod.Namespace+"/"+pod.Name]; got != nil {
 			state = stateOf(got)
 			pod.Status = got.Status

@@ -22,6 +22,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -307,6 +308,14 @@ func (f fakeAPI) EndpointSlices(namespace string) objects[*discoveryv1.EndpointS
 
 func (f fakeAPI) Leases(namespace string) objects[*coordinationv1.Lease, *coordinationv1.LeaseList] {
 	return f.CoordinationV1().Leases(namespace)
+}
+
+func (f fakeAPI) Quotas(namespace string) objects[*corev1.ResourceQuota, *corev1.ResourceQuotaList] {
+	return f.CoreV1().ResourceQuotas(namespace)
+}
+
+func (f fakeAPI) NetworkPolicies(namespace string) objects[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList] {
+	return f.NetworkingV1().NetworkPolicies(namespace)
 }
 
 func (f fakeAPI) Allowed(ctx context.Context, r *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error) {

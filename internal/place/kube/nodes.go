@@ -385,6 +385,9 @@ func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) 
 		if err != nil {
 			return nil, nil, fmt.Errorf("get node %s: %w", name, explain(err))
 		}
+		if err := hasAddresses(node, config.Need); err != nil {
+			return nil, nil, err
+		}
 		tolerated[name] = tolerations(node)
 		if !runsWindows(*node) {
 			if config.Windows != "" {
@@ -414,6 +417,27 @@ func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) 
 		}
 	}
 	return windows, tolerated, nil
+}
+
+// hasAddresses returns an error if neither a node nor its pods can have an address of an IP version that is needed.
+func hasAddresses(n *corev1.Node, need map[int]string) error {
+	var all []string
+	for _, a := range n.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			all = append(all, a.Address)
+		}
+	}
+	for _, block := range n.Spec.PodCIDRs {
+		address, _, _ := strings.Cut(block, "/")
+		all = append(all, address)
+	}
+	v4, v6 := ips(all)
+	for version, has := range map[int]bool{4: v4.IsValid(), 6: v6.IsValid()} {
+		if what := need[version]; what != "" && !has && len(all) > 0 {
+			return fmt.Errorf("node %s has no IPv%d address, which %s needs: choose the other version (ip: %d)", n.Name, version, what, 10-version)
+		}
+	}
+	return nil
 }
 
 // wantsWindows reports whether the labels that nodes must have are those of Windows nodes. Otherwise a run chooses no
