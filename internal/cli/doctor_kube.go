@@ -82,6 +82,9 @@ func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 	if len(s.Nodes) > 0 {
 		add("a run takes", "nodes %s and %s, image %s", s.Nodes[0], s.Nodes[1], s.Image)
 	}
+	for _, note := range s.Notes {
+		add("dry run", "%s", note)
+	}
 	d.Findings = append(d.Findings, doctor.ExamineCluster(found)...)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -127,12 +128,14 @@ func unauthorized(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot create resource")
 }
 
-// ofNamespace reports whether a rejection comes from what a namespace has, and the namespaces of a run do not: a security standard,
-// quotas, ranges, a service account.
+// ofNamespace reports whether a rejection comes from what the existing namespace has, and those of a run do not: a security standard,
+// quotas, ranges, a service account, a policy against the use of that namespace.
 func ofNamespace(err error) bool {
 	return slices.ContainsFunc([]string{"violates PodSecurity", "quota", "usage per", "serviceaccount", "service account"},
-		func(part string) bool { return strings.Contains(err.Error(), part) })
+		func(part string) bool { return strings.Contains(err.Error(), part) }) || aboutDefault.MatchString(err.Error())
 }
+
+var aboutDefault = regexp.MustCompile(`(?i)\bdefault\W{0,2} namespace\b|\bnamespace \W{0,2}default\W{0,2} is not allowed`)
 
 // altered says what admission has changed in a pod that matters to what is measured.
 func altered(pod, got *corev1.Pod) (notes []string) {
@@ -208,7 +211,11 @@ func (e *rejectedError) remedy() string {
 	case says("usage per container", "usage per pod"):
 		return "set " + resources + " to what the namespace's LimitRange admits"
 	case says("denied the request", "denied request", "validatingadmissionpolicy"):
-		remedy := "this is a policy of the cluster: ask who maintains it to exempt namespace " + e.pod.Namespace
+		namespace := "namespace " + e.pod.Namespace
+		if e.pod.Namespace == existing || strings.Contains(e.pod.Namespace, e.pod.Labels[labelRun]) {
+			namespace = "namespaces with the label " + labelName + "=" + appName // those of a run have a new name each time
+		}
+		remedy := "this is a policy of the cluster: ask who maintains it to exempt " + namespace
 		if says("image", "digest", "registr", "tag") {
 			remedy += ", or name an image that it admits with --image, such as one with its digest (…@sha256:…)"
 		}

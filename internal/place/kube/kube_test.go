@@ -351,6 +351,9 @@ func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, 
 			Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "198.51.100.7"}, {IP: "2001:db8::7"}},
 			ContainerStatuses: []corev1.ContainerStatus{{Name: container, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}},
 		}
+		if _, err := api.Tracker().Get(corev1.SchemeGroupVersion.WithResource("namespaces"), "", action.GetNamespace()); err != nil && action.GetNamespace() != existing {
+			return true, nil, err
+		}
 		if react != nil {
 			if err := react(pod); err != nil {
 				return true, nil, err

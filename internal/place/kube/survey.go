@@ -67,8 +67,10 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 	took := time.Since(asked)
 	s.AnswerSeconds = took.Seconds()
 	s.note(slow(took))
+	var noNamespace error
 	if c.namespace != "" {
-		s.lack(c.checkNamespace(ctx, c.namespace))
+		noNamespace = c.checkNamespace(ctx, c.namespace)
+		s.lack(noNamespace)
 	}
 	nodes, err := c.ChooseAll(ctx, config)
 	if err != nil {
@@ -88,9 +90,11 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 	notes, err := c.accelerated(ctx, config, nodes)
 	s.lack(err)
 	s.note(notes...)
-	lacks, notes := pods.admits(ctx)
-	s.Missing = append(s.Missing, lacks...)
-	s.note(notes...)
+	if noNamespace == nil { // otherwise it would be said again of each pod
+		lacks, notes := pods.admits(ctx)
+		s.Missing = append(s.Missing, lacks...)
+		s.note(notes...)
+	}
 	image, pull := imageOf(config.Spec.Image, config.Version)
 	s.Image = image
 	for _, name := range nodes {
