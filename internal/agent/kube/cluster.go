@@ -86,6 +86,8 @@ type Cluster struct {
 	lastWrites map[types.UID]policyWrite
 	// reported has what the counts of policies do not include yet, by policy.
 	reported map[string]uncounted
+	// summarized means that the CRD keeps summaries, from which nodes are counted.
+	summarized bool
 	clock    serverClock
 	pace     pace
 	// sharedLimit limits the rate of writes to policies.

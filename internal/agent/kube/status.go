@@ -251,6 +251,9 @@ func (w *statusWriter) write(ctx context.Context) error {
 		w.written = nil // the object may have been deleted, or the write may have succeeded although no answer came
 		return err
 	}
+	w.mu.Lock()
+	w.summarized = now.Status.Summary == s.Summary
+	w.mu.Unlock()
 	w.noteStandings(w.written.Observed, s.Observed)
 	w.written, w.compared = &s, true
 	if slices.ContainsFunc(s.Observed, func(o v1alpha1.ObservedPolicy) bool { return o.UID != "" }) &&

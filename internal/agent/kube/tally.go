@@ -96,6 +96,9 @@ func (c *Cluster) noteStandings(was, is []v1alpha1.ObservedPolicy) {
 func (c *Cluster) noteReport(policy string, urgent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if !c.summarized {
+		return
+	}
 	c.reported[policy] = uncounted{c.clock.now(), urgent || c.reported[policy].urgent}
 }
 
@@ -156,8 +159,7 @@ func (c *Cluster) count(ctx context.Context, p *v1alpha1.AccelerationPolicy, rep
 		}
 	})
 	if err != nil {
-		// Older rules do not let agents list, and an older CRD has no such column.
-		c.postponeReport(p.Name, reported)
+		c.postponeReport(p.Name, reported) // older roles do not let agents list
 		return fmt.Errorf("count the nodes of policy %s: %w", p.Name, err)
 	}
 	slices.Sort(failed)

@@ -120,6 +120,26 @@ func TestTallyWithOldRoles(t *testing.T) {
 	})
 }
 
+// TestTallyWithOldCRD checks that agents do not count where the CRD has dropped the summaries.
+func TestTallyWithOldCRD(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 5)
+		defer f.stop()
+		f.setPrune(func(o object) {
+			if status, ok := o["status"].(object); ok {
+				delete(status, "summary")
+			}
+		})
+		asked, _ := f.during(func() {
+			f.put(policyPath+"all", everywhere("all", object{}))
+			time.Sleep(20 * time.Minute)
+		})
+		if n := asked["list nodeaccelerations"]; n > 0 {
+			t.Errorf("%d lists", n)
+		}
+	})
+}
+
 // TestReadiness: a halted rollout and one that goes on are not ready, whatever the counts are.
 func TestReadiness(t *testing.T) {
 	for name, tt := range map[string]struct {
