@@ -251,6 +251,14 @@ func testAgent(t *testing.T, c *Cluster) {
 		}
 	}
 
+	// A run that applies accelerators refuses nodes that have some, before it makes anything, and so says its dry run.
+	for _, dry := range []string{"--dry-run=true", "--dry-run=false"} {
+		v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", "  - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}", brief), "--out", t.TempDir(), dry)
+		if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), "node node0 is accelerated already, by policy all") {
+			t.Errorf("%s: exit %d\n%s", dry, code, v.said())
+		}
+	}
+
 	// Policies without a clear choice of nodes, and accelerators that no agent could apply.
 	for spec, want := range map[string]string{
 		"{accelerate: [{fastpath: {}}]}":                                       "either nodeSelector with labels that they have, or all: true",

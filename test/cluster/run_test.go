@@ -440,6 +440,21 @@ kind: Node
 metadata: {name: %s, labels: {kubernetes.io/os: windows}}
 `
 
+// noHostNetwork is a policy of the cluster against pods in the host network.
+const noHostNetwork = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: no-host-network}
+spec:
+  matchConstraints: {resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]}
+  validations: [{expression: "!has(object.spec.hostNetwork) || !object.spec.hostNetwork", message: the host network is for administrators}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: no-host-network}
+spec: {policyName: no-host-network, validationActions: [Deny]}
+`
+
 // testCannotRun checks the reasons not to start a run: each is reported, and nothing is left.
 func testCannotRun(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
@@ -463,7 +478,7 @@ func testCannotRun(t *testing.T, c *Cluster) {
 		fails(t, filepath.Join(t.TempDir(), "none"), time.Minute, []string{"no kubeconfig found: name one with --kubeconfig"}, plain)
 	})
 	t.Run("no such context", func(t *testing.T) {
-		fails(t, c.Kubeconfig(), time.Minute, []string{`context "nonesuch" does not exist`}, plain, "--context", "nonesuch")
+		fails(t, c.Kubeconfig(), time.Minute, []string{"it has no context nonesuch; it has "}, plain, "--context", "nonesuch")
 	})
 	t.Run("no permission", func(t *testing.T) {
 		kubectl(t, c, nil, "create", "serviceaccount", "nobody")
@@ -485,7 +500,7 @@ func testCannotRun(t *testing.T, c *Cluster) {
 		if _, err := output(set); err != nil {
 			t.Fatal(err)
 		}
-		fails(t, file, time.Minute, []string{"nodes is forbidden", "system:serviceaccount:default:nobody"}, plain)
+		fails(t, file, time.Minute, []string{"nodes is forbidden", "kubectl create clusterrolebinding slipstream-nodes --clusterrole=slipstream-nodes --serviceaccount=default:nobody"}, plain)
 		kubectl(t, c, nil, "create", "clusterrole", "sees-nodes", "--verb=get,list", "--resource=nodes")
 		kubectl(t, c, nil, "create", "clusterrolebinding", "sees-nodes", "--clusterrole=sees-nodes", "--serviceaccount=default:nobody")
 		t.Cleanup(func() { after(t, c, "delete", "clusterrole,clusterrolebinding", "sees-nodes") })
@@ -497,7 +512,7 @@ func testCannotRun(t *testing.T, c *Cluster) {
 	t.Run("one node", func(t *testing.T) {
 		kubectl(t, c, nil, "cordon", "node1")
 		t.Cleanup(func() { after(t, c, "uncordon", "node1") })
-		fails(t, c.Kubeconfig(), time.Minute, []string{"a run needs two nodes", "node node1 is cordoned: run kubectl uncordon node1"}, plain)
+		fails(t, c.Kubeconfig(), time.Minute, []string{"a run needs two nodes", "node node1 is cordoned, so somebody keeps pods off it: when that is over, kubectl uncordon node1"}, plain)
 	})
 	t.Run("taint", func(t *testing.T) {
 		kubectl(t, c, nil, "taint", "nodes", "node1", "gpu=yes:NoSchedule")
@@ -528,6 +543,56 @@ func testCannotRun(t *testing.T, c *Cluster) {
 	})
 	t.Run("image that cannot be pulled", func(t *testing.T) {
 		fails(t, c.Kubeconfig(), time.Minute, []string{"has no image: registry.invalid/slipstream:none cannot be pulled", "--image"}, plain, "--image", "registry.invalid/slipstream:none")
+	})
+	t.Run("selector", func(t *testing.T) {
+		fails(t, c.Kubeconfig(), time.Minute, []string{"no node has the labels kubernetes.io/os=plan9 of nodeSelector (--selector); nodes have kubernetes.io/os=linux"}, plain, "--selector", "kubernetes.io/os=plan9")
+	})
+	t.Run("quota", func(t *testing.T) {
+		kubectl(t, c, nil, "create", "namespace", "small")
+		t.Cleanup(func() { after(t, c, "delete", "namespace", "small") })
+		kubectl(t, c, nil, "create", "quota", "q", "-n", "small", "--hard=limits.cpu=2,pods=10")
+		testenv.Eventually(t, time.Minute, "quota", func() string {
+			if got := kubectl(t, c, nil, "get", "quota", "q", "-n", "small", "-o", "jsonpath={.status.hard.pods}"); got != "10" {
+				return "it has no status yet"
+			}
+			return ""
+		})
+		inSmall := []string{plain, "-n", "small"}
+		fails(t, c.Kubeconfig(), time.Minute, []string{"must specify limits.cpu", "--set spec.target.kubernetes.resources="}, inSmall...)
+		fails(t, c.Kubeconfig(), time.Minute, []string{"must specify limits.cpu"}, append(inSmall, "--dry-run")...)
+		fails(t, c.Kubeconfig(), time.Minute, []string{"ResourceQuota q of namespace small has room for 2 of limits.cpu, and the run needs "}, append(inSmall, "--dry-run", "--set", "spec.target.kubernetes.resources={cpu: 1}")...)
+		v := invoke(t, c.Kubeconfig(), append([]string{"run"}, append(inSmall, "--dry-run", "--set", "spec.target.kubernetes.resources={cpu: 100m}")...)...)
+		if code := v.exit(t, time.Minute); code != 0 {
+			t.Errorf("with resources: exit %d\n%s", code, v.said())
+		}
+	})
+	t.Run("LimitRange", func(t *testing.T) {
+		kubectl(t, c, nil, "create", "namespace", "ranged")
+		t.Cleanup(func() { after(t, c, "delete", "namespace", "ranged") })
+		kubectl(t, c, strings.NewReader(`{apiVersion: v1, kind: LimitRange, metadata: {name: r, namespace: ranged}, spec: {limits: [{type: Container, default: {cpu: 100m}}]}}`), "apply", "-f", "-")
+		kubectl(t, c, strings.NewReader(`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: default-deny, namespace: ranged}, spec: {podSelector: {}, policyTypes: [Ingress]}}`), "apply", "-f", "-")
+		v := invoke(t, c.Kubeconfig(), "run", plain, "-n", "ranged", "--dry-run")
+		code := v.exit(t, time.Minute)
+		for _, want := range []string{"to cpu=100m, which may throttle what is measured", "NetworkPolicy default-deny of namespace ranged admits no traffic"} {
+			if code != 0 || !strings.Contains(v.stdout.String(), want) {
+				t.Errorf("exit %d, want %s in %s%s", code, want, v.stdout.String(), v.said())
+			}
+		}
+	})
+	t.Run("admission policy", func(t *testing.T) {
+		kubectl(t, c, strings.NewReader(noHostNetwork), "apply", "-f", "-")
+		t.Cleanup(func() {
+			after(t, c, "delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "no-host-network")
+		})
+		const denied = "denied request: the host network is for administrators"
+		testenv.Eventually(t, time.Minute, "the policy", func() string { // it is enforced a moment later
+			v := invoke(t, c.Kubeconfig(), "run", steer, "--dry-run")
+			if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), denied) || !strings.Contains(v.said(), "asked in namespace default") {
+				return v.said()
+			}
+			return ""
+		})
+		fails(t, c.Kubeconfig(), time.Minute, []string{denied, "exempt namespaces with the label app.kubernetes.io/name=slipstream"}, steer)
 	})
 	t.Run("pod security", func(t *testing.T) {
 		kubectl(t, c, nil, "create", "namespace", "strict")
@@ -612,7 +677,7 @@ func testNodeDies(t *testing.T, c *Cluster) {
 	if code := v.exit(t, 4*time.Minute); code != 1 || !strings.Contains(v.said(), "the target is lost: node node1 is not ready") {
 		t.Errorf("exit %d:\n%s", code, v.said())
 	}
-	if !strings.Contains(v.said(), "to remove what is left once the cluster answers: slipstream cleanup") || !strings.Contains(v.said(), "run --resume") {
+	if !strings.Contains(v.said(), "To remove them: slipstream cleanup") || !strings.Contains(v.said(), "run --resume") {
 		t.Errorf("does not say what is left and how to go on:\n%s", v.said())
 	}
 	if _, trials := resultsOf(t, out); len(trials) < 2 || !slices.ContainsFunc(trials, good) {

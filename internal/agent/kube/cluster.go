@@ -88,8 +88,8 @@ type Cluster struct {
 	reported map[string]uncounted
 	// summarized means that the CRD keeps summaries, from which nodes are counted.
 	summarized bool
-	clock    serverClock
-	pace     pace
+	clock      serverClock
+	pace       pace
 	// sharedLimit limits the rate of writes to policies.
 	sharedLimit *rate.Limiter
 	// restUntil is the time, in nanoseconds since 1970, before which no write to a policy is tried, after one failed.
