@@ -5,7 +5,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+VERSION := $(shell .ci/version 2>/dev/null || echo devel)
 
 # A binary without libc runs in every container, whatever its image.
 export CGO_ENABLED := 0
@@ -53,6 +53,23 @@ image: bin/tools/image ## Build bin/slipstream-image.tar: an OCI archive for amd
 image-windows: image windows ## Build bin/slipstream-windows-image.tar: the image, and that for host-process containers on Windows nodes under the same name
 	bin/tools/image -o bin/slipstream-windows-image.tar -ref $(REF),$(CHART_REF) \
 		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream windows/amd64=bin/slipstream.exe
+
+# Where the files and the image of a release will be. The default is no real address.
+RELEASES ?= https://slipstream.dev/releases/v$(VERSION)
+IMAGE    ?= slipstream.dev/slipstream
+# The same commit gives the same files, byte for byte.
+.PHONY: snapshot
+snapshot: bin/tools/image bin/tools/release ## Build bin/dist, the files of a release: archives, packages, image, chart, manifests, SBOMs, checksums
+	rm -rf bin/dist bin/release
+	mkdir -p bin/dist
+	for platform in {linux,darwin,windows}/{amd64,arm64}; do \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' \
+			-o bin/release/$${platform/\//_}/ ./cmd/slipstream ./cmd/slipstream-azure; \
+	done
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) go run ./docs/generate bin/release
+	bin/tools/image -o bin/dist/slipstream_$(VERSION)_image.tar -ref $(IMAGE):$(VERSION) \
+		linux/amd64=bin/release/linux_amd64/slipstream linux/arm64=bin/release/linux_arm64/slipstream
+	bin/tools/release -from bin/release -o bin/dist -version $(VERSION) -date $$(git log -1 --format=%ct) -url $(RELEASES) -image $(IMAGE)
 
 # The programs and libraries come from this machine, so the image only works on its architecture.
 IMAGE_TOOLS := /usr/bin/iperf3 /usr/bin/iperf /usr/bin/sockperf /usr/bin/qperf /usr/bin/ab
@@ -117,6 +134,7 @@ asked = { go list $(1) | grep -xFf <(go list $(PACKAGES)) || true; }
 test: test-deps $(GOTESTSUM) $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
 	@rm -f bin/flaky.txt
 	go test -C tools -count=1 ./image
+	go test -C tools/release -count=1 .
 	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) $(WHOLE) $(WAITING) | sort) | GOGC=400 xargs -r $(GOTEST) -p=4 --
 	@$(call asked,$(MEASURING)) | xargs -r $(GOTEST) -p=1 --
 	@$(if $(RUN),,$(call asked,./test) | xargs -r $(GOTEST) -run '$(QUIET)' --)
@@ -166,12 +184,13 @@ bench: ## Run the benchmarks (root for those of the network)
 lint: $(LINT) $(TOOLS) ## Check style, likely bugs and import rules, and for known vulnerabilities
 	golangci-lint run ./...
 	cd tools && golangci-lint run --config ../.golangci.yml ./image
+	cd tools/release && golangci-lint run --config ../../.golangci.yml .
 	buf lint
 	.ci/vulnerabilities
 
 .PHONY: fmt
 fmt: $(LINT) $(TOOLS) ## Format Go and protobuf
-	golangci-lint fmt ./... tools/image
+	golangci-lint fmt ./... tools/image tools/release
 	buf format -w
 
 .PHONY: generate
@@ -211,6 +230,9 @@ $(HELM): tools/helm/go.mod tools/helm/go.sum
 
 $(GOTESTSUM): tools/gotestsum/go.mod tools/gotestsum/go.sum
 	go build -C tools/gotestsum -o $(CURDIR)/bin/tools/ tool
+
+bin/tools/release: $(wildcard tools/release/*.go) tools/release/go.mod tools/release/go.sum
+	go build -C tools/release -o $(CURDIR)/$@ .
 
 bin/tools/image: $(wildcard tools/image/*.go) tools/go.mod tools/go.sum
 	go build -C tools -o $(CURDIR)/$@ ./image

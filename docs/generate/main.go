@@ -2,7 +2,8 @@
 
 // Command generate writes the generated pages of docs/reference: the JSON Schema of the experiment
 // file, and tables of fields, commands and metrics. make generate runs it, in the root of the repository.
-// It needs Linux because some commands do.
+// With the name of a folder it writes manual pages and completions there instead, for make snapshot. It needs Linux because
+// some commands do.
 package main
 
 import (
@@ -19,6 +20,12 @@ const folder = "docs/reference"
 
 func main() {
 	log.SetFlags(0)
+	if len(os.Args) > 1 {
+		if err := manual(os.Args[1]); err != nil {
+			log.Fatalf("write the manual: %v", err)
+		}
+		return
+	}
 	for name, write := range map[string]func(*bytes.Buffer) error{
 		"experiment.schema.json": experimentSchema,
 		"experiment.md":          experimentPage,

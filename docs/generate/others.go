@@ -165,6 +165,11 @@ func nameRow(name, text string) string { return fmt.Sprintf("| `%s` | %s |\n", n
 
 func commandsPage(b *bytes.Buffer) error {
 	head(b, "Commands", "internal/cli and internal/azure/cli", "Every command and flag, as `--help` prints them.")
+	return commandTree(b, commands())
+}
+
+// commands returns the tree of all commands of both programs.
+func commands() *cobra.Command {
 	root := cli.Command()
 	for _, c := range root.Commands() {
 		if c.Name() == "azure" { // a program of its own; its commands replace this one below
@@ -175,7 +180,7 @@ func commandsPage(b *bytes.Buffer) error {
 	azure.GroupID = "other"
 	delete(azure.Annotations, cobra.CommandDisplayNameAnnotation) // which is for a program without a parent
 	root.AddCommand(azure)
-	return commandTree(b, root)
+	return root
 }
 
 var part = regexp.MustCompile(`(?m)^### (.*)$`)
