@@ -155,7 +155,7 @@ var groupOf = map[string]string{
 	"run": "measure", "report": "measure", "compare": "measure", "import": "measure", "validate": "measure", "preset": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
-	"doctor": "other", "capture": "other", "azure": "other", "version": "other", "completion": "other", "help": "other",
+	"doctor": "other", "capture": "other", "image": "other", "azure": "other", "version": "other", "completion": "other", "help": "other",
 }
 
 // plugin returns how users type the program if kubectl runs it as a plugin, else "".
@@ -204,7 +204,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	})
 	root.AddCommand(runCommand(p), presetCommand(p), reportCommand(p), compareCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
-	root.AddCommand(doctorCommand(p), azureCommand(), versionCommand(p))
+	root.AddCommand(doctorCommand(p), imageCommand(p), azureCommand(), versionCommand(p))
 	cobra.EnableCommandSorting = false // groups are listed in the order of use
 	root.AddGroup(groups...)
 	root.SetCompletionCommandGroupID("other")

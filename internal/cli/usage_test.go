@@ -53,6 +53,8 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"doctor lab --host-binary x":      "--host-binary is for doctor hosts:HOST,...",
 		"doctor hosts:a,,b":               "hosts:a,,b: must be names of hosts with commas between them, each once",
 		"report /nowhere --format x":      "/nowhere",
+		"image push name":                 "name: must be REGISTRY/NAME or REGISTRY/NAME:TAG",
+		"image push localhost:1/x":        "there is no slipstream-image.tar or slipstream_test_image.tar beside slipstream or here: name it with --archive FILE",
 	} {
 		code, stdout, stderr := slipstream(t, strings.Fields(args)...)
 		if code != 2 || stdout != "" {

@@ -68,7 +68,7 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 	switch w.Reason {
 	case "ErrImageNeverPull":
 		return podState{text: fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
-			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry and name it with --image", c.Image), final: true}
+			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry (slipstream image push REGISTRY/NAME) and name it with --image", c.Image), final: true}
 	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName":
 		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. Name another with --image", c.Image, why), final: permanent(w), retried: true}
 	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":

@@ -106,7 +106,7 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 		state, usable := imageOn(node, image, pull)
 		s.Images = append(s.Images, NodeImage{name, state})
 		if !usable {
-			s.Missing = append(s.Missing, fmt.Sprintf("image %s on node %s, which never pulls the default image: load it there (ctr -n k8s.io images import slipstream-image.tar), or name an image to pull with --image", image, name))
+			s.Missing = append(s.Missing, fmt.Sprintf("image %s on node %s, which never pulls the default image: load it there (ctr -n k8s.io images import slipstream-image.tar), or push it to your registry (slipstream image push REGISTRY/NAME) and name it with --image", image, name))
 		}
 	}
 	return s, nil
