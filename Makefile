@@ -18,6 +18,7 @@ CHART_REF := slipstream.dev/slipstream:$(shell sed -n 's/^appVersion: *//p' char
 TOOLS := bin/tools/.built
 LINT  := bin/tools/golangci-lint
 HELM  := bin/tools/helm
+KREW  := bin/tools/krew
 GOTESTSUM := bin/tools/gotestsum
 # sudo's secure_path lacks Go, so PATH includes the folder of Go's installation instructions.
 export PATH := $(CURDIR)/bin/tools:$(PATH):/usr/local/go/bin
@@ -100,7 +101,7 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo ethtool /usr/lib/wine/wine64=wine64 && \
+		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo ethtool /usr/lib/wine/wine64=wine64 mmdebstrap && \
 		$(MAKE) --no-print-directory apps-deps; fi
 
 .PHONY: apps-deps
@@ -124,14 +125,14 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
 WHOLE := ./test ./internal/place/hosts ./internal/worker ./internal/doctor
-WAITING := ./internal/fastpath ./internal/agent ./test/scale ./internal/place/lab/... ./internal/traffic/tools ./internal/testenv ./test/cluster
+WAITING := ./internal/fastpath ./internal/agent ./test/scale ./internal/place/lab/... ./internal/traffic/tools ./internal/testenv ./test/install ./test/cluster
 # -vet=off, because make lint runs vet. Test programs without symbols link faster, and tests copy some of them to other hosts.
 GOTEST  := .ci/gotest -count=1 -vet=off -ldflags='-s -w' -timeout=15m $(if $(RUN),-run '$(RUN)')
 
 PACKAGES ?= ./...
 asked = { go list $(1) | grep -xFf <(go list $(PACKAGES)) || true; }
 .PHONY: test
-test: test-deps $(GOTESTSUM) $(HELM) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
+test: test-deps $(GOTESTSUM) $(HELM) $(KREW) ## Run every test; as root, those of the network too (RUN=REGEXP and PACKAGES=… for some; CI=1: no skips)
 	@rm -f bin/flaky.txt
 	go test -C tools -count=1 ./image
 	go test -C tools/release -count=1 .
@@ -146,7 +147,7 @@ test: test-deps $(GOTESTSUM) $(HELM) ## Run every test; as root, those of the ne
 RACE := $(if $(shell command -v gcc || command -v clang),-race)
 .PHONY: check
 check: ## Run the tests that need nothing of the machine: no root, nothing installed (with the race detector if there is a C compiler)
-	go list ./... | grep -vE '^slipstream.dev/test(/(builds|cluster|kernels|scale)|$$)' | \
+	go list ./... | grep -vE '^slipstream.dev/test(/(builds|cluster|install|kernels|scale)|$$)' | \
 		CGO_ENABLED=$(if $(RACE),1,0) GOGC=400 xargs go test -short -vet=off -ldflags='-s -w' $(RACE)
 
 .PHONY: test-cluster
@@ -227,6 +228,9 @@ $(LINT): tools/lint/go.mod tools/lint/go.sum
 
 $(HELM): tools/helm/go.mod tools/helm/go.sum
 	go build -C tools/helm -trimpath -ldflags '-s -w' -o $(CURDIR)/bin/tools/ tool
+
+$(KREW): tools/krew/go.mod tools/krew/go.sum
+	go build -C tools/krew -trimpath -ldflags '-s -w' -o $(CURDIR)/bin/tools/ tool
 
 $(GOTESTSUM): tools/gotestsum/go.mod tools/gotestsum/go.sum
 	go build -C tools/gotestsum -o $(CURDIR)/bin/tools/ tool

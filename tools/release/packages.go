@@ -80,7 +80,17 @@ func (r release) contents(name, arch, work string) (all files.Contents, err erro
 			FileInfo: &files.ContentFileInfo{Mode: mode, MTime: r.date, Owner: "root", Group: "root"},
 		})
 	}
+	// rpm removes only the folders that belong to a package, while dpkg removes those that become empty.
+	own := func(folders ...string) {
+		for _, folder := range folders {
+			all = append(all, &files.Content{
+				Destination: folder, Type: files.TypeDir, Packager: redHat,
+				FileInfo: &files.ContentFileInfo{Mode: 0o755, MTime: r.date, Owner: "root", Group: "root"},
+			})
+		}
+	}
 	add(filepath.Join(r.dir(platform{"linux", arch}), name), "/usr/bin/"+name, 0o755, "")
+	own("/usr/share/doc/" + name)
 	add("LICENSE", "/usr/share/doc/"+name+"/copyright", 0o644, "")
 	if name == "slipstream-azure" {
 		return all, nil
@@ -91,6 +101,7 @@ func (r release) contents(name, arch, work string) (all files.Contents, err erro
 	})
 	add("packaging/slipstream-agent.service", "/usr/lib/systemd/system/slipstream-agent.service", 0o644, "")
 	add("packaging/policy.yaml", "/usr/share/doc/slipstream/examples/policy.yaml", 0o644, "")
+	own("/usr/share/doc/slipstream/examples", "/usr/share/fish", "/usr/share/fish/vendor_completions.d", "/usr/share/zsh", "/usr/share/zsh/site-functions")
 	completions := filepath.Join(r.from, "completions")
 	add(filepath.Join(completions, "slipstream.bash"), "/usr/share/bash-completion/completions/slipstream", 0o644, "")
 	add(filepath.Join(completions, "slipstream.fish"), "/usr/share/fish/vendor_completions.d/slipstream.fish", 0o644, "")
