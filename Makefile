@@ -64,7 +64,7 @@ snapshot: bin/tools/image bin/tools/release ## Build bin/dist, the files of a re
 	rm -rf bin/dist bin/release
 	mkdir -p bin/dist
 	for platform in {linux,darwin,windows}/{amd64,arm64}; do \
-		GOOS=$${platform%/*} GOARCH=$${platform#*/} go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} go build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.image=$(IMAGE)' \
 			-o bin/release/$${platform/\//_}/ ./cmd/slipstream ./cmd/slipstream-azure; \
 	done
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) go run ./docs/generate bin/release

@@ -12,8 +12,11 @@ import (
 	"slipstream.dev/internal/cli"
 )
 
-// version is set by the build.
-var version = "devel"
+// version is set by the build, and image by that of a release: the repository of the image of agents and workers.
+var (
+	version = "devel"
+	image   string
+)
 
 var errInterrupted = errors.New("interrupted")
 
@@ -40,7 +43,7 @@ func main() {
 		}
 	}()
 	os.Exit(cli.Main(ctx, cli.Process{
-		Args: os.Args, Version: version, Hurry: hurry,
+		Args: os.Args, Version: version, Image: image, Hurry: hurry,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 	}))
 }

@@ -41,6 +41,8 @@ const (
 type Process struct {
 	Args    []string
 	Version string
+	// Image is the repository in which a release has published the image of agents and workers, or "".
+	Image string
 	// Hurry is closed when the user asks a second time to stop.
 	Hurry <-chan struct{}
 	// Stdin, Stdout and Stderr are the standard files of the process. A worker's stream, started

@@ -42,7 +42,7 @@ func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.clientNode, "client-node", "", "node of the clients (default the first that accepts pods)")
 	f.StringVar(&o.serverNode, "server-node", "", "node of the servers (default the next that accepts pods)")
 	f.StringVar(&o.selector, "selector", "", "choose only nodes with these labels, such as pool=net,zone=a")
-	f.StringVar(&o.image, "image", "", "image of the pods, pulled if a node lacks it (default this version's, which is never pulled: load it on the nodes first)")
+	f.StringVar(&o.image, "image", "", "image of the pods, pulled if a node lacks it (default this version's; unless a release has published it, it is never pulled: load it on the nodes first)")
 }
 
 // overrides returns the fields of the experiment that the flags set.
@@ -101,7 +101,10 @@ func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *spec.Expe
 
 // kubeConfig returns the configuration of a cluster that an experiment needs.
 func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
-	config := kube.Config{Spec: *exp.Spec.Target.Kubernetes, Version: p.Version, Mesh: exp.Spec.Mesh != nil, Pools: exp.Pools(), Switch: exp.Switches(), Need: make(map[int]string)}
+	config := kube.Config{
+		Spec: *exp.Spec.Target.Kubernetes, Repository: p.Image, Version: p.Version, Mesh: exp.Spec.Mesh != nil, Pools: exp.Pools(),
+		Switch: exp.Switches(), Need: make(map[int]string),
+	}
 	for _, w := range exp.Spec.Workloads {
 		config.Need[w.Traffic().IP] = "workload " + w.Name
 	}

@@ -37,8 +37,8 @@ type Config struct {
 	// Rest bounds how long pods may still take to start once half of them run; 0 does not. Then a mesh goes on with any node that
 	// has started.
 	Rest time.Duration
-	// Version of the program: the tag of the default image.
-	Version string
+	// Repository of the default image: "", or where a release has published it. Version of the program is its tag.
+	Repository, Version string
 	// Pools are the labels by which variants choose their nodes, if they do.
 	Pools []spec.Ends
 	// Pods on each node.
@@ -94,7 +94,7 @@ func newPods(c *Cluster, config Config) *Pods {
 	}
 	p.run = *newRun(strings.ToLower(rand.Text())[:8])
 	p.spec = config.Spec
-	p.image, p.pull = imageOf(config.Spec.Image, config.Version)
+	p.image, p.pull = imageOf(config)
 	if c.namespace != "" {
 		p.namespace, p.nodes, p.inNamedNamespace = c.namespace, c.namespace, true
 	}

@@ -253,7 +253,7 @@ func TestManifests(t *testing.T) {
 		id: "test", namespace: "slipstream-test", nodes: "slipstream-test-nodes",
 		spec: spec.Kubernetes{Resources: spec.Resources{CPU: "500m", Memory: "256Mi"}},
 	}
-	r.image, r.pull = imageOf("", "v1")
+	r.image, r.pull = imageOf(Config{Version: "v1"})
 	var got strings.Builder
 	now := metav1.NewMicroTime(time.Unix(1e9, 0).UTC())
 	for _, o := range []any{
@@ -270,8 +270,23 @@ func TestManifests(t *testing.T) {
 		fmt.Fprintf(&got, "---\n%s", text)
 	}
 	golden.Compare(t, "testdata/objects.yaml", got.String())
-	if image, pull := imageOf("registry.example/slipstream:v1", "v2"); image != "registry.example/slipstream:v1" || pull != corev1.PullIfNotPresent {
-		t.Errorf("an image that is named: %s, %s", image, pull)
+}
+
+func TestImageOf(t *testing.T) {
+	for _, c := range []struct {
+		named, repository, image string
+		pull                     corev1.PullPolicy
+	}{
+		{"registry.example/slipstream:v1", "", "registry.example/slipstream:v1", corev1.PullIfNotPresent},
+		{"registry.example/slipstream:v1", "registry.example/published", "registry.example/slipstream:v1", corev1.PullIfNotPresent},
+		{"", "registry.example/published", "registry.example/published:v2", corev1.PullIfNotPresent},
+		{"", "slipstream.dev/slipstream", "slipstream.dev/slipstream:v2", corev1.PullNever},
+		{"", "", "slipstream.dev/slipstream:v2", corev1.PullNever},
+	} {
+		image, pull := imageOf(Config{Spec: spec.Kubernetes{Image: c.named}, Repository: c.repository, Version: "v2"})
+		if image != c.image || pull != c.pull {
+			t.Errorf("named %q, published at %q: %s, %s", c.named, c.repository, image, pull)
+		}
 	}
 }
 

@@ -224,11 +224,18 @@ func servicePort(name string, protocol corev1.Protocol, number int32) corev1.Ser
 	return corev1.ServicePort{Name: name, Protocol: protocol, Port: number, TargetPort: intstr.FromInt32(number)}
 }
 
-// imageOf returns the image of the pods, and when to pull it: only an image that the user named may be
-// pulled.
-func imageOf(named, version string) (string, corev1.PullPolicy) {
-	if named != "" {
-		return named, corev1.PullIfNotPresent
+// unpublished is the repository of images that are only where they were loaded.
+const unpublished = "slipstream.dev/slipstream"
+
+// imageOf returns the image of the pods, and when to pull it: only an image that the user named or a release has published may
+// be pulled.
+func imageOf(c Config) (string, corev1.PullPolicy) {
+	if c.Spec.Image != "" {
+		return c.Spec.Image, corev1.PullIfNotPresent
 	}
-	return "slipstream.dev/slipstream:" + cmp.Or(version, "devel"), corev1.PullNever
+	repository, tag := cmp.Or(c.Repository, unpublished), cmp.Or(c.Version, "devel")
+	if repository == unpublished {
+		return repository + ":" + tag, corev1.PullNever
+	}
+	return repository + ":" + tag, corev1.PullIfNotPresent
 }

@@ -95,7 +95,7 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 		s.Missing = append(s.Missing, lacks...)
 		s.note(notes...)
 	}
-	image, pull := imageOf(config.Spec.Image, config.Version)
+	image, pull := imageOf(config)
 	s.Image = image
 	for _, name := range nodes {
 		node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
