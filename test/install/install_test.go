@@ -87,7 +87,7 @@ func prepare(ctx context.Context) error {
 	return <-system
 }
 
-// deb and rpm return the names of a version's package in a system, and archive that of its archive.
+// deb and rpm return the names of a version's package in a system.
 func deb(version string) string {
 	return fmt.Sprintf("/mnt/%s/slipstream_%[1]s_%s.deb", version, runtime.GOARCH)
 }
@@ -122,6 +122,18 @@ func works(s *system, version string) {
 	}
 }
 
+// nic makes a device by which packets leave the system, and returns how to read what the accelerator rps sets there.
+func nic(s *system) (rps func() string) {
+	s.t.Helper()
+	s.run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "wire0")
+	s.run("ip", "address", "add", "192.0.2.1/24", "dev", "nic0")
+	s.run("ip", "link", "set", "nic0", "up")
+	return func() string {
+		s.t.Helper()
+		return strings.TrimSpace(s.run("cat", "/sys/class/net/nic0/queues/rx-0/rps_cpus"))
+	}
+}
+
 // TestDebUnderSystemd walks through the life of the package on a host that runs the agent.
 func TestDebUnderSystemd(t *testing.T) {
 	t.Parallel()
@@ -133,13 +145,8 @@ func TestDebUnderSystemd(t *testing.T) {
 		}
 		return ""
 	})
-	// A device by which packets leave the machine.
-	s.run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "wire0")
-	s.run("ip", "address", "add", "192.0.2.1/24", "dev", "nic0")
-	s.run("ip", "link", "set", "nic0", "up")
-	s.run("ip", "route", "add", "default", "via", "192.0.2.2")
-	const setting = "/sys/class/net/nic0/queues/rx-0/rps_cpus"
-	value, before := s.run("cat", setting), s.files()
+	rps := nic(s)
+	value, before := rps(), s.files()
 
 	s.run("dpkg", "--install", deb(older))
 	works(s, older)
@@ -153,8 +160,8 @@ func TestDebUnderSystemd(t *testing.T) {
 		t.Helper()
 		s.has("active (running)", "systemctl", "status", "slipstream-agent")
 		testenv.Eventually(t, 20*time.Second, "the policy is applied", func() string {
-			if now := s.run("cat", setting); now == value {
-				return setting + " is " + now
+			if now := rps(); now == value {
+				return "rps_cpus is " + now
 			}
 			return ""
 		})
@@ -171,58 +178,59 @@ func TestDebUnderSystemd(t *testing.T) {
 	s.has("NRestarts=0", "systemctl", "show", "--property=NRestarts", "slipstream-agent")
 
 	s.run("systemctl", "stop", "slipstream-agent")
-	if now := s.run("cat", setting); now == value {
-		t.Errorf("an agent that is stopped restores %s, which one that is upgraded must not", setting)
+	if now := rps(); now == value {
+		t.Error("an agent that is stopped restores rps_cpus, which one that is upgraded must not")
 	}
 	s.run("systemctl", "start", "slipstream-agent")
 	applied()
 
 	s.run("dpkg", "--remove", "slipstream")
-	if now := s.run("cat", setting); now != value {
-		t.Errorf("%s is %s after the package is removed, and was %s", setting, now, value)
+	if now := rps(); now != value {
+		t.Errorf("rps_cpus is %s after the package is removed, and was %s", now, value)
 	}
 	s.run("test", "-e", "/etc/slipstream/policy.yaml") // is the administrator's until the package is purged
 	s.run("dpkg", "--purge", "slipstream")
 	unchanged(s, before)
 }
 
-// TestDebWithoutSystemd: the package also installs where no systemd runs, as in an image, and restores what slipstream accel
-// has changed there.
+// TestDebWithoutSystemd: the package also installs where no systemd runs, as in an image.
 func TestDebWithoutSystemd(t *testing.T) {
 	t.Parallel()
-	base, releases := need(t)
-	s := start(t, base, releases, "/usr/bin/sleep", "infinity")
-	s.run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "wire0")
-	s.run("ip", "address", "add", "192.0.2.1/24", "dev", "nic0")
-	s.run("ip", "link", "set", "nic0", "up")
-	const setting = "/sys/class/net/nic0/queues/rx-0/rps_cpus"
-	value, before := s.run("cat", setting), s.files()
-	s.run("dpkg", "--install", deb(newer))
-	works(s, newer)
-	s.run("slipstream", "accel", "apply", "demo", "rps")
-	if now := s.run("cat", setting); now == value {
-		t.Errorf("accel apply leaves %s as it was: %s", setting, now)
-	}
-	s.run("dpkg", "--purge", "slipstream")
-	if now := s.run("cat", setting); now != value {
-		t.Errorf("%s is %s after the package is removed, and was %s", setting, now, value)
-	}
-	unchanged(s, before)
+	testWithoutSystemd(t, func(s *system, version string) { s.run("dpkg", "--install", deb(version)) }, "dpkg", "--purge", "slipstream")
 }
 
 // TestRPM uses the rpm of Debian, whose own packages rpm does not know: --nodeps.
 func TestRPM(t *testing.T) {
 	t.Parallel()
+	testWithoutSystemd(t, func(s *system, version string) {
+		s.has("digests OK", "rpm", "--checksig", rpm(version))
+		s.has("/usr/share/zsh/site-functions/_slipstream", "rpm", "--query", "--package", "--list", rpm(version))
+		s.run("rpm", "--upgrade", "--nodeps", rpm(version))
+	}, "rpm", "--erase", "--nodeps", "slipstream")
+}
+
+// testWithoutSystemd installs a package, applies an accelerator, and upgrades and removes the package, which restores the system.
+func testWithoutSystemd(t *testing.T, install func(s *system, version string), remove ...string) {
+	t.Helper()
 	base, releases := need(t)
 	s := start(t, base, releases, "/usr/bin/sleep", "infinity")
-	before := s.files()
-	s.has("digests OK", "rpm", "--checksig", rpm(newer))
-	s.has("/usr/share/zsh/site-functions/_slipstream", "rpm", "--query", "--package", "--list", rpm(newer))
-	s.run("rpm", "--install", "--nodeps", rpm(older))
+	rps := nic(s)
+	value, before := rps(), s.files()
+	install(s, older)
 	works(s, older)
-	s.run("rpm", "--upgrade", "--nodeps", rpm(newer))
+	s.run("slipstream", "accel", "apply", "demo", "rps")
+	if rps() == value {
+		t.Errorf("accel apply leaves rps_cpus at %s", value)
+	}
+	install(s, newer)
 	works(s, newer)
-	s.run("rpm", "--erase", "--nodeps", "slipstream")
+	if rps() == value {
+		t.Error("the upgrade restores rps_cpus")
+	}
+	s.run(remove...)
+	if now := rps(); now != value {
+		t.Errorf("rps_cpus is %s after the package is removed, and was %s", now, value)
+	}
 	unchanged(s, before)
 }
 
