@@ -56,21 +56,21 @@ image-windows: image windows ## Build bin/slipstream-windows-image.tar: the imag
 		linux/amd64=bin/image/amd64/slipstream linux/arm64=bin/image/arm64/slipstream windows/amd64=bin/slipstream.exe
 
 # Where the files and the image of a release will be. The default is no real address.
-RELEASES ?= https://slipstream.dev/releases/v$(VERSION)
-IMAGE    ?= slipstream.dev/slipstream
+RELEASE_URL   ?= https://slipstream.dev/releases/v$(VERSION)
+RELEASE_IMAGE ?= slipstream.dev/slipstream
 # The same commit gives the same files, byte for byte.
 .PHONY: snapshot
 snapshot: bin/tools/image bin/tools/release ## Build bin/dist, the files of a release: archives, packages, image, chart, manifests, SBOMs, checksums
 	rm -rf bin/dist bin/release
 	mkdir -p bin/dist
 	for platform in {linux,darwin,windows}/{amd64,arm64}; do \
-		GOOS=$${platform%/*} GOARCH=$${platform#*/} go build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.image=$(IMAGE)' \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} go build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.image=$(RELEASE_IMAGE)' \
 			-o bin/release/$${platform/\//_}/ ./cmd/slipstream ./cmd/slipstream-azure; \
 	done
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) go run ./docs/generate bin/release
-	bin/tools/image -o bin/dist/slipstream_$(VERSION)_image.tar -ref $(IMAGE):$(VERSION) \
+	bin/tools/image -o bin/dist/slipstream_$(VERSION)_image.tar -ref $(RELEASE_IMAGE):$(VERSION) \
 		linux/amd64=bin/release/linux_amd64/slipstream linux/arm64=bin/release/linux_arm64/slipstream
-	bin/tools/release -from bin/release -o bin/dist -version $(VERSION) -date $$(git log -1 --format=%ct) -url $(RELEASES) -image $(IMAGE)
+	bin/tools/release -from bin/release -o bin/dist -version $(VERSION) -date $$(git log -1 --format=%ct) -url $(RELEASE_URL) -image $(RELEASE_IMAGE)
 
 # The programs and libraries come from this machine, so the image only works on its architecture.
 IMAGE_TOOLS := /usr/bin/iperf3 /usr/bin/iperf /usr/bin/sockperf /usr/bin/qperf /usr/bin/ab

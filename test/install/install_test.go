@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/registry"
+	"golang.org/x/sync/errgroup"
 
 	"slipstream.dev/internal/testenv"
 )
@@ -72,8 +73,13 @@ func prepare(ctx context.Context) error {
 	if err := os.Mkdir(made.releases, 0o755); err != nil {
 		return err
 	}
-	system := make(chan error, 1)
-	go func() { system <- debian(ctx, made.base) }()
+	var all errgroup.Group
+	all.Go(func() error { return debian(ctx, made.base) })
+	all.Go(func() error { return buildAll(ctx, checkout) })
+	return all.Wait()
+}
+
+func buildAll(ctx context.Context, checkout string) error {
 	tool := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(checkout, "tools/release"), "-o", filepath.Join(made.releases, "release"), ".")
 	if out, err := tool.CombinedOutput(); err != nil {
 		return fmt.Errorf("build tools/release: %w: %s", err, out)
@@ -81,10 +87,7 @@ func prepare(ctx context.Context) error {
 	if err := build(ctx, checkout, made.releases, older, "linux_"+runtime.GOARCH); err != nil {
 		return err
 	}
-	if err := build(ctx, checkout, made.releases, newer, "linux_amd64", "linux_arm64", "darwin_amd64", "darwin_arm64", "windows_amd64", "windows_arm64"); err != nil {
-		return err
-	}
-	return <-system
+	return build(ctx, checkout, made.releases, newer, "linux_amd64", "linux_arm64", "darwin_amd64", "darwin_arm64", "windows_amd64", "windows_arm64")
 }
 
 // deb and rpm return the names of a version's package in a system.
