@@ -65,7 +65,7 @@ func (c *Cluster) listNodes(ctx context.Context) ([]corev1.Node, error) {
 
 // inOrder returns nodes by name. Those that lack an image which is never pulled come last.
 func inOrder(nodes []corev1.Node, config Config) []corev1.Node {
-	image, pull := imageOf(config.Spec.Image, config.Version)
+	image, pull := imageOf(config)
 	lacks := func(n corev1.Node) int {
 		if _, usable := imageOn(&n, image, pull); !usable {
 			return 1
