@@ -21,6 +21,7 @@ type Format[T any] struct {
 func Formats() []Format[*Model] {
 	return []Format[*Model]{
 		{"html", HTML, ""}, {"md", Markdown, ""}, {"csv", CSV, ""}, {"json", JSON, ""}, {"junit", JUnit, "the expectations"}, {"text", Text, ""},
+		{"openmetrics", OpenMetrics, ""}, {"otlp", OTLP, ""}, {"bencher", Bencher, "the means"},
 	}
 }
 

@@ -4,7 +4,7 @@
 //
 // New builds the Model: table.go, conclusion.go, mesh.go and the others have a part of it each, figure_*.go its
 // figures. Changes and Beside show two results. Each format has a file, with everything that it writes: html.go,
-// markdown.go, csv.go, json.go, text.go, junit.go; formats.go lists them.
+// markdown.go, csv.go, json.go, text.go, junit.go, openmetrics.go, otlp.go, bencher.go; formats.go lists them.
 package report
 
 import (

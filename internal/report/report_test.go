@@ -30,15 +30,17 @@ import (
 
 type writer func(io.Writer, *Model) error
 
-// writers returns the formats of a report by the ending of their golden files. JUnit has only the expectations.
+// writers returns the formats of a report by the ending of their golden files. JUnit has only the expectations, and formats for
+// other programs have no text for people: see exports_test.go.
 func writers() map[string]writer {
 	all := make(map[string]writer)
 	for _, f := range Formats() {
 		all[f.Name] = f.Write
 	}
 	all["txt"] = all["text"]
-	delete(all, "text")
-	delete(all, "junit")
+	for _, name := range []string{"text", "junit", "openmetrics", "otlp", "bencher"} {
+		delete(all, name)
+	}
 	return all
 }
 
