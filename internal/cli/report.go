@@ -22,7 +22,7 @@ import (
 )
 
 func reportCommand(p Process) *cobra.Command {
-	var format, figures string
+	var format, figures, sealed string
 	c := &cobra.Command{
 		Use:   "report RESULT [SECOND]",
 		Short: "Render the report of a results folder again, or of two side by side",
@@ -34,9 +34,13 @@ results, "DIR/latest" that in DIR. All commands that read a result take these.`,
 		Example: `  slipstream report results/demo-20260102T150405Z                 rewrites report.html, summary.*, figures/
   slipstream report results/demo-20260102T150405Z --format md      to standard output
   slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too
+  slipstream report results/demo-20260102T150405Z --bundle demo.zip    one file, which slipstream verify verifies
   slipstream report BEFORE AFTER                                   AFTER/beside-BEFORE.html`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(_ *cobra.Command, args []string) (err error) {
+			if len(args) == 2 && sealed != "" {
+				return usage(errors.New("--bundle is for one result: leave it out, or name one folder"))
+			}
 			if len(args) == 2 {
 				return reportBeside(p, args, format, figures)
 			}
@@ -45,6 +49,14 @@ results, "DIR/latest" that in DIR. All commands that read a result take these.`,
 				return err
 			}
 			defer dir.Close()
+			if sealed != "" {
+				if err := seal(dir, sealed, p); err != nil {
+					return err
+				}
+				if format == "" && figures == "" {
+					return nil
+				}
+			}
 			if format == "" && figures == "" {
 				m, err := render(dir, p)
 				if err != nil {
@@ -74,6 +86,7 @@ results, "DIR/latest" that in DIR. All commands that read a result take these.`,
 		},
 	}
 	c.Flags().StringVarP(&format, "format", "o", "", "write "+choices(report.Formats())+" to standard output")
+	c.Flags().StringVar(&sealed, "bundle", "", "seal the result in this file, a ZIP archive: what was measured, the report, and a manifest of hashes")
 	c.Flags().StringVar(&figures, "figures", "", "write the figures as "+choices(draw.Formats()))
 	return c
 }
@@ -192,15 +205,10 @@ func render(dir *record.Dir, p Process) (*report.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, write := range map[string]func(io.Writer, *report.Model) error{
-		"summary.json": report.JSON, "summary.csv": report.CSV, "report.html": report.HTML,
-	} {
-		if err := dir.WriteFile(name, func(w io.Writer) error { return write(w, m) }); err != nil {
+	for _, f := range m.Files() {
+		if err := dir.WriteFile(f.Name, f.Write); err != nil {
 			return nil, err
 		}
-	}
-	if err := writeFigures(dir, m, "svg"); err != nil {
-		return nil, err
 	}
 	if err := report.Text(p.Out, m); err != nil {
 		return nil, err

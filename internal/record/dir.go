@@ -15,6 +15,9 @@ import (
 	"slipstream.dev/internal/shell"
 )
 
+// Measured are the files of a results folder that no other one follows from: all else is computed from them.
+func Measured() []string { return []string{environmentFile, experimentFile, trialsFile} }
+
 // Files of a results folder. Create writes experimentFile last, so a folder that has it is complete.
 const (
 	environmentFile = "environment.json"
@@ -109,10 +112,7 @@ func (d *Dir) complete() error {
 	if err != nil {
 		return err
 	}
-	if env.SchemaVersion > SchemaVersion {
-		return fmt.Errorf("it has schemaVersion %d and this program reads up to %d: read it with slipstream %s, which wrote it, or a later one", env.SchemaVersion, SchemaVersion, env.Version)
-	}
-	return nil
+	return env.check()
 }
 
 // OpenLocked opens a folder for reading, and keeps other processes from appending until Close. It changes nothing in the
@@ -234,7 +234,7 @@ func (d *Dir) Trials() ([]Trial, error) {
 		return nil, fmt.Errorf("read trials: %w", err)
 	}
 	defer f.Close()
-	trials, _, err := readTrials(f)
+	trials, err := ReadTrials(f)
 	if err != nil {
 		return nil, d.unreadable(err)
 	}
@@ -261,6 +261,12 @@ func (l damagedLine) Error() string {
 	return fmt.Sprintf("%d: this line is damaged (%v)", l.number, l.error)
 }
 func (l damagedLine) Unwrap() error { return l.error }
+
+// ReadTrials reads the lines of trials.jsonl, like Dir.Trials. Errors begin with the line number.
+func ReadTrials(from io.Reader) ([]Trial, error) {
+	trials, _, err := readTrials(from)
+	return trials, err
+}
 
 // readTrials also returns how many bytes are whole lines. Only a line with its newline is whole: Append writes
 // that last. Errors begin with the line number.
@@ -311,4 +317,21 @@ func (d *Dir) Environment() (Environment, error) {
 		return env, fmt.Errorf("read environment: %s: %w", d.file(environmentFile), err)
 	}
 	return env, nil
+}
+
+// ReadEnvironment reads the content of environment.json, and returns an error if the result has a later format.
+func ReadEnvironment(data []byte) (Environment, error) {
+	var env Environment
+	if err := Decode(data, &env); err != nil {
+		return env, err
+	}
+	return env, env.check()
+}
+
+// check returns an error if the result has a later format.
+func (e Environment) check() error {
+	if e.SchemaVersion > SchemaVersion {
+		return fmt.Errorf("it has schemaVersion %d and this program reads up to %d: read it with slipstream %s, which wrote it, or a later one", e.SchemaVersion, SchemaVersion, e.Version)
+	}
+	return nil
 }

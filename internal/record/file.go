@@ -112,6 +112,15 @@ func (d *Dir) open(name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
+// ReadFile reads a whole file of the folder ("figures/cpu.svg").
+func (d *Dir) ReadFile(name string) ([]byte, error) {
+	data, err := d.read(name)
+	if err != nil {
+		return nil, fmt.Errorf("read %w", err)
+	}
+	return data, nil
+}
+
 // read reads a whole file of the folder.
 func (d *Dir) read(name string) ([]byte, error) {
 	f, err := d.open(name, os.O_RDONLY)
@@ -119,7 +128,11 @@ func (d *Dir) read(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := ReadAtMost(f, maxFile)
+	limit := int64(maxFile)
+	if name == trialsFile {
+		limit = maxTrials
+	}
+	data, err := ReadAtMost(f, limit)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.file(name), err)
 	}
