@@ -19,6 +19,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -115,6 +116,10 @@ type Policy struct {
 	// Withheld says why the policy is not applied here, although it selects this node. It is zero if the
 	// policy is applied.
 	Withheld Withheld
+	// Halted means that the policy's rollout halted. Kernels are those that its proof was measured on, as in
+	// v1alpha1.AnnotationKernel; empty without a proof. Only metrics tell them.
+	Halted  bool
+	Kernels string
 }
 
 // Withheld says why a policy is not applied to a node that it selects: its rollout has not reached the node, or was rolled back
@@ -142,6 +147,7 @@ type Agent struct {
 	watch    *watch
 	ethtool  *ethtool.Tool
 	metrics  *metrics
+	kernel   string // the release of the running kernel; empty if it cannot be read
 
 	// mu guards the fields that other goroutines use.
 	mu      sync.Mutex
@@ -167,6 +173,8 @@ func New(o Options) (a *Agent, err error) {
 			a = nil
 		}
 	}()
+	release, _ := os.ReadFile(filepath.Join(o.Proc, "sys/kernel/osrelease")) // without it, a metric is missing
+	a.kernel = strings.TrimSpace(string(release))
 	if a.lock, err = lockMachine(o.JournalDir); err != nil {
 		return a, err
 	}

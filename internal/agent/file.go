@@ -57,7 +57,7 @@ func (p *PolicyFile) set() error {
 		return err
 	}
 	p.generation++
-	p.agent.Set(Desired{Policies: []Policy{{Name: policy.Name, Generation: p.generation, Accelerate: policy.Spec.Accelerators()}}})
+	p.agent.Set(Desired{Policies: []Policy{{Name: policy.Name, Generation: p.generation, Accelerate: policy.Spec.Accelerators(), Kernels: policy.Annotations[v1alpha1.AnnotationKernel]}}})
 	return nil
 }
 

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -90,6 +92,45 @@ func TestPolicyFile(t *testing.T) {
 	p.wantMasks("removed", map[string]string{})
 	save(policyText)
 	p.wantMasks("there again", want)
+}
+
+// TestPolicyMetrics: an agent tells whether the proof of a policy was measured on its kernel, and whether a rollout halted.
+func TestPolicyMetrics(t *testing.T) {
+	t.Parallel()
+	p := newTestNode(t)
+	p.nic()
+	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	proven := func(kernels string) {
+		annotations := ""
+		if kernels != "" {
+			annotations = fmt.Sprintf(", annotations: {%s: %q}", v1alpha1.AnnotationKernel, kernels)
+		}
+		text := regexp.MustCompile(`metadata: \{name: \w+`).ReplaceAllString(policyText, "metadata: {name: proven"+annotations)
+		must(t, os.WriteFile(file, []byte(text), 0o644))
+	}
+	proven("0.1.2, " + strings.TrimSpace(string(kernel)))
+	a := p.start(p.options())
+	a.follow(file)
+	is := func(metric string, want float64) {
+		t.Helper()
+		eventually(t, metric, func() string {
+			if got := a.metric(metric); got != want {
+				return fmt.Sprintf("%g, want %g", got, want)
+			}
+			return ""
+		})
+	}
+	const current, halted = `slipstream_policy_proof_current{policy="proven"}`, `slipstream_policy_rollout_halted{policy="proven"}`
+	is(current, 1)
+	is(halted, 0)
+	proven("0.1.2")
+	is(current, 0)
+	proven("")
+	is(current, -1)
+	a.Set(one(Policy{Name: "proven", Generation: 7, Halted: true}))
+	is(halted, 1)
 }
 
 func TestOneAgentAMachine(t *testing.T) {

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -72,6 +73,8 @@ var (
 	policySettings = newDesc("slipstream_policy_settings", "Settings that a policy wants.", "policy")
 	policyVerified = newDesc("slipstream_policy_settings_verified", "Settings of a policy that have the value that the agent wrote.", "policy")
 	policyState    = newDesc("slipstream_policy_state", "1 for the current state of a policy on this node, 0 for the others.", "policy", "state")
+	policyHalted   = newDesc("slipstream_policy_rollout_halted", "1 if the rollout of a policy halted because a node failed a check, 0 if not.", "policy")
+	policyProven   = newDesc("slipstream_policy_proof_current", "1 if the proof of a policy was measured on the kernel that the node runs, 0 if on others only; absent without a proof.", "policy")
 	nodeDevices    = newDesc("slipstream_devices", "Devices of the node by class.", "class")
 	nodePods       = newDesc("slipstream_pods", "Pods whose network namespaces the agent knows.")
 	podsMissing    = newDesc("slipstream_pods_missing", "Pods whose network namespaces the agent could not find.")
@@ -112,6 +115,22 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			gauge(policyState, accel.Flag(p.State == state), p.Policy, string(state))
 		}
 	}
+	for _, p := range a.selecting() {
+		gauge(policyHalted, accel.Flag(p.Halted), p.Name)
+		if p.Kernels != "" && a.kernel != "" {
+			gauge(policyProven, accel.Flag(slices.Contains(strings.Split(p.Kernels, v1alpha1.KernelSeparator), a.kernel)), p.Name)
+		}
+	}
+}
+
+// selecting returns the policies that select the node, also those that are not applied.
+func (a *Agent) selecting() []Policy {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.desired == nil {
+		return nil
+	}
+	return a.desired.Policies
 }
 
 // scrapes is the number of scrapes that are served at once. gatheredLong is how long gathered metrics are reused, so that a

@@ -171,7 +171,7 @@ func says(rows []*stats.Row) string {
 }
 
 // annotation is the prefix of the annotations with a policy's proof.
-const annotation = "slipstream.dev/"
+const annotation = v1alpha1.AnnotationPrefix
 
 // annotations returns the measurements that a policy is based on, for people who find it
 // later.
@@ -193,7 +193,7 @@ func annotations(dir *record.Dir, exp *spec.Experiment, env record.Environment, 
 	}
 	all := map[string]string{
 		"result": folderName(dir), "measured": env.Started.UTC().Format(time.RFC3339), "measured-in": place,
-		"kernel": strings.Join(slices.Compact(kernels), ", "), "variant": p.Variant, "baseline": p.Baseline,
+		"variant": p.Variant, "baseline": p.Baseline,
 		"proof": cmp.Or(strings.Join(cells, "; "), "none"),
 	}
 	if r := p.Best(); r != nil {
@@ -204,7 +204,7 @@ func annotations(dir *record.Dir, exp *spec.Experiment, env record.Environment, 
 		all["interval"] = fmt.Sprintf("%.3f-%.3f", r.Versus.CI95[0], r.Versus.CI95[1])
 		all["blocks"] = strconv.Itoa(r.Versus.N)
 	}
-	out := make(map[string]string)
+	out := map[string]string{v1alpha1.AnnotationKernel: plain.Line(strings.Join(slices.Compact(kernels), v1alpha1.KernelSeparator))}
 	for name, value := range all {
 		out[annotation+name] = plain.Line(value)
 	}

@@ -201,7 +201,11 @@ func slimPod(o any) (any, error) {
 
 func slimPolicy(o any) (any, error) {
 	if p, ok := o.(*v1alpha1.AccelerationPolicy); ok {
+		kernels, proven := p.Annotations[v1alpha1.AnnotationKernel]
 		p.ManagedFields, p.Annotations, p.Labels = nil, nil, nil
+		if proven {
+			p.Annotations = map[string]string{v1alpha1.AnnotationKernel: kernels}
+		}
 	}
 	return o, nil
 }
@@ -353,6 +357,7 @@ func (c *Cluster) Run(ctx context.Context, set func(agent.Desired)) {
 func same(a, b agent.Desired) bool {
 	return reflect.DeepEqual(a.Pods, b.Pods) && slices.EqualFunc(a.Policies, b.Policies, func(p, q agent.Policy) bool {
 		return p.Name == q.Name && p.Generation == q.Generation && p.Selector == q.Selector && p.Withheld == q.Withheld &&
+			p.Halted == q.Halted && p.Kernels == q.Kernels &&
 			reflect.DeepEqual(p.Accelerate, q.Accelerate) && fmt.Sprint(p.Invalid) == fmt.Sprint(q.Invalid)
 	})
 }
@@ -438,6 +443,7 @@ func (c *Cluster) desired() (d agent.Desired, wantsPods bool) {
 			}
 		}
 		policy = c.atItsTurn(p, policy)
+		policy.Halted, policy.Kernels = isHalted(p), p.Annotations[v1alpha1.AnnotationKernel] // of this version, even if another one is applied
 		wantsPods = wantsPods || policy.Pods != nil
 		d.Policies = append(d.Policies, policy)
 	}

@@ -475,6 +475,12 @@ func (c *Cluster) act(p *v1alpha1.AccelerationPolicy) {
 	c.change(p, func(t *turn) { t.acted = time.Now() })
 }
 
+// isHalted reports whether the rollout of a policy's current version halted.
+func isHalted(p *v1alpha1.AccelerationPolicy) bool {
+	at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionRolledOut)
+	return at != nil && at.Reason == v1alpha1.ReasonHalted && at.ObservedGeneration == p.Generation
+}
+
 // isPruned reports whether an agent has begun the rollout in vain: the CRD does not know rollouts, so the API server dropped
 // everything that the agent wrote except for the condition.
 func isPruned(p *v1alpha1.AccelerationPolicy) bool {

@@ -132,6 +132,13 @@ func (m *member) on() int64 {
 	return 0
 }
 
+// halted reports whether the node's agent knows that a rollout halted.
+func (m *member) halted() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.has.Policies, func(p agent.Policy) bool { return p.Halted })
+}
+
 func (m *member) tookAt(version string) time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -183,6 +190,11 @@ func (s *api) wantRollout(t *testing.T, all []*member, condition string, want ..
 		_, got := s.rollout()
 		if !strings.Contains(got, condition) || !slices.Equal(versions(all), want) {
 			return fmt.Sprintf("condition %q, versions %v; want %q, %v", got, versions(all), condition, want)
+		}
+		for _, m := range all {
+			if halted := m.halted(); condition != "" && halted != strings.HasPrefix(condition, "False Halted") {
+				return fmt.Sprintf("for the metrics of %s, halted is %t; want condition %q", m.name, halted, condition)
+			}
 		}
 		return ""
 	})
@@ -256,6 +268,18 @@ func TestRolloutAtOnce(t *testing.T) {
 		s.put(policyPath+"rolled", rolled(1, "0", object{"rollout": object{"stepPercent": 100, "pauseSeconds": 3}}))
 		s.wantRollout(t, all, "False Progressing all nodes", 1, 1, 1)
 		s.wantRollout(t, all, "True Complete", 1, 1, 1)
+		// The kernels of a policy's proof reach the metrics, although no generation changes.
+		o := s.get(policyPath + "rolled")
+		o["metadata"].(object)["annotations"] = object{v1alpha1.AnnotationKernel: "6.1.0, 6.12.0", "other": "text"}
+		s.put(policyPath+"rolled", o)
+		eventually(t, "kernels", func() string {
+			all[0].mu.Lock()
+			defer all[0].mu.Unlock()
+			if got := all[0].has.Policies[0].Kernels; got != "6.1.0, 6.12.0" {
+				return fmt.Sprintf("%q", got)
+			}
+			return ""
+		})
 	})
 }
 
