@@ -8,12 +8,11 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
-	"github.com/prometheus/prometheus/model/labels"
-	"github.com/prometheus/prometheus/promql/parser"
 
 	"slipstream.dev/internal/agent"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/golden"
+	"slipstream.dev/internal/testenv/promql"
 )
 
 const (
@@ -80,7 +79,7 @@ func TestAlerts(t *testing.T) {
 		if !strings.Contains(string(runbook), "`"+r.Alert+"`") {
 			t.Errorf("the runbook lacks %s", r.Alert)
 		}
-		checkQuery(t, r.Alert, r.Expr, agentMetrics())
+		promql.Check(t, r.Alert, r.Expr, agentMetrics())
 	}
 }
 
@@ -97,49 +96,13 @@ func agentMetrics() map[string][]string {
 	return all
 }
 
-// checkQuery fails the test if a query is no PromQL, or names a metric or a label of it that does not exist.
-func checkQuery(t *testing.T, where, query string, metrics map[string][]string) {
-	t.Helper()
-	expr, err := parser.ParseExpr(query)
-	if err != nil {
-		t.Errorf("%s: %s: %v", where, query, err)
-		return
+// TestAgentDashboard checks the dashboard of agents.
+func TestAgentDashboard(t *testing.T) {
+	metrics := agentMetrics()
+	for _, m := range []string{"process_cpu_seconds_total", "process_resident_memory_bytes"} { // of client_golang
+		metrics[m] = metrics["slipstream_pods"]
 	}
-	var known []string // labels of all of its metrics
-	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
-		selector, ok := node.(*parser.VectorSelector)
-		if !ok {
-			return nil
-		}
-		of, ok := metrics[selector.Name]
-		if !ok {
-			t.Errorf("%s: %s: there is no metric %q", where, query, selector.Name)
-		}
-		known = append(known, of...)
-		for _, m := range selector.LabelMatchers {
-			if m.Name != labels.MetricName && !slices.Contains(of, m.Name) {
-				t.Errorf("%s: %s: %s has no label %q", where, query, selector.Name, m.Name)
-			}
-		}
-		return nil
-	})
-	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
-		var by []string
-		switch n := node.(type) {
-		case *parser.AggregateExpr:
-			by = n.Grouping
-		case *parser.BinaryExpr:
-			if n.VectorMatching != nil {
-				by = slices.Concat(n.VectorMatching.MatchingLabels, n.VectorMatching.Include)
-			}
-		}
-		for _, name := range by {
-			if !slices.Contains(known, name) {
-				t.Errorf("%s: %s: none of its metrics has the label %q", where, query, name)
-			}
-		}
-		return nil
-	})
+	promql.CheckDashboard(t, chart+"/files/dashboards/agent.json", metrics)
 }
 
 // TestChartMonitoring renders the objects for Prometheus Operator, without and with TLS and tokens.
@@ -171,5 +134,23 @@ func TestChartMonitoring(t *testing.T) {
 	out, err := render(t)
 	if err != nil || strings.Contains(out, "monitoring.coreos.com") {
 		t.Errorf("%v, by default the chart needs Prometheus Operator: %s", err, out)
+	}
+	// A ConfigMap has the dashboards as they are in the files.
+	got, err = only("monitoring.dashboards=true")
+	var object struct {
+		Metadata struct{ Labels map[string]string }
+		Data     map[string]string
+	}
+	if err == nil {
+		err = yaml.Unmarshal([]byte(got), &object)
+	}
+	if err != nil || object.Metadata.Labels["grafana_dashboard"] != "1" || len(object.Data) != 2 {
+		t.Fatalf("%v, no ConfigMap of dashboards that Grafana's sidecar finds: %.400s", err, got)
+	}
+	for name, content := range object.Data {
+		file, err := os.ReadFile(chart + "/files/dashboards/" + strings.TrimPrefix(name, "slipstream-"))
+		if err != nil || strings.TrimSpace(string(file)) != strings.TrimSpace(content) {
+			t.Errorf("%s is not the file: %v", name, err)
+		}
 	}
 }

@@ -232,6 +232,7 @@ type NodeCounts struct {
 	// Counted is when the nodes were counted, by the clock of the API server.
 	Counted metav1.Time `json:"counted"`
 }
+
 // Annotations with a policy's proof begin with AnnotationPrefix. AnnotationKernel has the kernels of the nodes that were measured,
 // with KernelSeparator between them.
 const (
