@@ -123,7 +123,7 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # others end.
 # All other packages run first, at the same time. Only CPU time limits them, and GOGC=400 leaves less of it to garbage collection.
 MEASURING := ./internal/collect ./internal/traffic
-QUIET := ^Test(Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
+QUIET := ^Test(Action|Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
 WHOLE := ./test ./internal/place/hosts ./internal/worker ./internal/doctor
 WAITING := ./internal/fastpath ./internal/agent ./test/scale ./internal/place/lab/... ./internal/traffic/tools ./internal/testenv ./test/install ./test/cluster
 # -vet=off, because make lint runs vet. Test programs without symbols link faster, and tests copy some of them to other hosts.

@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/shell"
 )
 
-// Measured are the files of a results folder that no other one follows from: all else is computed from them.
+// Measured names the files of a results folder from which all others are computed: the environment, the experiment, the trials.
 func Measured() []string { return []string{environmentFile, experimentFile, trialsFile} }
 
 // Files of a results folder. Create writes experimentFile last, so a folder that has it is complete.
