@@ -42,7 +42,7 @@ func (p Program) writesAs(other Program) bool {
 func Seal(w io.Writer, dir *record.Dir, by Program) error {
 	var files []file
 	for _, name := range record.Measured() {
-		data, err := dir.ReadFile(name)
+		data, err := dir.Read(name)
 		if err != nil {
 			return err
 		}

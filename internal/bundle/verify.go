@@ -59,7 +59,7 @@ func Folder(dir *record.Dir, this Program) (Verified, error) {
 	if err != nil {
 		return Verified{}, err
 	}
-	return verify(dir.ReadFile, Program{env.Version, this.Arch}, this)
+	return verify(dir.Read, Program{env.Version, this.Arch}, this)
 }
 
 func verify(readFile func(string) ([]byte, error), by, this Program) (v Verified, err error) {

@@ -6,10 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strings"
 
+	"slipstream.dev/internal/history"
 	"slipstream.dev/internal/record"
 )
 
@@ -48,7 +47,7 @@ func findResult(path string) (string, error) {
 	all := resultNames(parent)
 	switch {
 	case name == latest && len(all) > 0:
-		return filepath.Join(parent, all[len(all)-1]), nil
+		return filepath.Join(parent, all[0]), nil
 	case name == latest:
 		return "", fmt.Errorf("%s: there is no result in %s yet", path, filepath.Clean(parent))
 	case slices.Contains(all, name):
@@ -57,20 +56,8 @@ func findResult(path string) (string, error) {
 	return "", fmt.Errorf("there is no results folder %s%s", path, didYouMean(name, all))
 }
 
-// resultName matches the name of a results folder, and in it the time at which its run began.
-var resultName = regexp.MustCompile(`-(\d{8}T\d{6}Z)$`)
-
-// resultNames returns the names of the results folders in a folder, oldest first.
+// resultNames returns the names of the results folders in a folder, newest first.
 func resultNames(parent string) []string {
-	entries, _ := os.ReadDir(parent) // a folder that cannot be read has no results for the user
-	var all []string
-	for _, e := range entries {
-		if e.IsDir() && resultName.MatchString(e.Name()) {
-			all = append(all, e.Name())
-		}
-	}
-	slices.SortStableFunc(all, func(a, b string) int {
-		return strings.Compare(resultName.FindString(a), resultName.FindString(b))
-	})
+	all, _ := history.Names(parent) // a folder that cannot be read has no results for the user
 	return all
 }

@@ -38,6 +38,8 @@ type Dir struct {
 	trials *os.File // nil for reading only
 	unlock func() error
 	whole  int64 // bytes of trials.jsonl that are whole lines
+	// environment is what complete has read: a listing opens thousands of folders.
+	environment *Environment
 }
 
 // Create makes the folder NAME-TIMESTAMP (UTC) below parent, and parent if it is missing. experiment is the file
@@ -112,6 +114,7 @@ func (d *Dir) complete() error {
 	if err != nil {
 		return err
 	}
+	d.environment = &env
 	return env.check()
 }
 
@@ -229,16 +232,35 @@ func (d *Dir) inPlace() error {
 // Trials reads all trials, in the order in which they were run. It leaves out a torn last line, of a trial that
 // Append did not finish. Any other line that is not a trial is an error.
 func (d *Dir) Trials() ([]Trial, error) {
+	trials, _, err := d.TrialsFrom(0)
+	return trials, err
+}
+
+// TrialsFrom does the same for the trials from an offset of the file, and returns the offset of those to come. An
+// error names the line after the offset.
+func (d *Dir) TrialsFrom(offset int64) (trials []Trial, next int64, err error) {
 	f, err := d.open(trialsFile, os.O_RDONLY)
-	if err != nil {
-		return nil, fmt.Errorf("read trials: %w", err)
+	if err == nil {
+		defer f.Close()
+		_, err = f.Seek(offset, io.SeekStart)
 	}
-	defer f.Close()
-	trials, err := ReadTrials(f)
 	if err != nil {
-		return nil, d.unreadable(err)
+		return nil, offset, fmt.Errorf("read trials: %w", err)
 	}
-	return trials, nil
+	trials, read, err := readTrials(f)
+	if err != nil {
+		return nil, offset, d.unreadable(err)
+	}
+	return trials, offset + read, nil
+}
+
+// TrialBytes returns the size of the trials in bytes, which grows with each trial.
+func (d *Dir) TrialBytes() (int64, error) {
+	info, err := d.root.Stat(trialsFile)
+	if err != nil {
+		return 0, d.in(err)
+	}
+	return info.Size(), nil
 }
 
 // unreadable says where trials.jsonl cannot be read and, if a line is damaged, how to go on without it: a trial that is not on
@@ -306,8 +328,14 @@ func (d *Dir) Experiment() ([]byte, error) {
 	return data, nil
 }
 
+// Running reports whether a process appends to the folder. It is false on Windows, where a folder cannot be locked.
+func (d *Dir) Running() bool { return locked(d.root) }
+
 // Environment returns the environment at the start of the run.
 func (d *Dir) Environment() (Environment, error) {
+	if d.environment != nil {
+		return *d.environment, nil
+	}
 	var env Environment
 	data, err := d.read(environmentFile)
 	if err != nil {

@@ -35,6 +35,17 @@ func lock(dir *os.Root) (release func() error, err error) {
 	return func() error { return flock.Release(f) }, nil
 }
 
+// locked reports whether another process holds the folder. A run takes the lock before its folder is complete, so
+// asking does not get in its way.
+func locked(dir *os.Root) bool {
+	f, err := dir.Open(".")
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return flock.Locked(f)
+}
+
 // syncDir makes a new name in a folder below dir durable.
 func syncDir(dir *os.Root, name string) error {
 	f, err := dir.Open(name)

@@ -112,8 +112,16 @@ func (d *Dir) open(name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// ReadFile reads a whole file of the folder ("figures/cpu.svg").
-func (d *Dir) ReadFile(name string) ([]byte, error) {
+// read reads a whole file of the folder.
+func (d *Dir) read(name string) ([]byte, error) {
+	if name == trialsFile {
+		return d.ReadFile(name, maxTrials)
+	}
+	return d.ReadFile(name, maxFile)
+}
+
+// Read reads a whole file of the folder ("figures/cpu.svg"), as far as it is not too large for one.
+func (d *Dir) Read(name string) ([]byte, error) {
 	data, err := d.read(name)
 	if err != nil {
 		return nil, fmt.Errorf("read %w", err)
@@ -121,17 +129,14 @@ func (d *Dir) ReadFile(name string) ([]byte, error) {
 	return data, nil
 }
 
-// read reads a whole file of the folder.
-func (d *Dir) read(name string) ([]byte, error) {
+// ReadFile reads a whole file of the folder, such as "summary.json". It returns an error if the file has more than limit
+// bytes.
+func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	f, err := d.open(name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	limit := int64(maxFile)
-	if name == trialsFile {
-		limit = maxTrials
-	}
 	data, err := ReadAtMost(f, limit)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.file(name), err)
