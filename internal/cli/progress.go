@@ -65,7 +65,7 @@ func (p *progress) show(e experiment.Event) {
 			p.print(what + "  failed: " + t.Error)
 			return
 		}
-		metric := shownMetric(t.Metrics)
+		metric := report.ShownMetric(t.Metrics)
 		result := what + "  " + report.Quantity(t.Metrics[metric], metric)
 		if p.terminal {
 			p.status(result + left)
@@ -73,17 +73,6 @@ func (p *progress) show(e experiment.Event) {
 			p.print(result + left)
 		}
 	}
-}
-
-// shownMetric chooses the metric of a trial for its line. qperf reports only the mean of latencies. If requests
-// of ab failed, there is only a rate.
-func shownMetric(measured map[string]float64) string {
-	for _, metric := range []string{metrics.Throughput, metrics.LatencyP50, metrics.LatencyMean} {
-		if _, ok := measured[metric]; ok {
-			return metric
-		}
-	}
-	return metrics.Rate
 }
 
 // note prints a line that stays.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/report"
 )
 
 // TestShown: the line of a trial shows the main metric of its workload, if the tool reports it.
@@ -15,7 +16,7 @@ func TestShown(t *testing.T) {
 		metrics.LatencyMean: {metrics.Rate: 1, metrics.LatencyMean: 1},
 		metrics.Rate:        {metrics.Rate: 1, metrics.Errors: 1},
 	} {
-		if got := shownMetric(metrics); got != want {
+		if got := report.ShownMetric(metrics); got != want {
 			t.Errorf("of %v it shows %s, want %s", metrics, got, want)
 		}
 	}

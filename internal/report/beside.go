@@ -12,12 +12,14 @@ import (
 type Beside struct {
 	Changes
 	Sides [2]*Model
+	// Index is as in Model.
+	Index string
 }
 
 // NewBeside shows two results. comparison compares the first with the second.
 func NewBeside(before, after *Model, comparison *stats.Comparison) Beside {
 	changes := Changes{Comparison: comparison, Setups: differences([2]*Model{before, after})}
-	b := Beside{changes, [2]*Model{before.side(changes.Before.Name, "before-"), after.side(changes.After.Name, "after-")}}
+	b := Beside{Changes: changes, Sides: [2]*Model{before.side(changes.Before.Name, "before-"), after.side(changes.After.Name, "after-")}}
 	b.alignScales()
 	return b
 }

@@ -1,26 +1,38 @@
 package report
 
 import (
+	"crypto/sha256"
 	"embed"
+	"encoding/base64"
 	"fmt"
 	"html/template"
 	"io"
 	"maps"
 	"strings"
+	"sync"
 
 	"slipstream.dev/internal/report/draw"
 )
 
-// The page of one result, that of two, and what both are made of.
+// The page of one result, that of two, those of many, that of a run under way, and what they are made of.
 //
-//go:embed report.html beside.html parts.html
+//go:embed report.html beside.html history.html live.html parts.html
 var pages embed.FS
 
 //go:embed report.js
 var scriptSource string
 
+//go:embed live.js
+var liveScript string
+
+//go:embed search.js
+var searchScript string
+
 //go:embed report.css
 var styleSource string
+
+//go:embed history.css
+var historyStyle string
 
 // HTML writes the page: one file that needs no other, and works without its script.
 func HTML(w io.Writer, m *Model) error { return writePage(w, "page", m) }
@@ -30,19 +42,42 @@ func changesHTML(w io.Writer, c Changes) error { return writePage(w, "compare", 
 // HTML writes the page of two results.
 func (b Beside) HTML(w io.Writer) error { return writePage(w, "beside", b) }
 
-// writePage executes one of the templates that are a page.
-func writePage(w io.Writer, name string, data any) error {
+// Policy is the Content-Security-Policy of all pages: it allows their own scripts and nothing from elsewhere. Styles may
+// be inline, because bars and figures have some.
+func Policy() string {
+	var scripts strings.Builder
+	for _, source := range []string{scriptSource, liveScript, searchScript} {
+		sum := sha256.Sum256([]byte(source))
+		fmt.Fprintf(&scripts, " 'sha256-%s'", base64.StdEncoding.EncodeToString(sum[:]))
+	}
+	return "default-src 'none'; script-src" + scripts.String() +
+		"; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'"
+}
+
+// templates has all pages.
+var templates = sync.OnceValues(func() (*template.Template, error) {
 	funcs := templateFuncs()
 	maps.Copy(funcs, template.FuncMap{
+		"counts":   verdictCounts,
 		"effect":   func(code string) string { return newWarning(code).Effect },
 		"inline":   func(f Figure) template.HTML { return template.HTML(f.Picture.InlineSVG(f.Alt)) },
+		"live":     func() template.JS { return template.JS(liveScript) },
+		"more":     func() template.CSS { return template.CSS(historyStyle) },
+		"policy":   Policy,
 		"rest":     func(all []Entry) int { return len(all) - 1 },
+		"says":     Says,
 		"script":   func() template.JS { return template.JS(scriptSource) },
+		"search":   func() template.JS { return template.JS(searchScript) },
 		"severity": func(code string) string { return newWarning(code).Severity.String() },
 		"style":    func() template.CSS { return template.CSS(draw.CSS() + styleSource) },
 		"unbroken": unbroken,
 	})
-	t, err := template.New("").Funcs(funcs).ParseFS(pages, "*.html")
+	return template.New("").Funcs(funcs).ParseFS(pages, "*.html")
+})
+
+// writePage executes one of the templates that are a page.
+func writePage(w io.Writer, name string, data any) error {
+	t, err := templates()
 	if err != nil {
 		return fmt.Errorf("report as html: %w", err)
 	}

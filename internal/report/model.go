@@ -17,6 +17,8 @@ import (
 
 // Model has everything that a report shows, worded and formatted. New makes it; the formats lay it out.
 type Model struct {
+	// Index is the address of the list of results that the page belongs to; "" for a page by itself.
+	Index       string
 	Name        string
 	Description string
 	// Unfinished says what the run still lacks. It is empty for a complete run.

@@ -7,12 +7,17 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Unfinished says what a run still lacks if it was interrupted or is in progress. It is
-// empty for a complete run. A trial that failed twice is done: it is not tried again.
-func Unfinished(exp *spec.Experiment, trials []record.Trial) (string, error) {
+// Progress is how far a run is. With runs: auto the number of blocks grows once the first ones are done.
+type Progress struct {
+	Trials, Done        int // a trial that failed twice is done: it is not tried again
+	Blocks, WholeBlocks int // of the latter, all trials are done
+}
+
+// ProgressOf returns how far a run with these trials is.
+func ProgressOf(exp *spec.Experiment, trials []record.Trial) (Progress, error) {
 	blocks, _, err := BlocksWanted(exp, trials)
 	if err != nil {
-		return "", err
+		return Progress{}, err
 	}
 	cells := 0
 	for _, w := range exp.Spec.Workloads {
@@ -31,18 +36,25 @@ func Unfinished(exp *spec.Experiment, trials []record.Trial) (string, error) {
 			whole[tr.Block]++
 		}
 	}
-	if len(done) >= blocks*cells {
-		return "", nil
-	}
-	full := 0
+	p := Progress{Trials: blocks * cells, Done: len(done), Blocks: blocks}
 	for _, n := range whole {
 		if n == cells {
-			full++
+			p.WholeBlocks++
 		}
+	}
+	return p, nil
+}
+
+// Unfinished says what a run still lacks if it was interrupted or is in progress. It is
+// empty for a complete run.
+func Unfinished(exp *spec.Experiment, trials []record.Trial) (string, error) {
+	p, err := ProgressOf(exp, trials)
+	if err != nil || p.Done >= p.Trials {
+		return "", err
 	}
 	are := "done"
 	if exp.Spec.Target.Imported != nil {
 		are = "present"
 	}
-	return fmt.Sprintf("%d of %d trials are %s, %d of %d blocks are complete", len(done), blocks*cells, are, full, blocks), nil
+	return fmt.Sprintf("%d of %d trials are %s, %d of %d blocks are complete", p.Done, p.Trials, are, p.WholeBlocks, p.Blocks), nil
 }

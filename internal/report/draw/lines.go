@@ -91,7 +91,7 @@ func (p *pen) lines(l Lines, width, height float64) {
 		for _, m := range c.Marks {
 			at = append(at, point{x(m.X) + off, y(m.Y)})
 		}
-		p.curve(c, at, y)
+		p.curve(c, at, y, 3)
 		labels = append(labels, endLabel{at[len(at)-1], c.Name, c.Style, true})
 	}
 	p.endLabels(labels, area, labelWidth)
@@ -139,8 +139,8 @@ func (p *pen) xAxis(l Lines, area frame, x func(float64) float64) {
 	p.text(point{area.middle(), area.bottom + 28}, l.XTitle, small, Muted, alignCentre)
 }
 
-// curve draws one line through the given places, with its intervals and its marks.
-func (p *pen) curve(c Curve, at []point, y func(float64) float64) {
+// curve draws one line through the given places, with its intervals and its marks. Marks of size 0 are not drawn.
+func (p *pen) curve(c Curve, at []point, y func(float64) float64, size float64) {
 	ink := c.Style.Ink
 	p.line(1.4, ink, c.Style.dash(), at...)
 	for i, m := range c.Marks {
@@ -149,7 +149,9 @@ func (p *pen) curve(c Curve, at []point, y func(float64) float64) {
 		}
 	}
 	for i, m := range c.Marks {
-		p.marker(c.Style.Shape, at[i], 3, ink, m.Filled)
+		if size > 0 {
+			p.marker(c.Style.Shape, at[i], size, ink, m.Filled)
+		}
 		for _, v := range m.Rings {
 			p.ring(point{at[i].x, y(v)}, 4.2, ink)
 		}
