@@ -154,7 +154,7 @@ var groups = []*cobra.Group{
 
 // groupOf maps every command that is not hidden to its group.
 var groupOf = map[string]string{
-	"run": "measure", "report": "measure", "compare": "measure", "history": "measure", "trend": "measure", "verify": "measure", "import": "measure", "validate": "measure", "preset": "measure", "cleanup": "measure",
+	"run": "measure", "report": "measure", "compare": "measure", "history": "measure", "trend": "measure", "serve": "measure", "verify": "measure", "import": "measure", "validate": "measure", "preset": "measure", "cleanup": "measure",
 	"policy": "keep", "agent": "keep",
 	"lab": "play", "accel": "play",
 	"doctor": "other", "capture": "other", "image": "other", "azure": "other", "version": "other", "completion": "other", "help": "other",
@@ -204,7 +204,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		}
 		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
 	})
-	root.AddCommand(runCommand(p), presetCommand(p), reportCommand(p), compareCommand(p), historyCommand(p), trendCommand(p), verifyCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
+	root.AddCommand(runCommand(p), presetCommand(p), reportCommand(p), compareCommand(p), historyCommand(p), trendCommand(p), serveCommand(p), verifyCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
 	root.AddCommand(doctorCommand(p), imageCommand(p), azureCommand(), versionCommand(p))
 	cobra.EnableCommandSorting = false // groups are listed in the order of use

@@ -125,16 +125,20 @@ func openBoth(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err
 			return dirs, results, err
 		}
 		dirs[i] = dir
-		exp, trials, err := readExperiment(dir)
-		if err != nil {
+		if results[i], err = readResult(dir); err != nil {
 			return dirs, results, err
 		}
-		results[i] = stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}
 	}
 	if results[0].Name == results[1].Name {
 		results[0].Name, results[1].Name = paths[0], paths[1]
 	}
 	return dirs, results, nil
+}
+
+// readResult reads what a comparison needs of a result.
+func readResult(dir *record.Dir) (stats.Result, error) {
+	exp, trials, err := readExperiment(dir)
+	return stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}, err
 }
 
 func closeBoth(dirs [2]*record.Dir) {

@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/history"
 )
 
-// results makes a folder with results of the given days of January, with reports.
-func results(t *testing.T, days ...int) string {
+// madeOn makes a folder with results of the given days of January, with reports.
+func madeOn(t *testing.T, days ...int) string {
 	t.Helper()
 	parent := t.TempDir()
 	for _, day := range days {
@@ -29,7 +29,7 @@ func results(t *testing.T, days ...int) string {
 }
 
 func TestHistory(t *testing.T) {
-	parent := results(t, 3, 4)
+	parent := madeOn(t, 3, 4)
 	_, text, _ := slipstream(t, "history", parent)
 	lines := strings.Split(text, "\n")
 	has(t, "the list", lines[0], "STARTED", "VERDICTS")
@@ -51,7 +51,7 @@ func TestHistory(t *testing.T) {
 }
 
 func TestTrend(t *testing.T) {
-	parent := results(t, 3, 4, 5)
+	parent := madeOn(t, 3, 4, 5)
 	code, text, errs := slipstream(t, "trend", "throughput", parent, "--variant", "fastpath")
 	if code != exitGood {
 		t.Fatal(errs)

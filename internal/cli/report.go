@@ -22,12 +22,14 @@ import (
 )
 
 func reportCommand(p Process) *cobra.Command {
-	var format, figures, sealed string
+	var format, figures, sealed, index string
 	c := &cobra.Command{
 		Use:   "report RESULT [SECOND]",
 		Short: "Render the report of a results folder again, or of two side by side",
 		Long: `Render the report of a results folder again. With two folders, write one page with
-both results side by side and what changed between them, into the second folder.
+both results side by side and what changed between them, into the second folder. With
+--index, write a list of all results in a folder and their trends into that folder, to
+be read as files: from a disk, a bucket, or a site. It links the report.html of each.
 
 RESULT is the folder, one of its files, or its name. "latest" is the newest folder in
 results, "DIR/latest" that in DIR. All commands that read a result take these.`,
@@ -35,9 +37,18 @@ results, "DIR/latest" that in DIR. All commands that read a result take these.`,
   slipstream report results/demo-20260102T150405Z --format md      to standard output
   slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too
   slipstream report results/demo-20260102T150405Z --bundle demo.zip    one file, which slipstream verify verifies
-  slipstream report BEFORE AFTER                                   AFTER/beside-BEFORE.html`,
-		Args: cobra.RangeArgs(1, 2),
+  slipstream report BEFORE AFTER                                   AFTER/beside-BEFORE.html
+  slipstream report --index results                                results/index.html, results/trend-*.html`,
+		Args: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("index") {
+				return cobra.NoArgs(c, args)
+			}
+			return cobra.RangeArgs(1, 2)(c, args)
+		},
 		RunE: func(_ *cobra.Command, args []string) (err error) {
+			if index != "" {
+				return writeIndex(p, index)
+			}
 			if len(args) == 2 && sealed != "" {
 				return usage(errors.New("--bundle is for one result: leave it out, or name one folder"))
 			}
@@ -87,6 +98,7 @@ results, "DIR/latest" that in DIR. All commands that read a result take these.`,
 	}
 	c.Flags().StringVarP(&format, "format", "o", "", "write "+choices(report.Formats())+" to standard output")
 	c.Flags().StringVar(&sealed, "bundle", "", "seal the result in this file, a ZIP archive: what was measured, the report, and a manifest of hashes")
+	c.Flags().StringVar(&index, "index", "", "write index.html and trends into this folder of results")
 	c.Flags().StringVar(&figures, "figures", "", "write the figures as "+choices(draw.Formats()))
 	return c
 }
@@ -126,28 +138,35 @@ func reportBeside(p Process, folders []string, format, figures string) error {
 		return err
 	}
 	defer closeBoth(dirs)
-	var models [2]*report.Model
-	for i, dir := range dirs {
-		if models[i], err = buildReport(dir, results[i].Experiment, results[i].Trials); err != nil {
-			return err
-		}
-	}
-	comparison, err := stats.Compare(results[0], results[1], stats.Only{})
+	beside, err := besideOf(dirs, results)
 	if err != nil {
 		return err
 	}
-	write := func(w io.Writer) error {
-		return report.NewBeside(models[0], models[1], comparison).HTML(w)
-	}
 	if format != "" {
-		return write(p.Out)
+		return beside.HTML(p.Out)
 	}
 	name := "beside-" + folderName(dirs[0]) + ".html"
-	if err := dirs[1].WriteFile(name, write); err != nil {
+	if err := dirs[1].WriteFile(name, beside.HTML); err != nil {
 		return err
 	}
 	fmt.Fprintln(p.Out, "Report:", filepath.Join(dirs[1].Path, name))
 	return nil
+}
+
+// besideOf computes the page that compares two results, which readResult has read.
+func besideOf(dirs [2]*record.Dir, results [2]stats.Result) (report.Beside, error) {
+	var models [2]*report.Model
+	for i, dir := range dirs {
+		var err error
+		if models[i], err = buildReport(dir, results[i].Experiment, results[i].Trials); err != nil {
+			return report.Beside{}, err
+		}
+	}
+	comparison, err := stats.Compare(results[0], results[1], stats.Only{})
+	if err != nil {
+		return report.Beside{}, err
+	}
+	return report.NewBeside(models[0], models[1], comparison), nil
 }
 
 // experimentOf reads the experiment of a results folder.
