@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"slipstream.dev/internal/history"
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
@@ -24,6 +25,7 @@ const (
 
 type compareOptions struct {
 	gate, format string
+	against      string
 	only         []string
 	margin       float64
 }
@@ -31,34 +33,63 @@ type compareOptions struct {
 func compareCommand(p Process) *cobra.Command {
 	var o compareOptions
 	c := &cobra.Command{
-		Use:   "compare BEFORE AFTER",
+		Use:   "compare [BEFORE] AFTER",
 		Short: "Compare two results",
 		Long: `Show how the second result differs from the first, for each variant, workload and
 number of pairs that both have. With --gate the exit code is 3 if the second is
 slower in a primary metric (the throughput of a stream, the median latency of
 everything else), and 4 if the results have nothing in common. With --gate=strict
-it is also 4 if a comparison is inconclusive, or missing from one of the results.`,
+it is also 4 if a comparison is inconclusive, or missing from one of the results.
+--against chooses BEFORE by a label that run --label gave it.`,
 		Example: `  slipstream compare results/demo-20260102T150405Z results/demo-20260109T150405Z
   slipstream compare BEFORE AFTER --gate --margin 0.05
   slipstream compare BEFORE AFTER --only variant=fastpath --only metric=throughput,latency_p99
-  slipstream compare BEFORE AFTER --gate=strict --format junit > slipstream.xml`,
+  slipstream compare BEFORE AFTER --gate=strict --format junit > slipstream.xml
+  slipstream compare latest --against main --gate`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 3 && (args[2] == gateStrict || args[2] == gateSlower) && c.Flags().Changed("gate") {
 				return fmt.Errorf("write --gate=%s, with =", args[2])
 			}
+			if c.Flags().Changed("against") {
+				return cobra.ExactArgs(1)(c, args)
+			}
 			return cobra.ExactArgs(2)(c, args)
 		},
-		RunE: func(c *cobra.Command, args []string) error {
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			if len(args) == 1 {
+				if args, err = withBefore(args[0], o.against); err != nil {
+					return usage(err)
+				}
+			}
 			return o.run(p, args, c.Flags().Changed("margin"))
 		},
 	}
 	f := c.Flags()
+	f.StringVar(&o.against, "against", "", "compare with the newest complete result of the same experiment, in the same folder, that has a label with this value: --against main")
 	f.StringVar(&o.gate, "gate", "", "exit with 3 if the second is slower, with 4 if the results have nothing in common; =strict: with 4 also if a comparison is inconclusive or missing")
 	f.Lookup("gate").NoOptDefVal = gateSlower
 	f.StringVarP(&o.format, "format", "o", "text", choices(report.ChangesFormats()))
 	f.StringArrayVar(&o.only, "only", nil, "compare only these: variant=NAME,…, workload=NAME,… or metric=NAME,…")
 	f.Float64Var(&o.margin, "margin", 0, "equivalence margin: with 0.02, ratios from 1/1.02 to 1.02 are the same (default the second experiment's)")
 	return c
+}
+
+// withBefore returns the paths of the result with a label, and of the result that is compared with it.
+func withBefore(after, label string) ([]string, error) {
+	path, err := findResult(after)
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	parent, name := filepath.Split(path)
+	folder, err := history.Open(filepath.Clean(parent))
+	if err != nil {
+		return nil, err
+	}
+	before, err := folder.Labelled(history.Experiment(name), label, name)
+	return []string{filepath.Join(parent, before), path}, err
 }
 
 func (o compareOptions) run(p Process, folders []string, margin bool) error {

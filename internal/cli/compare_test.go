@@ -166,3 +166,27 @@ func TestCompareFormats(t *testing.T) {
 		}
 	}
 }
+
+// TestCompareAgainst: the result to compare with is chosen by a label.
+func TestCompareAgainst(t *testing.T) {
+	parent := madeOn(t, 3, 4)
+	before := filepath.Join(parent, "made-20260103T150405Z", "environment.json")
+	text, err := os.ReadFile(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	labelled := strings.Replace(string(text), `"command":`, `"labels": {"branch": "main"}, "command":`, 1)
+	if err := os.WriteFile(before, []byte(labelled), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := slipstream(t, "compare", filepath.Join(parent, "latest"), "--against", "main")
+	if code != exitGood {
+		t.Fatalf("exit %d, %s", code, errs)
+	}
+	has(t, "the comparison", out, "made-20260104T150405Z compared with made-20260103T150405Z")
+	code, _, errs = slipstream(t, "compare", filepath.Join(parent, "latest"), "--against", "mai")
+	if code != exitUsage {
+		t.Errorf("exit %d", code)
+	}
+	has(t, "the error", errs, "has no other complete result of made with a label mai")
+}

@@ -33,6 +33,7 @@ import (
 type runOptions struct {
 	out, duration, resume string
 	runs                  string
+	label                 map[string]string
 	set                   []string
 	dryRun, list, yes     bool
 	on                    string
@@ -59,6 +60,7 @@ reports what it has measured.`,
   slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
   slipstream run rps-rfs --on kubernetes --image registry.example/slipstream:v1
   slipstream run my.yaml --on hosts:a,b     on two machines, by their names in ~/.ssh/config
+  slipstream run demo --label branch=main --label commit=$(git rev-parse HEAD)
   slipstream run --resume results/demo-20260102T150405Z`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -78,6 +80,7 @@ reports what it has measured.`,
 	f := c.Flags()
 	f.StringVar(&o.out, "out", resultsDir, "folder in which to create the results folder")
 	f.StringVar(&o.runs, "runs", "", "number of blocks, each of which runs every variant; or auto")
+	f.StringToStringVar(&o.label, "label", nil, "keep KEY=VALUE with the result, for history, trend and compare --against; more than one: branch=main,commit=1a2b3c")
 	f.StringVar(&o.duration, "duration", "", "measurement window of every trial, such as 5s")
 	f.StringArrayVar(&o.set, "set", nil, "override a field of the experiment: spec.pairs=[1,4]")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and how long it takes, check what a cluster or hosts lack, and change nothing")
@@ -188,8 +191,8 @@ func parseWith(name string, data []byte, flags []override) (*spec.Experiment, er
 func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.resume != "" {
 		changes, err := o.kube.overrides()
-		if err != nil || len(changes) > 0 || len(args) > 0 || o.on != "" || o.runs != "" || o.duration != "" || len(o.set) > 0 {
-			return usage(errors.New("--resume continues the experiment of its results folder: give it no preset or file, and no flag that changes the experiment"))
+		if err != nil || len(changes) > 0 || len(args) > 0 || o.on != "" || o.runs != "" || o.duration != "" || len(o.set) > 0 || len(o.label) > 0 {
+			return usage(errors.New("--resume continues the experiment of its results folder: give it no preset or file, and no flag that changes the experiment or its labels"))
 		}
 		return resume(ctx, p, o)
 	}
@@ -236,7 +239,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	measured := measuredBy(exp) // of the experiment that the folder gets
 	create := func(env record.Environment) (*record.Dir, error) {
 		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), shell.Join(p.Args), leftOut
-		env.Experiment = measured
+		env.Experiment, env.Labels = measured, o.label
 		dir, err := record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
 		return dir, elsewhere(err)
 	}

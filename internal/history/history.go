@@ -142,6 +142,12 @@ func split(name string) (experiment string, started time.Time) {
 	return experiment, started
 }
 
+// Experiment returns the name of the experiment of a result by the name of its folder.
+func Experiment(name string) string {
+	experiment, _ := split(name)
+	return experiment
+}
+
 // Path returns the path of the folder.
 func (f *Folder) Path() string { return f.path }
 
@@ -180,6 +186,25 @@ func (f *Folder) names(by Filter) ([]string, error) {
 		experiment, started := split(name)
 		return by.Experiment != "" && experiment != by.Experiment || started.Before(by.Since)
 	}), err
+}
+
+// Labelled returns the name of the newest complete result of an experiment that has a label with this value, other than
+// the result of a given name.
+func (f *Folder) Labelled(experiment, value, other string) (string, error) {
+	names, err := f.names(Filter{Experiment: experiment})
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		if name == other {
+			continue
+		}
+		r := f.Read(name)
+		if r.State == Complete && slices.ContainsFunc(r.Facts, func(l Fact) bool { return strings.HasPrefix(l.Name, labelFact) && l.Text == value }) {
+			return name, nil
+		}
+	}
+	return "", fmt.Errorf("%s has no other complete result of %s with a label %s: slipstream run --label KEY=%[3]s makes one", f.path, experiment, value)
 }
 
 // Experiments returns the names of all experiments that have results, in the order of their newest one.
@@ -359,6 +384,7 @@ const (
 	FactNIC     = "NIC"
 	FactOverlay = "overlay"
 	FactProgram = "slipstream"
+	labelFact   = "label " // and the label's key
 )
 
 func factNames() []string {
@@ -391,8 +417,12 @@ func facts(env record.Environment) []Fact {
 		}
 	}
 	add(FactProgram, env.Version)
+	for key, value := range env.Labels {
+		add(labelFact+key, value)
+	}
 	var all []Fact
-	for _, name := range factNames() {
+	labels := slices.DeleteFunc(slices.Sorted(maps.Keys(values)), func(name string) bool { return !strings.HasPrefix(name, labelFact) })
+	for _, name := range append(factNames(), labels...) {
 		if texts := slices.Sorted(maps.Keys(values[name])); len(texts) > 0 {
 			all = append(all, Fact{name, strings.Join(texts, ", ")})
 		}

@@ -33,13 +33,14 @@ type made struct {
 	verdict    stats.Verdict
 	unfinished string
 	noSummary  bool
+	labels     map[string]string
 }
 
 // add makes a results folder, and returns it open for appending if keep is set.
 func add(tb testing.TB, parent string, m made) *record.Dir {
 	tb.Helper()
 	dir, err := record.Create(parent, m.experiment, m.at, []byte("kind: Experiment\n"), record.Environment{
-		Version: "v1", Started: m.at, Nodes: []record.Node{
+		Version: "v1", Started: m.at, Labels: m.labels, Nodes: []record.Node{
 			{Name: "a", Kernel: m.kernel, CPUModel: "EPYC", Links: []record.Link{{Name: "flannel.1", Class: "overlay"}, {Name: "eth0", NIC: &record.NIC{Driver: "mlx5_core"}}}},
 			{Name: "b", Kernel: m.kernel, CPUModel: "EPYC"},
 		},
@@ -267,6 +268,39 @@ func TestTrend(t *testing.T) {
 	}
 	if _, err := f.Trend(Selection{Experiment: "demo", Metric: "loss", Last: 5}); err == nil {
 		t.Error("a metric that no result has is no error")
+	}
+}
+
+// TestLabelled: a label is found by its whole value, in the newest complete result of the experiment.
+func TestLabelled(t *testing.T) {
+	parent := t.TempDir()
+	for day, m := range []made{
+		{experiment: "demo", labels: map[string]string{"branch": "main", "commit": "a"}},
+		{experiment: "demo", labels: map[string]string{"branch": "main", "commit": "b"}},
+		{experiment: "demo", labels: map[string]string{"branch": "mainline", "commit": "c"}},
+		{experiment: "demo", labels: map[string]string{"branch": "main"}, unfinished: "1 of 2 trials are done"},
+		{experiment: "other", labels: map[string]string{"branch": "main"}},
+	} {
+		m.at, m.throughput = start.AddDate(0, 0, day), 1
+		closeAll(t, add(t, parent, m))
+	}
+	f := open(t, parent)
+	for _, c := range []struct{ value, other, want string }{
+		{"main", "", "demo-20260103T030405Z"},
+		{"main", "demo-20260103T030405Z", "demo-20260102T030405Z"},
+		{"c", "", "demo-20260104T030405Z"},
+		{"mai", "", ""}, {"v1", "", ""}, // v1 is the version, and no label
+	} {
+		if got, err := f.Labelled("demo", c.value, c.other); got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%q: %q, %v, want %q", c.value, got, err, c.want)
+		}
+	}
+	trend, err := f.Trend(Selection{Experiment: "demo", Last: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Mark{{1, "label commit", "a", "b"}, {2, "label branch", "main", "mainline"}, {2, "label commit", "b", "c"}}, trend.Marks[:3]); diff != "" {
+		t.Error(diff)
 	}
 }
 

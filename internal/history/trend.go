@@ -166,12 +166,22 @@ func (t *Trend) addRun(one rows, before *[]Fact) {
 	_, started := split(one.name)
 	t.Runs = append(t.Runs, Run{one.name, started})
 	was, is := Result{Facts: *before}, Result{Facts: one.facts}
-	for _, name := range factNames() {
+	for _, name := range namesOf(*before, one.facts) {
 		if from, to := was.Fact(name), is.Fact(name); from != to && len(t.Runs) > 1 {
 			t.Marks = append(t.Marks, Mark{len(t.Runs) - 1, name, cmp.Or(from, "none"), cmp.Or(to, "none")})
 		}
 	}
 	*before = one.facts
+}
+
+// namesOf returns the names of all facts, each once.
+func namesOf(before, after []Fact) (names []string) {
+	for _, f := range slices.Concat(before, after) {
+		if !slices.Contains(names, f.Name) {
+			names = append(names, f.Name)
+		}
+	}
+	return names
 }
 
 // series identifies a series.

@@ -323,6 +323,8 @@ type Environment struct {
 	Command string `json:"command"`
 	// Experiment is a hash of what the experiment measures. A run of another one cannot be resumed in this folder.
 	Experiment string `json:"experiment,omitempty"`
+	// Labels are what the user said of the run, such as the branch and the commit.
+	Labels map[string]string `json:"labels,omitempty"`
 	// Placement says in a sentence on which CPUs the nodes ran.
 	Placement string `json:"placement,omitempty"`
 	// LeftOut are variants of the experiment that could not be applied.
