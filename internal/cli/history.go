@@ -41,7 +41,7 @@ name that run and import give them, NAME-TIMESTAMP, are results.`,
 	f.StringVar(&o.experiment, "experiment", "", "only results of this experiment")
 	f.StringVar(&o.since, "since", "", "only results that began since a day (2026-01-31) or within a time (30d, 12h)")
 	f.StringArrayVar(&o.match, "match", nil, "only results with this text in their name, state, verdicts or environment")
-	f.IntVar(&o.limit, "limit", 50, "at most this many results")
+	f.IntVar(&o.limit, "limit", 25, "at most this many results")
 	o.format.addFlag(f)
 	return c
 }

@@ -35,6 +35,11 @@ func TestHistory(t *testing.T) {
 	has(t, "the list", lines[0], "STARTED", "VERDICTS")
 	has(t, "the list", lines[1], "2026-01-04 15:04:05  made", "complete", "fastpath: stream throughput +", "6.12.1", "▼")
 	has(t, "the list", lines[2], "2026-01-03")
+	code, _, errs := slipstream(t, "history", filepath.Join(parent, "made-20260103T150405Z"))
+	if code != exitUsage {
+		t.Errorf("one result: exit %d", code)
+	}
+	has(t, "the error", errs, "is one result: name the folder that it is in")
 	for args, want := range map[string]string{
 		"--match 6.12 --match same":  "2026-01-04",
 		"--since 2026-01-04 -o json": `"total": 1,`,

@@ -96,6 +96,9 @@ func Open(path string) (*Folder, error) {
 	if err == nil && !info.IsDir() {
 		err = fmt.Errorf("%s is not a folder", path)
 	}
+	if _, one := os.Lstat(filepath.Join(path, "experiment.yaml")); err == nil && one == nil {
+		err = fmt.Errorf("%s is one result: name the folder that it is in", path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open folder of results: %w", err)
 	}
@@ -200,7 +203,7 @@ func (f *Folder) Labelled(experiment, value, other string) (string, error) {
 			continue
 		}
 		r := f.Read(name)
-		if r.State == Complete && slices.ContainsFunc(r.Facts, func(l Fact) bool { return strings.HasPrefix(l.Name, labelFact) && l.Text == value }) {
+		if r.State == Complete && slices.ContainsFunc(r.Facts, func(l Fact) bool { return strings.HasPrefix(l.Name, LabelFact) && l.Text == value }) {
 			return name, nil
 		}
 	}
@@ -384,7 +387,7 @@ const (
 	FactNIC     = "NIC"
 	FactOverlay = "overlay"
 	FactProgram = "slipstream"
-	labelFact   = "label " // and the label's key
+	LabelFact   = "label " // followed by the key of a label
 )
 
 func factNames() []string {
@@ -418,10 +421,10 @@ func facts(env record.Environment) []Fact {
 	}
 	add(FactProgram, env.Version)
 	for key, value := range env.Labels {
-		add(labelFact+key, value)
+		add(LabelFact+key, value)
 	}
 	var all []Fact
-	labels := slices.DeleteFunc(slices.Sorted(maps.Keys(values)), func(name string) bool { return !strings.HasPrefix(name, labelFact) })
+	labels := slices.DeleteFunc(slices.Sorted(maps.Keys(values)), func(name string) bool { return !strings.HasPrefix(name, LabelFact) })
 	for _, name := range append(factNames(), labels...) {
 		if texts := slices.Sorted(maps.Keys(values[name])); len(texts) > 0 {
 			all = append(all, Fact{name, strings.Join(texts, ", ")})

@@ -42,7 +42,7 @@ func (l Links) Trend(experiment string) string {
 }
 
 // TrendFile returns the name of the file with the trend of an experiment.
-func TrendFile(experiment string) string { return "trend-" + slug(experiment) + ".html" }
+func TrendFile(experiment string) string { return "trend-" + url.PathEscape(experiment) + ".html" }
 
 // List is the page of a folder of results.
 type List struct {
@@ -86,16 +86,18 @@ func (l List) Address(r history.Result) string {
 	return ""
 }
 
-// Machine describes where a result was measured, and with which program.
-func (l List) Machine(r history.Result) string {
+// MeasuredOn describes where a result was measured, with which program, and its labels.
+func (l List) MeasuredOn(r history.Result) string {
 	var all []string
 	for _, name := range []string{history.FactKernel, history.FactNIC, history.FactOverlay, history.FactCPU} {
 		if text := r.Fact(name); text != "" {
 			all = append(all, text)
 		}
 	}
-	if version := r.Fact(history.FactProgram); version != "" {
-		all = append(all, "slipstream "+version)
+	for _, f := range r.Facts {
+		if f.Name == history.FactProgram || strings.HasPrefix(f.Name, history.LabelFact) {
+			all = append(all, strings.TrimPrefix(f.Name, history.LabelFact)+" "+f.Text)
+		}
 	}
 	return strings.Join(all, ", ")
 }

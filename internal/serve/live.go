@@ -66,7 +66,11 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) error {
 			err = send("sofar", now.sofar)
 		}
 		if err == nil && !running {
-			resume := s.program + " run --resume " + shell.Quote(filepath.Join(s.folder.Path(), r.PathValue("name")))
+			path := filepath.Join(s.folder.Path(), r.PathValue("name"))
+			if abs, err := filepath.Abs(path); err == nil {
+				path = abs
+			}
+			resume := s.program + " run --resume " + shell.Quote(path)
 			_ = send("end", report.EndOf(now.progress, resume))
 			return nil
 		}

@@ -95,7 +95,7 @@ func refuse(w http.ResponseWriter, err error) {
 }
 
 // pageSize is the number of results on a page of the list.
-const pageSize = 50
+const pageSize = 25
 
 func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
@@ -191,14 +191,18 @@ func (s *Server) beside(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// lastRuns is how many runs a trend shows unless the request says it.
-const lastRuns = 200
+const (
+	// lastRuns is how many runs a trend shows unless the request says it.
+	lastRuns = 200
+	// mostRuns bounds what a request can say: many runs take long to search for changes.
+	mostRuns = 2000
+)
 
 func (s *Server) trend(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	by := history.Selection{Experiment: q.Get("experiment"), Metric: q.Get("metric"), Ratio: q.Get("ratio") != "", Last: lastRuns}
 	if n, err := strconv.Atoi(q.Get("last")); err == nil {
-		by.Last = min(max(n, 1), 10_000)
+		by.Last = min(max(n, 1), mostRuns)
 	}
 	page := report.TrendPage{Last: by.Last, Metrics: metrics.Comparable()}
 	return s.compute(r.Context(), func() (err error) {
@@ -225,6 +229,9 @@ func (s *Server) Run(ctx context.Context, listen func(*http.Server) error) error
 	return nil
 }
 
+// longestName bounds the names of files, in bytes, with room for a temporary one.
+const longestName = 200
+
 // WriteIndex writes the list and the trends of a folder as files, without what needs a server. create makes a file by its
 // name.
 func WriteIndex(folder *history.Folder, create func(name string, write func(io.Writer) error) error) error {
@@ -240,6 +247,9 @@ func WriteIndex(folder *history.Folder, create func(name string, write func(io.W
 	}
 	l := report.List{Links: links, Folder: "Results", Results: results, Total: total, Size: total}
 	for _, experiment := range all {
+		if len(report.TrendFile(experiment)) > longestName {
+			continue
+		}
 		// An experiment without a finished run has no trend.
 		if trend, err := folder.Trend(history.Selection{Experiment: experiment, Last: lastRuns}); err == nil {
 			l.Experiments = append(l.Experiments, experiment)
