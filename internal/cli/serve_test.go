@@ -70,7 +70,7 @@ func TestServePages(t *testing.T) {
 		"/?skip=-9":                        {200, []string{"made-20260105T150405Z"}},
 		"/result/made-20260104T150405Z":    {200, []string{"← All results", "<h1>", "Comparison"}},
 		"/trend":                           {200, []string{"made: primary metrics over 3 runs", "<svg", "Nothing: the environment is the same"}},
-		"/trend?metric=throughput&ratio=1": {200, []string{"throughput, relative to the baseline"}},
+		"/trend?metric=throughput&ratio=1": {200, []string{"throughput, relative to the baseline, over 3 runs"}},
 		"/trend?experiment=nothing":        {422, []string{"no result of nothing"}},
 		"/trend?metric=%3Cscript%3E":       {422, []string{"This cannot be shown"}},
 		"/beside?before=made-20260103T150405Z&after=made-20260105T150405Z": {200, []string{"← All results", "two results side by side"}},
@@ -101,8 +101,13 @@ func TestServeAccess(t *testing.T) {
 	bearer := func(text string) func(*http.Request) {
 		return func(r *http.Request) { r.Header.Set("Authorization", text) }
 	}
+	entered, err := http.DefaultTransport.RoundTrip(post(t, closed+"/login", url.Values{"token": {token}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	entered.Body.Close()
 	cookie := func(value string) func(*http.Request) {
-		return func(r *http.Request) { r.AddCookie(&http.Cookie{Name: "slipstream", Value: value}) }
+		return func(r *http.Request) { r.AddCookie(&http.Cookie{Name: entered.Cookies()[0].Name, Value: value}) }
 	}
 	for name, c := range map[string]struct {
 		at     string

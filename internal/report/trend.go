@@ -37,7 +37,7 @@ func (p TrendPage) Title() string {
 		what = quantityOf(p.Metric).name
 	}
 	if p.Ratio {
-		what += ", relative to the baseline"
+		what += ", relative to the baseline,"
 	}
 	return fmt.Sprintf("%s: %s over %s", p.Experiment, what, words.Count(len(p.Runs), "run"))
 }
@@ -174,7 +174,7 @@ func seriesTitle(s history.Series) string {
 func trendQuantity(s history.Series, t *history.Trend) quantity {
 	q := quantityOf(s.Metric)
 	if t.Ratio {
-		return quantity{"ratio of " + q.name, "", 1}
+		return quantity{q.name + " ratio", "", 1}
 	}
 	return q
 }

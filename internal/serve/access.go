@@ -16,16 +16,16 @@ import (
 // token, or has the cookie that a browser gets for the token or for the one-time link. The cookie is another secret than
 // the token, and lasts as long as the server.
 type access struct {
-	token, cookie string
+	token string
+	// Browsers send a cookie to all ports of a host, so each server has a name of its own.
+	name, cookie string
 
 	mu   sync.Mutex
 	once string // code of the one-time link; empty once it was used
 }
 
-const cookieName = "slipstream"
-
 func newAccess(token string) *access {
-	return &access{token: token, cookie: rand.Text(), once: rand.Text()}
+	return &access{token: token, name: "slipstream-" + rand.Text()[:8], cookie: rand.Text(), once: rand.Text()}
 }
 
 // LinkPath returns the path of a link that opens the pages in one browser, once. It is empty if there is no token.
@@ -74,7 +74,7 @@ func (a *access) known(r *http.Request) bool {
 	if bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && equal(bearer, a.token) {
 		return true
 	}
-	c, err := r.Cookie(cookieName)
+	c, err := r.Cookie(a.name)
 	return err == nil && equal(c.Value, a.cookie)
 }
 
@@ -91,7 +91,7 @@ func (a *access) use(code string) bool {
 
 // welcome gives the browser its cookie, and leads it away from the address that it came by.
 func (a *access) welcome(w http.ResponseWriter, r *http.Request) {
-	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: a.cookie, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil})
+	http.SetCookie(w, &http.Cookie{Name: a.name, Value: a.cookie, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil})
 	http.Redirect(w, r, "/", http.StatusSeeOther)
 }
 

@@ -106,9 +106,9 @@ type view struct {
 	trials   []record.Trial
 	progress stats.Progress
 	left     time.Duration
-	// sofar is a part of the page, from when blocks were complete.
-	sofar  string
+	// blocks are those that were complete when sofar, a part of the page, was computed; -1 before anything was read.
 	blocks int
+	sofar  string
 }
 
 // mostFollowed bounds the runs that are remembered.
@@ -159,8 +159,7 @@ func (v *view) read(dir *record.Dir) error {
 		return err
 	}
 	v.left = remaining(v.exp, v.progress, v.trials)
-	if v.progress.WholeBlocks == v.blocks || len(v.trials) == 0 {
-		v.blocks = max(v.blocks, 0)
+	if v.progress.WholeBlocks == v.blocks {
 		return nil
 	}
 	v.blocks = v.progress.WholeBlocks
