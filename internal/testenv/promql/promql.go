@@ -18,7 +18,7 @@ import (
 	"github.com/grafana/grafana-foundation-sdk/go/stat"
 	"github.com/grafana/grafana-foundation-sdk/go/table"
 	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
-	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
@@ -49,7 +49,7 @@ func problems(query string, metrics map[string][]string) (all []string) {
 		}
 		known = append(known, of...)
 		for _, m := range selector.LabelMatchers {
-			if m.Name != labels.MetricName && !slices.Contains(of, m.Name) {
+			if m.Name != model.MetricNameLabel && !slices.Contains(of, m.Name) {
 				all = append(all, fmt.Sprintf("%s has no label %q", selector.Name, m.Name))
 			}
 		}
@@ -88,10 +88,10 @@ func CheckDashboard(t testing.TB, file string, metrics map[string][]string) {
 	}
 	cog.NewRuntime().RegisterDataqueryVariant(prometheus.VariantConfig())
 	// The strict reader returns a list of errors even if that is empty, and does not fill in panels then.
-	if err := new(dashboard.Dashboard).UnmarshalJSONStrict(data); err != nil && err.Error() != "" {
+	if err := new(dashboard.Dashboard).UnmarshalJSONStrict(data); err != nil && err.Error() != "" { //nolint:staticcheck // every Grafana reads this format, and few its successor
 		t.Fatalf("%s: Grafana does not read it: %v", file, err)
 	}
-	var d dashboard.Dashboard
+	var d dashboard.Dashboard //nolint:staticcheck // see above
 	if err := json.Unmarshal(data, &d); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
