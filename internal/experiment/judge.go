@@ -47,9 +47,11 @@ func judge(c Cell, pairs []record.Pair, silent []time.Duration) error {
 	}
 	for _, p := range pairs {
 		e := hearing(c, &p)
-		if measured := time.Duration(e.Seconds * float64(time.Second)); measured > windowFactor*planned || measured > 0 && measured < planned/windowFactor {
-			return fmt.Errorf("%s measured for %s in place of %s, so its figures are of other traffic: the machine stood still, or the tool ended too early or too late",
-				e.Place, measured.Round(time.Millisecond), planned)
+		measured := time.Duration(e.Seconds * float64(time.Second))
+		far := measured > windowFactor*planned || measured > 0 && measured < planned/windowFactor
+		if far && (measured-planned).Abs() > silentLeast {
+			return record.StalledError(fmt.Sprintf("%s measured for %s in place of %s, so its figures are of other traffic: the machine stood still, or the tool ended too early or too late",
+				e.Place, measured.Round(time.Millisecond), planned))
 		}
 	}
 	return nil

@@ -46,6 +46,7 @@ func TestJudge(t *testing.T) {
 		"no pair gets anything":               {stream, append(server(record.Endpoint{Seconds: 5}), server(record.Endpoint{Seconds: 5})...), []time.Duration{4e9, 3e9}, "nothing arrived for 3s"},
 		"a window that is too long":           {ping, client(record.Endpoint{Place: "a", Seconds: 12, Messages: 1e5}), nil, "a measured for 12s in place of 5s"},
 		"a receiver's window that is short":   {stream, server(record.Endpoint{Place: "b", Seconds: 1}), nil, "b measured for 1s in place of 5s"},
+		"a short window, by a busy machine":   {spec.Workload{PingPong: with(tcp, func(t *spec.Traffic) { t.Duration = second / 10 })}, client(record.Endpoint{Seconds: 0.25, Messages: 100}), nil, ""},
 		"a tool that says no window":          {spec.Workload{Stream: with(tcp, func(t *spec.Traffic) { t.Tool = spec.ToolIperf2 })}, client(record.Endpoint{Bytes: 1}), nil, ""},
 		"a number of requests, done early":    {spec.Workload{HTTP: with(tcp, func(t *spec.Traffic) { t.Requests = 2 })}, client(record.Endpoint{Seconds: 0.1, Messages: 2}), nil, ""},
 		"a number of requests, and a silence": {spec.Workload{HTTP: with(tcp, func(t *spec.Traffic) { t.Requests = 2 })}, client(record.Endpoint{Seconds: 4, Messages: 2}), []time.Duration{3e9}, "nothing arrived for 3s of the window of 4s"},
