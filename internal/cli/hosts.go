@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -28,16 +31,36 @@ func (o *hostOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.binaries, "host-binary", nil, "build of slipstream for Linux or Windows, copied to hosts whose system or architecture differs from this program's")
 }
 
-// parseHosts returns the hosts of a list such as "a,me@b".
+// parseHosts returns the hosts of a list such as "a,me@b:2222,[fd77::1]".
 func parseHosts(names string) (all []spec.Host) {
+	taken := make(map[string]bool)
 	for name := range strings.SplitSeq(names, ",") {
-		host := spec.Host{Name: name}
-		if user, at, ok := strings.Cut(name, "@"); ok {
-			host.User, host.Name = user, at
+		host := parseHost(name)
+		if taken[host.Name] && host.Port != 0 { // another port of a machine that forwards them to several
+			host.Name, host.Address = fmt.Sprintf("%s-%d", host.Name, host.Port), cmp.Or(host.Address, host.Name)
 		}
+		taken[host.Name] = true
 		all = append(all, host)
 	}
 	return all
+}
+
+// parseHost reads [USER@]NAME[:PORT]. An IPv6 address, with or without brackets, gets a name that is one.
+func parseHost(text string) (host spec.Host) {
+	if user, at, ok := strings.Cut(text, "@"); ok {
+		host.User, text = user, at
+	}
+	if name, port, err := net.SplitHostPort(text); err == nil {
+		if n, err := strconv.Atoi(port); err == nil {
+			text, host.Port = name, n
+		}
+	}
+	text = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")
+	if a, err := netip.ParseAddr(text); err == nil && a.Is6() {
+		host.Address, text = text, "ip6-"+strings.NewReplacer(":", "-", "%", "-").Replace(text)
+	}
+	host.Name = text
+	return host
 }
 
 // hostList returns the hosts of "a,me@b" as an experiment has them. Each takes the labels and the price of the

@@ -10,6 +10,24 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
+// TestParseHosts: hosts are named as for ssh and scp, and have the names and addresses that an experiment can have.
+func TestParseHosts(t *testing.T) {
+	for names, want := range map[string][]spec.Host{
+		"a,me@b":                           {{Name: "a"}, {Name: "b", User: "me"}},
+		"a,b:2222":                         {{Name: "a"}, {Name: "b", Port: 2222}},
+		"me@[fd77::1],[fd77::2]:2222":      {{Name: "ip6-fd77--1", Address: "fd77::1", User: "me"}, {Name: "ip6-fd77--2", Address: "fd77::2", Port: 2222}},
+		"fd77::1,fe80::1%eth0":             {{Name: "ip6-fd77--1", Address: "fd77::1"}, {Name: "ip6-fe80--1-eth0", Address: "fe80::1%eth0"}},
+		"localhost:2201,me@localhost:2202": {{Name: "localhost", Port: 2201}, {Name: "localhost-2202", Address: "localhost", User: "me", Port: 2202}},
+		"a,a":                              {{Name: "a"}, {Name: "a"}}, // a mistake, which what reads them reports
+		"a:ssh":                            {{Name: "a:ssh"}},
+		"10.0.0.1:22":                      {{Name: "10.0.0.1", Port: 22}},
+	} {
+		if diff := cmp.Diff(want, parseHosts(names)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", names, diff)
+		}
+	}
+}
+
 // TestNeedRoot: hosts without accelerators need no root, nor do hosts on a side without
 // accelerators.
 func TestNeedRoot(t *testing.T) {

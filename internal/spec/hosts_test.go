@@ -79,6 +79,7 @@ func TestHostsErrors(t *testing.T) {
 		{name: "no name", old: "name: west1, ", new: ""},
 		{name: "one name twice", old: "name: west1", new: "name: east1"},
 		{name: "name of an option", old: "name: west1", new: "name: -oProxyCommand=x"},
+		{name: "name with a port", old: "name: west1", new: `name: "west1:2222"`},
 		{name: "address of an option", old: "east1.example", new: "-oProxyCommand=x"},
 		{name: "user with a space", old: "user: me", new: "user: me too"},
 		{name: "port", old: "2222", new: "70000"},

@@ -650,7 +650,11 @@ func (r *reader) hosts(path string, hosts []Host) {
 	for i, h := range hosts {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		if r.given(at + ".name") {
-			r.matches(at+".name", h.Name, hostName, "of letters, digits and . _ -, the first a letter or digit")
+			what := "of letters, digits and . _ -, the first a letter or digit"
+			if strings.Contains(h.Name, ":") {
+				what += " (a port and an IPv6 address have fields of their own, port and address)"
+			}
+			r.matches(at+".name", h.Name, hostName, what)
 			r.unique(at+".name", h.Name, seen)
 		}
 		for field, text := range map[string]string{"address": h.Address, "user": h.User} {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -17,13 +19,26 @@ type facts struct {
 	system, user string
 	// address is the host's own address, at which SSH reaches it.
 	address netip.Addr
-	// sudo means that sudo gives root without a password.
-	sudo bool
+	// sudo means that sudo gives root without a password. Otherwise noSudo means that there is none, and refused is what
+	// it says.
+	sudo, noSudo bool
+	refused      string
+	// machine identifies the kernel that runs and the network namespace; "" if that is unknown. Clones of a virtual machine
+	// share its machine ID, so it is by the boot; a clone that was never restarted shares that too, but has NICs of its own.
+	machine string
+	// lacks are programs that the scripts need.
+	lacks []string
+	// limits are the user's hard limits, by the option of ulimit, in its units.
+	limits map[string]int64
 	// journal means that others change settings there, or have changed some.
 	journal bool
-	// folders can run programs; others cannot, for the reason given.
+	// folders can run programs; others cannot, for the reason given. room has the free bytes of folders, where they are known.
 	folders, others []string
+	room            map[string]int64
 }
+
+// maxFacts bounds how much a host may report.
+const maxFacts = 1000
 
 // askFacts asks a host for its facts.
 func (h *host) askFacts(ctx context.Context) (facts, error) {
@@ -33,7 +48,7 @@ func (h *host) askFacts(ctx context.Context) (facts, error) {
 		return f, err
 	}
 	defer s.end()
-	for range maxPrinted {
+	for range maxFacts {
 		word, rest, err := s.report(ctx)
 		if err != nil {
 			return f, err
@@ -45,7 +60,7 @@ func (h *host) askFacts(ctx context.Context) (facts, error) {
 			return f, refusedError{err}
 		}
 	}
-	return f, refusedError{fmt.Errorf("host %s reports more than %d facts", h.name, maxPrinted)}
+	return f, refusedError{fmt.Errorf("host %s reports more than %d facts", h.name, maxFacts)}
 }
 
 // openFacts runs the command for a host's facts. A host that does not run that for Linux may run Windows.
@@ -67,7 +82,10 @@ func (h *host) openFacts(ctx context.Context) (*session, error) {
 }
 
 // reasons say why no program runs in a folder, by the word that the script reports.
-var reasons = map[string]string{"absent": "does not exist", "readonly": "cannot be written to", "noexec": "runs no programs (noexec)"}
+var reasons = map[string]string{
+	"absent": "does not exist", "readonly": "cannot be written to", "full": "is full",
+	"noexec": "runs no programs (it is mounted noexec, or a security policy forbids it)",
+}
 
 func (f *facts) add(word, rest string) error {
 	switch word {
@@ -83,13 +101,39 @@ func (f *facts) add(word, rest string) error {
 	case "address":
 		a, err := netip.ParseAddr(rest)
 		if err != nil {
-			return fmt.Errorf("host %s: its SSH server does not report the address of the connection (SSH_CONNECTION): %w", f.name, err)
+			return fmt.Errorf("host %s: its SSH server, or a start-up file of the user's shell, hides the address of the connection: SSH_CONNECTION has %q as the server's", f.name, clip(rest))
 		}
 		f.address = a.Unmap().WithZone("")
 	case "journal":
 		f.journal = true
 	case "sudo":
 		f.sudo = true
+	case "nosudo":
+		f.noSudo = true
+	case "refused":
+		f.refused = clip(rest)
+	case "machine":
+		if ids := strings.Fields(rest); len(ids) > 1 && strings.HasPrefix(ids[1], "net:") {
+			f.machine = rest
+		}
+	case "lacks":
+		f.lacks = append(f.lacks, rest)
+	case "limit":
+		name, most, _ := strings.Cut(rest, " ")
+		if n, err := strconv.ParseInt(most, 10, 64); err == nil { // otherwise it is unlimited
+			if f.limits == nil {
+				f.limits = make(map[string]int64)
+			}
+			f.limits[name] = n
+		}
+	case "room":
+		blocks, folder, _ := strings.Cut(rest, " ")
+		if n, err := strconv.ParseInt(blocks, 10, 64); err == nil && n < math.MaxInt64>>10 {
+			if f.room == nil {
+				f.room = make(map[string]int64)
+			}
+			f.room[folder] = n << 10
+		}
 	case "folder":
 		// The script has the folder's name in double quotes.
 		if strings.ContainsAny(rest, "\"$`\\'\n") {
@@ -97,35 +141,12 @@ func (f *facts) add(word, rest string) error {
 			break
 		}
 		f.folders = append(f.folders, rest)
-	case "absent", "readonly", "noexec":
+	case "absent", "readonly", "full", "noexec":
 		f.others = append(f.others, rest+" "+reasons[word])
 	default:
 		return unexpected(f.name, word)
 	}
 	return nil
-}
-
-// suit says whether a host suits the run, and which binary suits the host.
-func (h *host) suit() (binary, error) {
-	f, root, config := h.facts, h.root(), h.all.config
-	b, err := fitting(h.all.binaries, f.name, f.system)
-	switch {
-	case h.windows && config.ReadOnly:
-		return b, fmt.Errorf("host %s runs Windows, and doctor looks at Linux machines: leave it out", f.name)
-	case h.windows && root != "":
-		return b, fmt.Errorf("host %s runs Windows, and %s needs Linux: leave that out, or select other hosts by their labels", f.name, root)
-	case h.windows && config.Linux[f.name] != "":
-		return b, fmt.Errorf("host %s runs Windows, and %s needs Linux: leave that out, or select other hosts by their labels", f.name, config.Linux[f.name])
-	case !h.windows && config.Windows[f.name] != "":
-		return b, fmt.Errorf("host %s does not run Windows, and %s needs it: leave that out, or select other hosts by their labels", f.name, config.Windows[f.name])
-	case err != nil:
-		return b, err
-	case len(f.folders) == 0:
-		return b, fmt.Errorf("host %s has no folder in which the program can run: %s. Give the user a home or /run/user folder without noexec", f.name, strings.Join(f.others, ", "))
-	case root != "" && f.user != "0" && !f.sudo:
-		return b, fmt.Errorf("host %s: %s needs root, and sudo -n gives it to the user there only with a password, or not at all: allow it without one (NOPASSWD), log in as root, or leave that out", f.name, root)
-	}
-	return b, nil
 }
 
 // limits says what a run cannot do on a host that runs Windows.
@@ -177,13 +198,18 @@ func (h *host) survey(ctx context.Context, found *Finding) (err error) {
 	if h.facts, err = h.askFacts(ctx); err != nil {
 		return err
 	}
-	found.System, found.Root, found.Sudo = h.facts.system, h.root() != "", h.sudo()
-	if len(h.facts.folders) > 0 {
-		found.Folder = h.facts.folders[0]
-	}
+	byRoot, bySudo := h.facts.user == "0", h.sudo() && h.facts.sudo
+	found.System, found.Root, found.Sudo = h.facts.system, h.root() != "" && byRoot, bySudo
 	if h.windows {
 		found.Limits = h.limits()
 	}
-	_, err = h.suit()
-	return err
+	defer func() {
+		if len(h.facts.folders) > 0 { // that have room
+			found.Folder = h.facts.folders[0]
+		}
+	}()
+	if _, err = h.suit(); err != nil {
+		return err
+	}
+	return h.twin()
 }

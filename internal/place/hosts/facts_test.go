@@ -13,15 +13,38 @@ func FuzzFacts(f *testing.F) {
 	f.Add("folder", "/home/$(id)")
 	f.Add("address", "fe80::1%eth0")
 	f.Add("noexec", "/home/me")
+	f.Add("room", "12 /home/me")
+	f.Add("room", "99999999999999999999 /tmp")
+	f.Add("machine", "b net:[1] 02:fc:00:00:00:01,")
+	f.Add("refused", "sudo: a password is required")
 	f.Fuzz(func(t *testing.T, word, rest string) {
 		facts := facts{name: "h"}
 		_ = facts.add(word, rest)
+		facts.choose(1 << 20)
 		for _, folder := range facts.folders {
 			if strings.ContainsAny(folder, "'\"$`\\\n") {
 				t.Errorf("a script would have %q", folder)
 			}
 		}
 	})
+}
+
+// TestNoRoot: each way in which sudo refuses has its own remedy, and one that is not known has sudo's own words.
+func TestNoRoot(t *testing.T) {
+	for said, want := range map[string]string{
+		"sudo: a password is required":                                           "wants a password from the user, or lets the user do nothing: allow it without one",
+		"sudo: interactive authentication is required":                           "wants a password from the user, or lets the user do nothing: allow it without one", // sudo-rs
+		"sudo: sorry, you must have a tty to run sudo":                           "refuses commands without a terminal: exempt the user",
+		"Sorry, user me is not allowed to execute '/usr/bin/true' as root on b.": "does not let the user run every command: allow them all",
+		"me is not in the sudoers file.":                                         "does not let the user run every command: allow them all",
+		"sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set": "sudo there fails (sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set): mend it",
+		"": "sudo there fails (it says nothing): mend it",
+	} {
+		f := facts{refused: said}
+		if got := f.noRoot(); !strings.Contains(got, want) {
+			t.Errorf("%q: %s, want %s", said, got, want)
+		}
+	}
 }
 
 func TestFitting(t *testing.T) {

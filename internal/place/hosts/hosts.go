@@ -87,6 +87,8 @@ type host struct {
 	configured map[string]string
 
 	facts facts
+	// binary suits the host.
+	binary binary
 	// windows means that the host runs Windows, according to its SSH server.
 	windows bool
 	program program
@@ -143,10 +145,16 @@ func New(config Config) (*Hosts, error) {
 
 // Up starts a worker on each host, and returns once traffic gets through between them.
 func (h *Hosts) Up(ctx context.Context) error {
-	err := h.each(ctx, func(ctx context.Context, at *host) error {
-		err := at.start(ctx)
-		at.ownJournal = at.root() != "" && !at.facts.journal
+	err := h.each(ctx, func(ctx context.Context, at *host) error { return at.look(ctx) })
+	for _, at := range h.hosts {
+		err = cmp.Or(err, at.twin())
+	}
+	if err != nil {
 		return err
+	}
+	err = h.each(ctx, func(ctx context.Context, at *host) error {
+		at.ownJournal = at.root() != "" && !at.facts.journal
+		return at.begin(ctx)
 	})
 	if err != nil {
 		return err
@@ -175,22 +183,33 @@ func (h *Hosts) each(ctx context.Context, do func(context.Context, *host) error)
 	return g.Wait()
 }
 
-// start examines the host, copies the program, starts the first worker, which claims the host, and restores what dead
-// workers have left there.
+// start examines the host and starts the first worker.
 func (h *host) start(ctx context.Context) error {
+	if err := h.look(ctx); err != nil {
+		return err
+	}
+	return h.begin(ctx)
+}
+
+// look examines the host, and chooses the binary that suits it.
+func (h *host) look(ctx context.Context) (err error) {
 	facts, err := h.askFacts(ctx)
 	if err != nil {
 		return err
 	}
 	h.facts = facts
-	b, err := h.suit()
-	if err != nil {
+	if h.binary, err = h.suit(); err != nil {
 		return refusedError{err}
 	}
+	return nil
+}
+
+// begin copies the program, starts the first worker, which claims the host, and restores what dead workers have left there.
+func (h *host) begin(ctx context.Context) (err error) {
 	if h.windows {
-		err = h.startWindows(ctx, b)
+		err = h.startWindows(ctx, h.binary)
 	} else {
-		err = h.startLinux(ctx, b)
+		err = h.startLinux(ctx, h.binary)
 	}
 	if err != nil {
 		return err
@@ -261,11 +280,13 @@ func (s *session) copy(ctx context.Context, folder string, b binary) (program, e
 		return program{}, fmt.Errorf("copy the program to host %s: %w", s.at.name, err)
 	}
 	defer f.Close()
-	ctx, stop := s.within(ctx, copyTime)
+	ctx, stop := s.within(ctx, copyTime, "")
 	defer stop()
 	_, _ = f.WriteTo(s.in) // the script reports the outcome
 	word, rest, err := s.report(ctx)
 	switch {
+	case errors.As(err, new(brokenConnection)):
+		return program{}, fmt.Errorf("copy the program to host %s: %w. If this happens again at the same place: does a limit of the user's memory there (MemoryMax of systemd, a container's) leave no room for %d MiB in %s?", s.at.name, err, b.size>>20+1, folder)
 	case err != nil:
 		return program{}, fmt.Errorf("copy the program to host %s: %w", s.at.name, err)
 	case word == "broken":

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 	"golang.org/x/crypto/ssh/knownhosts"
 
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/hosts"
@@ -46,7 +47,8 @@ func fromAToB(address string, t place.Transport) []hosts.Path {
 	return []hosts.Path{{Client: "a", Server: "b", Address: address, Transport: t}}
 }
 
-// TestUp: hosts lack something. The run does without it, or says what to do. Either way it leaves nothing behind.
+// TestUp: hosts lack something. The run does without it, or says what to do, and so does a dry run where it can know. Either way
+// they leave nothing behind.
 func TestUp(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -55,6 +57,8 @@ func TestUp(t *testing.T) {
 		user  string
 		spoil func(t *testing.T, w *world, nodes []*node, c *hosts.Config)
 		want  string // of the error; "" if there is to be none
+		// late means that a dry run cannot know.
+		late bool
 	}{
 		{name: "MaxSessions 1", node: nodeOptions{config: "MaxSessions 1\n"}, user: "root"},
 		{
@@ -67,9 +71,82 @@ func TestUp(t *testing.T) {
 		{name: "only one folder with room", node: nodeOptions{full: []string{"/run", "/tmp", "/var/tmp", "/home"}}, user: "user"},
 		{
 			name: "no room", node: nodeOptions{full: folders}, user: "user",
-			want: "copy the program to /dev/shm on host ",
+			want: " has no folder in which the program can run: /run/user/12345 does not exist, /tmp has 0 MiB free, and the program needs ",
 		},
-		{name: "talkative shell", node: nodeOptions{shell: "/mnt/talkative"}, user: "root"},
+		{name: "talkative shell", node: nodeOptions{startup: "echo good morning; echo slipstream-is here"}, user: "root"},
+		{name: "a banner without a newline", node: nodeOptions{startup: `printf "welcome: "`}, user: "root"},
+		{name: "a banner of 3000 lines", node: nodeOptions{startup: "seq 3000"}, user: "user"},
+		{name: "no home", node: nodeOptions{home: "/nowhere"}, user: "user"},
+		{name: "PATH without the usual folders", node: nodeOptions{config: "SetEnv PATH=/opt/bin\n"}, user: "user"},
+		{name: "low soft limits", node: nodeOptions{startup: "ulimit -S -f 2000; ulimit -S -v 200000; ulimit -S -n 64"}, user: "user"},
+		{
+			name: "a low limit of files' sizes", node: nodeOptions{startup: "ulimit -f 2000"}, user: "user",
+			want: " limits the size of files to 2000 blocks of 512 bytes (ulimit -f), and a worker needs ",
+		},
+		{
+			name: "a low limit of addresses", node: nodeOptions{startup: "ulimit -v 200000"}, user: "user",
+			want: " limits the addresses of a process to 200000 KiB (ulimit -v), and a worker needs 4194304: raise as in /etc/security/limits.conf there",
+		},
+		{
+			name: "a low limit of open files", node: nodeOptions{startup: "ulimit -n 64"}, user: "user",
+			want: " limits open files to 64 (ulimit -n), and a worker needs 256: raise nofile",
+		},
+		{
+			name: "no sessions", node: nodeOptions{config: "MaxSessions 0\n"}, user: "root",
+			want: "Its server lets the user log in and run nothing (MaxSessions 0 of sshd_config)",
+		},
+		{
+			name: "a login that takes too long", node: nodeOptions{config: "LoginGraceTime 1\nAuthorizedKeysCommand /usr/bin/sleep 5\nAuthorizedKeysCommandUser nobody\n", key: "# "}, user: "root",
+			want: "the server closed the connection before ssh was logged in. Its server's log says why (journalctl -u ssh there): for example LoginGraceTime",
+		},
+		{
+			name: "a folder to be confined to that is not there", node: nodeOptions{config: "ChrootDirectory /nowhere\n"}, user: "user",
+			want: "Its server's log says why (journalctl -u ssh there): for example LoginGraceTime, MaxStartups, ChrootDirectory",
+		},
+		{
+			name: "a restricted shell", node: nodeOptions{shell: "/bin/rbash"}, user: "user",
+			want: " does not run the command that it is sent (exit code 1): rbash: line 1: exec: restricted. A worker needs a login that runs commands",
+		},
+		{
+			name: "no address of the connection", node: nodeOptions{startup: "unset SSH_CONNECTION"}, user: "user",
+			want: ": its SSH server, or a start-up file of the user's shell, hides the address of the connection: SSH_CONNECTION",
+		},
+		{
+			name: "a clock that is behind by a day", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				certify(t, w, nodes, "10.9.0.*", time.Now().Add(24*time.Hour))
+			},
+			want: ": the certificate of its key is not valid (not yet valid): renew it, or correct the clock of this machine, where it is 20",
+		},
+		{
+			name: "a key that others can read", user: "root",
+			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
+				must(t, os.Chmod(filepath.Join(w.home, ".ssh", "id_ed25519"), 0o644))
+			},
+			want: ".ssh/id_ed25519, which others can read: chmod 600 /",
+		},
+		{
+			name: "a jump host whose key is unknown", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, c *hosts.Config) {
+				w.know(t, nodes[1])
+				w.configure(t, "Host b\n  ProxyJump root@"+nodes[0].address+"\n")
+				c.Hosts, c.Paths = c.Hosts[1:], nil
+			},
+			want: "host b: ssh does not accept its key, or that of a machine on the way (root@[10.9.0.1]): Host key verification failed.; ",
+		},
+		{
+			name: "IPv6 alone", user: "root", node: nodeOptions{config: "ListenAddress ::\n"},
+			spoil: func(t *testing.T, w *world, nodes []*node, c *hosts.Config) {
+				must(t, netns.Do(w.ns, exec.Command("ip", "address", "add", "fd77::fe/64", "dev", "br0", "nodad").Run))
+				for i, n := range nodes {
+					n.address = fmt.Sprintf("fd77::%d", i+1)
+					n.in("ip", "address", "add", n.address+"/64", "dev", "eth0", "nodad")
+					c.Hosts[i].Address = n.address
+				}
+				w.know(t, nodes...)
+				c.Paths = fromAToB("native", place.Transport{IP: 6, Protocol: "tcp"})
+			},
+		},
 		{name: "another shell", node: nodeOptions{shell: "/bin/bash"}, user: "user"},
 		{
 			name: "no shell", node: nodeOptions{shell: "/usr/sbin/nologin"}, user: "user",
@@ -77,7 +154,7 @@ func TestUp(t *testing.T) {
 		},
 		{
 			name: "noexec everywhere", node: nodeOptions{noexec: folders}, user: "user",
-			want: " has no folder in which the program can run: /run/user/12345 does not exist, /tmp runs no programs (noexec), /var/tmp runs no programs (noexec), /home/user runs no programs (noexec), /dev/shm runs no programs (noexec)",
+			want: " has no folder in which the program can run: /run/user/12345 does not exist, /tmp runs no programs (it is mounted noexec, or a security policy forbids it), ",
 		},
 		{
 			name: "forced command", node: nodeOptions{key: `command="echo this account is for git" `}, user: "root",
@@ -86,7 +163,7 @@ func TestUp(t *testing.T) {
 		{
 			name: "unknown host key", user: "root",
 			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) { w.know(t, nodes[1]) },
-			want:  "host a: the key of 10.9.0.1 is not known, so it may be another machine: connect once with ssh root@10.9.0.1 and compare its fingerprint",
+			want:  "host a: the key of 10.9.0.1 is not known, so it may be another machine: connect once with ssh -o HostName=10.9.0.1 root@a and compare its fingerprint",
 		},
 		{
 			name: "changed host key", user: "root",
@@ -110,13 +187,15 @@ func TestUp(t *testing.T) {
 		},
 		{
 			name: "host certificate", user: "root",
-			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) { certify(t, w, nodes, "10.9.0.*") },
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				certify(t, w, nodes, "10.9.0.*", time.Time{})
+			},
 		},
 		{
 			name: "host certificate of another authority", user: "root",
 			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
-				certify(t, w, nodes, "10.9.0.*")
-				certify(t, w, nodes[1:], "10.9.0.*")
+				certify(t, w, nodes, "10.9.0.*", time.Time{})
+				certify(t, w, nodes[1:], "10.9.0.*", time.Time{})
 			},
 			want: "host a: the key of 10.9.0.1 is not known",
 		},
@@ -140,34 +219,80 @@ func TestUp(t *testing.T) {
 				must(t, os.Remove(filepath.Join(w.home, ".ssh", "id_ed25519")))
 				c.Hosts[0].IdentityFile, c.Hosts[1].IdentityFile = "/nowhere/lab", "/nowhere/lab"
 			},
-			want: "Identity file /nowhere/lab not accessible: No such file or directory",
+			want: " does not let root in, and the key /nowhere/lab cannot be read (No such file or directory): correct identityFile",
 		},
 		{
-			name: "no sudo", user: "user",
-			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
-				c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
-			},
-			want: ": rps{nic, all} of variant rps needs root, and sudo -n gives it to the user there only with a password, or not at all",
+			name: "sudo that does not know the user", user: "user", spoil: needsRoot,
+			want: ": rps{nic, all} of variant rps needs root, and sudo there wants a password from the user, or lets the user do nothing: allow it without one (USER ALL=(ALL) NOPASSWD: ALL in sudoers), log in as root",
 		},
 		{
-			name: "sudo", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"},
-			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
-				c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
+			name: "sudo with a password", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) ALL\n"}, spoil: needsRoot,
+			want: "sudo there wants a password from the user",
+		},
+		{
+			name: "sudo with a terminal", user: "user", node: nodeOptions{sudoers: "Defaults requiretty\nuser ALL=(ALL) NOPASSWD: ALL\n"}, spoil: needsRoot,
+			want: "sudo there refuses commands without a terminal: exempt the user (Defaults:USER !requiretty in sudoers)",
+		},
+		{
+			name: "no sudo", user: "user", node: nodeOptions{without: []string{"sudo"}}, spoil: needsRoot,
+			want: "the user there is not root, and there is no sudo: install it",
+		},
+		{name: "another program for SHA-256", user: "user", node: nodeOptions{without: []string{"sha256sum"}}},
+		{
+			name: "no program for SHA-256", user: "user", node: nodeOptions{without: []string{"sha256sum", "shasum", "openssl"}},
+			want: " lacks sha256sum, which the copy of the program needs: install it (package coreutils)",
+		},
+		{
+			name: "no mktemp and no readlink", user: "user", node: nodeOptions{without: []string{"mktemp", "readlink"}},
+			want: " lacks mktemp and readlink, which the copy",
+		},
+		{name: "no df", user: "user", node: nodeOptions{without: []string{"df"}}},
+		{
+			name: "read-only folders", user: "user", node: nodeOptions{readonly: []string{"/run", "/tmp", "/var/tmp", "/dev/shm"}, noexec: []string{"/home"}},
+			want: "/tmp cannot be written to, /var/tmp cannot be written to, /home/user runs no programs (it is mounted noexec, or a security policy forbids it), /dev/shm cannot be written to. Free",
+		},
+		{
+			name: "a second factor", user: "root", node: nodeOptions{config: "AuthenticationMethods publickey,keyboard-interactive\nKbdInteractiveAuthentication yes\n"},
+			want: " wants more than a key from root (keyboard-interactive), such as a password or a second factor: start the run at a terminal, where ssh asks you once, or first open a connection that it can share (ControlPath in ~/.ssh/config, then ssh -MNf -o HostName=10.9.0.",
+		},
+		{
+			name: "an authority for all names, and an unknown key", user: "root",
+			spoil: func(t *testing.T, w *world, _ []*node, _ *hosts.Config) {
+				authority := newKey(t, filepath.Join(w.home, "authority"))
+				line := "@cert-authority * " + string(ssh.MarshalAuthorizedKey(authority.PublicKey()))
+				must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(line), 0o600))
 			},
+			want: " is not known, so it may be another machine: connect once with ssh -o HostName=10.9.0.",
+		},
+		{
+			name: "a changed key in a line for others too", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				line := "10.9.0.* " + string(ssh.MarshalAuthorizedKey(newKey(t, filepath.Join(w.home, "other")).PublicKey()))
+				must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(line), 0o600))
+			},
+			want: "If it was installed anew, correct that line by hand, as it is for 10.9.0.* and connect once with ssh -o HostName=10.9.0.",
+		},
+		{
+			name: "two names for one host", user: "root",
+			spoil: func(_ *testing.T, _ *world, nodes []*node, c *hosts.Config) { c.Hosts[1].Address = nodes[0].address },
+			want:  "hosts a and b are one machine by two names (10.9.0.1 and 10.9.0.1; boot ID ",
+		},
+		{
+			name: "sudo", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}, spoil: needsRoot,
 		},
 		{
 			name: "firewall", user: "root",
 			spoil: func(_ *testing.T, _ *world, nodes []*node, _ *hosts.Config) {
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 1024-65535 reject with icmp admin-prohibited")
 			},
-			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
+			late: true, want: "host a cannot reach host b at 10.9.0.2, tcp port ",
 		},
 		{
 			name: "firewall without a word", user: "root",
 			spoil: func(_ *testing.T, _ *world, nodes []*node, _ *hosts.Config) {
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 1024-65535 drop")
 			},
-			want: "host a cannot reach host b at 10.9.0.2, tcp port ",
+			late: true, want: "host a cannot reach host b at 10.9.0.2, tcp port ",
 		},
 		{
 			name: "firewall that lets a given port through", user: "root",
@@ -182,7 +307,7 @@ func TestUp(t *testing.T) {
 				c.Paths[0].Port = 4000
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 tcp dport 4000 reject with icmp admin-prohibited")
 			},
-			want: "host a cannot reach host b at 10.9.0.2, tcp port 4000 ",
+			late: true, want: "host a cannot reach host b at 10.9.0.2, tcp port 4000 ",
 		},
 		{
 			name: "firewall of datagrams without a word", user: "root",
@@ -190,7 +315,7 @@ func TestUp(t *testing.T) {
 				c.Paths = fromAToB("native", place.Transport{IP: 4, Protocol: "udp"})
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip saddr 10.9.0.1 udp dport 1024-65535 drop")
 			},
-			want: "host a cannot reach host b at 10.9.0.2, udp port ",
+			late: true, want: "host a cannot reach host b at 10.9.0.2, udp port ",
 		},
 		{
 			name: "firewall of datagrams on another path", user: "root",
@@ -199,7 +324,7 @@ func TestUp(t *testing.T) {
 				c.Paths = append(c.Paths, fromAToB("weave", place.Transport{IP: 4, Protocol: "udp"})...)
 				nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in ip daddr 10.32.0.2 udp dport 1024-65535 reject")
 			},
-			want: "host a cannot reach host b at 10.32.0.2, udp port ",
+			late: true, want: "host a cannot reach host b at 10.32.0.2, udp port ",
 		},
 		{
 			name: "a long way", user: "root",
@@ -214,7 +339,7 @@ func TestUp(t *testing.T) {
 			spoil: func(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
 				c.Hosts[1].Addresses = map[string]string{"native": "10.32.0.1"}
 			},
-			want: "host b cannot receive traffic at its address 10.32.0.1 (path native)",
+			late: true, want: "host b cannot receive traffic at its address 10.32.0.1 (path native)",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -224,6 +349,13 @@ func TestUp(t *testing.T) {
 			if c.spoil != nil {
 				c.spoil(t, w, nodes, &config)
 			}
+			found, err := hosts.Survey(t.Context(), config)
+			must(t, err)
+			missing := func(f hosts.Finding) bool { return f.Missing != nil && strings.Contains(f.Missing.Error(), c.want) }
+			if sees := slices.ContainsFunc(found, missing); !c.late && sees != (c.want != "") {
+				t.Errorf("a dry run finds %+v\nwant %s", found, c.want)
+			}
+			clean(t, nodes)
 			up, err := hosts.Up(t.Context(), config)
 			if err == nil {
 				for _, p := range up.Places() {
@@ -245,6 +377,53 @@ func TestUp(t *testing.T) {
 	}
 }
 
+// needsRoot has a variant with accelerators on host b.
+func needsRoot(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
+	c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
+}
+
+// TestAdvice follows the advice for a key that has changed: it removes that key, and no other.
+func TestAdvice(t *testing.T) {
+	t.Parallel()
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	known := filepath.Join(w.home, ".ssh", "known_hosts")
+	other := knownhosts.Line([]string{nodes[1].address}, nodes[1].hostKey.PublicKey()) + "\n"
+	wrong := knownhosts.Line([]string{nodes[0].address}, newKey(t, filepath.Join(w.home, "other")).PublicKey()) + "\n"
+	must(t, os.WriteFile(known, []byte(other+wrong), 0o600))
+	config := w.config(t, hosts.Config{Hosts: specs("root", nodes)})
+	missing := func() string {
+		t.Helper()
+		found, err := hosts.Survey(t.Context(), config)
+		must(t, err)
+		if found[1].Missing != nil {
+			t.Error(found[1].Missing)
+		}
+		return fmt.Sprint(found[0].Missing)
+	}
+	said := missing()
+	_, advice, _ := strings.Cut(said, "remove the old key (")
+	advice, _, ok := strings.Cut(advice, ")")
+	if !ok || !strings.Contains(said, "line 2 of "+known+" has another") {
+		t.Fatalf("no advice: %s", said)
+	}
+	if out, err := exec.Command("sh", "-c", advice).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", advice, err, out)
+	}
+	said = missing()
+	_, advice, ok = strings.Cut(said, "connect once with ssh ")
+	advice, _, _ = strings.Cut(advice, " and compare")
+	if !ok || !strings.Contains(said, "the key of 10.9.0.1 is not known") {
+		t.Fatalf("after %s: %s", advice, said)
+	}
+	must(t, netns.Do(w.ns, w.ssh(append([]string{"-o", "StrictHostKeyChecking=accept-new"}, append(strings.Fields(advice), "true")...)...).Run))
+	if said = missing(); said != "<nil>" {
+		t.Errorf("after all advice was followed: %s", said)
+	}
+	if left, err := os.ReadFile(known); err != nil || !strings.Contains(string(left), other) {
+		t.Errorf("the other host's key is gone: %s, %v", left, err)
+	}
+}
+
 // slowly joins two nodes by a link on which a small packet takes a twentieth of a second or so.
 func slowly(t *testing.T, nodes []*node) {
 	t.Helper()
@@ -257,14 +436,17 @@ func slowly(t *testing.T, nodes []*node) {
 	}
 }
 
-// certify gives nodes certificates of a new authority, which is all that the controller knows.
-func certify(t *testing.T, w *world, nodes []*node, names string) {
+// certify gives nodes certificates of a new authority, which is all that the controller knows. They are valid from a time on.
+func certify(t *testing.T, w *world, nodes []*node, names string, from time.Time) {
 	t.Helper()
 	authority := newKey(t, filepath.Join(w.home, "authority"))
 	for _, n := range nodes {
 		n.stop()
 		certificate := &ssh.Certificate{
 			Key: n.hostKey.PublicKey(), CertType: ssh.HostCert, ValidPrincipals: []string{n.address}, ValidBefore: ssh.CertTimeInfinity,
+		}
+		if !from.IsZero() {
+			certificate.ValidAfter = uint64(from.Unix())
 		}
 		must(t, certificate.SignCert(rand.Reader, authority))
 		must(t, os.WriteFile(filepath.Join(n.dir, "host_key-cert.pub"), ssh.MarshalAuthorizedKey(certificate), 0o600))
@@ -623,6 +805,73 @@ func TestDropOff(t *testing.T) {
 		t.Errorf("it did not say that the host is back:\n%s", text)
 	}
 	clean(t, nodes)
+}
+
+// outageText has traffic that lasts long enough for an outage within a window.
+const outageText = `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: outage}
+spec:
+  target: {hosts: [{name: a, address: 10.9.0.1, user: root}, {name: b, address: 10.9.0.2, user: root}]}
+  baseline: native
+  variants: [{name: native}, {name: again}]
+  workloads: [{name: w, WORKLOAD}]
+  runs: 2
+`
+
+// TestOutage: a network that drops everything within a trial costs that trial, whatever made its traffic. The trial is repeated, and
+// its figures are not in the means.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		workload string
+		bytes    int // that are sent until well within the window
+	}{
+		"datagrams": {"pingpong: {protocol: udp, warmup: 100ms, duration: 3s}", 600_000},
+		"underload": {"underload: {rate: 500, warmup: 100ms, duration: 3s}", 40_000},
+		"tool":      {"stream: {tool: iperf3, warmup: 1s, duration: 3s, connections: 1}", 4_000_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if name == "tool" {
+				testenv.NeedProgram(t, "iperf3", "make test-deps")
+			}
+			w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+			file := filepath.Join(w.home, "outage.yaml")
+			must(t, os.WriteFile(file, []byte(strings.ReplaceAll(outageText, "WORKLOAD", c.workload)), 0o600))
+			nodes[0].in("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "20mbit", "burst", "20k", "latency", "50ms") // to leave CPU time
+			p := w.start(t, "run", file, "--out", filepath.Join(w.home, "results"))
+			testenv.Await(t, 60*time.Second, "a trial", func() bool { return w.recorded() >= 1 })
+			const sent = "sys/class/net/eth0/statistics/tx_bytes"
+			bytes := func() (n int) {
+				_, err := fmt.Sscan(nodes[0].read(sent), &n)
+				must(t, err)
+				return n
+			}
+			before := bytes()
+			testenv.Await(t, 60*time.Second, "the next trial's traffic", func() bool { return bytes() > before+c.bytes })
+			nodes[1].in("nft", "add table inet f; add chain inet f in { type filter hook prerouting priority 0; policy drop; }")
+			time.Sleep(2500 * time.Millisecond) // as long as the outage lasts
+			nodes[1].in("nft", "delete table inet f")
+			text, err := p.end()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, text)
+			}
+			stalled := 0
+			for _, trial := range w.trials(t) {
+				switch client := trial.PerPair[0].Client; {
+				case trial.Status != record.StatusOK:
+					t.Log(trial.Error)
+					stalled++
+				case client.Silent > 1.5, name == "tool" && trial.Metrics[metrics.Throughput] < 10e6:
+					t.Errorf("this trial counts: silent for %g s, %v", client.Silent, trial.Metrics)
+				}
+			}
+			if stalled == 0 {
+				t.Errorf("no trial has failed\n%s", text)
+			}
+		})
+	}
 }
 
 // command copies this program to a node, and returns a command that runs it there.

@@ -144,8 +144,14 @@ type nodeOptions struct {
 	noexec []string
 	// full are folders that have no room for the program.
 	full []string
-	// shell of everybody who logs in, /bin/sh if empty.
-	shell string
+	// readonly are folders that cannot be written to.
+	readonly []string
+	// without are programs that are not there.
+	without []string
+	// shell of everybody who logs in, /bin/sh if empty. startup are commands that it runs first.
+	shell, startup string
+	// home of user, if it is not the usual one.
+	home string
 	// sudoers is the content of that file.
 	sudoers string
 }
@@ -300,11 +306,14 @@ func (n *node) start(w *world) {
 		"PasswordAuthentication no\nPermitRootLogin prohibit-password\nPidFile none\n"+n.options.config)
 	write("authorized_keys", n.options.key+string(ssh.MarshalAuthorizedKey(w.key.PublicKey())))
 	shell := cmp.Or(n.options.shell, "/bin/sh")
-	write("talkative", "#!/bin/sh\necho good morning; echo slipstream-is here\nexec /bin/sh \"$@\"\n")
-	write("passwd", "root:x:0:0::/home/root:"+shell+"\nuser:x:12345:12345::/home/user:"+shell+"\nsshd:x:100:65534::/run/sshd:/bin/false\nnobody:x:65534:65534::/:/bin/false\n")
+	if n.options.startup != "" {
+		shell = "/mnt/shell"
+	}
+	write("shell", "#!/bin/sh\n"+n.options.startup+"\nexec /bin/sh \"$@\"\n")
+	write("passwd", "root:x:0:0::/home/root:"+shell+"\nuser:x:12345:12345::"+cmp.Or(n.options.home, "/home/user")+":"+shell+"\nsshd:x:100:65534::/run/sshd:/bin/false\nnobody:x:65534:65534::/:/bin/false\n")
 	write("shadow", "root:*:19000::::::\nuser:*:19000::::::\n")
 	write("sudoers", n.options.sudoers)
-	script := "set -e; umask 022; mount --bind " + n.dir + " /mnt; chmod 755 /mnt /mnt/talkative; chmod 644 /mnt/passwd /mnt/authorized_keys; chmod 440 /mnt/sudoers;\n"
+	script := "set -e; umask 022; mount --bind " + n.dir + " /mnt; chmod 755 /mnt /mnt/shell; chmod 644 /mnt/passwd /mnt/authorized_keys; chmod 440 /mnt/sudoers;\n"
 	for _, folder := range folders {
 		flags := "mode=1777"
 		if slices.Contains(n.options.noexec, folder) {
@@ -315,12 +324,18 @@ func (n *node) start(w *world) {
 		}
 		script += "mount -t tmpfs -o " + flags + " tmpfs " + folder + "\n"
 	}
+	for _, program := range n.options.without { // what is not executable is not found
+		script += "if [ -e /usr/bin/" + program + " ]; then mount --bind /dev/null /usr/bin/" + program + "; fi\n"
+	}
 	script += `mkdir -p /run/sshd /home/root /home/user; chmod 755 /run /run/sshd; chown 12345:12345 /home/user
 mount --bind /mnt/passwd /etc/passwd; mount --bind /mnt/shadow /etc/shadow
 if [ -e /etc/sudoers ]; then mount --bind /mnt/sudoers /etc/sudoers; mount -t tmpfs tmpfs /etc/sudoers.d; fi
 mount -t proc proc /proc; mount -t sysfs sysfs /sys
-exec /usr/sbin/sshd -D -e -f /mnt/sshd_config
 `
+	for _, folder := range n.options.readonly {
+		script += "mount -o remount,ro " + folder + "\n"
+	}
+	script += "exec /usr/sbin/sshd -D -e -f /mnt/sshd_config\n"
 	n.log = new(output)
 	n.sshd = exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script)
 	n.sshd.Stderr, n.sshd.Stdout = n.log, n.log

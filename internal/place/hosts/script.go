@@ -11,13 +11,18 @@ import (
 // lines that begin with a mark, a word that is new each time. So nothing that a shell's start-up files print is taken for a
 // report.
 
-// script returns the request for a script.
+// prelude makes scripts independent of the user's start-up files: programs are found although PATH lacks the usual folders, and the
+// program may be as large as the user's hard limits allow.
+const prelude = `PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"; export PATH; ` +
+	`for l in f v; do ulimit -S -$l "$(ulimit -H -$l)" 2>/dev/null; done; `
+
+// script returns the request for a script. PATH may be anything, so the command names sh by its path.
 func script(mark, text string) request {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i := range lines {
 		lines[i] = strings.TrimSpace(lines[i])
 	}
-	return request{`exec sh -c 'read -r script; eval "$script"'`, `echo "` + mark + ` begin"; ` + strings.Join(lines, " ") + "\n"}
+	return request{`exec /bin/sh -c 'read -r script; eval "$script"'`, `echo "` + mark + ` begin"; ` + prelude + strings.Join(lines, " ") + "\n"}
 }
 
 // journal is the folder in which accelerators record what they change. A user who may not change anything has
@@ -27,29 +32,58 @@ const journal = "/run/slipstream"
 // sudo gives root without a password or not at all, and keeps no record that it did.
 const sudo = "sudo -n -k"
 
-// factsScript returns the script that reports what a host is, and in which folders programs run. It tests that with a
-// file, whose name it removes at once. The folders are usually on different file systems.
+// sums are the programs that print a SHA-256, before anything else, of what they read. One of them is on every host.
+var sums = []string{"sha256sum", "shasum -a 256", "openssl dgst -sha256 -r"}
+
+// firstSum returns the commands that run the first of the sums that a host has.
+func firstSum() string {
+	var text strings.Builder
+	for _, sum := range sums {
+		program, _, _ := strings.Cut(sum, " ")
+		fmt.Fprintf(&text, "if command -v %s >/dev/null 2>&1; then %s; el", program, sum)
+	}
+	return text.String() + "se echo none; fi"
+}
+
+// factsScript returns the script that reports what a host is, what it lacks, and in which folders programs run. It tests that with
+// a file, whose name it removes at once. The folders are usually on different file systems. Only root may use the space that a file
+// system reserves.
 func factsScript(mark string, root bool) string {
 	ask := ""
 	if root { // sudo keeps a file of those who ask
-		ask = `if SUDO true </dev/null >/dev/null 2>&1; then echo "MARK sudo"; fi;`
+		ask = `if ! command -v sudo >/dev/null 2>&1; then echo "MARK nosudo";
+			elif said=$(SUDO true </dev/null 2>&1 >/dev/null); then echo "MARK sudo";
+			else echo "MARK refused $(echo "$said" | tail -n 1)"; fi;`
 	}
-	script := strings.Replace(`umask 077;
+	script := strings.Replace(`umask 077; LC_ALL=C; export LC_ALL;
 		echo "MARK system $(uname -sm)";
 		echo "MARK user $(id -u)";
 		set -- $SSH_CONNECTION; echo "MARK address $3";
 		if [ -d JOURNAL ]; then echo "MARK journal"; fi;
+		echo "MARK machine $(cat /proc/sys/kernel/random/boot_id 2>/dev/null) $(readlink /proc/self/ns/net 2>/dev/null) $(for n in /sys/class/net/*/device; do cat "${n%/device}/address" 2>/dev/null; done | tr "\n" ,)";
+		for t in mktemp chmod rm head readlink; do command -v $t >/dev/null 2>&1 || echo "MARK lacks $t"; done;
+		if [ "$(FIRSTSUM </dev/null)" = none ]; then echo "MARK lacks sha256sum"; fi;
+		for l in f v n; do echo "MARK limit $l $(ulimit -H -$l)"; done;
 		ASK
 		for d in "$XDG_RUNTIME_DIR" "/run/user/$(id -u)" /tmp /var/tmp "$HOME" /dev/shm; do
 			if [ -z "$d" ]; then continue; fi;
 			if [ ! -d "$d" ]; then echo "MARK absent $d"; continue; fi;
-			if f=$(mktemp "$d/slipstream.XXXXXXXX" 2>/dev/null); then :; else echo "MARK readonly $d"; continue; fi;
-			printf "#\041/bin/sh\nexit 0\n" >"$f"; chmod 700 "$f"; exec 9<"$f"; rm -f "$f";
-			if /proc/self/fd/9 >/dev/null 2>&1; then echo "MARK folder $d"; else echo "MARK noexec $d"; fi;
+			if f=$(mktemp "$d/slipstream.XXXXXXXX" 2>/dev/null); then :;
+			elif [ -w "$d" ]; then echo "MARK full $d"; continue;
+			else echo "MARK readonly $d"; continue; fi;
+			if ! printf "#\041/bin/sh\nexit 0\n" 2>/dev/null >"$f"; then rm -f "$f"; echo "MARK full $d"; continue; fi;
+			chmod 700 "$f"; exec 9<"$f"; rm -f "$f";
+			if /proc/self/fd/9 >/dev/null 2>&1; then
+				echo "MARK folder $d";
+				set -- $(df -Pk "$d" 2>/dev/null | tail -n 1);
+				if [ $# -lt 6 ] || ! [ "$2" -ge "$3" ] 2>/dev/null; then :;
+				elif [ "$(id -u)" = 0 ]; then echo "MARK room $(($2 - $3)) $d";
+				else echo "MARK room $4 $d"; fi;
+			else echo "MARK noexec $d"; fi;
 			exec 9<&-;
 		done;
 		echo "MARK end"`, "ASK", ask, 1)
-	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo).Replace(script)
+	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo, "FIRSTSUM", firstSum()).Replace(script)
 }
 
 // copyTime bounds how long a copy may take. Only a connection that broke silently lasts longer.
@@ -58,12 +92,12 @@ const copyTime = 30 * time.Minute
 // launch returns the script that reads a program from the standard input and becomes it. The program's file
 // loses its name before it has its first byte, so that nothing is left of it, however the script ends.
 func launch(mark, folder string, b binary, arguments string) string {
-	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments).
+	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments, "FIRSTSUM", firstSum()).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
 		chmod 700 "$f"; exec 8>"$f" 9<"$f"; rm -f "$f";
 		echo "MARK send";
 		if command -v timeout >/dev/null; then timeout TIME head -c SIZE >&8; else head -c SIZE >&8; fi;
-		exec 8>&-; s=$(sha256sum <&9);
+		exec 8>&-; s=$(FIRSTSUM <&9);
 		if [ "${s%% *}" != SUM ]; then echo "MARK broken"; exit 1; fi;
 		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -45,6 +46,30 @@ func TestLaunch(t *testing.T) {
 		}
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("%s: left %v, %v", c.name, left, err)
+		}
+	}
+}
+
+// TestFirstSum: any of the programs for SHA-256 will do.
+func TestFirstSum(t *testing.T) {
+	for _, sum := range append(sums, "none") {
+		dir := t.TempDir()
+		name, _, _ := strings.Cut(sum, " ")
+		program, err := exec.LookPath(name)
+		if err != nil && sum != "none" {
+			t.Logf("%s is not installed", name)
+			continue
+		}
+		if sum != "none" {
+			if err := os.Symlink(program, filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cmd := exec.Command("/bin/sh", "-c", firstSum())
+		cmd.Env, cmd.Stdin = []string{"PATH=" + dir}, strings.NewReader("x")
+		out, err := cmd.CombinedOutput()
+		if got, _, _ := strings.Cut(strings.TrimSpace(string(out)), " "); err != nil || got != sha("x") && (sum != "none" || got != "none") {
+			t.Errorf("%s: %v, %s", sum, err, out)
 		}
 	}
 }

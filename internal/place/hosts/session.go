@@ -40,9 +40,9 @@ type session struct {
 // wait for a directory service.
 var scriptTime = time.Minute
 
-// within ends ssh when ctx ends or limit has passed, unless stop is called before. The cause of the context is the reason.
-func (s *session) within(ctx context.Context, limit time.Duration) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s", s.at.name, limit))
+// within ends ssh when ctx ends or limit has passed, unless stop is called before. The cause of the context is the reason, with a hint.
+func (s *session) within(ctx context.Context, limit time.Duration, hint string) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s%s", s.at.name, limit, hint))
 	keep := context.AfterFunc(ctx, s.end)
 	return ctx, func() {
 		keep()
@@ -57,7 +57,7 @@ type request struct{ command, input string }
 func (h *host) open(ctx context.Context, request func(mark string) request) (*session, error) {
 	s, err := h.attempt(ctx, request)
 	if h.link.socket != "" && errors.As(err, new(proxyError)) { // only the ssh of a connection that is not shared shows why
-		alone := &host{name: h.name, spec: h.spec, all: h.all, link: link{made: true, asked: true}}
+		alone := &host{name: h.name, spec: h.spec, all: h.all, configured: h.configured, link: link{made: true, asked: true}}
 		return alone.attempt(ctx, request)
 	}
 	return s, err
@@ -80,7 +80,7 @@ func (h *host) attempt(ctx context.Context, request func(mark string) request) (
 	if err := s.start(request(s.mark)); err != nil {
 		return nil, err
 	}
-	ctx, stop := s.within(ctx, limit)
+	ctx, stop := s.within(ctx, limit, " (does a start-up file of the login shell ask something, or wait for a server?)")
 	defer stop()
 	word, _, err := s.next(ctx)
 	if err == nil && word != "begin" {
@@ -139,21 +139,23 @@ func (s *session) end() {
 	s.pipe.Close()
 }
 
-// maxPrinted bounds what start-up files may print before a script reports, in lines.
-const maxPrinted = 1000
+// maxPrinted bounds what start-up files may print before a script reports, in bytes.
+const maxPrinted = 1 << 20
 
 // report returns the script's next word and what follows it.
 func (s *session) report(ctx context.Context) (word, rest string, err error) {
-	ctx, stop := s.within(ctx, scriptTime)
+	ctx, stop := s.within(ctx, scriptTime, "")
 	defer stop()
 	return s.next(ctx)
 }
 
 func (s *session) next(ctx context.Context) (word, rest string, err error) {
-	for range maxPrinted {
+	for read := 0; read < maxPrinted; {
 		part, err := s.out.ReadSlice('\n') // of a line that is longer than the buffer
 		line := string(part)
-		if text, ok := strings.CutPrefix(line, s.mark+" "); ok && err == nil {
+		read += len(part)
+		// What is printed before it need not end with a line.
+		if _, text, ok := strings.Cut(line, s.mark+" "); ok && err == nil {
 			word, rest, _ = strings.Cut(strings.TrimRight(text, "\r\n"), " ")
 			return word, strings.TrimSpace(rest), nil
 		}
@@ -200,7 +202,7 @@ func (s *session) silent(ctx context.Context) error {
 	case exit == sshFailed && s.begun.Load(), exit < 0 && ended:
 		return s.broken()
 	case exit > 0 && printed == "" && s.said() != "":
-		return notRunError{fmt.Errorf("host %s: the command for a worker failed%s%s", s.at.name, code, s.said())}
+		return notRunError{fmt.Errorf("host %s does not run the command that it is sent%s%s. A worker needs a login that runs commands", s.at.name, code, s.said())}
 	}
 	return notRunError{fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
 		s.at.name, clip(printed), code, s.said())}
@@ -227,10 +229,21 @@ func (s *session) said() string {
 			all = append(all, text)
 		}
 	}
-	if text := strings.TrimSpace(strings.Join(all, "")); text != "" {
-		return ": " + text
+	return oneLine(strings.Join(all, ""))
+}
+
+// oneLine returns what ssh or a host has printed, to append to a sentence.
+func oneLine(text string) string {
+	var lines []string
+	for line := range strings.FieldsFuncSeq(strings.TrimPrefix(text, ": "), func(r rune) bool { return r == '\n' || r == '\r' }) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "@@@") {
+			lines = append(lines, line)
+		}
 	}
-	return ""
+	if len(lines) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(lines, "; ")
 }
 
 // settle waits a moment for the end of a command whose output has ended, and then ends it. It reports

@@ -12,11 +12,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/shell"
+	"slipstream.dev/internal/words"
 )
 
 // connectTime bounds how long ssh may take to connect to one machine, askTime how long a person may take to answer
@@ -75,16 +78,24 @@ func (h *host) arguments(ask bool) []string {
 	return append(all, "--", h.name)
 }
 
-// byHand returns what a person would type to connect to the host.
+// byHand returns what a person would type to connect to the host. It has the host's name, by which ssh's configuration knows it, with its
+// jump host and the like.
 func (h *host) byHand() string {
-	text := "ssh "
+	argv := []string{"ssh"}
+	if address := strings.Trim(h.spec.Address, "[]"); address != "" && address != h.name {
+		argv = append(argv, "-o", "HostName="+address)
+	}
 	if h.spec.Port != 0 {
-		text += fmt.Sprintf("-p %d ", h.spec.Port)
+		argv = append(argv, "-p", strconv.Itoa(h.spec.Port))
 	}
+	if h.spec.IdentityFile != "" {
+		argv = append(argv, "-i", h.spec.IdentityFile)
+	}
+	name := h.name
 	if h.spec.User != "" {
-		text += h.spec.User + "@"
+		name = h.spec.User + "@" + name
 	}
-	return text + cmp.Or(h.spec.Address, h.name)
+	return shell.Join(append(argv, name))
 }
 
 // ask reports whether the next connection may ask a person something: once for each host.
@@ -196,47 +207,119 @@ type refusedError struct{ error }
 func (e refusedError) Unwrap() error { return e.error }
 
 var (
-	denied      = regexp.MustCompile(`(\S+)@\S+: Permission denied \(`)
+	denied      = regexp.MustCompile(`(\S+)@\S+: Permission denied \(([^)]*)\)`)
+	noKeyFile   = regexp.MustCompile(`Identity file (.*) not accessible: (.*)\.`)
 	unknownKey  = regexp.MustCompile(`No \S+ host key is known for (\S+) and`)
-	offending   = regexp.MustCompile(`Offending \S+ key in (\S+)`)
-	noAnswer    = regexp.MustCompile(`kex_exchange_identification|UNKNOWN port`)
+	changedKey  = regexp.MustCompile(`Host key for (\S+) has changed`)
+	offending   = regexp.MustCompile(`Offending \S+ key in (.+):(\d+)`)
+	openFile    = regexp.MustCompile(`Permissions \d+ for '(.*)' are too open`)
+	invalid     = regexp.MustCompile(`Certificate invalid: (.*)`)
+	closed      = regexp.MustCompile(`Connection (closed|reset) by|client_loop: send disconnect|kex_exchange_identification`)
+	noSessions  = regexp.MustCompile(`Session open refused by peer|session open refused|open failed: administratively prohibited`)
+	noAnswer    = regexp.MustCompile(`kex_exchange_identification|UNKNOWN port|muxclient: |mux_client_\w+: (read|write)`)
 	fingerprint = regexp.MustCompile(`SHA256:[A-Za-z0-9+/]+`)
 )
 
 // unreachable says why ssh has not connected to a host, from what it printed.
 func (h *host) unreachable(said string) error {
 	said = strings.ReplaceAll(said, "\r", "")
+	if m := invalid.FindStringSubmatch(said); m != nil {
+		return refusedError{fmt.Errorf("host %s: the certificate of its key is not valid (%s): renew it, or correct the clock of this machine, where it is %s",
+			h.name, m[1], time.Now().Format(time.DateTime+" MST"))}
+	}
 	if m := unknownKey.FindStringSubmatch(said); m != nil {
 		return refusedError{fmt.Errorf("host %s: the key of %s is not known, so it may be another machine: connect once with %s and compare its fingerprint",
 			h.name, m[1], h.byHand())}
 	}
 	if strings.Contains(said, "HOST IDENTIFICATION HAS CHANGED") {
-		where := ""
-		if m := offending.FindStringSubmatch(said); m != nil {
-			where = ", and " + m[1] + " has another"
-		}
-		return refusedError{fmt.Errorf("host %s: its key has changed, so it may be another machine: it is %s%s. If it was installed anew, remove the old key (ssh-keygen -R) and connect once with %s",
-			h.name, fingerprint.FindString(said), where, h.byHand())}
+		return refusedError{h.changed(said)}
 	}
 	if strings.Contains(said, "Host key verification failed") {
-		return refusedError{fmt.Errorf("host %s: ssh does not accept its key%s", h.name, said)}
+		which := "its key"
+		if via := h.configured["proxyjump"]; via != "" && via != "none" { // whose ssh does not say which key it means
+			which += ", or that of a machine on the way (" + via + ")"
+		}
+		return refusedError{fmt.Errorf("host %s: ssh does not accept %s%s. Connect once with %s and compare fingerprints", h.name, which, oneLine(said), h.byHand())}
 	}
 	if m := denied.FindStringSubmatch(said); m != nil {
-		hint := ""
+		hint, methods := "", strings.Split(m[2], ",")
+		file := noKeyFile.FindStringSubmatch(said)
 		switch {
+		case openFile.MatchString(said):
+			name := openFile.FindStringSubmatch(said)[1]
+			return refusedError{fmt.Errorf("host %s does not let %s in, because ssh does not use the key %s, which others can read: %s",
+				h.name, m[1], name, shell.Join([]string{"chmod", "600", name}))}
+		case file != nil:
+			return refusedError{fmt.Errorf("host %s does not let %s in, and the key %s cannot be read (%s): correct identityFile, or leave it out to log in with other keys",
+				h.name, m[1], file[1], file[2])}
+		case !slices.Contains(methods, "publickey") && !slices.Contains(methods, "hostbased"):
+			return fmt.Errorf("host %s wants more than a key from %s (%s), such as a password or a second factor: %s",
+				h.name, m[1], words.And(methods), h.interactively())
 		case strings.Contains(said, refusedSession):
 			hint = ". Its server allows no more sessions in the connection that is open (MaxSessions of sshd_config)"
 		case !h.all.config.Ask:
 			hint = ". Nobody can be asked for a password or passphrase here: a key that has one must be in the SSH agent"
 		}
 		return fmt.Errorf("host %s does not let %s in: add a public key of yours to ~/.ssh/authorized_keys there, or name another key with identityFile or ssh-add%s%s",
-			h.name, m[1], strings.TrimSuffix(said, "."), hint)
+			h.name, m[1], strings.TrimSuffix(oneLine(said), "."), hint)
 	}
-	err := fmt.Errorf("connect to host %s%s", h.name, cmp.Or(said, ": the connection broke before ssh was logged in"))
-	if noAnswer.MatchString(said) {
+	hint := ""
+	switch {
+	case noSessions.MatchString(said):
+		hint = ". Its server lets the user log in and run nothing (MaxSessions 0 of sshd_config)"
+	case said == "" || closed.MatchString(said):
+		hint = ". Its server's log says why (journalctl -u ssh there): for example LoginGraceTime, MaxStartups, ChrootDirectory, or a ban as by fail2ban"
+	}
+	err := fmt.Errorf("connect to host %s%s%s", h.name, cmp.Or(oneLine(said), ": the server closed the connection before ssh was logged in"), hint)
+	if said == "" || noAnswer.MatchString(said) {
 		return proxyError{err}
 	}
 	return err
+}
+
+// changed says that a host has another key than the one that is known, and how to remove that one. Advice to remove a line that
+// is about other hosts too would do harm.
+func (h *host) changed(said string) error {
+	text := fmt.Sprintf("host %s: its key has changed, so it may be another machine: it is %s", h.name, fingerprint.FindString(said))
+	at, of := offending.FindStringSubmatch(said), changedKey.FindStringSubmatch(said)
+	if at == nil || of == nil {
+		return fmt.Errorf("%s. If it was installed anew, remove the old key from known_hosts and connect once with %s", text, h.byHand())
+	}
+	remove := "remove the old key (" + shell.Join([]string{"ssh-keygen", "-f", at[1], "-R", of[1]}) + ")"
+	if others := namesOf(at[1], at[2]); strings.ContainsAny(others, "*?@") {
+		remove = fmt.Sprintf("correct that line by hand, as it is for %s", others)
+	}
+	return fmt.Errorf("%s, and line %s of %s has another. If it was installed anew, %s and connect once with %s", text, at[2], at[1], remove, h.byHand())
+}
+
+// namesOf returns whom a line of a known_hosts file is for; "" if it cannot be read.
+func namesOf(file, line string) string {
+	data, _ := os.ReadFile(file) // ssh has just read it
+	n, err := strconv.Atoi(line)
+	lines := strings.Split(string(data), "\n")
+	if err != nil || n < 1 || n > len(lines) {
+		return ""
+	}
+	fields := strings.Fields(lines[n-1])
+	switch {
+	case len(fields) > 1 && strings.HasPrefix(fields[0], "@"):
+		return fields[0] + " " + fields[1]
+	case len(fields) > 0:
+		return fields[0]
+	}
+	return ""
+}
+
+// interactively says how a run reaches a host that asks for something.
+func (h *host) interactively() string {
+	if h.all.config.Ask {
+		return "the answer was refused, or none was given"
+	}
+	text := "start the run at a terminal, where ssh asks you once"
+	if canShare {
+		text += fmt.Sprintf(", or first open a connection that it can share (ControlPath in ~/.ssh/config, then %s)", strings.Replace(h.byHand(), "ssh ", "ssh -MNf ", 1))
+	}
+	return text
 }
 
 // proxyError means that the server, or a proxy command, has not answered. ssh hides what the proxy command of a shared connection
