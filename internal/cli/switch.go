@@ -28,7 +28,7 @@ func cleanupSwitched(ctx context.Context, p Process, dirs []string, dryRun, yes 
 func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) error {
 	path, err := findResult(path)
 	if err != nil {
-		return err
+		return usage(err)
 	}
 	dir, err := record.OpenLocked(path) // fails while a run is in progress
 	if err != nil {
