@@ -49,7 +49,7 @@ func TestForbidden(t *testing.T) {
 	}
 	for _, tt := range []struct{ capabilities, want string }{
 		{"+all,-net_admin", "operation not permitted: this process lacks CAP_NET_ADMIN: run it as root and give it that"},
-		{"+all,-sys_admin", "operation not permitted: this process lacks CAP_SYS_ADMIN: run it as root and give it that"},
+		{"+all,-sys_admin", "this process lacks CAP_SYS_ADMIN: run it as root and give it that"},
 		{"+all", "class/net/eth0/queues/rx-0/rps_cpus"},
 	} {
 		// It has its own journal.
