@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -66,12 +67,22 @@ func (o serveOptions) run(ctx context.Context, p Process, args []string) error {
 	}
 	defer listener.Close()
 	server := serve.New(folder, results{}, program, token)
-	at := "http://" + listener.Addr().String()
+	at := "http://" + reachable(listener.Addr())
 	fmt.Fprintf(p.Out, "%s is at %s/   (Ctrl-C ends)\n", folder.Path(), at)
 	if link := server.LinkPath(); link != "" {
 		fmt.Fprintf(p.Out, "Without typing the token, once: %s%s\n", at, link)
 	}
 	return server.Run(ctx, func(s *http.Server) error { return s.Serve(listener) })
+}
+
+// reachable returns an address for people, with the name of this machine in place of "every address of it".
+func reachable(listens net.Addr) string {
+	at, ok := listens.(*net.TCPAddr)
+	name, err := os.Hostname()
+	if !ok || !at.IP.IsUnspecified() || err != nil {
+		return listens.String()
+	}
+	return net.JoinHostPort(name, strconv.Itoa(at.Port))
 }
 
 // token returns the token that reading needs, or "" if only this machine can read.

@@ -3,8 +3,10 @@ package cli
 import (
 	"bufio"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -376,6 +378,18 @@ func TestServeLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	has(t, "the end", await(t, events, "end"), `"complete":true`, "60 trials")
+}
+
+func TestReachable(t *testing.T) {
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for listens, want := range map[string]string{"127.0.0.1:80": "127.0.0.1:80", "[::1]:80": "[::1]:80", "[::]:80": name + ":80", "0.0.0.0:80": name + ":80"} {
+		if got := reachable(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(listens))); got != want {
+			t.Errorf("%s: %s, want %s", listens, got, want)
+		}
+	}
 }
 
 func TestServeCommand(t *testing.T) {
