@@ -329,7 +329,7 @@ func TestFolder(t *testing.T) {
 	if _, err := Folder(dir, this); err == nil || err.Error() != "summary.json: is missing" {
 		t.Errorf("without a summary: %v", err)
 	}
-	r, err := read(dir.ReadFile)
+	r, err := read(dir.Read)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +437,7 @@ func TestHostile(t *testing.T) {
 
 // FuzzOpen: whatever a bundle is, reading it ends without a panic, and what is read is all that is in it.
 func FuzzOpen(f *testing.F) {
-	r, err := read(folder(f).ReadFile)
+	r, err := read(folder(f).Read)
 	if err != nil {
 		f.Fatal(err)
 	}
