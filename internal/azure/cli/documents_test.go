@@ -82,7 +82,7 @@ func TestClusters(t *testing.T) {
 	source := source(t)
 	for _, quoted := range []string{
 		"the fast path saw no packet: no connection was eligible",
-		"the fast path supports no VXLAN device of this node",
+		"the fast path supports no VXLAN device and no NIC of this node",
 		"each packet has its own tunnel key (external)",
 		", which the fast path would bypass",
 		"The fast path cannot run here.",
