@@ -537,7 +537,7 @@ func TestExpectationNamesWhatDecided(t *testing.T) {
 	rows := []stats.Row{row("a", 1.1), row("b", 1.2), row("c", 1.3), row("d", 0.5), row("e", 1.4)}
 	all := []*stats.Row{&rows[0], &rows[1], &rows[2], &rows[4]}
 	for want, x := range map[string]stats.Expected{
-		"d throughput −50 % (−51 to −49) at 1 pair":             {Rows: rows, Decided: []*stats.Row{&rows[3]}},
+		"d throughput −50 % (−51 to −49) at 1 pair":        {Rows: rows, Decided: []*stats.Row{&rows[3]}},
 		"its comparison was not measured":                  {},
 		"no comparison for d at 1 pair":                    {Rows: rows, Missing: []string{"d at 1 pair"}},
 		"c throughput +30 % (29–31) at 1 pair, and 1 more": {Rows: rows, Decided: all},

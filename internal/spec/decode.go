@@ -209,14 +209,20 @@ func Suggest(name string, allowed []string) string {
 }
 
 // Near returns the allowed names that the user probably meant: the nearest ones, if no more than a third of their
-// letters differ, or one that begins with the given text.
+// letters differ, or the shortest that begins with the given text.
 func Near(name string, allowed []string) []string {
+	var begun string
+	for _, a := range allowed {
+		if len(name) > 2 && strings.HasPrefix(a, name) && (begun == "" || len(a) < len(begun)) {
+			begun = a
+		}
+	}
+	if begun != "" {
+		return []string{begun}
+	}
 	var near []string
 	least := len(name)
 	for _, a := range allowed {
-		if len(name) > 2 && strings.HasPrefix(a, name) {
-			return []string{a}
-		}
 		d := distance(strings.ToLower(name), strings.ToLower(a))
 		if longer := max(len(name), len(a)); d > least || d > max(1, longer/3) || d == longer {
 			continue

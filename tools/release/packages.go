@@ -51,7 +51,7 @@ func (r release) packages(arch string) error {
 func (r release) info(name, arch string, contents files.Contents) *nfpm.Info {
 	info := &nfpm.Info{
 		Name: name, Arch: arch, Platform: "linux", Version: r.version, MTime: r.date,
-		Section: "net", Priority: "optional", Maintainer: "The slipstream authors <maintainers@slipstream.dev>",
+		Section: "net", Priority: "optional", Maintainer: "The slipstream authors",
 		Homepage: "https://slipstream.dev", License: "Apache-2.0",
 		Overridables: nfpm.Overridables{
 			Contents: contents, RPM: nfpm.RPM{BuildHost: "slipstream.dev", Compression: compression}, Deb: nfpm.Deb{Compression: compression},
