@@ -271,7 +271,7 @@ func TestANVMs(t *testing.T) {
 		return all.String(), cmd.ProcessState.ExitCode()
 	}
 	const unset = "{group}: --set spec.parameters.group=VALUE"
-	if text, code := run("--dry-run"); code != 1 || !strings.Contains(text, unset) || !strings.Contains(text, "enable {group}/vm1 --yes") {
+	if text, code := run("--dry-run"); code != 2 || !strings.Contains(text, unset) || !strings.Contains(text, "enable {group}/vm1 --yes") {
 		t.Errorf("dry run: exit code %d\n%s", code, text)
 	}
 	if text, code := run(); code != 2 || !strings.Contains(text, unset) || cloud.Requests() > 0 {
