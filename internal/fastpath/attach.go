@@ -194,11 +194,17 @@ func (f *Fastpath) exists(device int) bool {
 	return !errors.As(err, new(netlink.LinkNotFoundError))
 }
 
-// isLast reports whether the last program at an attach point belongs to the fast path, which would bypass a
-// program after it. It returns true if the kernel does not answer.
+// isLast reports whether no other program follows one of the fast path's at an attach point: the fast path would
+// bypass it. It returns true if the kernel does not answer.
 func (f *Fastpath) isLast(p attachPoint) bool {
 	all, err := programsAt(p)
-	return err != nil || len(all) == 0 || f.owns(all[len(all)-1])
+	return err != nil || len(all) == 0 || endsWith(all, f.owns)
+}
+
+// endsWith reports whether programs end with those of the fast path, of which there is at least one.
+func endsWith(programs []ebpf.ProgramID, ours func(ebpf.ProgramID) bool) bool {
+	first := slices.IndexFunc(programs, ours)
+	return first >= 0 && !slices.ContainsFunc(programs[first:], func(id ebpf.ProgramID) bool { return !ours(id) })
 }
 
 // isAttached reports whether a program is still attached to its device. It returns true if the
@@ -279,7 +285,7 @@ func batch(all []attachPoint, from int) (part []attachPoint, next int) {
 // set, a program of the fast path after them.
 func (f *Fastpath) unchanged(p attachPoint, ours bool) (bool, error) {
 	all, err := programsAt(p)
-	if err != nil || ours && (len(all) == 0 || !f.owns(all[len(all)-1])) {
+	if err != nil || ours && !endsWith(all, f.owns) {
 		return false, err
 	}
 	was, scanned := f.node.observers.programs[p]

@@ -245,12 +245,7 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 		return n
 	}
 	n.addPods(links, byIndex)
-	// Routes may have an MTU of their own. The programs look up path MTUs themselves (route_mtu).
-	for _, r := range routes {
-		if r.MTU != 0 && n.encapsulates(r.LinkIndex) {
-			n.limitMTU(r.MTU - overhead)
-		}
-	}
+	n.addRouteMTUs(routes)
 	for _, at := range neighbours {
 		if len(at.HardwareAddr) == 6 && slices.Contains(n.veths, at.LinkIndex) {
 			n.owners = append(n.owners, datapath.LinkMAC{Link: at.LinkIndex, MAC: [6]byte(at.HardwareAddr)})
@@ -335,15 +330,35 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 	}
 }
 
+// addRouteMTUs applies the MTUs that routes have of their own. The programs look up path MTUs themselves (route_mtu), but
+// bpf_fib_lookup ignores the MTU of an IPv4 route unless it is locked, and the kernel does not when it forwards.
+func (n *node) addRouteMTUs(routes []netlink.Route) {
+	for _, r := range routes {
+		if r.MTU == 0 {
+			continue
+		}
+		devices := []int{r.LinkIndex}
+		for _, hop := range r.MultiPath {
+			devices = append(devices, hop.LinkIndex)
+		}
+		if slices.ContainsFunc(devices, n.encapsulates) {
+			n.limitMTU(r.MTU - overhead)
+		}
+		if slices.ContainsFunc(devices, func(device int) bool { return slices.Contains(n.routers, device) }) {
+			n.limitMTU(r.MTU)
+		}
+	}
+}
+
 // routersMax is the size of the map routers in bpf/fastpath/vxlan.h.
 const routersMax = 16
 
-// addRouters finds the routers: the NICs with a route through a gateway. If there is an overlay, a default route alone does not
-// make one: it takes packets that leave the cluster.
+// addRouters finds the routers: the NICs with a route through a gateway. Beside an overlay, neither a default route makes one nor
+// what the network has announced, such as the routes to a cloud's metadata server: they take packets that leave the cluster.
 func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route) {
 	gateways := make(map[int][]net.IP)
 	for _, r := range routes {
-		if isDefault(r) && len(n.overlays) > 0 || r.Type != unix.RTN_UNICAST {
+		if r.Type != unix.RTN_UNICAST || len(n.overlays) > 0 && (isDefault(r) || isAnnounced(r)) {
 			continue
 		}
 		if r.Gw != nil {
@@ -385,8 +400,11 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 func mayRoute(l netlink.Link, links []netlink.Link, routes []netlink.Route, gateways []net.IP) bool {
 	index := l.Attrs().Index
 	switch l.Type() {
-	case "device", "bond", "team", "vlan", "macvlan":
+	case "device", "bond", "team":
 		return true
+	case "vlan", "macvlan":
+		lower := slices.IndexFunc(links, func(o netlink.Link) bool { return o.Attrs().Index == l.Attrs().ParentIndex })
+		return l.Attrs().NetNsID >= 0 || lower < 0 || links[lower].Type() == "veth" || mayRoute(links[lower], links, routes, gateways)
 	case "veth":
 		return slices.ContainsFunc(routes, func(r netlink.Route) bool {
 			return r.LinkIndex == index && r.Gw == nil && !isDefault(r) && !isHost(r) && slices.ContainsFunc(gateways, r.Dst.Contains)
@@ -397,6 +415,11 @@ func mayRoute(l netlink.Link, links []netlink.Link, routes []netlink.Route, gate
 		})
 	}
 	return false
+}
+
+// isAnnounced reports whether a route came by DHCP, by a router advertisement, or by an ICMP redirect.
+func isAnnounced(r netlink.Route) bool {
+	return slices.Contains([]netlink.RouteProtocol{unix.RTPROT_DHCP, unix.RTPROT_RA, unix.RTPROT_REDIRECT}, r.Protocol)
 }
 
 // isDefault reports whether a route takes all packets.

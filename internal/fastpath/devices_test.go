@@ -8,9 +8,12 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/fastpath/datapath"
 )
 
 // TestDeviceClassification checks how devices on top of a NIC and of pods' links are classified.
@@ -111,6 +114,15 @@ func TestRouters(t *testing.T) {
 	vxlan.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	enslaved, wired, bridged := attrs(nic, "eth0"), attrs(nic, "eth0"), attrs(pod, "veth7")
 	enslaved.MasterIndex, wired.NetNsID, bridged.MasterIndex, bridged.NetNsID = other, 2, nic, 1
+	announced := route("169.254.169.254/32", "192.0.2.254", nic)
+	announced.Protocol = unix.RTPROT_DHCP
+	podsBridge := &netlink.Bridge{LinkAttrs: attrs(other, "cni0")}
+	onBridge := attrs(nic, "cni0.9")
+	onBridge.ParentIndex = other
+	port := &netlink.Veth{LinkAttrs: attrs(pod, "veth7")}
+	port.MasterIndex, port.NetNsID = other, 1
+	onNIC := attrs(other, "eth0.9")
+	onNIC.ParentIndex = nic
 	vrf := &netlink.Vrf{LinkAttrs: attrs(other, "blue"), Table: 7}
 	for name, tt := range map[string]struct {
 		devices []netlink.Link
@@ -122,6 +134,10 @@ func TestRouters(t *testing.T) {
 		"a default route":                       {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own, usual}, routers: []int{nic}},
 		"a default route beside an overlay":     {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual}},
 		"a route to pods beside an overlay":     {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual, toPods}, routers: []int{nic}},
+		"an announced route beside an overlay":  {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual, announced}},
+		"an announced route":                    {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own, announced}, routers: []int{nic}},
+		"a VLAN of the NIC":                     {devices: []netlink.Link{eth0, link, &netlink.Vlan{LinkAttrs: onNIC}}, routes: []netlink.Route{route("10.0.0.0/8", "198.51.100.1", other)}, routers: []int{other}},
+		"a VLAN of the pods' bridge":            {devices: []netlink.Link{podsBridge, port, &netlink.Vlan{LinkAttrs: onBridge}}, routes: []netlink.Route{own, toPods}},
 		"no gateway":                            {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own}},
 		"several paths":                         {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{{Dst: subnet("10.0.0.0/8"), Type: unix.RTN_UNICAST, MultiPath: []*netlink.NexthopInfo{{LinkIndex: nic, Gw: net.IPv4(192, 0, 2, 2)}}}}, routers: []int{nic}},
 		"a blackhole":                           {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{{Dst: subnet("10.0.0.0/8"), LinkIndex: nic, Gw: net.IPv4(192, 0, 2, 2), Type: unix.RTN_BLACKHOLE}}},
@@ -153,6 +169,49 @@ func TestRouters(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRouteMTUs checks that the fast path takes the MTU of a route into account, on the devices that it sends packets to.
+func TestRouteMTUs(t *testing.T) {
+	const router, underlay, other = 2, 3, 4
+	for name, tt := range map[string]struct {
+		route netlink.Route
+		mtu   int
+	}{
+		"under an overlay":  {netlink.Route{MTU: 1400, LinkIndex: underlay}, 1400 - overhead},
+		"a router":          {netlink.Route{MTU: 1400, LinkIndex: router}, 1400},
+		"several paths":     {netlink.Route{MTU: 1400, MultiPath: []*netlink.NexthopInfo{{LinkIndex: other}, {LinkIndex: router}}}, 1400},
+		"another device":    {netlink.Route{MTU: 1400, LinkIndex: other}, 1500},
+		"no MTU of its own": {netlink.Route{LinkIndex: router}, 1500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := node{mtu: 1500, routers: []int{router}, overlays: map[int]datapath.VXLANDevice{5: {NIC: underlay}}}
+			n.addRouteMTUs([]netlink.Route{tt.route})
+			if n.mtu != tt.mtu {
+				t.Errorf("the MTU is %d, want %d", n.mtu, tt.mtu)
+			}
+		})
+	}
+}
+
+// TestEndsWith checks that a foreign program after any program of the fast path is found: a NIC may have two of them.
+func TestEndsWith(t *testing.T) {
+	ours := func(id ebpf.ProgramID) bool { return id < 10 }
+	for name, tt := range map[string]struct {
+		programs []ebpf.ProgramID
+		want     bool
+	}{
+		"none":                {nil, false},
+		"only others":         {[]ebpf.ProgramID{10, 11}, false},
+		"ours":                {[]ebpf.ProgramID{1, 2}, true},
+		"others before ours":  {[]ebpf.ProgramID{10, 1, 2}, true},
+		"another after ours":  {[]ebpf.ProgramID{1, 2, 10}, false},
+		"another between two": {[]ebpf.ProgramID{1, 10, 2}, false},
+	} {
+		if got := endsWith(tt.programs, ours); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
 	}
 }
 
