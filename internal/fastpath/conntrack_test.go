@@ -25,6 +25,7 @@ import (
 
 	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/fastpath/datapath"
+	"slipstream.dev/internal/place/lab/overlay"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
@@ -637,17 +638,23 @@ func TestForgedPackets(t *testing.T) {
 func TestRouteMTU(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		name   string
-		narrow func(*netlink.Route) error
+		name, shape string
+		narrow      func(*world)
 	}{
-		{"route", netlink.RouteReplace},
-		{"learnt", nil},
+		{"of the NIC", spec.ShapeFlannel, func(w *world) { w.in("n0", func() error { return setRouteMTU(false, 1300) }) }},
+		{"through a gateway", overlay.ShapeRouted, func(w *world) { w.in("n0", func() error { return setRouteMTU(true, 1300) }) }},
+		{"learnt", spec.ShapeFlannel, func(w *world) { w.learnPMTU("n0", 1300) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
+			w := newWorld(t, tt.shape, spec.OffloadFull)
 			w.start()
 			near := w.datagrams()
+			if tt.shape == overlay.ShapeRouted { // otherwise the kernel does not fragment, but answers by ICMP
+				option(t, near, func(fd int) error {
+					return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
+				})
+			}
 			go func() { _, _ = io.Copy(io.Discard, near) }()
 			small, large := make([]byte, 64), make([]byte, 1390)
 			send := func(b []byte, n int) (accelerated uint64) {
@@ -661,12 +668,7 @@ func TestRouteMTU(t *testing.T) {
 				return w.counts(0)["fast-out"] - before
 			}
 			w.eventually("large packets take the fast path", func() { send(small, 20) }, func() bool { return send(large, 20) >= 19 })
-			_ = tt.narrow
-			if tt.narrow != nil {
-				w.in("n0", func() error { return setRouteMTU(1300) })
-			} else {
-				w.learnPMTU("n0", 1300)
-			}
+			tt.narrow(w)
 			w.eventually("small packets take the fast path", func() { send(small, 20) }, func() bool { return send(small, 20) >= 19 })
 			time.Sleep(600 * time.Millisecond) // routes are read twice a second
 			send(small, 20)
@@ -685,13 +687,13 @@ func TestRouteMTU(t *testing.T) {
 	}
 }
 
-// setRouteMTU sets the MTU of the routes of the NIC.
-func setRouteMTU(mtu int) error {
+// setRouteMTU sets the MTU of the route to the other node, or of those through it.
+func setRouteMTU(gateway bool, mtu int) error {
 	routes, err := netlink.RouteList(nil, unix.AF_INET)
 	for _, r := range routes {
-		if r.Dst != nil && r.Dst.String() == "198.18.0.0/24" {
+		if gateway && r.Gw != nil || !gateway && r.Dst != nil && r.Dst.String() == "198.18.0.0/24" {
 			r.MTU = mtu
-			return netlink.RouteReplace(&r)
+			err = errors.Join(err, netlink.RouteReplace(&r))
 		}
 	}
 	return err
