@@ -15,7 +15,7 @@ type Accelerator struct {
 	RPS *RPS `json:"rps,omitempty"`
 	// RFS moves received packets to the CPU of the application.
 	RFS *RFS `json:"rfs,omitempty"`
-	// Fastpath is the eBPF fast path for VXLAN. It acts on nodes.
+	// Fastpath is the eBPF fast path. It acts on nodes.
 	Fastpath *Fastpath `json:"fastpath,omitempty"`
 }
 
@@ -309,16 +309,16 @@ func (a *RFS) on(classes []string) accelerator {
 }
 
 func (a *Fastpath) label() string           { return "the fast path" }
-func (a *Fastpath) classes() []string       { return []string{DeviceOverlay} }
+func (a *Fastpath) classes() []string       { return []string{DeviceNIC, DeviceOverlay} }
 func (a *Fastpath) on([]string) accelerator { return a }
 func (a *Fastpath) ofMachine() bool         { return false }
 func (a *Fastpath) steers() bool            { return false }
 
 func (a *Fastpath) words() string {
 	if len(a.UnseenBy) > 0 {
-		return "the eBPF fast path of VXLAN, unseen by " + strings.Join(a.UnseenBy, ", ")
+		return "the eBPF fast path, unseen by " + strings.Join(a.UnseenBy, ", ")
 	}
-	return "the eBPF fast path of VXLAN"
+	return "the eBPF fast path"
 }
 
 func (a *VF) label() string           { return "virtual functions" }

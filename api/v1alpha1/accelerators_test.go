@@ -15,7 +15,7 @@ func TestKinds(t *testing.T) {
 		{ForPolicy(Accelerator{RPS: &RPS{Devices: []string{"nic", "pod"}, CPUs: "0"}})[0], "rps, RPS, [nic pod], true, [RPS on nic over CPUs 0], [RPS on pod over CPUs 0]"},
 		{ForPolicy(Accelerator{RFS: &RFS{Devices: []string{"pod"}, Entries: 64}})[0], "rfs, RFS, [pod], true, [RFS on ], [RFS on pod]"}, // the machine's table
 		{ForPolicy(Accelerator{RFS: &RFS{Devices: []string{"nic"}, Entries: 64}})[0], "rfs, RFS, [nic], true, [RFS on nic], []"},
-		{ForPolicy(Accelerator{Fastpath: &Fastpath{}})[0], "fastpath, the fast path, [overlay], false, [the eBPF fast path of VXLAN], []"},
+		{ForPolicy(Accelerator{Fastpath: &Fastpath{}})[0], "fastpath, the fast path, [nic overlay], false, [the eBPF fast path], []"},
 		{PolicyAccelerator{VF: &VF{}}, "vf, no accelerator, [], false, [], []"},
 		{PolicyAccelerator{}, ", no accelerator, [], false, [], []"},
 	} {

@@ -397,8 +397,22 @@ func (r *running) detachOne() {
 	must(r.t, there.Detach())
 }
 
-// TestFastpathCannot checks a node without an overlay, and one whose only overlay is of an
-// unsupported kind.
+// removeGateways removes the node's default routes, and returns them.
+func (p *testNode) removeGateways() (removed []netlink.Route) {
+	p.t.Helper()
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	must(p.t, err)
+	for _, r := range routes {
+		if r.Gw != nil && (r.Dst == nil || r.Dst.IP.IsUnspecified()) {
+			must(p.t, netlink.RouteDel(&r))
+			removed = append(removed, r)
+		}
+	}
+	return removed
+}
+
+// TestFastpathCannot checks a node without an overlay, with and without a route through a gateway, and one whose only overlay
+// is of an unsupported kind.
 func TestFastpathCannot(t *testing.T) {
 	t.Parallel()
 	p := newOverlay(t)
@@ -410,17 +424,22 @@ func TestFastpathCannot(t *testing.T) {
 	p.pod("new")
 	shape(t, "veth-new") // no notification about a link announces this
 	a.wantEvent(v1alpha1.ReasonSkipped, "veth-new")
+	gateways := p.removeGateways()
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
 	must(t, netlink.LinkDel(l))
-	a.wantState("fast", v1alpha1.StatePending, v1alpha1.ReasonNoDevice)
-	if s := a.Status(); s.state("fastpath").Kind != "" {
-		t.Errorf("%+v", s.state("fastpath"))
+	o := a.wantState("fast", v1alpha1.StateFailed, v1alpha1.ReasonImpossible)
+	if !strings.Contains(o.Message, "no NIC with a route through a gateway") {
+		t.Errorf("%+v", o)
 	}
+	for _, r := range gateways {
+		must(t, netlink.RouteAdd(&r))
+	}
+	a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Flags = "other", net.FlagUp
 	must(t, netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: 4789}))
-	o := a.wantState("fast", v1alpha1.StateFailed, v1alpha1.ReasonImpossible)
+	o = a.wantState("fast", v1alpha1.StateFailed, v1alpha1.ReasonImpossible)
 	if !strings.Contains(o.Message, "other: each packet has its own tunnel key") {
 		t.Errorf("%+v", o)
 	}

@@ -357,8 +357,9 @@ const routersMax = 16
 // what the network has announced, such as the routes to a cloud's metadata server: they take packets that leave the cluster.
 func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route) {
 	gateways := make(map[int][]net.IP)
+	encapsulated := slices.ContainsFunc(links, isOverlay)
 	for _, r := range routes {
-		if r.Type != unix.RTN_UNICAST || len(n.overlays) > 0 && (isDefault(r) || isAnnounced(r)) {
+		if r.Type != unix.RTN_UNICAST || encapsulated && (isDefault(r) || isAnnounced(r)) {
 			continue
 		}
 		if r.Gw != nil {
@@ -415,6 +416,11 @@ func mayRoute(l netlink.Link, links []netlink.Link, routes []netlink.Route, gate
 		})
 	}
 	return false
+}
+
+// isOverlay reports whether a device encapsulates packets of pods, also if the fast path does not support it.
+func isOverlay(l netlink.Link) bool {
+	return (l.Type() == "vxlan" || l.Type() == "geneve") && l.Attrs().Flags&net.FlagUp != 0
 }
 
 // isAnnounced reports whether a route came by DHCP, by a router advertisement, or by an ICMP redirect.

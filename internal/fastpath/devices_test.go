@@ -110,6 +110,7 @@ func TestRouters(t *testing.T) {
 	eth0 := &netlink.Device{LinkAttrs: attrs(nic, "eth0")}
 	link := &netlink.Veth{LinkAttrs: attrs(pod, "veth7")}
 	link.NetNsID = 1
+	cilium := &netlink.Vxlan{LinkAttrs: attrs(other, "cilium_vxlan"), FlowBased: true}
 	vxlan := &netlink.Vxlan{LinkAttrs: attrs(other, "flannel.1"), SrcAddr: net.IPv4(192, 0, 2, 1).To4(), VtepDevIndex: nic, Port: 8472}
 	vxlan.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	enslaved, wired, bridged := attrs(nic, "eth0"), attrs(nic, "eth0"), attrs(pod, "veth7")
@@ -131,8 +132,10 @@ func TestRouters(t *testing.T) {
 		routers []int
 		skipped []string
 	}{
-		"a default route":                       {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own, usual}, routers: []int{nic}},
-		"a default route beside an overlay":     {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual}},
+		"a default route":                   {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own, usual}, routers: []int{nic}},
+		"a default route beside an overlay": {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual}},
+		"a default route beside an overlay that is not supported": {devices: []netlink.Link{eth0, link, cilium}, routes: []netlink.Route{own, usual},
+			skipped: []string{"cilium_vxlan: each packet has its own tunnel key (external)"}},
 		"a route to pods beside an overlay":     {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual, toPods}, routers: []int{nic}},
 		"an announced route beside an overlay":  {devices: []netlink.Link{eth0, link, vxlan}, routes: []netlink.Route{own, usual, announced}},
 		"an announced route":                    {devices: []netlink.Link{eth0, link}, routes: []netlink.Route{own, announced}, routers: []int{nic}},

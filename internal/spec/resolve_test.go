@@ -17,7 +17,7 @@ func TestVariantSettings(t *testing.T) {
 		"part of a NIC profile":   {Variant{NIC: &NIC{Offload: OffloadNone}}, []string{"NIC offload none"}},
 		"accelerators on one side": {
 			Variant{Accelerate: []v1alpha1.Accelerator{{RPS: &v1alpha1.RPS{Devices: []string{v1alpha1.DeviceNIC}, CPUs: v1alpha1.CPUsAll}}, {Fastpath: &v1alpha1.Fastpath{}}}, On: SideServer},
-			[]string{"RPS on nic over CPUs all, on the server's side only", "the eBPF fast path of VXLAN, on the server's side only"},
+			[]string{"RPS on nic over CPUs all, on the server's side only", "the eBPF fast path, on the server's side only"},
 		},
 		"everything, tools in the order of their workloads": {
 			Variant{
@@ -26,7 +26,7 @@ func TestVariantSettings(t *testing.T) {
 				Tools:      map[string]string{"stream": ToolIperf3, "pingpong": ToolQperf},
 			},
 			[]string{
-				"NIC offload full, MTU 9000, 10G, 1.50 USD/h", "RPS on nic, pod over CPUs all", "the eBPF fast path of VXLAN",
+				"NIC offload full, MTU 9000, 10G, 1.50 USD/h", "RPS on nic, pod over CPUs all", "the eBPF fast path",
 				"pingpong measured with qperf", "stream measured with iperf3",
 			},
 		},
