@@ -25,10 +25,10 @@ import (
 )
 
 // debian makes the file tree of a small system of the machine's release of Debian: what is always there, systemd, and what the
-// tests use. It takes the packages from where this machine's apt has them.
+// tests use. It takes the packages from where this machine's apt has them. What it mounts meanwhile, other tests do not see.
 func debian(ctx context.Context, dir string) error {
 	cmd := exec.CommandContext(ctx, "bash", "-euc", `
-		mmdebstrap --quiet --mode=root --variant=minbase --include=systemd,man-db,bash-completion,iproute2,rpm \
+		unshare --mount mmdebstrap --quiet --mode=root --variant=minbase --include=systemd,man-db,bash-completion,iproute2,rpm \
 			"$(. /etc/os-release && echo "$VERSION_CODENAME")" "$1" \
 			"$(find /etc/apt -name '*.sources' -path '*debian*' -o -name sources.list | head -1)"`, "bash", dir)
 	if out, err := cmd.CombinedOutput(); err != nil {
