@@ -125,16 +125,8 @@ func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
 		return nil, nil, err
 	}
 	for _, r := range routes {
-		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
-				continue
-			}
-		}
-		if r.LinkIndex != 0 {
-			gateways = append(gateways, r.LinkIndex)
-		}
-		for _, hop := range r.MultiPath {
-			gateways = append(gateways, hop.LinkIndex)
+		if netns.IsDefaultRoute(r) {
+			gateways = append(gateways, netns.RouteLinks(r)...)
 		}
 	}
 	addrs, err := netns.Dump("addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })

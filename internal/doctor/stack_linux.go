@@ -200,7 +200,7 @@ func (l looker) tables() (t tables, err error) {
 				t.families[r.LinkIndex] = t.families[r.LinkIndex].with(to.Addr())
 			}
 		}
-		if isDefault(r) && r.LinkIndex != 0 && t.gateway == 0 {
+		if netns.IsDefaultRoute(r) && r.LinkIndex != 0 && t.gateway == 0 {
 			t.gateway = r.LinkIndex
 		}
 	}
@@ -281,14 +281,6 @@ func otherHost() (map[int]uint64, error) {
 	return all, nil
 }
 
-func isDefault(r netlink.Route) bool {
-	if r.Dst == nil {
-		return true
-	}
-	ones, _ := r.Dst.Mask.Size()
-	return ones == 0
-}
-
 // qdiscs lists the queueing disciplines.
 func qdiscs() ([]netlink.Qdisc, error) {
 	return netns.Dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
@@ -362,7 +354,7 @@ func (l looker) podEnd(p pod) (end PodEnd, err error) {
 	if err != nil {
 		return end, err
 	}
-	i := slices.IndexFunc(routes, func(r netlink.Route) bool { return isDefault(r) && r.LinkIndex == p.index })
+	i := slices.IndexFunc(routes, func(r netlink.Route) bool { return netns.IsDefaultRoute(r) && r.LinkIndex == p.index })
 	if i < 0 {
 		return end, errors.New("no default route")
 	}

@@ -337,10 +337,7 @@ func (n *node) addRouteMTUs(routes []netlink.Route) {
 		if r.MTU == 0 {
 			continue
 		}
-		devices := []int{r.LinkIndex}
-		for _, hop := range r.MultiPath {
-			devices = append(devices, hop.LinkIndex)
-		}
+		devices := netns.RouteLinks(r)
 		if slices.ContainsFunc(devices, n.encapsulates) {
 			n.limitMTU(r.MTU - overhead)
 		}
@@ -359,7 +356,7 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 	gateways := make(map[int][]net.IP)
 	encapsulated := slices.ContainsFunc(links, isOverlay)
 	for _, r := range routes {
-		if r.Type != unix.RTN_UNICAST || encapsulated && (isDefault(r) || isAnnounced(r)) {
+		if r.Type != unix.RTN_UNICAST || encapsulated && (netns.IsDefaultRoute(r) || isAnnounced(r)) {
 			continue
 		}
 		if r.Gw != nil {
@@ -408,7 +405,7 @@ func mayRoute(l netlink.Link, links []netlink.Link, routes []netlink.Route, gate
 		return l.Attrs().NetNsID >= 0 || lower < 0 || links[lower].Type() == "veth" || mayRoute(links[lower], links, routes, gateways)
 	case "veth":
 		return slices.ContainsFunc(routes, func(r netlink.Route) bool {
-			return r.LinkIndex == index && r.Gw == nil && !isDefault(r) && !isHost(r) && slices.ContainsFunc(gateways, r.Dst.Contains)
+			return r.LinkIndex == index && r.Gw == nil && !netns.IsDefaultRoute(r) && !isHost(r) && slices.ContainsFunc(gateways, r.Dst.Contains)
 		})
 	case "bridge":
 		return !slices.ContainsFunc(links, func(port netlink.Link) bool {
@@ -426,15 +423,6 @@ func isOverlay(l netlink.Link) bool {
 // isAnnounced reports whether a route came by DHCP, by a router advertisement, or by an ICMP redirect.
 func isAnnounced(r netlink.Route) bool {
 	return slices.Contains([]netlink.RouteProtocol{unix.RTPROT_DHCP, unix.RTPROT_RA, unix.RTPROT_REDIRECT}, r.Protocol)
-}
-
-// isDefault reports whether a route takes all packets.
-func isDefault(r netlink.Route) bool {
-	if r.Dst == nil {
-		return true
-	}
-	ones, _ := r.Dst.Mask.Size()
-	return ones == 0
 }
 
 // isHost reports whether a route takes packets for a single address.
