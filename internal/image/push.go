@@ -40,7 +40,7 @@ func parse(reference string) (registry.Reference, error) {
 	return r, nil
 }
 
-// Push copies the image of an archive, for all its platforms, to REGISTRY/NAME[:TAG]. The default is the archive's tag. It
+// Push copies the image of an archive, for all its platforms, to REGISTRY/NAME[:TAG]. The default is the archive's first tag: its version. It
 // authenticates as docker login and its credential helpers have recorded it. It speaks HTTP to a registry on this machine's
 // loopback interface, and to others with plain only.
 func Push(ctx context.Context, archive, to string, plain bool) (p Pushed, err error) {
@@ -56,8 +56,16 @@ func Push(ctx context.Context, archive, to string, plain bool) (p Pushed, err er
 	if err := store.Tags(ctx, "", func(some []string) error { tags = append(tags, some...); return nil }); err != nil {
 		return p, fmt.Errorf("read the image in %s: %w", archive, err)
 	}
-	if len(tags) != 1 {
-		return p, fmt.Errorf("%s has %d images, want one, as make image writes it", archive, len(tags))
+	images := make(map[string]bool) // by digest: one may have several tags
+	for _, tag := range tags {
+		d, err := store.Resolve(ctx, tag)
+		if err != nil {
+			return p, fmt.Errorf("read the image in %s: %w", archive, err)
+		}
+		images[d.Digest.String()] = true
+	}
+	if len(images) != 1 {
+		return p, fmt.Errorf("%s has %d images, want one, as make image writes it", archive, len(images))
 	}
 	if target.Reference == "" {
 		target.Reference = tags[0]

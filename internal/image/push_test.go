@@ -86,7 +86,7 @@ func login(t *testing.T, address, user string) {
 
 // TestPush pushes to a registry that takes nothing from strangers, twice, and reads back all platforms.
 func TestPush(t *testing.T) {
-	archive, digest := archived(t, "v1")
+	archive, digest := archived(t, "v1", "v2") // two tags of one image, as make image writes them
 	uploads := 0
 	stored := registry.New(registry.Logger(log.New(t.Output(), "", 0)))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -132,14 +132,14 @@ func TestPush(t *testing.T) {
 }
 
 func TestPushRefuses(t *testing.T) {
-	two, _ := archived(t, "v1", "v2")
+	unnamed, _ := archived(t)
 	none := filepath.Join(t.TempDir(), "none.tar")
 	for _, c := range []struct{ archive, to, want string }{
-		{two, "localhost:1/name", "has 2 images, want one"},
+		{unnamed, "localhost:1/name", "has 0 images, want one"},
 		{none, "localhost:1/name", "no such file"},
-		{two, "name", "must be REGISTRY/NAME"},
-		{two, "localhost:1/name@sha256:" + strings.Repeat("0", 64), "must be REGISTRY/NAME"},
-		{two, "localhost:1/Name", "must be REGISTRY/NAME"},
+		{unnamed, "name", "must be REGISTRY/NAME"},
+		{unnamed, "localhost:1/name@sha256:" + strings.Repeat("0", 64), "must be REGISTRY/NAME"},
+		{unnamed, "localhost:1/Name", "must be REGISTRY/NAME"},
 	} {
 		if _, err := Push(t.Context(), c.archive, c.to, false); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("push %s to %s: %v, want %q", c.archive, c.to, err, c.want)
