@@ -35,7 +35,7 @@ func This(version string) Program { return Program{version, runtime.GOARCH} }
 
 // writesAs reports whether two programs are certain to write the same bytes. Programs that were not built from a commit are not.
 func (p Program) writesAs(other Program) bool {
-	return p == other && p.Version != "devel" && !strings.HasSuffix(p.Version, "-dirty")
+	return p == other && p.Version != "devel" && !strings.HasSuffix(p.Version, ".dirty")
 }
 
 // Seal writes a result as a bundle. The same result gives the same bytes.
