@@ -85,15 +85,18 @@ func pause(t *spec.Traffic) time.Duration {
 	if t.Rate == 0 {
 		return 0
 	}
-	return time.Second / time.Duration(t.Rate*max(1, t.Connections))
+	return time.Second / time.Duration(setRate(t))
 }
+
+// setRate returns how many messages a second are set for a pair; 0 if none are.
+func setRate(t *spec.Traffic) int { return t.Rate * max(1, t.Connections) }
 
 // repliesDue returns how many replies the set rate allows; many if there is none.
 func repliesDue(t *spec.Traffic, pairs int) uint64 {
 	if t.Rate == 0 {
 		return fewestReplies
 	}
-	return uint64(float64(t.Rate*max(1, t.Connections)*pairs) * time.Duration(t.Duration).Seconds())
+	return uint64(float64(setRate(t)*pairs) * time.Duration(t.Duration).Seconds())
 }
 
 // judgeParts judges each pair of a mesh by itself, and makes its part fail if it does not count.
@@ -115,6 +118,7 @@ func (m *measurement) judgeParts(silent []time.Duration) {
 // NICs of the node on which traffic arrives do.
 func (m *measurement) silences(pairs []pairEnds) []time.Duration {
 	all := make([]time.Duration, len(pairs))
+	ofNode := make(map[string]time.Duration) // pairs share nodes
 	for i, p := range pairs {
 		all[i] = time.Duration(hearing(m.cell, &m.out.PerPair[i]).Silent * float64(time.Second))
 		if all[i] > 0 || m.spec.Tool == spec.ToolNative {
@@ -124,9 +128,14 @@ func (m *measurement) silences(pairs []pairEnds) []time.Duration {
 		if m.cell.Workload.Stream != nil {
 			node = p.servers[0].place.Node
 		}
-		if s, err := record.DecodeSeries(m.out.Series[node]); err == nil { // without one, nothing is known
-			all[i] = silentNICs(s)
+		silent, known := ofNode[node]
+		if !known {
+			if s, err := record.DecodeSeries(m.out.Series[node]); err == nil { // without one, nothing is known
+				silent = silentNICs(s)
+			}
+			ofNode[node] = silent
 		}
+		all[i] = silent
 	}
 	return all
 }

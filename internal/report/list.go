@@ -54,8 +54,8 @@ type List struct {
 	Total       int
 	// Query and Experiment are what was searched for.
 	Query, Experiment string
-	// Skip is the number of newer results that are not on the page, and Size how many there are on a page.
-	Skip, Size int
+	// Skip is the number of newer results that are not on the page.
+	Skip int
 	// Previous and Next are the addresses of other pages; empty if there are none.
 	Previous, Next string
 }

@@ -100,7 +100,7 @@ const pageSize = 25
 func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	skip, _ := strconv.Atoi(q.Get("skip"))
-	l := report.List{Folder: s.folder.Path(), Query: q.Get("q"), Experiment: q.Get("experiment"), Skip: max(0, skip), Size: pageSize}
+	l := report.List{Folder: s.folder.Path(), Query: q.Get("q"), Experiment: q.Get("experiment"), Skip: max(0, skip)}
 	var err error
 	if l.Experiments, err = s.folder.Experiments(); err != nil {
 		return err
@@ -219,10 +219,8 @@ func (s *Server) trend(w http.ResponseWriter, r *http.Request) error {
 // Run serves connections until the context ends.
 func (s *Server) Run(ctx context.Context, listen func(*http.Server) error) error {
 	server := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
-	ctx, stop := context.WithCancel(ctx)
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // nothing is lost: no request changes anything
 	defer stop()
-	ended := context.AfterFunc(ctx, func() { _ = server.Close() }) // nothing is lost: no request changes anything
-	defer ended()
 	if err := listen(server); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
@@ -245,7 +243,7 @@ func WriteIndex(folder *history.Folder, create func(name string, write func(io.W
 	if err != nil {
 		return err
 	}
-	l := report.List{Links: links, Folder: "Results", Results: results, Total: total, Size: total}
+	l := report.List{Links: links, Folder: "Results", Results: results, Total: total}
 	for _, experiment := range all {
 		if len(report.TrendFile(experiment)) > longestName {
 			continue

@@ -37,8 +37,8 @@ func TestNoRoot(t *testing.T) {
 		"sudo: sorry, you must have a tty to run sudo":                           "refuses commands without a terminal: exempt the user",
 		"Sorry, user me is not allowed to execute '/usr/bin/true' as root on b.": "does not let the user run every command: allow them all",
 		"me is not in the sudoers file.":                                         "does not let the user run every command: allow them all",
-		"sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set": "sudo there fails (sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set): mend it",
-		"": "sudo there fails (it says nothing): mend it",
+		"sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set": "sudo there fails (sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set): repair it",
+		"": "sudo there fails (it says nothing): repair it",
 	} {
 		f := facts{refused: said}
 		if got := f.noRoot(); !strings.Contains(got, want) {

@@ -65,7 +65,7 @@ func (f *facts) noRoot() string {
 			return r.means + ": " + r.remedy
 		}
 	}
-	return fmt.Sprintf("sudo there fails (%s): mend it", cmp.Or(f.refused, "it says nothing"))
+	return fmt.Sprintf("sudo there fails (%s): repair it", cmp.Or(f.refused, "it says nothing"))
 }
 
 // suit says whether a host suits the run, and which binary suits the host.

@@ -71,7 +71,7 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	control, traffic := p.makePods()
 	if !p.inNamedNamespace {
 		for _, n := range p.namespaceObjects() {
-			if _, err := p.cluster.api.Namespaces().Create(ctx, n, rehearsal); err != nil && !unauthorized(err) {
+			if _, err := p.cluster.api.Namespaces().Create(ctx, n, rehearsal); err != nil && !deniedByRBAC(err) {
 				lacks = append(lacks, fmt.Sprintf("create namespace %s: %v", n.Name, explain(err)))
 			}
 		}
@@ -117,14 +117,14 @@ func (p *Pods) rehearseIn(ctx context.Context, pods []*corev1.Pod) (notes []stri
 			err = fmt.Errorf("%w (asked in namespace %s, because those of the run do not exist yet)", err, existing)
 		}
 	}
-	if unauthorized(err) { // the permissions say so
+	if deniedByRBAC(err) { // the permissions say so
 		err = nil
 	}
 	return notes, err
 }
 
-// unauthorized reports whether the API server did not get as far as admission.
-func unauthorized(err error) bool {
+// deniedByRBAC reports whether the user lacks the permission to create an object, so that admission was not asked.
+func deniedByRBAC(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot create resource")
 }
 
