@@ -25,8 +25,10 @@ type Run struct {
 	networks []*network // by fabric
 	// done has the trials on record. Those of an earlier run that is resumed come first. They have no time
 	// series: nothing here reads those, and a large mesh has many.
-	done  []record.Trial
-	began time.Time
+	done []record.Trial
+	// finished counts those that are not run again. Many events tell it, and it changes with done alone.
+	finished int
+	began    time.Time
 	// fresh counts the trials of this run, to estimate how long one takes.
 	fresh int
 	total int
@@ -42,6 +44,7 @@ func Start(ctx context.Context, p *Plan, t Target, run RunCommand, owner string,
 	for _, trial := range done {
 		r.remember(trial)
 	}
+	r.finished = finished(r.done)
 	for i, f := range p.topology.Fabrics() {
 		n, err := openNetwork(ctx, t, i, p)
 		if err != nil {
@@ -252,6 +255,7 @@ func (r *Run) runTrial(ctx context.Context, b, entry int, c attempt, out Results
 		return false, err
 	}
 	r.remember(trial)
+	r.finished = finished(r.done)
 	r.fresh++
 	r.event(Event{Kind: Ends, Trial: trial})
 	return trial.Status == record.StatusOK, nil
@@ -273,7 +277,7 @@ func (r *Run) remember(trial record.Trial) {
 }
 
 func (r *Run) event(e Event) {
-	e.Done, e.Total = r.finished(), r.total
+	e.Done, e.Total = r.finished, r.total
 	each := r.plan.blockTime() / time.Duration(r.plan.trials())
 	if r.fresh >= r.plan.trials() { // a whole block: its mean is the plan's mix
 		each = time.Since(r.began) / time.Duration(r.fresh)
@@ -283,8 +287,8 @@ func (r *Run) event(e Event) {
 }
 
 // finished counts the trials that are not run again: a failed one is repeated once.
-func (r *Run) finished() (n int) {
-	for _, t := range record.LastEntries(r.done) {
+func finished(trials []record.Trial) (n int) {
+	for _, t := range record.LastEntries(trials) {
 		if t.Status == record.StatusOK || t.Attempt > 1 {
 			n++
 		}
