@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -107,8 +108,8 @@ func printHistory(w io.Writer, results []history.Result, total int) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "STARTED\tEXPERIMENT\tSTATE\tVERDICTS\tSAYS\tKERNEL\tSLIPSTREAM")
 	for _, r := range results {
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Started.Format("2006-01-02 15:04:05"), plain.Line(r.Experiment), r.State, orNone(report.Verdicts(r.Verdicts)),
-			plain.Line(orNone(report.Says(r))), plain.Line(orNone(r.Fact(history.FactKernel))), plain.Line(orNone(r.Fact(history.FactProgram))))
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Started.Format("2006-01-02 15:04:05"), plain.Line(r.Experiment), r.State, cmp.Or(report.Verdicts(r.Verdicts), "–"),
+			plain.Line(cmp.Or(report.Says(r), "–")), plain.Line(cmp.Or(r.Fact(history.FactKernel), "–")), plain.Line(cmp.Or(r.Fact(history.FactProgram), "–")))
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -118,13 +119,6 @@ func printHistory(w io.Writer, results []history.Result, total int) error {
 		return err
 	}
 	return nil
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "–"
-	}
-	return s
 }
 
 func trendCommand(p Process) *cobra.Command {

@@ -44,7 +44,9 @@ func (b Beside) HTML(w io.Writer) error { return writePage(w, "beside", b) }
 
 // Policy is the Content-Security-Policy of all pages: it allows their own scripts and nothing from elsewhere. Styles may
 // be inline, because bars and figures have some.
-func Policy() string {
+func Policy() string { return scriptPolicy() }
+
+var scriptPolicy = sync.OnceValue(func() string {
 	var scripts strings.Builder
 	for _, source := range []string{scriptSource, liveScript, searchScript} {
 		sum := sha256.Sum256([]byte(source))
@@ -52,7 +54,7 @@ func Policy() string {
 	}
 	return "default-src 'none'; script-src" + scripts.String() +
 		"; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'"
-}
+})
 
 // templates has all pages.
 var templates = sync.OnceValues(func() (*template.Template, error) {

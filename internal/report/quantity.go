@@ -54,6 +54,11 @@ func change(r *stats.Row) string {
 	if ratio >= 2 {
 		return "×" + number.Format(ratio, ci, 2).String()
 	}
+	return percentChange(ratio, ci)
+}
+
+// percentChange formats a ratio as a change with its sign: "+12 % (10–14)", or "−12 % (−14 to −9)".
+func percentChange(ratio float64, ci number.Interval) string {
 	text := number.Percent(ratio-1, ci.Map(func(x float64) float64 { return x - 1 })).With("%")
 	if ratio >= 1 {
 		return "+" + text

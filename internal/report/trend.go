@@ -184,12 +184,7 @@ func (q quantity) value(v history.Value) string { return q.estimate(v.Mean, v.CI
 
 // shiftText says what a change of the level is: "−12 % (−14 to −9)".
 func shiftText(s stats.Shift) string {
-	ci := number.Interval{Low: s.CI95[0] - 1, High: s.CI95[1] - 1}
-	text := number.Percent(s.Ratio-1, ci).With("%")
-	if s.Ratio >= 1 {
-		return "+" + text
-	}
-	return text
+	return percentChange(s.Ratio, number.Interval{Low: s.CI95[0], High: s.CI95[1]})
 }
 
 // shiftVerdict returns whether a change of the level is for the better.
