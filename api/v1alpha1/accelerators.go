@@ -87,8 +87,7 @@ type RFS struct {
 	Entries int `json:"entries,omitempty"`
 }
 
-// Fastpath forwards packets of established connections between pods of different nodes by eBPF, past the
-// node's bridge, routing and netfilter.
+// Fastpath forwards packets of established connections between pods by eBPF, past the node's bridge, routing and netfilter.
 //
 // +kubebuilder:object:generate=true
 type Fastpath struct {

@@ -124,7 +124,7 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 			 * picked up mid-stream. */
 			f->out.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? pod->td_scale : TCP_MAX_WSCALE;
 			f->in.scale = both & IP_CT_TCP_FLAG_WINDOW_SCALE ? peer->td_scale : TCP_MAX_WSCALE;
-			/* Until encap_pod has seen a packet from the pod, it may not be attached to the pod's
+			/* Until redirect_pod has seen a packet from the pod, it may not be attached to the pod's
 			 * link. Then the programs do not know what the pod has acknowledged, and the
 			 * agent could not resynchronise the entry. */
 			if (!(both & IP_CT_TCP_FLAG_BE_LIBERAL)) {

@@ -2,6 +2,7 @@
 /* Per-CPU state: counters, and the probes that are under way. */
 #pragma once
 
+#include "event.h"
 #include "probe.h"
 #include "reason.h"
 #include "segment.h"
@@ -18,9 +19,10 @@ struct cpu_state {
 	struct decap_probe decap_probe;
 	/* When the agent was last asked to attach programs to a pod's link. */
 	__u64 attach_requested;
-	/* Too large for the stack: a new flow, and a packet that follow_refused reads. */
+	/* Too large for the stack: a new flow, a packet that follow_refused reads, and a request to the agent. */
 	struct flow fresh;
 	struct segment refused;
+	struct event request;
 };
 
 struct {

@@ -3,8 +3,7 @@
  * sees them, so the flow follows them. */
 #pragma once
 
-#include "nat.h"
-#include "sampling.h"
+#include "pod.h"
 #include "seq.h"
 
 /* handle_ending deletes the flow that a SYN, FIN or RST of its connection reopens or closes. It ignores any SYN from the
@@ -43,7 +42,8 @@ static __always_inline void follow_fragment(struct flow *f, int out, const struc
 		f->seq_state = SEQ_UNKNOWN;
 }
 
-/* follow_ip updates the flow of a packet. It returns DROP if the packet was for the agent only, else NEXT. */
+/* follow_ip updates the flow of a packet from a pod (out), or from the network. It returns DROP if the packet was for the agent only,
+ * else NEXT. */
 static __always_inline int follow_ip(struct __sk_buff *skb, struct cpu_state *c, int out, int is_ipv6)
 {
 	struct segment *s = &c->refused;
@@ -58,10 +58,16 @@ static __always_inline int follow_ip(struct __sk_buff *skb, struct cpu_state *c,
 	hash = hash_key(&wire);
 	if (FLAGS(h) & (TCPHDR_SYN | TCPHDR_FIN | TCPHDR_RST))
 		admission_reset(hash);
-	if (!bloom_test(hash))
-		return NEXT;
 	own = wire;
-	f = out ? bpf_map_lookup_elem(&flows, &own) : find_flow(&wire, &own, is_ipv6);
+	if (!bloom_test(hash))
+		f = 0;
+	else
+		f = out ? bpf_map_lookup_elem(&flows, &own) : find_flow(&wire, &own, is_ipv6);
+	if (out && !f) {
+		out = 0;
+		wire = own = reverse(&wire);
+		f = find_flow_between(skb, &own, is_ipv6);
+	}
 	if (!f || !(out ? from_pod(skb, f, &own, h, is_ipv6) : to_pod(f, &wire, &own, h, is_ipv6)))
 		return NEXT;
 	if (s->is_fragment) {

@@ -15,10 +15,11 @@ enum event_kind {
 
 struct event {
 	struct key key;
-	/* IPv6 only: the addresses of a known flow. */
+	/* IPv6 only: the addresses of a known flow, or of the packet that link is for. */
 	word pod6[2], peer6[2];
 	enum event_kind kind;
-	__u32 zero;
+	/* EVENT_ATTACH only: the link of the pod, if the peer is a pod of the same node; else 0. */
+	__u32 link;
 };
 
 struct {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A fast path for pods: packets of established connections go from the pod's veth to the NIC, and
+ * A fast path for pods: packets of established connections go from the pod's veth to the NIC or into another pod, and
  * from the NIC or the VXLAN device into the pod, past bridge, routing and netfilter of the node. The
- * node encapsulates them as VXLAN, or routes them as they are.
+ * node encapsulates them as VXLAN, routes them as they are, or bridges them between its pods.
  *
- *   encap_pod       tcx ingress of a pod's veth       encapsulates or routes, redirects to the NIC
+ *   redirect_pod    tcx ingress of a pod's veth       encapsulates or routes, redirects to the NIC or into another pod
  *   observe_vxlan   tcx egress of the VXLAN device  ┐ observe what the slow path
  *   observe_nic     tcx egress of the NIC           ┘ writes into an outgoing probe
  *   observe_router  the same, if the NIC also sends packets of pods without outer headers
@@ -17,8 +17,8 @@
  *   read_conntrack  run by the agent                  reads the sequence numbers of a conntrack entry
  *
  * The fast path looks up no route and no neighbour. It writes the headers that the kernel itself
- * wrote for the same connection within the last second: observe_nic and observe_pod compare these,
- * byte by byte, with what encap_pod and redirect_vxlan would have written. A flow takes the fast path if
+ * wrote for the same connection within the last second: the observe programs compare these, byte by byte, with what
+ * the redirect programs would have written. A flow takes the fast path if
  * the slow path forwarded its packets in both directions within that second, in the current
  * generation, and conntrack has the connection as established. If the kernel translates the address
  * of a Service to that of a backend, so does the fast path.
@@ -26,10 +26,11 @@
  * The outer headers are IPv4. The inner ones are IPv4 or IPv6: each program checks the version once,
  * and passes is_ipv6 on as a constant. The fast path does not translate IPv6.
  *
- * The programs do not change a packet that takes the slow path.
+ * The programs do not change a packet that takes the slow path, but redirect_nic cuts off the padding of short frames.
  *
- * The agent attaches encap_pod and observe_pod only to the links of pods with an eligible connection.
- * observe_vxlan and redirect_vxlan find those by sampling, and ask the agent to attach.
+ * The agent attaches redirect_pod and observe_pod only to the links of pods with an eligible connection.
+ * The programs of the VXLAN device or NIC find those by sampling, and ask the agent to attach. Connections between pods of
+ * the node are found by redirect_pod alone, which the agent attaches to busy links for a moment.
  *
  * The programs are here. The headers have their parts:
  *
@@ -67,26 +68,176 @@ static __always_inline int may_forward(const struct __sk_buff *skb, __u64 now)
 	return skb->mark ? REASON_SKB_MARK : 0;
 }
 
-static __always_inline int encap_pod_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+/* Where a packet for a pod has come from. */
+enum source { FROM_VXLAN, FROM_NIC, FROM_POD };
+
+/* redirect_known redirects a packet of a known flow into the pod: one without outer headers. */
+static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_state *c, struct flow *f, const struct key *k, const struct key *own,
+					  const struct headers *h, __u64 now, enum source source, int is_ipv6)
 {
-	const struct encap_template *outer;
+	const struct pod_link *pod;
+	__u32 g, index, decapped = 0;
+	int reason, ours, in_sequence;
+	__u8 sum;
+
+	reason = REASON_MISMATCH;
+	if (source != FROM_POD && skb->pkt_type != PACKET_HOST)
+		goto slow;
+	ours = (f->in.device == skb->ifindex || !f->in.device) && to_pod(f, k, own, h, is_ipv6);
+	in_sequence = k->protocol != IPPROTO_TCP || follow(f, 0, ours, h, seq_end(h, is_ipv6), now);
+	g = generation;
+	reason = may_forward(skb, now);
+	if (reason)
+		goto slow;
+	if (source != FROM_POD && skb->gso_size && now - f->gso >= REORDER_WINDOW)
+		f->gso_possible = now;
+	reason = REASON_REVALIDATE;
+	if (source == FROM_VXLAN && c->decap_stage == 1 && equal_headers(&c->decap_probe.headers, h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
+		c->decap_stage = 0;
+		if (c->decap_probe.generation == g)
+			decapped = decap_id(c);
+		if (now >= f->in.backoff_until)
+			goto probe;
+	}
+	reason = flow_valid(&f->in, &f->out, k, now);
+	if (reason) {
+		if (now < f->in.backoff_until)
+			goto slow;
+		goto probe;
+	}
+	reason = REASON_TCP_WINDOW;
+	if (!in_sequence)
+		goto slow;
+	reason = REASON_REVALIDATE;
+	if (revalidate_due(&f->in, now))
+		goto probe;
+	reason = REASON_MISMATCH;
+	index = template_of(&f->in);
+	pod = bpf_map_lookup_elem(&pod_links, &index);
+	if (!pod || !pod->veth || !ours || header_changed(&f->in, h, is_ipv6))
+		goto probe;
+	reason = REASON_MALFORMED;
+	if (!is_ipv6 && !ip_csum_ok(h->ip))
+		goto slow;
+	reason = REASON_EXCEEDS_MTU;
+	if (!fits_mtu(skb, h, is_ipv6))
+		goto slow;
+	reason = REASON_CSUM_UNVERIFIED;
+	sum = csum_state(skb);
+	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !skip_csum_checks)
+		goto slow;
+	return redirect_to_pod(skb, c, pod, h, 0, peer_of(k), peer_of(own), is_ipv6);
+probe:
+	/* The kernel may pass a whole list of packets here before the first reaches observe_pod. */
+	if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
+		start_probe(&c->in, h, k, skb, now, g, is_ipv6);
+		c->in.decapped = decapped;
+		if (decapped)
+			c->decap_stage = 2;
+		c->in.seq_unknown = !in_sequence;
+		c->in.from_pod = source == FROM_POD;
+		c->in_stage = 1;
+	}
+slow:
+	count(c, reason);
+	return NEXT;
+}
+
+/* redirect_in redirects a packet for a pod that has arrived without outer headers, at the VXLAN device or at the NIC. Most packets at
+ * the NIC are not for pods: these are not counted. */
+static __always_inline int redirect_in(struct __sk_buff *skb, struct cpu_state *c, enum source source, int is_ipv6)
+{
+	struct headers h;
+	struct flow *f;
+	struct key k, own;
+	__u16 check = 0;
+	__u64 hash, now;
+	int reason;
+
+	reason = read_key(skb, &k, 0, is_ipv6);
+	if (reason)
+		goto refused;
+	hash = hash_key(&k);
+	if (likely(!bloom_test(hash)) && !admit_sampled(skb, c, ETH_HLEN, &k, hash, is_ipv6)) {
+		reason = REASON_NO_FLOW;
+		goto refused;
+	}
+	if (source == FROM_NIC && unlikely(skb->len <= ETH_ZLEN))
+		cut_padding(skb, is_ipv6);
+	reason = parse_headers(skb, ETH_HLEN, k.protocol, &h, &check, is_ipv6);
+	if (reason)
+		goto refused;
+	now = bpf_ktime_get_coarse_ns();
+	f = find_flow(&k, &own, is_ipv6);
+	if (f)
+		return redirect_known(skb, c, f, &k, &own, &h, now, source, is_ipv6);
+	reason = may_forward(skb, now);
+	if (reason)
+		goto slow;
+	reason = REASON_MISMATCH;
+	if (skb->pkt_type != PACKET_HOST)
+		goto slow;
+	reason = REASON_NO_FLOW;
+	if (bloom_test(hash) && !admit(hash, now))
+		goto slow;
+	if (!is_watched(0, k.pod)) {
+		if (source == FROM_NIC && !is_forwarded(skb, &h, 0, is_ipv6))
+			return NEXT;
+		request_attach(c, &k, now);
+	} else if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
+		start_probe(&c->in, &h, &k, skb, now, generation, is_ipv6);
+		c->in.decapped = 0;
+		c->in.seq_unknown = 1;
+		c->in.from_pod = 0;
+		c->in_stage = 1;
+	}
+	goto slow;
+refused:
+	if (is_refused(reason))
+		follow_refused(skb, 0);
+	if (source == FROM_NIC && (reason == REASON_NO_FLOW || reason == REASON_NOT_TCP_UDP))
+		return NEXT;
+slow:
+	count(c, reason);
+	return NEXT;
+}
+
+/* send_from_pod forwards a packet from a pod to its peer: to the NIC, or into a pod of the same node. */
+static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	const struct encap_template *outer = 0;
+	const struct pod_link *pod = 0;
 	struct headers h;
 	struct flow *f;
 	__u32 g, index, end;
-	struct key k;
+	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now, wire_peer = 0;
-	int reason, encapsulated, ours = 0, in_sequence = 0;
+	int reason, encapsulated, ours = 0, in_sequence = 0, is_incoming = 0;
 	__u8 *data;
 
-	reason = classify(skb, c, &k, &hash, &h, &check, 1, is_ipv6);
-	if (reason) {
-		if (is_refused(reason) && follow_refused(skb, 1) == DROP)
-			return DROP;
-		goto slow;
+	reason = read_key(skb, &k, 1, is_ipv6);
+	if (reason)
+		goto refused;
+	hash = hash_key(&k);
+	f = bloom_test(hash) ? bpf_map_lookup_elem(&flows, &k) : 0;
+	if (!f) {
+		own = reverse(&k);
+		f = find_flow_between(skb, &own, is_ipv6);
+		is_incoming = f != 0;
+		if (!f && likely(!bloom_test(hash)) && !admit_sampled(skb, c, ETH_HLEN, &k, hash, is_ipv6)) {
+			reason = REASON_NO_FLOW;
+			goto slow;
+		}
 	}
+	reason = parse_headers(skb, ETH_HLEN, k.protocol, &h, &check, is_ipv6);
+	if (reason)
+		goto refused;
 	now = bpf_ktime_get_coarse_ns();
-	f = bpf_map_lookup_elem(&flows, &k);
+	if (is_incoming) {
+		k = reverse(&k);
+		return redirect_known(skb, c, f, &k, &own, &h, now, FROM_POD, is_ipv6);
+	}
 	if (f) {
 		wire_peer = *(const volatile __u64 *)&f->wire_peer;
 		barrier(); /* read the peer before from_pod checks whose it is */
@@ -102,8 +253,11 @@ static __always_inline int encap_pod_ip(struct __sk_buff *skb, struct cpu_state 
 		goto slow;
 	if (!f) {
 		reason = REASON_NO_FLOW;
-		if ((!bloom_test(hash) || admit(hash, now)) && is_watched(skb->ifindex, 0))
+		if (bloom_test(hash) && !admit(hash, now))
+			goto slow;
+		if (is_watched(skb->ifindex, 0))
 			goto probe;
+		request_attach_between(skb, c, &k, &h, now, is_ipv6); /* no program at another device samples its packets */
 		goto slow;
 	}
 	/* A flow belongs to the pod whose packets validated it. */
@@ -127,9 +281,12 @@ static __always_inline int encap_pod_ip(struct __sk_buff *skb, struct cpu_state 
 		goto probe;
 	reason = REASON_MISMATCH;
 	index = template_of(&f->out);
-	outer = bpf_map_lookup_elem(&encap_templates, &index);
+	if (index & TO_POD)
+		pod = peer_pod(index);
+	else
+		outer = bpf_map_lookup_elem(&encap_templates, &index);
 	data = pull_data(skb, ETH_HLEN);
-	if (!outer || !outer->nic || !data || !equal_macs(data, f->mac) || header_changed(&f->out, &h, is_ipv6))
+	if (!(pod ? pod->veth : outer ? outer->nic : 0) || !data || !equal_macs(data, f->mac) || header_changed(&f->out, &h, is_ipv6))
 		goto probe;
 	reason = REASON_MALFORMED;
 	if (!is_ipv6 && !ip_csum_ok(h.ip))
@@ -140,11 +297,15 @@ static __always_inline int encap_pod_ip(struct __sk_buff *skb, struct cpu_state 
 	reason = REASON_CSUM_UNVERIFIED;
 	if (!csum_offloaded(skb, ETH_HLEN + HLEN(is_ipv6)) && !skip_csum_checks)
 		goto slow;
+	if (pod)
+		return redirect_to_pod(skb, c, pod, &h, 1, peer_of(&k), wire_peer, is_ipv6);
+	if (!outer) /* for the verifier */
+		goto slow;
 	encapsulated = is_encap(outer);
 	if (encapsulated)
 		reason = encapsulate(skb, &h, outer, check, wire_peer, is_ipv6);
 	else
-		reason = forward_headers(skb, outer->head.to, &h, 1, peer_of(&k), wire_peer, is_ipv6);
+		reason = forward_headers(skb, outer->head.to, 1, &h, 1, peer_of(&k), wire_peer, is_ipv6);
 	if (reason < 0)
 		return DROP;
 	if (reason)
@@ -161,13 +322,17 @@ probe:
 	c->out.seq_unknown = !in_sequence;
 	c->out.socket_ended = ends_at_socket(skb, &h, &k, is_ipv6);
 	c->out_stage = !bpf_skb_load_bytes(skb, 0, c->out.mac, sizeof(c->out.mac));
+	goto slow;
+refused:
+	if (is_refused(reason) && follow_refused(skb, 1) == DROP)
+		return DROP;
 slow:
 	count(c, reason);
 	return NEXT;
 }
 
 SEC("tc")
-int encap_pod(struct __sk_buff *skb)
+int redirect_pod(struct __sk_buff *skb)
 {
 	struct cpu_state *c = this_cpu();
 
@@ -175,41 +340,41 @@ int encap_pod(struct __sk_buff *skb)
 		return NEXT;
 	c->out_stage = 0;
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return encap_pod_ip(skb, c, 0);
+		return send_from_pod(skb, c, 0);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return encap_pod_ip(skb, c, 1);
+		return send_from_pod(skb, c, 1);
 	count(c, REASON_NOT_TCP_UDP);
 	return NEXT;
 }
 
-/* is_probe_routed tells whether a packet is the outgoing probe after the node has routed it. */
-static __always_inline int is_probe_routed(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+/* hops_of_probe returns 1 if a packet is the outgoing probe after the node has routed it, 0 after the node has bridged it, or -1. */
+static __always_inline int hops_of_probe(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
 	struct probe *p = &c->out;
 	struct headers h;
 	__u64 wire_peer;
+	int hops;
 
 	c->out_stage = 0;
 	if (skb->protocol != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || load_headers(skb, ETH_HLEN, p->key.protocol, &h, is_ipv6))
-		return 0;
+		return -1;
 	wire_peer = is_ipv6 ? p->wire_peer : PEER(h.ip[4], HALF(h.l4[0], 1));
 	if (wire_peer != p->wire_peer) {
 		p->check = csum_replace(p->check, p->headers.ip[4], wire_peer);
 		nat_headers(&p->headers, 1, wire_peer);
 		p->wire_peer = wire_peer;
 	}
-	if (equal_after_hop(&p->headers, &h, is_ipv6)) {
+	hops = hops_between(&p->headers, &h, is_ipv6);
+	if (hops >= 0)
 		p->ct = ct_entry(skb);
-		return 1;
-	}
-	if (equal_except_nat(&p->headers, &h, is_ipv6))
+	else if (equal_except_nat(&p->headers, &h, is_ipv6))
 		count(c, is_ipv6 ? nat_reason(&p->headers, &h) : REASON_REWRITTEN);
-	return 0;
+	return hops;
 }
 
 static __always_inline int observe_vxlan_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
-	if (is_probe_routed(skb, c, is_ipv6)) {
+	if (hops_of_probe(skb, c, is_ipv6) == 1) {
 		c->out.overlay = skb->ifindex;
 		c->out_stage = 2;
 	}
@@ -230,9 +395,9 @@ int observe_vxlan(struct __sk_buff *skb)
 	return skb->protocol == bpf_htons(ETH_P_IPV6) ? sample_unwatched(skb, c, 0, 1) : NEXT;
 }
 
-/* would_encapsulate tells whether encap_pod would write what the VXLAN device wrote, or returns the reason why not. It stores the
+/* check_encapsulation returns 0 if redirect_pod would write what the VXLAN device wrote, or the reason why not. It stores the
  * template of the outer headers, and the longest inner packet. */
-static __always_inline int would_encapsulate(struct __sk_buff *skb, const struct probe *p, const struct headers *h, struct encap_template *o, __u16 *longest, int is_ipv6)
+static __always_inline int check_encapsulation(struct __sk_buff *skb, const struct probe *p, const struct headers *h, struct encap_template *o, __u16 *longest, int is_ipv6)
 {
 	const struct vxlan_device *v = bpf_map_lookup_elem(&vxlan_devices, &p->overlay);
 	__u16 sum = o->head.udp_check;
@@ -249,8 +414,8 @@ static __always_inline int would_encapsulate(struct __sk_buff *skb, const struct
 	return 0;
 }
 
-/* learn_out learns from an outgoing probe that has reached the NIC, with a template of which the caller has filled in the NIC. */
-static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c, const struct headers *h, struct encap_template *o, int is_ipv6)
+/* learn_out learns from an outgoing probe that has reached the NIC, with its outer headers, or another pod, with that pod's link. */
+static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c, const struct headers *h, struct encap_template *o, const struct pod_link *to, int is_ipv6)
 {
 	const struct pod_link *pod;
 	struct probe *p = &c->out;
@@ -270,14 +435,19 @@ static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c,
 		return NEXT;
 	}
 
-	reason = skb->mark || !same_metadata(skb, &p->metadata) ? REASON_REWRITTEN : 0;
-	if (!reason && is_encap(o)) {
-		reason = would_encapsulate(skb, p, h, o, &longest, is_ipv6);
+	reason = !same_metadata(skb, &p->metadata) ? REASON_REWRITTEN : 0;
+	if (!reason && to) {
+		reason = reaches_pod(skb) && is_known_device(p->device, 1) ? 0 : REASON_REWRITTEN;
+		longest = mtu;
+	} else if (!reason && skb->mark) {
+		reason = REASON_REWRITTEN;
+	} else if (!reason && is_encap(o)) {
+		reason = check_encapsulation(skb, p, h, o, &longest, is_ipv6);
 	} else if (!reason) {
 		if (!bpf_map_lookup_elem(&routers, &o->nic) || !is_metadata_at_nic(skb, p->priority, p->delivery_time, p->queue))
 			reason = REASON_REWRITTEN;
 		else
-			longest = route_mtu(skb, h, p->device, is_ipv6);
+			longest = route_mtu(skb, h, is_ipv6);
 	}
 	if (reason)
 		goto ineligible;
@@ -291,9 +461,11 @@ static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c,
 	reason = REASON_EXCEEDS_MTU;
 	if (!longest)
 		goto ineligible;
-	index = template_for(c, o);
+	index = to ? pod_link_of(c, to) : template_for(c, o);
 	if (!index)
 		return NEXT;
+	if (to)
+		index |= TO_POD;
 	if (!equal_macs(f->mac, p->mac)) {
 		f->out.validated = 0;
 		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
@@ -316,9 +488,9 @@ static __always_inline int observe_encapsulated(struct __sk_buff *skb, struct cp
 	c->out_stage = 0;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, sizeof(o.head)) ||
 	    load_headers(skb, sizeof(o.head), c->out.key.protocol, &h, is_ipv6) ||
-	    o.head.ihl_version != 0x45 || !is_encap(&o) || !equal_after_hop(&c->out.headers, &h, is_ipv6))
+	    o.head.ihl_version != 0x45 || !is_encap(&o) || hops_between(&c->out.headers, &h, is_ipv6) != 1)
 		return NEXT;
-	return learn_out(skb, c, &h, &o, is_ipv6);
+	return learn_out(skb, c, &h, &o, 0, is_ipv6);
 }
 
 /* observe_routed observes a packet that the node routes as it is. */
@@ -326,9 +498,9 @@ static __always_inline int observe_routed(struct __sk_buff *skb, struct cpu_stat
 {
 	struct encap_template o = {.nic = skb->ifindex};
 
-	if (!is_probe_routed(skb, c, is_ipv6) || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, ETH_HLEN))
+	if (hops_of_probe(skb, c, is_ipv6) != 1 || skb->vlan_present || bpf_skb_load_bytes(skb, 0, &o.head, ETH_HLEN))
 		return NEXT;
-	return learn_out(skb, c, &c->out.headers, &o, is_ipv6);
+	return learn_out(skb, c, &c->out.headers, &o, 0, is_ipv6);
 }
 
 SEC("tc")
@@ -423,7 +595,7 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 		return NEXT;
 	if (k.protocol == IPPROTO_TCP)
 		update_seq(f, 0, &h, end, now);
-	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
+	return redirect_to_pod(skb, c, pod, &h, 0, peer_of(&k), peer_of(&own), is_ipv6);
 probe:
 	from = sender(&o, f->in.device);
 	if (!is_remote(&from))
@@ -454,105 +626,6 @@ int decap_nic(struct __sk_buff *skb)
 	return data[at] >> 4 == 6 ? decap_nic_ip(skb, c, data, 1) : decap_nic_ip(skb, c, data, 0);
 }
 
-/* redirect_in redirects a packet for a pod that has arrived without outer headers, at the VXLAN device or at the NIC. Most packets at
- * the NIC are not for pods: these are not counted. */
-static __always_inline int redirect_in(struct __sk_buff *skb, struct cpu_state *c, int at_nic, int is_ipv6)
-{
-	const struct pod_link *pod;
-	struct headers h;
-	struct flow *f;
-	__u32 g, index, decapped = 0;
-	struct key k, own;
-	__u16 check = 0;
-	__u64 hash, now;
-	int reason, ours = 0, in_sequence = 0;
-	__u8 sum;
-
-	reason = classify(skb, c, &k, &hash, &h, &check, 0, is_ipv6);
-	if (reason) {
-		if (is_refused(reason))
-			follow_refused(skb, 0);
-		if (at_nic && (reason == REASON_NO_FLOW || reason == REASON_NOT_TCP_UDP))
-			return NEXT;
-		goto slow;
-	}
-	now = bpf_ktime_get_coarse_ns();
-	f = find_flow(&k, &own, is_ipv6);
-	if (f) {
-		ours = (f->in.device == skb->ifindex || !f->in.device) && to_pod(f, &k, &own, &h, is_ipv6);
-		in_sequence = k.protocol != IPPROTO_TCP || follow(f, 0, ours, &h, seq_end(&h, is_ipv6), now);
-	}
-	g = generation;
-	reason = may_forward(skb, now);
-	if (reason)
-		goto slow;
-	reason = REASON_MISMATCH;
-	if (skb->pkt_type != PACKET_HOST)
-		goto slow;
-	if (!f) {
-		reason = REASON_NO_FLOW;
-		if (bloom_test(hash) && !admit(hash, now))
-			goto slow;
-		if (is_watched(0, k.pod))
-			goto probe;
-		if (at_nic && !is_forwarded(skb, &h, 0, is_ipv6))
-			return NEXT;
-		request_attach(c, &k, now);
-		goto slow;
-	}
-	if (skb->gso_size && now - f->gso >= REORDER_WINDOW)
-		f->gso_possible = now;
-	reason = REASON_REVALIDATE;
-	if (!at_nic && c->decap_stage == 1 && equal_headers(&c->decap_probe.headers, &h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
-		c->decap_stage = 0;
-		if (c->decap_probe.generation == g)
-			decapped = decap_id(c);
-		if (now >= f->in.backoff_until)
-			goto probe;
-	}
-	reason = flow_valid(&f->in, &f->out, &k, now);
-	if (reason) {
-		if (now < f->in.backoff_until)
-			goto slow;
-		goto probe;
-	}
-	reason = REASON_TCP_WINDOW;
-	if (!in_sequence)
-		goto slow;
-	reason = REASON_REVALIDATE;
-	if (revalidate_due(&f->in, now))
-		goto probe;
-	reason = REASON_MISMATCH;
-	index = template_of(&f->in);
-	pod = bpf_map_lookup_elem(&pod_links, &index);
-	if (!pod || !pod->veth || !ours || header_changed(&f->in, &h, is_ipv6))
-		goto probe;
-	reason = REASON_MALFORMED;
-	if (!is_ipv6 && !ip_csum_ok(h.ip))
-		goto slow;
-	reason = REASON_EXCEEDS_MTU;
-	if (!fits_mtu(skb, &h, is_ipv6))
-		goto slow;
-	reason = REASON_CSUM_UNVERIFIED;
-	sum = csum_state(skb);
-	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !skip_csum_checks)
-		goto slow;
-	return redirect_to_pod(skb, c, pod, &h, &k, &own, is_ipv6);
-probe:
-	/* The kernel may pass a whole list of packets here before the first reaches observe_pod. */
-	if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
-		start_probe(&c->in, &h, &k, skb, now, g, is_ipv6);
-		c->in.decapped = decapped;
-		if (decapped)
-			c->decap_stage = 2;
-		c->in.seq_unknown = !in_sequence;
-		c->in_stage = 1;
-	}
-slow:
-	count(c, reason);
-	return NEXT;
-}
-
 SEC("tc")
 int redirect_vxlan(struct __sk_buff *skb)
 {
@@ -561,9 +634,9 @@ int redirect_vxlan(struct __sk_buff *skb)
 	if (!c)
 		return NEXT;
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return redirect_in(skb, c, 0, 0);
+		return redirect_in(skb, c, FROM_VXLAN, 0);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return redirect_in(skb, c, 0, 1);
+		return redirect_in(skb, c, FROM_VXLAN, 1);
 	count(c, REASON_NOT_TCP_UDP);
 	return NEXT;
 }
@@ -576,25 +649,24 @@ int redirect_nic(struct __sk_buff *skb)
 	if (!c)
 		return NEXT;
 	if (likely(skb->protocol == bpf_htons(ETH_P_IP)))
-		return redirect_in(skb, c, 1, 0);
-	return skb->protocol == bpf_htons(ETH_P_IPV6) ? redirect_in(skb, c, 1, 1) : NEXT;
+		return redirect_in(skb, c, FROM_NIC, 0);
+	return skb->protocol == bpf_htons(ETH_P_IPV6) ? redirect_in(skb, c, FROM_NIC, 1) : NEXT;
 }
 
-static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+/* observe_delivery observes a packet from the network, or from the peer's pod, that the slow path delivers to a pod. */
+static __always_inline int observe_delivery(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
+	const struct pod_link *peer;
 	struct probe *p = &c->in;
-	struct net_device *dev;
-	struct link_mac owner = {};
 	struct pod_link pod = {};
 	struct headers h, was;
 	struct key key, wire;
 	struct flow *f;
 	__u32 interval, index;
-	__u8 mac[12];
-	int reason, translated = 0;
+	int reason, hops, translated = 0;
 
 	if (skb->protocol != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || skb->vlan_present || load_headers(skb, ETH_HLEN, p->key.protocol, &h, is_ipv6) ||
-	    bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
+	    bpf_skb_load_bytes(skb, 0, pod.macs, sizeof(pod.macs)))
 		return NEXT;
 	copy_headers(&was, &p->headers, is_ipv6);
 	wire = key = p->key;
@@ -604,15 +676,15 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	}
 	if (translated)
 		nat_headers(&was, 0, peer_of(&key));
-	if (!equal_after_hop(&was, &h, is_ipv6)) {
+	hops = hops_between(&was, &h, is_ipv6);
+	if (!hops && !p->from_pod)
+		hops = -1; /* the node routes what comes from the network */
+	if (hops < 0) {
 		if (equal_except_nat(&was, &h, is_ipv6))
 			count(c, is_ipv6 ? nat_reason(&was, &h) : REASON_REWRITTEN);
 		return NEXT;
 	}
-	pod.veth = skb->ifindex;
-	owner.link = skb->ifindex;
-	__builtin_memcpy(owner.mac, mac, sizeof(owner.mac));
-	if (!bpf_map_lookup_elem(&link_macs, &owner)) {
+	if (!owns_mac(skb->ifindex, pod.macs)) {
 		count(c, REASON_MISMATCH);
 		return NEXT; /* the right port may deliver it yet */
 	}
@@ -622,16 +694,21 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	f = find_or_create_flow(skb, c, p, 0, is_ipv6);
 	if (!f || p->at < f->in.backoff_until)
 		return NEXT;
-	/* Redirected packets bypass XDP programs of the pod's device; an unknown device may have some. */
-	dev = pod_device(skb);
-	reason = !dev || has_xdp(dev) || !same_metadata(skb, &p->metadata) ? REASON_REWRITTEN : check_conntrack(skb, p, f, 0, &interval, is_ipv6);
+	/* Packets of a pod must come from the link to which those for it go. */
+	peer = peer_pod(f->out.template);
+	if (p->from_pod != (peer && peer->veth == p->device) || !is_known_device(p->device, p->from_pod)) {
+		count(c, REASON_MISMATCH);
+		return NEXT;
+	}
+	reason = !reaches_pod(skb) || !same_metadata(skb, &p->metadata) ? REASON_REWRITTEN : check_conntrack(skb, p, f, 0, &interval, is_ipv6);
 	if (p->key.protocol == IPPROTO_TCP && (!reason || reason == REASON_TCP_WINDOW))
 		record_seq(f, 0, p, is_ipv6);
 	if (reason) {
 		back_off(c, &f->in, reason, p->at);
 		return NEXT;
 	}
-	__builtin_memcpy(pod.macs, mac, sizeof(mac));
+	pod.veth = skb->ifindex;
+	pod.hops = hops;
 	index = pod_link_of(c, &pod);
 	if (!index)
 		return NEXT;
@@ -645,14 +722,39 @@ static __always_inline int observe_pod_ip(struct __sk_buff *skb, struct cpu_stat
 	return NEXT;
 }
 
+/* observe_neighbour observes a packet that the slow path delivers to a pod. It returns 0 unless that is the outgoing probe of
+ * another pod. */
+static __always_inline int observe_neighbour(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+{
+	struct pod_link pod = {.veth = skb->ifindex};
+	const struct key *k = &c->out.key;
+	int hops;
+
+	if (skb->ifindex == c->out.device || skb->vlan_present || bpf_skb_load_bytes(skb, 0, pod.macs, sizeof(pod.macs)) || !owns_mac(skb->ifindex, pod.macs))
+		return 0; /* the right port may deliver it yet */
+	hops = hops_of_probe(skb, c, is_ipv6);
+	if (hops < 0)
+		return 0;
+	/* Else the flow is that of the other pod. */
+	if (k->protocol != IPPROTO_TCP || c->out.wire_peer != peer_of(k) || k->pod < k->peer) {
+		pod.hops = hops;
+		learn_out(skb, c, &c->out.headers, 0, &pod, is_ipv6);
+	}
+	return 1;
+}
+
 SEC("tc")
 int observe_pod(struct __sk_buff *skb)
 {
 	struct cpu_state *c = this_cpu();
 
-	if (!c || !c->in_stage)
+	if (!c)
 		return NEXT;
-	return c->in.key.is_ipv6 ? observe_pod_ip(skb, c, 1) : observe_pod_ip(skb, c, 0);
+	if (c->out_stage == 1 && (c->out.key.is_ipv6 ? observe_neighbour(skb, c, 1) : observe_neighbour(skb, c, 0)))
+		return NEXT;
+	if (c->in_stage)
+		return c->in.key.is_ipv6 ? observe_delivery(skb, c, 1) : observe_delivery(skb, c, 0);
+	return NEXT;
 }
 
 static __always_inline int drop_forged_ip(struct sk_buff *skb, const __u32 *start, int is_ipv6)
@@ -670,7 +772,7 @@ static __always_inline int drop_forged_ip(struct sk_buff *skb, const __u32 *star
 	if (what == TOO_MANY_HEADERS)
 		goto drop;
 	segment_key(&own, h, 1, is_ipv6);
-	/* encap_pod and redirect_vxlan do not update flows whose Bloom filter bit is clear. */
+	/* redirect_pod and redirect_vxlan do not update flows whose Bloom filter bit is clear. */
 	if (bloom_test(hash_key(&own)))
 		f = bpf_map_lookup_elem(&flows, &own);
 	if (!f) {

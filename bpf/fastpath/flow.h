@@ -17,6 +17,9 @@
 #define REVALIDATE_INTERVAL (500 * MS)
 #define REVALIDATE_SOON (20 * MS)
 
+/* In the template of an outgoing direction: the peer is a pod of the same node. */
+#define TO_POD (1U << 31)
+
 struct direction {
 	/* When the last packet that the slow path forwarded entered it; when a packet last took the slow path to
 	 * revalidate the flow; until when none does. */
@@ -24,9 +27,9 @@ struct direction {
 	/* Revalidation interval, ns; the generation in which the slow path forwarded that packet. */
 	__u32 revalidate_after;
 	__u32 generation;
-	/* Where packets enter: the pod's veth, or the VXLAN device. */
+	/* Where packets enter: a pod's veth, the VXLAN device or the NIC. */
 	__u32 device;
-	/* Index into encap_templates (out) or pod_links (in); 0 is none. */
+	/* Index into encap_templates (out) or pod_links (in, or out with TO_POD); 0 is none. */
 	__u32 template;
 	__u8 tos, ttl;
 	/* Out only: the longest inner packet that the route to the other node takes. */
@@ -44,7 +47,10 @@ struct side {
 	__u32 epoch;
 };
 
-/* Usually one CPU handles the data of a stream, and another its acknowledgements. The fields that most
+/* Two pods of a node have one flow for a TCP connection between them: that of the pod that addresses the other one by a Service, or
+ * else that of the pod with the smaller address. What its peer sends is incoming.
+ *
+ * Usually one CPU handles the data of a stream, and another its acknowledgements. The fields that most
  * packets write are in the last 64 bytes, so that only this cache line bounces between the two CPUs. (A map
  * value begins at a multiple of 64 if the kernel's struct htab_elem has 48 bytes before the key.) */
 struct flow {

@@ -16,10 +16,12 @@
 #define DECAP_TEMPLATES 8192
 #define DECAP_WAYS 4
 
-/* A pod's link: the node's veth, and the MAC addresses of the frames that it delivers, destination and source. */
+/* A pod's link: the node's veth, the MAC addresses of the frames that it delivers, destination and source, and whether the node
+ * routes them (1), or bridges them from another pod (0). */
 struct pod_link {
 	__u32 veth;
 	__u8 macs[2 * ETH_ALEN];
+	__u32 hops;
 };
 
 struct {

@@ -33,6 +33,18 @@ static __always_inline struct key with_peer(const struct key *k, __u64 peer)
 	return other;
 }
 
+/* reverse is the key of a packet as its other end has it. */
+static __always_inline struct key reverse(const struct key *k)
+{
+	struct key other = *k;
+
+	other.pod = k->peer;
+	other.peer = k->pod;
+	other.pod_port = k->peer_port;
+	other.peer_port = k->pod_port;
+	return other;
+}
+
 static __always_inline int same_key(const struct key *a, const struct key *b)
 {
 	const word *x = (const void *)a, *y = (const void *)b;

@@ -68,6 +68,8 @@ static __always_inline void set_metadata_at_pod(struct __sk_buff *skb)
 {
 	skb->priority = 0;
 	skb->queue_mapping = 0;
+	if (skb->pkt_type != PACKET_HOST) /* bridged: the frame is for the other pod's device */
+		bpf_skb_change_type(skb, PACKET_HOST);
 	if (skb->tstamp_type != BPF_SKB_TSTAMP_UNSPEC)
 		bpf_skb_set_tstamp(skb, 0, BPF_SKB_TSTAMP_UNSPEC);
 }

@@ -127,6 +127,23 @@ static __always_inline int parse_headers(struct __sk_buff *skb, __u32 at, __u8 p
 	return check_headers(skb, at, h, is_ipv6);
 }
 
+/* cut_padding cuts off what follows the IP packet in a short frame: a frame has 60 bytes at least (ETH_ZLEN). The kernel does the same
+ * (ip_rcv_core in net/ipv4/ip_input.c). */
+static __always_inline void cut_padding(struct __sk_buff *skb, int is_ipv6)
+{
+	const __u8 *data = pull_data(skb, ETH_HLEN + HLEN(is_ipv6));
+	__u32 length;
+
+	if (!data)
+		return;
+	if (is_ipv6)
+		length = IP6_HLEN + bpf_ntohs(((const struct ipv6hdr *)(data + ETH_HLEN))->payload_len);
+	else
+		length = bpf_ntohs(((const struct iphdr *)(data + ETH_HLEN))->tot_len);
+	if (ETH_HLEN + length < skb->len)
+		bpf_skb_change_tail(skb, ETH_HLEN + length, 0);
+}
+
 /* load_headers reads the headers at an offset, as those of a protocol, and fails if the packet is shorter. */
 static __always_inline int load_headers(struct __sk_buff *skb, __u32 offset, __u8 protocol, struct headers *h, int is_ipv6)
 {
@@ -154,18 +171,22 @@ static __always_inline __u32 decrement_hop_limit(__u32 word, int is_ipv6)
 	return (check << 16) | ((word & 0xffff) - 1);
 }
 
-/* equal_after_hop tells whether headers are equal, except that a router has decremented the hop limit in the second ones. */
-static __always_inline int equal_after_hop(const struct headers *was, const struct headers *is, int is_ipv6)
+/* hops_between returns 1 if a router has decremented the hop limit in the second headers, 0 if all headers are equal, as those of
+ * a bridged packet are, and -1 if they differ otherwise. */
+static __always_inline int hops_between(const struct headers *was, const struct headers *is, int is_ipv6)
 {
+	__u32 hop = was->ip[HOP_WORD(is_ipv6)];
 	int i;
 
 	for (i = 0; i < 4; i++)
 		if (was->l4[i] != is->l4[i])
-			return 0;
+			return -1;
 	for (i = 0; i < HLEN(is_ipv6) / 4; i++)
-		if ((i == HOP_WORD(is_ipv6) ? decrement_hop_limit(was->ip[i], is_ipv6) : was->ip[i]) != is->ip[i])
-			return 0;
-	return 1;
+		if (i != HOP_WORD(is_ipv6) && was->ip[i] != is->ip[i])
+			return -1;
+	if (is->ip[HOP_WORD(is_ipv6)] == hop)
+		return 0;
+	return is->ip[HOP_WORD(is_ipv6)] == decrement_hop_limit(hop, is_ipv6) ? 1 : -1;
 }
 
 /* equal_headers tells whether all headers are equal. */

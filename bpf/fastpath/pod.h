@@ -46,18 +46,52 @@ static __always_inline int is_watched(__u32 device, __be32 pod)
 	return bpf_map_lookup_elem(&watched_pods, &w) != 0;
 }
 
-/* request_attach asks the agent to attach programs to a pod's link, at most once per ms and CPU. */
-static __always_inline void request_attach(struct cpu_state *c, const struct key *k, __u64 now)
+/* Devices over which the node reaches its pods: their links, and the bridges that have these. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2 * POD_LINKS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u8);
+} pod_devices SEC(".maps");
+
+/* is_known_device tells whether packets for pods may come from a device: from a pod, or from the network. The agent clears the tables
+ * if it cannot read the devices. */
+static __always_inline int is_known_device(__u32 device, int is_pod)
 {
-	if (now - c->attach_requested < MS)
-		return;
-	c->attach_requested = now;
-	emit(k, 0, EVENT_ATTACH);
+	if (is_pod)
+		return bpf_map_lookup_elem(&pod_devices, &device) != 0;
+	return bpf_map_lookup_elem(&vxlan_devices, &device) || bpf_map_lookup_elem(&routers, &device);
 }
 
-/* is_forwarded tells whether the node forwards packets for an address of a packet, its source or destination, from the NIC that
- * the packet is at: then the address may be that of a pod. Most packets at a NIC are the node's own. */
-static __always_inline int is_forwarded(struct __sk_buff *skb, const struct headers *h, int source, int is_ipv6)
+/* owns_mac tells whether a MAC address is that of the pod at a link. */
+static __always_inline int owns_mac(__u32 link, const __u8 *mac)
+{
+	struct link_mac owner = {.link = link};
+
+	__builtin_memcpy(owner.mac, mac, sizeof(owner.mac));
+	return bpf_map_lookup_elem(&link_macs, &owner) != 0;
+}
+
+/* may_request_attach limits requests to one per ms and CPU. */
+static __always_inline int may_request_attach(struct cpu_state *c, __u64 now)
+{
+	if (now - c->attach_requested < MS)
+		return 0;
+	c->attach_requested = now;
+	return 1;
+}
+
+/* request_attach asks the agent to attach programs to the link of a pod that has an eligible connection over the network. */
+static __always_inline void request_attach(struct cpu_state *c, const struct key *k, __u64 now)
+{
+	if (may_request_attach(c, now))
+		emit(k, 0, EVENT_ATTACH);
+}
+
+/* forwarded_to returns the device by which the node forwards packets for an address of a packet, its source or destination, from
+ * the device that the packet is at, or 0. */
+static __always_inline __u32 forwarded_to(struct __sk_buff *skb, const struct headers *h, int source, int is_ipv6)
 {
 	struct bpf_fib_lookup fib = {.family = is_ipv6 ? AF_INET6 : AF_INET, .ifindex = skb->ifindex};
 	long result;
@@ -70,19 +104,69 @@ static __always_inline int is_forwarded(struct __sk_buff *skb, const struct head
 		fib.ipv4_dst = h->ip[source ? 3 : 4];
 	}
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	return (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) && fib.ifindex != skb->ifindex;
+	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH ? fib.ifindex : 0;
 }
 
-/* redirect_to_pod redirects a packet from the network into its pod. */
+/* is_forwarded tells whether the node forwards packets for an address of a packet to another device than the NIC that the packet
+ * is at: then the address may be that of a pod. Most packets at a NIC are the node's own. */
+static __always_inline int is_forwarded(struct __sk_buff *skb, const struct headers *h, int source, int is_ipv6)
+{
+	__u32 device = forwarded_to(skb, h, source, is_ipv6);
+
+	return device && device != skb->ifindex;
+}
+
+/* request_attach_between asks the agent to attach programs to the links of two pods of the node, if a packet goes from one to the
+ * other. */
+static __always_inline void request_attach_between(struct __sk_buff *skb, struct cpu_state *c, const struct key *k, const struct headers *h, __u64 now, int is_ipv6)
+{
+	__u32 device = forwarded_to(skb, h, 0, is_ipv6);
+	struct event *request = &c->request;
+
+	if (!device || !bpf_map_lookup_elem(&pod_devices, &device) || !may_request_attach(c, now))
+		return;
+	request->key = *k;
+	request->kind = EVENT_ATTACH;
+	request->link = skb->ifindex;
+	if (is_ipv6) {
+		copy(request->pod6, address_of(h, 1), sizeof(request->pod6));
+		copy(request->peer6, address_of(h, 0), sizeof(request->peer6));
+	}
+	bpf_ringbuf_output(&events, request, sizeof(*request), 0);
+}
+
+/* peer_pod returns the link of the peer's pod, given the template of the outgoing direction, or 0 if the peer is not on this node. */
+static __always_inline const struct pod_link *peer_pod(__u32 template)
+{
+	__u32 index = template & ~TO_POD;
+
+	return template & TO_POD ? bpf_map_lookup_elem(&pod_links, &index) : 0;
+}
+
+/* find_flow_between returns the flow of a packet from a pod to another pod of the node, if the flow is that of the other pod. It
+ * replaces the key by the one that the other pod has. */
+static __always_inline struct flow *find_flow_between(struct __sk_buff *skb, struct key *k, int is_ipv6)
+{
+	const struct pod_link *from;
+	struct flow *f;
+
+	if (likely(!bloom_test(hash_key(k))))
+		return 0;
+	f = find_flow(k, k, is_ipv6);
+	from = f ? peer_pod(template_of(&f->out)) : 0;
+	return from && from->veth == skb->ifindex ? f : 0;
+}
+
+/* redirect_to_pod redirects a packet into a pod: one from its peer, or one for its peer (out). */
 static __always_inline int redirect_to_pod(struct __sk_buff *skb, struct cpu_state *c, const struct pod_link *pod, const struct headers *h,
-					   const struct key *wire, const struct key *own, int is_ipv6)
+					   int out, __u64 was, __u64 is, int is_ipv6)
 {
 	__u32 veth = pod->veth;
 
-	if (forward_headers(skb, pod->macs, h, 0, peer_of(wire), peer_of(own), is_ipv6))
+	if (forward_headers(skb, pod->macs, pod->hops, h, out, was, is, is_ipv6))
 		return DROP;
 	set_metadata_at_pod(skb);
-	count(c, REASON_FAST_IN);
+	count(c, out ? REASON_FAST_OUT : REASON_FAST_IN);
 	return bpf_redirect_peer(veth, 0);
 }
 
@@ -99,7 +183,7 @@ static __always_inline int sample_unwatched(struct __sk_buff *skb, struct cpu_st
 	hash = hash_key(&k);
 	if (is_syn(skb, ETH_HLEN, &k, is_ipv6)) {
 		admission_reset(hash);
-	} else if (sample(c) && !is_watched(0, k.pod)) { /* else encap_pod samples them */
+	} else if (sample(c) && !is_watched(0, k.pod)) { /* else redirect_pod samples them */
 		now = bpf_ktime_get_coarse_ns();
 		if (admit(hash, now) && (!at_nic || (!load_headers(skb, ETH_HLEN, k.protocol, &h, is_ipv6) && is_forwarded(skb, &h, 1, is_ipv6))))
 			request_attach(c, &k, now);

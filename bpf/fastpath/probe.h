@@ -28,6 +28,8 @@ struct probe {
 	__u8 gso, socket_ended;
 	/* TCP only: no sequence numbers are known, or the packet is outside the window. */
 	__u8 seq_unknown;
+	/* In only: it comes from a pod of the node. */
+	__u8 from_pod;
 };
 
 /* A packet that decap_nic left to the kernel, so that redirect_vxlan recognises it. */

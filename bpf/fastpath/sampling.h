@@ -75,20 +75,10 @@ static __always_inline int admit_sampled(struct __sk_buff *skb, struct cpu_state
 	return sample(c) && admit(hash, bpf_ktime_get_coarse_ns());
 }
 
-/* classify reads the key and headers of a packet that has a flow or is sampled. It returns 0, or the
- * reason why the packet takes the slow path. */
-static __always_inline int classify(struct __sk_buff *skb, struct cpu_state *c, struct key *k, __u64 *hash, struct headers *h, __u16 *check, int out, int is_ipv6)
+/* read_key reads the key of a packet from its pod (out), or to it. It returns 0, or the reason why the packet takes the slow path. */
+static __always_inline int read_key(struct __sk_buff *skb, struct key *k, int out, int is_ipv6)
 {
 	const __u8 *data = pull_data(skb, ETH_HLEN + IP_HLEN + sizeof(struct udphdr));
-	int reason;
 
-	if (unlikely(!data))
-		return REASON_NOT_TCP_UDP;
-	reason = peek_flow(skb, data, ETH_HLEN, k, out, is_ipv6);
-	if (unlikely(reason))
-		return reason;
-	*hash = hash_key(k);
-	if (likely(!bloom_test(*hash)) && !admit_sampled(skb, c, ETH_HLEN, k, *hash, is_ipv6))
-		return REASON_NO_FLOW;
-	return parse_headers(skb, ETH_HLEN, k->protocol, h, check, is_ipv6);
+	return likely(data) ? peek_flow(skb, data, ETH_HLEN, k, out, is_ipv6) : REASON_NOT_TCP_UDP;
 }

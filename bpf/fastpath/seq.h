@@ -97,7 +97,7 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
 	__u32 is = epoch, ms = now / MS, scale = out ? f->out.scale : f->in.scale;
 	__u32 ack = ACK(h), edge;
 
-	/* encap_pod sees all that the pod sends before the peer can acknowledge it. */
+	/* redirect_pod sees all that the pod sends before the peer can acknowledge it. */
 	if (!out && f->seq_state >= SEQ_FROM_POD && unlikely(seq_after(ack, to->snd_nxt)))
 		ack = to->snd_nxt;
 	edge = ack + (WINDOW(h) << (scale & 15));

@@ -74,6 +74,15 @@ static __always_inline int has_xdp(struct net_device *dev)
 	return 0;
 }
 
+/* reaches_pod tells whether a packet at a pod's veth goes straight to the pod. Redirected packets bypass XDP programs of the pod's
+ * device; an unknown device may have some. */
+static __always_inline int reaches_pod(struct __sk_buff *skb)
+{
+	struct net_device *dev = pod_device(skb);
+
+	return dev && !has_xdp(dev);
+}
+
 /* ends_at_socket tells whether an established socket of the pod sent a packet, and packets for that
  * socket pass no hook, program or upper-layer protocol in the pod. Then nothing reads the tunnel state
  * that is still in their skbs. */

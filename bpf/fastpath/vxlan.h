@@ -172,22 +172,14 @@ static __always_inline void clear_per_packet(struct encap_template *o)
 }
 
 /* fib_mtu is the longest packet that a route takes without fragmentation, configured or learned (path MTU discovery), or 0 if
- * there is no route. The lookup requires forwarding on the input device; the NIC may have it disabled, but not the device by which
- * packets from the pod enter. */
-static __always_inline __u16 fib_mtu(struct __sk_buff *skb, struct bpf_fib_lookup *fib, __u32 entered)
+ * there is no route. */
+static __always_inline __u16 fib_mtu(struct __sk_buff *skb, struct bpf_fib_lookup *fib, __u32 device, __u32 flags)
 {
-	long result;
-
 	if (skip_csum_checks)
 		return 0xffff;
 	fib->tot_len = 0xffff; /* the maximum, so that the kernel reports the MTU */
-	fib->ifindex = skb->ifindex;
-	result = bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT);
-	if (result == BPF_FIB_LKUP_RET_FWD_DISABLED) {
-		fib->ifindex = entered;
-		result = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
-	}
-	return result == BPF_FIB_LKUP_RET_FRAG_NEEDED ? fib->mtu_result : 0;
+	fib->ifindex = device;
+	return bpf_fib_lookup(skb, fib, sizeof(*fib), flags) == BPF_FIB_LKUP_RET_FRAG_NEEDED ? fib->mtu_result : 0;
 }
 
 /* encap_mtu is the longest inner packet that the route to the other node takes without fragmentation, or 0. */
@@ -198,13 +190,17 @@ static __always_inline __u16 encap_mtu(struct __sk_buff *skb, const struct encap
 		.ipv4_src = o->head.source[0] | (__u32)o->head.source[1] << 16,
 		.ipv4_dst = o->head.destination[0] | (__u32)o->head.destination[1] << 16,
 	};
-	__u16 longest = fib_mtu(skb, &fib, overlay);
+	__u16 longest = fib_mtu(skb, &fib, skb->ifindex, BPF_FIB_LOOKUP_OUTPUT);
 
+	/* The lookup requires forwarding on the device. The NIC may have it disabled, but not the VXLAN device. */
+	if (!longest)
+		longest = fib_mtu(skb, &fib, overlay, 0);
 	return longest > ENCAP_OVERHEAD ? longest - ENCAP_OVERHEAD : 0;
 }
 
-/* route_mtu is the longest packet that the route to the other pod takes without fragmentation, or 0. */
-static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct headers *h, __u32 entered, int is_ipv6)
+/* route_mtu is the longest packet that the route to the other pod takes without fragmentation, or 0. It looks up the route as the kernel
+ * did: rules may select a table by the device by which the packet entered, such as the bridge of the pods. */
+static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct headers *h, int is_ipv6)
 {
 	struct bpf_fib_lookup fib = {.family = is_ipv6 ? AF_INET6 : AF_INET, .l4_protocol = PROTOCOL(h, is_ipv6)};
 
@@ -215,7 +211,7 @@ static __always_inline __u16 route_mtu(struct __sk_buff *skb, const struct heade
 		fib.ipv4_src = h->ip[3];
 		fib.ipv4_dst = h->ip[4];
 	}
-	return fib_mtu(skb, &fib, entered);
+	return fib_mtu(skb, &fib, skb->ingress_ifindex, 0);
 }
 
 /* encapsulate writes the outer headers, and translates the peer. It returns 0, the reason why it

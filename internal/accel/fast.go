@@ -228,7 +228,9 @@ type fastState struct {
 	// supported lists the VXLAN devices and NICs that the fast path supports, and hooks the attached
 	// programs: none while it is idle.
 	supported []string
-	hooks     []fastpath.Hook
+	// local tells whether connections between pods of the node may take it.
+	local bool
+	hooks []fastpath.Hook
 	// skipped names each skipped device and why.
 	skipped []string
 	// err says why all packets take the slow path, or is nil.
@@ -237,7 +239,7 @@ type fastState struct {
 
 func (f *fast) state() fastState {
 	if p := f.path; p != nil {
-		return fastState{p.Devices(), p.Hooks(), p.Skipped(), p.Problem()}
+		return fastState{p.Devices(), p.Local(), p.Hooks(), p.Skipped(), p.Problem()}
 	}
 	return fastState{err: f.err}
 }
@@ -260,6 +262,9 @@ func (f *fast) State() *State {
 	return s
 }
 
+// noNetwork says why there is no device for connections to other nodes.
+const noNetwork = "it has no VXLAN device, and no NIC with a route through a gateway"
+
 // condition judges the state.
 func (s fastState) condition() *State {
 	c := &State{Condition: v1alpha1.ConditionFastpath, Status: StatusTrue, Reason: v1alpha1.ReasonAttached}
@@ -278,13 +283,16 @@ func (s fastState) condition() *State {
 		fails(v1alpha1.ReasonImpossible, s.err.Error())
 	case s.err != nil:
 		fails(v1alpha1.ReasonError, s.err.Error())
+	case len(s.supported) == 0 && !s.local:
+		fails(v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device and no NIC of this node: "+cmp.Or(skipped, noNetwork))
 	case len(s.supported) == 0:
-		fails(v1alpha1.ReasonImpossible, "the fast path supports no VXLAN device and no NIC of this node: "+cmp.Or(skipped, "it has no VXLAN device, and no NIC with a route through a gateway"))
+		c.Reason = v1alpha1.ReasonSkipped
+		c.Message += "; only connections between pods of this node are eligible: " + cmp.Or(skipped, noNetwork)
 	case skipped != "":
 		c.Reason = v1alpha1.ReasonSkipped
 		c.Message += "; skipped: " + skipped
 	}
-	if c.Failed || skipped != "" || len(s.hooks) == 0 {
+	if c.Failed || c.Reason == v1alpha1.ReasonSkipped || len(s.hooks) == 0 {
 		c.Detail = "fast path: " + c.Message
 	}
 	return c

@@ -57,6 +57,10 @@ func TestFastpathWithoutDevices(t *testing.T) {
 			t.Errorf("%s: %q, want %q", is.Reason, is.Message, want)
 		}
 	}
+	const want = "idle: no pod has an eligible connection; only connections between pods of this node are eligible: vx: it sets a TOS (tos)"
+	if is := (fastState{local: true, skipped: []string{"vx: it sets a TOS (tos)"}}).condition(); is.Message != want || is.Reason != v1alpha1.ReasonSkipped || is.Failed {
+		t.Errorf("with pods' links: %s: %q, failed %t, want %q", is.Reason, is.Message, is.Failed, want)
+	}
 }
 
 // TestFastpathHolder asks for the status of a fast path, and tries to hold it, while its socket has

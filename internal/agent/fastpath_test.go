@@ -253,7 +253,7 @@ func TestFastpath(t *testing.T) {
 		})
 	}
 	a.accelerated("policy on", c, 100)
-	const active = 6 // observe_nic and decap_nic, observe_vxlan and redirect_vxlan, and for the active pod observe_pod and encap_pod
+	const active = 6 // observe_nic and decap_nic, observe_vxlan and redirect_vxlan, and for the active pod observe_pod and redirect_pod
 	hooks("active", active)
 	if s := a.Status(); !s.Ready || s.state("fastpath").Status != accel.StatusTrue || s.state("fastpath").Reason != v1alpha1.ReasonAttached {
 		t.Errorf("%+v %+v", s, s.state("fastpath"))

@@ -20,7 +20,7 @@ type activePods struct {
 	// podLinks maps each known address to the link of its pod.
 	podLinks map[datapath.PodKey]int
 	// requested has the addresses with attach requests whose links were unknown: the next scan
-	// looks up their routes.
+	// looks up their routes. The value is whether the kernel was asked to resolve the address.
 	requested map[netip.Addr]bool
 	// links has the links that have programs, or need them.
 	links map[int]podLink
@@ -59,18 +59,38 @@ func (p *activePods) use(link int) (anew bool) {
 // linkOf returns the link of a pod, or 0 if it is unknown, and whether this is the first request for it:
 // then a scan must look up its route.
 func (p *activePods) linkOf(pod datapath.PodKey) (link int, anew bool) {
+	if address, known := pod.Addr(); known {
+		return p.linkOfAddress(address)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	link = p.podLinks[pod]
-	address, known := pod.Addr()
-	if link != 0 || !known || p.requested[address] {
+	return p.podLinks[pod], false
+}
+
+// linkOfAddress is linkOf for the whole address.
+func (p *activePods) linkOfAddress(address netip.Addr) (link int, anew bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	link = p.podLinks[datapath.PodKeyOf(address)]
+	if _, known := p.requested[address]; known || link != 0 {
 		return link, false
 	}
 	if len(p.requested) >= requestedMax {
 		p.evictRequest()
 	}
-	p.requested[address] = true
+	p.requested[address] = false
 	return 0, true
+}
+
+// resolve reports whether the kernel has not been asked to resolve a requested address yet.
+func (p *activePods) resolve(address netip.Addr) (ask bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	asked, requested := p.requested[address]
+	if requested {
+		p.requested[address] = true
+	}
+	return requested && !asked
 }
 
 // evictRequest forgets one requested address, preferably one without a link.

@@ -19,7 +19,7 @@ import (
 )
 
 // programNames lists the names of the programs that the fast path attaches to devices.
-var programNames = []string{"observe_nic", "decap_nic", "observe_router", "redirect_nic", "observe_vxlan", "redirect_vxlan", "encap_pod", "observe_pod"}
+var programNames = []string{"observe_nic", "decap_nic", "observe_router", "redirect_nic", "observe_vxlan", "redirect_vxlan", "redirect_pod", "observe_pod"}
 
 // hook is a program and the attach point to which it is attached.
 type hook struct {
@@ -35,7 +35,7 @@ func (f *Fastpath) programHooks() map[string]hook {
 		"redirect_nic":   {f.programs.RedirectNIC, false},
 		"observe_vxlan":  {f.programs.ObserveVXLAN, true},
 		"redirect_vxlan": {f.programs.RedirectVXLAN, false},
-		"encap_pod":      {f.programs.EncapPod, false},
+		"redirect_pod":   {f.programs.RedirectPod, false},
 		"observe_pod":    {f.programs.ObservePod, true},
 	}
 }
@@ -61,7 +61,7 @@ func (f *Fastpath) owns(id ebpf.ProgramID) bool { return f.ours[id] }
 // one.
 func (f *Fastpath) attachPrograms(verify bool) error {
 	links, watched := f.pods.update(f.node)
-	want := f.node.attachments(links, f.detector.on)
+	want := f.node.attachments(links, f.detector.on, f.local.sampling)
 	// The detector attaches and detaches programs all the time; that is not a change to report.
 	quiet := !f.active && len(links) == 0
 	detached, detachErr := f.detachUnwanted(want, verify)
@@ -103,9 +103,9 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 		default:
 			continue
 		}
+		changed = changed || !f.isSampling(a)
 		errs = append(errs, l.Close())
 		delete(f.attached, a)
-		changed = true
 	}
 	if unseen {
 		errs = append(errs, f.programs.InvalidateSequences()) // packets pass unseen from now on
@@ -136,7 +136,7 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 		}
 		delete(f.failed, a)
 		f.attached[a] = l
-		changed = true
+		changed = changed || !f.isSampling(a)
 		if a.program == "observe_pod" {
 			errs = append(errs, f.setWatched(watched))
 		}
@@ -147,6 +147,11 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 		}
 	}
 	return changed, errors.Join(errs...)
+}
+
+// isSampling reports whether an attachment only searches for eligible connections of a pod: the link has no other program.
+func (f *Fastpath) isSampling(a attachment) bool {
+	return a.program == "redirect_pod" && f.attached[attachment{a.device, "observe_pod"}] == nil
 }
 
 // updateSkipped updates the list of skipped devices, which includes those to which a program could

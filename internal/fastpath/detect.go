@@ -3,10 +3,14 @@
 package fastpath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -86,4 +90,103 @@ func packets(h *netlink.Handle, n node) (sum uint64, err error) {
 		}
 	}
 	return sum, nil
+}
+
+const (
+	// localEvery is the interval at which the detector reads the packet counters of pods' links.
+	localEvery = time.Second
+	// localPackets is the number of packets in an interval from which a link is busy.
+	localPackets = 100
+	// localLinks limits the number of links whose packets are sampled at the same time: each takes a system call to attach and another
+	// to detach.
+	localLinks = 16
+	// localPauseMax is the longest pause after a detection that found nothing.
+	localPauseMax = 16 * time.Second
+)
+
+// localDetector decides when the programs of pods search for connections between pods of the node, which no other device sees. It
+// samples the busiest links without programs for one interval. The pause before the next time doubles as long as links stay busy: most
+// of them have no such connection.
+type localDetector struct {
+	// packets has the last values of the counters, by link.
+	packets map[int]uint64
+	// last is the time at which they were read, next the earliest time of the next detection, wait the length of the last pause.
+	last, next time.Time
+	wait       time.Duration
+	// sampling has the links whose packets are sampled now.
+	sampling []int
+}
+
+// update applies new counters of the links without programs, and returns whether sampling has changed.
+func (d *localDetector) update(now time.Time, packets map[int]uint64) (switched bool) {
+	var busy []int
+	count := make(map[int]uint64)
+	for link, n := range packets {
+		if before, known := d.packets[link]; known {
+			count[link] = n - before
+		}
+		if count[link] >= localPackets {
+			busy = append(busy, link)
+		}
+	}
+	d.packets, d.last = packets, now
+	switch {
+	case len(d.sampling) > 0:
+		d.wait = min(max(2*d.wait, localEvery), localPauseMax)
+		d.sampling, d.next = nil, now.Add(d.wait)
+		return true
+	case len(busy) == 0:
+		d.wait = 0
+		return false
+	case now.Before(d.next):
+		return false
+	}
+	slices.SortFunc(busy, func(a, b int) int { return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a, b)) })
+	d.sampling = busy[:min(len(busy), localLinks)]
+	return true
+}
+
+// detectLocal applies the packet counters of pods' links to the detector, and returns whether other links are to be sampled.
+func (f *Fastpath) detectLocal(now time.Time) (switched bool, err error) {
+	if now.Sub(f.local.last) < localEvery || len(f.node.veths) < 2 {
+		return false, nil
+	}
+	all, err := linkPackets()
+	if err != nil {
+		return false, err
+	}
+	without := make(map[int]uint64)
+	for _, link := range f.node.veths {
+		if n, there := all[f.node.names[link]]; there && f.attached[attachment{link, "observe_pod"}] == nil {
+			without[link] = n
+		}
+	}
+	return f.local.update(now, without), nil
+}
+
+// linkPackets returns the packet counters of the devices in the calling thread's network namespace, by name. Unlike netlink it needs no
+// RTNL lock, for which attaching and detaching elsewhere would have to wait.
+func linkPackets() (map[string]uint64, error) {
+	b, err := os.ReadFile("/proc/thread-self/net/dev")
+	if err != nil {
+		return nil, fmt.Errorf("read packet counters: %w", err)
+	}
+	all := make(map[string]uint64)
+	for line := range strings.Lines(string(b)) {
+		name, counters, ok := strings.Cut(line, ":")
+		fields := strings.Fields(counters)
+		if !ok || len(fields) < 16 {
+			continue // a heading
+		}
+		received, err := strconv.ParseUint(fields[1], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read packet counters of %s: %w", name, err)
+		}
+		sent, err := strconv.ParseUint(fields[9], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read packet counters of %s: %w", name, err)
+		}
+		all[strings.TrimSpace(name)] = received + sent
+	}
+	return all, nil
 }

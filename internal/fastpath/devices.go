@@ -35,6 +35,8 @@ type node struct {
 	names                map[int]string
 	// remotes has the remote nodes of the overlays.
 	remotes []datapath.Remote
+	// podDevices has the devices over which the node reaches its pods: their links, and the upper devices of these.
+	podDevices []int
 	// owners has the MAC addresses of the pods, with their veths; podLinks maps each IP address of a pod to its veth.
 	owners   []datapath.LinkMAC
 	podLinks map[netip.Addr]int
@@ -61,8 +63,8 @@ type node struct {
 // attachments returns the programs of each device. links has the links of the active pods. The
 // programs that see a packet last come first: when a program is attached, those that follow it on
 // the packet's way are attached already. Without active pods the fast path is idle, and only the
-// detector may have programs.
-func (n node) attachments(links []int, detecting bool) (all []attachment) {
+// detectors may have programs: those of the network devices, and those of the links in sampling.
+func (n node) attachments(links []int, detecting bool, sampling []int) (all []attachment) {
 	add := func(device int, programs ...string) {
 		for _, p := range programs {
 			all = append(all, attachment{device, p})
@@ -89,7 +91,9 @@ func (n node) attachments(links []int, detecting bool) (all []attachment) {
 	}
 	for _, device := range n.veths {
 		if slices.Contains(links, device) {
-			add(device, "observe_pod", "encap_pod")
+			add(device, "observe_pod", "redirect_pod")
+		} else if slices.Contains(sampling, device) {
+			add(device, "redirect_pod")
 		}
 	}
 	return all
@@ -151,7 +155,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	// As in udp_flow_src_port: the sysctl has the last port, but the kernel never uses that one.
 	n.ports = [2]uint16{low, high}
 	if n.unsupported = why; why != "" {
-		n.overlays, n.nics, n.routers, n.veths, n.podLinks = nil, nil, nil, nil, nil
+		n.overlays, n.nics, n.routers, n.veths, n.podDevices, n.podLinks = nil, nil, nil, nil, nil, nil
 		n.skipped = append(n.skipped, "all devices: "+why)
 	}
 	if n.remotes, err = remotesOf(n.overlays); err != nil {
@@ -185,21 +189,23 @@ func listNeighbours(h *netlink.Handle) (all []netlink.Neigh, err error) {
 	return all, nil
 }
 
-// linkByRoute returns the pod's link to which the node routes an address, or 0.
-func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) int {
+// linkByRoute returns the pod's link to which the node routes an address, or the bridge of pods if the link is not known.
+func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, bridge int) {
 	routes, err := h.RouteGet(address.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return 0 // no route
+		return 0, 0 // no route
 	}
-	if via, ok := netip.AddrFromSlice(routes[0].Gw); ok {
-		if link := n.podLinks[via.Unmap()]; link != 0 {
-			return link
-		}
+	device := routes[0].LinkIndex
+	via, indirect := netip.AddrFromSlice(routes[0].Gw)
+	switch {
+	case indirect && n.podLinks[via.Unmap()] != 0:
+		return n.podLinks[via.Unmap()], 0
+	case slices.Contains(n.veths, device):
+		return device, 0
+	case !indirect && slices.Contains(n.podDevices, device):
+		return 0, device
 	}
-	if slices.Contains(n.veths, routes[0].LinkIndex) {
-		return routes[0].LinkIndex
-	}
-	return 0
+	return 0, 0
 }
 
 // limitMTUsByIPv6 lowers the MTUs in links to those of IPv6, which has a sysctl for each device.
@@ -241,9 +247,6 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 	}
 	n.addVXLANDevices(links, byIndex, routes, neighbours)
 	n.addRouters(links, byIndex, routes)
-	if len(n.nics) == 0 {
-		return n
-	}
 	n.addPods(links, byIndex)
 	n.addRouteMTUs(routes)
 	for _, at := range neighbours {
@@ -341,7 +344,9 @@ func (n *node) addRouteMTUs(routes []netlink.Route) {
 		if slices.ContainsFunc(devices, n.encapsulates) {
 			n.limitMTU(r.MTU - overhead)
 		}
-		if slices.ContainsFunc(devices, func(device int) bool { return slices.Contains(n.routers, device) }) {
+		if slices.ContainsFunc(devices, func(device int) bool {
+			return slices.Contains(n.routers, device) || slices.Contains(n.podDevices, device)
+		}) {
 			n.limitMTU(r.MTU)
 		}
 	}
@@ -359,11 +364,14 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 		if r.Type != unix.RTN_UNICAST || encapsulated && (netns.IsDefaultRoute(r) || isAnnounced(r)) {
 			continue
 		}
-		if r.Gw != nil {
-			gateways[r.LinkIndex] = append(gateways[r.LinkIndex], r.Gw)
-		}
-		for _, hop := range r.MultiPath {
-			gateways[hop.LinkIndex] = append(gateways[hop.LinkIndex], hop.Gw)
+		for _, hop := range append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}) {
+			gateway := hop.Gw
+			if via, ok := hop.Via.(*netlink.Via); ok {
+				gateway = via.Addr // of the other IP version
+			}
+			if gateway != nil {
+				gateways[hop.LinkIndex] = append(gateways[hop.LinkIndex], gateway)
+			}
 		}
 	}
 	for _, l := range links {
@@ -386,7 +394,6 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 			continue
 		}
 		n.routers = append(n.routers, a.Index)
-		n.limitMTU(a.MTU)
 		if !slices.Contains(n.nics, a.Index) {
 			n.nics = append(n.nics, a.Index)
 		}
@@ -405,7 +412,7 @@ func mayRoute(l netlink.Link, links []netlink.Link, routes []netlink.Route, gate
 		return l.Attrs().NetNsID >= 0 || lower < 0 || links[lower].Type() == "veth" || mayRoute(links[lower], links, routes, gateways)
 	case "veth":
 		return slices.ContainsFunc(routes, func(r netlink.Route) bool {
-			return r.LinkIndex == index && r.Gw == nil && !netns.IsDefaultRoute(r) && !isHost(r) && slices.ContainsFunc(gateways, r.Dst.Contains)
+			return r.LinkIndex == index && r.Gw == nil && !netns.IsDefaultRoute(r) && !isHost(r) && !r.Dst.IP.IsLinkLocalUnicast() && slices.ContainsFunc(gateways, r.Dst.Contains)
 		})
 	case "bridge":
 		return !slices.ContainsFunc(links, func(port netlink.Link) bool {
@@ -464,6 +471,12 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 			continue
 		}
 		n.veths = append(n.veths, a.Index)
+		n.podDevices = append(n.podDevices, a.Index)
+		for _, device := range above {
+			if !slices.Contains(n.podDevices, device) {
+				n.podDevices = append(n.podDevices, device)
+			}
+		}
 		n.limitMTU(a.MTU)
 		if master := byIndex[a.MasterIndex]; master != nil {
 			n.limitMTU(master.Attrs().MTU)

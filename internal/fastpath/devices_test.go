@@ -51,10 +51,10 @@ func TestDeviceClassification(t *testing.T) {
 		"team": {devices: []netlink.Link{
 			&netlink.GenericLink{LinkAttrs: attrs(nic, "team0"), LinkType: "team"}, &netlink.Device{LinkAttrs: attrs(lower, "eth0", master(nic))}, veth}, veths: []int{pod}},
 		"lower device of a bond": {devices: []netlink.Link{
-			&netlink.Device{LinkAttrs: attrs(nic, "eth0", master(lower))}, &netlink.Bond{LinkAttrs: attrs(lower, "bond0")}, veth}, skipped: []string{where}},
+			&netlink.Device{LinkAttrs: attrs(nic, "eth0", master(lower))}, &netlink.Bond{LinkAttrs: attrs(lower, "bond0")}, veth}, skipped: []string{where}, veths: []int{pod}},
 		"no Ethernet header": {devices: []netlink.Link{
 			&netlink.Wireguard{LinkAttrs: attrs(nic, "wg0", func(a *netlink.LinkAttrs) { a.EncapType = "none" })}, veth},
-			skipped: []string{"flannel.1: its NIC wg0 has no Ethernet header"}},
+			skipped: []string{"flannel.1: its NIC wg0 has no Ethernet header"}, veths: []int{pod}},
 		"bridge": {devices: []netlink.Link{
 			&netlink.Bridge{LinkAttrs: attrs(nic, "br0")}, &netlink.Veth{LinkAttrs: attrs(lower, "eth0", ofPod, master(nic))}, veth}, veths: []int{pod}},
 		"VLAN on the pods' bridge": {

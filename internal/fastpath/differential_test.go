@@ -4,6 +4,7 @@ package fastpath_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"flag"
@@ -29,7 +30,10 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-var packets = flag.Int("packets", 8_000, "how many packets TestDifferential makes")
+var (
+	packets = flag.Int("packets", 8_000, "how many packets TestDifferential makes")
+	seed    = flag.Uint64("seed", 0, "the seed of TestDifferential; 0 makes one up")
+)
 
 const (
 	tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
@@ -572,7 +576,7 @@ func TestDifferential(t *testing.T) {
 			}
 			fast.start()
 			pin(t)
-			seed := uint64(time.Now().UnixNano())
+			seed := cmp.Or(*seed, uint64(time.Now().UnixNano()))
 			t.Logf("seed %d", seed)
 			g := grammar.Grammar{Rand: rand.New(rand.NewPCG(seed, 0)), Large: kind.offload == spec.OffloadFull}
 			var known []grammar.Connection

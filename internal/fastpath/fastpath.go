@@ -96,6 +96,7 @@ type Fastpath struct {
 	mu       sync.Mutex
 	node     node
 	detector detector
+	local    localDetector
 	active   bool
 	attached map[attachment]link.Link
 	// inspected is the number of attach points that inspect has checked in this round.
@@ -173,7 +174,7 @@ func Plan(ns netns.Handle, unseenBy ...string) (all []Hook, err error) {
 		defer h.Close()
 		// Another process may run the fast path; its programs are recognised by name.
 		n, err := scanDevices(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programNames, programName(id)) })
-		for _, a := range n.attachments(n.veths, true) {
+		for _, a := range n.attachments(n.veths, true, nil) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
 		return err
@@ -247,7 +248,7 @@ func (f *Fastpath) Verify() {
 	poke(f.rescan)
 }
 
-// Changes receives a value after Hooks, Skipped, Repaired or Problem have changed.
+// Changes receives a value after Hooks, Devices, Local, Skipped, Repaired or Problem have changed.
 func (f *Fastpath) Changes() <-chan struct{} { return f.updates }
 
 // Repaired returns how often a program was found detached and was attached again.
@@ -292,7 +293,9 @@ func (f *Fastpath) Hooks() []Hook {
 	}
 	var all []Hook
 	for at := range f.attached {
-		all = append(all, Hook{f.node.names[at.device], at.program})
+		if !f.isSampling(at) {
+			all = append(all, Hook{f.node.names[at.device], at.program})
+		}
 	}
 	slices.SortFunc(all, func(a, b Hook) int {
 		return strings.Compare(a.Device+" "+a.Program, b.Device+" "+b.Program)
@@ -306,6 +309,13 @@ func (f *Fastpath) Devices() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.node.supported()
+}
+
+// Local reports whether connections between pods of the node may take the fast path: the node has links of pods that are not skipped.
+func (f *Fastpath) Local() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.node.veths) > 0
 }
 
 // Skipped returns a sentence for each skipped device that says why.
@@ -358,7 +368,7 @@ func (f *Fastpath) run(started chan<- error) error {
 			if synced = f.sync(); synced != nil {
 				f.log.Warn("scan devices for the fast path", "error", synced)
 				// Fail safe: the programs must not use devices in an unknown state.
-				if err := errors.Join(f.programs.SetVXLANDevices(nil), f.programs.SetRouters(nil)); err != nil {
+				if err := errors.Join(f.programs.SetVXLANDevices(nil), f.programs.SetRouters(nil), f.programs.SetPodDevices(nil)); err != nil {
 					f.log.Error("clear the devices of the fast path", "error", err)
 				}
 			}
@@ -485,12 +495,12 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 			}
 			if forgotten, err := f.entries.Forget(flow, crowded); err != nil {
 				return err
-			} else if !forgotten {
-				f.attach(activity.Link)
+			} else if forgotten {
+				continue
 			}
-			continue
 		}
 		f.attach(activity.Link)
+		f.attach(activity.PeerLink)
 	}
 	if len(flows) == 0 && !f.entries.AnyLeft() {
 		return f.dropForged.detachUnused()
@@ -530,32 +540,45 @@ func (f *Fastpath) handle(event datapath.Event) error {
 	if event.Kind != datapath.EventAttach {
 		return f.entries.Handle(event)
 	}
-	link, anew := f.pods.linkOf(event.Pod)
-	if anew {
-		poke(f.rescan)
+	if event.Link != 0 {
+		// The programs deliver to a pod only if its MAC address is known as that of a neighbour.
+		f.request(f.pods.linkOfAddress(event.Flow.Pod.Addr()))
+		f.request(f.pods.linkOfAddress(event.Flow.Peer.Addr()))
+		f.attach(event.Link)
+		return nil
 	}
-	f.attach(link)
+	f.request(f.pods.linkOf(event.Pod))
 	return nil
 }
 
-// detect attaches and detaches the programs of the VXLAN devices while the fast path is idle, as
-// the detector decides.
+// request requests programs for the link of a pod, or a scan that looks for the pod if the link is unknown.
+func (f *Fastpath) request(link int, scan bool) {
+	if scan {
+		poke(f.rescan)
+	}
+	f.attach(link)
+}
+
+// detect attaches and detaches the programs that search for eligible connections, as the detectors decide: those of VXLAN devices
+// and routers while the fast path is idle, and those of pods that have none.
 func (f *Fastpath) detect(now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.active {
-		f.detector = detector{}
-		return nil
-	}
 	if f.closing() {
 		return nil
 	}
-	n, err := packets(f.links, f.node)
+	switched, err := f.detectLocal(now)
 	if err != nil {
-		poke(f.rescan) // the scan reports the problem
-		return nil
+		return err
 	}
-	if !f.detector.update(now, n) {
+	if f.active {
+		f.detector = detector{}
+	} else if n, err := packets(f.links, f.node); err != nil {
+		poke(f.rescan) // the scan reports the problem
+	} else if f.detector.update(now, n) {
+		switched = true
+	}
+	if !switched {
 		return nil
 	}
 	return f.attachPrograms(false)
@@ -586,6 +609,7 @@ func (f *Fastpath) sync() error {
 		f.programs.SetVXLANDevices(node.overlays),
 		f.programs.SetRouters(node.routers),
 		f.programs.SetRemotes(node.remotes),
+		f.programs.SetPodDevices(node.podDevices),
 		f.programs.SetNode(node.mtu, node.ports[0], node.ports[1]),
 	); err != nil {
 		return err
@@ -598,8 +622,15 @@ func (f *Fastpath) sync() error {
 		f.pods.forgetRequests()
 	}
 	for _, address := range f.pods.wanted() {
-		if link := node.linkByRoute(f.links, address); link != 0 {
+		link, bridge := node.linkByRoute(f.links, address)
+		if link != 0 {
 			node.podLinks[address] = link
+		} else if bridge != 0 && f.pods.resolve(address) {
+			// The pods of a bridge need not know the node, nor the node them. The kernel's answer is a notification.
+			ask := netlink.Neigh{LinkIndex: bridge, IP: address.AsSlice(), Flags: netlink.NTF_USE, HardwareAddr: make([]byte, 6)} // the kernel ignores the zeros
+			if err := f.links.NeighSet(&ask); err != nil {
+				f.log.Debug("resolve a pod's address", "address", address, "error", err)
+			}
 		}
 	}
 	used, err := threadTime()
@@ -607,7 +638,7 @@ func (f *Fastpath) sync() error {
 		return err
 	}
 	f.pause = scanShare * (used - began)
-	if !slices.Equal(node.supported(), f.node.supported()) {
+	if !slices.Equal(node.supported(), f.node.supported()) || (len(node.veths) > 0) != (len(f.node.veths) > 0) {
 		poke(f.updates)
 	}
 	before := f.skipped
@@ -641,7 +672,7 @@ func (c forConntrack) Attach(link int)           { c.f.attach(link) }
 func (c forConntrack) Attached(link int) bool {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
-	return c.f.attached[attachment{link, "encap_pod"}] != nil
+	return c.f.attached[attachment{link, "redirect_pod"}] != nil
 }
 
 func (c forConntrack) MACs() (map[netip.Addr]net.HardwareAddr, error) {

@@ -80,7 +80,7 @@ func (w *world) sendShort(port int) {
 	})
 }
 
-const idle, sampling, active = "[]", "[observe_vxlan redirect_vxlan]", "[decap_nic encap_pod observe_nic observe_pod observe_vxlan redirect_vxlan]"
+const idle, sampling, active = "[]", "[observe_vxlan redirect_vxlan]", "[decap_nic redirect_pod observe_nic observe_pod observe_vxlan redirect_vxlan]"
 
 // TestIdle checks that no programs are attached while no connection is eligible, except that
 // observe_vxlan and redirect_vxlan sample now and then while there is traffic.
@@ -287,7 +287,7 @@ func TestProgramsOnlyAtActivePods(t *testing.T) {
 							links = append(links, w.link(node, n))
 						}
 						slices.Sort(links)
-						for _, program := range []string{"observe_pod", "encap_pod"} {
+						for _, program := range []string{"observe_pod", "redirect_pod"} {
 							if !slices.Equal(w.devicesWith(node, program), links) {
 								return false
 							}
@@ -367,8 +367,8 @@ func TestIneligibleConnectionKeepsPrograms(t *testing.T) {
 	w.eventually("the pod's link has no programs", nil, func() bool { return len(w.devicesWith(0, "observe_pod")) == 0 })
 }
 
-// TestLocalConnections checks that connections which do not use the overlay do not attach programs.
-func TestLocalConnections(t *testing.T) {
+// TestNodeConnections checks that connections of a pod to its node do not attach programs.
+func TestNodeConnections(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "flannel", "full")
 	w.start()
@@ -377,13 +377,13 @@ func TestLocalConnections(t *testing.T) {
 	first.Close()
 	var near net.Conn
 	var listener net.Listener
-	w.in("n0p1", func() (err error) {
+	w.in("n0", func() (err error) {
 		listener, err = net.Listen("tcp4", ":0")
 		return err
 	})
 	defer listener.Close()
 	w.in("n0p0", func() (err error) {
-		near, err = net.DialTCP("tcp4", nil, &net.TCPAddr{IP: pod(0, 1).AsSlice(), Port: listener.Addr().(*net.TCPAddr).Port})
+		near, err = net.DialTCP("tcp4", nil, &net.TCPAddr{IP: pod(0, -1).AsSlice(), Port: listener.Addr().(*net.TCPAddr).Port})
 		return err
 	})
 	far, err := listener.Accept()

@@ -126,7 +126,7 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 			}
 		}
 		for _, p := range both(a.Index) {
-			// On ingress of a pod's veth, XDP and other tcx programs run before encap_pod.
+			// On ingress of a pod's veth, XDP and other tcx programs run before redirect_pod.
 			if !p.egress && l.Type() == "veth" {
 				continue
 			}

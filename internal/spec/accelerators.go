@@ -109,10 +109,10 @@ func (a *rfs) check(r *reader, path string, on Path, taken *settings) {
 
 func (a *fastpath) complete(*reader, string) {}
 
-// check checks that the path is one between pods of different nodes, that the fast path is listed once, and that unseenBy has known kinds.
+// check checks that the path is one between pods that the node's own stack forwards, that the fast path is listed once, and that unseenBy has known kinds.
 func (a *fastpath) check(r *reader, path string, on Path, taken *settings) {
-	if on != (Path{}) && on.VXLAN == nil && on.Routed == nil && on.Pod == nil && on.Service == nil {
-		r.fail(path, "is for pods of different nodes (the paths vxlan, routed, pod and service), the path is %s", on)
+	if on != (Path{}) && on.VXLAN == nil && on.Routed == nil && on.Bridge == nil && on.Pod == nil && on.Service == nil {
+		r.fail(path, "is for the paths vxlan, routed, bridge, pod and service, the path is %s", on)
 	}
 	r.listedOnce(path, "fastpath", taken)
 	seen := make(map[string]string)

@@ -86,7 +86,7 @@ func TestClusters(t *testing.T) {
 		"each packet has its own tunnel key (external)",
 		", which the fast path would bypass",
 		"The fast path cannot run here.",
-		"is for pods of different nodes (the paths vxlan, routed, pod and service), the path is ",
+		"is for the paths vxlan, routed, bridge, pod and service, the path is ",
 		"its pods for traffic are host processes, which have the node's own network",
 	} {
 		if !strings.Contains(page, quoted) || !strings.Contains(source, quoted) {

@@ -40,7 +40,7 @@ type Fastpath interface {
 	Links() map[netip.Addr]int
 	// MACs maps the addresses of neighbours to their MAC addresses.
 	MACs() (map[netip.Addr]net.HardwareAddr, error)
-	// Attach requests programs for the link of a pod, and Attached reports whether it has encap_pod.
+	// Attach requests programs for the link of a pod, and Attached reports whether it has redirect_pod.
 	Attach(link int)
 	Attached(link int) bool
 }

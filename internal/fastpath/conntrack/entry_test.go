@@ -40,7 +40,11 @@ func TestWithout(t *testing.T) {
 func TestEntryLeftLiberal(t *testing.T) {
 	address := netip.MustParseAddrPort
 	pod, service, backend := address("10.0.0.2:40000"), address("10.96.0.1:80"), address("10.0.1.2:8080")
-	links := map[netip.Addr]int{pod.Addr(): 7}
+	neighbour := address("10.0.0.9:80") // another pod of the node
+	links := map[netip.Addr]int{pod.Addr(): 7, neighbour.Addr(): 9}
+	between := func(e *Entry, client, server netip.AddrPort) {
+		e.original.from, e.original.to, e.reply.from, e.reply.to = client, server, server, client
+	}
 	const liberal = tcpScaled | tcpLiberal | tcpMaxAck
 	client := datapath.Recovery{Flow: datapath.Flow{Pod: pod, Peer: service, Protocol: 6}, WirePeer: backend, Link: 7, PodScale: 7, PeerScale: 9}
 	for _, tt := range []struct {
@@ -58,6 +62,13 @@ func TestEntryLeftLiberal(t *testing.T) {
 			e.original.from, e.original.to, e.reply.from, e.reply.to = backend, address("192.0.2.1:80"), pod, backend
 		}, datapath.Recovery{}},
 		{"no pod here", func(e *Entry) { e.original.from, e.reply.to = address("10.0.0.3:1"), address("10.0.0.3:1") }, datapath.Recovery{}},
+		{"to a pod of the node", func(e *Entry) { between(e, pod, neighbour) },
+			datapath.Recovery{Flow: datapath.Flow{Pod: pod, Peer: neighbour, Protocol: 6}, WirePeer: neighbour, Link: 7, PodScale: 7, PeerScale: 9}},
+		{"from a pod of the node", func(e *Entry) { between(e, neighbour, pod) },
+			datapath.Recovery{Flow: datapath.Flow{Pod: pod, Peer: neighbour, Protocol: 6}, WirePeer: neighbour, Link: 7, PodScale: 9, PeerScale: 7}},
+		{"from a pod of the node, masqueraded", func(e *Entry) { between(e, neighbour, pod); e.reply.to = address("192.0.2.1:40000") }, datapath.Recovery{}},
+		{"from a pod of the node to a Service", func(e *Entry) { between(e, neighbour, service); e.reply.from = pod },
+			datapath.Recovery{Flow: datapath.Flow{Pod: neighbour, Peer: service, Protocol: 6}, WirePeer: pod, Link: 9, PodScale: 7, PeerScale: 9}},
 		{"half-closed", func(e *Entry) { e.State = 4 }, datapath.Recovery{}},
 		{"closed after a FIN", func(e *Entry) { e.State, e.Flags[0] = tcpClose, e.Flags[0]|tcpCloseInit }, datapath.Recovery{}},
 		{"strict in a direction", func(e *Entry) { e.Flags[1] &^= tcpLiberal }, datapath.Recovery{}},

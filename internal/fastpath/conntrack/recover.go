@@ -24,7 +24,7 @@ import (
 // would make conntrack check the window again. If a connection is in use, the programs learn them from its packets. An idle
 // connection has none, and a forged RST would end its entry. But its pod knows the numbers: TCP answers a segment outside the
 // window with an acknowledgement (RFC 9293, section 3.10.7.4), as it answers a keepalive. So the next agent sends each such pod a
-// segment, straight to its link; encap_pod takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
+// segment, straight to its link; redirect_pod takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
 
 const (
 	// recoverTries limits the number of rounds in which a connection is tried. There is one round at each renewal of the lease.
@@ -105,20 +105,21 @@ func (t *Entry) leftLiberal() bool {
 		(t.State == tcpEstablished || t.State == tcpClose)
 }
 
-// recovery returns the connection of an entry, if one of its ends is a pod whose address is not translated.
+// recovery returns the connection of an entry, if one of its ends is a pod whose address is not translated. If both are, it is the
+// end that the programs choose.
 func (t *Entry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bool) {
-	r.Protocol = unix.IPPROTO_TCP
-	if r.Link = links[t.original.from.Addr()]; r.Link != 0 {
-		r.Pod, r.Peer, r.WirePeer = t.original.from, t.original.to, t.reply.from
-		r.PodScale, r.PeerScale = t.scale[0], t.scale[1]
-		return r, t.reply.to == r.Pod
+	client := datapath.Recovery{
+		Flow:     datapath.Flow{Pod: t.original.from, Peer: t.original.to, Protocol: unix.IPPROTO_TCP},
+		WirePeer: t.reply.from, Link: links[t.original.from.Addr()], PodScale: t.scale[0], PeerScale: t.scale[1],
 	}
-	if r.Link = links[t.reply.from.Addr()]; r.Link != 0 {
-		r.Pod, r.Peer, r.WirePeer = t.reply.from, t.reply.to, t.original.from
-		r.PodScale, r.PeerScale = t.scale[1], t.scale[0]
-		return r, t.original.to == r.Pod
+	server := datapath.Recovery{
+		Flow:     datapath.Flow{Pod: t.reply.from, Peer: t.reply.to, Protocol: unix.IPPROTO_TCP},
+		WirePeer: t.original.from, Link: links[t.reply.from.Addr()], PodScale: t.scale[1], PeerScale: t.scale[0],
 	}
-	return r, false
+	if client.Link == 0 || server.Link != 0 && t.reply.to == client.Pod && !client.Flow.IsChosen(client.WirePeer) {
+		return server, server.Link != 0 && t.original.to == server.Pod
+	}
+	return client, t.reply.to == client.Pod
 }
 
 // FindLiberal finds the connections of this node's pods that a killed agent has left liberal.

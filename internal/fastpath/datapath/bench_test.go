@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// BenchmarkFastPath measures encap_pod and redirect_vxlan on a packet of an accelerated connection, up
+// BenchmarkFastPath measures redirect_pod and redirect_vxlan on a packet of an accelerated connection, up
 // to the last check: whether a device has verified its checksum, which no device has in a test run.
 // The kernel's cost of redirecting the packet is not included.
 func BenchmarkFastPath(b *testing.B) {
@@ -25,7 +25,7 @@ func BenchmarkFastPath(b *testing.B) {
 				program func(*Programs) *ebpf.Program
 				packet  func(version, uint8) grammar.Packet
 			}{
-				{"encap_pod", func(p *Programs) *ebpf.Program { return p.EncapPod }, outPacket},
+				{"redirect_pod", func(p *Programs) *ebpf.Program { return p.RedirectPod }, outPacket},
 				{"redirect_vxlan", func(p *Programs) *ebpf.Program { return p.RedirectVXLAN }, inPacket},
 			} {
 				b.Run(v.String()+"/"+name+"/"+way.name, func(b *testing.B) {

@@ -31,8 +31,8 @@ import (
 // hook and the purpose of each program. The caller attaches the programs, and renews their
 // lease by RenewLease.
 type Programs struct {
-	// EncapPod belongs on the ingress of a pod's veth on the node, ObservePod on its egress.
-	EncapPod, ObservePod *ebpf.Program
+	// RedirectPod belongs on the ingress of a pod's veth on the node, ObservePod on its egress.
+	RedirectPod, ObservePod *ebpf.Program
 	// ObserveVXLAN belongs on the egress of a VXLAN device, RedirectVXLAN on its ingress.
 	ObserveVXLAN, RedirectVXLAN *ebpf.Program
 	// ObserveNIC belongs on the egress of the NIC, DecapNIC on its ingress. If the node routes packets of pods over the NIC as they
@@ -46,11 +46,12 @@ type Programs struct {
 	events  *ringbuf.Reader
 	// noDropForged is the error with which the kernel refused to load drop_forged, or nil.
 	noDropForged error
-	// linkMACs, watched, remotes and routers mirror the keys of the maps link_macs, watched_pods, remotes and routers.
-	linkMACs map[fastpathLinkMac]bool
-	watched  map[fastpathWatch]bool
-	remotes  map[fastpathRemote]bool
-	routers  map[uint32]bool
+	// linkMACs, watched, remotes, routers and podDevices mirror the keys of the maps link_macs, watched_pods, remotes, routers and
+	// pod_devices.
+	linkMACs            map[fastpathLinkMac]bool
+	watched             map[fastpathWatch]bool
+	remotes             map[fastpathRemote]bool
+	routers, podDevices map[uint32]bool
 }
 
 // Load loads the programs. They forward nothing until RenewLease. An error says what the kernel
@@ -65,7 +66,10 @@ func Load() (*Programs, error) {
 
 func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	refused := process.Loading()
-	p := &Programs{linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool), remotes: make(map[fastpathRemote]bool), routers: make(map[uint32]bool)}
+	p := &Programs{
+		linkMACs: make(map[fastpathLinkMac]bool), watched: make(map[fastpathWatch]bool), remotes: make(map[fastpathRemote]bool),
+		routers: make(map[uint32]bool), podDevices: make(map[uint32]bool),
+	}
 	var err error
 	if p.reasons, err = reasonsOf(spec.Types); err != nil {
 		return nil, fmt.Errorf("read programs of the fast path: %w", err)
@@ -79,7 +83,7 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 		}
 	}
 	o := &p.objects
-	p.EncapPod, p.ObservePod, p.ObserveVXLAN, p.RedirectVXLAN = o.EncapPod, o.ObservePod, o.ObserveVxlan, o.RedirectVxlan
+	p.RedirectPod, p.ObservePod, p.ObserveVXLAN, p.RedirectVXLAN = o.RedirectPod, o.ObservePod, o.ObserveVxlan, o.RedirectVxlan
 	p.ObserveNIC, p.DecapNIC, p.ObserveRouter, p.RedirectNIC = o.ObserveNic, o.DecapNic, o.ObserveRouter, o.RedirectNic
 	if err := p.tables.open(o); err != nil {
 		return nil, errors.Join(err, p.tables.close(), o.Close())

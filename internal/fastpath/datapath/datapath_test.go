@@ -141,7 +141,7 @@ func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)
 	}
 	outer := fastpathEncapTemplate{Nic: lo}
 	outer.Head.IpProtocol = unix.IPPROTO_UDP
-	link := fastpathPodLink{Veth: lo, Macs: [12]uint8(slices.Concat(knownMAC, gateway))}
+	link := fastpathPodLink{Hops: 1, Veth: lo, Macs: [12]uint8(slices.Concat(knownMAC, gateway))}
 	if err := errors.Join(
 		p.objects.Flows.Put(flow.key(), v),
 		p.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key()}),
@@ -323,7 +323,7 @@ func testSlowPathReasons(t *testing.T, v version) {
 		base    func(version, uint8) grammar.Packet
 		own     []test
 	}{
-		{"encap_pod", f.EncapPod, outPacket, []test{
+		{"redirect_pod", f.RedirectPod, outPacket, []test{
 			{name: "not to the gateway's MAC", odd: func(p *grammar.Packet) { p.To = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "mismatch"},
 			{name: "from another MAC", odd: func(p *grammar.Packet) { p.From = net.HardwareAddr{2, 0, 0, 0, 0, 9} }, want: "mismatch"},
 		}},
@@ -358,10 +358,10 @@ func testSlowPathReasons(t *testing.T, v version) {
 				{"expired", func(seen *uint64, _ *uint32) { *seen -= 1e9 }, "[flow-expired]"},
 				{"invalidated", func(_ *uint64, generation *uint32) { *generation-- }, "[invalidated]"},
 			} {
-				for _, side := range []string{"encap_pod", "redirect_vxlan"} {
+				for _, side := range []string{"redirect_pod", "redirect_vxlan"} {
 					t.Run(way.name+" "+of.name+" "+tt.name+" by "+side, func(t *testing.T) {
 						f.addFlow(t, v, of.protocol, func(v *fastpathFlow) {
-							if side == "encap_pod" {
+							if side == "redirect_pod" {
 								tt.change(&v.Out.Validated, &v.Out.Generation)
 							} else {
 								tt.change(&v.In.Validated, &v.In.Generation)
@@ -494,7 +494,7 @@ func TestGSOSegmentsExceedMTU(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := f.EncapPod.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
+			if _, err := f.RedirectPod.Run(&ebpf.RunOptions{Data: p.Bytes(), DataOut: make([]byte, 5000), Context: skb}); err != nil {
 				t.Fatal(err)
 			}
 			if got := f.since(t, before); got != want {
@@ -579,7 +579,7 @@ func TestSYNFINAndRSTDeleteFlow(t *testing.T) {
 				v.Out.Device += tt.device
 				v.setSequence(Side{end, acked, edge})
 			})
-			p, program := outPacket(four, unix.IPPROTO_TCP), f.EncapPod
+			p, program := outPacket(four, unix.IPPROTO_TCP), f.RedirectPod
 			if tt.in {
 				p, program = inPacket(four, unix.IPPROTO_TCP), f.RedirectVXLAN
 			}
@@ -634,7 +634,7 @@ func TestSequenceNumbers(t *testing.T) {
 			f.addFlow(t, v, unix.IPPROTO_TCP, func(v *fastpathFlow) {
 				v.setSequence(Side{1000, 900, 70000})
 			})
-			p, program := outPacket(v, unix.IPPROTO_TCP), f.EncapPod
+			p, program := outPacket(v, unix.IPPROTO_TCP), f.RedirectPod
 			if tt.in {
 				p, program = inPacket(v, unix.IPPROTO_TCP), f.RedirectVXLAN
 			}
@@ -677,7 +677,7 @@ func TestSequenceNumbersOfAStream(t *testing.T) {
 	const window, length = 50_000, 100
 	f.addFlow(t, four, unix.IPPROTO_TCP, func(v *fastpathFlow) { v.setSequence(Side{Next: 1000, Expects: 1000, Edge: 1000 + window}) })
 	out := func(seq uint32) bool {
-		return run(f.EncapPod, segment(outPacket(four, unix.IPPROTO_TCP), four, seq, 1000, window))
+		return run(f.RedirectPod, segment(outPacket(four, unix.IPPROTO_TCP), four, seq, 1000, window))
 	}
 	in := func(ack uint32) bool {
 		return run(f.RedirectVXLAN, segment(inPacket(four, unix.IPPROTO_TCP), four, 900, ack, window))
@@ -737,7 +737,7 @@ func TestDataPastThePrograms(t *testing.T) {
 	for range 400 { // 3.3 GB
 		ack += window << scale
 		b := segment(outPacket(four, unix.IPPROTO_TCP), four, 1000, ack, window)
-		if _, err := f.EncapPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil {
+		if _, err := f.RedirectPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -748,7 +748,7 @@ func TestDataPastThePrograms(t *testing.T) {
 	}
 }
 
-// TestSequenceNumbersUnknown checks that sequence numbers count as unknown until encap_pod has seen a packet
+// TestSequenceNumbersUnknown checks that sequence numbers count as unknown until redirect_pod has seen a packet
 // of the pod.
 func TestSequenceNumbersUnknown(t *testing.T) {
 	f := loadForTest(t, nil)
@@ -782,8 +782,8 @@ func TestResyncEvents(t *testing.T) {
 		}
 		binary.BigEndian.PutUint32(b[14+20+4:], n*step+1000)
 		for range 3 {
-			if code, err := f.EncapPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
-				t.Fatalf("encap_pod returns %d, error %v", int32(code), err)
+			if code, err := f.RedirectPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)}); err != nil || code != redirect {
+				t.Fatalf("redirect_pod returns %d, error %v", int32(code), err)
 			}
 		}
 		f.events.SetDeadline(time.Now())
@@ -1005,7 +1005,7 @@ func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
 			binary.BigEndian.PutUint32(b[14+20+4:], seq)
 			binary.BigEndian.PutUint32(b[14+20+8:], seq)
 			meet(&begun[i])
-			_, err := f.EncapPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
+			_, err := f.RedirectPod.Run(&ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64)})
 			meet(&ended[i])
 			if err != nil {
 				return err
@@ -1113,7 +1113,7 @@ func BenchmarkSlowPath(b *testing.B) {
 	if err := f.RenewLease(1 << 62); err != nil {
 		b.Fatal(err)
 	}
-	for _, p := range []*ebpf.Program{f.EncapPod, f.ObserveVXLAN, f.ObserveNIC, f.DecapNIC, f.RedirectVXLAN, f.ObservePod} {
+	for _, p := range []*ebpf.Program{f.RedirectPod, f.ObserveVXLAN, f.ObserveNIC, f.DecapNIC, f.RedirectVXLAN, f.ObservePod} {
 		b.Run(p.String(), func(b *testing.B) {
 			_, took, err := p.Benchmark(outPacket(four, unix.IPPROTO_UDP).Bytes(), b.N, nil)
 			if err != nil {

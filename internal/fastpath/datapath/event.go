@@ -5,6 +5,7 @@ package datapath
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 )
 
 // EventKind says which action an event requests of the agent.
@@ -30,7 +31,9 @@ type Event struct {
 	Kind EventKind
 	// Pod is the address of an EventAttach; it may belong to another host.
 	Pod PodKey
-	// Flow is the connection of all other kinds.
+	// Link is the index of the pod's link in an EventAttach, if the peer is a pod of the same node too; otherwise 0.
+	Link int
+	// Flow is the connection, but for an EventAttach without Link.
 	Flow Flow
 }
 
@@ -50,11 +53,14 @@ func decodeEvent(b []byte) (Event, error) {
 		return Event{}, fmt.Errorf("decode an event of the fast path: %w", err)
 	}
 	kind := EventKind(event.Kind)
-	switch kind {
-	case EventAttach:
+	flow := event.Key.flow(fastpathFlow{Pod6: event.Pod6, Peer6: event.Peer6})
+	switch {
+	case kind == EventAttach && event.Link == 0:
 		return Event{Pod: PodKey{event.Key.Pod, event.Key.IsIpv6 != 0}}, nil
-	case EventLiberal, EventAcked, EventResync, EventReset, EventReopen:
-		return Event{Kind: kind, Flow: event.Key.flow(fastpathFlow{Pod6: event.Pod6, Peer6: event.Peer6})}, nil
+	case kind == EventAttach:
+		return Event{Pod: PodKeyOf(flow.Pod.Addr()), Link: int(event.Link), Flow: flow}, nil
+	case slices.Contains([]EventKind{EventLiberal, EventAcked, EventResync, EventReset, EventReopen}, kind):
+		return Event{Kind: kind, Flow: flow}, nil
 	}
 	return Event{}, fmt.Errorf("decode an event of the fast path: unknown kind %d", kind)
 }

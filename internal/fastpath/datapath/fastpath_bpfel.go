@@ -50,7 +50,8 @@ type fastpathCpuState struct {
 		Gso          uint8
 		SocketEnded  uint8
 		SeqUnknown   uint8
-		_            [3]byte
+		FromPod      uint8
+		_            [2]byte
 	}
 	In struct {
 		_       structs.HostLayout
@@ -81,7 +82,8 @@ type fastpathCpuState struct {
 		Gso          uint8
 		SocketEnded  uint8
 		SeqUnknown   uint8
-		_            [3]byte
+		FromPod      uint8
+		_            [2]byte
 	}
 	DecapProbe struct {
 		_        structs.HostLayout
@@ -113,6 +115,7 @@ type fastpathCpuState struct {
 		End        uint32
 		IsFragment uint32
 	}
+	Request fastpathEvent
 }
 
 type fastpathEncapTemplate struct {
@@ -157,7 +160,7 @@ type fastpathEvent struct {
 	Pod6  [2]uint64
 	Peer6 [2]uint64
 	Kind  fastpathEventKind
-	Zero  uint32
+	Link  uint32
 }
 
 type fastpathEventKind uint32
@@ -264,6 +267,7 @@ type fastpathPodLink struct {
 	_    structs.HostLayout
 	Veth uint32
 	Macs [12]uint8
+	Hops uint32
 }
 
 type fastpathRecovery struct {
@@ -323,6 +327,7 @@ const (
 	fastpathMapEvents         = "events"
 	fastpathMapFlows          = "flows"
 	fastpathMapLinkMacs       = "link_macs"
+	fastpathMapPodDevices     = "pod_devices"
 	fastpathMapPodLinkStates  = "pod_link_states"
 	fastpathMapPodLinks       = "pod_links"
 	fastpathMapRemotes        = "remotes"
@@ -332,7 +337,6 @@ const (
 	fastpathMapWatchedPods    = "watched_pods"
 	fastpathProgDecapNic      = "decap_nic"
 	fastpathProgDropForged    = "drop_forged"
-	fastpathProgEncapPod      = "encap_pod"
 	fastpathProgObserveNic    = "observe_nic"
 	fastpathProgObservePod    = "observe_pod"
 	fastpathProgObserveRouter = "observe_router"
@@ -340,6 +344,7 @@ const (
 	fastpathProgReadConntrack = "read_conntrack"
 	fastpathProgRecoverFlow   = "recover_flow"
 	fastpathProgRedirectNic   = "redirect_nic"
+	fastpathProgRedirectPod   = "redirect_pod"
 	fastpathProgRedirectVxlan = "redirect_vxlan"
 	fastpathVarAdmission      = "admission"
 	fastpathVarBloomA         = "bloom_a"
@@ -405,7 +410,6 @@ type fastpathSpecs struct {
 type fastpathProgramSpecs struct {
 	DecapNic      *ebpf.ProgramSpec `ebpf:"decap_nic"`
 	DropForged    *ebpf.ProgramSpec `ebpf:"drop_forged"`
-	EncapPod      *ebpf.ProgramSpec `ebpf:"encap_pod"`
 	ObserveNic    *ebpf.ProgramSpec `ebpf:"observe_nic"`
 	ObservePod    *ebpf.ProgramSpec `ebpf:"observe_pod"`
 	ObserveRouter *ebpf.ProgramSpec `ebpf:"observe_router"`
@@ -413,6 +417,7 @@ type fastpathProgramSpecs struct {
 	ReadConntrack *ebpf.ProgramSpec `ebpf:"read_conntrack"`
 	RecoverFlow   *ebpf.ProgramSpec `ebpf:"recover_flow"`
 	RedirectNic   *ebpf.ProgramSpec `ebpf:"redirect_nic"`
+	RedirectPod   *ebpf.ProgramSpec `ebpf:"redirect_pod"`
 	RedirectVxlan *ebpf.ProgramSpec `ebpf:"redirect_vxlan"`
 }
 
@@ -428,6 +433,7 @@ type fastpathMapSpecs struct {
 	Events         *ebpf.MapSpec `ebpf:"events"`
 	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	LinkMacs       *ebpf.MapSpec `ebpf:"link_macs"`
+	PodDevices     *ebpf.MapSpec `ebpf:"pod_devices"`
 	PodLinkStates  *ebpf.MapSpec `ebpf:"pod_link_states"`
 	PodLinks       *ebpf.MapSpec `ebpf:"pod_links"`
 	Remotes        *ebpf.MapSpec `ebpf:"remotes"`
@@ -489,6 +495,7 @@ type fastpathMaps struct {
 	Events         *ebpf.Map `ebpf:"events"`
 	Flows          *ebpf.Map `ebpf:"flows"`
 	LinkMacs       *ebpf.Map `ebpf:"link_macs"`
+	PodDevices     *ebpf.Map `ebpf:"pod_devices"`
 	PodLinkStates  *ebpf.Map `ebpf:"pod_link_states"`
 	PodLinks       *ebpf.Map `ebpf:"pod_links"`
 	Remotes        *ebpf.Map `ebpf:"remotes"`
@@ -508,6 +515,7 @@ func (m *fastpathMaps) Close() error {
 		m.Events,
 		m.Flows,
 		m.LinkMacs,
+		m.PodDevices,
 		m.PodLinkStates,
 		m.PodLinks,
 		m.Remotes,
@@ -548,7 +556,6 @@ type fastpathVariables struct {
 type fastpathPrograms struct {
 	DecapNic      *ebpf.Program `ebpf:"decap_nic"`
 	DropForged    *ebpf.Program `ebpf:"drop_forged"`
-	EncapPod      *ebpf.Program `ebpf:"encap_pod"`
 	ObserveNic    *ebpf.Program `ebpf:"observe_nic"`
 	ObservePod    *ebpf.Program `ebpf:"observe_pod"`
 	ObserveRouter *ebpf.Program `ebpf:"observe_router"`
@@ -556,6 +563,7 @@ type fastpathPrograms struct {
 	ReadConntrack *ebpf.Program `ebpf:"read_conntrack"`
 	RecoverFlow   *ebpf.Program `ebpf:"recover_flow"`
 	RedirectNic   *ebpf.Program `ebpf:"redirect_nic"`
+	RedirectPod   *ebpf.Program `ebpf:"redirect_pod"`
 	RedirectVxlan *ebpf.Program `ebpf:"redirect_vxlan"`
 }
 
@@ -563,7 +571,6 @@ func (p *fastpathPrograms) Close() error {
 	return _FastpathClose(
 		p.DecapNic,
 		p.DropForged,
-		p.EncapPod,
 		p.ObserveNic,
 		p.ObservePod,
 		p.ObserveRouter,
@@ -571,6 +578,7 @@ func (p *fastpathPrograms) Close() error {
 		p.ReadConntrack,
 		p.RecoverFlow,
 		p.RedirectNic,
+		p.RedirectPod,
 		p.RedirectVxlan,
 	)
 }

@@ -45,6 +45,12 @@ func (s PodKey) Addr() (a netip.Addr, known bool) {
 	return netip.AddrFrom4(ip), true
 }
 
+// IsChosen reports whether the flow of a TCP connection between two pods of a node is that of f.Pod, not of its peer. wirePeer is the
+// peer as it is on the wire. See struct flow in bpf/fastpath/flow.h.
+func (f Flow) IsChosen(wirePeer netip.AddrPort) bool {
+	return f.Peer != wirePeer || PodKeyOf(f.Pod.Addr()).number < PodKeyOf(f.Peer.Addr()).number
+}
+
 func (f Flow) key() fastpathKey {
 	half := func(a netip.AddrPort) (uint32, uint16) {
 		port := binary.BigEndian.AppendUint16(nil, a.Port())
@@ -132,8 +138,8 @@ type Activity struct {
 	// Validated is the time at which the flow was last validated in either direction (CLOCK_MONOTONIC; 0 if it
 	// never was).
 	Validated time.Duration
-	// Link is the index of the pod's link, 0 if the flow was never validated.
-	Link int
+	// Link is the index of the pod's link, 0 if the flow was never validated. PeerLink is that of the peer, if it is a pod of this node.
+	Link, PeerLink int
 }
 
 // Flows returns the known connections. It also clears the Bloom filter's bits of deleted ones, so that
@@ -143,15 +149,20 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 	translated := make(map[fastpathKey]uint64)
 	used := make(bloomBits, p.objects.BloomA.Size()/8)
 	err := each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
-		link := v.Out.Device
+		link := int(v.Out.Device)
+		var err error
 		if link == 0 && v.In.Template != 0 { // UDP in one direction, into the pod
-			var pod fastpathPodLink
-			if err := p.objects.PodLinks.Lookup(v.In.Template, &pod); err != nil {
-				return fmt.Errorf("look up the pod's link: %w", err)
+			if link, err = p.podLink(v.In.Template); err != nil {
+				return err
 			}
-			link = pod.Veth
 		}
-		all[k.flow(v)] = Activity{Validated: time.Duration(max(v.Out.Validated, v.In.Validated)), Link: int(link)}
+		peer := 0
+		if entry, is := toPod(v.Out.Template); is {
+			if peer, err = p.podLink(entry); err != nil {
+				return err
+			}
+		}
+		all[k.flow(v)] = Activity{Validated: time.Duration(max(v.Out.Validated, v.In.Validated)), Link: link, PeerLink: peer}
 		used.set(v.BloomBit)
 		if v.WirePeer != k.wirePeer() {
 			translated[k] = v.WirePeer
@@ -165,6 +176,21 @@ func (p *Programs) Flows() (map[Flow]Activity, error) {
 		return nil, err
 	}
 	return all, p.clearBloom(used)
+}
+
+// podLink returns the index of the link of an entry in pod_links.
+func (p *Programs) podLink(entry uint32) (index int, err error) {
+	var pod fastpathPodLink
+	if err := p.objects.PodLinks.Lookup(entry, &pod); err != nil {
+		return 0, fmt.Errorf("look up the link of a pod: %w", err)
+	}
+	return int(pod.Veth), nil
+}
+
+// toPod returns the entry in pod_links to which the template of an outgoing direction refers, if the peer is a pod of this node.
+func toPod(template uint32) (entry uint32, is bool) {
+	const flag = 1 << 31 // TO_POD of bpf/fastpath/flow.h
+	return template &^ flag, template&flag != 0
 }
 
 // clearBloom clears the bits of deleted flows, if the Bloom filter that the programs test has bits that are not in used. It
@@ -330,7 +356,7 @@ func (n Sequence) Acknowledged() bool {
 // again and again. If the connection is idle, acknowledgements took a path that the programs do not see.
 func (n Sequence) PeerUnseen() bool { return n.Pod.Next != n.Peer.Expects && !n.Retransmitted }
 
-// seqFromPod is SEQ_FROM_POD of bpf/fastpath/seq.h: encap_pod has seen a packet of the pod. Before that it may not have been attached to
+// seqFromPod is SEQ_FROM_POD of bpf/fastpath/seq.h: redirect_pod has seen a packet of the pod. Before that it may not have been attached to
 // the pod's link, and may have missed an acknowledgement. It need not see a packet of the peer afterwards: the pod's packet may
 // have been the last one.
 const seqFromPod = 2

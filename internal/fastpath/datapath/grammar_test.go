@@ -196,7 +196,7 @@ type flow struct {
 	label    uint32
 }
 
-// encapsulated checks that encap_pod has encapsulated a packet as the kernel would have.
+// encapsulated checks that redirect_pod has encapsulated a packet as the kernel would have.
 func encapsulated(t *testing.T, b, got []byte, v version, sum bool, isTranslated bool, ports map[flow]uint16) {
 	t.Helper()
 	if len(got) != len(b)+50 {
@@ -249,7 +249,7 @@ func encapsulated(t *testing.T, b, got []byte, v version, sum bool, isTranslated
 	}
 }
 
-// TestGrammar runs encap_pod, redirect_vxlan and decap_nic on random packets while a connection is
+// TestGrammar runs redirect_pod, redirect_vxlan and decap_nic on random packets while a connection is
 // accelerated. Packets that take the fast path must leave as the kernel would have sent them; all
 // others must be passed on unchanged.
 func TestGrammar(t *testing.T) {
@@ -285,8 +285,8 @@ func TestGrammar(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		program := []*ebpf.Program{f.EncapPod, f.RedirectVXLAN, f.DecapNIC}[g.IntN(3)]
-		out := program == f.EncapPod
+		program := []*ebpf.Program{f.RedirectPod, f.RedirectVXLAN, f.DecapNIC}[g.IntN(3)]
+		out := program == f.RedirectPod
 		var b, inner []byte
 		var want bool
 		if program == f.DecapNIC {

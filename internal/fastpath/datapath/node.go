@@ -78,6 +78,16 @@ func (p *Programs) SetRouters(nics []int) error {
 	return updateSet(p.objects.Routers, p.routers, want)
 }
 
+// SetPodDevices replaces the devices over which the node reaches its pods: their links, and the bridges that have these. It is not safe
+// for concurrent use.
+func (p *Programs) SetPodDevices(all []int) error {
+	want := make(map[uint32]bool, len(all))
+	for _, device := range all {
+		want[uint32(device)] = true
+	}
+	return updateSet(p.objects.PodDevices, p.podDevices, want)
+}
+
 // Remote is a remote node of a VXLAN device, from an FDB entry: the device sends frames for a MAC address to a node's IPv4
 // address.
 type Remote struct {

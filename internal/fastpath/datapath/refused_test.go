@@ -61,7 +61,7 @@ func TestRefusedPackets(t *testing.T) {
 				f.addFlow(t, v, unix.IPPROTO_TCP, func(flow *fastpathFlow) { flow.setSequence(Side{end, acked, edge}) })
 				p, program := inPacket(v, unix.IPPROTO_TCP), f.RedirectVXLAN
 				if out {
-					p, program = outPacket(v, unix.IPPROTO_TCP), f.EncapPod
+					p, program = outPacket(v, unix.IPPROTO_TCP), f.RedirectPod
 				}
 				p.Payload = payload
 				if tt.packet != nil {

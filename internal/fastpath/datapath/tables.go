@@ -18,23 +18,33 @@ type tables struct {
 
 type table struct {
 	states *ebpf.Memory
-	// of returns the entry that a flow refers to, or 0.
-	of func(*fastpathFlow) uint32
+	// of returns the entries that a flow refers to; 0 is none.
+	of func(*fastpathFlow) [2]uint32
 	// retired has the entries that programs no longer find.
 	retired map[uint32]bool
 }
 
 // open opens the tables of loaded programs.
 func (t *tables) open(o *fastpathObjects) error {
-	add := func(states *ebpf.Map, of func(*fastpathFlow) uint32) error {
+	add := func(states *ebpf.Map, of func(*fastpathFlow) [2]uint32) error {
 		memory, err := states.Memory()
 		t.all = append(t.all, &table{memory, of, make(map[uint32]bool)})
 		return err
 	}
 	err := errors.Join(
-		add(o.EncapStates, func(f *fastpathFlow) uint32 { return f.Out.Template }),
-		add(o.DecapStates, func(f *fastpathFlow) uint32 { return f.DecappedTemplate }),
-		add(o.PodLinkStates, func(f *fastpathFlow) uint32 { return f.In.Template }),
+		add(o.EncapStates, func(f *fastpathFlow) [2]uint32 {
+			if _, is := toPod(f.Out.Template); is {
+				return [2]uint32{}
+			}
+			return [2]uint32{f.Out.Template}
+		}),
+		add(o.DecapStates, func(f *fastpathFlow) [2]uint32 { return [2]uint32{f.DecappedTemplate} }),
+		add(o.PodLinkStates, func(f *fastpathFlow) [2]uint32 {
+			if peer, is := toPod(f.Out.Template); is {
+				return [2]uint32{f.In.Template, peer}
+			}
+			return [2]uint32{f.In.Template}
+		}),
 	)
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	if err == nil {
@@ -107,7 +117,9 @@ func (p *Programs) recycle() error {
 	}
 	if err := each(p.objects.Flows, func(_ fastpathKey, v fastpathFlow) error {
 		for t, entries := range unused {
-			delete(entries, t.of(&v))
+			for _, entry := range t.of(&v) {
+				delete(entries, entry)
+			}
 		}
 		return nil
 	}); err != nil {

@@ -37,7 +37,7 @@ func testSampledConnectionRequestsAttach(t *testing.T, v version) {
 		others []Pod
 		stage  func(fastpathCpuState) uint8
 	}{
-		{"out", func(p *Programs) *ebpf.Program { return p.ObserveVXLAN }, func(p *Programs) *ebpf.Program { return p.EncapPod }, outPacket,
+		{"out", func(p *Programs) *ebpf.Program { return p.ObserveVXLAN }, func(p *Programs) *ebpf.Program { return p.RedirectPod }, outPacket,
 			Pod{Link: lo, Addresses: []netip.Addr{pod.Addr()}}, []Pod{{Link: lo + 1, Addresses: []netip.Addr{peer.Addr()}}},
 			func(c fastpathCpuState) uint8 { return c.OutStage }},
 		{"in", func(p *Programs) *ebpf.Program { return p.RedirectVXLAN }, func(p *Programs) *ebpf.Program { return p.RedirectVXLAN }, inPacket,

@@ -12,7 +12,7 @@ import (
 func TestReport(t *testing.T) {
 	var file strings.Builder
 	line := func(build string, each float64) {
-		fmt.Fprintf(&file, `{"build":%q,"programs":{"encap_pod":{"runs":100,"time":%g},"seldom":{"runs":10,"time":%g}}}`+"\n", build, 90*each, 10*each)
+		fmt.Fprintf(&file, `{"build":%q,"programs":{"redirect_pod":{"runs":100,"time":%g},"seldom":{"runs":10,"time":%g}}}`+"\n", build, 90*each, 10*each)
 	}
 	for i := range 3 {
 		slow := float64(i * 100)

@@ -1,0 +1,109 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/spec"
+)
+
+// TestLocal checks that connections between two pods of a node take the fast path both ways, whichever pod has the smaller address, and
+// that their data arrives. The pods are on a bridge, or the node routes between them. No other device of the node sees the packets.
+func TestLocal(t *testing.T) {
+	t.Parallel()
+	for _, shape := range tunnels {
+		for version, six := range versions {
+			for name, front := range map[string]front{"direct": direct, "Service": byService} {
+				if six && name == "Service" {
+					continue // the fast path does not translate IPv6
+				}
+				for from, pods := range []string{"to the larger address", "to the smaller address"} {
+					t.Run(shape+" "+version+" "+name+" "+pods, func(t *testing.T) {
+						t.Parallel()
+						w := newWorldOf(t, shape, spec.OffloadFull, six)
+						w.local = true
+						w.start()
+						e := w.connectOf(from, front)
+						w.stream(e)
+						w.accelerate(e.back())
+						c := w.counts(0)
+						t.Logf("%v", c)
+						// A backend's packets are sampled as its own before there is a flow, and its address is translated.
+						for why, most := range map[string]uint64{"table-full": 0, "rewritten": 3, "csum-unverified": 0, "exceeds-mtu": 0, "mismatch": 0} {
+							if c[why] > most {
+								t.Errorf("%d packets counted as %s", c[why], why)
+							}
+						}
+						if n := w.roundTrips(e, 0, 200); n < 350 {
+							t.Errorf("of 400 packets %d took the fast path", n)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestLocalDrop checks that whatever makes the node drop what one of its pods sends to another also stops the fast path between them: at
+// once if the kernel announces the change, within a second if not.
+func TestLocalDrop(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, shape   string
+		six, notified bool
+		drop          func(*world)
+	}{
+		{"a rule, bridged", spec.ShapeFlannel, false, true, func(w *world) { w.drop("n0") }},
+		{"a rule, bridged IPv6", spec.ShapeFlannel, true, true, func(w *world) { w.drop("n0") }},
+		{"a rule, routed", spec.ShapeCalico, false, true, func(w *world) { w.drop("n0") }},
+		{"a route", spec.ShapeCalico, false, true, func(w *world) {
+			w.in("n0", func() error {
+				return netlink.RouteReplace(&netlink.Route{Dst: prefix(pod(0, 1), 32), Type: unix.RTN_BLACKHOLE})
+			})
+		}},
+		{"a link that goes down", spec.ShapeFlannel, false, true, func(w *world) {
+			w.in("n0", func() error {
+				l, err := netlink.LinkByName("cni0")
+				if err != nil {
+					return err
+				}
+				return netlink.LinkSetDown(l)
+			})
+		}},
+		{"no forwarding", spec.ShapeCalico, false, false, func(w *world) {
+			w.in("n0", func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) })
+		}},
+		{"an isolated port", spec.ShapeFlannel, false, false, func(w *world) {
+			w.in("n0", func() error {
+				links, err := netlink.LinkList()
+				for _, l := range links {
+					if l.Type() == "veth" && l.Attrs().MasterIndex != 0 && err == nil {
+						err = netlink.LinkSetIsolated(l, true)
+					}
+				}
+				return err
+			})
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			delivered := func() time.Duration {
+				w := newWorldOf(t, tt.shape, spec.OffloadFull, tt.six)
+				w.local = true
+				took, _ := deliveredAfter(t, w, tt.drop)
+				return took
+			}
+			if tt.notified {
+				promptly(t, tt.name, delivered)
+			} else if took := delivered(); took > within {
+				t.Errorf("packets were delivered for %s, want at most %s", took, within)
+			}
+		})
+	}
+}
