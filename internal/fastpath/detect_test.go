@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -101,5 +102,68 @@ func TestPace(t *testing.T) {
 		if got < want-1 || got > want {
 			t.Errorf("with a tick every %s, %d times within %s, want %d", tick, got, 20*leaseRenewal, want)
 		}
+	}
+}
+
+// TestLocalDetector checks that busy links without programs are sampled for one interval, the busiest first, and that the pauses grow
+// as long as links are busy.
+func TestLocalDetector(t *testing.T) {
+	var d localDetector
+	now, packets := time.Now(), map[int]uint64{8: 0, 9: 0}
+	// second applies a second with a number of packets at each link, and returns the links that are sampled then.
+	second := func(more map[int]uint64) []int {
+		now = now.Add(localEvery)
+		for link, n := range more {
+			packets[link] += n
+		}
+		before := slices.Clone(d.sampling)
+		if switched := d.update(now, maps.Clone(packets)); switched == slices.Equal(before, d.sampling) {
+			t.Errorf("sampling is %v after %v, and update returned %t", d.sampling, before, switched)
+		}
+		return d.sampling
+	}
+	want := func(what string, is []int, links ...int) {
+		t.Helper()
+		if !slices.Equal(is, links) {
+			t.Errorf("%s: sampled are %v, want %v", what, is, links)
+		}
+	}
+	want("a link that appears", second(map[int]uint64{7: 1e6}))
+	want("few packets", second(map[int]uint64{7: localPackets - 1}))
+	busy := map[int]uint64{7: localPackets, 8: 2 * localPackets, 9: 1}
+	want("many packets", second(busy), 8, 7)
+	want("a second later", second(busy))
+	sampled := 0
+	for range 60 {
+		sampled += min(1, len(second(busy)))
+	}
+	// Pauses of 1, 2, 4, 8 and then 16 s, and a second of sampling after each.
+	if sampled != 6 {
+		t.Errorf("links were sampled %d times in a minute, want 6", sampled)
+	}
+	many := make(map[int]uint64)
+	for link := range 2 * localLinks {
+		packets[link] = 0
+		many[link] = localPackets + uint64(link)
+	}
+	rest := func() {
+		for range localPauseMax/localEvery + 2 {
+			second(nil)
+		}
+	}
+	rest()
+	want("again after a rest", second(busy), 8, 7)
+	rest()
+	is := second(many)
+	if len(is) != localLinks || is[0] != 2*localLinks-1 {
+		t.Errorf("of %d busy links %v are sampled", len(many), is)
+	}
+}
+
+// TestLinkPackets checks the counters of a device.
+func TestLinkPackets(t *testing.T) {
+	all, err := linkPackets()
+	if _, there := all["lo"]; err != nil || !there {
+		t.Errorf("counters are %v, error %v", all, err)
 	}
 }
