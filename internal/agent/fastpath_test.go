@@ -411,8 +411,8 @@ func (p *testNode) removeGateways() (removed []netlink.Route) {
 	return removed
 }
 
-// TestFastpathCannot checks a node without an overlay, with and without a route through a gateway, and one whose only overlay
-// is of an unsupported kind.
+// TestFastpathCannot checks a node without an overlay, with and without pods whose links it supports, with and without a route through a
+// gateway, and one whose only overlay is of an unsupported kind.
 func TestFastpathCannot(t *testing.T) {
 	t.Parallel()
 	p := newOverlay(t)
@@ -428,8 +428,23 @@ func TestFastpathCannot(t *testing.T) {
 	l, err := netlink.LinkByName("flannel.1")
 	must(t, err)
 	must(t, netlink.LinkDel(l))
+	const local = "only connections between pods of this node are eligible"
+	eventually(t, "connections between pods of the node are eligible", func() string {
+		s := a.Status()
+		if c := s.state("fastpath"); !strings.Contains(c.Message, local) {
+			return fmt.Sprintf("%+v", c)
+		}
+		return ""
+	})
+	links, err := netlink.LinkList()
+	must(t, err)
+	for _, l := range links {
+		if l.Type() == "veth" && l.Attrs().NetNsID >= 0 && l.Attrs().MasterIndex != 0 && l.Attrs().Name != "veth-new" {
+			shape(t, l.Attrs().Name)
+		}
+	}
 	o := a.wantState("fast", v1alpha1.StateFailed, v1alpha1.ReasonImpossible)
-	if !strings.Contains(o.Message, "no NIC with a route through a gateway") {
+	if !strings.Contains(o.Message, "supports no VXLAN device and no NIC of this node") || !strings.Contains(o.Message, "veth-new: it has a queue") {
 		t.Errorf("%+v", o)
 	}
 	for _, r := range gateways {
