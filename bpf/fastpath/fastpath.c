@@ -78,6 +78,7 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	const struct pod_link *pod;
 	__u32 g, index, decapped = 0;
 	int reason, ours, in_sequence;
+	const __u8 *data;
 	__u8 sum;
 
 	reason = REASON_MISMATCH;
@@ -116,6 +117,9 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	pod = bpf_map_lookup_elem(&pod_links, &index);
 	if (!pod || !pod->veth || !ours || header_changed(&f->in, h, is_ipv6))
 		goto probe;
+	data = source == FROM_POD ? pull_data(skb, ETH_HLEN) : 0;
+	if (source == FROM_POD && (!data || !equal_macs(data, pod->sent)))
+		goto probe;
 	reason = REASON_MALFORMED;
 	if (!is_ipv6 && !ip_csum_ok(h->ip))
 		goto slow;
@@ -136,7 +140,7 @@ probe:
 			c->decap_stage = 2;
 		c->in.seq_unknown = !in_sequence;
 		c->in.from_pod = source == FROM_POD;
-		c->in_stage = 1;
+		c->in_stage = source != FROM_POD || !bpf_skb_load_bytes(skb, 0, c->in.mac, sizeof(c->in.mac));
 	}
 slow:
 	count(c, reason);
@@ -709,6 +713,8 @@ static __always_inline int observe_delivery(struct __sk_buff *skb, struct cpu_st
 	}
 	pod.veth = skb->ifindex;
 	pod.hops = hops;
+	if (p->from_pod)
+		__builtin_memcpy(pod.sent, p->mac, sizeof(pod.sent));
 	index = pod_link_of(c, &pod);
 	if (!index)
 		return NEXT;

@@ -16,12 +16,14 @@
 #define DECAP_TEMPLATES 8192
 #define DECAP_WAYS 4
 
-/* A pod's link: the node's veth, the MAC addresses of the frames that it delivers, destination and source, and whether the node
- * routes them (1), or bridges them from another pod (0). */
+/* A pod's link: the node's veth, and the MAC addresses of the frames that it delivers, destination and source. */
 struct pod_link {
 	__u32 veth;
 	__u8 macs[2 * ETH_ALEN];
+	/* Whether the node routes the packets (1), or bridges them from another pod (0). */
 	__u32 hops;
+	/* Incoming packets of another pod of the node only: the MAC addresses with which that pod sends them. */
+	__u8 sent[2 * ETH_ALEN];
 };
 
 struct {

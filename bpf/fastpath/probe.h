@@ -21,6 +21,7 @@ struct probe {
 	__u32 overlay;
 	/* The conntrack entry that the slow path attached to it. */
 	unsigned long ct;
+	/* Destination and source MAC of what a pod of the node sends. */
 	__u8 mac[2 * ETH_ALEN];
 	/* decap_id if decap_nic saw the packet, or 0. */
 	__u32 decapped;

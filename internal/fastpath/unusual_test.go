@@ -234,7 +234,7 @@ func TestUnusualSegments(t *testing.T) {
 }
 
 func sendUnusualSegments(t *testing.T, shape, offload string, six bool, want int) {
-	sides := [2]*isolatedNode{newIsolatedNode(t, shape, offload, six), newIsolatedNode(t, shape, offload, six)}
+	sides := [2]*isolatedNode{newIsolatedNode(t, shape, offload, six, false), newIsolatedNode(t, shape, offload, six, false)}
 	for _, a := range sides {
 		a.dnat(service, a.four.Peer, tcp)
 		a.dropInvalid("n0")
@@ -411,7 +411,7 @@ func (p *simulation) sameOutputOf(batch []injected) bool {
 		}
 		a.collect(func(end int, frame []byte) {
 			if !bytes.Equal(frame[10+6:10+12], keepalives) {
-				came[fmt.Sprint(end)+normalise(end, frame, 0, a.like.Start())] += each
+				came[fmt.Sprint(end)+normalise(end, atNIC, frame, 0, a.like.Start())] += each
 			}
 		})
 	}

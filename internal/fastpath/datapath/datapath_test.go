@@ -141,7 +141,7 @@ func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)
 	}
 	outer := fastpathEncapTemplate{Nic: lo}
 	outer.Head.IpProtocol = unix.IPPROTO_UDP
-	link := fastpathPodLink{Hops: 1, Veth: lo, Macs: [12]uint8(slices.Concat(knownMAC, gateway))}
+	link := fastpathPodLink{Hops: 1, Veth: lo, Macs: [12]uint8(slices.Concat(knownMAC, gateway)), Sent: [12]uint8(slices.Concat(make([]byte, 6), gateway))}
 	if err := errors.Join(
 		p.objects.Flows.Put(flow.key(), v),
 		p.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key()}),

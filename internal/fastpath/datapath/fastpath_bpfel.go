@@ -268,6 +268,7 @@ type fastpathPodLink struct {
 	Veth uint32
 	Macs [12]uint8
 	Hops uint32
+	Sent [12]uint8
 }
 
 type fastpathRecovery struct {

@@ -64,9 +64,14 @@ func TestPeerOnNode(t *testing.T) {
 				t.Errorf("%s %s: for a packet to the peer redirect_pod returns %d, error %v, want a redirect: %t", v, tt.name, int32(code), err, tt.out)
 			}
 			f.addFlow(t, v, protocol, tt.flow)
-			code, _, err = f.RedirectPod.Test(inPacket(v, protocol).Bytes())
+			in := inPacket(v, protocol).Bytes()
+			code, _, err = f.RedirectPod.Test(in)
 			if err != nil || (code == redirect) != tt.in {
 				t.Errorf("%s %s: for a packet of the peer redirect_pod returns %d, error %v, want a redirect: %t", v, tt.name, int32(code), err, tt.in)
+			}
+			in[0] ^= 2 // to another MAC address: the bridge or router would not forward it so
+			if code, _, err = f.RedirectPod.Test(in); err != nil || code == redirect {
+				t.Errorf("%s %s: for a frame to another MAC address redirect_pod returns %d, error %v", v, tt.name, int32(code), err)
 			}
 		}
 	}
