@@ -411,7 +411,7 @@ func (p *simulation) sameOutputOf(batch []injected) bool {
 		}
 		a.collect(func(end int, frame []byte) {
 			if !bytes.Equal(frame[10+6:10+12], keepalives) {
-				came[fmt.Sprint(end)+normalise(end, atNIC, frame, 0, a.like.Start())] += each
+				came[fmt.Sprint(end)+normalise(end == atNIC, frame, 0, a.like.Start())] += each
 			}
 		})
 	}
