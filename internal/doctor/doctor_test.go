@@ -148,6 +148,11 @@ func TestRules(t *testing.T) {
 		{"flowtable", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0", "flannel.1"}}} },
 			"note flowtable: The flowtable inet ft f of nftables forwards packets at devices that the fast path therefore skips: flannel.1."},
 		{"probe", func(f *Facts) { f.FastPath = "lacks tcx" }, "warning fast-path: The fast path cannot run"},
+		{"netem", func(f *Facts) { f.Devices[1].Emulates = true }, "warning netem: A qdisc of the kind netem delays, drops or damages packets of eth0"},
+		{"netem in a pod", func(f *Facts) {
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "v0", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1450, RPS: []string{"0"}, RFS: []string{"0"}}, Up: true, Pod: &PodEnd{MTU: 1450, Device: "eth0", Emulates: true}})
+		}, "warning netem: A qdisc of the kind netem delays, drops or damages packets of eth0 of the pod behind v0"},
+		{"memory of TCP", counted("TcpExt.TCPAbortOnMemory", 20, "Ip.InReceives"), "warning tcp-memory: "},
 		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 50 for eth0"},
 		{"MTU by 1", func(f *Facts) { f.Devices[2].MTU = 1451 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 1"},
 		{"MTU of WireGuard", func(f *Facts) { f.Devices = append(f.Devices, wireguard(1500)) }, "serious mtu-too-large: The MTU of wg0 is too large by 60 for eth0"},
