@@ -97,6 +97,8 @@ func TestHealthyMachines(t *testing.T) {
 	accepting, raced := server(), server() // counters that contain each other, and an insert race without a loss
 	accepting.Stacks = []Stack{{Counts: map[string]uint64{"Tcp.PassiveOpens": 1e5, "TcpExt.ListenDrops": 9, "TcpExt.ListenOverflows": 9}}}
 	raced.Stacks = []Stack{{Counts: map[string]uint64{"nf_conntrack.insert_failed": 50}}}
+	local := vm() // packets between its pods keep a CPU busy, not those of its NIC
+	local.CPUs[0], local.CPUs[1] = record.CPU{ID: 0, Softirq: 0.05}, record.CPU{ID: 1, Softirq: 0.6, Processed: 900_000}
 	dockerHost := server() // without an overlay, and with Docker's policy
 	dockerHost.Devices = dockerHost.Devices[:2]
 	bridged(&dockerHost, 1500)
@@ -117,6 +119,7 @@ func TestHealthyMachines(t *testing.T) {
 	router.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.0.0.1"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.0.0.2"), "02:00:00:00:02:01"}}
 	for name, f := range map[string]Facts{
 		"a router with two addresses":              router,
+		"packets between pods":                     local,
 		"strict devices of pods":                   calico,
 		"a pod without IPv4":                       sixOnly,
 		"a bridge to the LAN":                      lan,

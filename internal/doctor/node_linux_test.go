@@ -201,6 +201,7 @@ func TestFaultsOfANode(t *testing.T) {
 		{"a bridge of containers", "ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up; " + remade("dev docker0 local 172.17.0.1"), toOther, []string{"serious overlay-nic dev docker0"}},
 		{"a second NIC", management + "ip route add 10.77.0.2 dev e1; " + remade("dev e1 local 10.88.0.1"), nil, nil},
 		{"the NIC as a port of a bridge", "ip link add br0 type bridge; ip link set br0 up; ip addr flush dev e0; ip link set e0 master br0; ip addr add 10.77.0.1/24 dev br0; " + remade("dev e0 local 10.77.0.1"), nil, nil},
+		{"a bridge that carries the overlay", "ip link add br0 type bridge; ip link set br0 up; ip addr flush dev e0; ip link set e0 master br0; ip addr add 10.77.0.1/24 dev br0; " + remade("dev br0 local 10.77.0.1"), nil, nil},
 		{"MTU of the pod", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500", toOther, []string{"warning pod-mtu eth0"}},
 		{"MTU of the pod's device, but not of its route", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500; in_pod ip route replace default via 10.244.1.1 mtu 1450", toOther, nil},
 		{"MTU of the pod, packets lost", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500; nft 'add table ip f; add chain ip f o { type filter hook output priority 0; }; add rule ip f o icmp type destination-unreachable drop'",

@@ -33,10 +33,11 @@ func (f Facts) gateways() (all []Device) {
 	return all
 }
 
-// hasNIC reports whether a NIC, or a device made of NICs, belongs to a bridge.
+// hasNIC reports whether a NIC, or a device made of NICs, belongs to a bridge. If it carries an overlay's packets, one of its
+// ports leads to other nodes, as the veth of a node that is a container.
 func (f Facts) hasNIC(bridge string) bool {
 	return slices.ContainsFunc(f.Devices, func(d Device) bool {
-		return d.Master == bridge && (d.NIC != nil || slices.Contains([]string{"device", "bond", "team", "vlan"}, d.Kind))
+		return d.Under == bridge || d.Master == bridge && (d.NIC != nil || slices.Contains([]string{"device", "bond", "team", "vlan"}, d.Kind))
 	})
 }
 
