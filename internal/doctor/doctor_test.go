@@ -349,7 +349,21 @@ func TestWorkarounds(t *testing.T) {
 			t.Errorf("%s: %+v", off, found)
 		}
 	}
+	for _, o := range offloads { // whatever is off, no remedy just switches it on
+		f := server()
+		f.Devices[1].Off, f.Devices[2].Off = []string{o.name}, []string{o.name}
+		for _, found := range Examine(f) {
+			if found.Rule == "offload-off" && !strings.HasPrefix(found.Do, "slipstream ") {
+				t.Errorf("%s: %q", o.name, found.Do)
+			}
+		}
+	}
 	f := server()
+	f.Devices[1].Off, f.Devices[1].NIC.Driver = []string{"rx-gro"}, "e1000e"
+	if found := Examine(f); len(found) != 1 || found[0].Severity != Note || !strings.Contains(found[0].Cost, "Hardware Unit Hang") {
+		t.Errorf("%+v", found)
+	}
+	f = server()
 	f.Devices[2].Off = []string{"tx-checksum-ip-generic"}
 	if found := Examine(f); len(found) != 1 || !strings.Contains(found[0].Cost, "before 5.7") || strings.Contains(found[0].Cost, "vmxnet3") {
 		t.Errorf("%+v", found)
