@@ -343,7 +343,7 @@ func (o *iperf2Output) line(line string) error {
 		if strings.Contains(line, "nan ") {
 			return fmt.Errorf("the server reports no measurement: %.200q", line)
 		}
-		return fmt.Errorf("it is not understood: %.200q", line)
+		return fmt.Errorf("it is not understood: %.200q; give the output as iperf printed it, or run it again", line)
 	case o.failed == "" && (strings.Contains(line, "failed") || strings.Contains(line, "WARNING")):
 		o.failed = line
 	}
