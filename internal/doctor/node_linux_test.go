@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os/exec"
@@ -321,14 +322,53 @@ func (n node) connects(to string, port int) func() {
 	}
 }
 
-// TestHealthyNode looks at a node again and again while its pod sends, and finds nothing.
-func TestHealthyNode(t *testing.T) {
-	n := newNode(t)
-	send := n.sends(n.pod, "10.244.2.0:9", 1000)
-	for range 10 {
-		if found := lookWhile(t, send); len(found) > 0 {
-			t.Fatalf("found %q", summary(found))
-		}
+var healthyLooks = flag.Int("looks", 1, "how often TestHealthyNodes looks at each kind of node")
+
+// healthyNodes change a node into another healthy one, whose pod still reaches the other node.
+var healthyNodes = map[string]string{
+	"Flannel":                   "",
+	"containers of Docker, too": secondNetwork,
+	"Docker's policy":           "iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -s 10.244.0.0/16 -j ACCEPT; iptables-nft -A FORWARD -d 10.244.0.0/16 -j ACCEPT",
+	"firewalld": `nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy accept; }; add chain inet firewalld zones; add chain inet firewalld trusted
+		add rule inet firewalld filter_FORWARD ct state established,related accept; add rule inet firewalld filter_FORWARD jump zones; add rule inet firewalld filter_FORWARD reject with icmpx type admin-prohibited
+		add rule inet firewalld zones iifname "cni0" goto trusted; add rule inet firewalld zones oifname "cni0" goto trusted; add rule inet firewalld trusted accept'`,
+	"RHEL's iptables": "iptables-legacy -A FORWARD -i cni0 -j ACCEPT; iptables-legacy -A FORWARD -o cni0 -j ACCEPT; iptables-legacy -A FORWARD -j REJECT",
+	"kube-proxy": `iptables-nft -t nat -N KUBE-SERVICES; iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES; iptables-nft -N KUBE-FORWARD; iptables-nft -A FORWARD -j KUBE-FORWARD
+		iptables-nft -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP; iptables-nft -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT; sysctl -qw net.bridge.bridge-nf-call-iptables=1`,
+	"two IP versions": `sysctl -qw net.ipv6.conf.all.forwarding=1; ip addr add fd00:10:244:1::1/64 dev cni0 nodad
+		in_pod ip addr add fd00:10:244:1::2/64 dev eth0 nodad; in_pod ip -6 route add default via fd00:10:244:1::1`,
+	"a second NIC":                      management + "in_other ip addr add 10.88.0.2/24 dev e1",
+	"macvlan below the overlay":         "ip link add link e0 name mv0 type macvlan mode bridge; ip addr flush dev e0; ip addr add 10.77.0.1/24 dev mv0; ip link set mv0 up; " + remade("dev mv0 local 10.77.0.1"),
+	"a bridge below the overlay":        "ip link add br0 type bridge; ip link set br0 up; ip addr flush dev e0; ip link set e0 master br0; ip addr add 10.77.0.1/24 dev br0; " + remade("dev br0 local 10.77.0.1"),
+	"an address of the loopback device": "ip addr add 10.99.0.1/32 dev lo; in_other ip route add 10.99.0.1/32 via 10.77.0.1; " + remade("local 10.99.0.1") + "; in_other bridge fdb replace 02:00:00:00:01:01 dev flannel.1 dst 10.99.0.1",
+	"routes without an overlay": `ip link del flannel.1; in_other ip link del flannel.1; ip link set cni0 mtu 1500; ip link set v0 mtu 1500; in_pod ip link set eth0 mtu 1500; ip route add 10.244.2.0/24 via 10.77.0.2
+		in_other ip route add 10.244.1.0/24 via 10.77.0.1; in_other ip addr add 10.244.2.0/32 dev lo`,
+	"Calico": `ip route add default via 10.77.0.2; ip link del cni0; ip link set v0 down; ip link set v0 name cali0123456789a address ee:ee:ee:ee:ee:ee; ip link set cali0123456789a up
+		sysctl -qw net.ipv4.conf.cali0123456789a.proxy_arp=1; ip route add 10.244.1.2/32 dev cali0123456789a; ip route add blackhole 10.244.1.0/24 metric 500 proto 80
+		in_pod ip addr flush dev eth0; in_pod ip addr add 10.244.1.2/32 dev eth0; in_pod ip route add 169.254.1.1 dev eth0; in_pod ip route add default via 169.254.1.1`,
+}
+
+// TestHealthyNodes looks at healthy nodes of several kinds while pods send both ways, and finds nothing.
+func TestHealthyNodes(t *testing.T) {
+	for name, change := range healthyNodes {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			if change != "" {
+				n.sh(change)
+			}
+			n.in(n.pod, func() error {
+				if conn, err := net.DialTimeout("tcp", "10.244.2.0:9", 10*time.Second); !errors.Is(err, syscall.ECONNREFUSED) {
+					return fmt.Errorf("the pod reaches the other node: %v, %w", conn, err)
+				}
+				return nil
+			})
+			there, back := n.sends(n.pod, "10.244.2.0:9", 1000), n.sends(n.other, "10.244.1.2:9", 10)
+			for range *healthyLooks {
+				if found := lookWhile(t, func() { there(); back() }); len(found) > 0 {
+					t.Fatalf("found %+v", found)
+				}
+			}
+		})
 	}
 }
 
