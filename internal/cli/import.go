@@ -15,6 +15,7 @@ import (
 	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/internal/words"
 )
 
 func importCommand(p Process) *cobra.Command {
@@ -75,7 +76,7 @@ func importResults(p Process, paths []string, o importer.Options, out string) er
 		return err
 	}
 	defer dir.Close()
-	fmt.Fprintf(p.Err, "imported %d trials from %d files to %s\n", len(r.Trials), len(r.Imported.Files), dir.Path)
+	fmt.Fprintf(p.Err, "imported %s from %s to %s\n", words.Count(len(r.Trials), "trial"), words.Count(len(r.Imported.Files), "file"), dir.Path)
 	_, err = render(dir, p)
 	return err
 }

@@ -97,6 +97,8 @@ func TestHealthyMachines(t *testing.T) {
 	accepting, raced := server(), server() // counters that contain each other, and an insert race without a loss
 	accepting.Stacks = []Stack{{Counts: map[string]uint64{"Tcp.PassiveOpens": 1e5, "TcpExt.ListenDrops": 9, "TcpExt.ListenOverflows": 9}}}
 	raced.Stacks = []Stack{{Counts: map[string]uint64{"nf_conntrack.insert_failed": 50}}}
+	local := vm() // packets between its pods keep a CPU busy, not those of its NIC
+	local.CPUs[0], local.CPUs[1] = record.CPU{ID: 0, Softirq: 0.05}, record.CPU{ID: 1, Softirq: 0.6, Processed: 900_000}
 	dockerHost := server() // without an overlay, and with Docker's policy
 	dockerHost.Devices = dockerHost.Devices[:2]
 	bridged(&dockerHost, 1500)
@@ -117,6 +119,7 @@ func TestHealthyMachines(t *testing.T) {
 	router.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.0.0.1"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.0.0.2"), "02:00:00:00:02:01"}}
 	for name, f := range map[string]Facts{
 		"a router with two addresses":              router,
+		"packets between pods":                     local,
 		"strict devices of pods":                   calico,
 		"a pod without IPv4":                       sixOnly,
 		"a bridge to the LAN":                      lan,
@@ -148,6 +151,11 @@ func TestRules(t *testing.T) {
 		{"flowtable", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0", "flannel.1"}}} },
 			"note flowtable: The flowtable inet ft f of nftables forwards packets at devices that the fast path therefore skips: flannel.1."},
 		{"probe", func(f *Facts) { f.FastPath = "lacks tcx" }, "warning fast-path: The fast path cannot run"},
+		{"netem", func(f *Facts) { f.Devices[1].Emulates = true }, "warning netem: A qdisc of the kind netem delays, drops or damages packets of eth0"},
+		{"netem in a pod", func(f *Facts) {
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "v0", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1450, RPS: []string{"0"}, RFS: []string{"0"}}, Up: true, Pod: &PodEnd{MTU: 1450, Device: "eth0", Emulates: true}})
+		}, "warning netem: A qdisc of the kind netem delays, drops or damages packets of eth0 of the pod behind v0"},
+		{"memory of TCP", counted("TcpExt.TCPAbortOnMemory", 20, "Ip.InReceives"), "warning tcp-memory: "},
 		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 50 for eth0"},
 		{"MTU by 1", func(f *Facts) { f.Devices[2].MTU = 1451 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 1"},
 		{"MTU of WireGuard", func(f *Facts) { f.Devices = append(f.Devices, wireguard(1500)) }, "serious mtu-too-large: The MTU of wg0 is too large by 60 for eth0"},
@@ -341,7 +349,21 @@ func TestWorkarounds(t *testing.T) {
 			t.Errorf("%s: %+v", off, found)
 		}
 	}
+	for _, o := range offloads { // whatever is off, no remedy just switches it on
+		f := server()
+		f.Devices[1].Off, f.Devices[2].Off = []string{o.name}, []string{o.name}
+		for _, found := range Examine(f) {
+			if found.Rule == "offload-off" && !strings.HasPrefix(found.Do, "slipstream ") {
+				t.Errorf("%s: %q", o.name, found.Do)
+			}
+		}
+	}
 	f := server()
+	f.Devices[1].Off, f.Devices[1].NIC.Driver = []string{"rx-gro"}, "e1000e"
+	if found := Examine(f); len(found) != 1 || found[0].Severity != Note || !strings.Contains(found[0].Cost, "Hardware Unit Hang") {
+		t.Errorf("%+v", found)
+	}
+	f = server()
 	f.Devices[2].Off = []string{"tx-checksum-ip-generic"}
 	if found := Examine(f); len(found) != 1 || !strings.Contains(found[0].Cost, "before 5.7") || strings.Contains(found[0].Cost, "vmxnet3") {
 		t.Errorf("%+v", found)

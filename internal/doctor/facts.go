@@ -81,11 +81,11 @@ type Chain struct {
 	Hook string
 	// RuleDropped counts the packets that rules of the chain dropped or rejected in the window, as far as they have counters.
 	RuleDropped uint64
-	// Drops means that the chain's policy is drop.
-	Drops bool
+	// Drops means that the chain drops what none of its rules accepts: by its policy, or, if ByRule, by a rule without conditions.
+	Drops, ByRule bool
 	// Opens means that a rule accepts new connections of pods, as far as doctor can tell.
 	Opens bool
-	// Dropped counts the packets that met the policy in the window. Counted is false if the chain has no counter.
+	// Dropped counts the packets that met the policy, or that rule, in the window. Counted is false if it has no counter.
 	Dropped uint64
 	Counted bool
 }
@@ -118,6 +118,10 @@ type Device struct {
 	// so.
 	Manager, ManagerFile string
 	Qdiscs               []Qdisc
+	// Emulates means that a qdisc of the kind netem delays or drops packets on purpose.
+	Emulates bool
+	// NoHairpin means that a bridge does not send packets back to the port that they came from.
+	NoHairpin bool
 	// VNI is the network identifier of a VXLAN device, FDB are its forwarding entries to other nodes, and Neighbours the
 	// entries of addresses behind an overlay.
 	VNI        int
@@ -126,6 +130,10 @@ type Device struct {
 	// Unresolved are the gateways of routes through the device whose MAC addresses the kernel did not know at either end of the
 	// window.
 	Unresolved []netip.Addr
+	// Local is the address from which a tunnel device sends, if it is set. Elsewhere is the device by which the route to its
+	// remote addresses leads, if that is for all of them another one than the device is bound to.
+	Local     netip.Addr
+	Elsewhere string
 	// Tunnelling means that the device encapsulates, whether or not it is bound to another device.
 	Tunnelling bool
 	// Under is the device that sends the encapsulated packets, and Overhead the number of bytes that
@@ -158,6 +166,8 @@ type PodEnd struct {
 	// MTU is that of the pod's default route, or of its device if the route has none; 0 if it is not known.
 	MTU    int
 	Device string
+	// Emulates is as that of Device.
+	Emulates bool
 	// Gateway is the pod's gateway, and GatewayMAC its MAC address according to the pod's neighbour table; "" if it has none.
 	// GatewayFailed means that the gateway did not answer, at both ends of the window. GatewayAsked means that the kernel was
 	// asking for it at one of them: an entry that failed may be old, as the kernel keeps it while the table is small.

@@ -343,9 +343,11 @@ func (l looker) devices(links []record.Link, before, after counts, t tables, pod
 		d.Under, d.Overhead, d.Tunnelling = encapsulation(is, after.links, func(to []net.IP) int { return under(to, t.fdb[is.Attrs().Index], t.gateway) })
 		if vxlan, ok := is.(*netlink.Vxlan); ok {
 			d.VXLANPort, d.VNI = uint16(vxlan.Port), vxlan.VxlanId
+			d.Local = local(vxlan)
+			d.Elsewhere = elsewhere(vxlan, d.FDB, after.links)
 		}
 		d.CarrierDowns = after.carrierDowns[d.Name] - min(before.carrierDowns[d.Name], after.carrierDowns[d.Name])
-		d.Qdiscs = qdiscsSince(is.Attrs().Index, before.qdiscs, after.qdiscs)
+		d.Qdiscs, d.Emulates = qdiscsSince(is.Attrs().Index, before.qdiscs, after.qdiscs), emulates(is.Attrs().Index, after.qdiscs)
 		for _, m := range managers {
 			if file := l.manages(m, is.Attrs().Index); file != "" {
 				d.Manager, d.ManagerFile = m.name, file
@@ -389,6 +391,8 @@ func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Lin
 	for name, master := range links {
 		if a.MasterIndex != 0 && master.Attrs().Index == a.MasterIndex {
 			d.Master = name
+			// A bridge in promiscuous mode receives its own packets, and routes them back.
+			d.NoHairpin = kernelfs.Text(l.sys.FS(), "class/net/"+d.Name+"/brport/hairpin_mode") == "0" && master.Attrs().Promisc == 0
 		}
 	}
 	d.NotForwarding = l.notForwarding(d.Name, t.families[a.Index])

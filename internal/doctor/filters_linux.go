@@ -94,11 +94,16 @@ func (f *filters) readNFT(ours func(string) bool) error {
 			f.failed(chain.Name, err)
 			continue
 		}
-		if chain.Drops && hook == hookForward {
+		if hook == hookForward {
 			o := opening{conn, ours, make(map[string]bool)}
-			if chain.Opens, err = o.opens(c.Table, c.Name); err != nil {
+			end, err := o.walk(c.Table, c.Name)
+			if err != nil {
 				f.failed(chain.Name, err)
 				continue
+			}
+			chain.Opens = end.opens
+			if !chain.Drops && end.closes {
+				chain.Drops, chain.ByRule, chain.Dropped, chain.Counted = true, true, end.dropped, end.counted
 			}
 		}
 		f.chains = append(f.chains, chain)
@@ -220,37 +225,86 @@ func policyCounter(message []byte) (name string, packets uint64, ok bool) {
 	return fmt.Sprintf("nft %s %s %s", nftFamilies[nftables.TableFamily(message[0])], table, chain), packets, ok
 }
 
-// opening finds out whether rules of nftables accept new connections of pods.
+// opening finds out whether rules of nftables accept new connections of pods, before a rule that drops all others.
 type opening struct {
 	conn *nftables.Conn
 	ours func(string) bool
 	seen map[string]bool
 }
 
-func (o opening) opens(table *nftables.Table, chain string) (bool, error) {
+// outcome is what rules do with packets that open connections of pods: accept some of them, or drop all that are left.
+type outcome struct {
+	opens, closes bool
+	// dropped counts the packets that met the rule which closes, if it is counted.
+	dropped uint64
+	counted bool
+}
+
+func (o opening) walk(table *nftables.Table, chain string) (outcome, error) {
 	if o.seen[chain] {
-		return false, nil
+		return outcome{}, nil
 	}
 	o.seen[chain] = true
 	rules, err := o.conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
 	if err != nil {
-		return false, fmt.Errorf("list rules of nftables: %w", err)
+		return outcome{}, fmt.Errorf("list rules of nftables: %w", err)
 	}
 	for _, r := range rules {
+		if end := closing(r.Exprs); end.closes {
+			return end, nil
+		}
 		verdict, ok := o.verdict(r.Exprs, isKube(chain))
 		if !ok {
 			continue
 		}
 		switch verdict.Kind {
 		case expr.VerdictAccept:
-			return true, nil
+			return outcome{opens: true}, nil
 		case expr.VerdictJump, expr.VerdictGoto:
-			if opens, err := o.opens(table, verdict.Chain); opens || err != nil {
-				return opens, err
+			end, err := o.walk(table, verdict.Chain)
+			if end.opens || end.closes && unconditional(r.Exprs) || err != nil {
+				return end, err
+			}
+		case expr.VerdictReturn:
+			if unconditional(r.Exprs) {
+				return outcome{}, nil
 			}
 		}
 	}
-	return false, nil
+	return outcome{}, nil
+}
+
+// unconditional reports whether a rule applies to every packet.
+func unconditional(exprs []expr.Any) bool {
+	return !slices.ContainsFunc(exprs, func(e expr.Any) bool {
+		switch e := e.(type) {
+		case *expr.Counter, *expr.Log, *expr.Verdict, *expr.Reject, *expr.Target:
+			return false
+		case *expr.Match:
+			return e.Name != "comment"
+		}
+		return true
+	})
+}
+
+// closing reports whether a rule drops or rejects every packet that it meets.
+func closing(exprs []expr.Any) (end outcome) {
+	if !unconditional(exprs) {
+		return end
+	}
+	for _, e := range exprs {
+		switch e := e.(type) {
+		case *expr.Counter:
+			end.dropped, end.counted = e.Packets, true
+		case *expr.Reject:
+			end.closes = true
+		case *expr.Target:
+			end.closes = end.closes || e.Name == "REJECT"
+		case *expr.Verdict:
+			end.closes = end.closes || e.Kind == expr.VerdictDrop
+		}
+	}
+	return end
 }
 
 // verdict returns what a rule does with a packet that opens a connection of a pod; ok is false if it does nothing with such
@@ -277,6 +331,9 @@ func (o opening) verdict(exprs []expr.Any, kube bool) (v *expr.Verdict, ok bool)
 			}
 			name = ""
 		case *expr.Ct:
+			if e.Key == expr.CtKeySTATUS { // such as that of translated packets
+				return nil, false
+			}
 			state = e.Key == expr.CtKeySTATE
 		case *expr.Bitwise:
 			const isNew = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
@@ -375,8 +432,10 @@ func (f *filters) readLegacy(names []string, ours func(string) bool) error {
 		if policy, ok := t.rule(int(info.underflows[forwardHook])); ok {
 			chain.Drops, chain.Dropped = policy.verdict == dropVerdict, policy.packets
 		}
-		if chain.Drops {
-			chain.Opens = t.opens(int(info.hooks[forwardHook]), ours, make(map[int]bool))
+		closes := 0
+		chain.Opens, closes = t.opens(int(info.hooks[forwardHook]), ours, make(map[int]bool))
+		if r, ok := t.rule(closes); ok && !chain.Drops && closes != int(info.underflows[forwardHook]) && r.rejects() {
+			chain.Drops, chain.ByRule, chain.Dropped = true, true, r.packets
 		}
 		f.chains = append(f.chains, chain)
 	}
@@ -458,31 +517,38 @@ func interfaceOf(name, mask []byte) string {
 	return unix.ByteSliceToString(name[:n]) + "*"
 }
 
-// opens reports whether the rules from an offset on, up to the end of their chain, accept new connections of pods. See
-// opening.verdict about marks.
-func (t legacyTable) opens(at int, ours func(string) bool, seen map[int]bool) bool {
+// rejects reports whether a rule drops or rejects every packet that it meets.
+func (r legacyRule) rejects() bool {
+	return r.every && (r.target == "REJECT" || r.target == "" && r.verdict == dropVerdict)
+}
+
+// opens reports whether the rules from an offset on, up to the end of their chain, accept new connections of pods. If they do
+// not, last is the offset of the rule that ends the chain for all packets. See opening.verdict about marks.
+func (t legacyTable) opens(at int, ours func(string) bool, seen map[int]bool) (opens bool, last int) {
 	kube := isKube(t.chainAt(at))
 	for !seen[at] {
 		seen[at] = true
 		r, ok := t.rule(at)
 		if !ok || r.target == "ERROR" {
-			return false
+			return false, at
 		}
+		this := at
 		at += r.size
 		applies := (r.in == "" || r.notIn || ours(r.in)) && (r.out == "" || r.notOut || ours(r.out)) &&
 			!slices.Contains(r.matches, "state") && !slices.Contains(r.matches, "conntrack") && !(kube && slices.Contains(r.matches, "mark"))
-		switch {
-		case r.target != "" || !applies:
-		case r.verdict == acceptVerdict:
-			return true
-		case r.verdict >= 0 && r.verdict != at && t.opens(r.verdict, ours, seen):
-			return true
+		if applies && r.target == "" && r.verdict == acceptVerdict {
+			return true, this
 		}
-		if r.every && r.target == "" && r.verdict < 0 {
-			return false // the chain's policy, or its return
+		if applies && r.target == "" && r.verdict >= 0 && r.verdict != at {
+			if opens, last := t.opens(r.verdict, ours, seen); opens {
+				return true, last
+			}
+		}
+		if r.rejects() || r.every && r.target == "" && r.verdict < 0 {
+			return false, this // the chain's policy, its return, or a rule for all other packets
 		}
 	}
-	return false
+	return false, at
 }
 
 // kubeChain returns the name of a chain that Kubernetes makes; "" if there is none. A chain begins with a target ERROR that

@@ -45,7 +45,7 @@ func FuzzLegacyTable(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b []byte, at int) {
 		t := legacyTable(b)
 		_ = t.kubeChain()
-		_ = t.opens(at, isCNI, make(map[int]bool))
+		_, _ = t.opens(at, isCNI, make(map[int]bool))
 	})
 }
 

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os/exec"
@@ -37,7 +38,7 @@ func newNode(t *testing.T) node {
 		in_other ip route add 10.244.1.0/24 via 10.244.1.0 dev flannel.1 onlink; in_other ip neigh add 10.244.1.0 lladdr 02:00:00:00:01:01 dev flannel.1 nud permanent
 		in_other bridge fdb add 02:00:00:00:01:01 dev flannel.1 dst 10.77.0.1
 		ip link add cni0 mtu 1450 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up
-		ip link add v0 mtu 1450 type veth peer name eth0 mtu 1450 netns $POD; ip link set v0 master cni0 up
+		ip link add v0 mtu 1450 type veth peer name eth0 mtu 1450 netns $POD; ip link set v0 master cni0 up; bridge link set dev v0 hairpin on
 		in_pod ip addr add 10.244.1.2/24 dev eth0; in_pod ip link set eth0 up; in_pod ip route add default via 10.244.1.1`)
 	n.in(n.pod, func() error { // a request for the gateway's address that is sent before the links are up is repeated after a second
 		if conn, err := net.DialTimeout("tcp", "10.244.1.1:9", 5*time.Second); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -52,6 +53,15 @@ func newNode(t *testing.T) node {
 const secondNetwork = `ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up
 	ip link add v1 type veth peer name eth1 netns $POD; ip link set v1 master docker0 up
 	in_pod ip addr add 172.17.0.2/16 dev eth1; in_pod ip link set eth1 up`
+
+// remade makes flannel.1 again, with another binding.
+func remade(binding string) string {
+	return "ip link del flannel.1; ip link add flannel.1 address 02:00:00:00:01:01 mtu 1450 type vxlan id 1 dstport 8472 nolearning " + binding + `; ip addr add 10.244.1.0/32 dev flannel.1; ip link set flannel.1 up
+		ip route add 10.244.2.0/24 via 10.244.2.0 dev flannel.1 onlink; ip neigh add 10.244.2.0 lladdr 02:00:00:00:02:01 dev flannel.1 nud permanent; bridge fdb add 02:00:00:00:02:01 dev flannel.1 dst 10.77.0.2`
+}
+
+// management connects both nodes a second time.
+const management = "ip link add e1 type veth peer name e1 netns $OTHER; ip addr add 10.88.0.1/24 dev e1; ip link set e1 up; in_other ip link set e1 up; "
 
 // emptyPod starts a process in a new network namespace.
 func emptyPod(t *testing.T) int {
@@ -167,9 +177,32 @@ func TestFaultsOfANode(t *testing.T) {
 			[]string{"note rule-drops nft ip mangle PREROUTING"}},
 		{"a firewall that drops VXLAN", "iptables-nft -A INPUT -p icmp -j ACCEPT; iptables-nft -P INPUT DROP", bothWays,
 			[]string{"warning rule-drops nft ip filter INPUT"}},
+		{"a rule that rejects all the rest, of iptables-nft", "iptables-nft -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; iptables-nft -A FORWARD -m comment --comment last -j REJECT --reject-with icmp-host-prohibited; iptables-nft -A FORWARD -s 10.244.0.0/16 -j ACCEPT",
+			toOther, []string{"serious forward-policy packets that met the rule, in"}},
+		{"a rule that rejects all the rest, no traffic", "iptables-nft -A FORWARD -i docker0 -j ACCEPT; iptables-nft -A FORWARD -j REJECT", nil, []string{"warning forward-policy a rule drops or rejects"}},
+		{"a rule that rejects all the rest, of iptables-legacy", "iptables-legacy -A FORWARD -i docker0 -j ACCEPT; iptables-legacy -A FORWARD -j REJECT", toOther, []string{"serious forward-policy iptables-legacy"}},
+		{"a rule that rejects all the rest, of iptables-legacy, pods accepted", "iptables-legacy -A FORWARD -s 10.244.0.0/16 -j ACCEPT; iptables-legacy -A FORWARD -j REJECT", toOther, nil},
+		{"firewalld", `nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy accept; }; add chain inet firewalld zones; add chain inet firewalld trusted
+			add rule inet firewalld filter_FORWARD ct state established,related accept; add rule inet firewalld filter_FORWARD ct status dnat accept; add rule inet firewalld filter_FORWARD iifname "lo" accept
+			add rule inet firewalld filter_FORWARD jump zones; add rule inet firewalld filter_FORWARD reject with icmpx type admin-prohibited'`, toOther, []string{"serious forward-policy inet firewalld"}},
+		{"firewalld, pods trusted", `nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy accept; }; add chain inet firewalld zones; add chain inet firewalld trusted
+			add rule inet firewalld filter_FORWARD ct state established,related accept; add rule inet firewalld filter_FORWARD jump zones; add rule inet firewalld filter_FORWARD reject with icmpx type admin-prohibited
+			add rule inet firewalld zones ip saddr 10.244.0.0/16 goto trusted; add rule inet firewalld trusted accept'`, toOther, nil},
+		{"rules behind a return, and rules for others", `nft 'add table ip f; add chain ip f fw { type filter hook forward priority 0; policy accept; }; add chain ip f user; add chain ip f others
+			add rule ip f fw jump user; add rule ip f user return; add rule ip f user drop; add rule ip f fw iifname "docker0" jump others; add rule ip f others drop'`, toOther, nil},
 		{"both kinds of iptables", "iptables-legacy -A INPUT -p icmp -j ACCEPT; iptables-nft -A INPUT -p icmp -j ACCEPT", toOther, []string{"warning iptables-twice legacy"}},
 		{"bridge-nf-call-iptables", "sysctl -qw net.bridge.bridge-nf-call-iptables=0", toOther, []string{"note bridge-nf bridge-nf-call-iptables"}},
 		{"bridge-nf-call-iptables, kube-proxy", "sysctl -qw net.bridge.bridge-nf-call-iptables=0; iptables-nft -t nat -N KUBE-SERVICES", toOther, []string{"warning bridge-nf KUBE-SERVICES"}},
+		{"no hairpin mode, kube-proxy", "bridge link set dev v0 hairpin off; iptables-nft -t nat -N KUBE-SERVICES", toOther, []string{"note hairpin brport/hairpin_mode"}},
+		{"no hairpin mode", "bridge link set dev v0 hairpin off", toOther, nil},
+		{"a promiscuous bridge, kube-proxy", "bridge link set dev v0 hairpin off; ip link set cni0 promisc on; iptables-nft -t nat -N KUBE-SERVICES", toOther, nil},
+		{"an address that the node does not have", remade("dev e0 local 10.77.0.9"), toOther, []string{"serious overlay-local local 10.77.0.9"}},
+		{"an address of the loopback device", "ip addr add 10.99.0.1/32 dev lo; " + remade("dev e0 local 10.99.0.1"), toOther, nil},
+		{"a management NIC", management + remade("dev e1 local 10.88.0.1"), toOther, []string{"serious overlay-nic dev e0"}},
+		{"a bridge of containers", "ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up; " + remade("dev docker0 local 172.17.0.1"), toOther, []string{"serious overlay-nic dev docker0"}},
+		{"a second NIC", management + "ip route add 10.77.0.2 dev e1; " + remade("dev e1 local 10.88.0.1"), nil, nil},
+		{"the NIC as a port of a bridge", "ip link add br0 type bridge; ip link set br0 up; ip addr flush dev e0; ip link set e0 master br0; ip addr add 10.77.0.1/24 dev br0; " + remade("dev e0 local 10.77.0.1"), nil, nil},
+		{"a bridge that carries the overlay", "ip link add br0 type bridge; ip link set br0 up; ip addr flush dev e0; ip link set e0 master br0; ip addr add 10.77.0.1/24 dev br0; " + remade("dev br0 local 10.77.0.1"), nil, nil},
 		{"MTU of the pod", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500", toOther, []string{"warning pod-mtu eth0"}},
 		{"MTU of the pod's device, but not of its route", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500; in_pod ip route replace default via 10.244.1.1 mtu 1450", toOther, nil},
 		{"MTU of the pod, packets lost", "ip link set v0 mtu 1500; ip link set cni0 mtu 1500; in_pod ip link set eth0 mtu 1500; nft 'add table ip f; add chain ip f o { type filter hook output priority 0; }; add rule ip f o icmp type destination-unreachable drop'",
@@ -289,14 +322,53 @@ func (n node) connects(to string, port int) func() {
 	}
 }
 
-// TestHealthyNode looks at a node again and again while its pod sends, and finds nothing.
-func TestHealthyNode(t *testing.T) {
-	n := newNode(t)
-	send := n.sends(n.pod, "10.244.2.0:9", 1000)
-	for range 10 {
-		if found := lookWhile(t, send); len(found) > 0 {
-			t.Fatalf("found %q", summary(found))
-		}
+var healthyLooks = flag.Int("looks", 1, "how often TestHealthyNodes looks at each kind of node")
+
+// healthyNodes change a node into another healthy one, whose pod still reaches the other node.
+var healthyNodes = map[string]string{
+	"Flannel":                   "",
+	"containers of Docker, too": secondNetwork,
+	"Docker's policy":           "iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -s 10.244.0.0/16 -j ACCEPT; iptables-nft -A FORWARD -d 10.244.0.0/16 -j ACCEPT",
+	"firewalld": `nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy accept; }; add chain inet firewalld zones; add chain inet firewalld trusted
+		add rule inet firewalld filter_FORWARD ct state established,related accept; add rule inet firewalld filter_FORWARD jump zones; add rule inet firewalld filter_FORWARD reject with icmpx type admin-prohibited
+		add rule inet firewalld zones iifname "cni0" goto trusted; add rule inet firewalld zones oifname "cni0" goto trusted; add rule inet firewalld trusted accept'`,
+	"RHEL's iptables": "iptables-legacy -A FORWARD -i cni0 -j ACCEPT; iptables-legacy -A FORWARD -o cni0 -j ACCEPT; iptables-legacy -A FORWARD -j REJECT",
+	"kube-proxy": `iptables-nft -t nat -N KUBE-SERVICES; iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES; iptables-nft -N KUBE-FORWARD; iptables-nft -A FORWARD -j KUBE-FORWARD
+		iptables-nft -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP; iptables-nft -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT; sysctl -qw net.bridge.bridge-nf-call-iptables=1`,
+	"two IP versions": `sysctl -qw net.ipv6.conf.all.forwarding=1; ip addr add fd00:10:244:1::1/64 dev cni0 nodad
+		in_pod ip addr add fd00:10:244:1::2/64 dev eth0 nodad; in_pod ip -6 route add default via fd00:10:244:1::1`,
+	"a second NIC":                      management + "in_other ip addr add 10.88.0.2/24 dev e1",
+	"macvlan below the overlay":         "ip link add link e0 name mv0 type macvlan mode bridge; ip addr flush dev e0; ip addr add 10.77.0.1/24 dev mv0; ip link set mv0 up; " + remade("dev mv0 local 10.77.0.1"),
+	"a bridge below the overlay":        "ip link add br0 type bridge; ip link set br0 up; ip addr flush dev e0; ip link set e0 master br0; ip addr add 10.77.0.1/24 dev br0; " + remade("dev br0 local 10.77.0.1"),
+	"an address of the loopback device": "ip addr add 10.99.0.1/32 dev lo; in_other ip route add 10.99.0.1/32 via 10.77.0.1; " + remade("local 10.99.0.1") + "; in_other bridge fdb replace 02:00:00:00:01:01 dev flannel.1 dst 10.99.0.1",
+	"routes without an overlay": `ip link del flannel.1; in_other ip link del flannel.1; ip link set cni0 mtu 1500; ip link set v0 mtu 1500; in_pod ip link set eth0 mtu 1500; ip route add 10.244.2.0/24 via 10.77.0.2
+		in_other ip route add 10.244.1.0/24 via 10.77.0.1; in_other ip addr add 10.244.2.0/32 dev lo`,
+	"Calico": `ip route add default via 10.77.0.2; ip link del cni0; ip link set v0 down; ip link set v0 name cali0123456789a address ee:ee:ee:ee:ee:ee; ip link set cali0123456789a up
+		sysctl -qw net.ipv4.conf.cali0123456789a.proxy_arp=1; ip route add 10.244.1.2/32 dev cali0123456789a; ip route add blackhole 10.244.1.0/24 metric 500 proto 80
+		in_pod ip addr flush dev eth0; in_pod ip addr add 10.244.1.2/32 dev eth0; in_pod ip route add 169.254.1.1 dev eth0; in_pod ip route add default via 169.254.1.1`,
+}
+
+// TestHealthyNodes looks at healthy nodes of several kinds while pods send both ways, and finds nothing.
+func TestHealthyNodes(t *testing.T) {
+	for name, change := range healthyNodes {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			if change != "" {
+				n.sh(change)
+			}
+			n.in(n.pod, func() error {
+				if conn, err := net.DialTimeout("tcp", "10.244.2.0:9", 10*time.Second); !errors.Is(err, syscall.ECONNREFUSED) {
+					return fmt.Errorf("the pod reaches the other node: %v, %w", conn, err)
+				}
+				return nil
+			})
+			there, back := n.sends(n.pod, "10.244.2.0:9", 1000), n.sends(n.other, "10.244.1.2:9", 10)
+			for range *healthyLooks {
+				if found := lookWhile(t, func() { there(); back() }); len(found) > 0 {
+					t.Fatalf("found %+v", found)
+				}
+			}
+		})
 	}
 }
 

@@ -103,7 +103,8 @@ func offloadOff(f Facts) (found []Finding) {
 				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
 				Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)},
 				Cost:     "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here.",
-				Do:       fmt.Sprintf("ethtool -K %s %s on", d.Name, o.set),
+				Do: fmt.Sprintf("slipstream run overlay-cost, before and after ethtool -K %s %s on; then slipstream compare BEFORE AFTER   # on a node that carries no traffic: offloads are on unless somebody, or a program, switches them off",
+					d.Name, o.set),
 			}
 			if o.overlay && o.name == "rx-gro" { // it cost nothing while the NIC's GRO was on: docs/results/doctor.md
 				finding.Severity = Note
@@ -111,7 +112,9 @@ func offloadOff(f Facts) (found []Finding) {
 			if why := f.workaround(o.name, d); why != "" {
 				finding.Severity = Note
 				finding.Cost += why
-				finding.Do = experiment
+				if strings.HasPrefix(o.name, "tx-") {
+					finding.Do = experiment
+				}
 			}
 			found = append(found, finding)
 		}
@@ -132,7 +135,7 @@ const experiment = "slipstream doctor hosts:THIS,OTHER --probe   # tries a trans
 
 // workaround returns why somebody may have switched an offload of encapsulated traffic off on purpose; "" if there is no common
 // reason. Sources: commit ea64d8d6c675 of Linux; projectcalico/calico#3145, #4727, #9433; flannel-io/flannel#1279;
-// openshift/machine-config-operator#2734; article 432932 of knowledge.broadcom.com.
+// openshift/machine-config-operator#2734; siutsin/otaru#2637; article 432932 of knowledge.broadcom.com.
 func (f Facts) workaround(name string, d Device) string {
 	var why string
 	switch {
@@ -141,6 +144,8 @@ func (f Facts) workaround(name string, d Device) string {
 			"requests to services from a node's own address then take 1 s, 3 s or 63 s. This node runs " + f.Node.Kernel + ", and what counts is the kernel of the sender. Flannel and Calico switch the offload off for it."
 	case strings.HasPrefix(name, "tx-udp_tnl"):
 		why = " It may be off on purpose: some drivers, firmwares and hypervisors segment encapsulated packets wrongly, or only those of UDP port 4789."
+	case d.NIC != nil && d.NIC.Driver == "e1000e":
+		return " It may be off on purpose: some NICs with the driver e1000e hang under load, and users switch off GRO with the segmentation (dmesg: Detected Hardware Unit Hang)."
 	default:
 		return ""
 	}

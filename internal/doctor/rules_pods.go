@@ -33,10 +33,11 @@ func (f Facts) gateways() (all []Device) {
 	return all
 }
 
-// hasNIC reports whether a NIC, or a device made of NICs, belongs to a bridge.
+// hasNIC reports whether a NIC, or a device made of NICs, belongs to a bridge. If it carries an overlay's packets, one of its
+// ports leads to other nodes, as the veth of a node that is a container.
 func (f Facts) hasNIC(bridge string) bool {
 	return slices.ContainsFunc(f.Devices, func(d Device) bool {
-		return d.Master == bridge && (d.NIC != nil || slices.Contains([]string{"device", "bond", "team", "vlan"}, d.Kind))
+		return d.Under == bridge || d.Master == bridge && (d.NIC != nil || slices.Contains([]string{"device", "bond", "team", "vlan"}, d.Kind))
 	})
 }
 
@@ -134,6 +135,74 @@ func overlayGone(f Facts) []Finding {
 		}
 	}
 	return nil
+}
+
+// overlayLocal finds overlays that send from an address that this node does not have: answers go to another machine, or to none.
+func overlayLocal(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		has := func(o Device) bool {
+			return slices.ContainsFunc(o.Addresses, func(p netip.Prefix) bool { return p.Addr() == d.Local })
+		}
+		if !d.Up || !d.Local.IsValid() || slices.ContainsFunc(f.Devices, has) {
+			continue
+		}
+		found = append(found, Finding{
+			Severity: Serious,
+			What:     fmt.Sprintf("%s sends from %s, an address that this node does not have.", d.Name, d.Local),
+			Evidence: []Evidence{evidence("ip -d link show "+d.Name, "local %s", d.Local), evidence("ip addr", "no device has it")},
+			Cost:     "Other nodes send their packets for the pods here to that address, where this node does not receive them.",
+			Do:       "Correct the address in the configuration of the CNI (Calico: IP_AUTODETECTION_METHOD; Flannel: --iface, --public-ip), and restart its daemon on this node",
+		})
+	}
+	return found
+}
+
+// overlayNIC finds overlays that are bound to another device than the one that leads to the other nodes, such as a management NIC
+// or a bridge of containers that a network plugin took for the node's NIC.
+func overlayNIC(f Facts) (found []Finding) {
+	for _, d := range f.Devices {
+		if !d.Up || d.Elsewhere == "" {
+			continue
+		}
+		finding := Finding{
+			Severity: Warning,
+			What:     fmt.Sprintf("%s is bound to %s, and the routes to the other nodes lead through %s.", d.Name, d.Under, d.Elsewhere),
+			Evidence: []Evidence{
+				evidence("ip -d link show "+d.Name, "dev %s", d.Under),
+				evidence("ip route get, for all addresses in bridge fdb show dev "+d.Name, "dev %s", d.Elsewhere),
+				evidence("packets of "+d.Name+", in "+f.window(), "%d sent, %d received", d.Window.Tx, d.Window.Rx),
+			},
+			Cost: fmt.Sprintf("The kernel sends the overlay's packets by %s all the same. Unless the other nodes are reached there too, they get lost.", d.Under),
+			Do:   "Name the right NIC in the configuration of the CNI (Calico: IP_AUTODETECTION_METHOD=interface=NIC; Flannel: --iface=NIC), and restart its daemon on this node",
+		}
+		if d.Window.Tx > 0 && d.Window.Rx == 0 {
+			finding.Severity = Serious
+		}
+		found = append(found, finding)
+	}
+	return found
+}
+
+// hairpin finds bridges whose pods cannot reach themselves through services: the bridge does not send a packet back to the port
+// that it came from.
+func hairpin(f Facts) []Finding {
+	var bridges []Device
+	for _, g := range f.gateways() {
+		if g.Kind == "bridge" && !isDocker(g.Name) && slices.ContainsFunc(f.podsOf(g.Name), func(d Device) bool { return d.NoHairpin }) {
+			bridges = append(bridges, g)
+		}
+	}
+	if len(bridges) == 0 || f.KubeProxy == "" {
+		return nil
+	}
+	port := f.podsOf(bridges[0].Name)[0].Name
+	return []Finding{{
+		Severity: Note,
+		What:     fmt.Sprintf("Pods at %s cannot reach themselves through a service: hairpin mode is off.", some(names(bridges))),
+		Evidence: []Evidence{evidence("/sys/class/net/"+port+"/brport/hairpin_mode", "0"), evidence("rules of Kubernetes", "%s", f.KubeProxy)},
+		Cost:     "If the kube-proxy chooses the pod that opens the connection as the service's backend, the connection times out: always for a service with one pod, now and then for others. Other connections work.",
+		Do:       "\"hairpinMode\": true in the configuration of the CNI (the plugin bridge, or Flannel's delegate), and create the pods again; for a trial: bridge link set dev " + port + " hairpin on",
+	}}
 }
 
 func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
@@ -458,19 +527,26 @@ func forwardPolicy(f Facts) (found []Finding) {
 		case !lost:
 			severity = Serious
 		}
-		dropped := evidence("packets that met the policy", "not counted by this chain")
-		if c.Counted {
-			dropped = evidence("packets that met the policy, in "+f.window(), "%d", c.Dropped)
+		how, met := "policy drop", "policy"
+		if c.ByRule {
+			how, met = "a rule drops or rejects all that those before it do not accept", "rule"
 		}
 		opens := "no rule accepts new connections of pods"
+		if c.ByRule {
+			opens = "none of these accepts new connections of pods"
+		}
 		if c.Opens {
 			opens = "rules accept some new connections"
+		}
+		dropped := evidence("packets that met the "+met, "not counted by this chain")
+		if c.Counted {
+			dropped = evidence("packets that met the "+met+", in "+f.window(), "%d", c.Dropped)
 		}
 		found = append(found, Finding{
 			Severity: severity,
 			Fault:    c.Name,
-			What:     fmt.Sprintf("The chain %s drops forwarded packets by its policy.", c.Name),
-			Evidence: []Evidence{evidence(c.Name, "policy drop; %s", opens), dropped},
+			What:     fmt.Sprintf("The chain %s drops forwarded packets by its %s.", c.Name, met),
+			Evidence: []Evidence{evidence(c.Name, "%s; %s", how, opens), dropped},
 			Cost:     "Pods cannot reach other nodes or services, unless another rule of the chain accepts their packets. A packet must be accepted by every chain of the forward hook.",
 			Do: "For a trial, accept the pods' addresses: iptables -I FORWARD -s POD_CIDR -j ACCEPT; iptables -I FORWARD -d POD_CIDR -j ACCEPT (the same iptables, legacy or nft; for a table of its own: nft insert rule). " +
 				"To keep it: in the configuration of what set the policy (Docker, ufw, firewalld); or iptables -P FORWARD ACCEPT, if nothing relies on the policy",
@@ -499,6 +575,9 @@ func ruleDrops(f Facts) (found []Finding) {
 	deaf, isDeaf := f.deafVXLAN()
 	for _, c := range f.Chains {
 		dropped := c.RuleDropped
+		if c.ByRule { // forward-policy judges that rule
+			dropped -= min(dropped, c.Dropped)
+		}
 		finding := Finding{
 			Severity: Note,
 			Fault:    c.Name,

@@ -133,6 +133,12 @@ var stackLosses = map[string]stackLoss{
 		cost: lostPackets,
 		do:   "ss -tmn; cat /proc/net/sockstat; sysctl net.ipv4.tcp_mem net.ipv4.tcp_rmem   # the sockets that do not read, then the limits",
 	},
+	"tcp-memory": {
+		lost: []string{"TcpExt.TCPAbortOnMemory"}, most: Serious,
+		what: "The kernel resets TCP connections for lack of memory: all TCP sockets together have used up net.ipv4.tcp_mem, or too many are closed and not yet empty (net.ipv4.tcp_max_orphans).",
+		cost: "Connections of every program break, and the kernel logs \"TCP: out of memory -- consider tuning tcp_mem\". All network namespaces of the machine share the limits.",
+		do:   "cat /proc/net/sockstat; ss -tanm   # the sockets with large queues, whose programs do not read; then sysctl net.ipv4.tcp_mem net.ipv4.tcp_max_orphans, if they are too small",
+	},
 	"conntrack-drops": {
 		// Some kernels count an insert_failed, too, where two packets raced and both were accepted.
 		lost: []string{"nf_conntrack.drop", "nf_conntrack.early_drop"}, beside: []string{"nf_conntrack.insert_failed"}, most: Serious,
@@ -279,6 +285,28 @@ func qdiscDrops(f Facts) (found []Finding) {
 				finding.Cost = "This qdisc drops to tell TCP to slow down, which is how it keeps latency low. UDP loses packets."
 			}
 			found = append(found, finding)
+		}
+	}
+	return found
+}
+
+// netem finds devices whose packets a qdisc delays or drops on purpose, as tests of failures do, which may have left it behind.
+func netem(f Facts) (found []Finding) {
+	add := func(name, remedy string) {
+		found = append(found, Finding{
+			Severity: Warning,
+			What:     fmt.Sprintf("A qdisc of the kind netem delays, drops or damages packets of %s on purpose.", name),
+			Evidence: []Evidence{evidence("tc qdisc show dev "+name, "netem")},
+			Cost:     "What it is set to. A test of failures may have left it behind (Chaos Mesh, LitmusChaos, a script).",
+			Do:       remedy + "   # unless somebody tests with it now",
+		})
+	}
+	for _, d := range f.Devices {
+		if d.Emulates {
+			add(d.Name, "tc qdisc show dev "+d.Name+"; tc qdisc del dev "+d.Name+" root")
+		}
+		if d.Pod != nil && d.Pod.Emulates {
+			add(d.Pod.Device+" of the pod behind "+d.Name, fmt.Sprintf("nsenter -t PID -n tc qdisc show dev %s; nsenter -t PID -n tc qdisc del dev %s root", d.Pod.Device, d.Pod.Device))
 		}
 	}
 	return found

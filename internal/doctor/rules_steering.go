@@ -16,6 +16,10 @@ const proveSteering = "slipstream run kubernetes   # variants rps and rfs, betwe
 // busy is the share of a CPU's time in softirqs at which that CPU counts as the limit.
 const busy = 0.5
 
+// perPacket is how often a CPU may process a packet that a NIC received: as itself, as what an overlay delivers, and at the pod. If
+// it processed more, most packets did not come from the NIC, but from pods or other network namespaces of the machine.
+const perPacket = 4
+
 // oneCPUReceives finds NICs whose packets are all received by one CPU.
 func oneCPUReceives(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
@@ -34,7 +38,7 @@ func oneCPUReceives(f Facts) (found []Finding) {
 		}
 		full, alone := f.alone()
 		switch {
-		case alone && (d.IRQ == "" || d.takes(full)):
+		case alone && (d.IRQ == "" || d.takes(full)) && d.Window.Rx*perPacket >= full.Processed:
 			finding.Severity = Warning
 			finding.What = fmt.Sprintf("One CPU receives all packets of %s, and is busy with them: the NIC has one receive queue, and neither RPS nor RFS is on.", d.Name)
 			finding.Evidence = append(finding.Evidence,

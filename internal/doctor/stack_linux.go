@@ -286,6 +286,11 @@ func qdiscs() ([]netlink.Qdisc, error) {
 	return netns.Dump("queueing disciplines", func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
 }
 
+// emulates reports whether a queueing discipline of a device emulates a network.
+func emulates(device int, all []netlink.Qdisc) bool {
+	return slices.ContainsFunc(all, func(q netlink.Qdisc) bool { return q.Attrs().LinkIndex == device && q.Type() == "netem" })
+}
+
 // qdiscsSince returns what the queueing disciplines of a device counted between two readings. It leaves out those with
 // children, which count again what these count. An mq that the kernel attached has no handle by which its children are known.
 func qdiscsSince(device int, before, after []netlink.Qdisc) (all []Qdisc) {
@@ -363,6 +368,9 @@ func (l looker) podEnd(p pod) (end PodEnd, err error) {
 		return end, err
 	}
 	end.Device, end.MTU = link.Attrs().Name, link.Attrs().MTU
+	if qdiscs, err := netns.Dump("queueing disciplines of a pod", func() ([]netlink.Qdisc, error) { return h.QdiscList(link) }); err == nil {
+		end.Emulates = emulates(p.index, qdiscs)
+	}
 	if routes[i].MTU > 0 {
 		end.MTU = min(end.MTU, routes[i].MTU)
 	}
@@ -418,6 +426,46 @@ func (l looker) manages(m manager, index int) string {
 		}
 	}
 	return ""
+}
+
+// local returns the address from which a VXLAN device of this network namespace sends, if it is set. One that was moved here
+// sends from another namespace.
+func local(vxlan *netlink.Vxlan) netip.Addr {
+	ip, ok := netip.AddrFromSlice(vxlan.SrcAddr)
+	if ip = ip.Unmap(); !ok || vxlan.NetNsID >= 0 || !ip.IsGlobalUnicast() {
+		return netip.Addr{}
+	}
+	return ip
+}
+
+// elsewhere returns the name of the device by which a node would send to the remote addresses of a VXLAN device if that was not
+// bound to another one. It is empty if that is the same device, or one that the other is a part of, for any of the addresses.
+func elsewhere(vxlan *netlink.Vxlan, fdb []FDBEntry, links map[string]netlink.Link) (name string) {
+	if vxlan.VtepDevIndex == 0 || vxlan.NetNsID >= 0 {
+		return ""
+	}
+	at := func(index int) (string, *netlink.LinkAttrs) {
+		for name, l := range links {
+			if l.Attrs().Index == index {
+				return name, l.Attrs()
+			}
+		}
+		return "", nil
+	}
+	_, bound := at(vxlan.VtepDevIndex)
+	for _, e := range fdb {
+		routes, err := netlink.RouteGetWithOptions(e.To.AsSlice(), &netlink.RouteGetOptions{SrcAddr: vxlan.SrcAddr})
+		if e.To.IsUnspecified() || e.To.IsMulticast() || err != nil || len(routes) == 0 {
+			continue
+		}
+		by, via := at(routes[0].LinkIndex)
+		if bound == nil || via == nil || via.Flags&net.FlagLoopback != 0 || via.Index == bound.Index || via.Index == bound.MasterIndex || bound.Index == via.MasterIndex ||
+			via.ParentIndex == bound.Index || bound.ParentIndex == via.Index {
+			return ""
+		}
+		name = by
+	}
+	return name
 }
 
 // egress returns the index of the device by which packets to an address leave; 0 if there is none.

@@ -57,6 +57,16 @@ func TestQdiscsOfQueues(t *testing.T) {
 	}
 }
 
+// TestEmulates tells netem from other queueing disciplines, and from those of other devices.
+func TestEmulates(t *testing.T) {
+	all := []netlink.Qdisc{netlink.NewNetem(netlink.QdiscAttrs{LinkIndex: 2}, netlink.NetemQdiscAttrs{}), &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: 3}}}
+	for device, want := range map[int]bool{1: false, 2: true, 3: false} {
+		if got := emulates(device, all); got != want {
+			t.Errorf("device %d: %v", device, got)
+		}
+	}
+}
+
 // TestNotForwarding checks that only the forwarding of a family counts that the device uses, and that of IPv4 if none is known.
 func TestNotForwarding(t *testing.T) {
 	off := &fstest.MapFile{Data: []byte("0\n")}

@@ -16,8 +16,18 @@ var (
 	utf16Big    = []byte{0xfe, 0xff}
 )
 
+// compressed are the first bytes of files that hold compressed ones.
+var compressed = []struct{ name, begin string }{
+	{"gzip", "\x1f\x8b"}, {"zip", "PK\x03\x04"}, {"bzip2", "BZh"}, {"xz", "\xfd7zXZ\x00"}, {"zstd", "\x28\xb5\x2f\xfd"},
+}
+
 // decodeText returns a file's text as UTF-8 whose lines end in a line feed: Windows has other line ends, and often UTF-16.
 func decodeText(data []byte) ([]byte, error) {
+	for _, c := range compressed {
+		if bytes.HasPrefix(data, []byte(c.begin)) {
+			return nil, fmt.Errorf("it is compressed (%s): decompress it first", c.name)
+		}
+	}
 	switch {
 	case bytes.HasPrefix(data, utf16Little):
 		data = fromUTF16(data[2:], binary.LittleEndian)

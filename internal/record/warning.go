@@ -48,6 +48,7 @@ const (
 	WarnChanges           = "few-changes"
 	WarnVFIdle            = "vf-idle"
 	WarnNotObserved       = "daemonset-not-measured"
+	WarnCoarse            = "coarse-histogram"
 	WarnLatencyUnreadable = "latency-unreadable"
 	WarnSeriesUnreadable  = "series-unreadable"
 )
@@ -166,6 +167,9 @@ var warningKinds = []WarningKind{
 	{Code: WarnNotObserved, Severity: Note, CPU: true,
 		Meaning: "a pod of an observed DaemonSet was missing or restarted within the window",
 		Effect:  "The use of CPUs and memory by that DaemonSet is missing from the trial. Verdicts on speed do not depend on it."},
+	{Code: WarnCoarse, Severity: Note,
+		Meaning: "the buckets of the tool's histogram are too wide for percentiles",
+		Effect:  "The result has the mean latency, and no percentiles."},
 	{Code: WarnLatencyUnreadable, Severity: Caution, Unrecorded: true,
 		Meaning: "the latencies of a trial cannot be read",
 		Effect:  "The latency distribution is drawn without these trials. Verdicts do not depend on it."},

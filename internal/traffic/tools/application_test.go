@@ -55,7 +55,7 @@ func TestParseApplications(t *testing.T) {
 		}
 	}
 	for file, want := range map[string]string{
-		"nginx-wrk-4.1.0-404.txt":     "no request was answered: status 26247",
+		"nginx-wrk-4.1.0-404.txt":     "all 26247 responses have an error status",
 		"nginx-wrk-4.1.0-refused.txt": "unable to connect to 127.0.0.1:17003 Connection refused",
 		"postgres-15.18-refused.txt":  `connection to server at "127.0.0.1", port 21439 failed: Connection refused`,
 		"memcached-1.6.18-miss.txt":   "memcached had lost 223091 of the requested keys",

@@ -38,10 +38,12 @@ var (
 	wrkConnections = regexp.MustCompile(`(?m)^ +\d+ threads and (\d+) connections$`)
 	// wrkLatency is "    Latency   635.91us    0.89ms  12.92ms   93.69%": mean, deviation, longest.
 	wrkLatency = regexp.MustCompile(`(?m)^ +Latency +([0-9.]+)(us|ms|s|m|h) +[0-9.]+(?:us|ms|s|m|h) +([0-9.]+)(us|ms|s|m|h) `)
+	// wrkColumns has the longest in the third column. DeathStarBench's wrk2 has the percentile 99 % there.
+	wrkColumns = regexp.MustCompile(`(?m)^ +Thread Stats +Avg +Stdev +Max +`)
 	// wrk2Only is a line that wrk does not print.
 	wrk2Only = regexp.MustCompile(`(?m)^ +Thread calibration: |\(HdrHistogram - `)
 	// wrkFigure is a line of the results.
-	wrkFigure = regexp.MustCompile(`(?m)^ +\d+ requests in .*$|^Requests/sec:.*$|^ +[0-9.]+% +[0-9.]+[a-z]+$|^ +(?:Latency|Req/Sec) +.*$`)
+	wrkFigure = regexp.MustCompile(`(?m)^ +\d+ requests in .*$|^Requests/sec:.*$|^ +[0-9.]+% +[0-9.]+[a-z]+ *$|^ +(?:Latency|Req/Sec) +.*$`)
 )
 
 func isWrk(output []byte) bool {
@@ -89,7 +91,10 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 		if err := numbers(map[*float64]string{&mean: string(m[1]), &most: string(m[3])}); err != nil {
 			return Reading{}, err
 		}
-		e.Percentiles[metrics.LatencyMean], e.Percentiles[metrics.LatencyMax] = mean*wrkUnits[string(m[2])], most*wrkUnits[string(m[4])]
+		e.Percentiles[metrics.LatencyMean] = mean * wrkUnits[string(m[2])]
+		if wrkColumns.Match(output) {
+			e.Percentiles[metrics.LatencyMax] = most * wrkUnits[string(m[4])]
+		}
 	}
 	format := wrkFormat
 	if wrk2Only.Match(output) {
@@ -133,7 +138,7 @@ func readFortio(output []byte, _ Known) (Reading, error) {
 	return eachJSON(output, fortioMain, func(text []byte) (Reading, error) {
 		var r fortioReport
 		if err := json.Unmarshal(text, &r); err != nil {
-			return Reading{}, err
+			return Reading{}, fmt.Errorf("%w; give what fortio load -json wrote", err)
 		}
 		if r.RunType != "HTTP" || r.Histogram == nil {
 			return Reading{}, fmt.Errorf("a run of the type %q, and only HTTP is read: run fortio load with an http:// URL", r.RunType)

@@ -279,12 +279,16 @@ func readIperf2Run(output []byte, _ Known) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
-	o.traffic.Tool, o.traffic.Duration = spec.ToolIperf2, spec.Duration(math.Round(e.Seconds)*1e9)
-	if o.traffic.Duration == 0 {
+	if math.Round(e.Seconds) == 0 {
 		return Reading{}, fmt.Errorf("a window of %g s", e.Seconds)
 	}
-	return Reading{Workload: spec.Workload{Stream: &o.traffic}, Conditions: o.conditions, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+	o.traffic.Tool, o.traffic.Duration = spec.ToolIperf2, spec.Duration(iperf2Duration(e.Seconds)*1e9)
+	return Reading{Workload: spec.Workload{Stream: &o.traffic}, Conditions: o.conditions, Late: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
+
+// iperf2Duration is the time that was set, in whole seconds. A run ends once all data is sent: seldom up to 0.1 s earlier, and
+// later if the network is slow.
+func iperf2Duration(seconds float64) float64 { return max(1, math.Floor(seconds+0.1)) }
 
 func (o *iperf2Output) line(line string) error {
 	if m := iperf2Line.FindStringSubmatch(line); m != nil {
@@ -339,7 +343,7 @@ func (o *iperf2Output) line(line string) error {
 		if strings.Contains(line, "nan ") {
 			return fmt.Errorf("the server reports no measurement: %.200q", line)
 		}
-		return fmt.Errorf("it is not understood: %.200q", line)
+		return fmt.Errorf("it is not understood: %.200q; give the output as iperf printed it, or run it again", line)
 	case o.failed == "" && (strings.Contains(line, "failed") || strings.Contains(line, "WARNING")):
 		o.failed = line
 	}
@@ -385,7 +389,7 @@ func (o *iperf2Output) csv(line string) error {
 	from, to, _ := strings.Cut(f[6], "-")
 	var s iperf2Sum
 	if err := numbers(map[*float64]string{&s.from: from, &s.to: to, &s.bytes: f[7], &s.bits: f[8]}); err != nil {
-		return err
+		return fmt.Errorf("%w: give the lines as iperf -y C printed them", err)
 	}
 	if err := o.between(f[5], f[1]+":"+f[2], f[3]+":"+f[4], protocol); err != nil {
 		return err
@@ -438,8 +442,10 @@ func (o *iperf2Output) between(id, from, to, protocol string) error {
 		}
 	}
 	switch exchanged := was == [2]string{to, from}; {
-	case protocol == "tcp" && (serverSends(from, to) || o.ports[portOf(from)]):
+	case protocol == "tcp" && o.ports[portOf(from)]:
 		return errBothWays
+	case protocol == "tcp" && serverSends(from, to):
+		return fmt.Errorf("a connection from %s to %s, as a server reports it, or iperf with traffic from the server (-r, --full-duplex, --reverse): give the client's output, of iperf without these options", from, to)
 	case was != [2]string{from, to} && !(exchanged && protocol == "udp"):
 		return fmt.Errorf("another run begins: connection %s is from %s to %s, and was from %s to %s", id, from, to, was[0], was[1])
 	}
@@ -483,7 +489,7 @@ func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 	for _, id := range ids {
 		whole, ok := whole(o.sums[id])
 		if !ok {
-			return record.Endpoint{}, errors.New("its output ends too early: there are intervals, and no line of the whole run")
+			return record.Endpoint{}, errors.New("its output ends too early: there are intervals, and no line of the whole run; give the whole output of a client that was not killed")
 		}
 		all = append(all, whole)
 	}

@@ -157,10 +157,10 @@ func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint,
 	sent, received := r.End.Sent, r.End.Received
 	if sent == nil || received == nil {
 		if w.Stream.Protocol == "udp" {
-			return e, fmt.Errorf("its report has no sums of both ends, as none of UDP has before 3.11: this is %s", r.Start.Version)
+			return e, fmt.Errorf("its report has no sums of both ends (sum_sent and sum_received), without which %q does not say how long what arrived took: measure with 3.11 or later, and give the whole report", r.Start.Version)
 		}
 		if len(bytes.TrimSpace(behind)) == 0 {
-			return e, errors.New("its report has no sums of both ends: sum_sent and sum_received")
+			return e, errors.New("its report has no sums of both ends, sum_sent and sum_received: give the whole report of iperf3 -J")
 		}
 		return e, fmt.Errorf("its report has no sums of both ends; behind it: %.200q", behind)
 	}

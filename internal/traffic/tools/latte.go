@@ -107,9 +107,13 @@ func isLatte(output []byte) bool {
 // run was to make. A time may have ended the run instead (-t), but latte does not print that.
 func readLatte(output []byte, _ Known) (Reading, error) {
 	t := spec.Traffic{Tool: spec.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
-	e, _, err := parseLatte(output)
+	e, o, err := parseLatte(output)
 	if err != nil {
 		return Reading{}, err
+	}
+	if _, ok := e.Percentiles[metrics.LatencyP50]; len(o.histogram) > 1 && !ok {
+		e.Warnings = append(e.Warnings, record.Warnf(record.WarnCoarse,
+			"no percentiles: a round trip takes %.0f µs, and the buckets of the histogram are %.0f µs wide; run latte with -hl 1 -hc %d", o.figures["Latency(usec)"], o.width(), latteBuckets))
 	}
 	t.Size, t.Iterations = spec.Bytes(e.Bytes/e.Messages), int(e.Messages)
 	t.Duration = spec.Duration(math.Ceil(min(e.Seconds, 1e6)) * 1e9)
@@ -193,7 +197,7 @@ func latteLines(output []byte) (o latteOutput, err error) {
 			from, err1 := strconv.ParseFloat(string(bucket[1]), 64)
 			count, err2 := strconv.ParseFloat(string(bucket[2]), 64)
 			if n := len(o.histogram); err1 != nil || err2 != nil || n > 0 && from <= o.histogram[n-1].from {
-				return o, &lineError{number, fmt.Errorf("invalid histogram at %.200q", o.last)}
+				return o, &lineError{number, fmt.Errorf("invalid histogram: its buckets do not ascend at %.200q; give the output as latte printed it", o.last)}
 			}
 			o.histogram = append(o.histogram, latteCount{from, count})
 			if half && o.total() != o.figures["Iterations"] {
@@ -248,11 +252,16 @@ func lattePercentiles(e *record.Endpoint, o latteOutput) error {
 
 // narrow reports whether a bucket of the histogram is narrow enough to tell a latency: of 1 µs, or of a tenth of the latency.
 func (o *latteOutput) narrow(from float64) bool {
-	width := 0.0
+	width := o.width()
+	return width > 0 && (width <= 1 || from >= 10*width)
+}
+
+// width is that of the widest bucket but for the last, whose end is not printed.
+func (o *latteOutput) width() (width float64) {
 	for i := range o.histogram[1:] {
 		width = max(width, o.histogram[i+1].from-o.histogram[i].from)
 	}
-	return width > 0 && (width <= 1 || from >= 10*width)
+	return width
 }
 
 // latteMachine adds what latte says about the machine that it ran on, if it says everything.

@@ -32,9 +32,9 @@ func mpstatHead(line []byte) (label string, columns []string) {
 }
 
 // mpstatJSON is in the output of -o JSON only.
-var mpstatJSON = []byte(`"cpu-load"`)
+var mpstatJSON = []byte(`"sysstat"`)
 
-// isMpstat recognises a report of mpstat by the heading of its columns.
+// isMpstat recognises a report of mpstat by the heading of its columns, and its JSON, which may be of any table.
 func isMpstat(output []byte) bool {
 	for line := range bytes.Lines(output) {
 		if _, columns := mpstatHead(line); columns != nil {
@@ -230,25 +230,33 @@ func mpstatTimes(id int, percent map[string]float64, rounding float64) (cpu reco
 	return cpu, true, nil
 }
 
+type mpstatSample struct {
+	Load []map[string]any `json:"cpu-load"`
+}
+
 // parseMpstatJSON returns the means over all samples of -o JSON, which has no averages.
 func parseMpstatJSON(output []byte) ([]record.CPU, error) {
 	var report struct {
 		Sysstat struct {
 			Hosts []struct {
 				Count      int `json:"number-of-cpus"`
-				Statistics []struct {
-					Load []map[string]any `json:"cpu-load"`
-				}
+				Statistics []mpstatSample
 			}
 		}
 	}
 	if err := json.Unmarshal(output, &report); err != nil {
-		return nil, fmt.Errorf("its JSON (-o JSON) is not whole: %w", err)
+		return nil, fmt.Errorf("its JSON (-o JSON) is not whole: %w; give mpstat a count, or stop it by Ctrl-C", err)
 	}
-	if n := len(report.Sysstat.Hosts); n != 1 || len(report.Sysstat.Hosts[0].Statistics) == 0 {
-		return nil, fmt.Errorf("it has %d reports with samples, want one", n)
+	if n := len(report.Sysstat.Hosts); n != 1 {
+		return nil, fmt.Errorf("its JSON (-o JSON) has %d reports, want one: give a file for each", n)
 	}
 	host := report.Sysstat.Hosts[0]
+	if len(host.Statistics) == 0 {
+		return nil, errors.New("its JSON (-o JSON) has no samples: give mpstat an interval and a count")
+	}
+	if !slices.ContainsFunc(host.Statistics, func(s mpstatSample) bool { return len(s.Load) > 0 }) {
+		return nil, errors.New("its JSON (-o JSON) has no times of CPUs (cpu-load), but of nodes, devices or something else: run mpstat -P ALL -o JSON with an interval and a count")
+	}
 	sums, online := make(map[int]map[string]float64), make(map[int]int)
 	for _, sample := range host.Statistics {
 		for _, load := range sample.Load {

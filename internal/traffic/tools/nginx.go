@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -96,7 +98,10 @@ var (
 	// wrkRate is "Requests/sec:  26468.68".
 	wrkRate = regexp.MustCompile(`(?m)^Requests/sec: +([0-9.]+)$`)
 	// wrkPercentile is "     50%  233.00us".
-	wrkPercentile = regexp.MustCompile(`(?m)^ +(50|99)(?:\.000)?% +([0-9.]+)(us|ms|s|m|h)$`)
+	wrkPercentile = regexp.MustCompile(`(?m)^ +(50|99)(?:\.000)?% +([0-9.]+)(us|ms|s|m|h) *$`)
+	// wrkShare is a line of a distribution, whatever stands in it.
+	wrkShare    = regexp.MustCompile(`(?m)^ *[0-9.]+% .*$`)
+	wrkAnyShare = regexp.MustCompile(`^ *[0-9.]+% +[0-9.]+(us|ms|s|m|h) *$`)
 	// wrkErrors is "  Socket errors: connect 0, read 3, write 0, timeout 0".
 	wrkErrors = regexp.MustCompile(`(?m)^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
 	wrkStatus = regexp.MustCompile(`(?m)^ +Non-2xx or 3xx responses: (\d+)$`)
@@ -140,8 +145,11 @@ func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
 		return e, err
 	}
 	status := e.Errors[record.ErrStatus]
-	if status >= n || rate <= 0 {
-		return e, fmt.Errorf("no request was answered: status %d, errors %v", status, e.Errors)
+	switch {
+	case n > 0 && status >= n:
+		return e, fmt.Errorf("all %d responses have an error status (not 2xx or 3xx), so its figures are those of errors: correct the URL or the server, and run it again", n)
+	case n == 0 || rate <= 0:
+		return e, fmt.Errorf("no request was answered%s: check that the server listens, and run it again", failures(e.Errors))
 	}
 	if e.Percentiles, err = wrkPercentiles(output); err != nil {
 		return e, err
@@ -159,6 +167,11 @@ func wrkPercentiles(output []byte) (map[string]float64, error) {
 	if at := wrkUncorrected.FindIndex(output); at != nil {
 		output = output[:at[0]]
 	}
+	for _, line := range wrkShare.FindAll(output, -1) {
+		if !wrkAnyShare.Match(line) {
+			return nil, fmt.Errorf("a percentile is not understood: %.200q; give the output as it was printed", line)
+		}
+	}
 	percentiles := make(map[string]float64)
 	for _, m := range wrkPercentile.FindAllSubmatch(output, -1) {
 		v, err := strconv.ParseFloat(string(m[2]), 64)
@@ -172,6 +185,14 @@ func wrkPercentiles(output []byte) (map[string]float64, error) {
 		percentiles[name] = v * wrkUnits[string(m[3])]
 	}
 	return percentiles, nil
+}
+
+// failures lists how many requests failed, by kind.
+func failures(errs map[string]uint64) (text string) {
+	for _, kind := range slices.Sorted(maps.Keys(errs)) {
+		text += fmt.Sprintf(", %s %d", kind, errs[kind])
+	}
+	return text
 }
 
 // wrkFailures are wrk's kinds of errors in the terms of a record. Responses without success are

@@ -119,7 +119,7 @@ func qperfTests(output []byte) (tests []qperfTest, err error) {
 		default:
 			of := tests[len(tests)-1]
 			if _, twice := of.lines[figure[1]]; twice {
-				return nil, fmt.Errorf("line %d: %s has %s twice", number, of.name, figure[1])
+				return nil, fmt.Errorf("line %d: %s has %s twice, and qperf prints it once: give its output as it was printed, with a heading for each run", number, of.name, figure[1])
 			}
 			of.lines[figure[1]] = strings.TrimSpace(figure[2])
 		}

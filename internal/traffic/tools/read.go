@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 )
@@ -30,9 +31,10 @@ type Reading struct {
 	Conditions map[string]string
 	// Test tells the readings of one output apart, as in "tcp_lat". It is empty if the tool has one test an output.
 	Test string
-	// Counted means that a run lasted for a number of messages, not for a time.
-	Counted bool
-	Runs    []Run
+	// Counted means that a run lasted for a number of messages, not for a time. Late means that its duration is not the time
+	// that was set, but when the last data had arrived, which may be some seconds later.
+	Counted, Late bool
+	Runs          []Run
 	// Copies are how many runs stood there again, and are left out.
 	Copies int
 }
@@ -140,9 +142,43 @@ func Read(output []byte, known Known) ([]Reading, error) {
 			r.Version = ParseVersion(f.name, output)
 		}
 		readings[i].Format = cmp.Or(readings[i].Format, f.name)
+		if err := readings[i].consistent(); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.name, err)
+		}
 		readings[i].unique(output)
 	}
 	return readings, nil
+}
+
+// latencies are the percentiles, in ascending order, and how many times the mean each can be: half of all round trips take
+// at least the median, so the mean is at least half of it (Markov's inequality).
+var latencies = []struct {
+	name  string
+	times float64
+}{{metrics.LatencyP50, 2}, {metrics.LatencyP99, 100}, {metrics.LatencyP999, 1000}}
+
+// consistent returns an error if a run has a percentile that its mean or a higher percentile excludes, as in an output that
+// somebody has edited. ab rounds percentiles to milliseconds. Those of fortio are interpolated, and may exclude each other.
+func (r *Reading) consistent() error {
+	slack := map[string]float64{spec.ToolAB: 1e-3, wrkFormat: 0, wrk2: 0, spec.ToolSockperf: 0}
+	rounding, ok := slack[r.Format]
+	if !ok {
+		return nil
+	}
+	for _, run := range r.Runs {
+		for _, pair := range run.Pairs {
+			least := 0.0
+			for _, l := range latencies {
+				v, has := pair.Percentiles[l.name]
+				mean, known := pair.Percentiles[metrics.LatencyMean]
+				if has && (1.01*v+rounding < least || known && v > l.times*1.01*mean+rounding) {
+					return fmt.Errorf("its latencies contradict each other: the percentile %s of %g s, the one before it of %g s and the mean of %g s; give the output as it was printed", l.name, v, least, mean)
+				}
+				least = max(least, v)
+			}
+		}
+	}
+	return nil
 }
 
 // unique leaves out runs that are there already. A run without an identity has that of the output if it is the only one.
@@ -279,6 +315,9 @@ func (r *Reading) Merge(other Reading) (differences []string) {
 		if own.Requests != all.Requests || own.Iterations != all.Iterations { // one of the two ended by time
 			own.Requests, all.Requests, own.Iterations, all.Iterations = 0, 0, 0, 0
 		}
+	}
+	if shorter, longer := min(all.Duration, own.Duration), max(all.Duration, own.Duration); r.Late && other.Late && longer-shorter <= shorter/10 {
+		all.Duration, own.Duration = shorter, shorter
 	}
 	a, b := reflect.ValueOf(own), reflect.ValueOf(*all)
 	for i := range a.NumField() {

@@ -329,7 +329,7 @@ func TestParse(t *testing.T) {
 		{file: "iperf3-3.19.1-udp.json", workload: workload("stream", udp), want: record.Endpoint{
 			Seconds: 1.985328, Bytes: 823923800, BitsPerSecond: 3320051094.83, Messages: 588517, Lost: 906367, Jitter: 9.95491808e-7, CPUSeconds: 2.287877,
 		}},
-		{file: "iperf3-3.9-udp.json", workload: workload("stream", udp), err: "none of UDP has before 3.11: this is iperf 3.9"},
+		{file: "iperf3-3.9-udp.json", workload: workload("stream", udp), err: "measure with 3.11 or later"},
 		{file: "iperf3-3.9-refused.json", workload: workload("stream", nil), err: "unable to send control message: Bad file descriptor"},
 		{file: "iperf3-3.12-refused.json", workload: workload("stream", nil), err: "iperf3: unable to connect to server: Connection refused"},
 		{file: "iperf3-3.19.1-refused.json", workload: workload("stream", nil), err: "use a different port, firewall issue, etc.: Connection refused"},
