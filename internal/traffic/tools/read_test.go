@@ -220,10 +220,10 @@ func TestReadReports(t *testing.T) {
 	}
 }
 
-// TestReadLong: the time that an output takes rises with its length, and not with its square. The limit is ten times what the
-// first takes, and a fraction of the second.
+// TestReadLong: the time that an output takes rises with its length, and not with its square. The limit is several times what the
+// first takes on a busy machine, and a fraction of the second.
 func TestReadLong(t *testing.T) {
-	const n, limit = 80_000, 10 * time.Second
+	const n, limit = 80_000, 30 * time.Second
 	var events, list, line, connections strings.Builder
 	for i := range n {
 		fmt.Fprintf(&events, `{"event":"interval","data":{"n":%d}}`+"\n", i)
