@@ -377,6 +377,39 @@ func TestUp(t *testing.T) {
 	}
 }
 
+// TestUpByShells: login shells other than sh, with start-up files that print something, fail and spoil PATH.
+func TestUpByShells(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ shell, from, file, text string }{
+		{"zsh", "zsh", ".zshenv", "echo good morning; PATH=/nowhere; setopt noclobber; setopt nonsense"},
+		{"fish", "fish", ".config/fish/config.fish", "echo good morning; set -x PATH /nowhere; nonsense"},
+		{"tcsh", "tcsh", ".cshrc", "echo good morning; stty erase ^H; setenv PATH /nowhere; set noclobber"},
+		{"bsd-csh", "csh", ".cshrc", "echo good morning; stty erase ^H; setenv PATH /nowhere; set noclobber"},
+	} {
+		t.Run(c.shell, func(t *testing.T) {
+			t.Parallel()
+			o := nodeOptions{shell: testenv.NeedProgram(t, c.shell, c.from), files: map[string]string{c.file: c.text + "\n"}}
+			w, nodes := newWorld(t, o, o)
+			config := w.config(t, hosts.Config{Hosts: specs("user", nodes), Paths: fromAToB("native", tcp4)})
+			found, err := hosts.Survey(t.Context(), config)
+			must(t, err)
+			for _, f := range found {
+				must(t, f.Missing)
+			}
+			up, err := hosts.Up(t.Context(), config)
+			must(t, err)
+			for _, p := range up.Places() {
+				worker, err := up.Worker(t.Context(), p, place.ForControl)
+				must(t, err)
+				must(t, worker.Alive(t.Context()))
+				must(t, worker.Close())
+			}
+			must(t, up.Close(context.Background()))
+			clean(t, nodes)
+		})
+	}
+}
+
 // needsRoot has a variant with accelerators on host b.
 func needsRoot(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
 	c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
