@@ -303,7 +303,7 @@ func cleanupCommand(p Process) *cobra.Command {
 		Long: `Remove the namespaces, pods, services and leases of killed runs from a cluster.
 When a pod of a run ends, it restores the settings of its node. cleanup
 skips runs in progress: those that have renewed their lease within the
-last minute, by this machine's clock. It also skips, and lists, objects that have
+last minute, by the API server's clock. It also skips, and lists, objects that have
 slipstream's labels but that no run can have created.
 
 With results folders, cleanup undoes the switch of the run in each of them, with

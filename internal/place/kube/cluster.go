@@ -21,6 +21,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
 
+	"slipstream.dev/internal/serverclock"
 	"slipstream.dev/internal/shell"
 )
 
@@ -45,6 +46,8 @@ type Cluster struct {
 	namespace string
 	// flags are those of the command line that reach this cluster, in the form of a shell.
 	flags string
+	// clock is that of the API server: runs of several machines compare the times of their leases.
+	clock serverclock.Clock
 }
 
 // Open reads the kubeconfig. It does not connect yet.
@@ -68,13 +71,14 @@ func Open(a Access) (*Cluster, error) {
 	config.QPS, config.Burst = 1000, 2000
 	config.UserAgent = "slipstream"
 	config.WarningHandler = rest.NoWarnings{} // they are for developers of this program
+	c := &Cluster{rest: config, namespace: a.Namespace, flags: a.flags()}
 	limited := rest.CopyConfig(config)
 	limited.Timeout = requestTime
-	client, err := newAPI(limited)
-	if err != nil {
+	limited.Wrap(c.clock.Follow)
+	if c.api, err = newAPI(limited); err != nil {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	return &Cluster{api: client, rest: config, namespace: a.Namespace, flags: a.flags()}, nil
+	return c, nil
 }
 
 // flags returns the flags with which another command reaches the same cluster, each after a space.
