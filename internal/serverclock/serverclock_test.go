@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestClock: the clock is this machine's until a response says otherwise, and goes on from there. A response without a valid
+// TestClock: the clock is this machine's until a response says otherwise, and then the server's. A response without a valid
 // date changes nothing.
 func TestClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
