@@ -32,8 +32,9 @@ type session struct {
 	stderr place.Tail
 	done   chan struct{}
 	err    error // once done
-	// printed is the beginning of the output that is not a report.
+	// printed is the beginning of the output that is not a report, and between the part of it before the last report.
 	printed string
+	between strings.Builder
 }
 
 // scriptTime bounds how long a host takes to begin a script, and the script to report: a login or sudo may
@@ -150,6 +151,7 @@ func (s *session) report(ctx context.Context) (word, rest string, err error) {
 }
 
 func (s *session) next(ctx context.Context) (word, rest string, err error) {
+	s.between.Reset()
 	for read := 0; read < maxPrinted; {
 		part, err := s.out.ReadSlice('\n') // of a line that is longer than the buffer
 		line := string(part)
@@ -162,6 +164,7 @@ func (s *session) next(ctx context.Context) (word, rest string, err error) {
 		if len(s.printed) < 200 {
 			s.printed += line
 		}
+		s.between.WriteString(line)
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return "", "", s.silent(ctx)
 		}

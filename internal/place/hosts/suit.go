@@ -108,7 +108,11 @@ func (h *host) twin() error {
 		}
 		if h.facts.machine != "" && other.facts.machine == h.facts.machine {
 			boot, _, _ := strings.Cut(h.facts.machine, " ")
-			return refusedError{fmt.Errorf("hosts %s and %s are one machine by two names (%s and %s; boot ID %s): name two machines", other.name, h.name, other.facts.address, h.facts.address, boot)}
+			id := "boot ID " + boot
+			if h.windows {
+				id = "computer name " + h.facts.computer
+			}
+			return refusedError{fmt.Errorf("hosts %s and %s are one machine by two names (%s and %s; %s): name two machines", other.name, h.name, other.facts.address, h.facts.address, id)}
 		}
 	}
 	return nil
