@@ -174,6 +174,9 @@ func Command() *cobra.Command {
 	return root
 }
 
+// helpWidth is how many columns a help has at most, on a terminal of any width.
+const helpWidth = 80
+
 func rootCommand(p Process) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "slipstream",
@@ -215,6 +218,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	}
 	root.InitDefaultCompletionCmd()
 	requireSubcommand(root)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", helpWidth)))
 	root.SetHelpCommand(helpCommand(root))
 	root.InitDefaultHelpCmd()
 	usageOfArgs(root)

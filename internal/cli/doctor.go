@@ -68,38 +68,41 @@ func doctorCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor [lab|kubernetes|hosts:HOST,...]",
 		Short: "Check what makes a container network slow or lossy",
-		Long: `Check what makes a container network slow or lossy: receive steering, MTUs, drops,
-offloads, conntrack, virtual functions, CPU limits, and what slipstream itself needs.
-Each finding has its evidence, its cost, and the command that corrects it, or the
-experiment that shows whether correcting it helps.
+		Long: `Check what makes a container network slow or lossy: receive steering, MTUs,
+drops, offloads, conntrack, virtual functions, CPU limits, and what slipstream
+itself needs. Each finding has its evidence, its cost, and the command that
+corrects it, or the experiment that shows whether correcting it helps.
 
-Without an argument, doctor checks this machine, in the network namespace that it
-runs in.
+Without an argument, doctor checks this machine, in the network namespace that
+it runs in.
 
-hosts:HOST,... checks hosts by SSH, each [USER@]NAME as in ~/.ssh/config, and the path
-from each to each other: whether traffic reaches the ports that a run uses and those of
-VXLAN, and which packets are too large.
+hosts:HOST,... checks hosts by SSH, each [USER@]NAME as in ~/.ssh/config, and
+the path from each to each other: whether traffic reaches the ports that a run
+uses and those of VXLAN, and which packets are too large.
 
-lab checks whether this machine can make a lab, in network namespaces that doctor
-removes at once.
+lab checks whether this machine can make a lab, in network namespaces that
+doctor removes at once.
 
-kubernetes asks the API server whether a run would fail, how the nodes differ, and what
-agents report.
+kubernetes asks the API server whether a run would fail, how the nodes differ,
+and what agents report.
 
-With --probe, doctor also tries the fast path. For hosts it checks offloads as well, by
-transfers through a VXLAN tunnel between network namespaces that it removes at once (as
-root). For lab it makes a lab of two nodes, checks it like two hosts, and removes it. For
-kubernetes it starts pods on two nodes, as a run does, checks the nodes and the paths
-between nodes and pods, and removes the pods. --all-nodes instead looks once at every node,
-and compares what the nodes know about each other's overlays.
+With --probe, doctor also tries the fast path. For hosts it checks offloads as
+well, by transfers through a VXLAN tunnel between network namespaces that it
+removes at once (as root). For lab it makes a lab of two nodes, checks it like
+two hosts, and removes it. For kubernetes it starts pods on two nodes, as a run
+does, checks the nodes and the paths between nodes and pods, and removes the
+pods. --all-nodes instead looks once at every node, and compares what the nodes
+know about each other's overlays.
 
-doctor changes no settings. Without --probe it sends no packets on this machine; between
-hosts it sends a few messages, and datagrams of up to the MTU. It reads counters twice, and
-sees only what happens in between: run it under load, with a longer --for.
+doctor changes no settings. Without --probe it sends no packets on this machine;
+between hosts it sends a few messages, and datagrams of up to the MTU. It reads
+counters twice, and sees only what happens in between: run it under load, with a
+longer --for.
 
-Findings are serious (traffic is lost, or a run would fail), warning (something is slower
-than it could be) or note (worth an experiment; the setting may be right as it is). The
-exit code is 3 if there is a serious finding, and 0 otherwise.`,
+Findings are serious (traffic is lost, or a run would fail), warning (something
+is slower than it could be) or note (worth an experiment; the setting may be
+right as it is). The exit code is 3 if there is a serious finding, and 0
+otherwise.`,
 		Example: `  sudo slipstream doctor
   sudo slipstream doctor --for 1m              while the applications run
   sudo slipstream doctor --probe               also whether the fast path runs here

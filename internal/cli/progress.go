@@ -3,8 +3,10 @@ package cli
 import (
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -62,7 +64,7 @@ func (p *progress) show(e experiment.Event) {
 		p.previous = moved
 	case experiment.Ends:
 		if t.Status == record.StatusFailed {
-			p.print(what + "  failed: " + t.Error)
+			p.print(p.wrap(what + "  failed: " + t.Error))
 			return
 		}
 		metric := report.ShownMetric(t.Metrics)
@@ -87,6 +89,14 @@ func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.status("")
+}
+
+// wrap breaks a long line between words, which the terminal would do anywhere.
+func (p *progress) wrap(text string) string {
+	if columns := p.columns(); p.terminal && columns > 0 && utf8.RuneCountInString(text) > columns {
+		return strings.Join(plain.Wrap(text, columns, 2), "\n")
+	}
+	return text
 }
 
 func (p *progress) print(text string) {

@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
 	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/spf13/cobra"
 
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
@@ -147,5 +150,44 @@ func TestHelp(t *testing.T) {
 	}
 	if _, flag, _ := slipstream(t, "--version"); flag != "slipstream version test\n" {
 		t.Errorf("--version says %q", flag) // docs/tutorial/kubernetes.md uses the third word
+	}
+}
+
+// TestHelpFits: the help of each command fits a terminal of 80 columns, but for its examples, which are not broken.
+func TestHelpFits(t *testing.T) {
+	found := 0
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		found++
+		var out bytes.Buffer
+		c.SetOut(&out)
+		if err := c.Help(); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(strings.Replace(out.String(), c.Example, "", 1)) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > helpWidth {
+				t.Errorf("%s --help: %d columns: %s", c.CommandPath(), n, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			if sub.Name() != "completion" { // its texts are cobra's
+				visit(sub)
+			}
+		}
+	}
+	visit(Command())
+	if found < 25 {
+		t.Errorf("only %d commands were found", found)
+	}
+}
+
+// TestPlanFits: the plans of the presets that the README names fit a terminal of 80 columns.
+func TestPlanFits(t *testing.T) {
+	for _, name := range []string{"demo", "kubernetes", "kubernetes-short"} {
+		for line := range strings.Lines(planOf(t, name)) {
+			if n := utf8.RuneCountInString(line) - 1; n > 80 {
+				t.Errorf("%s: %d columns: %s", name, n, line)
+			}
+		}
 	}
 }

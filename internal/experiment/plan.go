@@ -171,12 +171,20 @@ func (p *Plan) congestion() string {
 	return "what the machines have, of the engine and of every tool: it is not set; trials record what a tool had"
 }
 
+// size returns a number of bytes as text: "64 B", "128 KiB".
+func size(bytes spec.Bytes) string {
+	if bytes > 0 && bytes%1024 == 0 {
+		return fmt.Sprintf("%d KiB", bytes/1024)
+	}
+	return fmt.Sprintf("%d B", bytes)
+}
+
 // traffic describes a workload in words.
 func traffic(w spec.Workload) string {
 	t := w.Traffic()
 	text := fmt.Sprintf("%s %s, IPv%d, ", w.Kind(), t.Protocol, t.IP)
 	if !t.Page {
-		text += fmt.Sprintf("%d B, %s", t.Size, words.Count(t.Connections, "connection"))
+		text += fmt.Sprintf("%s, %s", size(t.Size), words.Count(t.Connections, "connection"))
 		if w.Application != nil {
 			text += fmt.Sprintf(", %s, pipeline %d", t.Operation, t.Pipeline)
 		}
