@@ -11,6 +11,7 @@ import (
 	"sync"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -125,7 +126,7 @@ otherwise.`,
 			if o.format == asJSON {
 				err = writeJSON(p.Out, d)
 			} else {
-				err = writeDiagnosis(p.Out, d)
+				err = writeDiagnosis(p.Out, d, columnsOf(p.Stdout))
 			}
 			if err != nil {
 				return err
@@ -290,10 +291,24 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 	return nil
 }
 
-// writeDiagnosis writes the facts as a table for each machine, and each finding as a paragraph.
-func writeDiagnosis(w io.Writer, d diagnosis) error {
+// fit breaks a text between words into lines that fit beside an indent, as the terminal would break words. A number of columns that is
+// unknown, 0, or too small for that breaks nothing.
+func fit(text string, columns, indent int) []string {
+	text = plain.Line(text)
+	if columns-indent < 20 || utf8.RuneCountInString(text) <= columns-indent {
+		return []string{text}
+	}
+	return plain.Wrap(text, columns-indent, 0)
+}
+
+// writeDiagnosis writes the facts as a table for each machine, and each finding as a paragraph, broken between words if columns is
+// not 0. What to do is not broken: it has commands to copy.
+func writeDiagnosis(w io.Writer, d diagnosis, columns int) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	where := ""
+	where, widest := "", 0
+	for _, f := range d.Facts {
+		widest = max(widest, utf8.RuneCountInString(f.From))
+	}
 	for i, f := range d.Facts {
 		if f.Where != where {
 			if where = f.Where; i > 0 {
@@ -301,7 +316,9 @@ func writeDiagnosis(w io.Writer, d diagnosis) error {
 			}
 			fmt.Fprintf(tw, "%s:\n", plain.Line(where))
 		}
-		fmt.Fprintf(tw, "%s\t%s\n", f.From, plain.Line(f.Value))
+		for i, line := range fit(f.Value, columns, widest+2) {
+			fmt.Fprintf(tw, "%s\t%s\n", []string{f.From, ""}[min(i, 1)], line)
+		}
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -324,11 +341,17 @@ func writeDiagnosis(w io.Writer, d diagnosis) error {
 		if f.Where != "" {
 			at = f.Where + ": "
 		}
-		fmt.Fprintf(&b, "\n%s: %s (%s)\n", strings.ToUpper(string(f.Severity)), plain.Line(at+f.What), f.Rule)
-		for _, e := range f.Evidence {
-			fmt.Fprintf(&b, "  read   %s: %s\n", e.From, plain.Line(e.Value))
+		paragraph := func(label, text string) {
+			indent := utf8.RuneCountInString(label)
+			fmt.Fprintln(&b, label+strings.Join(fit(text, columns, indent), "\n"+strings.Repeat(" ", indent)))
 		}
-		fmt.Fprintf(&b, "  costs  %s\n  do     %s\n", f.Cost, plain.Line(f.Do))
+		b.WriteString("\n")
+		paragraph(strings.ToUpper(string(f.Severity))+": ", fmt.Sprintf("%s (%s)", at+f.What, f.Rule))
+		for _, e := range f.Evidence {
+			paragraph("  read   ", e.From+": "+e.Value)
+		}
+		paragraph("  costs  ", f.Cost)
+		fmt.Fprintf(&b, "  do     %s\n", plain.Line(f.Do))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -29,11 +30,13 @@ type progress struct {
 }
 
 func newProgress(p Process) *progress {
-	fd := int(p.Stderr.Fd())
-	return &progress{w: p.Stderr, terminal: term.IsTerminal(fd), columns: func() int {
-		width, _, _ := term.GetSize(fd)
-		return width
-	}}
+	return &progress{w: p.Stderr, terminal: term.IsTerminal(int(p.Stderr.Fd())), columns: func() int { return columnsOf(p.Stderr) }}
+}
+
+// columnsOf returns how many columns a terminal has; 0 if the file is none, or does not say.
+func columnsOf(f *os.File) int {
+	width, _, _ := term.GetSize(int(f.Fd()))
+	return width
 }
 
 func (p *progress) show(e experiment.Event) {
