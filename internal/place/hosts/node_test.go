@@ -154,6 +154,8 @@ type nodeOptions struct {
 	home string
 	// files are in /home/user, by their names.
 	files map[string]string
+	// sh is the program that is /bin/sh there, if not the usual one.
+	sh string
 	// sudoers is the content of that file.
 	sudoers string
 }
@@ -341,6 +343,9 @@ mount -t proc proc /proc; mount -t sysfs sysfs /sys
 	}
 	for _, folder := range n.options.readonly {
 		script += "mount -o remount,ro " + folder + "\n"
+	}
+	if n.options.sh != "" {
+		script += "mount --bind " + n.options.sh + " /bin/sh\n"
 	}
 	script += "exec /usr/sbin/sshd -D -e -f /mnt/sshd_config\n"
 	n.log = new(output)

@@ -52,7 +52,7 @@ func factsScript(mark string, root bool) string {
 	ask := ""
 	if root { // sudo keeps a file of those who ask
 		ask = `if ! command -v sudo >/dev/null 2>&1; then echo "MARK nosudo";
-			elif said=$(SUDO true </dev/null 2>&1 >/dev/null); then echo "MARK sudo";
+			elif said=$(SUDO /bin/sh -c "/bin/sh -c :; exit \$?" </dev/null 2>&1 >/dev/null); then echo "MARK sudo";
 			else echo "MARK refused $(echo "$said" | tail -n 1)"; fi;`
 	}
 	script := strings.Replace(`umask 077; LC_ALL=C; export LC_ALL;
@@ -130,7 +130,7 @@ func (p program) script(mark string, root bool, commands string) string {
 	if root {
 		as = sudo + " "
 	}
-	commands = strings.ReplaceAll(commands, "TIDY", `AS sh -c "if [ \"\$(ls -A JOURNAL/journal)\" = lock ]; then rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL; fi" 2>/dev/null;`)
+	commands = strings.ReplaceAll(commands, "TIDY", `AS /bin/sh -c "PATH=/usr/bin:/bin; if [ \"\$(ls -A JOURNAL/journal)\" = lock ]; then rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL; fi" 2>/dev/null;`)
 	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal).
 		Replace(`if [ "$(readlink /proc/PROCESS/exe)" = "FILE (deleted)" ]; then echo "MARK program"; else echo "MARK gone"; exit 1; fi;
 			` + commands)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -102,7 +103,7 @@ func (h *host) attempt(ctx context.Context, request func(mark string) request) (
 func (s *session) start(r request) error {
 	h := s.at
 	ask := h.ask()
-	s.cmd = exec.Command("ssh", append(h.arguments(ask), r.command)...)
+	s.cmd = exec.Command("ssh", slices.Concat(h.unblocked(), h.arguments(ask), []string{r.command})...)
 	if ask {
 		h.link.asked = true
 	} else {

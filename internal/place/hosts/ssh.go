@@ -36,6 +36,20 @@ var rules = []string{
 	"ClearAllForwardings=yes", "LogLevel=ERROR", "ServerAliveInterval=15", "ServerAliveCountMax=3", "ConnectTimeout=" + strconv.Itoa(int(connectTime.Seconds())),
 }
 
+// blocking are options with which the user's ssh would run no command, or give it no input, with their defaults. An older ssh does
+// not know them.
+var blocking = map[string]string{"stdinnull": "no", "forkafterauthentication": "no", "sessiontype": "default"}
+
+// unblocked returns the options that undo blocking ones of the user's configuration.
+func (h *host) unblocked() (all []string) {
+	for key, usual := range blocking {
+		if is := h.configured[key]; is != "" && is != usual {
+			all = append(all, "-o", key+"="+usual)
+		}
+	}
+	return all
+}
+
 // link is a connection to a host that several commands share: ssh's control socket. It ends with the hold on it, also if
 // this process is killed.
 type link struct {
@@ -108,10 +122,11 @@ func (h *host) share(ctx context.Context) {
 		return
 	}
 	h.link.made = true
+	configured := h.configuration(ctx)
 	if !canShare || h.all.config.alone {
 		return
 	}
-	if _, err := os.Stat(h.configuration(ctx)["controlpath"]); err == nil {
+	if _, err := os.Stat(configured["controlpath"]); err == nil {
 		if _, err := h.local(ctx, "", "ssh", "-O", "check"); err == nil {
 			return
 		}
@@ -152,7 +167,11 @@ func (h *host) unlink() {
 
 // local runs ssh or sftp for something that asks nobody, and returns what it prints.
 func (h *host) local(ctx context.Context, input, program string, options ...string) (string, error) {
-	cmd := exec.Command(program, append(options, h.arguments(false)...)...)
+	options = append(options, h.arguments(false)...)
+	if program == "ssh" {
+		options = append(options, ":") // it runs nothing here, and with ForkAfterAuthentication it insists on a command
+	}
+	cmd := exec.Command(program, options...)
 	var out strings.Builder
 	var said place.Tail
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &said

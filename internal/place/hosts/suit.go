@@ -52,6 +52,7 @@ var sudoRefusals = []struct {
 }{
 	{regexp.MustCompile(`must have a tty`), "sudo there refuses commands without a terminal", "exempt the user (Defaults:USER !requiretty in sudoers)"},
 	{regexp.MustCompile(`a password is required|interactive authentication is required`), "sudo there wants a password from the user, or lets the user do nothing", "allow it without one (USER ALL=(ALL) NOPASSWD: ALL in sudoers)"},
+	{regexp.MustCompile(`Permission denied`), "sudo there lets no command start another (NOEXEC)", "allow it (USER ALL=(ALL) NOPASSWD: EXEC: ALL in sudoers)"},
 	{regexp.MustCompile(`not allowed to|not in the sudoers|may not run sudo`), "sudo there does not let the user run every command", "allow them all (USER ALL=(ALL) NOPASSWD: ALL in sudoers)"},
 }
 
