@@ -147,7 +147,7 @@ func (c Cell) time() time.Duration {
 	return time.Duration(t.Warmup) + time.Duration(t.Duration) + deadTime
 }
 
-// connections returns how many connections a trial opens in its window, 0 if nobody knows before.
+// connections returns how many connections a trial opens in its window, 0 if that is not known beforehand.
 func (c Cell) connections() int {
 	t := c.Workload.Traffic()
 	if t.KeepAlive {

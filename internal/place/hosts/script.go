@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Before a host has a worker, its shell runs a few lines. The login shell may be any: it only has to start sh,
-// which reads the script. So Windows' cmd.exe and PowerShell, which cannot, run no part of the script. A script reports in
-// lines that begin with a mark, a word that is new each time. So nothing that a shell's start-up files print is taken for a
+// Before a host has a worker, sh there runs a short script. The login shell only starts sh, which reads the script from its
+// standard input. So almost any login shell will do, and cmd.exe and PowerShell of Windows, which start no sh, run no part of it.
+// A script reports in lines that begin with a mark, a random word. So nothing that a shell's start-up files print is taken for a
 // report.
 
 // prelude makes scripts independent of the user's start-up files: programs are found although PATH lacks the usual folders, and the
@@ -32,7 +32,7 @@ const journal = "/run/slipstream"
 // sudo gives root without a password or not at all, and keeps no record that it did.
 const sudo = "sudo -n -k"
 
-// sums are the programs that print a SHA-256, before anything else, of what they read. One of them is on every host.
+// sums are the programs that read their standard input and print its SHA-256 first. Almost every host has one of them.
 var sums = []string{"sha256sum", "shasum -a 256", "openssl dgst -sha256 -r"}
 
 // firstSum returns the commands that run the first of the sums that a host has.

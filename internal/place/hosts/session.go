@@ -33,7 +33,7 @@ type session struct {
 	stderr place.Tail
 	done   chan struct{}
 	err    error // once done
-	// printed is the beginning of the output that is not a report, and between the part of it before the last report.
+	// printed is the beginning of the output outside of reports. between is such output between the last two reports.
 	printed string
 	between strings.Builder
 }
@@ -42,7 +42,8 @@ type session struct {
 // wait for a directory service.
 var scriptTime = time.Minute
 
-// within ends ssh when ctx ends or limit has passed, unless stop is called before. The cause of the context is the reason, with a hint.
+// within ends ssh when ctx ends or limit has passed, unless stop is called first. The returned context then has an error with the
+// hint as its cause.
 func (s *session) within(ctx context.Context, limit time.Duration, hint string) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s%s", s.at.name, limit, hint))
 	keep := context.AfterFunc(ctx, s.end)
@@ -313,7 +314,7 @@ func (s *session) Wait() error {
 	}
 }
 
-// ended returns how the worker ended, nil if successfully. ssh does not tell a worker that was killed from a connection that broke.
+// ended returns how the worker ended, nil if successfully. ssh exits alike if the worker was killed and if the connection broke.
 func (s *session) ended() error {
 	switch exit := s.exit(); exit {
 	case 0:

@@ -29,8 +29,8 @@ const (
 	askTime     = 5 * time.Minute
 )
 
-// rules are the options of ssh that the user's configuration does not change. A host's key must be known: a question
-// about it would come in the middle of a run. ssh notices within 45 s that a host is silent.
+// rules are options of ssh that override the user's configuration. A host's key must be known, because nobody answers a question
+// about it in the middle of a run. With these options ssh notices a silent host within 45 s.
 var rules = []string{
 	"StrictHostKeyChecking=yes", "RequestTTY=no", "RemoteCommand=none", "PermitLocalCommand=no", "ForwardAgent=no", "ForwardX11=no",
 	"ClearAllForwardings=yes", "LogLevel=ERROR", "ServerAliveInterval=15", "ServerAliveCountMax=3", "ConnectTimeout=" + strconv.Itoa(int(connectTime.Seconds())),
@@ -311,7 +311,7 @@ func (h *host) changed(said string) error {
 	return fmt.Errorf("%s, and line %s of %s has another. If it was installed anew, %s and connect once with %s", text, at[2], at[1], remove, h.byHand())
 }
 
-// namesOf returns whom a line of a known_hosts file is for; "" if it cannot be read.
+// namesOf returns the host patterns of a line of a known_hosts file; "" if it cannot be read.
 func namesOf(file, line string) string {
 	data, _ := os.ReadFile(file) // ssh has just read it
 	n, err := strconv.Atoi(line)
