@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -311,7 +312,7 @@ func versionCommand(p Process) *cobra.Command {
 func usageOfArgs(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
-			if err := check(c, args); err != nil {
+			if err := inWords(check(c, args)); err != nil {
 				if !c.HasSubCommands() {
 					err = fmt.Errorf("%w: %s%s", err, c.CommandPath(), strings.TrimPrefix(c.Use, c.Name()))
 				}
@@ -323,6 +324,29 @@ func usageOfArgs(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		usageOfArgs(sub)
 	}
+}
+
+// argsText matches cobra's errors about the number of arguments.
+var argsText = regexp.MustCompile(`^(?:accepts|requires) (at least |at most |between )?(\d+)(?: and (\d+))? arg\(s\), (?:only )?received (\d+)$`)
+
+// inWords returns an error about the number of arguments as a sentence.
+func inWords(err error) error {
+	if err == nil {
+		return nil
+	}
+	m := argsText.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	bound, number := strings.TrimPrefix(m[1], "between "), m[2]
+	if m[3] != "" {
+		number += " to " + m[3]
+	}
+	noun := "arguments"
+	if number == "1" {
+		noun = "argument"
+	}
+	return fmt.Errorf("it takes %s%s %s, not %s", bound, number, noun, m[4])
 }
 
 // newLog returns a logger that writes warnings and errors to standard error.

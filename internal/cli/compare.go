@@ -53,6 +53,9 @@ of the results. --against chooses BEFORE by a label that run --label gave it.`,
 			if c.Flags().Changed("against") {
 				return cobra.ExactArgs(1)(c, args)
 			}
+			if len(args) == 1 {
+				return errors.New("name the result to compare with too, or the label of one with --against")
+			}
 			return cobra.ExactArgs(2)(c, args)
 		},
 		RunE: func(c *cobra.Command, args []string) (err error) {
