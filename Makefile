@@ -101,7 +101,7 @@ cluster-deps:
 .PHONY: test-deps
 test-deps:
 	@if ((EUID == 0)); then $(MAKE) --no-print-directory cluster-deps && \
-		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo ethtool promtool=prometheus /usr/lib/wine/wine64=wine64 mmdebstrap chromium && \
+		.ci/deps iperf3 iperf sockperf qperf ab=apache2-utils haproxy /usr/sbin/sshd=openssh-server sudo zsh fish tcsh bsd-csh=csh busybox ethtool promtool=prometheus /usr/lib/wine/wine64=wine64 mmdebstrap chromium && \
 		$(MAKE) --no-print-directory apps-deps; fi
 
 .PHONY: apps-deps

@@ -29,9 +29,9 @@ func accelCommand(p Process) *cobra.Command {
 		Short: "Plan, apply, show and revert accelerators on this machine",
 		Long: `Plan, apply, show and revert accelerators in this network namespace: those of a
 variant of an experiment, so that you apply exactly what you measured. apply
-records each setting in a journal before it writes it, and reads it back; revert restores it.
-The fast path ends with the process that runs it, so apply rejects it: use
-slipstream agent. status shows settings and fast paths.`,
+records each setting in a journal before it writes it, and reads it back; revert
+restores it. The fast path ends with the process that runs it, so apply rejects
+it: use slipstream agent. status shows settings and fast paths.`,
 		Example: `  slipstream accel plan demo rps                              what the preset's variant would set here
   slipstream accel apply results/demo-20260102T150405Z/experiment.yaml rfs
   slipstream accel status
@@ -69,21 +69,21 @@ slipstream agent. status shows settings and fast paths.`,
 	var format outputFormat
 	status := &cobra.Command{
 		Use: "status", Args: cobra.NoArgs,
-		Short: "Show the settings and fast paths of slipstream on this machine, and who applied them",
+		Short: "Show what slipstream has applied on this machine, and who did",
 		RunE:  func(c *cobra.Command, _ []string) error { return accelStatus(c.Context(), p.Out, options(), format) },
 	}
 	format.addFlag(status.Flags())
 	var killed bool
 	revert := &cobra.Command{
 		Use: "revert", Args: cobra.NoArgs,
-		Short: "Restore what apply changed here, and what killed processes changed on this machine",
+		Short: "Restore what apply and killed processes changed on this machine",
 		RunE:  func(c *cobra.Command, _ []string) error { return accelRevert(c.Context(), p, options(), killed) },
 	}
 	revert.Flags().BoolVar(&killed, "killed", false, "only what killed processes changed: what apply changed stays")
 	c.AddCommand(
 		&cobra.Command{
 			Use: "plan PRESET|FILE VARIANT", Args: cobra.ExactArgs(2),
-			Short: "Show what a variant's accelerators would set here, and change nothing",
+			Short: "Show what a variant's accelerators would set here; changes nothing",
 			RunE:  set((*accel.Applier).Plan), ValidArgsFunction: completeAccelerators,
 		},
 		&cobra.Command{

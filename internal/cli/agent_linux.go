@@ -21,13 +21,13 @@ func agentCommand(p Process) *cobra.Command {
 	var o agentOptions
 	c := &cobra.Command{
 		Use:   "agent",
-		Short: "Apply the accelerators of policies on this node, and keep them applied",
-		Long: `Apply the accelerators of an AccelerationPolicy in a file, or of the policies of a
-cluster that select this node, and keep them applied. The agent accelerates new
-devices and pods as they appear, verifies all settings every 30 s (less often on
-large nodes), and restores settings that no policy wants any more. Settings outlive
-the agent, and the next agent adopts them; the fast path ends with its agent, and
-the next agent starts it again.`,
+		Short: "Keep the accelerators of policies applied on this node",
+		Long: `Apply the accelerators of an AccelerationPolicy in a file, or of the policies of
+a cluster that select this node, and keep them applied. The agent accelerates
+new devices and pods as they appear, verifies all settings every 30 s (less
+often on large nodes), and restores settings that no policy wants any more.
+Settings outlive the agent, and the next agent adopts them; the fast path ends
+with its agent, and the next agent starts it again.`,
 		Example: `  slipstream agent --policy /etc/slipstream/policy.yaml     a host without Kubernetes
   slipstream agent --node node1                             in a cluster, as its DaemonSet starts it
   slipstream agent --revert                                 restore everything that agents have set here`,

@@ -15,7 +15,7 @@ const azureProgram = "slipstream-azure"
 func azureCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "azure",
-		Short: "Audit Accelerated Networking in Azure, and switch it (" + azureProgram + ")",
+		Short: "Audit and switch Azure's Accelerated Networking (" + azureProgram + ")",
 		// The program itself knows its flags, and prints its own help.
 		DisableFlagParsing: true,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -13,11 +13,12 @@ import (
 func captureCommand(p Process) *cobra.Command {
 	return &cobra.Command{
 		Use:   "capture",
-		Short: "Print what this machine can see of its NICs and their virtual functions",
-		Long: `Print what this machine can see of its NICs: first the type of each NIC, and whether
-a virtual function (VF) is bonded to it, then the parts of sysfs and ethtool from which
-that follows. slipstream's tests can use the output in place of the machine. It has no
-addresses or serial numbers, and devices are renamed: you can attach it to an issue.
+		Short: "Print what this machine sees of its NICs and virtual functions",
+		Long: `Print what this machine can see of its NICs: first the type of each NIC, and
+whether a virtual function (VF) is bonded to it, then the parts of sysfs and
+ethtool from which that follows. slipstream's tests can use the output in place
+of the machine. It has no addresses or serial numbers, and devices are renamed:
+you can attach it to an issue.
 
 capture changes nothing, and needs no root.`,
 		Example: `  slipstream capture > machine.yaml`,

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -174,6 +175,9 @@ func Command() *cobra.Command {
 	return root
 }
 
+// helpWidth is how many columns a help has at most, on a terminal of any width.
+const helpWidth = 80
+
 func rootCommand(p Process) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "slipstream",
@@ -215,6 +219,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	}
 	root.InitDefaultCompletionCmd()
 	requireSubcommand(root)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", helpWidth)))
 	root.SetHelpCommand(helpCommand(root))
 	root.InitDefaultHelpCmd()
 	usageOfArgs(root)
@@ -307,7 +312,7 @@ func versionCommand(p Process) *cobra.Command {
 func usageOfArgs(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
-			if err := check(c, args); err != nil {
+			if err := inWords(check(c, args)); err != nil {
 				if !c.HasSubCommands() {
 					err = fmt.Errorf("%w: %s%s", err, c.CommandPath(), strings.TrimPrefix(c.Use, c.Name()))
 				}
@@ -319,6 +324,29 @@ func usageOfArgs(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		usageOfArgs(sub)
 	}
+}
+
+// argsText matches cobra's errors about the number of arguments.
+var argsText = regexp.MustCompile(`^(?:accepts|requires) (at least |at most |between )?(\d+)(?: and (\d+))? arg\(s\), (?:only )?received (\d+)$`)
+
+// inWords returns an error about the number of arguments as a sentence.
+func inWords(err error) error {
+	if err == nil {
+		return nil
+	}
+	m := argsText.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	bound, number := strings.TrimPrefix(m[1], "between "), m[2]
+	if m[3] != "" {
+		number += " to " + m[3]
+	}
+	noun := "arguments"
+	if number == "1" {
+		noun = "argument"
+	}
+	return fmt.Errorf("it takes %s%s %s, not %s", bound, number, noun, m[4])
 }
 
 // newLog returns a logger that writes warnings and errors to standard error.

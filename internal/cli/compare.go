@@ -35,12 +35,12 @@ func compareCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "compare [BEFORE] AFTER",
 		Short: "Compare two results",
-		Long: `Show how the second result differs from the first, for each variant, workload and
-number of pairs that both have. With --gate the exit code is 3 if the second is
-slower in a primary metric (the throughput of a stream, the median latency of
-everything else), and 4 if the results have nothing in common. With --gate=strict
-it is also 4 if a comparison is inconclusive, or missing from one of the results.
---against chooses BEFORE by a label that run --label gave it.`,
+		Long: `Show how the second result differs from the first, for each variant, workload
+and number of pairs that both have. With --gate the exit code is 3 if the second
+is slower in a primary metric (the throughput of a stream, the median latency of
+everything else), and 4 if the results have nothing in common. With
+--gate=strict it is also 4 if a comparison is inconclusive, or missing from one
+of the results. --against chooses BEFORE by a label that run --label gave it.`,
 		Example: `  slipstream compare results/demo-20260102T150405Z results/demo-20260109T150405Z
   slipstream compare BEFORE AFTER --gate --margin 0.05
   slipstream compare BEFORE AFTER --only variant=fastpath --only metric=throughput,latency_p99
@@ -52,6 +52,9 @@ it is also 4 if a comparison is inconclusive, or missing from one of the results
 			}
 			if c.Flags().Changed("against") {
 				return cobra.ExactArgs(1)(c, args)
+			}
+			if len(args) == 1 {
+				return errors.New("name the result to compare with too, or the label of one with --against")
 			}
 			return cobra.ExactArgs(2)(c, args)
 		},

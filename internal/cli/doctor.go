@@ -11,6 +11,7 @@ import (
 	"sync"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -68,38 +69,41 @@ func doctorCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor [lab|kubernetes|hosts:HOST,...]",
 		Short: "Check what makes a container network slow or lossy",
-		Long: `Check what makes a container network slow or lossy: receive steering, MTUs, drops,
-offloads, conntrack, virtual functions, CPU limits, and what slipstream itself needs.
-Each finding has its evidence, its cost, and the command that corrects it, or the
-experiment that shows whether correcting it helps.
+		Long: `Check what makes a container network slow or lossy: receive steering, MTUs,
+drops, offloads, conntrack, virtual functions, CPU limits, and what slipstream
+itself needs. Each finding has its evidence, its cost, and the command that
+corrects it, or the experiment that shows whether correcting it helps.
 
-Without an argument, doctor checks this machine, in the network namespace that it
-runs in.
+Without an argument, doctor checks this machine, in the network namespace that
+it runs in.
 
-hosts:HOST,... checks hosts by SSH, each [USER@]NAME as in ~/.ssh/config, and the path
-from each to each other: whether traffic reaches the ports that a run uses and those of
-VXLAN, and which packets are too large.
+hosts:HOST,... checks hosts by SSH, each [USER@]NAME as in ~/.ssh/config, and
+the path from each to each other: whether traffic reaches the ports that a run
+uses and those of VXLAN, and which packets are too large.
 
-lab checks whether this machine can make a lab, in network namespaces that doctor
-removes at once.
+lab checks whether this machine can make a lab, in network namespaces that
+doctor removes at once.
 
-kubernetes asks the API server whether a run would fail, how the nodes differ, and what
-agents report.
+kubernetes asks the API server whether a run would fail, how the nodes differ,
+and what agents report.
 
-With --probe, doctor also tries the fast path. For hosts it checks offloads as well, by
-transfers through a VXLAN tunnel between network namespaces that it removes at once (as
-root). For lab it makes a lab of two nodes, checks it like two hosts, and removes it. For
-kubernetes it starts pods on two nodes, as a run does, checks the nodes and the paths
-between nodes and pods, and removes the pods. --all-nodes instead looks once at every node,
-and compares what the nodes know about each other's overlays.
+With --probe, doctor also tries the fast path. For hosts it checks offloads as
+well, by transfers through a VXLAN tunnel between network namespaces that it
+removes at once (as root). For lab it makes a lab of two nodes, checks it like
+two hosts, and removes it. For kubernetes it starts pods on two nodes, as a run
+does, checks the nodes and the paths between nodes and pods, and removes the
+pods. --all-nodes instead looks once at every node, and compares what the nodes
+know about each other's overlays.
 
-doctor changes no settings. Without --probe it sends no packets on this machine; between
-hosts it sends a few messages, and datagrams of up to the MTU. It reads counters twice, and
-sees only what happens in between: run it under load, with a longer --for.
+doctor changes no settings. Without --probe it sends no packets on this machine;
+between hosts it sends a few messages, and datagrams of up to the MTU. It reads
+counters twice, and sees only what happens in between: run it under load, with a
+longer --for.
 
-Findings are serious (traffic is lost, or a run would fail), warning (something is slower
-than it could be) or note (worth an experiment; the setting may be right as it is). The
-exit code is 3 if there is a serious finding, and 0 otherwise.`,
+Findings are serious (traffic is lost, or a run would fail), warning (something
+is slower than it could be) or note (worth an experiment; the setting may be
+right as it is). The exit code is 3 if there is a serious finding, and 0
+otherwise.`,
 		Example: `  sudo slipstream doctor
   sudo slipstream doctor --for 1m              while the applications run
   sudo slipstream doctor --probe               also whether the fast path runs here
@@ -122,7 +126,7 @@ exit code is 3 if there is a serious finding, and 0 otherwise.`,
 			if o.format == asJSON {
 				err = writeJSON(p.Out, d)
 			} else {
-				err = writeDiagnosis(p.Out, d)
+				err = writeDiagnosis(p.Out, d, columnsOf(p.Stdout))
 			}
 			if err != nil {
 				return err
@@ -287,10 +291,24 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 	return nil
 }
 
-// writeDiagnosis writes the facts as a table for each machine, and each finding as a paragraph.
-func writeDiagnosis(w io.Writer, d diagnosis) error {
+// fit breaks a text between words into lines that fit beside an indent, as the terminal would break words. A number of columns that is
+// unknown, 0, or too small for that breaks nothing.
+func fit(text string, columns, indent int) []string {
+	text = plain.Line(text)
+	if columns-indent < 20 || utf8.RuneCountInString(text) <= columns-indent {
+		return []string{text}
+	}
+	return plain.Wrap(text, columns-indent, 0)
+}
+
+// writeDiagnosis writes the facts as a table for each machine, and each finding as a paragraph, broken between words if columns is
+// not 0. What to do is not broken: it has commands to copy.
+func writeDiagnosis(w io.Writer, d diagnosis, columns int) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	where := ""
+	where, widest := "", 0
+	for _, f := range d.Facts {
+		widest = max(widest, utf8.RuneCountInString(f.From))
+	}
 	for i, f := range d.Facts {
 		if f.Where != where {
 			if where = f.Where; i > 0 {
@@ -298,7 +316,9 @@ func writeDiagnosis(w io.Writer, d diagnosis) error {
 			}
 			fmt.Fprintf(tw, "%s:\n", plain.Line(where))
 		}
-		fmt.Fprintf(tw, "%s\t%s\n", f.From, plain.Line(f.Value))
+		for i, line := range fit(f.Value, columns, widest+2) {
+			fmt.Fprintf(tw, "%s\t%s\n", []string{f.From, ""}[min(i, 1)], line)
+		}
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -321,11 +341,17 @@ func writeDiagnosis(w io.Writer, d diagnosis) error {
 		if f.Where != "" {
 			at = f.Where + ": "
 		}
-		fmt.Fprintf(&b, "\n%s: %s (%s)\n", strings.ToUpper(string(f.Severity)), plain.Line(at+f.What), f.Rule)
-		for _, e := range f.Evidence {
-			fmt.Fprintf(&b, "  read   %s: %s\n", e.From, plain.Line(e.Value))
+		paragraph := func(label, text string) {
+			indent := utf8.RuneCountInString(label)
+			fmt.Fprintln(&b, label+strings.Join(fit(text, columns, indent), "\n"+strings.Repeat(" ", indent)))
 		}
-		fmt.Fprintf(&b, "  costs  %s\n  do     %s\n", f.Cost, plain.Line(f.Do))
+		b.WriteString("\n")
+		paragraph(strings.ToUpper(string(f.Severity))+": ", fmt.Sprintf("%s (%s)", at+f.What, f.Rule))
+		for _, e := range f.Evidence {
+			paragraph("  read   ", e.From+": "+e.Value)
+		}
+		paragraph("  costs  ", f.Cost)
+		fmt.Fprintf(&b, "  do     %s\n", plain.Line(f.Do))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -48,7 +48,7 @@ func TestDoctor(t *testing.T) {
 func TestDoctorHealthy(t *testing.T) {
 	d := diagnosis{WindowSeconds: 1, Findings: doctor.Examine(doctor.Facts{BTF: true})}
 	var text, encoded strings.Builder
-	if err := writeDiagnosis(&text, d); err != nil || !strings.Contains(text.String(), "Nothing found. Counters were read twice, 1.0 s apart.") {
+	if err := writeDiagnosis(&text, d, 0); err != nil || !strings.Contains(text.String(), "Nothing found. Counters were read twice, 1.0 s apart.") {
 		t.Errorf("%v: %q", err, text.String())
 	}
 	if err := writeJSON(&encoded, d); err != nil || !strings.Contains(encoded.String(), `"findings": []`) {

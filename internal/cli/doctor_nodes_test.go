@@ -74,7 +74,7 @@ func TestExamineNodes(t *testing.T) {
 		}
 		doctor.SortWorstFirst(d.Findings)
 		var text strings.Builder
-		if err := writeDiagnosis(&text, d); err != nil {
+		if err := writeDiagnosis(&text, d, 0); err != nil {
 			t.Fatal(err)
 		}
 		words := func(s string) string { return strings.Join(strings.Fields(s), " ") }

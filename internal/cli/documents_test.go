@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"errors"
 	"io"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"slipstream.dev/internal/experiment"
 )
@@ -27,9 +30,9 @@ func TestDocuments(t *testing.T) {
 		if args[0] == "azure" { // another program, which TestDocuments of internal/azure/cli checks
 			continue
 		}
-		c, rest, err := Command().Find(args)
-		if err != nil || c.ParseFlags(rest) != nil || c.ValidateArgs(c.Flags().Args()) != nil {
-			t.Errorf("%s: %v, %v, %v", m[0], err, c.ParseFlags(rest), c.ValidateArgs(c.Flags().Args()))
+		c, err := parsed(args)
+		if err != nil {
+			t.Errorf("%s: %v", m[0], err)
 			continue
 		}
 		if c.Name() != "run" || c.Flags().Arg(0) == "my.yaml" {
@@ -53,5 +56,39 @@ func TestDocuments(t *testing.T) {
 	}
 	if runs < 25 || others < 3 {
 		t.Errorf("only %d runs and %d other commands were found", runs, others)
+	}
+}
+
+// parsed returns the command that a command line is for, with its flags.
+func parsed(args []string) (*cobra.Command, error) {
+	c, rest, err := Command().Find(args)
+	if err != nil {
+		return nil, err
+	}
+	err = c.ParseFlags(rest)
+	return c, errors.Join(err, c.ValidateArgs(c.Flags().Args()))
+}
+
+// TestReadme: every command of slipstream in README.md exists, with its flags, and takes these arguments.
+func TestReadme(t *testing.T) {
+	page, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, pattern := range []string{"`(?:sudo )?(?:bin/)?slipstream ([^`]+)`", `(?m)^    (?:\$ )?(?:sudo )?(?:bin/)?slipstream (.+?)(?: > .*|  .*)?$`} {
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(page), -1) {
+			found++
+			args := strings.Fields(m[1])
+			if c, rest, err := Command().Find(args); err == nil && c.HasParent() && len(rest) == 0 {
+				continue // a sentence names the command
+			}
+			if _, err := parsed(args); err != nil {
+				t.Errorf("%s: %v", m[0], err)
+			}
+		}
+	}
+	if found < 25 {
+		t.Errorf("only %d commands were found", found)
 	}
 }

@@ -29,9 +29,10 @@ func historyCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "history [DIR]",
 		Short: "List the results in a folder, newest first",
-		Long: `List the results in a folder, newest first: when each began, whether it is complete,
-what it proved, and the machine. DIR is results by default. Only folders with the
-name that run and import give them, NAME-TIMESTAMP, are results.`,
+		Long: `List the results in a folder, newest first: when each began, whether it is
+complete, what it proved, and the machine. DIR is results by default. Only
+folders with the name that run and import give them, NAME-TIMESTAMP, are
+results.`,
 		Example: `  slipstream history
   slipstream history --experiment demo --since 30d
   slipstream history --match slower --match 6.12     by verdict, and by kernel, CPU, NIC or version`,
@@ -127,10 +128,11 @@ func trendCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trend METRIC [DIR]",
 		Short: "Show the course of a metric over the results in a folder",
-		Long: `Show the course of a metric over the results of one experiment, with the 95 % interval
-of each, what differs from the run before (kernel, CPU, NIC, overlay, version, labels),
-and where the level changed. METRIC is one of those in summary.json, or primary: the
-throughput of a stream, the median latency of everything else.`,
+		Long: `Show the course of a metric over the results of one experiment, with the 95 %
+interval of each, what differs from the run before (kernel, CPU, NIC, overlay,
+version, labels), and where the level changed. METRIC is one of those in
+summary.json, or primary: the throughput of a stream, the median latency of
+everything else.`,
 		Example: `  slipstream trend throughput --variant fastpath
   slipstream trend primary results --experiment demo --pairs 4
   slipstream trend latency_p99 --ratio               relative to the baseline of each run`,

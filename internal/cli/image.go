@@ -21,10 +21,10 @@ func imageCommand(p Process) *cobra.Command {
 	push := &cobra.Command{
 		Use:   "push REGISTRY/NAME[:TAG]",
 		Short: "Push the image of agents and workers to a registry of yours",
-		Long: `Push the image of agents and workers from its archive to a registry of yours, for
-all its platforms, and print how to use it from there. It needs neither Docker nor
-any other registry, and authenticates as docker login and its credential helpers
-have recorded it.`,
+		Long: `Push the image of agents and workers from its archive to a registry of yours,
+for all its platforms, and print how to use it from there. It needs neither
+Docker nor any other registry, and authenticates as docker login and its
+credential helpers have recorded it.`,
 		Example: `  slipstream image push registry.example/slipstream
   slipstream image push --archive slipstream_0.1.0_image.tar localhost:5000/slipstream:test`,
 		Args: cobra.ExactArgs(1),

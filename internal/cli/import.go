@@ -23,19 +23,19 @@ func importCommand(p Process) *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use:   "import FILE|DIR...",
-		Short: "Turn the output of iperf3, sockperf and other programs into a result",
-		Long: `Create a results folder from the output of iperf3 -J, iperf 2, sockperf, qperf, ab,
-wrk, fortio, k6, latte and mpstat. import recognises each file's format by its
-content, and counts a duplicated run only once. --pattern
-describes the file names: {variant} and {block} or {run}, and if needed {workload},
-{pairs}, {pair} and {node}. * matches anything but /.
+		Short: "Turn the output of iperf3, sockperf and others into a result",
+		Long: `Create a results folder from the output of iperf3 -J, iperf 2, sockperf, qperf,
+ab, wrk, fortio, k6, latte and mpstat. import recognises each file's format by
+its content, and counts a duplicated run only once. --pattern describes the file
+names: {variant} and {block} or {run}, and if needed {workload}, {pairs}, {pair}
+and {node}. * matches anything but /.
 
-Use {block} if the variants took turns: runs with the same number are compared with
-each other. Use {run} if each variant was measured on its own: a difference may then
-come from the time of the measurement, and the report warns of that.
+Use {block} if the variants took turns: runs with the same number are compared
+with each other. Use {run} if each variant was measured on its own: a difference
+may then come from the time of the measurement, and the report warns of that.
 
-import lists and skips files whose names do not match. If it cannot read another file,
-it lists all such files with the reasons, and writes nothing.`,
+import lists and skips files whose names do not match. If it cannot read another
+file, it lists all such files with the reasons, and writes nothing.`,
 		Example: `  slipstream import --pattern '{variant}-{block}.json' --baseline vxlan measured/
   slipstream import --pattern '{variant}/{workload}-{pairs}-{run}.*' --baseline off measured/
   slipstream import --pattern '{variant}-{pairs}.txt' --baseline baseline --duration 30s published-rps-rfs/`,

@@ -301,16 +301,16 @@ func cleanupCommand(p Process) *cobra.Command {
 		Use:   "cleanup [RESULT...]",
 		Short: "Clean up after killed runs: in a cluster, or undo their switches",
 		Long: `Remove the namespaces, pods, services and leases of killed runs from a cluster.
-When a pod of a run ends, it restores the settings of its node. cleanup
-skips runs in progress: those that have renewed their lease within the
-last minute, by this machine's clock. It also skips, and lists, objects that have
-slipstream's labels but that no run can have created.
+When a pod of a run ends, it restores the settings of its node. cleanup skips
+runs in progress: those that have renewed their lease within the last minute, by
+the API server's clock. It also skips, and lists, objects that have slipstream's
+labels but that no run can have created.
 
 With results folders, cleanup undoes the switch of the run in each of them, with
-the switch.back command of its experiment, and does nothing in a cluster. It shows
-the commands before it runs them, and runs them only if the folder, its files and
-the folders above belong to you or root and nobody else can write to them, or with
---yes.`,
+the switch.back command of its experiment, and does nothing in a cluster. It
+shows the commands before it runs them, and runs them only if the folder, its
+files and the folders above belong to you or root and nobody else can write to
+them, or with --yes.`,
 		Example: `  slipstream cleanup
   slipstream cleanup --dry-run        list what would be removed
   slipstream cleanup --all            remove runs in progress too

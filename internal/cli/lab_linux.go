@@ -262,8 +262,8 @@ func labCommand(p Process) *cobra.Command {
 		Use:   "lab",
 		Short: "Create a lab of network namespaces, and run commands in it",
 		Long: `Create, list and remove labs: nodes and pods made of network namespaces on this
-machine, connected as flannel, Calico or another network would connect them. A lab
-stays until lab down. Needs root.`,
+machine, connected as flannel, Calico or another network would connect them. A
+lab stays until lab down. Needs root.`,
 		Example: `  sudo slipstream lab up play --pods 4 --shape calico
   sudo slipstream lab exec play node0/pod0 -- ping -c 3 10.244.1.2
   sudo slipstream lab down play`,
@@ -337,7 +337,7 @@ func labListCommand(p Process) *cobra.Command {
 func labExecCommand(p Process) *cobra.Command {
 	return &cobra.Command{
 		Use: "exec NAME NODE[/POD] -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
-		Short: "Run a command in a node or pod of a lab, such as node0 or node0/pod1",
+		Short: "Run a command in a node (node0) or pod (node0/pod1) of a lab",
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := asRoot("lab exec enters the network namespaces of a lab"); err != nil {
 				return err

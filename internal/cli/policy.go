@@ -31,16 +31,16 @@ func policyCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy RESULT VARIANT",
 		Short: "Write a policy that applies a variant proven faster",
-		Long: `Write the AccelerationPolicy that applies the accelerators of a variant, with the
-proof in its annotations. Choose where it applies: --host for a host without
+		Long: `Write the AccelerationPolicy that applies the accelerators of a variant, with
+the proof in its annotations. Choose where it applies: --host for a host without
 Kubernetes (slipstream agent --policy FILE), --node-selector or --all for a
 cluster.
 
 Without --anyway, it writes no policy for a variant that is slower than its
 baseline in a primary metric of any workload and number of pairs (exit code 3),
 or that is faster in none (exit code 4). Primary metrics are the throughput of a
-stream and the median latency of everything else (of a pingpong by qperf the mean).
-For a variant without a finished trial it never writes one (exit code 4).`,
+stream and the median latency of everything else (of a pingpong by qperf the
+mean). For a variant without a finished trial it never writes one (exit code 4).`,
 		Example: `  slipstream policy results/demo-20260102T150405Z fastpath --host -o policy.yaml
   slipstream policy results/kubernetes-20260102T150405Z fastpath --node-selector pool=net | kubectl apply -f -`,
 		Args: cobra.ExactArgs(2),

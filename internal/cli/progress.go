@@ -3,8 +3,11 @@ package cli
 import (
 	"fmt"
 	"io"
+	"os"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -27,11 +30,13 @@ type progress struct {
 }
 
 func newProgress(p Process) *progress {
-	fd := int(p.Stderr.Fd())
-	return &progress{w: p.Stderr, terminal: term.IsTerminal(fd), columns: func() int {
-		width, _, _ := term.GetSize(fd)
-		return width
-	}}
+	return &progress{w: p.Stderr, terminal: term.IsTerminal(int(p.Stderr.Fd())), columns: func() int { return columnsOf(p.Stderr) }}
+}
+
+// columnsOf returns how many columns a terminal has; 0 if the file is none, or does not say.
+func columnsOf(f *os.File) int {
+	width, _, _ := term.GetSize(int(f.Fd()))
+	return width
 }
 
 func (p *progress) show(e experiment.Event) {
@@ -62,7 +67,7 @@ func (p *progress) show(e experiment.Event) {
 		p.previous = moved
 	case experiment.Ends:
 		if t.Status == record.StatusFailed {
-			p.print(what + "  failed: " + t.Error)
+			p.print(p.wrap(what + "  failed: " + t.Error))
 			return
 		}
 		metric := report.ShownMetric(t.Metrics)
@@ -87,6 +92,14 @@ func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.status("")
+}
+
+// wrap breaks a long line between words, which the terminal would do anywhere.
+func (p *progress) wrap(text string) string {
+	if columns := p.columns(); p.terminal && columns > 0 && utf8.RuneCountInString(text) > columns {
+		return strings.Join(plain.Wrap(text, columns, 2), "\n")
+	}
+	return text
 }
 
 func (p *progress) print(text string) {

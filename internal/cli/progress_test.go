@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"testing"
 
+	"slipstream.dev/internal/experiment"
 	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 )
 
@@ -32,6 +34,13 @@ func TestProgressFitsTerminal(t *testing.T) {
 	width = 80
 	p.status("2/144  block 1  vxlan")
 	if got, want := out.String(), "\r\x1b[K1/144  bloc…\r\x1b[K2/144  block 1  vxlan"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	out.Reset()
+	width = 30
+	failed := record.Trial{Variant: "rps", Workload: "stream", Pairs: 4, Block: 4, Status: record.StatusFailed, Error: "nothing arrived for 563ms of the window"}
+	p.show(experiment.Event{Kind: experiment.Ends, Done: 8, Total: 9, Trial: failed})
+	if got, want := out.String(), "\r\x1b[K8/9 block 4 rps stream at 4\n  pairs failed: nothing\n  arrived for 563ms of the\n  window\n\r\x1b[K2/144  block 1  vxlan"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

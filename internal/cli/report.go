@@ -25,14 +25,16 @@ func reportCommand(p Process) *cobra.Command {
 	var format, figures, sealed, index string
 	c := &cobra.Command{
 		Use:   "report RESULT [SECOND]",
-		Short: "Render the report of a results folder again, or of two side by side",
-		Long: `Render the report of a results folder again. With two folders, write one page with
-both results side by side and what changed between them, into the second folder. With
---index, write a list of all results in a folder and their trends into that folder, to
-be read as files: from a disk, a bucket, or a site. It links the report.html of each.
+		Short: "Render the report of a results folder, or of two side by side",
+		Long: `Render the report of a results folder again. With two folders, write one page
+with both results side by side and what changed between them, into the second
+folder. With --index, write a list of all results in a folder and their trends
+into that folder, to be read as files: from a disk, a bucket, or a site. It
+links the report.html of each.
 
-RESULT is the folder, one of its files, or its name. "latest" is the newest folder in
-results, "DIR/latest" that in DIR. All commands that read a result take these.`,
+RESULT is the folder, one of its files, or its name. "latest" is the newest
+folder in results, "DIR/latest" that in DIR. All commands that read a result
+take these.`,
 		Example: `  slipstream report results/demo-20260102T150405Z                 rewrites report.html, summary.*, figures/
   slipstream report results/demo-20260102T150405Z --format md      to standard output
   slipstream report results/demo-20260102T150405Z --figures pdf    figures/*.pdf too

@@ -51,8 +51,8 @@ func runCommand(p Process) *cobra.Command {
 		Long: `Run the experiment of a preset or file, report what it proves, and restore the
 machine. In a lab, variants that this machine cannot apply are left out, and the
 report says why; the run fails if --set or an expectation names one of them, or
-if nothing is left to compare. After Ctrl-C the run stops, restores the machine, and
-reports what it has measured.`,
+if nothing is left to compare. After Ctrl-C the run stops, restores the machine,
+and reports what it has measured.`,
 		Example: `  slipstream run demo                 what VXLAN costs here, and what RPS, RFS and the fast path give back
   slipstream run --list               the presets
   slipstream run demo --dry-run       the plan, and how long it takes

@@ -30,12 +30,14 @@ func serveCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve [RESULTS]",
 		Short: "Show a folder of results in a browser, and watch the run under way",
-		Long: `Show a folder of results in a browser: a list to search, each report, two results
-side by side, the trend of a metric, and the run under way, whoever started it. RESULTS
-is results by default. It only reads, and its pages need nothing from elsewhere.
+		Long: `Show a folder of results in a browser: a list to search, each report, two
+results side by side, the trend of a metric, and the run under way, whoever
+started it. RESULTS is results by default. It only reads, and its pages need
+nothing from elsewhere.
 
-It serves this machine alone, without a password: all its users can read. Any other
-address needs --token-file. The connection is not encrypted, so rather use ssh -L.`,
+It serves this machine alone, without a password: all its users can read. Any
+other address needs --token-file. The connection is not encrypted, so rather use
+ssh -L.`,
 		Example: `  slipstream serve
   ssh -L 7788:127.0.0.1:7788 HOST slipstream serve /var/lib/results     then open http://127.0.0.1:7788
   slipstream serve --listen 0.0.0.0:7788 --token-file token`,

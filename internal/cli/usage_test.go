@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
 	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/spf13/cobra"
 
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
@@ -21,7 +24,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"rum":                             `no command "rum": did you mean slipstream run?`,
 		"comparre a b":                    `no command "comparre": did you mean slipstream compare?`,
 		"xyzzyxyzzy":                      `no command "xyzzyxyzzy" (see slipstream --help)`,
-		"validate":                        "requires at least 1 arg(s), only received 0: slipstream validate FILE|PRESET|-... (see slipstream validate --help)",
+		"validate":                        "it takes at least 1 argument, not 0: slipstream validate FILE|PRESET|-... (see slipstream validate --help)",
 		"run dem":                         "dem is neither a file nor a preset; did you mean demo?",
 		"run kube":                        "did you mean kubernetes?",
 		"run demo --drry-run":             "unknown flag: --drry-run, did you mean --dry-run?",
@@ -34,7 +37,10 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"run kubernetes --selector pool":  "--selector: must be KEY=VALUE",
 		"run kubernetes --selector a_=b!": `--selector: "a_=b!" is no label`,
 		"run demo --set spec.pair=[1]":    "--set spec.pair=[1]: spec.pair: unknown field; did you mean pairs?",
-		"report":                          "accepts between 1 and 2 arg(s), received 0: slipstream report RESULT [SECOND] (see slipstream report --help)",
+		"report":                          "it takes 1 to 2 arguments, not 0: slipstream report RESULT [SECOND] (see slipstream report --help)",
+		"compare a":                       "name the result to compare with too, or the label of one with --against: slipstream compare [BEFORE] AFTER",
+		"policy a":                        "it takes 2 arguments, not 1: slipstream policy RESULT VARIANT",
+		"doctor lab x":                    "it takes at most 1 argument, not 2: slipstream doctor",
 		"run":                             "name a preset (slipstream run --list) or a file",
 		"doctor --format xml":             `"xml" for "-o, --format" flag: there is no such format; choose text or json`,
 		"run demo -o json":                "--format is for --list and --dry-run",
@@ -147,5 +153,44 @@ func TestHelp(t *testing.T) {
 	}
 	if _, flag, _ := slipstream(t, "--version"); flag != "slipstream version test\n" {
 		t.Errorf("--version says %q", flag) // docs/tutorial/kubernetes.md uses the third word
+	}
+}
+
+// TestHelpFits: the help of each command fits a terminal of 80 columns, but for its examples, which are not broken.
+func TestHelpFits(t *testing.T) {
+	found := 0
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		found++
+		var out bytes.Buffer
+		c.SetOut(&out)
+		if err := c.Help(); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(strings.Replace(out.String(), c.Example, "", 1)) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > helpWidth {
+				t.Errorf("%s --help: %d columns: %s", c.CommandPath(), n, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			if sub.Name() != "completion" { // its texts are cobra's
+				visit(sub)
+			}
+		}
+	}
+	visit(Command())
+	if found < 25 {
+		t.Errorf("only %d commands were found", found)
+	}
+}
+
+// TestPlanFits: the plans of the presets that the README names fit a terminal of 80 columns.
+func TestPlanFits(t *testing.T) {
+	for _, name := range []string{"demo", "kubernetes", "kubernetes-short"} {
+		for line := range strings.Lines(planOf(t, name)) {
+			if n := utf8.RuneCountInString(line) - 1; n > 80 {
+				t.Errorf("%s: %d columns: %s", name, n, line)
+			}
+		}
 	}
 }

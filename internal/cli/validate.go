@@ -16,8 +16,8 @@ func validateCommand(p Process) *cobra.Command {
 		Use:   "validate FILE|PRESET|-...",
 		Short: "Check experiment files, and run nothing",
 		Long: `Check experiment files as slipstream run does before it starts, and run nothing.
-Every problem is printed with its line, its column and the field. The exit code is
-1 if any file has one.`,
+Every problem is printed with its line, its column and the field. The exit code
+is 1 if any file has one.`,
 		Example: `  slipstream validate my.yaml
   slipstream validate experiments/*.yaml
   slipstream preset demo | slipstream validate -`,

@@ -22,12 +22,12 @@ func verifyCommand(p Process) *cobra.Command {
 		Use:   "verify BUNDLE|RESULT",
 		Short: "Recompute every number and figure of a result from its trials",
 		Long: `Compute the metrics of every trial again from what its pairs and hosts measured,
-and the summary, the report and the figures from the trials. The first that differs
-is named, with exit code 1.
+and the summary, the report and the figures from the trials. The first that
+differs is named, with exit code 1.
 
-A bundle (slipstream report --bundle) must also have the hashes of its manifest. They
-show that it was changed, not who made it: compare its SHA-256 with the one that
-slipstream report printed. A results folder has no hashes.`,
+A bundle (slipstream report --bundle) must also have the hashes of its manifest.
+They show that it was changed, not who made it: compare its SHA-256 with the one
+that slipstream report printed. A results folder has no hashes.`,
 		Example: `  slipstream verify demo.zip
   slipstream verify results/demo-20260102T150405Z`,
 		Args: cobra.ExactArgs(1),

@@ -29,7 +29,7 @@ func judge(c Cell, pairs []record.Pair, silent []time.Duration) error {
 	if traffic.Counted() { // the window ends when all is done
 		planned = longestWindow(pairs)
 	}
-	// If one of several pairs gets nothing, the path has shared itself out badly. That is a result.
+	// If one of several pairs gets nothing, the path was shared unfairly, which is a result.
 	if least := slices.Min(silent); least > max(silentLeast, time.Duration(silentShare*float64(planned)), 3*pause(traffic)) {
 		return record.StalledError(fmt.Sprintf("nothing arrived for %s of the window of %s: the network or a machine stood still, or it is too slow for so short a window (set a longer duration)",
 			least.Round(time.Millisecond), planned.Round(time.Millisecond)))
@@ -114,8 +114,8 @@ func (m *measurement) judgeParts(silent []time.Duration) {
 	}
 }
 
-// silences returns for each pair the longest time in which nothing arrived. The traffic engine knows it. For other tools, the
-// NICs of the node on which traffic arrives do.
+// silences returns for each pair the longest time in which nothing arrived. The traffic engine records it. For other tools it is
+// derived from the NICs of the receiving node.
 func (m *measurement) silences(pairs []pairEnds) []time.Duration {
 	all := make([]time.Duration, len(pairs))
 	ofNode := make(map[string]time.Duration) // pairs share nodes
@@ -140,15 +140,16 @@ func (m *measurement) silences(pairs []pairEnds) []time.Duration {
 	return all
 }
 
-// quietShare is the share of its usual rate up to which a NIC counts as silent: other traffic of the machine goes on. Below
-// tellingRate, in bytes per µs, the NICs may have had nothing but that.
+// A NIC that receives less than quietShare of its usual rate counts as silent; it need not receive nothing, because other traffic
+// of the machine continues. If its usual rate is below tellingRate, in bytes per µs, that other traffic may be all that it
+// carried, so it shows nothing.
 const (
 	quietShare  = 0.01
 	tellingRate = 0.01
 )
 
-// silentNICs returns the longest time in which the NICs of a node received next to nothing; 0 if they do not tell. The usual rate
-// is the 90th percentile: the highest may be another program's burst, and the median within the outage.
+// silentNICs returns the longest time in which the NICs of a node received next to nothing; 0 if they do not show it. The usual
+// rate is the 90th percentile: the maximum may be a burst of another program, and the median may fall into the outage.
 func silentNICs(s record.Series) time.Duration {
 	var rates []float64 // in bytes per µs, of each interval
 	for i := range max(0, len(s.At)-1) {

@@ -51,8 +51,8 @@ func LeaveOut(exp *spec.Experiment, named map[string]string, probe func(v1alpha1
 	return out, nil
 }
 
-// without returns exp without the variants in why. It removes them from series too, with their published figures. It
-// adds to why the variants whose baseline is gone, and the baselines with which nothing is compared any more.
+// without returns exp without the variants in why, which it also removes from series and published figures. It leaves out two
+// more kinds and adds them to why: variants whose baseline is gone, and baselines with which nothing is compared any more.
 func without(exp *spec.Experiment, why map[string]string) spec.Experiment {
 	for {
 		rest := *exp

@@ -19,10 +19,11 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// measurement is the traffic of a trial and what samples it: tasks that all begin when the last of them is ready.
+// measurement holds the tasks of a trial: those that drive its traffic, and those that sample the nodes. All begin when the last
+// one is ready.
 type measurement struct {
 	*network
-	// whole is all of the trial. In a mesh it has parts: the pairs, then what samples the nodes.
+	// whole is the trial as one part. In a mesh, parts has one for each pair and then one for each sampled node.
 	whole    *part
 	parts    []*part
 	cell     Cell

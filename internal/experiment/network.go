@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// network is a fabric that is up, with its workers.
+// network is a Network that is up, with its workers.
 type network struct {
 	Network
 	rounds int // of a block of a mesh

@@ -123,7 +123,7 @@ func (o Outline) Print(w io.Writer) error {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", v.Name, v.Path, orDash(strings.Join(v.Settings, "; ")), orDash(v.Versus))
 	}
 	o.printSwitches(tw)
-	fmt.Fprintf(tw, "\nWORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARM-UP\tWINDOW\n")
+	fmt.Fprintf(tw, "\nWORKLOAD\tTRAFFIC\tTOOL\tPAIRS\tWARMUP\tWINDOW\n")
 	for _, wl := range o.Workloads {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", wl.Name, wl.Traffic, wl.Tool, strings.Trim(fmt.Sprint(wl.Pairs), "[]"), seconds(wl.WarmupSeconds), seconds(wl.WindowSeconds))
 	}

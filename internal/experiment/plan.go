@@ -147,7 +147,7 @@ func (c Cell) time() time.Duration {
 	return time.Duration(t.Warmup) + time.Duration(t.Duration) + deadTime
 }
 
-// connections returns how many connections a trial opens in its window, 0 if nobody knows before.
+// connections returns how many connections a trial opens in its window, 0 if that is not known beforehand.
 func (c Cell) connections() int {
 	t := c.Workload.Traffic()
 	if t.KeepAlive {
@@ -171,12 +171,20 @@ func (p *Plan) congestion() string {
 	return "what the machines have, of the engine and of every tool: it is not set; trials record what a tool had"
 }
 
+// size returns a number of bytes as text: "64 B", "128 KiB".
+func size(bytes spec.Bytes) string {
+	if bytes > 0 && bytes%1024 == 0 {
+		return fmt.Sprintf("%d KiB", bytes/1024)
+	}
+	return fmt.Sprintf("%d B", bytes)
+}
+
 // traffic describes a workload in words.
 func traffic(w spec.Workload) string {
 	t := w.Traffic()
 	text := fmt.Sprintf("%s %s, IPv%d, ", w.Kind(), t.Protocol, t.IP)
 	if !t.Page {
-		text += fmt.Sprintf("%d B, %s", t.Size, words.Count(t.Connections, "connection"))
+		text += fmt.Sprintf("%s, %s", size(t.Size), words.Count(t.Connections, "connection"))
 		if w.Application != nil {
 			text += fmt.Sprintf(", %s, pipeline %d", t.Operation, t.Pipeline)
 		}

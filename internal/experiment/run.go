@@ -26,7 +26,7 @@ type Run struct {
 	// done has the trials on record. Those of an earlier run that is resumed come first. They have no time
 	// series: nothing here reads those, and a large mesh has many.
 	done []record.Trial
-	// finished counts those that are not run again. Many events tell it, and it changes with done alone.
+	// finished is how many of them will not be run again. It is stored because every event reports it.
 	finished int
 	began    time.Time
 	// fresh counts the trials of this run, to estimate how long one takes.
@@ -234,7 +234,7 @@ func (r *Run) runTrial(ctx context.Context, b, entry int, c attempt, out Results
 	err := r.networks[c.Fabric].trial(ctx, r.owner, c.Cell, &trial, func(bytes, messages uint64) {
 		r.event(Event{Kind: Moves, Trial: atStart, Bytes: bytes, Messages: messages})
 	})
-	// The trial was interrupted. It is not recorded, so a resumed run makes it again.
+	// The trial was interrupted. It is not recorded, so a resumed run repeats it.
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}

@@ -58,7 +58,7 @@ func (n *network) trial(ctx context.Context, owner string, c Cell, out *record.T
 	return nil
 }
 
-// slow adds to the error of a trial that took too long that the network's server is slow, if it is.
+// slow extends the error of a trial that took too long: it says so if the network's server is slow.
 func (n *network) slow(ctx context.Context, err error) error {
 	if target, ok := n.Network.(Slow); ok && ctx.Err() == nil {
 		if why := target.Slow(ctx); why != nil {

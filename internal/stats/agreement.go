@@ -10,11 +10,12 @@ import (
 // Agreement of a published figure with the measured one.
 type Agreement string
 
-// A published figure differs from the measured one if it, or its interval, lies outside the measured interval, widened
-// by the margin. Otherwise it agrees, unless the measured interval is too imprecise to tell it from other figures: its
-// ends are farther apart than the experiment's precision, or it also holds a ratio of 1, although the published
-// figure is an effect. The two are not comparable if the experiment did not measure the same thing, or has no
-// interval for it.
+// A published figure is compared with the measured interval, widened by the margin:
+//   - It differs if it, or its whole interval, lies outside.
+//   - It agrees if it does not lie outside.
+//   - Ours is too imprecise to say that it agrees if it is wider than the experiment's precision, or if it contains a ratio of 1
+//     although the published figure is an effect.
+//   - The two are not comparable if the experiment did not measure the same thing, or has no interval for it.
 const (
 	Agrees        Agreement = "agrees"
 	Differs       Agreement = "differs"

@@ -51,7 +51,7 @@ type Side struct {
 type Comparison struct {
 	Before Side `json:"before"`
 	After  Side `json:"after"`
-	// OtherTraffic names workloads that are not compared, because they are other traffic in each run.
+	// OtherTraffic names the workloads that are not compared because their traffic differs between the runs.
 	OtherTraffic []string `json:"otherTraffic,omitempty"`
 	// Margin within which a ratio counts as the same.
 	Margin float64 `json:"margin"`
@@ -84,8 +84,9 @@ const (
 
 // Compare judges how b differs from a. Cells are matched by name. Blocks of two runs have nothing in common,
 // so they are not paired: the interval is Welch's on logs. It covers the scatter within each run, but not
-// what changed between the runs besides the compared change. P is adjusted by Holm over all primary rows,
-// and over all others. The margin is b's. Workloads of one name that are other traffic in each are not compared. A run is the same as itself, however noisy.
+// whatever else changed between the runs. P is adjusted by Holm over all primary rows,
+// and over all others. The margin is b's. Workloads with the same name and different traffic are not compared. A run compared
+// with itself is the same, however noisy it is.
 func Compare(a, b Result, only Only) (*Comparison, error) {
 	c := &Comparison{Before: Side{Name: a.Name}, After: Side{Name: b.Name}, Margin: b.Experiment.Spec.Margin, Changes: []Change{}, Missing: []string{}, Gate: GateGood}
 	other := otherTraffic(a, b, only)

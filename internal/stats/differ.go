@@ -10,9 +10,9 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// otherTraffic returns the workloads that both results have by their names and that are other traffic in each, and in what they
-// differ. A ratio of the two would be about the traffic. How long a trial lasts does not matter. If a program measured it that
-// prints how many messages a trial had, a time may have set the number.
+// otherTraffic returns the workloads whose name is in both results but whose traffic differs, each with what differs. A ratio of
+// the two would compare the traffic, not the networks. The length of a trial may differ, and so may the number of messages in
+// imported results, where a time limit may have set it.
 func otherTraffic(a, b Result, only Only) map[string]string {
 	other := make(map[string]string)
 	ignored := []string{"duration", "warmup"}

@@ -15,8 +15,8 @@ type Limit struct {
 	Workload string `json:"workload"` // name of the workload
 	Pairs    int    `json:"pairs"`    // number of pairs
 	N        int    `json:"n"`        // number of trials
-	// Reached is true if a resource was used to nine tenths or more. Resources then are all such
-	// resources, the busiest first; otherwise it is the busiest one.
+	// Reached is true if a resource was used to nine tenths or more. Then Resources has all of these, the busiest
+	// first; otherwise it has the busiest one.
 	Reached   bool       `json:"reached"`
 	Resources []Resource `json:"resources"` // the busiest NICs and cores
 }

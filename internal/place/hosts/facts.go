@@ -1,6 +1,7 @@
 package hosts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,10 @@ type facts struct {
 	refused      string
 	// machine identifies the kernel that runs and the network namespace; "" if that is unknown. Clones of a virtual machine
 	// share its machine ID, so it is by the boot; a clone that was never restarted shares that too, but has NICs of its own.
+	// Windows has no ID of a boot: there it is the computer's name and all its addresses.
 	machine string
+	// computer is the name of a host that runs Windows.
+	computer string
 	// lacks are programs that the scripts need.
 	lacks []string
 	// limits are the user's hard limits, by the option of ulimit, in its units.
@@ -54,6 +58,9 @@ func (h *host) askFacts(ctx context.Context) (facts, error) {
 			return f, err
 		}
 		if word == "end" {
+			if f.computer != "" {
+				f.machine = fmt.Sprintf("%s %q", f.computer, s.between.String())
+			}
 			return f, nil
 		}
 		if err := f.add(word, rest); err != nil {
@@ -116,6 +123,8 @@ func (f *facts) add(word, rest string) error {
 		if ids := strings.Fields(rest); len(ids) > 1 && strings.HasPrefix(ids[1], "net:") {
 			f.machine = rest
 		}
+	case "computer":
+		f.computer = clip(rest)
 	case "lacks":
 		f.lacks = append(f.lacks, rest)
 	case "limit":
@@ -208,8 +217,6 @@ func (h *host) survey(ctx context.Context, found *Finding) (err error) {
 			found.Folder = h.facts.folders[0]
 		}
 	}()
-	if _, err = h.suit(); err != nil {
-		return err
-	}
-	return h.twin()
+	_, err = h.suit()
+	return cmp.Or(h.twin(), err)
 }

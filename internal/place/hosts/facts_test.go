@@ -38,7 +38,8 @@ func TestNoRoot(t *testing.T) {
 		"Sorry, user me is not allowed to execute '/usr/bin/true' as root on b.": "does not let the user run every command: allow them all",
 		"me is not in the sudoers file.":                                         "does not let the user run every command: allow them all",
 		"sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set": "sudo there fails (sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set): repair it",
-		"": "sudo there fails (it says nothing): repair it",
+		"/bin/sh: 1: /bin/sh: Permission denied":                                 "lets no command start another (NOEXEC): allow it",
+		"":                                                                       "sudo there fails (it says nothing): repair it",
 	} {
 		f := facts{refused: said}
 		if got := f.noRoot(); !strings.Contains(got, want) {

@@ -147,6 +147,7 @@ func TestUp(t *testing.T) {
 				c.Paths = fromAToB("native", place.Transport{IP: 6, Protocol: "tcp"})
 			},
 		},
+		{name: "busybox as sh", node: nodeOptions{sh: "/bin/busybox"}, user: "user"},
 		{name: "another shell", node: nodeOptions{shell: "/bin/bash"}, user: "user"},
 		{
 			name: "no shell", node: nodeOptions{shell: "/usr/sbin/nologin"}, user: "user",
@@ -234,6 +235,18 @@ func TestUp(t *testing.T) {
 			want: "sudo there refuses commands without a terminal: exempt the user (Defaults:USER !requiretty in sudoers)",
 		},
 		{
+			name: "sudo for one command", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: /usr/bin/true\n"}, spoil: needsRoot,
+			want: "sudo there wants a password from the user, or lets the user do nothing",
+		},
+		{
+			name: "sudo whose commands start no others", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: NOEXEC: ALL\n"}, spoil: needsRoot,
+			want: "sudo there lets no command start another (NOEXEC): allow it (USER ALL=(ALL) NOPASSWD: EXEC: ALL in sudoers)",
+		},
+		{
+			name: "sudo with a terminal of its own and without PATH", user: "user", spoil: needsRoot,
+			node: nodeOptions{sudoers: "Defaults use_pty,secure_path=/nowhere,umask=0777,umask_override,lecture=always\nuser ALL=(ALL) NOPASSWD: ALL\n"},
+		},
+		{
 			name: "no sudo", user: "user", node: nodeOptions{without: []string{"sudo"}}, spoil: needsRoot,
 			want: "the user there is not root, and there is no sudo: install it",
 		},
@@ -246,6 +259,7 @@ func TestUp(t *testing.T) {
 			name: "no mktemp and no readlink", user: "user", node: nodeOptions{without: []string{"mktemp", "readlink"}},
 			want: " lacks mktemp and readlink, which the copy",
 		},
+		{name: "no timeout and no tr", user: "user", node: nodeOptions{without: []string{"timeout", "tr", "tail"}}},
 		{name: "no df", user: "user", node: nodeOptions{without: []string{"df"}}},
 		{
 			name: "read-only folders", user: "user", node: nodeOptions{readonly: []string{"/run", "/tmp", "/var/tmp", "/dev/shm"}, noexec: []string{"/home"}},
@@ -344,6 +358,9 @@ func TestUp(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			if c.node.sh != "" {
+				testenv.NeedProgram(t, c.node.sh, "apt-get install busybox")
+			}
 			w, nodes := newWorld(t, c.node, c.node)
 			config := w.config(t, hosts.Config{Hosts: specs(c.user, nodes), Paths: fromAToB("native", tcp4)})
 			if c.spoil != nil {
@@ -372,6 +389,39 @@ func TestUp(t *testing.T) {
 			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 				t.Errorf("error %v\nwant  %s", err, c.want)
 			}
+			clean(t, nodes)
+		})
+	}
+}
+
+// TestUpByShells: login shells other than sh, with start-up files that print something, fail and spoil PATH.
+func TestUpByShells(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ shell, from, file, text string }{
+		{"zsh", "zsh", ".zshenv", "echo good morning; PATH=/nowhere; setopt noclobber; setopt nonsense"},
+		{"fish", "fish", ".config/fish/config.fish", "echo good morning; set -x PATH /nowhere; nonsense"},
+		{"tcsh", "tcsh", ".cshrc", "echo good morning; stty erase ^H; setenv PATH /nowhere; set noclobber"},
+		{"bsd-csh", "csh", ".cshrc", "echo good morning; stty erase ^H; setenv PATH /nowhere; set noclobber"},
+	} {
+		t.Run(c.shell, func(t *testing.T) {
+			t.Parallel()
+			o := nodeOptions{shell: testenv.NeedProgram(t, c.shell, c.from), files: map[string]string{c.file: c.text + "\n"}}
+			w, nodes := newWorld(t, o, o)
+			config := w.config(t, hosts.Config{Hosts: specs("user", nodes), Paths: fromAToB("native", tcp4)})
+			found, err := hosts.Survey(t.Context(), config)
+			must(t, err)
+			for _, f := range found {
+				must(t, f.Missing)
+			}
+			up, err := hosts.Up(t.Context(), config)
+			must(t, err)
+			for _, p := range up.Places() {
+				worker, err := up.Worker(t.Context(), p, place.ForControl)
+				must(t, err)
+				must(t, worker.Alive(t.Context()))
+				must(t, worker.Close())
+			}
+			must(t, up.Close(context.Background()))
 			clean(t, nodes)
 		})
 	}

@@ -152,6 +152,10 @@ type nodeOptions struct {
 	shell, startup string
 	// home of user, if it is not the usual one.
 	home string
+	// files are in /home/user, by their names.
+	files map[string]string
+	// sh is the program that is /bin/sh there, if not the usual one.
+	sh string
 	// sudoers is the content of that file.
 	sudoers string
 }
@@ -332,8 +336,16 @@ mount --bind /mnt/passwd /etc/passwd; mount --bind /mnt/shadow /etc/shadow
 if [ -e /etc/sudoers ]; then mount --bind /mnt/sudoers /etc/sudoers; mount -t tmpfs tmpfs /etc/sudoers.d; fi
 mount -t proc proc /proc; mount -t sysfs sysfs /sys
 `
+	for name, text := range n.options.files {
+		copied := filepath.Base(name)
+		write(copied, text)
+		script += "mkdir -p /home/user/" + filepath.Dir(name) + "; cp /mnt/" + copied + " /home/user/" + name + "; chown -R 12345 /home/user\n"
+	}
 	for _, folder := range n.options.readonly {
 		script += "mount -o remount,ro " + folder + "\n"
+	}
+	if n.options.sh != "" {
+		script += "mount --bind " + n.options.sh + " /bin/sh\n"
 	}
 	script += "exec /usr/sbin/sshd -D -e -f /mnt/sshd_config\n"
 	n.log = new(output)
@@ -393,7 +405,7 @@ func (n *node) left() string {
 	root := filepath.Join("/proc", n.init(), "root")
 	for _, folder := range folders {
 		err := filepath.WalkDir(filepath.Join(root, folder), func(name string, d os.DirEntry, err error) error {
-			if err == nil && !d.IsDir() {
+			if _, ours := n.options.files[strings.TrimPrefix(name, root+"/home/user/")]; err == nil && !d.IsDir() && !ours {
 				all = append(all, strings.TrimPrefix(name, root))
 			}
 			return nil

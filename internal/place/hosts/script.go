@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Before a host has a worker, its shell runs a few lines. The login shell may be any: it only has to start sh,
-// which reads the script. So Windows' cmd.exe and PowerShell, which cannot, run no part of the script. A script reports in
-// lines that begin with a mark, a word that is new each time. So nothing that a shell's start-up files print is taken for a
+// Before a host has a worker, sh there runs a short script. The login shell only starts sh, which reads the script from its
+// standard input. So almost any login shell will do, and cmd.exe and PowerShell of Windows, which start no sh, run no part of it.
+// A script reports in lines that begin with a mark, a random word. So nothing that a shell's start-up files print is taken for a
 // report.
 
 // prelude makes scripts independent of the user's start-up files: programs are found although PATH lacks the usual folders, and the
@@ -32,7 +32,7 @@ const journal = "/run/slipstream"
 // sudo gives root without a password or not at all, and keeps no record that it did.
 const sudo = "sudo -n -k"
 
-// sums are the programs that print a SHA-256, before anything else, of what they read. One of them is on every host.
+// sums are the programs that read their standard input and print its SHA-256 first. Almost every host has one of them.
 var sums = []string{"sha256sum", "shasum -a 256", "openssl dgst -sha256 -r"}
 
 // firstSum returns the commands that run the first of the sums that a host has.
@@ -52,7 +52,7 @@ func factsScript(mark string, root bool) string {
 	ask := ""
 	if root { // sudo keeps a file of those who ask
 		ask = `if ! command -v sudo >/dev/null 2>&1; then echo "MARK nosudo";
-			elif said=$(SUDO true </dev/null 2>&1 >/dev/null); then echo "MARK sudo";
+			elif said=$(SUDO /bin/sh -c "/bin/sh -c :; exit \$?" </dev/null 2>&1 >/dev/null); then echo "MARK sudo";
 			else echo "MARK refused $(echo "$said" | tail -n 1)"; fi;`
 	}
 	script := strings.Replace(`umask 077; LC_ALL=C; export LC_ALL;
@@ -130,7 +130,7 @@ func (p program) script(mark string, root bool, commands string) string {
 	if root {
 		as = sudo + " "
 	}
-	commands = strings.ReplaceAll(commands, "TIDY", `AS sh -c "if [ \"\$(ls -A JOURNAL/journal)\" = lock ]; then rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL; fi" 2>/dev/null;`)
+	commands = strings.ReplaceAll(commands, "TIDY", `AS /bin/sh -c "PATH=/usr/bin:/bin; if [ \"\$(ls -A JOURNAL/journal)\" = lock ]; then rm -f JOURNAL/journal/lock; rmdir JOURNAL/journal JOURNAL; fi" 2>/dev/null;`)
 	return strings.NewReplacer("MARK", mark, "PROCESS", p.process, "FILE", p.file, "AS ", as, "JOURNAL", journal).
 		Replace(`if [ "$(readlink /proc/PROCESS/exe)" = "FILE (deleted)" ]; then echo "MARK program"; else echo "MARK gone"; exit 1; fi;
 			` + commands)

@@ -80,7 +80,7 @@ func sha(text string) string {
 
 // TestLoginShells: every shell that is installed here runs a script.
 func TestLoginShells(t *testing.T) {
-	for _, shell := range []string{"sh", "bash", "csh", "fish", "ksh", "tcsh", "zsh"} {
+	for _, shell := range []string{"sh", "bash", "bsd-csh", "elvish", "fish", "ksh93", "mksh", "rc", "tcsh", "xonsh", "yash", "zsh"} {
 		if _, err := exec.LookPath(shell); err != nil {
 			continue
 		}

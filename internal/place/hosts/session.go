@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -32,15 +33,17 @@ type session struct {
 	stderr place.Tail
 	done   chan struct{}
 	err    error // once done
-	// printed is the beginning of the output that is not a report.
+	// printed is the beginning of the output outside of reports. between is such output between the last two reports.
 	printed string
+	between strings.Builder
 }
 
 // scriptTime bounds how long a host takes to begin a script, and the script to report: a login or sudo may
 // wait for a directory service.
 var scriptTime = time.Minute
 
-// within ends ssh when ctx ends or limit has passed, unless stop is called before. The cause of the context is the reason, with a hint.
+// within ends ssh when ctx ends or limit has passed, unless stop is called first. The returned context then has an error with the
+// hint as its cause.
 func (s *session) within(ctx context.Context, limit time.Duration, hint string) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s%s", s.at.name, limit, hint))
 	keep := context.AfterFunc(ctx, s.end)
@@ -101,7 +104,7 @@ func (h *host) attempt(ctx context.Context, request func(mark string) request) (
 func (s *session) start(r request) error {
 	h := s.at
 	ask := h.ask()
-	s.cmd = exec.Command("ssh", append(h.arguments(ask), r.command)...)
+	s.cmd = exec.Command("ssh", slices.Concat(h.unblocked(), h.arguments(ask), []string{r.command})...)
 	if ask {
 		h.link.asked = true
 	} else {
@@ -150,6 +153,7 @@ func (s *session) report(ctx context.Context) (word, rest string, err error) {
 }
 
 func (s *session) next(ctx context.Context) (word, rest string, err error) {
+	s.between.Reset()
 	for read := 0; read < maxPrinted; {
 		part, err := s.out.ReadSlice('\n') // of a line that is longer than the buffer
 		line := string(part)
@@ -162,6 +166,7 @@ func (s *session) next(ctx context.Context) (word, rest string, err error) {
 		if len(s.printed) < 200 {
 			s.printed += line
 		}
+		s.between.WriteString(line)
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return "", "", s.silent(ctx)
 		}
@@ -309,7 +314,7 @@ func (s *session) Wait() error {
 	}
 }
 
-// ended returns how the worker ended, nil if successfully. ssh does not tell a worker that was killed from a connection that broke.
+// ended returns how the worker ended, nil if successfully. ssh exits alike if the worker was killed and if the connection broke.
 func (s *session) ended() error {
 	switch exit := s.exit(); exit {
 	case 0:

@@ -29,11 +29,25 @@ const (
 	askTime     = 5 * time.Minute
 )
 
-// rules are the options of ssh that the user's configuration does not change. A host's key must be known: a question
-// about it would come in the middle of a run. ssh notices within 45 s that a host is silent.
+// rules are options of ssh that override the user's configuration. A host's key must be known, because nobody answers a question
+// about it in the middle of a run. With these options ssh notices a silent host within 45 s.
 var rules = []string{
 	"StrictHostKeyChecking=yes", "RequestTTY=no", "RemoteCommand=none", "PermitLocalCommand=no", "ForwardAgent=no", "ForwardX11=no",
 	"ClearAllForwardings=yes", "LogLevel=ERROR", "ServerAliveInterval=15", "ServerAliveCountMax=3", "ConnectTimeout=" + strconv.Itoa(int(connectTime.Seconds())),
+}
+
+// blocking are options with which the user's ssh would run no command, or give it no input, with their defaults. An older ssh does
+// not know them.
+var blocking = map[string]string{"stdinnull": "no", "forkafterauthentication": "no", "sessiontype": "default"}
+
+// unblocked returns the options that undo blocking ones of the user's configuration.
+func (h *host) unblocked() (all []string) {
+	for key, usual := range blocking {
+		if is := h.configured[key]; is != "" && is != usual {
+			all = append(all, "-o", key+"="+usual)
+		}
+	}
+	return all
 }
 
 // link is a connection to a host that several commands share: ssh's control socket. It ends with the hold on it, also if
@@ -108,10 +122,11 @@ func (h *host) share(ctx context.Context) {
 		return
 	}
 	h.link.made = true
+	configured := h.configuration(ctx)
 	if !canShare || h.all.config.alone {
 		return
 	}
-	if _, err := os.Stat(h.configuration(ctx)["controlpath"]); err == nil {
+	if _, err := os.Stat(configured["controlpath"]); err == nil {
 		if _, err := h.local(ctx, "", "ssh", "-O", "check"); err == nil {
 			return
 		}
@@ -152,7 +167,11 @@ func (h *host) unlink() {
 
 // local runs ssh or sftp for something that asks nobody, and returns what it prints.
 func (h *host) local(ctx context.Context, input, program string, options ...string) (string, error) {
-	cmd := exec.Command(program, append(options, h.arguments(false)...)...)
+	options = append(options, h.arguments(false)...)
+	if program == "ssh" {
+		options = append(options, ":") // it runs nothing here, and with ForkAfterAuthentication it insists on a command
+	}
+	cmd := exec.Command(program, options...)
 	var out strings.Builder
 	var said place.Tail
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &said
@@ -214,9 +233,9 @@ var (
 	offending   = regexp.MustCompile(`Offending \S+ key in (.+):(\d+)`)
 	openFile    = regexp.MustCompile(`Permissions \d+ for '(.*)' are too open`)
 	invalid     = regexp.MustCompile(`Certificate invalid: (.*)`)
-	closed      = regexp.MustCompile(`Connection (closed|reset) by|client_loop: send disconnect|kex_exchange_identification`)
+	closed      = regexp.MustCompile(`Connection (closed|reset) by|Connection to \S+ closed by|client_loop: send disconnect|kex_exchange_identification`)
 	noSessions  = regexp.MustCompile(`Session open refused by peer|session open refused|open failed: administratively prohibited`)
-	noAnswer    = regexp.MustCompile(`kex_exchange_identification|UNKNOWN port|muxclient: |mux_client_\w+: (read|write)`)
+	noAnswer    = regexp.MustCompile(`kex_exchange_identification|UNKNOWN port|muxclient: |mux_client_\w+: (read|write|master alive)`)
 	fingerprint = regexp.MustCompile(`SHA256:[A-Za-z0-9+/]+`)
 )
 
@@ -292,7 +311,7 @@ func (h *host) changed(said string) error {
 	return fmt.Errorf("%s, and line %s of %s has another. If it was installed anew, %s and connect once with %s", text, at[2], at[1], remove, h.byHand())
 }
 
-// namesOf returns whom a line of a known_hosts file is for; "" if it cannot be read.
+// namesOf returns the host patterns of a line of a known_hosts file; "" if it cannot be read.
 func namesOf(file, line string) string {
 	data, _ := os.ReadFile(file) // ssh has just read it
 	n, err := strconv.Atoi(line)

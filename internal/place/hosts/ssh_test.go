@@ -49,6 +49,10 @@ func TestConfiguration(t *testing.T) {
 			"forwardings and a command", "Host near\n  HostName ADDRESS\n  User root\n  LocalForward 22 ADDRESS:22\n  RemoteForward 22 ADDRESS:22\n  RemoteCommand false\n  RequestTTY force\n  LocalCommand false\n  PermitLocalCommand yes\n",
 			"root@10.9.0.1:22",
 		},
+		{
+			"no session, no input, in the background", "Host near\n  HostName ADDRESS\n  User root\n  SessionType none\n  StdinNull yes\n  ForkAfterAuthentication yes\n",
+			"root@10.9.0.1:22",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -52,6 +52,7 @@ var sudoRefusals = []struct {
 }{
 	{regexp.MustCompile(`must have a tty`), "sudo there refuses commands without a terminal", "exempt the user (Defaults:USER !requiretty in sudoers)"},
 	{regexp.MustCompile(`a password is required|interactive authentication is required`), "sudo there wants a password from the user, or lets the user do nothing", "allow it without one (USER ALL=(ALL) NOPASSWD: ALL in sudoers)"},
+	{regexp.MustCompile(`Permission denied`), "sudo there lets no command start another (NOEXEC)", "allow it (USER ALL=(ALL) NOPASSWD: EXEC: ALL in sudoers)"},
 	{regexp.MustCompile(`not allowed to|not in the sudoers|may not run sudo`), "sudo there does not let the user run every command", "allow them all (USER ALL=(ALL) NOPASSWD: ALL in sudoers)"},
 }
 
@@ -108,7 +109,11 @@ func (h *host) twin() error {
 		}
 		if h.facts.machine != "" && other.facts.machine == h.facts.machine {
 			boot, _, _ := strings.Cut(h.facts.machine, " ")
-			return refusedError{fmt.Errorf("hosts %s and %s are one machine by two names (%s and %s; boot ID %s): name two machines", other.name, h.name, other.facts.address, h.facts.address, boot)}
+			id := "boot ID " + boot
+			if h.windows {
+				id = "computer name " + h.facts.computer
+			}
+			return refusedError{fmt.Errorf("hosts %s and %s are one machine by two names (%s and %s; %s): name two machines", other.name, h.name, other.facts.address, h.facts.address, id)}
 		}
 	}
 	return nil

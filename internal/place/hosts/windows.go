@@ -19,9 +19,9 @@ import (
 // the command too (its job is killed), and the file stays until the run connects again, or a later one removes
 // it.
 
-// factsWindows returns the command that reports what a host is.
+// factsWindows returns the command that reports what a host is. ipconfig prints its addresses, in the language of the host.
 func factsWindows(mark string) request {
-	return request{command: strings.ReplaceAll(`cmd /d /c "echo MARK begin& echo MARK system Windows %PROCESSOR_ARCHITECTURE%& echo MARK connection %SSH_CONNECTION%& echo MARK home %USERPROFILE%& echo MARK end"`, "MARK", mark)}
+	return request{command: strings.ReplaceAll(`cmd /d /c "echo MARK begin& echo MARK system Windows %PROCESSOR_ARCHITECTURE%& echo MARK connection %SSH_CONNECTION%& echo MARK home %USERPROFILE%& echo MARK computer %COMPUTERNAME%& ipconfig& echo MARK end"`, "MARK", mark)}
 }
 
 // launchWindows returns the command that starts the first worker, and removes the program once it has ended. Before that it removes

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -311,6 +312,12 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 			t.Errorf("%s: found %s", name, missing)
 		}
 	}
+	twins := config
+	again := windows.host()
+	again.Name = "again"
+	twins.Hosts, twins.Paths = []spec.Host{windows.host(), again}, nil
+	oneMachine(t, twins, "hosts windows and again are one machine by two names (127.0.0.1 and 127.0.0.1; computer name ")
+
 	config.Root = map[string]string{"windows": "rps of variant rps"}
 	if up, err := hosts.Up(t.Context(), config); err == nil || !strings.Contains(err.Error(), "rps of variant rps needs Linux") {
 		t.Errorf("a run with rps on Windows: %v", err)
@@ -319,6 +326,58 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 		}
 	}
 	testenv.Eventually(t, 10*time.Second, "the user's folder as it was", windows.programs)
+}
+
+// oneMachine checks that the dry run and the run refuse two names of one host.
+func oneMachine(t *testing.T, config hosts.Config, want string) {
+	t.Helper()
+	found, err := hosts.Survey(t.Context(), config)
+	must(t, err)
+	if err := found[1].Missing; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a dry run finds %v", err)
+	}
+	up, err := hosts.Up(t.Context(), config)
+	if err == nil {
+		must(t, up.Close(context.Background()))
+	}
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a run: %v", err)
+	}
+}
+
+// TestWindowsTwins: two hosts that run Windows are one machine if the computer's name and all its addresses are the same. Clones
+// that were never given another name differ in their addresses.
+func TestWindowsTwins(t *testing.T) {
+	t.Parallel()
+	testenv.NeedProgram(t, "ssh", "apt-get install openssh-client")
+	home := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(home, ".ssh"), 0o700))
+	key := newKey(t, filepath.Join(home, ".ssh", "id_ed25519")).PublicKey()
+	w := &world{home: home}
+	w.configure(t, "")
+	mark := regexp.MustCompile(`echo (slipstream-\w+) begin`)
+	one := func(name, computer, address string) spec.Host {
+		return serve(t, name, "SSH-2.0-OpenSSH_for_Windows_8.1", home, filepath.Join(home, ".ssh", "known_hosts"), key, func(command string) *exec.Cmd {
+			m := mark.FindStringSubmatch(command)
+			if m == nil {
+				return exec.Command("false") // a command for Linux
+			}
+			text := strings.ReplaceAll("MARK begin\r\nMARK system Windows AMD64\r\nMARK connection 192.0.2.9 1 192.0.2.1 22\r\nMARK home C:\\Users\\me\r\n"+
+				"MARK computer "+computer+"\r\n\r\nEthernet-Adapter:\r\n   IPv4-Adresse: "+address+"\r\nMARK end\r\n", "MARK", m[1])
+			return exec.Command("printf", "%s", text)
+		}).host()
+	}
+	a, b := one("a", "PC-7", "10.1.0.4"), one("b", "PC-7", "10.1.0.4")
+	for _, c := range []struct {
+		other spec.Host
+		twins bool
+	}{{b, true}, {one("c", "PC-7", "10.1.0.5"), false}, {one("d", "PC-8", "10.1.0.4"), false}} {
+		found, err := hosts.Survey(t.Context(), w.config(t, hosts.Config{Hosts: []spec.Host{a, c.other}}))
+		must(t, err)
+		if twins := found[1].Missing != nil && strings.Contains(found[1].Missing.Error(), " are one machine by two names"); twins != c.twins {
+			t.Errorf("host %s: %+v", c.other.Name, found)
+		}
+	}
 }
 
 // testWindowsExperiment checks the figures of a run that has its clients on Linux once, and once on Windows.

@@ -14,7 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// rehearsal creates objects as a run does, up to storing them: all of admission has its say.
+// rehearsal are the options with which the API server checks an object as it would for a run, admission included, and does not
+// store it.
 var rehearsal = metav1.CreateOptions{FieldManager: manager, DryRun: []string{metav1.DryRunAll}}
 
 // existing is the namespace in which a dry run asks about pods, if the run would create namespaces of its own.
@@ -98,8 +99,8 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	return lacks, notes
 }
 
-// rehearseIn rehearses pods in the namespace that the user named, or else in one that exists. What only that one asks for is left
-// out.
+// rehearseIn rehearses pods in the namespace that the user named, or else in one that exists. It leaves out rejections that are
+// due to that existing namespace.
 func (p *Pods) rehearseIn(ctx context.Context, pods []*corev1.Pod) (notes []string, err error) {
 	if p.inNamedNamespace {
 		notes, err = p.rehearse(ctx, pods)

@@ -1,8 +1,8 @@
 package kube
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"net/url"
 
 	authv1 "k8s.io/api/authentication/v1"
@@ -83,7 +83,7 @@ func newAPI(config *rest.Config) (api, error) {
 	a.own, errs[4] = client(v1alpha1.GroupVersion, "/apis")
 	a.discovery, errs[5] = client(discoveryv1.SchemeGroupVersion, "/apis")
 	a.networking, errs[6] = client(networkingv1.SchemeGroupVersion, "/apis")
-	return a, errors.Join(errs[:]...)
+	return a, cmp.Or(errs[:]...) // each says the same
 }
 
 func (a restAPI) Nodes() objects[*corev1.Node, *corev1.NodeList] {

@@ -135,7 +135,7 @@ var (
 	sliceName   = regexp.MustCompile(`^(server|n[0-9]+)-[0-9]+-[0-9]+-[0-9]+-ipv[46]-$`)
 )
 
-// backendsOf returns the number of backends that the name of a service tells; 0 if it is another service.
+// backendsOf returns the number of backends in the name of a service; 0 if it is a service of another kind.
 func backendsOf(m metav1.ObjectMeta) int {
 	if !named(m, backendName) {
 		return 0

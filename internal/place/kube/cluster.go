@@ -3,11 +3,14 @@ package kube
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -21,6 +24,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
 
+	"slipstream.dev/internal/serverclock"
 	"slipstream.dev/internal/shell"
 )
 
@@ -45,6 +49,8 @@ type Cluster struct {
 	namespace string
 	// flags are those of the command line that reach this cluster, in the form of a shell.
 	flags string
+	// clock is that of the API server: runs of several machines compare the times of their leases.
+	clock serverclock.Clock
 }
 
 // Open reads the kubeconfig. It does not connect yet.
@@ -68,13 +74,14 @@ func Open(a Access) (*Cluster, error) {
 	config.QPS, config.Burst = 1000, 2000
 	config.UserAgent = "slipstream"
 	config.WarningHandler = rest.NoWarnings{} // they are for developers of this program
+	c := &Cluster{rest: config, namespace: a.Namespace, flags: a.flags()}
 	limited := rest.CopyConfig(config)
 	limited.Timeout = requestTime
-	client, err := newAPI(limited)
-	if err != nil {
+	limited.Wrap(c.clock.Follow)
+	if c.api, err = newAPI(limited); err != nil {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	return &Cluster{api: client, rest: config, namespace: a.Namespace, flags: a.flags()}, nil
+	return c, nil
 }
 
 // flags returns the flags with which another command reaches the same cluster, each after a space.
@@ -95,11 +102,15 @@ func wrongContext(want string, config clientcmdapi.Config) error {
 		return nil
 	}
 	has := strings.Join(names, ", ")
+	name := cmp.Or(want, config.CurrentContext)
+	chosen := config.Contexts[name]
 	switch {
 	case want == "" && config.CurrentContext == "":
 		return fmt.Errorf("it has no current context: name one with --context, or set it with kubectl config use-context; it has %s", has)
 	case want != "" && config.Contexts[want] == nil:
 		return fmt.Errorf("it has no context %s; it has %s", want, has)
+	case chosen != nil && config.Clusters[chosen.Cluster] == nil:
+		return fmt.Errorf("its context %s is for the cluster %q, which it does not have: name another context with --context; it has %s", name, chosen.Cluster, has)
 	case want == "" && config.Contexts[config.CurrentContext] == nil:
 		return fmt.Errorf("its current context %s does not exist: name another with --context, or set one with kubectl config use-context; it has %s", config.CurrentContext, has)
 	}
@@ -226,10 +237,35 @@ func explain(err error) error {
 		return fmt.Errorf("%s of your kubeconfig failed: log in with it again, or use another --kubeconfig or --context: %w", pluginOf(err), err)
 	case os.IsTimeout(err) || errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("the API server has not answered in time (a request may take %s): %w", requestTime, err)
+	case apierrors.IsTooManyRequests(err):
+		return fmt.Errorf("the API server is overloaded, or limits how often you may ask it: try again later: %w", err)
+	case errors.As(err, new(apierrors.APIStatus)) && unreachable(err):
+		return fmt.Errorf("the API server, or a load balancer before it, cannot serve the request now: %w", err)
 	case unreachable(err):
-		return fmt.Errorf("the API server does not answer: %w", err)
+		return fmt.Errorf("%s: %w", notAnswered(err), err)
 	}
 	return err
+}
+
+// noSerializer matches client-go's error for an answer of a content type that an API server does not send.
+var noSerializer = regexp.MustCompile(`serializer for (\S+) doesn't exist`)
+
+// notAnswered says what happened in place of an answer from an API server.
+func notAnswered(err error) string {
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "the certificate of the API server is not valid at this time: renew it, or correct the clock of this machine, where it is " + time.Now().Format(time.DateTime+" MST")
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		return "the certificate of the API server is not one that your kubeconfig accepts: is it that of another cluster, or of a proxy on the way?"
+	case errors.As(err, new(tls.RecordHeaderError)), errors.Is(err, http.ErrSchemeMismatch):
+		return "the server of your kubeconfig does not speak TLS: is the port that of another program?"
+	case noSerializer.MatchString(err.Error()):
+		return fmt.Sprintf("no API server answers, but something that sends %s, such as the login page of a proxy: log in there, or correct the server of your kubeconfig", noSerializer.FindStringSubmatch(err.Error())[1])
+	case errors.As(err, new(*url.Error)):
+		return "the API server does not answer"
+	}
+	return "the answer of the API server cannot be read"
 }
 
 // pluginOf returns the credential plug-in that a request failed for (client-go's plugin/pkg/client/auth/exec), "" if it did not.

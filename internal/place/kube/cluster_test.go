@@ -2,9 +2,13 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +49,14 @@ func TestOpen(t *testing.T) {
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	orphan := kubeconfig(t, "https://192.0.2.1", "current-context: prod", "{}")
+	text, err := os.ReadFile(orphan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(orphan, []byte(strings.Replace(string(text), "clusters: [{name: c,", "clusters: [{name: d,", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, tt := range map[string]struct {
 		access Access
 		want   string
@@ -54,11 +66,16 @@ func TestOpen(t *testing.T) {
 		"context named":              {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "", "{}"), Context: "stage"}, ""},
 		"no such context":            {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "", "{}"), Context: "sage"}, "it has no context sage; it has prod, stage"},
 		"current one does not exist": {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "current-context: old", "{}")}, "its current context old does not exist"},
+		"cluster is not there":       {Access{Kubeconfig: orphan}, "its context prod is for the cluster \"c\", which it does not have: name another context"},
+		"plug-in of another version": {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "current-context: prod", "{exec: {apiVersion: client.authentication.k8s.io/v1alpha1, command: x}}")}, "exec plugin: invalid apiVersion"},
 		"empty":                      {Access{Kubeconfig: empty}, "no kubeconfig found"},
 	} {
 		c, err := Open(tt.access)
 		if err == nil && c.flags != tt.access.flags() {
 			t.Errorf("%s: another command would get the flags %q", name, c.flags)
+		}
+		if err != nil && strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: it says more than one sentence: %v", name, err)
 		}
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
@@ -72,6 +89,19 @@ func TestExplain(t *testing.T) {
 	defer refusing.Close()
 	gone := httptest.NewServer(nil)
 	gone.Close()
+	answering := func(code int, kind, text string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", kind)
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, text)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	status := func(code int, reason metav1.StatusReason) string {
+		return answering(code, "application/json", fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d}`, reason, code))
+	}
+	page := answering(http.StatusOK, "text/html", "<html>Sign in</html>")
 	plugin := func(command string) string {
 		return fmt.Sprintf("{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: %s}}", command)
 	}
@@ -81,6 +111,12 @@ func TestExplain(t *testing.T) {
 		"plug-in that says nothing": {refusing.URL, plugin("/bin/true"), "the credential plug-in of your kubeconfig failed"},
 		"refused":                   {refusing.URL, "{token: x}", "the API server does not accept your credentials"},
 		"gone":                      {gone.URL, "{token: x}", "the API server does not answer"},
+		"login page":                {page, "{token: x}", "no API server answers, but something that sends text/html, such as the login page of a proxy"},
+		"another protocol":          {strings.Replace(page, "http:", "https:", 1), "{token: x}", "the server of your kubeconfig does not speak TLS"},
+		"half an answer":            {answering(http.StatusOK, "application/json", `{"kind":`), "{token: x}", "the answer of the API server cannot be read"},
+		"overloaded":                {status(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests), "{token: x}", "the API server is overloaded, or limits how often you may ask it"},
+		"without etcd":              {status(http.StatusInternalServerError, metav1.StatusReasonInternalError), "{token: x}", "the API server, or a load balancer before it, cannot serve the request now"},
+		"load balancer alone":       {answering(http.StatusServiceUnavailable, "text/plain", "no healthy upstream"), "{token: x}", "the API server, or a load balancer before it, cannot serve the request now"},
 	} {
 		c, err := Open(Access{Kubeconfig: kubeconfig(t, tt.server, "current-context: prod", tt.user)})
 		if err != nil {
@@ -88,6 +124,14 @@ func TestExplain(t *testing.T) {
 		}
 		if _, err := c.ChooseAll(t.Context(), Config{}); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+	for want, err := range map[string]error{
+		"the certificate of the API server is not valid at this time: renew it, or correct the clock of this machine, where it is 20": x509.CertificateInvalidError{Reason: x509.Expired},
+		"the certificate of the API server is not one that your kubeconfig accepts: is it that of another cluster":                    &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}},
+	} {
+		if got := explain(&url.Error{Op: "Get", URL: "https://x", Err: err}); !strings.Contains(got.Error(), want) {
+			t.Errorf("%v: %v", err, got)
 		}
 	}
 	if err := explain(fmt.Errorf("get: %w", context.DeadlineExceeded)); !strings.Contains(err.Error(), "has not answered in time (a request may take 15s)") {

@@ -33,7 +33,7 @@ const (
 // takeLease creates the lease that says that this run is alive, and renews it until Close.
 func (p *Pods) takeLease(ctx context.Context) error {
 	api := p.cluster.api.Leases(p.namespace)
-	lease, err := api.Create(ctx, p.lease(holder(), nodesOf(p.spec), int32(leaseTime.Seconds()), metav1.NowMicro()), creation)
+	lease, err := api.Create(ctx, p.lease(holder(), nodesOf(p.spec), int32(leaseTime.Seconds()), p.cluster.now()), creation)
 	if err != nil {
 		return fmt.Errorf("create lease in namespace %s: %w", p.namespace, explain(err))
 	}
@@ -48,7 +48,7 @@ func (p *Pods) takeLease(ctx context.Context) error {
 				return
 			case <-tick.C:
 			}
-			now, err := json.Marshal(metav1.NowMicro())
+			now, err := json.Marshal(p.cluster.now())
 			if err != nil {
 				continue // a time always marshals
 			}
@@ -62,6 +62,9 @@ func (p *Pods) takeLease(ctx context.Context) error {
 	})
 	return nil
 }
+
+// now is the time of a lease.
+func (c *Cluster) now() metav1.MicroTime { return metav1.NewMicroTime(c.clock.Now()) }
 
 // CloseTime bounds how long Close takes.
 func (p *Pods) CloseTime() time.Duration { return downTime + p.endpointsTime() }
@@ -125,8 +128,7 @@ type Run struct {
 	// Holder is the process that runs it, Nodes those that it measures.
 	Holder string
 	Nodes  []string
-	// Alive means that its process has renewed its lease within the last minute,
-	// by this machine's clock.
+	// Alive means that its process has renewed its lease within the last minute, by the API server's clock.
 	Alive bool
 	// Since is when the API server created its lease.
 	Since time.Time
@@ -153,7 +155,7 @@ func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
 			if r := f.of("namespace", n.ObjectMeta, foreignNamespace(n)); r != nil {
 				r.Own = append(r.Own, n.Name)
 				// A new one has no lease yet.
-				r.Alive = r.Alive || n.DeletionTimestamp == nil && time.Since(n.CreationTimestamp.Time) < leaseTime
+				r.Alive = r.Alive || n.DeletionTimestamp == nil && c.clock.Since(n.CreationTimestamp.Time) < leaseTime
 			}
 		}
 	}
@@ -192,7 +194,7 @@ func (c *Cluster) Runs(ctx context.Context) ([]Run, []Foreign, error) {
 			r.Holder = *l.Spec.HolderIdentity
 		}
 		r.Since = l.CreationTimestamp.Time
-		r.Alive = l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) < leaseTime
+		r.Alive = l.Spec.RenewTime != nil && c.clock.Since(l.Spec.RenewTime.Time) < leaseTime
 	}
 	var all []Run
 	for _, r := range f.byID {

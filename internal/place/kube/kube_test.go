@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -1118,6 +1119,55 @@ func TestCleanup(t *testing.T) {
 	for _, id := range []string{"", "system", "../pods"} {
 		if err := c.Remove(t.Context(), Run{ID: id, Own: []string{"slipstream-other"}}); err == nil {
 			t.Errorf("a run called %q is removed", id)
+		}
+	}
+}
+
+// TestClocksThatDiffer: the clock of this machine is five minutes ahead of the API server's, or behind it. A live run on another
+// machine is still alive, a dead one is dead, and this machine's leases have the server's time.
+func TestClocksThatDiffer(t *testing.T) {
+	for _, ahead := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
+		date := func() time.Time { return time.Now().Add(-ahead) }
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Date", date().UTC().Format(http.TimeFormat))
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"kind":"NamespaceList","apiVersion":"v1"}`)
+		}))
+		defer server.Close()
+		c, err := Open(Access{Kubeconfig: kubeconfig(t, server.URL, "current-context: prod", "{}")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.api.Namespaces().List(t.Context(), metav1.ListOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		api, other := fakeCluster(t, nil)
+		c.api = other.api
+		leave(t, c, aliveID, date())
+		leave(t, c, deadID, date().Add(-2*leaseTime))
+		made := newRun("made2345").namespaceObject("slipstream-made2345", "restricted")
+		made.CreationTimestamp = metav1.NewTime(date())
+		make1(t, c.api.Namespaces(), made)
+		runs, _, err := c.Runs(t.Context())
+		if err != nil || len(runs) != 3 || !runs[0].Alive || runs[1].Alive || !runs[2].Alive {
+			t.Errorf("ahead by %s: %+v, %v", ahead, runs, err)
+		}
+		if _, err := c.Up(t.Context(), config(nil)); err == nil || !strings.Contains(err.Error(), "run "+aliveID) {
+			t.Errorf("ahead by %s: beside a live run: %v", ahead, err)
+		}
+		if err := c.Remove(t.Context(), runs[0]); err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.Up(t.Context(), config(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease, err := api.CoordinationV1().Leases(p.namespace).Get(t.Context(), p.name("run"), metav1.GetOptions{})
+		if err != nil || date().Sub(lease.Spec.RenewTime.Time).Abs() > leaseTime {
+			t.Errorf("ahead by %s: the lease says %v at %s, %v", ahead, lease.Spec.RenewTime, date(), err)
+		}
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
 		}
 	}
 }

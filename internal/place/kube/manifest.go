@@ -19,7 +19,7 @@ const (
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
 	labelRun       = "slipstream.dev/run"
-	// labelPod is a pod's own, for the service in front of it.
+	// labelPod is different for each pod, so that a service can select one.
 	labelPod = "slipstream.dev/pod"
 
 	appName, runComponent = "slipstream", "run"

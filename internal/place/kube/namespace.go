@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// A namespace that the user names may limit what a run can do there. What its user may not read is left out: the API server and the
-// network have their say in any case.
+// A namespace that the user names may limit a run by quotas and network policies. Those that the user may not read are not
+// checked beforehand; the API server and the network enforce them anyway.
 
 // hasRoom returns an error if a quota of the namespace has no room for all of the pods. The API server checks quotas for one pod at a
 // time.

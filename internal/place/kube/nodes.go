@@ -194,7 +194,7 @@ func choosePools(nodes []corev1.Node, config Config) ([]string, error) {
 // matching assigns nodes to ends, each node to one.
 type matching struct {
 	nodes []corev1.Node
-	// fits says why a node is nothing for an end, "" if it is.
+	// fits says why a node does not suit an end, "" if it does.
 	fits  func(end int, n corev1.Node) string
 	taken map[string]int // ends by node
 }

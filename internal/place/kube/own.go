@@ -53,7 +53,7 @@ func foreignNamespace(n *corev1.Namespace) string {
 // podName matches the name of a run's pod up to the name of the run (see Pods.up).
 var podName = regexp.MustCompile(`^(client|server|n[0-9]+)-(node|[0-9]+|[0-9]+-host)-$`)
 
-// named reports whether the name of an object is that of its run after a form.
+// named reports whether the name of an object consists of a given form and the name of its run.
 func named(m metav1.ObjectMeta, form *regexp.Regexp) bool {
 	prefix, ok := strings.CutSuffix(m.Name, m.Labels[labelRun])
 	return ok && form.MatchString(prefix)
@@ -97,7 +97,7 @@ type Foreign struct{ Kind, Name, Why string }
 
 func (f Foreign) String() string { return fmt.Sprintf("%s %s: %s", f.Kind, f.Name, f.Why) }
 
-// only makes a deletion fail if the object has been replaced by another of its name since it was read.
+// only returns the options with which a deletion fails if another object has taken the name since this one was read.
 func only(m metav1.ObjectMeta) metav1.DeleteOptions {
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &m.UID}}
 }
