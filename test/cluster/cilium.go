@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -56,7 +57,7 @@ func findPeers(ctx context.Context) (string, error) {
 
 // ciliumConfig returns the configuration that Cilium's chart makes of the mode's values.
 func (c *Cluster) ciliumConfig(ctx context.Context) (map[string]string, error) {
-	values := strings.Join(append(ciliumModes[c.config.CNI], ciliumValues...), ",")
+	values := strings.Join(slices.Concat(ciliumModes[c.config.CNI], ciliumValues), ",")
 	rendered, err := output(exec.CommandContext(ctx, filepath.Join(c.peers, "../tools/helm"), "template", "cilium", filepath.Join(c.peers, "chart"),
 		"--namespace=kube-system", "--kube-version=1.34", "--show-only=templates/cilium-configmap.yaml", "--set="+values))
 	if err != nil {

@@ -5,6 +5,7 @@ package cluster
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +23,27 @@ func TestPeers(t *testing.T) {
 	for _, mode := range []string{Cilium, CiliumVXLAN} {
 		t.Run(mode, func(t *testing.T) {
 			c := own(t, Config{CNI: mode, Log: os.Stderr})
-			runAll(t, c, clusterTest{"Pods", testPods}, clusterTest{"Run", testRunBesideCilium}, clusterTest{"Agent", testAgentBesideCilium})
+			runAll(t, c, clusterTest{"Mode", testCiliumMode}, clusterTest{"Pods", testPods}, clusterTest{"Run", testRunBesideCilium}, clusterTest{"Agent", testAgentBesideCilium})
+		})
+	}
+}
+
+// testCiliumMode checks that the agents have the mode that was asked for, and did not fall back to the node's stack.
+func testCiliumMode(t *testing.T, c *Cluster) {
+	routing := map[string]string{Cilium: "Network: Native Host: BPF", CiliumVXLAN: "Network: Tunnel [vxlan] Host: BPF"}[c.config.CNI]
+	for _, n := range c.nodes {
+		testenv.Eventually(t, time.Minute, "status of "+n.name, func() string {
+			out, err := output(n.Command(t.Context(), filepath.Join(c.peers, "cilium-dbg"), "status", "--verbose"))
+			if err != nil {
+				return err.Error()
+			}
+			is := strings.Join(strings.Fields(out), " ")
+			for _, want := range []string{"KubeProxyReplacement: True", " Cilium: Ok ", routing, "Attach Mode: TCX", "Masquerading: BPF", "Socket LB: Enabled"} {
+				if !strings.Contains(is, want) {
+					return fmt.Sprintf("no %q in\n%s", want, out)
+				}
+			}
+			return ""
 		})
 	}
 }
