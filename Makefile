@@ -154,6 +154,28 @@ check: ## Run the tests that need nothing of the machine: no root, nothing insta
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
 	go test -count=1 -timeout=30m ./test/cluster/
 
+# Cilium's programs are built once, and again when their go.mod changes. At low priority, because it takes long.
+PEERS := bin/peers/.built
+CILIUM := github.com/cilium/cilium
+.PHONY: peers
+peers: cluster-deps $(HELM) $(PEERS) ## Build Cilium from its Go module, and try clusters with it and with slipstream in them (root)
+	@.ci/deps /usr/lib/llvm-19/bin/clang=clang-19
+	go test -tags peers -count=1 -v -timeout=30m -run '^TestPeers' ./test/cluster
+
+$(PEERS): test/cluster/peers/go.mod test/cluster/peers/go.sum
+	rm -rf bin/peers
+	cd test/cluster/peers && version=$$(go list -m -f '{{.Version}}' $(CILIUM)) && \
+	for program in agent=daemon cni=plugins/cilium-cni dbg=cilium-dbg; do \
+		nice -n 15 go build -trimpath -tags osusergo -ldflags "-s -w -X '$(CILIUM)/pkg/version.ciliumVersion=$${version#v} unknown unknown'" \
+			-o $(CURDIR)/bin/peers/cilium-$${program%=*} $(CILIUM)/$${program#*=}; \
+	done
+	@# Files of the module cache are read-only.
+	module=$$(go list -C test/cluster/peers -m -f '{{.Dir}}' $(CILIUM)); \
+	cp -r --no-preserve=mode $$module/bpf bin/peers/bpf; \
+	cp -r --no-preserve=mode $$module/install/kubernetes/cilium bin/peers/chart; \
+	cp -r --no-preserve=mode $$module/pkg/k8s/apis/cilium.io/client/crds bin/peers/crds
+	touch $@
+
 NODES ?= 100
 .PHONY: scale
 scale: build ## Measure what the agents of NODES nodes ask of a real API server, in about 25 minutes for 100; with SCENARIO="pods policies services", repeat the published tests of Cilium's agent with slipstream's, in 12 minutes each (root)

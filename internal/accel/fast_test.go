@@ -15,6 +15,9 @@ import (
 
 	"slipstream.dev/internal/accel/journal"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -177,6 +180,60 @@ func TestFastpathChanges(t *testing.T) {
 		}
 		if alone := s.States()[0].Message; strings.Contains(alone, "other: ") {
 			return
+		}
+	}
+}
+
+// TestFastpathBesideCilium gives a node that routes packets of pods a program by a name of Cilium's, by tcx and by tc. As long as it is there,
+// the condition says so in one sentence, and nothing is attached to any device, whatever may miss packets.
+func TestFastpathBesideCilium(t *testing.T) {
+	node(t, enter(t), 1)
+	nic, err := netlink.LinkByName("eth0")
+	must(t, err)
+	index := nic.Attrs().Index
+	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: index, Dst: address(t, "10.244.1.0/24").IPNet, Gw: net.IPv4(192, 0, 2, 2)}))
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "cil_to_netdev", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+	must(t, err)
+	defer program.Close()
+	for by, attach := range map[string]func() (end func() error){
+		"tcx": func() func() error {
+			l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: program, Attach: ebpf.AttachTCXEgress})
+			must(t, err)
+			return l.Close
+		},
+		"tc": func() func() error {
+			qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+			must(t, netlink.QdiscAdd(qdisc))
+			must(t, netlink.FilterAdd(&netlink.BpfFilter{
+				FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
+				Fd:          program.FD(), Name: "cil_to_netdev", DirectAction: true,
+			}))
+			return func() error { return netlink.QdiscDel(qdisc) }
+		},
+	} {
+		// Not a subtest: that would run on a thread of another namespace.
+		end := attach()
+		wanted := []v1alpha1.Accelerator{{Fastpath: &v1alpha1.Fastpath{UnseenBy: []string{v1alpha1.UnseenByTCX, v1alpha1.UnseenByTC}}}}
+		keep := func() State {
+			s, err := OpenKeeper(Options{Place: place.Place{Name: "here", Kind: place.Node}, JournalDir: t.TempDir(), Owner: "test", Persistent: true})
+			must(t, err)
+			defer s.Close()
+			v, err := s.View()
+			must(t, err)
+			_, err = s.Keep(t.Context(), v, v1alpha1.ForPolicy(wanted...))
+			must(t, err)
+			return s.States()[0]
+		}
+		const sentence = "the fast path supports no VXLAN device and no NIC of this node: all devices: " +
+			"Cilium's programs already handle the packets of pods (cil_to_netdev at the egress of eth0)"
+		is := keep()
+		if is.Message != sentence || is.Reason != v1alpha1.ReasonImpossible || !is.Failed || len(is.Attached) > 0 {
+			t.Errorf("%s: with it: %+v", by, is)
+		}
+		must(t, end())
+		if is := keep(); is.Failed {
+			t.Errorf("%s: without it: %+v", by, is)
 		}
 	}
 }

@@ -245,6 +245,11 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 		byIndex[l.Attrs().Index] = l
 		n.names[l.Attrs().Index] = l.Attrs().Name
 	}
+	if o.cilium != "" {
+		// Its programs are the network policy, and usually forward the packets themselves, before the fast path sees them.
+		n.skipped = []string{fmt.Sprintf("all devices: Cilium's programs already handle the packets of pods (%s)", o.cilium)}
+		return n
+	}
 	n.addVXLANDevices(links, byIndex, routes, neighbours)
 	n.addRouters(links, byIndex, routes)
 	n.addPods(links, byIndex)

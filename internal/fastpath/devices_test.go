@@ -175,6 +175,44 @@ func TestRouters(t *testing.T) {
 	}
 }
 
+// TestCilium checks that a node with any of Cilium's programs has nothing for the fast path, and that one sentence says so, whatever else
+// would be skipped, and whatever may be unseen.
+func TestCilium(t *testing.T) {
+	attrs := func(index int, name string) netlink.LinkAttrs {
+		return netlink.LinkAttrs{Index: index, Name: name, MTU: 1500, Flags: net.FlagUp, EncapType: "ether", NetNsID: -1}
+	}
+	pod := &netlink.Veth{LinkAttrs: attrs(7, "lxc7")}
+	pod.NetNsID = 1
+	devices := []netlink.Link{&netlink.Device{LinkAttrs: attrs(2, "eth0")}, &netlink.Vxlan{LinkAttrs: attrs(3, "cilium_vxlan"), FlowBased: true}, pod}
+	_, subnet, err := net.ParseCIDR("10.244.1.0/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	routes := []netlink.Route{{Dst: subnet, Gw: net.IPv4(192, 0, 2, 2), LinkIndex: 2, Type: unix.RTN_UNICAST}}
+	for name, tt := range map[string]struct {
+		programs []string
+		skipped  []string
+		routers  []int
+	}{
+		"Cilium":            {[]string{"other", "cil_to_netdev", "cil_from_netdev"}, []string{"all devices: Cilium's programs already handle the packets of pods (cil_to_netdev at the egress of eth0)"}, nil},
+		"another's program": {[]string{"other", "my_cil_to_netdev"}, []string{"cilium_vxlan: each packet has its own tunnel key (external)"}, []int{2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var o observers
+			for _, program := range tt.programs {
+				o.findCilium(attachPoint{2, true}, "eth0", program)
+			}
+			n := classify(devices, routes, o, nil)
+			if d := cmp.Diff(tt.skipped, n.skipped); d != "" {
+				t.Errorf("skipped (-want +got):\n%s", d)
+			}
+			if !slices.Equal(n.routers, tt.routers) || len(n.attachments([]int{7}, true)) > 0 != (len(tt.routers) > 0) {
+				t.Errorf("routers are %v, programs %v", n.routers, n.attachments([]int{7}, true))
+			}
+		})
+	}
+}
+
 // TestRouteMTUs checks that the fast path takes the MTU of a route into account, on the devices that it sends packets to.
 func TestRouteMTUs(t *testing.T) {
 	const router, underlay, other = 2, 3, 4

@@ -59,6 +59,8 @@ type observers struct {
 	// XDP program. Netlink sends no notification when these change.
 	programs map[attachPoint][]ebpf.ProgramID
 	xdp      map[int]bool
+	// cilium names a program of Cilium and where it is, or is empty.
+	cilium string
 }
 
 // first returns the name of an observer at one of the attach points, or "". If kinds are given, only
@@ -72,6 +74,16 @@ func (o observers) first(points []attachPoint, kinds ...string) string {
 		}
 	}
 	return ""
+}
+
+// ciliumPrefix begins the names of Cilium's tcx programs and tc filters (bpf/bpf_lxc.c, bpf_host.c and bpf_overlay.c).
+const ciliumPrefix = "cil_"
+
+// findCilium remembers the first program of Cilium.
+func (o *observers) findCilium(p attachPoint, device, program string) {
+	if o.cilium == "" && strings.HasPrefix(program, ciliumPrefix) {
+		o.cilium = fmt.Sprintf("%s at the %s of %s", program, p, device)
+	}
 }
 
 // both returns both attach points of a device.
@@ -101,8 +113,11 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 	if err != nil {
 		return o, err
 	}
-	for _, p := range filtered {
-		add(p, v1alpha1.UnseenByTC, "tc filters at its %s", p)
+	for _, f := range filtered {
+		add(f.attachPoint, v1alpha1.UnseenByTC, "tc filters at its %s", f)
+		for _, name := range f.programs {
+			o.findCilium(f.attachPoint, f.device, name)
+		}
 	}
 	chains, err := netdevChains()
 	if err != nil {
@@ -139,7 +154,9 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 			}
 			o.programs[p] = slices.DeleteFunc(all, ours)
 			for _, id := range o.programs[p] {
-				add(p, v1alpha1.UnseenByTCX, "a tcx program at its %s (%s)", p, programName(id))
+				name := programName(id)
+				add(p, v1alpha1.UnseenByTCX, "a tcx program at its %s (%s)", p, name)
+				o.findCilium(p, a.Name, name)
 			}
 		}
 	}
@@ -179,8 +196,15 @@ func programName(id ebpf.ProgramID) string {
 	return info.Name
 }
 
+// filterPoint is an attach point of a device that has tc filters, with the names of those that are eBPF programs.
+type filterPoint struct {
+	attachPoint
+	device   string
+	programs []string
+}
+
 // filtersOf finds the attach points of devices that have tc filters.
-func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (all []attachPoint, err error) {
+func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (all []filterPoint, err error) {
 	for _, q := range qdiscs {
 		if t := q.Type(); t != "clsact" && t != "ingress" {
 			continue
@@ -190,20 +214,30 @@ func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) 
 		if i < 0 {
 			continue // the device is new; a notification follows
 		}
-		for p, parent := range map[attachPoint]uint32{{index, false}: netlink.HANDLE_MIN_INGRESS, {index, true}: netlink.HANDLE_MIN_EGRESS} {
+		for _, p := range both(index) {
+			parent := uint32(netlink.HANDLE_MIN_INGRESS)
+			if p.egress {
+				parent = netlink.HANDLE_MIN_EGRESS
+			}
 			if p.egress && q.Type() == "ingress" {
 				continue
 			}
+			f := filterPoint{attachPoint: p, device: links[i].Attrs().Name}
 			if !p.egress && q.Attrs().IngressBlock != nil { // shared with other devices
-				all = append(all, p)
+				all = append(all, f)
 				continue
 			}
 			filters, err := netns.Dump("filters", func() ([]netlink.Filter, error) { return h.FilterList(links[i], parent) })
 			if err != nil {
 				return nil, err
 			}
+			for _, filter := range filters {
+				if b, ok := filter.(*netlink.BpfFilter); ok {
+					f.programs = append(f.programs, b.Name)
+				}
+			}
 			if len(filters) > 0 {
-				all = append(all, p)
+				all = append(all, f)
 			}
 		}
 	}

@@ -50,10 +50,12 @@ const (
 
 // Values of Config.CNI and Config.Proxy.
 const (
-	Flannel  = "flannel"
-	Routed   = "routed"
-	NFTables = "nftables"
-	IPTables = "iptables"
+	Flannel     = "flannel"
+	Routed      = "routed"
+	Cilium      = "cilium"
+	CiliumVXLAN = "cilium-vxlan"
+	NFTables    = "nftables"
+	IPTables    = "iptables"
 )
 
 // Config describes a cluster. A zero field means its default.
@@ -62,11 +64,12 @@ type Config struct {
 	// node0, node1 and so on.
 	Nodes int
 	// Proxy is the mode of kube-proxy, NFTables or IPTables; the default is
-	// NFTables.
+	// NFTables. Cilium replaces kube-proxy.
 	Proxy string
 	// CNI selects how pods are connected; the default is Flannel. Routed is a
 	// VXLAN in the shape of Calico's: without a bridge, and with a route for each
-	// pod.
+	// pod. Cilium routes between the nodes, CiliumVXLAN encapsulates; make peers
+	// builds what they take.
 	CNI string
 	// Images are OCI or Docker archives to import on every node.
 	Images []string
@@ -78,11 +81,11 @@ func (c *Config) complete() error {
 	if c.Nodes == 0 {
 		c.Nodes = 2
 	}
-	if c.Proxy == "" {
-		c.Proxy = NFTables
-	}
 	if c.CNI == "" {
 		c.CNI = Flannel
+	}
+	if c.Proxy == "" && !c.cilium() {
+		c.Proxy = NFTables
 	}
 	if c.Log == nil {
 		c.Log = io.Discard
@@ -90,11 +93,14 @@ func (c *Config) complete() error {
 	if c.Nodes < 2 || c.Nodes > 5 {
 		return fmt.Errorf("nodes of a cluster must be 2 to 5, are %d", c.Nodes)
 	}
-	if c.Proxy != NFTables && c.Proxy != IPTables {
-		return fmt.Errorf("mode of kube-proxy must be %s or %s, is %q", NFTables, IPTables, c.Proxy)
+	if c.CNI != Flannel && c.CNI != Routed && !c.cilium() {
+		return fmt.Errorf("CNI must be %s, %s, %s or %s, is %q", Flannel, Routed, Cilium, CiliumVXLAN, c.CNI)
 	}
-	if c.CNI != Flannel && c.CNI != Routed {
-		return fmt.Errorf("CNI must be %s or %s, is %q", Flannel, Routed, c.CNI)
+	if c.cilium() && c.Proxy != "" {
+		return fmt.Errorf("there is no kube-proxy with CNI %s: its mode must be empty, is %q", c.CNI, c.Proxy)
+	}
+	if !c.cilium() && c.Proxy != NFTables && c.Proxy != IPTables {
+		return fmt.Errorf("mode of kube-proxy must be %s or %s, is %q", NFTables, IPTables, c.Proxy)
 	}
 	return nil
 }
@@ -103,6 +109,9 @@ func (c *Config) complete() error {
 type Cluster struct {
 	config Config
 	parts  string
+	// peers has Cilium's programs, and ciliumOptions what its chart makes of the mode.
+	peers         string
+	ciliumOptions map[string]string
 	// dir is the cluster's folder, whose last element is the cluster's ID. owner
 	// locks it: the process that holds the lock owns the cluster.
 	dir   string
@@ -140,6 +149,11 @@ func Up(ctx context.Context, config Config) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{config: config, parts: dir, began: time.Now()}
+	if config.cilium() {
+		if c.peers, err = findPeers(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if c.dir, c.owner, err = newState(ctx); err != nil {
 		return nil, err
 	}
@@ -160,6 +174,9 @@ func probe(config Config) error {
 	programs := []string{"containerd", "runc", "ctr", "nsenter", "iptables", filepath.Join(cniDir, "bridge")}
 	if config.Proxy == NFTables {
 		programs = append(programs, "nft")
+	}
+	if config.cilium() {
+		programs = append(programs, filepath.Join(clangDir, "clang"))
 	}
 	var missing []string
 	for _, p := range programs {
@@ -408,6 +425,9 @@ func (c *Cluster) startControlPlane(ctx context.Context, fail context.CancelCaus
 		if err := c.daemon(fail, name, c.onControlPlane(name, args...)); err != nil {
 			return err
 		}
+	}
+	if c.config.cilium() {
+		return c.prepareCilium(ctx)
 	}
 	return nil
 }

@@ -26,6 +26,9 @@ func (c *Cluster) linkPlugins() error {
 		return fmt.Errorf("make folder for CNI plugins: %w", err)
 	}
 	paths := []string{filepath.Join(c.parts, "flannel")}
+	if c.config.cilium() {
+		paths = append(paths, filepath.Join(c.peers, "cilium-cni"))
+	}
 	for _, name := range []string{"bridge", "ptp", "host-local", "loopback", "portmap"} {
 		paths = append(paths, filepath.Join(cniDir, name))
 	}

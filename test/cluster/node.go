@@ -130,6 +130,9 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 		"--hostname-override="+n.name, "--node-ip="+n.Addr()); err != nil {
 		return err
 	}
+	if n.c.config.cilium() {
+		return n.startCilium(daemon)
+	}
 	if kubeconfig, err = n.c.authority.kubeconfig("kube-proxy-"+n.name, apiURL, "system:kube-proxy"); err != nil {
 		return err
 	}
@@ -220,8 +223,12 @@ func (n *Node) furnish(ctx context.Context) error {
 			return fmt.Errorf("set name: %w", err)
 		}
 		// The mounts below would hide these folders.
+		dirs := []string{cgroupDir, n.c.dir, n.c.parts}
+		if n.c.peers != "" {
+			dirs = append(dirs, n.c.peers)
+		}
 		var keep []*mountTree
-		for _, dir := range []string{cgroupDir, n.c.dir, n.c.parts} {
+		for _, dir := range dirs {
 			t, err := cloneMounts(dir)
 			if err != nil {
 				return err
@@ -249,7 +256,11 @@ func (n *Node) furnish(ctx context.Context) error {
 				return err
 			}
 		}
-		for name, value := range machineSettings {
+		settings, err := n.standIns()
+		if err != nil {
+			return err
+		}
+		for name, value := range settings {
 			path := filepath.Join(n.dir, "sysctl", strings.ReplaceAll(name, "/", "."))
 			if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
 				return fmt.Errorf("write stand-in for sysctl %s: %w", name, err)

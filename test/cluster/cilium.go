@@ -1,0 +1,150 @@
+//go:build linux
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// ciliumValues are the values of Cilium's chart in all modes: Cilium replaces kube-proxy and masquerades in eBPF, without
+// which packets would pass through the node's stack. There is neither its proxy nor its observers.
+var ciliumValues = []string{
+	"kubeProxyReplacement=true", "k8sServiceHost=" + controlAddr, "k8sServicePort=" + apiPort, "bpf.masquerade=true",
+	"ipam.mode=kubernetes", "l7Proxy=false", "envoy.enabled=false", "hubble.enabled=false",
+	// A second program of Cilium answers these checks.
+	"healthChecking=false", "endpointHealthChecking.enabled=false",
+}
+
+// ciliumModes has the further values of each mode.
+var ciliumModes = map[string][]string{
+	Cilium:      {"routingMode=native", "autoDirectNodeRoutes=true", "ipv4NativeRoutingCIDR=" + podNetwork},
+	CiliumVXLAN: {"routingMode=tunnel", "tunnelProtocol=vxlan"},
+}
+
+// ciliumSettings are sysctls of the whole machine that Cilium's agent sets, with the values that it wants.
+var ciliumSettings = map[string]string{"kernel/unprivileged_bpf_disabled": "1", "kernel/timer_migration": "0"}
+
+// clangDir has Debian's compiler under the name by which the agent calls it.
+const clangDir = "/usr/lib/llvm-19/bin"
+
+func (c *Config) cilium() bool { return ciliumModes[c.CNI] != nil }
+
+// findPeers returns the folder with what make peers has built.
+func findPeers(ctx context.Context) (string, error) {
+	root, err := checkout(ctx)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(root, "bin/peers")
+	if _, err := os.Stat(filepath.Join(dir, ".built")); err != nil {
+		return "", fmt.Errorf("find Cilium: %w: build it first (make peers)", err)
+	}
+	return dir, nil
+}
+
+// ciliumConfig returns the configuration that Cilium's chart makes of the mode's values.
+func (c *Cluster) ciliumConfig(ctx context.Context) (map[string]string, error) {
+	values := strings.Join(slices.Concat(ciliumModes[c.config.CNI], ciliumValues), ",")
+	rendered, err := output(exec.CommandContext(ctx, filepath.Join(c.peers, "../tools/helm"), "template", "cilium", filepath.Join(c.peers, "chart"),
+		"--namespace=kube-system", "--kube-version=1.34", "--show-only=templates/cilium-configmap.yaml", "--set="+values))
+	if err != nil {
+		return nil, fmt.Errorf("render Cilium's chart: %w", err)
+	}
+	var object corev1.ConfigMap
+	if err := yaml.Unmarshal([]byte(rendered), &object); err != nil {
+		return nil, fmt.Errorf("read Cilium's configuration: %w", err)
+	}
+	return object.Data, nil
+}
+
+// prepareCilium reads the configuration of the agents, and defines Cilium's kinds of objects. Usually its operator does that; nothing
+// else that the operator does is needed here.
+func (c *Cluster) prepareCilium(ctx context.Context) error {
+	var err error
+	if c.ciliumOptions, err = c.ciliumConfig(ctx); err != nil {
+		return err
+	}
+	if _, err := output(exec.CommandContext(ctx, filepath.Join(c.parts, "kubectl"), "--kubeconfig="+c.kubeconfig,
+		"create", "--recursive", "--filename="+filepath.Join(c.peers, "crds"))); err != nil {
+		return fmt.Errorf("define Cilium's kinds of objects: %w", err)
+	}
+	return nil
+}
+
+// startCilium runs Cilium's agent as its DaemonSet does. The agent compiles its programs, and then installs the node's CNI
+// configuration.
+func (n *Node) startCilium(daemon func(name string, args ...string) error) error {
+	kubeconfig, err := n.c.authority.kubeconfig("cilium-"+n.name, apiURL, "cilium", "system:masters")
+	if err != nil {
+		return err
+	}
+	options := maps.Clone(n.c.ciliumOptions)
+	options["k8s-kubeconfig-path"] = kubeconfig
+	options["write-cni-conf-when-ready"] = filepath.Join(n.dir, "cni", "05-cilium.conflist")
+	options["procfs"] = "/proc"
+	dir := filepath.Join(n.dir, "cilium")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
+	for name, value := range options {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(value), 0o644); err != nil {
+			return fmt.Errorf("write Cilium's configuration: %w", err)
+		}
+	}
+	// The agent adds headers to the sources.
+	if err := os.CopyFS(filepath.Join(n.dir, "lib/cilium/bpf"), os.DirFS(filepath.Join(n.c.peers, "bpf"))); err != nil {
+		return fmt.Errorf("copy Cilium's programs: %w", err)
+	}
+	if err := n.inside(n.mountCiliumCgroup); err != nil {
+		return err
+	}
+	return daemon("env", "PATH="+clangDir+":"+os.Getenv("PATH"), "K8S_NODE_NAME="+n.name, "CILIUM_K8S_NAMESPACE=kube-system",
+		filepath.Join(n.c.peers, "cilium-agent"), "--config-dir="+dir)
+}
+
+// mountCiliumCgroup mounts the control group of the node's pods where the agent expects the root of all control groups. The
+// programs that choose a service's backend when a socket connects are attached there.
+func (n *Node) mountCiliumCgroup() error {
+	root := n.c.ciliumOptions["cgroup-root"]
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return fmt.Errorf("make mount point: %w", err)
+	}
+	v2, err := unified()
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount(filepath.Join(v2, cgroupName(filepath.Base(n.c.dir)), n.name), root, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount the node's control group at %s: %w", root, err)
+	}
+	return nil
+}
+
+// standIns returns the sysctls of the whole machine that programs of the node set, and that this machine has.
+func (n *Node) standIns() (map[string]string, error) {
+	all := maps.Clone(machineSettings)
+	if !n.c.config.cilium() {
+		return all, nil
+	}
+	for name, value := range ciliumSettings {
+		switch _, err := os.Stat("/proc/sys/" + name); {
+		case err == nil:
+			all[name] = value
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("find sysctl: %w", err)
+		}
+	}
+	return all, nil
+}
