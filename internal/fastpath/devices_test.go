@@ -206,8 +206,8 @@ func TestCilium(t *testing.T) {
 			if d := cmp.Diff(tt.skipped, n.skipped); d != "" {
 				t.Errorf("skipped (-want +got):\n%s", d)
 			}
-			if !slices.Equal(n.routers, tt.routers) || len(n.attachments([]int{7}, true)) > 0 != (len(tt.routers) > 0) {
-				t.Errorf("routers are %v, programs %v", n.routers, n.attachments([]int{7}, true))
+			if !slices.Equal(n.routers, tt.routers) || len(n.attachments([]int{7}, true, nil)) > 0 != (len(tt.routers) > 0) {
+				t.Errorf("routers are %v, programs %v", n.routers, n.attachments([]int{7}, true, nil))
 			}
 		})
 	}
