@@ -16,8 +16,27 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// progress shows the progress of a run: one changing line on a terminal, a line per trial elsewhere.
-type progress struct {
+// progress tells how a run goes.
+type progress interface {
+	show(experiment.Event)
+	// note tells something that stays.
+	note(text string)
+	// results tells the folder of the results.
+	results(path string)
+	// end tells that nothing is measured any more.
+	end()
+}
+
+// newProgress returns a progress for whoever reads stderr: a program if runForProgram has replaced it.
+func newProgress(p Process) progress {
+	if forProgram, ok := p.Err.(jsonProgress); ok {
+		return forProgram
+	}
+	return newTextProgress(p)
+}
+
+// textProgress is for people: one changing line on a terminal, a line per trial elsewhere.
+type textProgress struct {
 	mu       sync.Mutex
 	w        io.Writer
 	terminal bool
@@ -26,15 +45,15 @@ type progress struct {
 	previous uint64     // total of bytes or messages a second ago
 }
 
-func newProgress(p Process) *progress {
+func newTextProgress(p Process) *textProgress {
 	fd := int(p.Stderr.Fd())
-	return &progress{w: p.Stderr, terminal: term.IsTerminal(fd), columns: func() int {
+	return &textProgress{w: p.Stderr, terminal: term.IsTerminal(fd), columns: func() int {
 		width, _, _ := term.GetSize(fd)
 		return width
 	}}
 }
 
-func (p *progress) show(e experiment.Event) {
+func (p *textProgress) show(e experiment.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := e.Trial
@@ -75,28 +94,29 @@ func (p *progress) show(e experiment.Event) {
 	}
 }
 
-// note prints a line that stays.
-func (p *progress) note(text string) {
+func (p *textProgress) note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.print(text)
 }
 
+func (p *textProgress) results(path string) { p.note("results go to " + path) }
+
 // end leaves the terminal's last line empty.
-func (p *progress) end() {
+func (p *textProgress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.status("")
 }
 
-func (p *progress) print(text string) {
+func (p *textProgress) print(text string) {
 	status := p.line
 	p.status("")
 	fmt.Fprintln(p.w, plain.Text(text))
 	p.status(status)
 }
 
-func (p *progress) status(text string) {
+func (p *textProgress) status(text string) {
 	if !p.terminal || text == p.line {
 		return
 	}
