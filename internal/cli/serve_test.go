@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"slipstream.dev/internal/history"
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
@@ -456,5 +458,45 @@ func TestIndex(t *testing.T) {
 	entries, err := os.ReadDir(parent)
 	if err != nil || len(entries) != 5 {
 		t.Errorf("%d entries, %v, want three results and two files", len(entries), err)
+	}
+}
+
+// TestServeKeepsNothing: all pages come from the results alone. A server that has read everything and one that has just
+// started show the same, and an index that was deleted is written again as it was.
+func TestServeKeepsNothing(t *testing.T) {
+	parent := madeOn(t, 3, 4, 5)
+	written := func() (all []string) {
+		t.Helper()
+		if code, out, errs := slipstream(t, "report", "--index", parent); code != exitGood {
+			t.Fatal(out, errs)
+		}
+		for _, name := range []string{"index.html", "trend-made.html"} {
+			page, err := os.ReadFile(filepath.Join(parent, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, string(page))
+			if err := os.Remove(filepath.Join(parent, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+	index := written()
+	old, _ := served(t, parent, "")
+	fetch(t, old+"/?q=6.12") // which reads all results
+	for _, path := range []string{"/", "/?q=slower", "/?skip=2", "/trend", "/result/made-20260104T150405Z", "/beside?before=made-20260103T150405Z&after=made-20260105T150405Z"} {
+		fresh, _ := served(t, parent, "")
+		_, want := fetch(t, fresh+path)
+		if _, got := fetch(t, old+path); got != want {
+			t.Errorf("%s differs", path)
+		}
+	}
+	if diff := cmp.Diff(index, written()); diff != "" {
+		t.Error(diff)
+	}
+	entries, err := os.ReadDir(parent)
+	if err != nil || len(entries) != 3 {
+		t.Errorf("something is left in the folder: %v, %v", entries, err)
 	}
 }
