@@ -2,7 +2,9 @@ package cli
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -196,6 +199,8 @@ func TestServeHostileFolder(t *testing.T) {
 	}
 	must(os.Symlink(filepath.Join(outside, "made-20260109T150405Z"), named("link")))
 	must(os.Truncate(filepath.Join(copyOf("huge"), "trials.jsonl"), 2<<30)) // a hole: it takes no space
+	linked := filepath.Join(copyOf("linked"), "trials.jsonl")
+	must(errors.Join(os.Remove(linked), os.Symlink(filepath.Join(outside, "made-20260109T150405Z", "trials.jsonl"), linked)))
 	must(os.WriteFile(filepath.Join(copyOf("torn"), "trials.jsonl"), []byte("{}\n"), 0o600))
 	script := `"><script>alert(1)<`
 	environment := filepath.Join(copyOf(script), "environment.json")
@@ -211,6 +216,10 @@ func TestServeHostileFolder(t *testing.T) {
 		"/result/huge-20260107T150405Z":                                       422,
 		"/live/huge-20260107T150405Z/events":                                  422,
 		"/result/torn-20260107T150405Z":                                       422,
+		"/result/linked-20260107T150405Z":                                     422,
+		"/live/linked-20260107T150405Z/events":                                422,
+		"/beside?before=made-20260103T150405Z&after=linked-20260107T150405Z":  422,
+		"/beside?before=huge-20260107T150405Z&after=made-20260103T150405Z":    422,
 		"/result/..%2F" + filepath.Base(outside) + "%2Fmade-20260109T150405Z": 404,
 		"/result/%2e%2e%2fmade-20260109T150405Z":                              404,
 		"/result/..%5C..%5Cmade-20260109T150405Z":                             404,
@@ -232,6 +241,45 @@ func TestServeHostileFolder(t *testing.T) {
 	}
 	_, page := fetch(t, at+"/result/huge-20260107T150405Z")
 	has(t, "the page of a result that is too large", page, "the trials of huge-20260107T150405Z have 2048 MiB", "slipstream report")
+}
+
+// stalled is a browser that does not read.
+type stalled struct {
+	http.ResponseWriter
+	writes chan struct{} // closed by the first write
+	once   sync.Once
+	until  <-chan struct{}
+}
+
+func (s *stalled) Write(p []byte) (int, error) {
+	s.once.Do(func() { close(s.writes) })
+	<-s.until
+	return len(p), nil
+}
+
+// TestServeStalled: a browser that does not read its page does not keep others from theirs.
+func TestServeStalled(t *testing.T) {
+	folder, err := history.Open(madeOn(t, 3, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve.New(folder, results{}, "slipstream", "")
+	for _, path := range []string{"/result/made-20260103T150405Z", "/trend", "/beside?before=made-20260103T150405Z&after=made-20260104T150405Z"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		get := func(w http.ResponseWriter) {
+			s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil))
+		}
+		slow := &stalled{ResponseWriter: httptest.NewRecorder(), writes: make(chan struct{}), until: ctx.Done()}
+		var wg sync.WaitGroup
+		wg.Go(func() { get(slow) })
+		<-slow.writes
+		other := httptest.NewRecorder()
+		if get(other); other.Code != http.StatusOK {
+			t.Errorf("%s: %d beside a browser that does not read", path, other.Code)
+		}
+		cancel()
+		wg.Wait()
+	}
 }
 
 // event is one event of a stream.

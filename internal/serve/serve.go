@@ -4,6 +4,7 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -121,15 +122,21 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	return l.HTML(w)
 }
 
-// compute runs one computation at a time, unless the browser has gone before its turn.
-func (s *Server) compute(ctx context.Context, do func() error) error {
+// compute runs one computation at a time, unless the browser has gone before its turn, and then answers with the page that
+// it has written. A browser that does not read holds up nobody else.
+func (s *Server) compute(w http.ResponseWriter, r *http.Request, write func(io.Writer) error) error {
 	select {
 	case s.one <- struct{}{}:
-		defer func() { <-s.one }()
-		return do()
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case <-r.Context().Done():
+		return context.Cause(r.Context())
 	}
+	var page bytes.Buffer
+	err := write(&page)
+	<-s.one
+	if err == nil {
+		_, _ = page.WriteTo(w) // the browser may have gone
+	}
+	return err
 }
 
 // maxShown bounds the trials of a result that is shown, in bytes. slipstream report reads more.
@@ -157,13 +164,13 @@ func (s *Server) result(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer dir.Close()
-	return s.compute(r.Context(), func() error {
+	return s.compute(w, r, func(page io.Writer) error {
 		m, err := s.results.Report(dir)
 		if err != nil {
 			return err
 		}
 		m.Index = "/"
-		return report.HTML(w, m)
+		return report.HTML(page, m)
 	})
 }
 
@@ -181,13 +188,13 @@ func (s *Server) beside(w http.ResponseWriter, r *http.Request) error {
 		defer dir.Close()
 		dirs[i] = dir
 	}
-	return s.compute(r.Context(), func() error {
+	return s.compute(w, r, func(page io.Writer) error {
 		b, err := s.results.Beside(dirs[0], dirs[1])
 		if err != nil {
 			return err
 		}
 		b.Index = "/"
-		return b.HTML(w)
+		return b.HTML(page)
 	})
 }
 
@@ -204,15 +211,15 @@ func (s *Server) trend(w http.ResponseWriter, r *http.Request) error {
 	if n, err := strconv.Atoi(q.Get("last")); err == nil {
 		by.Last = min(max(n, 1), mostRuns)
 	}
-	page := report.TrendPage{Last: by.Last, Metrics: metrics.Comparable()}
-	return s.compute(r.Context(), func() (err error) {
-		if page.Experiments, err = s.folder.Experiments(); err != nil {
+	t := report.TrendPage{Last: by.Last, Metrics: metrics.Comparable()}
+	return s.compute(w, r, func(page io.Writer) (err error) {
+		if t.Experiments, err = s.folder.Experiments(); err != nil {
 			return err
 		}
-		if page.Trend, err = s.folder.Trend(by); err != nil {
+		if t.Trend, err = s.folder.Trend(by); err != nil {
 			return err
 		}
-		return page.HTML(w)
+		return t.HTML(page)
 	})
 }
 
