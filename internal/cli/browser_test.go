@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -95,10 +96,10 @@ func keyboard(b *testenv.Browser, at string) {
 func TestBrowserWatches(t *testing.T) {
 	parent := madeOn(t, 3)
 	dir, block := underWay(t, parent)
-	at, _ := served(t, parent, "")
+	at, s := served(t, parent, "0123456789abcdef")
 	b := testenv.NewBrowser(t)
 	b.Screen(1200, 900, false)
-	b.Open(at + "/")
+	b.Open(at + s.LinkPath())
 	b.Eval("document.querySelector('a[href^=\"/live/\"]').click()")
 	b.Await("document.getElementById('text')?.textContent.startsWith('0 of 60 trials')")
 	block(1)
@@ -111,6 +112,16 @@ func TestBrowserWatches(t *testing.T) {
 	b.Screenshot("live")
 	block(3)
 	b.Await("document.getElementById('bar').value === 30 && document.title.startsWith('50 %')")
+	for _, press := range []struct{ button, text string }{{"pause", "it pauses"}, {"on", "left"}, {"stop", "it stops"}} {
+		b.Eval("document.querySelector('#wanted button[value=" + press.button + "]').focus()")
+		b.Key("Enter")
+		b.Await("document.getElementById('text')?.textContent.includes('" + press.text + "')")
+		b.Await("document.querySelector('#wanted button[value=" + press.button + "]').hidden")
+		b.Screenshot("live-" + press.button)
+	}
+	if wanted, err := dir.Wanted(); wanted != record.WantedStop || err != nil {
+		t.Errorf("%q is wanted, %v", wanted, err)
+	}
 	if err := dir.Close(); err != nil {
 		t.Fatal(err)
 	}

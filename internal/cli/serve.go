@@ -32,10 +32,11 @@ func serveCommand(p Process) *cobra.Command {
 		Short: "Show a folder of results in a browser, and watch the run under way",
 		Long: `Show a folder of results in a browser: a list to search, each report, two results
 side by side, the trend of a metric, and the run under way, whoever started it. RESULTS
-is results by default. It only reads, and its pages need nothing from elsewhere.
+is results by default. Its pages need nothing from elsewhere.
 
 It serves this machine alone, without a password: all its users can read. Any other
-address needs --token-file. The connection is not encrypted, so rather use ssh -L.`,
+address needs --token-file. With a token, its pages can also pause and stop a run.
+The connection is not encrypted, so rather use ssh -L.`,
 		Example: `  slipstream serve
   ssh -L 7788:127.0.0.1:7788 HOST slipstream serve /var/lib/results     then open http://127.0.0.1:7788
   slipstream serve --listen 0.0.0.0:7788 --token-file token`,
@@ -44,7 +45,7 @@ address needs --token-file. The connection is not encrypted, so rather use ssh -
 	}
 	f := c.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7788", "address and port; port 0 is any free one")
-	f.StringVar(&o.tokenFile, "token-file", "", "a file with the token that reading needs, of 16 characters or more")
+	f.StringVar(&o.tokenFile, "token-file", "", "a file with the token that reading, pausing and stopping need, of 16 characters or more")
 	return c
 }
 

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -286,11 +288,14 @@ func TestServeStalled(t *testing.T) {
 type event struct{ name, data string }
 
 // watch reads the events of a run, which its channel has until the stream ends.
-func watch(t *testing.T, at, name string) <-chan event {
+func watch(t *testing.T, at, name string, change ...func(*http.Request)) <-chan event {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at+"/live/"+name+"/events", nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, c := range change {
+		c(r)
 	}
 	answer, err := http.DefaultTransport.RoundTrip(r)
 	if err != nil {
@@ -410,6 +415,9 @@ func TestServeLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, events := range streams {
+		if last := await(t, events, "progress"); strings.Contains(last, "left") {
+			t.Errorf("a run that has ended has time left: %s", last)
+		}
 		has(t, "the end", await(t, events, "end"), `"complete":false`, "has stopped after 20 of 60 trials", "run --resume "+parent)
 	}
 
@@ -428,6 +436,92 @@ func TestServeLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	has(t, "the end", await(t, events, "end"), `"complete":true`, "60 trials")
+}
+
+// TestServeWants: who has the token can pause a run under way and stop it, from a page of the server alone.
+func TestServeWants(t *testing.T) {
+	const token = "0123456789abcdef"
+	parent := madeOn(t, 3)
+	dir, block := underWay(t, parent)
+	defer dir.Close()
+	block(1)
+	name := filepath.Base(dir.Path)
+	open, _ := served(t, parent, "")
+	closed, s := served(t, parent, token)
+	entered, _ := fetch(t, closed+s.LinkPath())
+	want := func(address, run string, change ...func(*http.Request)) (int, string) {
+		t.Helper()
+		r := post(t, address, url.Values{"run": {run}})
+		for _, c := range change {
+			c(r)
+		}
+		answer, err := http.DefaultTransport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		page, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.StatusCode, string(page)
+	}
+	cookie := func(r *http.Request) { r.AddCookie(entered.Cookies()[0]) }
+	header := func(name, value string) func(*http.Request) {
+		return func(r *http.Request) { cookie(r); r.Header.Set(name, value) }
+	}
+	for what, c := range map[string]struct {
+		address, run string
+		change       func(*http.Request)
+		code         int
+		text         string
+	}{
+		"no token asked":     {open + "/live/" + name, "stop", cookie, 422, "everybody on this machine could do this"},
+		"no token given":     {closed + "/live/" + name, "stop", func(*http.Request) {}, 403, "needs the token"},
+		"another site":       {closed + "/live/" + name, "stop", header("Sec-Fetch-Site", "cross-site"), 422, "cross-origin"},
+		"another port":       {closed + "/live/" + name, "stop", header("Sec-Fetch-Site", "same-site"), 422, "cross-origin"},
+		"an old browser":     {closed + "/live/" + name, "stop", header("Origin", "http://127.0.0.1:1"), 422, "cross-origin"},
+		"another wish":       {closed + "/live/" + name, "delete", cookie, 422, "run must be pause, on or stop"},
+		"no wish":            {closed + "/live/" + name, "", cookie, 422, "run must be pause, on or stop"},
+		"a result":           {closed + "/live/made-20260103T150405Z", "stop", cookie, 422, "this run has ended"},
+		"nothing":            {closed + "/live/made-20260109T150405Z", "stop", cookie, 404, ""},
+		"outside":            {closed + "/live/..%2Fmade-20260103T150405Z", "stop", cookie, 404, ""},
+		"by an address":      {closed + "/live/" + name + "?run=stop", "", cookie, 422, "run must be"},
+		"too long an answer": {closed + "/live/" + name, strings.Repeat("x", 8<<10), cookie, 422, "run must be"},
+	} {
+		if code, page := want(c.address, c.run, c.change); code != c.code || !strings.Contains(page, c.text) {
+			t.Errorf("%s: %d, want %d and %q in %.3000s", what, code, c.code, c.text, page[strings.Index(page, "<main"):])
+		}
+	}
+	is := func(wanted record.Wanted) {
+		t.Helper()
+		if got, err := dir.Wanted(); got != wanted || err != nil {
+			t.Errorf("%q is wanted, %v, want %q", got, err, wanted)
+		}
+	}
+	is(record.WantedOn)
+	events := watch(t, closed, name, cookie)
+	await(t, events, "progress")
+	for _, c := range []struct {
+		run    string
+		wanted record.Wanted
+		text   string
+	}{
+		{"pause", record.WantedPause, "it pauses when the block is complete"},
+		{"on", record.WantedOn, "about 1m40s left"},
+		{"stop", record.WantedStop, "it stops after the trial under way"},
+	} {
+		if code, page := want(closed+"/live/"+name, c.run, header("Sec-Fetch-Site", "same-origin")); code != http.StatusSeeOther {
+			t.Errorf("%s: %d, %s", c.run, code, page)
+		}
+		is(c.wanted)
+		has(t, c.run, await(t, events, "progress"), c.text, fmt.Sprintf(`"wanted":%q`, c.wanted))
+	}
+	for at, buttons := range map[string]bool{open: false, closed: true} {
+		if _, page := fetch(t, at+"/live/"+name, cookie); strings.Contains(page, `value="stop"`) != buttons {
+			t.Errorf("buttons: want %v", buttons)
+		}
+	}
 }
 
 func TestReachable(t *testing.T) {

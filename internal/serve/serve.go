@@ -55,6 +55,7 @@ func New(folder *history.Folder, results Results, program, token string) *Server
 		"GET /trend":              s.trend,
 		"GET /live/{name}":        s.live,
 		"GET /live/{name}/events": s.events,
+		"POST /live/{name}":       s.want,
 	} {
 		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if err := page(w, r); err != nil {
@@ -226,7 +227,7 @@ func (s *Server) trend(w http.ResponseWriter, r *http.Request) error {
 // Run serves connections until the context ends.
 func (s *Server) Run(ctx context.Context, listen func(*http.Server) error) error {
 	server := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // nothing is lost: no request changes anything
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // nothing is lost: no request takes long to change something
 	defer stop()
 	if err := listen(server); !errors.Is(err, http.ErrServerClosed) {
 		return err
