@@ -30,7 +30,7 @@ func BenchmarkServe(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		return serve.New(folder, results{}, "slipstream", "")
+		return serve.New(folder, results{}, nil, "slipstream", "")
 	}
 	get := func(b *testing.B, s *serve.Server, path, want string) {
 		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "http://localhost"+path, nil)

@@ -36,7 +36,7 @@ func served(t *testing.T, parent, token string) (at string, s *serve.Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = serve.New(folder, results{}, "slipstream", token)
+	s = serve.New(folder, results{}, nil, "slipstream", token)
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
 	return server.URL, s
@@ -265,7 +265,7 @@ func TestServeStalled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := serve.New(folder, results{}, "slipstream", "")
+	s := serve.New(folder, results{}, nil, "slipstream", "")
 	for _, path := range []string{"/result/made-20260103T150405Z", "/trend", "/beside?before=made-20260103T150405Z&after=made-20260104T150405Z"} {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		get := func(w http.ResponseWriter) {

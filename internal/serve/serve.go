@@ -30,10 +30,14 @@ type Results interface {
 	Beside(before, after *record.Dir) (report.Beside, error)
 }
 
+// Fleet reads the fleet of a cluster.
+type Fleet func(context.Context) (*report.Fleet, error)
+
 // Server is the handler of all pages.
 type Server struct {
 	folder  *history.Folder
 	results Results
+	fleet   Fleet // nil without a cluster
 	access  *access
 	// program is what people type, for the commands that pages suggest.
 	program string
@@ -43,16 +47,17 @@ type Server struct {
 	follow *follower
 }
 
-// New makes a server of a folder. A token is asked of everyone if it is not empty; without one, only requests to
-// loopback addresses are served.
-func New(folder *history.Folder, results Results, program, token string) *Server {
-	s := &Server{folder: folder, results: results, access: newAccess(token), program: program, mux: http.NewServeMux(), one: make(chan struct{}, 1)}
+// New makes a server of a folder, and of a cluster if fleet is not nil. A token is asked of everyone if it is not empty;
+// without one, only requests to loopback addresses are served.
+func New(folder *history.Folder, results Results, fleet Fleet, program, token string) *Server {
+	s := &Server{folder: folder, results: results, fleet: fleet, access: newAccess(token), program: program, mux: http.NewServeMux(), one: make(chan struct{}, 1)}
 	s.follow = newFollower(s)
 	for pattern, page := range map[string]page{
 		"GET /{$}":                s.list,
 		"GET /result/{name}":      s.result,
 		"GET /beside":             s.beside,
 		"GET /trend":              s.trend,
+		"GET /fleet":              s.showFleet,
 		"GET /live/{name}":        s.live,
 		"GET /live/{name}/events": s.events,
 		"POST /live/{name}":       s.want,
@@ -103,6 +108,9 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	skip, _ := strconv.Atoi(q.Get("skip"))
 	l := report.List{Folder: s.folder.Path(), Query: q.Get("q"), Experiment: q.Get("experiment"), Skip: max(0, skip)}
+	if s.fleet != nil {
+		l.Fleet = "/fleet"
+	}
 	var err error
 	if l.Experiments, err = s.folder.Experiments(); err != nil {
 		return err
@@ -221,6 +229,19 @@ func (s *Server) trend(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		return t.HTML(page)
+	})
+}
+
+func (s *Server) showFleet(w http.ResponseWriter, r *http.Request) error {
+	if s.fleet == nil {
+		return errors.New("no cluster: start " + s.program + " serve with --fleet")
+	}
+	return s.compute(w, r, func(page io.Writer) error {
+		f, err := s.fleet(r.Context())
+		if err != nil {
+			return err
+		}
+		return f.HTML(page)
 	})
 }
 

@@ -303,6 +303,14 @@ func (f fakeAPI) Accelerations(context.Context) (*v1alpha1.NodeAccelerationList,
 	return &v1alpha1.NodeAccelerationList{Items: f.accelerations}, nil
 }
 
+func (f fakeAPI) Policies(context.Context) (*v1alpha1.AccelerationPolicyList, error) {
+	return new(v1alpha1.AccelerationPolicyList), nil
+}
+
+func (f fakeAPI) Events(namespace string) objects[*corev1.Event, *corev1.EventList] {
+	return f.CoreV1().Events(namespace)
+}
+
 func (f fakeAPI) Nodes() objects[*corev1.Node, *corev1.NodeList] { return f.CoreV1().Nodes() }
 
 func (f fakeAPI) Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList] {
