@@ -40,6 +40,9 @@ func TestBrowser(t *testing.T) {
 			if wide := b.Eval("document.documentElement.scrollWidth - document.documentElement.clientWidth").(float64); wide > 0 {
 				t.Errorf("%s, %s: %g pixels are beside the screen", name, screen.name, wide)
 			}
+			if name == "list" && b.Eval("[...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)") == true {
+				t.Errorf("%s, %s: a column is beside the table", name, screen.name)
+			}
 			paper := b.Eval("getComputedStyle(document.body).backgroundColor")
 			if want := map[bool]string{false: "rgb(255, 255, 255)", true: "rgb(21, 24, 27)"}[screen.dark]; paper != want {
 				t.Errorf("%s, %s: the background is %v, want %s", name, screen.name, paper, want)
