@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/goccy/go-yaml"
+
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/golden"
 )
@@ -45,6 +48,7 @@ func TestChart(t *testing.T) {
 			"--set", "metrics.address=2001:db8::1,metrics.auth=true,metrics.tlsSecret=metrics,health.port=9001,admissionPolicy=false",
 			"--set-json", `tolerations=[]`, "--set-json", `policies={"rps":{"nodeSelector":{"fast":"yes"},"rollout":{"stepPercent":20,"pauseSeconds":30},"accelerate":[{"rps":{"devices":["nic","pod"],"cpus":"all"}}],"pods":{"matchLabels":{"app":"web"}}}}`,
 		},
+		"nightly": {"--set", "nightly.enabled=true,nightly.maxMbit=250,nightly.nodeSelector.pool=net,nightly.storageClass=fast,image.repository=example.test/slipstream", "--show-only", "templates/nightly.yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := render(t, args...)
@@ -65,6 +69,10 @@ func TestChartRefuses(t *testing.T) {
 		"metrics.port=0":                "/metrics/port",
 		"metrics.address=localhost":     "/metrics/address",
 		"health.port=0":                 "/health/port",
+		"nightly.maxMbit=0":             "/nightly/maxMbit",
+		"nightly.runs=1":                "/nightly/runs",
+		"nightly.storage=big":           "/nightly/storage",
+		"nightly.enable=true":           "enable",
 		"admissionPolicy=no":            "/admissionPolicy",
 		"policies.rps.acelerate=x":      "acelerate",
 		"policies.Rps.accelerate[0].x=": "policies",
@@ -76,6 +84,36 @@ func TestChartRefuses(t *testing.T) {
 	} {
 		if out, err := render(t, "--set", set); err == nil || !strings.Contains(out, want) {
 			t.Errorf("--set %s: %v, no %q in %s", set, err, want, out)
+		}
+	}
+}
+
+// TestChartNightly checks that the run of the CronJob is an experiment that sends what the values allow, and where its results go.
+func TestChartNightly(t *testing.T) {
+	for _, maxMbit := range []int{1, 100, 10000} {
+		out, err := render(t, "--set", fmt.Sprintf("nightly.enabled=true,nightly.existingClaim=mine,nightly.maxMbit=%d", maxMbit), "--show-only", "templates/nightly.yaml")
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		var experiment string
+		for doc := range strings.SplitSeq(out, "\n---\n") {
+			var config struct{ Data map[string]string }
+			if err := yaml.Unmarshal([]byte(doc), &config); err != nil {
+				t.Fatalf("%v in %s", err, doc)
+			}
+			experiment += config.Data["nightly.yaml"]
+		}
+		exp, err := spec.Parse("nightly.yaml", []byte(experiment), nil)
+		if err != nil {
+			t.Fatalf("%v in %s", err, experiment)
+		}
+		w := exp.Spec.Workloads[0].UnderLoad
+		if got := float64(w.Connections*w.Rate) * float64(w.Size) * 8 / 1e6; got != float64(maxMbit) || len(exp.Spec.Workloads) != 1 || exp.Spec.Mesh == nil {
+			t.Errorf("%d Mbit/s are allowed, and it sends %g", maxMbit, got)
+		}
+		// The default image is known to the program, and has no repository to name.
+		if strings.Contains(out, "--image") || strings.Contains(out, "PersistentVolumeClaim") || !strings.Contains(out, `claimName: "mine"`) {
+			t.Errorf("an image or a claim that it must not have:\n%s", out)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -148,6 +149,45 @@ func TestInterrupt(t *testing.T) {
 	}
 	if n := len(trials(t, d)); n < 10 || n >= 180 {
 		t.Errorf("%d trials on record", n)
+	}
+}
+
+// TestWantedStop: a run that a program watches tells everything in lines of JSON, and ends as after an interrupt if somebody wants
+// it to stop.
+func TestWantedStop(t *testing.T) {
+	testenv.NeedRoot(t)
+	unchanged(t)
+	out := t.TempDir()
+	p := start(t, nil, "run", experiment(t, "runs: 2", "runs: 20"), "--out", out, "--progress", "json")
+	p.await(t, `"event":"ends"`, 3)
+	d := results(t, out)
+	if err := d.Want(record.WantedStop); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.exit(t); code != 1 {
+		t.Errorf("exit %d\n%s", code, p.stderr())
+	}
+	count := make(map[string]int)
+	for line := range strings.Lines(p.stderr()) {
+		var l struct{ Event, Folder, Text, Status string }
+		if err := json.Unmarshal([]byte(line), &l); err != nil {
+			t.Errorf("%v in %s", err, line)
+		}
+		if l.Event == "results" && (l.Folder != d.Path || count["begins"] > 0) {
+			t.Errorf("results go to %s after %d trials", l.Folder, count["begins"])
+		}
+		if count[l.Event]++; l.Event == "error" && l.Text != "the run was stopped by slipstream serve" {
+			t.Errorf("error %q", l.Text)
+		}
+	}
+	if n := len(trials(t, d)); n < 3 || n >= 180 || count["ends"] != n || count["begins"] != n || count["results"] != 1 || count["error"] != 1 {
+		t.Errorf("%d trials on record, events %v", n, count)
+	}
+	if _, err := os.Stat(filepath.Join(d.Path, "report.html")); err != nil {
+		t.Error("what there is was not rendered")
+	}
+	if wanted, err := d.Wanted(); wanted != record.WantedOn || err != nil {
+		t.Errorf("%q is still wanted, %v", wanted, err)
 	}
 }
 

@@ -85,6 +85,7 @@ func resultsPage(b *bytes.Buffer) error {
 | `+"`environment.json`"+` | the machines and versions: [fields](#environmentjson) |
 | `+"`trials.jsonl`"+` | one line for each trial: [fields](#trialsjsonl) |
 | `+"`switched.json`"+` | the variant whose [switch](../how-to/switch.md) is in force, while one is |
+| `+"`wanted.json`"+` | that the run is to pause or stop, while [somebody wants that](../how-to/history.md#look-at-it-in-a-browser) |
 | `+"`summary.json`"+` | every comparison and its verdict: [fields](#summaryjson) |
 | `+"`summary.csv`, `report.html`"+` | the comparisons as a table, and the report as one page |
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -38,6 +39,9 @@ func TestBrowser(t *testing.T) {
 			b.Open(address)
 			if wide := b.Eval("document.documentElement.scrollWidth - document.documentElement.clientWidth").(float64); wide > 0 {
 				t.Errorf("%s, %s: %g pixels are beside the screen", name, screen.name, wide)
+			}
+			if name == "list" && b.Eval("[...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)") == true {
+				t.Errorf("%s, %s: a column is beside the table", name, screen.name)
 			}
 			paper := b.Eval("getComputedStyle(document.body).backgroundColor")
 			if want := map[bool]string{false: "rgb(255, 255, 255)", true: "rgb(21, 24, 27)"}[screen.dark]; paper != want {
@@ -95,10 +99,10 @@ func keyboard(b *testenv.Browser, at string) {
 func TestBrowserWatches(t *testing.T) {
 	parent := madeOn(t, 3)
 	dir, block := underWay(t, parent)
-	at, _ := served(t, parent, "")
+	at, s := served(t, parent, "0123456789abcdef")
 	b := testenv.NewBrowser(t)
 	b.Screen(1200, 900, false)
-	b.Open(at + "/")
+	b.Open(at + s.LinkPath())
 	b.Eval("document.querySelector('a[href^=\"/live/\"]').click()")
 	b.Await("document.getElementById('text')?.textContent.startsWith('0 of 60 trials')")
 	block(1)
@@ -111,6 +115,16 @@ func TestBrowserWatches(t *testing.T) {
 	b.Screenshot("live")
 	block(3)
 	b.Await("document.getElementById('bar').value === 30 && document.title.startsWith('50 %')")
+	for _, press := range []struct{ button, text string }{{"pause", "it pauses"}, {"on", "left"}, {"stop", "it stops"}} {
+		b.Eval("document.querySelector('#wanted button[value=" + press.button + "]').focus()")
+		b.Key("Enter")
+		b.Await("document.getElementById('text')?.textContent.includes('" + press.text + "')")
+		b.Await("document.querySelector('#wanted button[value=" + press.button + "]').hidden")
+		b.Screenshot("live-" + press.button)
+	}
+	if wanted, err := dir.Wanted(); wanted != record.WantedStop || err != nil {
+		t.Errorf("%q is wanted, %v", wanted, err)
+	}
 	if err := dir.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // slipstream runs the program with arguments, and returns its exit code and output.
-func slipstream(t *testing.T, args ...string) (code int, stdout, stderr string) {
+func slipstream(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var files [2]*os.File
 	for i := range files {
@@ -75,7 +75,7 @@ var effects = map[string][3]float64{
 }
 
 // result makes a results folder with the first blocks of the experiment's six.
-func result(t *testing.T, yaml string, blocks int, seed uint64) string {
+func result(t testing.TB, yaml string, blocks int, seed uint64) string {
 	t.Helper()
 	exp, err := spec.Parse("made.yaml", []byte(yaml), nil)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // madeOn makes a folder with results of the given days of January, with reports.
-func madeOn(t *testing.T, days ...int) string {
+func madeOn(t testing.TB, days ...int) string {
 	t.Helper()
 	parent := t.TempDir()
 	for _, day := range days {

@@ -31,9 +31,13 @@ type kubeOptions struct {
 	clientNode, serverNode, selector, image string
 }
 
-func addAccessFlags(f *pflag.FlagSet, a *kube.Access, namespace string) {
+func addClusterFlags(f *pflag.FlagSet, a *kube.Access) {
 	f.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig file (default $KUBECONFIG, or ~/.kube/config)")
 	f.StringVar(&a.Context, "context", "", "context of the kubeconfig (default its current one)")
+}
+
+func addAccessFlags(f *pflag.FlagSet, a *kube.Access, namespace string) {
+	addClusterFlags(f, a)
 	f.StringVarP(&a.Namespace, "namespace", "n", "", namespace)
 }
 

@@ -19,8 +19,27 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// progress shows the progress of a run: one changing line on a terminal, a line per trial elsewhere.
-type progress struct {
+// progress tells how a run goes.
+type progress interface {
+	show(experiment.Event)
+	// note tells something that stays.
+	note(text string)
+	// results tells the folder of the results.
+	results(path string)
+	// end tells that nothing is measured any more.
+	end()
+}
+
+// newProgress returns a progress for whoever reads stderr: a program if runForProgram has replaced it.
+func newProgress(p Process) progress {
+	if forProgram, ok := p.Err.(jsonProgress); ok {
+		return forProgram
+	}
+	return newTextProgress(p)
+}
+
+// textProgress is for people: one changing line on a terminal, a line per trial elsewhere.
+type textProgress struct {
 	mu       sync.Mutex
 	w        io.Writer
 	terminal bool
@@ -29,8 +48,8 @@ type progress struct {
 	previous uint64     // total of bytes or messages a second ago
 }
 
-func newProgress(p Process) *progress {
-	return &progress{w: p.Stderr, terminal: term.IsTerminal(int(p.Stderr.Fd())), columns: func() int { return columnsOf(p.Stderr) }}
+func newTextProgress(p Process) *textProgress {
+	return &textProgress{w: p.Stderr, terminal: term.IsTerminal(int(p.Stderr.Fd())), columns: func() int { return columnsOf(p.Stderr) }}
 }
 
 // columnsOf returns how many columns a terminal has; 0 if the file is none, or does not say.
@@ -39,7 +58,7 @@ func columnsOf(f *os.File) int {
 	return width
 }
 
-func (p *progress) show(e experiment.Event) {
+func (p *textProgress) show(e experiment.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := e.Trial
@@ -80,36 +99,37 @@ func (p *progress) show(e experiment.Event) {
 	}
 }
 
-// note prints a line that stays.
-func (p *progress) note(text string) {
+func (p *textProgress) note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.print(text)
 }
 
+func (p *textProgress) results(path string) { p.note("results go to " + path) }
+
 // end leaves the terminal's last line empty.
-func (p *progress) end() {
+func (p *textProgress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.status("")
 }
 
 // wrap breaks a long line between words, which the terminal would do anywhere.
-func (p *progress) wrap(text string) string {
+func (p *textProgress) wrap(text string) string {
 	if columns := p.columns(); p.terminal && columns > 0 && utf8.RuneCountInString(text) > columns {
 		return strings.Join(plain.Wrap(text, columns, 2), "\n")
 	}
 	return text
 }
 
-func (p *progress) print(text string) {
+func (p *textProgress) print(text string) {
 	status := p.line
 	p.status("")
 	fmt.Fprintln(p.w, plain.Text(text))
 	p.status(status)
 }
 
-func (p *progress) status(text string) {
+func (p *textProgress) status(text string) {
 	if !p.terminal || text == p.line {
 		return
 	}

@@ -39,7 +39,7 @@ type runOptions struct {
 	on                    string
 	kube                  kubeOptions
 	hosts                 hostOptions
-	format                outputFormat
+	format, progress      outputFormat
 	stdin                 io.Reader
 }
 
@@ -74,6 +74,9 @@ and reports what it has measured.`,
 			if o.format != asText && !o.dryRun {
 				return usage(errors.New("--format is for --list and --dry-run; a run writes summary.json into its results folder"))
 			}
+			if o.progress == asJSON {
+				return runForProgram(c.Context(), p, o, args)
+			}
 			return run(c.Context(), p, o, args)
 		},
 	}
@@ -89,6 +92,8 @@ and reports what it has measured.`,
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
 	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes, whose pod network takes the place of VXLAN, or hosts:CLIENT,SERVER (each host is [USER@]NAME[:PORT], and gets the labels and price of the experiment's host in the same place)")
 	o.format.addFlag(f)
+	o.progress = asText
+	f.Var(&o.progress, "progress", "what stderr gets: text, or json for programs, a line for each event")
 	o.kube.addFlags(f)
 	o.hosts.addFlags(f)
 	c.ValidArgsFunction = completePresets
@@ -543,7 +548,7 @@ func openSite(ctx context.Context, p Process, o runOptions, exp *spec.Experiment
 }
 
 // measure runs a plan, restores the machine, and reports the trials, even if the plan was not finished.
-func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, plan *experiment.Plan, done []record.Trial, progress *progress, open func(record.Environment) (*record.Dir, error)) error {
+func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, plan *experiment.Plan, done []record.Trial, progress progress, open func(record.Environment) (*record.Dir, error)) error {
 	defer context.AfterFunc(ctx, func() {
 		progress.note("stopping: restoring settings and reporting what was measured; interrupt again to skip the report")
 	})()
@@ -555,7 +560,7 @@ func measure(ctx context.Context, p Process, at *site, exp *spec.Experiment, pla
 	dir, err := open(r.Environment())
 	if err == nil {
 		defer dir.Close()
-		progress.note("results go to " + dir.Path)
+		progress.results(dir.Path)
 		trials, err = r.Measure(ctx, dir)
 	}
 	unfinished := err != nil && !errors.Is(err, experiment.ErrMissing)

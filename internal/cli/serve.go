@@ -12,10 +12,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"slipstream.dev/internal/history"
+	"slipstream.dev/internal/place/kube"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/report"
 	"slipstream.dev/internal/serve"
@@ -23,7 +25,11 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-type serveOptions struct{ listen, tokenFile string }
+type serveOptions struct {
+	listen, tokenFile string
+	fleet             bool
+	access            kube.Access
+}
 
 func serveCommand(p Process) *cobra.Command {
 	var o serveOptions
@@ -32,22 +38,51 @@ func serveCommand(p Process) *cobra.Command {
 		Short: "Show a folder of results in a browser, and watch the run under way",
 		Long: `Show a folder of results in a browser: a list to search, each report, two
 results side by side, the trend of a metric, and the run under way, whoever
-started it. RESULTS is results by default. It only reads, and its pages need
-nothing from elsewhere.
+started it. RESULTS is results by default. Its pages need nothing from elsewhere.
 
 It serves this machine alone, without a password: all its users can read. Any
-other address needs --token-file. The connection is not encrypted, so rather use
-ssh -L.`,
+other address needs --token-file. With a token, its pages can also pause and stop
+a run. The connection is not encrypted, so rather use ssh -L.
+
+--fleet adds a page of a cluster's policies and nodes, read with your kubeconfig.`,
 		Example: `  slipstream serve
   ssh -L 7788:127.0.0.1:7788 HOST slipstream serve /var/lib/results     then open http://127.0.0.1:7788
-  slipstream serve --listen 0.0.0.0:7788 --token-file token`,
+  slipstream serve --listen 0.0.0.0:7788 --token-file token
+  slipstream serve --fleet --context prod`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c.Context(), p, args) },
 	}
 	f := c.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7788", "address and port; port 0 is any free one")
-	f.StringVar(&o.tokenFile, "token-file", "", "a file with the token that reading needs, of 16 characters or more")
+	f.StringVar(&o.tokenFile, "token-file", "", "a file with the token that reading, pausing and stopping need, of 16 characters or more")
+	f.BoolVar(&o.fleet, "fleet", false, "also show the policies and nodes of a cluster")
+	addClusterFlags(f, &o.access)
 	return c
+}
+
+// readFleet returns what reads the fleet of a cluster, or nil if none is asked for.
+func (o serveOptions) readFleet() (serve.Fleet, error) {
+	if !o.fleet {
+		if o.access != (kube.Access{}) {
+			return nil, errors.New("--kubeconfig and --context are for --fleet")
+		}
+		return nil, nil
+	}
+	cluster, err := kube.Open(o.access)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (*report.Fleet, error) {
+		f, err := cluster.Fleet(ctx)
+		if err != nil {
+			return nil, err
+		}
+		var repairs []report.Repair
+		for _, r := range f.Repairs {
+			repairs = append(repairs, report.Repair(r))
+		}
+		return report.NewFleet(f.Policies, f.Nodes, repairs, f.Unread, time.Now()), nil
+	}, nil
 }
 
 func (o serveOptions) run(ctx context.Context, p Process, args []string) error {
@@ -56,6 +91,10 @@ func (o serveOptions) run(ctx context.Context, p Process, args []string) error {
 		return err
 	}
 	token, err := o.token()
+	if err != nil {
+		return usage(err)
+	}
+	fleet, err := o.readFleet()
 	if err != nil {
 		return usage(err)
 	}
@@ -68,7 +107,7 @@ func (o serveOptions) run(ctx context.Context, p Process, args []string) error {
 		return fmt.Errorf("%w; --listen 127.0.0.1:0 takes any free port", err)
 	}
 	defer listener.Close()
-	server := serve.New(folder, results{}, program, token)
+	server := serve.New(folder, results{}, fleet, program, token)
 	at := "http://" + reachable(listener.Addr())
 	fmt.Fprintf(p.Out, "%s is at %s/   (Ctrl-C ends)\n", folder.Path(), at)
 	if link := server.LinkPath(); link != "" {

@@ -2,7 +2,11 @@ package cli
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -11,8 +15,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"slipstream.dev/internal/history"
 	"slipstream.dev/internal/metrics"
@@ -29,7 +36,7 @@ func served(t *testing.T, parent, token string) (at string, s *serve.Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = serve.New(folder, results{}, "slipstream", token)
+	s = serve.New(folder, results{}, nil, "slipstream", token)
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
 	return server.URL, s
@@ -194,6 +201,8 @@ func TestServeHostileFolder(t *testing.T) {
 	}
 	must(os.Symlink(filepath.Join(outside, "made-20260109T150405Z"), named("link")))
 	must(os.Truncate(filepath.Join(copyOf("huge"), "trials.jsonl"), 2<<30)) // a hole: it takes no space
+	linked := filepath.Join(copyOf("linked"), "trials.jsonl")
+	must(errors.Join(os.Remove(linked), os.Symlink(filepath.Join(outside, "made-20260109T150405Z", "trials.jsonl"), linked)))
 	must(os.WriteFile(filepath.Join(copyOf("torn"), "trials.jsonl"), []byte("{}\n"), 0o600))
 	script := `"><script>alert(1)<`
 	environment := filepath.Join(copyOf(script), "environment.json")
@@ -209,6 +218,10 @@ func TestServeHostileFolder(t *testing.T) {
 		"/result/huge-20260107T150405Z":                                       422,
 		"/live/huge-20260107T150405Z/events":                                  422,
 		"/result/torn-20260107T150405Z":                                       422,
+		"/result/linked-20260107T150405Z":                                     422,
+		"/live/linked-20260107T150405Z/events":                                422,
+		"/beside?before=made-20260103T150405Z&after=linked-20260107T150405Z":  422,
+		"/beside?before=huge-20260107T150405Z&after=made-20260103T150405Z":    422,
 		"/result/..%2F" + filepath.Base(outside) + "%2Fmade-20260109T150405Z": 404,
 		"/result/%2e%2e%2fmade-20260109T150405Z":                              404,
 		"/result/..%5C..%5Cmade-20260109T150405Z":                             404,
@@ -232,15 +245,57 @@ func TestServeHostileFolder(t *testing.T) {
 	has(t, "the page of a result that is too large", page, "the trials of huge-20260107T150405Z have 2048 MiB", "slipstream report")
 }
 
+// stalled is a browser that does not read.
+type stalled struct {
+	http.ResponseWriter
+	writes chan struct{} // closed by the first write
+	once   sync.Once
+	until  <-chan struct{}
+}
+
+func (s *stalled) Write(p []byte) (int, error) {
+	s.once.Do(func() { close(s.writes) })
+	<-s.until
+	return len(p), nil
+}
+
+// TestServeStalled: a browser that does not read its page does not keep others from theirs.
+func TestServeStalled(t *testing.T) {
+	folder, err := history.Open(madeOn(t, 3, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve.New(folder, results{}, nil, "slipstream", "")
+	for _, path := range []string{"/result/made-20260103T150405Z", "/trend", "/beside?before=made-20260103T150405Z&after=made-20260104T150405Z"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		get := func(w http.ResponseWriter) {
+			s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil))
+		}
+		slow := &stalled{ResponseWriter: httptest.NewRecorder(), writes: make(chan struct{}), until: ctx.Done()}
+		var wg sync.WaitGroup
+		wg.Go(func() { get(slow) })
+		<-slow.writes
+		other := httptest.NewRecorder()
+		if get(other); other.Code != http.StatusOK {
+			t.Errorf("%s: %d beside a browser that does not read", path, other.Code)
+		}
+		cancel()
+		wg.Wait()
+	}
+}
+
 // event is one event of a stream.
 type event struct{ name, data string }
 
 // watch reads the events of a run, which its channel has until the stream ends.
-func watch(t *testing.T, at, name string) <-chan event {
+func watch(t *testing.T, at, name string, change ...func(*http.Request)) <-chan event {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at+"/live/"+name+"/events", nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, c := range change {
+		c(r)
 	}
 	answer, err := http.DefaultTransport.RoundTrip(r)
 	if err != nil {
@@ -360,6 +415,9 @@ func TestServeLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, events := range streams {
+		if last := await(t, events, "progress"); strings.Contains(last, "left") {
+			t.Errorf("a run that has ended has time left: %s", last)
+		}
 		has(t, "the end", await(t, events, "end"), `"complete":false`, "has stopped after 20 of 60 trials", "run --resume "+parent)
 	}
 
@@ -378,6 +436,92 @@ func TestServeLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	has(t, "the end", await(t, events, "end"), `"complete":true`, "60 trials")
+}
+
+// TestServeWants: who has the token can pause a run under way and stop it, from a page of the server alone.
+func TestServeWants(t *testing.T) {
+	const token = "0123456789abcdef"
+	parent := madeOn(t, 3)
+	dir, block := underWay(t, parent)
+	defer dir.Close()
+	block(1)
+	name := filepath.Base(dir.Path)
+	open, _ := served(t, parent, "")
+	closed, s := served(t, parent, token)
+	entered, _ := fetch(t, closed+s.LinkPath())
+	want := func(address, run string, change ...func(*http.Request)) (int, string) {
+		t.Helper()
+		r := post(t, address, url.Values{"run": {run}})
+		for _, c := range change {
+			c(r)
+		}
+		answer, err := http.DefaultTransport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		page, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.StatusCode, string(page)
+	}
+	cookie := func(r *http.Request) { r.AddCookie(entered.Cookies()[0]) }
+	header := func(name, value string) func(*http.Request) {
+		return func(r *http.Request) { cookie(r); r.Header.Set(name, value) }
+	}
+	for what, c := range map[string]struct {
+		address, run string
+		change       func(*http.Request)
+		code         int
+		text         string
+	}{
+		"no token asked":     {open + "/live/" + name, "stop", cookie, 422, "everybody on this machine could do this"},
+		"no token given":     {closed + "/live/" + name, "stop", func(*http.Request) {}, 403, "needs the token"},
+		"another site":       {closed + "/live/" + name, "stop", header("Sec-Fetch-Site", "cross-site"), 422, "cross-origin"},
+		"another port":       {closed + "/live/" + name, "stop", header("Sec-Fetch-Site", "same-site"), 422, "cross-origin"},
+		"an old browser":     {closed + "/live/" + name, "stop", header("Origin", "http://127.0.0.1:1"), 422, "cross-origin"},
+		"another wish":       {closed + "/live/" + name, "delete", cookie, 422, "run must be pause, on or stop"},
+		"no wish":            {closed + "/live/" + name, "", cookie, 422, "run must be pause, on or stop"},
+		"a result":           {closed + "/live/made-20260103T150405Z", "stop", cookie, 422, "this run has ended"},
+		"nothing":            {closed + "/live/made-20260109T150405Z", "stop", cookie, 404, ""},
+		"outside":            {closed + "/live/..%2Fmade-20260103T150405Z", "stop", cookie, 404, ""},
+		"by an address":      {closed + "/live/" + name + "?run=stop", "", cookie, 422, "run must be"},
+		"too long an answer": {closed + "/live/" + name, strings.Repeat("x", 8<<10), cookie, 422, "run must be"},
+	} {
+		if code, page := want(c.address, c.run, c.change); code != c.code || !strings.Contains(page, c.text) {
+			t.Errorf("%s: %d, want %d and %q in %.3000s", what, code, c.code, c.text, page[strings.Index(page, "<main"):])
+		}
+	}
+	is := func(wanted record.Wanted) {
+		t.Helper()
+		if got, err := dir.Wanted(); got != wanted || err != nil {
+			t.Errorf("%q is wanted, %v, want %q", got, err, wanted)
+		}
+	}
+	is(record.WantedOn)
+	events := watch(t, closed, name, cookie)
+	await(t, events, "progress")
+	for _, c := range []struct {
+		run    string
+		wanted record.Wanted
+		text   string
+	}{
+		{"pause", record.WantedPause, "it pauses when the block is complete"},
+		{"on", record.WantedOn, "about 1m40s left"},
+		{"stop", record.WantedStop, "it stops after the trial under way"},
+	} {
+		if code, page := want(closed+"/live/"+name, c.run, header("Sec-Fetch-Site", "same-origin")); code != http.StatusSeeOther {
+			t.Errorf("%s: %d, %s", c.run, code, page)
+		}
+		is(c.wanted)
+		has(t, c.run, await(t, events, "progress"), c.text, fmt.Sprintf(`"wanted":%q`, c.wanted))
+	}
+	for at, buttons := range map[string]bool{open: false, closed: true} {
+		if _, page := fetch(t, at+"/live/"+name, cookie); strings.Contains(page, `value="stop"`) != buttons {
+			t.Errorf("buttons: want %v", buttons)
+		}
+	}
 }
 
 func TestReachable(t *testing.T) {
@@ -456,5 +600,45 @@ func TestIndex(t *testing.T) {
 	entries, err := os.ReadDir(parent)
 	if err != nil || len(entries) != 5 {
 		t.Errorf("%d entries, %v, want three results and two files", len(entries), err)
+	}
+}
+
+// TestServeKeepsNothing: all pages come from the results alone. A server that has read everything and one that has just
+// started show the same, and an index that was deleted is written again as it was.
+func TestServeKeepsNothing(t *testing.T) {
+	parent := madeOn(t, 3, 4, 5)
+	written := func() (all []string) {
+		t.Helper()
+		if code, out, errs := slipstream(t, "report", "--index", parent); code != exitGood {
+			t.Fatal(out, errs)
+		}
+		for _, name := range []string{"index.html", "trend-made.html"} {
+			page, err := os.ReadFile(filepath.Join(parent, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, string(page))
+			if err := os.Remove(filepath.Join(parent, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+	index := written()
+	old, _ := served(t, parent, "")
+	fetch(t, old+"/?q=6.12") // which reads all results
+	for _, path := range []string{"/", "/?q=slower", "/?skip=2", "/trend", "/result/made-20260104T150405Z", "/beside?before=made-20260103T150405Z&after=made-20260105T150405Z"} {
+		fresh, _ := served(t, parent, "")
+		_, want := fetch(t, fresh+path)
+		if _, got := fetch(t, old+path); got != want {
+			t.Errorf("%s differs", path)
+		}
+	}
+	if diff := cmp.Diff(index, written()); diff != "" {
+		t.Error(diff)
+	}
+	entries, err := os.ReadDir(parent)
+	if err != nil || len(entries) != 3 {
+		t.Errorf("something is left in the folder: %v, %v", entries, err)
 	}
 }

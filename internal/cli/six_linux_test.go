@@ -89,7 +89,7 @@ func BenchmarkFastpathSix(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	progress := newProgress(p)
+	progress := newTextProgress(p)
 	for b.Loop() {
 		at, err := openSite(b.Context(), p, runOptions{}, exp, progress.note)
 		if err != nil {

@@ -63,7 +63,7 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 		fmt.Fprintf(p.Out, "would undo: %s: the switch of %s\n", path, variant)
 		return nil
 	}
-	if err := undoSwitch(ctx, dir, exp, newProgress(p).note); err != nil {
+	if err := undoSwitch(ctx, dir, exp, newTextProgress(p).note); err != nil {
 		return err
 	}
 	fmt.Fprintf(p.Out, "undone: %s: the switch of %s\n", path, variant)

@@ -66,10 +66,11 @@ type Worker interface {
 }
 
 // Results keeps trials, and the name of the variant that is switched on, "" for none. Both methods return once
-// what they keep is safe on disk.
+// what they keep is safe on disk. Wanted returns what somebody wants the run to do.
 type Results interface {
 	Append(record.Trial) error
 	Switched(variant string) error
+	Wanted() (record.Wanted, error)
 }
 
 // RunCommand runs a command, a program and its arguments. The error of one that exited with a

@@ -82,6 +82,9 @@ func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, 
 	}
 	for b := 1; b <= blocks; b++ {
 		r.total = blocks * r.plan.trials()
+		if err := r.pause(ctx, out); err != nil {
+			return r.done, err
+		}
 		for _, p := range r.plan.Periods(b) {
 			ok, err := r.runPeriod(ctx, b, p, out)
 			if err != nil {
@@ -100,6 +103,43 @@ func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, 
 		return r.done, ErrMissing
 	}
 	return r.done, nil
+}
+
+// ErrStopped means that somebody wanted the run to stop.
+var ErrStopped = errors.New("the run was stopped by slipstream serve")
+
+// askEvery is how often a run that pauses asks whether to go on.
+const askEvery = time.Second
+
+// pause waits as long as somebody wants the run to pause. A run pauses between blocks, because the trials of a block are
+// compared with each other and must not be apart.
+func (r *Run) pause(ctx context.Context, out Results) error {
+	paused := time.Time{}
+	for {
+		wanted, err := out.Wanted()
+		if err == nil && wanted == record.WantedStop {
+			err = ErrStopped
+		}
+		if err != nil {
+			return err
+		}
+		if wanted != record.WantedPause {
+			if !paused.IsZero() {
+				r.began = r.began.Add(time.Since(paused)) // which tells how long a trial takes
+				r.note("the run goes on")
+			}
+			return nil
+		}
+		if paused.IsZero() {
+			paused = time.Now()
+			r.note("the run pauses: slipstream serve resumes it")
+		}
+		select {
+		case <-time.After(askEvery):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // blocksWanted returns how many blocks the run needs, according to the variances of the pilot.
@@ -219,6 +259,9 @@ func (r *Run) enterPeriod(ctx context.Context, state int) error {
 
 // runTrial runs one trial and records it. An error ends the run.
 func (r *Run) runTrial(ctx context.Context, b, entry int, c attempt, out Results) (bool, error) {
+	if wanted, err := out.Wanted(); err != nil || wanted == record.WantedStop {
+		return false, cmp.Or(err, ErrStopped)
+	}
 	if n, ok := r.networks[c.Fabric].Network.(Reconnector); ok {
 		if err := awaitMachines(ctx, n, r.plan); err != nil {
 			return false, cmp.Or(context.Cause(ctx), err)

@@ -286,7 +286,10 @@ type memory struct {
 	err    error
 	// switched is the variant whose switch is made.
 	switched string
+	wanted   record.Wanted
 }
+
+func (m *memory) Wanted() (record.Wanted, error) { return m.wanted, nil }
 
 func (m *memory) Switched(variant string) error {
 	m.switched = variant
@@ -924,4 +927,40 @@ func (c Cell) String() string {
 		text += fmt.Sprintf(", round %d", c.Round)
 	}
 	return text
+}
+
+// TestPauseAndStop: a run pauses when its block is complete, goes on with nothing lost, and stops after the trial under way.
+func TestPauseAndStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		exp := parse(t)
+		f, out := newFake(2), &memory{}
+		var notes []string
+		pausedAfter := 0
+		trials, err := measure(t, t.Context(), f, exp, out, func(e Event) {
+			switch {
+			case e.Kind == Ends && len(out.trials) == 2:
+				out.wanted = record.WantedPause
+			case e.Kind == Note && len(notes) == 0:
+				pausedAfter = len(out.trials)
+				time.AfterFunc(time.Hour, func() { out.wanted = record.WantedOn })
+			case e.Kind == Ends && len(out.trials) == 10:
+				out.wanted = record.WantedStop
+			}
+			if e.Kind == Note {
+				notes = append(notes, e.Text)
+			}
+			if e.Kind == Begins && len(out.trials) == 9 && e.Left > time.Minute {
+				t.Errorf("%s are left: the pause counts", e.Left)
+			}
+		})
+		if !errors.Is(err, ErrStopped) || len(trials) != 10 {
+			t.Errorf("%d trials, %v, want 10 and ErrStopped", len(trials), err)
+		}
+		if pausedAfter != 6 {
+			t.Errorf("it pauses after %d trials, want 6, the first block", pausedAfter)
+		}
+		if diff := cmp.Diff([]string{"the run pauses: slipstream serve resumes it", "the run goes on"}, notes); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -304,39 +305,21 @@ func TestLabelled(t *testing.T) {
 	}
 }
 
-// BenchmarkList reads the first page of 10,000 results, and searches all of them.
-func BenchmarkList(b *testing.B) {
-	model, parent := b.TempDir(), b.TempDir()
-	first := add(b, model, made{at: start, experiment: "demo", kernel: "6.1", throughput: 1e9, verdict: stats.Faster})
-	closeAll(b, first)
-	for i := range 10_000 {
-		folder := filepath.Join(parent, fmt.Sprintf("demo%d-%s", i%7, start.Add(time.Duration(i)*time.Hour).Format(timeInName)))
-		if err := os.CopyFS(folder, os.DirFS(first.Path)); err != nil {
-			b.Fatal(err)
-		}
+// FuzzCutName: the names of results folders are those that a regular expression would find.
+func FuzzCutName(f *testing.F) {
+	for _, name := range []string{"demo-20260102T030405Z", "-20260102T030405Z", "a-b-20260102T030405Z", "demo-20260102t030405Z", "demo-20260102T03040５Z", "demo 20260102T030405Z", "20260102T030405Z", "demo-2026010:T030405Z", ""} {
+		f.Add(name)
 	}
-	b.Run("first page", func(b *testing.B) {
-		for b.Loop() {
-			if page, total, err := open(b, parent).List(Filter{}, 0, 50); err != nil || total != 10_000 || len(page) != 50 {
-				b.Fatal(len(page), total, err)
-			}
+	pattern := regexp.MustCompile(`(?s)^(.+)-(\d{8}T\d{6}Z)$`)
+	f.Fuzz(func(t *testing.T, name string) {
+		var want [2]string
+		m := pattern.FindStringSubmatch(name)
+		if m != nil {
+			want = [2]string{m[1], m[2]}
 		}
-	})
-	search := func(b *testing.B, f *Folder) {
-		if _, total, err := f.List(Filter{Words: []string{"6.1", "faster"}}, 0, 50); err != nil || total != 10_000 {
-			b.Fatal(total, err)
-		}
-	}
-	b.Run("search", func(b *testing.B) {
-		for b.Loop() {
-			search(b, open(b, parent))
-		}
-	})
-	b.Run("search again", func(b *testing.B) {
-		f := open(b, parent)
-		search(b, f)
-		for b.Loop() {
-			search(b, f)
+		experiment, timestamp, ok := cutName(name)
+		if got := [2]string{experiment, timestamp}; got != want || ok != (m != nil) {
+			t.Errorf("%q: %q, %v, want %q", name, got, ok, want)
 		}
 	})
 }

@@ -138,6 +138,9 @@ func Resume(path string) (*Dir, error) {
 		return nil, err
 	}
 	if d.trials, err = d.open(trialsFile, os.O_RDWR); err == nil {
+		err = d.wantNothing() // of a run that was killed
+	}
+	if err == nil {
 		if _, d.whole, err = readTrials(d.trials); err != nil {
 			err = d.unreadable(err)
 		}
@@ -164,7 +167,7 @@ func (d *Dir) Close() error { return errors.Join(d.release(), d.root.Close()) }
 func (d *Dir) release() error {
 	var errs []error
 	if d.trials != nil {
-		errs = append(errs, d.trials.Close())
+		errs = append(errs, d.wantNothing(), d.trials.Close())
 		d.trials = nil
 	}
 	if d.unlock != nil {

@@ -56,6 +56,8 @@ type List struct {
 	Query, Experiment string
 	// Skip is the number of newer results that are not on the page.
 	Skip int
+	// Fleet is the address of the page of a cluster; empty if there is none.
+	Fleet string
 	// Previous and Next are the addresses of other pages; empty if there are none.
 	Previous, Next string
 }

@@ -16,6 +16,8 @@ type Live struct {
 	Links
 	// Folder is the name of the results folder.
 	Folder string
+	// Token says that whoever reads has the token of the server, and so may pause and stop the run.
+	Token, Running bool
 }
 
 // HTML writes the page.
@@ -27,13 +29,20 @@ type Progress struct {
 	Trials int    `json:"trials"`
 	Text   string `json:"text"` // "41 of 96 trials, 2 of 6 blocks, about 3m20s left"
 	Last   string `json:"last"` // the last trial
+	// Wanted is what somebody wants of the run, "" to go on.
+	Wanted record.Wanted `json:"wanted"`
 }
 
 // ProgressOf describes how far a run is. left is 0 if it is unknown.
-func ProgressOf(p stats.Progress, left time.Duration, trials []record.Trial) Progress {
-	out := Progress{Done: p.Done, Trials: p.Trials}
+func ProgressOf(p stats.Progress, left time.Duration, trials []record.Trial, wanted record.Wanted) Progress {
+	out := Progress{Done: p.Done, Trials: p.Trials, Wanted: wanted}
 	out.Text = fmt.Sprintf("%d of %d trials, %d of %d blocks", p.Done, p.Trials, p.WholeBlocks, p.Blocks)
-	if left > 0 {
+	switch {
+	case wanted == record.WantedPause:
+		out.Text += "; it pauses when the block is complete"
+	case wanted == record.WantedStop:
+		out.Text += "; it stops after the trial under way"
+	case left > 0:
 		out.Text += fmt.Sprintf(", about %s left", left.Round(time.Second))
 	}
 	if len(trials) > 0 {

@@ -9,6 +9,12 @@
     $('bar').value = p.done;
     $('text').textContent = p.text;
     $('last').textContent = p.last;
+    if ($('wanted')) {
+      const [pause, on, stop] = $('wanted').elements;
+      pause.hidden = p.wanted !== '';
+      on.hidden = p.wanted === '';
+      stop.hidden = p.wanted === 'stop';
+    }
     document.title = Math.floor(100 * p.done / Math.max(1, p.trials)) + ' % ' + title;
   });
   on('sofar', (part) => {
@@ -21,6 +27,7 @@
     $('end').hidden = end.complete;
     $('end').textContent = end.text;
     $('link').hidden = false;
+    if ($('wanted')) $('wanted').hidden = true;
     if (end.complete) $('text').textContent = end.text;
   });
   events.addEventListener('error', () => {

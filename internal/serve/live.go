@@ -3,6 +3,7 @@ package serve
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -27,7 +28,36 @@ func (s *Server) live(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer dir.Close()
-	return report.Live{Folder: name}.HTML(w)
+	return report.Live{Folder: name, Token: s.access.token != "", Running: dir.Running()}.HTML(w)
+}
+
+// want tells a run under way to pause, to go on or to stop. Without a token every user of the machine could, so it takes one.
+func (s *Server) want(w http.ResponseWriter, r *http.Request) error {
+	if s.access.token == "" {
+		return errors.New("without a token, everybody on this machine could do this: start " + s.program + " serve with --token-file")
+	}
+	// The cookie is for pages of this site alone, and so is this.
+	if err := http.NewCrossOriginProtection().Check(r); err != nil {
+		return err
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, 4<<10)
+	wanted, ok := map[string]record.Wanted{"pause": record.WantedPause, "on": record.WantedOn, "stop": record.WantedStop}[r.PostFormValue("run")]
+	if !ok {
+		return errors.New("run must be pause, on or stop")
+	}
+	dir, err := s.open(r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if !dir.Running() {
+		return errors.New("this run has ended")
+	}
+	if err := dir.Want(wanted); err != nil {
+		return err
+	}
+	http.Redirect(w, r, report.Links{}.Live(r.PathValue("name")), http.StatusSeeOther)
+	return nil
 }
 
 // events sends the progress of a run after each trial, what it has proved after each block, and its end.
@@ -52,6 +82,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) error {
 	tick := time.NewTicker(s.follow.every)
 	defer tick.Stop()
 	var seen view
+	var before record.Wanted
 	for {
 		running := dir.Running() // before the trials are read, so that none is missed
 		now, err := s.follow.look(r.PathValue("name"), dir)
@@ -59,9 +90,14 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) error {
 			_ = send("end", report.End{Text: err.Error()})
 			return nil
 		}
-		if now.bytes != seen.bytes || seen.exp == nil {
-			err = send("progress", report.ProgressOf(now.progress, now.left, now.trials))
+		wanted, _ := dir.Wanted() // the run ends if it cannot read it
+		if !running {
+			now.left, wanted = 0, record.WantedOn
 		}
+		if now.bytes != seen.bytes || seen.exp == nil || wanted != before || !running {
+			err = send("progress", report.ProgressOf(now.progress, now.left, now.trials, wanted))
+		}
+		before = wanted
 		if err == nil && now.sofar != seen.sofar {
 			err = send("sofar", now.sofar)
 		}

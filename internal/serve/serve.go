@@ -4,6 +4,7 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,10 +30,14 @@ type Results interface {
 	Beside(before, after *record.Dir) (report.Beside, error)
 }
 
+// Fleet reads the fleet of a cluster.
+type Fleet func(context.Context) (*report.Fleet, error)
+
 // Server is the handler of all pages.
 type Server struct {
 	folder  *history.Folder
 	results Results
+	fleet   Fleet // nil without a cluster
 	access  *access
 	// program is what people type, for the commands that pages suggest.
 	program string
@@ -42,18 +47,20 @@ type Server struct {
 	follow *follower
 }
 
-// New makes a server of a folder. A token is asked of everyone if it is not empty; without one, only requests to
-// loopback addresses are served.
-func New(folder *history.Folder, results Results, program, token string) *Server {
-	s := &Server{folder: folder, results: results, access: newAccess(token), program: program, mux: http.NewServeMux(), one: make(chan struct{}, 1)}
+// New makes a server of a folder, and of a cluster if fleet is not nil. A token is asked of everyone if it is not empty;
+// without one, only requests to loopback addresses are served.
+func New(folder *history.Folder, results Results, fleet Fleet, program, token string) *Server {
+	s := &Server{folder: folder, results: results, fleet: fleet, access: newAccess(token), program: program, mux: http.NewServeMux(), one: make(chan struct{}, 1)}
 	s.follow = newFollower(s)
 	for pattern, page := range map[string]page{
 		"GET /{$}":                s.list,
 		"GET /result/{name}":      s.result,
 		"GET /beside":             s.beside,
 		"GET /trend":              s.trend,
+		"GET /fleet":              s.showFleet,
 		"GET /live/{name}":        s.live,
 		"GET /live/{name}/events": s.events,
+		"POST /live/{name}":       s.want,
 	} {
 		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if err := page(w, r); err != nil {
@@ -101,6 +108,9 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	skip, _ := strconv.Atoi(q.Get("skip"))
 	l := report.List{Folder: s.folder.Path(), Query: q.Get("q"), Experiment: q.Get("experiment"), Skip: max(0, skip)}
+	if s.fleet != nil {
+		l.Fleet = "/fleet"
+	}
 	var err error
 	if l.Experiments, err = s.folder.Experiments(); err != nil {
 		return err
@@ -121,15 +131,21 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	return l.HTML(w)
 }
 
-// compute runs one computation at a time, unless the browser has gone before its turn.
-func (s *Server) compute(ctx context.Context, do func() error) error {
+// compute runs one computation at a time, unless the browser has gone before its turn, and then answers with the page that
+// it has written. A browser that does not read holds up nobody else.
+func (s *Server) compute(w http.ResponseWriter, r *http.Request, write func(io.Writer) error) error {
 	select {
 	case s.one <- struct{}{}:
-		defer func() { <-s.one }()
-		return do()
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case <-r.Context().Done():
+		return context.Cause(r.Context())
 	}
+	var page bytes.Buffer
+	err := write(&page)
+	<-s.one
+	if err == nil {
+		_, _ = page.WriteTo(w) // the browser may have gone
+	}
+	return err
 }
 
 // maxShown bounds the trials of a result that is shown, in bytes. slipstream report reads more.
@@ -157,13 +173,13 @@ func (s *Server) result(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer dir.Close()
-	return s.compute(r.Context(), func() error {
+	return s.compute(w, r, func(page io.Writer) error {
 		m, err := s.results.Report(dir)
 		if err != nil {
 			return err
 		}
 		m.Index = "/"
-		return report.HTML(w, m)
+		return report.HTML(page, m)
 	})
 }
 
@@ -181,13 +197,13 @@ func (s *Server) beside(w http.ResponseWriter, r *http.Request) error {
 		defer dir.Close()
 		dirs[i] = dir
 	}
-	return s.compute(r.Context(), func() error {
+	return s.compute(w, r, func(page io.Writer) error {
 		b, err := s.results.Beside(dirs[0], dirs[1])
 		if err != nil {
 			return err
 		}
 		b.Index = "/"
-		return b.HTML(w)
+		return b.HTML(page)
 	})
 }
 
@@ -204,22 +220,35 @@ func (s *Server) trend(w http.ResponseWriter, r *http.Request) error {
 	if n, err := strconv.Atoi(q.Get("last")); err == nil {
 		by.Last = min(max(n, 1), mostRuns)
 	}
-	page := report.TrendPage{Last: by.Last, Metrics: metrics.Comparable()}
-	return s.compute(r.Context(), func() (err error) {
-		if page.Experiments, err = s.folder.Experiments(); err != nil {
+	t := report.TrendPage{Last: by.Last, Metrics: metrics.Comparable()}
+	return s.compute(w, r, func(page io.Writer) (err error) {
+		if t.Experiments, err = s.folder.Experiments(); err != nil {
 			return err
 		}
-		if page.Trend, err = s.folder.Trend(by); err != nil {
+		if t.Trend, err = s.folder.Trend(by); err != nil {
 			return err
 		}
-		return page.HTML(w)
+		return t.HTML(page)
+	})
+}
+
+func (s *Server) showFleet(w http.ResponseWriter, r *http.Request) error {
+	if s.fleet == nil {
+		return errors.New("no cluster: start " + s.program + " serve with --fleet")
+	}
+	return s.compute(w, r, func(page io.Writer) error {
+		f, err := s.fleet(r.Context())
+		if err != nil {
+			return err
+		}
+		return f.HTML(page)
 	})
 }
 
 // Run serves connections until the context ends.
 func (s *Server) Run(ctx context.Context, listen func(*http.Server) error) error {
 	server := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // nothing is lost: no request changes anything
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // nothing is lost: no request takes long to change something
 	defer stop()
 	if err := listen(server); !errors.Is(err, http.ErrServerClosed) {
 		return err

@@ -92,8 +92,9 @@ func (n *twiceNetwork) Worker(ctx context.Context, p place.Place, use place.Use)
 // kept keeps no trial: a run returns them.
 type kept struct{}
 
-func (kept) Append(record.Trial) error { return nil }
-func (kept) Switched(string) error     { return nil }
+func (kept) Append(record.Trial) error      { return nil }
+func (kept) Switched(string) error          { return nil }
+func (kept) Wanted() (record.Wanted, error) { return record.WantedOn, nil }
 
 // BenchmarkBesideLab measures between two nodes of a lab, in every block once over SSH and once as the lab does. The
 // two must agree.

@@ -33,8 +33,10 @@ type api interface {
 	// Quotas and NetworkPolicies limit what a namespace that the user names admits.
 	Quotas(namespace string) objects[*corev1.ResourceQuota, *corev1.ResourceQuotaList]
 	NetworkPolicies(namespace string) objects[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList]
+	Events(namespace string) objects[*corev1.Event, *corev1.EventList]
 	// Accelerations returns the states of agents.
 	Accelerations(context.Context) (*v1alpha1.NodeAccelerationList, error)
+	Policies(context.Context) (*v1alpha1.AccelerationPolicyList, error)
 	// Allowed asks whether the user may do something; Self, who the user is.
 	Allowed(context.Context, *authzv1.SelfSubjectAccessReview) (*authzv1.SelfSubjectAccessReview, error)
 	Self(context.Context) (*authv1.SelfSubjectReview, error)
@@ -116,6 +118,15 @@ func (a restAPI) Quotas(namespace string) objects[*corev1.ResourceQuota, *corev1
 
 func (a restAPI) NetworkPolicies(namespace string) objects[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList] {
 	return client[networkingv1.NetworkPolicy, networkingv1.NetworkPolicyList, *networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList]{a.networking, "networkpolicies", namespace}
+}
+
+func (a restAPI) Events(namespace string) objects[*corev1.Event, *corev1.EventList] {
+	return client[corev1.Event, corev1.EventList, *corev1.Event, *corev1.EventList]{a.core, "events", namespace}
+}
+
+func (a restAPI) Policies(ctx context.Context) (*v1alpha1.AccelerationPolicyList, error) {
+	out := new(v1alpha1.AccelerationPolicyList)
+	return out, a.own.Get().Resource("accelerationpolicies").Do(ctx).Into(out)
 }
 
 func (a restAPI) Accelerations(ctx context.Context) (*v1alpha1.NodeAccelerationList, error) {

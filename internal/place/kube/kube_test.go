@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -302,6 +304,14 @@ func (f fakeAPI) Accelerations(context.Context) (*v1alpha1.NodeAccelerationList,
 		return nil, apierrors.NewNotFound(schema.GroupResource{Group: "slipstream.dev", Resource: "nodeaccelerations"}, "")
 	}
 	return &v1alpha1.NodeAccelerationList{Items: f.accelerations}, nil
+}
+
+func (f fakeAPI) Policies(context.Context) (*v1alpha1.AccelerationPolicyList, error) {
+	return new(v1alpha1.AccelerationPolicyList), nil
+}
+
+func (f fakeAPI) Events(namespace string) objects[*corev1.Event, *corev1.EventList] {
+	return f.CoreV1().Events(namespace)
 }
 
 func (f fakeAPI) Nodes() objects[*corev1.Node, *corev1.NodeList] { return f.CoreV1().Nodes() }
@@ -1355,5 +1365,36 @@ func TestLostNodeOfAMesh(t *testing.T) {
 		if _ = p.lose(nil, errors.New("no lease")); p.isLost(b) == nil {
 			t.Errorf("mesh %t: the run is not lost", mesh)
 		}
+	}
+}
+
+// TestNightlyRights: the account of the chart's CronJob may do what its run needs, and nothing is missing from its roles.
+func TestNightlyRights(t *testing.T) {
+	chart, err := os.ReadFile("../../../test/testdata/chart-nightly.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	granted := make(map[permission]bool)
+	for doc := range strings.SplitSeq(string(chart), "\n---\n") {
+		var role rbacv1.Role // a ClusterRole has the same rules
+		if err := yaml.Unmarshal([]byte(doc), &role); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range role.Rules {
+			for _, verb := range r.Verbs {
+				resource, subresource, _ := strings.Cut(r.Resources[0], "/")
+				granted[permission{verb, r.APIGroups[0], resource, subresource, role.Namespace}] = true
+			}
+		}
+	}
+	c := &Cluster{namespace: "net"}
+	needed := c.permissions(Config{Mesh: true, Pod: true, Native: true})
+	for _, p := range needed {
+		if !granted[p] {
+			t.Errorf("it may not %s", p)
+		}
+	}
+	if len(needed) < 10 {
+		t.Errorf("a run needs only %d permissions", len(needed))
 	}
 }
