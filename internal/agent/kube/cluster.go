@@ -18,8 +18,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"slipstream.dev/internal/agent"
-
 	"golang.org/x/time/rate"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +33,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/agent"
+	"slipstream.dev/internal/serverclock"
 	"slipstream.dev/internal/spec"
 )
 
@@ -88,7 +88,7 @@ type Cluster struct {
 	reported map[string]uncounted
 	// summarized means that the CRD keeps summaries, from which nodes are counted.
 	summarized bool
-	clock      serverClock
+	clock      serverclock.Clock // the API server's, which all agents share
 	pace       pace
 	// sharedLimit limits the rate of writes to policies.
 	sharedLimit *rate.Limiter

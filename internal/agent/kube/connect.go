@@ -52,7 +52,7 @@ func (c *Cluster) connect(config *rest.Config) error {
 		}
 	}
 	config = rest.CopyConfig(config)
-	config.Wrap(c.clock.follow)
+	config.Wrap(c.clock.Follow)
 	if file := config.BearerTokenFile; file != "" {
 		// client-go's own use of the file would keep a refused token for up to a minute.
 		config.BearerToken, config.BearerTokenFile = "", ""
@@ -269,3 +269,7 @@ func (g *gate) shut(err error) {
 
 // close makes the waiting requests fail.
 func (g *gate) close() { g.once.Do(func() { close(g.closed) }) }
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

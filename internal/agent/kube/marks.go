@@ -63,7 +63,7 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 // agent.
 func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, m *marking, selected bool, look *timer) error {
 	if m.selected && !selected {
-		m.left = c.clock.now()
+		m.left = c.clock.Now()
 	}
 	m.selected = selected
 	status, reason, message, wait := c.verdict(p, m)
@@ -141,7 +141,7 @@ const noNode = "no node has the labels of nodeSelector; kubectl get nodes --show
 // mark writes the condition, unless another agent has done so first.
 func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {
 	_, err := c.patchPolicy(ctx, p, metav1.Condition{
-		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation, LastTransitionTime: metav1.NewTime(c.clock.now()),
+		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation, LastTransitionTime: metav1.NewTime(c.clock.Now()),
 	}, p.Status.Rollout, nil)
 	return err
 }

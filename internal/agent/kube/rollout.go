@@ -10,10 +10,8 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"slipstream.dev/internal/agent"
@@ -583,7 +581,7 @@ func (c *Cluster) giveUp(p *v1alpha1.AccelerationPolicy, gone *turn) {
 // begin makes this node the first, or includes all nodes if the policy says so.
 func (c *Cluster) begin(ctx context.Context, p *v1alpha1.AccelerationPolicy, step int) error {
 	c.act(p)
-	r := v1alpha1.RolloutStatus{Generation: p.Generation, Started: metav1.NewTime(c.clock.now()), First: c.options.Node}
+	r := v1alpha1.RolloutStatus{Generation: p.Generation, Started: metav1.NewTime(c.clock.Now()), First: c.options.Node}
 	message := fmt.Sprintf("node %s is the first to get it", c.options.Node)
 	if step == 100 {
 		r.First, r.Percent, message = "", 100, "all nodes get it at once, because stepPercent is 100"
@@ -778,25 +776,3 @@ func (c *Cluster) write(ctx context.Context, p *v1alpha1.AccelerationPolicy, r v
 	}
 	return err
 }
-
-// serverClock is the API server's clock, which all agents share.
-type serverClock struct{ ahead atomic.Int64 }
-
-func (s *serverClock) now() time.Time { return time.Now().Add(time.Duration(s.ahead.Load())) }
-
-// follow reads the time from the header of each response.
-func (s *serverClock) follow(next http.RoundTripper) http.RoundTripper {
-	return roundTripper(func(r *http.Request) (*http.Response, error) {
-		answer, err := next.RoundTrip(r)
-		if err == nil {
-			if at, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
-				s.ahead.Store(int64(time.Until(at)))
-			}
-		}
-		return answer, err
-	})
-}
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

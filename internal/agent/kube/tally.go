@@ -99,7 +99,7 @@ func (c *Cluster) noteReport(policy string, urgent bool) {
 	if !c.summarized {
 		return
 	}
-	c.reported[policy] = uncounted{c.clock.now(), urgent || c.reported[policy].urgent}
+	c.reported[policy] = uncounted{c.clock.Now(), urgent || c.reported[policy].urgent}
 }
 
 // tally counts the nodes of a policy, if this agent has reported something that no count includes yet.
@@ -127,7 +127,7 @@ func (c *Cluster) tally(ctx context.Context, p *v1alpha1.AccelerationPolicy, loo
 	if next.After(from) {
 		from = next
 	}
-	if !look.due(from.Sub(c.clock.now())+c.share(p.UID)) || !c.gate.caughtUp() {
+	if !look.due(from.Sub(c.clock.Now())+c.share(p.UID)) || !c.gate.caughtUp() {
 		return nil
 	}
 	return c.count(ctx, p, reported)
@@ -138,7 +138,7 @@ func (c *Cluster) count(ctx context.Context, p *v1alpha1.AccelerationPolicy, rep
 	if err := c.mayWrite(p); err != nil {
 		return err // before listing all nodes
 	}
-	counts := v1alpha1.NodeCounts{Counted: metav1.NewTime(c.clock.now())}
+	counts := v1alpha1.NodeCounts{Counted: metav1.NewTime(c.clock.Now())}
 	var failed []string
 	waiting := 0
 	request := c.clients.reports.Get().Resource("nodeaccelerations")
@@ -164,7 +164,7 @@ func (c *Cluster) count(ctx context.Context, p *v1alpha1.AccelerationPolicy, rep
 	}
 	slices.Sort(failed)
 	condition := readiness(p, counts, failed, waiting)
-	condition.LastTransitionTime = metav1.NewTime(c.clock.now())
+	condition.LastTransitionTime = metav1.NewTime(c.clock.Now())
 	if _, err := c.patchPolicy(ctx, p, condition, p.Status.Rollout, &counts); err != nil {
 		return err
 	}
