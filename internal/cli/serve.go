@@ -38,13 +38,15 @@ func serveCommand(p Process) *cobra.Command {
 		Short: "Show a folder of results in a browser, and watch the run under way",
 		Long: `Show a folder of results in a browser: a list to search, each report, two
 results side by side, the trend of a metric, and the run under way, whoever
-started it. RESULTS is results by default. Its pages need nothing from elsewhere.
+started it. RESULTS is results by default. Its pages need nothing from
+elsewhere.
 
 It serves this machine alone, without a password: all its users can read. Any
-other address needs --token-file. With a token, its pages can also pause and stop
-a run. The connection is not encrypted, so rather use ssh -L.
+other address needs --token-file. With a token, its pages can also pause and
+stop a run. The connection is not encrypted, so rather use ssh -L.
 
---fleet adds a page of a cluster's policies and nodes, read with your kubeconfig.`,
+--fleet adds a page of a cluster's policies and nodes, read with your
+kubeconfig.`,
 		Example: `  slipstream serve
   ssh -L 7788:127.0.0.1:7788 HOST slipstream serve /var/lib/results     then open http://127.0.0.1:7788
   slipstream serve --listen 0.0.0.0:7788 --token-file token

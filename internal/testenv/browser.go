@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -49,8 +50,13 @@ func NewBrowser(t testing.TB) *Browser {
 	if err != nil {
 		t.Fatal(err)
 	}
+	profile, err := os.MkdirTemp("", "browser-")
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := exec.Command(program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage", "--hide-scrollbars",
-		"--remote-debugging-pipe", "--user-data-dir="+t.TempDir(), "about:blank")
+		"--remote-debugging-pipe", "--user-data-dir="+profile, "about:blank")
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.ExtraFiles = []*os.File{commandsOut, answersIn} // 3 and 4, as the flag has it
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -61,8 +67,15 @@ func NewBrowser(t testing.TB) *Browser {
 	read := make(chan struct{})
 	go func() { defer close(read); b.read(answersOut) }()
 	t.Cleanup(func() {
-		_ = c.Process.Kill()
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 		_ = c.Wait()
+		// Its other processes may still write for a moment.
+		Eventually(t, 10*time.Second, "remove the browser's profile", func() string {
+			if err := os.RemoveAll(profile); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
 		<-read
 		commandsIn.Close()
 		answersOut.Close()

@@ -509,7 +509,7 @@ func TestGSOSegmentsExceedMTU(t *testing.T) {
 func TestProbeInPacketList(t *testing.T) {
 	f := loadForTest(t, nil)
 	f.addFlow(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Validated -= 1e9 })
-	if err := f.SetLinkMACs([]LinkMAC{{Link: lo, MAC: [6]byte(knownMAC)}}); err != nil {
+	if err := errors.Join(f.SetLinkMACs([]LinkMAC{{Link: lo, MAC: [6]byte(knownMAC)}}), f.SetRouters([]int{lo})); err != nil {
 		t.Fatal(err)
 	}
 	other := inPacket(four, unix.IPPROTO_UDP)
