@@ -22,7 +22,7 @@ func linuxCommands(p Process) []*cobra.Command {
 	for _, c := range []struct{ use, short, needs string }{
 		{"lab", "Create a lab of network namespaces, and run commands in it", "network namespaces"},
 		{"accel", "Plan, apply, show and revert accelerators on this machine", "settings of the Linux kernel"},
-		{"agent", "Apply the accelerators of policies on this node, and keep them applied", "settings of the Linux kernel"},
+		{"agent", "Keep the accelerators of policies applied on this node", "settings of the Linux kernel"},
 		{"capture", "Print what this machine can see of its NICs and their virtual functions", "sysfs and ethtool"},
 	} {
 		all = append(all, &cobra.Command{

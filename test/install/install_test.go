@@ -112,7 +112,7 @@ func works(s *system, version string) {
 	s.t.Helper()
 	s.has("slipstream version "+version+" (linux/", "slipstream", "version")
 	s.has("kubectl slipstream [", "kubectl-slipstream", "--help")
-	s.has("Apply the accelerators of policies on this node", "man", "slipstream-agent")
+	s.has("slipstream agent [flags]", "man", "slipstream-agent")
 	s.has("run demo", "man", "slipstream")
 	// What bash runs when somebody types slipstream preset d and tab.
 	s.has("demo", "bash", "-c", `. /usr/share/bash-completion/bash_completion
