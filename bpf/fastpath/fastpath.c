@@ -29,8 +29,8 @@
  * The programs do not change a packet that takes the slow path, but redirect_nic cuts off the padding of short frames.
  *
  * The agent attaches redirect_pod and observe_pod only to the links of pods with an eligible connection.
- * The programs of the VXLAN device or NIC find those by sampling, and ask the agent to attach. Connections between pods of
- * the node are found by redirect_pod alone, which the agent attaches to busy links for a moment.
+ * The programs of the VXLAN device or NIC find those by sampling, and ask the agent to attach. Only redirect_pod sees
+ * connections between pods of the node: the agent attaches it to busy links for a second to sample them.
  *
  * The programs are here. The headers have their parts:
  *
@@ -70,6 +70,22 @@ static __always_inline int may_forward(const struct __sk_buff *skb, __u64 now)
 
 /* Where a packet for a pod has come from. */
 enum source { FROM_VXLAN, FROM_NIC, FROM_POD };
+
+/* start_in_probe starts an incoming probe, unless one is under way: the kernel may pass a whole list of packets here before the first
+ * reaches observe_pod. decapped is decap_id of a packet that decap_nic saw, or 0. */
+static __always_inline void start_in_probe(struct __sk_buff *skb, struct cpu_state *c, const struct headers *h, const struct key *k, __u64 now, __u32 g,
+					   __u32 decapped, int seq_unknown, enum source source, int is_ipv6)
+{
+	if (c->in_stage && now - c->in.at < PROBE_TTL)
+		return;
+	start_probe(&c->in, h, k, skb, now, g, is_ipv6);
+	c->in.decapped = decapped;
+	if (decapped)
+		c->decap_stage = 2;
+	c->in.seq_unknown = seq_unknown;
+	c->in.from_pod = source == FROM_POD;
+	c->in_stage = source != FROM_POD || !bpf_skb_load_bytes(skb, 0, c->in.mac, sizeof(c->in.mac));
+}
 
 /* redirect_known redirects a packet of a known flow into the pod: one without outer headers. */
 static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_state *c, struct flow *f, const struct key *k, const struct key *own,
@@ -132,16 +148,7 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 		goto slow;
 	return redirect_to_pod(skb, c, pod, h, 0, peer_of(k), peer_of(own), is_ipv6);
 probe:
-	/* The kernel may pass a whole list of packets here before the first reaches observe_pod. */
-	if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
-		start_probe(&c->in, h, k, skb, now, g, is_ipv6);
-		c->in.decapped = decapped;
-		if (decapped)
-			c->decap_stage = 2;
-		c->in.seq_unknown = !in_sequence;
-		c->in.from_pod = source == FROM_POD;
-		c->in_stage = source != FROM_POD || !bpf_skb_load_bytes(skb, 0, c->in.mac, sizeof(c->in.mac));
-	}
+	start_in_probe(skb, c, h, k, now, g, decapped, !in_sequence, source, is_ipv6);
 slow:
 	count(c, reason);
 	return NEXT;
@@ -156,6 +163,7 @@ static __always_inline int redirect_in(struct __sk_buff *skb, struct cpu_state *
 	struct key k, own;
 	__u16 check = 0;
 	__u64 hash, now;
+	__u32 g;
 	int reason;
 
 	reason = read_key(skb, &k, 0, is_ipv6);
@@ -175,6 +183,7 @@ static __always_inline int redirect_in(struct __sk_buff *skb, struct cpu_state *
 	f = find_flow(&k, &own, is_ipv6);
 	if (f)
 		return redirect_known(skb, c, f, &k, &own, &h, now, source, is_ipv6);
+	g = generation;
 	reason = may_forward(skb, now);
 	if (reason)
 		goto slow;
@@ -188,12 +197,8 @@ static __always_inline int redirect_in(struct __sk_buff *skb, struct cpu_state *
 		if (source == FROM_NIC && !is_forwarded(skb, &h, 0, is_ipv6))
 			return NEXT;
 		request_attach(c, &k, now);
-	} else if (!c->in_stage || now - c->in.at >= PROBE_TTL) {
-		start_probe(&c->in, &h, &k, skb, now, generation, is_ipv6);
-		c->in.decapped = 0;
-		c->in.seq_unknown = 1;
-		c->in.from_pod = 0;
-		c->in_stage = 1;
+	} else {
+		start_in_probe(skb, c, &h, &k, now, g, 0, 1, source, is_ipv6);
 	}
 	goto slow;
 refused:
@@ -741,7 +746,7 @@ static __always_inline int observe_neighbour(struct __sk_buff *skb, struct cpu_s
 	hops = hops_of_probe(skb, c, is_ipv6);
 	if (hops < 0)
 		return 0;
-	/* Else the flow is that of the other pod. */
+	/* Any other TCP connection has the flow of the other pod. */
 	if (k->protocol != IPPROTO_TCP || c->out.wire_peer != peer_of(k) || k->pod < k->peer) {
 		pod.hops = hops;
 		learn_out(skb, c, &c->out.headers, 0, &pod, is_ipv6);

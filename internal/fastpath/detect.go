@@ -178,15 +178,14 @@ func linkPackets() (map[string]uint64, error) {
 		if !ok || len(fields) < 16 {
 			continue // a heading
 		}
-		received, err := strconv.ParseUint(fields[1], 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("read packet counters of %s: %w", name, err)
+		name = strings.TrimSpace(name)
+		for _, column := range []int{1, 9} { // received, sent
+			n, err := strconv.ParseUint(fields[column], 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("read packet counters of %s: %w", name, err)
+			}
+			all[name] += n
 		}
-		sent, err := strconv.ParseUint(fields[9], 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("read packet counters of %s: %w", name, err)
-		}
-		all[strings.TrimSpace(name)] = received + sent
 	}
 	return all, nil
 }

@@ -369,7 +369,7 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 		if r.Type != unix.RTN_UNICAST || encapsulated && (netns.IsDefaultRoute(r) || isAnnounced(r)) {
 			continue
 		}
-		for _, hop := range append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}) {
+		for _, hop := range append(slices.Clip(r.MultiPath), &netlink.NexthopInfo{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}) {
 			gateway := hop.Gw
 			if via, ok := hop.Via.(*netlink.Via); ok {
 				gateway = via.Addr // of the other IP version

@@ -375,13 +375,7 @@ func TestUp(t *testing.T) {
 			clean(t, nodes)
 			up, err := hosts.Up(t.Context(), config)
 			if err == nil {
-				for _, p := range up.Places() {
-					worker, err := up.Worker(t.Context(), p, place.ForControl)
-					must(t, err)
-					must(t, worker.Alive(t.Context()))
-					must(t, worker.Close())
-				}
-				must(t, up.Close(context.Background()))
+				workersAnswer(t, up)
 			}
 			switch {
 			case c.want == "" && err != nil:
@@ -392,6 +386,18 @@ func TestUp(t *testing.T) {
 			clean(t, nodes)
 		})
 	}
+}
+
+// workersAnswer checks that a worker answers at each place, and removes what Up has created.
+func workersAnswer(t *testing.T, up *hosts.Hosts) {
+	t.Helper()
+	for _, p := range up.Places() {
+		worker, err := up.Worker(t.Context(), p, place.ForControl)
+		must(t, err)
+		must(t, worker.Alive(t.Context()))
+		must(t, worker.Close())
+	}
+	must(t, up.Close(context.Background()))
 }
 
 // TestUpByShells: login shells other than sh, with start-up files that print something, fail and spoil PATH.
@@ -415,13 +421,7 @@ func TestUpByShells(t *testing.T) {
 			}
 			up, err := hosts.Up(t.Context(), config)
 			must(t, err)
-			for _, p := range up.Places() {
-				worker, err := up.Worker(t.Context(), p, place.ForControl)
-				must(t, err)
-				must(t, worker.Alive(t.Context()))
-				must(t, worker.Close())
-			}
-			must(t, up.Close(context.Background()))
+			workersAnswer(t, up)
 			clean(t, nodes)
 		})
 	}
