@@ -146,6 +146,7 @@ func TestBrowserLogin(t *testing.T) {
 	for name, enter := range map[string]func(*testenv.Browser){
 		"by the form": func(b *testenv.Browser) {
 			b.Open(at + "/")
+			b.Await("document.activeElement?.name === 'token'") // the browser gives it the focus after the page has loaded
 			b.Screenshot("login")
 			for _, key := range strings.Split(token, "") {
 				b.Key(key)
