@@ -57,6 +57,23 @@ func judge(c Cell, pairs []record.Pair, silent []time.Duration) error {
 	return nil
 }
 
+// judgeBeside returns why the workload beside does not count: without it, the figures are those of the other one alone.
+func judgeBeside(c Cell, pairs []record.Pair) error {
+	if c.Beside == nil {
+		return nil
+	}
+	others, silent := make([]record.Pair, len(pairs)), make([]time.Duration, len(pairs))
+	beside := Cell{Workload: *c.Beside}
+	for i, p := range pairs {
+		others[i] = record.Pair{Client: p.Beside.Client, Server: p.Beside.Server}
+		silent[i] = time.Duration(hearing(beside, &others[i]).Silent * float64(time.Second))
+	}
+	if err := judge(beside, others, silent); err != nil {
+		return record.StalledError(fmt.Sprintf("beside it, %s: %v", c.Beside.Name, err))
+	}
+	return nil
+}
+
 // hearing returns the end of a pair at which traffic arrives: the receiver of a stream, or the client that awaits replies. Of
 // another tool, the client knows both.
 func hearing(c Cell, p *record.Pair) *record.Endpoint {

@@ -35,8 +35,8 @@ type measurement struct {
 	early   chan struct{}
 	driving atomic.Int64
 	tasks   []func() error
-	// servers are the ends of each pair. Clients are in out.
-	servers [][]record.Endpoint
+	// servers are the ends of each pair, and those of the workload beside. Clients are in out.
+	servers, beside [][]record.Endpoint
 
 	mu  sync.Mutex // of what is sampled
 	out *record.Trial
@@ -49,7 +49,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 	out.PerPair, out.Series = make([]record.Pair, c.Pairs), make(map[string]string)
 	m := &measurement{
 		network: n, whole: &part{ctx: ctx, cancel: cancel}, cell: c, spec: c.Workload.Traffic(), out: out,
-		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs),
+		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs), beside: make([][]record.Endpoint, c.Pairs),
 	}
 	_, _ = rand.Read(m.secret[:]) // it ends the program rather than fail
 	// With a fixed number of requests, the window ends once they are done.
@@ -82,6 +82,9 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 		if pairs[i].Backends {
 			out.PerPair[i].Server, out.PerPair[i].Backends = combined(of), of
 		}
+		if other := out.PerPair[i].Beside; other != nil {
+			other.Server = m.beside[i][0]
+		}
 	}
 	silent := m.silences(pairs)
 	m.judgeParts(silent)
@@ -100,7 +103,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 	if err := fillMetrics(c, out); err != nil || c.Round > 0 {
 		return err
 	}
-	return judge(c, out.PerPair, silent)
+	return cmp.Or(judge(c, out.PerPair, silent), judgeBeside(c, out.PerPair))
 }
 
 // machinesOf returns the machines on which pairs are. Variants that choose nodes by labels leave others idle, whose counters say
@@ -125,28 +128,50 @@ func (n *network) machineOf(node string) string {
 	return cmp.Or(n.facts[i].Boot, node)
 }
 
-// addPair adds the servers and the client of pair i.
+// addPair adds the servers and the client of pair i, and those of the workload beside.
 func (m *measurement) addPair(i int, pair pairEnds) {
+	part := m.newPart()
+	m.servers[i] = make([]record.Endpoint, len(pair.servers))
+	m.addTraffic(part, pair, exchange{i, m.cell.Workload, "", &m.out.PerPair[i].Client, m.servers[i], m.progress.of(i)})
+	if m.cell.Beside != nil {
+		other := new(record.Beside)
+		m.out.PerPair[i].Beside = other
+		m.beside[i] = make([]record.Endpoint, 1)
+		m.addTraffic(part, pair.beside(), exchange{i, *m.cell.Beside, " beside", &other.Client, m.beside[i], func(uint64, uint64) {}})
+	}
+}
+
+// exchange is the traffic of a workload at a pair.
+type exchange struct {
+	pair     int
+	workload spec.Workload
+	suffix   string // of its roles
+	client   *record.Endpoint
+	servers  []record.Endpoint
+	moved    func(bytes, messages uint64)
+}
+
+// addTraffic adds the servers and the client of an exchange, which report to it.
+func (m *measurement) addTraffic(part *part, pair pairEnds, x exchange) {
 	traffic := func(s end, w spec.Workload) place.Traffic {
 		return place.Traffic{Place: s.place.Name, Workload: w, CongestionControl: m.setup.CongestionControl, Secret: m.secret}
 	}
+	settings := x.workload.Traffic()
 	ports := make(chan uint16, len(pair.servers))
-	m.servers[i] = make([]record.Endpoint, len(pair.servers))
 	// The server of another tool has nothing to report, and ends with its client. So does a server for a fixed number
 	// of requests, because it does not know which one is the last.
-	part := m.newPart()
 	serveCtx, clientDone := part.ctx, func() {}
-	if m.spec.Tool != spec.ToolNative || m.early != nil {
+	if settings.Tool != spec.ToolNative || m.early != nil {
 		serveCtx, clientDone = context.WithCancel(part.ctx)
 	}
 	for j, server := range pair.servers {
-		m.add(part, server, fmt.Sprintf("server %d of pair %d", j, i), func(w Worker, ready place.Ready) (err error) {
-			t := traffic(server, workloadOfServer(m.cell.Workload, pair.Pair))
-			if t.Address = pair.Listen(server.place, m.spec.IP); t.Address.Port() == 0 {
-				t.Address = netip.AddrPortFrom(t.Address.Addr(), m.spec.PortOf(i))
+		m.add(part, server, fmt.Sprintf("server %d of pair %d%s", j, x.pair, x.suffix), func(w Worker, ready place.Ready) (err error) {
+			t := traffic(server, workloadOfServer(x.workload, pair.Pair))
+			if t.Address = pair.Listen(server.place, settings.IP); t.Address.Port() == 0 {
+				t.Address = netip.AddrPortFrom(t.Address.Addr(), settings.PortOf(x.pair))
 			}
 			t.Ports = pair.Ports
-			m.servers[i][j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
+			x.servers[j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				ports <- p
 				return ready(p)
 			})
@@ -156,14 +181,14 @@ func (m *measurement) addPair(i int, pair pairEnds) {
 			return err
 		})
 	}
-	m.add(part, pair.client, fmt.Sprintf("client of pair %d", i), func(w Worker, ready place.Ready) (err error) {
+	m.add(part, pair.client, fmt.Sprintf("client of pair %d%s", x.pair, x.suffix), func(w Worker, ready place.Ready) (err error) {
 		defer func() {
 			clientDone()
 			if m.driving.Add(-1) == 0 && m.early != nil {
 				close(m.early)
 			}
 		}()
-		t := traffic(pair.client, m.cell.Workload)
+		t := traffic(pair.client, x.workload)
 		for range pair.servers {
 			select {
 			case p := <-ports:
@@ -172,7 +197,7 @@ func (m *measurement) addPair(i int, pair pairEnds) {
 				return context.Cause(part.ctx)
 			}
 		}
-		m.out.PerPair[i].Client, err = w.Drive(part.ctx, t, ready, m.progress.of(i))
+		*x.client, err = w.Drive(part.ctx, t, ready, x.moved)
 		return err
 	})
 }

@@ -36,7 +36,11 @@ func fillMetrics(c Cell, t *record.Trial) error {
 			return err
 		}
 	}
-	cpuMetrics(spec, t, m, bytes)
+	if c.Workload.Beside == "" { // otherwise CPUs work for both workloads
+		cpuMetrics(spec, t, m, bytes)
+	} else {
+		m[metrics.BesideThroughput] = besideThroughput(t)
+	}
 	daemonSetMetrics(t.DaemonSets, m)
 	for name, v := range m {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
@@ -79,6 +83,21 @@ func streamMetrics(traffic *spec.Traffic, t *record.Trial, m map[string]float64)
 	case traffic.Messages():
 		m[metrics.MessageRate] = m[metrics.Throughput] / 8 / float64(traffic.Size)
 	}
+}
+
+// besideThroughput returns what the workload beside has moved, in bit/s: a stream's as received, of others what the client got.
+func besideThroughput(t *record.Trial) (sum float64) {
+	for _, p := range t.PerPair {
+		if p.Beside == nil {
+			continue
+		}
+		e := p.Beside.Server
+		if p.Beside.Client.Latency != "" {
+			e = p.Beside.Client
+		}
+		sum += ratio(8*float64(e.Bytes), e.Seconds)
+	}
+	return sum
 }
 
 // sleepMetrics fills in how often the senders and receivers of streams slept. Only the traffic engine counts sleeps,

@@ -327,6 +327,10 @@ func TestSlowPath(t *testing.T) {
 			t.Errorf("%v: %q, want %q", packets, got, want)
 		}
 	}
+	short := Cell{Workload: spec.Workload{Name: "connect", Connect: &spec.Traffic{}}, Pairs: 1}
+	if got := slowPathWarnings(short, []record.Fastpath{{Place: "node0", Packets: map[string]uint64{"no-flow": 1000}}}); got != nil {
+		t.Errorf("of connections that are too short: %v", got)
+	}
 	if fast, all, most := fastpathShare(record.Fastpath{}); fast != 0 || all != 0 || most != "" {
 		t.Errorf("of nothing: %d of %d, %s", fast, all, most)
 	}

@@ -252,6 +252,16 @@ func (n *network) pairs(block int, c Cell) ([]pairEnds, error) {
 	return all, nil
 }
 
+// beside returns the pair with workers of its own for the workload beside, in the same places.
+func (p pairEnds) beside() pairEnds {
+	p.client.key.slot += besideSlots
+	p.servers = slices.Clone(p.servers)
+	for i := range p.servers {
+		p.servers[i].key.slot += besideSlots
+	}
+	return p
+}
+
 // steered returns the places in which the accelerators of a cell act, with the workers that control them: the nodes and the
 // pods of its pairs, or only those of one side.
 func (n *network) steered(c Cell, pairs []pairEnds) []end {
@@ -293,6 +303,7 @@ type workerKey struct {
 const (
 	podSlot     = -1 // a pod's
 	controlSlot = -2
+	besideSlots = 1 << 16 // added to the slot of an end, for the workload beside
 )
 
 // controlOf returns the worker that samples and steers a place: a pod's own, unless the pod is unprivileged.

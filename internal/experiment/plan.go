@@ -30,6 +30,7 @@ type Plan struct {
 type Cell struct {
 	Variant  spec.Variant
 	Workload spec.Workload // with the variant's tool
+	Beside   *spec.Workload // with the times of Workload, or nil
 	Pairs    int
 	Fabric   int // index of its network in the topology
 	// Period and Repeat are as in record.Trial, 0 where nothing is switched. Round is 0 without a mesh.
@@ -58,7 +59,7 @@ func New(exp *spec.Experiment) *Plan {
 					round++
 				}
 				for _, v := range exp.Spec.Variants {
-					p.Cells = append(p.Cells, Cell{Variant: v, Workload: exp.WorkloadFor(v, w), Pairs: pairs, Round: round, Fabric: p.topology.FabricOf(v)})
+					p.Cells = append(p.Cells, Cell{Variant: v, Workload: exp.WorkloadFor(v, w), Beside: exp.BesideOf(v, w), Pairs: pairs, Round: round, Fabric: p.topology.FabricOf(v)})
 				}
 			}
 		}
@@ -181,6 +182,11 @@ func size(bytes spec.Bytes) string {
 
 // traffic describes a workload in words.
 func traffic(w spec.Workload) string {
+	if w.Beside != "" {
+		other := w.Beside
+		w.Beside = ""
+		return traffic(w) + ", and beside it " + other
+	}
 	t := w.Traffic()
 	text := fmt.Sprintf("%s %s, IPv%d, ", w.Kind(), t.Protocol, t.IP)
 	if !t.Page {

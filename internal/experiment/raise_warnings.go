@@ -80,17 +80,26 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 			warn(record.WarnNotObserved, "DaemonSet %s was not measured on %s: %s", d.Name, d.Node, d.Error)
 		}
 	}
+	return append(out, slowPathWarnings(c, t.Fastpath)...)
+}
+
+// slowPathWarnings warns of connections that were not accelerated. Those of connect are too short for it, whatever is wrong.
+func slowPathWarnings(c Cell, nodes []record.Fastpath) (out []record.Warning) {
+	if c.Workload.Connect != nil {
+		return nil
+	}
+	warn := func(format string, args ...any) { out = append(out, record.Warnf(record.WarnSlowPath, format, args...)) }
 	met := uint64(0)
-	for _, f := range t.Fastpath {
+	for _, f := range nodes {
 		fast, all, most := fastpathShare(f)
 		met += all
 		if all > strays && fast < all/2 {
-			warn(record.WarnSlowPath, "the fast path of %s forwarded %.0f %% of %d packets; most others took the slow path: %s (docs/explanation/fastpath.md)",
+			warn("the fast path of %s forwarded %.0f %% of %d packets; most others took the slow path: %s (docs/explanation/fastpath.md)",
 				f.Place, 100*float64(fast)/float64(all), all, most)
 		}
 	}
-	if len(t.Fastpath) > 0 && met == 0 {
-		warn(record.WarnSlowPath, "the fast path saw no packet: no connection was eligible (docs/explanation/fastpath.md)")
+	if len(nodes) > 0 && met == 0 {
+		warn("the fast path saw no packet: no connection was eligible (docs/explanation/fastpath.md)")
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 const (
 	Throughput           = "throughput"
 	MessageRate          = "message_rate"
+	BesideThroughput     = "beside_throughput"
 	Rate                 = "rate"
 	LatencyMean          = "latency_mean"
 	LatencyP50           = "latency_p50"
@@ -50,6 +51,8 @@ type Metric struct {
 	Better  Direction
 	// Of is the traffic that gives the metric; 0 for a metric of links.
 	Of Traffic
+	// Alone means that CPUs are counted, and that a workload with another beside it does not give the metric.
+	Alone bool
 	// NotComparedBecause says why results are not compared by this metric. It is empty if they are.
 	NotComparedBecause string
 	// Title is the metric's name in headings and sentences. Reports show a value times Scale, in the unit Shown.
@@ -70,7 +73,7 @@ const (
 )
 
 // Traffic is a set of kinds of traffic.
-type Traffic uint8
+type Traffic uint16
 
 // One workload can have traffic of several kinds: HTTP is also Answered.
 const (
@@ -82,6 +85,7 @@ const (
 	CountedRequests // HTTP until a number of requests is done
 	MessageStreams  // one way over TCP, of messages no larger than a datagram
 	ClientMachine   // Answered, by a tool that reports the load of its client's machine
+	Accompanied     // with another workload beside it
 
 	anyTraffic = Streams | Answered
 )
@@ -92,6 +96,8 @@ var table = []Metric{
 		Meaning: "bit/s of payload, as received"},
 	{Name: MessageRate, Unit: "1/s", Better: Higher, Of: MessageStreams, Title: "messages of the stream", Shown: "k/s", Scale: 1e-3,
 		Meaning: "messages of a TCP stream, 1/s: its throughput over the workload's size, unless that is more than a datagram can have"},
+	{Name: BesideThroughput, Unit: "bit/s", Better: Higher, Of: Accompanied, Title: "throughput beside", Shown: "Gb/s", Scale: 1e-9,
+		Meaning: "bit/s of payload that the workload beside the measured one has moved"},
 	{Name: Rate, Unit: "1/s", Better: Higher, Of: Answered | DatagramStreams, Title: "message rate", Shown: "k/s", Scale: 1e-3,
 		Meaning: "messages or round trips, 1/s"},
 	{Name: LatencyMean, Unit: "s", Better: Lower, Of: Answered, Title: "mean latency", Shown: "µs", Scale: 1e6,
@@ -117,15 +123,15 @@ var table = []Metric{
 		Meaning: "share of datagrams that arrived after a later one (RFC 4737), 1"},
 	{Name: Jitter, Unit: "s", Better: Lower, Of: DatagramStreams, Title: "jitter", Shown: "µs", Scale: 1e6,
 		Meaning: "s, mean change of the transit time between datagrams (RFC 3550, section 6.4.1)"},
-	{Name: CPUPerGB, Unit: "s/GB", Better: Lower, Of: Streams, Title: "CPU per GB", Shown: "s/GB", Scale: 1,
+	{Name: CPUPerGB, Unit: "s/GB", Better: Lower, Of: Streams, Alone: true, Title: "CPU per GB", Shown: "s/GB", Scale: 1,
 		Meaning: "s of busy CPU on all nodes per 1e9 bytes of payload"},
-	{Name: SoftirqPerGB, Unit: "s/GB", Better: Lower, Of: Streams, Title: "softirq per GB", Shown: "s/GB", Scale: 1,
+	{Name: SoftirqPerGB, Unit: "s/GB", Better: Lower, Of: Streams, Alone: true, Title: "softirq per GB", Shown: "s/GB", Scale: 1,
 		Meaning: "s of softirq per 1e9 bytes; part of cpu_per_gb"},
-	{Name: CPUPerMessage, Unit: "s", Better: Lower, Of: Answered, Title: "CPU per round trip", Shown: "µs", Scale: 1e6,
+	{Name: CPUPerMessage, Unit: "s", Better: Lower, Of: Answered, Alone: true, Title: "CPU per round trip", Shown: "µs", Scale: 1e6,
 		Meaning: "s of busy CPU on all nodes per round trip"},
-	{Name: ClientCPU, Unit: "1", Better: Lower, Of: ClientMachine, Title: "busy CPUs of the client", Shown: "%", Scale: 100,
+	{Name: ClientCPU, Unit: "1", Better: Lower, Of: ClientMachine, Alone: true, Title: "busy CPUs of the client", Shown: "%", Scale: 100,
 		Meaning: "share of the CPU time of the client's machine that was busy, 1, as latte reports it"},
-	{Name: InterruptsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Title: "interrupts", Shown: "per MB", Scale: 1e-3,
+	{Name: InterruptsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, Alone: true, Title: "interrupts", Shown: "per MB", Scale: 1e-3,
 		Meaning: "interrupts of all CPUs per 1e9 bytes of payload"},
 	{Name: SenderSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, NotComparedBecause: "an end may never sleep, and there is no ratio to 0",
 		Title: "sleeps of the sender", Shown: "per MB", Scale: 1e-3,
@@ -133,9 +139,9 @@ var table = []Metric{
 	{Name: ReceiverSleepsPerGB, Unit: "1/GB", Better: Lower, Of: Streams, NotComparedBecause: "an end may never sleep, and there is no ratio to 0",
 		Title: "sleeps of the receiver", Shown: "per MB", Scale: 1e-3,
 		Meaning: "how often a stream's receiver slept per 1e9 bytes"},
-	{Name: InterruptsPerMessage, Unit: "1", Better: Lower, Of: Answered, Title: "interrupts", Shown: "per round trip", Scale: 1,
+	{Name: InterruptsPerMessage, Unit: "1", Better: Lower, Of: Answered, Alone: true, Title: "interrupts", Shown: "per round trip", Scale: 1,
 		Meaning: "interrupts of all CPUs per round trip"},
-	{Name: SwitchesPerMessage, Unit: "1", Better: Lower, Of: Answered, Title: "context switches", Shown: "per round trip", Scale: 1,
+	{Name: SwitchesPerMessage, Unit: "1", Better: Lower, Of: Answered, Alone: true, Title: "context switches", Shown: "per round trip", Scale: 1,
 		Meaning: "context switches of all CPUs per round trip"},
 	{Name: DaemonSetCPU, Unit: "1", Better: Lower, Of: anyTraffic, NotComparedBecause: "an agent may need no CPU within a window, and there is no ratio to 0",
 		Title: "CPU", Shown: "millicores", Scale: 1e3, ByDaemonSet: true,

@@ -92,8 +92,16 @@ type Pair struct {
 	// Server is the server's end; behind a load balancer, all backends together.
 	Server   Endpoint   `json:"server"`
 	Backends []Endpoint `json:"backends,omitempty"` // each backend behind a load balancer
+	// Beside is the traffic of the workload beside, between the same places over the same window.
+	Beside *Beside `json:"beside,omitempty"`
 	// Error says why a pair of a mesh gave no numbers. Those of the other pairs hold.
 	Error string `json:"error,omitempty"`
+}
+
+// Beside is what another workload has moved beside the measured one.
+type Beside struct {
+	Client Endpoint `json:"client"` // the same place as the pair's client
+	Server Endpoint `json:"server"` // the same place as the pair's server
 }
 
 // Teller returns the end that knows what arrived: with the native tool the server, with any other tool the client.

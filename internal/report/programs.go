@@ -31,7 +31,7 @@ func program(t *spec.Traffic) string {
 // program are in one group.
 func (m *Model) byTraffic() [][]spec.Workload {
 	type traffic struct {
-		kind string
+		kind, beside string
 		spec.Traffic
 	}
 	var all []traffic
@@ -40,7 +40,7 @@ func (m *Model) byTraffic() [][]spec.Workload {
 		if program(w.Traffic()) == "" {
 			continue
 		}
-		of := traffic{w.Kind(), *w.Traffic()}
+		of := traffic{w.Kind(), w.Beside, *w.Traffic()}
 		of.IO, of.Tool = "", ""
 		i := slices.Index(all, of)
 		if i < 0 {

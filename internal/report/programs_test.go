@@ -52,6 +52,15 @@ func TestProgramSentences(t *testing.T) {
 		t.Errorf("three programs (-want +got):\n%s", diff)
 	}
 
+	// With another workload beside it, a stream is other traffic, so the difference is not the program's.
+	beside := of("b", "blocking", "native")
+	beside.Beside = "a"
+	exp.Spec.Workloads = []spec.Workload{of("a", "blocking", "native"), beside}
+	want = []string{"The traffic came from blocking programs (a and b); ratios may differ for programs that read and write in another way."}
+	if diff := cmp.Diff(want, New(exp, summary, nil, record.Environment{}).programSentences()); diff != "" {
+		t.Errorf("beside another (-want +got):\n%s", diff)
+	}
+
 	// With a single program, the sentence names it.
 	exp.Spec.Workloads = []spec.Workload{
 		of("a", "blocking", "native"),

@@ -352,7 +352,7 @@ type Path struct {
 	Balancer *Balancer `json:"balancer,omitempty"`
 	// Address is a path between named addresses of the hosts: a name in their addresses.
 	Address string `json:"address,omitempty"`
-	// Policies are network policies of a lab's pods, on the paths vxlan, routed, ebpf and service.
+	// Policies are network policies of a lab's pods, on the paths vxlan, routed, ebpf, bridge and service.
 	Policies *Policies `json:"policies,omitempty"`
 }
 
@@ -592,6 +592,10 @@ type Workload struct {
 	Application *Traffic `json:"application,omitempty"`
 	// Pairs replaces spec.pairs for this workload.
 	Pairs []int `json:"pairs,omitempty"`
+	// Beside names another workload whose traffic every pair has at the same time, over connections of its own,
+	// with the warm-up and duration of this workload. Metrics are those of this workload, CPU time is not among them, because
+	// it is of both.
+	Beside string `json:"beside,omitempty"`
 }
 
 // Traffic has the settings of a workload, which are the same for every kind.

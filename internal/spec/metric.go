@@ -3,7 +3,13 @@ package spec
 import "slipstream.dev/internal/metrics"
 
 // Gives reports whether a trial of the workload can have a metric.
-func (w Workload) Gives(metric string) bool { return metrics.Get(metric).Of&w.kinds() != 0 }
+func (w Workload) Gives(metric string) bool {
+	m := metrics.Get(metric)
+	if w.Beside != "" {
+		return m.Of&(w.kinds()|metrics.Accompanied) != 0 && !m.Alone
+	}
+	return m.Of&w.kinds() != 0
+}
 
 // kinds returns the kinds of the workload's traffic.
 func (w Workload) kinds() metrics.Traffic {

@@ -295,6 +295,18 @@ func (e *Experiment) WorkloadFor(v Variant, w Workload) Workload {
 	return w
 }
 
+// BesideOf returns the workload that runs beside w, with the times that w has in the variant; nil if none does.
+func (e *Experiment) BesideOf(v Variant, w Workload) *Workload {
+	i := slices.IndexFunc(e.Spec.Workloads, func(named Workload) bool { return named.Name == w.Beside })
+	if w.Beside == "" || i < 0 {
+		return nil
+	}
+	other, own := e.WorkloadFor(v, e.Spec.Workloads[i]), e.WorkloadFor(v, w).Traffic()
+	t := other.Traffic()
+	t.Warmup, t.Duration = own.Warmup, own.Duration
+	return &other
+}
+
 // fitTimesToTool adjusts the times to what the tool can keep, so that every end and every sampler measures the window
 // that the tool measures.
 func (t *Traffic) fitTimesToTool() {

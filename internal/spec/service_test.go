@@ -128,7 +128,7 @@ func TestPolicies(t *testing.T) {
 	}
 	for _, path := range []string{
 		"{vxlan: {}, policies: {count: 2000, mode: ipset}}", "{routed: {}, policies: {count: 1, mode: iptables}}",
-		"{ebpf: {}, policies: {count: 1, mode: ebpf}}", "{service: {mode: nftables}, policies: {count: 10000, mode: nftables}}",
+		"{ebpf: {}, policies: {count: 1, mode: ebpf}}", "{bridge: {}, policies: {count: 1, mode: iptables}}", "{service: {mode: nftables}, policies: {count: 10000, mode: nftables}}",
 	} {
 		if err := with(path); err != nil {
 			t.Errorf("%s: %v", path, err)
@@ -141,7 +141,7 @@ func TestPolicies(t *testing.T) {
 		"{vxlan: {}, policies: {count: 10001, mode: ipset}}": "path.policies.count: must be at most 10000, is 10001",
 		"{vxlan: {}, policies: {count: 1, mode: ipvs}}":      `path.policies.mode: must be iptables, ipset, nftables or ebpf, is "ipvs"`,
 		"{vxlan: {}, policies: {count: 1}}":                  "path.policies.mode: is missing",
-		"{native: {}, policies: {count: 1, mode: ipset}}":    "path.policies: are for pods of a lab on the paths vxlan, routed, ebpf and service",
+		"{native: {}, policies: {count: 1, mode: ipset}}":    "path.policies: are for pods of a lab on the paths vxlan, routed, ebpf, bridge and service",
 		"{ebpf: {}, policies: {count: 1, mode: ipset}}":      "path.policies.mode: must be ebpf on the path ebpf, whose packets bypass netfilter",
 	} {
 		if err := with(path); err == nil || !strings.Contains(err.Error(), want) {

@@ -279,6 +279,40 @@ func (r *reader) workloads(e *Experiment) {
 			r.toolFits(path+"."+s.Workloads[i].Kind()+".tool", t.Tool, e, t)
 		}
 	}
+	for i, w := range s.Workloads {
+		if path := fmt.Sprintf("spec.workloads[%d].beside", i); r.set(path) && r.namesWorkload(path, w.Beside, s.Workloads) {
+			r.beside(path, e, w)
+		}
+	}
+}
+
+// beside checks that the traffic of two workloads can share the pairs and the window of one.
+func (r *reader) beside(path string, e *Experiment, w Workload) {
+	named := e.BesideOf(Variant{}, w)
+	if named.Traffic() == nil || w.Traffic() == nil { // an error of its own
+		return
+	}
+	own, other := w.Traffic(), named.Traffic()
+	apart := func(a, b int) bool { return a == 0 || b == 0 || max(a, b)-min(a, b) >= slices.Max(e.PairsOf(w)) }
+	switch {
+	case named.Name == w.Name:
+		r.fail(path, "must be another workload than %s", w.Name)
+	case named.Beside != "":
+		r.fail(path, "%s has a workload beside it itself; name %s", named.Name, named.Beside)
+	case other.Tool != ToolNative:
+		r.fail(path, "%s is made by %s, and only the tool %s knows when to end", named.Name, other.Tool, ToolNative)
+	case own.Counted() || other.Counted():
+		r.fail(path, "needs a window of a fixed duration at both workloads: leave out requests and iterations")
+	case e.Spec.Mesh != nil || e.Spec.Target.Imported != nil:
+		r.fail(path, "is neither for a mesh nor imported")
+	case !apart(own.Port, other.Port):
+		r.fail(path, "the servers of %s and %s would listen on the same ports: leave %d apart", w.Name, named.Name, slices.Max(e.PairsOf(w)))
+	case slices.ContainsFunc(e.Spec.Variants, func(v Variant) bool {
+		p := e.PathOf(v)
+		return p.Service != nil || p.Balancer != nil
+	}):
+		r.fail(path, "is not for the paths service and balancer, which lead to one server")
+	}
 }
 
 func (r *reader) variants(e *Experiment) {
@@ -337,7 +371,7 @@ func (r *reader) metric(path, metric, workload string, workloads []Workload) {
 	}
 }
 
-// namesWorkload checks that a field, if it is set, names a workload. It is false if that is not so, or cannot be told.
+// namesWorkload checks that a field, if it is set, names a worknamed. It is false if that is not so, or cannot be told.
 func (r *reader) namesWorkload(path, workload string, workloads []Workload) bool {
 	var names []string
 	for _, w := range workloads {
@@ -760,8 +794,8 @@ func (r *reader) policies(path string, on Target, of Path) {
 	switch {
 	case on.Kubernetes != nil:
 		r.fail(path, "are for a lab; a cluster has network policies of its own")
-	case on.Hosts != nil || of.VXLAN == nil && of.Routed == nil && of.EBPF == nil && of.Service == nil:
-		r.fail(path, "are for pods of a lab on the paths vxlan, routed, ebpf and service")
+	case on.Hosts != nil || of.VXLAN == nil && of.Routed == nil && of.EBPF == nil && of.Bridge == nil && of.Service == nil:
+		r.fail(path, "are for pods of a lab on the paths vxlan, routed, ebpf, bridge and service")
 	case of.EBPF != nil && of.Policies.Mode != PolicyEBPF && r.set(path+".mode"):
 		r.fail(path+".mode", "must be %s on the path ebpf, whose packets bypass netfilter", PolicyEBPF)
 	}
@@ -1456,7 +1490,7 @@ func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	}
 }
 
-// hasHTTP reports whether traffic is that of an http workload.
+// hasHTTP reports whether traffic is that of an http worknamed.
 func (e *Experiment) hasHTTP(t *Traffic) bool {
 	return slices.ContainsFunc(e.Spec.Workloads, func(w Workload) bool { return w.HTTP == t })
 }

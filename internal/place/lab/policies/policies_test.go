@@ -28,10 +28,18 @@ import (
 
 const count, port = 20, 7465
 
-// policed is a lab of two nodes with a pod each, and policies for them, or none if the mode is empty.
+// policed is a lab of two nodes with a pod each, or on a bridge two, and policies for them, or none if the mode is empty.
 type policed struct {
 	*lab.Lab
 	name, shape string
+}
+
+// server returns the pod to which node0/pod0 sends, and the suffix of its namespace.
+func (l policed) server() (place, namespace string) {
+	if l.shape == overlay.ShapeBridge {
+		return "node0/pod1", "n0p1"
+	}
+	return "node1/pod0", "n1p0"
 }
 
 func up(t *testing.T, shape, mode string) policed {
@@ -40,6 +48,9 @@ func up(t *testing.T, shape, mode string) policed {
 	l := policed{shape: shape, name: fmt.Sprintf("test-%x", sha1.Sum(fmt.Appendf(nil, "%s %s %s %d", t.Name(), shape, mode, os.Getpid())))[:13]}
 	c := lab.Config{
 		Name: l.name, Nodes: 2, Pods: 1, Shape: shape, NIC: spec.NIC{Offload: spec.OffloadFull, MTU: 1500},
+	}
+	if shape == overlay.ShapeBridge {
+		c.Pods = 2
 	}
 	if mode != "" {
 		c.Policies = &policies.Config{Mode: mode, Count: count}
@@ -149,8 +160,10 @@ func (l policed) foreign(t *testing.T, ip int) netip.Addr {
 	return a
 }
 
+type policyCase struct{ shape, mode string }
+
 // cases are the modes, each in a shape that products have it in.
-var cases = []struct{ shape, mode string }{
+var cases = []policyCase{
 	{spec.ShapeFlannel, spec.PolicyIPTables},
 	{spec.ShapeCalico, spec.PolicyIPSet},
 	{overlay.ShapeRouted, spec.PolicyNFTables},
@@ -161,14 +174,17 @@ var cases = []struct{ shape, mode string }{
 // TestPolicies: packets between the pods of a lab get through. Packets from an address that no policy allows do not,
 // but would without policies.
 func TestPolicies(t *testing.T) {
-	for _, c := range cases {
+	// Policies by eBPF are at the pods' veths, so those of the flannel shape are at a bridge too.
+	onBridge := []policyCase{{overlay.ShapeBridge, spec.PolicyIPTables}, {overlay.ShapeBridge, spec.PolicyNFTables}}
+	for _, c := range append(onBridge, cases...) {
 		for _, mode := range []string{"", c.mode} {
 			t.Run(fmt.Sprintf("%s by %q", c.shape, mode), func(t *testing.T) {
 				t.Parallel()
 				l := up(t, c.shape, mode)
-				texts := l.datagrams(t, "n1p0")
+				server, namespace := l.server()
+				texts := l.datagrams(t, namespace)
 				for _, ip := range []int{4, 6} {
-					to := l.address(t, "node1/pod0", ip)
+					to := l.address(t, server, ip)
 					l.send(t, "n0p0", l.foreign(t, ip), to, "foreign")
 					var came []string
 					if mode == "" { // before the other, which may be sent by another CPU
