@@ -453,7 +453,8 @@ func TestProtocols(t *testing.T) {
 		"{name: stream, stream: {warmup: 50ms, duration: 200ms}}",
 		"{name: stream, stream: {protocol: udp, ip: 6, size: 1000, connections: 2, warmup: 50ms, duration: 200ms}}\n"+
 			"  - {name: tcp6, stream: {ip: 6, warmup: 50ms, duration: 200ms}}\n"+
-			"  - {name: udp-pingpong, pingpong: {protocol: udp, warmup: 50ms, duration: 200ms}}",
+			"  - {name: udp-pingpong, pingpong: {protocol: udp, warmup: 50ms, duration: 200ms}}\n"+
+			"  - {name: loaded, connect: {ip: 6, warmup: 50ms, duration: 200ms}, beside: tcp6}",
 		"pairs: [1, 2]", "pairs: [2]", "runs: 2", "runs: 1")
 	if code, _, stderr := finish(t, "run", file, "--out", out); code != 0 {
 		t.Fatalf("exit %d\n%s", code, stderr)
@@ -480,6 +481,9 @@ func TestProtocols(t *testing.T) {
 		}
 		if tr.Workload == "tcp6" && tr.Metrics[metrics.Throughput] < 1e8 {
 			t.Errorf("%s: %.2g bit/s", name, tr.Metrics[metrics.Throughput])
+		}
+		if beside, told := tr.Metrics[metrics.BesideThroughput]; told != (tr.Workload == "loaded") || told && (beside < 1e7 || tr.Metrics[metrics.Rate] < 10) {
+			t.Errorf("%s: %v", name, tr.Metrics)
 		}
 	}
 }

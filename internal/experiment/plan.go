@@ -29,7 +29,7 @@ type Plan struct {
 // Cell is one variant × workload × pairs.
 type Cell struct {
 	Variant  spec.Variant
-	Workload spec.Workload // with the variant's tool
+	Workload spec.Workload  // with the variant's tool
 	Beside   *spec.Workload // with the times of Workload, or nil
 	Pairs    int
 	Fabric   int // index of its network in the topology

@@ -88,7 +88,9 @@ func slowPathWarnings(c Cell, nodes []record.Fastpath) (out []record.Warning) {
 	if c.Workload.Connect != nil {
 		return nil
 	}
-	warn := func(format string, args ...any) { out = append(out, record.Warnf(record.WarnSlowPath, format, args...)) }
+	warn := func(format string, args ...any) {
+		out = append(out, record.Warnf(record.WarnSlowPath, format, args...))
+	}
 	met := uint64(0)
 	for _, f := range nodes {
 		fast, all, most := fastpathShare(f)

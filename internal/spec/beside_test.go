@@ -45,13 +45,14 @@ func TestWorkloadBeside(t *testing.T) {
 		t.Error("a workload with another beside it gives that one's throughput, and no CPU time")
 	}
 	for change, want := range map[string]string{
-		"beside: bulk|beside: bulky":                                   `spec.workloads[1].beside: no workload has the name "bulky"; did you mean bulk`,
-		"beside: bulk|beside: short":                                   "must be another workload than short",
-		"beside: bulk|beside: counted":                                 "needs a window of a fixed duration",
-		"beside: bulk|beside: tool":                                    "tool is made by iperf3, and only the tool native",
-		"iterations: 5}|iterations: 5}, beside: short":                 "short has a workload beside it itself; name bulk",
-		"connect: {|connect: {port: 7003, ":                            "the servers of short and bulk would listen on the same ports: leave 4 apart",
-		"path: {vxlan: {}}|path: {service: {mode: iptables}}":          "is not for the paths service and balancer",
+		"beside: bulk|beside: bulky":                          `spec.workloads[1].beside: no workload has the name "bulky"; did you mean bulk`,
+		"beside: bulk|beside: short":                          "must be another workload than short",
+		"beside: bulk|beside: counted":                        "needs a window of a fixed duration",
+		"stream: {duration: 3s|stream: {ip: 6, duration: 3s":  "short has IPv4 and bulk IPv6",
+		"beside: bulk|beside: tool":                           "tool is made by iperf3, and only the tool native",
+		"iterations: 5}|iterations: 5}, beside: short":        "short has a workload beside it itself; name bulk",
+		"connect: {|connect: {port: 7003, ":                   "the servers of short and bulk would listen on the same ports: leave 4 apart",
+		"path: {vxlan: {}}|path: {service: {mode: iptables}}": "is not for the paths service and balancer",
 	} {
 		old, changed, _ := strings.Cut(change, "|")
 		_, err := Parse("experiment.yaml", []byte(strings.Replace(beside, old, changed, 1)), nil)

@@ -303,6 +303,8 @@ func (r *reader) beside(path string, e *Experiment, w Workload) {
 		r.fail(path, "%s is made by %s, and only the tool %s knows when to end", named.Name, other.Tool, ToolNative)
 	case own.Counted() || other.Counted():
 		r.fail(path, "needs a window of a fixed duration at both workloads: leave out requests and iterations")
+	case own.IP != other.IP:
+		r.fail(path, "%s has IPv%d and %s IPv%d: the pairs of both have the addresses of one", w.Name, own.IP, named.Name, other.IP)
 	case e.Spec.Mesh != nil || e.Spec.Target.Imported != nil:
 		r.fail(path, "is neither for a mesh nor imported")
 	case !apart(own.Port, other.Port):

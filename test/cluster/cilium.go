@@ -70,8 +70,8 @@ func (c *Cluster) ciliumConfig(ctx context.Context) (map[string]string, error) {
 	return object.Data, nil
 }
 
-// prepareCilium reads the configuration of the agents, and defines Cilium's kinds of objects. Usually its operator does that; nothing
-// else that the operator does is needed here.
+// prepareCilium reads the configuration of the agents, defines Cilium's kinds of objects, and creates the agents' DaemonSet. Usually the
+// operator defines the kinds; nothing else that it does is needed here.
 func (c *Cluster) prepareCilium(ctx context.Context) error {
 	var err error
 	if c.ciliumOptions, err = c.ciliumConfig(ctx); err != nil {
@@ -81,12 +81,66 @@ func (c *Cluster) prepareCilium(ctx context.Context) error {
 		"create", "--recursive", "--filename="+filepath.Join(c.peers, "crds"))); err != nil {
 		return fmt.Errorf("define Cilium's kinds of objects: %w", err)
 	}
+	return c.createCilium(ctx)
+}
+
+// ciliumPod is the DaemonSet of Cilium's agents: the chart's, as far as it matters to other programs, and without an image. The
+// container has the pause image, and the folders of its node, which have the agent, its libraries and its compiler.
+const ciliumPod = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: cilium, namespace: kube-system, labels: {k8s-app: cilium}}
+spec:
+  selector: {matchLabels: {k8s-app: cilium}}
+  template:
+    metadata: {labels: {k8s-app: cilium}}
+    spec:
+      hostNetwork: true
+      hostPID: true
+      automountServiceAccountToken: false
+      priorityClassName: system-node-critical
+      tolerations: [{operator: Exists}]
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: cilium-agent
+        image: %q
+        imagePullPolicy: Never
+        command: [%q, --config-dir=%s/$(K8S_NODE_NAME)/cilium]
+        env:
+        - {name: K8S_NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+        - {name: CILIUM_K8S_NAMESPACE, value: kube-system}
+        - {name: PATH, value: %q}
+        securityContext: {privileged: true, runAsUser: 0}
+        volumeMounts: [%s]
+      volumes: [%s]
+`
+
+// createCilium creates the DaemonSet. Its pods start once the nodes have registered.
+func (c *Cluster) createCilium(ctx context.Context) error {
+	var mounts, volumes []string
+	for i, at := range []struct{ folder, in string }{
+		{"/usr", "/usr"}, {"/bin", "/bin"}, {"/sbin", "/sbin"}, {"/lib", "/lib"}, {"/lib64", "/lib64"}, {"/etc", "/etc"},
+		{"/run", "/run"}, {"/run", "/var/run"}, {"/var/lib", "/var/lib"}, {"/sys", "/sys"}, {"/proc", ciliumProc}, {c.peers, c.peers},
+	} {
+		mounts = append(mounts, fmt.Sprintf("{name: v%d, mountPath: %q}", i, at.in))
+		volumes = append(volumes, fmt.Sprintf("{name: v%d, hostPath: {path: %q}}", i, at.folder))
+	}
+	manifest := fmt.Sprintf(ciliumPod, pauseImage, filepath.Join(c.peers, "cilium-agent"), c.dir, clangDir+":"+os.Getenv("PATH"),
+		strings.Join(mounts, ", "), strings.Join(volumes, ", "))
+	cmd := exec.CommandContext(ctx, filepath.Join(c.parts, "kubectl"), "--kubeconfig="+c.kubeconfig, "create", "--filename=-")
+	cmd.Stdin = strings.NewReader(manifest)
+	if _, err := output(cmd); err != nil {
+		return fmt.Errorf("create Cilium's DaemonSet: %w", err)
+	}
 	return nil
 }
 
-// startCilium runs Cilium's agent as its DaemonSet does. The agent compiles its programs, and then installs the node's CNI
+// ciliumProc is where the agent has the node's /proc, in which stand-ins take the place of the machine's settings.
+const ciliumProc = "/host/proc"
+
+// prepareNodeForCilium writes what the agent reads on its node. The agent compiles its programs, and then installs the node's CNI
 // configuration.
-func (n *Node) startCilium(daemon func(name string, args ...string) error) error {
+func (n *Node) prepareNodeForCilium() error {
 	kubeconfig, err := n.c.authority.kubeconfig("cilium-"+n.name, apiURL, "cilium", "system:masters")
 	if err != nil {
 		return err
@@ -94,7 +148,7 @@ func (n *Node) startCilium(daemon func(name string, args ...string) error) error
 	options := maps.Clone(n.c.ciliumOptions)
 	options["k8s-kubeconfig-path"] = kubeconfig
 	options["write-cni-conf-when-ready"] = filepath.Join(n.dir, "cni", "05-cilium.conflist")
-	options["procfs"] = "/proc"
+	options["procfs"] = ciliumProc
 	dir := filepath.Join(n.dir, "cilium")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return fmt.Errorf("make folder: %w", err)
@@ -108,11 +162,7 @@ func (n *Node) startCilium(daemon func(name string, args ...string) error) error
 	if err := os.CopyFS(filepath.Join(n.dir, "lib/cilium/bpf"), os.DirFS(filepath.Join(n.c.peers, "bpf"))); err != nil {
 		return fmt.Errorf("copy Cilium's programs: %w", err)
 	}
-	if err := n.inside(n.mountCiliumCgroup); err != nil {
-		return err
-	}
-	return daemon("env", "PATH="+clangDir+":"+os.Getenv("PATH"), "K8S_NODE_NAME="+n.name, "CILIUM_K8S_NAMESPACE=kube-system",
-		filepath.Join(n.c.peers, "cilium-agent"), "--config-dir="+dir)
+	return n.inside(n.mountCiliumCgroup)
 }
 
 // mountCiliumCgroup mounts the control group of the node's pods where the agent expects the root of all control groups. The

@@ -118,6 +118,11 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	if n.c.config.cilium() {
+		if err := n.prepareNodeForCilium(); err != nil {
+			return err
+		}
+	}
 	config, err := n.write("kubelet.yaml", fmt.Sprintf(kubeletConfig, n.c.authority.path("ca.crt"), filepath.Join(cgroupName(filepath.Base(n.c.dir)), n.name)))
 	if err != nil {
 		return err
@@ -130,8 +135,8 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 		"--hostname-override="+n.name, "--node-ip="+n.Addr()); err != nil {
 		return err
 	}
-	if n.c.config.cilium() {
-		return n.startCilium(daemon)
+	if n.c.config.cilium() { // in a pod
+		return nil
 	}
 	if kubeconfig, err = n.c.authority.kubeconfig("kube-proxy-"+n.name, apiURL, "system:kube-proxy"); err != nil {
 		return err
