@@ -13,18 +13,18 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// A trial with more NICs than fewNICs has them all drawn, the busiest mostNICs of them. A NIC with less than
-// idleShare of the busiest one's traffic does not count.
+// The figure is for trials with more than fewNICs NICs, and shows the mostNICs busiest of them. NICs with less than
+// idleShare of the busiest one's traffic are left out.
 const (
 	fewNICs   = 2
 	mostNICs  = 16
 	idleShare = 0.01
 )
 
-// restShare is the share of its highest rate below which a NIC rests.
+// A NIC rests while its rate is below restShare of its highest rate.
 const restShare = 0.1
 
-// rests returns the share of the time in which a NIC carried little.
+// rests returns the share of the time during which the NIC rests.
 func (t timeline) rests() float64 {
 	_, _, highest := t.rate.Range()
 	return t.rate.Share(func(s draw.Step) bool { return s.Value < restShare*highest })

@@ -36,7 +36,7 @@ type MeshCell struct {
 	Tooltip string
 	// Shade is 0 for a link as good as the median one, up to 4 for one that is far worse.
 	Shade int
-	// Outlier means that the link is an outlier, or one of its nodes.
+	// Outlier means that the link or one of its nodes is an outlier.
 	Outlier bool
 }
 

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// Machine has the nodes that are alike in all facts that the environment records.
+// Machine groups the nodes whose recorded facts are all equal.
 type Machine struct {
 	Nodes   string
 	Facts   []Definition
@@ -22,8 +22,7 @@ type Machine struct {
 	nodes []string
 }
 
-// Devices has the network devices of those nodes of a machine that have the same
-// devices.
+// Devices groups the nodes of a machine that have the same network devices.
 type Devices struct {
 	Nodes string
 	Links []record.Link

@@ -208,7 +208,7 @@ func add(sum, resources corev1.ResourceList, sign int64) {
 	}
 }
 
-// short names the resources of which the pods request more than all nodes together have left.
+// short names the resources that the nodes together do not have enough of left for the pods.
 func (p Pool) short(ctx context.Context, moving corev1.ResourceList, fresh []corev1.Node) (short []string, err error) {
 	if len(fresh) == 0 {
 		return nil, nil // the new nodes do not exist yet
