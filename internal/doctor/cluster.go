@@ -24,7 +24,7 @@ type Cluster struct {
 // ClusterNode is a node as its kubelet describes it.
 type ClusterNode struct {
 	Name string
-	// Has maps properties in which nodes may differ, such as "kernel", to the node's value.
+	// Has maps properties that may differ between nodes, such as "kernel", to this node's values.
 	Has map[string]string
 }
 

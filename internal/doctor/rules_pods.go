@@ -22,8 +22,9 @@ var cni = regexp.MustCompile(`^(flannel|cali|vxlan\.calico|vxlan-v6\.calico|wire
 
 func isCNI(name string) bool { return cni.MatchString(name) }
 
-// gateways are the devices at which packets of pods enter this node's routing: veths of pods, or bridges with an address
-// that veths of pods belong to. A bridge to the LAN, as Proxmox and LXC have, is none: its containers' router is on the LAN.
+// gateways returns the devices at which packets of pods enter this node's routing: veths of pods, and bridges that have
+// veths of pods and an address. It leaves out a bridge to the LAN, as in Proxmox and LXC, whose containers have their
+// router on the LAN.
 func (f Facts) gateways() (all []Device) {
 	for _, d := range f.Devices {
 		if d.Pod != nil && d.Master == "" || d.Kind == "bridge" && len(d.Addresses) > 0 && len(f.podsOf(d.Name)) > 0 && !f.hasNIC(d.Name) {
@@ -33,8 +34,8 @@ func (f Facts) gateways() (all []Device) {
 	return all
 }
 
-// hasNIC reports whether a NIC, or a device made of NICs, belongs to a bridge. If it carries an overlay's packets, one of its
-// ports leads to other nodes, as the veth of a node that is a container.
+// hasNIC reports whether a bridge leads to other machines: by a NIC, or by a device made of NICs. A bridge that sends
+// an overlay's packets does too, for example by the veth of a node that is a container.
 func (f Facts) hasNIC(bridge string) bool {
 	return slices.ContainsFunc(f.Devices, func(d Device) bool {
 		return d.Under == bridge || d.Master == bridge && (d.NIC != nil || slices.Contains([]string{"device", "bond", "team", "vlan"}, d.Kind))
@@ -100,7 +101,7 @@ func overlayDown(f Facts) (found []Finding) {
 	return found
 }
 
-// encapsulations are the sizes in bytes by which an overlay's MTU is usually smaller than its NIC's.
+// encapsulations maps the usual differences between the MTUs of NICs and overlays, in bytes, to the encapsulations.
 var encapsulations = map[int]string{20: "IPIP", 50: "VXLAN, Geneve", 58: "Geneve with options", 60: "WireGuard", 70: "VXLAN over IPv6", 80: "WireGuard over IPv6"}
 
 // overlayGone finds pods with an MTU that leaves room for an overlay's headers, on a node that has no overlay.
@@ -157,8 +158,8 @@ func overlayLocal(f Facts) (found []Finding) {
 	return found
 }
 
-// overlayNIC finds overlays that are bound to another device than the one that leads to the other nodes, such as a management NIC
-// or a bridge of containers that a network plugin took for the node's NIC.
+// overlayNIC finds overlays that are bound to a device which does not lead to the other nodes: a network plugin took a
+// management NIC or a bridge of containers for the node's NIC.
 func overlayNIC(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if !d.Up || d.Elsewhere == "" {
@@ -220,8 +221,8 @@ func (d Device) carriesPods(gateway Device) bool {
 	return !isDocker(gateway.Name) && (isCNI(d.Name) || slices.Contains([]string{"vxlan", "geneve", "ipip"}, d.Kind))
 }
 
-// beside reports whether an overlay carries IPv6 of pods, and another one their IPv4. Its MTU may be smaller, and the pods' MTU
-// is meant for the other: routers of IPv6 always tell the sender.
+// beside reports whether an overlay only carries the IPv6 of pods, and another one their IPv4. The pods' MTU is then
+// meant for IPv4. The overlay's own may be smaller, because IPv6 routers always tell the sender.
 func (f Facts) beside(overlay, gateway Device) bool {
 	if len(overlay.Addresses) == 0 || slices.ContainsFunc(overlay.Addresses, isIPv4) {
 		return false
@@ -331,7 +332,7 @@ func vtep(f Facts) (found []Finding) {
 	return found
 }
 
-// otherMAC finds overlays at which packets arrive for another MAC address than theirs.
+// otherMAC finds overlays that receive packets for another MAC address than their own.
 func otherMAC(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		severity, lost := loss(d.Window.OtherHost, d.Window.Rx)
@@ -442,7 +443,7 @@ func podSubnet(f Facts) (found []Finding) {
 	return found
 }
 
-// noNeighbour finds other nodes whose address behind an overlay is not known, though a route leads to their pods.
+// noNeighbour finds other nodes that a route to pods leads to, but whose MAC address behind the overlay is unknown.
 func noNeighbour(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if !d.Up || !d.Tunnelling || len(d.Unresolved) == 0 {

@@ -15,7 +15,7 @@ import (
 // alpha is the probability that a trend without any change shows one.
 const alpha = 0.05
 
-// Selection says which course Trend reads.
+// Selection selects the series that Trend reads.
 type Selection struct {
 	Experiment string // that of the newest result if empty
 	Metric     string // the primary one of each workload if empty

@@ -120,7 +120,7 @@ func (d *Dir) read(name string) ([]byte, error) {
 	return d.ReadFile(name, maxFile)
 }
 
-// Read reads a whole file of the folder ("figures/cpu.svg"), as far as it is not too large for one.
+// Read reads a whole file of the folder ("figures/cpu.svg"). It returns an error if the file is too large.
 func (d *Dir) Read(name string) ([]byte, error) {
 	data, err := d.read(name)
 	if err != nil {
