@@ -50,7 +50,7 @@ func (m *Model) nicsFigure(w spec.Workload, n int) (Figure, bool) {
 		panel := draw.StripsPanel{Title: v.Name}
 		full := 0
 		for _, t := range nics {
-			role := roleIn(trial, t.node)
+			role := loadOf(trial, t.node).Role
 			panel.Seconds = max(panel.Seconds, t.rate.End())
 			panel.Strips = append(panel.Strips, draw.Strip{Name: strings.TrimSpace(role+" "+t.node) + ", " + t.direction(), Ink: roleInk(role), Steps: t.rate, Limit: t.limit})
 			data.Rows = append(data.Rows, t.nicRow(v.Name, role))
@@ -96,14 +96,14 @@ func busyNICs(trial record.Trial, nodes map[string]record.Series) []timeline {
 	return all
 }
 
-// roleIn returns the role of a node in a trial's load balancer, or "".
-func roleIn(trial record.Trial, node string) string {
+// loadOf returns the load of a node in a trial, or a zero one if it was not recorded.
+func loadOf(trial record.Trial, node string) record.Load {
 	for _, l := range trial.Loads {
 		if l.Node == node {
-			return l.Role
+			return l
 		}
 	}
-	return ""
+	return record.Load{}
 }
 
 // roleInk gives the proxy the colour of text, because readers compare the others with it.

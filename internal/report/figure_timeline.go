@@ -145,16 +145,12 @@ func (t *timeline) findNIC(trial record.Trial, nodes map[string]record.Series) {
 func nicTimelines(trial record.Trial, nodes map[string]record.Series) (all []timeline) {
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		s := nodes[node]
-		limit := 0.0
-		if i := slices.IndexFunc(trial.Loads, func(l record.Load) bool { return l.Node == node }); i >= 0 {
-			limit = trial.Loads[i].Rate
-		}
 		for _, n := range s.NICs {
 			below := func(u record.VFUse) bool { return u.Place == node && u.VF == n.Name && u.NIC != n.Name }
 			if slices.ContainsFunc(trial.VFs, below) {
 				continue // the NIC above counts these bytes too
 			}
-			t := timeline{node: node, sends: true, rate: rates(s, n, true), limit: limit}
+			t := timeline{node: node, sends: true, rate: rates(s, n, true), limit: loadOf(trial, node).Rate}
 			if received := rates(s, n, false); received.Mean() > t.rate.Mean() {
 				t.sends, t.rate = false, received
 			}

@@ -27,7 +27,7 @@ type Fleet struct {
 	Unread string
 }
 
-// FleetPolicy is a policy, with what its nodes report.
+// FleetPolicy is a policy with the reports of its nodes.
 type FleetPolicy struct {
 	Name, Accelerators, Nodes string
 	// Selected is the number of nodes that the policy selects, and Applied the number of those that have it in force.
@@ -89,7 +89,8 @@ func (f *Fleet) Says() string {
 	return text + "; all nodes are as their policies want them."
 }
 
-// fleetPolicy describes a policy by what the nodes report now. Its own counts are up to five minutes old.
+// fleetPolicy describes a policy by the current reports of the nodes. The policy's own counts are up to five minutes
+// old.
 func fleetPolicy(p *v1alpha1.AccelerationPolicy, nodes []v1alpha1.NodeAcceleration, now time.Time) FleetPolicy {
 	out := FleetPolicy{Name: p.Name, Ready: "unknown"}
 	var kinds, labels []string

@@ -70,11 +70,8 @@ func (f *familySet) add(name, help string, value float64, labels ...label) {
 		return
 	}
 	name = "slipstream_result_" + name
-	i := slices.IndexFunc(*f, func(one family) bool { return one.name == name })
-	if i < 0 {
-		i, *f = len(*f), append(*f, family{name: name, help: help})
-	}
-	(*f)[i].gauges = append((*f)[i].gauges, gauge{slices.DeleteFunc(slices.Clone(labels), func(l label) bool { return l.value == "" }), value})
+	to := findOrAdd((*[]family)(f), func(one family) bool { return one.name == name }, family{name: name, help: help})
+	to.gauges = append(to.gauges, gauge{slices.DeleteFunc(slices.Clone(labels), func(l label) bool { return l.value == "" }), value})
 }
 
 // estimate adds a value and the ends of its interval.

@@ -18,7 +18,7 @@ type Mesh struct {
 	Rows                    []MeshRow
 	// Sentences are about the outliers, or say that there are none.
 	Sentences []string
-	// Secondary means that the matrix shows another metric than the workload's primary one.
+	// Secondary means that the matrix does not show the workload's primary metric.
 	Secondary bool
 }
 

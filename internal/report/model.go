@@ -173,6 +173,16 @@ func (m *Model) variant(name string) spec.Variant {
 	return spec.Variant{Name: name}
 }
 
+// findOrAdd returns the element that matches, or adds one if there is none.
+func findOrAdd[T any](all *[]T, matches func(T) bool, added T) *T {
+	i := slices.IndexFunc(*all, matches)
+	if i < 0 {
+		i = len(*all)
+		*all = append(*all, added)
+	}
+	return &(*all)[i]
+}
+
 // native reports whether a variant uses the host network.
 func (m *Model) native(v spec.Variant) bool { return m.exp.PathOf(v).Native != nil }
 

@@ -171,12 +171,8 @@ func failures(trials []record.Trial) []Failure {
 		if t.Status == record.StatusOK {
 			continue
 		}
-		i := slices.IndexFunc(out, func(f Failure) bool { return f.Error == t.Error })
-		if i < 0 {
-			i = len(out)
-			out = append(out, Failure{Error: t.Error})
-		}
-		out[i].Where = append(out[i].Where,
+		f := findOrAdd(&out, func(f Failure) bool { return f.Error == t.Error }, Failure{Error: t.Error})
+		f.Where = append(f.Where,
 			fmt.Sprintf("%s, block %d, attempt %d", cell{t.Variant, t.Workload, t.Pairs, ""}, t.Block, t.Attempt))
 	}
 	return out

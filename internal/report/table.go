@@ -49,7 +49,7 @@ type Line struct {
 	Missing string
 	// Baseline is true for a variant that is a baseline and has none itself.
 	Baseline bool
-	// Compared is false for a baseline; what follows is then empty.
+	// Compared is false for a baseline. The following fields are then empty.
 	Compared bool
 	Versus   string
 	Ratio    number.Estimate

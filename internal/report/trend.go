@@ -23,7 +23,7 @@ type TrendPage struct {
 	*history.Trend
 	// Experiments and Metrics are the choices that the page offers.
 	Experiments, Metrics []string
-	// Last is how many runs were asked for.
+	// Last is the number of requested runs.
 	Last int
 }
 
@@ -48,7 +48,7 @@ type Event struct {
 	Number int
 	Date   string
 	Run    string // name of the folder
-	// Of is what changed: "environment", or a metric.
+	// Of is "environment", or the metric that changed.
 	Of, What string
 	// Verdict on a change of a level; empty for facts.
 	Verdict stats.Verdict

@@ -28,7 +28,7 @@ func (t Trend) Picture() Picture {
 	return p
 }
 
-// mostMarkers is the number of runs for which every value has a marker.
+// mostMarkers is the number of runs up to which every value has a marker.
 const mostMarkers = 60
 
 func (p *pen) trend(t Trend, width, height float64) {
