@@ -367,7 +367,7 @@ func flexible(s *armcompute.VirtualMachineScaleSet) bool {
 	return value(s.Properties.OrchestrationMode) == armcompute.OrchestrationModeFlexible
 }
 
-// collect assembles the audit from what was read.
+// collect assembles the audit from the lists.
 func (r *reader) collect() {
 	models := make(map[string]Fact)
 	behind, count := make(map[string]int), make(map[string]int)

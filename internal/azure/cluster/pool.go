@@ -89,7 +89,7 @@ func (p Pool) helper(ctx context.Context, note func(string)) *drain.Helper {
 		IgnoreAllDaemonSets: true, GracePeriodSeconds: -1, Timeout: p.Timeout, Out: io.Discard, ErrOut: &notes{note: note}}
 }
 
-// notes passes on each line once: kubectl repeats every five seconds what it is waiting for.
+// notes passes on each line once, because kubectl repeats every five seconds that it is waiting.
 type notes struct {
 	note func(string)
 	mu   sync.Mutex
