@@ -91,7 +91,7 @@ func runLacks(c Cluster) (found []Finding) {
 	return found
 }
 
-// nodesDiffer finds the properties in which nodes differ, and names the nodes.
+// nodesDiffer finds properties that differ between nodes, and names the nodes.
 func nodesDiffer(c Cluster) (found []Finding) {
 	by := make(map[string]map[string][]string) // what, value, nodes
 	for _, n := range c.Nodes {

@@ -226,6 +226,13 @@ func (f Facts) device(name string) (Device, bool) {
 	return f.Devices[i], true
 }
 
+// has reports whether the machine has an address.
+func (f Facts) has(ip netip.Addr) bool {
+	return slices.ContainsFunc(f.Devices, func(d Device) bool {
+		return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
+	})
+}
+
 // rps reports whether a queue of the device has an RPS mask, and rfs whether a queue has RFS entries.
 func (d Device) rps() bool { return slices.ContainsFunc(d.RPS, isSet) }
 func (d Device) rfs() bool { return slices.ContainsFunc(d.RFS, isSet) }

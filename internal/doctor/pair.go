@@ -157,13 +157,6 @@ func sameSubnet(c, s Peer) []Finding {
 	return nil
 }
 
-// has reports whether the machine has an address.
-func (f Facts) has(ip netip.Addr) bool {
-	return slices.ContainsFunc(f.Devices, func(d Device) bool {
-		return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
-	})
-}
-
 func differs(client, server, device string, wrong []Evidence) Finding {
 	return Finding{
 		Rule: overlayDiffers, Where: Pair(client, server), Severity: Serious,

@@ -34,6 +34,11 @@ func (f Facts) gateways() (all []Device) {
 	return all
 }
 
+// podBridges returns the bridges among the gateways, except for those of Docker and the like.
+func (f Facts) podBridges() []Device {
+	return slices.DeleteFunc(f.gateways(), func(d Device) bool { return d.Kind != "bridge" || isDocker(d.Name) })
+}
+
 // hasNIC reports whether a bridge leads to other machines: by a NIC, or by a device made of NICs. A bridge that sends
 // an overlay's packets does too, for example by the veth of a node that is a container.
 func (f Facts) hasNIC(bridge string) bool {
@@ -141,10 +146,7 @@ func overlayGone(f Facts) []Finding {
 // overlayLocal finds overlays that send from an address that this node does not have: answers go to another machine, or to none.
 func overlayLocal(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
-		has := func(o Device) bool {
-			return slices.ContainsFunc(o.Addresses, func(p netip.Prefix) bool { return p.Addr() == d.Local })
-		}
-		if !d.Up || !d.Local.IsValid() || slices.ContainsFunc(f.Devices, has) {
+		if !d.Up || !d.Local.IsValid() || f.has(d.Local) {
 			continue
 		}
 		found = append(found, Finding{
@@ -187,12 +189,9 @@ func overlayNIC(f Facts) (found []Finding) {
 // hairpin finds bridges whose pods cannot reach themselves through services: the bridge does not send a packet back to the port
 // that it came from.
 func hairpin(f Facts) []Finding {
-	var bridges []Device
-	for _, g := range f.gateways() {
-		if g.Kind == "bridge" && !isDocker(g.Name) && slices.ContainsFunc(f.podsOf(g.Name), func(d Device) bool { return d.NoHairpin }) {
-			bridges = append(bridges, g)
-		}
-	}
+	bridges := slices.DeleteFunc(f.podBridges(), func(bridge Device) bool {
+		return !slices.ContainsFunc(f.podsOf(bridge.Name), func(d Device) bool { return d.NoHairpin })
+	})
 	if len(bridges) == 0 || f.KubeProxy == "" {
 		return nil
 	}
@@ -283,12 +282,6 @@ func podMTU(f Facts) (found []Finding) {
 
 // vtep finds forwarding entries of VXLAN devices that cannot be right.
 func vtep(f Facts) (found []Finding) {
-	var own []netip.Addr
-	for _, d := range f.Devices {
-		for _, p := range d.Addresses {
-			own = append(own, p.Addr())
-		}
-	}
 	const zero = "00:00:00:00:00:00" // any destination
 	for _, d := range f.Devices {
 		if d.Kind != "vxlan" || !d.Up {
@@ -301,7 +294,7 @@ func vtep(f Facts) (found []Finding) {
 			switch other, twice := macs[t.MAC]; {
 			case t.MAC == d.MAC:
 				wrong = append(wrong, evidence(entry, "leads to %s, and is the MAC address of %s itself", t.To, d.Name))
-			case slices.Contains(own, t.To):
+			case f.has(t.To):
 				wrong = append(wrong, evidence(entry, "leads to %s, which is an address of this node", t.To))
 			case twice && other != t.To && t.MAC != zero:
 				wrong = append(wrong, evidence(entry, "leads to %s and to %s", other, t.To))
@@ -379,8 +372,8 @@ func blackhole(f Facts) (found []Finding) {
 	return found
 }
 
-// podGateway finds pods that cannot send, because their gateway does not answer, or has another MAC address than the one that
-// they have stored.
+// podGateway finds pods that cannot send, because their gateway does not answer, or because they have stored a wrong
+// MAC address for it.
 func podGateway(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.Pod == nil || !d.Pod.Gateway.IsValid() || !d.Up {
@@ -413,7 +406,7 @@ func podGateway(f Facts) (found []Finding) {
 	return found
 }
 
-// podSubnet finds a bridge whose pods have addresses of another network than Flannel gave to this node.
+// podSubnet finds a bridge whose pods' addresses are not in the subnet that Flannel gave to this node.
 func podSubnet(f Facts) (found []Finding) {
 	bridge, ok := f.device("cni0")
 	if !ok || len(f.podsOf(bridge.Name)) == 0 || !slices.ContainsFunc(bridge.Addresses, isIPv4) {
@@ -616,12 +609,7 @@ func ruleDrops(f Facts) (found []Finding) {
 func bridgeNF(f Facts) []Finding {
 	const setting = "net.bridge.bridge-nf-call-iptables"
 	value, there := f.Settings[setting]
-	var bridges []Device
-	for _, g := range f.gateways() {
-		if g.Kind == "bridge" && !isDocker(g.Name) {
-			bridges = append(bridges, g)
-		}
-	}
+	bridges := f.podBridges()
 	if len(bridges) == 0 || there && value != "0" || !there && f.KubeProxy == "" {
 		return nil
 	}

@@ -34,7 +34,7 @@ const (
 	Broken     State = "broken"
 )
 
-// Result is what a listing shows of a results folder.
+// Result is a results folder in a listing.
 type Result struct {
 	Name       string    `json:"name"`       // of the folder
 	Experiment string    `json:"experiment"` // the name of the folder without the time

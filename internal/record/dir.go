@@ -38,7 +38,7 @@ type Dir struct {
 	trials *os.File // nil for reading only
 	unlock func() error
 	whole  int64 // bytes of trials.jsonl that are whole lines
-	// environment is what complete has read: a listing opens thousands of folders.
+	// environment is kept from complete, because a listing opens thousands of folders.
 	environment *Environment
 }
 
@@ -232,8 +232,8 @@ func (d *Dir) inPlace() error {
 	return err
 }
 
-// Trials reads all trials, in the order in which they were run. It leaves out a torn last line, of a trial that
-// Append did not finish. Any other line that is not a trial is an error.
+// Trials reads all trials, in the order in which they were run. It leaves out a torn last line, whose trial Append did
+// not finish. Any other line that is not a trial is an error.
 func (d *Dir) Trials() ([]Trial, error) {
 	trials, _, err := d.TrialsFrom(0)
 	return trials, err

@@ -57,8 +57,7 @@ func (d *Dir) in(err error) error {
 	return err
 }
 
-// check returns an error if a file of the folder, or a folder on the way to it, has another type than Create and
-// WriteFile make.
+// check returns an error unless a name in the folder is a regular file, and its parent a folder.
 func (d *Dir) check(name string) error {
 	if dir := path.Dir(name); dir != "." {
 		if err := d.checkEntry(dir, fs.ModeDir, "a folder"); err != nil {
