@@ -34,12 +34,7 @@ func balancers(t *testing.T) string {
 func TestBalancer(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
-	out := t.TempDir()
-	code, stdout, stderr := finish(t, "run", balancers(t), "--out", out)
-	if code != 0 {
-		t.Fatalf("exit %d\n%s", code, stderr)
-	}
-	d := results(t, out)
+	d, stdout, _ := ran(t, balancers(t))
 	all := trials(t, d)
 	if len(cells(all)) != 2*3 {
 		t.Fatalf("%d cells, want 6", len(cells(all)))

@@ -163,6 +163,17 @@ func finish(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	return code, p.stdout.String(), p.stderr()
 }
 
+// ran runs an experiment that must succeed, and returns its results folder and its output.
+func ran(t testing.TB, file string) (d *record.Dir, stdout, stderr string) {
+	t.Helper()
+	out := t.TempDir()
+	code, stdout, stderr := finish(t, "run", file, "--out", out)
+	if code != 0 {
+		t.Fatalf("exit %d\n%s", code, stderr)
+	}
+	return results(t, out), stdout, stderr
+}
+
 // machine returns what a run must leave as it found it.
 func machine(t testing.TB) []string {
 	t.Helper()

@@ -23,12 +23,7 @@ import (
 func TestRun(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
-	out := t.TempDir()
-	code, stdout, stderr := finish(t, "run", experiment(t), "--out", out)
-	if code != 0 {
-		t.Fatalf("exit %d\n%s", code, stderr)
-	}
-	d := results(t, out)
+	d, stdout, _ := ran(t, experiment(t))
 	if !strings.Contains(stdout, filepath.Join(d.Path, "report.html")) {
 		t.Errorf("does not say where the report is:\n%s", stdout)
 	}
@@ -358,13 +353,10 @@ func TestTools(t *testing.T) {
 	}
 	file := experiment(t, append(iperf3, "  - "+pingpong+"\n", "")...)
 	t.Run("good", func(t *testing.T) {
-		out := t.TempDir()
 		all := experiment(t, append(iperf3, pingpong, "{name: pingpong, pingpong: {warmup: 500ms, duration: 1s, tool: sockperf}, pairs: [1]}\n"+
 			"  - {name: http, http: {requests: 10000, duration: 1s, tool: ab}, pairs: [1]}")...)
-		if code, _, stderr := finish(t, "run", all, "--out", out); code != 0 {
-			t.Fatalf("exit %d\n%s", code, stderr)
-		}
-		for _, tr := range measured(t, results(t, out)) {
+		d, _, _ := ran(t, all)
+		for _, tr := range measured(t, d) {
 			if tr.Status != record.StatusOK {
 				t.Errorf("%s failed: %s", tr.Workload, tr.Error)
 				continue
@@ -446,7 +438,6 @@ func TestUsage(t *testing.T) {
 func TestProtocols(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
-	out := t.TempDir()
 	file := experiment(t,
 		"  - {name: vxlan}\n", "  - {name: vxlan, nic: {offload: none}}\n  - {name: calico, path: {vxlan: {shape: calico}}, nic: {rate: 2Gbit}}\n",
 		"  - {name: native, path: {native: {}}}\n", "  - {name: native, path: {native: {}}, versus: calico}\n",
@@ -456,10 +447,8 @@ func TestProtocols(t *testing.T) {
 			"  - {name: udp-pingpong, pingpong: {protocol: udp, warmup: 50ms, duration: 200ms}}\n"+
 			"  - {name: loaded, connect: {ip: 6, warmup: 50ms, duration: 200ms}, beside: tcp6}",
 		"pairs: [1, 2]", "pairs: [2]", "runs: 2", "runs: 1")
-	if code, _, stderr := finish(t, "run", file, "--out", out); code != 0 {
-		t.Fatalf("exit %d\n%s", code, stderr)
-	}
-	for _, tr := range measured(t, results(t, out)) {
+	d, _, _ := ran(t, file)
+	for _, tr := range measured(t, d) {
 		name := tr.Variant + " " + tr.Workload
 		if tr.Status != record.StatusOK {
 			t.Errorf("%s failed: %s", name, tr.Error)
@@ -493,14 +482,11 @@ func TestProtocols(t *testing.T) {
 func TestBridge(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
-	out := t.TempDir()
 	file := experiment(t,
 		"path: {vxlan: {shape: flannel}}", "path: {bridge: {}}", "baseline: vxlan", "baseline: bridge", "{name: vxlan}", "{name: bridge}",
 		"devices: [nic, overlay, host-veth, pod]", "devices: [host-veth, pod]", "pairs: [1, 2]", "pairs: [1, 3]", "runs: 2", "runs: 1")
-	if code, _, stderr := finish(t, "run", file, "--out", out); code != 0 {
-		t.Fatalf("exit %d\n%s", code, stderr)
-	}
-	for _, tr := range measured(t, results(t, out)) {
+	d, _, _ := ran(t, file)
+	for _, tr := range measured(t, d) {
 		name := fmt.Sprintf("%s %s × %d", tr.Variant, tr.Workload, tr.Pairs)
 		if tr.Status != record.StatusOK {
 			t.Errorf("%s failed: %s", name, tr.Error)

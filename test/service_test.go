@@ -11,8 +11,7 @@ import (
 func TestServices(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
-	out := t.TempDir()
-	code, _, stderr := finish(t, "run", experiment(t,
+	d, _, _ := ran(t, experiment(t,
 		"baseline: vxlan", "baseline: iptables",
 		"  - {name: vxlan}\n", "  - {name: iptables, path: {service: {mode: iptables, backends: 20}}}\n",
 		"  - {name: native, path: {native: {}}}\n", "  - {name: nftables, path: {service: {mode: nftables, backends: 20}}}\n",
@@ -27,11 +26,8 @@ func TestServices(t *testing.T) {
 `,
 		"  - {name: pingpong, pingpong: {warmup: 50ms, duration: 200ms}, pairs: [1]}\n", "  - {name: connect6, connect: {ip: 6, warmup: 50ms, duration: 200ms}}\n",
 		"  pairs: [1, 2]\n  runs: 2\n", "  pairs: [2]\n  runs: 1\n",
-	), "--out", out)
-	if code != 0 {
-		t.Fatalf("exit %d\n%s", code, stderr)
-	}
-	all := measured(t, results(t, out))
+	))
+	all := measured(t, d)
 	if len(cells(all)) != 3*7 {
 		t.Fatalf("%d cells, want 21", len(cells(all)))
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"slipstream.dev/internal/plain"
 )
 
 // Finding names something wrong with a machine or scale set.
@@ -88,8 +90,8 @@ func ReadAudit(path string) (*Audit, error) {
 	if len(a.Subscriptions) == 0 {
 		return nil, fmt.Errorf("%s is not an audit of machines (slipstream azure audit -o json, without --size)", path)
 	}
-	if a.Version != AuditVersion {
-		return nil, fmt.Errorf("%s has version %d of the format, and this program reads version %d", path, a.Version, AuditVersion)
+	if a.Version != auditVersion {
+		return nil, fmt.Errorf("%s has version %d of the format, and this program reads version %d", path, a.Version, auditVersion)
 	}
 	return a, nil
 }
@@ -195,18 +197,10 @@ func writeCSV(w io.Writer, a *Audit, _ []Drift) error {
 func writeRows(w io.Writer, rows [][]string) error {
 	for _, row := range rows {
 		for i := range row {
-			row[i] = cell(row[i])
+			row[i] = plain.Cell(row[i])
 		}
 	}
 	return csv.NewWriter(w).WriteAll(rows)
-}
-
-// cell keeps a spreadsheet from interpreting a name as a formula.
-func cell(s string) string {
-	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
-		return "'" + s
-	}
-	return s
 }
 
 // writeText writes a line for each virtual machine and scale set, and for each instance that differs from its

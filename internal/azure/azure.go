@@ -78,7 +78,7 @@ func Open(o Options) (*Cloud, error) {
 	if o.Credential == nil {
 		var err error
 		if o.Credential, err = azidentity.NewDefaultAzureCredential(&azidentity.DefaultAzureCredentialOptions{ClientOptions: client.ClientOptions}); err != nil {
-			return nil, fmt.Errorf("find credentials of Azure: %s", plain(err))
+			return nil, fmt.Errorf("find credentials of Azure: %s", reason(err))
 		}
 	}
 	c := &Cloud{of: make(map[string]*clients), poll: o.Poll}
@@ -92,7 +92,7 @@ func Open(o Options) (*Cloud, error) {
 		}
 		of, err := newClients(id, o.Credential, &client)
 		if err != nil {
-			return nil, fmt.Errorf("subscription %s: %s", id, plain(err))
+			return nil, fmt.Errorf("subscription %s: %s", id, reason(err))
 		}
 		c.order, c.of[key] = append(c.order, id), of
 	}
@@ -157,9 +157,9 @@ func all[R, T any](ctx context.Context, p *runtime.Pager[R], of func(R) []*T) (i
 // "Microsoft.Compute/virtualMachines/read".
 var action = regexp.MustCompile(`perform action '([A-Za-z./*]+)'`)
 
-// plain explains in one line why a request failed. It leaves out bodies, headers and queries, which the
+// reason explains in one line why a request failed. It leaves out bodies, headers and queries, which the
 // SDK's errors print: a body repeats what was sent, and a query can contain a signature.
-func plain(err error) string {
+func reason(err error) string {
 	var answer *azcore.ResponseError
 	var credential *azidentity.AuthenticationFailedError
 	var address *url.Error
@@ -199,12 +199,12 @@ func status(err error) int {
 }
 
 // failed names the operation of a request that failed. It does not wrap the SDK's error: whoever prints
-// that would print what plain leaves out.
+// that would print what reason leaves out.
 func failed(what string, err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return &requestError{what: what, why: plain(err), status: status(err)}
+	return &requestError{what: what, why: reason(err), status: status(err)}
 }
 
 // requestError describes a request that failed. The status is 0 if there was no answer.

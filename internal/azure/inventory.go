@@ -18,7 +18,7 @@ import (
 // Fact answers one question.
 type Fact string
 
-// Facts. NotLooked means that nobody asked the question, Unknown that it was asked in vain.
+// Facts. NotLooked means that nobody asked the question, and Unknown that there was no answer.
 const (
 	Yes       Fact = "yes"
 	No        Fact = "no"
@@ -40,8 +40,8 @@ type Audit struct {
 	NotRead []NotRead `json:"notRead"`
 }
 
-// AuditVersion is the version of Audit's format.
-const AuditVersion = 1
+// auditVersion is the version of Audit's format.
+const auditVersion = 1
 
 // Machine is a virtual machine, or an instance of a scale set.
 type Machine struct {
@@ -103,7 +103,7 @@ type NotRead struct {
 
 func (n NotRead) String() string { return n.What + " of " + n.Scope + ": " + n.Why }
 
-// Use is what the agent on a node reports about its virtual functions.
+// Use is the report of the agent on a node about its virtual functions.
 type Use struct {
 	Used   Fact
 	Reason string
@@ -122,10 +122,10 @@ type Scope struct {
 // subscription, and other programs need their share.
 const atOnce = 6
 
-// Inventory reads what the control plane knows. It lists in NotRead what it was not allowed to read, and
-// returns an error only if ctx ends.
+// Inventory reads the state that the control plane has. It lists in NotRead the parts that it was not allowed to read,
+// and returns an error only if ctx ends.
 func (c *Cloud) Inventory(ctx context.Context, s Scope) (*Audit, error) {
-	a := &Audit{Version: AuditVersion, Time: time.Now().UTC().Truncate(time.Second), Subscriptions: c.order, Groups: slices.Clone(s.Groups),
+	a := &Audit{Version: auditVersion, Time: time.Now().UTC().Truncate(time.Second), Subscriptions: c.order, Groups: slices.Clone(s.Groups),
 		Machines: []Machine{}, ScaleSets: []ScaleSet{}, NotRead: []NotRead{}}
 	for _, id := range c.order {
 		r := &reader{clients: c.of[strings.ToLower(id)], subscription: id, scope: s, found: a,
@@ -224,7 +224,7 @@ func (r *reader) run(ctx context.Context, steps []step) error {
 			if err != nil {
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				r.found.NotRead = append(r.found.NotRead, NotRead{Scope: s.scope, What: s.what, Why: plain(err)})
+				r.found.NotRead = append(r.found.NotRead, NotRead{Scope: s.scope, What: s.what, Why: reason(err)})
 			}
 			return nil
 		})
@@ -367,7 +367,7 @@ func flexible(s *armcompute.VirtualMachineScaleSet) bool {
 	return value(s.Properties.OrchestrationMode) == armcompute.OrchestrationModeFlexible
 }
 
-// collect assembles the audit from what was read.
+// collect assembles the audit from the lists.
 func (r *reader) collect() {
 	models := make(map[string]Fact)
 	behind, count := make(map[string]int), make(map[string]int)

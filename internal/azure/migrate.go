@@ -146,7 +146,7 @@ func (c *Cloud) PlanMigration(ctx context.Context, o Migration) (*Migrator, erro
 		m.at.Deleting, m.at.Drained = false, false
 	}
 	for what, tags := range map[string]map[string]*string{"cluster": cluster.Tags, "pool": m.tags()} {
-		for _, tool := range Owners(tags) {
+		for _, tool := range ownersOf(tags) {
 			m.Warnings = append(m.Warnings, "tags of the "+what+" say that "+tool+" manages it: change its configuration too, or it will undo the migration")
 		}
 	}
@@ -355,7 +355,7 @@ func (m *Migrator) Run(ctx context.Context) error {
 			if errors.As(err, &request) || ctx.Err() != nil {
 				return fmt.Errorf("%s: %w", step, err)
 			}
-			return fmt.Errorf("%s: %s", step, plain(err))
+			return fmt.Errorf("%s: %s", step, reason(err))
 		}
 		if step == m.Until {
 			return nil

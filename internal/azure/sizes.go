@@ -108,7 +108,7 @@ func (c *Cloud) AuditSize(ctx context.Context, name, location string) (*SizeAudi
 	if found == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNoSize, without(sizes, name, location))
 	}
-	a := &SizeAudit{Version: AuditVersion, Time: time.Now().UTC().Truncate(time.Second), Subscription: c.order[0], Location: location,
+	a := &SizeAudit{Version: auditVersion, Time: time.Now().UTC().Truncate(time.Second), Subscription: c.order[0], Location: location,
 		Family: found.family, Size: found.public(), Others: []Size{}}
 	for at, s := range sizes {
 		if s != found && found.family != "" && s.family == found.family && strings.HasPrefix(at, location+"/") {
@@ -160,7 +160,7 @@ var SizeFormats = map[string]func(io.Writer, *SizeAudit) error{"text": writeSize
 
 func writeSizeJSON(w io.Writer, a *SizeAudit) error { return encode(w, a) }
 
-// writeSizeCSV writes a line for each size of the family, first that of the size that was asked for.
+// writeSizeCSV writes a line for each size of the family, the requested size first.
 func writeSizeCSV(w io.Writer, a *SizeAudit) error {
 	rows := [][]string{{"subscription", "location", "family", "size", "vcpus", "possible", "restricted"}}
 	for _, s := range append([]Size{a.Size}, a.Others...) {

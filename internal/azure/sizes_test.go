@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/internal/azure/azuretest"
 )
 
-// memory returns a subscription with a family of sizes of which the smallest does not support Accelerated Networking.
+// memory returns a subscription with a family of sizes. The smallest size does not support Accelerated Networking.
 func memory() *azuretest.Cloud {
 	c := azuretest.New()
 	c.PageSize = 3

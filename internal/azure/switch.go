@@ -170,7 +170,7 @@ func (s *Switch) check(ctx context.Context) error {
 	if pool := value(tags[poolTag]); pool != "" {
 		return fmt.Errorf("%s belongs to node pool %s of AKS, which undoes such changes: use slipstream azure migrate %s", s.id.Name, pool, pool)
 	}
-	for _, tool := range Owners(tags) {
+	for _, tool := range ownersOf(tags) {
 		s.Warnings = append(s.Warnings, "its tags say that "+tool+" manages it, which may undo the change: change its configuration too")
 	}
 	if !s.o.Want {
@@ -191,8 +191,8 @@ func (s *Switch) check(ctx context.Context) error {
 var owners = map[string]string{"terraform": "Terraform", "opentofu": "OpenTofu", "pulumi": "Pulumi", "bicep": "Bicep", "crossplane": "Crossplane",
 	"cluster-api": "Cluster API", "capz": "Cluster API", "azd-env-name": "the Azure Developer CLI", "ansible": "Ansible"}
 
-// Owners returns the tools that own a resource according to its tags. Most tools leave no other sign.
-func Owners(tags map[string]*string) (tools []string) {
+// ownersOf returns the tools that own a resource according to its tags. Most tools leave no other sign.
+func ownersOf(tags map[string]*string) (tools []string) {
 	for k, v := range tags {
 		text := strings.ToLower(k + "=" + value(v))
 		for word, tool := range owners {

@@ -94,8 +94,8 @@ func printError(p Process, err error) int {
 	return exit.code
 }
 
-// errorLines returns the lines of an error, each once: what fails in several places often does so with the same words. The last
-// line is what to do, for errors of the system that do not say it.
+// errorLines returns the distinct lines of an error: several places often fail with the same text. For an error of the
+// operating system, the last line says what to do.
 func errorLines(err error) (lines []string) {
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		if !slices.Contains(lines, line) {
@@ -108,7 +108,8 @@ func errorLines(err error) (lines []string) {
 	return lines
 }
 
-// remedy says what to do about an error of the system. The errors of workers are text.
+// remedy says what to do about an error of the operating system. It compares texts too, because the errors of workers
+// are text.
 func remedy(err error) string {
 	has := func(cause syscall.Errno) bool {
 		return errors.Is(err, cause) || strings.Contains(err.Error(), cause.Error())
@@ -171,11 +172,10 @@ func plugin(program string) string {
 
 // Command returns the tree of all commands, for the reference.
 func Command() *cobra.Command {
-	root := rootCommand(Process{Args: []string{"slipstream"}})
-	return root
+	return rootCommand(Process{Args: []string{"slipstream"}})
 }
 
-// helpWidth is how many columns a help has at most, on a terminal of any width.
+// helpWidth is the width of help texts in columns, however wide the terminal is.
 const helpWidth = 80
 
 func rootCommand(p Process) *cobra.Command {
@@ -226,7 +226,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 	return root
 }
 
-// helpCommand fails for a command that does not exist. That of cobra would show the help of the whole program, and succeed.
+// helpCommand fails if the command does not exist. cobra's own shows the help of the whole program then, and succeeds.
 func helpCommand(root *cobra.Command) *cobra.Command {
 	return &cobra.Command{
 		Use: "help [COMMAND...]", GroupID: "other",
@@ -329,7 +329,7 @@ func usageOfArgs(c *cobra.Command) {
 // argsText matches cobra's errors about the number of arguments.
 var argsText = regexp.MustCompile(`^(?:accepts|requires) (at least |at most |between )?(\d+)(?: and (\d+))? arg\(s\), (?:only )?received (\d+)$`)
 
-// inWords returns an error about the number of arguments as a sentence.
+// inWords rewords cobra's errors about the number of arguments.
 func inWords(err error) error {
 	if err == nil {
 		return nil

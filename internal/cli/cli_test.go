@@ -46,6 +46,16 @@ func slipstream(t testing.TB, args ...string) (code int, stdout, stderr string) 
 	return code, said[0], said[1]
 }
 
+// succeed runs the program, which must succeed, and returns its output.
+func succeed(t testing.TB, args ...string) (stdout, stderr string) {
+	t.Helper()
+	code, stdout, stderr := slipstream(t, args...)
+	if code != exitGood {
+		t.Fatalf("slipstream %s: exit code %d\n%s%s", strings.Join(args, " "), code, stdout, stderr)
+	}
+	return stdout, stderr
+}
+
 // resultYAML is an experiment whose variants get different verdicts.
 const resultYAML = `
 apiVersion: slipstream.dev/v1alpha1
@@ -200,10 +210,7 @@ func TestPolicyRefuses(t *testing.T) {
 }
 
 func TestPolicyOfAnUnfinishedRunSaysSo(t *testing.T) {
-	code, stdout, stderr := slipstream(t, "policy", result(t, resultYAML, 5, 1), "fastpath", "--host")
-	if code != 0 {
-		t.Fatalf("exit %d\n%s", code, stderr)
-	}
+	stdout, stderr := succeed(t, "policy", result(t, resultYAML, 5, 1), "fastpath", "--host")
 	has(t, "the note", stderr, "note: the run is unfinished: 50 of 60 trials are done")
 	has(t, "the policy", stdout, "slipstream.dev/unfinished: \"50 of 60 trials are done")
 }
@@ -245,7 +252,7 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// TestLastLines: a result ends with what was found, and with the command to run next.
+// TestLastLines: a result ends with its conclusions and the command to run next.
 func TestLastLines(t *testing.T) {
 	withoutGain := strings.Replace(resultYAML, "  - {name: fastpath, accelerate: [{fastpath: {}}]}\n", "", 1)
 	cluster := strings.NewReplacer("{lab: {nodes: 2}}", "{kubernetes: {}}", "path: {vxlan: {shape: flannel}}", "path: {pod: {}}").Replace(resultYAML)
@@ -266,10 +273,7 @@ func TestLastLines(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := result(t, c.yaml, c.blocks, 1)
-			code, stdout, stderr := slipstream(t, "report", dir)
-			if code != 0 {
-				t.Fatalf("exit %d\n%s", code, stderr)
-			}
+			stdout, _ := succeed(t, "report", dir)
 			text := strings.Join(strings.Fields(lastLines(stdout, 10)), " ") // lines are wrapped
 			for _, want := range c.want {
 				if want = strings.Join(strings.Fields(strings.ReplaceAll(want, "DIR", dir)), " "); !strings.Contains(text, want) {

@@ -77,7 +77,7 @@ of the results. --against chooses BEFORE by a label that run --label gave it.`,
 	return c
 }
 
-// withBefore returns the paths of the result with a label, and of the result that is compared with it.
+// withBefore returns the paths of both results: of the one with the label, and of after.
 func withBefore(after, label string) ([]string, error) {
 	path, err := findResult(after)
 	if err == nil {
@@ -169,7 +169,7 @@ func openBoth(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err
 	return dirs, results, nil
 }
 
-// readResult reads what a comparison needs of a result.
+// readResult reads the parts of a result that a comparison needs.
 func readResult(dir *record.Dir) (stats.Result, error) {
 	exp, trials, err := readExperiment(dir)
 	return stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}, err

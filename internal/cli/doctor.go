@@ -25,16 +25,15 @@ import (
 
 // diagnosis is the output of doctor.
 type diagnosis struct {
-	// nodes is the number of nodes of a cluster that were examined, if all were: text then has one paragraph for all nodes with
-	// the same finding.
+	// nodes is the number of nodes that were examined with --all-nodes, else 0. The text then has one paragraph for all
+	// nodes with the same finding.
 	nodes         int
 	WindowSeconds float64          `json:"window_seconds"`
 	Facts         []fact           `json:"facts"`
 	Findings      []doctor.Finding `json:"findings"`
 }
 
-// fact is a fact that no rule judges. Where is the machine; empty for the one that doctor runs
-// on.
+// fact is a fact that no rule judges. Where names the machine; it is empty for the one that doctor runs on.
 type fact struct {
 	Where string `json:"where,omitempty"`
 	doctor.Evidence
@@ -42,17 +41,22 @@ type fact struct {
 
 // add adds the facts and findings of a machine.
 func (d *diagnosis) add(where string, f doctor.Facts) {
-	d.WindowSeconds = max(d.WindowSeconds, f.Window.Seconds())
 	for _, e := range f.Known() {
 		d.Facts = append(d.Facts, fact{where, e})
 	}
+	d.examine(where, f)
+}
+
+// examine adds the findings of a machine.
+func (d *diagnosis) examine(where string, f doctor.Facts) {
+	d.WindowSeconds = max(d.WindowSeconds, f.Window.Seconds())
 	for _, found := range doctor.Examine(f) {
 		found.Where = where
 		d.Findings = append(d.Findings, found)
 	}
 }
 
-// minWindow is ten of the clock ticks in which the kernel counts CPU time.
+// minWindow is ten clock ticks, the unit in which the kernel counts CPU time.
 const minWindow = 100 * time.Millisecond
 
 type doctorOptions struct {
@@ -230,6 +234,14 @@ func (o doctorOptions) readFacts(ctx context.Context, all []*machine) error {
 // arrive.
 type reach func(ctx context.Context, client, server *machine, by place.Transport) error
 
+// exchangeWithin returns a reach whose start time of traffic takes up to lead to reach the machines.
+func exchangeWithin(lead time.Duration) reach {
+	return func(ctx context.Context, client, server *machine, by place.Transport) error {
+		_, err := worker.Exchange(ctx, client.worker, server.worker, netip.AddrPortFrom(server.address, 0), by, lead)
+		return err
+	}
+}
+
 // probePath explores the path from one machine to another.
 func probePath(ctx context.Context, client, server *machine, reach reach) (doctor.Path, error) {
 	p := doctor.Path{Client: client.name, Server: server.name, To: server.address}
@@ -291,8 +303,8 @@ func (o doctorOptions) examineMachines(ctx context.Context, d *diagnosis, all []
 	return nil
 }
 
-// fit breaks a text between words into lines that fit beside an indent, as the terminal would break words. A number of columns that is
-// unknown, 0, or too small for that breaks nothing.
+// fit breaks a text into lines that fit beside an indent. It breaks between words, which the terminal would not. It
+// breaks nothing if columns is 0, which means unknown, or too small.
 func fit(text string, columns, indent int) []string {
 	text = plain.Line(text)
 	if columns-indent < 20 || utf8.RuneCountInString(text) <= columns-indent {
@@ -301,8 +313,8 @@ func fit(text string, columns, indent int) []string {
 	return plain.Wrap(text, columns-indent, 0)
 }
 
-// writeDiagnosis writes the facts as a table for each machine, and each finding as a paragraph, broken between words if columns is
-// not 0. What to do is not broken: it has commands to copy.
+// writeDiagnosis writes the facts as a table for each machine, and each finding as a paragraph, broken between words if
+// columns is not 0. It never breaks the text of what to do, which has commands to copy.
 func writeDiagnosis(w io.Writer, d diagnosis, columns int) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	where, widest := "", 0

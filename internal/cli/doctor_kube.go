@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/kube"
 	"slipstream.dev/internal/plain"
-	"slipstream.dev/internal/worker"
 )
 
 // restTime bounds how long doctor waits for the last nodes of a cluster, when half of them are ready.
@@ -114,10 +112,6 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 	for _, m := range nodes {
 		d.add(m.name, m.facts)
 	}
-	reach := func(ctx context.Context, client, server *machine, by place.Transport) error {
-		_, err := worker.Exchange(ctx, client.worker, server.worker, netip.AddrPortFrom(server.address, 0), by, kubeLead)
-		return err
-	}
 	var ends [][2]*machine
 	for i := range nodes {
 		d.Findings = append(d.Findings, doctor.ExaminePair(doctor.NewPeer(nodes[i].name, nodes[i].facts), doctor.NewPeer(nodes[1-i].name, nodes[1-i].facts))...)
@@ -127,7 +121,7 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 	g, together := errgroup.WithContext(ctx)
 	for i, pair := range ends {
 		g.Go(func() (err error) {
-			paths[i], err = probePath(together, pair[0], pair[1], reach)
+			paths[i], err = probePath(together, pair[0], pair[1], exchangeWithin(kubeLead))
 			return err
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"time"
 
@@ -99,8 +98,5 @@ func (o doctorOptions) probeLab(ctx context.Context, d *diagnosis, l *lab.Lab) e
 		defer c.Close()
 		all = append(all, newMachine(p, c))
 	}
-	return o.examineMachines(ctx, d, all, func(ctx context.Context, client, server *machine, by place.Transport) error {
-		_, err := worker.Exchange(ctx, client.worker, server.worker, netip.AddrPortFrom(server.address, 0), by, labLead)
-		return err
-	})
+	return o.examineMachines(ctx, d, all, exchangeWithin(labLead))
 }

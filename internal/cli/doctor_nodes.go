@@ -20,7 +20,8 @@ import (
 // looksAtOnce bounds how many nodes are examined at the same time: each takes a connection through the API server.
 const looksAtOnce = 64
 
-// answerTime bounds how long a node may take to answer, beside the time between the two readings of its counters.
+// answerTime bounds how long a node may take to answer, in addition to the time between the two readings of its
+// counters.
 const answerTime = 20 * time.Second
 
 // probeNodes looks at each node of a cluster.
@@ -68,11 +69,7 @@ func (d *diagnosis) examineNodes(ctx context.Context, names []string, most time.
 			d.Findings = append(d.Findings, doctor.NodeUnfit(name, failed[i]))
 			continue
 		}
-		d.WindowSeconds = max(d.WindowSeconds, facts[i].Window.Seconds())
-		for _, found := range doctor.Examine(facts[i]) {
-			found.Where = name
-			d.Findings = append(d.Findings, found)
-		}
+		d.examine(name, facts[i])
 		peers = append(peers, doctor.NewPeer(name, facts[i]))
 	}
 	for i, client := range peers {
@@ -88,7 +85,7 @@ func (d *diagnosis) examineNodes(ctx context.Context, names []string, most time.
 	return nil
 }
 
-// kind is what findings on different nodes have in common.
+// kind identifies the same finding on different nodes.
 type kind struct {
 	severity    doctor.Severity
 	rule, fault string

@@ -83,7 +83,7 @@ func (o historyOptions) run(p Process, args []string) error {
 	return printHistory(p.Out, results, total)
 }
 
-// parseSince parses a day, or the length of the time until now. Empty is the beginning of time.
+// parseSince parses a day, or a duration before now. An empty text gives the zero time, which selects everything.
 func parseSince(text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil

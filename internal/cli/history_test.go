@@ -18,9 +18,7 @@ func madeOn(t testing.TB, days ...int) string {
 	for _, day := range days {
 		started := time.Date(2026, 1, day, 15, 4, 5, 0, time.UTC)
 		dir := result(t, resultYAML, 6, uint64(day))
-		if code, out, errs := slipstream(t, "report", dir); code != exitGood {
-			t.Fatal(out, errs)
-		}
+		succeed(t, "report", dir)
 		if err := os.Rename(dir, filepath.Join(parent, "made-"+started.Format("20060102T150405Z"))); err != nil {
 			t.Fatal(err)
 		}
@@ -57,10 +55,7 @@ func TestHistory(t *testing.T) {
 
 func TestTrend(t *testing.T) {
 	parent := madeOn(t, 3, 4, 5)
-	code, text, errs := slipstream(t, "trend", "throughput", parent, "--variant", "fastpath")
-	if code != exitGood {
-		t.Fatal(errs)
-	}
+	text, _ := succeed(t, "trend", "throughput", parent, "--variant", "fastpath")
 	has(t, "the trend", text, "made: throughput of fastpath, stream, 1 pair, Gb/s\n  2026-01-03 15:04  1.", "  n 6\n  2026-01-04")
 	if strings.Contains(text, "rfs") || strings.Contains(text, "level") {
 		t.Errorf("the trend has more than was asked for:\n%s", text)

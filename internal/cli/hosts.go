@@ -45,7 +45,7 @@ func parseHosts(names string) (all []spec.Host) {
 	return all
 }
 
-// parseHost reads [USER@]NAME[:PORT]. An IPv6 address, with or without brackets, gets a name that is one.
+// parseHost reads [USER@]NAME[:PORT]. An IPv6 address, with or without brackets, gets a name with valid characters.
 func parseHost(text string) (host spec.Host) {
 	if user, at, ok := strings.Cut(text, "@"); ok {
 		host.User, text = user, at
@@ -104,7 +104,7 @@ func hostConfig(p Process, o hostOptions, exp *spec.Experiment, note func(string
 	return config
 }
 
-// interactive reports whether somebody may be asked: the input is a terminal.
+// interactive reports whether the user can be asked, because the input is a terminal.
 func (p Process) interactive() bool { return term.IsTerminal(int(p.Stdin.Fd())) }
 
 // hostPairs returns the client and the server of a variant, or all pairs of a mesh.
@@ -229,11 +229,11 @@ type surveyedHost struct {
 	Folder string `json:"folder,omitempty"`
 	// Accelerators says by which right they can be applied, or "none".
 	Accelerators string `json:"accelerators"`
-	// Limits says what the host cannot do that the experiment does not need.
+	// Limits names what the host cannot do, but the experiment does not need.
 	Limits string `json:"limits,omitempty"`
 }
 
-// surveyHosts finds out what a run would meet on its hosts.
+// surveyHosts checks the hosts of a run, for a dry run.
 func surveyHosts(ctx context.Context, p Process, o hostOptions, exp *spec.Experiment) (*survey, error) {
 	config := hostConfig(p, o, exp, func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) })
 	found, err := hosts.Survey(ctx, config)

@@ -57,7 +57,8 @@ helm install … --set image.repository=%[1]s,image.digest=%[3]s
 	return c
 }
 
-// findArchive finds the archive that make image, or a release of this version, has beside the program or in the working directory.
+// findArchive finds the archive of the image, from make image or a release, beside the program or in the working
+// directory.
 func findArchive(version string) (string, error) {
 	dirs := []string{"."}
 	if program, err := os.Executable(); err == nil {

@@ -52,7 +52,7 @@ file, it lists all such files with the reasons, and writes nothing.`,
 	f.StringVar(&o.Baseline, "baseline", "", "variant that the others are compared with")
 	f.StringVar(&o.Name, "name", "", "name of the result (default imported)")
 	f.DurationVar(&o.Window, "duration", 0, "how long each run took, for files that do not say so")
-	f.StringVar(&out, "out", "results", "folder in which to create the results folder")
+	f.StringVar(&out, "out", resultsDir, "folder in which to create the results folder")
 	return c
 }
 

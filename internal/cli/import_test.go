@@ -17,10 +17,7 @@ func importPublished(t *testing.T, flags ...string) (dir, stdout, stderr string)
 	t.Helper()
 	out := t.TempDir()
 	args := append([]string{"import", "--pattern", "{variant}-{pairs}.txt", "--baseline", "baseline", "--duration", "30s", "--out", out, "--name", "rps-rfs"}, flags...)
-	code, stdout, stderr := slipstream(t, append(args, published)...)
-	if code != 0 {
-		t.Fatalf("exit %d\n%s", code, stderr)
-	}
+	stdout, stderr = succeed(t, append(args, published)...)
 	found, err := os.ReadDir(out)
 	if err != nil || len(found) != 1 || !strings.HasPrefix(found[0].Name(), "rps-rfs-") {
 		t.Fatalf("%v in the folder of results: %v", found, err)
@@ -131,10 +128,7 @@ func TestImportMissing(t *testing.T) {
 		}
 	}
 	out := t.TempDir()
-	code, stdout, stderr := slipstream(t, "import", "--pattern", "{variant}.txt", "--baseline", "base", "--duration", "30s", "--out", out, dir)
-	if code != 0 {
-		t.Fatalf("exit %d\n%s", code, stderr)
-	}
+	stdout, _ := succeed(t, "import", "--pattern", "{variant}.txt", "--baseline", "base", "--duration", "30s", "--out", out, dir)
 	has(t, "the terminal", strings.Join(strings.Fields(stdout), " "), "! Some results are missing: 11 of 12 trials are present, 5 of 6 blocks are complete.")
 	found, err := filepath.Glob(filepath.Join(out, "*"))
 	if err != nil || len(found) != 1 {
@@ -150,10 +144,7 @@ func TestImportsInOneSecond(t *testing.T) {
 	out := t.TempDir()
 	const imports = 4 // they take less than a second each
 	for range imports {
-		code, _, stderr := slipstream(t, "import", "--pattern", "{variant}-{pairs}.txt", "--baseline", "baseline", "--duration", "30s", "--out", out, published)
-		if code != 0 {
-			t.Fatalf("exit %d\n%s", code, stderr)
-		}
+		succeed(t, "import", "--pattern", "{variant}-{pairs}.txt", "--baseline", "baseline", "--duration", "30s", "--out", out, published)
 	}
 	if found, err := filepath.Glob(filepath.Join(out, "imported-*", "trials.jsonl")); err != nil || len(found) != imports {
 		t.Errorf("%d results of %d imports: %v, %v", len(found), imports, found, err)

@@ -130,7 +130,7 @@ func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
 	return config
 }
 
-// surveyCluster finds out what a run would meet in the cluster.
+// surveyCluster checks the cluster of a run, for a dry run.
 func surveyCluster(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment) (*survey, error) {
 	cluster, err := kube.Open(o.access)
 	if err != nil {
@@ -270,7 +270,7 @@ func podWorker(ctx context.Context, pods *kube.Pods, p place.Place, use place.Us
 	}
 }
 
-// kubeWorker completes the description of a node with what its pods cannot see.
+// kubeWorker adds to the description of a node the facts that its pods cannot see.
 type kubeWorker struct {
 	*worker.Client
 	pods *kube.Pods

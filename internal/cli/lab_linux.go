@@ -64,10 +64,6 @@ type labTarget struct {
 	made    int
 }
 
-func newLabTarget(exp *spec.Experiment, p Process) *labTarget {
-	return &labTarget{exp: exp, process: p}
-}
-
 // topology describes the experiment as it is now: variants may have been left out since the site was opened,
 // and the plan's networks are those of the remaining ones.
 func (t *labTarget) topology() *topology.Topology { return topology.Of(t.exp) }
@@ -79,7 +75,7 @@ func openLab(ctx context.Context, p Process, exp *spec.Experiment) (*site, error
 		return nil, err
 	}
 	return &site{
-		target:    newLabTarget(exp, p),
+		target:    &labTarget{exp: exp, process: p},
 		probe:     accel.Probe,
 		probePath: probePolicies(),
 		restore:   func(ctx context.Context) error { return recoverMachine(ctx, p) },
@@ -87,8 +83,8 @@ func openLab(ctx context.Context, p Process, exp *spec.Experiment) (*site, error
 	}, nil
 }
 
-// probePolicies returns a function that returns an error if this machine cannot have the network policies of
-// a path. It tries each mode once.
+// probePolicies returns a function that checks whether this machine supports the network policies of a path. It tries
+// each mode once.
 func probePolicies() func(spec.Path) error {
 	known := make(map[string]error)
 	return func(p spec.Path) error {
@@ -138,7 +134,7 @@ type labNetwork struct {
 	exp     *spec.Experiment
 }
 
-// labLead bounds the delay after which a lab's workers know when traffic starts.
+// labLead bounds how long the start time of traffic takes to reach a lab's workers.
 const labLead = 15 * time.Millisecond
 
 // Places returns the places of the lab that an experiment uses.
@@ -156,7 +152,7 @@ func (n *labNetwork) Worker(ctx context.Context, p place.Place, _ place.Use) (ex
 	return &labWorker{Client: c, network: n}, nil
 }
 
-// labWorker completes the description of a node with what its lab knows.
+// labWorker adds to the description of a node the facts that only its lab knows.
 type labWorker struct {
 	*worker.Client
 	network *labNetwork

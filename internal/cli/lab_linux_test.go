@@ -22,7 +22,7 @@ func TestLabNetworksAfterLeaveOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lab := newLabTarget(exp, Process{})
+	lab := &labTarget{exp: exp}
 	at := &site{target: lab, probe: func(context.Context) func(v1alpha1.Accelerator) error {
 		return func(a v1alpha1.Accelerator) error {
 			if a.Fastpath != nil {

@@ -42,7 +42,7 @@ func onOverrides(on, name string, data []byte) ([]override, error) {
 	return all, nil
 }
 
-// labelled returns hosts with the labels of pools: for each its client's, then its server's.
+// labelled returns two hosts for each pool, with the labels of its client and of its server.
 func labelled(pools []spec.Ends) (hosts []spec.Host) {
 	for _, n := range pools {
 		hosts = append(hosts, spec.Host{Labels: n.Client}, spec.Host{Labels: n.Server})
@@ -69,7 +69,7 @@ func vxlanPaths(exp *spec.Experiment) (fields []string) {
 	return fields
 }
 
-// refusedOn adds to the reason why a target cannot run a preset which presets it can run.
+// refusedOn adds to an error about a preset the presets that the target can run.
 func refusedOn(on, name string, err error) error {
 	var others []string
 	for _, other := range examples.Names() {
@@ -77,7 +77,7 @@ func refusedOn(on, name string, err error) error {
 			others = append(others, other)
 		}
 	}
-	if len(others) == 0 { // such as a name of a host that is none
+	if len(others) == 0 { // for example, because the name of a host is invalid
 		return err
 	}
 	// Presets of the same question have names that begin alike.
@@ -99,7 +99,7 @@ func runsOn(on, preset string) bool {
 	return err == nil
 }
 
-// commonPrefix returns the number of bytes that two texts begin with alike.
+// commonPrefix returns the length of the common prefix of two texts, in bytes.
 func commonPrefix(a, b string) int {
 	n := 0
 	for n < min(len(a), len(b)) && a[n] == b[n] {

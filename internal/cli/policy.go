@@ -144,8 +144,7 @@ func (o policyOptions) setNodes(p *v1alpha1.AccelerationPolicy) (err error) {
 	return nil
 }
 
-// reasonNotToKeep returns the reason not to keep a variant on, with its exit code. The reason is
-// empty if nothing speaks against the variant.
+// reasonNotToKeep returns the reason against applying a variant, if there is one, with its exit code.
 func reasonNotToKeep(p stats.Proof) (code int, why string) {
 	switch {
 	case len(p.Slower) > 0:
@@ -211,7 +210,7 @@ func annotations(dir *record.Dir, exp *spec.Experiment, env record.Environment, 
 	return out
 }
 
-// notes returns remarks for somebody who keeps the variant on.
+// notes returns remarks for a user who applies the variant.
 func (o policyOptions) notes(exp *spec.Experiment, p stats.Proof) []string {
 	var all []string
 	if len(p.Costs) > 0 {

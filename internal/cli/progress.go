@@ -19,18 +19,18 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// progress tells how a run goes.
+// progress reports the progress of a run.
 type progress interface {
 	show(experiment.Event)
-	// note tells something that stays.
+	// note reports a text that stays on the screen.
 	note(text string)
-	// results tells the folder of the results.
+	// results reports the folder of the results.
 	results(path string)
-	// end tells that nothing is measured any more.
+	// end reports that the measurement is over.
 	end()
 }
 
-// newProgress returns a progress for whoever reads stderr: a program if runForProgram has replaced it.
+// newProgress returns the progress for a program if runForProgram has replaced stderr, else the one for people.
 func newProgress(p Process) progress {
 	if forProgram, ok := p.Err.(jsonProgress); ok {
 		return forProgram
@@ -52,7 +52,7 @@ func newTextProgress(p Process) *textProgress {
 	return &textProgress{w: p.Stderr, terminal: term.IsTerminal(int(p.Stderr.Fd())), columns: func() int { return columnsOf(p.Stderr) }}
 }
 
-// columnsOf returns how many columns a terminal has; 0 if the file is none, or does not say.
+// columnsOf returns the width of a terminal in columns; 0 if the file is no terminal, or its width is unknown.
 func columnsOf(f *os.File) int {
 	width, _, _ := term.GetSize(int(f.Fd()))
 	return width
@@ -114,7 +114,7 @@ func (p *textProgress) end() {
 	p.status("")
 }
 
-// wrap breaks a long line between words, which the terminal would do anywhere.
+// wrap breaks a long line between words. The terminal would break it anywhere.
 func (p *textProgress) wrap(text string) string {
 	if columns := p.columns(); p.terminal && columns > 0 && utf8.RuneCountInString(text) > columns {
 		return strings.Join(plain.Wrap(text, columns, 2), "\n")

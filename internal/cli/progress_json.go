@@ -32,7 +32,7 @@ const (
 	eventError   = "error"
 )
 
-// trialLine is the part of a line that is about a trial. Fields that trials.jsonl has too have its names.
+// trialLine has the fields of lines about trials. They have the same names as in trials.jsonl.
 type trialLine struct {
 	Done     int                `json:"done"`
 	Total    int                `json:"total"`
@@ -53,7 +53,7 @@ type trialLine struct {
 	Metrics  map[string]float64 `json:"metrics,omitempty"`
 }
 
-// jsonProgress is for programs: a line of JSON for each event.
+// jsonProgress writes a line of JSON for each event, for programs.
 type jsonProgress struct {
 	w   io.Writer
 	now func() time.Time
@@ -87,7 +87,7 @@ func (p jsonProgress) results(path string) { p.write(progressLine{Event: eventRe
 
 func (p jsonProgress) end() {}
 
-// Write makes a note of a text for people.
+// Write turns a text for people into a note.
 func (p jsonProgress) Write(text []byte) (int, error) {
 	p.note(strings.TrimSuffix(string(text), "\n"))
 	return len(text), nil

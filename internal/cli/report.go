@@ -220,7 +220,7 @@ func analyze(dir *record.Dir, exp *spec.Experiment, trials []record.Trial) (*sta
 	return stats.Analyze(exp, trials)
 }
 
-// render writes every file of a results folder that is computed from its trials, and shows the verdicts.
+// render computes the report and other files of a results folder from its trials, and prints the verdicts.
 func render(dir *record.Dir, p Process) (*report.Model, error) {
 	m, err := loadReport(dir)
 	if err != nil {

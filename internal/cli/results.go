@@ -12,13 +12,13 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// resultsDir is the folder in which run creates results folders, unless --out names another.
+// resultsDir is the default folder for results folders.
 const resultsDir = "results"
 
 // latest is the name that people give the newest result: "latest" in results, "DIR/latest" in DIR.
 const latest = "latest"
 
-// resultFiles are the files of a results folder that people open, and then name in place of the folder.
+// resultFiles are files of a results folder that users open, and may then name in place of the folder.
 var resultFiles = []string{"report.html", "summary.json", "summary.csv", "trials.jsonl", "environment.json", "experiment.yaml"}
 
 // openResult opens the results folder that a user named, for reading.
@@ -44,7 +44,7 @@ func findResult(path string) (string, error) {
 	if parent == "" {
 		parent = resultsDir
 	}
-	all := resultNames(parent)
+	all, _ := history.Names(parent) // a folder that cannot be read has no results for the user
 	switch {
 	case name == latest && len(all) > 0:
 		return filepath.Join(parent, all[0]), nil
@@ -54,10 +54,4 @@ func findResult(path string) (string, error) {
 		return filepath.Join(parent, name), nil
 	}
 	return "", fmt.Errorf("there is no results folder %s%s", path, didYouMean(name, all))
-}
-
-// resultNames returns the names of the results folders in a folder, newest first.
-func resultNames(parent string) []string {
-	all, _ := history.Names(parent) // a folder that cannot be read has no results for the user
-	return all
 }

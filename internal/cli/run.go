@@ -116,15 +116,6 @@ func completePresets(_ *cobra.Command, args []string, _ string) ([]string, cobra
 // name anyway.
 type override struct{ flag, value, field string }
 
-// setOverrides returns the overrides of --set.
-func setOverrides(set []string) []override {
-	var all []override
-	for _, field := range set {
-		all = append(all, override{field: field})
-	}
-	return all
-}
-
 // load reads the experiment that a run names.
 func (o runOptions) load(args []string) (*spec.Experiment, error) {
 	if len(args) == 0 {
@@ -140,7 +131,9 @@ func (o runOptions) load(args []string) (*spec.Experiment, error) {
 	if err != nil {
 		return nil, err
 	}
-	flags = append(flags, setOverrides(o.set)...) // --set may change the target of --on
+	for _, field := range o.set { // which may change the target of --on
+		flags = append(flags, override{field: field})
+	}
 	cluster, err := o.kube.overrides()
 	if err != nil {
 		return nil, err
@@ -251,8 +244,8 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
 }
 
-// checkWritable makes the folder for results, and returns an error if no file can be written to it. Otherwise that would show when the
-// lab or the hosts are ready.
+// checkWritable makes the folder for results, and returns an error if no file can be written to it. Without this check,
+// the run would fail only after the lab or the hosts are ready.
 func checkWritable(out string) error {
 	err := os.MkdirAll(out, 0o755)
 	var f *os.File
@@ -268,7 +261,7 @@ func checkWritable(out string) error {
 	return nil
 }
 
-// elsewhere says how to have results in another folder, if that helps.
+// elsewhere adds to an error how to choose another folder for results, if that helps.
 func elsewhere(err error) error {
 	if place.NoSpace(err) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%w (--out names another folder)", err)
@@ -326,7 +319,7 @@ func namedBy(set []string, exp *spec.Experiment) map[string]string {
 	return named
 }
 
-// survey is what a dry run finds in a cluster or on hosts.
+// survey is the result of a dry run in a cluster or on hosts.
 type survey struct {
 	// found is for JSON, and print shows it to a person.
 	found any
@@ -375,7 +368,8 @@ func (s *survey) write(w io.Writer) error {
 	return err
 }
 
-// asRun joins what a dry run found with what makes a run refuse its command line, if anything does. The exit code is that of the run.
+// asRun adds to the result of a dry run the error for which a run would refuse its command line, if there is one, with
+// the run's exit code.
 func asRun(found, refused error) error {
 	if refused != nil {
 		return usage(errors.Join(found, refused))
@@ -471,7 +465,8 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	return measure(ctx, p, at, exp, plan, trials, progress, same)
 }
 
-// measuredBy returns a hash of what an experiment measures. How the trials are judged, and how many there are, may change.
+// measuredBy returns a hash of the parts of an experiment that determine a trial. It leaves out the number of trials,
+// and how they are judged.
 func measuredBy(exp *spec.Experiment) string {
 	measured := *exp
 	s := &measured.Spec
@@ -484,8 +479,8 @@ func measuredBy(exp *spec.Experiment) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// checkResumable returns an error if a run cannot be resumed in the environment that it has now: its trials would be pooled with
-// those of another program, kernel or experiment.
+// checkResumable returns an error if a run must not be resumed in its current environment, because its trials would be
+// pooled with those of another program, kernel or experiment.
 func checkResumable(dir *record.Dir, now record.Environment) error {
 	was, err := dir.Environment()
 	if err != nil {
@@ -530,7 +525,7 @@ type site struct {
 	release func()
 }
 
-// openSite reserves the site for this process, and completes the experiment with what depends on the site.
+// openSite reserves the site for this process, and fills in the parts of the experiment that depend on the site.
 func openSite(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, note func(string)) (*site, error) {
 	if exp.Spec.Target.Kubernetes != nil {
 		t, err := newKubeTarget(ctx, p, o.kube, exp, note)

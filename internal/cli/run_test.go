@@ -64,8 +64,8 @@ func TestRunLeavesOut(t *testing.T) {
 	}
 }
 
-// TestOn: an experiment can run on another target than its file names, if the target has its paths.
-// Hosts take the labels and prices of the file's hosts.
+// TestOn: an experiment can run on a target other than its file's, if that target has its paths. Hosts take the labels
+// and prices of the file's hosts.
 func TestOn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "native.yaml")
 	text := "apiVersion: slipstream.dev/v1alpha1\nkind: Experiment\nmetadata: {name: native}\nspec:\n  path: {native: {}}\n  baseline: plain\n" +

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -62,7 +63,7 @@ kubeconfig.`,
 	return c
 }
 
-// readFleet returns what reads the fleet of a cluster, or nil if none is asked for.
+// readFleet returns a function that reads the fleet of a cluster, or nil without --fleet.
 func (o serveOptions) readFleet() (serve.Fleet, error) {
 	if !o.fleet {
 		if o.access != (kube.Access{}) {
@@ -100,16 +101,12 @@ func (o serveOptions) run(ctx context.Context, p Process, args []string) error {
 	if err != nil {
 		return usage(err)
 	}
-	program := p.Args[0]
-	if name := plugin(program); name != "" {
-		program = name
-	}
 	listener, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return fmt.Errorf("%w; --listen 127.0.0.1:0 takes any free port", err)
 	}
 	defer listener.Close()
-	server := serve.New(folder, results{}, fleet, program, token)
+	server := serve.New(folder, results{}, fleet, cmp.Or(plugin(p.Args[0]), p.Args[0]), token)
 	at := "http://" + reachable(listener.Addr())
 	fmt.Fprintf(p.Out, "%s is at %s/   (Ctrl-C ends)\n", folder.Path(), at)
 	if link := server.LinkPath(); link != "" {
@@ -118,7 +115,8 @@ func (o serveOptions) run(ctx context.Context, p Process, args []string) error {
 	return server.Run(ctx, func(s *http.Server) error { return s.Serve(listener) })
 }
 
-// reachable returns an address for people, with the name of this machine in place of "every address of it".
+// reachable returns the address of a listener for people. If it listens at all addresses, that is the name of this
+// machine.
 func reachable(listens net.Addr) string {
 	at, ok := listens.(*net.TCPAddr)
 	name, err := os.Hostname()
@@ -187,7 +185,7 @@ func writeIndex(p Process, path string) error {
 	return nil
 }
 
-// writeInRoot replaces a file, or a link in its place, in one step.
+// writeInRoot replaces a file atomically. It replaces a symbolic link too, and does not follow it.
 func writeInRoot(root *os.Root, name string, write func(io.Writer) error) error {
 	temp := "." + name + "." + rand.Text()
 	f, err := root.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)

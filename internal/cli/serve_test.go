@@ -609,9 +609,7 @@ func TestServeKeepsNothing(t *testing.T) {
 	parent := madeOn(t, 3, 4, 5)
 	written := func() (all []string) {
 		t.Helper()
-		if code, out, errs := slipstream(t, "report", "--index", parent); code != exitGood {
-			t.Fatal(out, errs)
-		}
+		succeed(t, "report", "--index", parent)
 		for _, name := range []string{"index.html", "trend-made.html"} {
 			page, err := os.ReadFile(filepath.Join(parent, name))
 			if err != nil {

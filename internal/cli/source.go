@@ -40,7 +40,7 @@ func sourceName(name string) string {
 	return name
 }
 
-// didYouMean suggests names that are near the given one, as the end of a sentence; none if none is near.
+// didYouMean returns the end of a sentence that suggests similar names, or "" if there are none.
 func didYouMean(name string, allowed []string) string {
 	near := spec.Near(name, allowed)
 	if len(near) == 0 {
@@ -80,7 +80,7 @@ type listedPreset struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// listWidth is how many columns the list of presets has at most.
+// listWidth is the maximum width of the list of presets in columns.
 const listWidth = 100
 
 func listPresets(w io.Writer, format outputFormat) error {

@@ -52,7 +52,7 @@ is 1 if any file has one.`,
 	return c
 }
 
-// validated is what validate says of a file in JSON.
+// validated is an element of validate's JSON.
 type validated struct {
 	File     string    `json:"file"`
 	Valid    bool      `json:"valid"`

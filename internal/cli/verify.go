@@ -105,7 +105,7 @@ func describeFiles(names []string) string {
 	return words.And(all)
 }
 
-// seal writes a bundle at once: nobody finds half of it.
+// seal writes a bundle atomically.
 func seal(dir *record.Dir, file string, p Process) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// journalDir holds the original values of what accelerators changed. A restart of the machine clears its file system, as
+// journalDir holds the original values of the settings that accelerators changed. A reboot clears its file system, as
 // it clears the settings.
 const journalDir = "/run/slipstream/journal"
 

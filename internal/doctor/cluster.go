@@ -24,7 +24,7 @@ type Cluster struct {
 // ClusterNode is a node as its kubelet describes it.
 type ClusterNode struct {
 	Name string
-	// Has maps properties in which nodes may differ, such as "kernel", to the node's value.
+	// Has maps properties that may differ between nodes, such as "kernel", to this node's values.
 	Has map[string]string
 }
 
@@ -91,7 +91,7 @@ func runLacks(c Cluster) (found []Finding) {
 	return found
 }
 
-// nodesDiffer finds the properties in which nodes differ, and names the nodes.
+// nodesDiffer finds properties that differ between nodes, and names the nodes.
 func nodesDiffer(c Cluster) (found []Finding) {
 	by := make(map[string]map[string][]string) // what, value, nodes
 	for _, n := range c.Nodes {

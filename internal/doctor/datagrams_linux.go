@@ -166,8 +166,8 @@ func Listen(at netip.AddrPort, key []byte) (*Port, error) {
 	return p, nil
 }
 
-// listenRaw receives a copy of the datagrams with a key to an address, whichever socket has their port. It sees the
-// datagrams that the firewall of this machine lets through.
+// listenRaw receives copies of the datagrams to an address that have a key, whatever socket owns their port. It does
+// not receive those that this machine's firewall drops.
 func listenRaw(at netip.Addr, key []byte) (net.PacketConn, error) {
 	conn, err := net.ListenIP("ip:udp", &net.IPAddr{IP: at.AsSlice(), Zone: at.Zone()})
 	if errors.Is(err, os.ErrPermission) {
@@ -184,8 +184,8 @@ func listenRaw(at netip.Addr, key []byte) (net.PacketConn, error) {
 	return conn, nil
 }
 
-// keyFilter lets datagrams through that have the first four bytes of a key. It finds the IP header before those of IPv4, and
-// none before those of IPv6.
+// keyFilter accepts datagrams that have the first four bytes of a key. On IPv4 they follow an IP header, on IPv6 they
+// do not.
 func keyFilter(at netip.Addr, key []byte) []bpf.RawInstruction {
 	header := bpf.Instruction(bpf.LoadMemShift{Off: 0}) // 4*(first byte & 0xf)
 	if !at.Is4() {

@@ -21,7 +21,7 @@ const (
 	Serious Severity = "serious"
 	// Warning means that something works less well than it could on this machine.
 	Warning Severity = "warning"
-	// Note marks something that is worth an experiment, or that affects one. It may be right as it is.
+	// Note means that a setting is worth an experiment, or affects one. The setting may be right as it is.
 	Note Severity = "note"
 )
 
@@ -34,7 +34,8 @@ type Finding struct {
 	// Rule is the name of the rule, and a heading of docs/how-to/doctor.md.
 	Rule     string   `json:"rule"`
 	Severity Severity `json:"severity"`
-	// Fault tells apart what one rule finds. It is the same on all machines that have the fault; empty if the rule finds one thing.
+	// Fault distinguishes the faults that one rule can find. It is the same on all machines that have the fault, and
+	// empty if the rule can find only one.
 	Fault string `json:"fault,omitempty"`
 	What  string `json:"what"`
 	// Evidence holds the values that the rule judged.

@@ -23,7 +23,7 @@ type Facts struct {
 	Lacks []string
 	// BTF reports whether the kernel has type information for eBPF programs.
 	BTF bool
-	// Tools are the installed ones of the tools that an experiment may name, and NoTools the missing ones.
+	// Tools are the tools that an experiment may name and that are installed, and NoTools the missing ones.
 	Tools, NoTools []string
 	// FastPath explains why the fast path cannot run. It is empty if the fast path can run, or was not tried.
 	FastPath string
@@ -32,14 +32,15 @@ type Facts struct {
 	// Conntrack is the number of conntrack entries, and ConntrackMax the largest number allowed; both are 0
 	// without conntrack.
 	Conntrack, ConntrackMax uint64
-	// Stacks are those of the network namespace in which doctor runs, and of the pods behind its veths, as far as doctor can
-	// see their processes.
+	// Stacks are the network stacks of doctor's own network namespace, and of the pods behind its veths whose processes
+	// doctor can see.
 	Stacks     []Stack
 	IRQBalance bool
-	// NeighbourFulls counts how often an entry was refused in the window because the table of neighbours was full, by the
-	// file of /proc/net/stat.
+	// NeighbourFulls counts how often the full neighbour table refused an entry in the window, by file of
+	// /proc/net/stat.
 	NeighbourFulls map[string]uint64
-	// Settings are sysctls of this network namespace. Those that it does not have are missing.
+	// Settings are the sysctls of this network namespace that rules judge. Those that the kernel does not have are
+	// missing.
 	Settings map[string]string
 	// Chains are the base chains of netfilter that received packets pass.
 	Chains []Chain
@@ -47,7 +48,7 @@ type Facts struct {
 	Unread []Evidence
 	// Rules counts the rules in the tables of iptables, by "legacy" and "nft".
 	Rules map[string]int
-	// KubeProxy names what shows that Kubernetes translates addresses of services here; "" if nothing does.
+	// KubeProxy names the evidence that Kubernetes translates the addresses of services here; "" if there is none.
 	KubeProxy string
 	// Blackholes are routes that make the kernel drop packets.
 	Blackholes []netip.Prefix
@@ -61,7 +62,7 @@ type Facts struct {
 type Throttled struct {
 	Cgroup string
 	Times  uint64
-	// Time is how long its threads waited, in total.
+	// Time is the total time that its threads waited.
 	Time time.Duration
 }
 
@@ -110,12 +111,12 @@ type Device struct {
 	Addresses []netip.Prefix
 	// Routes is the number of routes through the device to other machines or pods.
 	Routes int
-	// NotForwarding are the settings, by their files, because of which packets that arrive here are not forwarded.
+	// NotForwarding are the files of the settings that keep the kernel from forwarding packets that arrive here.
 	NotForwarding []string
 	// Pod describes the other end of a veth that leads to a pod.
 	Pod *PodEnd
-	// Manager is the program, NetworkManager or systemd-networkd, that manages the device, and ManagerFile its file that says
-	// so.
+	// Manager is the program that manages the device, NetworkManager or systemd-networkd, and ManagerFile its file
+	// about the device.
 	Manager, ManagerFile string
 	Qdiscs               []Qdisc
 	// Emulates means that a qdisc of the kind netem delays or drops packets on purpose.
@@ -127,11 +128,11 @@ type Device struct {
 	VNI        int
 	FDB        []FDBEntry
 	Neighbours []Neighbour
-	// Unresolved are the gateways of routes through the device whose MAC addresses the kernel did not know at either end of the
-	// window.
+	// Unresolved are gateways of routes through the device. The kernel did not know their MAC addresses at either end
+	// of the window.
 	Unresolved []netip.Addr
-	// Local is the address from which a tunnel device sends, if it is set. Elsewhere is the device by which the route to its
-	// remote addresses leads, if that is for all of them another one than the device is bound to.
+	// Local is the source address that a tunnel device is configured with, if any. Elsewhere is the device that the
+	// routes to its remote addresses use, if none of them uses the device that it is bound to.
 	Local     netip.Addr
 	Elsewhere string
 	// Tunnelling means that the device encapsulates, whether or not it is bound to another device.
@@ -142,7 +143,7 @@ type Device struct {
 	Overhead int
 	// VXLANPort is the UDP port of a VXLAN device.
 	VXLANPort uint16
-	// Off are the offloads that the device supports and that are switched off, by ethtool's names.
+	// Off are the supported offloads that are switched off, by ethtool's names.
 	Off []string
 	// Speed is the rate of a NIC's link in bit/s; 0 if the driver does not report it.
 	Speed float64
@@ -163,10 +164,10 @@ type Device struct {
 
 // PodEnd is a pod's end of a veth, as far as doctor can see it.
 type PodEnd struct {
-	// MTU is that of the pod's default route, or of its device if the route has none; 0 if it is not known.
+	// MTU is the MTU of the pod's default route or, if the route has none, of its device; 0 if it is unknown.
 	MTU    int
 	Device string
-	// Emulates is as that of Device.
+	// Emulates is as in Device.
 	Emulates bool
 	// Gateway is the pod's gateway, and GatewayMAC its MAC address according to the pod's neighbour table; "" if it has none.
 	// GatewayFailed means that the gateway did not answer, at both ends of the window. GatewayAsked means that the kernel was
@@ -189,7 +190,7 @@ type Neighbour struct {
 	MAC string
 }
 
-// Qdisc is a queueing discipline, with what it counted in the window.
+// Qdisc is a queueing discipline with its counters of the window.
 type Qdisc struct {
 	Kind, Handle  string
 	Sent, Dropped uint64
@@ -223,6 +224,13 @@ func (f Facts) device(name string) (Device, bool) {
 		return Device{}, false
 	}
 	return f.Devices[i], true
+}
+
+// has reports whether the machine has an address.
+func (f Facts) has(ip netip.Addr) bool {
+	return slices.ContainsFunc(f.Devices, func(d Device) bool {
+		return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
+	})
 }
 
 // rps reports whether a queue of the device has an RPS mask, and rfs whether a queue has RFS entries.

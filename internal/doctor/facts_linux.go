@@ -168,8 +168,7 @@ func flowtables(links []record.Link) (all []Flowtable, err error) {
 	return all, err
 }
 
-// installed sorts the tools that an experiment may name into those that are in the folders of path, and those that
-// are not.
+// installed divides the tools that an experiment may name into those in the folders of path, and the missing ones.
 func installed(path string) (there, missing []string) {
 	for name, programs := range tools.Programs() {
 		if slices.ContainsFunc(programs, func(p string) bool { return tools.Find(path, p) == "" }) {
@@ -283,7 +282,7 @@ func stacksSince(before, after map[string]map[string]uint64) (all []Stack) {
 	return all
 }
 
-// chainsSince returns the chains of the second reading, with what they dropped since the first.
+// chainsSince returns the chains of the second reading, with the packets that they dropped since the first.
 func chainsSince(before, after []Chain) []Chain {
 	since := func(was, is uint64) uint64 { return is - min(was, is) } // counters may be reset
 	for i, c := range after {
@@ -319,8 +318,8 @@ func podLinks(links []record.Link, all []netlink.Link, t tables) (to []netlink.L
 	return to
 }
 
-// podDevices returns a function for the name of a device in a rule, which may be only its beginning, followed by *. It
-// reports whether packets of pods may cross such a device.
+// podDevices returns a function that reports whether packets of pods may cross a device. It takes the name of the
+// device as in a rule, which may be a prefix and *.
 func podDevices(links []record.Link) func(string) bool {
 	return func(name string) bool {
 		prefix, short := strings.CutSuffix(name, "*")
@@ -433,7 +432,7 @@ func (l looker) rpFilter(device string) int {
 	return int(kernelfs.Number(l.proc, "sys/net/ipv4/conf/"+device+"/rp_filter"))
 }
 
-// off returns the offloads that a device supports and that are switched off.
+// off returns the supported offloads of a device that are switched off.
 func (l looker) off(device string) (names []string, err error) {
 	features, err := l.tool.Features(device)
 	if err != nil {
@@ -456,8 +455,8 @@ func packets(l netlink.Link) Packets {
 	return Packets{Rx: s.RxPackets, Tx: s.TxPackets, RxBytes: s.RxBytes, TxBytes: s.TxBytes, Missed: s.RxMissedErrors, Damaged: s.RxErrors, TxDropped: s.TxDropped}
 }
 
-// under returns the index of the device by which packets to the other ends of a tunnel leave. If no end is known, it is that
-// of the default route.
+// under returns the index of the device that sends packets to the other ends of a tunnel. If no end is known, it is
+// gateway, the device of the default route.
 func under(to []net.IP, fdb []FDBEntry, gateway int) int {
 	for _, t := range fdb {
 		to = append(to, t.To.AsSlice())
@@ -526,8 +525,8 @@ func encapsulation(l netlink.Link, links map[string]netlink.Link, via func(to []
 	return "", 0, true // in another network namespace, or no route
 }
 
-// isFallback reports whether a device is one of those that the kernel makes in each network namespace, and that nobody uses:
-// tunl0, gre0, and so on, while they are down.
+// isFallback reports whether a device is an unused fallback device. The kernel makes tunl0, gre0 and so on in each
+// network namespace, and they are down until somebody uses them.
 func isFallback(l netlink.Link) bool {
 	return l.Attrs().Flags&net.FlagUp == 0 && slices.Contains([]string{"tunl0", "gre0", "gretap0", "sit0", "ip6tnl0", "ip6gre0", "erspan0", "ip_vti0", "ip6_vti0"}, l.Attrs().Name)
 }

@@ -166,7 +166,7 @@ func isPolicy(chain string) bool {
 	return slices.ContainsFunc([]string{"KUBE-", "cali-", "CILIUM_", "WEAVE-NPC", "ANTREA-", "AZURE-NPM"}, func(prefix string) bool { return strings.HasPrefix(chain, prefix) })
 }
 
-// isIPTables reports whether a base chain is one of iptables-nft, which uses iptables' names.
+// isIPTables reports whether iptables-nft made a base chain: it has one of iptables' names.
 func isIPTables(c *nftables.Chain) bool {
 	return c.Hooknum != nil && c.Table.Family == nftables.TableFamilyIPv4 && slices.Contains([]string{"filter", "nat", "mangle", "raw"}, c.Table.Name) && c.Name == strings.ToUpper(c.Name)
 }
@@ -232,7 +232,8 @@ type opening struct {
 	seen map[string]bool
 }
 
-// outcome is what rules do with packets that open connections of pods: accept some of them, or drop all that are left.
+// outcome is the effect of rules on packets that open connections of pods: the rules accept some of them, or drop all
+// that remain.
 type outcome struct {
 	opens, closes bool
 	// dropped counts the packets that met the rule which closes, if it is counted.

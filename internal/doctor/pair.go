@@ -9,8 +9,8 @@ import (
 // overlayDiffers is the rule that compares the overlays of two machines.
 const overlayDiffers = "overlay-differs"
 
-// Peer is a machine whose facts are compared with those of others. What each comparison needs is computed once: a cluster has
-// many pairs of nodes.
+// Peer is a machine that is prepared for comparisons with others. It is prepared once, because a cluster has many pairs
+// of nodes.
 type Peer struct {
 	name      string
 	addresses []netip.Addr
@@ -18,7 +18,7 @@ type Peer struct {
 	overlays  []storedOverlay
 }
 
-// storedOverlay is a VXLAN device, with what its machine has stored about others, by their addresses.
+// storedOverlay is a VXLAN device with the entries that its machine has for others, by their addresses.
 type storedOverlay struct {
 	Device
 	fdb        map[netip.Addr][]FDBEntry
@@ -60,7 +60,7 @@ func (o storedOverlay) entriesTo(p Peer) (all []FDBEntry) {
 	return all
 }
 
-// ExaminePair compares an overlay with what another machine has stored about it.
+// ExaminePair compares the overlay of one machine with the entries that the other one has for it.
 func ExaminePair(c, s Peer) (found []Finding) {
 	client, server := c.name, s.name
 	found = sameSubnet(c, s)
@@ -127,7 +127,7 @@ func ExaminePair(c, s Peer) (found []Finding) {
 // perNode are bridges of network plugins that give each node a network of its own. Weave, for example, has one network for all.
 var perNode = []string{"cni0", "cbr0", "kube-bridge"}
 
-// sameSubnet finds bridges of two machines whose pods have addresses of one network.
+// sameSubnet finds bridges of two machines whose pods share a subnet.
 func sameSubnet(c, s Peer) []Finding {
 	client, server := c.name, s.name
 	if client > server {
@@ -157,13 +157,6 @@ func sameSubnet(c, s Peer) []Finding {
 	return nil
 }
 
-// has reports whether an address is one of the machine's.
-func (f Facts) has(ip netip.Addr) bool {
-	return slices.ContainsFunc(f.Devices, func(d Device) bool {
-		return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
-	})
-}
-
 func differs(client, server, device string, wrong []Evidence) Finding {
 	return Finding{
 		Rule: overlayDiffers, Where: Pair(client, server), Severity: Serious,
@@ -178,7 +171,7 @@ func differs(client, server, device string, wrong []Evidence) Finding {
 // VXLANPortsOf returns the UDP ports to try between two machines: those that overlays usually have, and those of the
 // machines' devices.
 func VXLANPortsOf(machines ...Facts) []uint16 {
-	ports := slices.Clone(VXLANPorts)
+	ports := slices.Clone(vxlanPorts)
 	for _, f := range machines {
 		for _, d := range f.Devices {
 			if d.VXLANPort != 0 && !slices.Contains(ports, d.VXLANPort) {

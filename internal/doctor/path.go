@@ -16,7 +16,7 @@ type Path struct {
 	To netip.Addr
 	// Closed lists the transports whose traffic does not get from the client to a port that a run would use.
 	Closed []Closed
-	// Sent is what the client's kernel reports about the path. Datagrams reports whether any datagram arrived.
+	// Sent is the report of the client's kernel about the path. Datagrams is true if any datagram arrived.
 	Sent      Sent
 	Datagrams bool
 	// MTU is the size in bytes of the largest packet that arrived; 0 if none did.
@@ -33,7 +33,7 @@ type Closed struct {
 	Why      error
 }
 
-// Sent is what a kernel reports about the datagrams that it was given to send.
+// Sent is a kernel's report about the datagrams that it was told to send.
 type Sent struct {
 	// Device is the device that sends the datagrams, and DeviceMTU its MTU.
 	Device    string
@@ -83,8 +83,8 @@ type Receiver interface {
 // OpenReceiver opens a Receiver at an address. For port 0 it chooses a free port.
 type OpenReceiver func(ctx context.Context, at netip.AddrPort, key []byte) (Receiver, error)
 
-// VXLANPorts are IANA's port (RFC 7348), and Linux's earlier default, which Flannel and Cilium use.
-var VXLANPorts = []uint16{4789, 8472}
+// vxlanPorts are IANA's port (RFC 7348), and Linux's earlier default, which Flannel and Cilium use.
+var vxlanPorts = []uint16{4789, 8472}
 
 // Explore sends datagrams to find out which packet sizes, and which of the given VXLAN ports, get from a
 // client to an address of a server. It fills in the results in the path.

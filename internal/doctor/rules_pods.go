@@ -22,8 +22,9 @@ var cni = regexp.MustCompile(`^(flannel|cali|vxlan\.calico|vxlan-v6\.calico|wire
 
 func isCNI(name string) bool { return cni.MatchString(name) }
 
-// gateways are the devices at which packets of pods enter this node's routing: veths of pods, or bridges with an address
-// that veths of pods belong to. A bridge to the LAN, as Proxmox and LXC have, is none: its containers' router is on the LAN.
+// gateways returns the devices at which packets of pods enter this node's routing: veths of pods, and bridges that have
+// veths of pods and an address. It leaves out a bridge to the LAN, as in Proxmox and LXC, whose containers have their
+// router on the LAN.
 func (f Facts) gateways() (all []Device) {
 	for _, d := range f.Devices {
 		if d.Pod != nil && d.Master == "" || d.Kind == "bridge" && len(d.Addresses) > 0 && len(f.podsOf(d.Name)) > 0 && !f.hasNIC(d.Name) {
@@ -33,8 +34,13 @@ func (f Facts) gateways() (all []Device) {
 	return all
 }
 
-// hasNIC reports whether a NIC, or a device made of NICs, belongs to a bridge. If it carries an overlay's packets, one of its
-// ports leads to other nodes, as the veth of a node that is a container.
+// podBridges returns the bridges among the gateways, except for those of Docker and the like.
+func (f Facts) podBridges() []Device {
+	return slices.DeleteFunc(f.gateways(), func(d Device) bool { return d.Kind != "bridge" || isDocker(d.Name) })
+}
+
+// hasNIC reports whether a bridge leads to other machines: by a NIC, or by a device made of NICs. A bridge that sends
+// an overlay's packets does too, for example by the veth of a node that is a container.
 func (f Facts) hasNIC(bridge string) bool {
 	return slices.ContainsFunc(f.Devices, func(d Device) bool {
 		return d.Under == bridge || d.Master == bridge && (d.NIC != nil || slices.Contains([]string{"device", "bond", "team", "vlan"}, d.Kind))
@@ -100,7 +106,7 @@ func overlayDown(f Facts) (found []Finding) {
 	return found
 }
 
-// encapsulations are the sizes in bytes by which an overlay's MTU is usually smaller than its NIC's.
+// encapsulations maps the usual differences between the MTUs of NICs and overlays, in bytes, to the encapsulations.
 var encapsulations = map[int]string{20: "IPIP", 50: "VXLAN, Geneve", 58: "Geneve with options", 60: "WireGuard", 70: "VXLAN over IPv6", 80: "WireGuard over IPv6"}
 
 // overlayGone finds pods with an MTU that leaves room for an overlay's headers, on a node that has no overlay.
@@ -140,10 +146,7 @@ func overlayGone(f Facts) []Finding {
 // overlayLocal finds overlays that send from an address that this node does not have: answers go to another machine, or to none.
 func overlayLocal(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
-		has := func(o Device) bool {
-			return slices.ContainsFunc(o.Addresses, func(p netip.Prefix) bool { return p.Addr() == d.Local })
-		}
-		if !d.Up || !d.Local.IsValid() || slices.ContainsFunc(f.Devices, has) {
+		if !d.Up || !d.Local.IsValid() || f.has(d.Local) {
 			continue
 		}
 		found = append(found, Finding{
@@ -157,8 +160,8 @@ func overlayLocal(f Facts) (found []Finding) {
 	return found
 }
 
-// overlayNIC finds overlays that are bound to another device than the one that leads to the other nodes, such as a management NIC
-// or a bridge of containers that a network plugin took for the node's NIC.
+// overlayNIC finds overlays that are bound to a device which does not lead to the other nodes: a network plugin took a
+// management NIC or a bridge of containers for the node's NIC.
 func overlayNIC(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if !d.Up || d.Elsewhere == "" {
@@ -186,12 +189,9 @@ func overlayNIC(f Facts) (found []Finding) {
 // hairpin finds bridges whose pods cannot reach themselves through services: the bridge does not send a packet back to the port
 // that it came from.
 func hairpin(f Facts) []Finding {
-	var bridges []Device
-	for _, g := range f.gateways() {
-		if g.Kind == "bridge" && !isDocker(g.Name) && slices.ContainsFunc(f.podsOf(g.Name), func(d Device) bool { return d.NoHairpin }) {
-			bridges = append(bridges, g)
-		}
-	}
+	bridges := slices.DeleteFunc(f.podBridges(), func(bridge Device) bool {
+		return !slices.ContainsFunc(f.podsOf(bridge.Name), func(d Device) bool { return d.NoHairpin })
+	})
 	if len(bridges) == 0 || f.KubeProxy == "" {
 		return nil
 	}
@@ -220,8 +220,8 @@ func (d Device) carriesPods(gateway Device) bool {
 	return !isDocker(gateway.Name) && (isCNI(d.Name) || slices.Contains([]string{"vxlan", "geneve", "ipip"}, d.Kind))
 }
 
-// beside reports whether an overlay carries IPv6 of pods, and another one their IPv4. Its MTU may be smaller, and the pods' MTU
-// is meant for the other: routers of IPv6 always tell the sender.
+// beside reports whether an overlay only carries the IPv6 of pods, and another one their IPv4. The pods' MTU is then
+// meant for IPv4. The overlay's own may be smaller, because IPv6 routers always tell the sender.
 func (f Facts) beside(overlay, gateway Device) bool {
 	if len(overlay.Addresses) == 0 || slices.ContainsFunc(overlay.Addresses, isIPv4) {
 		return false
@@ -282,12 +282,6 @@ func podMTU(f Facts) (found []Finding) {
 
 // vtep finds forwarding entries of VXLAN devices that cannot be right.
 func vtep(f Facts) (found []Finding) {
-	var own []netip.Addr
-	for _, d := range f.Devices {
-		for _, p := range d.Addresses {
-			own = append(own, p.Addr())
-		}
-	}
 	const zero = "00:00:00:00:00:00" // any destination
 	for _, d := range f.Devices {
 		if d.Kind != "vxlan" || !d.Up {
@@ -300,7 +294,7 @@ func vtep(f Facts) (found []Finding) {
 			switch other, twice := macs[t.MAC]; {
 			case t.MAC == d.MAC:
 				wrong = append(wrong, evidence(entry, "leads to %s, and is the MAC address of %s itself", t.To, d.Name))
-			case slices.Contains(own, t.To):
+			case f.has(t.To):
 				wrong = append(wrong, evidence(entry, "leads to %s, which is an address of this node", t.To))
 			case twice && other != t.To && t.MAC != zero:
 				wrong = append(wrong, evidence(entry, "leads to %s and to %s", other, t.To))
@@ -331,7 +325,7 @@ func vtep(f Facts) (found []Finding) {
 	return found
 }
 
-// otherMAC finds overlays at which packets arrive for another MAC address than theirs.
+// otherMAC finds overlays that receive packets for another MAC address than their own.
 func otherMAC(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		severity, lost := loss(d.Window.OtherHost, d.Window.Rx)
@@ -378,8 +372,8 @@ func blackhole(f Facts) (found []Finding) {
 	return found
 }
 
-// podGateway finds pods that cannot send, because their gateway does not answer, or has another MAC address than the one that
-// they have stored.
+// podGateway finds pods that cannot send, because their gateway does not answer, or because they have stored a wrong
+// MAC address for it.
 func podGateway(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if d.Pod == nil || !d.Pod.Gateway.IsValid() || !d.Up {
@@ -412,7 +406,7 @@ func podGateway(f Facts) (found []Finding) {
 	return found
 }
 
-// podSubnet finds a bridge whose pods have addresses of another network than Flannel gave to this node.
+// podSubnet finds a bridge whose pods' addresses are not in the subnet that Flannel gave to this node.
 func podSubnet(f Facts) (found []Finding) {
 	bridge, ok := f.device("cni0")
 	if !ok || len(f.podsOf(bridge.Name)) == 0 || !slices.ContainsFunc(bridge.Addresses, isIPv4) {
@@ -442,7 +436,7 @@ func podSubnet(f Facts) (found []Finding) {
 	return found
 }
 
-// noNeighbour finds other nodes whose address behind an overlay is not known, though a route leads to their pods.
+// noNeighbour finds other nodes that a route to pods leads to, but whose MAC address behind the overlay is unknown.
 func noNeighbour(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
 		if !d.Up || !d.Tunnelling || len(d.Unresolved) == 0 {
@@ -615,12 +609,7 @@ func ruleDrops(f Facts) (found []Finding) {
 func bridgeNF(f Facts) []Finding {
 	const setting = "net.bridge.bridge-nf-call-iptables"
 	value, there := f.Settings[setting]
-	var bridges []Device
-	for _, g := range f.gateways() {
-		if g.Kind == "bridge" && !isDocker(g.Name) {
-			bridges = append(bridges, g)
-		}
-	}
+	bridges := f.podBridges()
 	if len(bridges) == 0 || there && value != "0" || !there && f.KubeProxy == "" {
 		return nil
 	}

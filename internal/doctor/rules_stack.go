@@ -19,7 +19,8 @@ const senderOffload = "On the SENDER, for a trial: ethtool -K OVERLAY tx-checksu
 
 // stackLoss describes packets that a stack lost, and the counters that show it.
 type stackLoss struct {
-	// lost are the counters of lost packets. all are those of all packets, including the lost ones; nil if the kernel has none.
+	// lost are counters of lost packets. all are counters of all packets, the lost ones included; nil if the kernel has
+	// none.
 	lost, all []string
 	// beside are counters that say more about the lost packets, which they count again.
 	beside []string
@@ -32,8 +33,8 @@ type stackLoss struct {
 	unless func(Facts, Stack) bool
 }
 
-// judge judges the counters of a stack. If the kernel does not count all such packets, 10 lost ones are a warning, because
-// nothing shows what share of them that is.
+// judge judges the counters of a stack. If the kernel does not count all such packets, 10 lost ones are a warning,
+// because their share is unknown.
 func (l stackLoss) judge(s Stack) (Severity, bool) {
 	lost := s.sum(l.lost...)
 	if l.all == nil {
@@ -261,7 +262,7 @@ func settingOr(value string) string {
 	return value
 }
 
-// managers of queues drop packets on purpose, to tell senders to slow down.
+// manageQueues has the queueing disciplines that drop packets on purpose, to slow senders down.
 var manageQueues = []string{"fq_codel", "codel", "cake", "pie", "fq_pie", "red", "sfb"}
 
 // qdiscDrops finds queueing disciplines that drop. Those of clsact and ingress are left out: filters drop there, by policy.

@@ -16,8 +16,8 @@ const proveSteering = "slipstream run kubernetes   # variants rps and rfs, betwe
 // busy is the share of a CPU's time in softirqs at which that CPU counts as the limit.
 const busy = 0.5
 
-// perPacket is how often a CPU may process a packet that a NIC received: as itself, as what an overlay delivers, and at the pod. If
-// it processed more, most packets did not come from the NIC, but from pods or other network namespaces of the machine.
+// perPacket bounds how often a CPU processes a packet from a NIC: on arrival, after decapsulation, and at the pod. A
+// CPU that processed more got most of its packets from pods or other network namespaces of the machine.
 const perPacket = 4
 
 // oneCPUReceives finds NICs whose packets are all received by one CPU.

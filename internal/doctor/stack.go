@@ -8,7 +8,7 @@ import (
 
 // Stack holds what the network stack of one network namespace counted in the window.
 type Stack struct {
-	// Pod names the pod of the namespace by the veth that leads to it. It is empty for the namespace in which doctor runs.
+	// Pod names the pod of the namespace by the veth that leads to it. It is empty for doctor's own namespace.
 	Pod string
 	// Counts are the counters that grew, and by how much: "Udp.InCsumErrors" in /proc/net/snmp, "TcpExt.ListenDrops"
 	// in netstat, "Udp6InErrors" in snmp6, "nf_conntrack.drop" in stat/nf_conntrack, "XfrmInError" in xfrm_stat.
@@ -23,7 +23,7 @@ func (s Stack) sum(names ...string) (n uint64) {
 	return n
 }
 
-// count returns what counters of the stack in which doctor runs grew by in the window.
+// count returns the growth of counters in the window, in the stack of doctor's own network namespace.
 func (f Facts) count(names ...string) (n uint64) {
 	for _, s := range f.Stacks {
 		if s.Pod == "" {

@@ -37,14 +37,14 @@ type pod struct {
 // be another one.
 const own = "thread-self"
 
-// namespace returns what identifies the network namespace of a process; "" if this process may not see it.
+// namespace identifies the network namespace of a process; "" if this process may not see it.
 func (l looker) namespace(process string) string {
 	target, _ := fs.ReadLink(l.proc, path.Join(process, "ns/net"))
 	return target
 }
 
-// pods finds the network namespaces that links lead to, if a process is in them. A pod has the name of its process. That is
-// pause only if there is no other.
+// pods finds the network namespaces that links lead to and that have a process. A pod is named after a process in it,
+// and after pause only if there is no other.
 func (l looker) pods(links []netlink.Link) (all []pod) {
 	veths := make(map[int][]*netlink.LinkAttrs)
 	for _, link := range links {
@@ -82,8 +82,8 @@ func (l looker) pods(links []netlink.Link) (all []pod) {
 	return all
 }
 
-// behind returns a pod with the veth that its default route leads to, of those that lead to its network namespace: a
-// container may be on two networks. It is the first one if there is no such route.
+// behind returns a pod with the veth of its default route, or with the first veth if it has no such route. Several
+// veths lead to a container that is on several networks.
 func (l looker) behind(veths []*netlink.LinkAttrs, p pod) pod {
 	for _, v := range veths {
 		p.veth, p.index = v.Name, v.ParentIndex
@@ -96,8 +96,8 @@ func (l looker) behind(veths []*netlink.LinkAttrs, p pod) pod {
 	return p
 }
 
-// isIn reports whether the process of a pod is in the pod's network namespace. A program that configures devices, such as a
-// network plugin, is there for a moment only.
+// isIn reports whether the process of a pod is still in the pod's network namespace. A network plugin, for example,
+// enters it only for a moment.
 func (l looker) isIn(p pod) bool { return l.namespace(p.process) == p.ns }
 
 // podStack reads the counters of a pod; nil if its process left the network namespace meanwhile.
@@ -291,8 +291,9 @@ func emulates(device int, all []netlink.Qdisc) bool {
 	return slices.ContainsFunc(all, func(q netlink.Qdisc) bool { return q.Attrs().LinkIndex == device && q.Type() == "netem" })
 }
 
-// qdiscsSince returns what the queueing disciplines of a device counted between two readings. It leaves out those with
-// children, which count again what these count. An mq that the kernel attached has no handle by which its children are known.
+// qdiscsSince returns the counts of a device's queueing disciplines between two readings. It leaves out those with
+// children, which count their children's packets again. An mq is left out by its kind: if the kernel attached it, no
+// handle identifies its children.
 func qdiscsSince(device int, before, after []netlink.Qdisc) (all []Qdisc) {
 	is := func(a, b netlink.Qdisc) bool {
 		return a.Attrs().LinkIndex == b.Attrs().LinkIndex && a.Attrs().Handle == b.Attrs().Handle && a.Attrs().Parent == b.Attrs().Parent && a.Type() == b.Type()
@@ -412,8 +413,8 @@ func (l looker) managers() (all []manager) {
 	return all
 }
 
-// manages returns the file in which a manager says that it manages the device with an index; "" if it does not.
-// Sources: NM_CONFIG_DEVICE_STATE_DIR of NetworkManager, link_save of systemd-networkd.
+// manages returns the file of a manager about the device with an index; "" if it does not manage the device. Sources:
+// NM_CONFIG_DEVICE_STATE_DIR of NetworkManager, link_save of systemd-networkd.
 func (l looker) manages(m manager, index int) string {
 	file := fmt.Sprintf("run/NetworkManager/devices/%d", index)
 	if m.name == "systemd-networkd" {
@@ -428,8 +429,8 @@ func (l looker) manages(m manager, index int) string {
 	return ""
 }
 
-// local returns the address from which a VXLAN device of this network namespace sends, if it is set. One that was moved here
-// sends from another namespace.
+// local returns the source address that a VXLAN device is configured with, if any. It ignores a device that was moved
+// here, which sends from another network namespace.
 func local(vxlan *netlink.Vxlan) netip.Addr {
 	ip, ok := netip.AddrFromSlice(vxlan.SrcAddr)
 	if ip = ip.Unmap(); !ok || vxlan.NetNsID >= 0 || !ip.IsGlobalUnicast() {
@@ -438,8 +439,9 @@ func local(vxlan *netlink.Vxlan) netip.Addr {
 	return ip
 }
 
-// elsewhere returns the name of the device by which a node would send to the remote addresses of a VXLAN device if that was not
-// bound to another one. It is empty if that is the same device, or one that the other is a part of, for any of the addresses.
+// elsewhere returns the name of the device that the routes to the remote addresses of a VXLAN device use, if it is not
+// the device that the VXLAN device is bound to. It is empty if one of these routes uses that device, its master or
+// parent, or a device of which it is the master or parent.
 func elsewhere(vxlan *netlink.Vxlan, fdb []FDBEntry, links map[string]netlink.Link) (name string) {
 	if vxlan.VtepDevIndex == 0 || vxlan.NetNsID >= 0 {
 		return ""
@@ -468,7 +470,7 @@ func elsewhere(vxlan *netlink.Vxlan, fdb []FDBEntry, links map[string]netlink.Li
 	return name
 }
 
-// egress returns the index of the device by which packets to an address leave; 0 if there is none.
+// egress returns the index of the device that sends packets to an address; 0 if there is none.
 func egress(ip net.IP) int {
 	if ip == nil || ip.IsUnspecified() {
 		return 0

@@ -88,8 +88,8 @@ func (p *Path) ProbeOffload(ctx context.Context, from netip.Addr, client TunnelS
 	return nil
 }
 
-// carry offloads less and less, until a transfer succeeds. Then it repeats the last transfer that failed, so
-// that one lost packet is no finding.
+// sendThrough offloads less and less, until a transfer succeeds. Then it repeats the last transfer that failed, so that
+// one lost packet is not a finding.
 func (p *Path) sendThrough(ctx context.Context, client TunnelSender, t Tunnel) error {
 	p.Tries, p.Unprobed = nil, ""
 	for _, offload := range []Offload{OffloadAll, OffloadChecksum, OffloadNothing} {

@@ -34,7 +34,7 @@ const (
 	Broken     State = "broken"
 )
 
-// Result is what a listing shows of a results folder.
+// Result is a results folder in a listing.
 type Result struct {
 	Name       string    `json:"name"`       // of the folder
 	Experiment string    `json:"experiment"` // the name of the folder without the time
@@ -82,7 +82,7 @@ type Folder struct {
 	known map[string]known // by name
 }
 
-// known is a result that was read, from a summary of this size and time.
+// known is a result that was read before. It is valid while its summary has this size and modification time.
 type known struct {
 	size     int64
 	modified time.Time
@@ -204,8 +204,8 @@ func (f *Folder) names(by Filter) ([]string, error) {
 	}), err
 }
 
-// Labelled returns the name of the newest complete result of an experiment that has a label with this value, other than
-// the result of a given name.
+// Labelled returns the name of the newest complete result of an experiment that has a label with this value. It skips
+// the result named other.
 func (f *Folder) Labelled(experiment, value, other string) (string, error) {
 	names, err := f.names(Filter{Experiment: experiment})
 	if err != nil {
@@ -262,7 +262,7 @@ func each(n int, do func(int)) {
 	wg.Wait()
 }
 
-// summaryFile is what a listing reads of a finished run.
+// summaryFile is the file that a listing reads of a finished run.
 const summaryFile = "summary.json"
 
 // Read reads one result. It reads a complete one again only if its summary has changed.
@@ -340,8 +340,8 @@ func readSummary(dir *record.Dir) (s summary, err error) {
 	return s, err
 }
 
-// primary returns the rows of the metric that each workload is run for (stats.Primary). A summary does not name it, but it
-// is the first of these that all variants have.
+// primary returns the rows of each workload's primary metric (stats.Primary). A summary does not name it, but it is the
+// first of the candidates below that has the most rows.
 func primary(rows []stats.Row) []stats.Row {
 	count := make(map[[2]string]int) // by workload and metric
 	for _, r := range rows {
@@ -359,7 +359,8 @@ func primary(rows []stats.Row) []stats.Row {
 	return slices.DeleteFunc(slices.Clone(rows), func(r stats.Row) bool { return r.Metric != of(r.Workload) })
 }
 
-// native is what experiments call the host network. A pod cannot have it, so its gain is no news beside those of others.
+// native is the name that experiments give the host network. Pods cannot use it, so its gain only counts if there is no
+// other comparison.
 const native = "native"
 
 // judge counts verdicts, and finds the largest gain and loss.
@@ -385,7 +386,7 @@ func (r *Result) judge(rows []stats.Row) {
 	}
 }
 
-// alone returns a copy of a row, so that the others are not kept in memory.
+// alone returns a copy of a row that does not keep the other rows in memory.
 func alone(row *stats.Row) *stats.Row {
 	own := *row
 	own.Warnings = []record.Warning{}
@@ -402,10 +403,6 @@ const (
 	FactProgram = "slipstream"
 	LabelFact   = "label " // followed by the key of a label
 )
-
-func factNames() []string {
-	return []string{FactProgram, FactKernel, FactSystem, FactCPU, FactNIC, FactOverlay}
-}
 
 // facts returns what results depend on: the values of all nodes, each once.
 func facts(env record.Environment) []Fact {
@@ -436,9 +433,10 @@ func facts(env record.Environment) []Fact {
 	for key, value := range env.Labels {
 		add(LabelFact+key, value)
 	}
-	var all []Fact
+	names := []string{FactProgram, FactKernel, FactSystem, FactCPU, FactNIC, FactOverlay}
 	labels := slices.DeleteFunc(slices.Sorted(maps.Keys(values)), func(name string) bool { return !strings.HasPrefix(name, LabelFact) })
-	for _, name := range append(factNames(), labels...) {
+	var all []Fact
+	for _, name := range append(names, labels...) {
 		if texts := slices.Sorted(maps.Keys(values[name])); len(texts) > 0 {
 			all = append(all, Fact{name, strings.Join(texts, ", ")})
 		}

@@ -15,7 +15,7 @@ import (
 // alpha is the probability that a trend without any change shows one.
 const alpha = 0.05
 
-// Selection says which course Trend reads.
+// Selection selects the series that Trend reads.
 type Selection struct {
 	Experiment string // that of the newest result if empty
 	Metric     string // the primary one of each workload if empty
@@ -66,7 +66,7 @@ type Series struct {
 	Shifts []stats.Shift `json:"shifts,omitempty"`
 }
 
-// Value is what a run measured, with its 95 % interval.
+// Value is the value of a run, with its 95 % interval.
 type Value struct {
 	Run  int        `json:"run"`
 	N    int        `json:"n"`

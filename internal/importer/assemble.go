@@ -48,7 +48,7 @@ func (r *Result) assemble(p *pattern, files []*file, o Options) (map[string]*too
 	}
 	merged := merge(trials, &bad)
 	if p.has(blockField) {
-		interleaved(trials, &bad)
+		checkInterleaved(trials, &bad)
 	}
 	if err := bad.err(); err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func clients(files []*file, p *pattern, bad *problems) []*trial {
 	for _, t := range trials {
 		t.countPairs(p, bad)
 	}
-	alike(trials, p, bad)
+	checkPairs(trials, p, bad)
 	return trials
 }
 
@@ -117,9 +117,8 @@ func (t *trial) countPairs(p *pattern, bad *problems) {
 	}
 }
 
-// alike finds trials that lack the file of a pair. It is needed if only the files show how many pairs
-// there are.
-func alike(trials []*trial, p *pattern, bad *problems) {
+// checkPairs reports trials that lack the file of a pair, if only the files show how many pairs there are.
+func checkPairs(trials []*trial, p *pattern, bad *problems) {
 	if !p.has(pairField) || p.has(pairsField) {
 		return
 	}
@@ -158,7 +157,7 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 	}
 }
 
-// numbered is what trials measured together have in common.
+// numbered identifies the trials that a run of mpstat may belong to.
 type numbered struct {
 	variant string
 	number  int
@@ -215,9 +214,9 @@ func merge(trials []*trial, bad *problems) map[string]*tools.Reading {
 	return merged
 }
 
-// interleaved finds variants whose runs were all before or all after those of another variant, by the
-// times that the tools wrote. Equal numbers alone do not prove that runs were close in time.
-func interleaved(trials []*trial, bad *problems) {
+// checkInterleaved reports a variant whose runs were all before those of another variant, by the times that the tools
+// wrote. Equal numbers alone do not prove that runs were close in time.
+func checkInterleaved(trials []*trial, bad *problems) {
 	type span struct {
 		from, to time.Time
 		n        int

@@ -140,7 +140,8 @@ func Import(paths []string, o Options) (*Result, error) {
 	return r, nil
 }
 
-// conditions says in sentences what else is known of workloads, if it is unusual. The formats tell the client.
+// conditions describes the unusual conditions of workloads in sentences. It leaves out the client, which the formats
+// already name.
 func conditions(workloads map[string]*tools.Reading) (text string) {
 	for _, name := range slices.Sorted(maps.Keys(workloads)) {
 		of := workloads[name].Conditions
@@ -274,8 +275,8 @@ func read(path string, n name, known tools.Known) ([]*file, error) {
 	return files, nil
 }
 
-// testName names a test among those of one file: by its kind, or by the name that it has in the file if others are of the same
-// kind.
+// testName names a test among those of one file: by its kind or, if several tests are of this kind, by its name in the
+// file.
 func testName(readings []tools.Reading, i int) string {
 	kind := readings[i].Workload.Kind()
 	for j, other := range readings {

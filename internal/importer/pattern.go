@@ -30,7 +30,7 @@ var fields = map[string]string{
 	blockField: `\d{1,6}`, runField: `\d{1,6}`, pairsField: `\d{1,6}`, pairField: `\d{1,6}`,
 }
 
-// pattern describes how file names tell variants, workloads and numbers.
+// pattern matches file names, and finds the variant, the workload and the numbers in them.
 type pattern struct {
 	expr   *regexp.Regexp
 	depth  int // number of path elements to match
@@ -89,7 +89,7 @@ func (p *pattern) add(name string) error {
 
 func (p *pattern) has(field string) bool { return slices.Contains(p.fields, field) }
 
-// name has what a file's name says. Numbers that it does not have are -1.
+// name has the parts of a file's name. A number that the name does not have is -1.
 type name struct {
 	variant, workload, node string
 	number, pairs, pair     int

@@ -69,7 +69,7 @@ func wanted(t *testing.T, path string) (o Options, lines []string) {
 	return o, lines
 }
 
-// outcome is what came of the import of a folder, in lines as those of a file "want".
+// outcome describes the result of importing a folder, in the lines of a file "want".
 func outcome(folder string, r *Result, err error) (lines []string) {
 	if err != nil {
 		for line := range strings.SplitSeq(err.Error(), "\n") {

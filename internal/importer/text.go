@@ -16,12 +16,13 @@ var (
 	utf16Big    = []byte{0xfe, 0xff}
 )
 
-// compressed are the first bytes of files that hold compressed ones.
+// compressed has the first bytes of compressed files, by format.
 var compressed = []struct{ name, begin string }{
 	{"gzip", "\x1f\x8b"}, {"zip", "PK\x03\x04"}, {"bzip2", "BZh"}, {"xz", "\xfd7zXZ\x00"}, {"zstd", "\x28\xb5\x2f\xfd"},
 }
 
-// decodeText returns a file's text as UTF-8 whose lines end in a line feed: Windows has other line ends, and often UTF-16.
+// decodeText returns a file's text as UTF-8 with lines that end in a line feed. Programs on Windows write other line
+// ends, and often UTF-16.
 func decodeText(data []byte) ([]byte, error) {
 	for _, c := range compressed {
 		if bytes.HasPrefix(data, []byte(c.begin)) {
@@ -50,7 +51,7 @@ func decodeText(data []byte) ([]byte, error) {
 var (
 	// lineEnd is the end of a line on Windows, or on a terminal, which adds a carriage return.
 	lineEnd = regexp.MustCompile(`\r+\n`)
-	// colour matches what makes a terminal change its colour.
+	// colour matches the escape sequences that change a terminal's colour.
 	colour = regexp.MustCompile(`\x1b\[[0-9;]*[mK]`)
 	// logTime begins each line of a container's log, as in "2024-01-01T00:00:00.1Z stdout F ", and of docker logs --timestamps.
 	// P means that the next line continues this one.
@@ -98,7 +99,7 @@ func fromLog(data []byte) ([]byte, error) {
 	return text, nil
 }
 
-// fromUTF16 converts text. Half a character at the end is none.
+// fromUTF16 converts text to UTF-8. It ignores half a character at the end.
 func fromUTF16(data []byte, order binary.ByteOrder) []byte {
 	units := make([]uint16, len(data)/2)
 	for i := range units {

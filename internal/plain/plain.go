@@ -20,6 +20,14 @@ func Text(s string) string { return escape(s, "\n\t") }
 // Line does the same for text within a line, which may not have newlines or tabs.
 func Line(s string) string { return escape(s, "") }
 
+// Cell keeps a spreadsheet from reading text in a cell as a formula.
+func Cell(s string) string {
+	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
+		return "'" + s
+	}
+	return s
+}
+
 func escape(s, keep string) string {
 	if utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return control(r) && !strings.ContainsRune(keep, r) }) < 0 {
 		return s

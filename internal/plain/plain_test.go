@@ -25,6 +25,11 @@ func TestText(t *testing.T) {
 			t.Errorf("Text(%q) is %q, want %q", in, got, want)
 		}
 	}
+	for in, want := range map[string]string{"": "", "a=1": "a=1", "=1+1": "'=1+1", "-a": "'-a", "\t@a": "'\t@a"} {
+		if got := Cell(in); got != want {
+			t.Errorf("Cell(%q) is %q, want %q", in, got, want)
+		}
+	}
 	if got := Line("a\n\tb"); got != `a\u000a\u0009b` {
 		t.Errorf("Line: %q", got)
 	}

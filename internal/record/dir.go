@@ -38,7 +38,7 @@ type Dir struct {
 	trials *os.File // nil for reading only
 	unlock func() error
 	whole  int64 // bytes of trials.jsonl that are whole lines
-	// environment is what complete has read: a listing opens thousands of folders.
+	// environment is kept from complete, because a listing opens thousands of folders.
 	environment *Environment
 }
 
@@ -232,15 +232,15 @@ func (d *Dir) inPlace() error {
 	return err
 }
 
-// Trials reads all trials, in the order in which they were run. It leaves out a torn last line, of a trial that
-// Append did not finish. Any other line that is not a trial is an error.
+// Trials reads all trials, in the order in which they were run. It leaves out a torn last line, whose trial Append did
+// not finish. Any other line that is not a trial is an error.
 func (d *Dir) Trials() ([]Trial, error) {
 	trials, _, err := d.TrialsFrom(0)
 	return trials, err
 }
 
-// TrialsFrom does the same for the trials from an offset of the file, and returns the offset of those to come. An
-// error names the line after the offset.
+// TrialsFrom reads the trials from a byte offset of the file on, and returns the offset at which to continue. Errors
+// count lines from the offset.
 func (d *Dir) TrialsFrom(offset int64) (trials []Trial, next int64, err error) {
 	f, err := d.open(trialsFile, os.O_RDONLY)
 	if err == nil {
@@ -266,8 +266,8 @@ func (d *Dir) TrialBytes() (int64, error) {
 	return info.Size(), nil
 }
 
-// unreadable says where trials.jsonl cannot be read and, if a line is damaged, how to go on without it: a trial that is not on
-// record is measured by a resumed run.
+// unreadable adds the path to an error of readTrials. For a damaged line, it says how to continue without the line: a
+// resumed run measures missing trials again.
 func (d *Dir) unreadable(err error) error {
 	err = fmt.Errorf("read trials: %s:%w", d.file(trialsFile), err)
 	if line, ok := errors.AsType[damagedLine](err); ok {

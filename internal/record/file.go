@@ -57,8 +57,7 @@ func (d *Dir) in(err error) error {
 	return err
 }
 
-// check returns an error if a file of the folder, or a folder on the way to it, has another type than Create and
-// WriteFile make.
+// check returns an error unless a name in the folder is a regular file, and its parent a folder.
 func (d *Dir) check(name string) error {
 	if dir := path.Dir(name); dir != "." {
 		if err := d.checkEntry(dir, fs.ModeDir, "a folder"); err != nil {
@@ -120,7 +119,7 @@ func (d *Dir) read(name string) ([]byte, error) {
 	return d.ReadFile(name, maxFile)
 }
 
-// Read reads a whole file of the folder ("figures/cpu.svg"), as far as it is not too large for one.
+// Read reads a whole file of the folder ("figures/cpu.svg"). It returns an error if the file is too large.
 func (d *Dir) Read(name string) ([]byte, error) {
 	data, err := d.read(name)
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 	"io/fs"
 )
 
-// wantedFile exists while somebody wants the run under way to pause or to stop. Who can write it could end the run anyway,
-// by removing trials.jsonl.
+// wantedFile exists while the run in progress is asked to pause or to stop. Whoever can write it can end the run
+// anyway, by removing trials.jsonl.
 const wantedFile = "wanted.json"
 
-// Wanted is what somebody wants a run under way to do.
+// Wanted is what a run in progress is asked to do.
 type Wanted string
 
-// A run goes on unless somebody wants something else.
+// A run continues unless it is asked to pause or to stop.
 const (
 	WantedOn    Wanted = ""
 	WantedPause Wanted = "pause"
@@ -34,7 +34,7 @@ func (d *Dir) Want(w Wanted) error {
 	return d.WriteFile(wantedFile, func(to io.Writer) error { return json.NewEncoder(to).Encode(wanted{w}) })
 }
 
-// wantNothing removes what was wanted of the folder's run.
+// wantNothing withdraws what the folder's run was asked to do.
 func (d *Dir) wantNothing() error {
 	if err := d.root.Remove(wantedFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return d.in(err)
@@ -42,7 +42,7 @@ func (d *Dir) wantNothing() error {
 	return nil
 }
 
-// Wanted returns what somebody wants the run to do.
+// Wanted returns what the run is asked to do.
 func (d *Dir) Wanted() (Wanted, error) {
 	data, err := d.ReadFile(wantedFile, 1<<10)
 	if errors.Is(err, fs.ErrNotExist) {

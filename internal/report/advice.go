@@ -21,8 +21,7 @@ type Advice struct {
 	Inconclusive []string
 }
 
-// advice is based on the first metric of each workload. A variant that is slower in any other
-// metric counts as harmful.
+// advice returns the advice for each workload, baseline and number of pairs that has comparisons.
 func (m *Model) advice() []Advice {
 	var out []Advice
 	for _, w := range m.exp.Spec.Workloads {
@@ -39,8 +38,8 @@ func (m *Model) advice() []Advice {
 	return out
 }
 
-// advise says what to use, and whether there was anything to choose from. It is based on the first
-// metric of the workload. A variant that is slower in any other metric counts as harmful.
+// advise fills in the advice, and reports whether there is anything to choose from. It follows the first metric of the
+// workload. A variant that is slower in any other metric counts as harmful.
 func (m *Model) advise(a *Advice, tables []Table) (found bool) {
 	var best *stats.Row
 	for _, v := range m.exp.Spec.Variants {

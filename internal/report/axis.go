@@ -9,16 +9,16 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// axis describes how people see the values of an axis.
+// axis says how to print the values of an axis.
 type axis struct {
-	// title stands below a chart. It is empty if the ticks have the noun themselves.
+	// title is printed below the chart. It is empty if the tick labels contain the noun.
 	title string
-	// A value has a unit, or one as its noun; many is the plural if it is not one plus an s.
+	// A value is followed by unit or, if it has a noun, by one or many. An empty many is one plus an s.
 	one, many, unit string
 	scale           float64
 }
 
-// axis returns the axis of series over a part of the experiment.
+// axis returns the axis with one of the names of spec, such as spec.AxisPairs.
 func (m *Model) axis(name string) axis {
 	switch name {
 	case spec.AxisPairs:

@@ -18,7 +18,7 @@ type Bar struct {
 	Tooltip string
 }
 
-// newBar draws a ratio of a row. Rings of the ratio are published ones.
+// newBar draws the ratio of a row. Its tooltip lists the published ratios.
 func newBar(s draw.Scale, ratio draw.Ratio, r *stats.Row, published []float64) *Bar {
 	text := tooltip(r)
 	if len(published) > 0 {
@@ -41,7 +41,7 @@ func ratioOf(r *stats.Row, published []float64) draw.Ratio {
 	return ratio
 }
 
-// gainOf is ratioOf as how many times better the variant is, whichever way the metric runs.
+// gainOf is ratioOf, inverted if lower values are better: a gain above 1 is always an improvement.
 func gainOf(r *stats.Row, published []float64) draw.Ratio {
 	ratio := ratioOf(r, published)
 	if metrics.Get(r.Metric).HigherIsBetter() {

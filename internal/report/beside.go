@@ -86,12 +86,8 @@ func (b Beside) Pairs() []TablePair {
 			if !t.Judged {
 				continue
 			}
-			at := slices.IndexFunc(out, func(p TablePair) bool { return p.Title == t.Title })
-			if at < 0 {
-				at = len(out)
-				out = append(out, TablePair{Title: t.Title})
-			}
-			out[at].Sides[side] = t
+			pair := findOrAdd(&out, func(p TablePair) bool { return p.Title == t.Title }, TablePair{Title: t.Title})
+			pair.Sides[side] = t
 		}
 	}
 	return out
@@ -108,12 +104,8 @@ func differences(sides [2]*Model) []Difference {
 	var out []Difference
 	for side, m := range sides {
 		for _, fact := range m.facts() {
-			at := slices.IndexFunc(out, func(d Difference) bool { return d.Name == fact.Name })
-			if at < 0 {
-				at = len(out)
-				out = append(out, Difference{Name: fact.Name})
-			}
-			out[at].Sides[side] = fact.Text
+			both := findOrAdd(&out, func(d Difference) bool { return d.Name == fact.Name }, Difference{Name: fact.Name})
+			both.Sides[side] = fact.Text
 		}
 	}
 	return slices.DeleteFunc(out, func(d Difference) bool { return d.Sides[0] == d.Sides[1] })

@@ -17,11 +17,12 @@ import (
 type Changes struct {
 	*stats.Comparison
 	Strict bool
-	// Setups is how the setups of the two runs differ. It may be what the comparison is about, or the reason for its outcome.
+	// Setups lists the differences between the setups of the two runs. They may be the point of the comparison, or
+	// explain its outcome.
 	Setups []Difference
 }
 
-// NewChanges shows a comparison of two results, which were measured in these environments.
+// NewChanges prepares the comparison of two results, given their environments.
 func NewChanges(c *stats.Comparison, results [2]stats.Result, environments [2]record.Environment) Changes {
 	var sides [2]*Model
 	for i, r := range results {
@@ -99,7 +100,7 @@ func (c Changes) Notices() []string {
 	return out
 }
 
-// NotCompared says which workloads are other traffic in each run.
+// NotCompared lists the workloads whose traffic differs between the runs.
 func (c Changes) NotCompared() (out []string) {
 	for _, other := range c.OtherTraffic {
 		out = append(out, other+". It was not compared.")

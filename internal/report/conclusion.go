@@ -75,7 +75,7 @@ func (m *Model) firstResult() string {
 	return "The workload " + t.Workload + " gave no result."
 }
 
-// costPart is an overlay's share of one metric of the host network.
+// costPart says which share of the host network's performance an overlay reaches in one metric.
 type costPart struct{ variant, title, share string }
 
 // costParts returns the shares of all overlays, in the primary metric of each workload, at the fewest pairs.
@@ -140,7 +140,7 @@ func (m *Model) overlayName(variant string) string {
 	return variant
 }
 
-// compared returns the proofs of all variants with a kind of comparison, by baseline.
+// compared returns the proofs of all variants that have comparisons of a kind, by baseline.
 func (m *Model) compared(kind comparison) map[string][]stats.Proof {
 	out := map[string][]stats.Proof{}
 	for _, v := range m.exp.Spec.Variants {
@@ -222,8 +222,7 @@ func meanGain(p stats.Proof) float64 {
 	return sum / float64(len(p.All))
 }
 
-// surpasses returns the largest gain of p among those that exceed best's gain in the same cell,
-// or nil.
+// surpasses returns p's largest gain in the cells where p beats best, or nil.
 func surpasses(p, best stats.Proof) *stats.Row {
 	var most *stats.Row
 	for _, r := range p.Faster {
@@ -236,9 +235,8 @@ func surpasses(p, best stats.Proof) *stats.Row {
 	return most
 }
 
-// lossSentence names the slower variants, each with its largest loss, and with the gains in which it
-// surpasses the best variant. It leaves out the best variant, because that one's own sentence
-// has its losses.
+// lossSentence names the slower variants, each with its largest loss and, if it beats the best variant somewhere, its
+// largest gain there. It leaves out the best variant: bestSentence names its losses.
 func lossSentence(all []stats.Proof, best stats.Proof) string {
 	var worst []*stats.Row
 	despite := make(map[string]string)
@@ -289,9 +287,8 @@ func ofEach(rows []*stats.Row, order func(a, b *stats.Row) int) []*stats.Row {
 	return out
 }
 
-// Recommended returns the variant that a policy should apply: the one with the largest gain that is not
-// slower anywhere and differs from its baseline only in its accelerators. It is empty if there
-// is none.
+// Recommended returns the variant that a policy should apply, or "" if there is none. It is the variant with the
+// largest gain among those that are slower nowhere and differ from their baseline only in accelerators.
 func (m *Model) Recommended() string {
 	var all []stats.Proof
 	for _, proofs := range m.compared(podChoice) {
@@ -306,8 +303,7 @@ func (m *Model) Recommended() string {
 	return best.Variant
 }
 
-// Inconclusive reports whether more blocks could settle a comparison, because some variant has
-// an inconclusive one.
+// Inconclusive reports whether a comparison is inconclusive, so that more blocks could settle it.
 func (m *Model) Inconclusive() bool {
 	for _, proofs := range m.compared(podChoice) {
 		if slices.ContainsFunc(proofs, func(p stats.Proof) bool {

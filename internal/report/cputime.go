@@ -25,7 +25,7 @@ func partInks() [parts]draw.Ink {
 	return [parts]draw.Ink{draw.Process, draw.Softirq, draw.IRQ, draw.Steal, draw.Idle}
 }
 
-// coreID is a core of one of the hosts of a figure.
+// coreID identifies a core by the index of its host in the figure and its number.
 type coreID struct{ host, cpu int }
 
 func (a coreID) compare(b coreID) int { return cmp.Or(a.host-b.host, a.cpu-b.cpu) }
@@ -56,8 +56,8 @@ func hostIndex(h record.Host, hosts *[]record.Host) int {
 	return i
 }
 
-// shares returns the shares of the parts in the window. Busy is everything but idle, so the time that is
-// neither softirq, irq nor stolen belongs to processes, including their time in the kernel.
+// shares splits a core's window into parts. Busy time that is neither softirq, irq nor steal belongs to processes,
+// including their time in the kernel.
 func shares(c record.CPU, seconds float64) [parts]float64 {
 	s := [parts]float64{
 		partSoftirq: c.Softirq / seconds,

@@ -9,7 +9,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// crossovers say, for each series that is compared with another one, which of them is faster, and where.
+// crossovers returns a sentence for each series that is compared with another one: which of the two is faster, and
+// where.
 func (m *Model) crossovers() []string {
 	var out []string
 	for _, s := range m.summary.Series {
@@ -21,7 +22,7 @@ func (m *Model) crossovers() []string {
 	return out
 }
 
-// crossover words the verdicts of a series at the values that the other series has too.
+// crossover describes the verdicts of a series along its axis. The points are the values that both series have.
 func (m *Model) crossover(s stats.Series, points []stats.Point) string {
 	a := m.axis(s.Axis)
 	stretches := stretchesOf(points)
@@ -75,7 +76,7 @@ func unproven(a axis, points []stats.Point, gaps bool) string {
 	return "; no difference is proven at " + a.list(xs)
 }
 
-// verdictThan words a verdict with what it is relative to, verdictWord without it.
+// verdictThan returns "faster than vxlan", and verdictWord just "faster".
 func verdictThan(v stats.Verdict, versus string) string {
 	if v == stats.Same {
 		return "the same as " + versus

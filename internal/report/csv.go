@@ -4,10 +4,10 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/stats"
 )
 
@@ -37,21 +37,15 @@ func CSV(w io.Writer, m *Model) error {
 // csvRow returns the record of a row, except its last column.
 func csvRow(r stats.Row) []string {
 	row := []string{
-		csvText(r.Variant), csvText(r.Workload), strconv.Itoa(r.Pairs), r.Metric, r.Unit, strconv.Itoa(r.N),
+		plain.Cell(r.Variant), plain.Cell(r.Workload), strconv.Itoa(r.Pairs), r.Metric, r.Unit, strconv.Itoa(r.N),
 		csvNumber(r.Mean), csvNumber(r.CI95[0]), csvNumber(r.CI95[1]),
 	}
 	if v := r.Versus; v != nil {
-		row = append(row, csvText(v.Baseline), csvNumber(v.Ratio), csvNumber(v.CI95[0]), csvNumber(v.CI95[1]), csvNumber(v.P), string(v.Verdict))
+		row = append(row, plain.Cell(v.Baseline), csvNumber(v.Ratio), csvNumber(v.CI95[0]), csvNumber(v.CI95[1]), csvNumber(v.P), string(v.Verdict))
 	} else {
 		row = append(row, "", "", "", "", "", "")
 	}
-	var codes []string
-	for _, w := range r.Warnings {
-		if !slices.Contains(codes, w.Code) {
-			codes = append(codes, w.Code)
-		}
-	}
-	return append(row, csvText(strings.Join(codes, " ")))
+	return append(row, plain.Cell(strings.Join(warningCodes(&r), " ")))
 }
 
 func csvNumber(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
@@ -68,19 +62,11 @@ func withLinks(records [][]string, s *stats.Summary) [][]string {
 	for _, t := range s.Meshes {
 		for _, l := range t.Links {
 			records = append(records, []string{
-				csvText(t.Variant), csvText(t.Workload), "1", t.Metric, t.Unit, strconv.Itoa(l.N),
+				plain.Cell(t.Variant), plain.Cell(t.Workload), "1", t.Metric, t.Unit, strconv.Itoa(l.N),
 				csvNumber(l.Mean), csvNumber(l.CI95[0]), csvNumber(l.CI95[1]), "", "", "", "", "", "", "", s.Unfinished,
-				csvText(l.Client), csvText(l.Server),
+				plain.Cell(l.Client), plain.Cell(l.Server),
 			})
 		}
 	}
 	return records
-}
-
-// csvText makes text safe for a spreadsheet, which would take some for a formula.
-func csvText(s string) string {
-	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
-		return "'" + s
-	}
-	return s
 }

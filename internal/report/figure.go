@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Figure is one picture and the same in numbers, for those who cannot see it.
+// Figure is a picture, with its numbers and a text alternative for readers who cannot see it.
 type Figure struct {
 	// Section of the report that it belongs to.
 	Section Section
@@ -20,14 +20,14 @@ type Figure struct {
 	Caption string
 	// Alt is the text alternative: a sentence that says what the figure shows.
 	Alt string
-	// First is true if the next figure stands beside it, so that the two begin a row of the page.
+	// First is true if this figure and the next one share a row of the page.
 	First bool
 	// Data has the numbers that the figure is drawn from.
 	Data    Data
 	Picture draw.Picture
 }
 
-// Section is the topic of a figure, as in its section of the page.
+// Section is the section of the page that a figure is in.
 type Section string
 
 // Sections of figures.

@@ -163,7 +163,7 @@ func (m *Model) serverHost(variant string, hosts []record.Host) int {
 	return max(0, slices.IndexFunc(hosts, func(h record.Host) bool { return slices.Contains(h.Nodes, node) }))
 }
 
-// choose selects the cores to show, and returns how many there are.
+// choose selects the cores to show, and returns the number of all cores.
 func (c *coresChart) choose() (total int) {
 	most := make(map[coreID]float64) // largest softirq share of any variant
 	for _, shares := range c.shares {
@@ -193,7 +193,7 @@ func (c *coresChart) name(id coreID) string {
 	return fmt.Sprintf("%s, %d", words.And(c.hosts[id.host].Nodes), id.cpu)
 }
 
-// order says which cores stand side by side: "cores 0 to 3, from left to right in each variant".
+// order lists the cores in the order of their marks: "cores 0 to 3, from left to right in each variant".
 func (c *coresChart) order() string {
 	var texts []string
 	for host, h := range c.hosts {

@@ -14,8 +14,7 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// core has the mean share of each part over a cell's trials. As a bar it can stand for several neighbouring
-// cores.
+// core has the mean share of each part over a cell's trials. A bar can average several neighbouring cores.
 type core struct {
 	name       string
 	host       int
@@ -37,7 +36,7 @@ type cpuLoad struct {
 	cores   []core
 }
 
-// sum adds up the shares of a part over the cores. It is the number of cores that the part fills.
+// sum returns the sum of a part's shares: the number of cores that the part keeps busy.
 func (l cpuLoad) sum(part int) float64 {
 	s := 0.0
 	for _, c := range l.cores {
@@ -215,7 +214,7 @@ func (m *Model) sleeps(c cell) string {
 	return text
 }
 
-// cpuData has a row for each bar, or for each panel if there are too many bars to listen to.
+// cpuData has a row for each bar or, if those would be too many for a screen reader, for each panel.
 func cpuData(loads []cpuLoad, bars, most int) Data {
 	const many = 80
 	names := partNames()

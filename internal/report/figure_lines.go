@@ -77,7 +77,7 @@ func (c lineChart) values(f Figure, unit string) (Figure, bool) {
 	return c.figure(f, unit, "")
 }
 
-// figure fills in what all charts have in common. It is false if there are no lines.
+// figure fills in the parts that charts of ratios and of values share. It returns false if there are no lines.
 func (c lineChart) figure(f Figure, yTitle, reference string) (Figure, bool) {
 	if len(c.lines) == 0 {
 		return Figure{}, false
@@ -162,8 +162,8 @@ func (m *Model) scalingFigure(t Table, versus string) (Figure, bool) {
 	}, versus)
 }
 
-// inSeries reports whether the figures of series already show the ratios of a table's variant to another one.
-// Over pairs the ratios are the same, and variants that differ along an axis are lines over that axis.
+// inSeries reports whether a figure of a series already shows the ratios of a variant to another one: a series over
+// pairs has the same ratios, and a series of variants shows them along its own axis.
 func (m *Model) inSeries(t Table, variant, versus string) bool {
 	return slices.ContainsFunc(m.summary.Series, func(s stats.Series) bool {
 		return s.Workload == t.Workload && s.Metric == t.Metric && slices.ContainsFunc(s.Points, func(p stats.Point) bool {
@@ -201,8 +201,8 @@ func (k seriesKey) slug(more ...string) string {
 	return slug(append(parts, more...)...)
 }
 
-// seriesFigures returns the figures for each key: one with the values of all series, and one for each series that
-// others are compared with, with the ratios to it.
+// seriesFigures returns the figures for each key: one of the values of all series, and one of ratios for each series
+// that others are compared with.
 func (m *Model) seriesFigures() []Figure {
 	var out []Figure
 	var keys []seriesKey

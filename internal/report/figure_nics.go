@@ -13,18 +13,18 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// A trial with more NICs than fewNICs has them all drawn, the busiest mostNICs of them. A NIC with less than
-// idleShare of the busiest one's traffic does not count.
+// The figure is for trials with more than fewNICs NICs, and shows the mostNICs busiest of them. NICs with less than
+// idleShare of the busiest one's traffic are left out.
 const (
 	fewNICs   = 2
 	mostNICs  = 16
 	idleShare = 0.01
 )
 
-// restShare is the share of its highest rate below which a NIC rests.
+// A NIC rests while its rate is below restShare of its highest rate.
 const restShare = 0.1
 
-// rests returns the share of the time in which a NIC carried little.
+// rests returns the share of the time during which the NIC rests.
 func (t timeline) rests() float64 {
 	_, _, highest := t.rate.Range()
 	return t.rate.Share(func(s draw.Step) bool { return s.Value < restShare*highest })
@@ -50,7 +50,7 @@ func (m *Model) nicsFigure(w spec.Workload, n int) (Figure, bool) {
 		panel := draw.StripsPanel{Title: v.Name}
 		full := 0
 		for _, t := range nics {
-			role := roleIn(trial, t.node)
+			role := loadOf(trial, t.node).Role
 			panel.Seconds = max(panel.Seconds, t.rate.End())
 			panel.Strips = append(panel.Strips, draw.Strip{Name: strings.TrimSpace(role+" "+t.node) + ", " + t.direction(), Ink: roleInk(role), Steps: t.rate, Limit: t.limit})
 			data.Rows = append(data.Rows, t.nicRow(v.Name, role))
@@ -96,14 +96,14 @@ func busyNICs(trial record.Trial, nodes map[string]record.Series) []timeline {
 	return all
 }
 
-// roleIn returns the role of a node in a trial's load balancer, or "".
-func roleIn(trial record.Trial, node string) string {
+// loadOf returns the load of a node in a trial, or a zero one if it was not recorded.
+func loadOf(trial record.Trial, node string) record.Load {
 	for _, l := range trial.Loads {
 		if l.Node == node {
-			return l.Role
+			return l
 		}
 	}
-	return ""
+	return record.Load{}
 }
 
 // roleInk gives the proxy the colour of text, because readers compare the others with it.

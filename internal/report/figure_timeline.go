@@ -30,9 +30,9 @@ type timeline struct {
 	busy, softirq draw.Steps // shares
 }
 
-// A resource counts as full from the share fullShare on. It must be full for the share mostOfTime of the time to
-// count for the trial. A rate counts as flat within flatWithin of its median. mostOfTime allows for late readings,
-// which make the rate of a NIC at its cap look lower in one interval and higher in the next.
+// A resource is full while it is used to fullShare or more, and limits a trial if it is full for mostOfTime of it.
+// mostOfTime allows for late readings, which make the rate of a NIC at its cap look lower in one interval and higher in
+// the next. A rate is flat while it stays within flatWithin of its median.
 const (
 	fullShare  = 0.9
 	mostOfTime = 0.75
@@ -50,7 +50,7 @@ func (t timeline) coreFull() float64 {
 	return t.busy.Share(func(s draw.Step) bool { return s.Value >= fullShare-record.SeriesTick/2/(s.To-s.From) })
 }
 
-// vfUnused returns when the last bytes took the virtual function, if other bytes came for a while after that.
+// vfUnused returns the time from which no bytes took the virtual function, although the traffic continued.
 func (t timeline) vfUnused() (from float64, unused bool) {
 	last := -1
 	for i, s := range t.vf {
@@ -65,7 +65,7 @@ func (t timeline) vfUnused() (from float64, unused bool) {
 	return t.vf[last].To, after
 }
 
-// findings returns what the timeline shows, each finding in a few words.
+// findings describes what stands out in the timeline, each finding in a few words.
 func (t timeline) findings() (all []string) {
 	if from, unused := t.vfUnused(); unused {
 		all = append(all, fmt.Sprintf("VF unused from %s s", number.Fixed(from, 1)))
@@ -84,7 +84,7 @@ func (t timeline) findings() (all []string) {
 	return all
 }
 
-// medianTrial returns the median of a cell's trials with series, by the primary metric of the workload. It is false
+// medianTrial returns the trial with the median primary metric among those of a cell that have series. It returns false
 // if there are none.
 func (m *Model) medianTrial(c cell, w spec.Workload) (record.Trial, bool) {
 	var trials []record.Trial
@@ -145,16 +145,12 @@ func (t *timeline) findNIC(trial record.Trial, nodes map[string]record.Series) {
 func nicTimelines(trial record.Trial, nodes map[string]record.Series) (all []timeline) {
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		s := nodes[node]
-		limit := 0.0
-		if i := slices.IndexFunc(trial.Loads, func(l record.Load) bool { return l.Node == node }); i >= 0 {
-			limit = trial.Loads[i].Rate
-		}
 		for _, n := range s.NICs {
 			below := func(u record.VFUse) bool { return u.Place == node && u.VF == n.Name && u.NIC != n.Name }
 			if slices.ContainsFunc(trial.VFs, below) {
 				continue // the NIC above counts these bytes too
 			}
-			t := timeline{node: node, sends: true, rate: rates(s, n, true), limit: limit}
+			t := timeline{node: node, sends: true, rate: rates(s, n, true), limit: loadOf(trial, node).Rate}
 			if received := rates(s, n, false); received.Mean() > t.rate.Mean() {
 				t.sends, t.rate = false, received
 			}

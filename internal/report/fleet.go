@@ -27,25 +27,26 @@ type Fleet struct {
 	Unread string
 }
 
-// FleetPolicy is a policy, with what its nodes report.
+// FleetPolicy is a policy with the reports of its nodes.
 type FleetPolicy struct {
 	Name, Accelerators, Nodes string
-	// Applied of Selected nodes have it.
+	// Selected is the number of nodes that the policy selects, and Applied the number of those that have it in force.
 	Applied, Selected int
-	// Ready is yes, no or unknown. Why explains it, and Rollout how far the policy is.
+	// Ready is yes, no or unknown, and Why the reason. Rollout describes the progress of the rollout.
 	Ready, Why, Rollout string
-	// Proof is what was measured, where and when; empty if the policy does not say.
+	// Proof describes the measurement that the policy rests on, and Measured its time and place; empty if the policy
+	// does not say.
 	Proof, Measured string
 }
 
 // FleetNode is a node that is not as its policies want it.
 type FleetNode struct {
 	Name string
-	// Reason and Message are those of the condition, and Of is what it is about: a policy, or a type of condition.
+	// Of is a policy or a type of condition, and Reason and Message are from its condition.
 	Of, Reason, Message string
 }
 
-// Repair tells that an agent has restored settings that something else had changed.
+// Repair is an event: an agent restored settings that another program had changed.
 type Repair struct {
 	Node, Text string
 	At         time.Time
@@ -76,7 +77,7 @@ func NewFleet(policies []v1alpha1.AccelerationPolicy, nodes []v1alpha1.NodeAccel
 // HTML writes the page.
 func (f *Fleet) HTML(w io.Writer) error { return writePage(w, "fleet", f) }
 
-// Says tells in a sentence how the fleet is.
+// Says sums up the fleet in a sentence.
 func (f *Fleet) Says() string {
 	if f.Agents == 0 {
 		return "No agent has reported yet."
@@ -88,7 +89,8 @@ func (f *Fleet) Says() string {
 	return text + "; all nodes are as their policies want them."
 }
 
-// fleetPolicy describes a policy by what the nodes report now. Its own counts are up to five minutes old.
+// fleetPolicy describes a policy by the current reports of the nodes. The policy's own counts are up to five minutes
+// old.
 func fleetPolicy(p *v1alpha1.AccelerationPolicy, nodes []v1alpha1.NodeAcceleration, now time.Time) FleetPolicy {
 	out := FleetPolicy{Name: p.Name, Ready: "unknown"}
 	var kinds, labels []string
@@ -157,7 +159,8 @@ func proof(annotations map[string]string, now time.Time) (what, measured string)
 	return what, measured
 }
 
-// needsLook returns what is not as it should be on a node: policies, and conditions that no policy explains.
+// needsLook returns the problems of a node: policies that are not in force as they should be, and conditions that those
+// do not explain.
 func needsLook(n v1alpha1.NodeAcceleration) (all []FleetNode) {
 	for _, o := range n.Status.Observed {
 		switch {

@@ -8,9 +8,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Forest shows the answer in one picture: for each workload the best and the worst variant
-// against their baseline, and the host network if it was measured. All share a scale that
-// shows how many times better they are.
+// Forest shows the answer in one picture: for each workload the best and the worst variant against their baseline, and
+// the host network if it was measured. All bars share one scale of gains.
 type Forest struct {
 	Groups []ForestGroup
 	Ticks  []draw.Tick
@@ -128,7 +127,7 @@ func (m *Model) bestAndWorst(w spec.Workload, versus string, kind comparison) []
 	return out
 }
 
-// proven returns the rows with a verdict, or all rows if none has it.
+// proven returns the rows with verdict v, or all rows if there are none.
 func proven(rows []*stats.Row, v stats.Verdict) []*stats.Row {
 	if with := slices.DeleteFunc(slices.Clone(rows), func(r *stats.Row) bool { return r.Versus.Verdict != v }); len(with) > 0 {
 		return with

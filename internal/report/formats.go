@@ -13,7 +13,7 @@ import (
 type Format[T any] struct {
 	Name  string
 	Write func(io.Writer, T) error
-	// Part says what it has, if that is not all.
+	// Part names the part of the report that the format contains; it is empty for the whole report.
 	Part string
 }
 
@@ -40,7 +40,7 @@ func (f Format[T]) String() string {
 	return f.Name
 }
 
-// templateFuncs returns the functions of all templates.
+// templateFuncs returns the functions that all templates share.
 func templateFuncs() template.FuncMap {
 	return template.FuncMap{
 		"agreement": agreementSign,

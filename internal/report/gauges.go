@@ -24,8 +24,9 @@ type gauge struct {
 
 type label struct{ name, value string }
 
-// families returns the result as gauges. The metric and its unit are labels, as kube-state-metrics has resources: the metrics of
-// DaemonSets have names that no metric of a monitoring system can have. There is no interval of a single block.
+// families returns the result as gauges. The metric and its unit are labels, like the resource and its unit in
+// kube-state-metrics, because the names of the metrics of DaemonSets are not valid in monitoring systems. A single
+// block has no interval.
 func (m *Model) families() []family {
 	var f familySet
 	s := m.summary
@@ -63,17 +64,14 @@ func (m *Model) families() []family {
 
 type familySet []family
 
-// add adds a gauge that is a number. A label without a value is as good as absent.
+// add adds a gauge, unless its value is NaN or infinite. It drops labels without a value.
 func (f *familySet) add(name, help string, value float64, labels ...label) {
 	if math.IsNaN(value) || math.IsInf(value, 0) {
 		return
 	}
 	name = "slipstream_result_" + name
-	i := slices.IndexFunc(*f, func(one family) bool { return one.name == name })
-	if i < 0 {
-		i, *f = len(*f), append(*f, family{name: name, help: help})
-	}
-	(*f)[i].gauges = append((*f)[i].gauges, gauge{slices.DeleteFunc(slices.Clone(labels), func(l label) bool { return l.value == "" }), value})
+	to := findOrAdd((*[]family)(f), func(one family) bool { return one.name == name }, family{name: name, help: help})
+	to.gauges = append(to.gauges, gauge{slices.DeleteFunc(slices.Clone(labels), func(l label) bool { return l.value == "" }), value})
 }
 
 // estimate adds a value and the ends of its interval.
@@ -91,13 +89,8 @@ func (f *familySet) row(r *stats.Row, result label) {
 		f.estimate("mean", "mean of the blocks", r.Mean, r.CI95, r.N, labels)
 	}
 	f.add("blocks", "Blocks with a trial that succeeded.", float64(r.N), labels...)
-	var codes []string
-	for _, w := range r.Warnings {
-		if slices.Contains(codes, w.Code) {
-			continue
-		}
-		codes = append(codes, w.Code)
-		f.add("warning", "1 for each warning about a figure.", 1, append(labels, label{"code", w.Code})...)
+	for _, code := range warningCodes(r) {
+		f.add("warning", "1 for each warning about a figure.", 1, append(labels, label{"code", code})...)
 	}
 	v := r.Versus
 	if v == nil {

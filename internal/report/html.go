@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/report/draw"
 )
 
-// The page of one result, that of two, those of many, that of a run under way, and what they are made of.
+// The pages of one result, of two, of many and of a run in progress, and the parts that they share.
 //
 //go:embed report.html beside.html history.html live.html parts.html
 var pages embed.FS

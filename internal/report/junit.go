@@ -9,9 +9,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// JUnit writes a test case for each expectation, for a pipeline to show. An inconclusive
-// expectation fails, because it fails the run too. If the experiment expects nothing, the cases are its
-// comparisons, of which none fails.
+// JUnit writes a test case for each expectation, for a pipeline to show. An inconclusive expectation fails, because it
+// fails the run too. If the experiment expects nothing, the cases are its comparisons, and none of them fails.
 func JUnit(w io.Writer, m *Model) error {
 	s := junitSuite{Name: plain.Line("slipstream " + m.Name)}
 	if m.Unfinished != "" {

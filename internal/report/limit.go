@@ -88,7 +88,7 @@ func coreOf(r stats.Resource) string {
 	return "a core of " + owner
 }
 
-// bounds say, for each series of balancers, whether more backends help.
+// bounds returns a sentence for each series of balancers: whether more backends help.
 func (m *Model) bounds() []string {
 	var out []string
 	for _, s := range m.summary.Series {

@@ -11,7 +11,8 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// Links are the addresses of the pages of a folder of results: of a server, or of files beside each other.
+// Links makes the addresses of the pages of a folder of results: on a server or, with Files, as files beside each
+// other.
 type Links struct{ Files bool }
 
 // Index returns the address of the list, as seen from another page.
@@ -113,13 +114,13 @@ func Verdicts(count map[stats.Verdict]int) string {
 	return strings.Join(all, " ")
 }
 
-// VerdictCount is how many comparisons of a result have a verdict.
+// VerdictCount is the number of comparisons with one verdict.
 type VerdictCount struct {
 	Verdict stats.Verdict
 	N       int
 }
 
-// verdictCounts returns the verdicts that a result has.
+// verdictCounts returns the counts above 0 in the order of the verdicts.
 func verdictCounts(count map[stats.Verdict]int) (all []VerdictCount) {
 	for _, v := range []stats.Verdict{stats.Faster, stats.Slower, stats.Same, stats.Inconclusive} {
 		if n := count[v]; n > 0 {
@@ -129,7 +130,7 @@ func verdictCounts(count map[stats.Verdict]int) (all []VerdictCount) {
 	return all
 }
 
-// Says tells what is most notable of a result: what is wrong with it, or its largest gain, else its largest loss.
+// Says returns the most notable fact about a result: its problem, else its largest gain, else its largest loss.
 func Says(r history.Result) string {
 	switch {
 	case r.Problem != "":
@@ -142,7 +143,7 @@ func Says(r history.Result) string {
 	return ""
 }
 
-// Message is a page that says why there is no other.
+// Message is a page with a message in place of the one that was requested.
 type Message struct {
 	Index, Title, Text string
 	// Login asks for the token of the server.

@@ -16,7 +16,7 @@ type Live struct {
 	Links
 	// Folder is the name of the results folder.
 	Folder string
-	// Token says that whoever reads has the token of the server, and so may pause and stop the run.
+	// Token means that the reader has presented the server's token, and so may pause and stop the run.
 	Token, Running bool
 }
 
@@ -29,7 +29,7 @@ type Progress struct {
 	Trials int    `json:"trials"`
 	Text   string `json:"text"` // "41 of 96 trials, 2 of 6 blocks, about 3m20s left"
 	Last   string `json:"last"` // the last trial
-	// Wanted is what somebody wants of the run, "" to go on.
+	// Wanted is what the run was asked to do; "" is to continue.
 	Wanted record.Wanted `json:"wanted"`
 }
 
@@ -71,7 +71,7 @@ func ShownMetric(measured map[string]float64) string {
 	return metrics.Rate
 }
 
-// SoFar writes what a run under way has proved: a part of the page of Live.
+// SoFar writes the part of the Live page that shows what the run has proved so far.
 func (m *Model) SoFar(w io.Writer) error { return writePage(w, "sofar", m) }
 
 // End of a run that was watched.

@@ -18,7 +18,7 @@ type Mesh struct {
 	Rows                    []MeshRow
 	// Sentences are about the outliers, or say that there are none.
 	Sentences []string
-	// Secondary means that the matrix shows another metric than the workload's primary one.
+	// Secondary means that the matrix does not show the workload's primary metric.
 	Secondary bool
 }
 
@@ -36,7 +36,7 @@ type MeshCell struct {
 	Tooltip string
 	// Shade is 0 for a link as good as the median one, up to 4 for one that is far worse.
 	Shade int
-	// Outlier means that the link is an outlier, or one of its nodes.
+	// Outlier means that the link or one of its nodes is an outlier.
 	Outlier bool
 }
 

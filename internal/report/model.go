@@ -75,7 +75,7 @@ type Model struct {
 // Definition is a name and its meaning.
 type Definition struct{ Name, Text string }
 
-// cell is the place of a figure in the experiment. metric is empty for a trial as a whole.
+// cell identifies a value of the experiment. metric is empty for a whole trial.
 type cell struct {
 	variant, workload string
 	pairs             int
@@ -84,7 +84,7 @@ type cell struct {
 
 func (c cell) String() string { return c.variant + " " + c.workload + " " + pairs(c.pairs) }
 
-// holds reports whether a trial is a successful one of this cell.
+// holds reports whether a trial belongs to this cell and succeeded.
 func (c cell) holds(t record.Trial) bool {
 	return t.Status == record.StatusOK && t.Variant == c.variant && t.Workload == c.workload && t.Pairs == c.pairs
 }
@@ -171,6 +171,16 @@ func (m *Model) variant(name string) spec.Variant {
 		}
 	}
 	return spec.Variant{Name: name}
+}
+
+// findOrAdd returns the element that matches, or adds one if there is none.
+func findOrAdd[T any](all *[]T, matches func(T) bool, added T) *T {
+	i := slices.IndexFunc(*all, matches)
+	if i < 0 {
+		i = len(*all)
+		*all = append(*all, added)
+	}
+	return &(*all)[i]
 }
 
 // native reports whether a variant uses the host network.

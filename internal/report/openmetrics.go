@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// OpenMetrics writes the result for Prometheus. It has gauges without timestamps only, so that the textfile collector of
-// node_exporter reads it too, which takes neither OpenMetrics' own types nor timestamps.
+// OpenMetrics writes the result for Prometheus. It has only gauges without timestamps, because node_exporter's textfile
+// collector accepts neither OpenMetrics' own types nor timestamps.
 func OpenMetrics(w io.Writer, m *Model) error {
 	for _, f := range m.families() {
 		out := &dto.MetricFamily{Name: &f.name, Help: &f.help, Type: dto.MetricType_GAUGE.Enum()}

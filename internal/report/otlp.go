@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// OTLP writes the result as the request that a collector of OpenTelemetry takes at /v1/metrics (OTLP/JSON, opentelemetry-proto's
-// docs/specification.md). Its points have the time of the run, so a result that is sent later is where it belongs.
+// OTLP writes the result as a request to /v1/metrics of an OpenTelemetry collector (OTLP/JSON, opentelemetry-proto's
+// docs/specification.md). Its points have the time of the run, so a result can be sent later.
 func OTLP(w io.Writer, m *Model) error {
 	at := m.Environment.Started
 	if at.IsZero() {

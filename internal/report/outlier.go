@@ -50,7 +50,8 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 	return out
 }
 
-// nodeSentence describes a node as a client and as a server. The first outlier is the node; others are in later ones.
+// nodeSentence describes the node of the first outlier, as a client and as a server. If it is an outlier in both roles,
+// the second role is among the rest.
 func (m *Model) nodeSentence(s stats.Mesh, outliers []stats.Outlier) string {
 	o := outliers[0]
 	node := o.Client + o.Server

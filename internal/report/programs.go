@@ -90,13 +90,13 @@ func (r programRatio) String() string {
 	return fmt.Sprintf("%s for %s", number.Format(r.ratio, r.ci, 2), r.program)
 }
 
-// dependence is a comparison in which programs disagree, and the gap between them.
+// dependence is a comparison that programs disagree about, and the gap between them.
 type dependence struct {
 	text string
 	gap  float64
 }
 
-// dependences describes the comparisons in which programs disagree. Those with the largest gap come first.
+// dependences describes the comparisons that programs disagree about. Those with the largest gap come first.
 func (m *Model) dependences(alike []spec.Workload) []string {
 	var all []dependence
 	for _, t := range m.judgedTables(alike[0].Name) {

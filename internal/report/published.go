@@ -33,12 +33,8 @@ type PublishedRow struct {
 func publishedFigures(all []stats.Published) (sources []PublishedSource, count string) {
 	verdicts := map[stats.Agreement]int{}
 	for _, p := range all {
-		i := slices.IndexFunc(sources, func(s PublishedSource) bool { return s.Name == p.Source })
-		if i < 0 {
-			i = len(sources)
-			sources = append(sources, PublishedSource{Name: p.Source})
-		}
-		sources[i].Rows = append(sources[i].Rows, publishedRow(p))
+		source := findOrAdd(&sources, func(s PublishedSource) bool { return s.Name == p.Source }, PublishedSource{Name: p.Source})
+		source.Rows = append(source.Rows, publishedRow(p))
 		verdicts[p.Verdict]++
 	}
 	if len(all) == 0 {

@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// quantity describes how people see a metric.
+// quantity says how to print a metric.
 type quantity struct {
 	name  string  // for headings: "throughput"
 	unit  string  // "Gb/s"

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// Machine has the nodes that are alike in all facts that the environment records.
+// Machine groups the nodes whose recorded facts are all equal.
 type Machine struct {
 	Nodes   string
 	Facts   []Definition
@@ -22,8 +22,7 @@ type Machine struct {
 	nodes []string
 }
 
-// Devices has the network devices of those nodes of a machine that have the same
-// devices.
+// Devices groups the nodes of a machine that have the same network devices.
 type Devices struct {
 	Nodes string
 	Links []record.Link
@@ -243,24 +242,15 @@ func machines(nodes []record.Node) []Machine {
 	var out []Machine
 	for _, n := range nodes {
 		facts := nodeFacts(n)
-		i := slices.IndexFunc(out, func(m Machine) bool { return slices.Equal(m.Facts, facts) })
-		if i < 0 {
-			i = len(out)
-			out = append(out, Machine{Facts: facts})
-		}
-		m := &out[i]
+		m := findOrAdd(&out, func(m Machine) bool { return slices.Equal(m.Facts, facts) }, Machine{Facts: facts})
 		m.nodes = append(m.nodes, n.Name)
 		m.Nodes = words.And(m.nodes)
 		if len(n.Links) == 0 {
 			continue
 		}
-		d := slices.IndexFunc(m.Devices, func(d Devices) bool { return slices.EqualFunc(d.Links, n.Links, sameLink) })
-		if d < 0 {
-			d = len(m.Devices)
-			m.Devices = append(m.Devices, Devices{Links: n.Links})
-		}
-		m.Devices[d].nodes = append(m.Devices[d].nodes, n.Name)
-		m.Devices[d].Nodes = words.And(m.Devices[d].nodes)
+		d := findOrAdd(&m.Devices, func(d Devices) bool { return slices.EqualFunc(d.Links, n.Links, sameLink) }, Devices{Links: n.Links})
+		d.nodes = append(d.nodes, n.Name)
+		d.Nodes = words.And(d.nodes)
 	}
 	return out
 }

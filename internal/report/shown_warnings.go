@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/words"
 )
 
@@ -71,8 +72,7 @@ func (m *Model) summarizeWarnings(everywhere map[string]bool) {
 			add(cell{r.Variant, r.Workload, r.Pairs, ""}, w)
 		}
 	}
-	// The summary has summed up the warnings of its trials. Those that it left out are added
-	// here.
+	// The rows already sum up the warnings of their trials. Add the warnings that they leave out.
 	summed := map[cell]map[string]bool{}
 	for c, codes := range have {
 		summed[c] = maps.Clone(codes)
@@ -107,8 +107,7 @@ func (m *Model) warn(code string, e Entry) {
 	m.Warnings[i].Entries = append(m.Warnings[i].Entries, e)
 }
 
-// everywhere returns the codes that every cell with numbers has. On every line, they would hide the
-// others.
+// everywhere returns the codes of the warnings that every measured row has. On every line, they would hide the others.
 func (m *Model) everywhere() map[string]bool {
 	count := map[string]int{}
 	measured := 0
@@ -117,20 +116,25 @@ func (m *Model) everywhere() map[string]bool {
 			continue
 		}
 		measured++
-		seen := map[string]bool{}
-		for _, w := range r.Warnings {
-			if !seen[w.Code] {
-				count[w.Code]++
-			}
-			seen[w.Code] = true
+		for _, code := range warningCodes(&r) {
+			count[code]++
 		}
 	}
-	maps.DeleteFunc(count, func(_ string, n int) bool { return n < measured })
 	all := map[string]bool{}
-	for code := range count {
-		all[code] = true
+	for code, n := range count {
+		all[code] = n == measured
 	}
 	return all
+}
+
+// warningCodes returns the codes of a row's warnings, each once.
+func warningCodes(r *stats.Row) (codes []string) {
+	for _, w := range r.Warnings {
+		if !slices.Contains(codes, w.Code) {
+			codes = append(codes, w.Code)
+		}
+	}
+	return codes
 }
 
 // nameCells names cells, or counts them if there are many. "Everywhere" means all cells with numbers.
@@ -167,12 +171,8 @@ func failures(trials []record.Trial) []Failure {
 		if t.Status == record.StatusOK {
 			continue
 		}
-		i := slices.IndexFunc(out, func(f Failure) bool { return f.Error == t.Error })
-		if i < 0 {
-			i = len(out)
-			out = append(out, Failure{Error: t.Error})
-		}
-		out[i].Where = append(out[i].Where,
+		f := findOrAdd(&out, func(f Failure) bool { return f.Error == t.Error }, Failure{Error: t.Error})
+		f.Where = append(f.Where,
 			fmt.Sprintf("%s, block %d, attempt %d", cell{t.Variant, t.Workload, t.Pairs, ""}, t.Block, t.Attempt))
 	}
 	return out

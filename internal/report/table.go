@@ -22,7 +22,7 @@ type Table struct {
 	Title, Unit string
 	// Better is the better direction: "higher" or "lower".
 	Better string
-	// Judged tables show what the workload is run for; the others explain.
+	// Judged tables show the metrics that the workload is judged by; the others help to explain them.
 	Judged bool
 	Pairs  []int
 	Rows   []Row
@@ -47,10 +47,9 @@ type Line struct {
 	Estimate number.Estimate
 	// Missing says why there is no estimate.
 	Missing string
-	// Baseline is true for a variant that others are compared with, and that is compared
-	// with none itself.
+	// Baseline is true for a variant that is a baseline and has none itself.
 	Baseline bool
-	// Compared is false for a baseline; what follows is then empty.
+	// Compared is false for a baseline. The following fields are then empty.
 	Compared bool
 	Versus   string
 	Ratio    number.Estimate
@@ -131,8 +130,8 @@ func (m *Model) table(w spec.Workload, metric string, everywhere map[string]bool
 	return t
 }
 
-// ratios returns the ratios that the scale of a table must cover. The host network is often so far away that the
-// others would shrink to one dot. So it may lie outside if there are others.
+// ratios returns the ratios that the scale of a table must cover. They leave out comparisons with the host network,
+// unless there are no others: it is often so far away that everything else would shrink to one dot.
 func (t *Table) ratios(m *Model) []draw.Ratio {
 	var choices, all []draw.Ratio
 	for _, row := range t.Rows {
@@ -172,11 +171,7 @@ func (m *Model) line(c cell, q quantity, everywhere map[string]bool) Line {
 		return Line{Missing: m.whyMissing(c)}
 	}
 	l := Line{N: r.N, row: r, Estimate: q.estimate(r.Mean, r.CI95, r.N)}
-	for _, w := range r.Warnings {
-		if !everywhere[w.Code] && !slices.Contains(l.Notes, w.Code) {
-			l.Notes = append(l.Notes, w.Code)
-		}
-	}
+	l.Notes = slices.DeleteFunc(warningCodes(r), func(code string) bool { return everywhere[code] })
 	v := r.Versus
 	if v == nil {
 		return l

@@ -21,9 +21,9 @@ import (
 type TrendPage struct {
 	Links
 	*history.Trend
-	// Experiments and Metrics are what can be chosen.
+	// Experiments and Metrics are the choices that the page offers.
 	Experiments, Metrics []string
-	// Last is how many runs were asked for.
+	// Last is the number of requested runs.
 	Last int
 }
 
@@ -48,7 +48,7 @@ type Event struct {
 	Number int
 	Date   string
 	Run    string // name of the folder
-	// Of is what changed: "environment", or a metric.
+	// Of is "environment", or the metric that changed.
 	Of, What string
 	// Verdict on a change of a level; empty for facts.
 	Verdict stats.Verdict
@@ -165,12 +165,7 @@ func (p TrendPage) figure(all []history.Series) Figure {
 	return f
 }
 
-// seriesTitle names a series of a trend.
-func seriesTitle(s history.Series) string {
-	return fmt.Sprintf("%s, %s, %s", s.Variant, s.Workload, pairs(s.Pairs))
-}
-
-// trendQuantity describes how people see the values of a series.
+// trendQuantity says how to print the values of a series.
 func trendQuantity(s history.Series, t *history.Trend) quantity {
 	q := quantityOf(s.Metric)
 	if t.Ratio {
@@ -182,12 +177,12 @@ func trendQuantity(s history.Series, t *history.Trend) quantity {
 // value formats a value of a series with its interval.
 func (q quantity) value(v history.Value) string { return q.estimate(v.Mean, v.CI95, v.N).String() }
 
-// shiftText says what a change of the level is: "−12 % (−14 to −9)".
+// shiftText formats a change of the level: "−12 % (−14 to −9)".
 func shiftText(s stats.Shift) string {
 	return percentChange(s.Ratio, number.Interval{Low: s.CI95[0], High: s.CI95[1]})
 }
 
-// shiftVerdict returns whether a change of the level is for the better.
+// shiftVerdict returns Faster if a change of the level is an improvement, else Slower.
 func shiftVerdict(s stats.Shift, metric string) stats.Verdict {
 	if s.Ratio > 1 == metrics.Get(metric).HigherIsBetter() {
 		return stats.Faster
@@ -200,7 +195,7 @@ func TrendText(w io.Writer, t *history.Trend) error {
 	var b strings.Builder
 	for _, s := range t.Series {
 		q := trendQuantity(s, t)
-		title := fmt.Sprintf("%s: %s of %s", t.Experiment, q.name, seriesTitle(s))
+		title := fmt.Sprintf("%s: %s of %s, %s, %s", t.Experiment, q.name, s.Variant, s.Workload, pairs(s.Pairs))
 		if q.unit != "" {
 			title += ", " + q.unit
 		}
@@ -244,7 +239,7 @@ func notes(t *history.Trend, s history.Series, run int) (all []string) {
 	return all
 }
 
-// between says among which runs a change of the level may lie, unless that is one.
+// between names the runs that bound a change of the level, unless they are the same.
 func between(t *history.Trend, s stats.Shift) string {
 	if s.From == s.To {
 		return ""

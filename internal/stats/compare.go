@@ -165,7 +165,8 @@ func (c *Comparison) addMissing(of *cell, in string) {
 	c.Missing = append(c.Missing, fmt.Sprintf("%s %s: not in %s", of.variant.Name, At(of.workload.Name, of.pairs), in))
 }
 
-// setGate passes the verdicts of all changes, and the gate that follows from those of the primary metrics.
+// setGate judges all changes, and derives the gate from the primary ones. A run that is compared with itself is the
+// same in everything.
 func (c *Comparison) setGate(itself bool) {
 	families := make(map[bool][]*Row)
 	for i := range c.Changes {

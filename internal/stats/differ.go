@@ -10,9 +10,9 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// otherTraffic returns the workloads whose name is in both results but whose traffic differs, each with what differs. A ratio of
-// the two would compare the traffic, not the networks. The length of a trial may differ, and so may the number of messages in
-// imported results, where a time limit may have set it.
+// otherTraffic returns the workloads that both results name but whose traffic differs, each with its differences. A
+// ratio of the two would compare the traffic, not the networks. The length of a trial may differ, and so may the number
+// of messages in imported results, where a time limit may have set it.
 func otherTraffic(a, b Result, only Only) map[string]string {
 	other := make(map[string]string)
 	ignored := []string{"duration", "warmup"}
@@ -32,7 +32,7 @@ func otherTraffic(a, b Result, only Only) map[string]string {
 	return other
 }
 
-// trafficDiffers names the fields in which two workloads differ, without those that are ignored: "size 64 and 1048576".
+// trafficDiffers names the fields that differ between two workloads, except for ignored ones: "size 64 and 1048576".
 func trafficDiffers(a, b spec.Workload, ignored []string) (differ []string) {
 	if a.Kind() != b.Kind() {
 		return []string{fmt.Sprintf("%s and %s", a.Kind(), b.Kind())}

@@ -256,8 +256,8 @@ func (g *grid) mesh(c *cell, margin float64) Mesh {
 	return m
 }
 
-// outcomes returns the number of blocks in which any of some links was measured, and the number in which all links that were
-// tried failed.
+// outcomes counts the blocks in which at least one of a set of links was measured, and the blocks in which all that
+// were tried failed.
 func (g *grid) outcomes(of func(client, server int) bool) (measured, failed int) {
 	for b, block := range g.values {
 		good, bad := false, false

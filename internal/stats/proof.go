@@ -7,8 +7,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Proof has what an experiment shows about one variant, by the primary metric of each
-// workload and number of pairs.
+// Proof has the evidence for one variant: the comparisons of the primary metric of each workload and number of pairs.
 type Proof struct {
 	Variant, Baseline string
 	// All has all rows that were compared, in the experiment's order, Faster and Slower
@@ -21,8 +20,7 @@ type Proof struct {
 	Missing []string
 }
 
-// Proof returns what the experiment shows about a variant. The variant need not be faster in
-// anything.
+// Proof returns the evidence for a variant, whether or not it is faster in anything.
 func (s *Summary) Proof(exp *spec.Experiment, v spec.Variant) Proof {
 	p := Proof{Variant: v.Name, Baseline: exp.BaselineOf(v)}
 	for _, w := range exp.Spec.Workloads {
@@ -82,8 +80,7 @@ func (s *Summary) row(variant, workload string, pairs int, metric string) *Row {
 	return nil
 }
 
-// Gain returns how many times better a row is than its baseline's, whichever way the metric
-// runs.
+// Gain returns the ratio to the baseline, inverted if lower values are better: a gain above 1 is always an improvement.
 func (r *Row) Gain() float64 {
 	if metrics.Get(r.Metric).HigherIsBetter() {
 		return r.Versus.Ratio

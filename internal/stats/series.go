@@ -43,8 +43,7 @@ type Point struct {
 	versus *cell // the other series' at the same value
 }
 
-// series returns the series of the experiment in its order, each for every traffic with which it has at least
-// two points.
+// series returns the series of the experiment in its order, once for each traffic that has at least two points.
 func (t *table) series() []Series {
 	var out []Series
 	for _, s := range t.exp.Spec.Series {
@@ -134,10 +133,10 @@ func (t *table) compareSeries(s *Series) {
 	for i := range s.Points {
 		p := &s.Points[i]
 		if p.versus = cellAt(other, p); p.versus != nil {
-			p.Versus = t.judgedLater(p.cell, p.versus, s.Metric, &versus)
+			p.Versus = t.compareInto(p.cell, p.versus, s.Metric, &versus)
 		}
 		if i > 0 {
-			p.Step = t.judgedLater(p.cell, s.Points[i-1].cell, s.Metric, &steps)
+			p.Step = t.compareInto(p.cell, s.Points[i-1].cell, s.Metric, &steps)
 		}
 	}
 	judge(versus, t.exp.Spec.Margin)
@@ -157,8 +156,9 @@ func cellAt(other []Series, p *Point) *cell {
 	return nil
 }
 
-// judgedLater compares two cells, and adds the comparison to its family. It returns nil if they have no ratio.
-func (t *table) judgedLater(c, base *cell, metric string, family *[]*Row) *Versus {
+// compareInto compares two cells, and adds the comparison to a family, which is judged later. It returns nil if they
+// have no ratio.
+func (t *table) compareInto(c, base *cell, metric string, family *[]*Row) *Versus {
 	e, _, _, err := t.ratio(c, base, metric)
 	if err != nil {
 		return nil

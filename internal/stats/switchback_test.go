@@ -98,7 +98,7 @@ func TestUnfinishedPeriods(t *testing.T) {
 	}
 }
 
-// switchWorld is a world in which every switch leaves the machine at another level.
+// switchWorld simulates a machine that every switch leaves at another level.
 type switchWorld struct {
 	drift bool // upward, of 18 % over the run
 	// jump draws the log of a level. Levels add up if wanders is true.

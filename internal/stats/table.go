@@ -27,8 +27,7 @@ func Primary(exp *spec.Experiment, w spec.Workload) string {
 	return metrics.LatencyP50
 }
 
-// Judged returns the metrics that a workload of an experiment is judged by. The first one comes before all
-// others.
+// Judged returns the metrics that a workload of an experiment is judged by, the leading one first.
 func Judged(exp *spec.Experiment, w spec.Workload) []string {
 	switch {
 	case meanAlone(exp, w):

@@ -7,13 +7,13 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Progress is how far a run is. With runs: auto the number of blocks grows once the first ones are done.
+// Progress tells how far a run has come. With runs: auto the number of blocks grows once the first ones are done.
 type Progress struct {
 	Trials, Done        int // a trial that failed twice is done: it is not tried again
 	Blocks, WholeBlocks int // of the latter, all trials are done
 }
 
-// ProgressOf returns how far a run with these trials is.
+// ProgressOf returns how far a run with these trials has come.
 func ProgressOf(exp *spec.Experiment, trials []record.Trial) (Progress, error) {
 	blocks, _, err := BlocksWanted(exp, trials)
 	if err != nil {

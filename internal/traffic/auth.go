@@ -24,8 +24,7 @@ import (
 // none is required.
 type Secret [16]byte
 
-// Path returns the beginning of the paths of all that an HTTP server has: as much of the secret as
-// cannot be guessed.
+// Path returns the prefix of all paths of an HTTP server. It has enough of the secret that nobody can guess it.
 func (s Secret) Path() string {
 	if s == (Secret{}) {
 		return ""
@@ -57,8 +56,8 @@ const (
 
 // authenticator knows what a server's clients must send. The threads of a server share it.
 type authenticator struct {
-	// opening is the beginning of each connection of the trial, and first the number of its
-	// bytes that each must send: a message of connect may have room for only a part.
+	// A connection of the trial begins with the first bytes of opening. These are all bytes, unless a message of
+	// connect has no room for them.
 	opening []byte
 	first   int
 	// trustAddress means that an address which has sent all of it counts as authenticated from
@@ -111,9 +110,8 @@ type pendingConn struct {
 	until time.Time
 }
 
-// accept waits, for stallCheck at most, for a connection that has authenticated. What the
-// connection has sent is still to be read. After errUnauthenticated another connection may be there
-// already.
+// accept waits up to stallCheck for an authenticated connection, and leaves its data to be read. After
+// errUnauthenticated, another connection may already be waiting.
 func (a *acceptor) accept(listening int) (int, error) {
 	if len(a.pending) == 0 {
 		return a.acceptNew(listening)

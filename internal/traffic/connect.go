@@ -8,7 +8,7 @@ import (
 	"net/netip"
 )
 
-// backlog is for a server to which many connections come at once.
+// backlog is large enough for many connections at once.
 const backlog = 4096
 
 // connect opens a connection, sends a message, reads one back to its end, and

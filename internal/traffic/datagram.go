@@ -2,10 +2,9 @@ package traffic
 
 import "encoding/binary"
 
-// A datagram of a stream begins with its number, from 1, and the time when it was
-// sent by the sender's own clock, in nanoseconds. The number has the bit measured
-// in datagrams that the sender counts as within its window: those are what the
-// receiver has to find again, whatever either clock says.
+// A datagram of a stream begins with its number, from 1, and the time when it was sent by the sender's own clock, in
+// nanoseconds. The sender sets the bit measured in the number of each datagram that it counts as within its window. The
+// receiver looks for these, whatever either clock says.
 const (
 	datagramHeader = 16
 	measured       = 1 << 63
@@ -19,12 +18,11 @@ func putHeader(b []byte, number uint64, inWindow bool, sent int64) {
 	binary.LittleEndian.PutUint64(b[8:], uint64(sent))
 }
 
-// remembered is the number of datagrams below the highest number of which a receiver
-// knows whether they have come. It is a power of two: at a million datagrams per
-// second, it covers the last 65 ms.
+// remembered is how far below the highest number a receiver remembers which datagrams have arrived. It is a power of
+// two, and covers the last 65 ms at a million datagrams per second.
 const remembered = 1 << 16
 
-// arrivals has what a receiver knows about the datagrams of one connection.
+// arrivals is a receiver's account of the datagrams of one connection.
 type arrivals struct {
 	counts
 	// arrived counts those of the sender's window, whenever they came.
@@ -32,8 +30,8 @@ type arrivals struct {
 	highest uint64
 	// seen has a bit for each number in (highest-remembered, highest].
 	seen [remembered / 64]uint64
-	// transit is the last datagram's time of arrival minus that of sending, in
-	// nanoseconds. It is off by as much as the clocks are, but its changes are not.
+	// transit is the last datagram's time of arrival minus its time of sending, in nanoseconds. It includes the offset
+	// between the clocks, but its changes do not.
 	transit int64
 }
 
@@ -51,8 +49,8 @@ type counts struct {
 	moved, moves uint64
 }
 
-// take records a datagram that arrived at now, and reports whether it is new. A datagram
-// that was overtaken by more than is remembered counts as new.
+// take records a datagram that arrived at now, and reports whether it is new. A datagram whose number is no longer
+// remembered counts as new.
 func (a *arrivals) take(header []byte, now int64) bool {
 	marked := binary.LittleEndian.Uint64(header)
 	number := marked &^ measured
@@ -89,7 +87,7 @@ func (a *arrivals) has(number uint64) bool {
 	return *word&bit != 0
 }
 
-// forget makes room for the numbers from low to high, none of which has come yet.
+// forget clears the bits of the numbers from low to high, which have not arrived yet.
 func (a *arrivals) forget(low, high uint64) {
 	if high-low >= remembered {
 		a.seen = [len(a.seen)]uint64{}

@@ -18,7 +18,7 @@ import (
 // its server need them (RFC 9112), what is served, and how a request can fail.
 // docs/adr/0006-http-on-plain-sockets.md says why no library does it.
 
-// headLimit is the most that a message's head may take.
+// headLimit bounds the size of a message's head, in bytes.
 const headLimit = 4 << 10
 
 // Errors of a message that is malformed, or not supported here.
@@ -375,7 +375,7 @@ func kindOfError(err error) string {
 	return record.ErrOther
 }
 
-// webResult has what the connections of an HTTP end counted apart from bytes and messages.
+// webResult has the counts of an HTTP end's connections other than bytes and messages.
 type webResult struct {
 	failed    failures
 	due, late uint64
@@ -398,7 +398,7 @@ func (w *webResult) add(c *conn) {
 	}
 }
 
-// lateBy is how long after being due a user may begin and still be on time.
+// lateBy is the delay up to which a user still counts as on time.
 const lateBy = time.Millisecond
 
 // lateShare is the share of users that may begin late. If more do, the trial measures the

@@ -190,8 +190,7 @@ func (l *loop) watch(f *flow, events uint32) error {
 	return nil
 }
 
-// push sends as much of the rest as there is room for. Then it waits for room or, if everything is
-// sent, for what comes.
+// push sends as much of the rest as there is room for. Then it waits for room or, if everything is sent, for data.
 func (l *loop) push(f *flow) (whole bool, err error) {
 	n, err := send(f.fd, f.rest)
 	if err != nil && !errors.Is(err, errStalled) {
@@ -213,7 +212,7 @@ func (l loopSource) begin(f *flow) error {
 	return l.watch(f, unix.EPOLLOUT)
 }
 
-// sendsPerWake is how often a source sends before it looks at the other connections again: as often as iperf3.
+// sendsPerWake is the number of sends after which a source looks at the other connections, as in iperf3.
 const sendsPerWake = 10
 
 // ready sends until the connection has no more room, which a partial write shows.

@@ -69,7 +69,7 @@ func (l *loopLoad) ready(f *flow, events uint32) error {
 	return l.send(f)
 }
 
-// take deals with what has arrived, as replies does.
+// take reads the replies that have arrived.
 func (l *loopLoad) take(f *flow) error {
 	n, err := receive(f.fd, f.in[f.got:])
 	now := l.r.now()

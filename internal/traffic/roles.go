@@ -192,7 +192,7 @@ func sendAll(fd int, b []byte, r *run, after time.Duration) error {
 	return nil
 }
 
-// numbered reports whether messages carry a number, which distinguishes a late UDP reply from the one that is awaited.
+// numbered reports whether messages carry a number, by which a client tells the reply that it awaits from a late one.
 func (s Spec) numbered() bool { return s.UDP && s.Size >= 8 }
 
 // reply reads one message into in, until giveUp. Over UDP it is the one with the number seq.

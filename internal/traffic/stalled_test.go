@@ -16,7 +16,7 @@ func TestStalledAtEnd(t *testing.T) {
 	}
 }
 
-// TestSilence: a silence is the longest time within the window in which nothing moved, for certain.
+// TestSilence: a silence is the longest time within the window during which nothing can have moved.
 func TestSilence(t *testing.T) {
 	for name, c := range map[string]struct {
 		looks [][2]int64 // when, and what had moved

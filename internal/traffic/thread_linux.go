@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spin is how long before a message is due its sender stops sleeping: a thread
-// that is woken on time is late by a wake-up.
+// spin is the time before a message is due during which its sender does not sleep: a thread that slept until then would
+// be late by its wake-up.
 const spin = 60 * time.Microsecond
 
 // sleeper makes the thread that created it sleep.

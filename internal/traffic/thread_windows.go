@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// spin is how long before a message is due its sender stops sleeping. High-resolution timers are
-// served every 0.5 ms, others with the timer interrupt.
+// spin is the time before a message is due during which its sender does not sleep. High-resolution timers are served
+// every 0.5 ms, others with the timer interrupt.
 const spin = time.Millisecond
 
 var (

@@ -65,7 +65,7 @@ type Spec struct {
 	Image      int
 	// Pipeline is the number of GRPC calls in progress on a connection at a time.
 	Pipeline int
-	// Ports is how many ports a server of HTTP on an event loop listens at, one after the other; 0 is one.
+	// Ports is the number of consecutive ports at which a server of HTTP on an event loop listens; 0 means one.
 	Ports int
 	// Secret of the trial, by which a server recognises its clients.
 	Secret Secret
@@ -87,8 +87,8 @@ type Window struct {
 	Start, From, To int64
 }
 
-// tail is how long a sender continues after the window, so that a receiver whose clock is a little behind measures no
-// silence.
+// tail is the time for which a sender continues after the window, so that a receiver whose clock is a little behind
+// measures no silence.
 const tail = 10 * time.Millisecond
 
 // linger bounds how long a TCP receiver waits for its sender to finish.
@@ -152,7 +152,7 @@ type spent struct {
 // run is the state that the threads of one Run share.
 type run struct {
 	Window
-	// ctx ends the run; it is for what waits in Go's poller.
+	// ctx ends the run. It is for threads that wait in Go's poller.
 	ctx     context.Context
 	stopped atomic.Bool
 	clock   clock
@@ -193,13 +193,13 @@ func (c *conn) edge(now int64) edge {
 	}
 }
 
-// close ends the window early, because all that was to be measured is done.
+// close ends the window early, once everything to be measured is done.
 func (c *conn) close(now int64) {
 	c.to = c.edge(now)
 	c.to.spent = threadSpent()
 }
 
-// finish records the edges of the window that are missing, because nothing more will come.
+// finish records the missing edges of the window, once nothing more will come.
 func (c *conn) finish(r *run, now int64) {
 	last := edge{at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost, spent: threadSpent()}
 	if c.from.at == 0 {

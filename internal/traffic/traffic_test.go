@@ -123,7 +123,7 @@ func TestClientBehind(t *testing.T) {
 	}
 }
 
-// TestServerDoneBefore: a client that is late with what was due in the window may find that its server has stopped.
+// TestServerDoneBefore: a client that is late with messages of the window may find that its server has stopped.
 func TestServerDoneBefore(t *testing.T) {
 	bothWays(t, func(t *testing.T, loop bool) {
 		// The rate cannot be kept, so the client sends after the window too.
@@ -538,30 +538,21 @@ func testLostMessages(t *testing.T, loop bool) {
 				}
 			}
 		}()
-		end, err := Dial(t.Context(), spec, server.LocalAddr().(*net.UDPAddr).AddrPort())
+		out, err := drive(t, t.Context(), spec, server.LocalAddr().(*net.UDPAddr).AddrPort(), 700*time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer end.Close()
-		now := Now()
-		out, err := end.Run(t.Context(), Window{now, now, now + int64(700*time.Millisecond)}, func(Progress) {})
-		if err != nil {
-			t.Fatal(err)
-		}
-		h, err := record.DecodeHistogram(out.Latency)
-		if err != nil {
-			t.Fatal(err)
-		}
+		answered, _ := histogram(t, out)
 		// Each loss holds a ping-pong up for 200 ms of 700; of 700 messages a tenth is lost.
 		least, most := uint64(3), uint64(8)
 		if spec.Kind == UnderLoad {
 			least, most = 65, 75
-			if n := h.TotalCount() + int64(out.Lost); n != 700 {
+			if n := answered + int64(out.Lost); n != 700 {
 				t.Errorf("%d messages were answered or lost, want 700", n)
 			}
 		}
-		if out.Lost < least || out.Lost > most || h.TotalCount() == 0 {
-			t.Errorf("%s: %d lost, %d answered", spec.Kind, out.Lost, h.TotalCount())
+		if out.Lost < least || out.Lost > most || answered == 0 {
+			t.Errorf("%s: %d lost, %d answered", spec.Kind, out.Lost, answered)
 		}
 	}
 }
@@ -575,12 +566,9 @@ func TestIterations(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, err := record.DecodeHistogram(e.Latency)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e.Messages != 100 || e.Bytes != 6400 || h.TotalCount() != 100 || e.Seconds <= 0 || e.Seconds > 1.9 || e.Retransmits > 1000 {
-			t.Errorf("udp %v: %d round trips, %d latencies: %+v", udp, e.Messages, h.TotalCount(), e)
+		latencies, _ := histogram(t, e)
+		if e.Messages != 100 || e.Bytes != 6400 || latencies != 100 || e.Seconds <= 0 || e.Seconds > 1.9 || e.Retransmits > 1000 {
+			t.Errorf("udp %v: %d round trips, %d latencies: %+v", udp, e.Messages, latencies, e)
 		}
 		spec.Iterations = 1 << 40
 		if _, _, err := pair(t, t.Context(), spec, "127.0.0.1", 100*time.Millisecond); err == nil || !strings.Contains(err.Error(), "iterations are done at the end of the window: set a longer duration") {
@@ -622,26 +610,18 @@ func testUnderLoadCountsTheWait(t *testing.T, loop bool) {
 			}
 		}
 	}()
-	end, err := Dial(t.Context(), Spec{Kind: UnderLoad, Size: size, Connections: 1, Rate: 400, EventLoop: loop}, netip.MustParseAddrPort(l.Addr().String()))
+	spec := Spec{Kind: UnderLoad, Size: size, Connections: 1, Rate: 400, EventLoop: loop}
+	out, err := drive(t, t.Context(), spec, netip.MustParseAddrPort(l.Addr().String()), 500*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer end.Close()
-	now := Now()
-	out, err := end.Run(t.Context(), Window{now, now, now + int64(500*time.Millisecond)}, func(Progress) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := record.DecodeHistogram(out.Latency)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n, quantile := histogram(t, out)
 	// 80 of 200 messages were due in the pause, evenly: a quarter of all waited for
 	// more than a third of it.
-	if n := h.TotalCount(); n != 200 {
+	if n != 200 {
 		t.Errorf("%d latencies, want 200", n)
 	}
-	if p75 := time.Duration(h.ValueAtQuantile(75)); p75 < pause/3 {
+	if p75 := quantile(75); p75 < pause/3 {
 		t.Errorf("p75 is %s after a pause of %s", p75, pause)
 	}
 }
@@ -697,13 +677,8 @@ func testRateNotReached(t *testing.T, loop bool) {
 				}
 			}
 		}()
-		end, err := Dial(t.Context(), Spec{Kind: UnderLoad, Size: 256 << 10, Connections: 1, Rate: 400, EventLoop: loop}, netip.MustParseAddrPort(l.Addr().String()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer end.Close()
-		now := Now()
-		out, err := end.Run(t.Context(), Window{now, now, now + int64(500*time.Millisecond)}, func(Progress) {})
+		spec := Spec{Kind: UnderLoad, Size: 256 << 10, Connections: 1, Rate: 400, EventLoop: loop}
+		out, err := drive(t, t.Context(), spec, netip.MustParseAddrPort(l.Addr().String()), 500*time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -776,13 +751,7 @@ func TestConnectReset(t *testing.T) {
 					_ = c.Close()
 				}
 			}()
-			client, err := Dial(t.Context(), Spec{Kind: Connect, Size: 64, Connections: 1}, l.Addr().(*net.TCPAddr).AddrPort())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer client.Close()
-			now := Now()
-			out, err := client.Run(t.Context(), Window{now, now, now + int64(100*time.Millisecond)}, func(Progress) {})
+			out, err := drive(t, t.Context(), Spec{Kind: Connect, Size: 64, Connections: 1}, l.Addr().(*net.TCPAddr).AddrPort(), 100*time.Millisecond)
 			if every == 1 {
 				if !errors.Is(err, unix.ECONNRESET) {
 					t.Errorf("got %v", err)

@@ -96,15 +96,14 @@ func (p *pace) account(r *run, due, begun int64) {
 	p.sent.Add(1)
 }
 
-// abandon counts the messages that are due from a time on, and that will not be sent any
-// more.
+// abandon counts the messages due from a time on, which will not be sent.
 func (p *pace) abandon(r *run, from int64, rate int) {
 	unsent := uint64(float64(r.To-max(from, r.From)) * float64(rate) / 1e9)
 	p.due += unsent
 	p.behind += unsent
 }
 
-// held adds the time since from in which the connection took nothing.
+// held adds the time since from, during which the connection took nothing.
 func (p *pace) held(r *run, from int64) {
 	if wait := min(r.now(), r.To) - max(from, r.From); wait > 0 {
 		p.full += time.Duration(wait)

@@ -19,19 +19,18 @@ import (
 // claimName and controlName are abstract sockets: they are in no file system, and go with the process that listens.
 const claimName, controlName = "@slipstream/run", "@slipstream/control"
 
-// claimTime bounds how long a claim takes to be answered, and a process to give way; controlTime that for control,
-// which reverts what it applied first.
+// claimTime bounds how long a process takes to answer a claim, and to give way to it. A worker for control has
+// controlTime, because it reverts what it applied first.
 const claimTime, controlTime = 5 * time.Second, 20 * time.Second
 
-// Claim makes a run the only one that measures in this network namespace, as two would measure each other. run
-// identifies it, and who describes it to the user of another run. If the controller of the same run has lost its
-// connection to this process, it starts another one, whose claim calls yield here and takes over. The claim ends
-// with the process, or with release. A run's worker for control has a claim of its own, which ends with the
-// process alone: so the next one does not measure while its predecessor, whose connection is lost, still holds
-// settings. The predecessor may belong to another run, which has lost its claim to the host.
+// Claim reserves this network namespace for one run, because two runs would disturb each other. run identifies the run,
+// and who describes it to the user of another run. A controller that has lost its connection to this process starts
+// another worker, whose claim calls yield here and takes over. The claim ends with the process, or with release. A
+// worker for control has a separate claim, which only ends with the process, so that its successor does not measure
+// while it still holds settings. It may even belong to another run, which has lost its claim to the host.
 //
-// Whoever has a shell here can connect to the socket, and read run among the arguments of the process. So
-// a claim yields to this process's own user alone.
+// Anybody with a shell here can connect to the socket, and can read run among the arguments of the process. So a claim
+// only yields to this process's own user.
 func Claim(control bool, run, who string, yield func()) (release func(), err error) {
 	name, limit := claimName, claimTime
 	if control {
@@ -71,7 +70,7 @@ func Claim(control bool, run, who string, yield func()) (release func(), err err
 	return func() { listener.Close() }, nil
 }
 
-// askClaim returns who holds the host; "" if that is the same run, whose process ends its claim.
+// askClaim returns who holds the host. It returns "" if the holder belongs to the same run, and so gives way.
 func askClaim(name, run string) (string, error) {
 	c, err := net.DialTimeout("unix", name, claimTime)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 // claimName is a named pipe, which goes with the process that has made it.
 const claimName = `\\.\pipe\slipstream-run`
 
-// claimTime bounds how long a claim takes to be answered, and a process to give way.
+// claimTime bounds how long a process takes to answer a claim, and to give way to it.
 const claimTime = 5 * time.Second
 
 // askTime bounds how long a process that asks may take. It is shorter than claimTime, because the pipe has one
@@ -26,10 +26,9 @@ const askTime = time.Second
 // claimRights lets this user, administrators and the system use the pipe, and nobody else.
 const claimRights = "D:P(A;;GA;;;OW)(A;;GA;;;BA)(A;;GA;;;SY)"
 
-// Claim makes a run the only one that measures on this machine, as two would measure each other. run
-// identifies it, and who describes it to the user of another run. If the controller of the same run has lost
-// its connection to this process, it starts another one, whose claim calls yield here and takes over. The
-// claim ends with the process.
+// Claim reserves this machine for one run, because two runs would disturb each other. run identifies the run, and who
+// describes it to the user of another run. A controller that has lost its connection to this process starts another
+// worker, whose claim calls yield here and takes over. The claim ends with the process.
 func Claim(run, who string, yield func()) error {
 	deadline := time.Now().Add(claimTime)
 	pipe, err := newClaim()
@@ -75,8 +74,8 @@ func newClaim() (windows.Handle, error) {
 		windows.PIPE_TYPE_BYTE|windows.PIPE_REJECT_REMOTE_CLIENTS, 1, 256, 256, 0, security)
 }
 
-// askClaim returns who holds the host; "" if that is the same run, whose process ends its claim. The holder may
-// be any process that took the name first: it learns who asks, and cannot act as that user.
+// askClaim returns who holds the host. It returns "" if the holder belongs to the same run, and so gives way. The
+// holder may be any process that took the name first: it learns who asks, and cannot act as that user.
 func askClaim(run string, deadline time.Time) (string, error) {
 	pipe, err := windows.CreateFile(windows.StringToUTF16Ptr(claimName), windows.GENERIC_READ|windows.GENERIC_WRITE, 0, nil, windows.OPEN_EXISTING,
 		windows.FILE_FLAG_OVERLAPPED|windows.SECURITY_SQOS_PRESENT|windows.SECURITY_IDENTIFICATION, 0)

@@ -32,11 +32,11 @@ type Client struct {
 	doctor pb.DoctorClient
 	// reap waits for the worker's process to exit.
 	reap func() error
-	// why says why a stream ended too early; nil if that cannot be found out.
+	// why returns the reason why a stream ended too early; nil if it cannot be found out.
 	why func() error
 	// far means that the worker may be on another machine, whose clock drifts.
 	far bool
-	// place is the one in which Apply last applied accelerators.
+	// place is where Apply last applied accelerators.
 	place string
 
 	mu sync.Mutex
@@ -204,8 +204,8 @@ func (c *Client) Describe(ctx context.Context, place place.Place) (record.Node, 
 	return node, err
 }
 
-// Serve receives a workload's traffic. What is known of another tool's server, which runs until ctx
-// ends, is returned with the error.
+// Serve receives a workload's traffic. Another tool's server runs until ctx ends, so Serve returns its endpoint
+// together with an error.
 func (c *Client) Serve(ctx context.Context, t place.Traffic, ready place.Ready) (record.Endpoint, error) {
 	return c.traffic(ctx, c.rpc.Serve, t, ready, nil)
 }
@@ -215,13 +215,13 @@ func (c *Client) Drive(ctx context.Context, t place.Traffic, ready place.Ready, 
 	return c.traffic(ctx, c.rpc.Drive, t, ready, progress)
 }
 
-// readiness passes on that a worker is ready, once.
+// readiness reports once that a worker is ready.
 type readiness struct {
 	ready  place.Ready
 	passed bool
 }
 
-// pass passes on the port at which a worker is ready. It refuses a worker that says so twice: nobody listens any more.
+// pass reports the port at which a worker is ready. It refuses a second report of the worker, which nobody waits for.
 func (c *readiness) pass(port uint32) (time.Time, error) {
 	switch {
 	case c.passed:
@@ -233,7 +233,8 @@ func (c *readiness) pass(port uint32) (time.Time, error) {
 	return c.ready(uint16(port))
 }
 
-// checkResult refuses the result of a worker that never said that it was ready: the others wait for that.
+// checkResult refuses a result from a worker that has not reported that it is ready: the others would wait for that
+// forever.
 func (c *readiness) checkResult() error {
 	if !c.passed {
 		return errors.New("the worker has a result before it is ready")
@@ -258,9 +259,9 @@ func (c *Client) traffic(ctx context.Context, call trafficCall, t place.Traffic,
 	if err != nil {
 		return end, c.plain(err)
 	}
-	workload, err := json.Marshal(t.Workload)
+	workload, err := encode("workload "+t.Workload.Name, t.Workload)
 	if err != nil {
-		return end, fmt.Errorf("encode workload %s: %w", t.Workload.Name, err)
+		return end, err
 	}
 	if err := stream.Send(&pb.TrafficCommand{Step: &pb.TrafficCommand_Traffic{Traffic: &pb.Traffic{
 		Workload: workload, Address: t.Address.Addr().String(), Port: uint32(t.Address.Port()),
@@ -353,7 +354,7 @@ func (c *Client) Sample(ctx context.Context, q place.Sampling, ready place.Ready
 	}
 }
 
-// sample decodes what a place has sampled. The sample gets the name of the place, whatever the worker calls itself.
+// sample decodes the sample of a place. It sets the name of the place itself, and does not trust the worker's.
 func sample(counters *pb.Counters, q place.Sampling) (s record.Sample, err error) {
 	s.Series = counters.GetSeries()
 	if q.CPUs {
@@ -397,9 +398,9 @@ func observed(q place.Sampling, used []record.DaemonSet) (all []record.DaemonSet
 
 // Apply applies accelerators in the worker's place, and returns the settings as read back.
 func (c *Client) Apply(ctx context.Context, s place.Steering) ([]record.Setting, error) {
-	accelerators, err := json.Marshal(s.Accelerators)
+	accelerators, err := encode("accelerators", s.Accelerators)
 	if err != nil {
-		return nil, fmt.Errorf("encode accelerators: %w", err)
+		return nil, err
 	}
 	answer, err := c.rpc.Apply(ctx, &pb.ApplyRequest{Place: pbPlace(s.Place), Accelerators: accelerators, Owner: s.Owner})
 	if err != nil {
@@ -409,7 +410,8 @@ func (c *Client) Apply(ctx context.Context, s place.Steering) ([]record.Setting,
 	return c.settings(answer.GetSettings())
 }
 
-// settings decodes settings of the place in which accelerators are applied. They have its name, whatever its worker says.
+// settings decodes the settings of the place in which accelerators are applied. It sets the name of the place itself,
+// and does not trust the worker's.
 func (c *Client) settings(b []byte) (all []record.Setting, err error) {
 	err = decode(b, &all)
 	for i := range all {
@@ -432,7 +434,16 @@ func pbPlace(p place.Place) *pb.Place {
 	return &pb.Place{Name: p.Name, Pod: p.Kind == place.Pod, Cpus: p.CPUs, IrqCpus: p.IRQCPUs}
 }
 
-// decode decodes what is recorded. It returns an error for values that are impossible.
+// encode encodes a part of a message. what names it in an error.
+func encode(what string, v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", what, err)
+	}
+	return b, nil
+}
+
+// decode decodes values for the record. It returns an error for impossible values.
 func decode(b []byte, into any) error {
 	if err := unmarshal(b, into); err != nil {
 		return err

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,9 +29,7 @@ func pbDatagrams(at netip.AddrPort, key []byte) *pb.Datagrams {
 	return &pb.Datagrams{Address: at.Addr().String(), Port: uint32(at.Port()), Key: key}
 }
 
-func wireSizes(sizes []int) []uint32 { return convert[uint32](sizes) }
-func sizesOf(sizes []uint32) []int   { return convert[int](sizes) }
-
+// convert converts sizes to and from the type that they have in messages.
 func convert[To, From int | uint32](from []From) (to []To) {
 	for _, n := range from {
 		to = append(to, To(n))
@@ -42,7 +39,7 @@ func convert[To, From int | uint32](from []From) (to []To) {
 
 // SendDatagrams sends datagrams from the place, as doctor.Sender describes.
 func (c *Client) SendDatagrams(ctx context.Context, to netip.AddrPort, key []byte, round int, sizes []int) (t doctor.Sent, err error) {
-	answer, err := c.doctor.SendDatagrams(ctx, &pb.SendDatagramsRequest{Datagrams: pbDatagrams(to, key), Round: uint32(round), Sizes: wireSizes(sizes)})
+	answer, err := c.doctor.SendDatagrams(ctx, &pb.SendDatagramsRequest{Datagrams: pbDatagrams(to, key), Round: uint32(round), Sizes: convert[uint32](sizes)})
 	if err != nil {
 		return t, c.plain(err)
 	}
@@ -96,7 +93,7 @@ func (r *receiver) Port() uint16 { return r.port }
 func (r *receiver) Receive(round int) (doctor.Received, error) {
 	event, err := r.ask(&pb.ReceiveDatagramsCommand{Step: &pb.ReceiveDatagramsCommand_Round{Round: uint32(round)}})
 	received := event.GetReceived()
-	return doctor.Received{Complete: received.GetComplete(), Sizes: sizesOf(received.GetSizes())}, err
+	return doctor.Received{Complete: received.GetComplete(), Sizes: convert[int](received.GetSizes())}, err
 }
 
 // Close ends the call. The worker closes its port once it hears of that.
@@ -104,9 +101,9 @@ func (r *receiver) Close() { r.cancel() }
 
 // OpenTunnel opens the place's end of a tunnel, as doctor.TunnelOpener describes.
 func (c *Client) OpenTunnel(ctx context.Context, t doctor.Tunnel) (release func(), err error) {
-	tunnel, err := json.Marshal(t)
+	tunnel, err := encode("tunnel", t)
 	if err != nil {
-		return nil, fmt.Errorf("encode tunnel: %w", err)
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	stream, err := c.doctor.OpenTunnel(ctx, &pb.OpenTunnelRequest{Tunnel: tunnel})
@@ -122,9 +119,9 @@ func (c *Client) OpenTunnel(ctx context.Context, t doctor.Tunnel) (release func(
 
 // SendThroughTunnel sends through a tunnel whose other end another place has opened, as doctor.TunnelSender describes.
 func (c *Client) SendThroughTunnel(ctx context.Context, t doctor.Tunnel, o doctor.Offload) (transfer doctor.Transfer, err error) {
-	tunnel, err := json.Marshal(t)
+	tunnel, err := encode("tunnel", t)
 	if err != nil {
-		return transfer, fmt.Errorf("encode tunnel: %w", err)
+		return transfer, err
 	}
 	answer, err := c.doctor.SendThroughTunnel(ctx, &pb.SendThroughTunnelRequest{Tunnel: tunnel, Offload: uint32(o)})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// doctorServer answers what doctor asks.
+// doctorServer answers the requests of doctor.
 type doctorServer struct {
 	pb.UnimplementedDoctorServer
 }
@@ -28,11 +28,8 @@ func (doctorServer) ReadFacts(ctx context.Context, q *pb.ReadFactsRequest) (*pb.
 	if err != nil {
 		return nil, err
 	}
-	b, err := json.Marshal(facts)
-	if err != nil {
-		return nil, fmt.Errorf("encode facts: %w", err)
-	}
-	return &pb.ReadFactsResponse{Facts: b}, nil
+	b, err := encode("facts", facts)
+	return &pb.ReadFactsResponse{Facts: b}, err
 }
 
 func (doctorServer) ReceiveDatagrams(stream pb.Doctor_ReceiveDatagramsServer) error {
@@ -59,7 +56,7 @@ func (doctorServer) ReceiveDatagrams(stream pb.Doctor_ReceiveDatagramsServer) er
 			return err
 		}
 		received := port.Receive(int(command.GetRound()))
-		answer := &pb.Received{Complete: received.Complete, Sizes: wireSizes(received.Sizes)}
+		answer := &pb.Received{Complete: received.Complete, Sizes: convert[uint32](received.Sizes)}
 		if err := stream.Send(&pb.ReceiveDatagramsEvent{Event: &pb.ReceiveDatagramsEvent_Received{Received: answer}}); err != nil {
 			return err
 		}
@@ -71,15 +68,12 @@ func (doctorServer) SendDatagrams(_ context.Context, q *pb.SendDatagramsRequest)
 	if err != nil {
 		return nil, err
 	}
-	sent, err := doctor.SendDatagrams(to, q.GetDatagrams().GetKey(), int(q.GetRound()), sizesOf(q.GetSizes()))
+	sent, err := doctor.SendDatagrams(to, q.GetDatagrams().GetKey(), int(q.GetRound()), convert[int](q.GetSizes()))
 	if err != nil {
 		return nil, err
 	}
-	b, err := json.Marshal(sent)
-	if err != nil {
-		return nil, fmt.Errorf("encode what was sent: %w", err)
-	}
-	return &pb.SendDatagramsResponse{Sent: b}, nil
+	b, err := encode("what was sent", sent)
+	return &pb.SendDatagramsResponse{Sent: b}, err
 }
 
 func (doctorServer) OpenTunnel(q *pb.OpenTunnelRequest, stream pb.Doctor_OpenTunnelServer) error {
@@ -99,9 +93,6 @@ func (doctorServer) SendThroughTunnel(ctx context.Context, q *pb.SendThroughTunn
 	if err != nil {
 		return nil, err
 	}
-	b, err := json.Marshal(transfer)
-	if err != nil {
-		return nil, fmt.Errorf("encode the transfer: %w", err)
-	}
-	return &pb.SendThroughTunnelResponse{Transfer: b}, nil
+	b, err := encode("the transfer", transfer)
+	return &pb.SendThroughTunnelResponse{Transfer: b}, err
 }

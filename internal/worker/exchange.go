@@ -15,15 +15,15 @@ import (
 // ErrServe means that the server cannot receive traffic.
 var ErrServe = errors.New("no traffic can be received there")
 
-// Exchange makes traffic for exchangeTime, and a message has to come back by the end of that. If it does not,
-// because the route is long or a machine is busy, Exchange makes traffic once more, for exchangeLong.
+// A message has to come back within exchangeTime. If none does, because the route is long or a machine is busy,
+// Exchange tries once more, for exchangeLong.
 const (
 	exchangeTime = spec.Duration(20 * time.Millisecond)
 	exchangeLong = spec.Duration(2 * time.Second)
 )
 
 // Exchange sends a message from one place to an address of another, and back, as in a trial. With port 0 the server
-// chooses a port. It returns the port. lead is the longest time that the start time of traffic takes to reach the workers.
+// chooses a port. It returns the port. lead bounds how long the start time of traffic takes to reach the workers.
 func Exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by place.Transport, lead time.Duration) (uint16, error) {
 	port, connected, err := exchange(ctx, client, server, to, by, lead, exchangeTime)
 	if err != nil && connected && ctx.Err() == nil {
@@ -32,8 +32,8 @@ func Exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by
 	return port, err
 }
 
-// exchange sends messages there and back for a time. It reports whether the client had a connection for them, for
-// which it tries several times.
+// exchange sends messages back and forth for a time. connected reports whether the client could connect, which it tries
+// several times.
 func exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by place.Transport, lead time.Duration, long spec.Duration) (port uint16, connected bool, err error) {
 	t := place.Traffic{Place: "server", Workload: spec.Workload{Name: "reach", PingPong: &spec.Traffic{
 		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: spec.ToolNative,

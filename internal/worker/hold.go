@@ -22,7 +22,7 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// Hold keeps a container running, in which workers are started by exec.
+// Hold keeps a container running, so that workers can be started in it by exec.
 type Hold struct {
 	// Listen is an address at which Hold accepts connections and closes them, so that others can test
 	// whether they reach this place; "" for none.

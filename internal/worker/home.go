@@ -19,8 +19,7 @@ const nobody = 65534
 
 const (
 	homePrefix = "slipstream-server-"
-	// homeYoung is the age from which a folder can be a remnant. A younger one may have no lock
-	// yet.
+	// homeYoung is the age below which a folder is never removed, because its owner may not have locked it yet.
 	homeYoung = time.Minute
 )
 
@@ -73,7 +72,7 @@ func (h *home) remove() {
 	}
 }
 
-// lockHome takes the lock of a folder, or fails if its owner lives.
+// lockHome takes the lock of a folder. It fails while the owner of the folder runs.
 func lockHome(root string) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(root, "lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -86,8 +85,8 @@ func lockHome(root string) (*os.File, error) {
 	return lock, nil
 }
 
-// sweepHomes removes the folders of this user's processes that were killed. What cannot be removed
-// is left to the next.
+// sweepHomes removes the folders that killed processes of this user have left. If it fails, the next process tries
+// again.
 func sweepHomes(dir string) {
 	roots, _ := filepath.Glob(filepath.Join(dir, homePrefix+"*"))
 	for _, root := range roots {

@@ -19,7 +19,7 @@ type pod struct {
 	err        error
 }
 
-// findPods looks for pods, and returns them in their order.
+// findPods finds the observed pods, and returns them in the same order.
 func findPods(cgroups string, observed []*pb.ObservedPod) (pods []pod) {
 	var uids []string
 	for _, o := range observed {

@@ -16,8 +16,8 @@ import (
 // roomEvery is the interval between two looks at the table.
 const roomEvery = 500 * time.Millisecond
 
-// awaitRoom waits until conntrack has room for so many more connections. root is /proc/sys/net/netfilter; without conntrack it has
-// no limit.
+// awaitRoom waits until the conntrack table has room for a number of connections. root is /proc/sys/net/netfilter.
+// Without conntrack there is no limit.
 func awaitRoom(ctx context.Context, root fs.FS, connections uint64) error {
 	limit := kernelfs.Number(root, "nf_conntrack_max")
 	if connections == 0 || limit == 0 {
@@ -31,18 +31,14 @@ func awaitRoom(ctx context.Context, root fs.FS, connections uint64) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, place.RoomWait)
 	defer cancel()
-	ticker := time.NewTicker(roomEvery)
-	defer ticker.Stop()
-	for {
-		used := kernelfs.Number(root, "nf_conntrack_count")
-		if used+need <= limit {
-			return nil
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return fmt.Errorf("conntrack has no room for the %d connections of the trial: %d of %d entries are in use, and did not end within %s (net.netfilter.nf_conntrack_max)",
-				connections, used, limit, place.RoomWait)
-		}
+	var used uint64
+	room := poll(ctx, roomEvery, func() bool {
+		used = kernelfs.Number(root, "nf_conntrack_count")
+		return used+need <= limit
+	})
+	if !room {
+		return fmt.Errorf("conntrack has no room for the %d connections of the trial: %d of %d entries are in use, and did not end within %s (net.netfilter.nf_conntrack_max)",
+			connections, used, limit, place.RoomWait)
 	}
+	return nil
 }

@@ -16,7 +16,7 @@ func TestAwaitRoom(t *testing.T) {
 	for name, tt := range map[string]struct {
 		connections uint64
 		limit, used string
-		// later is what is in use after a minute.
+		// later is the number of entries in use after a minute.
 		later string
 		wait  time.Duration
 		want  string

@@ -34,7 +34,7 @@ import (
 type Options struct {
 	// JournalDir is the journal of what accelerators changed.
 	JournalDir string
-	// Log gets problems that are no errors of a call; nothing if nil.
+	// Log gets the problems that no call returns; nil discards them.
 	Log *slog.Logger
 	// Remote means that the controller is on another machine. A worker that hears nothing from it ends,
 	// as it would at the end of its stream.
@@ -83,7 +83,7 @@ func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, hand
 	return handle(s, stream)
 }
 
-// markCall and markStream tell the controller why a call has failed if it decides by that.
+// markCall and markStream give the errors that the controller distinguishes a code of their own.
 func markCall(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	answer, err := handle(ctx, request)
 	return answer, mark(err)
@@ -153,8 +153,8 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 // releaseTime bounds how long a server waits for its ports.
 const releaseTime = 5 * time.Second
 
-// listen waits for the server of the trial before, if it has the same ports: nobody waits for a server that ends with
-// its client, and it may have thousands of sockets to close.
+// listen waits for the previous trial's server, if that has the same ports: it may still be closing thousands of
+// sockets, because nobody waits for a server that ends with its client.
 func listen(ctx context.Context, s traffic.Spec, at netip.AddrPort) (*traffic.Server, error) {
 	for deadline := time.Now().Add(releaseTime); ; {
 		server, err := traffic.Listen(s, at)
@@ -190,7 +190,7 @@ func (s *server) Drive(stream pb.Worker_DriveServer) error {
 	})
 }
 
-// opened returns e as an end. With an error it returns no end, not one that holds nil.
+// opened returns e as an end. With an error it returns nil, not an interface that holds nil.
 func opened[E end](e E, err error) (end, error) {
 	if err != nil {
 		return nil, err
@@ -290,9 +290,9 @@ func (s *server) runEnd(stream pb.Worker_DriveServer, open func(context.Context,
 		w.Message = result.Place + ": " + w.Message
 		result.Warnings = append(result.Warnings, w)
 	}
-	b, err := json.Marshal(result)
+	b, err := encode("result", result)
 	if err != nil {
-		return fmt.Errorf("encode result: %w", err)
+		return err
 	}
 	return stream.Send(&pb.TrafficEvent{Event: &pb.TrafficEvent_Result{Result: &pb.Result{Endpoint: b}}})
 }

@@ -26,7 +26,7 @@ type system struct {
 	applied *accel.Applier
 	// sampler is opened by the first Sample; its eBPF programs stay attached.
 	sampler *collect.Collector
-	// nics are the names of this place's NICs, of which the sampler takes series.
+	// nics are the names of this place's NICs, whose series the sampler takes.
 	nics []string
 	// limits of this process, opened by the first trial.
 	limits func() (collect.Limits, error)
@@ -69,11 +69,8 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 			return nil, err
 		}
 	}
-	b, err := json.Marshal(node)
-	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", at.Name, err)
-	}
-	return &pb.DescribeResponse{Node: b}, nil
+	b, err := encode(at.Name, node)
+	return &pb.DescribeResponse{Node: b}, err
 }
 
 func placeOf(p *pb.Place) place.Place {
@@ -84,7 +81,7 @@ func placeOf(p *pb.Place) place.Place {
 	return at
 }
 
-// throttling watches the CPU limits of this process; the returned function warns as watchLimits' does.
+// throttling opens the CPU limits of this process, and watches them by watchLimits.
 func (s *system) throttling(ctx context.Context, window traffic.Window) (warnings func() []record.Warning, err error) {
 	limits, err := s.limits()
 	if err != nil {
@@ -188,7 +185,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 // errEarly means that a window ends before its time.
 var errEarly = errors.New("the window ends early")
 
-// edge has what is counted at an edge of a window.
+// edge has the counters at an edge of a window.
 type edge struct {
 	collect.Snapshot
 	// accelerators has the counts of accelerators, by kind.
@@ -232,7 +229,7 @@ func (s *server) edgeAt(ctx context.Context, at int64, pods []pod) (e edge, err 
 	return e, err
 }
 
-// sendCounters answers a request with what was counted between two edges.
+// sendCounters answers a request with the differences of the counters between two edges.
 func (s *server) sendCounters(stream pb.Worker_SampleServer, request *pb.SampleRequest, edges [2]edge, series record.Series) (err error) {
 	before, after := edges[0].Snapshot, edges[1].Snapshot
 	counters := pb.Counters{Series: record.EncodeSeries(series)}
@@ -240,22 +237,22 @@ func (s *server) sendCounters(stream pb.Worker_SampleServer, request *pb.SampleR
 	for i := range devices {
 		devices[i].Place = request.GetPlace()
 	}
-	if counters.Devices, err = json.Marshal(devices); err != nil {
-		return fmt.Errorf("encode devices: %w", err)
+	if counters.Devices, err = encode("devices", devices); err != nil {
+		return err
 	}
 	vfs := s.sampler.VFs(before, after)
 	for i := range vfs {
 		vfs[i].Place = request.GetPlace()
 	}
-	if counters.Vfs, err = json.Marshal(vfs); err != nil {
-		return fmt.Errorf("encode virtual functions: %w", err)
+	if counters.Vfs, err = encode("virtual functions", vfs); err != nil {
+		return err
 	}
-	if counters.Daemonsets, err = json.Marshal(used(edges[0].pods, edges[1].pods)); err != nil {
-		return fmt.Errorf("encode the use of pods: %w", err)
+	if counters.Daemonsets, err = encode("the use of pods", used(edges[0].pods, edges[1].pods)); err != nil {
+		return err
 	}
 	if request.GetCpus() {
-		if counters.Host, err = json.Marshal(s.sampler.Host(before, after)); err != nil {
-			return fmt.Errorf("encode CPU counters: %w", err)
+		if counters.Host, err = encode("CPU counters", s.sampler.Host(before, after)); err != nil {
+			return err
 		}
 	}
 	if packets := edges[1].accelerators["fastpath"]; packets != nil {
@@ -264,8 +261,8 @@ func (s *server) sendCounters(stream pb.Worker_SampleServer, request *pb.SampleR
 				delete(packets, why)
 			}
 		}
-		if counters.Fastpath, err = json.Marshal(record.Fastpath{Place: request.GetPlace(), Packets: packets}); err != nil {
-			return fmt.Errorf("encode packets of the fast path: %w", err)
+		if counters.Fastpath, err = encode("packets of the fast path", record.Fastpath{Place: request.GetPlace(), Packets: packets}); err != nil {
+			return err
 		}
 	}
 	return stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: &counters}})
@@ -295,11 +292,8 @@ func (s *server) Apply(ctx context.Context, q *pb.ApplyRequest) (*pb.ApplyRespon
 		return nil, errors.Join(err, applier.Close())
 	}
 	s.applied = applier
-	b, err := json.Marshal(settings)
-	if err != nil {
-		return nil, fmt.Errorf("encode settings: %w", err)
-	}
-	return &pb.ApplyResponse{Settings: b}, nil
+	b, err := encode("settings", settings)
+	return &pb.ApplyResponse{Settings: b}, err
 }
 
 func (s *server) Revert(ctx context.Context, _ *pb.RevertRequest) (*pb.RevertResponse, error) {
@@ -312,11 +306,8 @@ func (s *server) Revert(ctx context.Context, _ *pb.RevertRequest) (*pb.RevertRes
 	if err := s.revert(ctx); err != nil {
 		return nil, err
 	}
-	b, err := json.Marshal(settings)
-	if err != nil {
-		return nil, fmt.Errorf("encode settings: %w", err)
-	}
-	return &pb.RevertResponse{Settings: b}, nil
+	b, err := encode("settings", settings)
+	return &pb.RevertResponse{Settings: b}, err
 }
 
 func (s *server) revert(ctx context.Context) error {

@@ -2,9 +2,7 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 
 	"google.golang.org/grpc"
 
@@ -27,11 +25,8 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	}
 	node.Name = q.GetPlace().GetName()
 	node.Tools = toolVersions(ctx)
-	b, err := json.Marshal(node)
-	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", node.Name, err)
-	}
-	return &pb.DescribeResponse{Node: b}, nil
+	b, err := encode(node.Name, node)
+	return &pb.DescribeResponse{Node: b}, err
 }
 
 // throttling returns no warnings: the limits of jobs are not watched.

@@ -161,20 +161,28 @@ func (t *toolEnd) prepare(ctx context.Context, commands [][]string) error {
 
 // accepts waits until a server accepts a connection, or ctx ends.
 func accepts(ctx context.Context, at netip.AddrPort) bool {
-	tick := time.NewTicker(acceptEvery)
-	defer tick.Stop()
-	for {
+	return poll(ctx, acceptEvery, func() bool {
 		var d net.Dialer
-		if c, err := d.DialContext(ctx, "tcp", at.String()); err == nil {
+		c, err := d.DialContext(ctx, "tcp", at.String())
+		if err == nil {
 			c.Close()
-			return true
 		}
+		return err == nil
+	})
+}
+
+// poll calls done at intervals until it returns true. It returns false if ctx ends before.
+func poll(ctx context.Context, interval time.Duration, done func() bool) bool {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for !done() {
 		select {
+		case <-ticker.C:
 		case <-ctx.Done():
 			return false
-		case <-tick.C:
 		}
 	}
+	return true
 }
 
 // driveTool prepares a tool's client; the process starts with the traffic.
@@ -254,7 +262,7 @@ const (
 	// lookEvery is the interval at which a tool's sockets are looked for until there are some. A look
 	// walks the kernel's table of connections, so what is found first is kept.
 	lookEvery = 50 * time.Millisecond
-	// lookMost bounds how long they are looked for beyond the warm-up.
+	// lookMost bounds how long this continues after the warm-up.
 	lookMost = 2 * time.Second
 )
 
@@ -418,24 +426,23 @@ func reservePort(addr netip.Addr, udp bool) (port uint16, release func(), err er
 	}
 }
 
-// awaitPort waits until no other socket listens at a port. A server that has just ended may have left a process that still does, for a
-// moment.
+// awaitPort waits until no other socket listens at a port. A child of a server that has just ended may still listen for
+// a moment.
 func awaitPort(ctx context.Context, at netip.AddrPort, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	tick := time.NewTicker(acceptEvery)
-	defer tick.Stop()
-	for {
+	var busy error
+	free := poll(ctx, acceptEvery, func() bool {
 		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
-		if err == nil {
-			return l.Close()
+		if busy = err; err == nil {
+			l.Close()
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("port %d: another program listens there, and still did after %s: %w", at.Port(), patience, err)
-		}
+		return err == nil
+	})
+	if !free {
+		return fmt.Errorf("port %d: another program listens there, and still did after %s: %w", at.Port(), patience, busy)
 	}
+	return nil
 }
 
 // freePort asks the kernel for a free port for a tool.
@@ -457,7 +464,7 @@ func freePort(addr netip.Addr, udp bool) (uint16, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
 }
 
-// capture keeps up to toolOutput bytes of what a process prints, and passes each line to line at once.
+// capture keeps up to toolOutput bytes of a process's output, and calls line for each line as it arrives.
 type capture struct {
 	line func([]byte)
 
@@ -509,7 +516,7 @@ func (c *capture) excerpt() string {
 	return fmt.Sprintf("it printed %q … %q", b[:part], b[len(b)-part:])
 }
 
-// toolVersions returns the versions of the tools all of whose programs are installed.
+// toolVersions returns the versions of the tools that are completely installed.
 func toolVersions(ctx context.Context) map[string]string {
 	versions, path := make(map[string]string), os.Getenv("PATH")
 	for name, programs := range tools.Programs() {

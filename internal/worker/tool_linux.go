@@ -15,14 +15,13 @@ import (
 // runs says why this system cannot run a tool, nil if it can.
 func runs(string) error { return nil }
 
-// congestionControls returns those of a tool's TCP connections to or from a port.
+// congestionControls returns the congestion controls of the TCP connections to or from a port.
 func congestionControls(port uint16, remote bool) ([]string, error) {
 	return collect.CongestionControl(port, remote)
 }
 
-// spawn starts the process. That of an application may fork. So it gets a PID namespace, in which
-// all processes end with the first, and an IPC namespace, with which the rest of its shared memory
-// is removed. It runs as nobody, if this process may do that.
+// spawn starts the process. An application may fork, so it gets a PID namespace, in which all processes end with the
+// first, and an IPC namespace, which removes its shared memory. It runs as nobody, if this process may change its user.
 func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
 	program := tools.Find(os.Getenv("PATH"), t.argv[0])
 	if program == "" {

@@ -311,14 +311,14 @@ func (c *Cloud) AddSet(group, name, size string, wanted bool, mode armcompute.Up
 	return set
 }
 
-// MachineGroup is the resource group that holds the machines of every cluster.
-const MachineGroup = "MC"
+// machineGroup is the resource group that holds the machines of every cluster.
+const machineGroup = "MC"
 
 // AddCluster adds a cluster without node pools.
 func (c *Cloud) AddCluster(group, name string) {
 	id := ID(group, TypeCluster, name)
 	c.Clusters[key(group, name)] = &armcontainerservice.ManagedCluster{ID: &id, Name: &name, Location: to.Ptr(Location), Tags: map[string]*string{"by": to.Ptr("terraform planted-tag")},
-		Properties: &armcontainerservice.ManagedClusterProperties{NodeResourceGroup: to.Ptr(MachineGroup)}}
+		Properties: &armcontainerservice.ManagedClusterProperties{NodeResourceGroup: to.Ptr(machineGroup)}}
 }
 
 // AddPool adds a node pool with its scale set, and with the autoscaler off. It does not call OnPool.
@@ -334,19 +334,19 @@ func (c *Cloud) AddPool(group, cluster, name, size string, mode armcontainerserv
 
 // addPoolSet adds the scale set of a pool.
 func (c *Cloud) addPoolSet(name string, p *armcontainerservice.AgentPool) {
-	set := c.AddSet(MachineGroup, "aks-"+name, *p.Properties.VMSize, c.Sizes[*p.Properties.VMSize], armcompute.UpgradeModeManual, int(*p.Properties.Count))
+	set := c.AddSet(machineGroup, "aks-"+name, *p.Properties.VMSize, c.Sizes[*p.Properties.VMSize], armcompute.UpgradeModeManual, int(*p.Properties.Count))
 	set.Tags["aks-managed-poolName"] = &name
 }
 
 // removePoolSet removes the scale set of a pool, with its instances.
 func (c *Cloud) removePoolSet(name string) {
-	delete(c.Sets, key(MachineGroup, "aks-"+name))
-	delete(c.Members, key(MachineGroup, "aks-"+name))
+	delete(c.Sets, key(machineGroup, "aks-"+name))
+	delete(c.Members, key(machineGroup, "aks-"+name))
 }
 
 // ProviderID returns the provider ID of node i of a pool, counted from 0.
 func ProviderID(pool string, i int) string {
-	return "azure://" + ID(strings.ToLower(MachineGroup), TypeSet, "aks-"+pool) + "/virtualMachines/" + fmt.Sprint(i)
+	return "azure://" + ID(strings.ToLower(machineGroup), TypeSet, "aks-"+pool) + "/virtualMachines/" + fmt.Sprint(i)
 }
 
 func sorted[T any](m map[string]T, in func(string) bool) (all []T) {

@@ -46,7 +46,7 @@ func (c *Cloud) computeServer() *computefake.ServerFactory {
 	return s
 }
 
-// skus returns the list of resource SKUs, in which a kind of disk stands for everything that is no size.
+// skus returns the list of resource SKUs. It contains a kind of disk, for all resources that are not sizes.
 func (c *Cloud) skus() []*armcompute.ResourceSKU {
 	locations := []*string{to.Ptr(Location)}
 	all := []*armcompute.ResourceSKU{{Name: to.Ptr("Standard_LRS"), ResourceType: to.Ptr("disks"), Locations: locations}}

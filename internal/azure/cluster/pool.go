@@ -89,7 +89,7 @@ func (p Pool) helper(ctx context.Context, note func(string)) *drain.Helper {
 		IgnoreAllDaemonSets: true, GracePeriodSeconds: -1, Timeout: p.Timeout, Out: io.Discard, ErrOut: &notes{note: note}}
 }
 
-// notes passes on each line once: kubectl repeats every five seconds what it is waiting for.
+// notes passes on each line once, because kubectl repeats every five seconds that it is waiting.
 type notes struct {
 	note func(string)
 	mu   sync.Mutex
@@ -208,7 +208,7 @@ func add(sum, resources corev1.ResourceList, sign int64) {
 	}
 }
 
-// short names the resources of which the pods request more than all nodes together have left.
+// short names the resources that the nodes together do not have enough of left for the pods.
 func (p Pool) short(ctx context.Context, moving corev1.ResourceList, fresh []corev1.Node) (short []string, err error) {
 	if len(fresh) == 0 {
 		return nil, nil // the new nodes do not exist yet

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Ink is a colour by its role.
+// Ink names a colour by its role.
 type Ink int
 
 // The inks. The colours of series differ in lightness as well as hue, so that people with the common kinds of
@@ -25,8 +25,8 @@ const (
 
 const seriesInks = 7
 
-// ink has the name of a colour, the colour in a file, and the one in a page's dark theme. The light colours all
-// differ, because InlineSVG finds them by value, and none is black, which vgsvg leaves out.
+// ink is a colour: its name in CSS, its value in files and light pages, and its value in dark pages. The light values
+// all differ, because InlineSVG replaces them by value. None is black, because vgsvg omits black.
 type ink struct{ name, light, dark string }
 
 func inks() []ink {

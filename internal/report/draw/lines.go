@@ -14,7 +14,7 @@ type Lines struct {
 	XTick  func(float64) string // formats a value of the axis
 	Curves []Curve
 	YTitle string
-	// Reference is what ratios are relative to, at 1. It is empty for other values.
+	// Reference names the line at 1, which ratios are relative to. It is empty if the values are not ratios.
 	Reference string
 }
 
@@ -68,11 +68,7 @@ func (l Lines) yAxis() axis {
 
 // lines draws the lines of a chart, each with its name at its end.
 func (p *pen) lines(l Lines, width, height float64) {
-	names := []string{l.Reference}
-	for _, c := range l.Curves {
-		names = append(names, c.Name)
-	}
-	area, labelWidth := p.plotArea(names, frame{right: width, top: 26, bottom: height})
+	area, labelWidth := p.plotArea(append(curveNames(l.Curves), l.Reference), frame{right: width, top: 26, bottom: height})
 	axis := l.yAxis()
 	x, gap := logPlaces(l.Xs, area)
 	y := func(v float64) float64 { return area.y(axis.share(v)) }
@@ -97,6 +93,13 @@ func (p *pen) lines(l Lines, width, height float64) {
 	p.endLabels(labels, area, labelWidth)
 }
 
+func curveNames(curves []Curve) (names []string) {
+	for _, c := range curves {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
 // plotArea returns the area between the axes of a plot, which leaves room for the names of the curves at its right.
 func (p *pen) plotArea(names []string, f frame) (area frame, labelWidth float64) {
 	for _, name := range names {
@@ -106,8 +109,8 @@ func (p *pen) plotArea(names []string, f frame) (area frame, labelWidth float64)
 	return frame{left: 40, top: f.top, right: f.right - labelWidth - 30, bottom: f.bottom - 36}, labelWidth
 }
 
-// logPlaces returns a function that places values on a logarithmic axis, and the smallest distance between two
-// of them.
+// logPlaces returns a function that maps values to places on a logarithmic axis, and the smallest gap between two
+// places.
 func logPlaces(xs []float64, area frame) (x func(float64) float64, gap float64) {
 	slot := area.width() / float64(len(xs))
 	first, last := xs[0], xs[len(xs)-1]

@@ -30,7 +30,8 @@ func (g grid) resized(margin float64) grid {
 	return g
 }
 
-// panel returns the frame of the ith panel, of a height, below top. The first column has the axis.
+// panel returns the frame of the ith panel; the grid begins at top, and its rows have this height. first is true in the
+// first column, which has the axis.
 func (g grid) panel(i int, top, height float64) (f frame, first bool) {
 	f = frame{left: panelsLeft + float64(i%g.columns)*(g.panelWidth+g.gap), top: top + float64(i/g.columns)*height}
 	f.right, f.bottom = f.left+g.panelWidth, f.top+height

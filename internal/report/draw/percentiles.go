@@ -32,11 +32,7 @@ func (c Percentiles) yAxis() axis {
 }
 
 func (p *pen) percentiles(c Percentiles, width, height float64) {
-	var names []string
-	for _, curve := range c.Curves {
-		names = append(names, curve.Name)
-	}
-	area, labelWidth := p.plotArea(names, frame{right: width, top: 22, bottom: height})
+	area, labelWidth := p.plotArea(curveNames(c.Curves), frame{right: width, top: 22, bottom: height})
 	axis := c.yAxis()
 	x := func(v float64) float64 { return area.left + area.width()*v/c.Decades }
 	p.text(point{0, 12}, c.Unit, small, Muted, alignLeft)

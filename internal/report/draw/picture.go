@@ -22,7 +22,7 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// Picture is a chart that is laid out.
+// Picture is a chart after its layout.
 type Picture struct {
 	width, height float64 // in points
 	draw          func(*pen)
@@ -116,8 +116,8 @@ const (
 	markEnd    = "\ue002"
 )
 
-// anchored makes the viewer of an SVG align texts, because its font may not be the one that they were measured
-// in.
+// anchored turns the marks into text-anchor attributes. The viewer then aligns the texts, because its font may differ
+// from the one that measured them.
 func anchored(svg string) string {
 	for mark, anchor := range map[string]string{markMiddle: "middle", markEnd: "end"} {
 		svg = regexp.MustCompile(`(<text [^>]*)>`+mark).ReplaceAllString(svg, `$1 text-anchor="`+anchor+`">`)

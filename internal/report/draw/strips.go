@@ -53,23 +53,16 @@ func (s StripsPanel) height() float64 {
 	return stripTitle + float64(len(s.Strips))*(stripHeight+stripGap) + stripsBelow
 }
 
-// top returns the highest value of all strips, and whether they show a limit. One far above the values is not drawn.
+// top returns the highest value of all strips, and whether they show a limit.
 func (s Strips) top() (highest float64, limited bool) {
+	var limits []float64
 	for _, panel := range s.Panels {
 		for _, strip := range panel.Strips {
 			_, _, most := strip.Steps.Range()
-			highest = max(highest, most)
+			highest, limits = max(highest, most), append(limits, strip.Limit)
 		}
 	}
-	room := max(1.25*highest, 1e-3)
-	for _, panel := range s.Panels {
-		for _, strip := range panel.Strips {
-			if strip.Limit > 0 && strip.Limit <= room {
-				highest, limited = max(highest, strip.Limit), true
-			}
-		}
-	}
-	return max(highest, 1e-3), limited
+	return withLimits(highest, limits)
 }
 
 // stripsPanel draws a panel whose strips reach up to highest.

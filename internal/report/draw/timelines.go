@@ -54,20 +54,26 @@ func (t Timelines) Picture() Picture {
 	return Picture{pictureWidth, legend + float64(grid.rows)*timelineHeight, draw}
 }
 
-// top returns the highest value that the panels show, and whether they show a limit. A limit far above all values
-// is not drawn, because it would press them to the bottom.
-func (t Timelines) top() (highest float64, limit bool) {
+// top returns the highest value that the panels show, and whether they show a limit.
+func (t Timelines) top() (highest float64, limited bool) {
+	var limits []float64
 	for _, panel := range t.Panels {
-		_, _, top := panel.Lines[0].Range()
-		highest = max(highest, top)
+		_, _, most := panel.Lines[0].Range()
+		highest, limits = max(highest, most), append(limits, panel.Limit)
 	}
+	return withLimits(highest, limits)
+}
+
+// withLimits raises the highest value to the limits that a chart shows. A limit far above all values is not drawn,
+// because it would press them to the bottom.
+func withLimits(highest float64, limits []float64) (top float64, limited bool) {
 	room := max(1.25*highest, 1e-3)
-	for _, panel := range t.Panels {
-		if panel.Limit > 0 && panel.Limit <= room {
-			highest, limit = max(highest, panel.Limit), true
+	for _, limit := range limits {
+		if limit > 0 && limit <= room {
+			highest, limited = max(highest, limit), true
 		}
 	}
-	return max(highest, 1e-3), limit
+	return max(highest, 1e-3), limited
 }
 
 func limitDash() []vg.Length { return []vg.Length{3, 2} }

@@ -13,12 +13,12 @@ type Trend struct {
 	Ratios bool
 	// Curves have the numbers of the runs as X, from 0.
 	Curves []Curve
-	// Events are the numbers of runs before which something changed. They are numbered from 1.
+	// Events are the indexes of the runs before which something changed. Their lines are labelled from 1.
 	Events []int
 	Shifts []TrendShift
 }
 
-// TrendShift is a change of the level of a curve, at a run between two others.
+// TrendShift is a change in the level of a curve at a run; From and To bound its place.
 type TrendShift struct{ Curve, At, From, To int }
 
 // Picture lays the chart out.
@@ -28,15 +28,11 @@ func (t Trend) Picture() Picture {
 	return p
 }
 
-// mostMarkers is the number of runs for which every value has a marker.
+// mostMarkers is the number of runs up to which every value has a marker.
 const mostMarkers = 60
 
 func (p *pen) trend(t Trend, width, height float64) {
-	var names []string
-	for _, c := range t.Curves {
-		names = append(names, c.Name)
-	}
-	area, labelWidth := p.plotArea(names, frame{right: width, top: 30, bottom: height + 8})
+	area, labelWidth := p.plotArea(curveNames(t.Curves), frame{right: width, top: 30, bottom: height + 8})
 	axis := t.yAxis()
 	gap := area.width() / float64(max(1, len(t.Runs)))
 	x := func(run float64) float64 { return area.left + gap*(run+0.5) }
@@ -93,8 +89,8 @@ func (p *pen) trendRuns(t Trend, area frame, x func(float64) float64) {
 	}
 }
 
-// yAxis returns an axis that need not begin at 0, because changes of a few percent matter. Of an interval it shows at
-// most as much as the values span.
+// yAxis returns an axis that need not begin at 0, because changes of a few percent matter. It shows intervals up to
+// half the range of the values beyond the outermost value.
 func (t Trend) yAxis() axis {
 	low, high := math.Inf(1), math.Inf(-1)
 	include := func(v float64) { low, high = min(low, v), max(high, v) }

@@ -109,7 +109,7 @@ func Decimals(v float64) int {
 	return min(max(2-int(math.Floor(math.Log10(v))), 0), 6)
 }
 
-// DecimalsWritten returns the number of decimals that somebody wrote.
+// DecimalsWritten returns the number of decimals, up to 6, that x needs to be printed exactly.
 func DecimalsWritten(x float64) int {
 	for n := range 6 {
 		if scaled := x * math.Pow10(n); math.Abs(scaled-math.Round(scaled)) < 1e-6*scaled {

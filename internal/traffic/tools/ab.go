@@ -24,7 +24,7 @@ import (
 // have three digits more, but end at the 99th.
 type ab struct{}
 
-// abMost is more than ab can request in a second, so that the time ends a run. ab reserves 40 bytes for each
+// abMost is more than ab can request in a second, so that a run always ends by its time. ab reserves 40 bytes for each
 // request, but only touches those of the requests that it makes.
 const abMost = 200_000
 
@@ -66,16 +66,13 @@ func (ab) Lead(spec.Workload) time.Duration { return 0 }
 
 func (ab) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseAB(w, output)
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("ab: %w", err)
-	}
-	return e, nil
+	return parsed("ab", e, err)
 }
 
 var (
 	// abFigure is "Complete requests:      200".
 	abFigure = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request): +([0-9.]+)( seconds| bytes| \[ms\] \(mean\))?$`)
-	// abNames begin the lines that abFigure must match, but for the time per request across all.
+	// abNames begin the lines that abFigure must match, except for the time per request across all.
 	abNames = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request):`)
 	// abAcross is "Time per request:       0.032 [ms] (mean, across all concurrent requests)".
 	abAcross = regexp.MustCompile(`\(mean, across all concurrent requests\)$`)
@@ -272,8 +269,8 @@ func abSays(line string) bool {
 
 func isAB(output []byte) bool { return bytes.Contains(output, []byte("This is ApacheBench")) }
 
-// readAB takes the number of requests that were complete for the number that the run was to make. A time may
-// have ended the run instead, but ab does not print that.
+// readAB assumes that the run was set to make as many requests as it completed. A time limit may have ended it instead,
+// but ab does not print that.
 func readAB(output []byte, _ Known) (Reading, error) {
 	t := spec.Traffic{Tool: spec.ToolAB, Protocol: "tcp"}
 	w := spec.Workload{HTTP: &t}

@@ -40,8 +40,8 @@ func FuzzAccountFortio(f *testing.F) {
 }
 func FuzzAccountK6(f *testing.F) { account(f, "k6", "../../importer/testdata/shapes/k6*/a-*") }
 
-// account checks that no run of an output is left out without a word: what is read has as many runs, and copies of runs, as
-// there are lines of which a run has one.
+// account checks that no run of an output is left out without a word: what is read has as many runs, and copies of
+// runs, as there are lines that occur once in a run.
 func account(f *testing.F, tool, seeds string) {
 	files, err := filepath.Glob(seeds)
 	if err != nil || len(files) == 0 {

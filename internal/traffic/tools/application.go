@@ -46,7 +46,7 @@ type Preparation struct {
 	Silent bool
 }
 
-// LogPrefix begins the names of the files that a client keeps a log of its requests in.
+// LogPrefix begins the names of the files to which a client logs its requests.
 const LogPrefix = "log"
 
 // Programs returns the programs of each tool, by name: the server's, and the client's. ParseVersion
@@ -80,9 +80,8 @@ func Package(program string) string {
 	return program
 }
 
-// Find returns where a program is: in Debian's folder of the newest PostgreSQL, or in one of the
-// folders of a PATH. It is empty for a program that is in none of them. PATH has none of PostgreSQL's
-// servers, and only a wrapper of its clients.
+// Find returns the path of a program in Debian's folder of the newest PostgreSQL, or in a folder of PATH; "" if it is
+// in neither. On Debian, PATH lacks PostgreSQL's server programs, and has only a wrapper of the clients.
 func Find(path, program string) string {
 	folders, _ := filepath.Glob(postgresFolders)
 	slices.SortFunc(folders, func(a, b string) int { return postgresVersion(b) - postgresVersion(a) })

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// foreigners are outputs that Read knows and does not read, by a line that only they have.
+// foreigners are outputs that Read recognises but cannot read, each by a line that no other output has.
 var foreigners = []struct {
 	line  *regexp.Regexp
 	marks []string // texts of which such a line has one
@@ -55,7 +55,7 @@ var foreigners = []struct {
 	{regexp.MustCompile(`(?m)^(Waiting to start test|ready for requests)`), []string{"Waiting to start test", "ready for requests"}, "a qperf server's: give what the client printed"},
 }
 
-// foreign returns an error if an output has a part that is of a tool that Read does not read.
+// foreign returns an error if a part of an output is from one of the foreigners.
 func foreign(output []byte) error {
 	if at, what := foreigner(output); what != "" {
 		return fmt.Errorf("line %d is not read: it is %s", lineOf(output, at), what)
@@ -63,7 +63,7 @@ func foreign(output []byte) error {
 	return nil
 }
 
-// foreigner returns the offset of the first line of such a tool, and what it is of.
+// foreigner returns the offset of a line of one of the foreigners, and which one it is.
 func foreigner(output []byte) (at int, what string) {
 	for _, f := range foreigners {
 		if !slices.ContainsFunc(f.marks, func(mark string) bool { return bytes.Contains(output, []byte(mark)) }) {
@@ -79,13 +79,13 @@ func foreigner(output []byte) (at int, what string) {
 // jsonError is {"error": "…"}, which iperf3 prints alone if it did not start.
 var jsonError = regexp.MustCompile(`^\{\s*"error":\s*"((?:[^"\\]|\\.)*)"\s*\}$`)
 
-// quoted is what mails and documents put before each line.
+// quoted matches the prefixes that mails and documents add to lines.
 var quoted = regexp.MustCompile(`(?m)^[ \t>#|]+`)
 
-// errQuoted means that an output would be read without what stands before its lines.
+// errQuoted means that an output could be read without the prefixes of its lines.
 var errQuoted = errors.New("its lines are indented, quoted or commented: give it as it was printed")
 
-// parts are lines of outputs that are read whole only.
+// parts are lines of outputs that Read only reads as a whole.
 var parts = []struct {
 	line *regexp.Regexp
 	what string
@@ -96,7 +96,7 @@ var parts = []struct {
 	{regexp.MustCompile(`(?m)^starttime\tseconds\tctime\tdtime|^Percentage served,Time in ms`), "the file of ab -g or -e alone, and no text that ab printed"},
 }
 
-// unknown says what an output is that Read cannot read, if it is a known tool's.
+// unknown says why Read cannot read an output, and names the tool if it recognises it.
 func unknown(output []byte) error {
 	if _, what := foreigner(output); what != "" {
 		return errors.New("it is " + what)

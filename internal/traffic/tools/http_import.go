@@ -116,7 +116,8 @@ func isFortio(output []byte) bool {
 	return bytes.Contains(output, []byte(`"DurationHistogram"`)) && bytes.Contains(output, fortioMain)
 }
 
-// fortioReport is the part of fortio's JSON that is read. Times are in seconds, but for ActualDuration, in ns.
+// fortioReport is the part of fortio's JSON that is read. Times are in seconds, except for ActualDuration, which is in
+// ns.
 type fortioReport struct {
 	RunType, RequestedQPS string
 	RequestedDuration     string // "10s", or "exactly 100 calls"

@@ -247,7 +247,8 @@ func (e *iperf2Ends) begins(line string) bool {
 	return false
 }
 
-// again reports whether an interval is one of another run: its time begins again, though the run before is whole.
+// again reports whether an interval belongs to another run: its time starts over, although the previous run is
+// complete.
 func (c *iperf2Connection) again(at string, since, until float64) bool {
 	if since == 0 {
 		whole := until >= c.until-0.05 && !c.whole && (c.intervals || until > c.until+0.05 || c.lines == 1 && at == c.at)

@@ -123,10 +123,7 @@ type iperf3Sum struct {
 // warm-up out in every version.
 func (iperf3) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseIperf3(w, output)
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("iperf3: %w", err)
-	}
-	return e, nil
+	return parsed("iperf3", e, err)
 }
 
 // decodeIperf3 reads the first report, and returns what follows it. Warnings may

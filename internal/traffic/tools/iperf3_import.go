@@ -138,8 +138,8 @@ func (r iperf3Report) traffic() (spec.Traffic, error) {
 	return t, nil
 }
 
-// bothWays reports whether both ends sent. The flag exists since 3.13, the sums of the other direction since 3.11, and before
-// that only the connections tell, of which there are twice as many.
+// bothWays reports whether both ends sent. The flag exists since 3.13, and the sums of the other direction since 3.11.
+// Before that, only the number of connections tells, which is doubled.
 func (r iperf3Report) bothWays() bool {
 	sends := make(map[bool]bool)
 	for _, s := range r.End.Streams {
@@ -298,7 +298,7 @@ func (s *iperf3Scanner) value(at int) (n int, err error) {
 	return int(d.InputOffset()), s.add(text, s.line(at), 0)
 }
 
-// iperf3Deepest is how deep reports may be in lists, and in an event in them.
+// iperf3Deepest bounds how deep a report may be nested in lists and in an event.
 const iperf3Deepest = 3
 
 // add adds what a JSON text has: a report, an event, or a list of them.

@@ -77,10 +77,7 @@ func (latte) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	} else if err == nil && len(o.histogram) == 0 {
 		err = fmt.Errorf("its output has no histogram; it ends with %.200q", o.last)
 	}
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("latte: %w", err)
-	}
-	return e, nil
+	return parsed("latte", e, err)
 }
 
 var (
@@ -103,8 +100,8 @@ func isLatte(output []byte) bool {
 	return latteProtocol.Match(output) && bytes.Contains(output, []byte("Latency(usec)"))
 }
 
-// readLatte assumes one connection: latte has no more. It takes the number of iterations that were made for the number that the
-// run was to make. A time may have ended the run instead (-t), but latte does not print that.
+// readLatte assumes one connection: latte has no more. It assumes that the run was set to make as many iterations as it
+// made. A time limit (-t) may have ended it instead, but latte does not print that.
 func readLatte(output []byte, _ Known) (Reading, error) {
 	t := spec.Traffic{Tool: spec.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
 	e, o, err := parseLatte(output)
@@ -256,7 +253,7 @@ func (o *latteOutput) narrow(from float64) bool {
 	return width > 0 && (width <= 1 || from >= 10*width)
 }
 
-// width is that of the widest bucket but for the last, whose end is not printed.
+// width returns the width of the widest bucket, except for the last one, whose end is not printed.
 func (o *latteOutput) width() (width float64) {
 	for i := range o.histogram[1:] {
 		width = max(width, o.histogram[i+1].from-o.histogram[i].from)

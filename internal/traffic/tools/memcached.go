@@ -86,10 +86,7 @@ var (
 
 func (memcached) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseMemcaslap(w, output)
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("memcaslap: %w", err)
-	}
-	return e, nil
+	return parsed("memcaslap", e, err)
 }
 
 func parseMemcaslap(w spec.Workload, output []byte) (e record.Endpoint, err error) {

@@ -118,10 +118,7 @@ func (nginx) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	if err == nil && len(e.Percentiles) != 2 && e.Errors[record.ErrStatus] == 0 {
 		err = errors.New("its output has no percentiles")
 	}
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("wrk: %w", err)
-	}
-	return e, nil
+	return parsed("wrk", e, err)
 }
 
 func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {

@@ -130,10 +130,7 @@ var (
 
 func (postgres) Parse(_ spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parsePgbench(output)
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("pgbench: %w", err)
-	}
-	return e, nil
+	return parsed("pgbench", e, err)
 }
 
 func parsePgbench(output []byte) (e record.Endpoint, err error) {

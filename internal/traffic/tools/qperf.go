@@ -73,10 +73,7 @@ func (qperf) Lead(spec.Workload) time.Duration { return 0 }
 
 func (q qperf) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := q.parse(w, output)
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("qperf: %w", err)
-	}
-	return e, nil
+	return parsed("qperf", e, err)
 }
 
 var (
@@ -300,7 +297,7 @@ func readQperf(output []byte, known Known) ([]Reading, error) {
 	return all, nil
 }
 
-// qperfSpread is the largest ratio of two runs' figures that are taken for figures of the same traffic.
+// qperfSpread is the largest ratio between the figures of two runs of the same traffic.
 const qperfSpread = 3
 
 // qperfLoop returns an error if the runs of a test may be those of a loop over sizes (-oo msg_size:1:64K:*2), which qperf prints

@@ -19,7 +19,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Reading has what the output of a tool says by itself, whoever ran it.
+// Reading is what the output of a tool reveals on its own, whoever ran the tool.
 type Reading struct {
 	// Format is the tool, a variant of it, or what else wrote it. Version is the tool's, if the output tells.
 	Format, Version string
@@ -35,7 +35,7 @@ type Reading struct {
 	// that was set, but when the last data had arrived, which may be some seconds later.
 	Counted, Late bool
 	Runs          []Run
-	// Copies are how many runs stood there again, and are left out.
+	// Copies is the number of repeated runs, which are left out.
 	Copies int
 }
 
@@ -70,7 +70,7 @@ type Run struct {
 	CPUs []record.CPU
 }
 
-// Known is what a user says about an output.
+// Known has the user's information about an output.
 type Known struct {
 	// Window is the length of each run, for outputs that do not tell.
 	Window time.Duration
@@ -78,7 +78,7 @@ type Known struct {
 	Kind string
 }
 
-// format is one that Read knows.
+// format is a format of outputs that Read can read.
 type format struct {
 	name string
 	is   func(output []byte) bool
@@ -181,7 +181,7 @@ func (r *Reading) consistent() error {
 	return nil
 }
 
-// unique leaves out runs that are there already. A run without an identity has that of the output if it is the only one.
+// unique leaves out repeated runs. If there is only one run and it has no identity, it gets the identity of the output.
 func (r *Reading) unique(output []byte) {
 	if f := r.Format; len(r.Runs) == 1 && r.Runs[0].ID == "" && f != spec.ToolQperf {
 		r.Runs[0].ID = identity(output, anyFigure)

@@ -102,10 +102,7 @@ var (
 
 func (redis) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseRedis(w, output)
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("redis-benchmark: %w", err)
-	}
-	return e, nil
+	return parsed("redis-benchmark", e, err)
 }
 
 func parseRedis(w spec.Workload, output []byte) (record.Endpoint, error) {

@@ -101,10 +101,7 @@ func (sockperf) Lead(w spec.Workload) time.Duration {
 // buffers hold. Latencies are round trips of the messages that came back.
 func (s sockperf) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseSockperf(w, output)
-	if err != nil {
-		return record.Endpoint{}, fmt.Errorf("sockperf: %w", err)
-	}
-	return e, nil
+	return parsed("sockperf", e, err)
 }
 
 func parseSockperf(w spec.Workload, output []byte) (record.Endpoint, error) {
@@ -359,7 +356,7 @@ func (c *sockperfCounts) read(plain []byte) (ok bool) {
 	return err == nil
 }
 
-// inFlight is how many messages were under way at a time, on average: the share of time that their round trips take.
+// inFlight returns the mean number of messages in flight: the sum of their round trips, divided by the time.
 func (c *sockperfCounts) inFlight() float64 { return c.valid * c.trip / c.seconds }
 
 // sockperfLoad reports whether a run is of under-load, by all that it says:

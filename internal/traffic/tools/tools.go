@@ -34,12 +34,10 @@ type Tool interface {
 	// ServerReady reports whether a line of the server's output means that it
 	// listens.
 	ServerReady(line []byte) bool
-	// ClientArgv returns the command of a client that makes the traffic and ends by
-	// itself. Tools take whole seconds only, so the window is as long as was asked
-	// for or a little longer. cc is the congestion control of TCP, empty for the
-	// kernel's own choice; a tool that cannot set it runs with the namespace's.
-	// path is the beginning of all paths of the engine's own server, for a tool
-	// that is answered by it.
+	// ClientArgv returns the command of a client that makes the traffic and ends by itself. Tools take whole seconds
+	// only, so the window is as long as was asked for or a little longer. cc is the congestion control of TCP, empty
+	// for the kernel's own choice; a tool that cannot set it runs with the namespace's. path is the prefix of all paths
+	// of the engine's own server, for a tool that it answers.
 	ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, path string) []string
 	// Lead is the time from the start of the client's process to its measured
 	// window, connection set-up left out: a client that starts so long before a
@@ -49,6 +47,14 @@ type Tool interface {
 	// receiver is in the endpoint too, as the server's own output is not read.
 	// Exit statuses mean nothing: tools exit with 0 after errors.
 	Parse(w spec.Workload, output []byte) (record.Endpoint, error)
+}
+
+// parsed returns the result of a Parse: the endpoint, or the error with the name of the program.
+func parsed(program string, e record.Endpoint, err error) (record.Endpoint, error) {
+	if err != nil {
+		return record.Endpoint{}, fmt.Errorf("%s: %w", program, err)
+	}
+	return e, nil
 }
 
 // Lookup finds a tool by its name in an experiment.

@@ -625,7 +625,7 @@ func TestLive(t *testing.T) {
 				t.Fatalf("%v\n%s", err, output)
 			}
 			want := time.Duration(tt.workload.Traffic().Duration).Seconds()
-			// stall is how long a tool may wait for a CPU on a busy machine.
+			// stall bounds how long a tool waits for a CPU on a busy machine.
 			const stall = 5.0
 			if e.Seconds < 0.9*want || e.Seconds > want+stall {
 				t.Errorf("a window of %g s, want %g s or a little more", e.Seconds, want)
