@@ -31,7 +31,7 @@ func readFactsHere(ctx context.Context, window time.Duration, probe bool) (docto
 // configuration to try.
 func labParts() map[string]lab.Config {
 	parts := make(map[string]lab.Config)
-	for _, shape := range []string{overlay.ShapeVXLANFlow, overlay.ShapeEBPF, overlay.ShapeUDP} {
+	for _, shape := range []string{overlay.ShapeVXLANFlow, overlay.ShapeEBPF, overlay.ShapeUDP, overlay.ShapeWeave} {
 		parts["an overlay of the shape "+shape] = lab.Config{Shape: shape}
 	}
 	for _, mode := range []string{spec.ServiceIPTables, spec.ServiceNFTables, spec.ServiceEBPF} {

@@ -30,7 +30,7 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// forwarderArgv starts the forwarder of packets in the shape udp, balancerArgv the built-in proxy. Both are
+// forwarderArgv starts the forwarder of packets in the shapes udp and weave, balancerArgv the built-in proxy. Both are
 // commands of this program.
 var (
 	forwarderArgv = []string{"/proc/self/exe", "forward"}

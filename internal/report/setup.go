@@ -198,6 +198,8 @@ func pathName(p spec.Path) string {
 		return "VXLAN"
 	case p.VXLANFlow != nil:
 		return "VXLAN, tunnel key set by eBPF"
+	case p.UDP != nil && p.UDP.Shape != "":
+		return "UDP overlay in user space (" + p.UDP.Shape + ")"
 	case p.UDP != nil:
 		return "UDP overlay in user space"
 	case p.Routed != nil:

@@ -333,8 +333,8 @@ type Path struct {
 	// VXLANFlow is VXLAN whose tunnel key eBPF sets for each packet, as in Open vSwitch
 	// and Cilium's overlay.
 	VXLANFlow *Plain `json:"vxlan-flow,omitempty"`
-	// UDP is an overlay in user space: a TUN device and a process that forwards.
-	UDP *Plain `json:"udp,omitempty"`
+	// UDP is an overlay in user space: a process on each node forwards packets over UDP.
+	UDP *UDP `json:"udp,omitempty"`
 	// Routed is a network without encapsulation: nodes have routes via each other's addresses.
 	Routed *Plain `json:"routed,omitempty"`
 	// EBPF is routed, but eBPF redirects packets past the node's stack.
@@ -477,6 +477,16 @@ const (
 // VXLAN is an overlay as a CNI configures it.
 type VXLAN struct {
 	// Shape selects the CNI: flannel has a bridge on each node, calico has routes and no bridge.
+	Shape string `json:"shape,omitempty"`
+}
+
+// ShapeWeave is a user-space overlay that carries Ethernet frames.
+const ShapeWeave = "weave"
+
+// UDP is an overlay in user space as a product has it.
+type UDP struct {
+	// Shape selects the product. With flannel, packets pass a TUN device, and each travels alone. With weave, without its
+	// fast data path, a packet socket captures frames of the pods' bridge, and those that fit share a datagram.
 	Shape string `json:"shape,omitempty"`
 }
 

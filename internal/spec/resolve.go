@@ -401,6 +401,10 @@ func (p Path) Shape() string {
 	switch {
 	case p.VXLAN != nil:
 		return p.VXLAN.Shape
+	case p.UDP != nil && p.UDP.Shape == ShapeWeave:
+		return ShapeWeave
+	case p.UDP != nil:
+		return "udp"
 	case p.Service != nil && p.Service.Mode != "":
 		return ShapeFlannel
 	case p.Native == nil && p.Pod == nil && p.Service == nil && p.Balancer == nil && p.Address == "":
@@ -418,7 +422,9 @@ func (p Path) String() string {
 		return "vxlan/" + p.VXLAN.Shape
 	case p.VXLANFlow != nil:
 		return "vxlan-flow"
-	case p.UDP != nil:
+	case p.UDP != nil && p.UDP.Shape != "":
+		return "udp/" + p.UDP.Shape
+	case p.UDP != nil: // of a result from before it had shapes
 		return "udp"
 	case p.Routed != nil:
 		return "routed"

@@ -777,6 +777,10 @@ func (r *reader) path(path string, on Target, p *Path) {
 		fill(r, path+".vxlan.shape", &p.VXLAN.Shape, ShapeFlannel)
 		r.oneOf(path+".vxlan.shape", p.VXLAN.Shape, ShapeFlannel, ShapeCalico)
 	}
+	if p.UDP != nil {
+		fill(r, path+".udp.shape", &p.UDP.Shape, ShapeFlannel)
+		r.oneOf(path+".udp.shape", p.UDP.Shape, ShapeFlannel, ShapeWeave)
+	}
 	if p.Balancer != nil {
 		r.balancer(path+".balancer", p.Balancer)
 	}

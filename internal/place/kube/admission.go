@@ -80,6 +80,9 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	if err := p.hasRoom(ctx, slices.Concat(control, traffic)); err != nil {
 		lacks = append(lacks, err.Error())
 	}
+	if err := p.cluster.hasPodRoom(ctx, slices.Concat(control, traffic)); err != nil {
+		lacks = append(lacks, err.Error())
+	}
 	note, err := p.isolated(ctx)
 	if err != nil {
 		lacks = append(lacks, err.Error())

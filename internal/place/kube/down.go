@@ -54,7 +54,11 @@ func (p *Pods) takeLease(ctx context.Context) error {
 			}
 			_, err = api.Patch(ctx, lease.Name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"renewTime":%s}}`, now), metav1.PatchOptions{})
 			if apierrors.IsNotFound(err) {
-				_ = p.lose(nil, errors.New("its lease was deleted, as by slipstream cleanup --all"))
+				why := p.namespaceDeleted(ctx, p.namespace)
+				if why == nil {
+					why = errors.New("its lease was deleted, as by slipstream cleanup --all")
+				}
+				_ = p.lose(nil, why)
 				return
 			}
 			// Other errors are not reported here: whatever needs the API server next reports them.
@@ -324,6 +328,7 @@ func (c *Cluster) onlyOurs(ctx context.Context, namespace string) error {
 }
 
 func (c *Cluster) waitGone(ctx context.Context, n *corev1.Namespace) error {
+	waits := ""
 	for {
 		now, err := c.api.Namespaces().Get(ctx, n.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && now.UID != n.UID {
@@ -332,10 +337,27 @@ func (c *Cluster) waitGone(ctx context.Context, n *corev1.Namespace) error {
 		if err != nil && !unreachable(err) {
 			return fmt.Errorf("get namespace %s: %w", n.Name, explain(err))
 		}
+		if err == nil {
+			waits = waitsFor(now)
+		}
 		if pause(ctx) != nil {
-			return fmt.Errorf("namespace %s is still being deleted", n.Name)
+			return fmt.Errorf("namespace %s is still being deleted%s", n.Name, waits)
 		}
 	}
+}
+
+// waitsFor says what the deletion of a namespace waits for, as a continuation of a sentence; "" if the API server does not say.
+func waitsFor(n *corev1.Namespace) string {
+	var all []string
+	for _, c := range n.Status.Conditions {
+		if c.Status == corev1.ConditionTrue {
+			all = append(all, c.Message)
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(all, "; ")
 }
 
 // removeRest removes a run's services, their slices, and its lease from a namespace that the run did not create.

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"slipstream.dev/internal/spec"
@@ -385,7 +386,7 @@ func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) 
 		if err != nil {
 			return nil, nil, fmt.Errorf("get node %s: %w", name, explain(err))
 		}
-		if err := hasAddresses(node, config.Need); err != nil {
+		if err := hasAddresses(node, config); err != nil {
 			return nil, nil, err
 		}
 		tolerated[name] = tolerations(node)
@@ -419,22 +420,65 @@ func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) 
 	return windows, tolerated, nil
 }
 
-// hasAddresses returns an error if neither a node nor its pods can have an address of an IP version that is needed.
-func hasAddresses(n *corev1.Node, need map[int]string) error {
+// hasAddresses returns an error if a node has no address of an IP version that is needed, nor can its pods have one if the node
+// needs none itself.
+func hasAddresses(n *corev1.Node, config Config) error {
 	var all []string
 	for _, a := range n.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP {
 			all = append(all, a.Address)
 		}
 	}
+	if err := lacksVersion(n.Name, all, config.Need, " on the path native"); config.Native && err != nil {
+		return err
+	}
 	for _, block := range n.Spec.PodCIDRs {
 		address, _, _ := strings.Cut(block, "/")
 		all = append(all, address)
 	}
-	v4, v6 := ips(all)
+	return lacksVersion(n.Name, all, config.Need, "")
+}
+
+// lacksVersion returns an error if none of a node's addresses has an IP version that is needed, where that is. It does not judge a node
+// without addresses.
+func lacksVersion(node string, addresses []string, need map[int]string, where string) error {
+	v4, v6 := ips(addresses)
 	for version, has := range map[int]bool{4: v4.IsValid(), 6: v6.IsValid()} {
-		if what := need[version]; what != "" && !has && len(all) > 0 {
-			return fmt.Errorf("node %s has no IPv%d address, which %s needs: choose the other version (ip: %d)", n.Name, version, what, 10-version)
+		if what := need[version]; what != "" && !has && len(addresses) > 0 {
+			return fmt.Errorf("node %s has no IPv%d address, which %s needs%s: choose the other version (ip: %d)", node, version, what, where, 10-version)
+		}
+	}
+	return nil
+}
+
+// hasPodRoom returns an error if a node does not take as many pods as a run has there. It is for a dry run: before a run, the scheduler says
+// so.
+func (c *Cluster) hasPodRoom(ctx context.Context, pods []*corev1.Pod) error {
+	need := make(map[string]int64)
+	for _, pod := range pods {
+		need[nodeOf(pod)]++
+	}
+	for _, name := range slices.Sorted(maps.Keys(need)) {
+		node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("get node %s: %w", name, explain(err))
+		}
+		takes, ok := node.Status.Allocatable[corev1.ResourcePods]
+		if !ok {
+			continue
+		}
+		list, err := c.api.Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", name).String()})
+		if apierrors.IsForbidden(err) { // a run needs no such permission
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("list pods of node %s: %w", name, explain(err))
+		}
+		has := int64(len(slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
+			return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+		})))
+		if has+need[name] > takes.Value() {
+			return fmt.Errorf("node %s takes %d pods and has %d, and the run needs %d there: end some of them, name another node, or take fewer pairs (spec.pairs)", name, takes.Value(), has, need[name])
 		}
 	}
 	return nil
@@ -451,6 +495,9 @@ func wantsWindows(selectors ...map[string]string) bool {
 func unfit(n corev1.Node, selector map[string]string, windows, named bool) string {
 	if os := n.Labels[corev1.LabelOSStable]; os != "" && os != string(corev1.Linux) && !(windows && runsWindows(n)) {
 		return fmt.Sprintf("runs %s: name a Linux node", os)
+	}
+	if isVirtual(n) {
+		return "is a virtual node (virtual-kubelet), whose pods run elsewhere: choose one that is a machine"
 	}
 	if len(selector) > 0 && !labels.SelectorFromSet(selector).Matches(labels.Set(n.Labels)) {
 		return fmt.Sprintf("lacks the labels %s of the selector", labels.FormatLabels(selector))
@@ -471,6 +518,12 @@ func unfit(n corev1.Node, selector map[string]string, windows, named bool) strin
 		}
 	}
 	return ""
+}
+
+// isVirtual reports whether a node is one of virtual-kubelet, which gives them this label and this taint.
+func isVirtual(n corev1.Node) bool {
+	return n.Labels["type"] == "virtual-kubelet" ||
+		slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "virtual-kubelet.io/provider" })
 }
 
 func keepsPodsOff(t corev1.Taint) bool {

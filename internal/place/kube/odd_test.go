@@ -1,9 +1,13 @@
 package kube
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -13,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/spec"
 )
 
@@ -54,13 +59,15 @@ func TestOddClusters(t *testing.T) {
 		"a policy that admits others": {add: policy(func(n *networkingv1.NetworkPolicy) {
 			n.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}}}
 		}), note: denied},
-		"quota of pods":         {add: quota(corev1.ResourcePods, "5", "2"), lacks: "ResourceQuota q of namespace mine has room for 3 pods, and the run needs 6"},
-		"quota with room":       {add: quota(corev1.ResourcePods, "8", "2")},
-		"quota of CPUs":         {add: quota(corev1.ResourceLimitsCPU, "4", "500m"), change: func(c *Config) { c.Spec.Resources = spec.Resources{CPU: "1"} }, lacks: "ResourceQuota q of namespace mine has room for 3500m of limits.cpu, and the run needs 6"},
-		"quota of memory":       {add: quota("memory", "1Gi", "0"), change: func(c *Config) { c.Spec.Resources = spec.Resources{Memory: "256Mi"} }, lacks: "room for 1Gi of memory, and the run needs 1536Mi"},
-		"IPv6 only":             {nodes: []func(*corev1.Node){six, six}, change: func(c *Config) { c.Need = map[int]string{4: "workload stream"} }, lacks: "node a has no IPv4 address, which workload stream needs: choose the other version (ip: 6)"},
-		"IPv6 only, asked for":  {nodes: []func(*corev1.Node){six, six}, change: func(c *Config) { c.Need = map[int]string{6: "workload stream"} }},
-		"IPv6 nodes, dual pods": {nodes: []func(*corev1.Node){func(n *corev1.Node) { six(n); dual(n) }, func(n *corev1.Node) { six(n); dual(n) }}, change: func(c *Config) { c.Need = map[int]string{4: "workload stream"} }},
+		"quota of pods":                       {add: quota(corev1.ResourcePods, "5", "2"), lacks: "ResourceQuota q of namespace mine has room for 3 pods, and the run needs 6"},
+		"quota with room":                     {add: quota(corev1.ResourcePods, "8", "2")},
+		"quota of CPUs":                       {add: quota(corev1.ResourceLimitsCPU, "4", "500m"), change: func(c *Config) { c.Spec.Resources = spec.Resources{CPU: "1"} }, lacks: "ResourceQuota q of namespace mine has room for 3500m of limits.cpu, and the run needs 6"},
+		"quota of memory":                     {add: quota("memory", "1Gi", "0"), change: func(c *Config) { c.Spec.Resources = spec.Resources{Memory: "256Mi"} }, lacks: "room for 1Gi of memory, and the run needs 1536Mi"},
+		"IPv6 only":                           {nodes: []func(*corev1.Node){six, six}, change: func(c *Config) { c.Need = map[int]string{4: "workload stream"} }, lacks: "node a has no IPv4 address, which workload stream needs: choose the other version (ip: 6)"},
+		"IPv6 only, asked for":                {nodes: []func(*corev1.Node){six, six}, change: func(c *Config) { c.Need = map[int]string{6: "workload stream"} }},
+		"IPv6 nodes, dual pods":               {nodes: []func(*corev1.Node){func(n *corev1.Node) { six(n); dual(n) }, func(n *corev1.Node) { six(n); dual(n) }}, change: func(c *Config) { c.Need = map[int]string{4: "workload stream"} }},
+		"IPv6 nodes, dual pods, on the nodes": {nodes: []func(*corev1.Node){func(n *corev1.Node) { six(n); dual(n) }, func(n *corev1.Node) { six(n); dual(n) }}, change: func(c *Config) { c.Native, c.Need = true, map[int]string{4: "workload stream"} }, lacks: "node a has no IPv4 address, which workload stream needs on the path native"},
+		"kubelets two versions apart":         {nodes: []func(*corev1.Node){func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.31.9" }, func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.33.1" }}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api, c := fakeCluster(t, nil)
@@ -117,6 +124,255 @@ func TestOddClusters(t *testing.T) {
 			}
 		})
 	}
+}
+
+// virtual is a node of virtual-kubelet, with its label and no taint.
+func virtual(n *corev1.Node) { n.Labels["type"] = "virtual-kubelet" }
+
+// TestVirtualNode: a run chooses no virtual node, and does not advise to name one.
+func TestVirtualNode(t *testing.T) {
+	tainted := func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: "virtual-kubelet.io/provider", Value: "azure", Effect: corev1.TaintEffectNoSchedule}}
+	}
+	for name, change := range map[string]func(*corev1.Node){"by its label": virtual, "by its taint": tainted} {
+		a, b, c := node("a"), node("b", change), node("c")
+		api := fake.NewClientset(&a, &b, &c)
+		client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), Config{})
+		if err != nil || client != "a" || server != "c" {
+			t.Errorf("%s: %s and %s, %v, want a and c", name, client, server, err)
+		}
+		_, _, err = (&Cluster{api: fakeAPI{Clientset: fake.NewClientset(&a, &b)}}).Choose(t.Context(), Config{})
+		if err == nil || !strings.Contains(err.Error(), "node b is a virtual node") || strings.Contains(err.Error(), "--server-node b") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestFullNode: a node with as many pods as it takes is found before a run, and the run says so.
+func TestFullNode(t *testing.T) {
+	full := func(n *corev1.Node) { n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: parsed("3")} }
+	for name, tt := range map[string]struct {
+		phase corev1.PodPhase
+		lacks string
+	}{
+		"running": {corev1.PodRunning, "node b takes 3 pods and has 2, and the run needs 3 there"},
+		"ended":   {corev1.PodSucceeded, ""},
+	} {
+		api, c := fakeCluster(t, nil)
+		b := node("b", full)
+		if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &b, ""); err != nil {
+			t.Fatal(err)
+		}
+		for _, pod := range []string{"x", "y"} {
+			if err := api.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: pod}, Spec: corev1.PodSpec{NodeName: "b"}, Status: corev1.PodStatus{Phase: tt.phase}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, err := c.Survey(t.Context(), config(func(c *Config) { c.Spec.Image = "registry.example/s:1" }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(s.Missing, "\n"); (got == "") != (tt.lacks == "") || !strings.Contains(got, tt.lacks) {
+			t.Errorf("%s: missing is %q, want %q", name, got, tt.lacks)
+		}
+	}
+}
+
+// TestOddStarts: pods that do not start, each for a reason with a remedy of its own.
+func TestOddStarts(t *testing.T) {
+	ended := func(reason string, code int32, message string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			waiting("CrashLoopBackOff", "back-off")(p)
+			p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{Reason: reason, ExitCode: code, Message: message}
+		}
+	}
+	const architecture = "The image is for another CPU architecture than the node: name one that has both with --image, as make image builds, or choose nodes of one architecture"
+	for name, tt := range map[string]struct {
+		status func(*corev1.Pod)
+		want   string
+		not    string
+	}{
+		"amd64 image on an arm64 node": {ended("Error", 255, "exec /slipstream: exec format error"), architecture, "must have this version"},
+		"the same, as containerd says": {waiting("RunContainerError", `exec: "/slipstream": exec format error`), architecture, "must have slipstream"},
+		"a manifest without arm64":     {waiting("ErrImagePull", "no match for platform in manifest: not found"), architecture, "Name another"},
+		"a registry with a rate limit": {waiting("ImagePullBackOff", "failed to pull: 429 Too Many Requests - Server message: toomanyrequests: You have reached your unauthenticated pull rate limit"),
+			"The registry limits how often it is asked: try again later, or push the image to a registry of yours (slipstream image push REGISTRY/NAME)", "Name another"},
+		"out of memory": {ended("OOMKilled", 137, ""), "OOMKilled: exit code 137: set more memory in spec.target.kubernetes.resources", "must have this version"},
+		"no pods left on the node": {func(p *corev1.Pod) {
+			p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available: 1 Too many pods, 1 node(s) didn't match Pod's node affinity/selector",
+			}}}
+		}, "end some pods of the node, or name another node", "request fewer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api, c := fakeCluster(t, func(p *corev1.Pod) error {
+					if strings.HasPrefix(p.Name, "server-1-") {
+						tt.status(p)
+					}
+					return nil
+				})
+				_, err := c.Up(t.Context(), config(func(c *Config) { c.Spec.Image = "registry.example/s:1" }))
+				if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), tt.not) {
+					t.Errorf("%v, want %q without %q", err, tt.want, tt.not)
+				}
+				if all := left(t, api); all != nil {
+					t.Errorf("left: %v", all)
+				}
+			})
+		})
+	}
+}
+
+// TestOddEnds: what ends a pod in mid-run, and is said about it.
+func TestOddEnds(t *testing.T) {
+	failed := func(reason, message string) func(*testing.T, *fake.Clientset, *corev1.Pod) {
+		return func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, reason, message
+			update(t, api, p)
+		}
+	}
+	for name, tt := range map[string]struct {
+		happens func(*testing.T, *fake.Clientset, *corev1.Pod)
+		want    string
+		lost    bool
+	}{
+		"preempted by the kubelet": {failed("Preempting", "Preempted in order to admit critical pod"), "has ended: Preempting: Preempted in order to admit critical pod", true},
+		"preempted by the scheduler, and gone": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			api.PrependReactor("list", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				if of := action.(clienttesting.ListAction).GetListRestrictions().Fields.String(); of != "involvedObject.name="+p.Name {
+					t.Errorf("asks for events of %q", of)
+				}
+				return true, &corev1.EventList{Items: []corev1.Event{{Reason: "Pulled"}, {Reason: "Preempted", Message: "Preempted by pod 7d on node a"}}}, nil
+			})
+			remove(t, api, p)
+		}, "is gone: Preempted: Preempted by pod 7d on node a", true},
+		"evicted by disk pressure": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			n := node("a", func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeDiskPressure, Effect: corev1.TaintEffectNoSchedule}}
+				n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue})
+			})
+			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {
+				t.Fatal(err)
+			}
+			failed("Evicted", "The node was low on resource: ephemeral-storage.")(t, api, p)
+		}, "has ended: Evicted: The node was low on resource: ephemeral-storage.", true},
+		"out of memory": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			s := &p.Status.ContainerStatuses[0]
+			s.RestartCount, s.LastTerminationState.Terminated = 1, &corev1.ContainerStateTerminated{Reason: "OOMKilled", ExitCode: 137}
+			update(t, api, p)
+		}, "restarted: OOMKilled: exit code 137: set more memory in spec.target.kubernetes.resources", false},
+		"a namespace that a controller deletes": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			p.DeletionTimestamp = new(metav1.Now())
+			update(t, api, p)
+			n, err := api.CoreV1().Namespaces().Get(t.Context(), p.Namespace, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.DeletionTimestamp = new(metav1.Now())
+			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("namespaces"), n, ""); err != nil {
+				t.Fatal(err)
+			}
+		}, deletedNamespace, true},
+		"a namespace that a controller has deleted": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			remove(t, api, p)
+			if err := api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("namespaces"), "", p.Namespace); err != nil {
+				t.Fatal(err)
+			}
+		}, deletedNamespace, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api, c := fakeCluster(t, func(p *corev1.Pod) error { p.Spec.NodeName = nodeOf(p); return nil })
+				p, err := c.Up(t.Context(), config(nil))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = p.Close(context.Background()) }()
+				was := p.traffic["a/client-0"]
+				pod, err := api.CoreV1().Pods(was.Namespace).Get(t.Context(), was.Name, metav1.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				tt.happens(t, api, pod.DeepCopy())
+				got := p.diagnose(t.Context(), was, errors.New("connection reset"))
+				if !strings.Contains(got.Error(), tt.want) || errors.Is(got, place.ErrLost) != tt.lost {
+					t.Errorf("%v, want %q, lost %t", got, tt.want, tt.lost)
+				}
+			})
+		})
+	}
+}
+
+const deletedNamespace = "was deleted by somebody else than this run, such as a controller that removes what it does not know: exempt namespaces with the label app.kubernetes.io/name=slipstream from it, or name an existing one with -n"
+
+func update(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+	t.Helper()
+	if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), p, p.Namespace); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+	t.Helper()
+	if err := api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), p.Namespace, p.Name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDeletedNamespaceHasNoLease: if the lease goes because its namespace does, that is the reason.
+func TestDeletedNamespaceHasNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c := fakeCluster(t, nil)
+		p, err := c.Up(t.Context(), config(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.api.Namespaces().Delete(t.Context(), p.namespace, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * renewTime)
+		if err := p.isLost(nil); err == nil || !strings.Contains(err.Error(), deletedNamespace) {
+			t.Errorf("%v, want %q", err, deletedNamespace)
+		}
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestStuckNamespace: if a namespace of a run does not go, cleanup says what it waits for.
+func TestStuckNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, c := fakeCluster(t, nil)
+		p, err := c.Up(t.Context(), config(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const why = "Some content in the namespace has finalizers remaining: example.com/hold in 1 resource instances"
+		api.PrependReactor("delete", "namespaces", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			namespaces := corev1.SchemeGroupVersion.WithResource("namespaces")
+			o, err := api.Tracker().Get(namespaces, "", action.(clienttesting.DeleteAction).GetName())
+			if err != nil {
+				return true, nil, err
+			}
+			n := o.(*corev1.Namespace)
+			n.DeletionTimestamp = new(metav1.Now())
+			n.Status.Conditions = []corev1.NamespaceCondition{
+				{Type: corev1.NamespaceDeletionContentFailure, Status: corev1.ConditionFalse, Message: "All content successfully deleted"},
+				{Type: corev1.NamespaceFinalizersRemaining, Status: corev1.ConditionTrue, Message: why},
+			}
+			return true, nil, api.Tracker().Update(namespaces, n, "")
+		})
+		err = p.Close(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "is still being deleted: "+why) || strings.Contains(err.Error(), "successfully") {
+			t.Errorf("%v, want %q", err, why)
+		}
+		runs, _, err := c.Runs(t.Context())
+		if err != nil || len(runs) != 1 {
+			t.Errorf("runs %v, %v, want the one that is left", runs, err)
+		}
+	})
 }
 
 func parsed(amount string) resource.Quantity { return resource.MustParse(amount) }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 
 	"slipstream.dev/internal/place"
 )
@@ -45,7 +46,11 @@ func stateOf(p *corev1.Pod) podState {
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-			return podState{text: "cannot be scheduled: " + c.Message + "; request fewer resources, or name another node", final: true}
+			remedy := "request fewer resources"
+			if strings.Contains(c.Message, "Too many pods") {
+				remedy = "end some pods of the node"
+			}
+			return podState{text: "cannot be scheduled: " + c.Message + "; " + remedy + ", or name another node", final: true}
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
@@ -63,8 +68,19 @@ func stateOf(p *corev1.Pod) podState {
 }
 
 func waitingState(c corev1.ContainerStatus, program string) podState {
-	w := c.State.Waiting
+	w, last := c.State.Waiting, c.LastTerminationState.Terminated
 	why := join(w.Reason, w.Message)
+	if w.Reason == "CrashLoopBackOff" && last != nil {
+		why = ending(last)
+	}
+	switch {
+	case strings.Contains(why, "exec format error"), strings.Contains(why, "no match for platform"):
+		return podState{text: fmt.Sprintf("cannot run %s: %s. The image is for another CPU architecture than the node: name one that has both with --image, as make image builds, or choose nodes of one architecture", c.Image, why), final: true}
+	case rateLimited(w.Message):
+		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. The registry limits how often it is asked: try again later, or push the image to a registry of yours (slipstream image push REGISTRY/NAME) and name it with --image", c.Image, why), retried: true}
+	case w.Reason == "CrashLoopBackOff" && last != nil && last.Reason == outOfMemory:
+		return podState{text: "exits as soon as it starts: " + why, final: true}
+	}
 	switch w.Reason {
 	case "ErrImageNeverPull":
 		return podState{text: fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
@@ -74,9 +90,6 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 		return podState{text: fmt.Sprintf("cannot start: %s. The image must have slipstream at %s", why, program), final: true}
 	case "CrashLoopBackOff":
-		if t := c.LastTerminationState.Terminated; t != nil {
-			why = ending(t)
-		}
 		return podState{text: fmt.Sprintf("exits as soon as it starts: %s. The image must have this version of slipstream at %s", why, program), final: true}
 	}
 	return podState{text: "has not started yet: " + why}
@@ -85,12 +98,25 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 // permanent reports whether another attempt to pull an image would fail, too. A registry that does not answer, or answers that
 // there are too many requests, may do better in a moment.
 func permanent(w *corev1.ContainerStateWaiting) bool {
-	return w.Reason == "InvalidImageName" || slices.ContainsFunc([]string{"not found", "no such host", "denied", "unauthorized", "authorization failed", "no match for platform"},
+	return w.Reason == "InvalidImageName" || slices.ContainsFunc([]string{"not found", "no such host", "denied", "unauthorized", "authorization failed"},
 		func(why string) bool { return strings.Contains(strings.ToLower(w.Message), why) })
 }
 
+// rateLimited reports whether a registry refuses a pull because there were too many (HTTP 429; "toomanyrequests" in the protocol of registries).
+func rateLimited(message string) bool {
+	message = strings.ToLower(message)
+	return strings.Contains(message, "toomanyrequests") || strings.Contains(message, "429 too many requests")
+}
+
+// outOfMemory is the reason for which a container ended that the kernel killed for its memory.
+const outOfMemory = "OOMKilled"
+
 func ending(t *corev1.ContainerStateTerminated) string {
-	return join(cmp.Or(t.Reason, "exited"), cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode)))
+	text := join(cmp.Or(t.Reason, "exited"), cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode)))
+	if t.Reason == outOfMemory {
+		text += ": set more memory in spec.target.kubernetes.resources, or take fewer connections"
+	}
+	return text
 }
 
 func join(reason, message string) string {
@@ -120,7 +146,7 @@ func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, broke error) error
 		case err == nil:
 			return p.judge(ctx, got, pod, broke)
 		case apierrors.IsNotFound(err):
-			return p.lose(pod, fmt.Errorf("pod %s is gone: somebody deleted it, or its namespace", name))
+			return p.lose(pod, p.deleted(ctx, pod, fmt.Errorf("pod %s is gone: somebody deleted it", name)))
 		case !unreachable(err):
 			return p.lose(pod, fmt.Errorf("get pod %s: %w", name, explain(err)))
 		}
@@ -137,6 +163,36 @@ func (p *Pods) diagnose(ctx context.Context, pod *corev1.Pod, broke error) error
 			return err // another call has waited already
 		}
 	}
+}
+
+// deleted says why somebody has deleted a pod: with its namespace, or as an event tells; otherwise it returns what is known.
+func (p *Pods) deleted(ctx context.Context, pod *corev1.Pod, known error) error {
+	if err := p.namespaceDeleted(ctx, pod.Namespace); err != nil {
+		return err
+	}
+	events, err := p.cluster.api.Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.name", pod.Name).String()})
+	if err != nil { // a run needs no permission to list them
+		return known
+	}
+	for _, e := range events.Items {
+		if slices.Contains([]string{"Preempted", "Evicted", "TaintManagerEviction"}, e.Reason) {
+			return fmt.Errorf("pod %s/%s is gone: %s", pod.Namespace, pod.Name, join(e.Reason, e.Message))
+		}
+	}
+	return known
+}
+
+// namespaceDeleted returns an error if a namespace of the run is being deleted, or is gone.
+func (p *Pods) namespaceDeleted(ctx context.Context, name string) error {
+	n, err := p.cluster.api.Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if err == nil && n.DeletionTimestamp == nil || err != nil && !apierrors.IsNotFound(err) {
+		return nil
+	}
+	remedy := "exempt namespaces with the label " + labelName + "=" + appName + " from it, or name an existing one with -n"
+	if p.inNamedNamespace {
+		remedy = "name another one with -n"
+	}
+	return fmt.Errorf("namespace %s was deleted by somebody else than this run, such as a controller that removes what it does not know: %s", name, remedy)
 }
 
 // Slow returns an error if the API server answers slowly, which is then why a trial has taken too long.
@@ -166,7 +222,9 @@ func (p *Pods) judge(ctx context.Context, got, was *corev1.Pod, broke error) err
 	}
 	state := stateOf(got)
 	switch {
-	case got.DeletionTimestamp != nil, got.Status.Phase == corev1.PodFailed:
+	case got.DeletionTimestamp != nil:
+		return p.lose(was, p.deleted(ctx, was, fmt.Errorf("pod %s %s", name, state.text)))
+	case got.Status.Phase == corev1.PodFailed:
 		return p.lose(was, fmt.Errorf("pod %s %s", name, state.text)) // nobody creates it again
 	case state.text != "":
 		return fmt.Errorf("pod %s %s", name, state.text) // it is restarted

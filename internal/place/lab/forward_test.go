@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,11 +22,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/lab/network"
 	"slipstream.dev/internal/place/lab/overlay"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
 )
+
+// byProcess has the shapes whose packets a process carries from node to node.
+var byProcess = slices.DeleteFunc(overlay.Shapes(), func(s string) bool { return !overlay.Forwards(s) })
 
 // running returns the processes in the namespaces of a lab.
 func running(t *testing.T, c Config) (pids []string) {
@@ -52,28 +57,32 @@ func running(t *testing.T, c Config) (pids []string) {
 // Forwarders end with the process whose lab it is, before anyone sweeps; the sweep
 // then leaves nothing.
 func TestForwarderEndsWithOwner(t *testing.T) {
-	testenv.NeedRoot(t)
-	t.Setenv(childShape, overlay.ShapeUDP)
-	dir, name := t.TempDir(), labName(t)
-	c := config(name)
-	c.Shape = overlay.ShapeUDP
-	before := machine(t, "slip-"+name)
-	owner := startUp(t, dir, name)
-	if line, err := bufio.NewReader(owner.out).ReadString('\n'); err != nil || line != "up\n" {
-		t.Fatalf("child says %q, %v", line, err)
-	}
-	if got := running(t, c); len(got) != c.Nodes {
-		t.Errorf("processes %v run in the lab, want one a node", got)
-	}
-	if err := owner.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Await(t, 20*time.Second, "forwarders have ended", func() bool { return len(running(t, c)) == 0 })
-	if swept, err := Sweep(t.Context(), dir); err != nil || len(swept) != 1 {
-		t.Errorf("swept %v, %v", swept, err)
-	}
-	if after := machine(t, "slip-"+name); len(after) != len(before) {
-		t.Errorf("before there was %v, now %v", before, after)
+	for _, shape := range byProcess {
+		t.Run(shape, func(t *testing.T) {
+			testenv.NeedRoot(t)
+			t.Setenv(childShape, shape)
+			dir, name := t.TempDir(), labName(t)
+			c := config(name)
+			c.Shape = shape
+			before := machine(t, "slip-"+name)
+			owner := startUp(t, dir, name)
+			if line, err := bufio.NewReader(owner.out).ReadString('\n'); err != nil || line != "up\n" {
+				t.Fatalf("child says %q, %v", line, err)
+			}
+			if got := running(t, c); len(got) != c.Nodes {
+				t.Errorf("processes %v run in the lab, want one a node", got)
+			}
+			if err := owner.cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Await(t, 20*time.Second, "forwarders have ended", func() bool { return len(running(t, c)) == 0 })
+			if swept, err := Sweep(t.Context(), dir); err != nil || len(swept) != 1 {
+				t.Errorf("swept %v, %v", swept, err)
+			}
+			if after := machine(t, "slip-"+name); len(after) != len(before) {
+				t.Errorf("before there was %v, now %v", before, after)
+			}
+		})
 	}
 }
 
@@ -240,5 +249,105 @@ func TestForwarderHostile(t *testing.T) {
 	got := make([]byte, 2000)
 	if n, err := server.Read(got); err != nil || string(got[:n]) != "good" {
 		t.Errorf("%q arrives, %v", got[:n], err)
+	}
+}
+
+// A forwarder of frames ignores what no node of the lab sends, and frames to other nodes: the next frame arrives.
+func TestFramesHostile(t *testing.T) {
+	l := up(t, func(c *Config) { c.Shape, c.Pods = overlay.ShapeWeave, 1 })
+	nodes := layout(l.state.Config)
+	pod := nodes[0].Pods[0]
+	var server, outer *net.UDPConn
+	in(t, l, pod.Place.Name, func() (err error) {
+		server, err = net.ListenUDP("udp", &net.UDPAddr{IP: pod.Place.IPv4.AsSlice()})
+		return err
+	})
+	defer server.Close()
+	in(t, l, "node1", func() (err error) {
+		outer, err = net.DialUDP("udp", nil, &net.UDPAddr{IP: nodes[0].Place.IPv4.AsSlice(), Port: 6783})
+		return err
+	})
+	defer outer.Close()
+	port := server.LocalAddr().(*net.UDPAddr).Port
+	names := [][]byte{network.HardwareAddr("node0", "weave"), network.HardwareAddr("node1", "weave")}
+	stranger := network.HardwareAddr("node2", "weave")
+	frame := func(message string) []byte {
+		f := slices.Concat(pod.MAC, nodes[1].Pods[0].MAC, []byte{8, 0})
+		return append(f, udpPacket(nodes[1].Pods[0].Place.IPv4, pod.Place.IPv4, port, message)...)
+	}
+	datagram := func(sender, receiver []byte, size int, frame []byte) []byte {
+		return append(binary.BigEndian.AppendUint16(slices.Concat(sender, sender, receiver), uint16(size)), frame...)
+	}
+	good := frame("good")
+	for _, b := range [][]byte{
+		{}, names[1][:5], names[1], datagram(names[1], names[0], 0, nil), make([]byte, 9000),
+		datagram(stranger, names[0], len(good), frame("from a stranger")), datagram(names[1], stranger, len(good), frame("for another")),
+		datagram(names[1], names[0], len(good)+1, good), datagram(names[1], names[0], 13, good),
+		datagram(names[1], names[0], len(good), good),
+	} {
+		if _, err := outer.Write(b); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			t.Fatal(err)
+		}
+	}
+	if err := server.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 2000)
+	if n, err := server.Read(got); err != nil || string(got[:n]) != "good" {
+		t.Errorf("%q arrives, %v", got[:n], err)
+	}
+}
+
+// Processes carry the fragments of a packet that is larger than the MTU, and a client of an address that no pod has is
+// told so.
+func TestForwardedPackets(t *testing.T) {
+	for _, shape := range byProcess {
+		for _, version := range []int{4, 6} {
+			t.Run(fmt.Sprintf("%s IPv%d", shape, version), func(t *testing.T) {
+				l := up(t, func(c *Config) { c.Shape, c.Pods = shape, 1 })
+				from, to := placeOf(t, l, "node0/pod0"), placeOf(t, l, "node1/pod0")
+				fragmented(t, l, from, to, version)
+				in(t, l, from.Name, func() error {
+					d := net.Dialer{Timeout: 20 * time.Second}
+					nobody := netip.AddrPortFrom(network.Plus(to.IP(version), 100), 1)
+					if _, err := d.Dial("tcp", nobody.String()); !errors.Is(err, unix.EHOSTUNREACH) {
+						t.Errorf("to %s: %v, want %v", nobody, err, unix.EHOSTUNREACH)
+					}
+					return nil
+				})
+				echo(t, connect(t, l, from.Name, to.Name, version, 1)[0])
+			})
+		}
+	}
+}
+
+// fragmented sends a datagram of several packets, whose bytes must arrive.
+func fragmented(t *testing.T, l *Lab, from, to place.Place, version int) {
+	t.Helper()
+	var server, client net.Conn
+	in(t, l, to.Name, func() error {
+		s, err := net.ListenUDP("udp", &net.UDPAddr{IP: to.IP(version).AsSlice()})
+		server = s
+		return err
+	})
+	defer server.Close()
+	in(t, l, from.Name, func() (err error) {
+		client, err = net.Dial("udp", server.LocalAddr().String())
+		return err
+	})
+	defer client.Close()
+	message := make([]byte, 5000)
+	for i := range message {
+		message[i] = byte(i * 7)
+	}
+	if _, err := client.Write(message); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 1<<16)
+	if n, err := server.Read(got); err != nil || !bytes.Equal(got[:n], message) {
+		t.Errorf("%d bytes arrive, %v, want %d", n, err, len(message))
 	}
 }

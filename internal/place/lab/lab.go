@@ -117,7 +117,7 @@ type Options struct {
 	// Keep lets the lab outlive this process. Without it, Sweep removes it once
 	// the process is gone.
 	Keep bool
-	// Forwarder is a command that calls overlay.Forward, needed by the shape udp.
+	// Forwarder is a command that calls overlay.Forward, needed by the shapes udp and weave.
 	Forwarder []string
 	// Balancer is a command that calls balancer.Run, needed by a balancer with the built-in proxy.
 	Balancer []string
@@ -158,7 +158,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.Shape == overlay.ShapeUDP && len(o.Forwarder) == 0 {
+	if overlay.Forwards(c.Shape) && len(o.Forwarder) == 0 {
 		return nil, fmt.Errorf("lab %s: shape %s needs Options.Forwarder", c.Name, c.Shape)
 	}
 	if c.Balancer != nil {

@@ -366,7 +366,7 @@ func TestKilled(t *testing.T) {
 		})
 	}
 	t.Run("labs", func(t *testing.T) {
-		for shape, kills := range map[string]int{spec.ShapeFlannel: 30, overlay.ShapeUDP: 15, overlay.ShapeVXLANFlow: 10, overlay.ShapeEBPF: 10} {
+		for shape, kills := range map[string]int{spec.ShapeFlannel: 30, overlay.ShapeUDP: 15, overlay.ShapeWeave: 10, overlay.ShapeVXLANFlow: 10, overlay.ShapeEBPF: 10} {
 			run(t, shape, shape, kills)
 		}
 		for _, mode := range []string{spec.ServiceIPTables, spec.ServiceEBPF} {

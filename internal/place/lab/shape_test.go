@@ -66,6 +66,7 @@ func TestOnWire(t *testing.T) {
 					overlay.ShapeEBPF:      "10.244.0.2 10.244.1.3 tcp",
 					overlay.ShapeVXLANFlow: "198.18.0.1 198.18.0.2 udp 8472",
 					overlay.ShapeUDP:       "198.18.0.1 198.18.0.2 udp 8285",
+					overlay.ShapeWeave:     "198.18.0.1 198.18.0.2 udp 6783",
 				}[shape]
 				if version == 6 {
 					switch shape {
@@ -171,13 +172,14 @@ func TestWay(t *testing.T) {
 	for shape, want := range map[string]way{
 		overlay.ShapeRouted:    {Forwarded: true, HostVeth: true},
 		overlay.ShapeUDP:       {Forwarded: true, Overlay: true, HostVeth: true},
+		overlay.ShapeWeave:     {Overlay: true, HostVeth: true},
 		overlay.ShapeVXLANFlow: {Overlay: true, Out: "tunnel_out", In: "tunnel_in"},
 		overlay.ShapeEBPF:      {Out: "route_out", In: "route_in"},
 	} {
 		for _, version := range []int{4, 6} {
 			t.Run(fmt.Sprintf("%s IPv%d", shape, version), func(t *testing.T) {
 				l := up(t, func(c *Config) { c.Shape, c.Pods = shape, 1 })
-				overlay := map[string]string{overlay.ShapeUDP: "flannel0", overlay.ShapeVXLANFlow: "cilium_vxlan"}[shape]
+				overlay := map[string]string{overlay.ShapeUDP: "flannel0", overlay.ShapeWeave: "vethwe-bridge", overlay.ShapeVXLANFlow: "cilium_vxlan"}[shape]
 				server := layout(l.state.Config)[1].Pods[0].Veth
 				client := layout(l.state.Config)[0].Pods[0].Veth
 				nicIn := network.NIC

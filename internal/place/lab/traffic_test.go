@@ -150,6 +150,7 @@ func TestMTU(t *testing.T) {
 				pods := map[string][2]int{
 					spec.ShapeFlannel: {mtu - 50, mtu - 70}, spec.ShapeCalico: {mtu - 50, mtu - 70},
 					overlay.ShapeRouted: {mtu, mtu}, overlay.ShapeEBPF: {mtu, mtu}, overlay.ShapeVXLANFlow: {mtu - 50, mtu - 50}, overlay.ShapeUDP: {mtu - 28, mtu - 28},
+					overlay.ShapeWeave: {mtu - 62, mtu - 62},
 				}[shape]
 				for _, c := range []struct {
 					from, to   string
@@ -569,6 +570,14 @@ func TestShapes(t *testing.T) {
 			{Name: "cni0", Kind: "bridge", MTU: 1472},
 			{Name: "flannel0", Kind: "tuntap", MTU: 1472},
 			{Name: "veth20bd5ce7", Kind: "veth", MTU: 1472, Master: true},
+		},
+		overlay.ShapeWeave: {
+			{Name: "lo", Kind: "device", MTU: 65536},
+			{Name: "eth0", Kind: "veth", MTU: 1500},
+			{Name: "weave", Kind: "bridge", MTU: 1438},
+			{Name: "vethwe-pcap", Kind: "veth", MTU: 1438},
+			{Name: "vethwe-bridge", Kind: "veth", MTU: 1438, Master: true},
+			{Name: "veth20bd5ce7", Kind: "veth", MTU: 1438, Master: true},
 		},
 	} {
 		t.Run(shape, func(t *testing.T) {

@@ -22,17 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flannel's udp backend (pkg/backend/udp): its device and its port, and what it
-// adds to a packet, 20 bytes of IP and 8 of UDP.
-const (
-	tunName     = "flannel0"
-	udpPort     = 8285
-	overheadUDP = 28
-)
-
 // The file descriptors that a forwarder inherits.
 const (
-	forwarderTUN    = 3
+	forwarderDevice = 3
 	forwarderSocket = 4
 )
 
@@ -41,100 +33,33 @@ const forwarderStart = 30 * time.Second
 
 // forwarding is a forwarder's configuration.
 type forwarding struct {
-	Routes []forwarderRoute `json:"routes"`
+	// Routes of the packets that a TUN device passes on.
+	Routes []forwarderRoute `json:"routes,omitempty"`
+	// Name of the node and its Peers, if it passes on frames.
+	Name  net.HardwareAddr `json:"name,omitempty"`
+	Peers []forwarderPeer  `json:"peers,omitempty"`
 	// MTU of the device.
 	MTU int `json:"mtu"`
 	// Keep means that the forwarder continues after the end of its standard input.
 	Keep bool `json:"keep"`
 }
 
-// forwarderRoute maps a prefix of pods to their node.
-type forwarderRoute struct {
-	Pods netip.Prefix   `json:"pods"`
-	Node netip.AddrPort `json:"node"`
-}
+// udpHeaders are what UDP over IPv4 adds: 20 bytes of IP and 8 of UDP.
+const udpHeaders = 28
 
-// openTUN creates a TUN device in the thread's namespace, which exists while a process has it open.
-func openTUN(name string) (*os.File, error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
-	}
-	request, err := unix.NewIfreq(name)
-	if err == nil {
-		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
-	}
-	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("create TUN device %s: %w", name, err)
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
-// makeForwarder creates the TUN device of a node, and starts the process that forwards packets between it and a
-// UDP socket. flannel's forwards only IPv4; this one also forwards IPv6.
-func (h *Host) makeForwarder() error {
-	f := forwarding{Keep: h.overlay.Keep}
+// startForwarder starts the forwarder of a node between a device and a UDP port, and returns when it forwards.
+// It runs in the node's namespace, so removing the lab kills it like everything else there.
+func (h *Host) startForwarder(f forwarding, device *os.File, port uint16) error {
 	f.MTU, _ = h.overlay.mtu()
-	var tun, socket *os.File
-	if err := h.ns.Do(func() (err error) {
-		if tun, err = openTUN(tunName); err != nil {
-			return err
-		}
-		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(h.node.Place.IPv4, udpPort)))
-		if err != nil {
-			return fmt.Errorf("open UDP socket: %w", err)
-		}
-		defer conn.Close()
-		socket, err = conn.File()
-		return err
-	}); err != nil {
-		if tun != nil {
-			tun.Close()
-		}
-		return err
-	}
-	defer tun.Close()
-	defer socket.Close()
-
-	device, err := h.ns.Netlink.LinkByName(tunName)
+	f.Keep = h.overlay.Keep
+	socket, err := h.listen(port)
 	if err != nil {
-		return fmt.Errorf("find %s: %w", tunName, err)
-	}
-	if err := h.ns.Netlink.LinkSetMTU(device, f.MTU); err != nil {
-		return fmt.Errorf("set MTU of %s: %w", tunName, err)
-	}
-	if err := h.ns.SetUp(tunName); err != nil {
 		return err
 	}
-	for _, own := range []netip.Addr{h.node.Pods4.Addr(), h.node.Pods6.Addr()} {
-		if err := h.ns.AddAddress(device, netip.PrefixFrom(own, own.BitLen())); err != nil {
-			return err
-		}
-	}
-	// flannel routes the whole cluster to the device, and its proxy answers packets to unknown nodes; here the
-	// kernel does.
-	for _, n := range h.others {
-		for _, p := range []netip.Prefix{n.Pods4, n.Pods6} {
-			f.Routes = append(f.Routes, forwarderRoute{Pods: p, Node: netip.AddrPortFrom(n.Place.IPv4, udpPort)})
-			if err := h.ns.LinkRoute(device, p); err != nil {
-				return err
-			}
-		}
-	}
-	if err := h.ns.AwaitLocal(h.node.Pods6.Addr()); err != nil {
-		return err
-	}
-	return h.startForwarder(f, tun, socket)
-}
-
-// startForwarder starts the forwarder of a node, and returns when it forwards. It runs in the node's
-// namespace, so removing the lab kills it like everything else there.
-func (h *Host) startForwarder(f forwarding, tun, socket *os.File) error {
+	defer socket.Close()
 	name, argv := h.node.Place.Name, h.overlay.Forwarder
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.ExtraFiles = []*os.File{tun, socket}
+	cmd.ExtraFiles = []*os.File{device, socket}
 	// Ctrl-C in a terminal must not kill the forwarder before the lab is removed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	var said strings.Builder
@@ -169,8 +94,22 @@ func (h *Host) startForwarder(f forwarding, tun, socket *os.File) error {
 	return nil
 }
 
-// Forward forwards packets between the TUN device and the socket that it inherits, until ctx ends or,
-// unless the lab is kept, its standard input. A lab starts it as a process of its own.
+// listen opens a UDP socket at a port of the node's NIC.
+func (h *Host) listen(port uint16) (socket *os.File, err error) {
+	err = h.ns.Do(func() error {
+		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(h.node.Place.IPv4, port)))
+		if err != nil {
+			return fmt.Errorf("open UDP socket: %w", err)
+		}
+		defer conn.Close()
+		socket, err = conn.File()
+		return err
+	})
+	return socket, err
+}
+
+// Forward forwards packets between the TUN device, or the packet socket, and the UDP socket that it inherits,
+// until ctx ends or, unless the lab is kept, its standard input. A lab starts it as a process of its own.
 //
 // It works like flannel's proxy (pkg/backend/udp/proxy_amd64.c): one thread, one packet per system call,
 // and no poll while packets wait. It makes raw system calls, as a C program does: they do not block, so
@@ -180,7 +119,7 @@ func Forward(ctx context.Context) error {
 	if err := json.NewDecoder(os.Stdin).Decode(&f); err != nil {
 		return fmt.Errorf("read the forwarder's configuration (only a lab starts this command): %w", err)
 	}
-	for fd, what := range map[int]string{forwarderTUN: "TUN device", forwarderSocket: "socket"} {
+	for fd, what := range map[int]string{forwarderDevice: "device", forwarderSocket: "socket"} {
 		unix.CloseOnExec(fd)
 		if err := unix.SetNonblock(fd, true); err != nil {
 			return fmt.Errorf("open inherited %s: %w", what, err)
@@ -193,7 +132,7 @@ func Forward(ctx context.Context) error {
 	defer wake.Close()
 	defer context.AfterFunc(ctx, func() { stop.Close() })()
 	polled := []unix.PollFd{
-		{Fd: forwarderTUN, Events: unix.POLLIN},
+		{Fd: forwarderDevice, Events: unix.POLLIN},
 		{Fd: forwarderSocket, Events: unix.POLLIN},
 		{Fd: int32(wake.Fd())}, // hangs up when its other end is closed
 	}
@@ -205,7 +144,10 @@ func Forward(ctx context.Context) error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	r := newRelay(forwarderTUN, forwarderSocket, f)
+	var r relay = newPacketRelay(forwarderDevice, forwarderSocket, f)
+	if f.Name != nil {
+		r = newFrameRelay(forwarderDevice, forwarderSocket, f)
+	}
 	for {
 		if _, err := unix.Poll(polled, -1); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for packets: %w", err)
@@ -215,7 +157,7 @@ func Forward(ctx context.Context) error {
 				return nil
 			}
 		}
-		// Check at least every 1024 packets whether to end.
+		// Check at least every 1024 rounds whether to end.
 		for range 1024 {
 			out, err := r.send()
 			if err != nil {
@@ -233,65 +175,30 @@ func Forward(ctx context.Context) error {
 }
 
 // relay has the two ends of a forwarder.
-type relay struct {
-	tun, socket int
-	routes      []relayRoute
-	packet      []byte
+type relay interface {
+	// send forwards what the device has, and reports whether there was something.
+	send() (bool, error)
+	// receive does so with what the socket has.
+	receive() (bool, error)
 }
 
-type relayRoute struct {
-	pods netip.Prefix
-	node *unix.RawSockaddrInet4
+// sockaddr returns an address as the kernel takes it.
+func sockaddr(a netip.AddrPort) *unix.RawSockaddrInet4 {
+	port := binary.BigEndian.AppendUint16(nil, a.Port())
+	return &unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a.Addr().As4(), Port: binary.NativeEndian.Uint16(port)}
 }
 
-func newRelay(tun, socket int, f forwarding) *relay {
-	r := &relay{tun: tun, socket: socket, packet: make([]byte, f.MTU)}
-	for _, route := range f.Routes {
-		port := binary.BigEndian.AppendUint16(nil, route.Node.Port())
-		r.routes = append(r.routes, relayRoute{route.Pods, &unix.RawSockaddrInet4{
-			Family: unix.AF_INET, Addr: route.Node.Addr().As4(), Port: binary.NativeEndian.Uint16(port),
-		}})
-	}
-	return r
-}
-
-// send forwards a packet from the device to the node of its destination, and reports whether there was one.
-func (r *relay) send() (bool, error) {
-	n, err := raw(unix.SYS_READ, r.tun, r.packet, nil)
-	if err != 0 {
-		return false, quiet("read from TUN device", err)
-	}
-	to, ok := hop(r.packet[:n])
-	node := r.route(to)
-	if !ok || node == nil {
-		return true, nil
-	}
+// put sends a packet by a socket, and waits while that is full, as one that blocks does. Other errors are such
+// as of a node that is unreachable: as on a wire, the packet is lost.
+func put(socket int, packet []byte, to *unix.RawSockaddrInet4) error {
 	for {
-		if _, err := raw(unix.SYS_SENDTO, r.socket, r.packet[:n], node); err != unix.EAGAIN {
-			// Such as a node that is unreachable: as on a wire, the packet is lost.
-			return true, nil
+		if _, err := raw(unix.SYS_SENDTO, socket, packet, to); err != unix.EAGAIN {
+			return nil
 		}
-		// flannel's socket blocks.
-		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(r.socket), Events: unix.POLLOUT}}, -1); err != nil && !errors.Is(err, unix.EINTR) {
-			return true, fmt.Errorf("wait for the socket: %w", err)
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLOUT}}, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for the socket: %w", err)
 		}
 	}
-}
-
-// receive forwards a packet from the socket to the device, and reports whether there was one.
-func (r *relay) receive() (bool, error) {
-	n, err := raw(unix.SYS_READ, r.socket, r.packet, nil)
-	if err != 0 {
-		return false, quiet("read from socket", err)
-	}
-	if _, ok := hop(r.packet[:n]); !ok {
-		return true, nil
-	}
-	// The device does not accept packets other than IP: they are lost.
-	if _, err := raw(unix.SYS_WRITE, r.tun, r.packet[:n], nil); err == unix.EBADFD {
-		return true, fmt.Errorf("write to TUN device: %w", err)
-	}
-	return true, nil
 }
 
 // raw makes the system call for a packet. The descriptors do not block.
@@ -315,51 +222,4 @@ func quiet(what string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", what, err)
-}
-
-// route finds the node of an address. Packets come in bursts, so the last route that matched comes first.
-func (r *relay) route(to netip.Addr) *unix.RawSockaddrInet4 {
-	for i := range r.routes {
-		if r.routes[i].pods.Contains(to) {
-			r.routes[0], r.routes[i] = r.routes[i], r.routes[0]
-			return r.routes[0].node
-		}
-	}
-	return nil
-}
-
-// hop decrements a packet's TTL and returns its destination: none if it is not IP, or its TTL has expired.
-func hop(packet []byte) (to netip.Addr, ok bool) {
-	switch {
-	case len(packet) >= 20 && packet[0]>>4 == 4:
-		if packet[8] <= 1 {
-			return to, false
-		}
-		packet[8]--
-		// Decrementing the high byte of a word increments that of the checksum (RFC 1624).
-		sum := uint32(packet[10])<<8 | uint32(packet[11])
-		sum += 0x100
-		sum += sum >> 16
-		packet[10], packet[11] = byte(sum>>8), byte(sum)
-		return netip.AddrFrom4([4]byte(packet[16:20])), true
-	case len(packet) >= 40 && packet[0]>>4 == 6:
-		if packet[7] <= 1 {
-			return to, false
-		}
-		packet[7]--
-		return netip.AddrFrom16([16]byte(packet[24:40])), true
-	}
-	return to, false
-}
-
-// probeTUN checks whether the kernel has TUN devices.
-func probeTUN() error {
-	tun, err := openTUN("probe-tun")
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("%w: load the module (modprobe tun), or use a kernel with CONFIG_TUN (in a container: --device /dev/net/tun)", err)
-	}
-	if err != nil {
-		return err
-	}
-	return tun.Close()
 }

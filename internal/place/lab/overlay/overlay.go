@@ -39,15 +39,21 @@ const (
 	// ShapeUDP has a process on each node that forwards packets between a TUN device and a UDP
 	// socket: flannel's udp.
 	ShapeUDP = "udp"
+	// ShapeWeave has a process on each node that captures frames of the pods' bridge, and exchanges them
+	// with the other nodes by a UDP socket: Weave without its fast data path.
+	ShapeWeave = spec.ShapeWeave
 )
 
 // Shapes returns the shapes of the pod network that a lab can have.
 func Shapes() []string {
-	return []string{spec.ShapeFlannel, spec.ShapeCalico, ShapeRouted, ShapeBridge, ShapeVXLANFlow, ShapeEBPF, ShapeUDP}
+	return []string{spec.ShapeFlannel, spec.ShapeCalico, ShapeRouted, ShapeBridge, ShapeVXLANFlow, ShapeEBPF, ShapeUDP, ShapeWeave}
 }
 
 // Bypasses reports whether eBPF programs of a shape redirect packets past netfilter and the veths of pods.
 func Bypasses(shape string) bool { return shape == ShapeEBPF || shape == ShapeVXLANFlow }
+
+// Forwards reports whether a shape has a forwarder on each node.
+func Forwards(shape string) bool { return shape == ShapeUDP || shape == ShapeWeave }
 
 // MinMTU leaves the IPv6 overlay the 1280 bytes that IPv6 requires of a link.
 const MinMTU = 1280 + overhead6
@@ -72,7 +78,7 @@ type Overlay struct {
 	// NICMTU is the MTU of the nodes' NICs.
 	NICMTU int
 	Nodes  []network.Node
-	// The shape udp has processes. Forwarder is a command that calls Forward. With Keep, they outlive the
+	// Shapes that forward have processes. Forwarder is a command that calls Forward. With Keep, they outlive the
 	// process that starts them.
 	Processes network.Processes
 	Forwarder []string
@@ -83,7 +89,23 @@ type Overlay struct {
 
 // bridged reports whether pods are on the node's bridge.
 func (o *Overlay) bridged() bool {
-	return slices.Contains([]string{spec.ShapeFlannel, ShapeRouted, ShapeBridge, ShapeUDP}, o.Shape)
+	return slices.Contains([]string{spec.ShapeFlannel, ShapeRouted, ShapeBridge, ShapeUDP, ShapeWeave}, o.Shape)
+}
+
+// bridge returns the name of a node's bridge.
+func (o *Overlay) bridge() string {
+	if o.Shape == ShapeWeave {
+		return weaveBridge
+	}
+	return bridgeName
+}
+
+// attached returns the prefixes whose addresses the bridge of a node reaches without a router.
+func (o *Overlay) attached(n network.Node) (v4, v6 netip.Prefix) {
+	if o.Shape == ShapeWeave {
+		return n.Cluster4, network.Cluster6
+	}
+	return n.Pods4, n.Pods6
 }
 
 // mtu returns the MTUs of the pods for both IP versions.
@@ -95,7 +117,9 @@ func (o *Overlay) mtu() (v4, v6 int) {
 	case ShapeVXLANFlow: // both travel over IPv4
 		return nic - overhead4, nic - overhead4
 	case ShapeUDP: // so they do here
-		return nic - overheadUDP, nic - overheadUDP
+		return nic - udpHeaders, nic - udpHeaders
+	case ShapeWeave:
+		return nic - overheadWeave, nic - overheadWeave
 	}
 	return nic, nic
 }
@@ -141,7 +165,9 @@ func (h *Host) join() error {
 	case ShapeEBPF:
 		return h.makeDirect()
 	case ShapeUDP:
-		return h.makeForwarder()
+		return h.makeTUN()
+	case ShapeWeave:
+		return h.makeCapture()
 	}
 	return h.makeTunnels()
 }
@@ -226,23 +252,29 @@ func (h *Host) Connect(ns *network.Namespace, p network.Pod) error {
 
 // connectBridge puts a pod on the bridge, as the CNI plugin of that name does.
 func (h *Host) connectBridge(ns *network.Namespace, p network.Pod, veth, eth0 netlink.Link) error {
-	bridge, err := h.ns.Netlink.LinkByName(bridgeName)
+	name := h.overlay.bridge()
+	bridge, err := h.ns.Netlink.LinkByName(name)
 	if err != nil {
-		return fmt.Errorf("find bridge %s: %w", bridgeName, err)
+		return fmt.Errorf("find bridge %s: %w", name, err)
 	}
 	if err := h.ns.Netlink.LinkSetMaster(veth, bridge); err != nil {
-		return fmt.Errorf("add %s to %s: %w", p.Veth, bridgeName, err)
+		return fmt.Errorf("add %s to %s: %w", p.Veth, name, err)
 	}
-	if err := h.ns.Netlink.LinkSetHairpin(veth, true); err != nil {
+	if h.overlay.Shape == ShapeWeave {
+		if err := ns.Do(func() error { return wholePackets(network.NIC) }); err != nil {
+			return err
+		}
+	} else if err := h.ns.Netlink.LinkSetHairpin(veth, true); err != nil {
 		return fmt.Errorf("set hairpin of %s: %w", p.Veth, err)
 	}
+	v4, v6 := h.overlay.attached(h.node)
 	gateway4, gateway6 := network.Plus(h.node.Pods4.Addr(), 1), network.Plus(h.node.Pods6.Addr(), 1)
 	return errors.Join(
-		ns.AddAddress(eth0, netip.PrefixFrom(p.Place.IPv4, h.node.Pods4.Bits())),
-		ns.AddAddress(eth0, netip.PrefixFrom(p.Place.IPv6, h.node.Pods6.Bits())),
+		ns.AddAddress(eth0, netip.PrefixFrom(p.Place.IPv4, v4.Bits())),
+		ns.AddAddress(eth0, netip.PrefixFrom(p.Place.IPv6, v6.Bits())),
 		h.defaultRoutes(ns, eth0, gateway4, gateway6),
-		h.ns.Settle(p.Veth, bridgeName),
-		h.ns.AwaitSolicited(bridgeName, gateway6),
+		h.ns.Settle(p.Veth, name),
+		h.ns.AwaitSolicited(name, gateway6),
 		ns.AwaitSolicited(network.NIC, p.Place.IPv6),
 		h.routeBackends(ns, bridge, p),
 	)
@@ -299,6 +331,8 @@ func Probe(ns *network.Namespace, shape string) error {
 		return probePrograms(ns, shape)
 	case ShapeUDP:
 		return probeTUN()
+	case ShapeWeave:
+		return probeCapture()
 	}
 	return nil
 }

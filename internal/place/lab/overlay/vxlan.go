@@ -127,17 +127,23 @@ func (t tunnel) join(ns *network.Namespace, remote network.Node) error {
 
 // makeBridge creates the bridge of the pods.
 func (h *Host) makeBridge() error {
-	ns, n := h.ns, h.node
-	bridge := &netlink.Bridge{LinkAttrs: network.LinkAttrs(bridgeName)}
+	ns, n, name := h.ns, h.node, h.overlay.bridge()
+	bridge := &netlink.Bridge{LinkAttrs: network.LinkAttrs(name)}
 	bridge.MTU, _ = h.overlay.mtu()
-	bridge.HardwareAddr = network.HardwareAddr(n.Place.Name, bridgeName)
+	bridge.HardwareAddr = bridgeMAC(n, name)
 	if err := ns.Netlink.LinkAdd(bridge); err != nil {
-		return fmt.Errorf("add bridge %s: %w", bridgeName, err)
+		return fmt.Errorf("add bridge %s: %w", name, err)
 	}
+	v4, v6 := h.overlay.attached(n)
 	return errors.Join(
-		ns.AddAddress(bridge, netip.PrefixFrom(network.Plus(n.Pods4.Addr(), 1), n.Pods4.Bits())),
-		ns.AddAddress(bridge, netip.PrefixFrom(network.Plus(n.Pods6.Addr(), 1), n.Pods6.Bits())),
+		ns.AddAddress(bridge, netip.PrefixFrom(network.Plus(n.Pods4.Addr(), 1), v4.Bits())),
+		ns.AddAddress(bridge, netip.PrefixFrom(network.Plus(n.Pods6.Addr(), 1), v6.Bits())),
 	)
+}
+
+// bridgeMAC returns the MAC address of a node's bridge.
+func bridgeMAC(n network.Node, bridge string) net.HardwareAddr {
+	return network.HardwareAddr(n.Place.Name, bridge)
 }
 
 // connectCalico connects a pod by routes, as Calico's plugin and Felix do.

@@ -50,7 +50,7 @@ func FuzzHop(f *testing.F) {
 
 // A route is found whichever was found before it.
 func TestRelayRoute(t *testing.T) {
-	r := newRelay(-1, -1, forwarding{MTU: 1472, Routes: []forwarderRoute{
+	r := newPacketRelay(-1, -1, forwarding{MTU: 1472, Routes: []forwarderRoute{
 		{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParseAddrPort("198.18.0.2:8285")},
 		{netip.MustParsePrefix("10.244.2.0/24"), netip.MustParseAddrPort("198.18.0.3:8285")},
 		{netip.MustParsePrefix("fd00::/64"), netip.MustParseAddrPort("198.18.0.4:8285")},
@@ -85,7 +85,7 @@ func TestRelaySend(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(socket)
-	r := newRelay(tun[0], socket, forwarding{MTU: 1472, Routes: []forwarderRoute{
+	r := newPacketRelay(tun[0], socket, forwarding{MTU: 1472, Routes: []forwarderRoute{
 		{netip.MustParsePrefix("10.244.1.0/24"), other.LocalAddr().(*net.UDPAddr).AddrPort()},
 	}})
 	if did, err := r.send(); did || err != nil {
