@@ -194,6 +194,10 @@ soak: test-deps $(HELM) ## Run what is too long for make test: statistics, rando
 	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoakMigrate' ./test/cluster
 	go test -tags soak -count=1 -p=1 -v -timeout=0 -run '^TestSoak$$' ./internal/fastpath ./test/cluster -soak $(SOAK)
 
+.PHONY: soak-alerts
+soak-alerts: test-deps $(HELM) ## Evaluate the chart's alerts in a Prometheus for SOAK=1h of healthy agents in a cluster; fail if one fires (root)
+	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoakAlerts$$' ./test/cluster -soak $(SOAK)
+
 .PHONY: kernels
 kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in a quarter of an hour (KERNELS="trixie/arm64 …" for some)
 	@.ci/deps qemu-system-x86_64=qemu-system-x86 qemu-system-aarch64=qemu-system-arm xz=xz-utils zstd

@@ -80,6 +80,9 @@ func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 	if len(s.Nodes) > 0 {
 		add("a run takes", "nodes %s and %s, image %s", s.Nodes[0], s.Nodes[1], s.Image)
 	}
+	if s.Busy != "" {
+		add("dry run", "%s", s.Busy)
+	}
 	for _, note := range s.Notes {
 		add("dry run", "%s", note)
 	}

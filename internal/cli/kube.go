@@ -149,6 +149,9 @@ func surveyCluster(ctx context.Context, p Process, o kubeOptions, exp *spec.Expe
 	for _, need := range s.Denied {
 		missing = append(missing, "permission to "+need)
 	}
+	if s.Busy != "" {
+		missing = append(missing, s.Busy)
+	}
 	return &survey{
 		found: s, print: func(w io.Writer) error { return printCluster(w, s) },
 		missing: append(missing, s.Missing...), unchecked: "starting a pod",

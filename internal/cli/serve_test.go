@@ -470,6 +470,13 @@ func TestServeWants(t *testing.T) {
 	header := func(name, value string) func(*http.Request) {
 		return func(r *http.Request) { cookie(r); r.Header.Set(name, value) }
 	}
+	form := func(fields url.Values) func(*http.Request) {
+		return func(r *http.Request) {
+			cookie(r)
+			text := fields.Encode()
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text)), int64(len(text))
+		}
+	}
 	for what, c := range map[string]struct {
 		address, run string
 		change       func(*http.Request)
@@ -485,12 +492,13 @@ func TestServeWants(t *testing.T) {
 		"no wish":            {closed + "/live/" + name, "", cookie, 422, "run must be pause, on or stop"},
 		"a result":           {closed + "/live/made-20260103T150405Z", "stop", cookie, 422, "this run has ended"},
 		"nothing":            {closed + "/live/made-20260109T150405Z", "stop", cookie, 404, ""},
-		"outside":            {closed + "/live/..%2Fmade-20260103T150405Z", "stop", cookie, 404, ""},
-		"by an address":      {closed + "/live/" + name + "?run=stop", "", cookie, 422, "run must be"},
-		"too long an answer": {closed + "/live/" + name, strings.Repeat("x", 8<<10), cookie, 422, "run must be"},
+		"outside":            {closed + "/live/..%2F" + filepath.Base(parent) + "%2F" + name, "stop", cookie, 404, ""},
+		"by an address":      {closed + "/live/" + name + "?run=stop", "", form(nil), 422, "run must be"},
+		"too long an answer": {closed + "/live/" + name, "", form(url.Values{"run": {"stop"}, "and": {strings.Repeat("x", 8<<10)}}), 422, "run must be"},
 	} {
 		if code, page := want(c.address, c.run, c.change); code != c.code || !strings.Contains(page, c.text) {
-			t.Errorf("%s: %d, want %d and %q in %.3000s", what, code, c.code, c.text, page[strings.Index(page, "<main"):])
+			_, main, _ := strings.Cut(page, "<main")
+			t.Errorf("%s: %d, want %d and %q in %.3000s", what, code, c.code, c.text, main)
 		}
 	}
 	is := func(wanted record.Wanted) {
@@ -500,6 +508,11 @@ func TestServeWants(t *testing.T) {
 		}
 	}
 	is(record.WantedOn)
+	if ended, err := record.Open(filepath.Join(parent, "made-20260103T150405Z")); err != nil {
+		t.Error(err)
+	} else if wanted, err := ended.Wanted(); wanted != record.WantedOn || err != nil {
+		t.Errorf("%q is wanted of a run that has ended, %v", wanted, err)
+	}
 	events := watch(t, closed, name, cookie)
 	await(t, events, "progress")
 	for _, c := range []struct {

@@ -129,6 +129,7 @@ func accelerationPolicy(name, spec string) string {
 type nodeState struct {
 	Status struct {
 		Settings, Verified int
+		Agent              string
 		Observed           []struct{ Policy, State, Reason, Message string }
 		Conditions         []struct{ Type, Status, Reason string }
 	}

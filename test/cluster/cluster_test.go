@@ -161,7 +161,8 @@ func TestThirdCluster(t *testing.T) {
 // TestControlPlaneThatDies runs tests on another cluster. The last test kills its API server.
 func TestControlPlaneThatDies(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"CannotRun", testCannotRun}, clusterTest{"Throttled", testThrottled}, clusterTest{"APIServerDies", testAPIServerDies})
+	runAll(t, own(t, Config{}), clusterTest{"CannotRun", testCannotRun}, clusterTest{"Throttled", testThrottled}, clusterTest{"Upgrade", testUpgrade},
+		clusterTest{"Nightly", testNightly}, clusterTest{"APIServerDies", testAPIServerDies})
 }
 
 // TestNodesThatComeAndGo has two clusters one after another, whose nodes are replaced and die.

@@ -20,7 +20,7 @@ import (
 // or take long, create their own cluster and run in parallel.
 var (
 	program string // built as make build does, with the version test
-	image   string // the archive of slipstream.dev/slipstream:test
+	image   string // the archive of slipstream.dev/slipstream:test, which also has the other references of imageRefs
 
 	common struct {
 		once    sync.Once
@@ -28,6 +28,9 @@ var (
 		err     error
 	}
 )
+
+// imageRefs are the names of the one image: that of the program's version, what an upgrade replaces, and one of another repository.
+const imageRefs = "slipstream.dev/slipstream:test,slipstream.dev/slipstream:older,example.test/slipstream:test"
 
 // A test that needs another process runs this binary with one of these variables set.
 const (
@@ -96,7 +99,7 @@ func build(ctx context.Context, dir string) error {
 		return err
 	}
 	image = filepath.Join(dir, "image.tar")
-	return packImage(ctx, root, image, "slipstream.dev/slipstream:test", program)
+	return packImage(ctx, root, image, imageRefs, program)
 }
 
 // shared returns the cluster that most tests share: two nodes, flannel, and kube-proxy in mode nftables. A test leaves it as

@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"os/exec"
@@ -43,34 +42,11 @@ var flowTableLock sync.Mutex
 
 // testWalk runs the commands of docs/tutorial/kubernetes.md, in order, as a reader would.
 func testWalk(t *testing.T, c *Cluster) {
-	helm := testenv.NeedProgram(t, "helm", "make bin/tools/helm")
-	root, err := checkout(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile(filepath.Join(root, "docs/tutorial/kubernetes.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(readPage(t, "docs/tutorial/kubernetes.md"), -1)
 	if len(blocks) < 8 {
 		t.Fatalf("the page has %d blocks of commands", len(blocks))
 	}
 
-	dir := t.TempDir()
-	bin := filepath.Join(dir, "bin")
-	for name, path := range map[string]string{
-		"bin/slipstream": program, "bin/kubectl-slipstream": program, "bin/helm": helm,
-		"bin/kubectl": filepath.Join(c.parts, "kubectl"), "charts": filepath.Join(root, "charts"),
-	} {
-		to := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(path, to); err != nil {
-			t.Fatal(err)
-		}
-	}
 	flowTableLock.Lock()
 	t.Cleanup(flowTableLock.Unlock)
 	before, table := []string{steering(t, c.Node("node0")), steering(t, c.Node("node1"))}, read(t, flowTable)
@@ -80,17 +56,7 @@ func testWalk(t *testing.T, c *Cluster) {
 	for _, b := range blocks {
 		script.WriteString("echo '==='\n" + b[1])
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script.String())
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "PATH="+bin+":"+os.Getenv("PATH"), "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, out.String())
-	}
-	said := out.String()
+	said := asReader(t, c, script.String())
 	for _, want := range []string{
 		"stream throughput, Gb/s", // the verdicts of the run
 		"## Comparison",           // the report
@@ -113,4 +79,53 @@ func testWalk(t *testing.T, c *Cluster) {
 	if now := read(t, flowTable); now != table {
 		t.Errorf("the machine's flow table has %s entries, had %s", now, table)
 	}
+}
+
+// readPage returns a page of the documents.
+func readPage(t testing.TB, name string) string {
+	t.Helper()
+	root, err := checkout(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(page)
+}
+
+// asReader runs commands of a page as a reader would: in a folder with the chart, with the programs in PATH. It returns what
+// they print.
+func asReader(t testing.TB, c *Cluster, script string) string {
+	t.Helper()
+	helm := testenv.NeedProgram(t, "helm", "make bin/tools/helm")
+	root, err := checkout(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "bin")
+	for name, path := range map[string]string{
+		"bin/slipstream": program, "bin/kubectl-slipstream": program, "bin/helm": helm,
+		"bin/kubectl": filepath.Join(c.parts, "kubectl"), "charts": filepath.Join(root, "charts"),
+	} {
+		to := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(path, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "PATH="+bin+":"+os.Getenv("PATH"), "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return string(out)
 }

@@ -23,6 +23,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ .Values.image.pullPolicy | default (eq .Values.image.repository "slipstream.dev/slipstream" | ternary "Never" "IfNotPresent") }}
 {{- end }}
 
+{{- /* What names the image to a run. The program knows the default one. */ -}}
+{{- define "slipstream.podImage" -}}
+{{- if ne .Values.image.repository "slipstream.dev/slipstream" }}- --image={{ include "slipstream.image" . }}{{ end }}
+{{- end }}
+
 {{- define "slipstream.https" -}}
 {{ if or .Values.metrics.auth .Values.metrics.tlsSecret }}yes{{ end }}
 {{- end }}

@@ -28,6 +28,9 @@ type Survey struct {
 	// Missing says what else would make the run fail, and what to do about it; it is empty if
 	// nothing is known to.
 	Missing []string `json:"-"`
+	// Busy names another run that is in progress on the nodes, for which this one would have to wait. It is no fault of the
+	// cluster.
+	Busy string `json:"-"`
 	// Notes say what does not make the run fail, but bears on what it measures.
 	Notes []string `json:"notes,omitempty"`
 	// AnswerSeconds is how long the API server took to answer one request.
@@ -82,7 +85,9 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 	}
 	s.Nodes = nodes
 	config.Spec.NodeNames, config.Pods = nodes, max(1, config.Pods)
-	s.lack(c.busy(ctx, nil, nodes...))
+	if err := c.busy(ctx, nil, nodes...); err != nil {
+		s.Busy = err.Error()
+	}
 	pods := newPods(c, config)
 	pods.windows, pods.tolerations, err = c.readNodes(ctx, nodes, config)
 	s.lack(err)
