@@ -508,6 +508,7 @@ func TestGSOSegmentsExceedMTU(t *testing.T) {
 // between it and redirect_vxlan, as they do where the kernel receives packets in lists.
 func TestProbeInPacketList(t *testing.T) {
 	f := loadForTest(t, nil)
+	testenv.PinThread(t) // each CPU has a probe of its own
 	f.addFlow(t, four, unix.IPPROTO_UDP, func(v *fastpathFlow) { v.In.Validated -= 1e9 })
 	if err := errors.Join(f.SetLinkMACs([]LinkMAC{{Link: lo, MAC: [6]byte(knownMAC)}}), f.SetRouters([]int{lo})); err != nil {
 		t.Fatal(err)
