@@ -169,7 +169,7 @@ func TestForeignLabs(t *testing.T) {
 			}
 			carried := func(way string) (all float64) {
 				for _, metric := range metrics {
-					n := metric(`slipstream_fastpath_packets_total{reason="fast-` + way + `"}`)
+					n := metric(`slipstream_fastpath_packets_total{kind="vxlan",reason="fast-` + way + `"}`)
 					if n <= 0 {
 						return 0
 					}

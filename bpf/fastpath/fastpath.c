@@ -146,7 +146,8 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	sum = csum_state(skb);
 	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !skip_csum_checks)
 		goto slow;
-	return redirect_to_pod(skb, c, pod, h, 0, peer_of(k), peer_of(own), is_ipv6);
+	reason = source == FROM_VXLAN ? REASON_FAST_IN_VXLAN : source == FROM_NIC ? REASON_FAST_IN_ROUTED : REASON_FAST_IN_LOCAL;
+	return redirect_to_pod(skb, c, pod, h, reason, peer_of(k), peer_of(own), is_ipv6);
 probe:
 	start_in_probe(skb, c, h, k, now, g, decapped, !in_sequence, source, is_ipv6);
 slow:
@@ -307,7 +308,7 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	if (!csum_offloaded(skb, ETH_HLEN + HLEN(is_ipv6)) && !skip_csum_checks)
 		goto slow;
 	if (pod)
-		return redirect_to_pod(skb, c, pod, &h, 1, peer_of(&k), wire_peer, is_ipv6);
+		return redirect_to_pod(skb, c, pod, &h, REASON_FAST_OUT_LOCAL, peer_of(&k), wire_peer, is_ipv6);
 	if (!outer) /* for the verifier */
 		goto slow;
 	encapsulated = is_encap(outer);
@@ -320,7 +321,7 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	if (reason)
 		goto slow;
 	set_metadata_at_nic(skb, &h, encapsulated, is_ipv6);
-	count(c, REASON_FAST_OUT);
+	count(c, encapsulated ? REASON_FAST_OUT_VXLAN : REASON_FAST_OUT_ROUTED);
 	return bpf_redirect(outer->nic, 0);
 probe:
 	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
@@ -604,7 +605,7 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 		return NEXT;
 	if (k.protocol == IPPROTO_TCP)
 		update_seq(f, 0, &h, end, now);
-	return redirect_to_pod(skb, c, pod, &h, 0, peer_of(&k), peer_of(&own), is_ipv6);
+	return redirect_to_pod(skb, c, pod, &h, REASON_FAST_IN_VXLAN, peer_of(&k), peer_of(&own), is_ipv6);
 probe:
 	from = sender(&o, f->in.device);
 	if (!is_remote(&from))

@@ -157,16 +157,17 @@ static __always_inline struct flow *find_flow_between(struct __sk_buff *skb, str
 	return from && from->veth == skb->ifindex ? f : 0;
 }
 
-/* redirect_to_pod redirects a packet into a pod: one from its peer, or one for its peer (out). */
+/* redirect_to_pod redirects a packet into a pod, and counts it as one of its flow's peer (REASON_FAST_IN_...), or for it
+ * (REASON_FAST_OUT_LOCAL). */
 static __always_inline int redirect_to_pod(struct __sk_buff *skb, struct cpu_state *c, const struct pod_link *pod, const struct headers *h,
-					   int out, __u64 was, __u64 is, int is_ipv6)
+					   int reason, __u64 was, __u64 is, int is_ipv6)
 {
 	__u32 veth = pod->veth;
 
-	if (forward_headers(skb, pod->macs, pod->hops, h, out, was, is, is_ipv6))
+	if (forward_headers(skb, pod->macs, pod->hops, h, reason == REASON_FAST_OUT_LOCAL, was, is, is_ipv6))
 		return DROP;
 	set_metadata_at_pod(skb);
-	count(c, out ? REASON_FAST_OUT : REASON_FAST_IN);
+	count(c, reason);
 	return bpf_redirect_peer(veth, 0);
 }
 

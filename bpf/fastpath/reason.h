@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 #pragma once
 
-/* Outcomes of packets. The first two took the fast path; the others took the slow path, for the named
- * reason, except for REASON_FORGED. The agent takes the names from BTF: REASON_NO_FLOW is "no-flow". */
+/* Outcomes of packets. The first took the fast path: between nodes in VXLAN, or routed as they are, or between pods of this node. The
+ * others took the slow path, for the named reason, except for REASON_FORGED. The agent takes the names from BTF: REASON_NO_FLOW is
+ * "no-flow". */
 enum reason {
-	REASON_FAST_OUT,
-	REASON_FAST_IN,
+	REASON_FAST_OUT_VXLAN,
+	REASON_FAST_OUT_ROUTED,
+	REASON_FAST_OUT_LOCAL,
+	REASON_FAST_IN_VXLAN,
+	REASON_FAST_IN_ROUTED,
+	REASON_FAST_IN_LOCAL,
 	REASON_NO_FLOW,         /* no flow is known */
 	REASON_TCP_FLAGS,       /* SYN, FIN, RST or URG */
 	REASON_LEASE_EXPIRED,   /* the agent no longer renews its lease */

@@ -303,8 +303,8 @@ var (
 	fastUp      = &Metric{Name: "slipstream_fastpath_up", Help: "1 if the fast path is on, 0 if a policy wants it and it is not."}
 	fastHooks   = &Metric{Name: "slipstream_fastpath_programs", Help: "Programs of the fast path that are attached: none while no connection is eligible."}
 	fastSkipped = &Metric{Name: "slipstream_fastpath_devices_skipped", Help: "Devices that the fast path skips."}
-	fastFlows   = &Metric{"slipstream_fastpath_flows", "Known connections of pods over the overlay, by their current path: fast or slow.", []string{"path"}}
-	fastPackets = &Metric{"slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path, all others the slow path for that reason.", []string{"reason"}}
+	fastFlows   = &Metric{"slipstream_fastpath_flows", "Known connections of pods, by their current path: fast or slow. Those on the fast path are of the kind vxlan, routed or local.", []string{"path", "kind"}}
+	fastPackets = &Metric{"slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path and are of the kind vxlan, routed or local, all others took the slow path for that reason.", []string{"reason", "kind"}}
 )
 
 // Metrics implements Kind.
@@ -328,10 +328,13 @@ func (f *fast) Samples(s *State, emit func(Sample)) {
 	if now.Packets == nil {
 		return
 	}
-	emit(Sample{Metric: fastFlows, Value: float64(now.Fast), Values: []string{"fast"}})
-	emit(Sample{Metric: fastFlows, Value: float64(now.Connections - now.Fast), Values: []string{"slow"}})
-	for reason, n := range now.Packets {
-		emit(Sample{Metric: fastPackets, Value: float64(n), Values: []string{reason}})
+	for kind, n := range now.Kinds {
+		emit(Sample{Metric: fastFlows, Value: float64(n), Values: []string{"fast", kind}})
+	}
+	emit(Sample{Metric: fastFlows, Value: float64(now.Connections - now.Fast), Values: []string{"slow", ""}})
+	for why, n := range now.Packets {
+		reason, kind, _ := record.SplitReason(why)
+		emit(Sample{Metric: fastPackets, Value: float64(n), Values: []string{reason, kind}})
 	}
 }
 
@@ -357,11 +360,13 @@ type Fastpath struct {
 	// if they do.
 	Skipped []string `json:"skipped,omitempty"`
 	Problem string   `json:"problem,omitempty"`
-	// Connections counts the known connections, Fast those of them that are accelerated now.
-	Connections int `json:"connections"`
-	Fast        int `json:"fast"`
-	// Packets counts packets by reason: "fast-out" and "fast-in" took the fast path, all
-	// others the slow path for that reason.
+	// Connections counts the known connections, Fast those of them that are accelerated now, and Kinds these by kind: vxlan, routed or
+	// local.
+	Connections int            `json:"connections"`
+	Fast        int            `json:"fast"`
+	Kinds       map[string]int `json:"kinds"`
+	// Packets counts packets by reason: those that begin with "fast-out-" and "fast-in-" took the fast path, and end with their kind; all
+	// others took the slow path for that reason.
 	Packets map[string]uint64 `json:"packets"`
 }
 
@@ -384,7 +389,10 @@ func (f *fast) status() (status Fastpath, err error) {
 	if status.Packets, err = f.path.Counts(); err != nil {
 		return status, err
 	}
-	status.Connections, status.Fast, err = f.path.Connections()
+	status.Connections, status.Kinds, err = f.path.Connections()
+	for _, n := range status.Kinds {
+		status.Fast += n
+	}
 	return status, err
 }
 

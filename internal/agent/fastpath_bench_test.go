@@ -132,7 +132,7 @@ func killed(t testing.TB, p *testNode, kills int) (longest, free time.Duration) 
 		if len(held) != 1 {
 			return 0
 		}
-		return held[0].Packets["fast-out"]
+		return held[0].Packets["fast-out-vxlan"]
 	}
 	slow := 0
 	for kill := range kills {

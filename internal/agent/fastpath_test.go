@@ -146,10 +146,10 @@ func (r *running) accelerated(what string, c net.Conn, packets uint64) {
 	})
 }
 
-// packets returns the fast path's packet count for a reason.
+// packets returns how many packets took the fast path over VXLAN, out or in.
 func (r *running) packets(reason string) uint64 {
 	r.t.Helper()
-	return uint64(max(0, r.metric(fmt.Sprintf("slipstream_fastpath_packets_total{reason=%q}", reason))))
+	return uint64(max(0, r.metric(fmt.Sprintf("slipstream_fastpath_packets_total{kind=\"vxlan\",reason=%q}", reason))))
 }
 
 // programs returns the devices of this thread's network namespace that have programs.
@@ -258,11 +258,11 @@ func TestFastpath(t *testing.T) {
 	if s := a.Status(); !s.Ready || s.state("fastpath").Status != accel.StatusTrue || s.state("fastpath").Reason != v1alpha1.ReasonAttached {
 		t.Errorf("%+v %+v", s, s.state("fastpath"))
 	}
-	if on, fast, packets := a.metric("slipstream_fastpath_up"), a.metric(`slipstream_fastpath_flows{path="fast"}`), a.metric(`slipstream_fastpath_packets_total{reason="fast-out"}`); on != 1 || fast != 1 || packets < 100 {
+	if on, fast, packets := a.metric("slipstream_fastpath_up"), a.metric(`slipstream_fastpath_flows{kind="vxlan",path="fast"}`), a.metric(`slipstream_fastpath_packets_total{kind="vxlan",reason="fast-out"}`); on != 1 || fast != 1 || packets < 100 {
 		t.Errorf("up %v, flows %v, packets %v", on, fast, packets)
 	}
 	held, err := accel.Fastpaths(accel.Options{JournalDir: p.journal})
-	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != active || held[0].Packets["fast-in"] < 100 {
+	if err != nil || len(held) != 1 || held[0].Place != "node0" || held[0].Holder.PID != os.Getpid() || len(held[0].Hooks) != active || held[0].Packets["fast-in-vxlan"] < 100 || held[0].Kinds["vxlan"] != 1 {
 		t.Errorf("asked from outside: %+v, %v", held, err)
 	}
 	// A device that packets must not bypass.

@@ -210,6 +210,17 @@ func printHeld(w io.Writer, held []accel.Held) error {
 	return tw.Flush()
 }
 
+// perKind lists the numbers of the kinds that are not 0.
+func perKind(numbers map[string]int) string {
+	var all []string
+	for _, kind := range slices.Sorted(maps.Keys(numbers)) {
+		if n := numbers[kind]; n > 0 {
+			all = append(all, fmt.Sprintf("%d %s", n, kind))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
 // printFastpath shows what takes the fast path and why the rest does not, the most frequent reasons
 // first.
 func printFastpath(w io.Writer, f accel.Fastpath) error {
@@ -217,7 +228,11 @@ func printFastpath(w io.Writer, f accel.Fastpath) error {
 	if f.Problem != "" {
 		fmt.Fprintf(w, "  all packets take the slow path: %s\n", f.Problem)
 	}
-	fmt.Fprintf(w, "  connections: %d known, %d accelerated\n", f.Connections, f.Fast)
+	accelerated := fmt.Sprintf("%d accelerated", f.Fast)
+	if kinds := perKind(f.Kinds); kinds != "" {
+		accelerated += " (" + kinds + ")"
+	}
+	fmt.Fprintf(w, "  connections: %d known, %s\n", f.Connections, accelerated)
 	programs := "none attached (idle: no connection is eligible)"
 	if len(f.Hooks) > 0 {
 		programs = strings.Join(f.Hooks, " ")

@@ -136,8 +136,9 @@ func vfWarnings(nics []record.VFUse) (out []record.Warning) {
 // why most others did not.
 func fastpathShare(f record.Fastpath) (fast, all uint64, most string) {
 	for why, n := range f.Packets {
-		switch all += n; {
-		case why == record.FastOut || why == record.FastIn:
+		all += n
+		switch _, _, took := record.SplitReason(why); {
+		case took:
 			fast += n
 		case n > f.Packets[most] || n == f.Packets[most] && why < most:
 			most = why

@@ -232,7 +232,7 @@ func (w *fakeWorker) Sample(_ context.Context, q place.Sampling, ready place.Rea
 	defer w.mu.Unlock()
 	s := record.Sample{Host: host, Series: "of " + q.Place}
 	if w.applied[w.place] > 0 {
-		s.Fastpath = &record.Fastpath{Place: q.Place, Packets: map[string]uint64{record.FastOut: 3}}
+		s.Fastpath = &record.Fastpath{Place: q.Place, Packets: map[string]uint64{"fast-out-vxlan": 3}}
 	}
 	return s, err
 }

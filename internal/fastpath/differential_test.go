@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -592,7 +591,7 @@ func TestDifferential(t *testing.T) {
 			}
 			fast := sides[0]
 			fast.start()
-			pin(t)
+			testenv.PinThread(t) // or the last packet may overtake another
 			seed := cmp.Or(*seed, uint64(time.Now().UnixNano()))
 			t.Logf("seed %d", seed)
 			g := grammar.Grammar{Rand: rand.New(rand.NewPCG(seed, 0)), Large: kind.offload == spec.OffloadFull}
@@ -683,25 +682,6 @@ func (a *isolatedNode) other(n int) grammar.Connection {
 		}
 	}
 	return c
-}
-
-// pin binds the thread, which ends with the test, to one CPU: all packets then wait in one queue,
-// and the last cannot overtake another.
-func pin(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	var may, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &may); err != nil {
-		t.Fatal(err)
-	}
-	for cpu := 0; one.Count() == 0; cpu++ {
-		if may.IsSet(cpu) {
-			one.Set(cpu)
-		}
-	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // begin opens connections on both nodes, after it has removed all others, and waits until those of

@@ -232,11 +232,11 @@ func (f *Fastpath) Close() error {
 // Counts returns the number of packets by reason: see datapath.Programs.Counts.
 func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
 
-// Connections counts the known connections, and those of them that are accelerated now.
-func (f *Fastpath) Connections() (known, fast int, err error) {
+// Connections counts the known connections, and by kind those of them that are accelerated now: see datapath.Programs.Accelerated.
+func (f *Fastpath) Connections() (known int, fast map[string]int, err error) {
 	now, err := datapath.Now()
 	if err != nil {
-		return 0, 0, err
+		return 0, nil, err
 	}
 	return f.programs.Accelerated(now)
 }

@@ -36,6 +36,7 @@ import (
 	"slipstream.dev/internal/fastpath"
 	"slipstream.dev/internal/place/lab"
 	"slipstream.dev/internal/place/lab/overlay"
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 )
@@ -171,13 +172,50 @@ func (w *world) stop(i int) {
 	w.paths[i] = nil
 }
 
+// counts returns the numbers of packets by reason: fast-out and fast-in are those of all kinds.
 func (w *world) counts(node int) map[string]uint64 {
 	w.Helper()
 	counts, err := w.paths[node].Counts()
 	if err != nil {
 		w.Fatal(err)
 	}
+	for why, n := range counts {
+		if name, kind, _ := record.SplitReason(why); kind != "" {
+			counts[name] += n
+		}
+	}
 	return counts
+}
+
+// wantKind checks that a node counts the packets and connections that it has accelerated as of one kind only.
+func (w *world) wantKind(node int, kind string, e echo) {
+	w.Helper()
+	counts, err := w.paths[node].Counts()
+	if err != nil {
+		w.Fatal(err)
+	}
+	for why, n := range counts {
+		if _, is, fast := record.SplitReason(why); fast && (n > 0) != (is == kind) {
+			w.Errorf("node%d counts %d packets as %s; all are of the kind %s", node, n, why, kind)
+		}
+	}
+	w.eventually("the connection is of its kind", func() { w.trip(e, 1) }, func() bool {
+		_, kinds, err := w.paths[node].Connections()
+		return err == nil && kinds[kind] > 0 && w.fastNow(node) == kinds[kind]
+	})
+}
+
+// fastNow counts the connections that a node accelerates now.
+func (w *world) fastNow(node int) (all int) {
+	w.Helper()
+	_, kinds, err := w.paths[node].Connections()
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, n := range kinds {
+		all += n
+	}
+	return all
 }
 
 // eventually calls step, if there is one, and pauses, until a condition holds. The pauses leave the CPUs to other tests, many of
@@ -518,7 +556,12 @@ func TestFastPath(t *testing.T) {
 					e := w.connect()
 					w.stream(e)
 					w.accelerate(e.back())
+					kind := "vxlan"
+					if w.shape == overlay.ShapeRouted {
+						kind = "routed"
+					}
 					for i := range w.paths {
+						w.wantKind(i, kind, e)
 						c := w.counts(i)
 						t.Logf("node%d: %v", i, c)
 						for _, why := range []string{"encap-failed", "table-full", "rewritten", "csum-unverified", "exceeds-mtu"} {

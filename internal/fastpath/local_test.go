@@ -32,6 +32,7 @@ func TestLocal(t *testing.T) {
 						e := w.connectOf(from, front)
 						w.stream(e)
 						w.accelerate(e.back())
+						w.wantKind(0, "local", e)
 						c := w.counts(0)
 						t.Logf("%v", c)
 						// A backend's packets are sampled as its own before there is a flow, and its address is translated.

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/fastpath/datapath"
 	"slipstream.dev/internal/netns"
 )
 
@@ -60,7 +61,11 @@ func probe(ctx context.Context, tunnel bool) error {
 	}
 	err := probeDevices(spaces, tunnel)
 	if err == nil {
-		err = probeTraffic(ctx, spaces)
+		kind := datapath.KindRouted
+		if tunnel {
+			kind = datapath.KindVXLAN
+		}
+		err = probeTraffic(ctx, spaces, kind)
 	}
 	if err != nil {
 		return fmt.Errorf("try the fast path: %w", err)
@@ -227,7 +232,7 @@ func track() error {
 }
 
 // probeTraffic sends data until packets in both directions have taken the fast path.
-func probeTraffic(ctx context.Context, spaces [3]netns.Handle) error {
+func probeTraffic(ctx context.Context, spaces [3]netns.Handle, kind string) error {
 	f, err := Start(spaces[0], slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
@@ -276,7 +281,7 @@ func probeTraffic(ctx context.Context, spaces [3]netns.Handle) error {
 			return countErr
 		case err != nil:
 			return fmt.Errorf("packets do not take the fast path: %w (%v)", err, counts)
-		case counts["fast-out"] > 100 && counts["fast-in"] > 100:
+		case counts["fast-out-"+kind] > 100 && counts["fast-in-"+kind] > 100:
 			return nil
 		}
 	}

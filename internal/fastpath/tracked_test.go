@@ -104,10 +104,7 @@ func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 			for name := range conns {
 				use(name)
 			}
-		}, func() bool {
-			_, fast, err := w.paths[0].Connections()
-			return err == nil && fast == len(conns)
-		})
+		}, func() bool { return w.fastNow(0) == len(conns) })
 	}
 	useAll := func() {
 		for name := range conns {
@@ -120,10 +117,7 @@ func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 		}
 	}
 	if accelerated {
-		w.eventually("all connections are accelerated", useAll, func() bool {
-			_, fast, err := w.paths[0].Connections()
-			return err == nil && fast == len(conns)
-		})
+		w.eventually("all connections are accelerated", useAll, func() bool { return w.fastNow(0) == len(conns) })
 	}
 	known = make(map[string][2]time.Duration)
 	seen := make(map[string]time.Duration)

@@ -244,7 +244,7 @@ func sendUnusualSegments(t *testing.T, shape, offload string, six bool, want int
 	}
 	fast := sides[0]
 	fast.start()
-	pin(t)
+	testenv.PinThread(t) // or the last packet may overtake another
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))

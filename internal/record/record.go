@@ -6,6 +6,7 @@ package record
 
 import (
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -254,8 +255,8 @@ type Device struct {
 // Fastpath counts the packets that a node's fast path saw over the measured window.
 type Fastpath struct {
 	Place string `json:"place"` // the node
-	// Packets are counts by reason, except those that are 0. fast-out and fast-in took the fast path;
-	// docs/explanation/fastpath.md explains the other reasons.
+	// Packets are counts by reason, except those that are 0. fast-out and fast-in took the fast path: fast-out-vxlan those of the kind vxlan,
+	// and so on. Older results do not have the kind. docs/explanation/fastpath.md explains kinds and reasons.
 	Packets map[string]uint64 `json:"packets"`
 }
 
@@ -264,6 +265,17 @@ const (
 	FastOut = "fast-out"
 	FastIn  = "fast-in"
 )
+
+// SplitReason returns FastOut or FastIn, and the kind if the reason has one, for packets that took the fast path, and any other reason as it
+// is.
+func SplitReason(reason string) (name, kind string, fast bool) {
+	for _, way := range []string{FastOut, FastIn} {
+		if kind, fast := strings.CutPrefix(reason, way); fast {
+			return way, strings.TrimPrefix(kind, "-"), true
+		}
+	}
+	return reason, "", false
+}
 
 // Sample has the counters of one place over the measured window.
 type Sample struct {

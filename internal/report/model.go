@@ -128,8 +128,10 @@ func New(exp *spec.Experiment, summary *stats.Summary, trials []record.Trial, en
 func (m *Model) describeSetup(trials []record.Trial) {
 	m.Variants, m.Workloads = definitions(m.exp)
 	for i, v := range m.Variants {
-		if text := vfText(trials, v.Name); text != "" {
-			m.Variants[i].Text += "; " + text
+		for _, text := range []string{vfText(trials, v.Name), fastText(trials, v.Name)} {
+			if text != "" {
+				m.Variants[i].Text += "; " + text
+			}
 		}
 	}
 	m.Design = design(m.exp, trials)

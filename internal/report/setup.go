@@ -172,6 +172,43 @@ func vfText(trials []record.Trial, variant string) string {
 	return fmt.Sprintf("packets took %s (%s %% through the VF)", ways[0], share)
 }
 
+// fastText says how many of the packets that the programs of the fast path counted in a variant's trials took it, and of which kinds, if
+// they counted any.
+func fastText(trials []record.Trial, variant string) string {
+	var all, fast uint64
+	kinds := make(map[string]uint64)
+	for _, t := range trials {
+		if t.Variant != variant || t.Status != record.StatusOK {
+			continue
+		}
+		for _, f := range t.Fastpath {
+			for why, n := range f.Packets {
+				all += n
+				_, kind, took := record.SplitReason(why)
+				if took {
+					fast += n
+				}
+				if kind != "" { // older results have none
+					kinds[kind] += n
+				}
+			}
+		}
+	}
+	if all == 0 {
+		return ""
+	}
+	percent := func(n uint64) string { return fmt.Sprintf("%.1f %%", 100*float64(n)/float64(all)) }
+	text := percent(fast) + " of packets took the fast path"
+	var each []string
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		each = append(each, kind+" "+percent(kinds[kind]))
+	}
+	if len(each) > 0 {
+		text += " (" + strings.Join(each, ", ") + ")"
+	}
+	return text
+}
+
 // design describes the periods of the trials, if something was switched.
 func design(exp *spec.Experiment, trials []record.Trial) string {
 	if !exp.Switches() {

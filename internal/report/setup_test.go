@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 )
 
@@ -24,6 +25,28 @@ func TestWorkloadParts(t *testing.T) {
 	} {
 		if got := strings.Join(workloadParts(c.workload), ", "); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
+// TestFastText: a report tells how many packets took the fast path, and of which kinds. Older results have no kinds.
+func TestFastText(t *testing.T) {
+	trial := func(variant string, status record.Status, packets map[string]uint64) record.Trial {
+		return record.Trial{Variant: variant, Status: status, Fastpath: []record.Fastpath{{Place: "node0", Packets: packets}}}
+	}
+	trials := []record.Trial{
+		trial("fast", record.StatusOK, map[string]uint64{"fast-out-vxlan": 500, "fast-in-vxlan": 300, "fast-out-local": 100, "nat": 50}),
+		trial("fast", record.StatusOK, map[string]uint64{"fast-in-local": 20, "no-flow": 30}),
+		trial("fast", record.StatusFailed, map[string]uint64{"nat": 1000}),
+		trial("old", record.StatusOK, map[string]uint64{"fast-out": 3, "fast-in": 3, "nat": 2}),
+		trial("idle", record.StatusOK, nil),
+	}
+	for variant, want := range map[string]string{
+		"fast": "92.0 % of packets took the fast path (local 12.0 %, vxlan 80.0 %)",
+		"old":  "75.0 % of packets took the fast path", "idle": "", "other": "",
+	} {
+		if got := fastText(trials, variant); got != want {
+			t.Errorf("%s: %q, want %q", variant, got, want)
 		}
 	}
 }

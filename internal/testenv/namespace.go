@@ -31,6 +31,25 @@ func EnterNamespace(t testing.TB) netns.NsHandle {
 	return ns
 }
 
+// PinThread binds the test's thread to one of the CPUs that it may use: the thread ends with the test's goroutine. What is kept for each
+// CPU stays the same between two steps of the test, and packets wait in one queue.
+func PinThread(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	var may, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		t.Fatalf("read which CPUs the thread may use: %v", err)
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if may.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatalf("bind the thread to a CPU: %v", err)
+	}
+}
+
 // PrivateMounts moves the test's thread into a new mount namespace. Nothing outside sees its mounts.
 func PrivateMounts(t testing.TB) {
 	t.Helper()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // failing stands in for a test that fails: it records the message, and ends its goroutine as a test would.
@@ -128,5 +129,14 @@ func TestEnterNamespace(t *testing.T) {
 	PrivateMounts(t)
 	if after, err := os.Readlink("/proc/thread-self/ns/mnt"); err != nil || after == before {
 		t.Errorf("mount namespace %s, %v", after, err)
+	}
+}
+
+// TestPinThread checks that the test's thread keeps to one CPU.
+func TestPinThread(t *testing.T) {
+	PinThread(t)
+	var may unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil || may.Count() != 1 {
+		t.Errorf("the thread may use %d CPUs, %v", may.Count(), err)
 	}
 }

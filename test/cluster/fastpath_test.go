@@ -163,15 +163,19 @@ func testFastpath(t *testing.T, c *Cluster) {
 	}
 	direct := talk(t, near, listener, net.JoinHostPort(far.ip, "4000"))
 	byService := talk(t, near, listener, net.JoinHostPort(service, "80"))
-	packets := func(n, reason string) float64 {
-		return agentMetrics(t, c.Node(n))(`slipstream_fastpath_packets_total{reason="` + reason + `"}`)
+	packets := func(n, way string) float64 {
+		text, err := scrape(c.Node(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return carriedIn(text, way)
 	}
 	testenv.Eventually(t, time.Minute, "packets between pods are accelerated", func() string {
 		for range 200 {
 			direct()
 		}
 		for _, n := range nodes {
-			for _, way := range []string{"fast-out", "fast-in"} {
+			for _, way := range []string{"out", "in"} {
 				if packets(n, way) < 100 {
 					return fmt.Sprintf("%s of %s is %.0f", way, n, packets(n, way))
 				}
@@ -182,13 +186,13 @@ func testFastpath(t *testing.T, c *Cluster) {
 	// Connections to a service are accelerated, too, on the node where kube-proxy
 	// translates them.
 	testenv.Eventually(t, time.Minute, "packets to a service are accelerated", func() string {
-		out, in := packets("node0", "fast-out"), packets("node0", "fast-in")
+		out, in := packets("node0", "out"), packets("node0", "in")
 		trips := 0.0
 		// This takes longer than scrapes share one reading of the counters.
 		for began := time.Now(); time.Since(began) < 500*time.Millisecond; trips++ {
 			byService()
 		}
-		out, in = packets("node0", "fast-out")-out, packets("node0", "fast-in")-in
+		out, in = packets("node0", "out")-out, packets("node0", "in")-in
 		if min(out, in) < trips*3/4 {
 			return fmt.Sprintf("of %.0f there and back %.0f and %.0f", trips, out, in)
 		}
@@ -203,10 +207,10 @@ func testFastpath(t *testing.T, c *Cluster) {
 		}
 	})
 	t.Run("rules", func(t *testing.T) {
-		testRules(t, c, near, far, func() float64 { return packets("node0", "fast-out") })
+		testRules(t, c, near, far, func() float64 { return packets("node0", "out") })
 	})
 	t.Run("services", func(t *testing.T) {
-		testServices(t, c, func(node string) float64 { return packets(node, "fast-out") + packets(node, "fast-in") })
+		testServices(t, c, func(node string) float64 { return packets(node, "out") + packets(node, "in") })
 	})
 
 	// After the policy is deleted nothing is left of the fast path, and connections

@@ -457,9 +457,7 @@ func acceleratedPackets(n *Node) (out, in float64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	out, _ = metricIn(text, `slipstream_fastpath_packets_total{reason="fast-out"}`)
-	in, _ = metricIn(text, `slipstream_fastpath_packets_total{reason="fast-in"}`)
-	return out, in, nil
+	return carriedIn(text, "out"), carriedIn(text, "in"), nil
 }
 
 // accelerate exchanges messages until both nodes accelerate a connection. That works even if an agent was

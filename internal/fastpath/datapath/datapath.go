@@ -143,8 +143,8 @@ func (p *Programs) SetNode(mtu int, from, to uint16) error {
 	return nil
 }
 
-// Counts returns the number of packets by reason: "fast-out" and "fast-in" took the fast path, all
-// others took the slow path for that reason. A packet can count twice: as "revalidate", and for
+// Counts returns the number of packets by reason: those whose name begins with "fast-" took the fast path, and it ends with their
+// kind, as in "fast-out-vxlan"; all others took the slow path for that reason. A packet can count twice: as "revalidate", and for
 // the reason that the probe found.
 func (p *Programs) Counts() (map[string]uint64, error) {
 	var each []fastpathCpuState

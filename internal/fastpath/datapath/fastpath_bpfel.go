@@ -20,7 +20,7 @@ type fastpathCpuState struct {
 	DecapStage  uint8
 	_           [1]byte
 	UntilSample uint32
-	Reasons     [27]uint64
+	Reasons     [31]uint64
 	Out         struct {
 		_       structs.HostLayout
 		Headers struct {

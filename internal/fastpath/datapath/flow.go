@@ -109,28 +109,66 @@ func (k fastpathKey) withPeer(wirePeer uint64) fastpathKey {
 // less.
 const flowTTL = time.Second
 
-// Accelerated counts the known connections, and those of them that are accelerated at a time of
+// Kinds of connections, as the names of reasons end with them: between nodes in VXLAN, between nodes as they are, and between pods of
+// this node.
+const (
+	KindVXLAN  = "vxlan"
+	KindRouted = "routed"
+	KindLocal  = "local"
+)
+
+// Accelerated counts the known connections, and by kind those of them that are accelerated at a time of
 // CLOCK_MONOTONIC: TCP if it is valid in both directions, UDP in either.
-func (p *Programs) Accelerated(now time.Duration) (known, fast int, err error) {
+func (p *Programs) Accelerated(now time.Duration) (known int, fast map[string]int, err error) {
 	var generation uint32
 	if err := p.objects.Generation.Get(&generation); err != nil {
-		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+		return 0, nil, fmt.Errorf("count connections of the fast path: %w", err)
 	}
 	valid := func(validated uint64, in uint32) bool {
 		return validated != 0 && in == generation && time.Duration(validated) > now-flowTTL
 	}
+	fast = map[string]int{KindVXLAN: 0, KindRouted: 0, KindLocal: 0}
 	err = each(p.objects.Flows, func(k fastpathKey, v fastpathFlow) error {
 		known++
 		out, in := valid(v.Out.Validated, v.Out.Generation), valid(v.In.Validated, v.In.Generation)
-		if out && in || k.Protocol == unix.IPPROTO_UDP && (out || in) {
-			fast++
+		if !(out && in) && !(k.Protocol == unix.IPPROTO_UDP && (out || in)) {
+			return nil
 		}
-		return nil
+		kind, err := p.kindOf(&v)
+		fast[kind]++
+		return err
 	})
 	if err != nil {
-		return 0, 0, fmt.Errorf("count connections of the fast path: %w", err)
+		return 0, nil, fmt.Errorf("count connections of the fast path: %w", err)
 	}
 	return known, fast, nil
+}
+
+// kindOf returns the kind of a connection: by the way that its pod's packets take, or by the device at which they arrive if the pod
+// only receives.
+func (p *Programs) kindOf(v *fastpathFlow) (string, error) {
+	if _, is := toPod(v.Out.Template); is {
+		return KindLocal, nil
+	}
+	if v.Out.Template != 0 {
+		var outer fastpathEncapTemplate
+		if err := p.objects.EncapTemplates.Lookup(v.Out.Template, &outer); err != nil {
+			return "", fmt.Errorf("look up the outer headers of a connection: %w", err)
+		}
+		if outer.Head.IpProtocol == unix.IPPROTO_UDP { // is_encap of bpf/fastpath/vxlan.h
+			return KindVXLAN, nil
+		}
+		return KindRouted, nil
+	}
+	for kind, devices := range map[string]*ebpf.Map{KindRouted: p.objects.Routers, KindLocal: p.objects.PodDevices} {
+		var is uint8
+		if err := devices.Lookup(v.In.Device, &is); err == nil {
+			return kind, nil
+		} else if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return "", fmt.Errorf("look up the device of a connection: %w", err)
+		}
+	}
+	return KindVXLAN, nil
 }
 
 // Activity is the state of a flow.

@@ -3,8 +3,11 @@
 package datapath
 
 import (
+	"errors"
+	"maps"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -73,6 +76,61 @@ func TestPeerOnNode(t *testing.T) {
 			if code, _, err = f.RedirectPod.Test(in); err != nil || code == redirect {
 				t.Errorf("%s %s: for a frame to another MAC address redirect_pod returns %d, error %v", v, tt.name, int32(code), err)
 			}
+		}
+	}
+}
+
+// TestKinds checks that packets on the fast path, and connections, are counted by kind.
+func TestKinds(t *testing.T) {
+	const toPeer = 1<<31 | 1
+	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
+	routed := func() error { return f.objects.EncapTemplates.Put(uint32(1), fastpathEncapTemplate{Nic: lo}) }
+	local := func(v *fastpathFlow) { v.Out.Template = toPeer }
+	incoming := func(v *fastpathFlow) { v.Out.Validated, v.Out.Template = 0, 0 }
+	in, out := inPacket(four, unix.IPPROTO_UDP).Bytes(), outPacket(four, unix.IPPROTO_UDP).Bytes()
+	known := knownConnection(four, false)
+	for _, tt := range []struct {
+		name    string
+		flow    func(*fastpathFlow)
+		also    func() error
+		program *ebpf.Program
+		packet  []byte
+		counted string
+		kind    string
+	}{
+		{"sent in VXLAN", nil, nil, f.RedirectPod, out, "fast-out-vxlan", KindVXLAN},
+		{"sent as it is", nil, routed, f.RedirectPod, out, "fast-out-routed", KindRouted},
+		{"sent to a pod of the node", local, nil, f.RedirectPod, out, "fast-out-local", KindLocal},
+		{"received from a pod of the node", local, nil, f.RedirectPod, in, "fast-in-local", KindLocal},
+		{"decapsulated by the kernel", incoming, nil, f.RedirectVXLAN, in, "fast-in-vxlan", KindVXLAN},
+		{"decapsulated at the NIC", nil, nil, f.DecapNIC, known.Wrap(in), "fast-in-vxlan", KindVXLAN},
+		{"received as it is", incoming, func() error { return f.SetRouters([]int{lo}) }, f.RedirectNIC, in, "fast-in-routed", KindRouted},
+		{"received from a pod only", incoming, func() error { return f.SetPodDevices([]int{lo}) }, nil, nil, "", KindLocal},
+	} {
+		f.addFlow(t, four, unix.IPPROTO_UDP, tt.flow)
+		err := errors.Join(f.SetRouters(nil), f.SetPodDevices(nil), f.objects.DecapTemplates.Put(uint32(2), decapTemplateForTest(four)))
+		if tt.also != nil {
+			err = errors.Join(err, tt.also())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tt.program != nil {
+			before, err := f.Counts()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if code, _, err := tt.program.Test(tt.packet); err != nil || code != redirect {
+				t.Errorf("%s: the program returns %d, error %v, want a redirect", tt.name, int32(code), err)
+			}
+			if got, want := f.since(t, before), "["+tt.counted+"]"; got != want {
+				t.Errorf("%s: counted %s, want %s", tt.name, got, want)
+			}
+		}
+		want := map[string]int{KindVXLAN: 0, KindRouted: 0, KindLocal: 0}
+		want[tt.kind] = 1
+		if all, fast, err := f.Accelerated(monotonic(t)); err != nil || all != 1 || !maps.Equal(fast, want) {
+			t.Errorf("%s: of %d connections %v are accelerated, %v, want %v", tt.name, all, fast, err, want)
 		}
 	}
 }
