@@ -176,7 +176,7 @@ func TestCompareAgainst(t *testing.T) {
 	if err := os.WriteFile(before, []byte(labelled), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, errs := succeed(t, "compare", filepath.Join(parent, "latest"), "--against", "main")
+	out, _ := succeed(t, "compare", filepath.Join(parent, "latest"), "--against", "main")
 	has(t, "the comparison", out, "made-20260104T150405Z compared with made-20260103T150405Z")
 	code, _, errs := slipstream(t, "compare", filepath.Join(parent, "latest"), "--against", "mai")
 	if code != exitUsage {

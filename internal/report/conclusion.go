@@ -191,9 +191,9 @@ func bestSentence(versus string, best stats.Proof, all []stats.Proof) string {
 		without = " without making anything worse"
 	}
 	text := fmt.Sprintf("Compared with %s, %s gains the most%s: ", versus, best.Variant, without)
-	text += describeFew(bestOfEach(best.Faster))
+	text += describeFew(firstOfEach(best.Faster, largestGainFirst))
 	if len(losses) > 0 {
-		text += ", at the cost of " + describeFew(worstOfEach(losses))
+		text += ", at the cost of " + describeFew(firstOfEach(losses, compareGain))
 	}
 	return text + "."
 }
@@ -264,16 +264,10 @@ func lossSentence(all []stats.Proof, best stats.Proof) string {
 
 func compareGain(a, b *stats.Row) int { return cmp.Compare(a.Gain(), b.Gain()) }
 
-// bestOfEach returns the best row of each workload, in order; worstOfEach returns the worst.
-func bestOfEach(rows []*stats.Row) []*stats.Row {
-	return ofEach(rows, func(a, b *stats.Row) int { return compareGain(b, a) })
-}
+func largestGainFirst(a, b *stats.Row) int { return compareGain(b, a) }
 
-func worstOfEach(rows []*stats.Row) []*stats.Row {
-	return ofEach(rows, compareGain)
-}
-
-func ofEach(rows []*stats.Row, order func(a, b *stats.Row) int) []*stats.Row {
+// firstOfEach returns, for each workload, the row that comes first in an order.
+func firstOfEach(rows []*stats.Row, order func(a, b *stats.Row) int) []*stats.Row {
 	var out []*stats.Row
 	for _, r := range rows {
 		i := slices.IndexFunc(out, func(o *stats.Row) bool { return o.Workload == r.Workload })
