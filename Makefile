@@ -174,6 +174,7 @@ $(PEERS): test/cluster/peers/go.mod test/cluster/peers/go.sum
 	cp -r --no-preserve=mode $$module/bpf bin/peers/bpf; \
 	cp -r --no-preserve=mode $$module/install/kubernetes/cilium bin/peers/chart; \
 	cp -r --no-preserve=mode $$module/pkg/k8s/apis/cilium.io/client/crds bin/peers/crds
+	find bin/peers -name '*.go' -delete # otherwise they are packages of this module
 	touch $@
 
 NODES ?= 100
