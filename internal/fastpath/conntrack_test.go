@@ -108,10 +108,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 			w.local = tt.local
 			e := w.connectBy(tt.front).back()
 			e.noKeepalive(t)
-			nodes := []string{"n0", "n1"}
-			if tt.local {
-				nodes = nodes[:1]
-			}
+			nodes := w.nodes()
 			for _, node := range nodes {
 				if tt.pickedUp {
 					w.in(node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
@@ -306,7 +303,10 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 // expire after the agent is killed, although entries with unacknowledged data expire early here.
 func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
+	ofEachKind(t, idleConnectionSurvivesAgentKill)
+}
+
+func idleConnectionSurvivesAgentKill(w *world) {
 	for _, node := range []string{"n0", "n1"} {
 		w.sysctl(node, sysctlUnacknowledged, "2")
 	}
@@ -321,7 +321,7 @@ func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 		return (is.Flags[0]|is.Flags[1])&flagUnacknowledged == 0
 	})
 	if err := agent.Process.Kill(); err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	_ = agent.Wait()
 	time.Sleep(settled)
@@ -330,10 +330,10 @@ func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 	byService(w, unix.IPPROTO_TCP, netip.AddrPortFrom(pod(1, 1), 9))
 	time.Sleep(4 * time.Second)
 	if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
-		t.Errorf("conntrack has %+v", is)
+		w.Errorf("conntrack has %+v", is)
 	}
 	if err := e.trip(3 * time.Second); err != nil {
-		t.Errorf("round trip after 4 s: %v", err)
+		w.Errorf("round trip after 4 s: %v", err)
 	}
 }
 
@@ -342,7 +342,10 @@ func TestIdleConnectionSurvivesAgentKill(t *testing.T) {
 // its pod has really closed, so that only the peer still sends, stays closed.
 func TestForgedFINBetweenAgents(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
+	ofEachKind(t, forgedFINBetweenAgents)
+}
+
+func forgedFINBetweenAgents(w *world) {
 	agent := w.startAgent("n0")
 	forged := []echo{w.connect().back(), w.connectBy(byService).back()}
 	for _, e := range forged {
@@ -353,7 +356,7 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 	// isFast counts the packets of the whole node, so the peer of this connection sends only from time to time.
 	send := func() {
 		if _, err := ended.far.Write(make([]byte, 64<<10)); err != nil {
-			t.Fatal(err)
+			w.Fatal(err)
 		}
 	}
 	w.eventually("the stream is accelerated", send, func() bool {
@@ -361,17 +364,17 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 		return (is.Flags[0]&is.Flags[1])&flagLiberal != 0
 	})
 	if err := agent.Process.Kill(); err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	_ = agent.Wait()
 	for _, e := range forged {
-		forge := w.forger("n0p1", e)
+		forge := w.forger(w.otherPods()[0], e)
 		w.eventually("conntrack accepts the forged FIN", func() { forge(rand.Uint32(), 0x11) }, func() bool {
 			return w.conntrack("n0", e).State != stateEstablished
 		})
 	}
 	if err := ended.Conn.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	w.eventually("conntrack sees the FIN", nil, func() bool {
 		return w.conntrack("n0", ended).State != stateEstablished
@@ -384,23 +387,23 @@ func TestForgedFINBetweenAgents(t *testing.T) {
 		}
 		w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
 		if is := w.conntrack("n0", e); is.State != stateEstablished || is.Timeout < establishedTimeout-10 {
-			t.Errorf("conntrack has %+v", is)
+			w.Errorf("conntrack has %+v", is)
 		}
 	}
 	for range 10 {
 		send()
 	}
 	if is := w.conntrack("n0", ended); is.State == stateEstablished {
-		t.Errorf("conntrack has %+v of a half-closed connection", is)
+		w.Errorf("conntrack has %+v of a half-closed connection", is)
 	}
 }
 
 // isFast reports whether node0 accelerates a connection, in any process.
 func (w *world) isFast(e echo) bool {
 	w.Helper()
-	before := w.forwarded("n0")
+	before := w.slow()
 	w.trip(e, 100)
-	return w.forwarded("n0")-before < 20
+	return w.slow()-before < 20
 }
 
 // forger sends packets from a place with the addresses and ports of a connection.
@@ -428,21 +431,27 @@ func TestForgedFINAndRST(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name  string
+		kind  string
 		flags []byte
 		talk  func(*world, echo)
 	}{
-		{"RST", []byte{tcpRST}, func(w *world, e echo) { w.trip(e, 2000) }},
-		{"RST after two gigabytes", []byte{tcpRST}, func(w *world, e echo) { w.transfer(e, 2<<30) }},
-		{"FIN", []byte{0x11}, func(w *world, e echo) { w.trip(e, 500) }},
+		{"RST", "vxlan", []byte{tcpRST}, func(w *world, e echo) { w.trip(e, 2000) }},
+		{"RST after two gigabytes", "vxlan", []byte{tcpRST}, func(w *world, e echo) { w.transfer(e, 2<<30) }},
+		{"FIN", "vxlan", []byte{0x11}, func(w *world, e echo) { w.trip(e, 500) }},
 		// Once a connection is closing, conntrack accepts an RST with any sequence number.
-		{"FIN and RST", []byte{0x11, tcpRST}, func(w *world, e echo) { w.trip(e, 500) }},
+		{"FIN and RST", "vxlan", []byte{0x11, tcpRST}, func(w *world, e echo) { w.trip(e, 500) }},
+		{"FIN and RST in a node", "local", []byte{0x11, tcpRST}, func(w *world, e echo) { w.transfer(e, 2<<30) }},
+		{"FIN and RST in a node that routes", "local routed", []byte{0x11, tcpRST}, func(w *world, e echo) { w.trip(e, 500) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
+			w := worldOf[tt.kind](t)
+			w.start()
+			e := w.connect().back()
+			w.accelerate(e)
 			e.noKeepalive(t)
 			tt.talk(w, e)
-			for n, place := range []string{"n0p1", "n1p1"} {
+			for n, place := range w.otherPods() {
 				before := w.counts(n)["forged"]
 				forge := w.forger(place, e)
 				sequence, err := w.paths[0].SequenceNumbers(flowOf(e.Conn))
@@ -460,7 +469,7 @@ func TestForgedFINAndRST(t *testing.T) {
 					return int(w.counts(n)["forged"]-before) == times*len(tt.flags)
 				})
 			}
-			for _, node := range []string{"n0", "n1"} {
+			for _, node := range w.nodes() {
 				// The last data may count as unacknowledged until the connection is idle.
 				if is := w.conntrack(node, e); is.State != stateEstablished || is.Timeout < unacknowledgedTimeout-10 {
 					t.Errorf("%s has %+v", node, is)
@@ -612,34 +621,46 @@ func TestForgedPackets(t *testing.T) {
 		{"URG", 0x30},
 		{"no flags", 0},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
-			// Attach all programs to the other pod's veth too.
-			w.accelerate(w.connectFrom(1, 1, direct).back())
-			forge := w.forger("n0p1", e)
-			// A busy machine may delay a round for so long that the flow expires, so use the median round.
-			const rounds, trips = 50, 20
-			var fast []int
-			pause := time.NewTicker(20 * time.Millisecond)
-			defer pause.Stop()
-			for range rounds {
-				<-pause.C
-				forge(rand.Uint32(), tt.flags)
-				before := w.counts(0)["fast-out"]
-				w.trip(e, trips)
-				fast = append(fast, int(w.counts(0)["fast-out"]-before))
-			}
-			slices.Sort(fast)
-			if fast[rounds/2] < trips-1 {
-				t.Errorf("of %d packets a round took the fast path: %v; then %v", trips, fast, w.counts(0))
-			}
-			w.eventually("conntrack has the connection as established", func() { w.trip(e, 1) }, func() bool {
-				is := w.conntrack("n0", e)
-				return is.State == stateEstablished && is.Timeout > 300
+		for _, kind := range []string{"vxlan", "local"} {
+			t.Run(kind+" "+tt.name, func(t *testing.T) {
+				t.Parallel()
+				checkBesideForged(worldOf[kind](t), tt.flags)
 			})
-		})
+		}
 	}
+}
+
+// checkBesideForged checks a connection while another pod, which has accelerated connections too, forges its packets.
+func checkBesideForged(w *world, flags byte) {
+	w.start()
+	e := w.connect().back()
+	w.accelerate(e)
+	near, ways := 1, uint64(1) // sent counts both ways of local connections
+	if w.local {
+		near, ways = 2, 2
+	}
+	w.accelerate(w.connectFrom(near, 1, direct).back())
+	forge := w.forger(w.otherPods()[0], e)
+	// A busy machine may delay a round for so long that the flow expires, so use the median round.
+	const rounds, trips = 50, 20
+	var fast []int
+	pause := time.NewTicker(20 * time.Millisecond)
+	defer pause.Stop()
+	for range rounds {
+		<-pause.C
+		forge(rand.Uint32(), flags)
+		before := w.sent()
+		w.trip(e, trips)
+		fast = append(fast, int((w.sent()-before)/ways))
+	}
+	slices.Sort(fast)
+	if fast[rounds/2] < trips-1 {
+		w.Errorf("of %d packets a round took the fast path: %v; then %v", trips, fast, w.counts(0))
+	}
+	w.eventually("conntrack has the connection as established", func() { w.trip(e, 1) }, func() bool {
+		is := w.conntrack("n0", e)
+		return is.State == stateEstablished && is.Timeout > 300
+	})
 }
 
 // TestRouteMTU checks that packets which the kernel would fragment do not take the fast path: the

@@ -22,6 +22,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -67,20 +68,20 @@ type injected struct {
 	frame []byte
 }
 
-// Ends of a node: its first two pods, and the NIC.
+// Ends of a node: its pods, of which it has three in a local world, and the NIC.
 const (
-	pod0, pod1, atNIC = 0, 1, 2
+	pod0, pod1, pod2, atNIC = 0, 1, 2, 3
 )
 
 // isolatedNode is a node whose ends the test controls: what the node sends to pods or to the NIC is
 // captured there and goes no further.
 type isolatedNode struct {
 	*world
-	sockets [3]int
-	links   [2]net.HardwareAddr
+	sockets [4]int
+	links   [3]net.HardwareAddr
 	like    grammar.Connection
-	// far is the end of the peers of its connections: the NIC, or the second pod in a local world.
-	far int
+	// far is the end of the peers of its connections: the NIC, or the second pod in a local world. hostile is a pod that has none.
+	far, hostile int
 	// four is an IPv4 connection to another node, even if the others are not.
 	four grammar.Connection
 	buf  []byte
@@ -89,8 +90,12 @@ type isolatedNode struct {
 
 func newIsolatedNode(t *testing.T, shape, offload string, six, local bool) *isolatedNode {
 	t.Helper()
-	a := &isolatedNode{world: newWorldOf(t, shape, offload, six), far: atNIC, buf: make([]byte, 1<<17)}
-	a.local = local
+	a := &isolatedNode{far: atNIC, hostile: pod1, buf: make([]byte, 1<<17)}
+	if local {
+		a.world, a.far, a.hostile = newLocalWorld(t, shape, six), pod1, pod2
+	} else {
+		a.world = newWorldOf(t, shape, offload, six)
+	}
 	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Imm(asm.R0, 2), asm.Return(), // TC_ACT_SHOT
 	}})
@@ -111,15 +116,19 @@ func newIsolatedNode(t *testing.T, shape, offload string, six, local bool) *isol
 		t.Fatal(err)
 	}
 	defer hash.Close()
-	var index [2]int // of the pods' links, on the node
-	for i, at := range []struct{ place, device string }{{"n0p0", "eth0"}, {"n0p1", "eth0"}, {"sw", "node0"}} {
-		a.in(at.place, func() error {
-			device, err := netlink.LinkByName(at.device)
+	var index []int // of the pods' links, on the node
+	for _, i := range append(a.pods(), atNIC) {
+		place, name := fmt.Sprintf("n0p%d", i), "eth0"
+		if i == atNIC {
+			place, name = "sw", "node0"
+		}
+		a.in(place, func() error {
+			device, err := netlink.LinkByName(name)
 			if err != nil {
 				return err
 			}
 			if i != atNIC {
-				a.links[i], index[i] = device.Attrs().HardwareAddr, device.Attrs().ParentIndex
+				a.links[i], index = device.Attrs().HardwareAddr, append(index, device.Attrs().ParentIndex)
 				// So that it can send packets larger than the MTU of the path.
 				if err := netlink.LinkSetMTU(device, 16000); err != nil {
 					return err
@@ -189,7 +198,7 @@ func newIsolatedNode(t *testing.T, shape, offload string, six, local bool) *isol
 		to = a.gateway(index[1])
 	}
 	if local {
-		peer, a.far, a.like.Routed = a.pod(0, 1), pod1, true
+		peer, a.like.Routed = a.pod(0, 1), true
 		copy(a.like.Outer[:], slices.Concat(to, a.links[1], net.HardwareAddr{0x08, 0x00}))
 	}
 	a.like.Peer = netip.AddrPortFrom(peer, 5000)
@@ -198,6 +207,35 @@ func newIsolatedNode(t *testing.T, shape, offload string, six, local bool) *isol
 		copy(a.like.Outer[a.like.Start()-2:], []byte{0x86, 0xdd})
 	}
 	return a
+}
+
+// pods returns the ends that are pods.
+func (a *isolatedNode) pods() []int { return []int{pod0, pod1, pod2}[:a.hostile+1] }
+
+// dropSpoofed makes the node drop what the hostile pod sends with the addresses of a connection, as Calico does.
+func (a *isolatedNode) dropSpoofed() {
+	a.Helper()
+	family, source := nftables.TableFamilyIPv4, &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4}
+	if a.six {
+		family, source.Offset, source.Len = nftables.TableFamilyIPv6, 8, 16
+	}
+	if a.shape == spec.ShapeFlannel { // elsewhere the packet comes from the bridge
+		family = nftables.TableFamilyBridge
+	}
+	a.rules("n0", func(conn *nftables.Conn) {
+		table := conn.AddTable(&nftables.Table{Family: family, Name: "spoofed"})
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
+		for _, pod := range []int{pod0, pod1} {
+			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+				&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: append([]byte(a.link(0, a.hostile)), 0)},
+				source,
+				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: a.pod(0, pod).AsSlice()},
+				&expr.Verdict{Kind: expr.VerdictDrop},
+			}})
+		}
+	})
 }
 
 // gateway returns the MAC address to which a pod sends: that of the bridge of its link, or of the
@@ -219,7 +257,7 @@ func (a *isolatedNode) gateway(index int) (mac net.HardwareAddr) {
 
 // settle gives the node permanent neighbours and turns off everything that it does by timers: no
 // two nodes would do that at the same packet.
-func (a *isolatedNode) settle(index [2]int, nic net.HardwareAddr) error {
+func (a *isolatedNode) settle(index []int, nic net.HardwareAddr) error {
 	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
 		return err
@@ -336,14 +374,14 @@ func (a *isolatedNode) collect(see func(end int, frame []byte)) {
 		}
 		a.inject(injected{end: pod0, frame: outer})
 		a.inject(injected{end: atNIC, frame: c.Wrap(inner)})
-		for _, end := range []int{atNIC, pod0, pod1} {
+		for _, end := range append([]int{atNIC}, a.pods()...) {
 			for {
 				flags := 0
-				if end == pod1 {
+				if end == pod1 || end == pod2 { // the last packets do not go there
 					flags = unix.MSG_DONTWAIT
 				}
 				n, _, err := unix.Recvfrom(a.sockets[end], a.buf, flags)
-				if end == pod1 && errors.Is(err, unix.EAGAIN) {
+				if flags != 0 && errors.Is(err, unix.EAGAIN) {
 					break
 				}
 				if err != nil {
@@ -495,12 +533,12 @@ func withoutRST(b []byte, at int) []byte {
 	return b
 }
 
-// randomPacket returns a packet that enters at a random end. far is the end of the peers.
-func randomPacket(g grammar.Grammar, far int) injected {
+// randomPacket returns a packet that enters at a random end.
+func (a *isolatedNode) randomPacket(g grammar.Grammar) injected {
 	if g.IntN(2) == 0 {
 		s := injected{end: pod0, frame: withoutRST(g.Packet(true), 14)}
 		if g.IntN(20) == 0 {
-			s.end = pod1
+			s.end = a.hostile
 		}
 		switch g.IntN(10) {
 		case 0:
@@ -518,7 +556,10 @@ func randomPacket(g grammar.Grammar, far int) injected {
 		return s
 	}
 	start := g.Start()
-	s := injected{end: far, frame: withoutRST(g.Wrapped(), start)}
+	s := injected{end: a.far, frame: withoutRST(g.Wrapped(), start)}
+	if a.local && g.IntN(20) == 0 {
+		s.end = a.hostile
+	}
 	switch g.IntN(8) {
 	case 0: // checksum not verified
 	case 1:
@@ -565,8 +606,9 @@ func talk(c grammar.Connection, far int) []injected {
 	return append(open(c, far, false)[2:], open(c, far, true)[2:3]...)
 }
 
-// TestDifferential sends packets of all kinds from pods, and from the wire or the other pod, to two nodes: one with
-// the fast path and accelerated connections, and a reference without. The packets that come out at
+// TestDifferential sends packets of all kinds from pods, and from the wire or another pod, to two nodes: one with
+// the fast path and accelerated connections, and a reference without. A hostile pod sends some in the name of others, with their
+// MAC and IP addresses; between pods of a node, a rule drops these. The packets that come out at
 // the other ends must be the same, byte for byte except identifications. -packets 1000000 takes 80
 // s.
 func TestDifferential(t *testing.T) {
@@ -587,6 +629,9 @@ func TestDifferential(t *testing.T) {
 				sides[i] = newIsolatedNode(t, kind.shape, kind.offload, kind.six, kind.local)
 				if !kind.six {
 					sides[i].dnat(service, sides[i].like.Peer, tcp, udp)
+				}
+				if kind.local {
+					sides[i].dropSpoofed()
 				}
 			}
 			fast := sides[0]
@@ -611,7 +656,10 @@ func TestDifferential(t *testing.T) {
 				packetsIn := make([]injected, inFlight)
 				for i := range packetsIn {
 					g.Connection = known[g.IntN(len(known))]
-					packetsIn[i] = randomPacket(g, fast.far)
+					packetsIn[i] = fast.randomPacket(g)
+				}
+				if kind.local {
+					fast.paths[0].AttachAll() // also to the hostile pod
 				}
 				came := make(map[string]int)
 				before, forged := sum(), fast.counts(0)["forged"]

@@ -78,7 +78,7 @@ func TestMain(m *testing.M) {
 
 const patience = 20 * time.Second
 
-// world is a lab of two nodes with two pods each, and the fast paths of the nodes.
+// world is a lab of two nodes with two or three pods each, and the fast paths of the nodes.
 type world struct {
 	*testing.T
 	name  string
@@ -92,6 +92,11 @@ type world struct {
 }
 
 func newWorld(t *testing.T, shape, offload string) *world {
+	return newWorldOfPods(t, shape, offload, 2)
+}
+
+// newWorldOfPods returns a world with this many pods on each node.
+func newWorldOfPods(t *testing.T, shape, offload string, pods int) *world {
 	t.Helper()
 	testenv.NeedRoot(t)
 	if shape == spec.ShapeFlannel {
@@ -99,7 +104,7 @@ func newWorld(t *testing.T, shape, offload string) *world {
 	}
 	w := &world{T: t, shape: shape, name: fmt.Sprintf("fast-%x", sha1.Sum(fmt.Appendf(nil, "%s %d %d", t.Name(), os.Getpid(), time.Now().UnixNano())))[:13]}
 	l, err := lab.Up(t.Context(), lab.Config{
-		Name: w.name, Nodes: 2, Pods: 2, Shape: shape, NIC: spec.NIC{Offload: offload, MTU: 1500},
+		Name: w.name, Nodes: 2, Pods: pods, Shape: shape, NIC: spec.NIC{Offload: offload, MTU: 1500},
 	}, lab.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +278,61 @@ var versions = map[string]bool{"IPv4": false, "IPv6": true}
 // IPv6; here IPv6 uses the IPv4 tunnel.
 func newWorldOf(t *testing.T, shape, offload string, six bool) *world {
 	t.Helper()
-	w := newWorld(t, shape, offload)
+	return newWorld(t, shape, offload).of(six)
+}
+
+// newLocalWorld returns a world whose connections lead to another pod of the same node. A third pod has none.
+func newLocalWorld(t *testing.T, shape string, six bool) *world {
+	t.Helper()
+	w := newWorldOfPods(t, shape, spec.OffloadFull, 3).of(six)
+	w.local = true
+	return w
+}
+
+// worldOf makes worlds with connections of each kind. Pods of a node are on a bridge, or the node routes between them.
+var worldOf = map[string]func(*testing.T) *world{
+	"vxlan":        func(t *testing.T) *world { return newWorld(t, spec.ShapeFlannel, spec.OffloadFull) },
+	"routed":       func(t *testing.T) *world { return newWorld(t, overlay.ShapeRouted, spec.OffloadFull) },
+	"local":        func(t *testing.T) *world { return newLocalWorld(t, spec.ShapeFlannel, false) },
+	"local routed": func(t *testing.T) *world { return newLocalWorld(t, spec.ShapeCalico, false) },
+}
+
+// ofEachKind runs a test in a world of each kind.
+func ofEachKind(t *testing.T, test func(*world)) {
+	for kind, world := range worldOf {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			test(world(t))
+		})
+	}
+}
+
+// nodes returns the nodes that forward the packets of connections.
+func (w *world) nodes() []string {
+	if w.local {
+		return []string{"n0"}
+	}
+	return []string{"n0", "n1"}
+}
+
+// farPod returns the pod to which connect leads, and otherPods those that have nothing to do with that connection.
+func (w *world) farPod() string {
+	if w.local {
+		return "n0p1"
+	}
+	return "n1p0"
+}
+
+func (w *world) otherPods() []string {
+	if w.local {
+		return []string{"n0p2"}
+	}
+	return []string{"n0p1", "n1p1"}
+}
+
+// of makes connections use one IP version.
+func (w *world) of(six bool) *world {
+	w.Helper()
 	w.six = six
 	if !six || w.shape == overlay.ShapeRouted {
 		return w
@@ -1117,11 +1176,11 @@ func (w *world) datagrams() *net.UDPConn {
 func (w *world) datagramsBy(front front) *net.UDPConn {
 	w.Helper()
 	var near, far *net.UDPConn
-	place, address := "n1p0", w.pod(1, 0)
+	address := w.pod(1, 0)
 	if w.local {
-		place, address = "n0p1", w.pod(0, 1)
+		address = w.pod(0, 1)
 	}
-	w.in(place, func() (err error) {
+	w.in(w.farPod(), func() (err error) {
 		far, err = net.ListenUDP("udp", &net.UDPAddr{IP: address.AsSlice()})
 		return err
 	})
@@ -1385,6 +1444,22 @@ func (w *world) startAgent(node string) *exec.Cmd {
 // forwarded returns how many packets the IP stack of a node has forwarded.
 func (w *world) forwarded(node string) (n int) { return w.snmp(node, "Ip:", "ForwDatagrams") }
 
+// slow returns how many packets of connections the kernel of node0 has forwarded. It does not count bridged ones, but the link of a pod counts
+// what the node sends to it. The fast path bypasses both.
+func (w *world) slow() (n int) {
+	w.Helper()
+	if !w.local {
+		return w.forwarded("n0")
+	}
+	for pod := range 2 {
+		w.set("n0", w.link(0, pod), func(l netlink.Link) error {
+			n += int(l.Attrs().Statistics.TxPackets)
+			return nil
+		})
+	}
+	return n
+}
+
 // snmp returns a counter of /proc/net/snmp of a place.
 func (w *world) snmp(place, protocol, counter string) (n int) {
 	w.Helper()
@@ -1417,18 +1492,19 @@ func (w *world) snmp(place, protocol, counter string) (n int) {
 // TestAgentKilled checks that a connection continues on the slow path when the agent hangs or is
 // killed, and is accelerated again afterwards.
 func TestAgentKilled(t *testing.T) {
-	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
+	for kind, world := range worldOf {
+		t.Run(kind, func(t *testing.T) { testAgentKilled(t, world(t)) })
+	}
+}
+
+func testAgentKilled(t *testing.T, w *world) {
 	agent := w.startAgent("n0")
 	e := w.connect().back()
 	trips := func(n int) (slow int) {
 		t.Helper()
-		before := w.forwarded("n0")
-		for range n {
-			if err := e.trip(patience); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return w.forwarded("n0") - before
+		before := w.slow()
+		w.trip(e, n)
+		return w.slow() - before
 	}
 	fast := func() bool { return trips(100) < 20 }
 	w.eventually("fast path", nil, fast)

@@ -72,7 +72,7 @@ func (w *world) checksWindow(c leftConnection) {
 // 10 s.
 func (w *world) forgeRST(c leftConnection) {
 	w.Helper()
-	forge := w.forger("n0p1", c.echo)
+	forge := w.forger(w.otherPods()[0], c.echo)
 	w.eventually("conntrack accepts the forged RST", func() { forge(rand.Uint32(), tcpRST) }, func() bool {
 		return w.conntrack("n0", c.echo).Timeout <= closeTimeout
 	})
@@ -92,12 +92,12 @@ func (w *world) wantIdleSince(node string, c leftConnection, since time.Time, fo
 // reset makes the client of a connection reset it, and waits until the server's pod has received the RST.
 func (w *world) reset(e echo) {
 	w.Helper()
-	before := w.snmp("n1p0", "Tcp:", "EstabResets")
+	before := w.snmp(w.farPod(), "Tcp:", "EstabResets")
 	if err := e.Conn.(*net.TCPConn).SetLinger(0); err != nil {
 		w.Fatal(err)
 	}
 	e.Conn.Close()
-	w.eventually("the peer gets the RST", nil, func() bool { return w.snmp("n1p0", "Tcp:", "EstabResets") > before })
+	w.eventually("the peer gets the RST", nil, func() bool { return w.snmp(w.farPod(), "Tcp:", "EstabResets") > before })
 }
 
 // TestIdleConnectionsRecovered checks that the agent that follows a killed one makes conntrack check the windows of idle
@@ -107,16 +107,24 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name                 string
-		six                  bool
+		six, local           bool
 		idle, forgedRST, own front
 	}{
-		{"IPv4", false, direct, byService, direct},
-		{"Service", false, byService, direct, byService},
-		{"IPv6", true, direct, nil, direct},
+		{"IPv4", false, false, direct, byService, direct},
+		{"Service", false, false, byService, direct, byService},
+		{"IPv6", true, false, direct, nil, direct},
+		{"local IPv4", false, true, direct, byService, direct},
+		{"local Service", false, true, byService, direct, byService},
+		{"local IPv6", true, true, direct, nil, direct},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, tt.six)
+			var w *world
+			if tt.local {
+				w = newLocalWorld(t, spec.ShapeFlannel, tt.six)
+			} else {
+				w = newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, tt.six)
+			}
 			fronts := []front{tt.own, tt.idle}
 			if tt.forgedRST != nil {
 				fronts = append(fronts, tt.forgedRST)
@@ -133,7 +141,7 @@ func TestIdleConnectionsRecovered(t *testing.T) {
 			w.startAgent("n0")
 			for i, e := range open {
 				w.checksWindow(e)
-				for _, node := range []string{"n0", "n1"} {
+				for _, node := range w.nodes() {
 					w.wantIdleSince(node, e, e.last, i > 0)
 				}
 			}
