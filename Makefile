@@ -154,6 +154,10 @@ check: ## Run the tests that need nothing of the machine: no root, nothing insta
 test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes cluster only (root)
 	go test -count=1 -timeout=30m ./test/cluster/
 
+.PHONY: placebo
+placebo: cluster-deps $(HELM) ## Compare two clusters that are alike, and count the verdicts, in a quarter of an hour (root)
+	go test -tags placebo -count=1 -v -timeout=1h -run '^TestPlacebo$$' ./test/cluster
+
 # Cilium's programs are built once, and again when their go.mod changes. At low priority, because it takes long.
 PEERS := bin/peers/.built
 CILIUM := github.com/cilium/cilium

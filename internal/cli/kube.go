@@ -74,33 +74,34 @@ func (o *kubeOptions) overrides() ([]override, error) {
 	return append(all, override{"--selector", o.selector, at + "nodeSelector={" + strings.Join(parts, ", ") + "}"}), nil
 }
 
-// kubeTarget runs an experiment in pods of a cluster.
+// kubeTarget runs an experiment, or its part in one of several clusters, in pods of a cluster.
 type kubeTarget struct {
+	member
 	cluster  *kube.Cluster
 	config   kube.Config
 	topology *topology.Topology
 	process  Process
 }
 
-// newKubeTarget writes the chosen nodes into the experiment, so that a resumed run uses the same.
-func newKubeTarget(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment, note func(string)) (*kubeTarget, error) {
-	cluster, err := kube.Open(o.access)
+// newKubeTarget chooses the nodes, and writes them into the experiment, so that a resumed run uses the same.
+func newKubeTarget(ctx context.Context, p Process, m member, note func(string)) (*kubeTarget, error) {
+	cluster, err := kube.Open(m.access)
 	if err != nil {
 		return nil, err
 	}
-	spec := exp.Spec.Target.Kubernetes
-	nodes, err := cluster.ChooseAll(ctx, kubeConfig(p, exp))
+	spec := m.exp.Spec.Target.Kubernetes
+	nodes, err := cluster.ChooseAll(ctx, kubeConfig(p, m.exp))
 	if err != nil {
 		return nil, err
 	}
-	if len(nodes) == 2 && exp.Spec.Mesh == nil && spec.NodeNames == nil && exp.Pools() == nil {
+	if len(nodes) == 2 && m.exp.Spec.Mesh == nil && spec.NodeNames == nil && m.exp.Pools() == nil {
 		spec.ClientNode, spec.ServerNode = nodes[0], nodes[1]
 	} else {
 		spec.NodeNames, spec.Nodes, spec.ClientNode, spec.ServerNode = nodes, 0, "", ""
 	}
-	config := kubeConfig(p, exp)
-	config.Note = note
-	return &kubeTarget{cluster: cluster, config: config, topology: topology.Of(exp), process: p}, nil
+	config := kubeConfig(p, m.exp)
+	config.Note = func(text string) { note(m.prefix() + text) }
+	return &kubeTarget{member: m, cluster: cluster, config: config, topology: topology.Of(m.exp), process: p}, nil
 }
 
 // kubeConfig returns the configuration of a cluster that an experiment needs.
@@ -130,32 +131,19 @@ func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
 	return config
 }
 
-// surveyCluster checks the cluster of a run, for a dry run.
-func surveyCluster(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment) (*survey, error) {
-	cluster, err := kube.Open(o.access)
+// surveyCluster finds out what a run, or its part in one of several clusters, would meet in a cluster.
+func surveyCluster(ctx context.Context, p Process, m member) (*kube.Cluster, *kube.Survey, error) {
+	cluster, err := kube.Open(m.access)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	config := kubeConfig(p, exp)
-	layout := topology.Of(exp)
+	config := kubeConfig(p, m.exp)
+	layout := topology.Of(m.exp)
 	for fabric := range layout.Fabrics() {
 		config.Pods = max(config.Pods, layout.Pods(fabric))
 	}
 	s, err := cluster.Survey(ctx, config)
-	if err != nil {
-		return nil, err
-	}
-	var missing []string
-	for _, need := range s.Denied {
-		missing = append(missing, "permission to "+need)
-	}
-	if s.Busy != "" {
-		missing = append(missing, s.Busy)
-	}
-	return &survey{
-		found: s, print: func(w io.Writer) error { return printCluster(w, s) },
-		missing: append(missing, s.Missing...), unchecked: "starting a pod",
-	}, nil
+	return cluster, s, err
 }
 
 func printCluster(w io.Writer, s *kube.Survey) error {
@@ -216,12 +204,7 @@ func byResource(permissions []kube.Permission) (lines []string) {
 
 func (t *kubeTarget) Network(ctx context.Context, fabric int) (experiment.Network, error) {
 	t.config.Pods = t.topology.Pods(fabric)
-	spec := t.config.Spec
-	nodes := spec.NodeNames
-	if nodes == nil {
-		nodes = []string{spec.ClientNode, spec.ServerNode}
-	}
-	t.config.Note("nodes: " + textOfNodes(nodes))
+	t.config.Note("nodes: " + textOfNodes(t.nodes()))
 	up, err := t.cluster.Up(ctx, t.config)
 	if err != nil {
 		return nil, err
@@ -229,12 +212,20 @@ func (t *kubeTarget) Network(ctx context.Context, fabric int) (experiment.Networ
 	if err := up.ReachServices(ctx); err != nil {
 		return nil, errors.Join(err, up.Close(context.WithoutCancel(ctx)))
 	}
-	return &kubeNetwork{Pods: up, Assignment: t.topology.Assign(fabric, up.Places())}, nil
+	return &kubeNetwork{Pods: up, Assignment: t.topology.Assign(fabric, up.Places()), member: t.member}, nil
 }
 
 type kubeNetwork struct {
 	*kube.Pods
 	*topology.Assignment
+	member member
+}
+
+// Cluster describes the cluster for the record.
+func (n *kubeNetwork) Cluster(ctx context.Context, nodes []record.Node) (record.Cluster, error) {
+	found, err := n.Network(ctx, nodes)
+	found.Name, found.Context = n.member.name, n.member.access.Context
+	return found, err
 }
 
 func (n *kubeNetwork) Places() []place.Place { return n.Assignment.Places() }
@@ -293,7 +284,7 @@ func (w *kubeWorker) Sample(ctx context.Context, s place.Sampling, ready place.R
 
 // refuseClusterFlags refuses the flags of cleanup that select what to remove in a cluster.
 func refuseClusterFlags(f *pflag.FlagSet) error {
-	for _, name := range []string{"all", "namespace", "context", "kubeconfig"} {
+	for _, name := range []string{"all", "clusters", "namespace", "context", "kubeconfig"} {
 		if f.Changed(name) {
 			return fmt.Errorf("--%s is for cleaning up a cluster, and a results folder is not in one: leave out --%s or the folder", name, name)
 		}
@@ -303,6 +294,7 @@ func refuseClusterFlags(f *pflag.FlagSet) error {
 
 func cleanupCommand(p Process) *cobra.Command {
 	var access kube.Access
+	var clusters []string
 	var all, dryRun, yes bool
 	c := &cobra.Command{
 		Use:   "cleanup [RESULT...]",
@@ -321,6 +313,7 @@ them, or with --yes.`,
 		Example: `  slipstream cleanup
   slipstream cleanup --dry-run        list what would be removed
   slipstream cleanup --all            remove runs in progress too
+  slipstream cleanup --clusters a,b   in the clusters of a run that compared two
   slipstream cleanup results/my-20260102T150405Z     undo the switch of that run`,
 		RunE: func(c *cobra.Command, dirs []string) error {
 			if len(dirs) > 0 {
@@ -332,40 +325,11 @@ them, or with --yes.`,
 			if yes {
 				return usage(errors.New("--yes is for results folders only: name one, or leave out --yes"))
 			}
-			cluster, err := kube.Open(access)
-			if err != nil {
-				return err
-			}
-			runs, foreign, err := cluster.Runs(c.Context())
-			if err != nil {
-				return err
-			}
-			for _, f := range foreign {
-				fmt.Fprintf(p.Out, "skipped: %s\n", plain.Line(f.String()))
-			}
-			if len(runs) == 0 {
-				fmt.Fprintln(p.Out, "no runs found")
-			}
-			var errs []error
-			for _, r := range runs {
-				switch {
-				case r.Alive && !all:
-					fmt.Fprintf(p.Out, "skipped: %s, in progress (%s)\n", r, plain.Line(r.Holder))
-					continue
-				case dryRun:
-					fmt.Fprintf(p.Out, "would remove: %s\n", r)
-					continue
-				}
-				if err := cluster.Remove(c.Context(), r); err != nil {
-					errs = append(errs, fmt.Errorf("%s: %w", r, err))
-					continue
-				}
-				fmt.Fprintf(p.Out, "removed: %s\n", r)
-			}
-			return errors.Join(errs...)
+			return cleaner{p, all, dryRun}.cleanClusters(c.Context(), access, clusters)
 		},
 	}
 	addAccessFlags(c.Flags(), &access, "clean up only this namespace (default: all namespaces)")
+	c.Flags().StringSliceVar(&clusters, "clusters", nil, "clean up these clusters: contexts of the kubeconfig, or NAME=CONTEXT, as of run")
 	c.Flags().BoolVar(&all, "all", false, "remove runs in progress too")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed or undone, and change nothing")
 	c.Flags().BoolVar(&yes, "yes", false, "run the commands of a results folder that may be somebody else's")

@@ -37,6 +37,7 @@ type runOptions struct {
 	set                   []string
 	dryRun, list, yes     bool
 	on                    string
+	clusters              []string
 	kube                  kubeOptions
 	hosts                 hostOptions
 	format, progress      outputFormat
@@ -59,6 +60,7 @@ and reports what it has measured.`,
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
   slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
   slipstream run rps-rfs --on kubernetes --image registry.example/slipstream:v1
+  slipstream run cni --clusters a,b --image registry.example/slipstream:v1    two clusters, by their contexts
   slipstream run my.yaml --on hosts:a,b     on two machines, by their names in ~/.ssh/config
   slipstream run demo --label branch=main --label commit=$(git rev-parse HEAD)
   slipstream run --resume results/demo-20260102T150405Z`,
@@ -90,6 +92,7 @@ and reports what it has measured.`,
 	f.StringVar(&o.resume, "resume", "", "resume the interrupted run of this results folder")
 	f.BoolVar(&o.yes, "yes", false, "with --resume: run the commands and the image of a results folder that may be somebody else's")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
+	f.StringSliceVar(&o.clusters, "clusters", nil, "run every variant in each of these clusters, and compare them: contexts of the kubeconfig, or NAME=CONTEXT")
 	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes, whose pod network takes the place of VXLAN, or hosts:CLIENT,SERVER (each host is [USER@]NAME[:PORT], and gets the labels and price of the experiment's host in the same place)")
 	o.format.addFlag(f)
 	o.progress = asText
@@ -140,12 +143,10 @@ func (o runOptions) load(args []string) (*spec.Experiment, error) {
 	}
 	if len(cluster) > 0 {
 		exp, err := parseWith(name, data, flags)
-		if err == nil && exp.Spec.Target.Kubernetes == nil {
-			where := "in a lab of this machine"
-			if exp.Spec.Target.Hosts != nil {
-				where = "on hosts"
+		if err == nil { // otherwise it is reported below
+			if err := checkInCluster(cluster[0].flag, name, exp); err != nil {
+				return nil, err
 			}
-			return nil, fmt.Errorf("%s is for runs in a cluster, and %s runs %s", cluster[0].flag, name, where)
 		}
 	}
 	flags = append(flags, cluster...)
@@ -156,13 +157,32 @@ func (o runOptions) load(args []string) (*spec.Experiment, error) {
 	if _, ok := examples.Preset(name); err != nil && ok && o.on != "" && !runsOn(o.on, name) {
 		return nil, refusedOn(o.on, name, err)
 	}
-	if err != nil || o.duration == "" {
+	if err == nil && o.duration != "" {
+		for _, w := range exp.Spec.Workloads {
+			flags = append(flags, override{"--duration", o.duration, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration)})
+		}
+		exp, err = parseWith(name, data, flags)
+	}
+	if err != nil || o.clusters == nil {
 		return exp, err
 	}
-	for _, w := range exp.Spec.Workloads {
-		flags = append(flags, override{"--duration", o.duration, fmt.Sprintf("spec.workloads.%s.%s.duration=%s", w.Name, w.Kind(), o.duration)})
+	across, err := acrossClusters(o.clusters, name, exp)
+	if err != nil {
+		return nil, err
 	}
-	return parseWith(name, data, flags)
+	return parseWith(name, data, append(flags, across...))
+}
+
+// checkInCluster returns an error if an experiment does not run in a cluster, which a flag is for.
+func checkInCluster(flag, name string, exp *spec.Experiment) error {
+	if exp.Spec.Target.Kubernetes != nil {
+		return nil
+	}
+	where := "in a lab of this machine"
+	if exp.Spec.Target.Hosts != nil {
+		where = "on hosts"
+	}
+	return fmt.Errorf("%s is for runs in a cluster, and %s runs %s", flag, name, where)
 }
 
 // parseWith reads an experiment and applies flags in their order. Its errors name the flag, each once.
@@ -189,7 +209,7 @@ func parseWith(name string, data []byte, flags []override) (*spec.Experiment, er
 func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	if o.resume != "" {
 		changes, err := o.kube.overrides()
-		if err != nil || len(changes) > 0 || len(args) > 0 || o.on != "" || o.runs != "" || o.duration != "" || len(o.set) > 0 || len(o.label) > 0 {
+		if err != nil || len(changes) > 0 || len(args) > 0 || o.on != "" || o.clusters != nil || o.runs != "" || o.duration != "" || len(o.set) > 0 || len(o.label) > 0 {
 			return usage(errors.New("--resume continues the experiment of its results folder: give it no preset or file, and no flag that changes the experiment or its labels"))
 		}
 		return resume(ctx, p, o)
@@ -342,7 +362,7 @@ func dryRun(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, 
 	var err error
 	switch {
 	case exp.Spec.Target.Kubernetes != nil:
-		found, err = surveyCluster(ctx, p, o.kube, exp)
+		found, err = surveyClusters(ctx, p, o.kube, exp)
 	case exp.Spec.Target.Hosts != nil:
 		found, err = surveyHosts(ctx, p, o.hosts, exp)
 	}
@@ -456,7 +476,7 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	}
 	defer at.release()
 	same := func(started record.Environment) (*record.Dir, error) {
-		now.Nodes = started.Nodes
+		now.Nodes, now.Clusters = started.Nodes, started.Clusters
 		if err := checkResumable(dir, now); err != nil {
 			return nil, err
 		}
@@ -499,7 +519,7 @@ func checkResumable(dir *record.Dir, now record.Environment) error {
 			return fmt.Errorf("%s had the kernel %s when the run began, and has %s now: its trials cannot be pooled with new ones, so start a new run", n.Name, n.Kernel, now.Nodes[i].Kernel)
 		}
 	}
-	return nil
+	return checkSameNetworks(was.Clusters, now.Clusters)
 }
 
 // undoSwitch undoes the switch of a run that was killed.
@@ -528,7 +548,7 @@ type site struct {
 // openSite reserves the site for this process, and fills in the parts of the experiment that depend on the site.
 func openSite(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, note func(string)) (*site, error) {
 	if exp.Spec.Target.Kubernetes != nil {
-		t, err := newKubeTarget(ctx, p, o.kube, exp, note)
+		t, err := newKubeTargets(ctx, p, o.kube, exp, note)
 		if err != nil {
 			return nil, err
 		}

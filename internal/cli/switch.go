@@ -70,8 +70,8 @@ func cleanupDir(ctx context.Context, p Process, path string, dryRun, yes bool) e
 	return nil
 }
 
-// programsRun returns the programs that an experiment makes slipstream run: the commands of switches, and an
-// image.
+// programsRun returns the programs that an experiment makes slipstream run: the commands of switches, an image, and
+// what a kubeconfig has for credentials.
 func programsRun(exp *spec.Experiment) (all []string) {
 	for _, v := range exp.Spec.Variants {
 		if v.Switch == nil {
@@ -81,8 +81,19 @@ func programsRun(exp *spec.Experiment) (all []string) {
 			all = append(all, plain.Line(fmt.Sprintf("switch %s, %s", v.Name, c)))
 		}
 	}
-	if k := exp.Spec.Target.Kubernetes; k != nil && k.Image != "" {
+	k := exp.Spec.Target.Kubernetes
+	if k == nil {
+		return all
+	}
+	if k.Image != "" {
 		all = append(all, plain.Line("image "+k.Image+", in pods"))
+	}
+	for _, c := range k.Clusters {
+		text := "pods in the cluster of context " + c.Context
+		if c.Kubeconfig != "" {
+			text += ", with the credentials or their plug-in of " + c.Kubeconfig
+		}
+		all = append(all, plain.Line(text))
 	}
 	return all
 }

@@ -109,7 +109,7 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 			return nil, err
 		}
 		a := l.Attrs()
-		r := record.Link{Name: a.Name, Kind: l.Type(), MTU: a.MTU, RxQueues: a.NumRxQueues, TxQueues: a.NumTxQueues}
+		r := record.Link{Name: a.Name, Kind: l.Type(), MTU: a.MTU, RxQueues: a.NumRxQueues, TxQueues: a.NumTxQueues, Speed: nic.Speed(sys, a.Name)}
 		if n, ok := nics[a.Name]; ok {
 			r.NIC = &n
 		}

@@ -22,6 +22,7 @@ import (
 	"slipstream.dev/internal/fastpath"
 	"slipstream.dev/internal/kernelfs"
 	"slipstream.dev/internal/netns"
+	"slipstream.dev/internal/nic"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/traffic/tools"
 )
@@ -413,10 +414,7 @@ func (l looker) wire(d *Device, before, after map[string]uint64) {
 	if size, most, err := l.tool.Ring(d.Name); err == nil {
 		d.Ring, d.RingMax = size, most
 	}
-	// The file cannot be read if the link is down, and says -1 if the speed is not known.
-	if mbit := kernelfs.Number(l.sys.FS(), "class/net/"+d.Name+"/speed"); mbit > 0 {
-		d.Speed = float64(mbit) * 1e6
-	}
+	d.Speed = nic.Speed(l.sys.FS(), d.Name)
 	for name, now := range after {
 		if now > before[name] {
 			if d.Caps == nil {

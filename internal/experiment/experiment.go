@@ -44,6 +44,12 @@ type EndpointChanger interface {
 	Change(ctx context.Context, v spec.Variant) (perSecond int, stop func() (made int, err error), err error)
 }
 
+// Clustered is a Network that is a cluster.
+type Clustered interface {
+	// Cluster reads what the cluster is now. Its nodes have the given facts.
+	Cluster(ctx context.Context, nodes []record.Node) (record.Cluster, error)
+}
+
 // Slow is a Network whose connections to workers pass through a server.
 type Slow interface {
 	// Slow returns an error if the server answers slowly, or not at all.

@@ -199,10 +199,15 @@ func (n *network) interruptWarnings() []record.Warning {
 		"an interrupt to another CPU takes %.0f µs, round trip, and steering needs one for each batch of packets that it moves (bare metal: 1 to 3 µs)", worst*1e6)}
 }
 
-// movedWarnings warns of machines that run on another physical host than in an earlier trial.
-func (r *Run) movedWarnings(hosts []record.Host) (all []record.Warning) {
+// movedWarnings warns of machines of a network that run on another physical host than in an earlier trial. Nodes of several clusters may
+// have the same names.
+func (r *Run) movedWarnings(fabric int, hosts []record.Host) (all []record.Warning) {
+	cluster := r.plan.topology.Fabrics()[fabric].Cluster
 	for _, h := range hosts {
 		for _, t := range slices.Backward(r.done) {
+			if v, err := r.plan.exp.VariantOf(t.Variant); err != nil || v.Cluster != cluster {
+				continue
+			}
 			// The boot id changes if a switch restarts the machine.
 			i := slices.IndexFunc(t.Hosts, func(was record.Host) bool {
 				return slices.Equal(was.Nodes, h.Nodes) && was.PhysicalHost != ""

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"slipstream.dev/internal/place"
@@ -23,6 +25,9 @@ type Run struct {
 	// owner holds this run's settings in the journals.
 	owner    string
 	networks []*network // by fabric
+	// clusters are those of the networks, as they are now. lasting are warnings about them, which every further trial carries.
+	clusters []record.Cluster
+	lasting  []record.Warning
 	// done has the trials on record. Those of an earlier run that is resumed come first. They have no time
 	// series: nothing here reads those, and a large mesh has many.
 	done []record.Trial
@@ -49,13 +54,18 @@ func Start(ctx context.Context, p *Plan, t Target, run RunCommand, owner string,
 		n, err := openNetwork(ctx, t, i, p)
 		if err != nil {
 			what := p.topology.Describe(i)
-			if name := f.Name(); name != "" {
+			if name := f.Name(); name != "" && f.Cluster == "" {
 				what = "network " + name
 			}
 			return nil, errors.Join(fmt.Errorf("bring up %s: %w", what, err), r.Close())
 		}
 		r.networks = append(r.networks, n)
 	}
+	var err error
+	if r.clusters, err = r.describeClusters(ctx); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	r.lasting = r.clustersDiffer()
 	return r, nil
 }
 
@@ -85,6 +95,7 @@ func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, 
 		if err := r.pause(ctx, out); err != nil {
 			return r.done, err
 		}
+		r.noteChanges(ctx)
 		for _, p := range r.plan.Periods(b) {
 			ok, err := r.runPeriod(ctx, b, p, out)
 			if err != nil {
@@ -274,15 +285,16 @@ func (r *Run) runTrial(ctx context.Context, b, entry int, c attempt, out Results
 	atStart := trial // workers fill in trial while it moves
 	r.event(Event{Kind: Begins, Trial: atStart})
 	begin := time.Now()
-	err := r.networks[c.Fabric].trial(ctx, r.owner, c.Cell, &trial, func(bytes, messages uint64) {
+	fabric := r.plan.topology.Fabrics()[c.Fabric]
+	err := fabric.In(r.networks[c.Fabric].trial(ctx, r.owner, c.Cell, &trial, func(bytes, messages uint64) {
 		r.event(Event{Kind: Moves, Trial: atStart, Bytes: bytes, Messages: messages})
-	})
+	}))
 	// The trial was interrupted. It is not recorded, so a resumed run repeats it.
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
 	if lost := new(place.LostError); errors.As(err, &lost) {
-		return false, lost // every worker reports it in its own words
+		return false, fabric.In(lost) // every worker reports it in its own words
 	}
 	if errors.Is(err, place.ErrNoSpace) {
 		return false, err // a trial that has failed twice is not run again on resume
@@ -293,7 +305,7 @@ func (r *Run) runTrial(ctx context.Context, b, entry int, c attempt, out Results
 		_, trial.Stalled = errors.AsType[record.StalledError](err)
 		trial.Metrics = nil
 	}
-	trial.Warnings = append(trial.Warnings, r.movedWarnings(trial.Hosts)...)
+	trial.Warnings = slices.Concat(trial.Warnings, r.movedWarnings(c.Fabric, trial.Hosts), r.lasting)
 	if err := out.Append(trial); err != nil {
 		return false, err
 	}
@@ -343,16 +355,23 @@ func (r *Run) note(text string) { r.observe(Event{Kind: Note, Text: text}) }
 
 // Environment describes what the run runs on.
 func (r *Run) Environment() record.Environment {
-	var env record.Environment
+	env := record.Environment{Clusters: slices.Clone(r.clusters)}
+	var placements []string
 	fabrics := r.plan.topology.Fabrics()
 	for i, n := range r.networks {
 		env.Placement = n.setup.Placement
+		if name := fabrics[i].Cluster; name != "" {
+			placements = append(placements, fmt.Sprintf("Cluster %s: %s", name, n.setup.Placement))
+		}
 		for _, node := range n.facts {
 			if len(fabrics) > 1 {
 				node.Name = fabrics[i].Name() + "/" + node.Name
 			}
 			env.Nodes = append(env.Nodes, node)
 		}
+	}
+	if len(placements) > 0 {
+		env.Placement = strings.Join(placements, " ")
 	}
 	return env
 }

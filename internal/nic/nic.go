@@ -235,6 +235,12 @@ func Facts(s Snapshot) map[string]record.NIC {
 	return all
 }
 
+// Speed returns the rate of a device's link in bit/s; 0 if the driver does not report it.
+func Speed(sys fs.FS, device string) float64 {
+	// The file cannot be read if the link is down, and says -1 if the speed is not known.
+	return float64(kernelfs.Number(sys, "class/net/"+device+"/speed")) * 1e6
+}
+
 func (d device) kind() string {
 	switch {
 	case d.driver == driverNetvsc:

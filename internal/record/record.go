@@ -350,6 +350,8 @@ type Environment struct {
 	// LeftOut are variants of the experiment that could not be applied.
 	LeftOut []LeftOut `json:"left_out,omitempty"`
 	Nodes   []Node    `json:"nodes"` // the nodes of the target
+	// Clusters are those of a run in one or several; absent elsewhere.
+	Clusters []Cluster `json:"clusters,omitempty"`
 	// Imported is the source of imported results; absent for a run.
 	Imported *Imported `json:"imported,omitempty"`
 }
@@ -375,6 +377,50 @@ type LeftOut struct {
 }
 
 func (l LeftOut) String() string { return l.Variant + ": " + l.Why }
+
+// Cluster is a cluster of a run, as its API server and its nodes describe it. What is not known is absent.
+type Cluster struct {
+	Name       string `json:"name,omitempty"`       // name in the experiment, if that has several
+	Context    string `json:"context,omitempty"`    // context of the kubeconfig, if that was named
+	Kubernetes string `json:"kubernetes,omitempty"` // version of the nodes' kubelet
+	Plugin     string `json:"plugin,omitempty"`     // network plugin, such as flannel
+	// PluginVersion is the tag of the plugin's image.
+	PluginVersion string `json:"plugin_version,omitempty"`
+	// PluginMode is how the plugin connects nodes, such as vxlan or host-gw.
+	PluginMode string `json:"plugin_mode,omitempty"`
+	KubeProxy  string `json:"kube_proxy,omitempty"` // mode of kube-proxy: iptables, nftables or ipvs
+}
+
+// Same reports whether a cluster has the same network and version as before. What is unknown now or was so before does not count: a pod of the
+// plugin may restart just now, or kube-proxy be slow to answer.
+func (c Cluster) Same(before Cluster) bool {
+	for _, values := range [][2]string{
+		{c.Kubernetes, before.Kubernetes}, {c.Plugin, before.Plugin}, {c.PluginVersion, before.PluginVersion}, {c.PluginMode, before.PluginMode}, {c.KubeProxy, before.KubeProxy},
+	} {
+		if values[0] != values[1] && values[0] != "" && values[1] != "" {
+			return false
+		}
+	}
+	return true
+}
+
+// Network describes the network of a cluster: "flannel vxlan, kube-proxy nftables". It is empty if nothing is known.
+func (c Cluster) Network() string {
+	c.PluginVersion, c.Kubernetes = "", ""
+	return c.String()
+}
+
+// String is Network with versions: "flannel v0.27.4 vxlan, kube-proxy nftables, Kubernetes v1.35.1".
+func (c Cluster) String() string {
+	parts := []string{strings.Join(strings.Fields(c.Plugin+" "+c.PluginVersion+" "+c.PluginMode), " ")}
+	if c.KubeProxy != "" {
+		parts = append(parts, "kube-proxy "+c.KubeProxy)
+	}
+	if c.Kubernetes != "" {
+		parts = append(parts, "Kubernetes "+c.Kubernetes)
+	}
+	return strings.TrimPrefix(strings.Join(parts, ", "), ", ")
+}
 
 // Node is one node of the target.
 type Node struct {
@@ -420,6 +466,8 @@ type Node struct {
 	Services *Services `json:"services,omitempty"`
 	// Policies are the network policies of a lab's pods on the node; nil if none.
 	Policies *Policies `json:"policies,omitempty"`
+	// KubeProxy is the mode of kube-proxy on a node of a cluster: iptables, nftables or ipvs; absent if it does not answer.
+	KubeProxy string `json:"kube_proxy,omitempty"`
 }
 
 // Policies are the network policies of a node's pods.
@@ -459,4 +507,6 @@ type Link struct {
 	RPS []string `json:"rps_cpus,omitempty"`
 	RFS []string `json:"rps_flow_cnt,omitempty"` // RFS flow counts, one for each queue
 	NIC *NIC     `json:"nic,omitempty"`          // driver and queues, if it has hardware
+	// Speed of the link; absent if the driver does not report it.
+	Speed float64 `json:"speed,omitempty" unit:"bit/s"`
 }

@@ -33,6 +33,8 @@ const (
 	WarnReadback          = "setting-readback"
 	WarnSteal             = "steal"
 	WarnMoved             = "moved"
+	WarnClustersDiffer    = "clusters-differ"
+	WarnNetworkChanged    = "network-changed"
 	WarnSkew              = "window-skew"
 	WarnSharedCPUs        = "shared-cpus"
 	WarnFailedTrials      = "failed-trials"
@@ -122,6 +124,12 @@ var warningKinds = []WarningKind{
 	{Code: WarnMoved, Severity: Caution,
 		Meaning: "a virtual machine runs on another physical host than before",
 		Effect:  "The new host may be faster or slower, so values may differ from those before."},
+	{Code: WarnClustersDiffer, Severity: Serious,
+		Meaning: "the nodes of the compared clusters are not alike",
+		Effect:  "A difference between clusters may come from their nodes, not from their networks."},
+	{Code: WarnNetworkChanged, Severity: Serious,
+		Meaning: "the network of a cluster was replaced during the run",
+		Effect:  "The figures are of both networks, so they are of none."},
 	{Code: WarnSkew, Severity: Caution,
 		Meaning: "the windows of client and server do not match",
 		Effect:  "Client and server measured windows of different lengths, so values may be off by the same percentage."},

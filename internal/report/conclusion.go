@@ -29,6 +29,24 @@ func (m *Model) conclude() {
 	if len(rest) > 0 {
 		m.Headline, m.More = rest[0], slices.Concat(costs, rest[1:])
 	}
+	if named := m.networkSentence(); named != "" {
+		m.More = slices.Concat([]string{named}, m.More)
+		m.conclusion = append(slices.Clone(m.conclusion), named)
+	}
+}
+
+// networkSentence says which networks the compared clusters have, "" if that is not known of any.
+func (m *Model) networkSentence() string {
+	var known []string
+	for _, c := range m.Environment.Clusters {
+		if network := c.Network(); c.Name != "" && network != "" {
+			known = append(known, fmt.Sprintf("%s is %s", c.Name, network))
+		}
+	}
+	if len(known) == 0 {
+		return ""
+	}
+	return "The clusters: " + strings.Join(known, "; ") + "."
 }
 
 // conclusions returns the conclusions, a sentence each: the cost of the overlay, and then for each baseline the

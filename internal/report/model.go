@@ -52,9 +52,10 @@ type Model struct {
 	// many of them agree.
 	Published      []PublishedSource
 	PublishedCount string
-	// Variants and Workloads say what was compared and under which traffic.
+	// Variants and Workloads say what was compared and under which traffic, and Clusters which networks the clusters have.
 	Variants  []Definition
 	Workloads []Definition
+	Clusters  []Definition
 	// Tables compare the variants, one workload and metric each.
 	Tables      []Table
 	Warnings    []Warning
@@ -134,11 +135,23 @@ func (m *Model) describeSetup(trials []record.Trial) {
 			}
 		}
 	}
+	m.Clusters = clusters(m.Environment.Clusters)
 	m.Design = design(m.exp, trials)
 	for _, l := range m.Environment.LeftOut {
 		m.LeftOut = append(m.LeftOut, "Left out here: "+l.String())
 	}
 	m.Machines = machines(m.Environment.Nodes)
+}
+
+// network describes the network of the cluster in which a variant ran, if there are several: "flannel vxlan, kube-proxy nftables". It is
+// empty if it is not known.
+func (m *Model) network(v spec.Variant) string {
+	for _, c := range m.Environment.Clusters {
+		if v.Cluster != "" && c.Name == v.Cluster {
+			return c.Network()
+		}
+	}
+	return ""
 }
 
 // unfinished turns the text of a summary into a sentence for people.

@@ -51,6 +51,9 @@ func variantParts(exp *spec.Experiment, v spec.Variant) []string {
 		of := k.NodeNames[2*exp.PoolOf(v):]
 		parts = append(parts, fmt.Sprintf("clients on %s, servers on %s", of[0], of[1]))
 	}
+	if v.Cluster != "" {
+		parts = append(parts, "in cluster "+v.Cluster)
+	}
 	if v.Versus != "" {
 		parts = append(parts, "baseline "+v.Versus)
 	}
@@ -58,6 +61,20 @@ func variantParts(exp *spec.Experiment, v spec.Variant) []string {
 		parts = append(parts, "switched by "+shell.Join(v.Switch.To))
 	}
 	return parts
+}
+
+// clusters describes the clusters of a run.
+func clusters(all []record.Cluster) (out []Definition) {
+	for _, c := range all {
+		text := c.String()
+		if c.Context != "" {
+			text = strings.TrimPrefix(text+", context "+c.Context, ", ")
+		}
+		if text != "" {
+			out = append(out, Definition{strings.TrimSpace("Cluster " + c.Name), text})
+		}
+	}
+	return out
 }
 
 func workloadParts(w spec.Workload) []string {

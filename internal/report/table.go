@@ -38,6 +38,8 @@ type Table struct {
 // Row is a variant's line at each of the table's pairs.
 type Row struct {
 	Variant string
+	// Network is that of the variant's cluster, if clusters are compared and it is known.
+	Network string
 	Cells   []Line
 }
 
@@ -111,7 +113,7 @@ func (m *Model) table(w spec.Workload, metric string, everywhere map[string]bool
 		Pairs: m.pairsOf(w),
 	}
 	for _, v := range m.exp.Spec.Variants {
-		row := Row{Variant: v.Name}
+		row := Row{Variant: v.Name, Network: m.network(v)}
 		for _, p := range t.Pairs {
 			l := m.line(cell{v.Name, w.Name, p, metric}, q, everywhere)
 			if l.Compared && !slices.Contains(t.Baselines, l.Versus) {

@@ -196,7 +196,7 @@ func (p Published) IsRatio() bool { return p.Value == "" }
 type Target struct {
 	// Lab is a set of nodes made of network namespaces on this machine.
 	Lab *Lab `json:"lab,omitempty"`
-	// Kubernetes is a cluster; the experiment runs on two or more of its nodes.
+	// Kubernetes is a cluster, or several; the experiment runs on two or more nodes of each.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 	// Hosts are machines, with Linux or Windows, that slipstream reaches by SSH. The clients run on the
 	// first and the servers on the second, unless a variant selects its own.
@@ -249,8 +249,12 @@ type NIC struct {
 	Price Price `json:"price,omitempty"`
 }
 
-// Kubernetes is a cluster: pods on two or more of its nodes, in namespaces of their own.
+// Kubernetes is a cluster: pods on two or more of its nodes, in namespaces of their own. With clusters there are several, and
+// the other fields are for each of them.
 type Kubernetes struct {
+	// Clusters are the clusters of an experiment that compares several: each variant runs in one of them. By default
+	// they are those that variants name, and each name is a context of the kubeconfig.
+	Clusters []Cluster `json:"clusters,omitempty"`
 	// ClientNode is the node of the clients, whose taints the pods tolerate. By default slipstream chooses a node that is
 	// Ready and has no taints.
 	ClientNode string `json:"clientNode,omitempty"`
@@ -279,6 +283,19 @@ type Kubernetes struct {
 	// Unprivileged creates no privileged pods: then there are no samples of the nodes' CPUs or of DaemonSets,
 	// no accelerators and no host network.
 	Unprivileged bool `json:"unprivileged,omitempty"`
+}
+
+// Cluster is one of several clusters that an experiment compares.
+type Cluster struct {
+	// Name of the cluster in variants and results.
+	Name string `json:"name"`
+	// Context of the kubeconfig. The default is the name of the cluster.
+	Context string `json:"context,omitempty"`
+	// Kubeconfig is the file that has the context. The default is that of --kubeconfig.
+	Kubeconfig string `json:"kubeconfig,omitempty"`
+	// NodeNames are the nodes in this cluster, alternately for clients and for servers. By default slipstream chooses
+	// them; the results have the names of those.
+	NodeNames []string `json:"nodeNames,omitempty"`
 }
 
 // AddressNative is the name of the address that the path native uses.
@@ -496,6 +513,8 @@ type Variant struct {
 	Name string `json:"name"`
 	// Path replaces spec.path.
 	Path *Path `json:"path,omitempty"`
+	// Cluster is the name of the cluster in which the variant runs, if the experiment compares several.
+	Cluster string `json:"cluster,omitempty"`
 	// NIC overrides fields of the lab's NIC profile.
 	NIC *NIC `json:"nic,omitempty"`
 	// Hosts selects the hosts of the variant's pairs, or the nodes of a cluster: two for each different selection, which

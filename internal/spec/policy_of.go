@@ -43,9 +43,9 @@ func (e *Experiment) PolicyOf(name string) (*v1alpha1.AccelerationPolicy, error)
 	return p, nil
 }
 
-// MeasuredAlike reports whether two variants run on the same NIC and hosts, and with the same tools.
+// MeasuredAlike reports whether two variants run in the same cluster, on the same NIC and hosts, and with the same tools.
 func (e *Experiment) MeasuredAlike(a, b Variant) bool {
-	return reflect.DeepEqual(e.NICOf(a), e.NICOf(b)) && reflect.DeepEqual(a.Hosts, b.Hosts) && reflect.DeepEqual(a.Tools, b.Tools)
+	return a.Cluster == b.Cluster && reflect.DeepEqual(e.NICOf(a), e.NICOf(b)) && reflect.DeepEqual(a.Hosts, b.Hosts) && reflect.DeepEqual(a.Tools, b.Tools)
 }
 
 // VariantOf returns the variant with a name. If there is none, the error lists the names that exist.

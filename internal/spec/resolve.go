@@ -28,7 +28,7 @@ func (e *Experiment) Nodes() int {
 	case t.Lab != nil:
 		return t.Lab.Nodes
 	case t.Kubernetes != nil:
-		return cmp.Or(len(t.Kubernetes.NodeNames), t.Kubernetes.Nodes, 2*max(1, len(e.Pools())))
+		return cmp.Or(len(t.Kubernetes.NodeNames), t.Kubernetes.nodesNamed(), t.Kubernetes.Nodes, 2*max(1, len(e.Pools())))
 	case t.Hosts != nil && e.Spec.Mesh != nil:
 		return len(t.Hosts)
 	}

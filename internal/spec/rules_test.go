@@ -14,7 +14,7 @@ import (
 func everyField(t *testing.T) map[string][]byte {
 	t.Helper()
 	files := make(map[string][]byte)
-	for _, name := range []string{"fields-lab.yaml", "fields-balancer.yaml", "fields-kubernetes.yaml", "fields-imported.yaml", "fields-switch.yaml", "fields-hosts.yaml", "fields-mesh.yaml"} {
+	for _, name := range []string{"fields-lab.yaml", "fields-balancer.yaml", "fields-kubernetes.yaml", "fields-imported.yaml", "fields-switch.yaml", "fields-hosts.yaml", "fields-mesh.yaml", "fields-clusters.yaml"} {
 		data, err := os.ReadFile(filepath.Join("testdata", name))
 		if err != nil {
 			t.Fatal(err)

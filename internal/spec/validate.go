@@ -184,6 +184,7 @@ func (r *reader) experiment(e *Experiment) {
 	}
 	r.workloads(e)
 	r.variants(e)
+	r.clusters("spec.target.kubernetes.clusters", e)
 	r.balanced(e)
 	r.endpoints(e)
 	r.parameters("spec.parameters", e)
@@ -228,6 +229,7 @@ func (r *reader) defaults(e *Experiment) {
 	case s.Target.Imported != nil: // results of other programs: their defaults are unknown
 	case s.Target.Kubernetes != nil:
 		fill(r, "spec.path", &s.Path, Path{Pod: &Plain{}})
+		r.nameClusters(s)
 	case s.Target.Hosts != nil:
 		fill(r, "spec.path", &s.Path, Path{Native: &Plain{}})
 	default:
@@ -659,9 +661,14 @@ func (r *reader) spread(path string, k *Kubernetes) {
 	if r.set(path+".nodes") && k.Nodes != len(k.NodeNames) {
 		r.fail(path+".nodes", "must be %d, as many as nodeNames, is %d", len(k.NodeNames), k.Nodes)
 	}
+	r.nodeNames(at, k.NodeNames)
+}
+
+// nodeNames checks that names are those of nodes, each once.
+func (r *reader) nodeNames(path string, names []string) {
 	seen := map[string]string{}
-	for i, name := range k.NodeNames {
-		at := fmt.Sprintf("%s[%d]", at, i)
+	for i, name := range names {
+		at := fmt.Sprintf("%s[%d]", path, i)
 		r.valid(at, name, validation.IsDNS1123Subdomain, "the name of a node, as kubectl get nodes shows it")
 		r.unique(at, name, seen)
 	}
@@ -1284,6 +1291,7 @@ func (r *reader) variant(path string, e *Experiment, v *Variant) {
 		}
 	}
 	r.ends(path, e, v)
+	r.inCluster(path+".cluster", e, v)
 	if len(v.Accelerate) > 0 && target.Kubernetes != nil && target.Kubernetes.Unprivileged {
 		r.fail(path+".accelerate", "needs a privileged pod on each node, which unprivileged excludes")
 	}

@@ -363,29 +363,22 @@ func (c *Cluster) onControlPlane(name string, args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{fmt.Sprintf("--net=%s", netnsOf(c.control)), filepath.Join(c.parts, name)}, args...)...)
 }
 
+// etcd is the URL of etcd inside the control plane's namespace.
+const etcd = "http://127.0.0.1:2379"
+
 func (c *Cluster) startControlPlane(ctx context.Context, fail context.CancelCauseFunc) error {
 	if err := c.authority.files(); err != nil {
 		return err
 	}
-	const etcd = "http://127.0.0.1:2379"
 	if err := c.daemon(fail, "etcd", c.onControlPlane("etcd",
 		"--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync", "--log-level=warn",
 		"--listen-client-urls="+etcd, "--advertise-client-urls="+etcd, "--listen-peer-urls=http://127.0.0.1:2380")); err != nil {
 		return err
 	}
-	a := c.authority
-	if err := c.daemon(fail, "kube-apiserver", c.onControlPlane("kube-apiserver",
-		"--etcd-servers="+etcd, "--advertise-address="+controlAddr, "--secure-port="+apiPort,
-		"--service-cluster-ip-range="+serviceNetwork, "--allow-privileged", "--anonymous-auth=false",
-		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
-		"--cert-dir="+a.path("apiserver"), "--client-ca-file="+a.path("ca.crt"),
-		"--tls-cert-file="+a.path("apiserver.crt"), "--tls-private-key-file="+a.path("apiserver.key"),
-		"--kubelet-client-certificate="+a.path("apiserver-kubelet.crt"), "--kubelet-client-key="+a.path("apiserver-kubelet.key"),
-		"--kubelet-preferred-address-types=InternalIP",
-		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file="+a.path("service-accounts.crt"), "--service-account-signing-key-file="+a.path("service-accounts.key"))); err != nil {
+	if err := c.startAPIServer(fail); err != nil {
 		return err
 	}
+	a := c.authority
 	var err error
 	if c.forward, err = newForwarder(c.control, net.JoinHostPort(controlAddr, apiPort)); err != nil {
 		return err
@@ -430,6 +423,21 @@ func (c *Cluster) startControlPlane(ctx context.Context, fail context.CancelCaus
 		return c.prepareCilium(ctx)
 	}
 	return nil
+}
+
+// startAPIServer starts the API server, also after it was killed.
+func (c *Cluster) startAPIServer(fail context.CancelCauseFunc) error {
+	a := c.authority
+	return c.daemon(fail, "kube-apiserver", c.onControlPlane("kube-apiserver",
+		"--etcd-servers="+etcd, "--advertise-address="+controlAddr, "--secure-port="+apiPort,
+		"--service-cluster-ip-range="+serviceNetwork, "--allow-privileged", "--anonymous-auth=false",
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--cert-dir="+a.path("apiserver"), "--client-ca-file="+a.path("ca.crt"),
+		"--tls-cert-file="+a.path("apiserver.crt"), "--tls-private-key-file="+a.path("apiserver.key"),
+		"--kubelet-client-certificate="+a.path("apiserver-kubelet.crt"), "--kubelet-client-key="+a.path("apiserver-kubelet.key"),
+		"--kubelet-preferred-address-types=InternalIP",
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file="+a.path("service-accounts.crt"), "--service-account-signing-key-file="+a.path("service-accounts.key")))
 }
 
 // apiURL is the URL of the API server inside the cluster.

@@ -145,7 +145,7 @@ const (
 // resultsOf opens the only results folder below out.
 func resultsOf(t testing.TB, out string) (*record.Dir, []record.Trial) {
 	t.Helper()
-	found, _ := filepath.Glob(filepath.Join(out, "quick-*"))
+	found, _ := filepath.Glob(filepath.Join(out, "*-*"))
 	if len(found) != 1 {
 		t.Fatalf("%d results folders in %s", len(found), out)
 	}

@@ -81,15 +81,23 @@ func (c *Cluster) hostPods(ctx context.Context) (pods []corev1.Pod, ok bool, err
 	}
 }
 
-// networkPlugins returns the images of the network plugin's pod by node. It knows only those of a DaemonSet
-// with one of the well-known names.
+// networkPlugin returns the name of the network plugin that a pod is of, "" if it is of none. It knows only those of a DaemonSet with one
+// of the well-known names.
+func networkPlugin(p corev1.Pod) string {
+	for _, o := range p.OwnerReferences {
+		i := slices.IndexFunc(pluginNames, func(name string) bool { return strings.Contains(o.Name, name) })
+		if o.Kind == "DaemonSet" && i >= 0 && p.DeletionTimestamp == nil {
+			return strings.TrimSuffix(pluginNames[i], "-node")
+		}
+	}
+	return ""
+}
+
+// networkPlugins returns the images of the network plugin's pod by node.
 func networkPlugins(pods []corev1.Pod) map[string][]string {
 	images := make(map[string][]string)
 	for _, p := range pods {
-		daemon := slices.ContainsFunc(p.OwnerReferences, func(o metav1.OwnerReference) bool {
-			return o.Kind == "DaemonSet" && slices.ContainsFunc(pluginNames, func(name string) bool { return strings.Contains(o.Name, name) })
-		})
-		if !daemon || p.DeletionTimestamp != nil {
+		if networkPlugin(p) == "" {
 			continue
 		}
 		for _, container := range p.Spec.Containers {

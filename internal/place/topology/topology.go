@@ -25,10 +25,12 @@ type Topology struct {
 }
 
 // Fabric has what distinguishes one network of a target from another. A cluster has only one network,
-// and so do hosts: the zero Fabric.
+// and so do hosts: the zero Fabric, unless there are several clusters.
 type Fabric struct {
-	Shape string
-	NIC   spec.NIC
+	// Cluster is the name of one of several clusters.
+	Cluster string
+	Shape   string
+	NIC     spec.NIC
 	// Nodes that a lab has.
 	Nodes int
 	// Service has no mode if there are no services.
@@ -74,7 +76,7 @@ func (t *Topology) Describe(i int) string {
 	f := t.fabrics[i]
 	switch {
 	case t.exp.Spec.Target.Kubernetes != nil:
-		return fmt.Sprintf("%d nodes of a cluster, %d pods each", t.exp.Nodes(), t.pods)
+		return fmt.Sprintf("%d nodes of %s, %d pods each", t.exp.Nodes(), cmp.Or(f.where(), "a cluster"), t.pods)
 	case t.exp.Spec.Target.Hosts != nil:
 		var names []string
 		for _, h := range t.Hosts() {
@@ -122,7 +124,7 @@ func (t *Topology) Hosts() (all []spec.Host) {
 
 func (t *Topology) fabricFor(v spec.Variant) Fabric {
 	if t.exp.Spec.Target.Lab == nil {
-		return Fabric{}
+		return Fabric{Cluster: v.Cluster}
 	}
 	f := Fabric{Shape: t.shapeFor(v), NIC: t.nicFor(v), Nodes: t.exp.Nodes()}
 	if s := t.exp.PathOf(v).Service; s != nil {
@@ -209,8 +211,8 @@ func (t *Topology) Served(fabric int) (all place.Served) {
 // Name distinguishes a network from the others of an experiment. It is empty for the only network of a cluster
 // or of hosts.
 func (f Fabric) Name() string {
-	if f == (Fabric{}) {
-		return ""
+	if f.Shape == "" {
+		return f.Cluster
 	}
 	name := f.Shape + "-" + f.NIC.Offload
 	if f.NIC.Rate != "" {
@@ -231,6 +233,22 @@ func (f Fabric) Name() string {
 		}, func(s string) bool { return s == "" }), "-")
 	}
 	return name
+}
+
+// where names one of several clusters in a sentence, "" if there is only one.
+func (f Fabric) where() string {
+	if f.Cluster == "" {
+		return ""
+	}
+	return "cluster " + f.Cluster
+}
+
+// In adds to an error in which of several clusters it happened.
+func (f Fabric) In(err error) error {
+	if f.Cluster == "" || err == nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w", f.where(), err)
 }
 
 // rates describes the rates of the NICs of a balancer's nodes.
