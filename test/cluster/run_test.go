@@ -249,7 +249,7 @@ func checkTrial(t *testing.T, tr record.Trial) {
 		wantNodes = 2
 	}
 	if fast := len(tr.Fastpath); strings.HasSuffix(tr.Variant, "/fastpath") {
-		if fast != 2 || tr.Fastpath[0].Packets[record.FastOut] == 0 || tr.Fastpath[1].Packets[record.FastIn] == 0 {
+		if fast != 2 || tr.Fastpath[0].Packets[record.FastOut+"-vxlan"] == 0 || tr.Fastpath[1].Packets[record.FastIn+"-vxlan"] == 0 {
 			t.Errorf("%s: the fast path forwarded nothing: %+v", name, tr.Fastpath)
 		}
 	} else if fast > 0 {
