@@ -35,8 +35,8 @@ type measurement struct {
 	early   chan struct{}
 	driving atomic.Int64
 	tasks   []func() error
-	// servers are the ends of each pair, and those of the workload beside. Clients are in out.
-	servers, beside [][]record.Endpoint
+	// servers are the ends of each pair. Clients, and both ends of the workload beside, are in out.
+	servers [][]record.Endpoint
 
 	mu  sync.Mutex // of what is sampled
 	out *record.Trial
@@ -49,7 +49,7 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 	out.PerPair, out.Series = make([]record.Pair, c.Pairs), make(map[string]string)
 	m := &measurement{
 		network: n, whole: &part{ctx: ctx, cancel: cancel}, cell: c, spec: c.Workload.Traffic(), out: out,
-		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs), beside: make([][]record.Endpoint, c.Pairs),
+		gate: newBarrier(ctx, n.setup.Lead), progress: newProgress(c.Pairs, moved), servers: make([][]record.Endpoint, c.Pairs),
 	}
 	_, _ = rand.Read(m.secret[:]) // it ends the program rather than fail
 	// With a fixed number of requests, the window ends once they are done.
@@ -81,9 +81,6 @@ func (n *network) measure(ctx context.Context, c Cell, pairs []pairEnds, failed 
 		out.PerPair[i].Server = of[0]
 		if pairs[i].Backends {
 			out.PerPair[i].Server, out.PerPair[i].Backends = combined(of), of
-		}
-		if other := out.PerPair[i].Beside; other != nil {
-			other.Server = m.beside[i][0]
 		}
 	}
 	silent := m.silences(pairs)
@@ -132,26 +129,29 @@ func (n *network) machineOf(node string) string {
 func (m *measurement) addPair(i int, pair pairEnds) {
 	part := m.newPart()
 	m.servers[i] = make([]record.Endpoint, len(pair.servers))
-	m.addTraffic(part, pair, exchange{i, m.cell.Workload, "", &m.out.PerPair[i].Client, m.servers[i], m.progress.of(i)})
+	servers := make([]*record.Endpoint, len(pair.servers))
+	for j := range servers {
+		servers[j] = &m.servers[i][j]
+	}
+	m.addTraffic(part, pair, exchange{i, m.cell.Workload, "", &m.out.PerPair[i].Client, servers, m.progress.of(i)})
 	if m.cell.Beside != nil {
 		other := new(record.Beside)
 		m.out.PerPair[i].Beside = other
-		m.beside[i] = make([]record.Endpoint, 1)
-		m.addTraffic(part, pair.beside(), exchange{i, *m.cell.Beside, " beside", &other.Client, m.beside[i], func(uint64, uint64) {}})
+		m.addTraffic(part, pair.beside(), exchange{i, *m.cell.Beside, " beside", &other.Client, []*record.Endpoint{&other.Server}, func(uint64, uint64) {}})
 	}
 }
 
-// exchange is the traffic of a workload at a pair.
+// exchange is the traffic of a workload at a pair, and where its ends report to.
 type exchange struct {
 	pair     int
 	workload spec.Workload
 	suffix   string // of its roles
 	client   *record.Endpoint
-	servers  []record.Endpoint
+	servers  []*record.Endpoint
 	moved    func(bytes, messages uint64)
 }
 
-// addTraffic adds the servers and the client of an exchange, which report to it.
+// addTraffic adds the servers and the client of an exchange.
 func (m *measurement) addTraffic(part *part, pair pairEnds, x exchange) {
 	traffic := func(s end, w spec.Workload) place.Traffic {
 		return place.Traffic{Place: s.place.Name, Workload: w, CongestionControl: m.setup.CongestionControl, Secret: m.secret}
@@ -171,7 +171,7 @@ func (m *measurement) addTraffic(part *part, pair pairEnds, x exchange) {
 				t.Address = netip.AddrPortFrom(t.Address.Addr(), settings.PortOf(x.pair))
 			}
 			t.Ports = pair.Ports
-			x.servers[j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
+			*x.servers[j], err = w.Serve(serveCtx, t, func(p uint16) (time.Time, error) {
 				ports <- p
 				return ready(p)
 			})

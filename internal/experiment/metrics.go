@@ -36,7 +36,7 @@ func fillMetrics(c Cell, t *record.Trial) error {
 			return err
 		}
 	}
-	if c.Workload.Beside == "" { // otherwise CPUs work for both workloads
+	if c.Workload.Beside == "" { // otherwise both workloads use the CPUs
 		cpuMetrics(spec, t, m, bytes)
 	} else {
 		m[metrics.BesideThroughput] = besideThroughput(t)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -286,10 +287,13 @@ type memory struct {
 	err    error
 	// switched is the variant whose switch is made.
 	switched string
-	wanted   record.Wanted
+	wanted   atomic.Value // record.Wanted
 }
 
-func (m *memory) Wanted() (record.Wanted, error) { return m.wanted, nil }
+func (m *memory) Wanted() (record.Wanted, error) {
+	wanted, _ := m.wanted.Load().(record.Wanted)
+	return wanted, nil
+}
 
 func (m *memory) Switched(variant string) error {
 	m.switched = variant
@@ -939,12 +943,12 @@ func TestPauseAndStop(t *testing.T) {
 		trials, err := measure(t, t.Context(), f, exp, out, func(e Event) {
 			switch {
 			case e.Kind == Ends && len(out.trials) == 2:
-				out.wanted = record.WantedPause
+				out.wanted.Store(record.WantedPause)
 			case e.Kind == Note && len(notes) == 0:
 				pausedAfter = len(out.trials)
-				time.AfterFunc(time.Hour, func() { out.wanted = record.WantedOn })
+				time.AfterFunc(time.Hour, func() { out.wanted.Store(record.WantedOn) })
 			case e.Kind == Ends && len(out.trials) == 10:
-				out.wanted = record.WantedStop
+				out.wanted.Store(record.WantedStop)
 			}
 			if e.Kind == Note {
 				notes = append(notes, e.Text)

@@ -51,7 +51,7 @@ type Metric struct {
 	Better  Direction
 	// Of is the traffic that gives the metric; 0 for a metric of links.
 	Of Traffic
-	// Alone means that CPUs are counted, and that a workload with another beside it does not give the metric.
+	// Alone marks a metric of CPU use: a trial has it only if no other workload runs beside the measured one.
 	Alone bool
 	// NotComparedBecause says why results are not compared by this metric. It is empty if they are.
 	NotComparedBecause string

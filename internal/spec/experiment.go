@@ -622,8 +622,8 @@ type Workload struct {
 	// Pairs replaces spec.pairs for this workload.
 	Pairs []int `json:"pairs,omitempty"`
 	// Beside names another workload whose traffic every pair has at the same time, over connections of its own,
-	// with the warm-up and duration of this workload. Metrics are those of this workload, CPU time is not among them, because
-	// it is of both.
+	// with the warm-up and duration of this workload. The metrics are those of this workload, without CPU time, because both
+	// workloads use the CPUs.
 	Beside string `json:"beside,omitempty"`
 }
 

@@ -302,11 +302,11 @@ func (r *reader) beside(path string, e *Experiment, w Workload) {
 	case named.Beside != "":
 		r.fail(path, "%s has a workload beside it itself; name %s", named.Name, named.Beside)
 	case other.Tool != ToolNative:
-		r.fail(path, "%s is made by %s, and only the tool %s knows when to end", named.Name, other.Tool, ToolNative)
+		r.fail(path, "%s is made by %s, and only the tool %s can run beside another workload", named.Name, other.Tool, ToolNative)
 	case own.Counted() || other.Counted():
 		r.fail(path, "needs a window of a fixed duration at both workloads: leave out requests and iterations")
 	case own.IP != other.IP:
-		r.fail(path, "%s has IPv%d and %s IPv%d: the pairs of both have the addresses of one", w.Name, own.IP, named.Name, other.IP)
+		r.fail(path, "%s has IPv%d and %s IPv%d: the two ends of a pair have addresses of one version", w.Name, own.IP, named.Name, other.IP)
 	case e.Spec.Mesh != nil || e.Spec.Target.Imported != nil:
 		r.fail(path, "is neither for a mesh nor imported")
 	case !apart(own.Port, other.Port):
@@ -315,7 +315,7 @@ func (r *reader) beside(path string, e *Experiment, w Workload) {
 		p := e.PathOf(v)
 		return p.Service != nil || p.Balancer != nil
 	}):
-		r.fail(path, "is not for the paths service and balancer, which lead to one server")
+		r.fail(path, "is not for the paths service and balancer, whose address leads to the server of one workload")
 	}
 }
 
