@@ -19,19 +19,28 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ciliumValues are the values of Cilium's chart in all modes: Cilium replaces kube-proxy and masquerades in eBPF, without
-// which packets would pass through the node's stack. There is neither its proxy nor its observers.
+// ciliumValues are the values of Cilium's chart in all modes. There is neither its proxy nor its observers.
 var ciliumValues = []string{
-	"kubeProxyReplacement=true", "k8sServiceHost=" + controlAddr, "k8sServicePort=" + apiPort, "bpf.masquerade=true",
+	"k8sServiceHost=" + controlAddr, "k8sServicePort=" + apiPort,
 	"ipam.mode=kubernetes", "l7Proxy=false", "envoy.enabled=false", "hubble.enabled=false",
 	// A second program of Cilium answers these checks.
 	"healthChecking=false", "endpointHealthChecking.enabled=false",
 }
 
+// Values of several modes. Without masquerading in eBPF, packets would pass through the node's stack.
+const (
+	withoutProxy  = "kubeProxyReplacement=true,bpf.masquerade=true"
+	nativeRouting = "routingMode=native,autoDirectNodeRoutes=true,ipv4NativeRoutingCIDR=" + podNetwork
+)
+
 // ciliumModes has the further values of each mode.
 var ciliumModes = map[string][]string{
-	Cilium:      {"routingMode=native", "autoDirectNodeRoutes=true", "ipv4NativeRoutingCIDR=" + podNetwork},
-	CiliumVXLAN: {"routingMode=tunnel", "tunnelProtocol=vxlan"},
+	Cilium:      {withoutProxy, nativeRouting},
+	CiliumVXLAN: {withoutProxy, "routingMode=tunnel,tunnelProtocol=vxlan"},
+	// Cilium only takes services, and with them host routing by eBPF, if there is no kube-proxy.
+	CiliumProxied: {"kubeProxyReplacement=false", nativeRouting},
+	// The agent adds its plugin to the list of plugins that flannel has.
+	CiliumChained: {"kubeProxyReplacement=false,routingMode=native,enableIPv4Masquerade=false,cni.chainingMode=generic-veth,cni.chainingTarget=pods,cni.exclusive=false"},
 }
 
 // ciliumSettings are sysctls of the whole machine that Cilium's agent sets, with the values that it wants.
@@ -41,6 +50,9 @@ var ciliumSettings = map[string]string{"kernel/unprivileged_bpf_disabled": "1", 
 const clangDir = "/usr/lib/llvm-19/bin"
 
 func (c *Config) cilium() bool { return ciliumModes[c.CNI] != nil }
+
+// replacesProxy reports whether there is no kube-proxy.
+func (c *Config) replacesProxy() bool { return c.CNI == Cilium || c.CNI == CiliumVXLAN }
 
 // findPeers returns the folder with what make peers has built.
 func findPeers(ctx context.Context) (string, error) {

@@ -50,12 +50,16 @@ const (
 
 // Values of Config.CNI and Config.Proxy.
 const (
-	Flannel     = "flannel"
-	Routed      = "routed"
-	Cilium      = "cilium"
-	CiliumVXLAN = "cilium-vxlan"
-	NFTables    = "nftables"
-	IPTables    = "iptables"
+	Flannel       = "flannel"
+	FlannelDirect = "flannel-direct"
+	FlannelHostGW = "flannel-host-gw"
+	Routed        = "routed"
+	Cilium        = "cilium"
+	CiliumVXLAN   = "cilium-vxlan"
+	CiliumProxied = "cilium-kube-proxy"
+	CiliumChained = "cilium-chained"
+	NFTables      = "nftables"
+	IPTables      = "iptables"
 )
 
 // Config describes a cluster. A zero field means its default.
@@ -64,12 +68,15 @@ type Config struct {
 	// node0, node1 and so on.
 	Nodes int
 	// Proxy is the mode of kube-proxy, NFTables or IPTables; the default is
-	// NFTables. Cilium replaces kube-proxy.
+	// NFTables. Cilium and CiliumVXLAN replace kube-proxy.
 	Proxy string
-	// CNI selects how pods are connected; the default is Flannel. Routed is a
+	// CNI selects how pods are connected; the default is Flannel, with its backend
+	// vxlan. FlannelDirect has the same with DirectRouting, and FlannelHostGW has
+	// the backend host-gw: on this wire, which is one subnet, both route. Routed is a
 	// VXLAN in the shape of Calico's: without a bridge, and with a route for each
-	// pod. Cilium routes between the nodes, CiliumVXLAN encapsulates; make peers
-	// builds what they take.
+	// pod. make peers builds what the others take. Cilium routes between the nodes,
+	// CiliumVXLAN encapsulates, CiliumProxied routes and leaves services to kube-proxy, and
+	// CiliumChained adds its programs to the pods of flannel.
 	CNI string
 	// Images are OCI or Docker archives to import on every node.
 	Images []string
@@ -84,7 +91,7 @@ func (c *Config) complete() error {
 	if c.CNI == "" {
 		c.CNI = Flannel
 	}
-	if c.Proxy == "" && !c.cilium() {
+	if c.Proxy == "" && !c.replacesProxy() {
 		c.Proxy = NFTables
 	}
 	if c.Log == nil {
@@ -93,13 +100,13 @@ func (c *Config) complete() error {
 	if c.Nodes < 2 || c.Nodes > 5 {
 		return fmt.Errorf("nodes of a cluster must be 2 to 5, are %d", c.Nodes)
 	}
-	if c.CNI != Flannel && c.CNI != Routed && !c.cilium() {
-		return fmt.Errorf("CNI must be %s, %s, %s or %s, is %q", Flannel, Routed, Cilium, CiliumVXLAN, c.CNI)
+	if kinds := []string{Flannel, FlannelDirect, FlannelHostGW, Routed, Cilium, CiliumVXLAN, CiliumProxied, CiliumChained}; !slices.Contains(kinds, c.CNI) {
+		return fmt.Errorf("CNI must be one of %s, is %q", strings.Join(kinds, ", "), c.CNI)
 	}
-	if c.cilium() && c.Proxy != "" {
+	if c.replacesProxy() && c.Proxy != "" {
 		return fmt.Errorf("there is no kube-proxy with CNI %s: its mode must be empty, is %q", c.CNI, c.Proxy)
 	}
-	if !c.cilium() && c.Proxy != NFTables && c.Proxy != IPTables {
+	if !c.replacesProxy() && c.Proxy != NFTables && c.Proxy != IPTables {
 		return fmt.Errorf("mode of kube-proxy must be %s or %s, is %q", NFTables, IPTables, c.Proxy)
 	}
 	return nil
@@ -176,7 +183,7 @@ func probe(config Config) error {
 		programs = append(programs, "nft")
 	}
 	if config.cilium() {
-		programs = append(programs, filepath.Join(clangDir, "clang"))
+		programs = append(programs, filepath.Join(clangDir, "clang"), "ipset")
 	}
 	var missing []string
 	for _, p := range programs {

@@ -269,7 +269,7 @@ spec: {selector: {app: pod%[1]d}, ports: [{port: 80, targetPort: 8080}]}
 			}
 		}()
 		addresses := []string{net.JoinHostPort(server.ip, "8080"), net.JoinHostPort(server.service, "80")}
-		if c.config.cilium() {
+		if c.config.replacesProxy() {
 			addresses = addresses[:1] // it chooses the backend of a socket in a pod's control group, where the test's are not
 		}
 		for _, addr := range addresses {
@@ -285,7 +285,7 @@ spec: {selector: {app: pod%[1]d}, ports: [{port: 80, targetPort: 8080}]}
 				t.Errorf("pod%d at %s is seen as %s", 1-i, client.ip, got)
 			}
 		}
-		if c.config.cilium() {
+		if c.config.replacesProxy() {
 			continue
 		}
 		// The API server is outside the pods' network. An attempt takes at most a second, but a lost SYN is repeated only

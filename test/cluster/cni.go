@@ -55,13 +55,21 @@ func (n *Node) install(plugin string) error {
 	return nil
 }
 
+// flannelBackends has flannel's backend for each CNI that flannel provides.
+var flannelBackends = map[string]string{
+	Flannel:       `{"Type": "vxlan"}`,
+	FlannelDirect: `{"Type": "vxlan", "DirectRouting": true}`,
+	FlannelHostGW: `{"Type": "host-gw"}`,
+	CiliumChained: `{"Type": "vxlan"}`,
+}
+
 // startFlannel runs flannel as its DaemonSet does.
 func (n *Node) startFlannel(ctx context.Context, daemon func(name string, args ...string) error) error {
 	kubeconfig, err := n.c.authority.kubeconfig("flannel-"+n.name, apiURL, "flannel", "system:masters")
 	if err != nil {
 		return err
 	}
-	config, err := n.write("flannel.json", fmt.Sprintf(`{"Network": %q, "Backend": {"Type": "vxlan"}}`, podNetwork))
+	config, err := n.write("flannel.json", fmt.Sprintf(`{"Network": %q, "Backend": %s}`, podNetwork, flannelBackends[n.c.config.CNI]))
 	if err != nil {
 		return err
 	}

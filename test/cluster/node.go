@@ -135,7 +135,7 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 		"--hostname-override="+n.name, "--node-ip="+n.Addr()); err != nil {
 		return err
 	}
-	if n.c.config.cilium() { // in a pod
+	if n.c.config.replacesProxy() {
 		return nil
 	}
 	if kubeconfig, err = n.c.authority.kubeconfig("kube-proxy-"+n.name, apiURL, "system:kube-proxy"); err != nil {
@@ -147,7 +147,7 @@ func (n *Node) start(ctx context.Context, fail context.CancelCauseFunc, api <-ch
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"); err != nil {
 		return err
 	}
-	if n.c.config.CNI == Flannel {
+	if flannelBackends[n.c.config.CNI] != "" {
 		return n.startFlannel(ctx, daemon)
 	}
 	return nil

@@ -20,8 +20,8 @@ import (
 func TestPlacebo(t *testing.T) {
 	kubeconfig := merged(t, map[string]*Cluster{"a": own(t, Config{}), "b": own(t, Config{})})
 	out := t.TempDir()
-	v := invoke(t, kubeconfig, "run", "cni", "--clusters", "a,b", "--out", out)
-	if code := v.exit(t, 30*time.Minute); code != 0 {
+	v := invoke(t, kubeconfig, "run", "cni", "--clusters", "a,b", "--runs", "20", "--out", out)
+	if code := v.exit(t, 50*time.Minute); code != 0 {
 		t.Fatalf("exit %d:\n%s", code, v.said())
 	}
 	d, _ := resultsOf(t, out)

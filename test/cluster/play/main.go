@@ -21,8 +21,8 @@ func main() {
 	defer stop()
 	config := cluster.Config{Log: os.Stderr}
 	flag.IntVar(&config.Nodes, "nodes", 2, "how many, 2 to 5")
-	flag.StringVar(&config.CNI, "cni", cluster.Flannel, "how pods are connected: flannel or routed; cilium or cilium-vxlan, after make peers")
-	flag.StringVar(&config.Proxy, "proxy", "", "mode of kube-proxy: nftables (the default) or iptables; none with Cilium")
+	flag.StringVar(&config.CNI, "cni", cluster.Flannel, "how pods are connected: flannel, flannel-direct, flannel-host-gw or routed; after make peers also cilium, cilium-vxlan, cilium-kube-proxy or cilium-chained")
+	flag.StringVar(&config.Proxy, "proxy", "", "mode of kube-proxy: nftables (the default) or iptables; none with cilium and cilium-vxlan")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: play [-nodes N] [-cni SHAPE] [-proxy MODE] [ARCHIVE OF AN IMAGE]...")
 		flag.PrintDefaults()
