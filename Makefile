@@ -155,15 +155,15 @@ test-cluster: cluster-deps $(HELM) ## Run the tests that need a Kubernetes clust
 	go test -count=1 -timeout=30m ./test/cluster/
 
 .PHONY: placebo
-placebo: cluster-deps $(HELM) ## Compare two clusters that are alike, and count the verdicts, in a quarter of an hour (root)
-	go test -tags placebo -count=1 -v -timeout=1h -run '^TestPlacebo$$' ./test/cluster
+placebo: cluster-deps $(HELM) ## Compare two clusters that are alike, and count the verdicts; then two whose NICs have another rate, in 40 minutes (root)
+	go test -tags placebo -count=1 -v -timeout=2h -run '^Test(Placebo|HalfRate)$$' ./test/cluster
 
 # Cilium's programs are built once, and again when their go.mod changes. At low priority, because it takes long.
 PEERS := bin/peers/.built
 CILIUM := github.com/cilium/cilium
 .PHONY: peers
 peers: cluster-deps $(HELM) $(PEERS) ## Build Cilium from its Go module, and try clusters with it and with slipstream in them (root)
-	@.ci/deps /usr/lib/llvm-19/bin/clang=clang-19
+	@.ci/deps /usr/lib/llvm-19/bin/clang=clang-19 ipset
 	go test -tags peers -count=1 -v -timeout=30m -run '^TestPeers' ./test/cluster
 
 $(PEERS): test/cluster/peers/go.mod test/cluster/peers/go.sum
@@ -202,6 +202,10 @@ soak: test-deps $(HELM) ## Run what is too long for make test: statistics, rando
 .PHONY: soak-alerts
 soak-alerts: test-deps $(HELM) ## Evaluate the chart's alerts in a Prometheus for SOAK=1h of healthy agents in a cluster; fail if one fires (root)
 	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoakAlerts$$' ./test/cluster -soak $(SOAK)
+
+.PHONY: first-minute
+first-minute: test-deps ## Time the first steps with each package of a release and with a clone, in ten minutes (root)
+	go test -tags firstminute -count=1 -v -timeout=30m -run '^TestFirstMinute$$' ./test/install
 
 .PHONY: kernels
 kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in a quarter of an hour (KERNELS="trixie/arm64 …" for some)

@@ -4,7 +4,6 @@ package cluster
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -225,7 +224,7 @@ func testAgent(t *testing.T, c *Cluster) {
 	apply(webManifest)
 	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
 
-	testFastpath(t, c)
+	testFastpath(t, c, "vxlan")
 
 	apply(accelerationPolicy("all", policyForAll))
 	wantPods(t, c, "policy on", 4, true)
@@ -458,46 +457,36 @@ func metricIn(text, name string) (v float64, ok bool) {
 	return v, err == nil
 }
 
-// carriedIn returns how many packets of all kinds took the fast path one way, out or in.
-func carriedIn(text, way string) (all float64) {
-	for _, kind := range []string{"vxlan", "routed", "local"} {
-		n, _ := metricIn(text, `slipstream_fastpath_packets_total{kind="`+kind+`",reason="fast-`+way+`"}`)
-		all += n
-	}
-	return all
-}
-
 // agentOn returns the process ID of the agent on a node, or 0 if there is none.
 func agentOn(n *Node) (pid int, err error) {
+	pids, err := processesOn(n, func(args []string) bool { return len(args) > 1 && args[0] == "/slipstream" && args[1] == "agent" })
+	if err != nil || len(pids) == 0 {
+		return 0, err
+	}
+	return pids[0], nil
+}
+
+// processesOn returns the process IDs of the programs in a node's network namespace whose arguments match.
+func processesOn(n *Node, match func(args []string) bool) (pids []int, err error) {
 	where, err := os.Readlink(n.Netns())
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	for _, file := range files {
 		// An error means that the process has ended.
 		cmdline, _ := os.ReadFile(file)
 		netns, _ := os.Readlink(filepath.Join(filepath.Dir(file), "ns/net"))
-		if netns == where && bytes.HasPrefix(cmdline, []byte("/slipstream\x00agent\x00")) {
-			return strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if netns == where && match(strings.Split(string(cmdline), "\x00")) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			if err != nil {
+				return nil, err
+			}
+			pids = append(pids, pid)
 		}
 	}
-	return 0, nil
-}
-
-// residentMiB returns the resident memory of a process in MiB.
-func residentMiB(pid int) (float64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	m := regexp.MustCompile(`(?m)^VmRSS:\s+(\d+) kB$`).FindSubmatch(status)
-	if m == nil {
-		return 0, fmt.Errorf("process %d has no memory: it has ended", pid)
-	}
-	kib, err := strconv.ParseFloat(string(m[1]), 64)
-	return kib / 1024, err
+	return pids, nil
 }

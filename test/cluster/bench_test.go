@@ -97,11 +97,11 @@ func BenchmarkAgent(b *testing.B) {
 			for b.Loop() {
 				before := agentMetrics(b, n)("process_cpu_seconds_total")
 				for end := time.Now().Add(window); time.Now().Before(end); time.Sleep(5 * time.Second) {
-					now, err := residentMiB(pid)
+					now, err := UsageOf(pid)
 					if err != nil {
 						b.Fatal(err)
 					}
-					rss = max(rss, now)
+					rss = max(rss, now.MiB)
 				}
 				cpu += agentMetrics(b, n)("process_cpu_seconds_total") - before
 			}

@@ -33,6 +33,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // The networks are the same in every cluster, because each has its own
@@ -468,6 +469,29 @@ func (c *Cluster) awaitServiceAccount(ctx context.Context) error {
 // Kubeconfig returns the path of the administrator's kubeconfig. It works in
 // the machine's own network namespace, as long as this process lives.
 func (c *Cluster) Kubeconfig() string { return c.kubeconfig }
+
+// WriteKubeconfig writes a kubeconfig with a context for each cluster.
+func WriteKubeconfig(file string, clusters map[string]*Cluster) error {
+	all := clientcmdapi.NewConfig()
+	for name, c := range clusters {
+		one, err := clientcmd.LoadFromFile(c.kubeconfig)
+		if err != nil {
+			return fmt.Errorf("read kubeconfig of %s: %w", name, err)
+		}
+		current := one.Contexts[one.CurrentContext]
+		all.Clusters[name], all.AuthInfos[name] = one.Clusters[current.Cluster], one.AuthInfos[current.AuthInfo]
+		all.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	}
+	if len(clusters) == 1 {
+		for name := range clusters {
+			all.CurrentContext = name
+		}
+	}
+	if err := clientcmd.WriteToFile(*all, file); err != nil {
+		return fmt.Errorf("write kubeconfig: %w", err)
+	}
+	return nil
+}
 
 // Node returns the node with this name, or nil.
 func (c *Cluster) Node(name string) *Node {

@@ -12,8 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/testenv"
@@ -22,18 +20,8 @@ import (
 // merged returns a kubeconfig with a context for each cluster.
 func merged(t *testing.T, clusters map[string]*Cluster) string {
 	t.Helper()
-	all := clientcmdapi.NewConfig()
-	for name, c := range clusters {
-		one, err := clientcmd.LoadFromFile(c.Kubeconfig())
-		if err != nil {
-			t.Fatal(err)
-		}
-		current := one.Contexts[one.CurrentContext]
-		all.Clusters[name], all.AuthInfos[name] = one.Clusters[current.Cluster], one.AuthInfos[current.AuthInfo]
-		all.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
-	}
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*all, file); err != nil {
+	if err := WriteKubeconfig(file, clusters); err != nil {
 		t.Fatal(err)
 	}
 	return file

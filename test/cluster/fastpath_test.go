@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -130,11 +131,32 @@ func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 
 const fastForAll = "{" + everywhere + "accelerate: [{fastpath: {}}]}"
 
+// TestFlannelThatRoutes has flannel's two ways to send packets between nodes of one subnet without VXLAN. With DirectRouting
+// the nodes have a VXLAN device that no packet takes.
+func TestFlannelThatRoutes(t *testing.T) {
+	t.Parallel()
+	for _, cni := range []string{FlannelHostGW, FlannelDirect} {
+		t.Run(cni, func(t *testing.T) {
+			c := own(t, Config{CNI: cni})
+			settings := nodeSettings(t, c)
+			t.Run("installed", func(t *testing.T) {
+				startAgent(t, c)
+				kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
+				kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
+				testFastpath(t, c, "routed")
+			})
+			if diff := cmp.Diff(settings, nodeSettings(t, c)); diff != "" {
+				t.Errorf("settings (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
 // testFastpath applies the fast path with the agents of a cluster. It checks that
-// packets between pods of two nodes are accelerated, also those to a service, and that
+// packets between pods of two nodes are accelerated, as packets of the kind, also those to a service, and that
 // nothing is left of the fast path afterwards. It needs running agents, and four pods
 // of the deployment web.
-func testFastpath(t *testing.T, c *Cluster) {
+func testFastpath(t *testing.T, c *Cluster, kind string) {
 	nodes := []string{"node0", "node1"}
 	before := map[string][]string{}
 	for _, n := range nodes {
@@ -168,7 +190,8 @@ func testFastpath(t *testing.T, c *Cluster) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return carriedIn(text, way)
+		carried, _ := metricIn(text, `slipstream_fastpath_packets_total{kind="`+kind+`",reason="fast-`+way+`"}`)
+		return carried
 	}
 	testenv.Eventually(t, time.Minute, "packets between pods are accelerated", func() string {
 		for range 200 {

@@ -450,6 +450,15 @@ func (s *soakRun) whileNotBusy(f func()) {
 	f()
 }
 
+// carriedIn returns how many packets of all kinds took the fast path one way, out or in.
+func carriedIn(text, way string) (all float64) {
+	for _, kind := range []string{"vxlan", "routed", "local"} {
+		n, _ := metricIn(text, `slipstream_fastpath_packets_total{kind="`+kind+`",reason="fast-`+way+`"}`)
+		all += n
+	}
+	return all
+}
+
 // acceleratedPackets returns how many packets took a node's fast path, out and in, from the agent's
 // metrics.
 func acceleratedPackets(n *Node) (out, in float64, err error) {
@@ -614,8 +623,8 @@ func (s *soakRun) agentMemory() (most float64) {
 	for _, n := range s.sides[0].nodes {
 		// There is no agent for a moment after each kill.
 		if pid, err := agentOn(n); err == nil && pid != 0 {
-			if now, err := residentMiB(pid); err == nil {
-				most = max(most, now)
+			if now, err := UsageOf(pid); err == nil {
+				most = max(most, now.MiB)
 			}
 		}
 	}

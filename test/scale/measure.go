@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"slipstream.dev/test/cluster"
 )
 
 // scenario is a change in the cluster to measure.
@@ -23,30 +24,6 @@ type scenario struct {
 	do func(context.Context, *fleet) ([]time.Duration, error)
 	// limits returns the limits that were exceeded.
 	limits func(*fleet, phase) []string
-}
-
-// usage is the CPU time and the memory of a process.
-type usage struct {
-	cpu time.Duration
-	mib float64
-}
-
-func usageOf(pid int) (u usage, err error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return u, err
-	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+2:]))
-	if len(fields) < 22 {
-		return u, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
-	}
-	var values [3]int64
-	for i, at := range []int{11, 12, 21} { // utime, stime and rss, proc_pid_stat(5)
-		if values[i], err = strconv.ParseInt(fields[at], 10, 64); err != nil {
-			return u, err
-		}
-	}
-	return usage{time.Duration(values[0]+values[1]) * 10 * time.Millisecond, float64(values[2]) * float64(os.Getpagesize()) / (1 << 20)}, nil
 }
 
 // measure runs a scenario and measures it.
@@ -61,7 +38,7 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 		return p, err
 	}
 	server := f.plane.Server()
-	before, err := usageOf(server)
+	before, err := cluster.UsageOf(server)
 	if err != nil {
 		return p, err
 	}
@@ -90,18 +67,18 @@ func (f *fleet) measure(ctx context.Context, s scenario) (p phase, err error) {
 		return p, err
 	}
 	if server != f.plane.Server() {
-		server, before, countsBefore = f.plane.Server(), usage{}, counts{} // the new process's counters start at zero
+		server, before, countsBefore = f.plane.Server(), cluster.Usage{}, counts{} // the new process's counters start at zero
 	}
-	after, err := usageOf(server)
+	after, err := cluster.UsageOf(server)
 	if err != nil {
 		return p, err
 	}
-	p.ServerCPU, p.ServerMiB = (after.cpu-before.cpu).Seconds()/p.Seconds, after.mib
+	p.ServerCPU, p.ServerMiB = (after.CPU-before.CPU).Seconds()/p.Seconds, after.MiB
 	soloAfter, err := f.solo.usage()
 	if err != nil {
 		return p, err
 	}
-	p.SoloMillicores = 1000 * (soloAfter.cpu - soloBefore.cpu).Seconds() / p.Seconds
+	p.SoloMillicores = 1000 * (soloAfter.CPU - soloBefore.CPU).Seconds() / p.Seconds
 	now, err := f.counts(ctx)
 	if err != nil {
 		return p, err

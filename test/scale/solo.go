@@ -19,6 +19,7 @@ import (
 
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/stats"
+	"slipstream.dev/test/cluster"
 )
 
 const (
@@ -198,12 +199,12 @@ func relay(l net.Listener, to string) {
 
 // usage returns the usage of the agent's process. It is zero before the agent starts, and an error if the agent has
 // ended.
-func (s *solo) usage() (usage, error) {
+func (s *solo) usage() (cluster.Usage, error) {
 	if s == nil {
-		return usage{}, nil
+		return cluster.Usage{}, nil
 	}
-	u, err := usageOf(s.agent.Process.Pid)
-	if err != nil || u.mib == 0 {
+	u, err := cluster.UsageOf(s.agent.Process.Pid)
+	if err != nil {
 		text, _ := os.ReadFile(s.log)
 		return u, fmt.Errorf("the agent of %s has ended: %s", soloNode, strings.TrimSpace(string(text)))
 	}
@@ -224,7 +225,7 @@ func (s *solo) sampleMemory() func() (mean, most float64) {
 		defer tick.Stop()
 		for {
 			if u, err := s.usage(); err == nil { // measure reports an agent that has ended
-				all = append(all, u.mib)
+				all = append(all, u.MiB)
 			}
 			select {
 			case <-tick.C:
