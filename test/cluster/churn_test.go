@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"slipstream.dev/internal/testenv"
 )
 
 // TestPeersChurn measures the CPU time and the memory of the programs that make a cluster's network, on both nodes: at rest, while pods

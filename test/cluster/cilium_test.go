@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,17 +21,25 @@ import (
 // TestPeers brings up a cluster with each mode of Cilium. Its pods reach each other, services and the API server; a run measures
 // them; and slipstream's agent and doctor say what there is to say, and change nothing.
 func TestPeers(t *testing.T) {
-	for _, mode := range []string{Cilium, CiliumVXLAN} {
+	for _, mode := range []string{Cilium, CiliumVXLAN, CiliumProxied, CiliumChained} {
 		t.Run(mode, func(t *testing.T) {
 			c := own(t, Config{CNI: mode, Log: os.Stderr})
-			runAll(t, c, clusterTest{"Mode", testCiliumMode}, clusterTest{"Pods", testPods}, clusterTest{"Run", testRunBesideCilium}, clusterTest{"Agent", testAgentBesideCilium})
+			runAll(t, c, clusterTest{"Mode", testCiliumMode}, clusterTest{"Pods", testPods}, clusterTest{"Run", testRunBesideCilium}, clusterTest{"Agent", testAgentBesideCilium},
+				clusterTest{"ComeAndGo", testComeAndGo})
 		})
 	}
 }
 
-// testCiliumMode checks that the agents have the mode that was asked for, and did not fall back to the node's stack.
+// ciliumStatus is what the agents of each mode report.
+var ciliumStatus = map[string][]string{
+	Cilium:        {"KubeProxyReplacement: True", "Network: Native Host: BPF", "Masquerading: BPF", "Socket LB: Enabled"},
+	CiliumVXLAN:   {"KubeProxyReplacement: True", "Network: Tunnel [vxlan] Host: BPF", "Masquerading: BPF", "Socket LB: Enabled"},
+	CiliumProxied: {"KubeProxyReplacement: False", "Network: Native Host: Legacy", "Masquerading: IPTables", "Socket LB: Disabled"},
+	CiliumChained: {"KubeProxyReplacement: False", "CNI Chaining: generic-veth", "Host: Legacy", "Masquerading: Disabled"},
+}
+
+// testCiliumMode checks that the agents have the mode that was asked for.
 func testCiliumMode(t *testing.T, c *Cluster) {
-	routing := map[string]string{Cilium: "Network: Native Host: BPF", CiliumVXLAN: "Network: Tunnel [vxlan] Host: BPF"}[c.config.CNI]
 	for _, n := range c.nodes {
 		testenv.Eventually(t, time.Minute, "status of "+n.name, func() string {
 			out, err := output(n.Command(t.Context(), filepath.Join(c.peers, "cilium-dbg"), "status", "--verbose"))
@@ -38,7 +47,7 @@ func testCiliumMode(t *testing.T, c *Cluster) {
 				return err.Error()
 			}
 			is := strings.Join(strings.Fields(out), " ")
-			for _, want := range []string{"KubeProxyReplacement: True", " Cilium: Ok ", routing, "Attach Mode: TCX", "Masquerading: BPF", "Socket LB: Enabled"} {
+			for _, want := range append(ciliumStatus[c.config.CNI], " Cilium: Ok ", "Attach Mode: TCX") {
 				if !strings.Contains(is, want) {
 					return fmt.Sprintf("no %q in\n%s", want, out)
 				}
@@ -87,5 +96,68 @@ func testAgentBesideCilium(t *testing.T, c *Cluster) {
 	kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
 	if diff := cmp.Diff(settings, nodeSettings(t, c)); diff != "" {
 		t.Errorf("settings (-before +after):\n%s", diff)
+	}
+}
+
+// testComeAndGo installs, restarts and removes slipstream's agents beside Cilium's, and Cilium's beside slipstream's. A connection
+// between pods of two nodes goes on all the time, and pods can open new ones.
+func testComeAndGo(t *testing.T, c *Cluster) {
+	kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
+	defer kubectl(t, c, strings.NewReader(webManifest), "delete", "-f", "-")
+	kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
+	near, far := webPodOn(t, c, "node0"), webPodOn(t, c, "node1")
+	listener, to := listen(t, far, "4000"), net.JoinHostPort(far.ip, "4000")
+	lasting := talk(t, near, listener, to)
+	restart := func(namespace, name string) func(*testing.T) {
+		return func(t *testing.T) {
+			kubectl(t, c, nil, "rollout", "restart", "-n", namespace, "daemonset/"+name)
+			kubectl(t, c, nil, "rollout", "status", "-n", namespace, "daemonset/"+name, "--timeout=180s")
+		}
+	}
+	for _, step := range []struct {
+		name string
+		do   func(*testing.T)
+	}{
+		{"slipstream installed", func(*testing.T) {
+			startAgent(t, c)
+			kubectl(t, c, strings.NewReader(accelerationPolicy("fast", fastForAll)), "apply", "-f", "-")
+		}},
+		{"Cilium restarted", restart("kube-system", "cilium")},
+		{"slipstream restarted", restart("agents", "agent")},
+		{"Cilium removed", func(t *testing.T) {
+			kubectl(t, c, nil, "delete", "-n", "kube-system", "daemonset/cilium", "--timeout=60s")
+		}},
+		{"Cilium installed", func(t *testing.T) {
+			if err := c.createCilium(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			kubectl(t, c, nil, "rollout", "status", "-n", "kube-system", "daemonset/cilium", "--timeout=180s")
+		}},
+		{"slipstream removed", func(t *testing.T) {
+			kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
+			kubectl(t, c, strings.NewReader(agentManifest), "delete", "-f", "-", "--timeout=120s")
+		}},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			quit, longest := make(chan struct{}), make(chan time.Duration)
+			go func() {
+				var most time.Duration
+				defer func() { longest <- most }()
+				for {
+					select {
+					case <-quit:
+						return
+					case <-time.After(50 * time.Millisecond):
+						began := time.Now()
+						lasting()
+						most = max(most, time.Since(began))
+					}
+				}
+			}()
+			step.do(t)
+			close(quit)
+			t.Logf("the longest round trip took %s", (<-longest).Round(time.Millisecond))
+			talk(t, near, listener, to)()
+		})
 	}
 }
