@@ -236,7 +236,7 @@ spec: {selector: {app: pod%[1]d}, ports: [{port: 80, targetPort: 8080}]}
 ---`, i, pauseImage)
 	}
 	kubectl(t, c, strings.NewReader(manifest.String()), "apply", "--namespace="+namespace, "--filename=-")
-	kubectl(t, c, nil, "wait", "--namespace="+namespace, "--for=condition=Ready", "pod", "--all", "--timeout=60s")
+	kubectl(t, c, nil, "wait", "--namespace="+namespace, "--for=condition=Ready", "pod", "--all", "--timeout=180s")
 	t.Logf("two pods are Ready after %.1f s", time.Since(began).Seconds())
 	type pod struct{ ip, service, netns string }
 	var pods [2]pod
