@@ -89,8 +89,8 @@ cluster: cluster-deps image ## Bring up a Kubernetes cluster with the image on i
 
 .PHONY: portable
 portable: ## Check that results can be read on other systems too, and that a worker can run on Windows
-	GOOS=darwin go vet ./cmd/slipstream ./cmd/slipstream-azure
-	GOOS=windows go vet ./cmd/slipstream ./cmd/slipstream-azure
+	GOOS=darwin go vet ./cmd/slipstream ./cmd/slipstream-azure ./pkg/...
+	GOOS=windows go vet ./cmd/slipstream ./cmd/slipstream-azure ./pkg/...
 
 .PHONY: cluster-deps
 cluster-deps:

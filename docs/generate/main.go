@@ -34,6 +34,7 @@ func main() {
 		"results.md":             resultsPage,
 		"commands.md":            commandsPage,
 		"metrics.md":             metricsPage,
+		"support.md":             supportPage,
 	} {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {

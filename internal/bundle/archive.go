@@ -158,6 +158,14 @@ func (c *comparer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// Result returns the result, if no file was changed since it was sealed. An error may be a Difference.
+func (b *Bundle) Result() (*Result, error) {
+	if err := b.changed(); err != nil {
+		return nil, err
+	}
+	return read(b.files.ReadFile)
+}
+
 // changed returns an error that names the first file, and line of it, that is not as it was sealed.
 func (b *Bundle) changed() error {
 	for i, f := range b.files {

@@ -1,4 +1,4 @@
-// Package bundle seals a result in one file, and verifies results: a bundle, or the folder of a run. archive.go knows files and
+// Package bundle seals a result in one file, and reads and verifies results: a bundle, or the folder of a run. archive.go knows files and
 // hashes, verify.go computes everything again from the trials. A bundle says whether it was changed, not who made it: whoever can
 // change a trial can seal it again. So its hash is kept elsewhere.
 package bundle
@@ -55,7 +55,7 @@ func Seal(w io.Writer, dir *record.Dir, by Program) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range r.model.Files() {
+	for _, f := range r.files() {
 		var b bytes.Buffer
 		if err := f.Write(&b); err != nil {
 			return err
@@ -87,17 +87,25 @@ func folderName(path string) string {
 	return name
 }
 
-// result is a result as its files say it.
-type result struct {
-	exp    *spec.Experiment
-	trials []record.Trial
-	model  *report.Model
-	// summary is what its trials give, in place of summary.json.
-	summary *stats.Summary
+// Result is a result as its files say it.
+type Result struct {
+	Experiment  *spec.Experiment
+	Environment record.Environment
+	Trials      []record.Trial
+	// Summary is what the trials give, in place of summary.json.
+	Summary *stats.Summary
+}
+
+// Read reads a results folder, and computes the summary from its trials, of which there must be one.
+func Read(dir *record.Dir) (*Result, error) { return read(dir.Read) }
+
+// files are the files that follow from the result.
+func (r *Result) files() []report.File {
+	return report.New(r.Experiment, r.Summary, r.Trials, r.Environment).Files()
 }
 
 // read reads what was measured, and computes the rest.
-func read(readFile func(string) ([]byte, error)) (*result, error) {
+func read(readFile func(string) ([]byte, error)) (*Result, error) {
 	names := record.Measured()
 	files := make(map[string][]byte)
 	for _, name := range names {
@@ -107,24 +115,23 @@ func read(readFile func(string) ([]byte, error)) (*result, error) {
 		}
 	}
 	environment, experiment, lines := names[0], names[1], names[2]
-	env, err := record.ReadEnvironment(files[environment])
-	if err != nil {
+	var r Result
+	var err error
+	if r.Environment, err = record.ReadEnvironment(files[environment]); err != nil {
 		return nil, fmt.Errorf("%s: %w", environment, err)
 	}
-	var r result
-	if r.exp, err = spec.Parse(experiment, files[experiment], nil); err != nil {
+	if r.Experiment, err = spec.Parse(experiment, files[experiment], nil); err != nil {
 		return nil, err
 	}
-	if r.trials, err = record.ReadTrials(bytes.NewReader(files[lines])); err != nil {
+	if r.Trials, err = record.ReadTrials(bytes.NewReader(files[lines])); err != nil {
 		return nil, fmt.Errorf("%s:%w", lines, err)
 	}
-	if len(r.trials) == 0 {
+	if len(r.Trials) == 0 {
 		return nil, errors.New("it has no results yet: no trial has ended")
 	}
-	if r.summary, err = stats.Analyze(r.exp, r.trials); err != nil {
+	if r.Summary, err = stats.Analyze(r.Experiment, r.Trials); err != nil {
 		return nil, err
 	}
-	r.model = report.New(r.exp, r.summary, r.trials, env)
 	return &r, nil
 }
 

@@ -204,6 +204,13 @@ func TestChangedByte(t *testing.T) {
 		if !ok || d.File != f.name {
 			t.Errorf("%s was changed: %v", f.name, err)
 		}
+		b, err := Open(bytes.NewReader(bundled(t, name, files)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Result(); !errors.Is(err, d) {
+			t.Errorf("%s was changed, and the result was read: %v", f.name, err)
+		}
 		if strings.HasSuffix(f.name, lines) && (!strings.Contains(d.Is, "line 1") || !strings.Contains(d.Is, "changed after it was sealed")) {
 			t.Errorf("%v does not name the line", err)
 		}
@@ -331,11 +338,11 @@ func TestFolder(t *testing.T) {
 	if _, err := Folder(dir, this); err == nil || err.Error() != "summary.json: is missing" {
 		t.Errorf("without a summary: %v", err)
 	}
-	r, err := read(dir.Read)
+	r, err := Read(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range r.model.Files() {
+	for _, f := range r.files() {
 		if err := dir.WriteFile(f.Name, f.Write); err != nil {
 			t.Fatal(err)
 		}
@@ -439,12 +446,12 @@ func TestHostile(t *testing.T) {
 
 // FuzzOpen: whatever a bundle is, reading it ends without a panic, and what is read is all that is in it.
 func FuzzOpen(f *testing.F) {
-	r, err := read(folder(f).Read)
+	r, err := Read(folder(f))
 	if err != nil {
 		f.Fatal(err)
 	}
 	var summary bytes.Buffer
-	if err := r.model.Files()[0].Write(&summary); err != nil {
+	if err := r.files()[0].Write(&summary); err != nil {
 		f.Fatal(err)
 	}
 	manifest := `{"bundle":1,"slipstream":{"version":"v","arch":"a"},"result":"r","files":[{"name":"trials.jsonl","sha256":"","lines":["",""]}]}`
@@ -458,7 +465,7 @@ func FuzzOpen(f *testing.F) {
 		}
 		data := archive.Bytes()
 		data[at%uint(len(data))] ^= by
-		_ = differentRow(content, r.summary)
+		_ = differentRow(content, r.Summary)
 		b, err := Open(bytes.NewReader(data))
 		if err != nil {
 			return

@@ -68,7 +68,7 @@ func verify(readFile func(string) ([]byte, error), by, this Program) (v Verified
 	if err != nil {
 		return v, err
 	}
-	for i, t := range r.trials {
+	for i, t := range r.Trials {
 		c, ok := r.cell(t)
 		if !ok || t.Status != record.StatusOK || len(t.PerPair) == 0 {
 			v.Unmeasured++
@@ -79,7 +79,7 @@ func verify(readFile func(string) ([]byte, error), by, this Program) (v Verified
 		}
 		v.Trials++
 	}
-	for _, f := range r.model.Files() {
+	for _, f := range r.files() {
 		is, err := readFile(f.Name)
 		if errors.Is(err, fs.ErrNotExist) {
 			return v, Difference{f.Name, "is missing"}
@@ -93,7 +93,7 @@ func verify(readFile func(string) ([]byte, error), by, this Program) (v Verified
 		}
 		same := bytes.Equal(is, want.Bytes())
 		if !same && f.Name == "summary.json" {
-			if row := differentRow(is, r.summary); row != "" {
+			if row := differentRow(is, r.Summary); row != "" {
 				return v, later(Difference{f.Name, row}, by, this)
 			}
 		}
@@ -110,14 +110,14 @@ func verify(readFile func(string) ([]byte, error), by, this Program) (v Verified
 }
 
 // cell returns the cell of a trial, if the experiment has it. A period that was entered again has trials that do not count.
-func (r *result) cell(t record.Trial) (experiment.Cell, bool) {
-	variant := slices.IndexFunc(r.exp.Spec.Variants, func(v spec.Variant) bool { return v.Name == t.Variant })
-	workload := slices.IndexFunc(r.exp.Spec.Workloads, func(w spec.Workload) bool { return w.Name == t.Workload })
+func (r *Result) cell(t record.Trial) (experiment.Cell, bool) {
+	variant := slices.IndexFunc(r.Experiment.Spec.Variants, func(v spec.Variant) bool { return v.Name == t.Variant })
+	workload := slices.IndexFunc(r.Experiment.Spec.Workloads, func(w spec.Workload) bool { return w.Name == t.Workload })
 	if variant < 0 || workload < 0 {
 		return experiment.Cell{}, false
 	}
-	c := experiment.Cell{Variant: r.exp.Spec.Variants[variant], Pairs: t.Pairs, Period: t.Period, Repeat: t.Repeat, Round: t.Round}
-	c.Workload = r.exp.WorkloadFor(c.Variant, r.exp.Spec.Workloads[workload])
+	c := experiment.Cell{Variant: r.Experiment.Spec.Variants[variant], Pairs: t.Pairs, Period: t.Period, Repeat: t.Repeat, Round: t.Round}
+	c.Workload = r.Experiment.WorkloadFor(c.Variant, r.Experiment.Spec.Workloads[workload])
 	return c, true
 }
 

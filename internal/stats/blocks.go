@@ -7,6 +7,7 @@ import (
 
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats/estimate"
 )
 
 // PilotBlocks is the number of blocks in the pilot of runs: auto, which determines the total number.
@@ -54,15 +55,15 @@ func BlocksWanted(exp *spec.Experiment, trials []record.Trial) (blocks int, why 
 		e := t.mean(at, ratios)
 		n := leastBlocks + sort.Search(runs.Max-leastBlocks, func(more int) bool {
 			n := float64(leastBlocks + more)
-			se := e.se * math.Sqrt(float64(e.n)/n)
+			se := e.SE * math.Sqrt(float64(e.N)/n)
 			// Narrow enough: a ratio that differs from 1 by the width would be
 			// significant.
-			return tailProbability(math.Log1p(runs.Width)/se, n-PilotBlocks) <= alpha
+			return estimate.TailProbability(math.Log1p(runs.Width)/se, n-PilotBlocks) <= estimate.Alpha
 		})
 		if n > blocks {
 			blocks = n
 			why = fmt.Sprintf("%s %s, where the interval is ±%.1f %% so far", c.variant.Name, At(c.workload.Name, c.pairs),
-				100*math.Expm1(e.halfWidth()))
+				100*math.Expm1(e.HalfWidth()))
 		}
 	}
 	return blocks, why, nil

@@ -10,6 +10,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats/estimate"
 )
 
 // Result has the trials of one run of an experiment.
@@ -141,22 +142,22 @@ func compareCell(before, after *table, was, now *cell, metric string) (Change, b
 		return Change{}, false
 	}
 	_, old := was.series(metric)
-	change := Change{Row: after.row(now, metric), Before: mean(old, 0).mean}
-	change.Versus = versus("", y.minus(x))
+	change := Change{Row: after.row(now, metric), Before: estimate.Mean(old, 0).Mean}
+	change.Versus = versus("", y.Minus(x))
 	return change, true
 }
 
 // logs estimates the mean of a metric's logs. It is false if a value has no log, or if there are no values.
-func (t *table) logs(c *cell, metric string) (estimate, bool) {
+func (t *table) logs(c *cell, metric string) (estimate.Estimate, bool) {
 	blocks, values := c.series(metric)
 	for i, x := range values {
 		if x <= 0 {
-			return estimate{}, false
+			return estimate.Estimate{}, false
 		}
 		values[i] = math.Log(x)
 	}
 	if len(values) == 0 {
-		return estimate{}, false
+		return estimate.Estimate{}, false
 	}
 	return t.mean(blocks, values), true
 }

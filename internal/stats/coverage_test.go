@@ -13,6 +13,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats/estimate"
 )
 
 // world simulates trials. A result is the truth of the variant, times the drift of the machine at that time,
@@ -247,7 +248,7 @@ func TestCoverageSequential(t *testing.T) {
 					x := c.world.trial(r, at/20, at%20+1, at).Metrics[metrics.Throughput]
 					logs[at/20] = append(logs[at/20], math.Log(x))
 				}
-				ci := mean(logs[1], 0).minus(mean(logs[0], 0)).interval()
+				ci := estimate.Mean(logs[1], 0).Minus(estimate.Mean(logs[0], 0)).Interval()
 				if truth := math.Log(c.world.truth[1]); ci[0] <= truth && truth <= ci[1] {
 					hits++
 				}
@@ -325,16 +326,16 @@ func TestCoverageAuto(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				miss := math.Abs(mean(ratios, 0).mean - math.Log(c.world.truth[1]))
-				pilot := mean(ratios[:PilotBlocks], 0)
-				w := pilot.halfWidth() * math.Sqrt(PilotBlocks/float64(wanted))
+				miss := math.Abs(estimate.Mean(ratios, 0).Mean - math.Log(c.world.truth[1]))
+				pilot := estimate.Mean(ratios[:PilotBlocks], 0)
+				w := pilot.HalfWidth() * math.Sqrt(PilotBlocks/float64(wanted))
 				if miss <= w {
 					stein++
 				}
-				if miss <= mean(ratios, 0).halfWidth() {
+				if miss <= estimate.Mean(ratios, 0).HalfWidth() {
 					naive++
 				}
-				narrow += mean(ratios, PilotBlocks).halfWidth()
+				narrow += estimate.Mean(ratios, PilotBlocks).HalfWidth()
 				wide += w
 			}
 			share := float64(hits) / float64(of)

@@ -12,6 +12,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats/estimate"
 )
 
 // Mesh has the results of the links of a mesh with one variant and workload, and the nodes and links that are worse than the
@@ -304,7 +305,7 @@ func (g *grid) failing() []Outlier {
 type effect struct {
 	Outlier
 	values []float64
-	estimate
+	own    estimate.Estimate
 }
 
 // outliers tests the effects of nodes as clients, of nodes as servers, and of links. The effect of a link is the part that its
@@ -347,14 +348,14 @@ func (g *grid) outliers(higher bool, margin float64) []Outlier {
 		all, ps = append(all, family...), append(ps, testFamily(family, margin)...)
 	}
 	var out []Outlier
-	for i, p := range holm(ps) {
-		if p > alpha {
+	for i, p := range estimate.Holm(ps) {
+		if p > estimate.Alpha {
 			continue
 		}
 		e := all[i]
-		ci := e.interval()
-		e.N, e.P = e.n, p
-		e.Ratio, e.CI95 = math.Exp(sign*e.mean), [2]float64{math.Exp(sign * ci[0]), math.Exp(sign * ci[1])}
+		ci := e.own.Interval()
+		e.N, e.P = e.own.N, p
+		e.Ratio, e.CI95 = math.Exp(sign*e.own.Mean), [2]float64{math.Exp(sign * ci[0]), math.Exp(sign * ci[1])}
 		slices.Sort(e.CI95[:])
 		out = append(out, e.Outlier)
 	}
@@ -376,8 +377,8 @@ func testFamily(family []*effect, margin float64) []float64 {
 	}
 	var means, variances, df []float64
 	for _, e := range family {
-		e.estimate = mean(e.values, 0)
-		means, variances, df = append(means, e.mean), append(variances, sumOfSquares(e.values)/e.df), append(df, e.df)
+		e.own = estimate.Mean(e.values, 0)
+		means, variances, df = append(means, e.own.Mean), append(variances, estimate.SumOfSquares(e.values)/e.own.DF), append(df, e.own.DF)
 	}
 	variances, df = moderated(variances, df)
 	middle := median(means)
@@ -388,16 +389,16 @@ func testFamily(family []*effect, margin float64) []float64 {
 	// The median distance of a normal distribution is 0.6745 standard deviations. It is about as precise as the standard
 	// deviation of half as many values.
 	n := float64(len(family))
-	reach := student((n-1)/2).Quantile(1-alpha/2/n) * median(apart) / distuv.UnitNormal.Quantile(0.75)
+	reach := estimate.Student((n-1)/2).Quantile(1-estimate.Alpha/2/n) * median(apart) / distuv.UnitNormal.Quantile(0.75)
 	ps := make([]float64, len(family))
 	for i, e := range family {
 		ps[i] = 1
-		if own := e.interval(); own[0] <= 0 || e.mean-middle <= reach || e.mean <= margin {
+		if ci := e.own.Interval(); ci[0] <= 0 || e.own.Mean-middle <= reach || e.own.Mean <= margin {
 			continue
 		}
-		se := math.Sqrt(variances[i] / float64(e.n))
+		se := math.Sqrt(variances[i] / float64(e.own.N))
 		if ps[i] = 0; se > 0 {
-			ps[i] = student(df[i]).Survival((e.mean - margin) / se)
+			ps[i] = estimate.Student(df[i]).Survival((e.own.Mean - margin) / se)
 		}
 	}
 	return ps

@@ -104,14 +104,14 @@ func (t *table) dominates(other, v spec.Variant, cheaper bool) dominance {
 				return notDominated
 			}
 			e, _, _, err := t.ratio(c, base, metric)
-			if err != nil || e.n < 2 {
+			if err != nil || e.N < 2 {
 				return notDominated
 			}
 			if !metrics.Get(metric).HigherIsBetter() {
-				e.mean = -e.mean
+				e.Mean = -e.Mean
 			}
 			compared = true
-			ci := e.interval()
+			ci := e.Interval()
 			switch {
 			case ci[0] > 0 && ci[1] > margin: // it is better, and perhaps by more than the margin
 				return notDominated

@@ -17,6 +17,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats/estimate"
 	"slipstream.dev/internal/traffic/tools"
 )
 
@@ -57,7 +58,7 @@ func TestPublished(t *testing.T) {
 			ratio, width := ratios[heading][v[1]], widths[heading][v[1]]
 
 			near(t, name+": published ratio", r.Mean/base.Mean, ratio, 1e-9)
-			half := mean(mixed(runs), 0).halfWidth()
+			half := estimate.Mean(mixed(runs), 0).HalfWidth()
 			near(t, name+": published half-width", half/base.Mean, width, 1e-11)
 			if pairs > 1 && math.Abs(half-(r.CI95[1]-r.Mean)) < 1e-6 {
 				t.Errorf("%s: runs mixed or not, the interval is the same", name)

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"gonum.org/v1/gonum/stat"
+
+	"slipstream.dev/internal/stats/estimate"
 )
 
 // Shift is a place in a series of results at which their level changed.
@@ -119,17 +121,16 @@ func largestCUSUM(logs []float64) (k int, largest float64) {
 
 // shift describes a change at k.
 func shift(logs []float64, k int, rng *rand.Rand) Shift {
-	before, after := mean(logs[:k], 0), mean(logs[k:], 0)
-	difference := after.minus(before)
-	ci := difference.interval()
-	s := Shift{At: k, Ratio: math.Exp(difference.mean), CI95: [2]float64{math.Exp(ci[0]), math.Exp(ci[1])}}
+	before, after := estimate.Mean(logs[:k], 0), estimate.Mean(logs[k:], 0)
+	s := Shift{At: k}
+	s.Ratio, s.CI95 = after.Minus(before).Ratio()
 	again := make([]float64, len(logs))
 	var away []float64 // distances of the places of the resamples
 	for range resamples {
 		for i := range again {
-			side, level := logs[:k], before.mean
+			side, level := logs[:k], before.Mean
 			if i >= k {
-				side, level = logs[k:], after.mean
+				side, level = logs[k:], after.Mean
 			}
 			// Residuals about a mean are too small on average.
 			wider := math.Sqrt(float64(len(side)) / float64(len(side)-1))
@@ -139,7 +140,7 @@ func shift(logs []float64, k int, rng *rand.Rand) Shift {
 		away = append(away, math.Abs(float64(at-k)))
 	}
 	slices.Sort(away)
-	d := int(stat.Quantile(1-alpha, stat.Empirical, away, nil))
+	d := int(stat.Quantile(1-estimate.Alpha, stat.Empirical, away, nil))
 	s.From, s.To = max(leastLevel, k-d), min(len(logs)-leastLevel, k+d)
 	return s
 }

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"slipstream.dev/internal/stats/estimate"
 	"slipstream.dev/internal/testenv"
 )
 
@@ -36,13 +37,13 @@ func TestShifts(t *testing.T) {
 		"down and up":      {levels(rng, 40, 0.01, map[int]float64{10: 0.9, 25: 1 / 0.9}), []int{10, 25}},
 		"too few to prove": {[]float64{1, 1.01, 0.99, 2, 2.01}, nil},
 	} {
-		found := Shifts(c.values, alpha)
+		found := Shifts(c.values, estimate.Alpha)
 		if len(found) != len(c.want) {
 			t.Errorf("%s: found %+v, want shifts at %v", name, found, c.want)
 			continue
 		}
 		for i, s := range found {
-			if s.At != c.want[i] || s.From > s.At || s.To < s.At || s.P > alpha {
+			if s.At != c.want[i] || s.From > s.At || s.To < s.At || s.P > estimate.Alpha {
 				t.Errorf("%s: found %+v, want it at %d", name, s, c.want[i])
 			}
 		}
@@ -57,10 +58,10 @@ func TestShiftsHoldTheirPromises(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	falsely, found, placed, sized := 0, 0, 0, 0
 	for range rounds {
-		if len(Shifts(levels(rng, 30, 0.02, nil), alpha)) > 0 {
+		if len(Shifts(levels(rng, 30, 0.02, nil), estimate.Alpha)) > 0 {
 			falsely++
 		}
-		shifts := Shifts(levels(rng, 30, 0.02, map[int]float64{14: step}), alpha)
+		shifts := Shifts(levels(rng, 30, 0.02, map[int]float64{14: step}), estimate.Alpha)
 		if len(shifts) == 0 {
 			continue
 		}

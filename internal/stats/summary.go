@@ -15,6 +15,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats/estimate"
 )
 
 // Summary has the estimates and verdicts of every combination of variant, workload and pairs:
@@ -139,7 +140,7 @@ func (t *table) row(c *cell, metric string) Row {
 		r.Blocks = append(r.Blocks, Block{Block: b, Value: values[i]})
 	}
 	own := t.mean(blocks, values)
-	r.Mean, r.CI95 = own.mean, own.interval()
+	r.Mean, r.CI95 = own.Mean, own.Interval()
 	least, unit := fewBlocks, "blocks"
 	if t.exp.Switches() {
 		least, unit = fewPeriods, "periods of the variant"
@@ -156,7 +157,7 @@ func (t *table) compare(r *Row, c *cell) {
 	primary := r.Metric == c.primary
 	base := t.baseline(c)
 	if base == nil {
-		rise, significant := trend(c.series(r.Metric))
+		rise, significant := estimate.Trend(c.series(r.Metric))
 		switch {
 		case !primary || !significant || math.Abs(rise) <= driftTold:
 		case !t.paired():
@@ -185,9 +186,9 @@ func (t *table) compare(r *Row, c *cell) {
 		r.warn(record.WarnApart, "each variant was measured by itself: "+
 			"a ratio may come from what else changed between the two measurements")
 	}
-	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.halfWidth() > math.Log1p(runs.Width) {
+	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.HalfWidth() > math.Log1p(runs.Width) {
 		r.warn(record.WarnFewBlocks, "after %d blocks the interval of the ratio is ±%.1f %%, and ±%.1f %% was asked for",
-			e.n, 100*math.Expm1(e.halfWidth()), 100*runs.Width)
+			e.N, 100*math.Expm1(e.HalfWidth()), 100*runs.Width)
 	}
 }
 

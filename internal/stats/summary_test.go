@@ -292,3 +292,10 @@ func TestAnalyzeErrors(t *testing.T) {
 		}
 	}
 }
+
+func near[T any](t *testing.T, name string, got, want T, within float64) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmpopts.EquateApprox(0, within)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+}

@@ -10,28 +10,8 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats/estimate"
 )
-
-// The ratios are 0.08 + 0.02·apart, and differ from that by ±0.01. By hand, the slope is 0.02,
-// the sum of squares is 4 · 0.01², the standard error is √(0.0004 / 2 / 4), and t(2) = 4.3027.
-func TestSwitchback(t *testing.T) {
-	e := switchback([]float64{0.11, 0.05, 0.09, 0.07}, []float64{1, -1, 1, -1})
-	near(t, "estimate", e.mean, 0.08, 1e-12)
-	near(t, "interval", e.interval(), [2]float64{0.08 - 4.3027*0.0070711, 0.08 + 4.3027*0.0070711}, 1e-6)
-
-	// Two of three blocks have the same order. The mean of apart is 1/3, its spread 8/3, the
-	// slope 0.025, the sum of squares 2 · 0.01², and the standard error √(0.0002 · (1/3 +
-	// 1/24)).
-	e = switchback([]float64{0.11, 0.05, 0.09}, []float64{1, -1, 1})
-	near(t, "three", e.mean, 0.075, 1e-12)
-	near(t, "three: standard error", e.se, math.Sqrt(0.000075), 1e-12)
-
-	for name, apart := range map[string][]float64{"one order": {1, 1, 1}, "two blocks": {1, -1}, "one block": {1}} {
-		if e := switchback([]float64{0.1, 0.1, 0.1}[:len(apart)], apart); e.n != 1 || math.Abs(e.mean-0.1) > 1e-12 || e.p() != 1 {
-			t.Errorf("%s: %+v, want 0.1 without an interval", name, e)
-		}
-	}
-}
 
 // TestAnalyzePeriods: a period's value is the mean of its trials, whatever other attempts there
 // were. A drift from period to period cancels out.
@@ -232,9 +212,9 @@ func TestCoverageSwitchback(t *testing.T) {
 						pairs = append(pairs, math.Log(y.Metrics[metrics.Throughput]/x.Metrics[metrics.Throughput]))
 					}
 				}
-				e := mean(pairs, 0)
-				count(&independent, e.interval())
-				narrow += e.halfWidth()
+				e := estimate.Mean(pairs, 0)
+				count(&independent, e.Interval())
+				narrow += e.HalfWidth()
 
 				same := c.world.levels(r, len(on), func(p int) bool { return on[p] == on[p-1] })
 				v = rows(t, exp, c.world.run(r, on, each, same))[1].Versus
@@ -247,7 +227,7 @@ func TestCoverageSwitchback(t *testing.T) {
 					x := c.world.trial(r, levels[at/n], float64(at)/float64(2*n), at >= n)
 					logs[at/n] = append(logs[at/n], math.Log(x))
 				}
-				count(&once, mean(logs[1], 0).minus(mean(logs[0], 0)).interval())
+				count(&once, estimate.Mean(logs[1], 0).Minus(estimate.Mean(logs[0], 0)).Interval())
 			}
 			n := float64(*simulated)
 			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% | %.1f %% |", c.name,

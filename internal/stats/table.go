@@ -11,6 +11,7 @@ import (
 	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/stats/estimate"
 	"slipstream.dev/internal/words"
 )
 
@@ -165,13 +166,25 @@ func (t *table) pilot() int {
 	return 0
 }
 
-// mean estimates the mean of a series.
-func (t *table) mean(blocks []int, values []float64) estimate {
-	pilot := 0
-	for pilot < len(blocks) && blocks[pilot] <= t.pilot() {
-		pilot++
+// pilotOf returns how many of the blocks, which are in order, determined the total number.
+func (t *table) pilotOf(blocks []int) int {
+	n := 0
+	for n < len(blocks) && blocks[n] <= t.pilot() {
+		n++
 	}
-	return mean(values, pilot)
+	return n
+}
+
+// mean estimates the mean of a series.
+func (t *table) mean(blocks []int, values []float64) estimate.Estimate {
+	return estimate.Mean(values, t.pilotOf(blocks))
+}
+
+// Mean estimates the mean of values, each from a block of its own, with its 95 % interval by Student's t. One
+// value has no interval: both ends are the value.
+func Mean(values []float64) (m float64, ci95 [2]float64) {
+	e := estimate.Mean(values, 0)
+	return e.Mean, e.Interval()
 }
 
 // metrics returns the metrics of the cell, in order, or its primary one if no trial succeeded.
@@ -241,19 +254,19 @@ var (
 
 // ratio estimates log(c) − log(base). It uses the blocks that have both, and returns their ratios. If the
 // runs of two variants are not paired, it compares the runs of each.
-func (t *table) ratio(c, base *cell, metric string) (e estimate, blocks []int, ratios []float64, err error) {
+func (t *table) ratio(c, base *cell, metric string) (e estimate.Estimate, blocks []int, ratios []float64, err error) {
 	if !t.paired() {
 		own, ok := t.logs(c, metric)
 		other, both := t.logs(base, metric)
 		if !ok || !both {
 			return e, nil, nil, errNoRatio
 		}
-		return own.minus(other), nil, nil, nil
+		return own.Minus(other), nil, nil, nil
 	}
 	if blocks, ratios, err = logRatios(c, base, metric); err != nil {
 		return e, nil, nil, err
 	}
-	return t.withinBlocks(blocks, ratios, periodsApart(c, base, blocks)), blocks, ratios, nil
+	return estimate.Within(ratios, periodsApart(c, base, blocks), t.pilotOf(blocks)), blocks, ratios, nil
 }
 
 // paired reports whether the trials of a block belong together.

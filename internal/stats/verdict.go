@@ -1,9 +1,8 @@
 package stats
 
 import (
-	"math"
-
 	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/stats/estimate"
 )
 
 // Verdict of a comparison. Faster and Slower are about performance: half the latency is faster.
@@ -20,12 +19,9 @@ const (
 )
 
 // versus converts an estimate from the scale of logs to that of ratios.
-func versus(baseline string, e estimate) *Versus {
-	ci := e.interval()
-	return &Versus{
-		Baseline: baseline, N: e.n, Ratio: math.Exp(e.mean),
-		CI95: [2]float64{math.Exp(ci[0]), math.Exp(ci[1])}, P: e.p(),
-	}
+func versus(baseline string, e estimate.Estimate) *Versus {
+	ratio, ci := e.Ratio()
+	return &Versus{Baseline: baseline, N: e.N, Ratio: ratio, CI95: ci, P: e.P()}
 }
 
 // judge adjusts the p-values of one family of comparisons and passes verdicts.
@@ -34,19 +30,15 @@ func judge(family []*Row, margin float64) {
 	for i, r := range family {
 		ps[i] = r.Versus.P
 	}
-	for i, p := range holm(ps) {
+	for i, p := range estimate.Holm(ps) {
 		v := family[i].Versus
 		v.P = p
-		switch {
-		case v.N < 2:
+		switch side, ok := estimate.Judge(v.N, v.Ratio, v.CI95, p, margin); {
+		case !ok:
 			v.Verdict = Inconclusive
-		// The bounds are each other's inverse, so that swapping the variant and its baseline makes no
-		// difference.
-		case v.CI95[0] >= 1/(1+margin) && v.CI95[1] <= 1+margin:
+		case side == 0:
 			v.Verdict = Same
-		case v.P > alpha:
-			v.Verdict = Inconclusive
-		case v.Ratio > 1 == metrics.Get(family[i].Metric).HigherIsBetter():
+		case side > 0 == metrics.Get(family[i].Metric).HigherIsBetter():
 			v.Verdict = Faster
 		default:
 			v.Verdict = Slower

@@ -19,20 +19,22 @@ func TestPackages(t *testing.T) {
 	}
 	rows := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool { return !strings.HasPrefix(line, "| `") })
 	root := os.DirFS(filepath.Join("..", ".."))
-	err = fs.WalkDir(root, "internal", func(dir string, d fs.DirEntry, err error) error {
-		if err != nil || !d.IsDir() {
-			return err
+	for _, top := range []string{"internal", "pkg"} {
+		err = fs.WalkDir(root, top, func(dir string, d fs.DirEntry, err error) error {
+			if err != nil || !d.IsDir() {
+				return err
+			}
+			if d.Name() == "testdata" {
+				return fs.SkipDir
+			}
+			if files, _ := fs.Glob(root, path.Join(dir, "*.go")); len(files) > 0 && !slices.ContainsFunc(rows, func(row string) bool { return namesPackage(row, dir) }) {
+				t.Errorf("the table of packages lacks %s", dir)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if d.Name() == "testdata" {
-			return fs.SkipDir
-		}
-		if files, _ := fs.Glob(root, path.Join(dir, "*.go")); len(files) > 0 && !slices.ContainsFunc(rows, func(row string) bool { return namesPackage(row, dir) }) {
-			t.Errorf("the table of packages lacks %s", dir)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

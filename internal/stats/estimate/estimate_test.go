@@ -1,4 +1,4 @@
-package stats
+package estimate
 
 import (
 	"math"
@@ -25,16 +25,16 @@ func differences() []float64 {
 }
 
 func TestPaired(t *testing.T) {
-	e := mean(differences(), 0)
-	near(t, "interval", e.interval(), [2]float64{-2.4598858, -0.7001142}, 1e-7)
-	near(t, "p", e.p(), 0.002833, 1e-6)
+	e := Mean(differences(), 0)
+	near(t, "interval", e.Interval(), [2]float64{-2.4598858, -0.7001142}, 1e-7)
+	near(t, "p", e.P(), 0.002833, 1e-6)
 }
 
 func TestWelch(t *testing.T) {
-	e := mean(drug1, 0).minus(mean(drug2, 0))
-	near(t, "interval", e.interval(), [2]float64{-3.3654832, 0.2054832}, 1e-7)
-	near(t, "df", e.df, 17.776, 1e-3)
-	near(t, "p", e.p(), 0.07939, 1e-5)
+	e := Mean(drug1, 0).Minus(Mean(drug2, 0))
+	near(t, "interval", e.Interval(), [2]float64{-3.3654832, 0.2054832}, 1e-7)
+	near(t, "df", e.DF, 17.776, 1e-3)
+	near(t, "p", e.P(), 0.07939, 1e-5)
 }
 
 // TestMeanAfterPilot: after a pilot of four, the scatter is that within the other six,
@@ -42,41 +42,41 @@ func TestWelch(t *testing.T) {
 // pilot's scatter is larger, the scatter of all values counts.
 func TestMeanAfterPilot(t *testing.T) {
 	xs := differences()
-	before, after := mean(xs[:4], 0), mean(xs[4:], 0)
-	squares := after.se*after.se*6*5 + 4*6/10.0*math.Pow(before.mean-after.mean, 2)
-	near(t, "estimate", mean(xs, 4), estimate{n: 10, mean: -1.58, se: math.Sqrt(squares / 6 / 10), df: 6}, 1e-12)
+	before, after := Mean(xs[:4], 0), Mean(xs[4:], 0)
+	squares := after.SE*after.SE*6*5 + 4*6/10.0*math.Pow(before.Mean-after.Mean, 2)
+	near(t, "estimate", Mean(xs, 4), Estimate{N: 10, Mean: -1.58, SE: math.Sqrt(squares / 6 / 10), DF: 6}, 1e-12)
 	slices.Reverse(xs)
-	near(t, "loud pilot", mean(xs, 4), estimate{n: 10, mean: -1.58, se: mean(xs, 0).se, df: 6}, 1e-12)
+	near(t, "loud pilot", Mean(xs, 4), Estimate{N: 10, Mean: -1.58, SE: Mean(xs, 0).SE, DF: 6}, 1e-12)
 }
 
 // TestDegenerate: values without scatter, or a single value, must not give NaN, which
 // JSON cannot represent, nor an interval that suggests precision.
 func TestDegenerate(t *testing.T) {
-	one, flat := mean([]float64{2}, 0), mean([]float64{2, 2, 2}, 0)
+	one, flat := Mean([]float64{2}, 0), Mean([]float64{2, 2, 2}, 0)
 	for _, c := range []struct {
 		name     string
-		e        estimate
+		e        Estimate
 		interval [2]float64
 		p        float64
 	}{
 		{"one value", one, [2]float64{2, 2}, 1},
-		{"one value less one", one.minus(one), [2]float64{0, 0}, 1},
-		{"one value less three", one.minus(flat), [2]float64{0, 0}, 1},
+		{"one value less one", one.Minus(one), [2]float64{0, 0}, 1},
+		{"one value less three", one.Minus(flat), [2]float64{0, 0}, 1},
 		{"no scatter", flat, [2]float64{2, 2}, 0},
-		{"no scatter after a pilot", mean([]float64{2, 2, 2, 2}, 2), [2]float64{2, 2}, 0},
-		{"no scatter, no difference", flat.minus(flat), [2]float64{0, 0}, 1},
+		{"no scatter after a pilot", Mean([]float64{2, 2, 2, 2}, 2), [2]float64{2, 2}, 0},
+		{"no scatter, no difference", flat.Minus(flat), [2]float64{0, 0}, 1},
 	} {
-		near(t, c.name, c.e.interval(), c.interval, 0)
-		near(t, c.name, c.e.p(), c.p, 0)
+		near(t, c.name, c.e.Interval(), c.interval, 0)
+		near(t, c.name, c.e.P(), c.p, 0)
 	}
 }
 
 // TestHolm compares with R: p.adjust(c(0.03, 0.01, 0.05, 0.02, 0.04), "holm"), and has
 // a p above 0.5.
 func TestHolm(t *testing.T) {
-	near(t, "five", holm([]float64{0.03, 0.01, 0.05, 0.02, 0.04}), []float64{0.09, 0.05, 0.09, 0.08, 0.09}, 1e-12)
-	near(t, "capped", holm([]float64{0.7, 0.6}), []float64{1, 1}, 0)
-	near(t, "none", holm(nil), []float64{}, 0)
+	near(t, "five", Holm([]float64{0.03, 0.01, 0.05, 0.02, 0.04}), []float64{0.09, 0.05, 0.09, 0.08, 0.09}, 1e-12)
+	near(t, "capped", Holm([]float64{0.7, 0.6}), []float64{1, 1}, 0)
+	near(t, "none", Holm(nil), []float64{}, 0)
 }
 
 func TestTrend(t *testing.T) {
@@ -93,7 +93,7 @@ func TestTrend(t *testing.T) {
 		{"a zero", []float64{0, 5, 5, 5, 5, 5, 5, 5}, 0, false},
 		{"too few", []float64{1, 2, 3}, 0, false},
 	} {
-		rise, significant := trend(blocks[:len(c.values)], c.values)
+		rise, significant := Trend(blocks[:len(c.values)], c.values)
 		near(t, c.name, rise, c.rise, 1e-12)
 		if significant != c.significant {
 			t.Errorf("%s: significant is %v, want %v", c.name, significant, c.significant)
@@ -103,7 +103,7 @@ func TestTrend(t *testing.T) {
 
 func near[T any](t *testing.T, name string, got, want T, within float64) {
 	t.Helper()
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(estimate{}), cmpopts.EquateApprox(0, within)); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateApprox(0, within)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", name, diff)
 	}
 }
