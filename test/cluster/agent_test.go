@@ -457,6 +457,15 @@ func metricIn(text, name string) (v float64, ok bool) {
 	return v, err == nil
 }
 
+// carriedIn returns how many packets of all kinds took the fast path one way, out or in.
+func carriedIn(text, way string) (all float64) {
+	for _, kind := range []string{"vxlan", "routed", "local"} {
+		n, _ := metricIn(text, `slipstream_fastpath_packets_total{kind="`+kind+`",reason="fast-`+way+`"}`)
+		all += n
+	}
+	return all
+}
+
 // agentOn returns the process ID of the agent on a node, or 0 if there is none.
 func agentOn(n *Node) (pid int, err error) {
 	pids, err := processesOn(n, func(args []string) bool { return len(args) > 1 && args[0] == "/slipstream" && args[1] == "agent" })

@@ -450,15 +450,6 @@ func (s *soakRun) whileNotBusy(f func()) {
 	f()
 }
 
-// carriedIn returns how many packets of all kinds took the fast path one way, out or in.
-func carriedIn(text, way string) (all float64) {
-	for _, kind := range []string{"vxlan", "routed", "local"} {
-		n, _ := metricIn(text, `slipstream_fastpath_packets_total{kind="`+kind+`",reason="fast-`+way+`"}`)
-		all += n
-	}
-	return all
-}
-
 // acceleratedPackets returns how many packets took a node's fast path, out and in, from the agent's
 // metrics.
 func acceleratedPackets(n *Node) (out, in float64, err error) {
