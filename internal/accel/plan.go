@@ -14,7 +14,7 @@ import (
 )
 
 // ErrConflict means that two accelerators want different values of one setting.
-var ErrConflict = errors.New("one setting is wanted at two values")
+var ErrConflict = errors.New("two accelerators want different values of one setting")
 
 // Conflict is an ErrConflict whose text names the setting and both values.
 type Conflict string

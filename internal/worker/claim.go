@@ -45,7 +45,7 @@ func Claim(control bool, run, who string, yield func()) (release func(), err err
 		case askErr == nil && holder != "" && !control:
 			return nil, fmt.Errorf("another run (%s) is in progress on this host, and the two would disturb each other: wait for it, or stop it", holder)
 		case !time.Now().Before(deadline):
-			return nil, fmt.Errorf("claim this host: its former worker has not ended after %s", limit)
+			return nil, fmt.Errorf("claim this host: its previous worker has not ended after %s", limit)
 		}
 		time.Sleep(20 * time.Millisecond) // there is no notification when an abstract socket becomes free
 		listener, err = net.Listen("unix", name)

@@ -43,7 +43,7 @@ func Claim(run, who string, yield func()) error {
 		case askErr == nil && holder != "":
 			return fmt.Errorf("another run (%s) is in progress on this host, and the two would disturb each other: wait for it, or stop it", holder)
 		case !time.Now().Before(deadline):
-			return fmt.Errorf("claim this host: its former worker has not ended after %s", claimTime)
+			return fmt.Errorf("claim this host: its previous worker has not ended after %s", claimTime)
 		}
 		time.Sleep(20 * time.Millisecond) // there is no notification when the name of a pipe becomes free
 		pipe, err = newClaim()

@@ -224,7 +224,7 @@ type readiness struct {
 func (c *readiness) pass(port uint32) (time.Time, error) {
 	switch {
 	case c.passed:
-		return time.Time{}, errors.New("the worker says twice that it is ready")
+		return time.Time{}, errors.New("the worker reported twice that it was ready")
 	case port > math.MaxUint16:
 		return time.Time{}, fmt.Errorf("the worker says that it is ready at port %d", port)
 	}
@@ -235,7 +235,7 @@ func (c *readiness) pass(port uint32) (time.Time, error) {
 // checkResult refuses the result of a worker that has not reported that it is ready, for which the others wait.
 func (c *readiness) checkResult() error {
 	if !c.passed {
-		return errors.New("the worker has a result before it is ready")
+		return errors.New("the worker sent a result before it was ready")
 	}
 	return nil
 }

@@ -85,8 +85,8 @@ func TestHostileTraffic(t *testing.T) {
 		fail   error
 		want   string // of the error
 	}{
-		"result first":     {[]*pb.TrafficEvent{result(`{"seconds": 1}`)}, nil, "has a result before it is ready"},
-		"ready twice":      {[]*pb.TrafficEvent{ready(1), ready(1)}, nil, "says twice that it is ready"},
+		"result first":     {[]*pb.TrafficEvent{result(`{"seconds": 1}`)}, nil, "sent a result before it was ready"},
+		"ready twice":      {[]*pb.TrafficEvent{ready(1), ready(1)}, nil, "reported twice that it was ready"},
 		"no such port":     {[]*pb.TrafficEvent{ready(1 << 20)}, nil, "ready at port 1048576"},
 		"negative time":    {[]*pb.TrafficEvent{ready(1), result(`{"seconds": -5}`)}, nil, "cannot be true: seconds is -5"},
 		"huge rate":        {[]*pb.TrafficEvent{ready(1), result(`{"seconds": 1, "bits_per_second": 1e300}`)}, nil, "bits_per_second is 1e+300"},
@@ -165,7 +165,7 @@ func TestHostileNames(t *testing.T) {
 	h.counters = func(stream pb.Worker_SampleServer) error {
 		return stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: new(pb.Counters)}})
 	}
-	if _, err := c.Sample(t.Context(), place.Sampling{Place: "node0", Duration: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "has a result before it is ready") {
+	if _, err := c.Sample(t.Context(), place.Sampling{Place: "node0", Duration: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "sent a result before it was ready") {
 		t.Errorf("counters before it is ready: %v", err)
 	}
 }

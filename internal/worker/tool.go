@@ -211,7 +211,7 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 		return record.Endpoint{}, context.Cause(ctx)
 	}
 	limit := time.Duration(window.To-traffic.Now()) + t.patience
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its time", t.name(), t.patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its run should have ended", t.name(), t.patience))
 	defer cancel()
 	// A tool has its own warm-up. Start it so early that its window is this one.
 	begin := window.From - int64(t.tool.Lead(t.workload))

@@ -112,7 +112,7 @@ func (b *Book) links() []int {
 func (b *Book) AddHolder(h Holder, changes []Change) (added map[string]bool, err error) {
 	for _, c := range changes {
 		if e := b.Find(c.Path); e != nil && e.Want != c.Want {
-			return nil, fmt.Errorf("set %s of %s to %s: %w: %s has it at %s; wait for that to end, or revert it",
+			return nil, fmt.Errorf("set %s of %s to %s: %w: %s holds it at %s; wait for that to end, or revert it",
 				c.Path, b.Place, c.Want, ErrHeld, e.Holders[0], e.Want)
 		}
 	}

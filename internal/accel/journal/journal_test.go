@@ -74,7 +74,7 @@ func TestHolders(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if _, err := b.AddHolder(Holder{"other", 7, 42}, []Change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) has it at 3") {
+	if _, err := b.AddHolder(Holder{"other", 7, 42}, []Change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) holds it at 3") {
 		t.Errorf("another value: %v, want ErrHeld and who holds it", err)
 	}
 

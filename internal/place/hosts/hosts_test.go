@@ -284,7 +284,7 @@ func TestUp(t *testing.T) {
 				line := "10.9.0.* " + string(ssh.MarshalAuthorizedKey(newKey(t, filepath.Join(w.home, "other")).PublicKey()))
 				must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(line), 0o600))
 			},
-			want: "If it was installed anew, correct that line by hand, as it is for 10.9.0.* and connect once with ssh -o HostName=10.9.0.",
+			want: "If it was reinstalled, correct that line by hand, as it is for 10.9.0.* and connect once with ssh -o HostName=10.9.0.",
 		},
 		{
 			name: "two names for one host", user: "root",

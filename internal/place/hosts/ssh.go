@@ -302,13 +302,13 @@ func (h *host) changed(said string) error {
 	text := fmt.Sprintf("host %s: its key has changed, so it may be another machine: it is %s", h.name, fingerprint.FindString(said))
 	at, of := offending.FindStringSubmatch(said), changedKey.FindStringSubmatch(said)
 	if at == nil || of == nil {
-		return fmt.Errorf("%s. If it was installed anew, remove the old key from known_hosts and connect once with %s", text, h.byHand())
+		return fmt.Errorf("%s. If it was reinstalled, remove the old key from known_hosts and connect once with %s", text, h.byHand())
 	}
 	remove := "remove the old key (" + shell.Join([]string{"ssh-keygen", "-f", at[1], "-R", of[1]}) + ")"
 	if others := namesOf(at[1], at[2]); strings.ContainsAny(others, "*?@") {
 		remove = fmt.Sprintf("correct that line by hand, as it is for %s", others)
 	}
-	return fmt.Errorf("%s, and line %s of %s has another. If it was installed anew, %s and connect once with %s", text, at[2], at[1], remove, h.byHand())
+	return fmt.Errorf("%s, and line %s of %s has another. If it was reinstalled, %s and connect once with %s", text, at[2], at[1], remove, h.byHand())
 }
 
 // namesOf returns the host patterns in a line of a known_hosts file, or "".

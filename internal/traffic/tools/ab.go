@@ -158,7 +158,7 @@ type abOutput struct {
 func (o *abOutput) line(line []byte) (err error) {
 	if m := abFigure.FindSubmatch(line); m != nil {
 		if _, again := o.figures[string(m[1])]; again {
-			return fmt.Errorf("another run has no heading: %q stands here again", m[1])
+			return fmt.Errorf("another run has no heading: %q occurs again", m[1])
 		}
 		if o.figures[string(m[1])], err = strconv.ParseFloat(string(m[2]), 64); err != nil {
 			return fmt.Errorf("%s of %q", m[1], m[2])
@@ -203,7 +203,7 @@ func (o *abOutput) complete() error {
 		case !ok && o.unexpected != "":
 			return fmt.Errorf("its output is not understood at %.200q", o.unexpected)
 		case !ok:
-			return fmt.Errorf("its output has no %q: it ended too early, or is that of another version than 2.3", name)
+			return fmt.Errorf("its output has no %q: it ended too early, or comes from a version other than 2.3", name)
 		case !(v >= 0 && v < math.MaxInt64):
 			return fmt.Errorf("%s of %g", name, v)
 		}

@@ -207,7 +207,7 @@ func readK6(output []byte, _ Known) (Reading, error) {
 		if err := json.Unmarshal(text, &r); err != nil {
 			var is *json.UnmarshalTypeError
 			if errors.As(err, &is) && is.Value == "array" && strings.EqualFold(is.Field, "metrics") {
-				return Reading{}, errors.New("its metrics are a list, as in the newer of k6's summaries, which is not read: run k6 with --summary-export alone")
+				return Reading{}, errors.New("its metrics are a list, as in k6's newer summary, which is not supported: run k6 with --summary-export alone")
 			}
 			return Reading{}, err
 		}

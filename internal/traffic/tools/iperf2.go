@@ -153,7 +153,7 @@ func newIperf2Output() iperf2Output {
 }
 
 // errBothWays is for output in which the server sends too.
-var errBothWays = errors.New("traffic from the server to the client too (-d, -r, --full-duplex, --reverse): a stream goes from the client to the server; run iperf without the option, and with the ends exchanged for the other direction; if a server's output is in the file, too, leave it out")
+var errBothWays = errors.New("traffic from the server to the client too (-d, -r, --full-duplex, --reverse): a stream goes from the client to the server; run iperf without the option, and swap the ends for the other direction; if a server's output is in the file, too, leave it out")
 
 func isIperf2(output []byte) bool {
 	for line := range bytes.Lines(output) {
@@ -173,7 +173,7 @@ func readIperf2(output []byte, known Known) ([]Reading, error) {
 	}
 	return one(func(output []byte, known Known) (Reading, error) {
 		if at := iperf2Stray.FindIndex(output[:starts[0]]); at != nil {
-			return Reading{}, fmt.Errorf("line %d belongs to no run, as it stands before the heading in line %d: %.200q",
+			return Reading{}, fmt.Errorf("line %d belongs to no run, because it precedes the heading in line %d: %.200q",
 				lineOf(output, at[0]), lineOf(output, starts[0]), lineAt(output, at[0]))
 		}
 		return sections(output, starts, iperf2Stray, known, readIperf2Run)
@@ -327,7 +327,7 @@ func (o *iperf2Output) line(line string) error {
 	case iperf2CSV.MatchString(line):
 		return o.csv(line)
 	case o.half && len(o.ends) > 0: // between lines of -y C
-		return fmt.Errorf("it has no line end, and may be half a line of -y C: %.200q; if the file is whole, remove it", line)
+		return fmt.Errorf("it has no line end, and may be half a line of -y C: %.200q; if the file is complete, remove it", line)
 	case strings.HasPrefix(line, "time,srcaddress,") && !strings.Contains(line, ",tcpretry,"):
 		return fmt.Errorf("the columns of -y C are not those of TCP: %.200q", line)
 	case iperf2Sends.MatchString(line):
@@ -338,7 +338,7 @@ func (o *iperf2Output) line(line string) error {
 		return errors.New("it is a test of --bounceback, which is not read: measure round trips with sockperf pp")
 	case iperf2Stray.MatchString(line) && !iperf2None.MatchString(line):
 		if o.half {
-			return fmt.Errorf("it has no line end, and is not whole: %.200q", line)
+			return fmt.Errorf("it has no line end, and is incomplete: %.200q", line)
 		}
 		if strings.Contains(line, "nan ") {
 			return fmt.Errorf("the server reports no measurement: %.200q", line)
@@ -395,7 +395,7 @@ func (o *iperf2Output) csv(line string) error {
 	}
 	// The last number is complete if it agrees with the bytes.
 	if agrees := math.Abs(s.bits*(s.to-s.from)-8*s.bytes) <= 4*s.bytes; o.half && (measured || !agrees) {
-		return fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)
+		return fmt.Errorf("it has no line end, so its last number may be truncated: %.200q; if the file is complete, add a line end", line)
 	}
 	if measured {
 		var late float64
@@ -487,7 +487,7 @@ func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 	for _, id := range ids {
 		whole, ok := whole(o.sums[id])
 		if !ok {
-			return record.Endpoint{}, errors.New("its output ends too early: there are intervals, and no line of the whole run; give the whole output of a client that was not killed")
+			return record.Endpoint{}, errors.New("its output ends too early: there are intervals, but no summary line; give the whole output of a client that was not killed")
 		}
 		all = append(all, whole)
 	}
@@ -500,10 +500,10 @@ func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 		if o.failed != "" {
 			return record.Endpoint{}, fmt.Errorf("%.200s", o.failed)
 		}
-		return record.Endpoint{}, errors.New("its output ends too early: there is no line of the whole run")
+		return record.Endpoint{}, errors.New("its output ends too early: there is no summary line")
 	}
 	if o.traffic.Protocol == "tcp" && ids[0] != "SUM" && connections < o.traffic.Connections {
-		return record.Endpoint{}, fmt.Errorf("its output ends too early: %d of %d connections have a line of the whole run", connections, o.traffic.Connections)
+		return record.Endpoint{}, fmt.Errorf("its output ends too early: %d of %d connections have a summary line", connections, o.traffic.Connections)
 	}
 	var e record.Endpoint
 	var size, lost, arrived, jitter float64

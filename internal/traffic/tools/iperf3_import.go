@@ -287,7 +287,7 @@ func (s *iperf3Scanner) value(at int) (n int, err error) {
 		line := lineOf(s.output, at)
 		var syntax *json.SyntaxError
 		if !errors.As(err, &syntax) {
-			return 0, fmt.Errorf("its output ends too early: the report that begins in line %d is not whole", line)
+			return 0, fmt.Errorf("its output ends too early: the report that begins in line %d is incomplete", line)
 		}
 		wrong := lineOf(s.output, min(len(s.output), at+int(syntax.Offset)))
 		if iperf3NaN.Match(s.output[at:]) {

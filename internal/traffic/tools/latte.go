@@ -217,7 +217,7 @@ func lattePercentiles(e *record.Endpoint, o latteOutput) error {
 		return fmt.Errorf("a histogram of %g round trips, and there were %d", total, e.Messages)
 	}
 	if missing := all - total; missing > 0.5*all {
-		return fmt.Errorf("a histogram of %g round trips of %d: the others took longer than it reaches", total, e.Messages)
+		return fmt.Errorf("a histogram of %g round trips of %d: the others exceeded its range", total, e.Messages)
 	}
 	set := func(name string, bucket float64) {
 		if o.narrow(bucket) {

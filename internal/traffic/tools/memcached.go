@@ -91,7 +91,7 @@ func (memcached) Parse(w spec.Workload, output []byte) (record.Endpoint, error) 
 func parseMemcaslap(w spec.Workload, output []byte) (e record.Endpoint, err error) {
 	total, miss, took := memcaslapTotal.FindSubmatch(output), memcaslapMiss.FindSubmatch(output), memcaslapTime.FindSubmatch(output)
 	if total == nil || miss == nil || took == nil {
-		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 1.0")
+		return e, errors.New("its output has no summary: it ended too early, or comes from a version other than 1.0")
 	}
 	if string(miss[1]) != "0" {
 		return e, fmt.Errorf("memcached had lost %s of the requested keys", miss[1])

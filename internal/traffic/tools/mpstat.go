@@ -138,7 +138,7 @@ func (a *mpstatAverages) line(line []byte) error {
 		return err
 	}
 	if n := len(fields); line[len(line)-1] != '\n' && len(decimals(fields[n-1])) != len(decimals(fields[n-2])) {
-		return fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)
+		return fmt.Errorf("it has no line end, so its last number may be truncated: %.200q; if the file is complete, add a line end", line)
 	}
 	a.seen++
 	if !online {
@@ -246,7 +246,7 @@ func parseMpstatJSON(output []byte) ([]record.CPU, error) {
 		}
 	}
 	if err := json.Unmarshal(output, &report); err != nil {
-		return nil, fmt.Errorf("its JSON (-o JSON) is not whole: %w; give mpstat a count, or stop it by Ctrl-C", err)
+		return nil, fmt.Errorf("its JSON (-o JSON) is incomplete: %w; give mpstat a count, or stop it by Ctrl-C", err)
 	}
 	if n := len(report.Sysstat.Hosts); n != 1 {
 		return nil, fmt.Errorf("its JSON (-o JSON) has %d reports, want one: give a file for each", n)

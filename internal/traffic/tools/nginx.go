@@ -125,7 +125,7 @@ func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
 	}
 	done, second := wrkDone.FindSubmatch(output), wrkRate.FindSubmatch(output)
 	if done == nil || second == nil {
-		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 4.1")
+		return e, errors.New("its output has no summary: it ended too early, or comes from a version other than 4.1")
 	}
 	n, err := strconv.ParseUint(string(done[1]), 10, 62)
 	if err != nil {

@@ -136,7 +136,7 @@ func parsePgbench(output []byte) (e record.Endpoint, err error) {
 	}
 	done, failed, second := pgbenchDone.FindSubmatch(output), pgbenchFailed.FindSubmatch(output), pgbenchRate.FindSubmatch(output)
 	if done == nil || failed == nil || second == nil {
-		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 15")
+		return e, errors.New("its output has no summary: it ended too early, or comes from a version other than 15")
 	}
 	if e.Messages, err = strconv.ParseUint(string(done[1]), 10, 62); err != nil {
 		return e, fmt.Errorf("%q transactions", done[1])

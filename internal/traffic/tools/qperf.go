@@ -104,7 +104,7 @@ func qperfTests(output []byte) (tests []qperfTest, err error) {
 		case len(tests) > 0 && (line != "" && strings.Contains("0123456789.,", line[len(line)-1:]) || strings.TrimSpace(line) == "") && len(line) == len(raw):
 			return nil, halfLine(number, line)
 		case len(tests) == 0 && figure != nil:
-			return nil, fmt.Errorf("line %d belongs to no test, as no heading stands before it: %.200q", number, line)
+			return nil, fmt.Errorf("line %d belongs to no test, because no heading precedes it: %.200q", number, line)
 		case head != nil:
 			tests = append(tests, qperfTest{name: head[1], line: number, lines: make(map[string]string)})
 		case len(tests) == 0, strings.TrimSpace(line) == "": // printed by a shell before
@@ -176,7 +176,7 @@ type qperfFigures struct {
 func (f *qperfFigures) number(name, unit string) float64 {
 	text, ok := f.lines[name]
 	if !ok {
-		f.fail(fmt.Errorf("its output has no %s: it ended too early, or is that of another version than 0.4", name))
+		f.fail(fmt.Errorf("its output has no %s: it ended too early, or comes from a version other than 0.4", name))
 		return 0
 	}
 	value, got, _ := strings.Cut(text, " ")
@@ -314,7 +314,7 @@ func qperfLoop(r Reading, tests []qperfTest) error {
 		least, most = min(least, v), max(most, v)
 	}
 	if inOrder || most > qperfSpread*least {
-		return fmt.Errorf("%s stands there %d times, from line %d on, and may be of messages of several sizes (-oo msg_size:…), which it does not print: run qperf with -v, or give a file for each run",
+		return fmt.Errorf("%s occurs %d times, from line %d on, and may be of messages of several sizes (-oo msg_size:…), which it does not print: run qperf with -v, or give a file for each run",
 			r.Test, len(r.Runs), tests[first].line)
 	}
 	return nil

@@ -222,7 +222,7 @@ func each(heading, figure *regexp.Regexp, read func([]byte, Known) (Reading, err
 			return read(output, known)
 		}
 		if at := figure.FindIndex(output[:starts[0]]); at != nil {
-			return Reading{}, fmt.Errorf("line %d belongs to no run, as it stands before the heading in line %d: %.200q",
+			return Reading{}, fmt.Errorf("line %d belongs to no run, because it precedes the heading in line %d: %.200q",
 				lineOf(output, at[0]), lineOf(output, starts[0]), lineAt(output, at[0]))
 		}
 		return sections(output, starts, figure, known, read)
@@ -288,7 +288,7 @@ func (e *lineError) Unwrap() error { return e.err }
 
 // halfLine returns the error for a last line without a newline, whose number may be incomplete.
 func halfLine(number int, line string) error {
-	return &lineError{number, fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)}
+	return &lineError{number, fmt.Errorf("it has no line end, so its last number may be truncated: %.200q; if the file is complete, add a line end", line)}
 }
 
 // add adds the runs of another reading of the same traffic.

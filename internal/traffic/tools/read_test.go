@@ -199,7 +199,7 @@ func TestReadReports(t *testing.T) {
 		"error in a list":   {text: bytes.Join([][]byte{[]byte("[\n"), report, []byte(",\n"), report, []byte(",\n{}]")}, nil), err: "line 346 has JSON that is no report"},
 		"other traffic":     {text: together(report, bytes.Replace(second, []byte(`"num_streams":	2`), []byte(`"num_streams":	3`), 1)), err: "report 2, in line 173: it was to have 3 connections, and lists 2"},
 		"other direction":   {text: together(report, bytes.Replace(second, []byte(`"reverse":	0`), []byte(`"reverse":	1`), 1)), err: "report 2, in line 173: it has other traffic than run 1: direction reverse, not forward"},
-		"half":              {text: together(report, half), err: "the report that begins in line 173 is not whole"},
+		"half":              {text: together(report, half), err: "the report that begins in line 173 is incomplete"},
 		"half, then one":    {text: together(half, report), err: "is not JSON"},
 		"the second half":   {text: together(report, []byte(`"sum_received": {}`)), err: "line 173 belongs to no report"},
 		"text, too":         {text: together(report, []byte("[  5]   0.00-10.00  sec  5.82 GBytes  5.00 Gbits/sec")), err: "line 173 belongs to no report"},
@@ -288,9 +288,9 @@ func TestReadRefuses(t *testing.T) {
 		"":      "not the output of a known tool",
 		"a,b\n": "not the output of a known tool",
 		"[  5] local 10.0.0.1 port 1 connected to\niperf Done.\n": "which slipstream does not read: run iperf3 with -J",
-		tcp: "its output ends too early: there is no line of the whole run",
-		tcp + "[  3]  0.0- 1.0 sec  1.0 MBytes  8.0 Mbits/sec\n[  3]  1.0- 2.0 sec  1.0 MBytes  8.0 Mbits/sec\n":                                             "there are intervals, and no line of the whole run",
-		tcp + "[  3] local 10.0.0.1 port 1 connected with x\n[  4] local 10.0.0.1 port 2 connected with x\n[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n": "1 of 2 connections have a line of the whole run",
+		tcp: "its output ends too early: there is no summary line",
+		tcp + "[  3]  0.0- 1.0 sec  1.0 MBytes  8.0 Mbits/sec\n[  3]  1.0- 2.0 sec  1.0 MBytes  8.0 Mbits/sec\n":                                             "there are intervals, but no summary line",
+		tcp + "[  3] local 10.0.0.1 port 1 connected with x\n[  4] local 10.0.0.1 port 2 connected with x\n[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n": "1 of 2 connections have a summary line",
 		tcp + "[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n" + tcp:                                                                                       "run 2, which begins in line 3: its output ends too early",
 		"Server listening on TCP port 5001\n[  4]  0.0-10.0 sec  1.09 GBytes   39 Mbits/sec\n":                                                               "give the client's",
 		"20140114124826,127.0.0.1,54402,127.0.0.1,5001,5,0.0-10.0,52551090176\n":                                                                             "with 8 fields",
@@ -463,7 +463,7 @@ func TestMpstatShapes(t *testing.T) {
 		"Average: CPU %usr %idle\nAverage: 0 1.00 99":                                                                "line 2: it has no line end",
 		`{"sysstat":{"hosts":[{"number-of-cpus":2,"statistics":[{"cpu-load":[{"cpu":"all","usr":1,"idle":99}]}]}]}}`: "0 of 2 CPUs: run mpstat with -P ALL",
 		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[{"cpu":"0","usr":1,"idle":9}]}]}]}}`:                       "CPU 0 has shares of 10 %",
-		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[`:                                                          "is not whole",
+		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[`:                                                          "is incomplete",
 	} {
 		if _, err := Read([]byte(output), Known{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q, of\n%s", err, want, output)

@@ -111,7 +111,7 @@ func parseRedis(w spec.Workload, output []byte) (record.Endpoint, error) {
 	}
 	done, throughput, latency := redisDone.FindSubmatch(output), redisThroughput.FindSubmatch(output), redisLatency.FindSubmatch(output)
 	if done == nil || throughput == nil || latency == nil {
-		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 7.0")
+		return e, errors.New("its output has no summary: it ended too early, or comes from a version other than 7.0")
 	}
 	n, err := strconv.ParseUint(string(done[1]), 10, 62)
 	if err != nil {

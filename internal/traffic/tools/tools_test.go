@@ -371,7 +371,7 @@ func TestParse(t *testing.T) {
 			Seconds: 1, Bytes: 307017200, BitsPerSecond: 307017200 * 8, Messages: 219298, Lost: 473732 - 219298,
 		}},
 		{file: "qperf-0.4.11-refused.txt", workload: workload("pingpong", nil), err: "127.0.0.1: failed to connect"},
-		{file: "qperf-0.4.11-terse.txt", workload: workload("pingpong", nil), err: "that of another version than 0.4"},
+		{file: "qperf-0.4.11-terse.txt", workload: workload("pingpong", nil), err: "from a version other than 0.4"},
 		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("stream", nil), err: "there is no tcp_bw in its output"},
 
 		{file: "ab-2.3-kept.txt", workload: workload("http", nil), want: record.Endpoint{
