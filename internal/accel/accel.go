@@ -1,19 +1,16 @@
-// Package accel applies accelerators to the place it runs in, and takes them back: rps, rfs and
-// fastpath, and for an agent vf. It finds the devices, works out the value that each receive queue
-// should have, writes it through internal/accel/journal, which records the old value first, and
-// reads it back. However the process ends, Recover restores the original settings.
+// Package accel applies accelerators to the place in which it runs, and reverts them: rps, rfs and fastpath, and for an agent
+// vf. It finds the devices, computes the value for each receive queue, writes it through internal/accel/journal, which records
+// the old value first, and reads it back. However the process ends, Recover restores the original settings.
 //
-// An accelerator is a Kind, in a file of its own (rps.go, rfs.go, fast.go, vf.go). All
-// else, here and in the users of this package, handles them alike.
+// Each accelerator is a Kind, in a file of its own (rps.go, rfs.go, fast.go, vf.go). Everything else, here and in the users of
+// this package, treats them alike.
 //
-// An Applier applies for a time, all or nothing, and reverts: for an experiment, and for a person.
-// A Keeper gets the wanted state again and again and establishes it: for an agent. Both belong to
-// the network namespace of the thread that opens them, and can be used from any thread afterwards.
+// An Applier applies accelerators for a limited time, all or nothing, and reverts them: for an experiment or a person. A Keeper
+// is told the wanted state again and again and establishes it: for an agent. Both belong to the network namespace of the thread
+// that opens them, and can then be used from any thread.
 //
-// The package measures nothing and judges nothing: internal/experiment finds
-// out whether an accelerator helps. internal/worker runs it where an
-// experiment's places are, internal/agent on a node, internal/cli on the
-// machine itself.
+// The package measures nothing: internal/experiment finds out whether an accelerator helps. internal/worker uses it in the
+// places of an experiment, internal/agent on a node, and internal/cli on the local machine.
 package accel
 
 import (
@@ -26,30 +23,27 @@ import (
 
 // Options configures an Applier, a Keeper, Recover and Status.
 type Options struct {
-	// Place describes the place. Its kind decides the classes of the devices;
-	// its CPUs and IRQCPUs, if set, are the node's.
+	// Place describes the place. Its kind determines the classes of the devices. Its CPUs and IRQCPUs, if set, are those of the
+	// node.
 	Place place.Place
-	// Sys and Proc are the roots of a sysfs and a procfs. Sys is mounted
-	// privately if empty, so that it shows this network namespace; Proc is
-	// /proc if empty.
+	// Sys and Proc are the roots of a sysfs and a procfs. If Sys is empty, a private sysfs of this network namespace is
+	// mounted. If Proc is empty, it is /proc.
 	Sys, Proc string
 	// JournalDir is the folder of the journal. A machine has one.
 	JournalDir string
-	// Owner is the name under which the journal records the holder of the settings.
+	// Owner is the name of the holder of the settings in the journal.
 	Owner string
-	// Persistent settings stay until a process with the same Owner reverts
-	// them. Others belong to the process: once it has ended, Recover restores
-	// them.
+	// Persistent settings stay until a process with the same Owner reverts them. Others belong to this process: once it has
+	// ended, Recover restores them.
 	Persistent bool
 	// Kinds maps the fields of the API to the kinds of accelerators; Kinds() if nil.
 	Kinds map[string]Kind
-	// NICs reads the NICs of a node whose virtual functions are verified, at most twice in Verify. Notify receives events about
-	// them. Only a Keeper needs these.
+	// NICs reads the NICs of the node, whose virtual functions are verified; it is called at most twice per Verify. Notify
+	// receives events about them. Only a Keeper needs these.
 	NICs   func() nic.Snapshot
 	Verify time.Duration
 	Notify func(Event)
-	// Log receives a record for each device that appears, changes its name or goes away later;
-	// nothing is logged if nil.
+	// Log may be nil.
 	Log *slog.Logger
 }
 

@@ -49,8 +49,7 @@ func claimMachine(t testing.TB) {
 	t.Cleanup(func() { must(t, kernel.Sysctls{Proc: "/proc"}.Write(kernel.FlowTable, table)) })
 }
 
-// enter moves the test's goroutine into a new network namespace, and makes
-// another one, elsewhere. Neither has a name that others could see.
+// enter moves the test's goroutine into a new network namespace, and makes another one, elsewhere. Neither is pinned.
 func enter(t testing.TB) (elsewhere netns.Handle) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -99,7 +98,7 @@ func addVeth(t testing.TB, elsewhere netns.Handle, name string, queues int) netl
 	}))
 	link, err := netlink.LinkByName(name)
 	must(t, err)
-	t.Cleanup(func() { _ = netlink.LinkDel(link) }) // now: the kernel removes the namespace only later
+	t.Cleanup(func() { _ = netlink.LinkDel(link) }) // at once: the kernel removes the namespace with a delay
 	return link
 }
 
@@ -117,7 +116,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// snapshot reads the present value of every setting that an accelerator can change.
+// snapshot reads the current value of every setting that an accelerator can change.
 func snapshot(t testing.TB) map[string]string {
 	t.Helper()
 	sys, err := netns.Sysfs()
@@ -140,8 +139,8 @@ func snapshot(t testing.TB) map[string]string {
 	return values
 }
 
-// changed maps "DEVICE/QUEUE SETTING" to the present value, for every setting
-// that has changed; a new device counts as having had zeros.
+// changed maps "DEVICE/QUEUE SETTING" to the current value, for every setting that has changed. The settings of a new device
+// count as having been 0.
 func changed(before, after map[string]string) map[string]string {
 	out := make(map[string]string)
 	for path, value := range after {
@@ -344,7 +343,7 @@ func TestFollow(t *testing.T) {
 	log.want(t, "device is gone veth0")
 	step("veth8", "veth9")
 
-	// The kernel ends a subscription when it has lost messages for it.
+	// A lost notification ends the subscription.
 	s.stopFollowing()
 	addVeth(t, elsewhere, "veth10", 1)
 	lost := &subscription{changes: make(chan netlink.LinkUpdate), done: make(chan struct{})}
@@ -435,8 +434,8 @@ func TestChangedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestRecoverOtherNamespaces recovers, from one namespace, settings of a dead
-// process in another one, and copes with a namespace that has gone.
+// TestRecoverOtherNamespaces recovers the settings that a dead process has left in another namespace, and those of a namespace
+// that is gone.
 func TestRecoverOtherNamespaces(t *testing.T) {
 	claimMachine(t)
 	dir := t.TempDir()

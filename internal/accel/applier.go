@@ -14,8 +14,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Applier applies accelerators in one place until they are reverted. Call Apply, Revert and Close
-// one after another; the other methods may be called at any time.
+// Applier applies accelerators in one place until they are reverted. Apply, Revert and Close must not be called concurrently;
+// the other methods may.
 type Applier struct {
 	*namespace
 
@@ -23,13 +23,12 @@ type Applier struct {
 	mu       sync.Mutex
 	applied  *Plan
 	settings []record.Setting
-	// followed maps the indexes of the devices that the plan is applied to, to their names.
+	// followed maps the indexes of the devices to which the plan is applied to their names.
 	followed map[int]string
 	follower *follower
 }
 
-// OpenApplier prepares an applier in the calling thread's network namespace and changes nothing.
-// Close it after use.
+// OpenApplier opens an applier for the calling thread's network namespace. It changes nothing. Close it after use.
 func OpenApplier(o Options) (*Applier, error) {
 	p, err := openNamespace(o)
 	if err != nil {
@@ -38,15 +37,14 @@ func OpenApplier(o Options) (*Applier, error) {
 	return &Applier{namespace: p}, nil
 }
 
-// Close stops following devices and releases the resources of OpenApplier. It reverts nothing:
-// Revert does, or Recover once the process has ended.
+// Close stops following devices and releases the resources of OpenApplier. It does not revert: call Revert, or Recover once the
+// process has ended.
 func (a *Applier) Close() error {
 	a.stopFollowing()
 	return a.namespace.close()
 }
 
-// Plan returns the settings that Apply would set now, and changes nothing: Was
-// and Got are both the present value.
+// Plan returns the settings that Apply would set now, and changes nothing. Was and Got are both the current value.
 func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) ([]record.Setting, error) {
 	devices, err := a.devices()
 	if err != nil {
@@ -79,8 +77,7 @@ func (a *Applier) Plan(_ context.Context, accelerators []v1alpha1.Accelerator) (
 	return settings, nil
 }
 
-// checkPlan returns an error if the machine has too little memory for the changes of the machine
-// and of the place.
+// checkPlan returns an error if the machine has too little memory for the tables that the changes need.
 func (a *Applier) checkPlan(machine, queues []journal.Change) error {
 	ofMachine, err := a.journal.Machine()
 	if err != nil {
@@ -93,14 +90,12 @@ func (a *Applier) checkPlan(machine, queues []journal.Change) error {
 	return a.checkMemory(journal.Changes{Book: ofMachine, Changes: machine}, journal.Changes{Book: ofPlace, Changes: queues})
 }
 
-// Apply sets the accelerators on every device of their classes, returns the
-// values read back, and until Revert or Close also sets them on devices that
-// appear later. If Got differs from Want, the kernel accepted the write but
-// stored another value; that is not an error.
+// Apply applies accelerators to all devices of their classes and returns the values that read back. Until Revert or Close, it
+// also applies them to devices that appear later. If Got differs from Want, the kernel accepted the write but stored another
+// value; that is not an error.
 //
-// Apply applies all accelerators or none. It returns ErrHeld if somebody else
-// holds a setting at another value. First it recovers the settings that dead
-// processes left here.
+// Apply applies all accelerators or none. It returns ErrHeld if somebody else holds a setting at another value. It first
+// restores the settings that dead processes left here.
 func (a *Applier) Apply(ctx context.Context, accelerators []v1alpha1.Accelerator) ([]record.Setting, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -131,7 +126,7 @@ func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 	var devices []Device
 	var settings []record.Setting
 	err = a.transact(ctx, true, func(machine, place *journal.Book) error {
-		// List inside the transaction: only now are the settings of dead processes restored.
+		// List inside the transaction, which has just restored the settings of dead processes.
 		if devices, err = a.devices(); err != nil {
 			return err
 		}
@@ -160,7 +155,7 @@ func (a *Applier) apply(ctx context.Context, accelerators []v1alpha1.Accelerator
 	return a.all(), nil
 }
 
-// start starts the runners of the plan, all or none.
+// start starts all runners of the plan, or none.
 func (a *Applier) start(p *Plan) error {
 	for _, r := range a.runners {
 		if want := p.wantOf(r.kind); want != nil {
@@ -172,26 +167,23 @@ func (a *Applier) start(p *Plan) error {
 	return nil
 }
 
-// Settings returns the settings that are applied now, including those of devices that came later.
+// Settings returns the applied settings, including those of devices that appeared later.
 func (a *Applier) Settings() []record.Setting {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.all()
 }
 
-// all returns the settings and attachments that are applied now.
+// all returns the applied settings and the attachments of the runners.
 func (a *Applier) all() []record.Setting {
 	return append(slices.Clone(a.settings), a.attached()...)
 }
 
-// Revert releases every setting that this session's holder has here, from this
-// session or an earlier one, and restores, newest first, those that nobody else
-// holds. It returns how many settings it wrote back. Settings that somebody
-// else has changed meanwhile stay as they are, and the error is an ErrChanged;
-// those that could not be restored stay in the journal.
+// Revert releases every setting that the holder has here, from this session or an earlier one. It restores those that nobody
+// else holds, newest first, and returns how many it wrote. If somebody else has changed a setting, it stays as it is, and the
+// error is an ErrChanged. Settings that could not be restored stay in the journal.
 //
-// It runs to its end even if ctx is cancelled: nobody wants a machine that is
-// half reverted.
+// Revert ignores cancellation of ctx: a machine must not be left half reverted.
 func (a *Applier) Revert(ctx context.Context) (restored int, err error) {
 	a.stopFollowing()
 	a.mu.Lock()
@@ -219,7 +211,8 @@ func (a *Applier) release(ctx context.Context) (restored int, err error) {
 	return restored, err
 }
 
-// set writes the changes, those of the machine before those of the queues that index its table.
+// set writes the changes in the order of steps: the machine's flow table must come before the tables of the queues, which index
+// it.
 func (a *Applier) set(steps ...journal.Changes) ([]record.Setting, error) {
 	if err := a.checkMemory(steps...); err != nil {
 		return nil, err

@@ -23,20 +23,18 @@ import (
 type Device struct {
 	Name  string
 	Index int
-	// Kind is the driver's name for it: "veth", "vxlan", "bridge", "device".
+	// Kind is the link type, such as "veth", "vxlan", "bridge" or "device".
 	Kind string
 	// Class is one of v1alpha1's classes, or empty.
 	Class string
-	// RxQueues is the number of receive queues that the device uses now.
+	// RxQueues is the number of receive queues in use.
 	RxQueues int
-	// Peer is the index of a veth's other end. PeerNamespace is the number by
-	// which this network namespace knows the peer's; -1 means that the peer is
-	// in this namespace.
+	// Peer is the index of a veth's peer. PeerNamespace is the ID of the peer's network namespace in this one; -1 means that
+	// the peer is in this namespace.
 	Peer, PeerNamespace int
 }
 
-// Devices lists the devices of the calling thread's network namespace, by
-// index. Inside a pod, nothing shows the purpose of a device, so the caller
+// Devices lists the devices of the calling thread's network namespace. From the inside, a pod looks like a node, so the caller
 // says whether the place is a pod.
 func Devices(pod bool) ([]Device, error) {
 	sys, err := kernel.OpenSysfs("")
@@ -71,7 +69,7 @@ func Classify(links []record.Link, pod bool) error {
 func listDevices(h *netlink.Handle, sys kernel.Sysfs, pod bool) ([]Device, error) {
 	for tries := 1; ; tries++ {
 		devices, err := listOnce(h, sys, pod)
-		// Between the two listings, a device was renamed or went away.
+		// A device was renamed or removed after the links were listed.
 		if !kernel.Gone(err) || tries == 10 {
 			return devices, err
 		}
@@ -103,7 +101,7 @@ func listOnce(h *netlink.Handle, sys kernel.Sysfs, pod bool) ([]Device, error) {
 	return devices, nil
 }
 
-// rxQueues counts the receive queues that a device uses now.
+// rxQueues counts the receive queues that a device uses.
 func rxQueues(sys kernel.Sysfs, name string) (n int, err error) {
 	queues, err := sys.List("class/net/" + name + "/queues")
 	if err != nil {
@@ -117,8 +115,7 @@ func rxQueues(sys kernel.Sysfs, name string) (n int, err error) {
 	return n, nil
 }
 
-// reach returns the links that default routes use, and the links that have an
-// address of global scope.
+// reach returns the links of default routes, and the links with an address of global scope.
 func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
 	routes, err := netns.Dump("routes", func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -141,10 +138,9 @@ func reach(h *netlink.Handle) (gateways, addressed []int, err error) {
 	return gateways, addressed, nil
 }
 
-// classify maps links, by index, to their classes. The NIC is the parent device
-// of the overlays; if no overlay names one, the device of a default route; if
-// there is none, every link with an address of its own (a pod's veth and a port
-// of a bridge have none). Links that receive for the NIC have its class too.
+// classify maps links, by index, to their classes. The NIC is the underlying device of the overlays; if there is none, the
+// device of a default route; and if there is none either, every link with an address of its own (which neither a pod's veth nor
+// a bridge port has). Links that receive for the NIC have its class too.
 func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int]string {
 	classes := make(map[int]string)
 	var parents []int
@@ -157,7 +153,7 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 				parents = append(parents, l.VtepDevIndex)
 			}
 		case *netlink.Tuntap:
-			// A process forwards its packets, as in flannel's udp backend.
+			// A process forwards packets over it, as in flannel's udp backend.
 			if l.Mode == netlink.TUNTAP_MODE_TUN {
 				classes[l.Index] = v1alpha1.DeviceOverlay
 			}
@@ -190,9 +186,9 @@ func classify(links []netlink.Link, gateways, addressed []int, pod bool) map[int
 	return classes
 }
 
-// markNIC gives the class of NICs to a link and to the links that receive for it: the parent of a VLAN or macvlan, the
-// members of a bond or team, the virtual function of a Hyper-V or virtio failover device. The kernel steers a packet
-// by the receive queues of the link on which it arrives, and not again on those above (netif_receive_skb_internal).
+// markNIC sets the class of a link to NIC, and also that of the links that receive for it: the parent of a VLAN or macvlan, the
+// members of a bond or team, the virtual function of a Hyper-V or virtio failover device. The kernel steers a packet by the
+// queue of the link on which it arrives, and not again on the links above (netif_receive_skb_internal).
 func markNIC(classes map[int]string, links []netlink.Link, nic int) {
 	if classes[nic] == v1alpha1.DeviceNIC {
 		return
@@ -209,11 +205,10 @@ func markNIC(classes map[int]string, links []netlink.Link, nic int) {
 	}
 }
 
-// IRQCPUs returns the CPUs to which the kernel now routes the interrupts of a
-// device. The set is empty for a device without interrupts of its own, such as
-// a veth.
+// IRQCPUs returns the CPUs to which the kernel currently routes the interrupts of a device. The set is empty for a device
+// without interrupts, such as a veth.
 func IRQCPUs(sys *os.Root, proc, name string) (cpuset.Set, error) {
-	// class/net/NAME is a link to devices/…/net/NAME; two levels up is the hardware.
+	// class/net/NAME is a symbolic link to devices/…/net/NAME. The hardware is two levels up.
 	link, err := sys.Readlink("class/net/" + name)
 	if err != nil {
 		return cpuset.Set{}, fmt.Errorf("find the hardware of %s: %w", name, err)
@@ -233,7 +228,7 @@ func IRQCPUs(sys *os.Root, proc, name string) (cpuset.Set, error) {
 	var cpus cpuset.Set
 	for _, irq := range irqs {
 		b, err := os.ReadFile(path.Join(proc, "irq", irq.Name(), "effective_affinity_list"))
-		if errors.Is(err, fs.ErrNotExist) { // allocated, not in use
+		if errors.Is(err, fs.ErrNotExist) { // the vector is allocated, but not in use
 			continue
 		}
 		if err != nil {

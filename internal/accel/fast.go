@@ -24,17 +24,16 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Unlike a setting, the fast path lives only as long as the process that runs it, so it needs no
-// journal entry. Instead, each network namespace with a fast path has a socket next to the journal.
-// Listening on that socket is the lock: only one process can run the fast path of a namespace. A
-// client that connects receives the status. The lock ends with the process: nobody listens on a
-// socket file that a dead process leaves behind.
+// Unlike a setting, the fast path ends with the process that runs it, so it needs no journal entry. Instead, each network
+// namespace with a fast path has a Unix socket next to the journal. Listening on it is the lock by which only one process runs
+// the fast path of a namespace. A client that connects receives the status. The lock ends with the process: on the file that a
+// dead process leaves behind, nobody listens.
 
 // fastKind is the fast path.
 type fastKind struct{}
 
-// Plan implements Kind. Two accelerators must agree on UnseenBy: merging them would hide packets from more observers than one of
-// them allows, or from fewer than the other one asks for.
+// Plan implements Kind. Two accelerators must agree on UnseenBy: the union would hide packets from observers that one of them
+// protects, the intersection would not do what the other asks for.
 func (fastKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	unseenBy := slices.Sorted(slices.Values(a.Fastpath.UnseenBy))
 	a.Fastpath = &v1alpha1.Fastpath{UnseenBy: unseenBy}
@@ -70,22 +69,22 @@ type fastRun struct {
 	stopped chan struct{}
 	// as is the configuration with which the fast path was started.
 	as *v1alpha1.Fastpath
-	// wanted reports whether Keep wants the fast path. err says why it is off nevertheless, and
-	// tried is when starting it failed.
+	// wanted means that Keep wants the fast path. err says why it is off nevertheless, and tried is when it last failed to
+	// start.
 	wanted   bool
 	err      error
 	tried    time.Time
 	repaired int
 }
 
-// After a failed start, Keep waits for retryAfter before it tries again, or for retrySoon after a timeout, as happens on a
-// machine that is booting.
+// After a failed start, Keep waits for retryAfter before it tries again. After a timeout, which may happen while a machine
+// boots, it waits only for retrySoon.
 const (
 	retryAfter = 10 * time.Minute
 	retrySoon  = 15 * time.Second
 )
 
-// attached is the value of a hook that is attached, shown as a setting.
+// attached is the value of an attached hook that is shown as a setting.
 const attached = "attached"
 
 // setting returns a hook of the fast path as a setting.
@@ -105,7 +104,7 @@ func (f *fast) Plan(want v1alpha1.PolicyAccelerator) (all []record.Setting, err 
 	return all, nil
 }
 
-// Start takes the socket and starts the fast path.
+// Start implements Runner. It takes the lock and starts the fast path.
 func (f *fast) Start(want v1alpha1.PolicyAccelerator) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,8 +162,7 @@ func (f *fast) stopLocked() error {
 	return err
 }
 
-// Keep starts the fast path, or stops it if wanted is nil. A fast path that cannot start is not an
-// error: the other accelerators do not depend on it.
+// Keep implements Runner. A fast path that cannot start is not an error: the other accelerators do not depend on it.
 func (f *fast) Keep(ctx context.Context, wanted *v1alpha1.PolicyAccelerator, kept *Kept) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -201,7 +199,7 @@ func (f *fast) Keep(ctx context.Context, wanted *v1alpha1.PolicyAccelerator, kep
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	f.wanted, f.err, f.tried = true, Forbidden(err), time.Now() // stopLocked has reset wanted if starting failed
+	f.wanted, f.err, f.tried = true, Forbidden(err), time.Now() // a failed startLocked has reset wanted
 	if err == nil {
 		kept.Set += len(f.path.Hooks())
 	}
@@ -223,10 +221,9 @@ func retryPause(err error) time.Duration {
 // Verify implements Runner. It does nothing: the fast path follows changes by itself.
 func (f *fast) Verify(time.Time) {}
 
-// fastState is the state of the fast path.
 type fastState struct {
-	// supported lists the VXLAN devices and NICs that the fast path supports, and hooks the attached
-	// programs: none while it is idle.
+	// supported lists the VXLAN devices and NICs that the fast path supports, hooks the attached programs. While it is idle,
+	// there are none.
 	supported []string
 	// local tells whether connections between pods of the node may take it.
 	local bool
@@ -265,7 +262,7 @@ func (f *fast) State() *State {
 // noNetwork says why there is no device for connections to other nodes.
 const noNetwork = "it has no VXLAN device, and no NIC with a route through a gateway"
 
-// condition judges the state.
+// condition turns the state into a condition.
 func (s fastState) condition() *State {
 	c := &State{Condition: v1alpha1.ConditionFastpath, Status: StatusTrue, Reason: v1alpha1.ReasonAttached}
 	c.Message = fmt.Sprintf("%d programs are attached", len(s.hooks))
@@ -338,8 +335,7 @@ func (f *fast) Samples(s *State, emit func(Sample)) {
 	}
 }
 
-// Counts implements Runner. It counts the packets that took the fast path, and those that took the
-// slow path by reason; it returns nil while the fast path is off.
+// Counts implements Runner: see fastpath.Counts. It returns nil while the fast path is off.
 func (f *fast) Counts() (map[string]uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -349,7 +345,7 @@ func (f *fast) Counts() (map[string]uint64, error) {
 	return f.path.Counts()
 }
 
-// Fastpath is the status of the fast path of one network namespace, from the process that runs it.
+// Fastpath is the status of the fast path of one network namespace, as reported by the process that runs it.
 type Fastpath struct {
 	// Place is the name that the process gives the namespace; Holder is the process.
 	Place  string         `json:"place"`
@@ -360,13 +356,12 @@ type Fastpath struct {
 	// if they do.
 	Skipped []string `json:"skipped,omitempty"`
 	Problem string   `json:"problem,omitempty"`
-	// Connections counts the known connections, Fast those of them that are accelerated now, and Kinds these by kind: vxlan, routed or
-	// local.
+	// Connections counts the known connections, Fast the accelerated ones, and Kinds the accelerated ones by kind: vxlan,
+	// routed or local.
 	Connections int            `json:"connections"`
 	Fast        int            `json:"fast"`
 	Kinds       map[string]int `json:"kinds"`
-	// Packets counts packets by reason: those that begin with "fast-out-" and "fast-in-" took the fast path, and end with their kind; all
-	// others took the slow path for that reason.
+	// Packets counts packets by reason: see fastpath.Counts.
 	Packets map[string]uint64 `json:"packets"`
 }
 
@@ -396,8 +391,7 @@ func (f *fast) status() (status Fastpath, err error) {
 	return status, err
 }
 
-// Fastpaths returns the status of all fast paths of this machine, sorted by the names of their
-// places. Of the options, it uses only JournalDir.
+// Fastpaths returns the status of all fast paths on this machine, sorted by place. It uses only JournalDir of o.
 func Fastpaths(o Options) ([]Fastpath, error) {
 	sockets, err := fastSockets(o.JournalDir)
 	if err != nil {
@@ -435,7 +429,7 @@ type fastSocket struct {
 	holder journal.Holder
 }
 
-// listenFast listens on the socket, unless another process does.
+// listenFast listens on the socket, unless another process already does.
 func (n *namespace) listenFast() (*fastSocket, error) {
 	unlock, err := n.journal.Lock()
 	if err != nil {
@@ -470,8 +464,8 @@ func (n *namespace) listenFast() (*fastSocket, error) {
 	return &fastSocket{l, file, holder}, nil
 }
 
-// sweepFast removes the sockets of dead processes. The caller holds the lock of the journal, so
-// that no process starts to listen meanwhile.
+// sweepFast removes the sockets of dead processes. The caller holds the journal's lock, so that no process starts to listen at
+// the same time.
 func sweepFast(dir string) error {
 	sockets, err := fastSockets(dir)
 	if err != nil {
@@ -493,7 +487,7 @@ func sweepFast(dir string) error {
 	return errors.Join(errs...)
 }
 
-// errFastHeld is journal.ErrHeld with a text that fits a fast path.
+// errFastHeld is journal.ErrHeld with another text: the fast path has no value.
 var errFastHeld = heldFast{}
 
 type heldFast struct{}
@@ -524,8 +518,8 @@ func (f *fastSocket) serve(status func() (Fastpath, error)) {
 	}()
 }
 
-// close stops listening. It removes the file first: once the socket is closed, another process may
-// create a file of that name.
+// close stops listening. It removes the file first: once the socket is closed, another process may create its own file of that
+// name.
 func (f *fastSocket) close() error { return errors.Join(os.Remove(f.file), f.Close()) }
 
 // askFast reads the status from a socket. held is false if no process listens on it.
@@ -542,7 +536,7 @@ func askFast(file string) (f Fastpath, held bool, err error) {
 		err = json.NewDecoder(c).Decode(&f)
 	}
 	if err != nil {
-		// A process listens, but hangs, starts or ends: the fast path counts as held.
+		// A process listens but does not answer, because it hangs, starts or ends: it holds the fast path.
 		f.Problem = "the process that runs it does not answer: " + err.Error()
 		if f.Holder.Owner == "" {
 			f.Holder.Owner = "a process that does not answer"
@@ -559,8 +553,7 @@ func dialFast(file string) (c *net.UnixConn, err error) {
 	return c, err
 }
 
-// withShortName calls fn with a name for the file that fits into a socket address, however long the
-// directory's name is.
+// withShortName calls fn with a name for file that fits into a socket address, however long its path is.
 func withShortName(file string, fn func(file string) error) error {
 	dir, err := os.Open(filepath.Dir(file))
 	if err != nil {

@@ -30,7 +30,8 @@ import (
 
 var fastAccelerator = []v1alpha1.Accelerator{{Fastpath: new(v1alpha1.Fastpath)}}
 
-// TestFastpathOfWhatEnds checks that a process that is about to end is refused the fast path before it has changed anything.
+// TestFastpathOfWhatEnds checks that persistent settings with the fast path, which would end with the process, are refused
+// before anything has changed.
 func TestFastpathOfWhatEnds(t *testing.T) {
 	node(t, enter(t), 1)
 	before := snapshot(t)
@@ -66,8 +67,8 @@ func TestFastpathWithoutDevices(t *testing.T) {
 	}
 }
 
-// TestFastpathHolder asks for the status of a fast path, and tries to hold it, while its socket has
-// no listener, and while its holder hangs.
+// TestFastpathHolder reads the status of a fast path and tries to take it over, while nobody listens on its socket, and while
+// its holder hangs.
 func TestFastpathHolder(t *testing.T) {
 	enter(t)
 	o := Options{Place: place.Place{Name: "here", Kind: place.Node}, JournalDir: t.TempDir(), Owner: "test"}
@@ -143,8 +144,7 @@ func TestFastpathHolder(t *testing.T) {
 	ask("who talks nonsense", "does not answer", 1)
 }
 
-// TestRetryPause checks that Keep soon retries a start that timed out on a busy machine, and does not soon retry one that cannot
-// succeed.
+// TestRetryPause checks that Keep soon retries a start that timed out on a busy machine, but not one that cannot succeed.
 func TestRetryPause(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
@@ -184,8 +184,9 @@ func TestFastpathChanges(t *testing.T) {
 	}
 }
 
-// TestFastpathBesideCilium gives a node that routes packets of pods a program by a name of Cilium's, by tcx and by tc. As long as it is there,
-// the condition says so in one sentence, and nothing is attached to any device, whatever may miss packets.
+// TestFastpathBesideCilium attaches a program with a name of Cilium's, by tcx or tc, on a node that routes packets of pods. As
+// long as it is there, the condition says so in one sentence, and no program is attached to any device, whatever unseenBy
+// allows.
 func TestFastpathBesideCilium(t *testing.T) {
 	node(t, enter(t), 1)
 	nic, err := netlink.LinkByName("eth0")
@@ -271,7 +272,7 @@ func TestFastpathUnseenBy(t *testing.T) {
 	}
 }
 
-// TestInForce checks that InForce reports what is accelerated in this network namespace, and nothing of any other.
+// TestInForce checks that InForce reports what is accelerated in this network namespace, and nothing else.
 func TestInForce(t *testing.T) {
 	elsewhere := enter(t)
 	node(t, elsewhere, 0)

@@ -10,13 +10,12 @@ import (
 
 	"slipstream.dev/internal/accel/journal"
 	"slipstream.dev/internal/accel/kernel"
-
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/record"
 )
 
-// subscription is a stream of changes to the links of a network namespace. The
-// kernel ends it when the socket's receive buffer overflows.
+// subscription receives the link notifications of a network namespace. Its channel is closed when the socket's receive buffer
+// overflows.
 type subscription struct {
 	changes chan netlink.LinkUpdate
 	done    chan struct{}
@@ -24,7 +23,7 @@ type subscription struct {
 
 func subscribe(ns netns.Handle) (*subscription, error) {
 	u := &subscription{changes: make(chan netlink.LinkUpdate, 64), done: make(chan struct{})}
-	err := netns.Do(ns, func() error { // whose errors the netlink library would hide
+	err := netns.Do(ns, func() error { // the library's own switch of namespaces would hide errors
 		return netlink.LinkSubscribeWithOptions(u.changes, u.done, netlink.LinkSubscribeOptions{})
 	})
 	if err != nil {
@@ -59,7 +58,7 @@ func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
 			return
 		case _, ok := <-updates.changes:
 			if !ok {
-				// Changes were lost. Subscribe again before listing the devices.
+				// Notifications were lost. Subscribe again before listing the devices.
 				again, err := subscribe(a.ns)
 				if err != nil {
 					a.options.Log.Error("devices that appear from now on are not accelerated", "place", a.options.Place.Name, "error", err)
@@ -68,8 +67,8 @@ func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
 				updates.close()
 				updates = again
 			}
-			// The content of a change does not matter: the list of devices is
-			// authoritative, and one listing answers a burst of changes.
+			// The content of a notification does not matter: the list of devices is authoritative, and one listing handles a
+			// burst.
 			for len(updates.changes) > 0 {
 				<-updates.changes
 			}
@@ -80,7 +79,7 @@ func (a *Applier) followUntil(quit <-chan struct{}, updates *subscription) {
 	}
 }
 
-// stopFollowing stops the follower. When it returns, no more settings will be applied.
+// stopFollowing stops the follower. Once it returns, no more settings are applied.
 func (a *Applier) stopFollowing() {
 	a.mu.Lock()
 	f := a.follower
@@ -92,7 +91,7 @@ func (a *Applier) stopFollowing() {
 	}
 }
 
-// reconcile applies the plan to new devices, and forgets those that have gone.
+// reconcile applies the plan to new devices, and forgets those that are gone.
 func (a *Applier) reconcile() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -120,8 +119,7 @@ func (a *Applier) reconcile() error {
 	})
 }
 
-// rename updates the paths of the settings after devices have changed their names. names maps
-// indexes to the present names.
+// rename updates the paths of the settings after devices were renamed or removed. names maps indexes to current names.
 func (a *Applier) rename(ctx context.Context, names map[int]string) {
 	for index, name := range a.followed {
 		switch names[index] {
@@ -139,8 +137,8 @@ func (a *Applier) rename(ctx context.Context, names map[int]string) {
 	}
 }
 
-// applyTo applies the plan to a new device, and reports whether that is done. It is not if the
-// device went away or was renamed meanwhile; another change will announce that.
+// applyTo applies the plan to a new device, and reports whether the device is done with. It is not if it was just renamed or
+// removed: then another notification follows.
 func (a *Applier) applyTo(ctx context.Context, d Device, machine, place *journal.Book) bool {
 	_, queues, err := a.applied.changes(machine.Store, place.Store, []Device{d})
 	var settings []record.Setting

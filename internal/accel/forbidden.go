@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rights lists the capabilities that accelerators need, by number
-// (include/uapi/linux/capability.h). CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
+// rights lists the capabilities that accelerators need. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
 var rights = []struct {
 	number int
 	name   string
@@ -24,8 +23,8 @@ var rights = []struct {
 	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE"},
 }
 
-// Forbidden adds an explanation to a permission error: why the kernel refused, as far as that is
-// known, and what to do. It returns other errors, and errors that are explained already, unchanged.
+// Forbidden explains a permission error: why the kernel probably refused, and what to do. It returns other errors, and errors
+// that already have an explanation, unchanged.
 func Forbidden(err error) error {
 	return explain(err, "/proc/thread-self/status", "/sys/kernel/security/lockdown")
 }
@@ -68,8 +67,8 @@ func explain(err error, status, lockdown string) error {
 	return errForbidden{err, strings.Join(why, "; ")}
 }
 
-// Lacks returns the capabilities that a process needs to apply accelerators but does not have.
-// status is the text of its /proc/PID/status.
+// Lacks returns the capabilities that a process would need to apply accelerators but lacks. status is the text of its
+// /proc/PID/status.
 func Lacks(status string) (names []string) {
 	effective, _ := parseStatus(status)
 	for _, r := range rights {

@@ -14,9 +14,9 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Keeper keeps accelerators on in one place. It gets the wanted state again and again and
-// establishes it, whether the settings that it finds are new, from an earlier process, from another
-// policy, or changed by somebody. If it cannot set one, it still sets the others.
+// Keeper keeps accelerators applied in one place. Its user calls Keep again and again with the wanted state. Keep establishes
+// it, whatever it finds: original settings, or settings of an earlier process, of another policy, or of somebody else. If it
+// cannot set one, it still sets the others.
 type Keeper struct {
 	*namespace
 
@@ -26,8 +26,7 @@ type Keeper struct {
 	irq    cpuset.Set
 }
 
-// OpenKeeper prepares a keeper in the calling thread's network namespace and changes nothing.
-// Close it after use.
+// OpenKeeper opens a keeper for the calling thread's network namespace. It changes nothing. Close it after use.
 func OpenKeeper(o Options) (*Keeper, error) {
 	p, err := openNamespace(o)
 	if err != nil {
@@ -39,19 +38,18 @@ func OpenKeeper(o Options) (*Keeper, error) {
 // Close stops the runners and releases the resources of OpenKeeper. Settings stay.
 func (k *Keeper) Close() error { return k.namespace.close() }
 
-// SettingOf identifies the settings of one file, such as rps_cpus, of all
-// queues of a device. Link 0 is the machine.
+// SettingOf identifies a setting, such as rps_cpus, on all queues of a device. Link 0 is the machine.
 type SettingOf struct {
 	Link int
 	File string
 }
 
-// Count counts the settings that are held, and those of them that read back as wanted.
+// Count counts the held settings, and those that read back as wanted.
 type Count struct{ Held, Verified int }
 
-// Refusal reports a setting that Keep could not set or restore, and why. Somebody else holds it at another value (ErrHeld), the
-// machine has too little memory for it, or the kernel did not accept it. If SettingOf is empty, Keep did not restore settings,
-// for example because somebody had changed them (ErrChanged).
+// Refusal is a setting that Keep could not set: somebody else holds it at another value (ErrHeld), the machine has too little
+// memory for it, or the kernel did not accept it. If SettingOf is empty, Keep could not restore a setting, for example because
+// somebody had changed it (ErrChanged).
 type Refusal struct {
 	SettingOf
 	Err error
@@ -59,7 +57,7 @@ type Refusal struct {
 
 // Kept reports what Keep found and changed.
 type Kept struct {
-	// Counts counts the settings that are held.
+	// Counts counts the held settings.
 	Counts map[SettingOf]Count
 	// Set counts settings that were not held before, Repaired those that were
 	// held but had another value, and Reverted those that were restored.
@@ -67,20 +65,20 @@ type Kept struct {
 	Refused                 []Refusal
 }
 
-// View is the state of a place when it was read.
+// View is a snapshot of the devices and CPUs of a place.
 type View struct {
 	Devices []Device
 	kinds   map[string]Kind
 	resolve func(spec string) (cpuset.Set, error)
 }
 
-// Plan returns the plan for accelerators in that place, or says why they cannot be applied, alone
-// or together: it returns ErrConflict if two want different values of one setting.
+// Plan returns the plan for accelerators in that place, or why they cannot be applied. If two want different values of one
+// setting, the error is an ErrConflict.
 func (v View) Plan(accelerators []v1alpha1.PolicyAccelerator) (*Plan, error) {
 	return makePlan(v.kinds, accelerators, v.resolve)
 }
 
-// View lists the devices and CPUs of this place, and changes nothing.
+// View lists the devices and CPUs of this place. It changes nothing.
 func (k *Keeper) View() (View, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -95,11 +93,10 @@ func (k *Keeper) View() (View, error) {
 	return v, nil
 }
 
-// Keep sets what the accelerators want on the devices of a view. First it restores the settings of
-// this keeper's holder that they do not want, or want at another value; then it sets again those
-// that have drifted. It does not follow later changes: when something may have changed, call View
-// and Keep again, or KeepDevices. Runners such as the fast path follow changes by themselves; one
-// that cannot run is not an error, States reports it.
+// Keep sets what the accelerators want on the devices of a view. It first restores the holder's settings that are no longer
+// wanted, or wanted at another value; then it repairs those that have drifted. It does not follow later changes: when something
+// may have changed, call View and Keep again, or KeepDevices. Runners such as the fast path follow changes by themselves. A
+// runner that cannot run is not an error: States reports it.
 func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.PolicyAccelerator) (kept Kept, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -120,10 +117,8 @@ func (k *Keeper) Keep(ctx context.Context, v View, accelerators []v1alpha1.Polic
 	return kept, nil
 }
 
-// KeepDevices does for some devices what the last Keep did for all. The caller
-// gives their classes, because listing every link, route and address would be
-// most of the cost when one pod of a thousand has come. Devices that have gone
-// are left out.
+// KeepDevices does for some devices what the last Keep did for all. The caller gives their classes: to list all links, routes
+// and addresses would be most of the cost of one new pod among a thousand. It ignores devices that are gone.
 func (k *Keeper) KeepDevices(ctx context.Context, devices []Device) (kept Kept, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -148,8 +143,7 @@ func (k *Keeper) KeepDevices(ctx context.Context, devices []Device) (kept Kept, 
 	return kept, nil
 }
 
-// keep holds and sets what the plan wants of the devices. If all is true,
-// devices are all that exist, and keep restores every other setting of the
+// keep establishes the plan on devices. If all is set, these are all devices, and keep restores every other setting of the
 // holder.
 func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) (Kept, error) {
 	kept := Kept{Counts: make(map[SettingOf]Count)}
@@ -170,7 +164,7 @@ func (k *Keeper) keep(machine, place *journal.Book, devices []Device, all bool) 
 		return kept, err
 	}
 
-	// Restore unwanted settings first, those of the queues before the table.
+	// Restore unwanted settings first: those of the queues before the machine's table, which they index.
 	drop := func(b *journal.Book, wanted []journal.Change) error {
 		want := make(map[string]string, len(wanted))
 		for _, c := range wanted {
@@ -252,8 +246,8 @@ func (k *Keeper) keepChanges(b *journal.Book, changes []journal.Change, kept *Ke
 	return b.Save()
 }
 
-// IRQCPUs returns the CPUs that took the NIC's interrupts when View last ran, as a list; it is
-// empty if they are unknown. A pod cannot find them out.
+// IRQCPUs returns the list of the CPUs that took the NIC's interrupts when View last ran, or "" if they are unknown. A pod
+// cannot see them.
 func (k *Keeper) IRQCPUs() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()

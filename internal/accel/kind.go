@@ -13,39 +13,38 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// Kind is one kind of accelerator, such as RPS. Applier and Keeper know no kind by name, nor do the agent, its status and its
-// metrics: they use this interface.
+// Kind is one kind of accelerator, such as RPS. Applier, Keeper and the agent know kinds only by this interface.
 type Kind interface {
 	// Plan adds what an accelerator of this kind wants to a plan. All settings of a plan are written, read back, counted
 	// and journalled the same way.
 	Plan(p *Plan, a v1alpha1.PolicyAccelerator) error
-	// Probe returns why this machine cannot apply it. It changes nothing.
+	// Probe returns nil, or why this machine cannot apply it. It changes nothing.
 	Probe(ctx context.Context) error
-	// Open returns the part that runs in this process, or nil if the kind only sets settings.
+	// Open returns the part that runs in this process, or nil if the kind consists of settings only.
 	Open(h Host) Runner
 	// Metrics describes the samples of its Runner.
 	Metrics() []*Metric
 }
 
-// Runner is the part of an accelerator that runs in this process, in one place, and ends with it. Samples may be called
-// concurrently with the other methods, which are called one at a time.
+// Runner is the part of an accelerator that runs in this process, in one place, and ends with it. Only Samples may be called
+// concurrently with another method.
 type Runner interface {
-	// Plan returns what Start would attach, as settings.
+	// Plan returns what Start would attach, in the form of settings.
 	Plan(want v1alpha1.PolicyAccelerator) ([]record.Setting, error)
-	// Start starts it, or returns why it cannot: for an Applier.
+	// Start starts it for an Applier, or returns why it cannot.
 	Start(want v1alpha1.PolicyAccelerator) error
-	// Keep starts or changes it as a Keeper wants, or stops it if want is nil. If it cannot run, State says why, and Keep
+	// Keep starts or reconfigures it for a Keeper, or stops it if want is nil. If it cannot run, State says why, and Keep
 	// returns no error.
 	Keep(ctx context.Context, want *v1alpha1.PolicyAccelerator, kept *Kept) error
 	// Verify is called from time to time between two calls of Keep.
 	Verify(at time.Time)
 	Stop() error
-	// State is nil while it is not wanted.
+	// State returns nil while it is not wanted.
 	State() *State
 	// Samples emits the metrics of a state, which may be nil.
 	Samples(s *State, emit func(Sample))
-	// Counts returns what it has counted since its start, by name, or nil if it counts nothing. A trial reads the counts
-	// at both edges of its window.
+	// Counts returns its counters since the start, by name, or nil if it has none. A trial reads them at both edges of its
+	// window.
 	Counts() (map[string]uint64, error)
 }
 
@@ -57,19 +56,20 @@ type Host struct {
 	namespace *namespace
 }
 
-// State is the state of a Runner that is wanted.
+// State is the state of a wanted Runner.
 type State struct {
 	// Kind is the name of the kind; the Keeper fills it in.
 	Kind string
-	// Condition is the type of the condition that shows the state, Status True, False or Unknown, and Reason one of v1alpha1's.
+	// Condition is the type of the condition that shows the state. Status is True, False or Unknown. Reason is one of
+	// v1alpha1's.
 	Condition, Status, Reason, Message string
-	// Failed means that the policies that want it have failed, for that reason.
+	// Failed means that the policies that want it have failed for Reason.
 	Failed bool
 	// Detail is shown beside the number of settings; it may be empty.
 	Detail string
 	// Attached lists its attachments, as settings.
 	Attached []record.Setting
-	// Notices are events to report when a state first contains them.
+	// Notices are events, each to be reported when it first appears in a state.
 	Notices []Event
 }
 
@@ -93,7 +93,7 @@ type Metric struct {
 	Labels     []string
 }
 
-// Sample is a value of a metric, or the error that prevents it.
+// Sample is a value of a metric, or the error of reading it.
 type Sample struct {
 	*Metric
 	Value  float64
@@ -101,7 +101,7 @@ type Sample struct {
 	Err    error
 }
 
-// Flag returns the value of a metric for something that is true or false.
+// Flag returns the value of a boolean metric.
 func Flag(is bool) float64 {
 	if is {
 		return 1
@@ -171,7 +171,7 @@ func (n *namespace) attached() (all []record.Setting) {
 	return all
 }
 
-// checkLifetime returns an error if this process is about to end and one of the accelerators would end with it.
+// checkLifetime returns an error if settings are to outlive this process, and one of the accelerators cannot.
 func (n *namespace) checkLifetime(accelerators []v1alpha1.Accelerator) error {
 	for _, a := range accelerators {
 		if n.options.Persistent && slices.ContainsFunc(n.runners, func(r running) bool { return r.kind == a.Kind() }) {
@@ -203,7 +203,7 @@ func (k *Keeper) Verify(at time.Time) {
 	}
 }
 
-// Samples calls emit for every sample of the runners. states are those that were published.
+// Samples calls emit for every sample of the runners, given their published states.
 func (k *Keeper) Samples(states []State, emit func(Sample)) {
 	for _, r := range k.runners {
 		var state *State
@@ -214,7 +214,7 @@ func (k *Keeper) Samples(states []State, emit func(Sample)) {
 	}
 }
 
-// Counts returns what the runners have counted, by kind, without those that count nothing.
+// Counts returns the counters of the runners that have any, by kind.
 func (a *Applier) Counts() (map[string]map[string]uint64, error) {
 	all := make(map[string]map[string]uint64)
 	for _, r := range a.runners {

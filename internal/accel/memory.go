@@ -12,19 +12,19 @@ import (
 	"slipstream.dev/internal/accel/kernel"
 )
 
-// The tables of RFS are kernel memory. The machine's table takes 4 bytes for each entry (struct rps_sock_flow_table, allocated by
-// rps_sock_flow_sysctl in net/core/sysctl_net_core.c), and the table of a receive queue 12 (struct rps_dev_flow, allocated by
-// store_rps_dev_flow_table_cnt in net/core/net-sysfs.c; 8 before Linux 6.17). The kernel does not limit them by the machine's
-// memory, and a node has hundreds of devices.
+// The tables of RFS are kernel memory. An entry of the machine's table takes 4 bytes (struct rps_sock_flow_table, allocated by
+// rps_sock_flow_sysctl in net/core/sysctl_net_core.c), and an entry of a receive queue's table 12 bytes (struct rps_dev_flow,
+// allocated by store_rps_dev_flow_table_cnt in net/core/net-sysfs.c; 8 bytes before Linux 6.17). The kernel would use up all
+// memory for them, and a node has hundreds of devices.
 const (
 	machineEntry = 4
 	queueEntry   = 12
-	// All tables together may take one flowShare-th of the machine's memory, 2 %. On a machine with 4 GiB, that suffices for the
-	// default number of entries on both ends of 110 pods' veths.
+	// All tables together may take 1/flowShare of the machine's memory, 2 %. With 4 GiB, that is enough for the default number
+	// of entries on both ends of the veths of 110 pods.
 	flowShare = 50
 )
 
-// flowBytes returns the size in bytes of the RFS table that a setting allocates; 0 for any other setting.
+// flowBytes returns the size in bytes of the RFS table that a setting allocates, or 0 if it allocates none.
 func flowBytes(setting, value string) int64 {
 	n, err := strconv.ParseInt(value, 10, 64)
 	switch {
@@ -68,7 +68,7 @@ func memTotal(proc string) (int64, error) {
 	return 0, fmt.Errorf("read the size of the memory: %s has no MemTotal", f.Name())
 }
 
-// newTables returns, by link, the bytes of the tables that the changes add to those already held.
+// newTables returns, by link, the size in bytes of the tables that the changes add.
 func newTables(c journal.Changes) map[int]int64 {
 	need := make(map[int]int64)
 	for _, change := range c.Changes {
@@ -79,7 +79,7 @@ func newTables(c journal.Changes) map[int]int64 {
 	return need
 }
 
-// checkMemory returns an error if the tables of all changes together exceed the limit.
+// checkMemory returns an error if the tables of all changes do not fit into the limit.
 func (n *namespace) checkMemory(steps ...journal.Changes) error {
 	var sum int64
 	for _, s := range steps {
@@ -97,8 +97,8 @@ func (n *namespace) checkMemory(steps ...journal.Changes) error {
 	return err
 }
 
-// tooLarge considers the devices in order, and refuses those whose tables no longer fit. It returns an error for each refused
-// table, by path.
+// tooLarge goes through the devices in order, and refuses those whose tables no longer fit. It returns an error for each
+// refused table, by path.
 func (n *namespace) tooLarge(b *journal.Book, changes []journal.Change) (map[string]error, error) {
 	need := newTables(journal.Changes{Book: b, Changes: changes})
 	if len(need) == 0 {
@@ -135,7 +135,7 @@ func ownerOf(setting string) string {
 	return "the machine"
 }
 
-// exceeded returns the error for tables that do not fit. what owns the tables, and need is their size in bytes.
+// exceeded returns the error for tables of what, with a size of need bytes, that do not fit.
 func (m flowMemory) exceeded(what string, need int64) error {
 	const mib = 1 << 20
 	return fmt.Errorf("%s needs %.1f MiB of kernel memory; with it, the tables of RFS on this machine take %.1f MiB, and may take %.1f MiB (%d %% of its memory): "+

@@ -26,8 +26,7 @@ type namespace struct {
 	netlink *netlink.Handle
 	links   kernel.Links
 	sys     kernel.Sysfs
-	// runners has one entry for each kind that runs in the process. changes receives a value when
-	// the state of one changes.
+	// runners holds the Runner of each kind that has one. changes receives a value when the state of one changes.
 	runners []running
 	changes chan struct{}
 }
@@ -92,11 +91,9 @@ func (n *namespace) close() error {
 
 func (n *namespace) pod() bool { return n.options.Place.Kind == place.Pod }
 
-// devices lists the present devices of this place.
 func (n *namespace) devices() ([]Device, error) { return listDevices(n.netlink, n.sys, n.pod()) }
 
-// resolver returns a function that resolves an accelerator's CPUs for this place, and the CPUs that
-// take the NIC's interrupts.
+// resolver returns a function that resolves an accelerator's CPUs in this place, and the CPUs that take the NIC's interrupts.
 func (n *namespace) resolver(devices []Device) (resolve func(spec string) (cpuset.Set, error), irq cpuset.Set, err error) {
 	cpus, err := cpuset.Machine(n.sys.Root)
 	if err != nil {
@@ -133,8 +130,8 @@ func (n *namespace) plan(accelerators []v1alpha1.PolicyAccelerator, devices []De
 	return makePlan(n.options.Kinds, accelerators, resolve)
 }
 
-// transact runs fn on the books of the machine and of this place, alone on the machine, after
-// releasing what dead processes held. The machine's book is nil unless withMachine is set.
+// transact runs fn with the books of the machine and of this place, after it has released what dead processes held. It holds
+// the machine-wide lock meanwhile. The machine's book is nil unless withMachine is set.
 func (n *namespace) transact(ctx context.Context, withMachine bool, fn func(machine, place *journal.Book) error) error {
 	unlock, err := n.journal.Lock()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // ErrConflict means that two accelerators want different values of one setting.
-var ErrConflict = errors.New("one setting is wanted at two values")
+var ErrConflict = errors.New("two accelerators want different values of one setting")
 
 // Conflict is an ErrConflict whose text names the setting and both values.
 type Conflict string
@@ -27,23 +27,22 @@ func (c Conflict) Is(e error) bool { return e == ErrConflict }
 // Plan holds the settings and runners that accelerators need in one place.
 type Plan struct {
 	resolve func(spec string) (cpuset.Set, error)
-	// machine has the machine-wide settings, sorted by path.
+	// machine holds the machine-wide settings, sorted by path.
 	machine []wanted
-	// queues has the settings of each receive queue, by class of devices and sorted by file. A class may have no settings.
+	// queues holds the settings of receive queues by device class, sorted by file.
 	queues map[string][]wanted
-	// run has the accelerators to run, by kind.
+	// run holds the accelerators to run, by kind.
 	run map[string]v1alpha1.PolicyAccelerator
 }
 
 // wanted is a setting and its value.
 type wanted struct {
 	file, want string
-	// value computes the value for a queue of a device from its present value; if nil, the value is want.
+	// value computes the value for a queue of a device from its current value. If it is nil, the value is want.
 	value func(d Device, was string) (string, error)
 }
 
-// makePlan merges accelerators. It returns a Conflict if two want different
-// values of one setting.
+// makePlan merges accelerators. If two want different values of one setting, the error is a Conflict.
 func makePlan(kinds map[string]Kind, accelerators []v1alpha1.PolicyAccelerator, resolve func(spec string) (cpuset.Set, error)) (*Plan, error) {
 	p := &Plan{resolve: resolve, queues: make(map[string][]wanted), run: make(map[string]v1alpha1.PolicyAccelerator)}
 	for i, a := range accelerators {
@@ -58,7 +57,7 @@ func makePlan(kinds map[string]Kind, accelerators []v1alpha1.PolicyAccelerator, 
 	return p, nil
 }
 
-// CPUs resolves a set of CPUs that an accelerator names.
+// CPUs resolves the CPUs that an accelerator names.
 func (p *Plan) CPUs(spec string) (cpuset.Set, error) { return p.resolve(spec) }
 
 // Machine plans the value of a machine-wide setting. If another accelerator wants a different value, Machine returns that
@@ -67,8 +66,8 @@ func (p *Plan) Machine(path, want string) (other string) {
 	return add(&p.machine, wanted{file: path, want: want})
 }
 
-// Queues plans a setting of every receive queue of a class's devices. value computes what to write from what the queue
-// reads now. want identifies that value: if another accelerator wants a different one, Queues returns its want.
+// Queues plans a setting of every receive queue of the devices of a class. value computes the value to write from the current
+// one. want identifies it: if another accelerator wants a different value, Queues returns its want.
 func (p *Plan) Queues(class, file, want string, value func(d Device, was string) (string, error)) (other string) {
 	all := p.queues[class]
 	other = add(&all, wanted{file, want, value})
@@ -87,7 +86,7 @@ func add(all *[]wanted, w wanted) (other string) {
 	return ""
 }
 
-// Run plans to run an accelerator. If another one of its kind is planned already, Run returns that one.
+// Run plans to run an accelerator. If another one of its kind is already planned, Run returns that one.
 func (p *Plan) Run(a v1alpha1.PolicyAccelerator) (other *v1alpha1.PolicyAccelerator) {
 	if had, ok := p.run[a.Kind()]; ok {
 		return &had
@@ -104,7 +103,7 @@ func (p *Plan) wantOf(kind string) *v1alpha1.PolicyAccelerator {
 	return nil
 }
 
-// Sets reports whether the plan sets a setting, of a device of a class or of the machine.
+// Sets reports whether the plan sets a setting of the machine, or of a device of a class.
 func (p *Plan) Sets(class string, s SettingOf) bool {
 	if p == nil {
 		return false
@@ -122,9 +121,8 @@ func (p *Plan) matches(d Device) bool {
 	return ok
 }
 
-// changes reads the present values of the settings that p wants: those of the
-// machine, and those of the devices' queues. It leaves out devices that go away
-// meanwhile.
+// changes reads the current values of the settings that p wants: those of the machine, and those of the devices' queues. It
+// ignores devices that are gone.
 func (p *Plan) changes(machine, place kernel.Store, devices []Device) (table, queues []journal.Change, err error) {
 	for _, w := range p.machine {
 		was, err := machine.Read(w.file)

@@ -22,47 +22,41 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// NetnsDir is the folder in which container runtimes pin the network namespaces
-// of pods. Runtimes of CRI (containerd, CRI-O) pin a namespace before they call
-// the CNI plugin, so its file exists before its veth does.
+// NetnsDir is the folder in which container runtimes pin the network namespaces of pods. CRI runtimes (containerd, CRI-O) pin a
+// namespace before they call the CNI plugin, so the file exists before the veth.
 const NetnsDir = "/run/netns"
 
-// Namespace is an open network namespace. Until Close, it cannot end, and its number cannot be used
-// again. Keep it open for milliseconds only: it delays the removal of the pod.
+// Namespace is an open network namespace. Until Close, the namespace exists and its ID is not reused. Keep it open for
+// milliseconds only: it delays the removal of the pod.
 type Namespace struct {
-	// File is the file by which it was opened, for messages.
+	// File is the file that was opened, for messages.
 	File   string
 	handle netns.Handle
 }
 
-// Do runs fn inside the namespace, on a thread of its own. The mounts are still
-// those of the caller, so nothing that a pod has mounted is read.
+// Do runs fn inside the network namespace, on a thread of its own. It stays in the caller's mount namespace, so it reads
+// nothing that a pod has mounted.
 func (n *Namespace) Do(fn func() error) error { return netns.Do(n.handle, fn) }
 
 // Close closes the namespace.
 func (n *Namespace) Close() error { return n.handle.Close() }
 
-// Finder finds the network namespaces of pods from the node, with any container
-// runtime. The candidates are the files in netns folders, and /proc/PID/ns/net,
-// which needs the host's PID namespace. It is not safe for concurrent use.
+// Finder finds the network namespaces of pods from the node, with any container runtime. Its candidates are the files in the
+// folders of pinned namespaces, and /proc/PID/ns/net, which needs the host's PID namespace. It is not safe for concurrent use.
 //
-// It chooses among the candidates by what the kernel says alone. A veth's
-// IFLA_LINK_NETNSID is the number by which its own namespace knows the
-// namespace of its peer (rtnl_fill_link_netnsid in net/core/rtnetlink.c, with
-// veth_get_link_net in drivers/net/veth.c). RTM_GETNSID returns the number by
-// which it knows a candidate (rtnl_net_getid in net/core/net_namespace.c). Both
-// come from peernet2id and the same table, which a pod can neither read nor
-// write. Finder ignores file names, labels, addresses and anything that a pod
-// says about itself.
+// Finder trusts only the kernel. IFLA_LINK_NETNSID of a veth is the ID of its peer's namespace in the node's namespace
+// (rtnl_fill_link_netnsid in net/core/rtnetlink.c, with veth_get_link_net in drivers/net/veth.c). RTM_GETNSID returns the ID of
+// a candidate (rtnl_net_getid in net/core/net_namespace.c). Both come from peernet2id and thus from the same table, which a pod
+// can neither read nor write. Finder ignores file names, labels, addresses and whatever a pod says about itself.
 type Finder struct {
 	proc  string
 	dirs  []string
 	links *netlink.Handle
-	// numbers maps the inodes of namespaces to the numbers that they had. It
-	// only orders the candidates, because inodes and numbers are used again.
+	// numbers maps the inodes of namespaces to their last known IDs. It serves only to order the candidates, because both are
+	// reused.
 	numbers map[uint64]int
-	// last maps numbers to the files by which they were found. Find tries these first: otherwise every look at a known pod would
-	// list all pinned files, or all processes of the node.
+	// last maps IDs to the files in which they were last found. Find tries these first: otherwise it would list all pinned
+	// files, or all processes of the node, for every known pod.
 	last map[int]candidate
 }
 
@@ -90,7 +84,7 @@ func (f *Finder) pinned() []candidate {
 	for _, dir := range f.dirs {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			continue // the runtime pins elsewhere: its namespaces are found through processes
+			continue // the runtime pins elsewhere: processes lead to its namespaces
 		}
 		for _, e := range entries {
 			file := filepath.Join(dir, e.Name())
@@ -130,9 +124,8 @@ func (f *Finder) ofProcesses() []candidate {
 	return all
 }
 
-// Find opens the namespaces with the given numbers, each the IFLA_LINK_NETNSID of a veth. The
-// result lacks the namespaces to which no file and no process refers. The caller closes the
-// namespaces.
+// Find opens the namespaces with the given IDs, each the IFLA_LINK_NETNSID of a veth. The result lacks those to which neither a
+// file nor a process refers. The caller closes the namespaces.
 func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 	found := make(map[int]*Namespace)
 	for _, number := range numbers {
@@ -154,9 +147,8 @@ func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 		seen = slices.Concat(pinned, all)
 		return all
 	})
-	// Try candidates in the order of their chance to match: new ones first, as
-	// the namespace is probably new too; then those that had the number; then
-	// the rest.
+	// Try the most likely candidates first: those that had the ID before; then new ones, because the namespace is probably new;
+	// then the rest.
 	fresh := func(c candidate) bool { _, known := f.numbers[c.inode]; return !known }
 	had := func(c candidate) bool { n, known := f.numbers[c.inode]; return known && slices.Contains(numbers, n) }
 	for _, pass := range []struct {
@@ -187,7 +179,7 @@ func (f *Finder) Find(numbers ...int) map[int]*Namespace {
 	return found
 }
 
-// forget drops what is known about namespaces that the last look did not see.
+// forget drops the namespaces that were not among the candidates of the last Find.
 func (f *Finder) forget(seen []candidate) {
 	numbers := make(map[uint64]int, len(seen))
 	for _, c := range seen {
@@ -199,7 +191,7 @@ func (f *Finder) forget(seen []candidate) {
 	maps.DeleteFunc(f.last, func(_ int, c candidate) bool { _, known := numbers[c.inode]; return !known })
 }
 
-// open opens a candidate, and adds it to found if its number is one of numbers.
+// open opens a candidate, and adds it to found if its ID is one of numbers.
 func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
 	handle, err := netns.Open(c.file)
 	if err != nil {
@@ -207,11 +199,11 @@ func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
 	}
 	number, err := f.links.GetNetNsIdByFd(int(handle))
 	if err != nil {
-		// The file is no network namespace.
+		// The file is not a network namespace.
 		_ = handle.Close()
 		return
 	}
-	if number >= 0 { // a namespace without a number may get one later
+	if number >= 0 { // a namespace without an ID may get one later
 		f.numbers[c.inode] = number
 	}
 	if number < 0 || found[number] != nil || !slices.Contains(numbers, number) {
@@ -222,9 +214,8 @@ func (f *Finder) open(c candidate, numbers []int, found map[int]*Namespace) {
 	f.last[number] = c
 }
 
-// FindAddress opens the network namespace that has an interface with this address, for example the
-// IP of a pod's status. It returns an error if two namespaces have it: a pod with CAP_NET_ADMIN can
-// give itself any address.
+// FindAddress opens the network namespace that has this address, such as the IP in a pod's status. It returns an error if two
+// namespaces have it: a pod with CAP_NET_ADMIN can give itself any address.
 func FindAddress(proc string, dirs []string, address netip.Addr) (*Namespace, error) {
 	f := &Finder{proc: proc, dirs: dirs}
 	candidates := append(f.pinned(), f.ofProcesses()...)
@@ -257,8 +248,7 @@ func FindAddress(proc string, dirs []string, address netip.Addr) (*Namespace, er
 	return found, nil
 }
 
-// addresses returns the addresses of the calling thread's network namespace,
-// without loopback and link-local addresses.
+// addresses returns the addresses of the calling thread's network namespace, except loopback and link-local ones.
 func addresses() ([]netip.Addr, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -275,8 +265,7 @@ func addresses() ([]netip.Addr, error) {
 	return out, err
 }
 
-// Addresses returns the addresses of the namespace's interfaces, without
-// loopback and link-local addresses.
+// Addresses returns the addresses of the namespace, except loopback and link-local ones.
 func (n *Namespace) Addresses() (out []netip.Addr, err error) {
 	err = n.Do(func() error {
 		out, err = addresses()
@@ -285,14 +274,12 @@ func (n *Namespace) Addresses() (out []netip.Addr, err error) {
 	return out, err
 }
 
-// End identifies the pod's end of a veth by what the node knows: the index of
-// each end in its own namespace.
+// End identifies the pod's end of a veth by its index in the pod, and the index of the peer on the node.
 type End struct{ Index, Host int }
 
-// KeepInside calls Keep in a pod's namespace, for the given ends of the node's
-// veths only. It does not look at other devices of the pod, so a pod that makes
-// many costs nobody anything. It does not touch the machine's table either,
-// which belongs to the node. It overrides the kind of o.Place.
+// KeepInside does what Keep does, in a pod's namespace and only for the given ends of the node's veths. It does not look at
+// other devices: a pod may make any number. It does not touch the machine's table, which belongs to the node. It overrides the
+// kind of o.Place.
 func (n *Namespace) KeepInside(ctx context.Context, o Options, ends []End, accelerators []v1alpha1.PolicyAccelerator) (id netns.Cookie, kept Kept, err error) {
 	o.Place.Kind = "pod"
 	err = n.Do(func() error {
@@ -326,8 +313,7 @@ func (k *Keeper) keepEnds(ctx context.Context, ends []End, accelerators []v1alph
 		if name == "" {
 			continue // it has gone
 		}
-		// Another device may have this index by now. iflink holds the index of
-		// a veth's other end.
+		// Another device may have this index by now. iflink is the index of a veth's peer.
 		other, err := k.sys.Read("class/net/" + name + "/iflink")
 		if kernel.Gone(err) || err == nil && other != strconv.Itoa(end.Host) {
 			continue
@@ -354,10 +340,9 @@ func (k *Keeper) keepEnds(ctx context.Context, ends []End, accelerators []v1alph
 	return kept, err
 }
 
-// Sweep releases the persistent settings of o's owner in all network namespaces
-// except those to keep, and restores them if the namespace still exists. A
-// namespace to which neither a file nor a process refers counts as gone, along
-// with its settings.
+// Sweep releases the persistent settings of o.Owner in all network namespaces except those that keep selects, and restores them
+// where the namespace still exists. A namespace to which neither a file nor a process refers counts as gone, together with its
+// settings.
 func (f *Finder) Sweep(ctx context.Context, o Options, keep func(netns.Cookie) bool) (restored int, err error) {
 	o = o.withDefaults()
 	j, err := journal.Open(o.JournalDir, o.Proc)

@@ -38,7 +38,7 @@ func keeper(dir string) Options {
 	return Options{Place: place.Place{Name: "node0", Kind: place.Node}, JournalDir: dir, Owner: "keeper", Persistent: true}
 }
 
-// podOf makes the veth of a pod, and returns the number of the pod's namespace and the veth's end.
+// podOf makes the veth of a pod, and returns the ID of the pod's namespace and the pod's end of the veth.
 func podOf(t testing.TB, elsewhere netns.Handle, name string) (number int, end End) {
 	t.Helper()
 	a := addVeth(t, elsewhere, name, 1).Attrs()
@@ -103,8 +103,7 @@ func TestFinder(t *testing.T) {
 		must(t, found[number].Close())
 	}
 
-	// A known namespace is found without listing everything; a file that now refers to another
-	// namespace does not count.
+	// A known namespace is found without listing everything, unless its file now refers to another one.
 	f.proc, f.dirs = filepath.Join(dir, "none"), nil
 	found := f.Find(number)
 	if len(found) != 1 || found[number].File != want {
@@ -215,8 +214,8 @@ func TestKeepInside(t *testing.T) {
 	}
 }
 
-// TestNamespaceGoes removes a pod's namespace, file and veth, in every order, while somebody is
-// inside the namespace: nothing but the pod ends.
+// TestNamespaceGoes removes a pod's namespace, file and veth in every order while somebody is inside the namespace, and checks
+// that this affects nothing else.
 func TestNamespaceGoes(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, netnsDir := t.TempDir(), t.TempDir()
@@ -271,8 +270,8 @@ func delLink(name string) error {
 	return netlink.LinkDel(l)
 }
 
-// TestKeep checks Keep on a node: it sets again what has drifted, leaves what another holder has,
-// restores what is no longer wanted, and one setting that it cannot set does not hinder the rest.
+// TestKeep checks that Keep on a node repairs drift, leaves settings of other holders alone, restores what is no longer wanted,
+// and sets the other settings if it cannot set one.
 func TestKeep(t *testing.T) {
 	claimMachine(t)
 	elsewhere := enter(t)
@@ -342,9 +341,9 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// TestKeepCrashAtEveryStep kills an agent at each operation on a setting in turn, while the agent
-// adopts one policy, changes to another and gives that up. Every setting that differs from its
-// original value is in the journal, and the next agent restores it.
+// TestKeepCrashAtEveryStep crashes a keeper at each operation on a setting in turn, while it applies one policy, then another,
+// and then none. Every setting that differs from its original value must be in the journal, and the next keeper must restore
+// it.
 func TestKeepCrashAtEveryStep(t *testing.T) {
 	steps := 0
 	for ; keepCrashAfter(t, steps); steps++ {

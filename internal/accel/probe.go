@@ -10,15 +10,15 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// Probe returns a function that returns why this machine cannot apply an accelerator, or nil if it
-// can. The function changes no setting; for the fast path it makes temporary network namespaces.
+// Probe returns a function that returns nil, or why this machine cannot apply an accelerator. The function changes no settings;
+// for the fast path it makes temporary network namespaces.
 func Probe(ctx context.Context) func(v1alpha1.Accelerator) error {
 	probe := probeOnce(ctx, Kinds())
 	return func(a v1alpha1.Accelerator) error { return brief(Forbidden(probe(a))) }
 }
 
-// ProbeRunners returns a function that returns why this machine cannot run the runners that accelerators need in addition to
-// their settings, or nil if it can.
+// ProbeRunners returns a function that returns nil, or why this machine cannot start the runners of accelerators. It does not
+// probe settings.
 func ProbeRunners(ctx context.Context) func([]v1alpha1.Accelerator) error {
 	kinds := Kinds()
 	maps.DeleteFunc(kinds, func(_ string, k Kind) bool { return k.Open(Host{}) == nil })
@@ -51,7 +51,7 @@ func probeOnce(ctx context.Context, kinds map[string]Kind) func(v1alpha1.Acceler
 	}
 }
 
-// brief reduces an error of a probe to the missing part of the kernel, if that is the cause.
+// brief reduces an error to the kernel feature that is missing, if that is the cause.
 func brief(err error) error {
 	if err == nil {
 		return nil

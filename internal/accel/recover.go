@@ -12,12 +12,10 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Recover releases the settings that dead processes hold, on the machine and in
-// every network namespace of the journal, and restores those that nobody else
-// holds. It returns the settings that it wrote back. Settings that somebody
-// changed meanwhile stay as they are, and the error is an ErrChanged; the rest
-// is recovered all the same. Recover also removes the sockets of fast paths
-// whose processes are dead. It uses only JournalDir and Proc of o.
+// Recover releases the settings that dead processes hold, on the machine and in every network namespace of the journal. It
+// restores those that nobody else holds, and returns the settings that it wrote. If somebody has changed a setting, it stays as
+// it is, and the error is an ErrChanged; the others are restored all the same. Recover also removes the sockets of dead fast
+// paths. It uses only JournalDir and Proc of o.
 func Recover(ctx context.Context, o Options) (restored []record.Setting, err error) {
 	o = o.withDefaults()
 	err = journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) error {
@@ -35,8 +33,7 @@ func Recover(ctx context.Context, o Options) (restored []record.Setting, err err
 
 // Held is a setting of the journal.
 type Held struct {
-	// Setting has its present value in Got. Its Place is the name that the
-	// first holder gave the network namespace, or "machine".
+	// Got of a Setting is its current value. Place is the name that the first holder gave the network namespace, or "machine".
 	record.Setting
 	Holders []journal.Holder `json:"holders"`
 }
@@ -68,9 +65,9 @@ func Status(ctx context.Context, o Options) (held []Held, err error) {
 	return held, nil
 }
 
-// InForce lists what is accelerated in the calling thread's network namespace now, with one phrase
-// for each holder: it affects everything that is measured there. busy has, by kind, the
-// accelerators that nobody else can use meanwhile. InForce uses only JournalDir and Proc of o.
+// InForce lists what is accelerated in the calling thread's network namespace, because it affects everything that is measured
+// there. There is one phrase per holder. busy maps the kinds that nobody else can use at the same time to their phrases.
+// InForce uses only JournalDir and Proc of o.
 func InForce(o Options) (all []string, busy map[string]string, err error) {
 	o = o.withDefaults()
 	defer func() {
@@ -79,7 +76,7 @@ func InForce(o Options) (all []string, busy map[string]string, err error) {
 		}
 	}()
 	var id netns.ID
-	var living map[journal.Holder]int // without dead holders: the next Apply restores their settings
+	var living map[journal.Holder]int // not dead holders: the next Apply restores their settings
 	if err := journal.With(o.JournalDir, o.Proc, func(j *journal.Journal) (err error) {
 		if id, err = netns.CurrentID(); err == nil {
 			living, err = j.Living(id)

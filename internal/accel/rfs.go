@@ -10,15 +10,15 @@ import (
 	"slipstream.dev/internal/accel/kernel"
 )
 
-// rfsKind is Receive Flow Steering: a table of flows for the machine, and one for each receive queue. memory.go limits the memory
-// that they take.
+// rfsKind is Receive Flow Steering: a flow table for the machine, and one for each receive queue. memory.go limits their
+// memory.
 type rfsKind struct{}
 
 // Plan implements Kind.
 func (rfsKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	entries := a.RFS.Entries
 	if entries <= 0 || entries&(entries-1) != 0 {
-		// The kernel would round up, and another value would read back.
+		// The kernel rounds up to one, so another value would read back.
 		return fmt.Errorf("rfs entries %d: want a power of two", entries)
 	}
 	if other := p.Machine(kernel.FlowTable, strconv.Itoa(entries)); other != "" {
@@ -33,17 +33,16 @@ func (rfsKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	return masks(p, a.RFS.Devices, a.RFS.CPUs)
 }
 
-// flowCount is the file with a receive queue's share of the entries.
+// flowCount is the file with the number of entries of a receive queue.
 const flowCount = "rps_flow_cnt"
 
-// flowShareOf divides the entries of a device among its queues.
+// flowShareOf returns the number of entries for each queue of a device.
 func flowShareOf(d Device, entries int) (string, error) {
 	if entries < d.RxQueues {
 		return "", fmt.Errorf("rfs entries %d are fewer than the %d receive queues of %s", entries, d.RxQueues, d.Name)
 	}
-	// Use a power of two, because the kernel rounds up to one
-	// (store_rps_dev_flow_table_cnt in net/core/net-sysfs.c). Round down, so
-	// that all queues together stay within the table.
+	// Use a power of two, because the kernel rounds up to one (store_rps_dev_flow_table_cnt in net/core/net-sysfs.c). Round
+	// down, so that all queues together have at most this many entries.
 	return strconv.Itoa(1 << (bits.Len(uint(entries/d.RxQueues)) - 1)), nil
 }
 
@@ -58,7 +57,7 @@ func (rfsKind) Open(Host) Runner { return nil }
 // Metrics implements Kind.
 func (rfsKind) Metrics() []*Metric { return nil }
 
-// probeRFS looks for the settings of the queues, which come with RPS, and for the machine's table.
+// probeRFS looks for the settings of queues, which CONFIG_RPS brings, and for the machine's table.
 func probeRFS(queues, machine kernel.Store) error {
 	if err := probeRPS(queues); err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// vfKind verifies that packets take the virtual functions (VFs) of the node's NICs. It changes nothing.
+// vfKind verifies that packets take the virtual functions (VFs) of the node's NICs. It changes no settings.
 type vfKind struct{}
 
 // Plan implements Kind.
@@ -19,17 +19,17 @@ func (vfKind) Plan(p *Plan, a v1alpha1.PolicyAccelerator) error {
 	return nil
 }
 
-// Probe implements Kind. Any machine will do: State reports if no NIC can have a VF.
+// Probe implements Kind. Every machine can do it: if no NIC can have a VF, State reports that.
 func (vfKind) Probe(context.Context) error { return nil }
 
 // Open implements Kind.
 func (vfKind) Open(h Host) Runner { return &vfRunner{options: h.Options} }
 
-// vfRunner looks at the NICs from time to time.
+// vfRunner reads the counters of the NICs from time to time.
 type vfRunner struct {
 	options Options
 
-	// mu guards the fields that Samples reads too. known is nil while no policy wants VFs verified.
+	// mu guards the fields that Samples reads. known is nil while no policy wants VFs verified.
 	mu    sync.Mutex
 	known *vfs
 	lost  int
@@ -71,7 +71,8 @@ func (v *vfRunner) now() *vfs {
 	return v.known
 }
 
-// read reads the NICs. It ignores calls between two verifications, which would cut a window short.
+// read reads the NICs, unless the last time was less than half a verification interval ago: a shorter window would show too few
+// packets.
 func (v *vfRunner) read(at time.Time) {
 	known := v.now()
 	if known == nil {
@@ -130,6 +131,5 @@ func (v *vfRunner) Samples(s *State, emit func(Sample)) {
 	}
 }
 
-// Counts implements Runner. It counts nothing: a trial counts the packets of virtual functions
-// whatever the policy.
+// Counts implements Runner. It has no counters: a trial counts the packets of virtual functions in any case.
 func (*vfRunner) Counts() (map[string]uint64, error) { return nil, nil }

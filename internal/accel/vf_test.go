@@ -14,8 +14,7 @@ import (
 	"slipstream.dev/internal/nic/nictest"
 )
 
-// TestVFs checks the state of a NIC's VF after each of several looks at a machine. The window of each look but the first lasts 10
-// s.
+// TestVFs checks the state of a NIC's VF after each of several snapshots of a machine, taken every 10 s.
 func TestVFs(t *testing.T) {
 	type look struct {
 		do     func(m *nictest.Machine) // before it
@@ -93,7 +92,7 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// TestVFsOfTwoNICs checks that the NIC that is worst off determines the state.
+// TestVFsOfTwoNICs checks that the worst state of any NIC is the state of the node.
 func TestVFsOfTwoNICs(t *testing.T) {
 	of := map[string]vf{
 		"eth0": {reason: v1alpha1.ReasonVFUsed, message: "a"}, "eth1": {reason: v1alpha1.ReasonVFIdle, message: "b"},
@@ -116,8 +115,8 @@ func TestVFsOfTwoNICs(t *testing.T) {
 	}
 }
 
-// TestVerifyVFsByWindows checks that calls between two verifications read no NIC, and that nothing reads the NICs while no policy
-// wants VFs verified.
+// TestVerifyVFsByWindows checks that calls between two verifications do not read the NICs, and that nothing does while no
+// policy wants VFs verified.
 func TestVerifyVFsByWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads := 0

@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// vfBusy is the lowest rate, in packets per second, at which a window shows whether packets take the virtual function (VF) of a
+// vfBusy is the minimum rate of packets, per second, at which a window shows whether they take the virtual function (VF) of a
 // NIC. Broadcasts never take it, and a quiet NIC may receive little else.
 const vfBusy = 100
 
@@ -29,14 +29,14 @@ type vfs struct {
 // vf is the known state of the VF of one NIC.
 type vf struct {
 	reason, message string
-	// device is the VF that was up last; empty if none ever was.
+	// device is the last VF that was up, or empty.
 	device string
-	// way is the way that packets took in the last window with enough of them, since the VF came up: one of the values of package
-	// record, or empty if there was no such window.
+	// way is the path that packets took in the last window with enough of them since the VF came up: one of the values of
+	// package record. It is empty if there was no such window.
 	way string
 }
 
-// after returns the state after a snapshot, and the devices that packets have used since the previous one.
+// after returns the state after a snapshot, and which devices packets have used since the previous one.
 func (w vfs) after(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
 	now := vfs{at, s, make(map[string]vf)}
 	uses := nic.CountUse(w.nics, s)
@@ -53,7 +53,7 @@ func (w vfs) after(s nic.Snapshot, at time.Time) (vfs, []record.VFUse) {
 	return now, uses
 }
 
-// next returns the new state of a NIC's VF, from its present condition and from the packets in a window.
+// next returns the new state of a NIC's VF, given its current condition and the packets in a window.
 func (v vf) next(name string, is record.VF, use record.VFUse, window time.Duration) vf {
 	switch {
 	case is.Present():
@@ -67,7 +67,7 @@ func (v vf) next(name string, is record.VF, use record.VFUse, window time.Durati
 	return v
 }
 
-// used does the work of next for a VF that is present.
+// used is next for a VF that is present.
 func (v vf) used(name string, is record.VF, use record.VFUse, window time.Duration) vf {
 	v.device = is.Device
 	packets, _ := use.Packets()
@@ -88,7 +88,7 @@ func (v vf) used(name string, is record.VF, use record.VFUse, window time.Durati
 	return v
 }
 
-// state returns the state of the NIC that is worst off, or NoDevice if no NIC can have a VF.
+// state returns the worst state of any NIC, or NoDevice if no NIC can have a VF.
 func (w vfs) state() *State {
 	s := &State{Condition: v1alpha1.ConditionVF, Status: StatusUnknown, Reason: v1alpha1.ReasonNoDevice}
 	messages := []string{"no NIC of the node can have a virtual function"}

@@ -1,5 +1,5 @@
-// Package agent applies policies on one node and keeps them applied. It sets accelerators on the node's devices and, for the
-// class pod, on the pods' own interfaces; follows devices and pods as they come and go; verifies settings periodically; and
+// Package agent applies policies on one node and keeps them applied. It configures accelerators on the node's devices and, for
+// the class pod, on the pods' own interfaces; follows devices and pods as they come and go; verifies settings periodically; and
 // restores settings that no policy wants any more.
 //
 // An Agent knows policies, devices and network namespaces. It does not know where policies come from or who reads its status:
@@ -49,13 +49,13 @@ type Options struct {
 	// accel.NetnsDir if empty.
 	Proc      string
 	NetnsDirs []string
-	// Kinds maps the fields of the API to the kinds of accelerators; nil for accel.Kinds().
+	// Kinds maps the fields of the API to kinds of accelerators; accel.Kinds() if nil.
 	Kinds map[string]accel.Kind
-	// NICs reads the NICs of the node; nil for those of the network namespace that New is called in.
+	// NICs reads the NICs of the node; if nil, those of the network namespace in which New is called.
 	NICs func() nic.Snapshot
 	// Verify is the minimum interval between verifications; 30 s if 0.
 	Verify time.Duration
-	// Log is nil for no log.
+	// Log may be nil.
 	Log *slog.Logger
 	// Publish is called for every changed status, Notify for every event. The agent's goroutine calls them, so they must not
 	// block.
@@ -88,7 +88,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// accel returns the options of a session in a place of this node.
+// accel returns the options with which settings of a place on this node are changed.
 func (o Options) accel(place place.Place) accel.Options {
 	return accel.Options{Place: place, Proc: o.Proc, JournalDir: o.JournalDir, Owner: owner, Persistent: true, Kinds: o.Kinds, Log: o.Log}
 }
@@ -97,7 +97,7 @@ func (o Options) accel(place place.Place) accel.Options {
 type Desired struct {
 	// Policies are those that select this node, in the order of precedence.
 	Policies []Policy
-	// Pods are the pods of this node with addresses of their own. Only policies that select pods need them; the others act on all
+	// Pods are the pods of this node with addresses of their own. Only policies that select pods need them; others act on all
 	// pods.
 	Pods []Pod
 }
@@ -116,8 +116,8 @@ type Policy struct {
 	// Withheld says why the policy is not applied here, although it selects this node. It is zero if the
 	// policy is applied.
 	Withheld Withheld
-	// Halted means that the policy's rollout halted. Kernels are those that its proof was measured on, as in
-	// v1alpha1.AnnotationKernel; empty without a proof. Only metrics tell them.
+	// Halted means that the policy's rollout halted. Kernels are the kernels on which its proof was measured, as in
+	// v1alpha1.AnnotationKernel; empty without a proof. Both are for metrics only.
 	Halted  bool
 	Kernels string
 }
@@ -155,10 +155,11 @@ type Agent struct {
 	status  Status
 	beat    time.Time
 	pause   time.Duration // to the next verification
-	deaf    int           // passes that found devices without a notification, since the last notification
-	changed chan struct{}
+	// silentPasses counts the passes since the last notification that found devices without one.
+	silentPasses int
+	changed      chan struct{}
 
-	// Only Run uses the rest.
+	// Only Run uses the embedded node.
 	node
 }
 
@@ -215,8 +216,8 @@ func (a *Agent) Close() {
 	}
 }
 
-// lockMachine makes this the machine's only agent, until the lock is released or the process ends. Two agents
-// would repair each other's settings.
+// lockMachine makes this the machine's only agent until the lock is released or the process ends. Two agents would undo each
+// other's changes.
 func lockMachine(journal string) (*os.File, error) {
 	if err := os.MkdirAll(journal, 0o700); err != nil {
 		return nil, fmt.Errorf("make journal: %w", err)
@@ -242,35 +243,35 @@ func (a *Agent) Set(d Desired) {
 	a.mu.Unlock()
 	select {
 	case a.changed <- struct{}{}:
-	default: // Run has not read the previous state yet, and will read this one
+	default: // Run has not handled the previous Set yet, and will read this state instead
 	}
 }
 
-// sweepDelay is how long the agent collects pods that have gone, before it releases their settings together.
+// sweepDelay is how long the agent waits after a pod has gone, so that one sweep releases the settings of all pods of a burst.
 const sweepDelay = time.Second
 
-// firstVerify limits the time to the first verification: an earlier agent may have left other settings.
+// firstVerify limits the time to the first verification, because an earlier agent may have left other settings.
 const firstVerify = 10 * time.Second
 
-// shrinkEvery is the interval at which an agent returns memory that it no longer needs. After a burst of pods, or of requests to
-// the API server, it has three times as much as an agent at rest.
+// shrinkEvery is the interval at which an agent returns unused memory. After a burst of pods or of requests to the API server,
+// it has three times as much memory as it needs.
 const shrinkEvery = 10 * time.Second
 
-// Run establishes the desired state until ctx is done, and leaves the settings as they are then. It
-// returns only errors that a restart may solve.
+// Run establishes the desired state until ctx is done, and then leaves the settings in place. It returns only errors that a
+// restart may solve.
 func (a *Agent) Run(ctx context.Context) error {
 	shrink := time.NewTicker(shrinkEvery)
 	defer shrink.Stop()
 	verify := time.NewTimer(min(a.rest(0), firstVerify))
 	defer verify.Stop()
-	var left time.Duration // CPU time left for the current part of a verification; 0 between two parts
+	var left time.Duration // remaining CPU time of the current part of a verification; 0 between parts
 	sweep := time.NewTimer(sweepDelay)
 	sweep.Stop()
 	defer sweep.Stop()
 	always := make(chan struct{})
 	close(always)
 	for {
-		a.live()
+		a.heartbeat()
 		var full, sweeping, verifying bool
 		var next chan struct{}
 		if left > 0 && len(a.unverified) > 0 {
@@ -280,7 +281,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-shrink.C:
-			go a.shrink() // in the background: it takes a while, and a pod may appear meanwhile
+			go a.shrink() // in the background, because it may take a while and a new pod must not wait for it
 			continue
 		case <-next:
 			verifying = true
@@ -298,11 +299,11 @@ func (a *Agent) Run(ctx context.Context) error {
 			sweeping = true
 		case u, ok := <-a.watch.changes:
 			var err error
-			if full, err = a.takeIn(u, ok); err != nil {
+			if full, err = a.drain(u, ok); err != nil {
 				return err
 			}
 		}
-		if !a.told() {
+		if !a.configured() {
 			continue
 		}
 		before := cpuTime()
@@ -315,8 +316,8 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.metrics.errors.Inc()
 			a.fail(err)
 		}
-		if a.deaf > 0 {
-			if err := a.watch.again(); err != nil {
+		if a.silentPasses > 0 {
+			if err := a.watch.resubscribe(); err != nil {
 				return fmt.Errorf("follow the node's devices: %w", err)
 			}
 			a.relist = true
@@ -338,13 +339,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// takeIn records a notification of the watch and all that are queued behind it, so that a burst is
-// one batch. ok is false if notifications were lost. It reports whether a full pass is needed.
-func (a *Agent) takeIn(u netlink.LinkUpdate, ok bool) (full bool, err error) {
+// drain records a notification and all that are queued behind it, so that a burst needs only one pass. ok is false if
+// notifications were lost. It reports whether a full pass is needed.
+func (a *Agent) drain(u netlink.LinkUpdate, ok bool) (full bool, err error) {
 	if !ok {
 		a.metrics.overruns.Inc()
 		a.options.Log.Warn("netlink notifications were lost; all devices are listed again")
-		if err := a.watch.again(); err != nil {
+		if err := a.watch.resubscribe(); err != nil {
 			return false, fmt.Errorf("follow the node's devices: %w", err)
 		}
 		a.relist = true
@@ -370,8 +371,8 @@ func (a *Agent) shrink() {
 	}
 }
 
-// Verifications may use 1/restFor of a CPU, so that an idle agent costs little even on a node with thousands of devices. A
-// verification that takes more than partAtMost of CPU time is done in parts, so that no minute costs much more than another.
+// Verifications may use 1/restFor of a CPU, so that an idle agent is cheap even on a node with thousands of devices. A
+// verification that needs more CPU time than partAtMost is split into parts, so that no minute costs much more than another.
 // restAtMost limits the interval between two verifications, as a multiple of Options.Verify.
 const (
 	restFor    = 1000
@@ -379,8 +380,8 @@ const (
 	restAtMost = 10
 )
 
-// rest sets the time to the next part of a verification, given the CPU time that the last one took, with jitter so that nodes do
-// not verify at the same moment.
+// rest returns the time to the next part of a verification, given the CPU time of the last one. It adds jitter, so that nodes
+// do not verify in step.
 func (a *Agent) rest(spent time.Duration) time.Duration {
 	most := restAtMost * a.options.Verify
 	a.mu.Lock()
@@ -396,15 +397,14 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-func (a *Agent) live() {
+func (a *Agent) heartbeat() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.beat = time.Now()
 }
 
-// Healthy returns nil while the agent works. It returns an error if the agent has not checked the node for a long time, or
-// receives no netlink notifications. A policy that cannot be applied, or an API server that does not answer, is no reason for a
-// restart.
+// Healthy returns an error if a restart may help: the agent has not checked the node for a long time, or receives no netlink
+// notifications. Neither a policy that cannot be applied nor an unreachable API server makes it unhealthy.
 func (a *Agent) Healthy() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -412,14 +412,14 @@ func (a *Agent) Healthy() error {
 	if since := time.Since(a.beat); since > limit {
 		return fmt.Errorf("the agent's last check was %s ago; it should check every %s", since.Round(time.Second), a.pause.Round(time.Second))
 	}
-	if a.deaf > 1 {
+	if a.silentPasses > 1 {
 		return errors.New("devices keep appearing without a netlink notification")
 	}
 	return nil
 }
 
-// Revert restores all settings of agents on this machine. No agent may be running. It returns how many
-// settings it wrote.
+// Revert restores all settings that agents have changed on this machine, and returns how many it wrote. No agent may be
+// running.
 func (a *Agent) Revert(ctx context.Context) (restored int, err error) {
 	restored, err = a.finder.Sweep(ctx, a.options.accel(place.Place{Name: a.options.Node}), func(id netns.Cookie) bool { return id == a.host.Cookie() })
 	view, viewErr := a.host.View()

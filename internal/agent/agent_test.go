@@ -32,8 +32,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// testNode is a node of one test: a network namespace that the test's goroutine stays in, and a folder
-// in which its pods' namespaces are pinned, as by a container runtime.
+// testNode is the node of a test: a network namespace in which the test's goroutine stays, and a folder in which its pods'
+// namespaces are pinned, as a container runtime does.
 type testNode struct {
 	t       testing.TB
 	ns      netns.Handle
@@ -55,7 +55,7 @@ func newTestNode(t testing.TB) *testNode {
 	must(t, err)
 	ns, err := vnetns.New()
 	must(t, err)
-	run := t.TempDir() // in memory, like /run: on a disk, the file system's own journal delays writers
+	run := t.TempDir() // in memory, like /run: on a disk, the file system's journal would delay writers
 	must(t, unix.Mount("tmpfs", run, "tmpfs", 0, ""))
 	p := &testNode{t: t, ns: ns, netns: t.TempDir(), journal: filepath.Join(run, "journal"), pods: make(map[string]*testPod)}
 	t.Cleanup(func() {
@@ -72,7 +72,7 @@ func newTestNode(t testing.TB) *testNode {
 	return p
 }
 
-// nic gives the node a device of class nic: a veth whose other end belongs to no pod.
+// nic gives the node a device of class nic: a veth whose peer belongs to no pod.
 func (p *testNode) nic() {
 	p.t.Helper()
 	wire, err := vnetns.New()
@@ -89,7 +89,7 @@ func (p *testNode) nic() {
 	must(p.t, netlink.AddrAdd(link, addr))
 }
 
-// namespace makes a pod's namespace and pins it, the first step of a container runtime.
+// namespace makes a pod's namespace and pins it, as a container runtime does first.
 func (p *testNode) namespace(name string) *testPod {
 	p.t.Helper()
 	handle, err := vnetns.New()
@@ -103,7 +103,7 @@ func (p *testNode) namespace(name string) *testPod {
 	return pod
 }
 
-// veth connects the pod, the next step, which a CNI plugin does.
+// veth connects the pod, as a CNI plugin does next.
 func (p *testNode) veth(pod, host string) {
 	p.t.Helper()
 	must(p.t, netlink.LinkAdd(&netlink.Veth{
@@ -129,7 +129,6 @@ func (p *testNode) remove(name string) {
 	must(p.t, pod.handle.Close())
 }
 
-// in runs fn inside a pod.
 func (p *testNode) in(pod string, fn func()) {
 	p.t.Helper()
 	must(p.t, vnetns.Set(p.pods[pod].handle))
@@ -225,8 +224,7 @@ func (p *testNode) start(o Options) *running {
 	return r
 }
 
-// eventually waits until want returns "". If it does not, the last text that it returned fails the
-// test.
+// eventually waits until want returns "". Otherwise it fails the test with the last text that want returned.
 func eventually(t testing.TB, what string, want func() string) {
 	t.Helper()
 	testenv.Eventually(t, 10*time.Second, what, want)
@@ -352,8 +350,7 @@ func rename(t testing.TB, from, to string) {
 	must(t, netlink.LinkSetName(l, to))
 }
 
-// TestVerificationGivesWay checks that a pod that comes during a verification waits for only a few
-// of the other pods.
+// TestVerificationGivesWay checks that a pod that appears during a verification waits for only a few other pods.
 func TestVerificationGivesWay(t *testing.T) {
 	p := newTestNode(t)
 	for i := range 10 {
@@ -406,8 +403,8 @@ func TestVerificationGivesWay(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that an agent that ends leaves its settings; the next one adopts those that are
-// still wanted and restores the others.
+// TestAdopt checks that an agent leaves its settings when it ends, and that the next one adopts those that are still wanted and
+// restores the others.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)
@@ -423,7 +420,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("after the agent ended: %s", d)
 	}
 
-	// Until it has read its policies, the agent must not restore any setting as unwanted.
+	// Before the agent has policies, it must not take settings for unwanted and restore them.
 	a = p.start(p.options())
 	p.pod("passes")
 	p.remove("passes")
@@ -509,8 +506,8 @@ func TestConflictAndNonsense(t *testing.T) {
 	a.wantState("later", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 }
 
-// TestSelector checks that policies that select pods are not applied to a namespace until it is
-// known which pod it belongs to.
+// TestSelector checks that a policy that selects pods is not applied to a namespace until it is known to which pod that
+// belongs.
 func TestSelector(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)
@@ -557,8 +554,8 @@ func TestSelector(t *testing.T) {
 	p.wantMasks("a pod is gone", map[string]string{"both/eth0": "2"})
 }
 
-// TestListOfPods checks that a new list of pods makes the agent look for their namespaces, but not
-// verify the namespaces that still belong to no pod.
+// TestListOfPods checks that a new list of pods makes the agent look for their namespaces, without verifying namespaces that
+// still belong to no pod.
 func TestListOfPods(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)
@@ -598,8 +595,8 @@ func TestListOfPods(t *testing.T) {
 	}
 }
 
-// TestDriftAndHeld checks that the agent sets a changed setting again, and reports it, and that it
-// leaves settings that an experiment holds to that experiment.
+// TestDriftAndHeld checks that the agent repairs a changed setting and reports it, and that it does not touch settings that an
+// experiment holds.
 func TestDriftAndHeld(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)
@@ -655,12 +652,12 @@ func TestDriftAndHeld(t *testing.T) {
 	a.wantState("plus", v1alpha1.StateApplied, v1alpha1.ReasonApplied)
 }
 
-// TestNoteOfBridge checks that the agent does not take a bridge's notification that a port has left
-// for the deletion of that device: both come from the same multicast group.
+// TestNoteOfBridge checks that the agent does not mistake a bridge's notification that a port has left for the deletion of the
+// device: both come from the same multicast group.
 func TestNoteOfBridge(t *testing.T) {
 	t.Parallel()
 	a := &Agent{metrics: newMetrics(accel.Kinds())}
-	known := link{name: "veth0", kind: "veth", class: v1alpha1.DeviceHostVeth, number: 1, peer: 2, told: true}
+	known := link{name: "veth0", kind: "veth", class: v1alpha1.DeviceHostVeth, number: 1, peer: 2, announced: true}
 	a.links = map[int]link{5: known}
 	for _, kind := range []uint16{unix.RTM_DELLINK, unix.RTM_NEWLINK} {
 		u := netlink.LinkUpdate{Header: unix.NlMsghdr{Type: kind}, Link: &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 5, Name: "veth0"}}}

@@ -34,8 +34,8 @@ func chartCapabilities(t testing.TB) []string {
 	return strings.Split(string(m[1]), ", ")
 }
 
-// contained returns a command that starts another as a container runtime starts an unprivileged
-// container: with these capabilities, and with /proc/sys and /sys read-only.
+// contained returns a command that starts another one as in an unprivileged container: with these capabilities, and with
+// /proc/sys and /sys read-only.
 func contained(t testing.TB, capabilities ...string) []string {
 	t.Helper()
 	testenv.NeedProgram(t, "setpriv", "apt-get install util-linux")
@@ -50,8 +50,8 @@ func contained(t testing.TB, capabilities ...string) []string {
 		exec setpriv --bounding-set "$0" "$@"`, set}
 }
 
-// processPod makes a pod whose network namespace is not pinned to a file: only a process refers to
-// it. With ofUser, a user namespace owns it.
+// processPod makes a pod whose network namespace is not pinned: only a process refers to it. With ofUser, a user namespace owns
+// it.
 func (p *testNode) processPod(name string, ofUser bool) {
 	p.t.Helper()
 	c := exec.Command("sleep", "1000")
@@ -91,8 +91,7 @@ func deny(calls []uint32) error {
 	return nil
 }
 
-// says reads the agent's output until a line matches, or the output ends. The rest can still be
-// read.
+// says reads the agent's output up to a matching line, or to its end. The rest can still be read.
 func (c *child) says(t testing.TB, want string) {
 	t.Helper()
 	pattern := regexp.MustCompile(want)
@@ -119,7 +118,7 @@ func TestContainerCapabilities(t *testing.T) {
 		"all": {"", `^7 7 Applied missing=0 `},
 		// The agent mounts a sysfs and enters network namespaces.
 		"mounts and namespaces": {"SYS_ADMIN", `^0 0 Error .*operation not permitted: this process lacks CAP_SYS_ADMIN` + todo},
-		// The kernel requires it to write the CPUs of a queue, and for a large receive buffer.
+		// The kernel requires it for writing a queue's CPUs, and for a large receive buffer.
 		"queues": {"NET_ADMIN", `subscribe to link changes: operation not permitted: this process lacks CAP_NET_ADMIN` + todo},
 		// The agent reads /proc/PID/ns/net of a pod without a pinned namespace.
 		"processes of pods": {"SYS_PTRACE", `^6 6 Error missing=1 .*CAP_SYS_PTRACE`},
@@ -154,8 +153,7 @@ func TestContainerCapabilities(t *testing.T) {
 	}
 }
 
-// TestContainerFlowTable checks that the agent writes and restores the machine's flow table past a
-// read-only /proc/sys.
+// TestContainerFlowTable checks that the agent can write and restore the machine's flow table although /proc/sys is read-only.
 func TestContainerFlowTable(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)

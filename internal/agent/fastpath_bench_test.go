@@ -23,8 +23,8 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// load is traffic between the pods that must not break: streams each way, in which every byte is
-// checked, and round trips, the longest of which is recorded.
+// load is traffic between the pods: streams in both directions, in which every byte is checked, and round trips, of which the
+// longest is recorded.
 type load struct {
 	received atomic.Uint64 // bytes of all streams
 	longest  atomic.Int64  // round trip, ns
@@ -195,8 +195,7 @@ func BenchmarkFastpathKilled(b *testing.B) {
 	b.ReportMetric(free.Seconds()*1e3, "longest-until-off-ms")
 }
 
-// shipped starts an agent in this thread's network namespace from the program that users get, which
-// `make build` makes.
+// shipped starts the program that users get, built by `make build`, as an agent in this thread's network namespace.
 func (p *testNode) shipped(policy string) *child {
 	p.t.Helper()
 	dir := p.t.TempDir()
@@ -279,8 +278,8 @@ func BenchmarkFastpathFlows(b *testing.B) {
 	b.ReportMetric(used.Seconds()/(window.Seconds()*float64(b.N))*1000, "millicores")
 }
 
-// flows opens this many connections of a pod, sends on each at this interval until the test ends,
-// and waits until fast of them are on the fast path.
+// flows opens this many connections from a pod, sends on each of them at this interval until the test ends, and waits until
+// fast of them take the fast path.
 func (p *testNode) flows(flows int, every time.Duration, fast int) {
 	p.t.Helper()
 	var server *net.UDPConn
@@ -297,8 +296,7 @@ func (p *testNode) flows(flows int, every time.Duration, fast int) {
 			_, _ = server.WriteToUDPAddrPort(buf[:n], from)
 		}
 	}()
-	// Use plain sockets, not package net: its poller would wake up for each answer, and no answer
-	// is read.
+	// Use plain sockets: nobody reads the answers, and the poller of package net would wake up for each of them.
 	to := &unix.SockaddrInet4{Port: server.LocalAddr().(*net.UDPAddr).Port, Addr: [4]byte{10, 244, 1, 2}}
 	var sockets []int
 	p.in("n0p0", func() {

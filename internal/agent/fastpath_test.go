@@ -39,8 +39,7 @@ var (
 	fastPolicy      = Policy{Name: "fast", Generation: 1, Accelerate: v1alpha1.ForPolicy(fastAccelerator)}
 )
 
-// newOverlay returns a place that is a node of a lab. The test's goroutine stays in it. The other
-// node has no agent.
+// newOverlay returns a node of a lab, in which the test's goroutine stays. The other node has no agent.
 func newOverlay(t testing.TB) *testNode {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -88,7 +87,7 @@ func newOverlay(t testing.TB) *testNode {
 	return p
 }
 
-// labPods has a pod of this node and one of the other.
+// labPods are a pod of this node and one of the other node.
 var labPods = []string{"n0p0", "n1p0"}
 
 // connect makes a connection from a pod of this node to one of the other.
@@ -106,7 +105,7 @@ func (p *testNode) connect() (near, far net.Conn) {
 	return near, far
 }
 
-// echo makes such a connection, whose other end sends back everything that it receives.
+// echo makes such a connection to an echo server.
 func (p *testNode) echo() net.Conn {
 	p.t.Helper()
 	near, far := p.connect()
@@ -131,7 +130,7 @@ func trip(t testing.TB, c net.Conn) {
 	}
 }
 
-// accelerated exchanges messages until this many more packets have taken the fast path, both ways.
+// accelerated exchanges messages until this many more packets have taken the fast path in each direction.
 func (r *running) accelerated(what string, c net.Conn, packets uint64) {
 	r.t.Helper()
 	out, in := r.packets("fast-out"), r.packets("fast-in")
@@ -187,7 +186,7 @@ func (r *running) metric(name string) float64 {
 	return v
 }
 
-// recreate deletes and creates the overlay's device, as a network plugin does when it restarts.
+// recreate deletes the overlay's device and creates it again, as a network plugin does when it restarts.
 func recreate(t testing.TB) {
 	t.Helper()
 	l, err := netlink.LinkByName("flannel.1")
@@ -312,7 +311,7 @@ func TestFastpath(t *testing.T) {
 
 	// The next agent, while another process holds the fast path and afterwards.
 	a.stop()
-	// A process that another test forks holds the links until it executes its program.
+	// A process that another test forks inherits the links, and holds them until its exec.
 	eventually(t, "after the agent ended", func() string { return cmp.Diff(before, programs(t)) })
 	trip(t, c)
 	if _, err := other.Apply(t.Context(), []v1alpha1.Accelerator{fastAccelerator}); err != nil {
@@ -416,7 +415,7 @@ func (p *testNode) removeGateways() (removed []netlink.Route) {
 func TestFastpathCannot(t *testing.T) {
 	t.Parallel()
 	p := newOverlay(t)
-	a := p.start(p.options()) // which reads nothing unless it is notified
+	a := p.start(p.options()) // which scans only after notifications
 	a.Set(one(fastPolicy))
 	if o := a.wantState("fast", v1alpha1.StateApplied, v1alpha1.ReasonApplied); o.Settings != 0 || o.Message != "fast path: idle: no pod has an eligible connection" {
 		t.Errorf("%+v", o)

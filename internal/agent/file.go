@@ -61,11 +61,11 @@ func (p *PolicyFile) set() error {
 	return nil
 }
 
-// settle is the delay between a change and reading the file: programs often remove a file before they write it anew.
+// settle is the delay between a change and reading the file: programs often remove a file before they write the new one.
 const settle = 200 * time.Millisecond
 
-// Follow reads the file again whenever it changes, or reload receives a signal, until ctx is done. A removed
-// file counts as a deleted policy; an invalid one changes nothing.
+// Follow reads the file whenever it changes or reload receives a signal, until ctx is done. Removing the file deletes the
+// policy. An invalid file changes nothing.
 func (p *PolicyFile) Follow(ctx context.Context, reload <-chan os.Signal) {
 	events := make(chan struct{}, 1)
 	go func() {

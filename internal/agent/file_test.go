@@ -178,8 +178,8 @@ func TestSystemd(t *testing.T) {
 	}
 }
 
-// TestHealth checks the health of an agent whose loop is stuck, as behind a lock of the journal
-// that is never released, and of one that receives no notifications.
+// TestHealth checks the health of an agent whose loop hangs, for example on a journal lock that is never released, and of one
+// that receives no notifications.
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)
@@ -219,8 +219,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestRest checks that the CPU time of a verification determines the time to the next one, within
-// limits, and how long an agent may be silent.
+// TestRest checks that the CPU time of a verification determines, within limits, the time to the next one, and when an agent
+// counts as unhealthy.
 func TestRest(t *testing.T) {
 	const verify = 30 * time.Second
 	a := &Agent{options: Options{Verify: verify}}
@@ -251,9 +251,9 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// TestDeaf checks that the agent notices when notifications stop without an error, from the devices
-// that it finds without one.
-func TestDeaf(t *testing.T) {
+// TestMissingNotifications checks that the agent notices when notifications stop without an error: it finds devices that none
+// announced.
+func TestMissingNotifications(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)
 	o := p.options()
@@ -269,8 +269,8 @@ func TestDeaf(t *testing.T) {
 		p.pod(name) // nobody reads the kernel's notification
 		pass()
 		pass()
-		if err := a.Healthy(); a.deaf != i+1 || (err != nil) != (i > 0) {
-			t.Errorf("pod %d: deaf %d times, health %v", i, a.deaf, err)
+		if err := a.Healthy(); a.silentPasses != i+1 || (err != nil) != (i > 0) {
+			t.Errorf("pod %d: silent %d times, health %v", i, a.silentPasses, err)
 		}
 	}
 	a.note(<-a.watch.changes)

@@ -17,15 +17,15 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// metrics has the agent's metrics, named like those of node_exporter: a base unit at the end, and _total for counters.
+// metrics holds the agent's metrics. Their names follow Prometheus' conventions: a base unit at the end, and _total for
+// counters.
 type metrics struct {
 	set, repaired, reverted, errors prometheus.Counter
 	messages, overruns, missed      prometheus.Counter
 	verified                        prometheus.Gauge
 	latency                         prometheus.Histogram
 	passes                          *prometheus.HistogramVec
-	// accelerators maps the metrics of accelerators to their descriptions.
-	accelerators map[*accel.Metric]*prometheus.Desc
+	accelerators                    map[*accel.Metric]*prometheus.Desc
 }
 
 func newMetrics(kinds map[string]accel.Kind) *metrics {
@@ -60,7 +60,7 @@ func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.set, m.repaired, m.reverted, m.errors, m.messages, m.overruns, m.missed, m.verified, m.latency, m.passes}
 }
 
-// described lists the metrics of which only the description is kept: their values come from the agent's status.
+// described lists the metrics that have only a description here: their values come from the agent's status.
 var described []*prometheus.Desc
 
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -123,7 +123,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// selecting returns the policies that select the node, also those that are not applied.
+// selecting returns the policies that select the node, including those that are not applied.
 func (a *Agent) selecting() []Policy {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -133,11 +133,11 @@ func (a *Agent) selecting() []Policy {
 	return a.desired.Policies
 }
 
-// scrapes is the number of scrapes that are served at once. gatheredLong is how long gathered metrics are reused, so that a
-// client that scrapes in a loop does not make the agent gather them each time.
+// maxScrapes limits the number of concurrent scrapes. cacheTime is how long gathered metrics are reused, so that a client that
+// scrapes in a loop does not make the agent gather them each time.
 const (
-	scrapes      = 2
-	gatheredLong = 100 * time.Millisecond
+	maxScrapes = 2
+	cacheTime  = 100 * time.Millisecond
 )
 
 // Metrics serves /metrics.
@@ -145,11 +145,11 @@ func (a *Agent) Metrics() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(a, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(&lately{from: registry}, promhttp.HandlerOpts{MaxRequestsInFlight: scrapes}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(&cachedGatherer{from: registry}, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
 	return mux
 }
 
-// Health serves /healthz, which says whether a restart would help.
+// Health serves /healthz, which fails if a restart may help.
 func (a *Agent) Health() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -162,8 +162,8 @@ func (a *Agent) Health() http.Handler {
 	return mux
 }
 
-// lately gathers at most once in gatheredLong.
-type lately struct {
+// cachedGatherer gathers at most once per cacheTime.
+type cachedGatherer struct {
 	from prometheus.Gatherer
 
 	mu   sync.Mutex
@@ -173,10 +173,10 @@ type lately struct {
 }
 
 // Gather implements prometheus.Gatherer.
-func (l *lately) Gather() ([]*dto.MetricFamily, error) {
+func (l *cachedGatherer) Gather() ([]*dto.MetricFamily, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.at.IsZero() || time.Since(l.at) >= gatheredLong {
+	if l.at.IsZero() || time.Since(l.at) >= cacheTime {
 		l.last, l.err = l.from.Gather()
 		l.at = time.Now()
 	}

@@ -9,78 +9,78 @@ import (
 	"slices"
 	"time"
 
-	"slipstream.dev/internal/accel/journal"
-
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/journal"
 	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/place"
 )
 
-// node is Run's knowledge of its node.
+// node is what Run knows about its node.
 type node struct {
 	policies []*policy
 	pods     map[netip.Addr]*Pod
-	// links has all links by index, including those without a class.
+	// links holds all links by index, including those without a class.
 	links map[int]link
-	// fresh has the links that have appeared since the last pass.
+	// fresh holds the links that have appeared since the last pass.
 	fresh map[int]bool
-	// groups has the pods' namespaces, by the IDs that this namespace has for them (RTM_GETNSID).
+	// groups holds the pods' network namespaces, by their IDs in the node's network namespace (RTM_GETNSID).
 	groups map[int]*group
 	// counts and refused are the results for the node's own devices and for the machine.
 	counts  map[accel.SettingOf]accel.Count
 	refused []accel.Refusal
-	// acting has the keys of the policies that have something to act on.
+	// acting holds the keys of the policies that have something to act on.
 	acting []string
-	// relist means that notifications were lost, so the next list must not count as having found devices without one.
+	// relist means that notifications were lost: the next list of all devices will find devices without one, which is no sign
+	// of a bug.
 	relist bool
 	// adopted means that the first pass is done, so a setting with another value is drift.
 	adopted bool
-	// departed means that namespaces have gone whose journals still exist.
+	// departed means that namespaces are gone whose journals still exist.
 	departed bool
-	// unverified has the pods' namespaces that the current verification has not reached yet.
+	// unverified holds the pods' namespaces that the current verification has not reached yet.
 	unverified []int
-	// failure is the error of the last pass as a whole.
+	// failure is the error of the last pass.
 	failure error
 }
 
 // link is a link of the node.
 type link struct {
 	name, kind, class string
-	// peer is the index of a veth's other end, in the namespace with the ID number.
+	// peer is the index of a veth's peer, in the network namespace with the ID number.
 	peer, number int
-	// told means that a notification, or the first list, has announced the link.
-	told bool
+	// announced means that a notification, or the first list, had the link.
+	announced bool
 }
 
-// group is a pod's network namespace, with the ends of one or more veths in it.
+// group is a pod's network namespace and the veths into it.
 type group struct {
 	ends []accel.End
-	// since is when a link of the namespace, or a policy for it, first existed.
+	// since is when the first link of the namespace appeared, or when the policies last changed.
 	since time.Time
-	// id is the namespace's cookie, known once the agent has entered it.
+	// id is the namespace's cookie, or 0 until the agent has entered the namespace.
 	id  netns.Cookie
 	pod *Pod
-	// addresses has the namespace's addresses from when the agent last looked up which pod this is.
+	// addresses are those that the namespace had when the agent last looked up which pod it belongs to.
 	addresses []netip.Addr
-	// sought means that a new list of pods has arrived, and one of them may be this one.
+	// sought means that the namespace may belong to a pod of a new list of pods.
 	sought bool
-	// policies has the keys of the applied policies, and kept is the result.
+	// policies holds the keys of the applied policies, and kept the result.
 	policies []string
-	// clashes maps each conflicting policy to the one that takes precedence.
-	clashes map[string]string
-	kept    accel.Kept
-	err     error
+	// conflicts maps each conflicting policy to the one that takes precedence.
+	conflicts map[string]string
+	kept      accel.Kept
+	err       error
 	// missing means that neither a file nor a process of this namespace was found.
 	missing  bool
 	done     bool
 	verified time.Time
 }
 
-// take reads the state of the last Set, and reports whether the policies have changed.
+// take reads the desired state, and reports whether the policies have changed.
 func (a *Agent) take() (changed bool) {
 	a.mu.Lock()
 	d := a.desired
@@ -111,8 +111,8 @@ func (a *Agent) take() (changed bool) {
 	return changed
 }
 
-// unplaced reports whether a listed pod has none of the addresses that were read in pods' namespaces. Its own namespace may then
-// be one that had no address when it was read.
+// unplaced reports whether the namespace of a listed pod is not known yet. It may be one that had no address when the agent
+// last read its addresses.
 func (a *Agent) unplaced() bool {
 	placed := make(map[*Pod]bool)
 	for _, g := range a.groups {
@@ -128,14 +128,14 @@ func (a *Agent) unplaced() bool {
 	return false
 }
 
-// told reports whether Set has been called.
-func (a *Agent) told() bool { return a.policies != nil }
+// configured reports whether Set has been called.
+func (a *Agent) configured() bool { return a.policies != nil }
 
 // note records a notification, and reports whether it needs a full pass.
 func (a *Agent) note(u netlink.LinkUpdate) (full bool) {
 	a.metrics.messages.Inc()
-	a.hear(true)
-	// Bridges send notifications about their ports to the same multicast group.
+	a.heard(true)
+	// The same multicast group has notifications of bridges about their ports.
 	if u.IfInfomsg.Family != unix.AF_UNSPEC || a.links == nil {
 		return a.links == nil
 	}
@@ -148,9 +148,9 @@ func (a *Agent) note(u netlink.LinkUpdate) (full bool) {
 		return known.class == v1alpha1.DeviceNIC || known.class == v1alpha1.DeviceOverlay
 	}
 	attrs := u.Attrs()
-	now := link{name: attrs.Name, kind: u.Type(), class: known.class, peer: attrs.ParentIndex, number: attrs.NetNsID, told: true}
+	now := link{name: attrs.Name, kind: u.Type(), class: known.class, peer: attrs.ParentIndex, number: attrs.NetNsID, announced: true}
 	if ok && now.name == known.name && now.kind == known.kind && now.peer == known.peer && now.number == known.number {
-		if !known.told {
+		if !known.announced {
 			a.links[index] = now
 		}
 		return false
@@ -167,7 +167,7 @@ func (a *Agent) note(u netlink.LinkUpdate) (full bool) {
 	return false
 }
 
-// learn records a link, and its peer if the peer is in a pod.
+// learn records a link, and the veth's end in a pod if it has one.
 func (a *Agent) learn(index int, now link) {
 	if was, ok := a.links[index]; ok && (was.class != now.class || was.number != now.number || was.peer != now.peer) {
 		a.forget(index)
@@ -213,10 +213,10 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 	began := time.Now()
 	if !full {
 		for _, g := range a.groups {
-			a.choose(g)
+			a.choosePolicies(g)
 		}
-		// A policy may have been waiting for a class of devices, or for the first pod.
-		full = !slices.Equal(a.acting, a.toAct())
+		// A policy may have been waiting for the first device of a class, or for the first pod that it selects.
+		full = !slices.Equal(a.acting, a.active())
 	}
 	keep := a.keepFresh
 	if full {
@@ -226,7 +226,7 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 		return err
 	}
 	a.keepPods(ctx, full)
-	if !slices.Equal(a.acting, a.toAct()) { // keepPods has found out which pods these are
+	if !slices.Equal(a.acting, a.active()) { // keepPods may have found the first pod of a policy
 		if err := a.keepNode(ctx); err != nil {
 			return err
 		}
@@ -240,8 +240,8 @@ func (a *Agent) pass(ctx context.Context, full bool) error {
 	return nil
 }
 
-// keepNode lists the node's devices and applies the policies to them. It sets the machine's flow table before
-// the queues of any pod, which index it.
+// keepNode lists the node's devices and applies the policies to them. It runs before the pods' turn, because the RFS tables of
+// their queues index the machine's flow table, which it sets.
 func (a *Agent) keepNode(ctx context.Context) error {
 	view, err := a.host.View()
 	if err != nil {
@@ -250,20 +250,20 @@ func (a *Agent) keepNode(ctx context.Context) error {
 	a.compare(view.Devices)
 	judge(a.policies, view.Plan)
 	for _, g := range a.groups {
-		a.choose(g)
+		a.choosePolicies(g)
 	}
-	a.acting = a.toAct()
+	a.acting = a.active()
 	kept, err := a.host.Keep(ctx, view, a.ofNode())
 	if err != nil {
 		return err
 	}
 	clear(a.fresh)
 	a.counts, a.refused = make(map[accel.SettingOf]accel.Count), nil
-	a.reckon(kept)
+	a.recordNode(kept)
 	return nil
 }
 
-// compare updates the known links from a list of all devices.
+// compare updates the known links from a list of all devices, and counts those that no notification announced.
 func (a *Agent) compare(devices []accel.Device) {
 	if a.links == nil {
 		a.links, a.fresh, a.groups = make(map[int]link), make(map[int]bool), make(map[int]*group)
@@ -276,10 +276,10 @@ func (a *Agent) compare(devices []accel.Device) {
 	for _, d := range devices {
 		there[d.Index] = true
 		was, known := a.links[d.Index]
-		if known && !was.told && !first {
-			missed++ // the previous list had it already, and no notification has come since
+		if known && !was.announced && !first {
+			missed++ // the previous list had it too, and there still was no notification
 		}
-		a.learn(d.Index, link{name: d.Name, kind: d.Kind, class: d.Class, peer: d.Peer, number: d.PeerNamespace, told: first || known && was.told})
+		a.learn(d.Index, link{name: d.Name, kind: d.Kind, class: d.Class, peer: d.Peer, number: d.PeerNamespace, announced: first || known && was.announced})
 	}
 	for index := range a.links {
 		if !there[index] {
@@ -289,24 +289,24 @@ func (a *Agent) compare(devices []accel.Device) {
 	if missed == 0 {
 		return
 	}
-	a.hear(false)
+	a.heard(false)
 	a.metrics.missed.Add(float64(missed))
 	a.options.Log.Error("devices appeared without a netlink notification", "devices", missed)
 	for index, l := range a.links {
-		l.told = true
+		l.announced = true
 		a.links[index] = l
 	}
 }
 
-// hear records that a notification has come, or was missed.
-func (a *Agent) hear(message bool) {
-	if message && a.deaf == 0 {
+// heard records whether a device was announced by a notification.
+func (a *Agent) heard(notification bool) {
+	if notification && a.silentPasses == 0 {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.deaf++; message {
-		a.deaf = 0
+	if a.silentPasses++; notification {
+		a.silentPasses = 0
 	}
 }
 
@@ -324,19 +324,19 @@ func (a *Agent) keepFresh(ctx context.Context) error {
 		return nil
 	}
 	kept, err := a.host.KeepDevices(ctx, devices)
-	a.reckon(kept)
+	a.recordNode(kept)
 	return err
 }
 
-// reckon records the results for the node's own devices.
-func (a *Agent) reckon(kept accel.Kept) {
+// recordNode records the results for the node's own devices.
+func (a *Agent) recordNode(kept accel.Kept) {
 	maps.Copy(a.counts, kept.Counts)
 	a.refused = append(a.refused, kept.Refused...)
-	a.tally(a.options.Node, kept)
+	a.countChanges(a.options.Node, kept)
 }
 
-// tally counts the changes, and reports repairs, which should not be necessary.
-func (a *Agent) tally(place string, kept accel.Kept) {
+// countChanges counts changed settings, and reports repaired and refused ones.
+func (a *Agent) countChanges(place string, kept accel.Kept) {
 	a.metrics.set.Add(float64(kept.Set))
 	a.metrics.reverted.Add(float64(kept.Reverted))
 	if kept.Repaired > 0 && a.adopted {
@@ -360,14 +360,15 @@ func (a *Agent) notify(e Event) {
 const (
 	// atOnce limits the number of open namespaces.
 	atOnce = 64
-	// verifyAtOnce limits the number of pods that are verified at a time: of more, those that have waited longest come first.
+	// verifyAtOnce limits the number of pods per verification. Those that have waited longest come first.
 	verifyAtOnce = 128
-	// verifyTogether is the number of verified pods for which a new pod may have to wait.
+	// verifyTogether is the number of pods that are verified without looking for notifications: a new pod waits for at most
+	// these.
 	verifyTogether = 4
 )
 
-// keepPods applies the policies to pods that are new or whose policies have changed. After a full pass, it
-// marks the others for verification.
+// keepPods applies the policies to pods that are new or whose policies have changed. In a full pass, it marks the others for
+// verification.
 func (a *Agent) keepPods(ctx context.Context, full bool) {
 	var due, verify []int
 	for number, g := range a.groups {
@@ -386,8 +387,8 @@ func (a *Agent) keepPods(ctx context.Context, full bool) {
 	}
 }
 
-// verifyPart verifies the node's runners, and pods until it has used its budget of CPU time or there are notifications, so that a
-// new pod need not wait.
+// verifyPart verifies the node's runners, and then pods until it has used up its budget of CPU time. It stops early for
+// notifications, so that a new pod need not wait.
 func (a *Agent) verifyPart(ctx context.Context, budget time.Duration) {
 	a.host.Verify(time.Now())
 	for end := cpuTime() + budget; len(a.unverified) > 0 && ctx.Err() == nil; {
@@ -400,7 +401,7 @@ func (a *Agent) verifyPart(ctx context.Context, budget time.Duration) {
 	}
 }
 
-// keepThese applies the policies to some pods, if they still exist.
+// keepThese applies the policies to the pods with these numbers, if they still exist.
 func (a *Agent) keepThese(ctx context.Context, numbers []int) {
 	if ctx.Err() != nil {
 		return
@@ -427,11 +428,11 @@ func (a *Agent) selective() bool {
 	return slices.ContainsFunc(a.policies, func(p *policy) bool { return p.ofPods() && p.Pods != nil })
 }
 
-// undecided reports whether the policies depend on the pod's identity while that is unknown.
+// undecided reports whether the policies of a namespace depend on which pod it belongs to, and that is not known.
 func (a *Agent) undecided(g *group) bool { return g.pod == nil && a.selective() }
 
-// choose determines the policies of a pod, and marks it as not done if they differ from the applied ones.
-func (a *Agent) choose(g *group) {
+// choosePolicies determines the policies of a pod, and marks it as not done if they differ from the applied ones.
+func (a *Agent) choosePolicies(g *group) {
 	if g.pod != nil {
 		// Its labels may have changed, or another pod may have its address now.
 		var again *Pod
@@ -442,16 +443,16 @@ func (a *Agent) choose(g *group) {
 		}
 		g.pod = again
 	}
-	keys, clashes := a.policiesOf(g.pod)
+	keys, conflicts := a.policiesOf(g.pod)
 	if !slices.Equal(keys, g.policies) {
 		g.done = false
 	}
-	g.policies, g.clashes = keys, clashes
+	g.policies, g.conflicts = keys, conflicts
 }
 
-// keepPod applies the policies to a pod. With seek, it first looks up which pod this is, and returns if no listed pod has one of
-// its addresses. Otherwise every pod that comes or goes would make the agent verify all settings in namespaces that belong to no
-// pod of the cluster, and such a namespace may have a thousand interfaces.
+// keepPod applies the policies to a pod. With seek, it only acts if the namespace turns out to belong to a listed pod.
+// Otherwise every new list of pods would make the agent verify all settings in namespaces that belong to no pod of the cluster,
+// and such a namespace may have a thousand interfaces.
 func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek bool) {
 	if a.undecided(g) {
 		addresses, err := n.Addresses()
@@ -468,7 +469,7 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek 
 		if seek && g.pod == nil {
 			return
 		}
-		g.policies, g.clashes = a.policiesOf(g.pod)
+		g.policies, g.conflicts = a.policiesOf(g.pod)
 	}
 	if len(g.policies) == 0 && g.id == 0 {
 		return // nothing to apply or restore: sweep restores what an earlier agent has set
@@ -487,18 +488,18 @@ func (a *Agent) keepPod(ctx context.Context, g *group, n *accel.Namespace, seek 
 	}
 	g.verified = time.Now()
 	if len(g.policies) == 0 && len(g.kept.Refused) == 0 {
-		g.id = 0 // everything is restored, and its journal is gone
+		g.id = 0 // everything is restored, and the journal of the namespace is gone
 	}
 	if first {
 		a.metrics.latency.Observe(time.Since(g.since).Seconds())
 		a.options.Log.Info("accelerated a pod", "place", place.Name, "settings", g.kept.Set)
 	}
 	if !first || g.kept.Set > 0 {
-		a.tally(place.Name, g.kept)
+		a.countChanges(place.Name, g.kept)
 	}
 }
 
-// name returns the name of a pod, or of the node's end of its first veth.
+// name returns the name of the pod, or names the node's end of its first veth if the pod is not known.
 func (g *group) name() string {
 	if g.pod != nil {
 		return g.pod.Name
@@ -509,8 +510,8 @@ func (g *group) name() string {
 	return fmt.Sprintf("pod of link %d", g.ends[0].Host)
 }
 
-// sweep releases settings in namespaces that belong to no current pod, or whose policies ended while no
-// agent was running.
+// sweep releases the settings of namespaces that are gone, and restores those in namespaces whose policies ended while no agent
+// was running.
 func (a *Agent) sweep(ctx context.Context) {
 	if a.links == nil {
 		return

@@ -12,17 +12,17 @@ import (
 // policy is a Policy and its state on this node.
 type policy struct {
 	Policy
-	// kinds has the kinds of its accelerators, and whether each changes something. classes has the classes of the devices on
+	// kinds maps the kinds of its accelerators to whether they change something. classes holds the classes of the devices on
 	// which they act.
 	kinds   map[string]bool
 	classes map[string]bool
 	// onNode and inPods are the parts of its accelerators that act on the node and in pods.
 	onNode, inPods []v1alpha1.PolicyAccelerator
-	// plan has the settings and runners of its accelerators on this node; nil if they cannot be applied.
+	// plan holds the settings and runners of its accelerators on this node; nil if they cannot be applied.
 	plan *accel.Plan
 	// reason and problem say why the policy is not applied at all; empty if it is.
 	reason, problem string
-	// against has the keys of earlier policies with conflicting settings of the class pod, for pods that both may select.
+	// against holds the keys of earlier policies that conflict with it in pods that both select.
 	against map[string]bool
 }
 
@@ -44,13 +44,13 @@ func newPolicy(p Policy) *policy {
 	return out
 }
 
-// changes reports whether a policy changes anything, as opposed to only verifying something.
+// changes reports whether a policy changes anything; some only verify.
 func (p *policy) changes() bool { return len(p.classes) > 0 }
 
 func (p *policy) ofPods() bool { return p.classes[v1alpha1.DevicePod] }
 
-// judge decides which policies are applied. A policy is applied as a whole or not at all, except to pods
-// that a conflicting policy selects too: on those, the earlier one takes precedence.
+// judge decides which policies are applied. A policy is applied as a whole or not at all. The exception are pods that an
+// earlier, conflicting policy selects too: there the earlier one takes precedence.
 func judge(policies []*policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) {
 	var accepted []*policy
 	for _, p := range policies {
@@ -71,7 +71,7 @@ func judge(policies []*policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.P
 	}
 }
 
-// ownProblem plans a policy, and returns why it cannot be applied, regardless of other policies.
+// ownProblem plans a policy, and returns why it cannot be applied even without other policies.
 func (p *policy) ownProblem(plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) (reason, problem string) {
 	var err error
 	p.plan, err = plan(p.Accelerate)
@@ -88,8 +88,8 @@ func (p *policy) ownProblem(plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan
 	return "", ""
 }
 
-// conflict returns why a policy cannot be applied beside an accepted one. If they conflict on some pods only, it records that
-// instead, and policiesOf decides for each pod.
+// conflict returns why a policy cannot be applied together with an accepted one. If they conflict only in pods that both may
+// select, it records that and returns nil; policiesOf then decides for each pod.
 func (p *policy) conflict(accepted *policy, plan func([]v1alpha1.PolicyAccelerator) (*accel.Plan, error)) error {
 	if _, err := plan(slices.Concat(accepted.onNode, p.onNode)); err != nil {
 		return err
@@ -107,26 +107,26 @@ func (p *policy) conflict(accepted *policy, plan func([]v1alpha1.PolicyAccelerat
 
 // policiesOf returns the policies that act on a pod's own interfaces, and those that conflict with an
 // earlier one.
-func (a *Agent) policiesOf(pod *Pod) (keys []string, clashes map[string]string) {
+func (a *Agent) policiesOf(pod *Pod) (keys []string, conflicts map[string]string) {
 	for _, p := range a.policies {
 		if p.reason != "" || !p.ofPods() || p.Pods != nil && (pod == nil || !p.Pods(pod.Labels)) {
 			continue
 		}
 		if i := slices.IndexFunc(keys, func(k string) bool { return p.against[k] }); i >= 0 {
-			if clashes == nil {
-				clashes = make(map[string]string)
+			if conflicts == nil {
+				conflicts = make(map[string]string)
 			}
-			clashes[p.key()] = keys[i]
+			conflicts[p.key()] = keys[i]
 			continue
 		}
 		keys = append(keys, p.key())
 	}
-	return keys, clashes
+	return keys, conflicts
 }
 
-// toAct returns the keys of policies that have something to act on. The others change nothing, not even the
-// machine's flow table.
-func (a *Agent) toAct() []string {
+// active returns the keys of policies that have something to act on. The others change nothing, not even the machine's flow
+// table.
+func (a *Agent) active() []string {
 	classes := make(map[string]bool)
 	for _, l := range a.links {
 		classes[l.class] = true

@@ -90,8 +90,7 @@ func runChild(text string) error {
 	return a.Run(ctx)
 }
 
-// child is an agent in a process of its own, in this thread's network namespace. Another program
-// may start it.
+// child starts an agent in a process of its own, in this thread's network namespace. by is a command that starts it, if given.
 type child struct {
 	*exec.Cmd
 	in  io.Closer
@@ -127,7 +126,7 @@ func (p *testNode) childWith(o childOptions, by ...string) *child {
 	return c
 }
 
-// until reads statuses up to one in which this many settings are set, and all of them read back.
+// until reads statuses up to the first in which this many settings are set, and all of them read back.
 func (c *child) until(t testing.TB, settings int) {
 	t.Helper()
 	// The output ends with the process.
@@ -145,9 +144,9 @@ func (c *child) until(t testing.TB, settings int) {
 
 const kills = 20
 
-// TestKill kills the agent while pods come and go, at random moments around changes of its journal,
-// which is when settings change. At no time may a setting have a value that neither the policy nor
-// the snapshot explains, and once the policy has gone, all settings must be as before.
+// TestKill kills the agent while pods come and go, at random moments around writes to its journal, because settings change
+// right after these. A setting must always have its value from the policy or from the snapshot, and once the policy is gone,
+// all settings must be as before.
 func TestKill(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)
@@ -200,8 +199,7 @@ func TestKill(t *testing.T) {
 	p.wantJournal(0)
 }
 
-// changesOf returns a function that waits for n changes of files in a folder, but no longer than
-// limit.
+// changesOf returns a function that waits until n files in a folder have changed, but no longer than limit.
 func changesOf(t testing.TB, dir string) func(n int, limit time.Duration) {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -376,7 +374,7 @@ func BenchmarkIdle(b *testing.B) {
 	}
 }
 
-// applied is a slog.Handler that records when the pods of links were accelerated.
+// applied is a slog.Handler that records when the agent logs that it has accelerated a pod.
 type applied struct {
 	mu sync.Mutex
 	at map[string]time.Time
@@ -472,8 +470,8 @@ func BenchmarkNewPod(b *testing.B) {
 	}
 }
 
-// TestHostile puts obstacles in the agent's way that a pod could, or anybody who can write where
-// container runtimes do.
+// TestHostile checks that the agent survives what a pod can do to it, and whoever can write to the folders of container
+// runtimes.
 func TestHostile(t *testing.T) {
 	t.Parallel()
 	p := newTestNode(t)

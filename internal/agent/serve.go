@@ -32,7 +32,7 @@ const (
 // timeouts limits how long a server waits for its clients.
 type timeouts struct{ header, write, idle time.Duration }
 
-// A client that scrapes once a minute can keep its connection.
+// The idle timeout lets a client that scrapes once a minute keep its connection.
 var serveTimeouts = timeouts{header: 5 * time.Second, write: 15 * time.Second, idle: 2 * time.Minute}
 
 // ServeOptions are the addresses of an agent's servers, and who may read them.
@@ -112,8 +112,8 @@ func (s *Servers) start(address string, secure *tls.Config, handler http.Handler
 	return nil
 }
 
-// newServer returns a server for the connections that a boundedListener admits. It speaks only HTTP/1, so that a connection has
-// one request at a time.
+// newServer returns a server for the connections of a boundedListener. It speaks only HTTP/1, so that a connection has one
+// request at a time.
 func newServer(handler http.Handler, t timeouts) *http.Server {
 	var one http.Protocols
 	one.SetHTTP1(true)
@@ -133,7 +133,7 @@ func newServer(handler http.Handler, t timeouts) *http.Server {
 
 type connKey struct{}
 
-// serving marks a connection as one whose request is being served.
+// serving marks a connection as busy while its request is served.
 func serving(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, ok := r.Context().Value(connKey{}).(*boundedConn); ok {
@@ -144,16 +144,16 @@ func serving(h http.Handler) http.Handler {
 	})
 }
 
-// boundedListener limits the number of connections. A further one closes the connection that has waited
-// longest for a complete request, so that idle connections and slow clients cannot lock others out. If all
-// are being served, the new one is closed.
+// boundedListener limits the number of connections. Beyond the limit, a new connection replaces the one that has waited longest
+// for a complete request, so that idle connections and slow clients cannot lock others out. If all are being served, the new
+// one is closed.
 type boundedListener struct {
 	net.Listener
 	room int
 
 	mu   sync.Mutex
 	open int
-	// waiting has the connections without a complete request, the longest waiting first.
+	// waiting holds the connections without a complete request, the longest waiting first.
 	waiting []*boundedConn
 }
 
@@ -194,7 +194,7 @@ func (l *boundedListener) admit(c net.Conn) *boundedConn {
 	return b
 }
 
-// drop closes a connection; mu is locked.
+// drop closes a connection. The caller holds mu.
 func (l *boundedListener) drop(c *boundedConn) error {
 	if c.closed {
 		return net.ErrClosed
@@ -242,7 +242,7 @@ func (o ServeOptions) tls() (*tls.Config, error) {
 	case o.Authorize == nil:
 		return nil, nil
 	default:
-		pair, err := signed()
+		pair, err := selfSigned()
 		if err != nil {
 			return nil, fmt.Errorf("make a certificate: %w", err)
 		}
@@ -254,9 +254,9 @@ func (o ServeOptions) tls() (*tls.Config, error) {
 	}, nil
 }
 
-// signed returns a self-signed certificate. A client cannot verify it: it protects a token from
-// eavesdroppers, not from a man in the middle.
-func signed() (*tls.Certificate, error) {
+// selfSigned returns a self-signed certificate. It protects a token from eavesdroppers, but not from a man in the middle,
+// because clients cannot verify it.
+func selfSigned() (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -281,7 +281,7 @@ func signed() (*tls.Certificate, error) {
 // ErrBusy is the error that Authorize returns if too many tokens are under review.
 var ErrBusy = errors.New("too many tokens are under review; try again")
 
-// authorized serves requests with a bearer token that is authorized.
+// authorized serves only requests with an authorized bearer token.
 func authorized(h http.Handler, may func(context.Context, string) (bool, error), log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")

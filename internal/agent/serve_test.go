@@ -30,7 +30,7 @@ import (
 // metricsAt and healthAt are addresses on the loopback device of a test's own network namespace.
 const metricsAt, healthAt = "127.0.0.1:9469", "127.0.0.1:9470"
 
-// connectTo opens a connection on this thread. It costs this process only a file descriptor.
+// connectTo opens a connection on this thread, at the cost of a file descriptor only.
 func connectTo(t testing.TB, port int) int {
 	t.Helper()
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -39,7 +39,7 @@ func connectTo(t testing.TB, port int) int {
 	return s
 }
 
-// ask requests a path from this thread, as the dialler of net/http may use another one.
+// ask requests a path on this thread, which is in the test's network namespace; net/http may dial on another one.
 func ask(t testing.TB, address, path string) (code int, took time.Duration) {
 	t.Helper()
 	began := time.Now()
@@ -95,8 +95,7 @@ func TestServeIdleConnections(t *testing.T) {
 	}
 }
 
-// serveTest serves a handler with these timeouts and this limit of connections, and returns its
-// address.
+// serveTest serves a handler with this timeout and this many connections, and returns the address.
 func serveTest(t *testing.T, h http.Handler, room int, patience time.Duration) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,9 +123,8 @@ func dial(t *testing.T, address string) net.Conn {
 
 var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })
 
-// TestServeSlowClients checks that the server closes the connections of a client that sends its
-// request a byte at a time, of one that sends none after its first, and of one that does not read
-// the answer.
+// TestServeSlowClients checks that the server closes the connections of clients that send a request a byte at a time, that send
+// no second request, or that do not read the answer.
 func TestServeSlowClients(t *testing.T) {
 	t.Parallel()
 	endless := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -203,9 +201,8 @@ func TestServeLargeHeader(t *testing.T) {
 	}
 }
 
-// TestServeRoom checks that connections that wait for a request make room for new ones, the longest
-// waiting first. Those that are being answered do not, and then a further connection is refused at
-// once.
+// TestServeRoom checks that a new connection replaces the one that has waited longest for a request, and that it is refused at
+// once if all others are being served.
 func TestServeRoom(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	at := serveTest(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -274,8 +271,8 @@ func TestServeScrapesInALoop(t *testing.T) {
 	})
 }
 
-// TestServeTLS checks that with a review of tokens, metrics are served only over TLS: with the
-// given certificate, even after it is replaced, or with a self-signed one.
+// TestServeTLS checks that if tokens are reviewed, metrics are served only over TLS: with the given certificate, even after it
+// is replaced, or with a self-signed one.
 func TestServeTLS(t *testing.T) {
 	p := newTestNode(t)
 	must(t, netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}))
@@ -290,7 +287,7 @@ func TestServeTLS(t *testing.T) {
 		t.Errorf("a certificate without a key: %v", err)
 	}
 	write := func() []byte {
-		pair, err := signed()
+		pair, err := selfSigned()
 		must(t, err)
 		key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 		must(t, err)

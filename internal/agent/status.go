@@ -7,25 +7,23 @@ import (
 	"slices"
 	"strings"
 
-	"slipstream.dev/internal/accel/journal"
-
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/journal"
 )
 
 // Status is the status of an agent.
 type Status struct {
 	Policies []v1alpha1.ObservedPolicy
-	// Settings is the number of settings on the node and in its pods, and Verified that of those that read back.
+	// Settings is the number of settings on the node and in its pods. Verified counts those that read back as written.
 	Settings, Verified int
 	// Ready means that no policy has failed. Reason is one of v1alpha1's.
 	Ready           bool
 	Reason, Message string
-	// Devices has the number of devices by class. Pods is the number of pods' namespaces, and Missing the number of those that
-	// could not be found.
+	// Devices counts devices by class. Pods is the number of pods' namespaces. Missing counts those that could not be found.
 	Devices       map[string]int
 	Pods, Missing int
-	// Accelerators has the states of the runners that a policy wants.
+	// Accelerators are the states of the runners that a policy wants.
 	Accelerators []accel.State
 }
 
@@ -36,7 +34,7 @@ func (a *Agent) Status() Status {
 	return a.status
 }
 
-// publish computes the status, and publishes it if it has changed.
+// publish computes the status. If it has changed, it publishes it and notifies of what is new.
 func (a *Agent) publish() {
 	now := a.observe()
 	a.mu.Lock()
@@ -107,13 +105,13 @@ func add(settings, verified *int, counts map[accel.SettingOf]accel.Count, of fun
 	}
 }
 
-// accounts returns functions that report whether a policy accounts for a setting of the node, and for a setting of a pod.
+// accounts returns two functions, which report whether a setting of the node, or of a pod, belongs to a policy.
 func (a *Agent) accounts(p *policy) (ofNode, ofPod func(accel.SettingOf) bool) {
 	ofNode = func(s accel.SettingOf) bool { return p.plan.Sets(a.links[s.Link].class, s) }
 	return ofNode, func(s accel.SettingOf) bool { return p.plan.Sets(v1alpha1.DevicePod, s) }
 }
 
-// of returns the states of a policy's accelerators: of those that change something, or of those that only verify.
+// of returns the states of those accelerators of a policy that change something, or of those that only verify.
 func (s Status) of(p *policy, changes bool) (all []accel.State) {
 	for _, is := range s.Accelerators {
 		if c, wanted := p.kinds[is.Kind]; wanted && c == changes {
@@ -123,7 +121,6 @@ func (s Status) of(p *policy, changes bool) (all []accel.State) {
 	return all
 }
 
-// failed returns the reason and message of the first state that has failed.
 func failed(all []accel.State) (reason, message string) {
 	for _, is := range all {
 		if is.Failed {
@@ -166,7 +163,7 @@ func (a *Agent) observePolicy(p *policy, s Status) v1alpha1.ObservedPolicy {
 	return o
 }
 
-// success returns the details of an applied policy: the settings that read back, and the states of its runners.
+// success returns the message for an applied policy: how many settings read back, and the states of its runners.
 func (p *policy) success(o v1alpha1.ObservedPolicy, s Status) string {
 	var is []string
 	switch {
@@ -183,7 +180,7 @@ func (p *policy) success(o v1alpha1.ObservedPolicy, s Status) string {
 	return strings.Join(is, "; ")
 }
 
-// count fills in the settings of a policy.
+// count fills in the numbers of settings of a policy.
 func (a *Agent) count(p *policy, s Status, o *v1alpha1.ObservedPolicy) {
 	ofNode, ofPod := a.accounts(p)
 	add(&o.Settings, &o.Verified, a.counts, ofNode)
@@ -198,7 +195,7 @@ func (a *Agent) count(p *policy, s Status, o *v1alpha1.ObservedPolicy) {
 	}
 }
 
-// problem returns the worst problem of a policy that acts on something; the log has the others.
+// problem returns the worst problem of a policy that acts on something. The others are only logged.
 func (a *Agent) problem(p *policy, s Status, o v1alpha1.ObservedPolicy) (reason, message string) {
 	ofNode, ofPod := a.accounts(p)
 	if reason, message = refusal(a.refused, ofNode); reason != "" {
@@ -207,10 +204,10 @@ func (a *Agent) problem(p *policy, s Status, o v1alpha1.ObservedPolicy) (reason,
 	if reason, message = failed(s.of(p, true)); reason != "" {
 		return reason, message
 	}
-	missing, clashing := 0, 0
+	missing, conflicting := 0, 0
 	for _, g := range a.groups {
-		if g.clashes[p.key()] != "" {
-			clashing++
+		if g.conflicts[p.key()] != "" {
+			conflicting++
 		}
 		if !slices.Contains(g.policies, p.key()) {
 			continue
@@ -226,8 +223,8 @@ func (a *Agent) problem(p *policy, s Status, o v1alpha1.ObservedPolicy) (reason,
 		}
 	}
 	switch {
-	case clashing > 0:
-		return v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods another policy that takes precedence conflicts with this one", clashing)
+	case conflicting > 0:
+		return v1alpha1.ReasonConflict, fmt.Sprintf("in %d pods another policy that takes precedence conflicts with this one", conflicting)
 	case o.Verified < o.Settings:
 		return v1alpha1.ReasonNotVerified, fmt.Sprintf("%d of %d settings read back another value than was written", o.Settings-o.Verified, o.Settings)
 	case missing > 0:
@@ -236,7 +233,7 @@ func (a *Agent) problem(p *policy, s Status, o v1alpha1.ObservedPolicy) (reason,
 	return "", ""
 }
 
-// refusal returns the reason and the error of the first refused setting for which of returns true.
+// refusal returns the reason and message of the first refused setting that of accepts.
 func refusal(all []accel.Refusal, of func(accel.SettingOf) bool) (reason, message string) {
 	for _, r := range all {
 		switch {

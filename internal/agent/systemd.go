@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Systemd notifies systemd that the agent has started and, if the unit has WatchdogSec, that it is healthy;
-// systemd restarts an agent that stops sending these notifications. Without systemd it does nothing.
+// Systemd notifies systemd that the agent has started. If the unit has WatchdogSec, it also keeps telling systemd that the
+// agent is healthy; systemd restarts it otherwise. Without systemd it does nothing.
 func (a *Agent) Systemd(ctx context.Context) error {
 	if err := notifySystemd("READY=1"); err != nil {
 		return err

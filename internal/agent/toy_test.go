@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// toy is an accelerator that only this file knows: a setting of every queue, and a runner. In the API it takes the place of rps.
+// toy is an accelerator that only this file knows. It has a setting on every queue, and a runner. In the API it replaces rps.
 type toy struct {
 	*toyRunner
 }

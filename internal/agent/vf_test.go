@@ -16,8 +16,7 @@ import (
 	"slipstream.dev/internal/nic/nictest"
 )
 
-// vm is a machine whose NIC has 100,000 packets between two snapshots. The fraction share of them
-// takes the VF.
+// vm is a machine whose NIC counts 100,000 packets between two snapshots. The fraction share of them takes the VF.
 type vm struct {
 	t testing.TB
 	*nictest.Machine
@@ -38,7 +37,6 @@ func (v *vm) change(fn func()) {
 	fn()
 }
 
-// withVF returns a policy with vf and further accelerators.
 func withVF(name string, all ...v1alpha1.Accelerator) Policy {
 	return Policy{Name: name, Generation: 1, Accelerate: append(v1alpha1.ForPolicy(all...), v1alpha1.PolicyAccelerator{VF: &v1alpha1.VF{}})}
 }
@@ -99,7 +97,7 @@ func TestAgentVerifiesVFs(t *testing.T) {
 	v.change(func() { v.Fixture, v.share = nictest.Load(t, "netvsc-mlx5").Fixture, 1 })
 	wants(v1alpha1.StateApplied, v1alpha1.ReasonApplied, v1alpha1.ReasonVFUsed, "used")
 
-	// The VF goes and comes back between two looks, as another device.
+	// Between two snapshots, the VF disappears and returns as another device.
 	v.change(func() { v.Files["class/net/eth1/ifindex"] = "9" })
 	eventually(t, "the interruption is counted", func() string {
 		if n := a.metric("slipstream_vf_withdrawals_total"); n != 2 {

@@ -8,21 +8,21 @@ import (
 	"slipstream.dev/internal/accel"
 )
 
-// watch receives netlink notifications about the node's links: one socket per node, for any number of pods. Its channel is closed
-// when the socket's receive buffer overflows.
+// watch receives netlink notifications about the node's links. Its channel is closed when the socket's receive buffer
+// overflows.
 type watch struct {
 	changes chan netlink.LinkUpdate
 	done    chan struct{}
 }
 
-// room is the size of the socket's receive buffer in bytes: a notification about a veth takes up to 4 KiB, and a burst of 500
-// pods causes some 10 each.
-const room = 16 << 20
+// receiveBuffer is the size of the socket's receive buffer in bytes. A notification about a veth takes up to 4 KiB, and a burst
+// of 500 pods causes about ten for each.
+const receiveBuffer = 16 << 20
 
 func newWatch() (*watch, error) {
 	w := &watch{changes: make(chan netlink.LinkUpdate, 256), done: make(chan struct{})}
 	err := netlink.LinkSubscribeWithOptions(w.changes, w.done, netlink.LinkSubscribeOptions{
-		ReceiveBufferSize: room, ReceiveBufferForceSize: true,
+		ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true,
 	})
 	if err != nil {
 		return nil, accel.Forbidden(fmt.Errorf("subscribe to link changes: %w", err))
@@ -36,8 +36,8 @@ func (w *watch) close() {
 	}
 }
 
-// again subscribes again. The caller lists all devices afterwards.
-func (w *watch) again() error {
+// resubscribe starts over after a loss. The caller must then list all devices.
+func (w *watch) resubscribe() error {
 	w.close()
 	next, err := newWatch()
 	if err != nil {

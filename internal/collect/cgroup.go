@@ -18,10 +18,10 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Limits are the CPU limits of this process: those of its cgroup and of the cgroups above.
+// Limits are the CPU limits of this process: those of its cgroup and of the ancestors of that.
 type Limits []limit
 
-// OpenLimits opens the limits of this process; there may be none.
+// OpenLimits opens the CPU limits of this process. There may be none.
 func OpenLimits(o Options) (Limits, error) {
 	o = o.withDefaults()
 	limits, err := openLimits(o.Proc, o.Cgroup)
@@ -40,7 +40,7 @@ func (l Limits) Close() error {
 	return errors.Join(errs...)
 }
 
-// Snapshot reads how often the limits have throttled so far.
+// Snapshot reads how often each limit has throttled so far.
 func (l Limits) Snapshot() (s Snapshot, err error) {
 	for _, limit := range l {
 		if err := limit.stat.read(s.parseThrottled); err != nil {
@@ -61,8 +61,7 @@ func (l Limits) Warnings(before, after Snapshot) (out []record.Warning) {
 	return out
 }
 
-// limit is a cgroup whose CPU limit applies to this process: its own, or one above. A container's limit
-// may be its pod's.
+// limit is a cgroup whose CPU limit applies to this process: its own, or an ancestor, such as that of a container's pod.
 type limit struct {
 	cgroup string // as in /proc/self/cgroup
 	stat   *source
@@ -73,8 +72,8 @@ type throttled struct{ times, ns uint64 }
 
 func (t throttled) since(b throttled) throttled { return throttled{t.times - b.times, t.ns - b.ns} }
 
-// openLimits opens the cpu.stat files of this process's cgroup and those above, in cgroup v1 and v2, if
-// they count throttling. It is no error if there are none.
+// openLimits opens the cpu.stat files that count throttling, of this process's cgroup and its ancestors, in cgroup v1 and v2.
+// If there are none, that is no error.
 func openLimits(proc, mount string) (Limits, error) {
 	b, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -85,8 +84,8 @@ func openLimits(proc, mount string) (Limits, error) {
 	}
 	var limits Limits
 	for line := range strings.Lines(string(b)) {
-		// hierarchy:controllers:path (cgroups(7)). v2 has no controllers here. Each hierarchy is mounted
-		// where systemd mounts it.
+		// The line has the form hierarchy:controllers:path (cgroups(7)), without controllers for v2. Assume systemd's mount
+		// points.
 		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(f) != 3 {
 			return nil, fmt.Errorf("parse %s/self/cgroup: %q", proc, line)
@@ -118,14 +117,14 @@ func openLimits(proc, mount string) (Limits, error) {
 	return limits, nil
 }
 
-// Throttling counts how often a cgroup's CPU limit has throttled it, and sums up the time over its threads.
+// Throttling is how often, and for how long in total of all threads, a CPU limit has throttled a cgroup.
 type Throttling struct {
 	Times uint64
 	Time  time.Duration
 }
 
-// Throttled returns the cgroups below a cgroup mount that a CPU limit has throttled so far, by path. It knows cgroup
-// v2, and the hierarchies of v1 that have the CPU controller.
+// Throttled returns, by path, the cgroups below a cgroup mount that a CPU limit has throttled so far. It supports v2, and the
+// hierarchies of v1 with the CPU controller.
 func Throttled(mount string) map[string]Throttling {
 	all := make(map[string]Throttling)
 	for _, hierarchy := range []string{"unified", "cpu,cpuacct", "cpu", "."} {
@@ -133,7 +132,7 @@ func Throttled(mount string) map[string]Throttling {
 		if !exists(at) {
 			continue
 		}
-		if hierarchy == "." && !exists(filepath.Join(at, "cgroup.controllers")) { // not v2: hierarchies are mounted below
+		if hierarchy == "." && !exists(filepath.Join(at, "cgroup.controllers")) { // not v2 but the parent of the hierarchies' mount points
 			continue
 		}
 		readThrottled(at, all)
@@ -141,7 +140,7 @@ func Throttled(mount string) map[string]Throttling {
 	return all
 }
 
-// readThrottled adds the throttled cgroups below a path. It skips cgroups that end meanwhile or cannot be read.
+// readThrottled adds the throttled cgroups below a path. It skips cgroups that it cannot read, or that have just ended.
 func readThrottled(at string, all map[string]Throttling) {
 	_ = filepath.WalkDir(at, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.Name() != "cpu.stat" {
@@ -171,8 +170,7 @@ func hasThrottled(b []byte) error {
 	return nil
 }
 
-// parseThrottled parses a cgroup's cpu.stat, which has throttled_usec in v2 and throttled_time in ns in v1,
-// and appends the counts.
+// parseThrottled parses the cpu.stat of a cgroup and appends the counts. v2 has throttled_usec, v1 throttled_time in ns.
 func (s *Snapshot) parseThrottled(b []byte) error {
 	var t throttled
 	for line := range bytes.Lines(b) {

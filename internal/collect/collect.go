@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package collect reads the counters of a machine at both edges of a window (CPU time, softirqs, backlogs
-// and devices), and the facts of a place that affect a result. It changes nothing: internal/worker calls
-// it, internal/experiment computes metrics, internal/accel changes settings.
+// Package collect reads the counters of a machine at both edges of a window (CPU time, softirqs, backlogs and devices), and the
+// facts about a place that affect a result. It changes nothing. internal/worker uses it; internal/experiment computes metrics
+// from what it reads.
 //
 // The roots of file systems are parameters. Parsers take bytes.
 package collect
@@ -25,19 +25,18 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Options of a Collector.
+// Options configures a Collector.
 type Options struct {
-	// Proc is the mount point of procfs, /proc if empty. Devices are those of the network namespace of
-	// the process that opens it.
+	// Proc is the mount point of procfs, /proc if empty. It shows the devices of the network namespace of the process that
+	// opens it.
 	Proc string
 	// Cgroup is the mount point of cgroups, /sys/fs/cgroup if empty.
 	Cgroup string
 	// Sys is a sysfs that shows this network namespace. Without it, virtual functions are not sampled.
 	Sys fs.FS
-	// CPUs includes the machine's CPUs, in addition to the devices of this network namespace. One place
-	// per machine is enough.
+	// CPUs adds the machine's CPUs to the devices of this network namespace. It suffices to set it in one place per machine.
 	CPUs bool
-	// NoEBPF loads no eBPF programs: the time in softirqs then comes from the ticks of /proc/stat.
+	// NoEBPF disables the eBPF programs: softirq time then comes from the ticks of /proc/stat.
 	NoEBPF bool
 }
 
@@ -46,11 +45,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Collector takes snapshots. It keeps the files open in between.
+// Collector takes snapshots. It keeps its files open between them.
 type Collector struct {
 	devices *source
-	// nics has the NICs that may have a VF. Each snapshot reads them again from at. ethtool is nil without
-	// Options.Sys.
+	// nics holds the NICs that may have a VF. Each snapshot reads them again from at. ethtool is nil without Options.Sys.
 	nics    nic.Snapshot
 	at      nic.Source
 	ethtool *ethtool.Tool
@@ -75,8 +73,8 @@ type Snapshot struct {
 	nics       nic.Snapshot
 }
 
-// New opens the counters. eBPF programs time softirqs until Close, if the kernel and the privileges allow
-// that; otherwise Host says why not.
+// New opens the counters. Until Close, eBPF programs measure the time in softirqs, if the kernel and the privileges allow that;
+// otherwise Host says why not.
 func New(o Options) (*Collector, error) {
 	return newCollector(o, openSoftirqTimes)
 }
@@ -143,8 +141,7 @@ func (c *Collector) Close() error {
 	return errors.Join(errs...)
 }
 
-// Snapshot reads the counters always in the same order, times first, so that their lags behind the clock
-// cancel out over a window.
+// Snapshot reads the counters in a fixed order, times first, so that their delays after the clock cancel out over a window.
 func (c *Collector) Snapshot() (s Snapshot, err error) {
 	if c.exact != nil {
 		if s.exact, err = c.exact.Read(); err != nil {
@@ -172,8 +169,8 @@ func (c *Collector) Snapshot() (s Snapshot, err error) {
 	return s, err
 }
 
-// Host returns what the machine's CPUs did between two snapshots of a collector with Options.CPUs. It
-// omits CPUs that went offline or came online in between. The caller fills in the nodes' names.
+// Host returns what the machine's CPUs did between two snapshots of a Collector with Options.CPUs. It omits CPUs that went
+// offline or online in between. The caller fills in the names of the nodes.
 func (c *Collector) Host(before, after Snapshot) record.Host {
 	h := record.Host{
 		Boot: c.boot, PhysicalHost: physicalHost(c.proc), Seconds: seconds(after.at - before.at), Source: record.SoftirqTicks,
@@ -196,16 +193,15 @@ func (c *Collector) Host(before, after Snapshot) record.Host {
 			for v := range a.Ns {
 				all += a.Ns[v] - b.Ns[v]
 			}
-			// A softirq that began before the window and ended in it counts fully.
+			// A softirq that began before the window and ended in it counts in full.
 			within := func(ns uint64) float64 { return min(seconds(int64(ns)), h.Seconds) }
 			r.Softirq = within(all)
 			r.SoftirqNetRx = within(a.Ns[netRxVector] - b.Ns[netRxVector])
 			r.SoftirqNetTx = within(a.Ns[netTxVector] - b.Ns[netTxVector])
 		}
-		// If the tick stops on idle CPUs, the kernel measures idle time by its clock, without the
-		// interrupts that an idle CPU handles (get_cpu_idle_time_us in kernel/time/tick-sched.c).
-		// /proc/stat shows it in ticks, so the error is at most 10 ms per edge, and as much for iowait.
-		// cpuidle/state*/time in sysfs has a finer unit, but grows only when a CPU wakes up.
+		// If the tick stops on idle CPUs, the kernel measures idle time by its clock, without the interrupts that an idle CPU
+		// handles (get_cpu_idle_time_us in kernel/time/tick-sched.c). /proc/stat rounds it to ticks, so the error is at most 10
+		// ms per edge, and as much again for iowait. cpuidle/state*/time in sysfs is finer, but grows only when a CPU wakes up.
 		r.Busy = max(r.Softirq, min(h.Seconds-r.Idle, h.Seconds))
 		h.CPUs = append(h.CPUs, r)
 	}
@@ -217,8 +213,7 @@ func (c *Collector) Host(before, after Snapshot) record.Host {
 	return h
 }
 
-// FlowLimited returns how many packets the flow limit dropped between two snapshots of a collector with
-// Options.CPUs.
+// FlowLimited returns how many packets the flow limit dropped between two snapshots of a Collector with Options.CPUs.
 func (c *Collector) FlowLimited(before, after Snapshot) (packets uint64) {
 	for _, a := range after.cpus {
 		if i, ok := find(before.cpus, a.id); ok {
@@ -228,8 +223,8 @@ func (c *Collector) FlowLimited(before, after Snapshot) (packets uint64) {
 	return packets
 }
 
-// Devices returns what the devices of the network namespace did between two snapshots, by name. It omits
-// devices that were created or deleted in between. The caller fills in the place.
+// Devices returns what the devices of the network namespace did between two snapshots, sorted by name. It omits devices that
+// were created or deleted in between. The caller fills in the place.
 func (c *Collector) Devices(before, after Snapshot) []record.Device {
 	was := make(map[string]record.Device, len(before.devices))
 	for _, d := range before.devices {
@@ -263,8 +258,8 @@ next:
 	return out
 }
 
-// VFs counts, for each NIC that may have a virtual function, the packets that took it between two snapshots,
-// and all packets. The caller fills in the place.
+// VFs counts, for each NIC that may have a virtual function, all packets between two snapshots, and those that took it. The
+// caller fills in the place.
 func (c *Collector) VFs(before, after Snapshot) []record.VFUse {
 	return nic.CountUse(before.nics, after.nics)
 }
@@ -283,7 +278,7 @@ func monotonic() int64 {
 	return t.Nano()
 }
 
-// source is a file of the kernel that is read repeatedly from its start.
+// source is a file of the kernel that is read again and again from its start.
 type source struct {
 	file *os.File
 	buf  []byte
@@ -297,7 +292,7 @@ func openSource(path string) (*source, error) {
 	return &source{file: f, buf: make([]byte, 4<<10)}, nil
 }
 
-// read passes the content to a parser, which must not keep it.
+// read passes the content to parse, which must not keep it.
 func (s *source) read(parse func([]byte) error) error {
 	n := 0
 	for {

@@ -21,7 +21,7 @@ var errNoEBPF = errors.New("no eBPF in this test")
 
 func withoutEBPF() (*softirqTimes, error) { return nil, errNoEBPF }
 
-// near takes sums of ticks as equal.
+// near compares sums of ticks.
 var near = cmpopts.EquateApprox(0, 1e-9)
 
 func newTestCollector(t *testing.T, o Options) *Collector {
@@ -47,7 +47,7 @@ func snapshot(t testing.TB, c *Collector) Snapshot {
 	return s
 }
 
-// edges reads both edges of a window of two seconds from a tree of testdata.
+// edges reads both edges of a two-second window from a tree of testdata.
 func edges(t *testing.T, tree string) (c *Collector, before, after Snapshot) {
 	t.Helper()
 	read := func(edge string) (*Collector, Snapshot) {
@@ -70,7 +70,7 @@ func TestHost(t *testing.T) {
 				NetRx: 100, NetTx: 1, Processed: 100, Dropped: 1, ReceivedRPS: 9, Interrupts: 208,
 			},
 			{ID: 1, Idle: 2},
-			// Its idle time fell: iowait was taken back.
+			// Its idle time fell: the kernel corrected iowait.
 			{
 				ID: 2, User: 1, System: .5, Busy: 2, Softirq: .5, SoftirqTicks: .5,
 				NetRx: 5, Processed: 50, Dropped: 3, Squeezed: 4, ReceivedRPS: 6, Interrupts: 102,
@@ -252,8 +252,8 @@ func TestManyCPUs(t *testing.T) {
 	}
 }
 
-// TestInterruptsOfDevices: a device that is removed takes its interrupts and their counts along, and a
-// device that comes in its place counts from 0.
+// TestInterruptsOfDevices checks that the counts of a removed device are not subtracted, and that those of a device that
+// replaces it start at 0.
 func TestInterruptsOfDevices(t *testing.T) {
 	read := func(rows string) Snapshot {
 		s := online()

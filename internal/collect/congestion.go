@@ -19,10 +19,9 @@ const (
 	inetDiagRequest = 56 // bytes of struct inet_diag_req_v2
 )
 
-// CongestionControl returns the congestion controls of the established TCP connections at a
-// port, sorted by name. It looks at this network namespace: at connections to a port of a peer
-// if remote is set, otherwise at connections from a local port. It asks the kernel about its
-// sockets (sock_diag(7)), and needs no privilege.
+// CongestionControl returns the congestion control algorithms of the established TCP connections of this network namespace with
+// a certain port: the peer's if remote is set, otherwise the local one. They are sorted. It uses sock_diag(7), which needs no
+// privilege.
 func CongestionControl(port uint16, remote bool) ([]string, error) {
 	var names []string
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -46,7 +45,7 @@ func CongestionControl(port uint16, remote bool) ([]string, error) {
 	return names, nil
 }
 
-// diagRequest is a struct inet_diag_req_v2 for the established connections at a port.
+// diagRequest returns a struct inet_diag_req_v2 for the established connections with a port.
 func diagRequest(family uint8, port uint16, remote bool) []byte {
 	b := make([]byte, inetDiagRequest)
 	b[0], b[1], b[2] = family, unix.IPPROTO_TCP, 1<<(inetDiagCong-1)
@@ -59,8 +58,8 @@ func diagRequest(family uint8, port uint16, remote bool) []byte {
 	return b
 }
 
-// parseCongestionControl reads one answer: a struct inet_diag_msg and its attributes. The name
-// is empty where the socket has none.
+// parseCongestionControl parses one answer: a struct inet_diag_msg and its attributes. The name is empty if the socket has
+// none.
 func parseCongestionControl(answer []byte) (string, error) {
 	if len(answer) < inetDiagMsgLen {
 		return "", fmt.Errorf("list TCP sockets: an answer of %d bytes", len(answer))

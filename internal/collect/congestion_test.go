@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCongestionControl finds the congestion control of each end of a connection by the end's
-// own port, and that of no other connection.
+// TestCongestionControl checks that the congestion control of each end of a connection is found by its port, and that of no
+// other connection.
 func TestCongestionControl(t *testing.T) {
 	allowed, err := os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 	if err != nil {

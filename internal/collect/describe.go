@@ -21,12 +21,12 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// bootID identifies a machine since its last boot.
+// bootID is the file that identifies a machine until its next boot.
 const bootID = "sys/kernel/random/boot_id"
 
-// Describe returns the facts of this place that affect a result, as the kernel writes them. proc is /proc;
-// sys is a sysfs that shows this network namespace, as links have no queues otherwise. Facts that the
-// machine lacks are empty. The caller fills in Node.Name, the node's CPUs, Tools and Link.Class.
+// Describe returns the facts about this place that affect a result, as the kernel writes them. proc is /proc. sys is a sysfs
+// that shows this network namespace; without it, links have no queues. Unknown facts are empty. The caller fills in Node.Name,
+// the node's CPUs, Tools and Link.Class.
 func Describe(ctx context.Context, proc, sys fs.FS) (record.Node, error) {
 	n := record.Node{
 		Boot:       kernelfs.Text(proc, bootID),
@@ -136,8 +136,7 @@ func links(ctx context.Context, sys fs.FS) ([]record.Link, error) {
 	return out, nil
 }
 
-// readKeys returns the keys and values of a file; the first value of a key counts. It is empty if the file
-// cannot be read.
+// readKeys returns the keys and values of a file, or nothing if it cannot be read. The first value of a key counts.
 func readKeys(root fs.FS, name, separator string) map[string]string {
 	b, _ := fs.ReadFile(root, name)
 	m := make(map[string]string)

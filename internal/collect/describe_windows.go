@@ -22,7 +22,7 @@ const (
 	keyMachine   = `SOFTWARE\Microsoft\Cryptography`
 	keyVersion   = `SOFTWARE\Microsoft\Windows NT\CurrentVersion`
 	keyProcessor = `HARDWARE\DESCRIPTION\System\CentralProcessor\0`
-	// keyGuest has what a Hyper-V host, such as one of Azure's, tells its guests.
+	// keyGuest holds what a Hyper-V host, for example in Azure, tells its guests.
 	keyGuest = `SOFTWARE\Microsoft\Virtual Machine\Guest\Parameters`
 )
 
@@ -31,8 +31,8 @@ var (
 	memoryStatus = windows.NewLazySystemDLL("kernel32.dll").NewProc("GlobalMemoryStatusEx")
 )
 
-// Describe returns the facts of this machine that affect a result, as Windows tells them. Facts that it
-// does not tell are empty. The caller fills in Node.Name and Tools.
+// Describe returns the facts about this machine that affect a result. Unknown facts are empty. The caller fills in Node.Name
+// and Tools.
 func Describe() (record.Node, error) {
 	v := windows.RtlGetVersion()
 	n := record.Node{
@@ -49,7 +49,7 @@ func Describe() (record.Node, error) {
 		return n, fmt.Errorf("describe this place: %w", err)
 	}
 	n.Hypervisor = n.PhysicalHost != ""
-	// MEMORYSTATUSEX: its own length, a percentage, and seven sizes, the first that of the memory.
+	// MEMORYSTATUSEX: its own length, a percentage, and seven sizes, of which the first is that of the memory.
 	status := struct {
 		length, load uint32
 		sizes        [7]uint64
@@ -68,8 +68,8 @@ func Describe() (record.Node, error) {
 	return n, nil
 }
 
-// boot identifies a machine until it restarts. It is a hash, because its parts would identify the machine and
-// its owner. The MachineGuid alone is not enough: cloned machines share one.
+// boot identifies a machine until it restarts. It is a hash, because the parts would reveal the machine and its owner. The
+// MachineGuid alone is not enough, because cloned machines share it.
 func boot() (string, error) {
 	id := text(keyMachine, "MachineGuid")
 	if id == "" {
@@ -79,7 +79,7 @@ func boot() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the computer's name: %w", err)
 	}
-	// SYSTEM_TIMEOFDAY_INFORMATION, in 100 ns. When the clock is set, the time of the boot moves, and the bias with it.
+	// SYSTEM_TIMEOFDAY_INFORMATION, in units of 100 ns. Setting the clock moves the boot time and the bias by the same amount.
 	var at struct {
 		boot, current, zone int64
 		zoneID, _           uint32
@@ -92,8 +92,7 @@ func boot() (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// distribution returns the name of the product, or says that this is Wine, whose figures are not those of
-// Windows.
+// distribution returns the name of the product, and names Wine if that runs this program: its figures are not those of Windows.
 func distribution() string {
 	product := text(keyVersion, "ProductName")
 	wine := ntdll.NewProc("wine_get_version")
@@ -104,7 +103,7 @@ func distribution() string {
 	return fmt.Sprintf("Wine %s (as %s)", windows.BytePtrToString(*(**byte)(unsafe.Pointer(&version))), product)
 }
 
-// text returns a value of the registry, "" if there is none.
+// text returns a value of the registry, or "".
 func text(path, name string) string {
 	k, err := registry.OpenKey(registry.LOCAL_MACHINE, path, registry.QUERY_VALUE)
 	if err != nil {

@@ -45,8 +45,7 @@ func FuzzStat(f *testing.F) {
 	})
 }
 
-// online returns a snapshot with the CPUs that parseStat has found. The other
-// parsers fill them in.
+// online returns a snapshot with the CPUs that parseStat would find. The other parsers fill them in.
 func online() Snapshot { return Snapshot{cpus: []cpu{{id: 0}, {id: 1}, {id: 3}}} }
 
 // sameCPUs fails if a parser changed which CPUs there are.

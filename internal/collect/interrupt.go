@@ -19,17 +19,16 @@ const (
 	membarrierRegisterPrivateExpedited = 1 << 4
 )
 
-// The least and largest number of rounds of InterruptTime, and how long it tries.
+// Limits of the number of rounds of InterruptTime, and of its duration.
 const (
 	fewestRounds  = 15
 	mostRounds    = 301
 	interruptTime = 200 * time.Millisecond
 )
 
-// InterruptTime measures the round trip of an interrupt between CPUs: the median of some hundred, in about
-// 5 ms on an idle machine. Receive steering (RPS, RFS) costs one for each batch of packets that it moves.
-// It is 1 to 3 µs on bare metal; on virtual CPUs it may take a VM exit at both ends. The result is 0 if
-// this thread may run on only one CPU.
+// InterruptTime measures the round trip of an interrupt between CPUs: the median of a few hundred, in about 5 ms on an idle
+// machine. RPS and RFS cause one interrupt for each batch of packets that they steer. It takes 1 to 3 µs on bare metal; with
+// virtual CPUs it may cost a VM exit on both sides. The result is 0 if this thread may run on only one CPU.
 func InterruptTime() (time.Duration, error) {
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
@@ -47,13 +46,12 @@ func InterruptTime() (time.Duration, error) {
 	if err := membarrier(membarrierRegisterPrivateExpedited); err != nil {
 		return 0, err
 	}
-	// membarrier interrupts every other CPU that runs a thread of this process, and returns when all have
-	// answered (kernel/sched/membarrier.c). A second thread keeps another CPU busy and counts, which proves
-	// that it is running: without it the call would interrupt nothing. Both threads end with their
-	// goroutines, because they are pinned to a CPU.
+	// membarrier interrupts every other CPU that runs a thread of this process, and returns when all have answered
+	// (kernel/sched/membarrier.c). So a second thread keeps another CPU busy. It counts, which proves that it is running. Both
+	// threads end with their goroutines, because they are locked and pinned to a CPU.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(3, runtime.GOMAXPROCS(0))))
-	// A worker's Go runtime does not preempt: a garbage collection would wait for the counting loop, and
-	// block the thread that ends it. The loop is bounded too, as others can stop the world as well.
+	// The Go runtime of a worker does not preempt goroutines: a garbage collection would wait for the counting loop, and block
+	// the thread that ends the loop. The loop also has a deadline, because others may stop the world too.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	end := time.Now().Add(interruptTime)
 	var count atomic.Uint64

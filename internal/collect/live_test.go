@@ -18,8 +18,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// threadProc returns a /proc whose net shows this thread's network namespace. The
-// net of the real one shows that of the process.
+// threadProc returns a /proc whose net shows this thread's network namespace; that of the real one shows the main thread's.
 func threadProc(t testing.TB) string {
 	t.Helper()
 	root := t.TempDir()
@@ -50,8 +49,7 @@ func mountSys(t testing.TB) string {
 	return sys
 }
 
-// loop sends itself datagrams over the loopback device, one at a time, and returns
-// how many.
+// loop sends datagrams to itself over the loopback device, one at a time, and returns how many.
 func loop(t testing.TB, until time.Time) (n uint64) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -127,8 +125,8 @@ func TestLive(t *testing.T) {
 		if cpu.Softirq > cpu.Busy || cpu.SoftirqNetRx+cpu.SoftirqNetTx > cpu.Softirq {
 			t.Errorf("CPU %d: %v s of softirqs in %v s busy, %v s of them NET_RX", cpu.ID, cpu.Softirq, cpu.Busy, cpu.SoftirqNetRx)
 		}
-		// Two parts of the kernel count the same softirqs. Their readings
-		// are some µs apart, and softirqs of other traffic run in between.
+		// The kernel counts these softirqs in two places. The readings are some µs apart, and other softirqs may run in
+		// between.
 		for vector, counted := range map[int]uint64{netRxVector: cpu.NetRx, netTxVector: cpu.NetTx} {
 			traced := after.exact[cpu.ID].Count[vector] - before.exact[cpu.ID].Count[vector]
 			if off := math.Abs(float64(traced) - float64(counted)); off > 20+.002*float64(counted) {
@@ -226,11 +224,9 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// BenchmarkTicks compares the softirq time of /proc/stat with what eBPF measures in
-// the same second: on a CPU that is busy with a process, and on one that only
-// handles the softirqs of packets that RPS gives it. On a machine that is otherwise
-// quiet, ticks miss three quarters of the latter, because the tick stops on an idle
-// CPU. With other work there, they count too much.
+// BenchmarkTicks compares the softirq time of /proc/stat with what eBPF measures in the same second: on a CPU that is busy with
+// a process, and on one that only handles softirqs for RPS. On an otherwise quiet machine, ticks miss three quarters of the
+// latter, because the tick stops on an idle CPU. With other work on that CPU, they count too much.
 func BenchmarkTicks(b *testing.B) {
 	for _, load := range []struct {
 		name string

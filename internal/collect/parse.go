@@ -18,8 +18,8 @@ import (
 // tick is the unit of /proc/stat: USER_HZ is 100 on every architecture that Go supports.
 const tick = 10 * time.Millisecond
 
-// cpu holds one CPU's counters. Those of softirqs and packets have 32 bits in the kernel, and wrap in little
-// more than an hour at a million packets per second.
+// cpu holds the counters of one CPU. Those of softirqs and packets have 32 bits in the kernel, and wrap after little more than
+// an hour at a million packets per second.
 type cpu struct {
 	id                                        int
 	user, system, idle, irq, softirq, steal   uint64 // ticks
@@ -28,8 +28,8 @@ type cpu struct {
 	flowLimited                               uint32
 }
 
-// since returns what was counted from b to c. Times may decrease: the kernel subtracts iowait that turns
-// out to be another CPU's (proc_stat(5)).
+// since returns the differences from b to c. Times may decrease: the kernel corrects iowait that it counted for the wrong CPU
+// (proc_stat(5)).
 func (c cpu) since(b cpu) record.CPU {
 	ticks := func(after, before uint64) float64 {
 		return max(0, float64(int64(after-before))*tick.Seconds())
@@ -48,9 +48,8 @@ func find(cpus []cpu, id int) (int, bool) {
 	return slices.BinarySearchFunc(cpus, id, func(c cpu, id int) int { return cmp.Compare(c.id, id) })
 }
 
-// parseStat reads the CPUs that are online from /proc/stat. Each has a line: cpuN user nice system idle
-// iowait irq softirq steal (proc_stat(5)), and two columns of guests, which user and nice include. Further
-// down, the file says how often the CPUs have switched between threads.
+// parseStat parses /proc/stat. Each online CPU has a line: cpuN user nice system idle iowait irq softirq steal (proc_stat(5)),
+// and two columns for guests, which user and nice include. The line ctxt has the number of context switches.
 func (s *Snapshot) parseStat(b []byte) error {
 	s.cpus = s.cpus[:0]
 	for line := range bytes.Lines(b) {
@@ -87,7 +86,7 @@ func (s *Snapshot) parseStat(b []byte) error {
 	return nil
 }
 
-// columns returns the indexes in s.cpus of a heading "CPU0 CPU1 …"; -1 for a CPU that is not online.
+// columns returns, for each column of a heading "CPU0 CPU1 …", the index in s.cpus, or -1 for a CPU that is not online.
 func (s *Snapshot) columns(heading []byte) (columns []int, err error) {
 	for f := range bytes.FieldsSeq(heading) {
 		id, err := strconv.ParseUint(string(bytes.TrimPrefix(f, []byte("CPU"))), 10, 31)
@@ -103,10 +102,9 @@ func (s *Snapshot) columns(heading []byte) (columns []int, err error) {
 	return columns, nil
 }
 
-// parseInterrupts reads /proc/interrupts: a heading of the CPUs that are online, and a row for each
-// interrupt: its number or name, a count for each CPU, and a description (show_interrupts in
-// kernel/irq/proc.c). Rows with fewer counts, such as ERR and MIS, count errors. In a container the file may
-// be empty.
+// parseInterrupts parses /proc/interrupts: a heading with the online CPUs, and a row for each interrupt with its number or
+// name, a count for each CPU, and a description (show_interrupts in kernel/irq/proc.c). Rows with fewer counts, such as ERR and
+// MIS, count errors. In a container the file may be empty.
 func (s *Snapshot) parseInterrupts(b []byte) error {
 	heading, rows, _ := bytes.Cut(b, []byte("\n"))
 	columns, err := s.columns(heading)
@@ -135,11 +133,10 @@ func (s *Snapshot) parseInterrupts(b []byte) error {
 	return nil
 }
 
-// interrupts returns how many interrupts a CPU took between two snapshots, in which it has the indexes b and
-// a. It compares each interrupt with itself, because a device that is removed takes its interrupts and their
-// counts along. Counts have 32 bits in the kernel and wrap: the timer's after a few months. A count that
-// seems to have risen by half of that range or more has fallen: the number now belongs to another device,
-// which began at 0.
+// interrupts returns how many interrupts a CPU took between two snapshots, in which it has the indexes b and a. It subtracts
+// interrupt by interrupt, because the counts of a removed device disappear. Counts have 32 bits in the kernel, and may wrap:
+// that of the timer does after a few months. But a count that seems to have risen by half of that range or more has fallen: the
+// number now belongs to another device, which began at 0.
 func interrupts(before, after Snapshot, b, a int) (n uint64) {
 	for name, counts := range after.interrupts {
 		count := counts[a]
@@ -151,8 +148,7 @@ func interrupts(before, after Snapshot, b, a int) (n uint64) {
 	return n
 }
 
-// parseSoftirqs reads /proc/softirqs into the CPUs: a heading of the possible CPUs, and a row for each
-// softirq.
+// parseSoftirqs parses /proc/softirqs: a heading with all possible CPUs, and a row for each softirq.
 func (s *Snapshot) parseSoftirqs(b []byte) error {
 	heading, rows, _ := bytes.Cut(b, []byte("\n"))
 	columns, err := s.columns(heading)
@@ -193,10 +189,9 @@ func (s *Snapshot) parseSoftirqs(b []byte) error {
 	return nil
 }
 
-// parseSoftnet reads /proc/net/softnet_stat into the CPUs. Each has a line of hexadecimal columns
-// (softnet_seq_show in net/core/net-procfs.c): 0 processed, 1 dropped, 2 time_squeeze, 9 received_rps, 10
-// flow_limit_count and, since Linux 5.10, 12 the CPU's number. Without that column the lines are those of
-// the CPUs online, in order.
+// parseSoftnet parses /proc/net/softnet_stat. Each online CPU has a line of hexadecimal columns (softnet_seq_show in
+// net/core/net-procfs.c): 0 processed, 1 dropped, 2 time_squeeze, 9 received_rps, 10 flow_limit_count and, since Linux 5.10, 12
+// the CPU's number. Older kernels have no number, and list the CPUs in order.
 func (s *Snapshot) parseSoftnet(b []byte) error {
 	n := 0
 	for line := range bytes.Lines(b) {
@@ -210,7 +205,7 @@ func (s *Snapshot) parseSoftnet(b []byte) error {
 		}
 		n++
 		if !ok {
-			continue // came online a moment ago
+			continue // this CPU has just come online
 		}
 		c := &s.cpus[i]
 		c.processed, c.dropped, c.squeezed = uint32(v[0]), uint32(v[1]), uint32(v[2])
@@ -222,10 +217,10 @@ func (s *Snapshot) parseSoftnet(b []byte) error {
 	return nil
 }
 
-// parseDevices reads /proc/net/dev: two lines of heading, then for each device its name, a colon, and eight
-// columns each for what it received and sent (dev_seq_printf_stats in net/core/net-procfs.c). Received drops
-// are rx_dropped and rx_missed_errors. Listing links by netlink gives the same figures but takes seven times
-// as long (535 µs against 79 for 65 devices); RTM_GETSTATS has no names.
+// parseDevices parses /proc/net/dev: two lines of heading, and a line for each device with its name, a colon, and eight columns
+// for each direction (dev_seq_printf_stats in net/core/net-procfs.c). Receive drops are the sum of rx_dropped and
+// rx_missed_errors. Netlink has the same figures, but listing links takes seven times as long (535 µs instead of 79 for 65
+// devices), and RTM_GETSTATS has no names.
 func (s *Snapshot) parseDevices(b []byte) error {
 	last := s.devices // its names are reused
 	s.devices = s.devices[:0]
@@ -234,7 +229,7 @@ func (s *Snapshot) parseDevices(b []byte) error {
 		if n++; n <= 2 {
 			continue
 		}
-		// A name may have a colon; what follows it has none.
+		// A name may contain a colon; the counters do not.
 		colon := bytes.LastIndexByte(line, ':')
 		if colon < 0 {
 			return fmt.Errorf("no name in %q", line)
@@ -262,7 +257,7 @@ func (s *Snapshot) parseDevices(b []byte) error {
 	return nil
 }
 
-// numbers parses the first fields of a line.
+// numbers parses the first fields of a line, as many as A has.
 func numbers[A [9]uint64 | [11]uint64 | [12]uint64 | [13]uint64](line []byte, base, bits int) (v A, err error) {
 	i := 0
 	for f := range bytes.FieldsSeq(line) {

@@ -15,18 +15,17 @@ import (
 	"time"
 )
 
-// HostCgroups is where a container in the PID namespace of its host finds all control groups of the host. Its own mount may
-// show only those of the container.
+// HostCgroups is where a container in the host's PID namespace finds all cgroups of the host. Its own mount may show only those
+// of the container.
 const HostCgroups = "/proc/1/root/sys/fs/cgroup"
 
-// PodGroup is the control group of a pod, which kubelet creates for each. Its values include all containers.
+// PodGroup is the cgroup that kubelet creates for a pod. Its values include all containers.
 type PodGroup struct {
 	cpu, memory string // folders; the same in cgroup v2
 	v2          bool
 }
 
-// FindPods looks below a cgroup mount for the groups of pods, by their UIDs. Pods that it does not find are missing from
-// the result.
+// FindPods returns the cgroups of pods, by UID, below a cgroup mount. The result lacks pods that it does not find.
 func FindPods(mount string, uids ...string) map[string]PodGroup {
 	found := make(map[string]PodGroup)
 	if len(uids) == 0 {
@@ -59,8 +58,8 @@ func FindPods(mount string, uids ...string) map[string]PodGroup {
 	return found
 }
 
-// podOf returns which pod a group belongs to: pod<uid> by kubelet's driver cgroupfs, and
-// kubepods[-burstable|-besteffort]-pod<uid>.slice by its driver systemd, where the UID has _ instead of -.
+// podOf returns the UID of the pod to which a cgroup belongs, or "". The name is pod<uid> with kubelet's driver cgroupfs, and
+// kubepods[-burstable|-besteffort]-pod<uid>.slice with the driver systemd, where the UID has _ instead of -.
 func podOf(group string, uids []string) string {
 	for _, uid := range uids {
 		if group == "pod"+uid || strings.HasPrefix(group, "kubepods-") && strings.HasSuffix(group, "pod"+strings.ReplaceAll(uid, "-", "_")+".slice") {
@@ -70,20 +69,20 @@ func podOf(group string, uids []string) string {
 	return ""
 }
 
-// PodUsage is what a pod has used until an instant.
+// PodUsage is what a pod has used up to an instant.
 type PodUsage struct {
 	at  int64         // CLOCK_MONOTONIC in ns
-	cpu time.Duration // since the group exists
-	// memory is the working set in bytes, as kubelet computes it: without files that were not used lately.
+	cpu time.Duration // since the cgroup was created
+	// memory is the working set in bytes, as kubelet computes it: without inactive file pages.
 	memory     uint64
 	containers []string
 }
 
-// errRestarts says why a pod has no values: they would be those of two processes.
+// errRestarts is the error for a pod whose values would be the sum of two processes.
 var errRestarts = errors.New("a container of its pod started or ended within the window")
 
-// Usage reads what the pod has used so far. The containers with these IDs must run. Otherwise a pod whose container waits for its
-// restart at both edges of a window would look as if nothing had happened in between.
+// Usage reads what the pod has used so far. The containers with these IDs must run: otherwise nobody would notice that a
+// container restarted within a window and waits for its restart at both edges.
 func (g PodGroup) Usage(containers ...string) (u PodUsage, err error) {
 	cpuFile, cpuKey, unit := "cpuacct.usage", "", time.Nanosecond
 	memoryFile, inactive := "memory.usage_in_bytes", "total_inactive_file"
@@ -112,7 +111,7 @@ func (g PodGroup) Usage(containers ...string) (u PodUsage, err error) {
 		}
 	}
 	for _, id := range containers {
-		// The group's name is the ID, or has the runtime before it and .scope behind it.
+		// The name of the cgroup is the ID, or the ID between the runtime's name and .scope.
 		if err == nil && !slices.ContainsFunc(u.containers, func(group string) bool { return strings.Contains(group, id) }) {
 			err = errRestarts
 		}
@@ -120,8 +119,8 @@ func (g PodGroup) Usage(containers ...string) (u PodUsage, err error) {
 	return u, err
 }
 
-// Use returns how many CPUs a pod used on average between two readings, and the mean of its memory in bytes. If one of its
-// containers started or ended in between, that is an error.
+// Use returns how many CPUs a pod used on average between two readings, and the mean of its memory in bytes. It returns an
+// error if a container started or ended in between.
 func (u PodUsage) Use(later PodUsage) (cpus, memory float64, err error) {
 	if !slices.Equal(u.containers, later.containers) {
 		return 0, 0, errRestarts
@@ -132,7 +131,7 @@ func (u PodUsage) Use(later PodUsage) (cpus, memory float64, err error) {
 	return float64(later.cpu-u.cpu) / float64(later.at-u.at), (float64(u.memory) + float64(later.memory)) / 2, nil
 }
 
-// readValue reads the number after a key of a file of a control group or, without a key, the only number in it.
+// readValue reads the number after a key in a cgroup file or, without a key, the only number in it.
 func readValue(file, key string) (uint64, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {

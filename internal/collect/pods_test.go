@@ -17,7 +17,7 @@ import (
 
 const uid = "6b9c1d7e-0a4f-4f0e-9d55-8a1c2b3d4e5f"
 
-// podFiles are the files of a pod's groups below a mount, by kubelet's driver and the version of cgroups.
+// podFiles returns the files of a pod's cgroups below a mount.
 func podFiles(v2 bool, dir, cpu, memory string) map[string]string {
 	if v2 {
 		return map[string]string{
@@ -31,7 +31,7 @@ func podFiles(v2 bool, dir, cpu, memory string) map[string]string {
 	}
 }
 
-// TestPodUsage reads the groups of a pod as each driver of kubelet names them, in both versions of cgroups.
+// TestPodUsage checks the usage of pods whose cgroups have the names of either of kubelet's drivers, in cgroup v1 and v2.
 func TestPodUsage(t *testing.T) {
 	for name, c := range map[string]struct {
 		v2  bool

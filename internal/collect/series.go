@@ -12,28 +12,26 @@ import (
 // seriesInterval is the time between the readings of a Series.
 const seriesInterval = 100 * time.Millisecond
 
-// mostReadings bounds how many readings a Series keeps: two minutes' worth. It is odd, so that thinning keeps
-// the last one.
+// mostReadings limits the readings that a Series keeps: those of two minutes. It is odd, so that thinning keeps the last one.
 const mostReadings = 1201
 
-// Series reads, at intervals within a window, the bytes of NICs and the times of CPUs. From its first
-// snapshot until End it allocates nothing, as it works while traffic is measured.
+// Series reads, at intervals within a window, the bytes of NICs and the times of CPUs. From its first snapshot until End it
+// allocates nothing, because it runs while traffic is measured.
 type Series struct {
 	c        *Collector
 	from     int64
 	interval int64
 	nics     []string
-	cpus     []int  // numbers; none without Options.CPUs
+	cpus     []int  // their numbers; empty without Options.CPUs
 	offline  []bool // whether each of cpus was offline at a reading
-	// at has the times of the readings, and counters a row of columns for each.
+	// at holds the times of the readings, and counters a row of columns for each of them.
 	at       []int64
 	counters []uint64
 	columns  int
 	snapshot Snapshot // reused by every reading
 }
 
-// Series begins the series of a window with the window's first snapshot. It reads the named NICs, and the
-// virtual functions below them.
+// Series begins the series of a window with its first snapshot. It covers the named NICs and their virtual functions.
 func (c *Collector) Series(nics []string, from, to int64, first Snapshot) *Series {
 	s := &Series{c: c, from: from, interval: int64(seriesInterval)}
 	vfs := c.VFs(first, first)
@@ -56,9 +54,8 @@ func (c *Collector) Series(nics []string, from, to int64, first Snapshot) *Serie
 	return s
 }
 
-// Due returns when the next reading is due: at a multiple of the interval, and half an interval or more after
-// the last reading. So a late reading is not followed by a short interval, in which the time between reading
-// the clock and the counters would distort a rate.
+// Due returns when the next reading is due: at a multiple of the interval, at least half an interval after the last reading. In
+// a shorter interval, the time between reading the clock and reading the counters would distort a rate.
 func (s *Series) Due() int64 {
 	last := s.at[len(s.at)-1]
 	return s.from + ((last-s.from+s.interval/2)/s.interval+1)*s.interval
@@ -106,8 +103,7 @@ func (s *Series) add(now Snapshot) {
 	}
 }
 
-// last returns a counter of the reading before the one that is being added. It stands in for the counter of a
-// device that is gone.
+// last returns a counter of the previous reading, for a device that is gone.
 func (s *Series) last(column int) uint64 {
 	if row := len(s.at) - 2; row >= 0 {
 		return s.counters[row*s.columns+column]
@@ -115,8 +111,7 @@ func (s *Series) last(column int) uint64 {
 	return 0
 }
 
-// thin drops every second reading and doubles the interval, so that a long window does not have more readings
-// than a short one.
+// thin drops every second reading and doubles the interval, so that a long window has no more readings than a short one.
 func (s *Series) thin() {
 	kept := 0
 	for i := 0; i < len(s.at); i += 2 {
@@ -131,7 +126,7 @@ func (s *Series) thin() {
 // End returns the series up to the window's last snapshot. It omits CPUs that went offline in between, as
 // Host does: without idle time they would seem busy.
 func (s *Series) End(last Snapshot) record.Series {
-	// The last snapshot replaces a reading that is right before it.
+	// The last snapshot replaces a reading right before it.
 	if n := len(s.at) - 1; n > 0 && last.at-s.at[n] < s.interval/2 {
 		s.at, s.counters = s.at[:n], s.counters[:n*s.columns]
 	}
@@ -153,8 +148,8 @@ func (s *Series) End(last Snapshot) record.Series {
 	return out
 }
 
-// column returns what a counter counted between readings. If it fell, it counted nothing: the device is
-// another one, or iowait turned out to be another CPU's (proc_stat(5)).
+// column returns the increases of a counter between readings. One that fell has none: the device was replaced, or the kernel
+// corrected iowait (proc_stat(5)).
 func (s *Series) column(column int) []uint64 {
 	values := make([]uint64, len(s.at)-1)
 	for i := range values {

@@ -63,7 +63,7 @@ func (m machine) read(s *Series, at int64) {
 
 const ms = int64(1e6)
 
-// TestSeriesIntervals: readings that come late, and a window that ends early, leave no short intervals.
+// TestSeriesIntervals checks that neither late readings nor a window that ends early cause short intervals.
 func TestSeriesIntervals(t *testing.T) {
 	m := newMachine(t, times(0, 0), dev("eth0", 0, 0))
 	first := snapshot(t, m.c)
@@ -124,8 +124,7 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// TestSeriesHasVF: the virtual function below a NIC has a series of its own, which shows when it
-// disappeared.
+// TestSeriesHasVF checks that the virtual function of a NIC has a series of its own, which shows when it disappeared.
 func TestSeriesHasVF(t *testing.T) {
 	m := newMachine(t, times(0, 0), dev("eth0", 0, 0)+dev("eth1", 0, 0)+dev("eth2", 0, 0))
 	m.c.at = nictest.Load(t, "netvsc-mlx5").Source()
@@ -139,8 +138,7 @@ func TestSeriesHasVF(t *testing.T) {
 	}
 }
 
-// TestSeriesOfLongWindow: if there are too many readings, every second one is dropped, and no counts are
-// lost.
+// TestSeriesOfLongWindow checks that if there are too many readings, every second one is dropped, and no counts are lost.
 func TestSeriesOfLongWindow(t *testing.T) {
 	m := newMachine(t, times(0, 0), dev("eth0", 0, 0))
 	first := snapshot(t, m.c)
@@ -169,7 +167,7 @@ func TestSeriesOfLongWindow(t *testing.T) {
 	}
 }
 
-// TestSeriesAllocatesNothing between its beginning and its end.
+// TestSeriesAllocatesNothing checks that a series allocates nothing between its beginning and its end.
 func TestSeriesAllocatesNothing(t *testing.T) {
 	m := newMachine(t, times(100, 10, 200, 20), dev("lo", 5, 5)+dev("eth0", 1000, 2000))
 	s := m.c.Series([]string{"eth0"}, 0, 100e9, snapshot(t, m.c))

@@ -14,20 +14,18 @@ import (
 
 //go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq ../../bpf/collect/softirq.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -I../../bpf/headers
 
-// softirqTimes measures the time in softirqs on every CPU until it is closed.
+// softirqTimes measures the time in softirqs on every CPU.
 type softirqTimes struct {
 	objects softirqObjects
 	links   []link.Link
 }
 
-// softirqCPU has the nanoseconds and runs of each softirq on one CPU since
-// openSoftirqTimes, in the kernel's order, which is that of the rows in /proc/softirqs.
-// A softirq counts when it ends. An interrupt during a softirq counts as part of it.
+// softirqCPU holds the nanoseconds and runs of each softirq on one CPU since openSoftirqTimes, in the order of the rows of
+// /proc/softirqs. A softirq counts when it ends, including the interrupts during it.
 type softirqCPU softirqSoftirqCpu
 
-// openSoftirqTimes attaches to the tracepoints irq:softirq_entry and softirq_exit.
-// It fails without the privilege (CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN) and
-// on kernels without raw tracepoints; callers fall back to /proc/stat.
+// openSoftirqTimes attaches to the tracepoints irq:softirq_entry and softirq_exit. It needs CAP_BPF and CAP_PERFMON, or
+// CAP_SYS_ADMIN, and raw tracepoints. If it fails, callers fall back to /proc/stat.
 func openSoftirqTimes() (*softirqTimes, error) {
 	s := new(softirqTimes)
 	explain := process.Loading()

@@ -15,9 +15,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// loopRate sends n datagrams from a socket to itself over the loopback device, one at a time, and
-// returns the rate per second of the thread's CPU time. That includes the softirq of each datagram,
-// and excludes other load on the machine.
+// loopRate sends n datagrams from a socket to itself over the loopback device, one at a time, and returns their rate per second
+// of CPU time of the thread. This time includes the softirq of each datagram, but no other load of the machine.
 func loopRate(b *testing.B, n int) float64 {
 	b.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestVFs: both edges of a window are read from the machine, which may change in between.
+// TestVFs checks that the machine is read at both edges of a window, because it may change in between.
 func TestVFs(t *testing.T) {
 	m := nictest.Load(t, "netvsc-mlx5")
 	c, err := New(Options{Proc: "testdata/4cpu/before"})
@@ -36,8 +36,8 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// TestVethHasNoVF: the NIC of a lab's node is a veth. It does not count as a NIC here, and no
-// trial reports on its virtual function.
+// TestVethHasNoVF checks that a veth, which is the NIC of a lab's node, does not count as a NIC that may have a virtual
+// function.
 func TestVethHasNoVF(t *testing.T) {
 	testenv.EnterNamespace(t)
 	testenv.PrivateMounts(t)

@@ -12,42 +12,41 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// activePods tracks the links of active pods, which have programs. Others have none, because every packet
-// of a short connection would pay for them. Its lock is separate, so that attach requests do not
-// wait while programs are being attached.
+// activePods tracks the active pods: those that recently had an eligible connection. Only their links have programs, because
+// every packet of a short connection would pay for them too. It has a lock of its own, so that attach requests do not wait
+// while programs are being attached.
 type activePods struct {
 	mu sync.Mutex
 	// podLinks maps each known address to the link of its pod.
 	podLinks map[datapath.PodKey]int
-	// requested has the addresses with attach requests whose links were unknown: the next scan
-	// looks up their routes. The value is whether the kernel was asked to resolve the address.
+	// requested holds the addresses of attach requests for which no link was known. The next scan looks up their routes. The
+	// value tells whether the kernel was asked to resolve the address.
 	requested map[netip.Addr]bool
-	// links has the links that have programs, or need them.
+	// links holds the links that have programs or need them.
 	links map[int]podLink
 }
 
-// podLink is the link of a pod.
 type podLink struct {
 	// used is the last time at which the pod had an eligible connection.
 	used time.Time
-	// idle is the time of the scan that found the pod idle. From then on its packets request programs again, as the packets of a
-	// pod without programs do.
+	// idle is the time of the scan that found the pod idle. From then on its packets request programs again, as if the link had
+	// none.
 	idle time.Time
 }
 
-// retryAfter is the time for which the link of an idle pod keeps its programs. The pod may have a connection
-// that looks eligible but never becomes a flow, and that connection would request the programs
-// again at once. The time ends before the next sweep, which looks for idle pods.
+// retryAfter is how long the link of an idle pod keeps its programs. The pod may have a connection that looks eligible but
+// never becomes a flow, and that would request the programs again at once. It is less than the interval between sweeps, because
+// each sweep looks for idle pods.
 const retryAfter = (sweepEvery - 1) * leaseRenewal
 
-// requestedMax limits the number of routes that each scan looks up: a pod can request any number of
-// addresses by spoofing them. Beyond the limit, a new address replaces another.
+// requestedMax limits the number of routes that a scan looks up: a pod can spoof any number of addresses, and each requests
+// programs. Beyond the limit, a new address replaces another one.
 const requestedMax = 256
 
 // isIdle reports whether a pod is idle: it has had no eligible connection for the idle time.
 func isIdle(used time.Time) bool { return time.Since(used) >= time.Duration(idleAfter)*leaseRenewal }
 
-// use records that a pod has an eligible connection, and returns whether the pod was idle.
+// use records that the pod at a link has an eligible connection, and returns whether it was idle.
 func (p *activePods) use(link int) (anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,8 +55,8 @@ func (p *activePods) use(link int) (anew bool) {
 	return anew
 }
 
-// linkOf returns the link of a pod, or 0 if it is unknown, and whether this is the first request for it:
-// then a scan must look up its route.
+// linkOf returns the link of a pod, or 0 if it is unknown. On the first request for an unknown one, anew is true: a scan must
+// look up its route.
 func (p *activePods) linkOf(pod datapath.PodKey) (link int, anew bool) {
 	if address, known := pod.Addr(); known {
 		return p.linkOfAddress(address)
@@ -67,7 +66,7 @@ func (p *activePods) linkOf(pod datapath.PodKey) (link int, anew bool) {
 	return p.podLinks[pod], false
 }
 
-// linkOfAddress is linkOf for the whole address.
+// linkOfAddress is linkOf for an address instead of its key.
 func (p *activePods) linkOfAddress(address netip.Addr) (link int, anew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +81,7 @@ func (p *activePods) linkOfAddress(address netip.Addr) (link int, anew bool) {
 	return 0, true
 }
 
-// resolve reports whether the kernel has not been asked to resolve a requested address yet.
+// resolve reports whether the caller has to ask the kernel to resolve a requested address: once per request.
 func (p *activePods) resolve(address netip.Addr) (ask bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,15 +110,13 @@ func (p *activePods) wanted() []netip.Addr {
 	return slices.Collect(maps.Keys(p.requested))
 }
 
-// forgetRequests forgets requested addresses that lead to no active pod, so that they can be requested
-// again.
+// forgetRequests forgets requested addresses that do not belong to an active pod, so that they can be requested again.
 func (p *activePods) forgetRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.requested, func(a netip.Addr, _ bool) bool { return p.links[p.podLinks[datapath.PodKeyOf(a)]].used.IsZero() })
 }
 
-// anyIdle reports whether a pod with programs is idle.
 func (p *activePods) anyIdle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,8 +128,8 @@ func (p *activePods) anyIdle() bool {
 	return false
 }
 
-// update applies a new scan. It returns the links that need programs, and those among them whose
-// pods are active: for these, the programs create flows.
+// update applies a new scan. It returns all links that need programs, and separately those of active pods, for which the
+// programs create flows.
 func (p *activePods) update(n node) (all, watched []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

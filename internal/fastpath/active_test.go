@@ -68,8 +68,8 @@ func TestPods(t *testing.T) {
 	uses("deleted", true)
 }
 
-// TestAttachRequests checks that an address without a pod is requested once, and again only after
-// it was forgotten. Other requests replace it; requests for pods are kept as long as there is room.
+// TestAttachRequests checks that an address without a pod is looked up once, and again only after it was forgotten. Other
+// requests replace its request; requests for pods are kept as long as there is room.
 func TestAttachRequests(t *testing.T) {
 	const pod = 3
 	p := activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)}

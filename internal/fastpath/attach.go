@@ -40,7 +40,6 @@ func (f *Fastpath) programHooks() map[string]hook {
 	}
 }
 
-// idsOf returns the IDs of programs.
 func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
 	ids := make(map[ebpf.ProgramID]bool)
 	for name, h := range hooks {
@@ -56,13 +55,12 @@ func idsOf(hooks map[string]hook) (map[ebpf.ProgramID]bool, error) {
 
 func (f *Fastpath) owns(id ebpf.ProgramID) bool { return f.ours[id] }
 
-// attachPrograms attaches the programs that the devices of the node need, and detaches the others.
-// With verify it also attaches again each program that is no longer attached, or no longer the last
-// one.
+// attachPrograms attaches the programs that the devices of the node need, and detaches the others. With verify it also
+// re-attaches each program that somebody has detached, or that is no longer the last one at its attach point.
 func (f *Fastpath) attachPrograms(verify bool) error {
 	links, watched := f.pods.update(f.node)
 	want := f.node.attachments(links, f.detector.on, f.local.sampling)
-	// The detector attaches and detaches programs all the time; that is not a change to report.
+	// While the fast path is idle, only the detectors attach and detach programs. Do not report these changes.
 	quiet := !f.active && len(links) == 0
 	detached, detachErr := f.detachUnwanted(want, verify)
 	f.active = len(links) > 0
@@ -73,8 +71,7 @@ func (f *Fastpath) attachPrograms(verify bool) error {
 	return errors.Join(detachErr, attachErr)
 }
 
-// detachUnwanted detaches the programs that are not wanted, and with verify those that must be
-// attached again.
+// detachUnwanted detaches the programs that are not wanted, and with verify those that attachMissing must re-attach.
 func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool, err error) {
 	hooks := f.programHooks()
 	wanted := make(map[attachment]bool)
@@ -108,7 +105,7 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 		delete(f.attached, a)
 	}
 	if unseen {
-		errs = append(errs, f.programs.InvalidateSequences()) // packets pass unseen from now on
+		errs = append(errs, f.programs.InvalidateSequences()) // until the program is attached again, it misses packets
 	}
 	return changed, errors.Join(errs...)
 }
@@ -129,8 +126,7 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 			continue // the device is gone; a notification follows
 		}
 		if err != nil {
-			// The other programs are safe without it: a flow becomes valid only after its packets passed
-			// all hooks.
+			// The other programs may stay: a flow becomes valid only after its packets have passed all hooks.
 			f.failed[a] = err
 			continue
 		}
@@ -141,15 +137,16 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 			errs = append(errs, f.setWatched(watched))
 		}
 		if !slices.Contains(f.node.veths, a.device) {
-			// Packets have passed unseen if the device replaces another. Pods come after it: their new flows
-			// miss nothing.
+			// If the device replaces another one, the programs missed packets of known flows. The link of a pod needs no such
+			// care: its flows begin after its programs are attached.
 			errs = append(errs, f.programs.InvalidateSequences())
 		}
 	}
 	return changed, errors.Join(errs...)
 }
 
-// isSampling reports whether an attachment only searches for eligible connections of a pod: the link has no other program.
+// isSampling reports whether a program is attached to a pod's link only to find eligible connections: the link has no other
+// program.
 func (f *Fastpath) isSampling(a attachment) bool {
 	return a.program == "redirect_pod" && f.attached[attachment{a.device, "observe_pod"}] == nil
 }
@@ -199,8 +196,8 @@ func (f *Fastpath) exists(device int) bool {
 	return !errors.As(err, new(netlink.LinkNotFoundError))
 }
 
-// isLast reports whether no other program follows one of the fast path's at an attach point: the fast path would
-// bypass it. It returns true if the kernel does not answer.
+// isLast reports whether the programs of the fast path run last at an attach point; they would bypass a program behind them. It
+// returns true if the kernel does not answer.
 func (f *Fastpath) isLast(p attachPoint) bool {
 	all, err := programsAt(p)
 	return err != nil || len(all) == 0 || endsWith(all, f.owns)
@@ -223,13 +220,12 @@ func isAttached(l link.Link, device int) bool {
 	return at == nil || int(at.Ifindex) == device
 }
 
-// inspectMax limits the number of attach points that inspect checks per lease renewal: it suffices for 128
-// active pods. After the next renewal, inspect checks the next ones.
+// inspectMax limits the number of attach points that inspect checks per lease renewal: enough for 128 active pods. The next
+// renewal continues with the next ones.
 const inspectMax = 256
 
-// inspect polls for changes that netlink does not announce (sysctls, XDP and tcx programs), and
-// requests a scan if it finds one. It checks VXLAN devices, bridges, NICs, and the links of pods
-// that have programs of the fast path, or tcx programs of others.
+// inspect polls for changes that netlink does not announce (sysctls, XDP and tcx programs), and requests a scan if it finds
+// one. It checks VXLAN devices, bridges, NICs, and pods' links with a program of the fast path or a foreign tcx program.
 func (f *Fastpath) inspect() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -286,8 +282,8 @@ func batch(all []attachPoint, from int) (part []attachPoint, next int) {
 	return all[from:next], next
 }
 
-// unchanged reports whether an attach point has the same foreign programs as in the last scan, and, if ours is
-// set, a program of the fast path after them.
+// unchanged reports whether an attach point has the same foreign programs as in the last scan, followed by a program of the
+// fast path if ours is set.
 func (f *Fastpath) unchanged(p attachPoint, ours bool) (bool, error) {
 	all, err := programsAt(p)
 	if err != nil || ours && !endsWith(all, f.owns) {

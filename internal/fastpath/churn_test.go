@@ -69,7 +69,7 @@ type churnPod struct {
 	mac      net.HardwareAddr
 	socket   *net.UDPConn
 	received atomic.Uint64
-	// wrong is the first message that arrived although it was for another pod.
+	// wrong describes the first message that was delivered here although it was sent to another pod.
 	wrong atomic.Pointer[string]
 	gone  sync.WaitGroup
 }
@@ -158,8 +158,7 @@ func (c *churn) hostRoute(which, node int) *netlink.Route {
 		Gw: netip.AddrFrom4([4]byte{10, 244, byte(node), 0}).AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
 }
 
-// make does the work of a container runtime and a network plugin. Its thread stays in the pod's
-// network namespace.
+// make creates a pod as a container runtime and a network plugin do. Its thread stays in the pod's network namespace.
 func (c *churn) make(p *churnPod, node *netlink.Handle, bridge netlink.Link, a netip.Addr) error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err
@@ -193,8 +192,7 @@ func (c *churn) make(p *churnPod, node *netlink.Handle, bridge netlink.Link, a n
 	if err != nil {
 		return err
 	}
-	// Packets for another address are accepted, so that they are seen. But the pod answers ARP for
-	// its own address only.
+	// The pod accepts packets for any address, so that the test sees misdelivered ones, but answers ARP only for its own.
 	rule := netlink.NewRule()
 	rule.IifName, rule.Table, rule.Priority = "eth0", 100, 1
 	if err := errors.Join(
@@ -225,7 +223,8 @@ func (c *churn) make(p *churnPod, node *netlink.Handle, bridge netlink.Link, a n
 	return err
 }
 
-// message contains an address and a pod: in a request the pod that it is for, in an answer the pod that it is from.
+// message encodes the index of an address and a pod's ID: in a request the ID of the pod that has the address, in a reply that
+// of the pod that sends it.
 func message(which int, id uint64) []byte {
 	return binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(make([]byte, 0, 16), uint64(which)), id)
 }
@@ -246,7 +245,7 @@ func (p *churnPod) answer(c *churn) {
 	}
 }
 
-// remove does the work of deleting pods.
+// remove deletes pods as a container runtime and a network plugin do.
 func (c *churn) remove(pods ...*churnPod) {
 	c.Helper()
 	const group = 7
@@ -382,7 +381,7 @@ func TestChurn(t *testing.T) {
 	cases := []struct {
 		shape, offload string
 		local          bool
-		kinds          []string // which take the fast path
+		kinds          []string // these take the fast path
 	}{
 		{spec.ShapeFlannel, spec.OffloadFull, false, []string{"vxlan", "local"}},
 		{spec.ShapeCalico, spec.OffloadNone, false, []string{"vxlan", "local"}},
@@ -528,7 +527,6 @@ func TestPodBurst(t *testing.T) {
 	w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
 }
 
-// size counts the entries of a map.
 func (w *world) size(m *ebpf.Map) (n int) {
 	w.Helper()
 	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())

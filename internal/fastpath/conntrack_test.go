@@ -65,7 +65,6 @@ func progress(f datapath.Flow) (p conntrack.Progress, err error) {
 	return p, err
 }
 
-// trip makes n round trips.
 func (w *world) trip(e echo, n int) {
 	w.Helper()
 	for range n {
@@ -75,9 +74,8 @@ func (w *world) trip(e echo, n int) {
 	}
 }
 
-// TestConntrackMatchesReference checks that conntrack entries of accelerated connections are as
-// they were before acceleration: the timeout at any time, and state and flags once the connection
-// is idle or the fast path has stopped.
+// TestConntrackMatchesReference compares conntrack entries of accelerated connections with what they were before acceleration.
+// Timeouts must match at any time; states and flags once the connection is idle or the fast path has stopped.
 func TestConntrackMatchesReference(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -99,7 +97,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 		{name: "picked up in the middle", front: direct, pickedUp: true, talk: func(w *world, e echo) { w.transfer(e, 1<<28); w.trip(e, 1000) }},
 		{name: "more than a gigabyte", front: direct, talk: func(w *world, e echo) {
 			w.transfer(e, 3<<29)
-			w.trip(e, 10) // otherwise the last acknowledgement may announce an old window
+			w.trip(e, 10) // otherwise the last acknowledgement may advertise an old window
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -169,7 +167,7 @@ func TestConntrackMatchesReference(t *testing.T) {
 			same("idle")
 			checkTimeout("idle", last)
 
-			// The connection continues and is accelerated again, and the fast path stops in order.
+			// The connection continues and is accelerated again, and then the fast path stops cleanly.
 			w.accelerate(e)
 			tt.talk(w, e)
 			last = time.Now()
@@ -185,9 +183,8 @@ func TestConntrackMatchesReference(t *testing.T) {
 	}
 }
 
-// TestResyncWithClosedWindow checks that a resynchronisation while a window is closed does not leave the
-// short timeout of a closed window to an accelerated connection: conntrack does not see the
-// packets that would end it.
+// TestResyncWithClosedWindow checks a resynchronisation during a zero window. An accelerated connection must not keep the short
+// timeout that conntrack uses for zero windows, because conntrack does not see the packets that would lift it.
 func TestResyncWithClosedWindow(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
@@ -207,9 +204,9 @@ func TestResyncWithClosedWindow(t *testing.T) {
 	}
 }
 
-// TestAckedEntryKeepsTimeout checks that the agent undoes both effects of a packet whose acknowledgement takes the fast path: the
-// flag, and the short timeout, because the connection may pause then. A connection that closes meanwhile keeps the timeout of its
-// state.
+// TestAckedEntryKeepsTimeout sends a packet on the slow path whose acknowledgement takes the fast path. The agent must undo
+// both effects on conntrack: the flag of unacknowledged data, and the short timeout, because the connection may be idle from
+// then on. A connection that closes meanwhile keeps the timeout of its state.
 func TestAckedEntryKeepsTimeout(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
@@ -228,7 +225,7 @@ func TestAckedEntryKeepsTimeout(t *testing.T) {
 	if err := e.Conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	// After the acknowledgement of the FIN nothing more is sent.
+	// The acknowledgement of the FIN is the last packet.
 	w.eventually("the FIN is acknowledged", nil, func() bool { return w.conntrack("n0", e).State == stateCloseWait })
 	shorten()
 	w.in("n0", func() error { return conntrack.RestoreTimeout(flow, 0) })
@@ -237,8 +234,8 @@ func TestAckedEntryKeepsTimeout(t *testing.T) {
 	}
 }
 
-// TestEventAfterRelease checks that an event that was sent before a connection left the fast path
-// does not make its conntrack entry liberal again, for good.
+// TestEventAfterRelease handles an event after its connection has left the fast path. The conntrack entry must not become
+// liberal again: nothing would reset it.
 func TestEventAfterRelease(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
@@ -314,8 +311,8 @@ func idleConnectionSurvivesAgentKill(w *world) {
 	e := w.connectBy(byService).back()
 	w.eventually("the connection is accelerated", nil, func() bool { return w.isFast(e) })
 	w.trip(e, 2000)
-	// Before conntrack misses the first packet, it sees one packet each way that waits for an acknowledgement. The agent takes a
-	// moment, longer on a busy machine, to clear the flag that they leave.
+	// The last packet that conntrack sees each way is unacknowledged. The agent takes a moment, longer on a busy machine, to
+	// clear the flag that these packets leave.
 	w.eventually("no data is unacknowledged", func() { w.trip(e, 1) }, func() bool {
 		is := w.conntrack("n0", e)
 		return (is.Flags[0]|is.Flags[1])&flagUnacknowledged == 0
@@ -353,7 +350,7 @@ func forgedFINBetweenAgents(w *world) {
 	}
 	ended := w.connect()
 	go func() { _, _ = io.Copy(io.Discard, ended) }()
-	// isFast counts the packets of the whole node, so the peer of this connection sends only from time to time.
+	// isFast counts packets of the whole node, so the peer of this connection must send rarely.
 	send := func() {
 		if _, err := ended.far.Write(make([]byte, 64<<10)); err != nil {
 			w.Fatal(err)
@@ -398,7 +395,7 @@ func forgedFINBetweenAgents(w *world) {
 	}
 }
 
-// isFast reports whether node0 accelerates a connection, in any process.
+// isFast reports whether node0 accelerates a connection, whichever process runs the fast path.
 func (w *world) isFast(e echo) bool {
 	w.Helper()
 	before := w.slow()
@@ -406,7 +403,7 @@ func (w *world) isFast(e echo) bool {
 	return w.slow()-before < 20
 }
 
-// forger sends packets from a place with the addresses and ports of a connection.
+// forger returns a function that sends packets from a place with the addresses and ports of a connection.
 func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte)) {
 	w.Helper()
 	fd := -1
@@ -424,9 +421,9 @@ func (w *world) forger(place string, e echo) (send func(seq uint32, flags byte))
 	}
 }
 
-// TestForgedFINAndRST checks that a connection stays ESTABLISHED in conntrack when another pod,
-// which knows its ports but not its sequence numbers, forges FINs or RSTs: however much data has
-// been accelerated, and even in a pause. No programs are attached to the other pod's link.
+// TestForgedFINAndRST forges FINs and RSTs in another pod, which knows the ports of a connection but not its sequence numbers.
+// The connection must stay ESTABLISHED in conntrack, however much data has been accelerated, and even while it is idle. No
+// programs are attached to the other pod's link.
 func TestForgedFINAndRST(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -480,9 +477,9 @@ func TestForgedFINAndRST(t *testing.T) {
 	}
 }
 
-// TestResyncBesideForgedPackets checks that the entry of a connection becomes strict again when the fast path ends, although
-// another pod forges its packets all the time: one that comes between the packets of a handshake makes conntrack ignore
-// the rest of it.
+// TestResyncBesideForgedPackets checks that a connection's entry becomes strict again when the fast path ends, although another
+// pod forges packets all the time. A forged packet amid the packets of a resynchronisation makes conntrack ignore the rest of
+// them.
 func TestResyncBesideForgedPackets(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
@@ -513,8 +510,8 @@ func TestResyncBesideForgedPackets(t *testing.T) {
 	}
 }
 
-// TestRSTInWindow checks that an RST in the window, which conntrack accepts, leaves no connection with the timeout of a closed
-// one. After the RST the next packet takes the slow path, because it may be the last for longer than that timeout.
+// TestRSTInWindow forges an RST in the window, which conntrack accepts. The open connection must not keep the timeout of a
+// closed one, so the next packet takes the slow path: it may be the last for longer than that timeout.
 func TestRSTInWindow(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
@@ -565,8 +562,8 @@ func TestRSTAfterRestart(t *testing.T) {
 	}
 }
 
-// TestForgedRSTInPages checks that a forged RST is dropped if its TCP header is in a page of the skb: the linear part ends with
-// the IP header. The pod sends it by a packet socket, as a frame of more than a page.
+// TestForgedRSTInPages checks that a forged RST is dropped even if the skb's linear part ends with the IP header, so that the
+// TCP header is in a page fragment. The pod sends it through a packet socket, in a frame larger than a page.
 func TestForgedRSTInPages(t *testing.T) {
 	t.Parallel()
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
@@ -635,13 +632,13 @@ func checkBesideForged(w *world, flags byte) {
 	w.start()
 	e := w.connect().back()
 	w.accelerate(e)
-	near, ways := 1, uint64(1) // sent counts both ways of local connections
+	near, ways := 1, uint64(1) // sent counts both directions of local connections
 	if w.local {
 		near, ways = 2, 2
 	}
 	w.accelerate(w.connectFrom(near, 1, direct).back())
 	forge := w.forger(w.otherPods()[0], e)
-	// A busy machine may delay a round for so long that the flow expires, so use the median round.
+	// A busy machine may delay a round for so long that the flow expires, so take the median of the rounds.
 	const rounds, trips = 50, 20
 	var fast []int
 	pause := time.NewTicker(20 * time.Millisecond)
@@ -754,7 +751,6 @@ func (w *world) learnPMTU(node string, mtu uint16) {
 	})
 }
 
-// fragments returns how many fragments a node has made.
 func (w *world) fragments(node string) (n int) {
 	w.Helper()
 	w.in(node, func() error {

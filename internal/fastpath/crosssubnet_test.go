@@ -14,9 +14,9 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// TestCrossSubnet has nodes that reach one pod of each other over VXLAN and the other one by a route, as with Calico's
-// VXLANCrossSubnet. Both connections are accelerated at the same time, each on the way that the kernel gives it, and the
-// second follows its route into the tunnel and out of it again.
+// TestCrossSubnet has nodes that reach one of each other's pods through VXLAN and the other by a plain route, as with Calico's
+// VXLANCrossSubnet. Connections to both must be accelerated at the same time, each on the kernel's path, and the second must
+// follow when its route changes to the tunnel and back.
 func TestCrossSubnet(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, spec.ShapeCalico, spec.OffloadFull)
@@ -37,7 +37,7 @@ func TestCrossSubnet(t *testing.T) {
 	tunnelled, routed := w.connectOf(0, direct).back(), w.connectOf(1, direct).back()
 	w.accelerate(tunnelled)
 	w.accelerate(routed)
-	// plain counts the packets of a connection that are on the wire without encapsulation.
+	// plain counts the packets of a connection on the wire that are not encapsulated.
 	plain := func(e echo) int {
 		t.Helper()
 		w.shape = overlay.ShapeRouted // what capture looks for

@@ -19,10 +19,10 @@ import (
 const (
 	// detectEvery is the interval at which the detector reads the packet counters of VXLAN devices and routers.
 	detectEvery = leaseRenewal / 5
-	// busyPackets is the number of packets in an interval from which the devices are busy.
+	// With busyPackets packets in an interval, or more, the devices are busy.
 	busyPackets = 10
-	// The programs sample for detectMin at least, and until detectPackets packets have passed: they sample one in 32, and
-	// have to sample a connection twice. With few packets they stop after detectMax.
+	// A detection lasts at least detectMin, and until detectPackets packets have passed: the programs sample one packet in 32,
+	// and must sample a connection twice. With few packets it ends after detectMax.
 	detectMin, detectMax = 2 * detectEvery, 9 * detectEvery
 	detectPackets        = 256
 	// detectPause is the pause after a detection that found nothing. It doubles each time, up to
@@ -30,19 +30,18 @@ const (
 	detectPause, detectPauseMax = time.Second, 8 * time.Second
 )
 
-// detector decides when the programs of the VXLAN devices search for eligible connections while the
-// fast path is idle: only while the devices are busy, and even then only part of the time, because
-// the programs cost every packet.
+// detector decides when the programs of VXLAN devices and routers look for eligible connections while the fast path is idle.
+// They do so only while the devices are busy, and only part of that time, because the programs slow down every packet.
 type detector struct {
 	on bool
-	// since is the time at which the programs began to sample, and began the counters at that time. While the programs are being
-	// attached, since is zero: attaching waits for other changes of devices, and can take longer than the detection.
+	// since is the time at which the programs began to sample, and began is the value of the counters at that time. since is
+	// zero while the programs are being attached: attaching waits for the RTNL lock, and can take longer than the detection.
 	since time.Time
 	began uint64
 	// next is the earliest time of the next detection; wait is the length of the last pause.
 	next time.Time
 	wait time.Duration
-	// packets is the last value of the counters.
+	// packets is the last value of the packet counters.
 	packets uint64
 }
 
@@ -72,7 +71,8 @@ func (s *detector) update(now time.Time, packets uint64) (switched bool) {
 	return true
 }
 
-// packets sums the packet counters of the VXLAN devices and routers. Without pods nothing is eligible.
+// packets sums the packet counters of the VXLAN devices and routers. It returns 0 on a node without pods, where no connection
+// is eligible.
 func packets(h *netlink.Handle, n node) (sum uint64, err error) {
 	if len(n.veths) == 0 {
 		return 0, nil
@@ -95,29 +95,29 @@ func packets(h *netlink.Handle, n node) (sum uint64, err error) {
 const (
 	// localEvery is the interval at which the detector reads the packet counters of pods' links.
 	localEvery = time.Second
-	// localPackets is the number of packets in an interval from which a link is busy.
+	// A link with localPackets packets in an interval, or more, is busy.
 	localPackets = 100
-	// localLinks limits the number of links whose packets are sampled at the same time: each takes a system call to attach and another
+	// localLinks limits the number of links that are sampled at the same time: each costs one system call to attach and another
 	// to detach.
 	localLinks = 16
 	// localPauseMax is the longest pause after a detection that found nothing.
 	localPauseMax = 16 * time.Second
 )
 
-// localDetector decides when the programs of pods search for connections between pods of the node, which no other device sees. It
-// samples the busiest links without programs for one interval. The pause before the next time doubles as long as links stay busy: most
-// of them have no such connection.
+// localDetector decides when the programs at pods' links look for connections between pods of the node, which pass no other
+// device of the fast path. It samples the busiest links without programs for one interval. While links stay busy, each pause is
+// twice as long as the one before: most busy links have no such connection.
 type localDetector struct {
-	// packets has the last values of the counters, by link.
+	// packets holds the last values of the packet counters, by link.
 	packets map[int]uint64
-	// last is the time at which they were read, next the earliest time of the next detection, wait the length of the last pause.
+	// last is the time of that reading, next the earliest time of the next detection, wait the length of the last pause.
 	last, next time.Time
 	wait       time.Duration
-	// sampling has the links whose packets are sampled now.
+	// sampling holds the links that are being sampled.
 	sampling []int
 }
 
-// update applies new counters of the links without programs, and returns whether sampling has changed.
+// update applies new counters of the links without programs, and returns whether d.sampling has changed.
 func (d *localDetector) update(now time.Time, packets map[int]uint64) (switched bool) {
 	var busy []int
 	count := make(map[int]uint64)
@@ -146,7 +146,8 @@ func (d *localDetector) update(now time.Time, packets map[int]uint64) (switched 
 	return true
 }
 
-// detectLocal applies the packet counters of pods' links to the detector, and returns whether other links are to be sampled.
+// detectLocal feeds the packet counters of pods' links to the local detector, and returns whether its choice of links has
+// changed.
 func (f *Fastpath) detectLocal(now time.Time) (switched bool, err error) {
 	if now.Sub(f.local.last) < localEvery || len(f.node.veths) < 2 {
 		return false, nil
@@ -164,8 +165,8 @@ func (f *Fastpath) detectLocal(now time.Time) (switched bool, err error) {
 	return f.local.update(now, without), nil
 }
 
-// linkPackets returns the packet counters of the devices in the calling thread's network namespace, by name. Unlike netlink it needs no
-// RTNL lock, for which attaching and detaching elsewhere would have to wait.
+// linkPackets returns the packet counters of the devices in the calling thread's network namespace, by name. It reads /proc,
+// because netlink would take the RTNL lock, for which everybody who attaches or detaches a program would wait.
 func linkPackets() (map[string]uint64, error) {
 	b, err := os.ReadFile("/proc/thread-self/net/dev")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// detectorTest drives a detector by time and packets.
+// detectorTest feeds a detector with simulated time and packet counts.
 type detectorTest struct {
 	*testing.T
 	detector
@@ -37,7 +37,7 @@ func (d *detectorTest) pass(time time.Duration, packets uint64) {
 	}
 }
 
-// want checks when the detector was switched since the last call.
+// want checks the times at which the detector was switched on or off since the last call.
 func (d *detectorTest) want(what string, at ...time.Duration) {
 	d.Helper()
 	if !slices.Equal(d.turns, at) {
@@ -76,7 +76,7 @@ func TestDetectorSamplesEnough(t *testing.T) {
 	}
 }
 
-// TestDetectorAttachesSlowly checks that the time in which the programs are being attached does not count.
+// TestDetectorAttachesSlowly checks that the time that it takes to attach the programs does not count as sampling.
 func TestDetectorAttachesSlowly(t *testing.T) {
 	d := newDetectorTest(t)
 	d.pass(detectEvery, detectPackets)
@@ -87,7 +87,7 @@ func TestDetectorAttachesSlowly(t *testing.T) {
 	d.want("programs that take a minute to attach", detectMin)
 }
 
-// TestPace checks that what is due recurs at its interval, also if most ticks are missing.
+// TestPace checks that periodic work is due at its interval even if most ticks are missed.
 func TestPace(t *testing.T) {
 	for tick, want := range map[time.Duration]int{
 		detectEvery: 20, detectEvery + time.Millisecond: 20, 450 * time.Millisecond: 22, 900 * time.Millisecond: 11,

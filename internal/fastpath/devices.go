@@ -28,42 +28,43 @@ const overhead = 50
 
 // node is the result of a scan of the devices.
 type node struct {
-	// overlays has the supported VXLAN devices, by index.
+	// overlays holds the supported VXLAN devices, by index.
 	overlays map[int]datapath.VXLANDevice
-	// nics has the NICs of the overlays and the routers: the NICs over which the node routes packets of pods as they are.
+	// nics holds the NICs of the overlays and all routers. A router is a NIC over which the node routes packets of pods without
+	// encapsulation. veths holds the links of pods.
 	nics, routers, veths []int
 	names                map[int]string
-	// remotes has the remote nodes of the overlays.
+	// remotes holds the remote nodes of the overlays.
 	remotes []datapath.Remote
-	// podDevices has the devices over which the node reaches its pods: their links, and the upper devices of these.
+	// podDevices holds the devices over which the node reaches its pods: their links, and the upper devices of the links.
 	podDevices []int
-	// owners has the MAC addresses of the pods, with their veths; podLinks maps each IP address of a pod to its veth.
+	// owners holds the MAC addresses of pods, each with its veth; podLinks maps each IP address of a pod to its veth.
 	owners   []datapath.LinkMAC
 	podLinks map[netip.Addr]int
-	// observers has the observers of all devices. monitored has the VXLAN devices and the upper
-	// devices of pods' links: the fast path bypasses their hooks, so inspect polls them.
+	// observers holds the observers of all devices. monitored holds the VXLAN devices and the upper devices of pods' links: the
+	// fast path bypasses their hooks, so inspect polls them.
 	observers observers
 	monitored []int
-	// noDecap has the NICs with observers that run after decap_nic, which would bypass them.
+	// noDecap holds the NICs that do not get decap_nic, because it would bypass an observer that runs after it.
 	noDecap []int
 	// unsupported says why the fast path skips all devices, or is empty.
 	unsupported string
-	// near has the devices over which the node reaches its own pods, or may: all but NICs and VXLAN devices. own has the
-	// MAC addresses of all devices.
+	// near holds the devices behind which the node's own pods may be: all but NICs and VXLAN devices. own holds the MAC
+	// addresses of all devices.
 	near map[int]bool
 	own  map[mac]bool
 	// mtu is the smallest MTU of all paths.
 	mtu int
 	// ports is the range of source ports. The first is included, the second is not.
 	ports [2]uint16
-	// skipped has a sentence for each skipped device that says why.
+	// skipped says for each skipped device, in one sentence, why it is skipped.
 	skipped []string
 }
 
-// attachments returns the programs of each device. links has the links of the active pods. The
-// programs that see a packet last come first: when a program is attached, those that follow it on
-// the packet's way are attached already. Without active pods the fast path is idle, and only the
-// detectors may have programs: those of the network devices, and those of the links in sampling.
+// attachments returns the programs that each device needs, given the links of the active pods. They are in reverse packet
+// order: when a program is attached, those that see the packet after it are attached already. Without active pods the fast path
+// is idle. Then only the detectors need programs: at VXLAN devices and routers if detecting is set, and at the links in
+// sampling.
 func (n node) attachments(links []int, detecting bool, sampling []int) (all []attachment) {
 	add := func(device int, programs ...string) {
 		for _, p := range programs {
@@ -99,7 +100,7 @@ func (n node) attachments(links []int, detecting bool, sampling []int) (all []at
 	return all
 }
 
-// encapsulates reports whether a NIC sends the packets of a VXLAN device.
+// encapsulates reports whether a VXLAN device sends its packets over a NIC.
 func (n node) encapsulates(nic int) bool {
 	for _, v := range n.overlays {
 		if v.NIC == nic {
@@ -109,9 +110,8 @@ func (n node) encapsulates(nic int) bool {
 	return false
 }
 
-// scanDevices scans the devices of the calling thread's network namespace, which h must belong to,
-// and maps the known neighbours to them. It ignores observers of the kinds in unseenBy, and the
-// programs that ours selects.
+// scanDevices scans the devices of the calling thread's network namespace, to which h must belong, and looks up behind which
+// devices the known neighbours are. It ignores observers of the kinds in unseenBy and the programs that ours selects.
 func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs) (node, error) {
 	links, err := netns.Dump("links", h.LinkList)
 	if err != nil {
@@ -152,7 +152,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 			n.own[address] = true
 		}
 	}
-	// As in udp_flow_src_port: the sysctl has the last port, but the kernel never uses that one.
+	// As in udp_flow_src_port: high is the last port of the range, and the kernel never chooses it.
 	n.ports = [2]uint16{low, high}
 	if n.unsupported = why; why != "" {
 		n.overlays, n.nics, n.routers, n.veths, n.podDevices, n.podLinks = nil, nil, nil, nil, nil, nil
@@ -164,7 +164,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	return n, nil
 }
 
-// supported returns the sorted names of the devices by which packets of pods may leave and enter the node on the fast path: VXLAN devices
+// supported returns the sorted names of the devices over which the fast path can connect pods with other nodes: VXLAN devices
 // and routers.
 func (n node) supported() (names []string) {
 	for index := range n.overlays {
@@ -189,7 +189,8 @@ func listNeighbours(h *netlink.Handle) (all []netlink.Neigh, err error) {
 	return all, nil
 }
 
-// linkByRoute returns the pod's link to which the node routes an address, or the bridge of pods if the link is not known.
+// linkByRoute returns the pod's link to which the node routes an address. If the route leads to a bridge of pods, the link is
+// not known yet, and it returns the bridge.
 func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, bridge int) {
 	routes, err := h.RouteGet(address.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -208,7 +209,7 @@ func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, bridge i
 	return 0, 0
 }
 
-// limitMTUsByIPv6 lowers the MTUs in links to those of IPv6, which has a sysctl for each device.
+// limitMTUsByIPv6 lowers the MTU of each device in links to its IPv6 MTU, which is a sysctl of its own.
 func limitMTUsByIPv6(links []netlink.Link) error {
 	for _, l := range links {
 		if t := l.Type(); t != "vxlan" && t != "veth" && t != "bridge" {
@@ -225,7 +226,6 @@ func limitMTUsByIPv6(links []netlink.Link) error {
 	return nil
 }
 
-// readSysctl reads the numbers of a sysctl.
 func readSysctl(key string, to ...any) error {
 	b, err := os.ReadFile("/proc/sys/" + key)
 	if err == nil {
@@ -282,7 +282,7 @@ func (n *node) skip(l netlink.Link, format string, args ...any) {
 	n.skipped = append(n.skipped, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
 }
 
-// limitMTU lowers the MTU of the fast path to that of a device on the way.
+// limitMTU lowers the MTU of the fast path to that of a device on its path.
 func (n *node) limitMTU(mtu int) {
 	if n.mtu == 0 || mtu < n.mtu {
 		n.mtu = mtu
@@ -312,7 +312,7 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 			n.skip(l, bypassed, what)
 			continue
 		}
-		// A redirected packet passes all hooks of the NIC's egress except nftables (nf_skip_egress).
+		// A redirected packet passes all egress hooks of the NIC except nftables (nf_skip_egress).
 		if what := n.observers.first([]attachPoint{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
 			n.skip(l, "its NIC %s has %s, which the fast path would bypass", nic.Attrs().Name, what)
 			continue
@@ -338,8 +338,8 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 	}
 }
 
-// addRouteMTUs applies the MTUs that routes have of their own. The programs look up path MTUs themselves (route_mtu), but
-// bpf_fib_lookup ignores the MTU of an IPv4 route unless it is locked, and the kernel does not when it forwards.
+// addRouteMTUs applies the MTUs that are configured on routes. The programs look up path MTUs (route_mtu). But bpf_fib_lookup
+// ignores the MTU of an IPv4 route unless it is locked, while the kernel respects it when it forwards.
 func (n *node) addRouteMTUs(routes []netlink.Route) {
 	for _, r := range routes {
 		if r.MTU == 0 {
@@ -360,8 +360,8 @@ func (n *node) addRouteMTUs(routes []netlink.Route) {
 // routersMax is the size of the map routers in bpf/fastpath/vxlan.h.
 const routersMax = 16
 
-// addRouters finds the routers: the NICs with a route through a gateway. Beside an overlay, neither a default route makes one nor
-// what the network has announced, such as the routes to a cloud's metadata server: they take packets that leave the cluster.
+// addRouters finds the routers: the NICs with a route through a gateway. On a node with an overlay, default routes and
+// announced routes, such as the one to a cloud's metadata server, do not count: they are for packets that leave the cluster.
 func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route) {
 	gateways := make(map[int][]net.IP)
 	encapsulated := slices.ContainsFunc(links, isOverlay)
@@ -372,7 +372,7 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 		for _, hop := range append(slices.Clip(r.MultiPath), &netlink.NexthopInfo{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}) {
 			gateway := hop.Gw
 			if via, ok := hop.Via.(*netlink.Via); ok {
-				gateway = via.Addr // of the other IP version
+				gateway = via.Addr // a next hop of the other IP version
 			}
 			if gateway != nil {
 				gateways[hop.LinkIndex] = append(gateways[hop.LinkIndex], gateway)
@@ -388,7 +388,8 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 			n.skip(l, "it has the master %s, which the fast path would bypass", master.Attrs().Name)
 			continue
 		}
-		// A redirected packet passes all hooks of the NIC's egress except nftables; redirect_nic is the last tcx program at its ingress.
+		// A redirected packet passes all egress hooks of the NIC except nftables. At its ingress, redirect_nic bypasses
+		// whatever runs after tcx.
 		if what := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev),
 			n.observers.first([]attachPoint{{a.Index, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev)); what != "" {
 			n.skip(l, bypassed, what)
@@ -405,8 +406,9 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 	}
 }
 
-// mayRoute reports whether a device with routes through gateways may be a NIC: it adds no tunnel header, and does not lead to pods. The
-// link of a pod has no subnet of its own, and the bridge of pods has their links.
+// mayRoute reports whether a device with routes through gateways may be a NIC, and not a tunnel or a device that leads to pods.
+// A veth is a NIC if its subnet contains a gateway: the link of a pod has no subnet. A bridge is one unless a pod's link is its
+// port.
 func mayRoute(l netlink.Link, links []netlink.Link, routes []netlink.Route, gateways []net.IP) bool {
 	index := l.Attrs().Index
 	switch l.Type() {
@@ -432,19 +434,17 @@ func isOverlay(l netlink.Link) bool {
 	return (l.Type() == "vxlan" || l.Type() == "geneve") && l.Attrs().Flags&net.FlagUp != 0
 }
 
-// isAnnounced reports whether a route came by DHCP, by a router advertisement, or by an ICMP redirect.
+// isAnnounced reports whether a route comes from DHCP, a router advertisement or an ICMP redirect.
 func isAnnounced(r netlink.Route) bool {
 	return slices.Contains([]netlink.RouteProtocol{unix.RTPROT_DHCP, unix.RTPROT_RA, unix.RTPROT_REDIRECT}, r.Protocol)
 }
 
-// isHost reports whether a route takes packets for a single address.
 func isHost(r netlink.Route) bool {
 	ones, bits := r.Dst.Mask.Size()
 	return ones == bits
 }
 
-// addPods finds the links of pods. It skips the links under an upper device with an observer, and
-// records that once for all of them.
+// addPods finds the links of pods. If their upper device has an observer, it skips all of them and records one reason.
 func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 	up := uppers(links)
 	observed := make(map[int]bool)
@@ -489,8 +489,7 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 	}
 }
 
-// uppers maps the index of each lower device to its upper devices: those that receive the packets
-// it receives, such as its bridge and its VLAN devices.
+// uppers maps each device to its upper devices, such as its bridge and its VLAN devices: what it receives, they receive too.
 func uppers(links []netlink.Link) map[int][]int {
 	known := make(map[int]bool)
 	for _, l := range links {
@@ -512,7 +511,7 @@ func uppers(links []netlink.Link) map[int][]int {
 	return up
 }
 
-// allUppers returns the upper devices of a device, their upper devices, and so on.
+// allUppers returns all devices above a device: its upper devices, their upper devices, and so on.
 func allUppers(up map[int][]int, device int) []int {
 	all := []int{device}
 	for i := 0; i < len(all); i++ {
@@ -525,10 +524,9 @@ func allUppers(up map[int][]int, device int) []int {
 	return all[1:]
 }
 
-// unsupportedVXLAN returns why the fast path does not support a VXLAN device, or "". The programs
-// write the same headers as the VXLAN devices of flannel and Calico. The NIC may be an upper device
-// itself, such as a bond, a VLAN device or a bridge: accelerated packets pass the hooks of its
-// lower devices. They would bypass the hooks of an upper device of the NIC.
+// unsupportedVXLAN returns why the fast path does not support a VXLAN device, or "". The programs write the same headers as the
+// VXLAN devices of flannel and Calico. The NIC may be an upper device itself, such as a bond, a VLAN device or a bridge:
+// accelerated packets still pass the hooks of its lower devices. But it must not have a master, whose hooks they would bypass.
 func unsupportedVXLAN(v *netlink.Vxlan, nic netlink.Link, byIndex map[int]netlink.Link, routes []netlink.Route, neighbours []netlink.Neigh) string {
 	switch {
 	case v.FlowBased:

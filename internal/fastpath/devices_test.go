@@ -16,7 +16,7 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// TestDeviceClassification checks how devices on top of a NIC and of pods' links are classified.
+// TestDeviceClassification checks how upper devices of a NIC and of pods' links are classified.
 func TestDeviceClassification(t *testing.T) {
 	attrs := func(index int, name string, change ...func(*netlink.LinkAttrs)) netlink.LinkAttrs {
 		a := netlink.LinkAttrs{Index: index, Name: name, MTU: 1500, Flags: net.FlagUp, EncapType: "ether", NetNsID: -1}
@@ -175,8 +175,8 @@ func TestRouters(t *testing.T) {
 	}
 }
 
-// TestCilium checks that a node with any of Cilium's programs has nothing for the fast path, and that one sentence says so, whatever else
-// would be skipped, and whatever may be unseen.
+// TestCilium checks that the fast path uses no device of a node with any of Cilium's programs. It must give that single reason,
+// whatever else would be skipped, and whatever unseenBy allows.
 func TestCilium(t *testing.T) {
 	attrs := func(index int, name string) netlink.LinkAttrs {
 		return netlink.LinkAttrs{Index: index, Name: name, MTU: 1500, Flags: net.FlagUp, EncapType: "ether", NetNsID: -1}
@@ -213,7 +213,7 @@ func TestCilium(t *testing.T) {
 	}
 }
 
-// TestRouteMTUs checks that the fast path takes the MTU of a route into account, on the devices that it sends packets to.
+// TestRouteMTUs checks that the fast path respects the MTUs of routes through the devices to which it redirects packets.
 func TestRouteMTUs(t *testing.T) {
 	const router, underlay, other = 2, 3, 4
 	for name, tt := range map[string]struct {
@@ -236,7 +236,8 @@ func TestRouteMTUs(t *testing.T) {
 	}
 }
 
-// TestEndsWith checks that a foreign program after any program of the fast path is found: a NIC may have two of them.
+// TestEndsWith checks that a foreign program behind any program of the fast path is found. A NIC may have two programs of the
+// fast path.
 func TestEndsWith(t *testing.T) {
 	ours := func(id ebpf.ProgramID) bool { return id < 10 }
 	for name, tt := range map[string]struct {
@@ -256,8 +257,8 @@ func TestEndsWith(t *testing.T) {
 	}
 }
 
-// TestTurn checks that a round inspects each attach point once, whatever their number.
-func TestTurn(t *testing.T) {
+// TestBatch checks that one round of batches covers each attach point once, however many there are.
+func TestBatch(t *testing.T) {
 	for _, n := range []int{0, 1, inspectMax, inspectMax + 1, 3*inspectMax - 1} {
 		all := make([]attachPoint, n)
 		for i := range all {

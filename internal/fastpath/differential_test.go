@@ -42,7 +42,7 @@ const (
 	// time. One in a few hundred packets ends a connection, so each round opens others.
 	connections = 48
 	round       = 4000
-	// inFlight is the number of packets that are sent before the test waits for them.
+	// inFlight is the number of packets that the test sends before it waits for them.
 	inFlight = 100
 )
 
@@ -209,7 +209,6 @@ func newIsolatedNode(t *testing.T, shape, offload string, six, local bool) *isol
 	return a
 }
 
-// pods returns the ends that are pods.
 func (a *isolatedNode) pods() []int { return []int{pod0, pod1, pod2}[:a.hostile+1] }
 
 // dropSpoofed makes the node drop what the hostile pod sends with the addresses of a connection, as Calico does.
@@ -255,8 +254,8 @@ func (a *isolatedNode) gateway(index int) (mac net.HardwareAddr) {
 	return mac
 }
 
-// settle gives the node permanent neighbours and turns off everything that it does by timers: no
-// two nodes would do that at the same packet.
+// settle gives the node permanent neighbours and turns off everything that timers trigger, because no two nodes would do that
+// at the same packet.
 func (a *isolatedNode) settle(index []int, nic net.HardwareAddr) error {
 	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
@@ -313,7 +312,7 @@ func (a *isolatedNode) settle(index []int, nic net.HardwareAddr) error {
 	set("ipv4/ipfrag_high_thresh", fmt.Sprint(1<<30))
 	if a.six {
 		set("ipv6/icmp/ratelimit", "0")
-		set("ipv6/icmp/ratemask", "0") // no type has this number
+		set("ipv6/icmp/ratemask", "0") // the rate limit applies to type 0 only, which does not exist
 		set("ipv6/ip6frag_time", "3600")
 		set("ipv6/ip6frag_high_thresh", fmt.Sprint(1<<30))
 		set("netfilter/nf_conntrack_frag6_timeout", "3600")
@@ -352,8 +351,8 @@ func (a *isolatedNode) inject(s injected) bool {
 	return err == nil
 }
 
-// collect calls see for all packets that came out at the ends. To know that all have come, it
-// injects packets of its own and waits for them.
+// collect calls see for each packet that left the node at an end. It injects marker packets and waits for them, to know that
+// all earlier packets have passed.
 func (a *isolatedNode) collect(see func(end int, frame []byte)) {
 	a.Helper()
 	c := a.four
@@ -377,7 +376,7 @@ func (a *isolatedNode) collect(see func(end int, frame []byte)) {
 		for _, end := range append([]int{atNIC}, a.pods()...) {
 			for {
 				flags := 0
-				if end == pod1 || end == pod2 { // the last packets do not go there
+				if end == pod1 || end == pod2 { // no marker packet goes there
 					flags = unix.MSG_DONTWAIT
 				}
 				n, _, err := unix.Recvfrom(a.sockets[end], a.buf, flags)
@@ -463,8 +462,8 @@ func normalise(toPeer bool, b []byte, port uint16, start int) string {
 	return string(b)
 }
 
-// inside returns the offset of TCP or UDP in the packet at offset at, the protocol, and the sum of
-// its pseudo header.
+// inside parses the IP packet at offset at. It returns the offset of TCP or UDP, the protocol, and the sum of the pseudo
+// header.
 func inside(b []byte, at int) (l4 int, protocol byte, pseudo uint32, ok bool) {
 	switch {
 	case len(b) >= at+20+18 && b[at] == 0x45:
@@ -533,7 +532,6 @@ func withoutRST(b []byte, at int) []byte {
 	return b
 }
 
-// randomPacket returns a packet that enters at a random end.
 func (a *isolatedNode) randomPacket(g grammar.Grammar) injected {
 	if g.IntN(2) == 0 {
 		s := injected{end: pod0, frame: withoutRST(g.Packet(true), 14)}
@@ -732,8 +730,7 @@ func (a *isolatedNode) other(n int) grammar.Connection {
 	return c
 }
 
-// begin opens connections on both nodes, after it has removed all others, and waits until those of
-// the first node are accelerated.
+// begin removes all connections from both nodes, opens others, and waits until those of the first node are accelerated.
 func begin(t *testing.T, sides [2]*isolatedNode, all []grammar.Connection) {
 	t.Helper()
 	nothing := func(int, []byte) {}

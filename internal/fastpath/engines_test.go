@@ -38,7 +38,7 @@ type dialogue struct {
 	*world
 	datagrams *net.UDPConn
 	denied    atomic.Int64 // when a datagram was last refused
-	sent      atomic.Int64 // when the latest answered datagram was sent
+	sent      atomic.Int64 // when the latest datagram that got a reply was sent
 	server    netip.AddrPort
 	dials     int // connections that were tried
 }
@@ -104,7 +104,7 @@ func (c *dialogue) note(err error) {
 // has to last longer.
 func (c *dialogue) established(want string) string {
 	began := time.Now()
-	for n := 1; ; n++ { // a busy machine takes longer for these steps too
+	for n := 1; ; n++ { // a busy machine takes longer for the change, too
 		time.Sleep(5 * time.Millisecond)
 		switch {
 		case c.sent.Load() > began.UnixNano():
@@ -129,7 +129,6 @@ func (c *dialogue) fresh(want string) (result string) {
 	}
 }
 
-// dial returns the outcome of one connection.
 func (c *dialogue) dial() (result string) {
 	c.Helper()
 	c.dials++
@@ -160,7 +159,7 @@ func (w *world) ipset(node, name string) {
 	})
 }
 
-// member adds an address to a set of a node, or deletes it.
+// member adds an address to an ipset of a node, or deletes it.
 func (w *world) member(node, set string, a netip.Addr, is bool) {
 	w.Helper()
 	w.in(node, func() error {
@@ -274,9 +273,9 @@ func kubeRouterPolicy(ingress, egress string) string {
 	return fmt.Sprintf("*filter\n-R KUBE-POD-FW-0 4 -d 10.244.1.2 -j %s\n-R KUBE-POD-FW-0 5 -s 10.244.1.2 -j %s\nCOMMIT\n", ingress, egress)
 }
 
-// TestPolicyEngines checks that a pod sees the same as without the fast path, on nodes with the
-// rules of policy engines, while policies change under its accelerated and its new connections. The
-// kernel does not announce changes by legacy iptables and ipset, so these may take up to a second.
+// TestPolicyEngines changes policies on nodes with the rules of policy engines. The fast path must make no difference to the
+// accelerated and new connections of a pod. The kernel sends no notification of changes by legacy iptables and ipset, so these
+// may take effect up to a second later.
 func TestPolicyEngines(t *testing.T) {
 	t.Parallel()
 	for _, engine := range []engine{calico, kubeRouter} {
@@ -425,10 +424,9 @@ func gate(t *testing.T) (p *ebpf.Program, open func(bool)) {
 	}
 }
 
-// TestChainedCilium attaches programs as Cilium does when it is chained to another CNI plugin
-// (generic-veth): on both sides of a pod's link, to which no packet may then take the fast path.
-// They are attached while the pod's connections are accelerated, and must be able to deny these
-// connections. The test has the machine to itself, because it measures how soon they can.
+// TestChainedCilium attaches programs as Cilium does when it is chained to another CNI plugin (generic-veth): at both hooks of
+// a pod's link. No packet may then take the fast path through that link, and the programs must be able to deny connections that
+// were accelerated before. The test runs alone, because it measures how soon they can.
 func TestChainedCilium(t *testing.T) {
 	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	w.start()

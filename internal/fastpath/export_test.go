@@ -104,11 +104,11 @@ func ChangesWithin(d time.Duration) (before time.Duration) {
 	return before
 }
 
-// Resync makes the fast path read the devices again, as after a change.
-func (f *Fastpath) Resync() { poke(f.rescan) }
+// Rescan makes the fast path scan the devices, as after a change.
+func (f *Fastpath) Rescan() { poke(f.rescan) }
 
-// LastResync returns an identity of the last resync, and the minimum pause after it.
-func (f *Fastpath) LastResync() (which uintptr, pause time.Duration) {
+// LastScan returns a value that identifies the last scan, and the minimum pause after that scan.
+func (f *Fastpath) LastScan() (which uintptr, pause time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return reflect.ValueOf(f.node.names).Pointer(), f.pause

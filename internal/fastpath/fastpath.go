@@ -8,9 +8,9 @@
 // The programs decide which path a packet takes; internal/accel decides when the fast path is
 // applied. docs/explanation/fastpath.md describes the path of a packet.
 //
-// Nothing outlives the process: the kernel removes programs, maps and attachments with it.
-// Close resynchronises conntrack with the open connections (package conntrack). If the process is
-// killed, conntrack stays liberal with them until the next process has released them as idle.
+// Nothing outlives the process: the kernel removes programs, maps and attachments with it. Close resynchronises conntrack with
+// the open connections (package conntrack). If the process is killed, their conntrack entries stay liberal until the next
+// process finds the connections idle.
 package fastpath
 
 import (
@@ -42,13 +42,13 @@ const LeaseTime = 2 * time.Second
 
 const (
 	leaseRenewal = LeaseTime / 4
-	// forgetWhenFull replaces forgetAfter while the flow table is nearly full. A flow has expired
-	// by then, so its connection takes the slow path anyway.
+	// forgetWhenFull replaces forgetAfter while the flow table is nearly full. After that time without a packet, a flow has
+	// expired, so deleting it costs its connection nothing.
 	forgetWhenFull = 4
 	// sweepEvery is the interval between sweeps of the flow table, in lease renewals.
 	sweepEvery = 8
-	// After a scan of the devices, the next one waits for scanShare times the CPU time that it
-	// took: a burst of notifications must not occupy a CPU.
+	// After a scan of the devices, the next one waits for scanShare times the CPU time of the first: a burst of notifications
+	// must not occupy a CPU.
 	scanShare = 10
 )
 
@@ -74,8 +74,7 @@ type Fastpath struct {
 	ns       netns.Handle
 	links    *netlink.Handle
 	changes  *invalidator
-	// unseenBy has the kinds of observers that the fast path may bypass; ours has the IDs of its
-	// own programs.
+	// unseenBy holds the kinds of observers that the fast path may bypass, ours the IDs of its own programs.
 	unseenBy []string
 	ours     map[ebpf.ProgramID]bool
 
@@ -99,7 +98,7 @@ type Fastpath struct {
 	local    localDetector
 	active   bool
 	attached map[attachment]link.Link
-	// inspected is the number of attach points that inspect has checked in this round.
+	// inspected is the number of attach points that inspect has checked in the current round.
 	inspected int
 	// failed holds the errors of attachments that failed, while their devices exist.
 	failed   map[attachment]error
@@ -113,10 +112,9 @@ type attachment struct {
 	program string
 }
 
-// Start runs the fast path in a network namespace until Close; the caller keeps ns open until
-// then. It uses the present devices and those that appear later. It skips devices that it does
-// not support and those with observers, except for the kinds in unseenBy (v1alpha1.Fastpath):
-// see Skipped. It fails if the kernel lacks a feature.
+// Start runs the fast path in a network namespace until Close; the caller keeps ns open until then. The fast path also uses
+// devices that appear later. It skips devices that it does not support, and devices with observers unless unseenBy has their
+// kind (v1alpha1.Fastpath): see Skipped. Start fails if the kernel lacks a feature.
 func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, err error) {
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
@@ -134,8 +132,7 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	if f.ours, err = idsOf(f.programHooks()); err != nil {
 		return f, err
 	}
-	// Loading parses the kernel's BTF. Return those 10 MiB now: an idle process would keep them for
-	// minutes.
+	// Loading has parsed the kernel's BTF, which takes 10 MiB. Return them now: an idle process would keep them for minutes.
 	debug.FreeOSMemory()
 	if f.links, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
 		return f, fmt.Errorf("open netlink: %w", err)
@@ -232,7 +229,7 @@ func (f *Fastpath) Close() error {
 // Counts returns the number of packets by reason: see datapath.Programs.Counts.
 func (f *Fastpath) Counts() (map[string]uint64, error) { return f.programs.Counts() }
 
-// Connections counts the known connections, and by kind those of them that are accelerated now: see datapath.Programs.Accelerated.
+// Connections counts the known connections, and the accelerated ones by kind: see datapath.Programs.Accelerated.
 func (f *Fastpath) Connections() (known int, fast map[string]int, err error) {
 	now, err := datapath.Now()
 	if err != nil {
@@ -241,8 +238,8 @@ func (f *Fastpath) Connections() (known int, fast map[string]int, err error) {
 	return f.programs.Accelerated(now)
 }
 
-// Verify requests a scan of the devices that also checks every attachment. The scan attaches
-// programs again that another process detached, and moves programs back to the end of their hook.
+// Verify requests a scan of the devices that also checks every attachment. It re-attaches programs that another process has
+// detached, and moves programs back to the end of their attach point.
 func (f *Fastpath) Verify() {
 	f.verify.Store(true)
 	poke(f.rescan)
@@ -251,7 +248,7 @@ func (f *Fastpath) Verify() {
 // Changes receives a value after Hooks, Devices, Local, Skipped, Repaired or Problem have changed.
 func (f *Fastpath) Changes() <-chan struct{} { return f.updates }
 
-// Repaired returns how often a program was found detached and was attached again.
+// Repaired returns how often a program that somebody had detached was attached again.
 func (f *Fastpath) Repaired() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -283,8 +280,8 @@ func poke(ch chan struct{}) {
 	}
 }
 
-// Hooks returns the programs that are attached now, with their devices. While the fast path is idle
-// it returns none, even if the detector has attached programs for a moment.
+// Hooks returns the attached programs with their devices, without those that the detectors attach for a moment. While the fast
+// path is idle it returns none.
 func (f *Fastpath) Hooks() []Hook {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -303,22 +300,22 @@ func (f *Fastpath) Hooks() []Hook {
 	return all
 }
 
-// Devices returns the names of the VXLAN devices that the fast path supports, and of the NICs over which the node routes packets of
-// pods as they are.
+// Devices returns the names of the supported VXLAN devices, and of the NICs over which the node routes packets of pods without
+// encapsulation.
 func (f *Fastpath) Devices() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.node.supported()
 }
 
-// Local reports whether connections between pods of the node may take the fast path: the node has links of pods that are not skipped.
+// Local reports whether connections between pods of the node may take the fast path: not all links of pods are skipped.
 func (f *Fastpath) Local() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.node.veths) > 0
 }
 
-// Skipped returns a sentence for each skipped device that says why.
+// Skipped says for each skipped device, in one sentence, why it is skipped.
 func (f *Fastpath) Skipped() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -335,10 +332,10 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 	}
 }
 
-// run renews the lease, scans the devices and sweeps the flow table until quit is closed. It runs
-// in the network namespace, because attaching resolves device indices there. One goroutine does all
-// of it on purpose: if any step hangs, the lease expires and packets take the slow path. It returns
-// an error only before it reports that it has started.
+// run renews the lease, scans the devices and sweeps the flow table until quit is closed. It runs in the network namespace,
+// because the kernel resolves device indices there when it attaches programs. One goroutine does everything on purpose: if any
+// step hangs, the lease expires and packets take the slow path. run returns an error only if it cannot start; once it has, it
+// sends nil to started.
 func (f *Fastpath) run(started chan<- error) error {
 	err := f.sync()
 	if err == nil {
@@ -375,7 +372,7 @@ func (f *Fastpath) run(started chan<- error) error {
 			f.setProblem(synced)
 			rescan, paused = nil, time.After(f.pause)
 		case <-ticker.C:
-			// The tick itself may be old: it waits while programs are being attached.
+			// The tick may be old: it was not received while programs were being attached.
 			now := time.Now()
 			if err := f.detect(now); err != nil {
 				f.log.Warn("detect eligible connections", "error", err)
@@ -415,14 +412,14 @@ func (f *Fastpath) run(started chan<- error) error {
 	}
 }
 
-// pace tells when something is due again. It goes by the clock: the ticker drops ticks while the agent waits for a CPU, and a
-// lease that is renewed by counted ticks expires although the agent runs.
+// pace tells when something is due again. It reads the clock instead of counting ticks: the ticker drops ticks while the agent
+// waits for a CPU, so a lease renewed by counting would expire while the agent runs.
 type pace struct {
 	every time.Duration
 	last  time.Time
 }
 
-// due is called at each tick of the detector.
+// due reports, at each tick of the detector, whether it is time again.
 func (p *pace) due(now time.Time) bool {
 	if now.Sub(p.last) < p.every-detectEvery/2 { // ticks may come early or late
 		return false
@@ -439,8 +436,7 @@ func (f *Fastpath) renewLease() error {
 	return f.programs.RenewLease(now + LeaseTime)
 }
 
-// threadTime returns the CPU time of the calling thread. Unlike a wall clock it stands still while
-// the thread waits for a CPU.
+// threadTime returns the CPU time of the calling thread, which does not advance while the thread waits for a CPU.
 func threadTime() (time.Duration, error) {
 	var used unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
@@ -456,10 +452,9 @@ func (f *Fastpath) attach(link int) {
 	}
 }
 
-// forget deletes idle connections to make room, after it has resynchronised conntrack with them. It
-// keeps the pods of all other connections active. The next packet of a deleted connection creates
-// its flow again. A flow that was never validated has no time stamp, so unvalidated records when
-// forget first found it.
+// forget resynchronises conntrack with idle connections and deletes their flows to make room; a later packet creates the flow
+// again. The pods of all other connections stay active. A flow that was never validated has no time stamp, so unvalidated
+// records when forget first found it.
 func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 	flows, err := f.programs.Flows()
 	if err != nil {
@@ -489,7 +484,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 		}
 		if now-since > idle {
 			delete(unvalidated, flow)
-			// There may be thousands of connections, and the lease must not expire meanwhile.
+			// There may be thousands of connections: the lease must not expire meanwhile.
 			if err := f.renewLease(); err != nil {
 				return err
 			}
@@ -535,13 +530,13 @@ func (f *Fastpath) handleEvents() error {
 	}
 }
 
-// handle handles an event: an attach request for a pod, or an update of a conntrack entry.
+// handle attaches programs for a pod, or updates a conntrack entry, as an event asks.
 func (f *Fastpath) handle(event datapath.Event) error {
 	if event.Kind != datapath.EventAttach {
 		return f.entries.Handle(event)
 	}
 	if event.Link != 0 {
-		// The programs deliver to a pod only if its MAC address is known as that of a neighbour.
+		// The programs deliver only to pods whose MAC address is known. Requesting both makes the node resolve their addresses.
 		f.request(f.pods.linkOfAddress(event.Flow.Pod.Addr()))
 		f.request(f.pods.linkOfAddress(event.Flow.Peer.Addr()))
 		f.attach(event.Link)
@@ -559,8 +554,7 @@ func (f *Fastpath) request(link int, scan bool) {
 	f.attach(link)
 }
 
-// detect attaches and detaches the programs that search for eligible connections, as the detectors decide: those of VXLAN devices
-// and routers while the fast path is idle, and those of pods that have none.
+// detect attaches and detaches the programs that look for eligible connections, as the two detectors decide.
 func (f *Fastpath) detect(now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -626,7 +620,8 @@ func (f *Fastpath) sync() error {
 		if link != 0 {
 			node.podLinks[address] = link
 		} else if bridge != 0 && f.pods.resolve(address) {
-			// The pods of a bridge need not know the node, nor the node them. The kernel's answer is a notification.
+			// The node may have no neighbour entry for a pod on a bridge, because their packets need no routing. A notification
+			// will tell when the kernel has resolved the address.
 			ask := netlink.Neigh{LinkIndex: bridge, IP: address.AsSlice(), Flags: netlink.NTF_USE, HardwareAddr: make([]byte, 6)} // the kernel ignores the zeros
 			if err := f.links.NeighSet(&ask); err != nil {
 				f.log.Debug("resolve a pod's address", "address", address, "error", err)
@@ -645,14 +640,13 @@ func (f *Fastpath) sync() error {
 	f.node = node
 	err = f.attachPrograms(verify)
 	if slices.ContainsFunc(f.skipped, func(why string) bool { return !slices.Contains(before, why) }) {
-		// Flows that were validated over a device that is skipped now must not use it any more.
+		// Flows that were validated over a device that is now skipped must not use it any more.
 		f.changes.invalidate()
 	}
 	return err
 }
 
-// closing reports whether Close has begun: it would not detach anything that is attached from then
-// on.
+// closing reports whether Close has begun: nobody would detach what is attached from then on.
 func (f *Fastpath) closing() bool {
 	select {
 	case <-f.quit:
@@ -662,7 +656,7 @@ func (f *Fastpath) closing() bool {
 	}
 }
 
-// forConntrack is the fast path as package conntrack sees it.
+// forConntrack implements conntrack.Fastpath.
 type forConntrack struct{ f *Fastpath }
 
 func (c forConntrack) DropForged()               { c.f.ensureDropForged() }

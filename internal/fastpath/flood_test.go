@@ -95,7 +95,7 @@ func TestFlood(t *testing.T) {
 	if fast < trips*9/10 {
 		t.Errorf("%d of %d round trips left by the fast path", fast, trips)
 	}
-	if longest > 5*time.Second { // a machine that stalls causes one or two by itself
+	if longest > 5*time.Second { // a stalled machine causes one or two pauses by itself
 		t.Errorf("a round trip took %s", longest)
 	}
 	if most > 100 || now["table-full"] > 0 {
@@ -103,7 +103,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// table returns a map of a node's fast path.
+// table returns the map with this name of a node's fast path.
 func (w *world) table(node, name string) (table *ebpf.Map) {
 	w.Helper()
 	w.in(node, func() error {

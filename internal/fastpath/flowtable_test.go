@@ -49,7 +49,7 @@ func (w *world) flowtable(devices ...string) (end func()) {
 	return func() { w.rules("n0", func(conn *nftables.Conn) { conn.DelTable(table) }) }
 }
 
-// handshakes counts the packets of node 0 by which the fast path would resynchronise conntrack with a connection.
+// handshakes counts the handshake packets with which the fast path of node 0 resynchronises conntrack.
 func (w *world) handshakes(e echo) (count func() uint64) {
 	w.Helper()
 	table := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "handshakes"}

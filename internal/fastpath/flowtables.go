@@ -11,10 +11,10 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// A flowtable of nftables forwards packets at the ingress of its devices, past conntrack and the rules. So the programs cannot
-// validate a connection in a flowtable, and the flowtable owns its conntrack entry.
+// An nftables flowtable forwards packets at the ingress of its devices, past conntrack and the rules. So the programs cannot
+// validate an offloaded connection, and its conntrack entry belongs to the flowtable.
 
-// Flowtable is a flowtable of nftables.
+// Flowtable is an nftables flowtable.
 type Flowtable struct {
 	// Name consists of family, table and flowtable, as nft lists them.
 	Name string
@@ -45,7 +45,7 @@ func Flowtables() (all []Flowtable, err error) {
 	return all, nil
 }
 
-// flowtableOf parses a message about a flowtable; ok is false if the message is about anything else.
+// flowtableOf parses a message about a flowtable; ok is false for any other message.
 func flowtableOf(message []byte) (f Flowtable, ok bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return f, false
@@ -58,7 +58,7 @@ func flowtableOf(message []byte) (f Flowtable, ok bool) {
 		case nftaFlowtableName:
 			name = unix.ByteSliceToString(is)
 		case nftaFlowtableHook:
-			// A truncated attribute is parsed as far as it goes.
+			// Parse as much of a truncated attribute as there is.
 			_ = netns.Attributes(is, func(kind uint16, is []byte) {
 				if kind == nftaFlowtableHookDevs {
 					f.Devices = devicesOf(is)

@@ -66,8 +66,8 @@ func (t tap) floodFrom(addresses int) {
 	}
 }
 
-// during makes round trips until runs returns, at a rate at which each invalidation costs some of
-// them. It returns the share of packets that left by the fast path of node0.
+// during makes round trips until runs returns, so often that each invalidation sends some of them to the slow path. It returns
+// the share of packets that left node0 on the fast path.
 func (w *world) during(e echo, runs func()) (share float64) {
 	w.Helper()
 	var over atomic.Bool
@@ -126,9 +126,9 @@ func (w *world) slowPackets(e echo, trips int) int {
 	return w.forwarded("n0") - before
 }
 
-// TestSpoofedMACs sends from made-up MAC addresses in a pod. They must cost the agent neither CPU
-// nor memory, and the connection of another pod must stay accelerated. A connection that begins
-// once the bridges have learned all of them must be accelerated too.
+// TestSpoofedMACs sends from random source MAC addresses in a pod. They must cost the agent neither CPU nor memory, and the
+// connection of another pod must stay accelerated. A connection that begins once the bridges have learned all of them must be
+// accelerated too.
 func TestSpoofedMACs(t *testing.T) {
 	const addresses = 40_000
 	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
@@ -176,14 +176,12 @@ func TestSpoofedMACs(t *testing.T) {
 	}
 }
 
-// sysctl sets a sysctl of a place.
 func (w *world) sysctl(place, key, value string) {
 	w.Helper()
 	w.in(place, func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0) })
 }
 
-// TestAddressScan sends from a pod to addresses that nobody has, in the pod network and outside.
-// That must not invalidate flows.
+// TestAddressScan sends from a pod to unused addresses, in the pod network and outside. That must not invalidate flows.
 func TestAddressScan(t *testing.T) {
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	for _, device := range []string{"eth0", "cni0"} { // so that neighbour discovery fails soon
@@ -261,9 +259,8 @@ func (w *world) secondLink() tap {
 	return w.tap("n0p1", "other")
 }
 
-// TestMACMoves checks that flows are invalidated when a pod takes over the MAC address of another,
-// as the bridge then forwards to that pod, and that a third pod's connection stays accelerated
-// while two pods take it over from each other all the time.
+// TestMACMoves has a pod take over the MAC address of another. The bridge then forwards to that pod, so the flows must be
+// invalidated. While two pods keep taking over an address from each other, the connection of a third pod must stay accelerated.
 func TestMACMoves(t *testing.T) {
 	const restful = time.Second
 	defer fastpath.ChangesWithin(fastpath.ChangesWithin(restful))
@@ -284,7 +281,7 @@ func TestMACMoves(t *testing.T) {
 		w.eventually("the generation is stable", func() { before = f.Generation(); time.Sleep(200 * time.Millisecond) },
 			func() bool { return before == f.Generation() })
 		w.eventually("each move of the MAC address invalidates the flows", func() {
-			time.Sleep(20 * time.Millisecond) // the maps need the new owner first
+			time.Sleep(20 * time.Millisecond) // the maps must have the new owner first
 			[]tap{one, other}[sent%2].sendFrom(taken, 0x88b5)
 			sent++
 		}, func() bool { return f.Generation() >= before+3 })
@@ -326,8 +323,8 @@ func TestMACMoves(t *testing.T) {
 	}
 }
 
-// TestARPSpoofing announces many IP addresses at made-up MAC addresses from a pod, different ones
-// each time. The node accepts them, and the connection of another pod must stay accelerated.
+// TestARPSpoofing announces many IP addresses from a pod, at random MAC addresses that change each time. The node accepts them,
+// and the connection of another pod must stay accelerated.
 func TestARPSpoofing(t *testing.T) {
 	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
 	hostile := w.tap("n0p1", "eth0")
@@ -416,14 +413,14 @@ func TestNeighbourAdvertisementFlood(t *testing.T) {
 	w.eventually("fast path again", nil, func() bool { return w.slowPackets(e, 100) < 20 })
 }
 
-// TestResyncRateLimited checks that a fast path reads its devices again at once when notified, and
-// spends at most a tenth of the time on it however often it is notified.
-func TestResyncRateLimited(t *testing.T) {
+// TestScanRateLimited checks that a fast path scans its devices at once when notified, and spends at most a tenth of its time
+// on scans however often it is notified.
+func TestScanRateLimited(t *testing.T) {
 	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 	far := w.ns("n0p1")
 	defer far.Close()
 	w.in("n0", func() error {
-		for n := range 100 { // so that reading them takes time
+		for n := range 100 { // so that a scan takes time
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = fmt.Sprintf("many%d", n)
 			if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "far" + attrs.Name, PeerNamespace: netlink.NsFd(far)}); err != nil {
@@ -436,11 +433,11 @@ func TestResyncRateLimited(t *testing.T) {
 	f := w.paths[0]
 	var resyncs int
 	var pauses, longest time.Duration
-	last, _ := f.LastResync()
+	last, _ := f.LastScan()
 	began := time.Now()
 	for time.Since(began) < 2*time.Second || resyncs < 2 && time.Since(began) < patience {
-		f.Resync()
-		if which, pause := f.LastResync(); which != last {
+		f.Rescan()
+		if which, pause := f.LastScan(); which != last {
 			last = which
 			resyncs++
 			pauses += pause

@@ -121,8 +121,7 @@ func TestIdle(t *testing.T) {
 		e := w.connect().back()
 		w.accelerate(e)
 		want(active)
-		// A connection that becomes known while the fast path goes idle must be accelerated
-		// nevertheless.
+		// A connection that starts while the fast path goes idle must be accelerated nevertheless.
 		for _, f := range w.paths {
 			f.GoIdle()
 		}
@@ -216,7 +215,8 @@ func TestLongConnectionAmongShort(t *testing.T) {
 			}
 		})
 	}()
-	for turns, was, looked := 0, false, time.Now(); turns < 6; time.Sleep(5 * time.Millisecond) { // attached and detached three times
+	// Wait until the detector's programs have been attached and detached three times.
+	for turns, was, looked := 0, false, time.Now(); turns < 6; time.Sleep(5 * time.Millisecond) {
 		if now := strings.Contains(w.programs(0), "redirect_vxlan"); now != was {
 			turns, was = turns+1, now
 		}
@@ -266,7 +266,6 @@ func (w *world) link(node, pod int) (name string) {
 	return name
 }
 
-// devicesWith returns the devices of a node that have a program.
 func (w *world) devicesWith(node int, program string) (devices []string) {
 	for _, h := range w.paths[node].Hooks() {
 		if h.Program == program {
@@ -443,11 +442,11 @@ func TestLeaseRenewedDuringAttach(t *testing.T) {
 	}
 }
 
-// attachUnderLoad attaches all programs anew while a connection is used. It returns how long that took, and the number of packets
-// for which the lease had expired.
+// attachUnderLoad attaches all programs again while a connection is in use. It returns how long that took, and the number of
+// packets that took the slow path because the lease had expired.
 func (w *world) attachUnderLoad(e echo, all int) (took time.Duration, expired uint64) {
 	w.Helper()
-	hooks := func() int { return len(w.paths[0].Hooks()) } // blocks while programs are being attached
+	hooks := func() int { return len(w.paths[0].Hooks()) } // it takes the lock that is held while programs are attached
 	w.paths[0].GoIdle()
 	w.eventually("all programs are detached", nil, func() bool { return hooks() == 0 })
 	before := w.counts(0)["lease-expired"]

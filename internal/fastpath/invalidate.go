@@ -26,9 +26,8 @@ const eventsMax, eventsWithin = 500, 50 * time.Millisecond
 // Multicast groups of NETLINK_XFRM (include/uapi/linux/xfrm.h).
 const xfrmSA, xfrmPolicy = 3, 4
 
-// invalidator subscribes to the netlink notifications of everything that can reroute or drop a
-// packet. It starts a new generation, which invalidates all flows, for every notification, except
-// that changes of neighbours and links must be relevant.
+// invalidator subscribes to the netlink notifications of everything that can reroute or drop a packet. Every notification
+// starts a new generation, which invalidates all flows, except for irrelevant changes of neighbours and links.
 type invalidator struct {
 	filter  *datapath.NeighbourFilter
 	sockets []*nl.NetlinkSocket
@@ -38,8 +37,8 @@ type invalidator struct {
 
 	mu         sync.Mutex
 	generation uint32
-	// links has the last notification of each link, reduced to the attributes that matter: the
-	// kernel repeats notifications in which none of them has changed.
+	// links holds the attributes that matter of the last notification about each link: the kernel also sends notifications in
+	// which none of them has changed.
 	links      map[string]string
 	neighbours *neighbours
 	// overruns counts how often notifications were lost.
@@ -86,7 +85,6 @@ func newInvalidator(ns netns.Handle, notify func(generation uint32, devices bool
 	return c, nil
 }
 
-// close ends the subscriptions.
 func (c *invalidator) close() {
 	c.closed.Store(true)
 	for _, s := range c.sockets {
@@ -128,7 +126,7 @@ func (c *invalidator) receive(s *nl.NetlinkSocket, protocol int) {
 	}
 }
 
-// handle applies notifications.
+// handle applies a batch of notifications.
 func (c *invalidator) handle(protocol int, messages []syscall.NetlinkMessage, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,8 +138,8 @@ func (c *invalidator) handle(protocol int, messages []syscall.NetlinkMessage, no
 	c.publish(invalidated, devices)
 }
 
-// overrun handles the loss of notifications. Any of them may have concerned a device: a large batch of other nftables rules may
-// hide a new chain at one.
+// overrun handles the loss of notifications. Any of them may have concerned a device: between many nftables rules, there may
+// have been a new chain at a device.
 func (c *invalidator) overrun(protocol int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +151,6 @@ func (c *invalidator) overrun(protocol int) {
 	c.publish(true, true)
 }
 
-// invalidate invalidates all flows.
 func (c *invalidator) invalidate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -212,7 +209,7 @@ func concernsObserver(protocol int, m syscall.NetlinkMessage) bool {
 	return false
 }
 
-// known returns the usable neighbours. At first, and after an overrun, it completes them by list.
+// known returns the usable neighbours. The first time, and after an overrun, it calls list to complete them.
 func (c *invalidator) known(list func() ([]netlink.Neigh, error)) ([]netlink.Neigh, error) {
 	c.mu.Lock()
 	complete, overruns := c.neighbours.complete, c.overruns
@@ -233,10 +230,10 @@ func (c *invalidator) known(list func() ([]netlink.Neigh, error)) ([]netlink.Nei
 	return c.neighbours.list(time.Now()), nil
 }
 
-// setLinkMACs writes the admitted owners of a node to the programs' map by set, and returns the
-// throttled links, which have no owners for now. Notifications about old and new owners count
-// throughout: prepare adds the new owners before the write; commit removes the old ones after it,
-// and invalidates flows, because the filter drops later notifications about removed owners.
+// setLinkMACs calls set to write the admitted owners of a node to the programs' map, and returns the throttled links, which
+// have no owners for now. No notification about an old or new owner may be missed: prepare adds the new owners before the
+// write, and commit removes the old ones after it. Removing an owner invalidates flows, because the filter drops later
+// notifications about it.
 func (c *invalidator) setLinkMACs(n *node, set func([]datapath.LinkMAC) error) (throttled []int, err error) {
 	c.mu.Lock()
 	n.owners, throttled = c.neighbours.admit(n.owners, time.Now())
@@ -258,9 +255,8 @@ func (c *invalidator) throttled() bool {
 	return c.neighbours.changed.anyExceeded() || c.neighbours.moved.anyExceeded()
 }
 
-// parseLink returns, from a link notification, a key for the link and all attributes that matter to a
-// packet. The key is empty if the message is truncated or has the state or VLANs of a bridge port:
-// these always count as a change.
+// parseLink returns a key for the link of a notification, and all attributes that matter to a packet. The key is empty if the
+// message is truncated or is about the state or VLANs of a bridge port: these always count as a change.
 func parseLink(data []byte) (key, value string) {
 	// struct ifinfomsg: family, padding, type, index, flags, change.
 	if len(data) < unix.SizeofIfInfomsg {

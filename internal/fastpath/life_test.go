@@ -91,7 +91,7 @@ func (p *ping) waitDelivered() {
 	})
 }
 
-// stops checks that datagrams do not come back from soon after a change until it is undone.
+// stops checks that a change soon stops the datagrams, and undoes the change.
 func (p *ping) stops(change, undo func()) {
 	p.Helper()
 	promptly(p, "datagrams that come back", func() time.Duration {
@@ -236,13 +236,12 @@ func (tw *comparison) waitAccelerated(t *testing.T) {
 	}
 }
 
-// repeatARP makes a place repeat an unanswered ARP request after 20 ms instead of the default second.
+// repeatARP makes a place retry an unanswered ARP request after 20 ms instead of one second.
 func (w *world) repeatARP(place, device string) {
 	w.Helper()
 	w.sysctl(place, "net/ipv4/neigh/"+device+"/retrans_time_ms", "20")
 }
 
-// set changes a device of a place.
 func (w *world) set(place, device string, change func(netlink.Link) error) {
 	w.Helper()
 	w.in(place, func() error {
@@ -341,7 +340,7 @@ func (w *world) replaceLinks(node int) {
 		for _, a := range addresses {
 			err = errors.Join(err, netlink.AddrAdd(l, &netlink.Addr{IPNet: a.IPNet}))
 		}
-		for _, linked := range []bool{true, false} { // the link-scope route to the gateway comes first
+		for _, linked := range []bool{true, false} { // the route to the gateway must come before the route through it
 			for _, r := range routes {
 				if r.LinkIndex = l.Attrs().Index; (r.Gw == nil) == linked {
 					err = errors.Join(err, netlink.RouteReplace(&r))
@@ -364,7 +363,6 @@ func (w *world) replaceLinks(node int) {
 	w.waitUp(place+"p0", "eth0")
 }
 
-// deleteNeighbour deletes a node's neighbour entry of an address.
 func (w *world) deleteNeighbour(node string, address netip.Addr) {
 	w.Helper()
 	w.in(node, func() error {

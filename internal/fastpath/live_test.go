@@ -41,7 +41,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// network replaces the shape of labs whose tests name flannel's, so that all tests run on another network.
+// network replaces flannel's shape in all tests that use it, so that they run on another network.
 var network = flag.String("network", spec.ShapeFlannel, "the network of labs in flannel's shape")
 
 // agentEnv makes this binary run the fast path in its network namespace until its input ends, as
@@ -51,7 +51,7 @@ const agentEnv = "SLIPSTREAM_TEST_FASTPATH"
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if os.Getenv(agentEnv) == "" {
-		fastpath.IdleAfter(8)   // 4 s: many tests wait for it
+		fastpath.IdleAfter(8)   // 4 s, because many tests wait until a fast path is idle
 		fastpath.ForgetAfter(5) // 2.5 s, after TestConntrackTimeouts' entries have expired
 		os.Exit(m.Run())
 	}
@@ -297,7 +297,6 @@ var worldOf = map[string]func(*testing.T) *world{
 	"local routed": func(t *testing.T) *world { return newLocalWorld(t, spec.ShapeCalico, false) },
 }
 
-// ofEachKind runs a test in a world of each kind.
 func ofEachKind(t *testing.T, test func(*world)) {
 	for kind, world := range worldOf {
 		t.Run(kind, func(t *testing.T) {
@@ -330,7 +329,7 @@ func (w *world) otherPods() []string {
 	return []string{"n0p1", "n1p1"}
 }
 
-// of makes connections use one IP version.
+// of makes the connections of a world use one IP version.
 func (w *world) of(six bool) *world {
 	w.Helper()
 	w.six = six
@@ -363,7 +362,7 @@ func (w *world) of(six bool) *world {
 	return w
 }
 
-// front sets up something in front of the server to which clients connect, and returns its address.
+// front sets up NAT in front of a server, and returns the address to which clients connect.
 type front func(w *world, protocol byte, server netip.AddrPort) netip.AddrPort
 
 func direct(_ *world, _ byte, server netip.AddrPort) netip.AddrPort { return server }
@@ -430,7 +429,6 @@ func (w *world) dnat(from, server netip.AddrPort, protocols ...byte) netip.AddrP
 	return from
 }
 
-// masqueraded makes node0 masquerade connections to the server.
 func masqueraded(w *world, _ byte, server netip.AddrPort) netip.AddrPort {
 	w.Helper()
 	w.rules("n0", func(conn *nftables.Conn) {
@@ -458,7 +456,6 @@ func (w *world) connect() echo {
 	return w.connectBy(direct)
 }
 
-// connectBy connects through front.
 func (w *world) connectBy(front front) echo {
 	w.Helper()
 	return w.connectOf(0, front)
@@ -499,13 +496,12 @@ func (w *world) connectFrom(near, n int, front front) echo {
 	return e
 }
 
-// back makes the far end send back everything that it receives.
+// back makes the far end echo everything that it receives.
 func (e echo) back() echo {
 	go func() { _, _ = io.Copy(e.far, e.far) }()
 	return e
 }
 
-// trip makes one round trip.
 func (e echo) trip(wait time.Duration) error {
 	var message, got [64]byte
 	binary.NativeEndian.PutUint64(message[:], uint64(time.Now().UnixNano()))
@@ -1172,7 +1168,6 @@ func (w *world) datagrams() *net.UDPConn {
 	return w.datagramsBy(direct)
 }
 
-// datagramsBy is datagrams through front.
 func (w *world) datagramsBy(front front) *net.UDPConn {
 	w.Helper()
 	var near, far *net.UDPConn
@@ -1217,7 +1212,6 @@ func (w *world) drop(node string) {
 	})
 }
 
-// dropNothing undoes drop.
 func (w *world) dropNothing(node string) {
 	w.Helper()
 	w.rules(node, func(conn *nftables.Conn) {
@@ -1241,7 +1235,7 @@ func TestDrop(t *testing.T) {
 			{"notified IPv6", spec.ShapeFlannel, true, true, func(w *world) { w.drop(node) }},
 			{"by a route IPv6", spec.ShapeCalico, true, true, func(w *world) {
 				w.in(node, func() error {
-					// The pods of the other node, or the own pod.
+					// Drop what goes to the pods of the other node, or to the node's own pod.
 					to := w.pod(1, 0)
 					return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(128, 128)}, Type: unix.RTN_BLACKHOLE, Priority: 1})
 				})
@@ -1264,7 +1258,7 @@ func TestDrop(t *testing.T) {
 				if took > within {
 					t.Errorf("packets were delivered for %s, want at most %s", took, within)
 				}
-				// A machine that stalls sends none while the flow is valid.
+				// A stalled machine sends no datagram while the flow is valid.
 				if least := 100 * time.Millisecond; took < least && pause < least {
 					t.Errorf("packets were delivered for %s only: did the kernel notify?", took)
 				}
@@ -1304,7 +1298,7 @@ func deliveredAfter(t *testing.T, w *world, drop func(*world)) (took, pause time
 	w.eventually("packets are dropped", send, func() bool {
 		return time.Since(set) > 2*time.Second && time.Since(time.Unix(0, last.Load())) > time.Second
 	})
-	w.stop(0) // free the CPUs for another try
+	w.stop(0) // free the CPUs for the next attempt
 	w.stop(1)
 	return time.Unix(0, last.Load()).Sub(set), pause
 }

@@ -35,7 +35,8 @@ func TestLocal(t *testing.T) {
 						w.wantKind(0, "local", e)
 						c := w.counts(0)
 						t.Logf("%v", c)
-						// A backend's packets are sampled as its own before there is a flow, and its address is translated.
+						// Until there is a flow, a backend's packets are sampled under its own address; NAT translates that
+						// address.
 						for why, most := range map[string]uint64{"table-full": 0, "rewritten": 3, "csum-unverified": 0, "exceeds-mtu": 0, "mismatch": 0} {
 							if c[why] > most {
 								t.Errorf("%d packets counted as %s", c[why], why)

@@ -62,7 +62,7 @@ func (w *world) recordMetadata(place string, at ebpf.AttachType, head int32, por
 		asm.LoadMem(asm.R0, asm.R6, skbTimeType, asm.Byte),
 		asm.StoreMem(asm.R10, -size+28, asm.R0, asm.Word),
 		asm.Mov.Imm(asm.R1, 0),
-		asm.JEq.Imm(asm.R0, 0, "no delivery time"), // but perhaps that of receipt: any packet socket of the machine enables those
+		asm.JEq.Imm(asm.R0, 0, "no delivery time"), // but perhaps a receive timestamp: any packet socket of the machine enables those
 		asm.LoadMem(asm.R1, asm.R6, skbTime, asm.DWord),
 		asm.RSh.Imm(asm.R1, 56),
 		asm.StoreMem(asm.R10, -size+32, asm.R1, asm.DWord).WithSymbol("no delivery time"),
@@ -101,7 +101,6 @@ func (w *world) recordMetadata(place string, at ebpf.AttachType, head int32, por
 	}
 }
 
-// atEth0 attaches a program to the device eth0 of a place.
 func (w *world) atEth0(place string, at ebpf.AttachType, p *ebpf.Program) {
 	w.Helper()
 	w.in(place, func() error {
@@ -194,7 +193,7 @@ type metadataTest struct {
 	set func(*world) (end func())
 	// tos is the TOS that the client's socket sets.
 	tos int
-	// slow is the node on which the connection must take the slow path meanwhile; empty for none.
+	// slow is the node on which the connection must take the slow path while the metadata is set; empty for none.
 	slow string
 	// unseenBy is set if programs on the slow path set metadata.
 	unseenBy []string

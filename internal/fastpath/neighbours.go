@@ -21,25 +21,23 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// A pod can send frames from any number of spoofed MAC addresses, answer ARP and NDP for addresses
-// of others, and make the node resolve neighbours that do not exist. The kernel announces all of
-// that, and only few of its notifications may invalidate flows:
+// A pod can send frames from any number of spoofed MAC addresses, answer ARP and NDP for addresses of others, and make the node
+// resolve neighbours that do not exist. The kernel announces all of that, but only a few of these notifications may invalidate
+// flows:
 //
 //   - A flow into a pod is validated only for an owner, a MAC address at a link (see observe_pod in
 //     bpf/fastpath/fastpath.c). So FDB changes of all other addresses are irrelevant. A socket filter drops
 //     their notifications.
 //   - Owners are MAC addresses of IP neighbours, because those are where the node sends routed
 //     packets. So FDB changes matter for these addresses only.
-//   - No packet was sent to an unusable IP neighbour. When one becomes usable, the packets
-//     before took another way, which is still valid.
-//   - The MAC address of a neighbour may change if the old one is no owner. That holds for neighbours
-//     on the pods' side. NICs and VXLAN devices have no owners: all changes of their neighbours
-//     matter.
+//   - No packet was sent to an unusable IP neighbour. When one becomes usable, earlier packets
+//     took another path, which is still valid.
+//   - On the pods' side, a neighbour may change its MAC address unless the old one is an owner.
+//     There are no owners behind NICs and VXLAN devices: every change of a neighbour there matters.
 //
-// A pod can cause relevant changes too, for example by spoofing another pod's MAC address: the
-// kernel then delivers the other's packets to it, and the fast path has to follow. If that happens
-// too often at a link, the link is throttled: it has no owners for a while, so the changes no
-// longer matter. An address that is not an owner is throttled by unsubscribing from it for a while.
+// A pod can cause relevant changes too, for example by spoofing another pod's MAC address: the kernel then delivers the other
+// pod's packets to it, and so must the fast path. A link where that happens too often is throttled: it has no owners for a
+// while, so the changes no longer matter. An address that is not an owner is throttled by unsubscribing from it for a while.
 
 const (
 	// neighboursMax limits the number of known neighbours. By default the kernel keeps 1,024 for
@@ -47,8 +45,7 @@ const (
 	neighboursMax = 32768
 	// linkMACsMax limits the number of owners of a link, so that no pod can fill the map.
 	linkMACsMax = 32
-	// changesMax is the number of changes within changesWithin that a link or an address may have. With more it is throttled for
-	// changesWithin.
+	// A link or an address with more than changesMax changes within changesWithin is throttled for changesWithin.
 	changesMax = 8
 )
 
@@ -75,17 +72,14 @@ type fdbFilter interface {
 // neighbours tracks the neighbours of a node. It is not safe for concurrent use.
 type neighbours struct {
 	filter fdbFilter
-	// usable has the link-layer addresses of usable neighbours. complete means that none is
-	// missing.
+	// usable holds the link-layer addresses of usable neighbours. complete means that none is missing.
 	usable   map[neighbour]string
 	complete bool
-	// subscribed has the addresses that the filter passes: those of usable, of owners and of
-	// devices.
+	// subscribed holds the addresses that the filter passes: those in usable, those in owners, and those of devices.
 	subscribed map[mac]bool
 	// owners maps each MAC address that the programs' map may have to its links.
 	owners map[mac][]int
-	// near has the devices over which the node may reach its own pods, and own the MAC addresses of devices, from the
-	// last scan.
+	// near and own are those of the last scan: see node.
 	near map[int]bool
 	own  map[mac]bool
 	// changed counts changes of owners by link, and moved counts FDB changes by subscribed address.
@@ -111,7 +105,7 @@ func (f rates[K]) count(k K, now time.Time) {
 	f[k] = at
 }
 
-// exceeded reports whether a key had more than changesMax events.
+// exceeded reports whether a key recently had more than changesMax events.
 func (f rates[K]) exceeded(k K, now time.Time) bool {
 	at := f[k]
 	return at.times > changesMax && now.Sub(at.since) <= changesWithin
@@ -156,7 +150,7 @@ func (n *neighbours) apply(gone bool, data []byte, now time.Time) (invalidated, 
 		if !n.subscribed[address] {
 			return false, false // sent before the filter was attached or changed
 		}
-		// An owner stays subscribed; if its link is throttled, it ceases to be one.
+		// Stay subscribed to an owner: throttling its link makes it no owner.
 		if n.moved.count(address, now); n.moved.exceeded(address, now) && len(n.owners[address]) == 0 {
 			n.unsubscribe(address)
 		}
@@ -280,7 +274,7 @@ func (n *neighbours) admit(owners []datapath.LinkMAC, now time.Time) (admitted [
 	return admitted, slices.Compact(throttled)
 }
 
-// prepare adds owners that are about to be written to the programs' map.
+// prepare adds the owners that are about to be written to the programs' map.
 func (n *neighbours) prepare(owners []datapath.LinkMAC) {
 	all := make(map[mac][]int)
 	maps.Copy(all, n.owners)
@@ -292,8 +286,8 @@ func (n *neighbours) prepare(owners []datapath.LinkMAC) {
 	n.owners = all
 }
 
-// commit applies a scan whose owners were written to the programs' map, and adjusts the subscriptions. It returns whether any
-// owners were removed, which invalidates flows, because the filter drops later notifications about them.
+// commit applies a scan whose owners were written to the programs' map, and adjusts the subscriptions. It returns whether
+// owners were removed, which invalidates flows: see invalidator.setLinkMACs.
 func (n *neighbours) commit(of node, now time.Time) (invalidated bool) {
 	before := n.owners
 	n.owners, n.near, n.own = nil, of.near, of.own
@@ -326,8 +320,8 @@ func (n *neighbours) commit(of node, now time.Time) (invalidated bool) {
 	return invalidated
 }
 
-// usableStates has the states in which the kernel sends to a neighbour without resolving it first
-// (NUD_VALID in include/net/neighbour.h, without the states that have no address).
+// usableStates are the states in which the kernel sends to a neighbour without resolving it first (NUD_VALID in
+// include/net/neighbour.h).
 const usableStates = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE | unix.NUD_DELAY
 
 // neighbourUpdate is a parsed neighbour or FDB message.
@@ -446,7 +440,7 @@ func remotesOfDevice(socket *nl.NetlinkSocket, device int) (all []datapath.Remot
 	return all, nil
 }
 
-// fdbLookup queries FDB entries of bridges and of VXLAN devices.
+// fdbLookup queries FDB entries of bridges and VXLAN devices, each once.
 type fdbLookup struct {
 	socket  map[int]*nl.SocketHandle
 	done    map[fdbQuery]bool
@@ -504,9 +498,8 @@ type domain struct {
 	vlan  uint16
 }
 
-// bridgesOf maps each device to the bridges on the way to its neighbours: the device itself, the
-// bridge under a VLAN device, or, for all other kinds, any. NICs, VXLAN devices and routed veths of
-// pods have none.
+// bridgesOf maps each device to the bridges that may forward to its neighbours: a bridge to itself, a VLAN device to the bridge
+// below it, and a device of any other kind to all bridges. NICs, VXLAN devices and routed veths of pods have no bridge.
 func bridgesOf(h *netlink.Handle, links []netlink.Link) (map[int][]domain, error) {
 	bridges := make(map[int]domain)
 	filtering := make(map[int]bool)
@@ -550,7 +543,7 @@ func bridgesOf(h *netlink.Handle, links []netlink.Link) (map[int][]domain, error
 	return of, nil
 }
 
-// pvidOf returns the VLAN of untagged packets that a bridge itself sends (PVID), if there is one.
+// pvidOf returns the PVID of a bridge, the VLAN of the untagged packets that it sends itself, if there is one.
 func pvidOf(h *netlink.Handle, bridge int) (own []domain, err error) {
 	vlans, err := h.BridgeVlanList()
 	for _, v := range vlans[int32(bridge)] {

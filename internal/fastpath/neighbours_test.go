@@ -65,9 +65,8 @@ func entry(port int, m mac) []byte {
 	return about(unix.AF_BRIDGE, port, unix.NUD_REACHABLE, nl.NewRtAttr(unix.NDA_LLADDR, m[:]), nl.NewRtAttr(unix.NDA_MASTER, nl.Uint32Attr(bridge)))
 }
 
-// TestNeighbourMessages checks which neighbour notifications invalidate the flows, because they may
-// contradict them, and which make the agent read the devices again, because a MAC address may have
-// a new owner.
+// TestNeighbourMessages checks which neighbour notifications invalidate the flows, because they may contradict them, and which
+// cause a scan of the devices, because a MAC address may have a new owner.
 func TestNeighbourMessages(t *testing.T) {
 	a, b, c := mac{5: 1}, mac{5: 2}, mac{5: 3}
 	for _, tt := range []struct {
@@ -201,8 +200,8 @@ func TestOwnersUpdate(t *testing.T) {
 	}
 }
 
-// TestNeighboursBound checks that the number of stored addresses is limited, and that an address
-// without room does not count as one that never existed.
+// TestNeighboursBound checks that the number of stored addresses is limited, and that an address for which there is no room is
+// not mistaken for an unknown one.
 func TestNeighboursBound(t *testing.T) {
 	n := knownPods(mac{5: 1}, mac{5: 2})
 	for i := range uint32(3 * neighboursMax) {
@@ -240,8 +239,8 @@ func TestNeighboursBound(t *testing.T) {
 	}
 }
 
-// TestNeighbourList checks that a list is added to the neighbours that were notified since, and
-// does not replace them.
+// TestNeighbourList checks that a dump adds to the neighbours of notifications that came after the request, and does not
+// replace them.
 func TestNeighbourList(t *testing.T) {
 	a, b, c := mac{5: 1}, mac{5: 2}, mac{5: 3}
 	n := knownPods(a, b)

@@ -146,7 +146,7 @@ func TestNestedVXLAN(t *testing.T) {
 			t.Log(want)
 			w.start()
 			c.waitAccelerated(e)
-			testenv.Retry(t, 3, func() error { // a busy machine's backlog drops some, or delivers them late
+			testenv.Retry(t, 3, func() error { // the backlog of a busy machine may drop or delay some
 				if d := cmp.Diff(want, came()); d != "" {
 					return fmt.Errorf("datagrams received (-without the fast path +with):\n%s", d)
 				}

@@ -30,7 +30,6 @@ const (
 	nfqCommandBind, nfqCopyMeta, nfDrop, nfPass = 1, 1, 0, 1
 )
 
-// handleQueue starts a handler of a queue on a node.
 func (w *world) handleQueue(node string, queue uint16) *queueHandler {
 	w.Helper()
 	j := new(queueHandler)
@@ -94,10 +93,9 @@ func (w *world) handleQueue(node string, queue uint16) *queueHandler {
 	return j
 }
 
-// TestNFQueue lets a program decide on packets by NFQUEUE while connections are accelerated. It
-// must see each new connection and be able to deny it. Established connections continue if a rule
-// accepts them, as with kube-network-policies; otherwise they end within a second after the program
-// denies them, because the kernel sends no notification.
+// TestNFQueue lets a program decide on packets by NFQUEUE while connections are accelerated. The program must see each new
+// connection and be able to deny it. Established connections continue if a rule accepts them, as with kube-network-policies. If
+// the program denies them they must stop within a second, because the kernel sends no notification of its decision.
 func TestNFQueue(t *testing.T) {
 	t.Parallel()
 	const accept = "-A POSTROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"

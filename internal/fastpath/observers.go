@@ -20,9 +20,9 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Accelerated packets bypass some hooks of a node's devices. Anything that is attached there and
-// would miss them is an observer, whether it counts, shapes or filters packets. The fast path skips
-// a device with an observer, unless a policy allows it to bypass that kind.
+// Accelerated packets bypass some hooks of a node's devices. Whatever is attached to such a hook is an observer, whether it
+// counts, shapes or filters packets: it would miss them. The fast path skips a device with an observer, unless a policy allows
+// it to bypass observers of that kind.
 
 // attachPoint is the ingress or the egress of a device.
 type attachPoint struct {
@@ -52,14 +52,14 @@ type observer struct {
 	name string
 }
 
-// observers has the observers of a node's devices, without the kinds that may be bypassed.
+// observers holds the observers of a node's devices, except for the kinds that may be bypassed.
 type observers struct {
 	at map[attachPoint][]observer
-	// programs has the foreign tcx programs of each queried attach point, and xdp whether a device has an
-	// XDP program. Netlink sends no notification when these change.
+	// programs holds the foreign tcx programs of each queried attach point. xdp tells whether a device has an XDP program.
+	// Netlink does not announce changes of either.
 	programs map[attachPoint][]ebpf.ProgramID
 	xdp      map[int]bool
-	// cilium names a program of Cilium and where it is, or is empty.
+	// cilium names a program of Cilium and its attach point, or is empty.
 	cilium string
 }
 
@@ -79,14 +79,13 @@ func (o observers) first(points []attachPoint, kinds ...string) string {
 // ciliumPrefix begins the names of Cilium's tcx programs and tc filters (bpf/bpf_lxc.c, bpf_host.c and bpf_overlay.c).
 const ciliumPrefix = "cil_"
 
-// findCilium remembers the first program of Cilium.
+// findCilium sets cilium if a program is the first of Cilium's.
 func (o *observers) findCilium(p attachPoint, device, program string) {
 	if o.cilium == "" && strings.HasPrefix(program, ciliumPrefix) {
 		o.cilium = fmt.Sprintf("%s at the %s of %s", program, p, device)
 	}
 }
 
-// both returns both attach points of a device.
 func both(device int) []attachPoint { return []attachPoint{{device, false}, {device, true}} }
 
 // isOurs reports whether a program belongs to the fast path.
@@ -141,7 +140,7 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 			}
 		}
 		for _, p := range both(a.Index) {
-			// On ingress of a pod's veth, XDP and other tcx programs run before redirect_pod.
+			// At the ingress of a pod's veth, XDP and foreign tcx programs run before redirect_pod, so nothing bypasses them.
 			if !p.egress && l.Type() == "veth" {
 				continue
 			}
@@ -165,8 +164,8 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 
 func hasXDP(l netlink.Link) bool { return l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached }
 
-// programsAt returns the tcx programs of an attach point in the order in which they run: none if the device is
-// gone or the kernel has no tcx.
+// programsAt returns the tcx programs of an attach point, in the order in which they run. There are none if the device is gone
+// or the kernel has no tcx.
 func programsAt(at attachPoint) ([]ebpf.ProgramID, error) {
 	all, err := link.QueryPrograms(link.QueryOptions{Target: at.device, Attach: at.attach()})
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
@@ -196,7 +195,7 @@ func programName(id ebpf.ProgramID) string {
 	return info.Name
 }
 
-// filterPoint is an attach point of a device that has tc filters, with the names of those that are eBPF programs.
+// filterPoint is an attach point with tc filters. programs holds the names of the eBPF filters.
 type filterPoint struct {
 	attachPoint
 	device   string
@@ -256,7 +255,7 @@ type chain struct {
 // at reports whether the chain is attached to a device.
 func (c chain) at(device string) bool { return isAmong(device, c.devices) }
 
-// isAmong reports whether names has the device's name, or a prefix of it with a * appended.
+// isAmong reports whether names contains a device's name, or a prefix of it with a * appended.
 func isAmong(device string, names []string) bool {
 	return slices.ContainsFunc(names, func(d string) bool {
 		start, wild := strings.CutSuffix(d, "*")
@@ -272,9 +271,8 @@ const (
 	nfInetIngress    = 5
 )
 
-// netdevChains lists the chains at devices in the thread's network namespace: those of the family
-// netdev, and the ingress chains of inet. It does not list other families, of which a cluster may
-// have thousands of chains.
+// netdevChains lists the nftables chains at devices in the thread's network namespace: those of family netdev, and the ingress
+// chains of family inet. It does not query the other families, because a cluster may have thousands of their chains.
 func netdevChains() (all []chain, err error) {
 	for _, family := range []uint8{unix.NFPROTO_NETDEV, unix.NFPROTO_INET} {
 		messages, err := dumpNFTables("chains of nftables", unix.NFT_MSG_GETCHAIN, family)
@@ -290,8 +288,8 @@ func netdevChains() (all []chain, err error) {
 	return all, nil
 }
 
-// dumpNFTables returns the kernel's messages about all objects of a kind and family in the thread's network namespace, none if the
-// kernel has no nftables.
+// dumpNFTables returns the kernel's messages about all nftables objects of a kind and family in the thread's network namespace.
+// There are none if the kernel has no nftables.
 func dumpNFTables(what string, kind int, family uint8) ([][]byte, error) {
 	messages, err := netns.Dump(what, func() ([][]byte, error) {
 		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_DUMP)
@@ -353,7 +351,7 @@ func hookOf(b []byte) (number int, devices []string) {
 	return number, devices
 }
 
-// devicesOf parses a list of devices: names, or prefixes of names, to which it appends a *.
+// devicesOf parses a list of device names. It appends a * to a name that is a prefix.
 func devicesOf(b []byte) (names []string) {
 	_ = netns.Attributes(b, func(kind uint16, is []byte) {
 		name := unix.ByteSliceToString(is)
@@ -365,8 +363,8 @@ func devicesOf(b []byte) (names []string) {
 	return names
 }
 
-// unsupportedNode returns why no packet in the thread's network namespace may take the fast path,
-// or "". Netlink does not announce the sysctls that it reads.
+// unsupportedNode returns why no packet in the thread's network namespace may take the fast path, or "". inspect calls it too,
+// because netlink does not announce changes of sysctls.
 func unsupportedNode(unseenBy []string) (string, error) {
 	var pathMTU, accounting int
 	if err := readSysctl("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {

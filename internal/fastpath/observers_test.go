@@ -26,8 +26,8 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// noticed limits the time after which a tcx program that is attached to a device of the fast path
-// is noticed. The devices are inspected twice a second.
+// noticed is the longest time after which the fast path notices a tcx program at one of its devices. It inspects the devices
+// twice a second.
 const noticed = 10 * time.Second // even on a machine that stalls: only the inspection finds the program
 
 // device returns a device of a node: by its name, or the link of its first pod for "pod".
@@ -193,9 +193,9 @@ func (w *world) roundTrips(e echo, node, n int) (fast uint64) {
 	return after["fast-out"] + after["fast-in"] - before["fast-out"] - before["fast-in"]
 }
 
-// TestObservers attaches something that sees or delays packets on the slow path to a device while a
-// connection is accelerated, and checks that it sees all packets. The device is skipped, with a
-// reason, as long as the observer is there.
+// TestObservers attaches an observer, which sees or delays packets on the slow path, to a device while a connection is
+// accelerated. The observer must see all packets, and the device must be skipped, with a reason, as long as the observer is
+// there.
 func TestObservers(t *testing.T) {
 	t.Parallel()
 	for _, shape := range shapes {
@@ -350,7 +350,7 @@ func TestNodeWideObservers(t *testing.T) {
 	}
 }
 
-// TestUnseenBy checks that packets may bypass the kinds of observers in unseenBy, and no others.
+// TestUnseenBy checks that packets bypass the kinds of observers in unseenBy, and no others.
 func TestUnseenBy(t *testing.T) {
 	t.Parallel()
 	type kind struct {

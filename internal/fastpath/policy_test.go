@@ -251,7 +251,7 @@ func (w *world) policy(node string) *policy {
 	return p
 }
 
-// isolate sets the verdict on a pod in a map to drop, or deletes the verdict.
+// isolate sets a pod's verdict in a map to drop, or deletes it.
 func (p *policy) isolate(set *nftables.Set, pod netip.Addr, on bool) error {
 	element := []nftables.SetElement{{Key: pod.AsSlice(), VerdictData: &expr.Verdict{Kind: expr.VerdictDrop}}}
 	change := p.SetAddElements
@@ -261,7 +261,6 @@ func (p *policy) isolate(set *nftables.Set, pod netip.Addr, on bool) error {
 	return errors.Join(change(set, element), p.Flush())
 }
 
-// flushConntrack deletes the conntrack entries of a pod.
 func flushConntrack(pod netip.Addr) error {
 	filter := new(netlink.ConntrackFilter)
 	if err := filter.AddIP(netlink.ConntrackOrigSrcIP, pod.AsSlice()); err != nil {
@@ -379,7 +378,7 @@ func kinds() []kind {
 	}
 }
 
-// has reports whether the kernel supports a variant of iptables.
+// has reports whether the machine supports a variant of iptables.
 func (w *world) has(program string) (has bool) {
 	w.Helper()
 	w.in("n0", func() error {
@@ -454,7 +453,7 @@ func (tr *traffic) turn(k kind, policies [2]*policy, r *rand.Rand) time.Duration
 	return took
 }
 
-// once is one try of turn.
+// once is one attempt of turn.
 func (tr *traffic) once(k kind, p *policy, m match, place string, other bool) (longest time.Duration) {
 	tr.Helper()
 	tr.waitAccelerated()
@@ -479,7 +478,7 @@ func (tr *traffic) once(k kind, p *policy, m match, place string, other bool) (l
 		return time.Since(set) > limit+50*time.Millisecond
 	})
 	affected := func(i int) bool { return hits(m, tr.flows[i].from, tr.flows[i].to) && !k.spares }
-	// On a machine that stalls, datagrams that no rule matches may be late.
+	// On a stalled machine even datagrams that no rule matches may be late.
 	tr.eventually(fmt.Sprintf("%s on %s, %s: what no rule matches is delivered", k.name, place, m), nil, func() bool {
 		for i := range tr.flows {
 			if !affected(i) && time.Unix(0, tr.flows[i].last.Load()).Sub(set) < limit/2 {

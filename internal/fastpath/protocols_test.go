@@ -74,7 +74,7 @@ func TestTCPOptions(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		with func(*world) (supported bool)
-		// silent is set if a pod does not answer the agent's keepalives, because they are not signed.
+		// silent means that pods do not answer the agent's keepalives, because these are not signed.
 		silent bool
 	}{
 		{name: "MPTCP", with: func(w *world) bool {
@@ -138,8 +138,8 @@ func (w *world) checkEnds() {
 	w.reset(e)
 }
 
-// checkRecovery checks that the agent that follows a killed one recovers an idle connection, unless its pod is silent, and that
-// the connection continues.
+// checkRecovery checks that the agent that is started after another was killed recovers an idle connection, unless its pod is
+// silent, and that the connection continues.
 func (w *world) checkRecovery(silent bool) {
 	w.Helper()
 	left := w.leftLiberal(direct)[0]
@@ -158,7 +158,6 @@ func (w *world) checkRecovery(silent bool) {
 // Chunks of SCTP (RFC 9260, section 3.2).
 const sctpData, sctpInit, sctpInitAck, sctpCookieEcho, sctpCookieAck = 0, 1, 2, 10, 11
 
-// sctpPacket returns an SCTP packet with one chunk.
 func sctpPacket(from, to uint16, tag uint32, chunk byte, body []byte) []byte {
 	b := binary.BigEndian.AppendUint16(nil, from)
 	b = binary.BigEndian.AppendUint16(b, to)
@@ -179,7 +178,7 @@ func TestSCTP(t *testing.T) {
 		address netip.Addr
 		port    uint16
 		fd      int
-		tag     uint32 // that the other end sends to it
+		tag     uint32 // in chunks that the other end sends to it
 	}
 	near := &end{"n0p0", w.pod(0, 0), uint16(e.LocalAddr().(*net.TCPAddr).Port), -1, 7}
 	far := &end{"n1p0", w.pod(1, 0), uint16(e.RemoteAddr().(*net.TCPAddr).Port), -1, 9}

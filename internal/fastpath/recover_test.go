@@ -78,8 +78,8 @@ func (w *world) forgeRST(c leftConnection) {
 	})
 }
 
-// wantIdleSince fails unless the timeout of a connection's entry is that of an ESTABLISHED one that has been idle since the given
-// time. The timeout may be longer if an RST was forged, because nobody knows its value before that.
+// wantIdleSince checks that the timeout of a connection's entry is that of an ESTABLISHED connection that has been idle since
+// the given time. After a forged RST it may be longer, because the agent cannot know the previous timeout.
 func (w *world) wantIdleSince(node string, c leftConnection, since time.Time, forged bool) {
 	w.Helper()
 	// Timeouts are whole seconds. They are rounded down when the agent reads the entry, when it writes it, and here.
@@ -100,9 +100,9 @@ func (w *world) reset(e echo) {
 	w.eventually("the peer gets the RST", nil, func() bool { return w.snmp(w.farPod(), "Tcp:", "EstabResets") > before })
 }
 
-// TestIdleConnectionsRecovered checks that the agent that follows a killed one makes conntrack check the windows of idle
-// connections again, with state and timeout as without the fast path, although another pod forges an RST in between. Neither side
-// sends anything; the other node sees nothing. A connection that its pod has reset meanwhile is not kept.
+// TestIdleConnectionsRecovered kills an agent and starts another, while another pod forges an RST. Conntrack must check the
+// windows of idle connections again, and have the states and timeouts that it would have without the fast path. No data is
+// sent, and nothing reaches the other node. An entry whose pod has reset its connection meanwhile is not kept.
 func TestIdleConnectionsRecovered(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -183,8 +183,8 @@ func TestRecoveredEntryKeepsTimeoutPolicy(t *testing.T) {
 	}
 }
 
-// TestStaleTimeoutOfUnacknowledgedData checks that the next agent gives an idle connection the timeout of an ESTABLISHED one, if
-// the killed agent had not cleared the flag of unacknowledged data.
+// TestStaleTimeoutOfUnacknowledgedData kills an agent before it has cleared the flag of unacknowledged data. The next agent
+// must give the idle connection the timeout of an ESTABLISHED one.
 func TestStaleTimeoutOfUnacknowledgedData(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
@@ -286,7 +286,7 @@ func TestPodDoesNotAnswer(t *testing.T) {
 			t.Errorf("conntrack has %+v, had %+v", is, was)
 		}
 	}
-	testenv.Retry(t, len(others), func() error { // to detach programs, the agent may wait for a lock of the whole machine
+	testenv.Retry(t, len(others), func() error { // to detach programs, the agent may have to wait for a lock of the whole kernel
 		ask(1 + len(others))
 		w.reset(others[0].echo)
 		others = others[1:]

@@ -21,11 +21,12 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// disturbance makes one end of an accelerated connection send packets that the programs refuse, or send by a path that they do
-// not see.
+// disturbance makes one end of an accelerated connection send packets that the programs leave to the kernel, or that take a
+// path without programs.
 type disturbance struct {
 	name string
-	// prepare is called before the connection opens, disturb while it is accelerated. pod is the end's network namespace.
+	// prepare is called before the connection is opened, disturb while it is accelerated. pod is the network namespace of the
+	// end.
 	prepare func(w *world, pod string)
 	disturb func(w *world, pod string, end net.Conn)
 }
@@ -124,9 +125,9 @@ func (w *world) sendNatively(pod string, end net.Conn) {
 	})
 }
 
-// TestDisturbedConnections checks that accelerated connections survive packets that the programs refuse or do not see, on nodes
-// that drop packets that conntrack calls invalid; and that their conntrack entries, once they are idle, are as they were before
-// acceleration.
+// TestDisturbedConnections checks accelerated connections with packets that the programs leave to the kernel or do not see, on
+// nodes that drop packets that conntrack calls invalid. The connections must survive, and their conntrack entries, once idle,
+// must be as before acceleration.
 func TestDisturbedConnections(t *testing.T) {
 	t.Parallel()
 	for _, d := range disturbances {

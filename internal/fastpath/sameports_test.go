@@ -15,8 +15,8 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// TestNewConnectionBetweenSamePorts checks that the agent's work for an accelerated connection that an RST has ended does not
-// affect a new connection between the same ports, however late the agent does it.
+// TestNewConnectionBetweenSamePorts ends an accelerated connection by an RST and opens another between the same ports. What the
+// agent still does for the first must not affect the second, however late it does that.
 func TestNewConnectionBetweenSamePorts(t *testing.T) {
 	t.Parallel()
 	for name, front := range map[string]front{"direct": direct, "to a Service": byService} {

@@ -23,20 +23,20 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// probeTime limits the time for which the probe waits for its connection to be accelerated. When the agents of many nodes started
-// on few CPUs, that took more than 5 s.
+// probeTime is how long the probe waits for its connection to be accelerated. Where many agents started at once on few CPUs,
+// that took more than 5 s.
 const probeTime = 15 * time.Second
 
-// The addresses of the probe's nodes and pods. They exist only in its own namespaces.
+// The addresses of the nodes and pods that the probe makes. They exist only in its own network namespaces.
 var (
 	probeNodes = [2]net.IP{net.IPv4(198, 18, 255, 1).To4(), net.IPv4(198, 18, 255, 2).To4()}
 	probePods  = [2]net.IP{net.IPv4(10, 255, 255, 1).To4(), net.IPv4(10, 255, 255, 2).To4()}
 	probeMACs  = [2]net.HardwareAddr{{2, 0, 0, 0, 1, 1}, {2, 0, 0, 0, 1, 2}}
 )
 
-// Probe tests in temporary network namespaces whether the fast path works on this kernel. A pod
-// opens a TCP connection over a VXLAN device to a node without the fast path, and compares the data
-// that it sends with the data that comes back. A kernel without VXLAN devices routes it. The error says what does not work.
+// Probe tests in temporary network namespaces whether the fast path works on this kernel. A pod opens a TCP connection over a
+// VXLAN device to an echo server on a node without the fast path, and compares what comes back. On a kernel without VXLAN
+// devices, the connection is routed. The error says what does not work.
 func Probe(ctx context.Context) error {
 	err := probe(ctx, true)
 	if errors.Is(err, errNoVXLAN) {
@@ -45,10 +45,9 @@ func Probe(ctx context.Context) error {
 	return err
 }
 
-// errNoVXLAN means that the kernel has no VXLAN devices.
 var errNoVXLAN = errors.New("this kernel lacks VXLAN devices (load the module vxlan)")
 
-// probe is Probe over a VXLAN device (tunnel), or routed.
+// probe is Probe for one of the two paths: over a VXLAN device (tunnel), or routed.
 func probe(ctx context.Context, tunnel bool) error {
 	var spaces [3]netns.Handle // node, pod, far node
 	for i := range spaces {
@@ -73,7 +72,7 @@ func probe(ctx context.Context, tunnel bool) error {
 	return nil
 }
 
-// probeDevices creates a node with a pod, and another node that needs only its end of their network.
+// probeDevices creates a node with a pod, and a far node without one: its loopback device has the address of the far pod.
 func probeDevices(spaces [3]netns.Handle, tunnel bool) error {
 	node, pod, far := spaces[0], spaces[1], spaces[2]
 	if err := netns.Do(node, func() error { return makeProbeNode(pod, far, tunnel) }); err != nil {
@@ -104,7 +103,7 @@ func probeLink(name string) netlink.LinkAttrs {
 	return a
 }
 
-// makeProbeNetwork gives a node its address, and the way to the other node's pod.
+// makeProbeNetwork gives a node its address, and a route to the other node's pod.
 func makeProbeNetwork(i int, tunnel bool) error {
 	nic, err := netlink.LinkByName("nic")
 	if err != nil {
@@ -119,8 +118,8 @@ func makeProbeNetwork(i int, tunnel bool) error {
 	return netlink.RouteAdd(&netlink.Route{LinkIndex: nic.Attrs().Index, Dst: host(probePods[1-i], 32), Gw: probeNodes[1-i]})
 }
 
-// makeProbeTunnel creates the VXLAN device of a node, and the entries that lead through it to the
-// other node's pod.
+// makeProbeTunnel creates the VXLAN device of a node, and the FDB entry, neighbour and route by which it reaches the other
+// node's pod.
 func makeProbeTunnel(i int, nic netlink.Link) error {
 	v := &netlink.Vxlan{LinkAttrs: probeLink("vx"), VxlanId: 1, SrcAddr: probeNodes[i], VtepDevIndex: nic.Attrs().Index, Port: 4790}
 	v.HardwareAddr, v.MTU = probeMACs[i], 1450
@@ -152,8 +151,7 @@ func makeProbeTunnel(i int, nic netlink.Link) error {
 	return nil
 }
 
-// makeProbeNode creates the node's devices: those to its pod and to the other node, and its VXLAN
-// device if there is a tunnel.
+// makeProbeNode creates the node's devices: the veth of its pod, the NIC, and the VXLAN device if there is a tunnel.
 func makeProbeNode(pod, far netns.Handle, tunnel bool) error {
 	wire := netlink.NewVeth(probeLink("nic"))
 	wire.PeerName, wire.PeerNamespace = "nic", netlink.NsFd(far)
@@ -213,7 +211,7 @@ func forward(device string) error {
 	return nil
 }
 
-// track enables conntrack in the thread's network namespace, by a rule that needs it.
+// track enables conntrack in the thread's network namespace, by adding a rule that needs it.
 func track() error {
 	conn, err := nftables.New()
 	if err != nil {
@@ -263,7 +261,7 @@ func probeTraffic(ctx context.Context, spaces [3]netns.Handle, kind string) erro
 	go func() { _, _ = io.Copy(far, far) }()
 	deadline, _ := ctx.Deadline()
 	_ = near.SetDeadline(deadline)
-	// Both small messages and messages that leave as GSO packets.
+	// Alternate small messages and messages that leave as GSO packets.
 	message := bytes.Repeat([]byte("fast path "), 1<<10)
 	answer := make([]byte, len(message))
 	for round := byte(0); ; round++ {

@@ -219,8 +219,8 @@ func TestIPv6DeviceMTU(t *testing.T) {
 	w.eventually("packets are counted as exceeds-mtu", send, func() bool { return w.counts(0)["exceeds-mtu"] > 0 })
 }
 
-// TestSKBPriority checks that accelerated packets have the same priority for qdiscs as others: the
-// one that the kernel derives from their TOS, where it does.
+// TestSKBPriority checks that accelerated packets have the skb->priority that the kernel would have derived from their TOS, if
+// it does so.
 func TestSKBPriority(t *testing.T) {
 	t.Parallel()
 	for version, six := range versions {

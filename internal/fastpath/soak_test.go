@@ -29,8 +29,8 @@ type soakRun struct {
 	agents          [2]*exec.Cmd
 	pairs           []pair
 	kills           int
-	// brokenReferences counts connections that broke without a fast path, or whose conntrack entries did, and that were
-	// replaced.
+	// brokenReferences counts connections that were replaced because they, or their conntrack entries, broke without a fast
+	// path.
 	brokenReferences int
 	// memory is the largest memory that an agent used in each round, in MiB.
 	memory []int
@@ -41,8 +41,7 @@ type pair struct {
 	name            string
 	fast, reference echo
 	// local means that it is between two pods of node0.
-	local bool
-	// opened is when it was opened.
+	local  bool
 	opened time.Time
 	// forged means that another pod has forged packets of the connection since its entries were compared. One in some thousand
 	// random sequence numbers lies in the window. The reference's conntrack then takes the packet for the connection's own, and
@@ -95,10 +94,9 @@ func (s *soakRun) replace(i int) {
 	s.pairs[i] = s.connect(s.IntN(2), s.IntN(2), direct, s.pairs[i].local)
 }
 
-// startAgent runs the fast path of a node.
 func (s *soakRun) startAgent(node int) { s.agents[node] = s.fast.startAgent(fmt.Sprintf("n%d", node)) }
 
-// disturb does the same random thing to both worlds.
+// disturb applies the same random event to both worlds.
 func (s *soakRun) disturb() {
 	i := s.IntN(len(s.pairs))
 	both := func(do func(*world, pair, echo)) {

@@ -23,7 +23,6 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// flowOf returns the flow of a socket.
 func flowOf(c net.Conn) datapath.Flow {
 	address := func(a net.Addr) netip.AddrPort {
 		ap := netip.MustParseAddrPort(a.String())
@@ -36,7 +35,7 @@ func flowOf(c net.Conn) datapath.Flow {
 	return datapath.Flow{Pod: address(c.LocalAddr()), Peer: address(c.RemoteAddr()), Protocol: protocol}
 }
 
-// isTracked reports whether conntrack of node0 has an entry for a connection.
+// isTracked reports whether conntrack on node0 has an entry of a connection.
 func (w *world) isTracked(c net.Conn) (known bool) {
 	w.Helper()
 	w.in("n0", func() error {
@@ -72,8 +71,8 @@ func TestConntrackTimeouts(t *testing.T) {
 	}
 }
 
-// timeouts returns the time after which the entries of connections expire that were used for a while. It is between the two
-// values: when an entry was last seen, and when it was first missing.
+// timeouts uses connections for a while, and returns how long their entries then last: between when each was last seen, and
+// when it was first missing.
 func (w *world) timeouts(accelerated bool) (known map[string][2]time.Duration) {
 	w.Helper()
 	const stream, long, short = "TCP", "UDP for two seconds", "UDP for less"
@@ -219,7 +218,7 @@ func TestUnackedEntryExpires(t *testing.T) {
 	})
 }
 
-// zoneRules makes node0 track all packets in a conntrack zone.
+// zoneRules puts all packets on node0 into a conntrack zone.
 const zoneRules = "*raw\n-A PREROUTING -j CT --zone 5\nCOMMIT\n"
 
 // TestConntrackZone checks that connections in a conntrack zone take the slow path.
@@ -265,7 +264,7 @@ const statusReplied, statusAssured, statusConfirmed = 1 << 1, 1 << 2, 1 << 3
 // after every 256 entries.
 func (w *world) addEntries(protocol byte, address netip.Addr, status uint32, enough func(n int) (bool, error), more ...*nl.RtAttr) {
 	w.Helper()
-	// The same request is repeated with other addresses in place of other.
+	// All requests share one message, in which each replaces the address other.
 	own, other := address.AsSlice(), []byte{203, 0, 113, 77}
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE) // IPCTNL_MSG_CT_NEW
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})

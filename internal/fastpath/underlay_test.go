@@ -17,7 +17,6 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// nodeAddress returns the underlay address of a node.
 func nodeAddress(node int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 0, byte(node + 1)}) }
 
 // gateway is the address of the switch, once it forwards.
@@ -59,7 +58,7 @@ func (w *world) addSecondLink() {
 	w.sysctl("sw", "net/ipv4/conf/default/send_redirects", "0")
 }
 
-// setRoute sets a node's route to the other node, through one or several devices.
+// setRoute sets a node's route to the other node, through one or more devices.
 func (w *world) setRoute(node int, r netlink.Route, devices ...string) {
 	w.Helper()
 	w.in(fmt.Sprintf("n%d", node), func() error {
@@ -75,7 +74,6 @@ func (w *world) setRoute(node int, r netlink.Route, devices ...string) {
 	})
 }
 
-// resetRoute deletes the routes of setRoute.
 func (w *world) resetRoute(nodes ...int) {
 	w.Helper()
 	for _, node := range nodes {
@@ -210,7 +208,7 @@ func TestRouteChanges(t *testing.T) {
 			if first && second {
 				break
 			}
-			// The kernel hashes again when the route changes.
+			// The kernel chooses a new hash when the route changes.
 			slices.Reverse(devices)
 			w.setRoute(0, netlink.Route{}, devices...)
 			e := w.connect().back()

@@ -47,7 +47,7 @@ type segment struct {
 	options            []byte
 	ipOptions, padding int
 	ttl                byte
-	// inFull means that the sender computes the checksum. It is off by wrong.
+	// inFull means that the sender computes the whole checksum. wrong is added to it.
 	inFull bool
 	wrong  uint16
 	// fragments is the number of fragments of the packet. If reversed, the last one is sent first.
@@ -200,7 +200,6 @@ func (s *session) any(r *rand.Rand, end int, large bool) []injected {
 	return all
 }
 
-// end ends a session.
 func (s *session) end(r *rand.Rand) (all []injected) {
 	by := r.IntN(2)
 	switch s.ended = []string{"FIN", "FIN with options", "RST"}[r.IntN(3)]; s.ended {
@@ -302,7 +301,7 @@ func (p *simulation) round(packets int) bool {
 	if !same || !p.sameOutput(together(lastWords(all))) || !p.sameEntries(all) {
 		return false
 	}
-	// An idle connection still works, and ends as it should.
+	// Check that idle connections still work, and end as they should.
 	var ends [][]injected
 	for _, s := range all {
 		if s.ended == "" {
@@ -380,7 +379,7 @@ func (p *simulation) accelerate(all []*session) bool {
 	return same
 }
 
-// keepalives is the Ethernet address from which the agent asks pods for sequence numbers (recover.go).
+// keepalives is the source MAC address of the keepalives by which the agent asks pods for sequence numbers (recover.go).
 var keepalives = []byte{2, 0, 0, 0, 0, 1}
 
 // sameOutput injects packets into both nodes, and reports whether the same comes out. Conntrack must see a packet before the
@@ -472,8 +471,8 @@ func differences(sides [2]*isolatedNode, all []*session) (why string) {
 	return why
 }
 
-// lastWords returns the packets that open sessions send before they are idle. Some ends do not acknowledge them, and the pod
-// sends them again and again.
+// lastWords returns the packets that open sessions send before they become idle. Some are never acknowledged, so that the pod
+// retransmits them.
 func lastWords(all []*session) (words [][]injected) {
 	for i, s := range all {
 		if s.ended != "" {
@@ -513,7 +512,6 @@ func (s *session) flow() datapath.Flow {
 	return datapath.Flow{Pod: s.Pod, Peer: s.Front, Protocol: unix.IPPROTO_TCP}
 }
 
-// entry returns the conntrack entry of a session.
 func (a *isolatedNode) entry(s *session) (is conntrack.Progress) {
 	a.Helper()
 	a.in("n0", func() (err error) {

@@ -45,9 +45,9 @@ func (i injector) send(t *testing.T) {
 	}
 }
 
-// TestInjectedVXLAN sends VXLAN packets with ever-changing headers into a connection, from a pod and from the address of the
-// other node. They must not use up the tables of the fast path, and a connection between other pods must stay accelerated, even
-// at the NIC.
+// TestInjectedVXLAN injects VXLAN packets, each with different headers, into a connection, from a pod and from the address of
+// the other node. They must not fill the tables of the fast path, and a connection between other pods must stay accelerated,
+// even at the NIC.
 func TestInjectedVXLAN(t *testing.T) {
 	const packets = 2000
 	for _, tt := range []struct {

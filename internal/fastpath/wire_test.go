@@ -28,7 +28,7 @@ type frame struct {
 	headers string
 	payload []byte
 	size    int
-	// sum reports whether there is an outer checksum.
+	// sum is whether there is an outer UDP checksum.
 	sum bool
 }
 
@@ -86,7 +86,7 @@ func parseFrame(b []byte, inner int, protocol byte, port uint16) (f frame, ok bo
 		return pseudo(protocol, ends, inner+12)
 	}
 	if f.sum && protocol == unix.IPPROTO_UDP {
-		// The device would fill in this checksum, and the outer checksum relies on that.
+		// The NIC would complete this checksum, and the kernel has computed the outer checksum as if it had.
 		if half(at) == int(grammar.Sum(inside(), nil)) {
 			b[at], b[at+1] = 0, 0
 			binary.BigEndian.PutUint16(b[at:], ^grammar.Sum(inside(), b[ends:]))
@@ -280,8 +280,8 @@ func TestStreamOnTheWire(t *testing.T) {
 			t.Parallel()
 			w := newWorldOf(t, shapes[0], offload, six)
 			e := w.connect()
-			// After a timeout, as happens on a busy machine, the kernel would choose another hash,
-			// and so another outer source port.
+			// After a retransmission timeout, which a busy machine can cause, the kernel would choose another hash, and so
+			// another outer source port.
 			option(t, e.Conn.(*net.TCPConn), func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TXREHASH, 0) })
 			go func() { _, _ = e.far.(*net.TCPConn).WriteTo(discard{}) }()
 			send := func() {

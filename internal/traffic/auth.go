@@ -14,17 +14,15 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Anybody who reaches a server's address can connect to it: other pods, scanners, probes.
-// The trial's own clients know its secret. Over TCP a client sends it first, over UDP in the
-// hello, and over HTTP in the path. In the workload connect, whose connections open and close
-// while they are measured, the first connection sends it, and the server trusts its address
-// from then on; besides, each message begins with it.
+// Anybody who reaches a server's address can connect to it: other pods, scanners, probes. Only the trial's own clients know its
+// secret. Over TCP a client sends it first, over UDP in the hello, and over HTTP in the path. In the workload connect, which
+// measures how connections open and close, the first connection sends it, and the server trusts its address from then on; each
+// message begins with it, too.
 
-// Secret is known to both ends of a trial and to nobody else. For HTTP, the zero Secret means that
-// none is required.
+// Secret is known only to the two ends of a trial. For HTTP, the zero Secret means that none is required.
 type Secret [16]byte
 
-// Path returns the prefix of all paths of an HTTP server. It has enough of the secret that nobody can guess it.
+// Path returns the prefix of all paths of an HTTP server. It contains so much of the secret that nobody can guess it.
 func (s Secret) Path() string {
 	if s == (Secret{}) {
 		return ""
@@ -32,14 +30,13 @@ func (s Secret) Path() string {
 	return "/" + hex.EncodeToString(s[:8])
 }
 
-// hello returns the datagram that opens a UDP flow. The client sends it until the server answers
-// with the same datagram. The answer comes from a socket that is connected to the client, and that
-// receives the whole flow from then on. So every flow has its own socket and thread at both ends,
-// as over TCP. The server's socket is bound to the address that the client asked, which may be one
-// of many: the client accepts answers only from there.
+// hello returns the datagram that opens a UDP flow. The client sends it until the server answers with the same datagram. The
+// answer comes from a new socket that is connected to the client and receives the flow from then on, so that every flow has its
+// own socket and thread at both ends, as over TCP. The server binds that socket to the destination address of the hello, which
+// may be one of many: the client accepts answers only from there.
 func (s Spec) hello() string { return "slipstream hello" + string(s.Secret[:]) }
 
-// message returns a message of the workload connect, as the client sends it.
+// message returns a client's message of the workload connect.
 func (s Spec) message() []byte {
 	b := s.payload()
 	copy(b, s.Secret[:])
@@ -47,29 +44,28 @@ func (s Spec) message() []byte {
 }
 
 const (
-	// maxPending connections may be unauthenticated at a time; one more closes the oldest.
-	// A client sends the secret within a round trip.
+	// maxPending limits the number of unauthenticated connections: one more closes the oldest. A client sends the secret within
+	// a round trip.
 	maxPending = 256
-	// authTimeout bounds how long a connection may be unauthenticated.
+	// authTimeout limits how long a connection may stay unauthenticated.
 	authTimeout = 5 * time.Second
 )
 
-// authenticator knows what a server's clients must send. The threads of a server share it.
+// authenticator recognises the clients of a server. The threads of the server share it.
 type authenticator struct {
-	// A connection of the trial begins with the first bytes of opening. These are all bytes, unless a message of
-	// connect has no room for them.
+	// A connection of the trial begins with the first required bytes of opening: with all of them, unless a message of connect
+	// is too small.
 	opening []byte
 	first   int
-	// trustAddress means that an address which has sent all of it counts as authenticated from
-	// then on.
+	// trustAddress means that an address that has sent all of opening counts as authenticated from then on.
 	trustAddress bool
 	trusted      atomic.Pointer[map[netip.Addr]bool]
 	mu           sync.Mutex // held while trusted is written
 	refused      atomic.Uint64
 }
 
-// newAuthenticator returns the authenticator of a server whose connections begin with as much of
-// the opening as size has room for.
+// newAuthenticator returns the authenticator of a server whose connections begin with the opening, or with its first size
+// bytes.
 func newAuthenticator(opening []byte, size int, trustAddress bool) *authenticator {
 	a := &authenticator{opening: opening, first: min(len(opening), size), trustAddress: trustAddress}
 	a.trusted.Store(new(map[netip.Addr]bool))
@@ -96,12 +92,11 @@ func (a *authenticator) trust(addr netip.Addr) {
 	a.trusted.Store(&now)
 }
 
-// acceptor accepts connections in one thread of a server, and keeps those that have not
-// authenticated yet.
+// acceptor accepts connections in one thread of a server, and holds those that have not authenticated yet.
 type acceptor struct {
 	*authenticator
 	pending []pendingConn
-	poll    []pollFD // reused, because nothing is collected during a run
+	poll    []pollFD // reused, because there is no garbage collection during a run
 }
 
 type pendingConn struct {
@@ -110,8 +105,8 @@ type pendingConn struct {
 	until time.Time
 }
 
-// accept waits up to stallCheck for an authenticated connection, and leaves its data to be read. After
-// errUnauthenticated, another connection may already be waiting.
+// accept waits up to stallCheck for an authenticated connection, and does not consume its data. After errUnauthenticated,
+// another connection may already be waiting.
 func (a *acceptor) accept(listening int) (int, error) {
 	if len(a.pending) == 0 {
 		return a.acceptNew(listening)
@@ -143,7 +138,7 @@ func (a *acceptor) accept(listening int) (int, error) {
 	return a.acceptNew(listening)
 }
 
-// acceptNew accepts a connection, and returns it if it authenticates at once.
+// acceptNew accepts a connection, and returns it if it is authenticated already.
 func (a *acceptor) acceptNew(listening int) (int, error) {
 	fd, addr, err := acceptSocket(listening)
 	if err != nil {
@@ -153,14 +148,14 @@ func (a *acceptor) acceptNew(listening int) (int, error) {
 		return fd, nil
 	}
 	a.add(fd, addr)
-	if fd := a.authenticate(len(a.pending) - 1); fd >= 0 { // the secret has usually arrived already
+	if fd := a.authenticate(len(a.pending) - 1); fd >= 0 { // usually the secret has arrived by now
 		a.pending = a.pending[:len(a.pending)-1]
 		return fd, nil
 	}
 	return -1, errUnauthenticated
 }
 
-// add keeps a connection until it authenticates. If from is not valid, its address stays untrusted.
+// add holds a connection until it authenticates. If from is not valid, its address does not become trusted.
 func (a *acceptor) add(fd int, from netip.Addr) {
 	if len(a.pending) >= maxPending {
 		a.refuse(0)
@@ -169,15 +164,15 @@ func (a *acceptor) add(fd int, from netip.Addr) {
 	a.pending = append(a.pending, pendingConn{fd, from, time.Now().Add(authTimeout)})
 }
 
-// authenticate returns a pending connection if it has sent the secret, else -1. It refuses one
-// that has sent something else.
+// authenticate returns a pending connection if it has sent the secret, and otherwise -1. It refuses one that has sent something
+// else.
 func (a *acceptor) authenticate(i int) int {
 	c := &a.pending[i]
 	sent := make([]byte, len(a.opening))
 	n, err := peek(c.fd, sent)
 	switch {
 	case errors.Is(err, errStalled):
-	case err != nil || n == 0: // closed, as by a probe that only looks whether the port is open
+	case err != nil || n == 0: // closed, for example by a probe that only tests whether the port is open
 		closeSocket(c.fd)
 		c.fd = -1
 	case !bytes.HasPrefix(a.opening, sent[:n]):
@@ -199,7 +194,7 @@ func (a *acceptor) refuse(i int) {
 	}
 }
 
-// expire forgets connections that are closed, and refuses those whose time is up.
+// expire drops closed connections, and refuses those whose time is up.
 func (a *acceptor) expire(now time.Time) {
 	stay := a.pending[:0]
 	for i, c := range a.pending {
@@ -212,7 +207,7 @@ func (a *acceptor) expire(now time.Time) {
 	a.pending = stay
 }
 
-// close closes what is still pending: a client of the trial too, if it came too late.
+// close closes the pending connections, even those of a client of the trial that came too late.
 func (a *acceptor) close() {
 	for _, c := range a.pending {
 		if c.fd >= 0 {

@@ -22,8 +22,8 @@ func newSecret() (s Secret) {
 	return s
 }
 
-// disturb connects to a server from outside the trial until the test ends: some clients send
-// nothing and stay, some send something else, and some are nearly right.
+// disturb connects to a server from outside the trial until the test ends. Some clients send nothing and stay, some send
+// something else, and some send nearly the secret.
 func disturb(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 	began = make(chan struct{})
 	// From another address than the client's, as another pod would.
@@ -76,8 +76,8 @@ func disturb(t *testing.T, spec Spec, to netip.AddrPort) (began chan struct{}) {
 	return began
 }
 
-// A server serves its trial's client alone, whoever connects first and however many do, and
-// the result says that there were others.
+// TestOthersRefused checks that a server serves only the client of its trial, whoever connects first and however many do, and
+// that the result says that there were others.
 func TestOthersRefused(t *testing.T) {
 	for _, spec := range []Spec{
 		{Kind: Stream, Size: 1 << 14, Connections: 2},
@@ -134,8 +134,8 @@ func TestOthersRefused(t *testing.T) {
 	}
 }
 
-// Other clients have the address of the trial's client, as behind a NAT: one that sends nothing holds nobody up for
-// long, and one that sends something else gets no answer.
+// TestOthersAtClientsAddress checks clients with the address of the trial's client, as behind NAT: one that sends nothing
+// delays nobody for long, and one that sends something else gets no answer.
 func TestOthersAtClientsAddress(t *testing.T) {
 	spec := Spec{Kind: Connect, Size: 64, Connections: 1, Secret: newSecret()}
 	server, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
@@ -183,8 +183,8 @@ func TestOthersAtClientsAddress(t *testing.T) {
 	}
 }
 
-// TestLastConnectionBehindOthers: a server of connect whose window has ended still serves a connection of its client
-// that came before, though others are ahead of it in the queue.
+// TestLastConnectionBehindOthers checks that a server of connect whose window has ended still serves an earlier connection of
+// its client, although others are ahead of it in the queue.
 func TestLastConnectionBehindOthers(t *testing.T) {
 	spec := Spec{Kind: Connect, Size: 64, Connections: 1, Secret: newSecret()}
 	fd, at, err := listenSocket(spec, netip.MustParseAddrPort("127.0.0.1:0"))
@@ -216,7 +216,7 @@ func TestLastConnectionBehindOthers(t *testing.T) {
 	}
 }
 
-// Nobody else, no warning.
+// TestNoOthersNoWarning checks that there is no warning without other clients.
 func TestNoOthersNoWarning(t *testing.T) {
 	for _, spec := range []Spec{
 		{Kind: Stream, Size: 1200, Connections: 2}, {Kind: Stream, Size: 1200, Connections: 2, UDP: true}, {Kind: Connect, Size: 64, Connections: 2},
@@ -230,7 +230,7 @@ func TestNoOthersNoWarning(t *testing.T) {
 	}
 }
 
-// Connections that send nothing stay pending for authTimeout at most, and maxPending of them.
+// TestPendingIsBounded checks that at most maxPending connections that send nothing stay pending, for at most authTimeout.
 func TestPendingIsBounded(t *testing.T) {
 	spec := Spec{Kind: PingPong, Size: 64, Connections: 1, Secret: newSecret()}
 	fd, at, err := listenSocket(spec, netip.MustParseAddrPort("127.0.0.1:0"))
@@ -265,7 +265,7 @@ func TestPendingIsBounded(t *testing.T) {
 	if len(a.pending) != 0 {
 		t.Errorf("%d are pending for ever", len(a.pending))
 	}
-	// A client that sends its secret in two parts is accepted all the same, its message whole.
+	// A client that sends its secret in two parts is accepted too, and its message arrives whole.
 	c, err := net.Dial("tcp", at.String())
 	if err != nil {
 		t.Fatal(err)

@@ -11,12 +11,10 @@ import (
 // backlog is large enough for many connections at once.
 const backlog = 4096
 
-// connect opens a connection, sends a message, reads one back to its end, and
-// closes, over and over. The latency covers all of that. A connection without an
-// answer is lost. So is one that is reset after others were answered: one in some
-// millions is, even over the host network. The server closes first, so that the
-// client's ports are free again at once: only the end that closes first keeps an
-// address in TIME_WAIT.
+// connect opens a connection, sends a message, reads the answer to its end, and closes, again and again. The latency covers all
+// of that. A connection without an answer is lost. So is one that is reset after others were answered, as one in some millions
+// is, even over the host network. The server closes first, so that the client's ports are free immediately: only the end that
+// closes first has the connection in TIME_WAIT.
 func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
 	buf := s.message()
 	for {
@@ -79,7 +77,7 @@ func (s Spec) exchange(to netip.AddrPort, buf []byte, r *run) error {
 			break
 		}
 	}
-	// The message is complete. Wait until the server closes.
+	// The answer is complete. Wait until the server closes.
 	for {
 		switch n, err := receive(fd, make([]byte, 1)); {
 		case again(err, giveUp, r):
@@ -93,16 +91,14 @@ func (s Spec) exchange(to netip.AddrPort, buf []byte, r *run) error {
 	}
 }
 
-// again reports whether to repeat a call that ended with err: it moved nothing, and
-// there is time left.
+// again reports whether to repeat a call that ended with err, because it moved nothing and there is time left.
 func again(err error, giveUp int64, r *run) bool {
 	return errors.Is(err, errStalled) && r.now() < giveUp && !r.stopped.Load()
 }
 
-// answer accepts connections at the listening socket fd, one at a time, sends back
-// what each sent, and closes it. After the window it continues until nothing has
-// come for stallCheck: the client's last connection may be in the queue behind
-// those of others.
+// answer accepts connections on the listening socket fd, one at a time, echoes the message of each, and closes it. After the
+// window it continues until nothing has come for stallCheck: the client's last connection may be in the queue behind those of
+// others.
 func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 	buf := make([]byte, s.Size)
 	a := &acceptor{authenticator: auth}
@@ -113,7 +109,7 @@ func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 		switch {
 		case errors.Is(err, errStalled), errors.Is(err, errOver):
 		case err != nil:
-			// The client went away; it counts that itself.
+			// The client is gone, and counts that itself.
 			c.lost++
 		default:
 			c.bytes.Add(uint64(len(buf)))
@@ -129,7 +125,6 @@ func (s Spec) answer(fd int, auth *authenticator, c *conn, r *run) error {
 	}
 }
 
-// answerOne serves one connection.
 func (s Spec) answerOne(listening int, a *acceptor, buf []byte, r *run) error {
 	fd, err := a.accept(listening)
 	if err != nil {
@@ -147,8 +142,7 @@ func (s Spec) answerOne(listening int, a *acceptor, buf []byte, r *run) error {
 		n, err := receive(fd, buf[have:])
 		switch {
 		case errors.Is(err, errStalled) && have == 0:
-			// It comes from a trusted address, and has sent nothing yet.
-			// Other connections must not wait for it.
+			// This connection from a trusted address has sent nothing yet. Other connections must not wait for it.
 			a.add(fd, netip.Addr{})
 			fd = -1
 			return errUnauthenticated

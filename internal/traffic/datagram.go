@@ -2,9 +2,9 @@ package traffic
 
 import "encoding/binary"
 
-// A datagram of a stream begins with its number, from 1, and the time when it was sent by the sender's own clock, in
-// nanoseconds. The sender sets the bit measured in the number of each datagram that it counts as within its window. The
-// receiver looks for these, whatever either clock says.
+// A datagram of a stream begins with its number, from 1, and the time of sending on the sender's clock, in nanoseconds. The
+// sender sets the bit measured in the number of each datagram that it counts as within its window. The receiver counts the same
+// ones, whatever its own clock says.
 const (
 	datagramHeader = 16
 	measured       = 1 << 63
@@ -18,39 +18,36 @@ func putHeader(b []byte, number uint64, inWindow bool, sent int64) {
 	binary.LittleEndian.PutUint64(b[8:], uint64(sent))
 }
 
-// remembered is how far below the highest number a receiver remembers which datagrams have arrived. It is a power of
-// two, and covers the last 65 ms at a million datagrams per second.
+// remembered is the size of the range below the highest number for which a receiver remembers which datagrams have arrived. It
+// is a power of two, and covers 65 ms at a million datagrams per second.
 const remembered = 1 << 16
 
-// arrivals is a receiver's account of the datagrams of one connection.
+// arrivals tracks the received datagrams of one connection.
 type arrivals struct {
 	counts
-	// arrived counts those of the sender's window, whenever they came.
+	// arrived counts the datagrams of the sender's window, whenever they arrive.
 	arrived uint64
 	highest uint64
-	// seen has a bit for each number in (highest-remembered, highest].
+	// seen holds a bit for each number in (highest-remembered, highest].
 	seen [remembered / 64]uint64
-	// transit is the last datagram's time of arrival minus its time of sending, in nanoseconds. It includes the offset
-	// between the clocks, but its changes do not.
+	// transit is the arrival time of the last datagram minus its time of sending, in nanoseconds. It includes the offset
+	// between the clocks, but differences of it do not.
 	transit int64
 }
 
-// counts only ever grow, so the counts of a window are the differences between its
-// edges.
+// counts never decrease, so the counts of a window are the differences between its edges.
 type counts struct {
-	// reordered counts datagrams that came after one with a higher number (RFC 4737,
-	// section 3.3).
+	// reordered counts datagrams that arrived after one with a higher number (RFC 4737, section 3.3).
 	reordered uint64
-	// duplicates counts datagrams that had come before.
+	// duplicates counts datagrams that had arrived before.
 	duplicates uint64
-	// moved is the sum of all changes of the transit time, in nanoseconds, and moves
-	// how many there were: their mean is what RFC 3550, section 6.4.1, estimates
-	// from the last sixteen or so.
+	// moved is the sum of all changes of the transit time, in nanoseconds, and moves is their number. Their mean is the jitter
+	// that RFC 3550, section 6.4.1, estimates from about the last sixteen.
 	moved, moves uint64
 }
 
-// take records a datagram that arrived at now, and reports whether it is new. A datagram whose number is no longer
-// remembered counts as new.
+// take records a datagram that arrived at now, and reports whether it is new. One whose number is no longer remembered counts
+// as new.
 func (a *arrivals) take(header []byte, now int64) bool {
 	marked := binary.LittleEndian.Uint64(header)
 	number := marked &^ measured

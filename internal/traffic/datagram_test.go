@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// arrive delivers datagrams with these numbers, one per microsecond. Each was sent
-// 100 µs before, by a clock that is an hour off.
+// arrive delivers datagrams with these numbers, one per microsecond. Each was sent 100 µs earlier, on a clock that is an hour
+// off.
 func arrive(a *arrivals, numbers ...uint64) {
 	header := make([]byte, datagramHeader)
 	for i, n := range numbers {
@@ -63,8 +63,7 @@ func TestArrivals(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfTheWindow: datagrams that the sender does not count do not count as
-// arrived.
+// TestArrivalsOfTheWindow checks that datagrams that the sender does not count do not count as arrived.
 func TestArrivalsOfTheWindow(t *testing.T) {
 	var a arrivals
 	header := make([]byte, datagramHeader)
@@ -77,8 +76,7 @@ func TestArrivalsOfTheWindow(t *testing.T) {
 	}
 }
 
-// TestArrivalsAtRandom drops, delays and repeats datagrams, and compares with a
-// record of all of them.
+// TestArrivalsAtRandom drops, delays and repeats datagrams at random, and compares the counts with a list of all datagrams.
 func TestArrivalsAtRandom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
@@ -117,8 +115,8 @@ func TestArrivalsAtRandom(t *testing.T) {
 	}
 }
 
-// TestJitter: the transit times of a stream swing by 40 µs, so the estimate of RFC
-// 3550 tends to 40 µs, whatever the clocks are.
+// TestJitter checks that the jitter of a stream whose transit times alternate by 40 µs is 40 µs, as RFC 3550 would estimate,
+// whatever the clocks are.
 func TestJitter(t *testing.T) {
 	for _, clock := range []time.Duration{-time.Hour, 0, time.Hour} {
 		t.Run(fmt.Sprint(clock), func(t *testing.T) {

@@ -21,15 +21,13 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// The engine makes gRPC traffic like a program that uses grpc-go with its defaults: Go's poller,
-// goroutines and garbage collector are part of it. It has no End, whose threads avoid all of these.
-// Connections are in plain text.
+// The engine makes gRPC traffic like a program that uses grpc-go with its defaults, including Go's poller, goroutines and
+// garbage collector. So it does not use an End, whose threads avoid all of these. Connections are not encrypted.
 
 // grpcEcho is the method that returns its message.
 const grpcEcho = "Echo"
 
-// grpcService returns the name of the service, which contains the trial's secret. A server has no other
-// service.
+// grpcService returns the name of the only service of a server, which contains the trial's secret.
 func (s Spec) grpcService() string { return "slipstream.Echo" + hex.EncodeToString(s.Secret[:]) }
 
 // congestion sets the congestion control of one of Go's sockets.
@@ -47,7 +45,7 @@ type GRPCServer struct {
 	calls    atomic.Uint64
 }
 
-// ListenGRPC serves at addr until it is closed. If the port is 0, the kernel chooses one.
+// ListenGRPC listens on addr. If the port is 0, the kernel chooses one.
 func ListenGRPC(ctx context.Context, spec Spec, addr netip.AddrPort) (*GRPCServer, error) {
 	l, err := (&net.ListenConfig{Control: spec.congestion}).Listen(ctx, "tcp", addr.String())
 	if err != nil {
@@ -79,8 +77,8 @@ func (s *GRPCServer) echo(_ any, _ context.Context, decode func(any) error, _ gr
 // Port returns the port at which it listens.
 func (s *GRPCServer) Port() uint16 { return s.listener.Addr().(*net.TCPAddr).AddrPort().Port() }
 
-// Run counts the calls within the window. It returns once the client has closed its connections after the
-// window, or a second later.
+// Run counts the calls within the window. It returns once the client has closed its connections after the window, but at most a
+// second after the window.
 func (s *GRPCServer) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
 	defer process.CollectingAsUsual()()
 	defer every(time.Second, func() { progress(Progress{Messages: s.calls.Load()}) })()
@@ -116,14 +114,14 @@ func (s Spec) grpcResult(calls uint64, window int64) record.Endpoint {
 // Close ends the server.
 func (s *GRPCServer) Close() {
 	s.server.Stop()
-	s.served <- <-s.served // it was stopped on purpose
+	s.served <- <-s.served // it was stopped deliberately
 }
 
-// grpcListener counts the connections that are open.
+// grpcListener counts the open connections.
 type grpcListener struct {
 	net.Listener
 	open atomic.Int64
-	gone chan struct{} // has an element after a connection was closed
+	gone chan struct{} // receives a value after a connection was closed
 }
 
 func (l *grpcListener) Accept() (net.Conn, error) {
@@ -151,13 +149,13 @@ func (c *grpcConn) Close() error {
 	return c.Conn.Close()
 }
 
-// GRPCClient is the client of a pair: each of its connections has as many calls under way as Spec.Pipeline.
+// GRPCClient is the client of a pair. Each of its connections has Spec.Pipeline calls in progress.
 type GRPCClient struct {
 	spec  Spec
 	conns []*grpcCaller
 }
 
-// grpcCaller is a connection and the record of the calls on it.
+// grpcCaller is a connection, with the results of its calls.
 type grpcCaller struct {
 	*grpc.ClientConn
 	mu    sync.Mutex
@@ -166,7 +164,7 @@ type grpcCaller struct {
 	all   atomic.Uint64
 }
 
-// DialGRPC connects to a server. When it returns, each connection has carried a call.
+// DialGRPC connects to a server, and makes one call on each connection.
 func DialGRPC(ctx context.Context, spec Spec, to netip.AddrPort) (*GRPCClient, error) {
 	g := &GRPCClient{spec: spec}
 	dialer := &net.Dialer{Control: spec.congestion}
@@ -186,7 +184,7 @@ func DialGRPC(ctx context.Context, spec Spec, to netip.AddrPort) (*GRPCClient, e
 	return g, nil
 }
 
-// call makes one call, and waits for its answer.
+// call makes a call, and waits for the answer.
 func (c *grpcCaller) call(ctx context.Context, s Spec) error {
 	answer := new(wrapperspb.BytesValue)
 	err := c.Invoke(ctx, "/"+s.grpcService()+"/"+grpcEcho, wrapperspb.Bytes(make([]byte, s.Size)), answer)
@@ -196,10 +194,10 @@ func (c *grpcCaller) call(ctx context.Context, s Spec) error {
 	return err
 }
 
-// Port returns 0: only servers have one.
+// Port returns 0: a client has no port.
 func (g *GRPCClient) Port() uint16 { return 0 }
 
-// Run makes calls until the window's end. It returns the error of a call that fails before that.
+// Run makes calls until the end of the window. It returns the error of a call that fails before that.
 func (g *GRPCClient) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
 	defer process.CollectingAsUsual()()
 	defer every(time.Second, func() {
@@ -214,7 +212,7 @@ func (g *GRPCClient) Run(ctx context.Context, w Window, progress func(Progress))
 		return record.Endpoint{}, fmt.Errorf("run grpc: %w", err)
 	}
 	r := &run{Window: w, clock: newClock()}
-	// Calls in progress at the end of the window are still answered, unless they stall.
+	// Wait for calls that are in progress at the end of the window, unless they stall.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(w.To-r.now())+linger)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -274,7 +272,7 @@ func (g *GRPCClient) Close() {
 	}
 }
 
-// every calls do at intervals, in another goroutine, until the function that it returns is called.
+// every calls do at intervals, in another goroutine, until the returned function is called.
 func every(interval time.Duration, do func()) (end func()) {
 	tick, done := time.NewTicker(interval), make(chan struct{})
 	var wg sync.WaitGroup

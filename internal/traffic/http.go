@@ -14,14 +14,13 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// This file has what both ends of HTTP share: messages, as far as a generator of load and
-// its server need them (RFC 9112), what is served, and how a request can fail.
-// docs/adr/0006-http-on-plain-sockets.md says why no library does it.
+// This file has what both ends of HTTP share: as much of HTTP/1.1 (RFC 9112) as a load generator and its server need, the
+// objects, and how requests fail. docs/adr/0006-http-on-plain-sockets.md says why it uses no library.
 
-// headLimit bounds the size of a message's head, in bytes.
+// headLimit limits the size of a message's head, in bytes.
 const headLimit = 4 << 10
 
-// Errors of a message that is malformed, or not supported here.
+// Errors for messages that are malformed or not supported.
 var (
 	errHeadTooLong = errors.New("the head is longer than 4 KiB")
 	errHTTP        = errors.New("not understood as HTTP/1")
@@ -29,25 +28,23 @@ var (
 
 // head is the parsed head of a message.
 type head struct {
-	// size of the head itself, to the end of its empty line.
+	// size is the size of the head, including the empty line.
 	size int
-	// target of a request.
+	// target is that of a request.
 	target []byte
-	// status of a response, and the length of its body.
+	// status and length are the status of a response and the length of its body.
 	status, length int
 	// last means that the connection ends with this message.
 	last bool
-	// closes means that the message says so, whatever else it says.
+	// closes means that the message has the option close.
 	closes bool
-	// old means that a request is of HTTP/1.0: its sender must be told that the
-	// connection is kept.
+	// old means that a request uses HTTP/1.0: the response has to say that the connection is kept.
 	old bool
-	// gzip means that the sender of a request accepts it, or that a response uses it.
+	// gzip means that a request accepts it, or that a response uses it.
 	gzip bool
 }
 
-// parseRequest reads the head of a request without a body from the beginning of b. Its
-// size is 0 as long as b has only a part of it.
+// parseRequest parses the head of a request without a body at the beginning of b. While the head is incomplete, its size is 0.
 func parseRequest(b []byte) (head, error) {
 	line, fields, h, err := cutHead(b)
 	if h.size == 0 {
@@ -79,7 +76,7 @@ func parseRequest(b []byte) (head, error) {
 	return h, nil
 }
 
-// parseResponse does the same with a response, which must have a length.
+// parseResponse does the same for a response, which must have a length.
 func parseResponse(b []byte) (head, error) {
 	line, fields, h, err := cutHead(b)
 	if h.size == 0 {
@@ -120,7 +117,7 @@ func parseResponse(b []byte) (head, error) {
 	return h, nil
 }
 
-// cutHead finds the first line of a head and its fields.
+// cutHead splits a head into its first line and its fields.
 func cutHead(b []byte) (line, fields []byte, h head, err error) {
 	end := bytes.Index(b, []byte("\r\n\r\n"))
 	switch {
@@ -130,8 +127,7 @@ func cutHead(b []byte) (line, fields []byte, h head, err error) {
 		return nil, nil, h, errHeadTooLong
 	}
 	line, fields, _ = bytes.Cut(b[:end], []byte("\r\n"))
-	// Implementations disagree about half an end of a line, a line that continues on
-	// the next, and an empty name (RFC 9112, sections 2.2, 5.1 and 5.2).
+	// Implementations disagree about a lone CR or LF, folded lines and empty names (RFC 9112, sections 2.2, 5.1 and 5.2).
 	if bytes.ContainsAny(line, "\r\n\x00") {
 		return nil, nil, h, fmt.Errorf("%w: %.80q", errHTTP, line)
 	}
@@ -167,8 +163,8 @@ func (h *head) connection(value []byte) {
 	}
 }
 
-// hasToken reports whether a list has a token. A token with a parameter does not count,
-// because it may say that something is not wanted ("gzip;q=0").
+// hasToken reports whether a list contains a token. A token with a parameter does not count, because it may mean the opposite
+// ("gzip;q=0").
 func hasToken(list []byte, token string) bool {
 	for len(list) > 0 {
 		var one []byte
@@ -180,7 +176,7 @@ func hasToken(list []byte, token string) bool {
 	return false
 }
 
-// same compares b, in any case, with a word in lower case.
+// same reports whether b is a lower-case word, ignoring the case of b.
 func same(b []byte, lower string) bool {
 	if len(b) != len(lower) {
 		return false
@@ -196,7 +192,7 @@ func same(b []byte, lower string) bool {
 	return true
 }
 
-// number parses a decimal number of up to nine digits, and returns -1 for anything else.
+// number parses a decimal number of up to nine digits. It returns -1 for anything else.
 func number(b []byte) int {
 	if len(b) == 0 || len(b) > 9 {
 		return -1
@@ -224,14 +220,13 @@ const (
 	stylesSize = 30_000
 )
 
-// pageObject is an object of a page.
 type pageObject struct {
 	target, kind string
 	size         int // in bytes, uncompressed
 	text         bool
 }
 
-// pageObjects returns the objects of a page, in the order in which a user asks for them.
+// pageObjects returns the objects of a page, in the order in which a user requests them.
 func (s Spec) pageObjects() []pageObject {
 	all := []pageObject{
 		{pageIndex, "text/html", indexSize, true},
@@ -244,11 +239,10 @@ func (s Spec) pageObjects() []pageObject {
 	return all
 }
 
-// object has the complete responses of a server for one target.
+// object holds the complete responses of a server for one target.
 type object struct {
-	// responses by whether they are compressed, and by what they say about the
-	// connection: nothing, because it is kept by default, that it is kept, or that it
-	// is closed.
+	// responses are indexed by whether they are compressed, and by what they say about the connection: nothing, because it is
+	// kept by default, that it is kept, or that it is closed.
 	responses [2][3][]byte
 	// body is the length of the uncompressed body in bytes.
 	body int
@@ -299,7 +293,7 @@ func responses(kind, more string, body []byte) (r [3][]byte) {
 	return r
 }
 
-// prose returns n bytes that gzip reduces to a quarter, like scripts and styles.
+// prose returns n bytes that gzip compresses to a quarter, like scripts and styles.
 func prose(n int, seed uint64) []byte {
 	words := []string{"function", "return", "const", "this", "value", "index", "length", "render", "state", "event", "=>", "{", "}", "(", ")", ";", "=", "===", "node", "children", "props", "null"}
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -315,7 +309,7 @@ func prose(n int, seed uint64) []byte {
 	return b[:n]
 }
 
-// noise returns n bytes that no compression reduces, like those of an image.
+// noise returns n incompressible bytes, like those of an image.
 func noise(n int, seed uint64) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed)}).Read(b) // which never fails
@@ -327,8 +321,8 @@ var (
 	responseBad      = []byte("HTTP/1.1 400 Bad Request\r\nServer: slipstream\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 )
 
-// respond returns the response to a request, and whether the connection ends with it.
-// found reports whether the request was one of the trial's.
+// respond returns the response to a request, and whether the connection ends with it. found reports whether the request belongs
+// to the trial.
 func respond(site map[string]*object, h head) (out []byte, last, found bool) {
 	o, ok := site[string(h.target)]
 	if !ok {
@@ -357,7 +351,7 @@ var errNoAnswer = errors.New("no answer in time")
 // failures counts failed requests by record's kinds of error.
 type failures map[string]uint64
 
-// kindOfError returns the kind under which an error counts.
+// kindOfError returns the kind of error under which a failed request counts.
 func kindOfError(err error) string {
 	var timeout interface{ Timeout() bool }
 	switch {
@@ -375,11 +369,11 @@ func kindOfError(err error) string {
 	return record.ErrOther
 }
 
-// webResult has the counts of an HTTP end's connections other than bytes and messages.
+// webResult holds the counts of an HTTP end's connections, except for bytes and messages.
 type webResult struct {
 	failed    failures
 	due, late uint64
-	last      int64 // when the last one was done
+	last      int64 // when the last request was done
 	from      int64
 }
 
@@ -398,11 +392,10 @@ func (w *webResult) add(c *conn) {
 	}
 }
 
-// lateBy is the delay up to which a user still counts as on time.
+// lateBy is the delay up to which a user counts as on time.
 const lateBy = time.Millisecond
 
-// lateShare is the share of users that may begin late. If more do, the trial measures the
-// generator.
+// lateShare is the share of users that may begin late. If more do, the trial has measured the generator.
 const lateShare = 0.01
 
 func (w *webResult) fill(e *End, out *record.Endpoint) error {

@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// answerLimit bounds how long a request may take before it counts as failed.
+	// answerLimit is the time after which an unanswered request counts as failed.
 	answerLimit = 5 * time.Second
-	// failurePause is the pause between a failed request and the next: a refused
-	// connection costs so little that a hundred thousand would fail in a second.
+	// failurePause is the pause after a failed request: a refused connection is so cheap that a hundred thousand would fail per
+	// second.
 	failurePause = 5 * time.Millisecond
 )
 
-// requests counts what the threads of a client still have to request in total.
+// requests counts the requests that the threads of a client still have to make in total.
 type requests struct {
 	bounded bool
 	left    atomic.Int64
@@ -34,7 +34,7 @@ func newRequests(n int) *requests {
 	return q
 }
 
-// take takes one request. It returns false if none is left.
+// take takes one request, and returns false if none is left.
 func (q *requests) take() bool { return !q.bounded || q.left.Add(-1) >= 0 }
 
 // States of a browser.
@@ -44,14 +44,14 @@ const (
 	sending
 	reading
 	ending // the response is complete; wait until the server closes
-	done   // nothing is left to ask for
+	done   // nothing is left to request
 )
 
-// browser is one of the connections that a client has open at a time.
+// browser is one of the concurrent connections of a client.
 type browser struct {
 	fd    int // -1 without one
 	state int
-	// began is when the request began, or may begin: a browser pauses after a failure.
+	// began is when the current request began, or when the next may begin after a failure.
 	began int64
 	sent  int // bytes of the request
 	in    []byte
@@ -59,8 +59,8 @@ type browser struct {
 	head  head
 }
 
-// httpClient is one thread of a client with its share of the connections. On an event loop it
-// waits for all of them at once, as the server does. Otherwise it has one, and blocks.
+// httpClient is one thread of a client. On an event loop, it serves its share of the connections, as the server does. Otherwise
+// it has one connection, and blocks.
 type httpClient struct {
 	spec     Spec
 	address  unix.Sockaddr
@@ -76,7 +76,7 @@ type httpClient struct {
 	paused   int
 }
 
-// dialHTTP lays out the threads of a client's end, which open connections as they go.
+// dialHTTP sets up the threads of a client, which open connections while they run.
 func (e *End) dialHTTP(to netip.AddrPort) error {
 	s := e.spec
 	if s.Page {
@@ -94,9 +94,9 @@ func (e *End) dialHTTP(to netip.AddrPort) error {
 	return nil
 }
 
-// requestAll requests the only object until the run is over or all requests are done. If a
-// connection has to be opened, the latency includes that. It ends with the last byte of the
-// response or, if the connection is not kept, with the end of the connection.
+// requestAll requests the only object until the run is over or all requests are done. The latency includes opening a
+// connection, if necessary. It ends with the last byte of the response or, if the connection is not kept, with the end of the
+// connection.
 func (s Spec) requestAll(to netip.AddrPort, share int, left *requests, c *conn, r *run) error {
 	connection := "close"
 	if s.KeepAlive {
@@ -126,7 +126,7 @@ func (s Spec) requestAll(to netip.AddrPort, share int, left *requests, c *conn, 
 	return h.loop()
 }
 
-// block does what loop does, for one connection, with calls that block.
+// block does what loop does for one connection, with blocking calls.
 func (h *httpClient) block() {
 	for b := &h.browsers[0]; ; {
 		err := h.move(b)
@@ -141,7 +141,7 @@ func (h *httpClient) block() {
 			h.fail(b, errNoAnswer)
 		}
 		h.c.mark(h.r, now)
-		if b.state == idle && now < b.began { // it has failed
+		if b.state == idle && now < b.began { // it has failed, and pauses
 			h.r.await(min(b.began, h.r.To), sleeper{}, false)
 			now = h.r.now()
 		}
@@ -197,8 +197,8 @@ func (h *httpClient) loop() (err error) {
 	}
 }
 
-// attend starts the next request of browsers whose pause is over, gives up requests that have
-// taken longer than answerLimit, and counts the browsers that are done.
+// attend starts the next requests of browsers whose pause is over, gives up requests after answerLimit, and counts the browsers
+// that are done.
 func (h *httpClient) attend(now int64) (finished int) {
 	for i := range h.browsers {
 		switch b := &h.browsers[i]; {
@@ -214,8 +214,8 @@ func (h *httpClient) attend(now int64) (finished int) {
 	return finished
 }
 
-// cutOff ends the requests that are in progress at the end of the window. Those that have
-// taken longer than linger by then count as failed.
+// cutOff ends the requests that are in progress after the window. Those that have taken longer than linger by then count as
+// failed.
 func (h *httpClient) cutOff(now int64) {
 	for i := range h.browsers {
 		b := &h.browsers[i]
@@ -240,12 +240,12 @@ func (h *httpClient) step(b *browser) {
 	}
 }
 
-// move makes one step of a browser. errStalled means that it has to wait.
+// move makes one step of a browser. It returns errStalled if the browser has to wait.
 func (h *httpClient) move(b *browser) error {
 	switch b.state {
 	case idle:
 		return h.begin(b)
-	case connecting: // the first write tells whether it has connected
+	case connecting: // the first write reports whether the connection is established
 		b.state = sending
 	case sending:
 		n, err := send(b.fd, h.request[b.sent:])
@@ -256,7 +256,7 @@ func (h *httpClient) move(b *browser) error {
 			return nil
 		}
 		b.state = reading
-		return errStalled // no response arrives at once
+		return errStalled // the response has not arrived yet
 	case reading:
 		return h.read(b)
 	case ending:
@@ -292,14 +292,12 @@ func (h *httpClient) begin(b *browser) error {
 	}
 	b.fd, h.byFD[int32(fd)] = fd, b
 	err = unix.Connect(fd, h.address)
-	// A connect that blocks waits at most as long as any other call. The first write then
-	// continues it.
+	// A blocking connect waits no longer than any other call. The first write then continues to wait.
 	if err != nil && !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.EINTR) {
 		return err
 	}
 	if h.spec.EventLoop {
-		// The poller is edge-triggered, so a connection needs no further call to
-		// change its events.
+		// The poller is edge-triggered, so the events of a connection never change.
 		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff, Fd: int32(fd)}
 		if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
 			return fmt.Errorf("wait for a connection: %w", err)
@@ -312,7 +310,6 @@ func (h *httpClient) begin(b *browser) error {
 	return nil
 }
 
-// open makes a socket for a connection.
 func (h *httpClient) open() (int, error) {
 	kind := unix.SOCK_STREAM | unix.SOCK_CLOEXEC
 	if h.spec.EventLoop {
@@ -336,7 +333,7 @@ func (h *httpClient) open() (int, error) {
 	return fd, nil
 }
 
-// read reads what has arrived of a response.
+// read reads what has arrived of the response.
 func (h *httpClient) read(b *browser) error {
 	into := h.body
 	if b.head.size == 0 {
@@ -363,7 +360,7 @@ func (h *httpClient) read(b *browser) error {
 	case b.head.status < 200 || b.head.status > 299:
 		return fmt.Errorf("%w: %d", errStatus, b.head.status)
 	case b.head.last:
-		// The server closes first, so that the client's port is free again at once.
+		// The server closes first, so that the client's port is free immediately.
 		b.state = ending
 		return nil
 	}
@@ -396,7 +393,7 @@ func (h *httpClient) fail(b *browser, err error) {
 
 func (h *httpClient) close(b *browser) {
 	if b.fd >= 0 {
-		closeSocket(b.fd) // and the poller forgets it
+		closeSocket(b.fd) // which also removes it from the poller
 		delete(h.byFD, int32(b.fd))
 		b.fd = -1
 	}

@@ -15,9 +15,8 @@ import (
 	"time"
 )
 
-// visitors runs the users of a page. There may be any number of them, and most of
-// them wait. Goroutines and Go's poller are good at that: loading a page takes a
-// hundred times longer than waking a user.
+// visitors runs the users of a page. There may be any number, and most of them wait. So each is a goroutine that uses Go's
+// poller: loading a page takes a hundred times longer than waking a user.
 type visitors struct {
 	spec    Spec
 	objects []pageObject
@@ -27,14 +26,13 @@ type visitors struct {
 	working sync.WaitGroup
 	readers sync.Pool
 
-	mu sync.Mutex // held to change the counts that are not atomic
-	// due counts the users who were due in the window, and late those of them who began late.
+	mu sync.Mutex // guards the counts that are not atomic
+	// due counts the users who were due in the window, and late those who began late.
 	due, late uint64
 }
 
-// visit starts users at the rate, whatever has become of those before them. The time
-// of a user counts from when it was due, so that a stall counts for all users that
-// it held up (coordinated omission).
+// visit starts users at the rate, even if earlier ones have not finished. The time of a user counts from when it was due, so
+// that a stall counts for all users that it delayed (coordinated omission).
 func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
 	v := &visitors{spec: s, objects: s.pageObjects(), to: to, root: s.Secret.Path(), readers: sync.Pool{New: func() any { return &pageReader{in: bufio.NewReaderSize(nil, 16<<10)} }}}
 	v.dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
@@ -110,21 +108,20 @@ func (v *visitors) load(ctx context.Context) (n int, err error) {
 		}
 		n += took
 	}
-	// The server closes first, as with single requests.
+	// The server closes first, as for single requests.
 	if _, err := in.in.ReadByte(); err != io.EOF {
 		return 0, fmt.Errorf("%w: more than the response", errHTTP)
 	}
 	return n, nil
 }
 
-// pageReader reads responses. Users lend them to each other: they are large.
+// pageReader reads responses. Users share a pool of them, because they are large.
 type pageReader struct {
 	in *bufio.Reader
 	z  gzip.Reader
 }
 
-// object reads a response with a body of size bytes, uncompressed, and returns how
-// many bytes the body took.
+// object reads a response whose uncompressed body has size bytes, and returns the size of the body as transferred.
 func (p *pageReader) object(size int) (int, error) {
 	in := p.in
 	var h head
@@ -168,7 +165,7 @@ func (p *pageReader) object(size int) (int, error) {
 	return h.length, nil
 }
 
-// noEOF turns an end where none should be into io.ErrUnexpectedEOF.
+// noEOF turns io.EOF into io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -176,7 +173,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// joinControl calls set with the socket of raw.
+// joinControl calls set with the socket of raw, and joins the errors.
 func joinControl(raw syscall.RawConn, set func(fd int) error) error {
 	var err error
 	if controlErr := raw.Control(func(fd uintptr) { err = set(int(fd)) }); controlErr != nil {

@@ -14,34 +14,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// session is a connection that a server has open.
+// session is an open connection of a server.
 type session struct {
 	fd int
 	in []byte
-	// out has what is still to be sent. last means that the connection ends after it.
+	// out is what is still to be sent. last means that the connection ends after that.
 	out  []byte
 	last bool
-	// ours means that it has asked for an object of the trial.
+	// ours means that the client has requested an object of the trial.
 	ours bool
-	// watched has the events that the poller waits for, 0 if it waits for none.
+	// watched are the events that the poller waits for; 0 for none.
 	watched uint32
 }
 
-// httpServer is one thread of a server. On an event loop it waits for all of its connections at
-// once, so that there may be any number of them. Otherwise it has one at a time, and blocks.
-// The threads share the listening sockets.
+// httpServer is one thread of a server. On an event loop, it serves any number of connections. Otherwise it serves one at a
+// time, and blocks. The threads share the listening sockets.
 type httpServer struct {
 	site      map[string]*object
 	auth      *authenticator
 	spec      Spec
 	listening []int
-	epoll     int // -1 of one that blocks
+	epoll     int // -1 without an event loop
 	sessions  map[int32]*session
 	ours      int // of the sessions
 	free      []*session
 }
 
-// listenHTTP prepares a server, whose connections come and go while it runs.
+// listenHTTP prepares a server whose connections come and go while it runs.
 func (s *Server) listenHTTP() error {
 	opening := []byte("GET " + s.spec.Secret.Path() + "/")
 	s.auth = newAuthenticator(opening, len(opening), true)
@@ -51,7 +50,7 @@ func (s *Server) listenHTTP() error {
 	return s.listenFurther()
 }
 
-// listenFurther opens a socket at each further port.
+// listenFurther opens a socket for each further port.
 func (s *Server) listenFurther() error {
 	for i := 1; i < s.spec.Ports; i++ {
 		port := int(s.addr.Port()) + i
@@ -73,7 +72,7 @@ func (s *Server) listenFurther() error {
 	return nil
 }
 
-// acceptHTTP lays out the threads of a server's end.
+// acceptHTTP sets up the threads of a server.
 func (s *Server) acceptHTTP() (*End, error) {
 	end := &End{spec: s.spec, listening: s.fd, further: s.further, conns: unconnected(s.spec.httpThreads()), auth: s.auth}
 	site, listening := s.spec.site(), append([]int{s.fd}, s.further...)
@@ -81,7 +80,7 @@ func (s *Server) acceptHTTP() (*End, error) {
 	return end, nil
 }
 
-// httpThreads returns how many threads share an end's connections.
+// httpThreads returns the number of threads of an end.
 func (s Spec) httpThreads() int {
 	switch {
 	case s.Page:
@@ -106,8 +105,7 @@ func (s Spec) serveHTTP(listening []int, site map[string]*object, auth *authenti
 	return h.block(c, r)
 }
 
-// block serves one connection at a time. It only accepts those that have asked for an object of
-// the trial.
+// block serves one connection at a time. It accepts only those that have requested an object of the trial.
 func (h *httpServer) block(c *conn, r *run) error {
 	pending := &acceptor{authenticator: h.auth}
 	defer pending.close()
@@ -130,12 +128,12 @@ func (h *httpServer) block(c *conn, r *run) error {
 	}
 }
 
-// serveOut serves a session to its end. A session from a trusted address that sends nothing
-// becomes pending, so that others are served.
+// serveOut serves a session until it ends. One from a trusted address that sends nothing becomes pending, so that others are
+// served.
 func (h *httpServer) serveOut(one *session, pending *acceptor, c *conn, r *run) {
 	began := r.now()
 	for h.sessions[int32(one.fd)] == one {
-		_ = h.serve(one, c) // with blocking calls it fails only if the session ends
+		_ = h.serve(one, c) // with blocking calls, an error means that the session has ended
 		if h.over(c, r) {
 			return
 		}
@@ -149,7 +147,7 @@ func (h *httpServer) serveOut(one *session, pending *acceptor, c *conn, r *run) 
 
 // over records the edges of the window, and reports whether the run is over.
 func (h *httpServer) over(c *conn, r *run) bool {
-	// Users of a page may come late, if they were held up.
+	// Users of a page may come late if they were delayed.
 	end := r.To
 	if h.spec.Page {
 		end += int64(linger)
@@ -166,7 +164,7 @@ func (h *httpServer) loop(c *conn, r *run) (err error) {
 	defer closeSocket(h.epoll)
 	listens := make(map[int32]bool, len(h.listening))
 	for _, fd := range h.listening {
-		// One connection wakes one thread.
+		// EPOLLEXCLUSIVE makes a connection wake only one thread.
 		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLEXCLUSIVE, Fd: int32(fd)}
 		if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
 			return fmt.Errorf("wait for connections: %w", err)
@@ -182,8 +180,7 @@ func (h *httpServer) loop(c *conn, r *run) (err error) {
 		for _, e := range events[:n] {
 			one := h.sessions[e.Fd]
 			if listens[e.Fd] {
-				// Usually its request has arrived already, and then the poller
-				// never gets to see it.
+				// Usually the request has arrived already, and the connection never needs the poller.
 				one, err = h.accept(e.Fd)
 			}
 			if one != nil {
@@ -199,7 +196,7 @@ func (h *httpServer) loop(c *conn, r *run) (err error) {
 	}
 }
 
-// epollWait is a raw system call for the same reason as send and receive.
+// epollWait is a raw system call, for the same reason as send and receive.
 func epollWait(epoll int, events []unix.EpollEvent, wait time.Duration) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
 		uintptr(len(events)), uintptr(wait.Milliseconds()), 0, 0)
@@ -212,12 +209,12 @@ func epollWait(epoll int, events []unix.EpollEvent, wait time.Duration) (int, er
 	return 0, errno
 }
 
-// accept takes a connection, nil if there is none.
+// accept accepts a connection, or returns nil if there is none.
 func (h *httpServer) accept(listening int32) (*session, error) {
 	fd, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(listening), 0, 0, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0, 0)
 	switch errno {
 	case 0:
-	case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED: // another thread has it, or nobody
+	case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED: // another thread has it, or there is none
 		return nil, nil
 	default:
 		return nil, fmt.Errorf("take a connection: %w", errno)
@@ -249,8 +246,8 @@ func (h *httpServer) session(fd int) *session {
 	return one
 }
 
-// serve advances a session as far as it goes without waiting. A session that blocks advances to
-// the end of a response, or for as long as a call may take.
+// serve advances a session as far as it goes without waiting. With blocking calls, it advances to the end of a response, or
+// until a call has timed out.
 func (h *httpServer) serve(one *session, c *conn) error {
 	for {
 		if len(one.out) > 0 {
@@ -321,7 +318,7 @@ func (h *httpServer) watch(one *session, what uint32) error {
 	return nil
 }
 
-// refuseOne ends a session that has asked for nothing yet, to make room.
+// refuseOne ends a session that has requested nothing yet, to make room.
 func (h *httpServer) refuseOne() {
 	for _, one := range h.sessions {
 		if !one.ours {

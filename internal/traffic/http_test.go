@@ -69,7 +69,7 @@ func testHTTP(t *testing.T, spec Spec, ip string) {
 	}
 }
 
-// web is a server of Go's own, which counts connections.
+// web is a server of net/http that counts connections.
 type web struct {
 	addr     netip.AddrPort
 	accepted atomic.Int64
@@ -94,7 +94,7 @@ func serveWeb(t *testing.T, handler http.HandlerFunc) *web {
 	return w
 }
 
-// drive runs the client of spec alone.
+// drive runs only the client of spec.
 func drive(t *testing.T, ctx context.Context, spec Spec, to netip.AddrPort, d time.Duration) (record.Endpoint, error) {
 	t.Helper()
 	end, err := Dial(ctx, spec, to)
@@ -106,8 +106,8 @@ func drive(t *testing.T, ctx context.Context, spec Spec, to netip.AddrPort, d ti
 	return end.Run(ctx, Window{Start: start, From: start, To: start + int64(d)}, func(Progress) {})
 }
 
-// TestKeepAlive counts the connections that Go's server sees: one that checks whether the server is
-// there, and then one in all, or one for each request.
+// TestKeepAlive checks the number of connections: one that tests whether the server is there, and then one in total, or one for
+// each request.
 func TestKeepAlive(t *testing.T) { bothWays(t, testKeepAlive) }
 
 func testKeepAlive(t *testing.T, loop bool) {
@@ -131,8 +131,8 @@ func testKeepAlive(t *testing.T, loop bool) {
 	}
 }
 
-// TestRequests: a client makes exactly as many requests as it is asked for, over all connections, and
-// the time ends with the last of them.
+// TestRequests checks that a client makes exactly the set number of requests, over all connections, and that the window ends
+// with the last of them.
 func TestRequests(t *testing.T) { bothWays(t, testRequests) }
 
 func testRequests(t *testing.T, loop bool) {
@@ -161,8 +161,8 @@ func testRequests(t *testing.T, loop bool) {
 	}
 }
 
-// script serves raw connections with serve, one after the other, until serve closes the listener. The
-// first connection only checks whether somebody is there.
+// script serves raw connections with serve, one after another, until serve closes the listener. The first connection only tests
+// whether somebody listens.
 func script(t *testing.T, serve func(l *net.TCPListener, n int, c *net.TCPConn)) netip.AddrPort {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -190,8 +190,8 @@ func script(t *testing.T, serve func(l *net.TCPListener, n int, c *net.TCPConn))
 
 const good = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
 
-// TestErrors: a server fails in every way there is. Each request that fails is counted under its kind,
-// none gives a latency, and the others continue.
+// TestErrors checks a server that fails in every possible way: each failed request is counted under its kind of error and
+// yields no latency, and the others continue.
 func TestErrors(t *testing.T) { bothWays(t, testErrors) }
 
 func testErrors(t *testing.T, loop bool) {
@@ -220,7 +220,7 @@ func testErrors(t *testing.T, loop bool) {
 	}
 }
 
-// TestServerDies: a server that dies in mid-run refuses what comes after that.
+// TestServerDies checks that after a server has died in mid-run, requests count as refused.
 func TestServerDies(t *testing.T) {
 	for _, page := range []bool{false, true} {
 		site := Spec{Page: page, EventLoop: page, Size: 1000}.site()
@@ -257,8 +257,8 @@ func TestServerDies(t *testing.T) {
 	}
 }
 
-// TestPage loads pages from the engine's own server. Far fewer bytes come than the
-// objects have: they are compressed.
+// TestPage loads pages from the engine's own server. Far fewer bytes are transferred than the objects have, because they are
+// compressed.
 func TestPage(t *testing.T) {
 	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, EventLoop: true, Rate: 100}
 	client, server, err := pair(t, t.Context(), spec, "127.0.0.1", time.Second)
@@ -281,7 +281,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestPageImage: an image is the last of a page's objects, and is sent as large as it is.
+// TestPageImage checks that an image is the last object of a page, and is sent uncompressed.
 func TestPageImage(t *testing.T) {
 	const image = 400_000
 	without := Spec{Kind: HTTP, Size: 1000, Connections: 1, Page: true, EventLoop: true, Rate: 20}
@@ -305,8 +305,8 @@ func TestPageImage(t *testing.T) {
 	}
 }
 
-// TestCoordinatedOmission stops a page's server for 200 ms of a second: the users who
-// were due in that time waited, whether the generator could have sent them or not.
+// TestCoordinatedOmission stops a page's server for 200 ms of a second, and checks that the users who were due in that time
+// count as having waited, whether or not the generator could have sent their requests.
 func TestCoordinatedOmission(t *testing.T) {
 	var gate sync.RWMutex
 	objects := map[string]int{pageIndex: indexSize, pageScript: 1000, pageStyles: stylesSize}
@@ -334,7 +334,7 @@ func TestCoordinatedOmission(t *testing.T) {
 	}
 }
 
-// TestHTTPPorts: a server with several ports answers at each of them, and at no other.
+// TestHTTPPorts checks that a server with several ports answers on each of them, and on no other.
 func TestHTTPPorts(t *testing.T) {
 	spec := Spec{Kind: HTTP, Size: 5, Connections: 1, Requests: 3, EventLoop: true, Ports: 5}
 	var s *Server
@@ -369,7 +369,7 @@ func TestHTTPPorts(t *testing.T) {
 	}
 }
 
-// TestHTTPPortTaken: a server that cannot have one of its ports keeps none.
+// TestHTTPPortTaken checks that a server that cannot have one of its ports keeps none.
 func TestHTTPPortTaken(t *testing.T) {
 	spec := Spec{Kind: HTTP, Size: 5, Connections: 1, EventLoop: true, Ports: 3}
 	first := netip.MustParseAddrPort("127.0.0.1:0")
@@ -405,7 +405,7 @@ func TestHTTPPortTaken(t *testing.T) {
 	}
 }
 
-// TestHTTPStops: a server that never answers holds nobody up.
+// TestHTTPStops checks that a server that never answers does not delay the end of a run.
 func TestHTTPStops(t *testing.T) {
 	for _, page := range []bool{false, true} {
 		release := make(chan struct{})
@@ -421,8 +421,8 @@ func TestHTTPStops(t *testing.T) {
 	}
 }
 
-// TestOtherClients asks the engine's server as others do: Go's client, compressed and
-// plain, and one of HTTP/1.0 that wants its connection kept, as ab does.
+// TestOtherClients sends requests of other clients to the engine's server: of net/http, compressed and plain, and of an
+// HTTP/1.0 client that wants to keep its connection, like ab.
 func TestOtherClients(t *testing.T) {
 	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, EventLoop: true, Rate: 1}
 	s, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
@@ -511,7 +511,7 @@ func TestOtherClients(t *testing.T) {
 	}
 }
 
-// TestNoResponse lists what must not pass for a response, and why.
+// TestNoResponse checks that what is not a valid response is rejected, and the reason.
 func TestNoResponse(t *testing.T) {
 	for text, want := range map[string]string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n": "length",
@@ -528,8 +528,8 @@ func TestNoResponse(t *testing.T) {
 	}
 }
 
-// FuzzResponse compares the parser with Go's: they agree on what both accept, and a part of a head is
-// never taken for all of it.
+// FuzzResponse compares the parser with that of net/http: they agree on what both accept, and an incomplete head is never taken
+// for a complete one.
 func FuzzResponse(f *testing.F) {
 	for _, seed := range []string{
 		good, "HTTP/1.0 204 No\r\ncontent-length:0\r\nconnection: Keep-Alive\r\n\r\n", "HTTP/1.1 200\r\n\r\n",
@@ -562,7 +562,7 @@ func FuzzResponse(f *testing.F) {
 	})
 }
 
-// FuzzRequest does the same with requests.
+// FuzzRequest does the same for requests.
 func FuzzRequest(f *testing.F) {
 	for _, seed := range []string{
 		"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "GET /script.js HTTP/1.0\r\nConnection: Keep-Alive\r\nAccept-Encoding: br, gzip\r\n\r\n",

@@ -24,9 +24,9 @@ import (
 
 const childEnv = "SLIPSTREAM_TEST_TRAFFIC_CHILD"
 
-// inNamespace runs the calling test once more, in a process with a network namespace of its own, and calls body there. The
-// loopback device carries rate bytes per second from a queue of limit bytes, which makes a sender wait. Everything runs on
-// one CPU, because packets that wait on two may overtake each other.
+// inNamespace runs the calling test again, in a process with its own network namespace, and calls body there. The loopback
+// device carries rate bytes per second from a queue of limit bytes, which makes a sender wait. Everything runs on one CPU,
+// because packets in the backlogs of two CPUs may overtake each other.
 func inNamespace(t *testing.T, rate uint64, limit uint32, body func(*testing.T)) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -77,7 +77,7 @@ func onOneCPU(start func() error) error {
 	return errors.Join(start(), unix.SchedSetaffinity(0, &all))
 }
 
-// dropEveryTenth drops every tenth datagram of size bytes that comes in.
+// dropEveryTenth drops every tenth incoming datagram of size bytes.
 func dropEveryTenth(t *testing.T, size uint16) {
 	t.Helper()
 	nft, err := nftables.New()
@@ -99,12 +99,12 @@ func dropEveryTenth(t *testing.T, size uint16) {
 	}
 }
 
-// lost returns the loss that the trial would report.
+// lost returns the loss that a trial would report.
 func lost(client, server record.Endpoint) float64 {
 	return float64(client.Messages-server.Arrived) / float64(client.Messages)
 }
 
-// TestLossExact: the kernel drops every tenth datagram, and the ends report exactly that.
+// TestLossExact checks that if the kernel drops every tenth datagram, the ends report exactly that.
 func TestLossExact(t *testing.T) { inNamespace(t, 10e6, 1<<20, lossExact) }
 
 func lossExact(t *testing.T) {
@@ -123,7 +123,7 @@ func lossOf(t *testing.T, spec Spec) {
 	if client.Messages < 5000 {
 		t.Errorf("only %d datagrams were sent", client.Messages)
 	}
-	// A window has a tenth of its datagrams dropped, rounded up or down.
+	// A tenth of the window's datagrams is dropped, rounded up or down.
 	if n := client.Messages - server.Arrived; n != client.Messages/10 && n != (client.Messages+9)/10 {
 		t.Errorf("%d of %d datagrams are lost, want a tenth", n, client.Messages)
 	}
@@ -132,7 +132,8 @@ func lossOf(t *testing.T, spec Spec) {
 	}
 }
 
-// TestLostLocally: what this machine's own queue drops counts as sent and lost, whether the socket gets an error or not.
+// TestLostLocally checks that datagrams that a local queue drops count as sent and lost, whether or not the socket gets an
+// error.
 func TestLostLocally(t *testing.T) { inNamespace(t, 10e6, 3000, lostLocally) }
 
 func lostLocally(t *testing.T) {
@@ -159,10 +160,10 @@ func lostLocally(t *testing.T) {
 	}
 }
 
-// runEnds runs two ends that are connected for a window of d.
+// runEnds runs two connected ends for a window of d.
 func runEnds(t *testing.T, client, server *End, d time.Duration) (sent, got record.Endpoint) {
 	t.Helper()
-	// No socket overflows, however long its reader has to wait for the CPU.
+	// The socket must not overflow, however long its reader waits for the CPU.
 	if err := unix.SetsockoptInt(server.conns[0].fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20); err != nil {
 		t.Fatal(err)
 	}
@@ -182,8 +183,8 @@ func runEnds(t *testing.T, client, server *End, d time.Duration) (sent, got reco
 	return sent, got
 }
 
-// TestReorderExact sends through a relay. Of every ten datagrams, it swaps the third and fourth, sends the sixth twice,
-// and holds the ninth back for seven others.
+// TestReorderExact sends through a relay. Of every ten datagrams, the relay swaps the third and fourth, sends the sixth twice,
+// and holds back the ninth behind seven others.
 func TestReorderExact(t *testing.T) { inNamespace(t, 10e6, 1<<20, reorderExact) }
 
 func reorderExact(t *testing.T) {
@@ -268,8 +269,8 @@ func shuffle(relay *net.UDPConn, to netip.AddrPort) {
 	}
 }
 
-// TestPortsOfUDP uses nearly all ports of a small range: each flow of a client gets a port of its own, never its server's,
-// and each server gets one of its own.
+// TestPortsOfUDP uses nearly all ports of a small range, and checks that each flow of a client has a port of its own, never its
+// server's, and that so has each server.
 func TestPortsOfUDP(t *testing.T) { inNamespace(t, 10e6, 1<<20, portsOfUDP) }
 
 func portsOfUDP(t *testing.T) {

@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loop is the one thread of an end whose connections share it (Spec.EventLoop). It waits for all
-// of them at once, level-triggered, and makes one call for each that is ready, as Redis,
-// memcached and what is built on libuv or libevent do. A stream's source makes several.
+// loop is the thread that all connections of an end share (Spec.EventLoop). It polls them, level-triggered, and makes one call
+// for each ready one, like Redis, memcached and programs that use libuv or libevent. The source of a stream makes several.
 type loop struct {
 	spec  Spec
 	r     *run
@@ -23,7 +22,7 @@ type loop struct {
 	flows []flow
 	// open are the flows that have not ended.
 	open int
-	// edge is when the window's next edge is due.
+	// edge is the time of the window's next edge.
 	edge int64
 }
 
@@ -31,32 +30,32 @@ type loop struct {
 type flow struct {
 	*conn
 	index int32
-	// watched has the events that the poller waits for.
+	// watched are the events that the poller waits for.
 	watched uint32
 	ended   bool
-	// in is the buffer for reading; it holds got bytes of a message.
+	// in is the read buffer, with got bytes of a message.
 	in  []byte
 	got int
-	// out is the message to send, and rest what is left of the current one.
+	// out is the message to send, and rest the unsent part of the current one.
 	out, rest []byte
-	// seq is the number of the current message, and due when it was to be sent. begun is when it
-	// was, and full since when the connection has had no room for it.
+	// seq is the number of the current message, due when it was to be sent, begun when sending began, and full since when the
+	// connection has had no room for it.
 	seq              uint64
 	due, begun, full int64
-	// finished means that a sender under load has sent everything; answered counts the answers.
+	// finished means that a sender under load has sent everything. answered counts the answers.
 	finished bool
 	answered uint64
 }
 
-// looped is one kind of traffic at one end, on a loop.
+// looped is one end of one kind of traffic on a loop.
 type looped interface {
 	// begin makes the first step of a connection.
 	begin(f *flow) error
 	// ready advances a connection for which the poller reports events. io.EOF means that it has
 	// ended.
 	ready(f *flow, events uint32) error
-	// turn follows each poll of the connections; quiet means that none was ready. It returns how
-	// long the next poll may wait, and whether the loop is over.
+	// turn is called after each poll. quiet means that no connection was ready. It returns how long the next poll may wait, and
+	// whether the loop is over.
 	turn(now int64, quiet bool) (wait time.Duration, over bool, err error)
 	// end is called after the last poll.
 	end()
@@ -76,7 +75,7 @@ func (l *loop) looped(client bool) looped {
 	return loopEcho{&loopServer{loop: l}}
 }
 
-// share returns the function of the one thread that moves all connections of an end.
+// share returns the function of the thread that serves all connections of an end.
 func (s Spec) share(conns []*conn, client bool) func(*run) error {
 	for _, c := range conns[1:] {
 		c.passenger = true
@@ -130,8 +129,8 @@ func (l *loop) run(t looped) error {
 	}
 }
 
-// settle deals with the error of a connection's step. It returns an error that fails the run, and
-// drops a connection that has ended.
+// settle handles the error of a connection's step: it drops a connection that has ended, and returns an error that fails the
+// run.
 func (l *loop) settle(f *flow, err error) error {
 	switch {
 	case err == nil, errors.Is(err, errStalled):
@@ -146,7 +145,7 @@ func (l *loop) settle(f *flow, err error) error {
 	return nil
 }
 
-// mark records an edge of the window for all connections at once.
+// mark records an edge of the window for all connections.
 func (l *loop) mark(now int64) {
 	if now < l.edge {
 		return
@@ -170,11 +169,11 @@ func (l *loop) drop(f *flow) {
 	l.open--
 	f.mark(l.r, max(l.r.now(), l.r.To))
 	if f.watched != 0 {
-		_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, f.fd, nil) // closed, it is forgotten as well
+		_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, f.fd, nil) // closing it removes it as well
 	}
 }
 
-// watch makes the poller report these events and errors, and nothing else.
+// watch makes the poller report only these events, and errors.
 func (l *loop) watch(f *flow, events uint32) error {
 	if f.watched == events {
 		return nil
@@ -190,7 +189,8 @@ func (l *loop) watch(f *flow, events uint32) error {
 	return nil
 }
 
-// push sends as much of the rest as there is room for. Then it waits for room or, if everything is sent, for data.
+// push sends as much of the rest as there is room for. It then makes the poller wait for room or, if everything is sent, for
+// data.
 func (l *loop) push(f *flow) (whole bool, err error) {
 	n, err := send(f.fd, f.rest)
 	if err != nil && !errors.Is(err, errStalled) {
@@ -212,7 +212,7 @@ func (l loopSource) begin(f *flow) error {
 	return l.watch(f, unix.EPOLLOUT)
 }
 
-// sendsPerWake is the number of sends after which a source looks at the other connections, as in iperf3.
+// sendsPerWake is the number of sends after which a source yields to the other connections, as in iperf3.
 const sendsPerWake = 10
 
 // ready sends until the connection has no more room, which a partial write shows.
@@ -247,10 +247,10 @@ func (l loopSource) turn(now int64, _ bool) (time.Duration, bool, error) {
 	return 0, true, nil
 }
 
-// loopServer has what sink, collect and echo on a loop share.
+// loopServer is what sink, collect and echo on a loop share.
 type loopServer struct {
 	*loop
-	last int64 // when something came last
+	last int64 // when something last arrived
 }
 
 func (l *loopServer) turn(now int64, quiet bool) (time.Duration, bool, error) {
@@ -322,7 +322,7 @@ func (l loopEcho) ready(f *flow, _ uint32) error {
 // loopAsk is ask on a loop.
 type loopAsk struct {
 	*loop
-	looked int64 // for lost messages
+	looked int64 // when messages count as lost
 }
 
 func (l *loopAsk) begin(f *flow) error {

@@ -13,18 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockIndex stands for the timer in the poller's events, in place of the index of a
-// connection.
+// clockIndex identifies the timer in the poller's events, as indexes do connections.
 const clockIndex = -1
 
-// loopLoad is load on a loop: one thread sends what is due and takes what comes back.
+// loopLoad is load on a loop: one thread sends the messages that are due, and receives the replies.
 type loopLoad struct {
 	*loop
-	// timer wakes the poller, whose own timeouts are in milliseconds. set is the time
-	// that it is set to.
+	// timer wakes the poller, whose own timeouts are in milliseconds. set is the time to which it is set.
 	timer int
 	set   int64
-	// next is when the next message of any connection is due.
+	// next is when the next message on any connection is due.
 	next int64
 }
 
@@ -45,8 +43,7 @@ func (l *loopLoad) begin(f *flow) error {
 	return l.watch(f, l.wants(f))
 }
 
-// wants returns the events that a connection waits for: replies, and room if it has something
-// to send.
+// wants returns the events for which a connection waits: replies, and room if it has something to send.
 func (l *loopLoad) wants(f *flow) uint32 {
 	if !f.finished && (len(f.rest) > 0 || l.spec.Rate == 0) {
 		return unix.EPOLLIN | unix.EPOLLOUT
@@ -165,7 +162,7 @@ func (l *loopLoad) turn(now int64, _ bool) (time.Duration, bool, error) {
 	return l.sleep(now)
 }
 
-// tend does what is due for a connection at a time.
+// tend does what is due for a connection now.
 func (l *loopLoad) tend(f *flow, now int64) error {
 	switch last := now >= l.r.To+int64(lostAfter); {
 	case f.ended:
@@ -188,9 +185,8 @@ func (l *loopLoad) tend(f *flow, now int64) error {
 	return nil
 }
 
-// sleep returns how long the poller may wait for the next message. It need not be woken for
-// that, because the timer does it. Shortly before the message is due, the poller must not
-// wait at all.
+// sleep returns how long the poller may wait: any time, because the timer wakes it for the next message, but not at all shortly
+// before that is due.
 func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
 	at := l.next - int64(spin)
 	if l.next == math.MaxInt64 {
@@ -207,7 +203,7 @@ func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
 	return stallCheck, l.r.stopped.Load(), nil
 }
 
-// end counts the messages that were lost.
+// end counts the lost messages.
 func (l *loopLoad) end() {
 	for i := range l.flows {
 		f := &l.flows[i]

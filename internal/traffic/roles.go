@@ -8,24 +8,24 @@ import (
 	"time"
 )
 
-// errStalled means that a system call moved nothing within stallCheck, or was interrupted before it could. errDropped means that
-// this machine had no room for a message.
+// errStalled means that a system call moved nothing within stallCheck, or was interrupted first. errDropped means that this
+// machine had no room for a message.
 var (
 	errStalled = errors.New("nothing moved")
 	errDropped = fmt.Errorf("%w: no room for a message", errStalled)
-	// errUnauthenticated is an errStalled: nothing moved except on a connection that has not authenticated.
+	// errUnauthenticated is an errStalled after something happened on an unauthenticated connection.
 	errUnauthenticated = fmt.Errorf("%w except on an unauthenticated connection", errStalled)
 )
 
-// source sends as much as the connection takes. Over UDP every datagram has a number, even one that this machine drops before it
-// is on its way. A datagram that waited too long for room keeps its number until it is sent.
+// source sends as much as the connection takes. Over UDP every datagram has a number, even one that this machine drops. A
+// datagram that has waited too long for room keeps its number until it is sent.
 func (s Spec) source(c *conn, r *run) error {
 	buf := s.payload()
 	number := uint64(1)
 	now := r.now()
 	for {
 		if s.UDP {
-			// The clock was read when the last one had been sent, which is now.
+			// The clock was read after the last send, which is just now.
 			putHeader(buf, number, c.from.at != 0 && c.to.at == 0, now)
 		}
 		n, err := send(c.fd, buf)
@@ -53,14 +53,15 @@ func (s Spec) source(c *conn, r *run) error {
 	}
 }
 
-// served reports whether a server may stop; last is when it last heard from a client. A server sees the end of a TCP client
-// that keeps its connection. With UDP and with connect it does not, so it stops when it has heard nothing for stallCheck.
+// served reports whether a server may stop. last is when it last heard from a client. A TCP server usually sees its client
+// close the connection. With UDP and connect there is no such sign, so the server stops when it has heard nothing for
+// stallCheck.
 func (s Spec) served(r *run, now, last int64) bool {
 	endUnseen := s.UDP || s.Kind == Connect
 	return r.stopped.Load() || now >= r.To+int64(linger) || endUnseen && now-last >= int64(stallCheck) && r.over(now)
 }
 
-// sink receives and counts.
+// sink receives a stream, and counts its bytes.
 func (s Spec) sink(c *conn, r *run) error {
 	buf := make([]byte, max(s.Size, 64<<10))
 	for {
@@ -81,7 +82,7 @@ func (s Spec) sink(c *conn, r *run) error {
 			c.messages.Add(1)
 		}
 		c.mark(r, now)
-		// A receiver outlives its sender, whose clock may be behind: closing a socket that has unread data resets the
+		// A receiver must outlive its sender, whose clock may be behind: closing a socket with unread data resets the
 		// connection.
 		if s.served(r, now, now) {
 			return nil
@@ -89,8 +90,8 @@ func (s Spec) sink(c *conn, r *run) error {
 	}
 }
 
-// collect receives datagrams and counts each once. After the window it continues until nothing has come for stallCheck: what was
-// sent within the window may be on its way.
+// collect receives datagrams, and counts each once. After the window it continues until nothing has come for stallCheck:
+// datagrams of the window may still be on the way.
 func (s Spec) collect(c *conn, r *run) error {
 	buf, hello := make([]byte, max(s.Size, 64<<10)), s.hello()
 	for last := r.now(); ; {
@@ -115,8 +116,7 @@ func (s Spec) collect(c *conn, r *run) error {
 	}
 }
 
-// ask sends one message and waits until it has come back whole; the time
-// between is the latency of a round trip.
+// ask sends one message at a time, and waits until it has come back whole. That time is the latency of a round trip.
 func (s Spec) ask(c *conn, r *run) error {
 	out, in := s.payload(), make([]byte, s.Size)
 	sent := r.now()
@@ -157,7 +157,7 @@ func (s Spec) ask(c *conn, r *run) error {
 	}
 }
 
-// missing returns an error if a number of round trips was not done when the window ended.
+// missing returns an error if the set number of round trips was not done when the window ended.
 func (s Spec) missing(c *conn) error {
 	if s.Iterations == 0 {
 		return nil
@@ -165,17 +165,16 @@ func (s Spec) missing(c *conn) error {
 	return fmt.Errorf("%d of %d iterations are done at the end of the window: set a longer duration", c.messages.Load()-c.from.messages, s.Iterations)
 }
 
-// lostAfter bounds how long a UDP message may take before it counts as lost and the
-// next is sent.
+// lostAfter is the time after which a UDP message counts as lost, and the next is sent.
 const lostAfter = 200 * time.Millisecond
 
 // errLost means that a UDP message did not come back.
 var errLost = errors.New("message lost")
 
-// errOver ends a wait that would outlast the run.
+// errOver ends a wait after the end of the run.
 var errOver = errors.New("the run is over")
 
-// sendAll sends a whole message. It waits for room until a time after the window's end, and then returns errOver.
+// sendAll sends a whole message. It waits for room until after has passed since the window's end, and then returns errOver.
 func sendAll(fd int, b []byte, r *run, after time.Duration) error {
 	for len(b) > 0 {
 		n, err := send(fd, b)
@@ -192,10 +191,10 @@ func sendAll(fd int, b []byte, r *run, after time.Duration) error {
 	return nil
 }
 
-// numbered reports whether messages carry a number, by which a client tells the reply that it awaits from a late one.
+// numbered reports whether messages carry a number, by which a client distinguishes the reply that it awaits from a late one.
 func (s Spec) numbered() bool { return s.UDP && s.Size >= 8 }
 
-// reply reads one message into in, until giveUp. Over UDP it is the one with the number seq.
+// reply reads one message into in, until giveUp. Over UDP it reads the one with the number seq.
 func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error {
 	for got := 0; ; {
 		n, err := receive(c.fd, in[got:])
@@ -225,7 +224,7 @@ func (s Spec) reply(c *conn, r *run, in []byte, seq uint64, giveUp int64) error 
 	}
 }
 
-// echo sends back what it receives, message by message.
+// echo sends back the messages that it receives.
 func (s Spec) echo(c *conn, r *run) error {
 	buf, hello := make([]byte, s.Size), s.hello()
 	for got, last := 0, r.now(); ; {
@@ -249,8 +248,8 @@ func (s Spec) echo(c *conn, r *run) error {
 		if got += n; got < len(buf) && !s.UDP {
 			continue
 		}
-		// The client reads, and may still send, for a while after the window: a server that closed before would reset the
-		// connection, and with it replies to what was sent within the window.
+		// The client reads, and may still send, for a while after the window. A server that closed earlier would reset the
+		// connection, and the replies to messages of the window would be lost.
 		switch err := sendAll(c.fd, buf[:got], r, linger); {
 		case errors.Is(err, errOver):
 			return nil
@@ -268,13 +267,13 @@ func (s Spec) echo(c *conn, r *run) error {
 	}
 }
 
-// record records a latency. Only a stall is beyond the histogram's range, and its highest value shows that as well.
+// record records a latency. One beyond the histogram's range, which only a stall causes, counts as the highest value.
 func (c *conn) record(latency int64) {
 	_ = c.hdr.RecordValue(min(latency, c.hdr.HighestTrackableValue()))
 }
 
-// ended returns the error of a connection. After the window there is none, because the other end may stop first. A client may
-// stop with a message in progress, which resets the connection, and a server after a message was lost.
+// ended returns the error of a connection. After the window it returns nil, because the other end may stop first: a client with
+// a message in progress, which resets the connection, and a server after a message was lost.
 func (c *conn) ended(r *run, err error) error {
 	now := r.now()
 	if now < r.To {

@@ -9,12 +9,10 @@ import (
 	"time"
 )
 
-// This file has the part of opening sockets that is the same on every system. It uses calls
-// that each system has in a file of its own. None of them waits longer than stallCheck, except
-// dialTCP.
+// This file opens sockets on every system. It uses calls that each system has in a file of its own. None of them waits longer
+// than stallCheck, except dialTCP.
 
-// acceptAll takes the connections of a pair. The listening socket is closed, or has become one
-// of them.
+// acceptAll accepts the connections of a pair. Afterwards the listening socket is closed, or has become one of them.
 func acceptAll(spec Spec, fd int, at netip.AddrPort, auth *authenticator, stop *atomic.Bool) ([]*conn, error) {
 	if spec.UDP {
 		return acceptFlows(spec, fd, at, auth, stop)
@@ -44,7 +42,7 @@ func acceptTCP(spec Spec, fd int, a *acceptor) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	_, err = receive(got, make([]byte, a.first)) // it is all there
+	_, err = receive(got, make([]byte, a.first)) // all of it has arrived
 	if err == nil {
 		err = setOptions(got, spec)
 	}
@@ -55,7 +53,7 @@ func acceptTCP(spec Spec, fd int, a *acceptor) (int, error) {
 	return got, nil
 }
 
-// dialTimeout bounds a handshake between two ends that are known to be up.
+// dialTimeout limits a handshake between two ends that are known to be up.
 const dialTimeout = 5 * time.Second
 
 func dialSocket(ctx context.Context, spec Spec, to netip.AddrPort) (int, error) {
@@ -78,7 +76,7 @@ func dialSocket(ctx context.Context, spec Spec, to netip.AddrPort) (int, error) 
 	return fd, nil
 }
 
-// dialUDP says hello until the server does.
+// dialUDP sends the hello until the server answers it.
 func dialUDP(ctx context.Context, fd int, to netip.AddrPort, hello string) error {
 	if err := connectUDP(fd, to); err != nil {
 		return err
@@ -88,7 +86,7 @@ func dialUDP(ctx context.Context, fd int, to netip.AddrPort, hello string) error
 		if _, err := send(fd, []byte(hello)); err != nil && !errors.Is(err, errStalled) {
 			return err
 		}
-		n, err := 0, wait([]pollFD{toRead(fd)}) // so that receive, which is for threads of a run, does not wait
+		n, err := 0, wait([]pollFD{toRead(fd)}) // so that receive, which would block this thread, does not wait
 		if err == nil {
 			n, err = receive(fd, buf)
 		}

@@ -12,23 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fits says why this system cannot make the traffic at an end; Linux can make any.
+// fits returns why this system cannot make the traffic of an end. Linux can make all.
 func (Spec) fits(bool) error { return nil }
 
 // errReset is the error of a connection that the other end has reset.
 const errReset = unix.ECONNRESET
 
-// Now is this machine's CLOCK_MONOTONIC in nanoseconds, the time that a Window
-// is in.
+// Now returns CLOCK_MONOTONIC in nanoseconds, the clock of a Window.
 func Now() int64 {
 	var ts unix.Timespec
-	// It fails for an unknown clock or a bad pointer only.
+	// It fails only for an unknown clock or a bad pointer.
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
 	return ts.Nano()
 }
 
-// Instant returns one instant by both clocks: Go's, and that of Now. If the thread loses its CPU between the two
-// readings, it reads both again.
+// Instant returns the same instant on both clocks: Go's, and that of Now. If the thread loses its CPU between the two readings,
+// it reads both again.
 func Instant() (at time.Time, mono int64) {
 	const near = 20 * time.Microsecond
 	for range 100 {
@@ -41,8 +40,8 @@ func Instant() (at time.Time, mono int64) {
 	return at, mono
 }
 
-// clock gives the time of Now for the price of a vDSO call: Go reads CLOCK_MONOTONIC without a system call, but only
-// shows it as the distance to another instant.
+// clock reads the time of Now by a vDSO call. Go reads CLOCK_MONOTONIC without a system call too, but only reveals differences
+// of it.
 type clock struct {
 	// base and mono are the same instant.
 	base time.Time
@@ -56,7 +55,7 @@ func newClock() (c clock) {
 
 func (c *clock) now() int64 { return c.mono + int64(time.Since(c.base)) }
 
-// threadSpent reads the usage of the calling thread. A voluntary context switch is a sleep.
+// threadSpent returns the usage of the calling thread. A voluntary context switch counts as a sleep.
 func threadSpent() spent {
 	var ts unix.Timespec
 	var use unix.Rusage
@@ -65,7 +64,7 @@ func threadSpent() spent {
 	return spent{time.Duration(ts.Nano()), uint64(use.Nvcsw)}
 }
 
-// retransmits returns how many segments of a TCP connection were sent again; 0 for any other socket.
+// retransmits returns how many segments of a TCP connection were retransmitted, or 0 for any other socket.
 func retransmits(fd int) uint64 {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
@@ -74,9 +73,9 @@ func retransmits(fd int) uint64 {
 	return uint64(info.Total_retrans)
 }
 
-// send and receive are raw system calls. Around an ordinary call, the scheduler's bookkeeping, and the hand-over of the
-// P when it blocks, cost a message more than many kernel paths do. They block for at most stallCheck, so that the thread
-// notices when the run ends, and then return errStalled.
+// send and receive are raw system calls. With an ordinary call, the scheduler's bookkeeping, and the hand-over of the P when
+// the call blocks, would cost a message more than many kernel paths do. They block for at most stallCheck, so that the thread
+// notices the end of the run, and then return errStalled.
 
 func send(fd int, b []byte) (int, error) {
 	return transfer(unix.SYS_WRITE, fd, b)
@@ -92,7 +91,7 @@ func receive(fd int, b []byte) (int, error) {
 	return transfer(unix.SYS_READ, fd, b)
 }
 
-// peek reads what has come, and leaves it in the socket.
+// peek reads what has arrived, and leaves it in the socket.
 func peek(fd int, b []byte) (int, error) {
 	n, _, err := unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
@@ -101,7 +100,7 @@ func peek(fd int, b []byte) (int, error) {
 	return n, err
 }
 
-// acceptSocket waits for a connection for stallCheck at most.
+// acceptSocket waits for a connection, for at most stallCheck.
 func acceptSocket(listening int) (int, netip.Addr, error) {
 	fd, from, err := unix.Accept4(listening, unix.SOCK_CLOEXEC)
 	switch {
@@ -113,12 +112,12 @@ func acceptSocket(listening int) (int, netip.Addr, error) {
 	return fd, addrPort(from).Addr(), nil
 }
 
-// pollFD is a socket that is waited for.
+// pollFD is a socket to wait for.
 type pollFD = unix.PollFd
 
 func toRead(fd int) pollFD { return pollFD{Fd: int32(fd), Events: unix.POLLIN} }
 
-// wait returns when something has come to one of the sockets, or stallCheck has passed.
+// wait returns when something has arrived at one of the sockets, or stallCheck has passed.
 func wait(fds []pollFD) error {
 	n, err := unix.Poll(fds, int(stallCheck.Milliseconds()))
 	if n == 0 && err == nil || errors.Is(err, unix.EINTR) {
@@ -136,8 +135,8 @@ func moved(n uintptr, errno unix.Errno) (int, error) {
 	switch errno {
 	case 0:
 		return int(n), nil
-	// The timeout, or a signal: Go's scheduler sends one every 10 ms to a thread that it wants to preempt. If the
-	// call were repeated here, each signal would start the timeout again.
+	// The timeout has passed, or a signal arrived: Go's scheduler sends one every 10 ms to a thread that it wants to preempt.
+	// Repeating the call here would restart the timeout with each signal.
 	case unix.EAGAIN, unix.EINTR:
 		return 0, errStalled
 	case unix.ENOBUFS: // of UDP
@@ -164,7 +163,6 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// newSocket opens a socket for spec with its options set.
 func newSocket(spec Spec, addr netip.Addr) (int, error) {
 	family, kind := unix.AF_INET, unix.SOCK_STREAM
 	if addr.Is6() {
@@ -202,10 +200,10 @@ func setOptions(fd int, spec Spec) error {
 	return setCongestionControl(fd, spec)
 }
 
-// reuseAddress lets other sockets with this option have the same address and port: over TCP what is left of an earlier
-// listener's connections, over UDP the flows that begin at a listener. A UDP socket must get its port before it gets the
-// option. Otherwise the kernel may choose a port that another socket with the option uses (udp_lib_get_port in
-// net/ipv4/udp.c): two flows of a client could share a port, or a client could get its server's.
+// reuseAddress lets sockets with this option have the same address and port: over TCP a listener and the connections of an
+// earlier one, over UDP a listener and the flows that begin there. A UDP socket must be bound before it gets the option.
+// Otherwise the kernel may choose a port that another socket with the option uses (udp_lib_get_port in net/ipv4/udp.c): two
+// flows of a client could share a port, or a client could get its server's.
 func reuseAddress(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return fmt.Errorf("set SO_REUSEADDR: %w", err)
@@ -267,7 +265,7 @@ func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
 	return fd, addrPort(bound), nil
 }
 
-// acceptFlows takes the UDP flows of a pair, and closes the socket that they begin at.
+// acceptFlows accepts the UDP flows of a pair, and closes the socket at which they begin.
 func acceptFlows(spec Spec, fd int, at netip.AddrPort, auth *authenticator, stop *atomic.Bool) ([]*conn, error) {
 	defer closeSocket(fd)
 	peers := make(map[netip.AddrPort]bool)
@@ -296,7 +294,7 @@ func acceptUDP(spec Spec, fd int, at netip.AddrPort, auth *authenticator, peers 
 		return -1, err
 	}
 	if peers[addrPort(peer)] {
-		return -1, unix.EAGAIN // a hello that was sent twice, or what follows it
+		return -1, unix.EAGAIN // a repeated hello, or what follows it
 	}
 	if string(buf[:n]) != hello {
 		auth.refused.Add(1)
@@ -327,7 +325,7 @@ func acceptUDP(spec Spec, fd int, at netip.AddrPort, auth *authenticator, peers 
 	return got, nil
 }
 
-// wantAsked makes the kernel report the address that each datagram was sent to. askedOf returns it.
+// wantAsked makes the kernel report the destination address of each datagram. askedOf returns it.
 func wantAsked(fd int, addr netip.Addr) error {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
 	if addr.Is6() {
@@ -355,11 +353,10 @@ func askedOf(control []byte) (netip.Addr, error) {
 	return netip.Addr{}, errors.New("the kernel did not report the address of a datagram")
 }
 
-// dialTCP connects within dialTimeout, to which it sets the socket's timeout for sending. If a signal interrupts
-// connect(2), it calls it again, which on Linux waits for the connection in progress (__inet_stream_connect in
-// net/ipv4/af_inet.c).
+// dialTCP connects within dialTimeout, to which it sets the socket's send timeout. If a signal interrupts connect(2), it calls
+// connect again, which on Linux waits for the connection in progress (__inet_stream_connect in net/ipv4/af_inet.c).
 func dialTCP(fd int, to netip.AddrPort) error {
-	// SO_SNDTIMEO bounds a blocking connect as well.
+	// SO_SNDTIMEO also limits a blocking connect.
 	if err := setTimeout(fd, unix.SO_SNDTIMEO, dialTimeout); err != nil {
 		return err
 	}
@@ -375,9 +372,9 @@ func dialTCP(fd int, to netip.AddrPort) error {
 
 func connectUDP(fd int, to netip.AddrPort) error { return unix.Connect(fd, sockaddr(to)) }
 
-// shutdownWrite tells a TCP peer that nothing more comes.
+// shutdownWrite sends a FIN to a TCP peer.
 func shutdownWrite(fd int) {
-	// A peer that is gone already needs no telling.
+	// It fails if the peer is gone, which does not matter.
 	_ = unix.Shutdown(fd, unix.SHUT_WR)
 }
 

@@ -15,10 +15,9 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// This file has the engine's calls on Windows. Sockets do not block: a socket whose blocking call has timed
-// out must not be used any more (SO_RCVTIMEO of setsockopt), and a thread has to check every stallCheck
-// whether to stop. A call that finds nothing to move waits in WSAPoll and tries once more. If a message has
-// to be waited for, that is one call more than a blocking program makes.
+// This file has the engine's calls on Windows. Sockets are non-blocking: a socket whose blocking call has timed out must not be
+// used any more (SO_RCVTIMEO of setsockopt), and a thread has to check every stallCheck whether to stop. A call that can move
+// nothing waits in WSAPoll and tries once more. So waiting for a message costs one call more than in a blocking program.
 
 var (
 	winsock  = windows.NewLazySystemDLL("ws2_32.dll")
@@ -36,7 +35,7 @@ var (
 	startWinsock  = sync.OnceValue(func() error { return windows.WSAStartup(0x202, new(windows.WSAData)) })
 	counterPerSec = sync.OnceValue(func() uint64 {
 		var f int64
-		_, _, _ = kernel.NewProc("QueryPerformanceFrequency").Call(uintptr(unsafe.Pointer(&f))) // since Windows XP it does not fail
+		_, _, _ = kernel.NewProc("QueryPerformanceFrequency").Call(uintptr(unsafe.Pointer(&f))) // it never fails since Windows XP
 		return uint64(f)
 	})
 )
@@ -44,7 +43,7 @@ var (
 // errReset is the error of a connection that the other end has reset.
 const errReset = windows.WSAECONNRESET
 
-// fits says why this system cannot make the traffic at an end.
+// fits returns nil, or why this system cannot make the traffic of an end.
 func (s Spec) fits(server bool) error {
 	switch {
 	case s.Kind == HTTP:
@@ -59,8 +58,8 @@ func (s Spec) fits(server bool) error {
 	return nil
 }
 
-// Now is this machine's performance counter in nanoseconds, the time that a Window is in. Go's
-// own clock advances with the timer interrupt, by 0.5 ms to 15.6 ms at a time.
+// Now returns the performance counter in nanoseconds, the clock of a Window. Go's own clock advances with the timer interrupt,
+// in steps of 0.5 ms to 15.6 ms.
 func Now() int64 {
 	var count int64
 	_, _, _ = syscall.SyscallN(counter.Addr(), uintptr(unsafe.Pointer(&count)))
@@ -75,18 +74,18 @@ func newClock() clock { return clock{} }
 
 func (clock) now() int64 { return Now() }
 
-// threadSpent reads the CPU time of the calling thread, which Windows counts by the timer interrupt. Windows
-// does not count sleeps.
+// threadSpent returns the CPU time of the calling thread, which Windows counts in timer interrupts. Windows does not count
+// sleeps.
 func threadSpent() spent {
 	var created, exited, system, user windows.Filetime
-	// It fails for a thread that is not there only.
+	// It fails only for a thread that does not exist.
 	_, _, _ = threadTimes.Call(uintptr(windows.CurrentThread()),
 		uintptr(unsafe.Pointer(&created)), uintptr(unsafe.Pointer(&exited)), uintptr(unsafe.Pointer(&system)), uintptr(unsafe.Pointer(&user)))
 	ticks := func(f windows.Filetime) int64 { return int64(f.HighDateTime)<<32 | int64(f.LowDateTime) }
 	return spent{cpu: time.Duration(100 * (ticks(system) + ticks(user)))}
 }
 
-// retransmits returns 0: Windows reports how many bytes were sent again, not how many segments.
+// retransmits returns 0: Windows reports how many bytes were retransmitted, not how many segments.
 func retransmits(int) uint64 { return 0 }
 
 func send(fd int, b []byte) (int, error) {
@@ -117,7 +116,7 @@ func receive(fd int, b []byte) (int, error) {
 	return tryReceive(fd, b, 0)
 }
 
-// peek reads what has come, and leaves it in the socket.
+// peek reads what has arrived, and leaves it in the socket.
 func peek(fd int, b []byte) (int, error) { return tryReceive(fd, b, windows.MSG_PEEK) }
 
 func tryReceive(fd int, b []byte, flags uintptr) (int, error) {
@@ -125,13 +124,13 @@ func tryReceive(fd int, b []byte, flags uintptr) (int, error) {
 	return moved(n, errno, len(b))
 }
 
-// moved returns how many bytes a call has moved; the buffer has room for room bytes.
+// moved returns how many bytes a call has moved, given the size of the buffer.
 func moved(n uintptr, errno syscall.Errno, room int) (int, error) {
 	if int32(n) >= 0 {
 		return int(n), nil
 	}
 	switch errno {
-	case windows.WSAEMSGSIZE: // a datagram that was longer, and is cut off
+	case windows.WSAEMSGSIZE: // the datagram was longer, and is truncated
 		return room, nil
 	case windows.WSAEWOULDBLOCK:
 		return 0, errStalled
@@ -142,7 +141,7 @@ func moved(n uintptr, errno syscall.Errno, room int) (int, error) {
 	}
 }
 
-// pollFD is a socket that is waited for (WSAPOLLFD).
+// pollFD is a socket to wait for (WSAPOLLFD).
 type pollFD struct {
 	fd      uintptr
 	events  int16
@@ -186,7 +185,6 @@ func addrPort(sa windows.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// newSocket opens a socket for spec with its options set.
 func newSocket(spec Spec, addr netip.Addr) (int, error) {
 	if err := startWinsock(); err != nil {
 		return -1, fmt.Errorf("open socket: %w", err)
@@ -226,7 +224,7 @@ func setOptions(fd int, spec Spec) error {
 	return nil
 }
 
-// setCongestionControl of a socket: there is no option for it.
+// setCongestionControl fails if a congestion control is set: Windows has no socket option for it.
 func setCongestionControl(_ int, s Spec) error {
 	if s.CongestionControl == "" {
 		return nil
@@ -234,7 +232,7 @@ func setCongestionControl(_ int, s Spec) error {
 	return fmt.Errorf("congestion control %s: it cannot be set on Windows: leave it out", s.CongestionControl)
 }
 
-// setTimeouts has nothing to do: sockets do not block.
+// setTimeouts does nothing, because sockets are non-blocking.
 func setTimeouts(int, time.Duration) error { return nil }
 
 func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
@@ -258,7 +256,7 @@ func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
 	return fd, addrPort(bound), nil
 }
 
-// acceptSocket waits for a connection for stallCheck at most.
+// acceptSocket waits for a connection, for at most stallCheck.
 func acceptSocket(listening int) (int, netip.Addr, error) {
 	if err := wait([]pollFD{toRead(listening)}); err != nil {
 		return -1, netip.Addr{}, err
@@ -266,7 +264,7 @@ func acceptSocket(listening int) (int, netip.Addr, error) {
 	fd, _, errno := accept.Call(uintptr(listening), 0, 0)
 	switch {
 	case windows.Handle(fd) != windows.InvalidHandle:
-	case errno == windows.WSAEWOULDBLOCK, errno == windows.WSAECONNRESET: // another thread has it, or nobody
+	case errno == windows.WSAEWOULDBLOCK, errno == windows.WSAECONNRESET: // another thread has it, or there is none
 		return -1, netip.Addr{}, errStalled
 	default:
 		return -1, netip.Addr{}, errno
@@ -279,8 +277,8 @@ func acceptSocket(listening int) (int, netip.Addr, error) {
 	return int(fd), addrPort(from).Addr(), nil
 }
 
-// acceptFlows takes the one flow of a pair. Datagrams to a port reach one of the sockets that are
-// bound to it, whatever they are connected to, so the listening socket itself becomes the flow's.
+// acceptFlows accepts the single flow of a pair. Windows delivers datagrams to any of the sockets that are bound to a port,
+// even to one that is connected to another address, so the listening socket itself becomes the flow's.
 func acceptFlows(spec Spec, fd int, _ netip.AddrPort, auth *authenticator, stop *atomic.Bool) ([]*conn, error) {
 	hello := spec.hello()
 	buf := make([]byte, len(hello)+1)
@@ -332,14 +330,14 @@ func receiveFrom(fd int, b []byte) (int, netip.AddrPort, error) {
 // soError is SO_ERROR of winsock2.h.
 const soError = 0x1007
 
-// fdSet has the sockets that select looks at.
+// fdSet holds the sockets for select.
 type fdSet struct {
 	count   uint32
 	sockets [64]uintptr
 }
 
-// dialTCP connects within dialTimeout. It uses select, because before Windows 10 2004 WSAPoll does not
-// report a connection that failed.
+// dialTCP connects within dialTimeout. It uses select, because WSAPoll does not report a failed connection before Windows 10
+// 2004.
 func dialTCP(fd int, to netip.AddrPort) error {
 	err := windows.Connect(windows.Handle(fd), sockaddr(to))
 	if err != windows.WSAEWOULDBLOCK {
@@ -367,15 +365,15 @@ func connectUDP(fd int, to netip.AddrPort) error {
 	return windows.Connect(windows.Handle(fd), sockaddr(to))
 }
 
-// shutdownWrite tells a TCP peer that nothing more comes.
+// shutdownWrite sends a FIN to a TCP peer.
 func shutdownWrite(fd int) {
-	// A peer that is gone already needs no telling.
+	// It fails if the peer is gone, which does not matter.
 	_ = windows.Shutdown(windows.Handle(fd), windows.SHUT_WR)
 }
 
 func closeSocket(fd int) { _ = windows.Closesocket(windows.Handle(fd)) }
 
-// errLinux is for calls that are never made here, because fits refuses what needs them.
+// errLinux is for functions that are never called here, because fits refuses the traffic that needs them.
 var errLinux = errors.New("it needs Linux")
 
 func (s Spec) share([]*conn, bool) func(*run) error {

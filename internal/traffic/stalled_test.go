@@ -8,7 +8,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// A connection that moved nothing at the end of the window is an error that a controller can tell from others.
+// TestStalledAtEnd checks that a connection that moved nothing at the end of the window yields an error that a controller can
+// recognise.
 func TestStalledAtEnd(t *testing.T) {
 	e := &End{conns: []*conn{new(conn)}}
 	if _, err := e.result(); !errors.Is(err, record.StalledAtEnd) {
@@ -16,7 +17,7 @@ func TestStalledAtEnd(t *testing.T) {
 	}
 }
 
-// TestSilence: a silence is the longest time within the window during which nothing can have moved.
+// TestSilence checks that a silence is the longest time within the window in which certainly nothing moved.
 func TestSilence(t *testing.T) {
 	for name, c := range map[string]struct {
 		looks [][2]int64 // when, and what had moved

@@ -10,15 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spin is the time before a message is due during which its sender does not sleep: a thread that slept until then would
-// be late by its wake-up.
+// spin is the time before a message is due in which its sender does not sleep: after a sleep, the wake-up would make it late.
 const spin = 60 * time.Microsecond
 
 // sleeper makes the thread that created it sleep.
 type sleeper struct{}
 
-// newSleeper makes the kernel wake the calling thread on time. By default it may wake it
-// later by the thread's timer slack, which would count as latency.
+// newSleeper makes the kernel wake the calling thread on time. By default the kernel may add the thread's timer slack, which
+// would count as latency.
 func newSleeper() (s sleeper, err error) {
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		return s, fmt.Errorf("set timer slack: %w", err)
@@ -26,7 +25,7 @@ func newSleeper() (s sleeper, err error) {
 	return s, nil
 }
 
-// sleep returns at the time until, on the clock of Now, or earlier if it is interrupted.
+// sleep returns at the time until on the clock of Now, or earlier if it is interrupted.
 func (sleeper) sleep(_, until int64) error {
 	at := unix.NsecToTimespec(until)
 	return unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &at, nil)
@@ -34,8 +33,7 @@ func (sleeper) sleep(_, until int64) error {
 
 func (sleeper) close() {}
 
-// SleepUntil returns at a time on the clock of Now. If the context ends before, it
-// returns the cause within 50 ms.
+// SleepUntil returns at the time at on the clock of Now. If ctx ends first, it returns the cause within 50 ms.
 func SleepUntil(ctx context.Context, at int64) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -8,7 +8,7 @@ import (
 )
 
 func TestSleepUntil(t *testing.T) {
-	at := Now() + int64(70*time.Millisecond) // more than one look at the context
+	at := Now() + int64(70*time.Millisecond) // more than one check of the context
 	if err := SleepUntil(t.Context(), at); err != nil {
 		t.Fatal(err)
 	}

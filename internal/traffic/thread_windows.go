@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// spin is the time before a message is due during which its sender does not sleep. High-resolution timers are served
-// every 0.5 ms, others with the timer interrupt.
+// spin is the time before a message is due in which its sender does not sleep. High-resolution timers fire every 0.5 ms, others
+// with the timer interrupt.
 const spin = time.Millisecond
 
 var (
@@ -37,7 +37,7 @@ func newSleeper() (s sleeper, err error) {
 
 // sleep returns at about the time until. now and until are on the clock of Now.
 func (s sleeper) sleep(now, until int64) error {
-	due := -max(1, (until-now)/100) // in steps of 100 ns, negative: from now on
+	due := -max(1, (until-now)/100) // in units of 100 ns; negative means relative to now
 	if ok, _, errno := setTimer.Call(uintptr(s.timer), uintptr(unsafe.Pointer(&due)), 0, 0, 0, 0); ok == 0 {
 		return fmt.Errorf("set a timer: %w", errno)
 	}
@@ -47,8 +47,7 @@ func (s sleeper) sleep(now, until int64) error {
 
 func (s sleeper) close() { _ = windows.CloseHandle(s.timer) }
 
-// SleepUntil returns at a time on the clock of Now. If the context ends before, it returns the
-// cause within 50 ms.
+// SleepUntil returns at the time at on the clock of Now. If ctx ends first, it returns the cause within 50 ms.
 func SleepUntil(ctx context.Context, at int64) error {
 	s, err := newSleeper()
 	if err != nil {

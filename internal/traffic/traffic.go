@@ -36,7 +36,7 @@ const (
 	HTTP      = "http"
 )
 
-// Spec has the settings on which both ends of a pair must agree.
+// Spec holds the settings on which both ends of a pair must agree.
 type Spec struct {
 	// Kind is one of the constants.
 	Kind string
@@ -54,22 +54,23 @@ type Spec struct {
 	Rate int
 	// Busy makes a sender under load never sleep.
 	Busy bool
-	// For HTTP: KeepAlive uses a connection for more than one request. Requests is their number in the window, 0 for
-	// no limit. Page loads a page in place of one object, with an image of Image bytes unless that is 0.
+	// Iterations is the number of round trips in the window on each connection of a PingPong; 0 for no limit. Event loops
+	// ignore it.
+	Iterations int
+	// For HTTP: KeepAlive sends more than one request on a connection. Requests is their number in the window, 0 for no
+	// limit. Page, which needs an event loop, loads a page in place of one object, with an image of Image bytes unless
+	// that is 0.
 	KeepAlive bool
 	Requests  int
-	// Iterations is the number of a PingPong's round trips in the window, on each connection; 0 for no limit. Not on an
-	// event loop.
-	Iterations int
-	Page       bool // on an event loop
-	Image      int
-	// Pipeline is the number of GRPC calls in progress on a connection at a time.
+	Page      bool
+	Image     int
+	// Pipeline is the number of concurrent gRPC calls on a connection.
 	Pipeline int
-	// Ports is the number of consecutive ports at which a server of HTTP on an event loop listens; 0 means one.
+	// Ports is the number of consecutive ports on which an HTTP server on an event loop listens; 0 means one.
 	Ports int
-	// Secret of the trial, by which a server recognises its clients.
+	// Secret is the trial's, by which a server recognises its clients.
 	Secret Secret
-	// CongestionControl of TCP; empty leaves the kernel's default.
+	// CongestionControl is that of TCP; empty for the kernel's default.
 	CongestionControl string
 }
 
@@ -77,63 +78,60 @@ type Spec struct {
 // 2 and iperf3 by default): with it a stream over VXLAN would be faster than theirs.
 func (s Spec) noDelay() bool { return s.Kind != Stream }
 
-// payload returns what a client sends: a message or a write. It is noise, because memory that was never written is one
-// page of zeros, which stays in the sender's cache.
+// payload returns what a client sends: a message or a write. It is noise, because memory that was never written is a single
+// page of zeros, which would stay in the sender's cache.
 func (s Spec) payload() []byte { return noise(s.Size, 0) }
 
-// Window says when traffic starts and which part of it is measured, in
-// nanoseconds of this machine's monotonic clock (see Now).
+// Window is when traffic starts and which part of it is measured, in nanoseconds of this machine's monotonic clock (see Now).
 type Window struct {
 	Start, From, To int64
 }
 
-// tail is the time for which a sender continues after the window, so that a receiver whose clock is a little behind
-// measures no silence.
+// tail is how long a sender continues after the window, so that a receiver whose clock is a little behind measures no silence.
 const tail = 10 * time.Millisecond
 
-// linger bounds how long a TCP receiver waits for its sender to finish.
+// linger limits how long a TCP receiver waits for its sender to finish.
 const linger = time.Second
 
-// stallCheck bounds how long a thread blocks in one system call, and so how long it takes to notice that the run is over.
+// stallCheck limits how long a thread blocks in one system call, and so how long it takes to notice the end of the run.
 const stallCheck = 50 * time.Millisecond
 
 // End is one end of a pair, connected and ready to run.
 type End struct {
 	spec  Spec
 	conns []*conn
-	// threads has a function for each of the end's threads, which runs until the run is over.
+	// threads holds the function of each thread of the end, which runs until the run is over.
 	threads []func(*run) error
-	// listening is the socket that a server of Connect keeps, -1 elsewhere.
+	// listening is the socket that a server of Connect keeps; otherwise -1.
 	listening int
-	// further are the sockets at the further ports of a server of HTTP.
+	// further are the sockets for the further ports of an HTTP server.
 	further []int
-	// auth is the authenticator of a server; nil at a client.
+	// auth is the authenticator of a server; nil for a client.
 	auth *authenticator
 }
 
-// conn is a connection and what its thread counts.
+// conn is a connection, with the counts of its thread.
 type conn struct {
 	fd  int
 	hdr *hdrhistogram.Histogram
-	// bytes and messages only ever grow; the thread that owns the connection
-	// is their one writer.
+	// bytes and messages never decrease. Only the thread that owns the connection writes them.
 	bytes, messages atomic.Uint64
 	lost            uint64
-	// passenger means that it shares the thread of another connection, which has the thread's CPU time.
+	// passenger means that it shares the thread of another connection, which counts the thread's CPU time.
 	passenger bool
-	// failed requests of HTTP in the window; of a page, how many users were due in it
-	// and how many of those began late.
+	// failed counts the failed HTTP requests of the window. For a page, due counts the users who were due in it, and late those
+	// who began late.
 	failed    failures
 	due, late uint64
-	// pace says how a sender under load kept its schedule.
+	// pace is how a sender under load kept its schedule.
 	pace pace
-	// arrivals are a UDP stream's, at its receiver.
+	// arrivals is for the receiver of a UDP stream.
 	arrivals *arrivals
 	from, to edge
-	_        [64]byte // keeps neighbours' counters off this cache line
+	_        [64]byte // keep the counters of other connections off this cache line
 }
 
-// edge has what a connection's thread saw at one edge of the window.
+// edge holds the counts of a connection at one edge of the window.
 type edge struct {
 	at              int64
 	bytes, messages uint64
@@ -143,16 +141,16 @@ type edge struct {
 	counts          counts
 }
 
-// spent is a thread's CPU time since it began, and how often it has slept in the kernel.
+// spent is the CPU time of a thread since it began, and how often it has slept in the kernel.
 type spent struct {
 	cpu    time.Duration
 	sleeps uint64
 }
 
-// run is the state that the threads of one Run share.
+// run is the shared state of the threads of one Run.
 type run struct {
 	Window
-	// ctx ends the run. It is for threads that wait in Go's poller.
+	// ctx ends the run, for threads that wait in Go's poller.
 	ctx     context.Context
 	stopped atomic.Bool
 	clock   clock
@@ -160,15 +158,15 @@ type run struct {
 
 func (r *run) now() int64 { return r.clock.now() }
 
-// over reports whether a thread has nothing left to do at time now.
+// over reports whether a thread has nothing left to do at the time now.
 func (r *run) over(now int64) bool {
 	return now >= r.To+int64(tail) || r.stopped.Load()
 }
 
-// mark records the edges of the window as soon as now has passed them. The thread of c calls it after each message, so
-// both edges are at the same point of the loop, and the bytes between them belong to the time between them.
+// mark records the edges of the window as soon as now has passed them. The thread of c calls it after each message, so that
+// both edges are at the same point of its loop, and the bytes between them belong to the time between them.
 func (c *conn) mark(r *run, now int64) {
-	// Call into the kernel only at the edges: otherwise these calls would be a part of every message.
+	// Call into the kernel only at the edges: otherwise these calls would be part of every message.
 	next, due := &c.from, r.From
 	if c.from.at != 0 {
 		next, due = &c.to, r.To
@@ -185,7 +183,7 @@ func (c *conn) mark(r *run, now int64) {
 	}
 }
 
-// edge returns the counts of a connection at a time.
+// edge returns the counts of a connection, for the time now.
 func (c *conn) edge(now int64) edge {
 	return edge{
 		at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost,
@@ -193,13 +191,13 @@ func (c *conn) edge(now int64) edge {
 	}
 }
 
-// close ends the window early, once everything to be measured is done.
+// close ends the window early, when everything to be measured is done.
 func (c *conn) close(now int64) {
 	c.to = c.edge(now)
 	c.to.spent = threadSpent()
 }
 
-// finish records the missing edges of the window, once nothing more will come.
+// finish records the missing edges of the window, when nothing more will come.
 func (c *conn) finish(r *run, now int64) {
 	last := edge{at: now, bytes: c.bytes.Load(), messages: c.messages.Load(), lost: c.lost, spent: threadSpent()}
 	if c.from.at == 0 {
@@ -211,7 +209,7 @@ func (c *conn) finish(r *run, now int64) {
 	}
 }
 
-// fail counts a request that failed.
+// fail counts a failed request.
 func (c *conn) fail(err error) {
 	if c.failed == nil {
 		c.failed = make(failures)
@@ -219,22 +217,21 @@ func (c *conn) fail(err error) {
 	c.failed[kindOfError(err)]++
 }
 
-// engine is the scheduler that all runs of this process share.
+// engine is the scheduler of all runs of this process.
 var engine = &scheduler{}
 
-// scheduler sets up Go's runtime for runs. A thread that blocks in the kernel holds its P, and would hold up a garbage
-// collection for as long as it blocks. So there are more Ps than such threads. While there are any, nothing is collected,
-// because a collection would wait for them and yield to others all the time.
+// scheduler configures Go's runtime for runs. A thread that blocks in the kernel keeps its P, so there must be more Ps than
+// such threads. It would also delay a garbage collection for as long as it blocks, so there is none while such threads exist.
 type scheduler struct {
 	mu sync.Mutex
-	// threads counts the threads of all runs in progress, blocking the runs whose threads block.
+	// threads counts the threads of all runs in progress, blocking counts the runs whose threads block.
 	threads, blocking int
-	// procs, percent and limit are GOMAXPROCS, GOGC and GOMEMLIMIT as they were before.
+	// procs, percent and limit are the previous GOMAXPROCS, GOGC and GOMEMLIMIT.
 	procs, percent int
 	limit          int64
 }
 
-// begin makes room for a run's threads, until the function that it returns is called.
+// begin makes room for a run's threads, until the returned function is called.
 func (s *scheduler) begin(threads int, collect bool) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,15 +261,15 @@ func (s *scheduler) begin(threads int, collect bool) (end func()) {
 	}
 }
 
-// Progress has what an end has moved since the start of its run.
+// Progress is what an end has moved since the start of its run.
 type Progress struct {
 	Bytes, Messages uint64
-	// CongestionControl and Command of another tool's server; empty for the engine's ends.
+	// CongestionControl and Command are for the server of another tool; empty for ends of the engine.
 	CongestionControl, Command string
 }
 
-// Run makes the traffic of this end, and returns what it measured in the window. It calls progress once a second from
-// another goroutine. If the context ends, Run stops the traffic within 50 ms and returns the cause. An End runs once.
+// Run makes the traffic of this end, and returns what it measured in the window. It calls progress once a second from another
+// goroutine. If ctx ends, Run stops the traffic within 50 ms and returns the cause. Call it once.
 func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
 	if len(e.conns) == 0 || e.spec.Kind != HTTP && len(e.conns) != e.spec.Connections {
 		return record.Endpoint{}, fmt.Errorf("run %s: %d of %d connections are open", e.spec.Kind, len(e.conns), e.spec.Connections)
@@ -332,7 +329,7 @@ func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (recor
 	}
 }
 
-// moved adds up what the connections have moved so far.
+// moved returns what all connections have moved so far.
 func (e *End) moved() (p Progress) {
 	for _, c := range e.conns {
 		p.Bytes += c.bytes.Load()
@@ -341,7 +338,7 @@ func (e *End) moved() (p Progress) {
 	return p
 }
 
-// result adds the connections up.
+// result adds up the results of the connections.
 func (e *End) result() (record.Endpoint, error) {
 	var out record.Endpoint
 	var hdr *hdrhistogram.Histogram
@@ -356,8 +353,7 @@ func (e *End) result() (record.Endpoint, error) {
 		bytes := c.to.bytes - c.from.bytes
 		out.Seconds += seconds / float64(len(e.conns))
 		out.Bytes += bytes
-		// Each connection's edges are its own, so rates add up where bytes
-		// over a common time would not.
+		// Each connection has its own edges, so add up rates: bytes over a common time would be wrong.
 		out.BitsPerSecond += float64(bytes) * 8 / seconds
 		out.Messages += c.to.messages - c.from.messages
 		out.Lost += c.to.lost - c.from.lost
@@ -413,12 +409,12 @@ func (e *End) Close() {
 	}
 }
 
-// Server is the listening end of a pair before its client came.
+// Server is the listening end of a pair before its client connects.
 type Server struct {
 	spec Spec
 	fd   int
 	addr netip.AddrPort
-	// further are the sockets at further ports.
+	// further are the sockets for further ports.
 	further []int
 	accept  chan acceptance
 	stop    atomic.Bool
@@ -430,7 +426,7 @@ type acceptance struct {
 	err   error
 }
 
-// Listen binds addr, and starts to accept the connections of spec. If the port is 0, the kernel chooses one.
+// Listen binds addr and starts to accept the connections of spec. If the port is 0, the kernel chooses one.
 func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 	if err := spec.fits(true); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
@@ -464,8 +460,7 @@ func Listen(spec Spec, addr netip.AddrPort) (*Server, error) {
 // Addr returns the address at which the server listens.
 func (s *Server) Addr() netip.AddrPort { return s.addr }
 
-// Accept waits until every connection of the pair is there. Whatever it returns, the server accepts no other pair after
-// it.
+// Accept waits for all connections of the pair. Whatever it returns, the server accepts no other pair afterwards.
 func (s *Server) Accept(ctx context.Context) (*End, error) {
 	if s.spec.Kind == Connect {
 		end := &End{spec: s.spec, listening: s.fd, conns: unconnected(s.spec.Connections), auth: s.auth}
@@ -506,7 +501,7 @@ func (e *End) each(role func(*conn, *run) error) {
 	}
 }
 
-// connected chooses how to move the connections of an end, all of which are open.
+// connected sets up the threads of an end whose connections are all open.
 func (e *End) connected(client bool) {
 	s := e.spec
 	switch {
@@ -527,7 +522,7 @@ func (e *End) connected(client bool) {
 	}
 }
 
-// Dial opens the connections of spec to a server. When it returns, each has been answered.
+// Dial opens the connections of spec to a server, and waits until each has been answered.
 func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	end := &End{spec: spec, listening: -1}
 	if err := spec.fits(false); err != nil {
@@ -536,8 +531,8 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	switch spec.Kind {
 	case Stream, PingPong, UnderLoad:
 	case Connect, HTTP:
-		// This connection distinguishes a server that is not there from a slow one, and tells a server of connect
-		// the address of its client.
+		// This connection distinguishes a missing server from a slow one, and tells a server of connect the address of its
+		// client.
 		fd, err := dialSocket(ctx, spec, to)
 		if err == nil && spec.Kind == Connect {
 			if _, err = send(fd, spec.Secret[:]); err != nil {
@@ -586,7 +581,7 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	return end, nil
 }
 
-// unconnected returns conns without a socket, for threads that open sockets as they go.
+// unconnected returns conns without a socket, for threads that open sockets while they run.
 func unconnected(n int) []*conn {
 	conns := make([]*conn, n)
 	for i := range conns {

@@ -33,7 +33,7 @@ func ends(t *testing.T, spec Spec) (client, server *End) {
 	return join(t, spec, s, s.Addr())
 }
 
-// join dials a server at an address, and accepts what it dialled.
+// join connects a client to a server at an address, and returns both ends.
 func join(t *testing.T, spec Spec, s *Server, at netip.AddrPort) (client, server *End) {
 	t.Helper()
 	client, err := Dial(t.Context(), spec, at)
@@ -43,7 +43,7 @@ func join(t *testing.T, spec Spec, s *Server, at netip.AddrPort) (client, server
 	return client, accept(t, s)
 }
 
-// accept gives up after 10 s, so that a client whom the server never sees fails one test and does not hang them all.
+// accept gives up after 10 s, so that a client that the server never sees fails one test instead of hanging all.
 func accept(t *testing.T, s *Server) *End {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -55,7 +55,7 @@ func accept(t *testing.T, s *Server) *End {
 	return end
 }
 
-// bothWays runs body for ends that block and for those on an event loop.
+// bothWays runs body for ends with blocking calls, and for ends on an event loop.
 func bothWays(t *testing.T, body func(t *testing.T, loop bool)) {
 	for _, loop := range []bool{false, true} {
 		t.Run(fmt.Sprintf("loop=%t", loop), func(t *testing.T) { body(t, loop) })
@@ -79,12 +79,11 @@ func pair(t *testing.T, ctx context.Context, spec Spec, ip string, d time.Durati
 	return runPair(ctx, ce, se, d)
 }
 
-// runPair runs both ends for a window of d.
 func runPair(ctx context.Context, ce, se *End, d time.Duration) (client, server record.Endpoint, err error) {
 	return runPairBehind(ctx, ce, se, d, 0)
 }
 
-// runPairBehind does so with a client whose clock is behind.
+// runPairBehind does so with a client whose clock is behind by this much.
 func runPairBehind(ctx context.Context, ce, se *End, d, behind time.Duration) (client, server record.Endpoint, err error) {
 	start := Now() + int64(5*time.Millisecond)
 	from := start + int64(50*time.Millisecond)
@@ -101,8 +100,8 @@ func runPairBehind(ctx context.Context, ce, se *End, d, behind time.Duration) (c
 	return client, server, errors.Join(err, <-serr)
 }
 
-// A server answers until the client is done, even if the client's window begins later: over TCP also if the client pauses
-// between messages, over UDP also if it is still sending when the server's window ends.
+// TestClientBehind checks that a server answers until the client is done, even if the client's window begins later: over TCP
+// even if the client pauses between messages, over UDP even if it is still sending when the server's window ends.
 func TestClientBehind(t *testing.T) {
 	for name, tt := range map[string]struct {
 		udp    bool
@@ -123,7 +122,7 @@ func TestClientBehind(t *testing.T) {
 	}
 }
 
-// TestServerDoneBefore: a client that is late with messages of the window may find that its server has stopped.
+// TestServerDoneBefore checks that a client that sends messages of the window late may find its server stopped.
 func TestServerDoneBefore(t *testing.T) {
 	bothWays(t, func(t *testing.T, loop bool) {
 		// The rate cannot be kept, so the client sends after the window too.
@@ -185,7 +184,7 @@ func testPair(t *testing.T, spec Spec, ip string) {
 		if e.CPUSeconds <= 0 {
 			t.Errorf("%s: no CPU time", name)
 		}
-		// Whoever waits for a message sleeps once, unless it is there already.
+		// A thread that waits for a message sleeps once, unless the message is there already.
 		if spec.Kind == PingPong && (e.Sleeps == 0 || e.Sleeps > e.Messages+e.Messages/4+10) {
 			t.Errorf("%s: %d sleeps in %d round trips", name, e.Sleeps, e.Messages)
 		}
@@ -204,8 +203,7 @@ func testPair(t *testing.T, spec Spec, ip string) {
 		}
 		return
 	}
-	// A round trip that spans an edge of the window is in
-	// one of the two figures only.
+	// A round trip across an edge of the window is part of one of the two figures only.
 	diff := int64(client.Messages) - h.TotalCount()
 	if diff < -2*int64(spec.Connections) || diff > 2*int64(spec.Connections) {
 		t.Errorf("%d round trips, %d latencies", client.Messages, h.TotalCount())
@@ -216,7 +214,7 @@ func testPair(t *testing.T, spec Spec, ip string) {
 	}
 }
 
-// A server that listens everywhere answers each client from the address that it asked.
+// TestEverywhere checks that a server that listens on all addresses answers each client from the address that the client used.
 func TestEverywhere(t *testing.T) {
 	for _, c := range [][2]string{{"0.0.0.0", "127.0.0.1"}, {"0.0.0.0", "127.0.0.2"}, {"::", "::1"}, {"::", "127.0.0.3"}} {
 		for _, udp := range []bool{false, true} {
@@ -234,7 +232,7 @@ func TestEverywhere(t *testing.T) {
 	}
 }
 
-// TestCollect: every datagram counts once, and a hello never.
+// TestCollect checks that every datagram counts once, and a hello never.
 func TestCollect(t *testing.T) {
 	spec := Spec{Kind: Stream, UDP: true, Size: 64, Connections: 1}
 	c := conn{arrivals: new(arrivals)}
@@ -324,8 +322,8 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// TestReset: a client resets its connection. After the window a ping-pong may end like that; within the window it is a
-// failure.
+// TestReset checks a client that resets its connection. A ping-pong may end like that after the window; within the window it is
+// a failure.
 func TestReset(t *testing.T) {
 	spec := Spec{Kind: PingPong, Size: 64, Connections: 1}
 	looped := Spec{Kind: PingPong, Size: 64, Connections: 1, EventLoop: true}
@@ -356,7 +354,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestNoDelay checks that only programs that wait for answers turn Nagle's algorithm off.
+// TestNoDelay checks that only ends that wait for answers disable Nagle's algorithm.
 func TestNoDelay(t *testing.T) {
 	for kind, want := range map[string]int{Stream: 0, PingPong: 1, UnderLoad: 1} {
 		client, server := ends(t, Spec{Kind: kind, Size: 64, Connections: 1})
@@ -413,8 +411,8 @@ func testSendsNoZeros(t *testing.T, loop bool) {
 	}
 }
 
-// TestClosed: a server closes its connection. After the window that ends a client that waits for a message, because a part
-// of it may have been lost. Within the window it is a failure.
+// TestClosed checks a server that closes its connection. After the window that ends a client that waits for a message, because
+// part of it may have been lost. Within the window it is a failure.
 func TestClosed(t *testing.T) { bothWays(t, testClosed) }
 
 func testClosed(t *testing.T, loop bool) {
@@ -434,8 +432,8 @@ func testClosed(t *testing.T, loop bool) {
 	}
 }
 
-// TestSendFails: a sender under load whose send fails within the window has failed; after it, its server may have stopped,
-// and what was not sent is counted.
+// TestSendFails checks that a sender under load fails if a send fails within the window. After the window, its server may have
+// stopped, and what was not sent is counted.
 func TestSendFails(t *testing.T) {
 	spec := Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000}
 	for window, fails := range map[time.Duration]bool{-time.Millisecond: false, time.Minute: true} {
@@ -452,7 +450,8 @@ func TestSendFails(t *testing.T) {
 	}
 }
 
-// TestClientReadsLate: a client that reads nothing until after the window still gets an answer to all that it sent.
+// TestClientReadsLate checks that a client that reads nothing until after the window still gets an answer to everything that it
+// has sent.
 func TestClientReadsLate(t *testing.T) { bothWays(t, testClientReadsLate) }
 
 func testClientReadsLate(t *testing.T, loop bool) {
@@ -496,7 +495,7 @@ func testClientReadsLate(t *testing.T, loop bool) {
 	}
 }
 
-// TestClosedEarly: a stream that ends within the window has failed, however its receiver waits.
+// TestClosedEarly checks that a stream that ends within the window has failed, with blocking calls and on an event loop.
 func TestClosedEarly(t *testing.T) { bothWays(t, testClosedEarly) }
 
 func testClosedEarly(t *testing.T, loop bool) {
@@ -510,7 +509,7 @@ func testClosedEarly(t *testing.T, loop bool) {
 	}
 }
 
-// TestLostMessages: a server answers nine of ten datagrams.
+// TestLostMessages checks the counts of a client whose server answers nine of ten datagrams.
 func TestLostMessages(t *testing.T) { bothWays(t, testLostMessages) }
 
 func testLostMessages(t *testing.T, loop bool) {
@@ -543,7 +542,7 @@ func testLostMessages(t *testing.T, loop bool) {
 			t.Fatal(err)
 		}
 		answered, _ := histogram(t, out)
-		// Each loss holds a ping-pong up for 200 ms of 700; of 700 messages a tenth is lost.
+		// Each loss delays a ping-pong by 200 ms of the 700. Under load, a tenth of 700 messages is lost.
 		least, most := uint64(3), uint64(8)
 		if spec.Kind == UnderLoad {
 			least, most = 65, 75
@@ -557,8 +556,8 @@ func testLostMessages(t *testing.T, loop bool) {
 	}
 }
 
-// TestIterations: each connection makes as many round trips as it is asked for, which end its window. A window that ends before
-// is an error.
+// TestIterations checks that each connection makes the set number of round trips, which ends its window, and that a window that
+// ends earlier is an error.
 func TestIterations(t *testing.T) {
 	for _, udp := range []bool{false, true} {
 		spec := Spec{Kind: PingPong, UDP: udp, Size: 64, Connections: 2, Iterations: 50}
@@ -577,8 +576,8 @@ func TestIterations(t *testing.T) {
 	}
 }
 
-// TestUnderLoadCountsTheWait: a server stands still for a while. Each message that was due meanwhile counts as having
-// waited, although a sender that waits for replies, or one whose buffer is full, would have sent few of them.
+// TestUnderLoadCountsTheWait stops a server for a while, and checks that each message that was due in that time counts as
+// having waited, although a sender that waits for replies, or whose buffer is full, would have sent few of them.
 func TestUnderLoadCountsTheWait(t *testing.T) { bothWays(t, testUnderLoadCountsTheWait) }
 
 func testUnderLoadCountsTheWait(t *testing.T, loop bool) {
@@ -616,8 +615,7 @@ func testUnderLoadCountsTheWait(t *testing.T, loop bool) {
 		t.Fatal(err)
 	}
 	n, quantile := histogram(t, out)
-	// 80 of 200 messages were due in the pause, evenly: a quarter of all waited for
-	// more than a third of it.
+	// 80 of 200 messages were due in the pause, evenly spread: a quarter of all waited for more than a third of it.
 	if n != 200 {
 		t.Errorf("%d latencies, want 200", n)
 	}
@@ -626,8 +624,8 @@ func testUnderLoadCountsTheWait(t *testing.T, loop bool) {
 	}
 }
 
-// TestRateNotReached asks for more than a sender can do, and for more than the
-// server takes: neither passes for the rate that was set.
+// TestRateNotReached sets a rate that the sender cannot reach, and one that the server cannot take, and checks that the result
+// says so.
 func TestRateNotReached(t *testing.T) { bothWays(t, testRateNotReached) }
 
 func testRateNotReached(t *testing.T, loop bool) {
@@ -638,7 +636,7 @@ func testRateNotReached(t *testing.T, loop bool) {
 		return codes
 	}
 	for _, busy := range []bool{false, true} {
-		// A sender of UDP is held up by nothing.
+		// Nothing delays a UDP sender.
 		client, _, err := pair(t, t.Context(), Spec{Kind: UnderLoad, UDP: true, Size: 64, Connections: 1, Rate: 100_000_000, Busy: busy, EventLoop: loop}, "127.0.0.1", 300*time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
@@ -646,7 +644,7 @@ func testRateNotReached(t *testing.T, loop bool) {
 		if got := codes(client); !slices.Equal(got, []string{record.WarnGeneratorBound}) {
 			t.Errorf("busy=%t: a rate of 1e8 a second: warnings %v", busy, got)
 		}
-		// Another process may have the CPU at the window's end: not three times in turn.
+		// Another process may have the CPU at the end of the window, but not three times in a row.
 		testenv.Retry(t, 3, func() error {
 			client, _, err := pair(t, t.Context(), Spec{Kind: UnderLoad, Size: 64, Connections: 1, Rate: 1000, Busy: busy, EventLoop: loop}, "127.0.0.1", 500*time.Millisecond)
 			if err == nil && len(client.Warnings) > 0 {
@@ -688,7 +686,7 @@ func testRateNotReached(t *testing.T, loop bool) {
 	})
 }
 
-// TestUnderLoadFlatOut has no schedule: both directions are full all the time.
+// TestUnderLoadFlatOut checks a sender without a schedule: both directions are full all the time.
 func TestUnderLoadFlatOut(t *testing.T) { bothWays(t, testUnderLoadFlatOut) }
 
 func testUnderLoadFlatOut(t *testing.T, loop bool) {
@@ -701,7 +699,7 @@ func testUnderLoadFlatOut(t *testing.T, loop bool) {
 	}
 }
 
-// TestLoopCountsItsThreadOnce: 8 connections that share a thread count its CPU time once.
+// TestLoopCountsItsThreadOnce checks that 8 connections that share a thread count its CPU time once.
 func TestLoopCountsItsThreadOnce(t *testing.T) {
 	const window = 300 * time.Millisecond
 	client, server, err := pair(t, t.Context(), Spec{Kind: Stream, Size: 1 << 14, Connections: 8, EventLoop: true}, "127.0.0.1", window)
@@ -729,7 +727,8 @@ func TestConnectFaults(t *testing.T) {
 	}
 }
 
-// TestConnectReset: a server resets connections. If it resets all, that is a failure; if it resets some, those are lost.
+// TestConnectReset checks a server that resets connections. If it resets all, that is a failure; if it resets some, these are
+// lost.
 func TestConnectReset(t *testing.T) {
 	for name, every := range map[string]int{"all": 1, "some": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -768,8 +767,8 @@ func TestConnectReset(t *testing.T) {
 	}
 }
 
-// TestRunsShareTheRuntime: two runs of one process overlap. From the beginning of the first to the end of the last no
-// garbage is collected, and each thread has a P.
+// TestRunsShareTheRuntime checks that while runs of one process overlap, from the beginning of the first to the end of the
+// last, there is no garbage collection, and each thread has a P.
 func TestRunsShareTheRuntime(t *testing.T) {
 	percent := func() int32 {
 		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
@@ -814,7 +813,7 @@ func TestRunsShareTheRuntime(t *testing.T) {
 	}
 }
 
-// TestMark: each edge of the window is recorded once, without a call into the kernel in between.
+// TestMark checks that each edge of the window is recorded once, without a system call in between.
 func TestMark(t *testing.T) {
 	var c conn
 	r := &run{Window: Window{From: 100, To: 200}}

@@ -12,14 +12,13 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// load sends on a schedule that waits for nothing, or as fast as the connection
-// takes it. A message carries when it was due, and the latency of its reply counts
-// from then: a sender that the network holds up must not hide how long messages
-// waited for it (coordinated omission). Sending and receiving have a thread each.
+// load sends on a schedule that waits for nothing, or as fast as the connection permits. A message carries the time when it was
+// due, from which the latency of its reply counts: a sender that the network delays must not hide how long messages waited
+// (coordinated omission). Sending and receiving have a thread each.
 func (s Spec) load(c *conn, r *run) error {
 	sent := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: no other goroutine is to have its timer slack
+		runtime.LockOSThread() // for good, because no other goroutine must get its timer slack
 		sent <- s.pace(c.fd, r, &c.pace)
 	}()
 	answered, err := s.replies(c, r, &c.pace.sent)
@@ -31,19 +30,18 @@ func (s Spec) load(c *conn, r *run) error {
 	return err
 }
 
-// pace says how a sender kept its schedule.
+// pace is how a sender kept its schedule.
 type pace struct {
-	// sent counts the messages due within the window that were sent.
+	// sent counts the messages of the window that were sent.
 	sent atomic.Uint64
-	// due counts all messages that were due in the window, and behind those that were
-	// not sent by its end. full is how long the connection took nothing during the
-	// window.
+	// due counts all messages of the window, and behind those that were not sent by its end. full is for how long of the window
+	// the connection had no room.
 	due, behind uint64
 	full        time.Duration
 }
 
-// pace sends each message when it is due, and late ones at once, until all that was
-// due in the window is sent or lostAfter has passed since.
+// pace sends each message when it is due, and late ones immediately, until all messages of the window are sent or lostAfter has
+// passed since the window.
 func (s Spec) pace(fd int, r *run, p *pace) error {
 	defer shutdownWrite(fd)
 	sleeper, err := newSleeper()
@@ -79,12 +77,11 @@ func (s Spec) pace(fd int, r *run, p *pace) error {
 	}
 }
 
-// due returns when a message is to be sent.
 func (s Spec) due(r *run, seq int64) int64 {
 	return r.Start + seq*int64(time.Second)/int64(s.Rate)
 }
 
-// account counts a message that was sent. begun is when sending it began.
+// account counts a sent message. begun is when sending it began.
 func (p *pace) account(r *run, due, begun int64) {
 	if due < r.From {
 		return
@@ -96,21 +93,21 @@ func (p *pace) account(r *run, due, begun int64) {
 	p.sent.Add(1)
 }
 
-// abandon counts the messages due from a time on, which will not be sent.
+// abandon counts the messages from a time on, which will not be sent.
 func (p *pace) abandon(r *run, from int64, rate int) {
 	unsent := uint64(float64(r.To-max(from, r.From)) * float64(rate) / 1e9)
 	p.due += unsent
 	p.behind += unsent
 }
 
-// held adds the time since from, during which the connection took nothing.
+// held adds the time since from, during which the connection had no room.
 func (p *pace) held(r *run, from int64) {
 	if wait := min(r.now(), r.To) - max(from, r.From); wait > 0 {
 		p.full += time.Duration(wait)
 	}
 }
 
-// sendNow sends a whole message, and counts the time that it waits for room.
+// sendNow sends a whole message, and counts the time for which it waits for room.
 func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
 	n, err := trySend(fd, b)
 	if err == nil && n == len(b) {
@@ -125,19 +122,17 @@ func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
 	return err
 }
 
-// await returns at a time on the clock of Now, or when the run is stopped. If busy is
-// set, it never sleeps.
+// await returns at the time at on the clock of Now, or when the run is stopped. If busy is set, it never sleeps.
 func (r *run) await(at int64, s sleeper, busy bool) {
 	for now := r.now(); now < at && !r.stopped.Load(); now = r.now() {
 		if left := at - int64(spin) - now; left > 0 && !busy {
-			// Interrupted or not, the clock decides.
+			// The sleep may have been interrupted: the clock decides.
 			_ = s.sleep(now, now+min(left, int64(stallCheck)))
 		}
 	}
 }
 
-// behindShare is the share of messages that may be sent after the window without missing
-// the set rate.
+// behindShare is the share of messages that may be sent after the window while the set rate still counts as reached.
 const behindShare = 0.01
 
 // pacing sums up how all senders of an end kept their schedules.
@@ -152,9 +147,8 @@ func (p *pacing) add(of *pace) {
 	p.full += of.full
 }
 
-// warnings returns a warning if a set rate was not reached. It says what held the rate
-// up: the connections or the senders themselves. seconds is the length of the window,
-// times the number of connections.
+// warnings returns a warning if the set rate was not reached. It says what was too slow: the connections or the senders.
+// seconds is the length of the window times the number of connections.
 func (p pacing) warnings(seconds float64) []record.Warning {
 	share := ratio(p.behind, p.due)
 	if share <= behindShare {
@@ -174,8 +168,8 @@ func (p pacing) warnings(seconds float64) []record.Warning {
 
 func ratio(a, b uint64) float64 { return float64(a) / float64(max(1, b)) }
 
-// replies receives replies until all messages that were due in the window and sent are
-// answered, or lostAfter has passed since. It returns how many of these were answered.
+// replies receives replies until all sent messages of the window are answered, or lostAfter has passed since the window. It
+// returns how many of these were answered.
 func (s Spec) replies(c *conn, r *run, sent *atomic.Uint64) (answered uint64, err error) {
 	in, hello := make([]byte, s.Size), s.hello()
 	for got := 0; ; {

@@ -79,7 +79,7 @@ func workingIn(t *testing.T, dir string) (pids []string) {
 	return pids
 }
 
-// An application's server and client give a rate and latencies, and nothing of them is left.
+// TestApplications checks that each application yields a rate and latencies, and leaves nothing behind.
 func TestApplications(t *testing.T) {
 	for _, tool := range []string{spec.ToolRedis, spec.ToolNginx, spec.ToolPostgres, spec.ToolMemcached} {
 		t.Run(tool, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestApplications(t *testing.T) {
 	}
 }
 
-// latencies returns a usual and a long latency of an end, as its tool reports them.
+// latencies returns a typical and a long latency of an end, as its tool reports them.
 func latencies(t *testing.T, e record.Endpoint) (usual, long float64) {
 	t.Helper()
 	if e.Latency == "" {
@@ -135,8 +135,8 @@ func latencies(t *testing.T, e record.Endpoint) (usual, long float64) {
 	return float64(h.ValueAtQuantile(50)), float64(h.ValueAtQuantile(99))
 }
 
-// Calls of gRPC are counted within the window, at both ends, and have latencies. The number of calls
-// in progress is constant, so their latencies add up to that many windows.
+// TestGRPC checks that both ends count the calls within the window, and that these have latencies. The number of calls in
+// progress is constant, so the latencies add up to that many windows.
 func TestGRPC(t *testing.T) {
 	server, _ := connect(t)
 	driver, _ := connect(t)
@@ -173,8 +173,8 @@ func TestGRPC(t *testing.T) {
 	})
 }
 
-// A worker that is killed takes the processes of an application's server with it, those that it forked
-// too, and the next server removes what is left of the folder.
+// TestApplicationKilled checks that the processes of an application's server, and those that it forked, end with a killed
+// worker, and that the next server removes the folder.
 func TestApplicationKilled(t *testing.T) {
 	testenv.NeedRoot(t) // of a PID namespace
 	tmp := needApplication(t, spec.ToolNginx)
@@ -233,7 +233,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// A program that is not there is named, with Debian's package of it.
+// TestApplicationMissing checks that the error names a missing program and its Debian package.
 func TestApplicationMissing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	server, _ := connect(t)

@@ -16,21 +16,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// claimName and controlName are abstract sockets: they are in no file system, and go with the process that listens.
+// claimName and controlName are abstract sockets: they need no file, and end with the process that listens.
 const claimName, controlName = "@slipstream/run", "@slipstream/control"
 
-// claimTime bounds how long a process takes to answer a claim, and to give way to it. A worker for control has
-// controlTime, because it reverts what it applied first.
+// claimTime limits how long a process may take to answer a claim and to give way. A worker for control may take controlTime,
+// because it first reverts what it has applied.
 const claimTime, controlTime = 5 * time.Second, 20 * time.Second
 
-// Claim reserves this network namespace for one run, because two runs would disturb each other. run identifies the run,
-// and who describes it to the user of another run. A controller that has lost its connection to this process starts
-// another worker, whose claim calls yield here and takes over. The claim ends with the process, or with release. A
-// worker for control has a separate claim, which only ends with the process, so that its successor does not measure
-// while it still holds settings. It may even belong to another run, which has lost its claim to the host.
+// Claim reserves this network namespace for one run, because two runs would disturb each other. run identifies the run, and who
+// describes it to the user of another run. A controller that has lost its connection to this process starts another worker,
+// whose claim calls yield here and takes over. The claim ends with the process, or with release. A worker for control makes a
+// separate claim, which ends only with the process: its successor must not measure while it still holds settings. The successor
+// may even belong to another run, if this one has lost its claim to the host.
 //
-// Anybody with a shell here can connect to the socket, and can read run among the arguments of the process. So a claim
-// only yields to this process's own user.
+// Anybody with a shell here can connect to the socket, and can read run in the arguments of the process. So a claim yields only
+// to this process's own user.
 func Claim(control bool, run, who string, yield func()) (release func(), err error) {
 	name, limit := claimName, claimTime
 	if control {
@@ -45,9 +45,9 @@ func Claim(control bool, run, who string, yield func()) (release func(), err err
 		case askErr == nil && holder != "" && !control:
 			return nil, fmt.Errorf("another run (%s) is in progress on this host, and the two would disturb each other: wait for it, or stop it", holder)
 		case !time.Now().Before(deadline):
-			return nil, fmt.Errorf("claim this host: its former worker has not ended after %s", limit)
+			return nil, fmt.Errorf("claim this host: its previous worker has not ended after %s", limit)
 		}
-		time.Sleep(20 * time.Millisecond) // nothing tells when an abstract socket is free
+		time.Sleep(20 * time.Millisecond) // there is no notification when an abstract socket becomes free
 		listener, err = net.Listen("unix", name)
 	}
 	if err != nil {
@@ -70,7 +70,7 @@ func Claim(control bool, run, who string, yield func()) (release func(), err err
 	return func() { listener.Close() }, nil
 }
 
-// askClaim returns who holds the host. It returns "" if the holder belongs to the same run, and so gives way.
+// askClaim returns who holds the host, or "" if the holder belongs to the same run and gives way.
 func askClaim(name, run string) (string, error) {
 	c, err := net.DialTimeout("unix", name, claimTime)
 	if err != nil {
@@ -80,7 +80,7 @@ func askClaim(name, run string) (string, error) {
 	if err := c.SetDeadline(time.Now().Add(claimTime)); err != nil {
 		return "", err
 	}
-	// A process of another user answers without listening, and may have hung up.
+	// A process of another user answers without reading, and may already have closed the connection.
 	_, sendErr := fmt.Fprintln(c, run)
 	who, err := bufio.NewReader(io.LimitReader(c, 256)).ReadString('\n')
 	if err != nil {
@@ -89,7 +89,7 @@ func askClaim(name, run string) (string, error) {
 	return strings.TrimSpace(who), nil
 }
 
-// answerClaim lets only its own user speak. It tells others who holds the host, without waiting for them.
+// answerClaim reads only what its own user sends. It tells others who holds the host without waiting for them.
 func answerClaim(c net.Conn, run, who string, yield func()) {
 	defer c.Close()
 	if user, err := peerOf(c); err != nil || user != os.Getuid() {

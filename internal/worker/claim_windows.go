@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// claimName is a named pipe, which goes with the process that has made it.
+// claimName is a named pipe, which ends with the process that made it.
 const claimName = `\\.\pipe\slipstream-run`
 
-// claimTime bounds how long a process takes to answer a claim, and to give way to it.
+// claimTime limits how long a process may take to answer a claim and to give way.
 const claimTime = 5 * time.Second
 
-// askTime bounds how long a process that asks may take. It is shorter than claimTime, because the pipe has one
-// instance: after a silent process, the next one still gets its answer.
+// askTime limits how long a process that asks may take. The pipe has only one instance, so it is shorter than claimTime: after
+// a silent process, the next one still gets an answer in time.
 const askTime = time.Second
 
-// claimRights lets this user, administrators and the system use the pipe, and nobody else.
+// claimRights lets only this user, administrators and the system use the pipe.
 const claimRights = "D:P(A;;GA;;;OW)(A;;GA;;;BA)(A;;GA;;;SY)"
 
 // Claim reserves this machine for one run, because two runs would disturb each other. run identifies the run, and who
@@ -37,15 +37,15 @@ func Claim(run, who string, yield func()) error {
 		switch {
 		case errors.Is(askErr, windows.ERROR_ACCESS_DENIED):
 			return errors.New("another user's run is in progress on this host, and the two would disturb each other: wait for it")
-		// A wait may end a moment before the deadline, because it is in whole milliseconds.
+		// Waits are in whole milliseconds, so one may end just before the deadline.
 		case errors.Is(askErr, os.ErrDeadlineExceeded), askErr != nil && !time.Now().Before(deadline):
 			return fmt.Errorf("claim this host: ask who holds it: %w", askErr)
 		case askErr == nil && holder != "":
 			return fmt.Errorf("another run (%s) is in progress on this host, and the two would disturb each other: wait for it, or stop it", holder)
 		case !time.Now().Before(deadline):
-			return fmt.Errorf("claim this host: its former worker has not ended after %s", claimTime)
+			return fmt.Errorf("claim this host: its previous worker has not ended after %s", claimTime)
 		}
-		time.Sleep(20 * time.Millisecond) // nothing tells when the name of a pipe is free
+		time.Sleep(20 * time.Millisecond) // there is no notification when the name of a pipe becomes free
 		pipe, err = newClaim()
 	}
 	if err != nil {
@@ -61,7 +61,7 @@ func Claim(run, who string, yield func()) error {
 	return nil
 }
 
-// newClaim makes the pipe. Another process must not have one of its name.
+// newClaim makes the pipe. It fails if another process has one of that name.
 func newClaim() (windows.Handle, error) {
 	rights, err := windows.SecurityDescriptorFromString(claimRights)
 	if err != nil {
@@ -74,8 +74,8 @@ func newClaim() (windows.Handle, error) {
 		windows.PIPE_TYPE_BYTE|windows.PIPE_REJECT_REMOTE_CLIENTS, 1, 256, 256, 0, security)
 }
 
-// askClaim returns who holds the host. It returns "" if the holder belongs to the same run, and so gives way. The
-// holder may be any process that took the name first: it learns who asks, and cannot act as that user.
+// askClaim returns who holds the host, or "" if the holder belongs to the same run and gives way. The holder may be any process
+// that took the name first: it may learn who asks, but not act as that user.
 func askClaim(run string, deadline time.Time) (string, error) {
 	pipe, err := windows.CreateFile(windows.StringToUTF16Ptr(claimName), windows.GENERIC_READ|windows.GENERIC_WRITE, 0, nil, windows.OPEN_EXISTING,
 		windows.FILE_FLAG_OVERLAPPED|windows.SECURITY_SQOS_PRESENT|windows.SECURITY_IDENTIFICATION, 0)
@@ -106,14 +106,14 @@ func answerClaim(pipe windows.Handle, run, who string) (same bool) {
 	if strings.TrimSpace(asks) == run {
 		same, who = true, ""
 	}
-	// A process that has hung up needs no answer. One that has its answer hangs up; if this end closed first,
-	// what the other has not read yet would be lost.
+	// An error means that the other process is gone. Wait until it has closed its end: closing this one first would discard an
+	// answer that it has not read yet.
 	_, _ = fmt.Fprintln(c, who)
 	_, _ = c.Read(make([]byte, 1))
 	return same
 }
 
-// pipeEnd is an end of a pipe that is used until a deadline. It does not own the handle.
+// pipeEnd reads and writes one end of a pipe until a deadline. It does not own the handle.
 type pipeEnd struct {
 	handle   windows.Handle
 	deadline time.Time
@@ -135,7 +135,7 @@ func (p pipeEnd) move(begin func(*windows.Overlapped) error) (int, error) {
 	return n, err
 }
 
-// overlapped begins an operation, waits for its end, and cancels it after a time in milliseconds.
+// overlapped begins an operation and waits for its end. It cancels the operation after limit, in milliseconds.
 func overlapped(h windows.Handle, limit uint32, begin func(*windows.Overlapped) error) (int, error) {
 	event, err := windows.CreateEvent(nil, 1, 0, nil)
 	if err != nil {
@@ -147,9 +147,9 @@ func overlapped(h windows.Handle, limit uint32, begin func(*windows.Overlapped) 
 		return 0, err
 	}
 	if got, _ := windows.WaitForSingleObject(event, limit); got != windows.WAIT_OBJECT_0 {
-		_ = windows.CancelIoEx(h, o) // it fails for one that has just ended
+		_ = windows.CancelIoEx(h, o) // it fails if the operation has just ended
 	}
 	var n uint32
-	err = windows.GetOverlappedResult(h, o, &n, true) // the system is done with the buffer after that alone
+	err = windows.GetOverlappedResult(h, o, &n, true) // only now is the system done with the buffer
 	return int(n), err
 }

@@ -24,7 +24,7 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// Client is the controller's end of a worker's stream.
+// Client is the controller's end of the stream to a worker.
 type Client struct {
 	pipe   *pipe
 	conn   *grpc.ClientConn
@@ -32,18 +32,18 @@ type Client struct {
 	doctor pb.DoctorClient
 	// reap waits for the worker's process to exit.
 	reap func() error
-	// why returns the reason why a stream ended too early; nil if it cannot be found out.
+	// why returns why a stream ended too early, or nil if that is unknown.
 	why func() error
-	// far means that the worker may be on another machine, whose clock drifts.
+	// far means that the worker may be on another machine, whose clock drifts against this one.
 	far bool
 	// place is where Apply last applied accelerators.
 	place string
 
 	mu sync.Mutex
-	// base and mono are one instant, on this process's clock and on the worker's CLOCK_MONOTONIC.
+	// base and mono are the same instant on this process's clock and on the worker's CLOCK_MONOTONIC.
 	base time.Time
 	mono int64
-	// within bounds their difference.
+	// within is the maximum error of this.
 	within time.Duration
 }
 
@@ -56,7 +56,7 @@ type Stream interface {
 	Why() error
 }
 
-// A remote worker that is silent for keepaliveTime is pinged, and is gone if it does not answer within
+// gRPC pings a remote worker that is silent for keepaliveTime, and takes it for dead if it does not answer within
 // keepaliveLimit: nothing else shows that a machine is dead.
 const (
 	keepaliveTime  = 15 * time.Second
@@ -84,7 +84,7 @@ func Connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser) (*Client, e
 	return c, nil
 }
 
-// connect closes the client if it fails.
+// connect connects over a stream. If it fails, it closes the client.
 func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser, options ...grpc.DialOption) (err error) {
 	c.pipe = newPipe(r, w)
 	c.conn, err = grpc.NewClient("passthrough:stdio", append(options,
@@ -104,8 +104,8 @@ func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser,
 	return nil
 }
 
-// clockProbes is the number of times that the worker is asked for its time. The quickest answer is the most exact: its
-// error is at most half of its round trip. A remote worker is asked until one is as exact as clockWithin.
+// clockProbes is how often the client asks the worker for its time. The quickest answer is the most exact, because the error is
+// at most half of the round trip. A remote worker is asked up to farProbes times, until an answer is as exact as clockWithin.
 const (
 	clockProbes = 5
 	farProbes   = 20
@@ -135,8 +135,7 @@ func (c *Client) setClock(ctx context.Context) error {
 	return nil
 }
 
-// uncertainty returns how far the clocks may have drifted apart: those of two machines drift by up to 50 µs per
-// second each.
+// uncertainty returns the maximum error of the worker's time. The clocks of two machines drift by up to 50 µs per second each.
 func (c *Client) uncertainty() time.Duration {
 	if !c.far {
 		return c.within
@@ -144,7 +143,7 @@ func (c *Client) uncertainty() time.Duration {
 	return c.within + time.Since(c.base)/10_000
 }
 
-// keepClock measures a remote clock again that may have drifted.
+// keepClock measures a remote clock again if it may have drifted too far.
 func (c *Client) keepClock(ctx context.Context) error {
 	c.mu.Lock()
 	old := c.far && c.uncertainty() > 2*clockWithin
@@ -155,7 +154,7 @@ func (c *Client) keepClock(ctx context.Context) error {
 	return c.setClock(ctx)
 }
 
-// window returns the measured window of traffic that starts at start, on the worker's clock.
+// window converts the window of traffic that starts at start to the worker's clock.
 func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Window {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,10 +162,10 @@ func (c *Client) window(start time.Time, warmup, duration time.Duration) *pb.Win
 	return &pb.Window{StartNs: at, FromNs: at + int64(warmup), ToNs: at + int64(warmup+duration)}
 }
 
-// answerTime bounds how long a worker takes to answer a question. Tools say their versions in that time.
+// answerTime limits how long a worker may take to answer. Describe runs every tool for its version in that time.
 const answerTime = time.Minute
 
-// Alive asks the worker for an answer.
+// Alive returns nil if the worker answers.
 func (c *Client) Alive(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -177,7 +176,7 @@ func (c *Client) Alive(ctx context.Context) error {
 	return nil
 }
 
-// Gone reports whether the worker has closed its end of the stream: it has exited.
+// Gone reports whether the worker has closed its end of the stream, as it does when it exits.
 func (c *Client) Gone() bool { return c.pipe.closed() }
 
 // Close ends the stream; the worker then ends its traffic, reverts what it
@@ -190,7 +189,7 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Describe returns the facts of the place.
+// Describe returns the facts about the place.
 func (c *Client) Describe(ctx context.Context, place place.Place) (record.Node, error) {
 	var node record.Node
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
@@ -221,11 +220,11 @@ type readiness struct {
 	passed bool
 }
 
-// pass reports the port at which a worker is ready. It refuses a second report of the worker, which nobody waits for.
+// pass reports the port at which a worker is ready. It refuses a second report, for which nobody waits.
 func (c *readiness) pass(port uint32) (time.Time, error) {
 	switch {
 	case c.passed:
-		return time.Time{}, errors.New("the worker says twice that it is ready")
+		return time.Time{}, errors.New("the worker reported twice that it was ready")
 	case port > math.MaxUint16:
 		return time.Time{}, fmt.Errorf("the worker says that it is ready at port %d", port)
 	}
@@ -233,16 +232,15 @@ func (c *readiness) pass(port uint32) (time.Time, error) {
 	return c.ready(uint16(port))
 }
 
-// checkResult refuses a result from a worker that has not reported that it is ready: the others would wait for that
-// forever.
+// checkResult refuses the result of a worker that has not reported that it is ready, for which the others wait.
 func (c *readiness) checkResult() error {
 	if !c.passed {
-		return errors.New("the worker has a result before it is ready")
+		return errors.New("the worker sent a result before it was ready")
 	}
 	return nil
 }
 
-// progressEvery bounds how often progress is passed on. Workers report it once a second.
+// progressEvery limits how often progress is passed on. A worker should report it once a second.
 const progressEvery = 100 * time.Millisecond
 
 type trafficCall = func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[pb.TrafficCommand, pb.TrafficEvent], error)
@@ -346,7 +344,7 @@ func (c *Client) Sample(ctx context.Context, q place.Sampling, ready place.Ready
 		go func() {
 			select {
 			case <-q.Early:
-				// A second window ends the first. Recv returns the error if it was not sent.
+				// A second message with a window ends the first window. If it cannot be sent, Recv returns the error.
 				_ = stream.Send(window)
 			case <-ctx.Done():
 			}
@@ -354,7 +352,7 @@ func (c *Client) Sample(ctx context.Context, q place.Sampling, ready place.Ready
 	}
 }
 
-// sample decodes the sample of a place. It sets the name of the place itself, and does not trust the worker's.
+// sample decodes the sample of a place. It sets the name of the place itself, because it does not trust that of the worker.
 func sample(counters *pb.Counters, q place.Sampling) (s record.Sample, err error) {
 	s.Series = counters.GetSeries()
 	if q.CPUs {
@@ -381,7 +379,7 @@ func sample(counters *pb.Counters, q place.Sampling) (s record.Sample, err error
 	return s, err
 }
 
-// observed returns an entry for each DaemonSet that the place was to observe. used has those whose pods were there.
+// observed returns an entry for each DaemonSet that the place was to observe. used holds those whose pods were there, in order.
 func observed(q place.Sampling, used []record.DaemonSet) (all []record.DaemonSet) {
 	for _, o := range q.Observe {
 		d := record.DaemonSet{Error: o.Missing}
@@ -410,8 +408,8 @@ func (c *Client) Apply(ctx context.Context, s place.Steering) ([]record.Setting,
 	return c.settings(answer.GetSettings())
 }
 
-// settings decodes the settings of the place in which accelerators are applied. It sets the name of the place itself,
-// and does not trust the worker's.
+// settings decodes the settings of the place in which accelerators are applied. It sets the name of the place itself, because
+// it does not trust that of the worker.
 func (c *Client) settings(b []byte) (all []record.Setting, err error) {
 	err = decode(b, &all)
 	for i := range all {
@@ -420,8 +418,7 @@ func (c *Client) settings(b []byte) (all []record.Setting, err error) {
 	return all, err
 }
 
-// Revert reverts Apply. It returns all settings that were in force, also those of devices that appeared
-// later.
+// Revert reverts Apply. It returns all settings that were applied, including those of devices that appeared later.
 func (c *Client) Revert(ctx context.Context) ([]record.Setting, error) {
 	answer, err := c.rpc.Revert(ctx, &pb.RevertRequest{})
 	if err != nil {
@@ -434,7 +431,7 @@ func pbPlace(p place.Place) *pb.Place {
 	return &pb.Place{Name: p.Name, Pod: p.Kind == place.Pod, Cpus: p.CPUs, IrqCpus: p.IRQCPUs}
 }
 
-// encode encodes a part of a message. what names it in an error.
+// encode encodes a part of a message. what names the part in an error.
 func encode(what string, v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -461,12 +458,11 @@ func unmarshal(b []byte, into any) error {
 	return nil
 }
 
-// most is above any count or rate: 10^18 bytes/s are 1000 times the traffic of the internet. Differences of clocks may be
-// negative by less than a second.
+// most is larger than any true count or rate: 10^18 bytes/s is 1000 times the traffic of the internet.
 const most = 1e18
 
-// plausible returns an error that names the first number of a value which is out of range. JSON has neither NaN nor
-// infinity.
+// plausible returns an error that names the first number in a value that is out of range. A difference of clocks may be
+// negative, by less than a second. JSON has neither NaN nor infinity.
 func plausible(v reflect.Value, path string) error {
 	number := math.NaN()
 	switch v.Kind() {
@@ -507,10 +503,10 @@ func plausible(v reflect.Value, path string) error {
 // ErrGone means that the stream of a worker has ended.
 var ErrGone = errors.New("the worker is gone")
 
-// errLate is context.DeadlineExceeded in words.
+// errLate is context.DeadlineExceeded for users.
 var errLate = fmt.Errorf("the worker does not answer: %w", context.DeadlineExceeded)
 
-// plain removes gRPC's wrapping from an error, and adds why a worker is gone if that is known.
+// plain removes gRPC's wrapping from an error, and adds why the worker is gone if that is known.
 func (c *Client) plain(err error) error {
 	err = plain(err)
 	if errors.Is(err, ErrGone) && c.why != nil {
@@ -521,13 +517,13 @@ func (c *Client) plain(err error) error {
 	return err
 }
 
-// Codes of calls that failed because a disk is full, or because connections stalled. gRPC itself does not return them.
+// Codes of calls that failed because a disk is full, or because connections stalled. gRPC itself does not use them.
 const (
 	noSpace = codes.OutOfRange
 	stalled = codes.Aborted
 )
 
-// plain removes gRPC's wrapping from an error, which means nothing to a user.
+// plain removes gRPC's wrapping, which means nothing to a user, from an error.
 func plain(err error) error {
 	s, ok := status.FromError(err)
 	if !ok {

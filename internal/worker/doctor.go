@@ -15,8 +15,8 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// ReadFacts returns the facts about the place that doctor judges. The counters are read twice, a window apart;
-// probe tries the fast path as well.
+// ReadFacts returns the facts about the place that doctor judges. It reads counters twice, a window apart. With probe it also
+// tries the fast path.
 func (c *Client) ReadFacts(ctx context.Context, window time.Duration, probe bool) (f doctor.Facts, err error) {
 	answer, err := c.doctor.ReadFacts(ctx, &pb.ReadFactsRequest{WindowNs: int64(window), Probe: probe})
 	if err != nil {
@@ -96,7 +96,7 @@ func (r *receiver) Receive(round int) (doctor.Received, error) {
 	return doctor.Received{Complete: received.GetComplete(), Sizes: convert[int](received.GetSizes())}, err
 }
 
-// Close ends the call. The worker closes its port once it hears of that.
+// Close ends the call, upon which the worker closes its port.
 func (r *receiver) Close() { r.cancel() }
 
 // OpenTunnel opens the place's end of a tunnel, as doctor.TunnelOpener describes.
@@ -117,7 +117,7 @@ func (c *Client) OpenTunnel(ctx context.Context, t doctor.Tunnel) (release func(
 	return cancel, nil
 }
 
-// SendThroughTunnel sends through a tunnel whose other end another place has opened, as doctor.TunnelSender describes.
+// SendThroughTunnel sends through a tunnel to the end that another place has opened, as doctor.TunnelSender describes.
 func (c *Client) SendThroughTunnel(ctx context.Context, t doctor.Tunnel, o doctor.Offload) (transfer doctor.Transfer, err error) {
 	tunnel, err := encode("tunnel", t)
 	if err != nil {

@@ -12,18 +12,18 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// ErrServe means that the server cannot receive traffic.
+// ErrServe means that the server's place cannot receive traffic.
 var ErrServe = errors.New("no traffic can be received there")
 
-// A message has to come back within exchangeTime. If none does, because the route is long or a machine is busy,
-// Exchange tries once more, for exchangeLong.
+// Exchange first tries for exchangeTime. If no message comes back, because the route is long or a machine is busy, it tries
+// once more, for exchangeLong.
 const (
 	exchangeTime = spec.Duration(20 * time.Millisecond)
 	exchangeLong = spec.Duration(2 * time.Second)
 )
 
-// Exchange sends a message from one place to an address of another, and back, as in a trial. With port 0 the server
-// chooses a port. It returns the port. lead bounds how long the start time of traffic takes to reach the workers.
+// Exchange sends messages from one place to an address of another and back, as a trial does, and returns the server's port.
+// With port 0 the server chooses one. lead is the time in which the start time of traffic reaches the workers.
 func Exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by place.Transport, lead time.Duration) (uint16, error) {
 	port, connected, err := exchange(ctx, client, server, to, by, lead, exchangeTime)
 	if err != nil && connected && ctx.Err() == nil {
@@ -32,8 +32,7 @@ func Exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by
 	return port, err
 }
 
-// exchange sends messages back and forth for a time. connected reports whether the client could connect, which it tries
-// several times.
+// exchange is one try of Exchange, for long. connected reports whether the client could connect.
 func exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by place.Transport, lead time.Duration, long spec.Duration) (port uint16, connected bool, err error) {
 	t := place.Traffic{Place: "server", Workload: spec.Workload{Name: "reach", PingPong: &spec.Traffic{
 		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: spec.ToolNative,
@@ -81,7 +80,7 @@ func exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by
 		<-served
 		return port, connected, serveErr
 	}
-	// If the server failed first, its error is the reason. A server does not fail because a client is refused.
+	// If the server failed first, its error is the cause: a server does not fail because a client is refused.
 	if cause := context.Cause(ctx); cause != nil {
 		return port, connected, cause
 	}

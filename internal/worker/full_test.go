@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestJournalDiskFull: a worker that cannot journal changes nothing, and its controller learns why.
+// TestJournalDiskFull checks that a worker that cannot journal changes nothing, and that its controller learns why.
 func TestJournalDiskFull(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir() // the worker's threads have to see the disk, so it is mounted for all

@@ -15,20 +15,19 @@ import (
 	"strconv"
 	"time"
 
-	"slipstream.dev/internal/accel/journal"
-
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/accel"
+	"slipstream.dev/internal/accel/journal"
 )
 
 // Hold keeps a container running, so that workers can be started in it by exec.
 type Hold struct {
-	// Listen is an address at which Hold accepts connections and closes them, so that others can test
-	// whether they reach this place; "" for none.
+	// Listen is an address at which Hold accepts and closes connections, so that others can test whether they reach this place;
+	// "" for none.
 	Listen string
-	// JournalDir is the journal of the workers in the container, if they apply accelerators. Hold restores
-	// what a dead worker has left: at its start, and at its end, when it also kills leftover workers.
+	// JournalDir is the journal of the workers in the container, if they apply accelerators. Hold restores the settings of dead
+	// workers when it starts and, after it has killed leftover workers, when it ends.
 	JournalDir string
 	Log        *slog.Logger
 }
@@ -68,7 +67,7 @@ func (h Hold) Run(ctx context.Context) error {
 	return restoreDead(context.WithoutCancel(ctx), h.JournalDir, h.Log)
 }
 
-// restoreDead restores what dead workers have left.
+// restoreDead restores the settings of dead workers.
 func restoreDead(ctx context.Context, journalDir string, log *slog.Logger) error {
 	restored, err := accel.Recover(ctx, accel.Options{JournalDir: journalDir})
 	for _, s := range restored {
@@ -107,7 +106,7 @@ func endNeighbours(proc string, log *slog.Logger) error {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		// By a pidfd, so that it is this process and not another with its PID.
+		// A pidfd stays bound to this process, even if its PID is reused.
 		handle, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
 			continue
@@ -118,7 +117,7 @@ func endNeighbours(proc string, log *slog.Logger) error {
 		if err == nil && statErr == nil && bytes.Equal(cgroup, own) && os.SameFile(exe, program) {
 			log.Warn("killed a leftover worker", "process", pid)
 			if err := unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0); err == nil {
-				// Readable once it has ended (pidfd_open(2)).
+				// The pidfd is readable once the process has ended (pidfd_open(2)).
 				_, _ = unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, int(endTime.Milliseconds()))
 			}
 		}
@@ -135,7 +134,7 @@ func Reach(ctx context.Context, address string) error {
 		if err == nil {
 			return c.Close()
 		}
-		// A connection attempt made before the service works may never succeed: retry with new ones.
+		// A connection attempt from before the service works may never succeed, so make new ones.
 		select {
 		case <-time.After(each / 5):
 		case <-ctx.Done():

@@ -14,23 +14,23 @@ import (
 	"slipstream.dev/internal/flock"
 )
 
-// nobody is the user and group without rights that an application's server runs as.
+// nobody is the unprivileged user and group that an application's server runs as.
 const nobody = 65534
 
 const (
 	homePrefix = "slipstream-server-"
-	// homeYoung is the age below which a folder is never removed, because its owner may not have locked it yet.
+	// homeYoung is the age below which a folder is not swept, because its owner may not have locked it yet.
 	homeYoung = time.Minute
 )
 
-// home is the temporary folder of an application's server. Its owner holds a lock. If the lock is
-// free, the owner was killed, and the folder is removed when the next one is made.
+// home is the temporary folder of an application's server. Its owner holds a lock. A free lock means that the owner was killed;
+// newHome sweeps such folders.
 type home struct {
 	root string
 	lock *os.File
 }
 
-// newHome makes a folder below dir with files in it. They belong to nobody if this process may give them away.
+// newHome makes a folder with these files below dir. Its owner is nobody, if this process may change that.
 func newHome(dir string, files map[string][]byte) (_ *home, err error) {
 	sweepHomes(dir)
 	root, err := os.MkdirTemp(dir, homePrefix)
@@ -62,7 +62,7 @@ func newHome(dir string, files map[string][]byte) (_ *home, err error) {
 	return h, nil
 }
 
-// path returns the folder that the server works in.
+// path returns the working directory of the server.
 func (h *home) path() string { return filepath.Join(h.root, "home") }
 
 func (h *home) remove() {
@@ -85,8 +85,7 @@ func lockHome(root string) (*os.File, error) {
 	return lock, nil
 }
 
-// sweepHomes removes the folders that killed processes of this user have left. If it fails, the next process tries
-// again.
+// sweepHomes removes the folders of this user's killed processes. If it fails, the next process tries again.
 func sweepHomes(dir string) {
 	roots, _ := filepath.Glob(filepath.Join(dir, homePrefix+"*"))
 	for _, root := range roots {

@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// hostile is a worker whose place somebody else controls: it answers what a test says.
+// hostile is a worker whose place somebody else controls. It answers what a test wants.
 type hostile struct {
 	pb.UnimplementedWorkerServer
 	node     string
@@ -46,7 +46,6 @@ func (h *hostile) Apply(context.Context, *pb.ApplyRequest) (*pb.ApplyResponse, e
 	return &pb.ApplyResponse{Settings: []byte(h.settings)}, nil
 }
 
-// attach connects to a hostile worker.
 func (h *hostile) attach(t *testing.T) *Client {
 	t.Helper()
 	in, toWorker := io.Pipe()
@@ -78,16 +77,16 @@ func result(endpoint string) *pb.TrafficEvent {
 	return &pb.TrafficEvent{Event: &pb.TrafficEvent_Result{Result: &pb.Result{Endpoint: []byte(endpoint)}}}
 }
 
-// TestHostileTraffic: whatever a worker answers, its controller ends with a result that can be true, or an error that
-// says what cannot be true.
+// TestHostileTraffic checks that whatever a worker answers, its controller gets a plausible result, or an error that says what
+// cannot be true.
 func TestHostileTraffic(t *testing.T) {
 	for name, c := range map[string]struct {
 		events []*pb.TrafficEvent
 		fail   error
 		want   string // of the error
 	}{
-		"result first":     {[]*pb.TrafficEvent{result(`{"seconds": 1}`)}, nil, "has a result before it is ready"},
-		"ready twice":      {[]*pb.TrafficEvent{ready(1), ready(1)}, nil, "says twice that it is ready"},
+		"result first":     {[]*pb.TrafficEvent{result(`{"seconds": 1}`)}, nil, "sent a result before it was ready"},
+		"ready twice":      {[]*pb.TrafficEvent{ready(1), ready(1)}, nil, "reported twice that it was ready"},
 		"no such port":     {[]*pb.TrafficEvent{ready(1 << 20)}, nil, "ready at port 1048576"},
 		"negative time":    {[]*pb.TrafficEvent{ready(1), result(`{"seconds": -5}`)}, nil, "cannot be true: seconds is -5"},
 		"huge rate":        {[]*pb.TrafficEvent{ready(1), result(`{"seconds": 1, "bits_per_second": 1e300}`)}, nil, "bits_per_second is 1e+300"},
@@ -128,8 +127,7 @@ func TestHostileTraffic(t *testing.T) {
 	}
 }
 
-// TestHostileNames: what is recorded of a place has the name that its controller gave it, and no text of unlimited
-// length.
+// TestHostileNames checks that records of a place have the name that its controller gave it, and no text of unlimited length.
 func TestHostileNames(t *testing.T) {
 	h := &hostile{
 		node:     `{"name": "another"}`,
@@ -167,13 +165,13 @@ func TestHostileNames(t *testing.T) {
 	h.counters = func(stream pb.Worker_SampleServer) error {
 		return stream.Send(&pb.SampleEvent{Event: &pb.SampleEvent_Counters{Counters: new(pb.Counters)}})
 	}
-	if _, err := c.Sample(t.Context(), place.Sampling{Place: "node0", Duration: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "has a result before it is ready") {
+	if _, err := c.Sample(t.Context(), place.Sampling{Place: "node0", Duration: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "sent a result before it was ready") {
 		t.Errorf("counters before it is ready: %v", err)
 	}
 }
 
-// TestHostileSilence: the controller leaves a worker that never answers, or never ends, when its time is up. If a
-// worker reports endlessly, only a little of it is passed on.
+// TestHostileSilence checks that the controller gives up on a worker that never answers or never ends when its time is up, and
+// that it passes on only a little of what a worker reports endlessly.
 func TestHostileSilence(t *testing.T) {
 	var sent, passed atomic.Int64
 	for name, traffic := range map[string]func(pb.Worker_ServeServer) error{

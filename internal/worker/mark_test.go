@@ -10,8 +10,8 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// TestStalledOverTheWire: the controller can tell that a call has failed because connections stalled, in the worker's
-// words.
+// TestStalledOverTheWire checks that the controller recognises a call that failed because connections stalled, and keeps the
+// worker's message.
 func TestStalledOverTheWire(t *testing.T) {
 	for cause, want := range map[error]bool{record.StalledAtEnd: true, errors.New(string(record.StalledAtEnd)): false} {
 		err := plain(markStream(nil, nil, nil, func(any, grpc.ServerStream) error { return fmt.Errorf("run stream: %w", cause) }))

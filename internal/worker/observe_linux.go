@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// pod is an observed pod, or the reason why it cannot be observed.
+// pod is an observed pod. err says why it cannot be observed.
 type pod struct {
 	collect.PodGroup
 	containers []string // their IDs
@@ -52,7 +52,7 @@ func (p pod) usage() (u podUsage) {
 	return u
 }
 
-// used returns what pods used between two readings. The controller knows their names.
+// used returns what each pod used between two readings. The controller fills in the names.
 func used(before, after []podUsage) []record.DaemonSet {
 	all := make([]record.DaemonSet, len(before))
 	for i, b := range before {

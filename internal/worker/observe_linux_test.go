@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// cgroups has control groups of pods: steady, restarts, waits and ends.
+// cgroups is a tree of cgroups of four pods: steady, restarts, waits and ends.
 type cgroups struct{ dir string }
 
 func newCgroups(t *testing.T) cgroups {
@@ -34,7 +34,7 @@ func (c cgroups) write(t *testing.T, name, text string) {
 	testenv.WriteFile(t, filepath.Join(c.dir, name), text)
 }
 
-// TestUseOfPods: a pod that restarts or ends within the window has no values, and the others have theirs.
+// TestUseOfPods checks that a pod that restarts or ends within the window has no values, and that the others have theirs.
 func TestUseOfPods(t *testing.T) {
 	c := newCgroups(t)
 	uids := []string{"restarts", "waits", "nowhere", "steady", "ends"}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestAwaitPort checks that a server with a given port waits for the last one to leave it, but not forever.
+// TestAwaitPort checks that a server with a given port waits until the last one has left it, but not forever.
 func TestAwaitPort(t *testing.T) {
 	t.Parallel()
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))

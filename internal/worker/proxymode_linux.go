@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// proxyMode asks the kube-proxy whose metrics are at an address for its mode. It is "" if none answers: by default, kube-proxy listens on
-// a port of its node's loopback device, and there is none if the network plugin replaces it.
+// proxyMode asks the kube-proxy that serves metrics at an address for its mode. By default, kube-proxy does so on its node's
+// loopback device. The mode is "" if none answers, for example because the network plugin replaces kube-proxy.
 func proxyMode(ctx context.Context, at string) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -17,7 +17,7 @@ func proxyMode(ctx context.Context, at string) string {
 	if err != nil {
 		return ""
 	}
-	answer, err := http.DefaultTransport.RoundTrip(ask) // and follow no redirect
+	answer, err := http.DefaultTransport.RoundTrip(ask) // RoundTrip follows no redirect
 	if err != nil {
 		return ""
 	}

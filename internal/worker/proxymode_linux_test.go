@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestProxyMode: what kube-proxy says counts, if it is one of its modes; whatever else listens at its port does not.
+// TestProxyMode checks that only the known modes of kube-proxy count: something else may listen at its port.
 func TestProxyMode(t *testing.T) {
 	answers := map[string]string{"nftables": "nftables", "ipvs": "ipvs", "<html>": "", strings.Repeat("iptables", 1000): ""}
 	for answer, want := range answers {

@@ -10,10 +10,11 @@ import (
 	"slipstream.dev/internal/place"
 )
 
-// A closed TCP connection keeps its conntrack entry for two minutes (TIME_WAIT). So trials that open tens of thousands fill the
-// table of a node between them, and the kernel then drops the first packet of each new connection.
+// A closed TCP connection keeps its conntrack entry for two minutes (TIME_WAIT). So a few trials that each open tens of
+// thousands of connections fill the conntrack table of a node, and the kernel then drops the first packet of each new
+// connection.
 
-// roomEvery is the interval between two looks at the table.
+// roomEvery is the interval at which awaitRoom reads the size of the table.
 const roomEvery = 500 * time.Millisecond
 
 // awaitRoom waits until the conntrack table has room for a number of connections. root is /proc/sys/net/netfilter.

@@ -1,9 +1,8 @@
 //go:build linux || windows
 
-// Package worker runs in a place: it sends and receives traffic, samples counters, and applies and reverts
-// accelerators, for the controller at the other end of its stream. The package has both ends of that
-// protocol: Serve for the place, Client for the controller. It knows neither experiments nor how it was
-// started in the place (see internal/place).
+// Package worker runs in a place. For the controller at the other end of its stream, it sends and receives traffic, samples
+// counters, and applies and reverts accelerators. The package has both ends of that protocol: Serve for the place, and Client
+// for the controller. It knows neither experiments nor how it was started in the place (see internal/place).
 package worker
 
 import (
@@ -30,22 +29,22 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// Options of a worker.
+// Options configures a worker.
 type Options struct {
-	// JournalDir is the journal of what accelerators changed.
+	// JournalDir is the journal for accelerators.
 	JournalDir string
-	// Log gets the problems that no call returns; nil discards them.
+	// Log receives the problems that no call returns. It may be nil.
 	Log *slog.Logger
-	// Remote means that the controller is on another machine. A worker that hears nothing from it ends,
-	// as it would at the end of its stream.
+	// Remote means that the controller is on another machine. A worker that hears nothing from it ends, as at the end of its
+	// stream.
 	Remote bool
 
-	patience time.Duration // with another tool, toolPatience if 0: a test's own
-	cgroups  string        // mount point of control groups, collect.HostCgroups if empty: a test's own
+	patience time.Duration // for other tools; toolPatience if 0. Tests set it
+	cgroups  string        // mount point of cgroups; collect.HostCgroups if empty. Tests set it
 }
 
-// Serve answers the controller over r and w until the stream ends; then it ends
-// the traffic, reverts what it applied, and returns.
+// Serve serves the controller over r and w until the stream ends. Then it ends the traffic, reverts what it has applied, and
+// returns.
 func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -57,15 +56,15 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	options := []grpc.ServerOption{grpc.WaitForHandlers(true), grpc.ChainStreamInterceptor(shrinkFirst, markStream), grpc.UnaryInterceptor(markCall), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 		MinTime: keepaliveTime / 2, PermitWithoutStream: true,
 	})}
-	if o.Remote { // its pings come twice as often, so none is sent from here while it lives
+	if o.Remote { // the controller pings twice as often, so this end pings only a dead one
 		options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * keepaliveTime, Timeout: keepaliveLimit}))
 	}
 	g := grpc.NewServer(options...)
 	pb.RegisterWorkerServer(g, s)
 	registerDoctor(g)
 	defer context.AfterFunc(ctx, func() { p.Close() })()
-	// A closed stream closes the connection, which closes the listener, which ends Serve. The contexts of
-	// calls in progress end.
+	// A closed stream closes the connection, which closes the listener, which ends g.Serve. It also cancels the contexts of
+	// calls in progress.
 	err := g.Serve(listenOne(p))
 	g.Stop()
 	if ctx.Err() == nil && p.closed() {
@@ -74,8 +73,7 @@ func Serve(ctx context.Context, r io.ReadCloser, w io.WriteCloser, o Options) er
 	return errors.Join(err, s.revert(context.WithoutCancel(ctx)))
 }
 
-// shrinkFirst releases unused memory before a trial's part begins, so that the process holds little more
-// than it uses.
+// shrinkFirst releases unused memory before each part of a trial, so that the process holds little more than it uses.
 func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	if err := process.Rest(); err != nil {
 		return err
@@ -83,7 +81,7 @@ func shrinkFirst(s any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, hand
 	return handle(s, stream)
 }
 
-// markCall and markStream give the errors that the controller distinguishes a code of their own.
+// markCall and markStream set codes for the errors that the controller distinguishes.
 func markCall(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	answer, err := handle(ctx, request)
 	return answer, mark(err)
@@ -106,7 +104,7 @@ func mark(err error) error {
 type server struct {
 	pb.UnimplementedWorkerServer
 	options Options
-	// system holds the state of tasks that exist on some systems only.
+	// system is the state of what only some operating systems do.
 	system
 }
 
@@ -114,7 +112,7 @@ func (s *server) Now(context.Context, *pb.NowRequest) (*pb.NowResponse, error) {
 	return &pb.NowResponse{MonotonicNs: traffic.Now()}, nil
 }
 
-// end is one end of a pair, whatever makes its traffic.
+// end is one end of a pair, of the traffic engine or another tool.
 type end interface {
 	// Port at which a server listens.
 	Port() uint16
@@ -139,7 +137,7 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 			} else if argv := tool.ServerArgv(w, at.Addr(), at.Port()); argv != nil {
 				return serveTool(ctx, tool, w, at, s.options.patience)
 			}
-			// The tool is only a client: the traffic engine's server answers it as long as it runs.
+			// The tool has no server: the traffic engine's server answers as long as its client runs.
 			grace = s.options.patience
 		}
 		server, err := listen(ctx, engineSpec(w, t), at)
@@ -150,11 +148,11 @@ func (s *server) Serve(stream pb.Worker_ServeServer) error {
 	})
 }
 
-// releaseTime bounds how long a server waits for its ports.
+// releaseTime limits how long a server waits for its ports.
 const releaseTime = 5 * time.Second
 
-// listen waits for the previous trial's server, if that has the same ports: it may still be closing thousands of
-// sockets, because nobody waits for a server that ends with its client.
+// listen opens the engine's server. It waits for the server of the previous trial if that has the same ports: it may still be
+// closing thousands of sockets, because nobody waits for a server to end.
 func listen(ctx context.Context, s traffic.Spec, at netip.AddrPort) (*traffic.Server, error) {
 	for deadline := time.Now().Add(releaseTime); ; {
 		server, err := traffic.Listen(s, at)
@@ -164,7 +162,7 @@ func listen(ctx context.Context, s traffic.Spec, at netip.AddrPort) (*traffic.Se
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-time.After(20 * time.Millisecond): // nothing tells when a port is free
+		case <-time.After(20 * time.Millisecond): // there is no notification when a port becomes free
 		}
 	}
 }
@@ -190,7 +188,7 @@ func (s *server) Drive(stream pb.Worker_DriveServer) error {
 	})
 }
 
-// opened returns e as an end. With an error it returns nil, not an interface that holds nil.
+// opened returns e as an end, or nil with an error: a plain conversion would return an interface that holds nil.
 func opened[E end](e E, err error) (end, error) {
 	if err != nil {
 		return nil, err
@@ -216,12 +214,12 @@ type nativeClient struct{ *traffic.End }
 
 func (nativeClient) Port() uint16 { return 0 }
 
-// nativeServer is the engine's server. It has its connections once the client is ready.
+// nativeServer is the engine's server. Run accepts its connections, because they exist once the client is ready.
 type nativeServer struct {
 	*traffic.Server
-	// grace is the time that it serves in addition to its window.
+	// grace is the time for which it serves after its window.
 	grace    time.Duration
-	accepted bool // Accept is called once
+	accepted bool // Accept must be called exactly once
 	end      *traffic.End
 }
 

@@ -20,17 +20,17 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// system has what a worker does on Linux in addition to traffic.
+// system is the state of what a worker does on Linux in addition to traffic.
 type system struct {
-	// applied has the accelerators in force; the controller applies and reverts in turn.
+	// applied is nil unless accelerators are applied. The controller calls Apply and Revert in turn.
 	applied *accel.Applier
-	// sampler is opened by the first Sample; its eBPF programs stay attached.
+	// sampler is opened by the first Sample, and stays open with its eBPF programs attached.
 	sampler *collect.Collector
-	// nics are the names of this place's NICs, whose series the sampler takes.
+	// nics are the names of this place's NICs, for series.
 	nics []string
-	// limits of this process, opened by the first trial.
+	// limits returns the CPU limits of this process, which the first trial opens.
 	limits func() (collect.Limits, error)
-	// probe returns why the programs that accelerators run do not work on this kernel.
+	// probe returns why the runners of accelerators do not work on this kernel.
 	probe func([]v1alpha1.Accelerator) error
 }
 
@@ -84,7 +84,7 @@ func placeOf(p *pb.Place) place.Place {
 	return at
 }
 
-// throttling opens the CPU limits of this process, and watches them by watchLimits.
+// throttling calls watchLimits with the CPU limits of this process.
 func (s *system) throttling(ctx context.Context, window traffic.Window) (warnings func() []record.Warning, err error) {
 	limits, err := s.limits()
 	if err != nil {
@@ -93,9 +93,8 @@ func (s *system) throttling(ctx context.Context, window traffic.Window) (warning
 	return watchLimits(ctx, limits, window), nil
 }
 
-// watchLimits reads the CPU limits of this process at both edges of the window. The returned function
-// warns if they throttled it in between. It ends the window if that has not ended yet: a fixed number of
-// requests may be done earlier.
+// watchLimits reads how often CPU limits have throttled at both edges of the window. The returned function warns if they did in
+// between. If it is called before the end of the window, because a fixed number of requests is done, it ends the window.
 func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Window) (warnings func() []record.Warning) {
 	if len(limits) == 0 {
 		return func() []record.Warning { return nil }
@@ -119,7 +118,7 @@ func watchLimits(ctx context.Context, limits collect.Limits, window traffic.Wind
 	return func() []record.Warning {
 		end()
 		if err := <-done; err != nil {
-			return nil // the run failed for the same reason, or its limits were removed
+			return nil // the run has failed for the same reason, or the cgroup is gone
 		}
 		return limits.Warnings(edges[0], edges[1])
 	}
@@ -170,7 +169,7 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 		return err
 	}
 	window := windowOf(command.GetWindow())
-	// A second message with a window ends the first window.
+	// A second message ends the window early.
 	until, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -188,17 +187,16 @@ func (s *server) Sample(stream pb.Worker_SampleServer) error {
 // errEarly means that a window ends before its time.
 var errEarly = errors.New("the window ends early")
 
-// edge has the counters at an edge of a window.
+// edge holds the counters at an edge of a window.
 type edge struct {
 	collect.Snapshot
-	// accelerators has the counts of accelerators, by kind.
+	// accelerators holds the counters of accelerators, by kind.
 	accelerators map[string]map[string]uint64
-	// pods has what each observed pod has used so far.
+	// pods holds what each observed pod has used so far.
 	pods []podUsage
 }
 
-// watch reads the counters at both edges of a window, and a series of some in between. All of it is done
-// by one goroutine, one after the other.
+// watch reads the counters at both edges of a window, and a series of some in between.
 func (s *server) watch(ctx context.Context, window traffic.Window, pods []pod) (edges [2]edge, series record.Series, err error) {
 	if edges[0], err = s.edgeAt(ctx, window.From, pods); err != nil {
 		return edges, series, err
@@ -215,7 +213,7 @@ func (s *server) watch(ctx context.Context, window traffic.Window, pods []pod) (
 	return edges, readings.End(edges[1].Snapshot), nil
 }
 
-// edgeAt reads the counters at a time, or at once if the window ends early.
+// edgeAt reads the counters at a given time, or immediately if the window ends early.
 func (s *server) edgeAt(ctx context.Context, at int64, pods []pod) (e edge, err error) {
 	if err := traffic.SleepUntil(ctx, at); err != nil && !errors.Is(err, errEarly) {
 		return e, err

@@ -12,8 +12,7 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// system has what a worker does on Windows in addition to traffic: it describes its
-// place.
+// system is empty: besides traffic, a worker on Windows only describes its place.
 type system struct{}
 
 func newSystem(context.Context) system { return system{} }
@@ -29,7 +28,7 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 	return &pb.DescribeResponse{Node: b}, err
 }
 
-// throttling returns no warnings: the limits of jobs are not watched.
+// throttling returns no warnings: the CPU limits of job objects are not watched.
 func (*system) throttling(context.Context, traffic.Window) (warnings func() []record.Warning, err error) {
 	return func() []record.Warning { return nil }, nil
 }
@@ -42,7 +41,7 @@ func (*server) Apply(context.Context, *pb.ApplyRequest) (*pb.ApplyResponse, erro
 	return nil, errors.New("this place runs Windows, and accelerators are applied on Linux only")
 }
 
-// Revert has nothing to revert.
+// Revert returns no settings: there is nothing to revert.
 func (*server) Revert(context.Context, *pb.RevertRequest) (*pb.RevertResponse, error) {
 	return &pb.RevertResponse{Settings: []byte("null")}, nil
 }

@@ -16,20 +16,20 @@ import (
 	"slipstream.dev/internal/traffic"
 )
 
-// exitTime bounds how long a worker may take to revert and exit once its stream has ended.
+// exitTime limits how long a worker may take to revert and exit after its stream has ended.
 const exitTime = 20 * time.Second
 
 var keepProgram = sync.OnceFunc(func() { _ = process.KeepProgram() })
 
-// Spawn starts this program as a worker with start, which runs a command in a place, and connects to it.
-// The worker's log goes to log. Closing the client ends the worker and waits for it.
+// Spawn starts this program as a worker and connects to it. start runs a command in a place. The worker logs to log. Closing
+// the client ends the worker and waits for it.
 func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Client, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	// Workers release the pages of the program that they do not need at once, and find them here again. It
-	// is optional: without permission nothing is kept.
+	// Workers release pages of the program that they do not need right now. This process keeps them in memory, so that workers
+	// find them again. It does without if it lacks the permission.
 	keepProgram()
 	cmd := exec.Command(self, "worker")
 	cmd.Stderr = log
@@ -49,8 +49,8 @@ func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Cl
 		return nil, errors.Join(err, reap(cmd))
 	}
 	c.reap = func() error { return reap(cmd) }
-	// It shares this machine's clock, so the offset is zero. A measured one would be less exact, above all
-	// when a hundred workers start at once.
+	// The worker shares this machine's clock, so the offset is zero. A measured offset would be less exact, in particular when
+	// a hundred workers start at once.
 	c.base, c.mono = traffic.Instant()
 	return c, nil
 }

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// pipe makes a net.Conn out of two byte streams: the standard input and output of a child, or of an exec
-// into a pod.
+// pipe makes a net.Conn of two byte streams: the standard input and output of a child, or of an exec into a pod.
 type pipe struct {
 	io.Reader
 	io.Writer
@@ -27,8 +26,7 @@ func newPipe(r io.ReadCloser, w io.WriteCloser) *pipe {
 	return &pipe{Reader: r, Writer: w, close: func() error { return errors.Join(w.Close(), r.Close()) }, done: make(chan struct{})}
 }
 
-// SetDeadline closes the pipe at a time, or never if that is zero. gRPC uses it to bound how long it
-// takes to set up a connection.
+// SetDeadline closes the pipe at a given time, or never if that is zero. gRPC limits the setup of a connection by it.
 func (p *pipe) SetDeadline(at time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -41,7 +39,7 @@ func (p *pipe) SetDeadline(at time.Time) error {
 	return nil
 }
 
-// closed reports whether the stream has ended: gRPC closes a connection that it cannot read any more.
+// closed reports whether the stream has ended: gRPC closes a connection that it cannot read.
 func (p *pipe) closed() bool {
 	select {
 	case <-p.done:
@@ -93,7 +91,7 @@ func (l *one) Accept() (net.Conn, error) {
 func (l *one) Close() error   { return l.conn.Close() }
 func (l *one) Addr() net.Addr { return stdioAddr{} }
 
-// dialOnce gives gRPC the one connection. gRPC must not dial again: the worker ends with the stream.
+// dialOnce returns a dialer for the one connection. A second dial fails, because the worker ends with the stream.
 func dialOnce(p *pipe) func(context.Context, string) (net.Conn, error) {
 	l := listenOne(p)
 	return func(context.Context, string) (net.Conn, error) {

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// TestPipeDeadline checks that a pipe is closed at its deadline, and not at one
-// that was withdrawn.
+// TestPipeDeadline checks that a pipe is closed at its deadline, but not at one that was cleared.
 func TestPipeDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()
@@ -37,7 +36,7 @@ func TestPipeDeadline(t *testing.T) {
 	})
 }
 
-// TestReadyOnce checks that a worker which says twice that it is ready is refused.
+// TestReadyOnce checks that a worker's second report that it is ready is refused.
 func TestReadyOnce(t *testing.T) {
 	calls := 0
 	worker := readiness{ready: func(uint16) (time.Time, error) {

@@ -28,15 +28,13 @@ import (
 )
 
 const (
-	// toolPatience bounds how long a tool's server may take to listen, and a client to end after its time.
+	// toolPatience limits how long a tool's server may take until it listens, and how long a client may run after its time.
 	toolPatience = 10 * time.Second
-	// preparePatience bounds how long a command that prepares a server may take: a database of 1024
-	// connections' branches is 15 GB.
+	// preparePatience limits how long a command that prepares a server may take: a database for 1024 connections has 15 GB.
 	preparePatience = 5 * time.Minute
-	// acceptEvery is the interval at which a connection is tried to a server that does not say when it
-	// listens.
+	// acceptEvery is the interval between attempts to connect to a server that does not print when it listens.
 	acceptEvery = 10 * time.Millisecond
-	// toolOutput bounds the part of a tool's output that is kept, in bytes.
+	// toolOutput limits the output of a tool that is kept, in bytes.
 	toolOutput = 16 << 20
 )
 
@@ -49,7 +47,7 @@ type toolEnd struct {
 	release  func()         // gives port back; nil if it was not reserved
 	at       netip.AddrPort // of a client's server
 	home     *home          // of an application's end
-	patience time.Duration  // toolPatience, but in tests
+	patience time.Duration  // toolPatience, except in tests
 	stop     context.CancelFunc
 	wait     func() error
 	output   *capture
@@ -171,7 +169,7 @@ func accepts(ctx context.Context, at netip.AddrPort) bool {
 	})
 }
 
-// poll calls done at intervals until it returns true. It returns false if ctx ends before.
+// poll calls done at intervals until it returns true. It returns false if ctx ends first.
 func poll(ctx context.Context, interval time.Duration, done func() bool) bool {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -185,7 +183,7 @@ func poll(ctx context.Context, interval time.Duration, done func() bool) bool {
 	return true
 }
 
-// driveTool prepares a tool's client; the process starts with the traffic.
+// driveTool prepares a tool's client, whose process starts with the traffic.
 func driveTool(w spec.Workload, to netip.AddrPort, congestionControl, path string, patience time.Duration) (end, error) {
 	tool, err := lookupTool(w)
 	if err != nil {
@@ -201,7 +199,7 @@ func driveTool(w spec.Workload, to netip.AddrPort, congestionControl, path strin
 	return t, nil
 }
 
-// Run runs a client until it exits, and parses its output. It keeps a server running until ctx ends.
+// Run runs a client until it exits, and parses its output; a server keeps running until ctx ends.
 func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(traffic.Progress)) (record.Endpoint, error) {
 	if t.port != 0 {
 		progress(traffic.Progress{Command: t.name()})
@@ -213,11 +211,11 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 		return record.Endpoint{}, context.Cause(ctx)
 	}
 	limit := time.Duration(window.To-traffic.Now()) + t.patience
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its time", t.name(), t.patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its run should have ended", t.name(), t.patience))
 	defer cancel()
-	// A tool has its own warm-up. Start it early enough for its window to be this one.
+	// A tool has its own warm-up. Start it so early that its window is this one.
 	begin := window.From - int64(t.tool.Lead(t.workload))
-	if _, ok := t.tool.(tools.Application); ok { // another run of it warms up
+	if _, ok := t.tool.(tools.Application); ok { // warmUp runs it first
 		begin = window.Start
 	}
 	if begin < window.Start {
@@ -259,15 +257,15 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 }
 
 const (
-	// lookEvery is the interval at which a tool's sockets are looked for until there are some. A look
-	// walks the kernel's table of connections, so what is found first is kept.
+	// lookEvery is the interval at which congestionControl looks for a tool's sockets. It stops at the first success, because
+	// each look walks the kernel's table of connections.
 	lookEvery = 50 * time.Millisecond
-	// lookMost bounds how long this continues after the warm-up.
+	// lookMost limits how long it looks after the warm-up.
 	lookMost = 2 * time.Second
 )
 
-// congestionControl waits for the tool's TCP connections to or from a port, and returns their congestion
-// control. It is empty if there are none until ctx ends.
+// congestionControl waits for the tool's TCP connections to or from a port, and returns their congestion control, or "" if
+// there are none in time.
 func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote bool) string {
 	traffic := t.workload.Traffic()
 	if traffic.Protocol == "udp" {
@@ -293,8 +291,8 @@ func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote boo
 	}
 }
 
-// warmUp runs an application's client until the window begins. If the client takes a number of requests,
-// warmUp finds out how many to make.
+// warmUp runs an application's client until the window begins. If the measured run needs a number of requests, warmUp derives
+// it from this run.
 func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traffic.Window) error {
 	before := &toolEnd{argv: app.WarmupArgv(t.workload, t.at.Addr(), t.at.Port()), output: new(capture), home: t.home}
 	if err := before.start(ctx); err != nil {
@@ -324,7 +322,7 @@ func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traf
 	return nil
 }
 
-// readLogs adds the logs that an application's client left in its folder to what it printed.
+// readLogs appends the logs that an application's client has left in its folder to its output.
 func (t *toolEnd) readLogs() error {
 	if t.home == nil {
 		return nil
@@ -346,12 +344,12 @@ func (t *toolEnd) readLogs() error {
 
 func (t *toolEnd) name() string { return strings.Join(t.argv, " ") }
 
-// start starts the process. If this process ends, however it does, so does the tool's.
+// start starts the process. The tool ends with this process, however that ends.
 func (t *toolEnd) start(ctx context.Context) error {
 	ctx, t.stop = context.WithCancel(ctx)
 	started, exited := make(chan error), make(chan error, 1)
 	go func() {
-		// The signal at the parent's death comes when the parent's thread dies.
+		// Pdeathsig is sent when the parent's thread ends.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		cmd, err := t.spawn(ctx)
@@ -377,7 +375,7 @@ func (t *toolEnd) explain(exit error) error {
 	return fmt.Errorf("%w: %s", exit, t.output.excerpt())
 }
 
-// Close ends the process, waits for it, and removes what it had.
+// Close ends the process, waits for it, and releases its folder and port.
 func (t *toolEnd) Close() {
 	if t.stop != nil {
 		t.stop()
@@ -388,7 +386,7 @@ func (t *toolEnd) Close() {
 	t.leave()
 }
 
-// leave removes the folder of an application's end, and gives its port back.
+// leave removes the folder of an application's end, and releases its port.
 func (t *toolEnd) leave() {
 	if t.release != nil {
 		t.release()
@@ -399,8 +397,8 @@ func (t *toolEnd) leave() {
 	}
 }
 
-// reserved are the ports of this process's tools. The kernel may return the same free port twice until
-// the tool's server has bound it, and the servers of a trial start at once.
+// reserved are the ports of this process's tools. The servers of a trial start at the same time, and until a server has bound
+// its port, the kernel may offer the same port to another one.
 var reserved = struct {
 	sync.Mutex
 	ports map[uint16]bool
@@ -426,8 +424,8 @@ func reservePort(addr netip.Addr, udp bool) (port uint16, release func(), err er
 	}
 }
 
-// awaitPort waits until no other socket listens at a port. A child of a server that has just ended may still listen for
-// a moment.
+// awaitPort waits until no other socket listens at a port: a child of a server that has just ended may still listen for a
+// moment.
 func awaitPort(ctx context.Context, at netip.AddrPort, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -464,7 +462,7 @@ func freePort(addr netip.Addr, udp bool) (uint16, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
 }
 
-// capture keeps up to toolOutput bytes of a process's output, and calls line for each line as it arrives.
+// capture keeps the first toolOutput bytes of a process's output, and calls line for each line as it arrives.
 type capture struct {
 	line func([]byte)
 
@@ -502,8 +500,8 @@ func (c *capture) Bytes() []byte {
 	return c.buf.Bytes()
 }
 
-// excerpt returns the beginning and end of the output, for an error: tools print errors before their
-// usage, or after their results.
+// excerpt returns the beginning and the end of the output for an error message: tools print errors before their usage or after
+// their results.
 func (c *capture) excerpt() string {
 	const part = 300
 	b := bytes.TrimSpace(c.Bytes())
@@ -516,14 +514,14 @@ func (c *capture) excerpt() string {
 	return fmt.Sprintf("it printed %q … %q", b[:part], b[len(b)-part:])
 }
 
-// toolVersions returns the versions of the tools that are completely installed.
+// toolVersions returns the versions of the tools of which all programs are installed.
 func toolVersions(ctx context.Context) map[string]string {
 	versions, path := make(map[string]string), os.Getenv("PATH")
 	for name, programs := range tools.Programs() {
 		if slices.ContainsFunc(programs, func(p string) bool { return tools.Find(path, p) == "" }) {
 			continue
 		}
-		// Exit statuses differ, so only the output counts.
+		// Not every tool exits with 0 here, so only the output counts.
 		out, _ := exec.CommandContext(ctx, tools.Find(path, programs[0]), tools.VersionArg(name)).CombinedOutput()
 		versions[name] = cmp.Or(tools.ParseVersion(name, out), "of an unknown version")
 	}

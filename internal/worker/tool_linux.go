@@ -12,16 +12,15 @@ import (
 	"slipstream.dev/internal/traffic/tools"
 )
 
-// runs says why this system cannot run a tool, nil if it can.
+// runs returns nil, or why this operating system cannot run a tool.
 func runs(string) error { return nil }
 
-// congestionControls returns the congestion controls of the TCP connections to or from a port.
 func congestionControls(port uint16, remote bool) ([]string, error) {
 	return collect.CongestionControl(port, remote)
 }
 
-// spawn starts the process. An application may fork, so it gets a PID namespace, in which all processes end with the
-// first, and an IPC namespace, which removes its shared memory. It runs as nobody, if this process may change its user.
+// spawn starts the process. An application may fork, so it gets a PID namespace, whose processes all end with the first one,
+// and an IPC namespace, with which its shared memory disappears. It runs as nobody, if this process may change its user.
 func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
 	program := tools.Find(os.Getenv("PATH"), t.argv[0])
 	if program == "" {
@@ -49,7 +48,7 @@ func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
 		asNobody(a)
 		a.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC
 	})
-	for _, less := range []func(*syscall.SysProcAttr){asNobody, asThis} { // root of a container
+	for _, less := range []func(*syscall.SysProcAttr){asNobody, asThis} { // root in a container may lack the capabilities
 		if !errors.Is(err, syscall.EPERM) {
 			break
 		}

@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// runs says why this system cannot run a tool, nil if it can.
+// runs returns nil, or why this operating system cannot run a tool.
 func runs(tool string) error {
 	if tool != spec.ToolLatte {
 		return fmt.Errorf("this place runs Windows, where the tools are native and latte, not %s", tool)
@@ -22,11 +22,10 @@ func runs(tool string) error {
 	return nil
 }
 
-// congestionControls returns an error: Windows does not show them.
+// congestionControls returns an error: Windows does not tell.
 func congestionControls(uint16, bool) ([]string, error) { return nil, errors.ErrUnsupported }
 
-// job holds the processes of tools: they end when its last handle is closed, and so
-// with this process.
+// job is the job object of the processes of tools. They end when its last handle is closed, and so with this process.
 var job = sync.OnceValues(func() (windows.Handle, error) {
 	h, err := windows.CreateJobObject(nil, nil)
 	if err != nil {
@@ -39,7 +38,7 @@ var job = sync.OnceValues(func() (windows.Handle, error) {
 	return h, err
 })
 
-// spawn starts the process.
+// spawn starts the process in the job.
 func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
 	all, err := job()
 	if err != nil {

@@ -14,12 +14,10 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestServerStopped stops the server's process for 200 ms of a window of 5 s. Each
-// message that was due meanwhile has waited for the rest of that time. So 4 % of
-// all have waited for up to 200 ms, 1 % for more than 150, and 2.5 % for more than
-// 75. The messages are so large that the buffers in between hold at most half of
-// those 40. A sender that took the time of sending for the time when they were due
-// would see only a small part of that.
+// TestServerStopped stops the server's process for 200 ms of a window of 5 s, and checks that latency counts from the time when
+// a message was due. Each message that was due in these 200 ms waits for the rest of them. So 4 % of all messages wait for up
+// to 200 ms, 1 % for more than 150 ms, and 2.5 % for more than 75 ms. The messages are so large that the buffers hold at most
+// half of these 40. A sender that counted from the time of sending would see only a small part of the delay.
 func TestServerStopped(t *testing.T) {
 	const pause, rate = 200 * time.Millisecond, 200
 	var processes []*os.Process

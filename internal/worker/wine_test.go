@@ -84,8 +84,7 @@ func workloadOf(kind, protocol string, change func(*spec.Traffic)) spec.Workload
 	return w
 }
 
-// TestWindows exchanges traffic between the program for Windows, under Wine, and a worker on Linux: each is the
-// client once.
+// TestWindows exchanges traffic between the Windows program, under Wine, and a worker on Linux. Each is the client once.
 func TestWindows(t *testing.T) {
 	wine := testenv.NeedWine(t)
 	program := wine.Program(t)
@@ -170,8 +169,7 @@ func endsSoon(t *testing.T, ended <-chan error) error {
 	return nil
 }
 
-// testLatte makes two workers for Windows drive a stand-in for latte, twice, because each time the server is a
-// new one.
+// testLatte makes two Windows workers drive a stand-in for latte, twice, with a new server each time.
 func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 	wine.Build(t, "latte.exe", "./testdata/latte")
 	server, _ := connectWine(t, wine, program, "worker")
@@ -220,8 +218,8 @@ func testLatte(t *testing.T, wine *testenv.Wine, program string) {
 	}
 }
 
-// testWindowsHold checks that the program which keeps a container running does not end by itself, while workers
-// come and go beside it. A container has no standard input.
+// testWindowsHold checks that the program that keeps a container running does not end by itself while workers come and go. A
+// container has no standard input.
 func testWindowsHold(t *testing.T, wine *testenv.Wine, program string) {
 	hold := wine.Command(program, "worker", "--hold")
 	if err := hold.Start(); err != nil {
@@ -249,8 +247,9 @@ func testWindowsHold(t *testing.T, wine *testenv.Wine, program string) {
 	}
 }
 
-// testWindowsClaim: another run's claim is refused; the same run's takes over, which ends the first worker
-// while its input is open. Neither a holder that says nothing nor one that asks keeps others waiting for ever.
+// testWindowsClaim checks that the claim of another run is refused, and that a claim of the same run takes over, which ends the
+// first worker although its input is open. Neither a silent holder nor a silent process that asks may keep others waiting for
+// ever.
 func testWindowsClaim(t *testing.T, wine *testenv.Wine, program string) {
 	wine.Build(t, "pipe.exe", "./testdata/pipe")
 	stop := silent(t, wine, "hold")
@@ -279,7 +278,7 @@ func testWindowsClaim(t *testing.T, wine *testenv.Wine, program string) {
 // claimPipe is claimName of Windows.
 const claimPipe = `\\.\pipe\slipstream-run`
 
-// silent starts an end of the claim's pipe, to hold it or to ask, that says nothing until it is stopped.
+// silent starts a process that holds the claim's pipe, or connects to it to ask, and says nothing until it is stopped.
 func silent(t *testing.T, w *testenv.Wine, end string) (stop func()) {
 	t.Helper()
 	cmd := w.Command("pipe", end, claimPipe)
@@ -295,8 +294,7 @@ func silent(t *testing.T, w *testenv.Wine, end string) (stop func()) {
 	return stop
 }
 
-// refused returns what a worker prints when its claim fails. It fails within a minute: after at most 5 s, and
-// the time that Wine takes to start.
+// refused returns what a worker prints when its claim fails. That takes at most 5 s, and the time that Wine takes to start.
 func refused(t *testing.T, w *testenv.Wine, program string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -25,8 +25,7 @@ import (
 	"slipstream.dev/internal/traffic"
 )
 
-// connect serves a worker in this process. It returns its client, and a channel that
-// gets the error with which serving ended.
+// connect serves a worker in this process. It returns its client, and a channel with the error of Serve.
 func connect(t testing.TB) (*Client, <-chan error) {
 	t.Helper()
 	return connectTo(t, Options{})
@@ -124,8 +123,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestStreamEnds closes the controller's end in mid-traffic: both workers stop
-// and end, long before the traffic would.
+// TestStreamEnds closes the controller's end in mid-traffic: both workers must end long before the traffic would.
 func TestStreamEnds(t *testing.T) {
 	server, served := connect(t)
 	driver, drove := connect(t)
@@ -151,7 +149,7 @@ func TestStreamEnds(t *testing.T) {
 	}
 }
 
-// TestGone closes the worker's end of the stream, as its death does.
+// TestGone closes the worker's end of the stream, as the death of a worker does.
 func TestGone(t *testing.T) {
 	in, toWorker := io.Pipe()
 	fromWorker, out := io.Pipe()
@@ -185,7 +183,7 @@ func TestBadTool(t *testing.T) {
 	}
 }
 
-// TestToolPortsDiffer checks that tools which start at once get different ports before any of them has bound its own.
+// TestToolPortsDiffer checks that tools that start at the same time get different ports before any has bound its own.
 func TestToolPortsDiffer(t *testing.T) {
 	seen := make(map[uint16]bool)
 	for range 2000 {
@@ -232,7 +230,7 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// TestSampleSeries: the counters are read every 100 ms within the window, and at its edges.
+// TestSampleSeries checks that the counters are read every 100 ms within the window, and at its edges.
 func TestSampleSeries(t *testing.T) {
 	c, _ := connect(t)
 	testenv.Retry(t, 5, func() error {
@@ -257,7 +255,7 @@ func TestSampleSeries(t *testing.T) {
 	})
 }
 
-// TestSampleEarly: a window of an hour ends when it is told to.
+// TestSampleEarly checks that a window of an hour ends on request.
 func TestSampleEarly(t *testing.T) {
 	c, _ := connect(t)
 	early := make(chan struct{})
@@ -268,14 +266,13 @@ func TestSampleEarly(t *testing.T) {
 	if err != nil || len(s.Devices) == 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
-	// A busy machine may hear late that the window ends, and take readings meanwhile.
+	// A busy machine may receive the request late, and take readings until then.
 	if series, err := record.DecodeSeries(s.Series); err != nil || len(series.At) < 2 || len(series.At) > 2 && series.At[1] < 90_000 {
 		t.Errorf("series %+v, %v", series, err)
 	}
 }
 
-// TestToolHangs puts a tool that never listens, or never ends, into PATH. It is given
-// up and killed, and the worker continues.
+// TestToolHangs puts a tool that never listens, or never ends, into PATH. The worker must give up, kill it and continue.
 func TestToolHangs(t *testing.T) {
 	for _, tt := range []struct {
 		name, server, want string
@@ -322,7 +319,7 @@ func TestToolHangs(t *testing.T) {
 	}
 }
 
-// TestMain serves as a worker where Spawn starts this binary as one.
+// TestMain serves as a worker if Spawn has started this binary as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) != 2 || os.Args[1] != "worker" {
 		os.Exit(m.Run())
@@ -334,8 +331,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// TestSpawn starts many workers at once, which all have this machine's clock,
-// however long their answers take.
+// TestSpawn checks that workers that start at the same time all have this machine's clock, however long their answers take.
 func TestSpawn(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 24 {
@@ -361,8 +357,7 @@ func TestSpawn(t *testing.T) {
 	wg.Wait()
 }
 
-// TestLimitsEarly: a window of an hour is over when the traffic is. What a CPU limit
-// did until then is reported, and nobody waits for the rest of the hour.
+// TestLimitsEarly checks that a window of an hour ends with the traffic, and that throttling until then is reported.
 func TestLimitsEarly(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -390,7 +385,7 @@ func TestLimitsEarly(t *testing.T) {
 	}
 }
 
-// TestPortInUse: a server waits for the one before it to close its ports, but not when its trial is over.
+// TestPortInUse checks that a server waits for the previous one to close its ports, but not beyond its trial.
 func TestPortInUse(t *testing.T) {
 	s := traffic.Spec{Kind: traffic.HTTP, Size: 5, Connections: 1, EventLoop: true}
 	before, err := traffic.Listen(s, netip.MustParseAddrPort("127.0.0.1:0"))

@@ -15,8 +15,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// maxCPUs is the largest CONFIG_NR_CPUS of any architecture. Numbers beyond it
-// are typing errors, and must not cost memory.
+// maxCPUs is the largest CONFIG_NR_CPUS of any architecture. A larger number is a typing error, and must not cost memory.
 const maxCPUs = 8192
 
 // Set is a set of CPUs. The zero value is empty.
@@ -138,9 +137,8 @@ func (s Set) Mask() string {
 	return b.String()
 }
 
-// MaskLike formats s with as many digits and groups as model. The kernel prints
-// a mask as wide as the machine's possible CPUs; a mask written in that form
-// reads back byte for byte.
+// MaskLike formats s with as many digits and groups as model, a mask that the kernel printed. The kernel prints one digit for
+// every four possible CPUs, so a mask written in that form reads back byte for byte.
 func (s Set) MaskLike(model string) string {
 	mask, places := s.Mask(), 0
 	for _, group := range strings.Split(model, ",") {
@@ -219,12 +217,11 @@ func ParseMask(mask string) (Set, error) {
 	return s.trimmed(), nil
 }
 
-// MachineCPUs has the CPUs of a machine.
+// MachineCPUs are the CPUs of a machine.
 type MachineCPUs struct {
 	Online Set
-	// Isolated has the CPUs that the kernel keeps out of any RPS mask:
-	// isolcpus= and nohz_full= (rps_cpumask_housekeeping in
-	// net/core/net-sysfs.c).
+	// Isolated are the CPUs that the kernel removes from every RPS mask: those of isolcpus= and nohz_full=
+	// (rps_cpumask_housekeeping in net/core/net-sysfs.c).
 	Isolated Set
 }
 
@@ -235,7 +232,7 @@ func Machine(sys *os.Root) (MachineCPUs, error) {
 		if err != nil {
 			return Set{}, fmt.Errorf("read %s CPUs: %w", name, err)
 		}
-		// nohz_full reads "(null)" if the kernel supports it and was started without it.
+		// nohz_full reads "(null)" if the kernel supports it but was booted without it.
 		if text := strings.TrimSpace(string(b)); text != "(null)" {
 			return ParseList(text)
 		}
@@ -256,12 +253,10 @@ func Machine(sys *os.Root) (MachineCPUs, error) {
 	return c, nil
 }
 
-// Resolve turns the CPUs that an accelerator names into a set that is not
-// empty. spec is "all", "all-but-irq" or a list. node has the node's CPUs;
-// empty means all of the machine. irq has the CPUs that take its NIC's
-// interrupts; empty means the node's last one. A list is used as it is: CPUs
-// outside the node are allowed. CPUs that are offline or isolated are an error,
-// because the kernel would reject them or silently leave them out.
+// Resolve turns the CPUs that an accelerator names into a set, which is never empty. spec is "all", "all-but-irq" or a list.
+// node holds the node's CPUs; if it is empty, they are those of the machine. irq holds the CPUs that take the NIC's interrupts;
+// if it is empty, that is the node's last usable CPU. A list may contain CPUs outside the node, but no offline or isolated
+// ones: the kernel would reject them or silently leave them out.
 func Resolve(spec string, machine MachineCPUs, node, irq Set) (Set, error) {
 	if node.Empty() {
 		node = machine.Online

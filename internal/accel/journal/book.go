@@ -13,24 +13,22 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Book is a ledger with its file and access to its settings.
+// Book is a ledger, with its file and access to its settings.
 type Book struct {
 	ledger
 	file  string
 	Store kernel.Store
-	// names maps the indexes of links to their present names; it is nil if the
-	// entries have no links.
+	// names maps the indexes of links to their current names. It is nil if the entries have no links.
 	names func(indexes []int) (map[int]string, error)
 	proc  string
-	// at maps paths to the indexes of entries; it is nil after entries have moved.
+	// at maps paths to the indexes of entries. It is nil when it has to be built again.
 	at map[string]int
 	// dirty means that the ledger differs from its file.
 	dirty bool
 }
 
-// Save replaces the file atomically if something has changed, or removes it if nothing is held. It
-// does not sync the file: the page cache survives a killed process, and a machine that goes down
-// loses its settings anyway.
+// Save replaces the file atomically if something has changed, or removes it if nothing is held. It does not sync the file: the
+// page cache survives a killed process, and a crash of the machine resets the settings anyway.
 func (b *Book) Save() error {
 	if !b.dirty {
 		return nil
@@ -52,15 +50,14 @@ func (b *Book) Save() error {
 		err = os.Rename(temp, b.file)
 	}
 	if err != nil {
-		_ = os.Remove(temp) // on a full disk, others need its space
+		_ = os.Remove(temp) // on a full disk, it takes space that others need
 		return fmt.Errorf("write journal %s: %w", b.file, err)
 	}
 	b.dirty = false
 	return nil
 }
 
-// rename updates the entries to the present names of their devices, and drops
-// the entries of devices that have gone.
+// rename updates the paths of entries to the current names of their devices, and drops the entries of devices that are gone.
 func (b *Book) rename(links kernel.Links) error {
 	b.names = links.Names
 	if len(b.Entries) == 0 {
@@ -80,8 +77,7 @@ func (b *Book) rename(links kernel.Links) error {
 	return nil
 }
 
-// Change is a setting with its present and its wanted value. Link is the index of the device; 0 is
-// the machine.
+// Change is a setting with its current and its wanted value. Link is the index of the device; 0 is the machine.
 type Change struct {
 	Path      string
 	Link      int
@@ -102,7 +98,6 @@ func (b *Book) Find(path string) *Entry {
 	return nil
 }
 
-// links returns the indexes of the entries' links.
 func (b *Book) links() []int {
 	var indexes []int
 	for _, e := range b.Entries {
@@ -117,7 +112,7 @@ func (b *Book) links() []int {
 func (b *Book) AddHolder(h Holder, changes []Change) (added map[string]bool, err error) {
 	for _, c := range changes {
 		if e := b.Find(c.Path); e != nil && e.Want != c.Want {
-			return nil, fmt.Errorf("set %s of %s to %s: %w: %s has it at %s; wait for that to end, or revert it",
+			return nil, fmt.Errorf("set %s of %s to %s: %w: %s holds it at %s; wait for that to end, or revert it",
 				c.Path, b.Place, c.Want, ErrHeld, e.Holders[0], e.Want)
 		}
 	}
@@ -137,10 +132,9 @@ func (b *Book) AddHolder(h Holder, changes []Change) (added map[string]bool, err
 	return added, nil
 }
 
-// Put writes the changes and reads them back; call AddHolder and Save first. It leaves out the changes
-// of devices that went away meanwhile. Their entries stay for the next transaction, because the
-// devices may only have been renamed. A value that did not read back is noted in the ledger for the
-// next Save, so that it can be undone all the same.
+// Put writes the changes and reads them back; call AddHolder and Save first. It skips the changes of devices that are gone.
+// Their entries stay for the next transaction, because the devices may only have been renamed. If another value reads back, Put
+// records it in the ledger for the next Save: Release then recognises it as ours.
 func (b *Book) Put(changes []Change) ([]record.Setting, error) {
 	var settings []record.Setting
 	for _, c := range changes {
@@ -164,9 +158,8 @@ func (b *Book) Put(changes []Change) ([]record.Setting, error) {
 	return settings, nil
 }
 
-// Release removes the holders that match from the entries, newest entry first, restores the
-// settings that have no holder left, and saves. It returns the settings that it wrote back. An
-// entry that cannot be restored keeps its holders, so that it is tried again.
+// Release removes matching holders from the entries, newest entry first, restores the settings without a holder, and saves. It
+// returns the settings that it wrote. An entry that cannot be restored keeps its holders, so that the next Release tries again.
 func (b *Book) Release(match func(Entry, Holder) bool) (restored []record.Setting, err error) {
 	var errs []error
 	for i := len(b.Entries) - 1; i >= 0; i-- {
@@ -194,9 +187,8 @@ func (b *Book) Release(match func(Entry, Holder) bool) (restored []record.Settin
 	return restored, errors.Join(append(errs, b.Save())...)
 }
 
-// restore writes back the original value of e, unless the device has gone. A
-// value that is neither the original nor the one that was set was chosen by
-// somebody else, and stays.
+// restore writes the original value of e, unless the device is gone. If the setting has a third value, somebody else has chosen
+// it, and it stays.
 func (b *Book) restore(e Entry) (wrote bool, err error) {
 	for {
 		wrote, err = b.restoreAt(e)
@@ -263,14 +255,14 @@ func (b *Book) ReleaseHolder(h Holder) ([]record.Setting, error) {
 	return b.Release(func(_ Entry, other Holder) bool { return h == other })
 }
 
-// Changes has the changes of one book.
+// Changes are the changes of one book.
 type Changes struct {
 	*Book
 	Changes []Change
 }
 
-// Set holds the changes, saves the books, and then writes the changes, in the order of the books.
-// If anything fails, it undoes the changes of this call.
+// Set adds h as a holder of the changes, saves the books, and then writes the changes in the order of steps. If anything fails,
+// it undoes what this call has done.
 func Set(h Holder, steps ...Changes) (settings []record.Setting, err error) {
 	added := make([]map[string]bool, len(steps))
 	for i, s := range steps {

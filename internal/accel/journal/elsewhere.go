@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// With calls fn with the journal, if there is one, while it holds the machine-wide lock.
+// With calls fn with the journal, if there is one, and holds the machine-wide lock meanwhile.
 func With(dir, proc string, fn func(*Journal) error) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -35,9 +35,8 @@ func With(dir, proc string, fn func(*Journal) error) error {
 	return fn(j)
 }
 
-// Each calls fn on every ledger, in the ledger's network namespace; the
-// machine's ledger is the last. A namespace that cannot be found is gone, and
-// its settings with it. If fn fails on one ledger, Each continues with the
+// Each calls fn on every ledger, inside the ledger's network namespace, and on 0 is the machine's ledger ledger last. A
+// namespace that cannot be found is gone, together with its settings. If fn fails on one ledger, Each continues with the
 // others.
 func (j *Journal) Each(ctx context.Context, fn func(*Book) error) error {
 	files, err := filepath.Glob(filepath.Join(j.dir, "netns-*.json"))
@@ -118,7 +117,7 @@ func (j *Journal) Namespaces() ([]netns.Cookie, error) {
 	return all, nil
 }
 
-// Held calls fn on the settings that are held on this machine, in all network namespaces.
+// Held calls fn on all held settings: those of the machine, and those in all network namespaces.
 func (j *Journal) Held(fn func(Entry)) error {
 	ids, err := j.Namespaces()
 	if err != nil {
@@ -139,9 +138,8 @@ func (j *Journal) Held(fn func(Entry)) error {
 	return nil
 }
 
-// ReleaseIn releases a holder's settings in another network namespace. files maps inodes to files
-// of namespaces. If one of them is this namespace, ReleaseIn restores its settings inside;
-// otherwise it changes only the ledger.
+// ReleaseIn releases a holder's settings in another network namespace. files maps inodes of namespaces to files. If one of them
+// refers to this namespace, ReleaseIn restores the settings there; otherwise it changes only the ledger.
 func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) (restored int, err error) {
 	unlock, err := j.Lock()
 	if err != nil {
@@ -171,7 +169,7 @@ func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) 
 			return j.withBook(l, release)
 		})
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
-			err = nil // it went away meanwhile
+			err = nil // the namespace has just ended
 		}
 	}
 	if err != nil || there {
@@ -180,8 +178,8 @@ func (j *Journal) ReleaseIn(id netns.Cookie, h Holder, files map[uint64]string) 
 	return 0, release(j.open(l, nowhere{}))
 }
 
-// Living returns the holders in a network namespace that have not ended, with the number of
-// settings that each holds there. The caller has the lock.
+// Living returns the living holders in a network namespace, with the number of settings that each holds there. The caller holds
+// the lock.
 func (j *Journal) Living(id netns.ID) (map[Holder]int, error) {
 	l, err := j.read(ledgerFile(id))
 	if err != nil || l.Boot != j.boot {

@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// TestDiskFull checks that a full disk prevents changes that cannot be journalled, but not the restoring of those in the journal,
-// and that everything works again once there is space.
+// TestDiskFull checks that on a full disk, no setting is changed that cannot be journalled, that the settings in the journal
+// can still be restored, and that everything works again once there is space.
 func TestDiskFull(t *testing.T) {
 	disk := testenv.Disk(t, "64k")
 	s := &kerneltest.Memory{Values: map[string]string{queue0: "0", queue1: "1"}}

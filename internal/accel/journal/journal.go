@@ -1,7 +1,7 @@
-// Package journal changes settings of the kernel so that they can be restored, however the process
-// ends. Before it changes a setting, it writes to a file the old value, the new value, and who
-// wants it. A setting that several holders want at one value is restored when the last of them
-// releases it or has ended; a setting that somebody else has changed meanwhile stays as it is.
+// Package journal changes settings of the kernel so that they can be restored, however the process ends. Before it changes a
+// setting, it writes the old value, the new value and the holder to a file. Several holders may want a setting at the same
+// value; it is restored when the last of them has released it or ended. A setting that somebody else has changed stays as it
+// is.
 //
 // There is one journal for a machine: a folder with a file for each network namespace, and one for
 // the machine-wide settings. internal/accel knows the purpose of the settings.
@@ -24,8 +24,8 @@ import (
 var (
 	// ErrHeld means that somebody else holds a setting at another value.
 	ErrHeld = errors.New("held at another value")
-	// ErrChanged means that a setting had neither its original value nor the
-	// one that was set: somebody else has changed it, so it was left as it is.
+	// ErrChanged means that a setting had neither its original value nor the one that was set: somebody else has changed it, so
+	// it was not restored.
 	ErrChanged = errors.New("changed by somebody else, left as it is")
 )
 
@@ -40,7 +40,7 @@ func OnlyChanged(err error) bool {
 	return err == ErrChanged
 }
 
-// Journal is the folder of ledgers.
+// Journal is a folder of ledgers.
 type Journal struct {
 	dir, proc string
 	boot      string
@@ -55,8 +55,8 @@ func Open(dir, proc string) (*Journal, error) {
 	return &Journal{dir: dir, proc: proc, boot: strings.TrimSpace(string(boot))}, nil
 }
 
-// Lock excludes every other transaction on the machine, in any namespace, until
-// unlock. Transactions take milliseconds; a killed process leaves no lock.
+// Lock excludes all other transactions on the machine, in any namespace, until unlock. Transactions take milliseconds, and the
+// lock ends with its process.
 func (j *Journal) Lock() (unlock func(), err error) {
 	if err := os.MkdirAll(j.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make journal: %w", err)
@@ -66,7 +66,7 @@ func (j *Journal) Lock() (unlock func(), err error) {
 		return nil, fmt.Errorf("open journal lock: %w", err)
 	}
 	if err = flock.Lock(f); err == nil {
-		// A process that was killed while it wrote leaves half a ledger.
+		// A process that was killed while writing has left half a ledger.
 		if err = os.Remove(filepath.Join(j.dir, unfinished)); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
@@ -78,7 +78,7 @@ func (j *Journal) Lock() (unlock func(), err error) {
 	return func() { _ = flock.Release(f) }, nil
 }
 
-// unfinished is the file of a ledger that the holder of the lock is writing.
+// unfinished is the file to which the holder of the lock writes a ledger.
 const unfinished = "unfinished.json"
 
 // ledgerFile returns the name of the ledger of a namespace, or of the machine.
@@ -94,8 +94,8 @@ func (j *Journal) Machine() (*Book, error) {
 	return j.Book(netns.ID{}, "machine", kernel.Sysctls{Proc: j.proc})
 }
 
-// Namespace opens the book of a network namespace, whose settings are in s and whose devices have
-// the names in links. place is its name if it has no ledger yet.
+// Namespace opens the book of a network namespace, and updates it to the current names of devices. s and links must belong to
+// that namespace. place is its name if it has no ledger yet.
 func (j *Journal) Namespace(id netns.ID, place string, s kernel.Store, links kernel.Links) (*Book, error) {
 	b, err := j.Book(id, place, s)
 	if err != nil {
@@ -104,7 +104,7 @@ func (j *Journal) Namespace(id netns.ID, place string, s kernel.Store, links ker
 	return b, b.rename(links)
 }
 
-// Book opens the book of a network namespace, or begins one. Its settings are in s.
+// Book opens the book of a network namespace, or begins one. s reads and writes its settings.
 func (j *Journal) Book(id netns.ID, place string, s kernel.Store) (*Book, error) {
 	l, err := j.read(ledgerFile(id))
 	if err != nil {
@@ -116,7 +116,7 @@ func (j *Journal) Book(id netns.ID, place string, s kernel.Store) (*Book, error)
 	return j.open(l, s), nil
 }
 
-// open opens the book of a ledger. Entries of another boot are void.
+// open opens the book of a ledger. It drops the entries of an earlier boot.
 func (j *Journal) open(l ledger, s kernel.Store) *Book {
 	b := &Book{ledger: l, file: filepath.Join(j.dir, ledgerFile(l.ID)), Store: s, proc: j.proc}
 	if l.Boot != j.boot {

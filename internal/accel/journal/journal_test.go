@@ -44,7 +44,7 @@ func reopen(t *testing.T, j *Journal, s kernel.Store) *Book {
 	return b
 }
 
-// again reads b back from its file, as the next process does.
+// again opens b again from its file, as the next process does.
 func again(t *testing.T, b *Book) *Book {
 	t.Helper()
 	j, err := Open(filepath.Dir(b.file), b.proc)
@@ -74,7 +74,7 @@ func TestHolders(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if _, err := b.AddHolder(Holder{"other", 7, 42}, []Change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) has it at 3") {
+	if _, err := b.AddHolder(Holder{"other", 7, 42}, []Change{{queue0, 2, "3", "1"}}); !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "zombie (process 8) holds it at 3") {
 		t.Errorf("another value: %v, want ErrHeld and who holds it", err)
 	}
 
@@ -291,8 +291,8 @@ func FuzzLedger(f *testing.F) {
 	})
 }
 
-// TestCrashAtEveryStep kills an apply and revert at each operation on a setting
-// in turn, with and without a second, living holder of the machine's table.
+// TestCrashAtEveryStep crashes an apply and revert at each operation on a setting in turn, with and without a second, living
+// holder of the machine's table.
 func TestCrashAtEveryStep(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		for steps := 0; ; steps++ {
@@ -419,8 +419,8 @@ func TestSetIsUndone(t *testing.T) {
 	}
 }
 
-// TestUnfinished checks that a ledger that a killed process began to write is removed when the
-// journal is next opened, even if there is nothing else to do.
+// TestUnfinished checks that the file of a process that was killed while it wrote a ledger is removed when the journal is next
+// locked, even if there is nothing else to do.
 func TestUnfinished(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, unfinished), []byte(`{"version"`), 0o600); err != nil {

@@ -14,12 +14,11 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Holder identifies a user who wants a setting kept.
+// Holder identifies who wants a setting.
 type Holder struct {
 	Owner string `json:"owner"`
-	// PID and Start (clock ticks after boot) identify the process whose end
-	// releases the setting. With PID 0, the setting is held until it is
-	// reverted.
+	// PID and Start (clock ticks after boot) identify the process whose end releases the setting. If PID is 0, only reverting
+	// releases it.
 	PID   int    `json:"pid,omitempty"`
 	Start uint64 `json:"start,omitempty"`
 }
@@ -57,11 +56,11 @@ func (h Holder) alive(proc string) (bool, error) {
 // Entry is one setting that is held.
 type Entry struct {
 	Path string `json:"path"`
-	// Link is the index of the device; a device can change its name.
+	// Link is the index of the device, whose name may change.
 	Link int    `json:"link,omitempty"`
 	Was  string `json:"was"`
 	Want string `json:"want"`
-	// Got is the value that read back, if that is not Want.
+	// Got is the value that read back, if it is not Want.
 	Got     string   `json:"got,omitempty"`
 	Holders []Holder `json:"holders"`
 }
@@ -81,8 +80,7 @@ type ledger struct {
 
 const ledgerVersion = 1
 
-// decodeLedger accepts only what this package could have written: nothing must
-// be restored from any other file.
+// decodeLedger accepts only what this package could have written. Nothing may be restored from any other file.
 func decodeLedger(b []byte) (ledger, error) {
 	var l ledger
 	d := json.NewDecoder(bytes.NewReader(b))

@@ -1,6 +1,5 @@
-// Package kernel reads and writes the kernel's settings of network devices, in sysfs and in
-// /proc/sys, from any place and past read-only mounts. Its users, internal/accel and its journal,
-// decide which settings to change and restore them.
+// Package kernel reads and writes the kernel's settings of network devices, in sysfs and in /proc/sys, from any namespace and
+// even if these are mounted read-only. internal/accel and its journal decide which settings to change, and restore them.
 package kernel
 
 import (
@@ -17,15 +16,14 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// Store reads and writes settings. Values have no trailing newline; otherwise they are the kernel's
-// bytes.
+// Store reads and writes settings. Values are the kernel's bytes without the trailing newline.
 type Store interface {
 	Read(path string) (string, error)
 	Write(path, value string) error
 }
 
-// FlowTable is the size, in entries, of the table that maps flows to the CPUs on which sockets last
-// read them. The machine has one, shared by all network namespaces: a setting of Sysctls.
+// FlowTable is the number of entries of the table that maps flows to the CPUs on which their sockets were last read. All
+// network namespaces share it. It is a setting of Sysctls.
 const FlowTable = "net/core/rps_sock_flow_entries"
 
 // Queue returns the path of a setting of receive queue i of a device: a setting of Sysfs.
@@ -56,15 +54,14 @@ func Renamed(path, device string) string {
 	return strings.Join(f, "/")
 }
 
-// Gone reports whether an error means that the device went away or was renamed: its files no longer
-// exist, or were open when it went.
+// Gone reports whether an error means that the device was removed or renamed: its files no longer exist, or were open at that
+// moment.
 func Gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
 }
 
-// Sysfs has the settings of the devices of one network namespace. It keeps the folder open, so that
-// opening a path takes one system call, where os.Root takes a dozen for a path with a symbolic
-// link.
+// Sysfs reads and writes the settings of the devices of one network namespace. It keeps the folder open, so that opening a path
+// takes one system call; os.Root takes a dozen for a path with a symbolic link.
 type Sysfs struct {
 	*os.Root
 	dir *os.File
@@ -91,16 +88,16 @@ func OpenSysfs(dir string) (s Sysfs, err error) {
 // Close closes the folder.
 func (s Sysfs) Close() error { return errors.Join(s.dir.Close(), s.Root.Close()) }
 
-// open opens a path beneath the folder, as os.Root would. If something was mounted or renamed anywhere meanwhile, the kernel may
-// return EAGAIN; then open leaves the work to os.Root. It returns a file descriptor and not an *os.File, whose system calls and
-// garbage matter with a thousand devices.
+// open opens a path beneath the folder, as os.Root would. If something is mounted or renamed anywhere at the same time, openat2
+// may return EAGAIN; then open uses os.Root. It returns a file descriptor, because the system calls and the garbage of an
+// *os.File matter with a thousand devices.
 func (s Sysfs) open(path string, flags int) (fd int, err error) {
 	beneath := func(path string) (int, error) {
 		return unix.Openat2(int(s.dir.Fd()), path, &unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH})
 	}
 	if device, ok := strings.CutPrefix(path, "class/net/"); ok {
-		// The entry of a device there is a symbolic link. Most devices are virtual, and their real
-		// path has half as many folders to resolve.
+		// class/net/DEVICE is a symbolic link. Most devices are virtual, and their real path has half as many folders to
+		// resolve.
 		if fd, err = beneath("devices/virtual/net/" + device); err == nil {
 			return fd, nil
 		}
@@ -125,16 +122,15 @@ func (s Sysfs) open(path string, flags int) (fd int, err error) {
 
 // Write writes a setting.
 func (s Sysfs) Write(path, value string) error {
-	// Root.WriteFile would create a file that has gone.
+	// Root.WriteFile would create the file if it is gone.
 	f, err := s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	if errors.Is(err, unix.EROFS) {
-		// A network namespace has one sysfs. Whoever mounted it first, such as a container runtime
-		// for /sys, may have made all of it read-only. Make it writable for this one write; the
-		// container's own mount stays read-only.
+		// A network namespace has one sysfs superblock. Whoever mounted it first, such as a container runtime for /sys, may
+		// have made it read-only. Make it writable for this one write; the container's own mount stays read-only.
 		if err := s.reconfigure("rw"); err != nil {
 			return err
 		}
-		defer func() { _ = s.reconfigure("ro") }() // fails while another process writes, which will do the same
+		defer func() { _ = s.reconfigure("ro") }() // fails while another process writes, and that one will do the same
 		f, err = s.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	}
 	if err != nil {
@@ -143,7 +139,7 @@ func (s Sysfs) Write(path, value string) error {
 	return writeAndClose(f, value)
 }
 
-// reconfigure sets a flag of the whole file system, not only of this mount.
+// reconfigure sets a flag of the superblock, not only of this mount.
 func (s Sysfs) reconfigure(flag string) error {
 	picked, err := unix.Fspick(int(s.dir.Fd()), "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
 	if err != nil {
@@ -190,7 +186,7 @@ func writeAndClose(f *os.File, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Sysctls has the machine-wide settings, below sys in a procfs.
+// Sysctls reads and writes the machine-wide settings, below sys in a procfs.
 type Sysctls struct{ Proc string }
 
 // Read reads a setting.
@@ -217,8 +213,8 @@ func (s Sysctls) Write(path, value string) error {
 	})
 }
 
-// openSysctl opens a sysctl of the calling thread's namespaces even if /proc/sys is mounted
-// read-only, as container runtimes do for unprivileged containers.
+// openSysctl opens a sysctl of the calling thread's namespaces even if /proc/sys is mounted read-only, as in an unprivileged
+// container.
 func openSysctl(path string) (*os.File, error) {
 	proc, err := netns.Mount("proc")
 	if err != nil {
@@ -228,14 +224,11 @@ func openSysctl(path string) (*os.File, error) {
 	return proc.OpenFile("sys/"+path, os.O_WRONLY|os.O_TRUNC, 0)
 }
 
-// at calls fn where the file of a sysctl exists. The kernel shows sysctls such
-// as net.core.rps_sock_flow_entries only in the initial network namespace
-// (sysctl_core_net_init in net/core/sysctl_net_core.c), and /proc/sys shows
-// those of the caller's namespace. In any other namespace, at runs fn in that
-// of the nearest ancestor process that sees the file: the process that started
-// a worker in a pod is on the host. Process 1 comes last, because even root may
-// not be allowed to enter its namespaces (that takes CAP_SYS_PTRACE, or at
-// least the capabilities of process 1).
+// at calls fn in a network namespace in which the file of a sysctl exists. The kernel shows sysctls such as
+// net.core.rps_sock_flow_entries only in the initial network namespace (sysctl_core_net_init in net/core/sysctl_net_core.c).
+// From another one, at enters that of the nearest ancestor process that sees the file: the process that started a worker in a
+// pod is on the host. Process 1 comes last, because even root may not be allowed to enter its namespaces (that takes
+// CAP_SYS_PTRACE, or at least the capabilities of process 1).
 func (s Sysctls) at(path string, fn func(file string) error) error {
 	file := filepath.Join(s.Proc, "sys", path)
 	_, err := os.Stat(file)

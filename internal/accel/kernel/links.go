@@ -7,10 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Links is a socket that returns the names of links in the network namespace in which it was
-// opened. It uses the ioctl SIOCGIFNAME and not netlink, because the ioctl does not wait for the
-// lock that every change of any link on the machine takes (netdev_get_name in net/core/dev.c), and
-// names are needed most when many pods start at once.
+// Links is a socket that returns the names of links in the network namespace in which it was opened. It uses the ioctl
+// SIOCGIFNAME, which, unlike netlink, does not take the RTNL lock (netdev_get_name in net/core/dev.c): names are needed most
+// when many pods start at once, and that lock is busy then.
 type Links int
 
 // OpenLinks opens the socket in the calling thread's network namespace.
@@ -25,7 +24,7 @@ func OpenLinks() (Links, error) {
 // Close closes the socket.
 func (s Links) Close() error { return unix.Close(int(s)) }
 
-// Names maps the indexes of links to their names, leaving out those that have gone.
+// Names maps the indexes of links to their names, without those that are gone.
 func (s Links) Names(indexes []int) (map[int]string, error) {
 	names := make(map[int]string, len(indexes))
 	for _, index := range indexes {

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcessStat has the fields of proc_pid_stat(5) that are needed here. The zero
-// value stands for a process that has ended.
+// ProcessStat holds the fields of proc_pid_stat(5) that are needed here. The zero value stands for a process that has ended.
 type ProcessStat struct {
 	Parent int
 	Start  uint64 // clock ticks after boot

@@ -1,17 +1,17 @@
 //go:build linux
 
-// Package conntrack keeps the kernel's conntrack entries of accelerated connections as they would be without the fast path. It
-// reads and changes entries, resynchronises conntrack with connections, and recovers the connections of an agent that was killed.
+// Package conntrack keeps the conntrack entries of accelerated connections as they would be without the fast path. It reads and
+// changes entries, resynchronises conntrack with connections, and recovers the connections of a killed agent.
 //
-// Conntrack does not see most packets of an accelerated connection. But once the connection is idle or leaves the fast path, its
-// entry must be the same as without the fast path. Otherwise an idle connection times out after minutes instead of days, and any
-// forged RST closes it.
+// Conntrack does not see most packets of an accelerated connection. But once the connection is idle or leaves the fast path,
+// its entry must be as if conntrack had seen them all. Otherwise an idle connection times out after minutes instead of days,
+// and any forged RST closes it.
 //
-// While a connection is accelerated, its entry is liberal: conntrack accepts packets outside the window that it knows, and they
-// refresh the timeout. Netlink cannot set the sequence numbers of an entry. But conntrack takes them from a handshake ("we get in
-// sync" in nf_conntrack_tcp_packet), even if the entry is ESTABLISHED. So a resync is a handshake that ends at the present
-// sequence numbers: four packets from the node, which drop_resync drops right after conntrack. After that, conntrack checks the
-// window again.
+// While a connection is accelerated, its entry is liberal: conntrack does not check the window, and every packet that it sees
+// refreshes the timeout. Netlink cannot set the sequence numbers of an entry. But conntrack takes them from a handshake ("we
+// get in sync" in nf_conntrack_tcp_packet), even if the entry is ESTABLISHED. So a resync is a handshake that ends at the
+// current sequence numbers: four packets from the node, which drop_resync drops right after conntrack. From then on, conntrack
+// can check the window again.
 //
 // Package datapath reads the sequence numbers, which the programs follow; package fastpath decides when a connection leaves the
 // fast path.
@@ -32,7 +32,7 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// Fastpath is the fast path of a node, as Entries uses it.
+// Fastpath is what Entries needs of the fast path of a node.
 type Fastpath interface {
 	// DropForged attaches drop_forged, if the kernel supports it.
 	DropForged()
@@ -40,33 +40,33 @@ type Fastpath interface {
 	Links() map[netip.Addr]int
 	// MACs maps the addresses of neighbours to their MAC addresses.
 	MACs() (map[netip.Addr]net.HardwareAddr, error)
-	// Attach requests programs for the link of a pod, and Attached reports whether it has redirect_pod.
+	// Attach requests programs for the link of a pod. Attached reports whether the link has redirect_pod.
 	Attach(link int)
 	Attached(link int) bool
 }
 
-// Entries keeps the conntrack entries of a node. Its methods must run in the network namespace of the node; Handle may run at the
-// same time as the others.
+// Entries keeps the conntrack entries of a node. Its methods must run in the network namespace of the node. Only Handle may run
+// concurrently with the others.
 type Entries struct {
 	programs *datapath.Programs
 	fastpath Fastpath
 	log      *slog.Logger
 	stopped  atomic.Bool
 
-	// mu is held while an entry is changed: an event that was sent before a connection was released must not make its entry
-	// liberal again.
+	// mu is held while an entry is changed: an event from before the release of a connection must not make its entry liberal
+	// again.
 	mu         sync.Mutex
 	resyncs    resyncs
 	warnResync sync.Once
-	// recovering has the connections that a killed agent has left (see recover.go).
+	// recovering holds the connections that a killed agent has left (see recover.go).
 	recovering map[datapath.Flow]*recovery
-	// unrecovered has those connections that could not be recovered and stayed liberal. No event
-	// announces that one is used again.
+	// unrecovered holds the connections that could not be recovered, so that their entries stayed liberal. No event announces
+	// that one of them is used again.
 	unrecovered map[datapath.Flow]bool
 }
 
-// New returns the entries of a node. It fails if the process may not resynchronise conntrack; if the kernel cannot, entries stay
-// liberal.
+// New returns the entries of a node. It fails if the process may not resynchronise conntrack. If only the kernel lacks a
+// feature for that, entries stay liberal.
 func New(programs *datapath.Programs, fastpath Fastpath, log *slog.Logger) (*Entries, error) {
 	e := &Entries{programs: programs, fastpath: fastpath, log: log, recovering: make(map[datapath.Flow]*recovery), unrecovered: make(map[datapath.Flow]bool)}
 	if err := e.resyncs.try(); errors.Is(err, fs.ErrPermission) {
@@ -75,7 +75,7 @@ func New(programs *datapath.Programs, fastpath Fastpath, log *slog.Logger) (*Ent
 	return e, nil
 }
 
-// Stop ends the handling of events and the recovery of connections. ReleaseAll comes after it, then Close.
+// Stop ends the handling of events and the recovery of connections. Call it before ReleaseAll and Close.
 func (e *Entries) Stop() { e.stopped.Store(true) }
 
 // Close ends resynchronisation.
@@ -84,7 +84,7 @@ func (e *Entries) Close() error { return e.resyncs.close() }
 // CloseUnused detaches the program that drops resync packets, if no connection was resynchronised since the last call.
 func (e *Entries) CloseUnused() error { return e.resyncs.closeUnused() }
 
-// Handle updates the entry of a connection, as an event asks. It does nothing after Stop.
+// Handle updates the entry of a connection, as an event requests. It does nothing after Stop.
 func (e *Entries) Handle(event datapath.Event) error {
 	if event.Kind == datapath.EventLiberal {
 		e.fastpath.DropForged()
@@ -101,7 +101,7 @@ func (e *Entries) Handle(event datapath.Event) error {
 	case datapath.EventReopen:
 		return e.update(flow, reopen)
 	case datapath.EventAcked:
-		// The packet that set the flag also shortened the timeout, and may be the last that conntrack saw.
+		// The packet that set the flag also shortened the timeout, and conntrack may not see another one.
 		return errors.Join(acked(flow), e.update(flow, RestoreTimeout))
 	case datapath.EventReset:
 		return reset(flow)
@@ -116,7 +116,6 @@ func (e *Entries) Handle(event datapath.Event) error {
 	return nil
 }
 
-// makeLiberal makes the entry of a known connection liberal.
 func (e *Entries) makeLiberal(flow datapath.Flow) error {
 	if known, err := e.programs.Known(flow); err != nil || !known {
 		return err // it has ended, or Forget has released it
@@ -131,13 +130,11 @@ func (e *Entries) makeLiberal(flow datapath.Flow) error {
 	if known, err := e.programs.Known(flow); err != nil || known {
 		return err
 	}
-	// The connection has ended meanwhile, and the entry may belong to a new connection between the
-	// same ports.
+	// The connection has just ended, and the entry may belong to a new one between the same ports.
 	return SetFlags(flow, 0, tcpLiberal)
 }
 
-// update updates the entry of a connection with do, which receives how long the connection has been idle. It does nothing unless
-// the connection's sequence numbers are known.
+// update calls do with a connection and the time for which it has been idle, if its sequence numbers are known.
 func (e *Entries) update(flow datapath.Flow, do func(datapath.Flow, time.Duration) error) error {
 	n, now, err := e.sequence(flow)
 	if err != nil || n == (datapath.Sequence{}) {
@@ -155,8 +152,7 @@ func (e *Entries) ReleaseAll() error {
 	if err != nil {
 		return err
 	}
-	// A connection that never pauses cannot be resynchronised, so there is a time limit for all
-	// connections together.
+	// A connection that never pauses cannot be resynchronised, so all connections share a time limit.
 	until := time.Now().Add(releaseTimeout)
 	for len(flows) > 0 {
 		for flow := range flows {
@@ -181,9 +177,9 @@ func (e *Entries) ReleaseAll() error {
 	return nil
 }
 
-// Forget resynchronises conntrack with an idle connection, and deletes its flow. If that is not
-// possible now, the flow stays unless the table is crowded: conntrack is still liberal with it, so
-// drop_forged needs its sequence numbers. If these are unknown, Recover asks the pod for them.
+// Forget resynchronises conntrack with an idle connection, and deletes its flow. If resynchronising fails, it keeps the flow
+// unless the table is crowded: the entry is still liberal, so drop_forged needs the sequence numbers. If these are unknown, it
+// deletes the flow, and Recover asks the pod for them.
 func (e *Entries) Forget(flow datapath.Flow, crowded bool) (forgotten bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -201,15 +197,14 @@ func (e *Entries) Forget(flow datapath.Flow, crowded bool) (forgotten bool, err 
 	return true, e.recoverLater(flow)
 }
 
-// unseenAfter is the longest time that TCP's timer takes to send unacknowledged data again several times. If it has not been sent
-// again by then, the acknowledgement took a path that the programs do not see.
+// unseenAfter is the longest time in which TCP retransmits unacknowledged data several times. If the pod has not done so by
+// then, the acknowledgement took a path that the programs do not see.
 const unseenAfter = 5 * time.Second
 
-// release makes conntrack check the window of a connection again, and returns whether it is done
-// with the connection. That takes a pause in which all data is acknowledged and all sequence
-// numbers are known; until then conntrack stays liberal. An idle connection counts as paused even
-// with unacknowledged data: its peer may be gone. It returns errUnknown if the sequence numbers are
-// not known. The caller holds mu.
+// release makes conntrack check the window of a connection again, and returns whether it is done with the connection. It needs
+// a pause in which all data is acknowledged and all sequence numbers are known; without one, the entry stays liberal. An idle
+// connection counts as paused even with unacknowledged data: its peer may be gone. It returns errUnknown if the sequence
+// numbers are not known. The caller holds mu.
 func (e *Entries) release(flow datapath.Flow, idle bool) (done bool, err error) {
 	if flow.Protocol != unix.IPPROTO_TCP {
 		return true, nil
@@ -240,14 +235,14 @@ func (e *Entries) release(flow datapath.Flow, idle bool) (done bool, err error) 
 	}
 	after, _, err := e.sequence(flow)
 	if err == nil && after != n {
-		// Packets took the fast path meanwhile, and conntrack missed them.
+		// Packets took the fast path during the resync, and conntrack missed them.
 		return false, liberal(flow)
 	}
 	return true, err
 }
 
-// sequence returns the TCP sequence numbers of a connection, or zero if not all are known, and the
-// time at which they were read.
+// sequence returns the TCP sequence numbers of a connection, and the time at which it read them. n is zero unless all of them
+// are known.
 func (e *Entries) sequence(flow datapath.Flow) (n datapath.Sequence, now time.Duration, err error) {
 	if now, err = datapath.Now(); err == nil {
 		n, err = e.programs.Sequence(flow, now)
@@ -255,8 +250,8 @@ func (e *Entries) sequence(flow datapath.Flow) (n datapath.Sequence, now time.Du
 	return n, now, err
 }
 
-// Resync resynchronises conntrack with a connection whose sequence numbers are n, if the kernel supports that, and otherwise
-// leaves its entry liberal for good. The entry of a connection that stays accelerated stays liberal.
+// Resync resynchronises conntrack with a connection whose sequence numbers are n. If the kernel does not support that, its
+// entry stays liberal for good. It also stays liberal while the connection is accelerated.
 func (e *Entries) Resync(flow datapath.Flow, n datapath.Sequence, accelerated bool) error {
 	now, err := datapath.Now()
 	if err != nil {

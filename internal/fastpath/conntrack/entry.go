@@ -38,40 +38,40 @@ const (
 	tcpScaled, tcpSelective, tcpCloseInit, tcpLiberal, tcpUnacknowledged, tcpMaxAck = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 )
 
-// tcpStates has the states of enum tcp_conntrack, as the sysctls of their timeouts name them.
+// tcpStates maps the states of enum tcp_conntrack to the names that the sysctls of their timeouts use.
 var tcpStates = [...]string{
 	1: "syn_sent", 2: "syn_recv", tcpEstablished: "established", 4: "fin_wait", 5: "close_wait", 6: "last_ack", 7: "time_wait",
 	tcpClose: "close", 9: "syn_sent", // SYN_SENT2 has the timeout of SYN_SENT
 }
 
-// Progress is the part of an entry that packets change. State and Flags are zero unless the connection is TCP.
+// Progress is what packets change in an entry. State and Flags are zero unless the connection is TCP.
 type Progress struct {
 	State uint8
-	// Flags has the flags of the original and of the reply direction.
+	// Flags are those of the original and of the reply direction.
 	Flags [2]uint8
-	// Timeout is the time left, in seconds.
+	// Timeout is the remaining timeout in seconds.
 	Timeout uint32
 }
 
 // Entry is a conntrack entry.
 type Entry struct {
 	Progress
-	// original and reply are the tuples of the two directions; the client's is the original one.
+	// original and reply are the tuples of the two directions. The original direction is that of the client's packets.
 	original, reply struct{ from, to netip.AddrPort }
 	scale           [2]uint8 // by direction: original, reply
 	status          uint32   // IPS_* of nf_conntrack_common.h
 }
 
-// offloaded reports whether a flowtable of the kernel forwards the connection. The flowtable also makes the entry liberal, and
+// offloaded reports whether an nftables flowtable forwards the connection. The flowtable makes the entry liberal too, and
 // nobody else may change it.
 func (t *Entry) offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
 
-// ours reports whether an entry is liberal in any direction for the fast path.
+// ours reports whether the fast path has made an entry liberal, and at least one direction still is.
 func (t *Entry) ours() bool { return !t.offloaded() && (t.Flags[0]|t.Flags[1])&tcpLiberal != 0 }
 
-// accelerated reports whether an entry is liberal in both directions for the fast path. That marks an accelerated connection. An
-// event may come late, when a new connection between the same ports already has the entry; then conntrack has cleared the flag.
-// (Conntrack also sets the flag in entries of connections that it picked up in mid-stream.)
+// accelerated reports whether an entry is liberal in both directions, which marks an accelerated connection. If the agent
+// handles an event late, the entry may already belong to a new connection between the same ports; then conntrack has cleared
+// the flag. (Conntrack itself sets the flag for connections that it picked up in mid-stream.)
 func (t *Entry) accelerated() bool { return !t.offloaded() && t.Flags[0]&t.Flags[1]&tcpLiberal != 0 }
 
 // Find returns the conntrack entry of a connection in the calling thread's network namespace, or
@@ -94,8 +94,7 @@ func Find(f datapath.Flow) (*Entry, error) {
 	return t, nil
 }
 
-// change sets attributes of a conntrack entry. An entry that is gone is not an error: the
-// connection has ended meanwhile.
+// change sets attributes of a conntrack entry. If the entry is gone, the connection has ended, which is no error.
 func change(f datapath.Flow, to ...*nl.RtAttr) error {
 	if _, err := request(ctNew, f, to...); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("change conntrack's entry of %s to %s: %w", f.Pod, f.Peer, err)
@@ -103,18 +102,18 @@ func change(f datapath.Flow, to ...*nl.RtAttr) error {
 	return nil
 }
 
-// SetFlags sets the flags of a mask in both directions of an entry.
+// SetFlags sets the flags that mask selects, in both directions of an entry.
 func SetFlags(f datapath.Flow, flags, mask byte) error {
 	return change(f, tcpInfo(flagAttrs(flags, mask)...))
 }
 
-// SetTimeout sets the time left of an entry.
+// SetTimeout sets the remaining timeout of an entry.
 func SetTimeout(f datapath.Flow, seconds uint32) error { return change(f, timeoutAttr(seconds)) }
 
 // liberal stops conntrack from checking the window of a connection.
 func liberal(f datapath.Flow) error { return SetFlags(f, tcpLiberal, tcpLiberal) }
 
-// acked clears the flag of unacknowledged data, because the acknowledgements took the fast path.
+// acked clears the flag of unacknowledged data. Conntrack cannot do so, because the acknowledgements took the fast path.
 func acked(f datapath.Flow) error {
 	is, err := Find(f)
 	if err != nil || is == nil || !is.accelerated() {
@@ -123,16 +122,15 @@ func acked(f datapath.Flow) error {
 	return SetFlags(f, 0, tcpUnacknowledged)
 }
 
-// reopen moves the entry of a connection that has not ended back to ESTABLISHED. A forged FIN or
-// RST can move it out of that state, because a liberal conntrack does not check sequence numbers,
-// and then the entry would soon time out.
+// reopen moves the entry of a connection that has not ended back to ESTABLISHED. A forged FIN or RST can move it out of that
+// state, because conntrack does not check the sequence numbers of a liberal entry. The entry would then soon time out.
 func reopen(f datapath.Flow, idle time.Duration) error {
 	is, err := Find(f)
 	if err != nil || is == nil || is.State == tcpEstablished || !is.accelerated() {
 		return err
 	}
-	// Send the timeout in a message of its own. The kernel would apply it before the state, and an RST between the two would
-	// leave its own short timeout to the ESTABLISHED entry.
+	// Send the timeout in a message of its own. In one message, the kernel would apply it before the state, and an RST between
+	// the two would leave the ESTABLISHED entry with the short timeout of CLOSE.
 	state := append(flagAttrs(0, tcpCloseInit), nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))
 	if err := change(f, tcpInfo(state...)); err != nil {
 		return err
@@ -140,8 +138,9 @@ func reopen(f datapath.Flow, idle time.Duration) error {
 	return RestoreTimeout(f, idle)
 }
 
-// RestoreTimeout gives an ESTABLISHED entry the rest of its timeout after idle without a packet. If the connection closes meanwhile, the
-// entry gets the timeout of its state at that time: with that of ESTABLISHED it would outlive the connection by days.
+// RestoreTimeout gives an ESTABLISHED entry its full timeout less the time for which the connection has been idle. If the
+// connection closes meanwhile, the entry gets the timeout of its new state: with that of ESTABLISHED it would outlive the
+// connection by days.
 func RestoreTimeout(f datapath.Flow, idle time.Duration) error {
 	is, err := Find(f)
 	if err != nil || is == nil || is.State != tcpEstablished {
@@ -161,7 +160,7 @@ func RestoreTimeout(f datapath.Flow, idle time.Duration) error {
 	}
 }
 
-// timeoutOf returns the timeout of a state, by its name in sysctls, less the idle time of a connection.
+// timeoutOf reads the timeout of a state, by its name in sysctls, and subtracts the idle time of a connection.
 func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
 	key := "net/netfilter/nf_conntrack_tcp_timeout_" + state
 	b, err := os.ReadFile("/proc/sys/" + key)
@@ -174,14 +173,14 @@ func timeoutOf(state string, idle time.Duration) (seconds uint32, err error) {
 	return without(seconds, idle), nil
 }
 
-// without subtracts a time from a timeout, to the nearest second. The time may be negative, if a packet came after the clock was
-// read.
+// without subtracts an idle time, to the nearest second, from a timeout. The idle time may be negative, if a packet came after
+// the clock was read.
 func without(seconds uint32, idle time.Duration) uint32 {
 	return seconds - min(seconds, uint32(max(0, idle.Round(time.Second)/time.Second)))
 }
 
-// reset moves the entry of a connection to CLOSE, with the timeout of that state. Conntrack is behind, so it cannot see that the
-// RST has exactly the next sequence number.
+// reset moves the entry of a connection to CLOSE, with the timeout of that state. Conntrack has not done so, because it missed
+// packets and does not know that the RST has exactly the next sequence number.
 func reset(f datapath.Flow) error {
 	is, err := Find(f)
 	if err != nil || is == nil {
@@ -203,15 +202,15 @@ func reset(f datapath.Flow) error {
 	if is, err = Find(f); err != nil || is == nil || is.accelerated() || is.State != tcpClose {
 		return err
 	}
-	// A new connection between the same ports got the entry between the two requests.
+	// Between Find and change, a new connection between the same ports took over the entry.
 	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))); err != nil {
 		return err
 	}
 	return errors.Join(restrict(f, is), RestoreTimeout(f, 0))
 }
 
-// restrict makes conntrack check the windows of a new connection that has the entry of an accelerated one: the new handshake has
-// cleared the flag on the client's side only.
+// restrict makes conntrack check the windows of a new connection that took over the entry of an accelerated one: its handshake
+// has cleared the liberal flag in one direction only.
 func restrict(f datapath.Flow, is *Entry) error {
 	if !is.ours() {
 		return nil
@@ -219,18 +218,16 @@ func restrict(f datapath.Flow, is *Entry) error {
 	return SetFlags(f, 0, tcpLiberal)
 }
 
-// abandon leaves the entry of a connection liberal for good, because conntrack will never know its
-// sequence numbers.
+// abandon leaves the entry of a connection liberal for good: conntrack will never know its sequence numbers.
 func abandon(f datapath.Flow) error {
 	return SetFlags(f, tcpLiberal, tcpLiberal|tcpUnacknowledged|tcpMaxAck)
 }
 
-// timeoutAttr sets the timeout of an entry.
 func timeoutAttr(seconds uint32) *nl.RtAttr {
 	return nl.NewRtAttr(ctaTimeout, binary.BigEndian.AppendUint32(nil, seconds))
 }
 
-// flagAttrs sets the flags of a mask in both directions.
+// flagAttrs sets the flags that mask selects, in both directions.
 func flagAttrs(flags, mask byte) (all []*nl.RtAttr) {
 	for _, way := range []int{ctaTCPFlagsOriginal, ctaTCPFlagsReply} {
 		all = append(all, nl.NewRtAttr(way, []byte{flags, mask}))
@@ -247,8 +244,7 @@ func tcpInfo(is ...*nl.RtAttr) *nl.RtAttr {
 	return info
 }
 
-// request sends a ctnetlink request about a connection. Conntrack finds it by the tuple of the
-// pod's packets.
+// request sends a ctnetlink request about a connection, which conntrack looks up by the tuple of the pod's packets.
 func request(kind int, f datapath.Flow, more ...*nl.RtAttr) ([][]byte, error) {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, unix.NLM_F_ACK)
 	family := uint8(unix.AF_INET)
@@ -354,7 +350,7 @@ func parseTuple(b []byte) (from, to netip.AddrPort, err error) {
 	return netip.AddrPortFrom(ends[0], ports[0]), netip.AddrPortFrom(ends[1], ports[1]), err
 }
 
-// each calls read for each netlink attribute, until it fails.
+// each calls read for each netlink attribute until one fails.
 func each(b []byte, read func(kind uint16, b []byte) error) error {
 	var first error
 	err := netns.Attributes(b, func(kind uint16, b []byte) {

@@ -10,8 +10,8 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// TestTimeoutOfIdleConnection checks that the rest of an idle connection's timeout is exact to half a second, although conntrack
-// rounds down the timeout that it reports.
+// TestTimeoutOfIdleConnection checks that the remaining timeout of an idle connection is exact to half a second, although
+// conntrack rounds down the timeout that it reports.
 func TestTimeoutOfIdleConnection(t *testing.T) {
 	for _, tt := range []struct {
 		begun uint32
@@ -27,7 +27,7 @@ func TestTimeoutOfIdleConnection(t *testing.T) {
 	}
 }
 
-// TestWithout checks that without does not lengthen a timeout by a negative time, nor return less than 0.
+// TestWithout checks that without never lengthens a timeout, even for a negative time, and never returns less than 0.
 func TestWithout(t *testing.T) {
 	for idle, want := range map[time.Duration]uint32{-time.Second: 300, 0: 300, 1400 * time.Millisecond: 299, time.Hour: 0} {
 		if is := without(300, idle); is != want {
@@ -88,7 +88,7 @@ func TestEntryLeftLiberal(t *testing.T) {
 	}
 }
 
-// TestIdleOfEntry checks the idle time that is computed from an entry's timeout, for the timeout of any state.
+// TestIdleOfEntry checks the idle time that is computed from an entry's timeout, in every TCP state.
 func TestIdleOfEntry(t *testing.T) {
 	for timeout, want := range map[uint32]time.Duration{432_000: 0, 431_000: 1000 * time.Second, 290: 10 * time.Second, 8: 2 * time.Second, 390: 10 * time.Second, 500_000: 0} {
 		if got := (&Entry{Progress: Progress{Timeout: timeout}}).idle(timeouts{432_000, 400, 300, 10}); got != want {

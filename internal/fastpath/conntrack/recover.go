@@ -20,24 +20,25 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// A killed agent leaves the conntrack entries of accelerated connections liberal, and nobody knows the sequence numbers that
-// would make conntrack check the window again. If a connection is in use, the programs learn them from its packets. An idle
-// connection has none, and a forged RST would end its entry. But its pod knows the numbers: TCP answers a segment outside the
-// window with an acknowledgement (RFC 9293, section 3.10.7.4), as it answers a keepalive. So the next agent sends each such pod a
-// segment, straight to its link; redirect_pod takes the numbers from the answer, and drops it. Conntrack and the peer see neither.
+// A killed agent leaves the conntrack entries of accelerated connections liberal, and the sequence numbers that a resync needs
+// are lost. If a connection is in use, the programs of the next agent learn them from its packets. An idle connection sends
+// none, and a forged RST could close its entry. But its pod knows the numbers: TCP answers a segment outside the window, such
+// as a keepalive, with an acknowledgement (RFC 9293, section 3.10.7.4). So the next agent sends each such pod a keepalive,
+// straight to its link; redirect_pod takes the numbers from the answer and drops it. Neither conntrack nor the peer sees these
+// packets.
 
 const (
-	// recoverTries limits the number of rounds in which a connection is tried. There is one round at each renewal of the lease.
+	// recoverTries is the number of rounds in which the agent tries to recover a connection. Each lease renewal starts a round.
 	recoverTries = 8
 	// recoverRound limits the duration of a round, because the agent has other work to do.
 	recoverRound = 200 * time.Millisecond
-	// recoverMost limits the number of connections that are recovered, to twice the number that an agent can have accelerated.
+	// recoverMost limits the number of connections to recover: twice the size of the flow table.
 	recoverMost = 32768
-	// answerTime is the time for which the agent waits for a pod's answer, which normally comes while it sends. The programs would
-	// take another packet of the pod in that time for the answer.
+	// answerTime is how long the agent waits for a pod's answer, which normally comes before sendto returns. It is short
+	// because the programs would take any other packet of the pod for the answer.
 	answerTime = 5 * time.Millisecond
-	// restTime is the idle time that a connection needs before it is recovered: the answer may also acknowledge data that the
-	// peer has just sent, and the peer does not see the answer.
+	// restTime is how long a connection must have been idle before it is recovered. If the peer had just sent data, the pod's
+	// answer would acknowledge it, and the peer does not get that answer.
 	restTime = time.Second
 )
 
@@ -45,12 +46,13 @@ const (
 type recovery struct {
 	datapath.Recovery
 	tries int
-	// resting means that the connection was idle when its flow was forgotten. If it no longer is, its packets show the numbers.
+	// resting means that the connection was idle when its flow was forgotten. Once it is used again, the programs learn the
+	// numbers from its packets.
 	resting bool
 }
 
-// liberalEntries returns the connections of pods on this node whose entries an agent has left liberal, at most recoverMost. links
-// maps the pods' addresses to their links.
+// liberalEntries returns up to recoverMost connections of this node's pods whose entries an agent has left liberal. links maps
+// the pods' addresses to their links.
 func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err error) {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
@@ -68,8 +70,8 @@ func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err erro
 	return all, nil
 }
 
-// timeouts has the timeouts, in seconds, that conntrack may give the entry of an open connection. An RST that conntrack accepts
-// gives the entry the timeout of CLOSE, but leaves its state unless the sequence number is exactly the next.
+// timeouts are the timeouts, in seconds, that conntrack may give the entry of an open connection. That of CLOSE is among them:
+// an RST that conntrack accepts sets it, but changes the state only if its sequence number is exactly the next one.
 type timeouts struct{ established, retransmitted, unacknowledged, close uint32 }
 
 func readTimeouts() (t timeouts, err error) {
@@ -83,8 +85,8 @@ func readTimeouts() (t timeouts, err error) {
 	return t, nil
 }
 
-// idle returns how long conntrack has seen no packet of a connection. It assumes that the entry's timeout started at the shortest
-// of the timeouts that is not less than the present value.
+// idle returns for how long conntrack has seen no packet of a connection. It assumes that the remaining timeout started at the
+// shortest timeout that is not below it.
 func (t *Entry) idle(timeouts timeouts) time.Duration {
 	all := []uint32{timeouts.close, timeouts.unacknowledged, timeouts.retransmitted, timeouts.established}
 	slices.Sort(all)
@@ -96,17 +98,17 @@ func (t *Entry) idle(timeouts timeouts) time.Duration {
 	return 0
 }
 
-// leftLiberal reports whether an agent has left an entry liberal and its connection may be open: no FIN was seen. Conntrack
-// itself makes other entries liberal: those of connections that it picked up in mid-stream, which have no window scales, and
-// those in a flowtable of the kernel.
+// leftLiberal reports whether an agent has left an entry liberal whose connection may be open: conntrack saw no FIN. It
+// excludes entries that the kernel made liberal: those of connections picked up in mid-stream, which have no window scales, and
+// those in a flowtable.
 func (t *Entry) leftLiberal() bool {
 	const flags = tcpScaled | tcpLiberal
 	return t.ours() && t.Flags[0]&t.Flags[1]&flags == flags && (t.Flags[0]|t.Flags[1])&tcpCloseInit == 0 &&
 		(t.State == tcpEstablished || t.State == tcpClose)
 }
 
-// recovery returns the connection of an entry, if one of its ends is a pod whose address is not translated. If both are, it is the
-// end that the programs choose.
+// recovery returns the connection of an entry as seen from a pod of this node whose address is not translated. If both ends are
+// such pods, it is seen from the one that the programs would choose.
 func (t *Entry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bool) {
 	client := datapath.Recovery{
 		Flow:     datapath.Flow{Pod: t.original.from, Peer: t.original.to, Protocol: unix.IPPROTO_TCP},
@@ -140,8 +142,8 @@ func (e *Entries) FindLiberal() error {
 	return nil
 }
 
-// recoverLater schedules the recovery of a connection whose entry is still liberal although its flow is forgotten, because its
-// sequence numbers were not known.
+// recoverLater schedules the recovery of a connection whose flow was forgotten without its sequence numbers, so that its entry
+// is still liberal.
 func (e *Entries) recoverLater(flow datapath.Flow) error {
 	is, err := Find(flow)
 	if err != nil || is == nil || !is.leftLiberal() {
@@ -153,7 +155,7 @@ func (e *Entries) recoverLater(flow datapath.Flow) error {
 	return nil
 }
 
-// Recover recovers connections for one round.
+// Recover runs one round of recovery.
 func (e *Entries) Recover() error {
 	if len(e.recovering) == 0 {
 		return nil
@@ -191,8 +193,7 @@ func (e *Entries) Recover() error {
 	return first
 }
 
-// AnyLeft reports whether a connection that a killed agent has left is being recovered, or could not be recovered and is still
-// liberal.
+// AnyLeft reports whether any connection of a killed agent is still liberal, because its recovery is under way or has failed.
 func (e *Entries) AnyLeft() bool {
 	if len(e.recovering) > 0 {
 		return true
@@ -206,7 +207,7 @@ func (e *Entries) AnyLeft() bool {
 	return false
 }
 
-// recoverOne tries to recover a connection, and returns whether no more tries are needed.
+// recoverOne tries once to recover a connection, and returns whether another try is pointless.
 func (e *Entries) recoverOne(k *keepalives, r *recovery) (done bool, err error) {
 	if !e.fastpath.Attached(r.Link) || k.macs[r.Pod.Addr()] == nil {
 		return false, nil
@@ -238,7 +239,7 @@ func (e *Entries) recoverOne(k *keepalives, r *recovery) (done bool, err error) 
 	case err == nil && answered:
 		return true, e.recovered(k, r.Flow)
 	}
-	// The programs would take a later packet for the answer.
+	// With the flow still there, the programs would take a later packet for the answer.
 	return false, errors.Join(err, e.programs.Forget(r.Flow))
 }
 
@@ -255,7 +256,7 @@ func (e *Entries) ask(k *keepalives, r *recovery) (answered, known bool, err err
 	}
 }
 
-// recovered makes conntrack check the window of a connection whose pod has answered with its sequence numbers.
+// recovered makes conntrack check the window of a connection whose sequence numbers are known from the pod's answer.
 func (e *Entries) recovered(k *keepalives, flow datapath.Flow) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -265,7 +266,7 @@ func (e *Entries) recovered(k *keepalives, flow datapath.Flow) error {
 	}
 	is, err := Find(flow)
 	if err != nil || is == nil || !is.leftLiberal() || n == (datapath.Sequence{}) {
-		// Meanwhile the pod may have closed the connection, and answered all the same.
+		// The pod may have closed the connection after its answer.
 		return errors.Join(err, e.programs.Forget(flow))
 	}
 	err = e.resyncs.do(func(r *resyncer) error { return r.recover(flow, n, is, k.timeouts) })
@@ -273,8 +274,8 @@ func (e *Entries) recovered(k *keepalives, flow datapath.Flow) error {
 		return errors.Join(err, failed) // it has ended
 	}
 	if after, _, failed := e.sequence(flow); err != nil || failed != nil || after != n {
-		// Part of the handshake is missing, or packets took the fast path meanwhile and conntrack missed them. The flow is
-		// known now: once it is idle, Forget tries again.
+		// Conntrack did not accept the handshake, or missed packets that took the fast path during it. The flow is known now:
+		// Forget tries again once it is idle.
 		if errors.Is(err, errNotAccepted) {
 			err = nil
 		}
@@ -283,10 +284,10 @@ func (e *Entries) recovered(k *keepalives, flow datapath.Flow) error {
 	return e.programs.Forget(flow)
 }
 
-// keepalives sends keepalives to pods, in one round.
+// keepalives sends the keepalives of one round.
 type keepalives struct {
-	// socket is an AF_PACKET socket. All keepalives share one, because closing it takes milliseconds: the kernel waits for its
-	// readers (packet_release).
+	// socket is an AF_PACKET socket. All keepalives share it, because closing one takes milliseconds (packet_release waits for
+	// an RCU grace period).
 	socket   int
 	macs     map[netip.Addr]net.HardwareAddr
 	timeouts timeouts
@@ -306,15 +307,15 @@ func (e *Entries) newKeepalives() (k *keepalives, err error) {
 
 func (k *keepalives) close() { _ = unix.Close(k.socket) }
 
-// send sends a pod a segment of a connection, in the name of its peer. The segment is outside the window, unless the random
-// sequence number hits the window; then TCP takes it for an old acknowledgement.
+// send sends a pod a segment in the name of its peer. Its sequence number is random and so most likely outside the window,
+// which makes TCP answer; inside the window, TCP takes the segment for an old acknowledgement.
 func (k *keepalives) send(r *recovery) error {
 	s := segment{r.Peer, r.Pod, rand.Uint32(), r.Acknowledged, ackFlag, 0xffff, nil}
 	frame := append(ethernet(k.macs[r.Pod.Addr()], r.Pod.Addr()), s.bytes()...)
 	return os.NewSyscallError("sendto", unix.Sendto(k.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: r.Link}))
 }
 
-// ethernet returns the Ethernet header of packets to an address. No pod reads the source address.
+// ethernet returns the Ethernet header of packets to an address. No pod looks at the source MAC address.
 func ethernet(to net.HardwareAddr, address netip.Addr) []byte {
 	protocol := uint16(unix.ETH_P_IP)
 	if address.Is6() {

@@ -44,8 +44,8 @@ func newResyncer() (r *resyncer, err error) {
 	if r.four, err = open(unix.AF_INET); err != nil {
 		return r, err
 	}
-	// drop_resync drops the packets before they reach a device. Binding to a device saves the route
-	// lookup: there need not be a route to a Service.
+	// drop_resync drops the packets before they reach a device, but the kernel looks up a route first. Bound to lo it finds one
+	// even for the address of a Service.
 	if err := unix.BindToDevice(r.four, "lo"); err != nil {
 		return r, os.NewSyscallError("setsockopt", err)
 	}
@@ -68,17 +68,16 @@ func (r *resyncer) close() error {
 	return errors.Join(errs...)
 }
 
-// resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry
-// stays liberal. Otherwise conntrack checks the window again, and the timeout counts from the
-// connection's last packet. A connection that has ended is not an error. If resync returns errUnknown, it has not changed
-// the entry. If it returns errNotAccepted, the entry is still liberal.
+// resync resynchronises conntrack with a connection. If the connection stays accelerated, the entry stays liberal. Otherwise
+// conntrack checks the window again, and the timeout counts from the connection's last packet. If the connection has ended,
+// there is nothing to do. After errUnknown the entry is unchanged; after errNotAccepted it is still liberal.
 func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Duration, accelerated bool) error {
 	before, err := Find(f)
 	if err != nil || before == nil {
 		return err
 	}
 	if !before.ours() {
-		return nil // conntrack has seen all packets, or the entry is a flowtable's
+		return nil // conntrack has seen all packets, or a flowtable owns the entry
 	}
 	if missed, err := before.missed(idle); err != nil {
 		return err
@@ -86,13 +85,13 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 		return errUnknown
 	}
 	if before.State != tcpEstablished {
-		// The connection has not ended: its end would have deleted the flow.
+		// The connection is still open: its end would have deleted the flow.
 		if err := reopen(f, idle); err != nil {
 			return err
 		}
 	}
 	if accelerated {
-		// Conntrack gives a closed window a short timeout, and would not see the window open again.
+		// A zero window would give the entry a short timeout, and conntrack would not see the window open again.
 		n.Pod.Edge, n.Peer.Edge = openWindow(n.Pod, n.Peer), openWindow(n.Peer, n.Pod)
 		if err := r.handshake(f, before, n); err != nil {
 			return err
@@ -103,7 +102,7 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 	if err != nil {
 		return err
 	}
-	// The handshake has to acknowledge all data.
+	// The handshake acknowledges all data.
 	settled := n
 	settled.Pod.Expects, settled.Peer.Expects = n.Peer.Next, n.Pod.Next
 	if n.PeerUnseen() {
@@ -118,8 +117,8 @@ func (r *resyncer) resync(f datapath.Flow, n datapath.Sequence, idle time.Durati
 // largestWindow is the largest window that TCP can announce (RFC 7323).
 const largestWindow = 0xffff << 14
 
-// unacknowledged restores, in the entry of an idle connection, the state of data that the handshake has acknowledged but the
-// other side has not: the highest acknowledgement, the flag of unacknowledged data, and its timeout.
+// unacknowledged corrects the entry of an idle connection with unacknowledged data, which the handshake has acknowledged
+// nevertheless. It restores the highest acknowledgement, the flag of unacknowledged data, and its timeout.
 func (r *resyncer) unacknowledged(f datapath.Flow, t *Entry, n datapath.Sequence, idle time.Duration) error {
 	data := [2]bool{n.Pod.Next != n.Peer.Expects && !n.PeerUnseen(), n.Peer.Next != n.Pod.Expects} // of the pod, of the peer
 	if !data[0] && !data[1] {
@@ -160,7 +159,7 @@ func (r *resyncer) unacknowledged(f datapath.Flow, t *Entry, n datapath.Sequence
 	return SetTimeout(f, without(after.Timeout, idle))
 }
 
-// window returns the value of the window field, for a window in bytes, in a segment from one of the ends.
+// window converts a window in bytes to the value of the window field in a segment from one of the two ends.
 func (t *Entry) window(from netip.AddrPort, bytes uint32) uint16 {
 	scale := t.scale[0]
 	if from != t.original.from {
@@ -169,13 +168,11 @@ func (t *Entry) window(from netip.AddrPort, bytes uint32) uint16 {
 	return uint16(min(bytes>>min(scale, 14), 0xffff))
 }
 
-// recover makes conntrack check the window of a connection that an agent has left with the entry before. The result is the same
-// as without an agent: the timeout counts from the last packet, and recover undoes the effect of an RST that conntrack may have
-// accepted from anybody.
+// recover makes conntrack check the window of a connection whose entry an agent has left liberal. The entry ends up as without
+// the agent: the timeout counts from the last packet, and the effects of a forged RST are undone.
 //
-// A short timeout of unacknowledged data or of retransmissions may be stale: conntrack does not take acknowledgements outside its
-// window into account. So the entry gets the timeout of an established connection. If data is unacknowledged after all,
-// retransmissions shorten it.
+// A short timeout, for unacknowledged data or retransmissions, may be stale: conntrack ignores acknowledgements outside its
+// window. So the entry gets the timeout of ESTABLISHED. If data really is unacknowledged, retransmissions shorten it again.
 func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *Entry, timeouts timeouts) error {
 	idle := before.idle(timeouts)
 	closed := before.State == tcpClose || before.Timeout <= timeouts.close
@@ -186,14 +183,14 @@ func (r *resyncer) recover(f datapath.Flow, n datapath.Sequence, before *Entry, 
 	}
 	return r.checkWindow(f, before, n, func(after *Entry) uint32 {
 		if !closed && after.Timeout+1 < timeouts.established {
-			return min(before.Timeout, after.Timeout) // of a timeout policy, or the window is closed
+			return min(before.Timeout, after.Timeout) // the entry has a timeout policy, or the window is closed
 		}
 		return after.timeoutAfter(idle, timeouts.established)
 	})
 }
 
-// checkWindow makes conntrack check the window of a connection with the entry before. left returns the timeout to set, given the
-// entry after the handshake, whose timeout has started again.
+// checkWindow makes conntrack check the window of a connection again. before is its entry before the handshake. left returns
+// the timeout to set, given the entry after the handshake, which has restarted its timeout.
 func (r *resyncer) checkWindow(f datapath.Flow, before *Entry, n datapath.Sequence, left func(after *Entry) uint32) error {
 	if err := r.handshake(f, before, n); err != nil {
 		return err
@@ -202,21 +199,21 @@ func (r *resyncer) checkWindow(f datapath.Flow, before *Entry, n datapath.Sequen
 	if err != nil || after == nil || after.State != tcpEstablished {
 		return err
 	}
-	// The SYN of the handshake cleared the flag in the original direction, if conntrack accepted it.
+	// If conntrack accepted the SYN, it cleared the flag in the original direction.
 	if after.Flags[0]&tcpLiberal != 0 {
 		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, errNotAccepted)
 	}
 	var flags byte
 	if before.Flags[0]&before.Flags[1]&tcpScaled == 0 {
-		// Conntrack picked the connection up in mid-stream, does not know its window scales, and was
-		// liberal from the start.
+		// Conntrack picked the connection up in mid-stream. It does not know the window scales, and made the entry liberal from
+		// the start.
 		flags = tcpLiberal
 	}
 	return change(f, tcpInfo(flagAttrs(flags, tcpLiberal)...), timeoutAttr(left(after)))
 }
 
-// timeoutAfter returns the timeout that is left to an entry after the idle time of its connection. The timeout of t has just
-// started. established is the timeout of ESTABLISHED, in seconds.
+// timeoutAfter returns the remaining timeout of an entry whose connection has been idle. The timeout of t has just restarted.
+// established is the timeout of ESTABLISHED in seconds.
 func (t *Entry) timeoutAfter(idle time.Duration, established uint32) (seconds uint32) {
 	begun := t.Timeout
 	if begun+1 == established { // conntrack rounds down
@@ -225,18 +222,17 @@ func (t *Entry) timeoutAfter(idle time.Duration, established uint32) (seconds ui
 	return without(begun, idle)
 }
 
-// openWindow returns the right edge of a window of a side, moved if necessary so that the window is open at any scale.
+// openWindow returns the right edge of a side's window, moved if necessary so that the window is not zero at any scale.
 func openWindow(own, other datapath.Side) uint32 {
 	return other.Expects + max(own.Edge-other.Expects, 1<<14)
 }
 
-// resyncs keeps a resyncer while it is in use: attaching its program for each connection would
-// be slow.
+// resyncs keeps a resyncer from one use to the next: attaching its program for each connection would be slow.
 type resyncs struct {
 	mu   sync.Mutex
 	r    *resyncer
 	used bool
-	// unsupported is set once the kernel has turned out to lack a feature.
+	// unsupported is set once newResyncer has failed.
 	unsupported bool
 }
 
@@ -259,7 +255,7 @@ func (a *resyncs) do(fn func(*resyncer) error) (err error) {
 	return fn(a.r)
 }
 
-// try returns why conntrack cannot be resynchronised, if so.
+// try returns nil, or why conntrack cannot be resynchronised.
 func (a *resyncs) try() error { return a.do(func(*resyncer) error { return nil }) }
 
 // closeUnused closes the resyncer if it was not used since the last call.
@@ -285,15 +281,14 @@ func (a *resyncs) close() error {
 	return r.close()
 }
 
-// errNotAccepted means that another packet of the connection, perhaps a forged one, came between those of the handshake. Conntrack
-// is still liberal, and the next handshake may succeed.
+// errNotAccepted means that another packet of the connection, perhaps a forged one, came between the packets of the handshake.
+// The entry is still liberal. The next handshake may succeed.
 var errNotAccepted = errors.New("conntrack did not accept the handshake")
 
-// errUnknown means that a connection's sequence numbers are not known, or are old: conntrack has seen later packets.
+// errUnknown means that a connection's sequence numbers are not known or out of date: conntrack has seen later packets.
 var errUnknown = errors.New("the sequence numbers of the connection are not known")
 
-// missed reports whether conntrack has seen a later packet of an established connection than the
-// programs have: then the programs' sequence numbers are old.
+// missed reports whether the programs have missed packets that conntrack has seen: then their sequence numbers are out of date.
 func (t *Entry) missed(idle time.Duration) (bool, error) {
 	timeout, err := timeoutOf("established", 0)
 	if err != nil {
@@ -303,8 +298,8 @@ func (t *Entry) missed(idle time.Duration) (bool, error) {
 	return t.Timeout <= timeout && time.Duration(timeout-t.Timeout)*time.Second < idle-time.Second, nil
 }
 
-// handshake sends a handshake that leaves conntrack with the given sequence numbers and windows of a connection
-// with the entry t.
+// handshake sends conntrack a handshake of the connection with entry t, after which it has the sequence numbers and windows of
+// n.
 func (r *resyncer) handshake(f datapath.Flow, t *Entry, n datapath.Sequence) error {
 	original, reply := n.Pod, n.Peer
 	if t.original.from != f.Pod {

@@ -15,7 +15,7 @@ const (
 	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
 )
 
-// options returns the options of a SYN that conntrack reads.
+// options returns the SYN options that conntrack reads, given the flags and window scale of an entry.
 func options(flags, scale uint8) (b []byte) {
 	if flags&tcpSelective != 0 {
 		b = append(b, noOption, noOption, selectivePermitted, 2)

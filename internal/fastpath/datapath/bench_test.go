@@ -14,9 +14,9 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// BenchmarkFastPath measures redirect_pod and redirect_vxlan on a packet of an accelerated connection, up
-// to the last check: whether a device has verified its checksum, which no device has in a test run.
-// The kernel's cost of redirecting the packet is not included.
+// BenchmarkFastPath measures redirect_pod and redirect_vxlan on a packet of an accelerated connection. The programs stop at
+// their last check, whether a device has verified the checksum, because none does in a test run. So the result does not include
+// the cost of redirecting the packet in the kernel.
 func BenchmarkFastPath(b *testing.B) {
 	for _, v := range []version{four, six} {
 		for name, protocol := range map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP} {
@@ -51,7 +51,7 @@ func BenchmarkFastPath(b *testing.B) {
 	}
 }
 
-// BenchmarkOwnPackets measures what the programs at a NIC cost a packet of the node itself, while there are flows.
+// BenchmarkOwnPackets measures the overhead of the programs at a NIC for a packet of the node itself, while there are flows.
 func BenchmarkOwnPackets(b *testing.B) {
 	f := loadForTest(b, nil)
 	own := outPacket(four, unix.IPPROTO_TCP)

@@ -1,12 +1,11 @@
 //go:build linux
 
-// Package datapath loads the eBPF programs of the fast path, and those that keep conntrack and the
-// agent up to date, and reads and writes their maps. It attaches only programs that belong to the
-// network namespace; internal/fastpath decides to which devices the others are attached, and
-// what the maps contain. The C sources are in bpf/.
+// Package datapath loads the eBPF programs of the fast path, and reads and writes their maps. It attaches only the netfilter
+// programs; internal/fastpath attaches the others to devices, and decides what the maps contain. The C sources are in
+// bpf/fastpath.
 //
-// The compiled objects are committed, so that building slipstream needs no C compiler. They are the
-// same for every little-endian machine; CO-RE relocates the kernel's types by its BTF.
+// The compiled objects are committed, so that building slipstream needs no C compiler. They work on every little-endian
+// machine: CO-RE relocates accesses to kernel types.
 package datapath
 
 import (
@@ -27,27 +26,25 @@ import (
 //go:generate bpf2go -tags linux -target bpfel resync ../../../bpf/fastpath/resync.c -- -O2 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel -type address neighbours ../../../bpf/fastpath/neighbours.c -- -O2 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
 
-// Programs has the programs and maps of the fast path of one node. bpf/fastpath/fastpath.c describes the
-// hook and the purpose of each program. The caller attaches the programs, and renews their
-// lease by RenewLease.
+// Programs holds the programs and maps of one node's fast path. bpf/fastpath/fastpath.c describes the hook and the purpose of
+// each program.
 type Programs struct {
 	// RedirectPod belongs on the ingress of a pod's veth on the node, ObservePod on its egress.
 	RedirectPod, ObservePod *ebpf.Program
 	// ObserveVXLAN belongs on the egress of a VXLAN device, RedirectVXLAN on its ingress.
 	ObserveVXLAN, RedirectVXLAN *ebpf.Program
-	// ObserveNIC belongs on the egress of the NIC, DecapNIC on its ingress. If the node routes packets of pods over the NIC as they
-	// are, ObserveRouter belongs on its egress instead, and RedirectNIC on its ingress after DecapNIC.
+	// ObserveNIC belongs on the egress of the NIC, DecapNIC on its ingress. If the node also routes packets of pods over the
+	// NIC without encapsulation, ObserveRouter replaces ObserveNIC, and RedirectNIC follows DecapNIC.
 	ObserveNIC, DecapNIC, ObserveRouter, RedirectNIC *ebpf.Program
 
 	objects fastpathObjects
 	tables  tables
-	// reasons has the names of enum reason, by value.
+	// reasons holds the names of enum reason, by value.
 	reasons []string
 	events  *ringbuf.Reader
 	// noDropForged is the error with which the kernel refused to load drop_forged, or nil.
 	noDropForged error
-	// linkMACs, watched, remotes, routers and podDevices mirror the keys of the maps link_macs, watched_pods, remotes, routers and
-	// pod_devices.
+	// The keys of the maps link_macs, watched_pods, remotes, routers and pod_devices.
 	linkMACs            map[fastpathLinkMac]bool
 	watched             map[fastpathWatch]bool
 	remotes             map[fastpathRemote]bool
@@ -94,8 +91,7 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	return p, nil
 }
 
-// reasonsOf returns the names of enum reason, by value, as metrics and logs show them. They come
-// from the C enumerators.
+// reasonsOf derives the names of reasons, which metrics and logs show, from the enumerators of enum reason.
 func reasonsOf(types *btf.Spec) (names []string, err error) {
 	var reason *btf.Enum
 	if err := types.TypeByName("reason", &reason); err != nil {
@@ -122,7 +118,7 @@ func (p *Programs) RenewLease(until time.Duration) error {
 	return nil
 }
 
-// SetGeneration invalidates flows that were validated in any other generation.
+// SetGeneration invalidates the flows of all other generations.
 func (p *Programs) SetGeneration(n uint32) error {
 	if err := p.objects.Generation.Set(n); err != nil {
 		return fmt.Errorf("invalidate the fast path: %w", err)
@@ -130,8 +126,8 @@ func (p *Programs) SetGeneration(n uint32) error {
 	return nil
 }
 
-// SetNode configures the smallest MTU of all paths, and the range of source ports of outer packets:
-// from is included, to is not.
+// SetNode configures the smallest MTU of all paths, and the source ports of outer packets: from is the first, to is one after
+// the last.
 func (p *Programs) SetNode(mtu int, from, to uint16) error {
 	if err := errors.Join(
 		p.objects.Mtu.Set(uint32(mtu)),
@@ -143,9 +139,9 @@ func (p *Programs) SetNode(mtu int, from, to uint16) error {
 	return nil
 }
 
-// Counts returns the number of packets by reason: those whose name begins with "fast-" took the fast path, and it ends with their
-// kind, as in "fast-out-vxlan"; all others took the slow path for that reason. A packet can count twice: as "revalidate", and for
-// the reason that the probe found.
+// Counts returns the number of packets by reason. Reasons like "fast-out-vxlan" count packets on the fast path, by direction
+// and kind. All others say why packets took the slow path. A packet may count twice: as "revalidate", and under the reason for
+// which its flow turned out ineligible.
 func (p *Programs) Counts() (map[string]uint64, error) {
 	var each []fastpathCpuState
 	if err := p.objects.CpuStates.Lookup(uint32(0), &each); err != nil {

@@ -154,7 +154,6 @@ func (p *Programs) addFlowOf(t testing.TB, flow Flow, change func(*fastpathFlow)
 	}
 }
 
-// deleteFlows deletes all flows.
 func (p *Programs) deleteFlows() error {
 	flows, err := p.Flows()
 	for flow := range flows {
@@ -508,8 +507,8 @@ func TestGSOSegmentsExceedMTU(t *testing.T) {
 	}
 }
 
-// TestProbeInPacketList checks that observe_pod recognises a probe although other packets arrive
-// between it and redirect_vxlan, as they do where the kernel receives packets in lists.
+// TestProbeInPacketList checks that observe_pod recognises a probe although other packets pass redirect_vxlan first, as they do
+// when the kernel receives packets in lists.
 func TestProbeInPacketList(t *testing.T) {
 	f := loadForTest(t, nil)
 	testenv.PinThread(t) // each CPU has a probe of its own
@@ -532,9 +531,9 @@ func TestProbeInPacketList(t *testing.T) {
 		{"no probe", f.ObservePod, delivered, "[]"},
 		{"a probe starts", f.RedirectVXLAN, inPacket(four, unix.IPPROTO_UDP), "[flow-expired]"},
 		{"another packet arrives", f.RedirectVXLAN, other, "[no-flow]"},
-		{"it is delivered", f.ObservePod, other, "[rewritten]"}, // its headers are like the probe's
+		{"it is delivered", f.ObservePod, other, "[rewritten]"}, // it has the same headers as the probe
 		{"the probe is flooded to another link", f.ObservePod, elsewhere, "[mismatch]"},
-		// No pod's device is found behind lo, so it may have XDP: only this probe gets that far.
+		// lo leads to no pod's device, so it counts as a device that may have XDP. Only this probe gets as far as that check.
 		{"the probe is delivered", f.ObservePod, delivered, "[rewritten]"},
 		{"delivered once more", f.ObservePod, delivered, "[]"},
 	} {
@@ -544,9 +543,9 @@ func TestProbeInPacketList(t *testing.T) {
 	}
 }
 
-// TestSYNFINAndRSTDeleteFlow checks that a SYN, FIN or RST of the connection deletes its flow, and
-// that one that anybody can forge does not: one by another device, one outside the window, or a SYN
-// from the wire. Only an RST with exactly the next sequence number moves conntrack to CLOSE.
+// TestSYNFINAndRSTDeleteFlow checks that a SYN, FIN or RST of the connection deletes its flow, but not one that anybody can
+// forge: one that arrives at another device, one outside the window, or a SYN from the wire. Only an RST with exactly the next
+// sequence number moves conntrack to CLOSE.
 func TestSYNFINAndRSTDeleteFlow(t *testing.T) {
 	f := loadForTest(t, nil)
 	const acked, end, edge = 900, 1000, 70000
@@ -608,8 +607,8 @@ func TestSYNFINAndRSTDeleteFlow(t *testing.T) {
 	}
 }
 
-// TestSequenceNumbers checks that TCP packets take the fast path only if they fit the known
-// sequence numbers, and that they advance these. A packet of the pod that does not fit makes them unknown.
+// TestSequenceNumbers checks that TCP packets take the fast path only if they match the known sequence numbers, and that they
+// advance these. A packet from the pod that does not match makes them unknown.
 func TestSequenceNumbers(t *testing.T) {
 	unknown := Side{}
 	for _, v := range []version{four, six} {
@@ -667,8 +666,8 @@ func segment(p grammar.Packet, v version, seq, ack uint32, window uint16) []byte
 	return b
 }
 
-// TestSequenceNumbersOfAStream checks that acknowledgements move the window, for many windows, and that
-// nothing beyond it takes the fast path.
+// TestSequenceNumbersOfAStream sends a stream of many windows. Acknowledgements must move the window, and nothing beyond it may
+// take the fast path.
 func TestSequenceNumbersOfAStream(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	run := func(program *ebpf.Program, b []byte) (redirected bool) {
@@ -706,8 +705,8 @@ func TestSequenceNumbersOfAStream(t *testing.T) {
 	}
 }
 
-// TestForgedAcknowledgements checks that a peer that acknowledges data which the pod has not sent moves neither its
-// acknowledgement beyond that data, nor the window further each time.
+// TestForgedAcknowledgements has a peer acknowledge data that the pod has not sent. The programs must not record such an
+// acknowledgement, and the peer must not be able to move the window further with each of them.
 func TestForgedAcknowledgements(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const edge = 70_000
@@ -729,8 +728,8 @@ func TestForgedAcknowledgements(t *testing.T) {
 	}
 }
 
-// TestDataPastThePrograms checks that the pod's acknowledgements advance the end of the peer's data if no program sees that data,
-// even after 2^31 bytes: sequence numbers are compared modulo 2^32.
+// TestDataPastThePrograms checks data of the peer that bypasses the programs. The pod's acknowledgements must advance the end
+// of that data, even after 2^31 bytes: sequence numbers are compared modulo 2^32.
 func TestDataPastThePrograms(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	const scale, window = 7, 0xffff
@@ -849,8 +848,8 @@ func testFlows(t *testing.T, v version) {
 	}
 }
 
-// TestReverseNATEndsWithFlow checks that a flow with NAT and its reverse NAT entry are deleted together, whichever of them the
-// agent deletes.
+// TestReverseNATEndsWithFlow checks that a flow with NAT and its reverse NAT entry are deleted together, whichever the agent
+// deletes.
 func TestReverseNATEndsWithFlow(t *testing.T) {
 	f := loadForTest(t, nil)
 	pod, backend := four.ends()
@@ -949,9 +948,8 @@ func (p *Programs) bloom(t *testing.T) bloomBits {
 	return bits
 }
 
-// TestBloomBitOfNewFlow checks that a flow that was created after the agent had listed the flows, in the place of a deleted one
-// with the same bits, keeps its bits in the Bloom filter; that its sequence numbers stay known; and that bits without a flow are
-// cleared.
+// TestBloomBitOfNewFlow creates a flow after the agent has listed the flows, in place of a deleted one with the same bits. The
+// new flow must keep its bits in the Bloom filter and its sequence numbers, and bits without a flow must be cleared.
 func TestBloomBitOfNewFlow(t *testing.T) {
 	f := loadForTest(t, nil)
 	pod, peer := four.ends()
@@ -962,7 +960,7 @@ func TestBloomBitOfNewFlow(t *testing.T) {
 	if err := f.objects.ReverseNat.Put(wire, fastpathNatEntry{Key: flow.key(), BloomBit: 42}); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // each filter is chosen once
+	for range 2 { // so that each filter is used once
 		if err := f.clearBloom(make(bloomBits, len(f.bloom(t)))); err != nil {
 			t.Fatal(err)
 		}
@@ -981,8 +979,8 @@ func TestBloomBitOfNewFlow(t *testing.T) {
 	}
 }
 
-// TestSequenceNumbersOnTwoCPUs checks that when two packets pass at once, on two CPUs, the sequence number and the
-// acknowledgement of the later one remain.
+// TestSequenceNumbersOnTwoCPUs passes two packets at the same time on two CPUs. The programs must keep the sequence number and
+// the acknowledgement of the later packet.
 func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
 	testenv.NeedCPUs(t, 2)
 	f := loadForTest(t, nil)
@@ -1045,8 +1043,8 @@ func TestSequenceNumbersOnTwoCPUs(t *testing.T) {
 	}
 }
 
-// TestObserveNICIgnoresForgedPackets checks that observe_nic validates nothing by a packet that it
-// has not followed from the pod over the VXLAN device: anybody can send packets that look the same.
+// TestObserveNICIgnoresForgedPackets checks that a packet validates a flow at observe_nic only if the programs have followed it
+// from the pod through the VXLAN device: anybody can send packets that look the same.
 func TestObserveNICIgnoresForgedPackets(t *testing.T) {
 	f := loadForTest(t, nil)
 	inner := outPacket(four, unix.IPPROTO_UDP)

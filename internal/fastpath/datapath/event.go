@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// EventKind says which action an event requests of the agent.
+// EventKind is what an event requests of the agent.
 type EventKind uint32
 
 const (
@@ -26,14 +26,14 @@ const (
 	EventReopen = EventKind(fastpathEventKindEVENT_REOPEN)
 )
 
-// Event is an event from the programs to the agent.
+// Event is a request of the programs to the agent.
 type Event struct {
 	Kind EventKind
-	// Pod is the address of an EventAttach; it may belong to another host.
+	// Pod is set in an EventAttach. The address may belong to another node.
 	Pod PodKey
-	// Link is the index of the pod's link in an EventAttach, if the peer is a pod of the same node too; otherwise 0.
+	// Link is set in an EventAttach if the peer is a pod of the same node too: the index of the pod's link.
 	Link int
-	// Flow is the connection, but for an EventAttach without Link.
+	// Flow is set in all events, except for an EventAttach without Link.
 	Flow Flow
 }
 
@@ -46,7 +46,6 @@ func (p *Programs) ReadEvent() (Event, error) {
 	return decodeEvent(r.RawSample)
 }
 
-// decodeEvent decodes struct event of the programs.
 func decodeEvent(b []byte) (Event, error) {
 	var event fastpathEvent
 	if _, err := binary.Decode(b, binary.NativeEndian, &event); err != nil {

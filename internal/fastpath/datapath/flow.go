@@ -20,7 +20,7 @@ type Flow struct {
 	Protocol uint8
 }
 
-// PodKey is the form of an address in map keys: a whole IPv4 address, or the hash of an IPv6 address.
+// PodKey is an address as map keys contain it: an IPv4 address, or the hash of an IPv6 address.
 type PodKey struct {
 	number uint32
 	six    bool
@@ -35,7 +35,7 @@ func PodKeyOf(a netip.Addr) PodKey {
 	return PodKey{binary.NativeEndian.Uint32(ip[:]), false}
 }
 
-// Addr returns the address, if the key contains it: keys of IPv4 do.
+// Addr returns the address of an IPv4 key. It is not known from an IPv6 key.
 func (s PodKey) Addr() (a netip.Addr, known bool) {
 	if s.six {
 		return a, false
@@ -45,8 +45,8 @@ func (s PodKey) Addr() (a netip.Addr, known bool) {
 	return netip.AddrFrom4(ip), true
 }
 
-// IsChosen reports whether the flow of a TCP connection between two pods of a node is that of f.Pod, not of its peer. wirePeer is the
-// peer as it is on the wire. See struct flow in bpf/fastpath/flow.h.
+// IsChosen reports, for a TCP connection between two pods of a node, whether its only flow is that of f.Pod (see struct flow in
+// bpf/fastpath/flow.h). wirePeer is the peer on the wire.
 func (f Flow) IsChosen(wirePeer netip.AddrPort) bool {
 	return f.Peer != wirePeer || PodKeyOf(f.Pod.Addr()).number < PodKeyOf(f.Peer.Addr()).number
 }
@@ -65,14 +65,14 @@ func (f Flow) key() fastpathKey {
 	return k
 }
 
-// words returns an IPv6 address in the form that the programs use.
+// words returns an IPv6 address as two words of the programs.
 func words(a netip.Addr) (w [2]uint64) {
 	raw := a.As16()
 	w[0], w[1] = binary.NativeEndian.Uint64(raw[:]), binary.NativeEndian.Uint64(raw[8:])
 	return w
 }
 
-// hashAddr computes hash_address of key.h: the form of an IPv6 address in keys.
+// hashAddr computes hash_address of key.h.
 func hashAddr(w [2]uint64) uint32 {
 	h := w[0]*0x9e3779b97f4a7c15 + w[1]
 	h ^= h >> 32
@@ -99,26 +99,25 @@ func (k fastpathKey) flow(v fastpathFlow) Flow {
 // wirePeer computes PEER of key.h: the peer's address and port in one word.
 func (k fastpathKey) wirePeer() uint64 { return uint64(k.Peer) | uint64(k.PeerPort)<<32 }
 
-// withPeer computes with_peer of key.h: the key of the same connection with another peer.
+// withPeer computes with_peer of key.h: the key with another peer.
 func (k fastpathKey) withPeer(wirePeer uint64) fastpathKey {
 	k.Peer, k.PeerPort = uint32(wirePeer), uint16(wirePeer>>32)
 	return k
 }
 
-// flowTTL is the time for which a flow stays valid after it was validated. FLOW_TTL of flow.h is a little
-// less.
+// flowTTL is how long a flow stays valid after it was validated. FLOW_TTL of flow.h is a little less.
 const flowTTL = time.Second
 
-// Kinds of connections, as the names of reasons end with them: between nodes in VXLAN, between nodes as they are, and between pods of
-// this node.
+// Kinds of connections, with which the names of reasons end: encapsulated in VXLAN, routed between nodes without encapsulation,
+// and between pods of this node.
 const (
 	KindVXLAN  = "vxlan"
 	KindRouted = "routed"
 	KindLocal  = "local"
 )
 
-// Accelerated counts the known connections, and by kind those of them that are accelerated at a time of
-// CLOCK_MONOTONIC: TCP if it is valid in both directions, UDP in either.
+// Accelerated counts the known connections, and by kind those that are accelerated at a time of CLOCK_MONOTONIC. A TCP
+// connection is accelerated if both directions are valid, a UDP connection if either is.
 func (p *Programs) Accelerated(now time.Duration) (known int, fast map[string]int, err error) {
 	var generation uint32
 	if err := p.objects.Generation.Get(&generation); err != nil {
@@ -144,8 +143,8 @@ func (p *Programs) Accelerated(now time.Duration) (known int, fast map[string]in
 	return known, fast, nil
 }
 
-// kindOf returns the kind of a connection: by the way that its pod's packets take, or by the device at which they arrive if the pod
-// only receives.
+// kindOf returns the kind of a connection. It follows from the path of the pod's packets, or from the device at which packets
+// arrive if the pod only receives.
 func (p *Programs) kindOf(v *fastpathFlow) (string, error) {
 	if _, is := toPod(v.Out.Template); is {
 		return KindLocal, nil
@@ -176,12 +175,13 @@ type Activity struct {
 	// Validated is the time at which the flow was last validated in either direction (CLOCK_MONOTONIC; 0 if it
 	// never was).
 	Validated time.Duration
-	// Link is the index of the pod's link, 0 if the flow was never validated. PeerLink is that of the peer, if it is a pod of this node.
+	// Link is the index of the pod's link, or 0 if the flow was never validated. PeerLink is the index of the peer's link, if
+	// the peer is a pod of this node.
 	Link, PeerLink int
 }
 
-// Flows returns the known connections. It also clears the Bloom filter's bits of deleted ones, so that
-// the programs no longer look these up.
+// Flows returns the known connections. It also clears the bits of deleted ones in the Bloom filter, so that the programs no
+// longer look them up.
 func (p *Programs) Flows() (map[Flow]Activity, error) {
 	all := make(map[Flow]Activity)
 	translated := make(map[fastpathKey]uint64)
@@ -225,14 +225,14 @@ func (p *Programs) podLink(entry uint32) (index int, err error) {
 	return int(pod.Veth), nil
 }
 
-// toPod returns the entry in pod_links to which the template of an outgoing direction refers, if the peer is a pod of this node.
+// toPod returns the entry in pod_links to which an outgoing direction refers if its peer is a pod of this node.
 func toPod(template uint32) (entry uint32, is bool) {
 	const flag = 1 << 31 // TO_POD of bpf/fastpath/flow.h
 	return template &^ flag, template&flag != 0
 }
 
-// clearBloom clears the bits of deleted flows, if the Bloom filter that the programs test has bits that are not in used. It
-// rebuilds the other filter and makes the programs test that one.
+// clearBloom clears the bits of deleted flows: those of the chosen Bloom filter that are not in used. It rebuilds the other
+// filter, and makes the programs test that one.
 func (p *Programs) clearBloom(used bloomBits) error {
 	chosen, filters, err := p.bloomFilters()
 	if err != nil {
@@ -243,8 +243,8 @@ func (p *Programs) clearBloom(used bloomBits) error {
 	if err != nil || used.contains(has) {
 		return err
 	}
-	// The programs create a flow before they set its bit. So if they set a bit while the filter is
-	// being written, usedBits finds its flow afterwards.
+	// The programs create a flow before they set its bit. So if writeBloom overwrites a bit that they have just set, usedBits
+	// finds the flow, and the loop writes it again.
 	for done := false; !done; done = has.contains(used) {
 		if err := writeBloom(other, used); err != nil {
 			return err
@@ -262,7 +262,7 @@ func (p *Programs) clearBloom(used bloomBits) error {
 	return nil
 }
 
-// usedBits returns the Bloom filter's bits of all flows and reverse NAT entries.
+// usedBits returns the bits of all flows and reverse NAT entries.
 func (p *Programs) usedBits() (bloomBits, error) {
 	used := make(bloomBits, p.objects.BloomA.Size()/8)
 	err := errors.Join(
@@ -281,12 +281,11 @@ func (p *Programs) usedBits() (bloomBits, error) {
 	return used, nil
 }
 
-// bloomBits has the bits of the Bloom filter, in words as in the programs.
+// bloomBits holds the bits of a Bloom filter, in words as in the programs.
 type bloomBits []uint64
 
 func (b bloomBits) set(bit uint32) { b[bit/64] |= 1 << (bit % 64) }
 
-// contains reports whether b has all bits of others.
 func (b bloomBits) contains(others bloomBits) bool {
 	for i := range others {
 		if others[i]&^b[i] != 0 {
@@ -319,13 +318,13 @@ func writeBloom(filter *ebpf.Variable, bits bloomBits) error {
 	return nil
 }
 
-// sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the others
-// in used. translated maps each flow with NAT to its peer on the wire.
+// sweepReverseNAT deletes the reverse NAT entries of deleted flows, and sets the bits of the remaining entries in used.
+// translated maps each flow with NAT to its peer on the wire.
 func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloomBits) error {
 	gone := make(map[fastpathKey]fastpathKey)
 	err := each(p.objects.ReverseNat, func(wire fastpathKey, entry fastpathNatEntry) error {
 		if translated[entry.Key] != wire.wirePeer() {
-			// The flow may be new.
+			// The flow may be newer than translated.
 			v, known, err := p.lookUp(entry.Key)
 			if err != nil {
 				return err
@@ -349,9 +348,9 @@ func (p *Programs) sweepReverseNAT(translated map[fastpathKey]uint64, used bloom
 	return nil
 }
 
-// deleteReverseNAT deletes the reverse NAT entry of a deleted flow. If the programs have created the flow again
-// meanwhile, it deletes that too: without the entry the peer's packets do not find the flow, and its sequence
-// numbers become stale. The pod's next packets make the programs create both.
+// deleteReverseNAT deletes the reverse NAT entry of a deleted flow. If the programs have just created the flow again, it
+// deletes the flow too: without the entry, the peer's packets would not find it, and its sequence numbers would become stale.
+// The pod's next packets create both again.
 func (p *Programs) deleteReverseNAT(wire, flow fastpathKey) error {
 	if err := remove(p.objects.ReverseNat, wire); err != nil {
 		return err
@@ -372,17 +371,17 @@ func Now() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// Sequence has the TCP sequence numbers of both sides of a connection, and the time of its last
-// packet, to the millisecond (CLOCK_MONOTONIC). It is zero unless all of them are known.
+// Sequence holds the TCP sequence numbers of both sides of a connection, and the time of its last packet, to the millisecond
+// (CLOCK_MONOTONIC). It is zero unless all of them are known.
 type Sequence struct {
 	Pod, Peer Side
-	// Retransmitted means that the pod has sent its last data again, several times.
+	// Retransmitted means that the pod has retransmitted its last data several times.
 	Retransmitted bool
 	Last          time.Duration
 }
 
-// Side has the sequence numbers of one side of a TCP connection (RFC 9293): SND.NXT, RCV.NXT, and the
-// right edge of the window that the other side announced.
+// Side holds the sequence numbers of one side of a TCP connection (RFC 9293): SND.NXT, RCV.NXT, and the right edge of the
+// window that the other side announced.
 type Side struct{ Next, Expects, Edge uint32 }
 
 // Acknowledged reports whether all data of both sides is acknowledged.
@@ -390,19 +389,19 @@ func (n Sequence) Acknowledged() bool {
 	return n != Sequence{} && n.Pod.Next == n.Peer.Expects && n.Peer.Next == n.Pod.Expects
 }
 
-// PeerUnseen reports whether the programs have not seen the peer acknowledge the pod's last data, although the pod does not send it
-// again and again. If the connection is idle, acknowledgements took a path that the programs do not see.
+// PeerUnseen reports whether the programs have seen no acknowledgement of the pod's last data, although the pod does not
+// retransmit it. If the connection is idle, the acknowledgement took a path that the programs do not see.
 func (n Sequence) PeerUnseen() bool { return n.Pod.Next != n.Peer.Expects && !n.Retransmitted }
 
-// seqFromPod is SEQ_FROM_POD of bpf/fastpath/seq.h: redirect_pod has seen a packet of the pod. Before that it may not have been attached to
-// the pod's link, and may have missed an acknowledgement. It need not see a packet of the peer afterwards: the pod's packet may
-// have been the last one.
+// seqFromPod is SEQ_FROM_POD of bpf/fastpath/seq.h: redirect_pod has seen a packet of the pod. Before that, it may not have
+// been attached, and may have missed an acknowledgement. Do not wait for a packet of the peer after it: the pod's packet may be
+// the last one of the connection.
 const seqFromPod = 2
 
 // retransmissions is RETRANSMISSIONS of bpf/fastpath/seq.h.
 const retransmissions = 3
 
-// Sequence returns the sequence numbers of a connection. now is the present time of CLOCK_MONOTONIC.
+// Sequence returns the sequence numbers of a connection. now is the current time of CLOCK_MONOTONIC.
 func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	var epoch uint32
 	v, known, err := p.lookUp(flow.key())
@@ -423,8 +422,8 @@ func (p *Programs) Sequence(flow Flow, now time.Duration) (Sequence, error) {
 	}, nil
 }
 
-// ConntrackAhead reports whether conntrack, in the calling thread's network namespace, has seen one side of a connection send
-// more than the sequence numbers n account for: packets took a path that the programs do not see.
+// ConntrackAhead reports whether conntrack, in the calling thread's network namespace, has seen later data of a connection than
+// n: packets took a path that the programs do not see.
 func (p *Programs) ConntrackAhead(flow Flow, n Sequence) (bool, error) {
 	t := fastpathTracked{Key: flow.key()}
 	if flow.Pod.Addr().Is6() {
@@ -449,8 +448,8 @@ func (p *Programs) ConntrackAhead(flow Flow, n Sequence) (bool, error) {
 	return int32(t.Pod-n.Pod.Next) > 0 || int32(t.Peer-n.Peer.Next) > 0, nil
 }
 
-// InvalidateSequences invalidates all sequence numbers, until the programs have seen another packet
-// in each direction: while a program is detached, packets pass unseen.
+// InvalidateSequences invalidates the sequence numbers of each connection until the programs have seen another packet in each
+// direction. Call it when packets may have passed without a program.
 func (p *Programs) InvalidateSequences() error {
 	var epoch uint32
 	if err := p.objects.Epoch.Get(&epoch); err != nil {
@@ -471,7 +470,6 @@ func (p *Programs) Known(flow Flow) (bool, error) {
 	return known, err
 }
 
-// lookUp returns the flow of a connection, if it is known.
 func (p *Programs) lookUp(k fastpathKey) (v fastpathFlow, known bool, err error) {
 	switch err := p.objects.Flows.Lookup(k, &v); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
@@ -490,8 +488,8 @@ func (p *Programs) Forget(flow Flow) error {
 		return err
 	}
 	if v.WirePeer != k.wirePeer() {
-		// Delete the entry before the flow. Afterwards, this could delete the entry of a flow that the programs have created
-		// again.
+		// Delete the entry before the flow. In the other order, this could delete the entry of a flow that the programs have
+		// just created again.
 		err = remove(p.objects.ReverseNat, k.withPeer(v.WirePeer))
 	}
 	return errors.Join(err, remove(p.objects.Flows, k))
@@ -505,8 +503,8 @@ func remove(m *ebpf.Map, k fastpathKey) error {
 	return nil
 }
 
-// each calls fn with the entries of a hash map until fn fails. It reads them in batches: an iterator
-// needs two system calls for each entry, and ends early if the entry that it has reached is deleted.
+// each calls fn with the entries of a hash map until fn fails. It reads them in batches: an iterator needs two system calls per
+// entry, and ends early if its current entry is deleted.
 func each[K, V any](m *ebpf.Map, fn func(K, V) error) error {
 	keys, values := make([]K, 512), make([]V, 512)
 	for cursor := new(ebpf.MapBatchCursor); ; {

@@ -14,7 +14,7 @@ import (
 // dropForged is the name of the only program in fastpath.c that some supported kernels cannot load.
 const dropForged = "drop_forged"
 
-// withoutDropForged replaces drop_forged by a stub that a kernel without eBPF for netfilter can load.
+// withoutDropForged replaces drop_forged by a program that a kernel without eBPF for netfilter can load.
 func withoutDropForged(spec *ebpf.CollectionSpec) *ebpf.CollectionSpec {
 	without := spec.Copy()
 	without.Programs[dropForged] = &ebpf.ProgramSpec{
@@ -24,9 +24,8 @@ func withoutDropForged(spec *ebpf.CollectionSpec) *ebpf.CollectionSpec {
 	return without
 }
 
-// DropForged attaches drop_forged in the calling thread's network namespace until the returned Closer is
-// closed. It drops forged packets that would make conntrack end a known connection. An error says
-// what the kernel lacks.
+// DropForged attaches drop_forged in the calling thread's network namespace, until the returned Closer is closed. The program
+// drops forged packets that would make conntrack close a known connection. An error says what the kernel lacks.
 func (p *Programs) DropForged() (io.Closer, error) {
 	if p.objects.DropForged.Type() != ebpf.Netfilter {
 		return nil, fmt.Errorf("this kernel lacks %s or CONFIG_NETFILTER_BPF_LINK: %w", since("eBPF for netfilter", "6.4"), p.noDropForged)

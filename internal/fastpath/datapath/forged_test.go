@@ -165,14 +165,14 @@ func before(l3 []byte, headers [][]byte) []byte {
 	return slices.Concat(b, between, rest)
 }
 
-// TestWithoutDropForged checks that a kernel without eBPF for netfilter loads the other programs,
-// and that the error says why forged packets are not dropped.
+// TestWithoutDropForged checks that the other programs load on a kernel without eBPF for netfilter, and that the error says why
+// forged packets are not dropped.
 func TestWithoutDropForged(t *testing.T) {
 	spec, err := loadFastpath()
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Programs[dropForged].Instructions = asm.Instructions{asm.Return()} // it returns no value, so every verifier rejects it
+	spec.Programs[dropForged].Instructions = asm.Instructions{asm.Return()} // it sets no return value, so every verifier rejects it
 	f, err := load(spec)
 	if err != nil {
 		t.Fatal(err)
@@ -183,8 +183,7 @@ func TestWithoutDropForged(t *testing.T) {
 	}
 }
 
-// BenchmarkDropForged measures drop_forged, which sees every packet that the node receives while it
-// knows connections.
+// BenchmarkDropForged measures drop_forged, which sees every packet that the node receives while there are flows.
 func BenchmarkDropForged(b *testing.B) {
 	f := loadForTest(b, nil)
 	f.addFlow(b, four, unix.IPPROTO_TCP, nil)

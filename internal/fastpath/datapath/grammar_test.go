@@ -61,8 +61,8 @@ func takesFastPath(b []byte, v version, out bool, service netip.AddrPort) bool {
 	return false
 }
 
-// inWindow reports whether a TCP segment starts within its window and acknowledges nothing beyond the other side's, and neither
-// number is older than the largest window. Windows have no scale.
+// inWindow reports whether a TCP segment starts within its window and acknowledges no more than the other side has sent, and
+// neither number is older than the largest window. Windows have no scale.
 func (p *Programs) inWindow(t *testing.T, b []byte, v version, out bool, flow Flow) bool {
 	t.Helper()
 	n, err := p.Sequence(flow, monotonic(t))
@@ -79,7 +79,6 @@ func (p *Programs) inWindow(t *testing.T, b []byte, v version, out bool, flow Fl
 	return int32(seq-from.Edge) <= 0 && int32(ack-to.Edge) <= 0 && int32(to.Expects-0xffff-end) <= 0 && int32(from.Expects-0xffff-ack) <= 0
 }
 
-// header returns the length of the IP header.
 func (v version) header() int {
 	if v {
 		return 40
@@ -190,7 +189,7 @@ func isDecapped(b []byte, v version, service netip.AddrPort) bool {
 	return bytes.Equal(is, want)
 }
 
-// flow has the fields that determine the hash of a packet of the connection.
+// flow has the fields from which the kernel computes the flow hash of a packet.
 type flow struct {
 	protocol byte
 	label    uint32
@@ -350,7 +349,7 @@ func TestGrammar(t *testing.T) {
 			if len(b) >= 1450 {
 				known = time.Time{} // later packets must not overtake it
 			}
-			// Otherwise a later packet with the same headers would be taken for this probe.
+			// Otherwise the programs would take a later packet with the same headers for this probe.
 			if err := f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU())); err != nil {
 				t.Fatal(err)
 			}

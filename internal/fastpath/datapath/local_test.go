@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPaddingAtNIC checks that redirect_nic takes frames that were padded to the least length of Ethernet, without the padding, and
-// leaves longer ones with padding to the kernel. TCP without options in a padded frame is an acknowledgement.
+// TestPaddingAtNIC checks that redirect_nic redirects frames that were padded to the minimum size of Ethernet, without the
+// padding, and leaves longer padded frames to the kernel. A TCP segment without options in a padded frame is a bare
+// acknowledgement.
 func TestPaddingAtNIC(t *testing.T) {
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
 	for _, tt := range []struct {
@@ -37,8 +38,8 @@ func TestPaddingAtNIC(t *testing.T) {
 	}
 }
 
-// TestPeerOnNode checks when redirect_pod delivers a packet to another pod of the node, or takes one from it, and all conditions under
-// which it leaves the packet to the kernel. All devices of a test are the same one, so another one has the index lo+1.
+// TestPeerOnNode checks when redirect_pod delivers a packet to or from another pod of the node, and all conditions under which
+// it leaves the packet to the kernel. All devices of a test run are lo, so lo+1 stands for another device.
 func TestPeerOnNode(t *testing.T) {
 	const toPeer = 1<<31 | 1
 	f := loadForTest(t, map[string]any{"skip_csum_checks": uint8(1)})
@@ -72,7 +73,7 @@ func TestPeerOnNode(t *testing.T) {
 			if err != nil || (code == redirect) != tt.in {
 				t.Errorf("%s %s: for a packet of the peer redirect_pod returns %d, error %v, want a redirect: %t", v, tt.name, int32(code), err, tt.in)
 			}
-			in[0] ^= 2 // to another MAC address: the bridge or router would not forward it so
+			in[0] ^= 2 // to another MAC address: the bridge or the node would not forward it to this pod
 			if code, _, err = f.RedirectPod.Test(in); err != nil || code == redirect {
 				t.Errorf("%s %s: for a frame to another MAC address redirect_pod returns %d, error %v", v, tt.name, int32(code), err)
 			}

@@ -32,8 +32,8 @@ var helpers = []struct {
 	{asm.FnKtimeGetCoarseNs, "bpf_ktime_get_coarse_ns", "5.11"},
 }
 
-// explain probes the features that the fast path needs one by one, and returns those that the
-// kernel lacks, or the error of loading if it lacks none.
+// explain probes the kernel for each feature that the fast path needs, and returns an error that names the missing ones. If
+// none is missing, it returns the error of loading.
 func explain(failed error) error {
 	if errors.Is(failed, unix.EPERM) {
 		return fmt.Errorf("this needs root, or the capabilities BPF, NET_ADMIN and PERFMON: %w", failed)
@@ -44,8 +44,7 @@ func explain(failed error) error {
 			lacks = append(lacks, since(h.name, h.version))
 		}
 	}
-	// The ebpf package substitutes bpf_probe_read if this helper is missing, so its answer need not be
-	// ErrNotSupported.
+	// Without this helper, the ebpf package falls back to bpf_probe_read, so the error may be another one than ErrNotSupported.
 	if features.HaveProgramHelper(ebpf.SchedCLS, asm.FnProbeReadKernel) != nil {
 		lacks = append(lacks, lacksProbeRead())
 	}
@@ -59,7 +58,7 @@ func explain(failed error) error {
 	return fmt.Errorf("this kernel lacks %s", strings.Join(lacks, ", "))
 }
 
-// lacksProbeRead returns why programs may not read kernel memory.
+// lacksProbeRead returns why programs cannot read kernel memory.
 func lacksProbeRead() string {
 	const helper = "bpf_probe_read_kernel"
 	if mode, err := os.ReadFile("/sys/kernel/security/lockdown"); err == nil && strings.Contains(string(mode), "[confidentiality]") {
@@ -68,7 +67,7 @@ func lacksProbeRead() string {
 	return since(helper, "5.5") + " or forbids it (lockdown=confidentiality)"
 }
 
-// lacksBTF returns which kfuncs the kernel lacks, or that it has no BTF.
+// lacksBTF returns the missing kfuncs, or that the kernel has no BTF.
 func lacksBTF() []string {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {

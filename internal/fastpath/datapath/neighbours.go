@@ -12,8 +12,8 @@ import (
 	"slipstream.dev/internal/process"
 )
 
-// NeighbourFilter filters the neighbour notifications of a netlink socket. Notifications about FDB
-// entries of bridges pass only for addresses that were passed to Subscribe.
+// NeighbourFilter filters the neighbour notifications of a netlink socket. It drops those about FDB entries of bridges, unless
+// Subscribe was called for the MAC address.
 type NeighbourFilter struct{ objects neighboursObjects }
 
 // LoadNeighbourFilter loads the filter. At first it drops all notifications about FDB entries of bridges.

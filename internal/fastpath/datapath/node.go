@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VXLANDevice has the settings of a VXLAN device that appear in its outer headers.
+// VXLANDevice holds the settings of a VXLAN device that appear in its outer headers.
 type VXLANDevice struct {
 	// NIC is the index of the underlying device.
 	NIC int
@@ -25,14 +25,14 @@ type VXLANDevice struct {
 	MAC net.HardwareAddr
 }
 
-// halfWords copies bytes in network byte order.
+// halfWords copies bytes to 16-bit words, in network byte order as in the programs.
 func halfWords(to []uint16, from []byte) {
 	for i := range to {
 		to[i] = binary.NativeEndian.Uint16(from[2*i:])
 	}
 }
 
-// value returns the device in the form that the programs use: in network byte order.
+// value converts the device to the map value of the programs, in network byte order.
 func (o VXLANDevice) value() fastpathVxlanDevice {
 	v := fastpathVxlanDevice{Nic: uint32(o.NIC)}
 	source := o.Source.As4()
@@ -71,33 +71,31 @@ func (p *Programs) SetVXLANDevices(all map[int]VXLANDevice) error {
 
 // SetRouters replaces the NICs over which the node routes packets of pods without encapsulation. It is not safe for concurrent use.
 func (p *Programs) SetRouters(nics []int) error {
-	want := make(map[uint32]bool, len(nics))
-	for _, nic := range nics {
-		want[uint32(nic)] = true
-	}
-	return updateSet(p.objects.Routers, p.routers, want)
+	return updateSet(p.objects.Routers, p.routers, indices(nics))
 }
 
 // SetPodDevices replaces the devices over which the node reaches its pods: their links, and the bridges that have these. It is not safe
 // for concurrent use.
 func (p *Programs) SetPodDevices(all []int) error {
-	want := make(map[uint32]bool, len(all))
-	for _, device := range all {
-		want[uint32(device)] = true
-	}
-	return updateSet(p.objects.PodDevices, p.podDevices, want)
+	return updateSet(p.objects.PodDevices, p.podDevices, indices(all))
 }
 
-// Remote is a remote node of a VXLAN device, from an FDB entry: the device sends frames for a MAC address to a node's IPv4
-// address.
+func indices(devices []int) map[uint32]bool {
+	set := make(map[uint32]bool, len(devices))
+	for _, device := range devices {
+		set[uint32(device)] = true
+	}
+	return set
+}
+
+// Remote is an FDB entry of a VXLAN device: frames for MAC go to the node with this IPv4 address.
 type Remote struct {
 	Device  int
 	MAC     [6]byte
 	Address netip.Addr
 }
 
-// SetRemotes replaces the remote nodes: decap_nic takes packets only from these. It is not safe for
-// concurrent use.
+// SetRemotes replaces the remote nodes. decap_nic decapsulates packets from these only. It is not safe for concurrent use.
 func (p *Programs) SetRemotes(all []Remote) error {
 	want := make(map[fastpathRemote]bool, len(all))
 	for _, r := range all {
@@ -116,8 +114,8 @@ type LinkMAC struct {
 	MAC  [6]byte
 }
 
-// SetLinkMACs replaces the MAC addresses of pods: the fast path delivers packets to a
-// link only for these. It is not safe for concurrent use.
+// SetLinkMACs replaces the MAC addresses of pods. The fast path delivers to a link only packets for these. It is not safe for
+// concurrent use.
 func (p *Programs) SetLinkMACs(all []LinkMAC) error {
 	want := make(map[fastpathLinkMac]bool, len(all))
 	for _, o := range all {
@@ -127,15 +125,14 @@ func (p *Programs) SetLinkMACs(all []LinkMAC) error {
 	return updateSet(p.objects.LinkMacs, p.linkMACs, want)
 }
 
-// Pod is the link of a pod, by its index on the node, and the known addresses of the pod.
+// Pod is a pod: the index of its link on the node, and its known addresses.
 type Pod struct {
 	Link      int
 	Addresses []netip.Addr
 }
 
-// SetWatched replaces the pods whose links have all programs. The programs create flows for the
-// connections of these pods; for those of others they send EventAttach. It is not safe for
-// concurrent use.
+// SetWatched replaces the watched pods, whose links have all programs. The programs create flows for connections of watched
+// pods, and send EventAttach for those of others. It is not safe for concurrent use.
 func (p *Programs) SetWatched(all []Pod) error {
 	want := make(map[fastpathWatch]bool)
 	for _, p := range all {
@@ -147,20 +144,20 @@ func (p *Programs) SetWatched(all []Pod) error {
 	return updateSet(p.objects.WatchedPods, p.watched, want)
 }
 
-// updateSet makes the keys of a map equal to want, as far as there is room, and updates there, the
-// Go copy of the keys.
-func updateSet[K comparable](m *ebpf.Map, there, want map[K]bool) error {
-	for k := range there {
+// updateSet makes the keys of a map equal to want, as far as there is room. present is the Go copy of the keys, which it
+// updates.
+func updateSet[K comparable](m *ebpf.Map, present, want map[K]bool) error {
+	for k := range present {
 		if want[k] {
 			continue
 		}
 		if err := m.Delete(k); err != nil {
 			return fmt.Errorf("delete %+v from the fast path's %s: %w", k, m, err)
 		}
-		delete(there, k)
+		delete(present, k)
 	}
 	for k := range want {
-		if there[k] {
+		if present[k] {
 			continue
 		}
 		err := m.Put(k, uint8(1))
@@ -170,7 +167,7 @@ func updateSet[K comparable](m *ebpf.Map, there, want map[K]bool) error {
 		if err != nil {
 			return fmt.Errorf("put %+v into the fast path's %s: %w", k, m, err)
 		}
-		there[k] = true
+		present[k] = true
 	}
 	return nil
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Recovery is a TCP connection without a flow whose conntrack entry another agent has left liberal.
+// Recovery is a TCP connection without a flow, whose conntrack entry an earlier agent has left liberal.
 type Recovery struct {
 	Flow
-	// WirePeer is the peer's address on the wire, which differs from Peer if NAT translates it.
+	// WirePeer is the peer on the wire. It differs from Peer if NAT translates it.
 	WirePeer netip.AddrPort
 	// Link is the index of the pod's link.
 	Link int
-	// PodScale and PeerScale are the window scales that the two sides announce.
+	// PodScale and PeerScale are the window scales of the two sides.
 	PodScale, PeerScale uint8
 	// Last is the time of its last packet (CLOCK_MONOTONIC).
 	Last time.Duration
@@ -25,9 +25,9 @@ type Recovery struct {
 	Acknowledged uint32
 }
 
-// Recover adds a flow for a connection. The flow takes its sequence numbers from the pod's next packet, if that has no data, and
-// the programs drop that packet: the caller sends the pod a keepalive, and the peer must not see the answer. Recover adds nothing
-// and returns false if there is a flow already, or no room for one.
+// Recover adds a flow for a connection. The caller then sends the pod a keepalive. The programs take the sequence numbers from
+// the pod's next packet, if it has no data, and drop it, because the peer must not see this answer. If there is a flow already,
+// or no room for one, Recover returns false.
 func (p *Programs) Recover(r Recovery) (added bool, err error) {
 	k := r.key()
 	c := fastpathRecovery{
@@ -45,8 +45,8 @@ func (p *Programs) Recover(r Recovery) (added bool, err error) {
 	return code == 0, nil
 }
 
-// Recovered returns whether the flow of a connection has the sequence numbers that Recover asked for. known is false if the
-// connection has ended. If it is in use, the programs learn the numbers from its packets.
+// Recovered returns whether the pod has answered, so that the flow has its sequence numbers. known is false if the connection
+// has ended, or if it is in use: then the programs learn the numbers from its packets.
 func (p *Programs) Recovered(flow Flow) (answered, known bool, err error) {
 	v, known, err := p.lookUp(flow.key())
 	return v.Recovering == 0, known && v.Out.Validated == 0 && v.In.Validated == 0, err

@@ -13,8 +13,8 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// TestRefusedPackets checks that the sequence numbers of a flow follow packets that take the slow path because of their headers,
-// as conntrack follows them; and that they become unknown where the programs cannot follow.
+// TestRefusedPackets checks packets that take the slow path because of their headers. The flow's sequence numbers must follow
+// them as conntrack does, and become unknown where the programs cannot parse the packet.
 func TestRefusedPackets(t *testing.T) {
 	f := loadForTest(t, nil)
 	const acked, end, edge, payload = 900, 1000, 70000, 100
@@ -89,8 +89,8 @@ func TestRefusedPackets(t *testing.T) {
 	}
 }
 
-// outcome returns what a packet did to the flow. The packet went from the pod (out) or to it, with payload bytes from the
-// sequence number end.
+// outcome describes the effect of a packet on the flow. The packet went from the pod (out) or to it, with payload bytes that
+// start at the sequence number end.
 func (p *Programs) outcome(t *testing.T, v version, out bool, end, payload uint32) string {
 	t.Helper()
 	pod, peer := v.ends()
@@ -120,7 +120,7 @@ func (p *Programs) outcome(t *testing.T, v version, out bool, end, payload uint3
 	return "wrong"
 }
 
-// bigTCP takes away the length in the IP header: BIG TCP packets are longer than it can tell.
+// bigTCP clears the length in the IP header, as BIG TCP does for packets whose length does not fit into that field.
 func bigTCP(b []byte, v version, _ int) []byte {
 	at := 14 + 2
 	if v == six {

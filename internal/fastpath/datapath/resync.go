@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ResyncFilter drops the packets that resynchronise conntrack, once conntrack has seen them.
+// ResyncFilter drops the packets that resynchronise conntrack, after conntrack has seen them.
 type ResyncFilter struct {
 	// Mark is the skb mark of these packets.
 	Mark    uint32
@@ -23,9 +23,8 @@ type ResyncFilter struct {
 // conntrackPriority is NF_IP_PRI_CONNTRACK (include/uapi/linux/netfilter_ipv4.h).
 const conntrackPriority = -200
 
-// DropResync attaches drop_resync in the calling thread's network namespace until Close. It drops
-// packets of this node that carry a random mark, right after conntrack. An error says what the
-// kernel lacks.
+// DropResync attaches drop_resync in the calling thread's network namespace until Close. The program drops packets that the
+// node sends with Mark, a random number, right after conntrack. An error says what the kernel lacks.
 func DropResync() (r *ResyncFilter, err error) {
 	spec, err := loadResync()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// tables has the tables of bpf/fastpath/index.h: outer headers and pods' links.
+// tables holds the tables of bpf/fastpath/index.h: outer headers and pods' links.
 type tables struct {
 	all []*table
 	// grace is a map of maps, and inner the map in it: see wait.
@@ -20,11 +20,10 @@ type table struct {
 	states *ebpf.Memory
 	// of returns the entries that a flow refers to; 0 is none.
 	of func(*fastpathFlow) [2]uint32
-	// retired has the entries that programs no longer find.
+	// retired holds the entries that programs no longer find.
 	retired map[uint32]bool
 }
 
-// open opens the tables of loaded programs.
 func (t *tables) open(o *fastpathObjects) error {
 	add := func(states *ebpf.Map, of func(*fastpathFlow) [2]uint32) error {
 		memory, err := states.Memory()
@@ -61,8 +60,8 @@ func (t *tables) open(o *fastpathObjects) error {
 
 func (t *tables) close() error { return errors.Join(t.grace.Close(), t.inner.Close()) }
 
-// wait waits until all programs that are running have ended. The kernel does so when a map of maps is
-// updated (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+// wait waits until all running programs have ended. The kernel does that when a map of maps is updated (maybe_wait_bpf_programs
+// in kernel/bpf/syscall.c).
 func (t *tables) wait() error { return t.grace.Put(uint32(0), t.inner) }
 
 // stateSize is the size of an entry's state. Only its first byte is used.
@@ -91,9 +90,9 @@ func (t *table) set(entry uint32, state fastpathEntryState) error {
 	return nil
 }
 
-// Recycle frees the outer headers and pods' links to which no flow refers. The first call retires such an
-// entry: programs no longer find it. A program that was running at that time may still store it in a flow, so only a later call
-// frees it, unless a flow refers to it by then. Recycle is not safe for concurrent use.
+// Recycle frees the outer headers and pods' links to which no flow refers. It first retires such an entry: programs no longer
+// find it, but one that has already found it may still store it in a flow. The next call frees the entry, unless a flow refers
+// to it by then. Recycle is not safe for concurrent use.
 func (p *Programs) Recycle() error {
 	if err := p.recycle(); err != nil {
 		return fmt.Errorf("free unused entries of the fast path's tables: %w", err)

@@ -62,8 +62,8 @@ func (p *Programs) states(t *testing.T, entry uint32) (all []fastpathEntryState)
 	return all
 }
 
-// TestRecycle checks that the second call after an entry's last flow has gone frees the entry, unless a flow refers to it again
-// by then.
+// TestRecycle checks that an entry without flows is freed by the second call of Recycle, unless a flow refers to it again by
+// then.
 func TestRecycle(t *testing.T) {
 	const free, taken, inUse, retired = fastpathEntryStateENTRY_FREE, fastpathEntryStateENTRY_TAKEN, fastpathEntryStateENTRY_IN_USE, fastpathEntryStateENTRY_RETIRED
 	f := loadForTest(t, nil)
@@ -96,7 +96,7 @@ func TestRecycle(t *testing.T) {
 	check("another is in use", 4, free)
 	refer(6)
 	check("no longer referred to", 5, retired)
-	refer(5) // by a program that found it before
+	refer(5) // by a program that had looked it up before
 	check("referred to again", 5, retired)
 	check("referred to again", 5, retired)
 	if err := f.deleteFlows(); err != nil {

@@ -16,9 +16,9 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// TestSampledConnectionRequestsAttach checks that the programs request programs for a pod's link
-// when they have sampled one of its connections twice, at least 50 ms apart, and not for short
-// connections that reuse the ports. They start probes only once the pod is watched.
+// TestSampledConnectionRequestsAttach checks that the programs send an attach request for a pod's link when they have sampled a
+// connection of the pod twice, at least 50 ms apart, and none for short connections that reuse ports. They start probes only
+// once the pod is watched.
 func TestSampledConnectionRequestsAttach(t *testing.T) {
 	for _, v := range []version{four, six} {
 		t.Run(v.String(), func(t *testing.T) { testSampledConnectionRequestsAttach(t, v) })
@@ -29,10 +29,10 @@ func testSampledConnectionRequestsAttach(t *testing.T, v version) {
 	pod, peer := v.ends()
 	for _, way := range []struct {
 		name string
-		// sampler requests programs for packets that prober handles.
+		// sampler sends the attach requests for packets that prober handles.
 		sampler, prober func(*Programs) *ebpf.Program
 		packet          func(version, uint8) grammar.Packet
-		// others are watched as well, and must make no difference.
+		// others are other watched pods, which must make no difference.
 		pod    Pod
 		others []Pod
 		stage  func(fastpathCpuState) uint8
@@ -209,7 +209,7 @@ func TestAdmissionSampling(t *testing.T) {
 		requested bool
 	}{{0, false}, {time.Second, true}, {time.Minute, false}} {
 		slots := make([]uint64, f.objects.Admission.Size()/8)
-		// Also forget that the agent was just asked.
+		// Also reset the rate limit of attach requests.
 		if err := errors.Join(f.objects.Admission.Set(slots), f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU()))); err != nil {
 			t.Fatal(err)
 		}

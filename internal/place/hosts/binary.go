@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// binary is this program, for one system and architecture by Go's names.
+// binary is a build of this program. system and arch are Go's names.
 type binary struct {
 	file, system, arch string
 	size               int64
@@ -25,8 +25,7 @@ var hostSystems = []string{"linux", "windows"}
 // mainPackage names this program in the build information of a binary.
 const mainPackage = "slipstream.dev/cmd/slipstream"
 
-// binaries returns the files that the user names, and this program itself if hosts
-// can run it.
+// binaries returns the files that the user names, and this program itself if its system can run workers.
 func binaries(named []string) (all []binary, err error) {
 	for _, file := range named {
 		info, err := buildinfo.ReadFile(file)
@@ -78,8 +77,8 @@ func (b *binary) measure() error {
 // architectures maps the names that uname -m and Windows print to Go's.
 var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64", "AMD64": "amd64"}
 
-// fitting returns the binary for a machine as uname -sm describes it, "Linux
-// x86_64", or factsWindows, "Windows AMD64".
+// fitting returns the binary for a machine. uname is the output of uname -sm, such as "Linux x86_64", or of factsWindows, such
+// as "Windows AMD64".
 func fitting(all []binary, name, uname string) (binary, error) {
 	system, machine, _ := strings.Cut(uname, " ")
 	system = strings.ToLower(system)

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// diagnose runs doctor on hosts. It returns the exit code, and a line for each finding in or between the
-// hosts' network namespaces. It leaves out findings about the machine under them.
+// diagnose runs doctor on hosts. It returns the exit code, and a line for each finding in or between the hosts' network
+// namespaces, but not for findings about the machine on which they run.
 func (w *world) diagnose(t *testing.T, args ...string) (code int, found []string) {
 	t.Helper()
 	p := w.start(t, append([]string{"doctor", "--for", "100ms", "--format", "json"}, args...)...)
@@ -35,14 +35,14 @@ func (w *world) diagnose(t *testing.T, args ...string) (code int, found []string
 	return code, found
 }
 
-// TestDoctor: doctor finds nothing on two healthy hosts and between them. It finds each fault, by its name
-// and nothing else, and leaves nothing behind.
+// TestDoctor checks that doctor finds nothing on and between two healthy hosts, finds each fault and nothing else, and leaves
+// nothing behind.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	both := "hosts:root@10.9.0.1,root@10.9.0.2"
 	b := nodes[1]
-	// The port of a VXLAN device is looked at too: by a raw socket.
+	// doctor also examines the port of a VXLAN device, with a raw socket.
 	b.in("ip", "link", "add", "vx", "mtu", "1300", "type", "vxlan", "id", "7", "dev", "eth0", "local", "10.9.0.2", "dstport", "8472")
 	b.in("ip", "link", "set", "vx", "up")
 	if _, found := w.diagnose(t, both, "--probe"); len(found) > 0 {

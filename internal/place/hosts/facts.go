@@ -12,39 +12,38 @@ import (
 	"strings"
 )
 
-// facts describe a host.
+// facts is what a host reports about itself.
 type facts struct {
 	name string
-	// system is the output of uname -sm, or the equivalent for Windows; user is
-	// the user's number.
+	// system is the output of uname -sm, or the equivalent for Windows. user is the user ID.
 	system, user string
 	// address is the host's own address, at which SSH reaches it.
 	address netip.Addr
-	// sudo means that sudo gives root without a password. Otherwise noSudo means that there is none, and refused is what
-	// it says.
+	// sudo means that sudo works without a password. Otherwise noSudo means that it is not installed, and refused is its error
+	// message.
 	sudo, noSudo bool
 	refused      string
-	// machine identifies the kernel that runs and the network namespace; "" if that is unknown. Clones of a virtual machine
-	// share its machine ID, so it is by the boot; a clone that was never restarted shares that too, but has NICs of its own.
-	// Windows has no ID of a boot: there it is the computer's name and all its addresses.
+	// machine identifies the running kernel and the network namespace; "" if unknown. It consists of the boot ID, because
+	// clones of a virtual machine share the machine ID, and of the MAC addresses, because a clone that was never restarted
+	// shares the boot ID too. Windows has no boot ID: there it is the computer's name and all its addresses.
 	machine string
 	// computer is the name of a host that runs Windows.
 	computer string
-	// lacks are programs that the scripts need.
+	// lacks are missing programs that the scripts need.
 	lacks []string
-	// limits are the user's hard limits, by the option of ulimit, in its units.
+	// limits are the user's hard limits, by option of ulimit and in its units.
 	limits map[string]int64
-	// journal means that others change settings there, or have changed some.
+	// journal means that there is a journal: others change settings there, or have done so.
 	journal bool
-	// folders can run programs; others cannot, for the reason given. room has the free bytes of folders, where they are known.
+	// folders are those in which programs run; others are those in which they do not, with the reason. room holds the free
+	// space of folders in bytes, where it is known.
 	folders, others []string
 	room            map[string]int64
 }
 
-// maxFacts bounds how much a host may report.
+// maxFacts limits how much a host may report.
 const maxFacts = 1000
 
-// askFacts asks a host for its facts.
 func (h *host) askFacts(ctx context.Context) (facts, error) {
 	f := facts{name: h.name}
 	s, err := h.openFacts(ctx)
@@ -70,7 +69,7 @@ func (h *host) askFacts(ctx context.Context) (facts, error) {
 	return f, refusedError{fmt.Errorf("host %s reports more than %d facts", h.name, maxFacts)}
 }
 
-// openFacts runs the command for a host's facts. A host that does not run that for Linux may run Windows.
+// openFacts runs the command for a host's facts. If the one for Linux does not run, it tries the one for Windows.
 func (h *host) openFacts(ctx context.Context) (*session, error) {
 	if !h.windows {
 		s, err := h.open(ctx, func(mark string) request {
@@ -88,7 +87,7 @@ func (h *host) openFacts(ctx context.Context) (*session, error) {
 	return h.open(ctx, factsWindows)
 }
 
-// reasons say why no program runs in a folder, by the word that the script reports.
+// reasons maps words that the script reports to the reason why no program runs in a folder.
 var reasons = map[string]string{
 	"absent": "does not exist", "readonly": "cannot be written to", "full": "is full",
 	"noexec": "runs no programs (it is mounted noexec, or a security policy forbids it)",
@@ -100,10 +99,10 @@ func (f *facts) add(word, rest string) error {
 		f.system = rest
 	case "user":
 		f.user = rest
-	case "connection": // the client's address and port, and the server's
+	case "connection": // the client's address and port, then the server's
 		parts := append(strings.Fields(rest), "", "", "")
 		return f.add("address", parts[2])
-	case "home": // of Windows; commands begin in it, and do not name it
+	case "home": // on Windows, where commands start in this folder and do not name it
 		f.folders = append(f.folders, rest)
 	case "address":
 		a, err := netip.ParseAddr(rest)
@@ -144,7 +143,7 @@ func (f *facts) add(word, rest string) error {
 			f.room[folder] = n << 10
 		}
 	case "folder":
-		// The script has the folder's name in double quotes.
+		// The script puts the folder's name in double quotes.
 		if strings.ContainsAny(rest, "\"$`\\'\n") {
 			f.others = append(f.others, rest+" has a name with quotes or the like")
 			break
@@ -158,25 +157,25 @@ func (f *facts) add(word, rest string) error {
 	return nil
 }
 
-// limits says what a run cannot do on a host that runs Windows.
+// limits says what a run cannot do on a Windows host.
 func (h *host) limits() string {
 	return fmt.Sprintf("host %s runs Windows: the load of its CPUs, its interrupts and its devices are not sampled, TCP retransmissions not counted, and senders under load do not sleep in the last millisecond before a message is due", h.name)
 }
 
-// Finding describes what a run would find on a host.
+// Finding is what a run would find on a host.
 type Finding struct {
 	Host, Login, System string
-	// Folder is the one that the program would be copied to.
+	// Folder is the folder to which the program would be copied.
 	Folder string
-	// Root: accelerators would be applied there. Sudo: by a worker that is started by sudo -n.
+	// Root means that accelerators would be applied there, Sudo that sudo -n would start the worker for that.
 	Root, Sudo bool
-	// Limits says what the run could not do there; "" if there is nothing.
+	// Limits says what the run could not do there, or is "".
 	Limits string
-	// Missing is the reason why the run would fail; nil if none is known.
+	// Missing is the reason why the run would fail, or nil.
 	Missing error
 }
 
-// Survey looks at the hosts, and changes nothing.
+// Survey examines the hosts of a run. It changes nothing.
 func Survey(ctx context.Context, config Config) ([]Finding, error) {
 	h, err := New(config)
 	if err != nil {
@@ -186,7 +185,7 @@ func Survey(ctx context.Context, config Config) ([]Finding, error) {
 	return found, errors.Join(err, h.Close(context.WithoutCancel(ctx)))
 }
 
-// Survey looks at the hosts, and changes nothing.
+// Survey examines the hosts. It changes nothing.
 func (h *Hosts) Survey(ctx context.Context) ([]Finding, error) {
 	all := make([]Finding, len(h.hosts))
 	for i, at := range h.hosts {
@@ -213,7 +212,7 @@ func (h *host) survey(ctx context.Context, found *Finding) (err error) {
 		found.Limits = h.limits()
 	}
 	defer func() {
-		if len(h.facts.folders) > 0 { // that have room
+		if len(h.facts.folders) > 0 { // folders that have room
 			found.Folder = h.facts.folders[0]
 		}
 	}()

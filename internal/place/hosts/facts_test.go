@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// FuzzFacts: a host may answer anything.
+// FuzzFacts checks that a host may report anything.
 func FuzzFacts(f *testing.F) {
 	f.Add("folder", "/tmp")
 	f.Add("folder", "/home/$(id)")
@@ -29,7 +29,7 @@ func FuzzFacts(f *testing.F) {
 	})
 }
 
-// TestNoRoot: each way in which sudo refuses has its own remedy, and one that is not known has sudo's own words.
+// TestNoRoot checks that each known refusal of sudo has its own remedy, and that an unknown one is quoted.
 func TestNoRoot(t *testing.T) {
 	for said, want := range map[string]string{
 		"sudo: a password is required":                                           "wants a password from the user, or lets the user do nothing: allow it without one",

@@ -22,8 +22,8 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// hostile is a host whose SSH server lets everybody in, and then does what a test wants. It returns how to
-// reach it.
+// hostile starts an SSH server that lets everybody in, and then does what a test wants. It returns the configuration of a run
+// on that host.
 func hostile(t *testing.T, serve func(ssh.NewChannel)) Config {
 	t.Helper()
 	check := func(err error) {
@@ -77,7 +77,7 @@ func hostile(t *testing.T, serve func(ssh.NewChannel)) Config {
 
 var someMark = regexp.MustCompile(`slipstream-[A-Z2-7]{20,}`)
 
-// answering accepts a command, and writes what answer returns for its mark, until that is empty.
+// answering accepts a command, and writes what answer returns for its mark, until answer returns "".
 func answering(answer func(mark string, n int) string) func(ssh.NewChannel) {
 	return func(offered ssh.NewChannel) {
 		channel, requests, err := offered.Accept()
@@ -107,8 +107,8 @@ func answering(answer func(mark string, n int) string) func(ssh.NewChannel) {
 	}
 }
 
-// TestHostile: whatever a host answers, and if it does not answer, the result is an error, in bounded time
-// and size.
+// TestHostile checks that whatever a host answers, or if it does not answer, the result is an error of bounded size in bounded
+// time.
 func TestHostile(t *testing.T) {
 	defer func(was time.Duration) { scriptTime = was }(scriptTime)
 	once := func(text string) func(string, int) string {
@@ -160,7 +160,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestSilentFiles: the end of a run waits for a server's SFTP as long as for a script, and no longer.
+// TestSilentFiles checks that the end of a run waits no longer for a server's SFTP than for a script.
 func TestSilentFiles(t *testing.T) {
 	defer func(was time.Duration) { scriptTime = was }(scriptTime)
 	scriptTime = 100 * time.Millisecond
@@ -176,7 +176,8 @@ func TestSilentFiles(t *testing.T) {
 	}
 }
 
-// TestSilentAgent: an SSH agent that does not answer, such as one that was forwarded by a lost connection, costs the host.
+// TestSilentAgent checks that an SSH agent that does not answer, such as one that a lost connection has forwarded, fails the
+// host in bounded time.
 func TestSilentAgent(t *testing.T) {
 	defer func(was time.Duration) { scriptTime = was }(scriptTime)
 	scriptTime = 500 * time.Millisecond

@@ -1,7 +1,7 @@
-// Package hosts makes places of machines that it reaches by SSH. It runs the user's ssh, copies this program to
-// each host once, starts workers there, and finds out whether traffic gets from one host to the other. It leaves nothing
-// behind: the program's file has no name from its first byte on, and a worker ends with its connection. What a worker
-// does is up to internal/worker, and what runs in the places to internal/experiment.
+// Package hosts makes places of machines that it reaches by SSH. It runs the user's ssh, copies this program to each host once,
+// starts workers there, and tests whether traffic gets from one host to another. It leaves nothing behind: the program's file
+// is unlinked before its first byte is written, and a worker ends with its connection. internal/worker has the workers, and
+// internal/experiment decides what runs in the places.
 package hosts
 
 import (
@@ -26,28 +26,26 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// Config of a run on hosts.
+// Config configures a run on hosts.
 type Config struct {
 	Hosts []spec.Host
-	// Paths that traffic takes.
+	// Paths are the paths that traffic takes.
 	Paths []Path
-	// Root maps the names of hosts to what needs root there, such as "rps of variant rps". The other hosts do not
-	// need it.
+	// Root maps the names of hosts to what needs root there, such as "rps of variant rps".
 	Root map[string]string
-	// Linux maps the names of hosts to what needs Linux there, such as "workload page". Such a host is refused if it
-	// runs Windows. Windows maps them to what needs Windows.
+	// Linux maps the names of hosts to what needs Linux there, such as "workload page", and Windows to what needs Windows. A
+	// host with the wrong system is refused.
 	Linux, Windows map[string]string
-	// ReadOnly means that the run changes nothing on the hosts. Workers for control run as root where sudo -n allows it,
-	// and otherwise without.
+	// ReadOnly means that the run changes nothing on the hosts. Workers for control run as root only where sudo -n allows it.
 	ReadOnly bool
-	// Binaries are files of this program for other architectures than its own.
+	// Binaries are builds of this program for other architectures.
 	Binaries []string
-	// Ask means that ssh may ask somebody, at a terminal, for a password or the like: once for each host.
+	// Ask means that ssh may ask a person at a terminal for a password or the like, once for each host.
 	Ask bool
 	// Note prints a line for the user.
 	Note func(string)
 
-	// A test's own: how ssh is started, and that its commands share no connection.
+	// Tests set how ssh is started, and that its commands share no connection.
 	begin func(*exec.Cmd) error
 	alone bool
 }
@@ -58,7 +56,7 @@ type Path struct {
 	// Address is the name of the server's address, spec.AddressNative for its own.
 	Address string
 	place.Transport
-	// Port on which the server listens; 0 if it chooses one.
+	// Port is the server's port; 0 lets the server choose one.
 	Port uint16
 }
 
@@ -69,34 +67,33 @@ type Hosts struct {
 	binaries []binary
 	hosts    []*host
 	lead     time.Duration
-	// dialing bounds how many connections are made at once: to one if somebody may be asked, otherwise to eight. All may
-	// go through one machine, and servers drop some of more than ten that have not logged in yet (MaxStartups of
+	// dialing limits the number of connections that are made at the same time: one if a person may be asked, otherwise eight.
+	// All may go through one machine, and a server drops some if more than ten have not logged in yet (MaxStartups of
 	// sshd_config).
 	dialing chan struct{}
-	// folder has the control sockets of ssh.
+	// folder is the folder of ssh's control sockets.
 	folder string
 }
 
-// host is one of the Hosts.
 type host struct {
 	name string
 	spec spec.Host
 	all  *Hosts
 	link link
-	// configured is what ssh's configuration says about the host, once that is known.
+	// configured is the user's ssh configuration for the host, once it is known.
 	configured map[string]string
 
 	facts facts
-	// binary suits the host.
+	// binary is the build that the host can run.
 	binary binary
-	// windows means that the host runs Windows, according to its SSH server.
+	// windows means that the host runs Windows.
 	windows bool
 	program program
-	// ownJournal means that the run may change settings, and that there was no journal when it began.
+	// ownJournal means that the run may change settings, and that there was no journal before it.
 	ownJournal bool
-	// first is the worker that claims the host, or nil. The other workers run its program.
+	// first is the worker that claims the host, or nil. The other workers are started from its program.
 	first *worker.Client
-	// started means that there has been a first worker, and that found, the host's own address, is known since.
+	// started means that a first worker has been started. found is the host's own address at that time.
 	started bool
 	found   netip.Addr
 
@@ -104,11 +101,11 @@ type host struct {
 	sessions []*session
 }
 
-// program identifies this program on a host, by a process that runs it.
+// program identifies the copy of this program on a host, by a process that runs it.
 type program struct{ process, file string }
 
-// Up starts a worker on each host, and returns once traffic gets through between them. If it fails, it
-// leaves nothing behind.
+// Up starts a worker on each host, and returns once traffic gets through between the hosts. If it fails, it leaves nothing
+// behind.
 func Up(ctx context.Context, config Config) (*Hosts, error) {
 	h, err := New(config)
 	if err != nil {
@@ -120,7 +117,7 @@ func Up(ctx context.Context, config Config) (*Hosts, error) {
 	return h, nil
 }
 
-// New returns hosts to which there is no connection yet. Close them.
+// New returns hosts without connecting to them. The caller closes them.
 func New(config Config) (*Hosts, error) {
 	if config.begin == nil {
 		config.begin = (*exec.Cmd).Start
@@ -143,7 +140,7 @@ func New(config Config) (*Hosts, error) {
 	return h, nil
 }
 
-// Up starts a worker on each host, and returns once traffic gets through between them.
+// Up starts a worker on each host, and returns once traffic gets through between the hosts.
 func (h *Hosts) Up(ctx context.Context) error {
 	err := h.each(ctx, func(ctx context.Context, at *host) error { return at.look(ctx) })
 	for _, at := range h.hosts {
@@ -191,7 +188,7 @@ func (h *host) start(ctx context.Context) error {
 	return h.begin(ctx)
 }
 
-// look examines the host, and chooses the binary that suits it.
+// look examines the host and chooses its binary.
 func (h *host) look(ctx context.Context) (err error) {
 	facts, err := h.askFacts(ctx)
 	if err != nil {
@@ -204,7 +201,7 @@ func (h *host) look(ctx context.Context) (err error) {
 	return nil
 }
 
-// begin copies the program, starts the first worker, which claims the host, and restores what dead workers have left there.
+// begin copies the program, starts the first worker, which claims the host, and restores the settings of dead workers.
 func (h *host) begin(ctx context.Context) (err error) {
 	if h.windows {
 		err = h.startWindows(ctx, h.binary)
@@ -223,7 +220,7 @@ func (h *host) begin(ctx context.Context) (err error) {
 	return h.restore(ctx, false)
 }
 
-// startLinux copies the program to the first folder that has room for it, and starts the first worker.
+// startLinux copies the program to the first folder with enough room, and starts the first worker.
 func (h *host) startLinux(ctx context.Context, b binary) error {
 	var s *session
 	var err error
@@ -239,7 +236,7 @@ func (h *host) startLinux(ctx context.Context, b binary) error {
 	return err
 }
 
-// launch copies the program to a folder of the host, in a session that then becomes the program.
+// launch copies the program to a folder of the host, in a session that then becomes the worker.
 func (h *host) launch(ctx context.Context, folder string, b binary) (*session, error) {
 	s, err := h.open(ctx, func(mark string) request { return script(mark, launch(mark, folder, b, h.claim())) })
 	if err != nil {
@@ -252,7 +249,7 @@ func (h *host) launch(ctx context.Context, folder string, b binary) (*session, e
 	return s, nil
 }
 
-// claim returns the arguments of a worker of which a host has only one: the first, or the one for control.
+// claim returns the arguments of a worker that claims the host: the first one, or the one for control.
 func (h *host) claim() string { return "--remote --claim " + h.all.run + "/" + whoami() }
 
 // attach connects to the worker that a session has become.
@@ -267,10 +264,10 @@ func (h *host) attach(ctx context.Context, s *session) (*worker.Client, error) {
 	return c, nil
 }
 
-// brokenError means that a copy of the program is not complete. Usually there is no room for it.
+// brokenError means that a copy of the program is incomplete, usually for lack of space.
 type brokenError struct{ error }
 
-// copy sends the program, and returns how the host runs it.
+// copy sends the program, and returns the process that runs it.
 func (s *session) copy(ctx context.Context, folder string, b binary) (program, error) {
 	if err := s.expect(ctx, "send"); err != nil {
 		return program{}, err
@@ -282,7 +279,7 @@ func (s *session) copy(ctx context.Context, folder string, b binary) (program, e
 	defer f.Close()
 	ctx, stop := s.within(ctx, copyTime, "")
 	defer stop()
-	_, _ = f.WriteTo(s.in) // the script reports the outcome
+	_, _ = f.WriteTo(s.in) // the script reports errors
 	word, rest, err := s.report(ctx)
 	switch {
 	case errors.As(err, new(brokenConnection)):
@@ -303,7 +300,7 @@ func unexpected(host, word string) error {
 	return refusedError{fmt.Errorf("host %s: sh there does not run the script that it was sent: it answers %q", host, word)}
 }
 
-// drop breaks the connections to all workers of the host.
+// drop ends the connections to all workers of the host.
 func (h *host) drop() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -317,7 +314,7 @@ func (h *host) drop() {
 
 var notPlain = regexp.MustCompile(`[^A-Za-z0-9.@_-]+`)
 
-// whoami says who runs this, for others that find the host claimed.
+// whoami names the user and the process of this run, for another run that finds the host claimed.
 func whoami() string {
 	name, err := os.Hostname()
 	if err != nil {
@@ -326,7 +323,7 @@ func whoami() string {
 	return notPlain.ReplaceAllString(fmt.Sprintf("%s@%s-process-%d", me(), name, os.Getpid()), "-")
 }
 
-// me returns the name of the user of this process.
+// me returns the user name of this process.
 func me() string {
 	u, err := user.Current()
 	if err != nil {
@@ -364,10 +361,10 @@ func (h *Hosts) find(name string) *host {
 			return at
 		}
 	}
-	panic("no host " + name) // places are of hosts
+	panic("no host " + name) // every place is a host
 }
 
-// root says what needs root on this host, "" if nothing does.
+// root returns what needs root on this host, or "".
 func (h *host) root() string { return h.all.config.Root[h.name] }
 
 // sudo reports whether a worker for control uses sudo on this host.
@@ -375,8 +372,8 @@ func (h *host) sudo() bool {
 	return h.facts.user != "0" && (h.root() != "" || h.facts.sudo)
 }
 
-// restore restores what dead workers have left on the host, if this run may change anything there. It removes a journal
-// that is the run's own.
+// restore restores the settings that dead workers have left on the host, if this run may change settings there. With own it
+// also removes the journal.
 func (h *host) restore(ctx context.Context, own bool) error {
 	if h.root() == "" {
 		return nil
@@ -397,21 +394,21 @@ func (h *host) restore(ctx context.Context, own bool) error {
 		return fmt.Errorf("restore the settings of host %s: %w", h.name, err)
 	}
 	s.settle()
-	if said := s.said(); said != "" { // of settings that somebody has changed meanwhile
+	if said := s.said(); said != "" { // a warning about settings that somebody else has changed
 		h.all.config.Note("host " + h.name + said)
 	}
 	return nil
 }
 
-// patience bounds how long a host may be unreachable before the run is given up. A restart takes about that long.
-// endPatience is the bound at the end of a run: after it, what dead workers left there stays.
+// patience is how long a host may be unreachable before the run is lost: about as long as a reboot takes. endPatience applies
+// at the end of a run; after that, the settings of dead workers stay.
 const patience, endPatience = 5 * time.Minute, time.Minute
 
-// aliveTime bounds how long a host may take to answer.
+// aliveTime limits how long a host may take to answer.
 const aliveTime = 10 * time.Second
 
-// Await connects again to hosts that do not answer. It tries once or, if patient is set, until patience is over; then
-// the run is lost (place.ErrLost).
+// Await reconnects to hosts that do not answer. It tries once or, if patient is set, until patience is over; then the run is
+// lost (place.ErrLost).
 func (h *Hosts) Await(ctx context.Context, patient bool) error {
 	limit := time.Duration(0)
 	if patient {
@@ -450,7 +447,7 @@ func (h *host) answers(ctx context.Context) error {
 	return h.first.Alive(ctx)
 }
 
-// comeBack tries to start the host's first worker again, at growing intervals, until limit is over.
+// comeBack tries at growing intervals, until limit is over, to start the host's first worker again.
 func (h *host) comeBack(ctx context.Context, limit time.Duration) error {
 	deadline := time.Now().Add(limit)
 	for wait := 250 * time.Millisecond; ; wait = min(2*wait, 15*time.Second) {
@@ -497,8 +494,7 @@ func (h *Hosts) Places() []place.Place {
 	return all
 }
 
-// address returns an address of the host by name; invalid if it has none. The host's own is the one by which SSH reaches
-// it.
+// address returns an address of the host by name, or the zero Addr. The native one is the address at which SSH reaches it.
 func (h *host) address(name string) netip.Addr {
 	if text, ok := h.spec.Addresses[name]; ok {
 		return netip.MustParseAddr(text).Unmap() // Parse has checked it
@@ -509,10 +505,10 @@ func (h *host) address(name string) netip.Addr {
 	return netip.Addr{}
 }
 
-// Lead returns the longest time that the start time of traffic takes to reach the workers.
+// Lead returns the time in which the start time of traffic reaches all workers.
 func (h *Hosts) Lead() time.Duration { return h.lead }
 
-// Close ends all workers, and restores what they may have left.
+// Close ends all workers, and restores the settings that they may have left.
 func (h *Hosts) Close(ctx context.Context) error {
 	err := h.everywhere(func(at *host) error { return at.close(ctx) })
 	return errors.Join(err, os.RemoveAll(h.folder))
@@ -523,9 +519,9 @@ func (h *host) close(ctx context.Context) error {
 	if !h.started {
 		return nil
 	}
-	if h.root() != "" && h.answers(ctx) != nil { // the last switch may have restarted it
+	if h.root() != "" && h.answers(ctx) != nil { // the last switch may have rebooted it
 		h.all.config.Note(fmt.Sprintf("host %s does not answer: connecting again, to restore its settings", h.name))
-		if err := h.comeBack(ctx, endPatience); err != nil { // no trial is lost by that
+		if err := h.comeBack(ctx, endPatience); err != nil { // not %w: the run is not lost, all trials are done
 			return fmt.Errorf("restore the settings of host %s: %v", h.name, err)
 		}
 	}
@@ -534,7 +530,7 @@ func (h *host) close(ctx context.Context) error {
 	}
 	err := h.restore(ctx, h.ownJournal)
 	gone := h.first.Gone()
-	if closeErr := h.first.Close(); !gone { // otherwise that is known, and was reported
+	if closeErr := h.first.Close(); !gone { // if it is gone, that was reported before
 		err = errors.Join(err, closeErr)
 	}
 	if h.windows {

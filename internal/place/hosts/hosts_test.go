@@ -47,8 +47,8 @@ func fromAToB(address string, t place.Transport) []hosts.Path {
 	return []hosts.Path{{Client: "a", Server: "b", Address: address, Transport: t}}
 }
 
-// TestUp: hosts lack something. The run does without it, or says what to do, and so does a dry run where it can know. Either way
-// they leave nothing behind.
+// TestUp checks runs on hosts that lack something. A run does without it or says what to do, as does a dry run where it can
+// know. Both leave nothing behind.
 func TestUp(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -284,7 +284,7 @@ func TestUp(t *testing.T) {
 				line := "10.9.0.* " + string(ssh.MarshalAuthorizedKey(newKey(t, filepath.Join(w.home, "other")).PublicKey()))
 				must(t, os.WriteFile(filepath.Join(w.home, ".ssh", "known_hosts"), []byte(line), 0o600))
 			},
-			want: "If it was installed anew, correct that line by hand, as it is for 10.9.0.* and connect once with ssh -o HostName=10.9.0.",
+			want: "If it was reinstalled, correct that line by hand, as it is for 10.9.0.* and connect once with ssh -o HostName=10.9.0.",
 		},
 		{
 			name: "two names for one host", user: "root",
@@ -400,7 +400,7 @@ func workersAnswer(t *testing.T, up *hosts.Hosts) {
 	must(t, up.Close(context.Background()))
 }
 
-// TestUpByShells: login shells other than sh, with start-up files that print something, fail and spoil PATH.
+// TestUpByShells checks login shells other than sh, with start-up files that print something, fail and spoil PATH.
 func TestUpByShells(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ shell, from, file, text string }{
@@ -432,7 +432,7 @@ func needsRoot(_ *testing.T, _ *world, _ []*node, c *hosts.Config) {
 	c.Root = map[string]string{"b": "rps{nic, all} of variant rps"}
 }
 
-// TestAdvice follows the advice for a key that has changed: it removes that key, and no other.
+// TestAdvice follows the advice for a changed key, and checks that it removes that key and no other.
 func TestAdvice(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -474,7 +474,7 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
-// slowly joins two nodes by a link on which a small packet takes a twentieth of a second or so.
+// slowly joins two nodes by a link with a delay of about 50 ms for a small packet.
 func slowly(t *testing.T, nodes []*node) {
 	t.Helper()
 	must(t, netns.Do(nodes[0].ns, func() error {
@@ -486,7 +486,7 @@ func slowly(t *testing.T, nodes []*node) {
 	}
 }
 
-// certify gives nodes certificates of a new authority, which is all that the controller knows. They are valid from a time on.
+// certify gives nodes certificates of a new authority, which is all that the controller knows. They are valid from then on.
 func certify(t *testing.T, w *world, nodes []*node, names string, from time.Time) {
 	t.Helper()
 	authority := newKey(t, filepath.Join(w.home, "authority"))
@@ -556,14 +556,14 @@ func addTo(keys agent.Agent, key []byte) error {
 	return keys.Add(agent.AddedKey{PrivateKey: parsed})
 }
 
-// TestCut: whenever the connection breaks, nothing is left.
+// TestCut checks that nothing is left, whenever the connection breaks.
 func TestCut(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
 	config := w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)})
 	self, err := os.Stat("/proc/self/exe")
 	must(t, err)
-	// In the handshake, in the look, and in the copy.
+	// During the handshake, the examination of the host, and the copy.
 	for _, bytes := range []int64{700, 1400, 1800, 2200, 2600, 3000, 3400, 3800, 4200, 4600, 1 << 20, self.Size() / 2, self.Size()} {
 		w.configure(t, "Host b\n"+through(t, "cut", bytes, "%h:%p"))
 		up, err := hosts.Up(t.Context(), config)
@@ -603,7 +603,7 @@ func TestCut(t *testing.T) {
 	clean(t, nodes)
 }
 
-// TestClaim: a second run on a host is told who uses it.
+// TestClaim checks that a second run on a host is told who uses it.
 func TestClaim(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -646,7 +646,7 @@ type program struct {
 	output output
 }
 
-// run runs an experiment on the hosts, anew.
+// run starts a new experiment on the hosts.
 func (w *world) run(t *testing.T, user string, runs int, args ...string) *program {
 	t.Helper()
 	file := filepath.Join(w.home, "hosts.yaml")
@@ -703,7 +703,7 @@ func served(trial record.Trial) bool {
 	})
 }
 
-// TestExperiment: every variant gives figures. The user becomes root where a variant needs it.
+// TestExperiment checks that every variant yields results, and that the user becomes root where a variant needs it.
 func TestExperiment(t *testing.T) {
 	t.Parallel()
 	with := nodeOptions{config: "MaxSessions 1\n", sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
@@ -747,8 +747,8 @@ func (w *world) recorded() int {
 	return strings.Count(string(data), "\n")
 }
 
-// TestResume: a run whose controller is killed, even in a trial with accelerators, leaves nothing on the hosts. The resumed run
-// loses no trial, and repeats none.
+// TestResume checks that a run whose controller is killed, even in a trial with accelerators, leaves nothing on the hosts, and
+// that the resumed run neither loses nor repeats a trial.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
@@ -800,8 +800,8 @@ func TestResume(t *testing.T) {
 	clean(t, nodes)
 }
 
-// TestAnotherAddress: a host that comes back at another address ends the run, as its trials would go to
-// nobody, or to somebody else.
+// TestAnotherAddress checks that a host that comes back at another address ends the run: traffic would go to nobody, or to
+// somebody else.
 func TestAnotherAddress(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -829,7 +829,7 @@ func TestAnotherAddress(t *testing.T) {
 	clean(t, nodes)
 }
 
-// TestDropOff: a host that is cut from power in a trial costs that trial.
+// TestDropOff checks that a host that loses power during a trial costs only that trial.
 func TestDropOff(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -846,8 +846,8 @@ func TestDropOff(t *testing.T) {
 			t.Log(trial.Error)
 		}
 	}
-	// At the edge between two trials it costs none. It costs two where the kernel kills the worker of the first before the one
-	// that tells whether the host is there.
+	// Between two trials it may cost none. It costs two if the kernel kills the first trial's worker before the one that tells
+	// whether the host is there.
 	if err != nil || failed > 2 || len(trials) != 24+failed {
 		t.Errorf("%d of %d trials failed: %v\n%s", failed, len(trials), err, text)
 	}
@@ -869,8 +869,8 @@ spec:
   runs: 2
 `
 
-// TestOutage: a network that drops everything within a trial costs that trial, whatever made its traffic. The trial is repeated, and
-// its figures are not in the means.
+// TestOutage checks that a network that drops everything during a trial costs that trial, whichever tool made its traffic, and
+// that the trial is repeated and not part of the means.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -933,7 +933,7 @@ func (n *node) command(args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"--target", n.init(), "--mount", "--pid", "--net", "/mnt/slipstream"}, args...)...)
 }
 
-// TestAppliedBefore: what an administrator has applied on a host outlives a run that has accelerators of its own there.
+// TestAppliedBefore checks that what an administrator has applied on a host outlives a run with accelerators of its own there.
 func TestAppliedBefore(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -956,7 +956,7 @@ func TestAppliedBefore(t *testing.T) {
 	}
 }
 
-// TestControlWorkerKilled: what a dead worker had applied does not stay for the trials that follow.
+// TestControlWorkerKilled checks that the settings of a dead worker are restored before the next trials.
 func TestControlWorkerKilled(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -1005,8 +1005,8 @@ func TestControlWorkerKilled(t *testing.T) {
 	clean(t, nodes)
 }
 
-// TestSwitchRestartsHost: a switch that restarts a host costs no trial, and what the run applied is restored at its
-// end. The first command of two returns while the host is still down.
+// TestSwitchRestartsHost checks that a switch that reboots a host costs no trial, and that the settings of the run are restored
+// at its end. The first of two commands returns while the host is still down.
 func TestSwitchRestartsHost(t *testing.T) {
 	t.Parallel()
 	with := nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}
@@ -1057,11 +1057,11 @@ func TestSwitchRestartsHost(t *testing.T) {
 	clean(t, nodes)
 }
 
-// TestSilentJump: a jump host that goes silent does not hold up a run that has run out of patience.
+// TestSilentJump checks that a jump host that goes silent does not hold up a run whose patience is over.
 func TestSilentJump(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
-	// In the handshake of either machine, in the look, and in the copy.
+	// During the handshake with either machine, the examination of the host, and the copy.
 	for _, bytes := range []int64{1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 1 << 20} {
 		t.Run(fmt.Sprint(bytes), func(t *testing.T) {
 			t.Parallel()
@@ -1084,8 +1084,8 @@ func TestSilentJump(t *testing.T) {
 
 func sshKey(pem []byte) (any, error) { return ssh.ParseRawPrivateKey(pem) }
 
-// TestTakeover: if the connection of a worker breaks silently, so that its input stays open, the worker yields to another one of
-// its run. It does not yield to any other, not even to one of another user who has seen the name of the run.
+// TestTakeover checks that if the connection to a worker breaks silently, so that its input stays open, the worker yields to
+// another one of its run, but to no other, not even to one of another user who has seen the name of the run.
 func TestTakeover(t *testing.T) {
 	t.Parallel()
 	testenv.NeedRoot(t)

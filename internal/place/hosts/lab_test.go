@@ -23,9 +23,9 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// besideLab measures between the two nodes of a lab twice: by the lab's own workers, and by workers over SSH.
-// Throughput varies by a sixth from block to block, so fewer blocks would leave an interval wider than the margin.
-// These take a quarter of an hour.
+// besideLab measures between the two nodes of a lab twice: with the lab's own workers, and with workers over SSH. Throughput
+// varies by a sixth from block to block, so with fewer blocks the interval would be wider than the margin. These take a quarter
+// of an hour.
 const besideLab = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: beside-lab}
@@ -47,7 +47,7 @@ spec:
   runs: 300
 `
 
-// twice is a lab whose nodes are reached in both ways.
+// twice is a lab with both kinds of workers.
 type twice struct {
 	*topology.Topology
 	lab   *lab.Lab
@@ -58,8 +58,8 @@ func (b *twice) Network(_ context.Context, fabric int) (experiment.Network, erro
 	return &twiceNetwork{twice: b, Assignment: b.Assign(fabric, append(b.hosts.Places(), b.nodes()...))}, nil
 }
 
-// nodes returns the nodes of the lab. If they share CPUs, each gets one of its own, as the pods of a pair do. Otherwise
-// the scheduler would choose at random.
+// nodes returns the nodes of the lab. If they share CPUs, each gets one of its own, as the pods of a pair do: the scheduler
+// would choose at random.
 func (b *twice) nodes() []place.Place {
 	nodes := b.lab.Places()
 	for i, p := range nodes {
@@ -96,8 +96,8 @@ func (kept) Append(record.Trial) error      { return nil }
 func (kept) Switched(string) error          { return nil }
 func (kept) Wanted() (record.Wanted, error) { return record.WantedOn, nil }
 
-// BenchmarkBesideLab measures between two nodes of a lab, in every block once over SSH and once as the lab does. The
-// two must agree.
+// BenchmarkBesideLab measures between two nodes of a lab, in every block once with workers over SSH and once with the lab's
+// own. The results must agree.
 func BenchmarkBesideLab(b *testing.B) {
 	w := newController(b)
 	exp, err := spec.Parse("beside-lab.yaml", []byte(besideLab), nil)

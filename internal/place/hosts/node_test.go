@@ -52,8 +52,8 @@ func TestMain(m *testing.M) {
 	os.Exit(tests(m))
 }
 
-// tests runs the tests. The programs that they start find an ssh that takes its configuration from HOME: the real one takes
-// it from where the user lives.
+// tests runs the tests. The programs that they start find an ssh that takes its configuration from HOME; the real one takes it
+// from the home directory in the user database.
 func tests(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "slipstream-ssh-")
 	if err != nil {
@@ -70,8 +70,7 @@ func tests(m *testing.M) int {
 	return m.Run()
 }
 
-// proxy is a proxy command. It goes silent in both directions, or breaks the connection, after some bytes were sent; never
-// if that is "never".
+// proxy is a proxy command. After it has sent some bytes, or never, it goes silent in both directions or breaks the connection.
 func proxy(then, bytes, address string) {
 	c, err := net.Dial("tcp", address)
 	if err != nil {
@@ -120,7 +119,7 @@ type world struct {
 	key  ssh.Signer // of the controller's user
 }
 
-// node is an SSH server in a network namespace, with mounts and processes of its own.
+// node is an SSH server in network, mount and PID namespaces of its own.
 type node struct {
 	t       testing.TB
 	name    string
@@ -136,21 +135,21 @@ type node struct {
 	sshd *exec.Cmd
 }
 
-// nodeOptions say how an SSH server differs from the most common one.
+// nodeOptions configure how an SSH server differs from a typical one.
 type nodeOptions struct {
 	// config is added to sshd_config, key to the line of the key that may log in, before it.
 	config, key string
-	// noexec are folders that run no programs.
+	// noexec are folders in which no programs run.
 	noexec []string
-	// full are folders that have no room for the program.
+	// full are folders without room for the program.
 	full []string
 	// readonly are folders that cannot be written to.
 	readonly []string
-	// without are programs that are not there.
+	// without are programs that are missing.
 	without []string
-	// shell of everybody who logs in, /bin/sh if empty. startup are commands that it runs first.
+	// shell is the login shell, /bin/sh if empty. startup are commands that it runs first.
 	shell, startup string
-	// home of user, if it is not the usual one.
+	// home is the home directory of user, if it is not the usual one.
 	home string
 	// files are in /home/user, by their names.
 	files map[string]string
@@ -160,7 +159,7 @@ type nodeOptions struct {
 	sudoers string
 }
 
-// folders that could hold the program. Every node has its own.
+// Folders that could hold the program. Every node has its own.
 var folders = []string{"/run", "/tmp", "/var/tmp", "/home", "/dev/shm"}
 
 // output keeps what a process logs.
@@ -188,7 +187,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// newKey writes a private key to a file.
 func newKey(t testing.TB, file string) ssh.Signer {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(nil)
@@ -364,7 +362,7 @@ mount -t proc proc /proc; mount -t sysfs sysfs /sys
 	})
 }
 
-// stop ends the machine, as a power cut does: every process of it at once.
+// stop kills all processes of the machine at the same time, like a power cut.
 func (n *node) stop() {
 	if n.sshd != nil {
 		_ = n.sshd.Process.Kill()
@@ -382,7 +380,7 @@ func (w *world) dial(ctx context.Context, network, address string) (c net.Conn, 
 	return c, err
 }
 
-// init returns the first process of the machine, from which all others descend.
+// init returns the PID of the machine's first process, from which all others descend.
 func (n *node) init() string {
 	n.t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", n.sshd.Process.Pid))
@@ -390,7 +388,6 @@ func (n *node) init() string {
 	return strings.Fields(string(data))[0]
 }
 
-// read returns the content of a file of the node.
 func (n *node) read(name string) string {
 	n.t.Helper()
 	data, err := os.ReadFile(filepath.Join("/proc", n.init(), "root", name))
@@ -398,8 +395,7 @@ func (n *node) read(name string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// left returns what a run has left on the node: files, and processes other than the
-// SSH server's first.
+// left returns what a run has left on the node: files, and processes other than the SSH server.
 func (n *node) left() string {
 	var all []string
 	root := filepath.Join("/proc", n.init(), "root")
@@ -446,7 +442,7 @@ func (n *node) disconnect() {
 	n.kill(func(line string) bool { return strings.HasPrefix(line, "sshd: ") })
 }
 
-// kill kills processes by their command lines.
+// kill kills the processes whose command lines match.
 func (n *node) kill(which func(line string) bool) {
 	n.t.Helper()
 	machine, err := os.Readlink(filepath.Join("/proc", n.init(), "ns/pid"))
@@ -480,7 +476,7 @@ func (w *world) config(t testing.TB, c hosts.Config) hosts.Config {
 	return w.by(t, c, filepath.Join(w.home, ".ssh", "config"))
 }
 
-// by makes a run use a file of SSH configuration.
+// by makes a run use an SSH configuration file.
 func (w *world) by(t testing.TB, c hosts.Config, file string) hosts.Config {
 	c.Note = func(text string) { t.Log(text) }
 	return c.Begin(func(cmd *exec.Cmd) error {

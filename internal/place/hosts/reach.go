@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/internal/worker"
 )
 
-// reach sends a message on each path that traffic is to take, there and back, as in a trial.
+// reach tests each path that traffic is to take: see Reach.
 func (h *Hosts) reach(ctx context.Context) error {
 	for _, p := range h.config.Paths {
 		if err := h.Reach(ctx, p); err != nil {
@@ -19,7 +19,7 @@ func (h *Hosts) reach(ctx context.Context) error {
 	return nil
 }
 
-// Reach sends a message on a path, there and back, as in a trial. Its error names the hosts and what to do.
+// Reach sends a message along a path and back, as a trial does. The error names the hosts and says what to do.
 func (h *Hosts) Reach(ctx context.Context, p Path) error {
 	client, server := h.find(p.Client), h.find(p.Server)
 	to := server.address(p.Address)

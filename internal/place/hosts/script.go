@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// Before a host has a worker, sh there runs a short script. The login shell only starts sh, which reads the script from its
-// standard input. So almost any login shell will do, and cmd.exe and PowerShell of Windows, which start no sh, run no part of it.
-// A script reports in lines that begin with a mark, a random word. So nothing that a shell's start-up files print is taken for a
-// report.
+// Before a host has a worker, sh there runs a short script. The login shell only starts sh, which reads the script from
+// standard input. So almost any login shell works, and the cmd.exe or PowerShell of Windows, which cannot start sh, runs no
+// part of it. A script reports in lines that begin with a mark, a random word, so that nothing that a shell's start-up files
+// print is mistaken for a report.
 
-// prelude makes scripts independent of the user's start-up files: programs are found although PATH lacks the usual folders, and the
-// program may be as large as the user's hard limits allow.
+// prelude makes scripts independent of the user's start-up files. It adds the usual folders to PATH, and raises the soft limits
+// of file size and memory to the hard limits.
 const prelude = `PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"; export PATH; ` +
 	`for l in f v; do ulimit -S -$l "$(ulimit -H -$l)" 2>/dev/null; done; `
 
-// script returns the request for a script. PATH may be anything, so the command names sh by its path.
+// script returns the request for a script. The command names sh by its path, because PATH may be anything.
 func script(mark, text string) request {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i := range lines {
@@ -25,17 +25,16 @@ func script(mark, text string) request {
 	return request{`exec /bin/sh -c 'read -r script; eval "$script"'`, `echo "` + mark + ` begin"; ` + prelude + strings.Join(lines, " ") + "\n"}
 }
 
-// journal is the folder in which accelerators record what they change. A user who may not change anything has
-// none.
+// journal is the folder in which accelerators record what they change. It exists only if somebody has changed settings.
 const journal = "/run/slipstream"
 
-// sudo gives root without a password or not at all, and keeps no record that it did.
+// sudo runs a command as root without a password, or fails. It leaves no cached credentials.
 const sudo = "sudo -n -k"
 
-// sums are the programs that read their standard input and print its SHA-256 first. Almost every host has one of them.
+// sums are programs that print the SHA-256 of their standard input as the first word. Almost every host has one of them.
 var sums = []string{"sha256sum", "shasum -a 256", "openssl dgst -sha256 -r"}
 
-// firstSum returns the commands that run the first of the sums that a host has.
+// firstSum returns the shell command that runs the first of sums that a host has.
 func firstSum() string {
 	var text strings.Builder
 	for _, sum := range sums {
@@ -45,12 +44,12 @@ func firstSum() string {
 	return text.String() + "se echo none; fi"
 }
 
-// factsScript returns the script that reports what a host is, what it lacks, and in which folders programs run. It tests that with
-// a file, whose name it removes at once. The folders are usually on different file systems. Only root may use the space that a file
-// system reserves.
+// factsScript returns the script that reports what a host is, what it lacks, and in which folders programs run. It tests a
+// folder with a file that it unlinks immediately. The folders are usually on different file systems. Only root may use the
+// reserved space of a file system.
 func factsScript(mark string, root bool) string {
 	ask := ""
-	if root { // sudo keeps a file of those who ask
+	if root { // only if needed, because sudo leaves a file for each user who runs it
 		ask = `if ! command -v sudo >/dev/null 2>&1; then echo "MARK nosudo";
 			elif said=$(SUDO /bin/sh -c "/bin/sh -c :; exit \$?" </dev/null 2>&1 >/dev/null); then echo "MARK sudo";
 			else echo "MARK refused $(echo "$said" | tail -n 1)"; fi;`
@@ -86,11 +85,11 @@ func factsScript(mark string, root bool) string {
 	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo, "FIRSTSUM", firstSum()).Replace(script)
 }
 
-// copyTime bounds how long a copy may take. Only a connection that broke silently lasts longer.
+// copyTime limits how long a copy may take. Only a silently broken connection reaches it.
 const copyTime = 30 * time.Minute
 
-// launch returns the script that reads a program from the standard input and becomes it. The program's file
-// loses its name before it has its first byte, so that nothing is left of it, however the script ends.
+// launch returns the script that reads a program from standard input and then executes it. It unlinks the program's file before
+// it writes the first byte, so that nothing is left, however the script ends.
 func launch(mark, folder string, b binary, arguments string) string {
 	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments, "FIRSTSUM", firstSum()).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
@@ -102,8 +101,8 @@ func launch(mark, folder string, b binary, arguments string) string {
 		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
 }
 
-// again returns the script that starts a worker of the program that a process runs. If the journal is the
-// run's own, the script removes it once the worker has ended: if the controller is dead, nobody else does.
+// again returns the script that starts another worker from the program that a process runs. With own, the script removes the
+// run's journal after the worker has ended: if the controller is dead, nobody else does.
 func again(mark string, p program, root, own bool, arguments string) string {
 	work := `AS /proc/PROCESS/exe worker ` + arguments
 	if !own {
@@ -112,8 +111,7 @@ func again(mark string, p program, root, own bool, arguments string) string {
 	return p.script(mark, root, work+`; s=$?; TIDY exit $s`)
 }
 
-// revert returns the script that restores what dead workers have left, and removes a journal that is the run's
-// own.
+// revert returns the script that restores the settings of dead workers. With own, it also removes the run's journal.
 func revert(mark string, p program, root, own bool) string {
 	tidy := ""
 	if own {
@@ -122,9 +120,8 @@ func revert(mark string, p program, root, own bool) string {
 	return p.script(mark, root, `if AS /proc/PROCESS/exe accel revert --killed >/dev/null; then `+tidy+` echo "MARK end"; else echo "MARK failed"; fi`)
 }
 
-// script returns a script that runs commands if the process still runs the program, and reports whether it
-// does. The program's file has been deleted. The name that it had shows that no other process has taken the
-// PID. TIDY removes an empty journal.
+// script returns a script that runs commands if the process still runs the program, and reports whether it does. The program's
+// file is deleted, but its former name shows that no other process has reused the PID. TIDY removes an empty journal.
 func (p program) script(mark string, root bool, commands string) string {
 	as := ""
 	if root {

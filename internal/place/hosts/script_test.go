@@ -12,8 +12,7 @@ import (
 	"testing"
 )
 
-// TestLaunch: a file that is not the program that was sent is neither run nor left
-// behind.
+// TestLaunch checks that a copy that differs from the program is neither run nor left behind.
 func TestLaunch(t *testing.T) {
 	const text = "#!/bin/sh\necho ran \"$@\"\n"
 	const sum = "5a1b8a0e8c3ff3f0"
@@ -50,7 +49,7 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
-// TestFirstSum: any of the programs for SHA-256 will do.
+// TestFirstSum checks that each of the programs for SHA-256 works.
 func TestFirstSum(t *testing.T) {
 	for _, sum := range append(sums, "none") {
 		dir := t.TempDir()
@@ -78,7 +77,7 @@ func sha(text string) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
 }
 
-// TestLoginShells: every shell that is installed here runs a script.
+// TestLoginShells checks that every shell that is installed here runs a script.
 func TestLoginShells(t *testing.T) {
 	for _, shell := range []string{"sh", "bash", "bsd-csh", "elvish", "fish", "ksh93", "mksh", "rc", "tcsh", "xonsh", "yash", "zsh"} {
 		if _, err := exec.LookPath(shell); err != nil {
@@ -94,7 +93,7 @@ func TestLoginShells(t *testing.T) {
 	}
 }
 
-// TestGone: nothing is run if another process has taken the PID.
+// TestGone checks that nothing is run if another process has reused the PID.
 func TestGone(t *testing.T) {
 	other := exec.Command("sleep", "60")
 	if err := other.Start(); err != nil {

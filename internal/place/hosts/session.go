@@ -17,33 +17,33 @@ import (
 	"slipstream.dev/internal/place"
 )
 
-// session is a command on a host, run by an ssh of its own. If the command has become a worker, the session is the
+// session is a command on a host, run by an ssh process of its own. Once the command has become a worker, the session is the
 // stream to it.
 type session struct {
 	at  *host
 	cmd *exec.Cmd
-	// detached: ssh is the first of its process group. shared: the connection is, or is to be, one that others share.
+	// detached means that ssh leads its own process group, shared that its connection is to be shared.
 	detached, shared bool
-	// begun means that the command is running, so that the connection is there.
+	// begun means that the command is running, and so that the connection is established.
 	begun  atomic.Bool
 	mark   string
 	in     io.WriteCloser
 	out    *bufio.Reader
-	pipe   io.Closer // under out
+	pipe   io.Closer // the pipe below out
 	stderr place.Tail
 	done   chan struct{}
-	err    error // once done
-	// printed is the beginning of the output outside of reports. between is such output between the last two reports.
+	err    error // valid once done is closed
+	// printed is the beginning of the output that is not a report. between is such output between the last two reports.
 	printed string
 	between strings.Builder
 }
 
-// scriptTime bounds how long a host takes to begin a script, and the script to report: a login or sudo may
+// scriptTime limits how long a host may take to begin a script, and a script to report. It is long because a login or sudo may
 // wait for a directory service.
 var scriptTime = time.Minute
 
-// within ends ssh when ctx ends or limit has passed, unless stop is called first. The returned context then has an error with the
-// hint as its cause.
+// within ends ssh when ctx ends or limit has passed, unless stop is called first. If limit has passed, the cause of the
+// returned context is an error with the hint.
 func (s *session) within(ctx context.Context, limit time.Duration, hint string) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s%s", s.at.name, limit, hint))
 	keep := context.AfterFunc(ctx, s.end)
@@ -53,20 +53,20 @@ func (s *session) within(ctx context.Context, limit time.Duration, hint string) 
 	}
 }
 
-// request is a command line for a host, and the first part of its standard input.
+// request is a command line for a host, and the beginning of its standard input.
 type request struct{ command, input string }
 
-// open runs on the host what request returns for a mark, and returns once that reports "begin".
+// open runs a request, which it makes with a new mark, and returns once the command reports "begin".
 func (h *host) open(ctx context.Context, request func(mark string) request) (*session, error) {
 	s, err := h.attempt(ctx, request)
-	if h.link.socket != "" && errors.As(err, new(proxyError)) { // only the ssh of a connection that is not shared shows why
+	if h.link.socket != "" && errors.As(err, new(proxyError)) { // ssh shows the reason only for a connection that is not shared
 		alone := &host{name: h.name, spec: h.spec, all: h.all, configured: h.configured, link: link{made: true, asked: true}}
 		return alone.attempt(ctx, request)
 	}
 	return s, err
 }
 
-// attempt bounds how many connections are made at once.
+// attempt is open for one connection. It waits while too many others are being made.
 func (h *host) attempt(ctx context.Context, request func(mark string) request) (*session, error) {
 	select {
 	case h.all.dialing <- struct{}{}:
@@ -100,7 +100,6 @@ func (h *host) attempt(ctx context.Context, request func(mark string) request) (
 	return s, nil
 }
 
-// start starts ssh.
 func (s *session) start(r request) error {
 	h := s.at
 	ask := h.ask()
@@ -117,7 +116,7 @@ func (s *session) start(r request) error {
 	if err != nil {
 		return notStarted(err)
 	}
-	out, theirs, err := os.Pipe() // it outlives the process
+	out, theirs, err := os.Pipe() // not StdoutPipe, which Wait would close
 	if err != nil {
 		return notStarted(err)
 	}
@@ -131,21 +130,21 @@ func (s *session) start(r request) error {
 		s.err = s.cmd.Wait()
 		close(s.done)
 	}()
-	_, _ = io.WriteString(in, r.input) // the session reports the outcome
+	_, _ = io.WriteString(in, r.input) // the command reports errors
 	return nil
 }
 
-// end ends ssh, and so the command's input, with what ssh has started: except the proxy command of a shared connection. The process
-// that holds such a connection keeps the output open until the host answers, which it may never do.
+// end ends ssh and what it has started, and so the command's input. It spares the proxy command of a shared connection. It
+// closes the output, because the process that holds such a connection keeps it open until the host answers, which may be never.
 func (s *session) end() {
 	end(s.cmd, s.detached && !(s.shared && s.begun.Load()))
 	s.pipe.Close()
 }
 
-// maxPrinted bounds what start-up files may print before a script reports, in bytes.
+// maxPrinted limits what start-up files may print before a report, in bytes.
 const maxPrinted = 1 << 20
 
-// report returns the script's next word and what follows it.
+// report returns the first word of the script's next report, and the rest.
 func (s *session) report(ctx context.Context) (word, rest string, err error) {
 	ctx, stop := s.within(ctx, scriptTime, "")
 	defer stop()
@@ -155,10 +154,10 @@ func (s *session) report(ctx context.Context) (word, rest string, err error) {
 func (s *session) next(ctx context.Context) (word, rest string, err error) {
 	s.between.Reset()
 	for read := 0; read < maxPrinted; {
-		part, err := s.out.ReadSlice('\n') // of a line that is longer than the buffer
+		part, err := s.out.ReadSlice('\n') // a part of a line, if that is longer than the buffer
 		line := string(part)
 		read += len(part)
-		// What is printed before it need not end with a line.
+		// What start-up files print before a report need not end with a newline.
 		if _, text, ok := strings.Cut(line, s.mark+" "); ok && err == nil {
 			word, rest, _ = strings.Cut(strings.TrimRight(text, "\r\n"), " ")
 			return word, strings.TrimSpace(rest), nil
@@ -188,10 +187,10 @@ func (s *session) expect(ctx context.Context, word string) error {
 	return nil
 }
 
-// notRunError means that the host is there, and did not run a script.
+// notRunError means that the host answers but did not run a script.
 type notRunError struct{ error }
 
-// silent returns why a script did not report: ssh did not connect, or the script was not run, or it failed.
+// silent returns why there was no report: ssh did not connect, the host did not run the script, or the script failed.
 func (s *session) silent(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -213,10 +212,10 @@ func (s *session) silent(ctx context.Context) error {
 		s.at.name, clip(printed), code, s.said())}
 }
 
-// sshFailed is the exit code of ssh if it, and not the command, has failed.
+// sshFailed is the exit code of ssh if ssh itself has failed, not the command.
 const sshFailed = 255
 
-// exit returns the exit code once the session is done; -1 if ssh was killed.
+// exit returns the exit code of a session that is done, or -1 if ssh was killed.
 func (s *session) exit() int {
 	if failed := new(exec.ExitError); errors.As(s.err, &failed) {
 		return failed.ExitCode()
@@ -224,8 +223,8 @@ func (s *session) exit() int {
 	return 0
 }
 
-// said returns what ssh and the command have printed as errors, to append to a sentence. It leaves out that
-// a server allows no more sessions in a connection.
+// said returns the error output of ssh and the command, for the end of a sentence. It leaves out that a server allows no more
+// sessions in a connection.
 func (s *session) said() string {
 	var all []string
 	for line := range strings.Lines(s.stderr.Last()) {
@@ -237,7 +236,7 @@ func (s *session) said() string {
 	return oneLine(strings.Join(all, ""))
 }
 
-// oneLine returns what ssh or a host has printed, to append to a sentence.
+// oneLine joins the lines of what ssh or a host has printed, for the end of a sentence.
 func oneLine(text string) string {
 	var lines []string
 	for line := range strings.FieldsFuncSeq(strings.TrimPrefix(text, ": "), func(r rune) bool { return r == '\n' || r == '\r' }) {
@@ -251,8 +250,8 @@ func oneLine(text string) string {
 	return ": " + strings.Join(lines, "; ")
 }
 
-// settle waits a moment for the end of a command whose output has ended, and then ends it. It reports
-// whether the command ended by itself.
+// settle waits a moment for a command whose output has ended to exit, and otherwise ends it. It reports whether the command has
+// exited by itself.
 func (s *session) settle() bool {
 	timer := time.NewTimer(time.Second)
 	defer timer.Stop()
@@ -273,7 +272,7 @@ func clip(s string) string {
 	return s
 }
 
-// brokenConnection means that ssh, and not the command, has ended.
+// brokenConnection means that ssh itself has ended, not the command.
 type brokenConnection struct{ error }
 
 func (s *session) broken() error {
@@ -283,8 +282,8 @@ func (s *session) broken() error {
 func (s *session) Read(b []byte) (int, error)  { return s.out.Read(b) }
 func (s *session) Write(b []byte) (int, error) { return s.in.Write(b) }
 
-// Close ends the worker's input, on which it reverts what it applied and exits. If it has not exited after
-// exitTime, the connection ends: gRPC waits for the end of what it reads.
+// Close closes the worker's input. The worker then reverts what it has applied, and exits. After exitTime, Close ends the
+// connection, because gRPC waits for the end of the output.
 func (s *session) Close() error {
 	time.AfterFunc(exitTime, s.end)
 	err := s.in.Close()
@@ -294,11 +293,11 @@ func (s *session) Close() error {
 	return err
 }
 
-// exitTime bounds how long a worker may take to revert and exit once its input has ended.
+// exitTime limits how long a worker may take to revert and exit after the end of its input.
 const exitTime = 20 * time.Second
 
-// Wait waits for the worker to exit, after Close. If the connection broke, that is no error: what the worker did not revert is
-// restored by the end of the run.
+// Wait waits, after Close, for the worker to exit. A broken connection is no error: the run restores in the end what the worker
+// did not revert.
 func (s *session) Wait() error {
 	defer s.end()
 	timer := time.NewTimer(exitTime)
@@ -314,7 +313,8 @@ func (s *session) Wait() error {
 	}
 }
 
-// ended returns how the worker ended, nil if successfully. ssh exits alike if the worker was killed and if the connection broke.
+// ended returns nil if the worker exited successfully, or how it ended. The exit code of ssh does not tell a killed worker from
+// a broken connection.
 func (s *session) ended() error {
 	switch exit := s.exit(); exit {
 	case 0:
@@ -328,7 +328,7 @@ func (s *session) ended() error {
 
 // Why says why the stream ended too early.
 func (s *session) Why() error {
-	if !s.settle() { // neither an answer nor an end
+	if !s.settle() { // ssh had neither output nor an end
 		return fmt.Errorf("host %s does not answer", s.at.name)
 	}
 	if err := s.ended(); err != nil {

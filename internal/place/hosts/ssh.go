@@ -22,25 +22,25 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// connectTime bounds how long ssh may take to connect to one machine, askTime how long a person may take to answer
-// its questions.
+// connectTime limits how long ssh may take to connect to one machine, askTime how long a person may take to answer its
+// questions.
 const (
 	connectTime = 15 * time.Second
 	askTime     = 5 * time.Minute
 )
 
-// rules are options of ssh that override the user's configuration. A host's key must be known, because nobody answers a question
-// about it in the middle of a run. With these options ssh notices a silent host within 45 s.
+// rules are options that override the user's ssh configuration. A host's key must be known, because nobody would answer a
+// question about it in the middle of a run. ssh notices a silent host within 45 s.
 var rules = []string{
 	"StrictHostKeyChecking=yes", "RequestTTY=no", "RemoteCommand=none", "PermitLocalCommand=no", "ForwardAgent=no", "ForwardX11=no",
 	"ClearAllForwardings=yes", "LogLevel=ERROR", "ServerAliveInterval=15", "ServerAliveCountMax=3", "ConnectTimeout=" + strconv.Itoa(int(connectTime.Seconds())),
 }
 
-// blocking are options with which the user's ssh would run no command, or give it no input, with their defaults. An older ssh does
-// not know them.
+// blocking maps options to their defaults. With another value, ssh would run no command, or give it no input. An older ssh does
+// not know them, so they are set only if necessary.
 var blocking = map[string]string{"stdinnull": "no", "forkafterauthentication": "no", "sessiontype": "default"}
 
-// unblocked returns the options that undo blocking ones of the user's configuration.
+// unblocked returns the options that reset blocking ones of the user's configuration.
 func (h *host) unblocked() (all []string) {
 	for key, usual := range blocking {
 		if is := h.configured[key]; is != "" && is != usual {
@@ -50,13 +50,13 @@ func (h *host) unblocked() (all []string) {
 	return all
 }
 
-// link is a connection to a host that several commands share: ssh's control socket. It ends with the hold on it, also if
-// this process is killed.
+// link is a connection to a host that several commands share by ssh's control socket. It ends with hold, even if this process
+// is killed.
 type link struct {
 	made   bool
-	socket string // "" if there is none, or the user's own
+	socket string // "" if there is none, or if the user's own is shared
 	hold   net.Conn
-	asked  bool // somebody may have been asked; not again
+	asked  bool // a person may have been asked, and is not asked again
 }
 
 // arguments returns the options and the destination of ssh or sftp for a host.
@@ -74,7 +74,7 @@ func (h *host) arguments(ask bool) []string {
 		set("ControlMaster", "auto")
 		set("ControlPersist", "1")
 		set("ControlPath", `"`+strings.ReplaceAll(h.link.socket, "%", "%%")+`"`)
-	default: // one that the user has opened, or none
+	default: // a connection that the user has opened, or none
 		set("ControlMaster", "no")
 	}
 	if h.spec.Address != "" {
@@ -92,8 +92,8 @@ func (h *host) arguments(ask bool) []string {
 	return append(all, "--", h.name)
 }
 
-// byHand returns what a person would type to connect to the host. It has the host's name, by which ssh's configuration knows it, with its
-// jump host and the like.
+// byHand returns the command by which a person connects to the host. It uses the host's name, under which the ssh configuration
+// has its jump host and the like.
 func (h *host) byHand() string {
 	argv := []string{"ssh"}
 	if address := strings.Trim(h.spec.Address, "[]"); address != "" && address != h.name {
@@ -112,11 +112,11 @@ func (h *host) byHand() string {
 	return shell.Join(append(argv, name))
 }
 
-// ask reports whether the next connection may ask a person something: once for each host.
+// ask reports whether the next connection may ask a person something, which happens once per host.
 func (h *host) ask() bool { return h.all.config.Ask && h.link.socket != "" && !h.link.asked }
 
-// share has the commands for a host share one connection, where ssh supports that, so that nobody is asked twice. If the
-// user has opened one, they share that.
+// share makes the commands for a host share one connection, where ssh supports that, so that nobody is asked twice. If the user
+// has already opened one, they share that.
 func (h *host) share(ctx context.Context) {
 	if h.link.made {
 		return
@@ -134,7 +134,7 @@ func (h *host) share(ctx context.Context) {
 	h.link.socket = filepath.Join(h.all.folder, rand.Text()[:8])
 }
 
-// keep holds the connection that a first command has made.
+// keep holds the connection that the first command has made.
 func (h *host) keep() error {
 	if h.link.socket == "" || h.link.hold != nil {
 		return nil
@@ -147,8 +147,8 @@ func (h *host) keep() error {
 	return nil
 }
 
-// terminate asks the process that holds a connection to end it, whether its sessions have ended or not (PROTOCOL.mux of
-// OpenSSH: MUX_MSG_HELLO of version 4, and MUX_C_TERMINATE).
+// terminate asks the ssh process that holds a connection to end it, even with open sessions (PROTOCOL.mux of OpenSSH:
+// MUX_MSG_HELLO of version 4, and MUX_C_TERMINATE).
 const terminate = "\x00\x00\x00\x08\x00\x00\x00\x01\x00\x00\x00\x04" + "\x00\x00\x00\x08\x10\x00\x00\x05\x00\x00\x00\x00"
 
 // unlink ends the connection that the commands for a host share.
@@ -157,7 +157,7 @@ func (h *host) unlink() {
 	case h.link.hold != nil:
 		_, _ = io.WriteString(h.link.hold, terminate) // it may have ended
 		h.link.hold.Close()
-	case h.link.socket != "": // the first command has not begun
+	case h.link.socket != "": // no command has begun yet
 		ctx, cancel := context.WithTimeout(context.Background(), connectTime)
 		defer cancel()
 		_, _ = h.local(ctx, "", "ssh", "-O", "exit") // there may be none
@@ -165,11 +165,11 @@ func (h *host) unlink() {
 	h.link = link{asked: h.link.asked}
 }
 
-// local runs ssh or sftp for something that asks nobody, and returns what it prints.
+// local runs ssh or sftp without asking anybody, and returns its output.
 func (h *host) local(ctx context.Context, input, program string, options ...string) (string, error) {
 	options = append(options, h.arguments(false)...)
 	if program == "ssh" {
-		options = append(options, ":") // it runs nothing here, and with ForkAfterAuthentication it insists on a command
+		options = append(options, ":") // a command that does nothing: with ForkAfterAuthentication, ssh insists on one
 	}
 	cmd := exec.Command(program, options...)
 	var out strings.Builder
@@ -187,14 +187,14 @@ func (h *host) local(ctx context.Context, input, program string, options ...stri
 	return out.String(), nil
 }
 
-// configuration returns what ssh's configuration says about the host.
+// configuration returns the user's ssh configuration for the host.
 func (h *host) configuration(ctx context.Context) map[string]string {
 	if h.configured != nil {
 		return h.configured
 	}
 	text, err := h.local(ctx, "", "ssh", "-G")
 	if err != nil {
-		return nil // the first command says why
+		return nil // the first command returns the reason
 	}
 	h.configured = make(map[string]string)
 	for line := range strings.Lines(text) {
@@ -219,8 +219,8 @@ func (h *host) login(ctx context.Context) string {
 	return text
 }
 
-// refusedError means that another attempt would fail too: for example, because the machine shows another key,
-// or has another architecture than before.
+// refusedError means that another attempt would fail too, for example because the machine has another key or architecture than
+// before.
 type refusedError struct{ error }
 
 func (e refusedError) Unwrap() error { return e.error }
@@ -239,7 +239,7 @@ var (
 	fingerprint = regexp.MustCompile(`SHA256:[A-Za-z0-9+/]+`)
 )
 
-// unreachable says why ssh has not connected to a host, from what it printed.
+// unreachable returns why ssh has not connected to a host, given its error output.
 func (h *host) unreachable(said string) error {
 	said = strings.ReplaceAll(said, "\r", "")
 	if m := invalid.FindStringSubmatch(said); m != nil {
@@ -255,7 +255,7 @@ func (h *host) unreachable(said string) error {
 	}
 	if strings.Contains(said, "Host key verification failed") {
 		which := "its key"
-		if via := h.configured["proxyjump"]; via != "" && via != "none" { // whose ssh does not say which key it means
+		if via := h.configured["proxyjump"]; via != "" && via != "none" { // its ssh does not say which key it means
 			which += ", or that of a machine on the way (" + via + ")"
 		}
 		return refusedError{fmt.Errorf("host %s: ssh does not accept %s%s. Connect once with %s and compare fingerprints", h.name, which, oneLine(said), h.byHand())}
@@ -296,22 +296,22 @@ func (h *host) unreachable(said string) error {
 	return err
 }
 
-// changed says that a host has another key than the one that is known, and how to remove that one. Advice to remove a line that
-// is about other hosts too would do harm.
+// changed returns the error for a host whose key has changed, and says how to remove the old key. It must not advise to remove
+// a line that is about other hosts too.
 func (h *host) changed(said string) error {
 	text := fmt.Sprintf("host %s: its key has changed, so it may be another machine: it is %s", h.name, fingerprint.FindString(said))
 	at, of := offending.FindStringSubmatch(said), changedKey.FindStringSubmatch(said)
 	if at == nil || of == nil {
-		return fmt.Errorf("%s. If it was installed anew, remove the old key from known_hosts and connect once with %s", text, h.byHand())
+		return fmt.Errorf("%s. If it was reinstalled, remove the old key from known_hosts and connect once with %s", text, h.byHand())
 	}
 	remove := "remove the old key (" + shell.Join([]string{"ssh-keygen", "-f", at[1], "-R", of[1]}) + ")"
 	if others := namesOf(at[1], at[2]); strings.ContainsAny(others, "*?@") {
 		remove = fmt.Sprintf("correct that line by hand, as it is for %s", others)
 	}
-	return fmt.Errorf("%s, and line %s of %s has another. If it was installed anew, %s and connect once with %s", text, at[2], at[1], remove, h.byHand())
+	return fmt.Errorf("%s, and line %s of %s has another. If it was reinstalled, %s and connect once with %s", text, at[2], at[1], remove, h.byHand())
 }
 
-// namesOf returns the host patterns of a line of a known_hosts file; "" if it cannot be read.
+// namesOf returns the host patterns in a line of a known_hosts file, or "".
 func namesOf(file, line string) string {
 	data, _ := os.ReadFile(file) // ssh has just read it
 	n, err := strconv.Atoi(line)
@@ -329,7 +329,7 @@ func namesOf(file, line string) string {
 	return ""
 }
 
-// interactively says how a run reaches a host that asks for something.
+// interactively says how a run can reach a host that asks for something.
 func (h *host) interactively() string {
 	if h.all.config.Ask {
 		return "the answer was refused, or none was given"
@@ -341,14 +341,15 @@ func (h *host) interactively() string {
 	return text
 }
 
-// proxyError means that the server, or a proxy command, has not answered. ssh hides what the proxy command of a shared connection
-// prints.
+// proxyError means that the server or a proxy command has not answered. ssh hides the output of the proxy command of a shared
+// connection.
 type proxyError struct{ error }
 
-// refusedSession is in what ssh prints if a server allows no more sessions in a connection. Then ssh makes another.
+// refusedSession is part of what ssh prints if a server allows no more sessions in a connection. ssh then makes another
+// connection.
 const refusedSession = "mux_client_request_session: session request failed: "
 
-// notStarted says why ssh or sftp has not been started.
+// notStarted returns the error for an ssh or sftp that could not be started.
 func notStarted(err error) error {
 	if errors.Is(err, exec.ErrNotFound) {
 		return refusedError{fmt.Errorf("%w: install OpenSSH's client", err)}
@@ -356,7 +357,7 @@ func notStarted(err error) error {
 	return fmt.Errorf("start ssh: %w", err)
 }
 
-// newFolder makes a folder for control sockets. Their names may have some hundred bytes at most.
+// newFolder makes a folder for control sockets. Its path must be short: that of a socket may have about a hundred bytes.
 func newFolder() (string, error) {
 	dir, err := os.MkdirTemp(os.Getenv("XDG_RUNTIME_DIR"), "slipstream-")
 	if err != nil {

@@ -30,7 +30,7 @@ func (w *world) ssh(args ...string) *exec.Cmd {
 	return exec.Command("/usr/bin/ssh", append([]string{"-F", filepath.Join(w.home, ".ssh", "config")}, args...)...)
 }
 
-// TestConfiguration: what the user's configuration says about a host holds for a run.
+// TestConfiguration checks that a run respects the user's ssh configuration for a host.
 func TestConfiguration(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -72,7 +72,8 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
-// TestOwnConnection: if the user has opened a connection that others may share (ControlMaster), a run shares it, and leaves it.
+// TestOwnConnection checks that a run shares a connection that the user has opened for that (ControlMaster), and leaves it
+// open.
 func TestOwnConnection(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{})
@@ -91,7 +92,7 @@ func TestOwnConnection(t *testing.T) {
 	}
 }
 
-// person is somebody at a terminal, who knows the passphrase.
+// person is somebody at a terminal who knows the passphrase.
 type person struct {
 	terminal, keyboard *os.File // of the program, and of the person
 	asked              chan int // how often, once the terminal is closed
@@ -99,7 +100,7 @@ type person struct {
 
 const passphrase = "correct horse"
 
-// newPerson returns somebody who thinks for a time before each answer.
+// newPerson returns a person who thinks for this time before each answer.
 func newPerson(t *testing.T, thinking time.Duration) *person {
 	t.Helper()
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -160,7 +161,7 @@ func (p *person) run(t *testing.T, w *world, script bool, args ...string) (asked
 	return asked, text, err
 }
 
-// lock gives the controller's user's key a passphrase.
+// lock protects the key of the controller's user with a passphrase.
 func (w *world) lock(t *testing.T) {
 	t.Helper()
 	file := filepath.Join(w.home, ".ssh", "id_ed25519")
@@ -173,7 +174,8 @@ func (w *world) lock(t *testing.T) {
 	must(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
 }
 
-// TestAsked: a person is asked once for each host, and a script is not, nor by the ssh of a jump host.
+// TestAsked checks that a person is asked once for each host, and that a script is never asked, not even by the ssh of a jump
+// host.
 func TestAsked(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -188,7 +190,7 @@ func TestAsked(t *testing.T) {
 		args   []string
 		asked  int
 		want   string
-		// thinking is longer than a connection without commands would last that nobody holds.
+		// thinking is longer than a connection lasts that has no commands and that nobody holds.
 		thinking time.Duration
 	}{
 		{"run", false, []string{"run", experiment, "--out", filepath.Join(w.home, "results")}, 2, "", 0},

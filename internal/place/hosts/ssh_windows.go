@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// canShare: Windows' ssh has no control sockets.
+// canShare is false because the ssh of Windows has no control sockets.
 const canShare = false
 
-// detach starts a command without a console. So it asks nobody, nor do the commands that it starts, such as the ssh of a
-// jump host, and the keys that interrupt this program do not end it.
+// detach makes a command start without a console. So neither it nor what it starts, such as the ssh of a jump host, can ask
+// anybody, and Ctrl-C does not end it.
 func detach(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: windows.CREATE_NO_WINDOW}
 	cmd.Env = append(cmd.Environ(), "SSH_ASKPASS_REQUIRE=never")

@@ -10,7 +10,7 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// choose drops the folders that have no room for a program.
+// choose drops the folders without room for a program.
 func (f *facts) choose(size int64) {
 	f.folders = slices.DeleteFunc(f.folders, func(folder string) bool {
 		room, known := f.room[folder]
@@ -22,13 +22,13 @@ func (f *facts) choose(size int64) {
 	})
 }
 
-// Hard limits that a worker needs. Go reserves addresses, which take no memory.
+// The least hard limits with which a worker runs. Go reserves address space, which takes no memory.
 const (
 	leastAddresses = 4 << 20 // in KiB
 	leastFiles     = 256
 )
 
-// tooLow names the first of the user's limits that is too low for a program of a size.
+// tooLow describes the first of the user's limits that is too low for a program of this size, or returns "".
 func (f *facts) tooLow(size int64) string {
 	for _, l := range []struct {
 		option, what, unit, field string
@@ -45,7 +45,7 @@ func (f *facts) tooLow(size int64) string {
 	return ""
 }
 
-// sudoRefusals say what sudo's own words mean, and what to do.
+// sudoRefusals maps error messages of sudo to what they mean and what to do.
 var sudoRefusals = []struct {
 	said          *regexp.Regexp
 	means, remedy string
@@ -56,7 +56,7 @@ var sudoRefusals = []struct {
 	{regexp.MustCompile(`not allowed to|not in the sudoers|may not run sudo`), "sudo there does not let the user run every command", "allow them all (USER ALL=(ALL) NOPASSWD: ALL in sudoers)"},
 }
 
-// noRoot says why the user does not become root, and how the user would.
+// noRoot says why the user cannot become root, and what to do.
 func (f *facts) noRoot() string {
 	if f.noSudo {
 		return "the user there is not root, and there is no sudo: install it and allow it without a password"
@@ -69,7 +69,7 @@ func (f *facts) noRoot() string {
 	return fmt.Sprintf("sudo there fails (%s): repair it", cmp.Or(f.refused, "it says nothing"))
 }
 
-// suit says whether a host suits the run, and which binary suits the host.
+// suit returns the binary for a host, or why the host cannot take part in the run.
 func (h *host) suit() (binary, error) {
 	f, root, config := h.facts, h.root(), h.all.config
 	b, err := fitting(h.all.binaries, f.name, f.system)
@@ -100,8 +100,8 @@ func (h *host) suit() (binary, error) {
 	return b, nil
 }
 
-// twin returns an error if another host before this one is the same machine: its traffic would not leave it, and its workers would
-// take each other for those of a run that has lost its connection.
+// twin returns an error if an earlier host is the same machine: traffic between the two would not leave it, and each worker
+// would take the other for one of a lost connection.
 func (h *host) twin() error {
 	for _, other := range h.all.hosts {
 		if other == h {

@@ -12,20 +12,19 @@ import (
 	"time"
 )
 
-// A host that runs Windows has its own SSH server, whose login shell is cmd.exe or PowerShell. Both can run
-// the commands here: cmd with one quoted argument. The program comes by SFTP into the user's folder, in which
-// both SFTP and commands begin, so that no path needs quotes. Windows does not remove the file of a running
-// program: the command removes it once the first worker has ended. If the connection breaks, the server ends
-// the command too (its job is killed), and the file stays until the run connects again, or a later one removes
-// it.
+// The login shell of Windows' SSH server is cmd.exe or PowerShell. Both can run the commands here: cmd with one quoted
+// argument. SFTP copies the program to the user's folder, in which both SFTP and commands start, so that no path needs quotes.
+// Windows cannot remove the file of a running program, so the command removes it after the first worker has ended. If the
+// connection breaks, the server kills the command too (it kills the job object), and the file stays until the run reconnects,
+// or a later run removes it.
 
-// factsWindows returns the command that reports what a host is. ipconfig prints its addresses, in the language of the host.
+// factsWindows returns the command that reports what a host is. ipconfig prints the addresses, in the host's language.
 func factsWindows(mark string) request {
 	return request{command: strings.ReplaceAll(`cmd /d /c "echo MARK begin& echo MARK system Windows %PROCESSOR_ARCHITECTURE%& echo MARK connection %SSH_CONNECTION%& echo MARK home %USERPROFILE%& echo MARK computer %COMPUTERNAME%& ipconfig& echo MARK end"`, "MARK", mark)}
 }
 
-// launchWindows returns the command that starts the first worker, and removes the program once it has ended. Before that it removes
-// the run's former program, if there is one.
+// launchWindows returns the command that starts the first worker, and removes the program after the worker has ended. It first
+// removes the run's former program, if there is one.
 func launchWindows(mark, file, former, arguments string) request {
 	if former != "" {
 		former = "del /q " + former + "& "
@@ -34,15 +33,15 @@ func launchWindows(mark, file, former, arguments string) request {
 		Replace(`cmd /d /v:on /c "FORMERecho MARK begin& .\FILE worker ARGUMENTS& set e=!errorlevel!& del /q FILE& exit !e!"`)}
 }
 
-// againWindows returns the command that starts another worker of a running program.
+// againWindows returns the command that starts another worker from a running program.
 func againWindows(mark, file string) request {
 	return request{command: strings.NewReplacer("MARK", mark, "FILE", file).Replace(`cmd /d /c "echo MARK begin& echo MARK program& .\FILE worker --remote"`)}
 }
 
-// programs matches the names that the program has on a host.
+// programs matches the names of copies of the program.
 var programs = regexp.MustCompile(`^slipstream-[a-z2-7]{16}\.exe$`)
 
-// files runs a command of the user's sftp in the user's folder on the host, for a limited time.
+// files runs an sftp command in the user's folder on the host, with a time limit.
 func (h *host) files(ctx context.Context, limit time.Duration, command string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("host %s has not answered within %s", h.name, limit))
 	defer cancel()
@@ -51,7 +50,7 @@ func (h *host) files(ctx context.Context, limit time.Duration, command string) e
 	return err
 }
 
-// put copies the program to a host that runs Windows. If that fails, or ctx ends meanwhile, what has been copied is removed.
+// put copies the program to a Windows host. If it fails or ctx ends, it removes what it has copied.
 func (h *host) put(ctx context.Context, b binary) (file string, err error) {
 	file = "slipstream-" + strings.ToLower(rand.Text())[:16] + ".exe"
 	quoted := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(filepath.ToSlash(b.file)) + `"`
@@ -62,11 +61,11 @@ func (h *host) put(ctx context.Context, b binary) (file string, err error) {
 	return "", errors.Join(err, h.remove(context.WithoutCancel(ctx), file))
 }
 
-// staleTime is the age from which no run is about to start a program any more.
+// staleTime is the age from which a copy is stale: no run would start it any more.
 const staleTime = 10 * time.Minute
 
-// Sweep removes, from the folder of this program, those of runs whose connection broke: they are older than this one by staleTime.
-// A program that is running stays, as Windows keeps its file.
+// Sweep removes stale copies, which runs whose connection broke have left in the folder of this program. They are older than
+// this program by staleTime. Windows does not remove the file of a running program.
 func Sweep() error {
 	self, err := os.Executable()
 	if err != nil {
@@ -100,12 +99,12 @@ func (h *host) startWindows(ctx context.Context, b binary) error {
 	}
 	if err != nil {
 		err = errors.Join(err, h.remove(context.WithoutCancel(ctx), file))
-		h.program.file = former // for the next attempt to remove
+		h.program.file = former // the next attempt removes it
 	}
 	return err
 }
 
-// remove removes a program, if its command has not done so.
+// remove removes a copy of the program, unless its command has done so.
 func (h *host) remove(ctx context.Context, file string) error {
 	err := h.files(ctx, scriptTime, "rm "+file)
 	if err != nil && !strings.Contains(err.Error(), "No such file") {

@@ -28,14 +28,14 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// server is an SSH server on this machine that stands in for that of Windows, or is one of Linux.
+// server is an SSH server on this machine, which stands in for that of Windows or of Linux.
 type server struct {
 	t    *testing.T
 	name string
 	port int
 	// shell runs a command as the user's login shell does.
 	shell func(command string) *exec.Cmd
-	// home is the user's folder.
+	// home is the user's home directory.
 	home string
 
 	mu      sync.Mutex
@@ -85,7 +85,7 @@ func (s *server) host() spec.Host {
 	return spec.Host{Name: s.name, Address: "127.0.0.1", Port: s.port}
 }
 
-// cut breaks all connections, and kills what they run as Windows' server does, with its job.
+// cut breaks all connections and kills what they run, as the server of Windows does with its job object.
 func (s *server) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,8 +164,7 @@ func (s *server) run(c *ssh.ServerConn, channel ssh.Channel, command string) {
 	_, _ = channel.SendRequest("exit-status", false, ssh.Marshal(status))
 }
 
-// windowsWorld is a controller's home, a host that runs Windows, which Wine's cmd stands in for, and one that
-// runs Linux.
+// windowsWorld returns a controller's home, a Windows host, which Wine's cmd stands in for, and a Linux host.
 func windowsWorld(t *testing.T) (home string, windows, linux *server, program string) {
 	t.Helper()
 	wine := testenv.NeedWine(t)
@@ -178,7 +177,7 @@ func windowsWorld(t *testing.T) (home string, windows, linux *server, program st
 	var mu sync.Mutex
 	n := 0
 	windows = serve(t, "windows", "SSH-2.0-OpenSSH_for_Windows_8.1", wine.Home, known, key, func(command string) *exec.Cmd {
-		// The server hands the command to cmd.exe as it is. Wine would quote it, so it is in a file.
+		// The server passes the command to cmd.exe verbatim. Wine would quote it, so it is in a file.
 		mu.Lock()
 		defer mu.Unlock()
 		n++
@@ -220,7 +219,7 @@ func (s *server) programs() string {
 	return strings.Join(left, "\n")
 }
 
-// TestWindows: a run between a host that runs Windows and one that runs Linux.
+// TestWindows checks a run between a Windows host and a Linux host.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	home, windows, linux, program := windowsWorld(t)
@@ -228,8 +227,8 @@ func TestWindows(t *testing.T) {
 	t.Run("experiment", func(t *testing.T) { testWindowsExperiment(t, home, windows, linux, program) })
 }
 
-// testWindowsUp: traffic gets through in both directions, nothing is left, and the run says beforehand what
-// such a host cannot do.
+// testWindowsUp checks that traffic gets through in both directions, that nothing is left, and that the run says beforehand
+// what a Windows host cannot do.
 func testWindowsUp(t *testing.T, home string, windows, linux *server, program string) {
 	var notes []string
 	config := hosts.Config{
@@ -345,8 +344,8 @@ func oneMachine(t *testing.T, config hosts.Config, want string) {
 	}
 }
 
-// TestWindowsTwins: two hosts that run Windows are one machine if the computer's name and all its addresses are the same. Clones
-// that were never given another name differ in their addresses.
+// TestWindowsTwins checks that two Windows hosts count as one machine if the computer's name and all addresses are the same.
+// Clones that were never renamed differ in their addresses.
 func TestWindowsTwins(t *testing.T) {
 	t.Parallel()
 	testenv.NeedProgram(t, "ssh", "apt-get install openssh-client")
@@ -380,7 +379,7 @@ func TestWindowsTwins(t *testing.T) {
 	}
 }
 
-// testWindowsExperiment checks the figures of a run that has its clients on Linux once, and once on Windows.
+// testWindowsExperiment checks the results of a run with its clients on Linux, and of one with its clients on Windows.
 func testWindowsExperiment(t *testing.T, home string, windows, linux *server, exe string) {
 	file := filepath.Join(home, "hosts.yaml")
 	must(t, os.WriteFile(file, fmt.Appendf(nil, `apiVersion: slipstream.dev/v1alpha1

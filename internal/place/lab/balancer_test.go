@@ -36,7 +36,7 @@ func balanced(proxy string, backends int) func(*Config) {
 	}
 }
 
-// backend listens on a node, and hands every connection to serve.
+// backend listens on a node, and calls serve for each connection.
 func backend(t *testing.T, l *Lab, node string, version int, port uint16, serve func(*net.TCPConn)) {
 	t.Helper()
 	var listener *net.TCPListener
@@ -88,8 +88,8 @@ func tryDial(t *testing.T, l *Lab, version int, port uint16) (*net.TCPConn, erro
 	return c.(*net.TCPConn), nil
 }
 
-// The connections of each pair go to the backends in turn, with every proxy and IP
-// version. A connection that is closed in one direction still carries the other.
+// TestBalancer checks that the connections of each pair go to the backends in turn, with both proxies and IP versions, and that
+// a half-closed connection still carries data in the other direction.
 func TestBalancer(t *testing.T) {
 	for _, proxy := range proxies {
 		t.Run(proxy, func(t *testing.T) {
@@ -119,7 +119,7 @@ func balances(t *testing.T, l *Lab, version int, port uint16, backends int) {
 			if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != placeOf(t, l, "node1").IP(version) {
 				t.Errorf("a connection comes to %s from %s, which is not the proxy's", node, from)
 			}
-			all, err := io.ReadAll(c) // to the end that the client sends
+			all, err := io.ReadAll(c) // up to the client's FIN
 			if err == nil {
 				_, err = fmt.Fprintf(c, "%s %d", node, len(all))
 			}
@@ -158,8 +158,8 @@ func balances(t *testing.T, l *Lab, version int, port uint16, backends int) {
 	}
 }
 
-// If nobody listens at a backend, or it breaks a connection, its client gets an
-// error, not the end of the data. The other backends go on working.
+// TestBalancerBrokenBackend checks that if nobody listens at a backend, or it resets a connection, its client gets an error and
+// not the end of the data, and that the other backends keep working.
 func TestBalancerBrokenBackend(t *testing.T) {
 	for _, proxy := range proxies {
 		t.Run(proxy, func(t *testing.T) {
@@ -173,7 +173,7 @@ func TestBalancerBrokenBackend(t *testing.T) {
 			for range 2 { // each backend gets one of two connections in a row
 				c, err := tryDial(t, l, 4, port)
 				if errors.Is(err, unix.ECONNRESET) {
-					continue // the reset may come before connect has looked at the answer
+					continue // the reset may arrive before connect returns
 				} else if err != nil {
 					t.Fatal(err)
 				}
@@ -210,8 +210,8 @@ func TestBalancerBrokenBackend(t *testing.T) {
 	}
 }
 
-// Every node's NIC has the rate of its role, in both directions. A role without a
-// rate has the lab's.
+// TestBalancerRates checks that every node's NIC has the rate of its role in both directions, or the lab's if the role has
+// none.
 func TestBalancerRates(t *testing.T) {
 	l := up(t, func(c *Config) {
 		balanced(spec.ProxyBuiltin, 1)(c)
@@ -248,8 +248,7 @@ func TestBalancerRates(t *testing.T) {
 	}
 }
 
-// When the proxy dies, the owner of the lab is told, and nothing of the proxy is
-// left.
+// TestProxyDies checks that a warning is logged when the proxy dies, and that nothing of it is left.
 func TestProxyDies(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, proxy := range proxies {
@@ -288,7 +287,7 @@ func TestProxyDies(t *testing.T) {
 	}
 }
 
-// If a proxy does not start, the error has its output, and the lab is not created.
+// TestProxyDoesNotStart checks that if a proxy does not start, the error has its output, and the lab is not created.
 func TestProxyDoesNotStart(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
@@ -319,7 +318,7 @@ func TestProxyDoesNotStart(t *testing.T) {
 	}
 }
 
-// A balancer that does not fit its lab is refused before anything is made.
+// TestBalancerErrors checks that a balancer that does not fit its lab is refused before anything is created.
 func TestBalancerErrors(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"backends must be 1 to 14, are 0":                                             func(c *Config) { c.Balancer.Backends = 0 },

@@ -13,9 +13,8 @@ import (
 	"slipstream.dev/internal/place/lab/network"
 )
 
-// setCongestionControl sets the congestion control of every program in a namespace. The namespace
-// must have its routes. The kernel restricts the choice in a namespace other than the initial one
-// (TCP_CONG_NON_RESTRICTED), but a route may name any congestion control.
+// setCongestionControl sets the default congestion control of a namespace that already has its routes. Outside the initial
+// namespace, the kernel restricts the sysctl (TCP_CONG_NON_RESTRICTED), but a route may name any congestion control.
 func setCongestionControl(ns *network.Namespace, name string) error {
 	if name == "" {
 		return nil
@@ -30,9 +29,8 @@ func setCongestionControl(ns *network.Namespace, name string) error {
 	return err
 }
 
-// routeCongestionControl adds a congestion control (RTAX_CC_ALGO) to each route of a namespace that
-// leads to others. The kernel gives it to the sockets of both sides when they connect
-// (tcp_ca_dst_init and tcp_ca_openreq_child).
+// routeCongestionControl adds a congestion control (RTAX_CC_ALGO) to each unicast route of a namespace. Sockets on both sides
+// of a connection take it from the route (tcp_ca_dst_init and tcp_ca_openreq_child).
 func routeCongestionControl(ns *network.Namespace, name string) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := ns.Netlink.RouteList(nil, family)
@@ -44,7 +42,7 @@ func routeCongestionControl(ns *network.Namespace, name string) error {
 				continue
 			}
 			r.Congctl = name
-			r.Flags &= unix.RTNH_F_ONLINK // the kernel sets the rest
+			r.Flags &= unix.RTNH_F_ONLINK // the kernel sets the other flags itself
 			if err := ns.Netlink.RouteReplace(&r); err != nil {
 				return fmt.Errorf("set congestion control %s of route %s: %w", name, r, err)
 			}

@@ -17,8 +17,8 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Both ends of a program that sets no congestion control use the lab's, whether the kernel lets
-// namespaces choose it or only routes may name it.
+// TestCongestionControl checks that both ends of a connection without a congestion control of its own use the lab's, whether
+// the kernel permits the sysctl or only routes may name it.
 func TestCongestionControl(t *testing.T) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
 	if err != nil {
@@ -32,7 +32,7 @@ func TestCongestionControl(t *testing.T) {
 				checkCongestionControl(t, l, name)
 			})
 		}
-		t.Run(shape+" by routes", func(t *testing.T) { // against what the namespaces have
+		t.Run(shape+" by routes", func(t *testing.T) { // unlike the default of the namespaces
 			own, other := available[0], available[len(available)-1]
 			l := up(t, func(c *Config) { c.Shape, c.CongestionControl = shape, own })
 			for _, p := range l.Places() {
@@ -43,7 +43,7 @@ func TestCongestionControl(t *testing.T) {
 	}
 }
 
-// routeThrough sets the congestion control of a place's routes, which stay as they are otherwise.
+// routeThrough sets the congestion control of a place's routes, and checks that they do not change otherwise.
 func routeThrough(t *testing.T, l *Lab, place, name string) {
 	t.Helper()
 	file, err := l.find(place)
@@ -77,7 +77,6 @@ func checkCongestionControl(t *testing.T, l *Lab, want string) {
 	}
 }
 
-// congestionControls returns those of the two ends of a connection.
 func congestionControls(t *testing.T, l *Lab, ends [2]string, version int) (got [2][]string) {
 	t.Helper()
 	var listener net.Listener

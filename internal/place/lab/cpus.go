@@ -19,13 +19,13 @@ import (
 // nodeCPUs are the CPUs that a node's processes run on.
 type nodeCPUs struct {
 	CPUs []int
-	// IRQ takes the NIC's interrupts. It is -1 if nodes share CPUs: packets are then received on the
-	// sender's CPU, where a veth puts them.
+	// IRQ is the CPU that takes the NIC's interrupts. It is -1 if nodes share CPUs: packets are then received on the sender's
+	// CPU, as a veth does.
 	IRQ int
 }
 
-// divide gives each node its own CPUs, the last of them for its NIC's interrupts, if there are two or
-// more per node. Otherwise all nodes share all CPUs. CPUs that share a core or cache are adjacent.
+// divide gives each node its own CPUs, the last one for its NIC's interrupts, if there are two or more per node. Otherwise all
+// nodes share all CPUs. In cpus, CPUs that share a core or cache must be adjacent.
 func divide(cpus []int, nodes int) []nodeCPUs {
 	parts := make([]nodeCPUs, nodes)
 	for i := range parts {
@@ -33,7 +33,7 @@ func divide(cpus []int, nodes int) []nodeCPUs {
 			parts[i] = nodeCPUs{CPUs: cpus, IRQ: -1}
 			continue
 		}
-		// If the CPUs do not divide evenly, the first nodes have one more.
+		// If the CPUs do not divide evenly, the first nodes get one more.
 		size, more := len(cpus)/nodes, len(cpus)%nodes
 		from := i*size + min(i, more)
 		to := from + size
@@ -45,9 +45,8 @@ func divide(cpus []int, nodes int) []nodeCPUs {
 	return parts
 }
 
-// availableCPUs returns the CPUs that this process may run on and that are not isolated, with the threads
-// of a core adjacent: on many machines CPUs 0 and n/2 are threads of one core, which two nodes must not
-// share.
+// availableCPUs returns the CPUs that this process may run on and that are not isolated. Threads of a core are adjacent,
+// because two nodes must not share a core: on many machines, CPUs 0 and n/2 are threads of one.
 func availableCPUs(sys string) ([]int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -69,7 +68,7 @@ func availableCPUs(sys string) ([]int, error) {
 		c := cpu{id: id, core: id}
 		topology := filepath.Join(dir, fmt.Sprintf("cpu%d", id), "topology")
 		if text, err := os.ReadFile(filepath.Join(topology, "physical_package_id")); err == nil {
-			c.socket, _ = strconv.Atoi(strings.TrimSpace(string(text))) // unknown is 0, one socket
+			c.socket, _ = strconv.Atoi(strings.TrimSpace(string(text))) // if unknown, assume one socket
 		}
 		if text, err := os.ReadFile(filepath.Join(topology, "thread_siblings_list")); err == nil {
 			if threads, err := parseCPUs(string(text)); err == nil && len(threads) > 0 {
@@ -91,11 +90,11 @@ func availableCPUs(sys string) ([]int, error) {
 	return ids, nil
 }
 
-// parseCPUs reads a list as the kernel writes it: "0-3,8".
+// parseCPUs parses a list of the kernel, such as "0-3,8".
 func parseCPUs(list string) ([]int, error) {
 	set, err := cpuset.ParseList(strings.TrimSpace(list))
 	return set.CPUs(), err
 }
 
-// formatCPUs writes a list as the kernel does.
+// formatCPUs formats a list as the kernel does.
 func formatCPUs(cpus []int) string { return cpuset.New(cpus...).String() }

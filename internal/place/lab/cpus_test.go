@@ -53,8 +53,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// A machine of one socket with two threads a core, numbered as servers do, and
-// one core isolated.
+// A machine with one socket and two threads per core, numbered as on servers, and with one isolated core.
 func TestAvailableCPUs(t *testing.T) {
 	testenv.NeedCPUs(t, 2)
 	sys := t.TempDir()
@@ -62,7 +61,7 @@ func TestAvailableCPUs(t *testing.T) {
 		t.Helper()
 		testenv.WriteFile(t, filepath.Join(sys, "devices/system/cpu", path), text+"\n")
 	}
-	mine, err := availableCPUs(sys) // without facts: by number
+	mine, err := availableCPUs(sys) // without topology: by number
 	if err != nil {
 		t.Fatal(err)
 	}

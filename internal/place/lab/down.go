@@ -22,15 +22,14 @@ import (
 	"slipstream.dev/internal/place/lab/services"
 )
 
-// Down kills the processes that are still in the lab and removes it. It returns when names and devices
-// are gone.
+// Down kills the processes that are still in the lab, and removes the lab. It returns once its names and devices are gone.
 func (l *Lab) Down(ctx context.Context) error {
 	if l.lock == nil {
 		lock, err := acquire(l.dir, l.state.Config.Name)
 		if err != nil {
 			return err
 		}
-		// Another process may have removed it, and created another of its name, before it was locked.
+		// Before this process had the lock, another one may have removed the lab, and created another one with its name.
 		s, err := readState(l.dir, l.state.Config.Name)
 		if errors.Is(err, ErrNotFound) {
 			return errors.Join(err, lock.remove())
@@ -54,8 +53,8 @@ func (l *Lab) Down(ctx context.Context) error {
 	return err
 }
 
-// Sweep removes labs whose process ended without removing them, and returns their names. It does not
-// remove a lab with Keep that was up.
+// Sweep removes labs whose process has ended without removing them, and returns their names. It spares labs with Keep whose
+// creation was complete.
 func Sweep(ctx context.Context, dir string) ([]string, error) {
 	infos, err := List(dir)
 	errs := []error{err}
@@ -75,11 +74,11 @@ func Sweep(ctx context.Context, dir string) ([]string, error) {
 	return swept, errors.Join(append(errs, sweepLocks(dir))...)
 }
 
-// fork bounds how long a forked process holds what it inherited, until exec: milliseconds, or as long as it waits for a CPU.
+// fork limits how long a forked process may hold what it has inherited, until exec: milliseconds, or longer if it waits for a
+// CPU.
 const fork = 15 * time.Second
 
-// sweep removes one lab. Its lock may outlive the owner for a moment, in a process that the owner was
-// about to start.
+// sweep removes one lab. The lock may outlive the owner for a moment, in a process that the owner was about to start.
 func sweep(ctx context.Context, dir string, info Info) error {
 	l, err := Open(dir, info.Name)
 	if err != nil {
@@ -94,8 +93,8 @@ func sweep(ctx context.Context, dir string, info Info) error {
 	}
 }
 
-// sweepLocks removes the lock files of processes that ended between taking a lab's lock and writing its
-// state, or between removing the state and the lock.
+// sweepLocks removes lock files without a state: their process ended between taking the lock and writing the state, or between
+// removing the state and the lock.
 func sweepLocks(dir string) error {
 	locks, err := filepath.Glob(filepath.Join(dir, "*.lock"))
 	if err != nil {
@@ -121,11 +120,11 @@ func sweepLocks(dir string) error {
 	return nil
 }
 
-// gone bounds how long devices take to disappear once nothing holds them.
+// gone limits how long devices may take to disappear once nothing holds them.
 const gone = 30 * time.Second
 
-// tearDown removes the namespaces of a lab. Pods and nodes go first, all at once, so that the kernel
-// destroys them in one batch. The switch stays until the nodes' NICs are gone, the last of their devices.
+// tearDown removes the namespaces of a lab. It removes those of pods and nodes together, so that the kernel destroys them in
+// one batch. The switch stays until the nodes' NICs are gone, which the kernel destroys last.
 func tearDown(ctx context.Context, c Config) error {
 	names := namespaces(c)
 	if err := giveUpConnections(names); err != nil {
@@ -141,7 +140,7 @@ func tearDown(ctx context.Context, c Config) error {
 	}
 	sw, err := network.Open(switchNS(c.Name))
 	if err != nil {
-		sw = nil // never created, or half removed: there is nothing to watch
+		sw = nil // never created, or partly removed: there is nothing to watch
 	}
 	defer sw.Close()
 	for _, name := range names[:len(names)-1] {
@@ -157,21 +156,19 @@ func tearDown(ctx context.Context, c Config) error {
 	return network.Remove(switchNS(c.Name))
 }
 
-// giveUpConnections makes the kernel give up soon on closed connections whose peer does not answer. No
-// peer ever answers if its namespace, the way to it or the forwarder goes first, and each connection holds
-// its namespace for a minute or more.
+// giveUpConnections makes the kernel soon give up closed connections whose peer does not answer. While the lab is removed, the
+// peer, the path to it or a forwarder may be gone first, and such a connection would hold its namespace for a minute or more.
 func giveUpConnections(names []string) error {
 	for _, name := range names {
 		err := network.Inside(name, func() error { return network.Sysctl("net/ipv4/tcp_orphan_retries=1") })
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // never created, or half removed
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EINVAL) { // never created, or partly removed
 			return err
 		}
 	}
 	return nil
 }
 
-// awaitNICs waits until no veth is left in the switch: each disappears with its peer, and that with its
-// namespace.
+// awaitNICs waits until no veth is left in the switch: each disappears with its peer, and the peer with its namespace.
 func awaitNICs(ctx context.Context, sw *network.Namespace) error {
 	ctx, cancel := context.WithTimeout(ctx, gone)
 	defer cancel()
@@ -191,7 +188,7 @@ func awaitNICs(ctx context.Context, sw *network.Namespace) error {
 	}
 	defer func() {
 		close(done)
-		for range updates { // unblocks the sender until it has closed
+		for range updates { // let the sender end, which closes the channel
 		}
 	}()
 	for {
@@ -237,7 +234,7 @@ func kill(ctx context.Context, inodes map[string]bool) (killed int, err error) {
 	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() { // one of its threads may be in there for a moment
+		if err != nil || pid == os.Getpid() { // a thread of this process may be in a namespace for a moment
 			continue
 		}
 		fd, err := unix.PidfdOpen(pid, 0)

@@ -29,7 +29,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// byProcess has the shapes whose packets a process carries from node to node.
+// byProcess are the shapes in which a process carries packets from node to node.
 var byProcess = slices.DeleteFunc(overlay.Shapes(), func(s string) bool { return !overlay.Forwards(s) })
 
 // running returns the processes in the namespaces of a lab.
@@ -54,8 +54,8 @@ func running(t *testing.T, c Config) (pids []string) {
 	return pids
 }
 
-// Forwarders end with the process whose lab it is, before anyone sweeps; the sweep
-// then leaves nothing.
+// TestForwarderEndsWithOwner checks that forwarders end with the process that owns the lab, even without a sweep, and that a
+// sweep then leaves nothing.
 func TestForwarderEndsWithOwner(t *testing.T) {
 	for _, shape := range byProcess {
 		t.Run(shape, func(t *testing.T) {
@@ -86,8 +86,7 @@ func TestForwarderEndsWithOwner(t *testing.T) {
 	}
 }
 
-// In a lab with Keep, the forwarders run on without the owner, and end with the
-// lab.
+// TestForwarderOfKeptLab checks that in a lab with Keep, the forwarders outlive the owner, and end with the lab.
 func TestForwarderOfKeptLab(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
@@ -125,8 +124,7 @@ func TestForwarderOfKeptLab(t *testing.T) {
 	}
 }
 
-// If a forwarder does not start, the error has its output, and the lab is not
-// created.
+// TestForwarderDoesNotStart checks that if a forwarder does not start, the error has its output, and the lab is not created.
 func TestForwarderDoesNotStart(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
@@ -153,7 +151,7 @@ func TestForwarderDoesNotStart(t *testing.T) {
 	}
 }
 
-// When a forwarder dies, the owner of the lab is told which node is cut off.
+// TestForwarderDies checks that a warning names the unreachable node when a forwarder dies.
 func TestForwarderDies(t *testing.T) {
 	testenv.NeedRoot(t)
 	c := config(labName(t))
@@ -180,8 +178,7 @@ func TestForwarderDies(t *testing.T) {
 	if !strings.Contains(log.String(), "node=node") || !strings.Contains(log.String(), "killed") {
 		t.Errorf("told is %s", log.String())
 	}
-	// A connection that cannot be closed properly does not hold up the removal
-	// of the lab.
+	// A connection that cannot be closed properly must not delay the removal of the lab.
 	if _, err := conn[0].Write(make([]byte, 10_000)); err != nil {
 		t.Fatal(err)
 	}
@@ -212,8 +209,8 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// A forwarder ignores what is not a packet, and packets for unknown addresses: the
-// next packet arrives.
+// TestForwarderHostile checks that a forwarder ignores datagrams that are not packets, and packets to unknown addresses, and
+// that the next packet arrives.
 func TestForwarderHostile(t *testing.T) {
 	l := up(t, func(c *Config) { c.Shape, c.Pods = overlay.ShapeUDP, 1 })
 	to, own := placeOf(t, l, "node0/pod0"), placeOf(t, l, "node1/pod0").IPv4
@@ -241,8 +238,8 @@ func TestForwarderHostile(t *testing.T) {
 	})
 }
 
-// onlyGoodArrives sends datagrams to a forwarder, the last of which carries the text good to the server. The server must
-// receive that one first.
+// onlyGoodArrives sends datagrams to a forwarder. The last one carries the text good to the server, which must not receive
+// another one before it.
 func onlyGoodArrives(t *testing.T, outer, server *net.UDPConn, datagrams [][]byte) {
 	t.Helper()
 	for _, d := range datagrams {
@@ -259,7 +256,8 @@ func onlyGoodArrives(t *testing.T, outer, server *net.UDPConn, datagrams [][]byt
 	}
 }
 
-// A forwarder of frames ignores what no node of the lab sends, and frames to other nodes: the next frame arrives.
+// TestFramesHostile checks that a forwarder of frames ignores what no node of the lab has sent, and frames to other nodes, and
+// that the next frame arrives.
 func TestFramesHostile(t *testing.T) {
 	l := up(t, func(c *Config) { c.Shape, c.Pods = overlay.ShapeWeave, 1 })
 	nodes := layout(l.state.Config)
@@ -294,8 +292,8 @@ func TestFramesHostile(t *testing.T) {
 	})
 }
 
-// Processes carry the fragments of a packet that is larger than the MTU, and a client of an address that no pod has is
-// told so.
+// TestForwardedPackets checks that forwarders carry the fragments of a large packet, and that a client gets an error for an
+// address that no pod has.
 func TestForwardedPackets(t *testing.T) {
 	for _, shape := range byProcess {
 		for _, version := range []int{4, 6} {
@@ -317,7 +315,7 @@ func TestForwardedPackets(t *testing.T) {
 	}
 }
 
-// fragmented sends a datagram of several packets, whose bytes must arrive.
+// fragmented sends a datagram in several fragments, and checks what arrives.
 func fragmented(t *testing.T, l *Lab, from, to place.Place, version int) {
 	t.Helper()
 	var server, client net.Conn

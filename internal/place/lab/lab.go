@@ -1,12 +1,12 @@
 //go:build linux
 
-// Package lab builds nodes and pods out of network namespaces on this machine: nodes whose NICs are
-// joined by a switch, and pods behind a network of the shape that some product gives it (lab/overlay).
-// There can be services in front of pods (lab/services), or a balancer between nodes (lab/balancer). Devices,
-// routes and netfilter are the kernel's own; only the wire is a veth that is made to behave like one (wire.go).
+// Package lab builds nodes and pods of network namespaces on this machine: nodes whose NICs are connected by a switch, and pods
+// in a network like that of some product (lab/overlay). There can be services in front of pods (lab/services), or a balancer
+// between nodes (lab/balancer). Devices, routes and netfilter are the kernel's own; only the wire is a veth that is made to
+// behave like one (wire.go).
 //
-// It starts processes in places but does not know what they do: that is up to internal/worker. When
-// and which labs are built is up to internal/experiment and the command line.
+// It starts processes in places, but does not know what they do: see internal/worker. internal/experiment and the command line
+// decide which labs are built, and when.
 package lab
 
 import (
@@ -44,7 +44,7 @@ var (
 	ErrNotFound = errors.New("no such lab")
 	// ErrInUse means that a process is creating, using or removing the lab.
 	ErrInUse = errors.New("in use")
-	// ErrExists means that a lab or something else has the name.
+	// ErrExists means that the name is taken, by a lab or something else.
 	ErrExists = errors.New("already exists")
 )
 
@@ -52,11 +52,11 @@ var (
 type Config struct {
 	// Name is part of every name of the lab on the machine: 1 to 20 of [a-z0-9-].
 	Name string `json:"name"`
-	// Nodes, 2 to 16, and Pods on each, 0 to 64.
+	// Nodes is 2 to 16, and Pods, the number on each node, 0 to 64.
 	Nodes int      `json:"nodes"`
 	Pods  int      `json:"pods"`
 	NIC   spec.NIC `json:"nic"`
-	// Shape of the pods' network: one of overlay.Shapes.
+	// Shape is the shape of the pod network: one of overlay.Shapes.
 	Shape string `json:"shape"`
 	// Services in front of pods; none if nil.
 	Services *services.Config `json:"services,omitempty"`
@@ -64,7 +64,7 @@ type Config struct {
 	Policies *policies.Config `json:"policies,omitempty"`
 	// Balancer between nodes; none if nil.
 	Balancer *balancer.Config `json:"balancer,omitempty"`
-	// CongestionControl of every program in the namespaces that does not set one itself; empty for the machine's.
+	// CongestionControl is the default congestion control in the namespaces; that of the machine if empty.
 	CongestionControl string `json:"congestionControl,omitempty"`
 }
 
@@ -110,18 +110,17 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Options of Up.
+// Options configures Up.
 type Options struct {
 	// Dir holds the state of labs; DefaultDir if empty.
 	Dir string
-	// Keep lets the lab outlive this process. Without it, Sweep removes it once
-	// the process is gone.
+	// Keep lets the lab outlive this process. Without it, Sweep removes the lab once this process has ended.
 	Keep bool
-	// Forwarder is a command that calls overlay.Forward, needed by the shapes udp and weave.
+	// Forwarder is a command that calls overlay.Forward. The shapes udp and weave need it.
 	Forwarder []string
-	// Balancer is a command that calls balancer.Run, needed by a balancer with the built-in proxy.
+	// Balancer is a command that calls balancer.Run. A balancer with the built-in proxy needs it.
 	Balancer []string
-	// Log gets problems that are no reason to fail; nothing if nil.
+	// Log receives problems that are no reason to fail. It may be nil.
 	Log *slog.Logger
 }
 
@@ -129,7 +128,7 @@ type Options struct {
 type Lab struct {
 	state *state
 	dir   string
-	// lock is held if this process owns the lab.
+	// lock is nil unless this process owns the lab.
 	lock      *lock
 	processes processes
 	// services and policies say how the rules of each node were loaded.
@@ -145,9 +144,8 @@ type Load struct {
 	Version string
 }
 
-// Up creates a lab. It fails before it changes anything if the kernel lacks something, if a name is
-// taken (ErrExists), or if another process has that lab (ErrInUse). If it fails later, it removes what
-// it created.
+// Up creates a lab. If the kernel lacks something, a name is taken (ErrExists), or another process uses that lab (ErrInUse), it
+// fails before it changes anything. If it fails later, it removes what it has created.
 func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -168,7 +166,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 			return nil, fmt.Errorf("lab %s: balancer: %w", c.Name, err)
 		}
 	}
-	if err := probe(c); err != nil {
+	if err := Lacks(c); err != nil {
 		return nil, err
 	}
 	cpus, err := availableCPUs("/sys")
@@ -216,7 +214,7 @@ func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
 	return l, nil
 }
 
-// free checks that no name of a lab is taken.
+// free checks that none of the names that a lab needs is taken.
 func free(c Config) error {
 	for _, ns := range namespaces(c) {
 		if _, err := os.Lstat(network.Path(ns)); err == nil {
@@ -252,12 +250,12 @@ type Info struct {
 	PID int `json:"pid"`
 	// Keep: the lab outlives that process.
 	Keep bool `json:"keep"`
-	// Up is false while the lab is being created, and if that was interrupted.
+	// Up is false while the lab is being created, or if that was interrupted.
 	Up      bool      `json:"up"`
 	Created time.Time `json:"created"`
 }
 
-// List returns the labs by name. With an error, it returns those that can be read.
+// List returns the labs, sorted by name. If it returns an error, it still returns those that can be read.
 func List(dir string) ([]Info, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -272,7 +270,7 @@ func List(dir string) ([]Info, error) {
 		}
 		s, err := readState(dir, name)
 		if errors.Is(err, ErrNotFound) {
-			continue // it was removed meanwhile
+			continue // it has just been removed
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -283,7 +281,7 @@ func List(dir string) ([]Info, error) {
 	return all, errors.Join(errs...)
 }
 
-// make creates what the state describes.
+// make creates the lab that the state describes.
 func (l *Lab) make(ctx context.Context, o Options) error {
 	c := l.state.Config
 	nodes := layout(c)
@@ -330,7 +328,7 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 	}
 	if err := parallel(ctx, c.Nodes*c.Pods, func(i int) error {
 		p := nodes[i%c.Nodes].Pods[i/c.Nodes]
-		ns, err := network.Create(p.NS, preparePod)
+		ns, err := network.Create(p.NS, noAddressDetection)
 		if err != nil {
 			return err
 		}
@@ -342,7 +340,7 @@ func (l *Lab) make(ctx context.Context, o Options) error {
 	}); err != nil {
 		return err
 	}
-	for _, ns := range spaces { // which have routes to pods by now
+	for _, ns := range spaces { // now that they have their routes to pods
 		if err := setCongestionControl(ns, c.CongestionControl); err != nil {
 			return err
 		}
@@ -405,11 +403,11 @@ func (c Config) translated() bool {
 	return c.Services != nil && c.Services.Mode == spec.ServiceEBPF
 }
 
-// threads that create things at once. The kernel does most of it under one lock (RTNL), so a second
-// thread gains only a sixth; but waits overlap.
+// threads is the number of concurrent threads that create devices. Most of the work is under the RTNL lock, so a second thread
+// gains only a sixth; but waits overlap.
 const threads = 4
 
-// parallel calls f for 0 to n-1.
+// parallel calls f with 0 to n-1.
 func parallel(ctx context.Context, n int, f func(i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(threads)
@@ -455,7 +453,7 @@ func (l *Lab) Places() []place.Place {
 	return append(nodes, pods...)
 }
 
-// Placement says in a sentence on which CPUs the nodes run.
+// Placement is a sentence about the CPUs on which the nodes run.
 func (l *Lab) Placement() string {
 	cpus := l.state.CPUs
 	if cpus[0].IRQ < 0 && l.state.Config.Balancer != nil {
@@ -476,8 +474,8 @@ func (l *Lab) Placement() string {
 		strings.Join(parts, ", "))
 }
 
-// In returns a function that starts a command in a place: in its network namespace, on its CPUs and, if
-// it is a pod and services have the mode ebpf, in the lab's cgroup. /sys stays the machine's.
+// In returns a function that starts a command in a place: in its network namespace, on its CPUs and, for a pod with services in
+// mode ebpf, in the lab's cgroup. /sys stays that of the machine.
 func (l *Lab) In(p place.Place) func(*exec.Cmd) error {
 	return func(cmd *exec.Cmd) error {
 		ns, err := l.find(p.Name)
@@ -520,8 +518,7 @@ func (l *Lab) In(p place.Place) func(*exec.Cmd) error {
 	}
 }
 
-// Proxy returns the proxy of the lab's balancer with its version: "haproxy 2.6.12" or "builtin"; "" if
-// there is no balancer.
+// Proxy returns the name and version of the balancer's proxy, "haproxy 2.6.12" or "builtin", or "" without a balancer.
 func (l *Lab) Proxy(ctx context.Context) (string, error) {
 	b := l.state.Config.Balancer
 	if b == nil {
@@ -530,8 +527,8 @@ func (l *Lab) Proxy(ctx context.Context) (string, error) {
 	return b.Version(ctx)
 }
 
-// Loaded returns how the services and the network policies of a node were loaded. In mode ebpf the
-// services of all nodes are loaded together, and each node reports the whole time.
+// Loaded returns how the services and the network policies of a node were loaded. In mode ebpf, the services of all nodes are
+// loaded together, and each node reports the total time.
 func (l *Lab) Loaded(node string) (services, policies Load) {
 	for i, n := range layout(l.state.Config) {
 		if n.Place.Name == node && i < len(l.services) {
@@ -541,8 +538,8 @@ func (l *Lab) Loaded(node string) (services, policies Load) {
 	return Load{}, Load{}
 }
 
-// ChangeEndpoints replaces perSecond backends of the lab's services per second, as kube-proxy does, until stop is
-// called. stop returns how many it has replaced.
+// ChangeEndpoints replaces perSecond backends of the lab's services per second, in the way of kube-proxy, until stop is called.
+// stop returns how many it has replaced.
 func (l *Lab) ChangeEndpoints(ctx context.Context, perSecond int) (stop func() (made int, err error), err error) {
 	c := l.state.Config
 	var spaces []*network.Namespace
@@ -583,7 +580,7 @@ func (l *Lab) ChangeEndpoints(ctx context.Context, perSecond int) (stop func() (
 	}, nil
 }
 
-// Run runs a command in a place and returns its exit code. The end of ctx interrupts the command.
+// Run runs a command in a place, and returns its exit code. When ctx ends, it interrupts the command.
 func (l *Lab) Run(ctx context.Context, name string, argv []string, in, out, errs *os.File) (code int, err error) {
 	var at place.Place
 	for _, p := range l.Places() {
@@ -606,7 +603,7 @@ func (l *Lab) Run(ctx context.Context, name string, argv []string, in, out, errs
 	return 0, err
 }
 
-// find returns the namespace of a place.
+// find returns the name of the network namespace of a place.
 func (l *Lab) find(place string) (ns string, err error) {
 	for _, n := range layout(l.state.Config) {
 		if place == n.Place.Name {

@@ -30,8 +30,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// machine returns what a lab could leave behind: names of namespaces that have its prefix, and the devices of this
-// namespace.
+// machine returns what a lab could leave behind: names of network namespaces with its prefix, and devices of this namespace.
 func machine(t *testing.T, prefix string) (all []string) {
 	t.Helper()
 	names, err := filepath.Glob(network.Path(prefix + "*"))
@@ -67,8 +66,8 @@ func files(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// A lab with as many pods as are allowed comes up, and its first pod reaches its last. BenchmarkUpDown shows how long
-// that takes on every path.
+// TestMostPods checks that a lab with the maximum number of pods comes up, and that its first pod reaches its last.
+// BenchmarkUpDown measures how long that takes for every path.
 func TestMostPods(t *testing.T) {
 	l := up(t, func(c *Config) { c.Pods = 64 })
 	for _, version := range []int{4, 6} {
@@ -101,8 +100,7 @@ func BenchmarkUpDown(b *testing.B) {
 	}
 }
 
-// A command runs in the namespace and on the CPUs of its place, and leaves this
-// process where it is.
+// TestStart checks that a command runs in the namespace and on the CPUs of its place, and that this process stays in its own.
 func TestStart(t *testing.T) {
 	l := up(t, func(*Config) {})
 	cpus, err := availableCPUs("/sys")
@@ -148,7 +146,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// Run returns the exit code of a command that ends.
+// TestRun checks that Run returns the exit code of a command.
 func TestRun(t *testing.T) {
 	l := up(t, func(*Config) {})
 	run := func(place string, argv ...string) (int, error) {
@@ -167,7 +165,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Down ends what runs in the lab, and nothing else.
+// TestDownEndsProcesses checks that Down kills the processes in the lab, and no others.
 func TestDownEndsProcesses(t *testing.T) {
 	testenv.NeedRoot(t)
 	l, err := Up(t.Context(), config(labName(t)), Options{Dir: t.TempDir(), Forwarder: forwarderCommand})
@@ -200,7 +198,8 @@ func TestDownEndsProcesses(t *testing.T) {
 	_ = outside.Wait()
 }
 
-// Connections that are closed while nothing answers them hold their namespaces for seconds only.
+// TestDownWithUnansweredConnections checks that closed connections whose peer does not answer hold their namespaces for seconds
+// only.
 func TestDownWithUnansweredConnections(t *testing.T) {
 	l := up(t, func(*Config) {})
 	conns := connect(t, l, "node0", "node1", 4, 4)
@@ -217,7 +216,7 @@ func TestDownWithUnansweredConnections(t *testing.T) {
 	}
 }
 
-// A lab that is kept outlives its owner and every sweep, until it is taken down.
+// TestKeep checks that a lab with Keep outlives its owner and sweeps, until it is taken down.
 func TestKeep(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
@@ -267,7 +266,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// While one process uses a lab, no other creates, removes or sweeps it.
+// TestInUse checks that while one process uses a lab, no other can create, remove or sweep it.
 func TestInUse(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
@@ -305,7 +304,7 @@ type child struct {
 	out io.Reader
 }
 
-// startUp starts another process, which creates a lab and keeps it until it is killed.
+// startUp starts another process, which creates a lab and uses it until it is killed.
 func startUp(t *testing.T, dir, name string, env ...string) child {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -329,7 +328,7 @@ func startUp(t *testing.T, dir, name string, env ...string) child {
 	return child{cmd, out}
 }
 
-// Between fork and exec, a process holds its parent's lock, even if the parent is gone.
+// TestSweepForked checks that a sweep waits for a process between fork and exec, which holds the lock of its dead parent.
 func TestSweepForked(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, name := t.TempDir(), labName(t)
@@ -355,7 +354,7 @@ func TestSweepForked(t *testing.T) {
 	}
 }
 
-// Whenever a process that creates a lab is killed, a sweep finds everything that it has created.
+// TestKilled checks that whenever a process that creates a lab is killed, a sweep removes everything that it has created.
 func TestKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	var partly atomic.Int64
@@ -381,8 +380,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// killed creates labs in other processes, with env in their environment, kills the processes and sweeps the labs, as
-// often as kills says. It returns how many labs were half created when their process was killed.
+// killed creates labs in other processes, with env in their environment, kills these and sweeps the labs, kills times. It
+// returns how many labs were incomplete when their process was killed.
 func killed(t *testing.T, kills int, env ...string) (partly int) {
 	t.Helper()
 	dir, name := t.TempDir(), labName(t)
@@ -391,7 +390,7 @@ func killed(t *testing.T, kills int, env ...string) (partly int) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	before := machine(t, "slip-"+name)
 
-	// The time that a lab takes to come up is the range in which to kill.
+	// Kill within the time that a lab takes to come up.
 	begin := time.Now()
 	c := startUp(t, dir, name, env...)
 	if line, err := bufio.NewReader(c.out).ReadString('\n'); err != nil || line != "up\n" {
@@ -424,7 +423,7 @@ func killed(t *testing.T, kills int, env ...string) (partly int) {
 	return partly
 }
 
-// What has a name like a lab's but does not belong to it stays.
+// TestForeign checks that something with a name like a lab's that does not belong to it stays.
 func TestForeign(t *testing.T) {
 	testenv.NeedRoot(t)
 	name := labName(t)
@@ -466,7 +465,7 @@ func TestForeign(t *testing.T) {
 			t.Errorf("device of %s: %v", f, err)
 		}
 	}
-	// A lab that would need such a name is refused, and touches nothing.
+	// A lab that needs such a name is refused, and nothing is touched.
 	c := config(name)
 	c.Nodes = 3
 	if _, err := Up(t.Context(), c, Options{Dir: dir}); !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), "slip-"+name+"-n2") {
@@ -480,7 +479,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// A state that cannot be read is reported, and nothing is removed.
+// TestTornState checks that an unreadable state is reported, and that nothing is removed.
 func TestTornState(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
@@ -517,7 +516,7 @@ func TestTornState(t *testing.T) {
 	}
 }
 
-// If creating a lab is cancelled, the lab is taken down again.
+// TestUpCancelled checks that a lab is taken down again if its creation is cancelled.
 func TestUpCancelled(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, c := t.TempDir(), config(labName(t))
@@ -535,9 +534,9 @@ func TestUpCancelled(t *testing.T) {
 	}
 }
 
-// Without root, the error says so, and nothing is touched.
+// TestNotRoot checks that without root, the error says so, and nothing is touched.
 func TestNotRoot(t *testing.T) {
-	testenv.NeedRoot(t) // to become someone else
+	testenv.NeedRoot(t) // to change its user
 	dir := filepath.Join(t.TempDir(), "lab")
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), childProbe+"=x", childDir+"="+dir)

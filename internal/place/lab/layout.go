@@ -11,18 +11,17 @@ import (
 	"slipstream.dev/internal/place/lab/overlay"
 )
 
-// The addresses of the nodes of every lab: in the range that RFC 2544 reserves for benchmarks, and unique local
-// ones.
+// The addresses of the nodes of every lab: from the range that RFC 2544 reserves for benchmarks, and unique local addresses.
 var (
 	nodes4 = netip.MustParsePrefix("198.18.0.0/24")
 	nodes6 = netip.MustParsePrefix("fd73:6c69:7000::/64")
 )
 
-// switchNS is the namespace of the switch that joins the nodes of a lab.
+// switchNS returns the name of the network namespace of a lab's switch.
 func switchNS(lab string) string { return "slip-" + lab + "-sw" }
 
-// layout describes the nodes of a lab. It depends on the configuration alone, so the names of everything
-// in a lab follow from its state.
+// layout describes the nodes of a lab. It depends only on the configuration, so that the state of a lab determines the names of
+// everything in it.
 func layout(c Config) []network.Node {
 	nodes := make([]network.Node, c.Nodes)
 	for i := range nodes {
@@ -67,13 +66,14 @@ func layout(c Config) []network.Node {
 		c.Balancer.Assign(nodes)
 	}
 	for i := range nodes {
-		bits, _ := nodes[i].Rate.BitsPerSecond() // checked with the configuration
+		bits, _ := nodes[i].Rate.BitsPerSecond() // validate has checked it
 		nodes[i].Place.NICRate = bits
 	}
 	return nodes
 }
 
-// subnet returns the nth prefix of that many bits in a prefix. Both end at a byte, and n is at most 255.
+// subnet returns the nth subnet of p with a prefix length of bits. Both prefix lengths are multiples of 8, and n is at most
+// 255.
 func subnet(p netip.Prefix, bits, n int) netip.Prefix {
 	raw := p.Addr().AsSlice()
 	raw[bits/8-1] += byte(n)
@@ -81,7 +81,7 @@ func subnet(p netip.Prefix, bits, n int) netip.Prefix {
 	return netip.PrefixFrom(a, bits)
 }
 
-// namespaces of a lab in the order in which to remove them: pods, nodes, switch.
+// namespaces returns the names of a lab's network namespaces in the order of removal: pods, nodes, switch.
 func namespaces(c Config) []string {
 	var pods, nodes []string
 	for _, n := range layout(c) {

@@ -15,8 +15,7 @@ import (
 	"slipstream.dev/internal/place/lab/overlay"
 )
 
-// In the largest lab no two things have the same name or address, and every name
-// fits the kernel's limit.
+// TestLayoutIsUnique checks that in the largest lab, names and addresses are unique, and names fit the kernel's limit.
 func TestLayoutIsUnique(t *testing.T) {
 	for _, shape := range overlay.Shapes() {
 		c := config(strings.Repeat("x", 20))

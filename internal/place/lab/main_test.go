@@ -28,8 +28,8 @@ import (
 
 // A test that needs another process runs this binary with one of these set.
 const (
-	childUp    = "SLIPSTREAM_TEST_LAB_UP"    // makes the lab of that name in childDir, until its input ends
-	childProbe = "SLIPSTREAM_TEST_LAB_PROBE" // tries to make one, and prints the error
+	childUp    = "SLIPSTREAM_TEST_LAB_UP"    // creates the lab of this name in childDir, until its input ends
+	childProbe = "SLIPSTREAM_TEST_LAB_PROBE" // tries to create one, and prints the error
 	childDir   = "SLIPSTREAM_TEST_LAB_DIR"
 	childShape = "SLIPSTREAM_TEST_LAB_SHAPE"
 	childKeep  = "SLIPSTREAM_TEST_LAB_KEEP"
@@ -92,7 +92,7 @@ func labName(t testing.TB) string {
 	return fmt.Sprintf("test-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:13]
 }
 
-// up makes a lab for the length of a test.
+// up creates a lab, and removes it when the test ends.
 func up(t *testing.T, change func(*Config)) *Lab {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -110,7 +110,7 @@ func up(t *testing.T, change func(*Config)) *Lab {
 	return l
 }
 
-// in runs f in the namespace of a place, or in that of the switch.
+// in runs f in the network namespace of a place or of the switch.
 func in(t *testing.T, l *Lab, place string, f func() error) {
 	t.Helper()
 	ns := switchNS(l.state.Config.Name)
@@ -136,8 +136,7 @@ func placeOf(t *testing.T, l *Lab, name string) place.Place {
 	return place.Place{}
 }
 
-// connect makes TCP connections from one place to another; the first of each
-// pair is the client's end.
+// connect opens TCP connections from one place to another. The first of each pair is the client's end.
 func connect(t *testing.T, l *Lab, from, to string, version, n int) [][2]*net.TCPConn {
 	t.Helper()
 	var listener *net.TCPListener
@@ -185,8 +184,8 @@ func control(t *testing.T, c *net.TCPConn, f func(fd int) error) {
 	}
 }
 
-// flood sends as much as possible for a while. It returns how many bytes arrived,
-// how long that took, and how many segments were retransmitted.
+// flood sends as much as possible for d. It returns how many bytes arrived, how long that took, and how many segments were
+// retransmitted.
 func flood(t *testing.T, l *Lab, from, to string, streams int, d time.Duration) (bytes int64, took time.Duration, again int) {
 	t.Helper()
 	conns := connect(t, l, from, to, 4, streams)

@@ -9,12 +9,12 @@ import (
 	"slipstream.dev/internal/place/lab/network"
 )
 
-// prepareNode sets up a node's namespace like an operating system and kubelet.
+// prepareNode sets the sysctls of a node's namespace as an operating system and kubelet do.
 func prepareNode() error {
 	return errors.Join(
 		network.Sysctl(
 			"net/ipv4/ip_forward=1",
-			// systemd's default, on the nodes of most distributions.
+			// The default of systemd, and so of most distributions.
 			"net/ipv4/conf/all/rp_filter=2", "net/ipv4/conf/default/rp_filter=2",
 			"net/ipv6/conf/all/forwarding=1",
 		),
@@ -23,19 +23,13 @@ func prepareNode() error {
 	)
 }
 
-// preparePod sets up a pod's namespace.
-func preparePod() error {
-	return noAddressDetection()
-}
-
-// noAddressDetection disables duplicate address detection, which delays link-local addresses by a second
-// or two.
+// noAddressDetection disables duplicate address detection, which would delay link-local addresses by a second or two.
 func noAddressDetection() error {
 	return network.Sysctl("net/ipv6/conf/default/accept_dad=0", "net/ipv6/conf/default/accept_ra=0")
 }
 
-// bridgeNetfilter sets whether bridged packets pass netfilter, as Kubernetes requires of its nodes. On a
-// kernel without br_netfilter they do not.
+// bridgeNetfilter sets whether bridged packets pass netfilter, which Kubernetes requires of nodes. Without br_netfilter in the
+// kernel they do not.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {
@@ -50,9 +44,9 @@ func bridgeNetfilter(on bool) error {
 	return nil
 }
 
-// trackBriefly makes conntrack forget closed connections after 1 s in place of 120 s. All labs of a
-// machine share the limit nf_conntrack_max, so the connections of one variant would slow the others, and
-// a workload with thousands of connections per second would fill the table.
+// trackBriefly makes conntrack forget closed connections after 1 s instead of 120 s. All labs of a machine share the limit
+// nf_conntrack_max. So the connections of one variant would slow down the others, and a workload with thousands of connections
+// per second would fill the table.
 func trackBriefly(ns *network.Namespace) error {
 	return ns.Do(func() error { return network.Sysctl("net/netfilter/nf_conntrack_tcp_timeout_time_wait=1") })
 }

@@ -17,12 +17,9 @@ import (
 	"slipstream.dev/internal/place/lab/services"
 )
 
-// Lacks returns what this machine lacks for a lab, and what to do; nil if nothing. It changes nothing.
-func Lacks(c Config) error { return probe(c) }
-
-// probe tests in a temporary namespace whether the kernel has what a lab needs. The error says what is
-// missing and what to do.
-func probe(c Config) error {
+// Lacks returns nil, or what this machine lacks for a lab and what to do. It tests that in a temporary network namespace, and
+// changes nothing.
+func Lacks(c Config) error {
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
 		return errors.New("this kernel has no IPv6: start it without ipv6.disable=1")
 	}

@@ -8,11 +8,10 @@ import (
 	"sync/atomic"
 )
 
-// processes watches the processes that belong to a lab on its nodes. It implements
-// network.Processes for the overlay and the balancer.
+// processes implements network.Processes for the overlay and the balancer.
 type processes struct {
 	lab *Lab
-	// running counts those that are watched. ending is set before the lab kills them.
+	// running counts the watched processes. ending is set before the lab kills them.
 	running sync.WaitGroup
 	ending  atomic.Bool
 }

@@ -19,7 +19,7 @@ import (
 
 var tcp4 = place.Transport{IP: 4, Protocol: "tcp"}
 
-// Services that are impossible are refused before anything is touched.
+// TestServicesRefused checks that impossible services are refused before anything is touched.
 func TestServicesRefused(t *testing.T) {
 	testenv.NeedRoot(t)
 	positions := func(n int) (all []place.Position) {
@@ -125,7 +125,7 @@ func TestServicesRefused(t *testing.T) {
 	}
 }
 
-// A cgroup that has the name of a lab's but belongs to none is left alone.
+// TestForeignCgroup checks that a cgroup with a name like a lab's that belongs to no lab is left alone.
 func TestForeignCgroup(t *testing.T) {
 	testenv.NeedRoot(t)
 	c := config(labName(t))

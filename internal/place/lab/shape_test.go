@@ -27,8 +27,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// Nodes reach their own pods and those of others, and pods every node, whichever
-// way the pods' packets take.
+// TestNodesAndPods checks that in every shape, nodes reach all pods, and pods reach all nodes.
 func TestNodesAndPods(t *testing.T) {
 	for _, shape := range overlay.Shapes() {
 		t.Run(shape, func(t *testing.T) {
@@ -48,7 +47,7 @@ func TestNodesAndPods(t *testing.T) {
 	}
 }
 
-// Packets on the wire have the form that the shape gives them.
+// TestOnWire checks the encapsulation of packets on the wire in each shape.
 func TestOnWire(t *testing.T) {
 	for _, shape := range joined() {
 		t.Run(shape, func(t *testing.T) {
@@ -94,8 +93,7 @@ func TestOnWire(t *testing.T) {
 	}
 }
 
-// describe returns the outermost addresses and protocol of a frame, "" if it is not
-// IP.
+// describe returns the outermost addresses and the protocol of a frame, or "" if it is not IP.
 func describe(frame []byte) string {
 	var from, to netip.Addr
 	var protocol byte
@@ -119,8 +117,7 @@ func describe(frame []byte) string {
 	return fmt.Sprintf("%s %s icmp or other", from, to) // neighbour discovery, groups
 }
 
-// capture captures what a device receives until the function that it returns is
-// called.
+// capture captures what a device receives, until the returned function is called.
 func capture(t *testing.T, l *Lab, place, device string) func() [][]byte {
 	t.Helper()
 	all := uint16(unix.ETH_P_ALL)<<8 | unix.ETH_P_ALL>>8
@@ -150,8 +147,8 @@ func capture(t *testing.T, l *Lab, place, device string) func() [][]byte {
 	}
 }
 
-// Packets use only the devices of their shape. If eBPF carries them, the kernel
-// forwards none, and packets to a pod never pass the node's end of its link.
+// TestWay checks that packets use only the devices of their shape. If eBPF carries them, the kernel forwards none, and packets
+// to a pod bypass the node's end of its veth pair.
 func TestWay(t *testing.T) {
 	accounting, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -160,13 +157,13 @@ func TestWay(t *testing.T) {
 	}
 	defer accounting.Close()
 	type way struct {
-		// Forwarded by the kernel, of either node.
+		// The kernel of either node forwards them.
 		Forwarded bool
-		// Device of the shape carries them.
+		// The device of the shape carries them.
 		Overlay bool
-		// HostVeth of the receiving pod carries them.
+		// The node's end of the receiving pod's veth pair carries them.
 		HostVeth bool
-		// Programs that see them, on the sender's and the receiver's node.
+		// The programs that see them, on the sender's and the receiver's node.
 		Out, In string
 	}
 	for shape, want := range map[string]way{
@@ -218,8 +215,7 @@ func TestWay(t *testing.T) {
 					{"on the node's end of the receiving pod's link", want.HostVeth},
 					{"seen by " + want.Out, want.Out != ""}, {"seen by " + want.In, want.In != ""},
 				} {
-					// A few packets are not the test's:
-					// neighbours ask for one another.
+					// A few other packets resolve neighbours.
 					if got := after[i] - before[i]; c.want && got < n || !c.want && got > n/10 {
 						t.Errorf("%d of %d packets are %s, want it to be %t", got, n, c.what, c.want)
 					}
@@ -229,7 +225,7 @@ func TestWay(t *testing.T) {
 	}
 }
 
-// forwarded counts what a node's kernel has forwarded.
+// forwarded returns how many packets a node's kernel has forwarded.
 func forwarded(t *testing.T, l *Lab, place string, version int) (n uint64) {
 	t.Helper()
 	in(t, l, place, func() error {
@@ -256,7 +252,7 @@ func forwarded(t *testing.T, l *Lab, place string, version int) (n uint64) {
 	return n
 }
 
-// runs counts how often a program has run on what a device receives.
+// runs returns how often a program has run at the ingress of a device.
 func runs(t *testing.T, l *Lab, place, device, name string) (n uint64) {
 	t.Helper()
 	in(t, l, place, func() error {
@@ -289,8 +285,7 @@ func runs(t *testing.T, l *Lab, place, device, name string) (n uint64) {
 	return n
 }
 
-// A datagram in many fragments arrives whole, and the sender is told if nobody
-// listens.
+// TestFragmentsAndErrors checks that a datagram in many fragments arrives, and that the sender gets an error if nobody listens.
 func TestFragmentsAndErrors(t *testing.T) {
 	for _, shape := range joined() {
 		for _, offload := range offloads {
@@ -322,8 +317,7 @@ func TestFragmentsAndErrors(t *testing.T) {
 	}
 }
 
-// udpEnds returns a socket in node0/pod0, and the one in node1/pod0 that it sends
-// to.
+// udpEnds returns a socket in node0/pod0, and the socket in node1/pod0 to which it sends.
 func udpEnds(t *testing.T, l *Lab, version int) (client, server *net.UDPConn) {
 	t.Helper()
 	in(t, l, "node1/pod0", func() (err error) {
@@ -342,8 +336,8 @@ func udpEnds(t *testing.T, l *Lab, version int) (client, server *net.UDPConn) {
 	return client, server
 }
 
-// Packets that eBPF carries take as many hops as those that the kernel forwards. If
-// the TTL of a packet is too small, the node that drops it tells the sender.
+// TestHops checks that packets have the same number of hops whether eBPF or the kernel forwards them, and that the node that
+// drops a packet with too small a TTL tells the sender.
 func TestHops(t *testing.T) {
 	for _, shape := range append(byEBPF, overlay.ShapeRouted) {
 		t.Run(shape, func(t *testing.T) {
@@ -374,8 +368,8 @@ func TestHops(t *testing.T) {
 	}
 }
 
-// eBPF does not carry a packet that is larger than the MTU of the route: the pod is
-// told the MTU.
+// TestTooBig checks that eBPF does not carry packets that are larger than the MTU of the route, and that the pod is told the
+// MTU.
 func TestTooBig(t *testing.T) {
 	for _, shape := range byEBPF {
 		t.Run(shape, func(t *testing.T) {
@@ -388,7 +382,7 @@ func TestTooBig(t *testing.T) {
 					return netlink.LinkSetMTU(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: network.NIC}}, largest)
 				})
 			}
-			// The pod does not know the route's MTU beforehand.
+			// The pod does not know the route's MTU yet.
 			in(t, l, "node0/pod0", func() error {
 				for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 					all, err := netlink.RouteList(nil, family)
@@ -423,14 +417,12 @@ func TestTooBig(t *testing.T) {
 				if n, err := server.Read(make([]byte, 1<<16)); n != fits {
 					t.Errorf("IPv%d: %d bytes arrive, %v, want %d", version, n, err, fits)
 				}
-				// Nor is a large packet that would be segmented into
-				// such packets. The pod does not know the MTU to
-				// this address yet.
+				// The same for a GSO packet with segments of that size. The pod does not know the MTU to this address yet.
 				conn := connect(t, l, "node0/pod0", "node1/pod1", version, 1)[0]
 				echo(t, conn)
 				control(t, conn[0], func(fd int) error {
 					info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-					// Without the headers of IP and TCP, the latter with time stamps.
+					// Without the headers of IP and TCP with timestamps.
 					if most := largest - headers - 24; err == nil && int(info.Snd_mss) > most {
 						t.Errorf("IPv%d: TCP sends segments of %d bytes, want %d at most", version, info.Snd_mss, most)
 					}
@@ -441,9 +433,8 @@ func TestTooBig(t *testing.T) {
 	}
 }
 
-// A packet from the tunnel is accepted with the right key, from the node that has
-// the pod of its source address. With any other key or from any other node it is
-// not.
+// TestTunnelKey checks that a packet from the tunnel is accepted only with the right key, and only from the node of the pod
+// with its source address.
 func TestTunnelKey(t *testing.T) {
 	const vni = 2 // of the tunnels
 	l := up(t, func(c *Config) { c.Shape, c.Nodes, c.Pods = overlay.ShapeVXLANFlow, 3, 1 })

@@ -14,8 +14,7 @@ import (
 	"slipstream.dev/internal/flock"
 )
 
-// state is a lab on disk. It is written before anything is created, and has all that is needed to remove
-// the lab.
+// state is the state of a lab on disk. It is written before anything is created, and suffices to remove the lab.
 type state struct {
 	Config Config `json:"config"`
 	// PID is the process that created the lab. It holds the lock until the lab is removed or, with Keep,
@@ -64,15 +63,14 @@ func (s *state) write(dir string) error {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		_ = os.Remove(path + ".new") // half of it, on a full disk
+		_ = os.Remove(path + ".new") // on a full disk, an incomplete file
 		return fmt.Errorf("write state of lab: %w", err)
 	}
 	return nil
 }
 
-// lock is the exclusive right to create, use and remove a lab. The kernel releases it when the process
-// ends, however it ends. So a free lock proves that the owner is gone; a PID could not, as PIDs are
-// reused.
+// lock is the exclusive right to create, use and remove a lab. The kernel releases it when the process ends, so a free lock
+// proves that the owner is gone. A PID does not, because PIDs are reused.
 type lock struct {
 	dir, name string
 	file      *os.File
@@ -96,7 +94,7 @@ func acquire(dir, name string) (*lock, error) {
 			}
 			return nil, fmt.Errorf("lab %s: %w%s: wait until that ends, or choose another name", name, ErrInUse, holder)
 		}
-		// Removing the lab removes this file too, perhaps after it was opened here.
+		// Another process may have removed the lab with this file since it was opened here.
 		mine, err := f.Stat()
 		if err != nil {
 			f.Close()
@@ -111,7 +109,7 @@ func acquire(dir, name string) (*lock, error) {
 
 func (l *lock) release() { _ = flock.Release(l.file) }
 
-// remove removes a lab's files, the state before the lock that guards it.
+// remove removes the files of a lab: the state before the lock, which guards it.
 func (l *lock) remove() error {
 	defer l.release()
 	path := statePath(l.dir, l.name)

@@ -31,16 +31,16 @@ import (
 
 var offloads = []string{spec.OffloadFull, spec.OffloadNone}
 
-// byEBPF has the shapes whose pods' packets eBPF carries past netfilter.
+// byEBPF are the shapes in which eBPF carries pods' packets past netfilter.
 var byEBPF = []string{overlay.ShapeVXLANFlow, overlay.ShapeEBPF}
 
-// joined returns the shapes in which pods of different nodes reach one another.
+// joined returns the shapes in which pods of different nodes reach each other.
 func joined() []string {
 	return slices.DeleteFunc(overlay.Shapes(), func(s string) bool { return s == overlay.ShapeBridge })
 }
 
-// Every path carries TCP with its original addresses. It tracks connections, unless eBPF carries the
-// packets past conntrack.
+// TestPaths checks that every path carries TCP with its original addresses, and that connections are tracked unless eBPF
+// carries packets past conntrack.
 func TestPaths(t *testing.T) {
 	for _, shape := range overlay.Shapes() {
 		for _, offload := range offloads {
@@ -65,8 +65,8 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// reachable checks that a connection carries data, comes from the address of its client, and is tracked by
-// conntrack if its packets pass netfilter.
+// reachable checks that a connection carries data and comes from its client's address, and that conntrack tracks it if its
+// packets pass netfilter.
 func reachable(t *testing.T, l *Lab, from, to place.Place, version int) {
 	t.Helper()
 	tracked := from.Kind == place.Node || !slices.Contains(byEBPF, l.state.Config.Shape)
@@ -84,7 +84,7 @@ func reachable(t *testing.T, l *Lab, from, to place.Place, version int) {
 	}
 }
 
-// unreachable checks that a client is told at once that there is no route.
+// unreachable checks that a client immediately gets the error that there is no route.
 func unreachable(t *testing.T, l *Lab, from, to place.Place, version int) {
 	t.Helper()
 	in(t, l, from.Name, func() error {
@@ -102,7 +102,7 @@ func unreachable(t *testing.T, l *Lab, from, to place.Place, version int) {
 	})
 }
 
-// echo sends a message of several packets there and back.
+// echo sends a message of several packets, and back.
 func echo(t *testing.T, ends [2]*net.TCPConn) {
 	t.Helper()
 	for _, c := range ends {
@@ -141,7 +141,7 @@ func tracks(t *testing.T, l *Lab, node string, to netip.Addr, port int) (found b
 	return found
 }
 
-// A packet of exactly the MTU passes unfragmented. One that is a byte larger is not sent.
+// TestMTU checks that a packet as large as the MTU passes unfragmented, and that one with a byte more is not sent.
 func TestMTU(t *testing.T) {
 	for _, shape := range joined() {
 		for _, mtu := range []int{1500, 9000} {
@@ -188,7 +188,7 @@ func TestMTU(t *testing.T) {
 	}
 }
 
-// fragments counts the fragments that a namespace made, from its snmp and snmp6.
+// fragments returns how many fragments a namespace has made, given its snmp and snmp6.
 func fragments(v4, v6 string) (n int) {
 	var header []string
 	for line := range strings.Lines(v4) {
@@ -212,8 +212,7 @@ func fragments(v4, v6 string) (n int) {
 	return n
 }
 
-// datagrams returns a function that sends a datagram of a size, which must not be fragmented, and waits
-// for it to arrive.
+// datagrams returns a function that sends a datagram of a given size with DF, and waits until it arrives.
 func datagrams(t *testing.T, l *Lab, from, to string, version int) func(size int) error {
 	t.Helper()
 	var server, client *net.UDPConn
@@ -270,7 +269,6 @@ func setOptions(t *testing.T, c *net.UDPConn, options map[int][2]int) {
 	}
 }
 
-// counters returns the counters of a device.
 func counters(t *testing.T, l *Lab, place, device string) (s netlink.LinkStatistics) {
 	t.Helper()
 	in(t, l, place, func() error {
@@ -283,8 +281,8 @@ func counters(t *testing.T, l *Lab, place, device string) (s netlink.LinkStatist
 	return s
 }
 
-// With full offload packets cross the wire larger than its MTU. Without, the sender segments them and the
-// receiver merges them, but the switch does neither.
+// TestOffload checks that with full offload, packets that are larger than the MTU cross the wire, and that without, the sender
+// segments and the receiver merges them, but not the switch.
 func TestOffload(t *testing.T) {
 	devices := map[string]string{spec.ShapeFlannel: "flannel.1", spec.ShapeCalico: "vxlan.calico", overlay.ShapeVXLANFlow: "cilium_vxlan"}
 	for shape, overlay := range devices {
@@ -292,7 +290,7 @@ func TestOffload(t *testing.T) {
 			t.Run(shape+" "+offload, func(t *testing.T) {
 				l := up(t, func(c *Config) { c.Shape, c.NIC.Offload = shape, offload })
 				largest := watch(t, l, "switch", "node0")
-				flood(t, l, "node0", "node1", 2, time.Second/4) // the switch could merge this, not VXLAN
+				flood(t, l, "node0", "node1", 2, time.Second/4) // the switch could merge these, but not VXLAN packets
 				before := [...]netlink.LinkStatistics{counters(t, l, "switch", "node0"), counters(t, l, "node1", "eth0")}
 				flood(t, l, "node0/pod0", "node1/pod0", 2, time.Second/2)
 				if n := largest(); n <= 1514 != (offload == spec.OffloadNone) {
@@ -318,8 +316,8 @@ func TestOffload(t *testing.T) {
 	}
 }
 
-// watch captures what a device receives, after GRO. The function that it returns ends that, and returns
-// the size of the largest packet.
+// watch captures what a device receives, after GRO. The returned function stops that, and returns the size of the largest
+// packet.
 func watch(t *testing.T, l *Lab, place, device string) (largest func() int) {
 	t.Helper()
 	all := uint16(unix.ETH_P_ALL)<<8 | unix.ETH_P_ALL>>8
@@ -356,7 +354,7 @@ func watch(t *testing.T, l *Lab, place, device string) (largest func() int) {
 	}
 }
 
-// 16 streams do not overrun the wire.
+// TestNoDrops checks that the wire drops nothing of 16 streams.
 func TestNoDrops(t *testing.T) {
 	for _, offload := range offloads {
 		for _, end := range []string{"", "/pod0"} {
@@ -390,8 +388,7 @@ func TestNoDrops(t *testing.T) {
 	}
 }
 
-// queues counts the qdiscs of node0 and of the switch, and how often a full ring pushed packets back into
-// them.
+// queues returns the number of qdiscs of node0 and of the switch, and how often a full ring requeued packets.
 func queues(t *testing.T, l *Lab) (n int, requeues uint32) {
 	t.Helper()
 	for _, p := range []string{"node0", "switch"} {
@@ -418,8 +415,7 @@ func queues(t *testing.T, l *Lab) (n int, requeues uint32) {
 	return n, requeues
 }
 
-// The wire carries its rate and never more. A machine that is busy with other
-// things can pause it, so it has ten tries.
+// TestRate checks that the wire carries its rate and never more. It has ten tries, because a busy machine may pause it.
 func TestRate(t *testing.T) {
 	const rate = 500e6
 	for _, offload := range offloads {
@@ -429,7 +425,7 @@ func TestRate(t *testing.T) {
 				var got float64
 				for try := 0; try < 10 && got < 0.95*rate; try++ {
 					bytes, took, _ := flood(t, l, ends[0], ends[1], 4, time.Second)
-					// 1448 bytes of a frame of 1514 are the stream's.
+					// A frame of 1514 bytes has 1448 bytes of the stream.
 					got = float64(bytes) * 8 / took.Seconds() * 1514 / 1448
 					t.Logf("%s to %s: %.1f Mbit/s on the wire", ends[0], ends[1], got/1e6)
 				}
@@ -441,9 +437,9 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// RPS at the receiver uses the headers on the wire: connections between the same ports land on one CPU,
-// and some between other ports land on another. With the sender's hash, which differs between connections,
-// the former would not.
+// TestFlowHash checks that RPS of the receiver hashes the headers on the wire: connections between the same ports land on one
+// CPU, and some between other ports on another CPU. With the sender's hash, which differs for each connection, the former would
+// not.
 func TestFlowHash(t *testing.T) {
 	cpus, err := availableCPUs("/sys")
 	if err != nil {
@@ -475,7 +471,7 @@ func TestFlowHash(t *testing.T) {
 	}
 }
 
-// landing returns the CPU that receives a connection between two ports.
+// landing returns the CPU that receives the packets of a connection between two ports.
 func landing(t *testing.T, l *Lab, from, to int) (cpu int) {
 	t.Helper()
 	var listener *net.TCPListener
@@ -513,7 +509,7 @@ func landing(t *testing.T, l *Lab, from, to int) (cpu int) {
 	return cpu
 }
 
-// Devices are named, numbered and set as the products do.
+// TestShapes checks that the names, addresses and settings of devices are those of the products.
 func TestShapes(t *testing.T) {
 	type device struct {
 		Name, Kind     string
@@ -602,7 +598,7 @@ func TestShapes(t *testing.T) {
 	}
 }
 
-// Where a node has a CPU for interrupts, its NIC's packets go there.
+// TestInterruptCPU checks that if a node has a CPU for interrupts, packets from its NIC go there.
 func TestInterruptCPU(t *testing.T) {
 	testenv.NeedRoot(t)
 	cpus, err := availableCPUs("/sys")
@@ -625,7 +621,7 @@ func TestInterruptCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.close()
-	// The NIC's other end is in the same namespace, which does as well here.
+	// For simplicity, the NIC's peer is in the same namespace.
 	irq := cpus[len(cpus)-1]
 	if err := w.connect(ns, layout(config("x"))[0], irq); err != nil {
 		t.Fatal(err)
@@ -646,8 +642,8 @@ func TestInterruptCPU(t *testing.T) {
 	}
 }
 
-// A connection that has ended leaves the table that all labs of the machine share in
-// seconds, where the kernel would keep it for two minutes.
+// TestTrackedBriefly checks that a closed connection leaves the conntrack table, which all labs of the machine share, within
+// seconds and not two minutes.
 func TestTrackedBriefly(t *testing.T) {
 	l := up(t, func(*Config) {})
 	for _, pair := range connect(t, l, "node0/pod0", "node1/pod0", 4, 3) {

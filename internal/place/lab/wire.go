@@ -19,11 +19,10 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// switchName is the bridge of the switch.
 const switchName = "switch"
 
-// wire connects NICs: veths whose peers are ports of a bridge, in the switch's namespace. It behaves like a
-// wire, and the veths like NICs:
+// wire connects NICs: veths whose peers are ports of a bridge in the switch's namespace. The veths are made to behave like
+// NICs, and the bridge like a wire:
 //
 //   - With offload full, GSO packets pass whole. With none, the NIC segments what it sends, and merges
 //     what it receives by GRO in NAPI mode. (A veth uses NAPI only for packets from a device without TSO,
@@ -33,8 +32,8 @@ const switchName = "switch"
 //     reordered. NAPI implies GRO; a GRO size limit keeps the ports from merging.
 //   - A full ring stops the queue of the sending device, so the devices have one. Without a queue, and on
 //     kernels before 6.16, a full ring drops packets.
-//   - A packet has the hash that the sender's socket gave its flow. A program at the NIC replaces it by the
-//     one that a NIC would compute from the headers.
+//   - A packet keeps the flow hash of the sender's socket. A program at the NIC replaces it with the one
+//     that a NIC would compute from the headers.
 type wire struct {
 	nic    spec.NIC
 	sw     *network.Namespace
@@ -42,7 +41,7 @@ type wire struct {
 	hash   *ebpf.Program
 }
 
-// prepareSwitch sets up the namespace of the switch, without netfilter.
+// prepareSwitch sets the sysctls of the switch's namespace: without IPv6 and netfilter.
 func prepareSwitch() error {
 	return errors.Join(
 		network.Sysctl("net/ipv6/conf/all/disable_ipv6=1", "net/ipv6/conf/default/disable_ipv6=1"),
@@ -55,7 +54,7 @@ func newWire(nic spec.NIC, sw *network.Namespace) (*wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Without multicast snooping, which needs a querier.
+	// Multicast snooping would need a querier.
 	snooping := false
 	bridge := &netlink.Bridge{LinkAttrs: network.LinkAttrs(switchName), MulticastSnooping: &snooping}
 	bridge.MTU = nic.MTU
@@ -108,8 +107,8 @@ func (w *wire) connect(ns *network.Namespace, n network.Node, irq int) error {
 	return errors.Join(
 		ns.AddAddress(nic, netip.PrefixFrom(n.Place.IPv4, nodes4.Bits())),
 		ns.AddAddress(nic, netip.PrefixFrom(n.Place.IPv6, nodes6.Bits())),
-		// No host has the gateway's address. Every node has a default route, and proxy ARP answers only
-		// for addresses that have a route.
+		// No host has the gateway's address. The default route exists because every node has one, and because proxy ARP answers
+		// only for addresses with a route.
 		ns.DefaultRoute(nic, network.Plus(nodes4.Addr(), 254), 0),
 		ns.DefaultRoute(nic, network.Plus(nodes6.Addr(), 254), 0),
 		ns.Settle(network.NIC),
@@ -131,7 +130,6 @@ func setRPS(mask string) error {
 	return nil
 }
 
-// offload sets the offloads of a device.
 func (w *wire) offload(device string, gro bool) error {
 	e, err := ethtool.Open()
 	if err != nil {
@@ -154,14 +152,14 @@ func (w *wire) offload(device string, gro bool) error {
 	return e.Change(device, features)
 }
 
-// queue adds the qdisc of a device, which also limits the rate.
+// queue adds a qdisc to a device, which also limits the rate to most.
 func queue(ns *network.Namespace, link int, most spec.BitRate) error {
 	attrs := netlink.QdiscAttrs{LinkIndex: link, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
 	rate, err := most.BitsPerSecond()
 	if err != nil {
 		return err
 	}
-	var q netlink.Qdisc = &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"} // of 1000 packets, the kernel's default for a NIC
+	var q netlink.Qdisc = &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"} // with 1000 packets, the default queue length of a NIC
 	if rate > 0 {
 		q = network.TBF(attrs, rate/8)
 	}
@@ -171,8 +169,8 @@ func queue(ns *network.Namespace, link int, most spec.BitRate) error {
 	return nil
 }
 
-// rehash attaches the program at the egress of a NIC: there it runs once for a GSO packet, and before RPS at
-// the other end, which reads the hash before any program there runs.
+// rehash attaches the program to the egress of a NIC. There it runs once per GSO packet, and before RPS of the peer, which
+// reads the hash before any program there could run.
 func (w *wire) rehash(ns *network.Namespace, nic int) error {
 	return ns.Attach(nic, netlink.HANDLE_MIN_EGRESS, w.hash, "rehash")
 }

@@ -17,15 +17,14 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// ab is ApacheBench, a client: the engine's own server answers it. Checked against
-// 2.3 of Apache 2.4.
+// ab is ApacheBench, a client that the engine's own server answers. Checked against 2.3 of Apache 2.4.
 //
-// It has no warm-up, and prints percentiles in whole milliseconds; those of its CSV
-// have three digits more, but end at the 99th.
+// It has no warm-up, and prints percentiles in whole milliseconds. Those of its CSV have three more digits, but end at the
+// 99th.
 type ab struct{}
 
-// abMost is more than ab can request in a second, so that a run always ends by its time. ab reserves 40 bytes for each
-// request, but only touches those of the requests that it makes.
+// abMost is more than ab can request in a second, so that the time limit always ends a run. ab reserves 40 bytes for each
+// request, but touches only those of the requests that it makes.
 const abMost = 200_000
 
 func (ab) Check(w spec.Workload) error {
@@ -40,7 +39,7 @@ func (ab) Check(w spec.Workload) error {
 	return nil
 }
 
-// ServerArgv is empty: the engine serves.
+// ServerArgv returns nil: the engine serves.
 func (ab) ServerArgv(spec.Workload, netip.Addr, uint16) []string { return nil }
 
 func (ab) ServerReady([]byte) bool { return true }
@@ -48,7 +47,7 @@ func (ab) ServerReady([]byte) bool { return true }
 // ClientArgv ignores cc: ab cannot set a congestion control.
 func (ab) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, path string) []string {
 	t := w.HTTP
-	// Errors are counted and do not end the run. A response may take as long as in the engine.
+	// Errors are counted and do not end the run. The timeout of a response is that of the engine.
 	argv := []string{"ab", "-q", "-r", "-s", "5", "-c", strconv.Itoa(t.Connections)}
 	if t.KeepAlive {
 		argv = append(argv, "-k")
@@ -57,7 +56,7 @@ func (ab) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, path stri
 	if n == 0 {
 		seconds := wholeSeconds(time.Duration(t.Duration))
 		argv = append(argv, "-t", strconv.FormatInt(seconds, 10))
-		n = int(seconds) * abMost // behind -t, which sets it too
+		n = int(seconds) * abMost // after -t, which sets it too
 	}
 	return append(argv, "-n", strconv.Itoa(n), "-e", "/dev/stdout", fmt.Sprintf("http://%s%s/", netip.AddrPortFrom(addr, port), path))
 }
@@ -70,9 +69,9 @@ func (ab) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 }
 
 var (
-	// abFigure is "Complete requests:      200".
+	// abFigure matches "Complete requests:      200".
 	abFigure = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request): +([0-9.]+)( seconds| bytes| \[ms\] \(mean\))?$`)
-	// abNames begin the lines that abFigure must match, except for the time per request across all.
+	// abNames are the beginnings of the lines that abFigure must match, except for the time per request across all.
 	abNames = regexp.MustCompile(`^(Time taken for tests|Complete requests|Failed requests|Non-2xx responses|HTML transferred|Time per request):`)
 	// abAcross is "Time per request:       0.032 [ms] (mean, across all concurrent requests)".
 	abAcross = regexp.MustCompile(`\(mean, across all concurrent requests\)$`)
@@ -82,13 +81,13 @@ var (
 	abTLS = regexp.MustCompile(`(?m)^SSL/TLS Protocol: +(.*)$`)
 	// abHead begins an output.
 	abHead = regexp.MustCompile(`(?m)^This is ApacheBench`)
-	// abFailed is "   (Connect: 0, Receive: 20, Length: 0, Exceptions: 10)"; ab of Apache 2.0 does not count what it received.
+	// abFailed matches "   (Connect: 0, Receive: 20, Length: 0, Exceptions: 10)"; ab of Apache 2.0 has no Receive.
 	abFailed = regexp.MustCompile(`^ +\(Connect: (\d+),(?: Receive: (\d+),)? Length: (\d+), Exceptions: (\d+)\)$`)
 	// abPercentile is "50,0.437" of the CSV.
 	abPercentile = regexp.MustCompile(`^(\d+),([0-9.]+)$`)
 	// abServed is "  50%     12", in whole milliseconds, the last one " 100%    345 (longest request)".
 	abServed = regexp.MustCompile(`^ *(50|99|100)% +(\d+)(?: \(longest request\))?$`)
-	// abPercentiles are the names of those in a record.
+	// abPercentiles are the names of the percentiles in a record.
 	abPercentiles = map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99, "100": metrics.LatencyMax}
 	// abTraffic are "Concurrency Level:      8", "Keep-Alive requests:    30492" and
 	// "Document Length:        1024 bytes".
@@ -147,19 +146,19 @@ func parseAB(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// abOutput has what ab printed.
+// abOutput is what ab printed.
 type abOutput struct {
 	figures map[string]float64 // by their names
 	kinds   [4]float64         // of failures: connect, receive, length, exceptions
-	// precise are the percentiles of the CSV, and served those in whole milliseconds, both in seconds.
+	// precise are the percentiles of the CSV, served those in whole milliseconds. Both are in seconds.
 	precise, served map[string]float64
-	unexpected      string // the first line that is not understood
+	unexpected      string // the first unknown line
 }
 
 func (o *abOutput) line(line []byte) (err error) {
 	if m := abFigure.FindSubmatch(line); m != nil {
 		if _, again := o.figures[string(m[1])]; again {
-			return fmt.Errorf("another run has no heading: %q stands here again", m[1])
+			return fmt.Errorf("another run has no heading: %q occurs again", m[1])
 		}
 		if o.figures[string(m[1])], err = strconv.ParseFloat(string(m[2]), 64); err != nil {
 			return fmt.Errorf("%s of %q", m[1], m[2])
@@ -176,7 +175,7 @@ func (o *abOutput) line(line []byte) (err error) {
 		return err
 	} else if m := abServed.FindSubmatch(line); m != nil {
 		return abPercentileOf(o.served, m)
-	} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // the error that ends it
+	} else if i := bytes.Index(line, []byte("apr_")); i >= 0 { // the error that ended the run
 		return fmt.Errorf("%.200s", bytes.TrimSpace(line[i:]))
 	} else if text := strings.TrimSpace(string(line)); text != "" && o.unexpected == "" && !abSays(text) {
 		o.unexpected = text
@@ -184,7 +183,7 @@ func (o *abOutput) line(line []byte) (err error) {
 	return nil
 }
 
-// abPercentileOf adds a percentile in ms to percentiles, if a record has it.
+// abPercentileOf adds a percentile in ms to percentiles, if records have that one.
 func abPercentileOf(percentiles map[string]float64, m [][]byte) error {
 	ms, err := strconv.ParseFloat(string(m[2]), 64)
 	if err != nil {
@@ -196,7 +195,7 @@ func abPercentileOf(percentiles map[string]float64, m [][]byte) error {
 	return nil
 }
 
-// complete returns an error for the first figure that is missing or impossible.
+// complete returns an error for the first missing or impossible figure.
 func (o *abOutput) complete() error {
 	for _, name := range []string{"Time taken for tests", "Complete requests", "Failed requests", "HTML transferred"} {
 		v, ok := o.figures[name]
@@ -204,7 +203,7 @@ func (o *abOutput) complete() error {
 		case !ok && o.unexpected != "":
 			return fmt.Errorf("its output is not understood at %.200q", o.unexpected)
 		case !ok:
-			return fmt.Errorf("its output has no %q: it ended too early, or is that of another version than 2.3", name)
+			return fmt.Errorf("its output has no %q: it ended too early, or comes from a version other than 2.3", name)
 		case !(v >= 0 && v < math.MaxInt64):
 			return fmt.Errorf("%s of %g", name, v)
 		}
@@ -212,9 +211,8 @@ func (o *abOutput) complete() error {
 	return nil
 }
 
-// abLatency adds to the percentiles of the CSV, which exist only with -e, what ab always prints: the mean in
-// seconds, and the longest request, in whole milliseconds. Without -e, the other percentiles are in whole
-// milliseconds too.
+// abLatency adds the mean, in seconds, and the longest request, in whole milliseconds, to the percentiles of the CSV. Without
+// -e there is no CSV, and the percentiles are in whole milliseconds too.
 func abLatency(percentiles, served map[string]float64, mean float64) error {
 	longest, found := served[metrics.LatencyMax]
 	delete(served, metrics.LatencyMax)
@@ -224,8 +222,7 @@ func abLatency(percentiles, served map[string]float64, mean float64) error {
 	if len(percentiles) != 2 {
 		return errors.New("its output has no percentiles: it ended too early, or some were left out")
 	}
-	// It is rounded, and may be less than the 99th percentile, which is exact to the microsecond. Then it
-	// is useless.
+	// The longest request is rounded, and useless if it is less than the 99th percentile, which is exact to the microsecond.
 	if found && longest > 0 && longest >= percentiles[metrics.LatencyP99] {
 		percentiles[metrics.LatencyMax] = longest
 	}
@@ -235,8 +232,8 @@ func abLatency(percentiles, served map[string]float64, mean float64) error {
 	return nil
 }
 
-// abErrors are ab's kinds of failures in the terms of a record. A connection that
-// breaks is an exception of its poller too, and its response has the wrong length.
+// abErrors converts ab's kinds of failures to those of a record. A broken connection is also an exception of the poller, and
+// its response has the wrong length.
 func abErrors(kinds [4]float64, status float64) map[string]uint64 {
 	errs := make(map[string]uint64)
 	for kind, n := range map[string]float64{
@@ -253,7 +250,7 @@ func abErrors(kinds [4]float64, status float64) map[string]uint64 {
 	return errs
 }
 
-// abSays reports whether a line is known and of no use.
+// abSays reports whether a line is known but not used.
 func abSays(line string) bool {
 	for _, start := range []string{
 		"This is ApacheBench", "Copyright ", "Licensed to ", "Benchmarking ", "Completed ", "Percentage ", "0,", "Server ", "Document ", "Concurrency ",
@@ -269,8 +266,8 @@ func abSays(line string) bool {
 
 func isAB(output []byte) bool { return bytes.Contains(output, []byte("This is ApacheBench")) }
 
-// readAB assumes that the run was set to make as many requests as it completed. A time limit may have ended it instead,
-// but ab does not print that.
+// readAB assumes that the number of completed requests was set. A time limit may have ended the run instead, but ab does not
+// print that.
 func readAB(output []byte, _ Known) (Reading, error) {
 	t := spec.Traffic{Tool: spec.ToolAB, Protocol: "tcp"}
 	w := spec.Workload{HTTP: &t}
@@ -283,7 +280,7 @@ func readAB(output []byte, _ Known) (Reading, error) {
 		case "Concurrency Level":
 			t.Connections = n
 		case "Keep-Alive requests":
-			t.KeepAlive = n > 0 // with -k it is printed, even if the server closes each connection
+			t.KeepAlive = n > 0 // printed with -k, even if the server closes each connection
 		case "Document Length":
 			t.Size = spec.Bytes(n)
 		case "Complete requests":

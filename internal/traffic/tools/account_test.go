@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// mainFigures are the lines of each tool that stand once in a run.
+// mainFigures are lines of each tool that occur once per run.
 var mainFigures = map[string]*regexp.Regexp{
 	"iperf3":   regexp.MustCompile(`"sum_received"\s*:`),
 	"iperf2":   regexp.MustCompile(`(?m)^Client connecting to \S+, (TCP|UDP) port \d`),
@@ -40,8 +40,8 @@ func FuzzAccountFortio(f *testing.F) {
 }
 func FuzzAccountK6(f *testing.F) { account(f, "k6", "../../importer/testdata/shapes/k6*/a-*") }
 
-// account checks that no run of an output is left out without a word: what is read has as many runs, and copies of
-// runs, as there are lines that occur once in a run.
+// account checks that no run of an output is silently left out: there are as many runs, and copies of runs, as lines that occur
+// once per run.
 func account(f *testing.F, tool, seeds string) {
 	files, err := filepath.Glob(seeds)
 	if err != nil || len(files) == 0 {

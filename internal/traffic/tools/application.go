@@ -10,47 +10,43 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Application is a Tool whose server is a program that people run. Its client has no warm-up of its
-// own: another run of it goes before. Each end has a temporary folder of its own, which its processes
-// are started in. What the client leaves there in files whose names begin with LogPrefix is given to
-// Parse, after what it printed.
+// Application is a Tool whose server is an application that people run, such as a database. Its client has no warm-up of its
+// own, so another run of it comes first. Each end has a temporary folder, in which its processes start. Parse gets what the
+// client has printed, followed by the files in its folder whose names begin with LogPrefix.
 type Application interface {
 	Tool
-	// Files returns what either end finds in its folder, by name: the configuration, and what is
-	// served.
+	// Files returns the files in the folder of each end, by name: the configuration, and what is served.
 	Files(w spec.Workload, addr netip.Addr, port uint16) map[string][]byte
-	// Prepare returns what the server needs in addition to its process.
+	// Prepare returns what the server needs besides its process.
 	Prepare(w spec.Workload, addr netip.Addr, port uint16) Preparation
-	// WarmupArgv returns the command that makes traffic until it is killed, and leaves the server
-	// as the measured run needs it.
+	// WarmupArgv returns a command that makes traffic until it is killed, and leaves the server in the state that the measured
+	// run needs.
 	WarmupArgv(w spec.Workload, addr netip.Addr, port uint16) []string
 }
 
-// Counted is an Application whose client takes a number of requests, not a time.
+// Counted is an Application whose client takes a number of requests instead of a duration.
 type Counted interface {
 	Application
-	// CountedArgv is ClientArgv for as many requests as fit into the window, according to what
-	// the warm-up printed.
+	// CountedArgv is ClientArgv for as many requests as fit into the window, according to the output of the warm-up.
 	CountedArgv(w spec.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error)
 }
 
-// untilKilled is a number of seconds, longer than any warm-up, for a client that takes a time.
+// untilKilled is a duration in seconds that is longer than any warm-up.
 const untilKilled = 3600
 
-// Preparation has what an application's server needs in addition to its process.
+// Preparation is what an application's server needs besides its process.
 type Preparation struct {
-	// Before are commands that run before the server, After those once it listens.
+	// Before are commands that run before the server starts, After those that run once it listens.
 	Before, After [][]string
-	// Silent means that the server does not print when it listens: it listens once it accepts a
-	// connection.
+	// Silent means that the server does not print when it listens, so that only a connection shows it.
 	Silent bool
 }
 
-// LogPrefix begins the names of the files to which a client logs its requests.
+// LogPrefix is the prefix of the names of the files to which a client logs its requests.
 const LogPrefix = "log"
 
-// Programs returns the programs of each tool, by name: the server's, and the client's. ParseVersion
-// reads what the first prints when asked for its version.
+// Programs returns the programs of each tool: the server's and the client's. ParseVersion parses the version that the first one
+// prints.
 func Programs() map[string][]string {
 	return map[string][]string{
 		spec.ToolIperf3:    {"iperf3"},
@@ -65,7 +61,7 @@ func Programs() map[string][]string {
 	}
 }
 
-// Package returns Debian's package of a tool's program; others have similar names.
+// Package returns the Debian package of a tool's program. Other distributions have similar names.
 func Package(program string) string {
 	switch program {
 	case "ab":
@@ -80,8 +76,8 @@ func Package(program string) string {
 	return program
 }
 
-// Find returns the path of a program in Debian's folder of the newest PostgreSQL, or in a folder of PATH; "" if it is
-// in neither. On Debian, PATH lacks PostgreSQL's server programs, and has only a wrapper of the clients.
+// Find returns the path of a program in Debian's folder of the newest PostgreSQL or in a folder of PATH, or "". On Debian, PATH
+// lacks the server programs of PostgreSQL, and has only a wrapper for the clients.
 func Find(path, program string) string {
 	folders, _ := filepath.Glob(postgresFolders)
 	slices.SortFunc(folders, func(a, b string) int { return postgresVersion(b) - postgresVersion(a) })

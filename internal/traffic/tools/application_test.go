@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// What redis-benchmark and wrk printed on a run.
+// TestParseApplications parses what redis-benchmark, wrk and others have printed.
 func TestParseApplications(t *testing.T) {
 	for _, tt := range []struct {
 		tool, kind, file string
@@ -74,7 +74,7 @@ func TestParseApplications(t *testing.T) {
 	}
 }
 
-// The warm-up's rate, and the window, say how many requests are to be made.
+// TestRedisRequests checks that the number of requests follows from the warm-up's rate and the window.
 func TestRedisRequests(t *testing.T) {
 	w := workload("application", func(t *spec.Traffic) { t.Duration = spec.Duration(2 * time.Second) })
 	addr := netip.MustParseAddr("10.0.0.2")
@@ -93,7 +93,7 @@ func TestRedisRequests(t *testing.T) {
 	}
 }
 
-// What pgbench printed, with its log, on a run whose log has one of a hundred transactions.
+// TestParsePgbench parses the output and log of a pgbench run that logged one of a hundred transactions.
 func TestParsePgbench(t *testing.T) {
 	text := golden(t, "postgres-15.18-tpcb.txt")
 	e, err := postgres{}.Parse(workload("application", nil), text)
@@ -123,8 +123,8 @@ func TestParsePgbench(t *testing.T) {
 	}
 }
 
-// A run logs its transactions where the parser looks for them. A long run logs a part of them, as many as a
-// short run in all.
+// TestPgbenchSample checks that a run logs its transactions where the parser looks for them, and that a long run logs only as
+// many as a short one.
 func TestPgbenchSample(t *testing.T) {
 	for seconds, want := range map[int]string{2: "", 5: "", 50: "--sampling-rate 0.1"} {
 		w := workload("application", func(t *spec.Traffic) { t.Duration = spec.Duration(time.Duration(seconds) * time.Second) })
@@ -138,8 +138,8 @@ func TestPgbenchSample(t *testing.T) {
 	}
 }
 
-// PostgreSQL's superuser cannot log in over the network, and no other role can through the socket. Find skips
-// the wrapper of pgbench in PATH, but no other program in PATH.
+// TestPostgresAccess checks that the superuser of PostgreSQL cannot log in over the network, and other roles cannot through the
+// socket. Find must skip the wrapper of pgbench in PATH, but no other program.
 func TestPostgresAccess(t *testing.T) {
 	access := string(postgres{}.Files(workload("application", nil), netip.Addr{}, 0)[postgresAccess])
 	if want := "local all postgres trust\nhost postgres pgbench all trust\n"; access != want {

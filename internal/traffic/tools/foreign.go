@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// foreigners are outputs that Read recognises but cannot read, each by a line that no other output has.
+// foreigners are outputs that Read recognises but cannot read. Each has a line that no other output has.
 var foreigners = []struct {
 	line  *regexp.Regexp
-	marks []string // texts of which such a line has one
+	marks []string // texts, one of which is in such a line
 	what  string   // and what to do
 }{
 	{regexp.MustCompile(`(?m)\[ *\d+\] local .* connected to\b|^Accepted connection from .*, port \d+|^iperf3: |^Server listening on \d+ \(test #|^Connecting to host .*, port \d+|^\[ ID\](\[Role\])? Interval +Transfer +Bitrate`),
@@ -55,7 +55,7 @@ var foreigners = []struct {
 	{regexp.MustCompile(`(?m)^(Waiting to start test|ready for requests)`), []string{"Waiting to start test", "ready for requests"}, "a qperf server's: give what the client printed"},
 }
 
-// foreign returns an error if a part of an output is from one of the foreigners.
+// foreign returns an error if an output contains that of one of the foreigners.
 func foreign(output []byte) error {
 	if at, what := foreigner(output); what != "" {
 		return fmt.Errorf("line %d is not read: it is %s", lineOf(output, at), what)
@@ -63,7 +63,7 @@ func foreign(output []byte) error {
 	return nil
 }
 
-// foreigner returns the offset of a line of one of the foreigners, and which one it is.
+// foreigner returns the offset of the first line of one of the foreigners, and which one it is.
 func foreigner(output []byte) (at int, what string) {
 	for _, f := range foreigners {
 		if !slices.ContainsFunc(f.marks, func(mark string) bool { return bytes.Contains(output, []byte(mark)) }) {
@@ -76,16 +76,16 @@ func foreigner(output []byte) (at int, what string) {
 	return 0, ""
 }
 
-// jsonError is {"error": "…"}, which iperf3 prints alone if it did not start.
+// jsonError matches {"error": "…"}, all that iperf3 prints if it did not start.
 var jsonError = regexp.MustCompile(`^\{\s*"error":\s*"((?:[^"\\]|\\.)*)"\s*\}$`)
 
-// quoted matches the prefixes that mails and documents add to lines.
+// quoted matches the prefixes of lines that are quoted in mails and documents.
 var quoted = regexp.MustCompile(`(?m)^[ \t>#|]+`)
 
-// errQuoted means that an output could be read without the prefixes of its lines.
+// errQuoted means that an output could be read if its lines had no prefixes.
 var errQuoted = errors.New("its lines are indented, quoted or commented: give it as it was printed")
 
-// parts are lines of outputs that Read only reads as a whole.
+// parts are lines of outputs that Read cannot read in part.
 var parts = []struct {
 	line *regexp.Regexp
 	what string
@@ -96,7 +96,7 @@ var parts = []struct {
 	{regexp.MustCompile(`(?m)^starttime\tseconds\tctime\tdtime|^Percentage served,Time in ms`), "the file of ab -g or -e alone, and no text that ab printed"},
 }
 
-// unknown says why Read cannot read an output, and names the tool if it recognises it.
+// unknown returns why Read cannot read an output, and names the tool if it is recognised.
 func unknown(output []byte) error {
 	if _, what := foreigner(output); what != "" {
 		return errors.New("it is " + what)

@@ -17,7 +17,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Clients of HTTP whose results are read, and which no experiment runs by themselves.
+// HTTP clients whose results are read, but which no experiment runs on their own.
 const (
 	wrkFormat = "wrk"
 	wrk2      = "wrk2"
@@ -25,7 +25,7 @@ const (
 	k6        = "k6"
 )
 
-// What a result has once.
+// What occurs once in a result.
 var (
 	fortioMain = []byte(`"ActualQPS"`)
 	k6Main     = []byte(`"http_reqs"`)
@@ -36,11 +36,12 @@ var (
 	wrkHead = regexp.MustCompile(`(?m)^Running ([0-9.]+)([smh]) test @ (https?)://`)
 	// wrkConnections is "  2 threads and 10 connections".
 	wrkConnections = regexp.MustCompile(`(?m)^ +\d+ threads and (\d+) connections$`)
-	// wrkLatency is "    Latency   635.91us    0.89ms  12.92ms   93.69%": mean, deviation, longest.
+	// wrkLatency matches "    Latency   635.91us    0.89ms  12.92ms   93.69%": mean, deviation, maximum.
 	wrkLatency = regexp.MustCompile(`(?m)^ +Latency +([0-9.]+)(us|ms|s|m|h) +[0-9.]+(?:us|ms|s|m|h) +([0-9.]+)(us|ms|s|m|h) `)
-	// wrkColumns has the longest in the third column. DeathStarBench's wrk2 has the percentile 99 % there.
+	// wrkColumns matches the heading with the maximum in the third column, where wrk2 of DeathStarBench has the 99th
+	// percentile.
 	wrkColumns = regexp.MustCompile(`(?m)^ +Thread Stats +Avg +Stdev +Max +`)
-	// wrk2Only is a line that wrk does not print.
+	// wrk2Only matches a line that only wrk2 prints.
 	wrk2Only = regexp.MustCompile(`(?m)^ +Thread calibration: |\(HdrHistogram - `)
 	// wrkFigure is a line of the results.
 	wrkFigure = regexp.MustCompile(`(?m)^ +\d+ requests in .*$|^Requests/sec:.*$|^ +[0-9.]+% +[0-9.]+[a-z]+ *$|^ +(?:Latency|Req/Sec) +.*$`)
@@ -50,7 +51,7 @@ func isWrk(output []byte) bool {
 	return bytes.Contains(output, []byte(" test @ http")) && wrkHead.Match(output)
 }
 
-// readWrk reads the text of wrk and wrk2, which print percentiles with --latency only.
+// readWrk reads the output of wrk and wrk2, which print percentiles only with --latency.
 func readWrk(output []byte, _ Known) (Reading, error) {
 	head, connections := wrkHead.FindSubmatch(output), wrkConnections.FindSubmatch(output)
 	if head == nil || connections == nil {
@@ -104,7 +105,7 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 	return Reading{Format: format, Workload: w, Conditions: conditions, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// tlsOf is the condition TLS of outputs that do not tell the version.
+// tlsOf returns the condition TLS for outputs that do not tell the version.
 func tlsOf(encrypted bool) string {
 	if encrypted {
 		return AnyTLS
@@ -116,8 +117,7 @@ func isFortio(output []byte) bool {
 	return bytes.Contains(output, []byte(`"DurationHistogram"`)) && bytes.Contains(output, fortioMain)
 }
 
-// fortioReport is the part of fortio's JSON that is read. Times are in seconds, except for ActualDuration, which is in
-// ns.
+// fortioReport is the part of fortio's JSON that is used. Times are in seconds, but ActualDuration is in ns.
 type fortioReport struct {
 	RunType, RequestedQPS string
 	RequestedDuration     string // "10s", or "exactly 100 calls"
@@ -126,7 +126,7 @@ type fortioReport struct {
 	NumThreads            int
 	Version, URL          string
 	DisableKeepAlive      bool
-	H2                    *bool // nil of a version that does not tell
+	H2                    *bool // nil if the version does not report it
 	Histogram             *struct {
 		Count, Avg, Max float64
 		Percentiles     []struct{ Percentile, Value float64 }
@@ -134,7 +134,7 @@ type fortioReport struct {
 	RetCodes map[string]float64
 }
 
-// readFortio reads fortio's JSON of a load over HTTP.
+// readFortio reads fortio's JSON for HTTP load.
 func readFortio(output []byte, _ Known) (Reading, error) {
 	return eachJSON(output, fortioMain, func(text []byte) (Reading, error) {
 		var r fortioReport
@@ -200,14 +200,14 @@ func isK6(output []byte) bool {
 	return bytes.Contains(output, []byte(`"http_req_duration"`)) && bytes.Contains(output, k6Main) && bytes.Contains(output, []byte(`"metrics"`))
 }
 
-// readK6 reads the JSON of k6's --summary-export, and that of handleSummary, which has the values one level deeper.
+// readK6 reads the JSON of k6 --summary-export, and that of handleSummary, in which the values are one level deeper.
 func readK6(output []byte, _ Known) (Reading, error) {
 	return eachJSON(output, k6Main, func(text []byte) (Reading, error) {
 		var r struct{ Metrics map[string]json.RawMessage }
 		if err := json.Unmarshal(text, &r); err != nil {
 			var is *json.UnmarshalTypeError
 			if errors.As(err, &is) && is.Value == "array" && strings.EqualFold(is.Field, "metrics") {
-				return Reading{}, errors.New("its metrics are a list, as in the newer of k6's summaries, which is not read: run k6 with --summary-export alone")
+				return Reading{}, errors.New("its metrics are a list, as in k6's newer summary, which is not supported: run k6 with --summary-export alone")
 			}
 			return Reading{}, err
 		}
@@ -245,7 +245,6 @@ func readK6(output []byte, _ Known) (Reading, error) {
 	})
 }
 
-// k6Values are the values of a metric.
 func k6Values(text json.RawMessage) map[string]float64 {
 	var deep struct{ Values map[string]float64 }
 	if json.Unmarshal(text, &deep) == nil && deep.Values != nil {
@@ -265,7 +264,7 @@ func k6Values(text json.RawMessage) map[string]float64 {
 	return values
 }
 
-// requests notes how many requests were answered, and how many failed. Percentiles that include failed ones are none.
+// requests records how many requests were answered and how many failed. It drops percentiles that include failed ones.
 func requests(e *record.Endpoint, all, failed float64) error {
 	switch {
 	case all >= 1 && failed == all:
@@ -281,7 +280,7 @@ func requests(e *record.Endpoint, all, failed float64) error {
 	return plausible(*e)
 }
 
-// eachJSON reads JSON texts that stand one after another, a run each, which has a key once.
+// eachJSON reads concatenated JSON texts, one per run. Each has a certain key once.
 func eachJSON(output, key []byte, read func([]byte) (Reading, error)) (Reading, error) {
 	var all Reading
 	d := json.NewDecoder(bytes.NewReader(output))

@@ -18,36 +18,37 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// iperf2 makes streams over TCP. Its results are read as well, in all its formats. Checked
-// against 2.0.5 (text) and 2.1.8 (text, -e, -y C).
+// iperf2 makes streams over TCP. Read also reads its results, in all its formats. Checked against 2.0.5 (text) and 2.1.8 (text,
+// -e, -y C).
 //
-// The text has three digits. Those of -y C are exact.
+// Figures in the text have three digits. Those of -y C are exact.
 
 var (
 	// iperf2Other is a direction other than from the client to the server, of 2.0.14 and later: "[ *1] 0.0000-10.0100 sec …"
 	// and "[FD1] 0.0000-…".
 	iperf2Other = regexp.MustCompile(`^\[ *(\*|FD)\d+\] +[0-9.]+- *[0-9.]+ sec`)
-	// iperf2Line is "[  3]  0.0-10.0 sec  1.10 GBytes   941 Mbits/sec"; a server's report of
-	// UDP continues with "0.106 ms 24605/512674 (4.8%)", and -e with figures of its own.
+	// iperf2Line matches "[  3]  0.0-10.0 sec  1.10 GBytes   941 Mbits/sec". A server's report for UDP continues with
+	// "0.106 ms 24605/512674 (4.8%)", and -e adds more figures.
 	iperf2Line = regexp.MustCompile(`^\[ *(\d+|SUM)\] +([0-9.]+)- *([0-9.]+) sec +([0-9.]+) ([KMGT]?)Bytes +([0-9.]+) ([KMGT]?)(bits|Bytes)/sec(?: +([0-9.]+) ms +(\d+)/ *(\d+) \(.*)?`)
 	// iperf2Late is "[  3]  0.0-60.0 sec  1 datagrams received out-of-order".
 	iperf2Late = regexp.MustCompile(`^\[ *\d+\] .* sec +(\d+) datagrams received out-of-order`)
 	// iperf2Head is "Client connecting to 10.0.0.2, TCP port 5001".
 	iperf2Head = regexp.MustCompile(`^Client connecting to (\S+), (TCP|UDP) port \d+`)
-	// iperf2Listens begins what a server prints.
+	// iperf2Listens is the beginning of a server's output.
 	iperf2Listens = regexp.MustCompile(`^Server listening on (TCP|UDP) port \d+`)
 	// iperf2Local is "[  3] local 10.0.0.1 port 40000 connected with 10.0.0.2 port 5001".
 	iperf2Local = regexp.MustCompile(`^\[ *\d+\] local .* connected with `)
-	// iperf2Sends is "Sending 1470 byte datagrams, IPG target: 2243.04 us (kalman adjust)", the time between them.
+	// iperf2Sends matches "Sending 1470 byte datagrams, IPG target: 2243.04 us (kalman adjust)", with the time between
+	// datagrams.
 	iperf2Sends = regexp.MustCompile(`^Sending (\d+) byte datagrams(?:, IPG target: +([0-9.]+) us)?`)
 	// iperf2Writes is "Write buffer size: 131072 Byte", of -e.
 	iperf2Writes = regexp.MustCompile(`^Write buffer size: +(.*)$`)
-	// iperf2Stray is a line of a report, or of -y C.
+	// iperf2Stray matches a line of a report, or of -y C.
 	iperf2Stray = regexp.MustCompile(`(?m)^\[[^\]]*\] .* sec\b.*$|^[-+]?\d{4,}[^,\n]*(?:,[^,\n]*){6,}$`)
-	// iperf2None is a report's line of no use, such as a histogram.
+	// iperf2None matches lines of a report that are not used, such as a histogram.
 	iperf2None = regexp.MustCompile(`-PDF[:(]|Sent \d+ datagrams`)
-	// iperf2CSV is the time, both addresses, the connection, and the interval. With -e, 2.1.9 and later begin with the time
-	// zone, and 2.2.0 and later have the ends of the interval in two fields.
+	// iperf2CSV matches the time, both addresses, the connection, and the interval. With -e, 2.1.9 and later begin with the
+	// time zone, and 2.2.0 and later have two fields for the interval.
 	iperf2CSV = regexp.MustCompile(`^([-+]\d{4}:)?\d{14}[^,]*,[^,]*,\d+,[^,]*,\d+,-?\d+,[0-9.]+[-,][0-9.]+,`)
 )
 
@@ -74,7 +75,7 @@ func (iperf2) ServerReady(line []byte) bool {
 
 func (iperf2) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
 	t := w.Stream
-	// iperf 2 has no warm-up: Parse leaves the seconds of the warm-up out.
+	// iperf 2 has no warm-up: Parse ignores the seconds of the warm-up.
 	argv := []string{
 		"iperf", "--client", addr.String(), "--port", strconv.Itoa(int(port)), "--reportstyle", "C", "--interval", "1",
 		"--parallel", strconv.Itoa(t.Connections),
@@ -87,7 +88,7 @@ func (iperf2) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, _ st
 	return iperf2IP(argv, addr)
 }
 
-// iperf2IP adds the option for IPv6, which iperf 2 does not infer from an address.
+// iperf2IP adds the option for IPv6, which iperf 2 does not derive from the address.
 func iperf2IP(argv []string, addr netip.Addr) []string {
 	if addr.Is6() {
 		return append(argv, "--ipv6_domain")
@@ -97,8 +98,7 @@ func iperf2IP(argv []string, addr netip.Addr) []string {
 
 func (iperf2) Lead(w spec.Workload) time.Duration { return iperf3{}.Lead(w) }
 
-// Parse takes the seconds of the window as the sender counts them. What it has in its socket's
-// buffer at the edges is counted a little early.
+// Parse takes the seconds of the window as the sender counts them, including what is in its socket buffer.
 func (iperf2) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	o := newIperf2Output()
 	for line := range bytes.Lines(output) {
@@ -124,36 +124,36 @@ func (iperf2) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// iperf2Sum is the report of a connection, or of all of them together, for an interval.
+// iperf2Sum is the report for an interval, of one connection or of all together.
 type iperf2Sum struct {
 	from, to            float64 // s
-	bytes, bits         float64 // transferred, a second
+	bytes, bits         float64 // bytes, and bytes per second
 	jitter, lost, total float64 // of a server's report
 	report              bool
 }
 
-// iperf2Output has what was found in a client's output so far.
+// iperf2Output is what was found in a client's output so far.
 type iperf2Output struct {
 	traffic    spec.Traffic
 	conditions map[string]string
-	// sums by connection, those of all under "SUM", as they came; reports are the servers'.
+	// sums holds the reports by connection, in order, those of all connections under "SUM". reports are those of servers.
 	sums    map[string][]iperf2Sum
 	reports []iperf2Sum
 	late    float64
 	failed  string // the first line that reports an error
-	// server means that a server listened in the same process. ends are the addresses and ports of each connection of -y C.
+	// server means that a server listened in the same process. ends holds the addresses and ports of each connection of -y C.
 	server bool
 	ends   map[string][2]string
-	ports  map[string]bool // to which connections of -y C go
-	half   bool            // the line has no end
+	ports  map[string]bool // the destinations of connections of -y C
+	half   bool            // the line has no newline
 }
 
 func newIperf2Output() iperf2Output {
 	return iperf2Output{sums: make(map[string][]iperf2Sum), ends: make(map[string][2]string), ports: make(map[string]bool)}
 }
 
-// errBothWays is for output with figures of the server's sending.
-var errBothWays = errors.New("traffic from the server to the client too (-d, -r, --full-duplex, --reverse): a stream goes from the client to the server; run iperf without the option, and with the ends exchanged for the other direction; if a server's output is in the file, too, leave it out")
+// errBothWays is for output in which the server sends too.
+var errBothWays = errors.New("traffic from the server to the client too (-d, -r, --full-duplex, --reverse): a stream goes from the client to the server; run iperf without the option, and swap the ends for the other direction; if a server's output is in the file, too, leave it out")
 
 func isIperf2(output []byte) bool {
 	for line := range bytes.Lines(output) {
@@ -164,8 +164,8 @@ func isIperf2(output []byte) bool {
 	return false
 }
 
-// readIperf2 reads all runs of an output. A run of the text begins with its heading, and one of -y C where the ends of a
-// connection change or its time begins again.
+// readIperf2 reads all runs of an output. In the text, a run begins with its heading. In -y C, it begins where the ends of a
+// connection change, or its time starts over.
 func readIperf2(output []byte, known Known) ([]Reading, error) {
 	starts := iperf2Starts(output)
 	if len(starts) == 0 {
@@ -173,15 +173,15 @@ func readIperf2(output []byte, known Known) ([]Reading, error) {
 	}
 	return one(func(output []byte, known Known) (Reading, error) {
 		if at := iperf2Stray.FindIndex(output[:starts[0]]); at != nil {
-			return Reading{}, fmt.Errorf("line %d belongs to no run, as it stands before the heading in line %d: %.200q",
+			return Reading{}, fmt.Errorf("line %d belongs to no run, because it precedes the heading in line %d: %.200q",
 				lineOf(output, at[0]), lineOf(output, starts[0]), lineAt(output, at[0]))
 		}
 		return sections(output, starts, iperf2Stray, known, readIperf2Run)
 	})(output, known)
 }
 
-// iperf2Starts returns the offset of each run. A server that listens in the client's process (-d, -r), and connections of
-// other threads, may be printed before the heading of their run.
+// iperf2Starts returns the offset of each run. The lines of a server in the client's process (-d, -r), and of other threads,
+// may be printed before the heading of their run.
 func iperf2Starts(output []byte) (starts []int) {
 	var csv iperf2Ends
 	early, at := -1, 0 // the first line that may belong to the next run
@@ -209,7 +209,7 @@ func iperf2Starts(output []byte) (starts []int) {
 	return starts
 }
 
-// iperf2Ends has what was read of each connection of a run of -y C, by its number.
+// iperf2Ends is what was read of each connection of a run of -y C, by number.
 type iperf2Ends map[string]*iperf2Connection
 
 type iperf2Connection struct {
@@ -217,14 +217,14 @@ type iperf2Connection struct {
 	until    float64 // end of the last interval, s
 	at       string  // time of the last line
 	lines    int
-	// intervals and whole tell what was read: intervals after the first, and the whole run after those.
+	// intervals means that intervals after the first were read, whole that the whole run was read after those.
 	intervals, whole bool
 }
 
-// begins notes a line of -y C, and reports whether a run begins with it.
+// begins records a line of -y C, and reports whether a run begins with it.
 func (e *iperf2Ends) begins(line string) bool {
 	f, err := iperf2Fields(line)
-	if err != nil { // it is read, and refused
+	if err != nil { // refused when it is read
 		return *e == nil
 	}
 	begin, end, _ := strings.Cut(f[6], "-")
@@ -247,8 +247,7 @@ func (e *iperf2Ends) begins(line string) bool {
 	return false
 }
 
-// again reports whether an interval belongs to another run: its time starts over, although the previous run is
-// complete.
+// again reports whether an interval belongs to another run: the previous one is complete, and the time starts over.
 func (c *iperf2Connection) again(at string, since, until float64) bool {
 	if since == 0 {
 		whole := until >= c.until-0.05 && !c.whole && (c.intervals || until > c.until+0.05 || c.lines == 1 && at == c.at)
@@ -287,8 +286,8 @@ func readIperf2Run(output []byte, _ Known) (Reading, error) {
 	return Reading{Workload: spec.Workload{Stream: &o.traffic}, Conditions: o.conditions, Late: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// iperf2Duration is the time that was set, in whole seconds. A run ends once all data is sent: seldom up to 0.1 s earlier, and
-// later if the network is slow.
+// iperf2Duration returns the set duration, in whole seconds. A run ends when all data is sent: sometimes up to 0.1 s early, and
+// late if the network is slow.
 func iperf2Duration(seconds float64) float64 { return max(1, math.Floor(seconds+0.1)) }
 
 func (o *iperf2Output) line(line string) error {
@@ -298,7 +297,7 @@ func (o *iperf2Output) line(line string) error {
 		if s.report && err == nil {
 			err = numbers(map[*float64]string{&s.jitter: m[9], &s.lost: m[10], &s.total: m[11]})
 		}
-		// A byte's units are of 1024, a bit's of 1000 (byte_snprintf in stdio.c).
+		// Units of bytes are powers of 1024, units of bits powers of 1000 (byte_snprintf in stdio.c).
 		s.bytes *= math.Pow(1024, iperf2Power(m[5]))
 		if m[8] == "bits" {
 			s.bits *= math.Pow(1000, iperf2Power(m[7]))
@@ -327,8 +326,8 @@ func (o *iperf2Output) line(line string) error {
 		o.traffic.Connections++
 	case iperf2CSV.MatchString(line):
 		return o.csv(line)
-	case o.half && len(o.ends) > 0: // among lines of -y C
-		return fmt.Errorf("it has no line end, and may be half a line of -y C: %.200q; if the file is whole, remove it", line)
+	case o.half && len(o.ends) > 0: // between lines of -y C
+		return fmt.Errorf("it has no line end, and may be half a line of -y C: %.200q; if the file is complete, remove it", line)
 	case strings.HasPrefix(line, "time,srcaddress,") && !strings.Contains(line, ",tcpretry,"):
 		return fmt.Errorf("the columns of -y C are not those of TCP: %.200q", line)
 	case iperf2Sends.MatchString(line):
@@ -339,7 +338,7 @@ func (o *iperf2Output) line(line string) error {
 		return errors.New("it is a test of --bounceback, which is not read: measure round trips with sockperf pp")
 	case iperf2Stray.MatchString(line) && !iperf2None.MatchString(line):
 		if o.half {
-			return fmt.Errorf("it has no line end, and is not whole: %.200q", line)
+			return fmt.Errorf("it has no line end, and is incomplete: %.200q", line)
 		}
 		if strings.Contains(line, "nan ") {
 			return fmt.Errorf("the server reports no measurement: %.200q", line)
@@ -351,7 +350,7 @@ func (o *iperf2Output) line(line string) error {
 	return nil
 }
 
-// sends notes the size and the rate of datagrams.
+// sends records the size and the rate of datagrams.
 func (o *iperf2Output) sends(m []string) error {
 	n, err := strconv.Atoi(m[1])
 	o.traffic.Size = spec.Bytes(n)
@@ -372,15 +371,14 @@ func (o *iperf2Output) condition(name, value string) {
 	o.conditions[name] = value
 }
 
-// csv is a line of -y C: time, addresses and ports, connection, interval, bytes, bits a
-// second, and of UDP jitter in ms, lost, total, per cent, out of order
-// (reportCSV_bw_jitter_loss_format in Locale.c). The connection -1 is all of them.
+// csv parses a line of -y C: time, addresses and ports, connection, interval, bytes, bits per second, and for UDP jitter in ms,
+// lost, total, per cent, out of order (reportCSV_bw_jitter_loss_format in Locale.c). The connection -1 is the sum.
 func (o *iperf2Output) csv(line string) error {
 	f, err := iperf2Fields(line)
 	if err != nil {
 		return err
 	}
-	// 2.0.5 writes what a client sent over UDP with the fields of TCP.
+	// 2.0.5 writes what a client has sent over UDP with the fields of TCP.
 	measured := len(f) == 14
 	protocol := "tcp"
 	if measured || o.traffic.Protocol == "udp" {
@@ -395,9 +393,9 @@ func (o *iperf2Output) csv(line string) error {
 	if err := o.between(f[5], f[1]+":"+f[2], f[3]+":"+f[4], protocol); err != nil {
 		return err
 	}
-	// The last number is whole if it agrees with the bytes.
+	// The last number is complete if it agrees with the bytes.
 	if agrees := math.Abs(s.bits*(s.to-s.from)-8*s.bytes) <= 4*s.bytes; o.half && (measured || !agrees) {
-		return fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)
+		return fmt.Errorf("it has no line end, so its last number may be truncated: %.200q; if the file is complete, add a line end", line)
 	}
 	if measured {
 		var late float64
@@ -431,8 +429,8 @@ func iperf2Fields(line string) ([]string, error) {
 	return f, nil
 }
 
-// between notes the ends of a connection: they are others in another run, and exchanged in a server's report of UDP and in
-// the other direction.
+// between records the ends of a connection. They differ in another run, and are swapped in a server's report for UDP and in the
+// other direction.
 func (o *iperf2Output) between(id, from, to, protocol string) error {
 	was, ok := o.ends[id]
 	if !ok {
@@ -453,17 +451,17 @@ func (o *iperf2Output) between(id, from, to, protocol string) error {
 	return nil
 }
 
-// firstEphemeral is the first port that Linux gives to a client that asks for none.
+// firstEphemeral is the first port that Linux chooses for clients.
 const firstEphemeral = 32768
 
-// serverSends reports whether a connection is from a server, as with -R: its port was set, and the kernel chose the other.
+// serverSends reports whether a connection comes from a server, as with -R: its port was set, and the kernel chose the other.
 func serverSends(from, to string) bool {
 	a, err1 := strconv.Atoi(portOf(from))
 	b, err2 := strconv.Atoi(portOf(to))
 	return err1 == nil && err2 == nil && a > 0 && a < firstEphemeral && b >= firstEphemeral
 }
 
-// portOf returns the port of an address with a port. It is 0 in a sum.
+// portOf returns the port of an address with a port, which is 0 in a sum.
 func portOf(end string) string { return end[strings.LastIndex(end, ":")+1:] }
 
 func (o *iperf2Output) add(id string, s iperf2Sum) {
@@ -474,8 +472,7 @@ func (o *iperf2Output) add(id string, s iperf2Sum) {
 	o.sums[id] = append(o.sums[id], s)
 }
 
-// endpoint adds the connections up: over TCP as the sender counts them, over UDP as the
-// servers report.
+// endpoint adds up the connections: over TCP as the sender counts them, over UDP as the servers report.
 func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 	ids := slices.Sorted(maps.Keys(o.sums))
 	connections := len(ids)
@@ -490,7 +487,7 @@ func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 	for _, id := range ids {
 		whole, ok := whole(o.sums[id])
 		if !ok {
-			return record.Endpoint{}, errors.New("its output ends too early: there are intervals, and no line of the whole run; give the whole output of a client that was not killed")
+			return record.Endpoint{}, errors.New("its output ends too early: there are intervals, but no summary line; give the whole output of a client that was not killed")
 		}
 		all = append(all, whole)
 	}
@@ -503,10 +500,10 @@ func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 		if o.failed != "" {
 			return record.Endpoint{}, fmt.Errorf("%.200s", o.failed)
 		}
-		return record.Endpoint{}, errors.New("its output ends too early: there is no line of the whole run")
+		return record.Endpoint{}, errors.New("its output ends too early: there is no summary line")
 	}
 	if o.traffic.Protocol == "tcp" && ids[0] != "SUM" && connections < o.traffic.Connections {
-		return record.Endpoint{}, fmt.Errorf("its output ends too early: %d of %d connections have a line of the whole run", connections, o.traffic.Connections)
+		return record.Endpoint{}, fmt.Errorf("its output ends too early: %d of %d connections have a summary line", connections, o.traffic.Connections)
 	}
 	var e record.Endpoint
 	var size, lost, arrived, jitter float64
@@ -528,8 +525,8 @@ func (o *iperf2Output) endpoint() (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// whole returns the line of the whole run among those of its intervals. The last interval ends
-// when the run does, apart from the small difference between their clocks.
+// whole returns the report of the whole run among those of its intervals. The last interval ends with the run, except for a
+// small difference of their clocks.
 func whole(sums []iperf2Sum) (of iperf2Sum, ok bool) {
 	end := 0.0
 	for _, s := range sums {
@@ -541,7 +538,7 @@ func whole(sums []iperf2Sum) (of iperf2Sum, ok bool) {
 	return of, of.to > 0 && of.to >= end-0.05
 }
 
-// numbers parses texts into the variables that they are for.
+// numbers parses texts into variables.
 func numbers(texts map[*float64]string) error {
 	for to, text := range texts {
 		v, err := strconv.ParseFloat(text, 64)
@@ -556,7 +553,7 @@ func numbers(texts map[*float64]string) error {
 // iperf2Power returns the power of a unit: 0 for none, 1 for K.
 func iperf2Power(unit string) float64 { return float64(strings.Index(" KMGT", cmp.Or(unit, " "))) }
 
-// ipVersion returns the IP version of an address, 0 for a name.
+// ipVersion returns the IP version of an address, or 0 for a name.
 func ipVersion(addr string) int {
 	a, err := netip.ParseAddr(addr)
 	switch {

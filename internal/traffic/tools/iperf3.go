@@ -17,7 +17,7 @@ import (
 // iperf3 makes streams. Checked against 3.9, 3.12 and 3.19.
 type iperf3 struct{}
 
-// iperf3MaxOmit is the longest warm-up that -O took before 3.19.
+// iperf3MaxOmit is the longest warm-up that -O accepted before 3.19.
 const iperf3MaxOmit = time.Minute
 
 func (iperf3) Check(w spec.Workload) error {
@@ -31,7 +31,7 @@ func (iperf3) Check(w spec.Workload) error {
 }
 
 func (iperf3) ServerArgv(_ spec.Workload, addr netip.Addr, port uint16) []string {
-	// Without --forceflush the line that says it listens stays in a buffer.
+	// Without --forceflush, the line that says that it listens stays in a buffer.
 	return []string{
 		"iperf3", "--server", "--one-off", "--forceflush",
 		"--bind", addr.String(), "--port", strconv.Itoa(int(port)),
@@ -44,8 +44,7 @@ func (iperf3) ServerReady(line []byte) bool {
 
 func (iperf3) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
 	t := w.Stream
-	// Interval 0: only the sums are read, and reports of 1000 connections every
-	// second add up.
+	// Interval 0, because only the sums are read, and the intervals of 1000 connections are a lot of output.
 	argv := []string{
 		"iperf3", "--client", addr.String(), "--port", strconv.Itoa(int(port)), "--json", "--interval", "0",
 		"--parallel", strconv.Itoa(t.Connections),
@@ -66,8 +65,7 @@ func (iperf3) Lead(w spec.Workload) time.Duration {
 	return time.Duration(wholeSeconds(time.Duration(w.Stream.Warmup))) * time.Second
 }
 
-// iperf3Report is the part of --json that is read (iperf_print_results in
-// iperf_api.c).
+// iperf3Report is the part of --json that is used (iperf_print_results in iperf_api.c).
 type iperf3Report struct {
 	Error string
 	Start struct {
@@ -83,7 +81,7 @@ type iperf3Report struct {
 		Test     struct {
 			Protocol              string
 			Streams               float64 `json:"num_streams"`
-			Size                  float64 `json:"blksize"` // of a message, bytes
+			Size                  float64 `json:"blksize"` // of a message, in bytes
 			Omit, Duration, Bidir float64
 			Bytes, Blocks         float64
 			Reverse               *float64 // nil before 3.1
@@ -101,7 +99,7 @@ type iperf3Report struct {
 		}
 		Sent     *iperf3Sum `json:"sum_sent"`
 		Received *iperf3Sum `json:"sum_received"`
-		// Those of the server's sending of --bidir, since 3.11.
+		// The other direction of --bidir, since 3.11.
 		SentBack     *iperf3Sum `json:"sum_sent_bidir_reverse"`
 		ReceivedBack *iperf3Sum `json:"sum_received_bidir_reverse"`
 		CPU          struct {
@@ -111,23 +109,21 @@ type iperf3Report struct {
 	}
 }
 
-// iperf3Sum is one end's account of all connections after the warm-up: each end
-// starts its counters anew when its own timer of --omit runs out.
+// iperf3Sum is what one end counts for all connections after the warm-up: each end resets its counters when its own timer of
+// --omit expires.
 type iperf3Sum struct {
 	Seconds, Bytes, Retransmits, Packets float64
 	Lost                                 *float64 `json:"lost_packets"`
-	Jitter                               *float64 `json:"jitter_ms"` // mean of the connections'
+	Jitter                               *float64 `json:"jitter_ms"` // mean over the connections
 }
 
-// Parse takes bytes, time and rate from the receiver's sum, which leaves the
-// warm-up out in every version.
+// Parse takes bytes, time and rate from the receiver's sum, which excludes the warm-up in every version.
 func (iperf3) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseIperf3(w, output)
 	return parsed("iperf3", e, err)
 }
 
-// decodeIperf3 reads the first report, and returns what follows it. Warnings may
-// precede it.
+// decodeIperf3 decodes the first report, and returns what follows it. Warnings may precede it.
 func decodeIperf3(output []byte) (r iperf3Report, behind []byte, err error) {
 	start := max(0, bytes.IndexByte(output, '{'))
 	report := json.NewDecoder(bytes.NewReader(output[start:]))
@@ -148,7 +144,7 @@ func parseIperf3(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return r.endpoint(w, behind)
 }
 
-// endpoint returns what a report says. Errors (of 3.9) may follow it.
+// endpoint converts a report. Errors (of 3.9) may follow it.
 func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint, error) {
 	var e record.Endpoint
 	sent, received := r.End.Sent, r.End.Received
@@ -163,9 +159,9 @@ func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint,
 	}
 	e.Seconds = received.Seconds
 	e.BitsPerSecond = received.Bytes * 8 / received.Seconds
-	// The share is of the whole run. This assumes that the warm-up costs the same.
+	// The CPU share is that of the whole run. This assumes that the warm-up costs the same.
 	e.CPUSeconds = r.End.CPU.Own / 100 * sent.Seconds
-	if r.Start.Accepted != nil { // it is the server's
+	if r.Start.Accepted != nil { // the server reports it
 		e.CPUSeconds = r.End.CPU.Other / 100 * received.Seconds
 	}
 	var err error
@@ -195,7 +191,7 @@ func (r iperf3Report) endpoint(w spec.Workload, behind []byte) (record.Endpoint,
 	return e, plausible(e)
 }
 
-// arrived adds what the receiver of UDP says of the order of datagrams and of their times.
+// arrived adds what a UDP receiver reports about the order of datagrams and their jitter.
 func (r iperf3Report) arrived(e *record.Endpoint) error {
 	received := r.End.Received
 	if received.Lost == nil || received.Jitter == nil || len(r.End.Streams) == 0 {
@@ -215,11 +211,9 @@ func (r iperf3Report) arrived(e *record.Endpoint) error {
 	return nil
 }
 
-// iperf3Lost returns how many datagrams of the window were lost, if arrived have
-// arrived. Up to 3.13 the receiver's sum also counts those that the warm-up lost, so
-// it does not add up. Then the difference between what was sent and what arrived is
-// closer. It is off by what passed between the two ends' starts of the window, which
-// are a few milliseconds apart. The result is never more than the sum says.
+// iperf3Lost returns how many datagrams of the window were lost, given how many arrived. Up to 3.13, the receiver's sum also
+// counts losses of the warm-up. Then the difference between sent and arrived datagrams is a better estimate, although the two
+// ends start the window a few milliseconds apart. The result is never more than the sum.
 func iperf3Lost(arrived float64, sent, received *iperf3Sum) float64 {
 	lost := 0.0
 	if received.Lost != nil {

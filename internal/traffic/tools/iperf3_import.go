@@ -22,7 +22,7 @@ func isIperf3(output []byte) bool {
 		bytes.Contains(output, []byte(`"test_start"`)) && bytes.Contains(output, []byte(`"event"`))
 }
 
-// readIperf3 reads all reports of an output, a run each.
+// readIperf3 reads all reports of an output. Each is a run.
 func readIperf3(output []byte, _ Known) (Reading, error) {
 	reports, err := iperf3Reports(output)
 	if err != nil {
@@ -46,7 +46,7 @@ func readIperf3(output []byte, _ Known) (Reading, error) {
 	return all, nil
 }
 
-// iperf3Found is a report in an output, and the number of its line.
+// iperf3Found is a report in an output, with its line number.
 type iperf3Found struct {
 	line int
 	text []byte
@@ -63,7 +63,7 @@ func (f iperf3Found) read() (Reading, error) {
 	if err := iperf3Twice(f.text); err != nil {
 		return Reading{}, err
 	}
-	// The server's report may be in it (--get-server-output).
+	// It may contain the server's report (--get-server-output).
 	if n := bytes.Count(f.text, []byte(`"sum_received"`)); n > 1 && !bytes.Contains(f.text, []byte(`"server_output_json"`)) {
 		return Reading{}, fmt.Errorf("its report has %d sums of what was received: another report is in it", n)
 	}
@@ -89,11 +89,11 @@ func (f iperf3Found) read() (Reading, error) {
 	}, nil
 }
 
-// iperf3Cookie is the least length of a cookie that is random.
+// iperf3Cookie is the minimum length of a random cookie.
 const iperf3Cookie = 16
 
-// identity is the cookie, which both ends report, or else all that it says of its start and end. The time differs where the
-// clocks of the ends do.
+// identity returns the cookie, which both ends report, or else everything about the start and the end. Times differ if the
+// clocks of the two ends do.
 func (r iperf3Report) identity(text []byte) string {
 	if r.Start.Test.Duration > 0 && len(r.Start.Cookie) >= iperf3Cookie {
 		return r.Start.Cookie
@@ -101,14 +101,13 @@ func (r iperf3Report) identity(text []byte) string {
 	var report struct{ Start, End any }
 	err := json.Unmarshal(text, &report)
 	sorted, err2 := json.Marshal(report)
-	if err != nil || err2 != nil { // cannot be: it has been decoded
+	if err != nil || err2 != nil { // impossible, because it was decoded before
 		return ""
 	}
 	hash := sha256.Sum256(sorted)
 	return hex.EncodeToString(hash[:])
 }
 
-// traffic returns the traffic that a report describes.
 func (r iperf3Report) traffic() (spec.Traffic, error) {
 	of := r.Start.Test
 	t := spec.Traffic{
@@ -138,8 +137,8 @@ func (r iperf3Report) traffic() (spec.Traffic, error) {
 	return t, nil
 }
 
-// bothWays reports whether both ends sent. The flag exists since 3.13, and the sums of the other direction since 3.11.
-// Before that, only the number of connections tells, which is doubled.
+// bothWays reports whether both ends sent. The flag exists since 3.13, and the sums of the other direction since 3.11. Before
+// that, only the doubled number of connections shows it.
 func (r iperf3Report) bothWays() bool {
 	sends := make(map[bool]bool)
 	for _, s := range r.End.Streams {
@@ -152,7 +151,7 @@ func (r iperf3Report) bothWays() bool {
 		n > 0 && n == 2*r.Start.Test.Streams
 }
 
-// conditions returns the direction and the limit of the rate, if the report tells.
+// conditions returns the direction and the rate limit, as far as the report tells.
 func (r iperf3Report) conditions() (map[string]string, error) {
 	found := make(map[string]string)
 	server := r.Start.Accepted != nil
@@ -180,18 +179,18 @@ func iperf3Direction(forward bool) string {
 	return Reverse
 }
 
-// iperf3Twice returns an error if an object of a report has a sum twice, as those of --bidir have before 3.11. Other keys may
-// be there twice, such as sock_bufsize.
+// iperf3Twice returns an error if an object of a report has two sums with the same key, as with --bidir before 3.11. Other keys
+// may occur twice, such as sock_bufsize.
 func iperf3Twice(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	type object struct {
-		keys map[string]bool // nil of an array
-		key  string          // whose value is next; empty if a key is
+		keys map[string]bool // nil for an array
+		key  string          // the key whose value is next; empty if a key is next
 	}
 	var in []object
 	for {
 		token, err := d.Token()
-		if err != nil { // the end: it has been decoded
+		if err != nil { // the end, because it was decoded before
 			return nil
 		}
 		top := len(in) - 1
@@ -219,16 +218,16 @@ func iperf3Twice(text []byte) error {
 }
 
 var (
-	// iperf3Begins begins a JSON text, which may be an array of reports.
+	// iperf3Begins matches the beginning of a JSON text, which may be an array of reports.
 	iperf3Begins = regexp.MustCompile(`^(\{|\[\s*[\[{])`)
-	// iperf3Stray is a line that may be a part of a report, or of text with figures.
+	// iperf3Stray matches lines that may be part of a report, or of text with figures.
 	iperf3Stray = regexp.MustCompile(`^\s*["}\]]|(bits|Bytes)/sec\b|^iperf3?: `)
-	// iperf3NaN is a number that no JSON has.
+	// iperf3NaN matches numbers that are invalid in JSON.
 	iperf3NaN = regexp.MustCompile(`:\s*-?(nan|inf)\b|[0-9]e [0-9]`)
 )
 
-// iperf3Reports finds the reports in an output: one after another, in arrays, or as events of --json-stream. There may be
-// lines of other text between them, but no figures.
+// iperf3Reports finds the reports in an output: concatenated, in arrays, or as events of --json-stream. There may be other text
+// between them, but no figures.
 func iperf3Reports(output []byte) ([]iperf3Found, error) {
 	s := iperf3Scanner{output: output}
 	for at := 0; at < len(output); {
@@ -263,16 +262,17 @@ func iperf3Reports(output []byte) ([]iperf3Found, error) {
 	return s.found, nil
 }
 
-// iperf3Scanner has the reports that were found so far.
+// iperf3Scanner holds the reports that were found so far.
 type iperf3Scanner struct {
 	output []byte
 	found  []iperf3Found
 	events *iperf3Found // whose end is missing
-	// There are as many lines before an offset. It only rises, as counting from the start each time would take long.
+	// There are this many lines before an offset. The offset only rises, because counting from the start each time would be
+	// slow.
 	lines, upTo int
 }
 
-// line returns the number of the line at an offset, which is not before the last one.
+// line returns the line number of an offset, which must not be before the last one.
 func (s *iperf3Scanner) line(at int) int {
 	s.lines += bytes.Count(s.output[s.upTo:at], []byte("\n"))
 	s.upTo = at
@@ -287,7 +287,7 @@ func (s *iperf3Scanner) value(at int) (n int, err error) {
 		line := lineOf(s.output, at)
 		var syntax *json.SyntaxError
 		if !errors.As(err, &syntax) {
-			return 0, fmt.Errorf("its output ends too early: the report that begins in line %d is not whole", line)
+			return 0, fmt.Errorf("its output ends too early: the report that begins in line %d is incomplete", line)
 		}
 		wrong := lineOf(s.output, min(len(s.output), at+int(syntax.Offset)))
 		if iperf3NaN.Match(s.output[at:]) {
@@ -298,10 +298,10 @@ func (s *iperf3Scanner) value(at int) (n int, err error) {
 	return int(d.InputOffset()), s.add(text, s.line(at), 0)
 }
 
-// iperf3Deepest bounds how deep a report may be nested in lists and in an event.
+// iperf3Deepest limits how deeply a report may be nested in lists and in an event.
 const iperf3Deepest = 3
 
-// add adds what a JSON text has: a report, an event, or a list of them.
+// add adds a JSON text: a report, an event, or a list of these.
 func (s *iperf3Scanner) add(text json.RawMessage, line, depth int) error {
 	if depth > iperf3Deepest {
 		return fmt.Errorf("line %d has lists in lists: give the reports one after another", line)
@@ -331,7 +331,6 @@ func (s *iperf3Scanner) add(text json.RawMessage, line, depth int) error {
 	return fmt.Errorf("line %d has JSON that is no report of iperf3: %.100q", line, text)
 }
 
-// list adds what a list has.
 func (s *iperf3Scanner) list(text json.RawMessage, line, depth int) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if _, err := d.Token(); err != nil {
@@ -351,7 +350,7 @@ func (s *iperf3Scanner) list(text json.RawMessage, line, depth int) error {
 	return nil
 }
 
-// event adds an event of --json-stream. A report has those of its start and its end.
+// event adds an event of --json-stream. A report consists of its start and end events.
 func (s *iperf3Scanner) event(object map[string]json.RawMessage, line, depth int) error {
 	var name string
 	if err := json.Unmarshal(object["event"], &name); err != nil {
@@ -370,7 +369,7 @@ func (s *iperf3Scanner) event(object map[string]json.RawMessage, line, depth int
 		return fmt.Errorf("a run ends in line %d that has no start", line)
 	case name == "error":
 		return fmt.Errorf("line %d: %.300s", line, data)
-	case name == "full": // of --json-stream-full-output, the same run once more
+	case name == "full": // of --json-stream-full-output: the same run again
 		return s.add(data, line, depth+1)
 	case name == "interval" || strings.HasPrefix(name, "server_output"):
 	default:

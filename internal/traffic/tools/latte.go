@@ -16,18 +16,17 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// latte is Microsoft's ping-pong for Windows. Its options and its output are as
-// Microsoft's VirtualClient and scripts use and read them, and as others have quoted them. It
-// has not been run with this program: what it prints when it listens is a guess.
+// latte is Microsoft's ping-pong for Windows. Its options and output are known from Microsoft's VirtualClient and scripts, and
+// from what others have quoted. It was never run with this program: what it prints when it listens is a guess.
 //
-// It takes whole seconds (-t), or else a number of iterations (-i), and knows of no warm-up. Both ends are given the same.
+// It takes whole seconds (-t) or a number of iterations (-i), and has no warm-up. Both ends need the same.
 type latte struct{}
 
 const (
 	// latteBuckets is the number of buckets in its histogram, of 1 µs each.
 	latteBuckets = 9998
-	// latteServes is the number of seconds that a server is told to outlast its client. It is
-	// killed when the client is done, and started anew for the next run.
+	// latteServes is for how many seconds a server is to outlast its client. It is killed when the client is done, and the next
+	// run starts a new one.
 	latteServes = 60
 )
 
@@ -53,8 +52,7 @@ func (l latte) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ st
 	return append(l.argv(w, addr, port, 0), "-c", "-hist", "-hl", "1", "-hc", strconv.Itoa(latteBuckets))
 }
 
-// argv returns the arguments that both ends share, for a run that is longer than the window by
-// more seconds.
+// argv returns the arguments that both ends share, for a run of the window and more seconds.
 func (latte) argv(w spec.Workload, addr netip.Addr, port uint16, more int64) []string {
 	t := w.PingPong
 	argv := []string{
@@ -69,7 +67,7 @@ func (latte) argv(w spec.Workload, addr netip.Addr, port uint16, more int64) []s
 
 func (latte) Lead(spec.Workload) time.Duration { return 0 }
 
-// Parse needs the histogram, which ClientArgv asks for: a run has a median.
+// Parse needs the histogram, which ClientArgv requests, because a run must have a median.
 func (latte) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, o, err := parseLatte(output)
 	if n := w.PingPong.Iterations; err == nil && n > 0 && e.Messages != uint64(n) {
@@ -100,8 +98,8 @@ func isLatte(output []byte) bool {
 	return latteProtocol.Match(output) && bytes.Contains(output, []byte("Latency(usec)"))
 }
 
-// readLatte assumes one connection: latte has no more. It assumes that the run was set to make as many iterations as it
-// made. A time limit (-t) may have ended it instead, but latte does not print that.
+// readLatte assumes one connection, because latte has no more. It assumes that the number of iterations was set. A time limit
+// (-t) may have ended the run instead, but latte does not print that.
 func readLatte(output []byte, _ Known) (Reading, error) {
 	t := spec.Traffic{Tool: spec.ToolLatte, Protocol: strings.ToLower(string(latteProtocol.FindSubmatch(output)[1])), Connections: 1}
 	e, o, err := parseLatte(output)
@@ -117,8 +115,7 @@ func readLatte(output []byte, _ Known) (Reading, error) {
 	return Reading{Workload: spec.Workload{PingPong: &t}, Counted: true, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// parseLatte assumes that the window is as long as the iterations took: the latency is the mean
-// of a round trip.
+// parseLatte computes the window as the duration of all iterations: the printed latency is the mean of a round trip.
 func parseLatte(output []byte) (record.Endpoint, latteOutput, error) {
 	e := record.Endpoint{Percentiles: make(map[string]float64)}
 	o, err := latteLines(output)
@@ -150,7 +147,7 @@ func parseLatte(output []byte) (record.Endpoint, latteOutput, error) {
 	return e, o, plausible(e)
 }
 
-// latteOutput has what latte printed: figures by their names, and how many round trips took how many µs.
+// latteOutput is what latte printed: figures by name, and how many round trips took how many µs.
 type latteOutput struct {
 	figures   map[string]float64
 	histogram []latteCount
@@ -213,14 +210,14 @@ func (o *latteOutput) total() (n float64) {
 	return n
 }
 
-// lattePercentiles computes the percentiles from the histogram. Round trips that are not in it took longer than it reaches.
+// lattePercentiles computes the percentiles from the histogram. Round trips that are missing there took longer than its range.
 func lattePercentiles(e *record.Endpoint, o latteOutput) error {
 	total, all := o.total(), float64(e.Messages)
 	if total > all {
 		return fmt.Errorf("a histogram of %g round trips, and there were %d", total, e.Messages)
 	}
 	if missing := all - total; missing > 0.5*all {
-		return fmt.Errorf("a histogram of %g round trips of %d: the others took longer than it reaches", total, e.Messages)
+		return fmt.Errorf("a histogram of %g round trips of %d: the others exceeded its range", total, e.Messages)
 	}
 	set := func(name string, bucket float64) {
 		if o.narrow(bucket) {
@@ -236,7 +233,7 @@ func lattePercentiles(e *record.Endpoint, o latteOutput) error {
 			}
 		}
 	}
-	if total == all { // none took longer than the histogram reaches
+	if total == all { // none took longer than the histogram's range
 		for _, b := range slices.Backward(o.histogram) {
 			if b.count > 0 {
 				set(metrics.LatencyMax, b.from)
@@ -247,7 +244,7 @@ func lattePercentiles(e *record.Endpoint, o latteOutput) error {
 	return nil
 }
 
-// narrow reports whether a bucket of the histogram is narrow enough to tell a latency: of 1 µs, or of a tenth of the latency.
+// narrow reports whether a bucket of the histogram is narrow enough for a latency: 1 µs, or a tenth of the latency.
 func (o *latteOutput) narrow(from float64) bool {
 	width := o.width()
 	return width > 0 && (width <= 1 || from >= 10*width)
@@ -261,7 +258,7 @@ func (o *latteOutput) width() (width float64) {
 	return width
 }
 
-// latteMachine adds what latte says about the machine that it ran on, if it says everything.
+// latteMachine adds what latte says about its machine, if it says everything.
 func latteMachine(e *record.Endpoint, figures map[string]float64) error {
 	m := record.Machine{Busy: figures["CPU(%)"] / 100, Interrupts: figures["Interrupt/sec"], Switches: figures["CtxSwitch/sec"]}
 	switch {

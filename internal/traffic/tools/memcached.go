@@ -13,15 +13,15 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// memcached is asked by memcaslap, which others than Debian call memaslap. Checked against memcached
-// 1.6 and memaslap 1.0.
+// memcached is a memcached server and the client memaslap, which Debian calls memcaslap. Checked against memcached 1.6 and
+// memaslap 1.0.
 //
-// memcaslap takes whole seconds. It prints the mean and the longest latency, and for percentiles only how
-// many were between powers of two of a µs, which is too coarse to compare: there are none. It sets 1024
-// keys a connection first, at the beginning of the window, and counts that apart.
+// memcaslap takes whole seconds. It prints the mean and the longest latency. There are no percentiles, because its histogram
+// has a bucket for each power of two, which is too coarse to compare. At the beginning of the window it sets 1024 keys per
+// connection, which it counts separately.
 type memcached struct{}
 
-// memcachedConfig is memcaslap's configuration file, which says what it asks for.
+// memcachedConfig is memcaslap's configuration file, which defines its requests.
 const memcachedConfig = "memcaslap.conf"
 
 func (memcached) Check(w spec.Workload) error {
@@ -45,8 +45,7 @@ func (memcached) Prepare(spec.Workload, netip.Addr, uint16) Preparation {
 	return Preparation{Silent: true}
 }
 
-// ServerArgv leaves room for all keys, and for more connections than the default of 1024: those of a
-// warm-up may still be there.
+// ServerArgv leaves room for all keys, and for more than the default of 1024 connections: those of a warm-up may still exist.
 func (memcached) ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	return []string{
 		"memcached", "-l", addr.String(), "-p", strconv.Itoa(int(port)), "-U", "0", "-m", "512", "-c", strconv.Itoa(2*w.Application.Connections + 1024),
@@ -63,8 +62,8 @@ func (m memcached) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, 
 	return m.argv(w, addr, port, wholeSeconds(time.Duration(w.Application.Duration)))
 }
 
-// argv sets a number of threads that divides the number of connections. memcaslap only prints statistics
-// at the end if it is asked for them at intervals. These intervals are longer than any run.
+// argv sets a number of threads that divides the number of connections. memcaslap prints statistics at the end only if it also
+// prints them at intervals, so set an interval that is longer than any run.
 func (memcached) argv(w spec.Workload, addr netip.Addr, port uint16, seconds int64) []string {
 	n := w.Application.Connections
 	return []string{
@@ -76,11 +75,11 @@ func (memcached) argv(w spec.Workload, addr netip.Addr, port uint16, seconds int
 func (memcached) Lead(spec.Workload) time.Duration { return 0 }
 
 var (
-	// memcaslapTotal is "Total Statistics (546034 events)", whose mean and longest follow, in µs.
+	// memcaslapTotal matches "Total Statistics (546034 events)", which the mean and the longest latency follow, in µs.
 	memcaslapTotal = regexp.MustCompile(`(?m)^Total Statistics \((\d+) events\)\n +Min: +\d+\n +Max: +(\d+)\n +Avg: +(\d+)$`)
 	memcaslapMiss  = regexp.MustCompile(`(?m)^get_misses: (\d+)$`)
-	// memcaslapTime is "Run time: 3.0s Ops: 627962 TPS: 209297 Net_rate: 23.9M/s". The operations
-	// before the run are among those.
+	// memcaslapTime matches "Run time: 3.0s Ops: 627962 TPS: 209297 Net_rate: 23.9M/s", which includes the operations before
+	// the run.
 	memcaslapTime = regexp.MustCompile(`(?m)^Run time: ([0-9.]+)s Ops: (\d+) TPS: (\d+) `)
 )
 
@@ -92,7 +91,7 @@ func (memcached) Parse(w spec.Workload, output []byte) (record.Endpoint, error) 
 func parseMemcaslap(w spec.Workload, output []byte) (e record.Endpoint, err error) {
 	total, miss, took := memcaslapTotal.FindSubmatch(output), memcaslapMiss.FindSubmatch(output), memcaslapTime.FindSubmatch(output)
 	if total == nil || miss == nil || took == nil {
-		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 1.0")
+		return e, errors.New("its output has no summary: it ended too early, or comes from a version other than 1.0")
 	}
 	if string(miss[1]) != "0" {
 		return e, fmt.Errorf("memcached had lost %s of the requested keys", miss[1])
@@ -109,8 +108,7 @@ func parseMemcaslap(w spec.Workload, output []byte) (e record.Endpoint, err erro
 	if events == 0 || rate == 0 {
 		return e, errors.New("no request was answered")
 	}
-	// The printed time is that of all operations, in tenths of a second: compute it from the rate
-	// instead.
+	// The printed time is rounded to tenths of a second: compute it from the rate instead.
 	e.Messages, e.Seconds = uint64(events), ops/rate
 	e.Bytes = payload(e.Messages, int(w.Application.Size))
 	e.Percentiles = map[string]float64{metrics.LatencyMean: mean / 1e6, metrics.LatencyMax: longest / 1e6}

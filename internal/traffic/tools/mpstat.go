@@ -14,14 +14,14 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// mpstat is read, not run: internal/collect samples the CPUs of a run. Checked against
-// 12.6.1; versions before 9 have other names of columns (%user).
+// Output of mpstat is only imported: internal/collect samples the CPUs of a run. Checked against 12.6.1; versions before 9 have
+// other column names (%user).
 
-// mpstatUsers are the names of the column that only its table of CPU times has.
+// mpstatUsers are the names of a column that only the table of CPU times has.
 var mpstatUsers = []string{"%usr", "%user"}
 
-// mpstatHead splits the heading of a table of CPU times into what is before the columns, a time or the word for average in
-// the language of the machine, and the columns. A table of NUMA nodes has the same columns and no CPU.
+// mpstatHead splits the heading of a table of CPU times into its label, which is a time or the word for average in the
+// machine's language, and the columns. A table of NUMA nodes has the same columns without CPU.
 func mpstatHead(line []byte) (label string, columns []string) {
 	fields := strings.Fields(string(line))
 	i := slices.Index(fields, "CPU")
@@ -31,10 +31,10 @@ func mpstatHead(line []byte) (label string, columns []string) {
 	return strings.Join(fields[:i], " "), fields[i:]
 }
 
-// mpstatJSON is in the output of -o JSON only.
+// mpstatJSON occurs only in the output of -o JSON.
 var mpstatJSON = []byte(`"sysstat"`)
 
-// isMpstat recognises a report of mpstat by the heading of its columns, and its JSON, which may be of any table.
+// isMpstat recognises a report by the heading of its columns, and the JSON of any table.
 func isMpstat(output []byte) bool {
 	for line := range bytes.Lines(output) {
 		if _, columns := mpstatHead(line); columns != nil {
@@ -68,20 +68,20 @@ var mpstatCount = regexp.MustCompile(`^Linux .*\((\d+) CPU\)\s*$`)
 
 // mpstatAverages collects the averages of an output.
 type mpstatAverages struct {
-	cpus    int      // that the last heading says there are, 0 if there is none
+	cpus    int      // according to the last heading, 0 without one
 	label   string   // of averages
-	columns []string // of the table that the current line is in, from the CPU on; nil if it has no CPU times
-	seen    int      // CPUs in the last average, those that are offline too
+	columns []string // columns of the current table, from the CPU on; nil if it has no CPU times
+	seen    int      // CPUs in the last average, including offline ones
 	runs    [][]record.CPU
-	// together means that there is an average of all CPUs without a heading, as mpstat prints it without -P.
+	// together means that there is an average of all CPUs without a heading, which mpstat prints without -P.
 	together bool
 }
 
 // mpstatTogether is "Average:     all   18.09   29.65 …".
 var mpstatTogether = regexp.MustCompile(`^\D+ all +[0-9]`)
 
-// parseMpstat returns the averages of every run in an output, of each CPU, as in a
-// window of one second. A CPU that waits for I/O is idle.
+// parseMpstat returns, for every run in an output, the averages of each CPU, as in a window of one second. Waiting for I/O
+// counts as idle.
 func parseMpstat(output []byte) (averages [][]record.CPU, err error) {
 	var a mpstatAverages
 	number := 0
@@ -138,7 +138,7 @@ func (a *mpstatAverages) line(line []byte) error {
 		return err
 	}
 	if n := len(fields); line[len(line)-1] != '\n' && len(decimals(fields[n-1])) != len(decimals(fields[n-2])) {
-		return fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)
+		return fmt.Errorf("it has no line end, so its last number may be truncated: %.200q; if the file is complete, add a line end", line)
 	}
 	a.seen++
 	if !online {
@@ -152,7 +152,7 @@ func (a *mpstatAverages) line(line []byte) error {
 	return nil
 }
 
-// average returns what follows the label of averages in a line.
+// average returns what follows the label label of averages in a line.
 func (a *mpstatAverages) average(line string) (rest string, ok bool) {
 	fields := strings.Fields(line)
 	n := len(strings.Fields(a.label))
@@ -162,7 +162,7 @@ func (a *mpstatAverages) average(line string) (rest string, ok bool) {
 	return strings.Join(fields[n:], " "), true
 }
 
-// decimals returns what is behind the point of a number, which is a comma in some languages.
+// decimals returns the digits after the decimal point, which is a comma in some languages.
 func decimals(number string) string {
 	if i := strings.IndexAny(number, ".,"); i >= 0 {
 		return number[i+1:]
@@ -170,7 +170,7 @@ func decimals(number string) string {
 	return ""
 }
 
-// whole returns an error if the last average lacks a CPU.
+// whole returns an error if a CPU is missing in the last average.
 func (a *mpstatAverages) whole() error {
 	if a.label != "" && a.seen > 0 && a.seen < a.cpus {
 		return fmt.Errorf("it has the averages of %d of %d CPUs: run mpstat with -P ALL, and give the whole output", a.seen, a.cpus)
@@ -178,7 +178,7 @@ func (a *mpstatAverages) whole() error {
 	return nil
 }
 
-// mpstatCPU is a line of an average. All times of a CPU that is offline are 0.
+// mpstatCPU parses a line of an average. All times of an offline CPU are 0.
 func mpstatCPU(columns, fields []string) (cpu record.CPU, online bool, err error) {
 	id, err := strconv.Atoi(fields[0])
 	if err != nil || id < 0 || len(fields) != len(columns) {
@@ -199,13 +199,14 @@ func mpstatCPU(columns, fields []string) (cpu record.CPU, online bool, err error
 	return mpstatTimes(id, percent, mpstatRounding(fields))
 }
 
-// mpstatRounding is by how much the shares of a line may miss 1 in all. mpstat --dec=0 rounds them to whole per cents.
+// mpstatRounding returns by how much the sum of a line's shares may differ from 1. mpstat --dec=0 rounds them to whole per
+// cents.
 func mpstatRounding(fields []string) float64 {
 	digits := len(decimals(fields[len(fields)-1]))
 	return max(0.02, 0.005*float64(len(fields))*math.Pow10(-digits))
 }
 
-// mpstatTimes makes CPU times of shares in per cent.
+// mpstatTimes converts shares in per cent to CPU times.
 func mpstatTimes(id int, percent map[string]float64, rounding float64) (cpu record.CPU, online bool, err error) {
 	share, total := make(map[string]float64), 0.0
 	for name, v := range percent {
@@ -245,7 +246,7 @@ func parseMpstatJSON(output []byte) ([]record.CPU, error) {
 		}
 	}
 	if err := json.Unmarshal(output, &report); err != nil {
-		return nil, fmt.Errorf("its JSON (-o JSON) is not whole: %w; give mpstat a count, or stop it by Ctrl-C", err)
+		return nil, fmt.Errorf("its JSON (-o JSON) is incomplete: %w; give mpstat a count, or stop it by Ctrl-C", err)
 	}
 	if n := len(report.Sysstat.Hosts); n != 1 {
 		return nil, fmt.Errorf("its JSON (-o JSON) has %d reports, want one: give a file for each", n)
@@ -286,7 +287,7 @@ func parseMpstatJSON(output []byte) ([]record.CPU, error) {
 	return mpstatMeans(sums, online, len(host.Statistics))
 }
 
-// mpstatMeans divides the sums of CPUs by the number of samples. CPUs that were offline all the time count nothing.
+// mpstatMeans divides the sums of CPUs by the number of samples. It ignores CPUs that were always offline.
 func mpstatMeans(sums map[int]map[string]float64, online map[int]int, samples int) (cpus []record.CPU, err error) {
 	for id, sum := range sums {
 		switch online[id] {
@@ -297,7 +298,7 @@ func mpstatMeans(sums map[int]map[string]float64, online map[int]int, samples in
 			return nil, fmt.Errorf("CPU %d has times in %d of %d samples", id, online[id], samples)
 		}
 		for name := range sum {
-			sum[name] = min(100, sum[name]/float64(samples)) // no more, but for rounding
+			sum[name] = min(100, sum[name]/float64(samples)) // not more, apart from rounding
 		}
 		cpu, _, err := mpstatTimes(id, sum, 0.02)
 		if err != nil {
@@ -312,7 +313,7 @@ func mpstatMeans(sums map[int]map[string]float64, online map[int]int, samples in
 	return cpus, nil
 }
 
-// mpstatLoad is {"cpu": "0", "usr": 5.00, …}. The number of all CPUs together is -1.
+// mpstatLoad parses {"cpu": "0", "usr": 5.00, …}. The number of all CPUs together is -1.
 func mpstatLoad(load map[string]any) (id int, percent map[string]float64, err error) {
 	percent = make(map[string]float64)
 	id = -1

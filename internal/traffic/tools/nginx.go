@@ -16,8 +16,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// nginx serves one object from a file, and wrk asks for it. Checked against nginx 1.22 and
-// wrk 4.1.
+// nginx serves one object from a file, and wrk requests it. Checked against nginx 1.22 and wrk 4.1.
 type nginx struct{}
 
 func (nginx) Check(w spec.Workload) error {
@@ -32,11 +31,10 @@ func (nginx) Check(w spec.Workload) error {
 	return nil
 }
 
-// nginxObject is the name of the object that is requested.
 const nginxObject = "object"
 
-// Files returns the configuration and the object. Log and temporary files are in the same folder. As
-// in a distribution's configuration, one process per CPU serves.
+// Files returns the configuration and the object. Log and temporary files are in the same folder. As in the configuration of
+// distributions, there is one worker process per CPU.
 func (nginx) Files(w spec.Workload, addr netip.Addr, port uint16) map[string][]byte {
 	config := fmt.Sprintf(`daemon off;
 worker_processes auto;
@@ -65,7 +63,7 @@ func (nginx) ServerArgv(spec.Workload, netip.Addr, uint16) []string {
 	return []string{"nginx", "-e", "stderr", "-p", ".", "-c", "nginx.conf"}
 }
 
-// ServerReady waits for the first process that serves: before nginx starts it, the sockets listen.
+// ServerReady waits for the first worker process. nginx starts it after the sockets listen.
 func (nginx) ServerReady(line []byte) bool {
 	return bytes.Contains(line, []byte("start worker process "))
 }
@@ -99,18 +97,17 @@ var (
 	wrkRate = regexp.MustCompile(`(?m)^Requests/sec: +([0-9.]+)$`)
 	// wrkPercentile is "     50%  233.00us".
 	wrkPercentile = regexp.MustCompile(`(?m)^ +(50|99)(?:\.000)?% +([0-9.]+)(us|ms|s|m|h) *$`)
-	// wrkShare is a line of a distribution, whatever stands in it.
+	// wrkShare matches any line of a distribution.
 	wrkShare    = regexp.MustCompile(`(?m)^ *[0-9.]+% .*$`)
 	wrkAnyShare = regexp.MustCompile(`^ *[0-9.]+% +[0-9.]+(us|ms|s|m|h) *$`)
 	// wrkErrors is "  Socket errors: connect 0, read 3, write 0, timeout 0".
 	wrkErrors = regexp.MustCompile(`(?m)^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
 	wrkStatus = regexp.MustCompile(`(?m)^ +Non-2xx or 3xx responses: (\d+)$`)
-	// wrkUncorrected begins the second distribution of wrk2 -U, without what a late start adds.
+	// wrkUncorrected is the heading of the second distribution of wrk2 -U, which ignores late starts.
 	wrkUncorrected = regexp.MustCompile(`(?m)^ +Latency Distribution \(HdrHistogram - Uncorrected`)
 	wrkFailed      = regexp.MustCompile(`(?m)^unable to [^\n]*`)
 )
 
-// wrkUnits are seconds.
 var wrkUnits = map[string]float64{"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
 func (nginx) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
@@ -128,7 +125,7 @@ func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
 	}
 	done, second := wrkDone.FindSubmatch(output), wrkRate.FindSubmatch(output)
 	if done == nil || second == nil {
-		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 4.1")
+		return e, errors.New("its output has no summary: it ended too early, or comes from a version other than 4.1")
 	}
 	n, err := strconv.ParseUint(string(done[1]), 10, 62)
 	if err != nil {
@@ -151,7 +148,7 @@ func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
 	if e.Percentiles, err = wrkPercentiles(output); err != nil {
 		return e, err
 	}
-	if status > 0 { // they include failed requests
+	if status > 0 { // percentiles include failed requests
 		e.Percentiles = nil
 	}
 	e.Messages, e.Seconds = n-status, float64(n)/rate
@@ -159,7 +156,7 @@ func parseWrk(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// wrkPercentiles returns the percentiles that a record has, in seconds.
+// wrkPercentiles returns the percentiles that records have, in seconds.
 func wrkPercentiles(output []byte) (map[string]float64, error) {
 	if at := wrkUncorrected.FindIndex(output); at != nil {
 		output = output[:at[0]]
@@ -184,7 +181,7 @@ func wrkPercentiles(output []byte) (map[string]float64, error) {
 	return percentiles, nil
 }
 
-// failures lists how many requests failed, by kind.
+// failures formats how many requests failed, by kind.
 func failures(errs map[string]uint64) (text string) {
 	for _, kind := range slices.Sorted(maps.Keys(errs)) {
 		text += fmt.Sprintf(", %s %d", kind, errs[kind])
@@ -192,8 +189,8 @@ func failures(errs map[string]uint64) (text string) {
 	return text
 }
 
-// wrkFailures are wrk's kinds of errors in the terms of a record. Responses without success are
-// among the requests, the others are not.
+// wrkFailures converts wrk's kinds of errors to those of a record. wrk counts responses with an error status among the
+// requests, but no other failures.
 func wrkFailures(output []byte) (map[string]uint64, error) {
 	var kinds [5]uint64
 	var found [][]byte

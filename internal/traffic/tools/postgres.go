@@ -15,20 +15,18 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// postgres is a PostgreSQL server, asked by pgbench. Checked against 15.
+// postgres is a PostgreSQL server and the client pgbench. Checked against 15.
 //
-// pgbench takes whole seconds. Its log has the latency of each transaction, from which the
-// percentiles are computed; of long runs a sample is logged. It does not say what a transaction
-// carries, so there are no bytes.
+// pgbench takes whole seconds. It logs the latency of each transaction, or of a sample in long runs, from which the percentiles
+// are computed. It does not report sizes, so there are no bytes.
 type postgres struct{}
 
 const (
-	// postgresRole is the clients' user, who owns the tables and has no other rights: unlike the
-	// superuser, who may run programs on the server's machine.
+	// postgresRole is the clients' user, who owns the tables and has no other rights. The superuser may run programs on the
+	// server's machine.
 	postgresRole = "pgbench"
-	// postgresLogged limits the log to as many transactions as this number of seconds has.
-	postgresLogged = 5
-	// postgresRoleFile makes the role.
+	// postgresLogged limits the log to the number of transactions of this many seconds.
+	postgresLogged   = 5
 	postgresRoleFile = "role.sql"
 	// postgresAccess says who may connect, and how.
 	postgresAccess = "access.conf"
@@ -41,8 +39,7 @@ func (postgres) Check(w spec.Workload) error {
 	return nil
 }
 
-// Files lets the superuser log in only through a socket in the server's folder, to which only the
-// server's own user has access.
+// Files lets the superuser log in only through a socket in the server's folder, to which only the server's user has access.
 func (postgres) Files(spec.Workload, netip.Addr, uint16) map[string][]byte {
 	return map[string][]byte{
 		postgresAccess:   []byte("local all postgres trust\nhost postgres " + postgresRole + " all trust\n"),
@@ -50,14 +47,14 @@ func (postgres) Files(spec.Workload, netip.Addr, uint16) map[string][]byte {
 	}
 }
 
-// Prepare makes a database with a branch for each connection, as pgbench's manual wants, so that
-// TPC-B's clients do not wait for each other's locks more than they must. A branch has 100,000 accounts.
+// Prepare creates a database with a branch for each connection, as pgbench's manual recommends, so that TPC-B clients do not
+// wait for each other's locks more than necessary. A branch has 100,000 accounts.
 func (p postgres) Prepare(w spec.Workload, addr netip.Addr, port uint16) Preparation {
 	scale := 1
 	if w.Application.Operation == spec.OperationTPCB {
 		scale = w.Application.Connections
 	}
-	// The client accepts no relative path to the socket.
+	// The client does not accept a relative path to the socket.
 	local := []string{"pgbench", "-h", "/proc/self/cwd", "-p", strconv.Itoa(int(port)), "-U", "postgres", "-n", "-t", "1", "-f", postgresRoleFile, "postgres"}
 	return Preparation{
 		Before: [][]string{{"initdb", "-D", "data", "-U", "postgres", "--no-sync", "--no-locale", "-E", "UTF8", "-A", "reject"}},
@@ -65,13 +62,13 @@ func (p postgres) Prepare(w spec.Workload, addr netip.Addr, port uint16) Prepara
 	}
 }
 
-// ServerArgv turns off durability and work in the background, because the network is to be measured.
-// Shared memory is in files of the folder, so that it is removed with the folder.
+// ServerArgv disables durability and background work, because the network is to be measured. Shared memory is in files of the
+// folder, and is removed with it.
 func (postgres) ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	argv := []string{"postgres", "-D", "data"}
 	for _, setting := range []string{
 		"listen_addresses=" + addr.String(), "port=" + strconv.Itoa(int(port)), "hba_file=" + postgresAccess, "unix_socket_directories=..",
-		// A warm-up's connections may still be there.
+		// Connections of a warm-up may still exist.
 		"max_connections=" + strconv.Itoa(2*w.Application.Connections+10),
 		"fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "max_wal_size=16GB", "checkpoint_timeout=1h",
 		"dynamic_shared_memory_type=mmap",
@@ -123,8 +120,8 @@ var (
 	// pgbenchRate is "tps = 110750.258026 (without initial connection time)".
 	pgbenchRate  = regexp.MustCompile(`(?m)^tps = ([0-9.]+) \(without initial connection time\)$`)
 	pgbenchError = regexp.MustCompile(`(?m)^pgbench: (?:fatal|error): [^\n]*`)
-	// pgbenchLogged is a line of the log: client, transaction, µs, script, and when. There is
-	// "skipped" or "failed" in place of a time.
+	// pgbenchLogged matches a line of the log: client, transaction, µs, script, and time stamp. Instead of µs there may be
+	// "skipped" or "failed".
 	pgbenchLogged = regexp.MustCompile(`(?m)^\d+ \d+ (\d+) \d+ \d+ \d+$`)
 )
 
@@ -139,7 +136,7 @@ func parsePgbench(output []byte) (e record.Endpoint, err error) {
 	}
 	done, failed, second := pgbenchDone.FindSubmatch(output), pgbenchFailed.FindSubmatch(output), pgbenchRate.FindSubmatch(output)
 	if done == nil || failed == nil || second == nil {
-		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 15")
+		return e, errors.New("its output has no summary: it ended too early, or comes from a version other than 15")
 	}
 	if e.Messages, err = strconv.ParseUint(string(done[1]), 10, 62); err != nil {
 		return e, fmt.Errorf("%q transactions", done[1])

@@ -21,9 +21,8 @@ import (
 // qperf makes streams (tcp_bw, udp_bw) and ping-pong (tcp_lat, udp_lat). Checked
 // against 0.4.11.
 //
-// It has no warm-up, and reports only a mean latency. So ping-pong has a rate and a mean, and no
-// percentiles. Its port is for control. The data uses the next one if the workload has a port, and otherwise one that
-// the server chooses.
+// It has no warm-up, and reports only a mean latency. So ping-pong has a rate and a mean, but no percentiles. Its port is for
+// control. Data uses the next port if the workload sets one, and otherwise one that the server chooses.
 type qperf struct{}
 
 func (qperf) Check(w spec.Workload) error {
@@ -36,7 +35,7 @@ func (qperf) Check(w spec.Workload) error {
 	return nil
 }
 
-// ServerArgv makes the server print when it listens, which it does not do by default.
+// ServerArgv makes the server print when it listens, which is not the default.
 func (qperf) ServerArgv(_ spec.Workload, _ netip.Addr, port uint16) []string {
 	return []string{"qperf", "--debug", "--listen_port", strconv.Itoa(int(port))}
 }
@@ -53,7 +52,7 @@ func (q qperf) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ st
 		argv = append(argv, "--ip_port", strconv.Itoa(int(port)+1))
 	}
 	return append(argv,
-		// Every figure, in units that do not change with its size.
+		// Print every figure, in units that do not depend on its size.
 		"-vv", "--unify_units", "--precision", "9",
 		"--time", strconv.FormatInt(wholeSeconds(time.Duration(t.Duration)), 10),
 		"--msg_size", strconv.Itoa(int(t.Size)),
@@ -79,9 +78,9 @@ func (q qperf) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 var (
 	// qperfHead is the heading of a test, "tcp_lat:".
 	qperfHead = regexp.MustCompile(`^(\w+):$`)
-	// qperfLine is a figure: "    latency          =   4737.33828 ns", or of conf a text.
+	// qperfLine matches a figure, "    latency          =   4737.33828 ns", or for conf a text.
 	qperfLine = regexp.MustCompile(`^    (\w+) += *(.*)$`)
-	// qperfNames are the figures of 0.4.11: results and counters, options, and what conf prints.
+	// qperfNames are the names of figures of 0.4.11: results and counters, options, and those of conf.
 	qperfNames = regexp.MustCompile(`^((loc|rem)_)?((send|recv)_)?(latency|bw|msg_rate|cost|cpus_(used|user|intr|kernel|iowait)|real_time|cpu_time|bytes|msgs|errors|max_cqe` +
 		`|time|timeout|msg_size|mtu_size|sock_buf_size|no_msgs|rate|static_rate|port|ip_port|alt_port|id|(cpu_)?affinity|flip|poll_mode|cq_poll|access_recv|rd_atomic|service_level|sl|src_path_bits|use_cm|precision` +
 		`|node|cpu|os|qperf)$`)
@@ -94,7 +93,7 @@ type qperfTest struct {
 	lines map[string]string
 }
 
-// qperfTests finds the tests of an output: qperf runs several one after another. conf and quit measure nothing.
+// qperfTests finds the tests in an output. One qperf may run several. conf and quit measure nothing.
 func qperfTests(output []byte) (tests []qperfTest, err error) {
 	number := 0
 	for raw := range bytes.Lines(output) {
@@ -105,10 +104,10 @@ func qperfTests(output []byte) (tests []qperfTest, err error) {
 		case len(tests) > 0 && (line != "" && strings.Contains("0123456789.,", line[len(line)-1:]) || strings.TrimSpace(line) == "") && len(line) == len(raw):
 			return nil, halfLine(number, line)
 		case len(tests) == 0 && figure != nil:
-			return nil, fmt.Errorf("line %d belongs to no test, as no heading stands before it: %.200q", number, line)
+			return nil, fmt.Errorf("line %d belongs to no test, because no heading precedes it: %.200q", number, line)
 		case head != nil:
 			tests = append(tests, qperfTest{name: head[1], line: number, lines: make(map[string]string)})
-		case len(tests) == 0, strings.TrimSpace(line) == "": // what a shell printed before
+		case len(tests) == 0, strings.TrimSpace(line) == "": // printed by a shell before
 		case figure == nil:
 			return nil, fmt.Errorf("line %d: %.200s", number, strings.TrimSpace(line))
 		case !qperfNames.MatchString(figure[1]):
@@ -135,17 +134,16 @@ func (q qperf) parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return qperfAll(w, tests[0])
 }
 
-// qperfAll reads a test that printed every figure.
+// qperfAll reads a test that has printed every figure.
 func qperfAll(w spec.Workload, test qperfTest) (record.Endpoint, error) {
 	var e record.Endpoint
 	f := qperfFigures{lines: test.lines}
 	if w.PingPong != nil {
 		e.Seconds = f.number("loc_real_time", "ns") / 1e9
 		e.Messages, e.Bytes = f.count("loc_recv_msgs", ""), f.count("loc_recv_bytes", "bytes")
-		// Its latency is one-way: the time divided by the messages that both ends have
-		// received (calc_results in qperf.c). A round trip is twice that. It is also the
-		// time divided by the messages of one end, from which the rate is computed. The
-		// two have to agree.
+		// The latency is one-way: the time divided by the messages that both ends have received (calc_results in qperf.c). A
+		// round trip is twice that. It is also the time divided by the messages of one end, from which the rate is computed.
+		// The two must agree.
 		oneWay := f.number("latency", "ns") / 1e9
 		trip := e.Seconds / float64(e.Messages)
 		e.Percentiles = map[string]float64{metrics.LatencyMean: trip}
@@ -160,7 +158,7 @@ func qperfAll(w spec.Workload, test qperfTest) (record.Endpoint, error) {
 			e.Lost = sent - e.Messages
 		}
 		if w.Stream.Protocol == "tcp" {
-			e.Messages = 0 // as much as one read gave
+			e.Messages = 0 // the size of one read
 		}
 	}
 	if f.err != nil {
@@ -169,7 +167,7 @@ func qperfAll(w spec.Workload, test qperfTest) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// qperfFigures has the lines of an output, and the first thing that is wrong with them.
+// qperfFigures holds the lines of an output, and the first error in them.
 type qperfFigures struct {
 	lines map[string]string
 	err   error
@@ -178,7 +176,7 @@ type qperfFigures struct {
 func (f *qperfFigures) number(name, unit string) float64 {
 	text, ok := f.lines[name]
 	if !ok {
-		f.fail(fmt.Errorf("its output has no %s: it ended too early, or is that of another version than 0.4", name))
+		f.fail(fmt.Errorf("its output has no %s: it ended too early, or comes from a version other than 0.4", name))
 		return 0
 	}
 	value, got, _ := strings.Cut(text, " ")
@@ -205,7 +203,8 @@ func (f *qperfFigures) fail(err error) {
 	}
 }
 
-// qperfUnits by name, of each kind of figure. Bytes and bits are of 1000 (view_band in qperf.c), sizes of 1024.
+// qperfUnits maps the units of each kind of figure. Those of bytes and bits are powers of 1000 (view_band in qperf.c), those of
+// sizes powers of 1024.
 var qperfUnits = map[string]map[string]float64{
 	"s": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "sec": 1},
 	"bit/s": {
@@ -215,7 +214,7 @@ var qperfUnits = map[string]map[string]float64{
 	"bytes": {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20},
 }
 
-// quantity reads a figure with the unit that suits it, "6.31 us" or "64 KiB (65,536)", and 0 if there is none.
+// quantity parses a figure with its unit, "6.31 us" or "64 KiB (65,536)". It returns 0 if there is none.
 func (t qperfTest) quantity(name, of string) (float64, error) {
 	text, ok := t.lines[name]
 	if !ok {
@@ -253,7 +252,7 @@ func (t qperfTest) workload() (spec.Workload, error) {
 	return w, err
 }
 
-// isQperf recognises the heading of any test, followed by a figure.
+// isQperf recognises the heading of a test, followed by a figure.
 func isQperf(output []byte) bool {
 	var before []byte
 	for line := range bytes.Lines(output) {
@@ -266,7 +265,7 @@ func isQperf(output []byte) bool {
 	return false
 }
 
-// readQperf reads the tests of an output. The same test, if it stands there again, is another run.
+// readQperf reads the tests in an output. If the same test occurs again, it is another run.
 func readQperf(output []byte, known Known) ([]Reading, error) {
 	tests, err := qperfTests(output)
 	if err != nil {
@@ -300,8 +299,8 @@ func readQperf(output []byte, known Known) ([]Reading, error) {
 // qperfSpread is the largest ratio between the figures of two runs of the same traffic.
 const qperfSpread = 3
 
-// qperfLoop returns an error if the runs of a test may be those of a loop over sizes (-oo msg_size:1:64K:*2), which qperf prints
-// only with -v: then all runs of a test are printed before those of the next one, or their figures are far apart.
+// qperfLoop returns an error if the runs of a test may be a loop over sizes (-oo msg_size:1:64K:*2), which qperf prints only
+// with -v: all runs of a test come before those of the next test, or their figures are far apart.
 func qperfLoop(r Reading, tests []qperfTest) error {
 	if len(r.Runs) < 2 || r.Workload.Traffic().Size != 0 {
 		return nil
@@ -315,14 +314,14 @@ func qperfLoop(r Reading, tests []qperfTest) error {
 		least, most = min(least, v), max(most, v)
 	}
 	if inOrder || most > qperfSpread*least {
-		return fmt.Errorf("%s stands there %d times, from line %d on, and may be of messages of several sizes (-oo msg_size:…), which it does not print: run qperf with -v, or give a file for each run",
+		return fmt.Errorf("%s occurs %d times, from line %d on, and may be of messages of several sizes (-oo msg_size:…), which it does not print: run qperf with -v, or give a file for each run",
 			r.Test, len(r.Runs), tests[first].line)
 	}
 	return nil
 }
 
-// read reads every figure of a test if they are all there. Otherwise it reads the one of a plain run,
-// which prints its window only with -v.
+// read reads every figure of a test if all are there. Otherwise it reads the only figure of a plain run, which does not print
+// its window.
 func (t qperfTest) read(window time.Duration) (Reading, error) {
 	w, err := t.workload()
 	if err != nil {
@@ -353,7 +352,7 @@ func (t qperfTest) read(window time.Duration) (Reading, error) {
 	return Reading{Workload: w, Test: t.name, Runs: []Run{{ID: id, Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// plain computes messages and bytes from the figure and the window. why says what the figures of a detailed run lack.
+// plain computes messages and bytes from the figure and the window. why is why qperfAll failed.
 func (t qperfTest) plain(w spec.Workload, window time.Duration, why error) (record.Endpoint, error) {
 	oneWay, err := t.quantity("latency", "s")
 	bits, sent := 0.0, 0.0

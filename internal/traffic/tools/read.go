@@ -19,23 +19,23 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Reading is what the output of a tool reveals on its own, whoever ran the tool.
+// Reading is what the output of a tool says by itself, whoever ran the tool.
 type Reading struct {
-	// Format is the tool, a variant of it, or what else wrote it. Version is the tool's, if the output tells.
+	// Format is the tool, a variant of it, or what else wrote the output. Version is that of the tool, if the output has it.
 	Format, Version string
-	// Workload, without a name, has what the output says about it, and zero where it says
-	// nothing. It has no traffic if the output is of CPUs alone.
+	// Workload has no name. It holds what the output says about the traffic, and zero values for the rest. If the output is
+	// only about CPUs, there is no traffic.
 	Workload spec.Workload
-	// Conditions are what else defines the traffic and no workload has, such as its direction, by name. Those that the
-	// output does not tell are missing.
+	// Conditions are further properties of the traffic, by name, such as its direction. Those that the output does not tell are
+	// missing.
 	Conditions map[string]string
-	// Test tells the readings of one output apart, as in "tcp_lat". It is empty if the tool has one test an output.
+	// Test distinguishes the readings of one output, such as "tcp_lat". It is empty if an output of the tool has only one test.
 	Test string
-	// Counted means that a run lasted for a number of messages, not for a time. Late means that its duration is not the time
-	// that was set, but when the last data had arrived, which may be some seconds later.
+	// Counted means that a run had a set number of messages instead of a duration. Late means that its duration is not the set
+	// one, but ends when the last data had arrived, which may be some seconds later.
 	Counted, Late bool
 	Runs          []Run
-	// Copies is the number of repeated runs, which are left out.
+	// Copies is the number of duplicate runs, which are left out.
 	Copies int
 }
 
@@ -45,7 +45,7 @@ const (
 	RateLimit = "rate limit"
 	TLS       = "TLS"
 	HTTP      = "HTTP"
-	// Client tells clients apart that no experiment runs, and whose traffic has no tool.
+	// Client distinguishes clients that no experiment runs.
 	Client = "client"
 )
 
@@ -61,20 +61,20 @@ const (
 
 // Run is one run of a tool.
 type Run struct {
-	// ID is the same for two outputs of one run, and no others. It is empty if the output has so few digits that those of
-	// two runs may be alike.
+	// ID is the same for two outputs of the same run, and different for all others. It is empty if the output has so few digits
+	// that two runs may have the same.
 	ID      string
-	Started time.Time         // zero if the output does not tell
+	Started time.Time         // zero if unknown
 	Pairs   []record.Endpoint // clients
-	// CPUs of a node, as in a window of one second.
+	// CPUs are those of a node, as in a window of one second.
 	CPUs []record.CPU
 }
 
-// Known has the user's information about an output.
+// Known is what the user knows about an output.
 type Known struct {
 	// Window is the length of each run, for outputs that do not tell.
 	Window time.Duration
-	// Kind is the kind of the workload, or any other text.
+	// Kind is the kind of the workload, or another text.
 	Kind string
 }
 
@@ -85,7 +85,7 @@ type format struct {
 	read func(output []byte, known Known) ([]Reading, error)
 }
 
-// formats has all formats, in the order in which Read tries them.
+// formats lists all formats, in the order in which Read tries them.
 var formats = []format{
 	{runLog, isRunLog, one(readRunLog)},
 	{spec.ToolIperf3, isIperf3, one(readIperf3)},
@@ -100,7 +100,7 @@ var formats = []format{
 	{mpstat, isMpstat, one(readMpstat)},
 }
 
-// Formats that no tool of an experiment has.
+// Formats of tools that no experiment runs.
 const (
 	runLog = "run log"
 	mpstat = "mpstat"
@@ -111,7 +111,7 @@ var errNoWindow = errors.New("it does not say how long it ran")
 // NoWindow reports whether Read failed because it lacked a window.
 func NoWindow(err error) bool { return errors.Is(err, errNoWindow) }
 
-// Read recognises the format of an output by its content, and reads it. Several readings are several tests.
+// Read recognises the format of an output by its content, and reads it. It returns a reading for each test.
 func Read(output []byte, known Known) ([]Reading, error) {
 	var found []format
 	for _, f := range formats {
@@ -122,7 +122,7 @@ func Read(output []byte, known Known) ([]Reading, error) {
 	switch {
 	case len(found) == 0:
 		return nil, unknown(output)
-	case found[0].name == runLog: // has the averages of mpstat in it
+	case found[0].name == runLog: // contains averages of mpstat
 	case len(found) > 1:
 		return nil, fmt.Errorf("it has the outputs of %s and %s: give a file for each", found[0].name, found[1].name)
 	}
@@ -150,15 +150,15 @@ func Read(output []byte, known Known) ([]Reading, error) {
 	return readings, nil
 }
 
-// latencies are the percentiles, in ascending order, and how many times the mean each can be: half of all round trips take
-// at least the median, so the mean is at least half of it (Markov's inequality).
+// latencies are the percentiles in ascending order, each with how many times the mean it can be: half of all round trips take
+// at least the median, so the median is at most twice the mean (Markov's inequality).
 var latencies = []struct {
 	name  string
 	times float64
 }{{metrics.LatencyP50, 2}, {metrics.LatencyP99, 100}, {metrics.LatencyP999, 1000}}
 
-// consistent returns an error if a run has a percentile that its mean or a higher percentile excludes, as in an output that
-// somebody has edited. ab rounds percentiles to milliseconds. Those of fortio are interpolated, and may exclude each other.
+// consistent returns an error if a percentile of a run contradicts the mean or a higher percentile, as in an edited output. ab
+// rounds percentiles to milliseconds. fortio interpolates percentiles, which may contradict each other.
 func (r *Reading) consistent() error {
 	slack := map[string]float64{spec.ToolAB: 1e-3, wrkFormat: 0, wrk2: 0, spec.ToolSockperf: 0}
 	rounding, ok := slack[r.Format]
@@ -181,7 +181,7 @@ func (r *Reading) consistent() error {
 	return nil
 }
 
-// unique leaves out repeated runs. If there is only one run and it has no identity, it gets the identity of the output.
+// unique leaves out duplicate runs. If there is only one run, and it has no ID, it gets that of the output.
 func (r *Reading) unique(output []byte) {
 	if f := r.Format; len(r.Runs) == 1 && r.Runs[0].ID == "" && f != spec.ToolQperf {
 		r.Runs[0].ID = identity(output, anyFigure)
@@ -196,10 +196,10 @@ func (r *Reading) unique(output []byte) {
 	r.Copies = n - len(r.Runs)
 }
 
-// anyFigure matches a line that has a number.
+// anyFigure matches a line with a number.
 var anyFigure = regexp.MustCompile(`[0-9]`)
 
-// one makes a list of the only reading of an output.
+// one adapts a function that reads a single reading.
 func one(read func([]byte, Known) (Reading, error)) func([]byte, Known) ([]Reading, error) {
 	return func(output []byte, known Known) ([]Reading, error) {
 		r, err := read(output, known)
@@ -210,8 +210,8 @@ func one(read func([]byte, Known) (Reading, error)) func([]byte, Known) ([]Readi
 	}
 }
 
-// each reads the outputs of several runs that were written one after another, as a script with >> does. Each begins with
-// a heading. A figure belongs to the heading before it, so that one without a heading is an error. read reads one run.
+// each reads the concatenated outputs of several runs, as a script with >> writes them. Each begins with a heading. A figure
+// before the first heading is an error. read reads one run.
 func each(heading, figure *regexp.Regexp, read func([]byte, Known) (Reading, error)) func([]byte, Known) ([]Reading, error) {
 	return one(func(output []byte, known Known) (Reading, error) {
 		var starts []int
@@ -222,14 +222,14 @@ func each(heading, figure *regexp.Regexp, read func([]byte, Known) (Reading, err
 			return read(output, known)
 		}
 		if at := figure.FindIndex(output[:starts[0]]); at != nil {
-			return Reading{}, fmt.Errorf("line %d belongs to no run, as it stands before the heading in line %d: %.200q",
+			return Reading{}, fmt.Errorf("line %d belongs to no run, because it precedes the heading in line %d: %.200q",
 				lineOf(output, at[0]), lineOf(output, starts[0]), lineAt(output, at[0]))
 		}
 		return sections(output, starts, figure, known, read)
 	})
 }
 
-// sections reads the run that begins at each start.
+// sections reads the runs that begin at starts.
 func sections(output []byte, starts []int, figure *regexp.Regexp, known Known, read func([]byte, Known) (Reading, error)) (Reading, error) {
 	var all Reading
 	for i, start := range starts {
@@ -259,7 +259,7 @@ func sections(output []byte, starts []int, figure *regexp.Regexp, known Known, r
 	return all, nil
 }
 
-// identity is the hash of the lines that have figures: those are not the same in two runs.
+// identity returns a hash of the lines with figures, which differ between two runs.
 func identity(output []byte, figure *regexp.Regexp) string {
 	hash := sha256.New()
 	for line := range bytes.Lines(output) {
@@ -270,16 +270,14 @@ func identity(output []byte, figure *regexp.Regexp) string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// lineOf returns the number of the line that has the byte at an offset.
 func lineOf(output []byte, at int) int { return 1 + bytes.Count(output[:at], []byte("\n")) }
 
-// lineAt returns the rest of the line from an offset on.
+// lineAt returns the rest of the line from an offset.
 func lineAt(output []byte, at int) string {
 	line, _, _ := bytes.Cut(output[at:], []byte("\n"))
 	return strings.TrimSpace(string(line))
 }
 
-// lineError is an error in a line of an output.
 type lineError struct {
 	line int
 	err  error
@@ -288,12 +286,12 @@ type lineError struct {
 func (e *lineError) Error() string { return fmt.Sprintf("line %d: %s", e.line, e.err) }
 func (e *lineError) Unwrap() error { return e.err }
 
-// halfLine is the error for a last line without an end whose number may go on.
+// halfLine returns the error for a last line without a newline, whose number may be incomplete.
 func halfLine(number int, line string) error {
-	return &lineError{number, fmt.Errorf("it has no line end, so its last number may be half of one: %.200q; if the file is whole, add a line end", line)}
+	return &lineError{number, fmt.Errorf("it has no line end, so its last number may be truncated: %.200q; if the file is complete, add a line end", line)}
 }
 
-// add adds the runs of another reading, which must be of the same traffic.
+// add adds the runs of another reading of the same traffic.
 func (r *Reading) add(other Reading) error {
 	if differences := r.Merge(other); len(differences) > 0 {
 		return fmt.Errorf("it has other traffic than run 1: %s; give a file for each", strings.Join(differences, ", "))
@@ -302,8 +300,8 @@ func (r *Reading) add(other Reading) error {
 	return nil
 }
 
-// Merge makes the traffic of two readings that of r, or says how they differ. A run for a number of messages may take
-// any time, and the number differs if it was the time that was set. Conditions that one of them does not tell may be any.
+// Merge merges the traffic of another reading into r, or returns how they differ. With a set number of messages, durations may
+// differ; with a set duration, numbers may. A condition that one reading lacks differs from none.
 func (r *Reading) Merge(other Reading) (differences []string) {
 	if r.Workload.Kind() != other.Workload.Kind() {
 		return []string{fmt.Sprintf("%s, not %s", other.Workload.Kind(), r.Workload.Kind())}
@@ -312,7 +310,7 @@ func (r *Reading) Merge(other Reading) (differences []string) {
 	if other.Counted {
 		all.Duration = max(all.Duration, own.Duration)
 		own.Duration = all.Duration
-		if own.Requests != all.Requests || own.Iterations != all.Iterations { // one of the two ended by time
+		if own.Requests != all.Requests || own.Iterations != all.Iterations { // one of the two had a set duration
 			own.Requests, all.Requests, own.Iterations, all.Iterations = 0, 0, 0, 0
 		}
 	}
@@ -329,7 +327,7 @@ func (r *Reading) Merge(other Reading) (differences []string) {
 	return append(differences, r.mergeConditions(other.Conditions)...)
 }
 
-// orUnknown is a value in an error.
+// orUnknown returns a value for an error message.
 func orUnknown(v reflect.Value) any {
 	if v.IsZero() && v.Kind() != reflect.Bool {
 		return "unknown"

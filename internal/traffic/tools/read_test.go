@@ -19,8 +19,8 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// said describes a reading in a line: what wrote it, the kind of traffic, and the figures
-// of the first run's first pair that are not zero.
+// said describes a reading in a line: the format, the kind of traffic, and the non-zero figures of the first pair of the first
+// run.
 func said(r Reading) string {
 	text := strings.TrimSpace(r.Format + " " + r.Version)
 	if t := r.Workload.Traffic(); t != nil {
@@ -51,7 +51,6 @@ func said(r Reading) string {
 	return text
 }
 
-// only returns the reading of an output that has one.
 func only(t *testing.T, readings []Reading, err error) Reading {
 	t.Helper()
 	if err != nil || len(readings) != 1 {
@@ -74,7 +73,7 @@ func TestRead(t *testing.T) {
 		// 52603514 and 52596748, with six digits.
 		{file: "iperf2-2.1.8-tcp.csv", want: "iperf2: stream tcp ip4 size=0 connections=2 warmup=0s duration=2s requests=0; 1 runs of 1 pairs: 2 s, 1.052e+08 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
 		{file: "iperf2-2.1.8-udp.txt", want: "iperf2: stream udp ip4 size=1470 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1.003 s, 5.27e+06 bit/s, 449 messages, 0 lost, 0 late, jitter 2e-06"},
-		// What arrived of both connections, as their servers report it.
+		// What arrived on both connections, according to their servers.
 		{file: "iperf2-2.0.5-udp-sum.txt", want: "iperf2: stream udp ip4 size=1470 connections=2 warmup=0s duration=1m requests=0; 1 runs of 1 pairs: 60 s, 1.922e+08 bit/s, 980743 messages, 44605 lost, 1 late, jitter 0.000103"},
 		{file: "iperf2-2.1.8-udp-no-report.txt", err: "it has 0 reports of the server for 2 connections"},
 		{file: "iperf2-2.1.8-udp-no-report.csv", err: "it has 0 reports of the server for 1 connections"},
@@ -100,7 +99,7 @@ func TestRead(t *testing.T) {
 		{file: "mpstat-12.6.1.txt", want: "mpstat; 1 runs"},
 		{file: "mpstat-12.6.1-all.txt", err: "mpstat: it has no line for each CPU: run mpstat with -P ALL"},
 		{file: "rps-rfs-log.txt", want: "run log: stream  ip0 size=0 connections=0 warmup=0s duration=30s requests=0; 2 runs of 2 pairs: 30 s, 1.75e+09 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
-		// The commands of published measurements, several tests in one output: the detailed figures, and a round trip of
+		// The commands of published measurements, with several tests in one output: the detailed figures, and a round trip of
 		// twice the 19.1 µs one way.
 		{file: "qperf-0.4.11-bw-lat-conf.txt", want: "qperf: stream tcp ip0 size=0 connections=1 warmup=0s duration=30s requests=0; 1 runs of 1 pairs: 30 s, 2.656e+09 bit/s, 0 messages, 0 lost, 0 late, jitter 0\n" +
 			"qperf: pingpong tcp ip0 size=0 connections=1 warmup=0s duration=30s requests=0; 1 runs of 1 pairs: 30 s, 0 bit/s, 785340 messages, 0 lost, 0 late, jitter 0, latency_mean 3.82e-05"},
@@ -116,9 +115,9 @@ func TestRead(t *testing.T) {
 		{file: "ab-2.3-plain.txt", want: "ab 2.3: http tcp ip0 size=6 connections=4 warmup=0s duration=1s requests=500; 1 runs of 1 pairs: 0.871 s, 0 bit/s, 500 messages, 0 lost, 0 late, jitter 0, latency_mean 0.006971, latency_p50 0.003, latency_p99 0.063, latency_max 0.319"},
 		{file: "iperf2-2.1.8-full-duplex.txt", err: "iperf2: line 7: traffic from the server to the client too"},
 		{file: "iperf2-2.1.8-reverse.txt", err: "iperf2: line 7: traffic from the server to the client too"},
-		// iperf could not listen for the other direction (-d), so that there was none.
+		// iperf could not listen for the other direction (-d), so there was none.
 		{file: "iperf2-2.1.8-dual-not-bound.txt", want: "iperf2: stream tcp ip4 size=0 connections=1 warmup=0s duration=2s requests=0; 1 runs of 1 pairs: 2.038 s, 3.24e+09 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
-		// Shapes that people post in bug reports.
+		// Forms that people post in bug reports.
 		{file: "iperf2-2.0.5-dual.txt", err: "iperf2: line 6: traffic from the server"},
 		{file: "iperf2-2.0.5-tradeoff.txt", err: "iperf2: line 6: traffic from the server"},
 		{file: "iperf2-2.1.9-enhanced.csv", want: "iperf2: stream tcp ip4 size=0 connections=1 warmup=0s duration=10s requests=0; 1 runs of 1 pairs: 10 s, 1e+09 bit/s, 0 messages, 0 lost, 0 late, jitter 0"},
@@ -160,7 +159,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadWithoutWindow: an output that does not say how long the run was needs a window.
+// TestReadWithoutWindow checks that an output that does not say how long the run was needs a window.
 func TestReadWithoutWindow(t *testing.T) {
 	for _, file := range []string{"rps-rfs-log.txt", "qperf-0.4.11-terse.txt"} {
 		if _, err := Read(golden(t, file), Known{}); !NoWindow(err) {
@@ -172,13 +171,13 @@ func TestReadWithoutWindow(t *testing.T) {
 	}
 }
 
-// another returns a report of iperf3 of another run, with the same figures.
+// another returns an iperf3 report of another run with the same figures.
 func another(report []byte, cookie string) []byte {
 	return bytes.Replace(report, []byte(`jxpojjtgc2qc`), []byte(cookie), 1)
 }
 
-// TestReadReports: several reports of iperf3 in one file are several runs, whatever text is between them, if they are of the
-// same traffic and none of them is there twice. No part of a report is left out.
+// TestReadReports checks that several iperf3 reports in one file are several runs, whatever text is between them, if they are
+// of the same traffic and different, and that no part of a report is left out.
 func TestReadReports(t *testing.T) {
 	report := golden(t, "iperf3-3.12-tcp.json")
 	second, third := another(report, "kxpojjtgc2qc"), another(report, "lxpojjtgc2qc")
@@ -200,7 +199,7 @@ func TestReadReports(t *testing.T) {
 		"error in a list":   {text: bytes.Join([][]byte{[]byte("[\n"), report, []byte(",\n"), report, []byte(",\n{}]")}, nil), err: "line 346 has JSON that is no report"},
 		"other traffic":     {text: together(report, bytes.Replace(second, []byte(`"num_streams":	2`), []byte(`"num_streams":	3`), 1)), err: "report 2, in line 173: it was to have 3 connections, and lists 2"},
 		"other direction":   {text: together(report, bytes.Replace(second, []byte(`"reverse":	0`), []byte(`"reverse":	1`), 1)), err: "report 2, in line 173: it has other traffic than run 1: direction reverse, not forward"},
-		"half":              {text: together(report, half), err: "the report that begins in line 173 is not whole"},
+		"half":              {text: together(report, half), err: "the report that begins in line 173 is incomplete"},
 		"half, then one":    {text: together(half, report), err: "is not JSON"},
 		"the second half":   {text: together(report, []byte(`"sum_received": {}`)), err: "line 173 belongs to no report"},
 		"text, too":         {text: together(report, []byte("[  5]   0.00-10.00  sec  5.82 GBytes  5.00 Gbits/sec")), err: "line 173 belongs to no report"},
@@ -220,8 +219,8 @@ func TestReadReports(t *testing.T) {
 	}
 }
 
-// TestReadLong: the time that an output takes rises with its length, and not with its square. The limit is several times what the
-// first takes on a busy machine, and a fraction of the second.
+// TestReadLong checks that the time to read an output is linear in its length. The limit is several times what that takes on a
+// busy machine, and a fraction of what quadratic time would take.
 func TestReadLong(t *testing.T) {
 	const n, limit = 80_000, 30 * time.Second
 	var events, list, line, connections strings.Builder
@@ -248,7 +247,7 @@ func TestReadLong(t *testing.T) {
 
 func together(parts ...[]byte) []byte { return bytes.Join(parts, []byte("\n")) }
 
-// TestReadAB: a plain run has its percentiles in whole milliseconds.
+// TestReadAB checks that a plain run has percentiles in whole milliseconds.
 func TestReadAB(t *testing.T) {
 	var plain []byte
 	for line := range bytes.Lines(golden(t, "ab-2.3-kept.txt")) {
@@ -257,7 +256,7 @@ func TestReadAB(t *testing.T) {
 		}
 	}
 	plain = bytes.ReplaceAll(plain, []byte("  0.260 [ms] (mean)"), []byte(" 20.260 [ms] (mean)"))
-	// The longest is rounded as the others are, and known to be too short if it is less than the 99th.
+	// The maximum is rounded like the others, and known to be wrong if it is less than the 99th percentile.
 	for longest, want := range map[string]map[string]float64{
 		" 100%    678 (longest request)\n": {metrics.LatencyP50: 0.012, metrics.LatencyP99: 0.345, metrics.LatencyMean: 0.02026, metrics.LatencyMax: 0.678},
 		" 100%    344 (longest request)\n": {metrics.LatencyP50: 0.012, metrics.LatencyP99: 0.345, metrics.LatencyMean: 0.02026},
@@ -269,8 +268,7 @@ func TestReadAB(t *testing.T) {
 	}
 }
 
-// TestSockperfSize: the size of messages follows from the rates, if these have enough
-// digits.
+// TestSockperfSize checks that the size of messages is computed from the rates, if these have enough digits.
 func TestSockperfSize(t *testing.T) {
 	for text, want := range map[string]spec.Bytes{
 		"Message Rate is 619808 [msg/sec]\nBandWidth is 827.533 MBps":   1400,
@@ -290,9 +288,9 @@ func TestReadRefuses(t *testing.T) {
 		"":      "not the output of a known tool",
 		"a,b\n": "not the output of a known tool",
 		"[  5] local 10.0.0.1 port 1 connected to\niperf Done.\n": "which slipstream does not read: run iperf3 with -J",
-		tcp: "its output ends too early: there is no line of the whole run",
-		tcp + "[  3]  0.0- 1.0 sec  1.0 MBytes  8.0 Mbits/sec\n[  3]  1.0- 2.0 sec  1.0 MBytes  8.0 Mbits/sec\n":                                             "there are intervals, and no line of the whole run",
-		tcp + "[  3] local 10.0.0.1 port 1 connected with x\n[  4] local 10.0.0.1 port 2 connected with x\n[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n": "1 of 2 connections have a line of the whole run",
+		tcp: "its output ends too early: there is no summary line",
+		tcp + "[  3]  0.0- 1.0 sec  1.0 MBytes  8.0 Mbits/sec\n[  3]  1.0- 2.0 sec  1.0 MBytes  8.0 Mbits/sec\n":                                             "there are intervals, but no summary line",
+		tcp + "[  3] local 10.0.0.1 port 1 connected with x\n[  4] local 10.0.0.1 port 2 connected with x\n[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n": "1 of 2 connections have a summary line",
 		tcp + "[  3]  0.0-10.0 sec  1.0 MBytes  8.0 Mbits/sec\n" + tcp:                                                                                       "run 2, which begins in line 3: its output ends too early",
 		"Server listening on TCP port 5001\n[  4]  0.0-10.0 sec  1.09 GBytes   39 Mbits/sec\n":                                                               "give the client's",
 		"20140114124826,127.0.0.1,54402,127.0.0.1,5001,5,0.0-10.0,52551090176\n":                                                                             "with 8 fields",
@@ -333,7 +331,8 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// TestReadTruncated ends outputs at every byte up to the end of the last line that counts.
+// TestReadTruncated truncates outputs at every byte up to the end of the last significant line, and checks that they are
+// refused.
 func TestReadTruncated(t *testing.T) {
 	for file, last := range map[string]string{
 		"iperf2-2.1.8-tcp.txt":          "52.7 Mbits/sec",
@@ -356,7 +355,7 @@ func TestReadTruncated(t *testing.T) {
 	}
 }
 
-// fewer finds percentiles equal to others if those that are in both are the same.
+// fewer compares only the percentiles that both have.
 var fewer = cmp.Comparer(func(a, b map[string]float64) bool {
 	for name, v := range a {
 		if other, ok := b[name]; ok && v != other {
@@ -366,8 +365,8 @@ var fewer = cmp.Comparer(func(a, b map[string]float64) bool {
 	return true
 })
 
-// TestReadHalfLine ends every output at every byte. What is read of half a line is what is read of the whole one, or of
-// those before: half a number is never taken for a number.
+// TestReadHalfLine truncates every output at every byte, and checks that an incomplete number is never taken for a number: a
+// truncated line reads like the whole line, or is ignored.
 func TestReadHalfLine(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("testdata", "*-*"))
 	if err != nil {
@@ -392,7 +391,7 @@ func TestReadHalfLine(t *testing.T) {
 				end = n + i + 1
 			}
 			line, err := upTo(end)
-			if err != nil { // another run begins, and is not whole
+			if err != nil { // another run begins, and is incomplete
 				continue
 			}
 			before, _ := upTo(1 + bytes.LastIndexByte(whole[:n], '\n'))
@@ -406,7 +405,7 @@ func TestReadHalfLine(t *testing.T) {
 	}
 }
 
-// reader returns a function that reads an output up to an offset. It reads no part twice.
+// reader returns a function that reads an output up to an offset, and reads no part twice.
 func reader(whole []byte) func(end int) ([]Reading, error) {
 	type reading struct {
 		all []Reading
@@ -423,7 +422,6 @@ func reader(whole []byte) func(end int) ([]Reading, error) {
 	}
 }
 
-// sameFigures ignores that two outputs are not the same.
 var sameFigures = cmp.Options{cmpopts.IgnoreFields(Run{}, "ID"), cmpopts.IgnoreFields(Reading{}, "Copies")}
 
 func TestMpstat(t *testing.T) {
@@ -443,7 +441,8 @@ func TestMpstat(t *testing.T) {
 	}
 }
 
-// TestMpstatShapes: other languages, options and versions have the same figures. A CPU that is offline is none.
+// TestMpstatShapes checks that outputs of other languages, options and versions have the same figures, and that offline CPUs do
+// not count.
 func TestMpstatShapes(t *testing.T) {
 	for file, want := range map[string][]float64{
 		"mpstat-12-german.txt": {0.45, 0.15}, "mpstat-12-french.txt": {0.45, 0.15}, "mpstat-12-nodes.txt": {0.45, 0.15},
@@ -464,7 +463,7 @@ func TestMpstatShapes(t *testing.T) {
 		"Average: CPU %usr %idle\nAverage: 0 1.00 99":                                                                "line 2: it has no line end",
 		`{"sysstat":{"hosts":[{"number-of-cpus":2,"statistics":[{"cpu-load":[{"cpu":"all","usr":1,"idle":99}]}]}]}}`: "0 of 2 CPUs: run mpstat with -P ALL",
 		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[{"cpu":"0","usr":1,"idle":9}]}]}]}}`:                       "CPU 0 has shares of 10 %",
-		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[`:                                                          "is not whole",
+		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[`:                                                          "is incomplete",
 	} {
 		if _, err := Read([]byte(output), Known{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q, of\n%s", err, want, output)
@@ -472,8 +471,8 @@ func TestMpstatShapes(t *testing.T) {
 	}
 }
 
-// TestReadTogether: outputs that a script wrote one after another are runs, if they are of the same traffic. An output that
-// stands there again is no other run, unless it has so few digits that it may be.
+// TestReadTogether checks that concatenated outputs are runs, if they are of the same traffic, and that a duplicate is no other
+// run, unless it has so few digits that it may be.
 func TestReadTogether(t *testing.T) {
 	for file, change := range map[string][2]string{
 		"sockperf-3.7-pingpong-tcp.txt": {"8.181", "8.182"}, "latte-iterations.txt": {"2920.", "2922."}, "latte-udp.txt": {"69.98", "69.97"},
@@ -526,8 +525,7 @@ func TestRunLog(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever the output is, Read does not panic, and returns finite figures or an
-// error.
+// FuzzRead checks that for any output, Read does not panic, and returns finite figures or an error.
 func FuzzRead(f *testing.F) {
 	files, err := filepath.Glob(filepath.Join("testdata", "*-*"))
 	if err != nil || len(files) < 30 {
@@ -561,7 +559,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// checkReading fails unless a reading has what any run has.
+// checkReading fails unless a reading has what every run must have.
 func checkReading(t *testing.T, r Reading) {
 	t.Helper()
 	if len(r.Runs) == 0 {

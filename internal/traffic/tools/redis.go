@@ -15,16 +15,15 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// redis is redis-server, asked by redis-benchmark. Checked against 7.0.
+// redis is a Redis server and the client redis-benchmark. Checked against 7.0.
 //
-// redis-benchmark takes a number of requests: as many as the warm-up says fit into the window.
-// So the window may be longer or shorter than asked for. It asks for one key. Its latencies are
-// multiples of 8 µs, from a histogram that begins at 10 µs; with pipelining they are those of a
-// request in a batch.
+// redis-benchmark takes a number of requests: as many as fit into the window according to the warm-up. So the window may be
+// longer or shorter than configured. All requests have the same key. Latencies are multiples of 8 µs, from a histogram that
+// begins at 10 µs. With pipelining they are those of a request in a batch.
 type redis struct{}
 
 const (
-	// redisMost is more requests than a warm-up can make.
+	// redisMost is more than the number of requests that a warm-up can make.
 	redisMost = 1_000_000_000
 	// redisFewest keeps a run long enough to be measured.
 	redisFewest = 1000
@@ -37,12 +36,12 @@ func (redis) Check(w spec.Workload) error {
 	return nil
 }
 
-// Files returns none: everything is on the command line.
+// Files returns nil: everything is on the command line.
 func (redis) Files(spec.Workload, netip.Addr, uint16) map[string][]byte { return nil }
 
 func (redis) Prepare(spec.Workload, netip.Addr, uint16) Preparation { return Preparation{} }
 
-// ServerArgv keeps nothing on disk, because the network is to be measured.
+// ServerArgv disables persistence, because the network is to be measured.
 func (redis) ServerArgv(_ spec.Workload, addr netip.Addr, port uint16) []string {
 	return []string{
 		"redis-server", "--bind", addr.String(), "--port", strconv.Itoa(int(port)),
@@ -54,12 +53,12 @@ func (redis) ServerReady(line []byte) bool {
 	return bytes.Contains(line, []byte("Ready to accept connections"))
 }
 
-// WarmupArgv always sets, so that the key of the measured run exists.
+// WarmupArgv always makes SET requests, so that the key of the measured run exists.
 func (r redis) WarmupArgv(w spec.Workload, addr netip.Addr, port uint16) []string {
 	return r.argv(w, addr, port, spec.OperationSet, redisMost)
 }
 
-// redisRate is "(overall: 38910.5)" of the progress, which comes every 250 ms.
+// redisRate matches "(overall: 38910.5)" of the progress, which is printed every 250 ms.
 var redisRate = regexp.MustCompile(`\(overall: ([0-9.]+)\) avg_msec`)
 
 func (r redis) CountedArgv(w spec.Workload, addr netip.Addr, port uint16, warmup []byte) ([]string, error) {
@@ -75,7 +74,7 @@ func (r redis) CountedArgv(w spec.Workload, addr netip.Addr, port uint16, warmup
 	return r.argv(w, addr, port, w.Application.Operation, int(min(max(n, redisFewest), redisMost))), nil
 }
 
-// ClientArgv makes no traffic: CountedArgv does.
+// ClientArgv is not used: CountedArgv replaces it.
 func (r redis) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ string) []string {
 	return r.argv(w, addr, port, w.Application.Operation, redisFewest)
 }
@@ -95,7 +94,7 @@ var (
 	redisDone = regexp.MustCompile(`(?m)^ +(\d+) requests completed in [0-9.]+ seconds`)
 	// redisThroughput is "  throughput summary: 15649.45 requests per second".
 	redisThroughput = regexp.MustCompile(`(?m)^ +throughput summary: ([0-9.]+) requests per second`)
-	// redisLatency has avg, min, p50, p95, p99 and max in ms.
+	// redisLatency matches avg, min, p50, p95, p99 and max in ms.
 	redisLatency = regexp.MustCompile(`(?m)^ +avg +min +p50 +p95 +p99 +max *\n +([0-9.]+) +[0-9.]+ +([0-9.]+) +[0-9.]+ +([0-9.]+) +([0-9.]+) *$`)
 	redisError   = regexp.MustCompile(`(?m)^(Could not connect[^\n]*|Error from server[^\n]*|Error:[^\n]*)`)
 )
@@ -112,7 +111,7 @@ func parseRedis(w spec.Workload, output []byte) (record.Endpoint, error) {
 	}
 	done, throughput, latency := redisDone.FindSubmatch(output), redisThroughput.FindSubmatch(output), redisLatency.FindSubmatch(output)
 	if done == nil || throughput == nil || latency == nil {
-		return e, errors.New("its output has no summary: it ended too early, or is that of another version than 7.0")
+		return e, errors.New("its output has no summary: it ended too early, or comes from a version other than 7.0")
 	}
 	n, err := strconv.ParseUint(string(done[1]), 10, 62)
 	if err != nil {
@@ -134,7 +133,7 @@ func parseRedis(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// payload returns the bytes of n messages of a size, at most what a figure can hold.
+// payload returns the bytes of n messages of a size, saturated to what a figure can hold.
 func payload(n uint64, size int) uint64 {
 	if size > 0 && n > math.MaxInt64/uint64(size) {
 		return math.MaxInt64

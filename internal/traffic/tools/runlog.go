@@ -11,16 +11,15 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// A run log is the data of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE,
-// 2024), see docs/explanation/published.md. For each run it has a heading and a bit rate in Mb/s
-// for each pair. The averages of mpstat, one for each run, follow after all runs, if there are
-// any. The rest is computed from these, and is not read.
+// A run log has the data of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE, 2024), see
+// docs/explanation/published.md: for each run a heading, and a bit rate in Mb/s for each pair, and after all runs optionally
+// averages of mpstat for each run. The rest is computed from these, and ignored.
 
 var runLogHead = []byte("Running experiment ")
 
 func isRunLog(output []byte) bool { return bytes.HasPrefix(output, runLogHead) }
 
-// readRunLog takes the length of a run from window, because a log does not have it.
+// readRunLog takes the length of a run from known.Window, because a log does not have it.
 func readRunLog(output []byte, known Known) (Reading, error) {
 	window := known.Window
 	if window <= 0 {

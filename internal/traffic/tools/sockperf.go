@@ -16,14 +16,12 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// sockperf makes streams (throughput), ping-pong and load. Checked against 3.7;
-// the formats are those of client.cpp and have not moved up to 3.10.
+// sockperf makes streams (throughput), ping-pong and under-load. Checked against 3.7; the formats are those of client.cpp,
+// which did not change up to 3.10.
 //
-// Its course is fixed: a client sleeps for 2 s, then runs for --time. Ping-pong
-// and under-load leave the first 400 ms and the last 50 ms of that out of their
-// figures, throughput leaves out nothing. None of it can be set (--pre-warmup-wait
-// only makes the sleep longer), so a workload's warm-up has no effect; Lead says
-// when the window begins.
+// The course of a run is fixed: a client sleeps for 2 s, then runs for --time. Ping-pong and under-load exclude the first 400
+// ms and the last 50 ms of that from their figures; throughput excludes nothing. None of it can be set (--pre-warmup-wait only
+// prolongs the sleep), so a workload's warm-up has no effect. Lead tells when the window begins.
 type sockperf struct{}
 
 const (
@@ -47,8 +45,8 @@ func (s sockperf) ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []st
 	return s.argv("server", w, addr, port)
 }
 
-// ServerReady waits for what a server says once its sockets are bound:
-// "sockperf: [tid 7] using recvfrom() to block on socket(s)".
+// ServerReady waits for what a server prints once its sockets are bound: "sockperf: [tid 7] using recvfrom() to block on
+// socket(s)".
 func (sockperf) ServerReady(line []byte) bool {
 	return bytes.Contains(line, []byte("to block on socket(s)"))
 }
@@ -71,12 +69,12 @@ func (s sockperf) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _
 	if t.Rate > 0 {
 		rate = strconv.Itoa(t.Rate)
 	}
-	// Every message is answered, so that none of the rate goes unmeasured.
+	// Have every message answered, so that the whole rate is measured.
 	return append(s.argv("under-load", w, addr, port), append(length, "--full-rtt", "--mps", rate, "--reply-every", "1")...)
 }
 
-// argv returns the arguments that a client and its server share. Both need the size:
-// the server accepts no larger messages.
+// argv returns the arguments that a client and its server share. Both need the size, because the server accepts no larger
+// messages.
 func (sockperf) argv(mode string, w spec.Workload, addr netip.Addr, port uint16) []string {
 	t := w.Traffic()
 	argv := []string{
@@ -96,9 +94,8 @@ func (sockperf) Lead(w spec.Workload) time.Duration {
 	return sockperfSleep + sockperfWarmup
 }
 
-// Parse reads the lines that it knows. A stream's figures are the sender's, of
-// the whole run: over TCP the receiver's are the same but for what the socket
-// buffers hold. Latencies are round trips of the messages that came back.
+// Parse reads the lines that it knows. The figures of a stream are the sender's, for the whole run; over TCP, those of the
+// receiver differ only by the socket buffers. Latencies are round trips of the messages that came back.
 func (s sockperf) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	e, err := parseSockperf(w, output)
 	return parsed("sockperf", e, err)
@@ -115,7 +112,7 @@ func parseSockperf(w spec.Workload, output []byte) (record.Endpoint, error) {
 			continue
 		}
 		p.last = line
-		// Half a line may end in half a number.
+		// A truncated line may end with a truncated number.
 		if bytes.HasSuffix(raw, []byte("\n")) {
 			p.line(line, &e)
 		}
@@ -155,18 +152,17 @@ func parseSockperf(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// sockperfReached is the share of the set rate from which that rate counts as
-// reached.
+// sockperfReached is the share of the set rate from which the rate counts as reached.
 const sockperfReached = 0.99
 
-// sockperfOutput has what was found in a client's output so far.
+// sockperfOutput is what was found in a client's output so far.
 type sockperfOutput struct {
-	total          bool // "Total of …", which is all that a stream says
+	total          bool // "Total of …", all that a stream reports
 	valid, dropped bool
 	again          bool   // results of another run follow
 	halves         bool   // of round trips: latencies without --full-rtt
 	sent           uint64 // valid
-	// unexpected is the first line that is not known, last the last one at all.
+	// unexpected is the first unknown line, last the last line.
 	unexpected, last string
 }
 
@@ -204,7 +200,7 @@ func (p *sockperfOutput) line(line string, e *record.Endpoint) {
 	}
 }
 
-// sockperfSays reports whether a line is known and of no use.
+// sockperfSays reports whether a line is known but not used.
 func sockperfSays(line string) bool {
 	for _, start := range []string{
 		"== version #", "sockperf[CLIENT] send on:", "[ 0] IP =", "Warmup stage", "Starting test",
@@ -219,7 +215,7 @@ func sockperfSays(line string) bool {
 	return sockperfTimes.MatchString(line)
 }
 
-// sockperfPlain takes away the colours, which sockperf writes even where there is no terminal.
+// sockperfPlain removes the colours, which sockperf prints even without a terminal.
 func sockperfPlain(output []byte) []byte { return sockperfColour.ReplaceAll(output, nil) }
 
 var (
@@ -256,12 +252,12 @@ func isSockperf(output []byte) bool {
 	return bytes.Contains(output, []byte("sockperf: ")) || bytes.Contains(output, []byte("sockperf["))
 }
 
-// readSockperf distinguishes the kinds by what they print, unless the user says which it is.
+// readSockperf recognises the kind by the output, unless the user has given it.
 func readSockperf(output []byte, known Known) (Reading, error) {
 	plain := sockperfPlain(output)
 	t := spec.Traffic{Tool: spec.ToolSockperf, Connections: 1}
 	switch peers := sockperfPeer.FindAllSubmatch(plain, -1); len(peers) {
-	case 0: // the parser says what is there instead
+	case 0: // the parser returns what is there instead
 	case 1:
 		t.IP, t.Protocol = ipVersion(string(peers[0][1])), strings.ToLower(string(peers[0][2]))
 	default:
@@ -304,7 +300,7 @@ func readSockperf(output []byte, known Known) (Reading, error) {
 	}
 	t.Duration = spec.Duration(math.Round(seconds) * 1e9)
 	if t.Size == 0 {
-		e.Bytes = 0 // the output does not have the size of a message
+		e.Bytes = 0 // the output lacks the size of a message
 	}
 	r := Reading{Workload: w, Conditions: make(map[string]string), Runs: []Run{{Pairs: []record.Endpoint{e}}}}
 	if m := sockperfVersion.FindSubmatch(plain); m != nil {
@@ -318,7 +314,7 @@ func readSockperf(output []byte, known Known) (Reading, error) {
 	return r, nil
 }
 
-// sockperfOptions are those that the file of --full-log lists.
+// sockperfOptions returns the options that the file of --full-log lists.
 func sockperfOptions(plain []byte) map[string]string {
 	options := make(map[string]string)
 	if m := sockperfUsed.FindSubmatch(plain); m != nil {
@@ -331,8 +327,8 @@ func sockperfOptions(plain []byte) map[string]string {
 
 // sockperfCounts are what sockperf counted of a run.
 type sockperfCounts struct {
-	sent, received            float64 // in all
-	seconds                   float64 // of the measured time, as are those that follow
+	sent, received            float64 // in total
+	seconds                   float64 // within the measured time, like the following
 	validSent, valid, dropped float64
 	trip                      float64 // mean round trip, s
 }
@@ -356,7 +352,7 @@ func (c *sockperfCounts) read(plain []byte) (ok bool) {
 	return err == nil
 }
 
-// inFlight returns the mean number of messages in flight: the sum of their round trips, divided by the time.
+// inFlight returns the mean number of messages in flight: the sum of their round trips divided by the time.
 func (c *sockperfCounts) inFlight() float64 { return c.valid * c.trip / c.seconds }
 
 // sockperfLoad reports whether a run is of under-load, by all that it says:
@@ -366,7 +362,7 @@ func (c *sockperfCounts) inFlight() float64 { return c.valid * c.trip / c.second
 func sockperfLoad(plain []byte, options map[string]string, kind string) (bool, error) {
 	var c sockperfCounts
 	if !c.read(plain) {
-		return false, nil // the parser says what is missing
+		return false, nil // the parser returns what is missing
 	}
 	unanswered := c.sent > c.received+1 && !(c.dropped > 0 && c.validSent-c.valid <= c.dropped+1)
 	load := unanswered || c.inFlight() > 1.1
@@ -388,8 +384,7 @@ func sockperfLoad(plain []byte, options map[string]string, kind string) (bool, e
 	return load, nil
 }
 
-// sockperfSize returns the size of a stream's messages: the one that is printed, or
-// the one that follows from the rates.
+// sockperfSize returns the size of a stream's messages, as printed or computed from the rates.
 func sockperfSize(plain []byte) spec.Bytes {
 	if m := sockperfNote.FindSubmatch(plain); m != nil {
 		n, _ := strconv.Atoi(string(m[1]))
@@ -401,7 +396,7 @@ func sockperfSize(plain []byte) spec.Bytes {
 	}
 	rate, err1 := strconv.ParseFloat(string(m[1]), 64)
 	width, err2 := strconv.ParseFloat(string(m[2]), 64)
-	// The rate is known to half a message, the width to half of 0.001.
+	// The rate is exact to half a message, the bandwidth to half of 0.001.
 	if size := width * (1 << 20) / rate; err1 == nil && err2 == nil && size >= 1 && size <= 1<<16 &&
 		size*(0.5/rate+0.0005/width) < 0.5 {
 		return spec.Bytes(math.Round(size))

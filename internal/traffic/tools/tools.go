@@ -1,13 +1,9 @@
-// Package tools drives other makers of traffic, such as iperf3, behind the
-// workloads of the native engine: it builds their argument lists and reads what
-// they print. Read does so without knowing who ran them, for results that are imported.
-// It runs nothing; internal/worker does, and internal/traffic is
-// the engine that these are compared with.
+// Package tools drives other traffic generators, such as iperf3, for the workloads of the native engine: it builds their
+// argument lists and parses their output. Read also reads the output of tools that somebody else ran, for import. The package
+// runs nothing; internal/worker does. internal/traffic is the engine with which the tools are compared.
 //
-// The figures are brought into the terms of internal/record: of the measured
-// window, as received, round trips in seconds. Where a tool cannot be asked for
-// that, its driver says what it gives in its place, or Check turns the workload
-// down.
+// The figures are those of internal/record: of the measured window, as received, round trips in seconds. If a tool does not
+// report that, its driver says what it returns instead, or Check refuses the workload.
 package tools
 
 import (
@@ -22,34 +18,29 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Tool is the driver of one tool. A workload that it is given has all defaults
-// filled in and has passed Check.
+// Tool is the driver of one tool. The workload that its methods get has all defaults filled in, and has passed Check.
 type Tool interface {
-	// Check says why the tool cannot make this traffic, nil if it can.
+	// Check returns nil, or why the tool cannot make this traffic.
 	Check(w spec.Workload) error
-	// ServerArgv returns the command of a server that listens at addr and port
-	// until it is killed, or ends by itself before. A tool that is only a client
-	// has none, and the native engine answers it.
+	// ServerArgv returns the command of a server that listens on addr and port until it is killed or ends by itself. It returns
+	// nil for a tool that is only a client, which the native engine answers.
 	ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string
-	// ServerReady reports whether a line of the server's output means that it
-	// listens.
+	// ServerReady reports whether a line of the server's output shows that it listens.
 	ServerReady(line []byte) bool
-	// ClientArgv returns the command of a client that makes the traffic and ends by itself. Tools take whole seconds
-	// only, so the window is as long as was asked for or a little longer. cc is the congestion control of TCP, empty
-	// for the kernel's own choice; a tool that cannot set it runs with the namespace's. path is the prefix of all paths
-	// of the engine's own server, for a tool that it answers.
+	// ClientArgv returns the command of a client that makes the traffic and ends by itself. Tools take whole seconds, so the
+	// window may be a little longer than configured. cc is the TCP congestion control, empty for the default; a tool that
+	// cannot set it uses that of the namespace. path is the prefix of all paths of the engine's own server, for a tool that it
+	// answers.
 	ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, path string) []string
-	// Lead is the time from the start of the client's process to its measured
-	// window, connection set-up left out: a client that starts so long before a
-	// window measures that window.
+	// Lead returns how long before the window the client's process must start: the time from its start to its measured window,
+	// except for the time to connect.
 	Lead(w spec.Workload) time.Duration
-	// Parse reads all that the client printed. What the tool knows of the
-	// receiver is in the endpoint too, as the server's own output is not read.
-	// Exit statuses mean nothing: tools exit with 0 after errors.
+	// Parse parses the whole output of the client. The endpoint includes what the tool knows about the receiver, because the
+	// server's output is not read. The exit status does not matter: tools exit with 0 after errors.
 	Parse(w spec.Workload, output []byte) (record.Endpoint, error)
 }
 
-// parsed returns the result of a Parse: the endpoint, or the error with the name of the program.
+// parsed returns the result of a Parse, with the name of the program in its error.
 func parsed(program string, e record.Endpoint, err error) (record.Endpoint, error) {
 	if err != nil {
 		return record.Endpoint{}, fmt.Errorf("%s: %w", program, err)
@@ -57,7 +48,7 @@ func parsed(program string, e record.Endpoint, err error) (record.Endpoint, erro
 	return e, nil
 }
 
-// Lookup finds a tool by its name in an experiment.
+// Lookup returns a tool by its name in experiments.
 func Lookup(name string) (Tool, bool) {
 	t, ok := map[string]Tool{
 		spec.ToolIperf3:    iperf3{},
@@ -74,7 +65,7 @@ func Lookup(name string) (Tool, bool) {
 	return t, ok
 }
 
-// VersionArg makes a tool's first program print its version.
+// VersionArg returns the argument with which a tool's first program prints its version.
 func VersionArg(tool string) string {
 	switch tool {
 	case spec.ToolAB, spec.ToolMemcached:
@@ -85,8 +76,7 @@ func VersionArg(tool string) string {
 	return "--version"
 }
 
-// ParseVersion finds a tool's version ("3.12") in what its first program printed after
-// VersionArg. It is empty if there is none.
+// ParseVersion returns a tool's version, such as "3.12", from the output of its first program with VersionArg, or "".
 func ParseVersion(name string, output []byte) string {
 	before, ok := map[string]string{
 		spec.ToolIperf3:    "iperf ",
@@ -111,13 +101,12 @@ func ParseVersion(name string, output []byte) string {
 	return string(version)
 }
 
-// wholeSeconds rounds up, as a window may be longer than asked for, not shorter.
+// wholeSeconds rounds up, because a window may be longer than configured, but not shorter.
 func wholeSeconds(d time.Duration) int64 {
 	return int64((d + time.Second - 1) / time.Second)
 }
 
-// plausible turns down figures that no run can have, so that hostile or garbled
-// output never reaches a result.
+// plausible refuses figures that no run can have, so that hostile or garbled output never reaches a result.
 func plausible(e record.Endpoint) error {
 	if !(e.Seconds > 0) || math.IsInf(e.Seconds, 0) {
 		return fmt.Errorf("a window of %g s", e.Seconds)

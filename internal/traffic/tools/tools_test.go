@@ -23,7 +23,7 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// workload returns a workload of a kind, with the defaults that the parsers need and what change sets.
+// workload returns a workload of a kind, with the defaults that the parsers need and the settings of change.
 func workload(kind string, change func(*spec.Traffic)) spec.Workload {
 	t := &spec.Traffic{Protocol: "tcp", IP: 4, Size: 64, Connections: 1, Duration: spec.Duration(time.Second)}
 	if change != nil {
@@ -272,7 +272,7 @@ func TestServerReady(t *testing.T) {
 	}
 }
 
-// TestIperf3Reordered: the sums leave out what came late, but each connection reports it.
+// TestIperf3Reordered checks that reordered datagrams are counted, which each connection reports but the sums do not.
 func TestIperf3Reordered(t *testing.T) {
 	for got, want := range map[string]uint64{"7": 14, "0": 0} {
 		text := bytes.ReplaceAll(golden(t, "iperf3-3.19.1-udp.json"), []byte(`"out_of_order":	0`), []byte(`"out_of_order":	`+got))
@@ -287,8 +287,7 @@ func TestIperf3Reordered(t *testing.T) {
 	}
 }
 
-// TestParse reads what the tools printed over loopback. Losses are high there
-// because nothing holds a UDP sender back.
+// TestParse parses what the tools printed over loopback. Losses are high because nothing slows down a UDP sender there.
 func TestParse(t *testing.T) {
 	latency := func(p50, p99, p999 float64) map[string]float64 {
 		return map[string]float64{metrics.LatencyP50: p50, metrics.LatencyP99: p99, metrics.LatencyP999: p999}
@@ -322,7 +321,7 @@ func TestParse(t *testing.T) {
 		{file: "iperf3-3.19.1-tcp.json", workload: workload("stream", nil), want: record.Endpoint{
 			Seconds: 2.008814, Bytes: 29525278720, BitsPerSecond: 117582926921.06, CPUSeconds: 1.524771,
 		}},
-		// The sum says 993219 of 947316 lost: with those of the warm-up.
+		// The sum says 993219 of 947316 lost, including those of the warm-up.
 		{file: "iperf3-3.12-udp.json", workload: workload("stream", udp), want: record.Endpoint{
 			Seconds: 2.006636, Bytes: 370231400, BitsPerSecond: 1476028138.64, Messages: 264451, Lost: 697509, Jitter: 0.000850553, CPUSeconds: 1.230450,
 		}},
@@ -372,7 +371,7 @@ func TestParse(t *testing.T) {
 			Seconds: 1, Bytes: 307017200, BitsPerSecond: 307017200 * 8, Messages: 219298, Lost: 473732 - 219298,
 		}},
 		{file: "qperf-0.4.11-refused.txt", workload: workload("pingpong", nil), err: "127.0.0.1: failed to connect"},
-		{file: "qperf-0.4.11-terse.txt", workload: workload("pingpong", nil), err: "that of another version than 0.4"},
+		{file: "qperf-0.4.11-terse.txt", workload: workload("pingpong", nil), err: "from a version other than 0.4"},
 		{file: "qperf-0.4.11-tcp_lat.txt", workload: workload("stream", nil), err: "there is no tcp_bw in its output"},
 
 		{file: "ab-2.3-kept.txt", workload: workload("http", nil), want: record.Endpoint{
@@ -410,8 +409,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseAmongOthers puts a warning before iperf3's report, and a line of a future version among sockperf's.
-// Neither hides the figures.
+// TestParseAmongOthers checks that neither a warning before iperf3's report nor an unknown line in sockperf's output hides the
+// figures.
 func TestParseAmongOthers(t *testing.T) {
 	warned := append([]byte("warning: UDP block size exceeds TCP MSS\n"), golden(t, "iperf3-3.12-udp.json")...)
 	if _, err := lookup(t, "iperf3").Parse(workload("stream", udp), warned); err != nil {
@@ -423,8 +422,8 @@ func TestParseAmongOthers(t *testing.T) {
 	}
 }
 
-// TestParseTruncated ends outputs at every byte up to the end of the last line
-// that counts: a tool that was killed. Half a number is no number.
+// TestParseTruncated truncates outputs at every byte up to the end of the last significant line, as of a killed tool, and
+// checks that a truncated number is refused.
 func TestParseTruncated(t *testing.T) {
 	for _, tt := range []struct {
 		file, last string
@@ -452,7 +451,7 @@ func TestParseTruncated(t *testing.T) {
 	}
 }
 
-// TestParseHostile: figures are well-formed, but no run can have them.
+// TestParseHostile checks well-formed figures that no run can have.
 func TestParseHostile(t *testing.T) {
 	sums := func(sent, received string) string {
 		return `{"start":{"test_start":{"blksize":1400}},"end":{"sum_sent":{` + sent + `},"sum_received":{` + received + `}}}`
@@ -526,7 +525,7 @@ func FuzzLatte(f *testing.F)    { fuzz(f, "latte") }
 func FuzzPostgres(f *testing.F)  { fuzz(f, "postgres") }
 func FuzzMemcached(f *testing.F) { fuzz(f, "memcached") }
 
-// fuzz checks that a parser does not panic, and returns figures that are finite and not empty, or an error.
+// fuzz checks that a parser does not panic, and returns finite, non-empty figures or an error.
 func fuzz(f *testing.F, name string) {
 	files, err := filepath.Glob(filepath.Join("testdata", name+"-*"))
 	if err != nil || len(files) == 0 {
@@ -625,7 +624,7 @@ func TestLive(t *testing.T) {
 				t.Fatalf("%v\n%s", err, output)
 			}
 			want := time.Duration(tt.workload.Traffic().Duration).Seconds()
-			// stall bounds how long a tool waits for a CPU on a busy machine.
+			// stall limits how long a tool may wait for a CPU on a busy machine.
 			const stall = 5.0
 			if e.Seconds < 0.9*want || e.Seconds > want+stall {
 				t.Errorf("a window of %g s, want %g s or a little more", e.Seconds, want)
@@ -650,7 +649,7 @@ func TestLive(t *testing.T) {
 				t.Errorf("percentiles %v", e.Percentiles)
 			}
 			if tt.workload.PingPong != nil {
-				// One message is under way at a time: round trips fill the window.
+				// One message is in flight at a time, so round trips fill the window.
 				if mean := e.Seconds / float64(e.Messages); mean < p50/4 || mean > 10*p99+stall/float64(e.Messages) {
 					t.Errorf("a message every %g s, but round trips of %g s", mean, p50)
 				}
@@ -659,8 +658,8 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// serve runs a tool's server until the end of the test and returns its port. Another process may take a port that was
-// free a moment ago: not three times in turn.
+// serve runs a tool's server until the test ends, and returns its port. Another process may take a free port before the server
+// does, but not three times in a row.
 func serve(t *testing.T, tool Tool, w spec.Workload, addr netip.Addr) uint16 {
 	t.Helper()
 	for range 3 {
@@ -672,7 +671,7 @@ func serve(t *testing.T, tool Tool, w spec.Workload, addr netip.Addr) uint16 {
 	return 0
 }
 
-// listens starts a server, which ends with the test, and reports whether it listens or has ended.
+// listens starts a server, which ends with the test, and reports whether it listens; otherwise it has exited.
 func listens(t *testing.T, isReady func([]byte) bool, argv []string) bool {
 	t.Helper()
 	server := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -716,7 +715,7 @@ func freePort(t *testing.T, addr netip.Addr) uint16 {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
 
-// TestSockperfRate: the result says so if sockperf did not reach the rate.
+// TestSockperfRate checks that the result warns if sockperf did not reach the rate.
 func TestSockperfRate(t *testing.T) {
 	text := golden(t, "sockperf-3.7-underload-tcp.txt")
 	for rate, want := range map[int]int{0: 0, 100: 0, 1_000_000: 1} {

@@ -1,5 +1,5 @@
-// Package kerneltest has kernels for tests: settings in memory, a store that crashes at any
-// operation, and a procfs with a few processes.
+// Package kerneltest has fakes for tests: settings in memory, a store that crashes at any operation, and a procfs with a few
+// processes.
 package kerneltest
 
 import (
@@ -46,11 +46,10 @@ func (m *Memory) Write(path, value string) error {
 	return nil
 }
 
-// Crash stops its user at the nth operation on a store, as a SIGKILL would:
-// nothing is cleaned up.
+// Crash panics at the nth operation on a store. Like a SIGKILL, that leaves no chance to clean up.
 type Crash struct {
 	kernel.Store
-	// Left is the number of operations until then.
+	// Left is the number of remaining operations.
 	Left *int
 }
 

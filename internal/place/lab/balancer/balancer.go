@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package balancer is the balancer of a lab: a proxy on the lab's second node. Clients are on the first node, and
-// each node after the proxy's has a backend. The proxy balances TCP connections round robin. It listens on one
-// port for each pair, for IPv4 and IPv6, and forwards to the same port of the backends.
+// Package balancer is the balancer of a lab: a proxy on the second node, with clients on the first node, and a backend on each
+// of the others. The proxy balances TCP connections round robin. It listens on one port per pair, for IPv4 and IPv6, and
+// forwards to the same port of the backends.
 //
 // The proxy is HAProxy or the built-in one (Run). The lab makes the nodes.
 package balancer
@@ -35,13 +35,13 @@ import (
 
 // Config describes a balancer.
 type Config struct {
-	// Backends, 1 to spec.MaxBackends.
+	// Backends is the number of backends, 1 to spec.MaxBackends.
 	Backends int `json:"backends"`
 	// Proxy is one of the API's. If it is empty, Choose chooses one.
 	Proxy string `json:"proxy"`
-	// NICs of the nodes, as far as they differ from the lab's.
+	// NICs are the nodes' NICs where they differ from the lab's.
 	NICs spec.RoleNICs `json:"nics"`
-	// Pairs at a time, at most.
+	// Pairs is the maximum number of pairs at a time.
 	Pairs int `json:"pairs"`
 }
 
@@ -49,21 +49,20 @@ type Config struct {
 const Node = 1
 
 const (
-	// balancerPort is the port of the first pair; those of the others follow.
+	// balancerPort is the port of the first pair. The ports of the others follow.
 	balancerPort = 7465
-	// proxyStart bounds how long a proxy may take until it listens.
+	// proxyStart limits how long a proxy may take until it listens.
 	proxyStart = 10 * time.Second
-	// proxyConfig is the path of HAProxy's configuration: it needs a file, and an inherited one without
-	// a name cannot be left behind.
+	// proxyConfig is the path of the proxy's configuration. HAProxy needs a file; an inherited one without a name cannot be
+	// left behind.
 	proxyConfig = "/proc/self/fd/3"
 )
 
-// role returns the role of node i.
 func (b *Config) role(i int) string {
 	return spec.Balancer{Backends: b.Backends}.Role(i)
 }
 
-// Validate checks that a lab with that number of nodes can have the balancer.
+// Validate checks that a lab with this many nodes can have the balancer.
 func (b *Config) Validate(nodes int) error {
 	switch {
 	case b.Backends < 1 || b.Backends > spec.MaxBackends:
@@ -83,8 +82,7 @@ func (b *Config) Validate(nodes int) error {
 	return nil
 }
 
-// Choose sets the proxy if none is set, and checks that it is available. builtin is the command of the
-// built-in one.
+// Choose chooses a proxy if none is set, and checks that it is available. builtin is the command of the built-in proxy.
 func (b *Config) Choose(builtin []string) error {
 	_, err := exec.LookPath(spec.ProxyHAProxy)
 	switch {
@@ -101,7 +99,7 @@ func (b *Config) Choose(builtin []string) error {
 	return nil
 }
 
-// Assign gives the nodes of a lab their roles, with the rates of their NICs and the proxy's address.
+// Assign gives the nodes of a lab their roles and NIC rates, and the proxy its service address.
 func (b *Config) Assign(nodes []network.Node) {
 	for i := range nodes {
 		n := &nodes[i]
@@ -112,8 +110,8 @@ func (b *Config) Assign(nodes []network.Node) {
 	proxy.Service = place.Service{IPv4: proxy.IPv4, IPv6: proxy.IPv6, Port: balancerPort}
 }
 
-// Core returns the CPU of node i's processes if nodes share CPUs. The proxy shares its CPU with no client
-// or backend, so that its load can be measured.
+// Core returns the CPU of node i's processes if nodes share CPUs. If there are two or more, the proxy has one of its own, so
+// that its load can be measured.
 func (b *Config) Core(cpus []int, i int) int {
 	if len(cpus) == 1 {
 		return cpus[0]
@@ -128,7 +126,7 @@ func (b *Config) Core(cpus []int, i int) int {
 	return others[(i-Node)%len(others)]
 }
 
-// Placement says in a sentence on which CPUs the nodes run if they share CPUs.
+// Placement is a sentence about the CPUs on which the nodes run if they share CPUs.
 func (b *Config) Placement(cpus []int) string {
 	said := fmt.Sprintf("The nodes share CPUs %s, because there are fewer than two CPUs per node", cpuset.New(cpus...))
 	if len(cpus) == 1 {
@@ -138,14 +136,14 @@ func (b *Config) Placement(cpus []int) string {
 		said, b.Core(cpus, Node))
 }
 
-// front is an address at which the proxy listens, and its backends.
+// front is an address on which the proxy listens, and its backends.
 type front struct {
 	Name     string           `json:"name"`
 	Listen   netip.AddrPort   `json:"listen"`
 	Backends []netip.AddrPort `json:"backends"`
 }
 
-// fronts returns the fronts of a balancer on the nodes of a layout.
+// fronts returns the fronts of a balancer, given the nodes of its lab.
 func (b *Config) fronts(nodes []network.Node) []front {
 	var all []front
 	for pair := range b.Pairs {
@@ -163,9 +161,8 @@ func (b *Config) fronts(nodes []network.Node) []front {
 	return all
 }
 
-// haproxy returns a configuration with these fronts, for a process with that limit of open files. It
-// leaves HAProxy's way of moving bytes at its default. Idle connections stay open: they wait for the
-// window to begin.
+// haproxy returns a configuration with these fronts, for a process with this limit of open files. It leaves HAProxy's options
+// for moving bytes at their defaults. Idle connections stay open, because they wait for the window to begin.
 func haproxy(fronts []front, files uint64) []byte {
 	var b bytes.Buffer
 	// A connection takes two files. HAProxy reserves memory for the maximum.
@@ -187,8 +184,8 @@ defaults
 	return b.Bytes()
 }
 
-// Start starts the proxy of a lab, and returns when it listens in the namespace of its node. Removing the
-// lab kills it like everything else there. builtin is the command of the built-in proxy.
+// Start starts the proxy of a lab in the namespace of its node, and returns once it listens. Removing the lab kills it like
+// everything else there. builtin is the command of the built-in proxy.
 func (b *Config) Start(ctx context.Context, ns *network.Namespace, nodes []network.Node, builtin []string, processes network.Processes, log *slog.Logger) error {
 	fronts := b.fronts(nodes)
 	argv := builtin
@@ -231,7 +228,7 @@ func (b *Config) Start(ctx context.Context, ns *network.Namespace, nodes []netwo
 			return nil
 		}
 		select {
-		case err := <-exited: // nil, for some programs
+		case err := <-exited: // nil if the program has exited with 0
 			return fmt.Errorf("%s exited before it listened (%v): %s", b.Proxy, err, said)
 		case <-ctx.Done(): // removing the lab kills it
 			return fmt.Errorf("%s: %w: %s", b.Proxy, context.Cause(ctx), said)
@@ -240,7 +237,7 @@ func (b *Config) Start(ctx context.Context, ns *network.Namespace, nodes []netwo
 	}
 }
 
-// notListening counts the fronts at which no process listens yet in a namespace.
+// notListening counts the fronts on which no process in a namespace listens yet.
 func notListening(ns *network.Namespace, fronts []front) (missing int, err error) {
 	listening := make(map[uint16]int)
 	err = ns.Do(func() error {
@@ -263,8 +260,7 @@ func notListening(ns *network.Namespace, fronts []front) (missing int, err error
 	return missing, err
 }
 
-// listeningPorts reads /proc/net/tcp or tcp6: "0: 0100007F:0016 00000000:0000 0A …",
-// where 0A is TCP_LISTEN (proc(5)).
+// listeningPorts parses /proc/net/tcp or tcp6: "0: 0100007F:0016 00000000:0000 0A …", where 0A is TCP_LISTEN (proc(5)).
 func listeningPorts(text []byte) (ports []uint16) {
 	for line := range bytes.Lines(text) {
 		fields := bytes.Fields(line)
@@ -279,7 +275,7 @@ func listeningPorts(text []byte) (ports []uint16) {
 	return ports
 }
 
-// inMemory returns a file without a name, positioned at its beginning.
+// inMemory returns a file in memory, positioned at its beginning.
 func inMemory(name string, content []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -292,7 +288,7 @@ func inMemory(name string, content []byte) (*os.File, error) {
 	return f, nil
 }
 
-// output keeps the beginning of what a process prints; it may be read at any time.
+// output keeps the beginning of what a process prints. It is safe for concurrent use.
 type output struct {
 	mu   sync.Mutex
 	text []byte
@@ -315,7 +311,7 @@ func (o *output) String() string {
 	return "it printed nothing"
 }
 
-// Version returns the proxy with its version: "haproxy 2.6.12" or "builtin".
+// Version returns the name and version of the proxy: "haproxy 2.6.12" or "builtin".
 func (b *Config) Version(ctx context.Context) (string, error) {
 	if b.Proxy != spec.ProxyHAProxy {
 		return b.Proxy, nil
@@ -327,7 +323,7 @@ func (b *Config) Version(ctx context.Context) (string, error) {
 	return haproxyVersion(said), nil
 }
 
-// haproxyVersion returns the version from the output of haproxy -v: "HAProxy version 2.6.12-1+deb12u4 2026/10/17
+// haproxyVersion parses the output of haproxy -v: "HAProxy version 2.6.12-1+deb12u4 2026/10/17
 // - https://haproxy.org/".
 func haproxyVersion(said []byte) string {
 	fields := bytes.Fields(said)

@@ -17,7 +17,8 @@ import (
 	"slipstream.dev/internal/place/lab/network"
 )
 
-// Without HAProxy the built-in proxy is taken, unless HAProxy is asked for.
+// TestChooseProxy checks that the built-in proxy is chosen if HAProxy is not installed, unless the configuration requires
+// HAProxy.
 func TestChooseProxy(t *testing.T) {
 	with := t.TempDir()
 	if err := os.WriteFile(filepath.Join(with, "haproxy"), []byte("#!/bin/sh\n"), 0o755); err != nil {
@@ -47,7 +48,7 @@ func TestChooseProxy(t *testing.T) {
 	}
 }
 
-// The configuration of HAProxy, for the first of two pairs with two backends.
+// TestHAProxyConfig checks the configuration of HAProxy for the first of two pairs with two backends.
 func TestHAProxyConfig(t *testing.T) {
 	b := Config{Backends: 2, Pairs: 2}
 	nodes := make([]network.Node, 4)
@@ -78,7 +79,7 @@ listen pair0-ipv6
 	}
 }
 
-// Where nodes share CPUs the proxy has one to itself, as soon as there are two.
+// TestBalancerCores checks that the proxy has a CPU of its own if nodes share two or more.
 func TestBalancerCores(t *testing.T) {
 	b := &Config{Backends: 4}
 	for cpus, want := range map[string][]int{"3": {3, 3, 3, 3, 3, 3}, "0-1": {0, 1, 0, 0, 0, 0}, "0,2,5,7": {0, 2, 5, 7, 0, 5}} {
@@ -114,7 +115,7 @@ const procNetTCP = `  sl  local_address rem_address   st tx_queue rx_queue tr tm
    1: 020012C6:1D2A 010012C6:D2F0 01 00000000:00000000 02:000004A1 00000000     0        0 9103682 2 0000000000000000 20 4 30 10 -1
 `
 
-// Only listening sockets count, of either IP version.
+// FuzzListeningPorts checks that only listening sockets count, of both IP versions.
 func FuzzListeningPorts(f *testing.F) {
 	f.Add([]byte(procNetTCP))
 	f.Add([]byte("1: 00000000000000000000000000000000:1D2B 0:0 0A"))

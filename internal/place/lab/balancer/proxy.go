@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// backendTimeout bounds how long a backend may take to answer, as in HAProxy's configuration.
+// backendTimeout limits how long a backend may take to accept a connection, as in HAProxy's configuration.
 const backendTimeout = 5 * time.Second
 
-// Run is the built-in proxy, which a lab starts as a process of its own. It balances connections round robin until
-// ctx ends, and reads from an open file of the lab where to listen and which backends there are.
+// Run is the built-in proxy, which a lab starts as a process of its own. It balances connections round robin until ctx ends. It
+// inherits its configuration as an open file.
 func Run(ctx context.Context) error {
 	text, err := os.ReadFile(proxyConfig)
 	var fronts []front
@@ -66,9 +66,9 @@ func (f front) serve(ctx context.Context, l *net.TCPListener) error {
 	}
 }
 
-// forward copies the bytes of a connection in both directions. The kernel moves them between the TCP sockets
-// (splice, see net.TCPConn.ReadFrom). If one side is reset, so is the other: a client must not take it
-// for the end of the data.
+// forward copies the bytes of a connection in both directions. The kernel moves them between the sockets (splice, see
+// net.TCPConn.ReadFrom). If one side is reset, forward resets the other: a client must not mistake a reset for the end of the
+// data.
 func forward(ctx context.Context, client *net.TCPConn, to netip.AddrPort) {
 	defer client.Close()
 	d := net.Dialer{Timeout: backendTimeout}

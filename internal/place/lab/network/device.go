@@ -18,8 +18,8 @@ import (
 	"slipstream.dev/internal/netns"
 )
 
-// LinkAttrs returns the attributes of a device that is up at once, with one queue. A veth uses only one of
-// its default queues, and disabling the others takes the kernel an RCU grace period.
+// LinkAttrs returns the attributes of a device that starts up, with one queue. A veth uses only one of its default queues, and
+// disabling the others costs an RCU grace period.
 func LinkAttrs(name string) netlink.LinkAttrs {
 	a := netlink.NewLinkAttrs()
 	a.Name = name
@@ -38,10 +38,9 @@ func (ns *Namespace) SetUp(names ...string) error {
 	return nil
 }
 
-// Settle makes sure that devices which came up can send. The kernel activates their queues a moment later
-// in the background (net/core/link_watch.c), and drops packets until then: an ARP request, for instance,
-// which is only repeated after a second. A query for a device flushes that work (rtnl_getlink in
-// net/core/rtnetlink.c).
+// Settle makes sure that devices that just came up can send. The kernel activates their queues a moment later in the background
+// (net/core/link_watch.c), and drops packets until then, such as an ARP request, which is repeated only after a second.
+// Querying a device flushes that work (rtnl_getlink in net/core/rtnetlink.c).
 func (ns *Namespace) Settle(names ...string) error {
 	for _, name := range names {
 		if _, err := ns.Netlink.LinkByName(name); err != nil {
@@ -51,9 +50,9 @@ func (ns *Namespace) Settle(names ...string) error {
 	return nil
 }
 
-// AwaitSolicited waits until a device receives neighbour solicitations for its IPv6 address. The kernel
-// joins the solicited-node multicast group in the background (addrconf_dad_begin in net/ipv6/addrconf.c).
-// An earlier solicitation is lost, and only repeated after a second.
+// AwaitSolicited waits until a device receives neighbour solicitations for its IPv6 address. The kernel joins the
+// solicited-node multicast group in the background (addrconf_dad_begin in net/ipv6/addrconf.c). An earlier solicitation would
+// be lost, and repeated only after a second.
 func (ns *Namespace) AwaitSolicited(device string, a netip.Addr) error {
 	raw := a.As16()
 	group := fmt.Sprintf("ff0200000000000000000001ff%x", raw[13:]) // RFC 4291, section 2.7.1
@@ -73,8 +72,8 @@ func (ns *Namespace) AwaitSolicited(device string, a netip.Addr) error {
 	})
 }
 
-// AwaitLocal waits until the namespace delivers packets to an IPv6 address locally. The kernel adds the
-// local route in the background too, and forwards or drops packets until then.
+// AwaitLocal waits until the namespace delivers packets to an IPv6 address locally. The kernel adds the local route in the
+// background, and forwards or drops packets until then.
 func (ns *Namespace) AwaitLocal(a netip.Addr) error {
 	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Dst: IPNet(netip.PrefixFrom(a, a.BitLen()))}
 	for begin := time.Now(); time.Since(begin) < 30*time.Second; time.Sleep(time.Millisecond) {
@@ -100,7 +99,7 @@ func (ns *Namespace) AddAddress(link netlink.Link, p netip.Prefix) error {
 	return nil
 }
 
-// DefaultRoute adds a default route via a gateway; an MTU of 0 is the device's.
+// DefaultRoute adds a default route via a gateway. An MTU of 0 means that of the device.
 func (ns *Namespace) DefaultRoute(link netlink.Link, gateway netip.Addr, mtu int) error {
 	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if gateway.Is6() {
@@ -113,7 +112,7 @@ func (ns *Namespace) DefaultRoute(link netlink.Link, gateway netip.Addr, mtu int
 	return nil
 }
 
-// IPNet returns a prefix as netlink takes it.
+// IPNet converts a prefix for netlink.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
@@ -136,8 +135,8 @@ func (ns *Namespace) Neighbour(link netlink.Link, a netip.Addr, mac net.Hardware
 	return nil
 }
 
-// Attach attaches a program at the ingress (HANDLE_MIN_INGRESS) or egress (HANDLE_MIN_EGRESS) of a device,
-// for as long as the device exists.
+// Attach attaches a program to the ingress (HANDLE_MIN_INGRESS) or egress (HANDLE_MIN_EGRESS) of a device, until the device is
+// removed.
 func (ns *Namespace) Attach(device int, parent uint32, program *ebpf.Program, name string) error {
 	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: device,
@@ -160,14 +159,14 @@ func (ns *Namespace) Attach(device int, parent uint32, program *ebpf.Program, na
 	return nil
 }
 
-// Missing returns the error of a probe that found the kernel lacking something. It names the modules that
-// provide it, and the kernel options that enable it.
+// Missing returns the error for something that the kernel lacks. It names the modules that provide it, and the kernel options
+// that enable it.
 func Missing(what, config, modules string, err error) error {
 	return fmt.Errorf("this kernel lacks %s (%w): load the modules (modprobe -a %s), or use one with %s", what, err, modules, config)
 }
 
-// TBF returns a token bucket filter for a rate in bytes per second. The burst is 1 ms, or two of the
-// largest packets if that is more, so that they pass whole. The queue is 20 ms.
+// TBF returns a token bucket filter for a rate in bytes per second. The burst lasts 1 ms, but has at least two of the largest
+// packets, so that they pass whole. The queue lasts 20 ms.
 func TBF(attrs netlink.QdiscAttrs, rate uint64) *netlink.Tbf {
 	burst := max(rate/1000, 128<<10)
 	return &netlink.Tbf{

@@ -28,7 +28,7 @@ type Namespace struct {
 	Netlink *netlink.Handle
 }
 
-// Close closes what is open. Nil is allowed.
+// Close closes the handle and the socket. ns may be nil.
 func (ns *Namespace) Close() {
 	if ns != nil {
 		ns.Netlink.Close()
@@ -36,15 +36,15 @@ func (ns *Namespace) Close() {
 	}
 }
 
-// FD is the form in which netlink takes a namespace for a device.
+// FD returns the namespace as netlink takes it for a device.
 func (ns *Namespace) FD() netlink.NsFd { return netlink.NsFd(ns.Handle) }
 
 // Do runs f in the namespace.
 func (ns *Namespace) Do(f func() error) error { return netns.Do(ns.Handle, f) }
 
-// propagate makes a folder a mount whose names propagate to other mount namespaces, unless it is one already.
-// `ip netns add` does the same. It has to happen before a name is bound in the folder. A later mount would
-// cover the name with a copy, and a name on which something covered is mounted cannot be removed.
+// propagate makes a folder a mount point with shared propagation, unless it is one, so that names in it appear in other mount
+// namespaces. `ip netns add` does the same. It has to happen before a name is bound in the folder: a later mount would cover
+// the name, which could then not be removed.
 func propagate(dir string) error {
 	err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
 	if !errors.Is(err, unix.EINVAL) {
@@ -56,7 +56,7 @@ func propagate(dir string) error {
 	return unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
 }
 
-// Create creates a named namespace, and runs setup in it.
+// Create creates a network namespace with a name, and runs setup in it.
 func Create(name string, setup func() error) (*Namespace, error) {
 	if err := propagate(Dir); err != nil {
 		return nil, fmt.Errorf("share the names in %s: %w", Dir, err)
@@ -92,7 +92,7 @@ func Open(name string) (*Namespace, error) {
 	return Adopt(name, h)
 }
 
-// Adopt opens a netlink socket in a namespace whose handle it takes over. The name is for errors.
+// Adopt opens a netlink socket in a network namespace, and takes over its handle. The name is for errors.
 func Adopt(name string, h netns.Handle) (*Namespace, error) {
 	var nl *netlink.Handle
 	if err := netns.Do(h, func() (err error) {
@@ -105,11 +105,11 @@ func Adopt(name string, h netns.Handle) (*Namespace, error) {
 	return &Namespace{h, nl}, nil
 }
 
-// Inside runs f in the namespace that has the name.
+// Inside runs f in the network namespace with this name.
 func Inside(name string, f func() error) error { return netns.DoAt(Path(name), f) }
 
-// Remove removes the name of a namespace, which disappears once nothing else holds it. It is no
-// error if the name does not exist or was not bound yet.
+// Remove removes the name of a network namespace, which ends once nothing else holds it. If the name does not exist or is not
+// bound yet, that is no error.
 func Remove(name string) error {
 	path := Path(name)
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

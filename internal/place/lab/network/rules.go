@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Rules are netfilter rules of a node, as the commands that load them one after the other.
+// Rules are netfilter rules of a node: the commands that load them, in order.
 type Rules []Command
 
 // Command is a command that loads rules, and its input.
@@ -21,17 +21,16 @@ type Command struct {
 	Text []byte
 }
 
-// NFT returns the command that loads a text by nft -f.
+// NFT returns the command that loads a text with nft -f.
 func NFT(text []byte) Command { return Command{[]string{"nft", "-f", "-"}, text} }
 
-// Restore returns the command that loads a text by iptables-restore or ip6tables-restore. Legacy iptables has
-// one lock for the whole machine, for which the command waits.
+// Restore returns the command that loads a text with iptables-restore or ip6tables-restore. It waits for the lock of legacy
+// iptables, which the whole machine shares.
 func Restore(program string, text []byte) Command {
 	return Command{[]string{program, "-w", "5", "--noflush"}, text}
 }
 
-// Version returns the version of the program that loads the rules: "1.8.9 (nf_tables)" is an iptables on top of
-// nftables.
+// Version returns the version of the program that loads the rules, such as "1.8.9 (nf_tables)" for iptables on top of nftables.
 func (r Rules) Version(ctx context.Context) (string, error) {
 	said, err := exec.CommandContext(ctx, r[0].Argv[0], "--version").Output()
 	if err != nil {
@@ -41,7 +40,7 @@ func (r Rules) Version(ctx context.Context) (string, error) {
 	return version, nil
 }
 
-// Load loads the rules in the namespace of a node, and returns how long it took.
+// Load loads the rules in the namespace of a node, and returns how long that took.
 func (r Rules) Load(ctx context.Context, ns *Namespace) (took time.Duration, err error) {
 	begin := time.Now()
 	for _, c := range r {
@@ -52,8 +51,8 @@ func (r Rules) Load(ctx context.Context, ns *Namespace) (took time.Duration, err
 	return time.Since(begin), nil
 }
 
-// Probe tries to load rules in a temporary namespace. Its error names what the rules are for, and says what is
-// missing and what to do. packages maps programs to the packages that have them.
+// Probe tries to load rules in a temporary namespace. what says what they are for. The error says what is missing and what to
+// do. packages maps programs to their packages.
 func (r Rules) Probe(ns *Namespace, what string, packages map[string]string) error {
 	for _, c := range r {
 		name := c.Argv[0]

@@ -14,23 +14,23 @@ import (
 	"slipstream.dev/internal/place/lab/programs"
 )
 
-// The devices of a node with Cilium, with its names (pkg/defaults/node.go). cilium_host has the node's
-// address in the pod prefix, which is the pods' gateway; cilium_net is its peer.
+// The names of Cilium's devices on a node (pkg/defaults/node.go). cilium_host has the node's address in the pod prefix, which
+// is the pods' gateway; cilium_net is its peer.
 const (
 	ciliumHost  = "cilium_host"
 	ciliumNet   = "cilium_net"
 	ciliumVXLAN = "cilium_vxlan"
 )
 
-// Cilium's port, and the VNI, which is the number of the sender's security identity in Cilium: 2 is
-// reserved:world (pkg/identity/numericidentity.go).
+// Cilium's port and VNI. Cilium sets the VNI to the sender's security identity; 2 is reserved:world
+// (pkg/identity/numericidentity.go).
 const (
 	ciliumPort = 8472
 	ciliumVNI  = 2
 )
 
-// makeDirect makes eBPF programs route between the pods of a node and its NIC. The kernel has the routes
-// too: the programs look them up there, and pass other packets to the kernel.
+// makeDirect makes eBPF programs route between the pods of a node and its NIC. The programs look up the kernel's routes, and
+// leave other packets to the kernel.
 func (h *Host) makeDirect() error {
 	if err := h.makeCiliumHost(); err != nil {
 		return err
@@ -41,8 +41,8 @@ func (h *Host) makeDirect() error {
 	if err := h.loadPrograms(0); err != nil {
 		return err
 	}
-	// The programs also route packets from pods to the other nodes. They route the packets from there, and
-	// conntrack must see both directions of a connection or neither.
+	// The programs also route packets from pods to the other nodes themselves, because they route the replies: conntrack must
+	// see both directions of a connection or neither.
 	for _, n := range h.others {
 		for _, a := range []netip.Addr{n.Place.IPv4, n.Place.IPv6} {
 			if err := h.programs.AddNode(netip.PrefixFrom(a, a.BitLen()), n.Place.IPv4); err != nil {
@@ -57,15 +57,15 @@ func (h *Host) makeDirect() error {
 	return h.ns.Attach(eth0.Attrs().Index, netlink.HANDLE_MIN_INGRESS, h.programs.RouteIn, "route_in")
 }
 
-// makeFlowTunnel creates the external VXLAN device of a node, and eBPF programs that redirect packets
-// between it and the pods. The tunnel is over IPv4, like Cilium's by default.
+// makeFlowTunnel creates a node's external VXLAN device, and eBPF programs that redirect packets between it and the pods. The
+// tunnel uses IPv4, as Cilium's does by default.
 func (h *Host) makeFlowTunnel() error {
 	if err := h.makeCiliumHost(); err != nil {
 		return err
 	}
 	device := &netlink.Vxlan{LinkAttrs: network.LinkAttrs(ciliumVXLAN), FlowBased: true, Port: ciliumPort}
-	// Cilium leaves the NIC's MTU on its device and relies on the pods' routes. Here the program checks
-	// whether a packet fits, and passes it to the kernel if not.
+	// Cilium's device keeps the MTU of the NIC, and Cilium relies on the pods' routes. Here the program checks whether a packet
+	// fits, and leaves a larger one to the kernel.
 	device.MTU, _ = h.overlay.mtu()
 	device.HardwareAddr = h.node.VTEP4
 	if err := h.ns.Netlink.LinkAdd(device); err != nil {
@@ -93,7 +93,7 @@ func (h *Host) makeFlowTunnel() error {
 	)
 }
 
-// loadPrograms loads the programs of a node and the map of pod prefixes to nodes.
+// loadPrograms loads the programs of a node, and fills the map from pod prefixes to nodes.
 func (h *Host) loadPrograms(tunnel int) (err error) {
 	if h.programs, err = programs.LoadHostRouting(tunnel, ciliumVNI); err != nil {
 		return err
@@ -112,10 +112,10 @@ func (h *Host) loadPrograms(tunnel int) (err error) {
 	return nil
 }
 
-// makeCiliumHost creates the device that has the pods' gateway address.
+// makeCiliumHost creates the device with the pods' gateway address.
 func (h *Host) makeCiliumHost() error {
-	// As Cilium's agent does (pkg/datapath/loader): the kernel's reverse path filter, even if loose, drops
-	// everything from devices without addresses, such as Cilium's.
+	// As Cilium's agent does (pkg/datapath/loader): even a loose reverse path filter drops everything from devices without
+	// addresses, such as Cilium's.
 	if err := h.ns.Do(func() error {
 		return network.Sysctl("net/ipv4/conf/all/rp_filter=0", "net/ipv4/conf/default/rp_filter=0")
 	}); err != nil {
@@ -144,9 +144,9 @@ func (h *Host) makeCiliumHost() error {
 	return errors.Join(h.ns.Settle(ciliumHost, ciliumNet), h.ns.AwaitLocal(network.Plus(h.node.Pods6.Addr(), 1)))
 }
 
-// connectPrograms connects a pod whose packets eBPF forwards, as Cilium's plugin does. The kernel reaches each
-// pod by a route, as with Cilium's endpoint routes. Cilium's program answers ARP requests for the gateway;
-// here the neighbour entry is permanent.
+// connectPrograms connects a pod whose packets eBPF forwards, as Cilium's plugin does. The kernel has a route to each pod, as
+// with Cilium's endpoint routes. The pod has a permanent neighbour entry for the gateway; with Cilium, a program answers its
+// ARP requests.
 func (h *Host) connectPrograms(ns *network.Namespace, p network.Pod, veth *netlink.Veth, eth0 netlink.Link) error {
 	gateway4, gateway6 := network.Plus(h.node.Pods4.Addr(), 1), network.Plus(h.node.Pods6.Addr(), 1)
 	for _, a := range []struct{ pod, gateway netip.Addr }{{p.Place.IPv4, gateway4}, {p.Place.IPv6, gateway6}} {
@@ -175,7 +175,7 @@ func (h *Host) connectPrograms(ns *network.Namespace, p network.Pod, veth *netli
 	)
 }
 
-// probePrograms tests what the shapes with eBPF programs need.
+// probePrograms tests whether the kernel supports the shapes with eBPF programs.
 func probePrograms(ns *network.Namespace, shape string) error {
 	if shape == ShapeVXLANFlow {
 		device := &netlink.Vxlan{LinkAttrs: network.LinkAttrs("probe-flow"), FlowBased: true, Port: ciliumPort}

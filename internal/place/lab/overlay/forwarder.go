@@ -28,27 +28,27 @@ const (
 	forwarderSocket = 4
 )
 
-// forwarderStart bounds how long a forwarder may take to start.
+// forwarderStart limits how long a forwarder may take to start.
 const forwarderStart = 30 * time.Second
 
 // forwarding is a forwarder's configuration.
 type forwarding struct {
-	// Routes of the packets that a TUN device passes on.
+	// Routes are those of packets, for the relay of a TUN device.
 	Routes []forwarderRoute `json:"routes,omitempty"`
-	// Name of the node and its Peers, if it passes on frames.
+	// Name and Peers, the node and the other nodes, are for the relay of frames.
 	Name  net.HardwareAddr `json:"name,omitempty"`
 	Peers []forwarderPeer  `json:"peers,omitempty"`
-	// MTU of the device.
+	// MTU is that of the device.
 	MTU int `json:"mtu"`
-	// Keep means that the forwarder continues after the end of its standard input.
+	// Keep means that the forwarder continues after its standard input has ended.
 	Keep bool `json:"keep"`
 }
 
-// udpHeaders are what UDP over IPv4 adds: 20 bytes of IP and 8 of UDP.
+// udpHeaders is the size of the headers of UDP over IPv4: 20 and 8 bytes.
 const udpHeaders = 28
 
-// startForwarder starts the forwarder of a node between a device and a UDP port, and returns when it forwards.
-// It runs in the node's namespace, so removing the lab kills it like everything else there.
+// startForwarder starts a node's forwarder between a device and a UDP port, and returns once it forwards. It runs in the node's
+// namespace, so removing the lab kills it like everything else there.
 func (h *Host) startForwarder(f forwarding, device *os.File, port uint16) error {
 	f.MTU, _ = h.overlay.mtu()
 	f.Keep = h.overlay.Keep
@@ -87,14 +87,14 @@ func (h *Host) startForwarder(f forwarding, device *os.File, port uint16) error 
 		err = errors.Join(err, cmd.Wait())
 		return fmt.Errorf("start forwarder of %s (%s): %w: %s", name, strings.Join(argv, " "), err, strings.TrimSpace(said.String()))
 	}
-	// Its standard input stays open until then, or until this process ends.
+	// cmd.Wait closes its standard input, which otherwise ends with this process.
 	h.overlay.Processes.Watch(cmd.Wait, func(err error) {
 		h.overlay.Log.Warn("the forwarder exited: its node's pods are unreachable", "node", name, "err", err, "stderr", strings.TrimSpace(said.String()))
 	})
 	return nil
 }
 
-// listen opens a UDP socket at a port of the node's NIC.
+// listen opens a UDP socket on a port of the node's address.
 func (h *Host) listen(port uint16) (socket *os.File, err error) {
 	err = h.ns.Do(func() error {
 		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(h.node.Place.IPv4, port)))
@@ -108,12 +108,11 @@ func (h *Host) listen(port uint16) (socket *os.File, err error) {
 	return socket, err
 }
 
-// Forward forwards packets between the TUN device, or the packet socket, and the UDP socket that it inherits,
-// until ctx ends or, unless the lab is kept, its standard input. A lab starts it as a process of its own.
+// Forward forwards packets between the TUN device or packet socket and the UDP socket that it inherits, until ctx ends or,
+// unless the lab is kept, standard input does. A lab starts it as a process of its own.
 //
-// It works like flannel's proxy (pkg/backend/udp/proxy_amd64.c): one thread, one packet per system call,
-// and no poll while packets wait. It makes raw system calls, as a C program does: they do not block, so
-// Go's scheduler need not know of them.
+// It works like flannel's proxy (pkg/backend/udp/proxy_amd64.c): one thread, one packet per system call, and no poll while
+// packets wait. It makes raw system calls, which do not block, so that Go's scheduler need not know about them.
 func Forward(ctx context.Context) error {
 	var f forwarding
 	if err := json.NewDecoder(os.Stdin).Decode(&f); err != nil {
@@ -134,7 +133,7 @@ func Forward(ctx context.Context) error {
 	polled := []unix.PollFd{
 		{Fd: forwarderDevice, Events: unix.POLLIN},
 		{Fd: forwarderSocket, Events: unix.POLLIN},
-		{Fd: int32(wake.Fd())}, // hangs up when its other end is closed
+		{Fd: int32(wake.Fd())}, // POLLHUP when its other end is closed
 	}
 	if !f.Keep {
 		polled = append(polled, unix.PollFd{Fd: 0})
@@ -157,7 +156,7 @@ func Forward(ctx context.Context) error {
 				return nil
 			}
 		}
-		// Check at least every 1024 rounds whether to end.
+		// Check at least every 1024 rounds whether to stop.
 		for range 1024 {
 			out, err := r.send()
 			if err != nil {
@@ -174,22 +173,22 @@ func Forward(ctx context.Context) error {
 	}
 }
 
-// relay has the two ends of a forwarder.
+// relay moves packets between the device and the socket of a forwarder.
 type relay interface {
-	// send forwards what the device has, and reports whether there was something.
+	// send forwards packets from the device, and reports whether there were any.
 	send() (bool, error)
-	// receive does so with what the socket has.
+	// receive forwards packets from the socket, and reports whether there were any.
 	receive() (bool, error)
 }
 
-// sockaddr returns an address as the kernel takes it.
+// sockaddr converts an address for the kernel.
 func sockaddr(a netip.AddrPort) *unix.RawSockaddrInet4 {
 	port := binary.BigEndian.AppendUint16(nil, a.Port())
 	return &unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a.Addr().As4(), Port: binary.NativeEndian.Uint16(port)}
 }
 
-// put sends a packet by a socket, and waits while that is full, as one that blocks does. Other errors are such
-// as of a node that is unreachable: as on a wire, the packet is lost.
+// put sends a packet, and waits while the socket is full, as a blocking socket would. On other errors, such as an unreachable
+// node, the packet is lost, as on a wire.
 func put(socket int, packet []byte, to *unix.RawSockaddrInet4) error {
 	for {
 		if _, err := raw(unix.SYS_SENDTO, socket, packet, to); err != unix.EAGAIN {
@@ -201,7 +200,7 @@ func put(socket int, packet []byte, to *unix.RawSockaddrInet4) error {
 	}
 }
 
-// raw makes the system call for a packet. The descriptors do not block.
+// raw makes a system call for a packet. The file descriptors are non-blocking.
 func raw(call uintptr, fd int, packet []byte, to *unix.RawSockaddrInet4) (int, unix.Errno) {
 	var size uintptr
 	if to != nil {
@@ -214,7 +213,7 @@ func raw(call uintptr, fd int, packet []byte, to *unix.RawSockaddrInet4) (int, u
 	return int(n), 0
 }
 
-// quiet ignores errors which say that there is no packet, or that an earlier one was lost.
+// quiet ignores the errors that mean that there is no packet, or that an earlier one was lost.
 func quiet(what string, err error) error {
 	switch {
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR),

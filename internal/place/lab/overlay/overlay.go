@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package overlay connects the pods of a lab's nodes by a network of the shape that some product gives it:
-// VXLAN of flannel or Calico (vxlan.go), eBPF programs like Cilium's (ebpf.go), a process that forwards
-// (forwarder.go), plain routes, or none of these. The lab makes the namespaces and the nodes' NICs.
+// Package overlay connects the pods of a lab's nodes in the ways of different products: VXLAN as by flannel or Calico
+// (vxlan.go), eBPF programs like Cilium's (ebpf.go), a process that forwards packets (forwarder.go), plain routes, or not at
+// all. The lab makes the network namespaces and the nodes' NICs.
 package overlay
 
 import (
@@ -22,43 +22,41 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Shapes of the pod network, in addition to the API's two of VXLAN.
+// Shapes of the pod network, in addition to spec.ShapeFlannel and spec.ShapeCalico.
 const (
-	// ShapeRouted has pods on a bridge, and a route to the pods of every other node via that node's
-	// address: flannel's host-gw, or Calico without encapsulation.
+	// ShapeRouted has pods on a bridge, and routes to the pods of other nodes via the addresses of these: flannel's host-gw, or
+	// Calico without encapsulation.
 	ShapeRouted = "routed"
-	// ShapeBridge has pods on a bridge, and no route to those of other nodes.
+	// ShapeBridge has pods on a bridge, without routes to those of other nodes.
 	ShapeBridge = "bridge"
-	// ShapeVXLANFlow has one external (flow-based) VXLAN device per node. An eBPF program at the
-	// pods' veths gives each packet its tunnel key, as in Cilium's overlay and, by other means, Open
-	// vSwitch and Weave's fast data path.
+	// ShapeVXLANFlow has one external (flow-based) VXLAN device per node. An eBPF program at the pods' veths sets the tunnel
+	// key of each packet, as with Cilium. Open vSwitch and Weave's fast datapath do the same by other means.
 	ShapeVXLANFlow = "vxlan-flow"
-	// ShapeEBPF has eBPF programs that route between pods and NIC and bypass the node's netfilter:
-	// Cilium's host routing with direct routes between nodes.
+	// ShapeEBPF has eBPF programs that route between pods and NIC, past the node's netfilter: Cilium's host routing with direct
+	// routes between nodes.
 	ShapeEBPF = "ebpf"
-	// ShapeUDP has a process on each node that forwards packets between a TUN device and a UDP
-	// socket: flannel's udp.
+	// ShapeUDP has a process on each node that forwards packets between a TUN device and a UDP socket: flannel's backend udp.
 	ShapeUDP = "udp"
-	// ShapeWeave has a process on each node that captures frames of the pods' bridge, and exchanges them
-	// with the other nodes by a UDP socket: Weave without its fast data path.
+	// ShapeWeave has a process on each node that captures the frames of the pods' bridge, and exchanges them with other nodes
+	// over a UDP socket: Weave without its fast datapath.
 	ShapeWeave = spec.ShapeWeave
 )
 
-// Shapes returns the shapes of the pod network that a lab can have.
+// Shapes returns all shapes of the pod network.
 func Shapes() []string {
 	return []string{spec.ShapeFlannel, spec.ShapeCalico, ShapeRouted, ShapeBridge, ShapeVXLANFlow, ShapeEBPF, ShapeUDP, ShapeWeave}
 }
 
-// Bypasses reports whether eBPF programs of a shape redirect packets past netfilter and the veths of pods.
+// Bypasses reports whether the packets of a shape bypass netfilter and the veths of pods, because eBPF programs redirect them.
 func Bypasses(shape string) bool { return shape == ShapeEBPF || shape == ShapeVXLANFlow }
 
 // Forwards reports whether a shape has a forwarder on each node.
 func Forwards(shape string) bool { return shape == ShapeUDP || shape == ShapeWeave }
 
-// MinMTU leaves the IPv6 overlay the 1280 bytes that IPv6 requires of a link.
+// MinMTU is the least MTU that leaves an IPv6 overlay 1280 bytes, which IPv6 requires of a link.
 const MinMTU = 1280 + overhead6
 
-// VethName names the node's end of a pod's veth as the product would.
+// VethName returns the name that the product would give the node's end of a pod's veth pair.
 func VethName(shape, pod string) string {
 	sum := sha1.Sum([]byte(pod))
 	digits := hex.EncodeToString(sum[:])
@@ -78,12 +76,12 @@ type Overlay struct {
 	// NICMTU is the MTU of the nodes' NICs.
 	NICMTU int
 	Nodes  []network.Node
-	// Shapes that forward have processes. Forwarder is a command that calls Forward. With Keep, they outlive the
-	// process that starts them.
+	// Processes, Forwarder and Keep are for shapes with forwarders. Forwarder is a command that calls Forward. With Keep,
+	// forwarders outlive this process.
 	Processes network.Processes
 	Forwarder []string
 	Keep      bool
-	// Log gets the end of a forwarder.
+	// Log receives a warning if a forwarder exits.
 	Log *slog.Logger
 }
 
@@ -100,7 +98,7 @@ func (o *Overlay) bridge() string {
 	return bridgeName
 }
 
-// attached returns the prefixes whose addresses the bridge of a node reaches without a router.
+// attached returns the prefixes of the subnet on a node's bridge.
 func (o *Overlay) attached(n network.Node) (v4, v6 netip.Prefix) {
 	if o.Shape == ShapeWeave {
 		return n.Cluster4, network.Cluster6
@@ -114,9 +112,9 @@ func (o *Overlay) mtu() (v4, v6 int) {
 	switch o.Shape {
 	case spec.ShapeFlannel, spec.ShapeCalico:
 		return nic - overhead4, nic - overhead6
-	case ShapeVXLANFlow: // both travel over IPv4
+	case ShapeVXLANFlow: // both are encapsulated in IPv4
 		return nic - overhead4, nic - overhead4
-	case ShapeUDP: // so they do here
+	case ShapeUDP: // as above
 		return nic - udpHeaders, nic - udpHeaders
 	case ShapeWeave:
 		return nic - overheadWeave, nic - overheadWeave
@@ -124,22 +122,21 @@ func (o *Overlay) mtu() (v4, v6 int) {
 	return nic, nic
 }
 
-// Host is a node that has joined an overlay, and to which pods can be connected.
+// Host is a node that has joined an overlay. Connect connects pods to it.
 type Host struct {
 	overlay *Overlay
 	ns      *network.Namespace
-	// index of the node in the overlay.
-	index int
-	node  network.Node
-	// others are the other nodes.
+	// index is the index of the node in the overlay.
+	index  int
+	node   network.Node
 	others []network.Node
-	// programs forward the pods' packets, in shapes of eBPF.
+	// programs forward the pods' packets, in shapes with eBPF.
 	programs *programs.HostRouting
-	// tunnelled means that they send packets to other nodes through the VXLAN device.
+	// tunnelled means that the programs use the VXLAN device for packets to other nodes.
 	tunnelled bool
 }
 
-// Join connects the pods of a node, the ith, with those of the other nodes. The caller closes the host.
+// Join connects the ith node to the overlay. The caller closes the host.
 func (o *Overlay) Join(ns *network.Namespace, i int) (*Host, error) {
 	h := &Host{overlay: o, ns: ns, index: i, node: o.Nodes[i], others: slices.Concat(o.Nodes[:i], o.Nodes[i+1:])}
 	if err := h.join(); err != nil {
@@ -172,15 +169,15 @@ func (h *Host) join() error {
 	return h.makeTunnels()
 }
 
-// Close releases what only connecting pods needs. The node stays connected.
+// Close releases what Connect needs. The node stays connected.
 func (h *Host) Close() {
 	if h != nil && h.programs != nil {
 		h.programs.Close()
 	}
 }
 
-// makeRoutes adds routes to the pods of every other node via that node's address, like flannel's host-gw
-// (pkg/backend/hostgw) and Cilium's auto-direct-node-routes.
+// makeRoutes adds routes to the pods of every other node via that node's address, as flannel's host-gw does
+// (pkg/backend/hostgw), and Cilium with auto-direct-node-routes.
 func (h *Host) makeRoutes() error {
 	eth0, err := h.ns.Netlink.LinkByName(network.NIC)
 	if err != nil {
@@ -200,8 +197,8 @@ func (h *Host) makeRoutes() error {
 	return nil
 }
 
-// makeUnreachable makes the kernel answer at once that the pods of other nodes are unreachable; otherwise it
-// would send the packets to the default gateway.
+// makeUnreachable makes the kernel report that the pods of other nodes are unreachable, instead of sending packets to the
+// default gateway.
 func (h *Host) makeUnreachable() error {
 	for _, p := range []netip.Prefix{network.Cluster4, network.Cluster6} {
 		if err := h.ns.Netlink.RouteAdd(&netlink.Route{Dst: network.IPNet(p), Type: unix.RTN_UNREACHABLE, Table: unix.RT_TABLE_MAIN}); err != nil {
@@ -211,7 +208,7 @@ func (h *Host) makeUnreachable() error {
 	return nil
 }
 
-// blackhole drops packets to addresses in the node's pod prefix that no pod has.
+// blackhole makes the node drop packets to addresses of its pod prefix that no pod has.
 func blackhole(ns *network.Namespace, pods netip.Prefix) error {
 	if err := ns.Netlink.RouteAdd(&netlink.Route{Dst: network.IPNet(pods), Type: unix.RTN_BLACKHOLE, Table: unix.RT_TABLE_MAIN}); err != nil {
 		return fmt.Errorf("add blackhole route %s: %w", pods, err)
@@ -228,7 +225,7 @@ func (h *Host) Connect(ns *network.Namespace, p network.Pod) error {
 	case h.overlay.Shape == spec.ShapeCalico:
 		veth.HardwareAddr = calicoMAC
 	case h.programs != nil:
-		veth.MTU = h.overlay.NICMTU // like Cilium, which sets the overlay's MTU on the pod's routes
+		veth.MTU = h.overlay.NICMTU // as with Cilium, which sets the overlay's MTU on the pod's routes
 		veth.HardwareAddr = network.HardwareAddr(p.Place.Name, p.Veth)
 	}
 	if err := h.ns.Netlink.LinkAdd(veth); err != nil {
@@ -250,7 +247,7 @@ func (h *Host) Connect(ns *network.Namespace, p network.Pod) error {
 	return h.connectBridge(ns, p, veth, eth0)
 }
 
-// connectBridge puts a pod on the bridge, as the CNI plugin of that name does.
+// connectBridge connects a pod to the bridge, as the CNI plugin bridge does.
 func (h *Host) connectBridge(ns *network.Namespace, p network.Pod, veth, eth0 netlink.Link) error {
 	name := h.overlay.bridge()
 	bridge, err := h.ns.Netlink.LinkByName(name)
@@ -280,7 +277,7 @@ func (h *Host) connectBridge(ns *network.Namespace, p network.Pod, veth, eth0 ne
 	)
 }
 
-// routeBackends routes the addresses of a pod's backends to the pod, and makes them local there.
+// routeBackends routes the addresses of backends to their pod, and makes them local there.
 func (h *Host) routeBackends(ns *network.Namespace, bridge netlink.Link, p network.Pod) error {
 	if len(p.Backends) == 0 {
 		return nil
@@ -301,18 +298,17 @@ func (h *Host) routeBackends(ns *network.Namespace, bridge netlink.Link, p netwo
 	}
 	return ns.Do(func() error {
 		return network.Sysctl(
-			// TCP caches metrics per peer address. Here all backends are one pod, which would
-			// have an entry for each.
+			// TCP caches metrics per peer address. One pod has all backends here, and would have an entry for each.
 			"net/ipv4/tcp_no_metrics_save=1",
-			// Allows binding an IPv6 socket to an address that only a route makes local. IPv4
-			// always does (inet6_bind in net/ipv6/af_inet6.c).
+			// Permits binding an IPv6 socket to an address that is local only by a route, which IPv4 always permits (inet6_bind
+			// in net/ipv6/af_inet6.c).
 			"net/ipv6/ip_nonlocal_bind=1",
 		)
 	})
 }
 
-// defaultRoutes adds a pod's default routes. They have the overlay's MTU if the device has another one:
-// otherwise every connection would lose its first packets to path MTU discovery.
+// defaultRoutes adds a pod's default routes. They set the overlay's MTU if the device has a larger one: otherwise every
+// connection would lose its first packets to path MTU discovery.
 func (h *Host) defaultRoutes(ns *network.Namespace, eth0 netlink.Link, gateway4, gateway6 netip.Addr) error {
 	v4, v6 := h.overlay.mtu()
 	if v4 == eth0.Attrs().MTU {
@@ -324,7 +320,7 @@ func (h *Host) defaultRoutes(ns *network.Namespace, eth0 netlink.Link, gateway4,
 	return errors.Join(ns.DefaultRoute(eth0, gateway4, v4), ns.DefaultRoute(eth0, gateway6, v6))
 }
 
-// Probe tests what a shape needs, in a temporary namespace that is the thread's.
+// Probe tests in a temporary namespace, that of the thread, whether the kernel supports a shape.
 func Probe(ns *network.Namespace, shape string) error {
 	switch shape {
 	case ShapeVXLANFlow, ShapeEBPF:

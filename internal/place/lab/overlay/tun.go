@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flannel's udp backend (pkg/backend/udp): its device and its port.
+// Device and port of flannel's backend udp (pkg/backend/udp).
 const (
 	tunName = "flannel0"
 	udpPort = 8285
 )
 
-// forwarderRoute maps a prefix of pods to their node.
+// forwarderRoute maps a pod prefix to its node.
 type forwarderRoute struct {
 	Pods netip.Prefix   `json:"pods"`
 	Node netip.AddrPort `json:"node"`
 }
 
-// openTUN creates a TUN device in the thread's namespace, which exists while a process has it open.
+// openTUN creates a TUN device in the thread's namespace. It exists as long as a process has it open.
 func openTUN(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -41,8 +41,8 @@ func openTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// makeTUN creates the TUN device of a node, and starts the process that forwards packets between it and a
-// UDP socket. flannel's forwards only IPv4; this one also forwards IPv6.
+// makeTUN creates the TUN device of a node, and starts the process that forwards packets between it and a UDP socket. Unlike
+// flannel's, it also forwards IPv6.
 func (h *Host) makeTUN() error {
 	var tun *os.File
 	if err := h.ns.Do(func() (err error) {
@@ -69,8 +69,8 @@ func (h *Host) makeTUN() error {
 			return err
 		}
 	}
-	// flannel routes the whole cluster to the device, and its proxy answers packets to unknown nodes; here the
-	// kernel does.
+	// flannel routes the whole cluster to the device, and its proxy answers packets to unknown nodes. Here the kernel answers
+	// them, because only known prefixes have a route.
 	var f forwarding
 	for _, n := range h.others {
 		for _, p := range []netip.Prefix{n.Pods4, n.Pods6} {
@@ -106,7 +106,7 @@ func newPacketRelay(tun, socket int, f forwarding) *packetRelay {
 	return r
 }
 
-// send forwards a packet from the device to the node of its destination, and reports whether there was one.
+// send implements relay, for one packet. It sends the packet to the node of its destination.
 func (r *packetRelay) send() (bool, error) {
 	n, err := raw(unix.SYS_READ, r.tun, r.packet, nil)
 	if err != 0 {
@@ -120,7 +120,6 @@ func (r *packetRelay) send() (bool, error) {
 	return true, put(r.socket, r.packet[:n], node)
 }
 
-// receive forwards a packet from the socket to the device, and reports whether there was one.
 func (r *packetRelay) receive() (bool, error) {
 	n, err := raw(unix.SYS_READ, r.socket, r.packet, nil)
 	if err != 0 {
@@ -129,14 +128,14 @@ func (r *packetRelay) receive() (bool, error) {
 	if _, ok := hop(r.packet[:n]); !ok {
 		return true, nil
 	}
-	// The device does not accept packets other than IP: they are lost.
+	// The device accepts only IP packets; others are lost.
 	if _, err := raw(unix.SYS_WRITE, r.tun, r.packet[:n], nil); err == unix.EBADFD {
 		return true, fmt.Errorf("write to TUN device: %w", err)
 	}
 	return true, nil
 }
 
-// route finds the node of an address. Packets come in bursts, so the last route that matched comes first.
+// route finds the node of an address. Packets come in bursts, so it moves the matching route to the front.
 func (r *packetRelay) route(to netip.Addr) *unix.RawSockaddrInet4 {
 	for i := range r.routes {
 		if r.routes[i].pods.Contains(to) {
@@ -147,7 +146,7 @@ func (r *packetRelay) route(to netip.Addr) *unix.RawSockaddrInet4 {
 	return nil
 }
 
-// hop decrements a packet's TTL and returns its destination: none if it is not IP, or its TTL has expired.
+// hop decrements the TTL of a packet, and returns its destination, or none if it is not IP or its TTL has expired.
 func hop(packet []byte) (to netip.Addr, ok bool) {
 	switch {
 	case len(packet) >= 20 && packet[0]>>4 == 4:
@@ -171,7 +170,7 @@ func hop(packet []byte) (to netip.Addr, ok bool) {
 	return to, false
 }
 
-// probeTUN checks whether the kernel has TUN devices.
+// probeTUN tests whether the kernel has TUN devices.
 func probeTUN() error {
 	tun, err := openTUN("probe-tun")
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {

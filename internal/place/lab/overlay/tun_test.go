@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// hop keeps a valid checksum valid, and rejects what is not a packet.
+// FuzzHop checks that hop keeps a valid checksum valid, and rejects what is not a packet.
 func FuzzHop(f *testing.F) {
 	a := netip.MustParseAddrPort
 	f.Add(grammar.Segment(a("10.244.0.2:1"), a("10.244.1.2:2"), 1, 0))
@@ -36,9 +36,8 @@ func FuzzHop(f *testing.F) {
 			if !bytes.Equal(to.AsSlice(), before[16:20]) || packet[8] != before[8]-1 {
 				t.Errorf("%x to %s becomes %x", before, to, packet)
 			}
-			// A valid checksum makes the sum over the header 0. There are two
-			// ways to write 0 in ones' complement, but a header that is not all
-			// zero only gives one of them.
+			// With a valid checksum, the sum over the header is 0. Ones' complement has two representations of 0, but a header
+			// that is not all zeros yields only one of them.
 			if grammar.Sum(0, before[:20]) != grammar.Sum(0, packet[:20]) {
 				t.Errorf("sum of %x is %#x, then %#x", before[:20], grammar.Sum(0, before[:20]), grammar.Sum(0, packet[:20]))
 			}
@@ -48,7 +47,7 @@ func FuzzHop(f *testing.F) {
 	})
 }
 
-// A route is found whichever was found before it.
+// TestRelayRoute checks that a route is found whichever was found before it.
 func TestRelayRoute(t *testing.T) {
 	r := newPacketRelay(-1, -1, forwarding{MTU: 1472, Routes: []forwarderRoute{
 		{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParseAddrPort("198.18.0.2:8285")},
@@ -66,8 +65,7 @@ func TestRelayRoute(t *testing.T) {
 	}
 }
 
-// A relay sends a packet to the node that has the pod, and continues after a packet for an
-// unknown address.
+// TestRelaySend checks that a relay sends a packet to the node of its pod, and continues after a packet to an unknown address.
 func TestRelaySend(t *testing.T) {
 	tun, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

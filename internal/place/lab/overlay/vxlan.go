@@ -15,14 +15,14 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// What VXLAN adds to a packet: an Ethernet header of 14 bytes, 8 of VXLAN and 8
-// of UDP, and 20 or 40 of IP (RFC 7348, section 5).
+// The sizes of the headers that VXLAN adds: 14 bytes of Ethernet, 8 of VXLAN, 8 of UDP, and 20 or 40 of IP (RFC 7348, section
+// 5).
 const (
 	overhead4 = 50
 	overhead6 = 70
 )
 
-// vxlan has what differs between flannel and Calico.
+// vxlan holds what differs between flannel and Calico.
 type vxlan struct {
 	device4, device6 string
 	vni, port        int
@@ -33,8 +33,8 @@ var products = map[string]vxlan{
 	spec.ShapeCalico:  {device4: "vxlan.calico", device6: "vxlan-v6.calico", vni: 4096, port: 4789},
 }
 
-// Calico gives the node's end of every pod's veth the same MAC address, and so the same link-local
-// address, which is the pods' IPv6 gateway. No device has the IPv4 gateway; proxy ARP answers for it.
+// Calico gives the node's ends of all veth pairs the same MAC address, and so the same link-local address, which is the pods'
+// IPv6 gateway. No device has the address of the IPv4 gateway; proxy ARP answers for it.
 var (
 	calicoMAC      = net.HardwareAddr{0xee, 0xee, 0xee, 0xee, 0xee, 0xee}
 	calicoGateway6 = netip.MustParseAddr("fe80::ecee:eeff:feee:eeee")
@@ -75,7 +75,7 @@ func (h *Host) makeTunnels() error {
 // tunnel is the overlay of one IP version.
 type tunnel struct {
 	device *netlink.Vxlan
-	// pods, vtep and nic of a node in that version.
+	// pods, vtep and nic return a node's addresses of that version.
 	pods func(network.Node) netip.Prefix
 	vtep func(network.Node) net.HardwareAddr
 	nic  func(network.Node) netip.Addr
@@ -104,8 +104,8 @@ func (h *Host) tunnels(nic int) []tunnel {
 	return all
 }
 
-// join adds a remote node, as flanneld and Felix do: the FDB entry of its VXLAN device, the neighbour
-// entry of its first address, and a route to its pods.
+// join adds a remote node, as flanneld and Felix do: an FDB entry for its VXLAN device, a neighbour entry for its first
+// address, and a route to its pods.
 func (t tunnel) join(ns *network.Namespace, remote network.Node) error {
 	index, pods := t.device.Index, t.pods(remote)
 	if err := ns.Netlink.NeighSet(&netlink.Neigh{
@@ -125,7 +125,6 @@ func (t tunnel) join(ns *network.Namespace, remote network.Node) error {
 	return nil
 }
 
-// makeBridge creates the bridge of the pods.
 func (h *Host) makeBridge() error {
 	ns, n, name := h.ns, h.node, h.overlay.bridge()
 	bridge := &netlink.Bridge{LinkAttrs: network.LinkAttrs(name)}
@@ -149,7 +148,7 @@ func bridgeMAC(n network.Node, bridge string) net.HardwareAddr {
 // connectCalico connects a pod by routes, as Calico's plugin and Felix do.
 func (h *Host) connectCalico(ns *network.Namespace, p network.Pod, veth, eth0 netlink.Link) error {
 	if err := h.ns.Do(func() error {
-		// As Felix: the delay is for networks in which several hosts could answer; here one does.
+		// As Felix does. The delay is for networks in which several hosts may answer; here only one does.
 		return network.Sysctl("net/ipv4/conf/"+p.Veth+"/proxy_arp=1", "net/ipv4/neigh/"+p.Veth+"/proxy_delay=0")
 	}); err != nil {
 		return err

@@ -19,9 +19,9 @@ import (
 	"slipstream.dev/internal/place/lab/network"
 )
 
-// Weave Net without its fast datapath: its bridge, the veth from it to the process (net/bridge.go), the port, and
-// the headers of a datagram without encryption (router/sleeve.go, router/crypto.go). A datagram begins with the
-// name of the node that sends it, a frame with the names of the two nodes and its length.
+// Weave Net without its fast datapath: its bridge, the veth pair from it to the process (net/bridge.go), the port, and the
+// headers of an unencrypted datagram (router/sleeve.go, router/crypto.go). A datagram begins with the name of the sending node,
+// and each frame in it with the names of both nodes and its length.
 const (
 	weaveBridge    = "weave"
 	weaveVeth      = "vethwe-bridge"
@@ -33,8 +33,8 @@ const (
 	overheadWeave  = udpHeaders + nodeName + frameHeader + ethernetHeader
 )
 
-// Further figures of Weave: how many frames it forwards before it looks at anything else, and the buffer of the
-// capture in bytes. It forgets a MAC address after a time; here they are few, and start anew when they are not.
+// Further constants of Weave: how many frames it forwards before it polls again, and the buffer of the capture in bytes. Weave
+// forgets a MAC address after a time. This forwarder forgets all if there are more than macsKnown.
 const (
 	frameBurst    = 100
 	captureBuffer = 8 << 20
@@ -47,8 +47,8 @@ type forwarderPeer struct {
 	Node netip.AddrPort   `json:"node"`
 }
 
-// makeCapture joins the bridge of a node to a process that exchanges its frames with those of the other nodes. As
-// the pods of all nodes are in one network, the node routes no packets between them.
+// makeCapture connects the bridge of a node to a process that exchanges frames with those of the other nodes. The pods of all
+// nodes are in one subnet, so no node routes packets between them.
 func (h *Host) makeCapture() error {
 	bridge, err := h.ns.Netlink.LinkByName(weaveBridge)
 	if err != nil {
@@ -65,7 +65,7 @@ func (h *Host) makeCapture() error {
 	if err != nil {
 		return fmt.Errorf("find %s: %w", weaveCapture, err)
 	}
-	// The device belongs to the process: the node must not answer what arrives there.
+	// The device belongs to the process: the node must not answer packets there.
 	if err := h.ns.Netlink.LinkSetARPOff(capture); err != nil {
 		return fmt.Errorf("set ARP of %s off: %w", weaveCapture, err)
 	}
@@ -74,7 +74,7 @@ func (h *Host) makeCapture() error {
 		if err := errors.Join(
 			network.Sysctl("net/ipv6/conf/"+weaveCapture+"/disable_ipv6=1"),
 			wholePackets(weaveBridge),
-			h.ns.SetUp(weaveCapture), // before the socket, which would remember that the device was down
+			h.ns.SetUp(weaveCapture), // before the socket is opened, whose first read would return ENETDOWN otherwise
 			h.ns.Settle(weaveVeth, weaveCapture),
 		); err != nil {
 			return err
@@ -92,8 +92,8 @@ func (h *Host) makeCapture() error {
 	return h.startForwarder(f, socket, weavePort)
 }
 
-// wholePackets makes the kernel compute the checksums of what it sends by a device, and so segment it, as Weave does
-// for its bridge and the containers: a packet socket gets the frames as they are on the device.
+// wholePackets makes the kernel compute checksums of packets before they reach a device, and so segment them. Weave does that
+// for its bridge and containers, because a packet socket receives frames as they are on the device.
 func wholePackets(device string) error {
 	e, err := ethtool.Open()
 	if err != nil {
@@ -120,25 +120,25 @@ func openCapture(device int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), weaveCapture), nil
 }
 
-// mac is a MAC address, or the name of a node: that of its bridge.
+// mac is a MAC address. That of a node's bridge is the name of the node.
 type mac [nodeName]byte
 
-// frameRelay relays frames of a device. Like a switch, it learns from their senders which node has which address.
+// frameRelay relays frames. Like a switch, it learns from their source addresses which node has which MAC address.
 type frameRelay struct {
 	capture, socket int
 	name            mac
 	peers           []framePeer
-	// owners of MAC addresses: the index of a peer, or here.
+	// owners maps MAC addresses to the index of a peer, or to here.
 	owners map[mac]int
-	// frame has room for one byte more than the MTU allows, so that a larger frame shows.
+	// frame has one byte more than the MTU allows, so that a larger frame is detected.
 	frame    []byte
 	received []byte
 }
 
-// here owns the MAC addresses of the node and its pods.
+// here is the owner of the MAC addresses of the node and its pods.
 const here = -1
 
-// framePeer is another node, and the datagram to it that is being filled.
+// framePeer is another node. datagram is being filled with frames for it.
 type framePeer struct {
 	name     mac
 	node     *unix.RawSockaddrInet4
@@ -157,7 +157,7 @@ func newFrameRelay(capture, socket int, f forwarding) *frameRelay {
 	return r
 }
 
-// send forwards the frames that wait at the device. Those to one node share a datagram while they fit.
+// send implements relay. Frames to the same node share a datagram while they fit.
 func (r *frameRelay) send() (some bool, err error) {
 	for range frameBurst {
 		n, errno := raw(unix.SYS_READ, r.capture, r.frame, nil)
@@ -176,8 +176,8 @@ func (r *frameRelay) send() (some bool, err error) {
 	return some, err
 }
 
-// take adds a frame of the device to the datagram to the node that has its destination. If that is unknown or a group,
-// all nodes get it.
+// take adds a frame from the device to the datagram for the node that owns its destination, or to those for all nodes if the
+// destination is unknown or a group.
 func (r *frameRelay) take(frame []byte) error {
 	if len(frame) < ethernetHeader || len(frame) == len(r.frame) {
 		return nil
@@ -194,10 +194,10 @@ func (r *frameRelay) take(frame []byte) error {
 	case owner != here:
 		return r.add(&r.peers[owner], frame)
 	}
-	return nil // the bridge flooded it, and its destination has it
+	return nil // the bridge flooded the frame, so its destination has it already
 }
 
-// learn notes who has the sender of a frame.
+// learn records the owner of a frame's source address.
 func (r *frameRelay) learn(frame []byte, owner int) {
 	sender := mac(frame[6:])
 	if group := sender[0]&1 != 0; group {
@@ -209,7 +209,7 @@ func (r *frameRelay) learn(frame []byte, owner int) {
 	r.owners[sender] = owner
 }
 
-// add adds a frame to the datagram to a peer, which it sends before that if there is no room.
+// add adds a frame to the datagram for a peer. If there is no room, it first sends the datagram.
 func (r *frameRelay) add(p *framePeer, frame []byte) error {
 	var err error
 	if len(p.datagram)+frameHeader+len(frame) > cap(p.datagram) {
@@ -225,7 +225,7 @@ func (r *frameRelay) add(p *framePeer, frame []byte) error {
 	return err
 }
 
-// flush sends the datagram to a peer, if there is one.
+// flush sends the datagram for a peer, if it has frames.
 func (r *frameRelay) flush(p *framePeer) error {
 	if len(p.datagram) == 0 {
 		return nil
@@ -235,7 +235,6 @@ func (r *frameRelay) flush(p *framePeer) error {
 	return err
 }
 
-// receive forwards the frames of the datagrams that wait at the socket.
 func (r *frameRelay) receive() (some bool, err error) {
 	for range frameBurst {
 		n, errno := raw(unix.SYS_READ, r.socket, r.received, nil)
@@ -250,7 +249,7 @@ func (r *frameRelay) receive() (some bool, err error) {
 	return some, nil
 }
 
-// deliver forwards the frames of a datagram to the device, unless no node of the lab sent it.
+// deliver forwards the frames of a datagram to the device, if it comes from a node of the lab.
 func (r *frameRelay) deliver(datagram []byte) error {
 	if len(datagram) < nodeName {
 		return nil
@@ -269,7 +268,7 @@ func (r *frameRelay) deliver(datagram []byte) error {
 	return nil
 }
 
-// unpack returns the frames to a node, up to one that is not whole.
+// unpack returns the frames for a node, up to the first truncated one.
 func unpack(frames []byte, to mac) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for len(frames) >= frameHeader {
@@ -278,7 +277,7 @@ func unpack(frames []byte, to mac) iter.Seq[[]byte] {
 			if size < ethernetHeader || size > len(frames) {
 				return
 			}
-			// Weave relays frames to nodes that their sender does not reach. In a lab it reaches all.
+			// Weave also relays frames to nodes that their sender cannot reach. In a lab, every node reaches all others.
 			if receiver == to && !yield(frames[:size]) {
 				return
 			}
@@ -287,7 +286,7 @@ func unpack(frames []byte, to mac) iter.Seq[[]byte] {
 	}
 }
 
-// probeCapture checks whether the kernel has packet sockets.
+// probeCapture tests whether the kernel has packet sockets.
 func probeCapture() error {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {

@@ -15,7 +15,7 @@ import (
 	"slipstream.dev/internal/testenv/grammar"
 )
 
-// switched has three nodes whose forwarders exchange frames, and what is at the devices of each.
+// switched is three nodes whose forwarders exchange frames, with the far ends of their devices.
 type switched struct {
 	relays  []*frameRelay
 	devices []int
@@ -63,7 +63,7 @@ func newSwitched(t *testing.T) *switched {
 	return s
 }
 
-// pass puts frames on the device of a node, and returns what then arrives at each, and how many datagrams each received.
+// pass sends frames to the device of a node, and returns which frames and how many datagrams arrive at each node.
 func (s *switched) pass(t *testing.T, node int, frames ...[]byte) (arrived [3][][]byte, datagrams [3]int) {
 	t.Helper()
 	for _, frame := range frames {
@@ -108,8 +108,8 @@ func frame(to, from net.HardwareAddr, payload int) []byte {
 	return append(append(f, 8, 0), make([]byte, payload)...)
 }
 
-// Forwarders are a switch: a frame to a group or an unknown address goes to every node, and then only to the node that
-// the address was seen at.
+// TestFrameRelayLearns checks that forwarders act as a switch: a frame to a group or an unknown address goes to every node, and
+// a frame to a learned address only to its node.
 func TestFrameRelayLearns(t *testing.T) {
 	s := newSwitched(t)
 	for _, step := range []struct {
@@ -137,7 +137,7 @@ func TestFrameRelayLearns(t *testing.T) {
 	}
 }
 
-// Frames share a datagram as long as it does not become larger than the NIC's MTU allows.
+// TestFrameRelayShares checks that frames share a datagram up to the NIC's MTU.
 func TestFrameRelayShares(t *testing.T) {
 	for what, c := range map[string]struct {
 		payloads []int
@@ -179,7 +179,7 @@ func TestFrameRelayShares(t *testing.T) {
 	}
 }
 
-// What a forwarder knows about addresses has a limit.
+// TestFrameRelayForgets checks that a forwarder knows a limited number of addresses.
 func TestFrameRelayForgets(t *testing.T) {
 	r := newFrameRelay(-1, -1, forwarding{Name: podA, MTU: switchedMTU})
 	for i := range macsKnown + 10 {
@@ -190,7 +190,7 @@ func TestFrameRelayForgets(t *testing.T) {
 	}
 }
 
-// unpack returns whole frames to the node, in their order, whatever a datagram has.
+// FuzzUnpack checks that unpack returns only whole frames for the node, in order, whatever a datagram contains.
 func FuzzUnpack(f *testing.F) {
 	to := mac(podA)
 	pack := func(receiver mac, size int, b []byte) []byte {

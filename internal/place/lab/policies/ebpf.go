@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/place/lab/programs"
 )
 
-// attach applies the policies to the ith node by eBPF programs, in its namespace, which is the thread's. All pods of
-// the lab have the identity of the last policy.
+// attach applies the policies to the ith node with eBPF programs, in the thread's network namespace. All pods of the lab have
+// the identity of the last policy.
 func (c *Config) attach(ns *network.Namespace, nodes []network.Node, i int, bypassed bool) error {
 	addresses, allowed := 0, len(nodes[i].Pods)*c.Count
 	for ip := range versions {
@@ -24,7 +24,7 @@ func (c *Config) attach(ns *network.Namespace, nodes []network.Node, i int, bypa
 	if err != nil {
 		return err
 	}
-	defer loaded.Close() // the devices hold them from then on
+	defer loaded.Close() // the devices hold the attached programs
 	for ip := range versions {
 		for identity, q := range c.policies(nodes, ip) {
 			for _, a := range q.peers {
@@ -49,7 +49,8 @@ func (c *Config) attach(ns *network.Namespace, nodes []network.Node, i int, bypa
 	return c.attachDevices(ns, loaded, nodes[i], bypassed)
 }
 
-// attachDevices attaches the programs at the pods' veths or, for packets that bypass them, at the NIC.
+// attachDevices attaches the programs to the pods' veths. If packets to pods bypass these, it attaches their program to the
+// NIC.
 func (c *Config) attachDevices(ns *network.Namespace, loaded *programs.Policies, n network.Node, bypassed bool) error {
 	for _, p := range n.Pods {
 		veth, err := ns.Netlink.LinkByName(p.Veth)

@@ -1,12 +1,11 @@
 //go:build linux
 
-// Package policies applies network policies to packets to the pods of a lab. It loads rules in the form in which Calico
-// writes them for iptables, with ipset or without, and for nftables (rules.go), or eBPF programs like Cilium's
-// (ebpf.go).
+// Package policies applies network policies to the packets to a lab's pods. It loads rules as Calico writes them for iptables,
+// with or without ipset, and for nftables (rules.go), or eBPF programs like Cilium's (ebpf.go).
 //
-// Every policy selects every pod. The last one allows all pods of the lab and the addresses of their services' backends;
-// the others allow addresses that nobody has. Packets of an established connection are accepted before the policies.
-// Packets that no policy allows are dropped after them.
+// Every policy selects every pod. The last one allows all pods of the lab and the addresses of backends; the others allow
+// addresses that nobody has. Packets of established connections are accepted before the policies. Packets that no policy allows
+// are dropped after them.
 package policies
 
 import (
@@ -29,7 +28,7 @@ import (
 type Config struct {
 	// Mode is one of the API's.
 	Mode string `json:"mode"`
-	// Count of the policies.
+	// Count is the number of policies.
 	Count int `json:"count"`
 }
 
@@ -37,7 +36,7 @@ type Config struct {
 const peers = 10
 
 // foreignPrefixes are addresses that no lab has, for the policies that allow nobody: those of RFC 6598, and unique local
-// ones.
+// addresses.
 var foreignPrefixes = map[int]netip.Prefix{4: netip.MustParsePrefix("100.64.0.0/10"), 6: netip.MustParsePrefix("fd73:6c69:70ff::/64")}
 
 // Tool names the program that loads the rules.
@@ -48,7 +47,7 @@ func (c *Config) Tool() string {
 	return c.Mode
 }
 
-// Validate checks the configuration for a lab of that shape. bypassed means that the shape's packets bypass netfilter.
+// Validate checks the configuration for a lab of a shape. bypassed means that its packets bypass netfilter.
 func (c *Config) Validate(shape string, bypassed bool) error {
 	modes := []string{spec.PolicyIPTables, spec.PolicyIPSet, spec.PolicyNFTables, spec.PolicyEBPF}
 	switch {
@@ -68,7 +67,7 @@ type policy struct {
 	peers []netip.Prefix
 }
 
-// pod is a pod that policies select: its addresses of one IP version.
+// pod is a pod that policies select, with its addresses of one IP version.
 type pod struct {
 	name      string
 	veth      string
@@ -95,7 +94,6 @@ func (c *Config) policies(nodes []network.Node, ip int) []policy {
 	return all
 }
 
-// podsOf returns the pods of a node.
 func podsOf(n network.Node, ip int) (all []pod) {
 	for i, p := range n.Pods {
 		a := p.Place.IP(ip)
@@ -108,9 +106,8 @@ func podsOf(n network.Node, ip int) (all []pod) {
 	return all
 }
 
-// Load applies the policies to the ith node, whose pods exist. bypassed means that the programs of its shape redirect
-// packets past the veths of its pods. Load returns how long that took, and the version of the program that loaded the
-// rules, if it was one.
+// Load applies the policies to the ith node, whose pods exist. bypassed means that packets bypass the veths of its pods. Load
+// returns how long that took, and the version of the program that loaded the rules, if there was one.
 func (c *Config) Load(ctx context.Context, ns *network.Namespace, nodes []network.Node, i int, bypassed bool) (took time.Duration, version string, err error) {
 	begin := time.Now()
 	if c.Mode == spec.PolicyEBPF {
@@ -133,7 +130,7 @@ func (c *Config) Load(ctx context.Context, ns *network.Namespace, nodes []networ
 	return time.Since(begin), version, nil
 }
 
-// makeSets creates the sets of ipset in the thread's namespace.
+// makeSets creates the ipsets in the thread's network namespace.
 func (c *Config) makeSets(nodes []network.Node) error {
 	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -156,7 +153,7 @@ func (c *Config) makeSets(nodes []network.Node) error {
 	return nil
 }
 
-// setRevision is the oldest revision of the type hash:net that has IPv6 prefixes of all lengths.
+// setRevision is the oldest revision of hash:net that supports IPv6 prefixes of all lengths.
 const setRevision = 1
 
 // missingIPSet adds what to do if the kernel has no ipset.
@@ -164,7 +161,7 @@ func missingIPSet(err error) error {
 	return network.Missing("ipset", "CONFIG_IP_SET_HASH_NET and CONFIG_NETFILTER_XT_SET", "ip_set_hash_net xt_set", err)
 }
 
-// Probe tests what the policies need, in a temporary namespace that is the thread's.
+// Probe tests in a temporary namespace, that of the thread, whether the machine supports the policies.
 func (c *Config) Probe(ns *network.Namespace) error {
 	what := "network policies in mode " + c.Mode
 	few := Config{Mode: c.Mode, Count: 1}
@@ -189,7 +186,7 @@ func (c *Config) Probe(ns *network.Namespace) error {
 	}
 	err := few.rules(nodes, 0).Probe(ns, what, map[string]string{"iptables-restore": "iptables", "ip6tables-restore": "iptables", "nft": "nftables"})
 	if err != nil && c.Mode == spec.PolicyIPSet {
-		// iptables without the match can be the reason, too.
+		// The reason may be that iptables lacks the match.
 		return errors.Join(err, errors.New("the kernel needs CONFIG_NETFILTER_XT_SET for it (modprobe xt_set)"))
 	}
 	return err

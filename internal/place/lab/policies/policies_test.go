@@ -28,13 +28,13 @@ import (
 
 const count, port = 20, 7465
 
-// policed is a lab of two nodes with a pod each, or on a bridge two, and policies for them, or none if the mode is empty.
+// policed is a lab of two nodes with one pod each, or two on a bridge, with policies unless the mode is empty.
 type policed struct {
 	*lab.Lab
 	name, shape string
 }
 
-// server returns the pod to which node0/pod0 sends, and the suffix of its namespace.
+// server returns the pod to which node0/pod0 sends, and the suffix of its namespace's name.
 func (l policed) server() (place, namespace string) {
 	if l.shape == overlay.ShapeBridge {
 		return "node0/pod1", "n0p1"
@@ -86,7 +86,7 @@ func (l policed) address(t *testing.T, place string, ip int) netip.Addr {
 	return netip.Addr{}
 }
 
-// datagrams receives datagrams in a place, and returns their texts.
+// datagrams receives datagrams in a place, and returns a channel with their texts.
 func (l policed) datagrams(t *testing.T, place string) <-chan string {
 	t.Helper()
 	var conn *net.UDPConn
@@ -122,7 +122,6 @@ func next(t *testing.T, texts <-chan string) string {
 	}
 }
 
-// send sends a datagram from an address of a place.
 func (l policed) send(t *testing.T, place string, from, to netip.Addr, text string) {
 	t.Helper()
 	l.in(t, place, func() error {
@@ -136,8 +135,8 @@ func (l policed) send(t *testing.T, place string, from, to netip.Addr, text stri
 	})
 }
 
-// foreign gives node0's pod a further address from the node's pod prefix, which no policy allows. Calico's nodes have
-// a route to each address of a pod, and none to others.
+// foreign gives node0's pod another address of the node's pod prefix, which no policy allows. In Calico's shape it also needs a
+// route.
 func (l policed) foreign(t *testing.T, ip int) netip.Addr {
 	t.Helper()
 	a := network.Plus(l.address(t, "node0/pod0", ip), 200)
@@ -162,7 +161,7 @@ func (l policed) foreign(t *testing.T, ip int) netip.Addr {
 
 type policyCase struct{ shape, mode string }
 
-// cases are the modes, each in a shape that products have it in.
+// cases are the modes, each in a shape of a product that uses it.
 var cases = []policyCase{
 	{spec.ShapeFlannel, spec.PolicyIPTables},
 	{spec.ShapeCalico, spec.PolicyIPSet},
@@ -171,10 +170,10 @@ var cases = []policyCase{
 	{overlay.ShapeEBPF, spec.PolicyEBPF},
 }
 
-// TestPolicies: packets between the pods of a lab get through. Packets from an address that no policy allows do not,
-// but would without policies.
+// TestPolicies checks that packets between the pods of a lab get through, and that packets from an address that no policy
+// allows do not, but would without policies.
 func TestPolicies(t *testing.T) {
-	// Policies by eBPF are at the pods' veths, so those of the flannel shape are at a bridge too.
+	// eBPF policies are at the pods' veths, so in flannel's shape they are at bridge ports.
 	onBridge := []policyCase{{overlay.ShapeBridge, spec.PolicyIPTables}, {overlay.ShapeBridge, spec.PolicyNFTables}}
 	for _, c := range append(onBridge, cases...) {
 		for _, mode := range []string{"", c.mode} {
@@ -203,7 +202,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestEstablished: a pod gets the answers of a node, which no policy allows to open a connection to it.
+// TestEstablished checks that a pod gets the answers of a node, which no policy allows to open a connection.
 func TestEstablished(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.shape+" by "+c.mode, func(t *testing.T) {
@@ -239,7 +238,7 @@ func TestEstablished(t *testing.T) {
 	}
 }
 
-// TestCount: the kernel has as many policies as were asked for.
+// TestCount checks that the kernel has as many policies as configured.
 func TestCount(t *testing.T) {
 	for _, c := range []struct{ mode, command, chain string }{
 		{spec.PolicyIPTables, "iptables-save", ":cali-pi-"},
@@ -273,7 +272,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestGone: the programs go with the lab.
+// TestGone checks that the programs are removed with the lab.
 func TestGone(t *testing.T) {
 	l := up(t, spec.ShapeFlannel, spec.PolicyEBPF)
 	mine := ofPolicies(t)
@@ -311,7 +310,7 @@ func ofPolicies(t *testing.T) map[ebpf.ProgramID]bool {
 	return all
 }
 
-// TestLacks: the probe says what is missing for a mode, and what to do.
+// TestLacks checks that the error says what is missing for a mode, and what to do.
 func TestLacks(t *testing.T) {
 	testenv.NeedRoot(t)
 	for mode, lacks := range map[string]string{

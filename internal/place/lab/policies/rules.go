@@ -16,11 +16,11 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// version has what differs between the rules for IPv4 and IPv6.
+// version holds what differs between the rules for IPv4 and IPv6.
 type version struct {
-	// restore is the command that loads rules of iptables, digit the version in names of sets.
+	// restore is the command that loads iptables rules, digit the version in names of sets.
 	restore, digit string
-	// ip and address are nftables' names for the family and for its type of addresses.
+	// ip and address are the names of the family and of its address type in nftables.
 	ip, address string
 	family      uint8
 }
@@ -30,19 +30,19 @@ var versions = map[int]version{
 	6: {"ip6tables-restore", "6", "ip6", "ipv6_addr", unix.AF_INET6},
 }
 
-// set names the set of a policy as Calico names those of ipset, "cali40s:" and a hash.
+// set returns the name of a policy's ipset as Calico names it: "cali40s:" and a hash.
 func (v version) set(p policy) string {
 	sum := sha256.Sum256([]byte(p.name))
 	return "cali" + v.digit + "0s:" + base64.RawURLEncoding.EncodeToString(sum[:])[:22]
 }
 
-// Calico's marks (felix/rules): a policy has accepted the packet, or has passed it to the next tier.
+// Calico's marks (felix/rules): a policy has accepted the packet, or passed it to the next tier.
 const (
 	markAccept = "0x10000/0x10000"
 	markPass   = "0x20000"
 )
 
-// rules returns the rules for the policies of a node. Sets of ipset are created before.
+// rules returns the rules for the policies of a node. The ipsets must exist before they are loaded.
 func (c *Config) rules(nodes []network.Node, i int) (all network.Rules) {
 	for _, ip := range []int{4, 6} {
 		v, policies, pods := versions[ip], c.policies(nodes, ip), podsOf(nodes[i], ip)
@@ -55,9 +55,9 @@ func (c *Config) rules(nodes []network.Node, i int) (all network.Rules) {
 	return all
 }
 
-// iptablesRules returns the rules for packets to pods in the form of Calico (felix/rules, version 3.30). Its
-// dispatch chain finds a pod by its link; here it finds it by its address, as kube-router's does, because on a
-// bridge the link is not known when the rules run.
+// iptablesRules returns the rules for packets to pods as Calico writes them (felix/rules, version 3.30). But the dispatch chain
+// selects a pod by its address, as kube-router's does, and not by its link as Calico's: on a bridge, the link is not known when
+// the rules run.
 func iptablesRules(v version, sets bool, policies []policy, pods []pod) []byte {
 	var chains, rules bytes.Buffer
 	chain := func(name string) { fmt.Fprintf(&chains, ":%s - [0:0]\n", name) }
@@ -99,8 +99,8 @@ func iptablesRules(v version, sets bool, policies []policy, pods []pod) []byte {
 	return bytes.Join([][]byte{[]byte("*filter\n"), chains.Bytes(), rules.Bytes(), []byte("COMMIT\n")}, nil)
 }
 
-// nftablesRules returns a transaction for nft -f: the chains of iptablesRules as Calico writes them for nftables
-// (felix/nftables), and a map from addresses to the chains of pods.
+// nftablesRules returns a transaction for nft -f: the same chains as Calico writes them for nftables (felix/nftables), and a
+// map from addresses to the chains of pods.
 func nftablesRules(v version, policies []policy, pods []pod) []byte {
 	var b bytes.Buffer
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

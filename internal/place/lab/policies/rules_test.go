@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/testenv/golden"
 )
 
-// TestRules compares the rules of two policies with golden files.
+// TestRules compares the rules for two policies with golden files.
 func TestRules(t *testing.T) {
 	nodes := make([]network.Node, 2)
 	for i := range nodes {

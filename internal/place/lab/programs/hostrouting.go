@@ -11,10 +11,9 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// HostRouting has the programs by which the packets of one node's pods bypass its routing
-// and netfilter, and their maps: the pods of the node, and the address ranges of
-// all nodes. hostrouting.c says where each program is attached; the caller attaches
-// them. Attached programs outlive Close.
+// HostRouting holds the programs that carry packets of one node's pods past its routing and netfilter, and their maps: the pods
+// of the node, and the pod prefixes of all nodes. hostrouting.c says where the caller attaches each program. Attached programs
+// outlive Close.
 type HostRouting struct {
 	// RouteOut and TunnelOut belong on the ingress of a pod's veth on its node.
 	RouteOut, TunnelOut *ebpf.Program
@@ -27,8 +26,7 @@ type HostRouting struct {
 	objects hostroutingObjects
 }
 
-// LoadHostRouting loads the programs. Only those of the tunnel use the index of the VXLAN
-// device and the VNI.
+// LoadHostRouting loads the programs. tunnel, the index of the VXLAN device, and vni are for the tunnel programs only.
 func LoadHostRouting(tunnel, vni int) (*HostRouting, error) {
 	spec, err := loadHostrouting()
 	if err != nil {
@@ -49,8 +47,8 @@ func LoadHostRouting(tunnel, vni int) (*HostRouting, error) {
 	return p, nil
 }
 
-// AddPod adds an address of a pod of this node: with the index of its veth on the node,
-// and the MAC addresses of both ends of the link.
+// AddPod adds an address of a pod of this node, with the index of its veth on the node, and the MAC addresses of both ends of
+// the veth pair.
 func (p *HostRouting) AddPod(a netip.Addr, veth int, mac, vethMAC net.HardwareAddr) error {
 	pod := hostroutingPod{Veth: uint32(veth)}
 	copy(pod.Mac[:], mac)
@@ -61,8 +59,7 @@ func (p *HostRouting) AddPod(a netip.Addr, veth int, mac, vethMAC net.HardwareAd
 	return nil
 }
 
-// AddNode adds the range of pod addresses of a node, which is given by its IPv4
-// address; 0.0.0.0 is this node.
+// AddNode adds a pod prefix of the node with this IPv4 address; 0.0.0.0 is this node.
 func (p *HostRouting) AddNode(addresses netip.Prefix, node netip.Addr) error {
 	raw := node.As4()
 	if err := p.objects.Nodes.Put(prefixOf(addresses), binary.BigEndian.Uint32(raw[:])); err != nil {
@@ -71,7 +68,7 @@ func (p *HostRouting) AddNode(addresses netip.Prefix, node netip.Addr) error {
 	return nil
 }
 
-// prefix is a range of addresses as the programs expect it, IPv4 mapped into IPv6.
+// prefix is a prefix as the programs expect it, with IPv4 mapped into IPv6.
 type prefix struct {
 	Bits    uint32
 	Address [16]byte

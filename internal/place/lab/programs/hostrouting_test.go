@@ -34,9 +34,8 @@ var (
 // Addresses of the pod.
 const pod4, pod6 = "10.1.0.2", "fd00:1::2"
 
-// node makes the namespace of this thread a node with one pod, 10.1.0.2, and a NIC that leads to
-// another node, 192.0.2.2 and 2001:db8::2, whose pods are in 10.2.0.0/24 and fd00:2::/64.
-// 10.3.0.0/24 is on a node without a route.
+// node makes this thread's network namespace a node with one pod, 10.1.0.2, and a NIC that leads to another node, 192.0.2.2 and
+// 2001:db8::2, with pods in 10.2.0.0/24 and fd00:2::/64. There is no route to the node of 10.3.0.0/24.
 func node(t *testing.T) *HostRouting {
 	t.Helper()
 	testenv.EnterNamespace(t)
@@ -84,7 +83,6 @@ func node(t *testing.T) *HostRouting {
 	return p
 }
 
-// frame returns a UDP packet with a payload.
 func frame(from, to string, payload int) []byte {
 	a, b := netip.MustParseAddr(from), netip.MustParseAddr(to)
 	kind, header := uint16(unix.ETH_P_IP), make([]byte, 20)
@@ -101,8 +99,8 @@ func frame(from, to string, payload int) []byte {
 		copy(header[16:], b.AsSlice())
 		sum(header)
 	}
-	// To the MAC address of the loopback device, which receives packets of a test run: a packet to any
-	// other is PACKET_OTHERHOST.
+	// The destination is the MAC address of the loopback device, which receives packets of a test run: packets to others are
+	// PACKET_OTHERHOST.
 	f := append(make([]byte, 12), byte(kind>>8), byte(kind))
 	f = append(f, header...)
 	return append(f, make([]byte, 8+payload)...)
@@ -184,8 +182,7 @@ func TestPodPrograms(t *testing.T) {
 		"wrong IP version":                {change(frame(remote4, pod4, 10), func(ip []byte) { ip[0] = 0x65 }), kernels},
 		"wrong IP version, IPv6": {change(frame(remote6, pod6, 10), func(ip []byte) { ip[0] = 0x40 }),
 			kernels},
-		// The kernel runs no program on less than a header. A tunnel can deliver less; the lab's
-		// tests cover that.
+		// A test run needs at least an Ethernet header. A tunnel can deliver less, which the lab's tests cover.
 		"IP header only": {frame(pod4, remote4, 0)[:14+20], verdicts{next, next, next, redirect}},
 		"ARP":            {append(append(make([]byte, 12), 8, 6), make([]byte, 28)...), kernels},
 		"VLAN":           {append(append(make([]byte, 12), 0x81, 0, 0, 1), frame(remote4, pod4, 10)[12:]...), kernels},
@@ -213,8 +210,8 @@ func TestPodPrograms(t *testing.T) {
 	}
 }
 
-// verdict runs a program on a frame. It checks what the program changes: nothing, or, if it redirects what it
-// routes, the TTL with the checksum, and the MAC addresses to those of the pod.
+// verdict runs a program on a frame, and checks what the program changes: nothing or, if it routes and redirects the packet,
+// the TTL with the checksum, and the MAC addresses to those of the pod.
 func verdict(t *testing.T, name string, program *ebpf.Program, frame []byte, routes bool) int32 {
 	t.Helper()
 	out := make([]byte, len(frame))

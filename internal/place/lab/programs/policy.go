@@ -10,14 +10,14 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Policies has the programs that apply network policies to a node's pods, and their maps:
-// see policy.c. Attached programs outlive Close, until their device is removed.
+// Policies holds the programs that apply network policies to a node's pods, and their maps: see policy.c. Attached programs
+// outlive Close, until their device is removed.
 type Policies struct {
 	objects policyObjects
 }
 
-// LoadPolicies loads the programs. addresses and allowed size their maps: the ranges of
-// addresses that have an identity, and the allowed pairs of a pod and an identity.
+// LoadPolicies loads the programs. Their maps have room for this many prefixes with an identity, and for this many allowed
+// pairs of a pod and an identity.
 func LoadPolicies(addresses, allowed int) (*Policies, error) {
 	p := new(Policies)
 	if err := loadSized(loadPolicy, map[string]int{policyMapIdentities: addresses, policyMapAllowed: allowed}, &p.objects); err != nil {
@@ -26,8 +26,8 @@ func LoadPolicies(addresses, allowed int) (*Policies, error) {
 	return p, nil
 }
 
-// AddPod adds a range of addresses of a pod on the node. Allow knows the pod by its number. From
-// then on packets to it are dropped unless they are allowed.
+// AddPod adds a prefix of a pod on the node. pod is its number for Allow. From then on, packets to it are dropped unless they
+// are allowed.
 func (p *Policies) AddPod(pod uint32, addresses netip.Prefix) error {
 	if err := p.objects.Pods.Put(prefixOf(addresses), pod); err != nil {
 		return fmt.Errorf("add pod %s: %w", addresses, err)
@@ -35,7 +35,7 @@ func (p *Policies) AddPod(pod uint32, addresses netip.Prefix) error {
 	return nil
 }
 
-// Identify gives a range of addresses an identity.
+// Identify gives a prefix an identity.
 func (p *Policies) Identify(addresses netip.Prefix, identity uint32) error {
 	if err := p.objects.Identities.Put(prefixOf(addresses), identity); err != nil {
 		return fmt.Errorf("add identity %d of %s: %w", identity, addresses, err)
@@ -43,7 +43,7 @@ func (p *Policies) Identify(addresses netip.Prefix, identity uint32) error {
 	return nil
 }
 
-// Allow lets packets from addresses that have an identity reach a pod.
+// Allow lets packets from addresses with an identity reach a pod.
 func (p *Policies) Allow(pod, identity uint32) error {
 	if err := p.objects.Allowed.Put(policyEntry{Pod: pod, Identity: identity}, uint8(1)); err != nil {
 		return fmt.Errorf("allow identity %d at pod %d: %w", identity, pod, err)
@@ -51,19 +51,18 @@ func (p *Policies) Allow(pod, identity uint32) error {
 	return nil
 }
 
-// AttachFromPod attaches the program for packets from a pod to the ingress of its veth on the
-// node, by its index in the thread's network namespace. It runs before tc filters there.
+// AttachFromPod attaches the program for packets from a pod to the ingress of its veth on the node, given by its index in the
+// thread's network namespace. It runs before tc filters.
 func (p *Policies) AttachFromPod(veth int) error {
 	return attachTCX(veth, p.objects.PolicyFromPod, ebpf.AttachTCXIngress)
 }
 
-// AttachToPod attaches the program for packets to pods: to the egress of a pod's veth, or to the
-// ingress of a NIC.
+// AttachToPod attaches the program for packets to pods to the egress of a pod's veth, or to the ingress of a NIC.
 func (p *Policies) AttachToPod(device int, at ebpf.AttachType) error {
 	return attachTCX(device, p.objects.PolicyToPod, at)
 }
 
-// attachTCX attaches a program for as long as the device exists.
+// attachTCX attaches a program until the device is removed.
 func attachTCX(device int, program *ebpf.Program, at ebpf.AttachType) error {
 	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: device, Program: program, Attach: at}); err != nil {
 		return fmt.Errorf("attach eBPF program to device %d (tcx, Linux 6.6 or later): %w", device, err)

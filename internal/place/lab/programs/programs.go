@@ -1,9 +1,8 @@
 //go:build linux
 
-// Package programs loads the eBPF programs of the lab: the one that makes a veth treat flow hashes
-// as a wire does, those by which pods' packets bypass routing and netfilter as with Cilium,
-// those of socket-level Services, and those of network policies. place/lab attaches them, and
-// fills their maps through this package. The C is in bpf/lab.
+// Package programs loads the eBPF programs of the lab: one that resets flow hashes on a veth that stands for a wire, and those
+// for host routing as in Cilium, socket-level Services, and network policies. place/lab attaches them, and fills their maps
+// through this package. The C sources are in bpf/lab.
 package programs
 
 import (
@@ -19,9 +18,8 @@ import (
 //go:generate bpf2go -tags linux -target bpfel policy ../../../../bpf/lab/policy.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
 //go:generate bpf2go -tags linux -target bpfel service ../../../../bpf/lab/service.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
 
-// LoadRehash loads the program that replaces the sender's flow hash of a packet by
-// the one that a NIC would compute. The caller attaches it to the egress of a
-// veth that stands for a wire, and closes it.
+// LoadRehash loads the program that replaces the sender's flow hash with the one that a NIC would compute. The caller attaches
+// it to the egress of a veth that stands for a wire, and closes it.
 func LoadRehash() (*ebpf.Program, error) {
 	var objects wireObjects
 	if err := loadWireObjects(&objects, nil); err != nil {
@@ -30,8 +28,7 @@ func LoadRehash() (*ebpf.Program, error) {
 	return objects.Rehash, nil
 }
 
-// loadSized loads programs into objects, which bpf2go generated for them. entries has the sizes of maps,
-// by name.
+// loadSized loads programs into objects, which bpf2go has generated. entries holds the sizes of maps, by name.
 func loadSized(read func() (*ebpf.CollectionSpec, error), entries map[string]int, objects any) error {
 	explain := process.Loading()
 	spec, err := read()

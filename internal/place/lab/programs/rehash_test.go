@@ -29,7 +29,7 @@ func rehash(t *testing.T) *ebpf.Program {
 	return prog
 }
 
-// TestRehashRun checks that the program passes every packet on unchanged.
+// TestRehashRun checks that the program passes every packet unchanged.
 func TestRehashRun(t *testing.T) {
 	testenv.EnterNamespace(t)
 	prog := rehash(t)
@@ -58,8 +58,8 @@ func TestRehashRun(t *testing.T) {
 	}
 }
 
-// TestRehashOnWire checks the program's effect across a veth. A packet arrives with its sender's hash;
-// with the program, sockets that send the same headers get the same hash, as from a NIC.
+// TestRehashOnWire checks the program's effect across a veth pair. A packet arrives with its sender's hash; with the program,
+// packets of different sockets with the same headers have the same hash, as from a NIC.
 func TestRehashOnWire(t *testing.T) {
 	far := testenv.EnterNamespace(t)
 	near := testenv.EnterNamespace(t)
@@ -77,8 +77,7 @@ func TestRehashOnWire(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Each dial draws a hash for its socket (sk_set_txhash in include/net/sock.h), which its
-	// packets carry.
+	// Each socket has a random hash (sk_set_txhash in include/net/sock.h), which its packets carry.
 	hash := func() uint32 {
 		conn, err := net.DialUDP("udp", &net.UDPAddr{Port: 4660}, &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 4789})
 		if err != nil {

@@ -12,25 +12,24 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Services has the programs that translate the addresses of Services to those of
-// backends for the sockets of a cgroup, and their maps: see service.c.
+// Services holds the programs that translate addresses of Services to those of backends for the sockets of a cgroup, and their
+// maps: see service.c.
 type Services struct {
 	objects serviceObjects
-	// known is the number of Services so far, and so the ID of the next.
+	// known is the number of Services, and so the ID of the next one.
 	known uint32
 }
 
 // Backends is a Service and its backends.
 type Backends struct {
-	// Service is the address of the Service, of the same IP version as its backends;
-	// Protocol is a number such as unix.IPPROTO_TCP.
+	// Service is the address of the Service, of the same IP version as its backends. Protocol is a number such as
+	// unix.IPPROTO_TCP.
 	Service  netip.AddrPort
 	Protocol uint8
 	Backends []netip.AddrPort
 }
 
-// LoadServices loads the programs, with room for a number of Services, and for a number
-// of backends in all.
+// LoadServices loads the programs, with room for this many Services, and this many backends in total.
 func LoadServices(services, backends int) (*Services, error) {
 	s := new(Services)
 	if err := loadSized(loadService, map[string]int{serviceMapServices: services, serviceMapBackends: backends}, &s.objects); err != nil {
@@ -59,12 +58,12 @@ func (s *Services) Add(b Backends) error {
 	return nil
 }
 
-// ServiceBackends is the map of backends of the programs that are attached to a cgroup.
+// ServiceBackends is the map of backends that the programs attached to a cgroup use.
 type ServiceBackends struct {
 	backends *ebpf.Map
 }
 
-// OpenServiceBackends opens the map of the programs of a cgroup, given as for Attach.
+// OpenServiceBackends opens the map of the programs attached to a cgroup, which is given as for Attach.
 func OpenServiceBackends(cgroup int) (*ServiceBackends, error) {
 	attached, err := link.QueryPrograms(link.QueryOptions{Target: cgroup, Attach: ebpf.AttachCGroupInet4Connect})
 	if err != nil {
@@ -79,7 +78,7 @@ func OpenServiceBackends(cgroup int) (*ServiceBackends, error) {
 	return nil, errors.New("the cgroup has no programs of services")
 }
 
-// mapOf opens the map of that name that a program uses; nil if it uses none.
+// mapOf opens the map with this name that a program uses, or returns nil.
 func mapOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -104,7 +103,7 @@ func mapOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	return nil, nil
 }
 
-// Replace replaces the nth backend of a Service, which is given by its number in the order of Add.
+// Replace replaces the nth backend of a Service, given by its number in the order of Add.
 func (s *ServiceBackends) Replace(service, n int, to netip.AddrPort, protocol uint8) error {
 	if err := s.backends.Update(serviceSlot{Service: uint32(service), Number: uint32(n)}, serviceAddressOf(to, protocol), ebpf.UpdateExist); err != nil {
 		return fmt.Errorf("replace backend %d of service %d: %w", n, service, err)
@@ -115,8 +114,8 @@ func (s *ServiceBackends) Replace(service, n int, to netip.AddrPort, protocol ui
 // Close closes the map.
 func (s *ServiceBackends) Close() error { return s.backends.Close() }
 
-// Attach attaches the programs to a cgroup, given by a descriptor of its cgroup v2
-// directory. They stay as long as the cgroup does, and outlive Close.
+// Attach attaches the programs to a cgroup, given by a file descriptor of its cgroup v2 directory. They outlive Close, and stay
+// until the cgroup is removed.
 func (s *Services) Attach(cgroup int) error {
 	for _, hook := range []struct {
 		name    string
@@ -146,8 +145,7 @@ func (s *Services) Attach(cgroup int) error {
 // Close closes programs and maps.
 func (s *Services) Close() error { return s.objects.Close() }
 
-// serviceAddressOf returns an address as the programs expect it: in network byte order,
-// and IPv4 mapped into IPv6.
+// serviceAddressOf returns an address as the programs expect it: in network byte order, with IPv4 mapped into IPv6.
 func serviceAddressOf(a netip.AddrPort, protocol uint8) serviceAddress {
 	out := serviceAddress{Protocol: uint16(protocol)}
 	ip := a.Addr().As16()

@@ -20,12 +20,11 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// The kernel has no test run for these programs, so a process in a cgroup makes the calls: this
-// binary, with servicesChild in its environment.
+// The kernel has no test run for these programs, so a process in a cgroup makes the system calls: this binary with
+// servicesChild in its environment.
 const servicesChild = "SLIPSTREAM_TEST_SERVICES"
 
-// task says what the process in the cgroup does. The backends are the first address and the two
-// after it.
+// task is what the process in the cgroup does. The backends are the first address and the two after it.
 type task struct {
 	service, otherPort, noBackend netip.AddrPort
 	backend                       netip.AddrPort
@@ -42,7 +41,7 @@ var (
 	}
 )
 
-// mapped returns the same task over IPv4, with IPv6 sockets.
+// mapped returns the same task over IPv4 with IPv6 sockets.
 func (a task) mapped() task {
 	for _, p := range []*netip.AddrPort{&a.service, &a.otherPort, &a.noBackend, &a.backend} {
 		*p = netip.AddrPortFrom(netip.AddrFrom16(p.Addr().As16()), p.Port())
@@ -111,7 +110,7 @@ func TestServices(t *testing.T) {
 	if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo"}}); err != nil {
 		t.Fatal(err)
 	}
-	// Make the whole network local.
+	// Make all addresses of the network local.
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +121,7 @@ func TestServices(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	// IPv6 does not send from an address that is local but on no device, unless allowed.
+	// IPv6 needs permission to send from an address that is local but on no device.
 	if err := os.WriteFile("/proc/sys/net/ipv6/ip_nonlocal_bind", []byte("1"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +171,6 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// use performs the task.
 func (a task) use() error {
 	tcp, err := a.listen(unix.SOCK_STREAM)
 	if err != nil {
@@ -233,7 +231,7 @@ func (a task) reachTCP(listener int) (at netip.AddrPort, err error) {
 	return addrPortOf(own), nil
 }
 
-// reachUDP asks the Service by a connected socket or one that is not, and returns the backend that answered.
+// reachUDP sends a request to the Service, from a connected or an unconnected socket, and returns the backend that answered.
 func (a task) reachUDP(server int, connected bool) (at netip.AddrPort, err error) {
 	fd, err := unix.Socket(a.domain(), unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -283,13 +281,12 @@ func (a task) domain() int {
 	return unix.AF_INET
 }
 
-// listen listens on all addresses.
 func (a task) listen(kind int) (int, error) {
 	fd, err := unix.Socket(a.domain(), kind, 0)
 	if err != nil {
 		return -1, err
 	}
-	// Closed connections keep the port for a while.
+	// Closed connections hold the port for a while.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return -1, err
 	}
@@ -310,7 +307,7 @@ func (a task) listen(kind int) (int, error) {
 	return fd, unix.SetsockoptInt(fd, level, option, 1)
 }
 
-// answerUDP returns a datagram to its sender, from the address that it was sent to.
+// answerUDP returns a datagram to its sender, from the address to which it was sent.
 func (a task) answerUDP(fd int) (at netip.AddrPort, err error) {
 	oob := make([]byte, 64)
 	_, n, _, from, err := unix.Recvmsg(fd, make([]byte, 8), oob, 0)

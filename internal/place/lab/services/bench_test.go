@@ -19,14 +19,12 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// BenchmarkServiceChange replaces one backend of a service by another, over and over
-// (-benchtime 5x: five times), on both nodes of a lab at once. ms/change is the median
-// time from writing the rules to the end of the command that loads them, or of the map's
-// update; from then on no connection takes the backend that was (TestBackendChanges).
+// BenchmarkServiceChange replaces one backend of a service by another, again and again (-benchtime 5x: five times), on both
+// nodes of a lab at once. ms/change is the median time from writing the rules to the end of the command that loads them, or of
+// the map update. From then on no connection takes the old backend (TestBackendChanges).
 //
-// ms/load is how long all rules of one node take to be loaded, and KiB/load what the
-// kernel's memory grows by then (Slab, VmallocUsed and Percpu of /proc/meminfo): means
-// of three, true to some hundred KiB on a quiet machine. In mode ebpf one load is for all
+// ms/load is the time to load all rules of one node, and KiB/load the growth of the kernel's memory (Slab, VmallocUsed and
+// Percpu of /proc/meminfo): means of three, exact to some hundred KiB on a quiet machine. In mode ebpf, one load is for all
 // nodes of the machine.
 func BenchmarkServiceChange(b *testing.B) {
 	testenv.NeedRoot(b)

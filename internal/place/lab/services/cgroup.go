@@ -18,14 +18,14 @@ import (
 	"slipstream.dev/internal/place/lab/programs"
 )
 
-// CgroupPath returns the cgroup of a lab's pods, at the top of the hierarchy. The programs attached to
-// it are removed with it.
+// CgroupPath returns the path of the cgroup of a lab's pods, below the root of the hierarchy. Programs that are attached to it
+// are removed with it.
 func CgroupPath(lab string) (string, error) {
 	root, err := cgroupRoot("/proc/self/mountinfo")
 	return filepath.Join(root, "slip-"+lab), err
 }
 
-// cgroupRoot returns where cgroup v2 is mounted.
+// cgroupRoot returns the mount point of cgroup v2.
 func cgroupRoot(mountinfo string) (string, error) {
 	text, err := os.ReadFile(mountinfo)
 	if err != nil {
@@ -44,8 +44,8 @@ func cgroupRoot(mountinfo string) (string, error) {
 
 var errNoCgroup = errors.New("services in mode ebpf need cgroup v2, which is not mounted: mkdir /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified")
 
-// Attach creates the cgroup of a lab, and attaches the programs that translate the service addresses to which
-// its sockets connect. It returns how long that took.
+// Attach creates the cgroup of a lab, and attaches the programs that translate service addresses for its sockets. It returns
+// how long that took.
 func (s *Config) Attach(lab string, nodes []network.Node) (took time.Duration, err error) {
 	services := s.services(nodes)
 	begin := time.Now()
@@ -76,7 +76,7 @@ func makeTranslation(lab string, services []service) error {
 	if err != nil {
 		return err
 	}
-	defer loaded.Close() // the cgroup holds them from then on
+	defer loaded.Close() // the cgroup holds the attached programs
 	for _, s := range services {
 		if err := loaded.Add(programs.Backends{Service: s.address, Protocol: protocolNumbers[s.transport.Protocol], Backends: s.backends}); err != nil {
 			return err
@@ -98,11 +98,11 @@ func OpenCgroup(lab string) (*os.File, error) {
 	return dir, nil
 }
 
-// emptied bounds how long the kernel takes to notice that the processes of a cgroup are gone.
+// emptied limits how long the kernel may take to notice that the processes of a cgroup are gone.
 const emptied = 10 * time.Second
 
-// RemoveCgroup removes the cgroup of a lab whose processes have been killed, once the kernel has noticed
-// that they are gone. It is no error if there is none.
+// RemoveCgroup removes the cgroup of a lab whose processes have been killed, once the kernel has noticed that they are gone. If
+// there is no cgroup, that is no error.
 func RemoveCgroup(ctx context.Context, lab string) error {
 	path, err := CgroupPath(lab)
 	if errors.Is(err, errNoCgroup) {

@@ -19,21 +19,21 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Changer replaces backends of the services of a lab that is up, as kube-proxy does where there are more than
-// a thousand endpoints, or Cilium's agent. It knows which backends the services have at present.
+// Changer replaces backends of the services of a running lab, as kube-proxy does if there are more than a thousand endpoints,
+// or as Cilium's agent does. It tracks the current backends of the services.
 type Changer struct {
 	mode     string
 	services []service
-	// next is the index of the service whose backend is replaced next.
+	// next counts the replacements: it selects the next service and backend.
 	next int
-	// stale are the chains that the last batch of an IP version flushed, which the next one deletes.
+	// stale holds, by IP version, the chains that the last batch flushed and the next one deletes.
 	stale map[int][]string
-	// spaces are the namespaces of all nodes, which each have the rules; backends is the map in mode ebpf.
+	// spaces are the namespaces of all nodes, each of which has all rules. backends is the map in mode ebpf.
 	spaces   []*network.Namespace
 	backends *programs.ServiceBackends
 }
 
-// Changer returns one for a lab that has just come up. The services to which clients connect come last.
+// Changer returns a Changer for a lab that has just come up. It replaces backends of services to which clients connect last.
 func (s *Config) Changer(nodes []network.Node) *Changer {
 	return s.changer(s.services(nodes), len(s.Servers))
 }
@@ -42,8 +42,7 @@ func (s *Config) changer(services []service, first int) *Changer {
 	return &Changer{mode: s.Mode, services: services, next: first, stale: make(map[int][]string)}
 }
 
-// Open prepares the Changer to load its rules in the namespaces of a lab's nodes. The caller closes them after the
-// Changer.
+// Open prepares the Changer to load rules in the namespaces of a lab's nodes. The caller closes these after the Changer.
 func (c *Changer) Open(lab string, spaces []*network.Namespace) error {
 	c.spaces = spaces
 	if c.mode != spec.ServiceEBPF {
@@ -68,13 +67,13 @@ func (c *Changer) Close() error {
 	return c.backends.Close()
 }
 
-// syncPeriod is kube-proxy's default of --min-sync-period: the least time from the end of a batch of rules to the
+// syncPeriod is the default of kube-proxy's --min-sync-period: the minimum time between the end of a batch of rules and the
 // beginning of the next (pkg/proxy/runner/bounded_frequency_runner.go).
 const syncPeriod = time.Second
 
-// Run replaces perSecond backends per second until ctx ends, and returns how many it has replaced. It goes round the
-// services, one backend of each at a time. Changes that come while rules are loaded, or within syncPeriod after that, go
-// into one batch.
+// Run replaces perSecond backends per second until ctx ends, and returns how many it has replaced. It takes the services in
+// turn, one backend of each. Changes that are due while rules are being loaded, or within syncPeriod after that, form one
+// batch.
 func (c *Changer) Run(ctx context.Context, perSecond int) (made int, err error) {
 	begin, every := time.Now(), time.Second/time.Duration(perSecond)
 	timer := time.NewTimer(every)
@@ -86,7 +85,7 @@ func (c *Changer) Run(ctx context.Context, perSecond int) (made int, err error) 
 		case <-timer.C:
 		}
 		n := int(time.Since(begin)/every) - made
-		// A batch that has begun is completed on all nodes.
+		// Complete a batch on all nodes once it has begun.
 		before, err := c.replaceNext(n)
 		if err == nil {
 			err = c.load(context.WithoutCancel(ctx), before)
@@ -105,7 +104,7 @@ func (c *Changer) Run(ctx context.Context, perSecond int) (made int, err error) 
 	}
 }
 
-// replaceNext replaces n backends, which are one batch.
+// replaceNext replaces the next n backends, which form one batch.
 func (c *Changer) replaceNext(n int) (before batch, err error) {
 	before = make(batch)
 	for range n {
@@ -124,7 +123,7 @@ func (c *Changer) replaceNext(n int) (before batch, err error) {
 	return before, nil
 }
 
-// spare returns an address of a service's server that none of its backends has. There is one more address than backends.
+// spare returns an address of a service's server that is not one of its backends. There is one more address than backends.
 func (s *service) spare() (netip.AddrPort, error) {
 	for j := range len(s.backends) + 1 {
 		if to := netip.AddrPortFrom(network.Plus(s.first, j), servicePort); !slices.Contains(s.backends, to) {
@@ -134,10 +133,11 @@ func (s *service) spare() (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("service %s has no spare address", s.name)
 }
 
-// batch maps the index of each service that changes to the backends that it had before.
+// batch maps the index of each changed service to its previous backends.
 type batch map[int][]netip.AddrPort
 
-// replace replaces the nth backend of the ith service: in mode ebpf at once, otherwise once the batch is loaded.
+// replace replaces the nth backend of the ith service. In mode ebpf that takes effect immediately, otherwise once the batch is
+// loaded.
 func (c *Changer) replace(before batch, i, n int, to netip.AddrPort) error {
 	s := &c.services[i]
 	if before[i] == nil {
@@ -171,7 +171,7 @@ func (c *Changer) load(ctx context.Context, before batch) error {
 	return nil
 }
 
-// rules returns what kube-proxy loads for a batch, one IP version after the other.
+// rules returns what kube-proxy loads for a batch, first for IPv4, then for IPv6.
 func (c *Changer) rules(before batch) (all network.Rules) {
 	for _, ip := range []int{4, 6} {
 		var changed []int
@@ -191,8 +191,8 @@ func (c *Changer) rules(before batch) (all network.Rules) {
 	return all
 }
 
-// iptables returns the rules of services that have changed. kube-proxy removes the chains of old backends every half a
-// minute in so large a cluster; a lab leaves them.
+// iptables returns the rules of changed services. In so large a cluster, kube-proxy removes the chains of old backends every
+// half minute; a lab keeps them.
 func (c *Changer) iptables(ip int, changed []int) network.Command {
 	all := slices.DeleteFunc(slices.Clone(c.services), func(s service) bool { return s.transport.IP != ip })
 	var some []service
@@ -202,8 +202,8 @@ func (c *Changer) iptables(ip int, changed []int) network.Command {
 	return network.Restore(versions[ip].restore, iptablesRules(all, some))
 }
 
-// nftables returns the transactions of a batch: kube-proxy deletes the chains that it flushed before, looks for chains
-// that nobody needs, and writes those of services that have changed.
+// nftables returns the transactions of a batch. As kube-proxy does, it deletes the chains that the previous batch has flushed,
+// lists chains and sets, and writes the chains of changed services.
 func (c *Changer) nftables(ip int, changed []int, before batch) (all network.Rules) {
 	v := versions[ip]
 	var deleted, text []byte
@@ -229,13 +229,13 @@ func (c *Changer) nftables(ip int, changed []int, before batch) (all network.Rul
 	return append(all, network.NFT(text))
 }
 
-// without returns the backends in before that a service no longer has.
+// without returns the backends in before that are no longer those of the service.
 func (s service) without(before []netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(slices.Clone(before), func(b netip.AddrPort) bool { return slices.Contains(s.backends, b) })
 }
 
-// forget deletes the conntrack entries of UDP flows through a service to backends that are gone, in the thread's
-// namespace: a client that sends from the same port again would still reach the old backend.
+// forget deletes the conntrack entries of UDP flows to replaced backends, in the thread's network namespace: otherwise a client
+// that sends from the same port again would still reach the old backend.
 func (c *Changer) forget(before batch) error {
 	filters := make(map[int][]netlink.CustomConntrackFilter) // by IP version
 	for i, had := range before {

@@ -12,8 +12,8 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// A batch of nftables flushes and deletes only chains that exist, and keeps those of all backends. Services have
-// fewer backends than a batch has changes, so a backend may come and go within it.
+// TestBatchesOfNFTables checks that a batch of nftables flushes and deletes only existing chains, and keeps those of all
+// backends. Services have fewer backends than a batch has changes, so a backend may come and go within a batch.
 func TestBatchesOfNFTables(t *testing.T) {
 	config := Config{Mode: spec.ServiceNFTables, Backends: 2, Total: 5, OtherBackends: 2, Servers: []place.Position{{Node: 1}}, Transports: []place.Transport{
 		{IP: 4, Protocol: "tcp"}, {IP: 4, Protocol: "udp"}, {IP: 6, Protocol: "tcp"},
@@ -21,7 +21,7 @@ func TestBatchesOfNFTables(t *testing.T) {
 	nodes := twoNodes(1)
 	config.Assign(nodes)
 	c := config.Changer(nodes)
-	chains := make(map[string]bool) // whether its rules were flushed last, by family and name
+	chains := make(map[string]bool) // whether the chain was last flushed, by family and name
 	run := func(text []byte) {
 		for line := range strings.Lines(string(text)) {
 			f := strings.Fields(line)

@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// What the tests of whole labs, which are in services_test, need of this package.
+// What services_test, which has the tests of whole labs, needs of this package.
 
 const Port = servicePort
 
@@ -23,16 +23,14 @@ type Service = service
 func (s service) Address() netip.AddrPort    { return s.address }
 func (s service) Backends() []netip.AddrPort { return s.backends }
 
-// All returns the services of a lab that has two nodes with that number of pods
-// each.
+// All returns the services of a lab of two nodes with this many pods each.
 func (s *Config) All(pods int) []Service {
 	nodes := twoNodes(pods)
 	s.Assign(nodes)
 	return s.services(nodes)
 }
 
-// Loader returns a function that loads services as a lab does: in a namespace or,
-// in mode ebpf, a cgroup of that name.
+// Loader returns a function that loads services as a lab does: in a network namespace or, in mode ebpf, for a cgroup.
 func Loader(mode string, services []Service) func(ctx context.Context, ns *network.Namespace, cgroup string) error {
 	if mode == spec.ServiceEBPF {
 		return func(_ context.Context, _ *network.Namespace, cgroup string) error {

@@ -14,19 +14,18 @@ import (
 	"slipstream.dev/internal/place/lab/network"
 )
 
-// family has what differs between the rules for IPv4 and IPv6.
+// family holds what differs between the rules for IPv4 and IPv6.
 type family struct {
 	family nftables.TableFamily
 	// source and destination are the offsets of the addresses in the header.
 	source, destination uint32
-	// pods of the node, of the cluster, and the multicast range.
+	// pods and cluster are the prefixes of the pods of the node and of all nodes, multicast is the multicast range.
 	pods, cluster, multicast netip.Prefix
 }
 
-// Filter adds to a node the rules that every packet passes on a Kubernetes node: those of kube-proxy in
-// the forward chain, because of which connections are tracked, and flannel's masquerading, which does not
-// apply between pods. kubeproxy.go adds the rules of services; there is no network policy. Calico's
-// shape has flannel's masquerading too, so that shapes differ only in how packets travel.
+// Filter adds the rules that every packet passes on a Kubernetes node: those of kube-proxy in the forward chain, which make the
+// kernel track connections, and flannel's masquerading, which does not apply between pods. The shape of Calico has flannel's
+// masquerading too, so that shapes differ only in how packets travel. kubeproxy.go has the rules of services.
 func Filter(ns *network.Namespace, n network.Node) error {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
 	if err != nil {
@@ -44,7 +43,7 @@ func Filter(ns *network.Namespace, n network.Node) error {
 	return nil
 }
 
-// markMasquerade is kube-proxy's mark on what it masquerades.
+// markMasquerade is kube-proxy's mark on packets to masquerade.
 const markMasquerade = 0x4000
 
 func (f family) add(conn *nftables.Conn) {
@@ -78,7 +77,7 @@ func (f family) add(conn *nftables.Conn) {
 	)
 }
 
-// rule is a verdict on packets that meet all conditions.
+// rule returns a rule: a verdict on packets that meet all conditions.
 func rule(verdict expr.Any, conditions ...[]expr.Any) []expr.Any {
 	var all []expr.Any
 	for _, c := range conditions {
@@ -87,7 +86,7 @@ func rule(verdict expr.Any, conditions ...[]expr.Any) []expr.Any {
 	return append(all, verdict)
 }
 
-// address matches packets whose address is in a prefix, or is not.
+// address matches packets whose address is, or is not, in a prefix.
 func address(offset uint32, op expr.CmpOp, p netip.Prefix) []expr.Any {
 	bytes := p.Addr().BitLen() / 8
 	return []expr.Any{
@@ -97,7 +96,7 @@ func address(offset uint32, op expr.CmpOp, p netip.Prefix) []expr.Any {
 	}
 }
 
-// tracked matches packets that conntrack has in one of these states.
+// tracked matches packets in one of these conntrack states.
 func tracked(bits uint32) []expr.Any {
 	return append([]expr.Any{&expr.Ct{Register: 1, Key: expr.CtKeySTATE}}, anyBit(bits)...)
 }

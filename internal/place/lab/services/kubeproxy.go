@@ -13,21 +13,20 @@ import (
 	"slipstream.dev/internal/place/lab/network"
 )
 
-// The rules that kube-proxy of Kubernetes 1.34 writes (pkg/proxy/iptables/proxier.go and
-// pkg/proxy/nftables/proxier.go), without those of KUBE-FORWARD: every node of a lab has them in another
-// table (filter.go).
+// The rules that kube-proxy of Kubernetes 1.34 writes (pkg/proxy/iptables/proxier.go and pkg/proxy/nftables/proxier.go). Those
+// of KUBE-FORWARD are missing, because every node of a lab has them in another table (filter.go).
 
 // serviceNamespace is the namespace of a lab's services. Their ports are named after protocols.
 const serviceNamespace = "slipstream"
 
-// version has what differs between kube-proxy's rules for IPv4 and IPv6, which it writes separately.
+// version holds what differs between kube-proxy's rules for IPv4 and IPv6, which it writes separately.
 type version struct {
 	// cluster is the prefix of all pods, clusterIPs that of all services.
 	cluster, clusterIPs netip.Prefix
-	// restore is the command that loads rules of iptables. notLocal excludes node ports on localhost, as
-	// kube-proxy does by default.
+	// restore is the command that loads iptables rules. notLocal excludes node ports on localhost, as kube-proxy does by
+	// default.
 	restore, notLocal string
-	// ip and address are nftables' names for the family and for its type of addresses.
+	// ip and address are the names of the family and of its address type in nftables.
 	ip, address string
 }
 
@@ -39,14 +38,14 @@ var versions = map[int]version{
 // largeCluster is the number of endpoints above which kube-proxy writes no comments.
 const largeCluster = 1000
 
-// hash is the part of chain names that makes them unique.
+// hash returns the part of chain names that makes them unique.
 func hash(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "")))
 	return base32.StdEncoding.EncodeToString(sum[:])
 }
 
-// iptablesRules returns input for iptables-restore --noflush, which replaces the chains that it names: all
-// chains of services that have changed, and no others. All services are of one IP version.
+// iptablesRules returns input for iptables-restore --noflush, which replaces the chains that it names: those of changed
+// services. All services have the same IP version.
 func iptablesRules(services, changed []service) []byte {
 	v := versions[services[0].transport.IP]
 	endpoints := 0
@@ -136,8 +135,8 @@ func (s service) iptablesEndpoint(b netip.AddrPort) string {
 	return "KUBE-SEP-" + hash(s.portName(), s.transport.Protocol, b.String())[:16]
 }
 
-// nftablesTable returns kube-proxy's table without services. It omits the node's address in the set of
-// node port addresses, as no service has a node port.
+// nftablesTable returns kube-proxy's table without services. It omits the node's address from the set of node port addresses,
+// because no service has a node port.
 func nftablesTable(v version) []byte {
 	return []byte(strings.NewReplacer("$ip", v.ip, "$address", v.address, "$services", v.clusterIPs.String()).Replace(nftablesText))
 }
@@ -191,8 +190,8 @@ add rule $ip kube-proxy services $ip daddr . meta l4proto . th dport vmap @servi
 add rule $ip kube-proxy services $ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
 `
 
-// nftablesRules returns a transaction for nft -f that rewrites the chains of a service and of all its
-// backends, however few of them have changed.
+// nftablesRules returns a transaction for nft -f that rewrites the chains of a service and of all its backends, even if only
+// some have changed.
 func nftablesRules(s service) []byte {
 	var b bytes.Buffer
 	v, protocol, chain := versions[s.transport.IP], s.transport.Protocol, s.nftablesChain()

@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/testenv/golden"
 )
 
-// twoNodes returns the nodes of a lab with services, each with that number of pods.
+// twoNodes returns the nodes of a lab with services, each with this many pods.
 func twoNodes(pods int) []network.Node {
 	nodes := make([]network.Node, 2)
 	for i := range nodes {
@@ -30,7 +30,7 @@ func twoNodes(pods int) []network.Node {
 	return nodes
 }
 
-// The rules are those of kube-proxy, word for word.
+// TestKubeProxyRules checks that the rules are literally those of kube-proxy.
 func TestKubeProxyRules(t *testing.T) {
 	c := Config{Backends: 3, Total: 2, Servers: []place.Position{{Node: 1}}, Transports: []place.Transport{
 		{IP: 4, Protocol: "tcp"}, {IP: 4, Protocol: "udp"}, {IP: 6, Protocol: "tcp"}, {IP: 6, Protocol: "udp"},
@@ -43,8 +43,8 @@ func TestKubeProxyRules(t *testing.T) {
 			golden.Compare(t, fmt.Sprintf("testdata/%s%d.txt", mode, 4+2*i), string(got.Text))
 		}
 	}
-	// Names of kube-proxy's own tests (pkg/proxy/iptables/proxier_test.go and
-	// pkg/proxy/nftables/helpers_test.go, and the comments in pkg/proxy/nftables/proxier.go).
+	// Names from kube-proxy's tests (pkg/proxy/iptables/proxier_test.go and pkg/proxy/nftables/helpers_test.go), and from
+	// comments in pkg/proxy/nftables/proxier.go.
 	for got, want := range map[string]string{
 		hash("ns1/svc1:p80", "tcp")[:16]:                    "XPGD46QRK7WJZT7O",
 		hash("ns1/svc1:p80", "tcp", "10.180.0.1:80")[:16]:   "SXIVWICOYRO3J4NJ",

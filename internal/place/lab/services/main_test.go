@@ -58,17 +58,17 @@ var (
 // transportName returns what package net calls a transport.
 func transportName(t place.Transport) string { return fmt.Sprint(t.Protocol, t.IP) }
 
-// served is a lab whose servers, the first pods of its second node, have services in front of them.
+// served is a lab with services in front of its servers, the first pods of the second node.
 type served struct {
 	*lab.Lab
 	lab.Config
 	dir string
 }
 
-// config describes a lab with a service in front of each of node1's pods, which are as many as servers.
+// config describes a lab with this many servers as pods of node1, each with a service in front of it.
 func config(t testing.TB, mode string, servers, backends int, of ...place.Transport) lab.Config {
 	c := lab.Config{
-		// A name that no other test uses, nor the same test in another process.
+		// A unique name, even if the same test runs in another process.
 		Name:  fmt.Sprintf("test-%x", sha1.Sum(fmt.Appendf(nil, "%s %d", t.Name(), os.Getpid())))[:13],
 		Nodes: 2, Pods: servers, Shape: spec.ShapeFlannel,
 		NIC:      spec.NIC{Offload: spec.OffloadFull, MTU: 1500},
@@ -80,7 +80,7 @@ func config(t testing.TB, mode string, servers, backends int, of ...place.Transp
 	return c
 }
 
-// up makes a lab for the length of a test.
+// up creates a lab, and removes it when the test ends.
 func up(t testing.TB, c lab.Config) served {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -97,10 +97,9 @@ func up(t testing.TB, c lab.Config) served {
 	return l
 }
 
-// nodes returns the namespaces of the nodes.
+// nodes returns the names of the nodes' network namespaces.
 func (l served) nodes() []string { return []string{"slip-" + l.Name + "-n0", "slip-" + l.Name + "-n1"} }
 
-// in runs f in the namespace of a pod.
 func (l served) in(t testing.TB, pod string, f func() error) {
 	t.Helper()
 	var i, j int
@@ -123,8 +122,7 @@ func (l served) place(t testing.TB, name string) place.Place {
 	return place.Place{}
 }
 
-// answer makes a pod answer at every address. It returns the address that each connection or datagram
-// came to.
+// answer makes a pod answer at every address. It returns a channel with the destination address of each connection or datagram.
 func answer(t *testing.T, l served, pod string, of place.Transport) <-chan netip.AddrPort {
 	t.Helper()
 	pods := make(map[netip.Addr]bool)
@@ -177,9 +175,9 @@ func answer(t *testing.T, l served, pod string, of place.Transport) <-chan netip
 	return at
 }
 
-// tellDestination makes the kernel report the address that each datagram was sent to. It is set before
-// the socket receives: for a datagram that arrives earlier, IPv4 reports no address to answer from
-// (ipv4_pktinfo_prepare in net/ipv4/ip_sockglue.c), and the answer would come from the pod's own.
+// tellDestination makes the kernel report the destination address of each datagram. It must be set before the socket receives:
+// for an earlier datagram, IPv4 reports no address from which to answer (ipv4_pktinfo_prepare in net/ipv4/ip_sockglue.c), and
+// the answer would come from the pod's own address.
 func tellDestination(network, _ string, raw syscall.RawConn) (err error) {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
 	if network == "udp6" {
@@ -189,7 +187,7 @@ func tellDestination(network, _ string, raw syscall.RawConn) (err error) {
 	return errors.Join(err, controlErr)
 }
 
-// answerDatagrams sends each datagram back from the address that it came to.
+// answerDatagrams sends each datagram back from the address to which it was sent.
 func answerDatagrams(conn *net.UDPConn, ip int, came func(from, to netip.AddrPort)) error {
 	b, control := make([]byte, 16), make([]byte, 64)
 	for {
@@ -211,7 +209,7 @@ func answerDatagrams(conn *net.UDPConn, ip int, came func(from, to netip.AddrPor
 	}
 }
 
-// dialService connects times times, and waits until the other end has closed. Over UDP it sends as many
+// dialService opens this many connections, and waits until the other end has closed each. Over UDP it sends this many
 // datagrams, and waits for the answers.
 func dialService(network, to, times string) error {
 	n, err := strconv.Atoi(times)
@@ -259,7 +257,7 @@ func askUDP(network, to string) error {
 	return err
 }
 
-// ask connects n times, from a process in a pod.
+// ask calls dialService in a process in a pod.
 func ask(t *testing.T, l served, pod string, of place.Transport, to netip.AddrPort, n int) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], dialer, transportName(of), to.String(), strconv.Itoa(n))

@@ -9,7 +9,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// kubeProxy returns what kube-proxy loads for services in a mode, one IP version after the other.
+// kubeProxy returns what kube-proxy loads for services in a mode, first for IPv4, then for IPv6.
 func kubeProxy(mode string, services []service) (all network.Rules) {
 	for _, ip := range []int{4, 6} {
 		v, mine := versions[ip], slices.DeleteFunc(slices.Clone(services), func(s service) bool { return s.transport.IP != ip })
@@ -28,7 +28,7 @@ func kubeProxy(mode string, services []service) (all network.Rules) {
 	return all
 }
 
-// Rules returns the rules of the services of a lab, for a mode of kube-proxy.
+// Rules returns the rules of a lab's services, for a mode of kube-proxy.
 func (s *Config) Rules(nodes []network.Node) network.Rules {
 	return kubeProxy(s.Mode, s.services(nodes))
 }

@@ -30,15 +30,14 @@ import (
 type Config struct {
 	// Mode is one of the API's.
 	Mode string `json:"mode"`
-	// Servers are the pods that have a service in front of them. Each service has as many backends as
-	// Backends says.
+	// Servers are the pods that have a service in front of them, each with this many Backends.
 	Servers  []place.Position `json:"servers"`
 	Backends int              `json:"backends"`
-	// Total is the number of all services, those of the servers included. The others have OtherBackends
-	// each, 1 if that is 0, at addresses of the first server.
+	// Total is the number of all services, including those of the servers. The others have OtherBackends each (1 if that is 0),
+	// at addresses of the first server.
 	Total         int `json:"total"`
 	OtherBackends int `json:"otherBackends,omitempty"`
-	// Transports of each service. There are rules only for these.
+	// Transports are those of each service. There are rules only for these.
 	Transports []place.Transport `json:"transports"`
 }
 
@@ -47,20 +46,19 @@ type Config struct {
 var (
 	servedCluster4 = netip.MustParsePrefix("10.128.0.0/9")
 	clusterIPs4    = netip.MustParsePrefix("10.96.0.0/12")
-	clusterIPs6    = netip.MustParsePrefix("fd73:6c69:7002::/108") // as large as Kubernetes lets it be
+	clusterIPs6    = netip.MustParsePrefix("fd73:6c69:7002::/108") // the largest that Kubernetes permits
 )
 
 const (
 	// servedBits is the length of a node's IPv4 prefix: 524,288 addresses.
-	servedBits = 13
-	// servicePort is the port of services and of their backends.
+	servedBits  = 13
 	servicePort = 7465
-	// leastBlock is the least number of addresses that are reserved for a server.
+	// leastBlock is the minimum number of addresses that are reserved for a server.
 	leastBlock = 256
 )
 
-// Validate checks that there are enough addresses, and that every server is a pod of a lab with that shape and
-// those numbers of nodes and of pods on each.
+// Validate checks that there are enough addresses, and that every server is a pod of a lab with this shape and these numbers of
+// nodes and of pods per node.
 func (s *Config) Validate(shape string, nodes, pods int) error {
 	modes := []string{spec.ServiceIPTables, spec.ServiceNFTables, spec.ServiceEBPF}
 	switch {
@@ -114,7 +112,6 @@ func (s *Config) Validate(shape string, nodes, pods int) error {
 	return nil
 }
 
-// versions returns the IP versions of the services.
 func (s *Config) versions() (all []int) {
 	for _, ip := range []int{4, 6} {
 		if slices.ContainsFunc(s.Transports, func(t place.Transport) bool { return t.IP == ip }) {
@@ -124,14 +121,14 @@ func (s *Config) versions() (all []int) {
 	return all
 }
 
-// block returns how many addresses are reserved for a server. It is a power of two, because they form a prefix,
-// and more than the number of backends, so that one of them can be replaced.
+// block returns how many addresses are reserved for a server: a power of two, because they form a prefix, and more than the
+// number of backends, so that one can be replaced.
 func block(backends int) int {
 	return max(leastBlock, 1<<bits.Len(uint(backends)))
 }
 
-// Prefixes returns the IPv4 prefixes of the pods and backends of node i and of all nodes, in place of those of
-// a lab without services.
+// Prefixes returns the IPv4 prefixes of the pods and backends of node i and of all nodes. They replace those of a lab without
+// services.
 func (s *Config) Prefixes(i int) (pods, cluster netip.Prefix) { return servedPods(i), servedCluster4 }
 
 // servedPods returns the prefix of the pods and backends of node i.
@@ -139,7 +136,7 @@ func servedPods(i int) netip.Prefix {
 	return netip.PrefixFrom(network.Plus(servedCluster4.Addr(), i<<(32-servedBits)), servedBits)
 }
 
-// Assign gives the servers among the pods of a lab their services and the addresses of their backends.
+// Assign gives the servers among the pods their services, and the addresses of their backends.
 func (s *Config) Assign(nodes []network.Node) {
 	used := make([]int, len(nodes))
 	for i, at := range s.Servers {
@@ -160,21 +157,21 @@ func (s *Config) Assign(nodes []network.Node) {
 	}
 }
 
-// clusterIP returns the address of the nth service. The first 256 addresses are reserved, as in a cluster,
-// for services with fixed ones.
+// clusterIP returns the address of the nth service. The first 256 addresses are reserved for services with fixed addresses, as
+// in a cluster.
 func clusterIP(ip, n int) netip.Addr { return network.Plus(versions[ip].clusterIPs.Addr(), 1<<8+n) }
 
-// service is one service of a lab for one transport: what kube-proxy calls a service port.
+// service is a service for one transport, which kube-proxy calls a service port.
 type service struct {
 	name      string
 	transport place.Transport
 	address   netip.AddrPort
 	backends  []netip.AddrPort
-	// first is the address of the first backend. Those of the others follow.
+	// first is the address of the first backend. The addresses of the others follow.
 	first netip.Addr
 }
 
-// services returns all services of a lab for each transport, those of its servers first.
+// services returns all services of a lab, for each transport, with those of its servers first.
 func (s *Config) services(nodes []network.Node) (all []service) {
 	for _, t := range s.Transports {
 		for i := range s.Total {
@@ -193,7 +190,7 @@ func (s *Config) services(nodes []network.Node) (all []service) {
 	return all
 }
 
-// Probe tests what services need, in a temporary namespace that is the thread's.
+// Probe tests in a temporary namespace, that of the thread, whether the machine supports the services.
 func (s *Config) Probe(ns *network.Namespace) error {
 	mode := s.Mode
 	if mode == spec.ServiceEBPF {

@@ -26,7 +26,8 @@ import (
 	"slipstream.dev/internal/testenv"
 )
 
-// In each mode connections are spread evenly over all backends, and every backend answers as the service.
+// TestServices checks that in each mode, connections are spread evenly over all backends, and that every backend answers as the
+// service.
 func TestServices(t *testing.T) {
 	const servers, backends, n = 2, 10, 500
 	for _, mode := range modes {
@@ -46,8 +47,8 @@ func TestServices(t *testing.T) {
 					count[a.Addr()]++
 				}
 				for j, b := range s.Backends() {
-					// Of 500 that fall on ten with equal chance, less than 20 or more
-					// than 90 fall on one in one of a million runs.
+					// If 500 connections choose one of ten backends at random, one backend gets fewer than 20 or more than 90
+					// of them in one of a million runs.
 					if got := count[b.Addr()]; got < 20 || got > 90 {
 						t.Errorf("%v, %s: %d of %d connections came to backend %d, want about %d", of, pod, got, n, j, n/backends)
 					}
@@ -61,9 +62,9 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// In each mode 16,000 backends are all there, each at an address that answers, and
-// connections are spread over all of them. Loading so many by iptables takes a minute of CPU
-// time, so it has 4,000 here; BenchmarkServiceChange and the preset service-routing have all.
+// TestManyBackends checks that in each mode, 16,000 backends all have an address that answers, and that connections are spread
+// over all of them. With iptables it uses 4,000, because loading more takes a minute of CPU time; BenchmarkServiceChange and
+// the preset service-routing use all.
 func TestManyBackends(t *testing.T) {
 	const n = 1000
 	for _, tt := range []struct {
@@ -116,8 +117,8 @@ func TestManyBackends(t *testing.T) {
 	}
 }
 
-// One backend of a service is replaced. From then on new connections reach the new one, and the remaining
-// ones as before.
+// TestBackendChanges checks that after a backend of a service is replaced, new connections reach the new one and the remaining
+// ones.
 func TestBackendChanges(t *testing.T) {
 	for _, mode := range modes {
 		for _, of := range []place.Transport{tcp4, udp6} {
@@ -150,7 +151,7 @@ func TestBackendChanges(t *testing.T) {
 	}
 }
 
-// While endpoints change, of all services in turn, connections come to those that are there.
+// TestEndpointChanges checks that while endpoints of all services change in turn, connections reach current ones.
 func TestEndpointChanges(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -180,14 +181,14 @@ func TestEndpointChanges(t *testing.T) {
 	}
 }
 
-// Rules are in the lab's namespaces alone, and they and the cgroup go with it.
+// TestServicesGo checks that rules are in the lab's namespaces only, and are removed with the lab, as is the cgroup.
 func TestServicesGo(t *testing.T) {
 	testenv.NeedRoot(t)
 	ours := func() (text string) {
 		for _, argv := range [][]string{{"nft", "list", "ruleset"}, {"iptables-legacy-save"}, {"ip6tables-legacy-save"}} {
 			out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 			for line := range strings.Lines(string(out)) {
-				// iptables prints counters after a chain, and comments with the time.
+				// iptables-save prints counters after a chain, and comments with the time.
 				if line, _, _ = strings.Cut(line, " ["); !strings.HasPrefix(line, "#") {
 					text += line
 				}
@@ -201,7 +202,7 @@ func TestServicesGo(t *testing.T) {
 			testenv.NeedRoot(t)
 			c := config(t, mode, 2, 10, transports...)
 			c.Services.Total = 5
-			// As with the command line, another process takes the lab down.
+			// Another process takes the lab down, as on the command line.
 			l := served{Config: c, dir: t.TempDir()}
 			var err error
 			if l.Lab, err = lab.Up(t.Context(), c, lab.Options{Dir: l.dir, Keep: true}); err != nil {
@@ -243,7 +244,7 @@ func TestServicesGo(t *testing.T) {
 	}
 }
 
-// left returns what there is of a lab: its namespaces, its cgroup and its files.
+// left returns what is left of a lab: network namespaces, its cgroup and files.
 func (l served) left(t *testing.T) (all []string) {
 	t.Helper()
 	cgroup, err := services.CgroupPath(l.Name)
