@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -14,18 +15,37 @@ type Cluster struct {
 	// Denied lists the permissions that a run needs and the user does not have. Lacks lists whatever else
 	// would make a run fail, with the remedy.
 	Denied, Lacks []string
-	Nodes         []ClusterNode
+	// Unread lists the permissions without which facts were left out.
+	Unread []string
+	Nodes  []ClusterNode
+	// Cilium is nil if it is no network plugin of the cluster, or if that is not known.
+	Cilium *Cilium
 	// Agents are the conditions of agents that are not met.
 	Agents []AgentCondition
 	// Gone lists the nodes with a report of an agent that no longer has a pod there.
 	Gone []AgentGone
 }
 
-// ClusterNode is a node as its kubelet describes it.
+// ClusterNode is a Linux node as its kubelet describes it.
 type ClusterNode struct {
 	Name string
 	// Has maps properties that may differ between nodes, such as "kernel", to this node's values.
 	Has map[string]string
+	// Address is its first internal address of IPv4.
+	Address netip.Addr
+	// Provider is the scheme of its provider ID, such as "azure", and System the name of its operating system's image.
+	Provider, System string
+	// Cilium and KubeProxy report whether an agent of Cilium and a kube-proxy run here in pods.
+	Cilium, KubeProxy bool
+	// Machine is nil if the machine itself was not examined.
+	Machine *Facts
+}
+
+// See adds the facts of a node's machine.
+func (c *Cluster) See(node string, f Facts) {
+	if i := slices.IndexFunc(c.Nodes, func(n ClusterNode) bool { return n.Name == node }); i >= 0 {
+		c.Nodes[i].Machine = &f
+	}
 }
 
 // AgentCondition is a condition of a NodeAcceleration.
@@ -49,6 +69,11 @@ var clusterRules = []struct {
 	{"nodes-differ", nodesDiffer},
 	{"agent", agent},
 	{"agent-gone", agentGone},
+	{"cilium-host-routing", ciliumHostRouting},
+	{"cilium-kube-proxy", ciliumKubeProxy},
+	{"cilium-socket-lb", ciliumSocketLB},
+	{"cilium-tunnel", ciliumTunnel},
+	{"cilium-mtu", ciliumMTU},
 }
 
 // ExamineCluster applies all rules for clusters.

@@ -11,7 +11,7 @@ func TestClusterRules(t *testing.T) {
 	alike := func() Cluster {
 		c := Cluster{}
 		for i := range 7 {
-			c.Nodes = append(c.Nodes, ClusterNode{fmt.Sprint("n", i), map[string]string{"kernel": "6.12", "network plugin": "flannel:v1"}})
+			c.Nodes = append(c.Nodes, ClusterNode{Name: fmt.Sprint("n", i), Has: map[string]string{"kernel": "6.12", "network plugin": "flannel:v1"}})
 		}
 		return c
 	}

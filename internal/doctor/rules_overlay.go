@@ -45,13 +45,15 @@ func mtuTooLarge(f Facts) (found []Finding) {
 	return found
 }
 
-// mtuSmall finds overlays whose MTU could be larger. Up to a certain difference the small MTU may be
-// deliberate, for example because hosts have different MTUs.
+// muchSmaller is the difference from which on an MTU may be too small by mistake. A smaller one may be deliberate, for example
+// because hosts have different MTUs.
+const muchSmaller = 1000
+
+// mtuSmall finds overlays whose MTU could be larger.
 func mtuSmall(f Facts) (found []Finding) {
-	const much = 1000
 	f.overlays(func(overlay, under Device) {
 		most := under.MTU - overlay.Overhead
-		if overlay.MTU+much > most {
+		if overlay.MTU+muchSmaller > most {
 			return
 		}
 		found = append(found, Finding{
