@@ -27,7 +27,9 @@ import (
 type diagnosis struct {
 	// nodes is the number of nodes that were examined with --all-nodes, else 0. The text then has one paragraph for all
 	// nodes with the same finding.
-	nodes         int
+	nodes int
+	// cluster gets the facts of its nodes; nil if no cluster is examined.
+	cluster       *doctor.Cluster
 	WindowSeconds float64          `json:"window_seconds"`
 	Facts         []fact           `json:"facts"`
 	Findings      []doctor.Finding `json:"findings"`
@@ -50,6 +52,9 @@ func (d *diagnosis) add(where string, f doctor.Facts) {
 // examine adds the findings of a machine.
 func (d *diagnosis) examine(where string, f doctor.Facts) {
 	d.WindowSeconds = max(d.WindowSeconds, f.Window.Seconds())
+	if d.cluster != nil {
+		d.cluster.See(where, f)
+	}
 	for _, found := range doctor.Examine(f) {
 		found.Where = where
 		d.Findings = append(d.Findings, found)
@@ -89,7 +94,7 @@ lab checks whether this machine can make a lab, in network namespaces that
 doctor removes at once.
 
 kubernetes asks the API server whether a run would fail, how the nodes differ,
-and what agents report.
+what agents report, and whether settings of Cilium cost something.
 
 With --probe, doctor also tries the fast path. For hosts it checks offloads as
 well, by transfers through a VXLAN tunnel between network namespaces that it

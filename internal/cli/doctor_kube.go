@@ -40,22 +40,29 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	}
 	found.Denied, found.Lacks = s.Denied, s.Missing
 	d.addCluster(s, found)
-	if !o.probe || len(found.Denied) > 0 || len(found.Lacks) > 0 && !o.all {
-		return nil
+	if o.probe && len(found.Denied) == 0 && (o.all || len(found.Lacks) == 0) {
+		d.cluster = &found
+		err = o.probeCluster(ctx, p, cluster, config, s, d)
 	}
+	d.Findings = slices.Concat(doctor.ExamineCluster(found), d.Findings)
+	return err
+}
+
+// probeCluster examines pods and nodes.
+func (o doctorOptions) probeCluster(ctx context.Context, p Process, cluster *kube.Cluster, config kube.Config, s *kube.Survey, d *diagnosis) error {
 	if !o.all {
 		config.Spec.ClientNode, config.Spec.ServerNode, config.Pods = s.Nodes[0], s.Nodes[1], 1
 	} else {
 		config.Mesh, config.Rest = true, restTime // a mesh goes on without a node whose pod does not start
-		for _, n := range found.Nodes {
+		for _, n := range d.cluster.Nodes {
 			config.Spec.NodeNames = append(config.Spec.NodeNames, n.Name)
 		}
 	}
 	config.Note = func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) }
 	up, err := cluster.Up(ctx, config)
 	if err != nil {
-		if !slices.Contains(found.Lacks, err.Error()) {
-			d.Findings = append(d.Findings, doctor.ExamineCluster(doctor.Cluster{Lacks: []string{err.Error()}})...)
+		if !slices.Contains(d.cluster.Lacks, err.Error()) {
+			d.cluster.Lacks = append(d.cluster.Lacks, err.Error())
 		}
 		return ctx.Err()
 	}
@@ -86,7 +93,9 @@ func (d *diagnosis) addCluster(s *kube.Survey, found doctor.Cluster) {
 	for _, note := range s.Notes {
 		add("dry run", "%s", note)
 	}
-	d.Findings = append(d.Findings, doctor.ExamineCluster(found)...)
+	for _, e := range found.Known() {
+		d.Facts = append(d.Facts, fact{"", e})
+	}
 }
 
 // probePods checks both nodes, and the paths between the nodes, between the pods, and from a node to the
@@ -141,7 +150,7 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 		return nil
 	}
 	if err := up.ReachServices(ctx); err != nil {
-		d.Findings = append(d.Findings, doctor.ExamineCluster(doctor.Cluster{Lacks: []string{err.Error()}})...)
+		d.cluster.Lacks = append(d.cluster.Lacks, err.Error())
 	}
 	return ctx.Err()
 }

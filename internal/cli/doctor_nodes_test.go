@@ -66,11 +66,17 @@ func TestExamineNodes(t *testing.T) {
 		var d diagnosis
 		began := time.Now()
 		d.Findings = []doctor.Finding{{Rule: "nodes-differ", Severity: doctor.Note, What: "The nodes have different kernels."}, {Rule: "nodes-differ", Severity: doctor.Note, What: "The nodes have different kubelets."}}
+		d.cluster = &doctor.Cluster{Nodes: []doctor.ClusterNode{{Name: "node007"}, {Name: "node009"}, {Name: "another"}}}
 		if err := d.examineNodes(t.Context(), names, limit, look); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took > time.Minute || most.Load() > looksAtOnce {
 			t.Errorf("took %s, %d at once", took, most.Load())
+		}
+		for _, n := range d.cluster.Nodes {
+			if seen := n.Machine != nil && n.Machine.Devices[0].MAC == "02:00:00:00:ff:ff"; seen != (n.Name == "node009") {
+				t.Errorf("the cluster has the facts of %s: %v", n.Name, seen)
+			}
 		}
 		doctor.SortWorstFirst(d.Findings)
 		var text strings.Builder

@@ -28,6 +28,7 @@ func (doctorServer) ReadFacts(ctx context.Context, q *pb.ReadFactsRequest) (*pb.
 	if err != nil {
 		return nil, err
 	}
+	facts.Node.KubeProxy = kubeProxy(ctx)
 	b, err := encode("facts", facts)
 	return &pb.ReadFactsResponse{Facts: b}, err
 }

@@ -68,9 +68,7 @@ func (s *server) Describe(ctx context.Context, q *pb.DescribeRequest) (*pb.Descr
 		if err != nil && !errors.Is(err, fs.ErrPermission) { // only root can read the journal, and only root can have changed anything
 			return nil, err
 		}
-		if os.Getenv("KUBERNETES_SERVICE_HOST") != "" { // kubelet sets it in every pod
-			node.KubeProxy = proxyMode(ctx, "http://127.0.0.1:10249")
-		}
+		node.KubeProxy = kubeProxy(ctx)
 	}
 	b, err := encode(at.Name, node)
 	return &pb.DescribeResponse{Node: b}, err

@@ -21,11 +21,12 @@ import (
 	"slipstream.dev/api/v1alpha1"
 )
 
-// api is the part of the Kubernetes API that a run uses. client-go's clientset would do too, but links
+// api is the part of the Kubernetes API that a run and doctor use. client-go's clientset would do too, but links
 // every kind of every group: 40 MB of program, most of which each worker would keep in memory.
 type api interface {
 	Nodes() objects[*corev1.Node, *corev1.NodeList]
 	Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList]
+	ConfigMaps(namespace string) objects[*corev1.ConfigMap, *corev1.ConfigMapList]
 	Pods(namespace string) objects[*corev1.Pod, *corev1.PodList]
 	Services(namespace string) objects[*corev1.Service, *corev1.ServiceList]
 	EndpointSlices(namespace string) objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
@@ -94,6 +95,10 @@ func (a restAPI) Nodes() objects[*corev1.Node, *corev1.NodeList] {
 
 func (a restAPI) Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList] {
 	return client[corev1.Namespace, corev1.NamespaceList, *corev1.Namespace, *corev1.NamespaceList]{a.core, "namespaces", ""}
+}
+
+func (a restAPI) ConfigMaps(namespace string) objects[*corev1.ConfigMap, *corev1.ConfigMapList] {
+	return client[corev1.ConfigMap, corev1.ConfigMapList, *corev1.ConfigMap, *corev1.ConfigMapList]{a.core, "configmaps", namespace}
 }
 
 func (a restAPI) Pods(namespace string) objects[*corev1.Pod, *corev1.PodList] {

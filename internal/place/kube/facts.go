@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -21,6 +22,7 @@ import (
 func (c *Cluster) Facts(ctx context.Context) (found doctor.Cluster, err error) {
 	nodes, err := c.api.Nodes().List(ctx, metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
+		found.Unread = append(found.Unread, "list nodes")
 		nodes, err = &corev1.NodeList{}, nil
 	}
 	if err != nil {
@@ -30,7 +32,18 @@ func (c *Cluster) Facts(ctx context.Context) (found doctor.Cluster, err error) {
 	if err != nil {
 		return found, err
 	}
+	if !mayList {
+		found.Unread = append(found.Unread, "list pods in all namespaces")
+	}
+	var denied bool
+	if found.Cilium, denied, err = c.cilium(ctx, pods, mayList); err != nil {
+		return found, err
+	}
+	if denied {
+		found.Unread = append(found.Unread, readsCilium(metav1.NamespaceSystem).String())
+	}
 	plugins := networkPlugins(pods)
+	agents, proxies := nodesWith(pods, func(p corev1.Pod) bool { return ciliumOf(p) != nil }), nodesWith(pods, isKubeProxy)
 	for _, n := range nodes.Items {
 		if os := n.Labels[corev1.LabelOSStable]; os != "" && os != "linux" {
 			continue
@@ -42,10 +55,16 @@ func (c *Cluster) Facts(ctx context.Context) (found doctor.Cluster, err error) {
 		if len(plugins) > 0 {
 			has["network plugin"] = cmp.Or(strings.Join(plugins[n.Name], ", "), "none of those that other nodes have")
 		}
-		found.Nodes = append(found.Nodes, doctor.ClusterNode{Name: n.Name, Has: has})
+		node := doctor.ClusterNode{Name: n.Name, Has: has, Address: internalAddress(n), System: n.Status.NodeInfo.OSImage, Cilium: agents[n.Name], KubeProxy: proxies[n.Name]}
+		node.Provider, _, _ = strings.Cut(n.Spec.ProviderID, "://")
+		found.Nodes = append(found.Nodes, node)
 	}
 	accelerations, err := c.api.Accelerations(ctx)
-	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) { // the cluster has no agents
+	if apierrors.IsForbidden(err) {
+		found.Unread = append(found.Unread, "list nodeaccelerations.slipstream.dev")
+		return found, nil
+	}
+	if apierrors.IsNotFound(err) { // the cluster has no agents
 		return found, nil
 	}
 	if err != nil {
@@ -56,6 +75,27 @@ func (c *Cluster) Facts(ctx context.Context) (found doctor.Cluster, err error) {
 		found.Gone = agentsGone(accelerations.Items, pods)
 	}
 	return found, nil
+}
+
+// nodesWith returns the nodes that have a pod of a kind.
+func nodesWith(pods []corev1.Pod, is func(corev1.Pod) bool) map[string]bool {
+	nodes := make(map[string]bool)
+	for _, p := range pods {
+		if is(p) {
+			nodes[p.Spec.NodeName] = true
+		}
+	}
+	return nodes
+}
+
+// internalAddress returns a node's first internal address of IPv4; the zero Addr if it has none.
+func internalAddress(n corev1.Node) netip.Addr {
+	for _, a := range n.Status.Addresses {
+		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP && ip.Is4() {
+			return ip
+		}
+	}
+	return netip.Addr{}
 }
 
 // pluginNames are words that the DaemonSets of network plugins have in their names.

@@ -320,6 +320,10 @@ func (f fakeAPI) Namespaces() objects[*corev1.Namespace, *corev1.NamespaceList] 
 	return f.CoreV1().Namespaces()
 }
 
+func (f fakeAPI) ConfigMaps(namespace string) objects[*corev1.ConfigMap, *corev1.ConfigMapList] {
+	return f.CoreV1().ConfigMaps(namespace)
+}
+
 func (f fakeAPI) Pods(namespace string) objects[*corev1.Pod, *corev1.PodList] {
 	return f.CoreV1().Pods(namespace)
 }

@@ -109,11 +109,20 @@ func pluginAndMode(devices []string, annotations map[string]string) (plugin, mod
 func pluginVersion(p *corev1.Pod) string {
 	word, _, _ := strings.Cut(networkPlugin(*p), "-")
 	for _, c := range p.Spec.Containers {
-		image, _, _ := strings.Cut(c.Image, "@")
-		name := image[strings.LastIndex(image, "/")+1:]
-		if _, tag, ok := strings.Cut(name, ":"); ok && strings.Contains(image, word) {
+		if tag := tagOf(c.Image, word); tag != "" {
 			return tag
 		}
 	}
 	return ""
+}
+
+// tagOf returns the tag of an image that has a word in its name; "" if there is none.
+func tagOf(image, word string) string {
+	image, _, _ = strings.Cut(image, "@")
+	slash := strings.LastIndex(image, "/") // a registry may have a port
+	_, tag, _ := strings.Cut(image[slash+1:], ":")
+	if !strings.Contains(strings.TrimSuffix(image, tag), word) {
+		return ""
+	}
+	return tag
 }
