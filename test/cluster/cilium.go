@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -68,7 +69,7 @@ func findPeers(ctx context.Context) (string, error) {
 }
 
 // ciliumConfig returns the configuration that Cilium's chart makes of the mode's values.
-func (c *Cluster) ciliumConfig(ctx context.Context) (map[string]string, error) {
+func (c *Cluster) ciliumConfig(ctx context.Context) (*corev1.ConfigMap, error) {
 	values := strings.Join(slices.Concat(ciliumModes[c.config.CNI], ciliumValues), ",")
 	rendered, err := output(exec.CommandContext(ctx, filepath.Join(c.peers, "../tools/helm"), "template", "cilium", filepath.Join(c.peers, "chart"),
 		"--namespace=kube-system", "--kube-version=1.34", "--show-only=templates/cilium-configmap.yaml", "--set="+values))
@@ -79,15 +80,19 @@ func (c *Cluster) ciliumConfig(ctx context.Context) (map[string]string, error) {
 	if err := yaml.Unmarshal([]byte(rendered), &object); err != nil {
 		return nil, fmt.Errorf("read Cilium's configuration: %w", err)
 	}
-	return object.Data, nil
+	return &object, nil
 }
 
-// prepareCilium reads the configuration of the agents, defines Cilium's kinds of objects, and creates the agents' DaemonSet. Usually the
-// operator defines the kinds; nothing else that it does is needed here.
+// prepareCilium creates the ConfigMap of the agents, from which each node gets files, defines Cilium's kinds of objects, and creates the
+// agents' DaemonSet. Usually the operator defines the kinds; nothing else that it does is needed here.
 func (c *Cluster) prepareCilium(ctx context.Context) error {
-	var err error
-	if c.ciliumOptions, err = c.ciliumConfig(ctx); err != nil {
+	config, err := c.ciliumConfig(ctx)
+	if err != nil {
 		return err
+	}
+	c.ciliumOptions = config.Data
+	if _, err := c.client.CoreV1().ConfigMaps(config.Namespace).Create(ctx, config, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create Cilium's configuration: %w", err)
 	}
 	if _, err := output(exec.CommandContext(ctx, filepath.Join(c.parts, "kubectl"), "--kubeconfig="+c.kubeconfig,
 		"create", "--recursive", "--filename="+filepath.Join(c.peers, "crds"))); err != nil {

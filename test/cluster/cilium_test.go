@@ -24,7 +24,7 @@ func TestPeers(t *testing.T) {
 	for _, mode := range []string{Cilium, CiliumVXLAN, CiliumProxied, CiliumChained} {
 		t.Run(mode, func(t *testing.T) {
 			c := own(t, Config{CNI: mode, Log: os.Stderr})
-			runAll(t, c, clusterTest{"Mode", testCiliumMode}, clusterTest{"Pods", testPods}, clusterTest{"Run", testRunBesideCilium}, clusterTest{"Agent", testAgentBesideCilium},
+			runAll(t, c, clusterTest{"Mode", testCiliumMode}, clusterTest{"Pods", testPods}, clusterTest{"Doctor", testDoctorBesideCilium}, clusterTest{"Run", testRunBesideCilium}, clusterTest{"Agent", testAgentBesideCilium},
 				clusterTest{"ComeAndGo", testComeAndGo})
 		})
 	}
@@ -55,6 +55,49 @@ func testCiliumMode(t *testing.T, c *Cluster) {
 			return ""
 		})
 	}
+}
+
+// testDoctorBesideCilium checks that doctor names Cilium with its mode, and finds what the mode costs: what only the nodes tell, with
+// --probe. It changes nothing.
+func testDoctorBesideCilium(t *testing.T, c *Cluster) {
+	const (
+		inPlace = "replaces kube-proxy; services translated when a socket connects; host routing by eBPF; masquerade by eBPF"
+		leaves  = "leaves services to kube-proxy (kube-proxy-replacement: false)"
+	)
+	want := map[string]struct {
+		is          string
+		found, seen []string
+	}{
+		Cilium:        {is: "native routing; " + inPlace},
+		CiliumVXLAN:   {is: "tunnel (vxlan); " + inPlace, seen: []string{"note cilium-tunnel"}},
+		CiliumProxied: {is: "native routing; " + leaves + "; host routing by the node's stack (legacy)", found: []string{"note cilium-host-routing", "note cilium-kube-proxy"}},
+		CiliumChained: {is: "chained (generic-veth) behind the plugin that connects the pods and routes their packets; " + leaves},
+	}[c.config.CNI]
+	before := snapshotOf(t, c)
+	for _, args := range [][]string{nil, {"--probe"}, {"--probe", "--all-nodes"}} {
+		code, d := diagnose(t, c, args...)
+		var found, named []string
+		for _, f := range d.Findings {
+			found = append(found, f.Severity+" "+f.Rule)
+		}
+		for _, f := range d.Facts {
+			if f.From == "Cilium" || f.From == "fast path" {
+				named = append(named, f.Value)
+			}
+		}
+		expected := want.found
+		if args != nil {
+			expected = slices.Concat(want.found, want.seen)
+		}
+		if code != 0 || !slices.Equal(found, expected) {
+			t.Errorf("%q: exit code %d, found %q, want %q: %+v", args, code, found, expected, d.Findings)
+		}
+		const fastPath = "does nothing on nodes with Cilium, whose programs already handle the packets of pods"
+		if !slices.Equal(named, []string{"version unknown, DaemonSet kube-system/cilium; " + want.is, fastPath}) {
+			t.Errorf("%q: facts %q", args, named)
+		}
+	}
+	unchanged(t, c, before)
 }
 
 // testRunBesideCilium measures pods by their addresses and by a service.

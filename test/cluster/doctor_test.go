@@ -10,22 +10,35 @@ import (
 	"time"
 )
 
-// doctorSays runs doctor kubernetes, and returns its exit code and one line for each finding. It leaves out
-// findings about the whole machine, which other programs share.
-func doctorSays(t *testing.T, c *Cluster, args ...string) (code int, found []string) {
+// diagnosis is the output of doctor, as far as tests read it.
+type diagnosis struct {
+	Facts    []struct{ From, Value string }
+	Findings []finding
+}
+
+type finding struct{ Where, Rule, Severity, What string }
+
+// diagnose runs doctor kubernetes, and returns its exit code and its output. It leaves out findings about the whole machine, which
+// other programs share.
+func diagnose(t *testing.T, c *Cluster, args ...string) (code int, d diagnosis) {
 	t.Helper()
 	v := invoke(t, c.Kubeconfig(), append([]string{"doctor", "kubernetes", "--for", "100ms", "--format", "json"}, args...)...)
 	code = v.exit(t, 2*time.Minute)
-	var d struct {
-		Findings []struct{ Where, Rule, Severity, What string }
-	}
 	if err := json.Unmarshal(v.stdout.Bytes(), &d); err != nil {
 		t.Fatalf("exit code %d: %v\n%s", code, err, v.said())
 	}
+	d.Findings = slices.DeleteFunc(d.Findings, func(f finding) bool {
+		return slices.Contains([]string{"backlog-full", "flow-limit", "squeezed", "throttled"}, f.Rule)
+	})
+	return code, d
+}
+
+// doctorSays runs doctor kubernetes, and returns its exit code and one line for each finding.
+func doctorSays(t *testing.T, c *Cluster, args ...string) (code int, found []string) {
+	t.Helper()
+	code, d := diagnose(t, c, args...)
 	for _, f := range d.Findings {
-		if !slices.Contains([]string{"backlog-full", "flow-limit", "squeezed", "throttled"}, f.Rule) {
-			found = append(found, f.Severity+" "+f.Rule+" "+f.Where+": "+f.What)
-		}
+		found = append(found, f.Severity+" "+f.Rule+" "+f.Where+": "+f.What)
 	}
 	return code, found
 }
