@@ -62,17 +62,17 @@ type Entry struct {
 	status          uint32   // IPS_* of nf_conntrack_common.h
 }
 
-// offloaded reports whether a flowtable of the kernel forwards the connection. The flowtable also makes the entry liberal, and
+// Offloaded reports whether a flowtable of the kernel forwards the connection. The flowtable also makes the entry liberal, and
 // nobody else may change it.
-func (t *Entry) offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
+func (t *Entry) Offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
 
 // ours reports whether an entry is liberal in any direction for the fast path.
-func (t *Entry) ours() bool { return !t.offloaded() && (t.Flags[0]|t.Flags[1])&tcpLiberal != 0 }
+func (t *Entry) ours() bool { return !t.Offloaded() && (t.Flags[0]|t.Flags[1])&tcpLiberal != 0 }
 
 // accelerated reports whether an entry is liberal in both directions for the fast path. That marks an accelerated connection. An
 // event may come late, when a new connection between the same ports already has the entry; then conntrack has cleared the flag.
 // (Conntrack also sets the flag in entries of connections that it picked up in mid-stream.)
-func (t *Entry) accelerated() bool { return !t.offloaded() && t.Flags[0]&t.Flags[1]&tcpLiberal != 0 }
+func (t *Entry) accelerated() bool { return !t.Offloaded() && t.Flags[0]&t.Flags[1]&tcpLiberal != 0 }
 
 // Find returns the conntrack entry of a connection in the calling thread's network namespace, or
 // nil if there is none.
