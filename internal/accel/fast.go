@@ -228,15 +228,16 @@ type fastState struct {
 	// local tells whether connections between pods of the node may take it.
 	local bool
 	hooks []fastpath.Hook
-	// skipped names each skipped device and why.
-	skipped []string
+	// skipped names the skipped devices and why; skippedBy counts them by reason.
+	skipped   []string
+	skippedBy map[string]int
 	// err says why all packets take the slow path, or is nil.
 	err error
 }
 
 func (f *fast) state() fastState {
 	if p := f.path; p != nil {
-		return fastState{p.Devices(), p.Local(), p.Hooks(), p.Skipped(), p.Problem()}
+		return fastState{p.Devices(), p.Local(), p.Hooks(), p.Skipped(), p.SkippedBy(), p.Problem()}
 	}
 	return fastState{err: f.err}
 }
@@ -299,7 +300,7 @@ func (s fastState) condition() *State {
 var (
 	fastUp      = &Metric{Name: "slipstream_fastpath_up", Help: "1 if the fast path is on, 0 if a policy wants it and it is not."}
 	fastHooks   = &Metric{Name: "slipstream_fastpath_programs", Help: "Programs of the fast path that are attached: none while no connection is eligible."}
-	fastSkipped = &Metric{Name: "slipstream_fastpath_devices_skipped", Help: "Devices that the fast path skips."}
+	fastSkipped = &Metric{"slipstream_fastpath_devices_skipped", "Devices that the fast path skips, by reason: a kind of observer, flowtable, xdp, cilium, ipsec, unsupported, addresses-move or failed. What concerns all devices counts as one.", []string{"reason"}}
 	fastFlows   = &Metric{"slipstream_fastpath_flows", "Known connections of pods, by their current path: fast or slow. Those on the fast path are of the kind vxlan, routed or local.", []string{"path", "kind"}}
 	fastPackets = &Metric{"slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path and are of the kind vxlan, routed or local, all others took the slow path for that reason.", []string{"reason", "kind"}}
 )
@@ -316,7 +317,9 @@ func (f *fast) Samples(s *State, emit func(Sample)) {
 	}
 	emit(Sample{Metric: fastUp, Value: Flag(s.Status == StatusTrue)})
 	emit(Sample{Metric: fastHooks, Value: float64(len(s.Attached))})
-	emit(Sample{Metric: fastSkipped, Value: float64(len(s.Notices))})
+	for reason, n := range f.skippedBy() {
+		emit(Sample{Metric: fastSkipped, Value: float64(n), Values: []string{reason}})
+	}
 	now, err := f.status()
 	if err != nil {
 		emit(Sample{Metric: fastPackets, Err: err})
@@ -333,6 +336,12 @@ func (f *fast) Samples(s *State, emit func(Sample)) {
 		reason, kind, _ := record.SplitReason(why)
 		emit(Sample{Metric: fastPackets, Value: float64(n), Values: []string{reason, kind}})
 	}
+}
+
+func (f *fast) skippedBy() map[string]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state().skippedBy
 }
 
 // Counts implements Runner: see fastpath.Counts. It returns nil while the fast path is off.

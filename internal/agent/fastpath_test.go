@@ -273,6 +273,9 @@ func TestFastpath(t *testing.T) {
 	if is := s.state("fastpath"); is.Reason != v1alpha1.ReasonSkipped || is.Status != accel.StatusTrue || !strings.Contains(is.Message, "veth-shaped: it has a queue (tbf)") || !strings.Contains(s.Policies[0].Message, "veth-shaped") {
 		t.Errorf("%+v %+v", s.state("fastpath"), s.Policies)
 	}
+	if shaped, other := a.metric(`slipstream_fastpath_devices_skipped{reason="queue"}`), a.metric(`slipstream_fastpath_devices_skipped{reason="flowtable"}`); shaped != 1 || other != 0 {
+		t.Errorf("%v devices are counted as skipped for a queue and %v for a flowtable, want 1 and 0", shaped, other)
+	}
 	p.remove("shaped")
 	hooks("it leaves", active)
 

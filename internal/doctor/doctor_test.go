@@ -59,8 +59,8 @@ func summary(found []Finding) (lines []string) {
 
 // TestHealthyMachines checks that a healthy machine has no findings.
 func TestHealthyMachines(t *testing.T) {
-	beside := server()
-	beside.Flowtables = []Flowtable{{"inet ft f", []string{"eth0"}}}
+	firewall := server() // without pods
+	firewall.Devices, firewall.Flowtables = firewall.Devices[:2], []Flowtable{{"inet ft f", []string{"eth0"}}}
 	jumbo := server()
 	jumbo.Devices[1].MTU, jumbo.Devices[2].MTU = 9000, 8950
 	steered := vm()
@@ -125,7 +125,7 @@ func TestHealthyMachines(t *testing.T) {
 		"a bridge to the LAN":                      lan,
 		"Docker alone":                             dockerHost,
 		"a few connections that were not accepted": accepting, "insert races": raced,
-		"a device without IPv6": noIPv6, "a flowtable at NICs": beside, "a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
+		"a device without IPv6": noIPv6, "a flowtable without pods": firewall, "a limit that hardly shows": limited, "a link that is not full, a ring that is not either": fast, "server": server(), "VM": vm(), "jumbo frames": jumbo, "steered": steered, "external VXLAN": external,
 		"flow table used elsewhere": elsewhere, "no traffic": quiet, "hardly any": hardly, "strict rp_filter": strict, "the other checksums": generic, "no conntrack": {BTF: true, Window: time.Second},
 	} {
 		if found := Examine(f); len(found) > 0 || found == nil {
@@ -150,6 +150,8 @@ func TestRules(t *testing.T) {
 		{"BTF", func(f *Facts) { f.BTF = false }, "warning no-btf: The kernel has no BTF"},
 		{"flowtable", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0", "flannel.1"}}} },
 			"note flowtable: The flowtable inet ft f of nftables forwards packets at devices that the fast path therefore skips: flannel.1."},
+		{"flowtable at the NIC", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0"}}} },
+			"note flowtable: The flowtable inet ft f of nftables is at no device of pods, but takes every connection that a rule adds to it."},
 		{"probe", func(f *Facts) { f.FastPath = "lacks tcx" }, "warning fast-path: The fast path cannot run"},
 		{"netem", func(f *Facts) { f.Devices[1].Emulates = true }, "warning netem: A qdisc of the kind netem delays, drops or damages packets of eth0"},
 		{"netem in a pod", func(f *Facts) {

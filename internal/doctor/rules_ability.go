@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -77,28 +78,38 @@ func fastPath(f Facts) []Finding {
 	}}
 }
 
-// flowtable finds flowtables that include the devices of pods: their packets bypass the fast path.
+// flowtable finds flowtables on a node with pods: connections in them bypass the fast path.
 func flowtable(f Facts) (found []Finding) {
+	ofPods := func(d Device) bool {
+		return d.Class != v1alpha1.DeviceNIC && slices.Contains([]string{"vxlan", "bridge", "veth"}, d.Kind)
+	}
+	if !slices.ContainsFunc(f.Devices, ofPods) {
+		return nil
+	}
 	for _, t := range f.Flowtables {
-		var taken []string
-		for _, name := range t.Devices {
-			d, _ := f.device(name)
-			if d.Class != v1alpha1.DeviceNIC && slices.Contains([]string{"vxlan", "bridge", "veth"}, d.Kind) {
-				taken = append(taken, name)
-			}
-		}
+		taken := slices.DeleteFunc(slices.Clone(t.Devices), func(name string) bool { d, _ := f.device(name); return !ofPods(d) })
+		what, cost := "forwards packets at devices that the fast path therefore skips: "+some(taken), "Connections through these devices are not accelerated by the fast path."
 		if len(taken) == 0 {
-			continue
+			what = "is at no device of pods, but takes every connection that a rule adds to it"
+			cost = "The fast path does not accelerate connections of pods that are in it. slipstream accel status counts their packets as flowtable; if there are none, nothing is lost."
 		}
 		found = append(found, Finding{
 			Severity: Note,
-			What:     fmt.Sprintf("The flowtable %s of nftables forwards packets at devices that the fast path therefore skips: %s.", t.Name, some(taken)),
-			Evidence: []Evidence{evidence("nft list flowtable "+t.Name, "devices %s", strings.Join(t.Devices, ", "))},
-			Cost:     "Connections through these devices are not accelerated by the fast path. A flowtable bypasses less (docs/explanation/fastpath.md, \"Compared with other ways\").",
-			Do:       fmt.Sprintf("Keep one of the two. To compare them: slipstream run kubernetes with and without the rules that name the flowtable, then slipstream compare BEFORE AFTER; nft delete flowtable %s removes it once no rule names it", t.Name),
+			What:     fmt.Sprintf("The flowtable %s of nftables %s.", t.Name, what),
+			Evidence: []Evidence{evidence("nft list flowtable "+t.Name, "devices %s", cmp.Or(some(slices.Clone(t.Devices)), "none"))},
+			Cost:     cost + ` A flowtable bypasses less (docs/explanation/fastpath.md, "Compared with other ways").`,
+			Do:       "Keep one of the two. To compare them: slipstream run kubernetes with and without the rules that name the flowtable, then slipstream compare BEFORE AFTER; " + removes(t.Name),
 		})
 	}
 	return found
+}
+
+// removes tells what removes a flowtable. Calico's nftables data plane makes one by default (projectcalico/calico#9458).
+func removes(flowtable string) string {
+	if strings.HasPrefix(flowtable, "ip calico ") || strings.HasPrefix(flowtable, "ip6 calico ") {
+		return "Calico makes it unless its FelixConfiguration has nftablesFlowTableOffload: Disabled"
+	}
+	return fmt.Sprintf("nft delete flowtable %s removes it once no rule names it", flowtable)
 }
 
 // throttled finds cgroups with throttled threads. If threads wait for less than a hundredth of the window, no

@@ -154,18 +154,19 @@ func (f *Fastpath) isSampling(a attachment) bool {
 // updateSkipped updates the list of skipped devices, which includes those to which a program could
 // not be attached, and logs new ones. It returns whether the list has changed.
 func (f *Fastpath) updateSkipped() (changed bool) {
-	var failed []string
+	var unattached []skip
 	for a, err := range f.failed {
 		if name, there := f.node.names[a.device]; there {
-			failed = append(failed, fmt.Sprintf("%s: attach %s: %v", name, a.program, err))
+			unattached = append(unattached, skip{name, byFailure, fmt.Sprintf("%s: attach %s: %v", name, a.program, err)})
 		} else {
 			delete(f.failed, a)
 		}
 	}
-	slices.Sort(failed)
-	skipped := slices.Concat(f.node.skipped, failed)
-	for _, why := range skipped {
-		if !slices.Contains(f.skipped, why) {
+	slices.SortFunc(unattached, func(a, b skip) int { return cmp.Compare(a.sentence, b.sentence) })
+	skipped := slices.Concat(f.node.skipped, unattached)
+	known := sentences(f.skipped)
+	for _, why := range sentences(skipped) {
+		if !slices.Contains(known, why) {
 			f.log.Info("the fast path skips " + why)
 		}
 	}
@@ -229,7 +230,7 @@ const inspectMax = 256
 func (f *Fastpath) inspect() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	why, err := unsupportedNode(f.unseenBy)
+	_, why, err := unsupportedNode(f.unseenBy)
 	if err != nil {
 		return err
 	}

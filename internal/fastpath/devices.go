@@ -57,8 +57,8 @@ type node struct {
 	mtu int
 	// ports is the range of source ports. The first is included, the second is not.
 	ports [2]uint16
-	// skipped says for each skipped device, in one sentence, why it is skipped.
-	skipped []string
+	// skipped has the devices that are skipped, and why.
+	skipped []skip
 }
 
 // attachments returns the programs that each device needs, given the links of the active pods. They are in reverse packet
@@ -136,7 +136,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	if err := readSysctl("net/ipv4/ip_local_port_range", &low, &high); err != nil {
 		return node{}, err
 	}
-	why, err := unsupportedNode(unseenBy)
+	reason, why, err := unsupportedNode(unseenBy)
 	if err != nil {
 		return node{}, err
 	}
@@ -156,7 +156,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	n.ports = [2]uint16{low, high}
 	if n.unsupported = why; why != "" {
 		n.overlays, n.nics, n.routers, n.veths, n.podDevices, n.podLinks = nil, nil, nil, nil, nil, nil
-		n.skipped = append(n.skipped, "all devices: "+why)
+		n.skipAll(reason, why)
 	}
 	if n.remotes, err = remotesOf(n.overlays); err != nil {
 		return node{}, err
@@ -247,7 +247,7 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 	}
 	if o.cilium != "" {
 		// Its programs are the network policy, and usually forward the packets themselves, before the fast path sees them.
-		n.skipped = []string{fmt.Sprintf("all devices: Cilium's programs already handle the packets of pods (%s)", o.cilium)}
+		n.skipAll(byCilium, fmt.Sprintf("Cilium's programs already handle the packets of pods (%s)", o.cilium))
 		return n
 	}
 	n.addVXLANDevices(links, byIndex, routes, neighbours)
@@ -277,11 +277,6 @@ func classify(links []netlink.Link, routes []netlink.Route, o observers, neighbo
 	return n
 }
 
-// skip records a skipped device, and why.
-func (n *node) skip(l netlink.Link, format string, args ...any) {
-	n.skipped = append(n.skipped, l.Attrs().Name+": "+fmt.Sprintf(format, args...))
-}
-
 // limitMTU lowers the MTU of the fast path to that of a device on its path.
 func (n *node) limitMTU(mtu int) {
 	if n.mtu == 0 || mtu < n.mtu {
@@ -304,21 +299,21 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 		}
 		nic := byIndex[v.VtepDevIndex]
 		if why := unsupportedVXLAN(v, nic, byIndex, routes, neighbours); why != "" {
-			n.skip(l, "%s", why)
+			n.skip(l.Attrs().Name, byConfiguration, "%s", why)
 			continue
 		}
 		n.monitored = append(n.monitored, v.Index)
-		if what := n.observers.first(both(v.Index)); what != "" {
-			n.skip(l, bypassed, what)
+		if other := n.observers.first(both(v.Index)); other != nil {
+			n.skip(l.Attrs().Name, other.kind, bypassed, other.name)
 			continue
 		}
 		// A redirected packet passes all egress hooks of the NIC except nftables (nf_skip_egress).
-		if what := n.observers.first([]attachPoint{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); what != "" {
-			n.skip(l, "its NIC %s has %s, which the fast path would bypass", nic.Attrs().Name, what)
+		if other := n.observers.first([]attachPoint{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); other != nil {
+			n.skip(l.Attrs().Name, other.kind, "its NIC %s has %s, which the fast path would bypass", nic.Attrs().Name, other.name)
 			continue
 		}
 		if len(n.overlays) == vxlanDevicesMax {
-			n.skip(l, "the fast path supports %d VXLAN devices, and there are more", vxlanDevicesMax)
+			n.skip(l.Attrs().Name, byConfiguration, "the fast path supports %d VXLAN devices, and there are more", vxlanDevicesMax)
 			continue
 		}
 		source, _ := netip.AddrFromSlice(v.SrcAddr)
@@ -331,9 +326,9 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 		n.nics = append(n.nics, v.VtepDevIndex)
 		// decap_nic is the last tcx program: the others run before it, while tc filters and nftables
 		// would run after it.
-		if what := n.observers.first([]attachPoint{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); what != "" {
+		if other := n.observers.first([]attachPoint{{v.VtepDevIndex, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev); other != nil {
 			n.noDecap = append(n.noDecap, v.VtepDevIndex)
-			n.skip(nic, bypassed+": the kernel decapsulates its packets", what)
+			n.skip(nic.Attrs().Name, other.kind, bypassed+": the kernel decapsulates its packets", other.name)
 		}
 	}
 }
@@ -385,18 +380,18 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 			continue
 		}
 		if master := byIndex[a.MasterIndex]; master != nil {
-			n.skip(l, "it has the master %s, which the fast path would bypass", master.Attrs().Name)
+			n.skip(l.Attrs().Name, byConfiguration, "it has the master %s, which the fast path would bypass", master.Attrs().Name)
 			continue
 		}
 		// A redirected packet passes all egress hooks of the NIC except nftables. At its ingress, redirect_nic bypasses
 		// whatever runs after tcx.
-		if what := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev),
-			n.observers.first([]attachPoint{{a.Index, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev)); what != "" {
-			n.skip(l, bypassed, what)
+		if other := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev),
+			n.observers.first([]attachPoint{{a.Index, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev)); other != nil {
+			n.skip(l.Attrs().Name, other.kind, bypassed, other.name)
 			continue
 		}
 		if len(n.routers) == routersMax {
-			n.skip(l, "the fast path supports %d NICs that route packets of pods, and there are more", routersMax)
+			n.skip(l.Attrs().Name, byConfiguration, "the fast path supports %d NICs that route packets of pods, and there are more", routersMax)
 			continue
 		}
 		n.routers = append(n.routers, a.Index)
@@ -461,9 +456,9 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 		for _, device := range above {
 			if _, known := observed[device]; !known {
 				n.monitored = append(n.monitored, device)
-				what := n.observers.first(both(device))
-				if observed[device] = what != ""; observed[device] {
-					n.skip(byIndex[device], "it has %s, which packets of the pods behind it would bypass", what)
+				other := n.observers.first(both(device))
+				if observed[device] = other != nil; observed[device] {
+					n.skip(byIndex[device].Attrs().Name, other.kind, "it has %s, which packets of the pods behind it would bypass", other.name)
 				}
 			}
 			skip = skip || observed[device]
@@ -471,8 +466,8 @@ func (n *node) addPods(links []netlink.Link, byIndex map[int]netlink.Link) {
 		if skip {
 			continue
 		}
-		if what := n.observers.first(both(a.Index)); what != "" {
-			n.skip(l, bypassed, what)
+		if other := n.observers.first(both(a.Index)); other != nil {
+			n.skipLink(l, other)
 			continue
 		}
 		n.veths = append(n.veths, a.Index)

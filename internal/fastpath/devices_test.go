@@ -66,6 +66,16 @@ func TestDeviceClassification(t *testing.T) {
 			skipped: []string{"cni0.9: it has a queue (htb), which packets of the pods behind it would bypass"},
 			veths:   []int{pod + 2},
 		},
+		"flowtable": {
+			devices: []netlink.Link{&netlink.Device{LinkAttrs: attrs(nic, "eth0")}, veth, &netlink.Veth{LinkAttrs: attrs(pod+1, "veth8", ofPod)},
+				&netlink.Veth{LinkAttrs: attrs(pod+2, "veth9", ofPod)}},
+			seen: map[attachPoint][]observer{
+				{tunnel, false}: {{byFlowtable, "a flowtable (ip calico f)"}}, {pod, false}: {{byFlowtable, "a flowtable (ip calico f)"}},
+				{pod + 1, false}: {{byFlowtable, "a flowtable (ip calico f)"}}},
+			skipped: []string{"flannel.1: it has a flowtable (ip calico f), which the fast path would bypass",
+				"links of pods: they have a flowtable (ip calico f), which the fast path would bypass"},
+			veths: []int{pod + 2},
+		},
 		"macvlan in another namespace": {
 			devices: []netlink.Link{&netlink.Device{LinkAttrs: attrs(nic, "eth0")}, veth,
 				&netlink.Macvlan{LinkAttrs: attrs(vlan, "other", on(pod), ofPod)}}, // its parent has this ifindex in another namespace
@@ -75,13 +85,13 @@ func TestDeviceClassification(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := classify(append(tt.devices, vxlan), nil, observers{at: tt.seen}, nil)
-			if d := cmp.Diff(tt.skipped, n.skipped); d != "" {
+			if d := cmp.Diff(tt.skipped, sentences(n.skipped)); d != "" {
 				t.Errorf("skipped (-want +got):\n%s", d)
 			}
 			if !slices.Equal(n.veths, tt.veths) {
 				t.Errorf("pod links are %v, want %v", n.veths, tt.veths)
 			}
-			if accelerated := n.overlays[tunnel].NIC == nic; accelerated == slices.ContainsFunc(n.skipped, func(why string) bool { return why[:5] == "flann" }) {
+			if accelerated := n.overlays[tunnel].NIC == nic; accelerated == slices.ContainsFunc(n.skipped, func(s skip) bool { return s.device == "flannel.1" }) {
 				t.Errorf("the VXLAN device is accelerated: %t, skipped: %q", accelerated, n.skipped)
 			}
 		})
@@ -163,7 +173,7 @@ func TestRouters(t *testing.T) {
 			if !slices.Equal(n.routers, tt.routers) {
 				t.Errorf("routers are %v, want %v", n.routers, tt.routers)
 			}
-			if d := cmp.Diff(tt.skipped, n.skipped); d != "" {
+			if d := cmp.Diff(tt.skipped, sentences(n.skipped)); d != "" {
 				t.Errorf("skipped (-want +got):\n%s", d)
 			}
 			for _, device := range n.routers {
@@ -203,7 +213,7 @@ func TestCilium(t *testing.T) {
 				o.findCilium(attachPoint{2, true}, "eth0", program)
 			}
 			n := classify(devices, routes, o, nil)
-			if d := cmp.Diff(tt.skipped, n.skipped); d != "" {
+			if d := cmp.Diff(tt.skipped, sentences(n.skipped)); d != "" {
 				t.Errorf("skipped (-want +got):\n%s", d)
 			}
 			if !slices.Equal(n.routers, tt.routers) || len(n.attachments([]int{7}, true, nil)) > 0 != (len(tt.routers) > 0) {

@@ -102,7 +102,7 @@ type Fastpath struct {
 	inspected int
 	// failed holds the errors of attachments that failed, while their devices exist.
 	failed   map[attachment]error
-	skipped  []string
+	skipped  []skip
 	repaired int
 	problem  error
 }
@@ -313,13 +313,6 @@ func (f *Fastpath) Local() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.node.veths) > 0
-}
-
-// Skipped says for each skipped device, in one sentence, why it is skipped.
-func (f *Fastpath) Skipped() []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.skipped)
 }
 
 // changed handles a change that the invalidator reports.
@@ -609,7 +602,7 @@ func (f *Fastpath) sync() error {
 		return err
 	}
 	for _, link := range throttled {
-		node.skipped = append(node.skipped, node.names[link]+": the MAC addresses behind it change too often; another pod may be using them")
+		node.skip(node.names[link], byMoves, "the MAC addresses behind it change too often; another pod may be using them")
 	}
 	verify := f.verify.Swap(false)
 	if verify {
@@ -639,7 +632,7 @@ func (f *Fastpath) sync() error {
 	before := f.skipped
 	f.node = node
 	err = f.attachPrograms(verify)
-	if slices.ContainsFunc(f.skipped, func(why string) bool { return !slices.Contains(before, why) }) {
+	if slices.ContainsFunc(f.skipped, func(s skip) bool { return !slices.Contains(before, s) }) {
 		// Flows that were validated over a device that is now skipped must not use it any more.
 		f.changes.invalidate()
 	}

@@ -5,6 +5,7 @@ package fastpath_test
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"net"
 	"testing"
 
@@ -12,13 +13,23 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/fastpath/conntrack"
+	"slipstream.dev/internal/place/lab/overlay"
 	"slipstream.dev/internal/spec"
+)
+
+var mustOffload = flag.Bool("flowtables", false, "fail if the kernel has no flowtables")
+
+// Tables for a flowtable: one of the test's own, and that of Calico's nftables data plane.
+var (
+	ownTable    = nftables.Table{Family: nftables.TableFamilyINet, Name: "test"}
+	calicoTable = nftables.Table{Family: nftables.TableFamilyIPv4, Name: "calico"}
 )
 
 // flowtable adds a flowtable at devices of node 0, which takes over each established connection that the node forwards, and a
 // rule that drops packets that conntrack calls invalid, like that of kube-proxy. It returns a function that deletes both, or nil
 // if the kernel has no flowtables.
-func (w *world) flowtable(devices ...string) (end func()) {
+func (w *world) flowtable(in nftables.Table, devices ...string) (end func()) {
 	w.Helper()
 	ns := w.ns("n0")
 	defer ns.Close()
@@ -26,7 +37,7 @@ func (w *world) flowtable(devices ...string) (end func()) {
 	if err != nil {
 		w.Fatal(err)
 	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "test"})
+	table := conn.AddTable(&in)
 	conn.AddFlowtable(&nftables.Flowtable{Table: table, Name: "f", Devices: devices})
 	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
@@ -40,13 +51,24 @@ func (w *world) flowtable(devices ...string) (end func()) {
 	}
 	inState(expr.CtStateBitINVALID, &expr.Verdict{Kind: expr.VerdictDrop})
 	inState(expr.CtStateBitESTABLISHED, &expr.FlowOffload{Name: "f"})
-	if err := conn.Flush(); errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+	if err := conn.Flush(); !*mustOffload && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP)) {
 		w.Logf("this kernel has no flowtables; make kernels boots some that have: %v", err)
 		return nil
 	} else if err != nil {
 		w.Fatal(err)
 	}
 	return func() { w.rules("n0", func(conn *nftables.Conn) { conn.DelTable(table) }) }
+}
+
+// inFlowtable reports whether a flowtable of node 0 has a connection.
+func (w *world) inFlowtable(e echo) (has bool) {
+	w.Helper()
+	w.in("n0", func() error {
+		entry, err := conntrack.Find(flowOf(e.Conn))
+		has = entry != nil && entry.Offloaded()
+		return err
+	})
+	return has
 }
 
 // handshakes counts the handshake packets with which the fast path of node 0 resynchronises conntrack.
@@ -84,9 +106,9 @@ func TestFlowtableAtDevices(t *testing.T) {
 	for device, why := range map[string]string{
 		"flannel.1": "flannel.1: it has a flowtable (inet test f), which the fast path would bypass",
 		"cni0":      "cni0: it has a flowtable (inet test f), which packets of the pods behind it would bypass",
-		pod:         pod + ": it has a flowtable (inet test f), which the fast path would bypass",
+		pod:         "links of pods: they have a flowtable (inet test f), which the fast path would bypass",
 	} {
-		end := w.flowtable(device)
+		end := w.flowtable(ownTable, device)
 		if end == nil {
 			return
 		}
@@ -101,29 +123,87 @@ func TestFlowtableAtDevices(t *testing.T) {
 }
 
 // TestConnectionInFlowtable checks that an accelerated connection that a flowtable takes over takes the slow path, and that its
-// conntrack entry is left to the flowtable: it is not resynchronised. The flowtable is at none of the connection's devices, so no
-// device is skipped.
+// conntrack entry is left to the flowtable: it is not resynchronised. The flowtable is at the NIC alone, so no device is skipped.
 func TestConnectionInFlowtable(t *testing.T) {
 	t.Parallel()
-	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
-	e.noKeepalive(t)
-	end := w.flowtable("eth0")
-	if end == nil {
-		return
+	for _, shape := range []string{spec.ShapeFlannel, overlay.ShapeRouted} {
+		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
+			w, e := accelerated(t, shape, spec.OffloadFull)
+			e.noKeepalive(t)
+			end := w.flowtable(ownTable, "eth0")
+			if end == nil {
+				return
+			}
+			handshakes := w.handshakes(e)
+			w.eventually("the connection is in the flowtable", func() { w.trip(e, 10) }, func() bool { return w.counts(0)["flowtable"] > 5 && w.inFlowtable(e) })
+			if fast := w.roundTrips(e, 0, 100); fast > 0 {
+				t.Errorf("of 200 packets %d took the fast path", fast)
+			}
+			w.forgotten(nil)
+			if n := handshakes(); n > 0 {
+				t.Errorf("conntrack was resynchronised with a connection in a flowtable: %d packets", n)
+			}
+			w.trip(e, 10)
+			end()
+			w.accelerate(e)
+		})
 	}
-	handshakes := w.handshakes(e)
-	w.eventually("the connection is in the flowtable", func() { w.trip(e, 10) }, func() bool { return w.counts(0)["flowtable"] > 5 })
-	if fast := w.roundTrips(e, 0, 100); fast > 0 {
-		t.Errorf("of 200 packets %d took the fast path", fast)
-	}
-	w.eventually("the connection is idle", nil, func() bool {
+}
+
+// forgotten waits until node 0 knows no connection any more.
+func (w *world) forgotten(step func()) {
+	w.Helper()
+	w.eventually("no connection is known", step, func() bool {
 		known, _, err := w.paths[0].Connections()
 		return err == nil && known == 0
 	})
-	if n := handshakes(); n > 0 {
-		t.Errorf("conntrack was resynchronised with a connection in a flowtable: %d packets", n)
+}
+
+// TestFlowtableOfCalico has a flowtable as Calico's nftables data plane makes it: at the VXLAN device and at the links of all pods.
+// The node skips these devices and names the flowtable. Accelerated connections to the other node and within the node move into it,
+// as do new ones, and their conntrack entries are left to it while the agent forgets their flows. Without it they are accelerated again.
+func TestFlowtableOfCalico(t *testing.T) {
+	t.Parallel()
+	for kind, local := range map[string]bool{"to the other node": false, "within the node": true} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, spec.ShapeCalico, spec.OffloadFull)
+			w.local = local
+			w.start()
+			e := w.connect().back()
+			e.noKeepalive(t)
+			w.accelerate(e)
+			end := w.flowtable(calicoTable, "vxlan.calico", w.link(0, 0), w.link(0, 1))
+			if end == nil {
+				return
+			}
+			handshakes := w.handshakes(e)
+			for _, why := range []string{
+				"vxlan.calico: it has a flowtable (ip calico f), which the fast path would bypass",
+				"links of pods: they have a flowtable (ip calico f), which the fast path would bypass",
+			} {
+				w.eventually("the flowtable is named", func() { w.trip(e, 1) }, func() bool { return w.skips(0, why) })
+			}
+			if n := w.paths[0].SkippedBy()["flowtable"]; n != 3 {
+				t.Errorf("%d devices are skipped for the flowtable, want 3", n)
+			}
+			w.eventually("the connection is in the flowtable", func() { w.trip(e, 10) }, func() bool { return w.inFlowtable(e) })
+			late := w.connect().back()
+			w.eventually("a new connection is in the flowtable", func() { w.trip(late, 10) }, func() bool { return w.inFlowtable(late) })
+			if fast := w.roundTrips(e, 0, 100) + w.roundTrips(late, 0, 100); fast > 0 {
+				t.Errorf("of 400 packets %d took the fast path", fast)
+			}
+			w.forgotten(func() { w.trip(e, 10) })
+			if n := handshakes(); n > 0 {
+				t.Errorf("conntrack was resynchronised with a connection in a flowtable: %d packets", n)
+			}
+			if hooks := w.paths[0].Hooks(); len(hooks) > 0 {
+				t.Errorf("programs are attached: %v", hooks)
+			}
+			end()
+			w.accelerate(e)
+			w.accelerate(late)
+		})
 	}
-	w.trip(e, 10)
-	end()
-	w.accelerate(e)
 }

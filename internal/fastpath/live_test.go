@@ -551,10 +551,12 @@ func (w *world) sent() uint64 {
 	return c["fast-out"]
 }
 
+var streamed = flag.Int("streamed", 64, "MiB that a stream sends at a time")
+
 // stream sends until many packets have taken the fast path, and compares what arrives.
 func (w *world) stream(e echo) {
 	w.Helper()
-	const size = 64 << 20
+	size := int64(*streamed) << 20
 	block := make([]byte, 1<<16)
 	var before uint64
 	w.eventually("much of the stream takes the fast path", func() {
@@ -566,7 +568,7 @@ func (w *world) stream(e echo) {
 			sum <- [20]byte(h.Sum(nil))
 		}()
 		h := sha1.New()
-		for i := range size / len(block) {
+		for i := range int(size) / len(block) {
 			for j := range 64 {
 				binary.NativeEndian.PutUint64(block[j*1024:], uint64(i*j)*0x9e3779b97f4a7c15)
 			}
@@ -578,7 +580,7 @@ func (w *world) stream(e echo) {
 		if got, want := <-sum, [20]byte(h.Sum(nil)); got != want {
 			w.Fatal("the data received differs from the data sent")
 		}
-	}, func() bool { return before > 0 && w.sent()-before > size/(1<<16)/2 })
+	}, func() bool { return before > 0 && w.sent()-before > uint64(size)/(1<<16)/2 })
 }
 
 // accelerated returns a world and an accelerated connection in it.

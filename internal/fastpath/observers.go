@@ -46,8 +46,7 @@ func (p attachPoint) attach() ebpf.AttachType {
 
 // observer is an observer at an attach point.
 type observer struct {
-	// kind is one of v1alpha1's (UnseenBy...), or empty if no policy can allow the fast path to
-	// bypass it.
+	// kind is one of v1alpha1's (UnseenBy...), or a reason to skip a device that no policy can override.
 	kind string
 	name string
 }
@@ -63,17 +62,16 @@ type observers struct {
 	cilium string
 }
 
-// first returns the name of an observer at one of the attach points, or "". If kinds are given, only
-// observers of these kinds count.
-func (o observers) first(points []attachPoint, kinds ...string) string {
+// first returns an observer at one of the attach points, or nil. If kinds are given, only observers of these kinds count.
+func (o observers) first(points []attachPoint, kinds ...string) *observer {
 	for _, p := range points {
-		for _, other := range o.at[p] {
+		for i, other := range o.at[p] {
 			if len(kinds) == 0 || slices.Contains(kinds, other.kind) {
-				return other.name
+				return &o.at[p][i]
 			}
 		}
 	}
-	return ""
+	return nil
 }
 
 // ciliumPrefix begins the names of Cilium's tcx programs and tc filters (bpf/bpf_lxc.c, bpf_host.c and bpf_overlay.c).
@@ -131,7 +129,7 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 		o.xdp[a.Index] = hasXDP(l)
 		for _, f := range flowtables {
 			if f.At(a.Name) {
-				add(attachPoint{a.Index, false}, "", "a flowtable (%s)", f.Name)
+				add(attachPoint{a.Index, false}, byFlowtable, "a flowtable (%s)", f.Name)
 			}
 		}
 		for _, c := range chains {
@@ -145,7 +143,7 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 				continue
 			}
 			if !p.egress && o.xdp[a.Index] {
-				add(p, "", "an XDP program")
+				add(p, byXDP, "an XDP program")
 			}
 			all, err := programsAt(p)
 			if err != nil {
@@ -365,26 +363,26 @@ func devicesOf(b []byte) (names []string) {
 
 // unsupportedNode returns why no packet in the thread's network namespace may take the fast path, or "". inspect calls it too,
 // because netlink does not announce changes of sysctls.
-func unsupportedNode(unseenBy []string) (string, error) {
+func unsupportedNode(unseenBy []string) (reason, why string, err error) {
 	var pathMTU, accounting int
 	if err := readSysctl("net/ipv4/ip_forward_use_pmtu", &pathMTU); err != nil {
-		return "", err
+		return "", "", err
 	}
 	if err := readSysctl("net/netfilter/nf_conntrack_acct", &accounting); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
+		return "", "", err
 	}
 	policies, err := ipsecPolicies()
 	switch {
 	case err != nil:
-		return "", err
+		return "", "", err
 	case policies > 0:
-		return "there are IPsec policies (ip xfrm policy), which the fast path would bypass", nil
+		return byIPsec, "there are IPsec policies (ip xfrm policy), which the fast path would bypass", nil
 	case accounting != 0 && !slices.Contains(unseenBy, v1alpha1.UnseenByAccounting):
-		return "net.netfilter.nf_conntrack_acct is set, so conntrack counts the packets of each connection, and would miss most of them", nil
+		return v1alpha1.UnseenByAccounting, "net.netfilter.nf_conntrack_acct is set, so conntrack counts the packets of each connection, and would miss most of them", nil
 	case pathMTU != 0:
-		return "net.ipv4.ip_forward_use_pmtu is set, so each destination has an MTU of its own", nil
+		return byConfiguration, "net.ipv4.ip_forward_use_pmtu is set, so each destination has an MTU of its own", nil
 	}
-	return "", nil
+	return "", "", nil
 }
 
 // ipsecPolicies counts the IPsec policies in the thread's network namespace, without those of sockets.

@@ -128,11 +128,10 @@ func (r *runner) all(ctx context.Context, out io.Writer, expected string, names 
 			return ctx.Err()
 		}
 		got := result(rep, err)
-		passed := 0
+		fmt.Fprintf(out, "%-44s %-34s %5.0f s  %s\n", e, rep.Release, time.Since(begin).Seconds(), got)
 		for _, t := range rep.Tests {
-			passed += t.Passed
+			fmt.Fprintf(out, "  %-42s %-34s %5d s  %3d tests\n", t.Name, t.Error, t.Seconds, t.Passed)
 		}
-		fmt.Fprintf(out, "%-44s %-34s %5.0f s  %3d tests  %s\n", e, rep.Release, time.Since(begin).Seconds(), passed, got)
 		switch {
 		case e.result == "":
 			fmt.Fprintf(out, "  add the expected result to %s\n", expected)

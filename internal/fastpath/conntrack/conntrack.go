@@ -121,7 +121,7 @@ func (e *Entries) makeLiberal(flow datapath.Flow) error {
 		return err // it has ended, or Forget has released it
 	}
 	is, err := Find(flow)
-	if err != nil || is == nil || is.offloaded() || is.accelerated() {
+	if err != nil || is == nil || is.Offloaded() || is.accelerated() {
 		return err
 	}
 	if err := liberal(flow); err != nil {

@@ -62,17 +62,17 @@ type Entry struct {
 	status          uint32   // IPS_* of nf_conntrack_common.h
 }
 
-// offloaded reports whether an nftables flowtable forwards the connection. The flowtable makes the entry liberal too, and
+// Offloaded reports whether an nftables flowtable forwards the connection. The flowtable makes the entry liberal too, and
 // nobody else may change it.
-func (t *Entry) offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
+func (t *Entry) Offloaded() bool { return t.status&(1<<14|1<<15) != 0 } // IPS_OFFLOAD, IPS_HW_OFFLOAD
 
 // ours reports whether the fast path has made an entry liberal, and at least one direction still is.
-func (t *Entry) ours() bool { return !t.offloaded() && (t.Flags[0]|t.Flags[1])&tcpLiberal != 0 }
+func (t *Entry) ours() bool { return !t.Offloaded() && (t.Flags[0]|t.Flags[1])&tcpLiberal != 0 }
 
 // accelerated reports whether an entry is liberal in both directions, which marks an accelerated connection. If the agent
 // handles an event late, the entry may already belong to a new connection between the same ports; then conntrack has cleared
 // the flag. (Conntrack itself sets the flag for connections that it picked up in mid-stream.)
-func (t *Entry) accelerated() bool { return !t.offloaded() && t.Flags[0]&t.Flags[1]&tcpLiberal != 0 }
+func (t *Entry) accelerated() bool { return !t.Offloaded() && t.Flags[0]&t.Flags[1]&tcpLiberal != 0 }
 
 // Find returns the conntrack entry of a connection in the calling thread's network namespace, or
 // nil if there is none.
