@@ -32,7 +32,8 @@ type facts struct {
 	computer string
 	// lacks are programs that the scripts need.
 	lacks []string
-	// limits are the user's hard limits, by the option of ulimit, in its units.
+	// limits are the user's hard limits, by the option of ulimit, in its units, and those of the control groups that the user is in, by
+	// the name of their file: the lowest of each.
 	limits map[string]int64
 	// journal means that others change settings there, or have changed some.
 	journal bool
@@ -133,7 +134,9 @@ func (f *facts) add(word, rest string) error {
 			if f.limits == nil {
 				f.limits = make(map[string]int64)
 			}
-			f.limits[name] = n
+			if other, limited := f.limits[name]; !limited || n < other {
+				f.limits[name] = n
+			}
 		}
 	case "room":
 		blocks, folder, _ := strings.Cut(rest, " ")

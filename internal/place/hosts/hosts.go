@@ -83,6 +83,8 @@ type host struct {
 	spec spec.Host
 	all  *Hosts
 	link link
+	// telling has ssh print more than errors.
+	telling bool
 	// configured is what ssh's configuration says about the host, once that is known.
 	configured map[string]string
 

@@ -64,6 +64,21 @@ func factsScript(mark string, root bool) string {
 		for t in mktemp chmod rm head readlink; do command -v $t >/dev/null 2>&1 || echo "MARK lacks $t"; done;
 		if [ "$(FIRSTSUM </dev/null)" = none ]; then echo "MARK lacks sha256sum"; fi;
 		for l in f v n; do echo "MARK limit $l $(ulimit -H -$l)"; done;
+		while IFS=: read -r n c g; do
+			case "$c" in
+			"") m=; w="memory.max pids.max";;
+			memory) m=/memory; w=memory.limit_in_bytes;;
+			pids) m=/pids; w=pids.max;;
+			*) continue;;
+			esac;
+			while :; do
+				for k in $w; do
+					if [ -r "/sys/fs/cgroup$m$g/$k" ]; then echo "MARK limit $k $(cat "/sys/fs/cgroup$m$g/$k")"; fi;
+				done;
+				case "$g" in ""|/) break;; esac;
+				g=${g%/*};
+			done;
+		done 2>/dev/null </proc/self/cgroup;
 		ASK
 		for d in "$XDG_RUNTIME_DIR" "/run/user/$(id -u)" /tmp /var/tmp "$HOME" /dev/shm; do
 			if [ -z "$d" ]; then continue; fi;
