@@ -105,13 +105,14 @@ func factsScript(mark string, root bool) string {
 const copyTime = 30 * time.Minute
 
 // launch returns the script that reads a program from the standard input and becomes it. The program's file
-// loses its name before it has its first byte, so that nothing is left of it, however the script ends.
+// loses its name before it has its first byte, so that nothing is left of it, however the script ends. timeout does not get the file: that of
+// busybox leaves a process behind for a second, and no program runs from a file that is open for writing.
 func launch(mark, folder string, b binary, arguments string) string {
 	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments, "FIRSTSUM", firstSum()).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
 		chmod 700 "$f"; exec 8>"$f" 9<"$f"; rm -f "$f";
 		echo "MARK send";
-		if command -v timeout >/dev/null; then timeout TIME head -c SIZE >&8; else head -c SIZE >&8; fi;
+		if command -v timeout >/dev/null; then timeout TIME head -c SIZE 8>&- | cat >&8; else head -c SIZE >&8; fi;
 		exec 8>&-; s=$(FIRSTSUM <&9);
 		if [ "${s%% *}" != SUM ]; then echo "MARK broken"; exit 1; fi;
 		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)
