@@ -218,7 +218,11 @@ func (r *Run) runPeriod(ctx context.Context, b int, p Period, out Results) (bool
 		if r.plan.states != nil {
 			where = fmt.Sprintf("period %d", p.Cells[0].Period)
 		}
-		return false, fmt.Errorf("every trial of %s failed; the last one: %s", where, r.done[len(r.done)-1].Error)
+		last := r.done[len(r.done)-1].Error
+		if strings.Contains(last, "no answer within") { // which internal/traffic says of a handshake
+			last += ": does a network policy, which may be one of the whole cluster, or a firewall keep the two ends apart?"
+		}
+		return false, fmt.Errorf("every trial of %s failed; the last one: %s", where, last)
 	}
 	for _, t := range again {
 		ok, err := r.runTrial(ctx, b, entry, t, out)

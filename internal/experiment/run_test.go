@@ -533,6 +533,19 @@ resume
 6 native 1: ok, attempt 2
 3 ok
 end`},
+		{name: "every trial of a block, in silence", set: []string{"spec.pairs=[1]", "spec.runs=2"}, fail: func(*fakeTarget) func(string, string) error {
+			return failing("drive", "connect to 192.0.2.1:4000: no answer within 5s")
+		}, want: `
+1 rps+ 1: failed: node0/pod0: connect to 192.0.2.1:4000: no answer within 5s
+2 vxlan 1: failed: node0/pod0: connect to 192.0.2.1:4000: no answer within 5s
+3 native 1: failed: node0: connect to 192.0.2.1:4000: no answer within 5s
+end: every trial of block 1 failed; the last one: node0: connect to 192.0.2.1:4000: no answer within 5s: does a network policy, which may be one of the whole cluster, or a firewall keep the two ends apart?
+resume
+4 rps+ 1: ok, attempt 2
+5 vxlan 1: ok, attempt 2
+6 native 1: ok, attempt 2
+3 ok
+end`},
 		{name: "the record", full: errors.New("no space left on device"), want: `
 end: no space left on device
 resume

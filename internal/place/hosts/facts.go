@@ -31,7 +31,8 @@ type facts struct {
 	computer string
 	// lacks are missing programs that the scripts need.
 	lacks []string
-	// limits are the user's hard limits, by option of ulimit and in its units.
+	// limits are the user's hard limits, by the option of ulimit, in its units, and those of the control groups that the user is in, by
+	// the name of their file: the lowest of each.
 	limits map[string]int64
 	// journal means that there is a journal: others change settings there, or have done so.
 	journal bool
@@ -132,7 +133,9 @@ func (f *facts) add(word, rest string) error {
 			if f.limits == nil {
 				f.limits = make(map[string]int64)
 			}
-			f.limits[name] = n
+			if other, limited := f.limits[name]; !limited || n < other {
+				f.limits[name] = n
+			}
 		}
 	case "room":
 		blocks, folder, _ := strings.Cut(rest, " ")

@@ -97,7 +97,7 @@ func TestUp(t *testing.T) {
 		},
 		{
 			name: "a login that takes too long", node: nodeOptions{config: "LoginGraceTime 1\nAuthorizedKeysCommand /usr/bin/sleep 5\nAuthorizedKeysCommandUser nobody\n", key: "# "}, user: "root",
-			want: "the server closed the connection before ssh was logged in. Its server's log says why (journalctl -u ssh there): for example LoginGraceTime",
+			want: "Its server's log says why (journalctl -u ssh there): for example LoginGraceTime",
 		},
 		{
 			name: "a folder to be confined to that is not there", node: nodeOptions{config: "ChrootDirectory /nowhere\n"}, user: "user",
@@ -292,6 +292,49 @@ func TestUp(t *testing.T) {
 			want:  "hosts a and b are one machine by two names (10.9.0.1 and 10.9.0.1; boot ID ",
 		},
 		{
+			name: "64 MiB of memory", user: "root", node: nodeOptions{limits: map[string]int{"memory": 64 << 20}},
+			want: " limits memory to 64 MiB (memory.",
+		},
+		{name: "256 MiB of memory", user: "root", node: nodeOptions{limits: map[string]int{"memory": 256 << 20}}},
+		{
+			name: "20 processes", user: "root", node: nodeOptions{limits: map[string]int{"pids": 20}},
+			want: " limits processes and threads to 20 (pids.max of a control group), and a run needs ",
+		},
+		{name: "200 processes", user: "root", node: nodeOptions{limits: map[string]int{"pids": 200}}},
+		{name: "processes of others that nobody sees", user: "user", node: nodeOptions{before: "mount -o remount,hidepid=2 /proc"}},
+		{name: "a notice before the login, and keys that change often", user: "user", node: nodeOptions{config: "Banner /mnt/passwd\nRekeyLimit 1M\n"}},
+		{
+			name: "a maintenance", user: "user", node: nodeOptions{pam: pam, before: "echo scheduled maintenance until noon >/mnt/nologin"},
+			want: ": scheduled maintenance until noon; ",
+		},
+		{
+			name: "an expired password", user: "user", node: nodeOptions{pam: pam, before: "printf 'root:*:19000::::::\\nuser:*:0:0:99999:7:::\\n' >/etc/shadow"},
+			want: " runs nothing for the user before the password there is changed: ",
+		},
+		{
+			name: "a jump host that forwards nothing", user: "root", node: nodeOptions{config: "AllowTcpForwarding no\n"},
+			spoil: func(t *testing.T, w *world, nodes []*node, c *hosts.Config) {
+				w.configure(t, "Host b\n  ProxyJump root@"+nodes[0].address+"\n")
+				c.Hosts, c.Paths = c.Hosts[1:], nil
+			},
+			want: ". The machine on the way (root@[10.9.0.1]) forwards no connections, or not this one: permit it there (AllowTcpForwarding and PermitOpen of sshd_config)",
+		},
+		{
+			name: "a port that a jump host does not reach", user: "root",
+			spoil: func(t *testing.T, w *world, nodes []*node, c *hosts.Config) {
+				w.configure(t, "Host b\n  ProxyJump root@"+nodes[0].address+"\n")
+				c.Hosts, c.Paths = c.Hosts[1:], nil
+				c.Hosts[0].Port = 2222
+			},
+			want: "Connection refused; stdio forwarding failed; kex_exchange_identification: Connection closed by remote host; Connection closed by UNKNOWN port 65535. The machine on the way (root@[10.9.0.1]) does not reach it: correct its name or port",
+		},
+		{
+			name: "a jump host that admits few logins at once", user: "root", node: nodeOptions{config: "MaxStartups 1\n"},
+			spoil: func(t *testing.T, w *world, nodes []*node, _ *hosts.Config) {
+				w.configure(t, "Host b\n  ProxyJump root@"+nodes[0].address+"\n")
+			},
+		},
+		{
 			name: "sudo", user: "user", node: nodeOptions{sudoers: "user ALL=(ALL) NOPASSWD: ALL\n"}, spoil: needsRoot,
 		},
 		{
@@ -387,6 +430,9 @@ func TestUp(t *testing.T) {
 		})
 	}
 }
+
+// pam is a configuration of PAM for an SSH server.
+const pam = "auth required pam_permit.so\naccount required pam_nologin.so file=/mnt/nologin\naccount required pam_unix.so\npassword required pam_unix.so\nsession required pam_permit.so\n"
 
 // workersAnswer checks that a worker answers at each place, and removes what Up has created.
 func workersAnswer(t *testing.T, up *hosts.Hosts) {

@@ -155,8 +155,12 @@ type nodeOptions struct {
 	files map[string]string
 	// sh is the program that is /bin/sh there, if not the usual one.
 	sh string
-	// sudoers is the content of that file.
-	sudoers string
+	// sudoers is the content of that file, pam that of PAM's for the server, which has no PAM if that is empty.
+	sudoers, pam string
+	// limits are those of control groups that the machine is in, by their controllers: memory and pids.
+	limits map[string]int
+	// before are commands that run as root before the server starts.
+	before string
 }
 
 // Folders that could hold the program. Every node has its own.
@@ -304,7 +308,7 @@ func (w *world) know(t testing.TB, nodes ...*node) {
 func (n *node) start(w *world) {
 	n.t.Helper()
 	write := func(name, text string) { must(n.t, os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o600)) }
-	write("sshd_config", "ListenAddress "+n.address+"\nHostKey /mnt/other_key\nHostKey /mnt/host_key\nAuthorizedKeysFile /mnt/authorized_keys\nStrictModes no\nUsePAM no\n"+
+	write("sshd_config", "ListenAddress "+n.address+"\nHostKey /mnt/other_key\nHostKey /mnt/host_key\nAuthorizedKeysFile /mnt/authorized_keys\nStrictModes no\nUsePAM "+map[bool]string{true: "yes", false: "no"}[n.options.pam != ""]+"\n"+
 		"PasswordAuthentication no\nPermitRootLogin prohibit-password\nPidFile none\n"+n.options.config)
 	write("authorized_keys", n.options.key+string(ssh.MarshalAuthorizedKey(w.key.PublicKey())))
 	shell := cmp.Or(n.options.shell, "/bin/sh")
@@ -315,7 +319,8 @@ func (n *node) start(w *world) {
 	write("passwd", "root:x:0:0::/home/root:"+shell+"\nuser:x:12345:12345::"+cmp.Or(n.options.home, "/home/user")+":"+shell+"\nsshd:x:100:65534::/run/sshd:/bin/false\nnobody:x:65534:65534::/:/bin/false\n")
 	write("shadow", "root:*:19000::::::\nuser:*:19000::::::\n")
 	write("sudoers", n.options.sudoers)
-	script := "set -e; umask 022; mount --bind " + n.dir + " /mnt; chmod 755 /mnt /mnt/shell; chmod 644 /mnt/passwd /mnt/authorized_keys; chmod 440 /mnt/sudoers;\n"
+	write("pam", n.options.pam)
+	script := n.grouped() + "set -e; umask 022; mount --bind " + n.dir + " /mnt; chmod 755 /mnt /mnt/shell; chmod 644 /mnt/passwd /mnt/authorized_keys; chmod 440 /mnt/sudoers;\n"
 	for _, folder := range folders {
 		flags := "mode=1777"
 		if slices.Contains(n.options.noexec, folder) {
@@ -332,8 +337,12 @@ func (n *node) start(w *world) {
 	script += `mkdir -p /run/sshd /home/root /home/user; chmod 755 /run /run/sshd; chown 12345:12345 /home/user
 mount --bind /mnt/passwd /etc/passwd; mount --bind /mnt/shadow /etc/shadow
 if [ -e /etc/sudoers ]; then mount --bind /mnt/sudoers /etc/sudoers; mount -t tmpfs tmpfs /etc/sudoers.d; fi
-mount -t proc proc /proc; mount -t sysfs sysfs /sys
+mkdir -p /mnt/cgroup; mount --rbind /sys/fs/cgroup /mnt/cgroup
+mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount --rbind /mnt/cgroup /sys/fs/cgroup
 `
+	if n.options.pam != "" {
+		script += "mount --bind /mnt/pam /etc/pam.d/sshd\n"
+	}
 	for name, text := range n.options.files {
 		copied := filepath.Base(name)
 		write(copied, text)
@@ -345,7 +354,7 @@ mount -t proc proc /proc; mount -t sysfs sysfs /sys
 	if n.options.sh != "" {
 		script += "mount --bind " + n.options.sh + " /bin/sh\n"
 	}
-	script += "exec /usr/sbin/sshd -D -e -f /mnt/sshd_config\n"
+	script += n.options.before + "\nexec /usr/sbin/sshd -D -e -f /mnt/sshd_config\n"
 	n.log = new(output)
 	n.sshd = exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script)
 	n.sshd.Stderr, n.sshd.Stdout = n.log, n.log
@@ -360,6 +369,30 @@ mount -t proc proc /proc; mount -t sysfs sysfs /sys
 		c.Close()
 		return ""
 	})
+}
+
+// grouped returns commands by which a shell enters the control groups of the machine.
+func (n *node) grouped() (commands string) {
+	for controller, most := range n.options.limits {
+		root, limit := filepath.Join("/sys/fs/cgroup", controller), map[string]string{"memory": "memory.limit_in_bytes", "pids": "pids.max"}[controller]
+		if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil { // version 2
+			root, limit = "/sys/fs/cgroup", controller+".max"
+		}
+		dir, err := os.MkdirTemp(root, "slipstream-test-")
+		must(n.t, err)
+		n.t.Cleanup(func() {
+			// Its last process may still be exiting.
+			testenv.Eventually(n.t, 15*time.Second, "remove a control group", func() string {
+				if err := os.Remove(dir); err != nil {
+					return err.Error()
+				}
+				return ""
+			})
+		})
+		must(n.t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(most)), 0))
+		commands += "echo $$ >" + dir + "/cgroup.procs\n"
+	}
+	return commands
 }
 
 // stop kills all processes of the machine at the same time, like a power cut.

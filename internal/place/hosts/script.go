@@ -63,6 +63,21 @@ func factsScript(mark string, root bool) string {
 		for t in mktemp chmod rm head readlink; do command -v $t >/dev/null 2>&1 || echo "MARK lacks $t"; done;
 		if [ "$(FIRSTSUM </dev/null)" = none ]; then echo "MARK lacks sha256sum"; fi;
 		for l in f v n; do echo "MARK limit $l $(ulimit -H -$l)"; done;
+		while IFS=: read -r n c g; do
+			case "$c" in
+			"") m=; w="memory.max pids.max";;
+			memory) m=/memory; w=memory.limit_in_bytes;;
+			pids) m=/pids; w=pids.max;;
+			*) continue;;
+			esac;
+			while :; do
+				for k in $w; do
+					if [ -r "/sys/fs/cgroup$m$g/$k" ]; then echo "MARK limit $k $(cat "/sys/fs/cgroup$m$g/$k")"; fi;
+				done;
+				case "$g" in ""|/) break;; esac;
+				g=${g%/*};
+			done;
+		done 2>/dev/null </proc/self/cgroup;
 		ASK
 		for d in "$XDG_RUNTIME_DIR" "/run/user/$(id -u)" /tmp /var/tmp "$HOME" /dev/shm; do
 			if [ -z "$d" ]; then continue; fi;
@@ -88,14 +103,15 @@ func factsScript(mark string, root bool) string {
 // copyTime limits how long a copy may take. Only a silently broken connection reaches it.
 const copyTime = 30 * time.Minute
 
-// launch returns the script that reads a program from standard input and then executes it. It unlinks the program's file before
-// it writes the first byte, so that nothing is left, however the script ends.
+// launch returns the script that reads a program from the standard input and becomes it. The program's file
+// loses its name before it has its first byte, so that nothing is left of it, however the script ends. timeout does not get the file: that of
+// busybox leaves a process behind for a second, and no program runs from a file that is open for writing.
 func launch(mark, folder string, b binary, arguments string) string {
 	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments, "FIRSTSUM", firstSum()).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
 		chmod 700 "$f"; exec 8>"$f" 9<"$f"; rm -f "$f";
 		echo "MARK send";
-		if command -v timeout >/dev/null; then timeout TIME head -c SIZE >&8; else head -c SIZE >&8; fi;
+		if command -v timeout >/dev/null; then timeout TIME head -c SIZE 8>&- | cat >&8; else head -c SIZE >&8; fi;
 		exec 8>&-; s=$(FIRSTSUM <&9);
 		if [ "${s%% *}" != SUM ]; then echo "MARK broken"; exit 1; fi;
 		echo "MARK program $$ $f"; exec /proc/self/fd/9 worker ARGUMENTS`)

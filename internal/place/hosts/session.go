@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -56,14 +57,37 @@ func (s *session) within(ctx context.Context, limit time.Duration, hint string) 
 // request is a command line for a host, and the beginning of its standard input.
 type request struct{ command, input string }
 
-// open runs a request, which it makes with a new mark, and returns once the command reports "begin".
+// busyWaits are the pauses after which a host is tried again whose SSH server, or one on the way, has hung up before it said who it is. A
+// server does so that has many logins in progress (MaxStartups of sshd_config).
+var busyWaits = []time.Duration{time.Second, 3 * time.Second}
+
+// open runs on the host what request returns for a mark, and returns once that reports "begin".
 func (h *host) open(ctx context.Context, request func(mark string) request) (*session, error) {
-	s, err := h.attempt(ctx, request)
-	if h.link.socket != "" && errors.As(err, new(proxyError)) { // ssh shows the reason only for a connection that is not shared
-		alone := &host{name: h.name, spec: h.spec, all: h.all, configured: h.configured, link: link{made: true, asked: true}}
-		return alone.attempt(ctx, request)
+	for _, wait := range busyWaits {
+		s, err := h.tell(ctx, request)
+		if !errors.As(err, new(hungUpError)) {
+			return s, err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, err
+		}
 	}
-	return s, err
+	return h.tell(ctx, request)
+}
+
+// tell makes an attempt, and if that fails for no reason that ssh has told, another one by an ssh that tells more: one that shares no
+// connection shows what its proxy command prints, and one that is less quiet what the server says before it hangs up.
+func (h *host) tell(ctx context.Context, request func(mark string) request) (*session, error) {
+	s, err := h.attempt(ctx, request)
+	if !errors.As(err, new(untoldError)) {
+		return s, err
+	}
+	telling := &host{name: h.name, spec: h.spec, all: h.all, configured: h.configured, link: link{made: true, asked: true}, telling: true}
+	return telling.attempt(ctx, request)
 }
 
 // attempt is open for one connection. It waits while too many others are being made.
@@ -205,12 +229,17 @@ func (s *session) silent(ctx context.Context) error {
 		return s.at.unreachable(s.stderr.Last())
 	case exit == sshFailed && s.begun.Load(), exit < 0 && ended:
 		return s.broken()
+	case exit > 0 && expired.MatchString(s.said()):
+		return refusedError{fmt.Errorf("host %s runs nothing for the user before the password there is changed%s Log in once with %s and change it", s.at.name, s.said(), s.at.byHand())}
 	case exit > 0 && printed == "" && s.said() != "":
 		return notRunError{fmt.Errorf("host %s does not run the command that it is sent%s%s. A worker needs a login that runs commands", s.at.name, code, s.said())}
 	}
 	return notRunError{fmt.Errorf("host %s does not run the command that it is sent; it printed %q%s%s. Does the key have a forced command (command= in authorized_keys, ForceCommand in sshd_config), or the user no shell? A worker needs a login that runs commands",
 		s.at.name, clip(printed), code, s.said())}
 }
+
+// expired matches what OpenSSH's server prints if a password has expired.
+var expired = regexp.MustCompile(`[Pp]assword change required`)
 
 // sshFailed is the exit code of ssh if ssh itself has failed, not the command.
 const sshFailed = 255

@@ -63,6 +63,9 @@ type link struct {
 func (h *host) arguments(ask bool) []string {
 	var all []string
 	set := func(key, value string) { all = append(all, "-o", key+"="+value) }
+	if h.telling { // the first value counts
+		set("LogLevel", "INFO")
+	}
 	for _, rule := range rules {
 		all = append(all, "-o", rule)
 	}
@@ -211,12 +214,20 @@ func (h *host) login(ctx context.Context) string {
 		return h.byHand()
 	}
 	text := is["user"] + "@" + net.JoinHostPort(is["hostname"], is["port"])
-	if via := is["proxyjump"]; via != "" && via != "none" {
-		text += " through " + via
+	if h.way() != "" {
+		text += " through " + h.way()
 	} else if by := is["proxycommand"]; by != "" && by != "none" {
 		text += " by " + by
 	}
 	return text
+}
+
+// way returns the machines that ssh goes through, "" if it goes through none or that is not known.
+func (h *host) way() string {
+	if via := h.configured["proxyjump"]; via != "none" {
+		return via
+	}
+	return ""
 }
 
 // refusedError means that another attempt would fail too, for example because the machine has another key or architecture than
@@ -236,6 +247,7 @@ var (
 	closed      = regexp.MustCompile(`Connection (closed|reset) by|Connection to \S+ closed by|client_loop: send disconnect|kex_exchange_identification`)
 	noSessions  = regexp.MustCompile(`Session open refused by peer|session open refused|open failed: administratively prohibited`)
 	noAnswer    = regexp.MustCompile(`kex_exchange_identification|UNKNOWN port|muxclient: |mux_client_\w+: (read|write|master alive)`)
+	hungUp      = regexp.MustCompile(`kex_exchange_identification: (read: )?Connection (closed|reset)`)
 	fingerprint = regexp.MustCompile(`SHA256:[A-Za-z0-9+/]+`)
 )
 
@@ -255,8 +267,8 @@ func (h *host) unreachable(said string) error {
 	}
 	if strings.Contains(said, "Host key verification failed") {
 		which := "its key"
-		if via := h.configured["proxyjump"]; via != "" && via != "none" { // its ssh does not say which key it means
-			which += ", or that of a machine on the way (" + via + ")"
+		if h.way() != "" { // whose ssh does not say which key it means
+			which += ", or that of a machine on the way (" + h.way() + ")"
 		}
 		return refusedError{fmt.Errorf("host %s: ssh does not accept %s%s. Connect once with %s and compare fingerprints", h.name, which, oneLine(said), h.byHand())}
 	}
@@ -282,16 +294,26 @@ func (h *host) unreachable(said string) error {
 		return fmt.Errorf("host %s does not let %s in: add a public key of yours to ~/.ssh/authorized_keys there, or name another key with identityFile or ssh-add%s%s",
 			h.name, m[1], strings.TrimSuffix(oneLine(said), "."), hint)
 	}
-	hint := ""
+	hint, forwards, way := "", strings.Contains(said, notForwarded), ""
+	if h.way() != "" { // and not a proxy command
+		way = " (" + h.way() + ")"
+	}
 	switch {
+	case forwards && strings.Contains(said, "administratively prohibited"):
+		hint = fmt.Sprintf(". The machine on the way%s forwards no connections, or not this one: permit it there (AllowTcpForwarding and PermitOpen of sshd_config)", way)
+	case forwards:
+		hint = fmt.Sprintf(". The machine on the way%s does not reach it: correct its name or port, or let the connection through", way)
 	case noSessions.MatchString(said):
 		hint = ". Its server lets the user log in and run nothing (MaxSessions 0 of sshd_config)"
 	case said == "" || closed.MatchString(said):
 		hint = ". Its server's log says why (journalctl -u ssh there): for example LoginGraceTime, MaxStartups, ChrootDirectory, or a ban as by fail2ban"
 	}
 	err := fmt.Errorf("connect to host %s%s%s", h.name, cmp.Or(oneLine(said), ": the server closed the connection before ssh was logged in"), hint)
-	if said == "" || noAnswer.MatchString(said) {
-		return proxyError{err}
+	switch {
+	case h.telling && !forwards && hungUp.MatchString(said):
+		return hungUpError{err}
+	case !h.telling && (said == "" || noAnswer.MatchString(said)):
+		return untoldError{err}
 	}
 	return err
 }
@@ -341,9 +363,14 @@ func (h *host) interactively() string {
 	return text
 }
 
-// proxyError means that the server or a proxy command has not answered. ssh hides the output of the proxy command of a shared
-// connection.
-type proxyError struct{ error }
+// untoldError means that ssh has not told why the server, or a proxy command, has not answered or has hung up.
+type untoldError struct{ error }
+
+// hungUpError means that the server, or one on the way, has hung up before it said who it is.
+type hungUpError struct{ error }
+
+// notForwarded is what an ssh prints that cannot make a connection through the machine to which it is connected.
+const notForwarded = "stdio forwarding failed"
 
 // refusedSession is part of what ssh prints if a server allows no more sessions in a connection. ssh then makes another
 // connection.
@@ -357,11 +384,20 @@ func notStarted(err error) error {
 	return fmt.Errorf("start ssh: %w", err)
 }
 
-// newFolder makes a folder for control sockets. Its path must be short: that of a socket may have about a hundred bytes.
-func newFolder() (string, error) {
-	dir, err := os.MkdirTemp(os.Getenv("XDG_RUNTIME_DIR"), "slipstream-")
-	if err != nil {
-		dir, err = os.MkdirTemp("", "slipstream-")
+// newFolder makes a folder for control sockets, in the first of the usual places where their names are not too long.
+func newFolder() (dir string, err error) {
+	for _, parent := range []string{os.Getenv("XDG_RUNTIME_DIR"), "", "/tmp"} {
+		dir, err = os.MkdirTemp(parent, "slipstream-")
+		if err == nil && (len(dir) <= longestFolder || !canShare) {
+			return dir, nil
+		}
+		if err == nil {
+			err = errors.Join(fmt.Errorf("the name %s is too long for ssh's sockets", dir), os.Remove(dir))
+		}
 	}
-	return dir, err
+	return "", err
 }
+
+// longestFolder is the length of the longest name of a folder for control sockets. BSD and macOS permit 103 bytes for the name of a
+// socket, and ssh adds a dot and 16 characters while it makes one, whose own name has nine.
+const longestFolder = 103 - 9 - 17

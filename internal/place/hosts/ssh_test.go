@@ -72,6 +72,28 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
+// TestLongFolder: temporary files that have long names, as in a workspace of CI, do not keep commands from sharing a connection.
+func TestLongFolder(t *testing.T) {
+	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	must(t, os.Mkdir(long, 0o700))
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", long)
+	up, err := hosts.Up(t.Context(), w.config(t, hosts.Config{Hosts: specs("root", nodes), Paths: fromAToB("native", tcp4)}))
+	must(t, err)
+	workersAnswer(t, up)
+	for _, n := range nodes {
+		if logins := strings.Count(n.log.String(), "Accepted publickey"); logins != 1 {
+			t.Errorf("%d logins on %s", logins, n.name)
+		}
+	}
+	left, err := os.ReadDir(long)
+	must(t, err)
+	if len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
 // TestOwnConnection checks that a run shares a connection that the user has opened for that (ControlMaster), and leaves it
 // open.
 func TestOwnConnection(t *testing.T) {

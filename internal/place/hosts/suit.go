@@ -28,6 +28,33 @@ const (
 	leastFiles     = 256
 )
 
+// What three workers, as many as a run with one pair has on a host, need at least while no traffic flows: in memory beside the copy of the
+// program, which most folders keep in memory too, and in threads.
+const (
+	leastMemory = 48 << 20
+	leastTasks  = 60
+)
+
+// tooSmall names the first limit of the user's control groups that is too low for the workers of a run, with a program of a size: "memory.max"
+// is of version 2 of control groups, "memory.limit_in_bytes" of version 1.
+func (f *facts) tooSmall(size int64) string {
+	for _, l := range []struct {
+		file, what, unit, field string
+		least                   int64
+		per                     int64
+	}{
+		{"memory.max", "memory", " MiB", "MemoryMax", size + leastMemory, 1 << 20},
+		{"memory.limit_in_bytes", "memory", " MiB", "MemoryLimit", size + leastMemory, 1 << 20},
+		{"pids.max", "processes and threads", "", "TasksMax", leastTasks, 1},
+	} {
+		if n, limited := f.limits[l.file]; limited && n < l.least {
+			return fmt.Sprintf("%s to %d%s (%s of a control group), and a run needs %d there: raise %s of the systemd unit, or the limit of the container",
+				l.what, n/l.per, l.unit, l.file, l.least/l.per, l.field)
+		}
+	}
+	return ""
+}
+
 // tooLow describes the first of the user's limits that is too low for a program of this size, or returns "".
 func (f *facts) tooLow(size int64) string {
 	for _, l := range []struct {
@@ -88,7 +115,7 @@ func (h *host) suit() (binary, error) {
 		return b, fmt.Errorf("host %s lacks %s, which the copy of the program needs: install it (package coreutils)", f.name, words.And(f.lacks))
 	}
 	h.facts.choose(b.size)
-	low := f.tooLow(b.size)
+	low := cmp.Or(f.tooLow(b.size), f.tooSmall(b.size))
 	switch {
 	case low != "":
 		return b, fmt.Errorf("host %s limits %s", f.name, low)

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // rehearsal are the options with which the API server checks an object as it would for a run, admission included, and does not
@@ -45,8 +46,10 @@ func (p *Pods) prepare(ctx context.Context, all, asked []*corev1.Pod) (notes []s
 	if err != nil {
 		return nil, err
 	}
-	if note != "" {
-		notes = append(notes, note)
+	for _, note := range []string{note, p.meshed(ctx)} {
+		if note != "" {
+			notes = append(notes, note)
+		}
 	}
 	changes, err := p.rehearse(ctx, asked)
 	return append(notes, changes...), err
@@ -60,6 +63,9 @@ func (p *Pods) rehearse(ctx context.Context, pods []*corev1.Pod) (notes []string
 		switch {
 		case err == nil:
 			notes = append(notes, altered(pod, got)...)
+			if err := p.barred(ctx, pod, got); err != nil {
+				return notes, err
+			}
 		case !strings.Contains(err.Error(), "does not support dry run"): // a webhook with side effects; then only creation shows it
 			return notes, err
 		}
@@ -72,8 +78,8 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	control, traffic := p.makePods()
 	if !p.inNamedNamespace {
 		for _, n := range p.namespaceObjects() {
-			if _, err := p.cluster.api.Namespaces().Create(ctx, n, rehearsal); err != nil && !deniedByRBAC(err) {
-				lacks = append(lacks, fmt.Sprintf("create namespace %s: %v", n.Name, explain(err)))
+			if err := p.createNamespace(ctx, n, rehearsal); err != nil && !deniedByRBAC(err) {
+				lacks = append(lacks, err.Error())
 			}
 		}
 	}
@@ -87,7 +93,7 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	if err != nil {
 		lacks = append(lacks, err.Error())
 	}
-	notes = append(notes, note)
+	notes = append(notes, note, p.meshed(ctx))
 	for i, pods := range [][]*corev1.Pod{control, traffic} {
 		changes, err := p.rehearseIn(ctx, pods)
 		notes = append(notes, changes...)
@@ -132,10 +138,15 @@ func deniedByRBAC(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot create resource")
 }
 
+// denied reports whether a policy of the cluster, and no role, forbids something: some webhooks answer 403, some 400.
+func denied(err error) bool {
+	return err != nil && !deniedByRBAC(err) && (apierrors.IsForbidden(err) || strings.Contains(err.Error(), "denied the request"))
+}
+
 // ofNamespace reports whether a rejection comes from what the existing namespace has, and those of a run do not: a security standard,
 // quotas, ranges, a service account, a policy against the use of that namespace.
 func ofNamespace(err error) bool {
-	return slices.ContainsFunc([]string{"violates PodSecurity", "quota", "usage per", "serviceaccount", "service account"},
+	return slices.ContainsFunc([]string{"violates PodSecurity", "quota", "usage per", "serviceaccount", "service account", "lets its pods run only on"},
 		func(part string) bool { return strings.Contains(err.Error(), part) }) || aboutDefault.MatchString(err.Error())
 }
 
@@ -157,6 +168,13 @@ func altered(pod, got *corev1.Pod) (notes []string) {
 		if c.Image != was.Image {
 			notes = append(notes, fmt.Sprintf("a webhook replaces the image of pod %s/%s by %s", pod.Namespace, pod.Name, c.Image))
 		}
+		if c.ImagePullPolicy == corev1.PullAlways && was.ImagePullPolicy == corev1.PullIfNotPresent {
+			notes = append(notes, fmt.Sprintf("admission has every node pull the image of pod %s/%s, also where it is present (AlwaysPullImages)", pod.Namespace, pod.Name))
+		}
+	}
+	if len(got.Spec.SchedulingGates) > 0 {
+		notes = append(notes, fmt.Sprintf("a webhook holds pod %s/%s back by %s, until its controller removes that, such as Kueue: if it does not within %s, the run ends. Ask who maintains it to exempt pods with the label %s=%s",
+			pod.Namespace, pod.Name, gates(got), upTime, labelName, appName))
 	}
 	for _, c := range got.Spec.InitContainers {
 		added = append(added, c.Name)
@@ -169,6 +187,26 @@ func altered(pod, got *corev1.Pod) (notes []string) {
 		notes = append(notes, fmt.Sprintf("a webhook gives pod %s/%s the runtime class %s, whose network stack may be another", pod.Namespace, pod.Name, *class))
 	}
 	return notes
+}
+
+// barred returns an error if admission has changed a pod so that it cannot run.
+func (p *Pods) barred(ctx context.Context, pod, got *corev1.Pod) error {
+	was := pod.Spec.Containers[0]
+	for _, c := range got.Spec.Containers {
+		if c.Name == was.Name && c.Image == was.Image && was.ImagePullPolicy == corev1.PullNever && c.ImagePullPolicy != corev1.PullNever {
+			return fmt.Errorf("admission has every node pull the images of its pods (AlwaysPullImages), and no registry has %s: push it to your registry (slipstream image push REGISTRY/NAME) and name it with --image", was.Image)
+		}
+	}
+	selector := labels.SelectorFromSet(got.Spec.NodeSelector)
+	if selector.Empty() {
+		return nil
+	}
+	node, err := p.cluster.api.Nodes().Get(ctx, nodeOf(pod), metav1.GetOptions{})
+	if err != nil || selector.Matches(labels.Set(node.Labels)) { // whoever needs the node reports the error
+		return nil
+	}
+	return fmt.Errorf("namespace %s, or a webhook, lets its pods run only on nodes with the labels %s, and node %s lacks them: name nodes that have them (--selector), or leave out -n",
+		pod.Namespace, labels.FormatLabels(got.Spec.NodeSelector), node.Name)
 }
 
 // textOf returns amounts as "cpu=500m, memory=256Mi".
@@ -206,6 +244,13 @@ func (e *rejectedError) remedy() string {
 	}
 	const unprivileged = "leave out accelerators and the native path (unprivileged: true)"
 	switch {
+	case says("security context constraint"): // OpenShift grants them to users, and to service accounts
+		if e.pod.Spec.HostNetwork {
+			return "an administrator can permit you such pods (oc adm policy add-scc-to-user privileged USER), or " + unprivileged
+		}
+		return "an administrator can permit you such pods, which have no privileges and a user of their own (oc adm policy add-scc-to-user nonroot-v2 USER)"
+	case says("gke warden"): // which nobody can exempt from
+		return "GKE Autopilot admits no such pods: " + unprivileged
 	case says("podsecurity"):
 		return "the namespace enforces a Pod Security Standard that forbids this pod: leave out -n, so that the run creates its own namespaces, or " + unprivileged
 	case says("must specify limits", "must specify requests"):

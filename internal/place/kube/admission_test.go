@@ -2,6 +2,7 @@ package kube
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -65,7 +66,26 @@ func TestAdmission(t *testing.T) {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "istio-proxy"})
 			return nil
 		}, nil, "", "the containers istio-proxy, and what is measured may pass through them"},
-		"mirror":  {"mine", func(p *corev1.Pod) error { p.Spec.Containers[0].Image = "mirror.example/s:1"; return nil }, nil, "", "a webhook replaces the image of pod"},
+		"mirror": {"mine", func(p *corev1.Pod) error { p.Spec.Containers[0].Image = "mirror.example/s:1"; return nil }, nil, "", "a webhook replaces the image of pod"},
+		"scheduling gate": {"mine", func(p *corev1.Pod) error {
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+			return nil
+		}, nil, "", "back by the scheduling gate kueue.x-k8s.io/admission, until its controller removes that"},
+		"nodes of others": {"mine", func(p *corev1.Pod) error {
+			p.Spec.NodeSelector = map[string]string{"pool": "batch"}
+			return nil
+		}, nil, "namespace mine, or a webhook, lets its pods run only on nodes with the labels pool=batch, and node a lacks them: name nodes that have them", ""},
+		"nodes of all": {"mine", func(p *corev1.Pod) error {
+			p.Spec.NodeSelector = map[string]string{corev1.LabelOSStable: "linux"}
+			return nil
+		}, nil, "", ""},
+		"nodes of default":             {"", func(p *corev1.Pod) error { p.Spec.NodeSelector = map[string]string{"pool": "batch"}; return nil }, nil, "", ""},
+		"images pulled always":         {"mine", pullsAlways, func(c *Config) { c.Spec.Image = "" }, "no registry has slipstream.dev/slipstream:v1: push it to your registry", ""},
+		"images pulled always, a name": {"mine", pullsAlways, nil, "", "admission has every node pull the image of pod"},
+		"OpenShift":                    {"mine", rejects("unable to validate against any security context constraint: [provider \"privileged\": Forbidden: not usable by user or serviceaccount]", inHostNet), nil, "(oc adm policy add-scc-to-user privileged USER), or leave out accelerators", ""},
+		"Autopilot":                    {"mine", rejects(`admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the request: GKE Warden rejected the request because it violates one or more constraints`, inHostNet), nil, "GKE Autopilot admits no such pods: leave out accelerators and the native path (unprivileged: true)", ""},
+		"OpenShift, no privileges": {"mine", rejects("unable to validate against any security context constraint: [provider restricted-v2: .containers[0].runAsUser: Invalid value: 65532: must be in the ranges: [1000680000, 1000689999]]", any1),
+			func(c *Config) { c.Accelerate, c.Native, c.Spec.Unprivileged = false, false, true }, "(oc adm policy add-scc-to-user nonroot-v2 USER)", ""},
 		"sandbox": {"mine", func(p *corev1.Pod) error { p.Spec.RuntimeClassName = new("gvisor"); return nil }, nil, "", "the runtime class gvisor"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,6 +138,34 @@ func TestAdmission(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// pullsAlways does what the admission plugin AlwaysPullImages does.
+func pullsAlways(p *corev1.Pod) error {
+	p.Spec.Containers[0].ImagePullPolicy = corev1.PullAlways
+	return nil
+}
+
+// TestNamespaceDenied: where a policy forbids the namespaces of a run, the dry run and the run say so, and how to do without them.
+func TestNamespaceDenied(t *testing.T) {
+	const says = `admission webhook "validation.gatekeeper.sh" denied the request: [all-must-have-owner] you must provide labels: {"owner"}`
+	for name, denial := range map[string]error{
+		"403": apierrors.NewForbidden(schema.GroupResource{Resource: "namespaces"}, "slipstream-x", errors.New(says)), "400": apierrors.NewBadRequest(says),
+	} {
+		api, c := fakeCluster(t, nil)
+		api.PrependReactor("create", "namespaces", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, denial })
+		with := config(func(c *Config) { c.Spec.Image = "registry.example/s:1" })
+		s, err := c.Survey(t.Context(), with)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Up(t.Context(), with)
+		for who, got := range map[string]string{"dry run": strings.Join(s.Missing, "\n"), "run": fmt.Sprint(err)} {
+			if !strings.Contains(got, says+": a policy of the cluster forbids it: name an existing namespace with -n") {
+				t.Errorf("%s, %s: %s", name, who, got)
+			}
+		}
 	}
 }
 

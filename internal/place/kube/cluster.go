@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -66,7 +67,7 @@ func Open(a Access) (*Cluster, error) {
 			err = cmp.Or(wrongContext(a.Context, raw), err)
 		}
 		if clientcmd.IsEmptyConfig(err) {
-			return nil, errors.New("no kubeconfig found: name one with --kubeconfig, or set KUBECONFIG")
+			return nil, noKubeconfig(rules.Precedence)
 		}
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
@@ -82,6 +83,23 @@ func Open(a Access) (*Cluster, error) {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
 	return c, nil
+}
+
+// noKubeconfig says that none of the files that kubectl would read by default has a configuration.
+func noKubeconfig(files []string) error {
+	why, remedy := "", "name one with --kubeconfig, or set KUBECONFIG"
+	absent := slices.DeleteFunc(slices.Clone(files), func(file string) bool {
+		_, err := os.Stat(file)
+		return !errors.Is(err, os.ErrNotExist)
+	})
+	switch user := os.Getenv("SUDO_USER"); {
+	case os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" && len(absent) > 0:
+		why = fmt.Sprintf(", as %s names %s, which does not exist", clientcmd.RecommendedConfigPathEnvVar, strings.Join(absent, ", "))
+		remedy = "correct it, or name one with --kubeconfig"
+	case user != "" && user != "root":
+		remedy += "; by sudo it is that of root which counts, and a run in a cluster needs no root here: leave out sudo"
+	}
+	return fmt.Errorf("no kubeconfig found%s: %s", why, remedy)
 }
 
 // flags returns the flags with which another command reaches the same cluster, each after a space.
@@ -234,7 +252,12 @@ func explain(err error) error {
 		return fmt.Errorf("the API server does not accept your credentials: renew them, or use another --kubeconfig or --context: %w", err)
 	case pluginOf(err) != "":
 		// The request was not sent. What the plug-in printed is on the terminal already.
+		if noCredentials.MatchString(err.Error()) {
+			return fmt.Errorf("%s of your kubeconfig printed no credentials, or more than those (run it by hand: on its standard output may only be one JSON object): update it, or use another --kubeconfig or --context: %w", pluginOf(err), err)
+		}
 		return fmt.Errorf("%s of your kubeconfig failed: log in with it again, or use another --kubeconfig or --context: %w", pluginOf(err), err)
+	case strings.Contains(err.Error(), "failed calling webhook"):
+		return fmt.Errorf("an admission webhook of the cluster does not answer, and the API server admits nothing without it: ask who maintains it to repair it: %w", err)
 	case os.IsTimeout(err) || errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("the API server has not answered in time (a request may take %s): %w", requestTime, err)
 	case apierrors.IsTooManyRequests(err):
@@ -253,7 +276,12 @@ var noSerializer = regexp.MustCompile(`serializer for (\S+) doesn't exist`)
 // notAnswered says what happened in place of an answer from an API server.
 func notAnswered(err error) string {
 	var invalid x509.CertificateInvalidError
+	const proxy = "the proxy between you and the API server (HTTPS_PROXY, or proxy-url of your kubeconfig)"
 	switch {
+	case fails(err, "proxyconnect"):
+		return proxy + " does not answer: correct or unset it, or add the API server to NO_PROXY"
+	case fails(err, "socks connect"), refusedByProxy(err):
+		return proxy + " does not let you through, or does not reach the API server: log in there, or add the API server to NO_PROXY"
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return "the certificate of the API server is not valid at this time: renew it, or correct the clock of this machine, where it is " + time.Now().Format(time.DateTime+" MST")
 	case errors.As(err, new(*tls.CertificateVerificationError)):
@@ -266,6 +294,26 @@ func notAnswered(err error) string {
 		return "the API server does not answer"
 	}
 	return "the answer of the API server cannot be read"
+}
+
+// fails reports whether it is an operation of this name, such as net/http's for a connection to a proxy, that has failed.
+func fails(err error, name string) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == name
+}
+
+// refusedByProxy reports whether a proxy answered CONNECT by an error. All that net/http tells of it is the text of the status.
+func refusedByProxy(err error) bool {
+	var asked *url.Error
+	if !errors.As(err, &asked) {
+		return false
+	}
+	for status := http.StatusBadRequest; status < 600; status++ {
+		if text := http.StatusText(status); text != "" && asked.Err.Error() == text {
+			return true
+		}
+	}
+	return false
 }
 
 // pluginOf returns the credential plug-in that a request failed for (client-go's plugin/pkg/client/auth/exec), "" if it did not.
@@ -282,6 +330,9 @@ func pluginOf(err error) string {
 	}
 	return ""
 }
+
+// noCredentials matches what client-go says of the output of a plug-in that has ended well.
+var noCredentials = regexp.MustCompile(`decoding stdout: |plugin (returned|didn't return) `)
 
 var pluginName = regexp.MustCompile(`^exec: (?:executable|fork/exec) "?([^\s":]+)`)
 

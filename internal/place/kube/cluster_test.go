@@ -6,11 +6,13 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -108,7 +110,8 @@ func TestExplain(t *testing.T) {
 	for name, tt := range map[string]struct{ server, user, want string }{
 		"plug-in that fails":        {refusing.URL, plugin("/bin/false"), "the credential plug-in /bin/false of your kubeconfig failed: log in with it again"},
 		"plug-in that is absent":    {refusing.URL, plugin("no-such-plugin"), "the credential plug-in no-such-plugin of your kubeconfig failed"},
-		"plug-in that says nothing": {refusing.URL, plugin("/bin/true"), "the credential plug-in of your kubeconfig failed"},
+		"plug-in that says nothing": {refusing.URL, plugin("/bin/true"), "the credential plug-in of your kubeconfig printed no credentials, or more than those"},
+		"plug-in that says more":    {refusing.URL, plugin("/bin/echo, args: [Logging in]"), "the credential plug-in of your kubeconfig printed no credentials, or more than those (run it by hand"},
 		"refused":                   {refusing.URL, "{token: x}", "the API server does not accept your credentials"},
 		"gone":                      {gone.URL, "{token: x}", "the API server does not answer"},
 		"login page":                {page, "{token: x}", "no API server answers, but something that sends text/html, such as the login page of a proxy"},
@@ -116,6 +119,7 @@ func TestExplain(t *testing.T) {
 		"half an answer":            {answering(http.StatusOK, "application/json", `{"kind":`), "{token: x}", "the answer of the API server cannot be read"},
 		"overloaded":                {status(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests), "{token: x}", "the API server is overloaded, or limits how often you may ask it"},
 		"without etcd":              {status(http.StatusInternalServerError, metav1.StatusReasonInternalError), "{token: x}", "the API server, or a load balancer before it, cannot serve the request now"},
+		"webhook that is down":      {answering(http.StatusInternalServerError, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"Internal error occurred: failed calling webhook \"x\": failed to call webhook: connection refused"}`), "{token: x}", "an admission webhook of the cluster does not answer, and the API server admits nothing without it"},
 		"load balancer alone":       {answering(http.StatusServiceUnavailable, "text/plain", "no healthy upstream"), "{token: x}", "the API server, or a load balancer before it, cannot serve the request now"},
 	} {
 		c, err := Open(Access{Kubeconfig: kubeconfig(t, tt.server, "current-context: prod", tt.user)})
@@ -136,6 +140,102 @@ func TestExplain(t *testing.T) {
 	}
 	if err := explain(fmt.Errorf("get: %w", context.DeadlineExceeded)); !strings.Contains(err.Error(), "has not answered in time (a request may take 15s)") {
 		t.Errorf("a slow server: %v", err)
+	}
+}
+
+// shutSocks is a SOCKS proxy that connects nobody.
+func shutSocks(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			for _, answer := range []string{"\x05\x00", "\x05\x01\x00\x01\x00\x00\x00\x00\x00\x00"} { // no password; a general failure
+				_, _ = c.Read(make([]byte, 64))
+				_, _ = io.WriteString(c, answer)
+			}
+			c.Close()
+		}
+	}()
+	return "socks5://" + l.Addr().String()
+}
+
+// TestProxy: a proxy that does not answer, or refuses the way, is not taken for the API server.
+func TestProxy(t *testing.T) {
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	refusing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusProxyAuthRequired) }))
+	defer refusing.Close()
+	for proxy, want := range map[string]string{
+		gone.URL: "(HTTPS_PROXY, or proxy-url of your kubeconfig) does not answer: correct or unset it, or add the API server to NO_PROXY",
+		strings.Replace(gone.URL, "http:", "socks5:", 1): "(HTTPS_PROXY, or proxy-url of your kubeconfig) does not answer",
+		shutSocks(t): "does not let you through, or does not reach the API server",
+		refusing.URL: "does not let you through, or does not reach the API server: log in there, or add the API server to NO_PROXY",
+	} {
+		file := kubeconfig(t, "https://192.0.2.1", "current-context: prod", "{token: x}")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(strings.Replace(string(text), "{server:", fmt.Sprintf("{proxy-url: %q, server:", proxy), 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Open(Access{Kubeconfig: file})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.ChooseAll(t.Context(), Config{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", proxy, err, want)
+		}
+	}
+}
+
+// TestKubeconfigVariable: a variable that names files which do not exist, some that do, and a home that is not the user's.
+func TestKubeconfigVariable(t *testing.T) {
+	good, empty := kubeconfig(t, "https://192.0.2.1", "current-context: prod", "{}"), filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct{ files, sudo, want string }{
+		"two files":           {files: "/nowhere/config:" + good},
+		"a file that is gone": {files: "/nowhere/config", want: "no kubeconfig found, as KUBECONFIG names /nowhere/config, which does not exist: correct it, or name one with --kubeconfig"},
+		"sudo":                {files: empty, sudo: "jane", want: "no kubeconfig found: name one with --kubeconfig, or set KUBECONFIG; by sudo it is that of root which counts, and a run in a cluster needs no root here: leave out sudo"},
+	} {
+		t.Setenv("KUBECONFIG", tt.files)
+		t.Setenv("SUDO_USER", tt.sudo)
+		if _, err := Open(Access{}); (err == nil) != (tt.want == "") || err != nil && err.Error() != tt.want {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+}
+
+// TestPathPrefix: an API server behind a path of another one, as Rancher's, gets every request there.
+func TestPathPrefix(t *testing.T) {
+	const prefix = "/k8s/clusters/c-m-1"
+	var asked []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.URL.Path)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"kind":"NodeList","apiVersion":"v1","items":[]}`)
+	}))
+	defer server.Close()
+	c, err := Open(Access{Kubeconfig: kubeconfig(t, server.URL+prefix+"/", "current-context: prod", "{token: x}")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.api.Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {
+		t.Error(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "mine", Name: "x"}}
+	asked = append(asked, c.api.Exec(pod, &corev1.PodExecOptions{}).Path)
+	if want := []string{prefix + "/api/v1/nodes", prefix + "/api/v1/namespaces/mine/pods/x/exec"}; !slices.Equal(asked, want) {
+		t.Errorf("asked %q, want %q", asked, want)
 	}
 }
 

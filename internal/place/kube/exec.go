@@ -2,6 +2,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
 	"k8s.io/streaming/pkg/httpstream"
@@ -164,8 +164,12 @@ func (s *Stream) ended() error {
 	case errors.As(s.err, &exit):
 		return fmt.Errorf("the worker in pod %s/%s ended with %s%s", s.pod.Namespace, s.pod.Name, exitWord(exit.Code), s.stderr.Last())
 	}
-	return fmt.Errorf("exec in pod %s/%s: %w%s", s.pod.Namespace, s.pod.Name, s.err, s.stderr.Last())
+	headline := cmp.Or(notStarted(s.pod, s.err), fmt.Sprintf("exec in pod %s/%s", s.pod.Namespace, s.pod.Name))
+	return execError{fmt.Errorf("%s: %w%s", headline, s.err, s.stderr.Last())}
 }
+
+// execError means that a command was not started in a pod, or that the stream to it broke.
+type execError struct{ error }
 
 func exitWord(code int) string {
 	if code > 128 {
@@ -186,7 +190,7 @@ func (s *Stream) final() bool {
 	if errors.As(s.err, &exit) {
 		return exit.Code < 128
 	}
-	return s.err != nil && (apierrors.IsForbidden(s.err) || strings.Contains(s.err.Error(), "executable file not found") || strings.Contains(s.err.Error(), "no such file or directory") || strings.Contains(s.err.Error(), "cannot find the file"))
+	return s.err != nil && (execForbidden(s.err) || strings.Contains(s.err.Error(), "executable file not found") || strings.Contains(s.err.Error(), "no such file or directory") || strings.Contains(s.err.Error(), "cannot find the file"))
 }
 
 // Why says why the stream ended too early: because the worker exited, or because the connection broke.

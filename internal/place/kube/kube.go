@@ -111,8 +111,8 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	if err := c.busy(ctx, nil, nodesOf(config.Spec)...); err != nil {
 		return nil, err
 	}
-	var err error
-	if p.windows, p.tolerations, err = c.readNodes(ctx, nodesOf(config.Spec), config); err != nil {
+	mixed, err := p.readNodes(ctx, nodesOf(config.Spec))
+	if err != nil {
 		return nil, err
 	}
 	if err := c.canObserve(ctx, config.Spec.Observe, nodesOf(config.Spec)); err != nil {
@@ -122,8 +122,10 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, note := range notes {
-		config.Note(note)
+	for _, note := range append(notes, mixed) {
+		if note != "" {
+			config.Note(note)
+		}
 	}
 	limit := 3*upTime + p.endpointsTime()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the pods are not up after %s", limit))
@@ -304,11 +306,22 @@ func (p *Pods) makeNamespaces(ctx context.Context) error {
 		return p.cluster.checkNamespace(ctx, p.namespace)
 	}
 	for _, n := range p.namespaceObjects() {
-		if _, err := p.cluster.api.Namespaces().Create(ctx, n, creation); err != nil {
-			return fmt.Errorf("create namespace %s: %w", n.Name, explain(err))
+		if err := p.createNamespace(ctx, n, creation); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (p *Pods) createNamespace(ctx context.Context, n *corev1.Namespace, options metav1.CreateOptions) error {
+	_, err := p.cluster.api.Namespaces().Create(ctx, n, options)
+	switch {
+	case err == nil:
+		return nil
+	case denied(err):
+		return fmt.Errorf("create namespace %s: %w: a policy of the cluster forbids it: name an existing namespace with -n, or ask who maintains the policy to exempt namespaces with the label %s=%s", n.Name, err, labelName, appName)
+	}
+	return fmt.Errorf("create namespace %s: %w", n.Name, explain(err))
 }
 
 // namespaceObjects are the namespaces of the run. There are two, so that Pod Security Admission enforces the strictest standard on the
@@ -329,7 +342,7 @@ func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
 			return err
 		}
 		pods[i].UID = created.UID
-		if slices.Contains(pod.Spec.Containers[0].Args, "--listen") {
+		if listens(pod) {
 			if _, err := p.cluster.api.Services(pod.Namespace).Create(ctx, p.service(pod.Name), creation); err != nil {
 				return fmt.Errorf("create service %s/%s: %w", pod.Namespace, pod.Name, explain(err))
 			}
@@ -429,7 +442,7 @@ func (p *Pods) waiting(pods []*corev1.Pod, now map[string]*corev1.Pod, waited ti
 		state := podState{text: "is gone: somebody deleted it, or took its label " + labelRun + " away", final: true}
 		if got := now[pod.Namespace+"/"+pod.Name]; got != nil {
 			state = stateOf(got)
-			pod.Status = got.Status
+			pod.Status, pod.Spec.SchedulingGates = got.Status, got.Spec.SchedulingGates
 		}
 		if state.final || state.retried && waited > retryTime {
 			if err := p.giveUp(pod, state.of(pod)); err != nil {
@@ -446,7 +459,7 @@ func (p *Pods) waiting(pods []*corev1.Pod, now map[string]*corev1.Pod, waited ti
 // giveUpAll gives up on pods that do not run yet, as there is no more time; if the run ends, on the first of them.
 func (p *Pods) giveUpAll(ctx context.Context, pods []*corev1.Pod, end error) error {
 	for _, pod := range pods {
-		why := fmt.Errorf("%w: %w", end, stateOf(pod).of(pod))
+		why := fmt.Errorf("%w: %w%s", end, stateOf(pod).of(pod), p.warned(ctx, pod))
 		if ctx.Err() != nil {
 			return why
 		}
@@ -574,10 +587,10 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 				}
 				probe = netip.AddrPortFrom(probe.Addr(), probePort)
 				wg.Go(func() {
-					if err := p.reach(ctx, client, probe, within); err != nil {
+					if err := p.reachService(ctx, client, probe, netip.AddrPortFrom(server.IP(version), probePort), within); err != nil {
 						mu.Lock()
 						defer mu.Unlock()
-						errs = append(errs, fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, probe, err))
+						errs = append(errs, err)
 					}
 				})
 			}
@@ -587,15 +600,36 @@ func (p *Pods) ReachServices(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// directTime bounds the time in which one pod reaches another.
+const directTime = 5 * time.Second
+
+// reachService connects from a pod to a service. If that fails, its error says whether the pod behind the service is reached.
+func (p *Pods) reachService(ctx context.Context, client string, service, direct netip.AddrPort, within time.Duration) error {
+	err := p.reach(ctx, client, service, within)
+	switch {
+	case err == nil || errors.As(err, new(execError)):
+		return err
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s cannot reach service %s: %w", client, service, err)
+	}
+	if closed := p.reach(ctx, client, direct, directTime); closed != nil {
+		return fmt.Errorf("%s cannot reach service %s, nor the pod behind it at %s: does a network policy keep them apart, which may be one of the whole cluster (of Calico, of Cilium, AdminNetworkPolicy), or a firewall between the nodes? %w",
+			client, service, direct, closed)
+	}
+	return fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, service, err)
+}
+
 // reach connects from a pod to an address, and tries again for some time.
 func (p *Pods) reach(ctx context.Context, client string, to netip.AddrPort, within time.Duration) error {
 	s := p.exec(p.traffic[client], "worker", "--reach", to.String(), "--within", within.String())
 	defer s.Close()
 	select {
 	case <-s.done:
+		return s.ended()
 	case <-ctx.Done():
+		_ = s.ended() // which ends it
+		return context.Cause(ctx)
 	}
-	return s.ended()
 }
 
 // Places returns the nodes, the clients' first, and then the pods of each.

@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -121,6 +122,7 @@ func (r *run) pod(namespace, name, node string) *corev1.Pod {
 		}},
 	}}
 	p.Labels[labelPod] = name
+	p.Annotations = map[string]string{"karpenter.sh/do-not-disrupt": "true"} // as Karpenter evicts pods without a controller
 	return p
 }
 
@@ -163,6 +165,9 @@ func (r *run) serverPod(name, node string, service bool) *corev1.Pod {
 	}
 	return p
 }
+
+// listens reports whether a pod is behind a service.
+func listens(pod *corev1.Pod) bool { return slices.Contains(pod.Spec.Containers[0].Args, "--listen") }
 
 // hostPod returns a traffic pod in the node's network namespace, for the native path. It does not differ
 // otherwise.

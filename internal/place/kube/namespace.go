@@ -35,7 +35,7 @@ func (p *Pods) hasRoom(ctx context.Context, pods []*corev1.Pod) error {
 			continue // it is for some pods only
 		}
 		for name, hard := range q.Status.Hard {
-			need, what := needOf(pods, name)
+			need, what := p.needOf(pods, name)
 			room := hard.DeepCopy()
 			room.Sub(q.Status.Used[name])
 			if need.Cmp(room) <= 0 {
@@ -48,10 +48,16 @@ func (p *Pods) hasRoom(ctx context.Context, pods []*corev1.Pod) error {
 	return nil
 }
 
-// needOf returns how much pods need of a resource that a quota limits, and what that is; 0 if it is unknown.
-func needOf(pods []*corev1.Pod, name corev1.ResourceName) (need resource.Quantity, what string) {
-	if name == corev1.ResourcePods || name == "count/pods" {
-		return *resource.NewQuantity(int64(len(pods)), resource.DecimalSI), " pods"
+// needOf returns how much a run with these pods needs of a resource that a quota limits, and what that is; 0 if it is unknown.
+func (p *Pods) needOf(pods []*corev1.Pod, name corev1.ResourceName) (need resource.Quantity, what string) {
+	count := func(n int, what string) (resource.Quantity, string) {
+		return *resource.NewQuantity(int64(n), resource.DecimalSI), what
+	}
+	switch name {
+	case corev1.ResourcePods, "count/pods":
+		return count(len(pods), " pods")
+	case corev1.ResourceServices, "count/services":
+		return count(p.services(pods), " services")
 	}
 	of := corev1.ResourceName(strings.TrimPrefix(strings.TrimPrefix(string(name), "limits."), "requests."))
 	for _, pod := range pods {
@@ -59,6 +65,31 @@ func needOf(pods []*corev1.Pod, name corev1.ResourceName) (need resource.Quantit
 	}
 	return need, " of " + string(name)
 }
+
+// services is the number of services in front of pods.
+func (p *Pods) services(pods []*corev1.Pod) (n int) {
+	for _, pod := range pods {
+		if listens(pod) {
+			n += 1 + len(p.config.Backends)
+		}
+	}
+	return n
+}
+
+// meshed returns a note if the pods of a namespace that the user names are in a service mesh that changes nothing in them, "" if not.
+func (p *Pods) meshed(ctx context.Context) string {
+	if !p.inNamedNamespace {
+		return ""
+	}
+	n, err := p.cluster.api.Namespaces().Get(ctx, p.namespace, metav1.GetOptions{})
+	if err != nil || n.Labels[ambient] != "ambient" { // a run needs no permission to get it
+		return ""
+	}
+	return fmt.Sprintf("namespace %s is in Istio's ambient mesh (label %s=ambient), so what is measured passes through a proxy on each node (ztunnel): leave out -n to measure the network alone", p.namespace, ambient)
+}
+
+// ambient is the label by which a namespace is in Istio's ambient mesh.
+const ambient = "istio.io/dataplane-mode"
 
 // isolated returns a note if network policies of the namespace keep the pods of a run apart, "" if not.
 func (p *Pods) isolated(ctx context.Context) (string, error) {

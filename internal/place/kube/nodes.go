@@ -378,25 +378,30 @@ func choose(nodes []corev1.Node, want spec.Kubernetes) (client, server string, e
 func runsWindows(n corev1.Node) bool { return n.Labels[corev1.LabelOSStable] == string(corev1.Windows) }
 
 // readNodes reads which of the run's nodes run Windows, and what its pods must tolerate. It fails if the run needs Linux
-// on one of them. Clients and servers are on the nodes in turn.
-func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) (windows map[string]bool, tolerated map[string][]corev1.Toleration, err error) {
-	windows, tolerated = make(map[string]bool), make(map[string][]corev1.Toleration)
+// on one of them. The note says what else about them bears on the run. Clients and servers are on the nodes in turn.
+func (p *Pods) readNodes(ctx context.Context, nodes []string) (note string, err error) {
+	config := p.config
+	p.windows, p.tolerations = make(map[string]bool), make(map[string][]corev1.Toleration)
+	kinds := make(map[string][]string) // names by architecture
 	for i, name := range nodes {
-		node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+		node, err := p.cluster.api.Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return nil, nil, fmt.Errorf("get node %s: %w", name, explain(err))
+			return "", fmt.Errorf("get node %s: %w", name, explain(err))
 		}
 		if err := hasAddresses(node, config); err != nil {
-			return nil, nil, err
+			return "", err
 		}
-		tolerated[name] = tolerations(node)
+		p.tolerations[name] = tolerations(node)
+		if arch := node.Status.NodeInfo.Architecture; arch != "" {
+			kinds[arch] = append(kinds[arch], name)
+		}
 		if !runsWindows(*node) {
 			if config.Windows != "" {
-				return nil, nil, fmt.Errorf("node %s does not run Windows, and %s needs it: leave that out, or choose Windows nodes", name, config.Windows)
+				return "", fmt.Errorf("node %s does not run Windows, and %s needs it: leave that out, or choose Windows nodes", name, config.Windows)
 			}
 			continue
 		}
-		windows[name] = true
+		p.windows[name] = true
 		client, server := i%2 == 0 || config.Mesh, i%2 == 1 || config.Mesh
 		why := ""
 		switch {
@@ -414,10 +419,23 @@ func (c *Cluster) readNodes(ctx context.Context, nodes []string, config Config) 
 			why = config.LinuxServer + " needs Linux: leave that out"
 		}
 		if why != "" {
-			return nil, nil, fmt.Errorf("node %s runs Windows, and %s, or choose Linux nodes", name, why)
+			return "", fmt.Errorf("node %s runs Windows, and %s, or choose Linux nodes", name, why)
 		}
 	}
-	return windows, tolerated, nil
+	return mixed(kinds), nil
+}
+
+// mixed notes that nodes, by architecture, have more than one; "" if they have one.
+func mixed(kinds map[string][]string) string {
+	if len(kinds) < 2 {
+		return ""
+	}
+	var all []string
+	for _, arch := range slices.Sorted(maps.Keys(kinds)) {
+		const most = 3
+		all = append(all, fmt.Sprintf("%s: %s", arch, words.First(kinds[arch], most)))
+	}
+	return fmt.Sprintf("the nodes have different CPU architectures (%s): the image must be for each of them, as make image builds it, and what is measured between two of them depends on both", strings.Join(all, "; "))
 }
 
 // hasAddresses returns an error if a node has no address of an IP version that is needed, nor can its pods have one if the node
@@ -496,14 +514,17 @@ func unfit(n corev1.Node, selector map[string]string, windows, named bool) strin
 	if os := n.Labels[corev1.LabelOSStable]; os != "" && os != string(corev1.Linux) && !(windows && runsWindows(n)) {
 		return fmt.Sprintf("runs %s: name a Linux node", os)
 	}
-	if isVirtual(n) {
-		return "is a virtual node (virtual-kubelet), whose pods run elsewhere: choose one that is a machine"
+	if kind := virtual(n); kind != "" {
+		return fmt.Sprintf("is a virtual node (%s), which takes no pods of a run or runs them elsewhere: choose one that is a machine", kind)
 	}
 	if len(selector) > 0 && !labels.SelectorFromSet(selector).Matches(labels.Set(n.Labels)) {
 		return fmt.Sprintf("lacks the labels %s of the selector", labels.FormatLabels(selector))
 	}
 	if why := notReady(n); why != "" {
 		return why + ": see kubectl describe node " + n.Name
+	}
+	if n.DeletionTimestamp != nil {
+		return "is being deleted: choose one that stays"
 	}
 	if n.Spec.Unschedulable {
 		return "is cordoned, so somebody keeps pods off it: when that is over, kubectl uncordon " + n.Name
@@ -513,6 +534,8 @@ func unfit(n corev1.Node, selector map[string]string, windows, named bool) strin
 		case !keepsPodsOff(t) || named && tolerable(t):
 		case tolerable(t):
 			return fmt.Sprintf("has the taint %s: pods of a run tolerate it on a node that is named, with --client-node %s or --server-node %[2]s", t.ToString(), n.Name)
+		case passing(t) != "":
+			return fmt.Sprintf("has the taint %s, %s", t.ToString(), passing(t))
 		default:
 			return fmt.Sprintf("has the taint %s, which Kubernetes sets on a node that is not healthy: see kubectl describe node %s", t.ToString(), n.Name)
 		}
@@ -520,18 +543,71 @@ func unfit(n corev1.Node, selector map[string]string, windows, named bool) strin
 	return ""
 }
 
-// isVirtual reports whether a node is one of virtual-kubelet, which gives them this label and this taint.
-func isVirtual(n corev1.Node) bool {
-	return n.Labels["type"] == "virtual-kubelet" ||
-		slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "virtual-kubelet.io/provider" })
+// virtual returns what provides a node that is no machine, by the labels, annotations and taints that it gives them; "" for a machine.
+func virtual(n corev1.Node) string {
+	switch {
+	case n.Labels["type"] == "virtual-kubelet", slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "virtual-kubelet.io/provider" }):
+		return "virtual-kubelet"
+	case n.Labels["eks.amazonaws.com/compute-type"] == "fargate":
+		return "Fargate"
+	case n.Annotations["kwok.x-k8s.io/node"] != "":
+		return "kwok"
+	}
+	return ""
 }
 
 func keepsPodsOff(t corev1.Taint) bool {
 	return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 }
 
-// tolerable distinguishes taints that an administrator sets from those by which Kubernetes marks a node as unhealthy.
-func tolerable(t corev1.Taint) bool { return !strings.HasPrefix(t.Key, "node.kubernetes.io/") }
+// tolerable distinguishes taints that an administrator sets from those by which Kubernetes marks a node as unhealthy, and those of a
+// node that comes or goes.
+func tolerable(t corev1.Taint) bool {
+	return !strings.HasPrefix(t.Key, "node.kubernetes.io/") && passing(t) == ""
+}
+
+// Taints of autoscalers and clouds for nodes that they are about to remove, and of clouds and network plugins for nodes that are not
+// ready for pods yet. Those that end in a slash are prefixes.
+var (
+	leaving = []string{
+		"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption", "node.cloudprovider.kubernetes.io/shutdown",
+		"aws-node-termination-handler/", "cloud.google.com/impending-node-termination",
+	}
+	coming = []string{"node.cloudprovider.kubernetes.io/uninitialized", "karpenter.sh/unregistered", "node.cilium.io/agent-not-ready"}
+)
+
+// passing says what a taint of a node that comes or goes means, and what to do; "" for other taints.
+func passing(t corev1.Taint) string {
+	switch {
+	case among(leaving, t):
+		return "by which an autoscaler or a cloud marks a node that it is about to remove: choose one that stays"
+	case among(coming, t):
+		return "which goes once the node is ready for pods: try again then, or choose one that is"
+	}
+	return ""
+}
+
+func among(keys []string, t corev1.Taint) bool {
+	return slices.ContainsFunc(keys, func(key string) bool {
+		return t.Key == key || strings.HasSuffix(key, "/") && strings.HasPrefix(t.Key, key)
+	})
+}
+
+// leaves says why a node does not stay in the cluster, or not with its pods; "" if it does.
+func leaves(n *corev1.Node) string {
+	if n.DeletionTimestamp != nil {
+		return "it is being deleted"
+	}
+	for _, t := range n.Spec.Taints {
+		if among(leaving, t) {
+			return "it has the taint " + t.ToString()
+		}
+	}
+	if n.Spec.Unschedulable {
+		return "it is cordoned"
+	}
+	return ""
+}
 
 // tolerations let pods on a node in spite of its taints.
 func tolerations(n *corev1.Node) (all []corev1.Toleration) {

@@ -60,6 +60,8 @@ func TestOddClusters(t *testing.T) {
 			n.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}}}
 		}), note: denied},
 		"quota of pods":                       {add: quota(corev1.ResourcePods, "5", "2"), lacks: "ResourceQuota q of namespace mine has room for 3 pods, and the run needs 6"},
+		"quota of services":                   {add: quota(corev1.ResourceServices, "1", "0"), change: func(c *Config) { c.Service = true }, lacks: "ResourceQuota q of namespace mine has room for 1 services, and the run needs 2"},
+		"quota of services, and none":         {add: quota("count/services", "0", "0")},
 		"quota with room":                     {add: quota(corev1.ResourcePods, "8", "2")},
 		"quota of CPUs":                       {add: quota(corev1.ResourceLimitsCPU, "4", "500m"), change: func(c *Config) { c.Spec.Resources = spec.Resources{CPU: "1"} }, lacks: "ResourceQuota q of namespace mine has room for 3500m of limits.cpu, and the run needs 6"},
 		"quota of memory":                     {add: quota("memory", "1Gi", "0"), change: func(c *Config) { c.Spec.Resources = spec.Resources{Memory: "256Mi"} }, lacks: "room for 1Gi of memory, and the run needs 1536Mi"},
@@ -67,6 +69,8 @@ func TestOddClusters(t *testing.T) {
 		"IPv6 only, asked for":                {nodes: []func(*corev1.Node){six, six}, change: func(c *Config) { c.Need = map[int]string{6: "workload stream"} }},
 		"IPv6 nodes, dual pods":               {nodes: []func(*corev1.Node){func(n *corev1.Node) { six(n); dual(n) }, func(n *corev1.Node) { six(n); dual(n) }}, change: func(c *Config) { c.Need = map[int]string{4: "workload stream"} }},
 		"IPv6 nodes, dual pods, on the nodes": {nodes: []func(*corev1.Node){func(n *corev1.Node) { six(n); dual(n) }, func(n *corev1.Node) { six(n); dual(n) }}, change: func(c *Config) { c.Native, c.Need = true, map[int]string{4: "workload stream"} }, lacks: "node a has no IPv4 address, which workload stream needs on the path native"},
+		"two architectures":                   {nodes: []func(*corev1.Node){func(n *corev1.Node) { n.Status.NodeInfo.Architecture = "arm64" }, func(n *corev1.Node) { n.Status.NodeInfo.Architecture = "amd64" }}, note: "the nodes have different CPU architectures (amd64: b; arm64: a): the image must be for each of them"},
+		"one architecture":                    {nodes: []func(*corev1.Node){func(n *corev1.Node) { n.Status.NodeInfo.Architecture = "arm64" }, func(n *corev1.Node) { n.Status.NodeInfo.Architecture = "arm64" }}},
 		"kubelets two versions apart":         {nodes: []func(*corev1.Node){func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.31.9" }, func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.33.1" }}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -126,15 +130,20 @@ func TestOddClusters(t *testing.T) {
 	}
 }
 
-// virtual is a node of virtual-kubelet, with its label and no taint.
-func virtual(n *corev1.Node) { n.Labels["type"] = "virtual-kubelet" }
-
 // TestVirtualNode: a run chooses no virtual node, and does not advise to name one.
 func TestVirtualNode(t *testing.T) {
 	tainted := func(n *corev1.Node) {
 		n.Spec.Taints = []corev1.Taint{{Key: "virtual-kubelet.io/provider", Value: "azure", Effect: corev1.TaintEffectNoSchedule}}
 	}
-	for name, change := range map[string]func(*corev1.Node){"by its label": virtual, "by its taint": tainted} {
+	fargate := func(n *corev1.Node) {
+		n.Labels["eks.amazonaws.com/compute-type"] = "fargate"
+		n.Spec.Taints = []corev1.Taint{{Key: "eks.amazonaws.com/compute-type", Value: "fargate", Effect: corev1.TaintEffectNoSchedule}}
+	}
+	kwok := func(n *corev1.Node) {
+		n.Annotations = map[string]string{"kwok.x-k8s.io/node": "fake"}
+		n.Spec.Taints = []corev1.Taint{{Key: "kwok.x-k8s.io/node", Value: "fake", Effect: corev1.TaintEffectNoSchedule}}
+	}
+	for name, change := range map[string]func(*corev1.Node){"by its label": labelled("type", "virtual-kubelet"), "by its taint": tainted, "Fargate": fargate, "kwok": kwok} {
 		a, b, c := node("a"), node("b", change), node("c")
 		api := fake.NewClientset(&a, &b, &c)
 		client, server, err := (&Cluster{api: fakeAPI{Clientset: api}}).Choose(t.Context(), Config{})
@@ -145,6 +154,66 @@ func TestVirtualNode(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "node b is a virtual node") || strings.Contains(err.Error(), "--server-node b") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestPassingNodes: a run avoids nodes that come or go, also if one is named, and its pods do not tolerate their taints.
+func TestPassingNodes(t *testing.T) {
+	taint := func(key string, effect corev1.TaintEffect) func(*corev1.Node) {
+		return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key, Effect: effect}} }
+	}
+	const goes, comes = "by which an autoscaler or a cloud marks a node that it is about to remove: choose one that stays", "which goes once the node is ready for pods: try again then"
+	for name, tt := range map[string]struct {
+		change func(*corev1.Node)
+		want   string
+	}{
+		"Karpenter":          {taint("karpenter.sh/disrupted", corev1.TaintEffectNoSchedule), goes},
+		"cluster autoscaler": {taint("ToBeDeletedByClusterAutoscaler", corev1.TaintEffectNoSchedule), goes},
+		"a spot machine":     {taint("aws-node-termination-handler/spot-itn", corev1.TaintEffectNoSchedule), goes},
+		"no cloud provider":  {taint("node.cloudprovider.kubernetes.io/uninitialized", corev1.TaintEffectNoSchedule), comes},
+		"no Cilium yet":      {taint("node.cilium.io/agent-not-ready", corev1.TaintEffectNoExecute), comes},
+		"being deleted":      {func(n *corev1.Node) { n.DeletionTimestamp = new(metav1.Now()) }, "is being deleted: choose one that stays"},
+	} {
+		a, b := node("a"), node("b", tt.change)
+		for _, named := range []string{"", "b"} {
+			_, _, err := choose([]corev1.Node{a, b}, spec.Kubernetes{ServerNode: named})
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "tolerate") {
+				t.Errorf("%s, named %q: %v", name, named, err)
+			}
+		}
+		if all := tolerations(&b); len(all) > 0 {
+			t.Errorf("%s: pods tolerate %v", name, all)
+		}
+	}
+}
+
+// TestAmbient: a mesh that changes no pod is noted before a run and by it.
+func TestAmbient(t *testing.T) {
+	api, c := fakeCluster(t, nil)
+	c.namespace = "mine"
+	if err := api.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mine", Labels: map[string]string{"istio.io/dataplane-mode": "ambient"}}}); err != nil {
+		t.Fatal(err)
+	}
+	var notes []string
+	with := config(func(c *Config) {
+		c.Spec.Image, c.Note = "registry.example/s:1", func(text string) { notes = append(notes, text) }
+	})
+	s, err := c.Survey(t.Context(), with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.Up(t.Context(), with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "namespace mine is in Istio's ambient mesh (label istio.io/dataplane-mode=ambient), so what is measured passes through a proxy"
+	for who, got := range map[string][]string{"dry run": s.Notes, "run": notes} {
+		if len(got) != 1 || !strings.HasPrefix(got[0], want) {
+			t.Errorf("%s notes %q", who, got)
+		}
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -197,12 +266,21 @@ func TestOddStarts(t *testing.T) {
 		"a manifest without arm64":     {waiting("ErrImagePull", "no match for platform in manifest: not found"), architecture, "Name another"},
 		"a registry with a rate limit": {waiting("ImagePullBackOff", "failed to pull: 429 Too Many Requests - Server message: toomanyrequests: You have reached your unauthenticated pull rate limit"),
 			"The registry limits how often it is asked: try again later, or push the image to a registry of yours (slipstream image push REGISTRY/NAME)", "Name another"},
-		"out of memory": {ended("OOMKilled", 137, ""), "OOMKilled: exit code 137: set more memory in spec.target.kubernetes.resources", "must have this version"},
-		"no pods left on the node": {func(p *corev1.Pod) {
-			p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
-				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available: 1 Too many pods, 1 node(s) didn't match Pod's node affinity/selector",
-			}}}
-		}, "end some pods of the node, or name another node", "request fewer"},
+		"a registry that wants credentials": {waiting("ErrImagePull", "failed to pull and unpack image: failed to authorize: failed to fetch anonymous token: 401 Unauthorized"),
+			"or name with -n a namespace whose default service account has the credentials (imagePullSecrets)", "Name another"},
+		"a registry whose certificate is unknown": {waiting("ErrImagePull", "failed to do request: tls: failed to verify certificate: x509: certificate signed by unknown authority"),
+			"The node does not trust the certificate of the registry: have it do so, or push", "Name another"},
+		"a registry without TLS": {waiting("ErrImagePull", "http: server gave HTTP response to HTTPS client"), "does not speak TLS, and the node insists on it: permit that", "Name another"},
+		"nodes of others": {func(p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{"pool": "batch"}
+			unscheduled(corev1.PodReasonUnschedulable, "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.")(p)
+		}, "lets it run only on nodes with the labels pool=batch: name such nodes", "request fewer"},
+		"a scheduling gate": {func(p *corev1.Pod) {
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+			unscheduled(corev1.PodReasonSchedulingGated, "Scheduling is blocked due to non-empty scheduling gates")(p)
+		}, "is held back by the scheduling gate kueue.x-k8s.io/admission: ask who maintains what has set it", "has not started yet"},
+		"out of memory":            {ended("OOMKilled", 137, ""), "OOMKilled: exit code 137: set more memory in spec.target.kubernetes.resources", "must have this version"},
+		"no pods left on the node": {unscheduled(corev1.PodReasonUnschedulable, "0/2 nodes are available: 1 Too many pods, 1 node(s) didn't match Pod's node affinity/selector"), "end some pods of the node, or name another node", "request fewer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -222,6 +300,41 @@ func TestOddStarts(t *testing.T) {
 			})
 		})
 	}
+}
+
+func unscheduled(reason, message string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: reason, Message: message,
+		}}}
+	}
+}
+
+// TestNoAddressLeft: what keeps the kubelet from starting a pod is in its events alone.
+func TestNoAddressLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, c := fakeCluster(t, waitsForever)
+		at := time.Now()
+		api.PrependReactor("list", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, &corev1.EventList{Items: []corev1.Event{
+				{Type: corev1.EventTypeWarning, Reason: "FailedCreatePodSandBox", Message: "plugin type=\"aws-cni\" failed (add): failed to assign an IP address to container", LastTimestamp: metav1.NewTime(at)},
+				{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "not yet", LastTimestamp: metav1.NewTime(at.Add(-time.Minute))},
+				{Type: corev1.EventTypeNormal, Reason: "Scheduled", LastTimestamp: metav1.NewTime(at.Add(time.Minute))},
+			}}, nil
+		})
+		_, err := c.Up(t.Context(), config(nil))
+		if err == nil || !strings.Contains(err.Error(), "has not started yet: ContainerCreating; its last event is FailedCreatePodSandBox: plugin type=\"aws-cni\" failed (add): failed to assign an IP address to container") {
+			t.Errorf("%v", err)
+		}
+		if all := left(t, api); all != nil {
+			t.Errorf("left: %v", all)
+		}
+	})
+}
+
+func waitsForever(p *corev1.Pod) error {
+	waiting("ContainerCreating", "")(p)
+	return nil
 }
 
 // TestOddEnds: what ends a pod in mid-run, and is said about it.
@@ -262,6 +375,41 @@ func TestOddEnds(t *testing.T) {
 			s.RestartCount, s.LastTerminationState.Terminated = 1, &corev1.ContainerStateTerminated{Reason: "OOMKilled", ExitCode: 137}
 			update(t, api, p)
 		}, "restarted: OOMKilled: exit code 137: set more memory in spec.target.kubernetes.resources", false},
+		"a node that an autoscaler drains": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			n := node("a", func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: "karpenter.sh/disrupted", Effect: corev1.TaintEffectNoSchedule}}
+			})
+			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {
+				t.Fatal(err)
+			}
+			p.DeletionTimestamp = new(metav1.Now())
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting"}}
+			update(t, api, p)
+		}, "node a loses its pods, as it has the taint karpenter.sh/disrupted:NoSchedule: somebody else than this run drains it, such as an autoscaler: name nodes that stay", true},
+		"a node that somebody drained": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			n := node("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {
+				t.Fatal(err)
+			}
+			remove(t, api, p)
+		}, "node a loses its pods, as it is cordoned: somebody else", true},
+		"a node that is cordoned, with its pods": {func(t *testing.T, api *fake.Clientset, _ *corev1.Pod) {
+			n := node("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {
+				t.Fatal(err)
+			}
+		}, "broke, but the pod is running: connection reset", false},
+		"a node that is removed": {func(t *testing.T, api *fake.Clientset, _ *corev1.Pod) {
+			if err := api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "a"); err != nil {
+				t.Fatal(err)
+			}
+		}, "node a is gone: somebody has removed it, such as an autoscaler", true},
+		"a node that is removed with its pods": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
+			if err := api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "a"); err != nil {
+				t.Fatal(err)
+			}
+			remove(t, api, p)
+		}, "node a is gone: somebody has removed it", true},
 		"a namespace that a controller deletes": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
 			p.DeletionTimestamp = new(metav1.Now())
 			update(t, api, p)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -13,8 +14,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/words"
 )
 
 // podState says why a pod is not running, as the predicate of a sentence about it; it is empty if the pod runs.
@@ -45,12 +48,14 @@ func stateOf(p *corev1.Pod) podState {
 		return podState{text: "has ended: " + cmp.Or(join(p.Status.Reason, p.Status.Message), "its container exited"), final: true}
 	}
 	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-			remedy := "request fewer resources"
-			if strings.Contains(c.Message, "Too many pods") {
-				remedy = "end some pods of the node"
-			}
-			return podState{text: "cannot be scheduled: " + c.Message + "; " + remedy + ", or name another node", final: true}
+		if c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse {
+			continue
+		}
+		switch c.Reason {
+		case corev1.PodReasonUnschedulable:
+			return podState{text: "cannot be scheduled: " + c.Message + "; " + schedulable(p, c.Message), final: true}
+		case corev1.PodReasonSchedulingGated:
+			return podState{text: "is held back by " + gates(p) + ": ask who maintains what has set it, such as Kueue, to exempt the pods of a run, which have the label " + labelName + "=" + appName}
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
@@ -65,6 +70,28 @@ func stateOf(p *corev1.Pod) podState {
 		}
 	}
 	return podState{text: "has not started yet"}
+}
+
+// schedulable returns what to do about a pod that cannot be scheduled, by what the scheduler says.
+func schedulable(p *corev1.Pod, says string) string {
+	switch {
+	case strings.Contains(says, "Too many pods"):
+		return "end some pods of the node, or name another node"
+	case strings.Contains(says, "Insufficient"):
+		return "request fewer resources, or name another node"
+	case len(p.Spec.NodeSelector) > 0: // pods of a run have none of their own
+		return fmt.Sprintf("its namespace or a webhook lets it run only on nodes with the labels %s: name such nodes", labels.FormatLabels(p.Spec.NodeSelector))
+	}
+	return "name another node"
+}
+
+// gates names the scheduling gates of a pod.
+func gates(p *corev1.Pod) string {
+	var all []string
+	for _, g := range p.Spec.SchedulingGates {
+		all = append(all, g.Name)
+	}
+	return "the scheduling gate " + words.And(all)
 }
 
 func waitingState(c corev1.ContainerStatus, program string) podState {
@@ -86,7 +113,7 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 		return podState{text: fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
 			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry (slipstream image push REGISTRY/NAME) and name it with --image", c.Image), final: true}
 	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName":
-		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. Name another with --image", c.Image, why), final: permanent(w), retried: true}
+		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. %s", c.Image, why, pullRemedy(w.Message)), final: permanent(w), retried: true}
 	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 		return podState{text: fmt.Sprintf("cannot start: %s. The image must have slipstream at %s", why, program), final: true}
 	case "CrashLoopBackOff":
@@ -95,10 +122,35 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 	return podState{text: "has not started yet: " + why}
 }
 
+// pull is a cause for which an image cannot be pulled, by the words of container runtimes, and what to do about it.
+type pull struct {
+	says   *regexp.Regexp
+	remedy string
+}
+
+const elsewhere = "push the image to another registry (slipstream image push REGISTRY/NAME) and name it with --image"
+
+var pulls = []pull{
+	{regexp.MustCompile(`(?i)unauthorized|authorization failed|no basic auth credentials|authentication required|access denied|403 forbidden`),
+		"The registry wants credentials, or does not have that image: correct the name, or name with -n a namespace whose default service account has the credentials (imagePullSecrets)"},
+	{regexp.MustCompile(`x509: `), "The node does not trust the certificate of the registry: have it do so, or " + elsewhere},
+	{regexp.MustCompile(`server gave HTTP response to HTTPS client`), "The registry does not speak TLS, and the node insists on it: permit that in the node's container runtime, or " + elsewhere},
+}
+
+// pullRemedy returns what to do about an image that cannot be pulled, by what the container runtime says.
+func pullRemedy(says string) string {
+	for _, p := range pulls {
+		if p.says.MatchString(says) {
+			return p.remedy
+		}
+	}
+	return "Name another with --image"
+}
+
 // permanent reports whether another attempt to pull an image would fail, too. A registry that does not answer, or answers that
 // there are too many requests, may do better in a moment.
 func permanent(w *corev1.ContainerStateWaiting) bool {
-	return w.Reason == "InvalidImageName" || slices.ContainsFunc([]string{"not found", "no such host", "denied", "unauthorized", "authorization failed"},
+	return w.Reason == "InvalidImageName" || slices.ContainsFunc([]string{"not found", "no such host", "denied", "unauthorized", "authorization failed", "no basic auth", "x509: ", "server gave http response"},
 		func(why string) bool { return strings.Contains(strings.ToLower(w.Message), why) })
 }
 
@@ -170,17 +222,59 @@ func (p *Pods) deleted(ctx context.Context, pod *corev1.Pod, known error) error 
 	if err := p.namespaceDeleted(ctx, pod.Namespace); err != nil {
 		return err
 	}
-	events, err := p.cluster.api.Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.name", pod.Name).String()})
-	if err != nil { // a run needs no permission to list them
-		return known
+	if err := p.nodeLeaves(ctx, pod); err != nil {
+		return err
 	}
-	for _, e := range events.Items {
+	for _, e := range p.events(ctx, pod) {
 		if slices.Contains([]string{"Preempted", "Evicted", "TaintManagerEviction"}, e.Reason) {
 			return fmt.Errorf("pod %s/%s is gone: %s", pod.Namespace, pod.Name, join(e.Reason, e.Message))
 		}
 	}
 	return known
 }
+
+// events returns the events about a pod. A run needs no permission to list them.
+func (p *Pods) events(ctx context.Context, pod *corev1.Pod) []corev1.Event {
+	list, err := p.cluster.api.Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.name", pod.Name).String()})
+	if err != nil {
+		return nil
+	}
+	return list.Items
+}
+
+// warned returns the last warning about a pod, as the continuation of a sentence; "" if there is none. What keeps a kubelet from starting
+// a pod, such as a network plugin without addresses, is in no status.
+func (p *Pods) warned(ctx context.Context, pod *corev1.Pod) string {
+	var last corev1.Event
+	for _, e := range p.events(ctx, pod) {
+		if e.Type == corev1.EventTypeWarning && !e.LastTimestamp.Before(&last.LastTimestamp) {
+			last = e
+		}
+	}
+	if last.Type == "" {
+		return ""
+	}
+	return "; its last event is " + join(last.Reason, last.Message)
+}
+
+// nodeLeaves returns an error if the node of a pod is gone, or loses its pods.
+func (p *Pods) nodeLeaves(ctx context.Context, pod *corev1.Pod) error {
+	name := nodeOf(pod)
+	n, err := p.cluster.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nodeGone(name)
+	case err == nil && leaves(n) != "":
+		return fmt.Errorf("node %s loses its pods, as %s: somebody else than this run drains it, such as an autoscaler: %s", name, leaves(n), keepNode)
+	}
+	return nil
+}
+
+func nodeGone(name string) error {
+	return fmt.Errorf("node %s is gone: somebody has removed it, such as an autoscaler: %s", name, keepNode)
+}
+
+const keepNode = "name nodes that stay, or have this one stay until the run has ended"
 
 // namespaceDeleted returns an error if a namespace of the run is being deleted, or is gone.
 func (p *Pods) namespaceDeleted(ctx context.Context, name string) error {
@@ -214,11 +308,12 @@ func (p *Pods) judge(ctx context.Context, got, was *corev1.Pod, broke error) err
 	if got.UID != was.UID {
 		return p.lose(was, fmt.Errorf("pod %s was replaced by another of that name", name))
 	}
-	node, err := p.cluster.api.Nodes().Get(ctx, got.Spec.NodeName, metav1.GetOptions{})
-	if err == nil {
-		if why := notReady(*node); why != "" {
-			return p.lose(was, fmt.Errorf("node %s %s", node.Name, why))
-		}
+	node, err := p.cluster.api.Nodes().Get(ctx, nodeOf(was), metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return p.lose(was, nodeGone(nodeOf(was)))
+	case err == nil && notReady(*node) != "":
+		return p.lose(was, fmt.Errorf("node %s %s", node.Name, notReady(*node)))
 	}
 	state := stateOf(got)
 	switch {
@@ -234,7 +329,21 @@ func (p *Pods) judge(ctx context.Context, got, was *corev1.Pod, broke error) err
 			return fmt.Errorf("the container of pod %s restarted: %s", name, ending(t))
 		}
 	}
-	return fmt.Errorf("the stream to pod %s broke, but the pod is running: %w", name, broke)
+	return fmt.Errorf("%s: %w", cmp.Or(notStarted(was, broke), "the stream to pod "+name+" broke, but the pod is running"), broke)
+}
+
+// notStarted says why a command could not be started in a pod, by the error of exec; "" if it does not tell.
+func notStarted(pod *corev1.Pod, err error) string {
+	switch {
+	case execForbidden(err):
+		return fmt.Sprintf("a role or a policy of the cluster forbids you to run commands in pod %s/%s, as kubectl exec does: ask who maintains it to permit that in pods with the label %s=%s",
+			pod.Namespace, pod.Name, labelName, appName)
+	case strings.Contains(err.Error(), "error dialing backend") && (strings.Contains(err.Error(), "tls: ") || strings.Contains(err.Error(), "x509: ")):
+		return fmt.Sprintf("the API server and the kubelet of node %s do not agree on the kubelet's certificate, for kubectl exec and kubectl logs neither: does its request wait for approval (kubectl get certificatesigningrequests)?", nodeOf(pod))
+	case strings.Contains(err.Error(), "error dialing backend"):
+		return fmt.Sprintf("the API server does not reach the kubelet of node %s, for kubectl exec and kubectl logs neither: let it through to the kubelet's port, 10250, or repair its tunnel to the nodes (konnectivity)", nodeOf(pod))
+	}
+	return ""
 }
 
 func restarts(p *corev1.Pod) (n int32) {
@@ -242,6 +351,11 @@ func restarts(p *corev1.Pod) (n int32) {
 		n += c.RestartCount
 	}
 	return n
+}
+
+// execForbidden reports whether the API server lets the user start no command in a pod. Over SPDY its error has no type.
+func execForbidden(err error) bool {
+	return apierrors.IsForbidden(err) || strings.Contains(err.Error(), " is forbidden: ") || strings.Contains(err.Error(), "denied the request")
 }
 
 // lose marks the run as lost, or in a mesh the node of a pod; the first reason stays.

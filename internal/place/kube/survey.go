@@ -89,8 +89,9 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 		s.Busy = err.Error()
 	}
 	pods := newPods(c, config)
-	pods.windows, pods.tolerations, err = c.readNodes(ctx, nodes, config)
+	mixed, err := pods.readNodes(ctx, nodes)
 	s.lack(err)
+	s.note(mixed)
 	s.lack(c.canObserve(ctx, config.Spec.Observe, nodes))
 	notes, err := c.accelerated(ctx, config, nodes)
 	s.lack(err)
