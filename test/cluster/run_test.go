@@ -290,7 +290,7 @@ func nodeSettings(t *testing.T, c *Cluster) (all []string) {
 	for i := range c.config.Nodes {
 		n := c.Node(fmt.Sprint("node", i))
 		out, err := output(n.Command(t.Context(), "sh", "-c", `
-			unshare -m sh -c 'mount -t sysfs sysfs /mnt && grep -H . /mnt/class/net/*/queues/rx-*/rps_* | grep -Ev "/(veth|cni0)"'
+			unshare -m sh -c 'mount -t sysfs sysfs /mnt && grep -H . /mnt/class/net/*/queues/rx-*/rps_* | grep -Ev "/(veth|cni0|lxc)"'
 			grep -h path /run/slipstream/journal/*.json 2>/dev/null || true`))
 		if err != nil {
 			t.Fatal(err)
