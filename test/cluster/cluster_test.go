@@ -488,11 +488,11 @@ func (c *cancelAt) Write(b []byte) (int, error) {
 
 func TestConfigIsChecked(t *testing.T) {
 	for want, config := range map[string]Config{
-		`nodes of a cluster must be 2 to 5, are 1`:                                      {Nodes: 1},
-		`nodes of a cluster must be 2 to 5, are 6`:                                      {Nodes: 6},
-		`CNI must be flannel, routed, cilium or cilium-vxlan, is "calico"`:              {CNI: "calico"},
-		`there is no kube-proxy with CNI cilium: its mode must be empty, is "iptables"`: {CNI: Cilium, Proxy: IPTables},
-		`mode of kube-proxy must be nftables or iptables, is "ipvs"`:                    {Proxy: "ipvs"},
+		`nodes of a cluster must be 2 to 5, are 1`: {Nodes: 1},
+		`nodes of a cluster must be 2 to 5, are 6`: {Nodes: 6},
+		`CNI must be one of flannel, flannel-direct, flannel-host-gw, routed, cilium, cilium-vxlan, cilium-kube-proxy, cilium-chained, is "calico"`: {CNI: "calico"},
+		`there is no kube-proxy with CNI cilium: its mode must be empty, is "iptables"`:                                                             {CNI: Cilium, Proxy: IPTables},
+		`mode of kube-proxy must be nftables or iptables, is "ipvs"`:                                                                                {Proxy: "ipvs"},
 	} {
 		if _, err := Up(t.Context(), config); err == nil || err.Error() != want {
 			t.Errorf("error is %v, want %s", err, want)
