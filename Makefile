@@ -127,7 +127,7 @@ QUIET := ^Test(Action|Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$
 WHOLE := ./test ./internal/place/hosts ./internal/worker ./internal/doctor
 WAITING := ./internal/fastpath ./internal/agent ./test/scale ./internal/place/lab/... ./internal/traffic/tools ./internal/testenv ./test/install ./test/cluster
 # -vet=off, because make lint runs vet. Test programs without symbols link faster, and tests copy some of them to other hosts.
-GOTEST  := .ci/gotest -count=1 -vet=off -ldflags='-s -w' -timeout=15m $(if $(RUN),-run '$(RUN)')
+GOTEST  := .ci/gotest -count=1 -vet=off -ldflags='-s -w' -timeout=25m $(if $(RUN),-run '$(RUN)')
 
 PACKAGES ?= ./...
 asked = { go list $(1) | grep -xFf <(go list $(PACKAGES)) || true; }
