@@ -558,8 +558,9 @@ func (p *Pods) makePlaces(ctx context.Context) error {
 	return nil
 }
 
-// reachTime bounds the time until a new service works, apart from that of its endpoints.
-const reachTime = 30 * time.Second
+// reachTime bounds the time until a new service works, apart from that of its endpoints. After the API server was down, kube-proxy waits
+// up to a minute before it asks for services again (client-go's reflector: 30 s and as much jitter).
+const reachTime = 75 * time.Second
 
 // ReachServices waits until every client reaches its server through the service, or its worker gives up (--reach). Whatever
 // implements services programs them with a delay, and only traffic shows when it has.
