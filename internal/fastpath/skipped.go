@@ -35,7 +35,9 @@ func (n *node) skip(device, reason, format string, args ...any) {
 }
 
 // skipAll records that all devices are skipped.
-func (n *node) skipAll(reason, why string) { n.skip("all devices", reason, "%s", why) }
+func (n *node) skipAll(reason, why string) {
+	n.skipped = append(n.skipped, skip{"all devices", reason, "all devices: " + why})
+}
 
 // skipLink records a pod's link with an observer. A flowtable is at the links of many pods, which come and go, so these have one
 // sentence.

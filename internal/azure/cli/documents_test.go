@@ -83,7 +83,7 @@ func TestClusters(t *testing.T) {
 	for _, quoted := range []string{
 		"the fast path saw no packet: no connection was eligible",
 		"the fast path supports no VXLAN device and no NIC of this node",
-		"all devices",
+		"all devices: ",
 		"Cilium's programs already handle the packets of pods (",
 		", which the fast path would bypass",
 		"The fast path cannot run here.",
