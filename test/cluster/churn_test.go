@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -24,15 +23,18 @@ func TestPeersChurn(t *testing.T) {
 			defer kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
 			kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
 			kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
-			measureWhile(t, c, "at rest", func(context.Context, int) error { return nil })
-			measureWhile(t, c, "pods: 8 are replaced at a time", func(_ context.Context, n int) error {
+			measureWhile(t, c, "at rest", func(int) error {
+				time.Sleep(time.Second)
+				return nil
+			})
+			measureWhile(t, c, "pods: 8 are replaced at a time", func(n int) error {
 				if _, err := tryKubectl(c, nil, "scale", "deployment/web", fmt.Sprint("--replicas=", 4+8*(n%2))); err != nil {
 					return err
 				}
 				_, err := tryKubectl(c, nil, "rollout", "status", "deployment/web", "--timeout=60s")
 				return err
 			})
-			measureWhile(t, c, "services: 10 come or go at a time", func(_ context.Context, n int) error {
+			measureWhile(t, c, "services: 10 come or go at a time", func(n int) error {
 				var all strings.Builder
 				for i := range 10 {
 					fmt.Fprintf(&all, "{apiVersion: v1, kind: Service, metadata: {name: churn%d, namespace: default}, spec: {selector: {app: web}, ports: [{port: 80}]}}\n---\n", i)
@@ -48,16 +50,13 @@ func TestPeersChurn(t *testing.T) {
 var programsOfNetworks = map[string]string{"flanneld": "flannel", "kube-proxy": "kube-proxy", "cilium-agent": "cilium-agent", "slipstream": "slipstream's agent"}
 
 // measureWhile logs what the programs take in a minute while f runs again and again, with the number of the call.
-func measureWhile(t *testing.T, c *Cluster, what string, f func(ctx context.Context, n int) error) {
+func measureWhile(t *testing.T, c *Cluster, what string, f func(n int) error) {
 	t.Helper()
 	time.Sleep(5 * time.Second) // what came before settles; this measures, and waits for nothing
 	before, began, times := usedBy(t, c), time.Now(), 0
 	for ; time.Since(began) < time.Minute; times++ {
-		if err := f(t.Context(), times); err != nil {
+		if err := f(times); err != nil {
 			t.Fatal(err)
-		}
-		if what == "at rest" {
-			time.Sleep(time.Second)
 		}
 	}
 	after, took := usedBy(t, c), time.Since(began)

@@ -475,7 +475,8 @@ func testCannotRun(t *testing.T, c *Cluster) {
 		}
 	}
 	t.Run("no cluster", func(t *testing.T) {
-		fails(t, filepath.Join(t.TempDir(), "none"), time.Minute, []string{"no kubeconfig found, as KUBECONFIG names ", "name one with --kubeconfig"}, plain)
+		none := filepath.Join(t.TempDir(), "none")
+		fails(t, none, time.Minute, []string{"no kubeconfig found, as KUBECONFIG names " + none + ", which does not exist: correct it, or name one with --kubeconfig"}, plain)
 	})
 	t.Run("no such context", func(t *testing.T) {
 		fails(t, c.Kubeconfig(), time.Minute, []string{"it has no context nonesuch; it has "}, plain, "--context", "nonesuch")
