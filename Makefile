@@ -73,10 +73,10 @@ snapshot: bin/tools/image bin/tools/release ## Build bin/dist, the files of a re
 	bin/tools/release -from bin/release -o bin/dist -version $(VERSION) -date $$(git log -1 --format=%ct) -url $(RELEASE_URL) -image $(RELEASE_IMAGE)
 
 # The programs and libraries come from this machine, so the image only works on its architecture.
-IMAGE_TOOLS := /usr/bin/iperf3 /usr/bin/iperf /usr/bin/sockperf /usr/bin/qperf /usr/bin/ab
+IMAGE_TOOLS := $(addprefix /usr/bin/,iperf3 iperf sockperf qperf ab redis-server redis-benchmark)
 .PHONY: image-tools
-image-tools: bin/tools/image ## Build bin/slipstream-tools-image.tar: the image with iperf3, iperf 2, sockperf, qperf and ab of this machine in it
-	@.ci/deps $(foreach tool,$(IMAGE_TOOLS),$(tool)=$(patsubst ab,apache2-utils,$(notdir $(tool))))
+image-tools: bin/tools/image ## Build bin/slipstream-tools-image.tar: the image with iperf3, iperf 2, sockperf, qperf, ab and Redis of this machine in it
+	@.ci/deps $(foreach tool,$(IMAGE_TOOLS),$(tool)=$(patsubst redis-benchmark,redis-tools,$(patsubst ab,apache2-utils,$(notdir $(tool)))))
 	arch=$$(go env GOARCH); \
 	GOOS=linux go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/slipstream ./cmd/slipstream; \
 	libraries=$$(ldd $(IMAGE_TOOLS) | awk '$$2 == "=>" {print $$3} $$1 ~ "^/.*[^:]$$" {print $$1}' | sort -u); \
