@@ -164,7 +164,7 @@ CILIUM := github.com/cilium/cilium
 .PHONY: peers
 peers: cluster-deps $(HELM) $(PEERS) ## Build Cilium from its Go module, and try clusters with it and with slipstream in them (root)
 	@.ci/deps /usr/lib/llvm-19/bin/clang=clang-19 ipset
-	go test -tags peers -count=1 -v -timeout=30m -run '^TestPeers' ./test/cluster
+	go test -tags peers -count=1 -v -timeout=1h -run '^TestPeers' ./test/cluster
 
 $(PEERS): test/cluster/peers/go.mod test/cluster/peers/go.sum
 	rm -rf bin/peers

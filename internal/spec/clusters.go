@@ -33,6 +33,7 @@ func (e *Experiment) InCluster(name string) *Experiment {
 	one, k := *e, *e.Spec.Target.Kubernetes
 	if i := slices.IndexFunc(k.Clusters, func(c Cluster) bool { return c.Name == name }); i >= 0 {
 		k.NodeNames = k.Clusters[i].NodeNames
+		k.Observe = slices.Concat(k.Observe, k.Clusters[i].Observe)
 	}
 	if len(k.NodeNames) == 2 {
 		k.ClientNode, k.ServerNode, k.NodeNames = k.NodeNames[0], k.NodeNames[1], nil
@@ -130,10 +131,15 @@ func (r *reader) cluster(at string, e *Experiment, c Cluster, names, contexts ma
 	if !slices.ContainsFunc(e.Spec.Variants, func(v Variant) bool { return v.Cluster == c.Name }) {
 		r.fail(at, "no variant runs in cluster %s: give one cluster: %[1]s, or leave the cluster out", c.Name)
 	}
+	k := e.Spec.Target.Kubernetes
+	inAll := map[string]string{}
+	for i, name := range k.Observe {
+		inAll[name] = fmt.Sprintf("spec.target.kubernetes.observe[%d]", i)
+	}
+	r.observe(at+".observe", c.Observe, k, inAll)
 	if !r.set(at + ".nodeNames") {
 		return
 	}
-	k := e.Spec.Target.Kubernetes
 	if want := cmp.Or(k.Nodes, k.nodesNamed()); len(c.NodeNames) != want || want < 2 || want > 2*MaxPairs {
 		r.fail(at+".nodeNames", "must be 2 to %d nodes, and as many in each cluster; %s has %d, expected are %d", 2*MaxPairs, c.Name, len(c.NodeNames), max(2, want))
 	}

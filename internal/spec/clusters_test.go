@@ -16,8 +16,9 @@ spec:
     kubernetes:
       clusters:
       - {name: old, context: admin@old, nodeNames: [n1, n2]}
-      - {name: new, kubeconfig: /etc/new config, nodeNames: [n2, n3]}
+      - {name: new, kubeconfig: /etc/new config, nodeNames: [n2, n3], observe: [kube-system/cilium]}
       nodeSelector: {pool: net}
+      observe: [kube-system/kube-proxy]
   baseline: pod/old
   variants:
   - {name: pod/old, cluster: old}
@@ -33,14 +34,15 @@ func TestClusters(t *testing.T) {
 	e := parse(t, inTwo)
 	want := []Cluster{
 		{Name: "old", Context: "admin@old", NodeNames: []string{"n1", "n2"}},
-		{Name: "new", Context: "new", Kubeconfig: "/etc/new config", NodeNames: []string{"n2", "n3"}},
+		{Name: "new", Context: "new", Kubeconfig: "/etc/new config", NodeNames: []string{"n2", "n3"}, Observe: []string{"kube-system/cilium"}},
 	}
 	if diff := cmp.Diff(want, e.Spec.Target.Kubernetes.Clusters); diff != "" {
 		t.Errorf("clusters (-want +got):\n%s", diff)
 	}
 	writtenAndRead(t, "two", e)
 	part := e.InCluster("new")
-	if diff := cmp.Diff(&Kubernetes{ClientNode: "n2", ServerNode: "n3", NodeSelector: map[string]string{"pool": "net"}}, part.Spec.Target.Kubernetes); diff != "" {
+	wantPart := &Kubernetes{ClientNode: "n2", ServerNode: "n3", NodeSelector: map[string]string{"pool": "net"}, Observe: []string{"kube-system/kube-proxy", "kube-system/cilium"}}
+	if diff := cmp.Diff(wantPart, part.Spec.Target.Kubernetes); diff != "" {
 		t.Errorf("the part in new (-want +got):\n%s", diff)
 	}
 	var names []string
@@ -85,25 +87,27 @@ func TestAcrossClusters(t *testing.T) {
 func TestClustersErrors(t *testing.T) {
 	const k = "spec.target.kubernetes."
 	for set, want := range map[string]string{
-		k + "nodes=2":                       "",
-		k + "clusters.new.nodeNames=":       "",
-		k + "clusters.new.name=old":         k + "clusters[1].name: must be unique",
-		k + "clusters.new.name=n w":         k + "clusters[1].name: must be of A-Z",
-		k + "clusters.new.name=":            k + "clusters[1].name: is missing",
-		k + "clusters.new.context=-x":       k + "clusters[1].context: must be without spaces or a leading -",
-		k + "clusters=[]":                   k + "clusters: must have at least one cluster",
-		k + "clusters.new.nodeNames=[a]":    k + "clusters[1].nodeNames: must be 2 to 128 nodes, and as many in each cluster; new has 1, expected are 2",
-		k + "clusters.new.nodeNames=[a, a]": k + "clusters[1].nodeNames[1]: must be unique",
-		k + "clusters.new.nodeNames=[a, B]": k + "clusters[1].nodeNames[1]: must be the name of a node",
+		k + "nodes=2":                                                     "",
+		k + "clusters.new.nodeNames=":                                     "",
+		k + "clusters.new.name=old":                                       k + "clusters[1].name: must be unique",
+		k + "clusters.new.name=n w":                                       k + "clusters[1].name: must be of A-Z",
+		k + "clusters.new.name=":                                          k + "clusters[1].name: is missing",
+		k + "clusters.new.context=-x":                                     k + "clusters[1].context: must be without spaces or a leading -",
+		k + "clusters=[]":                                                 k + "clusters: must have at least one cluster",
+		k + "clusters.new.nodeNames=[a]":                                  k + "clusters[1].nodeNames: must be 2 to 128 nodes, and as many in each cluster; new has 1, expected are 2",
+		k + "clusters.new.nodeNames=[a, a]":                               k + "clusters[1].nodeNames[1]: must be unique",
+		k + "clusters.new.observe=[cilium]":                               k + "clusters[1].observe[0]: must be the namespace and the name of a DaemonSet",
+		k + "clusters.new.observe=[kube-system/kube-proxy]":               k + "clusters[1].observe[0]: must be unique, \"kube-system/kube-proxy\" is spec.target.kubernetes.observe[0] too",
+		k + "clusters.new.nodeNames=[a, B]":                               k + "clusters[1].nodeNames[1]: must be the name of a node",
 		k + "clusters=[{name: old, context: c}, {name: new, context: c}]": k + "clusters[1].context: must be another one than that of cluster old, is \"c\" too",
 		k + "clusters=[{name: old}, {name: new}, {name: third}]":          k + "clusters[2]: no variant runs in cluster third: give one cluster: third",
-		k + "clientNode=a":                                k + "clientNode: cannot be combined with clusters, each of which has nodeNames of its own",
-		k + "nodeNames=[a, b]":                            k + "nodeNames: cannot be combined with clusters",
-		"spec.mesh={}":                                    "spec.mesh: is for one cluster, and the experiment has old and new",
-		"spec.target={lab: {}}":                           "spec.variants[0].cluster: is for the target kubernetes",
-		"spec.variants.pod/new.cluster=":                  "spec.variants[1].cluster: is missing: the experiment compares the clusters old and new",
-		"spec.variants.pod/new.cluster=nwe":               "spec.variants[1].cluster: there is no cluster \"nwe\"; did you mean",
-		"spec.variants.pod/new.hosts={client: {zone: a}}": "spec.variants[1].cluster: cannot be combined with hosts",
+		k + "clientNode=a":                                                k + "clientNode: cannot be combined with clusters, each of which has nodeNames of its own",
+		k + "nodeNames=[a, b]":                                            k + "nodeNames: cannot be combined with clusters",
+		"spec.mesh={}":                                                    "spec.mesh: is for one cluster, and the experiment has old and new",
+		"spec.target={lab: {}}":                                           "spec.variants[0].cluster: is for the target kubernetes",
+		"spec.variants.pod/new.cluster=":                                  "spec.variants[1].cluster: is missing: the experiment compares the clusters old and new",
+		"spec.variants.pod/new.cluster=nwe":                               "spec.variants[1].cluster: there is no cluster \"nwe\"; did you mean",
+		"spec.variants.pod/new.hosts={client: {zone: a}}":                 "spec.variants[1].cluster: cannot be combined with hosts",
 	} {
 		_, err := Parse("test.yaml", []byte(inTwo), []string{set})
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -296,6 +296,8 @@ type Cluster struct {
 	// NodeNames are the nodes in this cluster, alternately for clients and for servers. By default slipstream chooses
 	// them; the results have the names of those.
 	NodeNames []string `json:"nodeNames,omitempty"`
+	// Observe are DaemonSets of this cluster that are measured too, beside those that are in all clusters.
+	Observe []string `json:"observe,omitempty"`
 }
 
 // AddressNative is the name of the address that the path native uses.

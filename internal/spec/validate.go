@@ -614,19 +614,18 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	if r.set(path + ".resources.memory") {
 		r.matches(path+".resources.memory", k.Resources.Memory, memAmount, "bytes, such as 256Mi")
 	}
-	r.observe(path+".observe", k)
+	r.observe(path+".observe", k.Observe, k, map[string]string{})
 }
 
-// observe checks the names of DaemonSets.
-func (r *reader) observe(path string, k *Kubernetes) {
+// observe checks the names of DaemonSets. seen has the paths of those that are observed already.
+func (r *reader) observe(path string, names []string, k *Kubernetes, seen map[string]string) {
 	if !r.set(path) {
 		return
 	}
-	if len(k.Observe) > 0 && k.Unprivileged {
+	if len(names) > 0 && k.Unprivileged {
 		r.fail(path, "needs a privileged pod on each node, which unprivileged excludes")
 	}
-	seen := map[string]string{}
-	for i, name := range k.Observe {
+	for i, name := range names {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		r.valid(at, name, notDaemonSet, "the namespace and the name of a DaemonSet, such as kube-system/cilium")
 		r.unique(at, name, seen)
