@@ -29,7 +29,7 @@ func TestDoctor(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const want = "The MTU of dr.vx is too large by 100 for dr0, which sends its packets."
+	const want = "The MTU of dr.vx is 100 bytes too large for dr0, which carries its packets."
 	code, text, errs := slipstream(t, "doctor", "--for", "100ms")
 	if code != 3 || !strings.Contains(text, "\nSERIOUS: "+want+" (mtu-too-large)\n  read   /sys/class/net/dr.vx/mtu: 1450") || errs != "" {
 		t.Errorf("exit code %d, standard error %q:\n%s", code, errs, text)

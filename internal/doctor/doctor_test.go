@@ -158,10 +158,10 @@ func TestRules(t *testing.T) {
 			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "v0", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1450, RPS: []string{"0"}, RFS: []string{"0"}}, Up: true, Pod: &PodEnd{MTU: 1450, Device: "eth0", Emulates: true}})
 		}, "warning netem: A qdisc of the kind netem delays, drops or damages packets of eth0 of the pod behind v0"},
 		{"memory of TCP", counted("TcpExt.TCPAbortOnMemory", 20, "Ip.InReceives"), "warning tcp-memory: "},
-		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 50 for eth0"},
-		{"MTU by 1", func(f *Facts) { f.Devices[2].MTU = 1451 }, "serious mtu-too-large: The MTU of flannel.1 is too large by 1"},
-		{"MTU of WireGuard", func(f *Facts) { f.Devices = append(f.Devices, wireguard(1500)) }, "serious mtu-too-large: The MTU of wg0 is too large by 60 for eth0"},
-		{"MTU of WireGuard by 1", func(f *Facts) { f.Devices = append(f.Devices, wireguard(1441)) }, "serious mtu-too-large: The MTU of wg0 is too large by 1 for eth0"},
+		{"MTU", func(f *Facts) { f.Devices[2].MTU = 1500 }, "serious mtu-too-large: The MTU of flannel.1 is 50 bytes too large for eth0"},
+		{"MTU by 1", func(f *Facts) { f.Devices[2].MTU = 1451 }, "serious mtu-too-large: The MTU of flannel.1 is 1 byte too large for eth0"},
+		{"MTU of WireGuard", func(f *Facts) { f.Devices = append(f.Devices, wireguard(1500)) }, "serious mtu-too-large: The MTU of wg0 is 60 bytes too large for eth0"},
+		{"MTU of WireGuard by 1", func(f *Facts) { f.Devices = append(f.Devices, wireguard(1441)) }, "serious mtu-too-large: The MTU of wg0 is 1 byte too large for eth0"},
 		{"WireGuard down", func(f *Facts) {
 			f.Devices = append(f.Devices, wireguard(1420))
 			f.Devices[3].Name, f.Devices[3].Up = "flannel-wg", false

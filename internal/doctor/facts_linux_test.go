@@ -35,7 +35,7 @@ func TestFaultsInANamespace(t *testing.T) {
 	none()
 	for _, c := range []struct{ inject, want, heal string }{
 		// The kernel refuses the larger MTU for the VXLAN device, and accepts the smaller one below it.
-		{"ip link set dr0 mtu 1400", "serious mtu-too-large: The MTU of dr.vx is too large by 100 for dr0", ""},
+		{"ip link set dr0 mtu 1400", "serious mtu-too-large: The MTU of dr.vx is 100 bytes too large for dr0", ""},
 		{"ip link set dr0 mtu 9000; ip link set dr1 mtu 9000", "note mtu-small: The MTU of dr.vx could be 7600 larger", ""},
 		{"ethtool -K dr.vx gro off", "note offload-off: The offload rx-gro of dr.vx is off", "ethtool -K dr.vx gro on"}, // the remedy is an experiment
 		{"ethtool -K dr.vx tx-checksum-ip-generic off", "note offload-off: The offload tx-checksum-ip-generic of dr.vx is off",

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/words"
 )
 
 // overlays calls fn with each device that encapsulates, and the device that sends its packets, if both are
@@ -35,11 +36,11 @@ func mtuTooLarge(f Facts) (found []Finding) {
 		found = append(found, Finding{
 			Severity: Serious,
 			Fault:    overlay.Name,
-			What:     fmt.Sprintf("The MTU of %s is too large by %d for %s, which sends its packets.", overlay.Name, overlay.MTU-most, under.Name),
+			What:     fmt.Sprintf("The MTU of %s is %s too large for %s, which carries its packets.", overlay.Name, words.Count(overlay.MTU-most, "byte"), under.Name),
 			Evidence: mtuEvidence(overlay, under),
 			Cost: fmt.Sprintf("Packets of more than %d bytes are fragmented, which left a stream about a quarter of its throughput in a lab (docs/results/doctor.md), or dropped: connections open, and hang at the first large transfer. To see it: ping -M do -s %d POD, on another node",
 				most, overlay.MTU-28), // IPv4 and ICMP headers
-			Do: fmt.Sprintf("ip link set %s mtu %d   # and in the configuration of the CNI, which sets it again", overlay.Name, most),
+			Do: fmt.Sprintf("ip link set %s mtu %d   # also change it in the CNI configuration, or the CNI will revert it", overlay.Name, most),
 		})
 	})
 	return found

@@ -23,10 +23,6 @@ func TestPeersChurn(t *testing.T) {
 			defer kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
 			kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
 			kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
-			measureWhile(t, c, "at rest", func(int) error {
-				time.Sleep(time.Second)
-				return nil
-			})
 			measureWhile(t, c, "pods: 8 are replaced at a time", func(n int) error {
 				if _, err := tryKubectl(c, nil, "scale", "deployment/web", fmt.Sprint("--replicas=", 4+8*(n%2))); err != nil {
 					return err
@@ -41,6 +37,11 @@ func TestPeersChurn(t *testing.T) {
 				}
 				_, err := tryKubectl(c, strings.NewReader(all.String()), []string{"apply", "delete"}[n%2], "-f", "-")
 				return err
+			})
+			// Last, when the agents have loaded their programs.
+			measureWhile(t, c, "at rest", func(int) error {
+				time.Sleep(time.Second)
+				return nil
 			})
 		})
 	}
