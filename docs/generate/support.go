@@ -41,7 +41,7 @@ var taggedTests = map[string]string{"cluster.TestPeers": "peers"}
 var environments = []environment{
 	{kind: "network", name: "a cluster: flannel with VXLAN, kube-proxy with nftables", measure: yes("cluster.TestSharedCluster/Run"), steer: yes("cluster.TestSharedCluster/Run"), fast: yes("cluster.TestThirdCluster/Agent")},
 	{kind: "network", name: "a cluster: flannel with host-gw, or with VXLAN and DirectRouting", fast: yes("cluster.TestFlannelThatRoutes")},
-	{kind: "network", name: "a cluster: VXLAN in the shape of Calico's, kube-proxy with iptables", measure: yes("cluster.TestTwoClusters/Compare")},
+	{kind: "network", name: "a cluster: VXLAN in the shape of Calico's, kube-proxy with iptables", measure: yes("cluster.TestSharedCluster/TwoClusters")},
 	{kind: "network", name: "a cluster: Cilium, routed or VXLAN, without kube-proxy; routed with kube-proxy; chained to flannel", measure: yes("cluster.TestPeers"), fast: answer{"no, and the policy says why", "cluster.TestPeers"}},
 	{kind: "network", name: "a cluster: nodes that run Windows", measure: answer{"the nodes' own network only, which a run says", "cluster.TestControlPlaneThatDies/CannotRun"}},
 	{kind: "network", name: "a lab: VXLAN as flannel configures it", measure: yes("test.TestRun"), steer: yes("test.TestRun"), fast: yes("fastpath.TestFastPath")},

@@ -1486,11 +1486,10 @@ func (w *world) snmp(place, protocol, counter string) (n int) {
 }
 
 // TestAgentKilled checks that a connection continues on the slow path when the agent hangs or is
-// killed, and is accelerated again afterwards.
+// killed, and is accelerated again afterwards. It has no other test beside it, because it measures how soon
+// that is.
 func TestAgentKilled(t *testing.T) {
-	for kind, world := range worldOf {
-		t.Run(kind, func(t *testing.T) { testAgentKilled(t, world(t)) })
-	}
+	ofEachKind(t, func(w *world) { testAgentKilled(w.T, w) })
 }
 
 func testAgentKilled(t *testing.T, w *world) {

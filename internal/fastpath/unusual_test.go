@@ -222,12 +222,16 @@ func (s *session) end(r *rand.Rand) (all []injected) {
 // TestUnusualSegments sends valid segments of every form in mid-connection: with IP options, padding or urgent data, in
 // fragments, larger than the MTU, with wrong checksums, on their last hop. It sends the same to a node with the fast path and to
 // a reference node without it. Both drop packets that conntrack calls invalid. The packets that come out must be the same, and so
-// must the conntrack entries once connections are idle or have ended. -packets 1000000 takes eight minutes.
+// must the conntrack entries once connections are idle or have ended. Most of the time it waits until they are idle, so it sends over all
+// networks at the same time; no other test runs then. -packets 1000000 takes eight minutes.
 func TestUnusualSegments(t *testing.T) {
 	testenv.NeedRoot(t)
 	for i, shape := range shapes {
 		for version, six := range versions {
-			t.Run(shape+" "+version, func(t *testing.T) { sendUnusualSegments(t, shape, offloads[i%2], six, *packets/6) })
+			t.Run(shape+" "+version, func(t *testing.T) {
+				t.Parallel()
+				sendUnusualSegments(t, shape, offloads[i%2], six, *packets/6)
+			})
 		}
 	}
 }

@@ -138,12 +138,12 @@ func runAll(t *testing.T, c *Cluster, tests ...clusterTest) {
 }
 
 // TestSharedCluster runs tests on the shared cluster one after another, in parallel with tests that have their own
-// clusters. The first and the last change the machine's flow table, so that other tests that change it do not wait
+// clusters. Chart and Run change the machine's flow table, and are far apart, so that other tests that change it do not wait
 // long.
 func TestSharedCluster(t *testing.T) {
 	t.Parallel()
 	runAll(t, shared(t), clusterTest{"Chart", testChart}, clusterTest{"Pods", testPods}, clusterTest{"SteeredPods", testSteeredPods},
-		clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"Run", testRun})
+		clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"Run", testRun}, clusterTest{"TwoClusters", testTwoClusters})
 }
 
 // TestSecondCluster runs tests on a second cluster.

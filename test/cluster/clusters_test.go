@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/testenv"
@@ -27,49 +29,49 @@ func merged(t *testing.T, clusters map[string]*Cluster) string {
 	return file
 }
 
+// comparedTrials are the trials of shortly: two blocks of four variants, with four workloads each.
+const comparedTrials = 2 * 4 * 4
+
 // shortly are the flags of a run of the preset cni with short trials.
-func shortly(out string, runs int) []string {
-	args := []string{"run", "cni", "--clusters", "vxlan,routed", "--out", out, "--runs", fmt.Sprint(runs), "--duration", "300ms"}
+func shortly(out string) []string {
+	args := []string{"run", "cni", "--clusters", "vxlan,routed", "--out", out, "--runs", "2", "--duration", "300ms"}
 	for _, workload := range []string{"stream", "pingpong", "connect", "http"} {
 		args = append(args, "--set", fmt.Sprintf("spec.workloads.%s.%[1]s.warmup=200ms", workload))
 	}
 	return args
 }
 
-// TestTwoClusters compares the networks of two clusters, whose nodes have the same names. It has no other test at its side: with those that have
-// clusters too, this machine would have more than own permits.
-func TestTwoClusters(t *testing.T) {
-	vxlan, routed := shared(t), own(t, Config{CNI: Routed, Proxy: IPTables})
+// testTwoClusters compares the networks of the shared cluster and of another one, whose nodes have the same names.
+func testTwoClusters(t *testing.T, vxlan *Cluster) {
+	routed := own(t, Config{CNI: Routed, Proxy: IPTables})
 	kubeconfig := merged(t, map[string]*Cluster{"vxlan": vxlan, "routed": routed, "again": vxlan})
 	before := [][]string{snapshotOf(t, vxlan), snapshotOf(t, routed)}
-	t.Run("Compare", func(t *testing.T) { testCompareClusters(t, kubeconfig) })
 	t.Run("OneAndTheSame", func(t *testing.T) {
 		v := invoke(t, kubeconfig, "run", "cni", "--clusters", "vxlan,again", "--out", t.TempDir())
 		if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), "clusters vxlan and again are one and the same") {
 			t.Errorf("exit %d:\n%s", code, v.said())
 		}
 	})
-	t.Run("Lost", func(t *testing.T) { testClusterLost(t, kubeconfig, routed) })
+	t.Run("Compare", func(t *testing.T) { testCompareClusters(t, kubeconfig, routed) })
 	unchanged(t, vxlan, before[0])
 	unchanged(t, routed, before[1])
 }
 
 // testCompareClusters checks that blocks have trials of both clusters side by side, that each crosses the network of its cluster, and that
-// the result names both networks.
-func testCompareClusters(t *testing.T, kubeconfig string) {
-	out := t.TempDir()
-	v := invoke(t, kubeconfig, shortly(out, 2)...)
-	if code := v.exit(t, 5*time.Minute); code != 0 {
-		t.Fatalf("exit %d:\n%s", code, v.said())
+// the result names both networks. One of the clusters is lost on the way, so that a second run completes the first.
+func testCompareClusters(t *testing.T, kubeconfig string, lost *Cluster) {
+	d := loseAndResume(t, kubeconfig, lost)
+	trials, err := d.Trials()
+	if err != nil {
+		t.Fatal(err)
 	}
-	d, trials := resultsOf(t, out)
-	checkInterleaved(t, trials, 2)
+	checkInterleaved(t, trials)
 	device := map[string]string{"vxlan": "flannel.1", "routed": "vxlan.calico"}
-	for _, tr := range measured(trials) {
+	for _, tr := range slices.DeleteFunc(trials, func(tr record.Trial) bool { return !good(tr) }) {
 		cluster, _, _ := strings.Cut(tr.Variant, "/")
 		i := slices.IndexFunc(tr.Devices, func(dev record.Device) bool { return dev.Name == device[cluster] })
-		if tr.Status != record.StatusOK || tr.Workload == "stream" && (i < 0 || tr.Devices[i].RxBytes+tr.Devices[i].TxBytes < 100_000) {
-			t.Errorf("%s %s: %s %s, devices %+v", tr.Variant, tr.Workload, tr.Status, tr.Error, tr.Devices)
+		if tr.Workload == "stream" && (i < 0 || tr.Devices[i].RxBytes+tr.Devices[i].TxBytes < 100_000) {
+			t.Errorf("%s %s: devices %+v", tr.Variant, tr.Workload, tr.Devices)
 		}
 	}
 	env, err := d.Environment()
@@ -103,11 +105,11 @@ func testCompareClusters(t *testing.T, kubeconfig string) {
 
 // checkInterleaved checks that in each block, the variants of a workload stand side by side, one trial each. Trials that were repeated are at
 // the end of their block.
-func checkInterleaved(t *testing.T, trials []record.Trial, blocks int) {
+func checkInterleaved(t *testing.T, trials []record.Trial) {
 	t.Helper()
 	first := slices.DeleteFunc(slices.Clone(trials), func(tr record.Trial) bool { return tr.Attempt > 1 })
-	if len(first) != blocks*16 {
-		t.Fatalf("%d trials, want %d", len(first), blocks*16)
+	if len(first) != comparedTrials {
+		t.Fatalf("%d trials, want %d", len(first), comparedTrials)
 	}
 	for group := range slices.Chunk(first, 4) {
 		var variants []string
@@ -123,30 +125,26 @@ func checkInterleaved(t *testing.T, trials []record.Trial, blocks int) {
 	}
 }
 
-// testClusterLost kills the API server of a cluster in mid-block. The run names the cluster and keeps what was measured; once the API server is
-// back, cleanup finds what is left, and the resumed run completes the blocks.
-func testClusterLost(t *testing.T, kubeconfig string, lost *Cluster) {
+// loseAndResume kills the API server of a cluster early in a run. The run names the cluster and keeps what was measured; once the API
+// server is back, cleanup finds what is left, and the resumed run completes the blocks. It returns the result.
+func loseAndResume(t *testing.T, kubeconfig string, lost *Cluster) *record.Dir {
+	t.Helper()
 	out := t.TempDir()
-	v := invoke(t, kubeconfig, shortly(out, 3)...)
-	v.await(t, "block 2  ")
+	v := invoke(t, kubeconfig, shortly(out)...)
+	v.await(t, fmt.Sprintf("2/%d  block 1", comparedTrials))
 	kill(t, lost, "kube-apiserver")
 	if code := v.exit(t, 4*time.Minute); code != 1 || !strings.Contains(v.said(), "cluster routed: the target is lost: the API server has not answered for") ||
 		!strings.Contains(v.said(), "slipstream cleanup --context routed") {
 		t.Errorf("exit %d:\n%s", code, v.said())
 	}
 	d, trials := resultsOf(t, out)
-	if len(trials) < 16 || len(trials) >= 48 || !slices.ContainsFunc(trials, good) {
+	if len(trials) < 2 || len(trials) >= comparedTrials || !slices.ContainsFunc(trials, good) {
 		t.Errorf("%d trials on record", len(trials))
 	}
 	if err := lost.startAPIServer(func(error) {}); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range lost.nodes {
-		if err := n.awaitReady(within(t, 2*time.Minute)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// Until the kubelets have found the API server again, pods do not end.
+	awaitKubelets(t, lost)
 	testenv.Eventually(t, 5*time.Minute, "cleanup", func() string {
 		v := invoke(t, kubeconfig, "cleanup", "--clusters", "vxlan,routed", "--all")
 		if code := v.exit(t, 2*time.Minute); code != 0 || !strings.Contains(v.stdout.String(), "cluster routed: removed: run ") || !strings.Contains(v.stdout.String(), "cluster vxlan: no runs found") {
@@ -159,13 +157,41 @@ func testClusterLost(t *testing.T, kubeconfig string, lost *Cluster) {
 		t.Errorf("resume: exit %d:\n%s", code, v.said())
 	}
 	_, all := resultsOf(t, out)
-	var done int
+	done := 0
 	for _, tr := range all {
-		if tr.Status == record.StatusOK {
+		if good(tr) {
 			done++
 		}
 	}
-	if done != 48 || !cmp.Equal(trials, all[:len(trials)]) {
-		t.Errorf("%d good trials, want 48", done)
+	for _, tr := range measured(all[len(trials):]) {
+		if !good(tr) {
+			t.Errorf("resumed: %s %s: %s", tr.Variant, tr.Workload, tr.Error)
+		}
+	}
+	if done != comparedTrials || !cmp.Equal(trials, all[:len(trials)]) {
+		t.Errorf("%d good trials, want %d", done, comparedTrials)
+	}
+	return d
+}
+
+// awaitKubelets waits until the kubelets of all nodes have found the API server again, which has restarted. Before that, pods do not end,
+// and a node that is Ready still may be taken for dead.
+func awaitKubelets(t *testing.T, c *Cluster) {
+	t.Helper()
+	back := time.Now()
+	for _, n := range c.nodes {
+		testenv.Eventually(t, 5*time.Minute, "the kubelet of "+n.name, func() string {
+			lease, err := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), n.name, metav1.GetOptions{})
+			if err != nil {
+				return err.Error()
+			}
+			if renewed := lease.Spec.RenewTime; renewed == nil || renewed.Before(&metav1.MicroTime{Time: back}) {
+				return fmt.Sprintf("it renewed its lease at %s, and the API server is back since %s", renewed, back)
+			}
+			return ""
+		})
+		if err := n.awaitReady(within(t, 2*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -116,12 +116,17 @@ func shared(t testing.TB) *Cluster {
 	return common.cluster
 }
 
-// own creates a cluster for one test. At most four parallel tests have one, besides the shared cluster, and each of them has
-// one at a time. All clusters use inotify instances of the same user, who has 128 by default (fs.inotify.max_user_instances).
-// A control plane uses 6, and a node 7.
+// ownClusters has a place for each cluster that tests may have at a time, besides the shared one. All clusters use inotify
+// instances of the same user, who has 128 by default (fs.inotify.max_user_instances). A control plane uses 6, and a node 7: with
+// one cluster of three nodes, these are 127.
+var ownClusters = make(chan struct{}, 5)
+
+// own creates a cluster for one test, once there is a place for it. A test has one at a time.
 func own(t testing.TB, config Config) *Cluster {
 	t.Helper()
 	testenv.NeedRoot(t)
+	ownClusters <- struct{}{}
+	t.Cleanup(func() { <-ownClusters })
 	config.Images = append(config.Images, image)
 	c, err := Up(t.Context(), config)
 	if err != nil {
