@@ -53,15 +53,30 @@ type wire struct {
 	late func() time.Duration
 }
 
+// delay waits for the latency, or until the request is cancelled: nobody waits for the requests of a client that has stopped, and a
+// bubble fails if one is left.
+func delay(ctx context.Context) error {
+	select {
+	case <-time.After(latency):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
-	time.Sleep(latency)
+	if err := delay(r.Context()); err != nil {
+		return nil, err
+	}
 	if w.down != nil && w.down() {
 		return nil, errors.New("connection refused")
 	}
 	if r.URL.Query().Get("watch") == "" {
 		answer := httptest.NewRecorder()
 		w.api.ServeHTTP(answer, r)
-		time.Sleep(latency)
+		if err := delay(r.Context()); err != nil {
+			return nil, err
+		}
 		return answer.Result(), nil
 	}
 	ctx, cancel := context.WithCancel(r.Context())
