@@ -88,7 +88,7 @@ func TestReadme(t *testing.T) {
 			}
 		}
 	}
-	if found < 25 {
+	if found < 15 {
 		t.Errorf("only %d commands were found", found)
 	}
 }

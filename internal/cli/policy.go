@@ -153,7 +153,7 @@ func reasonNotToKeep(p stats.Proof) (code int, why string) {
 		return exitInconclusive, fmt.Sprintf("not proven: %s was not compared with %s in any trial", p.Variant, p.Baseline)
 	case len(p.Faster) == 0:
 		best := p.Best()
-		return exitInconclusive, fmt.Sprintf("not proven: no comparison shows %s to be faster than %s; the best is %s (%s); more blocks may tell (slipstream run … --runs 20)",
+		return exitInconclusive, fmt.Sprintf("not proven: no comparison shows %s to be faster than %s; the best is %s (%s); more blocks may settle it (slipstream run … --runs 20)",
 			p.Variant, p.Baseline, report.Describe(best), verdictWords[best.Versus.Verdict])
 	}
 	return exitGood, ""

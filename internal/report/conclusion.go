@@ -196,7 +196,7 @@ func gainSentences(versus string, all []stats.Proof) []string {
 		out = append(out, fmt.Sprintf("No difference from %s: %s.", versus, listFew(same)))
 	}
 	if len(inconclusive) > 0 {
-		out = append(out, fmt.Sprintf("Inconclusive, more blocks may tell: %s.", listFew(inconclusive)))
+		out = append(out, fmt.Sprintf("Inconclusive: %s. More blocks may settle it.", listFew(inconclusive)))
 	}
 	return out
 }

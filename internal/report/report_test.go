@@ -482,7 +482,7 @@ func TestConclusion(t *testing.T) {
 			"Compared with vxlan, rfs+ gains the most without making anything worse: stream throughput +12 % (10–14) at 1 pair, pingpong median latency −10 % (−12 to −8) at 1 pair.",
 			"Worse with rps: pingpong median latency +42 % (38–46) at 1 pair despite stream throughput +50 % (40–60) at 1 pair.",
 			"No difference from vxlan: rps+.",
-			"Inconclusive, more blocks may tell: rfs.",
+			"Inconclusive: rfs. More blocks may settle it.",
 		}, "rfs+"},
 		{"more harm than a line has room for", []stats.Row{
 			stream("rps", 0.9, 0.8, 0.95, stats.Slower), stream("rps+", 0.5, 0.4, 0.6, stats.Slower), stream("rfs", 0.7, 0.6, 0.8, stats.Slower), stream("rfs+", 0.8, 0.7, 0.9, stats.Slower),
@@ -496,7 +496,7 @@ func TestConclusion(t *testing.T) {
 		{"a gain of more than twice is a factor", []stats.Row{stream("rfs", 2.2, 2.1, 2.3, stats.Faster)},
 			[]string{"Compared with vxlan, rfs gains the most: stream throughput ×2.20 (2.10–2.30) at 1 pair."}, "rfs"},
 		{"inconclusive", []stats.Row{stream("rfs", 1.1, 0.9, 1.3, stats.Inconclusive)},
-			[]string{"Nothing is proven faster than vxlan.", "Inconclusive, more blocks may tell: rfs."}, ""},
+			[]string{"Nothing is proven faster than vxlan.", "Inconclusive: rfs. More blocks may settle it."}, ""},
 		{"a narrow interval keeps a decimal", []stats.Row{stream("rps", 1.032, 1.030, 1.034, stats.Faster)},
 			[]string{"Compared with vxlan, rps gains the most: stream throughput +3.2 % (3.0–3.4) at 1 pair."}, "rps"},
 		{"another NIC beside the cost of the overlay", []stats.Row{stream("native", 2.44, 2.33, 2.56, stats.Faster), stream("jumbo", 1.5, 1.4, 1.6, stats.Faster)}, []string{

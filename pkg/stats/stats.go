@@ -81,7 +81,7 @@ func SwitchBack(variant, baseline []Period) (Ratio, error) {
 type Verdict string
 
 // Same means that variant and baseline are equivalent: the whole interval lies within the margin. Higher and Lower mean that the ratio
-// is not 1. Inconclusive is everything else: more blocks may tell.
+// is not 1. Inconclusive is everything else: more blocks may settle it.
 const (
 	Higher       Verdict = "higher"
 	Lower        Verdict = "lower"
