@@ -151,7 +151,7 @@ func TestRules(t *testing.T) {
 		{"flowtable", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0", "flannel.1"}}} },
 			"note flowtable: The flowtable inet ft f of nftables forwards packets at devices that the fast path therefore skips: flannel.1."},
 		{"flowtable at the NIC", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0"}}} },
-			"note flowtable: The flowtable inet ft f of nftables is at no device of pods, but takes every connection that a rule adds to it."},
+			"note flowtable: The flowtable inet ft f of nftables is at no device of pods; Linux before 7.2 takes connections of pods into it all the same, if a rule adds them."},
 		{"probe", func(f *Facts) { f.FastPath = "lacks tcx" }, "warning fast-path: The fast path cannot run"},
 		{"netem", func(f *Facts) { f.Devices[1].Emulates = true }, "warning netem: A qdisc of the kind netem delays, drops or damages packets of eth0"},
 		{"netem in a pod", func(f *Facts) {

@@ -1593,25 +1593,32 @@ func (w *world) state(node string) (lines []string) {
 	return append(lines, w.hooks(node)...)
 }
 
-// TestClose checks that closing the fast path restores the node and breaks no connection.
+// TestClose checks that closing the fast path restores the node and breaks no connection, in each kind of network.
 func TestClose(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, spec.ShapeFlannel, spec.OffloadNone)
-	before := w.state("n0")
-	w.start()
-	e := w.connect().back()
-	w.accelerate(e)
-	if got := w.hooks("n0"); len(got) == 0 {
-		t.Error("no programs are attached")
-	}
-	w.stop(0)
-	for range 100 {
-		if err := e.trip(patience); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if d := cmp.Diff(before, w.state("n0")); d != "" {
-		t.Errorf("the node differs (-before +after):\n%s", d)
+	for kind, shape := range map[string]string{"vxlan": spec.ShapeFlannel, "routed": overlay.ShapeRouted, "local": spec.ShapeFlannel} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, shape, spec.OffloadNone)
+			w.local = kind == "local"
+			before := w.state("n0")
+			w.start()
+			e := w.connect().back()
+			w.accelerate(e)
+			w.wantKind(0, kind, e)
+			if got := w.hooks("n0"); len(got) == 0 {
+				t.Error("no programs are attached")
+			}
+			w.stop(0)
+			for range 100 {
+				if err := e.trip(patience); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if d := cmp.Diff(before, w.state("n0")); d != "" {
+				t.Errorf("the node differs (-before +after):\n%s", d)
+			}
+		})
 	}
 }
 

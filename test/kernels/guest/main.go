@@ -31,16 +31,17 @@ var tests = []struct {
 }{
 	{"grammar", []string{"/tests/datapath", "-test.run=^(TestGrammar|TestExplain)$", "-packets=6000"}},
 	{"differential", []string{"/tests/fastpath", "-test.run=^TestDifferential$", "-packets=1600"}},
-	{"local", []string{"/tests/fastpath", "-test.run=^(TestLocal|TestLocalDrop)$/" + localTests, "-streamed=4"}},
-	{"routed", []string{"/tests/fastpath", "-test.run=^(TestFastPath|TestCrossSubnet|TestProbe)$/^routed", "-streamed=4"}},
+	{"local", []string{"/tests/fastpath", "-test.run=^(TestLocal|TestLocalDrop|TestClose)$/" + localTests, "-streamed=1"}},
+	{"routed", []string{"/tests/fastpath", "-test.run=^(TestFastPath|TestCrossSubnet|TestClose|TestProbe)$/^routed(_full_IPv4|_none_IPv6)?$", "-streamed=1"}},
 	{"lower", []string{"/tests/fastpath", "-test.run=^(TestLowerDevices|TestBridgeVLANFiltering)$"}},
 	{"flowtable", []string{"/tests/fastpath", "-test.run=^(TestFlowtableAtDevices|TestConnectionInFlowtable|TestFlowtableOfCalico)$", "-flowtables"}},
 	{"metadata", []string{"/tests/fastpath", "-test.run=^(TestMetadata|TestClassOfQueue)$/^nothing"}},
 	{"policy", []string{"/tests/fastpath", "-test.run=^(TestPolicy|TestPolicyEngines|TestNFQueue)$", "-changes=56"}},
 }
 
-// localTests selects connections between pods on a bridge and between pods that the node routes, and rules that drop their packets.
-const localTests = "(^(flannel_IPv4_direct|flannel_IPv6_direct|calico_IPv4_Service|calico_IPv6_direct)_to_the_larger|^a_rule|^no_)"
+// localTests selects connections between pods on a bridge and between pods that the node routes, rules that drop their packets, and
+// the end of the agent.
+const localTests = "^((flannel_IPv6_direct|calico_IPv4_Service)_to_the_larger_address|a_rule,_(bridged|routed)|local)$"
 
 // prepared marks that this program was executed again after /proc was mounted: eBPF packages
 // read /proc before main runs.
