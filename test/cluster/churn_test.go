@@ -21,6 +21,9 @@ func TestPeersChurn(t *testing.T) {
 			startAgent(t, c)
 			kubectl(t, c, strings.NewReader(accelerationPolicy("fast", fastForAll)), "apply", "-f", "-")
 			defer kubectl(t, c, nil, "delete", "accelerationpolicy", "fast")
+			if config.CNI == Flannel { // with Cilium it is never ready
+				kubectl(t, c, nil, "wait", "accelerationpolicy/fast", "--for=condition=Ready", "--timeout=5m")
+			}
 			kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
 			kubectl(t, c, nil, "rollout", "status", "deployment/web", "--timeout=120s")
 			measureWhile(t, c, "pods: 8 are replaced at a time", func(n int) error {
@@ -38,7 +41,6 @@ func TestPeersChurn(t *testing.T) {
 				_, err := tryKubectl(c, strings.NewReader(all.String()), []string{"apply", "delete"}[n%2], "-f", "-")
 				return err
 			})
-			// Last, when the agents have loaded their programs.
 			measureWhile(t, c, "at rest", func(int) error {
 				time.Sleep(time.Second)
 				return nil
