@@ -208,7 +208,7 @@ first-minute: test-deps ## Time the first steps with each package of a release a
 	go test -tags firstminute -count=1 -v -timeout=30m -run '^TestFirstMinute$$' ./test/install
 
 .PHONY: kernels
-kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in a quarter of an hour (KERNELS="trixie/arm64 …" for some)
+kernels: ## Boot kernels of Debian in QEMU and try the fast path on each, in about two hours (KERNELS="trixie/arm64 …" for some)
 	@.ci/deps qemu-system-x86_64=qemu-system-x86 qemu-system-aarch64=qemu-system-arm xz=xz-utils zstd
 	go run ./test/kernels $(KERNELS)
 

@@ -53,6 +53,8 @@ var environments = []environment{
 	{kind: "network", name: "a lab: eBPF, UDP and VXLAN by flow", measure: answer{"traffic passes", "lab.TestPaths"}},
 	{kind: "network", name: "namespaces made by iproute2 and nft: flannel's and Calico's VXLAN, kube-proxy's rules", fast: yes("test.TestForeignLabs")},
 	{kind: "network", name: "programs of Cilium's name beside another network", fast: answer{"no, at the links that have them", "fastpath.TestChainedCilium"}},
+	{kind: "network", name: "Calico's nftables data plane with its flowtable, or another flowtable at the devices of pods", fast: answer{"no, and the status names it", "make kernels"}},
+	{kind: "network", name: "a flowtable at other devices, to which a rule adds connections of pods", fast: answer{"yes since Linux 7.2, no before", "make kernels"}},
 	{kind: "network", name: "WireGuard", fast: answer{"no", "fastpath.TestRouters"}},
 	{kind: "network", name: "hosts over SSH, as root or by sudo", measure: yes("hosts.TestExperiment"), steer: yes("hosts.TestExperiment")},
 	{kind: "network", name: "hosts over SSH that run Windows (Wine)", measure: yes("hosts.TestWindows"), steer: answer{"no, and a run says so", "hosts.TestWindows"}, fast: answer{"no", "worker.TestWindows"}},

@@ -91,7 +91,7 @@ func main() {
 	flag.StringVar(&r.mirror, "mirror", "", "mirror of Debian (default that of this machine's apt)")
 	flag.StringVar(&r.dir, "dir", "bin/kernels", "folder for packages, images and consoles")
 	flag.StringVar(&r.suite, "tools", "trixie", "suite of the machines' iptables")
-	flag.DurationVar(&r.limit, "limit", 20*time.Minute, "time limit of a machine")
+	flag.DurationVar(&r.limit, "limit", 45*time.Minute, "time limit of a machine")
 	expected := flag.String("expected", "test/kernels/expected.txt", "file with the expected result of each machine")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
