@@ -76,7 +76,7 @@ func TestReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := 0
-	for _, pattern := range []string{"`(?:sudo )?(?:bin/)?slipstream ([^`]+)`", `(?m)^    (?:\$ )?(?:sudo )?(?:bin/)?slipstream (.+?)(?: > .*|  .*)?$`} {
+	for _, pattern := range []string{"`(?:sudo )?(?:bin/)?slipstream ([^`]+)`", `(?m)^    (?:\$ |ssh -t NODE )?(?:sudo )?(?:bin/|\./)?slipstream (.+?)(?: > .*|  .*)?$`} {
 		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(page), -1) {
 			found++
 			args := strings.Fields(m[1])
@@ -88,7 +88,7 @@ func TestReadme(t *testing.T) {
 			}
 		}
 	}
-	if found < 15 {
+	if found < 19 {
 		t.Errorf("only %d commands were found", found)
 	}
 }

@@ -1596,15 +1596,15 @@ func (w *world) state(node string) (lines []string) {
 // TestClose checks that closing the fast path restores the node and breaks no connection, in each kind of network.
 func TestClose(t *testing.T) {
 	t.Parallel()
-	for kind, shape := range map[string]string{"vxlan": spec.ShapeFlannel, "routed": overlay.ShapeRouted, "local": spec.ShapeFlannel} {
-		t.Run(kind, func(t *testing.T) {
+	for name, world := range worldOf {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, shape, spec.OffloadNone)
-			w.local = kind == "local"
+			w := world(t)
 			before := w.state("n0")
 			w.start()
 			e := w.connect().back()
 			w.accelerate(e)
+			kind, _, _ := strings.Cut(name, " ") // both kinds of pods of one node are counted as local
 			w.wantKind(0, kind, e)
 			if got := w.hooks("n0"); len(got) == 0 {
 				t.Error("no programs are attached")

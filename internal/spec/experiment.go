@@ -296,7 +296,7 @@ type Cluster struct {
 	// NodeNames are the nodes in this cluster, alternately for clients and for servers. By default slipstream chooses
 	// them; the results have the names of those.
 	NodeNames []string `json:"nodeNames,omitempty"`
-	// Observe are DaemonSets of this cluster that are measured too, beside those that are in all clusters.
+	// Observe are DaemonSets to measure in this cluster, in addition to those of spec.target.kubernetes.observe, which every cluster has.
 	Observe []string `json:"observe,omitempty"`
 }
 
