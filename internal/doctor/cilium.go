@@ -414,7 +414,7 @@ func ciliumMTU(c Cluster) (found []Finding) {
 			found = append(found, k.mtu(n, nic, large, Finding{
 				Severity: Warning, Fault: "too large",
 				What: fmt.Sprintf("Pods send packets that are too large for %s by up to %d bytes: %s.", nic.Name, maxMTU(large)-most, some(names(large))),
-				Cost: "Packets of more than " + strconv.Itoa(most) + " bytes are fragmented, which left a stream about a quarter of its throughput in a lab (docs/results/doctor.md), or dropped: connections open, and hang at the first large transfer.",
+				Cost: tooLarge(most),
 				Do:   k.helm("MTU=0") + "   # Cilium then takes the smallest MTU of the NICs. If the NIC's MTU changed: kubectl -n kube-system rollout restart daemonset cilium; then create the pods again",
 			}))
 		}

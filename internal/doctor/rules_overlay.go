@@ -38,12 +38,16 @@ func mtuTooLarge(f Facts) (found []Finding) {
 			Fault:    overlay.Name,
 			What:     fmt.Sprintf("The MTU of %s is %s too large for %s, which carries its packets.", overlay.Name, words.Count(overlay.MTU-most, "byte"), under.Name),
 			Evidence: mtuEvidence(overlay, under),
-			Cost: fmt.Sprintf("Packets of more than %d bytes are fragmented, which left a stream about a quarter of its throughput in a lab (docs/results/doctor.md), or dropped: connections open, and hang at the first large transfer. To see it: ping -M do -s %d POD, on another node",
-				most, overlay.MTU-28), // IPv4 and ICMP headers
-			Do: fmt.Sprintf("ip link set %s mtu %d   # also change it in the CNI configuration, or the CNI will revert it", overlay.Name, most),
+			Cost:     tooLarge(most) + fmt.Sprintf(" To see it: ping -M do -s %d POD, on another node", overlay.MTU-28), // IPv4 and ICMP headers
+			Do:       fmt.Sprintf("ip link set %s mtu %d   # also change it in the CNI configuration, or the CNI will revert it", overlay.Name, most),
 		})
 	})
 	return found
+}
+
+// tooLarge returns what it costs that pods send packets of more than most bytes, which is all that the device below carries.
+func tooLarge(most int) string {
+	return fmt.Sprintf("Packets of more than %d bytes are dropped, so that large transfers hang, or fragmented, which left a stream a quarter of its throughput in a lab (docs/results/doctor.md).", most)
 }
 
 // muchSmaller is the difference from which on an MTU may be too small by mistake. A smaller one may be deliberate, for example
