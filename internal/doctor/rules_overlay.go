@@ -47,7 +47,7 @@ func mtuTooLarge(f Facts) (found []Finding) {
 
 // tooLarge returns what it costs that pods send packets of more than most bytes, which is all that the device below carries.
 func tooLarge(most int) string {
-	return fmt.Sprintf("Packets of more than %d bytes are dropped, so that large transfers hang, or fragmented, which left a stream a quarter of its throughput in a lab (docs/results/doctor.md).", most)
+	return fmt.Sprintf("Packets larger than %d bytes are dropped or fragmented. If dropped, large transfers hang; if fragmented, a stream had a quarter of its throughput in a lab (docs/results/doctor.md).", most)
 }
 
 // muchSmaller is the difference from which on an MTU may be too small by mistake. A smaller one may be deliberate, for example
