@@ -121,7 +121,7 @@ func TestOn(t *testing.T) {
 // place of VXLAN.
 func TestPresetsOn(t *testing.T) {
 	runs := map[string]string{ // L: lab, K: kubernetes, H: hosts
-		"an-linux": "KH", "an-vms": "LKH", "an-windows": "KH", "applications": "LK", "cloud-2015": "L", "cni": "K", "demo": "LK", "endpoint-changes": "L", "engine-parity": "L", "fastpath": "L", "fastpath-bridge": "L", "fastpath-routed": "L", "fastpath-tools": "L",
+		"an-linux": "KH", "an-vms": "LKH", "an-windows": "KH", "applications": "LK", "cloud-2015": "L", "cni": "K", "demo": "LK", "endpoint-changes": "L", "engine-parity": "L", "fastpath": "L", "fastpath-local": "L", "fastpath-routed": "L", "fastpath-tools": "L",
 		"instances": "L", "instances-hosts": "KH", "kubernetes": "K", "kubernetes-short": "K", "load-balancer": "L", "mesh": "LKH", "message-sizes": "LK", "mixed": "LK", "mtu": "L", "overlay-cost": "L",
 		"overlays": "L", "overlays-by-rate": "L", "page": "L", "placement": "KH", "policies": "L", "rps-rfs": "LK", "script": "L", "service-routing": "L", "service-routing-short": "L", "service-routing-kubernetes": "K",
 		"tool-parity": "LK", "underload-parity": "LK", "zones": "KH",

@@ -343,7 +343,7 @@ type Resources struct {
 	Memory string `json:"memory,omitempty"`
 }
 
-// Path is how packets get from pod to pod: exactly one field is set beside policies.
+// Path is how packets get from pod to pod: exactly one field is set beside local and policies.
 type Path struct {
 	// Native is the host network: the traffic runs on the nodes themselves, or on the hosts.
 	Native *Plain `json:"native,omitempty"`
@@ -371,6 +371,9 @@ type Path struct {
 	Balancer *Balancer `json:"balancer,omitempty"`
 	// Address is a path between named addresses of the hosts: a name in their addresses.
 	Address string `json:"address,omitempty"`
+	// Local puts both pods of a pair on one node, on the paths vxlan, routed, ebpf and service of a lab: the network is that of
+	// the path, but no packet leaves the node. On the path bridge they are on one node anyway.
+	Local bool `json:"local,omitempty"`
 	// Policies are network policies of a lab's pods, on the paths vxlan, routed, ebpf, bridge and service.
 	Policies *Policies `json:"policies,omitempty"`
 }

@@ -444,9 +444,15 @@ func (p Path) String() string {
 	return ""
 }
 
+// OneNode reports whether both pods of a pair are on one node.
+func (p Path) OneNode() bool { return p.Bridge != nil || p.Local }
+
 // Settings returns what a path sets beside its name, in words: "2000 policies by ipset", "10 endpoint
 // changes/s".
 func (p Path) Settings() (all []string) {
+	if p.Local {
+		all = append(all, "pods of one node")
+	}
 	if p.Policies != nil {
 		all = append(all, p.Policies.String())
 	}

@@ -790,6 +790,9 @@ func (r *reader) path(path string, on Target, p *Path) {
 	if p.Balancer != nil {
 		r.balancer(path+".balancer", p.Balancer)
 	}
+	if p.Local && (on.Lab == nil || p.VXLAN == nil && p.Routed == nil && p.EBPF == nil && p.Service == nil) {
+		r.fail(path+".local", "is for the paths vxlan, routed, ebpf and service of a lab; on the path bridge both pods are on one node anyway")
+	}
 	if p.Policies != nil {
 		r.policies(path+".policies", on, *p)
 	}
@@ -964,7 +967,7 @@ func (r *reader) mesh(path string, e *Experiment) {
 	}
 	for i, v := range e.Spec.Variants {
 		at := fmt.Sprintf("spec.variants[%d]", i)
-		if p := e.PathOf(v); p.Bridge != nil || p.Balancer != nil || p.Service != nil {
+		if p := e.PathOf(v); p.OneNode() || p.Balancer != nil || p.Service != nil {
 			name, _, _ := strings.Cut(p.String(), "/")
 			r.fail(path, "is for paths from node to node; variant %s has the path %s", v.Name, name)
 		}
@@ -1448,9 +1451,9 @@ func (r *reader) devices(path string, on Path, devices []string, seen map[string
 			r.fail(at, "must be nic, is %s, which the path %s does not have", d, name)
 		case on.Address != "" && d == v1alpha1.DevicePod:
 			r.fail(at, "must not be pod, which hosts do not have")
-		case on.Bridge != nil && d == v1alpha1.DeviceNIC:
-			r.fail(at, "must not be nic, which the path bridge does not pass")
-		case (on.Routed != nil || on.EBPF != nil || on.Bridge != nil) && d == v1alpha1.DeviceOverlay:
+		case on.OneNode() && d == v1alpha1.DeviceNIC:
+			r.fail(at, "must not be nic, which packets between pods of one node do not pass")
+		case (on.Routed != nil || on.EBPF != nil || on.OneNode()) && d == v1alpha1.DeviceOverlay:
 			r.fail(at, "must not be overlay, which the path %s does not have", on)
 		}
 		r.unique(at, d, seen)

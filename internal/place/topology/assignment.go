@@ -136,10 +136,10 @@ func (t *Topology) positionsOf(v spec.Variant, i int) (client, server place.Posi
 }
 
 // positions returns the positions of pair i. Ends take turns on the nodes: the client has an even turn,
-// and its server the next one. So the two ends are never on the same node. On the path bridge
-// they always are, in neighbouring pods.
+// and its server the next one. So the two ends are never on the same node. Between pods of one
+// node they always are, in neighbouring pods.
 func positions(path spec.Path, i, nodes int) (client, server place.Position) {
-	if path.Bridge != nil {
+	if path.OneNode() {
 		pod := 2 * (i / nodes)
 		return place.Position{Node: i % nodes, Pod: pod}, place.Position{Node: i % nodes, Pod: pod + 1}
 	}

@@ -128,7 +128,7 @@ func TestListen(t *testing.T) {
 }
 
 func TestSeats(t *testing.T) {
-	for _, path := range []spec.Path{{}, {Bridge: &spec.Plain{}}} {
+	for _, path := range []spec.Path{{}, {Bridge: &spec.Plain{}}, {EBPF: &spec.Plain{}, Local: true}} {
 		testSeats(t, path)
 	}
 }
@@ -138,10 +138,10 @@ func testSeats(t *testing.T, path spec.Path) {
 		taken := make(map[place.Position]bool)
 		for i := range 64 {
 			client, server := positions(path, i, nodes)
-			if (client.Node == server.Node) != (path.Bridge != nil) {
+			if (client.Node == server.Node) != path.OneNode() {
 				t.Errorf("%d nodes: pair %d is on nodes %d and %d", nodes, i, client.Node, server.Node)
 			}
-			if path.Bridge != nil && server.Pod != client.Pod+1 {
+			if path.OneNode() && server.Pod != client.Pod+1 {
 				t.Errorf("%d nodes: pair %d is in pods %d and %d, which may have one CPU", nodes, i, client.Pod, server.Pod)
 			}
 			if taken[client] || taken[server] {
