@@ -29,6 +29,7 @@ func TestMesh(t *testing.T) {
 		"spec.workloads[0].pairs=[1]":                           "spec.workloads[0].pairs: cannot be combined with spec.mesh",
 		"spec.mesh.margin=0.5":                                  "spec.mesh.margin: must be above 0 and below 0.5",
 		"spec.path={bridge: {}}":                                "variant pods has the path bridge",
+		"spec.path={routed: {}, local: true}":                   "variant pods has the path routed",
 		"spec.path={service: {mode: ebpf}}":                     "variant pods has the path service",
 		"spec.series=[{name: s, axis: pairs, of: [pods]}]":      "spec.series: cannot be combined with spec.mesh",
 		"spec.variants=[{name: pods, hosts: {client: {a: b}}}]": "spec.variants[0].hosts: cannot be combined with spec.mesh",

@@ -129,6 +129,7 @@ func TestPolicies(t *testing.T) {
 	for _, path := range []string{
 		"{vxlan: {}, policies: {count: 2000, mode: ipset}}", "{routed: {}, policies: {count: 1, mode: iptables}}",
 		"{ebpf: {}, policies: {count: 1, mode: ebpf}}", "{bridge: {}, policies: {count: 1, mode: iptables}}", "{service: {mode: nftables}, policies: {count: 10000, mode: nftables}}",
+		"{vxlan: {shape: calico}, local: true}", "{routed: {}, local: true}", "{ebpf: {}, local: true}", "{service: {mode: nftables}, local: true}",
 	} {
 		if err := with(path); err != nil {
 			t.Errorf("%s: %v", path, err)
@@ -143,6 +144,8 @@ func TestPolicies(t *testing.T) {
 		"{vxlan: {}, policies: {count: 1}}":                  "path.policies.mode: is missing",
 		"{native: {}, policies: {count: 1, mode: ipset}}":    "path.policies: are for pods of a lab on the paths vxlan, routed, ebpf, bridge and service",
 		"{ebpf: {}, policies: {count: 1, mode: ipset}}":      "path.policies.mode: must be ebpf on the path ebpf, whose packets bypass netfilter",
+		"{native: {}, local: true}":                          "path.local: is for the paths vxlan, routed, ebpf and service of a lab",
+		"{bridge: {}, local: true}":                          "on the path bridge both pods are on one node anyway",
 	} {
 		if err := with(path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", path, err, want)
