@@ -483,7 +483,10 @@ func TestBridge(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
 	file := experiment(t,
-		"path: {vxlan: {shape: flannel}}", "path: {bridge: {}}", "baseline: vxlan", "baseline: bridge", "{name: vxlan}", "{name: bridge}",
+		"path: {vxlan: {shape: flannel}}", "path: {bridge: {}}", "baseline: vxlan", "baseline: bridge", "{name: vxlan}", `{name: bridge}
+  - {name: ebpf, path: {ebpf: {}, local: true}}
+  - {name: calico, path: {vxlan: {shape: calico}, local: true}}
+  - {name: service, path: {service: {mode: iptables, backends: 2}, local: true}}`,
 		"devices: [nic, overlay, host-veth, pod]", "devices: [host-veth, pod]", "pairs: [1, 2]", "pairs: [1, 3]", "runs: 2", "runs: 1")
 	d, _, _ := ran(t, file)
 	for _, tr := range measured(t, d) {
