@@ -186,6 +186,7 @@ func TestRules(t *testing.T) {
 			f.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.244.2.0"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.244.3.0"), "02:00:00:00:02:01"}}
 		}, "serious vtep: Nodes share a VTEP address"},
 		{"small MTU", func(f *Facts) { f.Devices[1].MTU = 9000 }, "note mtu-small: The MTU of flannel.1 could be 7500 larger"},
+		{"NIC with room for the tunnel's headers", func(f *Facts) { f.Devices[1].MTU = 1550 }, "note mtu-small: The MTU of flannel.1 could be 50 larger"},
 		{"few drops", func(f *Facts) { f.CPUs[3].Dropped = 100 }, "warning backlog-full: "},
 		{"many drops", func(f *Facts) { f.CPUs[3].Dropped = 10_000 }, "serious backlog-full: "},
 		{"flow limit", func(f *Facts) { f.CPUs[3].Dropped, f.FlowLimited = 100, 100 }, "warning flow-limit: "},
@@ -285,6 +286,15 @@ func TestRules(t *testing.T) {
 				t.Errorf("incomplete: %+v", x)
 			}
 		})
+	}
+}
+
+// TestLittleRoomAtTheNIC checks that a NIC that carries a few bytes more than pods need is no finding.
+func TestLittleRoomAtTheNIC(t *testing.T) {
+	f := server()
+	f.Devices[1].MTU = 1540
+	if found := Examine(f); len(found) > 0 {
+		t.Errorf("found %q", summary(found))
 	}
 }
 
