@@ -118,6 +118,8 @@ func TestServeFleet(t *testing.T) {
 	if newer, older := strings.Index(page, "1 settings of b are restored"), strings.Index(page, "2 settings of a are restored"); newer < 0 || older < newer {
 		t.Errorf("repairs at %d and %d", newer, older)
 	}
+	_, page = fetch(t, servedFleet(t, fleetOf(time.Now().AddDate(0, 0, 50)))+"/fleet")
+	has(t, "a proof measured where the clock is ahead", page, "0 days ago, ")
 
 	for what, c := range map[string]struct {
 		change map[string]string

@@ -152,7 +152,9 @@ func proof(annotations map[string]string, now time.Time) (what, measured string)
 	if err != nil {
 		return what, ""
 	}
-	measured = fmt.Sprintf("%s ago, %s", words.Count(int(now.Sub(at).Hours())/24, "day"), at.UTC().Format(time.DateOnly))
+	// The clock of the machine that measured may be ahead of this one's.
+	days := max(0, int(now.Sub(at).Hours())/24)
+	measured = fmt.Sprintf("%s ago, %s", words.Count(days, "day"), at.UTC().Format(time.DateOnly))
 	if in, kernel := get("measured-in"), get("kernel"); in != "" && kernel != "" {
 		measured += fmt.Sprintf(", %s, kernel %s", in, kernel)
 	}
