@@ -755,7 +755,11 @@ func (c *Cluster) downSince(ctx context.Context, names []string, at time.Time) (
 		}
 		for _, n := range one.Items {
 			ready := readyCondition(&n)
-			if ready != nil && ready.Status != corev1.ConditionTrue && ready.LastTransitionTime.After(at) && n.CreationTimestamp.Time.Before(at) {
+			if ready == nil || ready.Status == corev1.ConditionTrue || !ready.LastTransitionTime.After(at) || !n.CreationTimestamp.Time.Before(at) {
+				continue
+			}
+			// A kubelet that reports this itself has a clock of its own, by which it may have done so for longer.
+			if ready.LastHeartbeatTime.Sub(ready.LastTransitionTime.Time) <= c.clock.Since(at) {
 				down = append(down, name)
 			}
 		}
