@@ -101,7 +101,7 @@ func TestServeFleet(t *testing.T) {
 	has(t, "the list", page, `href="/fleet"`)
 	_, page = fetch(t, at+"/fleet")
 	has(t, "the fleet", page,
-		"3 of 5 nodes with an agent (60 %) have settings of a policy; 2 findings.",
+		"3 of 5 nodes with an agent (60%) have settings of a policy; 2 findings.",
 		`<th scope="row">fast</th><td>fastpath and rps</td><td class="text" data-label="nodes">pool=net</td><td class="num" data-label="applied">2 of 5</td>`,
 		`ready-no" data-label="ready">no <span class="quiet">Halted: c failed a check`, "halted: c", "throughput of stream", "(1.480–\u20601.540)", "40 days ago, ", ", kubernetes, kernel 6.12.1",
 		`<th scope="row">any</th><td>vf</td><td class="text" data-label="nodes">all</td><td class="num" data-label="applied">0 of 0</td>`, `<span class="quiet">none</span>`,

@@ -82,7 +82,7 @@ func (f *Fleet) Says() string {
 	if f.Agents == 0 {
 		return "No agent has reported yet."
 	}
-	text := fmt.Sprintf("%d of %s with an agent (%d %%) have settings of a policy", f.Accelerated, words.Count(f.Agents, "node"), 100*f.Accelerated/f.Agents)
+	text := fmt.Sprintf("%d of %s with an agent (%d%%) have settings of a policy", f.Accelerated, words.Count(f.Agents, "node"), 100*f.Accelerated/f.Agents)
 	if n := len(f.Nodes); n > 0 {
 		return text + "; " + words.Count(n, "finding") + "."
 	}
@@ -131,7 +131,7 @@ func fleetPolicy(p *v1alpha1.AccelerationPolicy, nodes []v1alpha1.NodeAccelerati
 		case r.Complete:
 			out.Rollout = "complete"
 		default:
-			out.Rollout = fmt.Sprintf("%d %% of the nodes", r.Percent)
+			out.Rollout = fmt.Sprintf("%d%% of the nodes", r.Percent)
 		}
 	}
 	out.Proof, out.Measured = proof(p.Annotations, now)
