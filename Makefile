@@ -192,7 +192,7 @@ scale: build ## Measure what the agents of NODES nodes ask of a real API server,
 
 SOAK ?= 1h
 .PHONY: soak
-soak: test-deps $(HELM) ## Run what is too long for make test: statistics, random packets, the costs of doctor's findings, interrupted migrations of node pools, then connections beside those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster (root)
+soak: test-deps $(HELM) ## Run what is too long for make test: statistics, random packets, the costs of doctor's findings, interrupted migrations of node pools, then connections beside those of reference nodes without the fast path, under kills, floods, forged packets, …: SOAK=1h in namespaces, then as long in a cluster of each network, flannel's VXLAN and its host-gw (root)
 	go test -count=1 -run '^TestCoverage' ./internal/stats -simulated 10000
 	go test -count=1 -run '^TestDifferential$$' ./internal/fastpath -packets 100000
 	go test -tags soak -count=1 -v -timeout=0 -run '^TestSoak' ./internal/cli

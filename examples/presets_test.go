@@ -518,9 +518,9 @@ func TestPublishedInDocuments(t *testing.T) {
 			}
 			switch {
 			case p.IsRatio() && p.Ratio == 0 && p.Interval[0] == 0:
-				numbers = []string{fmt.Sprintf("more than %g %%", 100*(1-p.Interval[1]))}
+				numbers = []string{fmt.Sprintf("more than %g%%", 100*(1-p.Interval[1]))}
 			case p.IsRatio() && p.Ratio == 0:
-				numbers = []string{fmt.Sprintf("%.3g–%.3g %%", 100*(1-p.Interval[1]), 100*(1-p.Interval[0]))}
+				numbers = []string{fmt.Sprintf("%.3g–%.3g%%", 100*(1-p.Interval[1]), 100*(1-p.Interval[0]))}
 			}
 			if !slices.ContainsFunc(numbers, func(n string) bool {
 				return regexp.MustCompile(`(^|[ :])` + regexp.QuoteMeta(n) + `([ ,]|$)`).MatchString(text)

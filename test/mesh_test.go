@@ -37,7 +37,7 @@ spec:
 func TestMesh(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)
-	// At a level of 5 %, one healthy mesh in twenty has a finding by chance. Most of these are about the CPU,
+	// At a level of 5%, one healthy mesh in twenty has a finding by chance. Most of these are about the CPU,
 	// because the windows are so short.
 	byChance := func(g string) bool { return *healthy == 1 && strings.HasSuffix(g, ": CPU") }
 	for i := range *healthy {

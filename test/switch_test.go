@@ -111,7 +111,7 @@ func TestSwitch(t *testing.T) {
 		}
 		v := r.Versus
 		t.Logf("ratio %.4f (%.4f–%.4f)", v.Ratio, v.CI95[0], v.CI95[1])
-		// The interval may be off by 1 %: the two token buckets have the same size, which lasts for a different time at each rate.
+		// The interval may be off by 1%: the two token buckets have the same size, which lasts for a different time at each rate.
 		// The ratio may be off by more, because the machine may stall during a trial.
 		if v.N != 4 || v.Verdict != stats.Slower || v.CI95[0] > 0.505 || v.CI95[1] < 0.495 || v.Ratio < 0.45 || v.Ratio > 0.55 {
 			t.Errorf("%+v, want half", v)

@@ -80,7 +80,7 @@ type RFS struct {
 	CPUs string `json:"cpus,omitempty"`
 	// Entries of the machine's socket flow table, a power of two up to 1048576. Each device has as many again, divided
 	// among its receive queues. The tables are kernel memory: 4 bytes an entry for the machine and 12 for each device, at most
-	// 2 % of the machine's memory for all of them.
+	// 2% of the machine's memory for all of them.
 	//
 	// +optional
 	// +kubebuilder:validation:Enum=1;2;4;8;16;32;64;128;256;512;1024;2048;4096;8192;16384;32768;65536;131072;262144;524288;1048576

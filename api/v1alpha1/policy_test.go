@@ -42,7 +42,7 @@ func TestPolicySteps(t *testing.T) {
 	} {
 		s := AccelerationPolicySpec{Rollout: tt.rollout}
 		if percent, pause := s.Steps(); percent != tt.percent || pause != tt.pause {
-			t.Errorf("%+v: %d %%, %s", tt.rollout, percent, pause)
+			t.Errorf("%+v: %d%%, %s", tt.rollout, percent, pause)
 		}
 	}
 }

@@ -138,6 +138,6 @@ func ownerOf(setting string) string {
 // exceeded returns the error for tables of what, with a size of need bytes, that do not fit.
 func (m flowMemory) exceeded(what string, need int64) error {
 	const mib = 1 << 20
-	return fmt.Errorf("%s needs %.1f MiB of kernel memory; with it, the tables of RFS on this machine take %.1f MiB, and may take %.1f MiB (%d %% of its memory): "+
+	return fmt.Errorf("%s needs %.1f MiB of kernel memory; with it, the tables of RFS on this machine take %.1f MiB, and may take %.1f MiB (%d%% of its memory): "+
 		"lower rfs.entries, or choose fewer classes of devices", what, float64(need)/mib, float64(m.used+need)/mib, float64(m.limit)/mib, 100/flowShare)
 }

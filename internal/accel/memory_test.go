@@ -25,7 +25,7 @@ func withMemory(t *testing.T, memory string) (proc string) {
 	return proc
 }
 
-// TestFlowMemory checks that the tables of RFS take at most 2 % of the machine's memory: a keeper leaves out devices that do not
+// TestFlowMemory checks that the tables of RFS take at most 2% of the machine's memory: a keeper leaves out devices that do not
 // fit, even those that come later, and an applier refuses the whole plan.
 func TestFlowMemory(t *testing.T) {
 	claimMachine(t)
@@ -33,7 +33,7 @@ func TestFlowMemory(t *testing.T) {
 	node(t, elsewhere, 3)
 	dir := t.TempDir()
 	o := keeper(dir)
-	o.Proc = withMemory(t, "97280") // 2 % are 1.9 MiB: 0.25 MiB for the machine's table, and 0.75 for each of two devices
+	o.Proc = withMemory(t, "97280") // 2% are 1.9 MiB: 0.25 MiB for the machine's table, and 0.75 for each of two devices
 	s, err := OpenKeeper(o)
 	must(t, err)
 	defer s.Close()
@@ -41,7 +41,7 @@ func TestFlowMemory(t *testing.T) {
 	must(t, err)
 	kept, err := s.Keep(t.Context(), view, v1alpha1.ForPolicy(rfs(65536, "", "nic", "host-veth")))
 	must(t, err)
-	want := "RFS of veth1 needs 0.8 MiB of kernel memory; with it, the tables of RFS on this machine take 2.5 MiB, and may take 1.9 MiB (2 % of its memory): lower rfs.entries"
+	want := "RFS of veth1 needs 0.8 MiB of kernel memory; with it, the tables of RFS on this machine take 2.5 MiB, and may take 1.9 MiB (2% of its memory): lower rfs.entries"
 	if kept.Set != 1+4+1 || len(kept.Refused) != 2 || kept.Refused[0].File != "rps_flow_cnt" || !strings.Contains(kept.Refused[0].Err.Error(), want) {
 		t.Errorf("%+v", kept)
 	}

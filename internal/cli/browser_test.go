@@ -112,7 +112,7 @@ func TestBrowserWatches(t *testing.T) {
 	}
 	b.Screenshot("live")
 	block(3)
-	b.Await("document.getElementById('bar').value === 30 && document.title.startsWith('50 %')")
+	b.Await("document.getElementById('bar').value === 30 && document.title.startsWith('50%')")
 	for _, press := range []struct{ button, text string }{{"pause", "it pauses"}, {"on", "left"}, {"stop", "it stops"}} {
 		b.Eval("document.querySelector('#wanted button[value=" + press.button + "]').focus()")
 		b.Key("Enter")

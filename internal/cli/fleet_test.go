@@ -101,7 +101,7 @@ func TestServeFleet(t *testing.T) {
 	has(t, "the list", page, `href="/fleet"`)
 	_, page = fetch(t, at+"/fleet")
 	has(t, "the fleet", page,
-		"3 of 5 nodes with an agent (60 %) have settings of a policy; 2 findings.",
+		"3 of 5 nodes with an agent (60%) have settings of a policy; 2 findings.",
 		`<th scope="row">fast</th><td>fastpath and rps</td><td class="text" data-label="nodes">pool=net</td><td class="num" data-label="applied">2 of 5</td>`,
 		`ready-no" data-label="ready">no <span class="quiet">Halted: c failed a check`, "halted: c", "throughput of stream", "(1.480–\u20601.540)", "40 days ago, ", ", kubernetes, kernel 6.12.1",
 		`<th scope="row">any</th><td>vf</td><td class="text" data-label="nodes">all</td><td class="num" data-label="applied">0 of 0</td>`, `<span class="quiet">none</span>`,
@@ -118,6 +118,8 @@ func TestServeFleet(t *testing.T) {
 	if newer, older := strings.Index(page, "1 settings of b are restored"), strings.Index(page, "2 settings of a are restored"); newer < 0 || older < newer {
 		t.Errorf("repairs at %d and %d", newer, older)
 	}
+	_, page = fetch(t, servedFleet(t, fleetOf(time.Now().AddDate(0, 0, 50)))+"/fleet")
+	has(t, "a proof measured where the clock is ahead", page, "0 days ago, ")
 
 	for what, c := range map[string]struct {
 		change map[string]string

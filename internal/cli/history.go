@@ -128,7 +128,7 @@ func trendCommand(p Process) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trend METRIC [DIR]",
 		Short: "Show the course of a metric over the results in a folder",
-		Long: `Show the course of a metric over the results of one experiment, with the 95 %
+		Long: `Show the course of a metric over the results of one experiment, with the 95%
 interval of each, what differs from the run before (kernel, CPU, NIC, overlay,
 version, labels), and where the level changed. METRIC is one of those in
 summary.json, or primary: the throughput of a stream, the median latency of

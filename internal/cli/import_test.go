@@ -31,7 +31,7 @@ func TestImportPublished(t *testing.T) {
 	dir, stdout, stderr := importPublished(t)
 	has(t, "standard error", stderr, "finalized_bitrate.csv: its name does not match the pattern", "imported 400 trials from 20 files to "+dir)
 	has(t, "the terminal", strings.Join(strings.Fields(stdout), " "),
-		"! not-interleaved (serious): each variant was measured by itself, and throughput of this one moved by +18 %", "rfs-plus gains the most")
+		"! not-interleaved (serious): each variant was measured by itself, and throughput of this one moved by +18%", "rfs-plus gains the most")
 
 	page, err := os.ReadFile("../../docs/results/published.md")
 	if err != nil {

@@ -3,6 +3,7 @@ package cli
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -39,6 +40,31 @@ func TestFindResult(t *testing.T) {
 	} {
 		if got, err := findResult(in); err == nil || err.Error() != want {
 			t.Errorf("%s: got %q, %v, want %s", in, got, err, want)
+		}
+	}
+}
+
+// TestNoteFuture: a run says which result counts as newer because the clock was set back, and says nothing otherwise.
+func TestNoteFuture(t *testing.T) {
+	parent := t.TempDir()
+	for _, name := range []string{"zones-20360102T150405Z", "demo-20260109T150405Z", "other-20260109T150405Z"} {
+		if err := os.Mkdir(filepath.Join(parent, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	noted := func(name string) (text string) {
+		noteFuture(filepath.Join(parent, name), func(said string) { text += said })
+		return text
+	}
+	if got := noted("demo-20260109T150405Z"); !strings.HasPrefix(got, "zones-20360102T150405Z is named after a time to come: ") {
+		t.Errorf("a run after the clock was set back notes %q", got)
+	}
+	if err := os.Remove(filepath.Join(parent, "zones-20360102T150405Z")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"demo-20260109T150405Z", "other-20260109T150405Z"} { // of the same second
+		if got := noted(name); got != "" {
+			t.Errorf("%s notes %q", name, got)
 		}
 	}
 }

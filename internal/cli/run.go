@@ -22,6 +22,7 @@ import (
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/examples"
 	"slipstream.dev/internal/experiment"
+	"slipstream.dev/internal/history"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/command"
 	"slipstream.dev/internal/record"
@@ -259,9 +260,20 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 		env.Version, env.Started, env.Command, env.LeftOut = p.Version, time.Now().UTC(), shell.Join(p.Args), leftOut
 		env.Experiment, env.Labels = measured, o.label
 		dir, err := record.Create(o.out, exp.Metadata.Name, time.Now(), resolved, env)
+		if err == nil {
+			noteFuture(dir.Path, progress.note)
+		}
 		return dir, elsewhere(err)
 	}
 	return measure(ctx, p, at, exp, experiment.New(exp), nil, progress, create)
+}
+
+// noteFuture notes a result that counts as newer than the one at a path, which has just begun.
+func noteFuture(path string, note func(string)) {
+	all, _ := history.Names(filepath.Dir(path)) // a folder that cannot be read has no other results
+	if len(all) > 0 && history.Started(all[0]).After(history.Started(filepath.Base(path))) {
+		note(fmt.Sprintf("%s is named after a time to come: was this machine's clock set back? Until then it counts as the newest result, also for %q", all[0], latest))
+	}
 }
 
 // checkWritable makes the folder for results, and returns an error if no file can be written to it. Without this check,

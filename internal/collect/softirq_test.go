@@ -56,7 +56,7 @@ func loopRate(b *testing.B, n int) float64 {
 
 // BenchmarkSoftirq measures the overhead of the probe where it is highest: on packets that cause
 // one softirq each. A block is such traffic with and without the probe, in random order. The ratio
-// of rates comes with its 95 % interval over the blocks, so give it -benchtime 1000x. ns/packet is
+// of rates comes with its 95% interval over the blocks, so give it -benchtime 1000x. ns/packet is
 // the difference between the two. ns/softirq is the kernel's own account of both programs; it has
 // one more clock reading for each, and lacks the cost of calling them.
 func BenchmarkSoftirq(b *testing.B) {

@@ -213,8 +213,8 @@ func TestRules(t *testing.T) {
 		{"RPS and queues", func(f *Facts) { f.Devices[1].RPS[0] = "f" }, "note rps-useless: RPS is on for eth0, though"},
 		{"RFS", func(f *Facts) { f.Devices[2].RFS[0] = "4096" }, "warning rfs-off: RFS is configured for flannel.1, but off"},
 		{"irqbalance", func(f *Facts) { one(f).RPS = []string{"b"}; f.IRQBalance = true }, "note irqbalance: irqbalance may move the interrupts of eth0"},
-		{"conntrack", func(f *Facts) { f.Conntrack = f.ConntrackMax * 81 / 100 }, "warning conntrack-full: The conntrack table is 80 % full"},
-		{"conntrack full", func(f *Facts) { f.Conntrack = f.ConntrackMax }, "serious conntrack-full: The conntrack table is 100 % full"},
+		{"conntrack", func(f *Facts) { f.Conntrack = f.ConntrackMax * 81 / 100 }, "warning conntrack-full: The conntrack table is 80% full"},
+		{"conntrack full", func(f *Facts) { f.Conntrack = f.ConntrackMax }, "serious conntrack-full: The conntrack table is 100% full"},
 		{"GRO", func(f *Facts) { f.Devices[1].Off = []string{"rx-gro"} }, "warning offload-off: The offload rx-gro of eth0 is off"},
 		{"checksums", func(f *Facts) { f.Devices[1].Off = []string{"tx-checksum-ipv4"} }, "note offload-off: The offload tx-checksum-ipv4 of eth0 is off"},
 		{"GRO below two overlays", func(f *Facts) {

@@ -229,7 +229,7 @@ func conntrackFull(f Facts) []Finding {
 	}
 	return []Finding{{
 		Severity: severity,
-		What:     fmt.Sprintf("The conntrack table is %d %% full.", f.Conntrack*100/f.ConntrackMax),
+		What:     fmt.Sprintf("The conntrack table is %d%% full.", f.Conntrack*100/f.ConntrackMax),
 		Evidence: []Evidence{
 			evidence("/proc/sys/net/netfilter/nf_conntrack_count", "%d", f.Conntrack),
 			evidence("/proc/sys/net/netfilter/nf_conntrack_max", "%d", f.ConntrackMax),

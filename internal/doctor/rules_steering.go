@@ -42,7 +42,7 @@ func oneCPUReceives(f Facts) (found []Finding) {
 			finding.Severity = Warning
 			finding.What = fmt.Sprintf("One CPU receives all packets of %s, and is busy with them: the NIC has one receive queue, and neither RPS nor RFS is on.", d.Name)
 			finding.Evidence = append(finding.Evidence,
-				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f %% of the time in softirqs, no other more than %.0f %%", full.ID, f.softirq(full)*100, idle*100))
+				evidence("/proc/stat, in "+f.window(), "CPU %d spent %.0f%% of the time in softirqs, no other more than %.0f%%", full.ID, f.softirq(full)*100, idle*100))
 		case len(f.CPUs) < 3:
 			continue // the CPU time was measured, and steering would not help
 		}

@@ -291,7 +291,7 @@ func TestManyRetransmissions(t *testing.T) {
 	}{
 		{100_000, 90, ""},
 		{1_000, 10, ""},
-		{99_000, 1_000, "TCP retransmitted 1000 segments, about 1 % of all it sent"},
+		{99_000, 1_000, "TCP retransmitted 1000 segments, about 1% of all it sent"},
 	} {
 		bytes := tt.segments * record.SegmentBytes
 		trial := record.Trial{Window: 1, PerPair: []record.Pair{{Client: record.Endpoint{Bytes: bytes, Retransmits: tt.retransmits}, Server: record.Endpoint{Bytes: bytes}}}}
@@ -312,9 +312,9 @@ func TestSlowPath(t *testing.T) {
 	c := Cell{Workload: spec.Workload{Name: "stream", Stream: &spec.Traffic{}}, Pairs: 1}
 	for want, packets := range map[string]map[string]uint64{
 		"": {record.FastOut + "-vxlan": 30, record.FastIn + "-local": 30, "no-flow": 50},
-		"the fast path saw no packet: no connection was eligible (docs/explanation/fastpath.md)":                                     {"no-flow": 0},
-		"the fast path of node0 forwarded 25 % of 80 packets; most others took the slow path: nat (docs/explanation/fastpath.md)":    {record.FastOut: 20, "no-flow": 29, "nat": 31},
-		"the fast path of node0 forwarded 0 % of 20 packets; most others took the slow path: no-flow (docs/explanation/fastpath.md)": {"no-flow": 10, "revalidate": 10},
+		"the fast path saw no packet: no connection was eligible (docs/explanation/fastpath.md)":                                    {"no-flow": 0},
+		"the fast path of node0 forwarded 25% of 80 packets; most others took the slow path: nat (docs/explanation/fastpath.md)":    {record.FastOut: 20, "no-flow": 29, "nat": 31},
+		"the fast path of node0 forwarded 0% of 20 packets; most others took the slow path: no-flow (docs/explanation/fastpath.md)": {"no-flow": 10, "revalidate": 10},
 	} {
 		trial := record.Trial{Window: 1, Hosts: []record.Host{{}}, Fastpath: []record.Fastpath{{Place: "node0", Packets: packets}}}
 		got := ""

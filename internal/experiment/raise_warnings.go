@@ -41,11 +41,11 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 		}
 	}
 	if share := record.RetransmitShare(retransmits, bytes/2); share > retransmitShare && retransmits > 10 {
-		warn(record.WarnRetransmits, "TCP retransmitted %d segments, about %.2g %% of all it sent", retransmits, 100*share)
+		warn(record.WarnRetransmits, "TCP retransmitted %d segments, about %.2g%% of all it sent", retransmits, 100*share)
 	}
 	// A fixed number of requests or round trips has no planned end.
 	if t := c.Workload.Traffic(); skew > skewShare && t.Tool == spec.ToolNative && !t.Counted() {
-		warn(record.WarnSkew, "a client or server measured over a window that is %.1f %% longer or shorter than the planned one", 100*skew)
+		warn(record.WarnSkew, "a client or server measured over a window that is %.1f%% longer or shorter than the planned one", 100*skew)
 	}
 	if len(t.Hosts) == 0 {
 		warn(record.WarnNoCPUs, "the CPUs of the nodes were not sampled: that takes a privileged pod on each node, and there was none")
@@ -57,7 +57,7 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 			dropped += float64(cpu.Dropped)
 		}
 		if share := steal / h.Seconds / float64(len(h.CPUs)); share > stealShare {
-			warn(record.WarnSteal, "the hypervisor took %.1f %% of the CPUs' time", 100*share)
+			warn(record.WarnSteal, "the hypervisor took %.1f%% of the CPUs' time", 100*share)
 		}
 		if dropped > 0 {
 			warn(record.WarnDrops, "the backlog of CPUs dropped %.0f packets (net.core.netdev_max_backlog limits it)", dropped)
@@ -96,7 +96,7 @@ func slowPathWarnings(c Cell, nodes []record.Fastpath) (out []record.Warning) {
 		fast, all, most := fastpathShare(f)
 		met += all
 		if all > strays && fast < all/2 {
-			warn("the fast path of %s forwarded %.0f %% of %d packets; most others took the slow path: %s (docs/explanation/fastpath.md)",
+			warn("the fast path of %s forwarded %.0f%% of %d packets; most others took the slow path: %s (docs/explanation/fastpath.md)",
 				f.Place, 100*float64(fast)/float64(all), all, most)
 		}
 	}
@@ -115,7 +115,7 @@ func vfWarnings(nics []record.VFUse) (out []record.Warning) {
 	}
 	for _, u := range nics {
 		way, share := record.Took([]record.VFUse{u})
-		took := fmt.Sprintf("%.3g %% of the packets took it", 100*share)
+		took := fmt.Sprintf("%.3g%% of the packets took it", 100*share)
 		if u.Unknown != "" {
 			took = "how many packets took it is not known, as " + u.Unknown
 		}

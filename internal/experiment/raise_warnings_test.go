@@ -54,9 +54,9 @@ func TestVFWarnings(t *testing.T) {
 	}{
 		"all take it":       {[]record.VFUse{use("", true, 1000, 990)}, ""},
 		"absent":            {[]record.VFUse{use("", false, 1000, 0)}, ""},
-		"withdrawn":         {[]record.VFUse{use(record.VFWithdrawn, false, 1000, 400)}, "vf-withdrawn: the virtual function eth1 of eth0 on a was withdrawn: 40 % of the packets took it"},
+		"withdrawn":         {[]record.VFUse{use(record.VFWithdrawn, false, 1000, 400)}, "vf-withdrawn: the virtual function eth1 of eth0 on a was withdrawn: 40% of the packets took it"},
 		"counters reset":    {[]record.VFUse{unknown}, "vf-withdrawn: the virtual function eth1 of eth0 on a was interrupted: how many packets took it is not known, as its counters were reset"},
-		"idle":              {[]record.VFUse{use("", true, 1000, 3)}, "vf-idle: the virtual function eth1 of eth0 on a was up, but idle: 0.3 % of the packets took it"},
+		"idle":              {[]record.VFUse{use("", true, 1000, 3)}, "vf-idle: the virtual function eth1 of eth0 on a was up, but idle: 0.3% of the packets took it"},
 		"without packets":   {[]record.VFUse{use("", true, 0, 0)}, ""},
 		"another NIC's job": {[]record.VFUse{use("", true, 90, 0), use("", true, 1000, 1000)}, ""},
 	} {

@@ -163,6 +163,12 @@ func Experiment(name string) string {
 	return experiment
 }
 
+// Started returns when the run of a result began, by the name of its folder.
+func Started(name string) time.Time {
+	_, started := split(name)
+	return started
+}
+
 // Path returns the path of the folder.
 func (f *Folder) Path() string { return f.path }
 

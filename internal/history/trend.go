@@ -66,7 +66,7 @@ type Series struct {
 	Shifts []stats.Shift `json:"shifts,omitempty"`
 }
 
-// Value is the value of a run, with its 95 % interval.
+// Value is the value of a run, with its 95% interval.
 type Value struct {
 	Run  int        `json:"run"`
 	N    int        `json:"n"`

@@ -94,8 +94,8 @@ func (u VFUse) Packets() (all, vf uint64) {
 
 // Ways that packets took.
 const (
-	TookVF          = "the VF"                 // at least 95 % of them
-	TookParavirtual = "the paravirtual device" // at most 5 % took the VF
+	TookVF          = "the VF"                 // at least 95% of them
+	TookParavirtual = "the paravirtual device" // at most 5% took the VF
 	TookBoth        = "both ways"              // anything between
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// bencherMetric is a value with its 95 % interval. A single block has no interval.
+// bencherMetric is a value with its 95% interval. A single block has no interval.
 type bencherMetric struct {
 	Value float64  `json:"value"`
 	Lower *float64 `json:"lower_value,omitempty"`

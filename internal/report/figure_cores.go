@@ -107,7 +107,7 @@ func (m *Model) coresFigure(w spec.Workload, n int) (Figure, bool) {
 		c.published, sources = append(c.published, published), append(sources, from...)
 	}
 	total := c.choose()
-	caption := "Share of the window, mean over the blocks; bars are 95 % intervals, each of one core and variant by itself."
+	caption := "Share of the window, mean over the blocks; bars are 95% intervals, each of one core and variant by itself."
 	if len(c.cores) < total {
 		caption += fmt.Sprintf(" These are the %d of %d cores with the most softirq time.", len(c.cores), total)
 	}

@@ -48,7 +48,7 @@ func TestCoreIntervals(t *testing.T) {
 	if diff := cmp.Diff(want, figure.Data.Rows); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if !strings.Contains(figure.Alt, "core 1 of native: 50 %") {
+	if !strings.Contains(figure.Alt, "core 1 of native: 50%") {
 		t.Errorf("alternative %q", figure.Alt)
 	}
 }

@@ -52,7 +52,7 @@ func microseconds(h *hdrhistogram.Histogram, percentile float64) float64 {
 	return float64(h.ValueAtPercentile(percentile)) / 1e3
 }
 
-// percentileMarks returns the marks of a curve, and the number of its decades. Marks at whole decades (90 %, 99 % …)
+// percentileMarks returns the marks of a curve, and the number of its decades. Marks at whole decades (90%, 99% …)
 // are filled.
 func percentileMarks(h *hdrhistogram.Histogram) (marks []draw.Mark, decades float64) {
 	const perDecade = 20

@@ -62,7 +62,7 @@ func (c *lineChart) add(l line) {
 
 // ratios completes the figure of a chart of ratios to a variant or series.
 func (c lineChart) ratios(f Figure, versus string) (Figure, bool) {
-	f.Caption += " Bars are 95 % intervals. A filled mark is faster or slower, a hollow one is the same or inconclusive."
+	f.Caption += " Bars are 95% intervals. A filled mark is faster or slower, a hollow one is the same or inconclusive."
 	if slices.ContainsFunc(c.lines, func(l line) bool {
 		return slices.ContainsFunc(l.points, func(p linePoint) bool { return len(p.Rings) > 0 })
 	}) {
@@ -73,7 +73,7 @@ func (c lineChart) ratios(f Figure, versus string) (Figure, bool) {
 
 // values completes the figure of a chart of values in a unit.
 func (c lineChart) values(f Figure, unit string) (Figure, bool) {
-	f.Caption += " Bars are 95 % intervals of the means."
+	f.Caption += " Bars are 95% intervals of the means."
 	return c.figure(f, unit, "")
 }
 

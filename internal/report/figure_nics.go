@@ -70,7 +70,7 @@ func (m *Model) nicsFigure(w spec.Workload, n int) (Figure, bool) {
 		Section: SectionTimeline,
 		Name:    slug(w.Name, "nics", fmt.Sprint(n)),
 		Title:   fmt.Sprintf("All NICs over time, %s, %s", w.Name, pairs(n)),
-		Caption: fmt.Sprintf("The median trial of each variant, read every 100 ms: the rate of each NIC (the %d busiest, if there are more) in its busier direction, all on one scale; the highest is %s Gb/s. In the numbers, a NIC rests while it has less than 10 %% of its highest rate. NICs with less than %.0f %% of the busiest one's traffic are left out.", mostNICs, number.Significant(highest/1e9), 100*idleShare),
+		Caption: fmt.Sprintf("The median trial of each variant, read every 100 ms: the rate of each NIC (the %d busiest, if there are more) in its busier direction, all on one scale; the highest is %s Gb/s. In the numbers, a NIC rests while it has less than 10%% of its highest rate. NICs with less than %.0f%% of the busiest one's traffic are left out.", mostNICs, number.Significant(highest/1e9), 100*idleShare),
 		Alt:     fmt.Sprintf("Rate of every NIC over the median trial of %s at %s, the NICs of a variant below each other: %s.", w.Name, pairs(n), words.And(texts)),
 		Data:    data,
 		Picture: chart.Picture(),

@@ -45,10 +45,10 @@ func TestNICsFigure(t *testing.T) {
 		t.Fatal("no figure")
 	}
 	want := [][]string{
-		{"vxlan", "eth0 of node9, sent", "client", "0.0320", "0.0320", "0.0320", "0 %", "0 %"},
-		{"vxlan", "eth0 of node10, sent", "proxy", "0.0320", "0.0320", "0.0320", "100 %", "0 %"},
-		{"vxlan", "eth0 of node1, received", "backend", "0.000080", "0.000080", "0.320", "–", "50 %"},
-		{"vxlan", "eth0 of node2, received", "backend", "0.000080", "0.000080", "0.320", "–", "50 %"},
+		{"vxlan", "eth0 of node9, sent", "client", "0.0320", "0.0320", "0.0320", "0%", "0%"},
+		{"vxlan", "eth0 of node10, sent", "proxy", "0.0320", "0.0320", "0.0320", "100%", "0%"},
+		{"vxlan", "eth0 of node1, received", "backend", "0.000080", "0.000080", "0.320", "–", "50%"},
+		{"vxlan", "eth0 of node2, received", "backend", "0.000080", "0.000080", "0.320", "–", "50%"},
 	}
 	if diff := cmp.Diff(want, figure.Data.Rows); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -57,7 +57,7 @@ func TestNICsFigure(t *testing.T) {
 		t.Errorf("%q is not in %q", text, figure.Alt)
 	}
 	for _, text := range []string{
-		"all on one scale; the highest is 0.320 Gb/s.", "(the 16 busiest, if there are more)", "NICs with less than 1 % of the busiest one's traffic are left out.",
+		"all on one scale; the highest is 0.320 Gb/s.", "(the 16 busiest, if there are more)", "NICs with less than 1% of the busiest one's traffic are left out.",
 	} {
 		if !strings.Contains(figure.Caption, text) {
 			t.Errorf("%q is not in %q", text, figure.Caption)

@@ -256,7 +256,7 @@ func (m *Model) timelineFigure(w spec.Workload, n int) (Figure, bool) {
 		Section: SectionTimeline,
 		Name:    slug(w.Name, "course", fmt.Sprint(n)),
 		Title:   fmt.Sprintf("NIC and core over time, %s, %s", w.Name, pairs(n)),
-		Caption: "The median trial of each variant, read every 100 ms: above, the rate of its busiest NIC; below, how busy its busiest core was. A NIC is at its cap, and a core full, if it was used to 90 % or more for three quarters of the time; a NIC is flat if its rate stayed within 2 % of its median for as long.",
+		Caption: "The median trial of each variant, read every 100 ms: above, the rate of its busiest NIC; below, how busy its busiest core was. A NIC is at its cap, and a core full, if it was used to 90% or more for three quarters of the time; a NIC is flat if its rate stayed within 2% of its median for as long.",
 		Alt:     fmt.Sprintf("Rate of the busiest NIC and use of the busiest core over the median trial of %s at %s, for each variant: %s.", w.Name, pairs(n), words.And(found)),
 		Data:    data,
 		Picture: timelinesChart(timelines).Picture(),

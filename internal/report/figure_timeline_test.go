@@ -76,7 +76,7 @@ func TestTimelineFigure(t *testing.T) {
 		t.Fatalf("%d figures", len(figures))
 	}
 	got := figures[0]
-	want := []string{"vxlan", "4", "eth0 of node0, sent; its VF unused from 0.4 s", "0.960", "0.960", "0.960", "100 %", "core 2 of node1", "100 %"}
+	want := []string{"vxlan", "4", "eth0 of node0, sent; its VF unused from 0.4 s", "0.960", "0.960", "0.960", "100%", "core 2 of node1", "100%"}
 	if diff := cmp.Diff(want, got.Data.Rows[1]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

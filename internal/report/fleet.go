@@ -82,7 +82,7 @@ func (f *Fleet) Says() string {
 	if f.Agents == 0 {
 		return "No agent has reported yet."
 	}
-	text := fmt.Sprintf("%d of %s with an agent (%d %%) have settings of a policy", f.Accelerated, words.Count(f.Agents, "node"), 100*f.Accelerated/f.Agents)
+	text := fmt.Sprintf("%d of %s with an agent (%d%%) have settings of a policy", f.Accelerated, words.Count(f.Agents, "node"), 100*f.Accelerated/f.Agents)
 	if n := len(f.Nodes); n > 0 {
 		return text + "; " + words.Count(n, "finding") + "."
 	}
@@ -131,7 +131,7 @@ func fleetPolicy(p *v1alpha1.AccelerationPolicy, nodes []v1alpha1.NodeAccelerati
 		case r.Complete:
 			out.Rollout = "complete"
 		default:
-			out.Rollout = fmt.Sprintf("%d %% of the nodes", r.Percent)
+			out.Rollout = fmt.Sprintf("%d%% of the nodes", r.Percent)
 		}
 	}
 	out.Proof, out.Measured = proof(p.Annotations, now)
@@ -152,7 +152,9 @@ func proof(annotations map[string]string, now time.Time) (what, measured string)
 	if err != nil {
 		return what, ""
 	}
-	measured = fmt.Sprintf("%s ago, %s", words.Count(int(now.Sub(at).Hours())/24, "day"), at.UTC().Format(time.DateOnly))
+	// The clock of the machine that measured may be ahead of this one's.
+	days := max(0, int(now.Sub(at).Hours())/24)
+	measured = fmt.Sprintf("%s ago, %s", words.Count(days, "day"), at.UTC().Format(time.DateOnly))
 	if in, kernel := get("measured-in"), get("kernel"); in != "" && kernel != "" {
 		measured += fmt.Sprintf(", %s, kernel %s", in, kernel)
 	}

@@ -78,8 +78,8 @@ func (f *familySet) add(name, help string, value float64, labels ...label) {
 func (f *familySet) estimate(name, of string, value float64, ci [2]float64, n int, labels []label) {
 	f.add(name, strings.ToUpper(of[:1])+of[1:]+".", value, labels...)
 	if n > 1 {
-		f.add(name+"_lower", "Lower end of the 95 % interval of the "+of+".", ci[0], labels...)
-		f.add(name+"_upper", "Upper end of the 95 % interval of the "+of+".", ci[1], labels...)
+		f.add(name+"_lower", "Lower end of the 95% interval of the "+of+".", ci[0], labels...)
+		f.add(name+"_upper", "Upper end of the 95% interval of the "+of+".", ci[1], labels...)
 	}
 }
 

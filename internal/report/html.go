@@ -92,5 +92,5 @@ func writePage(w io.Writer, name string, data any) error {
 
 // unbroken keeps an estimate on one line.
 func unbroken(s string) string {
-	return strings.NewReplacer(" %", "\u00a0%", " (", "\u00a0(", "–", "–\u2060").Replace(s)
+	return strings.NewReplacer(" (", "\u00a0(", "–", "–\u2060").Replace(s)
 }

@@ -36,7 +36,7 @@ func (m *Model) limits() []LimitLine {
 	return out
 }
 
-// resourceText describes how much of a resource was used: "the proxy's NIC sends 96 % of 1.00
+// resourceText describes how much of a resource was used: "the proxy's NIC sends 96% of 1.00
 // Gb/s".
 func resourceText(r stats.Resource) string {
 	share := number.Share(r.Share)

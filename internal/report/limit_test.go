@@ -108,7 +108,7 @@ func TestBalancerPage(t *testing.T) {
 func TestBounds(t *testing.T) {
 	m := balancer(t)
 	limits, series := m.summary.Limits, &m.summary.Series[0]
-	const four = "stream, 1 pair, series haproxy: from 4 backends on, the limit is the proxy: the proxy's NIC receives 98 % of 1.00 Gb/s"
+	const four = "stream, 1 pair, series haproxy: from 4 backends on, the limit is the proxy: the proxy's NIC receives 98% of 1.00 Gb/s"
 	if got, want := m.bounds(), []string{four + "; more backends do not help: 8 have 1.00 (1.00–1.00) times the throughput of 4."}; !cmp.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -129,7 +129,7 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	series.Points = series.Points[:2]
-	if got, want := m.bounds()[0], "stream, 1 pair, series haproxy: with 2 backends, the most that were tried, the limit is not the proxy: the NICs of 2 backends receive 98 % of 0.400 Gb/s."; got != want {
+	if got, want := m.bounds()[0], "stream, 1 pair, series haproxy: with 2 backends, the most that were tried, the limit is not the proxy: the NICs of 2 backends receive 98% of 0.400 Gb/s."; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	limits[1].Reached = false
@@ -148,14 +148,14 @@ func TestBounds(t *testing.T) {
 
 func TestUse(t *testing.T) {
 	for want, r := range map[string]stats.Resource{
-		"node1's NIC sends 91 % of 2.50 Gb/s":                  {Kind: stats.ResourceNIC, Nodes: []string{"node1"}, Share: 0.91, Rate: 2.5e9, Sends: true},
-		"the client's NIC receives 91 % of 1.00 Gb/s":          {Kind: stats.ResourceNIC, Nodes: []string{"node0"}, Roles: []string{"client"}, Share: 0.91, Rate: 1e9},
-		"the NIC of the backend node3 sends 91 % of 1.00 Gb/s": {Kind: stats.ResourceNIC, Nodes: []string{"node3"}, Roles: []string{"backend"}, Share: 0.91, Rate: 1e9, Sends: true},
-		"core 1 of the proxy is 97 % busy":                     {Kind: stats.ResourceCore, Nodes: []string{"node1"}, Roles: []string{"proxy"}, Share: 0.97, Cores: []int{1}, Shared: true},
-		"core 0 of the client and the backends is 97 % busy":   {Kind: stats.ResourceCore, Nodes: []string{"node0", "node2", "node3"}, Roles: []string{"client", "backend"}, Share: 0.97, Cores: []int{0}, Shared: true},
-		"a core of the backends node2 and node4 is 97 % busy":  {Kind: stats.ResourceCore, Nodes: []string{"node2", "node4"}, Roles: []string{"backend"}, Share: 0.97, Cores: []int{4, 9}},
-		"a core of all nodes is 97 % busy":                     {Kind: stats.ResourceCore, Nodes: []string{"node0", "node1"}, Share: 0.97, Cores: []int{0, 1}, Shared: true},
-		"core 5 of node1 is 97 % busy":                         {Kind: stats.ResourceCore, Nodes: []string{"node1"}, Share: 0.97, Cores: []int{5}},
+		"node1's NIC sends 91% of 2.50 Gb/s":                  {Kind: stats.ResourceNIC, Nodes: []string{"node1"}, Share: 0.91, Rate: 2.5e9, Sends: true},
+		"the client's NIC receives 91% of 1.00 Gb/s":          {Kind: stats.ResourceNIC, Nodes: []string{"node0"}, Roles: []string{"client"}, Share: 0.91, Rate: 1e9},
+		"the NIC of the backend node3 sends 91% of 1.00 Gb/s": {Kind: stats.ResourceNIC, Nodes: []string{"node3"}, Roles: []string{"backend"}, Share: 0.91, Rate: 1e9, Sends: true},
+		"core 1 of the proxy is 97% busy":                     {Kind: stats.ResourceCore, Nodes: []string{"node1"}, Roles: []string{"proxy"}, Share: 0.97, Cores: []int{1}, Shared: true},
+		"core 0 of the client and the backends is 97% busy":   {Kind: stats.ResourceCore, Nodes: []string{"node0", "node2", "node3"}, Roles: []string{"client", "backend"}, Share: 0.97, Cores: []int{0}, Shared: true},
+		"a core of the backends node2 and node4 is 97% busy":  {Kind: stats.ResourceCore, Nodes: []string{"node2", "node4"}, Roles: []string{"backend"}, Share: 0.97, Cores: []int{4, 9}},
+		"a core of all nodes is 97% busy":                     {Kind: stats.ResourceCore, Nodes: []string{"node0", "node1"}, Share: 0.97, Cores: []int{0, 1}, Shared: true},
+		"core 5 of node1 is 97% busy":                         {Kind: stats.ResourceCore, Nodes: []string{"node1"}, Share: 0.97, Cores: []int{5}},
 	} {
 		if got := resourceText(r); got != want {
 			t.Errorf("%q, want %q", got, want)

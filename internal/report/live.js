@@ -15,7 +15,7 @@
       on.hidden = p.wanted === '';
       stop.hidden = p.wanted === 'stop';
     }
-    document.title = Math.floor(100 * p.done / Math.max(1, p.trials)) + ' % ' + title;
+    document.title = Math.floor(100 * p.done / Math.max(1, p.trials)) + '% ' + title;
   });
   on('sofar', (part) => {
     const open = [...document.querySelectorAll('#sofar details')].map((d) => d.open);

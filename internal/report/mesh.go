@@ -93,7 +93,7 @@ func meshCell(s stats.Mesh, q quantity, client, server string, median float64) M
 	c.Tooltip = fmt.Sprintf("%s → %s: %s, n %d", client, server, q.estimate(l.Mean, l.CI95, l.N).With(q.unit), l.N)
 	if median > 0 { // not if nothing is retransmitted
 		c.Percent = number.Fixed(100*l.Mean/median, 0)
-		c.Tooltip += ", " + c.Percent + " % of the median link"
+		c.Tooltip += ", " + c.Percent + "% of the median link"
 	}
 	if l.Failed > 0 {
 		c.Tooltip += fmt.Sprintf("; it failed in %s", words.Count(l.Failed, "block"))

@@ -83,8 +83,8 @@ func TestMesh(t *testing.T) {
 	said := strings.Join(m.conclusion, "\n")
 	for _, want := range []string{
 		"node2 receives at 0.6", ") of the others; its VF is idle; its eth0 lacks rx-gro, which others have.",
-		"node3 → node4 has 0.4", "TCP retransmits 1.19 % of its segments, elsewhere 0.02",
-		"TCP retransmits 0.600 % of the segments from node4 to node1, elsewhere 0.04",
+		"node3 → node4 has 0.4", "TCP retransmits 1.19% of its segments, elsewhere 0.02",
+		"TCP retransmits 0.600% of the segments from node4 to node1, elsewhere 0.04",
 		"node5 failed in every block: node5 (sample) was not ready after 10s.",
 		"node0 → node1 failed in 1 of 5 blocks.",
 	} {

@@ -44,7 +44,7 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 	case s.Untested != "":
 		out = []string{fmt.Sprintf("The mesh of %s was not tested for outliers%s: %s.", words.Count(len(s.Nodes), "node"), in, s.Untested)}
 	default:
-		out = []string{fmt.Sprintf("None of %s and %s is worse than the others by %.0f %% or more%s.",
+		out = []string{fmt.Sprintf("None of %s and %s is worse than the others by %.0f%% or more%s.",
 			words.Count(len(s.Nodes), "node"), words.Count(len(s.Links), "link"), 100*m.exp.Spec.Mesh.Margin, in)}
 	}
 	return out
@@ -84,7 +84,7 @@ func (m *Model) inPrimaryMesh(s stats.Mesh, o stats.Outlier) bool {
 	})
 }
 
-// retransmitSentence returns "TCP retransmits 9.5 % of the segments from node1 to node2, elsewhere 0.2 %".
+// retransmitSentence returns "TCP retransmits 9.5% of the segments from node1 to node2, elsewhere 0.2%".
 func retransmitSentence(o stats.Outlier) string {
 	where := ""
 	if o.Client != "" {
@@ -96,7 +96,7 @@ func retransmitSentence(o stats.Outlier) string {
 	text := "TCP retransmits more of the segments" + where + " than elsewhere"
 	for _, s := range o.Signs {
 		if s.Kind == stats.SignRetransmits {
-			text = fmt.Sprintf("TCP retransmits %s %% of the segments%s, elsewhere %s %%", number.Significant(100*s.Value), where, number.Significant(100*s.Others))
+			text = fmt.Sprintf("TCP retransmits %s%% of the segments%s, elsewhere %s%%", number.Significant(100*s.Value), where, number.Significant(100*s.Others))
 			continue
 		}
 		text += "; " + signTexts([]stats.Sign{s})[0]
@@ -189,7 +189,7 @@ func signTexts(signs []stats.Sign) []string {
 		case stats.SignVFIdle:
 			text = "its VF is idle"
 		case stats.SignRetransmits:
-			text = fmt.Sprintf("TCP retransmits %s %% of its segments, elsewhere %s %%", number.Significant(100*s.Value), number.Significant(100*s.Others))
+			text = fmt.Sprintf("TCP retransmits %s%% of its segments, elsewhere %s%%", number.Significant(100*s.Value), number.Significant(100*s.Others))
 		case stats.SignDrops:
 			text = fmt.Sprintf("its %s dropped %.0f packets, those of others %.0f", s.Device, s.Value, s.Others)
 		}

@@ -17,7 +17,7 @@ func publications() []spec.Published {
 	rps, rfs, native, never, vxlan, other := stream, stream, stream, stream, stream, stream
 	rps.Figure, rps.Variant, rps.Pairs, rps.Ratio, rps.Interval, rps.Note = "Table 1", "rps", 4, 1.08, []float64{1.02, 1.15}, "the interval is by run"
 	rfs.Figure, rfs.Variant, rfs.Pairs, rfs.Ratio = "Table 1", "rfs", 4, 1.4
-	native.Figure, native.Variant, native.Pairs, native.Interval = "8 to 19 % lost", "vxlan", 1, []float64{0.81, 0.92}
+	native.Figure, native.Variant, native.Pairs, native.Interval = "8 to 19% lost", "vxlan", 1, []float64{0.81, 0.92}
 	native.Versus = "native"
 	never.Figure, never.Variant, never.Pairs, never.Ratio = "Figure | 3", "rfs+", 16, 1.24
 	vxlan.Figure, vxlan.Variant, vxlan.Pairs, vxlan.Value, vxlan.Versus = "Table 2", "vxlan", 4, "4118 Mb/s", ""
@@ -36,7 +36,7 @@ func TestPublished(t *testing.T) {
 		{"A paper <of 2020>", []PublishedRow{
 			{"Table 1", "rps, stream throughput, 4 pairs", "vxlan", "1.08 (1.02–1.15)", "1.11 (1.09–1.12)", stats.Agrees, "", "the interval is by run"},
 			{"Table 1", "rfs, stream throughput, 4 pairs", "vxlan", "1.40", "0.95 (0.94–0.96)", stats.Differs, "ours is 0.677 times theirs", ""},
-			{"8 to 19 % lost", "vxlan, stream throughput, 1 pair", "native", "0.81–0.92", "0.43 (0.41–0.44)", stats.Differs, "ours is 0.528 times theirs", ""},
+			{"8 to 19% lost", "vxlan, stream throughput, 1 pair", "native", "0.81–0.92", "0.43 (0.41–0.44)", stats.Differs, "ours is 0.528 times theirs", ""},
 			{"Figure | 3", "rfs+, stream throughput, 16 pairs", "vxlan", "1.24", "", stats.NotComparable, "rfs+ was not measured with stream at 16 pairs", ""},
 			{"Table 2", "vxlan, stream throughput, 4 pairs", "", "4.12 Gb/s (3.97–4.27)", "13.8 Gb/s (13.7–13.8)", stats.Differs, "ours is 3.34 times theirs", ""},
 			{"Table 3", "rps+, stream throughput, 4 pairs", "native", "0.50", "0.50 (0.50–0.51)", stats.Agrees, "", ""},

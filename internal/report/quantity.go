@@ -30,7 +30,7 @@ func (q quantity) estimate(v float64, ci [2]float64, n int) number.Estimate {
 // Quantity formats a value of a metric for people, with its unit.
 func Quantity(v float64, metric string) string {
 	q := quantityOf(metric)
-	return number.Significant(v*q.scale) + " " + q.unit
+	return number.WithUnit(number.Significant(v*q.scale), q.unit)
 }
 
 // ratio formats a ratio of n blocks: "1.10 (0.90–1.30)".
@@ -47,7 +47,7 @@ func ratios(all []float64) string {
 	return words.And(texts)
 }
 
-// change formats the change of the metric itself: "+12 % (10–14)", or "−37 % (−49 to −23)" for a latency that falls. A
+// change formats the change of the metric itself: "+12% (10–14)", or "−37% (−49 to −23)" for a latency that falls. A
 // ratio of 2 or more is a factor: "×2.4 (2.3–2.5)".
 func change(r *stats.Row) string {
 	ratio, ci := r.Versus.Ratio, number.Of(r.Versus.CI95, r.Versus.N)
@@ -57,7 +57,7 @@ func change(r *stats.Row) string {
 	return percentChange(ratio, ci)
 }
 
-// percentChange formats a ratio as a change with its sign: "+12 % (10–14)", or "−12 % (−14 to −9)".
+// percentChange formats a ratio as a change with its sign: "+12% (10–14)", or "−12% (−14 to −9)".
 func percentChange(ratio float64, ci number.Interval) string {
 	text := number.Percent(ratio-1, ci.Map(func(x float64) float64 { return x - 1 })).With("%")
 	if ratio >= 1 {
@@ -66,7 +66,7 @@ func percentChange(ratio float64, ci number.Interval) string {
 	return text
 }
 
-// Describe describes a comparison with its metric: "stream throughput +12 % (10–14) at 4 pairs".
+// Describe describes a comparison with its metric: "stream throughput +12% (10–14) at 4 pairs".
 func Describe(r *stats.Row) string {
 	return fmt.Sprintf("%s %s %s at %s", r.Workload, quantityOf(r.Metric).name, change(r), pairs(r.Pairs))
 }

@@ -72,7 +72,7 @@ func eventful(t *testing.T) (*fixture, *stats.Summary) {
 	}
 	s := f.summary()
 	warn(s, record.Warning{Code: record.WarnSharedCPUs, Message: "node0 and node1 share CPUs 0-1"}, func(stats.Row) bool { return true })
-	warn(s, record.Warning{Code: record.WarnRetransmits, Message: "1.2 % of the segments were sent again, up to 2.1 % in block 3"}, func(r stats.Row) bool {
+	warn(s, record.Warning{Code: record.WarnRetransmits, Message: "1.2% of the segments were sent again, up to 2.1% in block 3"}, func(r stats.Row) bool {
 		return r.Variant == "rfs" && r.Workload == "stream" && r.Pairs == 4
 	})
 	return f, s
@@ -295,20 +295,20 @@ func TestUnusualResults(t *testing.T) {
 		{
 			name:     "no latency",
 			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[:1] },
-			headline: "Compared with vxlan, rfs+ gains the most: stream throughput +31 % ",
-			page:     []string{"Here VXLAN has 42\u00a0%"},
+			headline: "Compared with vxlan, rfs+ gains the most: stream throughput +31% ",
+			page:     []string{"Here VXLAN has 42%"},
 		},
 		{
 			name:     "latency only",
 			change:   func(f *fixture) { f.exp.Spec.Workloads = f.exp.Spec.Workloads[1:] },
-			headline: "Compared with vxlan, rfs+ gains the most: pingpong median latency −23 % ",
-			page:     []string{"Here VXLAN has 241\u00a0%"},
+			headline: "Compared with vxlan, rfs+ gains the most: pingpong median latency −23% ",
+			page:     []string{"Here VXLAN has 241%"},
 		},
 		{
 			name:     "one block has no interval",
 			change:   func(f *fixture) { f.blocks = 1 },
 			headline: "Nothing is proven faster than vxlan.",
-			page:     []string{"inconclusive", "1 block", "Here VXLAN has 41\u00a0% of the host network&#39;s stream throughput and 237\u00a0% of its pingpong median latency, at 1 pair."},
+			page:     []string{"inconclusive", "1 block", "Here VXLAN has 41% of the host network&#39;s stream throughput and 237% of its pingpong median latency, at 1 pair."},
 		},
 		{
 			name: "every trial failed",
@@ -340,7 +340,7 @@ func TestUnusualResults(t *testing.T) {
 				}
 				f.run(t)
 			},
-			headline: "Here the overlays have, of the host network's stream throughput at 1 pair: flannel 42 % ",
+			headline: "Here the overlays have, of the host network's stream throughput at 1 pair: flannel 42% ",
 			page:     []string{"relative to native", "relative to native/none", "NIC offload none", "slower</span> <span class=\"quiet\">vs native/none"},
 		},
 		{
@@ -478,9 +478,9 @@ func TestConclusion(t *testing.T) {
 			stream("rfs+", 1.12, 1.10, 1.14, stats.Faster), latency("rfs+", 0.9, 0.88, 0.92, stats.Faster),
 			stream("rfs", 0.9, 0.5, 1.4, stats.Inconclusive), latency("rfs", 0.9, 0.5, 1.4, stats.Inconclusive),
 		}, []string{
-			"Here VXLAN has 41 % (39–43) of the host network's stream throughput and 200 % (167–250) of its pingpong median latency, at 1 pair.",
-			"Compared with vxlan, rfs+ gains the most without making anything worse: stream throughput +12 % (10–14) at 1 pair, pingpong median latency −10 % (−12 to −8) at 1 pair.",
-			"Worse with rps: pingpong median latency +42 % (38–46) at 1 pair despite stream throughput +50 % (40–60) at 1 pair.",
+			"Here VXLAN has 41% (39–43) of the host network's stream throughput and 200% (167–250) of its pingpong median latency, at 1 pair.",
+			"Compared with vxlan, rfs+ gains the most without making anything worse: stream throughput +12% (10–14) at 1 pair, pingpong median latency −10% (−12 to −8) at 1 pair.",
+			"Worse with rps: pingpong median latency +42% (38–46) at 1 pair despite stream throughput +50% (40–60) at 1 pair.",
 			"No difference from vxlan: rps+.",
 			"Inconclusive: rfs. More blocks may settle it.",
 		}, "rfs+"},
@@ -488,23 +488,23 @@ func TestConclusion(t *testing.T) {
 			stream("rps", 0.9, 0.8, 0.95, stats.Slower), stream("rps+", 0.5, 0.4, 0.6, stats.Slower), stream("rfs", 0.7, 0.6, 0.8, stats.Slower), stream("rfs+", 0.8, 0.7, 0.9, stats.Slower),
 		}, []string{
 			"Nothing is proven faster than vxlan.",
-			"Worse with rps+: stream throughput −50 % (−60 to −40) at 1 pair; with rfs: stream throughput −30 % (−40 to −20) at 1 pair; with rfs+: stream throughput −20 % (−30 to −10) at 1 pair; with 1 more variant.",
+			"Worse with rps+: stream throughput −50% (−60 to −40) at 1 pair; with rfs: stream throughput −30% (−40 to −20) at 1 pair; with rfs+: stream throughput −20% (−30 to −10) at 1 pair; with 1 more variant.",
 		}, ""},
 		{"the best has its cost", []stats.Row{
 			stream("rps", 1.5, 1.4, 1.6, stats.Faster), latency("rps", 1.42, 1.38, 1.46, stats.Slower),
-		}, []string{"Compared with vxlan, rps gains the most: stream throughput +50 % (40–60) at 1 pair, at the cost of pingpong median latency +42 % (38–46) at 1 pair."}, ""},
+		}, []string{"Compared with vxlan, rps gains the most: stream throughput +50% (40–60) at 1 pair, at the cost of pingpong median latency +42% (38–46) at 1 pair."}, ""},
 		{"a gain of more than twice is a factor", []stats.Row{stream("rfs", 2.2, 2.1, 2.3, stats.Faster)},
 			[]string{"Compared with vxlan, rfs gains the most: stream throughput ×2.20 (2.10–2.30) at 1 pair."}, "rfs"},
 		{"inconclusive", []stats.Row{stream("rfs", 1.1, 0.9, 1.3, stats.Inconclusive)},
 			[]string{"Nothing is proven faster than vxlan.", "Inconclusive: rfs. More blocks may settle it."}, ""},
 		{"a narrow interval keeps a decimal", []stats.Row{stream("rps", 1.032, 1.030, 1.034, stats.Faster)},
-			[]string{"Compared with vxlan, rps gains the most: stream throughput +3.2 % (3.0–3.4) at 1 pair."}, "rps"},
+			[]string{"Compared with vxlan, rps gains the most: stream throughput +3.2% (3.0–3.4) at 1 pair."}, "rps"},
 		{"another NIC beside the cost of the overlay", []stats.Row{stream("native", 2.44, 2.33, 2.56, stats.Faster), stream("jumbo", 1.5, 1.4, 1.6, stats.Faster)}, []string{
-			"Here VXLAN has 41 % (39–43) of the host network's stream throughput, at 1 pair.",
-			"Compared with vxlan, jumbo gains the most: stream throughput +50 % (40–60) at 1 pair.",
+			"Here VXLAN has 41% (39–43) of the host network's stream throughput, at 1 pair.",
+			"Compared with vxlan, jumbo gains the most: stream throughput +50% (40–60) at 1 pair.",
 		}, ""},
 		{"another NIC beside two ways to run the same pods", []stats.Row{stream("rps", 1.032, 1.030, 1.034, stats.Faster), stream("jumbo", 1.5, 1.4, 1.6, stats.Faster)},
-			[]string{"Compared with vxlan, rps gains the most: stream throughput +3.2 % (3.0–3.4) at 1 pair."}, "rps"},
+			[]string{"Compared with vxlan, rps gains the most: stream throughput +3.2% (3.0–3.4) at 1 pair."}, "rps"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := demo(t)
@@ -537,10 +537,10 @@ func TestExpectationNamesWhatDecided(t *testing.T) {
 	rows := []stats.Row{row("a", 1.1), row("b", 1.2), row("c", 1.3), row("d", 0.5), row("e", 1.4)}
 	all := []*stats.Row{&rows[0], &rows[1], &rows[2], &rows[4]}
 	for want, x := range map[string]stats.Expected{
-		"d throughput −50 % (−51 to −49) at 1 pair":        {Rows: rows, Decided: []*stats.Row{&rows[3]}},
-		"its comparison was not measured":                  {},
-		"no comparison for d at 1 pair":                    {Rows: rows, Missing: []string{"d at 1 pair"}},
-		"c throughput +30 % (29–31) at 1 pair, and 1 more": {Rows: rows, Decided: all},
+		"d throughput −50% (−51 to −49) at 1 pair":        {Rows: rows, Decided: []*stats.Row{&rows[3]}},
+		"its comparison was not measured":                 {},
+		"no comparison for d at 1 pair":                   {Rows: rows, Missing: []string{"d at 1 pair"}},
+		"c throughput +30% (29–31) at 1 pair, and 1 more": {Rows: rows, Decided: all},
 	} {
 		if got := expectations([]stats.Expected{x})[0].Why; !strings.HasSuffix(got, want) {
 			t.Errorf("%q, want %q", got, want)
@@ -734,8 +734,8 @@ func TestChange(t *testing.T) {
 		ratio, lo, hi float64
 		want          string
 	}{
-		{1.12, 1.10, 1.14, "+12 % (10–14)"}, {0.92, 0.90, 0.94, "−8 % (−10 to −6)"}, {2.48, 2.40, 2.56, "×2.48 (2.40–2.56)"},
-		{0.40, 0.14, 1.13, "−60 % (−86 to +13)"}, {1.34, 0.38, 4.69, "+34 % (−62 to +369)"},
+		{1.12, 1.10, 1.14, "+12% (10–14)"}, {0.92, 0.90, 0.94, "−8% (−10 to −6)"}, {2.48, 2.40, 2.56, "×2.48 (2.40–2.56)"},
+		{0.40, 0.14, 1.13, "−60% (−86 to +13)"}, {1.34, 0.38, 4.69, "+34% (−62 to +369)"},
 	} {
 		r := &stats.Row{Versus: &stats.Versus{N: 5, Ratio: c.ratio, CI95: [2]float64{c.lo, c.hi}}}
 		if got := change(r); got != c.want {
@@ -793,11 +793,11 @@ func TestVariantsSayWhichWayPacketsTook(t *testing.T) {
 		f.trials = append(f.trials, failed)
 	}
 	want := map[string]string{
-		"native": "packets took the VF (99.0 to 99.9 % through the VF)",
-		"vxlan":  "packets took the paravirtual device (0.0 to 0.3 % through the VF)",
-		"rps":    "packets took both ways (40.0 to 99.9 % through the VF)",
-		"rps+":   "packets took both ways (0.0 to 99.9 % through the VF)",
-		"rfs":    "packets took both ways (50.0 % through the VF)",
+		"native": "packets took the VF (99.0 to 99.9% through the VF)",
+		"vxlan":  "packets took the paravirtual device (0.0 to 0.3% through the VF)",
+		"rps":    "packets took both ways (40.0 to 99.9% through the VF)",
+		"rps+":   "packets took both ways (0.0 to 99.9% through the VF)",
+		"rfs":    "packets took both ways (50.0% through the VF)",
 		"rfs+":   "",
 	}
 	for _, v := range New(f.exp, f.summary(), f.trials, f.env).Variants {

@@ -186,7 +186,7 @@ func vfText(trials []record.Trial, variant string) string {
 	if other := fmt.Sprintf("%.1f", 100*most); other != share {
 		share += " to " + other
 	}
-	return fmt.Sprintf("packets took %s (%s %% through the VF)", ways[0], share)
+	return fmt.Sprintf("packets took %s (%s%% through the VF)", ways[0], share)
 }
 
 // fastText says how many of the packets that the programs of the fast path counted in a variant's trials took it, and of which kinds, if
@@ -214,7 +214,7 @@ func fastText(trials []record.Trial, variant string) string {
 	if all == 0 {
 		return ""
 	}
-	percent := func(n uint64) string { return fmt.Sprintf("%.1f %%", 100*float64(n)/float64(all)) }
+	percent := func(n uint64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(all)) }
 	text := percent(fast) + " of packets took the fast path"
 	var each []string
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {

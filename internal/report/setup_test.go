@@ -42,8 +42,8 @@ func TestFastText(t *testing.T) {
 		trial("idle", record.StatusOK, nil),
 	}
 	for variant, want := range map[string]string{
-		"fast": "92.0 % of packets took the fast path (local 12.0 %, vxlan 80.0 %)",
-		"old":  "75.0 % of packets took the fast path", "idle": "", "other": "",
+		"fast": "92.0% of packets took the fast path (local 12.0%, vxlan 80.0%)",
+		"old":  "75.0% of packets took the fast path", "idle": "", "other": "",
 	} {
 		if got := fastText(trials, variant); got != want {
 			t.Errorf("%s: %q, want %q", variant, got, want)

@@ -17,7 +17,7 @@ func TestWarnings(t *testing.T) {
 	f, s := eventful(t)
 	f.trials[0].Warnings = []record.Warning{
 		{Code: record.WarnSharedCPUs, Message: "a trial's own words"},
-		{Code: record.WarnSteal, Message: "4 % of the CPU time was stolen"},
+		{Code: record.WarnSteal, Message: "4% of the CPU time was stolen"},
 	}
 	got := New(f.exp, s, f.trials, f.env).Warnings
 	warning := func(code string, s record.Severity, message, where string) Warning {
@@ -29,8 +29,8 @@ func TestWarnings(t *testing.T) {
 	failed.Entries = append(failed.Entries, Entry{"12 of 12 attempts failed; 0 blocks have a trial that succeeded", "rfs+ pingpong 4 pairs"})
 	want := []Warning{
 		failed,
-		warning(record.WarnRetransmits, record.Caution, "1.2 % of the segments were sent again, up to 2.1 % in block 3", "rfs stream 4 pairs"),
-		warning(record.WarnSteal, record.Caution, "4 % of the CPU time was stolen", "native stream 1 pair"),
+		warning(record.WarnRetransmits, record.Caution, "1.2% of the segments were sent again, up to 2.1% in block 3", "rfs stream 4 pairs"),
+		warning(record.WarnSteal, record.Caution, "4% of the CPU time was stolen", "native stream 1 pair"),
 		warning(record.WarnSharedCPUs, record.Note, "node0 and node1 share CPUs 0-1", "everywhere"),
 	}
 	want[3].Everywhere = true
@@ -79,7 +79,7 @@ func TestWarningsStandWhereTheyMatter(t *testing.T) {
 	f := demo(t)
 	s := f.summary()
 	warn(s, record.Warning{Code: record.WarnHeld, Message: "node0 is accelerated"}, func(r stats.Row) bool { return r.Variant == "rps" })
-	warn(s, record.Warning{Code: record.WarnSteal, Message: "2 % was stolen"}, func(stats.Row) bool { return true })
+	warn(s, record.Warning{Code: record.WarnSteal, Message: "2% was stolen"}, func(stats.Row) bool { return true })
 	warn(s, record.Warning{Code: record.WarnNoEBPF, Message: "no eBPF"}, func(stats.Row) bool { return true })
 	page := render(t, HTML, New(f.exp, s, f.trials, f.env))
 	var at []int

@@ -82,9 +82,9 @@ func writeTable(b *strings.Builder, t Table) {
 	switch len(t.Baselines) {
 	case 0:
 	case 1:
-		versus = "; ratio to " + t.Baselines[0] + " (95 % interval)"
+		versus = "; ratio to " + t.Baselines[0] + " (95% interval)"
 	default:
-		versus = "; ratio to each one's baseline (95 % interval)"
+		versus = "; ratio to each one's baseline (95% interval)"
 	}
 	for from := 1; from < len(width); {
 		to, used := from, 2+width[0]

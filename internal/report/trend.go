@@ -136,7 +136,7 @@ func (p TrendPage) figure(all []history.Series) Figure {
 	f := Figure{
 		Name:    slug("trend", first.Workload, first.Metric, fmt.Sprint(first.Pairs)),
 		Title:   fmt.Sprintf("%s %s, %s", first.Workload, q.name, pairs(first.Pairs)),
-		Caption: "Each mark is a run with its 95 % interval.", Data: Data{Columns: []string{"Run"}},
+		Caption: "Each mark is a run with its 95% interval.", Data: Data{Columns: []string{"Run"}},
 	}
 	for _, run := range p.Runs {
 		chart.Runs = append(chart.Runs, run.Started.Format(time.DateOnly))
@@ -177,7 +177,7 @@ func trendQuantity(s history.Series, t *history.Trend) quantity {
 // value formats a value of a series with its interval.
 func (q quantity) value(v history.Value) string { return q.estimate(v.Mean, v.CI95, v.N).String() }
 
-// shiftText formats a change of the level: "−12 % (−14 to −9)".
+// shiftText formats a change of the level: "−12% (−14 to −9)".
 func shiftText(s stats.Shift) string {
 	return percentChange(s.Ratio, number.Interval{Low: s.CI95[0], High: s.CI95[1]})
 }

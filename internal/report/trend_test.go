@@ -35,8 +35,8 @@ func TestTrendEvents(t *testing.T) {
 	kernel, slower, faster := at, at, at
 	kernel.Number, kernel.Of, kernel.What = 1, "environment", "kernel 6.1 → 6.12"
 	slower.Of, slower.Verdict = "stream throughput", stats.Slower
-	slower.What = "rps at 1 pair −10 % (−12 to −8), between 2026-01-03 and 2026-01-04; rps at 4 pairs −10 % (−12 to −8), between 2026-01-03 and 2026-01-04"
-	faster.Of, faster.Verdict, faster.What = "pingpong median latency", stats.Faster, "rps at 1 pair −10 % (−12 to −8), between 2026-01-03 and 2026-01-04"
+	slower.What = "rps at 1 pair −10% (−12 to −8), between 2026-01-03 and 2026-01-04; rps at 4 pairs −10% (−12 to −8), between 2026-01-03 and 2026-01-04"
+	faster.Of, faster.Verdict, faster.What = "pingpong median latency", stats.Faster, "rps at 1 pair −10% (−12 to −8), between 2026-01-03 and 2026-01-04"
 	if diff := cmp.Diff([]Event{kernel, slower, faster}, TrendPage{Trend: trendOf()}.Events()); diff != "" {
 		t.Error(diff)
 	}
@@ -72,7 +72,7 @@ func TestTrendText(t *testing.T) {
 	}
 	want := `demo: throughput of rps, stream, 1 pair, Gb/s
   2026-01-02 03:04  10.0 (9.0–11.0)  n 5
-  2026-01-04 03:04  9.00             n 1  ▼ level −10 % (−12 to −8), between 2026-01-03 and 2026-01-04; kernel 6.1 → 6.12
+  2026-01-04 03:04  9.00             n 1  ▼ level −10% (−12 to −8), between 2026-01-03 and 2026-01-04; kernel 6.1 → 6.12
 left out: demo-x: \u001b[31mbroken
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {

@@ -8,14 +8,30 @@ import (
 	"time"
 )
 
-// Clock is a server's clock, to about a second. Before the first response it is this machine's.
-type Clock struct{ ahead atomic.Int64 }
+// Clock is a server's clock, to about a second. Before the first response it is this machine's. After a response it continues
+// with this machine's monotonic clock: a step of the wall clock does not move it.
+type Clock struct{ last atomic.Pointer[reading] }
+
+// reading is what a response said, and when it came.
+type reading struct{ server, came time.Time }
 
 // Now returns the server's time.
-func (c *Clock) Now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
+func (c *Clock) Now() time.Time { return c.at(time.Now()) }
+
+// at returns the server's time at a time of this machine.
+func (c *Clock) at(now time.Time) time.Time {
+	last := c.last.Load()
+	if last == nil {
+		return now
+	}
+	return last.server.Add(now.Sub(last.came))
+}
 
 // Since returns the time since t by the server's clock.
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// Future reports whether a time that the server wrote is still to come: its clock has been set back since.
+func (c *Clock) Future(t time.Time) bool { return c.Since(t) < -2*time.Second }
 
 // Follow reads the time from the Date header of each response.
 func (c *Clock) Follow(next http.RoundTripper) http.RoundTripper {
@@ -23,7 +39,7 @@ func (c *Clock) Follow(next http.RoundTripper) http.RoundTripper {
 		answer, err := next.RoundTrip(r)
 		if err == nil {
 			if at, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
-				c.ahead.Store(int64(time.Until(at)))
+				c.last.Store(&reading{at, time.Now()})
 			}
 		}
 		return answer, err

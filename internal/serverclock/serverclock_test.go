@@ -5,7 +5,21 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"slipstream.dev/internal/testenv"
 )
+
+// TestStep: a step of this machine's wall clock does not move the clock.
+func TestStep(t *testing.T) {
+	var c Clock
+	c.last.Store(&reading{time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC), time.Now()})
+	for _, step := range []time.Duration{time.Hour, -time.Hour} {
+		now := time.Now()
+		if got := c.at(testenv.Stepped(now, step)); !got.Equal(c.at(now)) {
+			t.Errorf("after a step of %s it is %s, want %s", step, got, c.at(now))
+		}
+	}
+}
 
 // TestClock: the clock is this machine's until a response says otherwise, and then the server's. A response without a valid
 // date changes nothing.
@@ -39,6 +53,9 @@ func TestClock(t *testing.T) {
 		time.Sleep(time.Minute)
 		if got := c.Since(then); got != time.Minute {
 			t.Errorf("a minute took %s", got)
+		}
+		if now := c.Now(); c.Future(now.Add(time.Second)) || !c.Future(now.Add(time.Minute)) {
+			t.Error("a second is the future, or a minute is not")
 		}
 	})
 }

@@ -48,7 +48,7 @@ type Spec struct {
 	// rounds, each of which is a trial: no node is in two pairs of a round.
 	Mesh *Mesh `json:"mesh,omitempty"`
 	// Runs is the number of blocks; each runs every variant once. auto adds
-	// blocks until the 95 % interval of every ratio is at most ± width wide, up to max
+	// blocks until the 95% interval of every ratio is at most ± width wide, up to max
 	// blocks. If variants have a switch, a block is one period of each variant, the number must
 	// be even, and the default is 6: every second block has the periods of the one before in
 	// reverse order.

@@ -39,7 +39,7 @@ func TestPolicyOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Annotations = map[string]string{"slipstream.dev/proof": "stream: throughput \"+5 %\" (3–7), " + strings.Repeat("x", 200), "slipstream.dev/blocks": "6"}
+	p.Annotations = map[string]string{"slipstream.dev/proof": "stream: throughput \"+5%\" (3–7), " + strings.Repeat("x", 200), "slipstream.dev/blocks": "6"}
 	host, err := MarshalPolicy(p)
 	if err != nil {
 		t.Fatal(err)

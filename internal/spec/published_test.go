@@ -38,8 +38,8 @@ func TestPublished(t *testing.T) {
 		"{" + strings.Replace(cores, "softirq", "idle", 1) + ", cores: [5]}": "",
 
 		"{" + cell + ", cores: [10]}":                                        `spec.published[0].metric: must be softirq or idle with cores, is "throughput"`,
-		"{" + cores + ", cores: [10, 101]}":                                  "spec.published[0].cores[1]: must be 0 to 100 %, is 101",
-		"{" + cores + ", cores: [nan]}":                                      "spec.published[0].cores[0]: must be 0 to 100 %, is NaN",
+		"{" + cores + ", cores: [10, 101]}":                                  "spec.published[0].cores[1]: must be 0 to 100%, is 101",
+		"{" + cores + ", cores: [nan]}":                                      "spec.published[0].cores[0]: must be 0 to 100%, is NaN",
 		"{" + cores + ", cores: []}":                                         "spec.published[0].cores: must be 1 to 8192 shares, are 0",
 		"{" + cores + ", cores: [10], interval: [1, 2]}":                     "spec.published[0].interval: cannot be combined with cores",
 		"{" + cores + ", value: 10 Mb/s}":                                    `spec.published[0].metric: there is no metric "softirq"`,

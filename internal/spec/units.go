@@ -205,7 +205,7 @@ type Runs struct {
 	N int
 	// Max is the maximum number of blocks with Auto, at least AutoFirstBlocks.
 	Max int
-	// Width is the half-width of a ratio's 95 % interval that Auto aims at: 0.02
+	// Width is the half-width of a ratio's 95% interval that Auto aims at: 0.02
 	// is ±2 %.
 	Width float64
 }

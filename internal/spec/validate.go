@@ -467,7 +467,7 @@ func (r *reader) publishedCores(path string, s *Spec, p Published) {
 	}
 	for i, share := range p.Cores {
 		if !(share >= 0 && share <= 100) {
-			r.fail(fmt.Sprintf("%s.cores[%d]", path, i), "must be 0 to 100 %%, is %g", share)
+			r.fail(fmt.Sprintf("%s.cores[%d]", path, i), "must be 0 to 100%%, is %g", share)
 		}
 	}
 }

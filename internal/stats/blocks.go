@@ -62,7 +62,7 @@ func BlocksWanted(exp *spec.Experiment, trials []record.Trial) (blocks int, why 
 		})
 		if n > blocks {
 			blocks = n
-			why = fmt.Sprintf("%s %s, where the interval is ±%.1f %% so far", c.variant.Name, At(c.workload.Name, c.pairs),
+			why = fmt.Sprintf("%s %s, where the interval is ±%.1f%% so far", c.variant.Name, At(c.workload.Name, c.pairs),
 				100*math.Expm1(e.HalfWidth()))
 		}
 	}

@@ -49,8 +49,8 @@ func TestBlocksWanted(t *testing.T) {
 		// The logs are ±ln 1.04, their standard deviation 0.04193. With 21 blocks
 		// t(13) = 2.160 makes that ±0.01977, just below ln 1.02 = 0.01980; with 20
 		// t(12) = 2.179 makes it ±0.02043.
-		{"loud", auto, slices.Concat(quiet, loud), 21, "rps pingpong at 1 pair, where the interval is ±3.6 % so far"},
-		{"wild", auto, slices.Concat(quiet, wild, loud), 40, "rps stream at 16 pairs, where the interval is ±26.4 % so far"},
+		{"loud", auto, slices.Concat(quiet, loud), 21, "rps pingpong at 1 pair, where the interval is ±3.6% so far"},
+		{"wild", auto, slices.Concat(quiet, wild, loud), 40, "rps stream at 16 pairs, where the interval is ±26.4% so far"},
 		{"a tail has no say", auto, slices.Concat(quiet, tail), 12, least},
 		{"what came after the pilot has no say", auto, slices.Concat(quiet, later), 12, least},
 		{"a limit below the least", spec.Runs{Auto: true, Max: 10, Width: 0.02}, wild, 10, "the limit"},

@@ -97,7 +97,7 @@ func heavy(sd float64) func(*rand.Rand, int, int) float64 {
 	}
 }
 
-// disturbed has trials that lose 10 to 50 %: one in twenty, of the variants from the given one on.
+// disturbed has trials that lose 10 to 50%: one in twenty, of the variants from the given one on.
 func disturbed(sd float64, from int) func(*rand.Rand, int, int) float64 {
 	// The mean of ln x for x uniform in 0.5–0.9 is the increase of x·ln x − x, divided by 0.4.
 	integral := func(x float64) float64 { return x*math.Log(x) - x }
@@ -125,7 +125,7 @@ func skewed(sd, multiple float64) func(*rand.Rand, int, int) float64 {
 	}
 }
 
-// rising drifts up by 18 % within a number of trials. The published baseline did that within its own twenty
+// rising drifts up by 18% within a number of trials. The published baseline did that within its own twenty
 // (TestPublished).
 func rising(trials float64) func(float64) float64 {
 	return func(at float64) float64 { return 1 + 0.18*at/trials }
@@ -176,11 +176,11 @@ func within(t *testing.T, share, low, high float64) {
 	slack := 3 * (standardError(float64(*simulated)) - standardError(published))
 	low, high = low-slack, high+slack
 	if share < low || share > high {
-		t.Errorf("%.2f %% is not in %.2f–%.2f %%", 100*share, 100*low, 100*high)
+		t.Errorf("%.2f%% is not in %.2f–%.2f%%", 100*share, 100*low, 100*high)
 	}
 }
 
-// standardError returns the standard error of a share whose true value is 5 or 95 %, over n experiments.
+// standardError returns the standard error of a share whose true value is 5 or 95%, over n experiments.
 func standardError(n float64) float64 { return math.Sqrt(0.05 * 0.95 / n) }
 
 func TestCoverage(t *testing.T) {
@@ -191,15 +191,15 @@ func TestCoverage(t *testing.T) {
 		blocks    int
 		low, high float64
 	}{
-		{"log-normal noise, SD 5 %", world{seven[:4], nil, normal(0.05)}, 20, 0.94, 0.96},
-		{"upward drift of 18 % over the run, seven variants", world{seven, rising(140), normal(0.05)}, 20, 0.94, 0.96},
-		{"upward drift of 18 % every 20 trials, seven variants", world{seven, rising(20), normal(0.05)}, 20, 0.94, 0.96},
-		{"upward drift of 18 % over the run; 1 trial in 20 loses 10–50 %", world{seven, rising(140), disturbed(0.05, 0)}, 20, 0.93, 1},
-		{"log-normal noise, SD 5 %, five blocks only", world{two, nil, normal(0.05)}, 5, 0.94, 0.96},
+		{"log-normal noise, SD 5%", world{seven[:4], nil, normal(0.05)}, 20, 0.94, 0.96},
+		{"upward drift of 18% over the run, seven variants", world{seven, rising(140), normal(0.05)}, 20, 0.94, 0.96},
+		{"upward drift of 18% every 20 trials, seven variants", world{seven, rising(20), normal(0.05)}, 20, 0.94, 0.96},
+		{"upward drift of 18% over the run; 1 trial in 20 loses 10–50%", world{seven, rising(140), disturbed(0.05, 0)}, 20, 0.93, 1},
+		{"log-normal noise, SD 5%, five blocks only", world{two, nil, normal(0.05)}, 5, 0.94, 0.96},
 		{"heavy tails (Student's t, 3 degrees of freedom)", world{two, nil, heavy(0.05)}, 20, 0.93, 1},
 		{"skewed noise (exponential)", world{two, nil, skewed(0.05, 1)}, 20, 0.93, 1},
 		{"skewed noise, SD twice as large for the variant", world{two, nil, skewed(0.05, 2)}, 20, 0.93, 1},
-		{"1 trial in 20 of the variant loses 10–50 %, none of the baseline's", world{two, nil, disturbed(0.05, 1)}, 20, 0.9, 1},
+		{"1 trial in 20 of the variant loses 10–50%, none of the baseline's", world{two, nil, disturbed(0.05, 1)}, 20, 0.9, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -219,7 +219,7 @@ func TestCoverage(t *testing.T) {
 				}
 			}
 			share := float64(hits) / float64(of)
-			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f%% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -234,9 +234,9 @@ func TestCoverageSequential(t *testing.T) {
 		world     world
 		low, high float64
 	}{
-		{"log-normal noise, SD 5 %", world{two, nil, normal(0.05)}, 0.94, 0.96},
-		{"upward drift of 18 % over 140 trials", world{two, rising(140), normal(0.05)}, 0, 0.8},
-		{"upward drift of 18 % every 20 trials", world{two, rising(20), normal(0.05)}, 0, 0.05},
+		{"log-normal noise, SD 5%", world{two, nil, normal(0.05)}, 0.94, 0.96},
+		{"upward drift of 18% over 140 trials", world{two, rising(140), normal(0.05)}, 0, 0.8},
+		{"upward drift of 18% every 20 trials", world{two, rising(20), normal(0.05)}, 0, 0.05},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -254,7 +254,7 @@ func TestCoverageSequential(t *testing.T) {
 				}
 			}
 			share := float64(hits) / float64(*simulated)
-			shown(t, "results/method.md", fmt.Sprintf("| sequential: %s | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| sequential: %s | %.1f%% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -275,20 +275,20 @@ func TestCoverageAuto(t *testing.T) {
 	for i, c := range []struct {
 		name  string
 		world world
-		// For normal noise the true coverage is exactly 95 %, so the bound leaves three standard
+		// For normal noise the true coverage is exactly 95%, so the bound leaves three standard
 		// errors of a simulated share.
 		low float64
 	}{
-		{"log-normal noise, SD 1 %", world{two, nil, normal(0.01)}, 0.95},
-		{"log-normal noise, SD 2 %", world{two, nil, normal(0.02)}, 0.95},
-		{"log-normal noise, SD 3 %", world{two, nil, normal(0.03)}, 0.95},
-		{"log-normal noise, SD 8 %", world{two, nil, normal(0.08)}, 0.95},
-		{"log-normal noise, SD 3 %, two variants", world{seven[:3], nil, normal(0.03)}, 0.95},
-		{"log-normal noise, SD 3 %, upward drift of 18 % every 20 trials", world{two, rising(20), normal(0.03)}, 0.95},
+		{"log-normal noise, SD 1%", world{two, nil, normal(0.01)}, 0.95},
+		{"log-normal noise, SD 2%", world{two, nil, normal(0.02)}, 0.95},
+		{"log-normal noise, SD 3%", world{two, nil, normal(0.03)}, 0.95},
+		{"log-normal noise, SD 8%", world{two, nil, normal(0.08)}, 0.95},
+		{"log-normal noise, SD 3%, two variants", world{seven[:3], nil, normal(0.03)}, 0.95},
+		{"log-normal noise, SD 3%, upward drift of 18% every 20 trials", world{two, rising(20), normal(0.03)}, 0.95},
 		{"skewed noise, SD twice as large for the variant", world{two, nil, skewed(0.015, 2)}, 0.95},
 		{"skewed noise", world{two, nil, skewed(0.03, 1)}, 0.95},
 		{"heavy tails", world{two, nil, heavy(0.03)}, 0.95},
-		{"1 trial in 20 loses 10–50 %", world{two, nil, disturbed(0.02, 0)}, 0.95},
+		{"1 trial in 20 loses 10–50%", world{two, nil, disturbed(0.02, 0)}, 0.95},
 		{"noise doubles after the pilot", world{two, nil, loud}, 0.95},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -340,7 +340,7 @@ func TestCoverageAuto(t *testing.T) {
 			}
 			share := float64(hits) / float64(of)
 			n := float64(*simulated)
-			shown(t, "results/method.md", fmt.Sprintf("| %s | %.0f | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% |", c.name,
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.0f | %.1f%% | ±%.1f%% | %.1f%% | ±%.1f%% | %.1f%% |", c.name,
 				float64(blocks)/n, 100*share, 100*narrow/n, 100*float64(stein)/n, 100*wide/n, 100*float64(naive)/n))
 			within(t, share, c.low-3*standardError(published), 1)
 		})
@@ -378,7 +378,7 @@ func TestCoverageFamily(t *testing.T) {
 				}
 			}
 			share := float64(wrong) / float64(*simulated)
-			shown(t, "results/method.md", fmt.Sprintf("| %s: any false positive | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s: any false positive | %.1f%% |", c.name, 100*share))
 			within(t, share, 0.01, 0.05+3*standardError(published))
 		})
 	}
@@ -413,7 +413,7 @@ func TestCoverageSame(t *testing.T) {
 				}
 			}
 			share := float64(same) / float64(*simulated)
-			shown(t, "results/method.md", fmt.Sprintf("| %s: verdict `same` | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s: verdict `same` | %.1f%% |", c.name, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -430,9 +430,9 @@ func TestCoverageAgreement(t *testing.T) {
 		blocks int
 		same   int // minimum number that agree if ours has their effect
 	}{
-		{"noise of SD 5 %, 20 blocks", 0.05, 20, 190},
-		{"noise of SD 5 %, 5 blocks", 0.05, 5, 170},
-		{"noise of SD 20 %, 5 blocks", 0.2, 5, 10},
+		{"noise of SD 5%, 20 blocks", 0.05, 20, 190},
+		{"noise of SD 5%, 5 blocks", 0.05, 5, 170},
+		{"noise of SD 20%, 5 blocks", 0.2, 5, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

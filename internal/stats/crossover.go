@@ -14,7 +14,7 @@ type Crossover struct {
 	To   Verdict `json:"to"`   // verdict above it
 	// Value on the axis at which the ratio crosses 1, or, to or from same, the margin.
 	Value float64    `json:"value"`
-	CI95  [2]float64 `json:"ci95"` // 95 % interval of the value
+	CI95  [2]float64 `json:"ci95"` // 95% interval of the value
 }
 
 // crossovers returns the crossovers of a series: one between two points with different verdicts, if all

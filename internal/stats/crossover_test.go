@@ -78,14 +78,14 @@ func TestCoverageCrossover(t *testing.T) {
 	}{
 		{"0.5 to 2", straight(0.5, 2), 1, world{noise: normal(0.05)}, 20, 0.94, 0.96},
 		{"0.8 to 1.25", straight(0.8, 1.25), 1, world{noise: normal(0.05)}, 20, 0.94, 0.96},
-		{"0.8 to 1.25, upward drift of 18 % every 20 trials", straight(0.8, 1.25), 1, world{drift: rising(20), noise: normal(0.05)}, 20, 0.94, 0.96},
+		{"0.8 to 1.25, upward drift of 18% every 20 trials", straight(0.8, 1.25), 1, world{drift: rising(20), noise: normal(0.05)}, 20, 0.94, 0.96},
 		{"0.8 to 1.25, five blocks only", straight(0.8, 1.25), 1, world{noise: normal(0.05)}, 5, 0.94, 0.96},
 		{"0.8 to 1.25, heavy tails", straight(0.8, 1.25), 1, world{noise: heavy(0.05)}, 20, 0.94, 1},
 		{"0.6 to 1.1", straight(0.6, 1.1), 1, world{noise: normal(0.05)}, 20, 0.94, 0.96},
 		{"0.9 to 1.1", straight(0.9, 1.1), 1, world{noise: normal(0.05)}, 20, 0.94, 0.96},
 		{"0.95 to 1.05", straight(0.95, 1.05), 1, world{noise: normal(0.05)}, 20, 0.94, 1},
 		{"0.8 to 1.02", straight(0.8, 1.02), 1, world{noise: normal(0.05)}, 20, 0.85, 1}, // crossovers are found too soon
-		{"1 up to 4 pairs, 0.9 at 8, 0.7 at 16, noise of SD 1 %", []float64{1, 1, 1, 0.9, 0.7}, 1 / 1.02, world{noise: normal(0.01)}, 20, 0.94, 0.96},
+		{"1 up to 4 pairs, 0.9 at 8, 0.7 at 16, noise of SD 1%", []float64{1, 1, 1, 0.9, 0.7}, 1 / 1.02, world{noise: normal(0.01)}, 20, 0.94, 0.96},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -102,7 +102,7 @@ func TestCoverageCrossover(t *testing.T) {
 				}
 			}
 			share, n := float64(hits)/float64(reported), float64(*simulated)
-			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f | %.1f %% | %.1f %% |", c.name, truth, 100*float64(reported)/n, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f | %.1f%% | %.1f%% |", c.name, truth, 100*float64(reported)/n, 100*share))
 			within(t, share, c.low, c.high)
 		})
 	}
@@ -115,7 +115,7 @@ func TestCoverageNoCrossover(t *testing.T) {
 	for i, c := range []struct {
 		name  string
 		ratio float64
-	}{{"equal at every value", 1}, {"better by 3 % at every value", 1.03}, {"better by 10 % at every value", 1.1}} {
+	}{{"equal at every value", 1}, {"better by 3% at every value", 1.03}, {"better by 10% at every value", 1.1}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(7, uint64(i)))
@@ -130,7 +130,7 @@ func TestCoverageNoCrossover(t *testing.T) {
 				}
 			}
 			n := float64(*simulated)
-			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% | %.1f %% |", c.name, 100*float64(reported)/n, 100*float64(faster)/n))
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f%% | %.1f%% |", c.name, 100*float64(reported)/n, 100*float64(faster)/n))
 			within(t, float64(reported)/n, 0, 0.01)
 			if c.ratio == 1 {
 				within(t, float64(faster)/n, 0.01, 0.05+3*standardError(published))

@@ -41,7 +41,7 @@ type MeshLink struct {
 	N      int        `json:"n"`                // blocks in which it was measured
 	Failed int        `json:"failed,omitempty"` // blocks in which it failed
 	Mean   float64    `json:"mean"`             // mean of the blocks
-	CI95   [2]float64 `json:"ci95"`             // 95 % interval of the mean; one block has none
+	CI95   [2]float64 `json:"ci95"`             // 95% interval of the mean; one block has none
 }
 
 // What an outlier is: a node as client or as server, or a link.
@@ -62,7 +62,7 @@ type Outlier struct {
 	Failed int `json:"failed,omitempty"`
 	// Ratio to the others: of a node to the median node, of a link to what its two nodes have with others.
 	Ratio float64    `json:"ratio"`
-	CI95  [2]float64 `json:"ci95"` // 95 % interval of the ratio, over the blocks
+	CI95  [2]float64 `json:"ci95"` // 95% interval of the ratio, over the blocks
 	// P is the p-value of "no worse than the margin", adjusted by Holm's procedure over all nodes and links of the mesh.
 	P float64 `json:"p"`
 	// Signs are further observations that set it apart from the others.

@@ -262,15 +262,15 @@ func TestCoverageMesh(t *testing.T) {
 		name string
 		mesh simulatedMesh
 	}{
-		{"12 nodes, 6 blocks, log-normal noise, SD 2 %", simulatedMesh{nodes: 12, blocks: 6, noise: gaussian(0.02)}},
-		{"12 nodes, 6 blocks, log-normal noise, SD 20 %", simulatedMesh{nodes: 12, blocks: 6, noise: gaussian(0.2)}},
+		{"12 nodes, 6 blocks, log-normal noise, SD 2%", simulatedMesh{nodes: 12, blocks: 6, noise: gaussian(0.02)}},
+		{"12 nodes, 6 blocks, log-normal noise, SD 20%", simulatedMesh{nodes: 12, blocks: 6, noise: gaussian(0.2)}},
 		{"12 nodes, 6 blocks, heavy tails", simulatedMesh{nodes: 12, blocks: 6, noise: tails}},
-		{"12 nodes, 6 blocks, 1 link in 20 loses 10–50 %", simulatedMesh{nodes: 12, blocks: 6, noise: hit}},
-		{"12 nodes, 6 blocks, 7 links with SD 30 %, others 3 %", simulatedMesh{nodes: 12, blocks: 6, noise: gaussian(0.03), noisy: 7}},
-		{"12 nodes that differ by 10 % (SD), noise of 5 %", simulatedMesh{nodes: 12, blocks: 6, nature: 0.1, noise: gaussian(0.05)}},
-		{"12 nodes, 3 blocks, log-normal noise, SD 20 %", simulatedMesh{nodes: 12, blocks: 3, noise: gaussian(0.2)}},
-		{"4 nodes, 6 blocks, log-normal noise, SD 20 %", simulatedMesh{nodes: 4, blocks: 6, noise: gaussian(0.2)}},
-		{"4 nodes, 6 blocks, 1 link in 20 loses 10–50 %", simulatedMesh{nodes: 4, blocks: 6, noise: hit}},
+		{"12 nodes, 6 blocks, 1 link in 20 loses 10–50%", simulatedMesh{nodes: 12, blocks: 6, noise: hit}},
+		{"12 nodes, 6 blocks, 7 links with SD 30%, others 3%", simulatedMesh{nodes: 12, blocks: 6, noise: gaussian(0.03), noisy: 7}},
+		{"12 nodes that differ by 10% (SD), noise of 5%", simulatedMesh{nodes: 12, blocks: 6, nature: 0.1, noise: gaussian(0.05)}},
+		{"12 nodes, 3 blocks, log-normal noise, SD 20%", simulatedMesh{nodes: 12, blocks: 3, noise: gaussian(0.2)}},
+		{"4 nodes, 6 blocks, log-normal noise, SD 20%", simulatedMesh{nodes: 4, blocks: 6, noise: gaussian(0.2)}},
+		{"4 nodes, 6 blocks, 1 link in 20 loses 10–50%", simulatedMesh{nodes: 4, blocks: 6, noise: hit}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -282,9 +282,9 @@ func TestCoverageMesh(t *testing.T) {
 				}
 			}
 			share := float64(wrong) / float64(n)
-			shown(t, "results/method.md", fmt.Sprintf("| %s: anything named | %.1f %% |", c.name, 100*share))
+			shown(t, "results/method.md", fmt.Sprintf("| %s: anything named | %.1f%% |", c.name, 100*share))
 			if share > 0.05+3*standardError(float64(n)) {
-				t.Errorf("in %.1f %% of healthy meshes something is named", 100*share)
+				t.Errorf("in %.1f%% of healthy meshes something is named", 100*share)
 			}
 		})
 	}

@@ -30,7 +30,7 @@ type PerPrice struct {
 	Metric   string     `json:"metric"`   // name of the metric
 	Unit     string     `json:"unit"`     // its unit
 	Value    float64    `json:"value"`    // the metric per price
-	CI95     [2]float64 `json:"ci95"`     // 95 % interval of the value
+	CI95     [2]float64 `json:"ci95"`     // 95% interval of the value
 }
 
 // prices returns the prices of the variants that have one, in the experiment's order.

@@ -64,7 +64,7 @@ func TestPublished(t *testing.T) {
 				t.Errorf("%s: runs mixed or not, the interval is the same", name)
 			}
 
-			line := fmt.Sprintf("| %d | %s | %.0f ± %.0f | ±%.2f %% | ±%.2f %% | %+.0f %% | %.3f | ", pairs, v[1],
+			line := fmt.Sprintf("| %d | %s | %.0f ± %.0f | ±%.2f%% | ±%.2f%% | %+.0f%% | %.3f | ", pairs, v[1],
 				r.Mean, r.CI95[1]-r.Mean, 100*(r.CI95[1]/r.Mean-1), 100*half/r.Mean,
 				100*(stat.Mean(totals[15:], nil)/stat.Mean(totals[:5], nil)-1), ratio)
 			if i == 0 {

@@ -153,7 +153,7 @@ func TestCrossovers(t *testing.T) {
 	for name, c := range map[string]struct {
 		metric string
 		ratios []float64
-		noise  map[int][]float64 // of points, instead of 0.1 %
+		noise  map[int][]float64 // of points, instead of 0.1%
 		want   []Crossover
 	}{
 		"faster everywhere":          {metrics.Throughput, straight(1.1, 1.3), nil, nil},

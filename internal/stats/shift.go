@@ -41,7 +41,7 @@ const (
 // breaks one at a time", Econometric Theory 13, 1997). Its interval is from a bootstrap of the residuals (Hušková and
 // Kirch, "Bootstrapping confidence intervals for the change-point of time series", Journal of Time Series Analysis
 // 29, 2008), and that of the ratio is Welch's, which ignores that the place was chosen. In simulations of 30 results
-// both contain the truth in about 90 % (TestShiftsHoldTheirPromises).
+// both contain the truth in about 90% (TestShiftsHoldTheirPromises).
 func Shifts(values []float64, alpha float64) []Shift {
 	logs := make([]float64, len(values))
 	for i, v := range values {

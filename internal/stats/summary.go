@@ -54,7 +54,7 @@ type Row struct {
 	// Mean is the arithmetic mean of the trials. With fewer than two blocks there is no
 	// interval: both its ends are the mean, and there is a warning few-blocks.
 	Mean float64    `json:"mean"`
-	CI95 [2]float64 `json:"ci95"` // 95 % interval of the mean
+	CI95 [2]float64 `json:"ci95"` // 95% interval of the mean
 	// Versus is the comparison with the baseline; absent in the baseline's own rows, for loss, and if
 	// there is no ratio (warning no-ratio).
 	Versus   *Versus          `json:"versus,omitempty"`
@@ -79,7 +79,7 @@ type Versus struct {
 	// for the number of comparisons. With n 1 both its ends are the ratio, and the
 	// verdict is inconclusive.
 	Ratio float64    `json:"ratio"`
-	CI95  [2]float64 `json:"ci95"` // 95 % interval of the ratio
+	CI95  [2]float64 `json:"ci95"` // 95% interval of the ratio
 	// P is the p-value of "the ratio is 1", adjusted by Holm's procedure over the variants that are
 	// compared with the same baseline, under the same workload, pairs and metric.
 	P       float64 `json:"p"`
@@ -161,10 +161,10 @@ func (t *table) compare(r *Row, c *cell) {
 		switch {
 		case !primary || !significant || math.Abs(rise) <= driftTold:
 		case !t.paired():
-			r.warn(record.WarnApart, "each variant was measured by itself, and %s of this one moved by %+.0f %% "+
+			r.warn(record.WarnApart, "each variant was measured by itself, and %s of this one moved by %+.0f%% "+
 				"from the first quarter of its runs to the last: a ratio to it may be off by as much", r.Metric, 100*rise)
 		default:
-			r.warn(record.WarnDrift, "%s moved by %+.0f %% from the first quarter of the blocks to the last: "+
+			r.warn(record.WarnDrift, "%s moved by %+.0f%% from the first quarter of the blocks to the last: "+
 				"the machine changed, and means mix its states; ratios are taken within blocks, so they hold", r.Metric, 100*rise)
 		}
 		return
@@ -187,7 +187,7 @@ func (t *table) compare(r *Row, c *cell) {
 			"a ratio may come from what else changed between the two measurements")
 	}
 	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.HalfWidth() > math.Log1p(runs.Width) {
-		r.warn(record.WarnFewBlocks, "after %d blocks the interval of the ratio is ±%.1f %%, and ±%.1f %% was asked for",
+		r.warn(record.WarnFewBlocks, "after %d blocks the interval of the ratio is ±%.1f%%, and ±%.1f%% was asked for",
 			e.N, 100*math.Expm1(e.HalfWidth()), 100*runs.Width)
 	}
 }

@@ -219,16 +219,16 @@ func TestWarnings(t *testing.T) {
 	base := trials("base", "stream", 1, metrics.Throughput, 100, 103, 106, 109, 112, 115, 118, 121)
 	rps := trials("rps", "stream", 1, metrics.Throughput, 100, 103, 106, 109, 112, 115, 118, 121)
 	few := trials("rps", "stream", 16, metrics.Throughput, 1, 1, 1, 1)
-	retransmits := record.Warning{Code: record.WarnRetransmits, Message: "0.3 % sent again"}
+	retransmits := record.Warning{Code: record.WarnRetransmits, Message: "0.3% sent again"}
 	rps[1].Warnings = []record.Warning{retransmits, {Code: record.WarnRetransmits, Message: "another pair"}}
 	rps[4].Warnings = []record.Warning{{Code: record.WarnRetransmits, Message: "later"}}
 	rows := analyze(t, experiment("base", "rps"), base, rps, few)
 	near(t, "baseline", codes(rows[0]), []string{record.WarnDrift}, 0)
-	if w := rows[0].Warnings[0].Message; !strings.Contains(w, "+18 %") {
+	if w := rows[0].Warnings[0].Message; !strings.Contains(w, "+18%") {
 		t.Errorf("drift: %s", w)
 	}
 	near(t, "variant", rows[1].Warnings, []record.Warning{{Code: record.WarnRetransmits,
-		Message: "in 2 of 8 trials: 0.3 % sent again"}}, 0)
+		Message: "in 2 of 8 trials: 0.3% sent again"}}, 0)
 	near(t, "few", codes(rows[2]), []string{record.WarnFewBlocks, record.WarnNoRatio}[:1], 0)
 }
 

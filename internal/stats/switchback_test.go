@@ -26,7 +26,7 @@ func TestAnalyzePeriods(t *testing.T) {
 		ts = append(ts, record.Trial{Block: block, Period: period, Entry: entry, Repeat: repeat, Attempt: attempt, Order: len(ts) + 1,
 			Variant: variant, Workload: "stream", Pairs: 1, Status: record.StatusOK, Metrics: map[string]float64{metrics.Throughput: x}})
 	}
-	// base and an are a period apart, which makes 1 %; an/rps has the periods of an.
+	// base and an are a period apart, which makes 1%; an/rps has the periods of an.
 	for i, period := range []int{1, 4, 5, 8} { // periods of base
 		block, other := i+1, period+1-2*(i%2)
 		at := func(period int) float64 { return 100 * math.Pow(1.01, float64(period)) }
@@ -80,7 +80,7 @@ func TestUnfinishedPeriods(t *testing.T) {
 
 // switchWorld simulates a machine that every switch leaves at another level.
 type switchWorld struct {
-	drift bool // upward, of 18 % over the run
+	drift bool // upward, of 18% over the run
 	// jump draws the log of a level. Levels add up if wanders is true.
 	jump    func(r *rand.Rand) float64
 	wanders bool
@@ -158,7 +158,7 @@ func holds(ci [2]float64) bool {
 func TestCoverageSwitchback(t *testing.T) {
 	t.Parallel()
 	five := func(r *rand.Rand) float64 { return 0.05 * r.NormFloat64() }
-	slow := func(r *rand.Rand) float64 { // one host in four is 10 % slower
+	slow := func(r *rand.Rand) float64 { // one host in four is 10% slower
 		if r.IntN(4) == 0 {
 			return math.Log(0.9)
 		}
@@ -171,14 +171,14 @@ func TestCoverageSwitchback(t *testing.T) {
 		low, high float64
 	}{
 		{"no drift, no jumps", switchWorld{noise: 0.05}, 6, 0.94, 0.96},
-		{"upward drift of 18 % over the run", switchWorld{drift: true, noise: 0.05}, 6, 0.94, 0.96},
-		{"a jump of SD 5 % at each switch", switchWorld{jump: five, noise: 0.05}, 6, 0.94, 0.96},
+		{"upward drift of 18% over the run", switchWorld{drift: true, noise: 0.05}, 6, 0.94, 0.96},
+		{"a jump of SD 5% at each switch", switchWorld{jump: five, noise: 0.05}, 6, 0.94, 0.96},
 		{"drift and jumps", switchWorld{drift: true, jump: five, noise: 0.05}, 6, 0.94, 0.96},
 		{"drift and jumps, four periods of each variant", switchWorld{drift: true, jump: five, noise: 0.05}, 4, 0.94, 0.96},
 		{"drift and jumps, 20 periods of each variant", switchWorld{drift: true, jump: five, noise: 0.05}, 20, 0.94, 0.96},
 		{"drift and jumps, each from the level before", switchWorld{drift: true, jump: five, wanders: true, noise: 0.05}, 6, 0.94, 0.96},
-		{"drift and jumps, noise of SD 1 %", switchWorld{drift: true, jump: five, noise: 0.01}, 6, 0.94, 0.96},
-		{"drift; one switch in four ends on a host that is 10 % slower", switchWorld{drift: true, jump: slow, noise: 0.05}, 6, 0.94, 0.97},
+		{"drift and jumps, noise of SD 1%", switchWorld{drift: true, jump: five, noise: 0.01}, 6, 0.94, 0.96},
+		{"drift; one switch in four ends on a host that is 10% slower", switchWorld{drift: true, jump: slow, noise: 0.05}, 6, 0.94, 0.97},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -230,7 +230,7 @@ func TestCoverageSwitchback(t *testing.T) {
 				count(&once, estimate.Mean(logs[1], 0).Minus(estimate.Mean(logs[0], 0)).Interval())
 			}
 			n := float64(*simulated)
-			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f %% | ±%.1f %% | %.1f %% | ±%.1f %% | %.1f %% | %.1f %% |", c.name,
+			shown(t, "results/method.md", fmt.Sprintf("| %s | %.1f%% | ±%.1f%% | %.1f%% | ±%.1f%% | %.1f%% | %.1f%% |", c.name,
 				100*ours/n, 100*width/n, 100*independent/n, 100*narrow/n, 100*kept/n, 100*once/n))
 			within(t, ours/n, c.low, c.high)
 		})

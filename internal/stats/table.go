@@ -180,7 +180,7 @@ func (t *table) mean(blocks []int, values []float64) estimate.Estimate {
 	return estimate.Mean(values, t.pilotOf(blocks))
 }
 
-// Mean estimates the mean of values, each from a block of its own, with its 95 % interval by Student's t. One
+// Mean estimates the mean of values, each from a block of its own, with its 95% interval by Student's t. One
 // value has no interval: both ends are the value.
 func Mean(values []float64) (m float64, ci95 [2]float64) {
 	e := estimate.Mean(values, 0)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 // WriteFile writes a file, and makes its folder.
@@ -18,6 +19,18 @@ func WriteFile(t testing.TB, file, text string) {
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Stepped returns what time.Now would have returned instead of now if the wall clock had been stepped by whole seconds. The
+// monotonic reading is the same. There is none in a bubble of testing/synctest.
+func Stepped(now time.Time, by time.Duration) time.Time {
+	// The first word of a time.Time with a monotonic reading has a flag, 33 bits of seconds, and 30 of nanoseconds.
+	wall := (*uint64)(unsafe.Pointer(&now))
+	if *wall>>63 == 0 {
+		panic("a time without a monotonic reading")
+	}
+	*wall += uint64(by/time.Second) << 30
+	return now
 }
 
 // Eventually waits until lacking returns "". If that takes longer than within, the test fails with the text that lacking

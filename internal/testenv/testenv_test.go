@@ -39,6 +39,17 @@ func (f *failing) Skipf(format string, args ...any) {
 	panic(f)
 }
 
+// TestStepped: only the wall clock reading differs.
+func TestStepped(t *testing.T) {
+	now := time.Now()
+	for _, by := range []time.Duration{time.Hour, -time.Hour, 30 * 24 * time.Hour} {
+		stepped := Stepped(now, by)
+		if wall, monotonic := stepped.Round(0).Sub(now.Round(0)), stepped.Sub(now); wall != by || monotonic != 0 {
+			t.Errorf("stepped by %s: the wall clock by %s, the monotonic one by %s", by, wall, monotonic)
+		}
+	}
+}
+
 // TestNeeds checks that a test runs if the machine has what it needs, and is skipped otherwise.
 func TestNeeds(t *testing.T) {
 	skips := func(need func(testing.TB)) string {

@@ -413,7 +413,7 @@ func (w *webResult) fill(e *End, out *record.Endpoint) error {
 	}
 	if share := float64(w.late) / float64(max(1, w.due)); share > lateShare {
 		out.Warnings = append(out.Warnings, record.Warnf(record.WarnGeneratorBound,
-			"%.1f %% of the users began more than %s late: this machine cannot start that many on time", 100*share, lateBy))
+			"%.1f%% of the users began more than %s late: this machine cannot start that many on time", 100*share, lateBy))
 	}
 	return nil
 }

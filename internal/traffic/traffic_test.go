@@ -803,7 +803,7 @@ func TestRunsShareTheRuntime(t *testing.T) {
 		t.Error(err)
 	}
 	if p, l := percent(), debug.SetMemoryLimit(-1); p != -1 || l != math.MaxInt64 {
-		t.Errorf("garbage is collected at %d %%, or at %d bytes, while one runs", p, l)
+		t.Errorf("garbage is collected at %d%%, or at %d bytes, while one runs", p, l)
 	}
 	if err := <-long; err != nil {
 		t.Error(err)

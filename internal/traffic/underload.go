@@ -155,11 +155,11 @@ func (p pacing) warnings(seconds float64) []record.Warning {
 		return nil
 	}
 	w := record.Warnf(record.WarnGeneratorBound,
-		"the rate that was set was not reached: %.1f %% of the messages due in the window were not sent by its end, "+
+		"the rate that was set was not reached: %.1f%% of the messages due in the window were not sent by its end, "+
 			"and the latencies are those of a sender that was behind", 100*share)
 	if full := p.full.Seconds() / seconds; full > 0.5*share {
 		w.Code = record.WarnSaturated
-		w.Message += fmt.Sprintf("; the connection accepted nothing for %.0f %% of the window: the path cannot carry that rate", 100*full)
+		w.Message += fmt.Sprintf("; the connection accepted nothing for %.0f%% of the window: the path cannot carry that rate", 100*full)
 	} else {
 		w.Message += ": it lacks CPU time for that rate (set a lower one, or more connections if there are more CPUs)"
 	}

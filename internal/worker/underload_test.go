@@ -15,8 +15,8 @@ import (
 )
 
 // TestServerStopped stops the server's process for 200 ms of a window of 5 s, and checks that latency counts from the time when
-// a message was due. Each message that was due in these 200 ms waits for the rest of them. So 4 % of all messages wait for up
-// to 200 ms, 1 % for more than 150 ms, and 2.5 % for more than 75 ms. The messages are so large that the buffers hold at most
+// a message was due. Each message that was due in these 200 ms waits for the rest of them. So 4% of all messages wait for up
+// to 200 ms, 1% for more than 150 ms, and 2.5% for more than 75 ms. The messages are so large that the buffers hold at most
 // half of these 40. A sender that counted from the time of sending would see only a small part of the delay.
 func TestServerStopped(t *testing.T) {
 	const pause, rate = 200 * time.Millisecond, 200

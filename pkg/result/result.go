@@ -93,7 +93,7 @@ type Row struct {
 	Primary bool
 	// N is the number of blocks with a trial that succeeded. If there is none, the row has no values.
 	N int
-	// Mean is the arithmetic mean of the blocks. CI95 are the ends of its 95 % interval; with one block both are the mean.
+	// Mean is the arithmetic mean of the blocks. CI95 are the ends of its 95% interval; with one block both are the mean.
 	Mean float64
 	CI95 [2]float64
 	// Versus is the comparison with the row's baseline. It is nil in rows of a baseline itself, for loss, and if there is no ratio, as a

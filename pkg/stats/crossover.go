@@ -19,7 +19,7 @@ type Point struct {
 // Crossing is the value on the axis at which the ratio of two series crosses a level.
 type Crossing struct {
 	At float64
-	// CI95 are the ends of the 95 % interval. An end that the blocks do not exclude is the first or the last point: the true one may lie
+	// CI95 are the ends of the 95% interval. An end that the blocks do not exclude is the first or the last point: the true one may lie
 	// beyond.
 	CI95 [2]float64
 }

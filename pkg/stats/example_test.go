@@ -58,7 +58,7 @@ func ExampleHolm() {
 	// again same
 }
 
-// Accelerated Networking is switched off and on between periods, in the order off, on, on, off and so on. Each period is slower by 1 %
+// Accelerated Networking is switched off and on between periods, in the order off, on, on, off and so on. Each period is slower by 1%
 // than the one before, and that cancels.
 func ExampleSwitchBack() {
 	off := []stats.Period{{1, 10.00}, {4, 9.69}, {5, 9.62}, {8, 9.33}, {9, 9.22}, {12, 8.96}}

@@ -22,9 +22,9 @@ import (
 type Ratio struct {
 	// N is the number of blocks. It is 1 if they give no interval.
 	N int
-	// Value is the geometric mean of the ratios within blocks: 1.1 if the variant has 10 % more.
+	// Value is the geometric mean of the ratios within blocks: 1.1 if the variant has 10% more.
 	Value float64
-	// CI95 are the ends of the 95 % interval. With N 1 both are Value.
+	// CI95 are the ends of the 95% interval. With N 1 both are Value.
 	CI95 [2]float64
 	// P is the two-sided p-value of "the ratio is 1". With N 1 it is 1.
 	P float64
@@ -91,8 +91,8 @@ const (
 
 // Verdict judges the ratio. margin is the largest difference that does not matter, as a share: with 0.02 a ratio from 1/1.02 to 1.02 is
 // the same. Same takes precedence, because a difference can be significant and too small to matter. It asks for more than two
-// one-sided tests at 5 % (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
-// equivalence of average bioavailability", Journal of Pharmacokinetics and Biopharmaceutics 15, 1987), which look at the 90 % interval.
+// one-sided tests at 5% (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+// equivalence of average bioavailability", Journal of Pharmacokinetics and Biopharmaceutics 15, 1987), which look at the 90% interval.
 // Higher and Lower need a P of at most 0.05; with several variants, adjust P by Holm first.
 func (r Ratio) Verdict(margin float64) Verdict {
 	side, ok := estimate.Judge(r.N, r.Value, r.CI95, r.P, margin)
@@ -108,7 +108,7 @@ func (r Ratio) Verdict(margin float64) Verdict {
 }
 
 // Holm adjusts the p-values of several comparisons, such as of all variants with one baseline. The probability of any false
-// difference among those with at most 0.05 is then at most 5 % (Holm, "A simple sequentially rejective multiple test procedure",
+// difference among those with at most 0.05 is then at most 5% (Holm, "A simple sequentially rejective multiple test procedure",
 // Scandinavian Journal of Statistics 6, 1979). The result has the order of its argument.
 func Holm(ps []float64) []float64 { return estimate.Holm(ps) }
 

@@ -460,10 +460,15 @@ func metricIn(text, name string) (v float64, ok bool) {
 // carriedIn returns how many packets of all kinds took the fast path one way, out or in.
 func carriedIn(text, way string) (all float64) {
 	for _, kind := range []string{"vxlan", "routed", "local"} {
-		n, _ := metricIn(text, `slipstream_fastpath_packets_total{kind="`+kind+`",reason="fast-`+way+`"}`)
-		all += n
+		all += carriedOf(text, kind, way)
 	}
 	return all
+}
+
+// carriedOf returns how many packets of a kind took the fast path one way.
+func carriedOf(text, kind, way string) float64 {
+	n, _ := metricIn(text, `slipstream_fastpath_packets_total{kind="`+kind+`",reason="fast-`+way+`"}`)
+	return n
 }
 
 // agentOn returns the process ID of the agent on a node, or 0 if there is none.

@@ -192,10 +192,7 @@ func testFastpath(t *testing.T, c *Cluster, kind string) {
 		}
 		return text
 	}
-	packets := func(n, way string) float64 {
-		carried, _ := metricIn(metrics(n), `slipstream_fastpath_packets_total{kind="`+kind+`",reason="fast-`+way+`"}`)
-		return carried
-	}
+	packets := func(n, way string) float64 { return carriedOf(metrics(n), kind, way) }
 	testenv.Eventually(t, time.Minute, "packets between pods are accelerated", func() string {
 		for range 200 {
 			direct()

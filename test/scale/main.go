@@ -288,7 +288,7 @@ func (r result) print(to io.Writer) error {
 		fmt.Fprintf(to, "the agent of %s, for each pod of its node: %+.4f millicores, %+.4f MiB\n", soloNode, r.slope(millicores), r.slope(mib))
 	}
 	for _, s := range r.Shares {
-		fmt.Fprintf(to, "the agents' share of the API server's CPU, %s: by comparison %.1f %% (%.1f–%.1f), by profile %.1f %% (%.1f–%.1f), n = %d blocks\n", s.Name,
+		fmt.Fprintf(to, "the agents' share of the API server's CPU, %s: by comparison %.1f%% (%.1f–%.1f), by profile %.1f%% (%.1f–%.1f), n = %d blocks\n", s.Name,
 			100*s.Estimate, 100*s.CI95[0], 100*s.CI95[1], 100*s.Profile, 100*s.ProfileCI95[0], 100*s.ProfileCI95[1], s.Blocks)
 	}
 	return nil
@@ -306,7 +306,7 @@ func (r result) check() (err error) {
 	}
 	for _, s := range r.Shares {
 		if max(s.CI95[0], s.ProfileCI95[0]) > s.Most {
-			err = errors.Join(err, fmt.Errorf("%s: the agents take %.1f %% of the API server's CPU, by its profile %.1f %%; want at most %.0f %%", s.Name, 100*s.Estimate, 100*s.Profile, 100*s.Most))
+			err = errors.Join(err, fmt.Errorf("%s: the agents take %.1f%% of the API server's CPU, by its profile %.1f%%; want at most %.0f%%", s.Name, 100*s.Estimate, 100*s.Profile, 100*s.Most))
 		}
 	}
 	return err

@@ -21,7 +21,7 @@ const (
 	redHat = "rpm"
 )
 
-// compression is understood by Debian 12, Ubuntu 22.04, RHEL 8 and what is newer. xz saves 5 % and takes three times as long.
+// compression is understood by Debian 12, Ubuntu 22.04, RHEL 8 and what is newer. xz saves 5% and takes three times as long.
 const compression = "zstd"
 
 var formats = map[string]nfpm.Packager{debian: deb.Default, redHat: rpm.DefaultRPM}

@@ -92,8 +92,8 @@ type Cluster struct {
 	pace       pace
 	// sharedLimit limits the rate of writes to policies.
 	sharedLimit *rate.Limiter
-	// restUntil is the time, in nanoseconds since 1970, before which no write to a policy is tried, after one failed.
-	restUntil atomic.Int64
+	// restUntil is the time before which no write to a policy is tried, after one failed; nil if none has.
+	restUntil atomic.Pointer[time.Time]
 	// losses reads the node's counters.
 	losses func() losses
 }

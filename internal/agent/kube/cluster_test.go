@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -23,6 +24,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"slipstream.dev/api/v1alpha1"
 	"slipstream.dev/internal/testenv"
@@ -60,6 +62,8 @@ type api struct {
 	daemonSet string
 	// late is the extra delay of events for agents of a fleet.
 	late time.Duration
+	// ahead is how far the server's clock is ahead of the agents'; it does not tell them if that is 0.
+	ahead time.Duration
 }
 
 // change is an event for watches, and when it happened.
@@ -178,6 +182,9 @@ func (s *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.asked["unauthorized"]++
 	}
 	refuse := s.refuse
+	if s.ahead != 0 {
+		w.Header().Set("Date", time.Now().Add(s.ahead).UTC().Format(http.TimeFormat))
+	}
 	s.mu.Unlock()
 	if !known {
 		s.fail(w, http.StatusUnauthorized, "Unauthorized")
@@ -601,6 +608,62 @@ func TestCluster(t *testing.T) {
 	})
 }
 
+// TestTimesAreTheServers: the clock of the API server is two hours ahead of the node's. What the agent writes has the server's time.
+func TestTimesAreTheServers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		s.ahead = 2 * time.Hour
+		s.put(nodePath, nodeObject(object{"zone": "a"}))
+		s.put(daemonPath, daemonSet())
+		s.put(policyPath+"a", policyObject("a", 1, 1, object{"accelerate": accelerate("0", "nic"), "nodeSelector": object{"zone": "a"}}))
+		c, desired := s.connect(t)
+		next(t, desired, "a")
+		c.Publish(agent.Status{Ready: true, Reason: v1alpha1.ReasonApplied})
+		c.Notify(agent.Event{Warning: true, Reason: v1alpha1.ReasonHeld, Message: "somebody has it"})
+		time.Sleep(10 * time.Second)
+		isTheServers := func(what string, text any) {
+			t.Helper()
+			at, err := time.Parse(time.RFC3339, fmt.Sprint(text))
+			if ahead := time.Until(at); err != nil || ahead < s.ahead-time.Minute || ahead > s.ahead {
+				t.Errorf("%s has the time %v, %s ahead of the node's, want 2h", what, text, ahead)
+			}
+		}
+		conditions := 0
+		for _, path := range []string{statePath, policyPath + "a"} {
+			status, _ := s.get(path)["status"].(object)
+			for _, condition := range asList(status["conditions"]) {
+				conditions++
+				isTheServers(fmt.Sprint(path, " ", condition["type"]), condition["lastTransitionTime"])
+			}
+		}
+		if conditions < 3 { // Ready of the node, Selected and RolledOut of the policy
+			t.Errorf("%d conditions", conditions)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for path, o := range s.objects {
+			if strings.HasPrefix(path, "/api/v1/namespaces/default/events/") {
+				isTheServers(path, o["lastTimestamp"])
+			}
+		}
+	})
+}
+
+// TestRestsWhateverTheWallClockSays: an agent whose write failed tries no other one until it has rested, also if the wall clock
+// is stepped meanwhile.
+func TestRestsWhateverTheWallClockSays(t *testing.T) {
+	for _, step := range []time.Duration{time.Hour, -time.Hour} { // since the write
+		c := &Cluster{rules: cache.NewStore(cache.MetaNamespaceKeyFunc)}
+		for rest, want := range map[time.Duration]error{-time.Second: nil, time.Minute: errResting} {
+			until := testenv.Stepped(time.Now().Add(rest), -step)
+			c.restUntil.Store(&until)
+			if err := c.mayWrite(&v1alpha1.AccelerationPolicy{}); !errors.Is(err, want) {
+				t.Errorf("%s left to rest, and a step of %s: %v, want %v", rest, step, err, want)
+			}
+		}
+	}
+}
+
 // TestPolicyIsParsedOnce checks that a version of a policy is parsed once, and forgotten when there
 // is another.
 func TestPolicyIsParsedOnce(t *testing.T) {
@@ -687,6 +750,11 @@ func TestLeavesBeforeConditionIsKnown(t *testing.T) {
 	}}
 	if status, reason, _, wait := c.verdict(p, m); status != metav1.ConditionUnknown || reason != v1alpha1.ReasonPending || wait < usualPace.patience {
 		t.Errorf("with its own condition the verdict is %q %q after %s, want Unknown %s", status, reason, wait, v1alpha1.ReasonPending)
+	}
+	// The condition was written before the API server's clock was set back by an hour.
+	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(m.left.Add(time.Hour))
+	if status, reason, _, wait := c.verdict(p, m); status != metav1.ConditionUnknown || reason != v1alpha1.ReasonPending || wait > usualPace.doubt {
+		t.Errorf("with a condition of the future the verdict is %q %q after %s, want Unknown %s", status, reason, wait, v1alpha1.ReasonPending)
 	}
 }
 

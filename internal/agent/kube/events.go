@@ -63,7 +63,7 @@ func (c *Cluster) writeEvent(ctx context.Context, e agent.Event) error {
 	if e.Warning {
 		kind = corev1.EventTypeWarning
 	}
-	now := metav1.Now()
+	now := metav1.NewTime(c.clock.Now())
 	event := &corev1.Event{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s.slipstream.%x", c.options.Node, now.UnixNano())},

@@ -118,7 +118,7 @@ func (c *Cluster) verdict(p *v1alpha1.AccelerationPolicy, m *marking) (status me
 	at := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionSelected)
 	current := at != nil && at.ObservedGeneration == p.Generation
 	_, unclear := p.Spec.Nodes()
-	if m.selected || current && (at.Status != metav1.ConditionTrue || at.LastTransitionTime.After(m.left)) {
+	if m.selected || current && (at.Status != metav1.ConditionTrue || at.LastTransitionTime.After(m.left) && !c.clock.Future(at.LastTransitionTime.Time)) {
 		m.left = time.Time{} // there is nothing to doubt, or another agent has answered
 	}
 	switch {
@@ -131,7 +131,8 @@ func (c *Cluster) verdict(p *v1alpha1.AccelerationPolicy, m *marking) (status me
 	case !m.left.IsZero():
 		// Agents of other selected nodes will set it again. That is two writes, and every agent receives both. So if many nodes
 		// are relabelled one after another, it happens only once per pace.doubt.
-		return metav1.ConditionUnknown, v1alpha1.ReasonPending, "a node has lost the labels; agents of others that have them will say so", max(c.pace.patience, at.LastTransitionTime.Add(c.pace.doubt).Sub(m.left))
+		wait = max(c.pace.patience, min(c.pace.doubt, at.LastTransitionTime.Add(c.pace.doubt).Sub(m.left)))
+		return metav1.ConditionUnknown, v1alpha1.ReasonPending, "a node has lost the labels; agents of others that have them will say so", wait
 	}
 	return "", "", "", 0
 }
@@ -141,7 +142,7 @@ const noNode = "no node has the labels of nodeSelector; kubectl get nodes --show
 // mark writes the condition, unless another agent has done so first.
 func (c *Cluster) mark(ctx context.Context, p *v1alpha1.AccelerationPolicy, status metav1.ConditionStatus, reason, message string) error {
 	_, err := c.patchPolicy(ctx, p, metav1.Condition{
-		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation, LastTransitionTime: metav1.NewTime(c.clock.Now()),
+		Type: v1alpha1.ConditionSelected, Status: status, Reason: reason, Message: message, ObservedGeneration: p.Generation,
 	}, p.Status.Rollout, nil)
 	return err
 }
@@ -162,7 +163,7 @@ type policyWrite struct {
 // name the same version. So an agent that still sees that version, because events come late, does not send a second one. After a
 // minute it does: versions may repeat when etcd is restored, and the API server refuses writes for other reasons too.
 func (c *Cluster) mayWrite(p *v1alpha1.AccelerationPolicy) error {
-	if time.Now().UnixNano() < c.restUntil.Load() {
+	if until := c.restUntil.Load(); until != nil && time.Now().Before(*until) {
 		return errResting
 	}
 	known, ok, _ := c.rules.GetByKey(p.Name)
@@ -204,6 +205,7 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 	}
 	c.noteWrite(p)
 	conditions := p.DeepCopy().Status.Conditions
+	condition.LastTransitionTime = metav1.NewTime(c.clock.Now())
 	meta.SetStatusCondition(&conditions, condition)
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": p.ResourceVersion},
@@ -215,7 +217,8 @@ func (c *Cluster) patchPolicy(ctx context.Context, p *v1alpha1.AccelerationPolic
 	err = c.clients.shared.Patch(types.MergePatchType).Resource("accelerationpolicies").Name(p.Name).SubResource("status").MaxRetries(0).Body(patch).Do(ctx).Into(&now)
 	if err != nil && !outdone(err) {
 		c.forgetWrite(p)
-		c.restUntil.Store(time.Now().Add(c.pace.retry + rand.N(c.pace.retry)).UnixNano())
+		until := time.Now().Add(c.pace.retry + rand.N(c.pace.retry))
+		c.restUntil.Store(&until)
 	}
 	return now, err
 }

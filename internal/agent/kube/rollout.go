@@ -48,7 +48,7 @@ type pace struct {
 	// burst is the time in which changes of policies, pods and the node are handled as one.
 	burst time.Duration
 	// between is the minimum time between two writes of the node's status. counts is how long changed figures wait to be written
-	// (± 20 %), if nothing else has changed. If they change again within that time after the write, they wait twice as long, and
+	// (± 20%), if nothing else has changed. If they change again within that time after the write, they wait twice as long, and
 	// so on. After a failed write, the next try comes after retry to twice that.
 	between, counts, retry time.Duration
 	// patience is how long an agent waits for others to say that they are selected.
@@ -663,7 +663,7 @@ func (c *Cluster) next(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *t
 		r.Complete = true
 		return c.write(ctx, p, r, metav1.ConditionTrue, v1alpha1.ReasonComplete, "all nodes have it, and none reported a problem"+without)
 	}
-	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d %% of the nodes have it", r.Percent))
+	return c.write(ctx, p, r, metav1.ConditionFalse, v1alpha1.ReasonProgressing, fmt.Sprintf("%d%% of the nodes have it", r.Percent))
 }
 
 // peers lists the nodes that a policy selects. It asks for the table that kubectl prints: some 300 bytes a node, from the API
@@ -755,7 +755,11 @@ func (c *Cluster) downSince(ctx context.Context, names []string, at time.Time) (
 		}
 		for _, n := range one.Items {
 			ready := readyCondition(&n)
-			if ready != nil && ready.Status != corev1.ConditionTrue && ready.LastTransitionTime.After(at) && n.CreationTimestamp.Time.Before(at) {
+			if ready == nil || ready.Status == corev1.ConditionTrue || !ready.LastTransitionTime.After(at) || !n.CreationTimestamp.Time.Before(at) {
+				continue
+			}
+			// A kubelet that reports this itself has a clock of its own, by which it may have done so for longer.
+			if ready.LastHeartbeatTime.Sub(ready.LastTransitionTime.Time) <= c.clock.Since(at) {
 				down = append(down, name)
 			}
 		}

@@ -445,6 +445,39 @@ func TestRolloutWaitsForReady(t *testing.T) {
 	})
 }
 
+// TestDownSince: a rollout halts at nodes that have not been Ready since it began, but not at those that were not Ready before,
+// also if a kubelet's clock is ahead.
+func TestDownSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPI()
+		c, err := New(s.config(), Options{Node: "node0", Log: slog.New(slog.DiscardHandler)})
+		must(t, err)
+		began := time.Now().Add(-10 * time.Minute)
+		for name, tt := range map[string]struct {
+			created, transition, heartbeat time.Duration // from now
+			want                           bool
+		}{
+			"since":                                 {-time.Hour, -5 * time.Minute, -5 * time.Minute, true},
+			"since, silent":                         {-time.Hour, -5 * time.Minute, -6 * time.Minute, true},
+			"since, by a clock two hours ahead":     {-time.Hour, 115 * time.Minute, 116 * time.Minute, true},
+			"before":                                {-2 * time.Hour, -time.Hour, -time.Minute, false},
+			"before, by a clock two hours ahead":    {-2 * time.Hour, time.Hour, 119 * time.Minute, false},
+			"a node that has joined, and never was": {-5 * time.Minute, -5 * time.Minute, -time.Minute, false},
+		} {
+			at := func(d time.Duration) string { return time.Now().Add(d).UTC().Format(time.RFC3339) }
+			o := nodeNamed("node1", false)
+			o["metadata"].(object)["creationTimestamp"] = at(tt.created)
+			ready := o["status"].(object)["conditions"].([]any)[0].(object)
+			ready["lastTransitionTime"], ready["lastHeartbeatTime"] = at(tt.transition), at(tt.heartbeat)
+			s.put("/api/v1/nodes/node1", o)
+			down, err := c.downSince(t.Context(), []string{"node1"}, began)
+			if err != nil || (len(down) > 0) != tt.want {
+				t.Errorf("%s: down are %v, %v, want it: %t", name, down, err, tt.want)
+			}
+		}
+	})
+}
+
 // never fails the test if the condition becomes true within a while.
 func never(t *testing.T, is func() bool) {
 	t.Helper()

@@ -171,7 +171,7 @@ func (w *statusWriter) wanted() (s v1alpha1.NodeAccelerationStatus, ok bool) {
 	if w.written != nil {
 		s.Conditions = slices.Clone(w.written.Conditions)
 	}
-	setConditions(&s.Conditions, *published)
+	setConditions(&s.Conditions, *published, metav1.NewTime(w.clock.Now()))
 	return s, true
 }
 
@@ -302,11 +302,11 @@ func equalStatus(a, b v1alpha1.NodeAccelerationStatus) bool {
 }
 
 // setConditions sets the conditions of a node, and removes those of accelerators that no policy wants.
-func setConditions(all *[]metav1.Condition, s agent.Status) {
+func setConditions(all *[]metav1.Condition, s agent.Status, now metav1.Time) {
 	wanted := map[string]bool{v1alpha1.ConditionReady: true}
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		wanted[kind] = true
-		meta.SetStatusCondition(all, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: short(message)})
+		meta.SetStatusCondition(all, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: short(message), LastTransitionTime: now})
 	}
 	ready := metav1.ConditionFalse
 	if s.Ready {

@@ -62,8 +62,9 @@ func inSummary(summary, policy string) (state v1alpha1.State, reason string, ok 
 // uncounted says that this agent has reported something that the counts of a policy do not include yet, and when. It is urgent if it is
 // about a failure, or the end of a rollout.
 type uncounted struct {
-	at     time.Time
-	urgent bool
+	// at is by the API server's clock, as the time of a count, and since by this machine's.
+	at, since time.Time
+	urgent    bool
 }
 
 // standings of a policy on a node, of which a change is counted. Between them a rollout moves, and pods come and go.
@@ -99,7 +100,7 @@ func (c *Cluster) noteReport(policy string, urgent bool) {
 	if !c.summarized {
 		return
 	}
-	c.reported[policy] = uncounted{c.clock.Now(), urgent || c.reported[policy].urgent}
+	c.reported[policy] = uncounted{c.clock.Now(), time.Now(), urgent || c.reported[policy].urgent}
 }
 
 // tally counts the nodes of a policy, if this agent has reported something that no count includes yet.
@@ -111,7 +112,7 @@ func (c *Cluster) tally(ctx context.Context, p *v1alpha1.AccelerationPolicy, loo
 		return nil
 	}
 	var counted time.Time
-	if n := p.Status.Nodes; n != nil {
+	if n := p.Status.Nodes; n != nil && !c.clock.Future(n.Counted.Time) {
 		counted = n.Counted.Time
 	}
 	// The clock of the API server is known to a second, and a list may be a little out of date.
@@ -120,14 +121,11 @@ func (c *Cluster) tally(ctx context.Context, p *v1alpha1.AccelerationPolicy, loo
 		return nil
 	}
 	// Agents report that a policy has reached them within pace.counts.
-	from, next := reported.at.Add(c.pace.counts), counted.Add(c.pace.doubt)
+	wait, rest := c.pace.counts, c.pace.doubt
 	if reported.urgent {
-		from, next = reported.at.Add(c.pace.spread), counted.Add(c.pace.tally)
+		wait, rest = c.pace.spread, c.pace.tally
 	}
-	if next.After(from) {
-		from = next
-	}
-	if !look.due(from.Sub(c.clock.Now())+c.share(p.UID)) || !c.gate.caughtUp() {
+	if !look.due(max(wait-time.Since(reported.since), rest-c.clock.Since(counted))+c.share(p.UID)) || !c.gate.caughtUp() {
 		return nil
 	}
 	return c.count(ctx, p, reported)
@@ -163,9 +161,7 @@ func (c *Cluster) count(ctx context.Context, p *v1alpha1.AccelerationPolicy, rep
 		return fmt.Errorf("count the nodes of policy %s: %w", p.Name, err)
 	}
 	slices.Sort(failed)
-	condition := readiness(p, counts, failed, waiting)
-	condition.LastTransitionTime = metav1.NewTime(c.clock.Now())
-	if _, err := c.patchPolicy(ctx, p, condition, p.Status.Rollout, &counts); err != nil {
+	if _, err := c.patchPolicy(ctx, p, readiness(p, counts, failed, waiting), p.Status.Rollout, &counts); err != nil {
 		return err
 	}
 	c.forgetReport(p.Name, reported)
@@ -209,7 +205,7 @@ func (c *Cluster) postponeReport(policy string, r uncounted) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.reported[policy] == r {
-		r.at = r.at.Add(c.pace.unknown + rand.N(c.pace.unknown))
+		r.since = r.since.Add(c.pace.unknown + rand.N(c.pace.unknown))
 		c.reported[policy] = r
 	}
 }

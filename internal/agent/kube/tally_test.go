@@ -99,6 +99,33 @@ func TestTally(t *testing.T) {
 	})
 }
 
+// TestTallyAfterTheServersClockIsSetBack checks that nodes are counted although the last count is of the future by now.
+func TestTallyAfterTheServersClockIsSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 3)
+		defer f.stop()
+		f.mu.Lock()
+		f.ahead = time.Hour
+		f.mu.Unlock()
+		f.put(policyPath+"all", everywhere("all", object{}))
+		time.Sleep(3 * time.Minute)
+		f.mu.Lock()
+		f.ahead = -time.Second // about the time of the agents; 0 would tell them nothing
+		f.mu.Unlock()
+		for _, h := range f.agents {
+			h.Notify(agent.Event{Reason: "Repaired", Message: "a request whose answer has the time"})
+		}
+		time.Sleep(usualPace.events)
+		f.agents[1].change(func(s *agent.Status) {
+			s.Policies[0].State, s.Policies[0].Reason = v1alpha1.StateFailed, v1alpha1.ReasonConflict
+		})
+		time.Sleep(usualPace.tally + 20*time.Second)
+		if got, text := f.stateOfPolicy("all"); got != "False Failed 3 2 1" {
+			t.Errorf("the policy is %s: %s, want that one of 3 nodes failed", got, text)
+		}
+	})
+}
+
 // TestTallyWithOldRoles checks that agents that may not list NodeAccelerations rarely try, and work otherwise.
 func TestTallyWithOldRoles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

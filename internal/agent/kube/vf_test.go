@@ -39,7 +39,7 @@ func TestSetConditions(t *testing.T) {
 		{agent.Status{Ready: true, Reason: "Applied", Accelerators: state("Toy", "True", "Playing")}, []string{"Ready True Applied", "Toy True Playing"}},
 		{agent.Status{Ready: true, Reason: "NoPolicy"}, []string{"Ready True NoPolicy"}},
 	} {
-		setConditions(&all, c.status)
+		setConditions(&all, c.status, metav1.Now())
 		var got []string
 		for _, condition := range all {
 			got = append(got, fmt.Sprint(condition.Type, " ", condition.Status, " ", condition.Reason))

@@ -72,6 +72,7 @@ func TestOddExec(t *testing.T) {
 		proxy     = "a/client-0 cannot reach service 198.51.100.1:7466: does the cluster run kube-proxy or a replacement?"
 		closed    = "a/client-0 cannot reach service 198.51.100.1:7466, nor the pod behind it at 198.51.100.7:7466: does a network policy keep them apart"
 		tls       = "the API server and the kubelet of node a do not agree on the kubelet's certificate, for kubectl exec and kubectl logs neither: does its request wait for approval"
+		expired   = "the certificate of the kubelet of node a is not valid by the API server's clock, for kubectl exec and kubectl logs neither: renew it, or correct the clocks of the two"
 		backend   = "the API server does not reach the kubelet of node a, for kubectl exec and kubectl logs neither: let it through to the kubelet's port, 10250, or repair its tunnel"
 	)
 	to := func(address string) func([]string) int {
@@ -95,7 +96,9 @@ func TestOddExec(t *testing.T) {
 		"a webhook": {refuse: &metav1.Status{Code: http.StatusBadRequest, Reason: metav1.StatusReasonBadRequest, Message: `admission webhook "validate.kyverno.svc-fail" denied the request: exec is not allowed`},
 			service: forbidden, worker: forbidden},
 		"a certificate that waits": {refuse: &metav1.Status{Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError, Message: "error dialing backend: remote error: tls: internal error"}, service: tls, worker: tls},
-		"a tunnel that is down":    {refuse: &metav1.Status{Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError, Message: "error dialing backend: No agent available"}, service: backend, worker: backend},
+		"clocks that differ": {refuse: &metav1.Status{Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError, Message: "error dialing backend: tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time 2020-01-01T00:00:00Z is before 2026-01-01T00:00:00Z"},
+			service: expired, worker: expired},
+		"a tunnel that is down": {refuse: &metav1.Status{Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError, Message: "error dialing backend: No agent available"}, service: backend, worker: backend},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api, c := fakeCluster(t, nil)

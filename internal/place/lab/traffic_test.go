@@ -430,7 +430,7 @@ func TestRate(t *testing.T) {
 					t.Logf("%s to %s: %.1f Mbit/s on the wire", ends[0], ends[1], got/1e6)
 				}
 				if got < 0.95*rate || got > 1.05*rate {
-					t.Errorf("%s to %s: %.1f Mbit/s on the wire, want 500 ± 5 %%", ends[0], ends[1], got/1e6)
+					t.Errorf("%s to %s: %.1f Mbit/s on the wire, want 500 ± 5%%", ends[0], ends[1], got/1e6)
 				}
 			}
 		})

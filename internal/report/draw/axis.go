@@ -68,7 +68,7 @@ func (p *pen) valueAxis(a axis, f frame) {
 
 // shareLabel writes a share in % at the left of a frame.
 func (p *pen) shareLabel(f frame, share float64) {
-	p.text(point{f.left - 5, f.y(share) + 3}, fmt.Sprintf("%g %%", 100*share), small, Muted, alignRight)
+	p.text(point{f.left - 5, f.y(share) + 3}, fmt.Sprintf("%g%%", 100*share), small, Muted, alignRight)
 }
 
 // niceAbove returns the next 1, 2 or 5 × a power of ten that is not below v.

@@ -43,7 +43,7 @@ func TestTicks(t *testing.T) {
 		for _, tick := range s.Ticks() {
 			got = append(got, tick.Text)
 			if tick.At-last < 10 || tick.At < 0 || tick.At > 100 {
-				t.Errorf("%v: a tick at %g %%, after one at %g %%", s, tick.At, last)
+				t.Errorf("%v: a tick at %g%%, after one at %g%%", s, tick.At, last)
 			}
 			last = tick.At
 		}

@@ -111,7 +111,7 @@ func (p *pen) timeline(t Timelines, panel Timeline, at frame, highest float64, a
 	for i, steps := range panel.Areas {
 		p.stepArea(steps, t.Areas[i].Ink, func(t, v float64) point { return panel.place(areas, t, v) })
 	}
-	p.timelineGrid(panel, areas, 1, "100 %", axis)
+	p.timelineGrid(panel, areas, 1, "100%", axis)
 	p.timelineGrid(panel, areas, 0, "0", axis)
 	if panel.AreasName == "" {
 		p.text(point{at.left + 4, areas.bottom - 6}, panel.AreasMissing, small, Muted, alignLeft)

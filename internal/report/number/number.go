@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Interval is a 95 % interval. It is unknown if a bound is not finite.
+// Interval is a 95% interval. It is unknown if a bound is not finite.
 type Interval struct{ Low, High float64 }
 
 // Of returns the interval of n blocks. One block has none, whatever ci is.
@@ -48,16 +48,21 @@ type Estimate struct{ Value, Interval string }
 // String returns "0.86 (0.84–0.88)", for example.
 func (e Estimate) String() string { return e.With("") }
 
-// With puts a unit after the value: "41 % (39–43)".
+// With puts a unit after the value: "41% (39–43)".
 func (e Estimate) With(unit string) string {
-	s := e.Value
-	if unit != "" {
-		s += " " + unit
-	}
+	s := WithUnit(e.Value, unit)
 	if e.Interval != "" {
 		s += " (" + e.Interval + ")"
 	}
 	return s
+}
+
+// WithUnit puts a unit after a value: "1.2 Gb/s", but "41%".
+func WithUnit(value, unit string) string {
+	if unit == "" || unit == "%" {
+		return value + unit
+	}
+	return value + " " + unit
 }
 
 // Format formats a value and its interval with the same number of decimals.
@@ -87,7 +92,7 @@ func Percent(share float64, ci Interval) Estimate {
 }
 
 // Share formats a share in whole %.
-func Share(share float64) string { return Fixed(100*share, 0) + " %" }
+func Share(share float64) string { return WithUnit(Fixed(100*share, 0), "%") }
 
 // Fixed formats a value with a number of decimals, and a dash if it is not finite.
 func Fixed(v float64, decimals int) string {

@@ -38,7 +38,7 @@ func (r Relation) value(place float64) float64 {
 	return math.Exp(low + share*(high-low))
 }
 
-// Crossing returns the value on the axis at which the log ratio crosses a level, with its 95 % interval; ok is false if it does not,
+// Crossing returns the value on the axis at which the log ratio crosses a level, with its 95% interval; ok is false if it does not,
 // or if there are fewer than two blocks. At each place, a t-test of the blocks' log ratios tests whether the log ratio equals
 // the level there. The interval consists of the places where the test does not reject that (Fieller, "Some
 // problems in interval estimation", Journal of the Royal Statistical Society B 16, 1954), so it has the same

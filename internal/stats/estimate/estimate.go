@@ -72,7 +72,7 @@ func (e Estimate) Minus(o Estimate) Estimate {
 	return d
 }
 
-// HalfWidth returns half the width of the 95 % interval. It is 0 for N 1, which has no interval.
+// HalfWidth returns half the width of the 95% interval. It is 0 for N 1, which has no interval.
 func (e Estimate) HalfWidth() float64 {
 	if e.SE == 0 {
 		return 0
@@ -80,13 +80,13 @@ func (e Estimate) HalfWidth() float64 {
 	return Student(e.DF).Quantile(1-Alpha/2) * e.SE
 }
 
-// Interval returns the 95 % interval of the mean.
+// Interval returns the 95% interval of the mean.
 func (e Estimate) Interval() [2]float64 {
 	h := e.HalfWidth()
 	return [2]float64{e.Mean - h, e.Mean + h}
 }
 
-// Ratio returns the ratio whose log is estimated, with its 95 % interval.
+// Ratio returns the ratio whose log is estimated, with its 95% interval.
 func (e Estimate) Ratio() (ratio float64, ci95 [2]float64) {
 	ci := e.Interval()
 	return math.Exp(e.Mean), [2]float64{math.Exp(ci[0]), math.Exp(ci[1])}
@@ -109,7 +109,7 @@ func TailProbability(x, df float64) float64 { return 2 * Student(df).CDF(-math.A
 // Student returns Student's t distribution.
 func Student(df float64) distuv.StudentsT { return distuv.StudentsT{Sigma: 1, Nu: df} }
 
-// Trend returns how far the last quarter of a series lies above its first (0.18 means 18 %), and whether the
+// Trend returns how far the last quarter of a series lies above its first (0.18 means 18%), and whether the
 // slope of its logs is significant.
 func Trend(blocks []int, values []float64) (rise float64, significant bool) {
 	n := len(values)

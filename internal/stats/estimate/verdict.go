@@ -23,7 +23,7 @@ func Holm(ps []float64) []float64 {
 	return adjusted
 }
 
-// Judge decides on a ratio from n blocks. side is 0 if the ratio is 1 but for the margin: its whole 95 % interval lies within.
+// Judge decides on a ratio from n blocks. side is 0 if the ratio is 1 but for the margin: its whole 95% interval lies within.
 // That takes precedence, because a difference can be significant and too small to matter. Otherwise side is 1 or -1 if the ratio
 // is above or below 1, with a p of at most Alpha. If nothing is proven, ok is false.
 func Judge(n int, ratio float64, ci95 [2]float64, p, margin float64) (side int, ok bool) {

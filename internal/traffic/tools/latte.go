@@ -263,7 +263,7 @@ func latteMachine(e *record.Endpoint, figures map[string]float64) error {
 	m := record.Machine{Busy: figures["CPU(%)"] / 100, Interrupts: figures["Interrupt/sec"], Switches: figures["CtxSwitch/sec"]}
 	switch {
 	case m.Busy > 1:
-		return fmt.Errorf("CPUs that are busy for %g %% of the time", 100*m.Busy)
+		return fmt.Errorf("CPUs that are busy for %g%% of the time", 100*m.Busy)
 	case m.Interrupts > 1e9 || m.Switches > 1e9:
 		return fmt.Errorf("%g interrupts and %g context switches an iteration", m.Interrupts, m.Switches)
 	case m != record.Machine{}:

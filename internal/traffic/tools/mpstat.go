@@ -211,7 +211,7 @@ func mpstatTimes(id int, percent map[string]float64, rounding float64) (cpu reco
 	share, total := make(map[string]float64), 0.0
 	for name, v := range percent {
 		if !(v >= 0 && v <= 100) {
-			return record.CPU{}, false, fmt.Errorf("%s of %g %% of CPU %d", name, v, id)
+			return record.CPU{}, false, fmt.Errorf("%s of %g%% of CPU %d", name, v, id)
 		}
 		share[name] = v / 100
 		total += v / 100
@@ -220,7 +220,7 @@ func mpstatTimes(id int, percent map[string]float64, rounding float64) (cpu reco
 	case total == 0:
 		return record.CPU{}, false, nil
 	case math.Abs(total-1) > rounding+1e-9:
-		return record.CPU{}, false, fmt.Errorf("CPU %d has shares of %.0f %% in all", id, 100*total)
+		return record.CPU{}, false, fmt.Errorf("CPU %d has shares of %.0f%% in all", id, 100*total)
 	}
 	cpu = record.CPU{
 		ID: id, User: share["usr"] + share["user"] + share["nice"] + share["guest"] + share["gnice"],

@@ -174,7 +174,7 @@ func wrkPercentiles(output []byte) (map[string]float64, error) {
 		}
 		name := map[string]string{"50": metrics.LatencyP50, "99": metrics.LatencyP99}[string(m[1])]
 		if _, again := percentiles[name]; again {
-			return nil, fmt.Errorf("it has the percentile %s %% twice", m[1])
+			return nil, fmt.Errorf("it has the percentile %s%% twice", m[1])
 		}
 		percentiles[name] = v * wrkUnits[string(m[3])]
 	}

@@ -295,7 +295,7 @@ func TestReadRefuses(t *testing.T) {
 		"Server listening on TCP port 5001\n[  4]  0.0-10.0 sec  1.09 GBytes   39 Mbits/sec\n":                                                               "give the client's",
 		"20140114124826,127.0.0.1,54402,127.0.0.1,5001,5,0.0-10.0,52551090176\n":                                                                             "with 8 fields",
 		"10:00:00 CPU %usr %idle\n10:00:01 0 1 99\n":                                                                                                         "it has no averages",
-		"Average: CPU %usr %idle\nAverage: 0 1 9\n":                                                                                                          "CPU 0 has shares of 10 % in all",
+		"Average: CPU %usr %idle\nAverage: 0 1 9\n":                                                                                                          "CPU 0 has shares of 10% in all",
 		"Average: CPU %usr %idle\nAverage: 0 1 99\nAverage: 0 1 99\n":                                                                                        "CPU 0 is listed twice",
 		"Average: CPU %usr %idle\nAverage: 0 x 99\n":                                                                                                         `%usr of "x" of CPU 0`,
 		"Running experiment 1...\nExperiment 1 completed.\n":                                                                                                 "run 1 has 0 bit rates",
@@ -459,10 +459,10 @@ func TestMpstatShapes(t *testing.T) {
 	}
 	for output, want := range map[string]string{
 		"Linux 6 (a)  1/2/26  _x86_64_  (4 CPU)\nAverage: CPU %usr %idle\nAverage: 0 1 99\n":                         "the averages of 1 of 4 CPUs",
-		"Average: CPU %usr %idle\nAverage: 0 1.00 9":                                                                 "line 2: CPU 0 has shares of 10 %",
+		"Average: CPU %usr %idle\nAverage: 0 1.00 9":                                                                 "line 2: CPU 0 has shares of 10%",
 		"Average: CPU %usr %idle\nAverage: 0 1.00 99":                                                                "line 2: it has no line end",
 		`{"sysstat":{"hosts":[{"number-of-cpus":2,"statistics":[{"cpu-load":[{"cpu":"all","usr":1,"idle":99}]}]}]}}`: "0 of 2 CPUs: run mpstat with -P ALL",
-		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[{"cpu":"0","usr":1,"idle":9}]}]}]}}`:                       "CPU 0 has shares of 10 %",
+		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[{"cpu":"0","usr":1,"idle":9}]}]}]}}`:                       "CPU 0 has shares of 10%",
 		`{"sysstat":{"hosts":[{"statistics":[{"cpu-load":[`:                                                          "is incomplete",
 	} {
 		if _, err := Read([]byte(output), Known{}); err == nil || !strings.Contains(err.Error(), want) {
