@@ -57,7 +57,7 @@ var environments = []environment{
 	{kind: "network", name: "a flowtable at other devices, to which a rule adds connections of pods", fast: answer{"yes since Linux 7.2, no before", "make kernels"}},
 	{kind: "network", name: "WireGuard", fast: answer{"no", "fastpath.TestRouters"}},
 	{kind: "network", name: "hosts over SSH, as root or by sudo", measure: yes("hosts.TestExperiment"), steer: yes("hosts.TestExperiment")},
-	{kind: "network", name: "hosts over SSH that run Windows (Wine)", measure: yes("hosts.TestWindows"), steer: answer{"no, and a run says so", "hosts.TestWindows"}, fast: answer{"no", "worker.TestWindows"}},
+	{kind: "network", name: "hosts over SSH that run Windows (Wine)", measure: yes("hosts.TestWindows"), steer: answer{"no, and a run says so", "hosts.TestWindowsUp"}, fast: answer{"no", "worker.TestWindows"}},
 
 	{kind: "system", name: "Debian with systemd, from the deb", install: answer{"install, upgrade, remove", "install.TestDebUnderSystemd"}, steer: yes("install.TestDebUnderSystemd")},
 	{kind: "system", name: "Debian without systemd, from the deb", install: answer{"install, upgrade, remove", "install.TestDebWithoutSystemd"}, steer: yes("install.TestDebWithoutSystemd")},
