@@ -39,7 +39,7 @@ var taggedTests = map[string]string{"cluster.TestPeers": "peers"}
 
 // environments has the rows that are not of test/kernels. What is not certain to be in a test is left out.
 var environments = []environment{
-	{kind: "network", name: "a cluster: flannel with VXLAN, kube-proxy with nftables", measure: yes("cluster.TestSharedCluster/Run"), steer: yes("cluster.TestSharedCluster/Run"), fast: yes("cluster.TestThirdCluster/Agent")},
+	{kind: "network", name: "a cluster: flannel with VXLAN, kube-proxy with nftables", measure: yes("cluster.TestThirdCluster/Run"), steer: yes("cluster.TestThirdCluster/Run"), fast: yes("cluster.TestThirdCluster/Agent")},
 	{kind: "network", name: "a cluster: flannel with host-gw, or with VXLAN and DirectRouting", fast: yes("cluster.TestFlannelThatRoutes")},
 	{kind: "network", name: "a cluster: VXLAN in the shape of Calico's, kube-proxy with iptables", measure: yes("cluster.TestSharedCluster/TwoClusters")},
 	{kind: "network", name: "a cluster: Cilium, routed or VXLAN, without kube-proxy; routed with kube-proxy; chained to flannel", measure: yes("cluster.TestPeers"), fast: answer{"no, and the policy says why", "cluster.TestPeers"}},
