@@ -119,13 +119,13 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # QUIET: the tests of ./test that check measured figures. They run alone.
 # WHOLE and WAITING: packages that create network namespaces. They wait for the kernel and for processes more than they compute,
 # so two run at a time. In WHOLE, ./test checks that a run leaves the machine as it was, and the others change nothing that it
-# checks. WAITING has the other packages, the longest first and ./test/cluster last: it keeps the CPUs busy, and starts when the
-# others end.
+# checks. They wait most of all, so a third runs beside them: ./test/scale, which is fixed pauses, and twelve tests of a package.
+# WAITING has the other packages, the longest first and ./test/cluster last: it keeps the CPUs busy, and starts when the others end.
 # All other packages run first, at the same time. Only CPU time limits them, and GOGC=400 leaves less of it to garbage collection.
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Action|Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
-WHOLE := ./test ./internal/place/hosts ./internal/worker ./internal/doctor
-WAITING := ./internal/fastpath ./internal/agent ./test/scale ./internal/place/lab/... ./internal/traffic/tools ./internal/testenv ./test/install ./test/cluster
+WHOLE := ./test ./internal/place/hosts ./test/scale ./internal/worker ./internal/doctor
+WAITING := ./internal/fastpath ./internal/agent ./internal/place/lab/... ./internal/traffic/tools ./internal/testenv ./test/install ./test/cluster
 # -vet=off, because make lint runs vet. Test programs without symbols link faster, and tests copy some of them to other hosts.
 GOTEST  := .ci/gotest -count=1 -vet=off -ldflags='-s -w' -timeout=25m $(if $(RUN),-run '$(RUN)')
 
@@ -139,7 +139,7 @@ test: test-deps $(GOTESTSUM) $(HELM) $(KREW) ## Run every test; as root, those o
 	@comm -23 <(go list $(PACKAGES) | sort) <(go list $(MEASURING) $(WHOLE) $(WAITING) | sort) | GOGC=400 xargs -r $(GOTEST) -p=4 --
 	@$(call asked,$(MEASURING)) | xargs -r $(GOTEST) -p=1 --
 	@$(if $(RUN),,$(call asked,./test) | xargs -r $(GOTEST) -run '$(QUIET)' --)
-	@$(call asked,$(WHOLE)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6 $(if $(RUN),,-skip '$(QUIET)') --
+	@$(call asked,$(WHOLE)) | .ci/expedite xargs -r $(GOTEST) -p=3 -parallel=12 $(if $(RUN),,-skip '$(QUIET)') --
 	@$(call asked,$(WAITING)) | .ci/expedite xargs -r $(GOTEST) -p=2 -parallel=6 --
 
 # ./test and its folders need root and a built program, except for test/text. The race detector needs a C compiler. Linking

@@ -228,6 +228,7 @@ func must(t testing.TB, err error) {
 // slipstream azure. All trials succeed, those of the variant on with Accelerated Networking and those of off without, and at
 // the end the machines are as they were. Before that, a run without the resource group says what to set, and changes nothing.
 func TestANVMs(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	testenv.NeedRoot(t)
 	for _, tool := range []string{"/usr/sbin/sshd", "ip", "iperf3", "qperf"} {
 		testenv.NeedProgram(t, tool, "make test-deps")
@@ -314,12 +315,11 @@ func TestANVMs(t *testing.T) {
 // TestHostPresets runs the presets for hosts, shortened, through a firewall that lets SSH and the ports of their workloads through, if
 // they have any. All trials succeed, on the hosts of their variants.
 func TestHostPresets(t *testing.T) {
+	t.Parallel() // most of the time it waits
 	testenv.NeedRoot(t)
 	for _, tool := range []string{"/usr/sbin/sshd", "ip", "nft", "qperf", "sockperf"} {
 		testenv.NeedProgram(t, tool, "make test-deps")
 	}
-	names := []string{"vm1", "vm2", "vm3", "vm4"}
-	vms, controller, bin := newVMs(t, names...)
 	for _, c := range []struct {
 		preset string
 		hosts  int
@@ -334,6 +334,9 @@ func TestHostPresets(t *testing.T) {
 		{"zones", 3, true, 4, map[string]string{"within": "vm1 vm2", "between": "vm1 vm3"}},
 	} {
 		t.Run(c.preset, func(t *testing.T) {
+			t.Parallel()
+			names := []string{"vm1", "vm2", "vm3", "vm4"}[:c.hosts]
+			vms, controller, bin := newVMs(t, names...)
 			for _, v := range vms {
 				rules := "flush ruleset\n"
 				if c.closed {
@@ -358,7 +361,7 @@ func TestHostPresets(t *testing.T) {
 				}))
 			}
 			out := t.TempDir()
-			cmd := exec.Command(program, "run", c.preset, "--on", "hosts:"+strings.Join(names[:c.hosts], ","), "--out", out, "--runs", "1", "--duration", "1s")
+			cmd := exec.Command(program, "run", c.preset, "--on", "hosts:"+strings.Join(names, ","), "--out", out, "--runs", "1", "--duration", "1s")
 			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "SSH_AUTH_SOCK=")
 			var all strings.Builder
 			cmd.Stdout, cmd.Stderr = &all, &all

@@ -39,7 +39,7 @@ var taggedTests = map[string]string{"cluster.TestPeers": "peers"}
 
 // environments has the rows that are not of test/kernels. What is not certain to be in a test is left out.
 var environments = []environment{
-	{kind: "network", name: "a cluster: flannel with VXLAN, kube-proxy with nftables", measure: yes("cluster.TestSharedCluster/Run"), steer: yes("cluster.TestSharedCluster/Run"), fast: yes("cluster.TestThirdCluster/Agent")},
+	{kind: "network", name: "a cluster: flannel with VXLAN, kube-proxy with nftables", measure: yes("cluster.TestThirdCluster/Run"), steer: yes("cluster.TestThirdCluster/Run"), fast: yes("cluster.TestThirdCluster/Agent")},
 	{kind: "network", name: "a cluster: flannel with host-gw, or with VXLAN and DirectRouting", fast: yes("cluster.TestFlannelThatRoutes")},
 	{kind: "network", name: "a cluster: VXLAN in the shape of Calico's, kube-proxy with iptables", measure: yes("cluster.TestSharedCluster/TwoClusters")},
 	{kind: "network", name: "a cluster: Cilium, routed or VXLAN, without kube-proxy; routed with kube-proxy; chained to flannel", measure: yes("cluster.TestPeers"), fast: answer{"no, and the policy says why", "cluster.TestPeers"}},
@@ -57,7 +57,7 @@ var environments = []environment{
 	{kind: "network", name: "a flowtable at other devices, to which a rule adds connections of pods", fast: answer{"yes since Linux 7.2, no before", "make kernels"}},
 	{kind: "network", name: "WireGuard", fast: answer{"no", "fastpath.TestRouters"}},
 	{kind: "network", name: "hosts over SSH, as root or by sudo", measure: yes("hosts.TestExperiment"), steer: yes("hosts.TestExperiment")},
-	{kind: "network", name: "hosts over SSH that run Windows (Wine)", measure: yes("hosts.TestWindows"), steer: answer{"no, and a run says so", "hosts.TestWindows"}, fast: answer{"no", "worker.TestWindows"}},
+	{kind: "network", name: "hosts over SSH that run Windows (Wine)", measure: yes("hosts.TestWindows"), steer: answer{"no, and a run says so", "hosts.TestWindowsUp"}, fast: answer{"no", "worker.TestWindows"}},
 
 	{kind: "system", name: "Debian with systemd, from the deb", install: answer{"install, upgrade, remove", "install.TestDebUnderSystemd"}, steer: yes("install.TestDebUnderSystemd")},
 	{kind: "system", name: "Debian without systemd, from the deb", install: answer{"install, upgrade, remove", "install.TestDebWithoutSystemd"}, steer: yes("install.TestDebWithoutSystemd")},

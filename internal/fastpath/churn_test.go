@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -25,7 +24,6 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"slipstream.dev/internal/fastpath"
 	"slipstream.dev/internal/place/lab/overlay"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
@@ -365,12 +363,7 @@ func (w *world) taken() map[string]uint64 {
 func (w *world) restart(i int) {
 	w.Helper()
 	w.stop(i)
-	ns := w.ns(fmt.Sprintf("n%d", i))
-	w.Cleanup(func() { w.stop(i); ns.Close() })
-	var err error
-	if w.paths[i], err = fastpath.Start(ns, slog.New(slog.NewTextHandler(w.Output(), nil))); err != nil {
-		w.Fatal(err)
-	}
+	w.startOn(i)
 }
 
 // TestChurn deletes pods that receive traffic, and creates others with their addresses, on the same
@@ -394,8 +387,8 @@ func TestChurn(t *testing.T) {
 			t.Parallel()
 			shape := tt.shape
 			w := newWorld(t, shape, tt.offload)
+			w.start() // on both nodes
 			w.local = tt.local
-			w.start()
 			numbers := addresses
 			if w.local {
 				numbers *= 2 // half of them are of node0

@@ -504,8 +504,7 @@ func TestResyncBesideForgedPackets(t *testing.T) {
 			t.Fatalf("conntrack has %+v", is)
 		}
 		w.trip(e, 10)
-		w.stop(1)
-		w.start()
+		w.startOn(0)
 		w.accelerate(e)
 	}
 }
@@ -607,29 +606,22 @@ func TestForgedRSTInPages(t *testing.T) {
 // another pod forges a SYN, FIN, RST or other packets fifty times a second.
 func TestForgedPackets(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		name  string
-		flags byte
-	}{
-		{"SYN", tcpSYN},
-		{"RST", tcpRST},
-		{"FIN", 0x11},
-		{"ACK", 0x10},
-		{"URG", 0x30},
-		{"no flags", 0},
-	} {
-		for _, kind := range []string{"vxlan", "local"} {
-			t.Run(kind+" "+tt.name, func(t *testing.T) {
-				t.Parallel()
-				checkBesideForged(worldOf[kind](t), tt.flags)
-			})
-		}
+	for _, kind := range []string{"vxlan", "local"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			w := worldOf[kind](t)
+			w.start()
+			for name, flags := range map[string]byte{
+				"SYN": tcpSYN, "RST": tcpRST, "FIN": 0x11, "ACK": 0x10, "URG": 0x30, "no flags": 0,
+			} {
+				w.sub(name, func() { w.checkBesideForged(flags) })
+			}
+		})
 	}
 }
 
 // checkBesideForged checks a connection while another pod, which has accelerated connections too, forges its packets.
-func checkBesideForged(w *world, flags byte) {
-	w.start()
+func (w *world) checkBesideForged(flags byte) {
 	e := w.connect().back()
 	w.accelerate(e)
 	near, ways := 1, uint64(1) // sent counts both directions of local connections
@@ -675,7 +667,7 @@ func TestRouteMTU(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, tt.shape, spec.OffloadFull)
-			w.start()
+			w.startOn(0)
 			near := w.datagrams()
 			if tt.shape == overlay.ShapeRouted { // otherwise the kernel does not fragment, but answers by ICMP
 				option(t, near, func(fd int) error {

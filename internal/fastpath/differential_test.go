@@ -639,7 +639,7 @@ func TestDifferential(t *testing.T) {
 				}
 			}
 			fast := sides[0]
-			fast.start()
+			fast.startOn(0)
 			testenv.PinThread(t) // or the last packet may overtake another
 			seed := cmp.Or(*seed, uint64(time.Now().UnixNano()))
 			t.Logf("seed %d", seed)

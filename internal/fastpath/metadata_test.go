@@ -3,6 +3,7 @@
 package fastpath_test
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -199,6 +200,14 @@ type metadataTest struct {
 	unseenBy []string
 	six      bool
 	shape    string
+	// world is the name of the network that the test shares with others, which set metadata in turn; empty for a network of its own. A
+	// program at a device of the fast path must be there before, so these tests have their own.
+	world string
+}
+
+func (tt metadataTest) String() string {
+	version := map[bool]string{false: "IPv4", true: "IPv6"}[tt.six]
+	return fmt.Sprintf("%s %s %s TOS %d", tt.name, cmp.Or(tt.shape, spec.ShapeFlannel), version, tt.tos)
 }
 
 func metadataTests() []metadataTest {
@@ -217,28 +226,29 @@ func metadataTests() []metadataTest {
 	}
 	const in, out = ebpf.AttachTCXIngress, ebpf.AttachTCXEgress
 	tcx := []string{v1alpha1.UnseenByTCX}
+	const nothing, calico, rules, others, bridge = "nothing", "nothing Calico", "rules", "other settings", "programs at the bridge"
 	return []metadataTest{
-		{name: "nothing"},
-		{name: "nothing", six: true},
-		{name: "nothing", shape: spec.ShapeCalico},
-		{name: "TOS", tos: 0x10},
-		{name: "TOS", tos: 0x10, six: true},
-		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0"},
-		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", shape: spec.ShapeCalico},
-		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", six: true},
-		{name: "sending: nftables sets the class of the outer packet", slow: "n0", set: func(w *world) func() {
+		{name: "nothing", world: nothing},
+		{name: "nothing", six: true, world: nothing},
+		{name: "nothing", shape: spec.ShapeCalico, world: calico},
+		{name: "TOS", tos: 0x10, world: nothing},
+		{name: "TOS", tos: 0x10, six: true, world: nothing},
+		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", world: rules},
+		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", shape: spec.ShapeCalico, world: calico},
+		{name: "sending: nftables sets the class", set: forward("n0", ""), slow: "n0", six: true, world: rules},
+		{name: "sending: nftables sets the class of the outer packet", slow: "n0", world: rules, set: func(w *world) func() {
 			return w.setPriority("n0", nftables.ChainHookPostrouting, "")
 		}},
-		{name: "sending: iptables sets the class", slow: "n0", set: func(w *world) func() { return w.classify("iptables-legacy", "FORWARD") }},
-		{name: "sending: iptables sets the class of the outer packet", slow: "n0", set: func(w *world) func() { return w.classify("iptables-legacy", "OUTPUT") }},
-		{name: "sending: iptables sets the class", slow: "n0", six: true, set: func(w *world) func() { return w.classify("ip6tables-legacy", "FORWARD") }},
-		{name: "sending: forwarding keeps the priority", set: sysctl},
-		{name: "sending: forwarding keeps the priority", set: sysctl, tos: 0x10, slow: "n0"},
-		{name: "sending: the route has a realm", set: (*world).realm, slow: "n0"},
-		{name: "sending: a program at the bridge sets the priority", unseenBy: tcx, set: at("n0", "cni0", in, field(skbPriority, 9))}, // ip_forward overwrites it
+		{name: "sending: iptables sets the class", slow: "n0", world: rules, set: func(w *world) func() { return w.classify("iptables-legacy", "FORWARD") }},
+		{name: "sending: iptables sets the class of the outer packet", slow: "n0", world: rules, set: func(w *world) func() { return w.classify("iptables-legacy", "OUTPUT") }},
+		{name: "sending: iptables sets the class", slow: "n0", six: true, world: rules, set: func(w *world) func() { return w.classify("ip6tables-legacy", "FORWARD") }},
+		{name: "sending: forwarding keeps the priority", set: sysctl, world: others},
+		{name: "sending: forwarding keeps the priority", set: sysctl, tos: 0x10, slow: "n0", world: others},
+		{name: "sending: the route has a realm", set: (*world).realm, slow: "n0", world: others},
+		{name: "sending: a program at the bridge sets the priority", world: bridge, unseenBy: tcx, set: at("n0", "cni0", in, field(skbPriority, 9))}, // ip_forward overwrites it
 		{name: "sending: a program at the VXLAN device sets the priority", unseenBy: tcx, slow: "n0", set: at("n0", "flannel.1", out, field(skbPriority, 9))},
-		{name: "sending: a program at the bridge sets tc_index", unseenBy: tcx, slow: "n0", set: at("n0", "cni0", in, field(skbTCIndex, 9))},
-		{name: "sending: a program at the bridge sets the queue", unseenBy: tcx, set: at("n0", "cni0", in, field(skbQueue, 3))}, // the VXLAN device chooses again
+		{name: "sending: a program at the bridge sets tc_index", world: bridge, unseenBy: tcx, slow: "n0", set: at("n0", "cni0", in, field(skbTCIndex, 9))},
+		{name: "sending: a program at the bridge sets the queue", world: bridge, unseenBy: tcx, set: at("n0", "cni0", in, field(skbQueue, 3))}, // the VXLAN device chooses again
 		{name: "sending: a program at the VXLAN device sets the delivery time", unseenBy: tcx, slow: "n0", set: at("n0", "flannel.1", out, func(w *world) *ebpf.Program { return w.setTime(3) })},
 		{name: "sending: a program at the pod's link sets the priority", set: at("n0", "pod", in, field(skbPriority, 9))},
 		{name: "sending: a program at the pod's link sets the priority", set: at("n0", "pod", in, field(skbPriority, 9)), six: true},
@@ -246,13 +256,13 @@ func metadataTests() []metadataTest {
 		{name: "sending: a program at the pod's link sets the queue", set: at("n0", "pod", in, field(skbQueue, 3))},
 		{name: "sending: a program at the pod's link sets the delivery time", set: at("n0", "pod", in, func(w *world) *ebpf.Program { return w.setTime(3) })},
 		{name: "sending: a program at the NIC sets the priority", slow: "n0", set: at("n0", "eth0", out, field(skbPriority, 9))},
-		{name: "receiving: nftables sets the class", set: forward("n1", "flannel.1")},
+		{name: "receiving: nftables sets the class", set: forward("n1", "flannel.1"), world: others},
 		{name: "receiving: a program at the NIC sets the priority", set: at("n1", "eth0", in, field(skbPriority, 9))},
 		{name: "receiving: a program at the NIC sets the priority", set: at("n1", "eth0", in, field(skbPriority, 9)), six: true},
 		{name: "receiving: a program at the NIC sets tc_index", set: at("n1", "eth0", in, field(skbTCIndex, 9))},
 		{name: "receiving: a program at the NIC sets the queue", set: at("n1", "eth0", in, field(skbQueue, 3))},
 		{name: "receiving: a program at the VXLAN device sets tc_index", unseenBy: tcx, set: at("n1", "flannel.1", in, field(skbTCIndex, 9))},
-		{name: "receiving: a program at the bridge sets tc_index", unseenBy: tcx, slow: "n1", set: at("n1", "cni0", out, field(skbTCIndex, 9))},
+		{name: "receiving: a program at the bridge sets tc_index", world: bridge, unseenBy: tcx, slow: "n1", set: at("n1", "cni0", out, field(skbTCIndex, 9))},
 	}
 }
 
@@ -260,67 +270,117 @@ func metadataTests() []metadataTest {
 // without the fast path. If the slow path sets metadata that the fast path would not, the connection must stay on it.
 func TestMetadata(t *testing.T) {
 	t.Parallel()
+	worlds := make(map[string][]metadataTest)
 	for _, tt := range metadataTests() {
-		if tt.shape == "" {
-			tt.shape = spec.ShapeFlannel
-		}
-		version := map[bool]string{false: "IPv4", true: "IPv6"}[tt.six]
-		t.Run(fmt.Sprintf("%s %s %s TOS %d", tt.name, tt.shape, version, tt.tos), func(t *testing.T) {
+		name := cmp.Or(tt.world, tt.String())
+		worlds[name] = append(worlds[name], tt)
+	}
+	for name, tests := range worlds {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tt.run(newWorldOf(t, tt.shape, spec.OffloadFull, tt.six))
+			six := slices.ContainsFunc(tests, func(tt metadataTest) bool { return tt.six })
+			w := newWorldOf(t, cmp.Or(tests[0].shape, spec.ShapeFlannel), spec.OffloadFull, six) // with IPv4 in any case
+			var all []*metadataRun
+			for _, tt := range tests {
+				w.six = tt.six
+				r := &metadataRun{tt: tt, world: w}
+				if !r.prepare() {
+					continue
+				}
+				if len(tests) > 1 {
+					r.end()
+				}
+				all = append(all, r)
+			}
+			w.start(tests[0].unseenBy...)
+			for _, r := range all {
+				w.six = r.tt.six
+				w.sub(r.tt.String(), func() {
+					if len(tests) > 1 {
+						r.end = r.begin()
+					}
+					r.check()
+				})
+			}
 		})
 	}
 }
 
-func (tt metadataTest) run(w *world) {
-	e := w.connect().back()
-	w.setTOS(e, tt.tos)
-	end := func() {}
-	if tt.set != nil {
-		if end = tt.set(w); end == nil {
-			return
-		}
+// metadataRun is a test with its connection. recorded is what packets have without the fast path, by place.
+type metadataRun struct {
+	*world
+	tt        metadataTest
+	e         echo
+	end       func()
+	recorders map[string]func() map[metadata]uint64
+	recorded  map[string]map[metadata]uint64
+}
+
+// begin sets metadata until end is called. It returns nil if this kernel cannot do that.
+func (r *metadataRun) begin() (end func()) {
+	r.Helper()
+	if r.tt.set == nil {
+		return func() {}
 	}
-	port := uint16(e.RemoteAddr().(*net.TCPAddr).Port)
+	return r.tt.set(r.world)
+}
+
+// prepare records metadata without the fast path. It reports whether this kernel can set it.
+func (r *metadataRun) prepare() bool {
+	r.Helper()
+	r.e = r.connect().back()
+	r.e.noKeepalive(r.T)
+	r.setTOS(r.e, r.tt.tos)
+	if r.end = r.begin(); r.end == nil {
+		return false
+	}
+	port := uint16(r.e.RemoteAddr().(*net.TCPAddr).Port)
 	ip := int32(20)
-	if tt.six {
+	if r.tt.six {
 		ip = 40
 	}
-	recorders := map[string]func() map[metadata]uint64{
-		"at the NIC": w.recordMetadata("n0", ebpf.AttachTCXEgress, 14+50+ip, port),
-		"in the pod": w.recordMetadata("n1p0", ebpf.AttachTCXIngress, 14+ip, port),
+	r.recorders = map[string]func() map[metadata]uint64{
+		"at the NIC": r.recordMetadata("n0", ebpf.AttachTCXEgress, 14+50+ip, port),
+		"in the pod": r.recordMetadata("n1p0", ebpf.AttachTCXIngress, 14+ip, port),
 	}
-	w.trip(e, 100)
-	slow := make(map[string]map[metadata]uint64)
-	for where, take := range recorders {
-		if slow[where] = take(); len(slow[where]) == 0 {
-			w.Fatalf("no packets %s", where)
+	r.trip(r.e, 100)
+	r.recorded = make(map[string]map[metadata]uint64)
+	for where, take := range r.recorders {
+		if r.recorded[where] = take(); len(r.recorded[where]) == 0 {
+			r.Fatalf("no packets %s", where)
 		}
 	}
-	w.start(tt.unseenBy...)
-	if tt.slow == "" {
-		w.accelerate(e)
+	return true
+}
+
+// check uses the connection with the fast path.
+func (r *metadataRun) check() {
+	for _, take := range r.recorders {
+		take() // its last acknowledgement, delayed until the metadata of another test was set
+	}
+	if r.tt.slow == "" {
+		r.accelerate(r.e)
 	} else {
-		node := int(tt.slow[1] - '0')
-		before := w.counts(node)
-		w.eventually("packets take the slow path because it rewrites them", func() { w.trip(e, 10) }, func() bool {
-			return w.counts(node)["rewritten"] >= before["rewritten"]+5
+		node := int(r.tt.slow[1] - '0')
+		before := r.counts(node)
+		r.eventually("packets take the slow path because it rewrites them", func() { r.trip(r.e, 10) }, func() bool {
+			return r.counts(node)["rewritten"] >= before["rewritten"]+5
 		})
 	}
 	for range 50 { // longer than a flow stays valid
-		w.trip(e, 10)
+		r.trip(r.e, 10)
 		time.Sleep(20 * time.Millisecond)
 	}
-	for where, take := range recorders {
+	for where, take := range r.recorders {
 		for is, n := range take() {
-			if slow[where][is] == 0 {
-				w.Errorf("%s, %d packets have %+v; without the fast path they have %+v", where, n, is, slices.Collect(maps.Keys(slow[where])))
+			if r.recorded[where][is] == 0 {
+				r.Errorf("%s, %d packets have %+v; without the fast path they have %+v", where, n, is, slices.Collect(maps.Keys(r.recorded[where])))
 			}
 		}
 	}
-	if tt.slow != "" {
-		end()
-		w.accelerate(e)
+	r.end()
+	if r.tt.slow != "" {
+		r.accelerate(r.e)
 	}
 }
 

@@ -376,12 +376,11 @@ func TestUnseenBy(t *testing.T) {
 		all = append(all, k.name)
 	}
 	for _, k := range kinds {
-		w.start(slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == k.name })...)
+		w.startOn(0, slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == k.name })...)
 		if !w.skips(0, k.why) {
 			t.Errorf("with all kinds but %s in unseenBy, skipped are %q", k.name, w.paths[0].Skipped())
 		}
 		w.stop(0)
-		w.stop(1)
 	}
 	w.start(all...)
 	w.accelerate(w.connect().back())

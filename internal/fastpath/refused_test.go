@@ -25,6 +25,8 @@ import (
 // path without programs.
 type disturbance struct {
 	name string
+	// ofPod means that it disturbs all connections of the pod.
+	ofPod bool
 	// prepare is called before the connection is opened, disturb while it is accelerated. pod is the network namespace of the
 	// end.
 	prepare func(w *world, pod string)
@@ -32,7 +34,7 @@ type disturbance struct {
 }
 
 var disturbances = []disturbance{
-	{name: "padded frames", disturb: func(w *world, pod string, _ net.Conn) { w.pad(pod) }},
+	{name: "padded frames", ofPod: true, disturb: func(w *world, pod string, _ net.Conn) { w.pad(pod) }},
 	{name: "IP options", disturb: func(w *world, _ string, end net.Conn) {
 		w.control(end, func(fd int) error {
 			return unix.SetsockoptString(fd, unix.IPPROTO_IP, unix.IP_OPTIONS, "\x01\x01\x01\x01")
@@ -52,7 +54,7 @@ var disturbances = []disturbance{
 			w.control(end, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, 64) })
 		})
 	}},
-	{name: "BIG TCP", prepare: func(w *world, pod string) {
+	{name: "BIG TCP", ofPod: true, prepare: func(w *world, pod string) {
 		w.in(pod, func() error {
 			const most = 3 << 16
 			l, err := netlink.LinkByName("eth0")
@@ -62,7 +64,7 @@ var disturbances = []disturbance{
 			return errors.Join(netlink.LinkSetGSOMaxSize(l, most), netlink.LinkSetGSOIPv4MaxSize(l, most))
 		})
 	}},
-	{name: "another path", disturb: func(w *world, pod string, end net.Conn) { w.sendNatively(pod, end) }},
+	{name: "another path", ofPod: true, disturb: func(w *world, pod string, end net.Conn) { w.sendNatively(pod, end) }},
 }
 
 // pad makes a pod pad short frames, as some NICs of virtual machines do.
@@ -130,62 +132,94 @@ func (w *world) sendNatively(pod string, end net.Conn) {
 // must be as before acceleration.
 func TestDisturbedConnections(t *testing.T) {
 	t.Parallel()
+	worlds := make(map[string][]disturbed)
 	for _, d := range disturbances {
 		for _, place := range []string{"n0p0", "n1p0"} {
-			t.Run(d.name+" from "+place, func(t *testing.T) {
-				t.Parallel()
-				w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
-				nodes := []string{"n0", "n1"}
-				for _, node := range nodes {
-					w.dropInvalid(node)
-				}
-				if d.prepare != nil {
-					d.prepare(w, place)
-				}
-				e := w.connect().back()
-				e.noKeepalive(t)
-				before := w.settledEntries(e, nodes)
-				w.start()
-				w.accelerate(e)
-				end := net.Conn(e.Conn)
-				if place == "n1p0" {
-					end = e.far
-				}
-				if d.disturb != nil {
-					d.disturb(w, place, end)
-				}
-				for range 4 {
-					w.transfer(e, 16<<20)
-					w.trip(e, 100)
-				}
-				defer func() {
-					if t.Failed() {
-						t.Logf("%+v, before %+v; n0 %+v n1 %+v", "", before, w.conntrack("n0", e), w.conntrack("n1", e))
-						w.Log(w.paths[0].Describe())
-						w.Log(w.paths[1].Describe())
-					}
-				}()
-				w.eventually("the idle connection's entries are as before", nil, func() bool {
-					return !slices.ContainsFunc(nodes, func(node string) bool {
-						is := w.conntrack(node, e)
-						return is.State != before[node].State || is.Flags != before[node].Flags || is.Timeout < establishedTimeout-60
-					})
-				})
-				// The server is the first to send, and to close.
-				_ = e.SetDeadline(time.Now().Add(patience))
-				if _, err := e.far.Write([]byte("hello")); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := io.ReadFull(e, make([]byte, 5)); err != nil {
-					t.Fatalf("after it was idle: %v", err)
-				}
-				w.trip(e, 1)
-				_ = e.far.Close()
-				if _, err := e.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-					t.Errorf("after the server has closed the connection: %v", err)
-				}
-			})
+			one := disturbed{disturbance: d, place: place}
+			name := "socket options"
+			if d.ofPod {
+				name = one.String()
+			}
+			worlds[name] = append(worlds[name], one)
 		}
+	}
+	for name, tests := range worlds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
+			for _, node := range w.nodes() {
+				w.dropInvalid(node)
+			}
+			for i := range tests {
+				tests[i].open(w)
+			}
+			w.start()
+			for _, d := range tests {
+				w.sub(d.String(), func() { d.check(w) })
+			}
+		})
+	}
+}
+
+// disturbed is a connection of which one end is disturbed.
+type disturbed struct {
+	disturbance
+	place string // of that end
+	e     echo
+	// before has its conntrack entries without the fast path, by node.
+	before map[string]conntrack.Progress
+}
+
+func (d disturbed) String() string { return d.name + " from " + d.place }
+
+func (d *disturbed) open(w *world) {
+	w.Helper()
+	if d.prepare != nil {
+		d.prepare(w, d.place)
+	}
+	d.e = w.connect().back()
+	d.e.noKeepalive(w.T)
+	d.before = w.settledEntries(d.e, w.nodes())
+}
+
+func (d disturbed) check(w *world) {
+	w.accelerate(d.e)
+	end := net.Conn(d.e.Conn)
+	if d.place == "n1p0" {
+		end = d.e.far
+	}
+	if d.disturb != nil {
+		d.disturb(w, d.place, end)
+	}
+	for range 4 {
+		w.transfer(d.e, 16<<20)
+		w.trip(d.e, 100)
+	}
+	defer func() {
+		if w.Failed() {
+			w.Logf("before %+v; n0 %+v n1 %+v", d.before, w.conntrack("n0", d.e), w.conntrack("n1", d.e))
+			w.Log(w.paths[0].Describe())
+			w.Log(w.paths[1].Describe())
+		}
+	}()
+	w.eventually("the idle connection's entries are as before", nil, func() bool {
+		return !slices.ContainsFunc(w.nodes(), func(node string) bool {
+			is := w.conntrack(node, d.e)
+			return is.State != d.before[node].State || is.Flags != d.before[node].Flags || is.Timeout < establishedTimeout-60
+		})
+	})
+	// The server is the first to send, and to close.
+	_ = d.e.SetDeadline(time.Now().Add(patience))
+	if _, err := d.e.far.Write([]byte("hello")); err != nil {
+		w.Fatal(err)
+	}
+	if _, err := io.ReadFull(d.e, make([]byte, 5)); err != nil {
+		w.Fatalf("after it was idle: %v", err)
+	}
+	w.trip(d.e, 1)
+	_ = d.e.far.Close()
+	if _, err := d.e.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		w.Errorf("after the server has closed the connection: %v", err)
 	}
 }
 

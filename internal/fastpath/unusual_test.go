@@ -246,7 +246,7 @@ func sendUnusualSegments(t *testing.T, shape, offload string, six bool, want int
 		})
 	}
 	fast := sides[0]
-	fast.start()
+	fast.startOn(0)
 	testenv.PinThread(t) // or the last packet may overtake another
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

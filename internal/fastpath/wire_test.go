@@ -189,84 +189,107 @@ func TestDatagramsOnTheWire(t *testing.T) {
 	t.Parallel()
 	for _, shape := range shapes {
 		for _, offload := range offloads {
-			for _, tos := range []int{0, 2, 3, 0x28 | 1} {
-				// One connection uses a Service, two use IPv6.
-				front, by, six := front(direct), "", false
-				switch {
-				case tos == 3 && shape != spec.ShapeCalico:
-					front, by = byService, " service"
-				case tos == 2 && shape != spec.ShapeCalico, tos == 0x28|1 && shape == spec.ShapeCalico:
-					six, by = true, " IPv6"
+			t.Run(shape+" "+offload, func(t *testing.T) {
+				t.Parallel()
+				w := newWorldOf(t, shape, offload, true) // with IPv4 as in all worlds
+				var all []*wireTest
+				for _, tos := range []int{0, 2, 3, 0x28 | 1} {
+					// One connection uses a Service, two use IPv6.
+					front, by, six := front(direct), "", false
+					switch {
+					case tos == 3 && shape != spec.ShapeCalico:
+						front, by = byService, " service"
+					case tos == 2 && shape != spec.ShapeCalico, tos == 0x28|1 && shape == spec.ShapeCalico:
+						six, by = true, " IPv6"
+					}
+					w.six = six
+					c := w.wireTest(front, tos)
+					c.name = fmt.Sprintf("%#x%s", tos, by)
+					c.slow = c.captured(10)
+					all = append(all, c)
 				}
-				t.Run(fmt.Sprintf("%s %s %#x%s", shape, offload, tos, by), func(t *testing.T) {
-					t.Parallel()
-					w := newWorldOf(t, shape, offload, six)
-					server := uint16(0)
-					near := w.datagramsBy(func(w *world, protocol byte, to netip.AddrPort) netip.AddrPort {
-						server = to.Port()
-						return front(w, protocol, to)
-					})
-					raw, err := near.SyscallConn()
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := errors.Join(raw.Control(func(fd uintptr) {
-						if six {
-							err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_TCLASS, tos)
-						} else {
-							err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, tos)
-						}
-					}), err); err != nil {
-						t.Fatal(err)
-					}
-					sizes := []int{0, 1, 2, 63, 64, 1000, 1421, 1422} // up to the MTU
-					if six {
-						sizes[6], sizes[7] = 1381, 1382 // up to the MTU of IPv6 routes of a pod
-					}
-					answer := make([]byte, 2048)
-					send := func(rounds int) {
-						t.Helper()
-						for range rounds {
-							for _, size := range sizes {
-								message := bytes.Repeat([]byte{byte(size), 0xff, 7}, size/3+1)[:size]
-								_ = near.SetReadDeadline(time.Now().Add(patience))
-								if _, err := near.Write(message); err != nil {
-									t.Fatal(err)
-								}
-								if n, err := near.Read(answer); err != nil || !bytes.Equal(answer[:n], message) {
-									t.Fatalf("of %d bytes %d came back: %v", size, n, err)
-								}
-							}
-						}
-					}
-					stop := w.capture(unix.IPPROTO_UDP, server)
-					send(10)
-					slow := stop()
+				w.start()
+				for _, c := range all {
+					w.sub(c.name, c.compare)
+				}
+			})
+		}
+	}
+}
 
-					w.start()
-					fast := func() bool {
-						before := w.counts(0)["fast-out"]
-						send(4)
-						return w.counts(0)["fast-out"] >= before+uint64(4*len(sizes))
-					}
-					w.eventually("fast path", nil, fast)
-					before := w.counts(0)
-					stop = w.capture(unix.IPPROTO_UDP, server)
-					send(10)
-					quick := stop()
-					if n := w.counts(0)["fast-out"] - before["fast-out"]; n < uint64(9*len(sizes)) {
-						t.Fatalf("%d of %d datagrams took the fast path: %v", n, 10*len(sizes), w.counts(0))
-					}
-					if len(slow) != 10*len(sizes) || len(quick) != len(slow) {
-						t.Fatalf("%d datagrams were on the wire from the slow path, %d from the fast one, want %d", len(slow), len(quick), 10*len(sizes))
-					}
-					for i := range slow {
-						if a, b := slow[i], quick[i]; a.headers != b.headers || a.size != b.size || a.sum != b.sum || !bytes.Equal(a.payload, b.payload) {
-							t.Fatalf("slow %+v\nfast %+v", a, b)
-						}
-					}
-				})
+// wireTest sends datagrams of several sizes, which come back.
+type wireTest struct {
+	*world
+	name   string
+	near   *net.UDPConn
+	server uint16 // its port
+	sizes  []int
+	slow   []frame
+}
+
+func (w *world) wireTest(front front, tos int) *wireTest {
+	w.Helper()
+	c := &wireTest{world: w, sizes: []int{0, 1, 2, 63, 64, 1000, 1421, 1422}} // up to the MTU
+	if w.six {
+		c.sizes[6], c.sizes[7] = 1381, 1382 // up to the MTU of IPv6 routes of a pod
+	}
+	c.near = w.datagramsBy(func(w *world, protocol byte, to netip.AddrPort) netip.AddrPort {
+		c.server = to.Port()
+		return front(w, protocol, to)
+	})
+	option(w.T, c.near, func(fd int) error {
+		if w.six {
+			return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, tos)
+		}
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, tos)
+	})
+	return c
+}
+
+// send sends a datagram of each size in each round, and waits for it.
+func (c *wireTest) send(rounds int) {
+	c.Helper()
+	answer := make([]byte, 2048)
+	for range rounds {
+		for _, size := range c.sizes {
+			message := bytes.Repeat([]byte{byte(size), 0xff, 7}, size/3+1)[:size]
+			_ = c.near.SetReadDeadline(time.Now().Add(patience))
+			if _, err := c.near.Write(message); err != nil {
+				c.Fatal(err)
 			}
+			if n, err := c.near.Read(answer); err != nil || !bytes.Equal(answer[:n], message) {
+				c.Fatalf("of %d bytes %d came back: %v", size, n, err)
+			}
+		}
+	}
+}
+
+// captured sends, and returns the frames that node0 sends for that.
+func (c *wireTest) captured(rounds int) []frame {
+	c.Helper()
+	stop := c.capture(unix.IPPROTO_UDP, c.server)
+	c.send(rounds)
+	return stop()
+}
+
+func (c *wireTest) compare() {
+	each := len(c.sizes)
+	c.eventually("fast path", nil, func() bool {
+		before := c.counts(0)["fast-out"]
+		c.send(4)
+		return c.counts(0)["fast-out"] >= before+uint64(4*each)
+	})
+	before := c.counts(0)
+	quick := c.captured(10)
+	if n := c.counts(0)["fast-out"] - before["fast-out"]; n < uint64(9*each) {
+		c.Fatalf("%d of %d datagrams took the fast path: %v", n, 10*each, c.counts(0))
+	}
+	if len(c.slow) != 10*each || len(quick) != len(c.slow) {
+		c.Fatalf("%d datagrams were on the wire from the slow path, %d from the fast one, want %d", len(c.slow), len(quick), 10*each)
+	}
+	for i := range c.slow {
+		if a, b := c.slow[i], quick[i]; a.headers != b.headers || a.size != b.size || a.sum != b.sum || !bytes.Equal(a.payload, b.payload) {
+			c.Fatalf("slow %+v\nfast %+v", a, b)
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package testenv
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,10 +76,18 @@ func (w *Wine) Program(t testing.TB) string {
 func (w *Wine) Build(t testing.TB, name, pkg string) string {
 	t.Helper()
 	program := filepath.Join(w.prefix, "drive_c/windows", name)
-	build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", program, pkg)
-	build.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build %s for Windows: %v: %s", pkg, err, out)
+	if err := BuildForWindows(program, pkg); err != nil {
+		t.Fatal(err)
 	}
 	return program
+}
+
+// BuildForWindows builds a Go program for Windows.
+func BuildForWindows(file, pkg string) error {
+	build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", file, pkg)
+	build.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s for Windows: %w: %s", pkg, err, out)
+	}
+	return nil
 }

@@ -138,24 +138,24 @@ func runAll(t *testing.T, c *Cluster, tests ...clusterTest) {
 }
 
 // TestSharedCluster runs tests on the shared cluster one after another, in parallel with tests that have their own
-// clusters. Chart and Run change the machine's flow table, and are far apart, so that other tests that change it do not wait
-// long.
+// clusters. Chart, Walk and Run change the machine's flow table, and wait for each other: Chart is the first test of its cluster, Walk the
+// second and Run the third. TwoClusters is long, and needs a place for another cluster, which others leave after some minutes.
 func TestSharedCluster(t *testing.T) {
 	t.Parallel()
 	runAll(t, shared(t), clusterTest{"Chart", testChart}, clusterTest{"Pods", testPods}, clusterTest{"SteeredPods", testSteeredPods},
-		clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"Run", testRun}, clusterTest{"TwoClusters", testTwoClusters})
+		clusterTest{"WorkerKilled", testWorkerKilled}, clusterTest{"TwoClusters", testTwoClusters})
 }
 
 // TestSecondCluster runs tests on a second cluster.
 func TestSecondCluster(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"Walk", testWalk}, clusterTest{"Doctor", testDoctor}, clusterTest{"Observe", testObserve}, clusterTest{"Backends", testBackends})
+	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"Walk", testWalk}, clusterTest{"Observe", testObserve}, clusterTest{"Backends", testBackends})
 }
 
 // TestThirdCluster runs tests on a third cluster.
 func TestThirdCluster(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"Agent", testAgent}, clusterTest{"AgentNamespace", testAgentNamespace})
+	runAll(t, own(t, Config{}), clusterTest{"ControllerKilled", testControllerKilled}, clusterTest{"Agent", testAgent}, clusterTest{"Run", testRun}, clusterTest{"AgentNamespace", testAgentNamespace})
 }
 
 // TestControlPlaneThatDies runs tests on another cluster. The last test kills its API server.

@@ -21,7 +21,7 @@ func TestScale(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", agent, "./cmd/slipstream").CombinedOutput(); err != nil {
 		t.Fatalf("build the agent: %v\n%s", err, out)
 	}
-	o := options{nodes: 20, pods: 400, policies: 20, blocks: 2, idle: 10 * time.Second, step: 10 * time.Second, agent: agent, dir: "/dev/shm"}
+	o := options{nodes: 20, pods: 200, policies: 20, blocks: 1, idle: 10 * time.Second, step: 10 * time.Second, agent: agent, dir: "/dev/shm"}
 	r, err := run(t.Context(), o, t.Output())
 	if err := r.print(t.Output()); err != nil {
 		t.Error(err)

@@ -52,6 +52,9 @@ func TestMain(m *testing.M) {
 	os.Exit(tests(m))
 }
 
+// shared is a folder of all tests.
+var shared string
+
 // tests runs the tests. The programs that they start find an ssh that takes its configuration from HOME; the real one takes it
 // from the home directory in the user database.
 func tests(m *testing.M) int {
@@ -60,6 +63,7 @@ func tests(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
+	shared = dir
 	for _, name := range []string{"ssh", "sftp"} {
 		script := fmt.Sprintf("#!/bin/sh\nexec /usr/bin/%s -F \"$HOME/.ssh/config\" \"$@\"\n", name)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
@@ -514,9 +518,14 @@ func (w *world) by(t testing.TB, c hosts.Config, file string) hosts.Config {
 	c.Note = func(text string) { t.Log(text) }
 	return c.Begin(func(cmd *exec.Cmd) error {
 		cmd.Path, cmd.Args = filepath.Join("/usr/bin", cmd.Args[0]), append([]string{cmd.Args[0], "-F", file}, cmd.Args[1:]...)
-		if w.key == nil { // the hosts are on this machine's own network
-			return cmd.Start()
-		}
-		return netns.Do(w.ns, cmd.Start)
+		return w.do(cmd.Start)
 	})
+}
+
+// do calls f in the controller's namespace.
+func (w *world) do(f func() error) error {
+	if w.key == nil { // the hosts are on this machine's own network
+		return f()
+	}
+	return netns.Do(w.ns, f)
 }

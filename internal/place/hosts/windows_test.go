@@ -18,9 +18,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
+	"slipstream.dev/internal/netns"
 	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/place/hosts"
 	"slipstream.dev/internal/record"
@@ -32,6 +34,8 @@ import (
 type server struct {
 	t    *testing.T
 	name string
+	// in is the controller's network, where it is.
+	in   *world
 	port int
 	// shell runs a command as the user's login shell does.
 	shell func(command string) *exec.Cmd
@@ -44,8 +48,8 @@ type server struct {
 	running []*exec.Cmd
 }
 
-// serve starts an SSH server of a version, which the controller's user may log in to.
-func serve(t *testing.T, name, version, home, known string, key ssh.PublicKey, shell func(string) *exec.Cmd) *server {
+// serve starts an SSH server of a version in the controller's namespace, which the controller's user may log in to.
+func (w *world) serve(t *testing.T, name, version, home string, key ssh.PublicKey, shell func(string) *exec.Cmd) *server {
 	t.Helper()
 	config := &ssh.ServerConfig{ServerVersion: version, PublicKeyCallback: func(_ ssh.ConnMetadata, k ssh.PublicKey) (*ssh.Permissions, error) {
 		if string(k.Marshal()) != string(key.Marshal()) {
@@ -55,10 +59,13 @@ func serve(t *testing.T, name, version, home, known string, key ssh.PublicKey, s
 	}}
 	host := newKey(t, filepath.Join(t.TempDir(), "host_key"))
 	config.AddHostKey(host)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	s := &server{t: t, name: name, port: listener.Addr().(*net.TCPAddr).Port, home: home, shell: shell}
-	file, err := os.OpenFile(known, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	var listener net.Listener
+	must(t, w.do(func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	}))
+	s := &server{in: w, t: t, name: name, port: listener.Addr().(*net.TCPAddr).Port, home: home, shell: shell}
+	file, err := os.OpenFile(filepath.Join(w.home, ".ssh", "known_hosts"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	must(t, err)
 	_, err = fmt.Fprintln(file, knownhosts.Line([]string{listener.Addr().String()}, host.PublicKey()))
 	must(t, err)
@@ -145,7 +152,7 @@ func (s *server) run(c *ssh.ServerConn, channel ssh.Channel, command string) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	in, err := cmd.StdinPipe()
 	must(s.t, err)
-	if err := cmd.Start(); err != nil {
+	if err := s.in.do(cmd.Start); err != nil {
 		s.t.Errorf("%s: %v", command, err)
 		return
 	}
@@ -164,19 +171,23 @@ func (s *server) run(c *ssh.ServerConn, channel ssh.Channel, command string) {
 	_, _ = channel.SendRequest("exit-status", false, ssh.Marshal(status))
 }
 
-// windowsWorld returns a controller's home, a Windows host, which Wine's cmd stands in for, and a Linux host.
-func windowsWorld(t *testing.T) (home string, windows, linux *server, program string) {
+// windowsWorld returns a controller, a Windows host, which Wine's cmd stands in for, and a Linux host.
+func windowsWorld(t *testing.T) (w *world, windows, linux *server) {
 	t.Helper()
 	wine := testenv.NeedWine(t)
-	home = t.TempDir()
-	must(t, os.Mkdir(filepath.Join(home, ".ssh"), 0o700))
-	key := newKey(t, filepath.Join(home, ".ssh", "id_ed25519")).PublicKey()
-	known := filepath.Join(home, ".ssh", "known_hosts")
-	(&world{home: home}).configure(t, "")
+	w = &world{home: t.TempDir(), ns: namespace(t)}
+	must(t, netns.Do(w.ns, func() error { // otherwise Windows has no address
+		err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "wire"})
+		return errors.Join(err, addAddress("wire"), addAddress("eth0", "192.0.2.1/24"))
+	}))
+	must(t, os.Mkdir(filepath.Join(w.home, ".ssh"), 0o700))
+	w.key = newKey(t, filepath.Join(w.home, ".ssh", "id_ed25519"))
+	key := w.key.PublicKey()
+	w.configure(t, "")
 	scripts := t.TempDir()
 	var mu sync.Mutex
 	n := 0
-	windows = serve(t, "windows", "SSH-2.0-OpenSSH_for_Windows_8.1", wine.Home, known, key, func(command string) *exec.Cmd {
+	windows = w.serve(t, "windows", "SSH-2.0-OpenSSH_for_Windows_8.1", wine.Home, key, func(command string) *exec.Cmd {
 		// The server passes the command to cmd.exe verbatim. Wine would quote it, so it is in a file.
 		mu.Lock()
 		defer mu.Unlock()
@@ -185,10 +196,10 @@ func windowsWorld(t *testing.T) (home string, windows, linux *server, program st
 		must(t, os.WriteFile(file, []byte("@"+command+"\r\n"), 0o600))
 		return wine.Command("cmd", "/d", "/c", "Z:"+strings.ReplaceAll(file, "/", `\`))
 	})
-	linux = serve(t, "linux", "SSH-2.0-OpenSSH_9.2", t.TempDir(), known, key, func(command string) *exec.Cmd {
+	linux = w.serve(t, "linux", "SSH-2.0-OpenSSH_9.2", t.TempDir(), key, func(command string) *exec.Cmd {
 		return exec.Command("sh", "-c", command)
 	})
-	return home, windows, linux, wine.Program(t)
+	return w, windows, linux
 }
 
 // observedCopy is the channel of an SFTP session.
@@ -219,17 +230,19 @@ func (s *server) programs() string {
 	return strings.Join(left, "\n")
 }
 
-// TestWindows checks a run between a Windows host and a Linux host.
-func TestWindows(t *testing.T) {
-	t.Parallel()
-	home, windows, linux, program := windowsWorld(t)
-	t.Run("up", func(t *testing.T) { testWindowsUp(t, home, windows, linux, program) })
-	t.Run("experiment", func(t *testing.T) { testWindowsExperiment(t, home, windows, linux, program) })
-}
+// windowsProgram builds the program for Windows once.
+var windowsProgram = sync.OnceValues(func() (string, error) {
+	file := filepath.Join(shared, "slipstream.exe")
+	return file, testenv.BuildForWindows(file, "slipstream.dev/cmd/slipstream")
+})
 
-// testWindowsUp checks that traffic gets through in both directions, that nothing is left, and that the run says beforehand
-// what a Windows host cannot do.
-func testWindowsUp(t *testing.T, home string, windows, linux *server, program string) {
+// TestWindowsUp checks that traffic gets through between a Windows host and a Linux host in both directions, that nothing is left, and
+// that the run says beforehand what a Windows host cannot do.
+func TestWindowsUp(t *testing.T) {
+	t.Parallel()
+	w, windows, linux := windowsWorld(t)
+	program, err := windowsProgram()
+	must(t, err)
 	var notes []string
 	config := hosts.Config{
 		Hosts: []spec.Host{windows.host(), linux.host()}, Binaries: []string{program},
@@ -238,7 +251,7 @@ func testWindowsUp(t *testing.T, home string, windows, linux *server, program st
 			{Client: "windows", Server: "linux", Address: "native", Transport: place.Transport{IP: 4, Protocol: "udp"}},
 		},
 	}
-	config = (&world{home: home}).config(t, config)
+	config = w.config(t, config)
 	config.Note = func(text string) { notes = append(notes, text) }
 	stale := filepath.Join(windows.home, "slipstream-aaaaaaaaaaaaaaaa.exe")
 	must(t, os.WriteFile(stale, []byte("of a run whose connection broke"), 0o600))
@@ -356,7 +369,7 @@ func TestWindowsTwins(t *testing.T) {
 	w.configure(t, "")
 	mark := regexp.MustCompile(`echo (slipstream-\w+) begin`)
 	one := func(name, computer, address string) spec.Host {
-		return serve(t, name, "SSH-2.0-OpenSSH_for_Windows_8.1", home, filepath.Join(home, ".ssh", "known_hosts"), key, func(command string) *exec.Cmd {
+		return w.serve(t, name, "SSH-2.0-OpenSSH_for_Windows_8.1", home, key, func(command string) *exec.Cmd {
 			m := mark.FindStringSubmatch(command)
 			if m == nil {
 				return exec.Command("false") // a command for Linux
@@ -379,9 +392,13 @@ func TestWindowsTwins(t *testing.T) {
 	}
 }
 
-// testWindowsExperiment checks the results of a run with its clients on Linux, and of one with its clients on Windows.
-func testWindowsExperiment(t *testing.T, home string, windows, linux *server, exe string) {
-	file := filepath.Join(home, "hosts.yaml")
+// TestWindows checks the results of a run with its clients on Linux, and of one with its clients on Windows.
+func TestWindows(t *testing.T) {
+	t.Parallel()
+	w, windows, linux := windowsWorld(t)
+	exe, err := windowsProgram()
+	must(t, err)
+	file := filepath.Join(w.home, "hosts.yaml")
 	must(t, os.WriteFile(file, fmt.Appendf(nil, `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: windows}
@@ -400,11 +417,7 @@ spec:
   - {name: to-linux, hosts: {server: {os: linux}}}
 `, linux.port, windows.port), 0o600))
 	slipstream := func(args ...string) string {
-		p := &program{Cmd: exec.Command("/proc/self/exe", append([]string{"run", file, "--host-binary", exe}, args...)...)}
-		p.Env = append(os.Environ(), "HOME="+home, "SSH_AUTH_SOCK=")
-		p.Stdout, p.Stderr = &p.output, &p.output
-		must(t, p.Start())
-		text, err := p.end()
+		text, err := w.start(t, append([]string{"run", file, "--host-binary", exe}, args...)...).end()
 		if err != nil {
 			t.Fatalf("%v\n%s", err, text)
 		}
@@ -416,8 +429,8 @@ spec:
 			t.Errorf("the plan lacks %q\n%s", want, dry)
 		}
 	}
-	text := slipstream("--out", filepath.Join(home, "results"))
-	trials := (&world{home: home}).measured(t)
+	text := slipstream("--out", filepath.Join(w.home, "results"))
+	trials := w.measured(t)
 	if len(trials) != 8 {
 		t.Errorf("%d trials, want 2 blocks of 2 variants by 2 workloads\n%s", len(trials), text)
 	}

@@ -298,6 +298,7 @@ func TestForwardedPackets(t *testing.T) {
 	for _, shape := range byProcess {
 		for _, version := range []int{4, 6} {
 			t.Run(fmt.Sprintf("%s IPv%d", shape, version), func(t *testing.T) {
+				t.Parallel()
 				l := up(t, func(c *Config) { c.Shape, c.Pods = shape, 1 })
 				from, to := placeOf(t, l, "node0/pod0"), placeOf(t, l, "node1/pod0")
 				fragmented(t, l, from, to, version)
