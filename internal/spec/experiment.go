@@ -76,7 +76,7 @@ type Spec struct {
 
 // Mesh measures every node against every other one.
 type Mesh struct {
-	// Margin is how much worse than the others a node or link must be for the report to name it: 0.1 is 10 %.
+	// Margin is how much worse than the others a node or link must be for the report to name it: 0.1 is 10%.
 	Margin float64 `json:"margin,omitempty"`
 }
 
