@@ -118,9 +118,9 @@ deps: test-deps generate-deps ## Install what tests and generation need and is m
 # MEASURING: packages whose tests measure. They run one after another.
 # QUIET: the tests of ./test that check measured figures. They run alone.
 # WHOLE and WAITING: packages that create network namespaces. They wait for the kernel and for processes more than they compute,
-# so two run at a time. In WHOLE, ./test checks that a run leaves the machine as it was, and the others change nothing that it
-# checks. They wait most of all, so a third runs beside them: ./test/scale, which is fixed pauses, and twelve tests of a package.
-# WAITING has the other packages, the longest first and ./test/cluster last: it keeps the CPUs busy, and starts when the others end.
+# so several run at a time. In WHOLE, ./test checks that a run leaves the machine as it was, and the others change nothing that it
+# checks. ./test/scale hardly needs a CPU, so it is a third package beside two of these. WAITING has the other packages, the
+# longest first and ./test/cluster last: it keeps the CPUs busy, and starts when the others end.
 # All other packages run first, at the same time. Only CPU time limits them, and GOGC=400 leaves less of it to garbage collection.
 MEASURING := ./internal/collect ./internal/traffic
 QUIET := ^Test(Action|Balancer|Bridge|Mesh|Protocols|Run|Services|Switch|Tools)$$
