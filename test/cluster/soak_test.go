@@ -707,11 +707,6 @@ func (s *soakRun) killAgent() {
 		return ""
 	})
 	if s.IntN(2) == 0 {
-		// A forged RST closes an entry while no agent runs (docs/explanation/fastpath.md). After 10 s the entry would be
-		// lost, and on a busy machine the next agent may take longer to start.
-		const timeout = " > /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close"
-		s.onNode(n, "echo 120"+timeout)
-		defer s.onNode(n, "echo 10"+timeout)
 		s.forgePackets(tcpRST)
 	}
 	s.whileNotBusy(func() {
