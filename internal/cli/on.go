@@ -55,7 +55,7 @@ func labelled(pools []spec.Ends) (hosts []spec.Host) {
 func vxlanPaths(exp *spec.Experiment) (fields []string) {
 	var shapes []string
 	add := func(field string, p *spec.Path) {
-		if p != nil && p.VXLAN != nil && p.Policies == nil {
+		if p != nil && p.VXLAN != nil && p.Policies == nil && !p.Local {
 			fields, shapes = append(fields, field), append(shapes, p.VXLAN.Shape)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -156,5 +157,17 @@ func TestPresetsOn(t *testing.T) {
 	_, err := runOptions{on: "kubernetes", set: []string{"spec.pairs=[0]"}}.load([]string{"rps-rfs"})
 	if err == nil || strings.Contains(err.Error(), "presets that do") {
 		t.Errorf("a mistake in another flag: %v", err)
+	}
+}
+
+// TestLocalPodsOnACluster checks that pods of one node do not become pods of two in a cluster.
+func TestLocalPodsOnACluster(t *testing.T) {
+	exp := &spec.Experiment{}
+	exp.Spec.Variants = []spec.Variant{
+		{Name: "between", Path: &spec.Path{VXLAN: &spec.VXLAN{Shape: spec.ShapeFlannel}}},
+		{Name: "local", Path: &spec.Path{VXLAN: &spec.VXLAN{Shape: spec.ShapeFlannel}, Local: true}},
+	}
+	if got := vxlanPaths(exp); !slices.Equal(got, []string{"spec.variants.between.path"}) {
+		t.Errorf("these fields become the path pod: %q", got)
 	}
 }

@@ -150,7 +150,7 @@ func (m *Model) costSentences() []string {
 
 func (m *Model) overlayName(variant string) string {
 	switch p := m.exp.PathOf(m.variant(variant)); {
-	case p.VXLAN != nil:
+	case p.VXLAN != nil && !p.Local:
 		return "VXLAN"
 	case p.Pod != nil:
 		return "the pods' network"

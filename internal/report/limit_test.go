@@ -162,3 +162,16 @@ func TestUse(t *testing.T) {
 		}
 	}
 }
+
+// TestLocalPodsAreNotTheOverlay checks that what a report says of pods of one node is not said of VXLAN, which their packets do not pass.
+func TestLocalPodsAreNotTheOverlay(t *testing.T) {
+	f := demo(t)
+	for i, v := range f.exp.Spec.Variants {
+		if v.Name == "vxlan" {
+			f.exp.Spec.Variants[i].Path = &spec.Path{VXLAN: &spec.VXLAN{Shape: spec.ShapeCalico}, Local: true}
+		}
+	}
+	if got := (&Model{exp: f.exp}).overlayName("vxlan"); got != "vxlan" {
+		t.Errorf("the overlay's name is %q, want that of the variant", got)
+	}
+}

@@ -278,6 +278,7 @@ func TestErrors(t *testing.T) {
 		{name: "too long", old: full, new: strings.Repeat("# \n", 30000)},
 		{name: "fast path of what is none", old: "name: rps.1,", new: "name: fast, path: {native: {}}, accelerate: [{fastpath: {}}, {fastpath: {}}]}\n  - {name: rps.1,"},
 		{name: "steering what a bridge has not", old: "name: rps.1,", new: "name: rps.1, path: {bridge: {}},"},
+		{name: "steering what pods of one node do not pass", old: "name: rps.1,", new: "name: over, path: {vxlan: {shape: calico}, local: true}, accelerate: [{rps: {devices: [overlay], cpus: all}}]}\n  - {name: rps.1,"},
 		{name: "busy at no rate", old: "rate: 1000,", new: "busy: true,"},
 		{name: "busy stream", old: "size: 64KiB,", new: "busy: true,"},
 		{name: "io of no kind", old: "size: 64KiB,", new: "io: uring,"},

@@ -1451,9 +1451,9 @@ func (r *reader) devices(path string, on Path, devices []string, seen map[string
 			r.fail(at, "must be nic, is %s, which the path %s does not have", d, name)
 		case on.Address != "" && d == v1alpha1.DevicePod:
 			r.fail(at, "must not be pod, which hosts do not have")
-		case on.OneNode() && d == v1alpha1.DeviceNIC:
-			r.fail(at, "must not be nic, which packets between pods of one node do not pass")
-		case (on.Routed != nil || on.EBPF != nil || on.OneNode()) && d == v1alpha1.DeviceOverlay:
+		case on.OneNode() && d == v1alpha1.DeviceNIC, on.Local && d == v1alpha1.DeviceOverlay:
+			r.fail(at, "must not be %s, which packets between pods of one node do not pass", d)
+		case (on.Routed != nil || on.EBPF != nil || on.Bridge != nil) && d == v1alpha1.DeviceOverlay:
 			r.fail(at, "must not be overlay, which the path %s does not have", on)
 		}
 		r.unique(at, d, seen)
