@@ -56,7 +56,7 @@ func TestNoteFuture(t *testing.T) {
 		noteFuture(filepath.Join(parent, name), func(said string) { text += said })
 		return text
 	}
-	if got := noted("demo-20260109T150405Z"); !strings.HasPrefix(got, "zones-20360102T150405Z is named after a time to come: ") {
+	if got := noted("demo-20260109T150405Z"); !strings.HasPrefix(got, "the name of zones-20360102T150405Z has a time in the future: ") {
 		t.Errorf("a run after the clock was set back notes %q", got)
 	}
 	if err := os.Remove(filepath.Join(parent, "zones-20360102T150405Z")); err != nil {

@@ -272,7 +272,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 func noteFuture(path string, note func(string)) {
 	all, _ := history.Names(filepath.Dir(path)) // a folder that cannot be read has no other results
 	if len(all) > 0 && history.Started(all[0]).After(history.Started(filepath.Base(path))) {
-		note(fmt.Sprintf("%s is named after a time to come: was this machine's clock set back? Until then it counts as the newest result, also for %q", all[0], latest))
+		note(fmt.Sprintf("the name of %s has a time in the future: was this machine's clock set back? Until that time it counts as the newest result, also for %q", all[0], latest))
 	}
 }
 

@@ -62,7 +62,7 @@ func inSummary(summary, policy string) (state v1alpha1.State, reason string, ok 
 // uncounted says that this agent has reported something that the counts of a policy do not include yet, and when. It is urgent if it is
 // about a failure, or the end of a rollout.
 type uncounted struct {
-	// at is by the API server's clock, as the time of a count, and since by this machine's.
+	// at is the time by the API server's clock, which also dates the counts, and since by this machine's monotonic clock.
 	at, since time.Time
 	urgent    bool
 }

@@ -271,7 +271,7 @@ func TestOddStarts(t *testing.T) {
 		"a registry whose certificate is unknown": {waiting("ErrImagePull", "failed to do request: tls: failed to verify certificate: x509: certificate signed by unknown authority"),
 			"The node does not trust the certificate of the registry: have it do so, or push", "Name another"},
 		"a node whose clock is off": {waiting("ErrImagePull", "tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time 2020-01-01T00:00:00Z is before 2026-01-01T00:00:00Z"),
-			"The certificate of the registry is not valid by the node's clock: correct that clock, have the certificate renewed, or push", "does not trust"},
+			"The certificate of the registry has expired or is not valid yet, by the node's clock: correct that clock, have the certificate renewed, or push", "does not trust"},
 		"a registry without TLS": {waiting("ErrImagePull", "http: server gave HTTP response to HTTPS client"), "does not speak TLS, and the node insists on it: permit that", "Name another"},
 		"nodes of others": {func(p *corev1.Pod) {
 			p.Spec.NodeSelector = map[string]string{"pool": "batch"}

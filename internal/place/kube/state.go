@@ -133,7 +133,7 @@ const elsewhere = "push the image to another registry (slipstream image push REG
 var pulls = []pull{
 	{regexp.MustCompile(`(?i)unauthorized|authorization failed|no basic auth credentials|authentication required|access denied|403 forbidden`),
 		"The registry wants credentials, or does not have that image: correct the name, or name with -n a namespace whose default service account has the credentials (imagePullSecrets)"},
-	{regexp.MustCompile(`x509: certificate has expired or is not yet valid`), "The certificate of the registry is not valid by the node's clock: correct that clock, have the certificate renewed, or " + elsewhere},
+	{regexp.MustCompile(`x509: certificate has expired or is not yet valid`), "The certificate of the registry has expired or is not valid yet, by the node's clock: correct that clock, have the certificate renewed, or " + elsewhere},
 	{regexp.MustCompile(`x509: `), "The node does not trust the certificate of the registry: have it do so, or " + elsewhere},
 	{regexp.MustCompile(`server gave HTTP response to HTTPS client`), "The registry does not speak TLS, and the node insists on it: permit that in the node's container runtime, or " + elsewhere},
 }
@@ -340,7 +340,7 @@ func notStarted(pod *corev1.Pod, err error) string {
 		return fmt.Sprintf("a role or a policy of the cluster forbids you to run commands in pod %s/%s, as kubectl exec does: ask who maintains it to permit that in pods with the label %s=%s",
 			pod.Namespace, pod.Name, labelName, appName)
 	case strings.Contains(err.Error(), "error dialing backend") && strings.Contains(err.Error(), "x509: certificate has expired or is not yet valid"):
-		return fmt.Sprintf("the certificate of the kubelet of node %s is not valid by the API server's clock, for kubectl exec and kubectl logs neither: renew it, or correct the clocks of the two", nodeOf(pod))
+		return fmt.Sprintf("the certificate of the kubelet of node %s has expired or is not valid yet, by the API server's clock, so kubectl exec and kubectl logs fail too: renew it, or correct the clock of the node or of the API server", nodeOf(pod))
 	case strings.Contains(err.Error(), "error dialing backend") && (strings.Contains(err.Error(), "tls: ") || strings.Contains(err.Error(), "x509: ")):
 		return fmt.Sprintf("the API server and the kubelet of node %s do not agree on the kubelet's certificate, for kubectl exec and kubectl logs neither: does its request wait for approval (kubectl get certificatesigningrequests)?", nodeOf(pod))
 	case strings.Contains(err.Error(), "error dialing backend"):
