@@ -42,6 +42,28 @@ static __always_inline struct nf_conn *look_up_conntrack(struct __sk_buff *skb, 
 	return bpf_skb_ct_lookup(skb, &tuple, is_ipv6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), opts, sizeof(*opts));
 }
 
+/* tracked_peer returns the peer of an entry that look_up_conntrack found, as the wire has it: before the NAT of what it sends. */
+static __always_inline __u64 tracked_peer(const struct nf_conn *ct, const struct bpf_ct_opts *opts)
+{
+	if (opts->dir)
+		return PEER(ct->tuplehash[0].tuple.src.u3.ip, ct->tuplehash[0].tuple.src.u.all);
+	return PEER(ct->tuplehash[1].tuple.src.u3.ip, ct->tuplehash[1].tuple.src.u.all);
+}
+
+/* translated_peer returns the peer of an IPv4 packet from a pod after NAT, if conntrack has the connection. */
+static __always_inline __u64 translated_peer(struct __sk_buff *skb, const struct key *k)
+{
+	struct bpf_ct_opts opts = {};
+	struct nf_conn *ct = look_up_conntrack(skb, k, 0, 0, &opts, 0);
+	__u64 peer = peer_of(k);
+
+	if (!ct)
+		return peer;
+	peer = tracked_peer(ct, &opts);
+	bpf_ct_release(ct);
+	return peer;
+}
+
 /* check_conntrack returns 0 if conntrack has the connection of a packet as established, with the
  * addresses that the packet had at each hook, or the reason why not.
  *
@@ -58,8 +80,9 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 	const word *pod6 = address_of(&p->headers, out), *peer6 = address_of(&p->headers, !out);
 	const struct key *k = &p->key;
 	struct bpf_ct_opts opts = {};
-	__be32 source, destination;
-	__be16 from, to;
+	__be32 destination;
+	__u64 source;
+	__be16 to;
 	unsigned long status;
 	struct nf_conn *ct;
 	int reason = 0, straight = 1, i;
@@ -75,24 +98,17 @@ static __always_inline int check_conntrack(struct __sk_buff *skb, const struct p
 
 		for (i = 0; i < 4; i++)
 			straight &= back->src.u3.ip6[i] == ((const __u32 *)peer6)[i] && back->dst.u3.ip6[i] == ((const __u32 *)pod6)[i];
-		from = back->src.u.all;
-		to = back->dst.u.all;
-		source = k->peer;
+		source = PEER(k->peer, back->src.u.all);
 		destination = k->pod;
-	} else if (opts.dir) {
-		source = ct->tuplehash[0].tuple.src.u3.ip;
-		from = ct->tuplehash[0].tuple.src.u.all;
-		destination = ct->tuplehash[0].tuple.dst.u3.ip;
-		to = ct->tuplehash[0].tuple.dst.u.all;
+		to = back->dst.u.all;
 	} else {
-		source = ct->tuplehash[1].tuple.src.u3.ip;
-		from = ct->tuplehash[1].tuple.src.u.all;
-		destination = ct->tuplehash[1].tuple.dst.u3.ip;
-		to = ct->tuplehash[1].tuple.dst.u.all;
+		source = tracked_peer(ct, &opts);
+		destination = opts.dir ? ct->tuplehash[0].tuple.dst.u3.ip : ct->tuplehash[1].tuple.dst.u3.ip;
+		to = opts.dir ? ct->tuplehash[0].tuple.dst.u.all : ct->tuplehash[1].tuple.dst.u.all;
 	}
 	if (status & (IPS_OFFLOAD | IPS_HW_OFFLOAD)) {
 		reason = REASON_FLOWTABLE; /* its packets have no entry attached, and only the flowtable may change the entry */
-	} else if (!straight || (status & IPS_SEQ_ADJUST) || PEER(source, from) != p->wire_peer || destination != k->pod || to != k->pod_port) {
+	} else if (!straight || (status & IPS_SEQ_ADJUST) || source != p->wire_peer || destination != k->pod || to != k->pod_port) {
 		reason = REASON_NAT;
 	} else if ((unsigned long)ct != p->ct) {
 		reason = REASON_UNTRACKED; /* such as one in another zone */

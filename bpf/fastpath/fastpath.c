@@ -795,7 +795,7 @@ static __always_inline int drop_forged_ip(struct sk_buff *skb, const __u32 *star
 	}
 	if (!f || !same_key(&f->key, &own) || (is_ipv6 && !addresses_match(f, h, out)))
 		return NF_ACCEPT;
-	if (f->seq_state != SEQ_CONFIRMED || !seq_complete(f) || ends_connection(f, out, h, s.end)) {
+	if (f->seq_state < SEQ_FROM_POD || !seq_complete(f) || ends_connection(f, out, h, s.end)) {
 		/* Conntrack may give the entry a timeout of seconds. If the connection stays open, its next packet must take
 		 * the slow path to renew it: it may be the last one for a while. */
 		f->out.generation = f->in.generation = generation - 1;
@@ -810,7 +810,8 @@ drop:
 
 /* drop_forged drops those FINs and RSTs of known flows that conntrack would mark as invalid if it had seen
  * all packets. A liberal entry accepts them, and conntrack then deletes it, soon or at the next
- * forged packet. */
+ * forged packet. The first packet of the pod tells the window of the peer, and little of its own: until the
+ * peer's next packet, drop_forged accepts more in the pod's name than conntrack would. */
 SEC("netfilter")
 int drop_forged(struct bpf_nf_ctx *ctx)
 {

@@ -2,6 +2,7 @@
 /* Pods: their programs, their MAC addresses, and delivery into them. */
 #pragma once
 
+#include "conntrack.h"
 #include "event.h"
 #include "index.h"
 #include "sampling.h"
@@ -117,15 +118,19 @@ static __always_inline int is_forwarded(struct __sk_buff *skb, const struct head
 }
 
 /* request_attach_between asks the agent to attach programs to the links of two pods of the node, if a packet goes from one to the
- * other. */
-static __always_inline void request_attach_between(struct __sk_buff *skb, struct cpu_state *c, const struct key *k, const struct headers *h, __u64 now, int is_ipv6)
+ * other. The packet may be for a Service. */
+static __always_inline void request_attach_between(struct __sk_buff *skb, struct cpu_state *c, const struct key *k, struct headers *h, __u64 now, int is_ipv6)
 {
-	__u32 device = forwarded_to(skb, h, 0, is_ipv6);
+	__u64 peer = is_ipv6 ? peer_of(k) : translated_peer(skb, k);
 	struct event *request = &c->request;
+	__u32 device;
 
+	if (!is_ipv6)
+		nat_headers(h, 1, peer);
+	device = forwarded_to(skb, h, 0, is_ipv6);
 	if (!device || !bpf_map_lookup_elem(&pod_devices, &device) || !may_request_attach(c, now))
 		return;
-	request->key = *k;
+	request->key = with_peer(k, peer);
 	request->kind = EVENT_ATTACH;
 	request->link = skb->ifindex;
 	if (is_ipv6) {

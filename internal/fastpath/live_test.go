@@ -1190,7 +1190,23 @@ func (w *world) datagrams() *net.UDPConn {
 
 func (w *world) datagramsBy(front front) *net.UDPConn {
 	w.Helper()
-	var near, far *net.UDPConn
+	near, far := w.datagramPair(front)
+	go func() {
+		buf := make([]byte, 2048)
+		for {
+			n, from, err := far.ReadFromUDP(buf)
+			if err != nil {
+				return
+			}
+			_, _ = far.WriteToUDP(buf[:n], from)
+		}
+	}()
+	return near
+}
+
+// datagramPair returns a UDP socket in node0/pod0 and that of its peer.
+func (w *world) datagramPair(front front) (near, far *net.UDPConn) {
+	w.Helper()
 	address := w.pod(1, 0)
 	if w.local {
 		address = w.pod(0, 1)
@@ -1208,17 +1224,7 @@ func (w *world) datagramsBy(front front) *net.UDPConn {
 	for _, c := range []*net.UDPConn{near, far} { // so that nothing is lost while the machine stalls
 		option(w.T, c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20) })
 	}
-	go func() {
-		buf := make([]byte, 2048)
-		for {
-			n, from, err := far.ReadFromUDP(buf)
-			if err != nil {
-				return
-			}
-			_, _ = far.WriteToUDP(buf[:n], from)
-		}
-	}()
-	return near
+	return near, far
 }
 
 // drop makes a node drop the packets that it forwards to the port of datagrams.

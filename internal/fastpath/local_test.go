@@ -3,6 +3,7 @@
 package fastpath_test
 
 import (
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -55,6 +56,49 @@ func (w *world) checkLocal(from int, front front) {
 	}
 	if n := w.roundTrips(e, 0, 200); n < 350 {
 		w.Errorf("of 400 packets %d took the fast path", n)
+	}
+}
+
+// TestLocalOneWay checks that datagrams between two pods of a node take the fast path even if only the first one is answered. If they are
+// for a Service, no packet has the address of the pod that gets them until the node has translated it.
+func TestLocalOneWay(t *testing.T) {
+	t.Parallel()
+	for _, shape := range tunnels {
+		for name, front := range map[string]front{"direct": direct, "Service": byService} {
+			t.Run(shape+" "+name, func(t *testing.T) {
+				t.Parallel()
+				w := newLocalWorld(t, shape, false)
+				w.start()
+				near, far := w.datagramPair(front)
+				buf := make([]byte, 64)
+				if err := errors.Join(near.SetDeadline(time.Now().Add(patience)), far.SetDeadline(time.Now().Add(patience))); err != nil {
+					t.Fatal(err)
+				}
+				send := func() {
+					if _, err := near.Write([]byte("datagram")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				send()
+				n, from, err := far.ReadFromUDPAddrPort(buf)
+				if err == nil {
+					_, err = far.WriteToUDPAddrPort(buf[:n], from) // conntrack wants to have seen a reply
+				}
+				if err == nil {
+					_, err = near.Read(buf)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				var before uint64
+				w.eventually("the datagrams take the fast path", func() {
+					before = w.counts(0)["fast-out"]
+					for range 200 {
+						send()
+					}
+				}, func() bool { return w.counts(0)["fast-out"] >= before+190 })
+			})
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/fastpath/datapath"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
 )
@@ -236,22 +237,33 @@ func TestUnusualSegments(t *testing.T) {
 	}
 }
 
-func sendUnusualSegments(t *testing.T, shape, offload string, six bool, want int) {
-	sides := [2]*isolatedNode{newIsolatedNode(t, shape, offload, six, false), newIsolatedNode(t, shape, offload, six, false)}
-	for _, a := range sides {
-		a.dnat(service, a.four.Peer, tcp)
-		a.dropInvalid("n0")
-		a.in("n0", func() error { // settle has made conntrack liberal
-			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte("0"), 0)
-		})
+// TestForgedRSTBeforeThePeerSends checks that a RST outside the window does not close an entry that has just become liberal, if only the
+// pod has sent since.
+func TestForgedRSTBeforeThePeerSends(t *testing.T) {
+	testenv.NeedRoot(t)
+	p := newSimulation(t, spec.ShapeFlannel, spec.OffloadFull, false)
+	fast := p.sides[0]
+	s := &session{Connection: fast.other(0), next: [2]uint32{p.Uint32(), p.Uint32()}}
+	same := p.sameOutput(s.open(ofPod))
+	fast.eventually("conntrack does not check the window", func() {
+		for range 100 {
+			same = same && p.sameOutput(s.plain(ofPod, 10)[:1])
+		}
+	}, func() bool { is := fast.entry(s); return !same || is.Flags[0]&is.Flags[1]&flagLiberal != 0 })
+	if !same || !p.sameOutput(s.frames(ofPeer, segment{flags: tcpRST, seq: s.next[ofPeer] + 1<<30})) {
+		t.Fatal("the nodes differ")
 	}
-	fast := sides[0]
-	fast.startOn(0)
-	testenv.PinThread(t) // or the last packet may overtake another
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
-	p := &simulation{T: t, Rand: r, sides: sides, large: offload == offloads[0]}
+	if is := fast.entry(s); is.State != stateEstablished || is.Timeout <= closeTimeout {
+		t.Errorf("conntrack has %+v", is)
+	}
+	if !p.untilAccelerated([]*session{s}) {
+		t.Fatal("the nodes differ once the peer sends")
+	}
+}
+
+func sendUnusualSegments(t *testing.T, shape, offload string, six bool, want int) {
+	p := newSimulation(t, shape, offload, six)
+	fast := p.sides[0]
 	sum := func() uint64 { c := fast.counts(0); return c["fast-out"] + c["fast-in"] }
 	began, lost := sum(), 0
 	for p.shown < want {
@@ -279,6 +291,23 @@ type simulation struct {
 	// large means that the pod may send GSO packets.
 	large       bool
 	made, shown int
+}
+
+func newSimulation(t *testing.T, shape, offload string, six bool) *simulation {
+	t.Helper()
+	sides := [2]*isolatedNode{newIsolatedNode(t, shape, offload, six, false), newIsolatedNode(t, shape, offload, six, false)}
+	for _, a := range sides {
+		a.dnat(service, a.four.Peer, tcp)
+		a.dropInvalid("n0")
+		a.in("n0", func() error { // settle has made conntrack liberal
+			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte("0"), 0)
+		})
+	}
+	sides[0].startOn(0)
+	testenv.PinThread(t) // or the last packet may overtake another
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	return &simulation{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), sides: sides, large: offload == offloads[0]}
 }
 
 // round sends this many packets of new sessions, and reports whether both nodes forwarded the same.
@@ -368,7 +397,13 @@ func (p *simulation) accelerate(all []*session) bool {
 		}
 		handshakes = append(handshakes, s.open(by))
 	}
-	same := p.sameOutput(together(handshakes))
+	return p.sameOutput(together(handshakes)) && p.untilAccelerated(all)
+}
+
+// untilAccelerated sends packets both ways until the first node accelerates all sessions.
+func (p *simulation) untilAccelerated(all []*session) bool {
+	p.Helper()
+	same := true
 	var out, in uint64
 	p.sides[0].eventually("the sessions are accelerated", func() {
 		before := p.sides[0].counts(0)
