@@ -69,37 +69,37 @@ func TestLocalOneWay(t *testing.T) {
 				t.Parallel()
 				w := newLocalWorld(t, shape, false)
 				w.start()
-				near, far := w.datagramPair(front)
-				buf := make([]byte, 64)
-				if err := errors.Join(near.SetDeadline(time.Now().Add(patience)), far.SetDeadline(time.Now().Add(patience))); err != nil {
-					t.Fatal(err)
-				}
-				send := func() {
-					if _, err := near.Write([]byte("datagram")); err != nil {
-						t.Fatal(err)
-					}
-				}
-				send()
-				n, from, err := far.ReadFromUDPAddrPort(buf)
-				if err == nil {
-					_, err = far.WriteToUDPAddrPort(buf[:n], from) // conntrack wants to have seen a reply
-				}
-				if err == nil {
-					_, err = near.Read(buf)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				var before uint64
-				w.eventually("the datagrams take the fast path", func() {
-					before = w.counts(0)["fast-out"]
-					for range 200 {
-						send()
-					}
-				}, func() bool { return w.counts(0)["fast-out"] >= before+190 })
+				w.checkOneWay(front)
 			})
 		}
 	}
+}
+
+// checkOneWay sends datagrams, and answers only the first: conntrack must see a reply.
+func (w *world) checkOneWay(front front) {
+	near, far := w.datagramPair(front)
+	send := func() {
+		if _, err := near.Write([]byte("datagram")); err != nil {
+			w.Fatal(err)
+		}
+	}
+	send()
+	deadline := time.Now().Add(patience)
+	buf := make([]byte, 64)
+	err := errors.Join(near.SetDeadline(deadline), far.SetDeadline(deadline))
+	n, from, read := far.ReadFromUDPAddrPort(buf)
+	_, answer := far.WriteToUDPAddrPort(buf[:n], from)
+	_, got := near.Read(buf)
+	if err := errors.Join(err, read, answer, got, near.SetDeadline(time.Time{})); err != nil {
+		w.Fatal(err)
+	}
+	var before uint64
+	w.eventually("the datagrams take the fast path", func() {
+		before = w.counts(0)["fast-out"]
+		for range 200 {
+			send()
+		}
+	}, func() bool { return w.counts(0)["fast-out"] >= before+190 })
 }
 
 // TestLocalDrop checks that whatever makes the node drop what one of its pods sends to another also stops the fast path between them: at
