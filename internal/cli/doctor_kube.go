@@ -29,7 +29,8 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 		return err
 	}
 	config := kubeConfig(p, exp)
-	config.Accelerate = true // only privileged pods can examine the nodes
+	// Only privileged pods can examine the nodes. A run with accelerators has them too, but refuses nodes that an agent accelerates.
+	config.Native, config.Accelerate = true, false
 	s, err := cluster.Survey(ctx, config)
 	if err != nil {
 		return err

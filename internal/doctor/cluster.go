@@ -22,6 +22,8 @@ type Cluster struct {
 	Cilium *Cilium
 	// Agents are the conditions of agents that are not met.
 	Agents []AgentCondition
+	// Accelerated lists the nodes on which an agent has applied settings.
+	Accelerated []Accelerated
 	// Gone lists the nodes with a report of an agent that no longer has a pod there.
 	Gone []AgentGone
 }
@@ -51,6 +53,12 @@ func (c *Cluster) See(node string, f Facts) {
 // AgentCondition is a condition of a NodeAcceleration.
 type AgentCondition struct{ Node, Type, Reason, Message string }
 
+// Accelerated is a node on which an agent has applied settings of policies.
+type Accelerated struct {
+	Node     string
+	Policies []string
+}
+
 // AgentGone is a node whose NodeAcceleration is the last report of an agent. Agent names the DaemonSet
 // as NAMESPACE/NAME.
 type AgentGone struct {
@@ -68,6 +76,7 @@ var clusterRules = []struct {
 	{"run-lacks", runLacks},
 	{"nodes-differ", nodesDiffer},
 	{"agent", agent},
+	{"accelerated", accelerated},
 	{"agent-gone", agentGone},
 	{"cilium-host-routing", ciliumHostRouting},
 	{"cilium-kube-proxy", ciliumKubeProxy},
@@ -164,6 +173,30 @@ func agent(c Cluster) (found []Finding) {
 		})
 	}
 	return found
+}
+
+// accelerated makes one finding, because a policy is usually for many nodes. That they are accelerated is no fault.
+func accelerated(c Cluster) []Finding {
+	if len(c.Accelerated) == 0 {
+		return nil
+	}
+	nodes := make(map[string][]string)
+	for _, a := range c.Accelerated {
+		for _, policy := range a.Policies {
+			nodes[policy] = append(nodes[policy], a.Node)
+		}
+	}
+	f := Finding{
+		Severity: Note,
+		What:     "Agents accelerate nodes of this cluster.",
+		Cost:     "A run that compares accelerators refuses these nodes: every variant would be measured with the policy, the baseline too.",
+		Do: "Before such a run: name other nodes with --client-node and --server-node, take two out of the policy by the labels of its nodeSelector, " +
+			"or delete the policy for the time of the run (kubectl delete accelerationpolicy NAME)",
+	}
+	for _, policy := range slices.Sorted(maps.Keys(nodes)) {
+		f.Evidence = append(f.Evidence, evidence("NodeAccelerations, policy "+policy, "applied on %s", some(nodes[policy])))
+	}
+	return []Finding{f}
 }
 
 // agentGone makes one finding for each DaemonSet, because all its agents may be gone.

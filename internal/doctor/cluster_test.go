@@ -24,6 +24,9 @@ func TestClusterRules(t *testing.T) {
 		{"permissions", func(c *Cluster) { c.Denied = []string{"create pods", "create pods/exec"} }, "serious permission: You lack permissions that a run needs. SelfSubjectAccessReview=may not create pods SelfSubjectAccessReview=may not create pods/exec"},
 		{"image", func(c *Cluster) { c.Lacks = []string{"no image"} }, "serious run-lacks: A run in this cluster would fail. slipstream run kubernetes --dry-run=no image"},
 		{"kernels", func(c *Cluster) { c.Nodes[6].Has["kernel"] = "6.1" }, "note nodes-differ: The nodes differ in their kernel. n6=6.1 n0, n1, n2, n3, n4 and 1 more=6.12"},
+		{"accelerated", func(c *Cluster) {
+			c.Accelerated = []Accelerated{{"n2", []string{"rps"}}, {"n1", []string{"fast", "rps"}}}
+		}, "note accelerated: Agents accelerate nodes of this cluster. NodeAccelerations, policy fast=applied on n1 NodeAccelerations, policy rps=applied on n1, n2"},
 		{"agents gone", func(c *Cluster) {
 			c.Gone = []AgentGone{{"n2", "system/slipstream", false}, {"n1", "system/slipstream", false}}
 		}, "warning agent-gone: No agent runs on these nodes any more; their NodeAccelerations are its last reports. pods=none of DaemonSet system/slipstream on n1, n2"},

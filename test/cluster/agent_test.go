@@ -259,6 +259,15 @@ func testAgent(t *testing.T, c *Cluster) {
 		}
 	}
 
+	// The doctor says that they have some, and looks into them all the same.
+	for _, args := range [][]string{{"--probe"}, {"--probe", "--all-nodes"}} {
+		code, d := diagnose(t, c, args...)
+		looked := slices.ContainsFunc(d.Facts, func(f fact) bool { return f.Where == "node0" })
+		if code != 0 || len(d.Findings) != 1 || d.Findings[0].Rule != "accelerated" || !looked {
+			t.Errorf("doctor %v of accelerated nodes: exit code %d, facts of node0: %t, found %+v", args, code, looked, d.Findings)
+		}
+	}
+
 	// Policies without a clear choice of nodes, and accelerators that no agent could apply.
 	for spec, want := range map[string]string{
 		"{accelerate: [{fastpath: {}}]}":                                       "either nodeSelector with labels that they have, or all: true",

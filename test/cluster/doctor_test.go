@@ -12,9 +12,11 @@ import (
 
 // diagnosis is the output of doctor, as far as tests read it.
 type diagnosis struct {
-	Facts    []struct{ From, Value string }
+	Facts    []fact
 	Findings []finding
 }
+
+type fact struct{ Where, From, Value string }
 
 type finding struct{ Where, Rule, Severity, What string }
 

@@ -71,6 +71,11 @@ func (c *Cluster) Facts(ctx context.Context) (found doctor.Cluster, err error) {
 		return found, fmt.Errorf("list the states of agents: %w", explain(err))
 	}
 	found.Agents = agentConditions(accelerations.Items)
+	for _, n := range accelerations.Items {
+		if policies := policiesOn(n); len(policies) > 0 {
+			found.Accelerated = append(found.Accelerated, doctor.Accelerated{Node: n.Name, Policies: policies})
+		}
+	}
 	if mayList {
 		found.Gone = agentsGone(accelerations.Items, pods)
 	}
@@ -180,13 +185,7 @@ func (c *Cluster) accelerated(ctx context.Context, config Config, nodes []string
 	}
 	var found []string
 	for _, n := range all.Items {
-		var policies []string
-		for _, o := range n.Status.Observed {
-			if o.Settings > 0 {
-				policies = append(policies, o.Policy)
-			}
-		}
-		if slices.Contains(nodes, n.Name) && len(policies) > 0 {
+		if policies := policiesOn(n); slices.Contains(nodes, n.Name) && len(policies) > 0 {
 			found = append(found, fmt.Sprintf("node %s is accelerated already, by policy %s", n.Name, words.And(policies)))
 		}
 	}
@@ -199,6 +198,16 @@ func (c *Cluster) accelerated(ctx context.Context, config Config, nodes []string
 	}
 	return nil, fmt.Errorf("%s: every variant would be measured with that, the baseline too. Name other nodes (--client-node, --server-node, --selector), "+
 		"take these out of the policy by the labels of its nodeSelector (kubectl label node NODE KEY-), or delete the policy for the time of the run (kubectl delete accelerationpolicy NAME)", text)
+}
+
+// policiesOn returns the policies of which an agent has applied settings on a node.
+func policiesOn(n v1alpha1.NodeAcceleration) (policies []string) {
+	for _, o := range n.Status.Observed {
+		if o.Settings > 0 {
+			policies = append(policies, o.Policy)
+		}
+	}
+	return policies
 }
 
 // agentsGone returns the nodes whose agent has no pod. An agent whose pod is not ready is restarting, and

@@ -36,7 +36,7 @@ func TestLook(t *testing.T) {
 		plugin("b", "flannel:v2", func(p *corev1.Pod) { p.Spec.HostNetwork = false }))
 	c := &Cluster{api: fakeAPI{Clientset: api, accelerations: []v1alpha1.NodeAcceleration{{
 		ObjectMeta: metav1.ObjectMeta{Name: "a"},
-		Status: v1alpha1.NodeAccelerationStatus{Agent: "system/slipstream", Conditions: []metav1.Condition{
+		Status: v1alpha1.NodeAccelerationStatus{Agent: "system/slipstream", Observed: []v1alpha1.ObservedPolicy{{Policy: "rps", Settings: 2}, {Policy: "x"}}, Conditions: []metav1.Condition{
 			{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonConflict, Message: "policy x"},
 			{Type: v1alpha1.ConditionFastpath, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAttached},
 			{Type: v1alpha1.ConditionVF, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonVFPresent},
@@ -57,8 +57,9 @@ func TestLook(t *testing.T) {
 	want := doctor.Cluster{
 		Nodes: []doctor.ClusterNode{{Name: "a", Has: has("", "flannel:v1"), Address: address, System: "An OS"},
 			{Name: "b", Has: has("6.12", "none of those that other nodes have"), Address: address, Provider: "azure", System: "An OS", KubeProxy: true}},
-		Agents: []doctor.AgentCondition{{Node: "a", Type: v1alpha1.ConditionReady, Reason: v1alpha1.ReasonConflict, Message: "policy x"}},
-		Gone:   []doctor.AgentGone{{Node: "b", Agent: "system/slipstream"}, {Node: "w", Agent: "other/slipstream", Uninstalled: true}},
+		Agents:      []doctor.AgentCondition{{Node: "a", Type: v1alpha1.ConditionReady, Reason: v1alpha1.ReasonConflict, Message: "policy x"}},
+		Accelerated: []doctor.Accelerated{{Node: "a", Policies: []string{"rps"}}},
+		Gone:        []doctor.AgentGone{{Node: "b", Agent: "system/slipstream"}, {Node: "w", Agent: "other/slipstream", Uninstalled: true}},
 	}
 	if diff := cmp.Diff(want, got, addresses); diff != "" {
 		t.Error(diff)
