@@ -120,6 +120,8 @@ func remedy(err error) string {
 		return "raise the machine's limit on open files (sysctl fs.file-max)"
 	case has(syscall.EMFILE):
 		return "raise the limit on open files (ulimit -n 65536, or LimitNOFILE= of a service)"
+	case has(syscall.EFBIG):
+		return "raise the limit on the size of files (ulimit -f unlimited, or LimitFSIZE= of a service)"
 	case errors.Is(err, fs.ErrNotExist) && gone != nil:
 		return "the folder in which slipstream was started has been removed: change to another one"
 	}

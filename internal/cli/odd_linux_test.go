@@ -71,6 +71,7 @@ func TestErrorLines(t *testing.T) {
 		{errors.New("every trial of block 1 failed; the last one: node0: socket: too many open files"), []string{
 			"every trial of block 1 failed; the last one: node0: socket: too many open files", "raise the limit on open files (ulimit -n 65536, or LimitNOFILE= of a service)",
 		}},
+		{fmt.Errorf("write trials.jsonl: %w", syscall.EFBIG), []string{"write trials.jsonl: file too large", "raise the limit on the size of files (ulimit -f unlimited, or LimitFSIZE= of a service)"}},
 		{syscall.ENFILE, []string{"too many open files in system", "raise the machine's limit on open files (sysctl fs.file-max)"}},
 		{os.ErrNotExist, []string{"file does not exist"}},
 	} {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -60,6 +61,10 @@ func presetCommand(p Process) *cobra.Command {
 			data, ok := examples.Preset(args[0])
 			if !ok {
 				return usage(fmt.Errorf("there is no preset %q%s (see slipstream run --list)", args[0], didYouMean(args[0], examples.Names())))
+			}
+			// Editors find the schema that this line names in a clone of the repository only.
+			if line, rest, _ := bytes.Cut(data, []byte("\n")); bytes.HasPrefix(line, []byte("# yaml-language-server: ")) {
+				data = rest
 			}
 			_, err := p.Out.Write(data)
 			return err

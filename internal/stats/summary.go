@@ -16,6 +16,7 @@ import (
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats/estimate"
+	"slipstream.dev/internal/words"
 )
 
 // Summary has the estimates and verdicts of every combination of variant, workload and pairs:
@@ -141,12 +142,12 @@ func (t *table) row(c *cell, metric string) Row {
 	}
 	own := t.mean(blocks, values)
 	r.Mean, r.CI95 = own.Mean, own.Interval()
-	least, unit := fewBlocks, "blocks"
+	least, rests := fewBlocks, words.Count(r.N, "block")
 	if t.exp.Switches() {
-		least, unit = fewPeriods, "periods of the variant"
+		least, rests = fewPeriods, words.Count(r.N, "period")+" of the variant"
 	}
 	if r.N < least {
-		r.warn(record.WarnFewBlocks, "the interval rests on %d %s, and should rest on at least %d", r.N, unit, least)
+		r.warn(record.WarnFewBlocks, "the interval rests on %s, and should rest on at least %d", rests, least)
 	}
 	return r
 }

@@ -230,6 +230,8 @@ func TestWarnings(t *testing.T) {
 	near(t, "variant", rows[1].Warnings, []record.Warning{{Code: record.WarnRetransmits,
 		Message: "in 2 of 8 trials: 0.3% sent again"}}, 0)
 	near(t, "few", codes(rows[2]), []string{record.WarnFewBlocks, record.WarnNoRatio}[:1], 0)
+	one := analyze(t, experiment("base"), trials("base", "stream", 1, metrics.Throughput, 100))
+	near(t, "one", one[0].Warnings, []record.Warning{{Code: record.WarnFewBlocks, Message: "the interval rests on 1 block, and should rest on at least 5"}}, 0)
 }
 
 func codes(r Row) []string {
