@@ -48,10 +48,15 @@ func findResult(path string) (string, error) {
 	switch {
 	case name == latest && len(all) > 0:
 		return filepath.Join(parent, all[0]), nil
-	case name == latest:
-		return "", fmt.Errorf("%s: there is no result in %s yet", path, filepath.Clean(parent))
 	case slices.Contains(all, name):
 		return filepath.Join(parent, name), nil
+	case len(all) > 0:
+		return "", fmt.Errorf("there is no results folder %s%s", path, didYouMean(name, append(all, latest)))
 	}
-	return "", fmt.Errorf("there is no results folder %s%s", path, didYouMean(name, all))
+	parent = filepath.Clean(parent)
+	near := didYouMean(filepath.Base(parent), namesBeside(parent))
+	if name == latest {
+		return "", fmt.Errorf("%s: there is no result in %s yet%s", path, parent, near)
+	}
+	return "", fmt.Errorf("there is no results folder %s%s", path, near)
 }

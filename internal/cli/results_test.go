@@ -37,6 +37,10 @@ func TestFindResult(t *testing.T) {
 		"deno-20260109T150405Z":         "there is no results folder deno-20260109T150405Z; did you mean demo-20260109T150405Z?",
 		"xyz":                           "there is no results folder xyz",
 		"none/latest":                   "none/latest: there is no result in none yet",
+		"reslts/latest":                 "reslts/latest: there is no result in reslts yet; did you mean results?",
+		"reslts/demo":                   "there is no results folder reslts/demo; did you mean results?",
+		"mine/latest":                   "mine/latest: there is no result in mine yet",
+		"latset":                        "there is no results folder latset; did you mean latest?",
 	} {
 		if got, err := findResult(in); err == nil || err.Error() != want {
 			t.Errorf("%s: got %q, %v, want %s", in, got, err, want)

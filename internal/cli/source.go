@@ -2,10 +2,14 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -27,10 +31,26 @@ func readSource(name string, stdin io.Reader) ([]byte, error) {
 		return data, nil
 	}
 	data, err := spec.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) && !strings.ContainsAny(name, "/.") {
+	switch {
+	case !errors.Is(err, fs.ErrNotExist):
+		return data, err
+	case !strings.ContainsAny(name, "/."):
 		return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, didYouMean(name, examples.Names()))
 	}
-	return data, err
+	base := filepath.Base(name)
+	return nil, fmt.Errorf("%w%s", err, cmp.Or(didYouMean(base, namesBeside(name)), didYouMean(strings.TrimSuffix(base, ".yaml"), examples.Names())))
+}
+
+// namesBeside returns the names of the files and folders that are where something was not found.
+func namesBeside(path string) (names []string) {
+	all, _ := os.ReadDir(filepath.Dir(path)) // a folder that cannot be read has none for the user
+	for _, e := range all {
+		names = append(names, e.Name())
+	}
+	if slices.Contains(names, filepath.Base(path)) {
+		return nil
+	}
+	return names
 }
 
 // sourceName is the name of an experiment's text in messages.
