@@ -66,7 +66,24 @@ func Start(ctx context.Context, p *Plan, t Target, run RunCommand, owner string,
 		return nil, errors.Join(err, r.Close())
 	}
 	r.lasting = r.clustersDiffer()
+	r.noteHeld()
 	return r, nil
+}
+
+// noteHeld says before the first trial that others accelerate nodes, of which each trial will warn. A cluster has said so already.
+func (r *Run) noteHeld() {
+	if r.plan.exp.Spec.Target.Kubernetes != nil {
+		return
+	}
+	said := make(map[string]bool) // a node may be in several networks
+	for _, n := range r.networks {
+		for _, w := range n.heldWarnings() {
+			if !said[w.Message] {
+				r.note(w.Message)
+			}
+			said[w.Message] = true
+		}
+	}
 }
 
 // ErrMissing means that a run has ended, but some trials failed twice.

@@ -49,6 +49,7 @@ type fakeTarget struct {
 	unprivileged map[place.Kind]bool
 	tools        map[string]string // of every node
 	busy         map[string]string // by others, on every node
+	held         []string          // by others, on every node
 	uses         map[place.Use]int
 	// run runs the commands of switches.
 	run RunCommand
@@ -169,7 +170,7 @@ func (w *fakeWorker) call(name string) error {
 }
 
 func (w *fakeWorker) Describe(context.Context, place.Place) (record.Node, error) {
-	return record.Node{Name: w.place, Boot: "one", Tools: w.tools, Busy: w.busy}, w.call("describe")
+	return record.Node{Name: w.place, Boot: "one", Tools: w.tools, Busy: w.busy, Held: w.held}, w.call("describe")
 }
 
 func (w *fakeWorker) Serve(ctx context.Context, t place.Traffic, ready place.Ready) (record.Endpoint, error) {
@@ -926,6 +927,35 @@ func TestRefusedAtTheStart(t *testing.T) {
 		}
 		if f.open != 0 || f.workers != 0 {
 			t.Errorf("%s: %d networks and %d workers are left", name, f.open, f.workers)
+		}
+	}
+}
+
+// TestSaysWhatIsHeld: that others accelerate nodes is said before the first trial, once for each node. In a cluster, the place says it.
+func TestSaysWhatIsHeld(t *testing.T) {
+	for name, tt := range map[string]struct {
+		target spec.Target
+		want   []string
+	}{
+		"hosts":   {spec.Target{Hosts: []spec.Host{{Name: "node0"}, {Name: "node1"}}}, []string{"node0", "node1"}},
+		"cluster": {spec.Target{Kubernetes: &spec.Kubernetes{}}, nil},
+	} {
+		exp, f := parse(t), newFake(2)
+		exp.Spec.Target, f.held = tt.target, []string{"4 settings by agent"}
+		var said []string
+		r, err := Start(t.Context(), f.plan(exp), f, nil, "test", nil, func(e Event) {
+			if node, _, ok := strings.Cut(e.Text, " is accelerated already (4 settings by agent): every variant is measured with that"); ok {
+				said = append(said, node)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(tt.want, said); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }

@@ -979,7 +979,8 @@ func (n *node) command(args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"--target", n.init(), "--mount", "--pid", "--net", "/mnt/slipstream"}, args...)...)
 }
 
-// TestAppliedBefore checks that what an administrator has applied on a host outlives a run with accelerators of its own there.
+// TestAppliedBefore checks that what an administrator has applied on a host outlives a run with accelerators of its own there, and that
+// the run says before its first trial what every variant is measured with.
 func TestAppliedBefore(t *testing.T) {
 	t.Parallel()
 	w, nodes := newWorld(t, nodeOptions{}, nodeOptions{})
@@ -996,6 +997,9 @@ func TestAppliedBefore(t *testing.T) {
 	text, err := w.run(t, "root", 2).end()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
+	}
+	if before, _, _ := strings.Cut(text, "block 1"); !strings.Contains(before, "a is accelerated already (") {
+		t.Errorf("it began without a word about what is applied:\n%s", text)
 	}
 	if now := nodes[0].read(setting); now != applied {
 		t.Errorf("%s is %s after the run, was %s", setting, now, applied)
