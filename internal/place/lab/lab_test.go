@@ -534,21 +534,32 @@ func TestUpCancelled(t *testing.T) {
 	}
 }
 
-// TestNotRoot checks that without root, the error says so, and nothing is touched.
+// TestNotRoot checks that without root, or without capabilities of root, the error says so, and nothing is touched.
 func TestNotRoot(t *testing.T) {
 	testenv.NeedRoot(t) // to change its user
-	dir := filepath.Join(t.TempDir(), "lab")
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childProbe+"=x", childDir+"="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	out, err := cmd.CombinedOutput()
+	self, err := os.Open("/proc/self/exe") // whose folder another user may not enter
 	if err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatal(err)
 	}
-	if !strings.Contains(string(out), "run as root") {
-		t.Errorf("says %q", out)
-	}
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("folder for labs: %v", err)
+	defer self.Close()
+	for as, want := range map[string]string{
+		"--reuid=65534":             "no permission to create network namespaces: run as root (in a container: privileged)",
+		"--bounding-set=-net_admin": "no permission to use veth devices: run as root with all capabilities (in a container: privileged)",
+		"--bounding-set=-sys_admin": "no permission to create network namespaces: run as root (in a container: privileged)",
+	} {
+		dir := filepath.Join(t.TempDir(), "lab")
+		cmd := exec.Command("setpriv", as, "/proc/self/fd/3")
+		cmd.ExtraFiles = []*os.File{self}
+		cmd.Env = append(os.Environ(), childProbe+"=x", childDir+"="+dir)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", as, err, out)
+		}
+		if !strings.Contains(string(out), want) {
+			t.Errorf("%s: says %q, want %q", as, out, want)
+		}
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: folder for labs: %v", as, err)
+		}
 	}
 }

@@ -159,9 +159,12 @@ func (ns *Namespace) Attach(device int, parent uint32, program *ebpf.Program, na
 	return nil
 }
 
-// Missing returns the error for something that the kernel lacks. It names the modules that provide it, and the kernel options
-// that enable it.
+// Missing returns the error for something that the kernel lacks, or does not permit. It names the modules that provide it, and the
+// kernel options that enable it.
 func Missing(what, config, modules string, err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("no permission to use %s: run as root with all capabilities (in a container: privileged)", what)
+	}
 	return fmt.Errorf("this kernel lacks %s (%w): load the modules (modprobe -a %s), or use one with %s", what, err, modules, config)
 }
 
