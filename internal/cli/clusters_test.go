@@ -162,7 +162,7 @@ func TestClustersDryRun(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit %d: %s", code, stderr)
 	}
-	has(t, "dry run", stdout, "2 nodes of cluster a, 1 pods each", "2 nodes of cluster new, 1 pods each", "new/service", "\ncluster a\n", "\ncluster new\n", "clients on n1, servers on n2", "Nothing is missing")
+	has(t, "dry run", stdout, "2 nodes of cluster a, 1 pod each", "2 nodes of cluster new, 1 pod each", "new/service", "\ncluster a\n", "\ncluster new\n", "clients on n1, servers on n2", "Nothing is missing")
 	code, stdout, stderr = slipstream(t, "run", "cni", "--dry-run", "-o", "json", "--kubeconfig", file, "--image", "registry.example/s:1", "--clusters", "a,new=b")
 	var found struct {
 		Found []struct {

@@ -76,7 +76,7 @@ func (t *Topology) Describe(i int) string {
 	f := t.fabrics[i]
 	switch {
 	case t.exp.Spec.Target.Kubernetes != nil:
-		return fmt.Sprintf("%d nodes of %s, %d pods each", t.exp.Nodes(), cmp.Or(f.where(), "a cluster"), t.pods)
+		return fmt.Sprintf("%d nodes of %s, %s each", t.exp.Nodes(), cmp.Or(f.where(), "a cluster"), words.Count(t.pods, "pod"))
 	case t.exp.Spec.Target.Hosts != nil:
 		var names []string
 		for _, h := range t.Hosts() {
@@ -87,7 +87,7 @@ func (t *Topology) Describe(i int) string {
 		return fmt.Sprintf("%d nodes, client → %s → %s, NIC offload %s, MTU %d%s", f.Nodes,
 			cmp.Or(f.Balancer.Proxy, "proxy"), words.Count(f.Balancer.Backends, "backend"), f.NIC.Offload, f.NIC.MTU, f.rates())
 	}
-	text := fmt.Sprintf("%d nodes, %d pods each, %s, NIC offload %s, MTU %d", f.Nodes, t.pods, f.Shape, f.NIC.Offload, f.NIC.MTU)
+	text := fmt.Sprintf("%d nodes, %s each, %s, NIC offload %s, MTU %d", f.Nodes, words.Count(t.pods, "pod"), f.Shape, f.NIC.Offload, f.NIC.MTU)
 	if f.NIC.Rate != "" {
 		text += ", " + string(f.NIC.Rate)
 	}
