@@ -29,8 +29,8 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 		return err
 	}
 	config := kubeConfig(p, exp)
-	// Only privileged pods can examine the nodes. A run with accelerators has them too, but refuses nodes that an agent accelerates.
-	config.Native, config.Accelerate = true, false
+	// Only privileged pods can examine the nodes. What agents have applied there is part of what is examined, as where a switch applies it.
+	config.Accelerate, config.Switch = true, true
 	s, err := cluster.Survey(ctx, config)
 	if err != nil {
 		return err

@@ -119,6 +119,9 @@ func tabulate(w io.Writer, d diagnosis) {
 			fmt.Fprintf(w, "\n%s was not seen, because %s", plain.Line(f.Where), plain.Line(f.Evidence[0].Value))
 		}
 	}
+	if len(kinds) == 0 { // all are about the cluster
+		return
+	}
 	fmt.Fprintln(w)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(tw, "finding\tseverity\tof %d\tnodes\n", d.nodes)

@@ -100,3 +100,15 @@ func TestExamineNodes(t *testing.T) {
 		}
 	})
 }
+
+// TestNoTableOfTheCluster: what is found of the cluster alone has no table of nodes, whose rows would be missing.
+func TestNoTableOfTheCluster(t *testing.T) {
+	d := diagnosis{nodes: 2, Findings: []doctor.Finding{{Rule: "accelerated", Severity: doctor.Note, What: "Agents accelerate nodes."}}}
+	var text strings.Builder
+	if err := writeDiagnosis(&text, d, 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := text.String(); strings.Contains(got, "of 2") || !strings.HasPrefix(strings.TrimSpace(got), "NOTE: Agents accelerate nodes.") {
+		t.Errorf("it prints\n%s", got)
+	}
+}

@@ -114,10 +114,14 @@ func permission(c Cluster) []Finding {
 
 func runLacks(c Cluster) (found []Finding) {
 	for _, lack := range c.Lacks {
+		lines := strings.Split(lack, "\n")
+		for i := range lines {
+			lines[i] = strings.TrimSpace(lines[i])
+		}
 		found = append(found, Finding{
 			Severity: Serious,
 			What:     "A run in this cluster would fail.",
-			Evidence: []Evidence{evidence("slipstream run kubernetes --dry-run", "%s", lack)},
+			Evidence: []Evidence{evidence("slipstream run kubernetes --dry-run", "%s", strings.Join(lines, "; "))},
 			Cost:     "A run fails before its first block.",
 			Do:       "Correct what the evidence names; then slipstream run kubernetes --dry-run",
 		})

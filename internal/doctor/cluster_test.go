@@ -23,6 +23,7 @@ func TestClusterRules(t *testing.T) {
 		{"nothing", func(*Cluster) {}, ""},
 		{"permissions", func(c *Cluster) { c.Denied = []string{"create pods", "create pods/exec"} }, "serious permission: You lack permissions that a run needs. SelfSubjectAccessReview=may not create pods SelfSubjectAccessReview=may not create pods/exec"},
 		{"image", func(c *Cluster) { c.Lacks = []string{"no image"} }, "serious run-lacks: A run in this cluster would fail. slipstream run kubernetes --dry-run=no image"},
+		{"a reason of two lines", func(c *Cluster) { c.Lacks = []string{"one node\n  node b is tainted"} }, "serious run-lacks: A run in this cluster would fail. slipstream run kubernetes --dry-run=one node; node b is tainted"},
 		{"kernels", func(c *Cluster) { c.Nodes[6].Has["kernel"] = "6.1" }, "note nodes-differ: The nodes differ in their kernel. n6=6.1 n0, n1, n2, n3, n4 and 1 more=6.12"},
 		{"accelerated", func(c *Cluster) {
 			c.Accelerated = []Accelerated{{"n2", []string{"rps"}}, {"n1", []string{"fast", "rps"}}}
