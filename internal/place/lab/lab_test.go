@@ -536,7 +536,7 @@ func TestUpCancelled(t *testing.T) {
 
 // TestNotRoot checks that without root, or without capabilities of root, the error says so, and nothing is touched.
 func TestNotRoot(t *testing.T) {
-	testenv.NeedRoot(t) // to change its user
+	testenv.NeedRoot(t)                    // to change its user
 	self, err := os.Open("/proc/self/exe") // whose folder another user may not enter
 	if err != nil {
 		t.Fatal(err)
