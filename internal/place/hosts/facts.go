@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"slipstream.dev/internal/place/build"
 )
 
 // facts is what a host reports about itself.
@@ -221,4 +223,23 @@ func (h *host) survey(ctx context.Context, found *Finding) (err error) {
 	}()
 	_, err = h.suit()
 	return cmp.Or(h.twin(), err)
+}
+
+// architectures maps the names that uname -m and Windows print to Go's.
+var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64", "AMD64": "amd64"}
+
+// fitting returns the build for a machine. uname is the output of uname -sm, such as "Linux x86_64", or of factsWindows, such
+// as "Windows AMD64".
+func fitting(all []build.Build, name, uname string) (build.Build, error) {
+	system, machine, _ := strings.Cut(uname, " ")
+	system = strings.ToLower(system)
+	if !slices.Contains(build.Systems, system) {
+		return build.Build{}, fmt.Errorf("host %s runs %s, and a worker needs Linux or Windows: name another host", name, uname)
+	}
+	arch := architectures[machine]
+	if arch == "" {
+		builds := map[string]string{"linux": "Linux on x86_64 and aarch64", "windows": "Windows on AMD64"}[system]
+		return build.Build{}, fmt.Errorf("host %s is of the architecture %s; there are builds of this program for %s", name, machine, builds)
+	}
+	return build.Fit(all, "host "+name, system, arch)
 }

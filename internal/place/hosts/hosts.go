@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/build"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/worker"
 )
@@ -62,11 +63,11 @@ type Path struct {
 
 // Hosts are the places of a run, until Close.
 type Hosts struct {
-	config   Config
-	run      string
-	binaries []binary
-	hosts    []*host
-	lead     time.Duration
+	config Config
+	run    string
+	builds []build.Build
+	hosts  []*host
+	lead   time.Duration
 	// dialing limits the number of connections that are made at the same time: one if a person may be asked, otherwise eight.
 	// All may go through one machine, and a server drops some if more than ten have not logged in yet (MaxStartups of
 	// sshd_config).
@@ -86,8 +87,8 @@ type host struct {
 	configured map[string]string
 
 	facts facts
-	// binary is the build that the host can run.
-	binary binary
+	// build is the one that the host can run.
+	build build.Build
 	// windows means that the host runs Windows.
 	windows bool
 	program program
@@ -130,7 +131,7 @@ func New(config Config) (*Hosts, error) {
 		h.dialing = make(chan struct{}, 1)
 	}
 	var err error
-	if h.binaries, err = binaries(config.Binaries); err != nil {
+	if h.builds, err = build.Find(config.Binaries); err != nil {
 		return nil, err
 	}
 	if h.folder, err = newFolder(); err != nil {
@@ -190,14 +191,14 @@ func (h *host) start(ctx context.Context) error {
 	return h.begin(ctx)
 }
 
-// look examines the host and chooses its binary.
+// look examines the host and chooses its build.
 func (h *host) look(ctx context.Context) (err error) {
 	facts, err := h.askFacts(ctx)
 	if err != nil {
 		return err
 	}
 	h.facts = facts
-	if h.binary, err = h.suit(); err != nil {
+	if h.build, err = h.suit(); err != nil {
 		return refusedError{err}
 	}
 	return nil
@@ -206,9 +207,9 @@ func (h *host) look(ctx context.Context) (err error) {
 // begin copies the program, starts the first worker, which claims the host, and restores the settings of dead workers.
 func (h *host) begin(ctx context.Context) (err error) {
 	if h.windows {
-		err = h.startWindows(ctx, h.binary)
+		err = h.startWindows(ctx, h.build)
 	} else {
-		err = h.startLinux(ctx, h.binary)
+		err = h.startLinux(ctx, h.build)
 	}
 	if err != nil {
 		return err
@@ -223,7 +224,7 @@ func (h *host) begin(ctx context.Context) (err error) {
 }
 
 // startLinux copies the program to the first folder with enough room, and starts the first worker.
-func (h *host) startLinux(ctx context.Context, b binary) error {
+func (h *host) startLinux(ctx context.Context, b build.Build) error {
 	var s *session
 	var err error
 	for _, folder := range h.facts.folders {
@@ -239,7 +240,7 @@ func (h *host) startLinux(ctx context.Context, b binary) error {
 }
 
 // launch copies the program to a folder of the host, in a session that then becomes the worker.
-func (h *host) launch(ctx context.Context, folder string, b binary) (*session, error) {
+func (h *host) launch(ctx context.Context, folder string, b build.Build) (*session, error) {
 	s, err := h.open(ctx, func(mark string) request { return script(mark, launch(mark, folder, b, h.claim())) })
 	if err != nil {
 		return nil, err
@@ -270,11 +271,11 @@ func (h *host) attach(ctx context.Context, s *session) (*worker.Client, error) {
 type brokenError struct{ error }
 
 // copy sends the program, and returns the process that runs it.
-func (s *session) copy(ctx context.Context, folder string, b binary) (program, error) {
+func (s *session) copy(ctx context.Context, folder string, b build.Build) (program, error) {
 	if err := s.expect(ctx, "send"); err != nil {
 		return program{}, err
 	}
-	f, err := os.Open(b.file)
+	f, err := os.Open(b.File)
 	if err != nil {
 		return program{}, fmt.Errorf("copy the program to host %s: %w", s.at.name, err)
 	}
@@ -285,12 +286,12 @@ func (s *session) copy(ctx context.Context, folder string, b binary) (program, e
 	word, rest, err := s.report(ctx)
 	switch {
 	case errors.As(err, new(brokenConnection)):
-		return program{}, fmt.Errorf("copy the program to host %s: %w. If this happens again at the same place: does a limit of the user's memory there (MemoryMax of systemd, a container's) leave no room for %d MiB in %s?", s.at.name, err, b.size>>20+1, folder)
+		return program{}, fmt.Errorf("copy the program to host %s: %w. If this happens again at the same place: does a limit of the user's memory there (MemoryMax of systemd, a container's) leave no room for %d MiB in %s?", s.at.name, err, b.Size>>20+1, folder)
 	case err != nil:
 		return program{}, fmt.Errorf("copy the program to host %s: %w", s.at.name, err)
 	case word == "broken":
 		s.settle()
-		return program{}, brokenError{fmt.Errorf("copy the program to %s on host %s: the copy differs from the program that was sent (%d bytes)%s", folder, s.at.name, b.size, s.said())}
+		return program{}, brokenError{fmt.Errorf("copy the program to %s on host %s: the copy differs from the program that was sent (%d bytes)%s", folder, s.at.name, b.Size, s.said())}
 	case word != "program":
 		return program{}, unexpected(s.at.name, word)
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"slipstream.dev/internal/place/build"
 )
 
 // Before a host has a worker, sh there runs a short script. The login shell only starts sh, which reads the script from
@@ -30,19 +32,6 @@ const journal = "/run/slipstream"
 
 // sudo runs a command as root without a password, or fails. It leaves no cached credentials.
 const sudo = "sudo -n -k"
-
-// sums are programs that print the SHA-256 of their standard input as the first word. Almost every host has one of them.
-var sums = []string{"sha256sum", "shasum -a 256", "openssl dgst -sha256 -r"}
-
-// firstSum returns the shell command that runs the first of sums that a host has.
-func firstSum() string {
-	var text strings.Builder
-	for _, sum := range sums {
-		program, _, _ := strings.Cut(sum, " ")
-		fmt.Fprintf(&text, "if command -v %s >/dev/null 2>&1; then %s; el", program, sum)
-	}
-	return text.String() + "se echo none; fi"
-}
 
 // factsScript returns the script that reports what a host is, what it lacks, and in which folders programs run. It tests a
 // folder with a file that it unlinks immediately. The folders are usually on different file systems. Only root may use the
@@ -97,7 +86,7 @@ func factsScript(mark string, root bool) string {
 			exec 9<&-;
 		done;
 		echo "MARK end"`, "ASK", ask, 1)
-	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo, "FIRSTSUM", firstSum()).Replace(script)
+	return strings.NewReplacer("MARK", mark, "JOURNAL", journal, "SUDO", sudo, "FIRSTSUM", build.SumCommand).Replace(script)
 }
 
 // copyTime limits how long a copy may take. Only a silently broken connection reaches it.
@@ -106,8 +95,8 @@ const copyTime = 30 * time.Minute
 // launch returns the script that reads a program from the standard input and becomes it. The program's file
 // loses its name before it has its first byte, so that nothing is left of it, however the script ends. timeout does not get the file: that of
 // busybox leaves a process behind for a second, and no program runs from a file that is open for writing.
-func launch(mark, folder string, b binary, arguments string) string {
-	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.size), "SUM", b.sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments, "FIRSTSUM", firstSum()).
+func launch(mark, folder string, b build.Build, arguments string) string {
+	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.Size), "SUM", b.Sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments, "FIRSTSUM", build.SumCommand).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;
 		chmod 700 "$f"; exec 8>"$f" 9<"$f"; rm -f "$f";
 		echo "MARK send";

@@ -7,28 +7,29 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
+
+	"slipstream.dev/internal/place/build"
 )
 
 // TestLaunch checks that a copy that differs from the program is neither run nor left behind.
 func TestLaunch(t *testing.T) {
 	const text = "#!/bin/sh\necho ran \"$@\"\n"
 	const sum = "5a1b8a0e8c3ff3f0"
-	whole := binary{size: int64(len(text)), sum: sha(text)}
+	whole := build.Build{Size: int64(len(text)), Sum: sha(text)}
 	for _, c := range []struct {
 		name, sent string
-		binary
+		build.Build
 		want string
 	}{
 		{"whole", text, whole, "M begin\nM send\nM program PID FILE\nran worker --remote\n"},
 		{"cut", text[:20], whole, "M begin\nM send\nM broken\n"},
 		{"other bytes", strings.ToUpper(text), whole, "M begin\nM send\nM broken\n"},
-		{"another sum", text, binary{size: whole.size, sum: sum}, "M begin\nM send\nM broken\n"},
+		{"another sum", text, build.Build{Size: whole.Size, Sum: sum}, "M begin\nM send\nM broken\n"},
 	} {
 		dir := t.TempDir()
-		r := script("M", launch("M", dir, c.binary, "--remote"))
+		r := script("M", launch("M", dir, c.Build, "--remote"))
 		cmd := exec.Command("sh", "-c", r.command)
 		cmd.Stdin = strings.NewReader(r.input + c.sent)
 		out, _ := cmd.Output()
@@ -45,30 +46,6 @@ func TestLaunch(t *testing.T) {
 		}
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("%s: left %v, %v", c.name, left, err)
-		}
-	}
-}
-
-// TestFirstSum checks that each of the programs for SHA-256 works.
-func TestFirstSum(t *testing.T) {
-	for _, sum := range append(sums, "none") {
-		dir := t.TempDir()
-		name, _, _ := strings.Cut(sum, " ")
-		program, err := exec.LookPath(name)
-		if err != nil && sum != "none" {
-			t.Logf("%s is not installed", name)
-			continue
-		}
-		if sum != "none" {
-			if err := os.Symlink(program, filepath.Join(dir, name)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		cmd := exec.Command("/bin/sh", "-c", firstSum())
-		cmd.Env, cmd.Stdin = []string{"PATH=" + dir}, strings.NewReader("x")
-		out, err := cmd.CombinedOutput()
-		if got, _, _ := strings.Cut(strings.TrimSpace(string(out)), " "); err != nil || got != sha("x") && (sum != "none" || got != "none") {
-			t.Errorf("%s: %v, %s", sum, err, out)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"slipstream.dev/internal/place/build"
 	"slipstream.dev/internal/words"
 )
 
@@ -96,10 +97,10 @@ func (f *facts) noRoot() string {
 	return fmt.Sprintf("sudo there fails (%s): repair it", cmp.Or(f.refused, "it says nothing"))
 }
 
-// suit returns the binary for a host, or why the host cannot take part in the run.
-func (h *host) suit() (binary, error) {
+// suit returns the build for a host, or why the host cannot take part in the run.
+func (h *host) suit() (build.Build, error) {
 	f, root, config := h.facts, h.root(), h.all.config
-	b, err := fitting(h.all.binaries, f.name, f.system)
+	b, err := fitting(h.all.builds, f.name, f.system)
 	switch {
 	case h.windows && config.ReadOnly:
 		return b, fmt.Errorf("host %s runs Windows, and doctor looks at Linux machines: leave it out", f.name)
@@ -114,8 +115,8 @@ func (h *host) suit() (binary, error) {
 	case len(f.lacks) > 0:
 		return b, fmt.Errorf("host %s lacks %s, which the copy of the program needs: install it (package coreutils)", f.name, words.And(f.lacks))
 	}
-	h.facts.choose(b.size)
-	low := cmp.Or(f.tooLow(b.size), f.tooSmall(b.size))
+	h.facts.choose(b.Size)
+	low := cmp.Or(f.tooLow(b.Size), f.tooSmall(b.Size))
 	switch {
 	case low != "":
 		return b, fmt.Errorf("host %s limits %s", f.name, low)

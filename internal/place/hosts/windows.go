@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"slipstream.dev/internal/place/build"
 )
 
 // The login shell of Windows' SSH server is cmd.exe or PowerShell. Both can run the commands here: cmd with one quoted
@@ -51,9 +53,9 @@ func (h *host) files(ctx context.Context, limit time.Duration, command string) e
 }
 
 // put copies the program to a Windows host. If it fails or ctx ends, it removes what it has copied.
-func (h *host) put(ctx context.Context, b binary) (file string, err error) {
+func (h *host) put(ctx context.Context, b build.Build) (file string, err error) {
 	file = "slipstream-" + strings.ToLower(rand.Text())[:16] + ".exe"
-	quoted := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(filepath.ToSlash(b.file)) + `"`
+	quoted := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(filepath.ToSlash(b.File)) + `"`
 	if err = h.files(ctx, copyTime, "put "+quoted+" "+file); err == nil {
 		return file, nil
 	}
@@ -86,7 +88,7 @@ func Sweep() error {
 }
 
 // startWindows copies the program, and starts the first worker, which claims the host.
-func (h *host) startWindows(ctx context.Context, b binary) error {
+func (h *host) startWindows(ctx context.Context, b build.Build) error {
 	file, err := h.put(ctx, b)
 	if err != nil {
 		return err
