@@ -26,13 +26,22 @@ type member struct {
 	name   string // "" if there is only one cluster
 	access kube.Access
 	exp    *spec.Experiment
+	// binaries are builds of slipstream for pods.
+	binaries []string
 }
 
-// members returns the clusters of an experiment.
-func (o *kubeOptions) members(exp *spec.Experiment) ([]member, error) {
+// config returns the configuration of the member's part.
+func (m member) config(p Process) kube.Config {
+	config := kubeConfig(p, m.exp)
+	config.Binaries = m.binaries
+	return config
+}
+
+// members returns the clusters of an experiment. binaries are builds of slipstream for their pods.
+func (o *kubeOptions) members(exp *spec.Experiment, binaries []string) ([]member, error) {
 	clusters := exp.Spec.Target.Kubernetes.Clusters
 	if len(clusters) == 0 {
-		return []member{{access: o.access, exp: exp}}, nil
+		return []member{{access: o.access, exp: exp, binaries: binaries}}, nil
 	}
 	if o.access.Context != "" {
 		return nil, usage(fmt.Errorf("--context names one cluster, and the experiment compares %s: leave it out, or set spec.target.kubernetes.clusters.NAME.context",
@@ -45,7 +54,7 @@ func (o *kubeOptions) members(exp *spec.Experiment) ([]member, error) {
 		if c.Kubeconfig != "" {
 			access.Kubeconfig = c.Kubeconfig
 		}
-		all = append(all, member{name: c.Name, access: access, exp: exp.InCluster(c.Name)})
+		all = append(all, member{name: c.Name, access: access, exp: exp.InCluster(c.Name), binaries: binaries})
 	}
 	return all, nil
 }
@@ -78,10 +87,10 @@ func (m member) nodes() []string {
 // kubeTargets runs each variant in its cluster. It has the clusters by fabric.
 type kubeTargets []*kubeTarget
 
-// newKubeTargets connects to all clusters of an experiment, and creates nothing. It writes the chosen nodes into the experiment. It fails
+// newKubeTargets connects to all clusters of an experiment, and creates nothing. It writes what it has chosen into the experiment. It fails
 // if a run would fail in one of several clusters, so that nothing is created in the others.
-func newKubeTargets(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment, note func(string)) (kubeTargets, error) {
-	members, err := o.members(exp)
+func newKubeTargets(ctx context.Context, p Process, o kubeOptions, binaries []string, exp *spec.Experiment, note func(string)) (kubeTargets, error) {
+	members, err := o.members(exp, binaries)
 	if err != nil {
 		return nil, err
 	}
@@ -159,8 +168,8 @@ type memberSurvey struct {
 }
 
 // surveyClusters finds out what a run would meet in the clusters of an experiment. It asks all of several, also if one does not answer.
-func surveyClusters(ctx context.Context, p Process, o kubeOptions, exp *spec.Experiment) (*survey, error) {
-	members, err := o.members(exp)
+func surveyClusters(ctx context.Context, p Process, o kubeOptions, binaries []string, exp *spec.Experiment) (*survey, error) {
+	members, err := o.members(exp, binaries)
 	if err != nil {
 		return nil, err
 	}

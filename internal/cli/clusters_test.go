@@ -238,7 +238,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	members, err := (&kubeOptions{access: kube.Access{Kubeconfig: "file", Namespace: "mine"}}).members(exp)
+	members, err := (&kubeOptions{access: kube.Access{Kubeconfig: "file", Namespace: "mine"}}).members(exp, nil)
 	if err != nil || len(members) != 2 || members[0].access != (kube.Access{Kubeconfig: "file", Context: "x@a", Namespace: "mine"}) ||
 		members[1].access != (kube.Access{Kubeconfig: "other", Context: "b", Namespace: "mine"}) {
 		t.Errorf("%+v, %v", members, err)

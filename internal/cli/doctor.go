@@ -195,10 +195,10 @@ func (o doctorOptions) checkFlags(args []string) error {
 		return errors.New("--kubeconfig, --context and --namespace are for doctor kubernetes")
 	case o.all && (at != "kubernetes" || !o.probe):
 		return errors.New("--all-nodes is for doctor kubernetes --probe")
-	case o.all && slices.ContainsFunc(changes, func(c override) bool { return c.flag != "--image" }):
+	case o.all && slices.ContainsFunc(changes, func(c override) bool { return c.flag != "--image" && c.flag != "--base-image" }):
 		return errors.New("--all-nodes takes every node: leave out --client-node, --server-node and --selector")
-	case !strings.HasPrefix(at, "hosts:") && len(o.hosts.binaries) > 0:
-		return errors.New("--host-binary is for doctor hosts:HOST,... alone")
+	case at != "kubernetes" && !strings.HasPrefix(at, "hosts:") && len(o.hosts.binaries) > 0:
+		return errors.New("--host-binary is for doctor hosts:HOST,... and doctor kubernetes")
 	}
 	return nil
 }

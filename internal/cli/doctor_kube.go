@@ -29,6 +29,7 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 		return err
 	}
 	config := kubeConfig(p, exp)
+	config.Binaries = o.hosts.binaries
 	// Only privileged pods can examine the nodes. What agents have applied there is part of what is examined, as where a switch applies it.
 	config.Accelerate, config.Switch = true, true
 	s, err := cluster.Survey(ctx, config)
@@ -51,13 +52,19 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 
 // probeCluster examines pods and nodes.
 func (o doctorOptions) probeCluster(ctx context.Context, p Process, cluster *kube.Cluster, config kube.Config, s *kube.Survey, d *diagnosis) error {
+	nodes := s.Nodes
 	if !o.all {
-		config.Spec.ClientNode, config.Spec.ServerNode, config.Pods = s.Nodes[0], s.Nodes[1], 1
+		config.Spec.ClientNode, config.Spec.ServerNode, config.Pods = nodes[0], nodes[1], 1
 	} else {
 		config.Mesh, config.Rest = true, restTime // a mesh goes on without a node whose pod does not start
 		for _, n := range d.cluster.Nodes {
 			config.Spec.NodeNames = append(config.Spec.NodeNames, n.Name)
 		}
+		nodes = config.Spec.NodeNames
+	}
+	var err error
+	if config.Spec.BaseImage, err = cluster.ChooseBase(ctx, config, nodes); err != nil {
+		return err
 	}
 	config.Note = func(text string) { fmt.Fprintln(p.Err, plain.Line(text)) }
 	up, err := cluster.Up(ctx, config)

@@ -28,7 +28,7 @@ import (
 type hostOptions struct{ binaries []string }
 
 func (o *hostOptions) addFlags(f *pflag.FlagSet) {
-	f.StringArrayVar(&o.binaries, "host-binary", nil, "build of slipstream for Linux or Windows, copied to hosts whose system or architecture differs from this program's")
+	f.StringArrayVar(&o.binaries, "host-binary", nil, "build of slipstream, copied to hosts (Linux or Windows) and pods (Linux) whose system or architecture differs from this program's")
 }
 
 // parseHosts returns the hosts of a list such as "a,me@b:2222,[fd77::1]".

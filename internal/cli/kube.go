@@ -29,6 +29,8 @@ import (
 type kubeOptions struct {
 	access                                  kube.Access
 	clientNode, serverNode, selector, image string
+	// baseImage is an image without this program.
+	baseImage string
 }
 
 func addClusterFlags(f *pflag.FlagSet, a *kube.Access) {
@@ -46,7 +48,8 @@ func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.clientNode, "client-node", "", "node of the clients (default the first that accepts pods)")
 	f.StringVar(&o.serverNode, "server-node", "", "node of the servers (default the next that accepts pods)")
 	f.StringVar(&o.selector, "selector", "", "choose only nodes with these labels, such as pool=net,zone=a")
-	f.StringVar(&o.image, "image", "", "image of the pods, pulled if a node lacks it (default this version's; unless a release has published it, it is never pulled: load it on the nodes first)")
+	f.StringVar(&o.image, "image", "", "image of the pods with slipstream in it, pulled if a node lacks it (default this version's, if a release has published it or all nodes have it, else the base image)")
+	f.StringVar(&o.baseImage, "base-image", "", "image of the pods without slipstream, which is copied into them (default "+kube.DefaultBase+", where there is no image with slipstream)")
 }
 
 // overrides returns the fields of the experiment that the flags set.
@@ -54,7 +57,7 @@ func (o *kubeOptions) overrides() ([]override, error) {
 	const at = "spec.target.kubernetes."
 	var all []override
 	for _, f := range []struct{ flag, field, value string }{
-		{"--client-node", "clientNode", o.clientNode}, {"--server-node", "serverNode", o.serverNode}, {"--image", "image", o.image},
+		{"--client-node", "clientNode", o.clientNode}, {"--server-node", "serverNode", o.serverNode}, {"--image", "image", o.image}, {"--base-image", "baseImage", o.baseImage},
 	} {
 		if f.value != "" {
 			all = append(all, override{f.flag, f.value, fmt.Sprintf("%s%s=%q", at, f.field, f.value)})
@@ -83,15 +86,18 @@ type kubeTarget struct {
 	process  Process
 }
 
-// newKubeTarget chooses the nodes, and writes them into the experiment, so that a resumed run uses the same.
+// newKubeTarget chooses the nodes and the pods' image, and writes them into the experiment, so that a resumed run uses the same.
 func newKubeTarget(ctx context.Context, p Process, m member, note func(string)) (*kubeTarget, error) {
 	cluster, err := kube.Open(m.access)
 	if err != nil {
 		return nil, err
 	}
 	spec := m.exp.Spec.Target.Kubernetes
-	nodes, err := cluster.ChooseAll(ctx, kubeConfig(p, m.exp))
+	nodes, err := cluster.ChooseAll(ctx, m.config(p))
 	if err != nil {
+		return nil, err
+	}
+	if spec.BaseImage, err = cluster.ChooseBase(ctx, m.config(p), nodes); err != nil {
 		return nil, err
 	}
 	if len(nodes) == 2 && m.exp.Spec.Mesh == nil && spec.NodeNames == nil && m.exp.Pools() == nil {
@@ -99,7 +105,7 @@ func newKubeTarget(ctx context.Context, p Process, m member, note func(string)) 
 	} else {
 		spec.NodeNames, spec.Nodes, spec.ClientNode, spec.ServerNode = nodes, 0, "", ""
 	}
-	config := kubeConfig(p, m.exp)
+	config := m.config(p)
 	config.Note = func(text string) { note(m.prefix() + text) }
 	return &kubeTarget{member: m, cluster: cluster, config: config, topology: topology.Of(m.exp), process: p}, nil
 }
@@ -112,6 +118,9 @@ func kubeConfig(p Process, exp *spec.Experiment) kube.Config {
 	}
 	for _, w := range exp.Spec.Workloads {
 		config.Need[w.Traffic().IP] = "workload " + w.Name
+		if tool := w.Traffic().Tool; !spec.OwnTool(tool) && tool != spec.ToolLatte { // which a Windows node has, and not the image
+			config.Programs = cmp.Or(config.Programs, tool+" of workload "+w.Name)
+		}
 	}
 	for _, v := range exp.Spec.Variants {
 		path := exp.PathOf(v)
@@ -137,7 +146,7 @@ func surveyCluster(ctx context.Context, p Process, m member) (*kube.Cluster, *ku
 	if err != nil {
 		return nil, nil, err
 	}
-	config := kubeConfig(p, m.exp)
+	config := m.config(p)
 	layout := topology.Of(m.exp)
 	for fabric := range layout.Fabrics() {
 		config.Pods = max(config.Pods, layout.Pods(fabric))

@@ -374,7 +374,7 @@ func dryRun(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, 
 	var err error
 	switch {
 	case exp.Spec.Target.Kubernetes != nil:
-		found, err = surveyClusters(ctx, p, o.kube, exp)
+		found, err = surveyClusters(ctx, p, o.kube, o.hosts.binaries, exp)
 	case exp.Spec.Target.Hosts != nil:
 		found, err = surveyHosts(ctx, p, o.hosts, exp)
 	}
@@ -560,7 +560,7 @@ type site struct {
 // openSite reserves the site for this process, and fills in the parts of the experiment that depend on the site.
 func openSite(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, note func(string)) (*site, error) {
 	if exp.Spec.Target.Kubernetes != nil {
-		t, err := newKubeTargets(ctx, p, o.kube, exp, note)
+		t, err := newKubeTargets(ctx, p, o.kube, o.hosts.binaries, exp, note)
 		if err != nil {
 			return nil, err
 		}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,8 +86,8 @@ func programsRun(exp *spec.Experiment) (all []string) {
 	if k == nil {
 		return all
 	}
-	if k.Image != "" {
-		all = append(all, plain.Line("image "+k.Image+", in pods"))
+	if image := cmp.Or(k.Image, k.BaseImage); image != "" {
+		all = append(all, plain.Line("image "+image+", in pods"))
 	}
 	for _, c := range k.Clusters {
 		text := "pods in the cluster of context " + c.Context

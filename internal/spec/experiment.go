@@ -272,9 +272,12 @@ type Kubernetes struct {
 	// NodeNames are the nodes, alternately for clients and for servers. By default slipstream chooses
 	// them; the results have the names of those.
 	NodeNames []string `json:"nodeNames,omitempty"`
-	// Image is the image of every pod, with this program at /slipstream, or slipstream.exe for Windows. By default
-	// it is the release's image, which the nodes must have already: they do not pull it.
+	// Image is the image of every pod, with this program at /slipstream, or slipstream.exe for Windows. The default is the
+	// image of this version if a release has published it or all nodes have it, and otherwise that of baseImage.
 	Image string `json:"image,omitempty"`
+	// BaseImage is an image without this program, from which every pod starts: the run copies the program into the pods. It needs
+	// /bin/sh, sleep, head, gzip and sha256sum. The default is docker.io/library/busybox:1.37 where there is no image with the program.
+	BaseImage string `json:"baseImage,omitempty"`
 	// Resources of every pod, those on the nodes too. The default is no limits.
 	Resources Resources `json:"resources,omitzero"`
 	// Observe are DaemonSets, such as kube-system/cilium, whose pods' use of CPUs and memory is measured on every node of the

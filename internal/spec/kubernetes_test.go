@@ -82,6 +82,8 @@ func TestKubernetesErrors(t *testing.T) {
 		{name: "image", old: "registry.example:5000/net/slipstream:v1@sha256:0123", new: "'Slipstream v1'"},
 		{name: "resources", old: "cpu: 500m, memory: 256Mi", new: "cpu: half, memory: 256MB"},
 		{name: "no resources", old: "cpu: 500m, memory: 256Mi", new: "cpu: 0.0, memory: 0"},
+		{name: "base image", old: "image: registry.example:5000/net/slipstream:v1@sha256:0123", new: "baseImage: 'Busybox 1'"},
+		{name: "image and base image", old: "image:", new: "baseImage: busybox\n      image:"},
 		{name: "unprivileged", old: "image:", new: "unprivileged: true\n      image:"},
 		{name: "observe", old: "image:", new: "observe: [cilium, kube-system/, kube-system/ds, Kube-System/ds, kube-system/ds]\n      image:"},
 		{name: "observe unprivileged", set: []string{"spec.target.kubernetes={observe: [kube-system/ds], unprivileged: true}", "spec.variants=[{name: base}]"}},

@@ -339,6 +339,9 @@ func InstalledApplication(tool string) bool {
 	return false
 }
 
+// OwnTool reports whether this program itself generates the traffic of a tool. The programs of other tools must be installed where it runs.
+func OwnTool(tool string) bool { return tool == ToolNative || tool == ToolGRPC }
+
 // Counted reports whether the window ends when a number of requests or round trips is done, and not by the clock.
 func (t *Traffic) Counted() bool { return t.Requests > 0 || t.Iterations > 0 || t.Tool == ToolRedis }
 

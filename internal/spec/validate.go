@@ -608,6 +608,12 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	if r.set(path + ".image") {
 		r.matches(path+".image", k.Image, imageName, "a reference to an image, such as registry.example/slipstream:v1")
 	}
+	if r.set(path + ".baseImage") {
+		r.matches(path+".baseImage", k.BaseImage, imageName, "a reference to an image, such as registry.example/busybox:1.37")
+		if k.Image != "" {
+			r.fail(path+".baseImage", "is for pods without this program in their image, and image names one that has it: leave one of the two out")
+		}
+	}
 	if r.set(path + ".resources.cpu") {
 		r.matches(path+".resources.cpu", k.Resources.CPU, cpuAmount, "CPUs, such as 2, 1.5 or 500m")
 	}

@@ -149,7 +149,7 @@ func TestSharedCluster(t *testing.T) {
 // TestSecondCluster runs tests on a second cluster.
 func TestSecondCluster(t *testing.T) {
 	t.Parallel()
-	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"Walk", testWalk}, clusterTest{"Observe", testObserve}, clusterTest{"Backends", testBackends})
+	runAll(t, own(t, Config{}), clusterTest{"Doctor", testDoctor}, clusterTest{"Walk", testWalk}, clusterTest{"Observe", testObserve}, clusterTest{"BaseImage", testBaseImage}, clusterTest{"Backends", testBackends})
 }
 
 // TestThirdCluster runs tests on a third cluster.

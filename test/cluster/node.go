@@ -368,23 +368,24 @@ func (n *Node) importImages(ctx context.Context) error {
 		return fmt.Errorf("wait for containerd: %w", err)
 	}
 	for _, image := range append([]string{filepath.Join(n.c.parts, "pause.tar")}, n.c.config.Images...) {
-		path, err := filepath.Abs(image)
-		if err != nil {
-			return fmt.Errorf("find image: %w", err)
+		if err := n.importImage(ctx, image); err != nil {
+			return err
 		}
-		// It reads the image from standard input, because the node may not see the
-		// file.
-		f, err := os.Open(path)
-		if err != nil {
-			return fmt.Errorf("open image: %w", err)
-		}
-		cmd := n.Command(ctx, "ctr", "--namespace=k8s.io", "images", "import", "-")
-		cmd.Stdin = f
-		_, err = output(cmd)
-		f.Close()
-		if err != nil {
-			return fmt.Errorf("import image %s: %w", image, err)
-		}
+	}
+	return nil
+}
+
+// importImage imports an image from an archive. The node reads it from standard input, because it may not see the file.
+func (n *Node) importImage(ctx context.Context, archive string) error {
+	f, err := os.Open(archive)
+	if err != nil {
+		return fmt.Errorf("open image: %w", err)
+	}
+	defer f.Close()
+	cmd := n.Command(ctx, "ctr", "--namespace=k8s.io", "images", "import", "-")
+	cmd.Stdin = f
+	if _, err := output(cmd); err != nil {
+		return fmt.Errorf("import image %s: %w", archive, err)
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ const existing = metav1.NamespaceDefault
 func oneOfEach(pods []*corev1.Pod) (kinds []*corev1.Pod) {
 	alike := func(a, b *corev1.Pod) bool {
 		return a.Namespace == b.Namespace && a.Spec.HostNetwork == b.Spec.HostNetwork && a.Spec.HostPID == b.Spec.HostPID &&
-			a.Spec.Containers[0].Command[0] == b.Spec.Containers[0].Command[0]
+			programOf(a) == programOf(b)
 	}
 	for _, pod := range pods {
 		if !slices.ContainsFunc(kinds, func(other *corev1.Pod) bool { return alike(pod, other) }) {
@@ -93,7 +93,7 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	if err != nil {
 		lacks = append(lacks, err.Error())
 	}
-	notes = append(notes, note, p.meshed(ctx))
+	notes = append(notes, note, p.meshed(ctx), p.copyNote(len(control)+len(traffic)))
 	for i, pods := range [][]*corev1.Pod{control, traffic} {
 		changes, err := p.rehearseIn(ctx, pods)
 		notes = append(notes, changes...)
@@ -266,7 +266,7 @@ func (e *rejectedError) remedy() string {
 		}
 		remedy := "this is a policy of the cluster: ask who maintains it to exempt " + namespace
 		if says("image", "digest", "registr", "tag") {
-			remedy += ", or name an image that it admits with --image, such as one with its digest (…@sha256:…)"
+			remedy += ", or name an image that it admits with " + remediesFor(e.pod).flag + ", such as one with its digest (…@sha256:…)"
 		}
 		if e.pod.Spec.HostNetwork {
 			remedy += ", or " + unprivileged

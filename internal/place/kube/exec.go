@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -85,7 +84,7 @@ func (s *Stream) Connected() { s.pods.answered(s.pod) }
 
 // exec starts the program in a pod with other arguments.
 func (p *Pods) exec(pod *corev1.Pod, arguments ...string) *Stream {
-	argv := append(slices.Clone(pod.Spec.Containers[0].Command), arguments...)
+	argv := append([]string{programOf(pod)}, arguments...)
 	ctx, cancel := context.WithCancel(context.Background())
 	in, w := io.Pipe()
 	s := &Stream{pods: p, pod: pod, in: w, cancel: cancel, done: make(chan struct{})}

@@ -51,7 +51,7 @@ func TestLook(t *testing.T) {
 		t.Fatal(err)
 	}
 	has := func(kernel, plugin string) map[string]string {
-		return map[string]string{"architecture": "", "kernel": kernel, "kubelet": "", "container runtime": "", "network plugin": plugin}
+		return map[string]string{"architecture": "amd64", "kernel": kernel, "kubelet": "", "container runtime": "", "network plugin": plugin}
 	}
 	address := netip.MustParseAddr("192.0.2.1")
 	want := doctor.Cluster{

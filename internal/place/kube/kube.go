@@ -25,7 +25,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/build"
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // Config of a run's pods.
@@ -39,6 +41,10 @@ type Config struct {
 	Rest time.Duration
 	// Repository of the default image: "", or where a release has published it. Version of the program is its tag.
 	Repository, Version string
+	// Binaries are builds of the program, beside those that build.Find finds, to copy into pods whose image lacks it.
+	Binaries []string
+	// Programs says what needs programs besides this one in the pods' image, such as "iperf3 of workload bulk"; "" if nothing does.
+	Programs string
 	// Pools are the labels by which variants choose their nodes, if they do.
 	Pools []spec.Ends
 	// Pods on each node.
@@ -56,6 +62,9 @@ type Config struct {
 	LinuxClient, LinuxServer, Windows string
 	// Note prints a line for the user.
 	Note func(string)
+
+	// Tests set the builds that there are.
+	builds []build.Build
 }
 
 // Pods are the places of a run, until Close.
@@ -70,6 +79,10 @@ type Pods struct {
 	// systems are the operating systems of the nodes, by name; windows are those that run Windows.
 	systems map[string]string
 	windows map[string]bool
+
+	// fitting are the builds of the program for nodes, by name, and packed these compressed, by sum.
+	fitting map[string]build.Build
+	packed  map[string][]byte
 
 	since        time.Time // of its lease
 	stopRenewing context.CancelFunc
@@ -105,6 +118,9 @@ func newPods(c *Cluster, config Config) *Pods {
 // are running. ReachServices waits for the services. If Up fails, or ctx ends, it leaves nothing behind.
 func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 	p := newPods(c, config)
+	if err := lacksPrograms(config); err != nil {
+		return nil, err
+	}
 	if err := c.check(ctx, c.permissions(config)); err != nil {
 		return nil, err
 	}
@@ -127,7 +143,7 @@ func (c *Cluster) Up(ctx context.Context, config Config) (*Pods, error) {
 			config.Note(note)
 		}
 	}
-	limit := 3*upTime + p.endpointsTime()
+	limit := 3*upTime + p.endpointsTime() + p.copyTime()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the pods are not up after %s", limit))
 	defer cancel()
 	if err := p.up(ctx); err != nil {
@@ -224,8 +240,10 @@ func (p *Pods) up(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, note := range notes {
-		p.config.Note(note)
+	for _, note := range append(notes, p.copyNote(len(control)+len(traffic))) {
+		if note != "" {
+			p.config.Note(note)
+		}
 	}
 	if err := p.start(ctx, control); err != nil {
 		if p.needsNodePods() || ctx.Err() != nil || !rejected(err) {
@@ -334,7 +352,7 @@ func (p *Pods) namespaceObjects() []*corev1.Namespace {
 	return all
 }
 
-// start creates pods and the services in front of them, and waits until they run.
+// start creates pods and the services in front of them, and waits until they run and have the program.
 func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
 	for i, pod := range pods {
 		created, err := p.create(ctx, pod, creation)
@@ -348,7 +366,10 @@ func (p *Pods) start(ctx context.Context, pods []*corev1.Pod) error {
 			}
 		}
 	}
-	return p.waitRunning(ctx, pods)
+	if err := p.waitRunning(ctx, pods); err != nil {
+		return err
+	}
+	return p.copyPrograms(ctx, pods)
 }
 
 func (p *Pods) create(ctx context.Context, pod *corev1.Pod, options metav1.CreateOptions) (*corev1.Pod, error) {
@@ -641,10 +662,14 @@ func (p *Pods) System(node string) string { return p.systems[node] }
 
 // Placement says in a sentence where the pods are.
 func (p *Pods) Placement() string {
+	text := fmt.Sprintf("Clients run on node %s, servers on node %s, in pods of namespace %s.", p.spec.ClientNode, p.spec.ServerNode, p.namespace)
 	if len(p.spec.NodeNames) > 0 {
-		return fmt.Sprintf("Pods run on the nodes %s, in namespace %s.", strings.Join(p.spec.NodeNames, ", "), p.namespace)
+		text = fmt.Sprintf("Pods run on the nodes %s, in namespace %s.", strings.Join(p.spec.NodeNames, ", "), p.namespace)
 	}
-	return fmt.Sprintf("Clients run on node %s, servers on node %s, in pods of namespace %s.", p.spec.ClientNode, p.spec.ServerNode, p.namespace)
+	if len(p.packed) > 0 {
+		text += fmt.Sprintf(" They started from %s, with a copy of this program (SHA-256 %s).", p.spec.BaseImage, words.And(slices.Sorted(maps.Keys(p.packed))))
+	}
+	return text
 }
 
 // holder identifies this process in the lease.

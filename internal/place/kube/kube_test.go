@@ -45,7 +45,7 @@ func node(name string, change ...func(*corev1.Node)) corev1.Node {
 	n := corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelOSStable: "linux"}},
 		Status: corev1.NodeStatus{
-			NodeInfo:   corev1.NodeSystemInfo{OSImage: "An OS"},
+			NodeInfo:   corev1.NodeSystemInfo{OSImage: "An OS", Architecture: "amd64"},
 			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"}},
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 		},
@@ -275,6 +275,22 @@ func TestManifests(t *testing.T) {
 	golden.Compare(t, "testdata/objects.yaml", got.String())
 }
 
+// TestBaseManifests compares the pods of a base image with a golden file.
+func TestBaseManifests(t *testing.T) {
+	c := Config{Spec: spec.Kubernetes{BaseImage: "registry.example/busybox:1"}}
+	r := &run{id: "test", namespace: "slipstream-test", nodes: "slipstream-test-nodes", spec: c.Spec}
+	r.image, r.pull = imageOf(c)
+	var got strings.Builder
+	for _, pod := range []*corev1.Pod{r.serverPod("server-0-test", "b", true), r.nodePod("client-node-test", "a")} {
+		text, err := yaml.Marshal(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&got, "---\n%s", text)
+	}
+	golden.Compare(t, "testdata/base.yaml", got.String())
+}
+
 func TestImageOf(t *testing.T) {
 	for _, c := range []struct {
 		named, repository, image string
@@ -363,11 +379,11 @@ func rehearsed(action clienttesting.Action) bool {
 	return len(action.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0
 }
 
-// fakeCluster runs pods as soon as they are created, and grants every permission. If react returns an error, the pod is
+// fakeCluster has two nodes with the image of version v1, runs pods as soon as they are created, and grants every permission. If react returns an error, the pod is
 // refused.
 func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, *Cluster) {
 	t.Helper()
-	a, b := node("a"), node("b")
+	a, b := node("a", holding("slipstream.dev/slipstream:v1")), node("b", holding("slipstream.dev/slipstream:v1"))
 	api := fake.NewClientset(&a, &b)
 	api.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, &authzv1.SelfSubjectAccessReview{Status: authzv1.SubjectAccessReviewStatus{Allowed: true}}, nil

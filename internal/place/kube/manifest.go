@@ -31,8 +31,16 @@ const (
 	selector = labelName + "=" + appName + "," + labelComponent + "=" + runComponent
 )
 
-// The program, in every image: on a Windows node, containerd mounts a container's files at C:\hpc.
+// The program, in every image that has it: on a Windows node, containerd mounts a container's files at C:\hpc.
 const program, windowsProgram = "/slipstream", `C:\hpc\slipstream.exe`
+
+// The program in a pod whose image lacks it, in a volume of the pod. Unlike the container's own files, it may be written to, and outlives
+// a container that is restarted.
+const copyDir, copied = "/opt/slipstream", "/opt/slipstream/slipstream"
+
+// await is the first process of such a pod: it becomes the program, its argument 0, once that is there. Without the trap, the first
+// process of a container ignores SIGTERM.
+var await = []string{"/bin/sh", "-c", `trap exit TERM; until [ -x "$0" ]; do sleep 1; done; exec "$0" "$@"`, copied}
 
 // Ports of a server pod behind a service: that of the workload, and one that answers as soon as the
 // service works.
@@ -121,9 +129,23 @@ func (r *run) pod(namespace, name, node string) *corev1.Pod {
 			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError, Resources: r.resources(),
 		}},
 	}}
+	if r.spec.BaseImage != "" {
+		c := &p.Spec.Containers[0]
+		c.Command = await
+		c.VolumeMounts = []corev1.VolumeMount{{Name: "program", MountPath: copyDir}}
+		p.Spec.Volumes = []corev1.Volume{{Name: "program", VolumeSource: corev1.VolumeSource{
+			EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: new(resource.MustParse("256Mi"))},
+		}}}
+	}
 	p.Labels[labelPod] = name
 	p.Annotations = map[string]string{"karpenter.sh/do-not-disrupt": "true"} // as Karpenter evicts pods without a controller
 	return p
+}
+
+// programOf returns the path of the program in a pod.
+func programOf(pod *corev1.Pod) string {
+	command := pod.Spec.Containers[0].Command
+	return command[len(command)-1]
 }
 
 // trafficPod returns a pod for traffic. Like an application, it has no privileges.
@@ -202,13 +224,13 @@ func (r *run) nodePod(name, node string) *corev1.Pod {
 	p.Spec.HostNetwork, p.Spec.HostPID = true, true
 	p.Spec.TerminationGracePeriodSeconds = new(int64(30)) // for restoring what a dead worker has left
 	p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64), RunAsGroup: new(int64)}
-	p.Spec.Volumes = []corev1.Volume{{Name: "journal", VolumeSource: corev1.VolumeSource{
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "journal", VolumeSource: corev1.VolumeSource{
 		HostPath: &corev1.HostPathVolumeSource{Path: runDir, Type: new(corev1.HostPathDirectoryOrCreate)},
-	}}}
+	}})
 	c := &p.Spec.Containers[0]
 	c.Args = append(c.Args, "--node")
 	c.SecurityContext = &corev1.SecurityContext{Privileged: new(true), ReadOnlyRootFilesystem: new(true)}
-	c.VolumeMounts = []corev1.VolumeMount{{Name: "journal", MountPath: runDir}}
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "journal", MountPath: runDir})
 	return p
 }
 
@@ -235,8 +257,8 @@ const unpublished = "slipstream.dev/slipstream"
 // imageOf returns the image of the pods, and when to pull it: only an image that the user named or a release has published may
 // be pulled.
 func imageOf(c Config) (string, corev1.PullPolicy) {
-	if c.Spec.Image != "" {
-		return c.Spec.Image, corev1.PullIfNotPresent
+	if named := cmp.Or(c.Spec.Image, c.Spec.BaseImage); named != "" {
+		return named, corev1.PullIfNotPresent
 	}
 	repository, tag := cmp.Or(c.Repository, unpublished), cmp.Or(c.Version, "devel")
 	if repository == unpublished {

@@ -399,12 +399,17 @@ func (p *Pods) readNodes(ctx context.Context, nodes []string) (note string, err 
 			if config.Windows != "" {
 				return "", fmt.Errorf("node %s does not run Windows, and %s needs it: leave that out, or choose Windows nodes", name, config.Windows)
 			}
+			if err := p.fitNode(node); err != nil {
+				return "", err
+			}
 			continue
 		}
 		p.windows[name] = true
 		client, server := i%2 == 0 || config.Mesh, i%2 == 1 || config.Mesh
 		why := ""
 		switch {
+		case config.Spec.BaseImage != "":
+			why = "its pods need an image with slipstream.exe: name one with --image, not --base-image"
 		case config.Accelerate:
 			why = "accelerators need Linux: leave them out"
 		case len(config.Spec.Observe) > 0:

@@ -255,7 +255,7 @@ func TestOddStarts(t *testing.T) {
 			p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{Reason: reason, ExitCode: code, Message: message}
 		}
 	}
-	const architecture = "The image is for another CPU architecture than the node: name one that has both with --image, as make image builds, or choose nodes of one architecture"
+	const architecture = "The image is for another CPU architecture than the node: name one that has both with --image, or choose nodes of one architecture"
 	for name, tt := range map[string]struct {
 		status func(*corev1.Pod)
 		want   string
@@ -265,7 +265,7 @@ func TestOddStarts(t *testing.T) {
 		"the same, as containerd says": {waiting("RunContainerError", `exec: "/slipstream": exec format error`), architecture, "must have slipstream"},
 		"a manifest without arm64":     {waiting("ErrImagePull", "no match for platform in manifest: not found"), architecture, "Name another"},
 		"a registry with a rate limit": {waiting("ImagePullBackOff", "failed to pull: 429 Too Many Requests - Server message: toomanyrequests: You have reached your unauthenticated pull rate limit"),
-			"The registry limits how often it is asked: try again later, or push the image to a registry of yours (slipstream image push REGISTRY/NAME)", "Name another"},
+			"The registry limits how often it is asked: try again later, or push the image to another registry (slipstream image push REGISTRY/NAME)", "Name another"},
 		"a registry that wants credentials": {waiting("ErrImagePull", "failed to pull and unpack image: failed to authorize: failed to fetch anonymous token: 401 Unauthorized"),
 			"or name with -n a namespace whose default service account has the credentials (imagePullSecrets)", "Name another"},
 		"a registry whose certificate is unknown": {waiting("ErrImagePull", "failed to do request: tls: failed to verify certificate: x509: certificate signed by unknown authority"),

@@ -67,11 +67,18 @@ func foreignPod(p *corev1.Pod) string {
 		return "its name is not one that a run gives"
 	}
 	if !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
-		return c.Name == container && len(c.Command) == 1 && (c.Command[0] == program || c.Command[0] == windowsProgram) && len(c.Args) > 1 && c.Args[0] == "worker"
+		return c.Name == container && runsWorker(c)
 	}) {
 		return "it does not run a worker"
 	}
 	return ""
+}
+
+// runsWorker reports whether a container runs this program, at once or after it has been copied there.
+func runsWorker(c corev1.Container) bool {
+	started := len(c.Command) == 1 && (c.Command[0] == program || c.Command[0] == windowsProgram)
+	awaited := len(c.Command) == len(await) && c.Command[len(await)-1] == copied
+	return (started || awaited) && len(c.Args) > 1 && c.Args[0] == "worker"
 }
 
 func foreignService(s *corev1.Service) string {

@@ -62,7 +62,7 @@ func stateOf(p *corev1.Pod) podState {
 		switch {
 		case c.Name != container: // one that a webhook has added
 		case c.State.Waiting != nil:
-			return waitingState(c, p.Spec.Containers[0].Command[0])
+			return waitingState(c, p)
 		case c.State.Terminated != nil:
 			return podState{text: "ended: " + ending(c.State.Terminated), final: true}
 		case c.State.Running != nil && len(p.Status.PodIPs) > 0:
@@ -94,17 +94,17 @@ func gates(p *corev1.Pod) string {
 	return "the scheduling gate " + words.And(all)
 }
 
-func waitingState(c corev1.ContainerStatus, program string) podState {
+func waitingState(c corev1.ContainerStatus, pod *corev1.Pod) podState {
 	w, last := c.State.Waiting, c.LastTerminationState.Terminated
-	why := join(w.Reason, w.Message)
+	why, image := join(w.Reason, w.Message), remediesFor(pod)
 	if w.Reason == "CrashLoopBackOff" && last != nil {
 		why = ending(last)
 	}
 	switch {
 	case strings.Contains(why, "exec format error"), strings.Contains(why, "no match for platform"):
-		return podState{text: fmt.Sprintf("cannot run %s: %s. The image is for another CPU architecture than the node: name one that has both with --image, as make image builds, or choose nodes of one architecture", c.Image, why), final: true}
+		return podState{text: fmt.Sprintf("cannot run %s: %s. The image is for another CPU architecture than the node: name one that has both with %s, or choose nodes of one architecture", c.Image, why, image.flag), final: true}
 	case rateLimited(w.Message):
-		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. The registry limits how often it is asked: try again later, or push the image to a registry of yours (slipstream image push REGISTRY/NAME) and name it with --image", c.Image, why), retried: true}
+		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. The registry limits how often it is asked: try again later, or %s", c.Image, why, image.elsewhere), retried: true}
 	case w.Reason == "CrashLoopBackOff" && last != nil && last.Reason == outOfMemory:
 		return podState{text: "exits as soon as it starts: " + why, final: true}
 	}
@@ -113,40 +113,50 @@ func waitingState(c corev1.ContainerStatus, program string) podState {
 		return podState{text: fmt.Sprintf("has no image: %s is not on the node, and the default image is never pulled. "+
 			"Load it (make image; on the node: ctr -n k8s.io images import slipstream-image.tar), or push it to your registry (slipstream image push REGISTRY/NAME) and name it with --image", c.Image), final: true}
 	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName":
-		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. %s", c.Image, why, pullRemedy(w.Message)), final: permanent(w), retried: true}
+		return podState{text: fmt.Sprintf("has no image: %s cannot be pulled: %s. %s", c.Image, why, image.pull(w.Message)), final: permanent(w), retried: true}
 	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-		return podState{text: fmt.Sprintf("cannot start: %s. The image must have slipstream at %s", why, program), final: true}
+		return podState{text: fmt.Sprintf("cannot start: %s. The image must have %s", why, image.has), final: true}
 	case "CrashLoopBackOff":
-		return podState{text: fmt.Sprintf("exits as soon as it starts: %s. The image must have this version of slipstream at %s", why, program), final: true}
+		return podState{text: fmt.Sprintf("exits as soon as it starts: %s. The image must have %s", why, image.runs), final: true}
 	}
 	return podState{text: "has not started yet: " + why}
 }
 
-// pull is a cause for which an image cannot be pulled, by the words of container runtimes, and what to do about it.
-type pull struct {
-	says   *regexp.Regexp
-	remedy string
+// remedies are what to do about the image of a pod, which has this program or lacks it.
+type remedies struct {
+	flag string // names another image
+	// has is what it must have to start, and runs to go on.
+	has, runs string
+	// elsewhere says how to get it from another registry, and otherwise what to do if nothing is known.
+	elsewhere, otherwise string
 }
 
-const elsewhere = "push the image to another registry (slipstream image push REGISTRY/NAME) and name it with --image"
-
-var pulls = []pull{
-	{regexp.MustCompile(`(?i)unauthorized|authorization failed|no basic auth credentials|authentication required|access denied|403 forbidden`),
-		"The registry wants credentials, or does not have that image: correct the name, or name with -n a namespace whose default service account has the credentials (imagePullSecrets)"},
-	{regexp.MustCompile(`x509: certificate has expired or is not yet valid`), "The certificate of the registry has expired or is not valid yet, by the node's clock: correct that clock, have the certificate renewed, or " + elsewhere},
-	{regexp.MustCompile(`x509: `), "The node does not trust the certificate of the registry: have it do so, or " + elsewhere},
-	{regexp.MustCompile(`server gave HTTP response to HTTPS client`), "The registry does not speak TLS, and the node insists on it: permit that in the node's container runtime, or " + elsewhere},
-}
-
-// pullRemedy returns what to do about an image that cannot be pulled, by what the container runtime says.
-func pullRemedy(says string) string {
-	for _, p := range pulls {
-		if p.says.MatchString(says) {
-			return p.remedy
-		}
+func remediesFor(pod *corev1.Pod) remedies {
+	if program := programOf(pod); program != copied {
+		return remedies{"--image", "slipstream at " + program, "this version of slipstream at " + program,
+			"push the image to another registry (slipstream image push REGISTRY/NAME) and name it with --image", "Name another with --image"}
 	}
-	return "Name another with --image"
+	const elsewhere = "name the same image of a registry that the node reaches with --base-image, or push the image of slipstream to yours (slipstream image push REGISTRY/NAME) and name it with --image"
+	return remedies{"--base-image", "/bin/sh", "sleep, and the node must let programs run from the volumes of pods", elsewhere, "If the node does not reach that registry, " + elsewhere}
 }
+
+// pull returns what to do about an image that cannot be pulled, by what the container runtime says.
+func (r remedies) pull(says string) string {
+	switch {
+	case unauthorized.MatchString(says):
+		return "The registry wants credentials, or does not have that image: correct the name, or name with -n a namespace whose default service account has the credentials (imagePullSecrets)"
+	case strings.Contains(says, "x509: certificate has expired or is not yet valid"):
+		return "The certificate of the registry has expired or is not valid yet, by the node's clock: correct that clock, have the certificate renewed, or " + r.elsewhere
+	case strings.Contains(says, "x509: "):
+		return "The node does not trust the certificate of the registry: have it do so, or " + r.elsewhere
+	case strings.Contains(says, "server gave HTTP response to HTTPS client"):
+		return "The registry does not speak TLS, and the node insists on it: permit that in the node's container runtime, or " + r.elsewhere
+	}
+	return r.otherwise
+}
+
+// unauthorized matches how container runtimes say that a registry lets them pull nothing.
+var unauthorized = regexp.MustCompile(`(?i)unauthorized|authorization failed|no basic auth credentials|authentication required|access denied|403 forbidden`)
 
 // permanent reports whether another attempt to pull an image would fail, too. A registry that does not answer, or answers that
 // there are too many requests, may do better in a moment.

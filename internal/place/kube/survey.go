@@ -84,6 +84,11 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 		return s, nil
 	}
 	s.Nodes = nodes
+	if config.Spec.BaseImage, err = c.ChooseBase(ctx, config, nodes); err != nil {
+		s.lack(err)
+		return s, nil
+	}
+	s.lack(lacksPrograms(config))
 	config.Spec.NodeNames, config.Pods = nodes, max(1, config.Pods)
 	if err := c.busy(ctx, nil, nodes...); err != nil {
 		s.Busy = err.Error()
@@ -148,19 +153,23 @@ const imagesListed = 50
 // imageOn says whether a node has an image. It counts as usable if it can be pulled, or if the node
 // does not say.
 func imageOn(n *corev1.Node, image string, pull corev1.PullPolicy) (state string, usable bool) {
-	full := fullName(image)
-	for _, i := range n.Status.Images {
-		if slices.Contains(i.Names, full) || slices.Contains(i.Names, image) {
-			return "present", true
-		}
-	}
 	switch {
+	case hasImage(n, image):
+		return "present", true
 	case pull != corev1.PullNever:
 		return "absent, would be pulled", true
 	case len(n.Status.Images) >= imagesListed:
 		return fmt.Sprintf("not among the %d images that the node reports, may be present", len(n.Status.Images)), true
 	}
 	return "absent", false
+}
+
+// hasImage reports whether a node says that it has an image.
+func hasImage(n *corev1.Node, image string) bool {
+	full := fullName(image)
+	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
+		return slices.Contains(i.Names, full) || slices.Contains(i.Names, image)
+	})
 }
 
 // fullName expands a short image name as container runtimes do.

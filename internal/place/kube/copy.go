@@ -1,0 +1,238 @@
+package kube
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilexec "k8s.io/client-go/util/exec"
+
+	"slipstream.dev/internal/place"
+	"slipstream.dev/internal/place/build"
+)
+
+// A pod whose image lacks this program gets a copy of it by exec, and its first process then becomes that copy.
+
+// DefaultBase is the image of pods where none is named and the nodes have none that has this program. Its name is complete, because some
+// container runtimes refuse a short one.
+const DefaultBase = "docker.io/library/busybox:1.37"
+
+// ChooseBase returns the base image of a run's pods on some nodes: the one that the experiment names, or the default if there is no
+// image with this program. "" means that the image has the program. It reads and changes nothing.
+func (c *Cluster) ChooseBase(ctx context.Context, config Config, nodes []string) (string, error) {
+	image, pull := imageOf(config)
+	if config.Spec.BaseImage != "" || pull != corev1.PullNever {
+		return config.Spec.BaseImage, nil
+	}
+	base := ""
+	for _, name := range nodes {
+		node, err := c.api.Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", fmt.Errorf("get node %s: %w", name, explain(err))
+		}
+		if runsWindows(*node) { // there is no base image for it
+			return "", nil
+		}
+		if !hasImage(node, image) {
+			base = DefaultBase
+		}
+	}
+	return base, nil
+}
+
+// lacksPrograms returns an error if workloads need programs besides this one, and the pods' image is known to have none.
+func lacksPrograms(config Config) error {
+	image, _ := imageOf(config)
+	if config.Programs == "" || config.Spec.Image != "" || config.Spec.BaseImage != "" && config.Spec.BaseImage != DefaultBase {
+		return nil
+	}
+	return fmt.Errorf("%s needs programs that the image %s does not have: build an image with those of this machine (make image-tools), push it to your registry "+
+		"(slipstream image push --archive bin/slipstream-tools-image.tar REGISTRY/NAME) and name it with --image, or name another image that has them with --base-image", config.Programs, image)
+}
+
+// fitNode finds the build that is copied into the pods of a node, if their image lacks the program.
+func (p *Pods) fitNode(node *corev1.Node) error {
+	if p.spec.BaseImage == "" {
+		return nil
+	}
+	if p.config.builds == nil {
+		all, err := build.Find(p.config.Binaries)
+		if err != nil {
+			return err
+		}
+		p.config.builds = all
+	}
+	b, err := build.Fit(p.config.builds, "node "+node.Name, "linux", node.Status.NodeInfo.Architecture)
+	if err != nil {
+		return fmt.Errorf("%w, or name an image that has the program with --image", err)
+	}
+	if p.fitting == nil {
+		p.fitting = make(map[string]build.Build)
+	}
+	p.fitting[node.Name] = b
+	return nil
+}
+
+// copyTime bounds how long all copies may take; it is 0 if there are none. Only a slow connection to the API server comes near it.
+func (p *Pods) copyTime() time.Duration {
+	if p.spec.BaseImage == "" {
+		return 0
+	}
+	return 30 * time.Minute
+}
+
+// copies is how many pods get their copy at the same time.
+const copies = 8
+
+// copyPrograms copies the program into pods whose image lacks it. A pod that cannot get it does not start.
+func (p *Pods) copyPrograms(ctx context.Context, pods []*corev1.Pod) error {
+	if p.spec.BaseImage == "" {
+		return nil
+	}
+	if err := p.pack(); err != nil {
+		return err
+	}
+	errs := make([]error, len(pods))
+	places := make(chan struct{}, copies)
+	var wg sync.WaitGroup
+	for i, pod := range pods {
+		if p.isLost(pod) != nil {
+			continue
+		}
+		wg.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			errs[i] = p.copyProgram(ctx, pod)
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return cmp.Or(cmp.Or(errs...), context.Cause(ctx))
+	}
+	for i, pod := range pods {
+		if errs[i] == nil {
+			continue
+		}
+		if err := p.giveUp(pod, errs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pack compresses the builds for the nodes, which makes them a third of their size.
+func (p *Pods) pack() error {
+	if p.packed != nil {
+		return nil
+	}
+	p.packed = make(map[string][]byte)
+	for _, b := range p.fitting {
+		if p.packed[b.Sum] != nil {
+			continue
+		}
+		f, err := os.Open(b.File)
+		if err != nil {
+			return fmt.Errorf("read the program to copy: %w", err)
+		}
+		var data bytes.Buffer
+		w := gzip.NewWriter(&data)
+		_, err = io.Copy(w, f)
+		if err = errors.Join(err, w.Close(), f.Close()); err != nil {
+			return fmt.Errorf("read the program to copy: %w", err)
+		}
+		p.packed[b.Sum] = data.Bytes()
+	}
+	return nil
+}
+
+// copyAttempts is how often a copy is tried.
+const copyAttempts = 3
+
+// differs is the exit code of a copy that is not the program that was sent, and stallTime how long nothing may arrive in a pod.
+const (
+	differs   = 75 // EX_TEMPFAIL of sysexits.h
+	stallTime = time.Minute
+)
+
+// copyProgram copies the program into a pod. It tries again after a connection broke.
+func (p *Pods) copyProgram(ctx context.Context, pod *corev1.Pod) (err error) {
+	for range copyAttempts {
+		if err = p.sendProgram(ctx, pod); err == nil {
+			return nil
+		}
+		if exit := new(utilexec.CodeExitError); errors.As(err, exit) && exit.Code != differs || execForbidden(err) || pause(ctx) != nil {
+			break
+		}
+	}
+	return fmt.Errorf("copy the program into pod %s/%s on node %s: %w", pod.Namespace, pod.Name, nodeOf(pod), err)
+}
+
+func (p *Pods) sendProgram(ctx context.Context, pod *corev1.Pod) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	b := p.fitting[nodeOf(pod)]
+	data := p.packed[b.Sum]
+	in := &watched{bytes.NewReader(data), time.AfterFunc(stallTime, func() { cancel(fmt.Errorf("nothing has arrived there for %s", stallTime)) })}
+	defer in.stall.Stop()
+	var stdout, stderr place.Tail
+	err := p.cluster.stream(ctx, pod, []string{"/bin/sh", "-c", receive(len(data), b.Sum)}, in, &stdout, &stderr)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err == nil && stdout.Last() == ": "+complete:
+		return nil
+	case err == nil: // which is how client-go reports some broken connections
+		return errors.New("the connection broke")
+	}
+	if why := notStarted(pod, err); why != "" {
+		err = fmt.Errorf("%s: %w", why, err)
+	}
+	return fmt.Errorf("%w%s", err, stderr.Last())
+}
+
+// watched is the input of a command that must take something of it every now and then.
+type watched struct {
+	io.Reader
+	stall *time.Timer
+}
+
+func (w *watched) Read(b []byte) (int, error) {
+	w.stall.Reset(stallTime)
+	return w.Reader.Read(b)
+}
+
+// complete is what the script prints at its end.
+const complete = "complete"
+
+// receive returns the script that reads a compressed program of some bytes from its standard input. The file has its name only once it is
+// complete and has the right sum. A file that is there already stays: the first process may run it, and finds workers by their file.
+func receive(size int, sum string) string {
+	return strings.NewReplacer("PROGRAM", copied, "SIZE", fmt.Sprint(size), "FIRSTSUM", build.SumCommand, "SUM", sum, "COMPLETE", complete, "DIFFERS", fmt.Sprint(differs)).
+		Replace(`[ -x PROGRAM ] && { echo COMPLETE; exit; }
+for t in head gzip chmod mv rm; do command -v $t >/dev/null || { echo "the image lacks $t" >&2; exit 1; }; done
+umask 077; f=PROGRAM.$$; trap 'rm -f "$f"' EXIT
+head -c SIZE | gzip -dc >"$f"
+s=$(FIRSTSUM <"$f")
+[ "$s" != none ] || { echo "the image lacks sha256sum" >&2; exit 1; }
+[ "${s%% *}" = SUM ] || { echo "the copy differs from the program that was sent" >&2; exit DIFFERS; }
+chmod 700 "$f" && mv "$f" PROGRAM && echo COMPLETE`)
+}
+
+// copyNote says that the program is copied into pods, and how much that is.
+func (p *Pods) copyNote(pods int) string {
+	if p.spec.BaseImage == "" {
+		return ""
+	}
+	return fmt.Sprintf("pods start from the image %s, and this program is copied into each of the %d: to save that, push its image to your registry "+
+		"(slipstream image push REGISTRY/NAME) and name it with --image", p.spec.BaseImage, pods)
+}
