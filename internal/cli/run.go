@@ -60,8 +60,9 @@ and reports what it has measured.`,
   slipstream run demo --dry-run       the plan, and how long it takes
   slipstream run my.yaml --runs 10 --set spec.pairs=[1,8]
   slipstream run kubernetes --client-node a --server-node b --image registry.example/slipstream:v1
+  slipstream run kubernetes-short --base-image registry.example/busybox:1.37
   slipstream run rps-rfs --on kubernetes --image registry.example/slipstream:v1
-  slipstream run cni --clusters a,b --image registry.example/slipstream:v1    two clusters, by their contexts
+  slipstream run cni --clusters a,b        two clusters, by their contexts
   slipstream run my.yaml --on hosts:a,b     on two machines, by their names in ~/.ssh/config
   slipstream run demo --label branch=main --label commit=$(git rev-parse HEAD)
   slipstream run --resume results/demo-20260102T150405Z`,
