@@ -49,7 +49,8 @@ func doctorSays(t *testing.T, c *Cluster, args ...string) (code int, found []str
 // It finds what would make a run fail, and a blocked overlay.
 func testDoctor(t *testing.T, c *Cluster) {
 	before := snapshotOf(t, c)
-	if code, found := doctorSays(t, c, "--probe"); code != 0 || len(found) > 0 {
+	importBase(t, c)
+	if code, found := doctorSays(t, c, "--probe", "--base-image", baseImage); code != 0 || len(found) > 0 {
 		t.Errorf("a healthy cluster: exit code %d, found %q", code, found)
 	}
 	if code, found := doctorSays(t, c, "--probe", "--all-nodes"); code != 0 || len(found) > 0 {

@@ -29,7 +29,7 @@ var Systems = []string{"linux", "windows"}
 const mainPackage = "slipstream.dev/cmd/slipstream"
 
 // Find returns the files that the user names, this program itself if its system can run workers, and those that make image has left
-// beside it.
+// beside it, unless they are older than this program and so may be of another version.
 func Find(named []string) (all []Build, err error) {
 	for _, file := range named {
 		b, err := read(file)
@@ -42,11 +42,19 @@ func Find(named []string) (all []Build, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
+	own, err := os.Stat(self)
+	if err != nil {
+		return nil, fmt.Errorf("find this program: %w", err)
+	}
 	if slices.Contains(Systems, runtime.GOOS) {
 		all = append(all, Build{File: self, System: runtime.GOOS, Arch: runtime.GOARCH})
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
-		if b, err := read(filepath.Join(filepath.Dir(self), "image", arch, "slipstream")); err == nil {
+		file := filepath.Join(filepath.Dir(self), "image", arch, "slipstream")
+		if info, err := os.Stat(file); err != nil || info.ModTime().Before(own.ModTime()) {
+			continue
+		}
+		if b, err := read(file); err == nil {
 			all = append(all, b)
 		}
 	}

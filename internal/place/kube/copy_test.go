@@ -303,3 +303,23 @@ func TestChooseBase(t *testing.T) {
 		})
 	}
 }
+
+// TestPermit: before anything is created in one of several clusters, a run is refused that would fail in another.
+func TestPermit(t *testing.T) {
+	ours := build.Build{System: "linux", Arch: "amd64"}
+	theirs := build.Build{System: "linux", Arch: "arm64"}
+	for want, change := range map[string]func(*Config){
+		"": func(c *Config) { c.builds = []build.Build{ours} },
+		"node a needs a build of this program for linux/amd64": func(c *Config) { c.builds = []build.Build{theirs} },
+		"iperf3 of workload bulk needs programs":               func(c *Config) { c.Programs = "iperf3 of workload bulk" },
+	} {
+		_, cluster := fakeCluster(t, nil)
+		err := cluster.Permit(t.Context(), config(func(c *Config) {
+			c.Spec.BaseImage = DefaultBase
+			change(c)
+		}))
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

@@ -27,9 +27,16 @@ func (c *Cluster) Identity(ctx context.Context) (string, error) {
 	return string(n.UID), nil
 }
 
-// Permit returns an error that names the permissions for a run that the user lacks.
+// Permit returns an error that names what a run lacks: permissions, programs in its image, or what it needs of its nodes.
 func (c *Cluster) Permit(ctx context.Context, config Config) error {
-	return c.check(ctx, c.permissions(config))
+	if err := lacksPrograms(config); err != nil {
+		return err
+	}
+	if err := c.check(ctx, c.permissions(config)); err != nil {
+		return err
+	}
+	_, err := newPods(c, config).readNodes(ctx, nodesOf(config.Spec))
+	return err
 }
 
 // pluginPod returns the pod of the network plugin on a node; nil if there is none, or if the user may not list pods.
