@@ -3,6 +3,7 @@ package report
 import (
 	"slices"
 
+	"slipstream.dev/internal/metrics"
 	"slipstream.dev/internal/report/draw"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
@@ -17,8 +18,9 @@ type Forest struct {
 
 // ForestGroup is one workload, by its primary metric, and one baseline.
 type ForestGroup struct {
-	Title, Versus string
-	Rows          []ForestRow
+	// Better is the better direction of the metric: a bar further right is better, be that more or less.
+	Title, Better, Versus string
+	Rows                  []ForestRow
 }
 
 // ForestRow is one comparison. Role says why it was chosen: "best", "worst" or "host network".
@@ -44,8 +46,8 @@ func (m *Model) forest() *Forest {
 		for _, w := range m.exp.Spec.Workloads {
 			for _, versus := range m.baselines() {
 				if rows := m.bestAndWorst(w, versus, kind); len(rows) > 0 {
-					title := w.Name + " " + quantityOf(rows[0].row.Metric).name
-					f.Groups = append(f.Groups, ForestGroup{title, versus, rows})
+					metric := rows[0].row.Metric
+					f.Groups = append(f.Groups, ForestGroup{w.Name + " " + quantityOf(metric).name, string(metrics.Get(metric).Better), versus, rows})
 				}
 			}
 		}
