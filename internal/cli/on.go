@@ -82,7 +82,22 @@ func refusedOn(on, name string, err error) error {
 	}
 	// Presets of the same question have names that begin alike.
 	slices.SortStableFunc(others, func(a, b string) int { return commonPrefix(b, name) - commonPrefix(a, name) })
-	return fmt.Errorf("%w\n%s does not run with --on %s; presets that do: %s", err, name, on, strings.Join(others, ", "))
+	return fmt.Errorf("%w\n%s does not run with --on %s; presets that do: %s", err, name, on, likely(others, name))
+}
+
+// likely lists presets: all if they are few, otherwise demo, which is where most people begin, and those whose names begin like name.
+func likely(all []string, name string) string {
+	const demo, few, alike = "demo", 8, 3
+	if len(all) <= few {
+		return strings.Join(all, ", ")
+	}
+	named := []string{demo}
+	for _, other := range all {
+		if other != demo && len(named) < few && commonPrefix(other, name) >= alike {
+			named = append(named, other)
+		}
+	}
+	return fmt.Sprintf("%s, and %d others (slipstream run --list)", strings.Join(named, ", "), len(all)-len(named))
 }
 
 // runsOn reports whether a target can run a preset as it is.

@@ -147,6 +147,10 @@ func TestPresetsOn(t *testing.T) {
 				continue
 			}
 			_, named, _ := strings.Cut(err.Error(), name+" does not run with --on "+on+"; presets that do: ")
+			named, rest, many := strings.Cut(named, ", and ")
+			if n := strings.Count(named, ", ") + 1; n > 8 || many && (!strings.HasPrefix(named, "demo") || !strings.HasSuffix(rest, " others (slipstream run --list)")) {
+				t.Errorf("%s --on %s: names %d presets:\n%v", name, on, n, err)
+			}
 			for _, other := range strings.Split(named, ", ") {
 				if !strings.Contains(runs[other], letter) {
 					t.Errorf("%s --on %s: names %q:\n%v", name, on, other, err)
