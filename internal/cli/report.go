@@ -231,7 +231,7 @@ func render(dir *record.Dir, p Process) (*report.Model, error) {
 			return nil, err
 		}
 	}
-	if err := report.Text(p.Out, m); err != nil {
+	if err := report.TerminalText(p.Out, m, columnsOf(p.Stdout)); err != nil {
 		return nil, err
 	}
 	fmt.Fprintf(p.Out, "\nReport: %s\n", filepath.Join(dir.Path, "report.html"))

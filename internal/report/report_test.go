@@ -623,8 +623,16 @@ func TestTerminalFitsAScreen(t *testing.T) {
 	if len(lines) > 40 {
 		t.Errorf("%d lines, want at most 40", len(lines))
 	}
-	text = render(t, Text, published(t, 2).model())
-	for _, line := range append(lines, strings.Split(text, "\n")...) {
+	m := published(t, 2).model()
+	for columns, most := range map[int]int{0: 80, 5: 80, 60: 60, 200: 80} {
+		text := render(t, func(w io.Writer, m *Model) error { return TerminalText(w, m, columns) }, m)
+		for line := range strings.Lines(text) {
+			if n := utf8.RuneCountInString(line) - 1; n > most {
+				t.Errorf("%d columns of %d: %s", n, columns, line)
+			}
+		}
+	}
+	for _, line := range lines {
 		if n := utf8.RuneCountInString(line); n > 80 {
 			t.Errorf("%d columns: %s", n, line)
 		}

@@ -11,19 +11,27 @@ import (
 	"slipstream.dev/internal/plain"
 )
 
-// textWidth is the width of a terminal, in columns.
-const textWidth = 80
+// textWidth is the width of text in columns where the terminal does not say its own, or is wider. Nothing is readable in fewer than
+// leastWidth.
+const textWidth, leastWidth = 80, 20
 
-// Text writes the verdicts as plain text, textWidth columns wide if names allow it: a table for each workload, the
-// warnings, and at the end, where readers of a terminal look first, the conclusions.
-func Text(w io.Writer, m *Model) error {
+// Text writes the verdicts as plain text, textWidth columns wide if names allow it.
+func Text(w io.Writer, m *Model) error { return TerminalText(w, m, 0) }
+
+// TerminalText is Text for a terminal of a number of columns, 0 if unknown: a table for each workload, the warnings, and at the end,
+// where readers of a terminal look first, the conclusions.
+func TerminalText(w io.Writer, m *Model, columns int) error {
+	width := textWidth
+	if columns >= leastWidth {
+		width = min(width, columns)
+	}
 	var b strings.Builder
 	if m.Unfinished != "" {
-		b.WriteString(wrap("! "+m.Unfinished, textWidth))
+		b.WriteString(wrap("! "+m.Unfinished, width))
 	}
 	for _, t := range m.Tables {
 		if t.Judged && t.Metric == m.judgedTables(t.Workload)[0].Metric {
-			writeTable(&b, t)
+			writeTable(&b, t, width)
 		}
 	}
 	for _, t := range m.Meshes {
@@ -40,11 +48,11 @@ func Text(w io.Writer, m *Model) error {
 		if n := len(warning.Entries) - 1; n > 0 {
 			text += fmt.Sprintf(", and %d more", n)
 		}
-		b.WriteString(wrap(text, textWidth))
+		b.WriteString(wrap(text, width))
 	}
 	b.WriteByte('\n')
 	for _, sentence := range m.sentences() {
-		b.WriteString(wrap(sentence, textWidth))
+		b.WriteString(wrap(sentence, width))
 	}
 	return writePlain(w, strings.TrimPrefix(b.String(), "\n"), "text")
 }
@@ -69,8 +77,8 @@ func (m *Model) sentences() []string {
 }
 
 // writeTable writes a column for each number of pairs, as wide as its widest cell. The table is split into as many
-// parts as textWidth requires.
-func writeTable(b *strings.Builder, t Table) {
+// parts as columns requires.
+func writeTable(b *strings.Builder, t Table, columns int) {
 	cells := textCells(t)
 	width := make([]int, len(cells[0]))
 	for _, row := range cells {
@@ -88,11 +96,11 @@ func writeTable(b *strings.Builder, t Table) {
 	}
 	for from := 1; from < len(width); {
 		to, used := from, 2+width[0]
-		for to < len(width) && (to == from || used+2+width[to] <= textWidth) {
+		for to < len(width) && (to == from || used+2+width[to] <= columns) {
 			used += 2 + width[to]
 			to++
 		}
-		fmt.Fprintf(b, "\n%s, %s%s\n", t.Title, t.Unit, versus)
+		b.WriteString("\n" + wrap(fmt.Sprintf("%s, %s%s", t.Title, t.Unit, versus), columns))
 		for _, row := range cells {
 			line := "  " + pad(row[0], width[0])
 			for i := from; i < to; i++ {
