@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -318,6 +319,43 @@ func TestRevoked(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLateLease: a run says once that its lease is not renewed, and once that it is again, but nothing of one renewal that fails.
+func TestLateLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, c := fakeCluster(t, nil)
+		var revoked atomic.Bool
+		api.PrependReactor("patch", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return revoked.Load(), nil, apierrors.NewUnauthorized("Unauthorized")
+		})
+		var notes []string
+		p, err := c.Up(t.Context(), config(func(c *Config) { c.Note = func(text string) { notes = append(notes, text) } }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct {
+			revoked bool
+			lasts   time.Duration
+			want    []string
+		}{
+			{true, renewTime + time.Second, nil},
+			{false, renewTime, nil},
+			{true, 6 * renewTime, []string{" has not been renewed for 20s (the API server does not accept your credentials"}},
+			{false, 2 * renewTime, []string{" is renewed again"}},
+		} {
+			notes = nil
+			revoked.Store(step.revoked)
+			time.Sleep(step.lasts) // of synctest
+			synctest.Wait()
+			if !slices.EqualFunc(notes, step.want, func(note, want string) bool { return strings.HasPrefix(note, "the lease of run "+p.id+want) }) {
+				t.Errorf("revoked %v: %q, want %q", step.revoked, notes, step.want)
+			}
+		}
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestCleanupWithoutServices: a user whose run had no services can clean up without the right to list them.

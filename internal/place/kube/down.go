@@ -38,6 +38,7 @@ func (p *Pods) takeLease(ctx context.Context) error {
 		return fmt.Errorf("create lease in namespace %s: %w", p.namespace, explain(err))
 	}
 	p.since = lease.CreationTimestamp.Time
+	renewed := renewals{last: time.Now()}
 	ctx, p.stopRenewing = context.WithCancel(context.WithoutCancel(ctx))
 	p.renewing.Go(func() {
 		tick := time.NewTicker(renewTime)
@@ -61,10 +62,38 @@ func (p *Pods) takeLease(ctx context.Context) error {
 				_ = p.lose(nil, why)
 				return
 			}
-			// Other errors are not reported here: whatever needs the API server next reports them.
+			if text := renewed.add(err); text != "" && ctx.Err() == nil {
+				p.config.Note("the lease of run " + p.id + text)
+			}
 		}
 	})
 	return nil
+}
+
+// renewals are those of a lease.
+type renewals struct {
+	last time.Time // that succeeded
+	late bool
+}
+
+// add takes the error of a renewal, and returns what to say of the lease: once if none has succeeded for a third of leaseTime, and once
+// if one does again. Traffic goes on by open connections, so the run itself may not need the API server until its end.
+func (r *renewals) add(err error) string {
+	if err == nil {
+		late := r.late
+		*r = renewals{last: time.Now()}
+		if late {
+			return " is renewed again"
+		}
+		return ""
+	}
+	since := time.Since(r.last)
+	if r.late || since < leaseTime/3 {
+		return ""
+	}
+	r.late = true
+	return fmt.Sprintf(" has not been renewed for %s (%v): the run goes on, but after %s it counts as dead, and another run may begin on its nodes, or slipstream cleanup remove it",
+		since.Round(time.Second), explain(err), leaseTime)
 }
 
 // now is the time of a lease.
