@@ -189,6 +189,9 @@ func surveyClusters(ctx context.Context, p Process, o kubeOptions, binaries []st
 		for _, need := range s.Denied {
 			all.missing = append(all.missing, m.prefix()+"permission to "+need)
 		}
+		if one := kube.OneNamespace(s.Denied); one != "" {
+			all.missing[len(all.missing)-1] += ": " + one
+		}
 		if s.Busy != "" {
 			all.missing = append(all.missing, m.prefix()+s.Busy)
 		}

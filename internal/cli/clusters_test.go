@@ -145,6 +145,9 @@ func TestClustersRefused(t *testing.T) {
 				if code == 0 || !strings.Contains(stderr, c.in) || !strings.Contains(stderr, c.want) {
 					t.Errorf("%v: exit %d: %s\nwant %s%s", args, code, stderr, c.in, c.want)
 				}
+				if n := strings.Count(stderr, " with -n"); name == "permission" && n != 1 {
+					t.Errorf("%v: says %d times how to do with one namespace: %s", args, n, stderr)
+				}
 			}
 			for _, s := range []*apiServer{c.a, c.b} {
 				if s != nil && s.changed() != nil {

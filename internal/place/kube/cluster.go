@@ -155,13 +155,23 @@ func (p permission) object() string {
 // clusterScoped reports whether it is for objects that no namespace has.
 func (p permission) clusterScoped() bool { return p.resource == "namespaces" || p.resource == "nodes" }
 
+const everywhere = " in all namespaces"
+
+// OneNamespace says how to do without permissions in all namespaces, if some of those that are missing are; otherwise it returns "".
+func OneNamespace(needs []string) string {
+	if !slices.ContainsFunc(needs, func(need string) bool { return strings.HasSuffix(need, everywhere) }) {
+		return ""
+	}
+	return "name an existing namespace with -n, and a run needs the permissions" + everywhere + " only there"
+}
+
 func (p permission) String() string {
 	what := p.object()
 	switch {
 	case p.clusterScoped():
 		return p.verb + " " + what
 	case p.namespace == "":
-		return fmt.Sprintf("%s %s in all namespaces (or only in an existing one: name it with -n)", p.verb, what)
+		return p.verb + " " + what + everywhere
 	}
 	return fmt.Sprintf("%s %s in namespace %s", p.verb, what, p.namespace)
 }
@@ -181,6 +191,9 @@ func (e *MissingError) Error() string {
 	}
 	text := fmt.Sprintf("%s permissions that a run needs:\n  %s\nask for a role that grants them, or use another --kubeconfig or --context",
 		user, strings.Join(e.Needs, "\n  "))
+	if one := OneNamespace(e.Needs); one != "" {
+		text += "; or " + one
+	}
 	if e.Remedy != "" {
 		text += "\n" + e.Remedy
 	}

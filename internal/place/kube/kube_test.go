@@ -808,12 +808,18 @@ func TestPermissions(t *testing.T) {
 	if !errors.As(err, &missing) {
 		t.Fatalf("%v, want what is missing", err)
 	}
-	const where = " in all namespaces (or only in an existing one: name it with -n)"
+	const where = " in all namespaces"
 	if diff := cmp.Diff(&MissingError{User: "jane", Needs: []string{"create namespaces", "create pods/exec" + where, "patch leases.coordination.k8s.io" + where, "create endpointslices.discovery.k8s.io" + where}}, missing); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if !strings.HasPrefix(err.Error(), "jane lacks permissions that a run needs:\n  create namespaces\n") {
 		t.Error(err)
+	}
+	if strings.Count(err.Error(), "with -n") != 1 {
+		t.Errorf("it does not say once how to do with one namespace: %v", err)
+	}
+	if one := OneNamespace([]string{"create namespaces", "create pods in namespace mine"}); one != "" {
+		t.Errorf("nothing is needed in all namespaces: %s", one)
 	}
 	if all := left(t, api); all != nil {
 		t.Errorf("left: %v", all)
