@@ -55,7 +55,7 @@ func TestDropForged(t *testing.T) {
 			{name: "SYN and FIN", flags: tcpSYN | fin, seq: out, in: true},
 			{name: "no sequence numbers", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 0 }},
 			{name: "sequence numbers of a packet of the peer", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 1 }},
-			{name: "sequence numbers of a packet of the pod", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.SeqState = 2 }},
+			{name: "sequence numbers of a packet of the pod", flags: fin, seq: out, in: true, drop: true, change: func(f *fastpathFlow) { f.SeqState = 2 }},
 			{name: "programs missed packets of the pod", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Pod.Epoch-- }},
 			{name: "programs missed packets of the peer", flags: fin, seq: out, in: true, change: func(f *fastpathFlow) { f.Peer.Epoch-- }},
 			{
