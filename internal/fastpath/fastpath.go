@@ -611,6 +611,9 @@ func (f *Fastpath) sync() error {
 	for _, address := range f.pods.wanted() {
 		link, bridge := node.linkByRoute(f.links, address)
 		if link != 0 {
+			if _, known := f.node.podLinks[address]; !known {
+				f.pods.use(link) // the request did not know it, and perhaps no packet requests it again
+			}
 			node.podLinks[address] = link
 		} else if bridge != 0 && f.pods.resolve(address) {
 			// The node may have no neighbour entry for a pod on a bridge, because their packets need no routing. A notification
