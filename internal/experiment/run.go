@@ -70,7 +70,7 @@ func Start(ctx context.Context, p *Plan, t Target, run RunCommand, owner string,
 	return r, nil
 }
 
-// noteHeld says before the first trial that others accelerate nodes, of which each trial will warn. A cluster has said so already.
+// noteHeld says before the first trial which nodes others accelerate. Each trial warns of it too. In a cluster, the place has said so.
 func (r *Run) noteHeld() {
 	if r.plan.exp.Spec.Target.Kubernetes != nil {
 		return

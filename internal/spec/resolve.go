@@ -339,7 +339,7 @@ func InstalledApplication(tool string) bool {
 	return false
 }
 
-// OwnTool reports whether this program itself generates the traffic of a tool. The programs of other tools must be installed where it runs.
+// OwnTool reports whether this program generates the traffic of a tool itself. Other tools must be installed where the worker runs.
 func OwnTool(tool string) bool { return tool == ToolNative || tool == ToolGRPC }
 
 // Counted reports whether the window ends when a number of requests or round trips is done, and not by the clock.

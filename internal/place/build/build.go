@@ -28,8 +28,8 @@ var Systems = []string{"linux", "windows"}
 // mainPackage names this program in the build information of a binary.
 const mainPackage = "slipstream.dev/cmd/slipstream"
 
-// Find returns the files that the user names, this program itself if its system can run workers, and those that make image has left
-// beside it, unless they are older than this program and so may be of another version.
+// Find returns the builds that the user names, this program itself if its system can run workers, and, for other architectures, those that make
+// image has left beside it. It ignores builds older than this program, which may be of another version.
 func Find(named []string) (all []Build, err error) {
 	for _, file := range named {
 		b, err := read(file)
@@ -50,6 +50,9 @@ func Find(named []string) (all []Build, err error) {
 		all = append(all, Build{File: self, System: runtime.GOOS, Arch: runtime.GOARCH})
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
+		if slices.ContainsFunc(all, func(b Build) bool { return b.System == "linux" && b.Arch == arch }) {
+			continue // Fit would not choose it, so do not hash it
+		}
 		file := filepath.Join(filepath.Dir(self), "image", arch, "slipstream")
 		if info, err := os.Stat(file); err != nil || info.ModTime().Before(own.ModTime()) {
 			continue

@@ -157,12 +157,12 @@ func (p permission) clusterScoped() bool { return p.resource == "namespaces" || 
 
 const everywhere = " in all namespaces"
 
-// OneNamespace says how to do without permissions in all namespaces, if some of those that are missing are; otherwise it returns "".
+// OneNamespace says how to run without permissions in all namespaces, if needs has any of these; otherwise it returns "".
 func OneNamespace(needs []string) string {
 	if !slices.ContainsFunc(needs, func(need string) bool { return strings.HasSuffix(need, everywhere) }) {
 		return ""
 	}
-	return "name an existing namespace with -n, and a run needs the permissions" + everywhere + " only there"
+	return "name an existing namespace with -n: then a run needs those permissions there only, not" + everywhere
 }
 
 func (p permission) String() string {

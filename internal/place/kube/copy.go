@@ -10,9 +10,9 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilexec "k8s.io/client-go/util/exec"
@@ -83,7 +83,7 @@ func (p *Pods) fitNode(node *corev1.Node) error {
 	return nil
 }
 
-// copyTime bounds how long all copies may take; it is 0 if there are none. Only a slow connection to the API server comes near it.
+// copyTime limits how long all copies may take; it is 0 if there are none. Only a slow connection to the API server reaches it.
 func (p *Pods) copyTime() time.Duration {
 	if p.spec.BaseImage == "" {
 		return 0
@@ -91,8 +91,8 @@ func (p *Pods) copyTime() time.Duration {
 	return 30 * time.Minute
 }
 
-// copies is how many pods get their copy at the same time.
-const copies = 8
+// copiesAtOnce limits the number of pods that get their copy at the same time.
+const copiesAtOnce = 8
 
 // copyPrograms copies the program into pods whose image lacks it. A pod that cannot get it does not start.
 func (p *Pods) copyPrograms(ctx context.Context, pods []*corev1.Pod) error {
@@ -103,19 +103,18 @@ func (p *Pods) copyPrograms(ctx context.Context, pods []*corev1.Pod) error {
 		return err
 	}
 	errs := make([]error, len(pods))
-	places := make(chan struct{}, copies)
-	var wg sync.WaitGroup
+	var g errgroup.Group
+	g.SetLimit(copiesAtOnce)
 	for i, pod := range pods {
 		if p.isLost(pod) != nil {
 			continue
 		}
-		wg.Go(func() {
-			places <- struct{}{}
-			defer func() { <-places }()
+		g.Go(func() error {
 			errs[i] = p.copyProgram(ctx, pod)
+			return nil // the other pods get theirs all the same
 		})
 	}
-	wg.Wait()
+	_ = g.Wait()
 	if ctx.Err() != nil {
 		return cmp.Or(cmp.Or(errs...), context.Cause(ctx))
 	}
@@ -200,7 +199,7 @@ func (p *Pods) sendProgram(ctx context.Context, pod *corev1.Pod) error {
 	return fmt.Errorf("%w%s", err, stderr.Last())
 }
 
-// watched is the input of a command that must take something of it every now and then.
+// watched is the input of a command. Each read restarts the timer that ends a stalled copy.
 type watched struct {
 	io.Reader
 	stall *time.Timer

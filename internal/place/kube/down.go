@@ -70,14 +70,15 @@ func (p *Pods) takeLease(ctx context.Context) error {
 	return nil
 }
 
-// renewals are those of a lease.
+// renewals records whether a lease is being renewed.
 type renewals struct {
-	last time.Time // that succeeded
+	// last is the time of the last renewal that succeeded. late means that the user was told that none does.
+	last time.Time
 	late bool
 }
 
-// add takes the error of a renewal, and returns what to say of the lease: once if none has succeeded for a third of leaseTime, and once
-// if one does again. Traffic goes on by open connections, so the run itself may not need the API server until its end.
+// add records the result of a renewal. It returns a note for the user, once when none has succeeded for a third of leaseTime, and once
+// when one does again; otherwise "". A run uses open connections, so it may not notice by itself that the API server refuses it.
 func (r *renewals) add(err error) string {
 	if err == nil {
 		late := r.late
@@ -92,7 +93,7 @@ func (r *renewals) add(err error) string {
 		return ""
 	}
 	r.late = true
-	return fmt.Sprintf(" has not been renewed for %s (%v): the run goes on, but after %s it counts as dead, and another run may begin on its nodes, or slipstream cleanup remove it",
+	return fmt.Sprintf(" has not been renewed for %s (%v). The run continues; but once the lease is older than %s, another run may use its nodes, and slipstream cleanup may remove its pods",
 		since.Round(time.Second), explain(err), leaseTime)
 }
 
