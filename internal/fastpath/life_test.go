@@ -632,6 +632,13 @@ func (w *world) suspend(agent *exec.Cmd) {
 	})
 }
 
+func (w *world) resume(agent *exec.Cmd) {
+	w.Helper()
+	if err := agent.Process.Signal(unix.SIGCONT); err != nil {
+		w.Fatal(err)
+	}
+}
+
 // TestAgentSuspended stops the agent, as when a machine is suspended, and continues it. A drop rule
 // that is added meanwhile must take effect within a second, even if the agent has not been notified
 // by then. A VXLAN device that is recreated meanwhile must be used.
@@ -653,9 +660,7 @@ func TestAgentSuspended(t *testing.T) {
 		w.eventually("the pause is over", nil, func() bool {
 			if !going && time.Since(set) > pause {
 				going = true
-				if err := agent.Process.Signal(unix.SIGCONT); err != nil {
-					t.Fatal(err)
-				}
+				w.resume(agent)
 			}
 			return time.Since(set) > max(pause, within)+500*time.Millisecond
 		})
@@ -671,8 +676,6 @@ func TestAgentSuspended(t *testing.T) {
 	w.suspend(agent)
 	recreateVXLAN("flannel.1", func(v *netlink.Vxlan) { v.VxlanId++ }, "n0", "n1")(w)
 	w.trip(e, 100)
-	if err := agent.Process.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	w.resume(agent)
 	w.eventually("fast path with the new device", nil, func() bool { return w.slowPackets(e, 100) < 20 })
 }

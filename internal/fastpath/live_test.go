@@ -1574,17 +1574,13 @@ func testAgentKilled(t *testing.T, w *world) {
 	fast := func() bool { return trips(100) < 20 }
 	w.eventually("fast path", nil, fast)
 
-	if err := agent.Process.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	w.suspend(agent)
 	stopped := time.Now()
 	w.eventually("slow path", nil, func() bool { return trips(10) >= 20 })
 	if took := time.Since(stopped); took > fastpath.LeaseTime+2*time.Second {
 		t.Errorf("the fast path was in use %s after the agent had stopped", took)
 	}
-	if err := agent.Process.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	w.resume(agent)
 	w.eventually("fast path again", nil, fast)
 
 	if err := agent.Process.Kill(); err != nil {

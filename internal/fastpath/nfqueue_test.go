@@ -20,6 +20,8 @@ import (
 type queueHandler struct {
 	queued atomic.Int64
 	denies atomic.Bool
+	// holds delays the verdicts.
+	holds atomic.Bool
 }
 
 // Constants of nfnetlink_queue (include/uapi/linux/netfilter/nfnetlink_queue.h).
@@ -79,6 +81,9 @@ func (w *world) handleQueue(node string, queue uint16) *queueHandler {
 					return
 				}
 				j.queued.Add(1)
+				for j.holds.Load() && !over.Load() {
+					time.Sleep(time.Millisecond)
+				}
 				verdict := uint32(nfPass)
 				if j.denies.Load() {
 					verdict = nfDrop

@@ -24,23 +24,36 @@ func TestNewConnectionBetweenSamePorts(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
 			w.dropInvalid("n0")
+			synAcks := w.handleQueue("n1", 100)
+			w.restore("n1", "iptables-nft", "*mangle\n-A POSTROUTING -p tcp --tcp-flags SYN,ACK SYN,ACK -j NFQUEUE --queue-num 100\nCOMMIT\n")
 			agent := w.startAgent("n0")
 			dial := w.fixedPorts(front)
-			for range 3 {
+			for i := range 4 {
 				old := dial()
 				w.eventually("the connection is accelerated", nil, func() bool { return w.slowPackets(old, 100) < 20 })
-				if err := agent.Process.Signal(unix.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				w.suspend(agent)
 				if err := old.Conn.(*net.TCPConn).SetLinger(0); err != nil {
 					t.Fatal(err)
 				}
 				old.Close() // sends an RST
-				e := dial()
-				w.trip(e, 1)
-				if err := agent.Process.Signal(unix.SIGCONT); err != nil {
-					t.Fatal(err)
+				// The agent handles the RST after the new connection's handshake, or between its SYN and its SYN-ACK.
+				between := i%2 == 1
+				synAcks.holds.Store(between)
+				before := synAcks.queued.Load()
+				opened := make(chan echo, 1)
+				go func() { defer close(opened); opened <- dial() }()
+				if between {
+					w.eventually("the SYN is answered", nil, func() bool { return synAcks.queued.Load() > before })
+					w.resume(agent)
+					w.eventually("the agent has handled the RST", nil, func() bool { return w.conntrack("n0", old).State == stateClose })
+					synAcks.holds.Store(false)
 				}
+				e, ok := <-opened
+				if !ok {
+					t.FailNow()
+				}
+				w.trip(e, 1)
+				w.resume(agent)
 				w.eventually("conntrack checks windows of the new connection, which is open", nil, func() bool {
 					is := w.conntrack("n0", e)
 					return is.State == stateEstablished && (is.Flags[0]|is.Flags[1])&flagLiberal == 0

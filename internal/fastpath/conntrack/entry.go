@@ -199,8 +199,13 @@ func reset(f datapath.Flow) error {
 	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpClose})), timeoutAttr(timeout)); err != nil {
 		return err
 	}
-	if is, err = Find(f); err != nil || is == nil || is.accelerated() || is.State != tcpClose {
+	if is, err = Find(f); err != nil || is == nil {
 		return err
+	}
+	if is.accelerated() || is.State != tcpClose {
+		// If conntrack has seen the SYN of a new connection between the same ports, but not yet the SYN-ACK, the new connection
+		// takes over the entry with its flags.
+		return restrict(f, is)
 	}
 	// Between Find and change, a new connection between the same ports took over the entry.
 	if err := change(f, tcpInfo(nl.NewRtAttr(ctaTCPState, []byte{tcpEstablished}))); err != nil {
@@ -209,8 +214,8 @@ func reset(f datapath.Flow) error {
 	return errors.Join(restrict(f, is), RestoreTimeout(f, 0))
 }
 
-// restrict makes conntrack check the windows of a new connection that took over the entry of an accelerated one: its handshake
-// has cleared the liberal flag in one direction only.
+// restrict makes conntrack check the windows of a connection that takes over the entry of an accelerated one: its handshake clears
+// the liberal flag in one direction only.
 func restrict(f datapath.Flow, is *Entry) error {
 	if !is.ours() {
 		return nil
