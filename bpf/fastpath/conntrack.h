@@ -6,10 +6,10 @@
 #include "kernel.h"
 #include "seq.h"
 
-/* is_open tells whether a TCP connection is still open although conntrack has it as closed. A liberal entry
- * accepts any FIN, but a genuine FIN deletes a known flow (handle_ending). A killed agent may have left the
- * entry liberal before the flow became known: then the connection is open if both sides have sent more data
- * since, because no data follows a FIN. */
+/* is_open tells whether a TCP connection is still open although its conntrack entry is not ESTABLISHED. A forged FIN can cause
+ * that, because the entry is liberal; a genuine one deletes a known flow (handle_ending). If a killed agent left the entry
+ * liberal, a genuine FIN may have come before the flow became known. Then the connection is open if both sides have sent data
+ * since: no data follows a FIN. */
 static __always_inline int is_open(struct flow *f)
 {
 	if (!f->seq_state)
@@ -42,7 +42,7 @@ static __always_inline struct nf_conn *look_up_conntrack(struct __sk_buff *skb, 
 	return bpf_skb_ct_lookup(skb, &tuple, is_ipv6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), opts, sizeof(*opts));
 }
 
-/* tracked_peer returns the peer of an entry that look_up_conntrack found, as the wire has it: before the NAT of what it sends. */
+/* tracked_peer returns the peer's address and port on the wire, which are the source of its packets before NAT. */
 static __always_inline __u64 tracked_peer(const struct nf_conn *ct, const struct bpf_ct_opts *opts)
 {
 	if (opts->dir)
@@ -64,16 +64,16 @@ static __always_inline __u64 translated_peer(struct __sk_buff *skb, const struct
 	return peer;
 }
 
-/* check_conntrack returns 0 if conntrack has the connection of a packet as established, with the
- * addresses that the packet had at each hook, or the reason why not.
+/* check_conntrack returns 0 if the connection of a packet is established in conntrack, with the addresses that
+ * the packet had at each hook. Otherwise it returns the reason why the packet takes the slow path.
  *
- * Conntrack tracks TCP sequence numbers, and marks packets outside the window that it knows as
- * invalid. Once it misses packets, these are most of those it sees. So the agent makes the entry
- * liberal by netlink, as the kernel's own flow tables do (nft_flow_offload_eval). From then on packets
- * outside the window change nothing but the timeout. The flag DATA_UNACKNOWLEDGED must not stay set
- * because conntrack missed the acknowledgement: the timeout would be five minutes, not days.
- * Conntrack checks RSTs against the sequence numbers that it knows. The agent resynchronises these
- * before they are half the number space behind, and when the connection is idle or leaves the fast
+ * Conntrack tracks TCP sequence numbers, and marks packets outside the window as invalid. Once it has missed
+ * packets, most of those that it still sees are outside. So the agent makes the entry liberal by netlink, as
+ * the kernel does for a flowtable (nft_flow_offload_eval). From then on, packets outside the window change
+ * nothing but the timeout. If conntrack misses an acknowledgement, the flag DATA_UNACKNOWLEDGED stays set, and
+ * the timeout is five minutes instead of days; the agent clears the flag. Conntrack checks RSTs against
+ * the sequence numbers that it knows. The agent resynchronises these before they
+ * are half the sequence space behind, and when the connection is idle or leaves the fast
  * path (package conntrack). */
 static __always_inline int check_conntrack(struct __sk_buff *skb, const struct probe *p, struct flow *f, int out, __u32 *interval, int is_ipv6)
 {

@@ -6,9 +6,9 @@
 #include "pod.h"
 #include "seq.h"
 
-/* handle_ending deletes the flow that a SYN, FIN or RST of its connection reopens or closes. It ignores any SYN from the
- * wire, because it may be forged, and a FIN that is already acknowledged. It reports a RST that conntrack would act
- * on to the agent. */
+/* handle_ending deletes the flow of a connection that a SYN opens again, or that a FIN or RST closes. It ignores SYNs from
+ * the wire, which may be forged, and FINs that are already acknowledged. It reports to the agent a RST with which conntrack
+ * would close the entry if it had seen all packets. */
 static __always_inline void handle_ending(const struct key *k, struct flow *f, int out, const struct headers *h, __u32 end)
 {
 	const struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
@@ -34,8 +34,8 @@ static __always_inline void handle_ending(const struct key *k, struct flow *f, i
 	}
 }
 
-/* follow_fragment makes the sequence numbers of a flow unknown: the last fragment has the end of the segment, but no ports, so the
- * programs cannot find its flow. */
+/* follow_fragment marks the sequence numbers of a flow as unknown. The last fragment tells where the segment ends, but has no
+ * ports, so the programs cannot find its flow. */
 static __always_inline void follow_fragment(struct flow *f, int out, const struct headers *h)
 {
 	if (out || data_in_window(f, 0, SEQ(h), SEQ(h)))

@@ -5,8 +5,8 @@
 #include "flow.h"
 
 enum event_kind {
-	EVENT_ATTACH,  /* attach programs to the link of its pod: the connection is eligible */
-	EVENT_LIBERAL, /* make its conntrack entry liberal */
+	EVENT_ATTACH,  /* attach programs to the pod's link: the connection is eligible */
+	EVENT_LIBERAL, /* make the conntrack entry liberal */
 	EVENT_ACKED,   /* clear conntrack's flag of unacknowledged data */
 	EVENT_RESYNC,  /* resynchronise conntrack */
 	EVENT_RESET,   /* move conntrack to CLOSE */
@@ -15,7 +15,7 @@ enum event_kind {
 
 struct event {
 	struct key key;
-	/* IPv6 only: the addresses of a known flow, or of the packet that link is for. */
+	/* IPv6 only: the addresses of the known flow or, if link is set, those of the packet. */
 	word pod6[2], peer6[2];
 	enum event_kind kind;
 	/* EVENT_ATTACH only: the link of the pod, if the peer is a pod of the same node; else 0. */
@@ -27,7 +27,7 @@ struct {
 	__uint(max_entries, 1 << 16);
 } events SEC(".maps");
 
-/* Without a variable of the type, BTF lacks it. */
+/* Keeps the type in BTF, which has only the types of maps, variables and programs. */
 const struct event *event_type __attribute__((unused));
 
 static __always_inline void emit(const struct key *k, const struct flow *f, enum event_kind kind)

@@ -55,13 +55,13 @@
 #include "skb.h"
 #include "vxlan.h"
 
-/* After the kernel had to decapsulate a packet of a flow, decap_nic leaves its single packets to the
- * kernel for this long: they would overtake that packet. */
+/* After the kernel had to decapsulate a packet of a flow, decap_nic leaves the flow to the kernel for this
+ * long: packets that decap_nic decapsulates would overtake that one. */
 #define REORDER_WINDOW (50 * MS)
 
-/* may_forward returns 0 if the agent lives and nothing has marked the packet: rules of the slow path may read the mark. Else it
- * returns the reason for the slow path. */
-static __always_inline int may_forward(const struct __sk_buff *skb, __u64 now)
+/* check_forwarding returns 0 if the lease is valid and the packet has no mark, which rules of the slow path may read. Otherwise
+ * it returns the reason. */
+static __always_inline int check_forwarding(const struct __sk_buff *skb, __u64 now)
 {
 	if (now >= lease_expires)
 		return REASON_LEASE_EXPIRED;
@@ -87,7 +87,7 @@ static __always_inline void start_in_probe(struct __sk_buff *skb, struct cpu_sta
 	c->in_stage = source != FROM_POD || !bpf_skb_load_bytes(skb, 0, c->in.mac, sizeof(c->in.mac));
 }
 
-/* redirect_known redirects a packet of a known flow into the pod: one without outer headers. */
+/* redirect_known redirects into the pod a packet of a known flow that has no outer headers. */
 static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_state *c, struct flow *f, const struct key *k, const struct key *own,
 					  const struct headers *h, __u64 now, enum source source, int is_ipv6)
 {
@@ -103,7 +103,7 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	ours = (f->in.device == skb->ifindex || !f->in.device) && to_pod(f, k, own, h, is_ipv6);
 	in_sequence = k->protocol != IPPROTO_TCP || follow(f, 0, ours, h, seq_end(h, is_ipv6), now);
 	g = generation;
-	reason = may_forward(skb, now);
+	reason = check_forwarding(skb, now);
 	if (reason)
 		goto slow;
 	if (source != FROM_POD && skb->gso_size && now - f->gso >= REORDER_WINDOW)
@@ -116,7 +116,7 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 		if (now >= f->in.backoff_until)
 			goto probe;
 	}
-	reason = flow_valid(&f->in, &f->out, k, now);
+	reason = check_flow(&f->in, &f->out, k, now);
 	if (reason) {
 		if (now < f->in.backoff_until)
 			goto slow;
@@ -185,7 +185,7 @@ static __always_inline int redirect_in(struct __sk_buff *skb, struct cpu_state *
 	if (f)
 		return redirect_known(skb, c, f, &k, &own, &h, now, source, is_ipv6);
 	g = generation;
-	reason = may_forward(skb, now);
+	reason = check_forwarding(skb, now);
 	if (reason)
 		goto slow;
 	reason = REASON_MISMATCH;
@@ -258,7 +258,7 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 		in_sequence = k.protocol != IPPROTO_TCP || follow(f, 1, ours, &h, end, now);
 	}
 	g = generation;
-	reason = may_forward(skb, now);
+	reason = check_forwarding(skb, now);
 	if (reason)
 		goto slow;
 	if (!f) {
@@ -274,7 +274,7 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	reason = REASON_MISMATCH;
 	if (f->out.device && !ours)
 		goto slow;
-	reason = flow_valid(&f->out, &f->in, &k, now);
+	reason = check_flow(&f->out, &f->in, &k, now);
 	if (reason) {
 		if (now < f->out.backoff_until)
 			goto slow;
@@ -424,7 +424,7 @@ static __always_inline int check_encapsulation(struct __sk_buff *skb, const stru
 	return 0;
 }
 
-/* learn_out learns from an outgoing probe that has reached the NIC, with its outer headers, or another pod, with that pod's link. */
+/* learn_out learns from an outgoing probe that has reached the NIC (with outer headers o) or another pod (with link to). */
 static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c, const struct headers *h, struct encap_template *o, const struct pod_link *to, int is_ipv6)
 {
 	const struct pod_link *pod;
@@ -572,7 +572,7 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 		f->gso_possible = now;
 		return NEXT;
 	}
-	if (now >= lease_expires || skb->mark || skb->pkt_type != PACKET_HOST || flow_valid(&f->in, &f->out, &k, now) ||
+	if (now >= lease_expires || skb->mark || skb->pkt_type != PACKET_HOST || check_flow(&f->in, &f->out, &k, now) ||
 	    now - f->gso_possible < REORDER_WINDOW || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
 		return NEXT;
 	data = pull_data(skb, at);
@@ -734,9 +734,9 @@ static __always_inline int observe_delivery(struct __sk_buff *skb, struct cpu_st
 	return NEXT;
 }
 
-/* observe_neighbour observes a packet that the slow path delivers to a pod. It returns 0 unless that is the outgoing probe of
+/* observe_local observes a packet that the slow path delivers to a pod. It returns 0 unless that is the outgoing probe of
  * another pod. */
-static __always_inline int observe_neighbour(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
+static __always_inline int observe_local(struct __sk_buff *skb, struct cpu_state *c, int is_ipv6)
 {
 	struct pod_link pod = {.veth = skb->ifindex};
 	const struct key *k = &c->out.key;
@@ -762,7 +762,7 @@ int observe_pod(struct __sk_buff *skb)
 
 	if (!c)
 		return NEXT;
-	if (c->out_stage == 1 && (c->out.key.is_ipv6 ? observe_neighbour(skb, c, 1) : observe_neighbour(skb, c, 0)))
+	if (c->out_stage == 1 && (c->out.key.is_ipv6 ? observe_local(skb, c, 1) : observe_local(skb, c, 0)))
 		return NEXT;
 	if (c->in_stage)
 		return c->in.key.is_ipv6 ? observe_delivery(skb, c, 1) : observe_delivery(skb, c, 0);
@@ -810,7 +810,7 @@ drop:
 
 /* drop_forged drops those FINs and RSTs of known flows that conntrack would mark as invalid if it had seen
  * all packets. A liberal entry accepts them, and conntrack then deletes it, soon or at the next
- * forged packet. The first packet of the pod tells the window of the peer, and little of its own: until the
+ * forged packet. The pod's first packet shows how far the peer may send, but not how far the pod may: until the
  * peer's next packet, drop_forged accepts more in the pod's name than conntrack would. */
 SEC("netfilter")
 int drop_forged(struct bpf_nf_ctx *ctx)
@@ -827,14 +827,14 @@ int drop_forged(struct bpf_nf_ctx *ctx)
 	return read_skb(skb, four, (void *)start + four, six - four) ? NF_ACCEPT : drop_forged_ip(skb, start, 1);
 }
 
-/* The ends of what conntrack has seen each side of a connection send (td_end). */
+/* The sequence numbers after the last data that conntrack has seen from each side of a connection (td_end). */
 struct tracked {
 	struct key key;
 	word pod6[2], peer6[2];
 	__u32 pod, peer;
 };
 
-/* Without a variable of the type, BTF lacks it. */
+/* Keeps the type in BTF, which has only the types of maps, variables and programs. */
 const struct tracked *tracked_type __attribute__((unused));
 
 /* read_conntrack completes the struct tracked that follows an Ethernet header. It returns 0, or -1 if conntrack does not have the
@@ -867,7 +867,7 @@ struct recovery {
 	__u32 device, scale[2], last_ms, acknowledged;
 };
 
-/* Without a variable of the type, BTF lacks it. */
+/* Keeps the type in BTF, which has only the types of maps, variables and programs. */
 const struct recovery *recovery_type __attribute__((unused));
 
 /* recover_flow adds a flow, right before the agent sends the pod a keepalive. The flow takes its sequence numbers from the pod's

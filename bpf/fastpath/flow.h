@@ -21,10 +21,10 @@
 #define TO_POD (1U << 31)
 
 struct direction {
-	/* When the last packet that the slow path forwarded entered it; when a packet last took the slow path to
-	 * revalidate the flow; until when none does. */
+	/* validated: when the last packet that the slow path forwarded came in. revalidated: when a packet last
+	 * took the slow path to revalidate the flow. backoff_until: the direction is not probed before then. */
 	__u64 validated, revalidated, backoff_until;
-	/* Revalidation interval, ns; the generation in which the slow path forwarded that packet. */
+	/* revalidate_after: the revalidation interval, ns. generation: the generation at the time in validated. */
 	__u32 revalidate_after;
 	__u32 generation;
 	/* Where packets enter: a pod's veth, the VXLAN device or the NIC. */
@@ -47,8 +47,8 @@ struct side {
 	__u32 epoch;
 };
 
-/* Two pods of a node have one flow for a TCP connection between them: that of the pod that addresses the other one by a Service, or
- * else that of the pod with the smaller address. What its peer sends is incoming.
+/* A TCP connection between two pods of a node has one flow: that of the pod that addresses the other through a Service, or
+ * else that of the pod with the smaller address. Packets from the other pod are incoming.
  *
  * Usually one CPU handles the data of a stream, and another its acknowledgements. The fields that most
  * packets write are in the last 64 bytes, so that only this cache line bounces between the two CPUs. (A map
@@ -64,8 +64,8 @@ struct flow {
 	struct key key;
 	/* The peer as the wire has it (PEER), in one word so that it is read atomically. */
 	__u64 wire_peer;
-	/* When the kernel last decapsulated a packet of this flow that decap_nic had seen, in which
-	 * generation, and the index of its outer headers in decap_templates. */
+	/* The last packet of this flow that decap_nic had seen and the kernel then decapsulated: the time (0 if there was
+	 * none), the generation, and the index of the packet's outer headers in decap_templates. */
 	__u64 decapped;
 	__u32 decapped_generation;
 	__u32 decapped_template;
@@ -78,14 +78,14 @@ struct flow {
 	__u64 gso, gso_possible;
 	/* TCP only. */
 	struct side pod, peer;
-	/* TCP only: the sequence numbers of the pod, and of the peer, at which the agent was last
-	 * asked to resynchronise conntrack. While the agent recovers the flow, the first is the acknowledgement
+	/* TCP only: the sequence numbers of the pod, and of the peer, when they became known, or when the agent was
+	 * last asked to resynchronise conntrack. While the agent recovers the flow, the first is the acknowledgement
 	 * number of its keepalive. */
 	__u32 resynced[2];
-	/* TCP only: where the sequence numbers come from (SEQ_...); whether the connection may
-	 * have been closed before its flow became known (see check_conntrack); whether the agent
-	 * asks the pod for the sequence numbers (RECOVERING...); how often the pod has sent data again, up to
-	 * RETRANSMISSIONS, since it sent new data. */
+	/* TCP only. seq_state: where the sequence numbers come from (SEQ_...). maybe_closed: the connection may
+	 * have been closed before its flow became known (see is_open). recovering: the agent asks the pod for
+	 * the sequence numbers (RECOVERING...). retransmitted: how often the pod has retransmitted data since
+	 * it last sent new data, up to RETRANSMISSIONS. */
 	__u8 seq_state, maybe_closed, recovering, retransmitted;
 	/* When the last packet was seen, ms. */
 	__u32 last_ms;
@@ -98,10 +98,10 @@ struct {
 	__type(value, struct flow);
 } flows SEC(".maps");
 
-/* flow_valid returns 0 if the slow path is known to forward the flow, or the reason why not. TCP
+/* check_flow returns 0 if the slow path is known to forward the flow, or the reason why not. TCP
  * needs both directions. UDP may stay one-way for any length of time, so only that direction
  * counts, once conntrack has seen a reply (check_conntrack). */
-static __always_inline int flow_valid(const struct direction *w, const struct direction *back, const struct key *k, __u64 now)
+static __always_inline int check_flow(const struct direction *w, const struct direction *back, const struct key *k, __u64 now)
 {
 	__u32 g = generation;
 
@@ -124,8 +124,8 @@ static __always_inline int revalidate_due(struct direction *w, __u64 now)
 	return 1;
 }
 
-/* template_of reads the template index after the time of validation: the address depends on that
- * time, so a CPU that reorders loads (arm64) cannot read an older index. */
+/* template_of reads the index of the template after validated. The address of the second load depends on the value of the
+ * first, so that a CPU that reorders loads (arm64) does not read an older index. */
 static __always_inline __u32 template_of(const struct direction *w)
 {
 	__u64 nothing = *(const volatile __u64 *)&w->validated;

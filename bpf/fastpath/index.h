@@ -6,13 +6,13 @@
 
 #include "cpu.h"
 
-/* Table sizes. A value has a set of places, by its hash, as in a CPU's cache. The index 0 means that there
- * is no entry. */
+/* Table sizes. The tables are set-associative, like a CPU's cache: the hash of a value selects a set of entries.
+ * The index 0 means that there is no entry. */
 #define ENCAP_TEMPLATES 8192 /* one per remote node and NIC */
 #define POD_LINKS 4096
 #define WAYS 16
-/* Outer headers of received packets: a remote node has one set of places, so that a host that sends in its
- * name fills no other set. Its packets have one outer header for each router that forwards them. */
+/* Outer headers of received packets. The remote node selects the set, so that a host that spoofs its address
+ * fills no other set. A node's packets have different outer headers if several routers forward them. */
 #define DECAP_TEMPLATES 8192
 #define DECAP_WAYS 4
 
@@ -75,10 +75,10 @@ struct {
 	__type(value, __u64);
 } pod_link_states SEC(".maps");
 
-/* Without a variable of the type, BTF lacks it. */
+/* Keeps the type in BTF, which has only the types of maps, variables and programs. */
 const enum entry_state *entry_state_type __attribute__((unused));
 
-/* Random, so that a pod that chooses its MAC addresses cannot choose their places and fill those of another pod. */
+/* Random, so that a pod that chooses its MAC addresses cannot choose their set, and fill that of another pod. */
 const volatile __u64 hash_seed = 0;
 
 /* Values are structures of smaller fields, and are hashed, compared and copied in words. */
@@ -117,7 +117,7 @@ static __always_inline void copy_words(void *to, const void *from, __u32 size)
 		x[i] = y[i];
 }
 
-/* index_of returns the index of a value, which it stores if it is new, or 0 if all its places are in use. */
+/* index_of returns the index of a value, which it stores if it is new, or 0 if the set of the value is full. */
 static __always_inline __u32 index_of(struct cpu_state *c, void *entries, void *states, __u32 first, __u32 ways, const void *value, __u32 size)
 {
 	__u32 index, i;

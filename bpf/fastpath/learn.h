@@ -10,8 +10,8 @@
 #define BACKOFF (100 * MS)
 
 /* record_seq records the sequence numbers of a probe that the slow path forwarded. Anybody can
- * forge a packet for the pod, and a liberal conntrack accepts it, so such a packet never replaces
- * known numbers; a packet from the pod's own device does. */
+ * forge a packet for the pod, and conntrack accepts it if the entry is liberal. So only a packet from the
+ * pod's own device replaces known numbers. */
 static __always_inline void record_seq(struct flow *f, int out, const struct probe *p, int is_ipv6)
 {
 	__u32 end = seq_end(&p->headers, is_ipv6);

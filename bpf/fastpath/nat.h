@@ -47,8 +47,8 @@ static __always_inline int nat_packet(struct __sk_buff *skb, __u32 l4, int out, 
 	return bpf_skb_store_bytes(skb, l4 + (out ? 2 : 0), &port, sizeof(port), 0);
 }
 
-/* forward_headers writes what a router changes, or a bridge if there is no hop: the Ethernet addresses (to, then from), the hop
- * limit, and the peer if it is translated. It returns -1 if it failed halfway. */
+/* forward_headers writes what forwarding changes: the Ethernet addresses (to, then from), the hop limit (unless hops is 0, for
+ * a bridge), and the peer if it is translated. It returns -1 if it failed halfway. */
 static __always_inline int forward_headers(struct __sk_buff *skb, const __u8 *macs, __u32 hops, const struct headers *h, int out, __u64 was, __u64 is, int is_ipv6)
 {
 	struct {
@@ -86,7 +86,7 @@ static __always_inline int add_reverse_nat(const struct key *k, __u64 wire_peer)
 	return 0;
 }
 
-/* find_flow returns the flow of a packet from the wire, and its key as the pod has it, which may replace the first key. */
+/* find_flow returns the flow of a packet from the wire, and sets k to the key of that flow. k and wire may be the same. */
 static __always_inline struct flow *find_flow(const struct key *wire, struct key *k, int is_ipv6)
 {
 	struct flow *f = bpf_map_lookup_elem(&flows, wire);

@@ -171,8 +171,8 @@ static __always_inline __u32 decrement_hop_limit(__u32 word, int is_ipv6)
 	return (check << 16) | ((word & 0xffff) - 1);
 }
 
-/* hops_between returns 1 if a router has decremented the hop limit in the second headers, 0 if all headers are equal, as those of
- * a bridged packet are, and -1 if they differ otherwise. */
+/* hops_between returns 1 if one router has turned the first headers into the second (it decremented the hop limit), 0 if they
+ * are equal, as after a bridge, and -1 otherwise. */
 static __always_inline int hops_between(const struct headers *was, const struct headers *is, int is_ipv6)
 {
 	__u32 hop = was->ip[HOP_WORD(is_ipv6)];

@@ -90,8 +90,8 @@ static __always_inline void request_attach(struct cpu_state *c, const struct key
 		emit(k, 0, EVENT_ATTACH);
 }
 
-/* forwarded_to returns the device by which the node forwards packets for an address of a packet, its source or destination, from
- * the device that the packet is at, or 0. */
+/* forwarded_to returns the device to which the node routes a packet from here to the destination of this packet (to its source
+ * if source is set). It returns 0 if the node does not forward there. */
 static __always_inline __u32 forwarded_to(struct __sk_buff *skb, const struct headers *h, int source, int is_ipv6)
 {
 	struct bpf_fib_lookup fib = {.family = is_ipv6 ? AF_INET6 : AF_INET, .ifindex = skb->ifindex};
@@ -108,8 +108,8 @@ static __always_inline __u32 forwarded_to(struct __sk_buff *skb, const struct he
 	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH ? fib.ifindex : 0;
 }
 
-/* is_forwarded tells whether the node forwards packets for an address of a packet to another device than the NIC that the packet
- * is at: then the address may be that of a pod. Most packets at a NIC are the node's own. */
+/* is_forwarded tells whether the node routes packets for the source or destination of a packet to a device other than the NIC
+ * where the packet is. Then the address may be that of a pod. Most packets at a NIC are the node's own. */
 static __always_inline int is_forwarded(struct __sk_buff *skb, const struct headers *h, int source, int is_ipv6)
 {
 	__u32 device = forwarded_to(skb, h, source, is_ipv6);
@@ -162,8 +162,8 @@ static __always_inline struct flow *find_flow_between(struct __sk_buff *skb, str
 	return from && from->veth == skb->ifindex ? f : 0;
 }
 
-/* redirect_to_pod redirects a packet into a pod, and counts it as one of its flow's peer (REASON_FAST_IN_...), or for it
- * (REASON_FAST_OUT_LOCAL). */
+/* redirect_to_pod redirects a packet into a pod, and counts it under reason. REASON_FAST_OUT_LOCAL means that the pod is the
+ * flow's peer, REASON_FAST_IN_... that the packet comes from the peer. */
 static __always_inline int redirect_to_pod(struct __sk_buff *skb, struct cpu_state *c, const struct pod_link *pod, const struct headers *h,
 					   int reason, __u64 was, __u64 is, int is_ipv6)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 #pragma once
 
-/* Outcomes of packets. The first took the fast path: between nodes in VXLAN, or routed as they are, or between pods of this node. The
- * others took the slow path, for the named reason, except for REASON_FORGED. The agent takes the names from BTF: REASON_NO_FLOW is
- * "no-flow". */
+/* What happened to a packet. REASON_FAST_...: it took the fast path, between nodes (in VXLAN, or routed without outer headers)
+ * or between pods of this node. REASON_FORGED: it was dropped. Others: it took the slow path, for the named reason. The agent
+ * takes the names from BTF: REASON_NO_FLOW is "no-flow". */
 enum reason {
 	REASON_FAST_OUT_VXLAN,
 	REASON_FAST_OUT_ROUTED,
@@ -29,7 +29,7 @@ enum reason {
 	REASON_ENCAP_FAILED,    /* bpf_skb_adjust_room failed */
 	REASON_UNTRACKED,       /* conntrack has no entry, or one in another zone */
 	REASON_UNREPLIED,       /* the conntrack entry is not established */
-	REASON_NAT,             /* NAT of anything but the peer of the pod that opened the connection; any NAT of IPv6 */
+	REASON_NAT,             /* NAT other than from a Service to its backend; any NAT of IPv6 */
 	REASON_FLOWTABLE,       /* a flowtable of the kernel forwards the connection */
 	REASON_CT_HELPER,       /* a conntrack helper handles the connection */
 	REASON_TCP_WINDOW,      /* conntrack still checks the TCP window, or the packet is outside it */
@@ -46,5 +46,5 @@ static inline int is_refused(int reason)
 	       reason == REASON_MALFORMED;
 }
 
-/* BTF has only the types of maps, variables and programs. */
+/* Keeps the type in BTF, which has only the types of maps, variables and programs. */
 const enum reason *reason_type __attribute__((unused));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* TCP segments wherever their header is: behind IP options or extension headers, before padding, or with the
- * length of BIG TCP. Conntrack reads these packets, so their sequence numbers count (nf_conntrack_in and
+/* Reads TCP segments that have IP options, extension headers or padding, or are longer than 64 KiB (BIG TCP).
+ * Conntrack reads them too, so their sequence numbers count (nf_conntrack_in and
  * tcp_in_window in net/netfilter). */
 #pragma once
 
@@ -12,7 +12,7 @@
 
 /* The beginning of a TCP header that read_segment reads. */
 #define TCP_START ((int)sizeof(((struct headers *)0)->l4))
-/* The least that the first fragment of a segment has of it (RFC 791): the ports and the sequence number. */
+/* The part of the TCP header that is in every first fragment (RFC 791): the ports and the sequence number. */
 #define FRAGMENT_START 8
 
 struct segment {

@@ -21,7 +21,7 @@
  * peer's window. */
 enum { SEQ_UNKNOWN, SEQ_FROM_PEER, SEQ_FROM_POD, SEQ_CONFIRMED };
 
-/* The agent asks the pod for the sequence numbers; the peer has sent a packet meanwhile. */
+/* RECOVERING: the agent asks the pod for the sequence numbers. RECOVERING_IN_USE: meanwhile, the peer has sent a packet. */
 enum { RECOVERING = 1, RECOVERING_IN_USE };
 
 /* seq_after compares TCP sequence numbers (RFC 9293, section 3.4). */
@@ -63,8 +63,8 @@ static __always_inline int in_window(const struct flow *f, int out, const struct
 }
 
 /* ends_connection tells whether conntrack would accept a FIN or RST if it had seen all packets: a FIN
- * in the window, or a RST in it that is at most one number before what was acknowledged. Some hosts
- * use that number to reset a connection that they have closed (tcp_reset_check in
+ * in the window, or a RST in it whose sequence number is at least the highest acknowledgement minus 1. Some
+ * hosts use that number to reset a connection that they have closed (tcp_reset_check in
  * net/ipv4/tcp_input.c). */
 static __always_inline int ends_connection(const struct flow *f, int out, const struct headers *h, __u32 end)
 {
@@ -97,7 +97,7 @@ static __always_inline void update_seq(struct flow *f, int out, const struct hea
 	__u32 is = epoch, ms = now / MS, scale = out ? f->out.scale : f->in.scale;
 	__u32 ack = ACK(h), edge;
 
-	/* redirect_pod sees all that the pod sends before the peer can acknowledge it. */
+	/* The peer cannot acknowledge data that redirect_pod has not seen the pod send. */
 	if (!out && f->seq_state >= SEQ_FROM_POD && unlikely(seq_after(ack, to->snd_nxt)))
 		ack = to->snd_nxt;
 	edge = ack + (WINDOW(h) << (scale & 15));
@@ -145,8 +145,8 @@ static __always_inline int follow(struct flow *f, int out, int ours, const struc
 	return 1;
 }
 
-/* init_seq sets the sequence numbers from the first packet. How much the other side lets this one send is unknown
- * until its next packet; until then, assume the largest window. */
+/* init_seq sets the sequence numbers from the first packet. The window of the other side is unknown until its next
+ * packet; until then, assume the largest. */
 static __always_inline void init_seq(struct flow *f, int out, const struct headers *h, __u32 end)
 {
 	struct side *from = out ? &f->pod : &f->peer, *to = out ? &f->peer : &f->pod;
@@ -164,8 +164,8 @@ static __always_inline void init_seq(struct flow *f, int out, const struct heade
 }
 
 /* recover_seq takes the sequence numbers from the pod's answer to the agent's keepalive, and tells
- * whether the packet was for the agent only. Data is no answer, and after a packet of the peer the answer
- * may acknowledge that packet, too. */
+ * whether the packet was for the agent only. A packet with data is not the answer. If the peer has sent
+ * something meanwhile, the answer may acknowledge that too. */
 static __always_inline int recover_seq(struct flow *f, const struct headers *h, __u32 end)
 {
 	int state = f->seq_state, alone = f->recovering == RECOVERING;
@@ -178,8 +178,8 @@ static __always_inline int recover_seq(struct flow *f, const struct headers *h, 
 }
 
 /* refuses_keepalive tells whether a RST of the pod answers the agent's keepalive. Such a RST has the acknowledgement number of the
- * keepalive as its sequence number, and acknowledges nothing (RFC 9293, section 3.5.2). The end of a connection differs, and
- * so may a RST that answers a packet of the peer. */
+ * keepalive as its sequence number, and acknowledges nothing (RFC 9293, section 3.5.2). A RST that ends the connection differs,
+ * and so may one that answers a packet of the peer. */
 static __always_inline int refuses_keepalive(const struct flow *f, const struct headers *h)
 {
 	return !f->seq_state && (FLAGS(h) & (TCPHDR_RST | TCPHDR_ACK)) == TCPHDR_RST && SEQ(h) == f->resynced[0];

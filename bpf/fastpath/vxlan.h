@@ -30,8 +30,8 @@ struct encap_template {
 
 #define OUTER_HLEN ((__u32)sizeof(((struct encap_template *)0)->head))
 
-_Static_assert(OUTER_HLEN == ETH_HLEN + ENCAP_OVERHEAD, "the outer header has its length");
-_Static_assert(sizeof(struct encap_template) % 4 == 0, "the inner header follows at once");
+_Static_assert(OUTER_HLEN == ETH_HLEN + ENCAP_OVERHEAD, "the outer headers have no padding");
+_Static_assert(sizeof(struct encap_template) % 4 == 0, "the inner header follows without padding");
 
 /* is_encap tells whether a template is that of an encapsulated packet. */
 static __always_inline int is_encap(const struct encap_template *o)

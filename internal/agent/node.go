@@ -50,7 +50,7 @@ type node struct {
 // link is a link of the node.
 type link struct {
 	name, kind, class string
-	// peer is the index of a veth's peer, in the network namespace with the ID number.
+	// peer is the index of a veth's peer, and number the ID of the network namespace that the peer is in.
 	peer, number int
 	// announced means that a notification, or the first list, had the link.
 	announced bool

@@ -167,7 +167,8 @@ type memberSurvey struct {
 	*kube.Survey
 }
 
-// surveyClusters finds out what a run would meet in the clusters of an experiment. It asks all of several, also if one does not answer.
+// surveyClusters finds out what a run would meet in the clusters of an experiment. If one does not answer, it still asks the
+// others.
 func surveyClusters(ctx context.Context, p Process, o kubeOptions, binaries []string, exp *spec.Experiment) (*survey, error) {
 	members, err := o.members(exp, binaries)
 	if err != nil {
@@ -313,7 +314,7 @@ func (c cleaner) clean(ctx context.Context, m member) error {
 	return errors.Join(errs...)
 }
 
-// cleanClusters cleans up the cluster of an access, or those of --clusters. One that does not answer does not keep the others from that.
+// cleanClusters cleans up the cluster of an access, or those of --clusters. If one does not answer, it cleans up the others.
 func (c cleaner) cleanClusters(ctx context.Context, access kube.Access, flag []string) error {
 	if flag == nil {
 		return c.clean(ctx, member{access: access})

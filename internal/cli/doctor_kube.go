@@ -30,7 +30,7 @@ func (o doctorOptions) examineCluster(ctx context.Context, p Process, d *diagnos
 	}
 	config := kubeConfig(p, exp)
 	config.Binaries = o.hosts.binaries
-	// Only privileged pods can examine the nodes. What agents have applied there is part of what is examined, as where a switch applies it.
+	// Only privileged pods can examine the nodes. Switch is set because nodes that an agent accelerates are to be examined.
 	config.Accelerate, config.Switch = true, true
 	s, err := cluster.Survey(ctx, config)
 	if err != nil {

@@ -95,7 +95,7 @@ and reports what it has measured.`,
 	f.BoolVar(&o.yes, "yes", false, "with --resume: run the commands and the image of a results folder that may be somebody else's")
 	f.BoolVar(&o.list, "list", false, "list the presets and how long each takes")
 	f.StringSliceVar(&o.clusters, "clusters", nil, "run every variant in each of these clusters, and compare them: contexts of the kubeconfig, or NAME=CONTEXT")
-	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes, whose pod network takes the place of VXLAN, or hosts:CLIENT,SERVER (each host is [USER@]NAME[:PORT], and gets the labels and price of the experiment's host in the same place)")
+	f.StringVar(&o.on, "on", "", "replace the target of the experiment: lab, kubernetes (its pod network replaces VXLAN) or hosts:CLIENT,SERVER (each host is [USER@]NAME[:PORT], and gets the labels and price of the experiment's host in the same place)")
 	o.format.addFlag(f)
 	o.progress = asText
 	f.Var(&o.progress, "progress", "what stderr gets: text, or json for programs, a line for each event")
@@ -175,7 +175,7 @@ func (o runOptions) load(args []string) (*spec.Experiment, error) {
 	return parseWith(name, data, append(flags, across...))
 }
 
-// checkInCluster returns an error if an experiment does not run in a cluster, which a flag is for.
+// checkInCluster returns an error if a flag is for runs in a cluster, and the experiment runs elsewhere.
 func checkInCluster(flag, name string, exp *spec.Experiment) error {
 	if exp.Spec.Target.Kubernetes != nil {
 		return nil
@@ -401,8 +401,8 @@ func (s *survey) write(w io.Writer) error {
 	return err
 }
 
-// asRun adds to the result of a dry run the error for which a run would refuse its command line, if there is one, with
-// the run's exit code.
+// asRun adds to the result of a dry run the error, if any, with which a run would refuse the same command line, and makes it a
+// usage error, as in a run.
 func asRun(found, refused error) error {
 	if refused != nil {
 		return usage(errors.Join(found, refused))

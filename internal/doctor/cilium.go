@@ -197,9 +197,9 @@ func (c *Cilium) helm(values string) string {
 	return fmt.Sprintf("helm upgrade cilium cilium/cilium --namespace %s --version %s --reuse-values --set %s", namespace, cmp.Or(strings.TrimPrefix(c.Version, "v"), "VERSION"), values)
 }
 
-// needsStack reports whether packets of pods have to pass through the node's stack, as far as doctor can tell: for another
-// plugin, on an old kernel, with IPsec before some fixes of the kernel, for iptables rules of Talos or Google Cloud, for ways to
-// masquerade that eBPF does not have or only as a beta (IPv6), or for a service mesh, if somebody also keeps services off the pods' sockets.
+// needsStack reports whether packets of pods have to pass through the node's stack, as far as doctor can tell. The reasons are
+// another plugin, an old kernel, IPsec (before some fixes of the kernel), iptables rules of Talos or Google Cloud, masquerading
+// that eBPF cannot do or only as a beta (IPv6), and a service mesh, if services are also kept off the pods' sockets.
 func (c Cluster) needsStack() bool {
 	k := c.Cilium
 	six := k.on("enable-ipv6") && k.on("enable-ipv6-masquerade")
@@ -319,7 +319,7 @@ func ciliumSocketLB(c Cluster) []Finding {
 // them unless they know the addresses.
 var onPremises = []string{"", "kind", "k3s", "rke2", "metal3"}
 
-// subnet returns a network of which all nodes have addresses, and the node that has told it; the zero Prefix if there is none.
+// subnet returns a network in which all nodes have addresses, and the node where it was read; the zero Prefix if there is none.
 func (c Cluster) subnet() (netip.Prefix, string) {
 	for _, n := range c.Nodes {
 		if !slices.Contains(onPremises, n.Provider) {
@@ -376,8 +376,8 @@ func ciliumTunnel(c Cluster) []Finding {
 	}}
 }
 
-// room returns how many bytes Cilium adds to a packet between nodes, at least.
-func (c *Cilium) room() int {
+// overhead returns the minimum number of bytes that Cilium adds to a packet between nodes.
+func (c *Cilium) overhead() int {
 	switch {
 	case c.tunnel() == "":
 		return 0
@@ -399,7 +399,7 @@ func ciliumMTU(c Cluster) (found []Finding) {
 		if nic.Name == "" {
 			continue
 		}
-		most := nic.MTU - k.room()
+		most := nic.MTU - k.overhead()
 		var large, small []Device
 		for _, d := range n.Machine.Devices {
 			switch {
@@ -445,7 +445,7 @@ func (c *Cilium) mtu(n ClusterNode, nic Device, pods []Device, f Finding) Findin
 	}
 	f.Evidence = append(f.Evidence, evidence("/sys/class/net/"+nic.Name+"/mtu", "%d", nic.MTU))
 	if tunnel, ok := n.Machine.device("cilium_" + c.tunnel()); ok {
-		f.Evidence = append(f.Evidence, evidence("/sys/class/net/"+tunnel.Name+"/mtu", "%d, and %s adds %d bytes", tunnel.MTU, c.tunnel(), c.room()))
+		f.Evidence = append(f.Evidence, evidence("/sys/class/net/"+tunnel.Name+"/mtu", "%d, and %s adds %d bytes", tunnel.MTU, c.tunnel(), c.overhead()))
 	}
 	if c.set("mtu") {
 		f.Evidence = append(f.Evidence, c.read("mtu"))

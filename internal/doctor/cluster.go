@@ -194,8 +194,8 @@ func accelerated(c Cluster) []Finding {
 		Severity: Note,
 		What:     "Agents accelerate nodes of this cluster.",
 		Cost:     "A run that compares accelerators refuses these nodes: every variant would be measured with the policy, the baseline too.",
-		Do: "Before such a run: name other nodes with --client-node and --server-node, take two out of the policy by the labels of its nodeSelector, " +
-			"or delete the policy for the time of the run (kubectl delete accelerationpolicy NAME)",
+		Do: "Before such a run: name other nodes with --client-node and --server-node, remove the labels of the policy's nodeSelector from two, " +
+			"or delete the policy for the duration of the run (kubectl delete accelerationpolicy NAME)",
 	}
 	for _, policy := range slices.Sorted(maps.Keys(nodes)) {
 		f.Evidence = append(f.Evidence, evidence("NodeAccelerations, policy "+policy, "applied on %s", some(nodes[policy])))
@@ -218,7 +218,7 @@ func agentGone(c Cluster) (found []Finding) {
 			What:     "No agent runs on these nodes any more; their NodeAccelerations are its last reports.",
 			Evidence: []Evidence{evidence("pods", "none of DaemonSet %s on %s", agent, some(nodes[agent]))},
 			Cost:     "Settings that the agent applied stay, nothing verifies them, and policies have no effect there.",
-			Do:       fmt.Sprintf("kubectl get daemonset,pods -n %s -o wide   # or, for nodes that shall have no agent: slipstream agent --revert on each, and kubectl delete nodeacceleration NODE", namespace),
+			Do:       fmt.Sprintf("kubectl get daemonset,pods -n %s -o wide   # or, for nodes that should have no agent: slipstream agent --revert on each, and kubectl delete nodeacceleration NODE", namespace),
 		}
 		if uninstalled[agent] {
 			f.What = "The agents are gone from all nodes; these NodeAccelerations are their last reports."

@@ -149,7 +149,7 @@ func sameSubnet(c, s Peer) []Finding {
 					evidence("ip addr show "+there.Name+" of "+server, "%v", there.Addresses),
 				},
 				Cost: "Other nodes send packets for this network to one of the two. Pods of the two do not reach each other, and may have the same address.",
-				Do: "ls /etc/cni/net.d on both   # the first file by name counts: remove what another network plugin or the container runtime left. With Flannel in etcd: a node that was away too long kept a network that another one has by now; " +
+				Do: "ls /etc/cni/net.d on both   # the first file by name counts: remove what another network plugin or the container runtime left. If Flannel's configuration is in etcd: a node that was away too long may have a network that was given to another one since; " +
 					"then, with the wrong node drained: rm /run/flannel/subnet.env, restart flanneld, ip link del " + here.Name + ", and delete its pods",
 			}}
 		}

@@ -50,8 +50,8 @@ func tooLarge(most int) string {
 	return fmt.Sprintf("Packets larger than %d bytes are dropped or fragmented. If dropped, large transfers hang; if fragmented, a stream had a quarter of its throughput in a lab (docs/results/doctor.md).", most)
 }
 
-// muchSmaller is the difference from which on an MTU may be too small by mistake. A smaller one may be deliberate, for example
-// because hosts have different MTUs.
+// muchSmaller is the smallest difference at which an MTU is probably too small by mistake. A smaller difference may be
+// deliberate, for example because hosts have different MTUs.
 const muchSmaller = 1000
 
 // ethernetMTU is the MTU of Ethernet without jumbo frames. From a write of 128 KiB, TCP makes three packets with it, and four with an
@@ -155,8 +155,8 @@ func (f Facts) workaround(name string, d Device) string {
 	var why string
 	switch {
 	case strings.HasPrefix(name, "tx-checksum"):
-		why = " It may be off on purpose. Linux before 5.7 sends wrong UDP checksums for VXLAN packets that it translated twice (masquerade with --random-fully), without the fix that stable kernels got too: " +
-			"requests to services from a node's own address then take 1 s, 3 s or 63 s. This node runs " + f.Node.Kernel + ", and what counts is the kernel of the sender. Flannel and Calico switch the offload off for it."
+		why = " It may be off on purpose. Linux before 5.7, unless it is a stable kernel with the fix, sends wrong UDP checksums for VXLAN packets that it masquerades twice (--random-fully): " +
+			"requests to services from a node's own address then take 1 s, 3 s or 63 s. This node runs " + f.Node.Kernel + ", but the sender's kernel is the one that matters. Flannel and Calico switch the offload off for it."
 	case strings.HasPrefix(name, "tx-udp_tnl"):
 		why = " It may be off on purpose: some drivers, firmwares and hypervisors segment encapsulated packets wrongly, or only those of UDP port 4789."
 	case d.NIC != nil && d.NIC.Driver == "e1000e":
@@ -212,7 +212,7 @@ func rpFilter(f Facts) []Finding {
 			evidence("/proc/net/netstat, IPReversePathFilter, in "+f.window(), "%d", filtered),
 			evidence("/proc/sys/net/ipv4/conf/{all,DEVICE}/rp_filter", "1 (strict) for %s", strings.Join(strict, ", ")),
 		},
-		Cost: "The kernel drops every packet whose source address it would route through another device than the one that received it, which encapsulation can cause: connections with such addresses do not open (docs/results/doctor.md).",
+		Cost: "The kernel drops a packet if its route back to the source address leaves through a device other than the one that received it. Encapsulation can cause that. Connections with such addresses do not open (docs/results/doctor.md).",
 		Do:   do,
 	}}
 }

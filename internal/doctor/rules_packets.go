@@ -145,7 +145,7 @@ func nicCap(f Facts) (found []Finding) {
 					evidence("/sys/class/net/"+d.Name+"/statistics, in "+f.window(), "%.2f Gbit/s received, %.2f Gbit/s sent, with preamble, checksum and gap", rx/1e9, tx/1e9),
 					evidence("/sys/class/net/"+d.Name+"/speed", "%.0f Mbit/s", d.Speed/1e6),
 				},
-				Cost: "Accelerators save CPU time, and the link is the limit: none makes it faster.",
+				Cost: "The link is the limit: accelerators save CPU time, but none makes it faster.",
 				Do:   "Use a faster NIC, or more of them. To see how much CPU time an accelerator saves: slipstream report RESULT, metric cpu_per_gb",
 			})
 		}

@@ -200,7 +200,7 @@ func hairpin(f Facts) []Finding {
 		Severity: Note,
 		What:     fmt.Sprintf("Pods at %s cannot reach themselves through a service: hairpin mode is off.", some(names(bridges))),
 		Evidence: []Evidence{evidence("/sys/class/net/"+port+"/brport/hairpin_mode", "0"), evidence("rules of Kubernetes", "%s", f.KubeProxy)},
-		Cost:     "If the kube-proxy chooses the pod that opens the connection as the service's backend, the connection times out: always for a service with one pod, now and then for others. Other connections work.",
+		Cost:     "If kube-proxy chooses, as the backend, the same pod that opens the connection, the connection times out: always for a service with one pod, sometimes for others. Other connections work.",
 		Do:       "\"hairpinMode\": true in the configuration of the CNI (the plugin bridge, or Flannel's delegate), and create the pods again; for a trial: bridge link set dev " + port + " hairpin on",
 	}}
 }
@@ -523,7 +523,7 @@ func forwardPolicy(f Facts) (found []Finding) {
 		}
 		how, met := "policy drop", "policy"
 		if c.ByRule {
-			how, met = "a rule drops or rejects all that those before it do not accept", "rule"
+			how, met = "a rule drops or rejects everything that the rules before it do not accept", "rule"
 		}
 		opens := "no rule accepts new connections of pods"
 		if c.ByRule {

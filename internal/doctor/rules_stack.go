@@ -291,14 +291,14 @@ func qdiscDrops(f Facts) (found []Finding) {
 	return found
 }
 
-// netem finds devices whose packets a qdisc delays or drops on purpose, as tests of failures do, which may have left it behind.
+// netem finds devices with a qdisc that delays or drops packets on purpose. A failure test may have left it behind.
 func netem(f Facts) (found []Finding) {
 	add := func(name, remedy string) {
 		found = append(found, Finding{
 			Severity: Warning,
 			What:     fmt.Sprintf("A qdisc of the kind netem delays, drops or damages packets of %s on purpose.", name),
 			Evidence: []Evidence{evidence("tc qdisc show dev "+name, "netem")},
-			Cost:     "What it is set to. A test of failures may have left it behind (Chaos Mesh, LitmusChaos, a script).",
+			Cost:     "The delay or loss that it is set to. A failure test may have left it behind (Chaos Mesh, LitmusChaos, a script).",
 			Do:       remedy + "   # unless somebody tests with it now",
 		})
 	}

@@ -26,7 +26,7 @@ func (r *Run) describeClusters(ctx context.Context) (all []record.Cluster, err e
 	return all, nil
 }
 
-// noteChanges warns of clusters whose network is another one than before, as after an upgrade of its plugin.
+// noteChanges warns of clusters whose network has changed, for example because its plugin was upgraded.
 func (r *Run) noteChanges(ctx context.Context) {
 	now, err := r.describeClusters(ctx)
 	if err != nil {
@@ -44,7 +44,7 @@ func (r *Run) noteChanges(ctx context.Context) {
 	}
 }
 
-// alike are the facts of nodes in which several clusters should be alike: they bear on a result, and are not what is compared.
+// alike are facts that should be the same for the nodes of all clusters: they affect a result, and are not what is compared.
 var alike = []struct {
 	name string
 	of   func(record.Node) []string

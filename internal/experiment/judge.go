@@ -46,7 +46,7 @@ func judge(c Cell, pairs []record.Pair, silent []time.Duration) error {
 		}
 	}
 	for _, p := range pairs {
-		e := hearing(c, &p)
+		e := receivingEnd(c, &p)
 		measured := time.Duration(e.Seconds * float64(time.Second))
 		far := measured > windowFactor*planned || measured > 0 && measured < planned/windowFactor
 		if far && (measured-planned).Abs() > silentLeast {
@@ -66,7 +66,7 @@ func judgeBeside(c Cell, pairs []record.Pair) error {
 	beside := Cell{Workload: *c.Beside}
 	for i, p := range pairs {
 		others[i] = record.Pair{Client: p.Beside.Client, Server: p.Beside.Server}
-		silent[i] = time.Duration(hearing(beside, &others[i]).Silent * float64(time.Second))
+		silent[i] = time.Duration(receivingEnd(beside, &others[i]).Silent * float64(time.Second))
 	}
 	if err := judge(beside, others, silent); err != nil {
 		return record.StalledError(fmt.Sprintf("beside it, %s: %v", c.Beside.Name, err))
@@ -74,9 +74,9 @@ func judgeBeside(c Cell, pairs []record.Pair) error {
 	return nil
 }
 
-// hearing returns the end of a pair at which traffic arrives: the receiver of a stream, or the client that awaits replies. Of
-// another tool, the client knows both.
-func hearing(c Cell, p *record.Pair) *record.Endpoint {
+// receivingEnd returns the end of a pair at which traffic arrives: the receiver of a stream, or the client that awaits replies.
+// For a stream of another tool it is the client, which reports both.
+func receivingEnd(c Cell, p *record.Pair) *record.Endpoint {
 	if c.Workload.Stream == nil {
 		return &p.Client
 	}
@@ -137,7 +137,7 @@ func (m *measurement) silences(pairs []pairEnds) []time.Duration {
 	all := make([]time.Duration, len(pairs))
 	ofNode := make(map[string]time.Duration) // pairs share nodes
 	for i, p := range pairs {
-		all[i] = time.Duration(hearing(m.cell, &m.out.PerPair[i]).Silent * float64(time.Second))
+		all[i] = time.Duration(receivingEnd(m.cell, &m.out.PerPair[i]).Silent * float64(time.Second))
 		if all[i] > 0 || m.spec.Tool == spec.ToolNative {
 			continue
 		}

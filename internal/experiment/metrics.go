@@ -85,7 +85,8 @@ func streamMetrics(traffic *spec.Traffic, t *record.Trial, m map[string]float64)
 	}
 }
 
-// besideThroughput returns what the workload beside has moved, in bit/s: a stream's as received, of others what the client got.
+// besideThroughput returns the throughput of the workload beside, in bit/s: of a stream, what the server received; of other
+// traffic, what the client received.
 func besideThroughput(t *record.Trial) (sum float64) {
 	for _, p := range t.PerPair {
 		if p.Beside == nil {

@@ -26,7 +26,7 @@ type Outline struct {
 	Time     string   `json:"time"`
 	Seconds  float64  `json:"seconds"`
 	Networks []string `json:"networks"`
-	// Congestion says which congestion control tools other than the engine use; "" if there is no such tool.
+	// Congestion describes the congestion control of the tools other than the engine; "" if there is no such tool.
 	Congestion string            `json:"congestionControl,omitempty"`
 	Variants   []OutlineVariant  `json:"variants"`
 	Workloads  []OutlineWorkload `json:"workloads"`

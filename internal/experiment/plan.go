@@ -37,10 +37,10 @@ type Cell struct {
 	Period, Repeat, Round int
 }
 
-// deadTime is about what a trial takes in addition to warm-up and window.
+// deadTime is the approximate time that a trial takes in addition to warm-up and window.
 const deadTime = 250 * time.Millisecond
 
-// startTime is about what it takes to bring a network up and take it down.
+// startTime is the approximate time that it takes to bring a network up and take it down.
 const startTime = 3 * time.Second
 
 // New plans an experiment, which is valid and has its defaults.
@@ -157,7 +157,7 @@ func (c Cell) connections() int {
 	return t.Requests * c.Pairs
 }
 
-// congestion says which congestion control tools other than the engine use; "" if no workload uses such a tool.
+// congestion describes the congestion control of the tools other than the engine; "" if no workload uses such a tool.
 func (p *Plan) congestion() string {
 	others := slices.ContainsFunc(p.Cells, func(c Cell) bool {
 		t := c.Workload.Traffic()
@@ -167,9 +167,9 @@ func (p *Plan) congestion() string {
 	case !others:
 		return ""
 	case lab != nil:
-		return lab.CongestionControl + ", of the engine and of every tool; trials record what a tool had"
+		return lab.CongestionControl + ", for the engine and every other tool; trials record what each tool used"
 	}
-	return "what the machines have, of the engine and of every tool: it is not set; trials record what a tool had"
+	return "the machines' default, for the engine and every other tool: the run sets none; trials record what each tool used"
 }
 
 // size returns a number of bytes as text: "64 B", "128 KiB".

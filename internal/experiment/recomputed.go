@@ -10,11 +10,11 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// rounding is by how much a metric may differ, as a share: processors round differently where they fuse operations.
+// rounding is the maximum relative difference of a metric: processors that fuse operations round differently.
 const rounding = 1e-9
 
 // CheckMetrics computes the metrics and the histogram of a recorded trial again, from what its pairs and hosts measured, and
-// returns an error that names the first one on record that is another. c has the workload as it was run.
+// returns an error that names the first one that differs from the record. c has the workload as it was run.
 func CheckMetrics(c Cell, t record.Trial) error {
 	was, latency := t.Metrics, t.Latency
 	t.PerPair, t.Warnings, t.Latency = slices.Clone(t.PerPair), nil, ""
@@ -27,10 +27,10 @@ func CheckMetrics(c Cell, t record.Trial) error {
 	for _, name := range slices.Sorted(maps.Keys(was)) {
 		x, ok := t.Metrics[name]
 		if !ok {
-			return fmt.Errorf("%s is %v, and nothing that was measured gives it", name, was[name])
+			return fmt.Errorf("%s is recorded as %v, but cannot be computed from what was measured", name, was[name])
 		}
 		if math.Abs(x-was[name]) > rounding*math.Abs(x) {
-			return fmt.Errorf("%s is %v, and what was measured gives %v", name, was[name], x)
+			return fmt.Errorf("%s is recorded as %v, but what was measured gives %v", name, was[name], x)
 		}
 	}
 	if latency == t.Latency {

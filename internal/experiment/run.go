@@ -89,9 +89,9 @@ func (r *Run) noteHeld() {
 // ErrMissing means that a run has ended, but some trials failed twice.
 var ErrMissing = errors.New("some trials failed twice; the report lists them")
 
-// Measure runs the trials that are not on record yet, block by block, and appends each to out. It returns all
-// trials on record, without their time series. It also does so with an error: if the context ended, a trial could
-// not be recorded, a whole block failed, or some trials failed twice (ErrMissing).
+// Measure runs the trials that are not on record yet, block by block, and appends each to out. It returns all trials on record,
+// without their time series, even with an error: if the context ended, a trial could not be recorded, a whole block failed, or
+// some trials failed twice (ErrMissing).
 //
 // Before it returns, Measure undoes the current switch; an error says so if that fails.
 func (r *Run) Measure(ctx context.Context, out Results) (trials []record.Trial, err error) {
@@ -237,7 +237,7 @@ func (r *Run) runPeriod(ctx context.Context, b int, p Period, out Results) (bool
 		}
 		last := r.done[len(r.done)-1].Error
 		if strings.Contains(last, "no answer within") { // which internal/traffic says of a handshake
-			last += ": does a network policy, which may be one of the whole cluster, or a firewall keep the two ends apart?"
+			last += ": are the two ends kept apart by a network policy, possibly a cluster-wide one, or by a firewall?"
 		}
 		return false, fmt.Errorf("every trial of %s failed; the last one: %s", where, last)
 	}

@@ -540,7 +540,7 @@ end`},
 1 rps+ 1: failed: node0/pod0: connect to 192.0.2.1:4000: no answer within 5s
 2 vxlan 1: failed: node0/pod0: connect to 192.0.2.1:4000: no answer within 5s
 3 native 1: failed: node0: connect to 192.0.2.1:4000: no answer within 5s
-end: every trial of block 1 failed; the last one: node0: connect to 192.0.2.1:4000: no answer within 5s: does a network policy, which may be one of the whole cluster, or a firewall keep the two ends apart?
+end: every trial of block 1 failed; the last one: node0: connect to 192.0.2.1:4000: no answer within 5s: are the two ends kept apart by a network policy, possibly a cluster-wide one, or by a firewall?
 resume
 4 rps+ 1: ok, attempt 2
 5 vxlan 1: ok, attempt 2

@@ -103,7 +103,6 @@ func (p *activePods) evictRequest() {
 	delete(p.requested, some)
 }
 
-// wanted returns the requested addresses.
 func (p *activePods) wanted() []netip.Addr {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -95,7 +95,7 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 				f.repaired++
 			}
 		case verify && !f.isLast(attachPoint{a.device, hooks[a.program].egress}):
-			f.log.Info("another program was attached after one of the fast path, which would bypass it; the fast path's program moves to the end", "device", name, "program", a.program)
+			f.log.Info("the fast path would bypass a program that was attached after its own; its program moves to the end", "device", name, "program", a.program)
 			unseen = true
 		default:
 			continue
@@ -121,7 +121,7 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 		}
 		errs = append(errs, f.renewLease())
 		h := hooks[a.program]
-		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: attachPoint{a.device, h.egress}.attach()})
+		l, err := link.AttachTCX(link.TCXOptions{Interface: a.device, Program: h.program, Attach: attachPoint{a.device, h.egress}.attachType()})
 		if errors.Is(err, unix.ENODEV) {
 			continue // the device is gone; a notification follows
 		}

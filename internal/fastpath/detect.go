@@ -19,7 +19,7 @@ import (
 const (
 	// detectEvery is the interval at which the detector reads the packet counters of VXLAN devices and routers.
 	detectEvery = leaseRenewal / 5
-	// With busyPackets packets in an interval, or more, the devices are busy.
+	// The devices are busy if at least busyPackets packets pass in an interval.
 	busyPackets = 10
 	// A detection lasts at least detectMin, and until detectPackets packets have passed: the programs sample one packet in 32,
 	// and must sample a connection twice. With few packets it ends after detectMax.
@@ -95,7 +95,7 @@ func packets(h *netlink.Handle, n node) (sum uint64, err error) {
 const (
 	// localEvery is the interval at which the detector reads the packet counters of pods' links.
 	localEvery = time.Second
-	// A link with localPackets packets in an interval, or more, is busy.
+	// A link is busy if at least localPackets packets pass in an interval.
 	localPackets = 100
 	// localLinks limits the number of links that are sampled at the same time: each costs one system call to attach and another
 	// to detach.

@@ -424,7 +424,7 @@ func mayRoute(l netlink.Link, links []netlink.Link, routes []netlink.Route, gate
 	return false
 }
 
-// isOverlay reports whether a device encapsulates packets of pods, also if the fast path does not support it.
+// isOverlay reports whether a device encapsulates packets of pods, even if the fast path does not support it.
 func isOverlay(l netlink.Link) bool {
 	return (l.Type() == "vxlan" || l.Type() == "geneve") && l.Attrs().Flags&net.FlagUp != 0
 }

@@ -161,7 +161,7 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	return f, <-started
 }
 
-// Plan returns the hooks of a fast path on which every pod has an eligible connection.
+// Plan returns the hooks that the fast path would have if every pod had an eligible connection.
 func Plan(ns netns.Handle, unseenBy ...string) (all []Hook, err error) {
 	err = netns.Do(ns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -463,7 +463,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 		return err
 	}
 	idle := time.Duration(forgetAfter) * leaseRenewal
-	crowded := len(flows) > f.programs.Room()/4*3
+	crowded := len(flows) > f.programs.Capacity()/4*3
 	if crowded {
 		idle = forgetWhenFull * leaseRenewal
 	}
@@ -502,7 +502,7 @@ func (f *Fastpath) ensureDropForged() {
 	err := f.dropForged.start(f.programs)
 	if err != nil {
 		f.warnDropForged.Do(func() {
-			f.log.Warn("forged FIN and RST packets can have conntrack delete entries of accelerated connections", "error", err)
+			f.log.Warn("forged FIN and RST packets can make conntrack delete entries of accelerated connections", "error", err)
 		})
 	}
 }
@@ -616,8 +616,8 @@ func (f *Fastpath) sync() error {
 			}
 			node.podLinks[address] = link
 		} else if bridge != 0 && f.pods.resolve(address) {
-			// The node may have no neighbour entry for a pod on a bridge, because their packets need no routing. A notification
-			// will tell when the kernel has resolved the address.
+			// The node may have no neighbour entry for a pod on a bridge, because packets between its pods are not routed. A
+			// notification will tell when the kernel has resolved the address.
 			ask := netlink.Neigh{LinkIndex: bridge, IP: address.AsSlice(), Flags: netlink.NTF_USE, HardwareAddr: make([]byte, 6)} // the kernel ignores the zeros
 			if err := f.links.NeighSet(&ask); err != nil {
 				f.log.Debug("resolve a pod's address", "address", address, "error", err)

@@ -26,8 +26,8 @@ const eventsMax, eventsWithin = 500, 50 * time.Millisecond
 // Multicast groups of NETLINK_XFRM (include/uapi/linux/xfrm.h).
 const xfrmSA, xfrmPolicy = 3, 4
 
-// invalidator subscribes to the netlink notifications of everything that can reroute or drop a packet. Every notification
-// starts a new generation, which invalidates all flows, except for irrelevant changes of neighbours and links.
+// invalidator subscribes to the netlink notifications of everything that can reroute or drop a packet. Every notification,
+// except for irrelevant changes of neighbours and links, starts a new generation, which invalidates all flows.
 type invalidator struct {
 	filter  *datapath.NeighbourFilter
 	sockets []*nl.NetlinkSocket
@@ -37,8 +37,8 @@ type invalidator struct {
 
 	mu         sync.Mutex
 	generation uint32
-	// links holds the attributes that matter of the last notification about each link: the kernel also sends notifications in
-	// which none of them has changed.
+	// links holds the relevant attributes of each link's last notification: the kernel also sends notifications in which none
+	// of these has changed.
 	links      map[string]string
 	neighbours *neighbours
 	// overruns counts how often notifications were lost.

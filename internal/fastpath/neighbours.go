@@ -25,7 +25,7 @@ import (
 // resolve neighbours that do not exist. The kernel announces all of that, but only a few of these notifications may invalidate
 // flows:
 //
-//   - A flow into a pod is validated only for an owner, a MAC address at a link (see observe_pod in
+//   - A flow into a pod is validated only for a MAC address that is known to be behind the pod's link (an owner; see observe_pod in
 //     bpf/fastpath/fastpath.c). So FDB changes of all other addresses are irrelevant. A socket filter drops
 //     their notifications.
 //   - Owners are MAC addresses of IP neighbours, because those are where the node sends routed
@@ -77,7 +77,7 @@ type neighbours struct {
 	complete bool
 	// subscribed holds the addresses that the filter passes: those in usable, those in owners, and those of devices.
 	subscribed map[mac]bool
-	// owners maps each MAC address that the programs' map may have to its links.
+	// owners maps each MAC address that may be in the programs' map to its links.
 	owners map[mac][]int
 	// near and own are those of the last scan: see node.
 	near map[int]bool
@@ -150,7 +150,7 @@ func (n *neighbours) apply(gone bool, data []byte, now time.Time) (invalidated, 
 		if !n.subscribed[address] {
 			return false, false // sent before the filter was attached or changed
 		}
-		// Stay subscribed to an owner: throttling its link makes it no owner.
+		// Stay subscribed to an owner: it stops being one when its link is throttled.
 		if n.moved.count(address, now); n.moved.exceeded(address, now) && len(n.owners[address]) == 0 {
 			n.unsubscribe(address)
 		}
@@ -399,10 +399,10 @@ func remotesOf(overlays map[int]datapath.VXLANDevice) ([]datapath.Remote, error)
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer socket.Close()
-	// Otherwise the kernel dumps the entries of all devices, and a pod can add any number of those of a
+	// Otherwise the kernel dumps the entries of all devices, and a pod can add any number of entries to a
 	// bridge (valid_fdb_dump_legacy in net/core/rtnetlink.c).
 	if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-		return nil, fmt.Errorf("have netlink check requests strictly: %w", err)
+		return nil, fmt.Errorf("enable strict checking of netlink requests: %w", err)
 	}
 	var all []datapath.Remote
 	for device := range overlays {

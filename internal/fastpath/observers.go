@@ -37,14 +37,13 @@ func (p attachPoint) String() string {
 	return "ingress"
 }
 
-func (p attachPoint) attach() ebpf.AttachType {
+func (p attachPoint) attachType() ebpf.AttachType {
 	if p.egress {
 		return ebpf.AttachTCXEgress
 	}
 	return ebpf.AttachTCXIngress
 }
 
-// observer is an observer at an attach point.
 type observer struct {
 	// kind is one of v1alpha1's (UnseenBy...), or a reason to skip a device that no policy can override.
 	kind string
@@ -165,7 +164,7 @@ func hasXDP(l netlink.Link) bool { return l.Attrs().Xdp != nil && l.Attrs().Xdp.
 // programsAt returns the tcx programs of an attach point, in the order in which they run. There are none if the device is gone
 // or the kernel has no tcx.
 func programsAt(at attachPoint) ([]ebpf.ProgramID, error) {
-	all, err := link.QueryPrograms(link.QueryOptions{Target: at.device, Attach: at.attach()})
+	all, err := link.QueryPrograms(link.QueryOptions{Target: at.device, Attach: at.attachType()})
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 		return nil, nil
 	}

@@ -96,7 +96,6 @@ func probeDevices(spaces [3]netns.Handle, tunnel bool) error {
 	return nil
 }
 
-// probeLink returns the attributes of a new device.
 func probeLink(name string) netlink.LinkAttrs {
 	a := netlink.NewLinkAttrs()
 	a.Name, a.Flags = name, net.FlagUp

@@ -29,7 +29,6 @@ var skipReasons = []string{
 	byFlowtable, byXDP, byCilium, byIPsec, byConfiguration, byMoves, byFailure,
 }
 
-// skip records a skipped device.
 func (n *node) skip(device, reason, format string, args ...any) {
 	n.skipped = append(n.skipped, skip{device, reason, device + ": " + fmt.Sprintf(format, args...)})
 }

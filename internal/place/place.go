@@ -28,7 +28,7 @@ type Place struct {
 	Node string
 	// IPv4 and IPv6 are the addresses of its traffic.
 	IPv4, IPv6 netip.Addr
-	// Addresses are further ones of a host, by name.
+	// Addresses are further addresses of a host, by name.
 	Addresses map[string]netip.Addr
 	// Service is the address of the service in front of a server in this place, if there is one; the
 	// server then listens on Service.Port.

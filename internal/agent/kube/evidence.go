@@ -38,8 +38,8 @@ type peer struct {
 
 // report is the content of a node's NodeAcceleration about one version of a policy.
 type report struct {
-	// exists means that there is a NodeAcceleration, has that the node has the version, and passed that it had the version for a
-	// pause without a failed check.
+	// exists: there is a NodeAcceleration. has: the node has the version. passed: the node had the version for a pause without
+	// a failed check.
 	exists, has, passed bool
 	step                int
 }
@@ -88,8 +88,8 @@ func (q *inquiry) ask(ctx context.Context, node string) (r report, err error) {
 	return r, nil
 }
 
-// askNamed asks nodes by name, and reports whether enough of them passed. Only nodes count that got the version at the percentage
-// before or later; the first node counts only if before is 0.
+// askNamed asks nodes by name, and reports whether enough of them passed. A node counts only if its step ended at before, a
+// percentage, or at a later one. The first node has step 0, so it counts only if before is 0.
 func (q *inquiry) askNamed(ctx context.Context, names []string, before int) (enough bool, err error) {
 	for _, name := range names {
 		if len(q.asked) == reportsAtMost {

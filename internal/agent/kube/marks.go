@@ -70,7 +70,7 @@ func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy
 	if due := string(status) + reason; m.due != due {
 		m.due, m.since = due, time.Now()
 	}
-	if m.due == "" || !look.due(wait+c.share(p.UID)-time.Since(m.since)) || !c.gate.caughtUp() {
+	if m.due == "" || !look.due(wait+c.writeDelay(p.UID)-time.Since(m.since)) || !c.gate.caughtUp() {
 		return nil
 	}
 	m.since = time.Now() // do not try again at once if this fails

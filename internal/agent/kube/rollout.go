@@ -38,8 +38,8 @@ type pace struct {
 	// baseline is the minimum time for which a node's dropped packets are counted before it gets a
 	// policy, for comparison.
 	baseline time.Duration
-	// spread is the time over which agents spread the same action: a write that one of them has to make, so that the others see
-	// that the first has made it; or the report that a policy is applied.
+	// spread is the time over which agents spread a write that only one of them has to make, so that the others see that the
+	// first has made it. It also spreads the reports that a policy is applied.
 	spread time.Duration
 	// lasting is the time after which a failure counts as permanent.
 	lasting time.Duration
@@ -53,7 +53,7 @@ type pace struct {
 	between, counts, retry time.Duration
 	// patience is how long an agent waits for others to say that they are selected.
 	patience time.Duration
-	// doubt is the minimum age of a condition Selected before an agent whose node has left the policy puts it to the test.
+	// doubt is how old a condition Selected must be before an agent whose node has left the policy sets it to Unknown.
 	doubt time.Duration
 	// tally is the minimum time between two counts of a policy's nodes, while failures come and go.
 	tally time.Duration
@@ -87,8 +87,8 @@ type turn struct {
 	status             v1alpha1.RolloutStatus
 	// step is the percentage that the rollout had to reach for this node, 0 if it was the first.
 	step int
-	// began means that this agent made its node the first, and proven that enough nodes of the step before passed. ask is when to
-	// look for that evidence next, and askAgain the time between two looks after that.
+	// began: this agent made its node the first. proven: enough nodes of the previous step passed. ask is when to look for that
+	// evidence next, and askAgain the pause after that.
 	began, proven bool
 	ask           time.Time
 	askAgain      time.Duration
@@ -126,15 +126,15 @@ func position(policy types.UID, node string) float64 {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11) / (1 << 53)
 }
 
-// density determines how many shares are late: at the end of pace.spread they are e^density times as dense as at its beginning.
+// density determines how many delays are long: at the end of pace.spread they are e^density times as dense as at its beginning.
 const density = 10
 
-// share returns how long this agent waits before a write that one agent has to make and any agent of a policy could make. It maps
-// evenly distributed positions to times, only few of which are early. So the number of agents that write before they see the
-// first write hardly depends on the number of agents (Nonnenmacher and Biersack, Scalable Feedback for Large Groups, 1999). Among
-// a thousand nodes the first one writes after a third of the time, and on average 0.2 others within the tenth of a second until
-// they see its write.
-func (c *Cluster) share(policy types.UID) time.Duration {
+// writeDelay returns how long this agent waits before a write that any agent of a policy could make, and only one has to. It
+// maps evenly distributed positions to times, only few of which are early. So the number of agents that write before they see
+// the first write hardly depends on the number of agents (Nonnenmacher and Biersack, Scalable Feedback for Large Groups, 1999).
+// Among a thousand nodes, the first one writes after a third of the time, and on average 0.2 others write within the tenth of a
+// second in which they do not see its write yet.
+func (c *Cluster) writeDelay(policy types.UID) time.Duration {
 	at := math.Log1p(position(policy, c.options.Node)*math.Expm1(density)) / density
 	return time.Duration(at * float64(c.pace.spread))
 }
@@ -329,7 +329,7 @@ func (c *Cluster) atItsTurn(p *v1alpha1.AccelerationPolicy, version agent.Policy
 // waitsFor returns why the node does not have the policy yet.
 func (t *turn) waitsFor(r *v1alpha1.RolloutStatus, policy types.UID, node string) string {
 	if t.reached(r, policy, node) {
-		return "the policy's status says that it is this node's turn; its agent has not found nodes of the step before that passed"
+		return "the policy's status says that it is this node's turn, but its agent has not found enough nodes of the previous step that passed"
 	}
 	return "the rollout has not reached this node yet"
 }
@@ -381,7 +381,7 @@ func readyCondition(n *corev1.Node) *corev1.NodeCondition {
 type timer time.Duration
 
 // due reports whether the time has come. If not, it makes the agent look again at exactly that time: looking once a second would
-// undo the spread of shares.
+// undo the spread of delays.
 func (t *timer) due(in time.Duration) bool {
 	if in > 0 {
 		*t = min(*t, timer(in))
@@ -412,7 +412,7 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	if _, err := c.completed(p); err != nil {
 		return nil //nolint:nilerr // an invalid policy is applied nowhere, and each node's status says so
 	}
-	share := c.share(p.UID)
+	delay := c.writeDelay(p.UID)
 	c.mu.Lock()
 	t := *c.turnOf(p)
 	c.mu.Unlock()
@@ -424,7 +424,7 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 	switch {
 	case r == nil && isPruned(p) && t.pruned != p.ResourceVersion:
 		return c.putOff(p)
-	case r == nil && look.due(time.Until(t.begins)) && look.due(c.pace.baseline+share-time.Since(t.seen)) && c.mayBegin(&t):
+	case r == nil && look.due(time.Until(t.begins)) && look.due(c.pace.baseline+delay-time.Since(t.seen)) && c.mayBegin(&t):
 		return c.begin(ctx, p, t.stepPercent)
 	case r == nil:
 		return nil
@@ -438,9 +438,9 @@ func (c *Cluster) advance(ctx context.Context, p *v1alpha1.AccelerationPolicy, l
 		return c.halt(ctx, p, []string{c.options.Node}, fmt.Sprintf("node %s %s", c.options.Node, t.trouble))
 	case t.halted || r.Complete:
 		return nil
-	case t.passed && look.due(t.rest+c.toReport(t.stepPercent)+share-quiet) && look.due(t.tryAgain-time.Since(t.tried)) && c.gate.caughtUp():
+	case t.passed && look.due(t.rest+c.toReport(t.stepPercent)+delay-quiet) && look.due(t.tryAgain-time.Since(t.tried)) && c.gate.caughtUp():
 		return c.next(ctx, p, &t)
-	case r.First != "" && quiet > 3*t.rest+c.pace.silence+share && c.gate.caughtUp() && time.Since(c.gate.allBack()) > c.pace.silence:
+	case r.First != "" && quiet > 3*t.rest+c.pace.silence+delay && c.gate.caughtUp() && time.Since(c.gate.allBack()) > c.pace.silence:
 		// The first node may have been the last to come back after an outage.
 		return c.halt(ctx, p, []string{r.First}, fmt.Sprintf("the rollout has made no progress for %s: check node %s, which got the policy first", quiet.Round(time.Second), r.First))
 	}
@@ -500,17 +500,17 @@ func (c *Cluster) mayReport(p *v1alpha1.AccelerationPolicy, r *v1alpha1.RolloutS
 	case slices.Contains(r.FailedNodes, c.options.Node), len(r.FailedNodes) >= v1alpha1.MaxFailedNodes:
 		return false
 	case len(r.FailedNodes) == 0:
-		return time.Since(t.gaveUp) > c.share(p.UID)
+		return time.Since(t.gaveUp) > c.writeDelay(p.UID)
 	}
-	return time.Since(t.gaveUp) > c.share(p.UID)+time.Duration(position(p.UID, c.options.Node)*float64(c.pace.lasting))
+	return time.Since(t.gaveUp) > c.writeDelay(p.UID)+time.Duration(position(p.UID, c.options.Node)*float64(c.pace.lasting))
 }
 
 // trouble checks the node after it got a policy, and returns the problem that it finds. After a pause without problems it marks
 // the policy as passed.
 func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t *turn, look *timer) string {
-	share := c.share(p.UID)
+	delay := c.writeDelay(p.UID)
 	if t.stepPercent < 100 {
-		share = 0 // the nodes of a step got the policy at random moments anyway
+		delay = 0 // the nodes of a step got the policy at random moments anyway
 	}
 	if !ready(c.node()) {
 		return "has not been Ready since it got the policy"
@@ -525,7 +525,7 @@ func (c *Cluster) trouble(ctx context.Context, p *v1alpha1.AccelerationPolicy, t
 			return fmt.Sprintf("drops more packets since it got the policy: %d of %d, before %d of %d", after.lost, after.packets, before.lost, before.packets)
 		}
 	}
-	if !look.due(t.rest + share - time.Since(t.taken)) {
+	if !look.due(t.rest + delay - time.Since(t.taken)) {
 		return ""
 	}
 	if r := rolloutOf(p); t.stepPercent < 100 || r == nil || !r.Complete {

@@ -612,7 +612,7 @@ func TestShare(t *testing.T) {
 			first := usualPace.spread
 			for i := range shares {
 				c := &Cluster{options: Options{Node: fmt.Sprintf("node%d", i)}, pace: usualPace}
-				shares[i] = c.share(uid)
+				shares[i] = c.writeDelay(uid)
 				first = min(first, shares[i])
 				if shares[i] < 0 || shares[i] > usualPace.spread {
 					t.Fatalf("a share is %s", shares[i])

@@ -125,7 +125,7 @@ func (c *Cluster) tally(ctx context.Context, p *v1alpha1.AccelerationPolicy, loo
 	if reported.urgent {
 		wait, rest = c.pace.spread, c.pace.tally
 	}
-	if !look.due(max(wait-time.Since(reported.since), rest-c.clock.Since(counted))+c.share(p.UID)) || !c.gate.caughtUp() {
+	if !look.due(max(wait-time.Since(reported.since), rest-c.clock.Since(counted))+c.writeDelay(p.UID)) || !c.gate.caughtUp() {
 		return nil
 	}
 	return c.count(ctx, p, reported)

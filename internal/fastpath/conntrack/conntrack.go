@@ -32,7 +32,7 @@ import (
 	"slipstream.dev/internal/fastpath/datapath"
 )
 
-// Fastpath is what Entries needs of the fast path of a node.
+// Fastpath is the part of a node's fast path that Entries uses.
 type Fastpath interface {
 	// DropForged attaches drop_forged, if the kernel supports it.
 	DropForged()
@@ -102,7 +102,7 @@ func (e *Entries) Handle(event datapath.Event) error {
 		return e.update(flow, reopen)
 	case datapath.EventAcked:
 		// The packet that set the flag also shortened the timeout, and conntrack may not see another one.
-		return errors.Join(acked(flow), e.update(flow, RestoreTimeout))
+		return errors.Join(clearUnacknowledged(flow), e.update(flow, RestoreTimeout))
 	case datapath.EventReset:
 		return reset(flow)
 	}

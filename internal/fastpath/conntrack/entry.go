@@ -35,7 +35,7 @@ const (
 	// IP_CT_TCP_FLAG_* of nf_conntrack_tcp.h: window scaling, SACK permitted, close initiated, liberal
 	// (the window is not checked), unacknowledged data, and a known highest acknowledgement, against
 	// which conntrack checks RSTs.
-	tcpScaled, tcpSelective, tcpCloseInit, tcpLiberal, tcpUnacknowledged, tcpMaxAck = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
+	tcpWindowScale, tcpSACKPermitted, tcpCloseInit, tcpLiberal, tcpUnacknowledged, tcpMaxAck = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 )
 
 // tcpStates maps the states of enum tcp_conntrack to the names that the sysctls of their timeouts use.
@@ -44,7 +44,7 @@ var tcpStates = [...]string{
 	tcpClose: "close", 9: "syn_sent", // SYN_SENT2 has the timeout of SYN_SENT
 }
 
-// Progress is what packets change in an entry. State and Flags are zero unless the connection is TCP.
+// Progress holds the fields of an entry that packets change. State and Flags are zero unless the connection is TCP.
 type Progress struct {
 	State uint8
 	// Flags are those of the original and of the reply direction.
@@ -113,8 +113,9 @@ func SetTimeout(f datapath.Flow, seconds uint32) error { return change(f, timeou
 // liberal stops conntrack from checking the window of a connection.
 func liberal(f datapath.Flow) error { return SetFlags(f, tcpLiberal, tcpLiberal) }
 
-// acked clears the flag of unacknowledged data. Conntrack cannot do so, because the acknowledgements took the fast path.
-func acked(f datapath.Flow) error {
+// clearUnacknowledged clears the flag of unacknowledged data. Conntrack cannot do so, because the acknowledgements took the
+// fast path.
+func clearUnacknowledged(f datapath.Flow) error {
 	is, err := Find(f)
 	if err != nil || is == nil || !is.accelerated() {
 		return err

@@ -45,7 +45,7 @@ func TestEntryLeftLiberal(t *testing.T) {
 	between := func(e *Entry, client, server netip.AddrPort) {
 		e.original.from, e.original.to, e.reply.from, e.reply.to = client, server, server, client
 	}
-	const liberal = tcpScaled | tcpLiberal | tcpMaxAck
+	const liberal = tcpWindowScale | tcpLiberal | tcpMaxAck
 	client := datapath.Recovery{Flow: datapath.Flow{Pod: pod, Peer: service, Protocol: 6}, WirePeer: backend, Link: 7, PodScale: 7, PeerScale: 9}
 	for _, tt := range []struct {
 		name   string
@@ -72,7 +72,7 @@ func TestEntryLeftLiberal(t *testing.T) {
 		{"half-closed", func(e *Entry) { e.State = 4 }, datapath.Recovery{}},
 		{"closed after a FIN", func(e *Entry) { e.State, e.Flags[0] = tcpClose, e.Flags[0]|tcpCloseInit }, datapath.Recovery{}},
 		{"strict in a direction", func(e *Entry) { e.Flags[1] &^= tcpLiberal }, datapath.Recovery{}},
-		{"picked up in mid-stream", func(e *Entry) { e.Flags[0] &^= tcpScaled }, datapath.Recovery{}},
+		{"picked up in mid-stream", func(e *Entry) { e.Flags[0] &^= tcpWindowScale }, datapath.Recovery{}},
 		{"in a flow table of the kernel", func(e *Entry) { e.status = 1 << 14 }, datapath.Recovery{}},
 	} {
 		e := &Entry{Progress: Progress{State: tcpEstablished, Flags: [2]uint8{liberal, liberal}}, scale: [2]uint8{7, 9}}

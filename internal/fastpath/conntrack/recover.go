@@ -85,8 +85,8 @@ func readTimeouts() (t timeouts, err error) {
 	return t, nil
 }
 
-// idle returns for how long conntrack has seen no packet of a connection. It assumes that the remaining timeout started at the
-// shortest timeout that is not below it.
+// idle returns for how long conntrack has seen no packet of a connection. It assumes that the timeout started at the smallest
+// of timeouts that is not below the remaining one.
 func (t *Entry) idle(timeouts timeouts) time.Duration {
 	all := []uint32{timeouts.close, timeouts.unacknowledged, timeouts.retransmitted, timeouts.established}
 	slices.Sort(all)
@@ -98,11 +98,11 @@ func (t *Entry) idle(timeouts timeouts) time.Duration {
 	return 0
 }
 
-// leftLiberal reports whether an agent has left an entry liberal whose connection may be open: conntrack saw no FIN. It
+// leftLiberal reports whether an agent left an entry liberal and its connection may still be open: conntrack saw no FIN. It
 // excludes entries that the kernel made liberal: those of connections picked up in mid-stream, which have no window scales, and
 // those in a flowtable.
 func (t *Entry) leftLiberal() bool {
-	const flags = tcpScaled | tcpLiberal
+	const flags = tcpWindowScale | tcpLiberal
 	return t.ours() && t.Flags[0]&t.Flags[1]&flags == flags && (t.Flags[0]|t.Flags[1])&tcpCloseInit == 0 &&
 		(t.State == tcpEstablished || t.State == tcpClose)
 }
@@ -138,7 +138,7 @@ func (e *Entries) FindLiberal() error {
 		e.recovering[r.Flow] = &recovery{Recovery: r}
 		e.fastpath.Attach(r.Link)
 	}
-	e.log.Info("an agent has left conntrack entries liberal; they are recovered", "connections", len(all))
+	e.log.Info("a killed agent left conntrack entries liberal; recovering them", "connections", len(all))
 	return nil
 }
 

@@ -44,8 +44,8 @@ func newResyncer() (r *resyncer, err error) {
 	if r.four, err = open(unix.AF_INET); err != nil {
 		return r, err
 	}
-	// drop_resync drops the packets before they reach a device, but the kernel looks up a route first. Bound to lo it finds one
-	// even for the address of a Service.
+	// drop_resync drops the packets before they reach a device, but the kernel looks up a route first. On a socket bound to lo,
+	// it finds one for every address, even that of a Service.
 	if err := unix.BindToDevice(r.four, "lo"); err != nil {
 		return r, os.NewSyscallError("setsockopt", err)
 	}
@@ -204,7 +204,7 @@ func (r *resyncer) checkWindow(f datapath.Flow, before *Entry, n datapath.Sequen
 		return fmt.Errorf("resynchronise conntrack with %s to %s: %w", f.Pod, f.Peer, errNotAccepted)
 	}
 	var flags byte
-	if before.Flags[0]&before.Flags[1]&tcpScaled == 0 {
+	if before.Flags[0]&before.Flags[1]&tcpWindowScale == 0 {
 		// Conntrack picked the connection up in mid-stream. It does not know the window scales, and made the entry liberal from
 		// the start.
 		flags = tcpLiberal
@@ -298,8 +298,8 @@ func (t *Entry) missed(idle time.Duration) (bool, error) {
 	return t.Timeout <= timeout && time.Duration(timeout-t.Timeout)*time.Second < idle-time.Second, nil
 }
 
-// handshake sends conntrack a handshake of the connection with entry t, after which it has the sequence numbers and windows of
-// n.
+// handshake sends a handshake of the connection with entry t for conntrack to see. The entry then has the sequence numbers and
+// windows of n.
 func (r *resyncer) handshake(f datapath.Flow, t *Entry, n datapath.Sequence) error {
 	original, reply := n.Pod, n.Peer
 	if t.original.from != f.Pod {

@@ -11,16 +11,16 @@ import (
 
 // TCP flags (RFC 9293, section 3.1) and options (section 3.2; RFC 2018 and RFC 7323).
 const (
-	synFlag, ackFlag                               = 0x02, 0x10
-	noOption, scaleOption, selectivePermitted byte = 1, 3, 4
+	synFlag, ackFlag                          = 0x02, 0x10
+	noOption, scaleOption, sackPermitted byte = 1, 3, 4
 )
 
 // options returns the SYN options that conntrack reads, given the flags and window scale of an entry.
 func options(flags, scale uint8) (b []byte) {
-	if flags&tcpSelective != 0 {
-		b = append(b, noOption, noOption, selectivePermitted, 2)
+	if flags&tcpSACKPermitted != 0 {
+		b = append(b, noOption, noOption, sackPermitted, 2)
 	}
-	if flags&tcpScaled != 0 {
+	if flags&tcpWindowScale != 0 {
 		b = append(b, noOption, scaleOption, 3, scale)
 	}
 	return b

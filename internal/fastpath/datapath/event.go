@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// EventKind is what an event requests of the agent.
+// EventKind tells what an event asks the agent to do.
 type EventKind uint32
 
 const (

@@ -461,8 +461,8 @@ func (p *Programs) InvalidateSequences() error {
 	return nil
 }
 
-// Room returns the size of the flow table, in flows.
-func (p *Programs) Room() int { return int(p.objects.Flows.MaxEntries()) }
+// Capacity returns the size of the flow table, in flows.
+func (p *Programs) Capacity() int { return int(p.objects.Flows.MaxEntries()) }
 
 // Known reports whether a connection has a flow.
 func (p *Programs) Known(flow Flow) (bool, error) {

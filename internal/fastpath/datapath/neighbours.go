@@ -34,8 +34,8 @@ func (f *NeighbourFilter) Attach(fd int) error {
 	return nil
 }
 
-// Room returns the number of addresses for which the filter has room.
-func (f *NeighbourFilter) Room() int { return int(f.objects.Subscribed.MaxEntries()) }
+// Capacity returns the number of addresses that the filter can hold.
+func (f *NeighbourFilter) Capacity() int { return int(f.objects.Subscribed.MaxEntries()) }
 
 // Subscribe lets notifications about a MAC address pass from now on.
 func (f *NeighbourFilter) Subscribe(mac [6]byte) error {

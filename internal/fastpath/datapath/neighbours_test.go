@@ -61,7 +61,7 @@ func TestNeighbourFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("unsubscribed MAC", false, message(unix.RTM_NEWNEIGH, unix.AF_BRIDGE, address(heard), master))
-	for i := range n.Room() {
+	for i := range n.Capacity() {
 		if err := n.Subscribe([6]byte{4, 0, byte(i >> 16), byte(i >> 8), byte(i)}); err != nil {
 			t.Fatalf("no room for address %d: %v", i, err)
 		}

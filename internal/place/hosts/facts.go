@@ -33,8 +33,8 @@ type facts struct {
 	computer string
 	// lacks are missing programs that the scripts need.
 	lacks []string
-	// limits are the user's hard limits, by the option of ulimit, in its units, and those of the control groups that the user is in, by
-	// the name of their file: the lowest of each.
+	// limits are hard limits, the lowest of each that applies to the user: those of ulimit, by its option and in its units, and
+	// those of control groups, by the name of their file.
 	limits map[string]int64
 	// journal means that there is a journal: others change settings there, or have done so.
 	journal bool

@@ -81,8 +81,8 @@ type host struct {
 	spec spec.Host
 	all  *Hosts
 	link link
-	// telling has ssh print more than errors.
-	telling bool
+	// verbose makes ssh print more than errors.
+	verbose bool
 	// configured is the user's ssh configuration for the host, once it is known.
 	configured map[string]string
 

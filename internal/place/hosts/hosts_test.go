@@ -309,7 +309,7 @@ func TestUp(t *testing.T) {
 		},
 		{
 			name: "an expired password", user: "user", node: nodeOptions{pam: pam, before: "printf 'root:*:19000::::::\\nuser:*:0:0:99999:7:::\\n' >/etc/shadow"},
-			want: " runs nothing for the user before the password there is changed: ",
+			want: " runs nothing until the user's password there is changed: ",
 		},
 		{
 			name: "a jump host that forwards nothing", user: "root", node: nodeOptions{config: "AllowTcpForwarding no\n"},

@@ -92,9 +92,9 @@ func factsScript(mark string, root bool) string {
 // copyTime limits how long a copy may take. Only a silently broken connection reaches it.
 const copyTime = 30 * time.Minute
 
-// launch returns the script that reads a program from the standard input and becomes it. The program's file
-// loses its name before it has its first byte, so that nothing is left of it, however the script ends. timeout does not get the file: that of
-// busybox leaves a process behind for a second, and no program runs from a file that is open for writing.
+// launch returns the script that reads a program from standard input and becomes it. The program's file is unlinked before its
+// first byte is written, so that nothing is left of it, however the script ends. timeout does not inherit the open file:
+// busybox's leaves a process behind for a second, and a file that is open for writing cannot be executed.
 func launch(mark, folder string, b build.Build, arguments string) string {
 	return strings.NewReplacer("MARK", mark, "FOLDER", folder, "SIZE", fmt.Sprint(b.Size), "SUM", b.Sum, "TIME", fmt.Sprint(int(copyTime.Seconds())), "ARGUMENTS", arguments, "FIRSTSUM", build.SumCommand).
 		Replace(`umask 077; f=$(mktemp "FOLDER/slipstream.XXXXXXXX") || exit 1;

@@ -57,14 +57,14 @@ func (s *session) within(ctx context.Context, limit time.Duration, hint string) 
 // request is a command line for a host, and the beginning of its standard input.
 type request struct{ command, input string }
 
-// busyWaits are the pauses after which a host is tried again whose SSH server, or one on the way, has hung up before it said who it is. A
-// server does so that has many logins in progress (MaxStartups of sshd_config).
+// busyWaits are the pauses before further attempts if the host's SSH server, or one on the way, hung up before it identified
+// itself. A server does that while many logins are in progress (MaxStartups of sshd_config).
 var busyWaits = []time.Duration{time.Second, 3 * time.Second}
 
 // open runs on the host what request returns for a mark, and returns once that reports "begin".
 func (h *host) open(ctx context.Context, request func(mark string) request) (*session, error) {
 	for _, wait := range busyWaits {
-		s, err := h.tell(ctx, request)
+		s, err := h.attemptVerbosely(ctx, request)
 		if !errors.As(err, new(hungUpError)) {
 			return s, err
 		}
@@ -76,18 +76,18 @@ func (h *host) open(ctx context.Context, request func(mark string) request) (*se
 			return nil, err
 		}
 	}
-	return h.tell(ctx, request)
+	return h.attemptVerbosely(ctx, request)
 }
 
-// tell makes an attempt, and if that fails for no reason that ssh has told, another one by an ssh that tells more: one that shares no
-// connection shows what its proxy command prints, and one that is less quiet what the server says before it hangs up.
-func (h *host) tell(ctx context.Context, request func(mark string) request) (*session, error) {
+// attemptVerbosely makes an attempt. If that fails and ssh gave no reason, it makes another one without a shared connection,
+// which shows what the proxy command prints, and with a higher log level, which shows what the server says before it hangs up.
+func (h *host) attemptVerbosely(ctx context.Context, request func(mark string) request) (*session, error) {
 	s, err := h.attempt(ctx, request)
 	if !errors.As(err, new(untoldError)) {
 		return s, err
 	}
-	telling := &host{name: h.name, spec: h.spec, all: h.all, configured: h.configured, link: link{made: true, asked: true}, telling: true}
-	return telling.attempt(ctx, request)
+	verbose := &host{name: h.name, spec: h.spec, all: h.all, configured: h.configured, link: link{made: true, asked: true}, verbose: true}
+	return verbose.attempt(ctx, request)
 }
 
 // attempt is open for one connection. It waits while too many others are being made.
@@ -230,7 +230,7 @@ func (s *session) silent(ctx context.Context) error {
 	case exit == sshFailed && s.begun.Load(), exit < 0 && ended:
 		return s.broken()
 	case exit > 0 && expired.MatchString(s.said()):
-		return refusedError{fmt.Errorf("host %s runs nothing for the user before the password there is changed%s Log in once with %s and change it", s.at.name, s.said(), s.at.byHand())}
+		return refusedError{fmt.Errorf("host %s runs nothing until the user's password there is changed%s Log in once with %s and change it", s.at.name, s.said(), s.at.byHand())}
 	case exit > 0 && printed == "" && s.said() != "":
 		return notRunError{fmt.Errorf("host %s does not run the command that it is sent%s%s. A worker needs a login that runs commands", s.at.name, code, s.said())}
 	}

@@ -63,7 +63,7 @@ type link struct {
 func (h *host) arguments(ask bool) []string {
 	var all []string
 	set := func(key, value string) { all = append(all, "-o", key+"="+value) }
-	if h.telling { // the first value counts
+	if h.verbose { // the first value counts
 		set("LogLevel", "INFO")
 	}
 	for _, rule := range rules {
@@ -306,13 +306,13 @@ func (h *host) unreachable(said string) error {
 	case noSessions.MatchString(said):
 		hint = ". Its server lets the user log in and run nothing (MaxSessions 0 of sshd_config)"
 	case said == "" || closed.MatchString(said):
-		hint = ". Its server's log says why (journalctl -u ssh there): for example LoginGraceTime, MaxStartups, ChrootDirectory, or a ban as by fail2ban"
+		hint = ". Its server's log says why (journalctl -u ssh there): for example LoginGraceTime, MaxStartups, ChrootDirectory, or a ban, for example by fail2ban"
 	}
 	err := fmt.Errorf("connect to host %s%s%s", h.name, cmp.Or(oneLine(said), ": the server closed the connection before ssh was logged in"), hint)
 	switch {
-	case h.telling && !forwards && hungUp.MatchString(said):
+	case h.verbose && !forwards && hungUp.MatchString(said):
 		return hungUpError{err}
-	case !h.telling && (said == "" || noAnswer.MatchString(said)):
+	case !h.verbose && (said == "" || noAnswer.MatchString(said)):
 		return untoldError{err}
 	}
 	return err
@@ -369,7 +369,7 @@ type untoldError struct{ error }
 // hungUpError means that the server, or one on the way, has hung up before it said who it is.
 type hungUpError struct{ error }
 
-// notForwarded is what an ssh prints that cannot make a connection through the machine to which it is connected.
+// notForwarded is part of what ssh prints if it cannot connect through the machine on the way.
 const notForwarded = "stdio forwarding failed"
 
 // refusedSession is part of what ssh prints if a server allows no more sessions in a connection. ssh then makes another
@@ -398,6 +398,6 @@ func newFolder() (dir string, err error) {
 	return "", err
 }
 
-// longestFolder is the length of the longest name of a folder for control sockets. BSD and macOS permit 103 bytes for the name of a
-// socket, and ssh adds a dot and 16 characters while it makes one, whose own name has nine.
+// longestFolder is the maximum length of the path of a folder for control sockets. BSD and macOS permit 103 bytes for the path
+// of a socket: nine are for the socket's name, and 17 for the suffix that ssh adds while it makes the socket.
 const longestFolder = 103 - 9 - 17

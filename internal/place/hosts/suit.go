@@ -29,8 +29,8 @@ const (
 	leastFiles     = 256
 )
 
-// What three workers, as many as a run with one pair has on a host, need at least while no traffic flows: in memory beside the copy of the
-// program, which most folders keep in memory too, and in threads.
+// The minimum for three workers, as many as a run with one pair has on a host, while no traffic flows: memory in addition to
+// the copy of the program, which most folders keep in memory too, and threads.
 const (
 	leastMemory = 48 << 20
 	leastTasks  = 60

@@ -15,9 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// rehearsal are the options with which the API server checks an object as it would for a run, admission included, and does not
-// store it.
-var rehearsal = metav1.CreateOptions{FieldManager: manager, DryRun: []string{metav1.DryRunAll}}
+// dryRun makes the API server check an object as it would for a run, admission included, without storing it.
+var dryRun = metav1.CreateOptions{FieldManager: manager, DryRun: []string{metav1.DryRunAll}}
 
 // existing is the namespace in which a dry run asks about pods, if the run would create namespaces of its own.
 const existing = metav1.NamespaceDefault
@@ -51,15 +50,15 @@ func (p *Pods) prepare(ctx context.Context, all, asked []*corev1.Pod) (notes []s
 			notes = append(notes, note)
 		}
 	}
-	changes, err := p.rehearse(ctx, asked)
+	changes, err := p.dryRunPods(ctx, asked)
 	return append(notes, changes...), err
 }
 
-// rehearse asks the API server about pods before any of them is created. The error says why it rejects one, and notes say what it
+// dryRunPods asks the API server about pods before any of them is created. The error says why it rejects one, and notes say what it
 // would change in them.
-func (p *Pods) rehearse(ctx context.Context, pods []*corev1.Pod) (notes []string, err error) {
+func (p *Pods) dryRunPods(ctx context.Context, pods []*corev1.Pod) (notes []string, err error) {
 	for _, pod := range oneOfEach(pods) {
-		got, err := p.create(ctx, pod, rehearsal)
+		got, err := p.create(ctx, pod, dryRun)
 		switch {
 		case err == nil:
 			notes = append(notes, altered(pod, got)...)
@@ -78,7 +77,7 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	control, traffic := p.makePods()
 	if !p.inNamedNamespace {
 		for _, n := range p.namespaceObjects() {
-			if err := p.createNamespace(ctx, n, rehearsal); err != nil && !deniedByRBAC(err) {
+			if err := p.createNamespace(ctx, n, dryRun); err != nil && !deniedByRBAC(err) {
 				lacks = append(lacks, err.Error())
 			}
 		}
@@ -95,7 +94,7 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	}
 	notes = append(notes, note, p.meshed(ctx), p.copyNote(len(control)+len(traffic)))
 	for i, pods := range [][]*corev1.Pod{control, traffic} {
-		changes, err := p.rehearseIn(ctx, pods)
+		changes, err := p.dryRunIn(ctx, pods)
 		notes = append(notes, changes...)
 		switch {
 		case err == nil:
@@ -108,11 +107,11 @@ func (p *Pods) admits(ctx context.Context) (lacks, notes []string) {
 	return lacks, notes
 }
 
-// rehearseIn rehearses pods in the namespace that the user named, or else in one that exists. It leaves out rejections that are
+// dryRunIn asks about pods in the namespace that the user named, or else in one that exists. It leaves out rejections that are
 // due to that existing namespace.
-func (p *Pods) rehearseIn(ctx context.Context, pods []*corev1.Pod) (notes []string, err error) {
+func (p *Pods) dryRunIn(ctx context.Context, pods []*corev1.Pod) (notes []string, err error) {
 	if p.inNamedNamespace {
-		notes, err = p.rehearse(ctx, pods)
+		notes, err = p.dryRunPods(ctx, pods)
 	} else {
 		var elsewhere []*corev1.Pod
 		for _, pod := range oneOfEach(pods) {
@@ -120,7 +119,7 @@ func (p *Pods) rehearseIn(ctx context.Context, pods []*corev1.Pod) (notes []stri
 			pod.Namespace = existing
 			elsewhere = append(elsewhere, pod)
 		}
-		if _, err = p.rehearse(ctx, elsewhere); err != nil && ofNamespace(err) {
+		if _, err = p.dryRunPods(ctx, elsewhere); err != nil && ofNamespace(err) {
 			err = nil
 		}
 		if err != nil {
@@ -152,7 +151,7 @@ func ofNamespace(err error) bool {
 
 var aboutDefault = regexp.MustCompile(`(?i)\bdefault\W{0,2} namespace\b|\bnamespace \W{0,2}default\W{0,2} is not allowed`)
 
-// altered says what admission has changed in a pod that matters to what is measured.
+// altered returns notes about what admission has changed in a pod, if it affects what is measured.
 func altered(pod, got *corev1.Pod) (notes []string) {
 	was := pod.Spec.Containers[0]
 	var added []string
@@ -169,11 +168,11 @@ func altered(pod, got *corev1.Pod) (notes []string) {
 			notes = append(notes, fmt.Sprintf("a webhook replaces the image of pod %s/%s by %s", pod.Namespace, pod.Name, c.Image))
 		}
 		if c.ImagePullPolicy == corev1.PullAlways && was.ImagePullPolicy == corev1.PullIfNotPresent {
-			notes = append(notes, fmt.Sprintf("admission has every node pull the image of pod %s/%s, also where it is present (AlwaysPullImages)", pod.Namespace, pod.Name))
+			notes = append(notes, fmt.Sprintf("admission makes every node pull the image of pod %s/%s, even if the node has it (AlwaysPullImages)", pod.Namespace, pod.Name))
 		}
 	}
 	if len(got.Spec.SchedulingGates) > 0 {
-		notes = append(notes, fmt.Sprintf("a webhook holds pod %s/%s back by %s, until its controller removes that, such as Kueue: if it does not within %s, the run ends. Ask who maintains it to exempt pods with the label %s=%s",
+		notes = append(notes, fmt.Sprintf("a webhook holds pod %s/%s back by %s, until its controller removes that, such as Kueue: if it does not within %s, the run ends. Ask whoever maintains it to exempt pods with the label %s=%s",
 			pod.Namespace, pod.Name, gates(got), upTime, labelName, appName))
 	}
 	for _, c := range got.Spec.InitContainers {
@@ -194,7 +193,7 @@ func (p *Pods) barred(ctx context.Context, pod, got *corev1.Pod) error {
 	was := pod.Spec.Containers[0]
 	for _, c := range got.Spec.Containers {
 		if c.Name == was.Name && c.Image == was.Image && was.ImagePullPolicy == corev1.PullNever && c.ImagePullPolicy != corev1.PullNever {
-			return fmt.Errorf("admission has every node pull the images of its pods (AlwaysPullImages), and no registry has %s: push it to your registry (slipstream image push REGISTRY/NAME) and name it with --image", was.Image)
+			return fmt.Errorf("admission makes every node pull the images of its pods (AlwaysPullImages), and no registry has %s: push it to your registry (slipstream image push REGISTRY/NAME) and name it with --image", was.Image)
 		}
 	}
 	selector := labels.SelectorFromSet(got.Spec.NodeSelector)
@@ -264,7 +263,7 @@ func (e *rejectedError) remedy() string {
 		if e.pod.Namespace == existing || strings.Contains(e.pod.Namespace, e.pod.Labels[labelRun]) {
 			namespace = "namespaces with the label " + labelName + "=" + appName // those of a run have a new name each time
 		}
-		remedy := "this is a policy of the cluster: ask who maintains it to exempt " + namespace
+		remedy := "this is a policy of the cluster: ask whoever maintains it to exempt " + namespace
 		if says("image", "digest", "registr", "tag") {
 			remedy += ", or name an image that it admits with " + remediesFor(e.pod).flag + ", such as one with its digest (…@sha256:…)"
 		}

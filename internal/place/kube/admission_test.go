@@ -52,8 +52,8 @@ func TestAdmission(t *testing.T) {
 		"quota exceeded":    {"mine", rejects("exceeded quota: q, requested: limits.cpu=1", any1), nil, "free some of the quota", ""},
 		"range":             {"mine", rejects("maximum cpu usage per Container is 500m, but limit is 1", any1), nil, "what the namespace's LimitRange admits", ""},
 		"digests":           {"", rejects(webhook+"image tags are not allowed, use a digest", any1), nil, "(…@sha256:…) (asked in namespace default", ""},
-		"host network":      {"", rejects(webhook+"sharing the host's namespaces", inHostNet), nil, "ask who maintains it to exempt namespaces with the label app.kubernetes.io/name=slipstream, or leave out accelerators and the native path", ""},
-		"policy of one":     {"mine", rejects(webhook+"sharing the host's namespaces", inHostNet), nil, "ask who maintains it to exempt namespace mine, or leave out", ""},
+		"host network":      {"", rejects(webhook+"sharing the host's namespaces", inHostNet), nil, "ask whoever maintains it to exempt namespaces with the label app.kubernetes.io/name=slipstream, or leave out accelerators and the native path", ""},
+		"policy of one":     {"mine", rejects(webhook+"sharing the host's namespaces", inHostNet), nil, "ask whoever maintains it to exempt namespace mine, or leave out", ""},
 		"against default":   {"", rejects(webhook+"Using 'default' namespace is not allowed.", any1), nil, "", ""},
 		"only of default":   {"", rejects("exceeded quota: q", any1), nil, "", ""},
 		"another's answer":  {"", rejects(`User "jane" cannot create resource "pods" in API group "" in the namespace "default"`, any1), nil, "", ""},
@@ -81,7 +81,7 @@ func TestAdmission(t *testing.T) {
 		}, nil, "", ""},
 		"nodes of default":             {"", func(p *corev1.Pod) error { p.Spec.NodeSelector = map[string]string{"pool": "batch"}; return nil }, nil, "", ""},
 		"images pulled always":         {"mine", pullsAlways, func(c *Config) { c.Spec.Image = "" }, "no registry has slipstream.dev/slipstream:v1: push it to your registry", ""},
-		"images pulled always, a name": {"mine", pullsAlways, nil, "", "admission has every node pull the image of pod"},
+		"images pulled always, a name": {"mine", pullsAlways, nil, "", "admission makes every node pull the image of pod"},
 		"OpenShift":                    {"mine", rejects("unable to validate against any security context constraint: [provider \"privileged\": Forbidden: not usable by user or serviceaccount]", inHostNet), nil, "(oc adm policy add-scc-to-user privileged USER), or leave out accelerators", ""},
 		"Autopilot":                    {"mine", rejects(`admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the request: GKE Warden rejected the request because it violates one or more constraints`, inHostNet), nil, "GKE Autopilot admits no such pods: leave out accelerators and the native path (unprivileged: true)", ""},
 		"OpenShift, no privileges": {"mine", rejects("unable to validate against any security context constraint: [provider restricted-v2: .containers[0].runAsUser: Invalid value: 65532: must be in the ranges: [1000680000, 1000689999]]", any1),
@@ -118,7 +118,7 @@ func TestAdmission(t *testing.T) {
 			}
 			created := 0
 			api.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-				if !rehearsed(action) {
+				if !isDryRun(action) {
 					created++
 				}
 				return false, nil, nil

@@ -28,11 +28,11 @@ const endpointPort = 10000
 // requestsAtOnce bounds how many slices are created or deleted at the same time.
 const requestsAtOnce = 16
 
-// endpointTime bounds what one of thousands of endpoints adds to the time in which rules are loaded, or objects removed.
-// 16,000 took two minutes from the first to an answer by kube-proxy's iptables-nft, with two nodes on two busy CPUs.
+// endpointTime limits what each of thousands of endpoints adds to the time for loading rules, or for removing objects. With
+// 16,000 endpoints and kube-proxy's iptables-nft, two nodes on two busy CPUs took two minutes from the first to an answer.
 const endpointTime = 20 * time.Millisecond
 
-// endpointsTime bounds that of all endpoints of the run.
+// endpointsTime is endpointTime for all endpoints of the run.
 func (p *Pods) endpointsTime() time.Duration {
 	total := 0
 	for _, n := range p.config.Backends {

@@ -97,7 +97,7 @@ func noKubeconfig(files []string) error {
 		why = fmt.Sprintf(", as %s names %s, which does not exist", clientcmd.RecommendedConfigPathEnvVar, strings.Join(absent, ", "))
 		remedy = "correct it, or name one with --kubeconfig"
 	case user != "" && user != "root":
-		remedy += "; by sudo it is that of root which counts, and a run in a cluster needs no root here: leave out sudo"
+		remedy += "; under sudo, root's kubeconfig is the default, and a run in a cluster needs no root here: leave out sudo"
 	}
 	return fmt.Errorf("no kubeconfig found%s: %s", why, remedy)
 }
@@ -209,7 +209,7 @@ func (c *Cluster) nodeRole(ctx context.Context) string {
 			subject = "--serviceaccount=" + account
 		}
 	}
-	return "no role in a namespace lets you read nodes, and a ClusterRole does, which an administrator creates once: " +
+	return "no role in a namespace lets you read nodes; an administrator has to create a ClusterRole once: " +
 		"kubectl create clusterrole slipstream-nodes --verb=get,list --resource=nodes; " +
 		"kubectl create clusterrolebinding slipstream-nodes --clusterrole=slipstream-nodes " + subject +
 		" (get alone suffices for nodes that --client-node and --server-node name)"
@@ -266,7 +266,7 @@ func explain(err error) error {
 	case pluginOf(err) != "":
 		// The request was not sent. What the plug-in printed is on the terminal already.
 		if noCredentials.MatchString(err.Error()) {
-			return fmt.Errorf("%s of your kubeconfig printed no credentials, or more than those (run it by hand: on its standard output may only be one JSON object): update it, or use another --kubeconfig or --context: %w", pluginOf(err), err)
+			return fmt.Errorf("%s of your kubeconfig printed no credentials, or other text too (run it by hand: its standard output must be a single JSON object): update it, or use another --kubeconfig or --context: %w", pluginOf(err), err)
 		}
 		return fmt.Errorf("%s of your kubeconfig failed: log in with it again, or use another --kubeconfig or --context: %w", pluginOf(err), err)
 	case strings.Contains(err.Error(), "failed calling webhook"):
@@ -300,7 +300,7 @@ func notAnswered(err error) string {
 	case errors.As(err, new(*tls.CertificateVerificationError)):
 		return "the certificate of the API server is not one that your kubeconfig accepts: is it that of another cluster, or of a proxy on the way?"
 	case errors.As(err, new(tls.RecordHeaderError)), errors.Is(err, http.ErrSchemeMismatch):
-		return "the server of your kubeconfig does not speak TLS: is the port that of another program?"
+		return "the server of your kubeconfig does not speak TLS: does the port belong to another program?"
 	case noSerializer.MatchString(err.Error()):
 		return fmt.Sprintf("no API server answers, but something that sends %s, such as the login page of a proxy: log in there, or correct the server of your kubeconfig", noSerializer.FindStringSubmatch(err.Error())[1])
 	case errors.As(err, new(*url.Error)):

@@ -111,8 +111,8 @@ func TestExplain(t *testing.T) {
 	for name, tt := range map[string]struct{ server, user, want string }{
 		"plug-in that fails":        {refusing.URL, plugin("/bin/false"), "the credential plug-in /bin/false of your kubeconfig failed: log in with it again"},
 		"plug-in that is absent":    {refusing.URL, plugin("no-such-plugin"), "the credential plug-in no-such-plugin of your kubeconfig failed"},
-		"plug-in that says nothing": {refusing.URL, plugin("/bin/true"), "the credential plug-in of your kubeconfig printed no credentials, or more than those"},
-		"plug-in that says more":    {refusing.URL, plugin("/bin/echo, args: [Logging in]"), "the credential plug-in of your kubeconfig printed no credentials, or more than those (run it by hand"},
+		"plug-in that says nothing": {refusing.URL, plugin("/bin/true"), "the credential plug-in of your kubeconfig printed no credentials, or other text too"},
+		"plug-in that says more":    {refusing.URL, plugin("/bin/echo, args: [Logging in]"), "the credential plug-in of your kubeconfig printed no credentials, or other text too (run it by hand"},
 		"refused":                   {refusing.URL, "{token: x}", "the API server does not accept your credentials"},
 		"gone":                      {gone.URL, "{token: x}", "the API server does not answer"},
 		"login page":                {page, "{token: x}", "no API server answers, but something that sends text/html, such as the login page of a proxy"},
@@ -206,7 +206,7 @@ func TestKubeconfigVariable(t *testing.T) {
 	for name, tt := range map[string]struct{ files, sudo, want string }{
 		"two files":           {files: "/nowhere/config:" + good},
 		"a file that is gone": {files: "/nowhere/config", want: "no kubeconfig found, as KUBECONFIG names /nowhere/config, which does not exist: correct it, or name one with --kubeconfig"},
-		"sudo":                {files: empty, sudo: "jane", want: "no kubeconfig found: name one with --kubeconfig, or set KUBECONFIG; by sudo it is that of root which counts, and a run in a cluster needs no root here: leave out sudo"},
+		"sudo":                {files: empty, sudo: "jane", want: "no kubeconfig found: name one with --kubeconfig, or set KUBECONFIG; under sudo, root's kubeconfig is the default, and a run in a cluster needs no root here: leave out sudo"},
 	} {
 		t.Setenv("KUBECONFIG", tt.files)
 		t.Setenv("SUDO_USER", tt.sudo)

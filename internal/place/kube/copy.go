@@ -23,8 +23,8 @@ import (
 
 // A pod whose image lacks this program gets a copy of it by exec, and its first process then becomes that copy.
 
-// DefaultBase is the image of pods where none is named and the nodes have none that has this program. Its name is complete, because some
-// container runtimes refuse a short one.
+// DefaultBase is the base image if none is named and no image with this program is on the nodes. Its name is fully qualified,
+// because some container runtimes refuse a short one.
 const DefaultBase = "docker.io/library/busybox:1.37"
 
 // ChooseBase returns the base image of a run's pods on some nodes: the one that the experiment names, or the default if there is no

@@ -73,7 +73,7 @@ func TestOddExec(t *testing.T) {
 		closed    = "a/client-0 cannot reach service 198.51.100.1:7466, nor the pod behind it at 198.51.100.7:7466: does a network policy keep them apart"
 		tls       = "the API server and the kubelet of node a do not agree on the kubelet's certificate, for kubectl exec and kubectl logs neither: does its request wait for approval"
 		expired   = "the certificate of the kubelet of node a has expired or is not valid yet, by the API server's clock, so kubectl exec and kubectl logs fail too: renew it, or correct the clock of the node or of the API server"
-		backend   = "the API server does not reach the kubelet of node a, for kubectl exec and kubectl logs neither: let it through to the kubelet's port, 10250, or repair its tunnel"
+		backend   = "the API server does not reach the kubelet of node a, so kubectl exec and kubectl logs fail too: let it through to the kubelet's port, 10250, or repair its tunnel"
 	)
 	to := func(address string) func([]string) int {
 		return func(command []string) int {

@@ -197,7 +197,7 @@ func (c *Cluster) accelerated(ctx context.Context, config Config, nodes []string
 		return []string{text + ": what is measured includes that"}, nil
 	}
 	return nil, fmt.Errorf("%s: every variant would be measured with that, the baseline too. Name other nodes (--client-node, --server-node, --selector), "+
-		"take these out of the policy by the labels of its nodeSelector (kubectl label node NODE KEY-), or delete the policy for the time of the run (kubectl delete accelerationpolicy NAME)", text)
+		"remove the labels of the policy's nodeSelector from these (kubectl label node NODE KEY-), or delete the policy for the duration of the run (kubectl delete accelerationpolicy NAME)", text)
 }
 
 // policiesOn returns the policies of which an agent has applied settings on a node.

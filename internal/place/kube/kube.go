@@ -337,7 +337,7 @@ func (p *Pods) createNamespace(ctx context.Context, n *corev1.Namespace, options
 	case err == nil:
 		return nil
 	case denied(err):
-		return fmt.Errorf("create namespace %s: %w: a policy of the cluster forbids it: name an existing namespace with -n, or ask who maintains the policy to exempt namespaces with the label %s=%s", n.Name, err, labelName, appName)
+		return fmt.Errorf("create namespace %s: %w: a policy of the cluster forbids it: name an existing namespace with -n, or ask whoever maintains the policy to exempt namespaces with the label %s=%s", n.Name, err, labelName, appName)
 	}
 	return fmt.Errorf("create namespace %s: %w", n.Name, explain(err))
 }
@@ -635,7 +635,7 @@ func (p *Pods) reachService(ctx context.Context, client string, service, direct 
 		return fmt.Errorf("%s cannot reach service %s: %w", client, service, err)
 	}
 	if closed := p.reach(ctx, client, direct, directTime); closed != nil {
-		return fmt.Errorf("%s cannot reach service %s, nor the pod behind it at %s: does a network policy keep them apart, which may be one of the whole cluster (of Calico, of Cilium, AdminNetworkPolicy), or a firewall between the nodes? %w",
+		return fmt.Errorf("%s cannot reach service %s, nor the pod behind it at %s: are they kept apart by a network policy, possibly a cluster-wide one (Calico, Cilium, AdminNetworkPolicy), or by a firewall between the nodes? %w",
 			client, service, direct, closed)
 	}
 	return fmt.Errorf("%s cannot reach service %s: does the cluster run kube-proxy or a replacement? %w", client, service, err)

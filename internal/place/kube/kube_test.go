@@ -374,8 +374,8 @@ func (f fakeAPI) Self(ctx context.Context) (*authv1.SelfSubjectReview, error) {
 
 func (f fakeAPI) Exec(*corev1.Pod, *corev1.PodExecOptions) *url.URL { return nil }
 
-// rehearsed reports whether an object is created with dryRun=All, which client-go's fake does not know.
-func rehearsed(action clienttesting.Action) bool {
+// isDryRun reports whether an object is created with dryRun=All, which client-go's fake does not know.
+func isDryRun(action clienttesting.Action) bool {
 	return len(action.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0
 }
 
@@ -390,7 +390,7 @@ func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, 
 	})
 	api.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		pod := action.(clienttesting.CreateAction).GetObject().(*corev1.Pod)
-		if rehearsed(action) {
+		if isDryRun(action) {
 			pod = pod.DeepCopy()
 		}
 		pod.Status = corev1.PodStatus{
@@ -405,10 +405,10 @@ func fakeCluster(t *testing.T, react func(*corev1.Pod) error) (*fake.Clientset, 
 				return true, nil, err
 			}
 		}
-		return rehearsed(action), pod, nil
+		return isDryRun(action), pod, nil
 	})
 	api.PrependReactor("create", "namespaces", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		return rehearsed(action), action.(clienttesting.CreateAction).GetObject(), nil
+		return isDryRun(action), action.(clienttesting.CreateAction).GetObject(), nil
 	})
 	// A namespace takes its objects along.
 	api.PrependReactor("delete", "namespaces", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -936,7 +936,7 @@ func TestPreempted(t *testing.T) {
 	p := new(corev1.Pod)
 	p.DeletionTimestamp = new(metav1.Now())
 	for want, why := range map[string]*corev1.PodCondition{
-		"is being deleted: by somebody else than this run": {},
+		"is being deleted: by somebody other than this run": {},
 		"is being deleted: PreemptionByScheduler: for a pod of a higher priority": {
 			Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonPreemptionByScheduler, Message: "for a pod of a higher priority",
 		},

@@ -183,7 +183,7 @@ func choosePools(nodes []corev1.Node, config Config) ([]string, error) {
 		if m.take(end, make(map[string]bool)) {
 			continue
 		}
-		text := "variants choose nodes by labels, each two of its own, and no node is left with " + labels.FormatLabels(selectors[end])
+		text := "each variant that chooses nodes by labels needs two of its own, and no node is left with " + labels.FormatLabels(selectors[end])
 		for _, n := range nodes {
 			text += fmt.Sprintf("\n  node %s %s", n.Name, cmp.Or(m.fits(end, n), "is taken by another end or variant"))
 		}
@@ -430,7 +430,7 @@ func (p *Pods) readNodes(ctx context.Context, nodes []string) (note string, err 
 	return mixed(kinds), nil
 }
 
-// mixed notes that nodes, by architecture, have more than one; "" if they have one.
+// mixed returns a note if the nodes have more than one CPU architecture; "" if not. kinds are their names by architecture.
 func mixed(kinds map[string][]string) string {
 	if len(kinds) < 2 {
 		return ""
@@ -443,8 +443,8 @@ func mixed(kinds map[string][]string) string {
 	return fmt.Sprintf("the nodes have different CPU architectures (%s): the image must be for each of them, as make image builds it, and what is measured between two of them depends on both", strings.Join(all, "; "))
 }
 
-// hasAddresses returns an error if a node has no address of an IP version that is needed, nor can its pods have one if the node
-// needs none itself.
+// hasAddresses returns an error if a needed IP version is missing: for native traffic, from the node's addresses; otherwise,
+// from those of the node and of its pods.
 func hasAddresses(n *corev1.Node, config Config) error {
 	var all []string
 	for _, a := range n.Status.Addresses {
@@ -462,8 +462,8 @@ func hasAddresses(n *corev1.Node, config Config) error {
 	return lacksVersion(n.Name, all, config.Need, "")
 }
 
-// lacksVersion returns an error if none of a node's addresses has an IP version that is needed, where that is. It does not judge a node
-// without addresses.
+// lacksVersion returns an error if none of a node's addresses has an IP version that is needed. where is the end of its
+// sentence. A node without addresses is not judged.
 func lacksVersion(node string, addresses []string, need map[int]string, where string) error {
 	v4, v6 := ips(addresses)
 	for version, has := range map[int]bool{4: v4.IsValid(), 6: v6.IsValid()} {

@@ -269,7 +269,7 @@ func TestOddStarts(t *testing.T) {
 		"a registry that wants credentials": {waiting("ErrImagePull", "failed to pull and unpack image: failed to authorize: failed to fetch anonymous token: 401 Unauthorized"),
 			"or name with -n a namespace whose default service account has the credentials (imagePullSecrets)", "Name another"},
 		"a registry whose certificate is unknown": {waiting("ErrImagePull", "failed to do request: tls: failed to verify certificate: x509: certificate signed by unknown authority"),
-			"The node does not trust the certificate of the registry: have it do so, or push", "Name another"},
+			"The node does not trust the certificate of the registry: make it trust that, or push", "Name another"},
 		"a node whose clock is off": {waiting("ErrImagePull", "tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time 2020-01-01T00:00:00Z is before 2026-01-01T00:00:00Z"),
 			"The certificate of the registry has expired or is not valid yet, by the node's clock: correct that clock, have the certificate renewed, or push", "does not trust"},
 		"a registry without TLS": {waiting("ErrImagePull", "http: server gave HTTP response to HTTPS client"), "does not speak TLS, and the node insists on it: permit that", "Name another"},
@@ -387,7 +387,7 @@ func TestOddEnds(t *testing.T) {
 			p.DeletionTimestamp = new(metav1.Now())
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting"}}
 			update(t, api, p)
-		}, "node a loses its pods, as it has the taint karpenter.sh/disrupted:NoSchedule: somebody else than this run drains it, such as an autoscaler: name nodes that stay", true},
+		}, "node a loses its pods, as it has the taint karpenter.sh/disrupted:NoSchedule: somebody other than this run drains it, such as an autoscaler: name nodes that stay", true},
 		"a node that somebody drained": {func(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
 			n := node("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {
@@ -454,7 +454,7 @@ func TestOddEnds(t *testing.T) {
 	}
 }
 
-const deletedNamespace = "was deleted by somebody else than this run, such as a controller that removes what it does not know: exempt namespaces with the label app.kubernetes.io/name=slipstream from it, or name an existing one with -n"
+const deletedNamespace = "was deleted by somebody other than this run, such as a controller that removes what it does not know: exempt namespaces with the label app.kubernetes.io/name=slipstream from it, or name an existing one with -n"
 
 func update(t *testing.T, api *fake.Clientset, p *corev1.Pod) {
 	t.Helper()
@@ -531,7 +531,7 @@ func parsed(amount string) resource.Quantity { return resource.MustParse(amount)
 func podsCreated(api *fake.Clientset) *int {
 	n := new(int)
 	api.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if !rehearsed(action) {
+		if !isDryRun(action) {
 			*n++
 		}
 		return false, nil, nil
@@ -569,7 +569,7 @@ func TestDottedNodeNames(t *testing.T) {
 func TestStripped(t *testing.T) {
 	api, c := fakeCluster(t, nil)
 	api.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if !rehearsed(action) {
+		if !isDryRun(action) {
 			delete(action.(clienttesting.CreateAction).GetObject().(*corev1.Pod).Labels, labelRun)
 		}
 		return false, nil, nil

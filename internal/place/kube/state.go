@@ -35,7 +35,7 @@ func (s podState) of(pod *corev1.Pod) error {
 }
 
 func stateOf(p *corev1.Pod) podState {
-	why := "by somebody else than this run"
+	why := "by somebody other than this run"
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue { // such as by preemption
 			why = join(c.Reason, c.Message)
@@ -55,7 +55,7 @@ func stateOf(p *corev1.Pod) podState {
 		case corev1.PodReasonUnschedulable:
 			return podState{text: "cannot be scheduled: " + c.Message + "; " + schedulable(p, c.Message), final: true}
 		case corev1.PodReasonSchedulingGated:
-			return podState{text: "is held back by " + gates(p) + ": ask who maintains what has set it, such as Kueue, to exempt the pods of a run, which have the label " + labelName + "=" + appName}
+			return podState{text: "is held back by " + gates(p) + ": ask whoever maintains the controller that set it, such as Kueue, to exempt the pods of a run, which have the label " + labelName + "=" + appName}
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
@@ -148,7 +148,7 @@ func (r remedies) pull(says string) string {
 	case strings.Contains(says, "x509: certificate has expired or is not yet valid"):
 		return "The certificate of the registry has expired or is not valid yet, by the node's clock: correct that clock, have the certificate renewed, or " + r.elsewhere
 	case strings.Contains(says, "x509: "):
-		return "The node does not trust the certificate of the registry: have it do so, or " + r.elsewhere
+		return "The node does not trust the certificate of the registry: make it trust that, or " + r.elsewhere
 	case strings.Contains(says, "server gave HTTP response to HTTPS client"):
 		return "The registry does not speak TLS, and the node insists on it: permit that in the node's container runtime, or " + r.elsewhere
 	}
@@ -171,7 +171,7 @@ func rateLimited(message string) bool {
 	return strings.Contains(message, "toomanyrequests") || strings.Contains(message, "429 too many requests")
 }
 
-// outOfMemory is the reason for which a container ended that the kernel killed for its memory.
+// outOfMemory is the termination reason of a container that the kernel killed because it used too much memory.
 const outOfMemory = "OOMKilled"
 
 func ending(t *corev1.ContainerStateTerminated) string {
@@ -189,7 +189,7 @@ func join(reason, message string) string {
 	return reason + message
 }
 
-// patience bounds how long the API server may not answer, or no worker can be started in a pod. After that, the run is lost. A
+// patience limits how long the API server may fail to answer, or no worker may start in a pod, before the run is lost. A
 // control plane takes less time to elect a leader, or to notice that a node is dead.
 const patience = 45 * time.Second
 
@@ -276,7 +276,7 @@ func (p *Pods) nodeLeaves(ctx context.Context, pod *corev1.Pod) error {
 	case apierrors.IsNotFound(err):
 		return nodeGone(name)
 	case err == nil && leaves(n) != "":
-		return fmt.Errorf("node %s loses its pods, as %s: somebody else than this run drains it, such as an autoscaler: %s", name, leaves(n), keepNode)
+		return fmt.Errorf("node %s loses its pods, as %s: somebody other than this run drains it, such as an autoscaler: %s", name, leaves(n), keepNode)
 	}
 	return nil
 }
@@ -285,7 +285,7 @@ func nodeGone(name string) error {
 	return fmt.Errorf("node %s is gone: somebody has removed it, such as an autoscaler: %s", name, keepNode)
 }
 
-const keepNode = "name nodes that stay, or have this one stay until the run has ended"
+const keepNode = "name nodes that stay, or keep this one until the run has ended"
 
 // namespaceDeleted returns an error if a namespace of the run is being deleted, or is gone.
 func (p *Pods) namespaceDeleted(ctx context.Context, name string) error {
@@ -297,7 +297,7 @@ func (p *Pods) namespaceDeleted(ctx context.Context, name string) error {
 	if p.inNamedNamespace {
 		remedy = "name another one with -n"
 	}
-	return fmt.Errorf("namespace %s was deleted by somebody else than this run, such as a controller that removes what it does not know: %s", name, remedy)
+	return fmt.Errorf("namespace %s was deleted by somebody other than this run, such as a controller that removes what it does not know: %s", name, remedy)
 }
 
 // Slow returns an error if the API server answers slowly, which is then why a trial has taken too long.
@@ -352,9 +352,9 @@ func notStarted(pod *corev1.Pod, err error) string {
 	case strings.Contains(err.Error(), "error dialing backend") && strings.Contains(err.Error(), "x509: certificate has expired or is not yet valid"):
 		return fmt.Sprintf("the certificate of the kubelet of node %s has expired or is not valid yet, by the API server's clock, so kubectl exec and kubectl logs fail too: renew it, or correct the clock of the node or of the API server", nodeOf(pod))
 	case strings.Contains(err.Error(), "error dialing backend") && (strings.Contains(err.Error(), "tls: ") || strings.Contains(err.Error(), "x509: ")):
-		return fmt.Sprintf("the API server and the kubelet of node %s do not agree on the kubelet's certificate, for kubectl exec and kubectl logs neither: does its request wait for approval (kubectl get certificatesigningrequests)?", nodeOf(pod))
+		return fmt.Sprintf("the API server and the kubelet of node %s do not agree on the kubelet's certificate, so kubectl exec and kubectl logs fail too: is its signing request waiting for approval (kubectl get certificatesigningrequests)?", nodeOf(pod))
 	case strings.Contains(err.Error(), "error dialing backend"):
-		return fmt.Sprintf("the API server does not reach the kubelet of node %s, for kubectl exec and kubectl logs neither: let it through to the kubelet's port, 10250, or repair its tunnel to the nodes (konnectivity)", nodeOf(pod))
+		return fmt.Sprintf("the API server does not reach the kubelet of node %s, so kubectl exec and kubectl logs fail too: let it through to the kubelet's port, 10250, or repair its tunnel to the nodes (konnectivity)", nodeOf(pod))
 	}
 	return ""
 }

@@ -25,8 +25,7 @@ type Survey struct {
 	Permissions []Permission `json:"permissions,omitempty"`
 	// Denied are the permissions that are not given, with the namespace.
 	Denied []string `json:"-"`
-	// Missing says what else would make the run fail, and what to do about it; it is empty if
-	// nothing is known to.
+	// Missing says what else is known to make the run fail, and what to do about it.
 	Missing []string `json:"-"`
 	// Busy names another run that is in progress on the nodes, for which this one would have to wait. It is no fault of the
 	// cluster.
