@@ -265,9 +265,9 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 		reason = REASON_NO_FLOW;
 		if (bloom_test(hash) && !admit(hash, now))
 			goto slow;
+		request_attach_between(skb, c, &k, &h, now, is_ipv6); /* no program at another device samples its packets */
 		if (is_watched(skb->ifindex, 0))
 			goto probe;
-		request_attach_between(skb, c, &k, &h, now, is_ipv6); /* no program at another device samples its packets */
 		goto slow;
 	}
 	/* A flow belongs to the pod whose packets validated it. */
@@ -437,10 +437,11 @@ static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c,
 	f = find_or_create_flow(skb, c, p, 1, is_ipv6);
 	if (!f || p->at < f->out.backoff_until)
 		return NEXT;
-	/* Packets from the pod must come from the link at which packets for it are delivered. */
+	/* Packets from the pod must come from the link at which packets for it are delivered. An entry in pod_links for another pod
+	 * has the sender's MAC address: a pod that makes some up must not fill that map. */
 	index = f->in.template;
 	pod = bpf_map_lookup_elem(&pod_links, &index);
-	if (pod && pod->veth && pod->veth != p->device) {
+	if ((pod && pod->veth && pod->veth != p->device) || (to && !owns_mac(p->device, p->mac + ETH_ALEN))) {
 		count(c, REASON_MISMATCH);
 		return NEXT;
 	}
@@ -706,7 +707,8 @@ static __always_inline int observe_delivery(struct __sk_buff *skb, struct cpu_st
 		return NEXT;
 	/* Packets of a pod must come from the link to which those for it go. */
 	peer = peer_pod(f->out.template);
-	if (p->from_pod != (peer && peer->veth == p->device) || !is_known_device(p->device, p->from_pod)) {
+	if (p->from_pod != (peer && peer->veth == p->device) || !is_known_device(p->device, p->from_pod) ||
+	    (p->from_pod && !owns_mac(p->device, p->mac + ETH_ALEN))) {
 		count(c, REASON_MISMATCH);
 		return NEXT;
 	}

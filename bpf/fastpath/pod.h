@@ -90,19 +90,19 @@ static __always_inline void request_attach(struct cpu_state *c, const struct key
 		emit(k, 0, EVENT_ATTACH);
 }
 
-/* forwarded_to returns the device to which the node routes a packet from here to the destination of this packet (to its source
- * if source is set). It returns 0 if the node does not forward there. */
-static __always_inline __u32 forwarded_to(struct __sk_buff *skb, const struct headers *h, int source, int is_ipv6)
+/* forwarded_to returns the device to which the node routes packets with these addresses that come from the device where the packet
+ * is. It returns 0 if the node does not forward them. */
+static __always_inline __u32 forwarded_to(struct __sk_buff *skb, const void *source, const void *destination, int is_ipv6)
 {
 	struct bpf_fib_lookup fib = {.family = is_ipv6 ? AF_INET6 : AF_INET, .ifindex = skb->ifindex};
 	long result;
 
 	if (is_ipv6) {
-		copy(fib.ipv6_src, address_of(h, !source), sizeof(fib.ipv6_src));
-		copy(fib.ipv6_dst, address_of(h, source), sizeof(fib.ipv6_dst));
+		copy(fib.ipv6_src, source, sizeof(fib.ipv6_src));
+		copy(fib.ipv6_dst, destination, sizeof(fib.ipv6_dst));
 	} else {
-		fib.ipv4_src = h->ip[source ? 4 : 3];
-		fib.ipv4_dst = h->ip[source ? 3 : 4];
+		fib.ipv4_src = *(const __be32 *)source;
+		fib.ipv4_dst = *(const __be32 *)destination;
 	}
 	result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH ? fib.ifindex : 0;
@@ -112,23 +112,27 @@ static __always_inline __u32 forwarded_to(struct __sk_buff *skb, const struct he
  * where the packet is. Then the address may be that of a pod. Most packets at a NIC are the node's own. */
 static __always_inline int is_forwarded(struct __sk_buff *skb, const struct headers *h, int source, int is_ipv6)
 {
-	__u32 device = forwarded_to(skb, h, source, is_ipv6);
+	const void *own = is_ipv6 ? (const void *)address_of(h, source) : &h->ip[source ? 3 : 4];
+	const void *other = is_ipv6 ? (const void *)address_of(h, !source) : &h->ip[source ? 4 : 3];
+	__u32 device = forwarded_to(skb, other, own, is_ipv6);
 
 	return device && device != skb->ifindex;
 }
 
 /* request_attach_between asks the agent to attach programs to the links of two pods of the node, if a packet goes from one to the
- * other. The packet may be for a Service. */
-static __always_inline void request_attach_between(struct __sk_buff *skb, struct cpu_state *c, const struct key *k, struct headers *h, __u64 now, int is_ipv6)
+ * other and one of them has no programs. The packet may be for a Service. */
+static __always_inline void request_attach_between(struct __sk_buff *skb, struct cpu_state *c, const struct key *k, const struct headers *h, __u64 now, int is_ipv6)
 {
 	__u64 peer = is_ipv6 ? peer_of(k) : translated_peer(skb, k);
+	__be32 address = (__u32)peer;
 	struct event *request = &c->request;
 	__u32 device;
 
-	if (!is_ipv6)
-		nat_headers(h, 1, peer);
-	device = forwarded_to(skb, h, 0, is_ipv6);
-	if (!device || !bpf_map_lookup_elem(&pod_devices, &device) || !may_request_attach(c, now))
+	if (is_ipv6)
+		device = forwarded_to(skb, address_of(h, 1), address_of(h, 0), 1);
+	else
+		device = forwarded_to(skb, &h->ip[3], &address, 0);
+	if (!device || !bpf_map_lookup_elem(&pod_devices, &device) || (is_watched(skb->ifindex, 0) && is_watched(0, address)) || !may_request_attach(c, now))
 		return;
 	request->key = with_peer(k, peer);
 	request->kind = EVENT_ATTACH;

@@ -92,6 +92,15 @@ func (p *activePods) resolve(address netip.Addr) (ask bool) {
 	return requested && !asked
 }
 
+// resolved records that the link of a requested address is known. If the kernel forgets the MAC address, resolve asks again.
+func (p *activePods) resolved(address netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, requested := p.requested[address]; requested {
+		p.requested[address] = false
+	}
+}
+
 // evictRequest forgets one requested address, preferably one without a link.
 func (p *activePods) evictRequest() {
 	var some netip.Addr

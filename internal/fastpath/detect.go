@@ -105,16 +105,17 @@ const (
 )
 
 // localDetector decides when the programs at pods' links look for connections between pods of the node, which pass no other
-// device of the fast path. It samples the busiest links without programs for one interval. While links stay busy, each pause is
-// twice as long as the one before: most busy links have no such connection.
+// device of the fast path. It samples the busiest links without programs for one interval, and others the next time. While links
+// stay busy and no link gets programs, each pause is twice as long as the one before: most busy links have no such connection.
 type localDetector struct {
 	// packets holds the last values of the packet counters, by link.
 	packets map[int]uint64
 	// last is the time of that reading, next the earliest time of the next detection, wait the length of the last pause.
 	last, next time.Time
 	wait       time.Duration
-	// sampling holds the links that are being sampled.
+	// sampling holds the links that are being sampled, sampled those that were sampled while others wait for their turn.
 	sampling []int
+	sampled  map[int]bool
 }
 
 // update applies new counters of the links without programs, and returns whether d.sampling has changed.
@@ -132,6 +133,9 @@ func (d *localDetector) update(now time.Time, packets map[int]uint64) (switched 
 	d.packets, d.last = packets, now
 	switch {
 	case len(d.sampling) > 0:
+		if slices.ContainsFunc(d.sampling, func(link int) bool { _, without := packets[link]; return !without }) {
+			d.wait = 0 // it has got programs
+		}
 		d.wait = min(max(2*d.wait, localEvery), localPauseMax)
 		d.sampling, d.next = nil, now.Add(d.wait)
 		return true
@@ -142,14 +146,24 @@ func (d *localDetector) update(now time.Time, packets map[int]uint64) (switched 
 		return false
 	}
 	slices.SortFunc(busy, func(a, b int) int { return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a, b)) })
-	d.sampling = busy[:min(len(busy), localLinks)]
+	waiting := slices.DeleteFunc(slices.Clone(busy), func(link int) bool { return d.sampled[link] })
+	if len(waiting) == 0 {
+		d.sampled, waiting = nil, busy
+	}
+	d.sampling = waiting[:min(len(waiting), localLinks)]
+	if d.sampled == nil {
+		d.sampled = make(map[int]bool)
+	}
+	for _, link := range d.sampling {
+		d.sampled[link] = true
+	}
 	return true
 }
 
 // detectLocal feeds the packet counters of pods' links to the local detector, and returns whether its choice of links has
 // changed.
 func (f *Fastpath) detectLocal(now time.Time) (switched bool, err error) {
-	if now.Sub(f.local.last) < localEvery || len(f.node.veths) < 2 {
+	if now.Sub(f.local.last) < localEvery || len(f.node.veths) < 2 && len(f.local.sampling) == 0 {
 		return false, nil
 	}
 	all, err := linkPackets()

@@ -158,6 +158,20 @@ func TestLocalDetector(t *testing.T) {
 	if len(is) != localLinks || is[0] != 2*localLinks-1 {
 		t.Errorf("of %d busy links %v are sampled", len(many), is)
 	}
+	second(many)
+	if wait := d.next.Sub(now); wait != localEvery {
+		t.Fatalf("the pause is %s", wait)
+	}
+	is = second(many)
+	if len(is) == 0 || is[0] >= localLinks {
+		t.Errorf("after the busiest links %v are sampled", is)
+	}
+	delete(packets, is[0]) // it gets programs
+	delete(many, is[0])
+	second(many)
+	if wait := d.next.Sub(now); wait != localEvery {
+		t.Errorf("the pause after a link got programs is %s", wait)
+	}
 }
 
 // TestLinkPackets checks the counters of a device.

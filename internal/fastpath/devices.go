@@ -189,8 +189,8 @@ func listNeighbours(h *netlink.Handle) (all []netlink.Neigh, err error) {
 	return all, nil
 }
 
-// linkByRoute returns the pod's link to which the node routes an address. If the route leads to a bridge of pods, the link is
-// not known yet, and it returns the bridge.
+// linkByRoute returns the pod's link to which the node routes an address. If the route leads to a bridge of pods, it also returns the
+// bridge, and the link is 0 until the node knows the MAC address behind the address.
 func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, bridge int) {
 	routes, err := h.RouteGet(address.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -204,7 +204,7 @@ func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, bridge i
 	case slices.Contains(n.veths, device):
 		return device, 0
 	case !indirect && slices.Contains(n.podDevices, device):
-		return 0, device
+		return n.podLinks[address], device
 	}
 	return 0, 0
 }

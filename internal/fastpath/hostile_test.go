@@ -49,7 +49,11 @@ func (w *world) tap(place, device string) tap {
 
 // sendFrom sends a frame from a MAC address, with protocol as its EtherType.
 func (t tap) sendFrom(source net.HardwareAddr, protocol uint16, payload ...byte) {
-	if err := unix.Sendto(t.fd, grammar.Frame(source, protocol, payload...), 0, &unix.SockaddrLinklayer{Ifindex: t.index, Halen: 6}); err != nil && !errors.Is(err, unix.ENOBUFS) {
+	t.send(grammar.Frame(source, protocol, payload...))
+}
+
+func (t tap) send(frame []byte) {
+	if err := unix.Sendto(t.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: t.index, Halen: 6}); err != nil && !errors.Is(err, unix.ENOBUFS) {
 		t.Errorf("send a frame: %v", err)
 	}
 }

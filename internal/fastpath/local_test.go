@@ -4,6 +4,7 @@ package fastpath_test
 
 import (
 	"errors"
+	"net"
 	"os"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/testenv/grammar"
 )
 
 // TestLocal checks that connections between two pods of a node take the fast path both ways, whichever pod has the smaller address, and
@@ -69,14 +71,24 @@ func TestLocalOneWay(t *testing.T) {
 				t.Parallel()
 				w := newLocalWorld(t, shape, false)
 				w.start()
-				w.checkOneWay(front)
+				w.checkOneWay(front, func() {})
 			})
 		}
+		t.Run(shape+" from a busy pod", func(t *testing.T) {
+			t.Parallel()
+			w := newWorldOfPods(t, shape, spec.OffloadFull, 3)
+			w.start()
+			e := w.connect().back()
+			w.accelerate(e)
+			w.local = true
+			w.checkOneWay(direct, func() { w.trip(e, 10) })
+		})
 	}
 }
 
-// checkOneWay sends datagrams, and answers only the first: conntrack must see a reply.
-func (w *world) checkOneWay(front front) {
+// checkOneWay sends datagrams, and answers only the first: conntrack must see a reply. It calls meanwhile again and again. If the node
+// then forgets the receiver's MAC address, it must resolve it again.
+func (w *world) checkOneWay(front front, meanwhile func()) {
 	near, far := w.datagramPair(front)
 	send := func() {
 		if _, err := near.Write([]byte("datagram")); err != nil {
@@ -93,13 +105,76 @@ func (w *world) checkOneWay(front front) {
 	if err := errors.Join(err, read, answer, got, near.SetDeadline(time.Time{})); err != nil {
 		w.Fatal(err)
 	}
-	var before uint64
-	w.eventually("the datagrams take the fast path", func() {
-		before = w.counts(0)["fast-out"]
-		for range 200 {
-			send()
+	accelerated := func(what string) {
+		var before uint64
+		w.eventually(what, func() {
+			meanwhile()
+			before = w.counts(0)["fast-out-local"]
+			for range 200 {
+				send()
+			}
+		}, func() bool { return w.counts(0)["fast-out-local"] >= before+190 })
+	}
+	accelerated("the datagrams take the fast path")
+	w.in("n0", func() error {
+		all, err := netlink.NeighList(0, netlink.FAMILY_V4)
+		for _, n := range all {
+			if n.IP.Equal(w.pod(0, 1).AsSlice()) && err == nil {
+				err = netlink.NeighDel(&n)
+			}
 		}
-	}, func() bool { return w.counts(0)["fast-out"] >= before+190 })
+		return err
+	})
+	accelerated("the datagrams take the fast path again")
+}
+
+// TestSpoofedSender sends from many made-up MAC addresses on an accelerated connection to a pod of the same node. These packets must not
+// fill the table of pods' links.
+func TestSpoofedSender(t *testing.T) {
+	const podLinks = 4096 // POD_LINKS of bpf/fastpath/index.h
+	t.Parallel()
+	w := newLocalWorld(t, spec.ShapeFlannel, false)
+	w.start()
+	near, far := w.datagramPair(direct)
+	buf := make([]byte, 64)
+	w.eventually("the datagrams take the fast path", func() {
+		for range 100 {
+			deadline := time.Now().Add(patience)
+			_, wrote := near.Write([]byte("datagram"))
+			n, from, err := far.ReadFromUDPAddrPort(buf)
+			_, answer := far.WriteToUDPAddrPort(buf[:n], from)
+			if err := errors.Join(wrote, err, answer, near.SetDeadline(deadline), far.SetDeadline(deadline)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := near.Read(buf); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}, func() bool { return w.counts(0)["fast-out-local"] > 200 })
+	hostile := w.tap("n0p0", "eth0")
+	packet := grammar.Packet{
+		Source: near.LocalAddr().(*net.UDPAddr).AddrPort(), Target: far.LocalAddr().(*net.UDPAddr).AddrPort(),
+		Protocol: unix.IPPROTO_UDP, TTL: 64, Payload: 8,
+	}
+	w.in(w.farPod(), func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err == nil {
+			packet.To = l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	before := w.counts(0)
+	for i := range 3 * podLinks {
+		packet.From = grammar.MadeUp(i)
+		hostile.send(packet.Bytes())
+	}
+	now := w.counts(0)
+	if n := now["mismatch"] - before["mismatch"]; n < podLinks {
+		t.Errorf("only %d packets did not match", n)
+	}
+	if n := now["table-full"] - before["table-full"]; n > 0 {
+		t.Errorf("the table was full for %d packets", n)
+	}
 }
 
 // TestLocalDrop checks that whatever makes the node drop what one of its pods sends to another also stops the fast path between them: at
