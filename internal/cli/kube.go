@@ -49,7 +49,7 @@ func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.serverNode, "server-node", "", "node of the servers (default the next that accepts pods)")
 	f.StringVar(&o.selector, "selector", "", "choose only nodes with these labels, such as pool=net,zone=a")
 	f.StringVar(&o.image, "image", "", "image of the pods with slipstream in it, pulled if a node lacks it (default this version's, if a release has published it or all nodes have it, else the base image)")
-	f.StringVar(&o.baseImage, "base-image", "", "image of the pods without slipstream, which is copied into them (default "+kube.DefaultBase+", where there is no image with slipstream)")
+	f.StringVar(&o.baseImage, "base-image", "", "image to start pods from; slipstream copies itself into them (default "+kube.DefaultBase+", where there is no image with slipstream)")
 }
 
 // overrides returns the fields of the experiment that the flags set.

@@ -60,7 +60,7 @@ func testBaseImage(t *testing.T, c *Cluster) {
 	if code := v.exit(t, 3*time.Minute); code != 0 {
 		t.Fatalf("exit %d:\n%s", code, v.said())
 	}
-	if said := "pods start from the image " + baseImage + ", and this program is copied into each of the 4"; !strings.Contains(v.said(), said) {
+	if said := "pods start from the image " + baseImage + ", and slipstream copies itself into each of the 4"; !strings.Contains(v.said(), said) {
 		t.Errorf("it does not say %q:\n%s", said, v.said())
 	}
 	d, trials := resultsOf(t, out)

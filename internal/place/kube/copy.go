@@ -5,11 +5,14 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -88,7 +91,7 @@ func (p *Pods) copyTime() time.Duration {
 	if p.spec.BaseImage == "" {
 		return 0
 	}
-	return 30 * time.Minute
+	return 30*time.Minute + time.Duration(len(p.fitting))*time.Minute
 }
 
 // copiesAtOnce limits the number of pods that get their copy at the same time.
@@ -144,17 +147,20 @@ func (p *Pods) pack() error {
 			return fmt.Errorf("read the program to copy: %w", err)
 		}
 		var data bytes.Buffer
-		w := gzip.NewWriter(&data)
-		_, err = io.Copy(w, f)
+		w, sum := gzip.NewWriter(&data), sha256.New()
+		_, err = io.Copy(io.MultiWriter(w, sum), f)
 		if err = errors.Join(err, w.Close(), f.Close()); err != nil {
 			return fmt.Errorf("read the program to copy: %w", err)
+		}
+		if hex.EncodeToString(sum.Sum(nil)) != b.Sum {
+			return fmt.Errorf("%s, the program to copy, changed since the run began: start the run again, and do not build meanwhile", b.File)
 		}
 		p.packed[b.Sum] = data.Bytes()
 	}
 	return nil
 }
 
-// copyAttempts is how often a copy is tried.
+// copyAttempts limits how often a copy may break off after it began.
 const copyAttempts = 3
 
 // differs is the exit code of a copy that is not the program that was sent, and stallTime how long nothing may arrive in a pod.
@@ -163,49 +169,66 @@ const (
 	stallTime = time.Minute
 )
 
-// copyProgram copies the program into a pod. It tries again after a connection broke.
-func (p *Pods) copyProgram(ctx context.Context, pod *corev1.Pod) (err error) {
-	for range copyAttempts {
-		if err = p.sendProgram(ctx, pod); err == nil {
+// copyProgram copies the program into a pod. It tries again if the connection broke, the container was restarted, or the API server
+// does not answer for a while.
+func (p *Pods) copyProgram(ctx context.Context, pod *corev1.Pod) error {
+	broke, since := 0, time.Now()
+	for {
+		began, err := p.sendProgram(ctx, pod)
+		if err == nil {
 			return nil
 		}
-		if exit := new(utilexec.CodeExitError); errors.As(err, exit) && exit.Code != differs || execForbidden(err) || pause(ctx) != nil {
-			break
+		if began {
+			broke, since = broke+1, time.Now()
+		}
+		if isFinal(err) || broke == copyAttempts || time.Since(since) > patience || pause(ctx) != nil {
+			return fmt.Errorf("copy the program into pod %s/%s on node %s: %w", pod.Namespace, pod.Name, nodeOf(pod), err)
 		}
 	}
-	return fmt.Errorf("copy the program into pod %s/%s on node %s: %w", pod.Namespace, pod.Name, nodeOf(pod), err)
 }
 
-func (p *Pods) sendProgram(ctx context.Context, pod *corev1.Pod) error {
+// isFinal reports whether another attempt to copy would fail with the same error. A code of 128 or more is that of a command that was
+// killed, for example because its container was restarted.
+func isFinal(err error) bool {
+	exit := new(utilexec.CodeExitError)
+	return execForbidden(err) || errors.As(err, exit) && exit.Code != differs && exit.Code < 128
+}
+
+// sendProgram makes one attempt. began means that the pod has taken some of the program.
+func (p *Pods) sendProgram(ctx context.Context, pod *corev1.Pod) (began bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	b := p.fitting[nodeOf(pod)]
 	data := p.packed[b.Sum]
-	in := &watched{bytes.NewReader(data), time.AfterFunc(stallTime, func() { cancel(fmt.Errorf("nothing has arrived there for %s", stallTime)) })}
+	in := &watched{Reader: bytes.NewReader(data), stall: time.AfterFunc(stallTime, func() {
+		cancel(fmt.Errorf("no data could be sent for %s: is the connection to the API server very slow?", stallTime))
+	})}
 	defer in.stall.Stop()
 	var stdout, stderr place.Tail
-	err := p.cluster.stream(ctx, pod, []string{"/bin/sh", "-c", receive(len(data), b.Sum)}, in, &stdout, &stderr)
+	err = p.cluster.stream(ctx, pod, []string{"/bin/sh", "-c", receive(len(data), b.Sum)}, in, &stdout, &stderr)
 	switch {
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return in.began.Load(), context.Cause(ctx)
 	case err == nil && stdout.Last() == ": "+complete:
-		return nil
+		return true, nil
 	case err == nil: // which is how client-go reports some broken connections
-		return errors.New("the connection broke")
+		return in.began.Load(), errors.New("the connection to the API server broke")
 	}
 	if why := notStarted(pod, err); why != "" {
 		err = fmt.Errorf("%s: %w", why, err)
 	}
-	return fmt.Errorf("%w%s", err, stderr.Last())
+	return in.began.Load(), fmt.Errorf("%w%s", err, stderr.Last())
 }
 
 // watched is the input of a command. Each read restarts the timer that ends a stalled copy.
 type watched struct {
 	io.Reader
+	began atomic.Bool
 	stall *time.Timer
 }
 
 func (w *watched) Read(b []byte) (int, error) {
+	w.began.Store(true)
 	w.stall.Reset(stallTime)
 	return w.Reader.Read(b)
 }
@@ -213,18 +236,21 @@ func (w *watched) Read(b []byte) (int, error) {
 // complete is what the script prints at its end.
 const complete = "complete"
 
-// receive returns the script that reads a compressed program of some bytes from its standard input. The file has its name only once it is
-// complete and has the right sum. A file that is there already stays: the first process may run it, and finds workers by their file.
+// receive returns the script that reads a compressed program of some bytes from its standard input. The file is renamed into place once it
+// is complete, has the right sum and can be executed. A file that is there by then stays: the first process may run it, and finds workers by
+// their file.
 func receive(size int, sum string) string {
 	return strings.NewReplacer("PROGRAM", copied, "SIZE", fmt.Sprint(size), "FIRSTSUM", build.SumCommand, "SUM", sum, "COMPLETE", complete, "DIFFERS", fmt.Sprint(differs)).
 		Replace(`[ -x PROGRAM ] && { echo COMPLETE; exit; }
-for t in head gzip chmod mv rm; do command -v $t >/dev/null || { echo "the image lacks $t" >&2; exit 1; }; done
+for t in head gzip chmod mv rm; do command -v $t >/dev/null || { echo "the image lacks $t: name another one with --base-image" >&2; exit 1; }; done
 umask 077; f=PROGRAM.$$; trap 'rm -f "$f"' EXIT
+: >"$f" || exit 1
 head -c SIZE | gzip -dc >"$f"
 s=$(FIRSTSUM <"$f")
-[ "$s" != none ] || { echo "the image lacks sha256sum" >&2; exit 1; }
+[ "$s" != none ] || { echo "the image lacks sha256sum: name another one with --base-image" >&2; exit 1; }
 [ "${s%% *}" = SUM ] || { echo "the copy differs from the program that was sent" >&2; exit DIFFERS; }
-chmod 700 "$f" && mv "$f" PROGRAM && echo COMPLETE`)
+chmod 700 "$f" && "$f" version >/dev/null || { echo "the copied program does not run there: does the node mount volumes of pods noexec?" >&2; exit 1; }
+{ [ -x PROGRAM ] || mv "$f" PROGRAM; } && echo COMPLETE`)
 }
 
 // copyNote says that the program is copied into pods, and how much that is.
@@ -232,6 +258,6 @@ func (p *Pods) copyNote(pods int) string {
 	if p.spec.BaseImage == "" {
 		return ""
 	}
-	return fmt.Sprintf("pods start from the image %s, and this program is copied into each of the %d: to save that, push its image to your registry "+
+	return fmt.Sprintf("pods start from the image %s, and slipstream copies itself into each of the %d: to avoid that, push its image to your registry "+
 		"(slipstream image push REGISTRY/NAME) and name it with --image", p.spec.BaseImage, pods)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -21,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	utilexec "k8s.io/client-go/util/exec"
 
 	"slipstream.dev/internal/place/build"
 	"slipstream.dev/internal/spec"
@@ -82,11 +84,13 @@ func packedText(t *testing.T, text string) (sum string, data []byte) {
 
 // TestReceive: a copy has its name only if it is whole, and otherwise nothing is left of it.
 func TestReceive(t *testing.T) {
-	const text = "#!/bin/sh\necho ran\n"
+	const text, broken = "#!/bin/sh\necho ran\n", "#!/bin/sh\nexit 126\n"
 	sum, data := packedText(t, text)
+	brokenSum, brokenData := packedText(t, broken)
 	for _, shell := range needShells(t) {
 		for name, c := range map[string]struct {
 			sent, before string
+			sum          string // of another program
 			bare         bool
 			code         int
 			says, left   string
@@ -97,6 +101,7 @@ func TestReceive(t *testing.T) {
 			"other bytes":   {sent: strings.Repeat("x", len(data)), code: differs, says: "the copy differs"},
 			"there already": {before: "#!/bin/sh\n", says: complete, left: "#!/bin/sh\n"},
 			"a bare image":  {sent: string(data), bare: true, code: 1, says: "the image lacks"},
+			"cannot run":    {sent: string(brokenData), sum: brokenSum, code: 1, says: "the copied program does not run there"},
 		} {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "slipstream")
@@ -105,7 +110,11 @@ func TestReceive(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			cmd := exec.Command(shell[0], append(shell[1:], "-c", in(dir, receive(len(data), sum)))...)
+			size, sum := len(data), sum
+			if c.sum != "" {
+				size, sum = len(c.sent), c.sum
+			}
+			cmd := exec.Command(shell[0], append(shell[1:], "-c", in(dir, receive(size, sum)))...)
 			cmd.Stdin = strings.NewReader(c.sent)
 			cmd.Env = []string{"PATH=" + programs(t, shell[0], !c.bare)}
 			said, err := cmd.CombinedOutput()
@@ -230,7 +239,7 @@ func TestCopyPrograms(t *testing.T) {
 				t.Errorf("placement %q, want %q", p.Placement(), want)
 			}
 			if !slices.ContainsFunc(notes, func(n string) bool {
-				return strings.HasPrefix(n, "pods start from the image registry.example/busybox:1, and this program is copied into each of the 6")
+				return strings.HasPrefix(n, "pods start from the image registry.example/busybox:1, and slipstream copies itself into each of the 6")
 			}) {
 				t.Errorf("notes %q", notes)
 			}
@@ -242,6 +251,39 @@ func TestCopyPrograms(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestFinalErrors: a copy is tried again after errors that may pass.
+func TestFinalErrors(t *testing.T) {
+	exit := func(code int) error {
+		return fmt.Errorf("in a pod: %w", utilexec.CodeExitError{Err: errors.New("exit"), Code: code})
+	}
+	for _, c := range []struct {
+		err   error
+		final bool
+	}{
+		{exit(1), true},
+		{exit(127), true},
+		{exit(differs), false},
+		{exit(137), false}, // its container was restarted
+		{errors.New("dial tcp 192.0.2.1:6443: connect: connection refused"), false},
+	} {
+		if isFinal(c.err) != c.final {
+			t.Errorf("%v: final is %t, want %t", c.err, !c.final, c.final)
+		}
+	}
+}
+
+// TestPackOfChangedProgram: a program that was built again since the run chose it is not sent.
+func TestPackOfChangedProgram(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(file, []byte("new"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := Pods{fitting: map[string]build.Build{"a": {File: file, Sum: fmt.Sprintf("%x", sha256.Sum256([]byte("old")))}}}
+	if err := p.pack(); err == nil || !strings.Contains(err.Error(), file+", the program to copy, changed since the run began") {
+		t.Errorf("%v", err)
 	}
 }
 
@@ -261,7 +303,7 @@ func TestCopyIntoForbiddenPods(t *testing.T) {
 	}
 	_, err := cluster.Up(t.Context(), config(func(config *Config) {
 		config.Spec.BaseImage, config.Spec.Unprivileged, config.Pods = DefaultBase, true, 1
-		config.builds = []build.Build{{File: file, System: "linux", Arch: "amd64", Sum: "0"}}
+		config.builds = []build.Build{{File: file, System: "linux", Arch: "amd64", Sum: fmt.Sprintf("%x", sha256.Sum256([]byte("x")))}}
 	}))
 	if err == nil || !strings.Contains(err.Error(), "a role or a policy of the cluster forbids you to run commands in pod") {
 		t.Errorf("%v", err)

@@ -70,8 +70,8 @@ func TestOddExec(t *testing.T) {
 	const (
 		forbidden = "a role or a policy of the cluster forbids you to run commands in pod slipstream-"
 		proxy     = "a/client-0 cannot reach service 198.51.100.1:7466: does the cluster run kube-proxy or a replacement?"
-		closed    = "a/client-0 cannot reach service 198.51.100.1:7466, nor the pod behind it at 198.51.100.7:7466: does a network policy keep them apart"
-		tls       = "the API server and the kubelet of node a do not agree on the kubelet's certificate, for kubectl exec and kubectl logs neither: does its request wait for approval"
+		closed    = "a/client-0 cannot reach service 198.51.100.1:7466, nor the pod behind it at 198.51.100.7:7466: are they kept apart by a network policy"
+		tls       = "the API server and the kubelet of node a do not agree on the kubelet's certificate, so kubectl exec and kubectl logs fail too: is its signing request waiting for approval"
 		expired   = "the certificate of the kubelet of node a has expired or is not valid yet, by the API server's clock, so kubectl exec and kubectl logs fail too: renew it, or correct the clock of the node or of the API server"
 		backend   = "the API server does not reach the kubelet of node a, so kubectl exec and kubectl logs fail too: let it through to the kubelet's port, 10250, or repair its tunnel"
 	)

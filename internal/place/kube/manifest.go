@@ -40,7 +40,7 @@ const copyDir, copied = "/opt/slipstream", "/opt/slipstream/slipstream"
 
 // await is the first process of such a pod: it becomes the program, its argument 0, once that is there. Without the trap, the first
 // process of a container ignores SIGTERM.
-var await = []string{"/bin/sh", "-c", `trap exit TERM; until [ -x "$0" ]; do sleep 1; done; exec "$0" "$@"`, copied}
+var await = []string{"/bin/sh", "-c", `trap exit TERM; until [ -x "$0" ]; do sleep 1 || exit; done; exec "$0" "$@"`, copied}
 
 // Ports of a server pod behind a service: that of the workload, and one that answers as soon as the
 // service works.

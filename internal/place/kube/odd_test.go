@@ -280,7 +280,7 @@ func TestOddStarts(t *testing.T) {
 		"a scheduling gate": {func(p *corev1.Pod) {
 			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
 			unscheduled(corev1.PodReasonSchedulingGated, "Scheduling is blocked due to non-empty scheduling gates")(p)
-		}, "is held back by the scheduling gate kueue.x-k8s.io/admission: ask who maintains what has set it", "has not started yet"},
+		}, "is held back by the scheduling gate kueue.x-k8s.io/admission: ask whoever maintains the controller that set it", "has not started yet"},
 		"out of memory":            {ended("OOMKilled", 137, ""), "OOMKilled: exit code 137: set more memory in spec.target.kubernetes.resources", "must have this version"},
 		"no pods left on the node": {unscheduled(corev1.PodReasonUnschedulable, "0/2 nodes are available: 1 Too many pods, 1 node(s) didn't match Pod's node affinity/selector"), "end some pods of the node, or name another node", "request fewer"},
 	} {
@@ -394,7 +394,7 @@ func TestOddEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			remove(t, api, p)
-		}, "node a loses its pods, as it is cordoned: somebody else", true},
+		}, "node a loses its pods, as it is cordoned: somebody other than this run", true},
 		"a node that is cordoned, with its pods": {func(t *testing.T, api *fake.Clientset, _ *corev1.Pod) {
 			n := node("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 			if err := api.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), &n, ""); err != nil {

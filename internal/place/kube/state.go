@@ -136,8 +136,8 @@ func remediesFor(pod *corev1.Pod) remedies {
 		return remedies{"--image", "slipstream at " + program, "this version of slipstream at " + program,
 			"push the image to another registry (slipstream image push REGISTRY/NAME) and name it with --image", "Name another with --image"}
 	}
-	const elsewhere = "name the same image of a registry that the node reaches with --base-image, or push the image of slipstream to yours (slipstream image push REGISTRY/NAME) and name it with --image"
-	return remedies{"--base-image", "/bin/sh", "sleep, and the node must let programs run from the volumes of pods", elsewhere, "If the node does not reach that registry, " + elsewhere}
+	const elsewhere = "name a copy of this image in a registry that the node reaches with --base-image, or push the image of slipstream to yours (slipstream image push REGISTRY/NAME) and name it with --image"
+	return remedies{"--base-image", "/bin/sh", "sleep, and the node must not mount volumes of pods noexec", elsewhere, "If the node does not reach that registry, " + elsewhere}
 }
 
 // pull returns what to do about an image that cannot be pulled, by what the container runtime says.

@@ -74,7 +74,7 @@ func TestSurvey(t *testing.T) {
 			if diff := cmp.Diff(c.images, images); diff != "" {
 				t.Errorf("images (-want +got):\n%s", diff)
 			}
-			if note := "pods start from the image " + c.base + ", and this program is copied into each of the "; slices.ContainsFunc(s.Notes, func(got string) bool { return strings.HasPrefix(got, note) }) != (c.base != "") {
+			if note := "pods start from the image " + c.base + ", and slipstream copies itself into each of the "; slices.ContainsFunc(s.Notes, func(got string) bool { return strings.HasPrefix(got, note) }) != (c.base != "") {
 				t.Errorf("notes %q, want the base image %q", s.Notes, c.base)
 			}
 			for _, is := range []struct{ got, want []string }{{s.Missing, c.lacks}, {s.Denied, c.denied}} {
