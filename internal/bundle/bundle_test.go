@@ -278,7 +278,7 @@ func TestResealed(t *testing.T) {
 	for name, tt := range map[string]struct{ file, old, by, want string }{
 		"a trial's metric":    {"trials.jsonl", `"throughput":` + quoted(streams.Metrics["throughput"]), `"throughput":3e10`, "line 1 (block 1, vxlan, stream at 2 pairs): throughput is recorded as 3e+10, but what was measured gives"},
 		"a pair's bytes":      {"trials.jsonl", `"bits_per_second":`, `"bits_per_second":1`, "line 1 (block 1, vxlan, stream at 2 pairs): "},
-		"a latency":           {"trials.jsonl", `"latency_p99":` + quoted(pings.Metrics["latency_p99"]), `"latency_p99":1e-6`, "latency_p99 is 1e-06"},
+		"a latency":           {"trials.jsonl", `"latency_p99":` + quoted(pings.Metrics["latency_p99"]), `"latency_p99":1e-6`, "latency_p99 is recorded as 1e-06"},
 		"a trial's histogram": {"trials.jsonl", `"latency":` + quoted(pings.Latency), `"latency":` + quoted(trials[5].Latency), "its histogram is not that of its pairs"},
 		"a pair's histogram":  {"trials.jsonl", quoted(pings.PerPair[0].Client.Latency), quoted(pings.PerPair[1].Client.Latency), "line 2 (block 1, vxlan, pingpong at 2 pairs): "},
 		"the summary":         {"summary.json", `"ratio": `, `"ratio": 1`, "stream at 2 pairs, throughput: ratio is 1"},
