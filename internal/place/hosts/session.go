@@ -83,7 +83,7 @@ func (h *host) open(ctx context.Context, request func(mark string) request) (*se
 // which shows what the proxy command prints, and with a higher log level, which shows what the server says before it hangs up.
 func (h *host) attemptVerbosely(ctx context.Context, request func(mark string) request) (*session, error) {
 	s, err := h.attempt(ctx, request)
-	if !errors.As(err, new(untoldError)) {
+	if !errors.As(err, new(unexplainedError)) {
 		return s, err
 	}
 	verbose := &host{name: h.name, spec: h.spec, all: h.all, configured: h.configured, link: link{made: true, asked: true}, verbose: true}

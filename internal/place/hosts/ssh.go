@@ -313,7 +313,7 @@ func (h *host) unreachable(said string) error {
 	case h.verbose && !forwards && hungUp.MatchString(said):
 		return hungUpError{err}
 	case !h.verbose && (said == "" || noAnswer.MatchString(said)):
-		return untoldError{err}
+		return unexplainedError{err}
 	}
 	return err
 }
@@ -363,8 +363,8 @@ func (h *host) interactively() string {
 	return text
 }
 
-// untoldError means that ssh has not told why the server, or a proxy command, has not answered or has hung up.
-type untoldError struct{ error }
+// unexplainedError means that ssh gave no reason why the server, or a proxy command, did not answer or hung up.
+type unexplainedError struct{ error }
 
 // hungUpError means that the server, or one on the way, has hung up before it said who it is.
 type hungUpError struct{ error }

@@ -12,7 +12,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -172,16 +171,19 @@ const (
 // copyProgram copies the program into a pod. It tries again if the connection broke, the container was restarted, or the API server
 // does not answer for a while.
 func (p *Pods) copyProgram(ctx context.Context, pod *corev1.Pod) error {
-	broke, since := 0, time.Now()
+	broke, away := 0, time.Time{}
 	for {
 		began, err := p.sendProgram(ctx, pod)
 		if err == nil {
 			return nil
 		}
-		if began {
-			broke, since = broke+1, time.Now()
+		switch {
+		case began:
+			broke, away = broke+1, time.Time{}
+		case away.IsZero():
+			away = time.Now()
 		}
-		if isFinal(err) || broke == copyAttempts || time.Since(since) > patience || pause(ctx) != nil {
+		if isFinal(err) || broke == copyAttempts || !away.IsZero() && time.Since(away) > patience || pause(ctx) != nil {
 			return fmt.Errorf("copy the program into pod %s/%s on node %s: %w", pod.Namespace, pod.Name, nodeOf(pod), err)
 		}
 	}
@@ -194,41 +196,38 @@ func isFinal(err error) bool {
 	return execForbidden(err) || errors.As(err, exit) && exit.Code != differs && exit.Code < 128
 }
 
-// sendProgram makes one attempt. began means that the pod has taken some of the program.
+// sendProgram makes one attempt. began means that the script ran in the pod.
 func (p *Pods) sendProgram(ctx context.Context, pod *corev1.Pod) (began bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	b := p.fitting[nodeOf(pod)]
 	data := p.packed[b.Sum]
-	in := &watched{Reader: bytes.NewReader(data), stall: time.AfterFunc(stallTime, func() {
-		cancel(fmt.Errorf("no data could be sent for %s: is the connection to the API server very slow?", stallTime))
-	})}
+	in := &watched{bytes.NewReader(data), time.AfterFunc(stallTime, func() { cancel(fmt.Errorf("no progress for %s", stallTime)) })}
 	defer in.stall.Stop()
 	var stdout, stderr place.Tail
 	err = p.cluster.stream(ctx, pod, []string{"/bin/sh", "-c", receive(len(data), b.Sum)}, in, &stdout, &stderr)
+	began = stdout.Last() != ""
 	switch {
 	case ctx.Err() != nil:
-		return in.began.Load(), context.Cause(ctx)
-	case err == nil && stdout.Last() == ": "+complete:
-		return true, nil
+		return began, context.Cause(ctx)
+	case err == nil && strings.HasSuffix(stdout.Last(), complete):
+		return began, nil
 	case err == nil: // which is how client-go reports some broken connections
-		return in.began.Load(), errors.New("the connection to the API server broke")
+		return began, errors.New("the connection to the API server broke")
 	}
 	if why := notStarted(pod, err); why != "" {
 		err = fmt.Errorf("%s: %w", why, err)
 	}
-	return in.began.Load(), fmt.Errorf("%w%s", err, stderr.Last())
+	return began, fmt.Errorf("%w%s", err, stderr.Last())
 }
 
 // watched is the input of a command. Each read restarts the timer that ends a stalled copy.
 type watched struct {
 	io.Reader
-	began atomic.Bool
 	stall *time.Timer
 }
 
 func (w *watched) Read(b []byte) (int, error) {
-	w.began.Store(true)
 	w.stall.Reset(stallTime)
 	return w.Reader.Read(b)
 }
@@ -241,7 +240,8 @@ const complete = "complete"
 // their file.
 func receive(size int, sum string) string {
 	return strings.NewReplacer("PROGRAM", copied, "SIZE", fmt.Sprint(size), "FIRSTSUM", build.SumCommand, "SUM", sum, "COMPLETE", complete, "DIFFERS", fmt.Sprint(differs)).
-		Replace(`[ -x PROGRAM ] && { echo COMPLETE; exit; }
+		Replace(`echo begin
+[ -x PROGRAM ] && { echo COMPLETE; exit; }
 for t in head gzip chmod mv rm; do command -v $t >/dev/null || { echo "the image lacks $t: name another one with --base-image" >&2; exit 1; }; done
 umask 077; f=PROGRAM.$$; trap 'rm -f "$f"' EXIT
 : >"$f" || exit 1

@@ -130,8 +130,8 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// receiver is an API server that takes what is sent to commands in pods. It treats the first attempts as fail says: "cut" breaks the
-// connection, and other texts are the output of a command that exits with a code.
+// receiver is an API server that takes what is sent to commands in pods. It treats the first attempts as fail says: "absent" breaks the
+// connection before the command runs, "cut" while it runs, and other texts are the output of a command that exits with a code.
 type receiver struct {
 	fail []string
 	code string
@@ -168,13 +168,17 @@ func (r *receiver) answer(ws *websocket.Conn) {
 	if len(r.fail) > 0 {
 		says := r.fail[0]
 		r.fail = r.fail[1:]
+		if says == "absent" {
+			return
+		}
+		_ = websocket.Message.Send(ws, []byte("\x01begin\n"))
 		if says == "cut" {
 			return
 		}
 		_ = websocket.Message.Send(ws, append([]byte{2}, says...))
 		status = metav1.Status{Status: metav1.StatusFailure, Reason: "NonZeroExitCode", Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: "ExitCode", Message: r.code}}}}
 	} else {
-		_ = websocket.Message.Send(ws, []byte("\x01complete\n"))
+		_ = websocket.Message.Send(ws, []byte("\x01begin\ncomplete\n"))
 		r.sent = append(r.sent, data)
 	}
 	text, _ := json.Marshal(status) // which always works
@@ -198,6 +202,7 @@ func TestCopyPrograms(t *testing.T) {
 	}{
 		"as it should be":       {receiver: &receiver{}, arch: "amd64", sent: 6},
 		"broken connections":    {arch: "amd64", receiver: &receiver{fail: []string{"cut", "cut"}}, sent: 6},
+		"absent containers":     {arch: "amd64", receiver: &receiver{fail: slices.Repeat([]string{"absent"}, 30)}, sent: 6},
 		"a copy that differs":   {arch: "amd64", receiver: &receiver{fail: []string{"differs"}, code: fmt.Sprint(differs)}, sent: 6},
 		"an image without gzip": {arch: "amd64", receiver: &receiver{fail: []string{"the image lacks gzip", "the image lacks gzip"}, code: "1"}, want: "command terminated with exit code 1: the image lacks gzip"},
 		"no room":               {arch: "amd64", receiver: &receiver{fail: slices.Repeat([]string{"gzip: No space left on device"}, 99), code: fmt.Sprint(differs)}, want: "No space left on device"},

@@ -189,7 +189,7 @@ func join(reason, message string) string {
 	return reason + message
 }
 
-// patience limits how long the API server may fail to answer, or no worker may start in a pod, before the run is lost. A
+// patience limits how long the API server may fail to answer, or workers may fail to start in a pod, before the run is lost. A
 // control plane takes less time to elect a leader, or to notice that a node is dead.
 const patience = 45 * time.Second
 
