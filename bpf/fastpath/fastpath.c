@@ -437,11 +437,11 @@ static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c,
 	f = find_or_create_flow(skb, c, p, 1, is_ipv6);
 	if (!f || p->at < f->out.backoff_until)
 		return NEXT;
-	/* Packets from the pod must come from the link at which packets for it are delivered. An entry in pod_links for another pod
-	 * has the sender's MAC address: a pod that makes some up must not fill that map. */
+	/* Packets from the pod must come from the link at which packets for it are delivered. If a bridge connects two pods, an
+	 * entry in pod_links has the sender's MAC address: a pod that makes some up must not fill that map. */
 	index = f->in.template;
 	pod = bpf_map_lookup_elem(&pod_links, &index);
-	if ((pod && pod->veth && pod->veth != p->device) || (to && !owns_mac(p->device, p->mac + ETH_ALEN))) {
+	if ((pod && pod->veth && pod->veth != p->device) || (to && !to->hops && !owns_mac(p->device, p->mac + ETH_ALEN))) {
 		count(c, REASON_MISMATCH);
 		return NEXT;
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Reads TCP segments that have IP options, extension headers or padding, or are longer than 64 KiB (BIG TCP).
+/* Reads TCP segments, also those with IP options, extension headers or padding, or longer than 64 KiB (BIG TCP).
  * Conntrack reads them too, so their sequence numbers count (nf_conntrack_in and
  * tcp_in_window in net/netfilter). */
 #pragma once

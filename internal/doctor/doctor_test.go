@@ -149,7 +149,7 @@ func TestRules(t *testing.T) {
 		{"rights", func(f *Facts) { f.Lacks = []string{"CAP_NET_ADMIN"} }, "note not-permitted: This process lacks capabilities: it cannot apply"},
 		{"BTF", func(f *Facts) { f.BTF = false }, "warning no-btf: The kernel has no BTF"},
 		{"flowtable", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0", "flannel.1"}}} },
-			"note flowtable: The flowtable inet ft f of nftables forwards packets at flannel.1, so the fast path skips these devices."},
+			"note flowtable: The flowtable inet ft f of nftables forwards packets at flannel.1, where the fast path therefore does not run."},
 		{"flowtable at the NIC", func(f *Facts) { f.Flowtables = []Flowtable{{"inet ft f", []string{"eth0"}}} },
 			"note flowtable: The flowtable inet ft f of nftables has no device of pods, but Linux before 7.2 takes connections of pods into it if a rule adds them."},
 		{"probe", func(f *Facts) { f.FastPath = "lacks tcx" }, "warning fast-path: The fast path cannot run"},

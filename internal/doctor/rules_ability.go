@@ -88,7 +88,7 @@ func flowtable(f Facts) (found []Finding) {
 	}
 	for _, t := range f.Flowtables {
 		taken := slices.DeleteFunc(slices.Clone(t.Devices), func(name string) bool { d, _ := f.device(name); return !ofPods(d) })
-		what, cost := "forwards packets at "+some(taken)+", so the fast path skips these devices", "Connections through these devices are not accelerated by the fast path."
+		what, cost := "forwards packets at "+some(taken)+", where the fast path therefore does not run", "Connections through these devices are not accelerated by the fast path."
 		if len(taken) == 0 {
 			what = "has no device of pods, but Linux before 7.2 takes connections of pods into it if a rule adds them"
 			cost = "The fast path does not accelerate connections of pods that are in it. slipstream accel status counts their packets as flowtable; if there are none, nothing is lost."

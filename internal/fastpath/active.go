@@ -101,6 +101,20 @@ func (p *activePods) resolved(address netip.Addr) {
 	}
 }
 
+// requestLost requests the addresses that the node had for links of active pods, but has no more: the kernel has forgotten the MAC
+// address, although packets that the node bridges still go there.
+func (p *activePods) requestLost(had, has map[netip.Addr]int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for address, link := range had {
+		if _, active := p.links[link]; active && has[address] == 0 && len(p.requested) < requestedMax {
+			if _, requested := p.requested[address]; !requested {
+				p.requested[address] = false
+			}
+		}
+	}
+}
+
 // evictRequest forgets one requested address, preferably one without a link.
 func (p *activePods) evictRequest() {
 	var some netip.Addr

@@ -134,7 +134,7 @@ func (d *localDetector) update(now time.Time, packets map[int]uint64) (switched 
 	switch {
 	case len(d.sampling) > 0:
 		if slices.ContainsFunc(d.sampling, func(link int) bool { _, without := packets[link]; return !without }) {
-			d.wait = 0 // it has got programs
+			d.wait = 0 // it has got programs, or is gone
 		}
 		d.wait = min(max(2*d.wait, localEvery), localPauseMax)
 		d.sampling, d.next = nil, now.Add(d.wait)
@@ -145,17 +145,24 @@ func (d *localDetector) update(now time.Time, packets map[int]uint64) (switched 
 	case now.Before(d.next):
 		return false
 	}
-	slices.SortFunc(busy, func(a, b int) int { return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a, b)) })
-	waiting := slices.DeleteFunc(slices.Clone(busy), func(link int) bool { return d.sampled[link] })
-	if len(waiting) == 0 {
-		d.sampled, waiting = nil, busy
+	turn := func(link int) int {
+		if d.sampled[link] {
+			return 1
+		}
+		return 0
 	}
-	d.sampling = waiting[:min(len(waiting), localLinks)]
+	slices.SortFunc(busy, func(a, b int) int {
+		return cmp.Or(cmp.Compare(turn(a), turn(b)), cmp.Compare(count[b], count[a]), cmp.Compare(a, b))
+	})
+	d.sampling = busy[:min(len(busy), localLinks)]
 	if d.sampled == nil {
 		d.sampled = make(map[int]bool)
 	}
 	for _, link := range d.sampling {
 		d.sampled[link] = true
+	}
+	if !slices.ContainsFunc(busy, func(link int) bool { return !d.sampled[link] }) {
+		clear(d.sampled)
 	}
 	return true
 }

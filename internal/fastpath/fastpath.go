@@ -608,6 +608,7 @@ func (f *Fastpath) sync() error {
 	if verify {
 		f.pods.forgetRequests()
 	}
+	f.pods.requestLost(f.node.podLinks, node.podLinks)
 	for _, address := range f.pods.wanted() {
 		link, bridge := node.linkByRoute(f.links, address)
 		if link != 0 {

@@ -87,7 +87,7 @@ func TestLocalOneWay(t *testing.T) {
 }
 
 // checkOneWay sends datagrams, and answers only the first: conntrack must see a reply. It calls meanwhile again and again. If the node
-// then forgets the receiver's MAC address, it must resolve it again.
+// then forgets the MAC addresses of both pods, it must resolve them again.
 func (w *world) checkOneWay(front front, meanwhile func()) {
 	near, far := w.datagramPair(front)
 	send := func() {
@@ -106,7 +106,7 @@ func (w *world) checkOneWay(front front, meanwhile func()) {
 		w.Fatal(err)
 	}
 	accelerated := func(what string) {
-		var before uint64
+		before := w.counts(0)["fast-out-local"]
 		w.eventually(what, func() {
 			meanwhile()
 			before = w.counts(0)["fast-out-local"]
@@ -119,7 +119,7 @@ func (w *world) checkOneWay(front front, meanwhile func()) {
 	w.in("n0", func() error {
 		all, err := netlink.NeighList(0, netlink.FAMILY_V4)
 		for _, n := range all {
-			if n.IP.Equal(w.pod(0, 1).AsSlice()) && err == nil {
+			if (n.IP.Equal(w.pod(0, 0).AsSlice()) || n.IP.Equal(w.pod(0, 1).AsSlice())) && err == nil {
 				err = netlink.NeighDel(&n)
 			}
 		}
@@ -128,52 +128,70 @@ func (w *world) checkOneWay(front front, meanwhile func()) {
 	accelerated("the datagrams take the fast path again")
 }
 
-// TestSpoofedSender sends from many made-up MAC addresses on an accelerated connection to a pod of the same node. These packets must not
-// fill the table of pods' links.
+// TestSpoofedSender sends from many made-up MAC addresses on an accelerated connection between pods of a node, from either end. These
+// packets must not fill the table of pods' links.
 func TestSpoofedSender(t *testing.T) {
-	const podLinks = 4096 // POD_LINKS of bpf/fastpath/index.h
 	t.Parallel()
 	w := newLocalWorld(t, spec.ShapeFlannel, false)
 	w.start()
 	near, far := w.datagramPair(direct)
+	for _, hostile := range []string{"n0p0", w.farPod()} {
+		w.sub(hostile, func() {
+			before := w.counts(0)["fast-out-local"]
+			w.eventually("the datagrams take the fast path", func() { w.exchange(near, far, 100) },
+				func() bool { return w.counts(0)["fast-out-local"] > before+200 })
+			w.sendSpoofed(hostile, near.LocalAddr(), far.LocalAddr())
+		})
+	}
+}
+
+// exchange sends datagrams one after another, and waits for the answer to each.
+func (w *world) exchange(near, far *net.UDPConn, datagrams int) {
+	w.Helper()
 	buf := make([]byte, 64)
-	w.eventually("the datagrams take the fast path", func() {
-		for range 100 {
-			deadline := time.Now().Add(patience)
-			_, wrote := near.Write([]byte("datagram"))
-			n, from, err := far.ReadFromUDPAddrPort(buf)
-			_, answer := far.WriteToUDPAddrPort(buf[:n], from)
-			if err := errors.Join(wrote, err, answer, near.SetDeadline(deadline), far.SetDeadline(deadline)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := near.Read(buf); err != nil {
-				t.Fatal(err)
-			}
+	for range datagrams {
+		deadline := time.Now().Add(patience)
+		err := errors.Join(near.SetDeadline(deadline), far.SetDeadline(deadline))
+		_, sent := near.Write([]byte("datagram"))
+		n, from, received := far.ReadFromUDPAddrPort(buf)
+		_, answered := far.WriteToUDPAddrPort(buf[:n], from)
+		_, got := near.Read(buf)
+		if err := errors.Join(err, sent, received, answered, got); err != nil {
+			w.Fatal(err)
 		}
-	}, func() bool { return w.counts(0)["fast-out-local"] > 200 })
-	hostile := w.tap("n0p0", "eth0")
+	}
+}
+
+// sendSpoofed sends datagrams of a connection from made-up MAC addresses in the pod at its near or its far end.
+func (w *world) sendSpoofed(hostile string, near, far net.Addr) {
+	const podLinks = 4096 // POD_LINKS of bpf/fastpath/index.h
 	packet := grammar.Packet{
-		Source: near.LocalAddr().(*net.UDPAddr).AddrPort(), Target: far.LocalAddr().(*net.UDPAddr).AddrPort(),
+		Source: near.(*net.UDPAddr).AddrPort(), Target: far.(*net.UDPAddr).AddrPort(),
 		Protocol: unix.IPPROTO_UDP, TTL: 64, Payload: 8,
 	}
-	w.in(w.farPod(), func() error {
+	to := w.farPod()
+	if hostile == to {
+		to = "n0p0"
+		packet.Source, packet.Target = packet.Target, packet.Source
+	}
+	w.in(to, func() error {
 		l, err := netlink.LinkByName("eth0")
 		if err == nil {
 			packet.To = l.Attrs().HardwareAddr
 		}
 		return err
 	})
-	before := w.counts(0)
+	before, tap := w.counts(0), w.tap(hostile, "eth0")
 	for i := range 3 * podLinks {
 		packet.From = grammar.MadeUp(i)
-		hostile.send(packet.Bytes())
+		tap.send(packet.Bytes())
 	}
 	now := w.counts(0)
 	if n := now["mismatch"] - before["mismatch"]; n < podLinks {
-		t.Errorf("only %d packets did not match", n)
+		w.Errorf("only %d packets did not match", n)
 	}
 	if n := now["table-full"] - before["table-full"]; n > 0 {
-		t.Errorf("the table was full for %d packets", n)
+		w.Errorf("the table was full for %d packets", n)
 	}
 }
 

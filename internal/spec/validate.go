@@ -611,7 +611,7 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	if r.set(path + ".baseImage") {
 		r.matches(path+".baseImage", k.BaseImage, imageName, "a reference to an image, such as registry.example/busybox:1.37")
 		if k.Image != "" {
-			r.fail(path+".baseImage", "cannot be set beside image: image has this program in it, and into baseImage it is copied")
+			r.fail(path+".baseImage", "cannot be set beside image, which has this program in it: leave one of the two out")
 		}
 	}
 	if r.set(path + ".resources.cpu") {

@@ -88,8 +88,8 @@ func (q *inquiry) ask(ctx context.Context, node string) (r report, err error) {
 	return r, nil
 }
 
-// askNamed asks nodes by name, and reports whether enough of them passed. A node counts only if its step ended at before, a
-// percentage, or at a later one. The first node has step 0, so it counts only if before is 0.
+// askNamed asks nodes by name, and reports whether enough of them passed. A node counts only if it got the version at the
+// percentage before, or at a later one. The first node has step 0, so it counts only if before is 0.
 func (q *inquiry) askNamed(ctx context.Context, names []string, before int) (enough bool, err error) {
 	for _, name := range names {
 		if len(q.asked) == reportsAtMost {

@@ -59,8 +59,7 @@ func (c *Cluster) markPolicies(ctx context.Context) {
 	}
 }
 
-// markPolicy writes the condition if it is wrong and this agent's share of the time has passed without a correction by another
-// agent.
+// markPolicy writes the condition if it is wrong and no other agent has corrected it within this agent's writeDelay.
 func (c *Cluster) markPolicy(ctx context.Context, p *v1alpha1.AccelerationPolicy, m *marking, selected bool, look *timer) error {
 	if m.selected && !selected {
 		m.left = c.clock.Now()

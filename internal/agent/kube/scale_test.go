@@ -597,8 +597,8 @@ func TestSelectedWhileNodesAreRelabelled(t *testing.T) {
 	})
 }
 
-// TestShare checks that any number of agents, even thousands, make few writes where one is needed.
-func TestShare(t *testing.T) {
+// TestWriteDelay checks that any number of agents, even thousands, make few writes where one is needed.
+func TestWriteDelay(t *testing.T) {
 	nodes := []int{1, 10, 1000, 10_000}
 	if testing.Short() {
 		nodes = nodes[:3]
@@ -608,18 +608,18 @@ func TestShare(t *testing.T) {
 		const policies = 100
 		for p := range policies {
 			uid := types.UID(fmt.Sprint("policy", p))
-			shares := make([]time.Duration, n)
+			delays := make([]time.Duration, n)
 			first := usualPace.spread
-			for i := range shares {
+			for i := range delays {
 				c := &Cluster{options: Options{Node: fmt.Sprintf("node%d", i)}, pace: usualPace}
-				shares[i] = c.writeDelay(uid)
-				first = min(first, shares[i])
-				if shares[i] < 0 || shares[i] > usualPace.spread {
-					t.Fatalf("a share is %s", shares[i])
+				delays[i] = c.writeDelay(uid)
+				first = min(first, delays[i])
+				if delays[i] < 0 || delays[i] > usualPace.spread {
+					t.Fatalf("a delay is %s", delays[i])
 				}
 			}
 			same := -1
-			for _, s := range shares {
+			for _, s := range delays {
 				if s < first+100*time.Millisecond {
 					same++
 				}

@@ -138,7 +138,7 @@ func (e *Entries) FindLiberal() error {
 		e.recovering[r.Flow] = &recovery{Recovery: r}
 		e.fastpath.Attach(r.Link)
 	}
-	e.log.Info("a killed agent left conntrack entries liberal; recovering them", "connections", len(all))
+	e.log.Info("conntrack entries are still liberal from an earlier agent; recovering them", "connections", len(all))
 	return nil
 }
 

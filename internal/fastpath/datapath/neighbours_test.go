@@ -67,6 +67,6 @@ func TestNeighbourFilter(t *testing.T) {
 		}
 	}
 	if err := n.Subscribe(heard); err == nil {
-		t.Error("there is more room than Room reports")
+		t.Error("there is more room than Capacity reports")
 	}
 }
