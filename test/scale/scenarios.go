@@ -401,9 +401,9 @@ func outageLimits(f *fleet, p phase) (all []string) {
 	}
 	// An agent returns within 55 s, and sends seven requests over some seconds, at most two of them in the same second. How many
 	// agents return in the same second is chance. With few agents, chance exceeds four standard deviations once in some hundred runs,
-	// so the limit allows two more agents, and two whose requests a busy machine delayed into the same second.
+	// so the limit allows two more agents.
 	mean := 7.0 / 55 * float64(f.nodes+1)
-	if most := min(peakRate, int(mean+4*math.Sqrt(2*mean))+4*7); p.WorstSecond > most {
+	if most := min(peakRate, int(mean+4*math.Sqrt(2*mean))+2*7); p.WorstSecond > most {
 		all = append(all, fmt.Sprintf("%d requests in the worst second, want at most %d", p.WorstSecond, most))
 	}
 	return append(all, conflictLimit(p)...)
