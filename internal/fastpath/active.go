@@ -92,25 +92,16 @@ func (p *activePods) resolve(address netip.Addr) (ask bool) {
 	return requested && !asked
 }
 
-// resolved records that the link of a requested address is known. If the kernel forgets the MAC address, resolve asks again.
-func (p *activePods) resolved(address netip.Addr) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, requested := p.requested[address]; requested {
-		p.requested[address] = false
-	}
-}
-
-// requestLost requests the addresses that the node had for links of active pods, but has no more: the kernel has forgotten the MAC
-// address, although packets that the node bridges still go there.
+// requestLost requests, perhaps again, the addresses that the node had for links of active pods, but has no more: the kernel has
+// forgotten the MAC address, although packets that the node bridges still go there.
 func (p *activePods) requestLost(had, has map[netip.Addr]int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for address, link := range had {
-		if _, active := p.links[link]; active && has[address] == 0 && len(p.requested) < requestedMax {
-			if _, requested := p.requested[address]; !requested {
-				p.requested[address] = false
-			}
+		_, active := p.links[link]
+		_, requested := p.requested[address]
+		if active && has[address] == 0 && (requested || len(p.requested) < requestedMax) {
+			p.requested[address] = false
 		}
 	}
 }

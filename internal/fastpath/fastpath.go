@@ -616,7 +616,6 @@ func (f *Fastpath) sync() error {
 				f.pods.use(link) // the request did not know it, and perhaps no packet requests it again
 			}
 			node.podLinks[address] = link
-			f.pods.resolved(address)
 		} else if bridge != 0 && f.pods.resolve(address) {
 			// The node may have no neighbour entry for a pod on a bridge, because packets between its pods are not routed. A
 			// notification will tell when the kernel has resolved the address.

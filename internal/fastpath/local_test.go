@@ -95,14 +95,8 @@ func (w *world) checkOneWay(front front, meanwhile func()) {
 			w.Fatal(err)
 		}
 	}
-	send()
-	deadline := time.Now().Add(patience)
-	buf := make([]byte, 64)
-	err := errors.Join(near.SetDeadline(deadline), far.SetDeadline(deadline))
-	n, from, read := far.ReadFromUDPAddrPort(buf)
-	_, answer := far.WriteToUDPAddrPort(buf[:n], from)
-	_, got := near.Read(buf)
-	if err := errors.Join(err, read, answer, got, near.SetDeadline(time.Time{})); err != nil {
+	w.exchange(near, far, 1)
+	if err := near.SetDeadline(time.Time{}); err != nil {
 		w.Fatal(err)
 	}
 	accelerated := func(what string) {
