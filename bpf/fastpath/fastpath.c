@@ -38,6 +38,7 @@
  *   packet.h, csum.h, skb.h  headers and checksums; fields of the kernel's sk_buff
  *   metadata.h               what queues, filters and sockets read besides the packet
  *   key.h, flow.h, seq.h     keys and state of connections; TCP sequence numbers
+ *   run.h                    runs of the receive softirq, so that no packet overtakes another
  *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
  *   conntrack.h              conntrack look-ups
  *   probe.h, learn.h         packets that the programs recognise at later hooks; flows are learned from these
@@ -126,8 +127,10 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	if (!in_sequence)
 		goto slow;
 	reason = REASON_REVALIDATE;
-	if (revalidate_due(&f->in, now))
+	if (ours && revalidate_due(&f->in, now))
 		goto probe;
+	if (behind_probe(&f->in, now))
+		goto slow;
 	reason = REASON_MISMATCH;
 	index = template_of(&f->in);
 	pod = bpf_map_lookup_elem(&pod_links, &index);
@@ -149,6 +152,8 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	reason = source == FROM_VXLAN ? REASON_FAST_IN_VXLAN : source == FROM_NIC ? REASON_FAST_IN_ROUTED : REASON_FAST_IN_LOCAL;
 	return redirect_to_pod(skb, c, pod, h, reason, peer_of(k), peer_of(own), is_ipv6);
 probe:
+	if (ours)
+		sends_probe(&f->in, now);
 	start_in_probe(skb, c, h, k, now, g, decapped, !in_sequence, source, is_ipv6);
 slow:
 	count(c, reason);
@@ -289,6 +294,8 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	reason = REASON_REVALIDATE;
 	if (revalidate_due(&f->out, now))
 		goto probe;
+	if (template_of(&f->out) & TO_POD && behind_probe(&f->out, now))
+		goto slow;
 	reason = REASON_MISMATCH;
 	index = template_of(&f->out);
 	if (index & TO_POD)
@@ -324,6 +331,8 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	count(c, encapsulated ? REASON_FAST_OUT_VXLAN : REASON_FAST_OUT_ROUTED);
 	return bpf_redirect(outer->nic, 0);
 probe:
+	if (f && ours)
+		sends_probe(&f->out, now);
 	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
 	c->out.delivery_time = delivery_time(skb);
 	c->out.priority = priority_of(skb, &h, is_ipv6);
@@ -542,8 +551,8 @@ int observe_router(struct __sk_buff *skb)
 
 /* decap_nic decapsulates the packets that redirect_vxlan would redirect, if a packet with the same
  * outer headers has reached the VXLAN device. GSO packets keep tunnel state that only the kernel can
- * clear, so the kernel decapsulates them, unless they go straight to a socket, where nothing reads
- * that state. redirect_vxlan counts all packets that the kernel decapsulates. */
+ * clear, so the kernel decapsulates them, unless they are TCP and go straight to a socket, where nothing
+ * reads that state. redirect_vxlan counts all packets that the kernel decapsulates. */
 static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state *c, __u8 *data, int is_ipv6)
 {
 	const __u32 at = OUTER_HLEN;
@@ -569,12 +578,12 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 		f->gso = now;
 	/* Leave a stream's full segments to GRO: merging them saves more than decapsulating each
 	 * here. If the NIC merges them already, GRO gains nothing. */
-	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
+	if (skb->gso_size ? k.protocol != IPPROTO_TCP || now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
 		f->gso_possible = now;
 		return NEXT;
 	}
 	if (now >= lease_expires || skb->mark || skb->pkt_type != PACKET_HOST || check_flow(&f->in, &f->out, &k, now) ||
-	    now - f->gso_possible < REORDER_WINDOW || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
+	    now - f->gso_possible < REORDER_WINDOW || behind_probe(&f->in, now) || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
 		return NEXT;
 	data = pull_data(skb, at);
 	if (!data)
@@ -613,6 +622,7 @@ probe:
 		return NEXT;
 	if (c->decap_stage && now - c->decap_probe.at < PROBE_TTL)
 		return NEXT;
+	sends_probe(&f->in, now);
 	c->decap_probe.at = now;
 	c->decap_probe.generation = g;
 	copy_headers(&c->decap_probe.headers, &h, is_ipv6);

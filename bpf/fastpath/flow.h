@@ -4,6 +4,7 @@
 
 #include "control.h"
 #include "key.h"
+#include "run.h"
 
 #define MS 1000000ULL
 /* How long a flow stays valid after the slow path forwarded one of its packets: less than a second
@@ -34,8 +35,10 @@ struct direction {
 	__u8 tos, ttl;
 	/* Out only: the longest inner packet that the route to the other node takes. */
 	__u16 mtu;
+	/* The run (see this_run) in which a packet last took the slow path as a probe, or was delivered as one. */
+	__u16 run;
 	/* TCP only: the scale of the windows that this direction announces (RFC 7323). */
-	__u32 scale;
+	__u8 scale, unused;
 };
 
 /* The known sequence numbers of one side of a TCP connection. */
@@ -122,6 +125,19 @@ static __always_inline int revalidate_due(struct direction *w, __u64 now)
 		return 0;
 	w->revalidated = now;
 	return 1;
+}
+
+/* sends_probe records that a packet takes the slow path as a probe. */
+static __always_inline void sends_probe(struct direction *w, __u64 now)
+{
+	w->revalidated = now;
+	w->run = watch_run();
+}
+
+/* behind_probe tells whether a packet for a pod must take the slow path because packets before it may still be in a queue. */
+static __always_inline int behind_probe(const struct direction *w, __u64 now)
+{
+	return unlikely(now - w->validated < PROBE_TTL || now - w->revalidated < PROBE_TTL) && w->run == this_run();
 }
 
 /* template_of reads the index of the template after validated. The address of the second load depends on the value of the

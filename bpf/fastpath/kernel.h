@@ -25,12 +25,17 @@ struct sk_buff {
 	struct net_device *dev;
 	unsigned long _nfct;
 	unsigned char *head, *data;
+	unsigned int end;
 	__u32 len, data_len;
 	__u16 csum_start;
 	__u8 ip_summed : 2;
 	__u8 csum_level : 2;
 	__u32 mark;
 	__u32 secmark;
+};
+
+struct skb_shared_info {
+	unsigned int gso_type;
 };
 
 struct bpf_nf_ctx {

@@ -240,10 +240,10 @@ static __always_inline int nat_reason(const struct headers *was, const struct he
 	       !equal_addresses(address_of(was, 0), address_of(is, 0)) ? REASON_NAT : REASON_REWRITTEN;
 }
 
-/* segment_length is the length of the longest packet that GSO will make of a TCP packet. */
+/* segment_length is the length of the longest packet that GSO will make of a packet. */
 static __always_inline __u32 segment_length(const struct __sk_buff *skb, const struct headers *h, int is_ipv6)
 {
 	if (!skb->gso_size)
 		return LENGTH(h, is_ipv6);
-	return skb->gso_size + HLEN(is_ipv6) + DATA_OFFSET(h);
+	return skb->gso_size + HLEN(is_ipv6) + (PROTOCOL(h, is_ipv6) == IPPROTO_TCP ? DATA_OFFSET(h) : (int)sizeof(struct udphdr));
 }

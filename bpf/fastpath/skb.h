@@ -5,11 +5,23 @@
 #include "kernel.h"
 #include "key.h"
 
-/* fits_mtu tells whether all segments of the packet fit the MTU. UDP GSO packets (UDP_SEGMENT) take
- * the slow path. */
-static __always_inline int fits_mtu(const struct __sk_buff *skb, const struct headers *h, int is_ipv6)
+#define SKB_GSO_DODGY (1 << 1)
+#define SKB_GSO_UDP_L4 (1 << 17)
+
+/* is_udp_batch tells whether a GSO packet is a batch of datagrams (UDP_SEGMENT), and nothing else: bpf_skb_adjust_room takes no other
+ * GSO packet but those of TCP. */
+static __always_inline int is_udp_batch(struct __sk_buff *skb)
 {
-	if (skb->gso_size && PROTOCOL(h, is_ipv6) != IPPROTO_TCP)
+	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
+	struct skb_shared_info *shared = (void *)s->head + s->end;
+
+	return (BPF_CORE_READ(shared, gso_type) & ~SKB_GSO_DODGY) == SKB_GSO_UDP_L4;
+}
+
+/* fits_mtu tells whether all segments of the packet fit the MTU. GSO packets of other protocols than TCP and UDP do not. */
+static __always_inline int fits_mtu(struct __sk_buff *skb, const struct headers *h, int is_ipv6)
+{
+	if (skb->gso_size && PROTOCOL(h, is_ipv6) != IPPROTO_TCP && !is_udp_batch(skb))
 		return 0;
 	return segment_length(skb, h, is_ipv6) <= mtu;
 }

@@ -59,6 +59,7 @@ const (
 	needsSum = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
 	gsoTCP   = 1 // VIRTIO_NET_HDR_GSO_TCPV4
 	gsoTCP6  = 4 // VIRTIO_NET_HDR_GSO_TCPV6
+	gsoUDP   = 5 // VIRTIO_NET_HDR_GSO_UDP_L4
 )
 
 // injected is a packet that enters a node at an end.
@@ -532,6 +533,22 @@ func withoutRST(b []byte, at int) []byte {
 	return b
 }
 
+// segment makes the kernel segment a packet of TCP or UDP later (GSO), if it has a partial checksum.
+func (s *injected) segment(g grammar.Grammar) {
+	switch s.SumAt {
+	case 16:
+		s.GSO, s.Headers, s.Segment = gsoTCP, s.SumStart+20, []uint16{1410, 1411, 1398, 536, 100}[g.IntN(5)]
+		if s.SumStart == 54 {
+			s.GSO = gsoTCP6
+		}
+	case 6:
+		s.GSO, s.Headers, s.Segment = gsoUDP, s.SumStart+8, []uint16{1422, 1423, 1410, 548, 112}[g.IntN(5)]
+	}
+	if s.SumStart == 54 {
+		s.Segment -= 20
+	}
+}
+
 func (a *isolatedNode) randomPacket(g grammar.Grammar) injected {
 	if g.IntN(2) == 0 {
 		s := injected{end: pod0, frame: withoutRST(g.Packet(true), 14)}
@@ -545,11 +562,8 @@ func (a *isolatedNode) randomPacket(g grammar.Grammar) injected {
 		default:
 			s.vnet = partialChecksum(s.frame, 14)
 		}
-		if g.Large && s.SumStart <= 54 && s.SumAt == 16 && len(s.frame) > g.MTU+14 && g.IntN(8) > 0 {
-			s.GSO, s.Headers, s.Segment = gsoTCP, s.SumStart+20, []uint16{1410, 1411, 1398, 536, 100}[g.IntN(5)]
-			if s.SumStart == 54 {
-				s.GSO, s.Segment = gsoTCP6, s.Segment-20
-			}
+		if g.Large && s.SumStart <= 54 && len(s.frame) > g.MTU+14 && g.IntN(8) > 0 {
+			s.segment(g)
 		}
 		return s
 	}

@@ -74,6 +74,11 @@ func load(spec *ebpf.CollectionSpec) (*Programs, error) {
 	if err := spec.Variables[fastpathVarHashSeed].Set(rand.Uint64()); err != nil {
 		return nil, fmt.Errorf("seed the hash of the fast path: %w", err)
 	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, fmt.Errorf("count the CPUs: %w", err)
+	}
+	spec.Maps["runs"].MaxEntries = uint32(cpus)
 	if p.noDropForged = spec.LoadAndAssign(&p.objects, nil); p.noDropForged != nil {
 		if err := withoutDropForged(spec).LoadAndAssign(&p.objects, nil); err != nil {
 			return nil, fmt.Errorf("load programs of the fast path: %w", explain(refused(err)))

@@ -188,7 +188,9 @@ type fastpathFlow struct {
 		Tos             uint8
 		Ttl             uint8
 		Mtu             uint16
-		Scale           uint32
+		Run             uint16
+		Scale           uint8
+		Unused          uint8
 	}
 	In struct {
 		_               structs.HostLayout
@@ -202,7 +204,9 @@ type fastpathFlow struct {
 		Tos             uint8
 		Ttl             uint8
 		Mtu             uint16
-		Scale           uint32
+		Run             uint16
+		Scale           uint8
+		Unused          uint8
 	}
 	Mac                [12]uint8
 	BloomBit           uint32
@@ -292,6 +296,16 @@ type fastpathRemote struct {
 	Zero    uint16
 }
 
+type fastpathRun struct {
+	_     structs.HostLayout
+	Timer struct {
+		_ structs.HostLayout
+		_ [16]byte
+	}
+	Ended uint32
+	Armed uint32
+}
+
 type fastpathTracked struct {
 	_     structs.HostLayout
 	Key   fastpathKey
@@ -334,6 +348,7 @@ const (
 	fastpathMapRemotes        = "remotes"
 	fastpathMapReverseNat     = "reverse_nat"
 	fastpathMapRouters        = "routers"
+	fastpathMapRuns           = "runs"
 	fastpathMapVxlanDevices   = "vxlan_devices"
 	fastpathMapWatchedPods    = "watched_pods"
 	fastpathProgDecapNic      = "decap_nic"
@@ -440,6 +455,7 @@ type fastpathMapSpecs struct {
 	Remotes        *ebpf.MapSpec `ebpf:"remotes"`
 	ReverseNat     *ebpf.MapSpec `ebpf:"reverse_nat"`
 	Routers        *ebpf.MapSpec `ebpf:"routers"`
+	Runs           *ebpf.MapSpec `ebpf:"runs"`
 	VxlanDevices   *ebpf.MapSpec `ebpf:"vxlan_devices"`
 	WatchedPods    *ebpf.MapSpec `ebpf:"watched_pods"`
 }
@@ -502,6 +518,7 @@ type fastpathMaps struct {
 	Remotes        *ebpf.Map `ebpf:"remotes"`
 	ReverseNat     *ebpf.Map `ebpf:"reverse_nat"`
 	Routers        *ebpf.Map `ebpf:"routers"`
+	Runs           *ebpf.Map `ebpf:"runs"`
 	VxlanDevices   *ebpf.Map `ebpf:"vxlan_devices"`
 	WatchedPods    *ebpf.Map `ebpf:"watched_pods"`
 }
@@ -522,6 +539,7 @@ func (m *fastpathMaps) Close() error {
 		m.Remotes,
 		m.ReverseNat,
 		m.Routers,
+		m.Runs,
 		m.VxlanDevices,
 		m.WatchedPods,
 	)

@@ -1,0 +1,107 @@
+//go:build linux
+
+package fastpath_test
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"slipstream.dev/internal/place/lab/overlay"
+	"slipstream.dev/internal/spec"
+)
+
+// TestDatagramBatches sends batches of datagrams in one packet (UDP_SEGMENT), as QUIC does. They must take the fast path, and each
+// datagram must arrive, in its order and with its size.
+func TestDatagramBatches(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*testing.T) *world{
+		"VXLAN":                   func(t *testing.T) *world { return newWorld(t, spec.ShapeFlannel, spec.OffloadFull) },
+		"VXLAN, IPv6":             func(t *testing.T) *world { return newWorldOf(t, spec.ShapeFlannel, spec.OffloadFull, true) },
+		"VXLAN, without offloads": func(t *testing.T) *world { return newWorld(t, spec.ShapeFlannel, spec.OffloadNone) },
+		"routed":                  func(t *testing.T) *world { return newWorld(t, overlay.ShapeRouted, spec.OffloadFull) },
+		"routed, IPv6":            func(t *testing.T) *world { return newWorldOf(t, overlay.ShapeRouted, spec.OffloadFull, true) },
+		"local":                   func(t *testing.T) *world { return newLocalWorld(t, spec.ShapeFlannel, false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := start(t)
+			w.start()
+			w.checkBatches(direct)
+		})
+		if name == "VXLAN" || name == "local" {
+			t.Run(name+", Service", func(t *testing.T) {
+				t.Parallel()
+				w := start(t)
+				w.start()
+				w.checkBatches(byService)
+			})
+		}
+	}
+}
+
+func (w *world) checkBatches(front front) {
+	near, far := w.datagramPair(front)
+	for _, c := range []*net.UDPConn{near, far} {
+		option(w.T, c, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000) })
+	}
+	count := func(why string) (all []uint64) {
+		for i := range w.nodes() {
+			all = append(all, w.counts(i)[why])
+		}
+		return all
+	}
+	w.eventually("the batches take the fast path", func() { w.exchangeBatches(near, far, 20) }, func() bool { return slices.Min(count("fast-out")) > 20 })
+	const batches = 200
+	before, tooLong := count("fast-out"), count("exceeds-mtu")
+	w.exchangeBatches(near, far, batches)
+	for i, n := range count("fast-out") {
+		if n -= before[i]; n < batches*9/10 {
+			w.Errorf("of %d batches from pods of node%d, %d took the fast path: %v", batches, i, n, w.counts(i))
+		}
+	}
+	if now := count("exceeds-mtu"); !slices.Equal(now, tooLong) {
+		w.Errorf("packets are counted as larger than the MTU: %d, before %d", now, tooLong)
+	}
+}
+
+// exchangeBatches sends batches of nine datagrams, and waits for the answer to each, which is such a batch too.
+func (w *world) exchangeBatches(near, far *net.UDPConn, batches int) {
+	w.Helper()
+	batch := make([]byte, 8*1000+300)
+	receive := func(c *net.UDPConn) (from *net.UDPAddr) {
+		buf := make([]byte, 2000)
+		for rest := batch; len(rest) > 0; {
+			want := rest[:min(1000, len(rest))]
+			n, sender, err := c.ReadFromUDP(buf)
+			if err != nil {
+				w.Fatalf("after %d of %d bytes: %v", len(batch)-len(rest), len(batch), err)
+			}
+			if !bytes.Equal(buf[:n], want) {
+				w.Fatalf("a datagram of %d bytes that begins with %d, want %d that begin with %d", n, buf[0], len(want), want[0])
+			}
+			rest, from = rest[len(want):], sender
+		}
+		return from
+	}
+	for i := range batches {
+		for k := range batch {
+			batch[k] = byte(i + k/1000)
+		}
+		deadline := time.Now().Add(patience)
+		_, err := near.Write(batch)
+		if err := errors.Join(err, near.SetDeadline(deadline), far.SetDeadline(deadline)); err != nil {
+			w.Fatal(err)
+		}
+		from := receive(far)
+		if _, err := far.WriteToUDP(batch, from); err != nil {
+			w.Fatal(err)
+		}
+		receive(near)
+	}
+}
