@@ -62,7 +62,8 @@ func lacksPrograms(config Config) error {
 		"(slipstream image push --archive bin/slipstream-tools-image.tar REGISTRY/NAME) and name it with --image, or name another image that has them with --base-image", config.Programs, image)
 }
 
-// fitNode finds the build that is copied into the pods of a node, if their image lacks the program.
+// fitNode finds the build that is copied into the pods of a node, if their image lacks the program. A mesh loses a node that has
+// none when its pod runs.
 func (p *Pods) fitNode(node *corev1.Node) error {
 	if p.spec.BaseImage == "" {
 		return nil
@@ -76,12 +77,24 @@ func (p *Pods) fitNode(node *corev1.Node) error {
 	}
 	b, err := build.Fit(p.config.builds, "node "+node.Name, "linux", node.Status.NodeInfo.Architecture)
 	if err != nil {
-		return fmt.Errorf("%w, or name an image that has the program with --image", err)
-	}
-	if p.fitting == nil {
-		p.fitting = make(map[string]build.Build)
+		err = fmt.Errorf("%w, or name an image that has the program with --image", err)
+		if !p.config.Mesh {
+			return err
+		}
+		p.unfit[node.Name] = err
+		return nil
 	}
 	p.fitting[node.Name] = b
+	return nil
+}
+
+// enough returns an error if too few nodes of a mesh have a build.
+func (p *Pods) enough(nodes []string) error {
+	for _, node := range nodes {
+		if why := p.unfit[node]; why != nil && len(nodes)-len(p.unfit) < p.leastNodes() {
+			return why
+		}
+	}
 	return nil
 }
 
@@ -112,7 +125,9 @@ func (p *Pods) copyPrograms(ctx context.Context, pods []*corev1.Pod) error {
 			continue
 		}
 		g.Go(func() error {
-			errs[i] = p.copyProgram(ctx, pod)
+			if errs[i] = p.unfit[nodeOf(pod)]; errs[i] == nil {
+				errs[i] = p.copyProgram(ctx, pod)
+			}
 			return nil // the other pods get theirs all the same
 		})
 	}

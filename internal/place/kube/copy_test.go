@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/websocket"
@@ -251,6 +252,75 @@ func TestCopyPrograms(t *testing.T) {
 			runs, foreign, err := cluster.Runs(t.Context())
 			if err != nil || len(runs) != 1 || runs[0].Pods != 6 || len(foreign) > 0 {
 				t.Errorf("runs %+v, foreign %v, %v", runs, foreign, err)
+			}
+			if err := p.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestMeshWithoutBuild: a mesh goes on without a node for which there is no build, as long as enough others are left, and the survey
+// says so before.
+func TestMeshWithoutBuild(t *testing.T) {
+	sum, _ := packedText(t, "the program")
+	file := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(file, []byte("the program"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const without = "the mesh goes on without node c: node c needs a build of this program for linux/arm64"
+	for name, c := range map[string]struct {
+		nodes  []string
+		rest   time.Duration
+		refuse string
+	}{
+		"two others":                               {nodes: []string{"a", "b", "c"}},
+		"one other":                                {nodes: []string{"a", "c"}, refuse: "node c needs a build of this program for linux/arm64"},
+		"one other, with a time for the rest":      {nodes: []string{"a", "c"}, rest: 20 * time.Second},
+		"nothing but it, with a time for the rest": {nodes: []string{"c"}, rest: 20 * time.Second, refuse: "node c needs a build of this program for linux/arm64"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api, cluster := fakeCluster(t, nil)
+			n := node("c", func(n *corev1.Node) { n.Status.NodeInfo.Architecture = "arm64" })
+			if err := api.Tracker().Add(&n); err != nil {
+				t.Fatal(err)
+			}
+			cluster.api, cluster.rest = execAPI{fakeAPI{Clientset: api}, (&receiver{}).serve(t)}, &rest.Config{}
+			var notes []string
+			mesh := config(func(config *Config) {
+				config.Mesh, config.Rest, config.Spec = true, c.rest, spec.Kubernetes{NodeNames: c.nodes, BaseImage: "registry.example/busybox:1"}
+				config.builds = []build.Build{{File: file, System: "linux", Arch: "amd64", Sum: sum}}
+				config.Note = func(text string) { notes = append(notes, text) }
+			})
+			p, err := cluster.Up(t.Context(), mesh)
+			if (err == nil) != (c.refuse == "") || err != nil && !strings.Contains(err.Error(), c.refuse) {
+				t.Fatalf("%v, want %q", err, c.refuse)
+			}
+			survey, surveyErr := cluster.Survey(t.Context(), mesh)
+			if surveyErr != nil {
+				t.Fatal(surveyErr)
+			}
+			about := func(texts []string, what string) (n int) {
+				for _, text := range texts {
+					if strings.HasPrefix(text, what) {
+						n++
+					}
+				}
+				return n
+			}
+			if err != nil {
+				if about(survey.Missing, c.refuse) != 1 || left(t, api) != nil {
+					t.Errorf("the survey has %q, and %v is left", survey.Missing, left(t, api))
+				}
+				return
+			}
+			if about(notes, without) != 1 || about(survey.Notes, without) != 1 {
+				t.Errorf("notes %q and %q, want in both %s", notes, survey.Notes, without)
+			}
+			for _, name := range c.nodes {
+				if lost := p.isLostNode(name) != nil; lost != (name == "c") {
+					t.Errorf("node %s is lost: %t", name, lost)
+				}
 			}
 			if err := p.Close(t.Context()); err != nil {
 				t.Error(err)

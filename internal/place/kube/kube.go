@@ -80,8 +80,9 @@ type Pods struct {
 	systems map[string]string
 	windows map[string]bool
 
-	// fitting are the builds of the program for nodes, by name, and packed these compressed, by sum.
+	// fitting are the builds of the program for nodes, by name, unfit why a node has none, and packed the builds compressed, by sum.
 	fitting map[string]build.Build
+	unfit   map[string]error
 	packed  map[string][]byte
 
 	since        time.Time // of its lease
@@ -491,8 +492,8 @@ func (p *Pods) giveUpAll(ctx context.Context, pods []*corev1.Pod, end error) err
 	return nil
 }
 
-// giveUp returns why a pod does not start, which ends the run. A mesh loses the pod's node instead, as long as two others are
-// left, or one if there is a time for the rest.
+// giveUp returns why a pod does not start, which ends the run. A mesh loses the pod's node instead, as long as enough others are
+// left.
 func (p *Pods) giveUp(pod *corev1.Pod, why error) error {
 	if p.isLost(pod) != nil {
 		return nil
@@ -503,16 +504,20 @@ func (p *Pods) giveUp(pod *corev1.Pod, why error) error {
 			others++
 		}
 	}
-	least := 2
-	if p.config.Rest > 0 {
-		least = 1
-	}
-	if !p.config.Mesh || others < least {
+	if !p.config.Mesh || others < p.leastNodes() {
 		return why
 	}
 	p.config.Note(fmt.Sprintf("the mesh goes on without node %s: %v", nodeOf(pod), why))
 	_ = p.lose(pod, why)
 	return nil
+}
+
+// leastNodes is how many nodes a mesh needs: two, or one if there is a time for the rest.
+func (p *Pods) leastNodes() int {
+	if p.config.Rest > 0 {
+		return 1
+	}
+	return 2
 }
 
 // nodeOf returns the node that a pod is assigned to.

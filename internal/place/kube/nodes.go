@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"slipstream.dev/internal/place/build"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/words"
 )
@@ -382,6 +383,7 @@ func runsWindows(n corev1.Node) bool { return n.Labels[corev1.LabelOSStable] == 
 func (p *Pods) readNodes(ctx context.Context, nodes []string) (note string, err error) {
 	config := p.config
 	p.windows, p.tolerations = make(map[string]bool), make(map[string][]corev1.Toleration)
+	p.fitting, p.unfit = make(map[string]build.Build), make(map[string]error)
 	kinds := make(map[string][]string) // names by architecture
 	for i, name := range nodes {
 		node, err := p.cluster.api.Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -427,7 +429,7 @@ func (p *Pods) readNodes(ctx context.Context, nodes []string) (note string, err 
 			return "", fmt.Errorf("node %s runs Windows, and %s, or choose Linux nodes", name, why)
 		}
 	}
-	return mixed(kinds), nil
+	return mixed(kinds), p.enough(nodes)
 }
 
 // mixed returns a note if the nodes have more than one CPU architecture; "" if not. kinds are their names by architecture.

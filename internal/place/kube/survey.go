@@ -96,6 +96,11 @@ func (c *Cluster) Survey(ctx context.Context, config Config) (*Survey, error) {
 	mixed, err := pods.readNodes(ctx, nodes)
 	s.lack(err)
 	s.note(mixed)
+	for _, node := range nodes {
+		if why := pods.unfit[node]; err == nil && why != nil {
+			s.note(fmt.Sprintf("the mesh goes on without node %s: %v", node, why))
+		}
+	}
 	s.lack(c.canObserve(ctx, config.Spec.Observe, nodes))
 	notes, err := c.accelerated(ctx, config, nodes)
 	s.lack(err)
