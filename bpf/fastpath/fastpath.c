@@ -110,10 +110,14 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	if (source != FROM_POD && skb->gso_size && now - f->gso >= REORDER_WINDOW)
 		f->gso_possible = now;
 	reason = REASON_REVALIDATE;
-	if (source == FROM_VXLAN && c->decap_stage == 1 && equal_headers(&c->decap_probe.headers, h, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
+	if (source == FROM_VXLAN && c->decap_stage == 1 && begins_with(h, &c->decap_probe.headers, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
 		c->decap_stage = 0;
 		if (c->decap_probe.generation == g)
 			decapped = decap_id(c);
+		if (ours) {
+			f->in.revalidated = now;
+			f->in.run = watch_run();
+		}
 		if (now >= f->in.backoff_until)
 			goto probe;
 	}
@@ -127,8 +131,10 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	if (!in_sequence)
 		goto slow;
 	reason = REASON_REVALIDATE;
-	if (ours && revalidate_due(&f->in, now))
+	if (ours && revalidate_due(&f->in, now)) {
+		f->in.run = watch_run();
 		goto probe;
+	}
 	if (behind_probe(&f->in, now))
 		goto slow;
 	reason = REASON_MISMATCH;
@@ -152,8 +158,6 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	reason = source == FROM_VXLAN ? REASON_FAST_IN_VXLAN : source == FROM_NIC ? REASON_FAST_IN_ROUTED : REASON_FAST_IN_LOCAL;
 	return redirect_to_pod(skb, c, pod, h, reason, peer_of(k), peer_of(own), is_ipv6);
 probe:
-	if (ours)
-		sends_probe(&f->in, now);
 	start_in_probe(skb, c, h, k, now, g, decapped, !in_sequence, source, is_ipv6);
 slow:
 	count(c, reason);
@@ -291,13 +295,16 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 			goto slow;
 		goto probe; /* which makes the numbers known again */
 	}
+	index = template_of(&f->out);
 	reason = REASON_REVALIDATE;
-	if (revalidate_due(&f->out, now))
+	if (revalidate_due(&f->out, now)) {
+		if (index & TO_POD)
+			f->out.run = watch_run();
 		goto probe;
-	if (template_of(&f->out) & TO_POD && behind_probe(&f->out, now))
+	}
+	if (index & TO_POD && behind_probe(&f->out, now))
 		goto slow;
 	reason = REASON_MISMATCH;
-	index = template_of(&f->out);
 	if (index & TO_POD)
 		pod = peer_pod(index);
 	else
@@ -331,8 +338,6 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	count(c, encapsulated ? REASON_FAST_OUT_VXLAN : REASON_FAST_OUT_ROUTED);
 	return bpf_redirect(outer->nic, 0);
 probe:
-	if (f && ours)
-		sends_probe(&f->out, now);
 	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
 	c->out.delivery_time = delivery_time(skb);
 	c->out.priority = priority_of(skb, &h, is_ipv6);
@@ -484,8 +489,10 @@ static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c,
 	index = to ? pod_link_of(c, to) : template_for(c, o);
 	if (!index)
 		return NEXT;
-	if (to)
+	if (to) {
 		index |= TO_POD;
+		f->out.run = watch_run();
+	}
 	if (!equal_macs(f->mac, p->mac)) {
 		f->out.validated = 0;
 		__builtin_memcpy(f->mac, p->mac, sizeof(f->mac));
@@ -551,8 +558,8 @@ int observe_router(struct __sk_buff *skb)
 
 /* decap_nic decapsulates the packets that redirect_vxlan would redirect, if a packet with the same
  * outer headers has reached the VXLAN device. GSO packets keep tunnel state that only the kernel can
- * clear, so the kernel decapsulates them, unless they are TCP and go straight to a socket, where nothing
- * reads that state. redirect_vxlan counts all packets that the kernel decapsulates. */
+ * clear, so the kernel decapsulates them, unless they are TCP packets that go straight to a socket, where
+ * nothing reads that state. redirect_vxlan counts all packets that the kernel decapsulates. */
 static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state *c, __u8 *data, int is_ipv6)
 {
 	const __u32 at = OUTER_HLEN;
@@ -578,7 +585,7 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 		f->gso = now;
 	/* Leave a stream's full segments to GRO: merging them saves more than decapsulating each
 	 * here. If the NIC merges them already, GRO gains nothing. */
-	if (skb->gso_size ? k.protocol != IPPROTO_TCP || now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
+	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
 		f->gso_possible = now;
 		return NEXT;
 	}
@@ -603,8 +610,12 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 	end = seq_end(&h, is_ipv6);
 	if (k.protocol == IPPROTO_TCP && (!f->seq_state || !in_window(f, 0, &h, end)))
 		return NEXT;
-	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_words(known, &o, sizeof(o)) || revalidate_due(&f->in, now))
+	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_words(known, &o, sizeof(o)))
 		goto probe;
+	if (revalidate_due(&f->in, now)) {
+		f->in.run = watch_run();
+		goto probe;
+	}
 	index = template_of(&f->in);
 	pod = bpf_map_lookup_elem(&pod_links, &index);
 	if (!pod || !pod->veth || header_changed(&f->in, &h, is_ipv6) || !fits_mtu(skb, &h, is_ipv6) || !to_pod(f, &k, &own, &h, is_ipv6) || (!is_ipv6 && !ip_csum_ok(h.ip)))
@@ -622,7 +633,6 @@ probe:
 		return NEXT;
 	if (c->decap_stage && now - c->decap_probe.at < PROBE_TTL)
 		return NEXT;
-	sends_probe(&f->in, now);
 	c->decap_probe.at = now;
 	c->decap_probe.generation = g;
 	copy_headers(&c->decap_probe.headers, &h, is_ipv6);
@@ -740,6 +750,7 @@ static __always_inline int observe_delivery(struct __sk_buff *skb, struct cpu_st
 		f->out.validated = 0;
 		f->out.device = 0;
 	}
+	f->in.run = watch_run();
 	record_probe(&f->in, p, index, interval, is_ipv6);
 	if (c->decap_stage == 2 && p->decapped == decap_id(c))
 		learn_decapped(c, f, p);

@@ -35,7 +35,7 @@ struct direction {
 	__u8 tos, ttl;
 	/* Out only: the longest inner packet that the route to the other node takes. */
 	__u16 mtu;
-	/* The run (see this_run) in which a packet last took the slow path as a probe, or was delivered as one. */
+	/* For packets to a pod only: the run (see this_run) in which a probe was last sent or delivered. */
 	__u16 run;
 	/* TCP only: the scale of the windows that this direction announces (RFC 7323). */
 	__u8 scale, unused;
@@ -127,14 +127,7 @@ static __always_inline int revalidate_due(struct direction *w, __u64 now)
 	return 1;
 }
 
-/* sends_probe records that a packet takes the slow path as a probe. */
-static __always_inline void sends_probe(struct direction *w, __u64 now)
-{
-	w->revalidated = now;
-	w->run = watch_run();
-}
-
-/* behind_probe tells whether a packet for a pod must take the slow path because packets before it may still be in a queue. */
+/* behind_probe tells whether a packet for a pod must take the slow path because earlier packets may still wait in a queue. */
 static __always_inline int behind_probe(const struct direction *w, __u64 now)
 {
 	return unlikely(now - w->validated < PROBE_TTL || now - w->revalidated < PROBE_TTL) && w->run == this_run();

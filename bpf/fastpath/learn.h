@@ -90,7 +90,6 @@ static __always_inline void record_probe(struct direction *w, const struct probe
 	}
 	w->revalidate_after = interval;
 	w->generation = p->generation;
-	w->run = watch_run();
 	w->validated = p->at;
 }
 

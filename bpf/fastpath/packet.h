@@ -203,6 +203,24 @@ static __always_inline int equal_headers(const struct headers *a, const struct h
 	return 1;
 }
 
+/* begins_with tells whether a packet is the first one, or begins with it because GRO has merged others into it: then its length
+ * and checksums differ, and its TCP flags may. */
+static __always_inline int begins_with(const struct headers *h, const struct headers *first, int is_ipv6)
+{
+	struct headers like = *first;
+
+	if (PROTOCOL(h, is_ipv6) != IPPROTO_TCP || LENGTH(h, is_ipv6) <= LENGTH(first, is_ipv6))
+		return equal_headers(h, first, is_ipv6);
+	like.l4[3] = h->l4[3];
+	if (is_ipv6) {
+		like.ip[1] = (first->ip[1] & ~0xffffU) | HALF(h->ip[1], 0);
+	} else {
+		like.ip[0] = (first->ip[0] & 0xffff) | (h->ip[0] & ~0xffffU);
+		like.ip[2] = (first->ip[2] & 0xffff) | (h->ip[2] & ~0xffffU);
+	}
+	return equal_headers(h, &like, is_ipv6);
+}
+
 /* equal_except_nat compares those fields that identify a packet and that NAT does not rewrite: TCP sequence number or UDP
  * length, and the identification of IPv4, or version, class, flow label and length of IPv6. */
 static __always_inline int equal_except_nat(const struct headers *was, const struct headers *is, int is_ipv6)
@@ -240,7 +258,7 @@ static __always_inline int nat_reason(const struct headers *was, const struct he
 	       !equal_addresses(address_of(was, 0), address_of(is, 0)) ? REASON_NAT : REASON_REWRITTEN;
 }
 
-/* segment_length is the length of the longest packet that GSO will make of a packet. */
+/* segment_length is the length of the longest segment that GSO will make of a packet. */
 static __always_inline __u32 segment_length(const struct __sk_buff *skb, const struct headers *h, int is_ipv6)
 {
 	if (!skb->gso_size)

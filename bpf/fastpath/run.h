@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Runs of the receive softirq. The kernel passes a whole batch of packets to the programs before it handles the queues into which
- * the slow path has put some of them. A redirect into a pod bypasses these queues. */
+/* A run is one pass of the receive softirq on a CPU. The programs see a whole batch of packets before the kernel empties the queues
+ * in which those on the slow path wait. A redirect into a pod bypasses these queues. */
 #pragma once
 
 #include "kernel.h"
@@ -10,9 +10,9 @@
 
 struct run {
 	struct bpf_timer timer;
-	/* How many runs are known to have ended, and whether the timer will say so of this one. */
-	__u32 ended, armed;
-};
+	/* ended: how many watched runs have ended. passes: how often the timer still has to expire until the current one has. */
+	__u32 ended, passes;
+} __attribute__((aligned(64)));
 
 /* By CPU; the agent sets the size. */
 struct {
@@ -22,19 +22,13 @@ struct {
 	__type(value, struct run);
 } runs SEC(".maps");
 
-static int end_run(__attribute__((unused)) void *map, __attribute__((unused)) __u32 *cpu, struct run *r)
-{
-	r->armed = 0;
-	r->ended++;
-	return 0;
-}
-
 static __always_inline __u16 id_of_run(const struct run *r, __u32 cpu)
 {
 	return (r->ended << 6 ^ cpu) << 1 | 1;
 }
 
-/* this_run identifies the current run of this CPU. It is never 0, and stays the same until a watched run has ended. */
+/* this_run identifies the current run of this CPU. It changes only when a watched run ends: runs in between have the same number. It
+ * is 0 only if the map has no entry for this CPU. */
 static __always_inline __u16 this_run(void)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
@@ -43,7 +37,24 @@ static __always_inline __u16 this_run(void)
 	return r ? id_of_run(r, cpu) : 0;
 }
 
-/* watch_run is this_run, and has a timer end it. The timer has expired at once, but its softirq has to wait for this one. */
+/* start_timer starts a timer that expires at once. Its callback runs in a softirq that comes after the one that receives packets. */
+static __always_inline long start_timer(struct run *r)
+{
+	/* Linux 6.6 cannot pin a timer to its CPU. */
+	return bpf_timer_start(&r->timer, 0, TIMER_CPU_PIN) ? bpf_timer_start(&r->timer, 0, 0) : 0;
+}
+
+static int end_pass(__attribute__((unused)) void *map, __attribute__((unused)) __u32 *cpu, struct run *r)
+{
+	if (--r->passes && !start_timer(r))
+		return 0;
+	r->ended++;
+	r->passes = 0;
+	return 0;
+}
+
+/* watch_run returns this_run, and has a timer end it. A receive softirq whose time or budget is used up leaves queues to the next
+ * pass, so the timer expires twice. */
 static __noinline __u16 watch_run(void)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
@@ -51,12 +62,12 @@ static __noinline __u16 watch_run(void)
 
 	if (!r)
 		return 0;
-	if (!r->armed) {
-		r->armed = 1;
+	if (!r->passes) {
+		r->passes = 2;
 		bpf_timer_init(&r->timer, &runs, CLOCK_MONOTONIC); /* fails if it exists */
-		bpf_timer_set_callback(&r->timer, end_run);
-		if (bpf_timer_start(&r->timer, 0, TIMER_CPU_PIN) && bpf_timer_start(&r->timer, 0, 0))
-			r->armed = 0;
+		bpf_timer_set_callback(&r->timer, end_pass);
+		if (start_timer(r))
+			r->passes = 0;
 	}
 	return id_of_run(r, cpu);
 }

@@ -8,8 +8,8 @@
 #define SKB_GSO_DODGY (1 << 1)
 #define SKB_GSO_UDP_L4 (1 << 17)
 
-/* is_udp_batch tells whether a GSO packet is a batch of datagrams (UDP_SEGMENT), and nothing else: bpf_skb_adjust_room takes no other
- * GSO packet but those of TCP. */
+/* is_udp_batch tells whether a GSO packet is a batch of datagrams (UDP_SEGMENT), and not also a tunnel packet or a list of packets,
+ * whose other headers the programs would not rewrite. */
 static __always_inline int is_udp_batch(struct __sk_buff *skb)
 {
 	struct sk_buff *s = bpf_cast_to_kern_ctx(skb);
@@ -18,7 +18,7 @@ static __always_inline int is_udp_batch(struct __sk_buff *skb)
 	return (BPF_CORE_READ(shared, gso_type) & ~SKB_GSO_DODGY) == SKB_GSO_UDP_L4;
 }
 
-/* fits_mtu tells whether all segments of the packet fit the MTU. GSO packets of other protocols than TCP and UDP do not. */
+/* fits_mtu tells whether all segments of the packet fit the MTU. It returns 0 for GSO packets that are neither TCP nor such a batch. */
 static __always_inline int fits_mtu(struct __sk_buff *skb, const struct headers *h, int is_ipv6)
 {
 	if (skb->gso_size && PROTOCOL(h, is_ipv6) != IPPROTO_TCP && !is_udp_batch(skb))

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -103,36 +104,51 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// table returns the map with this name of a node's fast path.
+// table returns the map with this name of a node's fast path. It waits until a program that uses it is attached.
 func (w *world) table(node, name string) (table *ebpf.Map) {
 	w.Helper()
-	w.in(node, func() error {
-		links, err := netlink.LinkList()
-		if err != nil {
+	w.eventually("a program of "+node+" has the map "+name, nil, func() bool {
+		w.in(node, func() (err error) {
+			table, err = attachedTable(name)
 			return err
-		}
-		for _, l := range links {
-			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-				q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
-				if err != nil {
-					return err
-				}
-				for _, p := range q.Programs {
-					if table, err = tableOf(p.ID, name); table != nil || err != nil {
-						return err
-					}
-				}
-			}
-		}
-		return fmt.Errorf("no program has a map %s", name)
+		})
+		return table != nil
 	})
 	w.Cleanup(func() { table.Close() })
 	return table
 }
 
+// attachedTable returns the map of that name that a program attached in this network namespace has, or nil.
+func attachedTable(name string) (*ebpf.Map, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
+			if errors.Is(err, unix.ENODEV) { // gone since
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			for _, p := range q.Programs {
+				if table, err := tableOf(p.ID, name); table != nil || err != nil {
+					return table, err
+				}
+			}
+		}
+	}
+	return nil, nil
+}
+
 // tableOf returns a program's map of that name, or nil.
 func tableOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	p, err := ebpf.NewProgramFromID(id)
+	if errors.Is(err, os.ErrNotExist) { // detached since
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

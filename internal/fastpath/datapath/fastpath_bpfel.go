@@ -302,8 +302,9 @@ type fastpathRun struct {
 		_ structs.HostLayout
 		_ [16]byte
 	}
-	Ended uint32
-	Armed uint32
+	Ended  uint32
+	Passes uint32
+	_      [40]byte
 }
 
 type fastpathTracked struct {
