@@ -68,7 +68,7 @@ func TestTime(t *testing.T) {
 		"kubernetes": 20 * time.Minute, "kubernetes-short": 2 * time.Minute, "cni": 5 * time.Minute, "tool-parity": 35 * time.Minute, "service-routing": 410 * time.Minute, "service-routing-short": 105 * time.Minute, "service-routing-kubernetes": 52 * time.Minute,
 		"load-balancer": 12 * time.Minute, "instances": 8 * time.Minute,
 		"an-linux": 80 * time.Minute, "an-windows": 50 * time.Minute, "cloud-2015": 33 * time.Minute, "placement": 8 * time.Minute, "an-vms": 15 * time.Minute, "instances-hosts": 8 * time.Minute, "page": 12 * time.Minute, "script": 4 * time.Minute, "zones": 8 * time.Minute,
-		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-local": 55 * time.Minute, "fastpath-routed": 18 * time.Minute, "fastpath-tools": 71 * time.Minute, "mixed": 7 * time.Minute, "mtu": 41 * time.Minute, "policies": 22 * time.Minute, "endpoint-changes": 23 * time.Minute,
+		"applications": 22 * time.Minute, "fastpath": 145 * time.Minute, "fastpath-local": 55 * time.Minute, "fastpath-routed": 18 * time.Minute, "fastpath-tools": 71 * time.Minute, "mixed": 8 * time.Minute, "mtu": 41 * time.Minute, "policies": 22 * time.Minute, "endpoint-changes": 23 * time.Minute,
 	} {
 		e := load(t, name)
 		var total time.Duration
