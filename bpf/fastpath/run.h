@@ -46,8 +46,11 @@ static __always_inline long start_timer(struct run *r)
 
 static int end_pass(__attribute__((unused)) void *map, __attribute__((unused)) __u32 *cpu, struct run *r)
 {
-	if (--r->passes && !start_timer(r))
-		return 0;
+	if (r->passes > 1) {
+		r->passes--;
+		if (!start_timer(r))
+			return 0;
+	}
 	r->ended++;
 	r->passes = 0;
 	return 0;
