@@ -244,7 +244,7 @@ var (
 	offending   = regexp.MustCompile(`Offending \S+ key in (.+):(\d+)`)
 	openFile    = regexp.MustCompile(`Permissions \d+ for '(.*)' are too open`)
 	invalid     = regexp.MustCompile(`Certificate invalid: (.*)`)
-	closed      = regexp.MustCompile(`Connection (closed|reset) by|Connection to \S+ closed by|client_loop: send disconnect|kex_exchange_identification`)
+	closed      = regexp.MustCompile(`Connection (closed|reset) by|Connection to \S+ (closed by|port \d+: (Broken pipe|Connection reset))|client_loop: send disconnect|kex_exchange_identification`)
 	noSessions  = regexp.MustCompile(`Session open refused by peer|session open refused|open failed: administratively prohibited`)
 	noAnswer    = regexp.MustCompile(`kex_exchange_identification|UNKNOWN port|muxclient: |mux_client_\w+: (read|write|master alive)`)
 	hungUp      = regexp.MustCompile(`kex_exchange_identification: (read: )?Connection (closed|reset)`)
