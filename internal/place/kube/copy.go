@@ -62,8 +62,8 @@ func lacksPrograms(config Config) error {
 		"(slipstream image push --archive bin/slipstream-tools-image.tar REGISTRY/NAME) and name it with --image, or name another image that has them with --base-image", config.Programs, image)
 }
 
-// fitNode finds the build that is copied into the pods of a node, if their image lacks the program. A mesh loses a node that has
-// none when its pod runs.
+// fitNode finds the build that is copied into the pods of a node, if their image lacks the program. A mesh goes on without
+// a node for which there is none.
 func (p *Pods) fitNode(node *corev1.Node) error {
 	if p.spec.BaseImage == "" {
 		return nil
