@@ -56,7 +56,7 @@
 #include "skb.h"
 #include "vxlan.h"
 
-/* After the kernel had to decapsulate a packet of a flow, decap_nic leaves the flow to the kernel for this
+/* After decap_nic has left a packet of a flow to the kernel, it leaves the flow to the kernel for this
  * long: packets that decap_nic decapsulates would overtake that one. */
 #define REORDER_WINDOW (50 * MS)
 
@@ -108,7 +108,7 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	if (reason)
 		goto slow;
 	if (source != FROM_POD && skb->gso_size && now - f->gso >= REORDER_WINDOW)
-		f->gso_possible = now;
+		f->left = now;
 	reason = REASON_REVALIDATE;
 	if (source == FROM_VXLAN && c->decap_stage == 1 && begins_with(h, &c->decap_probe.headers, is_ipv6) && same_metadata(skb, &c->decap_probe.metadata)) {
 		c->decap_stage = 0;
@@ -116,7 +116,7 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 			decapped = decap_id(c);
 		if (ours) {
 			f->in.revalidated = now;
-			f->in.run = watch_run();
+			start_detour(&f->in);
 		}
 		if (now >= f->in.backoff_until)
 			goto probe;
@@ -131,17 +131,17 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	if (!in_sequence)
 		goto slow;
 	reason = REASON_REVALIDATE;
-	if (ours && revalidate_due(&f->in, now)) {
-		f->in.run = watch_run();
-		goto probe;
-	}
-	if (behind_probe(&f->in, now))
+	if (ours && revalidate_due(&f->in, now))
+		goto detour;
+	if (behind_detour(&f->in, now))
 		goto slow;
 	reason = REASON_MISMATCH;
+	if (!ours)
+		goto probe;
 	index = template_of(&f->in);
 	pod = bpf_map_lookup_elem(&pod_links, &index);
-	if (!pod || !pod->veth || !ours || header_changed(&f->in, h, is_ipv6))
-		goto probe;
+	if (!pod || !pod->veth || header_changed(&f->in, h, is_ipv6))
+		goto detour;
 	data = source == FROM_POD ? pull_data(skb, ETH_HLEN) : 0;
 	if (source == FROM_POD && (!data || !equal_macs(data, pod->sent)))
 		goto probe;
@@ -149,14 +149,18 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 	if (!is_ipv6 && !ip_csum_ok(h->ip))
 		goto slow;
 	reason = REASON_EXCEEDS_MTU;
-	if (!fits_mtu(skb, h, is_ipv6))
+	if (!fits_mtu(skb, h, is_ipv6)) {
+		start_detour(&f->in);
 		goto slow;
+	}
 	reason = REASON_CSUM_UNVERIFIED;
 	sum = csum_state(skb);
 	if (sum != CHECKSUM_PARTIAL && sum != CHECKSUM_UNNECESSARY && !skip_csum_checks)
 		goto slow;
 	reason = source == FROM_VXLAN ? REASON_FAST_IN_VXLAN : source == FROM_NIC ? REASON_FAST_IN_ROUTED : REASON_FAST_IN_LOCAL;
 	return redirect_to_pod(skb, c, pod, h, reason, peer_of(k), peer_of(own), is_ipv6);
+detour:
+	start_detour(&f->in);
 probe:
 	start_in_probe(skb, c, h, k, now, g, decapped, !in_sequence, source, is_ipv6);
 slow:
@@ -297,12 +301,9 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	}
 	index = template_of(&f->out);
 	reason = REASON_REVALIDATE;
-	if (revalidate_due(&f->out, now)) {
-		if (index & TO_POD)
-			f->out.run = watch_run();
-		goto probe;
-	}
-	if (index & TO_POD && behind_probe(&f->out, now))
+	if (revalidate_due(&f->out, now))
+		goto detour;
+	if (index & TO_POD && behind_detour(&f->out, now))
 		goto slow;
 	reason = REASON_MISMATCH;
 	if (index & TO_POD)
@@ -311,7 +312,7 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 		outer = bpf_map_lookup_elem(&encap_templates, &index);
 	data = pull_data(skb, ETH_HLEN);
 	if (!(pod ? pod->veth : outer ? outer->nic : 0) || !data || !equal_macs(data, f->mac) || header_changed(&f->out, &h, is_ipv6))
-		goto probe;
+		goto detour;
 	reason = REASON_MALFORMED;
 	if (!is_ipv6 && !ip_csum_ok(h.ip))
 		goto slow;
@@ -337,6 +338,9 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	set_metadata_at_nic(skb, &h, encapsulated, is_ipv6);
 	count(c, encapsulated ? REASON_FAST_OUT_VXLAN : REASON_FAST_OUT_ROUTED);
 	return bpf_redirect(outer->nic, 0);
+detour:
+	if (index & TO_POD)
+		start_detour(&f->out);
 probe:
 	start_probe(&c->out, &h, &k, skb, now, g, is_ipv6);
 	c->out.delivery_time = delivery_time(skb);
@@ -491,7 +495,7 @@ static __always_inline int learn_out(struct __sk_buff *skb, struct cpu_state *c,
 		return NEXT;
 	if (to) {
 		index |= TO_POD;
-		f->out.run = watch_run();
+		start_detour(&f->out);
 	}
 	if (!equal_macs(f->mac, p->mac)) {
 		f->out.validated = 0;
@@ -585,13 +589,20 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 		f->gso = now;
 	/* Leave a stream's full segments to GRO: merging them saves more than decapsulating each
 	 * here. If the NIC merges them already, GRO gains nothing. */
-	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
-		f->gso_possible = now;
+	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW)
+		goto leave;
+	if (now >= lease_expires || check_flow(&f->in, &f->out, &k, now) || behind_detour(&f->in, now))
+		return NEXT;
+	if (f->left) {
+		if (now - f->left < REORDER_WINDOW)
+			return NEXT;
+		/* Earlier packets of this batch may have been left to the kernel. */
+		f->left = 0;
+		start_detour(&f->in);
 		return NEXT;
 	}
-	if (now >= lease_expires || skb->mark || skb->pkt_type != PACKET_HOST || check_flow(&f->in, &f->out, &k, now) ||
-	    now - f->gso_possible < REORDER_WINDOW || behind_probe(&f->in, now) || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
-		return NEXT;
+	if (skb->mark || skb->pkt_type != PACKET_HOST || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
+		goto leave;
 	data = pull_data(skb, at);
 	if (!data)
 		return NEXT;
@@ -601,7 +612,7 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 	if (o.head.inner[6] != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || !ip_csum_ok((const void *)&o.head.ihl_version) || o.head.ip_protocol != IPPROTO_UDP ||
 	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
 	    (o.head.tos & 3) != outer_tos(TOS(&h, is_ipv6)))
-		return NEXT;
+		goto leave;
 	clear_per_packet(&o);
 	/* The outer checksum is verified, or there is none. */
 	o.head.udp_check = 0;
@@ -613,15 +624,16 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 	if (!f->decapped || now - f->decapped >= FLOW_TTL || f->decapped_generation != g || !known || !equal_words(known, &o, sizeof(o)))
 		goto probe;
 	if (revalidate_due(&f->in, now)) {
-		f->in.run = watch_run();
+		start_detour(&f->in);
 		goto probe;
 	}
+	if (!to_pod(f, &k, &own, &h, is_ipv6))
+		return NEXT;
 	index = template_of(&f->in);
 	pod = bpf_map_lookup_elem(&pod_links, &index);
-	if (!pod || !pod->veth || header_changed(&f->in, &h, is_ipv6) || !fits_mtu(skb, &h, is_ipv6) || !to_pod(f, &k, &own, &h, is_ipv6) || (!is_ipv6 && !ip_csum_ok(h.ip)))
-		return NEXT;
-	if (!inner_csum_verified(skb, at + HLEN(is_ipv6)) && !skip_csum_checks)
-		return NEXT;
+	if (!pod || !pod->veth || header_changed(&f->in, &h, is_ipv6) || !fits_mtu(skb, &h, is_ipv6) || (!is_ipv6 && !ip_csum_ok(h.ip)) ||
+	    (!inner_csum_verified(skb, at + HLEN(is_ipv6)) && !skip_csum_checks))
+		goto leave;
 	if (decapsulate(skb, is_ipv6))
 		return NEXT;
 	if (k.protocol == IPPROTO_TCP)
@@ -639,6 +651,9 @@ probe:
 	c->decap_probe.outer = o;
 	read_metadata(skb, &c->decap_probe.metadata);
 	c->decap_stage = 1;
+	return NEXT;
+leave:
+	f->left = now;
 	return NEXT;
 }
 
@@ -750,7 +765,7 @@ static __always_inline int observe_delivery(struct __sk_buff *skb, struct cpu_st
 		f->out.validated = 0;
 		f->out.device = 0;
 	}
-	f->in.run = watch_run();
+	start_detour(&f->in);
 	record_probe(&f->in, p, index, interval, is_ipv6);
 	if (c->decap_stage == 2 && p->decapped == decap_id(c))
 		learn_decapped(c, f, p);

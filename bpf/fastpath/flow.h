@@ -35,10 +35,11 @@ struct direction {
 	__u8 tos, ttl;
 	/* Out only: the longest inner packet that the route to the other node takes. */
 	__u16 mtu;
-	/* For packets to a pod only: the run (see this_run) in which a probe was last sent or delivered. */
+	/* For packets to a pod only: the run in which a packet last took a detour (watch_run), and its time (detour_time). */
 	__u16 run;
+	__u8 detoured;
 	/* TCP only: the scale of the windows that this direction announces (RFC 7323). */
-	__u8 scale, unused;
+	__u8 scale;
 };
 
 /* The known sequence numbers of one side of a TCP connection. */
@@ -76,9 +77,9 @@ struct flow {
 	__u64 socket_ended;
 	/* IPv6 only: the addresses. */
 	word pod6[2], peer6[2];
-	/* When a GSO packet last reached the NIC; when a packet was last left to the kernel because it
-	 * was a GSO packet, or because GRO may merge it into one. */
-	__u64 gso, gso_possible;
+	/* When a GSO packet last reached the NIC; when decap_nic left a packet to the kernel that later ones could overtake (0 after
+	 * REORDER_WINDOW). */
+	__u64 gso, left;
 	/* TCP only. */
 	struct side pod, peer;
 	/* TCP only: the sequence numbers of the pod, and of the peer, when they became known, or when the agent was
@@ -127,10 +128,25 @@ static __always_inline int revalidate_due(struct direction *w, __u64 now)
 	return 1;
 }
 
-/* behind_probe tells whether a packet for a pod must take the slow path because earlier packets may still wait in a queue. */
-static __always_inline int behind_probe(const struct direction *w, __u64 now)
+/* A detour is the slow path to a pod whose later packets may take the fast path. */
+
+/* detour_time is the time as struct direction has it, in units of 4 ms. */
+static __always_inline __u8 detour_time(__u64 now)
 {
-	return unlikely(now - w->validated < PROBE_TTL || now - w->revalidated < PROBE_TTL) && w->run == this_run();
+	return now >> 22;
+}
+
+/* start_detour records that a packet takes a detour in this run. */
+static __always_inline void start_detour(struct direction *w)
+{
+	w->detoured = detour_time(bpf_ktime_get_coarse_ns());
+	w->run = watch_run();
+}
+
+/* behind_detour tells whether a packet for a pod must take the slow path because earlier packets may still wait in a queue. */
+static __always_inline int behind_detour(const struct direction *w, __u64 now)
+{
+	return unlikely((__u8)(detour_time(now) - w->detoured) < 4) && is_under_way(w->run);
 }
 
 /* template_of reads the index of the template after validated. The address of the second load depends on the value of the

@@ -111,7 +111,7 @@ static __always_inline void learn_decapped(struct cpu_state *c, struct flow *f, 
 	if (is_remote(&from))
 		index = decap_template_for(c, &c->decap_probe.outer, &from);
 	if (!index) {
-		f->gso_possible = p->at; /* leaves the next packets to the kernel, too */
+		f->left = p->at;
 		return;
 	}
 	f->decapped_template = index;

@@ -10,7 +10,7 @@
 
 struct run {
 	struct bpf_timer timer;
-	/* ended: how many watched runs have ended. passes: how often the timer still has to expire until the current one has. */
+	/* ended: how many watched runs have ended. passes: how often the timer still has to expire before the current one ends. */
 	__u32 ended, passes;
 } __attribute__((aligned(64)));
 
@@ -22,19 +22,19 @@ struct {
 	__type(value, struct run);
 } runs SEC(".maps");
 
+/* A run is identified by its CPU (10 bits) and by how many watched runs of that CPU have ended before it (5 bits); 0 is none. */
 static __always_inline __u16 id_of_run(const struct run *r, __u32 cpu)
 {
-	return (r->ended << 6 ^ cpu) << 1 | 1;
+	return *(const volatile __u32 *)&r->ended << 11 | cpu << 1 | 1;
 }
 
-/* this_run identifies the current run of this CPU. It changes only when a watched run ends: runs in between have the same number. It
- * is 0 only if the map has no entry for this CPU. */
-static __always_inline __u16 this_run(void)
+/* is_under_way tells whether a watched run, of any CPU, has not ended yet. */
+static __always_inline int is_under_way(__u16 run)
 {
-	__u32 cpu = bpf_get_smp_processor_id();
-	struct run *r = bpf_map_lookup_elem(&runs, &cpu);
+	__u32 cpu = (run & 0x7ff) >> 1;
+	struct run *r = run ? bpf_map_lookup_elem(&runs, &cpu) : 0;
 
-	return r ? id_of_run(r, cpu) : 0;
+	return r && id_of_run(r, cpu) == run;
 }
 
 /* start_timer starts a timer that expires at once. Its callback runs in a softirq that comes after the one that receives packets. */
@@ -56,21 +56,21 @@ static int end_pass(__attribute__((unused)) void *map, __attribute__((unused)) _
 	return 0;
 }
 
-/* watch_run returns this_run, and has a timer end it. A receive softirq whose time or budget is used up leaves queues to the next
- * pass, so the timer expires twice. */
+/* watch_run identifies the current run, and has a timer end it. It returns 0 if it cannot. A receive softirq whose time or budget is
+ * used up leaves queues to the next pass, so the timer expires twice after the last call. */
 static __noinline __u16 watch_run(void)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct run *r = bpf_map_lookup_elem(&runs, &cpu);
 
-	if (!r)
+	if (!r || cpu > 0x3ff)
 		return 0;
 	if (!r->passes) {
-		r->passes = 2;
 		bpf_timer_init(&r->timer, &runs, CLOCK_MONOTONIC); /* fails if it exists */
 		bpf_timer_set_callback(&r->timer, end_pass);
 		if (start_timer(r))
-			r->passes = 0;
+			return 0;
 	}
+	r->passes = 2;
 	return id_of_run(r, cpu);
 }

@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/place/lab/overlay"
@@ -118,5 +121,99 @@ func (w *world) exchangeBatches(near, far *net.UDPConn, batches int) {
 			w.Fatal(err)
 		}
 		receive(near)
+	}
+}
+
+// TestOrderAroundOddPackets sends batches of packets, of which a few differ from the others in a header that the fast path compares. These
+// take the slow path, and must not be overtaken.
+func TestOrderAroundOddPackets(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ field, sum, change int }{
+		"marked by a router": {15, 24, 1},    // the outer header: ECT(0) becomes CE (RFC 3168)
+		"another TOS":        {65, 74, 0x28}, // the pod's header
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, spec.ShapeFlannel, spec.OffloadNone)
+			w.start()
+			near, far := w.datagramPair(direct)
+			for _, c := range []*net.UDPConn{near, far} {
+				option(t, c, func(fd int) error {
+					return errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000), unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, 2))
+				})
+			}
+			const every = 50
+			seen := w.changeSome("n1", every, c.field, c.sum, c.change)
+			fast := func() uint64 { return w.counts(1)["fast-in"] }
+			w.eventually("the datagrams take the fast path", func() { w.exchangeBatches(near, far, 20) }, func() bool { return fast() > 100 })
+			before, from := fast(), seen()
+			const batches = 20000
+			w.exchangeBatches(near, far, batches)
+			changed, taken := (seen()-from)/every, fast()-before
+			t.Logf("%d packets changed, %d took the fast path", changed, taken)
+			if changed < 9*batches/every-1 || taken < 3*batches {
+				t.Errorf("of %d packets %d were changed, and %d took the fast path", 9*batches, changed, taken)
+			}
+		})
+	}
+}
+
+// changeSome has a program at a node's NIC add to a byte of every so many VXLAN packets, and correct the checksum of the IPv4 header. It
+// returns what counts these packets.
+func (w *world) changeSome(node string, every int32, field, sum, add int) (seen func() uint64) {
+	w.Helper()
+	count, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { count.Close() })
+	const end, ipProtocol = 100, 23
+	p := program(w.T, ebpf.XDP,
+		asm.LoadMem(asm.R6, asm.R1, 0, asm.Word), // data
+		asm.LoadMem(asm.R2, asm.R1, 4, asm.Word), // data_end
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.Add.Imm(asm.R1, end),
+		asm.JGT.Reg(asm.R1, asm.R2, "pass"),
+		asm.LoadMem(asm.R1, asm.R6, ipProtocol, asm.Byte),
+		asm.JNE.Imm(asm.R1, unix.IPPROTO_UDP, "pass"),
+		asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, -4),
+		asm.LoadMapPtr(asm.R1, count.FD()),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "pass"),
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+		asm.Add.Imm(asm.R1, 1),
+		asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+		asm.Mod.Imm(asm.R1, every),
+		asm.JNE.Imm(asm.R1, 0, "pass"),
+		asm.LoadMem(asm.R1, asm.R6, int16(field), asm.Byte),
+		asm.Add.Imm(asm.R1, int32(add)),
+		asm.StoreMem(asm.R6, int16(field), asm.R1, asm.Byte),
+		asm.LoadMem(asm.R1, asm.R6, int16(sum), asm.Half),
+		asm.HostTo(asm.BE, asm.R1, asm.Half),
+		asm.Add.Imm(asm.R1, int32(0xffff-add)), // RFC 1624
+		asm.Mov.Reg(asm.R2, asm.R1),
+		asm.RSh.Imm(asm.R2, 16),
+		asm.Add.Reg(asm.R1, asm.R2),
+		asm.HostTo(asm.BE, asm.R1, asm.Half),
+		asm.StoreMem(asm.R6, int16(sum), asm.R1, asm.Half),
+		asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"), // XDP_PASS
+	)
+	var attached link.Link
+	w.in(node, func() error {
+		nic, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		attached, err = link.AttachXDP(link.XDPOptions{Interface: nic.Index, Flags: link.XDPDriverMode, Program: p})
+		return err
+	})
+	w.Cleanup(func() { attached.Close() })
+	return func() (n uint64) {
+		if err := count.Lookup(uint32(0), &n); err != nil {
+			w.Fatal(err)
+		}
+		return n
 	}
 }

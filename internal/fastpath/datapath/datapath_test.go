@@ -56,8 +56,8 @@ var (
 const (
 	redirect = 7 // TC_ACT_REDIRECT (include/uapi/linux/pkt_cls.h)
 
-	tcpACK, tcpSYN, tcpFIN, tcpRST, tcpURG = 0x10, 0x02, 0x01, 0x04, 0x20
-	lo                                     = 1 // the device of prog.Run
+	tcpACK, tcpSYN, tcpFIN, tcpRST, tcpPSH, tcpURG = 0x10, 0x02, 0x01, 0x04, 0x08, 0x20
+	lo                                             = 1 // the device of prog.Run
 )
 
 // loadForTest loads the programs with the constants set.
@@ -417,12 +417,19 @@ func TestNICDecap(t *testing.T) {
 	for _, tt := range []struct {
 		name           string
 		flow           func(*fastpathFlow)
+		odd            func(*grammar.Packet)
+		marked         bool // by a router (ECN)
 		full, decapped bool
+		left           bool // the flow's next packets, too
 	}{
 		{name: "decapsulated before", decapped: true},
 		{name: "full-sized", full: true},
-		{name: "just after a GSO packet", flow: func(v *fastpathFlow) { v.GsoPossible = v.Decapped }},
-		{name: "long after a GSO packet", flow: func(v *fastpathFlow) { v.GsoPossible = v.Decapped - 100e6 }, decapped: true},
+		{name: "marked by a router", marked: true, left: true},
+		{name: "another TOS", odd: func(p *grammar.Packet) { p.TOS = 0x28 }, left: true},
+		{name: "another TTL", odd: func(p *grammar.Packet) { p.TTL = 63 }, left: true},
+		{name: "expiring", odd: func(p *grammar.Packet) { p.TTL = 1 }, left: true},
+		{name: "just after a GSO packet", flow: func(v *fastpathFlow) { v.Left = v.Decapped }, left: true},
+		{name: "long after a GSO packet", flow: func(v *fastpathFlow) { v.Left = v.Decapped - 100e6 }},
 		{name: "never decapsulated", flow: func(v *fastpathFlow) { v.Decapped = 0 }},
 		{name: "not decapsulated recently", flow: func(v *fastpathFlow) { v.Decapped -= 1e9 }},
 		{name: "invalidated", flow: func(v *fastpathFlow) { v.DecappedGeneration-- }},
@@ -432,7 +439,7 @@ func TestNICDecap(t *testing.T) {
 		{name: "due for revalidation", flow: func(v *fastpathFlow) { v.In.Validated -= 500e6 }},
 		{name: "flow of another connection", flow: func(v *fastpathFlow) { v.Key.PodPort++ }},
 		{name: "translated by NAT", flow: func(v *fastpathFlow) { v.WirePeer++; v.Peer6[1]++ }},
-		{name: "unused pod link", flow: func(v *fastpathFlow) { v.In.Template = 2 }},
+		{name: "unused pod link", flow: func(v *fastpathFlow) { v.In.Template = 2 }, left: true},
 	} {
 		for i := range 4 {
 			v, protocol := version(i&1 != 0), []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP}[i/2]
@@ -444,7 +451,15 @@ func TestNICDecap(t *testing.T) {
 			if tt.full {
 				inner.Payload = 1400
 			}
+			if tt.odd != nil {
+				tt.odd(&inner)
+			}
 			b := knownConnection(v, false).Wrap(inner.Bytes())
+			if tt.marked {
+				b[15] |= 3
+				b[24], b[25] = 0, 0
+				binary.BigEndian.PutUint16(b[24:], ^grammar.Sum(0, b[14:34]))
+			}
 			decapped := tt.decapped || tt.full && protocol == unix.IPPROTO_UDP
 			if !decapped {
 				if got := f.run(t, f.DecapNIC, b, 0); got != "[]" {
@@ -453,10 +468,11 @@ func TestNICDecap(t *testing.T) {
 			} else if code, _, err := f.DecapNIC.Test(b); err != nil || code != redirect {
 				t.Errorf("%s %s: decap_nic returns %d, error %v, want a redirect", v, tt.name, int32(code), err)
 			}
-			// A full-sized packet may be merged by GRO, so later ones of the stream must not
-			// overtake it.
-			if tt.full && !decapped {
-				f.run(t, f.DecapNIC, knownConnection(v, false).Wrap(inPacket(v, protocol).Bytes()), 0)
+			// GRO may merge a full-sized packet of a stream.
+			left := tt.left || tt.full && !decapped
+			pod, peer := v.ends()
+			if f, _, err := f.lookUp(Flow{pod, peer, protocol}.key()); err != nil || (f.Left != 0) != left {
+				t.Errorf("%s %s: the time when a packet was left to the kernel is %d, error %v", v, tt.name, f.Left, err)
 			}
 		}
 	}

@@ -189,8 +189,8 @@ type fastpathFlow struct {
 		Ttl             uint8
 		Mtu             uint16
 		Run             uint16
+		Detoured        uint8
 		Scale           uint8
-		Unused          uint8
 	}
 	In struct {
 		_               structs.HostLayout
@@ -205,8 +205,8 @@ type fastpathFlow struct {
 		Ttl             uint8
 		Mtu             uint16
 		Run             uint16
+		Detoured        uint8
 		Scale           uint8
-		Unused          uint8
 	}
 	Mac                [12]uint8
 	BloomBit           uint32
@@ -219,7 +219,7 @@ type fastpathFlow struct {
 	Pod6               [2]uint64
 	Peer6              [2]uint64
 	Gso                uint64
-	GsoPossible        uint64
+	Left               uint64
 	Pod                struct {
 		_         structs.HostLayout
 		SndNxt    uint32

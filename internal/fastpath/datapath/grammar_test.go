@@ -79,6 +79,21 @@ func (p *Programs) inWindow(t *testing.T, b []byte, v version, out bool, flow Fl
 	return int32(seq-from.Edge) <= 0 && int32(ack-to.Edge) <= 0 && int32(to.Expects-0xffff-end) <= 0 && int32(from.Expects-0xffff-ack) <= 0
 }
 
+// endDetours lets packets take the fast path although one before them did not.
+func (p *Programs) endDetours(t *testing.T, flows ...Flow) {
+	t.Helper()
+	for _, flow := range flows {
+		v, known, err := p.lookUp(flow.key())
+		if err == nil && known {
+			v.Left, v.In.Run = 0, 0
+			err = p.objects.Flows.Put(flow.key(), v)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func (v version) header() int {
 	if v {
 		return 40
@@ -284,6 +299,7 @@ func TestGrammar(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		f.endDetours(t, Flow{g.Pod, g.Front, unix.IPPROTO_TCP}, Flow{g.Pod, g.Front, unix.IPPROTO_UDP})
 		program := []*ebpf.Program{f.RedirectPod, f.RedirectVXLAN, f.DecapNIC}[g.IntN(3)]
 		out := program == f.RedirectPod
 		var b, inner []byte
@@ -346,9 +362,6 @@ func TestGrammar(t *testing.T) {
 			}
 		}
 		if code != redirect && program == f.DecapNIC {
-			if len(b) >= 1450 {
-				known = time.Time{} // later packets must not overtake it
-			}
 			// Otherwise the programs would take a later packet with the same headers for this probe.
 			if err := f.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU())); err != nil {
 				t.Fatal(err)

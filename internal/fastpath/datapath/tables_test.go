@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/testenv"
 	"slipstream.dev/internal/testenv/grammar"
 )
 
@@ -45,6 +46,50 @@ func TestLearnsFromRemotesOnly(t *testing.T) {
 		}
 		if learns := f.remembers(t, c.Wrap(inner.Bytes())); learns != (name == "a remote node") {
 			t.Errorf("%s: learns %t", name, learns)
+		}
+	}
+}
+
+// TestProbeMergedByGRO checks that redirect_vxlan recognises the packet that decap_nic has left to the kernel, also if GRO has merged later
+// packets into it.
+func TestProbeMergedByGRO(t *testing.T) {
+	testenv.PinThread(t)
+	f := loadForTest(t, nil)
+	longer := func(p *grammar.Packet) { p.Payload, p.Flags = p.Payload+100, tcpACK|tcpPSH }
+	for _, tt := range []struct {
+		name       string
+		protocol   uint8
+		change     func(*grammar.Packet)
+		later      byte // how much later its sequence number is
+		recognised bool
+	}{
+		{name: "the packet itself", protocol: unix.IPPROTO_TCP, recognised: true},
+		{name: "merged", protocol: unix.IPPROTO_TCP, change: longer, recognised: true},
+		{name: "a later segment", protocol: unix.IPPROTO_TCP, change: longer, later: 1},
+		{name: "a shorter segment", protocol: unix.IPPROTO_TCP, change: func(p *grammar.Packet) { p.Payload-- }},
+		{name: "another TTL", protocol: unix.IPPROTO_TCP, change: func(p *grammar.Packet) { longer(p); p.TTL-- }},
+		{name: "a datagram", protocol: unix.IPPROTO_UDP, recognised: true},
+		{name: "a longer datagram", protocol: unix.IPPROTO_UDP, change: longer},
+	} {
+		for _, v := range []version{four, six} {
+			f.addFlow(t, v, tt.protocol, func(v *fastpathFlow) { v.Decapped = 0 })
+			p := inPacket(v, tt.protocol)
+			if !f.remembers(t, knownConnection(v, false).Wrap(p.Bytes())) {
+				t.Fatalf("%s %s: decap_nic does not remember the packet", v, tt.name)
+			}
+			if tt.change != nil {
+				tt.change(&p)
+			}
+			b := p.Bytes()
+			b[14+v.header()+7] += tt.later
+			f.run(t, f.RedirectVXLAN, b, 0)
+			cpus := make([]fastpathCpuState, ebpf.MustPossibleCPU())
+			if err := f.objects.CpuStates.Lookup(uint32(0), &cpus); err != nil {
+				t.Fatal(err)
+			}
+			if recognised := slices.ContainsFunc(cpus, func(c fastpathCpuState) bool { return c.DecapStage == 2 }); recognised != tt.recognised {
+				t.Errorf("%s %s: recognised %t", v, tt.name, recognised)
+			}
 		}
 	}
 }
