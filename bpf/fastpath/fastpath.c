@@ -144,7 +144,7 @@ static __always_inline int redirect_known(struct __sk_buff *skb, struct cpu_stat
 		goto detour;
 	data = source == FROM_POD ? pull_data(skb, ETH_HLEN) : 0;
 	if (source == FROM_POD && (!data || !equal_macs(data, pod->sent)))
-		goto probe;
+		goto detour;
 	reason = REASON_MALFORMED;
 	if (!is_ipv6 && !ip_csum_ok(h->ip))
 		goto slow;
@@ -317,8 +317,11 @@ static __always_inline int send_from_pod(struct __sk_buff *skb, struct cpu_state
 	if (!is_ipv6 && !ip_csum_ok(h.ip))
 		goto slow;
 	reason = REASON_EXCEEDS_MTU;
-	if (!fits_mtu(skb, &h, is_ipv6) || segment_length(skb, &h, is_ipv6) > f->out.mtu)
+	if (!fits_mtu(skb, &h, is_ipv6) || segment_length(skb, &h, is_ipv6) > f->out.mtu) {
+		if (index & TO_POD)
+			start_detour(&f->out);
 		goto slow;
+	}
 	reason = REASON_CSUM_UNVERIFIED;
 	if (!csum_offloaded(skb, ETH_HLEN + HLEN(is_ipv6)) && !skip_csum_checks)
 		goto slow;
@@ -576,7 +579,7 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 	struct key k, own;
 	__u16 check = 0;
 	__u32 g, index, end;
-	__u64 now;
+	__u64 now, left;
 
 	if (peek_flow(skb, data, at, &k, 0, is_ipv6) || !bloom_test(hash_key(&k)))
 		return NEXT;
@@ -589,25 +592,28 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 		f->gso = now;
 	/* Leave a stream's full segments to GRO: merging them saves more than decapsulating each
 	 * here. If the NIC merges them already, GRO gains nothing. */
-	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW)
-		goto leave;
-	if (now >= lease_expires || check_flow(&f->in, &f->out, &k, now) || behind_detour(&f->in, now))
-		return NEXT;
-	if (f->left) {
-		if (now - f->left < REORDER_WINDOW)
-			return NEXT;
-		/* Earlier packets of this batch may have been left to the kernel. */
-		f->left = 0;
-		start_detour(&f->in);
+	if (skb->gso_size ? now - f->socket_ended >= FLOW_TTL : k.protocol == IPPROTO_TCP && skb->len >= mtu && now - f->gso >= REORDER_WINDOW) {
+		f->left = now;
 		return NEXT;
 	}
-	if (skb->mark || skb->pkt_type != PACKET_HOST || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
-		goto leave;
+	if (now >= lease_expires || check_flow(&f->in, &f->out, &k, now) || behind_detour(&f->in, now))
+		return NEXT;
+	left = f->left;
+	if (left) {
+		if (now - left < REORDER_WINDOW)
+			return NEXT;
+		/* Earlier packets of this batch may have been left to the kernel. */
+		start_detour(&f->in);
+		__sync_val_compare_and_swap(&f->left, left, 0);
+		return NEXT;
+	}
 	data = pull_data(skb, at);
 	if (!data)
 		return NEXT;
 	copy(&o.head, data, sizeof(o.head));
 	o.nic = skb->ifindex;
+	if (skb->mark || skb->pkt_type != PACKET_HOST || parse_headers(skb, at, k.protocol, &h, &check, is_ipv6))
+		goto leave;
 	/* The kernel would reject these packets, or change their inner header (RFC 6040). */
 	if (o.head.inner[6] != bpf_htons(is_ipv6 ? ETH_P_IPV6 : ETH_P_IP) || !ip_csum_ok((const void *)&o.head.ihl_version) || o.head.ip_protocol != IPPROTO_UDP ||
 	    bpf_ntohs(o.head.length) != skb->len - ETH_HLEN || bpf_ntohs(o.head.udp_length) != skb->len - ETH_HLEN - IP_HLEN ||
@@ -653,7 +659,9 @@ probe:
 	c->decap_stage = 1;
 	return NEXT;
 leave:
-	f->left = now;
+	from = sender(&o, f->in.device);
+	if (is_remote(&from))
+		f->left = now;
 	return NEXT;
 }
 

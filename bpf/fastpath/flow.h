@@ -35,7 +35,7 @@ struct direction {
 	__u8 tos, ttl;
 	/* Out only: the longest inner packet that the route to the other node takes. */
 	__u16 mtu;
-	/* For packets to a pod only: the run in which a packet last took a detour (watch_run), and its time (detour_time). */
+	/* For packets to a pod only: the last run that a detour began (see run.h), and the time of the detour. */
 	__u16 run;
 	__u8 detoured;
 	/* TCP only: the scale of the windows that this direction announces (RFC 7323). */
@@ -77,8 +77,8 @@ struct flow {
 	__u64 socket_ended;
 	/* IPv6 only: the addresses. */
 	word pod6[2], peer6[2];
-	/* When a GSO packet last reached the NIC; when decap_nic left a packet to the kernel that later ones could overtake (0 after
-	 * REORDER_WINDOW). */
+	/* When a GSO packet last reached the NIC; when decap_nic left a packet to the kernel that later ones could overtake, or 0
+	 * once a later one has taken a detour. */
 	__u64 gso, left;
 	/* TCP only. */
 	struct side pod, peer;
@@ -128,15 +128,15 @@ static __always_inline int revalidate_due(struct direction *w, __u64 now)
 	return 1;
 }
 
-/* A detour is the slow path to a pod whose later packets may take the fast path. */
+/* A packet takes a detour if it takes the slow path to a pod although later ones may be redirected there. */
 
-/* detour_time is the time as struct direction has it, in units of 4 ms. */
+/* detour_time is the time as struct direction has it, in units of 17 ms. */
 static __always_inline __u8 detour_time(__u64 now)
 {
-	return now >> 22;
+	return now >> 24;
 }
 
-/* start_detour records that a packet takes a detour in this run. */
+/* start_detour records that a packet takes a detour. */
 static __always_inline void start_detour(struct direction *w)
 {
 	w->detoured = detour_time(bpf_ktime_get_coarse_ns());
@@ -144,9 +144,13 @@ static __always_inline void start_detour(struct direction *w)
 }
 
 /* behind_detour tells whether a packet for a pod must take the slow path because earlier packets may still wait in a queue. */
-static __always_inline int behind_detour(const struct direction *w, __u64 now)
+static __always_inline int behind_detour(struct direction *w, __u64 now)
 {
-	return unlikely((__u8)(detour_time(now) - w->detoured) < 4) && is_under_way(w->run);
+	if (likely((__u8)(detour_time(now) - w->detoured) >= 4) || !is_under_way(w->run))
+		return 0;
+	if (cpu_of_run(w->run) != bpf_get_smp_processor_id())
+		w->run = watch_run(); /* this packet will wait in other queues */
+	return 1;
 }
 
 /* template_of reads the index of the template after validated. The address of the second load depends on the value of the

@@ -81,12 +81,11 @@ const enum entry_state *entry_state_type __attribute__((unused));
 /* Random, so that a pod that chooses its MAC addresses cannot choose their set, and fill that of another pod. */
 const volatile __u64 hash_seed = 0;
 
-/* Values are structures of smaller fields, and are hashed, compared and copied in words. */
-typedef __u32 __attribute__((may_alias)) half_word;
+/* Values are structures of smaller fields, and are hashed, compared and copied in words of 32 bits (-fno-strict-aliasing). */
 
 static __always_inline __u64 hash_words(const void *value, __u32 size)
 {
-	const half_word *words = value;
+	const __u32 *words = value;
 	__u64 h = hash_seed;
 	__u32 i;
 
@@ -99,7 +98,7 @@ static __always_inline __u64 hash_words(const void *value, __u32 size)
 
 static __always_inline int equal_words(const void *a, const void *b, __u32 size)
 {
-	const half_word *x = a, *y = b;
+	const __u32 *x = a, *y = b;
 	__u32 differ = 0, i;
 
 	for (i = 0; i < size / 4; i++)
@@ -109,8 +108,8 @@ static __always_inline int equal_words(const void *a, const void *b, __u32 size)
 
 static __always_inline void copy_words(void *to, const void *from, __u32 size)
 {
-	const half_word *y = from;
-	half_word *x = to;
+	const __u32 *y = from;
+	__u32 *x = to;
 	__u32 i;
 
 	for (i = 0; i < size / 4; i++)

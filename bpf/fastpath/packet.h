@@ -11,7 +11,7 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 /* Keys and addresses as two words, which are built, compared and hashed in registers. */
-typedef __u64 __attribute__((may_alias)) word;
+typedef __u64 word;
 
 /* The header fields by which programs recognise a probe. All segments of a GSO packet have the same
  * values. They are words, not the kernel's structures, so that the compiler copies and compares whole words. */

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A run is one pass of the receive softirq on a CPU. The programs see a whole batch of packets before the kernel empties the queues
- * in which those on the slow path wait. A redirect into a pod bypasses these queues. */
+/* Runs. The programs see a whole batch of packets before the kernel empties the queues in which those on the slow path wait, and a
+ * redirect into a pod bypasses these queues. A run lasts from a packet on the slow path until these queues are empty. */
 #pragma once
 
 #include "kernel.h"
 
 #define CLOCK_MONOTONIC 1
 #define TIMER_CPU_PIN (1 << 1) /* BPF_F_TIMER_CPU_PIN of Linux 6.7 */
+/* A receive softirq whose time or budget is used up leaves queues to the next one, so a run ends with the second expiry. */
+#define EXPIRIES 2
 
-struct run {
+struct runs {
 	struct bpf_timer timer;
-	/* ended: how many watched runs have ended. passes: how often the timer still has to expire before the current one ends. */
-	__u32 ended, passes;
+	/* expired: how often the timer has expired. last: its value with which the last run ends. */
+	__u32 expired, last, is_armed;
 } __attribute__((aligned(64)));
 
 /* By CPU; the agent sets the size. */
@@ -19,58 +21,71 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct run);
+	__type(value, struct runs);
 } runs SEC(".maps");
 
-/* A run is identified by its CPU (10 bits) and by how many watched runs of that CPU have ended before it (5 bits); 0 is none. */
-static __always_inline __u16 id_of_run(const struct run *r, __u32 cpu)
+/* A run is identified by its CPU (10 bits) and by how often the timer had expired when it began (5 bits); 0 is none. */
+static __always_inline __u16 id_of_run(__u32 cpu, __u32 expired)
 {
-	return *(const volatile __u32 *)&r->ended << 11 | cpu << 1 | 1;
+	return expired << 11 | cpu << 1 | 1;
 }
 
-/* is_under_way tells whether a watched run, of any CPU, has not ended yet. */
-static __always_inline int is_under_way(__u16 run)
+static __always_inline __u32 cpu_of_run(__u16 id)
 {
-	__u32 cpu = (run & 0x7ff) >> 1;
-	struct run *r = run ? bpf_map_lookup_elem(&runs, &cpu) : 0;
+	return (id & 0x7ff) >> 1;
+}
 
-	return r && id_of_run(r, cpu) == run;
+/* is_under_way tells whether a run has not ended yet. */
+static __always_inline int is_under_way(__u16 id)
+{
+	__u32 cpu = cpu_of_run(id);
+	const volatile struct runs *r = id ? bpf_map_lookup_elem(&runs, &cpu) : 0;
+
+	return r && r->is_armed && ((r->expired - (id >> 11)) & 0x1f) < EXPIRIES;
 }
 
 /* start_timer starts a timer that expires at once. Its callback runs in a softirq that comes after the one that receives packets. */
-static __always_inline long start_timer(struct run *r)
+static __always_inline long start_timer(struct runs *r)
 {
 	/* Linux 6.6 cannot pin a timer to its CPU. */
 	return bpf_timer_start(&r->timer, 0, TIMER_CPU_PIN) ? bpf_timer_start(&r->timer, 0, 0) : 0;
 }
 
-static int end_pass(__attribute__((unused)) void *map, __attribute__((unused)) __u32 *cpu, struct run *r)
+static __always_inline int is_watched_run_left(const volatile struct runs *r)
 {
-	if (r->passes > 1) {
-		r->passes--;
-		if (!start_timer(r))
-			return 0;
-	}
-	r->ended++;
-	r->passes = 0;
+	return (__s32)(r->last - r->expired) > 0;
+}
+
+static int expire(__attribute__((unused)) void *map, __attribute__((unused)) __u32 *cpu, struct runs *r)
+{
+	r->expired++;
+	if (is_watched_run_left(r) && !start_timer(r))
+		return 0;
+	__sync_lock_test_and_set(&r->is_armed, 0);
+	/* On Linux 6.6, this may be another CPU than that of watch_run. */
+	if (is_watched_run_left(r) && !__sync_lock_test_and_set(&r->is_armed, 1) && start_timer(r))
+		r->is_armed = 0;
 	return 0;
 }
 
-/* watch_run identifies the current run, and has a timer end it. It returns 0 if it cannot. A receive softirq whose time or budget is
- * used up leaves queues to the next pass, so the timer expires twice after the last call. */
+/* watch_run begins a run, and has the timer of this CPU end it. It returns 0 if it cannot. */
 static __noinline __u16 watch_run(void)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
-	struct run *r = bpf_map_lookup_elem(&runs, &cpu);
+	struct runs *r = bpf_map_lookup_elem(&runs, &cpu);
+	__u32 expired;
 
 	if (!r || cpu > 0x3ff)
 		return 0;
-	if (!r->passes) {
+	expired = r->expired;
+	r->last = expired + EXPIRIES;
+	if (!__sync_lock_test_and_set(&r->is_armed, 1)) {
 		bpf_timer_init(&r->timer, &runs, CLOCK_MONOTONIC); /* fails if it exists */
-		bpf_timer_set_callback(&r->timer, end_pass);
-		if (start_timer(r))
+		bpf_timer_set_callback(&r->timer, expire);
+		if (start_timer(r)) {
+			r->is_armed = 0;
 			return 0;
+		}
 	}
-	r->passes = 2;
-	return id_of_run(r, cpu);
+	return id_of_run(cpu, expired);
 }

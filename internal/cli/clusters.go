@@ -98,7 +98,8 @@ func newKubeTargets(ctx context.Context, p Process, o kubeOptions, binaries []st
 	for i, m := range members {
 		t, err := newKubeTarget(ctx, p, m, note)
 		if err == nil && m.name != "" {
-			exp.Spec.Target.Kubernetes.Clusters[i].NodeNames = t.nodes()
+			recorded := &exp.Spec.Target.Kubernetes.Clusters[i]
+			recorded.NodeNames, recorded.BaseImage = t.nodes(), t.config.Spec.BaseImage
 			err = t.cluster.Permit(ctx, t.config)
 		}
 		if err != nil {

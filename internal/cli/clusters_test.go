@@ -251,6 +251,32 @@ spec:
 	}
 }
 
+// TestClustersRecordBaseImages: a resumed run starts pods from the image that was chosen in each cluster, or named for it.
+func TestClustersRecordBaseImages(t *testing.T) {
+	exp, err := spec.Parse("test.yaml", []byte(`
+apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: test}
+spec:
+  target: {kubernetes: {clusters: [{name: a, baseImage: registry.example/small:1}, {name: b}]}}
+  baseline: one
+  variants: [{name: one, cluster: a}, {name: two, cluster: b}]
+  workloads: [{name: stream, stream: {duration: 1s}}]
+`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := kubeOptions{access: kube.Access{Kubeconfig: contexts(t, &apiServer{uid: "1"}, &apiServer{uid: "2"})}}
+	if _, err := newKubeTargets(t.Context(), Process{Version: "v1"}, o, nil, exp, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	for cluster, want := range map[string]string{"a": "registry.example/small:1", "b": kube.DefaultBase} {
+		if got := exp.InCluster(cluster).Spec.Target.Kubernetes.BaseImage; got != want {
+			t.Errorf("a resumed run starts the pods of cluster %s from %q, want %q", cluster, got, want)
+		}
+	}
+}
+
 // TestSameNetworks: a run is not resumed after the network of a cluster was replaced.
 func TestSameNetworks(t *testing.T) {
 	was := []record.Cluster{{Name: "a", Plugin: "flannel", PluginVersion: "v1", PluginMode: "vxlan"}, {Name: "b", KubeProxy: "nftables"}}

@@ -91,6 +91,9 @@ func programsRun(exp *spec.Experiment) (all []string) {
 	}
 	for _, c := range k.Clusters {
 		text := "pods in the cluster of context " + c.Context
+		if c.BaseImage != "" {
+			text += ", from the image " + c.BaseImage
+		}
 		if c.Kubeconfig != "" {
 			text += ", with the credentials or their plug-in of " + c.Kubeconfig
 		}

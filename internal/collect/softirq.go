@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/process"
 )
 
-//go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq ../../bpf/collect/softirq.c -- -O2 -Wall -Wextra -Wno-unused-parameter -Werror -I../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel -type softirq_cpu softirq ../../bpf/collect/softirq.c -- -O2 -fno-strict-aliasing -Wall -Wextra -Wno-unused-parameter -Werror -I../../bpf/headers
 
 // softirqTimes measures the time in softirqs on every CPU.
 type softirqTimes struct {

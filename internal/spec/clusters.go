@@ -32,7 +32,7 @@ func (k *Kubernetes) ClusterNames() (names []string) {
 func (e *Experiment) InCluster(name string) *Experiment {
 	one, k := *e, *e.Spec.Target.Kubernetes
 	if i := slices.IndexFunc(k.Clusters, func(c Cluster) bool { return c.Name == name }); i >= 0 {
-		k.NodeNames = k.Clusters[i].NodeNames
+		k.NodeNames, k.BaseImage = k.Clusters[i].NodeNames, cmp.Or(k.Clusters[i].BaseImage, k.BaseImage)
 		k.Observe = slices.Concat(k.Observe, k.Clusters[i].Observe)
 	}
 	if len(k.NodeNames) == 2 {
@@ -137,6 +137,7 @@ func (r *reader) cluster(at string, e *Experiment, c Cluster, names, contexts ma
 		inAll[name] = fmt.Sprintf("spec.target.kubernetes.observe[%d]", i)
 	}
 	r.observe(at+".observe", c.Observe, k, inAll)
+	r.baseImage(at+".baseImage", c.BaseImage, k.Image)
 	if !r.set(at + ".nodeNames") {
 		return
 	}

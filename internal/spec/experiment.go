@@ -299,6 +299,8 @@ type Cluster struct {
 	// NodeNames are the nodes in this cluster, alternately for clients and for servers. By default slipstream chooses
 	// them; the results have the names of those.
 	NodeNames []string `json:"nodeNames,omitempty"`
+	// BaseImage replaces spec.target.kubernetes.baseImage in this cluster. The results have the one that slipstream chose.
+	BaseImage string `json:"baseImage,omitempty"`
 	// Observe are DaemonSets to measure in this cluster, in addition to those of spec.target.kubernetes.observe, which every cluster has.
 	Observe []string `json:"observe,omitempty"`
 }

@@ -592,6 +592,16 @@ func (r *reader) price(path string, p Price) {
 	}
 }
 
+func (r *reader) baseImage(at, base, image string) {
+	if !r.set(at) {
+		return
+	}
+	r.matches(at, base, imageName, "a reference to an image, such as registry.example/busybox:1.37")
+	if image != "" {
+		r.fail(at, "cannot be set beside image, which has this program in it: leave one of the two out")
+	}
+}
+
 func (r *reader) kubernetes(path string, k *Kubernetes) {
 	for name, node := range map[string]string{"clientNode": k.ClientNode, "serverNode": k.ServerNode} {
 		if at := path + "." + name; r.set(at) {
@@ -608,12 +618,7 @@ func (r *reader) kubernetes(path string, k *Kubernetes) {
 	if r.set(path + ".image") {
 		r.matches(path+".image", k.Image, imageName, "a reference to an image, such as registry.example/slipstream:v1")
 	}
-	if r.set(path + ".baseImage") {
-		r.matches(path+".baseImage", k.BaseImage, imageName, "a reference to an image, such as registry.example/busybox:1.37")
-		if k.Image != "" {
-			r.fail(path+".baseImage", "cannot be set beside image, which has this program in it: leave one of the two out")
-		}
-	}
+	r.baseImage(path+".baseImage", k.BaseImage, k.Image)
 	if r.set(path + ".resources.cpu") {
 		r.matches(path+".resources.cpu", k.Resources.CPU, cpuAmount, "CPUs, such as 2, 1.5 or 500m")
 	}

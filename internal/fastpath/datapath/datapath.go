@@ -22,9 +22,9 @@ import (
 	"slipstream.dev/internal/process"
 )
 
-//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow -type event -type event_kind -type recovery -type tracked -type entry_state fastpath ../../../bpf/fastpath/fastpath.c -- -O2 -mcpu=v3 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
-//go:generate bpf2go -tags linux -target bpfel resync ../../../bpf/fastpath/resync.c -- -O2 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
-//go:generate bpf2go -tags linux -target bpfel -type address neighbours ../../../bpf/fastpath/neighbours.c -- -O2 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel -type vxlan_device -type key -type flow -type event -type event_kind -type recovery -type tracked -type entry_state fastpath ../../../bpf/fastpath/fastpath.c -- -O2 -fno-strict-aliasing -mcpu=v3 -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel resync ../../../bpf/fastpath/resync.c -- -O2 -fno-strict-aliasing -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel -type address neighbours ../../../bpf/fastpath/neighbours.c -- -O2 -fno-strict-aliasing -Wall -Wextra -Werror -I../../../bpf -I../../../bpf/headers
 
 // Programs holds the programs and maps of one node's fast path. bpf/fastpath/fastpath.c describes the hook and the purpose of
 // each program.

@@ -421,6 +421,7 @@ func TestNICDecap(t *testing.T) {
 		marked         bool // by a router (ECN)
 		full, decapped bool
 		left           bool // the flow's next packets, too
+		detour         bool // those of the same batch, too
 	}{
 		{name: "decapsulated before", decapped: true},
 		{name: "full-sized", full: true},
@@ -429,14 +430,14 @@ func TestNICDecap(t *testing.T) {
 		{name: "another TTL", odd: func(p *grammar.Packet) { p.TTL = 63 }, left: true},
 		{name: "expiring", odd: func(p *grammar.Packet) { p.TTL = 1 }, left: true},
 		{name: "just after a GSO packet", flow: func(v *fastpathFlow) { v.Left = v.Decapped }, left: true},
-		{name: "long after a GSO packet", flow: func(v *fastpathFlow) { v.Left = v.Decapped - 100e6 }},
+		{name: "long after a GSO packet", flow: func(v *fastpathFlow) { v.Left = v.Decapped - 100e6 }, detour: true},
 		{name: "never decapsulated", flow: func(v *fastpathFlow) { v.Decapped = 0 }},
 		{name: "not decapsulated recently", flow: func(v *fastpathFlow) { v.Decapped -= 1e9 }},
 		{name: "invalidated", flow: func(v *fastpathFlow) { v.DecappedGeneration-- }},
 		{name: "other outer headers", flow: func(v *fastpathFlow) { v.DecappedTemplate = 1 }},
 		{name: "unused template", flow: func(v *fastpathFlow) { v.DecappedTemplate = 3 }},
 		{name: "flow expired", flow: func(v *fastpathFlow) { v.In.Validated -= 1e9 }},
-		{name: "due for revalidation", flow: func(v *fastpathFlow) { v.In.Validated -= 500e6 }},
+		{name: "due for revalidation", flow: func(v *fastpathFlow) { v.In.Validated -= 500e6 }, detour: true},
 		{name: "flow of another connection", flow: func(v *fastpathFlow) { v.Key.PodPort++ }},
 		{name: "translated by NAT", flow: func(v *fastpathFlow) { v.WirePeer++; v.Peer6[1]++ }},
 		{name: "unused pod link", flow: func(v *fastpathFlow) { v.In.Template = 2 }, left: true},
@@ -471,8 +472,8 @@ func TestNICDecap(t *testing.T) {
 			// GRO may merge a full-sized packet of a stream.
 			left := tt.left || tt.full && !decapped
 			pod, peer := v.ends()
-			if f, _, err := f.lookUp(Flow{pod, peer, protocol}.key()); err != nil || (f.Left != 0) != left {
-				t.Errorf("%s %s: the time when a packet was left to the kernel is %d, error %v", v, tt.name, f.Left, err)
+			if f, known, err := f.lookUp(Flow{pod, peer, protocol}.key()); err != nil || !known || (f.Left != 0) != left || (f.In.Run != 0) != tt.detour {
+				t.Errorf("%s %s: known %t, left to the kernel at %d, run %d, error %v", v, tt.name, known, f.Left, f.In.Run, err)
 			}
 		}
 	}

@@ -296,15 +296,16 @@ type fastpathRemote struct {
 	Zero    uint16
 }
 
-type fastpathRun struct {
+type fastpathRuns struct {
 	_     structs.HostLayout
 	Timer struct {
 		_ structs.HostLayout
 		_ [16]byte
 	}
-	Ended  uint32
-	Passes uint32
-	_      [40]byte
+	Expired uint32
+	Last    uint32
+	IsArmed uint32
+	_       [36]byte
 }
 
 type fastpathTracked struct {

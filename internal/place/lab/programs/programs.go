@@ -13,10 +13,10 @@ import (
 	"slipstream.dev/internal/process"
 )
 
-//go:generate bpf2go -tags linux -target bpfel wire ../../../../bpf/lab/wire.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
-//go:generate bpf2go -tags linux -target bpfel hostrouting ../../../../bpf/lab/hostrouting.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
-//go:generate bpf2go -tags linux -target bpfel policy ../../../../bpf/lab/policy.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
-//go:generate bpf2go -tags linux -target bpfel service ../../../../bpf/lab/service.c -- -O2 -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel wire ../../../../bpf/lab/wire.c -- -O2 -fno-strict-aliasing -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel hostrouting ../../../../bpf/lab/hostrouting.c -- -O2 -fno-strict-aliasing -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel policy ../../../../bpf/lab/policy.c -- -O2 -fno-strict-aliasing -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
+//go:generate bpf2go -tags linux -target bpfel service ../../../../bpf/lab/service.c -- -O2 -fno-strict-aliasing -Wall -Wextra -Werror -I../../../../bpf -I../../../../bpf/headers
 
 // LoadRehash loads the program that replaces the sender's flow hash with the one that a NIC would compute. The caller attaches
 // it to the egress of a veth that stands for a wire, and closes it.
