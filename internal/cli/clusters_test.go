@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -42,7 +43,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	node := func(name string) string {
 		return fmt.Sprintf(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": %q, "labels": {"kubernetes.io/os": "linux"}}, "status": {
-			"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}], "conditions": [{"type": "Ready", "status": "True"}]}}`, name)
+			"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}], "conditions": [{"type": "Ready", "status": "True"}],
+			"nodeInfo": {"architecture": %q}}}`, name, runtime.GOARCH)
 	}
 	list := func(kind string, items ...string) string {
 		return fmt.Sprintf(`{"apiVersion": "v1", "kind": %q, "items": [%s]}`, kind+"List", strings.Join(items, ", "))
