@@ -70,10 +70,10 @@ static __always_inline int follow_ip(struct __sk_buff *skb, struct cpu_state *c,
 	}
 	if (!f || !(out ? from_pod(skb, f, &own, h, is_ipv6) : to_pod(f, &wire, &own, h, is_ipv6)))
 		return NEXT;
-	if (!out)
-		start_detour(&f->in);
-	else if (f->out.template & TO_POD)
+	if (out && f->out.template & TO_POD)
 		start_detour(&f->out);
+	else if (!out && f->seq_state && data_in_window(f, 0, SEQ(h), SEQ(h)))
+		start_detour(&f->in);
 	if (s->is_fragment) {
 		follow_fragment(f, out, h);
 		return NEXT;

@@ -38,7 +38,7 @@
  *   packet.h, csum.h, skb.h  headers and checksums; fields of the kernel's sk_buff
  *   metadata.h               what queues, filters and sockets read besides the packet
  *   key.h, flow.h, seq.h     keys and state of connections; TCP sequence numbers
- *   run.h                    runs of the receive softirq, so that no packet overtakes another
+ *   run.h                    how long packets may wait in queues, so that no packet overtakes another
  *   nat.h, vxlan.h, pod.h    translation of the peer; outer headers; delivery into pods
  *   conntrack.h              conntrack look-ups
  *   probe.h, learn.h         packets that the programs recognise at later hooks; flows are learned from these
@@ -56,7 +56,7 @@
 #include "skb.h"
 #include "vxlan.h"
 
-/* After decap_nic has left a packet of a flow to the kernel, it leaves the flow to the kernel for this
+/* After the kernel had to decapsulate a packet of a flow, decap_nic leaves the flow to the kernel for this
  * long: packets that decap_nic decapsulates would overtake that one. */
 #define REORDER_WINDOW (50 * MS)
 
@@ -600,7 +600,7 @@ static __always_inline int decap_nic_ip(struct __sk_buff *skb, struct cpu_state 
 		return NEXT;
 	left = f->left;
 	if (left) {
-		if (now - left < REORDER_WINDOW)
+		if ((__s64)(now - left) < (__s64)REORDER_WINDOW) /* another CPU may have written a later time */
 			return NEXT;
 		/* Earlier packets of this batch may have been left to the kernel. */
 		start_detour(&f->in);

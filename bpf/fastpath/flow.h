@@ -77,7 +77,7 @@ struct flow {
 	__u64 socket_ended;
 	/* IPv6 only: the addresses. */
 	word pod6[2], peer6[2];
-	/* When a GSO packet last reached the NIC; when decap_nic left a packet to the kernel that later ones could overtake, or 0
+	/* When a GSO packet last reached the NIC; when the kernel last had to decapsulate one that later ones could overtake, or 0
 	 * once a later one has taken a detour. */
 	__u64 gso, left;
 	/* TCP only. */
@@ -140,17 +140,14 @@ static __always_inline __u8 detour_time(__u64 now)
 static __always_inline void start_detour(struct direction *w)
 {
 	w->detoured = detour_time(bpf_ktime_get_coarse_ns());
-	w->run = watch_run();
+	w->run = begin_run();
 }
 
 /* behind_detour tells whether a packet for a pod must take the slow path because earlier packets may still wait in a queue. */
-static __always_inline int behind_detour(struct direction *w, __u64 now)
+static __always_inline int behind_detour(const struct direction *w, __u64 now)
 {
-	if (likely((__u8)(detour_time(now) - w->detoured) >= 4) || !is_under_way(w->run))
-		return 0;
-	if (cpu_of_run(w->run) != bpf_get_smp_processor_id())
-		w->run = watch_run(); /* this packet will wait in other queues */
-	return 1;
+	/* Signed, because another CPU may have written a later time. */
+	return unlikely((__s8)(detour_time(now) - w->detoured) < 4) && is_under_way(w->run);
 }
 
 /* template_of reads the index of the template after validated. The address of the second load depends on the value of the

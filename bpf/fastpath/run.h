@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Runs. The programs see a whole batch of packets before the kernel empties the queues in which those on the slow path wait, and a
- * redirect into a pod bypasses these queues. A run lasts from a packet on the slow path until these queues are empty. */
+ * redirect into a pod bypasses these queues. A run lasts from a packet on the slow path until these queues should be empty. */
 #pragma once
 
 #include "kernel.h"
@@ -30,15 +30,10 @@ static __always_inline __u16 id_of_run(__u32 cpu, __u32 expired)
 	return expired << 11 | cpu << 1 | 1;
 }
 
-static __always_inline __u32 cpu_of_run(__u16 id)
-{
-	return (id & 0x7ff) >> 1;
-}
-
 /* is_under_way tells whether a run has not ended yet. */
 static __always_inline int is_under_way(__u16 id)
 {
-	__u32 cpu = cpu_of_run(id);
+	__u32 cpu = (id & 0x7ff) >> 1;
 	const volatile struct runs *r = id ? bpf_map_lookup_elem(&runs, &cpu) : 0;
 
 	return r && r->is_armed && ((r->expired - (id >> 11)) & 0x1f) < EXPIRIES;
@@ -51,7 +46,7 @@ static __always_inline long start_timer(struct runs *r)
 	return bpf_timer_start(&r->timer, 0, TIMER_CPU_PIN) ? bpf_timer_start(&r->timer, 0, 0) : 0;
 }
 
-static __always_inline int is_watched_run_left(const volatile struct runs *r)
+static __always_inline int is_run_pending(const volatile struct runs *r)
 {
 	return (__s32)(r->last - r->expired) > 0;
 }
@@ -59,17 +54,17 @@ static __always_inline int is_watched_run_left(const volatile struct runs *r)
 static int expire(__attribute__((unused)) void *map, __attribute__((unused)) __u32 *cpu, struct runs *r)
 {
 	r->expired++;
-	if (is_watched_run_left(r) && !start_timer(r))
+	if (is_run_pending(r) && !start_timer(r))
 		return 0;
 	__sync_lock_test_and_set(&r->is_armed, 0);
-	/* On Linux 6.6, this may be another CPU than that of watch_run. */
-	if (is_watched_run_left(r) && !__sync_lock_test_and_set(&r->is_armed, 1) && start_timer(r))
+	/* On Linux 6.6, this may be another CPU than that of begin_run. */
+	if (is_run_pending(r) && !__sync_lock_test_and_set(&r->is_armed, 1) && start_timer(r))
 		r->is_armed = 0;
 	return 0;
 }
 
-/* watch_run begins a run, and has the timer of this CPU end it. It returns 0 if it cannot. */
-static __noinline __u16 watch_run(void)
+/* begin_run begins a run, which the timer of this CPU ends. It returns 0 if it cannot. */
+static __noinline __u16 begin_run(void)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct runs *r = bpf_map_lookup_elem(&runs, &cpu);

@@ -124,8 +124,8 @@ func (w *world) exchangeBatches(near, far *net.UDPConn, batches int) {
 	}
 }
 
-// TestOrderAroundOddPackets sends batches of packets, of which a few differ from the others in a header that the fast path compares. These
-// take the slow path, and must not be overtaken.
+// TestOrderAroundOddPackets sends batches of packets, of which a few differ from the others in a header that the fast path compares. The
+// kernel has to decapsulate or forward these, and they must not be overtaken.
 func TestOrderAroundOddPackets(t *testing.T) {
 	t.Parallel()
 	// The first two are marked by a router: in the outer header, ECT(0) becomes CE (RFC 3168).
