@@ -17,7 +17,7 @@ import (
 // out modules that a kernel has built in, or lacks.
 var modules = []string{
 	"veth", "bridge", "vxlan", "tun", "dummy", "8021q", "bonding", "macvlan",
-	"nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_chain_nat", "nft_compat", "nft_limit", "nft_counter",
+	"nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_chain_nat", "nft_compat", "nft_limit", "nft_counter", "nft_meta_bridge",
 	"nf_flow_table", "nf_flow_table_inet", "nft_flow_offload",
 	"ip_tables", "iptable_filter", "iptable_raw", "iptable_mangle", "ip6_tables", "xt_tcpudp", "xt_conntrack",
 	"ip_set", "ip_set_hash_ip", "xt_set", "xt_mark", "xt_comment", "xt_multiport", "xt_addrtype", "xt_physdev", "xt_limit", "ipt_rpfilter", "ipt_REJECT",
