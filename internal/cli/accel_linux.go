@@ -68,14 +68,14 @@ it: use slipstream agent. status shows settings and fast paths.`,
 	}
 	var format outputFormat
 	status := &cobra.Command{
-		Use: "status", Args: cobra.NoArgs,
+		Use: "status", SuggestFor: []string{"list", "ls", "show"}, Args: cobra.NoArgs,
 		Short: "Show what slipstream has applied on this machine, and who did",
 		RunE:  func(c *cobra.Command, _ []string) error { return accelStatus(c.Context(), p.Out, options(), format) },
 	}
 	format.addFlag(status.Flags())
 	var killed bool
 	revert := &cobra.Command{
-		Use: "revert", Args: cobra.NoArgs,
+		Use: "revert", SuggestFor: []string{"undo", "off", "disable"}, Args: cobra.NoArgs,
 		Short: "Restore what apply and killed processes changed on this machine",
 		RunE:  func(c *cobra.Command, _ []string) error { return accelRevert(c.Context(), p, options(), killed) },
 	}

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -69,9 +71,52 @@ func Main(ctx context.Context, p Process) int {
 
 func execute(ctx context.Context, p Process) int {
 	p = p.plain()
+	if err := checkTyped(p.Args[1:]); err != nil {
+		return printError(p, usage(err))
+	}
 	root := rootCommand(p)
 	root.SetArgs(p.Args[1:])
 	return printError(p, root.ExecuteContext(ctx))
+}
+
+// checkTyped finds arguments that were copied from a web page or a document, which had quotes and dashes of typography in them.
+func checkTyped(args []string) error {
+	for _, arg := range args {
+		first, size := utf8.DecodeRuneInString(arg)
+		switch {
+		case arg == "--":
+			return nil
+		case strings.ContainsRune("“”„‘’", first):
+			return fmt.Errorf("%s begins with a typographic quote, which a shell does not know: type ' or \" instead", arg)
+		case strings.ContainsRune("–—", first):
+			return fmt.Errorf("%s begins with a typographic dash: type --%s", arg, arg[size:])
+		}
+	}
+	return nil
+}
+
+// checkValues finds options without the value that they need: an empty shell variable, or the next option in its place.
+func checkValues(c *cobra.Command) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		values := []string{f.Value.String()}
+		switch v, isList := f.Value.(pflag.SliceValue); {
+		case isList:
+			values = v.GetSlice()
+		case f.Value.Type() != "string":
+			return
+		}
+		for _, value := range values {
+			name, isOption := strings.CutPrefix(value, "--")
+			name, _, _ = strings.Cut(name, "=")
+			switch {
+			case value == "":
+				err = cmp.Or(err, fmt.Errorf("--%s is empty: give it a value, or leave it out", f.Name))
+			case isOption && c.Flags().Lookup(name) != nil:
+				err = cmp.Or(err, fmt.Errorf("--%s has the value %s, which is an option: give --%[1]s a value, or leave it out", f.Name, value))
+			}
+		}
+	})
+	return err
 }
 
 // printError prints an error and returns the exit code.
@@ -192,6 +237,12 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 		Version:       p.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			if c.Hidden || c.Name() == "agent" { // their options are written by programs
+				return nil
+			}
+			return usage(checkValues(c))
+		},
 	}
 	if name := plugin(p.Args[0]); name != "" {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: name}
@@ -208,7 +259,7 @@ Start with: slipstream run demo   (as root; it makes its own lab and removes it)
 				err = fmt.Errorf("%w, %s", err, spec.Suggest(name, names))
 			}
 		}
-		return usage(fmt.Errorf("%w (see %s --help)", err, c.CommandPath()))
+		return usage(fmt.Errorf("%s (see %s --help)", conversionText.ReplaceAllString(err.Error(), ": not a number"), c.CommandPath()))
 	})
 	root.AddCommand(runCommand(p), presetCommand(p), reportCommand(p), compareCommand(p), historyCommand(p), trendCommand(p), serveCommand(p), verifyCommand(p), validateCommand(p), importCommand(p), cleanupCommand(p), policyCommand(p))
 	root.AddCommand(linuxCommands(p)...)
@@ -281,9 +332,17 @@ func requireSubcommand(c *cobra.Command) {
 			}
 		}
 		near := spec.Near(args[0], names)
+		for _, sub := range c.Commands() {
+			if slices.Contains(sub.SuggestFor, args[0]) {
+				near = append(near, sub.Name())
+			}
+		}
 		if len(near) == 0 && !c.HasParent() {
 			for _, preset := range spec.Near(args[0], examples.Names()) {
 				near = append(near, "run "+preset)
+			}
+			if info, err := os.Stat(args[0]); err == nil && info.Mode().IsRegular() {
+				near = append(near, "run "+args[0])
 			}
 		}
 		if len(near) == 0 {
@@ -327,6 +386,9 @@ func usageOfArgs(c *cobra.Command) {
 		usageOfArgs(sub)
 	}
 }
+
+// conversionText matches Go's errors about numbers.
+var conversionText = regexp.MustCompile(`: strconv\.\w+: parsing "[^"]*": invalid syntax$`)
 
 // argsText matches cobra's errors about the number of arguments.
 var argsText = regexp.MustCompile(`^(?:accepts|requires) (at least |at most |between )?(\d+)(?: and (\d+))? arg\(s\), (?:only )?received (\d+)$`)

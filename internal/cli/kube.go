@@ -52,6 +52,16 @@ func (o *kubeOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.baseImage, "base-image", "", "image to start pods from; slipstream copies itself into them (default "+kube.DefaultBase+", where there is no image with slipstream)")
 }
 
+// accessFlags returns the flags that were given to choose a cluster.
+func (o *kubeOptions) accessFlags() (flags []string) {
+	for _, f := range []struct{ flag, value string }{{"--kubeconfig", o.access.Kubeconfig}, {"--context", o.access.Context}, {"--namespace", o.access.Namespace}} {
+		if f.value != "" {
+			flags = append(flags, f.flag)
+		}
+	}
+	return flags
+}
+
 // overrides returns the fields of the experiment that the flags set.
 func (o *kubeOptions) overrides() ([]override, error) {
 	const at = "spec.target.kubernetes."

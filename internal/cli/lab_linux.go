@@ -272,13 +272,16 @@ func labUpCommand(p Process) *cobra.Command {
 	config := lab.Config{CongestionControl: "cubic"}
 	var rate string
 	c := &cobra.Command{
-		Use: "up NAME", Args: cobra.ExactArgs(1),
+		Use: "up NAME", SuggestFor: []string{"create", "start", "add"}, Args: cobra.ExactArgs(1),
 		Short: "Create a lab, which stays until lab down",
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := asRoot("lab up creates network namespaces"); err != nil {
 				return err
 			}
 			config.Name, config.NIC.Rate = args[0], spec.BitRate(rate)
+			if err := config.Validate(); err != nil {
+				return usage(err)
+			}
 			l, err := lab.Up(c.Context(), config, lab.Options{Keep: true, Forwarder: forwarderArgv, Log: newLog(p)})
 			if err != nil {
 				return err
@@ -304,7 +307,7 @@ func labUpCommand(p Process) *cobra.Command {
 func labListCommand(p Process) *cobra.Command {
 	var format outputFormat
 	c := &cobra.Command{
-		Use: "ls", Args: cobra.NoArgs,
+		Use: "ls", SuggestFor: []string{"list", "show"}, Args: cobra.NoArgs,
 		Short: "List the labs on this machine",
 		RunE: func(*cobra.Command, []string) error {
 			labs, err := lab.List(lab.DefaultDir)
@@ -316,6 +319,8 @@ func labListCommand(p Process) *cobra.Command {
 			for _, l := range labs {
 				state := "incomplete"
 				switch {
+				case l.Abandoned:
+					state = fmt.Sprintf("left by process %d, which has ended: slipstream lab down %s", l.PID, l.Name)
 				case l.Up && l.Keep:
 					state = "up"
 				case l.Up:
@@ -331,8 +336,8 @@ func labListCommand(p Process) *cobra.Command {
 }
 
 func labExecCommand(p Process) *cobra.Command {
-	return &cobra.Command{
-		Use: "exec NAME NODE[/POD] -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
+	c := &cobra.Command{
+		Use: "exec NAME NODE[/POD] COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(3),
 		Short: "Run a command in a node (node0) or pod (node0/pod1) of a lab",
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := asRoot("lab exec enters the network namespaces of a lab"); err != nil {
@@ -342,7 +347,14 @@ func labExecCommand(p Process) *cobra.Command {
 			if err != nil {
 				return withLabs(err)
 			}
-			code, err := l.Run(c.Context(), args[1], args[2:], p.Stdin, p.Stdout, p.Stderr)
+			command := args[2:]
+			if command[0] == "--" {
+				command = command[1:]
+			}
+			if len(command) == 0 {
+				return usage(errors.New("lab exec has no command to run"))
+			}
+			code, err := l.Run(c.Context(), args[1], command, p.Stdin, p.Stdout, p.Stderr)
 			if err != nil {
 				return err
 			}
@@ -352,6 +364,8 @@ func labExecCommand(p Process) *cobra.Command {
 			return nil
 		},
 	}
+	c.Flags().SetInterspersed(false) // options after NAME are the command's
+	return c
 }
 
 // withLabs adds a hint to lab.ErrNotFound: the command that lists the labs.
@@ -364,7 +378,7 @@ func withLabs(err error) error {
 
 func labDownCommand(p Process) *cobra.Command {
 	return &cobra.Command{
-		Use: "down NAME...", Args: cobra.MinimumNArgs(1),
+		Use: "down NAME...", SuggestFor: []string{"rm", "remove", "delete", "stop"}, Args: cobra.MinimumNArgs(1),
 		Short: "Remove labs, and kill the processes in them",
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := asRoot("lab down removes network namespaces"); err != nil {

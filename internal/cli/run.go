@@ -48,8 +48,9 @@ type runOptions struct {
 func runCommand(p Process) *cobra.Command {
 	var o runOptions
 	c := &cobra.Command{
-		Use:   "run [PRESET|FILE|-]",
-		Short: "Run an experiment, report what it proves, and restore the machine",
+		Use:        "run [PRESET|FILE|-]",
+		SuggestFor: []string{"start", "bench", "benchmark", "measure"},
+		Short:      "Run an experiment, report what it proves, and restore the machine",
 		Long: `Run the experiment of a preset or file, report what it proves, and restore the
 machine. In a lab, variants that this machine cannot apply are left out, and the
 report says why; the run fails if --set or an expectation names one of them, or
@@ -143,10 +144,14 @@ func (o runOptions) load(args []string) (*spec.Experiment, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(cluster) > 0 {
+	forCluster := o.kube.accessFlags()
+	for _, f := range cluster {
+		forCluster = append(forCluster, f.flag)
+	}
+	if len(forCluster) > 0 {
 		exp, err := parseWith(name, data, flags)
 		if err == nil { // otherwise it is reported below
-			if err := checkInCluster(cluster[0].flag, name, exp); err != nil {
+			if err := checkInCluster(forCluster[0], name, exp); err != nil {
 				return nil, err
 			}
 		}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -32,13 +32,31 @@ func readSource(name string, stdin io.Reader) ([]byte, error) {
 	}
 	data, err := spec.ReadFile(name)
 	switch {
+	case errors.Is(err, syscall.EISDIR):
+		return nil, isFolder(name)
 	case !errors.Is(err, fs.ErrNotExist):
 		return data, err
 	case !strings.ContainsAny(name, "/."):
 		return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, didYouMean(name, examples.Names()))
 	}
 	base := filepath.Base(name)
-	return nil, fmt.Errorf("%w%s", err, cmp.Or(didYouMean(base, namesBeside(name)), didYouMean(strings.TrimSuffix(base, ".yaml"), examples.Names())))
+	near := spec.Near(base, namesBeside(name))
+	for i := range near {
+		near[i] = filepath.Join(filepath.Dir(name), near[i])
+	}
+	if len(near) == 0 {
+		near = spec.Near(strings.TrimSuffix(base, ".yaml"), examples.Names())
+	}
+	return nil, fmt.Errorf("%w%s", err, orOneOf(near))
+}
+
+// isFolder says what to do with a folder that was named in place of an experiment.
+func isFolder(name string) error {
+	file := filepath.Join(name, "experiment.yaml")
+	if _, err := os.Stat(file); err != nil {
+		return fmt.Errorf("%s is a folder: name a file in it", name)
+	}
+	return fmt.Errorf("%s is the folder of a result: slipstream run --resume %[1]s continues that run, and slipstream run %s repeats it", name, file)
 }
 
 // namesBeside returns the names of the files and folders that are where something was not found.
@@ -63,7 +81,10 @@ func sourceName(name string) string {
 
 // didYouMean returns the end of a sentence that suggests similar names, or "" if there are none.
 func didYouMean(name string, allowed []string) string {
-	near := spec.Near(name, allowed)
+	return orOneOf(spec.Near(name, allowed))
+}
+
+func orOneOf(near []string) string {
 	if len(near) == 0 {
 		return ""
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/words"
 )
 
 // Outline describes a plan: as JSON to programs, and by Print to people.
@@ -104,7 +105,7 @@ func (o Outline) Print(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(tw, "experiment\t%s\n", o.Experiment)
 	if o.Periods == 0 {
-		fmt.Fprintf(tw, "trials\t%s%d: %s%d blocks of %d\n", upTo, o.Trials, upTo, o.Blocks, o.Trials/o.Blocks)
+		fmt.Fprintf(tw, "trials\t%s%d: %s%s of %d\n", upTo, o.Trials, upTo, words.Count(o.Blocks, "block"), o.Trials/o.Blocks)
 	} else {
 		fmt.Fprintf(tw, "trials\t%d in %d periods of a switch-back design\n", o.Trials, o.Periods)
 	}

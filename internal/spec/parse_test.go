@@ -382,3 +382,26 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestByteOrderMark: editors of Windows write one.
+func TestByteOrderMark(t *testing.T) {
+	const text = "\ufeff" + `apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: test}
+spec:
+  baseline: native
+  variants: [{name: native, path: {native: {}}}]
+  workloads: [{name: stream, stream: {duration: 1s}}]
+`
+	if _, err := Parse("bom.yaml", []byte(text), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNoYAML: a file of another kind is shown by its beginning.
+func TestNoYAML(t *testing.T) {
+	_, err := Parse("passwd", []byte(strings.Repeat("root:x:0:0:root:/root:/bin/bash\n", 50)), nil)
+	if err == nil || !strings.Contains(err.Error(), `must be a mapping, is "root:x:0:0`) || len(err.Error()) > 200 {
+		t.Error(err)
+	}
+}

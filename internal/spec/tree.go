@@ -50,6 +50,10 @@ type field struct {
 func (n *node) String() string {
 	switch n.kind {
 	case scalar:
+		const most = 60 // of a file that is no YAML, all may be one text
+		if text := []rune(n.text); len(text) > most {
+			return strconv.Quote(string(text[:most]) + "…")
+		}
 		return strconv.Quote(n.text)
 	case mapping:
 		return "a mapping"

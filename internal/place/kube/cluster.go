@@ -66,6 +66,9 @@ func Open(a Access) (*Cluster, error) {
 		if raw, rawErr := loader.RawConfig(); rawErr == nil {
 			err = cmp.Or(wrongContext(a.Context, raw), err)
 		}
+		if clientcmd.IsEmptyConfig(err) && a.Kubeconfig != "" {
+			return nil, fmt.Errorf("%s, which --kubeconfig names, has no clusters: name the file with which kubectl reaches the cluster", a.Kubeconfig)
+		}
 		if clientcmd.IsEmptyConfig(err) {
 			return nil, noKubeconfig(rules.Precedence)
 		}

@@ -71,7 +71,7 @@ func TestOpen(t *testing.T) {
 		"current one does not exist": {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "current-context: old", "{}")}, "its current context old does not exist"},
 		"cluster is not there":       {Access{Kubeconfig: orphan}, "its context prod is for the cluster \"c\", which it does not have: name another context"},
 		"plug-in of another version": {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "current-context: prod", "{exec: {apiVersion: client.authentication.k8s.io/v1alpha1, command: x}}")}, "exec plugin: invalid apiVersion"},
-		"empty":                      {Access{Kubeconfig: empty}, "no kubeconfig found"},
+		"empty":                      {Access{Kubeconfig: empty}, empty + ", which --kubeconfig names, has no clusters: name the file with which kubectl reaches the cluster"},
 	} {
 		c, err := Open(tt.access)
 		if err == nil && c.flags != tt.access.flags() {

@@ -330,11 +330,11 @@ func TestBalancerErrors(t *testing.T) {
 	} {
 		c := config("x")
 		balanced("", 2)(&c)
-		if err := c.validate(); err != nil {
+		if err := c.Validate(); err != nil {
 			t.Fatal(err)
 		}
 		change(&c)
-		if err := c.validate(); err == nil || !strings.Contains(err.Error(), want) {
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

@@ -70,7 +70,8 @@ type Config struct {
 
 var validName = regexp.MustCompile(`^[a-z0-9-]{1,20}$`)
 
-func (c Config) validate() error {
+// Validate returns an error if no lab can have this configuration.
+func (c Config) Validate() error {
 	if !validName.MatchString(c.Name) {
 		return fmt.Errorf("lab name must be 1 to 20 characters of a-z, 0-9 and -, is %q", c.Name)
 	}
@@ -147,7 +148,7 @@ type Load struct {
 // Up creates a lab. If the kernel lacks something, a name is taken (ErrExists), or another process uses that lab (ErrInUse), it
 // fails before it changes anything. If it fails later, it removes what it has created.
 func Up(ctx context.Context, c Config, o Options) (*Lab, error) {
-	if err := c.validate(); err != nil {
+	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	if o.Dir == "" {
@@ -251,8 +252,10 @@ type Info struct {
 	// Keep: the lab outlives that process.
 	Keep bool `json:"keep"`
 	// Up is false while the lab is being created, or if that was interrupted.
-	Up      bool      `json:"up"`
-	Created time.Time `json:"created"`
+	Up bool `json:"up"`
+	// Abandoned: that process has ended without removing the lab, which it should have.
+	Abandoned bool      `json:"abandoned"`
+	Created   time.Time `json:"created"`
 }
 
 // List returns the labs, sorted by name. If it returns an error, it still returns those that can be read.
@@ -276,7 +279,8 @@ func List(dir string) ([]Info, error) {
 			errs = append(errs, err)
 			continue
 		}
-		all = append(all, Info{Config: s.Config, PID: s.PID, Keep: s.Keep, Up: s.Up, Created: s.Created})
+		abandoned := !s.Keep && errors.Is(unix.Kill(s.PID, 0), unix.ESRCH)
+		all = append(all, Info{Config: s.Config, PID: s.PID, Keep: s.Keep, Up: s.Up, Abandoned: abandoned, Created: s.Created})
 	}
 	return all, errors.Join(errs...)
 }

@@ -5,6 +5,8 @@ package lab
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -106,12 +108,39 @@ func TestValidate(t *testing.T) {
 		"rate":          func(c *Config) { c.NIC.Rate = "fast" },
 	} {
 		c := config("x")
-		if err := c.validate(); err != nil {
+		if err := c.Validate(); err != nil {
 			t.Fatal(err)
 		}
 		change(&c)
-		if err := c.validate(); err == nil {
+		if err := c.Validate(); err == nil {
 			t.Errorf("%s: no error", what)
+		}
+	}
+}
+
+// TestAbandoned: a list says which labs a process has left behind, as after kill -9.
+func TestAbandoned(t *testing.T) {
+	dir := t.TempDir()
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]state{
+		"left": {PID: ended.Process.Pid}, "kept": {PID: ended.Process.Pid, Keep: true}, "used": {PID: os.Getpid()},
+	} {
+		s.Config = config(name)
+		s.Up, s.CPUs = true, make([]nodeCPUs, s.Config.Nodes)
+		if err := s.write(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := List(dir)
+	if err != nil || len(all) != 3 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	for _, l := range all {
+		if l.Abandoned != (l.Name == "left") {
+			t.Errorf("%s is abandoned: %t", l.Name, l.Abandoned)
 		}
 	}
 }

@@ -40,7 +40,7 @@ func readState(dir, name string) (*state, error) {
 	var s state
 	err = json.Unmarshal(data, &s)
 	if err == nil {
-		err = s.Config.validate()
+		err = s.Config.Validate()
 	}
 	if err == nil && (s.Config.Name != name || len(s.CPUs) != s.Config.Nodes) {
 		err = errors.New("it has the name of another lab")
