@@ -128,7 +128,7 @@ func (w *world) exchangeBatches(near, far *net.UDPConn, batches int) {
 // kernel has to decapsulate or forward these, and they must not be overtaken.
 func TestOrderAroundOddPackets(t *testing.T) {
 	t.Parallel()
-	// The first two are marked by a router: in the outer header, ECT(0) becomes CE (RFC 3168).
+	// The first two are marked by a router: 2 becomes 3 in the ECN field of the outer header (RFC 3168).
 	for name, c := range map[string]struct{ field, sum, change, every int }{
 		"marked often":    {15, 24, 1, 50},
 		"marked at times": {15, 24, 1, 20011}, // decap_nic decapsulates most others
