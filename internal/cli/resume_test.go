@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -62,5 +63,14 @@ func TestResultMeasuresTheSame(t *testing.T) {
 		if measuredBy(again) != measuredBy(exp) {
 			t.Errorf("%s: another hash after it was written and read", name)
 		}
+	}
+}
+
+// TestResumeDryRun: the plan of a resumed run says how many trials it keeps.
+func TestResumeDryRun(t *testing.T) {
+	dir := result(t, resultYAML, 2, 1)
+	_, plan, stderr := slipstream(t, "run", "--resume", dir, "--dry-run")
+	if !regexp.MustCompile(`(?m)^done +20 trials$`).MatchString(plan) {
+		t.Errorf("the plan does not say what is done:\n%s%s", plan, stderr)
 	}
 }

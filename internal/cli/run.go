@@ -236,7 +236,7 @@ func run(ctx context.Context, p Process, o runOptions, args []string) error {
 	}
 	unset := checkSet(exp)
 	if o.dryRun {
-		return asRun(dryRun(ctx, p, o, exp, experiment.New(exp)), unset)
+		return asRun(dryRun(ctx, p, o, exp, experiment.New(exp).Outline()), unset)
 	}
 	if unset != nil {
 		return usage(unset)
@@ -369,8 +369,7 @@ type survey struct {
 }
 
 // dryRun shows a plan and, for a cluster or hosts, whether anything is missing for it.
-func dryRun(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, plan *experiment.Plan) error {
-	outline := plan.Outline()
+func dryRun(ctx context.Context, p Process, o runOptions, exp *spec.Experiment, outline experiment.Outline) error {
 	if o.format == asText {
 		if err := outline.Print(p.Out); err != nil {
 			return err
@@ -474,7 +473,9 @@ func resume(ctx context.Context, p Process, o runOptions) error {
 	resumable := errors.Join(checkResumable(dir, now), checkSet(exp))
 	plan := experiment.New(exp)
 	if o.dryRun {
-		return asRun(dryRun(ctx, p, o, exp, plan), resumable)
+		outline := plan.Outline()
+		outline.Done = experiment.Finished(trials)
+		return asRun(dryRun(ctx, p, o, exp, outline), resumable)
 	}
 	if !o.yes {
 		if err := checkPrograms(exp, foreign); err != nil {

@@ -36,6 +36,12 @@ func readSource(name string, stdin io.Reader) ([]byte, error) {
 		return nil, isFolder(name)
 	case !errors.Is(err, fs.ErrNotExist):
 		return data, err
+	case name == latest:
+		path, err := findResult(name)
+		if err != nil {
+			return nil, err
+		}
+		return nil, isFolder(path)
 	case !strings.ContainsAny(name, "/."):
 		return nil, fmt.Errorf("%s is neither a file nor a preset%s (see slipstream run --list)", name, didYouMean(name, examples.Names()))
 	}

@@ -48,6 +48,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"run demo —dry-run":               "—dry-run begins with a typographic dash: type --dry-run",
 		"run “demo”":                      "“demo” begins with a typographic quote, which a shell does not know: type ' or \" instead",
 		"run testdata/validate":           "testdata/validate is a folder: name a file in it",
+		"run latest":                      "latest: there is no result in results yet",
 		"lab list":                        `no command "list": did you mean slipstream lab ls?`,
 		"accel undo":                      `no command "undo": did you mean slipstream accel revert?`,
 		"testdata/validate/good.yaml":     "did you mean slipstream run testdata/validate/good.yaml?",

@@ -19,6 +19,8 @@ type Outline struct {
 	Trials int  `json:"trials"`
 	Blocks int  `json:"blocks"`
 	AtMost bool `json:"atMost,omitempty"`
+	// Done are the trials on record, if a run is resumed. It does not repeat them.
+	Done int `json:"done,omitempty"`
 	// Periods of a switch-back design; 0 if nothing is switched.
 	Periods int `json:"periods,omitempty"`
 	// Mesh describes the rounds of a mesh; "" without one.
@@ -108,6 +110,9 @@ func (o Outline) Print(w io.Writer) error {
 		fmt.Fprintf(tw, "trials\t%s%d: %s%s of %d\n", upTo, o.Trials, upTo, words.Count(o.Blocks, "block"), o.Trials/o.Blocks)
 	} else {
 		fmt.Fprintf(tw, "trials\t%d in %d periods of a switch-back design\n", o.Trials, o.Periods)
+	}
+	if o.Done > 0 {
+		fmt.Fprintf(tw, "done\t%s\n", words.Count(o.Done, "trial"))
 	}
 	if o.Mesh != "" {
 		fmt.Fprintf(tw, "mesh\t%s\n", o.Mesh)

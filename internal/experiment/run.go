@@ -49,7 +49,7 @@ func Start(ctx context.Context, p *Plan, t Target, run RunCommand, owner string,
 	for _, trial := range done {
 		r.remember(trial)
 	}
-	r.finished = finished(r.done)
+	r.finished = Finished(r.done)
 	for i, f := range p.topology.Fabrics() {
 		n, err := openNetwork(ctx, t, i, p)
 		if err != nil {
@@ -331,7 +331,7 @@ func (r *Run) runTrial(ctx context.Context, b, entry int, c attempt, out Results
 		return false, err
 	}
 	r.remember(trial)
-	r.finished = finished(r.done)
+	r.finished = Finished(r.done)
 	r.fresh++
 	r.event(Event{Kind: Ends, Trial: trial})
 	return trial.Status == record.StatusOK, nil
@@ -362,8 +362,8 @@ func (r *Run) event(e Event) {
 	r.observe(e)
 }
 
-// finished counts the trials that are not run again: a failed one is repeated once.
-func finished(trials []record.Trial) (n int) {
+// Finished counts the trials that are not run again: a failed one is repeated once.
+func Finished(trials []record.Trial) (n int) {
 	for _, t := range record.LastEntries(trials) {
 		if t.Status == record.StatusOK || t.Attempt > 1 {
 			n++
