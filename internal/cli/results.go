@@ -10,6 +10,7 @@ import (
 
 	"slipstream.dev/internal/history"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/words"
 )
 
 // resultsDir is the default folder for results folders.
@@ -26,6 +27,9 @@ func openResult(path string) (*record.Dir, error) {
 	path, err := findResult(path)
 	if err != nil {
 		return nil, usage(err)
+	}
+	if all, _ := history.Names(path); len(all) > 0 { // a folder that cannot be read has no results for the user
+		return nil, usage(fmt.Errorf("%s has %s: name one of them, such as %s", path, words.Count(len(all), "result"), filepath.Join(path, latest)))
 	}
 	dir, err := record.Open(path)
 	return dir, usage(err)

@@ -48,6 +48,15 @@ func TestFindResult(t *testing.T) {
 	}
 }
 
+// TestOpenFolderOfResults: a folder that only holds results is named as such.
+func TestOpenFolderOfResults(t *testing.T) {
+	parent := filepath.Dir(result(t, resultYAML, 1, 1))
+	want := parent + " has 1 result: name one of them, such as " + filepath.Join(parent, "latest")
+	if _, err := openResult(parent); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 // TestNoteFuture: a run says which result counts as newer because the clock was set back, and says nothing otherwise.
 func TestNoteFuture(t *testing.T) {
 	parent := t.TempDir()

@@ -39,6 +39,7 @@ func TestErrorsNameWhatWasWritten(t *testing.T) {
 		"run kubernetes --image :":        "--image :: must be a reference to an image",
 		"run kubernetes --selector pool":  "--selector: must be KEY=VALUE",
 		"run kubernetes --selector a_=b!": `--selector: "a_=b!" is no label`,
+		"run demo --set pairs=[1]":        "--set pairs=[1]: pairs: unknown field; did you mean spec.pairs?",
 		"run demo --context x":            "--context is for runs in a cluster, and demo runs in a lab",
 		"run demo -n 3":                   "--namespace is for runs in a cluster, and demo runs in a lab",
 		"run demo --out --dry-run":        "--out has the value --dry-run, which is an option: give --out a value, or leave it out",

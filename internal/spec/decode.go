@@ -160,16 +160,20 @@ var misplaced = map[string]string{
 		"Leave it out; every trial records which share of the packets took the virtual function",
 }
 
-func (r *reader) structure(n *node, v reflect.Value, path string) {
-	var names []string
-	var fields [][]int // their indexes
-	for _, f := range reflect.VisibleFields(v.Type()) {
+// fieldsOf returns the names of the fields of a structure in a file, and their indexes.
+func fieldsOf(t reflect.Type) (names []string, indexes [][]int) {
+	for _, f := range reflect.VisibleFields(t) {
 		if f.Anonymous { // its fields are among them
 			continue
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		names, fields = append(names, name), append(fields, f.Index)
+		names, indexes = append(names, name), append(indexes, f.Index)
 	}
+	return names, indexes
+}
+
+func (r *reader) structure(n *node, v reflect.Value, path string) {
+	names, fields := fieldsOf(v.Type())
 	r.learned.structure(path, v.Type().Name(), names)
 	for _, f := range n.fields {
 		at := join(path, f.name)
@@ -177,6 +181,8 @@ func (r *reader) structure(n *node, v reflect.Value, path string) {
 			r.decode(f.value, v.FieldByIndex(fields[i]), at)
 		} else if why := misplaced[v.Type().Name()+"."+f.name]; why != "" {
 			r.problem(f.pos, at, "%s", why)
+		} else if inSpec, _ := fieldsOf(reflect.TypeFor[Spec]()); path == "" && slices.Contains(inSpec, f.name) {
+			r.problem(f.pos, at, "unknown field; did you mean spec.%s?", f.name)
 		} else {
 			r.problem(f.pos, at, "unknown field; %s", Suggest(f.name, names))
 		}

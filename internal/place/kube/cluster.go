@@ -72,6 +72,9 @@ func Open(a Access) (*Cluster, error) {
 		if clientcmd.IsEmptyConfig(err) {
 			return nil, noKubeconfig(rules.Precedence)
 		}
+		if kind := otherKind.FindStringSubmatch(err.Error()); kind != nil {
+			return nil, fmt.Errorf("%s is no kubeconfig but a file of the kind %s: name the file with which kubectl reaches the cluster", cmp.Or(a.Kubeconfig, "the file that KUBECONFIG names"), kind[1])
+		}
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
 	// A run sends few requests, in bursts, and those for EndpointSlices a few at a time; the server has its own limits.
@@ -87,6 +90,9 @@ func Open(a Access) (*Cluster, error) {
 	}
 	return c, nil
 }
+
+// otherKind matches the error of client-go about a file that is for something else than itself.
+var otherKind = regexp.MustCompile(`no kind "(\w+)" is registered`)
 
 // noKubeconfig says that none of the files that kubectl would read by default has a configuration.
 func noKubeconfig(files []string) error {

@@ -52,6 +52,10 @@ func TestOpen(t *testing.T) {
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	pod := filepath.Join(t.TempDir(), "pod.yaml")
+	if err := os.WriteFile(pod, []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	orphan := kubeconfig(t, "https://192.0.2.1", "current-context: prod", "{}")
 	text, err := os.ReadFile(orphan)
 	if err != nil {
@@ -71,6 +75,7 @@ func TestOpen(t *testing.T) {
 		"current one does not exist": {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "current-context: old", "{}")}, "its current context old does not exist"},
 		"cluster is not there":       {Access{Kubeconfig: orphan}, "its context prod is for the cluster \"c\", which it does not have: name another context"},
 		"plug-in of another version": {Access{Kubeconfig: kubeconfig(t, "https://192.0.2.1", "current-context: prod", "{exec: {apiVersion: client.authentication.k8s.io/v1alpha1, command: x}}")}, "exec plugin: invalid apiVersion"},
+		"a pod":                      {Access{Kubeconfig: pod}, pod + " is no kubeconfig but a file of the kind Pod: name the file with which kubectl reaches the cluster"},
 		"empty":                      {Access{Kubeconfig: empty}, empty + ", which --kubeconfig names, has no clusters: name the file with which kubectl reaches the cluster"},
 	} {
 		c, err := Open(tt.access)
