@@ -315,7 +315,7 @@ func TestTwoRuns(t *testing.T) {
 	first := start(t, nil, "run", experiment(t), "--out", t.TempDir())
 	first.await(t, "Gb/s", 1)
 	code, _, stderr := finish(t, "run", experiment(t), "--out", t.TempDir())
-	if code != 1 || !strings.Contains(stderr, "another run") {
+	if code != 1 || !strings.Contains(stderr, fmt.Sprintf("another run is in progress on this machine, and the two would disturb each other: wait for it, or stop it (process %d, ", first.Process.Pid)) {
 		t.Errorf("exit %d\n%s", code, stderr)
 	}
 	if code := first.exit(t); code != 0 {

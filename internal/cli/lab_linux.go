@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -25,7 +27,9 @@ import (
 	"slipstream.dev/internal/place/lab/policies"
 	"slipstream.dev/internal/place/lab/services"
 	"slipstream.dev/internal/place/topology"
+	"slipstream.dev/internal/plain"
 	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/shell"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/worker"
 )
@@ -221,9 +225,10 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 		return nil, fmt.Errorf("lock this machine for a run: %w", err)
 	}
 	if err := flock.TryLock(f); err != nil {
+		holder, _ := io.ReadAll(f) // empty until the other run has written who it is
 		f.Close()
 		if errors.Is(err, flock.ErrLocked) {
-			return nil, errors.New("another run is in progress on this machine, and the two would disturb each other: wait for it, or stop it")
+			return nil, fmt.Errorf("another run is in progress on this machine, and the two would disturb each other: wait for it, or stop it (%s)", cmp.Or(plain.Line(string(holder)), "it has just begun"))
 		}
 		return nil, fmt.Errorf("lock this machine for a run: %s: %w", path, err)
 	}
@@ -231,7 +236,13 @@ func claimMachine(ctx context.Context, p Process) (release func(), err error) {
 		_ = flock.Release(f)
 		return nil, err
 	}
-	return func() { _ = flock.Release(f) }, nil
+	// Only for the message above, so a full disk does not matter.
+	_ = f.Truncate(0)
+	_, _ = fmt.Fprintf(f, "process %d, %s", os.Getpid(), shell.Join(p.Args))
+	return func() {
+		_ = f.Truncate(0)
+		_ = flock.Release(f)
+	}, nil
 }
 
 func recoverMachine(ctx context.Context, p Process) error {
