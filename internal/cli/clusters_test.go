@@ -228,14 +228,15 @@ func TestCleanupClusters(t *testing.T) {
 	}
 }
 
-// TestMembers: how each cluster is reached.
-func TestMembers(t *testing.T) {
+// inClusters returns an experiment with a variant in each of the clusters a and b.
+func inClusters(t *testing.T, clusters string) *spec.Experiment {
+	t.Helper()
 	exp, err := spec.Parse("test.yaml", []byte(`
 apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
 metadata: {name: test}
 spec:
-  target: {kubernetes: {clusters: [{name: a, context: x@a}, {name: b, kubeconfig: other}]}}
+  target: {kubernetes: {clusters: [`+clusters+`]}}
   baseline: one
   variants: [{name: one, cluster: a}, {name: two, cluster: b}]
   workloads: [{name: stream, stream: {duration: 1s}}]
@@ -243,6 +244,12 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
+	return exp
+}
+
+// TestMembers: how each cluster is reached.
+func TestMembers(t *testing.T) {
+	exp := inClusters(t, "{name: a, context: x@a}, {name: b, kubeconfig: other}")
 	members, err := (&kubeOptions{access: kube.Access{Kubeconfig: "file", Namespace: "mine"}}).members(exp, nil)
 	if err != nil || len(members) != 2 || members[0].access != (kube.Access{Kubeconfig: "file", Context: "x@a", Namespace: "mine"}) ||
 		members[1].access != (kube.Access{Kubeconfig: "other", Context: "b", Namespace: "mine"}) {
@@ -255,19 +262,7 @@ spec:
 
 // TestClustersRecordBaseImages: a resumed run starts pods from the image that was chosen in each cluster, or named for it.
 func TestClustersRecordBaseImages(t *testing.T) {
-	exp, err := spec.Parse("test.yaml", []byte(`
-apiVersion: slipstream.dev/v1alpha1
-kind: Experiment
-metadata: {name: test}
-spec:
-  target: {kubernetes: {clusters: [{name: a, baseImage: registry.example/small:1}, {name: b}]}}
-  baseline: one
-  variants: [{name: one, cluster: a}, {name: two, cluster: b}]
-  workloads: [{name: stream, stream: {duration: 1s}}]
-`), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	exp := inClusters(t, "{name: a, baseImage: registry.example/small:1}, {name: b}")
 	o := kubeOptions{access: kube.Access{Kubeconfig: contexts(t, &apiServer{uid: "1"}, &apiServer{uid: "2"})}}
 	if _, err := newKubeTargets(t.Context(), Process{Version: "v1"}, o, nil, exp, func(string) {}); err != nil {
 		t.Fatal(err)

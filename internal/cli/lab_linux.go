@@ -363,7 +363,7 @@ func labExecCommand(p Process) *cobra.Command {
 				command = command[1:]
 			}
 			if len(command) == 0 {
-				return usage(errors.New("lab exec has no command to run"))
+				return usage(errors.New("no command to run: slipstream lab exec NAME NODE[/POD] COMMAND [ARGUMENT...]"))
 			}
 			code, err := l.Run(c.Context(), args[1], command, p.Stdin, p.Stdout, p.Stderr)
 			if err != nil {

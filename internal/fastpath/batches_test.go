@@ -48,10 +48,7 @@ func TestDatagramBatches(t *testing.T) {
 }
 
 func (w *world) checkBatches(front front) {
-	near, far := w.datagramPair(front)
-	for _, c := range []*net.UDPConn{near, far} {
-		option(w.T, c, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000) })
-	}
+	near, far := w.batchPair(front)
 	count := func(why string) (all []uint64) {
 		for i := range w.nodes() {
 			all = append(all, w.counts(i)[why])
@@ -86,6 +83,16 @@ func (w *world) checkBatches(front front) {
 	if now := count("exceeds-mtu"); !slices.Equal(now, tooLong) {
 		w.Errorf("packets are counted as larger than the MTU: %d, before %d", now, tooLong)
 	}
+}
+
+// batchPair returns two sockets that send each batch of datagrams of 1,000 bytes as one packet.
+func (w *world) batchPair(front front) (near, far *net.UDPConn) {
+	w.Helper()
+	near, far = w.datagramPair(front)
+	for _, c := range []*net.UDPConn{near, far} {
+		option(w.T, c, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000) })
+	}
+	return near, far
 }
 
 // exchangeBatches sends batches of nine datagrams, and waits for the answer to each, which is such a batch too.
@@ -138,11 +145,9 @@ func TestOrderAroundOddPackets(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, spec.ShapeFlannel, spec.OffloadNone)
 			w.start()
-			near, far := w.datagramPair(direct)
+			near, far := w.batchPair(direct)
 			for _, c := range []*net.UDPConn{near, far} {
-				option(t, c, func(fd int) error {
-					return errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000), unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, 2))
-				})
+				option(t, c, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, 2) }) // capable of ECN
 			}
 			seen := w.changeSome("n1", int32(c.every), c.field, c.sum, c.change)
 			count := func(why string) uint64 { return w.counts(1)[why] }
@@ -160,17 +165,13 @@ func TestOrderAroundOddPackets(t *testing.T) {
 	}
 }
 
-// changeSome has a program at a node's NIC add to a byte of every so many VXLAN packets, and correct the checksum of the IPv4 header. It
-// returns what counts these packets.
+// changeSome attaches an XDP program to a node's NIC. The program adds to a byte of an IPv4 header in each VXLAN packet whose
+// number is a multiple of every, and corrects the checksum. seen returns how many VXLAN packets the program has seen.
 func (w *world) changeSome(node string, every int32, field, sum, add int) (seen func() uint64) {
 	w.Helper()
-	count, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	if err != nil {
-		w.Fatal(err)
-	}
-	w.Cleanup(func() { count.Close() })
+	count := array(w.T, 8, 1)
 	const end, ipProtocol = 100, 23
-	p := program(w.T, ebpf.XDP,
+	begin := asm.Instructions{
 		asm.LoadMem(asm.R6, asm.R1, 0, asm.Word), // data
 		asm.LoadMem(asm.R2, asm.R1, 4, asm.Word), // data_end
 		asm.Mov.Reg(asm.R1, asm.R6),
@@ -178,12 +179,8 @@ func (w *world) changeSome(node string, every int32, field, sum, add int) (seen 
 		asm.JGT.Reg(asm.R1, asm.R2, "pass"),
 		asm.LoadMem(asm.R1, asm.R6, ipProtocol, asm.Byte),
 		asm.JNE.Imm(asm.R1, unix.IPPROTO_UDP, "pass"),
-		asm.StoreImm(asm.R10, -4, 0, asm.Word),
-		asm.Mov.Reg(asm.R2, asm.R10),
-		asm.Add.Imm(asm.R2, -4),
-		asm.LoadMapPtr(asm.R1, count.FD()),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "pass"),
+	}
+	p := program(w.T, ebpf.XDP, slices.Concat(begin, lookUpFirst(count, "pass"), asm.Instructions{
 		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
 		asm.Add.Imm(asm.R1, 1),
 		asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
@@ -201,7 +198,7 @@ func (w *world) changeSome(node string, every int32, field, sum, add int) (seen 
 		asm.HostTo(asm.BE, asm.R1, asm.Half),
 		asm.StoreMem(asm.R6, int16(sum), asm.R1, asm.Half),
 		asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"), // XDP_PASS
-	)
+	})...)
 	var attached link.Link
 	w.in(node, func() error {
 		nic, err := net.InterfaceByName("eth0")

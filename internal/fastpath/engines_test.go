@@ -395,24 +395,14 @@ func (c *dialogue) waitAccelerated(e echo) {
 // gate is a tc program that passes packets while it is open.
 func gate(t *testing.T) (p *ebpf.Program, open func(bool)) {
 	t.Helper()
-	closed, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { closed.Close() })
-	p = program(t, ebpf.SchedCLS,
-		asm.StoreImm(asm.R10, -4, 0, asm.Word),
-		asm.Mov.Reg(asm.R2, asm.R10),
-		asm.Add.Imm(asm.R2, -4),
-		asm.LoadMapPtr(asm.R1, closed.FD()),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "out"),
+	closed := array(t, 4, 1)
+	p = program(t, ebpf.SchedCLS, append(lookUpFirst(closed, "out"),
 		asm.LoadMem(asm.R1, asm.R0, 0, asm.Word),
 		asm.Mov.Imm(asm.R0, 2), // TC_ACT_SHOT
 		asm.JNE.Imm(asm.R1, 0, "end"),
 		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
 		asm.Mov.Reg(asm.R0, asm.R0).WithSymbol("end"),
-	)
+	)...)
 	return p, func(is bool) {
 		value := uint32(1)
 		if is {

@@ -1115,15 +1115,34 @@ func program(t *testing.T, kind ebpf.ProgramType, does ...asm.Instruction) *ebpf
 	return p
 }
 
+// array returns an array map for a program.
+func array(t *testing.T, valueSize, entries uint32) *ebpf.Map {
+	t.Helper()
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: entries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// lookUpFirst puts a pointer to the first value of an array into R0, or jumps to missing. It overwrites R1 to R5.
+func lookUpFirst(m *ebpf.Map, missing string) asm.Instructions {
+	return asm.Instructions{
+		asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, -4),
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, missing),
+	}
+}
+
 // counting returns a program that counts packets by the value in R2 and passes them. A jump to
 // "out" passes without counting.
 func counting(t *testing.T, kinds uint32, kind ...asm.Instruction) (*ebpf.Map, *ebpf.Program) {
 	t.Helper()
-	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: kinds})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { seen.Close() })
+	seen := array(t, 8, kinds)
 	return seen, program(t, ebpf.SchedCLS, append(kind,
 		asm.StoreMem(asm.R10, -4, asm.R2, asm.Word),
 		asm.Mov.Reg(asm.R2, asm.R10),

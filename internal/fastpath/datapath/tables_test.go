@@ -16,15 +16,21 @@ import (
 // remembers reports whether decap_nic leaves a packet to the kernel in order to learn its outer headers.
 func (p *Programs) remembers(t *testing.T, b []byte) bool {
 	t.Helper()
-	cpus := make([]fastpathCpuState, ebpf.MustPossibleCPU())
-	if err := p.objects.CpuStates.Put(uint32(0), cpus); err != nil {
+	if err := p.objects.CpuStates.Put(uint32(0), make([]fastpathCpuState, ebpf.MustPossibleCPU())); err != nil {
 		t.Fatal(err)
 	}
 	p.run(t, p.DecapNIC, b, 0)
+	return p.hasDecapStage(t, 1)
+}
+
+// hasDecapStage reports whether a CPU has this stage of a probe that decap_nic began.
+func (p *Programs) hasDecapStage(t *testing.T, stage uint8) bool {
+	t.Helper()
+	cpus := make([]fastpathCpuState, ebpf.MustPossibleCPU())
 	if err := p.objects.CpuStates.Lookup(uint32(0), &cpus); err != nil {
 		t.Fatal(err)
 	}
-	return slices.ContainsFunc(cpus, func(c fastpathCpuState) bool { return c.DecapStage != 0 })
+	return slices.ContainsFunc(cpus, func(c fastpathCpuState) bool { return c.DecapStage == stage })
 }
 
 // TestLearnsFromRemotesOnly checks that decap_nic learns the outer headers of a packet only if the FDB has a remote node with the
@@ -83,11 +89,7 @@ func TestProbeMergedByGRO(t *testing.T) {
 			b := p.Bytes()
 			b[14+v.header()+7] += tt.later
 			f.run(t, f.RedirectVXLAN, b, 0)
-			cpus := make([]fastpathCpuState, ebpf.MustPossibleCPU())
-			if err := f.objects.CpuStates.Lookup(uint32(0), &cpus); err != nil {
-				t.Fatal(err)
-			}
-			if recognised := slices.ContainsFunc(cpus, func(c fastpathCpuState) bool { return c.DecapStage == 2 }); recognised != tt.recognised {
+			if recognised := f.hasDecapStage(t, 2); recognised != tt.recognised {
 				t.Errorf("%s %s: recognised %t", v, tt.name, recognised)
 			}
 		}

@@ -66,10 +66,10 @@ func Open(a Access) (*Cluster, error) {
 		if raw, rawErr := loader.RawConfig(); rawErr == nil {
 			err = cmp.Or(wrongContext(a.Context, raw), err)
 		}
-		if clientcmd.IsEmptyConfig(err) && a.Kubeconfig != "" {
-			return nil, fmt.Errorf("%s, which --kubeconfig names, has no clusters: name the file with which kubectl reaches the cluster", a.Kubeconfig)
-		}
 		if clientcmd.IsEmptyConfig(err) {
+			if a.Kubeconfig != "" {
+				return nil, fmt.Errorf("%s, which --kubeconfig names, has no clusters: name the file with which kubectl reaches the cluster", a.Kubeconfig)
+			}
 			return nil, noKubeconfig(rules.Precedence)
 		}
 		if kind := otherKind.FindStringSubmatch(err.Error()); kind != nil {
@@ -91,7 +91,7 @@ func Open(a Access) (*Cluster, error) {
 	return c, nil
 }
 
-// otherKind matches the error of client-go about a file that is for something else than itself.
+// otherKind matches client-go's error about a file of another kind, such as a Pod.
 var otherKind = regexp.MustCompile(`no kind "(\w+)" is registered`)
 
 // noKubeconfig says that none of the files that kubectl would read by default has a configuration.
