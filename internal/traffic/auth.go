@@ -22,7 +22,7 @@ import (
 // Secret is known only to the two ends of a trial. For HTTP, the zero Secret means that none is required.
 type Secret [16]byte
 
-// Path returns the prefix of all paths of an HTTP server. It contains so much of the secret that nobody can guess it.
+// Path returns the prefix of all paths of an HTTP server. It contains enough of the secret to be unguessable.
 func (s Secret) Path() string {
 	if s == (Secret{}) {
 		return ""

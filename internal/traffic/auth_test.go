@@ -98,7 +98,7 @@ func TestOthersRefused(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/udp=%t/%d/%t/loop=%t", spec.Kind, spec.UDP, spec.Size, spec.Page || spec.KeepAlive, spec.EventLoop), func(t *testing.T) {
 			spec.Secret = newSecret()
-			spec.Secret[0] |= 1 // none whose first byte is what the others send
+			spec.Secret[0] |= 1 // not zero, with which others begin, too
 			server, err := Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
 			if err != nil {
 				t.Fatal(err)

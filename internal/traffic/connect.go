@@ -12,9 +12,9 @@ import (
 const backlog = 4096
 
 // connect opens a connection, sends a message, reads the answer to its end, and closes, again and again. The latency covers all
-// of that. A connection without an answer is lost. So is one that is reset after others were answered, as one in some millions
-// is, even over the host network. The server closes first, so that the client's ports are free immediately: only the end that
-// closes first has the connection in TIME_WAIT.
+// of that. A connection without an answer counts as lost, and so does one that is reset after others were answered: one in some
+// millions is, even over the host network. The server closes first, so that the client's ports are free immediately: only the
+// end that closes first has the connection in TIME_WAIT.
 func (s Spec) connect(to netip.AddrPort, c *conn, r *run) error {
 	buf := s.message()
 	for {

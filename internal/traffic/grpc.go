@@ -21,7 +21,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// The engine makes gRPC traffic like a program that uses grpc-go with its defaults, including Go's poller, goroutines and
+// The engine generates gRPC traffic like a program that uses grpc-go with its defaults, including Go's poller, goroutines and
 // garbage collector. So it does not use an End, whose threads avoid all of these. Connections are not encrypted.
 
 // grpcEcho is the method that returns its message.

@@ -226,7 +226,7 @@ func (h *httpClient) cutOff(now int64) {
 	h.c.finish(h.r, max(now, h.r.To))
 }
 
-// step advances a browser as far as it goes without waiting.
+// step advances a browser as far as possible without waiting.
 func (h *httpClient) step(b *browser) {
 	for {
 		err := h.move(b)

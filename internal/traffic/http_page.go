@@ -16,7 +16,7 @@ import (
 )
 
 // visitors runs the users of a page. There may be any number, and most of them wait. So each is a goroutine that uses Go's
-// poller: loading a page takes a hundred times longer than waking a user.
+// poller, whose cost hardly matters here: loading a page takes a hundred times longer than waking a user.
 type visitors struct {
 	spec    Spec
 	objects []pageObject
@@ -52,7 +52,7 @@ func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
 	}
 	r.await(r.To, sleeper{}, false)
 	c.mark(r, max(r.now(), r.To))
-	v.working.Wait() // each has its limit
+	v.working.Wait() // each gives up after answerLimit
 	c.due, c.late = v.due, v.late
 	return nil
 }
@@ -173,7 +173,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// joinControl calls set with the socket of raw, and joins the errors.
+// joinControl calls set with the socket of raw, and returns the error of either.
 func joinControl(raw syscall.RawConn, set func(fd int) error) error {
 	var err error
 	if controlErr := raw.Control(func(fd uintptr) { err = set(int(fd)) }); controlErr != nil {

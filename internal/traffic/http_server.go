@@ -18,7 +18,7 @@ import (
 type session struct {
 	fd int
 	in []byte
-	// out is what is still to be sent. last means that the connection ends after that.
+	// out holds the bytes that are still to be sent. last means that the connection ends after that.
 	out  []byte
 	last bool
 	// ours means that the client has requested an object of the trial.
@@ -36,7 +36,7 @@ type httpServer struct {
 	listening []int
 	epoll     int // -1 without an event loop
 	sessions  map[int32]*session
-	ours      int // of the sessions
+	ours      int // number of sessions that are ours
 	free      []*session
 }
 
@@ -246,7 +246,7 @@ func (h *httpServer) session(fd int) *session {
 	return one
 }
 
-// serve advances a session as far as it goes without waiting. With blocking calls, it advances to the end of a response, or
+// serve advances a session as far as possible without waiting. With blocking calls, it advances to the end of a response, or
 // until a call has timed out.
 func (h *httpServer) serve(one *session, c *conn) error {
 	for {

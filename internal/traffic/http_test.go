@@ -106,8 +106,8 @@ func drive(t *testing.T, ctx context.Context, spec Spec, to netip.AddrPort, d ti
 	return end.Run(ctx, Window{Start: start, From: start, To: start + int64(d)}, func(Progress) {})
 }
 
-// TestKeepAlive checks the number of connections: one that tests whether the server is there, and then one in total, or one for
-// each request.
+// TestKeepAlive checks the number of connections: one that tests whether the server is there, and then one for each of the
+// client's concurrent connections, or one for each request.
 func TestKeepAlive(t *testing.T) { bothWays(t, testKeepAlive) }
 
 func testKeepAlive(t *testing.T, loop bool) {
@@ -328,17 +328,17 @@ func TestCoordinatedOmission(t *testing.T) {
 	if n != 100 || e.Errors != nil {
 		t.Errorf("%d users, want 100; errors %v", n, e.Errors)
 	}
-	// Of 100 users 20 were due in the 200 ms, and waited between 200 and 0 of them.
+	// Of the 100 users, 20 were due in the 200 ms, and waited for the rest of that time.
 	if at(99) < 150*time.Millisecond || at(90) < 70*time.Millisecond || at(50) > 50*time.Millisecond {
 		t.Errorf("p50 %s, p90 %s, p99 %s", at(50), at(90), at(99))
 	}
 }
 
-// TestHTTPPorts checks that a server with several ports answers on each of them, and on no other.
+// TestHTTPPorts checks that a server with several ports answers on each of them, and closes all of them.
 func TestHTTPPorts(t *testing.T) {
 	spec := Spec{Kind: HTTP, Size: 5, Connections: 1, Requests: 3, EventLoop: true, Ports: 5}
 	var s *Server
-	testenv.Retry(t, 20, func() (err error) { // others may have the ports after one that the kernel chooses
+	testenv.Retry(t, 20, func() (err error) { // another process may have a port that follows the one that the kernel chooses
 		s, err = Listen(spec, netip.MustParseAddrPort("127.0.0.1:0"))
 		return err
 	})
@@ -424,7 +424,7 @@ func TestHTTPStops(t *testing.T) {
 	}
 }
 
-// TestOtherClients sends requests of other clients to the engine's server: of net/http, compressed and plain, and of an
+// TestOtherClients sends requests from other clients to the engine's server: from net/http, compressed and plain, and from an
 // HTTP/1.0 client that wants to keep its connection, like ab.
 func TestOtherClients(t *testing.T) {
 	spec := Spec{Kind: HTTP, Size: 200_000, Connections: 1, Page: true, EventLoop: true, Rate: 1}
@@ -514,7 +514,7 @@ func TestOtherClients(t *testing.T) {
 	}
 }
 
-// TestNoResponse checks that what is not a valid response is rejected, and the reason.
+// TestNoResponse checks that invalid responses are rejected, and for which reason.
 func TestNoResponse(t *testing.T) {
 	for text, want := range map[string]string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n": "length",

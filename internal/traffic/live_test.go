@@ -146,7 +146,7 @@ func lostLocally(t *testing.T) {
 				t.Fatal(err)
 			}
 			sent, got := runEnds(t, client, server, 500*time.Millisecond)
-			// 10 MB/s is what the device takes.
+			// The device takes 10 MB/s.
 			if n := float64(got.Arrived) * 1000 / got.Seconds; n < 8e6 || n > 11e6 {
 				t.Errorf("%.3g bytes arrived a second", n)
 			}
@@ -259,7 +259,7 @@ func shuffle(relay *net.UDPConn, to netip.AddrPort) {
 		case 6:
 			send(msg, to)
 			send(msg, to)
-			send(ninth, to) // of the ten before
+			send(ninth, to) // of the previous ten
 			ninth = nil
 		case 9:
 			ninth = append([]byte(nil), msg...)
@@ -270,7 +270,7 @@ func shuffle(relay *net.UDPConn, to netip.AddrPort) {
 }
 
 // TestPortsOfUDP uses nearly all ports of a small range, and checks that each flow of a client has a port of its own, never its
-// server's, and that so has each server.
+// server's, and that each server has a port of its own, too.
 func TestPortsOfUDP(t *testing.T) { inNamespace(t, 10e6, 1<<20, portsOfUDP) }
 
 func portsOfUDP(t *testing.T) {

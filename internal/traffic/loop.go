@@ -14,13 +14,13 @@ import (
 )
 
 // loop is the thread that all connections of an end share (Spec.EventLoop). It polls them, level-triggered, and makes one call
-// for each ready one, like Redis, memcached and programs that use libuv or libevent. The source of a stream makes several.
+// for each that is ready, as Redis, memcached and programs that use libuv or libevent do. The source of a stream makes several.
 type loop struct {
 	spec  Spec
 	r     *run
 	epoll int
 	flows []flow
-	// open are the flows that have not ended.
+	// open is the number of flows that have not ended.
 	open int
 	// edge is the time of the window's next edge.
 	edge int64
@@ -38,8 +38,8 @@ type flow struct {
 	got int
 	// out is the message to send, and rest the unsent part of the current one.
 	out, rest []byte
-	// seq is the number of the current message, due when it was to be sent, begun when sending began, and full since when the
-	// connection has had no room for it.
+	// seq is the number of the current message, due the time when it was to be sent, begun the time when sending began, and
+	// full the time since when the connection has had no room for it.
 	seq              uint64
 	due, begun, full int64
 	// finished means that a sender under load has sent everything. answered counts the answers.
@@ -247,7 +247,7 @@ func (l loopSource) turn(now int64, _ bool) (time.Duration, bool, error) {
 	return 0, true, nil
 }
 
-// loopServer is what sink, collect and echo on a loop share.
+// loopServer holds what sink, collect and echo share on a loop.
 type loopServer struct {
 	*loop
 	last int64 // when something last arrived
@@ -322,7 +322,7 @@ func (l loopEcho) ready(f *flow, _ uint32) error {
 // loopAsk is ask on a loop.
 type loopAsk struct {
 	*loop
-	looked int64 // when messages count as lost
+	looked int64 // when it last looked for lost messages
 }
 
 func (l *loopAsk) begin(f *flow) error {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockIndex identifies the timer in the poller's events, as indexes do connections.
+// clockIndex identifies the timer in the poller's events, where a connection is identified by its index.
 const clockIndex = -1
 
 // loopLoad is load on a loop: one thread sends the messages that are due, and receives the replies.
@@ -185,8 +185,8 @@ func (l *loopLoad) tend(f *flow, now int64) error {
 	return nil
 }
 
-// sleep returns how long the poller may wait: any time, because the timer wakes it for the next message, but not at all shortly
-// before that is due.
+// sleep returns how long the poller may wait: 0 if the next message is due shortly or Spec.Busy is set, and otherwise
+// stallCheck, with the timer set to wake it earlier for that message.
 func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
 	at := l.next - int64(spin)
 	if l.next == math.MaxInt64 {

@@ -272,8 +272,8 @@ func (c *conn) record(latency int64) {
 	_ = c.hdr.RecordValue(min(latency, c.hdr.HighestTrackableValue()))
 }
 
-// ended returns the error of a connection. After the window it returns nil, because the other end may stop first: a client with
-// a message in progress, which resets the connection, and a server after a message was lost.
+// ended returns the error of a connection. After the window it returns nil, because the other end may stop first: a client may
+// stop with a message in progress, which resets the connection, and a server may stop after a message was lost.
 func (c *conn) ended(r *run, err error) error {
 	now := r.now()
 	if now < r.To {

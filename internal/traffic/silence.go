@@ -2,8 +2,8 @@ package traffic
 
 import "time"
 
-// silence finds the longest time within a window during which an end moved nothing. It samples the counters at intervals, so
-// that it costs no message anything. It counts only the time that was certainly silent: from the sample that showed the last
+// silence finds the longest time within a window during which an end moved nothing. It samples the counters at intervals,
+// which adds no cost to a message. It counts only the time that was certainly silent: from the sample that showed the last
 // change.
 type silence struct {
 	from, to int64
@@ -13,8 +13,8 @@ type silence struct {
 	longest time.Duration
 }
 
-// interval returns the time between two samples. It is not shorter because a machine should not be woken all the time, and
-// windows are rarely shorter than a second.
+// interval returns the time between two samples. A shorter interval would wake the machine too often, and windows are
+// rarely shorter than a second.
 func (s *silence) interval() time.Duration {
 	return min(time.Second, max(50*time.Millisecond, time.Duration(s.to-s.from)/16))
 }

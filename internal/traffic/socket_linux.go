@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fits returns why this system cannot make the traffic of an end. Linux can make all.
+// fits returns an error that says why this system cannot generate the traffic of an end. Linux can generate all traffic.
 func (Spec) fits(bool) error { return nil }
 
 // errReset is the error of a connection that the other end has reset.
@@ -40,8 +40,8 @@ func Instant() (at time.Time, mono int64) {
 	return at, mono
 }
 
-// clock reads the time of Now by a vDSO call. Go reads CLOCK_MONOTONIC without a system call too, but only reveals differences
-// of it.
+// clock reads the clock of Now without a system call: Go reads CLOCK_MONOTONIC through the vDSO, but reveals only differences
+// between readings.
 type clock struct {
 	// base and mono are the same instant.
 	base time.Time
@@ -55,7 +55,7 @@ func newClock() (c clock) {
 
 func (c *clock) now() int64 { return c.mono + int64(time.Since(c.base)) }
 
-// threadSpent returns the usage of the calling thread. A voluntary context switch counts as a sleep.
+// threadSpent returns the CPU time and the sleeps of the calling thread. A voluntary context switch counts as a sleep.
 func threadSpent() spent {
 	var ts unix.Timespec
 	var use unix.Rusage
@@ -74,8 +74,8 @@ func retransmits(fd int) uint64 {
 }
 
 // send and receive are raw system calls. With an ordinary call, the scheduler's bookkeeping, and the hand-over of the P when
-// the call blocks, would cost a message more than many kernel paths do. They block for at most stallCheck, so that the thread
-// notices the end of the run, and then return errStalled.
+// the call blocks, would cost more per message than many kernel paths do. Both block for at most stallCheck, so that the
+// thread notices the end of the run, and then return errStalled.
 
 func send(fd int, b []byte) (int, error) {
 	return transfer(unix.SYS_WRITE, fd, b)
@@ -139,7 +139,7 @@ func moved(n uintptr, errno unix.Errno) (int, error) {
 	// Repeating the call here would restart the timeout with each signal.
 	case unix.EAGAIN, unix.EINTR:
 		return 0, errStalled
-	case unix.ENOBUFS: // of UDP
+	case unix.ENOBUFS: // only over UDP
 		return 0, errDropped
 	default:
 		return 0, errno
@@ -201,7 +201,7 @@ func setOptions(fd int, spec Spec) error {
 }
 
 // reuseAddress lets sockets with this option have the same address and port: over TCP a listener and the connections of an
-// earlier one, over UDP a listener and the flows that begin there. A UDP socket must be bound before it gets the option.
+// earlier one, over UDP a listener and the sockets of its flows. A UDP socket must be bound before it gets the option.
 // Otherwise the kernel may choose a port that another socket with the option uses (udp_lib_get_port in net/ipv4/udp.c): two
 // flows of a client could share a port, or a client could get its server's.
 func reuseAddress(fd int) error {
@@ -265,7 +265,7 @@ func listenSocket(spec Spec, addr netip.AddrPort) (int, netip.AddrPort, error) {
 	return fd, addrPort(bound), nil
 }
 
-// acceptFlows accepts the UDP flows of a pair, and closes the socket at which they begin.
+// acceptFlows accepts the UDP flows of a pair, and closes the listening socket.
 func acceptFlows(spec Spec, fd int, at netip.AddrPort, auth *authenticator, stop *atomic.Bool) ([]*conn, error) {
 	defer closeSocket(fd)
 	peers := make(map[netip.AddrPort]bool)

@@ -35,7 +35,7 @@ var (
 	startWinsock  = sync.OnceValue(func() error { return windows.WSAStartup(0x202, new(windows.WSAData)) })
 	counterPerSec = sync.OnceValue(func() uint64 {
 		var f int64
-		_, _, _ = kernel.NewProc("QueryPerformanceFrequency").Call(uintptr(unsafe.Pointer(&f))) // it never fails since Windows XP
+		_, _, _ = kernel.NewProc("QueryPerformanceFrequency").Call(uintptr(unsafe.Pointer(&f))) // it does not fail on Windows XP or later
 		return uint64(f)
 	})
 )
@@ -43,7 +43,7 @@ var (
 // errReset is the error of a connection that the other end has reset.
 const errReset = windows.WSAECONNRESET
 
-// fits returns nil, or why this system cannot make the traffic of an end.
+// fits returns an error that says why this system cannot generate the traffic of an end, or nil.
 func (s Spec) fits(server bool) error {
 	switch {
 	case s.Kind == HTTP:
@@ -134,7 +134,7 @@ func moved(n uintptr, errno syscall.Errno, room int) (int, error) {
 		return room, nil
 	case windows.WSAEWOULDBLOCK:
 		return 0, errStalled
-	case windows.WSAENOBUFS: // of UDP
+	case windows.WSAENOBUFS: // only over UDP
 		return 0, errDropped
 	default:
 		return 0, errno
@@ -148,7 +148,7 @@ type pollFD struct {
 	Revents int16
 }
 
-// Of winsock2.h.
+// From winsock2.h.
 const (
 	pollIn  = 0x0300 // POLLRDNORM | POLLRDBAND
 	pollOut = 0x0010 // POLLWRNORM

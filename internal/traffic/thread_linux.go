@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spin is the time before a message is due in which its sender does not sleep: after a sleep, the wake-up would make it late.
+// spin is how early a sender stops sleeping before a message is due: with a later wake-up, the message would be late.
 const spin = 60 * time.Microsecond
 
 // sleeper makes the thread that created it sleep.
@@ -25,7 +25,7 @@ func newSleeper() (s sleeper, err error) {
 	return s, nil
 }
 
-// sleep returns at the time until on the clock of Now, or earlier if it is interrupted.
+// sleep returns once the clock of Now has reached until, or earlier if it is interrupted.
 func (sleeper) sleep(_, until int64) error {
 	at := unix.NsecToTimespec(until)
 	return unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &at, nil)
@@ -33,7 +33,7 @@ func (sleeper) sleep(_, until int64) error {
 
 func (sleeper) close() {}
 
-// SleepUntil returns at the time at on the clock of Now. If ctx ends first, it returns the cause within 50 ms.
+// SleepUntil returns once the clock of Now has reached at. If ctx ends first, it returns the cause within 50 ms.
 func SleepUntil(ctx context.Context, at int64) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// spin is the time before a message is due in which its sender does not sleep. High-resolution timers fire every 0.5 ms, others
-// with the timer interrupt.
+// spin is how early a sender stops sleeping before a message is due. High-resolution timers fire every 0.5 ms, others with the
+// timer interrupt.
 const spin = time.Millisecond
 
 var (
@@ -18,7 +18,7 @@ var (
 	setTimer    = kernel.NewProc("SetWaitableTimer")
 )
 
-// Of synchapi.h and winnt.h.
+// From synchapi.h and winnt.h.
 const (
 	timerHighResolution = 2
 	timerAllAccess      = 0x1f0003
@@ -35,7 +35,7 @@ func newSleeper() (s sleeper, err error) {
 	return sleeper{windows.Handle(timer)}, nil
 }
 
-// sleep returns at about the time until. now and until are on the clock of Now.
+// sleep returns when the clock of Now has reached until, or about then. now is the time on that clock.
 func (s sleeper) sleep(now, until int64) error {
 	due := -max(1, (until-now)/100) // in units of 100 ns; negative means relative to now
 	if ok, _, errno := setTimer.Call(uintptr(s.timer), uintptr(unsafe.Pointer(&due)), 0, 0, 0, 0); ok == 0 {
@@ -47,7 +47,7 @@ func (s sleeper) sleep(now, until int64) error {
 
 func (s sleeper) close() { _ = windows.CloseHandle(s.timer) }
 
-// SleepUntil returns at the time at on the clock of Now. If ctx ends first, it returns the cause within 50 ms.
+// SleepUntil returns once the clock of Now has reached at. If ctx ends first, it returns the cause within 50 ms.
 func SleepUntil(ctx context.Context, at int64) error {
 	s, err := newSleeper()
 	if err != nil {

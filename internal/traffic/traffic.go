@@ -1,8 +1,8 @@
-// Package traffic is the native engine: it makes the traffic of a workload at
-// one end of a pair and counts what happened within the measured window. It
-// knows sockets and clocks; it neither starts processes (see internal/worker)
-// nor judges figures (see internal/stats). Drivers for other tools are in
-// traffic/tools.
+// Package traffic is the native engine: it generates the traffic of a
+// workload at one end of a pair and counts what happened within the measured
+// window. It knows sockets and clocks; it neither starts processes (see
+// internal/worker) nor judges figures (see internal/stats). Drivers for other
+// tools are in traffic/tools.
 //
 // Both ends take the same steps: Listen or Dial sets every connection up, Run waits for the start that all pairs share,
 // and the result covers only the window. Each connection has a thread of its own that blocks in the kernel as a C
@@ -27,7 +27,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Kinds of traffic that the engine makes.
+// Kinds of traffic that the engine generates.
 const (
 	Stream    = "stream"
 	PingPong  = "pingpong"
@@ -40,10 +40,10 @@ const (
 type Spec struct {
 	// Kind is one of the constants.
 	Kind string
-	// UDP chooses the protocol; TCP otherwise.
+	// UDP selects UDP; otherwise the protocol is TCP.
 	UDP bool
-	// EventLoop makes one thread move all connections of an end, never blocking (loop); for HTTP, one thread for each
-	// CPU. Otherwise each connection has a thread, which blocks.
+	// EventLoop makes one thread serve all connections of an end without blocking (loop); for HTTP, one thread for each CPU.
+	// Otherwise each connection has a thread of its own, which blocks.
 	EventLoop bool
 	// Size of a message, or of a stream's write, in bytes.
 	Size int
@@ -123,7 +123,7 @@ type conn struct {
 	// who began late.
 	failed    failures
 	due, late uint64
-	// pace is how a sender under load kept its schedule.
+	// pace records how a sender under load kept its schedule.
 	pace pace
 	// arrivals is for the receiver of a UDP stream.
 	arrivals *arrivals
@@ -231,7 +231,8 @@ type scheduler struct {
 	limit          int64
 }
 
-// begin makes room for a run's threads, until the returned function is called.
+// begin makes room for a run's threads, until the returned function is called. Without collect, it also disables garbage
+// collection.
 func (s *scheduler) begin(threads int, collect bool) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,15 +262,15 @@ func (s *scheduler) begin(threads int, collect bool) (end func()) {
 	}
 }
 
-// Progress is what an end has moved since the start of its run.
+// Progress counts what an end has transferred since the start of its run.
 type Progress struct {
 	Bytes, Messages uint64
 	// CongestionControl and Command are for the server of another tool; empty for ends of the engine.
 	CongestionControl, Command string
 }
 
-// Run makes the traffic of this end, and returns what it measured in the window. It calls progress once a second from another
-// goroutine. If ctx ends, Run stops the traffic within 50 ms and returns the cause. Call it once.
+// Run generates the traffic of this end, and returns what it measured in the window. It calls progress once a second from
+// another goroutine. If ctx ends, Run stops the traffic within 50 ms and returns the cause. Call it once.
 func (e *End) Run(ctx context.Context, w Window, progress func(Progress)) (record.Endpoint, error) {
 	if len(e.conns) == 0 || e.spec.Kind != HTTP && len(e.conns) != e.spec.Connections {
 		return record.Endpoint{}, fmt.Errorf("run %s: %d of %d connections are open", e.spec.Kind, len(e.conns), e.spec.Connections)
@@ -531,8 +532,8 @@ func Dial(ctx context.Context, spec Spec, to netip.AddrPort) (*End, error) {
 	switch spec.Kind {
 	case Stream, PingPong, UnderLoad:
 	case Connect, HTTP:
-		// This connection distinguishes a missing server from a slow one, and tells a server of connect the address of its
-		// client.
+		// This connection distinguishes a missing server from a slow one, and tells a server of the workload connect the
+		// address of its client.
 		fd, err := dialSocket(ctx, spec, to)
 		if err == nil && spec.Kind == Connect {
 			if _, err = send(fd, spec.Secret[:]); err != nil {

@@ -83,7 +83,7 @@ func runPair(ctx context.Context, ce, se *End, d time.Duration) (client, server 
 	return runPairBehind(ctx, ce, se, d, 0)
 }
 
-// runPairBehind does so with a client whose clock is behind by this much.
+// runPairBehind runs a pair whose client has a clock that is behind by this much.
 func runPairBehind(ctx context.Context, ce, se *End, d, behind time.Duration) (client, server record.Endpoint, err error) {
 	start := Now() + int64(5*time.Millisecond)
 	from := start + int64(50*time.Millisecond)
@@ -203,7 +203,7 @@ func testPair(t *testing.T, spec Spec, ip string) {
 		}
 		return
 	}
-	// A round trip across an edge of the window is part of one of the two figures only.
+	// A round trip across an edge of the window counts in only one of the two figures.
 	diff := int64(client.Messages) - h.TotalCount()
 	if diff < -2*int64(spec.Connections) || diff > 2*int64(spec.Connections) {
 		t.Errorf("%d round trips, %d latencies", client.Messages, h.TotalCount())
@@ -411,8 +411,8 @@ func testSendsNoZeros(t *testing.T, loop bool) {
 	}
 }
 
-// TestClosed checks a server that closes its connection. After the window that ends a client that waits for a message, because
-// part of it may have been lost. Within the window it is a failure.
+// TestClosed checks a server that closes its connection. After the window, a client that still waits for a message ends without
+// an error, because part of the message may have been lost. Within the window, the close is a failure.
 func TestClosed(t *testing.T) { bothWays(t, testClosed) }
 
 func testClosed(t *testing.T, loop bool) {
@@ -783,7 +783,7 @@ func TestRunsShareTheRuntime(t *testing.T) {
 			}
 		}
 	}
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 40)) // none is what it is set to
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 40)) // the default is no limit, which is what a run sets
 	procs, collects, limit := runtime.GOMAXPROCS(0), percent(), debug.SetMemoryLimit(-1)
 	spec := Spec{Kind: PingPong, Size: 64, Connections: procs}
 	ends := func(d time.Duration) <-chan error {
@@ -813,7 +813,7 @@ func TestRunsShareTheRuntime(t *testing.T) {
 	}
 }
 
-// TestMark checks that each edge of the window is recorded once, without a system call in between.
+// TestMark checks that each edge of the window is recorded once, and that nothing is allocated in between.
 func TestMark(t *testing.T) {
 	var c conn
 	r := &run{Window: Window{From: 100, To: 200}}

@@ -30,12 +30,12 @@ func (s Spec) load(c *conn, r *run) error {
 	return err
 }
 
-// pace is how a sender kept its schedule.
+// pace records how a sender kept its schedule.
 type pace struct {
 	// sent counts the messages of the window that were sent.
 	sent atomic.Uint64
-	// due counts all messages of the window, and behind those that were not sent by its end. full is for how long of the window
-	// the connection had no room.
+	// due counts all messages of the window, and behind those that were not sent by its end. full is the part of the window in
+	// which the connection had no room.
 	due, behind uint64
 	full        time.Duration
 }
@@ -122,7 +122,7 @@ func (s Spec) sendNow(fd int, b []byte, r *run, p *pace) error {
 	return err
 }
 
-// await returns at the time at on the clock of Now, or when the run is stopped. If busy is set, it never sleeps.
+// await returns once the clock of Now has reached at, or when the run is stopped. If busy is set, it never sleeps.
 func (r *run) await(at int64, s sleeper, busy bool) {
 	for now := r.now(); now < at && !r.stopped.Load(); now = r.now() {
 		if left := at - int64(spin) - now; left > 0 && !busy {
