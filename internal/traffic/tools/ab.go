@@ -146,7 +146,7 @@ func parseAB(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// abOutput is what ab printed.
+// abOutput holds what ab printed.
 type abOutput struct {
 	figures map[string]float64 // by their names
 	kinds   [4]float64         // of failures: connect, receive, length, exceptions
@@ -167,7 +167,7 @@ func (o *abOutput) line(line []byte) (err error) {
 		return fmt.Errorf("it is not understood: %.200q", line)
 	} else if m := abFailed.FindSubmatch(line); m != nil {
 		for i := range o.kinds {
-			o.kinds[i], _ = strconv.ParseFloat(string(m[i+1]), 64) // of digits
+			o.kinds[i], _ = strconv.ParseFloat(string(m[i+1]), 64) // only digits, or nothing
 		}
 	} else if m := abPercentile.FindSubmatch(line); m != nil {
 		err := abPercentileOf(o.precise, m)

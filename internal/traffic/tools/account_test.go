@@ -23,7 +23,7 @@ var mainFigures = map[string]*regexp.Regexp{
 	"mpstat":   regexp.MustCompile(`(?m)^[^0-9\n]+\sCPU\s+%(usr|user)\s`),
 }
 
-// csvLine is of -y C of iperf 2.
+// csvLine matches a line of iperf 2 with -y C.
 var csvLine = regexp.MustCompile(`(?m)^[-+]?\d{4}.*,`)
 
 func FuzzAccountIperf3(f *testing.F)   { account(f, "iperf3", "testdata/iperf3-*") }

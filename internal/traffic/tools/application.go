@@ -19,8 +19,8 @@ type Application interface {
 	Files(w spec.Workload, addr netip.Addr, port uint16) map[string][]byte
 	// Prepare returns what the server needs besides its process.
 	Prepare(w spec.Workload, addr netip.Addr, port uint16) Preparation
-	// WarmupArgv returns a command that makes traffic until it is killed, and leaves the server in the state that the measured
-	// run needs.
+	// WarmupArgv returns a command that generates traffic until it is killed, and leaves the server in the state that the
+	// measured run needs.
 	WarmupArgv(w spec.Workload, addr netip.Addr, port uint16) []string
 }
 

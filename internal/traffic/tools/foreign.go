@@ -12,7 +12,7 @@ import (
 var foreigners = []struct {
 	line  *regexp.Regexp
 	marks []string // texts, one of which is in such a line
-	what  string   // and what to do
+	what  string   // the tool, and what to do instead
 }{
 	{regexp.MustCompile(`(?m)\[ *\d+\] local .* connected to\b|^Accepted connection from .*, port \d+|^iperf3: |^Server listening on \d+ \(test #|^Connecting to host .*, port \d+|^\[ ID\](\[Role\])? Interval +Transfer +Bitrate`),
 		[]string{"connected to", "Accepted connection from", "iperf3: ", "(test #", "Connecting to host", "Bitrate"}, "iperf3's text, which slipstream does not read: run iperf3 with -J"},
@@ -85,7 +85,7 @@ var quoted = regexp.MustCompile(`(?m)^[ \t>#|]+`)
 // errQuoted means that an output could be read if its lines had no prefixes.
 var errQuoted = errors.New("its lines are indented, quoted or commented: give it as it was printed")
 
-// parts are lines of outputs that Read cannot read in part.
+// parts matches lines of incomplete outputs, which Read cannot read.
 var parts = []struct {
 	line *regexp.Regexp
 	what string

@@ -25,7 +25,7 @@ const (
 	k6        = "k6"
 )
 
-// What occurs once in a result.
+// Texts that occur exactly once in a result.
 var (
 	fortioMain = []byte(`"ActualQPS"`)
 	k6Main     = []byte(`"http_reqs"`)
@@ -105,7 +105,7 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 	return Reading{Format: format, Workload: w, Conditions: conditions, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// tlsOf returns the condition TLS for outputs that do not tell the version.
+// tlsOf returns the condition TLS for an output that does not say which version.
 func tlsOf(encrypted bool) string {
 	if encrypted {
 		return AnyTLS
@@ -280,7 +280,7 @@ func requests(e *record.Endpoint, all, failed float64) error {
 	return plausible(*e)
 }
 
-// eachJSON reads concatenated JSON texts, one per run. Each has a certain key once.
+// eachJSON reads concatenated JSON texts, one per run. Each must have the key exactly once.
 func eachJSON(output, key []byte, read func([]byte) (Reading, error)) (Reading, error) {
 	var all Reading
 	d := json.NewDecoder(bytes.NewReader(output))

@@ -98,7 +98,7 @@ func iperf2IP(argv []string, addr netip.Addr) []string {
 
 func (iperf2) Lead(w spec.Workload) time.Duration { return iperf3{}.Lead(w) }
 
-// Parse takes the seconds of the window as the sender counts them, including what is in its socket buffer.
+// Parse adds up the seconds of the window as the sender counts them, which includes what is still in its socket buffer.
 func (iperf2) Parse(w spec.Workload, output []byte) (record.Endpoint, error) {
 	o := newIperf2Output()
 	for line := range bytes.Lines(output) {
@@ -132,7 +132,7 @@ type iperf2Sum struct {
 	report              bool
 }
 
-// iperf2Output is what was found in a client's output so far.
+// iperf2Output holds what was found in a client's output so far.
 type iperf2Output struct {
 	traffic    spec.Traffic
 	conditions map[string]string
@@ -209,7 +209,7 @@ func iperf2Starts(output []byte) (starts []int) {
 	return starts
 }
 
-// iperf2Ends is what was read of each connection of a run of -y C, by number.
+// iperf2Ends holds what was read of each connection of a run of -y C, by its number.
 type iperf2Ends map[string]*iperf2Connection
 
 type iperf2Connection struct {

@@ -44,7 +44,7 @@ func (iperf3) ServerReady(line []byte) bool {
 
 func (iperf3) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, _ string) []string {
 	t := w.Stream
-	// Interval 0, because only the sums are read, and the intervals of 1000 connections are a lot of output.
+	// Interval 0: only the sums are read, and the intervals of 1000 connections would be a lot of output.
 	argv := []string{
 		"iperf3", "--client", addr.String(), "--port", strconv.Itoa(int(port)), "--json", "--interval", "0",
 		"--parallel", strconv.Itoa(t.Connections),
@@ -77,7 +77,7 @@ type iperf3Report struct {
 			Host string `json:"local_host"`
 		}
 		Cookie   string
-		Accepted *struct{} `json:"accepted_connection"` // of a server's report
+		Accepted *struct{} `json:"accepted_connection"` // only in a server's report
 		Test     struct {
 			Protocol              string
 			Streams               float64 `json:"num_streams"`
@@ -109,8 +109,8 @@ type iperf3Report struct {
 	}
 }
 
-// iperf3Sum is what one end counts for all connections after the warm-up: each end resets its counters when its own timer of
-// --omit expires.
+// iperf3Sum holds the counts of one end for all connections after the warm-up: each end resets its counters when its own
+// timer of --omit expires.
 type iperf3Sum struct {
 	Seconds, Bytes, Retransmits, Packets float64
 	Lost                                 *float64 `json:"lost_packets"`

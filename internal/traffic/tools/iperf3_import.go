@@ -92,8 +92,8 @@ func (f iperf3Found) read() (Reading, error) {
 // iperf3Cookie is the minimum length of a random cookie.
 const iperf3Cookie = 16
 
-// identity returns the cookie, which both ends report, or else everything about the start and the end. Times differ if the
-// clocks of the two ends do.
+// identity returns the cookie, which both ends report, or else a hash of everything about the start and the end. The time of a
+// run cannot identify it, because the clocks of the two ends may differ.
 func (r iperf3Report) identity(text []byte) string {
 	if r.Start.Test.Duration > 0 && len(r.Start.Cookie) >= iperf3Cookie {
 		return r.Start.Cookie
@@ -267,7 +267,7 @@ type iperf3Scanner struct {
 	output []byte
 	found  []iperf3Found
 	events *iperf3Found // whose end is missing
-	// There are this many lines before an offset. The offset only rises, because counting from the start each time would be
+	// lines is the number of line ends before the offset upTo, which only rises: counting from the start each time would be
 	// slow.
 	lines, upTo int
 }

@@ -16,8 +16,8 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// latte is Microsoft's ping-pong for Windows. Its options and output are known from Microsoft's VirtualClient and scripts, and
-// from what others have quoted. It was never run with this program: what it prints when it listens is a guess.
+// latte is Microsoft's ping-pong tool for Windows. Its options and output are known from Microsoft's VirtualClient and scripts,
+// and from what others have quoted. It was never run with this program: what it prints when it listens is a guess.
 //
 // It takes whole seconds (-t) or a number of iterations (-i), and has no warm-up. Both ends need the same.
 type latte struct{}
@@ -25,8 +25,8 @@ type latte struct{}
 const (
 	// latteBuckets is the number of buckets in its histogram, of 1 µs each.
 	latteBuckets = 9998
-	// latteServes is for how many seconds a server is to outlast its client. It is killed when the client is done, and the next
-	// run starts a new one.
+	// latteServes is by how many seconds a server's run is longer than its client's. The server is killed when the client is
+	// done, and the next run starts a new one.
 	latteServes = 60
 )
 
@@ -52,7 +52,7 @@ func (l latte) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ st
 	return append(l.argv(w, addr, port, 0), "-c", "-hist", "-hl", "1", "-hc", strconv.Itoa(latteBuckets))
 }
 
-// argv returns the arguments that both ends share, for a run of the window and more seconds.
+// argv returns the arguments that both ends share, for a run of the window plus more, in seconds.
 func (latte) argv(w spec.Workload, addr netip.Addr, port uint16, more int64) []string {
 	t := w.PingPong
 	argv := []string{
@@ -147,7 +147,7 @@ func parseLatte(output []byte) (record.Endpoint, latteOutput, error) {
 	return e, o, plausible(e)
 }
 
-// latteOutput is what latte printed: figures by name, and how many round trips took how many µs.
+// latteOutput holds what latte printed: figures by name, and how many round trips took how many µs.
 type latteOutput struct {
 	figures   map[string]float64
 	histogram []latteCount
@@ -258,7 +258,7 @@ func (o *latteOutput) width() (width float64) {
 	return width
 }
 
-// latteMachine adds what latte says about its machine, if it says everything.
+// latteMachine adds what latte says about its machine, if it says anything.
 func latteMachine(e *record.Endpoint, figures map[string]float64) error {
 	m := record.Machine{Busy: figures["CPU(%)"] / 100, Interrupts: figures["Interrupt/sec"], Switches: figures["CtxSwitch/sec"]}
 	switch {

@@ -63,7 +63,7 @@ func readMpstat(output []byte, _ Known) (Reading, error) {
 	return r, nil
 }
 
-// mpstatCount is the number of CPUs in the heading of a report: "Linux 6.1.0 (node1) 	11/23/26 	_x86_64_	(2 CPU)".
+// mpstatCount matches the heading of a report: "Linux 6.1.0 (node1) 	11/23/26 	_x86_64_	(2 CPU)".
 var mpstatCount = regexp.MustCompile(`^Linux .*\((\d+) CPU\)\s*$`)
 
 // mpstatAverages collects the averages of an output.
@@ -80,8 +80,8 @@ type mpstatAverages struct {
 // mpstatTogether is "Average:     all   18.09   29.65 …".
 var mpstatTogether = regexp.MustCompile(`^\D+ all +[0-9]`)
 
-// parseMpstat returns, for every run in an output, the averages of each CPU, as in a window of one second. Waiting for I/O
-// counts as idle.
+// parseMpstat returns, for every run in an output, the averages of each CPU, as times in a window of one second. Waiting for
+// I/O counts as idle.
 func parseMpstat(output []byte) (averages [][]record.CPU, err error) {
 	var a mpstatAverages
 	number := 0
@@ -152,7 +152,7 @@ func (a *mpstatAverages) line(line []byte) error {
 	return nil
 }
 
-// average returns what follows the label label of averages in a line.
+// average returns what follows the label of averages in a line.
 func (a *mpstatAverages) average(line string) (rest string, ok bool) {
 	fields := strings.Fields(line)
 	n := len(strings.Fields(a.label))
@@ -199,14 +199,14 @@ func mpstatCPU(columns, fields []string) (cpu record.CPU, online bool, err error
 	return mpstatTimes(id, percent, mpstatRounding(fields))
 }
 
-// mpstatRounding returns by how much the sum of a line's shares may differ from 1. mpstat --dec=0 rounds them to whole per
-// cents.
+// mpstatRounding returns by how much the sum of a line's shares may differ from 1. mpstat --dec=0 rounds them to whole
+// percentages.
 func mpstatRounding(fields []string) float64 {
 	digits := len(decimals(fields[len(fields)-1]))
 	return max(0.02, 0.005*float64(len(fields))*math.Pow10(-digits))
 }
 
-// mpstatTimes converts shares in per cent to CPU times.
+// mpstatTimes converts percentages to CPU times.
 func mpstatTimes(id int, percent map[string]float64, rounding float64) (cpu record.CPU, online bool, err error) {
 	share, total := make(map[string]float64), 0.0
 	for name, v := range percent {
@@ -298,7 +298,7 @@ func mpstatMeans(sums map[int]map[string]float64, online map[int]int, samples in
 			return nil, fmt.Errorf("CPU %d has times in %d of %d samples", id, online[id], samples)
 		}
 		for name := range sum {
-			sum[name] = min(100, sum[name]/float64(samples)) // not more, apart from rounding
+			sum[name] = min(100, sum[name]/float64(samples)) // rounding may make it more
 		}
 		cpu, _, err := mpstatTimes(id, sum, 0.02)
 		if err != nil {
@@ -313,7 +313,7 @@ func mpstatMeans(sums map[int]map[string]float64, online map[int]int, samples in
 	return cpus, nil
 }
 
-// mpstatLoad parses {"cpu": "0", "usr": 5.00, …}. The number of all CPUs together is -1.
+// mpstatLoad parses {"cpu": "0", "usr": 5.00, …}. For all CPUs together it returns the number -1.
 func mpstatLoad(load map[string]any) (id int, percent map[string]float64, err error) {
 	percent = make(map[string]float64)
 	id = -1

@@ -21,8 +21,8 @@ import (
 // qperf makes streams (tcp_bw, udp_bw) and ping-pong (tcp_lat, udp_lat). Checked
 // against 0.4.11.
 //
-// It has no warm-up, and reports only a mean latency. So ping-pong has a rate and a mean, but no percentiles. Its port is for
-// control. Data uses the next port if the workload sets one, and otherwise one that the server chooses.
+// It has no warm-up, and reports only a mean latency. So ping-pong has a rate and a mean, but no percentiles. Its listening
+// port is for control. Data uses the next port if the workload sets a port, and otherwise one that the server chooses.
 type qperf struct{}
 
 func (qperf) Check(w spec.Workload) error {
@@ -60,7 +60,7 @@ func (q qperf) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _ st
 	)
 }
 
-// test is the name of qperf's test.
+// test returns the name of qperf's test.
 func (qperf) test(w spec.Workload) string {
 	if w.Stream != nil {
 		return w.Stream.Protocol + "_bw"
@@ -158,7 +158,7 @@ func qperfAll(w spec.Workload, test qperfTest) (record.Endpoint, error) {
 			e.Lost = sent - e.Messages
 		}
 		if w.Stream.Protocol == "tcp" {
-			e.Messages = 0 // the size of one read
+			e.Messages = 0 // a message is only what one read returned
 		}
 	}
 	if f.err != nil {
@@ -352,7 +352,7 @@ func (t qperfTest) read(window time.Duration) (Reading, error) {
 	return Reading{Workload: w, Test: t.name, Runs: []Run{{ID: id, Pairs: []record.Endpoint{e}}}}, nil
 }
 
-// plain computes messages and bytes from the figure and the window. why is why qperfAll failed.
+// plain computes messages and bytes from the figure and the window. why is the error of qperfAll.
 func (t qperfTest) plain(w spec.Workload, window time.Duration, why error) (record.Endpoint, error) {
 	oneWay, err := t.quantity("latency", "s")
 	bits, sent := 0.0, 0.0

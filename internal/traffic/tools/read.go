@@ -19,7 +19,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Reading is what the output of a tool says by itself, whoever ran the tool.
+// Reading holds what the output of a tool says by itself, whoever ran the tool.
 type Reading struct {
 	// Format is the tool, a variant of it, or what else wrote the output. Version is that of the tool, if the output has it.
 	Format, Version string
@@ -31,8 +31,8 @@ type Reading struct {
 	Conditions map[string]string
 	// Test distinguishes the readings of one output, such as "tcp_lat". It is empty if an output of the tool has only one test.
 	Test string
-	// Counted means that a run had a set number of messages instead of a duration. Late means that its duration is not the set
-	// one, but ends when the last data had arrived, which may be some seconds later.
+	// Counted means that a run had a set number of messages instead of a duration. Late means that a run did not end after the
+	// set duration but when the last data had arrived, which may be some seconds later.
 	Counted, Late bool
 	Runs          []Run
 	// Copies is the number of duplicate runs, which are left out.
@@ -70,7 +70,7 @@ type Run struct {
 	CPUs []record.CPU
 }
 
-// Known is what the user knows about an output.
+// Known holds what the user knows about an output.
 type Known struct {
 	// Window is the length of each run, for outputs that do not tell.
 	Window time.Duration
@@ -150,8 +150,8 @@ func Read(output []byte, known Known) ([]Reading, error) {
 	return readings, nil
 }
 
-// latencies are the percentiles in ascending order, each with how many times the mean it can be: half of all round trips take
-// at least the median, so the median is at most twice the mean (Markov's inequality).
+// latencies are the percentiles in ascending order, each with the largest multiple of the mean that it can be: half of all
+// round trips take at least the median, so the median is at most twice the mean (Markov's inequality).
 var latencies = []struct {
 	name  string
 	times float64
@@ -301,7 +301,7 @@ func (r *Reading) add(other Reading) error {
 }
 
 // Merge merges the traffic of another reading into r, or returns how they differ. With a set number of messages, durations may
-// differ; with a set duration, numbers may. A condition that one reading lacks differs from none.
+// differ; with a set duration, numbers may. A condition that one reading lacks is no difference.
 func (r *Reading) Merge(other Reading) (differences []string) {
 	if r.Workload.Kind() != other.Workload.Kind() {
 		return []string{fmt.Sprintf("%s, not %s", other.Workload.Kind(), r.Workload.Kind())}

@@ -471,8 +471,8 @@ func TestMpstatShapes(t *testing.T) {
 	}
 }
 
-// TestReadTogether checks that concatenated outputs are runs, if they are of the same traffic, and that a duplicate is no other
-// run, unless it has so few digits that it may be.
+// TestReadTogether checks that concatenated outputs are runs, if they are of the same traffic, and that a duplicate does not
+// count as another run, unless it has so few digits that it may be one.
 func TestReadTogether(t *testing.T) {
 	for file, change := range map[string][2]string{
 		"sockperf-3.7-pingpong-tcp.txt": {"8.181", "8.182"}, "latte-iterations.txt": {"2920.", "2922."}, "latte-udp.txt": {"69.98", "69.97"},

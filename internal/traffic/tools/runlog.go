@@ -11,9 +11,9 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// A run log has the data of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE, 2024), see
-// docs/explanation/published.md: for each run a heading, and a bit rate in Mb/s for each pair, and after all runs optionally
-// averages of mpstat for each run. The rest is computed from these, and ignored.
+// A run log has the format of the raw data of "Accelerated Flow Processing in Kubernetes Overlay Networks" (IEEE, 2024; see
+// docs/explanation/published.md): for each run a heading, and a bit rate in Mb/s for each pair, and after all runs
+// optionally averages of mpstat for each run. Everything else in it is computed from these, and ignored.
 
 var runLogHead = []byte("Running experiment ")
 

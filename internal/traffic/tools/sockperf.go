@@ -69,7 +69,7 @@ func (s sockperf) ClientArgv(w spec.Workload, addr netip.Addr, port uint16, _, _
 	if t.Rate > 0 {
 		rate = strconv.Itoa(t.Rate)
 	}
-	// Have every message answered, so that the whole rate is measured.
+	// Request an answer to every message, so that the whole rate is measured.
 	return append(s.argv("under-load", w, addr, port), append(length, "--full-rtt", "--mps", rate, "--reply-every", "1")...)
 }
 
@@ -152,16 +152,16 @@ func parseSockperf(w spec.Workload, output []byte) (record.Endpoint, error) {
 	return e, plausible(e)
 }
 
-// sockperfReached is the share of the set rate from which the rate counts as reached.
+// sockperfReached is the share of the set rate that has to be sent for the rate to count as reached.
 const sockperfReached = 0.99
 
-// sockperfOutput is what was found in a client's output so far.
+// sockperfOutput holds what was found in a client's output so far.
 type sockperfOutput struct {
 	total          bool // "Total of …", all that a stream reports
 	valid, dropped bool
 	again          bool   // results of another run follow
-	halves         bool   // of round trips: latencies without --full-rtt
-	sent           uint64 // valid
+	halves         bool   // latencies are half round trips, as without --full-rtt
+	sent           uint64 // messages within the valid duration
 	// unexpected is the first unknown line, last the last line.
 	unexpected, last string
 }
@@ -230,13 +230,13 @@ var (
 	sockperfMean = regexp.MustCompile(`====> avg-(rtt|latency|lat)= *([0-9.]+)`)
 	// sockperfSent is "Total of 620626 messages sent in 1.001 sec".
 	sockperfSent = regexp.MustCompile(`Total of (\d+) messages sent in ([0-9.]+) sec`)
-	// sockperfWidth is "BandWidth is 827.533 MBps", which are of 2^20 bytes.
+	// sockperfWidth is "BandWidth is 827.533 MBps", in units of 2^20 bytes.
 	sockperfWidth = regexp.MustCompile(`(?s)Message Rate is (\d+) \[msg/sec\].*BandWidth is ([0-9.]+) MBps`)
 	// sockperfNote is "NOTE: test was performed, using msg-size=1400.".
 	sockperfNote = regexp.MustCompile(`using msg-size=(\d+)\.`)
 	// sockperfUsed is "--mps=100 --burst=1 --reply-every=1 --msg-size=64 --time=20", of --full-log.
 	sockperfUsed = regexp.MustCompile(`test was performed using the following parameters: (.*)`)
-	// sockperfOption is one of those.
+	// sockperfOption is one of these options.
 	sockperfOption = regexp.MustCompile(`--([a-z-]+)(?:=(\S+))?`)
 	// sockperfTimes is "2.061917619, 2.061974462", of --full-log.
 	sockperfTimes = regexp.MustCompile(`^\d+\.\d+, *\d+\.\d+$`)
@@ -252,7 +252,7 @@ func isSockperf(output []byte) bool {
 	return bytes.Contains(output, []byte("sockperf: ")) || bytes.Contains(output, []byte("sockperf["))
 }
 
-// readSockperf recognises the kind by the output, unless the user has given it.
+// readSockperf recognises the kind of workload by the output, unless the user has given it.
 func readSockperf(output []byte, known Known) (Reading, error) {
 	plain := sockperfPlain(output)
 	t := spec.Traffic{Tool: spec.ToolSockperf, Connections: 1}
@@ -325,10 +325,10 @@ func sockperfOptions(plain []byte) map[string]string {
 	return options
 }
 
-// sockperfCounts are what sockperf counted of a run.
+// sockperfCounts holds what sockperf counted in a run.
 type sockperfCounts struct {
 	sent, received            float64 // in total
-	seconds                   float64 // within the measured time, like the following
+	seconds                   float64 // of the measured time, to which the fields below refer, too
 	validSent, valid, dropped float64
 	trip                      float64 // mean round trip, s
 }
@@ -355,10 +355,10 @@ func (c *sockperfCounts) read(plain []byte) (ok bool) {
 // inFlight returns the mean number of messages in flight: the sum of their round trips divided by the time.
 func (c *sockperfCounts) inFlight() float64 { return c.valid * c.trip / c.seconds }
 
-// sockperfLoad reports whether a run is of under-load, by all that it says:
-//   - a client of ping-pong has one message under way at a time, and sends the next one when that has come back or is lost;
+// sockperfLoad reports whether a run is of under-load, by everything that its output says about the client:
+//   - a client of ping-pong has one message in flight at a time, and sends the next one when that has come back or is lost;
 //   - it asks for an answer to every message, which under-load does only if told so (--reply-every=1);
-//   - it goes on after a lost message, which sockperf counts as dropped, so that these explain what was not answered.
+//   - it continues after a lost message, which sockperf counts as dropped, so dropped messages account for all unanswered ones.
 func sockperfLoad(plain []byte, options map[string]string, kind string) (bool, error) {
 	var c sockperfCounts
 	if !c.read(plain) {

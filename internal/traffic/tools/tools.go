@@ -2,8 +2,9 @@
 // argument lists and parses their output. Read also reads the output of tools that somebody else ran, for import. The package
 // runs nothing; internal/worker does. internal/traffic is the engine with which the tools are compared.
 //
-// The figures are those of internal/record: of the measured window, as received, round trips in seconds. If a tool does not
-// report that, its driver says what it returns instead, or Check refuses the workload.
+// Figures are as internal/record defines them: they cover the measured window, count what was received, and give latencies as
+// round trips in seconds. If a tool does not report that, its driver says what it returns instead, or Check refuses the
+// workload.
 package tools
 
 import (
@@ -20,15 +21,15 @@ import (
 
 // Tool is the driver of one tool. The workload that its methods get has all defaults filled in, and has passed Check.
 type Tool interface {
-	// Check returns nil, or why the tool cannot make this traffic.
+	// Check returns an error that says why the tool cannot generate this traffic, or nil.
 	Check(w spec.Workload) error
 	// ServerArgv returns the command of a server that listens on addr and port until it is killed or ends by itself. It returns
 	// nil for a tool that is only a client, which the native engine answers.
 	ServerArgv(w spec.Workload, addr netip.Addr, port uint16) []string
 	// ServerReady reports whether a line of the server's output shows that it listens.
 	ServerReady(line []byte) bool
-	// ClientArgv returns the command of a client that makes the traffic and ends by itself. Tools take whole seconds, so the
-	// window may be a little longer than configured. cc is the TCP congestion control, empty for the default; a tool that
+	// ClientArgv returns the command of a client that generates the traffic and ends by itself. Tools take whole seconds, so
+	// the window may be a little longer than configured. cc is the TCP congestion control, empty for the default; a tool that
 	// cannot set it uses that of the namespace. path is the prefix of all paths of the engine's own server, for a tool that it
 	// answers.
 	ClientArgv(w spec.Workload, addr netip.Addr, port uint16, cc, path string) []string

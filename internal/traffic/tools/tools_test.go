@@ -422,8 +422,8 @@ func TestParseAmongOthers(t *testing.T) {
 	}
 }
 
-// TestParseTruncated truncates outputs at every byte up to the end of the last significant line, as of a killed tool, and
-// checks that a truncated number is refused.
+// TestParseTruncated truncates outputs at every byte up to the end of the last significant line, as a killed tool leaves them,
+// and checks that a truncated number is refused.
 func TestParseTruncated(t *testing.T) {
 	for _, tt := range []struct {
 		file, last string
