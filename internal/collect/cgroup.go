@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Limits are the CPU limits of this process: those of its cgroup and of the ancestors of that.
+// Limits are the CPU limits of this process: those of its cgroup and of that cgroup's ancestors.
 type Limits []limit
 
 // OpenLimits opens the CPU limits of this process. There may be none.
@@ -117,7 +117,7 @@ func openLimits(proc, mount string) (Limits, error) {
 	return limits, nil
 }
 
-// Throttling is how often, and for how long in total of all threads, a CPU limit has throttled a cgroup.
+// Throttling counts how often a CPU limit has throttled a cgroup, and for how long, in total of all threads.
 type Throttling struct {
 	Times uint64
 	Time  time.Duration

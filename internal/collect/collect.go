@@ -4,7 +4,7 @@
 // facts about a place that affect a result. It changes nothing. internal/worker uses it; internal/experiment computes metrics
 // from what it reads.
 //
-// The roots of file systems are parameters. Parsers take bytes.
+// The roots of file systems are parameters and parsers take bytes, so that tests can pass their own.
 package collect
 
 import (
@@ -141,7 +141,8 @@ func (c *Collector) Close() error {
 	return errors.Join(errs...)
 }
 
-// Snapshot reads the counters in a fixed order, times first, so that their delays after the clock cancel out over a window.
+// Snapshot reads the counters in a fixed order, times first, so that the delays between reading the clock and reading each of
+// them cancel out over a window.
 func (c *Collector) Snapshot() (s Snapshot, err error) {
 	if c.exact != nil {
 		if s.exact, err = c.exact.Read(); err != nil {
@@ -258,8 +259,8 @@ next:
 	return out
 }
 
-// VFs counts, for each NIC that may have a virtual function, all packets between two snapshots, and those that took it. The
-// caller fills in the place.
+// VFs counts, for each NIC that may have a virtual function, all packets between two snapshots, and those that took the virtual
+// function. The caller fills in the place.
 func (c *Collector) VFs(before, after Snapshot) []record.VFUse {
 	return nic.CountUse(before.nics, after.nics)
 }

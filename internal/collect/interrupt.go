@@ -27,8 +27,8 @@ const (
 )
 
 // InterruptTime measures the round trip of an interrupt between CPUs: the median of a few hundred, in about 5 ms on an idle
-// machine. RPS and RFS cause one interrupt for each batch of packets that they steer. It takes 1 to 3 µs on bare metal; with
-// virtual CPUs it may cost a VM exit on both sides. The result is 0 if this thread may run on only one CPU.
+// machine. RPS and RFS cause one interrupt for each batch of packets that they steer. A round trip takes 1 to 3 µs on bare
+// metal; with virtual CPUs it may cost a VM exit on both sides. The result is 0 if this thread may run on only one CPU.
 func InterruptTime() (time.Duration, error) {
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
@@ -51,7 +51,7 @@ func InterruptTime() (time.Duration, error) {
 	// threads end with their goroutines, because they are locked and pinned to a CPU.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(3, runtime.GOMAXPROCS(0))))
 	// The Go runtime of a worker does not preempt goroutines: a garbage collection would wait for the counting loop, and block
-	// the thread that ends the loop. The loop also has a deadline, because others may stop the world too.
+	// the thread that ends the loop. The loop also has a deadline, because other code may stop the world, too.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	end := time.Now().Add(interruptTime)
 	var count atomic.Uint64

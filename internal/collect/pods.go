@@ -69,7 +69,7 @@ func podOf(group string, uids []string) string {
 	return ""
 }
 
-// PodUsage is what a pod has used up to an instant.
+// PodUsage holds what a pod has used up to an instant.
 type PodUsage struct {
 	at  int64         // CLOCK_MONOTONIC in ns
 	cpu time.Duration // since the cgroup was created
@@ -81,8 +81,8 @@ type PodUsage struct {
 // errRestarts is the error for a pod whose values would be the sum of two processes.
 var errRestarts = errors.New("a container of its pod started or ended within the window")
 
-// Usage reads what the pod has used so far. The containers with these IDs must run: otherwise nobody would notice that a
-// container restarted within a window and waits for its restart at both edges.
+// Usage reads what the pod has used so far. The containers with these IDs must run: otherwise a container that restarted within
+// a window, and was waiting for a restart at both edges, would go unnoticed.
 func (g PodGroup) Usage(containers ...string) (u PodUsage, err error) {
 	cpuFile, cpuKey, unit := "cpuacct.usage", "", time.Nanosecond
 	memoryFile, inactive := "memory.usage_in_bytes", "total_inactive_file"

@@ -23,7 +23,7 @@ type Series struct {
 	interval int64
 	nics     []string
 	cpus     []int  // their numbers; empty without Options.CPUs
-	offline  []bool // whether each of cpus was offline at a reading
+	offline  []bool // whether each of cpus was offline at any reading
 	// at holds the times of the readings, and counters a row of columns for each of them.
 	at       []int64
 	counters []uint64
@@ -148,8 +148,8 @@ func (s *Series) End(last Snapshot) record.Series {
 	return out
 }
 
-// column returns the increases of a counter between readings. One that fell has none: the device was replaced, or the kernel
-// corrected iowait (proc_stat(5)).
+// column returns the increases of a counter between readings. A counter that fell has no increase: the device was replaced, or
+// the kernel corrected iowait (proc_stat(5)).
 func (s *Series) column(column int) []uint64 {
 	values := make([]uint64, len(s.at)-1)
 	for i := range values {
