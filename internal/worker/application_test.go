@@ -51,7 +51,7 @@ func needApplication(t *testing.T, tool string) (tmp string) {
 			t.Skipf("%s is not installed", program)
 		}
 	}
-	tmp, err := os.MkdirTemp("", "apps") // below t.TempDir nobody gets through
+	tmp, err := os.MkdirTemp("", "apps") // the user nobody cannot enter t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestGRPC(t *testing.T) {
 // TestApplicationKilled checks that the processes of an application's server, and those that it forked, end with a killed
 // worker, and that the next server removes the folder.
 func TestApplicationKilled(t *testing.T) {
-	testenv.NeedRoot(t) // of a PID namespace
+	testenv.NeedRoot(t) // for a PID namespace
 	tmp := needApplication(t, spec.ToolNginx)
 	w := application(spec.ToolNginx)
 	var process *os.Process

@@ -43,7 +43,7 @@ type Client struct {
 	// base and mono are the same instant on this process's clock and on the worker's CLOCK_MONOTONIC.
 	base time.Time
 	mono int64
-	// within is the maximum error of this.
+	// within is the maximum error of this pair.
 	within time.Duration
 }
 
@@ -104,8 +104,9 @@ func (c *Client) connect(ctx context.Context, r io.ReadCloser, w io.WriteCloser,
 	return nil
 }
 
-// clockProbes is how often the client asks the worker for its time. The quickest answer is the most exact, because the error is
-// at most half of the round trip. A remote worker is asked up to farProbes times, until an answer is as exact as clockWithin.
+// clockProbes is how many times the client asks the worker for its time. The quickest answer is the most exact, because the
+// error is at most half of the round trip. A remote worker is asked up to farProbes times, until an answer is as exact as
+// clockWithin.
 const (
 	clockProbes = 5
 	farProbes   = 20

@@ -32,7 +32,8 @@ func Exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by
 	return port, err
 }
 
-// exchange is one try of Exchange, for long. connected reports whether the client could connect.
+// exchange is one try of Exchange, which sends messages for the duration long. connected reports whether the client could
+// connect.
 func exchange(ctx context.Context, client, server *Client, to netip.AddrPort, by place.Transport, lead time.Duration, long spec.Duration) (port uint16, connected bool, err error) {
 	t := place.Traffic{Place: "server", Workload: spec.Workload{Name: "reach", PingPong: &spec.Traffic{
 		Protocol: by.Protocol, IP: by.IP, Size: 64, Connections: 1, Warmup: exchangeTime, Duration: long, Tool: spec.ToolNative,

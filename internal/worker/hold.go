@@ -26,8 +26,8 @@ type Hold struct {
 	// Listen is an address at which Hold accepts and closes connections, so that others can test whether they reach this place;
 	// "" for none.
 	Listen string
-	// JournalDir is the journal of the workers in the container, if they apply accelerators. Hold restores the settings of dead
-	// workers when it starts and, after it has killed leftover workers, when it ends.
+	// JournalDir is the directory of the journal of the workers in the container, if they apply accelerators. Hold restores the
+	// settings of dead workers when it starts and, after it has killed leftover workers, when it ends.
 	JournalDir string
 	Log        *slog.Logger
 }
@@ -80,7 +80,7 @@ func restoreDead(ctx context.Context, journalDir string, log *slog.Logger) error
 	return err
 }
 
-// endTime bounds how long a killed process takes to exit.
+// endTime limits how long to wait for a killed process to exit.
 const endTime = 5 * time.Second
 
 // endNeighbours kills the workers of this container: processes that run this program in the same cgroup.

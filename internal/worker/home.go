@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/flock"
 )
 
-// nobody is the unprivileged user and group that an application's server runs as.
+// nobody is the unprivileged user and group that an application's server and client run as.
 const nobody = 65534
 
 const (
@@ -23,14 +23,15 @@ const (
 	homeYoung = time.Minute
 )
 
-// home is the temporary folder of an application's server. Its owner holds a lock. A free lock means that the owner was killed;
-// newHome sweeps such folders.
+// home is the temporary folder of an application's server or client. Its owner holds a lock. A free lock means that the owner
+// was killed; newHome sweeps such folders.
 type home struct {
 	root string
 	lock *os.File
 }
 
-// newHome makes a folder with these files below dir. Its owner is nobody, if this process may change that.
+// newHome makes a folder below dir, and these files in its working directory, which belongs to the user nobody if this
+// process may change its owner.
 func newHome(dir string, files map[string][]byte) (_ *home, err error) {
 	sweepHomes(dir)
 	root, err := os.MkdirTemp(dir, homePrefix)
@@ -62,7 +63,7 @@ func newHome(dir string, files map[string][]byte) (_ *home, err error) {
 	return h, nil
 }
 
-// path returns the working directory of the server.
+// path returns the working directory of the server or client.
 func (h *home) path() string { return filepath.Join(h.root, "home") }
 
 func (h *home) remove() {

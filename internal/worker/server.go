@@ -31,7 +31,7 @@ import (
 
 // Options configures a worker.
 type Options struct {
-	// JournalDir is the journal for accelerators.
+	// JournalDir is the directory of the journal for accelerators.
 	JournalDir string
 	// Log receives the problems that no call returns. It may be nil.
 	Log *slog.Logger
@@ -104,7 +104,7 @@ func mark(err error) error {
 type server struct {
 	pb.UnimplementedWorkerServer
 	options Options
-	// system is the state of what only some operating systems do.
+	// system holds the state of what only some operating systems support.
 	system
 }
 

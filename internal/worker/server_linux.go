@@ -20,7 +20,7 @@ import (
 	"slipstream.dev/internal/worker/pb"
 )
 
-// system is the state of what a worker does on Linux in addition to traffic.
+// system holds the state of what a worker does on Linux in addition to traffic.
 type system struct {
 	// applied is nil unless accelerators are applied. The controller calls Apply and Revert in turn.
 	applied *accel.Applier
@@ -30,7 +30,7 @@ type system struct {
 	nics []string
 	// limits returns the CPU limits of this process, which the first trial opens.
 	limits func() (collect.Limits, error)
-	// probe returns why the runners of accelerators do not work on this kernel.
+	// probe returns an error that says why the runners of accelerators do not work on this kernel.
 	probe func([]v1alpha1.Accelerator) error
 }
 

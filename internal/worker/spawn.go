@@ -29,7 +29,7 @@ func Spawn(ctx context.Context, start func(*exec.Cmd) error, log io.Writer) (*Cl
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	// Workers release pages of the program that they do not need right now. This process keeps them in memory, so that workers
-	// find them again. It does without if it lacks the permission.
+	// find them again. If it lacks the permission, it does not.
 	keepProgram()
 	cmd := exec.Command(self, "worker")
 	cmd.Stderr = log

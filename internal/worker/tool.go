@@ -38,7 +38,7 @@ const (
 	toolOutput = 16 << 20
 )
 
-// toolEnd is one end of a pair whose traffic another tool makes.
+// toolEnd is one end of a pair whose traffic another tool generates.
 type toolEnd struct {
 	tool     tools.Tool
 	workload spec.Workload
@@ -213,7 +213,7 @@ func (t *toolEnd) Run(ctx context.Context, window traffic.Window, progress func(
 	limit := time.Duration(window.To-traffic.Now()) + t.patience
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: still running %s after its run should have ended", t.name(), t.patience))
 	defer cancel()
-	// A tool has its own warm-up. Start it so early that its window is this one.
+	// A tool has its own warm-up. Start it early enough that its window is this one.
 	begin := window.From - int64(t.tool.Lead(t.workload))
 	if _, ok := t.tool.(tools.Application); ok { // warmUp runs it first
 		begin = window.Start
@@ -282,7 +282,7 @@ func (t *toolEnd) congestionControl(ctx context.Context, port uint16, remote boo
 		case <-tick.C:
 		}
 		names, err := congestionControls(port, remote)
-		if err != nil { // netlink is denied, and will be, or this is not Linux
+		if err != nil { // netlink is denied, which will not change, or this is not Linux
 			return ""
 		}
 		if len(names) > 0 {
@@ -349,7 +349,7 @@ func (t *toolEnd) start(ctx context.Context) error {
 	ctx, t.stop = context.WithCancel(ctx)
 	started, exited := make(chan error), make(chan error, 1)
 	go func() {
-		// Pdeathsig is sent when the parent's thread ends.
+		// Pdeathsig is sent when the thread that started the process ends.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		cmd, err := t.spawn(ctx)
@@ -514,7 +514,7 @@ func (c *capture) excerpt() string {
 	return fmt.Sprintf("it printed %q … %q", b[:part], b[len(b)-part:])
 }
 
-// toolVersions returns the versions of the tools of which all programs are installed.
+// toolVersions returns the versions of those tools whose programs are all installed.
 func toolVersions(ctx context.Context) map[string]string {
 	versions, path := make(map[string]string), os.Getenv("PATH")
 	for name, programs := range tools.Programs() {

@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/traffic/tools"
 )
 
-// runs returns nil, or why this operating system cannot run a tool.
+// runs returns an error that says why this operating system cannot run a tool, or nil.
 func runs(string) error { return nil }
 
 func congestionControls(port uint16, remote bool) ([]string, error) {

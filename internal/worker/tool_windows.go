@@ -14,7 +14,7 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// runs returns nil, or why this operating system cannot run a tool.
+// runs returns an error that says why this operating system cannot run a tool, or nil.
 func runs(tool string) error {
 	if tool != spec.ToolLatte {
 		return fmt.Errorf("this place runs Windows, where the tools are native and latte, not %s", tool)
@@ -62,7 +62,7 @@ func (t *toolEnd) spawn(ctx context.Context) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// home is the folder of an application's server. On Windows there is none.
+// home is the folder of an application's server or client. On Windows there is none.
 type home struct{}
 
 func newHome(string, map[string][]byte) (*home, error) { return nil, errors.ErrUnsupported }

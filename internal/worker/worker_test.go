@@ -94,7 +94,7 @@ func run(t testing.TB, server, driver *Client, w spec.Workload, started func()) 
 			return start, nil
 		}, nil)
 		if tool := w.Traffic().Tool; errs[1] != nil || tool != spec.ToolNative && tool != spec.ToolGRPC {
-			cancel() // a tool's server goes with its client
+			cancel() // a tool's server ends with its client
 		}
 	})
 	wg.Wait()
@@ -279,7 +279,7 @@ func TestToolHangs(t *testing.T) {
 		patience           time.Duration
 	}{
 		{"server", ":", "does not listen", time.Second},
-		{"client", "echo Server listening on 1", "still running", 0}, // to start a process may take a second
+		{"client", "echo Server listening on 1", "still running", 0}, // starting a process may take a second
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -299,7 +299,7 @@ func TestToolHangs(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 			text, err := os.ReadFile(filepath.Join(dir, "pids"))
-			if err != nil && !errors.Is(err, os.ErrNotExist) { // it may be killed before it has said its number
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // it may be killed before it has written its PID
 				t.Fatal(err)
 			}
 			for _, pid := range strings.Fields(string(text)) {
@@ -357,7 +357,8 @@ func TestSpawn(t *testing.T) {
 	wg.Wait()
 }
 
-// TestLimitsEarly checks that a window of an hour ends with the traffic, and that throttling until then is reported.
+// TestLimitsEarly checks that a window of an hour ends with the traffic, and that there is no warning without
+// throttling.
 func TestLimitsEarly(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {

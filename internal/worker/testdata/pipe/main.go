@@ -1,5 +1,5 @@
 // Command pipe is the silent end of a named pipe: "hold NAME" makes it, and "ask NAME" connects to it. It prints a
-// line once it has, and ends with its input.
+// line once that is done, and exits when its input ends.
 package main
 
 import (
