@@ -1,6 +1,6 @@
 //go:build unix
 
-// Package flock locks files for as long as this process wants, or lives.
+// Package flock locks files until this process releases them or ends.
 package flock
 
 import (

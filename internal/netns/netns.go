@@ -154,7 +154,8 @@ func CurrentID() (ID, error) {
 func Find(proc string, id ID) (string, error) {
 	link := fmt.Sprintf("net:[%d]", id.Inode)
 	var candidates []string
-	// No process may show the namespace of this thread. Do looks from another thread.
+	// /proc/PID/ns/net is the namespace of a process's main thread, so this thread's may not be
+	// among these. Resolve thread-self here, because DoAt runs on another thread.
 	if self, err := os.Readlink(filepath.Join(proc, "thread-self")); err == nil {
 		candidates = append(candidates, filepath.Join(proc, self, "ns/net"))
 	}

@@ -138,7 +138,8 @@ func (f Fixture) anonymous(s Snapshot) Fixture {
 	}
 	for name, a := range f.Ethtool {
 		if to, ok := devices[name]; ok {
-			// Counters of single CPUs and queues have numbers in their names. They are many.
+			// Leave out the counters of single CPUs and queues, which are many: their names
+			// contain digits.
 			a.Counters = maps.Clone(a.Counters)
 			maps.DeleteFunc(a.Counters, func(name string, _ uint64) bool { return strings.ContainsAny(name, "0123456789") })
 			out.Ethtool[to] = a

@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/nic/nictest"
 )
 
-// secrets would identify a machine. Each is in the content or in the name of a file of
-// identifying.
+// secrets would identify a machine. Each is in the content or the name of a file of the
+// machine that identifying returns.
 var secrets = []string{
 	"60:45:bd:01:02:03", "6045bd010203", "60-45-BD", // MAC addresses
 	"10.11.12.13", "fe80::6245",

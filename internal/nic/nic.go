@@ -1,7 +1,7 @@
 // Package nic describes the NICs of a guest, finds out whether a virtual function (VF) is bonded to
 // one, and counts how many of a window's packets took it. It reads sysfs and ethtool through
 // parameters and changes nothing: a machine and a fixture (see Capture and nic/nictest) are read by
-// the same code. internal/collect, internal/doctor and internal/agent call it, internal/record
+// the same code. internal/collect, internal/doctor and internal/agent call it; internal/record
 // defines what it returns.
 //
 // The names of attributes and counters are those of Linux 6.12.
@@ -18,7 +18,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// Ethtool knows what sysfs does not show of a device.
+// Ethtool reads what sysfs does not show about a device.
 type Ethtool interface {
 	// Driver returns the names of a device's driver and firmware.
 	Driver(device string) (driver, firmware string, err error)
@@ -331,8 +331,8 @@ func change(before Snapshot, b device, after Snapshot, a device) (name, change s
 	return name, "", was.up
 }
 
-// counters counts a NIC's packets, and those that took one of its two ways: the VF of a synthetic device,
-// the virtio device of a failover device.
+// counters counts a NIC's packets, and those that took one of its two paths: the VF of a synthetic
+// device, or the virtio device of a failover device.
 type counters struct{ rx, tx, partRx, partTx uint64 }
 
 // counters returns a device's counters, and false if its driver has none.

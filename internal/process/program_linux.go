@@ -96,7 +96,7 @@ func program() ([]mapping, error) {
 type mapping struct {
 	from, to uintptr
 	offset   int64
-	// written: the range is writable, so its content may differ from the file.
+	// written means that the range is writable, so its content may differ from the file.
 	written bool
 }
 

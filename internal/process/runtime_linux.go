@@ -20,7 +20,7 @@ import (
 // 10 ms or sooner for as long as any other thread runs. A timer that is always near
 // keeps the tick of an idle CPU running, so the CPU does not stop and restart the tick
 // with every message. On a virtual CPU that took 10 µs off a round trip of 73 µs, a
-// cost that an application without such a thread does not have
+// saving that an application without such a thread does not have
 // (docs/explanation/measuring.md).
 //
 // Every other thread keeps the default slack of 50 µs: a scheduler thread that sleeps 3

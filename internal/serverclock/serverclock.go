@@ -12,7 +12,7 @@ import (
 // with this machine's monotonic clock: a step of the wall clock does not move it.
 type Clock struct{ last atomic.Pointer[reading] }
 
-// reading is what a response said, and when it came.
+// reading holds the time that a response had, and when it came.
 type reading struct{ server, came time.Time }
 
 // Now returns the server's time.
@@ -30,7 +30,8 @@ func (c *Clock) at(now time.Time) time.Time {
 // Since returns the time since t by the server's clock.
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-// Future reports whether a time that the server wrote is still to come: its clock has been set back since.
+// Future reports whether a time that the server wrote is more than two seconds ahead, which means that its clock has been set
+// back since.
 func (c *Clock) Future(t time.Time) bool { return c.Since(t) < -2*time.Second }
 
 // Follow reads the time from the Date header of each response.
