@@ -512,7 +512,7 @@ func TestPartsAreBuiltOnce(t *testing.T) {
 	if len(small) != 1 {
 		t.Fatalf("small parts are %v", small)
 	}
-	// What a build leaves that is killed.
+	// What a killed build leaves behind.
 	half := filepath.Join(home, "slipstream-cluster/building/half")
 	if err := os.MkdirAll(half, 0o755); err != nil {
 		t.Fatal(err)

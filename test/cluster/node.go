@@ -422,7 +422,7 @@ func (n *Node) awaitReady(ctx context.Context) error {
 		if o == nil {
 			return false, err
 		}
-		// A node that has become Ready keeps the taint of one that is not for a moment longer.
+		// A node that has just become Ready keeps its not-ready taint for a moment.
 		ready := slices.ContainsFunc(o.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		})
