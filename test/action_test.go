@@ -15,7 +15,7 @@ import (
 
 const action = "../packaging/action"
 
-// compared is what the script of the action gave.
+// compared is the outcome of the action's script: its exit code, what it printed, its summary and its outputs.
 type compared struct {
 	code             int
 	printed, summary string

@@ -94,7 +94,7 @@ func TestBalancer(t *testing.T) {
 	}
 }
 
-// A run with a balancer that is killed leaves a proxy, which the next start ends.
+// A killed run with a balancer leaves its proxy running, and the next start ends the proxy.
 func TestBalancerKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)

@@ -20,7 +20,7 @@ import (
 // BenchmarkTrial runs trials of 1 and of 16 pairs and reports what they cost besides
 // their traffic: the dead time of a trial (all but warm-up and window), and the
 // peaks of resident memory of the controller and of the largest worker. Most of that
-// memory are pages of the program, which all its processes share (PSS is a worker's
+// memory is pages of the program, which all its processes share (PSS is a worker's
 // share, measured once per trial). A worker has two peaks: from its start to the end
 // of the first trial, and over all later trials.
 func BenchmarkTrial(b *testing.B) {

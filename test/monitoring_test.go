@@ -39,7 +39,7 @@ func readYAML(t *testing.T, file string, into any) {
 }
 
 // TestAlerts lets promtool test the rules. Each alert fires in one test and is silent in others, the runbook has it, and its
-// expression is of metrics that the agent has.
+// expression uses only metrics that the agent has.
 func TestAlerts(t *testing.T) {
 	promtool(t, "check", "rules", alerts)
 	promtool(t, "test", "rules", alertTests)

@@ -147,8 +147,8 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// TestWantedStop: a run that a program watches tells everything in lines of JSON, and ends as after an interrupt if somebody wants
-// it to stop.
+// TestWantedStop: with --progress json, a run reports everything in lines of JSON. If it is asked to stop, it ends as after an
+// interrupt.
 func TestWantedStop(t *testing.T) {
 	testenv.NeedRoot(t)
 	unchanged(t)

@@ -11,7 +11,7 @@ import (
 )
 
 // TestWatched runs a small version of the experiment that compares a run that somebody watches with one that nobody watches. On
-// a machine with other work it proves nothing; here it must run, and leave neither browser nor server.
+// a machine with other work it proves nothing; here it only has to complete, and to leave neither browser nor server behind.
 func TestWatched(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedProgram(t, "chromium", "apt install chromium")

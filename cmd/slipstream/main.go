@@ -25,12 +25,12 @@ func main() {
 	hurry := make(chan struct{})
 	signals := make(chan os.Signal, 2)
 	stop := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // by nohup
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
 		stop = append(stop, syscall.SIGHUP) // the terminal is gone
 	}
 	signal.Notify(signals, stop...)
-	// Whoever reads the output may stop reading, like head. Then writing fails; the program does not end, because a run has
-	// to restore the machine. To ignore the signal would make programs that a run starts ignore it too.
+	// Whoever reads the output may stop reading, like head. Then writing fails, but the program does not end, because a run
+	// has to restore the machine. The signal is caught rather than ignored: the programs that a run starts would ignore it too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() {
 		<-signals // stop, restore, and render what there is

@@ -112,7 +112,7 @@ func TestInventoryKeepsThreeFactsApart(t *testing.T) {
 	}
 }
 
-// The NICs of an instance and the model of its scale set are kept apart, also in a flexible scale
+// The NICs of an instance and the model of its scale set are kept apart, even in a flexible scale
 // set.
 func TestInventoryTellsInstancesBehindTheirModel(t *testing.T) {
 	c := azuretest.New()

@@ -423,8 +423,8 @@ func (m *Migrator) create(ctx context.Context) error {
 	return nil
 }
 
-// settled waits until the operation on a pool ends, which another process may have begun. It returns the pool's
-// provisioning state.
+// settled waits until no operation on a pool is in progress, not even one that another process began. It returns the
+// pool's provisioning state.
 func (m *Migrator) settled(ctx context.Context, name string) (state string, err error) {
 	err = m.until(ctx, "node pool "+name+" to settle", func() (bool, error) {
 		p, err := m.pool(ctx, name)
@@ -459,7 +459,7 @@ func (m *Migrator) count(ctx context.Context) (int, error) {
 	return 0, fmt.Errorf("node pool %s was scaled to no node", m.at.New)
 }
 
-// until polls until is returns true or an error.
+// until calls is until that returns true or an error, with a pause between calls. It fails after the timeout.
 func (m *Migrator) until(ctx context.Context, what string, is func() (bool, error)) error {
 	timeout := m.Timeout
 	if timeout == 0 {

@@ -132,7 +132,7 @@ Standard_DS15_v2      20     yes       yes
 	}
 }
 
-// What a size lacks is told first: also of one that the subscription may not use.
+// Whether a size supports Accelerated Networking is told first, even if the subscription may not use the size.
 func TestSizeTextOfARefusedSize(t *testing.T) {
 	c := memory()
 	c.Refused["Standard_B2s"], c.Families["Standard_B2s"] = true, "standardBSFamily"

@@ -186,8 +186,8 @@ func (s *Switch) check(ctx context.Context) error {
 	return nil
 }
 
-// owners maps words in the tags of resources to the infrastructure-as-code tools that leave them there, or that people
-// tag for.
+// owners maps words in the tags of resources to the infrastructure-as-code tools that write such tags, or that people
+// name in tags.
 var owners = map[string]string{"terraform": "Terraform", "opentofu": "OpenTofu", "pulumi": "Pulumi", "bicep": "Bicep", "crossplane": "Crossplane",
 	"cluster-api": "Cluster API", "capz": "Cluster API", "azd-env-name": "the Azure Developer CLI", "ansible": "Ansible"}
 

@@ -51,9 +51,9 @@ func sumOf(f file) sum {
 	return s
 }
 
-// write writes files into a folder of a ZIP archive. They are stored as they are, without times: so an archive follows from its
-// files byte by byte, whatever wrote it, nothing else is in it, and it unpacks into no more than its size. The trials have their
-// histograms and series compressed already.
+// write writes files into a folder of a ZIP archive. They are stored uncompressed and without times. So the files determine every
+// byte of the archive, whatever program wrote it, it contains nothing else, and it unpacks into no more than its size. The
+// histograms and series in the trials are compressed already.
 func write(w io.Writer, folder string, files []file) error {
 	z := zip.NewWriter(w)
 	for _, f := range files {

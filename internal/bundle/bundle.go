@@ -1,6 +1,6 @@
 // Package bundle seals a result in one file, and reads and verifies results: a bundle, or the folder of a run. archive.go knows files and
 // hashes, verify.go computes everything again from the trials. A bundle says whether it was changed, not who made it: whoever can
-// change a trial can seal it again. So its hash is kept elsewhere.
+// change a trial can seal it again. So its hash has to be kept elsewhere.
 package bundle
 
 import (
@@ -24,7 +24,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// Program is what wrote figures. Another one may lay them out otherwise, and round differently.
+// Program is the program that wrote figures. Another one may lay them out differently, and round differently.
 type Program struct {
 	Version string `json:"version"`
 	Arch    string `json:"arch"`
@@ -96,7 +96,7 @@ type Result struct {
 	Summary *stats.Summary
 }
 
-// Read reads a results folder, and computes the summary from its trials, of which there must be one.
+// Read reads a results folder, and computes the summary from its trials. It fails if there are none.
 func Read(dir *record.Dir) (*Result, error) { return read(dir.Read) }
 
 // files are the files that follow from the result.

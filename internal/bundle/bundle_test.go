@@ -435,7 +435,7 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", what, err, tt.want)
 		}
 	}
-	for i := range 30 { // of the first file's header, which other programs read and Go does not
+	for i := range 30 { // the bytes of the first file's header, which other programs read and Go does not
 		changed := bytes.Clone(data)
 		changed[i] ^= 1
 		if _, err := Open(bytes.NewReader(changed)); err == nil {

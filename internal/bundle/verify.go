@@ -25,13 +25,13 @@ type Verified struct {
 	Result, Hash string
 	// By is the program that wrote the figures.
 	By Program
-	// Trials are those whose metrics and histograms follow from what their pairs and hosts measured; Unmeasured failed, or do
-	// not have that.
+	// Trials is the number of those whose metrics and histograms follow from what their pairs and hosts measured; Unmeasured
+	// is the number of those that failed, or lack these measurements.
 	Trials, Unmeasured int
 	// Files follow from the trials byte by byte.
 	Files []string
-	// Otherwise are the files that another version of the program wrote, and that this one writes otherwise. The numbers of the
-	// summary are the same.
+	// Otherwise are the files that another version of the program wrote, and that this one writes differently. The numbers of
+	// the summary are the same.
 	Otherwise []string
 }
 
@@ -133,8 +133,8 @@ func describe(t record.Trial) string {
 	return fmt.Sprintf("block %d, %s, %s", t.Block, t.Variant, stats.At(t.Workload, t.Pairs))
 }
 
-// differentRow returns what is different in the first row of a summary whose numbers are not those that the trials give. It is
-// empty if there is none.
+// differentRow describes the first row of a summary whose numbers do not follow from the trials. It is empty if there is no such
+// row.
 func differentRow(text []byte, want *stats.Summary) string {
 	var s stats.Summary
 	if err := record.Decode(text, &s); err != nil {

@@ -1,7 +1,7 @@
 // Package history reads folders of results: what a listing needs of each result, and the course of a metric over
-// many. The files are the truth, and there is no other store: a Folder remembers what it has read for as long as it
-// lives. Its neighbours are internal/record, which reads one results folder, and internal/report, which shows what is
-// read here. A folder may be somebody else's, so nothing in it can do more than be listed as broken.
+// many. There is no store but the files: a Folder remembers what it has read for as long as it lives. Its neighbours
+// are internal/record, which reads one results folder, and internal/report, which shows what is read here. A folder
+// may be somebody else's, so whatever a result contains, the worst outcome is that it is listed as broken.
 package history
 
 import (
@@ -70,7 +70,7 @@ func (r Result) Fact(name string) string {
 type Filter struct {
 	Experiment string
 	Since      time.Time
-	// Words must all occur in a result: in its name, its state, its facts or its verdicts, in either case.
+	// Words must all occur in a result, in upper or lower case: in its name, its state, its facts or its verdicts.
 	Words []string
 }
 
@@ -157,13 +157,13 @@ func split(name string) (experiment string, started time.Time) {
 	return experiment, started
 }
 
-// Experiment returns the name of the experiment of a result by the name of its folder.
+// Experiment returns the name of a result's experiment, from the name of its folder.
 func Experiment(name string) string {
 	experiment, _, _ := cutName(name)
 	return experiment
 }
 
-// Started returns when the run of a result began, by the name of its folder.
+// Started returns when the run of a result began, from the name of its folder.
 func Started(name string) time.Time {
 	_, started := split(name)
 	return started
@@ -462,7 +462,7 @@ func (r Result) Text() string {
 	for _, f := range r.Facts {
 		parts = append(parts, f.Name, f.Text)
 	}
-	for _, v := range slices.Sorted(maps.Keys(r.Verdicts)) { // the same page each time
+	for _, v := range slices.Sorted(maps.Keys(r.Verdicts)) { // sorted, so that a page is the same each time
 		parts = append(parts, string(v))
 	}
 	for _, row := range []*stats.Row{r.Best, r.Worst} {

@@ -40,9 +40,9 @@ func parse(reference string) (registry.Reference, error) {
 	return r, nil
 }
 
-// Push copies the image of an archive, for all its platforms, to REGISTRY/NAME[:TAG]. The default is the archive's first tag: its version. It
-// authenticates as docker login and its credential helpers have recorded it. It speaks HTTP to a registry on this machine's
-// loopback interface, and to others with plain only.
+// Push copies the image of an archive, for all its platforms, to REGISTRY/NAME[:TAG]. The default tag is the first one in the archive: the
+// version. It authenticates with what docker login has recorded, or with its credential helpers. It speaks HTTP to a registry on
+// this machine's loopback interface, and to others only if plain is true.
 func Push(ctx context.Context, archive, to string, plain bool) (p Pushed, err error) {
 	target, err := parse(to)
 	if err != nil {

@@ -193,8 +193,8 @@ func addCPUs(p part, i int, trials map[numbered][]*trial, bad *problems) {
 	}
 }
 
-// merge returns what the files say about each workload. All files of a workload must have the same traffic, except for the
-// duration of a number of messages.
+// merge returns what the files say about each workload. All files of a workload must have the same traffic, but if the number of
+// messages is set, durations may differ.
 func merge(trials []*trial, bad *problems) map[string]*tools.Reading {
 	first := make(map[string]*file)
 	merged := make(map[string]*tools.Reading)

@@ -33,7 +33,7 @@ func output(t *testing.T, name string) string {
 	return string(data)
 }
 
-// folder writes files into a new folder. Reports of stream are of other runs in each file.
+// folder writes files into a new folder. It replaces FILE by the name of the file, so reports made by stream are of different runs.
 func folder(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -49,7 +49,7 @@ func stream(mbits, at int) string {
 "intervals":[],"end":{"sum_sent":{"seconds":10},"sum_received":{"seconds":10,"bytes":%[3]d}}}`, mbits, at, mbits*1e6/8*10)
 }
 
-// later is the output of ab of another run with the same figures, but for one that is not read.
+// later turns the output of ab into that of another run with the same figures: it changes only one that is not read.
 func later(ab string) string {
 	return strings.Replace(ab, "Total transferred:      ", "Total transferred:      1", 1)
 }
@@ -102,7 +102,7 @@ func TestPattern(t *testing.T) {
 	}
 }
 
-// TestTests: a file with several tests, as qperf writes it, has a trial of each.
+// TestTests: a file with several tests, such as qperf writes, yields a trial of each.
 func TestTests(t *testing.T) {
 	tests := output(t, "qperf-0.4.11-bw-lat-conf.txt")
 	for pattern, want := range map[string]string{
@@ -129,7 +129,7 @@ func TestTests(t *testing.T) {
 			t.Errorf("%s: trials %v, %d files, %s", pattern, got, len(r.Imported.Files), r.Note)
 		}
 	}
-	// The names of tests of the same kind are those in the file. It is a run each time that a test stands there.
+	// Several tests of the same kind keep their names in the file. Each time that a test appears there is a run of it.
 	dir := folder(t, map[string]string{"base.txt": "tcp_lat:\n    latency  =  2 us\nudp_lat:\n    latency  =  3 us\ntcp_lat:\n    latency  =  4 us\n"})
 	r, err := Import([]string{dir}, Options{Pattern: "{variant}.txt", Window: time.Second})
 	if err != nil {
@@ -204,7 +204,7 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 }
 
-// TestNotMeasured: a tool's plain output of UDP has a loss, and nothing else that a receiver counts.
+// TestNotMeasured: of what a receiver of UDP counts, a tool's plain output has only the loss.
 func TestNotMeasured(t *testing.T) {
 	dir := folder(t, map[string]string{"base.txt": "udp_bw:\n    send_bw  =  1.2 GB/sec\n    recv_bw  =  900 MB/sec\n"})
 	r, err := Import([]string{dir}, Options{Pattern: "{variant}.txt", Window: time.Second})
@@ -234,7 +234,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// TestMessageRate: of sockperf's streams, and of all whose messages are small.
+// TestMessageRate: a stream has a message rate only if its messages are small, such as sockperf's.
 func TestMessageRate(t *testing.T) {
 	dir := folder(t, map[string]string{"base_64.txt": output(t, "sockperf-3.7-stream-64.txt"), "base_128K.txt": stream(1000, 100)})
 	r, err := Import([]string{dir}, Options{Pattern: "{variant}_{workload}.txt"})
@@ -249,7 +249,7 @@ func TestMessageRate(t *testing.T) {
 	}
 }
 
-// TestPlain: what Windows writes is the same text.
+// TestPlain: text with the line ends and encodings of Windows is read as the same text.
 func TestPlain(t *testing.T) {
 	latte := output(t, "latte-iterations.txt")
 	windows := strings.ReplaceAll(latte, "\n", "\r\n")
@@ -270,7 +270,7 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// FuzzPlain: whatever a file has, what is read of it is text with the line ends of text.
+// FuzzPlain: whatever a file has, decodeText returns either an error or text that is not empty and has no byte 0.
 func FuzzPlain(f *testing.F) {
 	f.Add([]byte("\xff\xfea\x00\r\x00\n\x00"))
 	f.Add([]byte("\xfe\xff\x00a\x00"))

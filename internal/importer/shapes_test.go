@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// TestShapes imports each folder of testdata/shapes: files in a shape in which people keep outputs, and in "want" the flags,
-// and what must come of them. A trial has a line with its variant, workload, block and all metrics; a copy and an error have a
-// line with a part of what is said of them.
+// TestShapes imports each folder of testdata/shapes. A folder has files in one of the shapes in which people keep outputs, and a file
+// "want" with the flags and the expected outcome. In the outcome, a trial has a line with its variant, workload, block and all
+// metrics; a copy and an error have a line with a part of their message.
 func TestShapes(t *testing.T) {
 	folders, err := filepath.Glob("testdata/shapes/*")
 	if err != nil || len(folders) < 80 {

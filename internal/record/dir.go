@@ -138,7 +138,7 @@ func Resume(path string) (*Dir, error) {
 		return nil, err
 	}
 	if d.trials, err = d.open(trialsFile, os.O_RDWR); err == nil {
-		err = d.wantNothing() // of a run that was killed
+		err = d.wantNothing() // a run that was killed may have left a request
 	}
 	if err == nil {
 		if _, d.whole, err = readTrials(d.trials); err != nil {

@@ -161,7 +161,7 @@ func TestTrialsBadLine(t *testing.T) {
 	}
 }
 
-// TestRemoved: a run whose results are removed or replaced ends at the next trial, and not at its end.
+// TestRemoved: a run whose results are removed or replaced fails at its next trial, not only at its end.
 func TestRemoved(t *testing.T) {
 	for name, spoil := range map[string]func(d *Dir) error{
 		"removed": func(d *Dir) error { return os.RemoveAll(d.Path) },
@@ -175,7 +175,7 @@ func TestRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := spoil(d); err != nil {
-			t.Skip(err) // a system that keeps open files
+			t.Skip(err) // this system does not let open files be removed
 		}
 		if err := d.Append(trial(2)); !errors.Is(err, ErrRemoved) {
 			t.Errorf("%s: %v, want %v", name, err, ErrRemoved)

@@ -68,11 +68,11 @@ func oneName(info fs.FileInfo) error {
 // deciding lists the folder itself and the files in it that decide what a program runs for it.
 var deciding = []string{".", environmentFile, experimentFile, trialsFile, switchedFile}
 
-// Foreign returns an error if somebody other than this user and root may have written what the folder names. It
-// returns nil only if the folder, its deciding files, and the folders above belong to this user or root, and nobody
-// else can write to them. sshd decides the same way about authorized_keys (StrictModes; safe_path in OpenSSH's
-// misc.c). Under sudo, the user who called it is trusted too. In a sticky folder such as /tmp, others cannot replace
-// the files of this user.
+// Foreign returns an error if somebody other than this user and root may have decided what a program runs for the
+// folder. It returns nil only if the folder, its deciding files, and the folders above belong to this user or root,
+// and nobody else can write to them. sshd decides the same way about authorized_keys (StrictModes; safe_path in
+// OpenSSH's misc.c). Under sudo, the user who called it is trusted too. In a sticky folder such as /tmp, others
+// cannot replace the files of this user.
 func (d *Dir) Foreign() error {
 	for _, name := range deciding {
 		info, err := d.root.Lstat(name)

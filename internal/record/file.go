@@ -13,8 +13,8 @@ import (
 )
 
 // A results folder may come from somebody else: from another machine, or from another user of this one. So its
-// files are opened below the folder that was opened first, even if its path leads elsewhere later. They must be
-// regular files: a symbolic link may lead to another user's file, and reading a pipe may never end.
+// files are opened relative to the open folder, even if its path leads elsewhere by then. They must be regular
+// files: a symbolic link may lead to another user's file, and reading a pipe may never end.
 
 // openRoot opens a results folder, which must not be a symbolic link.
 func openRoot(folder string) (*os.Root, error) {

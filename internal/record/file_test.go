@@ -181,7 +181,7 @@ func TestFolderIsPinned(t *testing.T) {
 	wantText(t, filepath.Join(moved, switchedFile), "{\"variant\":\"rps+\"}\n")
 }
 
-// TestForeign checks whose folder it must be, with all files that decide.
+// TestForeign checks who may own the folder and the files in it that decide what a program runs.
 func TestForeign(t *testing.T) {
 	testenv.NeedRoot(t)
 	const stranger = 54321

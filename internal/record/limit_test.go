@@ -16,7 +16,7 @@ func newEndless(of string) *endless {
 	return &endless{text: []byte(strings.Repeat(of, 64<<10))}
 }
 
-// Read copies, because a loop over a hundred million bytes takes a minute with the race detector.
+// Read uses copy, because a loop over a hundred million bytes takes a minute with the race detector.
 func (e *endless) Read(p []byte) (int, error) {
 	n := copy(p, e.text)
 	e.read += int64(n)

@@ -266,8 +266,8 @@ const (
 	FastIn  = "fast-in"
 )
 
-// SplitReason returns FastOut or FastIn, and the kind if the reason has one, for packets that took the fast path, and any other reason as it
-// is.
+// SplitReason splits the reason of packets that took the fast path into FastOut or FastIn, and the kind if it has one. It returns any other
+// reason as it is.
 func SplitReason(reason string) (name, kind string, fast bool) {
 	for _, way := range []string{FastOut, FastIn} {
 		if kind, fast := strings.CutPrefix(reason, way); fast {
@@ -391,8 +391,8 @@ type Cluster struct {
 	KubeProxy  string `json:"kube_proxy,omitempty"` // mode of kube-proxy: iptables, nftables or ipvs
 }
 
-// Same reports whether a cluster has the same network and version as before. What is unknown now or was so before does not count: a pod of the
-// plugin may restart just now, or kube-proxy be slow to answer.
+// Same reports whether a cluster has the same network and version as before. Facts that are or were unknown do not count: a pod of the plugin
+// may be restarting, or kube-proxy may be slow to answer.
 func (c Cluster) Same(before Cluster) bool {
 	for _, values := range [][2]string{
 		{c.Kubernetes, before.Kubernetes}, {c.Plugin, before.Plugin}, {c.PluginVersion, before.PluginVersion}, {c.PluginMode, before.PluginMode}, {c.KubeProxy, before.KubeProxy},

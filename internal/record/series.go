@@ -36,8 +36,8 @@ type CPUSeries struct {
 // SeriesTick is the unit of CPU times, in seconds: the clock tick of /proc/stat.
 const SeriesTick = 0.01
 
-// A series has at most mostSeries bytes before compression, and at most mostColumns NICs, and CPUs: more
-// than any machine needs. A value takes at least a byte, so decoding any text needs less than 100 MB.
+// A series has at most mostSeries bytes before compression, at most mostColumns NICs, and at most as many CPUs:
+// more than any machine needs. A value takes at least a byte, so decoding any text needs less than 100 MB.
 const (
 	mostSeries  = 8 << 20
 	mostColumns = 1 << 14

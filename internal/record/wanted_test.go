@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestWanted: what is wanted of a run is gone when the run ends in any way, and a file that somebody else made is read only if
-// it can be what it should.
+// TestWanted: a request to a run is gone when the run has ended in whatever way, and a file that somebody else made is read only if
+// it can be such a request.
 func TestWanted(t *testing.T) {
 	d := create(t, t.TempDir())
 	reader, err := Open(d.Path)

@@ -52,7 +52,7 @@ func (b Beside) alignScales() {
 	}
 }
 
-// side returns a copy of the model for a page with another one: its tables say which
+// side returns a copy of the model for a page that shows two results: its tables say which
 // result they belong to, its anchors have a prefix, and its bars can be drawn again.
 func (m *Model) side(name, prefix string) *Model {
 	own := *m
@@ -111,7 +111,7 @@ func differences(sides [2]*Model) []Difference {
 	return slices.DeleteFunc(out, func(d Difference) bool { return d.Sides[0] == d.Sides[1] })
 }
 
-// Facts that differ in any two runs.
+// Facts that differ between any two runs.
 const startedFact, commandFact = "Started", "Command"
 
 // facts returns everything that a report says about its setup.

@@ -93,7 +93,7 @@ func (c Changes) Notices() []string {
 	}
 	for _, d := range c.Setups {
 		if d.Name == startedFact || d.Name == commandFact {
-			continue // which differ in any two runs
+			continue // these differ between any two runs
 		}
 		out = append(out, fmt.Sprintf("%s differs: %s in %s, %s in %s.", d.Name, cmp.Or(d.Sides[0], "nothing"), c.Before.Name, cmp.Or(d.Sides[1], "nothing"), c.After.Name))
 	}

@@ -13,7 +13,7 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// TestClusters: each variant is shown with the network of its cluster, and one in a single cluster without.
+// TestClusters: each variant is shown with the network of its cluster, and without it if there is a single cluster.
 func TestClusters(t *testing.T) {
 	exp := &spec.Experiment{Spec: spec.Spec{
 		Target: spec.Target{Kubernetes: &spec.Kubernetes{}}, Path: spec.Path{Pod: &spec.Plain{}}, Baseline: "a/pod", Margin: 0.02, Pairs: []int{1},

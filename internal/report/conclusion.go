@@ -35,7 +35,7 @@ func (m *Model) conclude() {
 	}
 }
 
-// networkSentence says which networks the compared clusters have, "" if that is not known of any.
+// networkSentence says which networks the compared clusters have. It is empty if none is known.
 func (m *Model) networkSentence() string {
 	var known []string
 	for _, c := range m.Environment.Clusters {
@@ -49,7 +49,7 @@ func (m *Model) networkSentence() string {
 	return "The clusters: " + strings.Join(known, "; ") + "."
 }
 
-// conclusions returns the conclusions, a sentence each: the cost of the overlay, and then for each baseline the
+// conclusions returns the conclusions, one sentence each: the cost of the overlay, and then for each baseline the
 // largest gain, what is slower, and what is inconclusive. It considers all workloads.
 func (m *Model) conclusions() (costs, rest []string) {
 	if m.Blocks == 0 {

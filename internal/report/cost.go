@@ -22,7 +22,7 @@ type Share struct {
 	number.Estimate
 }
 
-// costs returns a row for each overlay that was compared with the host network, in either direction.
+// costs returns a row for each overlay that was compared with the host network, whichever of them is the baseline.
 func (m *Model) costs() []Cost {
 	var out []Cost
 	for _, t := range m.Tables {

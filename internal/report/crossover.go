@@ -59,8 +59,8 @@ func (m *Model) atEach(s stats.Series, points []stats.Point, stretches []stretch
 	return fmt.Sprintf("%s is %s", s.Name, strings.Join(all, ", ")) + unproven(a, points, true)
 }
 
-// unproven names the values without a verdict. It includes those between two different verdicts, where a
-// crossover is, only if gaps is true.
+// unproven names the values without a verdict. Those between two different verdicts, where a crossover lies, are
+// included only if gaps is true.
 func unproven(a axis, points []stats.Point, gaps bool) string {
 	var xs []float64
 	for i, p := range points {

@@ -11,10 +11,10 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// CSV writes the rows of the summary flat, in its units and full precision. Columns of a
-// comparison are empty in a baseline's rows; warnings are codes, separated by spaces; unfinished
-// is empty for a complete run. In a mesh each link has a row too, and the last two columns are
-// its nodes.
+// CSV writes the rows of the summary as one flat table, in its units and full precision. Columns
+// of a comparison are empty in a baseline's rows; warnings are codes, separated by spaces;
+// unfinished is empty for a complete run. In a mesh each link has a row too, and the last two
+// columns are its nodes.
 func CSV(w io.Writer, m *Model) error {
 	var b strings.Builder
 	c := csv.NewWriter(&b)

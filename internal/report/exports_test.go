@@ -39,7 +39,7 @@ func TestExportsGolden(t *testing.T) {
 	}
 }
 
-// exported maps names to results that the formats have to survive.
+// exported returns results, by name, that every format must be able to write.
 func exported(t *testing.T) map[string]*Model {
 	one := demo(t)
 	one.trials, one.blocks = slices.DeleteFunc(one.trials, func(t record.Trial) bool { return t.Block > 1 }), 1
@@ -101,7 +101,7 @@ func parseSeries(t *testing.T, text string) map[string]float64 {
 	}
 }
 
-// wanted returns series that a summary has to become.
+// wanted returns series that an export of the summary must contain.
 func wanted(m *Model) map[string]float64 {
 	all := make(map[string]float64)
 	for _, r := range m.summary.Rows {
@@ -142,7 +142,8 @@ func TestNoIntervalOfOneBlock(t *testing.T) {
 	}
 }
 
-// TestOTLP reads the format as the message of opentelemetry-proto, which admits no other fields. It has the series of OpenMetrics.
+// TestOTLP decodes the output into the message of opentelemetry-proto, which fails if there are other fields, and checks that it has
+// the same series as OpenMetrics.
 func TestOTLP(t *testing.T) {
 	for name, m := range exported(t) {
 		t.Run(name, func(t *testing.T) {
@@ -170,7 +171,7 @@ func TestOTLP(t *testing.T) {
 	}
 }
 
-// TestOTLPWithoutTime: points of no time would be of 1970.
+// TestOTLPWithoutTime: points without a time would be dated 1970.
 func TestOTLPWithoutTime(t *testing.T) {
 	m := small(t)
 	m.Environment.Started = time.Time{}

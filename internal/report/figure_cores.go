@@ -28,8 +28,8 @@ func coreParts() []int { return []int{partSoftirq, partIdle} }
 // coreShares are the shares of each core, with intervals.
 type coreShares map[coreID][parts]draw.Share
 
-// coreShares estimates the shares of every core of a cell. The unit is the block, or the period: the trials of one
-// count as their mean.
+// coreShares estimates the shares of every core of a cell. The unit is the block, or the period: its trials count as
+// one value, their mean.
 func (m *Model) coreShares(c cell, hosts *[]record.Host) coreShares {
 	type sum struct {
 		share [parts]float64
@@ -159,7 +159,7 @@ func (m *Model) serverHost(variant string, hosts []record.Host) int {
 		_, server := m.exp.HostsOf(m.variant(variant))
 		node = t.Hosts[server].Name
 	}
-	// Nodes of a lab share one host, and what was imported is of one.
+	// The nodes of a lab share one host, and imported results come from a single one.
 	return max(0, slices.IndexFunc(hosts, func(h record.Host) bool { return slices.Contains(h.Nodes, node) }))
 }
 

@@ -30,8 +30,8 @@ func (t timeline) rests() float64 {
 	return t.rate.Share(func(s draw.Step) bool { return s.Value < restShare*highest })
 }
 
-// nicsFigure shows all NICs of a trial over time, with a panel for each variant that has more than two. A proxy that is the
-// limit is flat at its cap, while the nodes behind it have spikes in turn.
+// nicsFigure shows all NICs of a trial over time, with a panel for each variant that has more than two. If a proxy is the
+// bottleneck, its NIC stays flat at its cap, while the NICs of the nodes behind it peak in turn.
 func (m *Model) nicsFigure(w spec.Workload, n int) (Figure, bool) {
 	chart := draw.Strips{Limit: "cap of the NIC"}
 	data := Data{Columns: []string{"Variant", "NIC", "Role", "Lowest Gb/s", "Median", "Highest", "At its cap", "Rests"}}

@@ -101,7 +101,7 @@ func (m *Model) medianTrial(c cell, w spec.Workload) (record.Trial, bool) {
 	return trials[(len(trials)-1)/2], true
 }
 
-// timeline returns the timeline of a cell's median trial. It is false if the cell has no trial with series.
+// timeline returns the timeline of a cell's median trial. It returns false if no trial of the cell has series.
 func (m *Model) timeline(c cell, w spec.Workload) (timeline, bool) {
 	trial, ok := m.medianTrial(c, w)
 	if !ok {

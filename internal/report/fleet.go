@@ -174,7 +174,7 @@ func needsLook(n v1alpha1.NodeAcceleration) (all []FleetNode) {
 	}
 	for _, c := range n.Status.Conditions {
 		explained := c.Type == v1alpha1.ConditionReady && len(all) > 0
-		// No window has shown a virtual function yet, or the node cannot have one.
+		// It is not known yet whether packets use the virtual function, or the node cannot have one.
 		fine := c.Status != "False" || c.Reason == v1alpha1.ReasonVFPresent || c.Reason == v1alpha1.ReasonNoDevice
 		if !explained && !fine {
 			all = append(all, FleetNode{n.Name, c.Type, c.Reason, c.Message})

@@ -18,7 +18,7 @@ type Forest struct {
 
 // ForestGroup is one workload, by its primary metric, and one baseline.
 type ForestGroup struct {
-	// Better is the better direction of the metric: a bar further right is better, be that more or less.
+	// Better is the better direction of the metric. Bars further right are better, whichever direction that is.
 	Title, Better, Versus string
 	Rows                  []ForestRow
 }

@@ -52,7 +52,7 @@ func templateFuncs() template.FuncMap {
 	}
 }
 
-// writePlain writes a report. All formats use it, because it makes the text plain.
+// writePlain writes a report. Formats use it because it escapes control characters, which names and errors may contain.
 func writePlain(w io.Writer, text, format string) error {
 	if _, err := io.WriteString(w, plain.Text(text)); err != nil {
 		return fmt.Errorf("report as %s: %w", format, err)

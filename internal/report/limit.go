@@ -129,7 +129,7 @@ func (m *Model) proxyOf(p stats.Point) *stats.Resource {
 // backends help.
 func (m *Model) bound(s stats.Series) string {
 	backends := m.axis(spec.AxisBackends)
-	from := len(s.Points) // the first point from which on the proxy is the limit
+	from := len(s.Points) // the proxy is the limit at this point and all later ones
 	for from > 0 && m.proxyOf(s.Points[from-1]) != nil {
 		from--
 	}

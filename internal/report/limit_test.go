@@ -72,9 +72,9 @@ func balancer(t *testing.T) *Model {
 	return New(exp, summary, trials, env)
 }
 
-// TestGoldenBalancer: the report says what the limit is, from which number of backends
-// on more of them do not help, what each variant gives for its price, and which
-// variants are dominated.
+// TestGoldenBalancer: the report says what the limit is, beyond which number of backends
+// more do not help, what each variant achieves for its price, and which variants are
+// dominated.
 func TestGoldenBalancer(t *testing.T) {
 	m := balancer(t)
 	for ending, write := range writers() {
@@ -163,7 +163,8 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestLocalPodsAreNotTheOverlay checks that what a report says of pods of one node is not said of VXLAN, which their packets do not pass.
+// TestLocalPodsAreNotTheOverlay checks that a report does not attribute the results of pods on one node to VXLAN, which their packets
+// do not use.
 func TestLocalPodsAreNotTheOverlay(t *testing.T) {
 	f := demo(t)
 	for i, v := range f.exp.Spec.Variants {

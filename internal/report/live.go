@@ -60,8 +60,8 @@ func describeTrial(t record.Trial) string {
 	return what + Quantity(t.Metrics[ShownMetric(t.Metrics)], ShownMetric(t.Metrics))
 }
 
-// ShownMetric chooses the metric of a trial for a line. qperf reports only the mean of latencies. If requests of ab
-// failed, there is only a rate.
+// ShownMetric chooses the metric that describes a trial in one line. qperf reports only the mean of latencies. If
+// requests of ab failed, there is only a rate.
 func ShownMetric(measured map[string]float64) string {
 	for _, metric := range []string{metrics.Throughput, metrics.LatencyP50, metrics.LatencyMean} {
 		if _, ok := measured[metric]; ok {

@@ -91,7 +91,7 @@ func meshCell(s stats.Mesh, q quantity, client, server string, median float64) M
 	}
 	c.Value = number.Significant(l.Mean * q.scale)
 	c.Tooltip = fmt.Sprintf("%s → %s: %s, n %d", client, server, q.estimate(l.Mean, l.CI95, l.N).With(q.unit), l.N)
-	if median > 0 { // not if nothing is retransmitted
+	if median > 0 { // it is 0 if nothing is retransmitted
 		c.Percent = number.Fixed(100*l.Mean/median, 0)
 		c.Tooltip += ", " + c.Percent + "% of the median link"
 	}

@@ -2,8 +2,8 @@
 // written in many formats. It words and lays out; it judges nothing (see internal/stats), reads no folder (see
 // internal/record) and draws nothing itself (see draw), so an old result renders anywhere.
 //
-// New builds the Model: table.go, conclusion.go, mesh.go and the others have a part of it each, figure_*.go its
-// figures. Changes and Beside show two results. Each format has a file, with everything that it writes: html.go,
+// New builds the Model: table.go, conclusion.go, mesh.go and others each build a part of it, figure_*.go its figures.
+// Changes and Beside show two results. Each format has a file, with everything that it writes: html.go,
 // markdown.go, csv.go, json.go, text.go, junit.go, openmetrics.go, otlp.go, bencher.go; formats.go lists them.
 package report
 
@@ -143,8 +143,8 @@ func (m *Model) describeSetup(trials []record.Trial) {
 	m.Machines = machines(m.Environment.Nodes)
 }
 
-// network describes the network of the cluster in which a variant ran, if there are several: "flannel vxlan, kube-proxy nftables". It is
-// empty if it is not known.
+// network describes the network of the cluster in which a variant ran, if there are several clusters: "flannel vxlan, kube-proxy
+// nftables". It is empty if the network is not known.
 func (m *Model) network(v spec.Variant) string {
 	for _, c := range m.Environment.Clusters {
 		if v.Cluster != "" && c.Name == v.Cluster {

@@ -40,7 +40,7 @@ func (m *Model) meshSentences(s stats.Mesh) []string {
 		out = append(out, failed+in+".")
 	}
 	switch {
-	case len(out) > 0 || s.Secondary(): // nobody asked about it
+	case len(out) > 0 || s.Secondary(): // a secondary metric is mentioned only if it has outliers
 	case s.Untested != "":
 		out = []string{fmt.Sprintf("The mesh of %s was not tested for outliers%s: %s.", words.Count(len(s.Nodes), "node"), in, s.Untested)}
 	default:

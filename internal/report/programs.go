@@ -52,8 +52,8 @@ func (m *Model) byTraffic() [][]spec.Workload {
 	return out
 }
 
-// programSentences say if a comparison depends on the program that made the traffic, and name the
-// engine's way if no other program was measured.
+// programSentences say whether a comparison depends on the program that made the traffic. If no other
+// program was measured, they say how the traffic engine reads and writes.
 func (m *Model) programSentences() []string {
 	var out []string
 	ways := map[string][]string{}
@@ -121,7 +121,7 @@ func (m *Model) dependences(alike []spec.Workload) []string {
 	return out
 }
 
-// disagreement returns the ratios, the largest first. It is false unless the interval of one ends below that of
+// disagreement returns the ratios, the largest first. It returns false unless one interval lies wholly below
 // another.
 func disagreement(ratios []programRatio) (dependence, bool) {
 	if len(ratios) < 2 {
@@ -141,7 +141,7 @@ func disagreement(ratios []programRatio) (dependence, bool) {
 }
 
 // programRatios returns one comparison as each program measured it, and what is compared: "fastpath /
-// native". An overlay is always above the host network.
+// native". The host network is always the denominator.
 func (m *Model) programRatios(alike []spec.Workload, variant string, pairs int, metric string) (what string, out []programRatio) {
 	for _, w := range alike {
 		r := m.rows[cell{variant, w.Name, pairs, metric}]

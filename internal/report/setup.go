@@ -189,8 +189,8 @@ func vfText(trials []record.Trial, variant string) string {
 	return fmt.Sprintf("packets took %s (%s%% through the VF)", ways[0], share)
 }
 
-// fastText says how many of the packets that the programs of the fast path counted in a variant's trials took it, and of which kinds, if
-// they counted any.
+// fastText says what share of the packets that the fast path's programs counted in a variant's trials took the fast path, and of which
+// kinds they were. It is empty if none were counted.
 func fastText(trials []record.Trial, variant string) string {
 	var all, fast uint64
 	kinds := make(map[string]uint64)

@@ -51,7 +51,7 @@ func TestFastText(t *testing.T) {
 	}
 }
 
-// TestPathOfService: a service of a cluster with many endpoints says how few pods they are of.
+// TestPathOfService: the name of a cluster's service with many endpoints says how few pods they belong to.
 func TestPathOfService(t *testing.T) {
 	for want, s := range map[string]spec.Service{
 		"ClusterIP": {Backends: 1}, "ClusterIP with 300 endpoints of 1 pod, at 300 ports": {Backends: 300},

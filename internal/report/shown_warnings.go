@@ -107,7 +107,8 @@ func (m *Model) warn(code string, e Entry) {
 	m.Warnings[i].Entries = append(m.Warnings[i].Entries, e)
 }
 
-// everywhere returns the codes of the warnings that every measured row has. On every line, they would hide the others.
+// everywhere returns the codes of the warnings that every measured row has. Repeated on every line, they would hide
+// the others.
 func (m *Model) everywhere() map[string]bool {
 	count := map[string]int{}
 	measured := 0

@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// TestWarnings checks that no warning of a trial gets lost, and that none is repeated that the
-// summary has already.
+// TestWarnings checks that no warning of a trial gets lost, and that none that the summary already
+// has is repeated.
 func TestWarnings(t *testing.T) {
 	f, s := eventful(t)
 	f.trials[0].Warnings = []record.Warning{

@@ -35,7 +35,7 @@ type Table struct {
 	HasNotes bool
 }
 
-// Row is a variant's line at each of the table's pairs.
+// Row has the cells of a variant, one for each number of pairs of the table.
 type Row struct {
 	Variant string
 	// Network is that of the variant's cluster, if clusters are compared and it is known.

@@ -11,8 +11,8 @@ import (
 	"slipstream.dev/internal/plain"
 )
 
-// textWidth is the width of text in columns where the terminal does not say its own, or is wider. Nothing is readable in fewer than
-// leastWidth.
+// textWidth is the width of text, in columns, if that of the terminal is unknown or larger. A width below leastWidth counts as
+// unknown, because nothing would be readable.
 const textWidth, leastWidth = 80, 20
 
 // Text writes the verdicts as plain text, textWidth columns wide if names allow it.
@@ -76,8 +76,8 @@ func (m *Model) sentences() []string {
 	return all
 }
 
-// writeTable writes a column for each number of pairs, as wide as its widest cell. The table is split into as many
-// parts as columns requires.
+// writeTable writes a column for each number of pairs, as wide as its widest cell. A table that is wider than columns
+// is split into parts.
 func writeTable(b *strings.Builder, t Table, columns int) {
 	cells := textCells(t)
 	width := make([]int, len(cells[0]))

@@ -12,12 +12,12 @@ import (
 	"slipstream.dev/internal/report"
 )
 
-// access decides who may read. Without a token it serves this machine alone. With one, a request has it as a bearer
-// token, or has the cookie that a browser gets for the token or for the one-time link. The cookie is another secret than
-// the token, and lasts as long as the server.
+// access decides which requests are served. Without a token these are requests to this machine's loopback addresses. With
+// one, a request must have it as a bearer token, or have the cookie that a browser gets for the token or for the one-time
+// link. The cookie is a different secret from the token, and lasts as long as the server.
 type access struct {
 	token string
-	// Browsers send a cookie to all ports of a host, so each server has a name of its own.
+	// Browsers send a cookie to all ports of a host, so each server's cookie has a name of its own.
 	name, cookie string
 
 	mu   sync.Mutex
@@ -100,7 +100,7 @@ func (a *access) deny(w http.ResponseWriter, m report.Message) {
 	_ = m.HTML(w) // the browser may have gone
 }
 
-// equal compares secrets in a time that tells nothing of them, not even their length.
+// equal compares secrets in a time that reveals nothing about them, not even their length.
 func equal(a, b string) bool {
 	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1

@@ -31,7 +31,7 @@ func (s *Server) live(w http.ResponseWriter, r *http.Request) error {
 	return report.Live{Folder: name, Token: s.access.token != "", Running: dir.Running()}.HTML(w)
 }
 
-// want tells a run under way to pause, to go on or to stop. Without a token every user of the machine could, so it takes one.
+// want tells a run under way to pause, to continue or to stop. It requires a token: without one, every user of the machine could.
 func (s *Server) want(w http.ResponseWriter, r *http.Request) error {
 	if s.access.token == "" {
 		return errors.New("without a token, everybody on this machine could do this: start " + s.program + " serve with --token-file")
@@ -179,8 +179,8 @@ func (f *follower) look(name string, dir *record.Dir) (view, error) {
 	return *v, nil
 }
 
-// read adds the trials that are new. What they prove is computed when a block is complete: between, nothing is, and the
-// run may need the CPUs.
+// read adds the trials that are new. What they prove is computed only when a block is complete: an incomplete block proves
+// nothing, and the run may need the CPUs.
 func (v *view) read(dir *record.Dir) error {
 	trials, next, err := dir.TrialsFrom(v.bytes)
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package serve shows a folder of results in a browser: a list, each result, two side by side, trends, and the run under
-// way. It only reads. It writes no page itself (see internal/report) and computes nothing (see Results); it decides who may
-// read, checks what a request names, and follows runs.
+// way. It only reads, except that it can ask a run to pause or stop. It writes no page itself (see internal/report) and
+// computes nothing (see Results); it decides who may read, checks what a request names, and follows runs.
 package serve
 
 import (
@@ -47,8 +47,8 @@ type Server struct {
 	follow *follower
 }
 
-// New makes a server of a folder, and of a cluster if fleet is not nil. A token is asked of everyone if it is not empty;
-// without one, only requests to loopback addresses are served.
+// New makes a server of a folder, and of a cluster if fleet is not nil. If token is not empty, everyone needs it; without
+// one, only requests to loopback addresses are served.
 func New(folder *history.Folder, results Results, fleet Fleet, program, token string) *Server {
 	s := &Server{folder: folder, results: results, fleet: fleet, access: newAccess(token), program: program, mux: http.NewServeMux(), one: make(chan struct{}, 1)}
 	s.follow = newFollower(s)
@@ -131,8 +131,8 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	return l.HTML(w)
 }
 
-// compute runs one computation at a time, unless the browser has gone before its turn, and then answers with the page that
-// it has written. A browser that does not read holds up nobody else.
+// compute runs one computation at a time, and answers with the page that it wrote. It leaves out a computation whose browser
+// has gone before its turn. A browser that does not read its answer holds up nobody else.
 func (s *Server) compute(w http.ResponseWriter, r *http.Request, write func(io.Writer) error) error {
 	select {
 	case s.one <- struct{}{}:
@@ -208,7 +208,7 @@ func (s *Server) beside(w http.ResponseWriter, r *http.Request) error {
 }
 
 const (
-	// lastRuns is how many runs a trend shows unless the request says it.
+	// lastRuns is how many runs a trend shows unless the request sets the number.
 	lastRuns = 200
 	// mostRuns bounds what a request can say: many runs take long to search for changes.
 	mostRuns = 2000

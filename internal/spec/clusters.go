@@ -8,7 +8,7 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// This file has what concerns experiments over several clusters.
+// This file has everything that is particular to experiments over several clusters.
 
 // nodesNamed returns how many nodes are named in each of several clusters, 0 if none are.
 func (k *Kubernetes) nodesNamed() int {
@@ -89,7 +89,7 @@ func (r *reader) nameClusters(s *Spec) {
 	}
 }
 
-// clusters checks several clusters, and that nothing else of the experiment is for a single one.
+// clusters checks several clusters, and that no other field of the experiment is for a single one.
 func (r *reader) clusters(path string, e *Experiment) {
 	k := e.Spec.Target.Kubernetes
 	if k == nil || r.malformedNear(path) {

@@ -241,7 +241,7 @@ func Near(name string, allowed []string) []string {
 	return near
 }
 
-// distance counts the insertions, deletions, substitutions and swaps of neighbours that make b of a (optimal string
+// distance counts the insertions, deletions, substitutions and swaps of neighbours that turn a into b (optimal string
 // alignment).
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)

@@ -98,7 +98,7 @@ func (r *reader) read(data []byte, overrides []string) (*Experiment, error) {
 		r.fail("", "must be at most %d KiB, is %d", maxFile>>10, len(data)>>10)
 		return nil, r.err()
 	}
-	root := r.parse(bytes.TrimPrefix(data, []byte("\ufeff")), "") // which editors of Windows write
+	root := r.parse(bytes.TrimPrefix(data, []byte("\ufeff")), "") // editors on Windows write this mark
 	if root == nil {
 		return nil, r.err()
 	}

@@ -383,7 +383,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestByteOrderMark: editors of Windows write one.
+// TestByteOrderMark: editors on Windows write one.
 func TestByteOrderMark(t *testing.T) {
 	const text = "\ufeff" + `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment
@@ -398,7 +398,7 @@ spec:
 	}
 }
 
-// TestNoYAML: a file of another kind is shown by its beginning.
+// TestNoYAML: the error for a file that is not YAML quotes only its beginning.
 func TestNoYAML(t *testing.T) {
 	_, err := Parse("passwd", []byte(strings.Repeat("root:x:0:0:root:/root:/bin/bash\n", 50)), nil)
 	if err == nil || !strings.Contains(err.Error(), `must be a mapping, is "root:x:0:0`) || len(err.Error()) > 200 {

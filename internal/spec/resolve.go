@@ -45,7 +45,7 @@ func (e *Experiment) Rounds() int {
 	return 2 * (n - 1 + n%2)
 }
 
-// Settings returns what a variant sets beside its path and baseline, in words: its NIC profile, its
+// Settings returns what a variant sets in addition to its path and baseline, in words: its NIC profile, its
 // accelerators, and the tools of workloads.
 func (v Variant) Settings() []string {
 	var all []string
@@ -427,7 +427,7 @@ func (p Path) String() string {
 		return "vxlan-flow"
 	case p.UDP != nil && p.UDP.Shape != "":
 		return "udp/" + p.UDP.Shape
-	case p.UDP != nil: // of a result from before it had shapes
+	case p.UDP != nil: // from a result that is older than the shapes
 		return "udp"
 	case p.Routed != nil:
 		return "routed"
@@ -450,7 +450,7 @@ func (p Path) String() string {
 // OneNode reports whether both pods of a pair are on one node.
 func (p Path) OneNode() bool { return p.Bridge != nil || p.Local }
 
-// Settings returns what a path sets beside its name, in words: "2000 policies by ipset", "10 endpoint
+// Settings returns what a path sets in addition to its name, in words: "2000 policies by ipset", "10 endpoint
 // changes/s".
 func (p Path) Settings() (all []string) {
 	if p.Local {

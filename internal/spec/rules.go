@@ -39,7 +39,7 @@ type lesson struct {
 // rule returns the rule of a field, in which a check notes what it demands.
 func (r *reader) rule(path string) *Rule {
 	if r.learned == nil {
-		return new(Rule) // nobody asks
+		return new(Rule) // nobody reads it
 	}
 	if r.learned.rules[path] == nil {
 		r.learned.rules[path] = new(Rule)

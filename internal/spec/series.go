@@ -17,8 +17,8 @@ func OfVariants(axis string) bool {
 	return axis == AxisBackends || axis == AxisPolicies || axis == AxisRate || axis == AxisPrice
 }
 
-// ValueOn returns the position on an axis of a variant's trials of a workload with a number of pairs. It
-// is 0 if they have none.
+// ValueOn returns where the trials of a variant lie on an axis, for a workload and a number of pairs. It is 0
+// if they have no place on the axis.
 func (e *Experiment) ValueOn(axis string, v Variant, w Workload, pairs int) float64 {
 	switch axis {
 	case AxisBackends:
@@ -68,8 +68,8 @@ func Alike(axis string, a, b Workload) bool {
 	return x == y
 }
 
-// series checks all series. If an override has replaced the variants, a series keeps those that are left;
-// that others are missing is no mistake.
+// series checks all series. If an override has replaced the variants, a series keeps those that are left, and
+// it is no mistake that others are missing.
 func (r *reader) series(e *Experiment) {
 	s := &e.Spec
 	// Values follow from the rest of the experiment. If that has mistakes, a value may be missing: a

@@ -72,7 +72,7 @@ func TestServiceErrors(t *testing.T) {
 	}
 }
 
-// TestServiceOfCluster: in a cluster, a service has a number of backends and nothing else, and only servers that listen at as
+// TestServiceOfCluster: in a cluster, a service has a number of backends and nothing else, and only servers that listen on as
 // many ports can be behind it.
 func TestServiceOfCluster(t *testing.T) {
 	const text = `apiVersion: slipstream.dev/v1alpha1

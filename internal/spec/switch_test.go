@@ -96,8 +96,8 @@ spec: {baseline: a, variants: `+variants+`, workloads: [{name: w, stream: {durat
 	}
 }
 
-// TestParameters: commands have the values of parameters and the names of the variant's hosts, and nothing else in braces
-// changes. What was read is written with the values, and reads the same.
+// TestParameters: the values of parameters and the names of the variant's hosts are inserted into commands, and nothing else
+// in braces changes. The experiment is written with the values, and reads back the same.
 func TestParameters(t *testing.T) {
 	const text = `apiVersion: slipstream.dev/v1alpha1
 kind: Experiment

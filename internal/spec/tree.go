@@ -50,7 +50,7 @@ type field struct {
 func (n *node) String() string {
 	switch n.kind {
 	case scalar:
-		const most = 60 // of a file that is no YAML, all may be one text
+		const most = 60 // a file that is not YAML may be a single long text
 		if text := []rune(n.text); len(text) > most {
 			return strconv.Quote(string(text[:most]) + "…")
 		}
@@ -111,8 +111,8 @@ func (r *reader) parse(data []byte, override string) *node {
 	return n
 }
 
-// tree turns the parser's tree into ours, which has none of YAML's corners:
-// anchors would give one value two positions, and tags second-guess the types.
+// tree turns the parser's tree into ours, which excludes some features of YAML:
+// anchors would give one value two positions, and tags would contradict the types.
 func (r *reader) tree(from ast.Node, override string) *node {
 	n := &node{pos: positionOf(from, override)}
 	switch from := from.(type) {

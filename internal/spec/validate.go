@@ -375,7 +375,8 @@ func (r *reader) metric(path, metric, workload string, workloads []Workload) {
 	}
 }
 
-// namesWorkload checks that a field, if it is set, names a worknamed. It is false if that is not so, or cannot be told.
+// namesWorkload checks that a field, if it is set, names a workload. It returns false if the field does not, or if that
+// cannot be told.
 func (r *reader) namesWorkload(path, workload string, workloads []Workload) bool {
 	var names []string
 	for _, w := range workloads {
@@ -848,8 +849,8 @@ func (r *reader) balanced(e *Experiment) {
 				continue // a workload without traffic is a problem of its own
 			}
 			t := e.WorkloadFor(v, w).Traffic()
-			// A workload that keeps its connections has as many with each backend, and the backend waits
-			// for all of them.
+			// A workload that keeps its connections opens equally many to each backend, and the backend
+			// waits for all of them.
 			lasting := w.Connect == nil && w.HTTP == nil
 			switch {
 			case t.Protocol == "udp":
@@ -1049,9 +1050,9 @@ func sizesOf(kind, tool string, t *Traffic) (low, high int) {
 	case tool == ToolSockperf:
 		low, high = 14, min(high, maxDatagram) // its header and its MAX_PAYLOAD_SIZE
 	case kind == "underload":
-		low = 8 // when it was due
+		low = 8 // the time at which it was due
 	case kind == "stream" && t.Protocol == "udp":
-		low = 16 // its number, and when it was sent; iperf3 has the same
+		low = 16 // its number and the time at which it was sent; iperf3 has the same
 	}
 	return low, high
 }
@@ -1231,8 +1232,8 @@ func (r *reader) application(path, kind string, t *Traffic) {
 	}
 }
 
-// memcachedMost bounds the product of size and connections: then memcached keeps the values set first, within its 64
-// MiB.
+// memcachedMost bounds the product of size and connections, so that the values that are set first fit into memcached's
+// 64 MiB.
 const memcachedMost = 64 << 10
 
 // operationsOf returns the operations that an application supports, nil for another tool.
@@ -1350,8 +1351,8 @@ func (r *reader) change(path string, s *Switch) {
 	}
 }
 
-// parameters checks the parameters of commands, and replaces them in these by their values. A shell may read a command, so a
-// value has no character that a shell knows.
+// parameters checks the parameters of commands, and inserts their values into the commands. A shell may read a command, so a
+// value has no character that is special to a shell.
 func (r *reader) parameters(path string, e *Experiment) {
 	values := map[string]string{}
 	for name, value := range e.Spec.Parameters {
@@ -1517,7 +1518,7 @@ func (r *reader) toolFits(path, tool string, e *Experiment, t *Traffic) {
 	}
 }
 
-// hasHTTP reports whether traffic is that of an http worknamed.
+// hasHTTP reports whether traffic is that of an http workload.
 func (e *Experiment) hasHTTP(t *Traffic) bool {
 	return slices.ContainsFunc(e.Spec.Workloads, func(w Workload) bool { return w.HTTP == t })
 }

@@ -12,9 +12,9 @@ type Agreement string
 
 // A published figure is compared with the measured interval, widened by the margin:
 //   - It differs if it, or its whole interval, lies outside.
-//   - It agrees if it does not lie outside.
-//   - Ours is too imprecise to say that it agrees if it is wider than the experiment's precision, or if it contains a ratio of 1
-//     although the published figure is an effect.
+//   - Otherwise, ours is too imprecise to say that it agrees if the measured interval is wider than the experiment's precision,
+//     or if it contains a ratio of 1 although the published figure is an effect.
+//   - Otherwise it agrees.
 //   - The two are not comparable if the experiment did not measure the same thing, or has no interval for it.
 const (
 	Agrees        Agreement = "agrees"

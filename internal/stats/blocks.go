@@ -13,13 +13,14 @@ import (
 // PilotBlocks is the number of blocks in the pilot of runs: auto, which determines the total number.
 const PilotBlocks = spec.AutoFirstBlocks
 
-// leastBlocks leaves four blocks after the pilot. For these, Student's quantile
-// (2.8) is no larger than for five blocks alone.
+// leastBlocks leaves four blocks after the pilot. They give the interval four
+// degrees of freedom, and so the same quantile of Student's t (2.8) as five
+// blocks without a pilot.
 const leastBlocks = PilotBlocks + 4
 
 // BlocksWanted returns the total number of blocks that exp needs, and the reason in a few words.
-// With runs: auto, only the scatter within the pilot decides: the widest interval of a primary
-// metric must reach the requested width. The number is at least four more than the pilot, and at
+// With runs: auto, only the scatter within the pilot decides: even the widest interval of a primary
+// metric must become as narrow as requested. The number is at least four more than the pilot, and at
 // most runs.max. Before the end of the pilot it is the minimum.
 func BlocksWanted(exp *spec.Experiment, trials []record.Trial) (blocks int, why string, err error) {
 	runs := exp.Spec.Runs

@@ -85,9 +85,9 @@ const (
 
 // Compare judges how b differs from a. Cells are matched by name. Blocks of two runs have nothing in common,
 // so they are not paired: the interval is Welch's on logs. It covers the scatter within each run, but not
-// whatever else changed between the runs. P is adjusted by Holm over all primary rows,
-// and over all others. The margin is b's. Workloads with the same name and different traffic are not compared. A run compared
-// with itself is the same, however noisy it is.
+// whatever else changed between the runs. P is adjusted by Holm's procedure, over all primary rows and,
+// separately, over all others. The margin is b's. Workloads with the same name and different traffic are not
+// compared. If a run is compared with itself, all rows are the same, however noisy it is.
 func Compare(a, b Result, only Only) (*Comparison, error) {
 	c := &Comparison{Before: Side{Name: a.Name}, After: Side{Name: b.Name}, Margin: b.Experiment.Spec.Margin, Changes: []Change{}, Missing: []string{}, Gate: GateGood}
 	other := otherTraffic(a, b, only)
@@ -147,7 +147,7 @@ func compareCell(before, after *table, was, now *cell, metric string) (Change, b
 	return change, true
 }
 
-// logs estimates the mean of a metric's logs. It is false if a value has no log, or if there are no values.
+// logs estimates the mean of a metric's logs. It returns false if a value has no log, or if there are no values.
 func (t *table) logs(c *cell, metric string) (estimate.Estimate, bool) {
 	blocks, values := c.series(metric)
 	for i, x := range values {

@@ -27,7 +27,7 @@ type world struct {
 	noise func(r *rand.Rand, variant, block int) float64
 }
 
-// The number of published variants, and two.
+// True ratios of as many variants as were published, and of only two.
 var (
 	seven = []float64{1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3}
 	two   = seven[:2]
@@ -97,7 +97,7 @@ func heavy(sd float64) func(*rand.Rand, int, int) float64 {
 	}
 }
 
-// disturbed has trials that lose 10 to 50%: one in twenty, of the variants from the given one on.
+// disturbed has normal noise, and of the variants from the given one on, one trial in twenty loses 10 to 50%.
 func disturbed(sd float64, from int) func(*rand.Rand, int, int) float64 {
 	// The mean of ln x for x uniform in 0.5–0.9 is the increase of x·ln x − x, divided by 0.4.
 	integral := func(x float64) float64 { return x*math.Log(x) - x }
@@ -114,8 +114,8 @@ func disturbed(sd float64, from int) func(*rand.Rand, int, int) float64 {
 	}
 }
 
-// skewed has trials that are delayed by exponential factors. For variants other than the baseline the delay
-// is a multiple of the baseline's.
+// skewed has trials that are slower by random factors, whose logs are exponentially distributed. For variants other
+// than the baseline, these logs are a multiple of the baseline's.
 func skewed(sd, multiple float64) func(*rand.Rand, int, int) float64 {
 	return func(r *rand.Rand, v, _ int) float64 {
 		if v > 0 {
@@ -347,8 +347,8 @@ func TestCoverageAuto(t *testing.T) {
 	}
 }
 
-// TestCoverageFamily: Holm. If all variants, or half of them, are like the baseline, at most one experiment
-// in twenty calls any of those faster or slower.
+// TestCoverageFamily tests Holm's procedure: if all variants, or half of them, are like the baseline, at most one
+// experiment in twenty calls any of those faster or slower.
 func TestCoverageFamily(t *testing.T) {
 	t.Parallel()
 	for i, c := range []struct {

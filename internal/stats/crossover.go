@@ -47,8 +47,8 @@ func (t *table) crossovers(s *Series) []Crossover {
 }
 
 // level returns the log ratio that is crossed between two points: log 1 between faster and slower, and the
-// log of the margin between same and either. It is false if the interval of a point includes the margin, so
-// that the side of the level is unknown.
+// log of the margin between same and either. It returns false if the interval of a point includes the margin,
+// because it is then unknown on which side of the level the point lies.
 func (t *table) level(a, b *Versus) (level float64, ok bool) {
 	margin := 1 + t.exp.Spec.Margin
 	decided := func(v *Versus) bool { return v.Verdict == Same || v.CI95[0] > margin || v.CI95[1] < 1/margin }

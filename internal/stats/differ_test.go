@@ -30,7 +30,8 @@ func resultOf(t *testing.T, name, yaml string) Result {
 	return Result{Name: name, Experiment: exp}
 }
 
-// TestCompareImportedTraffic: how many requests or round trips an imported trial had may follow from its time.
+// TestCompareImportedTraffic: imported trials may differ in their numbers of requests or round trips, because a time
+// limit may have set them.
 func TestCompareImportedTraffic(t *testing.T) {
 	const yaml = `
 apiVersion: slipstream.dev/v1alpha1

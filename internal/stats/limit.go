@@ -42,8 +42,8 @@ type Resource struct {
 	Shared bool  `json:"shared,omitempty"` // whether processes of other nodes run on the core too
 }
 
-// full is the share from which a resource is a limit. A NIC counts a little less than its rate allows,
-// because a GSO packet has its headers only once.
+// full is the share of use from which a resource counts as a limit. The counters of a NIC at its rate limit
+// show a little less than that rate, because they count the headers of a GSO packet only once.
 const full = 0.9
 
 // limits returns the limits of all cells that have any.
@@ -57,7 +57,7 @@ func (t *table) limits() []Limit {
 	return all
 }
 
-// limit returns the limit of a cell. It is false if no NIC has a rate limit and no node has a role.
+// limit returns the limit of a cell, or false if no NIC has a rate limit and no node has a role.
 func (c *cell) limit() (Limit, bool) {
 	l := Limit{Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs}
 	used, wanted := usage{}, false
@@ -160,7 +160,8 @@ func (u usage) resources(n int) []Resource {
 	return all
 }
 
-// reached returns the resources that were a limit. It merges equal resources of equal nodes.
+// reached returns the resources that were a limit. It merges those of the same kind, direction and rate whose nodes
+// have the same roles, unless nodes share them.
 func reached(all []Resource) []Resource {
 	var limits []Resource
 	for _, r := range all {

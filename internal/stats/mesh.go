@@ -44,7 +44,7 @@ type MeshLink struct {
 	CI95   [2]float64 `json:"ci95"`             // 95% interval of the mean; one block has none
 }
 
-// What an outlier is: a node as client or as server, or a link.
+// Kinds of outliers: a node as client or as server, or a link.
 const (
 	OutlierClient = "client"
 	OutlierServer = "server"
@@ -72,7 +72,7 @@ type Outlier struct {
 // Kinds of signs.
 const (
 	SignVFIdle      = "vf-idle"     // its packets did not take the virtual function, and those of others did
-	SignRetransmits = "retransmits" // TCP sent a share of its segments again
+	SignRetransmits = "retransmits" // TCP retransmitted far more of its segments than on the other links
 	SignDrops       = "drops"       // a device of the node dropped packets
 )
 
@@ -279,8 +279,8 @@ func (g *grid) outcomes(of func(client, server int) bool) (measured, failed int)
 	return measured, failed
 }
 
-// failing returns the nodes that failed in most blocks, and such links between other nodes. A node fails in a block if all its
-// links do.
+// failing returns the nodes that failed in most blocks, and the links between other nodes that did. A node fails in a block if all
+// its links do.
 func (g *grid) failing() []Outlier {
 	out := []Outlier{}
 	down := make([]bool, len(g.nodes))
@@ -466,7 +466,7 @@ func median(xs []float64) float64 {
 const (
 	signTimes = 3     // times the value of the others
 	signShare = 0.001 // of the segments
-	signDrops = 10    // packets a trial
+	signDrops = 10    // packets per trial
 )
 
 // signs returns further observations about an outlier, from the trials of a cell.

@@ -85,8 +85,8 @@ const (
 
 // dominates reports whether other dominates v: v is not better than other by more than the margin in any
 // metric, and other is cheaper, or v is worse in some metric. The caller makes sure that v does not cost
-// less. All claims must hold together, each with its own interval, so none is adjusted: a false one cannot
-// hide behind the others (Berger, "Multiparameter hypothesis testing and acceptance sampling",
+// less. This is an intersection-union test: all claims must hold, each by its own interval, so none needs an
+// adjustment for their number (Berger, "Multiparameter hypothesis testing and acceptance sampling",
 // Technometrics 24, 1982).
 func (t *table) dominates(other, v spec.Variant, cheaper bool) dominance {
 	verdict, worse, compared := isDominated, cheaper, false

@@ -82,8 +82,8 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// mixed returns the totals as they were published: all lines of a file as an array with one row for each pair and twenty columns,
-// and the sum of each column. A column takes each of its lines from another run.
+// mixed returns the totals as the publication computed them: it arranges all lines of a file in an array with one row for each pair
+// and twenty columns, and adds up each column. That mixes the runs: each line of a column is from another run.
 func mixed(runs [][]float64) []float64 {
 	lines := slices.Concat(runs...)
 	totals := make([]float64, len(runs))

@@ -87,7 +87,8 @@ func (t *table) seriesOver(s spec.Series) []Series {
 	return out
 }
 
-// matches reports whether a cell with a new value has the traffic of the series.
+// matches reports whether a cell with the value x extends the series: it has the same traffic, and the series has
+// no point at x yet.
 func (s *Series) matches(c *cell, x float64) bool {
 	return (s.Pairs == 0 || s.Pairs == c.pairs) && spec.Alike(s.Axis, s.Points[0].cell.workload, c.workload) &&
 		!slices.ContainsFunc(s.Points, func(p Point) bool { return p.Value == x })
@@ -121,8 +122,8 @@ func (s *Series) traffic() string {
 	return cmp.Or(strings.Trim(name, signs), s.Points[0].cell.workload.Kind())
 }
 
-// compareSeries compares the points of a series with those of the other one, and each point with the one
-// before.
+// compareSeries compares the points of a series with those of the series that it is relative to, if any, and
+// each point with the one before.
 func (t *table) compareSeries(s *Series) {
 	i := slices.IndexFunc(t.exp.Spec.Series, func(o spec.Series) bool { return o.Name == s.Versus })
 	var other []Series

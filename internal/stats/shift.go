@@ -24,9 +24,9 @@ type Shift struct {
 }
 
 const (
-	// leastLevel is the number of results that make a level: fewer may be outliers.
+	// leastLevel is the minimum number of results that make a level: fewer may be outliers.
 	leastLevel = 3
-	// permutations allow p-values down to 1/5000, which remains below alpha for a page of many series.
+	// permutations allow p-values down to 1/5000, which is below alpha even for a page of many series.
 	permutations = 4999
 	resamples    = 999
 )

@@ -50,8 +50,8 @@ func TestShifts(t *testing.T) {
 	}
 }
 
-// TestShiftsHoldTheirPromises: a series without a change has one in at most a twentieth of the cases, and the
-// intervals of the place and of the ratio contain the truth in about 90 %.
+// TestShiftsHoldTheirPromises: a change is found in at most a twentieth of the series that have none, and the
+// intervals of the place and of the ratio contain the truth in about 90 % of the cases.
 func TestShiftsHoldTheirPromises(t *testing.T) {
 	testenv.NeedTime(t)
 	const rounds, step = 300, 0.96

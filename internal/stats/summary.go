@@ -203,6 +203,6 @@ const (
 	fewBlocks = 5
 	// fewPeriods is the same for the periods of each variant: 4.3 with four, 12.7 with three.
 	fewPeriods = 4
-	// driftTold is the drift, as a share, from which a reader of the means gets a warning.
+	// driftTold is the drift, as a share, above which readers of the means are warned.
 	driftTold = 0.05
 )

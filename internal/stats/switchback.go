@@ -1,7 +1,7 @@
 package stats
 
-// periodsApart returns, for each block, by how many periods a cell comes after its
-// baseline.
+// periodsApart returns, for each block, the number of periods by which a cell comes
+// after its baseline.
 func periodsApart(c, base *cell, blocks []int) []float64 {
 	apart := make([]float64, len(blocks))
 	for i, b := range blocks {

@@ -78,7 +78,7 @@ func TestUnfinishedPeriods(t *testing.T) {
 	}
 }
 
-// switchWorld simulates a machine that every switch leaves at another level.
+// switchWorld simulates a machine whose performance is at another level after every switch.
 type switchWorld struct {
 	drift bool // upward, of 18% over the run
 	// jump draws the log of a level. Levels add up if wanders is true.
@@ -149,12 +149,12 @@ func holds(ci [2]float64) bool {
 	return ci[0] <= math.Log(switchTruth) && math.Log(switchTruth) <= ci[1]
 }
 
-// TestCoverageSwitchback simulates experiments with a switch of 12 periods, three trials each
+// TestCoverageSwitchback simulates experiments with a switch: 12 periods of three trials each,
 // unless a row says otherwise. It compares slipstream's interval with three others. The first
 // treats the same trials as independent, paired in the order in which they ran. The second is for
 // the same design, but without a switch between neighbouring periods of one variant. The third is
-// for the same number of trials of one variant, one switch, and as many trials of the other
-// (Welch).
+// Welch's, for the same number of trials of one variant, one switch, and as many trials of the
+// other.
 func TestCoverageSwitchback(t *testing.T) {
 	t.Parallel()
 	five := func(r *rand.Rand) float64 { return 0.05 * r.NormFloat64() }

@@ -48,7 +48,8 @@ func Judged(exp *spec.Experiment, w spec.Workload) []string {
 }
 
 // meanAlone reports whether the mean is the only latency that all variants have, because the tool of one
-// reports no percentiles. latte does so only with -hist, which a run sets and imported output need not have.
+// reports no percentiles. latte reports them only with -hist, which a run sets, but which may be missing from
+// an imported one.
 func meanAlone(exp *spec.Experiment, w spec.Workload) bool {
 	return (w.PingPong != nil || w.Application != nil) && slices.ContainsFunc(exp.Spec.Variants, func(v spec.Variant) bool {
 		tool := exp.WorkloadFor(v, w).Traffic().Tool
@@ -253,7 +254,8 @@ var (
 )
 
 // ratio estimates log(c) − log(base). It uses the blocks that have both, and returns their ratios. If the
-// runs of two variants are not paired, it compares the runs of each.
+// runs of two variants are not paired, it compares the mean of the one with that of the other, and returns no
+// blocks.
 func (t *table) ratio(c, base *cell, metric string) (e estimate.Estimate, blocks []int, ratios []float64, err error) {
 	if !t.paired() {
 		own, ok := t.logs(c, metric)

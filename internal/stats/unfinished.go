@@ -7,10 +7,10 @@ import (
 	"slipstream.dev/internal/spec"
 )
 
-// Progress tells how far a run has come. With runs: auto the number of blocks grows once the first ones are done.
+// Progress tells how far a run has come. With runs: auto, Trials and Blocks may grow when the first blocks are done.
 type Progress struct {
 	Trials, Done        int // a trial that failed twice is done: it is not tried again
-	Blocks, WholeBlocks int // of the latter, all trials are done
+	Blocks, WholeBlocks int // a block is whole when all its trials are done
 }
 
 // ProgressOf returns how far a run with these trials has come.

@@ -9,8 +9,8 @@ import (
 type Verdict string
 
 // Same means that the variants are equivalent: the whole interval lies within the margin. It takes precedence, because
-// a difference can be significant and too small to matter. Faster
-// and Slower need an adjusted p of at most 0.05. Inconclusive is everything else.
+// a difference can be significant and yet too small to matter. Faster and Slower need an adjusted p of at most 0.05.
+// Inconclusive is everything else.
 const (
 	Faster       Verdict = "faster"
 	Slower       Verdict = "slower"

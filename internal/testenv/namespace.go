@@ -31,8 +31,8 @@ func EnterNamespace(t testing.TB) netns.NsHandle {
 	return ns
 }
 
-// PinThread binds the test's thread to one of the CPUs that it may use: the thread ends with the test's goroutine. What is kept for each
-// CPU stays the same between two steps of the test, and packets wait in one queue.
+// PinThread binds the test's thread to one of the CPUs that it may use: the thread ends with the test's goroutine. So all steps of the
+// test see the same per-CPU state, and packets wait in one queue.
 func PinThread(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread()

@@ -251,7 +251,7 @@ func testAgent(t *testing.T, c *Cluster) {
 		}
 	}
 
-	// A run that applies accelerators refuses nodes that have some, before it makes anything, and so says its dry run.
+	// A run that applies accelerators refuses nodes that have some, before it creates anything, and its dry run says the same.
 	for _, dry := range []string{"--dry-run=true", "--dry-run=false"} {
 		v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "", "  - {name: rps, accelerate: [{rps: {devices: [nic], cpus: all}}]}", brief), "--out", t.TempDir(), dry)
 		if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), "node node0 is accelerated already, by policy all") {
@@ -259,7 +259,7 @@ func testAgent(t *testing.T, c *Cluster) {
 		}
 	}
 
-	// The doctor says that they have some, and looks into them all the same. Of all nodes it prints no facts.
+	// The doctor says that they have some, and looks into them all the same. With --all-nodes it prints no facts.
 	for _, args := range [][]string{{"--probe"}, {"--probe", "--all-nodes"}} {
 		code, d := diagnose(t, c, args...)
 		facts := slices.ContainsFunc(d.Facts, func(f fact) bool { return f.Where == "node0" })

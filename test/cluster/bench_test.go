@@ -38,8 +38,9 @@ func thirty(b *testing.B, c *Cluster) (manifest string, metrics func() func(stri
 	return strings.Replace(manifest, "replicas: 4", "replicas: 30", 1), func() func(string) float64 { return agentMetrics(b, c.Node("node1")) }
 }
 
-// BenchmarkNewPods starts 30 pods on one node at once. It reports how many interfaces
-// were accelerated within how long after the first message about their veth.
+// BenchmarkNewPods starts 30 pods on one node at once. It reports how many of their
+// interfaces were accelerated within 10, 20, 50 and 100 ms of the first message about
+// their veth.
 func BenchmarkNewPods(b *testing.B) {
 	c := shared(b)
 	manifest, metrics := thirty(b, c)

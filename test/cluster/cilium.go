@@ -20,11 +20,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ciliumValues are the values of Cilium's chart in all modes. There is neither its proxy nor its observers.
+// ciliumValues are the values of Cilium's chart in all modes. They turn off its proxy and its observability (Hubble).
 var ciliumValues = []string{
 	"k8sServiceHost=" + controlAddr, "k8sServicePort=" + apiPort,
 	"ipam.mode=kubernetes", "l7Proxy=false", "envoy.enabled=false", "hubble.enabled=false",
-	// A second program of Cilium answers these checks.
+	// These checks would need a second program of Cilium, which answers them.
 	"healthChecking=false", "endpointHealthChecking.enabled=false",
 }
 
@@ -38,9 +38,9 @@ const (
 var ciliumModes = map[string][]string{
 	Cilium:      {withoutProxy, nativeRouting},
 	CiliumVXLAN: {withoutProxy, "routingMode=tunnel,tunnelProtocol=vxlan"},
-	// Cilium only takes services, and with them host routing by eBPF, if there is no kube-proxy.
+	// Only if there is no kube-proxy does Cilium handle services, and with them host routing, by eBPF.
 	CiliumProxied: {"kubeProxyReplacement=false", nativeRouting},
-	// The agent adds its plugin to the list of plugins that flannel has.
+	// The agent adds its plugin to flannel's list of plugins.
 	CiliumChained: {"kubeProxyReplacement=false,routingMode=native,enableIPv4Masquerade=false,cni.chainingMode=generic-veth,cni.chainingTarget=pods,cni.exclusive=false"},
 }
 
@@ -101,8 +101,8 @@ func (c *Cluster) prepareCilium(ctx context.Context) error {
 	return c.createCilium(ctx)
 }
 
-// ciliumPod is the DaemonSet of Cilium's agents: the chart's, as far as it matters to other programs, and without an image. The
-// container has the pause image, and the folders of its node, which have the agent, its libraries and its compiler.
+// ciliumPod is the DaemonSet of Cilium's agents. It is like the chart's in all that matters to other programs, but has no image of
+// Cilium: its container has the pause image, and mounts the node's folders, which contain the agent, its libraries and its compiler.
 const ciliumPod = `
 apiVersion: apps/v1
 kind: DaemonSet

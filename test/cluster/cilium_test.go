@@ -19,7 +19,7 @@ import (
 )
 
 // TestPeers brings up a cluster with each mode of Cilium. Its pods reach each other, services and the API server; a run measures
-// them; and slipstream's agent and doctor say what there is to say, and change nothing.
+// them; and slipstream's agent and doctor report what the mode means for them, and leave Cilium unchanged.
 func TestPeers(t *testing.T) {
 	for _, mode := range []string{Cilium, CiliumVXLAN, CiliumProxied, CiliumChained} {
 		t.Run(mode, func(t *testing.T) {
@@ -57,8 +57,8 @@ func testCiliumMode(t *testing.T, c *Cluster) {
 	}
 }
 
-// testDoctorBesideCilium checks that doctor names Cilium with its mode, and finds what the mode costs: what only the nodes tell, with
-// --probe. It changes nothing.
+// testDoctorBesideCilium checks that doctor names Cilium with its mode, and finds what the mode costs; what only the nodes can tell, it
+// finds with --probe. It changes nothing.
 func testDoctorBesideCilium(t *testing.T, c *Cluster) {
 	const (
 		inPlace = "replaces kube-proxy; services translated when a socket connects; host routing by eBPF; masquerade by eBPF"
@@ -113,7 +113,7 @@ func testRunBesideCilium(t *testing.T, c *Cluster) {
 }
 
 // testAgentBesideCilium asks for the fast path. The condition says in one sentence why there is none, and no device gets a
-// program. What else the policy asks for is applied, and taken back.
+// program. Everything else in the policy is applied, and later reverted.
 func testAgentBesideCilium(t *testing.T, c *Cluster) {
 	settings := nodeSettings(t, c)
 	before := map[string][]string{}
@@ -143,7 +143,7 @@ func testAgentBesideCilium(t *testing.T, c *Cluster) {
 }
 
 // testComeAndGo installs, restarts and removes slipstream's agents beside Cilium's, and Cilium's beside slipstream's. A connection
-// between pods of two nodes goes on all the time, and pods can open new ones.
+// between pods of two nodes works all the time, and pods can open new ones.
 func testComeAndGo(t *testing.T, c *Cluster) {
 	kubectl(t, c, strings.NewReader(webManifest), "apply", "-f", "-")
 	defer kubectl(t, c, strings.NewReader(webManifest), "delete", "-f", "-")

@@ -433,7 +433,7 @@ func (c *Cluster) startControlPlane(ctx context.Context, fail context.CancelCaus
 	return nil
 }
 
-// startAPIServer starts the API server, also after it was killed.
+// startAPIServer starts the API server, or starts it again after it was killed.
 func (c *Cluster) startAPIServer(fail context.CancelCauseFunc) error {
 	a := c.authority
 	return c.daemon(fail, "kube-apiserver", c.onControlPlane("kube-apiserver",

@@ -124,7 +124,7 @@ func sendThreadsAway() error {
 	return nil
 }
 
-// clusterTest is a test that leaves a cluster as it found it. Only the last test on a cluster may not.
+// clusterTest is a test that leaves a cluster as it found it. Only the last test on a cluster may leave it changed.
 type clusterTest struct {
 	name string
 	test func(*testing.T, *Cluster)
@@ -512,7 +512,7 @@ func TestPartsAreBuiltOnce(t *testing.T) {
 	if len(small) != 1 {
 		t.Fatalf("small parts are %v", small)
 	}
-	// The rest of a build that was killed.
+	// What a killed build leaves behind.
 	half := filepath.Join(home, "slipstream-cluster/building/half")
 	if err := os.MkdirAll(half, 0o755); err != nil {
 		t.Fatal(err)

@@ -177,8 +177,8 @@ func loseAndResume(t *testing.T, kubeconfig string, lost *Cluster) *record.Dir {
 	return d
 }
 
-// awaitKubelets waits until the kubelets of all nodes have found the API server again, which has restarted. Before that, pods do not end,
-// and a node that is Ready still may be taken for dead.
+// awaitKubelets waits until the kubelets of all nodes have found the restarted API server. Before that, pods do not end, and a node that
+// is still Ready may be taken for dead.
 func awaitKubelets(t *testing.T, c *Cluster) {
 	t.Helper()
 	back := time.Now()

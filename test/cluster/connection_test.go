@@ -211,8 +211,8 @@ func nextNumber(c *net.TCPConn) (seq uint32, err error) {
 	return seq, errors.Join(failed, err)
 }
 
-// flood sends frames from a pod, with as many unused Ethernet source addresses as addresses says. With
-// arp they announce unused IP addresses for them.
+// flood sends frames from a pod, with the given number of unused Ethernet source addresses. With arp they
+// announce unused IP addresses at these.
 func flood(from webPod, addresses int, arp bool) error {
 	return onNetns(from.netns, func() error {
 		eth0, err := net.InterfaceByName("eth0")

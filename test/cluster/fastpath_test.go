@@ -131,7 +131,7 @@ func talk(t testing.TB, from webPod, listener net.Listener, to string) func() {
 
 const fastForAll = "{" + everywhere + "accelerate: [{fastpath: {}}]}"
 
-// TestFlannelThatRoutes has flannel's two ways to send packets between nodes of one subnet without VXLAN. With DirectRouting
+// TestFlannelThatRoutes covers flannel's two ways to send packets between nodes of one subnet without VXLAN. With DirectRouting
 // the nodes have a VXLAN device that no packet takes.
 func TestFlannelThatRoutes(t *testing.T) {
 	t.Parallel()
@@ -153,9 +153,9 @@ func TestFlannelThatRoutes(t *testing.T) {
 }
 
 // testFastpath applies the fast path with the agents of a cluster. It checks that
-// packets between pods of two nodes are accelerated, as packets of the kind, also those to a service, and that
-// nothing is left of the fast path afterwards. It needs running agents, and four pods
-// of the deployment web.
+// packets between pods of two nodes, including those to a service, are accelerated
+// and counted as packets of the kind, and that nothing is left of the fast path
+// afterwards. It needs running agents, and four pods of the deployment web.
 func testFastpath(t *testing.T, c *Cluster, kind string) {
 	nodes := []string{"node0", "node1"}
 	before := map[string][]string{}
@@ -211,7 +211,7 @@ func testFastpath(t *testing.T, c *Cluster, kind string) {
 	testenv.Eventually(t, time.Minute, "packets to a service are accelerated", func() string {
 		out, in := packets("node0", "out"), packets("node0", "in")
 		trips := 0.0
-		// This takes longer than scrapes share one reading of the counters.
+		// This takes longer than the time for which scrapes share one reading of the counters.
 		for began := time.Now(); time.Since(began) < 500*time.Millisecond; trips++ {
 			byService()
 		}

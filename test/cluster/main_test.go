@@ -29,7 +29,8 @@ var (
 	}
 )
 
-// imageRefs are the names of the one image: that of the program's version, what an upgrade replaces, and one of another repository.
+// imageRefs are the names of the one image: that of the program's version, the one that an upgrade replaces, and one of another
+// repository.
 const imageRefs = "slipstream.dev/slipstream:test,slipstream.dev/slipstream:older,example.test/slipstream:test"
 
 // A test that needs another process runs this binary with one of these variables set.

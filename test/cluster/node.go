@@ -167,8 +167,8 @@ const containerdConfig = `version = 2
 
 // This kubelet does not change the machine: it creates control groups only below
 // its own, and does not evict pods, because the disk is shared. It restarts a
-// container within a second or two, however often that has ended: tests kill
-// some all the time.
+// container within a second or two, however often the container has ended:
+// tests kill containers all the time.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: %q}}
@@ -422,7 +422,7 @@ func (n *Node) awaitReady(ctx context.Context) error {
 		if o == nil {
 			return false, err
 		}
-		// A Ready node keeps the taint from before a moment longer.
+		// A node that has just become Ready keeps its not-ready taint for a moment.
 		ready := slices.ContainsFunc(o.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		})

@@ -12,7 +12,7 @@ import (
 	"slipstream.dev/internal/record"
 )
 
-// testObserve measures what slipstream's own agent uses beside traffic, as any DaemonSet.
+// testObserve measures what slipstream's own agent uses while traffic runs, like any other DaemonSet.
 func testObserve(t *testing.T, c *Cluster) {
 	startAgent(t, c)
 	out := t.TempDir()
@@ -55,8 +55,8 @@ func testObserve(t *testing.T, c *Cluster) {
 	testObserveRestart(t, c)
 }
 
-// testObserveRestart kills the agent of a node, and each that follows, from the second trial of a run on: it has no values for that node, and
-// says why.
+// testObserveRestart kills the agent of a node, and each that follows, from the second trial of a run on: the run has no values for that
+// node, and says why.
 func testObserveRestart(t *testing.T, c *Cluster) {
 	out := t.TempDir()
 	v := invoke(t, c.Kubeconfig(), "run", experimentFile(t, "observe: [agents/agent]", "", "warmup: 100ms, duration: 8s"), "--out", out)

@@ -157,7 +157,7 @@ func testRules(t *testing.T, c *Cluster, near, far webPod, accelerated func() fl
 			return d.lateAt(t, node, forPod.Replace(kind.insert), forPod.Replace(kind.remove))
 		}
 		late := measure()
-		for try := 1; late > kind.bound && try < 3; try++ { // an agent may wait for a CPU longer, once
+		for try := 1; late > kind.bound && try < 3; try++ { // now and then, an agent may wait longer for a CPU
 			t.Logf("%s on %s: what was sent %v later was delivered", kind.name, node.name, late)
 			late = measure()
 		}

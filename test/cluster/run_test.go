@@ -369,7 +369,7 @@ func testControllerKilled(t *testing.T, c *Cluster) {
 }
 
 // workerIn returns the process ID of the worker in the cluster's pod whose name begins with prefix. Other clusters on
-// this machine have pods whose names begin the same.
+// this machine have pods whose names begin with it too.
 func workerIn(t *testing.T, c *Cluster, prefix string) int {
 	t.Helper()
 	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
@@ -586,7 +586,8 @@ func testCannotRun(t *testing.T, c *Cluster) {
 			after(t, c, "delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "no-host-network")
 		})
 		const denied = "denied request: the host network is for administrators"
-		// The API server enforces a new policy a moment later, and for a moment not when a controller first writes its status.
+		// The API server enforces a new policy only after a moment, and does not for another moment when a controller first writes
+		// the policy's status.
 		testenv.Eventually(t, 3*time.Minute, "the policy", func() string {
 			v := invoke(t, c.Kubeconfig(), "run", steer, "--out", t.TempDir())
 			if code := v.exit(t, time.Minute); code != 1 || !strings.Contains(v.said(), denied) {

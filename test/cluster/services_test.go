@@ -93,8 +93,8 @@ func (a asker) asks(t *testing.T, pod string) (times float64) {
 }
 
 // testServices checks that connections to services of each kind reach the pods that kube-proxy chooses,
-// and stay with them. They are accelerated if they cross VXLAN from a pod, or from a node, to a pod of
-// another node.
+// and stay with them. They are accelerated if their packets go from a pod, or from a node, to a pod of
+// another node, or from a pod to another pod of its node.
 func testServices(t *testing.T, c *Cluster, accelerated func(node string) float64) {
 	on0, on1 := webPodsOn(t, c, "node0"), webPodsOn(t, c, "node1")
 	if len(on0) < 2 || len(on1) < 2 {

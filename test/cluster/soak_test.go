@@ -492,7 +492,7 @@ func (s *soakRun) accelerate(p *pair) {
 				before[i] = [2]float64{out, in}
 			}
 			if missing != "" {
-				// Eventually pauses for 200 ms, which is longer than scrapes share one reading of the counters.
+				// Eventually pauses for 200 ms, longer than the time for which scrapes share one reading of the counters.
 				s.exchangeMessages(p, trips)
 				exchanged = true
 				missing += s.conntrackEntries(p)
@@ -814,8 +814,8 @@ func (s *soakRun) changeEndpoints() {
 	}
 }
 
-// denyByRule drops what the near end of a connection sends with a rule, as a network policy does: nothing
-// arrives until the rule is deleted, and then everything does.
+// denyByRule inserts a rule that drops what the near end of a connection sends, as a network policy does:
+// nothing arrives until the rule is deleted, and then everything does.
 func (s *soakRun) denyByRule() {
 	p, node := s.randomPair(), s.IntN(2)
 	p.note("is denied by a rule")

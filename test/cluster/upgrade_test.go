@@ -173,7 +173,7 @@ func agentPods(t *testing.T, c *Cluster, namespace string) (pods []agentPod) {
 	return pods
 }
 
-// writeWatch sees each write to receive steering settings of a node's devices, also one that is undone at once.
+// writeWatch sees each write to receive steering settings of a node's devices, even one that is undone at once.
 type writeWatch struct {
 	fd    int
 	files map[int32]string

@@ -69,7 +69,7 @@ func TestFirstMinute(t *testing.T) {
 	})
 }
 
-// stopwatch returns a function that does a step and says how long it took, and all so far.
+// stopwatch returns a function that does a step, and says how long that step and all steps so far took.
 func stopwatch(t *testing.T) func(step string, do func() error) {
 	began := time.Now()
 	return func(step string, do func() error) {

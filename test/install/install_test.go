@@ -107,7 +107,7 @@ func unchanged(s *system, before []string) {
 	}
 }
 
-// works checks that what a package has installed is of use.
+// works checks that what a package has installed can be used.
 func works(s *system, version string) {
 	s.t.Helper()
 	s.has("slipstream version "+version+" (linux/", "slipstream", "version")
@@ -125,7 +125,7 @@ func works(s *system, version string) {
 	}
 }
 
-// nic makes a device by which packets leave the system, and returns how to read what the accelerator rps sets there.
+// nic makes a device by which packets leave the system, and returns a function that reads what the accelerator rps sets there.
 func nic(s *system) (rps func() string) {
 	s.t.Helper()
 	s.run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "wire0")
@@ -202,7 +202,7 @@ func TestDebWithoutSystemd(t *testing.T) {
 	testWithoutSystemd(t, func(s *system, version string) { s.run("dpkg", "--install", deb(version)) }, "dpkg", "--purge", "slipstream")
 }
 
-// TestRPM uses the rpm of Debian, whose own packages rpm does not know: --nodeps.
+// TestRPM uses Debian's rpm, which does not know what dpkg has installed, so it must not check dependencies (--nodeps).
 func TestRPM(t *testing.T) {
 	t.Parallel()
 	testWithoutSystemd(t, func(s *system, version string) {

@@ -25,7 +25,7 @@ import (
 )
 
 // debian makes the file tree of a small system of the machine's release of Debian: what is always there, systemd, and what the
-// tests use. It takes the packages from where this machine's apt has them. What it mounts meanwhile, other tests do not see.
+// tests use. It takes the packages from where this machine's apt gets them. Other tests do not see what it mounts meanwhile.
 func debian(ctx context.Context, dir string) error {
 	cmd := exec.CommandContext(ctx, "bash", "-euc", `
 		unshare --mount mmdebstrap --quiet --mode=root --variant=minbase --include=systemd,man-db,bash-completion,iproute2,rpm \
@@ -37,8 +37,8 @@ func debian(ctx context.Context, dir string) error {
 	return nil
 }
 
-// begin is what the first process of a system does before it executes the init given. The system is an overlay, in memory, over a
-// file tree that all share, and sees the releases in /mnt.
+// begin is what the first process of a system does before it executes the given init. The system is an overlay, in memory, over a
+// file tree that all systems share, and sees the releases in /mnt.
 const begin = `
 set -eu
 work=$1/system base=$2 releases=$3
@@ -216,8 +216,8 @@ func (s *system) files() (all []string) {
 	return all
 }
 
-// build builds the program with a version, and makes a release of it. Of the programs for other platforms, and of
-// slipstream-azure, the tests use only that they are there: they are stand-ins.
+// build builds the program with a version, and makes a release of it. The programs for other platforms, and slipstream-azure,
+// are stand-ins: the tests only need them to exist.
 func build(ctx context.Context, checkout, dir, version string, platforms ...string) error {
 	from, out := filepath.Join(dir, "built"), filepath.Join(dir, version)
 	if err := errors.Join(os.RemoveAll(from), os.MkdirAll(out, 0o755)); err != nil {

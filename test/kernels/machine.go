@@ -22,9 +22,9 @@ type architecture struct {
 	console string
 }
 
-// The CPUs are emulated, so that the machines run everywhere, and alike on each architecture.
-// The CPU models are not slow to emulate. In QEMU 7.2 cmpxchg16b corrupts the processor's
-// flags, and then Linux corrupts its memory: without cx16 Linux does not use it.
+// The CPUs are emulated, so that the machines run on any host, and run the same on each. These
+// CPU models are not slow to emulate. In QEMU 7.2 cmpxchg16b corrupts the processor's flags,
+// and then Linux corrupts its memory: without cx16 Linux does not use it.
 var architectures = map[string]architecture{
 	"amd64": {"qemu-system-x86_64", []string{"-machine", "q35", "-cpu", "Nehalem,-cx16"}, "ttyS0"},
 	"arm64": {"qemu-system-aarch64", []string{"-machine", "virt", "-cpu", "neoverse-n1"}, "ttyAMA0"},

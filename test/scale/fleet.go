@@ -215,7 +215,7 @@ func (f *fleet) agentConfig() (*rest.Config, error) {
 	return config, nil
 }
 
-// hollow is the agent of one node. It reports everything that is desired as applied at once.
+// hollow is the agent of one node. It reports at once that everything desired is applied.
 type hollow struct {
 	*fleet
 	name   string

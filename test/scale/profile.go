@@ -18,7 +18,7 @@ type work struct {
 	// Patches are PATCH requests, by which agents write; Others are all other requests.
 	Patches int64 `json:"patches"`
 	Others  int64 `json:"others"`
-	// Watches sends events. Filters are the steps that every request passes: authentication, priority, audit.
+	// Watches is the work of sending events. Filters are the steps that every request passes: authentication, priority, audit.
 	Watches int64 `json:"watches"`
 	Filters int64 `json:"filters"`
 	// Connections is HTTP/2 and TLS. Rest belongs to no request: garbage collection, caches, the client of etcd.

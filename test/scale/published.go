@@ -22,11 +22,11 @@ import (
 	"slipstream.dev/internal/report/draw"
 )
 
-// published is a scale test of "Azure CNI with Cilium: Most scalable and performant container networking in the Cloud"
-// (Microsoft, Azure blog, 2023), of 1,000 nodes, and what the text says of Cilium's agent in it.
+// published is a scale test of 1,000 nodes from "Azure CNI with Cilium: Most scalable and performant container networking in the
+// Cloud" (Microsoft, Azure blog, 2023), and what that text says about Cilium's agent in it.
 type published struct {
 	name string
-	// podsPerNode are created in all. The figures hold from a number of pods per node on.
+	// podsPerNode is the number of pods that each node has in the end. The figures hold once it has from of them.
 	podsPerNode, from int
 	policies          int // NetworkPolicies
 	// podsPerService is 0 without services. There are as many services as nodes: 1,000.
@@ -52,7 +52,7 @@ func publishedOf(name string) (published, error) {
 	return published{}, fmt.Errorf("the scenario must be one of %s, is %q", strings.Join(names, ", "), name)
 }
 
-// steps is in how many phases the pods are created. The text begins with the second of five.
+// steps is the number of phases in which the pods are created. The published text begins with the second of five.
 const steps = 10
 
 // scenarios returns the phases of the test.
@@ -67,7 +67,7 @@ func (t published) scenarios() []scenario {
 	return all
 }
 
-// growthLimits checks the real agent as while the pods of a block are created.
+// growthLimits checks the real agent against the limits that it has while the pods of a block are created.
 func growthLimits(_ *fleet, p phase) []string {
 	if p.Seconds < 60 {
 		return nil // it depends on when the agent returns memory
@@ -113,8 +113,8 @@ func (t published) grow(ctx context.Context, f *fleet) ([]time.Duration, error) 
 	return nil, inParallel(services, func(i int) error { return f.writeService(ctx, i, f.created == t.podsPerNode/steps*f.size()) })
 }
 
-// writeService creates a service, if it is new, and writes its endpoints: of the pods that are created in turn on all nodes, one of
-// each turn. The service has no selector, because the cluster has no controller of endpoints.
+// writeService creates a service, if it is new, and writes its endpoints. Pods are created on all nodes in turn, and the service has
+// one pod of each turn. It has no selector, because the cluster has no controller of endpoints.
 func (f *fleet) writeService(ctx context.Context, number int, isNew bool) error {
 	name := fmt.Sprintf("service-%d", number)
 	slice := &discoveryv1.EndpointSlice{
@@ -139,7 +139,7 @@ func (f *fleet) writeService(ctx context.Context, number int, isNew bool) error 
 	return err
 }
 
-// growth returns the phases in which pods were created, and how many of them a node had at the end of each.
+// growth returns the phases in which pods were created, and how many pods a node had at the end of each.
 func (r *result) growth() (phases []phase, podsPerNode []float64) {
 	for _, p := range r.Phases {
 		if p.Pods > 0 {

@@ -143,7 +143,7 @@ func writeCounts(ctx context.Context, _ *fleet) ([]time.Duration, error) {
 	return nil, pause(ctx, 2*time.Minute)
 }
 
-// endAgents stops all agents except the one in its own process.
+// endAgents stops all agents except the real one, which is a process of its own.
 func endAgents(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	f.end()
 	return nil, pause(ctx, 10*time.Second) // the API server notices that their connections are gone
@@ -345,7 +345,7 @@ func eventLimits(f *fleet, p phase) []string {
 	return nil
 }
 
-// relabel changes the label of all nodes to one that a policy does not select.
+// relabel changes the label by which a policy selects all nodes, so that it selects none.
 func relabel(ctx context.Context, f *fleet) ([]time.Duration, error) {
 	began := time.Now()
 	if err := f.policy(ctx, "zone", "nodeSelector: {zone: a}"); err != nil {

@@ -41,7 +41,7 @@ func TestVersion(t *testing.T) {
 	run("git", "tag", "v0.1.0")
 	want(`0\.1\.0`)
 	commit()
-	run("git", "tag", "nightly") // is no version
+	run("git", "tag", "nightly") // not a version
 	want(`0\.1\.1-dev\.1\.g[0-9a-f]+`)
 	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -2,11 +2,10 @@
 //
 //	image -o ARCHIVE -ref REFERENCE[,REFERENCE...] OS/ARCH=PROGRAM[,FILE...]...
 //
-// The image holds the program, named like the first reference's repository, and runs it as an unprivileged user. The archive has it
-// under each reference.
-// Files beside it, such as other programs and the libraries that they load, keep their absolute paths. The
-// same files give the same archive, byte for byte. For windows/ARCH the layer has Windows' own format. Without
-// a base image it can only run as a host-process container.
+// The image holds the program, named like the first reference's repository, and runs it as an unprivileged user. The
+// archive has the image under each reference. Files beside the program, such as other programs and the libraries that
+// they load, keep their absolute paths. The same files give the same archive, byte for byte. For windows/ARCH the layer
+// has Windows' own format. Without a base image it can only run as a host-process container.
 package main
 
 import (

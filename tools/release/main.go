@@ -142,7 +142,7 @@ func checksum(file string) (string, error) {
 	return fmt.Sprintf("%x", sha256.Sum256(content)), nil
 }
 
-// notes writes the section of CHANGELOG.md about this version. A version that is not released has that of what is not.
+// notes writes the section of CHANGELOG.md about this version, or, for a development version, the section Unreleased.
 func (r release) notes([]platform) error {
 	changes, err := os.ReadFile("CHANGELOG.md")
 	if err != nil {

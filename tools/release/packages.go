@@ -15,7 +15,7 @@ import (
 	"github.com/goreleaser/nfpm/v2/rpm"
 )
 
-// The formats of packages. nfpm takes content for one of them only by these names.
+// The formats of packages. Content that is for one of them only names it to nfpm in this way.
 const (
 	debian = "deb"
 	redHat = "rpm"

@@ -106,7 +106,8 @@ const (
 // Interruptions are the faults that stop a command, by name.
 var Interruptions = map[string]Fault{"403": Forbidden, "409": Conflict, "429": Throttled, "failed operation": Failing, "lost": Lost, "lost after": LostAfter}
 
-// Stride returns how far apart the requests are at which a test interrupts a command: each, or with -short a few of them.
+// Stride returns the distance between the requests at which a test interrupts a command: 1 interrupts it at each request. It is larger
+// with -short.
 func Stride() int {
 	if testing.Short() {
 		return 9
@@ -114,8 +115,8 @@ func Stride() int {
 	return 1
 }
 
-// Interrupt makes each request that hits selects meet the fault. Once a connection is lost, all later requests are lost
-// too. Calls of hits never overlap. happened reports whether any request met the fault.
+// Interrupt applies the fault to each request for which hits returns true. Once a connection is lost, all later requests
+// are lost too. Calls of hits never overlap. happened reports whether the fault was applied to any request.
 func (c *Cloud) Interrupt(fault Fault, hits func(*http.Request) bool) (happened func() bool) {
 	var mu sync.Mutex
 	met := false
@@ -138,7 +139,7 @@ func (c *Cloud) Interrupt(fault Fault, hits func(*http.Request) bool) (happened 
 	}
 }
 
-// InterruptAt makes the at-th request from now meet the fault, as Interrupt does.
+// InterruptAt applies the fault to the at-th request from now on, as Interrupt does.
 func (c *Cloud) InterruptAt(at int, fault Fault) (happened func() bool) {
 	n := 0
 	return c.Interrupt(fault, func(*http.Request) bool { n++; return n == at })

@@ -46,7 +46,7 @@ func (c *Cloud) computeServer() *computefake.ServerFactory {
 	return s
 }
 
-// skus returns the list of resource SKUs. It contains a kind of disk, for all resources that are not sizes.
+// skus returns the list of resource SKUs. It contains a type of disk, which stands for all SKUs that are not sizes of machines.
 func (c *Cloud) skus() []*armcompute.ResourceSKU {
 	locations := []*string{to.Ptr(Location)}
 	all := []*armcompute.ResourceSKU{{Name: to.Ptr("Standard_LRS"), ResourceType: to.Ptr("disks"), Locations: locations}}

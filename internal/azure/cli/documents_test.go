@@ -53,8 +53,8 @@ func page(t *testing.T, name string) string {
 	return string(data)
 }
 
-// TestHowTo checks that every command in a block of docs/how-to/azure.md exists, and those of the switch of the preset that the
-// page runs.
+// TestHowTo checks that every command in a block of docs/how-to/azure.md exists, and so do the commands of the switch in the preset
+// that the page runs.
 func TestHowTo(t *testing.T) {
 	found := 0
 	for _, m := range regexp.MustCompile(`(?m)^    slipstream azure (\S+(?: \S+)*)`).FindAllStringSubmatch(page(t, "azure.md"), -1) { // two spaces begin a comment

@@ -32,7 +32,7 @@ import (
 // PoolLabel is the label that AKS sets on the nodes of a pool.
 const PoolLabel = "kubernetes.azure.com/agentpool"
 
-// What a drain destroys, and a user may accept to lose.
+// What a drain destroys, and a user may agree to lose.
 const (
 	BarePods     = "bare-pods"     // nothing creates them again
 	LocalStorage = "local-storage" // emptyDir volumes, whose data is lost
@@ -41,7 +41,7 @@ const (
 // Pool gives access to the node pools of a cluster, and drains them.
 type Pool struct {
 	*Cluster
-	// Accept lists BarePods and LocalStorage as far as the user accepts to lose them.
+	// Accept lists what the user agrees to lose: BarePods, LocalStorage, both or neither.
 	Accept []string
 	// Timeout bounds the drain of one node; 0 means no limit.
 	Timeout time.Duration
@@ -208,7 +208,7 @@ func add(sum, resources corev1.ResourceList, sign int64) {
 	}
 }
 
-// short names the resources that the nodes together do not have enough of left for the pods.
+// short names the resources of which all nodes together have too little left for the pods.
 func (p Pool) short(ctx context.Context, moving corev1.ResourceList, fresh []corev1.Node) (short []string, err error) {
 	if len(fresh) == 0 {
 		return nil, nil // the new nodes do not exist yet

@@ -48,8 +48,8 @@ func (r Ratio) Drawable() bool { return r.Value > 0 && !math.IsInf(r.Value, 0) }
 // Scale is a logarithmic scale of ratios, so that twice and half are equally far from 1. 1 is always on it.
 type Scale struct{ low, high float64 }
 
-// ScaleOf chooses a scale that shows every ratio, dot and ring. The interval of a few blocks may be far wider
-// than they are. On each side, an interval may add at most that range again; the scale cuts it off beyond that.
+// ScaleOf chooses a scale that shows every ratio, dot and ring. With few blocks, an interval may be far wider than
+// the range of these. So on each side it extends the scale by at most that range, and is cut off beyond.
 func ScaleOf(all []Ratio) Scale {
 	s := Scale{1, 1}
 	for _, a := range all {

@@ -40,9 +40,9 @@ func (l Lines) Picture() Picture {
 	return p
 }
 
-// yAxis returns the axis of the values. A few blocks give intervals that would flatten everything, so long
-// intervals are cut off. If values other than ratios span several orders of magnitude, their axis is logarithmic
-// too.
+// yAxis returns the axis of the values. With few blocks, intervals may be so long that they would flatten the
+// curves, so long intervals are cut off. If values other than ratios span several orders of magnitude, their axis
+// is logarithmic too.
 func (l Lines) yAxis() axis {
 	ratios := l.Reference != ""
 	low, high, bound, ring := math.Inf(1), 0.0, 0.0, 0.0

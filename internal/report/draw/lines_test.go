@@ -7,7 +7,7 @@ import (
 	"slipstream.dev/internal/report/number"
 )
 
-// TestLinesShowEveryMark: every value and ring has a place on the axis, also a value without an interval. Only
+// TestLinesShowEveryMark: every value and ring has a place on the axis, even a value without an interval. Only
 // long intervals are cut off.
 func TestLinesShowEveryMark(t *testing.T) {
 	none := number.Interval{Low: math.Inf(-1), High: math.Inf(1)}

@@ -59,7 +59,7 @@ func (p *pen) outline(points []point, closed bool) vg.Path {
 	return path
 }
 
-// box is a rectangle by its top left corner.
+// box is a rectangle, given by its top left corner and its size.
 type box struct{ x, y, width, height float64 }
 
 func (p *pen) rect(x, y, w, h float64, ink Ink) { p.rects([]box{{x, y, w, h}}, ink) }
@@ -215,7 +215,7 @@ func (p *pen) endLabels(labels []endLabel, f frame, width float64) {
 	}
 }
 
-// dash returns how a style's lines are dashed.
+// dash returns the dash pattern of a style's lines, or nil for solid ones.
 func (s Style) dash() []vg.Length {
 	if s.Dashed {
 		return []vg.Length{4, 3}

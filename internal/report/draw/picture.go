@@ -1,6 +1,6 @@
 // Package draw draws charts: lines, percentiles, stacked bars, dots, time series, and the bars of ratios in a
 // table. A chart is a value that describes what to draw; its Picture can be written as SVG, PNG or PDF. The
-// package knows values and names, and nothing of results: internal/report decides what is drawn and says what it
+// package knows values and names, but nothing about results: internal/report decides what is drawn and says what it
 // means.
 package draw
 

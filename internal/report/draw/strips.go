@@ -17,7 +17,7 @@ type StripsPanel struct {
 	Strips  []Strip
 }
 
-// Strip is one value over time. A limit of 0 is none.
+// Strip is one value over time. A limit of 0 means that there is none.
 type Strip struct {
 	Name  string
 	Ink   Ink

@@ -2,13 +2,13 @@ package estimate
 
 import "math"
 
-// Relation is the log ratio of two series along an axis. In every block, straight lines connect the points
-// over the logarithm of the axis.
+// Relation is the log ratio of two series along an axis. In every block it is interpolated linearly between
+// the points, on a logarithmic axis.
 type Relation struct {
 	At []float64 // values of the points on the axis, ascending, of which there are at least two
-	// Ratios has the log ratios of each point by block, Apart the distances between their periods, or nothing.
+	// Ratios has the log ratios of each point by block. Apart has what Within takes as apart, for each point.
 	Ratios, Apart [][]float64
-	Pilot         int // of Mean
+	Pilot         int // as for Mean
 }
 
 // at estimates the log ratio at a place between points: 1.5 is in the middle between the second and the third

@@ -1,5 +1,6 @@
 // Package estimate computes means, ratios and crossings from numbers, with intervals and p-values. Ratios are means of logs.
-// It knows no trials: internal/stats takes the numbers from them, and pkg/stats offers the same to other programs.
+// It does not know what a trial is: internal/stats extracts the numbers from trials, and pkg/stats offers the same
+// estimates to other programs.
 package estimate
 
 import (
@@ -9,8 +10,8 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Alpha is the accepted error rate: the share of intervals that miss the truth, and of families of variants
-// with any false difference.
+// Alpha is the accepted error rate: the share of intervals that miss the truth, and the share of families of
+// variants in which any false difference is found.
 const Alpha = 0.05
 
 // Estimate is a mean with its standard error, on the scale of its values.

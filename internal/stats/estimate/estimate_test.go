@@ -71,8 +71,8 @@ func TestDegenerate(t *testing.T) {
 	}
 }
 
-// TestHolm compares with R: p.adjust(c(0.03, 0.01, 0.05, 0.02, 0.04), "holm"), and has
-// a p above 0.5.
+// TestHolm compares with R's p.adjust(c(0.03, 0.01, 0.05, 0.02, 0.04), "holm"), and
+// checks that no adjusted p exceeds 1.
 func TestHolm(t *testing.T) {
 	near(t, "five", Holm([]float64{0.03, 0.01, 0.05, 0.02, 0.04}), []float64{0.09, 0.05, 0.09, 0.08, 0.09}, 1e-12)
 	near(t, "capped", Holm([]float64{0.7, 0.6}), []float64{1, 1}, 0)

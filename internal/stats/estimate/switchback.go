@@ -7,8 +7,8 @@ import (
 	"gonum.org/v1/gonum/stat"
 )
 
-// Within estimates the mean of the log ratios of blocks. apart has the distance between the periods of each, or is nil if the two
-// trials of a block are of one period. pilot is that of Mean.
+// Within estimates the mean of the log ratios of blocks. apart has the distance in periods between the two trials of each block; it
+// is nil or all 0 if they ran in the same period. pilot is as for Mean.
 func Within(ratios, apart []float64, pilot int) Estimate {
 	if slices.ContainsFunc(apart, func(x float64) bool { return x != 0 }) {
 		return SwitchBack(ratios, apart)
@@ -17,8 +17,8 @@ func Within(ratios, apart []float64, pilot int) Estimate {
 }
 
 // SwitchBack estimates the log ratio of two variants between which something is switched.
-// Each block has one ratio. apart is by how many periods the variant comes after its
-// baseline; it is negative if the variant comes first. For two neighbouring blocks in the
+// Each block has one ratio. apart is the number of periods by which the variant comes after
+// its baseline, negative if the variant comes first. For two neighbouring blocks in the
 // order A B B A, the ratios are B2 − A1 with apart 1, and B3 − A4 with apart −1.
 //
 // A ratio is the truth, plus the drift times apart, plus the effects of the switches and

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Holm adjusts p-values so that at most one family in twenty has a false difference among its p-values of at
-// most 0.05 (Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
-// Statistics 6, 1979).
+// Holm adjusts the p-values of a family of comparisons. If those of at most 0.05 then count as differences, at
+// most one family in twenty has a false one (Holm, "A simple sequentially rejective multiple test procedure",
+// Scandinavian Journal of Statistics 6, 1979).
 func Holm(ps []float64) []float64 {
 	rank := make([]int, len(ps))
 	for i := range rank {
@@ -23,9 +23,9 @@ func Holm(ps []float64) []float64 {
 	return adjusted
 }
 
-// Judge decides on a ratio from n blocks. side is 0 if the ratio is 1 but for the margin: its whole 95% interval lies within.
-// That takes precedence, because a difference can be significant and too small to matter. Otherwise side is 1 or -1 if the ratio
-// is above or below 1, with a p of at most Alpha. If nothing is proven, ok is false.
+// Judge decides on a ratio from n blocks. side is 0 if the ratio equals 1 to within the margin: its whole 95% interval must lie
+// within. That takes precedence, because a difference can be significant and yet too small to matter. Otherwise side is 1 or -1
+// if the ratio is above or below 1, with a p of at most Alpha. If nothing is proven, ok is false.
 func Judge(n int, ratio float64, ci95 [2]float64, p, margin float64) (side int, ok bool) {
 	switch {
 	case n < 2:

@@ -1,5 +1,5 @@
 // Package promql checks that queries of alerts and dashboards name only metrics and labels that exist, and that dashboards are
-// what Grafana reads. Only tests import it. Whether a query gives the right number it does not know: promtool tests alerts.
+// what Grafana reads. Only tests import it. It cannot tell whether a query gives the right number: promtool tests alerts.
 package promql
 
 import (

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command play starts clusters, and takes them down when it is interrupted: make
-// cluster.
+// Command play starts clusters, and takes them down when it is interrupted. make
+// cluster runs it.
 package main
 
 import (
