@@ -3,13 +3,48 @@
 package flock
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
+
+// TestTryLockBesideLocked checks that asking whether a file is locked never makes TryLock fail.
+func TestTryLockBesideLocked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	open := func() *os.File {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	asks, takes := open(), open()
+	ctx, end := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for ctx.Err() == nil {
+			Locked(asks)
+		}
+	})
+	for range 10000 {
+		if err := TryLock(takes); err != nil {
+			t.Error(err)
+			break
+		}
+		if err := unix.Flock(int(takes.Fd()), unix.LOCK_UN); err != nil {
+			t.Error(err)
+		}
+	}
+	end()
+	asking.Wait()
+}
 
 func TestReleaseBesideAChildThatStarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")

@@ -24,7 +24,18 @@ func Lock(f *os.File) error {
 }
 
 // TryLock does the same as Lock, but returns ErrLocked instead of waiting.
-func TryLock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+func TryLock(f *os.File) error {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err != ErrLocked {
+			return err
+		}
+		// Locked takes the shared lock for an instant. If we get that too, nobody has the exclusive one: try again.
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
+			return err
+		}
+	}
+}
 
 // Locked reports whether another process has the lock. Two that ask at the same time do not disturb each other.
 func Locked(f *os.File) bool {
