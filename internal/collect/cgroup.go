@@ -88,7 +88,7 @@ func openLimits(proc, mount string) (Limits, error) {
 		// points.
 		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(f) != 3 {
-			return nil, fmt.Errorf("parse %s/self/cgroup: %q", proc, line)
+			return limits, fmt.Errorf("parse %s/self/cgroup: %q", proc, line)
 		}
 		at := filepath.Join(mount, f[1])
 		if f[1] == "" {

@@ -236,12 +236,12 @@ func (n *nativeServer) Run(ctx context.Context, w traffic.Window, progress func(
 }
 
 func (n *nativeServer) Close() {
-	switch {
-	case !n.accepted: // Accept closes the listener
+	if !n.accepted { // only Accept closes the listener, or returns an end that does
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		_, _ = n.Accept(ctx)
-	case n.end != nil:
+		n.end, _ = n.Accept(ctx)
+	}
+	if n.end != nil {
 		n.end.Close()
 	}
 }

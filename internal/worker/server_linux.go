@@ -142,8 +142,10 @@ func (s *server) openSampler(cpus bool) error {
 	if err != nil {
 		return err
 	}
-	s.sampler, err = collect.New(collect.Options{Sys: sys.FS(), CPUs: cpus})
-	return err
+	if s.sampler, err = collect.New(collect.Options{Sys: sys.FS(), CPUs: cpus}); err != nil {
+		return errors.Join(err, sys.Close())
+	}
+	return nil
 }
 
 func (s *server) Sample(stream pb.Worker_SampleServer) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -383,6 +384,33 @@ func TestLimitsEarly(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Error("the window lasts until its time, though the traffic is over")
+	}
+}
+
+// TestCloseBeforeRun checks that a server whose client never came closes its ports, whatever the workload.
+func TestCloseBeforeRun(t *testing.T) {
+	for name, s := range map[string]traffic.Spec{
+		"stream":    {Kind: traffic.Stream, Size: 64, Connections: 1},
+		"ping-pong": {Kind: traffic.PingPong, Size: 64, Connections: 1},
+		"connect":   {Kind: traffic.Connect, Size: 64, Connections: 1},
+		"HTTP":      {Kind: traffic.HTTP, Size: 5, Connections: 1, EventLoop: true, Ports: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var server *traffic.Server
+			testenv.Retry(t, 20, func() (err error) { // another process may have the second port
+				server, err = traffic.Listen(s, netip.MustParseAddrPort("127.0.0.1:0"))
+				return err
+			})
+			(&nativeServer{Server: server}).Close()
+			for i := range max(1, s.Ports) {
+				at := netip.AddrPortFrom(server.Addr().Addr(), server.Addr().Port()+uint16(i))
+				l, err := net.Listen("tcp", at.String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.Close()
+			}
+		})
 	}
 }
 
