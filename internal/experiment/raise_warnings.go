@@ -29,9 +29,9 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 	var retransmits, bytes uint64
 	var skew float64
 	for _, p := range t.PerPair {
+		bytes += max(p.Client.Bytes, p.Server.Bytes) // for some tools only one end counts them
 		for i, e := range []record.Endpoint{p.Client, p.Server} {
 			retransmits += e.Retransmits
-			bytes += e.Bytes
 			// Only the client's window matters for round trips: its server notices the edge of the
 			// window at the next message, or never.
 			if e.Seconds > 0 && (i == 0 || c.Workload.Stream != nil) {
@@ -40,7 +40,7 @@ func warnings(c Cell, t *record.Trial) []record.Warning {
 			out = append(out, e.Warnings...)
 		}
 	}
-	if share := record.RetransmitShare(retransmits, bytes/2); share > retransmitShare && retransmits > 10 {
+	if share := record.RetransmitShare(retransmits, bytes); share > retransmitShare && retransmits > 10 {
 		warn(record.WarnRetransmits, "TCP retransmitted %d segments, about %.2g%% of all it sent", retransmits, 100*share)
 	}
 	// A fixed number of requests or round trips has no planned end.

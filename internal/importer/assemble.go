@@ -107,6 +107,11 @@ func (t *trial) countPairs(p *pattern, bad *problems) {
 	for _, part := range t.traffic {
 		n += len(part.run.Pairs)
 	}
+	for _, part := range t.traffic[1:] {
+		if first := t.traffic[0]; part.apart(first) || first.apart(part) {
+			bad.add(part.path, "by the times in the files, it did not run at the same time as %s, so the two are no pairs of one trial: write {run} in place of {pair}", first.path)
+		}
+	}
 	switch first := t.traffic[0]; {
 	case t.pairs < 0:
 		t.pairs = n
@@ -116,6 +121,21 @@ func (t *trial) countPairs(p *pattern, bad *problems) {
 		bad.add(first.path, "it has %s, and its name says %d: use {pair} if each pair has a file of its own; connections of one client are not pairs", words.Count(n, "pair"), t.pairs)
 	}
 }
+
+// apart reports whether a part began when another one had ended. It is false if the start of one is unknown.
+func (p part) apart(other part) bool {
+	if p.run.Started.IsZero() || other.run.Started.IsZero() {
+		return false
+	}
+	length := time.Duration(other.Workload.Traffic().Warmup)
+	for _, e := range other.run.Pairs {
+		length = max(length, time.Duration(other.Workload.Traffic().Warmup)+time.Duration(e.Seconds*1e9))
+	}
+	return p.run.Started.Sub(other.run.Started) >= length+startedRounding
+}
+
+// startedRounding is how much a tool may round the time at which it began.
+const startedRounding = time.Second
 
 // checkPairs reports trials that lack the file of a pair, if only the files show how many pairs there are.
 func checkPairs(trials []*trial, p *pattern, bad *problems) {
@@ -153,6 +173,20 @@ func cpus(files []*file, trials []*trial, bad *problems) {
 		}
 		for i, run := range f.Runs {
 			addCPUs(part{f, run}, i, of, bad)
+		}
+	}
+	checkNodes(trials, bad)
+}
+
+// checkNodes reports trials that have the CPUs of fewer nodes than others of their workload: their sums would be smaller.
+func checkNodes(trials []*trial, bad *problems) {
+	most := make(map[string]int) // by workload
+	for _, t := range trials {
+		most[t.workload] = max(most[t.workload], len(t.cpus))
+	}
+	for _, t := range trials {
+		if n := len(t.cpus); n > 0 && n < most[t.workload] {
+			bad.add(t.cpus[0].path, "its trial has the CPUs of %s, and others have those of %d: leave them out of all trials, or add the missing files", words.Count(n, "node"), most[t.workload])
 		}
 	}
 }

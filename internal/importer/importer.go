@@ -130,6 +130,12 @@ func Import(paths []string, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.Imported.Conditions = make(map[string]map[string]string)
+	for name, reading := range workloads {
+		if len(reading.Conditions) > 0 {
+			r.Imported.Conditions[name] = reading.Conditions
+		}
+	}
 	formats := make(map[string]bool)
 	for _, f := range whole {
 		r.Imported.Files = append(r.Imported.Files, record.File{Path: f.path, SHA256: f.hash, Format: f.Format, Version: f.Version})

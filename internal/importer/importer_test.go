@@ -175,8 +175,8 @@ func TestDocumentedCommands(t *testing.T) {
 			[]string{"off iperf throughput", "off qperf latency_mean rate"}},
 		{"--pattern '{variant}.{workload}.{run}.txt' --baseline kube-proxy", map[string]string{"kube-proxy.16000.1.txt": ab, "cilium.16000.1.txt": later(ab)},
 			[]string{
-				"cilium 16000 completion errors latency_max latency_mean latency_p50 latency_p99 rate",
-				"kube-proxy 16000 completion errors latency_max latency_mean latency_p50 latency_p99 rate",
+				"cilium 16000 completion errors latency_max latency_mean latency_p99 rate",
+				"kube-proxy 16000 completion errors latency_max latency_mean latency_p99 rate",
 			}},
 		{"--pattern '{variant}-{pairs}-{run}-*' --baseline baseline", map[string]string{"baseline-1-1-iperf3.json": stream(1000, 1), "baseline-1-1-mpstat.txt": mpstat},
 			[]string{"baseline stream cpu_per_gb softirq_per_gb throughput"}},
@@ -229,8 +229,12 @@ func TestMachine(t *testing.T) {
 	if diff := cmp.Diff(want, r.Trials[0].Metrics, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if w := r.Experiment.Spec.Workloads[0]; stats.Primary(r.Experiment, w) != metrics.LatencyMean || w.PingPong.Iterations != 65000 {
-		t.Errorf("primary %s of %+v", stats.Primary(r.Experiment, w), w.PingPong)
+	s, err := stats.Analyze(r.Experiment, r.Trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w := r.Experiment.Spec.Workloads[0]; s.Primary(w.Name) != metrics.LatencyMean || w.PingPong.Iterations != 65000 {
+		t.Errorf("primary %s of %+v", s.Primary(w.Name), w.PingPong)
 	}
 }
 
@@ -402,6 +406,12 @@ func TestProblems(t *testing.T) {
 		{"no pairs", "{variant}-{pairs}", map[string]string{"base-0": good}, []string{"{pairs} is 0; it must be 1 to 64"}},
 		{"no blocks", "{variant}-{block}", map[string]string{"base-1": stream(1, 1), "base-2": stream(1, 2), "tuned-1": stream(1, 3), "tuned-2": stream(1, 4)},
 			[]string{"by the times in the files, all of tuned was measured after all of base", "write {run} in place of {block}"}},
+		{"CPUs of fewer nodes", "{variant}-{run}-{node}.*", map[string]string{
+			"base-1-a.net": good, "base-1-b.cpu": cpu, "base-2-a.net": stream(1000, 20), "base-2-b.cpu": strings.Replace(cpu, "11/23/26", "11/24/26", 1),
+			"base-2-c.cpu": strings.Replace(cpu, "11/23/26", "11/25/26", 1),
+		}, []string{"base-1-b.cpu: its trial has the CPUs of 1 node, and others have those of 2"}},
+		{"pairs one after another", "{variant}-{run}-{pair}", map[string]string{"base-1-1": stream(1, 100), "base-1-2": stream(1, 400)},
+			[]string{"base-1-2: by the times in the files, it did not run at the same time as", "write {run} in place of {pair}"}},
 		{"no baseline", "{variant}-{run}", map[string]string{"a-1": good, "b-1": good}, []string{"--baseline base: no file has this variant"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -360,6 +360,9 @@ type Environment struct {
 type Imported struct {
 	Pattern string `json:"pattern"` // pattern of the file names
 	Files   []File `json:"files"`   // files that were read
+	// Conditions are further properties of the traffic, by workload and name, such as its direction and rate limit. Those that the
+	// files do not tell are absent.
+	Conditions map[string]map[string]string `json:"conditions,omitempty"`
 }
 
 // File is a file from which results were imported.

@@ -134,7 +134,7 @@ func parseAB(w spec.Workload, output []byte) (record.Endpoint, error) {
 	if failed > 0 {
 		// The percentiles include failed requests.
 		e.Percentiles = nil
-	} else if err := abLatency(e.Percentiles, o.served, o.figures["Time per request"]/1e3); err != nil {
+	} else if err := abLatency(&e, o.served, o.figures["Time per request"]/1e3); err != nil {
 		return e, err
 	}
 	if n := w.HTTP.Requests; n > 0 {
@@ -212,33 +212,44 @@ func (o *abOutput) complete() error {
 }
 
 // abLatency adds the mean, in seconds, and the longest request, in whole milliseconds, to the percentiles of the CSV. Without
-// -e there is no CSV, and the percentiles are in whole milliseconds too.
-func abLatency(percentiles, served map[string]float64, mean float64) error {
+// -e there is no CSV, and the percentiles are in whole milliseconds too. Those that this rounds by more than a twentieth are left
+// out: two medians of 1.4 and 1.6 ms would be 1 and 2.
+func abLatency(e *record.Endpoint, served map[string]float64, mean float64) error {
 	longest, found := served[metrics.LatencyMax]
 	delete(served, metrics.LatencyMax)
-	if len(percentiles) == 0 {
-		maps.Copy(percentiles, served)
+	rounded := len(e.Percentiles) == 0
+	if rounded {
+		maps.Copy(e.Percentiles, served)
 	}
-	if len(percentiles) != 2 {
+	if len(e.Percentiles) != 2 {
 		return errors.New("its output has no percentiles: it ended too early, or some were left out")
 	}
 	// The longest request is rounded, and useless if it is less than the 99th percentile, which is exact to the microsecond.
-	if found && longest > 0 && longest >= percentiles[metrics.LatencyP99] {
-		percentiles[metrics.LatencyMax] = longest
+	if found && longest > 0 && longest >= e.Percentiles[metrics.LatencyP99] {
+		e.Percentiles[metrics.LatencyMax] = longest
+	}
+	if rounded {
+		maps.DeleteFunc(e.Percentiles, func(_ string, seconds float64) bool { return seconds < abLeastRounded })
+		if _, ok := e.Percentiles[metrics.LatencyP50]; !ok {
+			e.Warnings = append(e.Warnings, record.Warnf(record.WarnCoarse, "no median: ab printed it in whole milliseconds, which is too coarse; run ab with -e FILE.csv"))
+		}
 	}
 	if mean > 0 {
-		percentiles[metrics.LatencyMean] = mean
+		e.Percentiles[metrics.LatencyMean] = mean
 	}
 	return nil
 }
 
+// abLeastRounded is the shortest latency, in seconds, that is taken from a figure in whole milliseconds.
+const abLeastRounded = 0.01
+
 // abErrors converts ab's kinds of failures to those of a record. A broken connection is also an exception of the poller, and
-// its response has the wrong length.
+// its response has the wrong length. So has a response with an error status, in general, which ab counts in both.
 func abErrors(kinds [4]float64, status float64) map[string]uint64 {
 	errs := make(map[string]uint64)
 	for kind, n := range map[string]float64{
 		record.ErrRefused: kinds[0], record.ErrReset: max(kinds[1], kinds[3]),
-		record.ErrShort: max(0, kinds[2]-max(kinds[1], kinds[3])), record.ErrStatus: status,
+		record.ErrShort: max(0, kinds[2]-max(kinds[1], kinds[3])-status), record.ErrStatus: status,
 	} {
 		if n > 0 && n < math.MaxInt64/8 {
 			errs[kind] = uint64(n)

@@ -68,11 +68,15 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
+	planned := length
+	if string(head[2]) != "s" { // the heading is rounded, to 2m of 90 s
+		planned -= map[string]time.Duration{"m": time.Minute, "h": time.Hour}[string(head[2])] / 2
+	}
 	n, err := strconv.Atoi(string(connections[1]))
 	if err != nil {
 		return Reading{}, err
 	}
-	if done := wrkDone.FindSubmatch(output); done != nil && string(head[2]) != "s" { // the heading is rounded, to 2m of 90 s
+	if done := wrkDone.FindSubmatch(output); done != nil && planned != length {
 		if length, err = time.ParseDuration(string(done[2])); err != nil {
 			return Reading{}, err
 		}
@@ -84,6 +88,9 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 	t.Connections, t.Duration = n, spec.Duration(length)
 	w := spec.Workload{HTTP: &t}
 	e, err := parseWrk(w, output)
+	if err == nil {
+		err = stopped(e, planned)
+	}
 	if err != nil {
 		return Reading{}, err
 	}
@@ -103,6 +110,14 @@ func readWrk(output []byte, _ Known) (Reading, error) {
 	}
 	conditions := map[string]string{Client: format, TLS: tlsOf(string(head[3]) == "https")}
 	return Reading{Format: format, Workload: w, Conditions: conditions, Runs: []Run{{Pairs: []record.Endpoint{e}}}}, nil
+}
+
+// stopped returns an error for a run that ended before half of its planned time, because somebody interrupted it.
+func stopped(e record.Endpoint, planned time.Duration) error {
+	if e.Seconds < planned.Seconds()/2 {
+		return fmt.Errorf("it was stopped after %.3g s of %.3g s: leave it out, or run it again", e.Seconds, planned.Seconds())
+	}
+	return nil
 }
 
 // tlsOf returns the condition TLS for an output that does not say which version.
@@ -171,6 +186,8 @@ func readFortio(output []byte, _ Known) (Reading, error) {
 		counted := err != nil
 		if t.Duration = spec.Duration(length); counted {
 			t.Duration = spec.Duration(math.Ceil(e.Seconds) * 1e9)
+		} else if err := stopped(e, length); err != nil {
+			return Reading{}, err
 		}
 		if t.Connections < 1 || t.Duration <= 0 {
 			return Reading{}, fmt.Errorf("%d connections in %s", t.Connections, time.Duration(t.Duration))

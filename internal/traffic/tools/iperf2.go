@@ -45,6 +45,8 @@ var (
 	iperf2Writes = regexp.MustCompile(`^Write buffer size: +(.*)$`)
 	// iperf2Stray matches a line of a report, or of -y C.
 	iperf2Stray = regexp.MustCompile(`(?m)^\[[^\]]*\] .* sec\b.*$|^[-+]?\d{4,}[^,\n]*(?:,[^,\n]*){6,}$`)
+	// iperf2Identity matches the lines by which two runs differ. At line rate the reports of 2.0 are equal, but not the ports.
+	iperf2Identity = regexp.MustCompile(iperf2Stray.String() + `|(?m)` + iperf2Local.String())
 	// iperf2None matches lines of a report that are not used, such as a histogram.
 	iperf2None = regexp.MustCompile(`-PDF[:(]|Sent \d+ datagrams`)
 	// iperf2CSV matches the time, both addresses, the connection, and the interval. With -e, 2.1.9 and later begin with the
@@ -176,7 +178,7 @@ func readIperf2(output []byte, known Known) ([]Reading, error) {
 			return Reading{}, fmt.Errorf("line %d belongs to no run, because it precedes the heading in line %d: %.200q",
 				lineOf(output, at[0]), lineOf(output, starts[0]), lineAt(output, at[0]))
 		}
-		return sections(output, starts, iperf2Stray, known, readIperf2Run)
+		return sections(output, starts, iperf2Identity, known, readIperf2Run)
 	})(output, known)
 }
 

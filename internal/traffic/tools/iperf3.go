@@ -86,6 +86,7 @@ type iperf3Report struct {
 			Bytes, Blocks         float64
 			Reverse               *float64 // nil before 3.1
 			Rate                  *float64 `json:"target_bitrate"` // nil before 3.10
+			PacketRate            float64  `json:"fqrate"`         // of --fq-rate, bits per second
 		} `json:"test_start"`
 	}
 	End struct {

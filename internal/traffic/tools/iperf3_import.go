@@ -166,6 +166,9 @@ func (r iperf3Report) conditions() (map[string]string, error) {
 			found[RateLimit] = fmt.Sprintf("%g Mbit/s", *rate/1e6)
 		}
 	}
+	if rate := r.Start.Test.PacketRate; rate > 0 {
+		found[RateLimit] = fmt.Sprintf("%g Mbit/s by fair queueing", rate/1e6)
+	}
 	if received := r.End.Received; server && found[Direction] == Reverse && received != nil && received.Bytes == 0 {
 		return nil, errors.New("it is a server's report of -R, which does not have what the client received: give the client's")
 	}

@@ -220,17 +220,28 @@ func (t qperfTest) quantity(name, of string) (float64, error) {
 	if !ok {
 		return 0, nil
 	}
-	value, rest, _ := strings.Cut(strings.ReplaceAll(text, ",", ""), " ")
+	value, rest, _ := strings.Cut(text, " ")
 	unit, exact, _ := strings.Cut(strings.TrimSpace(rest), " ")
-	v, err := strconv.ParseFloat(value, 64)
+	v, err := qperfNumber(value)
 	scale, known := qperfUnits[of][unit]
 	if err != nil || !known || !(v >= 0) || math.IsInf(v*scale, 0) {
 		return 0, fmt.Errorf("%s of %q, want a number in %s", name, text, strings.Join(slices.Sorted(maps.Keys(qperfUnits[of])), ", "))
 	}
-	if n, err := strconv.ParseFloat(strings.Trim(exact, "()"), 64); exact != "" && err == nil {
+	if n, err := qperfNumber(strings.Trim(exact, "()")); exact != "" && err == nil {
 		return n, nil
 	}
 	return v * scale, nil
+}
+
+// qperfThousands matches a number with commas between thousands. qperf writes no other commas: one in "38,2" is somebody else's
+// decimal comma, and 382 would be wrong.
+var qperfThousands = regexp.MustCompile(`^\d{1,3}(,\d{3})+(\.\d+)?$`)
+
+func qperfNumber(text string) (float64, error) {
+	if qperfThousands.MatchString(text) {
+		text = strings.ReplaceAll(text, ",", "")
+	}
+	return strconv.ParseFloat(text, 64)
 }
 
 // workload returns the traffic of a test.

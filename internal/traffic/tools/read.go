@@ -229,8 +229,8 @@ func each(heading, figure *regexp.Regexp, read func([]byte, Known) (Reading, err
 	})
 }
 
-// sections reads the runs that begin at starts.
-func sections(output []byte, starts []int, figure *regexp.Regexp, known Known, read func([]byte, Known) (Reading, error)) (Reading, error) {
+// sections reads the runs that begin at starts. differing matches the lines by which two runs differ.
+func sections(output []byte, starts []int, differing *regexp.Regexp, known Known, read func([]byte, Known) (Reading, error)) (Reading, error) {
 	var all Reading
 	for i, start := range starts {
 		end := len(output)
@@ -239,7 +239,7 @@ func sections(output []byte, starts []int, figure *regexp.Regexp, known Known, r
 		}
 		r, err := read(output[start:end], known)
 		if err == nil {
-			r.Runs[0].ID = identity(output[start:end], figure)
+			r.Runs[0].ID = identity(output[start:end], differing)
 			if i > 0 {
 				err = all.add(r)
 			}
@@ -259,11 +259,11 @@ func sections(output []byte, starts []int, figure *regexp.Regexp, known Known, r
 	return all, nil
 }
 
-// identity returns a hash of the lines with figures, which differ between two runs.
-func identity(output []byte, figure *regexp.Regexp) string {
+// identity returns a hash of the lines by which two runs differ.
+func identity(output []byte, differing *regexp.Regexp) string {
 	hash := sha256.New()
 	for line := range bytes.Lines(output) {
-		if figure.Match(line) {
+		if differing.Match(line) {
 			hash.Write(append(bytes.TrimSpace(line), '\n'))
 		}
 	}

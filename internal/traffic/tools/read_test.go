@@ -112,7 +112,7 @@ func TestRead(t *testing.T) {
 		{file: "latte-iterations.txt", want: "latte: pingpong tcp ip0 size=4 connections=1 warmup=0s duration=3m10s requests=0 iterations=65000; 1 runs of 1 pairs: 189.9 s, 0 bit/s, 65000 messages, 0 lost, 0 late, jitter 0, busy 0.068, interrupts 13.16, switches 17.13, latency_mean 0.002921"},
 		{file: "sockperf-3.7-stream-64.txt", want: "sockperf 3.7-no.git: stream tcp ip4 size=64 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 1.048 s, 7.49274e+07 bit/s, 153367 messages, 0 lost, 0 late, jitter 0"},
 		{file: "sockperf-3.7-underload-max.txt", want: "sockperf 3.7-no.git: underload tcp ip4 size=0 connections=1 warmup=0s duration=1s requests=0; 1 runs of 1 pairs: 0.542 s, 0 bit/s, 1303 messages, 0 lost, 0 late, jitter 0, latency_mean 0.009234, latency_p50 0.007406, latency_p99 0.02807, latency_max 0.03273"},
-		{file: "ab-2.3-plain.txt", want: "ab 2.3: http tcp ip0 size=6 connections=4 warmup=0s duration=1s requests=500; 1 runs of 1 pairs: 0.871 s, 0 bit/s, 500 messages, 0 lost, 0 late, jitter 0, latency_mean 0.006971, latency_p50 0.003, latency_p99 0.063, latency_max 0.319"},
+		{file: "ab-2.3-plain.txt", want: "ab 2.3: http tcp ip0 size=6 connections=4 warmup=0s duration=1s requests=500; 1 runs of 1 pairs: 0.871 s, 0 bit/s, 500 messages, 0 lost, 0 late, jitter 0, latency_mean 0.006971, latency_p99 0.063, latency_max 0.319"},
 		{file: "iperf2-2.1.8-full-duplex.txt", err: "iperf2: line 7: traffic from the server to the client too"},
 		{file: "iperf2-2.1.8-reverse.txt", err: "iperf2: line 7: traffic from the server to the client too"},
 		// iperf could not listen for the other direction (-d), so there was none.
