@@ -172,7 +172,8 @@ func openBoth(paths []string) (dirs [2]*record.Dir, results [2]stats.Result, err
 // readResult reads the parts of a result that a comparison needs.
 func readResult(dir *record.Dir) (stats.Result, error) {
 	exp, trials, err := readExperiment(dir)
-	return stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials}, err
+	env, unreadable := dir.Environment()
+	return stats.Result{Name: folderName(dir), Experiment: exp, Trials: trials, Imported: env.Imported}, errors.Join(err, unreadable)
 }
 
 func closeBoth(dirs [2]*record.Dir) {

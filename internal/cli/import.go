@@ -112,10 +112,10 @@ func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, er
 	if err := dir.Close(); err != nil {
 		return nil, err
 	}
-	// A loop over folders imports several in a second, which would all have the same name.
-	name := filepath.Join(out, filepath.Base(dir.Path))
-	whole := name
-	for n := 2; ; n++ {
+	// A loop over folders imports several in a second. Each but the first gets the next free second as its time, so that they
+	// keep their order.
+	for ; ; now = now.Add(time.Second) {
+		whole := filepath.Join(out, record.FolderName(r.Experiment.Metadata.Name, now))
 		err := os.Rename(dir.Path, whole)
 		if err == nil {
 			return record.Open(whole)
@@ -123,6 +123,5 @@ func writeImported(p Process, r *importer.Result, out string) (_ *record.Dir, er
 		if !errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("create results folder: %w", err)
 		}
-		whole = fmt.Sprintf("%s-%d", name, n)
 	}
 }

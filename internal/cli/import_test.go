@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"slipstream.dev/internal/history"
 )
 
 // published are the bit rates of the published logs.
@@ -139,14 +141,14 @@ func TestImportMissing(t *testing.T) {
 	}
 }
 
-// TestImportsInOneSecond: results with the same name each get a folder of their own.
+// TestImportsInOneSecond: imports within a second each get a folder of their own, with the name of a result.
 func TestImportsInOneSecond(t *testing.T) {
 	out := t.TempDir()
 	const imports = 4 // they take less than a second each
 	for range imports {
 		succeed(t, "import", "--pattern", "{variant}-{pairs}.txt", "--baseline", "baseline", "--duration", "30s", "--out", out, published)
 	}
-	if found, err := filepath.Glob(filepath.Join(out, "imported-*", "trials.jsonl")); err != nil || len(found) != imports {
+	if found, err := history.Names(out); err != nil || len(found) != imports {
 		t.Errorf("%d results of %d imports: %v, %v", len(found), imports, found, err)
 	}
 }

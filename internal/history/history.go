@@ -346,9 +346,17 @@ func readSummary(dir *record.Dir) (s summary, err error) {
 	return s, err
 }
 
-// primary returns the rows of each workload's primary metric (stats.Primary). A summary does not name it, but it is the
-// first of the candidates below that has the most rows.
+// primary returns the rows of each workload's primary metric.
 func primary(rows []stats.Row) []stats.Row {
+	if slices.ContainsFunc(rows, func(r stats.Row) bool { return r.Primary }) {
+		return slices.DeleteFunc(slices.Clone(rows), func(r stats.Row) bool { return !r.Primary })
+	}
+	return guessedPrimary(rows)
+}
+
+// guessedPrimary is primary for a summary of an older version, which does not mark these rows: it takes the first of the
+// candidates below that has the most rows.
+func guessedPrimary(rows []stats.Row) []stats.Row {
 	count := make(map[[2]string]int) // by workload and metric
 	for _, r := range rows {
 		count[[2]string{r.Workload, r.Metric}]++

@@ -35,12 +35,16 @@ type made struct {
 	unfinished string
 	noSummary  bool
 	labels     map[string]string
+	file       string // of the experiment
 }
 
 // add makes a results folder, and returns it open for appending if keep is set.
 func add(tb testing.TB, parent string, m made) *record.Dir {
 	tb.Helper()
-	dir, err := record.Create(parent, m.experiment, m.at, []byte("kind: Experiment\n"), record.Environment{
+	if m.file == "" {
+		m.file = "kind: Experiment\n"
+	}
+	dir, err := record.Create(parent, m.experiment, m.at, []byte(m.file), record.Environment{
 		Version: "v1", Started: m.at, Labels: m.labels, Nodes: []record.Node{
 			{Name: "a", Kernel: m.kernel, CPUModel: "EPYC", Links: []record.Link{{Name: "flannel.1", Class: "overlay"}, {Name: "eth0", NIC: &record.NIC{Driver: "mlx5_core"}}}},
 			{Name: "b", Kernel: m.kernel, CPUModel: "EPYC"},
@@ -269,6 +273,38 @@ func TestTrend(t *testing.T) {
 	}
 	if _, err := f.Trend(Selection{Experiment: "demo", Metric: "loss", Last: 5}); err == nil {
 		t.Error("a metric that no result has is no error")
+	}
+}
+
+// TestTrendMarksTraffic: a run whose traffic differs from that of the run before is marked with what differs, and an unfinished
+// one is left out.
+func TestTrendMarksTraffic(t *testing.T) {
+	parent := t.TempDir()
+	file := func(size string) string {
+		return `
+apiVersion: slipstream.dev/v1alpha1
+kind: Experiment
+metadata: {name: demo}
+spec:
+  target: {lab: {nodes: 2}}
+  baseline: v0
+  variants: [{name: v0}, {name: v1}]
+  workloads: [{name: stream, stream: {size: ` + size + `, duration: 1s}}]
+`
+	}
+	for i, m := range []made{{file: file("64")}, {file: strings.Replace(file("64"), "1s", "2s", 1)}, {file: file("1M")}, {file: file("64"), unfinished: "1 of 2 trials are done"}} {
+		m.experiment, m.at, m.throughput = "demo", start.AddDate(0, 0, i), 1e9
+		closeAll(t, add(t, parent, m))
+	}
+	trend, err := open(t, parent).Trend(Selection{Metric: metrics.Throughput, Workload: "stream", Last: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Mark{{2, "stream: size", "64", "1M"}}, trend.Marks); diff != "" {
+		t.Error(diff)
+	}
+	if len(trend.Runs) != 3 || len(trend.LeftOut) != 1 || !strings.Contains(trend.LeftOut[0], "it is unfinished: 1 of 2 trials are done") {
+		t.Errorf("runs %v, left out %v", trend.Runs, trend.LeftOut)
 	}
 }
 

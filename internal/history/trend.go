@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"time"
 
 	"slipstream.dev/internal/metrics"
+	"slipstream.dev/internal/record"
+	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/stats"
 )
 
@@ -36,7 +39,7 @@ type Trend struct {
 	Runs       []Run    `json:"runs"` // oldest first
 	Marks      []Mark   `json:"marks"`
 	Series     []Series `json:"series"`
-	// LeftOut says which results could not be read, and why.
+	// LeftOut says which results are not in the trend, and why: they cannot be read, or are unfinished.
 	LeftOut []string `json:"leftOut,omitempty"`
 }
 
@@ -94,13 +97,17 @@ func (f *Folder) Trend(s Selection) (*Trend, error) {
 	slices.Reverse(names)
 	t := &Trend{Experiment: s.Experiment, Metric: s.Metric, Ratio: s.Ratio, Runs: []Run{}, Marks: []Mark{}, Series: []Series{}}
 	at := make(map[series]int)
-	var before []Fact
+	var before rows
+	last := make(map[string]map[string]string) // the newest traffic of each workload
 	for _, one := range f.readRows(names, s) {
 		if one.err != nil {
 			t.LeftOut = append(t.LeftOut, fmt.Sprintf("%s: %v", one.name, one.err))
 			continue
 		}
-		t.addRun(one, &before)
+		t.addRun(one)
+		t.markFacts(before.facts, one.facts)
+		t.markTraffic(last, one.traffic)
+		before = one
 		for _, row := range one.rows {
 			t.addRow(at, row, s.Ratio)
 		}
@@ -116,44 +123,67 @@ func (f *Folder) Trend(s Selection) (*Trend, error) {
 
 // rows are the selected rows of a result.
 type rows struct {
-	name  string
-	facts []Fact
-	rows  []stats.Row
-	err   error
+	name    string
+	facts   []Fact
+	traffic map[string]map[string]string // stats.Traffic of each workload that has a row; nil if this version cannot read the experiment
+	rows    []stats.Row
+	err     error
 }
 
 // readRows reads the selected rows of results.
 func (f *Folder) readRows(names []string, s Selection) []rows {
 	all := make([]rows, len(names))
 	each(len(names), func(i int) {
+		all[i], all[i].err = f.rowsOf(names[i], s)
 		all[i].name = names[i]
-		all[i].facts, all[i].rows, all[i].err = f.rowsOf(names[i], s)
 	})
 	return all
 }
 
-func (f *Folder) rowsOf(name string, s Selection) ([]Fact, []stats.Row, error) {
+func (f *Folder) rowsOf(name string, s Selection) (found rows, err error) {
 	dir, err := f.Open(name)
 	if err != nil {
-		return nil, nil, err
+		return found, err
 	}
 	defer dir.Close()
 	env, err := dir.Environment()
 	if err != nil {
-		return nil, nil, err
+		return found, err
 	}
 	summary, err := readSummary(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, errors.New("it has no report yet")
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return found, errors.New("it has no report yet")
+	case err != nil:
+		return found, err
+	case summary.Unfinished != "":
+		return found, errors.New("it is unfinished: " + summary.Unfinished)
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	found := summary.Rows
+	found.rows = summary.Rows
 	if s.Metric == "" {
-		found = primary(found)
+		found.rows = primary(found.rows)
 	}
-	return facts(env), slices.DeleteFunc(found, func(r stats.Row) bool { return !s.selects(r) }), nil
+	found.rows = slices.DeleteFunc(found.rows, func(r stats.Row) bool { return !s.selects(r) })
+	found.facts, found.traffic = facts(env), trafficOf(dir, env.Imported, found.rows)
+	return found, nil
+}
+
+func trafficOf(dir *record.Dir, imported *record.Imported, rows []stats.Row) map[string]map[string]string {
+	text, err := dir.Experiment()
+	if err != nil {
+		return nil
+	}
+	exp, err := spec.Parse(dir.Path, text, nil)
+	if err != nil {
+		return nil
+	}
+	all := make(map[string]map[string]string)
+	for _, w := range exp.Spec.Workloads {
+		if slices.ContainsFunc(rows, func(r stats.Row) bool { return r.Workload == w.Name }) {
+			all[w.Name] = stats.Traffic(exp, imported, w)
+		}
+	}
+	return all
 }
 
 func (s Selection) selects(r stats.Row) bool {
@@ -161,17 +191,39 @@ func (s Selection) selects(r stats.Row) bool {
 		(s.Pairs == 0 || r.Pairs == s.Pairs) && r.N > 0 && (!s.Ratio || r.Versus != nil)
 }
 
-// addRun adds a run, with marks for the facts that differ from those of the run before.
-func (t *Trend) addRun(one rows, before *[]Fact) {
+func (t *Trend) addRun(one rows) {
 	_, started := split(one.name)
 	t.Runs = append(t.Runs, Run{one.name, started})
-	was, is := Result{Facts: *before}, Result{Facts: one.facts}
-	for _, name := range namesOf(*before, one.facts) {
-		if from, to := was.Fact(name), is.Fact(name); from != to && len(t.Runs) > 1 {
-			t.Marks = append(t.Marks, Mark{len(t.Runs) - 1, name, cmp.Or(from, "none"), cmp.Or(to, "none")})
-		}
+}
+
+// mark marks the last run with what differs from an earlier one.
+func (t *Trend) mark(fact, from, to string) {
+	if from != to && len(t.Runs) > 1 {
+		t.Marks = append(t.Marks, Mark{len(t.Runs) - 1, fact, cmp.Or(from, "none"), cmp.Or(to, "none")})
 	}
-	*before = one.facts
+}
+
+// markFacts marks the facts that differ from those of the run before.
+func (t *Trend) markFacts(before, after []Fact) {
+	was, is := Result{Facts: before}, Result{Facts: after}
+	for _, name := range namesOf(before, after) {
+		t.mark(name, was.Fact(name), is.Fact(name))
+	}
+}
+
+// markTraffic marks the workloads whose traffic differs from what it last was, and updates that.
+func (t *Trend) markTraffic(last, now map[string]map[string]string) {
+	for _, workload := range slices.Sorted(maps.Keys(now)) {
+		was, is := last[workload], now[workload]
+		if was != nil {
+			either := maps.Clone(was)
+			maps.Copy(either, is)
+			for _, field := range slices.Sorted(maps.Keys(either)) {
+				t.mark(workload+": "+field, was[field], is[field])
+			}
+		}
+		last[workload] = is
+	}
 }
 
 // namesOf returns the names of all facts, each once.

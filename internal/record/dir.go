@@ -42,10 +42,15 @@ type Dir struct {
 	environment *Environment
 }
 
+// FolderName returns the name of the folder of a result: NAME-TIMESTAMP (UTC).
+func FolderName(name string, now time.Time) string {
+	return name + "-" + now.UTC().Format("20060102T150405Z")
+}
+
 // Create makes the folder NAME-TIMESTAMP (UTC) below parent, and parent if it is missing. experiment is the file
 // with all defaults. The caller closes the folder.
 func Create(parent, name string, now time.Time, experiment []byte, env Environment) (*Dir, error) {
-	d := &Dir{Path: filepath.Join(parent, name+"-"+now.UTC().Format("20060102T150405Z"))}
+	d := &Dir{Path: filepath.Join(parent, FolderName(name, now))}
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return nil, fmt.Errorf("create results folder: %w", err)
 	}

@@ -51,7 +51,7 @@ func (c Changes) Name(i int) string { return [...]string{c.Before.Name, c.After.
 func (c Changes) scale() draw.Scale {
 	var all []draw.Ratio
 	for i := range c.Comparison.Changes {
-		if r := &c.Comparison.Changes[i]; r.Primary {
+		if r := &c.Comparison.Changes[i]; r.Decides {
 			all = append(all, gainOf(&r.Row, nil))
 		}
 	}
@@ -67,7 +67,7 @@ func (c Changes) Rows() []Change {
 	scale := c.scale()
 	for i := range c.Comparison.Changes {
 		r := &c.Comparison.Changes[i]
-		if !r.Primary {
+		if !r.Decides {
 			continue
 		}
 		q := quantityOf(r.Metric)
@@ -136,5 +136,5 @@ func (c Changes) Summary() string {
 
 // Compared reports whether there was any row for a gate to consider.
 func (c Changes) Compared() bool {
-	return slices.ContainsFunc(c.Comparison.Changes, func(r stats.Change) bool { return r.Primary })
+	return slices.ContainsFunc(c.Comparison.Changes, func(r stats.Change) bool { return r.Decides })
 }

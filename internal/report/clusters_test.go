@@ -20,7 +20,7 @@ func TestClusters(t *testing.T) {
 		Variants:  []spec.Variant{{Name: "a/pod", Cluster: "a"}, {Name: "b/pod", Cluster: "b"}},
 		Workloads: []spec.Workload{{Name: "bulk", Stream: &spec.Traffic{Protocol: "tcp", Tool: "native"}}},
 	}}
-	row := stats.Row{Variant: "a/pod", Workload: "bulk", Pairs: 1, Metric: metrics.Throughput, Unit: "bit/s", N: 12, Mean: 1e9, CI95: [2]float64{1e9, 1e9}}
+	row := stats.Row{Variant: "a/pod", Workload: "bulk", Pairs: 1, Metric: metrics.Throughput, Unit: "bit/s", Primary: true, N: 12, Mean: 1e9, CI95: [2]float64{1e9, 1e9}}
 	other := row
 	other.Variant, other.Versus = "b/pod", &stats.Versus{Baseline: "a/pod", N: 12, Ratio: 1.5, CI95: [2]float64{1.4, 1.6}, P: 0.001, Verdict: stats.Faster}
 	env := record.Environment{Clusters: []record.Cluster{

@@ -11,10 +11,10 @@ import (
 	"slipstream.dev/internal/stats"
 )
 
-// CSV writes the rows of the summary as one flat table, in its units and full precision. Columns
-// of a comparison are empty in a baseline's rows; warnings are codes, separated by spaces;
-// unfinished is empty for a complete run. In a mesh each link has a row too, and the last two
-// columns are its nodes.
+// CSV writes the rows of the summary as one flat table, in its units and full precision. The mean
+// and its interval are empty if no trial succeeded. Columns of a comparison are empty in a
+// baseline's rows; warnings are codes, separated by spaces; unfinished is empty for a complete
+// run. In a mesh each link has a row too, and the last two columns are its nodes.
 func CSV(w io.Writer, m *Model) error {
 	var b strings.Builder
 	c := csv.NewWriter(&b)
@@ -38,7 +38,10 @@ func CSV(w io.Writer, m *Model) error {
 func csvRow(r stats.Row) []string {
 	row := []string{
 		plain.Cell(r.Variant), plain.Cell(r.Workload), strconv.Itoa(r.Pairs), r.Metric, r.Unit, strconv.Itoa(r.N),
-		csvNumber(r.Mean), csvNumber(r.CI95[0]), csvNumber(r.CI95[1]),
+		"", "", "",
+	}
+	if r.N > 0 {
+		row[6], row[7], row[8] = csvNumber(r.Mean), csvNumber(r.CI95[0]), csvNumber(r.CI95[1])
 	}
 	if v := r.Versus; v != nil {
 		row = append(row, plain.Cell(v.Baseline), csvNumber(v.Ratio), csvNumber(v.CI95[0]), csvNumber(v.CI95[1]), csvNumber(v.P), string(v.Verdict))

@@ -12,7 +12,6 @@ import (
 	"slipstream.dev/internal/report/draw"
 	"slipstream.dev/internal/report/number"
 	"slipstream.dev/internal/spec"
-	"slipstream.dev/internal/stats"
 	"slipstream.dev/internal/words"
 )
 
@@ -96,7 +95,7 @@ func (m *Model) medianTrial(c cell, w spec.Workload) (record.Trial, bool) {
 	if len(trials) == 0 {
 		return record.Trial{}, false
 	}
-	metric := stats.Primary(m.exp, w)
+	metric := m.summary.Primary(w.Name)
 	slices.SortStableFunc(trials, func(a, b record.Trial) int { return cmp.Compare(a.Metrics[metric], b.Metrics[metric]) })
 	return trials[(len(trials)-1)/2], true
 }

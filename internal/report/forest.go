@@ -88,7 +88,7 @@ func (f *Forest) draw(s draw.Scale) {
 
 // bestAndWorst returns the rows of a workload and a baseline: the host network, the best and the worst variant.
 func (m *Model) bestAndWorst(w spec.Workload, versus string, kind comparison) []ForestRow {
-	metric := stats.Primary(m.exp, w)
+	metric := m.summary.Primary(w.Name)
 	var rows, natives []*stats.Row
 	for _, v := range m.exp.Spec.Variants {
 		for _, p := range m.pairsOf(w) {

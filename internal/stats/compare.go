@@ -19,6 +19,8 @@ type Result struct {
 	Name       string
 	Experiment *spec.Experiment
 	Trials     []record.Trial
+	// Imported is how the trials were imported, if they were.
+	Imported *record.Imported
 }
 
 // Only limits a comparison to names. An empty list is no limit.
@@ -28,13 +30,15 @@ func (o Only) includes(c *cell) bool {
 	return emptyOrHas(o.Variants, c.variant.Name) && emptyOrHas(o.Workloads, c.workload.Name)
 }
 
-// decides reports whether a gate considers a metric of a cell: a requested one, or by default the primary
-// one.
-func (o Only) decides(c *cell, metric string) bool {
-	if len(o.Metrics) > 0 {
-		return slices.Contains(o.Metrics, metric)
+// decisive returns the metrics of a cell that a gate considers: the requested ones that it has, or by default the primary one.
+func (o Only) decisive(c *cell) []string {
+	switch {
+	case c == nil:
+		return nil
+	case len(o.Metrics) > 0:
+		return slices.DeleteFunc(c.metrics(), func(metric string) bool { return !slices.Contains(o.Metrics, metric) })
 	}
-	return metric == c.primary
+	return []string{c.primary}
 }
 
 func emptyOrHas(names []string, name string) bool {
@@ -58,7 +62,7 @@ type Comparison struct {
 	Margin float64 `json:"margin"`
 	// Changes are the rows that both runs have, in the order of the second.
 	Changes []Change `json:"changes"`
-	// Missing are the cells that only one run has, in words.
+	// Missing are the cells that only one run has, and those without a ratio of a metric that decides, in words.
 	Missing []string `json:"missing"`
 	Gate    Gate     `json:"gate"`
 }
@@ -68,14 +72,14 @@ type Change struct {
 	Row
 	// Before is the row's mean in the first run.
 	Before float64 `json:"before"`
-	// Primary rows decide the gate, or those of the metrics that were asked for.
-	Primary bool `json:"primary"`
+	// Decides says that the row decides the gate: it is a primary one, or one of a metric that was asked for.
+	Decides bool `json:"decides"`
 }
 
 // Gate is the verdict of a comparison, for a pipeline to act on.
 type Gate string
 
-// good: every primary row is the same or faster. slower: at least one is slower. inconclusive: none is
+// good: every row that decides is the same or faster. slower: at least one is slower. inconclusive: none is
 // slower, but one is inconclusive or missing.
 const (
 	GateGood         Gate = "good"
@@ -85,7 +89,7 @@ const (
 
 // Compare judges how b differs from a. Cells are matched by name. Blocks of two runs have nothing in common,
 // so they are not paired: the interval is Welch's on logs. It covers the scatter within each run, but not
-// whatever else changed between the runs. P is adjusted by Holm's procedure, over all primary rows and,
+// whatever else changed between the runs. P is adjusted by Holm's procedure, over all rows that decide the gate and,
 // separately, over all others. The margin is b's. Workloads with the same name and different traffic are not
 // compared. If a run is compared with itself, all rows are the same, however noisy it is.
 func Compare(a, b Result, only Only) (*Comparison, error) {
@@ -110,22 +114,34 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 			continue
 		}
 		was := before.byKey[key{now.variant.Name, now.workload.Name, now.pairs}]
+		decisive := only.decisive(now)
+		if was == nil {
+			if len(decisive) > 0 {
+				c.Missing = append(c.Missing, fmt.Sprintf("%s: not in %s", now, a.Name))
+			}
+			continue
+		}
+		// A metric that only the first run has decides, too: its loss must not pass.
+		for _, metric := range only.decisive(was) {
+			if !slices.Contains(decisive, metric) {
+				decisive = append(decisive, metric)
+			}
+		}
 		for _, metric := range now.metrics() {
-			decides := only.decides(now, metric)
-			change, ok := compareCell(before, after, was, now, metric)
-			switch {
-			case ok:
-				change.Primary = decides
+			if change, ok := compareCell(before, after, was, now, metric); ok {
+				change.Decides = slices.Contains(decisive, metric)
 				change.Versus.Baseline = a.Name
 				c.Changes = append(c.Changes, change)
-			case decides:
-				c.addMissing(now, a.Name)
+				decisive = slices.DeleteFunc(decisive, func(other string) bool { return other == metric })
 			}
+		}
+		for _, metric := range decisive {
+			c.Missing = append(c.Missing, fmt.Sprintf("%s: %s", now, c.lacks(was, now, metric)))
 		}
 	}
 	for _, was := range before.cells {
-		if only.includes(was) && other[was.workload.Name] == "" && after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil {
-			c.addMissing(was, b.Name)
+		if only.includes(was) && other[was.workload.Name] == "" && after.byKey[key{was.variant.Name, was.workload.Name, was.pairs}] == nil && len(only.decisive(was)) > 0 {
+			c.Missing = append(c.Missing, fmt.Sprintf("%s: not in %s", was, b.Name))
 		}
 	}
 	c.setGate(len(a.Trials) > 0 && reflect.DeepEqual(a.Trials, b.Trials))
@@ -133,7 +149,7 @@ func Compare(a, b Result, only Only) (*Comparison, error) {
 }
 
 func compareCell(before, after *table, was, now *cell, metric string) (Change, bool) {
-	if was == nil || metrics.Get(metric).NotComparedBecause != "" {
+	if metrics.Get(metric).NotComparedBecause != "" {
 		return Change{}, false
 	}
 	x, okx := before.logs(was, metric)
@@ -162,16 +178,23 @@ func (t *table) logs(c *cell, metric string) (estimate.Estimate, bool) {
 	return t.mean(blocks, values), true
 }
 
-func (c *Comparison) addMissing(of *cell, in string) {
-	c.Missing = append(c.Missing, fmt.Sprintf("%s %s: not in %s", of.variant.Name, At(of.workload.Name, of.pairs), in))
+// lacks says why a metric of a cell cannot be compared.
+func (c *Comparison) lacks(was, now *cell, metric string) string {
+	switch {
+	case !was.has(metric):
+		return fmt.Sprintf("no %s in %s", metric, c.Before.Name)
+	case !now.has(metric):
+		return fmt.Sprintf("no %s in %s", metric, c.After.Name)
+	}
+	return fmt.Sprintf("no ratio of %s, because a value is 0", metric)
 }
 
-// setGate judges all changes, and derives the gate from the primary ones. A run that is compared with itself is the
+// setGate judges all changes, and derives the gate from those that decide. A run that is compared with itself is the
 // same in everything.
 func (c *Comparison) setGate(itself bool) {
 	families := make(map[bool][]*Row)
 	for i := range c.Changes {
-		families[c.Changes[i].Primary] = append(families[c.Changes[i].Primary], &c.Changes[i].Row)
+		families[c.Changes[i].Decides] = append(families[c.Changes[i].Decides], &c.Changes[i].Row)
 	}
 	for _, rows := range families {
 		judge(rows, c.Margin)

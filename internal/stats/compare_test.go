@@ -28,7 +28,14 @@ func TestCompare(t *testing.T) {
 	}
 	stream := func(xs ...float64) []record.Trial { return trials("base", "stream", 1, metrics.Throughput, xs...) }
 	latency := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, metrics.LatencyP50, xs...) }
-	tail := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, metrics.LatencyP99, xs...) }
+	withTail := func(xs []float64, factor float64) []record.Trial {
+		ts := latency(xs...)
+		for i := range ts {
+			ts[i].Metrics[metrics.LatencyP99] = factor * xs[i]
+		}
+		return ts
+	}
+	tailOnly := func(xs ...float64) []record.Trial { return trials("base", "pingpong", 1, metrics.LatencyP99, xs...) }
 
 	for _, c := range []struct {
 		name    string
@@ -41,7 +48,15 @@ func TestCompare(t *testing.T) {
 		{"slower", result("a", stream(steady...), latency(steady...)), result("b", stream(scaled(1.2)...), latency(scaled(1.2)...)), GateSlower, nil},
 		{"noise", result("a", stream(steady...)), result("b", stream(50, 150, 70, 130)), GateInconclusive, nil},
 		{"slower beats noise", result("a", stream(steady...), latency(steady...)), result("b", stream(50, 150, 70, 130), latency(scaled(1.2)...)), GateSlower, nil},
-		{"a tail has no say", result("a", stream(steady...), tail(steady...)), result("b", stream(steady...), tail(scaled(9)...)), GateGood, []string{}},
+		{"a tail has no say", result("a", withTail(steady, 2)), result("b", withTail(steady, 9)), GateGood, nil},
+		{"not even alone", result("a", stream(steady...), tailOnly(steady...)), result("b", stream(steady...), tailOnly(scaled(9)...)), GateInconclusive,
+			[]string{"base pingpong at 1 pair: no latency_p50 in a"}},
+		{"a median that is gone", result("a", withTail(steady, 2)), result("b", tailOnly(scaled(2)...)), GateInconclusive,
+			[]string{"base pingpong at 1 pair: no latency_p50 in b"}},
+		{"a median that is new", result("a", tailOnly(scaled(2)...)), result("b", withTail(steady, 2)), GateInconclusive,
+			[]string{"base pingpong at 1 pair: no latency_p50 in a"}},
+		{"a median of 0", result("a", latency(steady...)), result("b", latency(1, 0, 1)), GateInconclusive,
+			[]string{"base pingpong at 1 pair: no ratio of latency_p50, because a value is 0"}},
 		{"itself, however noisy", result("a", stream(50, 150, 70, 130)), result("a", stream(50, 150, 70, 130)), GateGood, nil},
 		{"gone", result("a", stream(steady...), latency(steady...)), result("b", stream(steady...)), GateInconclusive,
 			[]string{"base pingpong at 1 pair: not in b"}},
@@ -65,8 +80,8 @@ func TestCompare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Change{Before: 105, Primary: true, Row: Row{
-		Variant: "base", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
+	want := Change{Before: 105, Decides: true, Row: Row{
+		Variant: "base", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s", Primary: true,
 		N: 5, Mean: 210, CI95: [2]float64{197.5834, 222.4166}, Warnings: []record.Warning{},
 		Versus: &Versus{Baseline: "a", N: 2, Ratio: 2.00044, CI95: [2]float64{1.42665, 2.80504}, P: 0.01818, Verdict: Faster},
 	}}

@@ -7,24 +7,51 @@ import (
 	"slices"
 	"strings"
 
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 )
+
+// Fields of a workload in which two may differ and still be the same traffic.
+var (
+	notTraffic         = []string{"duration", "warmup"}
+	notImportedTraffic = append(notTraffic[:2:2], "requests", "iterations")
+)
+
+// Traffic describes what a workload sends by the fields of its traffic, as the experiment file has them, and by its conditions if
+// the result was imported. Results can be compared if these are the same.
+func Traffic(exp *spec.Experiment, imported *record.Imported, w spec.Workload) map[string]string {
+	ignored := notTraffic
+	if exp.Spec.Target.Imported != nil {
+		ignored = notImportedTraffic
+	}
+	fields := map[string]string{"kind": w.Kind()}
+	for name, value := range fieldsOf(w.Traffic()) {
+		if !slices.Contains(ignored, name) {
+			fields[name] = orUnset(value)
+		}
+	}
+	if imported != nil {
+		maps.Copy(fields, imported.Conditions[w.Name])
+	}
+	return fields
+}
 
 // otherTraffic returns the workloads that both results name but whose traffic differs, each with its differences. A
 // ratio of the two would compare the traffic, not the networks. The length of a trial may differ, and so may the number
 // of messages in imported results, where a time limit may have set it.
 func otherTraffic(a, b Result, only Only) map[string]string {
 	other := make(map[string]string)
-	ignored := []string{"duration", "warmup"}
+	ignored := notTraffic
 	if a.Experiment.Spec.Target.Imported != nil || b.Experiment.Spec.Target.Imported != nil {
-		ignored = append(ignored, "requests", "iterations")
+		ignored = notImportedTraffic
 	}
 	for _, now := range b.Experiment.Spec.Workloads {
 		for _, was := range a.Experiment.Spec.Workloads {
 			if was.Name != now.Name || !emptyOrHas(only.Workloads, now.Name) {
 				continue
 			}
-			if differ := trafficDiffers(was, now, ignored); len(differ) > 0 {
+			differ := append(trafficDiffers(was, now, ignored), conditionsDiffer(a.Imported, b.Imported, now.Name)...)
+			if len(differ) > 0 {
 				other[now.Name] = fmt.Sprintf("%s is other traffic in %s than in %s: %s", now.Name, b.Name, a.Name, strings.Join(differ, ", "))
 			}
 		}
@@ -44,6 +71,21 @@ func trafficDiffers(a, b spec.Workload, ignored []string) (differ []string) {
 		}
 		if was, now := orUnset(x[name]), orUnset(y[name]); was != now {
 			differ = append(differ, fmt.Sprintf("%s %s and %s", name, was, now))
+		}
+	}
+	return differ
+}
+
+// conditionsDiffer names the conditions of a workload that differ between two imports. What one of them does not know does not
+// differ.
+func conditionsDiffer(a, b *record.Imported, workload string) (differ []string) {
+	if a == nil || b == nil {
+		return nil
+	}
+	was, now := a.Conditions[workload], b.Conditions[workload]
+	for _, name := range slices.Sorted(maps.Keys(was)) {
+		if is, known := now[name]; known && is != was[name] {
+			differ = append(differ, fmt.Sprintf("%s %s and %s", name, was[name], is))
 		}
 	}
 	return differ

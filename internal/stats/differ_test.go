@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 )
 
@@ -59,6 +60,32 @@ spec:
 		}
 		if got := strings.Join(c.OtherTraffic, "; "); !strings.Contains(got, want) || (want == "") != (got == "") {
 			t.Errorf("%s: %q, want %q", change, got, want)
+		}
+	}
+}
+
+// TestCompareImportedConditions: imports are compared only if their traffic had the same direction and rate limit, as far as both
+// say so.
+func TestCompareImportedConditions(t *testing.T) {
+	imported := func(conditions map[string]string) Result {
+		r := resultOf(t, "one", comparedYAML)
+		r.Imported = &record.Imported{Conditions: map[string]map[string]string{"bulk": conditions}}
+		return r
+	}
+	for _, c := range []struct {
+		was, now map[string]string
+		want     string
+	}{
+		{map[string]string{"direction": "forward"}, map[string]string{"direction": "forward", "rate limit": "none"}, ""},
+		{map[string]string{"direction": "forward", "rate limit": "none"}, map[string]string{"direction": "reverse", "rate limit": "1000 Mbit/s"},
+			"direction forward and reverse, rate limit none and 1000 Mbit/s"},
+	} {
+		got, err := Compare(imported(c.was), imported(c.now), Only{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := strings.Join(got.OtherTraffic, "; "); !strings.Contains(text, c.want) || (c.want == "") != (text == "") {
+			t.Errorf("%q, want %q", text, c.want)
 		}
 	}
 }

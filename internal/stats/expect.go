@@ -45,7 +45,7 @@ func (t *table) expected(s *Summary) []Expected {
 			}
 			metric := x.Metric
 			if metric == "" {
-				metric = Primary(t.exp, w)
+				metric = t.primary(w)
 			} else if !w.Gives(metric) {
 				continue
 			}

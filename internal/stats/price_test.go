@@ -107,7 +107,7 @@ func TestPrimary(t *testing.T) {
 		if c.tool != "" {
 			exp.Spec.Variants = append(exp.Spec.Variants, spec.Variant{Name: "other", Tools: map[string]string{"traffic": c.tool}})
 		}
-		if got := Primary(exp, c.workload); got != c.primary {
+		if got := mainMetric(exp, c.workload); got != c.primary {
 			t.Errorf("%s by %s and %q: primary %s, want %s", c.workload.Kind(), c.workload.Traffic().Tool, c.tool, got, c.primary)
 		}
 		if got := Judged(exp, c.workload)[0]; got != c.judged {

@@ -24,7 +24,7 @@ type Proof struct {
 func (s *Summary) Proof(exp *spec.Experiment, v spec.Variant) Proof {
 	p := Proof{Variant: v.Name, Baseline: exp.BaselineOf(v)}
 	for _, w := range exp.Spec.Workloads {
-		primary := Primary(exp, w)
+		primary := s.Primary(w.Name)
 		for _, pairs := range exp.PairsOf(w) {
 			r := s.row(v.Name, w.Name, pairs, primary)
 			if r == nil || r.Versus == nil {
@@ -69,6 +69,16 @@ func (p Proof) Best() *Row {
 		}
 	}
 	return best
+}
+
+// Primary returns the main metric of a workload, by which the rows of it are judged first. It is empty if the workload has no row.
+func (s *Summary) Primary(workload string) string {
+	for i := range s.Rows {
+		if r := &s.Rows[i]; r.Workload == workload && r.Primary {
+			return r.Metric
+		}
+	}
+	return ""
 }
 
 func (s *Summary) row(variant, workload string, pairs int, metric string) *Row {

@@ -26,7 +26,7 @@ type Shift struct {
 const (
 	// leastLevel is the minimum number of results that make a level: fewer may be outliers.
 	leastLevel = 3
-	// permutations allow p-values down to 1/5000, which is below alpha even for a page of many series.
+	// permutations allow p-values down to 1/5000. A smaller alpha needs more of them.
 	permutations = 4999
 	resamples    = 999
 )
@@ -86,17 +86,18 @@ func divide(logs []float64, from int, alpha float64, rng *rand.Rand, ps map[int]
 	if k == 0 || largest == 0 {
 		return
 	}
+	permutations := max(permutations, int(math.Ceil(1/alpha)))
 	shuffled, above := slices.Clone(logs), 0
 	for range permutations {
 		rng.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 		if _, c := largestCUSUM(shuffled); c >= largest*(1-1e-12) {
 			above++
 		}
-		if float64(above+1)/(permutations+1) > alpha {
+		if float64(above+1)/float64(permutations+1) > alpha {
 			return
 		}
 	}
-	ps[from+k] = float64(above+1) / (permutations + 1)
+	ps[from+k] = float64(above+1) / float64(permutations+1)
 	divide(logs[:k], from, alpha, rng, ps)
 	divide(logs[k:], from+k, alpha, rng, ps)
 }

@@ -50,6 +50,14 @@ func TestShifts(t *testing.T) {
 	}
 }
 
+// TestShiftsOfMany: a clear step is found however many series share the probability of a mistake.
+func TestShiftsOfMany(t *testing.T) {
+	values := levels(rand.New(rand.NewPCG(7, 7)), 40, 0.01, map[int]float64{20: 0.5})
+	if found := Shifts(values, estimate.Alpha/2000); len(found) != 1 || found[0].At != 20 {
+		t.Errorf("found %+v, want a shift at 20", found)
+	}
+}
+
 // TestShiftsHoldTheirPromises: a change is found in at most a twentieth of the series that have none, and the
 // intervals of the place and of the ratio contain the truth in about 90 % of the cases.
 func TestShiftsHoldTheirPromises(t *testing.T) {

@@ -51,6 +51,7 @@ type Row struct {
 	Pairs    int    `json:"pairs"`    // number of pairs
 	Metric   string `json:"metric"`   // name of the metric
 	Unit     string `json:"unit"`     // its unit
+	Primary  bool   `json:"primary"`  // whether the metric is the main one of the workload, by which gates decide
 	N        int    `json:"n"`        // blocks with a trial that succeeded
 	// Mean is the arithmetic mean of the trials. With fewer than two blocks there is no
 	// interval: both its ends are the mean, and there is a warning few-blocks.
@@ -132,7 +133,7 @@ func (t *table) row(c *cell, metric string) Row {
 	blocks, values := c.series(metric)
 	r := Row{
 		Variant: c.variant.Name, Workload: c.workload.Name, Pairs: c.pairs,
-		Metric: metric, Unit: metrics.Get(metric).Unit, N: len(values), Warnings: c.warnings(),
+		Metric: metric, Unit: metrics.Get(metric).Unit, Primary: metric == c.primary, N: len(values), Warnings: c.warnings(),
 	}
 	if r.N == 0 {
 		return r
@@ -155,12 +156,11 @@ func (t *table) row(c *cell, metric string) Row {
 // compare adds to a row the comparison of the cell with its baseline. The adjustment of P and the verdict
 // depend on the family, and are added later.
 func (t *table) compare(r *Row, c *cell) {
-	primary := r.Metric == c.primary
 	base := t.baseline(c)
 	if base == nil {
 		rise, significant := estimate.Trend(c.series(r.Metric))
 		switch {
-		case !primary || !significant || math.Abs(rise) <= driftTold:
+		case !r.Primary || !significant || math.Abs(rise) <= driftTold:
 		case !t.paired():
 			r.warn(record.WarnApart, "each variant was measured by itself, and %s of this one moved by %+.0f%% "+
 				"from the first quarter of its runs to the last: a ratio to it may be off by as much", r.Metric, 100*rise)
@@ -187,7 +187,7 @@ func (t *table) compare(r *Row, c *cell) {
 		r.warn(record.WarnApart, "each variant was measured by itself: "+
 			"a ratio may come from what else changed between the two measurements")
 	}
-	if runs := t.exp.Spec.Runs; primary && runs.Auto && e.HalfWidth() > math.Log1p(runs.Width) {
+	if runs := t.exp.Spec.Runs; r.Primary && runs.Auto && e.HalfWidth() > math.Log1p(runs.Width) {
 		r.warn(record.WarnFewBlocks, "after %d blocks the interval of the ratio is ±%.1f%%, and ±%.1f%% was asked for",
 			e.N, 100*math.Expm1(e.HalfWidth()), 100*runs.Width)
 	}

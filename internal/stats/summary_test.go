@@ -63,11 +63,11 @@ func TestAnalyze(t *testing.T) {
 		trials("rps", "stream", 1, metrics.Throughput, 110, 121, 55, 110, 121),
 		trials("base", "stream", 1, metrics.Throughput, 100, 110, 50, 100, 110))
 	want := []Row{{
-		Variant: "base", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
+		Variant: "base", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s", Primary: true,
 		N: 5, Mean: 94, CI95: [2]float64{62.8345, 125.1655}, Warnings: []record.Warning{},
 		Blocks: []Block{{1, 100, 0}, {2, 110, 0}, {3, 50, 0}, {4, 100, 0}, {5, 110, 0}},
 	}, {
-		Variant: "rps", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s",
+		Variant: "rps", Workload: "stream", Pairs: 1, Metric: "throughput", Unit: "bit/s", Primary: true,
 		N: 5, Mean: 103.4, CI95: [2]float64{69.1179, 137.6821}, Warnings: []record.Warning{},
 		Versus: &Versus{Baseline: "base", N: 5, Ratio: 1.1, CI95: [2]float64{1.1, 1.1}, P: 0, Verdict: Faster},
 		Blocks: []Block{{1, 110, 1.1}, {2, 121, 1.1}, {3, 55, 1.1}, {4, 110, 1.1}, {5, 121, 1.1}},
@@ -180,9 +180,29 @@ func TestAllFailed(t *testing.T) {
 		ts[i].Status = record.StatusFailed
 	}
 	rows := analyze(t, experiment("base", "rps"), trials("base", "pingpong", 1, metrics.LatencyP50, 1, 1), ts)
-	near(t, "row", rows[1], Row{Variant: "rps", Workload: "pingpong", Pairs: 1, Metric: "latency_p50", Unit: "s",
+	near(t, "row", rows[1], Row{Variant: "rps", Workload: "pingpong", Pairs: 1, Metric: "latency_p50", Unit: "s", Primary: true,
 		Warnings: []record.Warning{{Code: record.WarnFailedTrials,
 			Message: "2 of 2 attempts failed; 0 blocks have a trial that succeeded"}}}, 0)
+}
+
+// TestPrimaryWithoutMedian: a workload whose tool printed no median is judged by the next metric that trials have.
+func TestPrimaryWithoutMedian(t *testing.T) {
+	exp := experiment("base", "rps")
+	exp.Spec.Workloads = append(exp.Spec.Workloads, spec.Workload{Name: "http", HTTP: &spec.Traffic{Tool: spec.ToolAB}})
+	s, err := Analyze(exp, slices.Concat(
+		trials("base", "http", 1, metrics.Rate, 100, 101, 99, 100, 102, 98), trials("rps", "http", 1, metrics.Rate, 50, 51, 49, 50, 52, 48)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Primary("http"); got != metrics.Rate {
+		t.Errorf("primary metric %q, want %s", got, metrics.Rate)
+	}
+	if p := s.Proof(exp, exp.Spec.Variants[1]); len(p.Slower) != 1 || p.Slower[0].Metric != metrics.Rate {
+		t.Errorf("proof %+v, want one row that is slower", p)
+	}
+	if got := s.Primary("stream"); got != "" {
+		t.Errorf("primary metric %q of a workload without trials", got)
+	}
 }
 
 func TestNoRatio(t *testing.T) {

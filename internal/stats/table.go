@@ -15,10 +15,23 @@ import (
 	"slipstream.dev/internal/words"
 )
 
-// Primary returns the main metric of a workload: it determines the number of blocks of runs: auto, and gates
+// primary returns the main metric of a workload: it determines the number of blocks of runs: auto, and gates
 // decide by it. For a latency it is the median, or the mean if the tool of some variant reports no
-// percentiles. Tails are judged too, but are too noisy to determine how long a run must take.
-func Primary(exp *spec.Experiment, w spec.Workload) string {
+// percentiles. Tails are judged too, but are too noisy to determine how long a run must take. If no trial has that metric,
+// because the tool reported no median, it is the rate by which the workload is judged, or the mean.
+func (t *table) primary(w spec.Workload) string {
+	main := mainMetric(t.exp, w)
+	candidates := slices.Concat([]string{main}, Judged(t.exp, w), []string{metrics.LatencyMean})
+	for _, metric := range slices.DeleteFunc(candidates, func(metric string) bool { return metric == metrics.LatencyP99 }) {
+		if slices.ContainsFunc(t.cells, func(c *cell) bool { return c.workload.Name == w.Name && c.has(metric) }) {
+			return metric
+		}
+	}
+	return main
+}
+
+// mainMetric returns the metric for which a workload is run.
+func mainMetric(exp *spec.Experiment, w spec.Workload) string {
 	switch {
 	case w.Stream != nil:
 		return metrics.Throughput
@@ -80,7 +93,7 @@ type cell struct {
 	variant  spec.Variant
 	workload spec.Workload
 	pairs    int
-	primary  string // metric that the workload is run for
+	primary  string // main metric of the workload
 	// trials has the trials that count, by block - 1: one, or those of a period or of the rounds of a
 	// mesh. A block without a successful trial has none.
 	trials [][]*record.Trial
@@ -122,11 +135,14 @@ func sortTrials(exp *spec.Experiment, trials []record.Trial) (*table, error) {
 		for _, w := range exp.Spec.Workloads {
 			for _, pairs := range exp.PairsOf(w) {
 				if c := t.byKey[key{v.Name, w.Name, pairs}]; c != nil {
-					c.variant, c.workload, c.pairs, c.primary = v, w, pairs, Primary(exp, w)
+					c.variant, c.workload, c.pairs = v, w, pairs
 					t.cells = append(t.cells, c)
 				}
 			}
 		}
+	}
+	for _, c := range t.cells {
+		c.primary = t.primary(c.workload)
 	}
 	for k, c := range t.byKey {
 		if c.pairs == 0 {
@@ -188,12 +204,21 @@ func Mean(values []float64) (m float64, ci95 [2]float64) {
 	return e.Mean, e.Interval()
 }
 
+// String is the name of the cell: "fastpath stream at 4 pairs".
+func (c *cell) String() string { return c.variant.Name + " " + At(c.workload.Name, c.pairs) }
+
+// has reports whether a trial of the cell has the metric.
+func (c *cell) has(metric string) bool {
+	blocks, _ := c.series(metric)
+	return blocks != nil
+}
+
 // metrics returns the metrics of the cell, in order, or its primary one if no trial succeeded.
 func (c *cell) metrics() []string {
 	var found []string
 	for _, m := range metrics.OfTrials() {
 		for _, name := range c.named(m) {
-			if blocks, _ := c.series(name); blocks != nil {
+			if c.has(name) {
 				found = append(found, name)
 			}
 		}

@@ -199,12 +199,8 @@ func convert(from *bundle.Result) *Result {
 			Started: t.Started, Error: t.Error, Metrics: t.Metrics, Warnings: warnings(t.Warnings), record: t,
 		})
 	}
-	primary := make(map[string]string)
-	for _, w := range from.Experiment.Spec.Workloads {
-		primary[w.Name] = analysis.Primary(from.Experiment, w)
-	}
 	for _, row := range from.Summary.Rows {
-		r.Rows = append(r.Rows, convertRow(row, primary[row.Workload]))
+		r.Rows = append(r.Rows, convertRow(row))
 	}
 	for _, e := range from.Summary.Expected {
 		r.Expectations = append(r.Expectations, Expectation{e.Claim, Outcome(e.Outcome)})
@@ -220,10 +216,10 @@ func environment(env record.Environment) Environment {
 	return e
 }
 
-func convertRow(from analysis.Row, primary string) Row {
+func convertRow(from analysis.Row) Row {
 	r := Row{
 		Variant: from.Variant, Workload: from.Workload, Pairs: from.Pairs, Metric: from.Metric, Unit: from.Unit,
-		Primary: from.Metric == primary, N: from.N, Mean: from.Mean, CI95: from.CI95, Warnings: warnings(from.Warnings),
+		Primary: from.Primary, N: from.N, Mean: from.Mean, CI95: from.CI95, Warnings: warnings(from.Warnings),
 	}
 	for _, b := range from.Blocks {
 		r.Blocks = append(r.Blocks, Block{b.Block, b.Value, b.Ratio})

@@ -122,10 +122,6 @@ func BenchmarkBesideLab(b *testing.B) {
 	must(b, err)
 	b.Cleanup(func() { must(b, both.hosts.Close(context.Background())) })
 	plan := experiment.New(exp)
-	primary := make(map[string]string) // metric by workload
-	for _, one := range exp.Spec.Workloads {
-		primary[one.Name] = stats.Primary(exp, one)
-	}
 	for b.Loop() {
 		run, err := experiment.Start(b.Context(), plan, both, nil, "benchmark", nil, func(experiment.Event) {})
 		must(b, err)
@@ -134,7 +130,7 @@ func BenchmarkBesideLab(b *testing.B) {
 		summary, err := stats.Analyze(exp, trials)
 		must(b, err)
 		for _, row := range summary.Rows {
-			if row.Versus == nil || row.Metric != primary[row.Workload] {
+			if row.Versus == nil || !row.Primary {
 				continue
 			}
 			v := row.Versus
