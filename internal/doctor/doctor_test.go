@@ -117,7 +117,19 @@ func TestHealthyMachines(t *testing.T) {
 	router.Devices[2].Name = "vxlan100"
 	router.Devices[2].FDB = []FDBEntry{{"02:00:00:00:02:01", netip.MustParseAddr("10.77.0.2")}}
 	router.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.0.0.1"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.0.0.2"), "02:00:00:00:02:01"}}
+	changed := func(change func(*Facts)) Facts {
+		f := server()
+		change(&f)
+		return f
+	}
 	for name, f := range map[string]Facts{
+		"pods at Open vSwitch, whose gateway is another port": changed(func(f *Facts) {
+			bridged(f, 1450)
+			f.Devices[3].Master, f.Devices[3].MAC = "ovs-system", "02:00:00:00:00:01"
+			f.Devices[3].Pod = &PodEnd{MTU: 1450, Gateway: netip.MustParseAddr("10.244.1.1"), GatewayMAC: "02:00:00:00:00:03"}
+			f.Devices[4].Name, f.Devices[4].Kind, f.Devices[4].Master, f.Devices[4].MAC = "antrea-gw0", "openvswitch", "ovs-system", "02:00:00:00:00:03"
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "ovs-system", Kind: "openvswitch"}, MAC: "02:00:00:00:00:02"})
+		}),
 		"a router with two addresses":              router,
 		"packets between pods":                     local,
 		"strict devices of pods":                   calico,
@@ -181,6 +193,11 @@ func TestRules(t *testing.T) {
 			bridged(f, 1450)
 			f.Devices[3].Pod = &PodEnd{Gateway: netip.MustParseAddr("10.244.1.1"), GatewayFailed: true}
 		}, "note pod-gateway: Nobody answers for the gateway of the pod behind v0."},
+		{"a gateway with the MAC address of another device", func(f *Facts) {
+			bridged(f, 1450)
+			f.Devices[2].MAC, f.Devices[3].MAC, f.Devices[4].MAC = "02:00:00:00:00:02", "02:00:00:00:00:01", "02:00:00:00:00:03"
+			f.Devices[3].Pod = &PodEnd{Gateway: netip.MustParseAddr("10.244.1.1"), GatewayMAC: "02:00:00:00:00:02"}
+		}, "serious pod-gateway: The pod behind v0 has a wrong MAC address of its gateway."},
 		{"two nodes with one MAC address", func(f *Facts) {
 			f.Devices[2].FDB = []FDBEntry{{"02:00:00:00:02:01", netip.MustParseAddr("10.77.0.2")}}
 			f.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.244.2.0"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.244.3.0"), "02:00:00:00:02:01"}}

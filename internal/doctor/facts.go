@@ -228,9 +228,12 @@ func (f Facts) device(name string) (Device, bool) {
 
 // has reports whether the machine has an address.
 func (f Facts) has(ip netip.Addr) bool {
-	return slices.ContainsFunc(f.Devices, func(d Device) bool {
-		return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
-	})
+	return slices.ContainsFunc(f.Devices, func(d Device) bool { return d.has(ip) })
+}
+
+// has reports whether the device has an address.
+func (d Device) has(ip netip.Addr) bool {
+	return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
 }
 
 // rps reports whether a queue of the device has an RPS mask, and rfs whether a queue has RFS entries.

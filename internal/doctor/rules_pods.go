@@ -381,6 +381,10 @@ func podGateway(f Facts) (found []Finding) {
 		}
 		bridge, _ := f.device(d.Master)
 		mine := f.has(d.Pod.Gateway) || d.Master == ""
+		// Open vSwitch is the master of all its ports, and one of these has the address (Antrea's antrea-gw0, OpenShift SDN's tun0).
+		right := slices.ContainsFunc(f.Devices, func(h Device) bool {
+			return h.MAC == d.Pod.GatewayMAC && (h.Name == d.Name || h.Name == d.Master || h.has(d.Pod.Gateway))
+		})
 		entry := "ip neigh, in the pod behind " + d.Name
 		finding := Finding{Severity: Serious, Cost: "Nothing that the pod sends leaves it, except to addresses of its own network."}
 		switch {
@@ -393,7 +397,7 @@ func podGateway(f Facts) (found []Finding) {
 			finding.What = fmt.Sprintf("Nobody answers for the gateway of the pod behind %s.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s failed or incomplete", d.Pod.Gateway), evidence("ip addr; ip route", "this node has the address: %v", f.has(d.Pod.Gateway))}
 			finding.Do = fmt.Sprintf("ip route get %s; sysctl net/ipv4/conf/%s/proxy_arp net.ipv4.conf.all.arp_ignore   # arp_ignore of 2 or more keeps a node from answering; without the address, the node answers only with proxy_arp=1 and a route to it: Calico needs a default route, or ip route add 169.254.1.1 dev lo. Strict rp_filter also keeps a node from answering", d.Pod.Gateway, d.Name)
-		case mine && d.Pod.GatewayMAC != "" && d.Pod.GatewayMAC != d.MAC && d.Pod.GatewayMAC != bridge.MAC:
+		case mine && d.Pod.GatewayMAC != "" && !right:
 			finding.Fault = "MAC address"
 			finding.What = fmt.Sprintf("The pod behind %s has a wrong MAC address of its gateway.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s has %s", d.Pod.Gateway, d.Pod.GatewayMAC), evidence("/sys/class/net/"+cmp.Or(d.Master, d.Name)+"/address", "%s", cmp.Or(bridge.MAC, d.MAC))}
