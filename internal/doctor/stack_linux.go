@@ -385,7 +385,8 @@ func (l looker) podEnd(p pod) (end PodEnd, err error) {
 		if n.IP.Equal(routes[i].Gw) {
 			end.GatewayFailed = n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0
 			end.GatewayAsked = n.State&netlink.NUD_INCOMPLETE != 0
-			if len(n.HardwareAddr) > 0 && !end.GatewayFailed {
+			// A device without ARP, such as a netkit device of layer 3, has entries with its own MAC address.
+			if len(n.HardwareAddr) > 0 && n.State&netlink.NUD_NOARP == 0 && !end.GatewayFailed {
 				end.GatewayMAC = n.HardwareAddr.String()
 			}
 		}
