@@ -20,8 +20,11 @@ type Path struct {
 	Sent      Sent
 	Datagrams bool
 	// MTU is the size in bytes of the largest packet that arrived; 0 if none did.
-	MTU   int
-	VXLAN []VXLANPort
+	MTU int
+	// PodMTU is the MTU of the server's device, if the server is a pod: no larger packet has to arrive. It is 0 if the server is
+	// none, or if the MTU is unknown.
+	PodMTU int
+	VXLAN  []VXLANPort
 	// Tries are the transfers through VXLAN. Unprobed explains why there are none although they were requested.
 	Tries    []Try
 	Unprobed string
@@ -288,7 +291,7 @@ func (p Path) refused() []Evidence {
 
 func pathMTU(p Path) []Finding {
 	t := p.Sent
-	if !p.Datagrams || p.MTU >= min(t.DeviceMTU, largest) {
+	if !p.Datagrams || p.MTU >= min(t.DeviceMTU, largest) || p.PodMTU > 0 && p.MTU >= p.PodMTU {
 		return nil
 	}
 	told := t.ToldMTU <= p.MTU
@@ -308,6 +311,10 @@ func pathMTU(p Path) []Finding {
 		finding.Severity = Warning
 		finding.What = fmt.Sprintf("The path carries packets of up to %d bytes, and %s sends up to %d.", p.MTU, t.Device, t.DeviceMTU)
 		finding.Cost = "ICMP tells the sender, which then sends smaller packets. Packets of an overlay are fragmented, which costs CPU time at both ends, or dropped."
+	}
+	if p.PodMTU > 0 { // a smaller MTU of the node's NIC would leave no room for the headers of an overlay
+		finding.Evidence = append(finding.Evidence, evidence("MTU of the device of "+p.Server, "%d", p.PodMTU))
+		finding.Do = fmt.Sprintf("Set MTU %d in the configuration of the CNI, and create the pods again; or a larger MTU on every device between the two", p.MTU)
 	}
 	return []Finding{finding}
 }

@@ -98,6 +98,34 @@ func TestExplore(t *testing.T) {
 	}
 }
 
+// TestPathToAPod checks that packets which are larger than the pod's MTU need not arrive there, whatever the node can send, and that
+// no remedy changes the node's NIC.
+func TestPathToAPod(t *testing.T) {
+	for _, c := range []struct {
+		name                     string
+		device, told, mtu, toPod int
+		want                     string
+	}{
+		// Calico (VXLANCrossSubnet) and Antrea (hybrid) leave out the overlay between nodes of one subnet.
+		{"a node without the overlay", 1500, 1450, 1450, 1450, ""},
+		{"the same without ICMP", 1500, 1500, 1450, 1450, ""},
+		{"a pod", 1450, 1450, 1450, 1450, ""},
+		{"less than pods send", 1450, 1400, 1400, 1450, "warning path-mtu: The path carries packets of up to 1400 bytes, and eth0 sends up to 1450."},
+		{"less than pods send, without ICMP", 1500, 1500, 1400, 1450, "serious path-mtu: Packets of more than 1400 bytes vanish, and eth0 sends up to 1500."},
+	} {
+		p := Path{Client: "a", Server: "pod b", Datagrams: true, MTU: c.mtu, PodMTU: c.toPod, Sent: Sent{Device: "eth0", DeviceMTU: c.device, ToldMTU: c.told}}
+		found := ExaminePath(p)
+		if got := strings.Join(summary(found), "\n"); got != c.want {
+			t.Errorf("%s: found %q, want %q", c.name, got, c.want)
+		}
+		for _, f := range found {
+			if !strings.HasPrefix(f.Do, "Set MTU 1400 in the configuration of the CNI") {
+				t.Errorf("%s: %s", c.name, f.Do)
+			}
+		}
+	}
+}
+
 // FuzzDatagram checks that only payloads with the key are taken for datagrams.
 func FuzzDatagram(f *testing.F) {
 	to, key := netip.MustParseAddr("192.0.2.2"), make([]byte, keySize)
