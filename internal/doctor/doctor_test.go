@@ -110,6 +110,9 @@ func TestHealthyMachines(t *testing.T) {
 	lan.Devices[4].NotForwarding, lan.Settings["net.ipv4.ip_forward"] = []string{"/proc/sys/net/ipv4/conf/vmbr0/forwarding"}, "0"
 	sixOnly := server() // programs in its pods try IPv4 first
 	sixOnly.Stacks = []Stack{{Pod: "v0 (nginx)", Counts: map[string]uint64{"Ip6InReceives": 1000, "Ip.OutNoRoutes": 500}}}
+	eks := server() // the same, by Calico beside Amazon's plugin
+	eks.Devices = append(eks.Devices, Device{Link: record.Link{Name: "eni0123456789a", Kind: "veth", Class: v1alpha1.DeviceHostVeth}, Up: true, RPFilter: 1, Pod: &PodEnd{}})
+	counted(rpFiltered, 4000, "")(&eks)
 	calico := server() // drops packets of pods with addresses of others
 	calico.Devices = append(calico.Devices, Device{Link: record.Link{Name: "cali123", Kind: "veth"}, Up: true, RPFilter: 1})
 	counted(rpFiltered, 4000, "")(&calico)
@@ -133,6 +136,7 @@ func TestHealthyMachines(t *testing.T) {
 		"a router with two addresses":              router,
 		"packets between pods":                     local,
 		"strict devices of pods":                   calico,
+		"strict devices of pods of a cloud":        eks,
 		"a pod without IPv4":                       sixOnly,
 		"a bridge to the LAN":                      lan,
 		"Docker alone":                             dockerHost,
@@ -397,11 +401,26 @@ func TestWorkarounds(t *testing.T) {
 	if found := Examine(f); len(found) != 1 || !strings.Contains(found[0].Cost, "before 5.7") || strings.Contains(found[0].Cost, "vmxnet3") {
 		t.Errorf("%+v", found)
 	}
-	f = server()
-	f.Devices[1].RPFilter, f.Devices[1].Kind = 1, "device"
-	f.Devices = append(f.Devices, Device{Link: record.Link{Name: "cali123", Kind: "veth"}, Up: true, RPFilter: 1})
+	for _, pod := range []string{"cali123", "eni0123456789a", "azv0123456789a"} {
+		f = server()
+		f.Devices[1].RPFilter, f.Devices[1].Kind = 1, "device"
+		f.Devices = append(f.Devices, Device{Link: record.Link{Name: pod, Kind: "veth", MTU: 1450}, Up: true, RPFilter: 1, Pod: &PodEnd{}})
+		counted(rpFiltered, 4000, "")(&f)
+		if found := Examine(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, "sysctl -w net/ipv4/conf/eth0/rp_filter=2   #") || !strings.Contains(found[0].Do, "Felix") {
+			t.Errorf("%s: %+v", pod, found)
+		}
+	}
+}
+
+// TestStrictDevicesOfCilium checks that strict devices of Cilium's pods are a fault, and that the remedy does not grow with them.
+func TestStrictDevicesOfCilium(t *testing.T) {
+	f := server()
+	f.Settings = map[string]string{"net.ipv4.ip_forward": "1", "net.ipv4.conf.all.rp_filter": "0"}
+	for i := range 100 {
+		f.Devices = append(f.Devices, Device{Link: record.Link{Name: fmt.Sprintf("lxc%012x", i), Kind: "veth", MTU: 1450}, Up: true, RPFilter: 1, Pod: &PodEnd{}})
+	}
 	counted(rpFiltered, 4000, "")(&f)
-	if found := Examine(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, "sysctl -w net/ipv4/conf/eth0/rp_filter=2   #") || !strings.Contains(found[0].Do, "Felix") {
+	if found := Examine(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, "for f in /proc/sys/net/ipv4/conf/lxc*/rp_filter; do echo 2 > $f; done   #") || !strings.HasSuffix(found[0].Evidence[1].Value, "for lxc*") {
 		t.Errorf("%+v", found)
 	}
 }

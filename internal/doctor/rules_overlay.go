@@ -175,30 +175,41 @@ func (f Facts) workaround(name string, d Device) string {
 const rpFiltered = "TcpExt.IPReversePathFilter"
 
 // rpFilter finds devices with strict reverse path filtering, which drops a packet that arrives on another
-// device than its reply would leave by. Calico's devices of pods are strict on purpose.
+// device than its reply would leave by. Devices of pods may be strict on purpose: Calico makes them so, those of a cloud's
+// plugin too, to keep pods from sending with addresses of others. Cilium's must not be strict.
 func rpFilter(f Facts) []Finding {
 	var strict []string
-	for _, d := range f.Devices {
-		if d.Up && d.RPFilter == 1 && d.Kind != "" && d.Name != "lo" && !strings.HasPrefix(d.Name, "cali") {
-			strict = append(strict, d.Name)
-		}
-	}
 	var received uint64
-	calico := false
+	onPurpose, cilium := false, false
 	for _, d := range f.Devices {
 		received += d.Window.Rx
-		calico = calico || strings.HasPrefix(d.Name, "cali")
+		onPurpose = onPurpose || strings.HasPrefix(d.Name, "cali")
+		switch {
+		case !d.Up || d.RPFilter != 1 || d.Kind == "" || d.Name == "lo" || strings.HasPrefix(d.Name, "cali"):
+		case d.Pod == nil:
+			strict = append(strict, d.Name)
+		case strings.HasPrefix(d.Name, "lxc"):
+			cilium = true
+		case d.Master == "":
+			onPurpose = true
+		}
 	}
 	do := "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the kernel uses the greater of the values of all and of the device"
-	if calico || f.Settings["net.ipv4.conf.all.rp_filter"] == "0" {
+	if onPurpose || f.Settings["net.ipv4.conf.all.rp_filter"] == "0" {
 		do = ""
 		for _, name := range strict {
 			do += "sysctl -w net/ipv4/conf/" + name + "/rp_filter=2; "
 		}
+		if cilium {
+			do += "for f in /proc/sys/net/ipv4/conf/lxc*/rp_filter; do echo 2 > $f; done; "
+		}
 		do = strings.TrimSuffix(do, "; ") + "   # loose, for these devices alone: nothing else changes"
-		if calico {
+		if onPurpose {
 			do += ". Do not set net.ipv4.conf.all.rp_filter=2: Calico's Felix before 3.12 exits with it at its next start (FELIX_IGNORELOOSERPF), and the devices of pods are strict on purpose"
 		}
+	}
+	if cilium {
+		strict = append(strict, "lxc*")
 	}
 	filtered := f.count(rpFiltered)
 	severity, lost := loss(filtered, received+filtered)
