@@ -133,6 +133,12 @@ func TestHealthyMachines(t *testing.T) {
 			f.Devices[4].Name, f.Devices[4].Kind, f.Devices[4].Master, f.Devices[4].MAC = "antrea-gw0", "openvswitch", "ovs-system", "02:00:00:00:00:03"
 			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "ovs-system", Kind: "openvswitch"}, MAC: "02:00:00:00:00:02"})
 		}),
+		"Cilium with WireGuard, without root": changed(func(f *Facts) {
+			wg := wireguard(1420)
+			wg.Name = "cilium_wg0"
+			f.Devices = append(f.Devices[:2], wg, Device{Link: record.Link{Name: "lxc0123456789ab", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1500}, Up: true, Pod: &PodEnd{}},
+				Device{Link: record.Link{Name: "nk1", Kind: "netkit", MTU: 1500}, Up: true, Pod: &PodEnd{}})
+		}),
 		"a router with two addresses":              router,
 		"packets between pods":                     local,
 		"strict devices of pods":                   calico,
@@ -187,6 +193,11 @@ func TestRules(t *testing.T) {
 			f.Devices[2].Name = "flannel-wg"
 			bridged(f, 1450)
 		}, "warning pod-mtu: Pods send packets that are too large for flannel-wg"},
+		{"WireGuard with smaller MTU than pods of Cilium", func(f *Facts) {
+			f.Devices[2] = wireguard(1420)
+			f.Devices[2].Name = "cilium_wg0"
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "lxc0123456789ab", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1500}, Up: true, Pod: &PodEnd{MTU: 1500, Device: "eth0"}})
+		}, "warning pod-mtu: Pods send packets that are too large for cilium_wg0"},
 		{"WireGuard gone", func(f *Facts) { f.Devices = f.Devices[:2]; bridged(f, 1440) }, "note overlay-gone: cni0 has the MTU for an overlay"},
 		{"no br_netfilter", func(f *Facts) { bridged(f, 1450); f.KubeProxy = "nft ip nat KUBE-SERVICES" }, "warning bridge-nf: Packets between pods of one bridge bypass iptables: cni0."},
 		{"a gateway that does not answer", func(f *Facts) {

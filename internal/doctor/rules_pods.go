@@ -252,7 +252,7 @@ func podMTU(f Facts) (found []Finding) {
 				if p.Pod.MTU > 0 {
 					mtu, of = p.Pod.MTU, "MTU of the default route of the pod behind "+p.Name+" ("+p.Pod.Device+")"
 				}
-				if mtu <= overlay.MTU {
+				if mtu <= overlay.MTU || p.Pod.MTU == 0 && (strings.HasPrefix(p.Name, "lxc") || p.Kind == "netkit") { // Cilium limits the route, not the device
 					continue
 				}
 				if large = append(large, p); len(large) <= 3 {
