@@ -457,7 +457,7 @@ func elsewhere(vxlan *netlink.Vxlan, fdb []FDBEntry, links map[string]netlink.Li
 	}
 	_, bound := at(vxlan.VtepDevIndex)
 	for _, e := range fdb {
-		routes, err := netlink.RouteGetWithOptions(e.To.AsSlice(), &netlink.RouteGetOptions{SrcAddr: vxlan.SrcAddr})
+		routes, err := netlink.RouteGetWithOptions(e.To.AsSlice(), &netlink.RouteGetOptions{SrcAddr: vxlan.SrcAddr, OifIndex: vrfOf(vxlan.VtepDevIndex, links)})
 		if e.To.IsUnspecified() || e.To.IsMulticast() || err != nil || len(routes) == 0 {
 			continue
 		}
@@ -469,6 +469,25 @@ func elsewhere(vxlan *netlink.Vxlan, fdb []FDBEntry, links map[string]netlink.Li
 		name = by
 	}
 	return name
+}
+
+// vrfOf returns the index of the VRF whose routes the packets of a device take: the device itself, or its master, or that one's
+// master; 0 if there is none.
+func vrfOf(device int, links map[string]netlink.Link) int {
+	for range 3 {
+		var master int
+		for _, l := range links {
+			if l.Attrs().Index != device {
+				continue
+			}
+			if l.Type() == "vrf" {
+				return device
+			}
+			master = l.Attrs().MasterIndex
+		}
+		device = master
+	}
+	return 0
 }
 
 // egress returns the index of the device that sends packets to an address; 0 if there is none.

@@ -127,3 +127,24 @@ func TestManagers(t *testing.T) {
 		t.Errorf("managed: %v", got)
 	}
 }
+
+// TestVRFOf checks whose routes the packets of a device take: those of the VRF of a NIC, or of the bridge or bond that has the NIC.
+func TestVRFOf(t *testing.T) {
+	links := make(map[string]netlink.Link)
+	for _, l := range []netlink.Link{
+		&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2}},
+		&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth1", Index: 3, MasterIndex: 5}},
+		&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth2", Index: 4, MasterIndex: 6}},
+		&netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Name: "blue", Index: 5}},
+		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", Index: 6, MasterIndex: 5}},
+		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br1", Index: 7}},
+		&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth3", Index: 8, MasterIndex: 7}},
+	} {
+		links[l.Attrs().Name] = l
+	}
+	for device, want := range map[int]int{2: 0, 3: 5, 4: 5, 5: 5, 6: 5, 7: 0, 8: 0, 9: 0} {
+		if got := vrfOf(device, links); got != want {
+			t.Errorf("device %d: %d, want %d", device, got, want)
+		}
+	}
+}
