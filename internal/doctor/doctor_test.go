@@ -139,6 +139,9 @@ func TestHealthyMachines(t *testing.T) {
 			f.Devices = append(f.Devices[:2], wg, Device{Link: record.Link{Name: "lxc0123456789ab", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1500}, Up: true, Pod: &PodEnd{}},
 				Device{Link: record.Link{Name: "nk1", Kind: "netkit", MTU: 1500}, Up: true, Pod: &PodEnd{}})
 		}),
+		"WireGuard over a NIC that does not segment VXLAN": changed(func(f *Facts) {
+			f.Devices[1].Off, f.Devices[2] = []string{udpTunnels}, wireguard(1420)
+		}),
 		"a router with two addresses":              router,
 		"packets between pods":                     local,
 		"strict devices of pods":                   calico,
@@ -256,7 +259,8 @@ func TestRules(t *testing.T) {
 			f.Devices = append(f.Devices, second)
 		}, "warning offload-off: The offload rx-gro of eth0 is off"},
 		{"GRO of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"rx-gro"} }, "note offload-off: The offload rx-gro of flannel.1 is off"},
-		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{"tx-udp_tnl-segmentation"} }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},
+		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{udpTunnels} }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},
+		{"segmentation of Geneve", func(f *Facts) { f.Devices[1].Off, f.Devices[2].Kind = []string{udpTunnels}, "geneve" }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},
 		{"checksums of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"tx-checksum-ip-generic"} }, "note offload-off: The offload tx-checksum-ip-generic of flannel.1"},
 		{"rp_filter", func(f *Facts) {
 			f.Devices[2].RPFilter, f.Stacks = 1, []Stack{{Counts: map[string]uint64{rpFiltered: 50}}}

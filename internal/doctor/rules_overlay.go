@@ -81,6 +81,9 @@ func mtuSmall(f Facts) (found []Finding) {
 	return found
 }
 
+// udpTunnels is the offload of segmentation that only VXLAN and Geneve use.
+const udpTunnels = "tx-udp_tnl-segmentation"
+
 // offloads are those that matter to encapsulated traffic.
 var offloads = []struct {
 	name    string // ethtool -k's name
@@ -89,8 +92,8 @@ var offloads = []struct {
 	without string // what the kernel does without it
 }{
 	{"rx-gro", "gro", false, "each packet crosses the whole receive path on its own, instead of merged with others (GRO)"},
-	{"rx-gro", "gro", true, "each packet that VXLAN delivers, and the GRO of the NIC has not merged, crosses the rest of the path on its own"},
-	{"tx-udp_tnl-segmentation", "tx-udp_tnl-segmentation", false, "the CPU segments large VXLAN packets, which the NIC could do"},
+	{"rx-gro", "gro", true, "each packet that the overlay delivers, and the GRO of the NIC has not merged, crosses the rest of the path on its own"},
+	{udpTunnels, udpTunnels, false, "the CPU segments large packets of VXLAN and Geneve, which the NIC could do"},
 	{"tx-checksum-ipv4", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
 	{"tx-checksum-ip-generic", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
 	{"tx-checksum-ip-generic", "tx-checksum-ip-generic", true, "the CPU computes the inner checksums and segments before it encapsulates"},
@@ -108,7 +111,7 @@ func offloadOff(f Facts) (found []Finding) {
 				d = overlay
 			}
 			// GRO is off on a veth by default.
-			if !o.overlay && under.NIC == nil || !slices.Contains(d.Off, o.name) || d.checksums(o.name) || told[d.Name+o.name] {
+			if !o.overlay && under.NIC == nil || !slices.Contains(d.Off, o.name) || d.checksums(o.name) || told[d.Name+o.name] || o.name == udpTunnels && !slices.Contains([]string{"vxlan", "geneve"}, overlay.Kind) {
 				continue
 			}
 			told[d.Name+o.name] = true
