@@ -280,6 +280,7 @@ func TestRules(t *testing.T) {
 		{"allowance", func(f *Facts) {
 			f.Devices[1].Caps = map[string]uint64{"pps_allowance_exceeded": 40, "bw_in_allowance_exceeded": 9}
 		}, "warning nic-cap: The cloud's limit for eth0"},
+		{"limit of DNS", func(f *Facts) { f.Devices[1].Caps = map[string]uint64{linkLocal: 40} }, "warning nic-cap: eth0 sends more packets to the cloud's DNS"},
 		{"conntrack race", counted("nf_conntrack.drop", 12, ""), "warning conntrack-drops: "},
 		{"conntrack drops", counted("nf_conntrack.drop", 2000, ""), "serious conntrack-drops: "},
 		{"conntrack, invalid", counted("nf_conntrack.invalid", 2000, ""), "note conntrack-invalid: "},

@@ -199,6 +199,9 @@ type Qdisc struct {
 // stopQueue is hv_netvsc's counter of how often the host's ring was full.
 const stopQueue = "stop_queue"
 
+// linkLocal is ena's counter of dropped packets to the cloud's own services at link-local addresses.
+const linkLocal = "linklocal_allowance_exceeded"
+
 // Packets are the packet counters of a device.
 type Packets struct {
 	Rx, Tx           uint64

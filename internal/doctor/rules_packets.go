@@ -170,7 +170,12 @@ func capped(f Facts, d Device, name string) (Finding, bool) {
 		Cost:     "The instance type limits bandwidth, packets per second or connections: no accelerator changes that.",
 		Do:       "slipstream run instances   # instance types by price",
 	}
-	if name == stopQueue {
+	switch name {
+	case linkLocal:
+		finding.What = fmt.Sprintf("%s sends more packets to the cloud's DNS, instance metadata and time than it may, and the rest is dropped.", d.Name)
+		finding.Cost = "DNS queries of the node and its pods wait for their timeout, often 5 s. The limit is one of each network interface, for these services together (AWS: 1,024 packets per second): a larger instance has the same."
+		finding.Do = "A DNS cache on each node (NodeLocal DNSCache), CoreDNS pods spread over more nodes, a lower ndots in the pods' dnsConfig; and programs that ask for instance metadata less often"
+	case stopQueue:
 		finding.Severity = Note
 		finding.What = fmt.Sprintf("%s stopped sending because the host's ring was full.", d.Name)
 		finding.Cost = "Packets wait until the host takes them, because it is busy or the virtual machine is at its limit."
