@@ -44,7 +44,7 @@ type Facts struct {
 	Settings map[string]string
 	// Chains are the base chains of netfilter that received packets pass.
 	Chains []Chain
-	// Unread says which rules of netfilter were not read, and why.
+	// Unread says which rules of netfilter, and which counters, were not read, and why.
 	Unread []Evidence
 	// Rules counts the rules in the tables of iptables, by "legacy" and "nft".
 	Rules map[string]int

@@ -83,6 +83,9 @@ func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, 
 	}
 	last := l.filters(podDevices(f.Node.Links))
 	f.Unread = last.unread
+	if err := l.conntrack(own, make(map[string]uint64)); err != nil {
+		f.Unread = append(f.Unread, evidence("counters of conntrack were not read", "%v", err))
+	}
 	lastTables, err := l.tables()
 	if err != nil {
 		return f, err

@@ -68,8 +68,8 @@ func names(devices []Device) (all []string) {
 func (f Facts) lostBeside(counters ...string) (all []Evidence) {
 	for _, name := range counters {
 		if n := f.count(name); n > 0 {
-			file, counter := fileOf(name)
-			all = append(all, evidence("/proc/net/"+file+", "+counter+", in "+f.window(), "%d", n))
+			source, counter := sourceOf(name)
+			all = append(all, evidence(source+", "+counter+", in "+f.window(), "%d", n))
 		}
 	}
 	return all
