@@ -142,6 +142,9 @@ func TestHealthyMachines(t *testing.T) {
 		"WireGuard over a NIC that does not segment VXLAN": changed(func(f *Facts) {
 			f.Devices[1].Off, f.Devices[2] = []string{udpTunnels}, wireguard(1420)
 		}),
+		"a management NIC with one queue": changed(func(f *Facts) {
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "eth1", Kind: "device", NIC: &record.NIC{RxQueues: 1}}, Up: true})
+		}),
 		"a router with two addresses":              router,
 		"packets between pods":                     local,
 		"strict devices of pods":                   calico,
@@ -228,6 +231,36 @@ func TestRules(t *testing.T) {
 		{"squeezes", func(f *Facts) { f.CPUs[0].Squeezed = 100 }, "note squeezed: "},
 		{"full ring", func(f *Facts) { f.Devices[1].Window.Missed = 5000 }, "serious device-drops: eth0 loses packets because its receive ring is full"},
 		{"damage", func(f *Facts) { f.Devices[1].Window.Damaged = 20 }, "warning device-drops: eth0 receives damaged packets"},
+		{"full ring of a member of a bond", func(f *Facts) {
+			f.Devices[1].Window.Missed = 5000
+			bonded(f)
+		}, "serious device-drops: eth0 loses packets because its receive ring is full"},
+		{"damage at a member of a bond", func(f *Facts) {
+			f.Devices[1].Window.Damaged = 20
+			bonded(f)
+		}, "warning device-drops: eth0 receives damaged packets"},
+		{"sending by a member of a bond", func(f *Facts) {
+			f.Devices[1].Window.TxDropped = 50
+			bonded(f)
+		}, "warning device-drops: eth0 drops packets"},
+		{"sending by a bond", func(f *Facts) {
+			bonded(f)
+			f.Devices[3].Window.TxDropped = 50
+		}, "warning device-drops: bond0 drops packets"},
+		{"full ring below Open vSwitch", func(f *Facts) {
+			f.Devices[1].Window.Missed, f.Devices[1].Master, f.Devices[1].Class = 5000, "ovs-system", ""
+		}, "serious device-drops: eth0 loses packets because its receive ring is full"},
+		{"one queue below a bridge", func(f *Facts) {
+			d := one(f)
+			d.Master, d.Class = "br0", ""
+		}, "note one-cpu-receives: One CPU receives all packets of eth0: the NIC has"},
+		{"sending by IPIP", func(f *Facts) {
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "tunl0", Kind: "ipip", MTU: 1480}, Up: true, Tunnelling: true, Under: "eth0", Overhead: 20, Window: Packets{TxDropped: 50}})
+		}, "serious device-drops: tunl0 drops packets"},
+		{"addresses of others by WireGuard", func(f *Facts) {
+			f.Devices = append(f.Devices, wireguard(1420))
+			f.Devices[3].Window = Packets{Rx: 1000, Damaged: 50}
+		}, "serious device-drops: wg0 refuses packets that it receives"},
 		{"sending", func(f *Facts) { f.Devices[2].Window.TxDropped = 50 }, "warning device-drops: flannel.1 drops packets"},
 		{"one queue", func(f *Facts) { one(f) }, "note one-cpu-receives: One CPU receives all packets of eth0: the NIC has"},
 		{"one busy CPU", func(f *Facts) {
@@ -333,6 +366,12 @@ func TestLittleRoomAtTheNIC(t *testing.T) {
 	if found := Examine(f); len(found) > 0 {
 		t.Errorf("found %q", summary(found))
 	}
+}
+
+// bonded makes eth0 a member of a bond, which counts all that eth0 counts, too.
+func bonded(f *Facts) {
+	f.Devices[1].Master, f.Devices[2].Under = "bond0", "bond0"
+	f.Devices = append(f.Devices, Device{Link: record.Link{Name: "bond0", Kind: "bond", Class: v1alpha1.DeviceNIC, MTU: 1500}, Up: true, Window: f.Devices[1].Window})
 }
 
 // wireguard returns a WireGuard device over eth0.
