@@ -291,6 +291,16 @@ func TestRules(t *testing.T) {
 			second.Name = "vxlan.calico"
 			f.Devices = append(f.Devices, second)
 		}, "warning offload-off: The offload rx-gro of eth0 is off"},
+		{"GRO of a member of a bond", func(f *Facts) {
+			bonded(f)
+			f.Devices[1].Off = []string{"rx-gro"}
+		}, "warning offload-off: The offload rx-gro of eth0 is off"},
+		{"GRO below a VLAN of a bond, which is a port of a bridge", func(f *Facts) {
+			bonded(f)
+			f.Devices[1].Off, f.Devices[2].Under = []string{"rx-gro"}, "br0"
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "bond0.5", Kind: "vlan", MTU: 1500}, Up: true, Parent: "bond0", Master: "br0"},
+				Device{Link: record.Link{Name: "br0", Kind: "bridge", MTU: 1500}, Up: true})
+		}, "warning offload-off: The offload rx-gro of eth0 is off"},
 		{"GRO of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"rx-gro"} }, "note offload-off: The offload rx-gro of flannel.1 is off"},
 		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{udpTunnels} }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},
 		{"segmentation of Geneve", func(f *Facts) { f.Devices[1].Off, f.Devices[2].Kind = []string{udpTunnels}, "geneve" }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},

@@ -104,9 +104,9 @@ type Device struct {
 	NoCarrier bool
 	// CarrierDowns counts how often the wire went down in the window.
 	CarrierDowns uint64
-	// Master is the bridge, bond or VRF that the device belongs to.
-	Master string
-	MAC    string
+	// Master is the bridge, bond or VRF that the device belongs to, and Parent the device that sends for a VLAN or macvlan.
+	Master, Parent string
+	MAC            string
 	// Addresses are those of global scope.
 	Addresses []netip.Prefix
 	// Routes is the number of routes through the device to other machines or pods.

@@ -84,13 +84,16 @@ func mtuSmall(f Facts) (found []Finding) {
 // udpTunnels is the offload of segmentation that only VXLAN and Geneve use.
 const udpTunnels = "tx-udp_tnl-segmentation"
 
-// offloads are those that matter to encapsulated traffic.
-var offloads = []struct {
+// offload is something that a device or the kernel can do for many packets at once.
+type offload struct {
 	name    string // ethtool -k's name
 	set     string // ethtool -K's name
 	overlay bool   // set on the overlay's own device, not on the NIC
 	without string // what the kernel does without it
-}{
+}
+
+// offloads are those that matter to encapsulated traffic.
+var offloads = []offload{
 	{"rx-gro", "gro", false, "each packet crosses the whole receive path on its own, instead of merged with others (GRO)"},
 	{"rx-gro", "gro", true, "each packet that the overlay delivers, and the GRO of the NIC has not merged, crosses the rest of the path on its own"},
 	{udpTunnels, udpTunnels, false, "the CPU segments large packets of VXLAN and Geneve, which the NIC could do"},
@@ -100,44 +103,66 @@ var offloads = []struct {
 	{"rx-checksum", "rx", false, "the CPU computes checksums of received packets"},
 }
 
+// hardware returns the NICs that send the packets of a device: itself, or those below a bond, bridge, VLAN or macvlan.
+func (f Facts) hardware(d Device) (nics []Device) {
+	if d.NIC != nil {
+		return []Device{d}
+	}
+	for _, lower := range f.Devices {
+		if lower.Master == d.Name || lower.Name == d.Parent {
+			nics = append(nics, f.hardware(lower)...)
+		}
+	}
+	return nics
+}
+
 // offloadOff finds switched-off offloads that a hardware NIC supports, and those of the overlay's own
 // device.
 func offloadOff(f Facts) (found []Finding) {
 	told := make(map[string]bool) // two overlays may share a NIC
 	f.overlays(func(overlay, under Device) {
 		for _, o := range offloads {
-			d := under
+			devices := f.hardware(under) // GRO is off on a veth by default
 			if o.overlay {
-				d = overlay
+				devices = []Device{overlay}
 			}
-			// GRO is off on a veth by default.
-			if !o.overlay && under.NIC == nil || !slices.Contains(d.Off, o.name) || d.checksums(o.name) || told[d.Name+o.name] || o.name == udpTunnels && !slices.Contains([]string{"vxlan", "geneve"}, overlay.Kind) {
+			if o.name == udpTunnels && !slices.Contains([]string{"vxlan", "geneve"}, overlay.Kind) {
 				continue
 			}
-			told[d.Name+o.name] = true
-			finding := Finding{
-				Severity: Warning,
-				Fault:    o.name,
-				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
-				Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)},
-				Cost:     "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here.",
-				Do: fmt.Sprintf("slipstream run overlay-cost, before and after ethtool -K %s %s on; then slipstream compare BEFORE AFTER   # on a node that carries no traffic: offloads are on unless somebody, or a program, switches them off",
-					d.Name, o.set),
-			}
-			if o.overlay && o.name == "rx-gro" { // it cost nothing while the NIC's GRO was on: docs/results/doctor.md
-				finding.Severity = Note
-			}
-			if why := f.workaround(o.name, d); why != "" {
-				finding.Severity = Note
-				finding.Cost += why
-				if strings.HasPrefix(o.name, "tx-") {
-					finding.Do = experiment
+			for _, d := range devices {
+				if !slices.Contains(d.Off, o.name) || d.checksums(o.name) || told[d.Name+o.name] {
+					continue
 				}
+				told[d.Name+o.name] = true
+				found = append(found, o.off(f, d, evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)))
 			}
-			found = append(found, finding)
 		}
 	})
 	return found
+}
+
+// off returns the finding about an offload that is off on a device.
+func (o offload) off(f Facts, d Device, overlay Evidence) Finding {
+	finding := Finding{
+		Severity: Warning,
+		Fault:    o.name,
+		What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
+		Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), overlay},
+		Cost:     "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here.",
+		Do: fmt.Sprintf("slipstream run overlay-cost, before and after ethtool -K %s %s on; then slipstream compare BEFORE AFTER   # on a node that carries no traffic: offloads are on unless somebody, or a program, switches them off",
+			d.Name, o.set),
+	}
+	if o.overlay && o.name == "rx-gro" { // it cost nothing while the NIC's GRO was on: docs/results/doctor.md
+		finding.Severity = Note
+	}
+	if why := f.workaround(o.name, d); why != "" {
+		finding.Severity = Note
+		finding.Cost += why
+		if strings.HasPrefix(o.name, "tx-") {
+			finding.Do = experiment
+		}
+	}
+	return finding
 }
 
 // checksums reports whether the offload is one of two kinds of checksum offload, and the device uses the
