@@ -477,6 +477,29 @@ func TestWorkarounds(t *testing.T) {
 	}
 }
 
+// TestUnmanaged checks that the remedy for devices that another program manages names all of them, and pods by one pattern.
+func TestUnmanaged(t *testing.T) {
+	for manager, want := range map[string]string{
+		"NetworkManager":   "unmanaged-devices=interface-name:antrea-gw0;interface-name:cni0;interface-name:flannel.1;interface-name:lxc*;interface-name:veth*   # then systemctl reload NetworkManager",
+		"systemd-networkd": "Name=antrea-gw0 cni0 flannel.1 lxc* veth* [Link]",
+	} {
+		f := server()
+		for _, name := range []string{"veth01234567", "lxc0123456789ab", "antrea-gw0", "lxc_health", "cni0", "veth89abcdef"} {
+			d := Device{Link: record.Link{Name: name, MTU: 1450}, Up: true}
+			if name[0] == 'v' {
+				d.Kind, d.Pod = "veth", &PodEnd{MTU: 1450}
+			}
+			f.Devices = append(f.Devices, d)
+		}
+		for i := 2; i < len(f.Devices); i++ { // from flannel.1 on
+			f.Devices[i].Manager, f.Devices[i].ManagerFile = manager, "/run/FILE"
+		}
+		if found := linkManaged(f); len(found) != 1 || !strings.Contains(found[0].Do, want) {
+			t.Errorf("%s: %+v", manager, found)
+		}
+	}
+}
+
 // TestStrictDevicesOfCilium checks that strict devices of Cilium's pods are a fault, and that the remedy does not grow with them.
 func TestStrictDevicesOfCilium(t *testing.T) {
 	f := server()

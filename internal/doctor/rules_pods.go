@@ -637,6 +637,24 @@ func bridgeNF(f Facts) []Finding {
 	return []Finding{finding}
 }
 
+// podName matches the names that network plugins give to devices of pods.
+var podName = regexp.MustCompile(`^(cali|lxc|veth|eni|azv|oci)`)
+
+// patterns returns what matches the names of devices: one pattern for all devices of pods that a plugin names alike.
+func patterns(devices []Device) (all []string) {
+	for _, d := range devices {
+		pattern := d.Name
+		if prefix := podName.FindString(d.Name); prefix != "" {
+			pattern = prefix + "*"
+		}
+		if !slices.Contains(all, pattern) {
+			all = append(all, pattern)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // linkManaged finds devices of network plugins that another program manages, too.
 func linkManaged(f Facts) (found []Finding) {
 	by := make(map[string][]Device)
@@ -655,10 +673,11 @@ func linkManaged(f Facts) (found []Finding) {
 			Fault:    manager,
 			What:     fmt.Sprintf("%s manages devices of the network plugin: %s.", manager, some(names(devices))),
 			Cost:     "When it starts, or when its configuration is read again, it takes devices down, changes their MAC addresses, and removes addresses, routes and rules that it did not make. Other nodes then send to a MAC address that is gone.",
-			Do:       "In /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices=interface-name:cali*;interface-name:flannel*;interface-name:vxlan.calico;interface-name:tunl0;interface-name:cni*   # then systemctl reload NetworkManager",
+			Do:       "In /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices=interface-name:" + strings.Join(patterns(devices), ";interface-name:") + "   # then systemctl reload NetworkManager",
 		}
 		if manager == "systemd-networkd" {
-			finding.Do = "In /etc/systemd/network/05-cni.network: [Match] Name=cali* flannel* vxlan.calico cni* lxc* cilium* [Link] Unmanaged=yes; in networkd.conf: ManageForeignRoutes=no, ManageForeignRoutingPolicyRules=no; in a .link file for flannel*: MACAddressPolicy=none   # then networkctl reload"
+			finding.Do = "In /etc/systemd/network/05-cni.network: [Match] Name=" + strings.Join(patterns(devices), " ") + " [Link] Unmanaged=yes; in networkd.conf: ManageForeignRoutes=no, ManageForeignRoutingPolicyRules=no; " +
+				"in a .link file for flannel*: MACAddressPolicy=none   # then systemctl restart systemd-networkd, which reads networkd.conf, too"
 		}
 		for _, d := range devices[:min(len(devices), 3)] {
 			finding.Evidence = append(finding.Evidence, evidence(d.ManagerFile, "managed: %s", d.Name))
