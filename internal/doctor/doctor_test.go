@@ -477,6 +477,20 @@ func TestWorkarounds(t *testing.T) {
 	}
 }
 
+// TestSqueezed checks that the remedy raises both limits of a poll, as the counter does not say which one ended it.
+func TestSqueezed(t *testing.T) {
+	for usecs, want := range map[string]string{
+		"2000": "sysctl -w net.core.netdev_budget=1200 net.core.netdev_budget_usecs=8000   # ",
+		"":     "sysctl -w net.core.netdev_budget=1200   # ", // before Linux 4.12
+	} {
+		f := server()
+		f.CPUs[0].Squeezed, f.Node.Sysctls["net.core.netdev_budget_usecs"] = 100, usecs
+		if found := squeezed(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, want) {
+			t.Errorf("%q: %+v", usecs, found)
+		}
+	}
+}
+
 // TestUnmanaged checks that the remedy for devices that another program manages names all of them, and pods by one pattern.
 func TestUnmanaged(t *testing.T) {
 	for manager, want := range map[string]string{

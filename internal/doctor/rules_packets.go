@@ -81,15 +81,19 @@ func squeezed(f Facts) []Finding {
 		return nil
 	}
 	s := f.Node.Sysctls
+	do := "sysctl -w net.core.netdev_budget=" + quadruple(s["net.core.netdev_budget"])
+	if usecs := s["net.core.netdev_budget_usecs"]; usecs != "" { // time_squeeze counts both limits (net_rx_action)
+		do += " net.core.netdev_budget_usecs=" + quadruple(usecs)
+	}
 	return []Finding{{
 		Severity: Note,
-		What:     "CPUs often stop receiving before their queues are empty, because a NAPI poll used up its budget.",
+		What:     "CPUs often stop receiving before their queues are empty, because NAPI polls used up their budget of packets or of time.",
 		Evidence: []Evidence{
 			evidence("/proc/net/softnet_stat, time_squeeze, in "+f.window(), "%d for %d packets", squeezed, all),
 			evidence("/proc/sys/net/core/netdev_budget, netdev_budget_usecs", "%s, %s", s["net.core.netdev_budget"], s["net.core.netdev_budget_usecs"]),
 		},
 		Cost: "Packets wait while the CPU runs other softirqs and programs. That costs latency; packets are lost only if a queue overflows.",
-		Do:   fmt.Sprintf("sysctl -w net.core.netdev_budget=%s   # and compare two runs: slipstream compare BEFORE AFTER", quadruple(s["net.core.netdev_budget"])),
+		Do:   do + "   # and compare two runs: slipstream compare BEFORE AFTER",
 	}}
 }
 
