@@ -148,6 +148,7 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	addPodMTUs(ends, paths)
 	open := true
 	for _, path := range paths {
 		found := doctor.ExaminePath(path)
@@ -161,4 +162,14 @@ func (o doctorOptions) probePods(ctx context.Context, d *diagnosis, up *kube.Pod
 		d.cluster.Lacks = append(d.cluster.Lacks, err.Error())
 	}
 	return ctx.Err()
+}
+
+// addPodMTUs adds to the paths that end at pods the MTUs with which the same pods send.
+func addPodMTUs(ends [][2]*machine, paths []doctor.Path) {
+	for i, end := range ends {
+		from := slices.IndexFunc(ends, func(e [2]*machine) bool { return e[0] == end[1] })
+		if end[1].pod && from >= 0 {
+			paths[i].PodMTU = paths[from].Sent.DeviceMTU
+		}
+	}
 }

@@ -89,7 +89,7 @@ func TestExamineNodes(t *testing.T) {
 			"node007 was not seen, because its pod is gone\nnode008 was not seen, because no answer in 21s\n", "finding severity of 200 nodes", "node-unfit serious 2 node007, node008",
 			"udp-buffer-full serious 100 node100, node101, node102, node103, node104, node105 and 94 more",
 			"overlay-differs serious 197 node000 to node009, ", "no-btf warning 4 node000, node050, node100, node150",
-			"device-drops (rx_errors) serious 50 node100, ", "device-drops (tx_dropped) serious 50 node150, ", "flannel.1 receives damaged", "flannel.1 drops packets", "different kernels.", "different kubelets.",
+			"device-drops (rx_errors) serious 50 node100, ", "device-drops (tx_dropped) serious 50 node150, ", "flannel.1 refuses packets", "flannel.1 drops packets", "different kernels.", "different kubelets.",
 		} {
 			if !strings.Contains(got, words(want)) {
 				t.Errorf("%q is not in:\n%s", want, text.String())

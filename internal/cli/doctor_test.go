@@ -38,3 +38,16 @@ func TestDiagnosisFitsTerminal(t *testing.T) {
 		}
 	}
 }
+
+// TestPodMTUs checks that a path to a pod gets the MTU of that pod, also from a node, and a path to a node none.
+func TestPodMTUs(t *testing.T) {
+	node, a, b := &machine{name: "node"}, &machine{name: "pod a", pod: true}, &machine{name: "pod b", pod: true}
+	ends := [][2]*machine{{node, node}, {a, b}, {b, a}, {node, a}}
+	paths := []doctor.Path{{Sent: doctor.Sent{DeviceMTU: 1500}}, {Sent: doctor.Sent{DeviceMTU: 1450}}, {Sent: doctor.Sent{DeviceMTU: 1400}}, {Sent: doctor.Sent{DeviceMTU: 1500}}}
+	addPodMTUs(ends, paths)
+	for i, want := range []int{0, 1400, 1450, 1450} {
+		if paths[i].PodMTU != want {
+			t.Errorf("path %d: %d, want %d", i, paths[i].PodMTU, want)
+		}
+	}
+}

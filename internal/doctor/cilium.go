@@ -359,7 +359,7 @@ func ciliumTunnel(c Cluster) []Finding {
 		return nil
 	}
 	subnet, node := c.subnet()
-	if !subnet.IsValid() {
+	if !subnet.Addr().Is4() {
 		return nil
 	}
 	mode := "routing-mode"
@@ -376,12 +376,12 @@ func ciliumTunnel(c Cluster) []Finding {
 	}}
 }
 
-// overhead returns the minimum number of bytes that Cilium adds to a packet between nodes.
-func (c *Cilium) overhead() int {
+// overhead returns the minimum number of bytes that Cilium adds to a packet from a node to another one.
+func (c *Cilium) overhead(n ClusterNode) int {
 	switch {
 	case c.tunnel() == "":
 		return 0
-	case c.value("underlay-protocol") == "ipv6":
+	case c.value("underlay-protocol") == "ipv6" || n.Address.Is6():
 		return 70
 	}
 	return 50 // VXLAN, or Geneve without options, over IPv4
@@ -399,7 +399,7 @@ func ciliumMTU(c Cluster) (found []Finding) {
 		if nic.Name == "" {
 			continue
 		}
-		most := nic.MTU - k.overhead()
+		most := nic.MTU - k.overhead(n)
 		var large, small []Device
 		for _, d := range n.Machine.Devices {
 			switch {
@@ -445,7 +445,7 @@ func (c *Cilium) mtu(n ClusterNode, nic Device, pods []Device, f Finding) Findin
 	}
 	f.Evidence = append(f.Evidence, evidence("/sys/class/net/"+nic.Name+"/mtu", "%d", nic.MTU))
 	if tunnel, ok := n.Machine.device("cilium_" + c.tunnel()); ok {
-		f.Evidence = append(f.Evidence, evidence("/sys/class/net/"+tunnel.Name+"/mtu", "%d, and %s adds %d bytes", tunnel.MTU, c.tunnel(), c.overhead()))
+		f.Evidence = append(f.Evidence, evidence("/sys/class/net/"+tunnel.Name+"/mtu", "%d, and %s adds %d bytes", tunnel.MTU, c.tunnel(), c.overhead(n)))
 	}
 	if c.set("mtu") {
 		f.Evidence = append(f.Evidence, c.read("mtu"))

@@ -117,6 +117,9 @@ func TestCilium(t *testing.T) {
 		"pods too large for the tunnel":           {change: with(settings{"routing-mode": "tunnel", "mtu": "1550"}), inject: podsMTU(1451), want: []string{tunnel, tooLarge}},
 		"pods too large for the NIC":              {change: bestCilium, inject: podsMTU(1501), want: []string{tooLarge}},
 		"pods too large for a tunnel over IPv6":   {change: with(settings{"routing-mode": "tunnel", "underlay-protocol": "ipv6"}), inject: podsMTU(1431), want: []string{tunnel, tooLarge}},
+		"pods too large, without IPv4":            {change: with(settings{"routing-mode": "tunnel", "enable-ipv4": "false", "enable-ipv6": "true"}), inject: sixOnly(1431), want: []string{tooLarge}},
+		"pods of a cluster without IPv4":          {change: with(settings{"routing-mode": "tunnel", "enable-ipv4": "false", "enable-ipv6": "true"}), inject: sixOnly(1430)},
+		"nodes without IPv4, pods with it":        {change: with(settings{"routing-mode": "tunnel", "enable-ipv6": "true"}), inject: sixOnly(1430)},
 		"pods as large as the NIC allows":         {change: bestCilium, inject: podsMTU(1500)},
 		"large pods of the plugin before":         {file: "eks-chained", inject: podsMTU(9001)},
 		"a tunnel of the plugin before":           {file: "eks-chained", change: settings{"routing-mode": "tunnel"}},
@@ -174,6 +177,17 @@ func kernel(version string) func(*Cluster) {
 		for _, n := range c.Nodes {
 			n.Has["kernel"] = version
 		}
+	}
+}
+
+// sixOnly leaves the nodes only addresses of IPv6, in one subnet.
+func sixOnly(mtu int) func(*Cluster) {
+	return func(c *Cluster) {
+		podsMTU(mtu)(c)
+		for i := range c.Nodes {
+			c.Nodes[i].Address = netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", i))
+		}
+		c.Nodes[1].Machine.Devices[0].Addresses = c.Nodes[1].Machine.Devices[0].Addresses[:1]
 	}
 }
 

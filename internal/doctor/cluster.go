@@ -33,7 +33,7 @@ type ClusterNode struct {
 	Name string
 	// Has maps properties that may differ between nodes, such as "kernel", to this node's values.
 	Has map[string]string
-	// Address is its first internal address of IPv4.
+	// Address is its first internal address of IPv4, or of IPv6 if it has none of IPv4.
 	Address netip.Addr
 	// Provider is the scheme of its provider ID, such as "azure", and System the name of its operating system's image.
 	Provider, System string

@@ -72,6 +72,17 @@ func SendDatagrams(to netip.AddrPort, key []byte, round int, sizes []int) (t Sen
 		return t, fmt.Errorf("find the device to %s: %w", to.Addr(), err)
 	}
 	t.Device, t.DeviceMTU = link.Attrs().Name, link.Attrs().MTU
+	if gateway, ok := netip.AddrFromSlice(routes[0].Gw); ok {
+		t.Gateway = gateway.Unmap()
+	}
+	// The route that was got above has the path MTU that the kernel learned.
+	configured, err := netlink.RouteGetWithOptions(to.Addr().AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if err != nil {
+		return t, fmt.Errorf("find the route to %s in the table: %w", to.Addr(), err)
+	}
+	if len(configured) > 0 {
+		t.RouteMTU = configured[0].MTU
+	}
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err != nil {
 		return t, err

@@ -110,6 +110,9 @@ func TestHealthyMachines(t *testing.T) {
 	lan.Devices[4].NotForwarding, lan.Settings["net.ipv4.ip_forward"] = []string{"/proc/sys/net/ipv4/conf/vmbr0/forwarding"}, "0"
 	sixOnly := server() // programs in its pods try IPv4 first
 	sixOnly.Stacks = []Stack{{Pod: "v0 (nginx)", Counts: map[string]uint64{"Ip6InReceives": 1000, "Ip.OutNoRoutes": 500}}}
+	eks := server() // the same, by Calico beside Amazon's plugin
+	eks.Devices = append(eks.Devices, Device{Link: record.Link{Name: "eni0123456789a", Kind: "veth", Class: v1alpha1.DeviceHostVeth}, Up: true, RPFilter: 1, Pod: &PodEnd{}})
+	counted(rpFiltered, 4000, "")(&eks)
 	calico := server() // drops packets of pods with addresses of others
 	calico.Devices = append(calico.Devices, Device{Link: record.Link{Name: "cali123", Kind: "veth"}, Up: true, RPFilter: 1})
 	counted(rpFiltered, 4000, "")(&calico)
@@ -117,10 +120,35 @@ func TestHealthyMachines(t *testing.T) {
 	router.Devices[2].Name = "vxlan100"
 	router.Devices[2].FDB = []FDBEntry{{"02:00:00:00:02:01", netip.MustParseAddr("10.77.0.2")}}
 	router.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.0.0.1"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.0.0.2"), "02:00:00:00:02:01"}}
+	changed := func(change func(*Facts)) Facts {
+		f := server()
+		change(&f)
+		return f
+	}
 	for name, f := range map[string]Facts{
+		"pods at Open vSwitch, whose gateway is another port": changed(func(f *Facts) {
+			bridged(f, 1450)
+			f.Devices[3].Master, f.Devices[3].MAC = "ovs-system", "02:00:00:00:00:01"
+			f.Devices[3].Pod = &PodEnd{MTU: 1450, Gateway: netip.MustParseAddr("10.244.1.1"), GatewayMAC: "02:00:00:00:00:03"}
+			f.Devices[4].Name, f.Devices[4].Kind, f.Devices[4].Master, f.Devices[4].MAC = "antrea-gw0", "openvswitch", "ovs-system", "02:00:00:00:00:03"
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "ovs-system", Kind: "openvswitch"}, MAC: "02:00:00:00:00:02"})
+		}),
+		"Cilium with WireGuard, without root": changed(func(f *Facts) {
+			wg := wireguard(1420)
+			wg.Name = "cilium_wg0"
+			f.Devices = append(f.Devices[:2], wg, Device{Link: record.Link{Name: "lxc0123456789ab", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1500}, Up: true, Pod: &PodEnd{}},
+				Device{Link: record.Link{Name: "nk1", Kind: "netkit", MTU: 1500}, Up: true, Pod: &PodEnd{}})
+		}),
+		"WireGuard over a NIC that does not segment VXLAN": changed(func(f *Facts) {
+			f.Devices[1].Off, f.Devices[2] = []string{udpTunnels}, wireguard(1420)
+		}),
+		"a management NIC with one queue": changed(func(f *Facts) {
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "eth1", Kind: "device", NIC: &record.NIC{RxQueues: 1}}, Up: true})
+		}),
 		"a router with two addresses":              router,
 		"packets between pods":                     local,
 		"strict devices of pods":                   calico,
+		"strict devices of pods of a cloud":        eks,
 		"a pod without IPv4":                       sixOnly,
 		"a bridge to the LAN":                      lan,
 		"Docker alone":                             dockerHost,
@@ -171,6 +199,11 @@ func TestRules(t *testing.T) {
 			f.Devices[2].Name = "flannel-wg"
 			bridged(f, 1450)
 		}, "warning pod-mtu: Pods send packets that are too large for flannel-wg"},
+		{"WireGuard with smaller MTU than pods of Cilium", func(f *Facts) {
+			f.Devices[2] = wireguard(1420)
+			f.Devices[2].Name = "cilium_wg0"
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "lxc0123456789ab", Kind: "veth", Class: v1alpha1.DeviceHostVeth, MTU: 1500}, Up: true, Pod: &PodEnd{MTU: 1500, Device: "eth0"}})
+		}, "warning pod-mtu: Pods send packets that are too large for cilium_wg0"},
 		{"WireGuard gone", func(f *Facts) { f.Devices = f.Devices[:2]; bridged(f, 1440) }, "note overlay-gone: cni0 has the MTU for an overlay"},
 		{"no br_netfilter", func(f *Facts) { bridged(f, 1450); f.KubeProxy = "nft ip nat KUBE-SERVICES" }, "warning bridge-nf: Packets between pods of one bridge bypass iptables: cni0."},
 		{"a gateway that does not answer", func(f *Facts) {
@@ -181,6 +214,11 @@ func TestRules(t *testing.T) {
 			bridged(f, 1450)
 			f.Devices[3].Pod = &PodEnd{Gateway: netip.MustParseAddr("10.244.1.1"), GatewayFailed: true}
 		}, "note pod-gateway: Nobody answers for the gateway of the pod behind v0."},
+		{"a gateway with the MAC address of another device", func(f *Facts) {
+			bridged(f, 1450)
+			f.Devices[2].MAC, f.Devices[3].MAC, f.Devices[4].MAC = "02:00:00:00:00:02", "02:00:00:00:00:01", "02:00:00:00:00:03"
+			f.Devices[3].Pod = &PodEnd{Gateway: netip.MustParseAddr("10.244.1.1"), GatewayMAC: "02:00:00:00:00:02"}
+		}, "serious pod-gateway: The pod behind v0 has a wrong MAC address of its gateway."},
 		{"two nodes with one MAC address", func(f *Facts) {
 			f.Devices[2].FDB = []FDBEntry{{"02:00:00:00:02:01", netip.MustParseAddr("10.77.0.2")}}
 			f.Devices[2].Neighbours = []Neighbour{{netip.MustParseAddr("10.244.2.0"), "02:00:00:00:02:01"}, {netip.MustParseAddr("10.244.3.0"), "02:00:00:00:02:01"}}
@@ -193,6 +231,36 @@ func TestRules(t *testing.T) {
 		{"squeezes", func(f *Facts) { f.CPUs[0].Squeezed = 100 }, "note squeezed: "},
 		{"full ring", func(f *Facts) { f.Devices[1].Window.Missed = 5000 }, "serious device-drops: eth0 loses packets because its receive ring is full"},
 		{"damage", func(f *Facts) { f.Devices[1].Window.Damaged = 20 }, "warning device-drops: eth0 receives damaged packets"},
+		{"full ring of a member of a bond", func(f *Facts) {
+			f.Devices[1].Window.Missed = 5000
+			bonded(f)
+		}, "serious device-drops: eth0 loses packets because its receive ring is full"},
+		{"damage at a member of a bond", func(f *Facts) {
+			f.Devices[1].Window.Damaged = 20
+			bonded(f)
+		}, "warning device-drops: eth0 receives damaged packets"},
+		{"sending by a member of a bond", func(f *Facts) {
+			f.Devices[1].Window.TxDropped = 50
+			bonded(f)
+		}, "warning device-drops: eth0 drops packets"},
+		{"sending by a bond", func(f *Facts) {
+			bonded(f)
+			f.Devices[3].Window.TxDropped = 50
+		}, "warning device-drops: bond0 drops packets"},
+		{"full ring below Open vSwitch", func(f *Facts) {
+			f.Devices[1].Window.Missed, f.Devices[1].Master, f.Devices[1].Class = 5000, "ovs-system", ""
+		}, "serious device-drops: eth0 loses packets because its receive ring is full"},
+		{"one queue below a bridge", func(f *Facts) {
+			d := one(f)
+			d.Master, d.Class = "br0", ""
+		}, "note one-cpu-receives: One CPU receives all packets of eth0: the NIC has"},
+		{"sending by IPIP", func(f *Facts) {
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "tunl0", Kind: "ipip", MTU: 1480}, Up: true, Tunnelling: true, Under: "eth0", Overhead: 20, Window: Packets{TxDropped: 50}})
+		}, "serious device-drops: tunl0 drops packets"},
+		{"addresses of others by WireGuard", func(f *Facts) {
+			f.Devices = append(f.Devices, wireguard(1420))
+			f.Devices[3].Window = Packets{Rx: 1000, Damaged: 50}
+		}, "serious device-drops: wg0 refuses packets that it receives"},
 		{"sending", func(f *Facts) { f.Devices[2].Window.TxDropped = 50 }, "warning device-drops: flannel.1 drops packets"},
 		{"one queue", func(f *Facts) { one(f) }, "note one-cpu-receives: One CPU receives all packets of eth0: the NIC has"},
 		{"one busy CPU", func(f *Facts) {
@@ -223,8 +291,19 @@ func TestRules(t *testing.T) {
 			second.Name = "vxlan.calico"
 			f.Devices = append(f.Devices, second)
 		}, "warning offload-off: The offload rx-gro of eth0 is off"},
+		{"GRO of a member of a bond", func(f *Facts) {
+			bonded(f)
+			f.Devices[1].Off = []string{"rx-gro"}
+		}, "warning offload-off: The offload rx-gro of eth0 is off"},
+		{"GRO below a VLAN of a bond, which is a port of a bridge", func(f *Facts) {
+			bonded(f)
+			f.Devices[1].Off, f.Devices[2].Under = []string{"rx-gro"}, "br0"
+			f.Devices = append(f.Devices, Device{Link: record.Link{Name: "bond0.5", Kind: "vlan", MTU: 1500}, Up: true, Parent: "bond0", Master: "br0"},
+				Device{Link: record.Link{Name: "br0", Kind: "bridge", MTU: 1500}, Up: true})
+		}, "warning offload-off: The offload rx-gro of eth0 is off"},
 		{"GRO of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"rx-gro"} }, "note offload-off: The offload rx-gro of flannel.1 is off"},
-		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{"tx-udp_tnl-segmentation"} }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},
+		{"segmentation", func(f *Facts) { f.Devices[1].Off = []string{udpTunnels} }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},
+		{"segmentation of Geneve", func(f *Facts) { f.Devices[1].Off, f.Devices[2].Kind = []string{udpTunnels}, "geneve" }, "note offload-off: The offload tx-udp_tnl-segmentation of eth0"},
 		{"checksums of VXLAN", func(f *Facts) { f.Devices[2].Off = []string{"tx-checksum-ip-generic"} }, "note offload-off: The offload tx-checksum-ip-generic of flannel.1"},
 		{"rp_filter", func(f *Facts) {
 			f.Devices[2].RPFilter, f.Stacks = 1, []Stack{{Counts: map[string]uint64{rpFiltered: 50}}}
@@ -244,6 +323,7 @@ func TestRules(t *testing.T) {
 		{"allowance", func(f *Facts) {
 			f.Devices[1].Caps = map[string]uint64{"pps_allowance_exceeded": 40, "bw_in_allowance_exceeded": 9}
 		}, "warning nic-cap: The cloud's limit for eth0"},
+		{"limit of DNS", func(f *Facts) { f.Devices[1].Caps = map[string]uint64{linkLocal: 40} }, "warning nic-cap: eth0 sends more packets to the cloud's DNS"},
 		{"conntrack race", counted("nf_conntrack.drop", 12, ""), "warning conntrack-drops: "},
 		{"conntrack drops", counted("nf_conntrack.drop", 2000, ""), "serious conntrack-drops: "},
 		{"conntrack, invalid", counted("nf_conntrack.invalid", 2000, ""), "note conntrack-invalid: "},
@@ -296,6 +376,12 @@ func TestLittleRoomAtTheNIC(t *testing.T) {
 	if found := Examine(f); len(found) > 0 {
 		t.Errorf("found %q", summary(found))
 	}
+}
+
+// bonded makes eth0 a member of a bond, which counts all that eth0 counts, too.
+func bonded(f *Facts) {
+	f.Devices[1].Master, f.Devices[2].Under = "bond0", "bond0"
+	f.Devices = append(f.Devices, Device{Link: record.Link{Name: "bond0", Kind: "bond", Class: v1alpha1.DeviceNIC, MTU: 1500}, Up: true, Window: f.Devices[1].Window})
 }
 
 // wireguard returns a WireGuard device over eth0.
@@ -380,11 +466,63 @@ func TestWorkarounds(t *testing.T) {
 	if found := Examine(f); len(found) != 1 || !strings.Contains(found[0].Cost, "before 5.7") || strings.Contains(found[0].Cost, "vmxnet3") {
 		t.Errorf("%+v", found)
 	}
-	f = server()
-	f.Devices[1].RPFilter, f.Devices[1].Kind = 1, "device"
-	f.Devices = append(f.Devices, Device{Link: record.Link{Name: "cali123", Kind: "veth"}, Up: true, RPFilter: 1})
+	for _, pod := range []string{"cali123", "eni0123456789a", "azv0123456789a"} {
+		f = server()
+		f.Devices[1].RPFilter, f.Devices[1].Kind = 1, "device"
+		f.Devices = append(f.Devices, Device{Link: record.Link{Name: pod, Kind: "veth", MTU: 1450}, Up: true, RPFilter: 1, Pod: &PodEnd{}})
+		counted(rpFiltered, 4000, "")(&f)
+		if found := Examine(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, "sysctl -w net/ipv4/conf/eth0/rp_filter=2   #") || !strings.Contains(found[0].Do, "Felix") {
+			t.Errorf("%s: %+v", pod, found)
+		}
+	}
+}
+
+// TestSqueezed checks that the remedy raises both limits of a poll, as the counter does not say which one ended it.
+func TestSqueezed(t *testing.T) {
+	for usecs, want := range map[string]string{
+		"2000": "sysctl -w net.core.netdev_budget=1200 net.core.netdev_budget_usecs=8000   # ",
+		"":     "sysctl -w net.core.netdev_budget=1200   # ", // before Linux 4.12
+	} {
+		f := server()
+		f.CPUs[0].Squeezed, f.Node.Sysctls["net.core.netdev_budget_usecs"] = 100, usecs
+		if found := squeezed(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, want) {
+			t.Errorf("%q: %+v", usecs, found)
+		}
+	}
+}
+
+// TestUnmanaged checks that the remedy for devices that another program manages names all of them, and pods by one pattern.
+func TestUnmanaged(t *testing.T) {
+	for manager, want := range map[string]string{
+		"NetworkManager":   "unmanaged-devices=interface-name:antrea-gw0;interface-name:cni0;interface-name:flannel.1;interface-name:lxc*;interface-name:veth*   # then systemctl reload NetworkManager",
+		"systemd-networkd": "Name=antrea-gw0 cni0 flannel.1 lxc* veth* [Link]",
+	} {
+		f := server()
+		for _, name := range []string{"veth01234567", "lxc0123456789ab", "antrea-gw0", "lxc_health", "cni0", "veth89abcdef"} {
+			d := Device{Link: record.Link{Name: name, MTU: 1450}, Up: true}
+			if name[0] == 'v' {
+				d.Kind, d.Pod = "veth", &PodEnd{MTU: 1450}
+			}
+			f.Devices = append(f.Devices, d)
+		}
+		for i := 2; i < len(f.Devices); i++ { // from flannel.1 on
+			f.Devices[i].Manager, f.Devices[i].ManagerFile = manager, "/run/FILE"
+		}
+		if found := linkManaged(f); len(found) != 1 || !strings.Contains(found[0].Do, want) {
+			t.Errorf("%s: %+v", manager, found)
+		}
+	}
+}
+
+// TestStrictDevicesOfCilium checks that strict devices of Cilium's pods are a fault, and that the remedy does not grow with them.
+func TestStrictDevicesOfCilium(t *testing.T) {
+	f := server()
+	f.Settings = map[string]string{"net.ipv4.ip_forward": "1", "net.ipv4.conf.all.rp_filter": "0"}
+	for i := range 100 {
+		f.Devices = append(f.Devices, Device{Link: record.Link{Name: fmt.Sprintf("lxc%012x", i), Kind: "veth", MTU: 1450}, Up: true, RPFilter: 1, Pod: &PodEnd{}})
+	}
 	counted(rpFiltered, 4000, "")(&f)
-	if found := Examine(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, "sysctl -w net/ipv4/conf/eth0/rp_filter=2   #") || !strings.Contains(found[0].Do, "Felix") {
+	if found := Examine(f); len(found) != 1 || !strings.HasPrefix(found[0].Do, "for f in /proc/sys/net/ipv4/conf/lxc*/rp_filter; do echo 2 > $f; done   #") || !strings.HasSuffix(found[0].Evidence[1].Value, "for lxc*") {
 		t.Errorf("%+v", found)
 	}
 }

@@ -44,7 +44,7 @@ type Facts struct {
 	Settings map[string]string
 	// Chains are the base chains of netfilter that received packets pass.
 	Chains []Chain
-	// Unread says which rules of netfilter were not read, and why.
+	// Unread says which rules of netfilter, and which counters, were not read, and why.
 	Unread []Evidence
 	// Rules counts the rules in the tables of iptables, by "legacy" and "nft".
 	Rules map[string]int
@@ -104,9 +104,9 @@ type Device struct {
 	NoCarrier bool
 	// CarrierDowns counts how often the wire went down in the window.
 	CarrierDowns uint64
-	// Master is the bridge, bond or VRF that the device belongs to.
-	Master string
-	MAC    string
+	// Master is the bridge, bond or VRF that the device belongs to, and Parent the device that sends for a VLAN or macvlan.
+	Master, Parent string
+	MAC            string
 	// Addresses are those of global scope.
 	Addresses []netip.Prefix
 	// Routes is the number of routes through the device to other machines or pods.
@@ -199,6 +199,9 @@ type Qdisc struct {
 // stopQueue is hv_netvsc's counter of how often the host's ring was full.
 const stopQueue = "stop_queue"
 
+// linkLocal is ena's counter of dropped packets to the cloud's own services at link-local addresses.
+const linkLocal = "linklocal_allowance_exceeded"
+
 // Packets are the packet counters of a device.
 type Packets struct {
 	Rx, Tx           uint64
@@ -228,9 +231,12 @@ func (f Facts) device(name string) (Device, bool) {
 
 // has reports whether the machine has an address.
 func (f Facts) has(ip netip.Addr) bool {
-	return slices.ContainsFunc(f.Devices, func(d Device) bool {
-		return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
-	})
+	return slices.ContainsFunc(f.Devices, func(d Device) bool { return d.has(ip) })
+}
+
+// has reports whether the device has an address.
+func (d Device) has(ip netip.Addr) bool {
+	return slices.ContainsFunc(d.Addresses, func(p netip.Prefix) bool { return p.Addr() == ip })
 }
 
 // rps reports whether a queue of the device has an RPS mask, and rfs whether a queue has RFS entries.

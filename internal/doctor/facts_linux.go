@@ -83,6 +83,9 @@ func ReadFacts(ctx context.Context, window time.Duration, probe bool) (f Facts, 
 	}
 	last := l.filters(podDevices(f.Node.Links))
 	f.Unread = last.unread
+	if err := l.conntrack(own, make(map[string]uint64)); err != nil {
+		f.Unread = append(f.Unread, evidence("counters of conntrack were not read", "%v", err))
+	}
 	lastTables, err := l.tables()
 	if err != nil {
 		return f, err
@@ -388,7 +391,11 @@ func (l looker) place(d *Device, link netlink.Link, links map[string]netlink.Lin
 	d.MAC, d.NoCarrier = a.HardwareAddr.String(), d.Up && a.OperState == netlink.OperDown || a.OperState == netlink.OperLowerLayerDown
 	d.Addresses, d.Routes, d.FDB = t.addresses[a.Index], t.routes[a.Index], t.fdb[a.Index]
 	d.Neighbours, d.Unresolved = t.neighbours[a.Index], t.unresolved[a.Index]
+	stacked := a.NetNsID < 0 && slices.Contains([]string{"vlan", "macvlan"}, link.Type())
 	for name, master := range links {
+		if stacked && master.Attrs().Index == a.ParentIndex {
+			d.Parent = name
+		}
 		if a.MasterIndex != 0 && master.Attrs().Index == a.MasterIndex {
 			d.Master = name
 			// A bridge in promiscuous mode receives its own packets, and routes them back.

@@ -287,3 +287,19 @@ func TestThrottledCgroup(t *testing.T) {
 		return fmt.Errorf("found %+v of %+v", throttled(f), f.Throttled)
 	})
 }
+
+// TestParent checks that doctor knows the device below a macvlan, and takes neither the peer of a veth nor the device below a
+// VXLAN device for one.
+func TestParent(t *testing.T) {
+	testenv.EnterNamespace(t)
+	run(t, "ip link add dr0 type veth peer name dr1; ip link add link dr0 name dr.mv type macvlan mode bridge; ip link add dr.vx type vxlan id 7 dev dr0 dstport 8472")
+	f, err := ReadFacts(t.Context(), time.Millisecond, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"dr0": "", "dr1": "", "dr.mv": "dr0", "dr.vx": ""} {
+		if d, ok := f.device(name); !ok || d.Parent != want {
+			t.Errorf("%s: parent %q, want %q", name, d.Parent, want)
+		}
+	}
+}

@@ -214,6 +214,7 @@ func TestFaultsOfANode(t *testing.T) {
 		{"a blackhole", "ip route replace blackhole 10.244.2.0/24", toOther, []string{"serious blackhole 10.244.2.0/24"}},
 		{"a blackhole for the node's own pods", "ip route add blackhole 10.244.1.0/24 metric 500", toOther, nil},
 		{"a gateway with another MAC address", "in_pod ip neigh replace 10.244.1.1 lladdr 02:00:00:00:0b:0b dev eth0 nud permanent", toOther, []string{"serious pod-gateway 02:00:00:00:0b:0b"}},
+		{"a gateway without ARP", "in_pod ip neigh replace 10.244.1.1 lladdr 00:00:00:00:00:00 dev eth0 nud noarp", nil, nil},
 		{"a gateway that does not answer", "ip addr del 10.244.1.1/24 dev cni0; ip route add 10.244.1.0/24 dev cni0; in_pod ip neigh flush dev eth0", toOther, []string{"serious pod-gateway 10.244.1.1 failed"}},
 		{"a second network of the pod", secondNetwork, toOther, nil},
 		{"a second network of the pod, with its default route", secondNetwork + "; in_pod ip route replace default via 172.17.0.1", toOther, nil},

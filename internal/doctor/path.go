@@ -20,8 +20,11 @@ type Path struct {
 	Sent      Sent
 	Datagrams bool
 	// MTU is the size in bytes of the largest packet that arrived; 0 if none did.
-	MTU   int
-	VXLAN []VXLANPort
+	MTU int
+	// PodMTU is the MTU of the server's device, if the server is a pod: no larger packet has to arrive. It is 0 if the server is
+	// none, or if the MTU is unknown.
+	PodMTU int
+	VXLAN  []VXLANPort
 	// Tries are the transfers through VXLAN. Unprobed explains why there are none although they were requested.
 	Tries    []Try
 	Unprobed string
@@ -38,11 +41,23 @@ type Sent struct {
 	// Device is the device that sends the datagrams, and DeviceMTU its MTU.
 	Device    string
 	DeviceMTU int
+	// Gateway is the gateway of the route, if it has one, and RouteMTU the MTU that the route is configured with, or 0. The
+	// kernel sends no larger packets there, except for these datagrams.
+	Gateway  netip.Addr
+	RouteMTU int
 	// ToldMTU is the path MTU that the kernel has learned from ICMP or a route.
 	ToldMTU int
 	// Refused explains why the kernel did not send the datagrams, if not because of their size: usually a rule
 	// of its own firewall.
 	Refused string
+}
+
+// most returns the size in bytes of the largest packet that the machine sends there.
+func (s Sent) most() int {
+	if s.RouteMTU > 0 {
+		return min(s.DeviceMTU, s.RouteMTU)
+	}
+	return s.DeviceMTU
 }
 
 // Received holds the datagrams of a round that arrived.
@@ -167,7 +182,7 @@ func (c *crossing) blocked(ctx context.Context, at Receiver) (bool, error) {
 	return true, nil
 }
 
-// measureMTU finds the largest packet that arrives, up to the MTU of the client's device.
+// measureMTU finds the largest packet that arrives, up to the largest that the client sends.
 func (p *Path) measureMTU(ctx context.Context, c crossing, open OpenReceiver) error {
 	at, err := open(ctx, netip.AddrPortFrom(p.To, 0), c.key)
 	if err != nil {
@@ -179,7 +194,7 @@ func (p *Path) measureMTU(ctx context.Context, c crossing, open OpenReceiver) er
 	if err != nil || blocked {
 		return err
 	}
-	low, high := minimumMTU(p.To), min(c.sent.DeviceMTU, largest)
+	low, high := minimumMTU(p.To), min(c.sent.most(), largest)
 	for range tries { // one loss is no finding
 		received, err := c.send(ctx, at, high)
 		if err != nil {
@@ -288,26 +303,37 @@ func (p Path) refused() []Evidence {
 
 func pathMTU(p Path) []Finding {
 	t := p.Sent
-	if !p.Datagrams || p.MTU >= min(t.DeviceMTU, largest) {
+	if !p.Datagrams || p.MTU >= min(t.most(), largest) || p.PodMTU > 0 && p.MTU >= p.PodMTU {
 		return nil
 	}
 	told := t.ToldMTU <= p.MTU
+	route := fmt.Sprintf("ip route replace %s dev %s", p.To, t.Device)
+	if t.Gateway.IsValid() {
+		route = fmt.Sprintf("ip route replace %s via %s dev %s", p.To, t.Gateway, t.Device)
+	}
 	finding := Finding{
 		Severity: Serious,
-		What:     fmt.Sprintf("Packets of more than %d bytes vanish, and %s sends up to %d.", p.MTU, t.Device, t.DeviceMTU),
+		What:     fmt.Sprintf("Packets of more than %d bytes vanish, and %s sends up to %d.", p.MTU, t.Device, t.most()),
 		Evidence: []Evidence{
 			evidence("datagrams that may not be fragmented", "%d bytes arrive, %d do not", p.MTU, p.MTU+1),
 			evidence("/sys/class/net/"+t.Device+"/mtu of "+p.Client, "%d", t.DeviceMTU),
 			evidence("path MTU that the kernel of "+p.Client+" knows", "%d", t.ToldMTU),
 		},
 		Cost: "The sender does not learn of it (ICMP \"fragmentation needed\" does not arrive): connections open, and hang at the first large transfer, unless both ends announce a smaller MSS. Packets of an overlay are lost.",
-		Do: fmt.Sprintf("ip link set %s mtu %d   # on %s, and smaller MTUs for its overlay devices, by the headers that they add; or a larger MTU on every switch and router between the two",
-			t.Device, p.MTU, p.Client),
+		Do: fmt.Sprintf("%s mtu %d   # on %s, and smaller MTUs for its overlay devices, by the headers that they add; if no path from %[4]s carries more: ip link set %[4]s mtu %[2]d; or a larger MTU on every switch and router between the two",
+			route, p.MTU, p.Client, t.Device),
+	}
+	if t.RouteMTU > 0 {
+		finding.Evidence = append(finding.Evidence, evidence("ip route get fibmatch "+p.To.String()+" of "+p.Client, "mtu %d", t.RouteMTU))
 	}
 	if told {
 		finding.Severity = Warning
-		finding.What = fmt.Sprintf("The path carries packets of up to %d bytes, and %s sends up to %d.", p.MTU, t.Device, t.DeviceMTU)
+		finding.What = fmt.Sprintf("The path carries packets of up to %d bytes, and %s sends up to %d.", p.MTU, t.Device, t.most())
 		finding.Cost = "ICMP tells the sender, which then sends smaller packets. Packets of an overlay are fragmented, which costs CPU time at both ends, or dropped."
+	}
+	if p.PodMTU > 0 { // a smaller MTU of the node's NIC would leave no room for the headers of an overlay
+		finding.Evidence = append(finding.Evidence, evidence("MTU of the device of "+p.Server, "%d", p.PodMTU))
+		finding.Do = fmt.Sprintf("Set MTU %d in the configuration of the CNI, and create the pods again; or a larger MTU on every device between the two", p.MTU)
 	}
 	return []Finding{finding}
 }

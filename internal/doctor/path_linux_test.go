@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 // way is a fake network between two machines.
 type way struct {
 	device, carries, told int
+	route                 int      // the MTU of the route, if it has one
 	closed                []uint16 // UDP ports
 	taken                 []uint16
 	loses                 int // how many datagrams of the largest size to lose first
@@ -29,7 +31,7 @@ func (w *way) SendDatagrams(_ context.Context, to netip.AddrPort, _ []byte, _ in
 			w.arrived[to.Port()] = append(w.arrived[to.Port()], size)
 		}
 	}
-	return Sent{Device: "eth0", DeviceMTU: w.device, ToldMTU: w.told}, nil
+	return Sent{Device: "eth0", DeviceMTU: w.device, ToldMTU: w.told, RouteMTU: w.route}, nil
 }
 
 type arrivals struct {
@@ -70,6 +72,8 @@ func TestExplore(t *testing.T) {
 		{"black hole by 1", way{device: 9000, carries: 8999, told: 9000}, overlay, []string{"serious path-mtu: Packets of more than 8999 bytes vanish"}},
 		{"the least", way{device: 1500, carries: 576, told: 1500}, overlay, []string{"serious path-mtu: Packets of more than 576 bytes vanish"}},
 		{"told by ICMP", way{device: 9001, carries: 1500, told: 1500}, overlay, []string{"warning path-mtu: The path carries packets of up to 1500 bytes, and eth0 sends up to 9001."}},
+		{"a route with the MTU of the path", way{device: 9001, carries: 1500, told: 1500, route: 1500}, overlay, nil},
+		{"a route with a larger MTU", way{device: 9001, carries: 1400, told: 1500, route: 1500}, overlay, []string{"serious path-mtu: Packets of more than 1400 bytes vanish, and eth0 sends up to 1500."}},
 		{"overlay blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{8472}}, overlay, []string{"serious vxlan-blocked: UDP port 8472"}},
 		{"another port blocked", way{device: 1500, carries: 1500, told: 1500, closed: []uint16{4789}}, overlay, []string{"note vxlan-blocked: UDP port 4789"}},
 		{"a port of neither product", way{device: 1500, carries: 1500, told: 1500}, moved, nil},
@@ -93,8 +97,39 @@ func TestExplore(t *testing.T) {
 				if !strings.HasPrefix(lines[i], c.want[i]) || f.Where != "a to b" || len(f.Evidence) == 0 || f.Cost == "" || f.Do == "" {
 					t.Errorf("found %+v, want %q", f, c.want[i])
 				}
+				if f.Rule == "path-mtu" && !strings.HasPrefix(f.Do, fmt.Sprintf("ip route replace 192.0.2.2 dev eth0 mtu %d   # on a, ", p.MTU)) {
+					t.Errorf("do %q", f.Do)
+				}
 			}
 		})
+	}
+}
+
+// TestPathToAPod checks that packets which are larger than the pod's MTU need not arrive there, whatever the node can send, and that
+// no remedy changes the node's NIC.
+func TestPathToAPod(t *testing.T) {
+	for _, c := range []struct {
+		name                     string
+		device, told, mtu, toPod int
+		want                     string
+	}{
+		// Calico (VXLANCrossSubnet) and Antrea (hybrid) leave out the overlay between nodes of one subnet.
+		{"a node without the overlay", 1500, 1450, 1450, 1450, ""},
+		{"the same without ICMP", 1500, 1500, 1450, 1450, ""},
+		{"a pod", 1450, 1450, 1450, 1450, ""},
+		{"less than pods send", 1450, 1400, 1400, 1450, "warning path-mtu: The path carries packets of up to 1400 bytes, and eth0 sends up to 1450."},
+		{"less than pods send, without ICMP", 1500, 1500, 1400, 1450, "serious path-mtu: Packets of more than 1400 bytes vanish, and eth0 sends up to 1500."},
+	} {
+		p := Path{Client: "a", Server: "pod b", Datagrams: true, MTU: c.mtu, PodMTU: c.toPod, Sent: Sent{Device: "eth0", DeviceMTU: c.device, ToldMTU: c.told}}
+		found := ExaminePath(p)
+		if got := strings.Join(summary(found), "\n"); got != c.want {
+			t.Errorf("%s: found %q, want %q", c.name, got, c.want)
+		}
+		for _, f := range found {
+			if !strings.HasPrefix(f.Do, "Set MTU 1400 in the configuration of the CNI") {
+				t.Errorf("%s: %s", c.name, f.Do)
+			}
+		}
 	}
 }
 

@@ -81,20 +81,39 @@ func mtuSmall(f Facts) (found []Finding) {
 	return found
 }
 
-// offloads are those that matter to encapsulated traffic.
-var offloads = []struct {
+// udpTunnels is the offload of segmentation that only VXLAN and Geneve use.
+const udpTunnels = "tx-udp_tnl-segmentation"
+
+// offload is something that a device or the kernel can do for many packets at once.
+type offload struct {
 	name    string // ethtool -k's name
 	set     string // ethtool -K's name
 	overlay bool   // set on the overlay's own device, not on the NIC
 	without string // what the kernel does without it
-}{
+}
+
+// offloads are those that matter to encapsulated traffic.
+var offloads = []offload{
 	{"rx-gro", "gro", false, "each packet crosses the whole receive path on its own, instead of merged with others (GRO)"},
-	{"rx-gro", "gro", true, "each packet that VXLAN delivers, and the GRO of the NIC has not merged, crosses the rest of the path on its own"},
-	{"tx-udp_tnl-segmentation", "tx-udp_tnl-segmentation", false, "the CPU segments large VXLAN packets, which the NIC could do"},
+	{"rx-gro", "gro", true, "each packet that the overlay delivers, and the GRO of the NIC has not merged, crosses the rest of the path on its own"},
+	{udpTunnels, udpTunnels, false, "the CPU segments large packets of VXLAN and Geneve, which the NIC could do"},
 	{"tx-checksum-ipv4", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
 	{"tx-checksum-ip-generic", "tx", false, "the CPU computes checksums of sent packets, and the NIC cannot segment"},
 	{"tx-checksum-ip-generic", "tx-checksum-ip-generic", true, "the CPU computes the inner checksums and segments before it encapsulates"},
 	{"rx-checksum", "rx", false, "the CPU computes checksums of received packets"},
+}
+
+// hardware returns the NICs that send the packets of a device: itself, or those below a bond, bridge, VLAN or macvlan.
+func (f Facts) hardware(d Device) (nics []Device) {
+	if d.NIC != nil {
+		return []Device{d}
+	}
+	for _, lower := range f.Devices {
+		if lower.Master == d.Name || lower.Name == d.Parent {
+			nics = append(nics, f.hardware(lower)...)
+		}
+	}
+	return nics
 }
 
 // offloadOff finds switched-off offloads that a hardware NIC supports, and those of the overlay's own
@@ -103,38 +122,47 @@ func offloadOff(f Facts) (found []Finding) {
 	told := make(map[string]bool) // two overlays may share a NIC
 	f.overlays(func(overlay, under Device) {
 		for _, o := range offloads {
-			d := under
+			devices := f.hardware(under) // GRO is off on a veth by default
 			if o.overlay {
-				d = overlay
+				devices = []Device{overlay}
 			}
-			// GRO is off on a veth by default.
-			if !o.overlay && under.NIC == nil || !slices.Contains(d.Off, o.name) || d.checksums(o.name) || told[d.Name+o.name] {
+			if o.name == udpTunnels && !slices.Contains([]string{"vxlan", "geneve"}, overlay.Kind) {
 				continue
 			}
-			told[d.Name+o.name] = true
-			finding := Finding{
-				Severity: Warning,
-				Fault:    o.name,
-				What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
-				Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)},
-				Cost:     "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here.",
-				Do: fmt.Sprintf("slipstream run overlay-cost, before and after ethtool -K %s %s on; then slipstream compare BEFORE AFTER   # on a node that carries no traffic: offloads are on unless somebody, or a program, switches them off",
-					d.Name, o.set),
-			}
-			if o.overlay && o.name == "rx-gro" { // it cost nothing while the NIC's GRO was on: docs/results/doctor.md
-				finding.Severity = Note
-			}
-			if why := f.workaround(o.name, d); why != "" {
-				finding.Severity = Note
-				finding.Cost += why
-				if strings.HasPrefix(o.name, "tx-") {
-					finding.Do = experiment
+			for _, d := range devices {
+				if !slices.Contains(d.Off, o.name) || d.checksums(o.name) || told[d.Name+o.name] {
+					continue
 				}
+				told[d.Name+o.name] = true
+				found = append(found, o.off(f, d, evidence("ip -d link show "+overlay.Name, "%s over %s", overlay.Kind, under.Name)))
 			}
-			found = append(found, finding)
 		}
 	})
 	return found
+}
+
+// off returns the finding about an offload that is off on a device.
+func (o offload) off(f Facts, d Device, overlay Evidence) Finding {
+	finding := Finding{
+		Severity: Warning,
+		Fault:    o.name,
+		What:     fmt.Sprintf("The offload %s of %s is off: %s.", o.name, d.Name, o.without),
+		Evidence: []Evidence{evidence("ethtool -k "+d.Name, "%s: off, not fixed", o.name), overlay},
+		Cost:     "Not measured for this offload alone. In a lab without any NIC offload, a stream over VXLAN had about a quarter of its throughput with all of them (docs/results/paths.md); slipstream run overlay-cost measures that here.",
+		Do: fmt.Sprintf("slipstream run overlay-cost, before and after ethtool -K %s %s on; then slipstream compare BEFORE AFTER   # on a node that carries no traffic: offloads are on unless somebody, or a program, switches them off",
+			d.Name, o.set),
+	}
+	if o.overlay && o.name == "rx-gro" { // it cost nothing while the NIC's GRO was on: docs/results/doctor.md
+		finding.Severity = Note
+	}
+	if why := f.workaround(o.name, d); why != "" {
+		finding.Severity = Note
+		finding.Cost += why
+		if strings.HasPrefix(o.name, "tx-") {
+			finding.Do = experiment
+		}
+	}
+	return finding
 }
 
 // checksums reports whether the offload is one of two kinds of checksum offload, and the device uses the
@@ -175,30 +203,41 @@ func (f Facts) workaround(name string, d Device) string {
 const rpFiltered = "TcpExt.IPReversePathFilter"
 
 // rpFilter finds devices with strict reverse path filtering, which drops a packet that arrives on another
-// device than its reply would leave by. Calico's devices of pods are strict on purpose.
+// device than its reply would leave by. Devices of pods may be strict on purpose: Calico makes them so, those of a cloud's
+// plugin too, to keep pods from sending with addresses of others. Cilium's must not be strict.
 func rpFilter(f Facts) []Finding {
 	var strict []string
-	for _, d := range f.Devices {
-		if d.Up && d.RPFilter == 1 && d.Kind != "" && d.Name != "lo" && !strings.HasPrefix(d.Name, "cali") {
-			strict = append(strict, d.Name)
-		}
-	}
 	var received uint64
-	calico := false
+	onPurpose, cilium := false, false
 	for _, d := range f.Devices {
 		received += d.Window.Rx
-		calico = calico || strings.HasPrefix(d.Name, "cali")
+		onPurpose = onPurpose || strings.HasPrefix(d.Name, "cali")
+		switch {
+		case !d.Up || d.RPFilter != 1 || d.Kind == "" || d.Name == "lo" || strings.HasPrefix(d.Name, "cali"):
+		case d.Pod == nil:
+			strict = append(strict, d.Name)
+		case strings.HasPrefix(d.Name, "lxc"):
+			cilium = true
+		case d.Master == "":
+			onPurpose = true
+		}
 	}
 	do := "sysctl -w net.ipv4.conf.all.rp_filter=2   # loose; the kernel uses the greater of the values of all and of the device"
-	if calico || f.Settings["net.ipv4.conf.all.rp_filter"] == "0" {
+	if onPurpose || f.Settings["net.ipv4.conf.all.rp_filter"] == "0" {
 		do = ""
 		for _, name := range strict {
 			do += "sysctl -w net/ipv4/conf/" + name + "/rp_filter=2; "
 		}
+		if cilium {
+			do += "for f in /proc/sys/net/ipv4/conf/lxc*/rp_filter; do echo 2 > $f; done; "
+		}
 		do = strings.TrimSuffix(do, "; ") + "   # loose, for these devices alone: nothing else changes"
-		if calico {
+		if onPurpose {
 			do += ". Do not set net.ipv4.conf.all.rp_filter=2: Calico's Felix before 3.12 exits with it at its next start (FELIX_IGNORELOOSERPF), and the devices of pods are strict on purpose"
 		}
+	}
+	if cilium {
+		strict = append(strict, "lxc*")
 	}
 	filtered := f.count(rpFiltered)
 	severity, lost := loss(filtered, received+filtered)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"slipstream.dev/api/v1alpha1"
+	"slipstream.dev/internal/record"
 )
 
 func (f Facts) window() string { return f.Window.Round(100 * time.Millisecond).String() }
@@ -80,21 +81,26 @@ func squeezed(f Facts) []Finding {
 		return nil
 	}
 	s := f.Node.Sysctls
+	do := "sysctl -w net.core.netdev_budget=" + quadruple(s["net.core.netdev_budget"])
+	if usecs := s["net.core.netdev_budget_usecs"]; usecs != "" { // time_squeeze counts both limits (net_rx_action)
+		do += " net.core.netdev_budget_usecs=" + quadruple(usecs)
+	}
 	return []Finding{{
 		Severity: Note,
-		What:     "CPUs often stop receiving before their queues are empty, because a NAPI poll used up its budget.",
+		What:     "CPUs often stop receiving before their queues are empty, because NAPI polls used up their budget of packets or of time.",
 		Evidence: []Evidence{
 			evidence("/proc/net/softnet_stat, time_squeeze, in "+f.window(), "%d for %d packets", squeezed, all),
 			evidence("/proc/sys/net/core/netdev_budget, netdev_budget_usecs", "%s, %s", s["net.core.netdev_budget"], s["net.core.netdev_budget_usecs"]),
 		},
 		Cost: "Packets wait while the CPU runs other softirqs and programs. That costs latency; packets are lost only if a queue overflows.",
-		Do:   fmt.Sprintf("sysctl -w net.core.netdev_budget=%s   # and compare two runs: slipstream compare BEFORE AFTER", quadruple(s["net.core.netdev_budget"])),
+		Do:   do + "   # and compare two runs: slipstream compare BEFORE AFTER",
 	}}
 }
 
 // The counters of a device, by their names in sysfs.
 const (
 	missed    = "rx_missed_errors"
+	damaged   = "rx_errors"
 	txDropped = "tx_dropped"
 )
 
@@ -170,7 +176,12 @@ func capped(f Facts, d Device, name string) (Finding, bool) {
 		Cost:     "The instance type limits bandwidth, packets per second or connections: no accelerator changes that.",
 		Do:       "slipstream run instances   # instance types by price",
 	}
-	if name == stopQueue {
+	switch name {
+	case linkLocal:
+		finding.What = fmt.Sprintf("%s sends more packets to the cloud's DNS, instance metadata and time than it may, and the rest is dropped.", d.Name)
+		finding.Cost = "DNS queries of the node and its pods wait for their timeout, often 5 s. The limit is one of each network interface, for these services together (AWS: 1,024 packets per second): a larger instance has the same."
+		finding.Do = "A DNS cache on each node (NodeLocal DNSCache), CoreDNS pods spread over more nodes, a lower ndots in the pods' dnsConfig; and programs that ask for instance metadata less often"
+	case stopQueue:
 		finding.Severity = Note
 		finding.What = fmt.Sprintf("%s stopped sending because the host's ring was full.", d.Name)
 		finding.Cost = "Packets wait until the host takes them, because it is busy or the virtual machine is at its limit."
@@ -179,12 +190,32 @@ func capped(f Facts, d Device, name string) (Finding, bool) {
 	return finding, n >= few
 }
 
+// sumsMembers reports whether the counters of a device include those of its members.
+func (d Device) sumsMembers() bool {
+	return d.Kind == "bond" || d.NIC != nil && d.NIC.Type == record.NICFailover
+}
+
+// ofMembers returns the packets that the members of a device did not send.
+func (f Facts) ofMembers(d Device) (dropped uint64) {
+	for _, m := range f.Devices {
+		if m.Master == d.Name {
+			dropped += m.Window.TxDropped
+		}
+	}
+	return dropped
+}
+
 // deviceDrops finds packets that NICs and overlays drop. It ignores rx_dropped, which also counts packets of
-// protocols that nobody listens to, such as LLDP, and is not 0 on a healthy machine.
+// protocols that nobody listens to, such as LLDP, and is not 0 on a healthy machine. A NIC is judged by its hardware: it has no
+// class of its own below a bridge or Open vSwitch.
 func deviceDrops(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
-		if d.Class != v1alpha1.DeviceNIC && d.Class != v1alpha1.DeviceOverlay {
+		overlay := d.Class == v1alpha1.DeviceOverlay || d.Tunnelling
+		if d.NIC == nil && d.Class != v1alpha1.DeviceNIC && !overlay {
 			continue
+		}
+		if d.sumsMembers() {
+			d.Window.TxDropped -= min(d.Window.TxDropped, f.ofMembers(d))
 		}
 		for _, c := range []struct {
 			file           string
@@ -193,7 +224,7 @@ func deviceDrops(f Facts) (found []Finding) {
 		}{
 			{missed, d.Window.Missed, d.Window.Rx, d.Boot.Missed, "%s loses packets because its receive ring is full.",
 				"ethtool -g " + d.Name + "; ethtool -G " + d.Name + " rx N   # a larger ring, up to the maximum that -g shows"},
-			{"rx_errors", d.Window.Damaged, d.Window.Rx, d.Boot.Damaged, "%s receives damaged packets.",
+			{damaged, d.Window.Damaged, d.Window.Rx, d.Boot.Damaged, "%s receives damaged packets.",
 				"ethtool -S " + d.Name + "   # which errors; then the cable, the port of the switch, or the host"},
 			{txDropped, d.Window.TxDropped, d.Window.Tx, d.Boot.TxDropped, "%s drops packets instead of sending them.",
 				"ip -s -d link show " + d.Name + "; tc -s qdisc show dev " + d.Name},
@@ -201,6 +232,13 @@ func deviceDrops(f Facts) (found []Finding) {
 			severity, lost := loss(c.lost, c.lost+c.all)
 			if !lost || c.file == missed && d.smallRing() { // ringSmall reports these
 				continue
+			}
+			if c.file != txDropped && !overlay && (d.NIC == nil || d.sumsMembers()) { // the devices below have these counters
+				continue
+			}
+			if c.file == damaged && d.NIC == nil {
+				c.what = "%s refuses packets that it receives."
+				c.do = "ip -s -s link show dev " + d.Name + "   # which errors: damaged headers, or with WireGuard addresses that are not among the allowed ones of the peer"
 			}
 			if c.file == txDropped && d.Under != "" {
 				c.do += fmt.Sprintf("; bridge fdb show dev %s; ip neigh show dev %[1]s   # an address without an entry gets no packets", d.Name)

@@ -68,8 +68,8 @@ func names(devices []Device) (all []string) {
 func (f Facts) lostBeside(counters ...string) (all []Evidence) {
 	for _, name := range counters {
 		if n := f.count(name); n > 0 {
-			file, counter := fileOf(name)
-			all = append(all, evidence("/proc/net/"+file+", "+counter+", in "+f.window(), "%d", n))
+			source, counter := sourceOf(name)
+			all = append(all, evidence(source+", "+counter+", in "+f.window(), "%d", n))
 		}
 	}
 	return all
@@ -252,7 +252,7 @@ func podMTU(f Facts) (found []Finding) {
 				if p.Pod.MTU > 0 {
 					mtu, of = p.Pod.MTU, "MTU of the default route of the pod behind "+p.Name+" ("+p.Pod.Device+")"
 				}
-				if mtu <= overlay.MTU {
+				if mtu <= overlay.MTU || p.Pod.MTU == 0 && (strings.HasPrefix(p.Name, "lxc") || p.Kind == "netkit") { // Cilium limits the route, not the device
 					continue
 				}
 				if large = append(large, p); len(large) <= 3 {
@@ -381,6 +381,10 @@ func podGateway(f Facts) (found []Finding) {
 		}
 		bridge, _ := f.device(d.Master)
 		mine := f.has(d.Pod.Gateway) || d.Master == ""
+		// Open vSwitch is the master of all its ports, and one of these has the address (Antrea's antrea-gw0, OpenShift SDN's tun0).
+		right := slices.ContainsFunc(f.Devices, func(h Device) bool {
+			return h.MAC == d.Pod.GatewayMAC && (h.Name == d.Name || h.Name == d.Master || h.has(d.Pod.Gateway))
+		})
 		entry := "ip neigh, in the pod behind " + d.Name
 		finding := Finding{Severity: Serious, Cost: "Nothing that the pod sends leaves it, except to addresses of its own network."}
 		switch {
@@ -393,7 +397,7 @@ func podGateway(f Facts) (found []Finding) {
 			finding.What = fmt.Sprintf("Nobody answers for the gateway of the pod behind %s.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s failed or incomplete", d.Pod.Gateway), evidence("ip addr; ip route", "this node has the address: %v", f.has(d.Pod.Gateway))}
 			finding.Do = fmt.Sprintf("ip route get %s; sysctl net/ipv4/conf/%s/proxy_arp net.ipv4.conf.all.arp_ignore   # arp_ignore of 2 or more keeps a node from answering; without the address, the node answers only with proxy_arp=1 and a route to it: Calico needs a default route, or ip route add 169.254.1.1 dev lo. Strict rp_filter also keeps a node from answering", d.Pod.Gateway, d.Name)
-		case mine && d.Pod.GatewayMAC != "" && d.Pod.GatewayMAC != d.MAC && d.Pod.GatewayMAC != bridge.MAC:
+		case mine && d.Pod.GatewayMAC != "" && !right:
 			finding.Fault = "MAC address"
 			finding.What = fmt.Sprintf("The pod behind %s has a wrong MAC address of its gateway.", d.Name)
 			finding.Evidence = []Evidence{evidence(entry, "%s has %s", d.Pod.Gateway, d.Pod.GatewayMAC), evidence("/sys/class/net/"+cmp.Or(d.Master, d.Name)+"/address", "%s", cmp.Or(bridge.MAC, d.MAC))}
@@ -633,6 +637,24 @@ func bridgeNF(f Facts) []Finding {
 	return []Finding{finding}
 }
 
+// podName matches the names that network plugins give to devices of pods.
+var podName = regexp.MustCompile(`^(cali|lxc|veth|eni|azv|oci)`)
+
+// patterns returns what matches the names of devices: one pattern for all devices of pods that a plugin names alike.
+func patterns(devices []Device) (all []string) {
+	for _, d := range devices {
+		pattern := d.Name
+		if prefix := podName.FindString(d.Name); prefix != "" {
+			pattern = prefix + "*"
+		}
+		if !slices.Contains(all, pattern) {
+			all = append(all, pattern)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // linkManaged finds devices of network plugins that another program manages, too.
 func linkManaged(f Facts) (found []Finding) {
 	by := make(map[string][]Device)
@@ -651,10 +673,11 @@ func linkManaged(f Facts) (found []Finding) {
 			Fault:    manager,
 			What:     fmt.Sprintf("%s manages devices of the network plugin: %s.", manager, some(names(devices))),
 			Cost:     "When it starts, or when its configuration is read again, it takes devices down, changes their MAC addresses, and removes addresses, routes and rules that it did not make. Other nodes then send to a MAC address that is gone.",
-			Do:       "In /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices=interface-name:cali*;interface-name:flannel*;interface-name:vxlan.calico;interface-name:tunl0;interface-name:cni*   # then systemctl reload NetworkManager",
+			Do:       "In /etc/NetworkManager/conf.d/cni.conf: [keyfile] unmanaged-devices=interface-name:" + strings.Join(patterns(devices), ";interface-name:") + "   # then systemctl reload NetworkManager",
 		}
 		if manager == "systemd-networkd" {
-			finding.Do = "In /etc/systemd/network/05-cni.network: [Match] Name=cali* flannel* vxlan.calico cni* lxc* cilium* [Link] Unmanaged=yes; in networkd.conf: ManageForeignRoutes=no, ManageForeignRoutingPolicyRules=no; in a .link file for flannel*: MACAddressPolicy=none   # then networkctl reload"
+			finding.Do = "In /etc/systemd/network/05-cni.network: [Match] Name=" + strings.Join(patterns(devices), " ") + " [Link] Unmanaged=yes; in networkd.conf: ManageForeignRoutes=no, ManageForeignRoutingPolicyRules=no; " +
+				"in a .link file for flannel*: MACAddressPolicy=none   # then systemctl restart systemd-networkd, which reads networkd.conf, too"
 		}
 		for _, d := range devices[:min(len(devices), 3)] {
 			finding.Evidence = append(finding.Evidence, evidence(d.ManagerFile, "managed: %s", d.Name))

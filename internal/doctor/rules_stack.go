@@ -64,8 +64,8 @@ func (l stackLoss) find(f Facts) []Finding {
 		}
 		for _, name := range slices.Concat(l.lost, l.beside) {
 			if n := s.Counts[name]; n > 0 {
-				file, counter := fileOf(name)
-				e := evidence("/proc/net/"+file+in+", "+counter+", in "+f.window(), "%d", n)
+				source, counter := sourceOf(name)
+				e := evidence(source+in+", "+counter+", in "+f.window(), "%d", n)
 				if l.all != nil {
 					e.Value += fmt.Sprintf(", of %d in all", s.sum(l.all...))
 				}

@@ -23,7 +23,8 @@ const perPacket = 4
 // oneCPUReceives finds NICs whose packets are all received by one CPU.
 func oneCPUReceives(f Facts) (found []Finding) {
 	for _, d := range f.Devices {
-		if d.NIC == nil || d.Class != v1alpha1.DeviceNIC || !d.Up || d.NIC.RxQueues != 1 || d.rps() || d.rfs() {
+		// A port of a bridge or of Open vSwitch has no class of its own.
+		if d.NIC == nil || d.Class != v1alpha1.DeviceNIC && d.Master == "" || !d.Up || d.NIC.RxQueues != 1 || d.rps() || d.rfs() {
 			continue
 		}
 		finding := Finding{
@@ -35,6 +36,9 @@ func oneCPUReceives(f Facts) (found []Finding) {
 			},
 			Cost: "Only an experiment shows it. With 2 virtual CPUs steering made streams slower (docs/results/measuring.md, \"What receive steering costs on virtual CPUs\").",
 			Do:   proveSteering,
+		}
+		if d.Class != v1alpha1.DeviceNIC { // accelerators leave it out
+			finding.Do = "For a trial: echo MASK > /sys/class/net/" + d.Name + "/queues/rx-0/rps_cpus   # the mask of the CPUs that do not handle its interrupts; 0 ends it"
 		}
 		full, alone := f.alone()
 		switch {

@@ -11,7 +11,7 @@ type Stack struct {
 	// Pod names the pod of the namespace by the veth that leads to it. It is empty for doctor's own namespace.
 	Pod string
 	// Counts are the counters that grew, and by how much: "Udp.InCsumErrors" in /proc/net/snmp, "TcpExt.ListenDrops"
-	// in netstat, "Udp6InErrors" in snmp6, "nf_conntrack.drop" in stat/nf_conntrack, "XfrmInError" in xfrm_stat.
+	// in netstat, "Udp6InErrors" in snmp6, "XfrmInError" in xfrm_stat; "nf_conntrack.drop" as conntrack -S shows it.
 	Counts map[string]uint64
 }
 
@@ -44,20 +44,20 @@ func grown(before, after map[string]uint64) map[string]uint64 {
 	return grew
 }
 
-// fileOf returns the file of a counter below /proc/net, and the counter's name in that file.
-func fileOf(counter string) (file, name string) {
+// sourceOf returns the file, or the command, that shows a counter, and the counter's name there.
+func sourceOf(counter string) (source, name string) {
 	group, name, grouped := strings.Cut(counter, ".")
 	switch {
 	case !grouped && strings.HasPrefix(counter, "Xfrm"):
-		return "xfrm_stat", counter
+		return "/proc/net/xfrm_stat", counter
 	case !grouped:
-		return "snmp6", counter
+		return "/proc/net/snmp6", counter
 	case group == "nf_conntrack":
-		return "stat/nf_conntrack", name
+		return "conntrack -S", name // not every kernel has a file
 	case strings.HasSuffix(group, "Ext"):
-		return "netstat", group + " " + name
+		return "/proc/net/netstat", group + " " + name
 	}
-	return "snmp", group + " " + name
+	return "/proc/net/snmp", group + " " + name
 }
 
 // parseGroups reads /proc/net/snmp or /proc/net/netstat, which have a line of names and a line of values for each

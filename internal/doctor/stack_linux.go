@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -120,8 +121,60 @@ func (l looker) stack(process string) map[string]uint64 {
 	parseGroups(kernelfs.Text(l.proc, at+"netstat"), counts)
 	parseNamed(kernelfs.Text(l.proc, at+"snmp6"), counts)
 	parseNamed(kernelfs.Text(l.proc, at+"xfrm_stat"), counts)
-	parsePerCPU(kernelfs.Text(l.proc, at+"stat/nf_conntrack"), "nf_conntrack", counts)
+	_ = l.conntrack(process, counts) // ReadFacts says why
 	return counts
+}
+
+// conntrack reads the counters of conntrack in the network namespace of a process into counts.
+func (l looker) conntrack(process string, counts map[string]uint64) error {
+	if text := kernelfs.Text(l.proc, process+"/net/stat/nf_conntrack"); text != "" {
+		parsePerCPU(text, "nf_conntrack", counts)
+		return nil
+	}
+	if kernelfs.Text(l.proc, "sys/net/netfilter/nf_conntrack_count") == "" {
+		return nil // a request would load conntrack
+	}
+	read := func() error { return askConntrack(counts) } // a kernel without CONFIG_NF_CONNTRACK_PROCFS, as Ubuntu's
+	if process == own {
+		return read()
+	}
+	return netns.DoAt(procDir+"/"+process+"/ns/net", read)
+}
+
+// conntrackCounters are the counters of conntrack that rules judge, by their attributes (enum ctattr_stats_cpu in
+// include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+var conntrackCounters = map[uint16]string{4: "invalid", 9: "insert_failed", 10: "drop", 11: "early_drop"}
+
+// askConntrack asks the kernel for the counters of conntrack in this network namespace, as conntrack -S does, and adds them to counts.
+func askConntrack(counts map[string]uint64) error {
+	const statsOfCPUs = 4 // IPCTNL_MSG_CT_GET_STATS_CPU
+	messages, err := netns.Dump("counters of conntrack", func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|statsOfCPUs, unix.NLM_F_DUMP)
+		request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_UNSPEC, Version: nl.NFNETLINK_V0})
+		return request.Execute(unix.NETLINK_NETFILTER, 0)
+	})
+	if err != nil {
+		return err
+	}
+	for _, m := range messages {
+		if len(m) < nl.SizeofNfgenmsg {
+			continue
+		}
+		a, err := mdlayher.NewAttributeDecoder(m[nl.SizeofNfgenmsg:])
+		if err != nil {
+			return err
+		}
+		a.ByteOrder = binary.BigEndian
+		for a.Next() {
+			if name, judged := conntrackCounters[a.Type()]; judged {
+				counts["nf_conntrack."+name] += uint64(a.Uint32())
+			}
+		}
+		if err := a.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // neighbourFulls reads how often the table of neighbours was full. The machine has one table, and only the first network
@@ -385,7 +438,8 @@ func (l looker) podEnd(p pod) (end PodEnd, err error) {
 		if n.IP.Equal(routes[i].Gw) {
 			end.GatewayFailed = n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0
 			end.GatewayAsked = n.State&netlink.NUD_INCOMPLETE != 0
-			if len(n.HardwareAddr) > 0 && !end.GatewayFailed {
+			// A device without ARP, such as a netkit device of layer 3, has entries with its own MAC address.
+			if len(n.HardwareAddr) > 0 && n.State&netlink.NUD_NOARP == 0 && !end.GatewayFailed {
 				end.GatewayMAC = n.HardwareAddr.String()
 			}
 		}
@@ -456,7 +510,7 @@ func elsewhere(vxlan *netlink.Vxlan, fdb []FDBEntry, links map[string]netlink.Li
 	}
 	_, bound := at(vxlan.VtepDevIndex)
 	for _, e := range fdb {
-		routes, err := netlink.RouteGetWithOptions(e.To.AsSlice(), &netlink.RouteGetOptions{SrcAddr: vxlan.SrcAddr})
+		routes, err := netlink.RouteGetWithOptions(e.To.AsSlice(), &netlink.RouteGetOptions{SrcAddr: vxlan.SrcAddr, OifIndex: vrfOf(vxlan.VtepDevIndex, links)})
 		if e.To.IsUnspecified() || e.To.IsMulticast() || err != nil || len(routes) == 0 {
 			continue
 		}
@@ -468,6 +522,25 @@ func elsewhere(vxlan *netlink.Vxlan, fdb []FDBEntry, links map[string]netlink.Li
 		name = by
 	}
 	return name
+}
+
+// vrfOf returns the index of the VRF whose routes the packets of a device take: the device itself, or its master, or that one's
+// master; 0 if there is none.
+func vrfOf(device int, links map[string]netlink.Link) int {
+	for range 3 {
+		var master int
+		for _, l := range links {
+			if l.Attrs().Index != device {
+				continue
+			}
+			if l.Type() == "vrf" {
+				return device
+			}
+			master = l.Attrs().MasterIndex
+		}
+		device = master
+	}
+	return 0
 }
 
 // egress returns the index of the device that sends packets to an address; 0 if there is none.

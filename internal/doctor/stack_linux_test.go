@@ -1,13 +1,21 @@
 package doctor
 
 import (
+	"errors"
+	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/fstest"
 
 	"github.com/vishvananda/netlink"
+
+	"slipstream.dev/internal/testenv"
 )
 
 // leaving is a /proc in which process 7 changes its network namespace when one of its files is read.
@@ -125,5 +133,78 @@ func TestManagers(t *testing.T) {
 	}
 	if len(got) != 2 || got[3] != "NetworkManager /run/NetworkManager/devices/3" || got[5] != "systemd-networkd /run/systemd/netif/links/5" {
 		t.Errorf("managed: %v", got)
+	}
+}
+
+// TestVRFOf checks whose routes the packets of a device take: those of the VRF of a NIC, or of the bridge or bond that has the NIC.
+func TestVRFOf(t *testing.T) {
+	links := make(map[string]netlink.Link)
+	for _, l := range []netlink.Link{
+		&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2}},
+		&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth1", Index: 3, MasterIndex: 5}},
+		&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth2", Index: 4, MasterIndex: 6}},
+		&netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Name: "blue", Index: 5}},
+		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", Index: 6, MasterIndex: 5}},
+		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br1", Index: 7}},
+		&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth3", Index: 8, MasterIndex: 7}},
+	} {
+		links[l.Attrs().Name] = l
+	}
+	for device, want := range map[int]int{2: 0, 3: 5, 4: 5, 5: 5, 6: 5, 7: 0, 8: 0, 9: 0} {
+		if got := vrfOf(device, links); got != want {
+			t.Errorf("device %d: %d, want %d", device, got, want)
+		}
+	}
+}
+
+// noStat is a /proc of a kernel without CONFIG_NF_CONNTRACK_PROCFS.
+type noStat struct{ fs.FS }
+
+func (f noStat) ReadFile(name string) ([]byte, error) {
+	if strings.HasSuffix(name, "stat/nf_conntrack") {
+		return nil, fs.ErrNotExist
+	}
+	return fs.ReadFile(f.FS, name)
+}
+
+// TestConntrackWithoutAFile checks that the counters of conntrack are read where no file shows them, in the network namespace of this
+// thread and in that of another process, and that they are those of the file.
+func TestConntrackWithoutAFile(t *testing.T) {
+	n := newNode(t)
+	const track = "nft 'add table ip f; add chain ip f p { type filter hook prerouting priority 0; }; add rule ip f p ct state new counter'"
+	n.sh(track + "; in_other " + track)
+	bad := append([]byte{0x9c, 0x40, 0x21, 0x18, 0, 108, 0x12, 0x34}, make([]byte, 100)...) // a UDP checksum
+	here := n.raw("udp", bad)
+	there, err := net.Dial("ip4:udp", "10.77.0.2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	for range 7 {
+		here()
+	}
+	for range 9 {
+		if _, err := there.Write(bad); err != nil {
+			t.Fatal(err)
+		}
+	}
+	proc := os.DirFS(procDir)
+	for process, want := range map[string]uint64{own: 7, strconv.Itoa(n.other): 9} {
+		testenv.Retry(t, 3, func() error {
+			file, asked := make(map[string]uint64), make(map[string]uint64)
+			if err := errors.Join(looker{proc: proc}.conntrack(process, file), looker{proc: noStat{proc}}.conntrack(process, asked)); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"invalid", "insert_failed", "drop", "early_drop"} {
+				name = "nf_conntrack." + name
+				if _, known := asked[name]; !known || asked[name] != file[name] {
+					return fmt.Errorf("%s of %s: %d, and %d in the file", name, process, asked[name], file[name])
+				}
+			}
+			if got := asked["nf_conntrack.invalid"]; got != want {
+				return fmt.Errorf("%d invalid packets of %s, want %d", got, process, want)
+			}
+			return nil
+		})
 	}
 }

@@ -29,13 +29,13 @@ func TestGrown(t *testing.T) {
 	}
 }
 
-func TestFileOf(t *testing.T) {
+func TestSourceOf(t *testing.T) {
 	for counter, want := range map[string][2]string{
-		"Udp.InCsumErrors": {"snmp", "Udp InCsumErrors"}, "TcpExt.ListenDrops": {"netstat", "TcpExt ListenDrops"}, "IpExt.InNoRoutes": {"netstat", "IpExt InNoRoutes"},
-		"Udp6InErrors": {"snmp6", "Udp6InErrors"}, "XfrmInError": {"xfrm_stat", "XfrmInError"}, "nf_conntrack.drop": {"stat/nf_conntrack", "drop"},
+		"Udp.InCsumErrors": {"/proc/net/snmp", "Udp InCsumErrors"}, "TcpExt.ListenDrops": {"/proc/net/netstat", "TcpExt ListenDrops"}, "IpExt.InNoRoutes": {"/proc/net/netstat", "IpExt InNoRoutes"},
+		"Udp6InErrors": {"/proc/net/snmp6", "Udp6InErrors"}, "XfrmInError": {"/proc/net/xfrm_stat", "XfrmInError"}, "nf_conntrack.drop": {"conntrack -S", "drop"},
 	} {
-		if file, name := fileOf(counter); [2]string{file, name} != want {
-			t.Errorf("%s is %s in %s, want %q", counter, name, file, want)
+		if source, name := sourceOf(counter); [2]string{source, name} != want {
+			t.Errorf("%s is %s in %s, want %q", counter, name, source, want)
 		}
 	}
 }

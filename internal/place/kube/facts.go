@@ -93,14 +93,19 @@ func nodesWith(pods []corev1.Pod, is func(corev1.Pod) bool) map[string]bool {
 	return nodes
 }
 
-// internalAddress returns a node's first internal address of IPv4; the zero Addr if it has none.
-func internalAddress(n corev1.Node) netip.Addr {
+// internalAddress returns a node's first internal address of IPv4, or else of IPv6; the zero Addr if it has none.
+func internalAddress(n corev1.Node) (first netip.Addr) {
 	for _, a := range n.Status.Addresses {
-		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP && ip.Is4() {
+		ip, err := netip.ParseAddr(a.Address)
+		switch {
+		case err != nil || a.Type != corev1.NodeInternalIP:
+		case ip.Is4():
 			return ip
+		case !first.IsValid():
+			first = ip
 		}
 	}
-	return netip.Addr{}
+	return first
 }
 
 // pluginNames are words that the DaemonSets of network plugins have in their names.

@@ -81,3 +81,23 @@ func TestLookWithoutRights(t *testing.T) {
 		t.Error(diff, err)
 	}
 }
+
+// TestInternalAddress: a node's address is of IPv4 if it has one, wherever it is in the list.
+func TestInternalAddress(t *testing.T) {
+	at := func(address string) corev1.NodeAddress {
+		return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address}
+	}
+	name := corev1.NodeAddress{Type: corev1.NodeHostName, Address: "192.0.2.9"}
+	for _, c := range []struct {
+		addresses []corev1.NodeAddress
+		want      string
+	}{
+		{[]corev1.NodeAddress{name, at("2001:db8::1"), at("192.0.2.1"), at("192.0.2.2")}, "192.0.2.1"},
+		{[]corev1.NodeAddress{name, at("2001:db8::1"), at("2001:db8::2")}, "2001:db8::1"},
+		{[]corev1.NodeAddress{name}, "invalid IP"},
+	} {
+		if got := internalAddress(corev1.Node{Status: corev1.NodeStatus{Addresses: c.addresses}}).String(); got != c.want {
+			t.Errorf("of %v: %s, want %s", c.addresses, got, c.want)
+		}
+	}
+}
