@@ -398,9 +398,6 @@ func (f *Fastpath) run(started chan<- error) error {
 			if f.pods.anyIdle() || f.changes.throttled() {
 				poke(f.rescan)
 			}
-			if err := f.entries.CloseUnused(); err != nil {
-				f.log.Warn("detach the program that drops resync packets", "error", err)
-			}
 		}
 	}
 }
@@ -490,8 +487,8 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 		f.attach(activity.Link)
 		f.attach(activity.PeerLink)
 	}
-	if len(flows) == 0 && !f.entries.AnyLeft() {
-		return f.dropForged.detachUnused()
+	if left := f.entries.AnyLeft(); len(flows) == 0 && !left {
+		return errors.Join(f.dropForged.detachUnused(), f.entries.CloseUnused())
 	}
 	f.ensureDropForged()
 	return nil

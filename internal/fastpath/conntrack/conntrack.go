@@ -81,7 +81,8 @@ func (e *Entries) Stop() { e.stopped.Store(true) }
 // Close ends resynchronisation.
 func (e *Entries) Close() error { return e.resyncs.close() }
 
-// CloseUnused detaches the program that drops resync packets, if no connection was resynchronised since the last call.
+// CloseUnused detaches the program that drops resync packets, if no connection was resynchronised since the last call. The kernel
+// then drops all packets that wait in an NFQUEUE of the node.
 func (e *Entries) CloseUnused() error { return e.resyncs.closeUnused() }
 
 // Handle updates the entry of a connection, as an event requests. It does nothing after Stop.
