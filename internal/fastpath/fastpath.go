@@ -50,7 +50,12 @@ const (
 	// After a scan of the devices, the next one waits for scanShare times the CPU time of the first: a burst of notifications
 	// must not occupy a CPU.
 	scanShare = 10
+	// scanRetry is the shortest pause after a scan that failed.
+	scanRetry = 100 * time.Millisecond
 )
+
+// scan is a variable because tests make it fail.
+var scan = (*Fastpath).sync
 
 // forgetAfter is the number of lease renewals after which the sweep forgets an idle connection.
 // Tests shorten it.
@@ -330,7 +335,7 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 // step hangs, the lease expires and packets take the slow path. run returns an error only if it cannot start; once it has, it
 // sends nil to started.
 func (f *Fastpath) run(started chan<- error) error {
-	err := f.sync()
+	err := scan(f)
 	if err == nil {
 		if err := f.entries.FindLiberal(); err != nil {
 			f.log.Warn("find connections of a killed agent", "error", err)
@@ -346,6 +351,7 @@ func (f *Fastpath) run(started chan<- error) error {
 	unvalidated := make(map[datapath.Flow]time.Duration)
 	rescan, paused := f.rescan, make(<-chan time.Time)
 	var synced error
+	interrupted := false
 	began := time.Now()
 	renewal, sweep := pace{leaseRenewal, began}, pace{sweepEvery * leaseRenewal, began}
 	for {
@@ -355,15 +361,27 @@ func (f *Fastpath) run(started chan<- error) error {
 		case <-paused:
 			rescan = f.rescan
 		case <-rescan:
-			if synced = f.sync(); synced != nil {
-				f.log.Warn("scan devices for the fast path", "error", synced)
+			err := scan(f)
+			pause := f.pause
+			if err != nil {
+				if synced == nil || err.Error() != synced.Error() {
+					f.log.Warn("scan devices for the fast path", "error", err)
+				}
+				poke(f.rescan)
+				pause = max(pause, scanRetry)
+			}
+			// A change interrupted the scan, and also invalidated the flows if it concerns them. The next scan sees it.
+			if interrupted = !interrupted && errors.Is(err, netlink.ErrDumpInterrupted); !interrupted {
+				synced = err
+			}
+			if synced != nil {
 				// Fail safe: the programs must not use devices in an unknown state.
 				if err := errors.Join(f.programs.SetVXLANDevices(nil), f.programs.SetRouters(nil), f.programs.SetPodDevices(nil)); err != nil {
 					f.log.Error("clear the devices of the fast path", "error", err)
 				}
 			}
 			f.setProblem(synced)
-			rescan, paused = nil, time.After(f.pause)
+			rescan, paused = nil, time.After(pause)
 		case <-ticker.C:
 			// The tick may be old: it was not received while programs were being attached.
 			now := time.Now()
