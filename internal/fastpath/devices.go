@@ -189,24 +189,42 @@ func listNeighbours(h *netlink.Handle) (all []netlink.Neigh, err error) {
 	return all, nil
 }
 
-// linkByRoute returns the pod's link to which the node routes an address. If the route leads to a bridge of pods, it also returns the
-// bridge, and the link is 0 until the node knows the MAC address behind the address.
-func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, bridge int) {
+// linkByRoute returns the pod's link to which the node routes an address. If the route leads to a bridge of pods, the link is 0
+// until the node knows the MAC address behind the address. If the node does not know that, unresolved is the device at which the
+// kernel has to resolve it.
+func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, unresolved int) {
 	routes, err := h.RouteGet(address.AsSlice())
 	if err != nil || len(routes) == 0 {
 		return 0, 0 // no route
 	}
 	device := routes[0].LinkIndex
 	via, indirect := netip.AddrFromSlice(routes[0].Gw)
-	switch {
-	case indirect && n.podLinks[via.Unmap()] != 0:
-		return n.podLinks[via.Unmap()], 0
-	case slices.Contains(n.veths, device):
-		return device, 0
-	case !indirect && slices.Contains(n.podDevices, device):
-		return n.podLinks[address], device
+	if indirect {
+		link = n.podLinks[via.Unmap()]
+		if link == 0 && slices.Contains(n.veths, device) {
+			link = device
+		}
+		return link, 0
 	}
-	return 0, 0
+	known := n.podLinks[address]
+	switch {
+	case slices.Contains(n.veths, device):
+		link = device
+	case slices.Contains(n.podDevices, device):
+		link = known
+	default:
+		return 0, 0
+	}
+	if known == 0 {
+		unresolved = device
+	}
+	return link, unresolved
+}
+
+// sourcePorts returns the range of source ports. As in udp_flow_src_port, the second is the last port of the range, and the
+// kernel never chooses it.
+func sourcePorts() (ports [2]uint16, err error) {
+	return ports, readSysctl("net/ipv4/ip_local_port_range", &ports[0], &ports[1])
 }
 
 // limitMTUsByIPv6 lowers the MTU of each device in links to its IPv6 MTU, which is a sysctl of its own.

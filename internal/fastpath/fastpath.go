@@ -625,16 +625,20 @@ func (f *Fastpath) sync() error {
 	}
 	f.pods.requestLost(f.node.podLinks, node.podLinks)
 	for _, address := range f.pods.wanted() {
-		link, bridge := node.linkByRoute(f.links, address)
+		if err := f.renewLease(); err != nil {
+			return err
+		}
+		link, unresolved := node.linkByRoute(f.links, address)
 		if link != 0 {
 			if _, known := f.node.podLinks[address]; !known {
 				f.pods.use(link) // the request did not know it, and perhaps no packet requests it again
 			}
 			node.podLinks[address] = link
-		} else if bridge != 0 && f.pods.resolve(address) {
-			// The node may have no neighbour entry for a pod on a bridge, because packets between its pods are not routed. A
-			// notification will tell when the kernel has resolved the address.
-			ask := netlink.Neigh{LinkIndex: bridge, IP: address.AsSlice(), Flags: netlink.NTF_USE, HardwareAddr: make([]byte, 6)} // the kernel ignores the zeros
+		}
+		if unresolved != 0 && f.pods.resolve(address) {
+			// The node may have no neighbour entry for a pod on a bridge, because packets between its pods are not routed, or for
+			// a pod that has been idle. A notification will tell when the kernel has resolved the address.
+			ask := netlink.Neigh{LinkIndex: unresolved, IP: address.AsSlice(), Flags: netlink.NTF_USE, HardwareAddr: make([]byte, 6)} // the kernel ignores the zeros
 			if err := f.links.NeighSet(&ask); err != nil {
 				f.log.Debug("resolve a pod's address", "address", address, "error", err)
 			}
@@ -673,6 +677,7 @@ type forConntrack struct{ f *Fastpath }
 
 func (c forConntrack) DropForged()               { c.f.ensureDropForged() }
 func (c forConntrack) Links() map[netip.Addr]int { return c.f.node.podLinks }
+func (c forConntrack) Locate(pod netip.Addr)     { c.f.request(c.f.pods.linkOfAddress(pod)) }
 func (c forConntrack) Attach(link int)           { c.f.attach(link) }
 
 func (c forConntrack) Attached(link int) bool {
