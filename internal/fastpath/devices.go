@@ -111,8 +111,10 @@ func (n node) encapsulates(nic int) bool {
 }
 
 // scanDevices scans the devices of the calling thread's network namespace, to which h must belong, and looks up behind which
-// devices the known neighbours are. It ignores observers of the kinds in unseenBy and the programs that ours selects.
-func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs) (node, error) {
+// devices the known neighbours are. It ignores observers of the kinds in unseenBy and the programs that ours selects. There may
+// be hundreds of devices, and each query may wait for the RTNL lock, so scanDevices calls renew, which renews the lease, before
+// the queries of a device or an address.
+func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs, renew func() error) (node, error) {
 	links, err := netns.Dump("links", h.LinkList)
 	if err != nil {
 		return node{}, err
@@ -124,11 +126,11 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	if err != nil {
 		return node{}, err
 	}
-	observers, err := observersOf(h, links, unseenBy, ours)
+	observers, err := observersOf(h, links, routes, unseenBy, ours, renew)
 	if err != nil {
 		return node{}, err
 	}
-	forwarded, err := fdbEntries(h, links, known)
+	forwarded, err := fdbEntries(h, links, known, renew)
 	if err != nil {
 		return node{}, err
 	}

@@ -175,7 +175,8 @@ func Plan(ns netns.Handle, unseenBy ...string) (all []Hook, err error) {
 		}
 		defer h.Close()
 		// Another process may run the fast path; its programs are recognised by name.
-		n, err := scanDevices(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programNames, programName(id)) })
+		ours := func(id ebpf.ProgramID) bool { return slices.Contains(programNames, programName(id)) }
+		n, err := scanDevices(h, nil, unseenBy, ours, func() error { return nil })
 		for _, a := range n.attachments(n.veths, true, nil) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
@@ -596,7 +597,7 @@ func (f *Fastpath) sync() error {
 	if err != nil {
 		return err
 	}
-	node, err := scanDevices(f.links, known, f.unseenBy, f.owns)
+	node, err := scanDevices(f.links, known, f.unseenBy, f.owns, f.renewLease)
 	if err != nil {
 		return err
 	}
