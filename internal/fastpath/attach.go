@@ -86,7 +86,7 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 		name := f.node.names[a.device]
 		switch {
 		case !wanted[a]:
-			unseen = unseen || !slices.Contains(f.node.veths, a.device)
+			unseen = unseen || !slices.Contains(f.node.veths, a.device) && (name != "" || !atPod(a))
 		case verify && !isAttached(l, a.device):
 			// The kernel has detached it if the device has gone since the scan.
 			if f.exists(a.device) {
@@ -144,6 +144,9 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 	}
 	return changed, errors.Join(errs...)
 }
+
+// atPod reports whether a program is for the link of a pod. If that has gone, nothing passes it unseen (see homes).
+func atPod(a attachment) bool { return a.program == "redirect_pod" || a.program == "observe_pod" }
 
 // isSampling reports whether a program is attached to a pod's link only to find eligible connections: the link has no other
 // program.

@@ -91,6 +91,7 @@ type Fastpath struct {
 	dropForged       forgedFilter
 	warnDropForged   sync.Once
 	pods             activePods
+	homes            homes
 	// pause is the minimum time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
@@ -124,6 +125,7 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)},
+		homes: make(homes),
 	}
 	defer func() {
 		if err != nil {
@@ -469,6 +471,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 	if err != nil {
 		return err
 	}
+	f.homes.prune(f.node, flows)
 	for flow := range unvalidated {
 		if activity, known := flows[flow]; !known || activity.Validated != 0 {
 			delete(unvalidated, flow)
@@ -652,6 +655,12 @@ func (f *Fastpath) sync() error {
 	f.pause = scanShare * (used - began)
 	if !slices.Equal(node.supported(), f.node.supported()) || (len(node.veths) > 0) != (len(f.node.veths) > 0) {
 		poke(f.updates)
+	}
+	if f.homes.moved(node) {
+		// Packets of known flows have taken another link than the programs were attached to.
+		if err := f.programs.InvalidateSequences(); err != nil {
+			return err
+		}
 	}
 	before := f.skipped
 	f.node = node
