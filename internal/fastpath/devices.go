@@ -327,8 +327,8 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 			n.skip(l.Attrs().Name, other.kind, bypassed, other.name)
 			continue
 		}
-		// A redirected packet passes all egress hooks of the NIC except nftables (nf_skip_egress).
-		if other := n.observers.first([]attachPoint{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); other != nil {
+		// A redirected packet passes all egress hooks of the NIC except nftables (nf_skip_egress), but no route.
+		if other := n.observers.first([]attachPoint{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev, byRoute); other != nil {
 			n.skip(l.Attrs().Name, other.kind, "its NIC %s has %s, which the fast path would bypass", nic.Attrs().Name, other.name)
 			continue
 		}
@@ -403,9 +403,9 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 			n.skip(l.Attrs().Name, byConfiguration, "it has the master %s, which the fast path would bypass", master.Attrs().Name)
 			continue
 		}
-		// A redirected packet passes all egress hooks of the NIC except nftables. At its ingress, redirect_nic bypasses
+		// A redirected packet passes all egress hooks of the NIC except nftables, but no route. At its ingress, redirect_nic bypasses
 		// whatever runs after tcx.
-		if other := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev),
+		if other := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev, byRoute),
 			n.observers.first([]attachPoint{{a.Index, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev)); other != nil {
 			n.skip(l.Attrs().Name, other.kind, bypassed, other.name)
 			continue

@@ -105,6 +105,11 @@ func observersOf(h *netlink.Handle, links []netlink.Link, routes []netlink.Route
 			add(attachPoint{q.Attrs().LinkIndex, true}, v1alpha1.UnseenByQueue, "a queue (%s)", t)
 		}
 	}
+	for _, r := range routes {
+		if _, is := r.Encap.(*netlink.BpfEncap); is { // package netlink does not parse that of one of several next hops
+			add(attachPoint{r.LinkIndex, true}, byRoute, "a route with an eBPF program (%s)", destination(r))
+		}
+	}
 	filtered, err := filtersOf(h, links, qdiscs, renew)
 	if err != nil {
 		return o, err
@@ -160,6 +165,14 @@ func observersOf(h *netlink.Handle, links []netlink.Link, routes []netlink.Route
 		}
 	}
 	return o, nil
+}
+
+// destination returns the destination of a route, as ip route shows it.
+func destination(r netlink.Route) string {
+	if netns.IsDefaultRoute(r) {
+		return "default"
+	}
+	return r.Dst.String()
 }
 
 func hasXDP(l netlink.Link) bool { return l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached }
