@@ -237,7 +237,11 @@ func (f *Fastpath) inspect() error {
 	if err != nil {
 		return err
 	}
-	changed := why != f.node.unsupported
+	ports, err := sourcePorts()
+	if err != nil {
+		return err
+	}
+	changed := why != f.node.unsupported || ports != f.node.ports
 	hooks := f.programHooks()
 	ours := make(map[attachPoint]bool)
 	for a := range f.attached {
@@ -287,7 +291,7 @@ func batch(all []attachPoint, from int) (part []attachPoint, next int) {
 }
 
 // unchanged reports whether an attach point has the same foreign programs as in the last scan, followed by a program of the
-// fast path if ours is set.
+// fast path if ours is set, and its device the same IPv6 MTU.
 func (f *Fastpath) unchanged(p attachPoint, ours bool) (bool, error) {
 	all, err := programsAt(p)
 	if err != nil || ours && !endsWith(all, f.owns) {
@@ -297,7 +301,15 @@ func (f *Fastpath) unchanged(p attachPoint, ours bool) (bool, error) {
 	if scanned && !slices.Equal(slices.DeleteFunc(all, f.owns), was) {
 		return false, nil
 	}
-	if p.egress || !slices.Contains(f.node.monitored, p.device) {
+	if p.egress {
+		return true, nil
+	}
+	if was, limits := f.node.mtus6[p.device]; limits {
+		if mtu, err := mtu6(f.node.names[p.device]); err != nil || mtu != was {
+			return false, err
+		}
+	}
+	if !slices.Contains(f.node.monitored, p.device) {
 		return true, nil
 	}
 	l, err := f.links.LinkByIndex(p.device)

@@ -57,6 +57,8 @@ type node struct {
 	mtu int
 	// ports is the range of source ports. The first is included, the second is not.
 	ports [2]uint16
+	// mtus6 holds the IPv6 MTU of each device for which it limits the MTU, 0 if it has none.
+	mtus6 map[int]int
 	// skipped has the devices that are skipped, and why.
 	skipped []skip
 }
@@ -134,15 +136,16 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	if err != nil {
 		return node{}, err
 	}
-	var low, high uint16
-	if err := readSysctl("net/ipv4/ip_local_port_range", &low, &high); err != nil {
+	ports, err := sourcePorts()
+	if err != nil {
 		return node{}, err
 	}
 	reason, why, err := unsupportedNode(unseenBy)
 	if err != nil {
 		return node{}, err
 	}
-	if err := limitMTUsByIPv6(links); err != nil {
+	mtus6, err := limitMTUsByIPv6(links)
+	if err != nil {
 		return node{}, err
 	}
 	n := classify(links, routes, observers, slices.Concat(known, forwarded))
@@ -154,8 +157,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 			n.own[address] = true
 		}
 	}
-	// As in udp_flow_src_port: high is the last port of the range, and the kernel never chooses it.
-	n.ports = [2]uint16{low, high}
+	n.ports, n.mtus6 = ports, mtus6
 	if n.unsupported = why; why != "" {
 		n.overlays, n.nics, n.routers, n.veths, n.podDevices, n.podLinks = nil, nil, nil, nil, nil, nil
 		n.skipAll(reason, why)
@@ -229,21 +231,32 @@ func sourcePorts() (ports [2]uint16, err error) {
 	return ports, readSysctl("net/ipv4/ip_local_port_range", &ports[0], &ports[1])
 }
 
-// limitMTUsByIPv6 lowers the MTU of each device in links to its IPv6 MTU, which is a sysctl of its own.
-func limitMTUsByIPv6(links []netlink.Link) error {
+// limitMTUsByIPv6 lowers the MTU of each device in links to its IPv6 MTU, which is a sysctl of its own. It returns the IPv6 MTUs.
+func limitMTUsByIPv6(links []netlink.Link) (map[int]int, error) {
+	all := make(map[int]int)
 	for _, l := range links {
 		if t := l.Type(); t != "vxlan" && t != "veth" && t != "bridge" {
 			continue
 		}
 		a := l.Attrs()
-		mtu := a.MTU
-		// The sysctl is missing if the device's MTU is too small for IPv6, or the device is gone.
-		if err := readSysctl("net/ipv6/conf/"+a.Name+"/mtu", &mtu); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		mtu, err := mtu6(a.Name)
+		if err != nil {
+			return nil, err
 		}
-		a.MTU = min(a.MTU, mtu)
+		if all[a.Index] = mtu; mtu != 0 {
+			a.MTU = min(a.MTU, mtu)
+		}
 	}
-	return nil
+	return all, nil
+}
+
+// mtu6 returns the IPv6 MTU of a device. It is 0 if the device's MTU is too small for IPv6, or the device is gone.
+func mtu6(device string) (mtu int, err error) {
+	err = readSysctl("net/ipv6/conf/"+device+"/mtu", &mtu)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return mtu, err
 }
 
 func readSysctl(key string, to ...any) error {
