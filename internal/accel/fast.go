@@ -300,7 +300,7 @@ func (s fastState) condition() *State {
 var (
 	fastUp      = &Metric{Name: "slipstream_fastpath_up", Help: "1 if the fast path is on, 0 if a policy wants it and it is not."}
 	fastHooks   = &Metric{Name: "slipstream_fastpath_programs", Help: "Programs of the fast path that are attached: none while no connection is eligible."}
-	fastSkipped = &Metric{"slipstream_fastpath_devices_skipped", "Devices that the fast path skips, by reason: a kind of observer, flowtable, xdp, cilium, ipsec, unsupported, addresses-move or failed. What concerns all devices counts as one.", []string{"reason"}}
+	fastSkipped = &Metric{"slipstream_fastpath_devices_skipped", "Devices that the fast path skips, by reason: a kind of observer, flowtable, xdp, cilium, ipsec, route-program, unsupported, addresses-move or failed. What concerns all devices counts as one.", []string{"reason"}}
 	fastFlows   = &Metric{"slipstream_fastpath_flows", "Known connections of pods, by their current path: fast or slow. Those on the fast path are of the kind vxlan, routed or local.", []string{"path", "kind"}}
 	fastPackets = &Metric{"slipstream_fastpath_packets_total", "Packets that the programs of the fast path saw, by reason: fast-out and fast-in took the fast path and are of the kind vxlan, routed or local, all others took the slow path for that reason.", []string{"reason", "kind"}}
 )

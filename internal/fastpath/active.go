@@ -164,3 +164,33 @@ func (p *activePods) update(n node) (all, watched []int) {
 	}
 	return all, watched
 }
+
+// homes holds the link at which the address of each pod was last known. Only run uses it.
+type homes map[netip.Addr]int
+
+// moved records a new scan. It returns whether the address of a pod whose link has gone is at another link now: the pod, or what
+// has its connections, goes on there. If its link has only gone, its flows will have no packets any more.
+func (h homes) moved(n node) (moved bool) {
+	for address, link := range n.podLinks {
+		if !address.IsGlobalUnicast() {
+			continue // several pods have it, such as a multicast address
+		}
+		if was := h[address]; was != 0 && was != link && n.names[was] == "" {
+			moved = true
+		}
+		h[address] = link
+	}
+	return moved
+}
+
+// prune forgets the addresses that no pod has and no flow needs.
+func (h homes) prune(n node, flows map[datapath.Flow]datapath.Activity) {
+	addresses, links := make(map[netip.Addr]bool), make(map[int]bool)
+	for flow, activity := range flows {
+		addresses[flow.Pod.Addr()], addresses[flow.Peer.Addr()] = true, true
+		links[activity.Link], links[activity.PeerLink] = true, true
+	}
+	maps.DeleteFunc(h, func(address netip.Addr, link int) bool {
+		return n.podLinks[address] == 0 && !addresses[address] && !links[link]
+	})
+}

@@ -113,3 +113,44 @@ func TestAttachRequests(t *testing.T) {
 		t.Error("the last request is missing")
 	}
 }
+
+// TestHomes checks when the address of a pod counts as moved: once, when its last link has gone and another has it.
+func TestHomes(t *testing.T) {
+	address := netip.MustParseAddr("10.0.0.2")
+	scanned := func(link int, links ...int) node {
+		n := node{names: make(map[int]string), podLinks: make(map[netip.Addr]int)}
+		for _, l := range links {
+			n.names[l] = "veth"
+		}
+		if link != 0 {
+			n.podLinks[address] = link
+			n.podLinks[netip.MustParseAddr("ff02::16")] = links[len(links)-1]
+		}
+		return n
+	}
+	h := make(homes)
+	for i, step := range []struct {
+		node
+		moved bool
+	}{
+		{scanned(1, 1, 2), false}, {scanned(1, 1), false}, // the multicast address stays with another pod
+		{scanned(2, 1, 2), false}, // another pod takes the address
+		{scanned(0, 1), false}, {scanned(0, 1, 3), false}, {scanned(3, 1, 3), true}, {scanned(3, 1, 3), false},
+		{scanned(0, 1), false}, {scanned(3, 1, 3), false}, // the node knows it again
+		{scanned(4, 4), true},
+	} {
+		if is := h.moved(step.node); is != step.moved {
+			t.Errorf("step %d: moved %v", i, is)
+		}
+	}
+	flow := datapath.Flow{Pod: netip.AddrPortFrom(address, 1), Peer: netip.MustParseAddrPort("10.0.1.2:80")}
+	h.prune(scanned(0), map[datapath.Flow]datapath.Activity{flow: {}})
+	h.prune(scanned(0), map[datapath.Flow]datapath.Activity{{}: {Link: 4}})
+	h.prune(scanned(4, 4), nil)
+	if len(h) != 1 {
+		t.Error("an address that is needed is forgotten")
+	}
+	if h.prune(scanned(0), nil); len(h) != 0 {
+		t.Error("an address without a pod and flows is kept")
+	}
+}

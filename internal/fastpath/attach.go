@@ -86,7 +86,7 @@ func (f *Fastpath) detachUnwanted(want []attachment, verify bool) (changed bool,
 		name := f.node.names[a.device]
 		switch {
 		case !wanted[a]:
-			unseen = unseen || !slices.Contains(f.node.veths, a.device)
+			unseen = unseen || !slices.Contains(f.node.veths, a.device) && (name != "" || !atPod(a))
 		case verify && !isAttached(l, a.device):
 			// The kernel has detached it if the device has gone since the scan.
 			if f.exists(a.device) {
@@ -144,6 +144,9 @@ func (f *Fastpath) attachMissing(want []attachment, watched []int) (changed bool
 	}
 	return changed, errors.Join(errs...)
 }
+
+// atPod reports whether a program is for the link of a pod. If that has gone, nothing passes it unseen (see homes).
+func atPod(a attachment) bool { return a.program == "redirect_pod" || a.program == "observe_pod" }
 
 // isSampling reports whether a program is attached to a pod's link only to find eligible connections: the link has no other
 // program.
@@ -234,7 +237,11 @@ func (f *Fastpath) inspect() error {
 	if err != nil {
 		return err
 	}
-	changed := why != f.node.unsupported
+	ports, err := sourcePorts()
+	if err != nil {
+		return err
+	}
+	changed := why != f.node.unsupported || ports != f.node.ports
 	hooks := f.programHooks()
 	ours := make(map[attachPoint]bool)
 	for a := range f.attached {
@@ -284,7 +291,7 @@ func batch(all []attachPoint, from int) (part []attachPoint, next int) {
 }
 
 // unchanged reports whether an attach point has the same foreign programs as in the last scan, followed by a program of the
-// fast path if ours is set.
+// fast path if ours is set, and its device the same IPv6 MTU.
 func (f *Fastpath) unchanged(p attachPoint, ours bool) (bool, error) {
 	all, err := programsAt(p)
 	if err != nil || ours && !endsWith(all, f.owns) {
@@ -294,7 +301,15 @@ func (f *Fastpath) unchanged(p attachPoint, ours bool) (bool, error) {
 	if scanned && !slices.Equal(slices.DeleteFunc(all, f.owns), was) {
 		return false, nil
 	}
-	if p.egress || !slices.Contains(f.node.monitored, p.device) {
+	if p.egress {
+		return true, nil
+	}
+	if was, limits := f.node.mtus6[p.device]; limits {
+		if mtu, err := mtu6(f.node.names[p.device]); err != nil || mtu != was {
+			return false, err
+		}
+	}
+	if !slices.Contains(f.node.monitored, p.device) {
 		return true, nil
 	}
 	l, err := f.links.LinkByIndex(p.device)

@@ -11,18 +11,21 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"slipstream.dev/internal/fastpath"
 	"slipstream.dev/internal/fastpath/conntrack"
 	"slipstream.dev/internal/fastpath/datapath"
 	"slipstream.dev/internal/place/lab/overlay"
@@ -774,4 +777,71 @@ func (w *world) dropInvalid(node string) {
 			&expr.Verdict{Kind: expr.VerdictDrop},
 		}})
 	})
+}
+
+// resyncPrograms returns the IDs of the links by which this process has attached drop_resync.
+func resyncPrograms(t *testing.T) (ids []string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range all {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // the descriptor is closed
+		}
+		fields := make(map[string]string)
+		for line := range strings.Lines(string(b)) {
+			key, value, _ := strings.Cut(line, ":")
+			fields[key] = strings.TrimSpace(value)
+		}
+		if fields["link_type"] != "netfilter" {
+			continue
+		}
+		id, err := strconv.Atoi(fields["prog_id"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(p.String(), "drop_resync") {
+			ids = append(ids, fields["link_id"])
+		}
+		p.Close()
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// TestResyncProgramStays checks that drop_resync stays attached while connections are known, whether or not one is resynchronised:
+// whenever it is detached, the kernel drops the packets that wait in an NFQUEUE. It is detached after the last connection.
+func TestResyncProgramStays(t *testing.T) { // not parallel: it looks at the programs of the whole process
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
+	for range 3 * fastpath.SweepInterval / time.Second {
+		for began := time.Now(); time.Since(began) < time.Second; time.Sleep(10 * time.Millisecond) {
+			w.trip(e, 1)
+		}
+	}
+	was := resyncPrograms(t)
+	idle := w.connect().back()
+	w.accelerate(idle)
+	w.eventually("the idle connection is forgotten", func() { w.trip(e, 1) }, func() bool {
+		known, _, err := w.paths[0].Connections()
+		return err == nil && known == 1
+	})
+	is := resyncPrograms(t)
+	if len(was) == 0 || !slices.Equal(was, is) {
+		t.Errorf("drop_resync was attached by links %v, and is by %v", was, is)
+	}
+	e.Close()
+	e.far.Close()
+	idle.Close()
+	idle.far.Close()
+	w.eventually("drop_resync is detached", nil, func() bool { return len(resyncPrograms(t)) == 0 })
 }

@@ -57,6 +57,8 @@ type node struct {
 	mtu int
 	// ports is the range of source ports. The first is included, the second is not.
 	ports [2]uint16
+	// mtus6 holds the IPv6 MTU of each device for which it limits the MTU, 0 if it has none.
+	mtus6 map[int]int
 	// skipped has the devices that are skipped, and why.
 	skipped []skip
 }
@@ -111,8 +113,10 @@ func (n node) encapsulates(nic int) bool {
 }
 
 // scanDevices scans the devices of the calling thread's network namespace, to which h must belong, and looks up behind which
-// devices the known neighbours are. It ignores observers of the kinds in unseenBy and the programs that ours selects.
-func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs) (node, error) {
+// devices the known neighbours are. It ignores observers of the kinds in unseenBy and the programs that ours selects. There may
+// be hundreds of devices, and each query may wait for the RTNL lock, so scanDevices calls renew, which renews the lease, before
+// the queries of a device or an address.
+func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ours isOurs, renew func() error) (node, error) {
 	links, err := netns.Dump("links", h.LinkList)
 	if err != nil {
 		return node{}, err
@@ -124,23 +128,24 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 	if err != nil {
 		return node{}, err
 	}
-	observers, err := observersOf(h, links, unseenBy, ours)
+	observers, err := observersOf(h, links, routes, unseenBy, ours, renew)
 	if err != nil {
 		return node{}, err
 	}
-	forwarded, err := fdbEntries(h, links, known)
+	forwarded, err := fdbEntries(h, links, known, renew)
 	if err != nil {
 		return node{}, err
 	}
-	var low, high uint16
-	if err := readSysctl("net/ipv4/ip_local_port_range", &low, &high); err != nil {
+	ports, err := sourcePorts()
+	if err != nil {
 		return node{}, err
 	}
 	reason, why, err := unsupportedNode(unseenBy)
 	if err != nil {
 		return node{}, err
 	}
-	if err := limitMTUsByIPv6(links); err != nil {
+	mtus6, err := limitMTUsByIPv6(links)
+	if err != nil {
 		return node{}, err
 	}
 	n := classify(links, routes, observers, slices.Concat(known, forwarded))
@@ -152,8 +157,7 @@ func scanDevices(h *netlink.Handle, known []netlink.Neigh, unseenBy []string, ou
 			n.own[address] = true
 		}
 	}
-	// As in udp_flow_src_port: high is the last port of the range, and the kernel never chooses it.
-	n.ports = [2]uint16{low, high}
+	n.ports, n.mtus6 = ports, mtus6
 	if n.unsupported = why; why != "" {
 		n.overlays, n.nics, n.routers, n.veths, n.podDevices, n.podLinks = nil, nil, nil, nil, nil, nil
 		n.skipAll(reason, why)
@@ -189,41 +193,70 @@ func listNeighbours(h *netlink.Handle) (all []netlink.Neigh, err error) {
 	return all, nil
 }
 
-// linkByRoute returns the pod's link to which the node routes an address. If the route leads to a bridge of pods, it also returns the
-// bridge, and the link is 0 until the node knows the MAC address behind the address.
-func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, bridge int) {
+// linkByRoute returns the pod's link to which the node routes an address. If the route leads to a bridge of pods, the link is 0
+// until the node knows the MAC address behind the address. If the node does not know that, unresolved is the device at which the
+// kernel has to resolve it.
+func (n node) linkByRoute(h *netlink.Handle, address netip.Addr) (link, unresolved int) {
 	routes, err := h.RouteGet(address.AsSlice())
 	if err != nil || len(routes) == 0 {
 		return 0, 0 // no route
 	}
 	device := routes[0].LinkIndex
 	via, indirect := netip.AddrFromSlice(routes[0].Gw)
-	switch {
-	case indirect && n.podLinks[via.Unmap()] != 0:
-		return n.podLinks[via.Unmap()], 0
-	case slices.Contains(n.veths, device):
-		return device, 0
-	case !indirect && slices.Contains(n.podDevices, device):
-		return n.podLinks[address], device
+	if indirect {
+		link = n.podLinks[via.Unmap()]
+		if link == 0 && slices.Contains(n.veths, device) {
+			link = device
+		}
+		return link, 0
 	}
-	return 0, 0
+	known := n.podLinks[address]
+	switch {
+	case slices.Contains(n.veths, device):
+		link = device
+	case slices.Contains(n.podDevices, device):
+		link = known
+	default:
+		return 0, 0
+	}
+	if known == 0 {
+		unresolved = device
+	}
+	return link, unresolved
 }
 
-// limitMTUsByIPv6 lowers the MTU of each device in links to its IPv6 MTU, which is a sysctl of its own.
-func limitMTUsByIPv6(links []netlink.Link) error {
+// sourcePorts returns the range of source ports. As in udp_flow_src_port, the second is the last port of the range, and the
+// kernel never chooses it.
+func sourcePorts() (ports [2]uint16, err error) {
+	return ports, readSysctl("net/ipv4/ip_local_port_range", &ports[0], &ports[1])
+}
+
+// limitMTUsByIPv6 lowers the MTU of each device in links to its IPv6 MTU, which is a sysctl of its own. It returns the IPv6 MTUs.
+func limitMTUsByIPv6(links []netlink.Link) (map[int]int, error) {
+	all := make(map[int]int)
 	for _, l := range links {
 		if t := l.Type(); t != "vxlan" && t != "veth" && t != "bridge" {
 			continue
 		}
 		a := l.Attrs()
-		mtu := a.MTU
-		// The sysctl is missing if the device's MTU is too small for IPv6, or the device is gone.
-		if err := readSysctl("net/ipv6/conf/"+a.Name+"/mtu", &mtu); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		mtu, err := mtu6(a.Name)
+		if err != nil {
+			return nil, err
 		}
-		a.MTU = min(a.MTU, mtu)
+		if all[a.Index] = mtu; mtu != 0 {
+			a.MTU = min(a.MTU, mtu)
+		}
 	}
-	return nil
+	return all, nil
+}
+
+// mtu6 returns the IPv6 MTU of a device. It is 0 if the device's MTU is too small for IPv6, or the device is gone.
+func mtu6(device string) (mtu int, err error) {
+	err = readSysctl("net/ipv6/conf/"+device+"/mtu", &mtu)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return mtu, err
 }
 
 func readSysctl(key string, to ...any) error {
@@ -307,8 +340,8 @@ func (n *node) addVXLANDevices(links []netlink.Link, byIndex map[int]netlink.Lin
 			n.skip(l.Attrs().Name, other.kind, bypassed, other.name)
 			continue
 		}
-		// A redirected packet passes all egress hooks of the NIC except nftables (nf_skip_egress).
-		if other := n.observers.first([]attachPoint{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev); other != nil {
+		// A redirected packet passes all egress hooks of the NIC except nftables (nf_skip_egress), but no route.
+		if other := n.observers.first([]attachPoint{{v.VtepDevIndex, true}}, v1alpha1.UnseenByNetdev, byRoute); other != nil {
 			n.skip(l.Attrs().Name, other.kind, "its NIC %s has %s, which the fast path would bypass", nic.Attrs().Name, other.name)
 			continue
 		}
@@ -383,9 +416,9 @@ func (n *node) addRouters(links []netlink.Link, byIndex map[int]netlink.Link, ro
 			n.skip(l.Attrs().Name, byConfiguration, "it has the master %s, which the fast path would bypass", master.Attrs().Name)
 			continue
 		}
-		// A redirected packet passes all egress hooks of the NIC except nftables. At its ingress, redirect_nic bypasses
+		// A redirected packet passes all egress hooks of the NIC except nftables, but no route. At its ingress, redirect_nic bypasses
 		// whatever runs after tcx.
-		if other := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev),
+		if other := cmp.Or(n.observers.first([]attachPoint{{a.Index, true}}, v1alpha1.UnseenByNetdev, byRoute),
 			n.observers.first([]attachPoint{{a.Index, false}}, v1alpha1.UnseenByTC, v1alpha1.UnseenByNetdev)); other != nil {
 			n.skip(l.Attrs().Name, other.kind, bypassed, other.name)
 			continue

@@ -107,6 +107,19 @@ func ChangesWithin(d time.Duration) (before time.Duration) {
 // Rescan makes the fast path scan the devices, as after a change.
 func (f *Fastpath) Rescan() { poke(f.rescan) }
 
+// ScanBy makes fast paths that start later scan the devices by do, which gets their own scan, until restore.
+func ScanBy(do func(f *Fastpath, scan func() error) error) (restore func()) {
+	scan = func(f *Fastpath) error { return do(f, f.sync) }
+	return func() { scan = (*Fastpath).sync }
+}
+
+// SourcePorts returns the range of source ports for which the programs are configured.
+func (f *Fastpath) SourcePorts() [2]uint16 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.node.ports
+}
+
 // LastScan returns a value that identifies the last scan, and the minimum pause after that scan.
 func (f *Fastpath) LastScan() (which uintptr, pause time.Duration) {
 	f.mu.Lock()

@@ -50,7 +50,12 @@ const (
 	// After a scan of the devices, the next one waits for scanShare times the CPU time of the first: a burst of notifications
 	// must not occupy a CPU.
 	scanShare = 10
+	// scanRetry is the shortest pause after a scan that failed.
+	scanRetry = 100 * time.Millisecond
 )
+
+// scan is a variable because tests make it fail.
+var scan = (*Fastpath).sync
 
 // forgetAfter is the number of lease renewals after which the sweep forgets an idle connection.
 // Tests shorten it.
@@ -86,6 +91,7 @@ type Fastpath struct {
 	dropForged       forgedFilter
 	warnDropForged   sync.Once
 	pods             activePods
+	homes            homes
 	// pause is the minimum time between the last scan of the devices and the next.
 	pause time.Duration
 	// verify makes the next scan also check every attachment in the kernel.
@@ -119,6 +125,7 @@ func Start(ns netns.Handle, log *slog.Logger, unseenBy ...string) (f *Fastpath, 
 	f = &Fastpath{
 		log: log, ns: ns, unseenBy: unseenBy, quit: make(chan struct{}), rescan: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 		attached: make(map[attachment]link.Link), failed: make(map[attachment]error), pods: activePods{links: make(map[int]podLink), requested: make(map[netip.Addr]bool)},
+		homes: make(homes),
 	}
 	defer func() {
 		if err != nil {
@@ -170,7 +177,8 @@ func Plan(ns netns.Handle, unseenBy ...string) (all []Hook, err error) {
 		}
 		defer h.Close()
 		// Another process may run the fast path; its programs are recognised by name.
-		n, err := scanDevices(h, nil, unseenBy, func(id ebpf.ProgramID) bool { return slices.Contains(programNames, programName(id)) })
+		ours := func(id ebpf.ProgramID) bool { return slices.Contains(programNames, programName(id)) }
+		n, err := scanDevices(h, nil, unseenBy, ours, func() error { return nil })
 		for _, a := range n.attachments(n.veths, true, nil) {
 			all = append(all, Hook{n.names[a.device], a.program})
 		}
@@ -330,7 +338,7 @@ func (f *Fastpath) changed(generation uint32, devices bool) {
 // step hangs, the lease expires and packets take the slow path. run returns an error only if it cannot start; once it has, it
 // sends nil to started.
 func (f *Fastpath) run(started chan<- error) error {
-	err := f.sync()
+	err := scan(f)
 	if err == nil {
 		if err := f.entries.FindLiberal(); err != nil {
 			f.log.Warn("find connections of a killed agent", "error", err)
@@ -346,6 +354,7 @@ func (f *Fastpath) run(started chan<- error) error {
 	unvalidated := make(map[datapath.Flow]time.Duration)
 	rescan, paused := f.rescan, make(<-chan time.Time)
 	var synced error
+	interrupted := false
 	began := time.Now()
 	renewal, sweep := pace{leaseRenewal, began}, pace{sweepEvery * leaseRenewal, began}
 	for {
@@ -355,15 +364,27 @@ func (f *Fastpath) run(started chan<- error) error {
 		case <-paused:
 			rescan = f.rescan
 		case <-rescan:
-			if synced = f.sync(); synced != nil {
-				f.log.Warn("scan devices for the fast path", "error", synced)
+			err := scan(f)
+			pause := f.pause
+			if err != nil {
+				if synced == nil || err.Error() != synced.Error() {
+					f.log.Warn("scan devices for the fast path", "error", err)
+				}
+				poke(f.rescan)
+				pause = max(pause, scanRetry)
+			}
+			// A change interrupted the scan, and also invalidated the flows if it concerns them. The next scan sees it.
+			if interrupted = !interrupted && errors.Is(err, netlink.ErrDumpInterrupted); !interrupted {
+				synced = err
+			}
+			if synced != nil {
 				// Fail safe: the programs must not use devices in an unknown state.
 				if err := errors.Join(f.programs.SetVXLANDevices(nil), f.programs.SetRouters(nil), f.programs.SetPodDevices(nil)); err != nil {
 					f.log.Error("clear the devices of the fast path", "error", err)
 				}
 			}
 			f.setProblem(synced)
-			rescan, paused = nil, time.After(f.pause)
+			rescan, paused = nil, time.After(pause)
 		case <-ticker.C:
 			// The tick may be old: it was not received while programs were being attached.
 			now := time.Now()
@@ -397,9 +418,6 @@ func (f *Fastpath) run(started chan<- error) error {
 			}
 			if f.pods.anyIdle() || f.changes.throttled() {
 				poke(f.rescan)
-			}
-			if err := f.entries.CloseUnused(); err != nil {
-				f.log.Warn("detach the program that drops resync packets", "error", err)
 			}
 		}
 	}
@@ -453,6 +471,7 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 	if err != nil {
 		return err
 	}
+	f.homes.prune(f.node, flows)
 	for flow := range unvalidated {
 		if activity, known := flows[flow]; !known || activity.Validated != 0 {
 			delete(unvalidated, flow)
@@ -490,8 +509,8 @@ func (f *Fastpath) forget(unvalidated map[datapath.Flow]time.Duration) error {
 		f.attach(activity.Link)
 		f.attach(activity.PeerLink)
 	}
-	if len(flows) == 0 && !f.entries.AnyLeft() {
-		return f.dropForged.detachUnused()
+	if left := f.entries.AnyLeft(); len(flows) == 0 && !left {
+		return errors.Join(f.dropForged.detachUnused(), f.entries.CloseUnused())
 	}
 	f.ensureDropForged()
 	return nil
@@ -581,7 +600,7 @@ func (f *Fastpath) sync() error {
 	if err != nil {
 		return err
 	}
-	node, err := scanDevices(f.links, known, f.unseenBy, f.owns)
+	node, err := scanDevices(f.links, known, f.unseenBy, f.owns, f.renewLease)
 	if err != nil {
 		return err
 	}
@@ -610,16 +629,20 @@ func (f *Fastpath) sync() error {
 	}
 	f.pods.requestLost(f.node.podLinks, node.podLinks)
 	for _, address := range f.pods.wanted() {
-		link, bridge := node.linkByRoute(f.links, address)
+		if err := f.renewLease(); err != nil {
+			return err
+		}
+		link, unresolved := node.linkByRoute(f.links, address)
 		if link != 0 {
 			if _, known := f.node.podLinks[address]; !known {
 				f.pods.use(link) // the request did not know it, and perhaps no packet requests it again
 			}
 			node.podLinks[address] = link
-		} else if bridge != 0 && f.pods.resolve(address) {
-			// The node may have no neighbour entry for a pod on a bridge, because packets between its pods are not routed. A
-			// notification will tell when the kernel has resolved the address.
-			ask := netlink.Neigh{LinkIndex: bridge, IP: address.AsSlice(), Flags: netlink.NTF_USE, HardwareAddr: make([]byte, 6)} // the kernel ignores the zeros
+		}
+		if unresolved != 0 && f.pods.resolve(address) {
+			// The node may have no neighbour entry for a pod on a bridge, because packets between its pods are not routed, or for
+			// a pod that has been idle. A notification will tell when the kernel has resolved the address.
+			ask := netlink.Neigh{LinkIndex: unresolved, IP: address.AsSlice(), Flags: netlink.NTF_USE, HardwareAddr: make([]byte, 6)} // the kernel ignores the zeros
 			if err := f.links.NeighSet(&ask); err != nil {
 				f.log.Debug("resolve a pod's address", "address", address, "error", err)
 			}
@@ -632,6 +655,12 @@ func (f *Fastpath) sync() error {
 	f.pause = scanShare * (used - began)
 	if !slices.Equal(node.supported(), f.node.supported()) || (len(node.veths) > 0) != (len(f.node.veths) > 0) {
 		poke(f.updates)
+	}
+	if f.homes.moved(node) {
+		// Packets of known flows have taken another link than the programs were attached to.
+		if err := f.programs.InvalidateSequences(); err != nil {
+			return err
+		}
 	}
 	before := f.skipped
 	f.node = node
@@ -658,6 +687,7 @@ type forConntrack struct{ f *Fastpath }
 
 func (c forConntrack) DropForged()               { c.f.ensureDropForged() }
 func (c forConntrack) Links() map[netip.Addr]int { return c.f.node.podLinks }
+func (c forConntrack) Locate(pod netip.Addr)     { c.f.request(c.f.pods.linkOfAddress(pod)) }
 func (c forConntrack) Attach(link int)           { c.f.attach(link) }
 
 func (c forConntrack) Attached(link int) bool {

@@ -5,6 +5,7 @@ package fastpath
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -80,7 +81,12 @@ func newInvalidator(ns netns.Handle, notify func(generation uint32, devices bool
 				return c, err
 			}
 		}
-		c.running.Go(func() { c.receive(s, protocol) })
+		// close closes the descriptor of s. This one stays valid until receive returns.
+		fd, err := unix.FcntlInt(uintptr(s.GetFd()), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return c, os.NewSyscallError("fcntl", err)
+		}
+		c.running.Go(func() { c.receive(s, fd, protocol) })
 	}
 	return c, nil
 }
@@ -101,28 +107,44 @@ func (c *invalidator) release() error {
 	return c.filter.Close()
 }
 
-func (c *invalidator) receive(s *nl.NetlinkSocket, protocol int) {
-	received, since := 0, time.Now()
+// receive handles the notifications of a socket until close. After its buffer has overrun (ENOBUFS), the kernel drops every
+// further notification until the buffer is empty, and reports no second error (netlink_overrun in net/netlink/af_netlink.c).
+// So receive empties it first, and only then handles the loss: a scan that began earlier might miss what the kernel dropped
+// meanwhile. Emptying takes about a millisecond.
+func (c *invalidator) receive(s *nl.NetlinkSocket, fd, protocol int) {
+	defer unix.Close(fd)
+	received, since, emptying := 0, time.Now(), false
 	for {
 		if received == eventsMax && protocol == unix.NETLINK_ROUTE {
 			time.Sleep(eventsWithin - time.Since(since))
 		}
 		if received == eventsMax || time.Since(since) > eventsWithin {
 			received, since = 0, time.Now()
+			if emptying {
+				c.overrun(protocol) // notifications come so fast that the buffer does not become empty
+			}
 		}
 		received++
-		messages, from, err := s.Receive()
-		switch {
-		case err != nil && c.closed.Load():
-			return
-		case err != nil:
-			// The socket's buffer overran (ENOBUFS): anything may have changed.
-			c.overrun(protocol)
-			continue
-		case from.Pid != nl.PidKernel:
-			continue
+		var messages []syscall.NetlinkMessage
+		from := new(unix.SockaddrNetlink)
+		var err error
+		if emptying {
+			_, _, err = unix.Recvfrom(fd, nil, unix.MSG_DONTWAIT)
+		} else {
+			messages, from, err = s.Receive()
 		}
-		c.handle(protocol, messages, time.Now())
+		switch {
+		case c.closed.Load():
+			return
+		case emptying && errors.Is(err, unix.EAGAIN):
+			c.overrun(protocol)
+			emptying = false
+		case err != nil:
+			emptying = true
+		case emptying, from.Pid != nl.PidKernel:
+		default:
+			c.handle(protocol, messages, time.Now())
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -284,6 +285,32 @@ func TestSequencesAfterDeviceReplaced(t *testing.T) {
 	}
 	w.accelerate(e)
 	w.eventually("sequence numbers are known again", func() { w.trip(e, 1) }, known)
+}
+
+// TestSequencesAfterPodDeleted deletes a pod while a connection of another pod is accelerated: the sequence numbers of that
+// connection stay known.
+func TestSequencesAfterPodDeleted(t *testing.T) {
+	t.Parallel()
+	w, e := accelerated(t, spec.ShapeFlannel, spec.OffloadFull)
+	e.noKeepalive(t)
+	other := w.connectOf(1, direct).back()
+	w.accelerate(other)
+	known := func() bool {
+		n, err := w.paths[0].SequenceNumbers(flowOf(e.Conn))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.Last != 0
+	}
+	link := w.link(0, 1)
+	w.eventually("sequence numbers are known", func() { w.trip(e, 10) }, known)
+	w.set("n0", link, netlink.LinkDel)
+	w.eventually("the programs are detached", nil, func() bool {
+		return !slices.Contains(w.devicesWith(0, "redirect_pod"), link) && len(w.devicesWith(0, "redirect_pod")) == 1
+	})
+	if !known() {
+		t.Errorf("the sequence numbers are unknown: %s", w.paths[0].Describe())
+	}
 }
 
 // replaceLinks gives the first pods of both nodes new links with other MAC addresses. The pods keep

@@ -359,13 +359,13 @@ func neighbourOf(data []byte) (m neighbourUpdate, err error) {
 // fdbEntries looks up the bridge ports of known neighbours, and the default entries of VXLAN devices
 // (all-zero MAC address), in the calling thread's network namespace. It queries single addresses
 // instead of dumping the FDB, which a pod can fill with any number of spoofed addresses.
-func fdbEntries(h *netlink.Handle, links []netlink.Link, known []netlink.Neigh) (all []netlink.Neigh, err error) {
+func fdbEntries(h *netlink.Handle, links []netlink.Link, known []netlink.Neigh, renew func() error) (all []netlink.Neigh, err error) {
 	socket, err := nl.GetNetlinkSocketAt(-1, -1, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer socket.Close()
-	f := fdbLookup{socket: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}, done: make(map[fdbQuery]bool)}
+	f := fdbLookup{socket: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}, done: make(map[fdbQuery]bool), renew: renew}
 	of, err := bridgesOf(h, links)
 	if err != nil {
 		return nil, err
@@ -443,6 +443,7 @@ func remotesOfDevice(socket *nl.NetlinkSocket, device int) (all []datapath.Remot
 // fdbLookup queries FDB entries of bridges and VXLAN devices, each once.
 type fdbLookup struct {
 	socket  map[int]*nl.SocketHandle
+	renew   func() error
 	done    map[fdbQuery]bool
 	answers []netlink.Neigh
 }
@@ -460,6 +461,9 @@ func (f *fdbLookup) query(q fdbQuery) error {
 		return nil
 	}
 	f.done[q] = true
+	if err := f.renew(); err != nil {
+		return err
+	}
 	r := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
 	r.Sockets = f.socket
 	about := netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(q.device)}

@@ -88,8 +88,8 @@ func both(device int) []attachPoint { return []attachPoint{{device, false}, {dev
 // isOurs reports whether a program belongs to the fast path.
 type isOurs func(ebpf.ProgramID) bool
 
-// observersOf finds the observers of devices, without those of the kinds in unseenBy.
-func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, ours isOurs) (observers, error) {
+// observersOf finds the observers of devices and of the routes over them, without those of the kinds in unseenBy.
+func observersOf(h *netlink.Handle, links []netlink.Link, routes []netlink.Route, unseenBy []string, ours isOurs, renew func() error) (observers, error) {
 	o := observers{at: make(map[attachPoint][]observer), programs: make(map[attachPoint][]ebpf.ProgramID), xdp: make(map[int]bool)}
 	add := func(p attachPoint, kind, format string, args ...any) {
 		if !slices.Contains(unseenBy, kind) {
@@ -105,7 +105,12 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 			add(attachPoint{q.Attrs().LinkIndex, true}, v1alpha1.UnseenByQueue, "a queue (%s)", t)
 		}
 	}
-	filtered, err := filtersOf(h, links, qdiscs)
+	for _, r := range routes {
+		if _, is := r.Encap.(*netlink.BpfEncap); is { // package netlink does not parse that of one of several next hops
+			add(attachPoint{r.LinkIndex, true}, byRoute, "a route with an eBPF program (%s)", destination(r))
+		}
+	}
+	filtered, err := filtersOf(h, links, qdiscs, renew)
 	if err != nil {
 		return o, err
 	}
@@ -124,6 +129,9 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 		return o, err
 	}
 	for _, l := range links {
+		if err := renew(); err != nil {
+			return o, err
+		}
 		a := l.Attrs()
 		o.xdp[a.Index] = hasXDP(l)
 		for _, f := range flowtables {
@@ -157,6 +165,14 @@ func observersOf(h *netlink.Handle, links []netlink.Link, unseenBy []string, our
 		}
 	}
 	return o, nil
+}
+
+// destination returns the destination of a route, as ip route shows it.
+func destination(r netlink.Route) string {
+	if netns.IsDefaultRoute(r) {
+		return "default"
+	}
+	return r.Dst.String()
 }
 
 func hasXDP(l netlink.Link) bool { return l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached }
@@ -200,10 +216,13 @@ type filterPoint struct {
 }
 
 // filtersOf finds the attach points of devices that have tc filters.
-func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc) (all []filterPoint, err error) {
+func filtersOf(h *netlink.Handle, links []netlink.Link, qdiscs []netlink.Qdisc, renew func() error) (all []filterPoint, err error) {
 	for _, q := range qdiscs {
 		if t := q.Type(); t != "clsact" && t != "ingress" {
 			continue
+		}
+		if err := renew(); err != nil {
+			return nil, err
 		}
 		index := q.Attrs().LinkIndex
 		i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == index })

@@ -386,3 +386,35 @@ func TestNoMapOutlivesAgent(t *testing.T) {
 	w.startAgent("n0")
 	w.eventually("the connection is accelerated again", nil, func() bool { return w.isFast(e) })
 }
+
+// TestQuietPodRecovered kills an agent and makes its node forget where the pod is, as after a time without packets. The pod sends
+// nothing. The next agent must find it and recover its connection.
+func TestQuietPodRecovered(t *testing.T) {
+	t.Parallel()
+	for _, shape := range shapes {
+		t.Run(shape, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, shape, spec.OffloadFull)
+			c := w.leftLiberal(direct)[0]
+			w.deleteNeighbour("n0", w.pod(0, 0))
+			if shape == spec.ShapeFlannel {
+				w.in("n0", func() error {
+					port, err := netlink.LinkByName(w.link(0, 0))
+					if err != nil {
+						return err
+					}
+					all, err := netlink.NeighList(port.Attrs().Index, unix.AF_BRIDGE)
+					for _, at := range all {
+						if at.State&netlink.NUD_PERMANENT == 0 {
+							at.Flags |= netlink.NTF_MASTER
+							err = errors.Join(err, netlink.NeighDel(&at))
+						}
+					}
+					return err
+				})
+			}
+			w.startAgent("n0")
+			w.checksWindow(c)
+		})
+	}
+}

@@ -20,13 +20,14 @@ const (
 	byXDP       = "xdp"
 	byCilium    = "cilium"
 	byIPsec     = "ipsec"
+	byRoute     = "route-program"
 	// The configuration of the device or node, MAC addresses that change too often, and a program that could not be attached.
 	byConfiguration, byMoves, byFailure = "unsupported", "addresses-move", "failed"
 )
 
 var skipReasons = []string{
 	v1alpha1.UnseenByTCX, v1alpha1.UnseenByTC, v1alpha1.UnseenByQueue, v1alpha1.UnseenByNetdev, v1alpha1.UnseenByAccounting,
-	byFlowtable, byXDP, byCilium, byIPsec, byConfiguration, byMoves, byFailure,
+	byFlowtable, byXDP, byCilium, byIPsec, byRoute, byConfiguration, byMoves, byFailure,
 }
 
 func (n *node) skip(device, reason, format string, args ...any) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"slipstream.dev/internal/spec"
+	"slipstream.dev/internal/testenv"
 )
 
 func nodeAddress(node int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 0, byte(node + 1)}) }
@@ -291,4 +293,19 @@ func TestBridgeVLANFiltering(t *testing.T) {
 	p.on.Store(false)
 	w.accelerate(e)
 	p.waitAccelerated()
+}
+
+// polled is the longest time after which the fast path has noticed a change of a sysctl on a busy machine. It reads them twice a
+// second. Without that, it would notice the change with the next scan of the devices, some seconds later.
+const polled = 5 * time.Second
+
+// TestSourcePortsPolled changes the range of source ports, which the kernel does not announce.
+func TestSourcePortsPolled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, spec.ShapeFlannel, spec.OffloadFull)
+	w.startOn(0)
+	w.in("n0", func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("20000 30000"), 0)
+	})
+	testenv.Await(t, polled, "the programs know the range", func() bool { return w.paths[0].SourcePorts() == [2]uint16{20000, 30000} })
 }

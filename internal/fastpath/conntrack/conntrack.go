@@ -40,6 +40,8 @@ type Fastpath interface {
 	Links() map[netip.Addr]int
 	// MACs maps the addresses of neighbours to their MAC addresses.
 	MACs() (map[netip.Addr]net.HardwareAddr, error)
+	// Locate requests that the node finds the link and the MAC address of a pod, unless Links has the pod.
+	Locate(pod netip.Addr)
 	// Attach requests programs for the link of a pod. Attached reports whether the link has redirect_pod.
 	Attach(link int)
 	Attached(link int) bool
@@ -63,6 +65,9 @@ type Entries struct {
 	// unrecovered holds the connections that could not be recovered, so that their entries stayed liberal. No event announces
 	// that one of them is used again.
 	unrecovered map[datapath.Flow]bool
+	// searchAt is the time of the next search for liberal entries, because the last one failed or found more than fit into
+	// recovering, or a connection did not fit later. Otherwise it is zero.
+	searchAt time.Time
 }
 
 // New returns the entries of a node. It fails if the process may not resynchronise conntrack. If only the kernel lacks a
@@ -81,7 +86,8 @@ func (e *Entries) Stop() { e.stopped.Store(true) }
 // Close ends resynchronisation.
 func (e *Entries) Close() error { return e.resyncs.close() }
 
-// CloseUnused detaches the program that drops resync packets, if no connection was resynchronised since the last call.
+// CloseUnused detaches the program that drops resync packets, if no connection was resynchronised since the last call. The kernel
+// then drops all packets that wait in an NFQUEUE of the node.
 func (e *Entries) CloseUnused() error { return e.resyncs.closeUnused() }
 
 // Handle updates the entry of a connection, as an event requests. It does nothing after Stop.
@@ -178,8 +184,8 @@ func (e *Entries) ReleaseAll() error {
 }
 
 // Forget resynchronises conntrack with an idle connection, and deletes its flow. If resynchronising fails, it keeps the flow
-// unless the table is crowded: the entry is still liberal, so drop_forged needs the sequence numbers. If these are unknown, it
-// deletes the flow, and Recover asks the pod for them.
+// unless the table is crowded: the entry is still liberal, so drop_forged needs the sequence numbers. If these are unknown, or
+// the table is crowded, it deletes the flow, and Recover asks the pod for them.
 func (e *Entries) Forget(flow datapath.Flow, crowded bool) (forgotten bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -191,7 +197,7 @@ func (e *Entries) Forget(flow datapath.Flow, crowded bool) (forgotten bool, err 
 	case !done && !unknown && !crowded:
 		return false, nil
 	}
-	if err := e.programs.Forget(flow); err != nil || !unknown || crowded {
+	if err := e.programs.Forget(flow); err != nil || done {
 		return true, err
 	}
 	return true, e.recoverLater(flow)

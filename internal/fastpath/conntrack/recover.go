@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -32,8 +33,16 @@ const (
 	recoverTries = 8
 	// recoverRound limits the duration of a round, because the agent has other work to do.
 	recoverRound = 200 * time.Millisecond
-	// recoverMost limits the number of connections to recover: twice the size of the flow table.
+	// recoverMost limits the number of connections to recover, and that of those that could not be recovered: twice the size of
+	// the flow table.
 	recoverMost = 32768
+	// searchAgain is the time until the next search for liberal entries if the last one was not complete.
+	searchAgain = 30 * time.Second
+	// locateMost limits the number of connections in a round for whose pods the agent looks: it asks for the two addresses of each,
+	// and the fast path keeps 256.
+	locateMost = 128
+	// pruneMost limits the number of unrecovered connections that AnyLeft looks up: they take about 10 ms.
+	pruneMost = 512
 	// answerTime is how long the agent waits for a pod's answer, which normally comes before sendto returns. It is short
 	// because the programs would take any other packet of the pod for the answer.
 	answerTime = 5 * time.Millisecond
@@ -46,28 +55,25 @@ const (
 type recovery struct {
 	datapath.Recovery
 	tries int
+	// entry is the conntrack entry while it is unknown which of its two ends is a pod of this node, and at which link.
+	entry *Entry
 	// resting means that the connection was idle when its flow was forgotten. Once it is used again, the programs learn the
 	// numbers from its packets.
 	resting bool
 }
 
-// liberalEntries returns up to recoverMost connections of this node's pods whose entries an agent has left liberal. links maps
-// the pods' addresses to their links.
-func liberalEntries(links map[netip.Addr]int) (all []datapath.Recovery, err error) {
+// liberalEntries calls add with each entry that an agent has left liberal, until add returns false.
+func liberalEntries(add func(*Entry) bool) error {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	err = r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(b []byte) bool {
-		if t, err := parseEntry(b); err == nil && t.leftLiberal() {
-			if is, ok := t.recovery(links); ok {
-				all = append(all, is)
-			}
-		}
-		return len(all) < recoverMost
+	err := r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(b []byte) bool {
+		t, err := parseEntry(b)
+		return err != nil || !t.leftLiberal() || add(t)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list conntrack entries: %w", err)
+		return fmt.Errorf("list conntrack entries: %w", err)
 	}
-	return all, nil
+	return nil
 }
 
 // timeouts are the timeouts, in seconds, that conntrack may give the entry of an open connection. That of CLOSE is among them:
@@ -124,22 +130,62 @@ func (t *Entry) recovery(links map[netip.Addr]int) (r datapath.Recovery, ok bool
 	return client, t.reply.to == client.Pod
 }
 
-// FindLiberal finds the connections of this node's pods that a killed agent has left liberal.
+// isMasqueraded reports whether both ends of a connection have translated addresses.
+func (t *Entry) isMasqueraded() bool {
+	return t.reply.to != t.original.from && t.original.to != t.reply.from
+}
+
+// FindLiberal finds the connections of this node's pods that a killed agent has left liberal. If it fails or finds too many, Recover
+// calls it again.
 func (e *Entries) FindLiberal() error {
-	if e.resyncs.try() != nil {
+	e.searchAt = time.Time{}
+	if errors.Is(e.resyncs.try(), errCannotResync) {
 		return nil // entries stay liberal on this kernel
 	}
-	all, err := liberalEntries(e.fastpath.Links())
-	if err != nil || len(all) == 0 {
-		return err
+	links, found := e.fastpath.Links(), 0
+	err := liberalEntries(func(t *Entry) bool {
+		r, ok := t.recovery(links)
+		if !ok && (links[t.original.from.Addr()] != 0 || t.isMasqueraded()) {
+			return true // no agent accelerates it
+		}
+		next := &recovery{Recovery: r}
+		if !ok {
+			next.Flow, next.entry = datapath.Flow{Pod: t.original.from, Peer: t.original.to, Protocol: unix.IPPROTO_TCP}, t
+		}
+		if e.unrecovered[next.Flow] || e.recovering[next.Flow] != nil {
+			return true
+		}
+		if !e.keep(next) {
+			return false
+		}
+		found++
+		return true
+	})
+	if err != nil {
+		e.searchLater()
 	}
-	e.fastpath.DropForged() // no event announces entries that are liberal already
-	for _, r := range all {
-		e.recovering[r.Flow] = &recovery{Recovery: r}
-		e.fastpath.Attach(r.Link)
+	if found > 0 {
+		e.fastpath.DropForged() // no event announces entries that are liberal already
+		e.log.Info("conntrack entries are still liberal from an earlier agent; recovering them", "connections", found)
 	}
-	e.log.Info("conntrack entries are still liberal from an earlier agent; recovering them", "connections", len(all))
-	return nil
+	return err
+}
+
+// searchLater schedules a search for liberal entries, unless there will be one.
+func (e *Entries) searchLater() {
+	if e.searchAt.IsZero() {
+		e.searchAt = time.Now().Add(searchAgain)
+	}
+}
+
+// keep schedules the recovery of a connection. If there is no room for it, it schedules a search instead, and returns false.
+func (e *Entries) keep(r *recovery) bool {
+	if len(e.recovering) >= recoverMost {
+		e.searchLater()
+		return false
+	}
+	e.recovering[r.Flow] = r
+	return true
 }
 
 // recoverLater schedules the recovery of a connection whose flow was forgotten without its sequence numbers, so that its entry
@@ -150,13 +196,31 @@ func (e *Entries) recoverLater(flow datapath.Flow) error {
 		return err
 	}
 	if r, ok := is.recovery(e.fastpath.Links()); ok && r.Flow == flow {
-		e.recovering[flow] = &recovery{Recovery: r, resting: true}
+		e.keep(&recovery{Recovery: r, resting: true})
 	}
 	return nil
 }
 
+// locate finds the pod of a connection of which it is unknown which end is a pod of this node. Until then it asks for both ends.
+func (e *Entries) locate(r *recovery, links map[netip.Addr]int) {
+	is, ok := r.entry.recovery(links)
+	if !ok {
+		e.fastpath.Locate(r.entry.original.from.Addr())
+		e.fastpath.Locate(r.entry.reply.from.Addr())
+		return
+	}
+	delete(e.recovering, r.Flow)
+	r.Recovery, r.entry, r.tries = is, nil, 0
+	e.recovering[r.Flow] = r
+}
+
 // Recover runs one round of recovery.
 func (e *Entries) Recover() error {
+	if !e.searchAt.IsZero() && time.Now().After(e.searchAt) {
+		if err := e.FindLiberal(); err != nil {
+			return err
+		}
+	}
 	if len(e.recovering) == 0 {
 		return nil
 	}
@@ -166,8 +230,15 @@ func (e *Entries) Recover() error {
 	}
 	defer k.close()
 	var first error
-	failed, began := 0, time.Now()
-	for flow, r := range e.recovering {
+	failed, located, began := 0, 0, time.Now()
+	links := e.fastpath.Links()
+	for _, r := range slices.Collect(maps.Values(e.recovering)) { // in no order
+		if r.entry != nil {
+			if located++; located > locateMost {
+				continue
+			}
+			e.locate(r, links)
+		}
 		e.fastpath.Attach(r.Link)
 		if time.Since(began) > recoverRound {
 			continue
@@ -177,14 +248,14 @@ func (e *Entries) Recover() error {
 		}
 		done, err := e.recoverOne(k, r)
 		if r.tries++; done || r.tries == recoverTries {
-			delete(e.recovering, flow)
+			delete(e.recovering, r.Flow)
 			if !done || err != nil {
-				e.unrecovered[flow] = true
+				e.giveUp(r.Flow)
 			}
 		}
 		if err != nil {
 			failed++
-			first = cmp.Or(first, fmt.Errorf("%s to %s: %w", flow.Pod, flow.Peer, err))
+			first = cmp.Or(first, fmt.Errorf("%s to %s: %w", r.Pod, r.Peer, err))
 		}
 	}
 	if failed > 1 {
@@ -193,23 +264,33 @@ func (e *Entries) Recover() error {
 	return first
 }
 
-// AnyLeft reports whether any connection of a killed agent is still liberal, because its recovery is under way or has failed.
+// giveUp records that a connection could not be recovered. If there is no room for it, a later search finds it again.
+func (e *Entries) giveUp(flow datapath.Flow) {
+	if len(e.unrecovered) >= recoverMost {
+		e.searchLater()
+		return
+	}
+	e.unrecovered[flow] = true
+}
+
+// AnyLeft reports whether any connection of a killed agent may still be liberal, because its recovery is under way or has failed,
+// or it was not found yet. Each call looks up a few of those that could not be recovered, and forgets what has ended.
 func (e *Entries) AnyLeft() bool {
-	if len(e.recovering) > 0 {
-		return true
-	}
-	for flow := range e.unrecovered {
-		if is, err := Find(flow); err != nil || is != nil && is.leftLiberal() {
-			return true
+	looked := 0
+	for flow := range e.unrecovered { // in no order
+		if looked++; looked > pruneMost {
+			break
 		}
-		delete(e.unrecovered, flow)
+		if is, err := Find(flow); err == nil && (is == nil || !is.leftLiberal()) {
+			delete(e.unrecovered, flow)
+		}
 	}
-	return false
+	return len(e.recovering) > 0 || len(e.unrecovered) > 0 || !e.searchAt.IsZero()
 }
 
 // recoverOne tries once to recover a connection, and returns whether another try is pointless.
 func (e *Entries) recoverOne(k *keepalives, r *recovery) (done bool, err error) {
-	if !e.fastpath.Attached(r.Link) || k.macs[r.Pod.Addr()] == nil {
+	if r.entry != nil || !e.fastpath.Attached(r.Link) || k.macs[r.Pod.Addr()] == nil {
 		return false, nil
 	}
 	is, err := Find(r.Flow)

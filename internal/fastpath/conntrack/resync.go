@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -232,8 +233,8 @@ type resyncs struct {
 	mu   sync.Mutex
 	r    *resyncer
 	used bool
-	// unsupported is set once newResyncer has failed.
-	unsupported bool
+	// supported is set once newResyncer has succeeded, and unsupported once it has failed for lack of a feature.
+	supported, unsupported bool
 }
 
 var errCannotResync = errors.New("conntrack cannot be resynchronised")
@@ -247,12 +248,23 @@ func (a *resyncs) do(fn func(*resyncer) error) (err error) {
 	}
 	if a.r == nil {
 		if a.r, err = newResyncer(); err != nil {
+			if a.supported || isTemporary(err) {
+				return err
+			}
 			a.unsupported = true
 			return fmt.Errorf("%w: %w", errCannotResync, err)
 		}
+		a.supported = true
 	}
 	a.used = true
 	return fn(a.r)
+}
+
+// isTemporary reports whether an error tells of a lack of memory, descriptors or a free place, and not of a missing feature. Only one
+// eBPF program fits at each priority of a hook: the place may still have that of another agent, which is ending.
+func isTemporary(err error) bool {
+	return slices.ContainsFunc([]error{unix.EBUSY, unix.ENOMEM, unix.ENOBUFS, unix.ENOSPC, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR},
+		func(is error) bool { return errors.Is(err, is) })
 }
 
 // try returns nil, or why conntrack cannot be resynchronised.
