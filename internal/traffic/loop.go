@@ -3,7 +3,6 @@
 package traffic
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -333,8 +332,8 @@ func (l *loopAsk) begin(f *flow) error {
 func (l *loopAsk) next(f *flow, now int64) error {
 	f.seq++
 	f.got, f.begun, f.rest = 0, now, f.out
-	if l.spec.numbered() {
-		binary.LittleEndian.PutUint64(f.out, f.seq)
+	if l.spec.UDP {
+		putNumber(f.out, f.seq)
 	}
 	_, err := l.push(f)
 	return err
@@ -349,7 +348,7 @@ func (l *loopAsk) ready(f *flow, _ uint32) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("round trip: %w", err)
-	case l.spec.UDP && l.spec.numbered() && binary.LittleEndian.Uint64(f.in) != f.seq:
+	case l.spec.UDP && (n == 0 || !hasNumber(f.in, f.seq)):
 		return nil
 	case n == 0 && !l.spec.UDP:
 		return fmt.Errorf("round trip: %w", io.ErrUnexpectedEOF)
