@@ -41,9 +41,12 @@ type flow struct {
 	// full the time since when the connection has had no room for it.
 	seq              uint64
 	due, begun, full int64
-	// finished means that a sender under load has sent everything. answered counts the answers.
+	// Of a sender under load: first is when its first message is due, and finished means that it has sent everything. answered counts
+	// the answers, and seen recognises their duplicates.
+	first    int64
 	finished bool
 	answered uint64
+	seen     *arrivals
 }
 
 // looped is one end of one kind of traffic on a loop.
@@ -69,7 +72,7 @@ func (l *loop) looped(client bool) looped {
 	case l.spec.Kind == PingPong && client:
 		return &loopAsk{loop: l}
 	case l.spec.Kind == UnderLoad && client:
-		return &loopLoad{loop: l, timer: -1}
+		return &loopLoad{loop: l, timer: -1, next: math.MaxInt64, queue: make([]*flow, len(l.flows))}
 	}
 	return loopEcho{&loopServer{loop: l}}
 }
