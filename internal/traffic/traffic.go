@@ -355,7 +355,9 @@ func (e *End) result() (record.Endpoint, error) {
 		out.Seconds += seconds / float64(len(e.conns))
 		out.Bytes += bytes
 		// Each connection has its own edges, so add up rates: bytes over a common time would be wrong.
-		out.BitsPerSecond += float64(bytes) * 8 / seconds
+		if seconds > 0 { // a client whose requests others have made may end as its window begins
+			out.BitsPerSecond += float64(bytes) * 8 / seconds
+		}
 		out.Messages += c.to.messages - c.from.messages
 		out.Lost += c.to.lost - c.from.lost
 		out.Retransmits += c.to.retransmits - c.from.retransmits
