@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"slipstream.dev/internal/place"
 	"slipstream.dev/internal/record"
 	"slipstream.dev/internal/spec"
 	"slipstream.dev/internal/traffic"
@@ -30,12 +31,12 @@ import (
 const (
 	// toolPatience limits how long a tool's server may take until it listens, and how long a client may run after its time.
 	toolPatience = 10 * time.Second
-	// preparePatience limits how long a command that prepares a server may take: a database for 1024 connections has 15 GB.
-	preparePatience = 5 * time.Minute
 	// acceptEvery is the interval between attempts to connect to a server that does not print when it listens.
 	acceptEvery = 10 * time.Millisecond
 	// toolOutput limits the output of a tool that is kept, in bytes.
 	toolOutput = 16 << 20
+	// toolLogs limits what is kept of its logs, so that its output, which comes first, and they fit.
+	toolLogs = toolOutput - 1<<20
 )
 
 // toolEnd is one end of a pair whose traffic another tool generates.
@@ -138,7 +139,7 @@ func serveTool(ctx context.Context, tool tools.Tool, w spec.Workload, at netip.A
 
 // prepare runs commands in the folder of an application's server, one after another.
 func (t *toolEnd) prepare(ctx context.Context, commands [][]string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, preparePatience, fmt.Errorf("still running after %s", preparePatience))
+	ctx, cancel := context.WithTimeoutCause(ctx, place.PrepareWait, fmt.Errorf("still running after %s", place.PrepareWait))
 	defer cancel()
 	for _, argv := range commands {
 		c := &toolEnd{argv: argv, home: t.home, output: new(capture)}
