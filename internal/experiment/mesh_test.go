@@ -318,3 +318,52 @@ func TestMeshOfPreparedApplications(t *testing.T) {
 		}
 	})
 }
+
+// TestMeshEndsEarly: the window of a number of requests ends with the last client, also if one could not begin.
+func TestMeshEndsEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, exp := newFake(4), meshOf(t, 4)
+		exp.Spec.Workloads = []spec.Workload{requests()}
+		f.waits, f.takes = true, time.Second
+		f.refuses = func(at string, use place.Use) bool { return use == place.ForTraffic && strings.HasPrefix(at, "node2") }
+		trials, err := measure(t, t.Context(), f, exp, new(memory), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tr := range trials {
+			if tr.Took > 30 {
+				t.Errorf("trial %d took %.0f s, as long as it may", tr.Order, tr.Took)
+			}
+		}
+	})
+}
+
+// TestMeshWithAnUnsampledNode: without what a machine's CPUs did, a trial has no CPU time per gigabyte, unless the machine had no
+// traffic.
+func TestMeshWithAnUnsampledNode(t *testing.T) {
+	for name, fails := range map[string]string{"no sample": "sample", "no traffic either": ""} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFake(4)
+				f.apart = true
+				f.fail = func(call, at string) error {
+					if strings.HasPrefix(at, "node2") && call != "describe" && (fails == "" || call == fails) {
+						return errors.New("no " + call)
+					}
+					return nil
+				}
+				trials, err := measure(t, t.Context(), f, meshOf(t, 4), new(memory), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, tr := range trials {
+					_, bad := links([]record.Trial{tr})
+					_, known := tr.Metrics[metrics.CPUPerGB]
+					if known != (fails == "") || tr.Metrics[metrics.Throughput] == 0 || len(tr.Hosts) != 3 || len(bad) > 0 != (fails == "") {
+						t.Errorf("trial %d: %v, with %d hosts, bad %v", tr.Order, tr.Metrics, len(tr.Hosts), bad)
+					}
+				}
+			})
+		})
+	}
+}

@@ -184,6 +184,16 @@ func cpuMetrics(spec *spec.Traffic, t *record.Trial, m map[string]float64, bytes
 	}
 }
 
+// leaveOutCPUs removes what cpuMetrics fills in.
+func leaveOutCPUs(m map[string]float64) {
+	for _, name := range []string{
+		metrics.CPUPerGB, metrics.SoftirqPerGB, metrics.InterruptsPerGB,
+		metrics.CPUPerMessage, metrics.InterruptsPerMessage, metrics.SwitchesPerMessage,
+	} {
+		delete(m, name)
+	}
+}
+
 // busyTime returns how long a core was busy, for a sum over cores. Idle time may be off by a tick at each edge of the window, so an
 // idle core may seem to have been busy for less than nothing. Such errors cancel out in a sum, but only if no core is rounded up
 // to 0, as CPU.Busy is.
