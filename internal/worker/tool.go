@@ -323,7 +323,8 @@ func (t *toolEnd) warmUp(ctx context.Context, app tools.Application, window traf
 	return nil
 }
 
-// readLogs appends the logs that an application's client has left in its folder to its output.
+// readLogs appends the logs that an application's client has left in its folder to its output. Of logs that are too long it appends
+// every second line, or fewer: their beginning alone would say nothing about the end of the window.
 func (t *toolEnd) readLogs() error {
 	if t.home == nil {
 		return nil
@@ -334,13 +335,30 @@ func (t *toolEnd) readLogs() error {
 		if err != nil {
 			return fmt.Errorf("read the log of %s: %w", t.argv[0], err)
 		}
-		_, err = io.Copy(t.output, io.LimitReader(f, toolOutput/int64(len(logs))))
+		err = thin(t.output, f, toolLogs/int64(len(logs)))
 		f.Close()
 		if err != nil {
 			return fmt.Errorf("read the log of %s: %w", t.argv[0], err)
 		}
 	}
 	return nil
+}
+
+// thin copies a file to w, or every nth of its lines, so that about most bytes are copied.
+func thin(w io.Writer, f *os.File, most int64) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	n := info.Size()/most + 1
+	out, lines := bufio.NewWriter(w), bufio.NewScanner(io.LimitReader(f, info.Size()))
+	for i := int64(0); lines.Scan(); i++ {
+		if i%n == 0 {
+			_, _ = out.Write(lines.Bytes()) // Flush returns the error
+			_ = out.WriteByte('\n')
+		}
+	}
+	return errors.Join(lines.Err(), out.Flush())
 }
 
 func (t *toolEnd) name() string { return strings.Join(t.argv, " ") }
