@@ -44,6 +44,10 @@ func (s Spec) visit(to netip.AddrPort, c *conn, r *run) error {
 		if due >= r.To {
 			break
 		}
+		if c.from.at == 0 && due > r.From { // the edge is not that of the next user
+			r.await(r.From, sleeper{}, false)
+			c.mark(r, r.now())
+		}
 		r.await(due, sleeper{}, false)
 		if r.stopped.Load() {
 			break

@@ -223,13 +223,16 @@ func (l *loopLoad) tend(f *flow, now int64) error {
 }
 
 // sleep returns how long the poller may wait: 0 if the next message is due shortly or Spec.Busy is set, and otherwise
-// stallCheck, with the timer set to wake it earlier for that message.
+// stallCheck, with the timer set to wake it earlier for that message or for an edge of the window.
 func (l *loopLoad) sleep(now int64) (time.Duration, bool, error) {
-	at := l.next - int64(spin)
-	if l.next == math.MaxInt64 {
+	at := l.edge
+	if l.next != math.MaxInt64 {
+		if at = min(at, l.next-int64(spin)); l.spec.Busy || at <= now {
+			return 0, l.r.stopped.Load(), nil
+		}
+	}
+	if at == math.MaxInt64 {
 		at = 0 // none
-	} else if l.spec.Busy || at <= now {
-		return 0, l.r.stopped.Load(), nil
 	}
 	if at != l.set {
 		l.set = at

@@ -183,6 +183,17 @@ func (c *conn) mark(r *run, now int64) {
 	}
 }
 
+// passed records the edge of the window that lies before a time up to which everything has been counted, with the edge's own time:
+// at a low rate the next message may come long after it.
+func (c *conn) passed(r *run, counted int64) {
+	switch {
+	case c.from.at == 0 && counted >= r.From:
+		c.mark(r, r.From)
+	case c.to.at == 0 && counted >= r.To:
+		c.mark(r, r.To)
+	}
+}
+
 // edge returns the counts of a connection, for the time now.
 func (c *conn) edge(now int64) edge {
 	return edge{

@@ -227,6 +227,7 @@ func (s Spec) replies(c *conn, r *run, p *pace) (answered uint64, err error) {
 		now := r.now()
 		switch {
 		case errors.Is(err, errStalled):
+			c.passed(r, now)
 		case err != nil && now < r.To:
 			return answered, fmt.Errorf("receive: %w", err)
 		case err != nil, n == 0 && !s.UDP:
@@ -241,7 +242,9 @@ func (s Spec) replies(c *conn, r *run, p *pace) (answered uint64, err error) {
 				continue
 			}
 			got = 0
-			if at := s.stamped(in); at >= r.From && at < r.To {
+			at := s.stamped(in)
+			c.passed(r, at)
+			if at >= r.From && at < r.To {
 				answered++
 				c.record(now - at)
 			}

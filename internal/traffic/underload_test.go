@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -113,6 +114,42 @@ func TestPhasesOfPages(t *testing.T) {
 	}
 	if spread := slices.Max(after) - slices.Min(after); spread < int64(interval/20) {
 		t.Errorf("the first users came %d ns after the start", after)
+	}
+}
+
+// TestEdgesBetweenMessages checks that the window has its length even if no message comes near its edges.
+func TestEdgesBetweenMessages(t *testing.T) {
+	for name, spec := range map[string]Spec{
+		"TCP": {Kind: UnderLoad, Size: 64}, "TCP on a loop": {Kind: UnderLoad, Size: 64, EventLoop: true},
+		"UDP": {Kind: UnderLoad, Size: 64, UDP: true}, "UDP on a loop": {Kind: UnderLoad, Size: 64, UDP: true, EventLoop: true},
+		"page": {Kind: HTTP, Size: 1000, Page: true, EventLoop: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const warmup, window = 70 * time.Millisecond, 325 * time.Millisecond // no multiples of stallCheck
+			spec.Connections, spec.Rate = 1, 10
+			// Another process may have the CPU at an edge, but not three times in a row.
+			testenv.Retry(t, 3, func() error {
+				ce, se := ends(t, spec)
+				defer ce.Close()
+				defer se.Close()
+				start := Now() + int64(5*time.Millisecond)
+				w := Window{start, start + int64(warmup), start + int64(warmup+window)}
+				served := make(chan error, 1)
+				go func() {
+					_, err := se.Run(t.Context(), w, func(Progress) {})
+					served <- err
+				}()
+				client, err := ce.Run(t.Context(), w, func(Progress) {})
+				err = errors.Join(err, <-served)
+				if off := client.Seconds - window.Seconds(); err == nil && (off < -0.003 || off > 0.003) {
+					err = fmt.Errorf("a window of %.4f s", client.Seconds)
+				}
+				if err == nil && (client.Messages < 2 || client.Messages > 4) {
+					err = fmt.Errorf("%d messages, want about 3", client.Messages)
+				}
+				return err
+			})
+		})
 	}
 }
 
